@@ -1,0 +1,70 @@
+# A thin front: CMake builds, pip installs, scripts do the rest.
+#
+#   make train_llama3   builds the program for the device found (PLATFORM=cpu|amd|nvidia overrides), prepares the text
+#   make test           sets up and runs the tests: about ten minutes on two cores
+#   make test-all       the same, then everything once more under ASan and UBSan
+#   make sanitize       only the latter
+#   make bench-cpu      tokens/s and peak memory beside PyTorch, same model and batch, two threads
+#   make reference      the reference tensors that the C code is checked against
+#   make format         clang-format and ruff, as the tests want it
+PLATFORM ?= auto
+PYTHON   ?= python3
+TORCH    ?= torch==2.13.0
+BUILD     = build/$(PLATFORM)
+VENV      = .venv/bin/python
+PIP       = $(VENV) -m pip --disable-pip-version-check --quiet install
+
+.PHONY: train_llama3 test test-all sanitize bench-cpu reference format clean packages text native
+
+train_llama3: packages text
+	cmake -S . -B $(BUILD) -DLLAMAC_PLATFORM=$(PLATFORM)
+	cmake --build $(BUILD) --parallel --target train_llama3
+	ln -sf $(BUILD)/train_llama3 train_llama3
+
+test: train_llama3 native reference
+	cmake --build $(BUILD) --parallel
+	ctest --test-dir $(BUILD) --output-on-failure
+	LLAMAC_BUILD=$(BUILD) $(VENV) -m pytest -q tests
+
+test-all: test sanitize
+
+sanitize: train_llama3 .venv/test reference
+	cmake -S . -B build/sanitize -DLLAMAC_PLATFORM=cpu -DLLAMAC_SANITIZE=address
+	cmake --build build/sanitize --parallel
+	ctest --test-dir build/sanitize --output-on-failure
+	LLAMAC_BUILD=build/sanitize $(VENV) -m pytest -q tests -m program
+
+bench-cpu: train_llama3 .venv/test
+	$(VENV) dev/bench_cpu.py
+
+reference: .venv/test
+	$(VENV) train_llama3.py
+
+format: .venv/test
+	.venv/bin/clang-format -i $$(git ls-files '*.cpp' '*.h' '*.hip')
+	.venv/bin/ruff check --fix . && .venv/bin/ruff format .
+
+clean:
+	rm -rf build train_llama3
+
+packages:
+	dev/packages.sh
+
+text: .venv/run
+	$(VENV) dev/data/stdlib.py
+
+# The Python package with its compiled module, as `pip install -e .` gives it to a user.
+native: .venv/test packages
+	$(PIP) --no-build-isolation --no-deps -e .
+
+.venv/run: pyproject.toml | packages
+	$(PYTHON) -m venv .venv
+	$(PIP) 'pip>=25.1'
+	$(PIP) --group run
+	touch $@
+
+# A torch that is there already is kept: pip would replace a ROCm build by a CUDA one.
+.venv/test: .venv/run
+	$(VENV) -c 'import torch' 2>/dev/null || $(PIP) $(TORCH)
+	$(PIP) --group test
+	touch $@

@@ -1,0 +1,50 @@
+// Philox4x32-10: a counter-based random number, Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC11.
+// The same (seed, step, stream, element) gives the same bits on every device, whatever the number of threads.
+#pragma once
+#include <cmath>
+
+#include "platform/hip.h"
+
+namespace llamac {
+
+struct Philox {
+    uint32_t word[4];
+};
+
+// Streams: parameter k has 4k for its weight, 4k+1 and 4k+2 for its moments; sampling has the last one.
+constexpr uint32_t sampling_stream = 0xffffffffu;
+
+__host__ __device__ inline Philox philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
+    uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+    for (int round = 0; round < 10; round++) {
+        const uint64_t p0 = uint64_t{0xD2511F53u} * c0, p1 = uint64_t{0xCD9E8D57u} * c2;
+        c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
+        c1 = static_cast<uint32_t>(p1);
+        c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
+        c3 = static_cast<uint32_t>(p0);
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return {{c0, c1, c2, c3}};
+}
+
+// The four words that elements 4*block .. 4*block+3 share.
+__host__ __device__ inline Philox random_block(uint64_t seed, uint32_t step, uint32_t stream, int64_t block) {
+    return philox(seed, static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), stream, step);
+}
+
+// In (0, 1): never 0, so that its logarithm is finite.
+__host__ __device__ inline double uniform(uint32_t word) {
+    return (word + 0.5) * (1.0 / 4294967296.0);
+}
+
+// Standard normal number of one element: Box and Muller on a pair of words, in double, rounded to float.
+__host__ __device__ inline float random_normal(uint64_t seed, uint32_t step, uint32_t stream, int64_t element) {
+    const Philox p = random_block(seed, step, stream, element / 4);
+    const int pair = static_cast<int>(element % 4) & 2;
+    const double radius = sqrt(-2.0 * log(uniform(p.word[pair])));
+    const double angle = 6.283185307179586476925286766559 * uniform(p.word[pair + 1]);
+    return static_cast<float>(radius * (element % 2 ? sin(angle) : cos(angle)));
+}
+
+}  // namespace llamac

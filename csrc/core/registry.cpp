@@ -1,0 +1,346 @@
+#include "core/registry.h"
+
+#include <algorithm>
+#include <cctype>
+#include <chrono>
+
+namespace llamac {
+namespace {
+
+std::vector<Operation*>& table() {
+    static std::vector<Operation*> t;  // constructed on first use: registration runs before main()
+    return t;
+}
+Observer observer = nullptr;
+
+// Descriptions are ours: a wrong one is a bug, found when the program starts.
+[[noreturn]] void bad_description(const std::string& what) {
+    std::fprintf(stderr, "llamac: bad operation description: %s\n", what.c_str());
+    std::abort();
+}
+
+struct Parser {
+    const char* text;
+    const char* at;
+
+    void skip_space() {
+        while (*at == ' ') at++;
+    }
+    bool eat(const char* token) {
+        skip_space();
+        const size_t n = std::strlen(token);
+        if (std::strncmp(at, token, n) != 0) return false;
+        at += n;
+        return true;
+    }
+    void need(const char* token) {
+        if (!eat(token)) bad_description(std::string(text) + ": expected '" + token + "' at '" + at + "'");
+    }
+    std::string word() {
+        skip_space();
+        const char* begin = at;
+        while (std::isalnum(static_cast<unsigned char>(*at)) || *at == '_') at++;
+        if (begin == at) bad_description(std::string(text) + ": expected a name at '" + at + "'");
+        return {begin, at};
+    }
+    int number() {
+        skip_space();
+        int n = 0;
+        while (std::isdigit(static_cast<unsigned char>(*at))) n = 10 * n + (*at++ - '0');
+        return n;
+    }
+};
+
+int symbol_index(Operation& op, const std::string& symbol) {
+    const auto found = std::find(op.dimensions.begin(), op.dimensions.end(), symbol);
+    const int index = static_cast<int>(found - op.dimensions.begin());
+    if (found == op.dimensions.end()) op.dimensions.push_back(symbol);
+    return index;
+}
+
+// "2F", "HD/2", "N", or a plain number, which is a factor of the empty symbol.
+Dimension parse_dimension(Operation& op, Parser& p) {
+    Dimension d{};
+    if (const int factor = p.number()) d.factor = factor;
+    const bool symbol = std::isalpha(static_cast<unsigned char>(*p.at));
+    d.symbol = symbol ? symbol_index(op, p.word()) : -1;
+    if (p.eat("/")) d.divisor = p.number();
+    return d;
+}
+
+void parse_type(const Operation& op, Operand& o, const std::string& type) {
+    if (type.size() == 1 && std::strchr("TAGM", type[0])) o.type = type[0];
+    else if (type == "f32") o.dtype = DType::f32;
+    else if (type == "i32") o.dtype = DType::i32;
+    else bad_description(op.name + ": " + o.name + " has unknown type " + type);
+}
+
+void parse_operands(Operation& op, Parser& p, bool output) {
+    do {
+        Operand o{};
+        o.name = p.word();
+        o.output = output;
+        o.nullable = p.eat("?");
+        o.accumulated = p.eat("+=");
+        o.in_place = p.eat("~");
+        p.need(":");
+        parse_type(op, o, p.word());
+        p.need("[");
+        do o.shape.push_back(parse_dimension(op, p));
+        while (p.eat(","));
+        p.need("]");
+        o.strided = p.eat("strided");
+        o.positive = p.eat(">0");
+        if (p.eat("<")) o.bound = symbol_index(op, p.word());
+        if (o.shape.size() > Tensor::max_rank) bad_description(op.name + ": " + o.name + " has too many dimensions");
+        op.operands.push_back(o);
+    } while (p.eat(","));
+}
+
+void parse(Operation& op, const char* description) {
+    Parser p{description, description};
+    op.name = p.word();
+    p.need("(");
+    parse_operands(op, p, true);
+    op.outputs = static_cast<int>(op.operands.size());
+    p.need(";");
+    p.skip_space();
+    if (*p.at != ';') parse_operands(op, p, false);
+    if (p.eat(";")) {
+        do {
+            const std::string scalar = p.word();
+            p.need(":");
+            const std::string kind = p.word();
+            if (kind != "float" && kind != "int" && kind != "bool") bad_description(op.name + ": scalar type " + kind);
+            op.scalars.push_back({scalar, kind[0]});
+        } while (p.eat(","));
+    }
+    p.need(")");
+    const bool flag = std::any_of(op.scalars.begin(), op.scalars.end(),
+                                  [](const ScalarInfo& s) { return s.name == "accumulate" && s.kind == 'b'; });
+    for (const Operand& o : op.operands)
+        if (o.accumulated && !flag) bad_description(op.name + ": += wants the scalar accumulate: bool");
+}
+
+// What the type letters stand for in one entry or one call; -1: not bound yet.
+struct Types {
+    int T = -1, A = -1, G = -1, M = -1;
+
+    int& of(char letter) { return letter == 'T' ? T : letter == 'A' ? A : letter == 'G' ? G : M; }
+    // Binds the letter, or compares.
+    bool match(char letter, DType found) {
+        int& bound = of(letter);
+        if (bound < 0) bound = static_cast<int>(found);
+        return bound == static_cast<int>(found);
+    }
+};
+
+void check_entry(const Operation& op, const Variant& v, const Entry& e) {
+    const std::string where = op.name + " variant " + v.name;
+    if (e.operands.size() != op.operands.size()) bad_description(where + ": number of operands");
+    Types types;
+    for (size_t i = 0; i < e.operands.size(); i++) {
+        const Operand& o = op.operands[i];
+        const Slot& slot = e.operands[i];
+        if (slot.rank != static_cast<int>(o.shape.size())) bad_description(where + ": rank of " + o.name);
+        if (slot.is_const == o.output) bad_description(where + ": inputs are const, outputs are not: " + o.name);
+        if (o.type ? !types.match(o.type, slot.dtype) : slot.dtype != o.dtype) bad_description(where + ": type of " + o.name);
+    }
+    const bool wide = types.T == static_cast<int>(DType::f64);
+    if (types.A >= 0 && types.T >= 0 && types.A != static_cast<int>(wide ? DType::f64 : DType::f32))
+        bad_description(where + ": A is the arithmetic type of T");
+    std::string kinds;
+    for (const ScalarInfo& s : op.scalars) kinds += s.kind;
+    if (e.scalars != kinds) bad_description(where + ": scalars are " + e.scalars + ", described as " + kinds);
+}
+
+std::string dimension_text(const Operation& op, const Operand& o) {
+    std::string text = "[";
+    for (const Dimension& d : o.shape) {
+        if (text.size() > 1) text += ",";
+        if (d.factor != 1 || d.symbol < 0) text += std::to_string(d.factor);
+        if (d.symbol >= 0) text += op.dimensions[d.symbol];
+        if (d.divisor != 1) text += "/" + std::to_string(d.divisor);
+    }
+    return text + "]";
+}
+
+constexpr int max_dimensions = 12, max_operands = 16;
+
+// Binds the dimension letters to sizes, or compares.
+void bind_shape(const Operation& op, const Operand& o, const Tensor& t, int64_t* size) {
+    const std::string found = shape_text(t.shape, t.rank);
+    if (t.rank != static_cast<int>(o.shape.size()))
+        fail(op.name, ": ", o.name, " has shape ", found, ", expected ", dimension_text(op, o));
+    for (int d = 0; d < t.rank; d++) {
+        const Dimension& dim = o.shape[d];
+        const int64_t scaled = t.shape[d] * dim.divisor;
+        int64_t expected = dim.factor;
+        if (dim.symbol >= 0) {
+            if (size[dim.symbol] < 0 && scaled % dim.factor == 0) size[dim.symbol] = scaled / dim.factor;
+            expected *= size[dim.symbol];
+        }
+        if (scaled != expected)
+            fail(op.name, ": ", o.name, " has shape ", found, ", expected ", dimension_text(op, o), " with dimension ", d,
+                 " = ", expected / dim.divisor);
+    }
+}
+
+void check_strides(const Operation& op, const Operand& o, const Tensor& t) {
+    if (!o.strided && !t.contiguous()) fail(op.name, ": ", o.name, " must be contiguous");
+    if (o.strided && t.shape[t.rank - 1] > 1 && t.stride[t.rank - 1] != 1)
+        fail(op.name, ": ", o.name, " must have stride 1 in its last dimension");
+}
+
+void check_operand(const Operation& op, const Operand& o, const Tensor& t, int64_t* size, Types& types) {
+    if (!t.data && t.elements() != 0) {
+        if (!o.nullable) fail(op.name, ": ", o.name, " is missing");
+        return;
+    }
+    const int wanted = o.type ? types.of(o.type) : static_cast<int>(o.dtype);
+    if (o.type ? !types.match(o.type, t.dtype) : t.dtype != o.dtype)
+        fail(op.name, ": ", o.name, " is ", llamac::name(t.dtype), ", expected ", llamac::name(static_cast<DType>(wanted)));
+    bind_shape(op, o, t, size);
+    check_strides(op, o, t);
+}
+
+bool takes(const Entry& e, const Operation& op, const Tensor* tensors) {
+    for (size_t i = 0; i < op.operands.size(); i++)
+        if (tensors[i].data && tensors[i].dtype != e.operands[i].dtype) return false;
+    return true;
+}
+
+const Entry* entry_for(const Variant& v, const Call& call) {
+    if (v.supports && !v.supports(call)) return nullptr;
+    for (const Entry& e : v.entries)
+        if (takes(e, *call.op, call.tensor)) return &e;
+    return nullptr;
+}
+
+struct Choice {
+    const Variant* variant;
+    const Entry* entry;
+};
+Choice choose(const Operation& op, const Call& call, Where where, const char* variant) {
+    const Variant* wanted = op.selected;
+    for (const Variant& v : op.variants)
+        if (variant && std::strcmp(v.name, variant) == 0) wanted = &v;
+    if (variant && (!wanted || std::strcmp(wanted->name, variant) != 0)) fail(op.name, ": no variant ", variant);
+    for (const Variant& v : op.variants) {
+        if (wanted ? &v != wanted : v.where != where) continue;
+        if (const Entry* entry = entry_for(v, call)) return {&v, entry};
+    }
+    if (wanted) fail(op.name, ": variant ", wanted->name, " does not take these shapes, types or strides");
+    fail(op.name, ": no variant takes these shapes, types or strides");
+}
+
+}  // namespace
+
+Operation::Operation(const char* description, const char* summary_, std::vector<Variant> variants_,
+                     double (*flops_)(const Call&), double (*bytes_)(const Call&))
+    : summary(summary_), variants(std::move(variants_)), flops(flops_), bytes(bytes_) {
+    parse(*this, description);
+    if (dimensions.size() > max_dimensions || operands.size() > max_operands) bad_description(name + ": too large");
+    for (const Variant& v : variants)
+        for (const Entry& e : v.entries) check_entry(*this, v, e);
+    auto& all = table();
+    all.insert(std::upper_bound(all.begin(), all.end(), this,
+                                [](const Operation* a, const Operation* b) { return a->name < b->name; }),
+               this);
+}
+
+int64_t Call::operator[](const char* dimension) const {
+    for (size_t d = 0; d < op->dimensions.size(); d++)
+        if (op->dimensions[d] == dimension) return size[d];
+    bad_description(op->name + " has no dimension " + dimension);
+}
+
+const Tensor& Call::operand(const char* operand) const {
+    for (size_t i = 0; i < op->operands.size(); i++)
+        if (op->operands[i].name == operand) return tensor[i];
+    bad_description(op->name + " has no operand " + operand);
+}
+
+bool Call::flag(const char* name) const {
+    for (size_t i = 0; i < op->scalars.size(); i++)
+        if (op->scalars[i].name == name) return scalar[i].integer != 0;
+    bad_description(op->name + " has no scalar " + name);
+}
+
+const std::vector<Operation*>& operations() { return table(); }
+
+Operation& find_operation(const std::string& name) {
+    for (Operation* op : table())
+        if (op->name == name) return *op;
+    fail("no operation is called ", name, " (--list-kernels shows them)");
+}
+
+void select_kernel(const std::string& choice) {
+    const size_t equals = choice.find('=');
+    if (equals == std::string::npos) fail("--kernel ", choice, ": expected OPERATION=VARIANT");
+    Operation& op = find_operation(choice.substr(0, equals));
+    const std::string variant = choice.substr(equals + 1);
+    std::string known;
+    for (const Variant& v : op.variants) {
+        if (variant == v.name) {
+            op.selected = &v;
+            return;
+        }
+        known += std::string(known.empty() ? "" : ", ") + v.name;
+    }
+    fail("--kernel ", choice, ": ", op.name, " has no variant ", variant, ", expected one of ", known);
+}
+
+void list_kernels() {
+    for (const Operation* op : table()) {
+        std::printf("%s: %s\n", op->name.c_str(), op->summary);
+        for (const Variant& v : op->variants)
+            std::printf("  %-9s  %-6s  %s\n", v.name, v.where == Where::host ? "host" : "device", v.idea);
+    }
+}
+
+double least_flops(const Call& call) { return call.op->flops ? call.op->flops(call) : 0; }
+
+double least_bytes(const Call& call) {
+    if (call.op->bytes) return call.op->bytes(call);
+    double bytes = 0;
+    for (size_t i = 0; i < call.op->operands.size(); i++) {
+        const Operand& o = call.op->operands[i];
+        const bool accumulates = o.accumulated && call.flag("accumulate");
+        if (call.tensor[i].data) bytes += static_cast<double>(call.tensor[i].bytes()) * (o.in_place || accumulates ? 2 : 1);
+    }
+    return bytes;
+}
+
+void observe_runs(Observer o) { observer = o; }
+
+void run(const Operation& op, std::vector<Tensor> tensors, const std::vector<Scalar>& scalars, Queue queue,
+         const char* variant) {
+    if (tensors.size() != op.operands.size())
+        fail(op.name, ": expected ", op.operands.size(), " tensors, found ", tensors.size());
+    if (scalars.size() != op.scalars.size())
+        fail(op.name, ": expected ", op.scalars.size(), " scalars, found ", scalars.size());
+    int64_t size[max_dimensions];
+    std::fill(size, size + max_dimensions, -1);
+    Types types;
+    const size_t n = tensors.size(), outputs = static_cast<size_t>(op.outputs);
+    for (size_t k = 0; k < n; k++) {  // inputs bind the sizes, outputs are compared with them
+        const size_t i = (k + outputs) % n;
+        check_operand(op, op.operands[i], tensors[i], size, types);
+    }
+    const Call call{&op, tensors.data(), scalars.data(), size, queue.stream};
+    const Choice chosen = choose(op, call, queue.where, variant);
+    if (!observer) return chosen.entry->launch(call);
+    const auto begin = std::chrono::steady_clock::now();
+    chosen.entry->launch(call);
+    observer(call, *chosen.variant, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+}
+
+void run(const char* name, std::initializer_list<Tensor> outputs, std::initializer_list<Tensor> inputs,
+         std::initializer_list<Scalar> scalars, Queue queue) {
+    std::vector<Tensor> tensors(outputs);
+    tensors.insert(tensors.end(), inputs);
+    run(find_operation(name), std::move(tensors), scalars, queue);
+}
+
+}  // namespace llamac

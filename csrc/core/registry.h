@@ -1,0 +1,203 @@
+// One description an operation: checks, dispatch, listing, tests, benchmarks and the torch schema come from it.
+//
+//   "rmsnorm_backward(dx: T[N,C], dweight +=: G[C]; dout: T[N,C], x: T[N,C] strided, residual?: T[N,C]; eps: float)"
+//    name             outputs                       inputs                                               scalars
+//
+// Types:  T storage (f32, bf16, f64), A its arithmetic (f64 if T is, else f32), G a gradient's and M a moment's storage,
+//         or f32, i32 as they are.
+// Shapes: dimension letters (core/tensor.h), a factor or divisor allowed: 2F, HD/2.
+// Marks:  ?   may be null
+//         +=  added to where the scalar `accumulate` is true, else written
+//         ~   read and written in place
+//         strided  any strides but the last dimension's, which is 1; all others are contiguous
+//         <V  (after an i32 input) values lie in [0, V);  >0  values are positive
+#pragma once
+#include <initializer_list>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace llamac {
+
+struct Scalar {
+    double real;
+    int64_t integer;
+    Scalar(double v) : real(v), integer(static_cast<int64_t>(v)) {}
+    Scalar(int64_t v) : real(static_cast<double>(v)), integer(v) {}
+    Scalar(int v) : Scalar(static_cast<int64_t>(v)) {}
+    Scalar(bool v) : Scalar(static_cast<int64_t>(v)) {}
+};
+
+struct Operation;
+
+// A call that has passed the checks: operands in the description's order (outputs first), sizes by dimension.
+struct Call {
+    const Operation* op;
+    const Tensor* tensor;
+    const Scalar* scalar;
+    const int64_t* size;
+    hipStream_t stream;
+
+    int64_t operator[](const char* dimension) const;   // call["HD"]
+    const Tensor& operand(const char* operand) const;  // call.operand("x")
+    bool flag(const char* name) const;                 // call.flag("accumulate")
+};
+
+enum class Where : uint8_t { host, device };
+
+// A launcher's signature, read off its C++ type: what each operand's View holds.
+struct Slot {
+    DType dtype;
+    int rank;
+    bool is_const;
+};
+struct Entry {
+    void (*launch)(const Call&);
+    std::vector<Slot> operands;
+    std::string scalars;  // a letter each: 'f' float or double, 'i' int64_t, 'b' bool
+};
+
+struct Variant {
+    const char* name;  // "reference", "cpu", or the kernel's number
+    const char* idea;
+    Where where;
+    std::vector<Entry> entries;              // one for each combination of storage types
+    bool (*supports)(const Call&) = nullptr;  // null: every call that passes the checks
+};
+
+struct Dimension {
+    int symbol;  // index into Operation::dimensions
+    int factor = 1, divisor = 1;
+};
+struct Operand {
+    std::string name;
+    char type;    // 'T', 'A', 'G', 'M', or 0: dtype
+    DType dtype;  // where type is 0
+    std::vector<Dimension> shape;
+    bool output = false, nullable = false, accumulated = false, in_place = false, strided = false, positive = false;
+    int bound = -1;  // the dimension that limits an index operand's values
+};
+struct ScalarInfo {
+    std::string name;
+    char kind;  // as in Entry::scalars
+};
+
+struct Operation {
+    // variants: in order of preference. flops, bytes: the least a call must do; null: none, and each operand once.
+    Operation(const char* description, const char* summary, std::vector<Variant> variants,
+              double (*flops)(const Call&) = nullptr, double (*bytes)(const Call&) = nullptr);
+    Operation(const Operation&) = delete;
+
+    std::string name;
+    const char* summary;
+    std::vector<Operand> operands;  // outputs, then inputs
+    int outputs = 0;
+    std::vector<ScalarInfo> scalars;
+    std::vector<std::string> dimensions;
+    std::vector<Variant> variants;
+    double (*flops)(const Call&);
+    double (*bytes)(const Call&);
+    const Variant* selected = nullptr;  // by select_kernel
+};
+
+// All operations by name; they register themselves before main().
+const std::vector<Operation*>& operations();
+// Throws Error where there is no such operation.
+Operation& find_operation(const std::string& name);
+// choice: "rmsnorm_forward=2", as --kernel takes it.
+void select_kernel(const std::string& choice);
+void list_kernels();
+
+struct Queue {
+    Where where = Where::host;
+    hipStream_t stream = nullptr;
+};
+
+// Checks shapes, types and strides, picks the variant (`variant`, else the selected one, else the first that supports
+// the call) and runs it. Throws Error with the operation, the operand, what was expected and what was found.
+void run(const Operation& op, std::vector<Tensor> tensors, const std::vector<Scalar>& scalars, Queue queue = {},
+         const char* variant = nullptr);
+// run("rmsnorm_forward", {out, rstd}, {x, weight}, {eps}): what the model calls.
+void run(const char* name, std::initializer_list<Tensor> outputs, std::initializer_list<Tensor> inputs,
+         std::initializer_list<Scalar> scalars = {}, Queue queue = {});
+
+// What a call must at least move and compute, by its description.
+double least_bytes(const Call& call);
+double least_flops(const Call& call);
+
+// Called after each run, where set: --profile collects its times here.
+using Observer = void (*)(const Call& call, const Variant& variant, double seconds);
+void observe_runs(Observer observer);
+
+namespace detail {
+
+template <class P>
+struct Parameter;
+template <class T, int R>
+struct Parameter<View<T, R>> {
+    static void describe(Entry& e) {
+        e.operands.push_back({dtype_of<std::remove_const_t<T>>(), R, std::is_const_v<T>});
+    }
+    static View<T, R> take(const Call& c, int& operand, int&) {
+        const Tensor& t = c.tensor[operand++];
+        View<T, R> v{static_cast<T*>(t.data), {}, {}};
+        for (int d = 0; d < R; d++) v.shape[d] = t.shape[d], v.stride[d] = t.stride[d];
+        return v;
+    }
+};
+template <class P, char Letter>
+struct ScalarParameter {
+    static void describe(Entry& e) { e.scalars += Letter; }
+    static P take(const Call& c, int&, int& scalar) {
+        const Scalar& s = c.scalar[scalar++];
+        return static_cast<P>(Letter == 'f' ? s.real : static_cast<double>(s.integer));
+    }
+};
+template <>
+struct Parameter<float> : ScalarParameter<float, 'f'> {};
+template <>
+struct Parameter<double> : ScalarParameter<double, 'f'> {};
+template <>
+struct Parameter<bool> : ScalarParameter<bool, 'b'> {};
+template <>
+struct Parameter<int64_t> {
+    static void describe(Entry& e) { e.scalars += 'i'; }
+    static int64_t take(const Call& c, int&, int& scalar) { return c.scalar[scalar++].integer; }
+};
+template <>
+struct Parameter<hipStream_t> {
+    static void describe(Entry&) {}
+    static hipStream_t take(const Call& c, int&, int&) { return c.stream; }
+};
+
+template <auto F>
+struct Launcher;
+template <class... P, void (*F)(P...)>
+struct Launcher<F> {
+    static void launch(const Call& c) {
+        int operand = 0, scalar = 0;
+        // Braces: evaluated left to right.
+        std::tuple<P...> arguments{Parameter<P>::take(c, operand, scalar)...};
+        std::apply(F, arguments);
+    }
+    static Entry entry() {
+        Entry e{&launch, {}, {}};
+        (Parameter<P>::describe(e), ...);
+        return e;
+    }
+};
+
+}  // namespace detail
+
+// entries<f<float>, f<bf16>, f<double>>(): functions that take Views in the description's order, then its scalars,
+// then, where they need it, the stream.
+template <auto... F>
+std::vector<Entry> entries() {
+    return {detail::Launcher<F>::entry()...};
+}
+
+}  // namespace llamac

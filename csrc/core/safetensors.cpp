@@ -1,0 +1,244 @@
+#include "core/safetensors.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+
+namespace llamac {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t max_header = 100'000'000;  // the limit of the format's own library
+
+// By DType.
+constexpr const char* dtype_names[] = {"F32", "BF16", "F64", "I32"};
+
+const json& field(const json& entry, const char* key, const std::string& where) {
+    const auto found = entry.find(key);
+    if (found == entry.end()) fail(where, ": expected ", key, ", found none");
+    return *found;
+}
+
+// A non-negative integer below 2^63.
+int64_t integer(const json& value, const std::string& where) {
+    constexpr uint64_t most = std::numeric_limits<int64_t>::max();
+    if (!value.is_number_unsigned() || value.get<uint64_t>() > most)
+        fail(where, ": expected an integer from 0 to 2^63-1, found ", excerpt(value));
+    return value.get<int64_t>();
+}
+
+DType parse_dtype(const json& value, const std::string& where) {
+    for (DType t : {DType::f32, DType::bf16, DType::f64, DType::i32})
+        if (value == dtype_names[static_cast<int>(t)]) return t;
+    fail(where, ": dtype: expected F32, BF16, F64 or I32, found ", excerpt(value));
+}
+
+std::vector<int64_t> parse_shape(const json& value, const std::string& where) {
+    if (!value.is_array()) fail(where, ": shape: expected a list, found ", excerpt(value));
+    if (value.size() > Tensor::max_rank)
+        fail(where, ": shape: expected at most ", Tensor::max_rank, " dimensions, found ", value.size());
+    std::vector<int64_t> shape;
+    for (const json& size : value) shape.push_back(integer(size, where + ": shape"));
+    return shape;
+}
+
+// Bytes of a tensor. A size of 0 counts as 1 in the test for overflow: strides are products without it.
+int64_t bytes_of(const std::vector<int64_t>& shape, DType dtype, const std::string& where) {
+    int64_t product = size_of(dtype);
+    bool empty = false;
+    for (int64_t size : shape) {
+        if (__builtin_mul_overflow(product, std::max<int64_t>(size, 1), &product))
+            fail(where, ": shape: expected less than 2^63 bytes, found ",
+                 shape_text(shape.data(), static_cast<int>(shape.size())));
+        empty |= size == 0;
+    }
+    return empty ? 0 : product;
+}
+
+SafetensorsFile::Entry parse_entry(const std::string& name, const json& value, const uint8_t* data,
+                                   int64_t data_bytes, const std::string& where) {
+    if (!value.is_object()) fail(where, ": expected {dtype, shape, data_offsets}, found ", excerpt(value));
+    for (const auto& item : value.items())
+        if (item.key() != "dtype" && item.key() != "shape" && item.key() != "data_offsets")
+            fail(where, ": expected dtype, shape and data_offsets, found ", quote(item.key()));
+    SafetensorsFile::Entry entry{name, parse_dtype(field(value, "dtype", where), where),
+                                 parse_shape(field(value, "shape", where), where), nullptr, 0};
+    entry.bytes = bytes_of(entry.shape, entry.dtype, where);
+    const json& offsets = field(value, "data_offsets", where);
+    if (!offsets.is_array() || offsets.size() != 2)
+        fail(where, ": data_offsets: expected [begin, end], found ", excerpt(offsets));
+    const int64_t begin = integer(offsets[0], where + ": data_offsets");
+    const int64_t end = integer(offsets[1], where + ": data_offsets");
+    if (begin > end || end > data_bytes)
+        fail(where, ": data_offsets: expected begin <= end <= ", data_bytes,
+             " (the bytes after the header), found [", begin, ",", end, "]");
+    if (end - begin != entry.bytes)
+        fail(where, ": data_offsets: expected ", entry.bytes, " bytes for ",
+             dtype_names[static_cast<int>(entry.dtype)], " ",
+             shape_text(entry.shape.data(), static_cast<int>(entry.shape.size())), ", found ", end - begin);
+    entry.data = data + begin;
+    return entry;
+}
+
+template <class From, class To>
+void convert(const void* from, int64_t n, void* to) {
+    const char* source = static_cast<const char*>(from);
+    To* out = static_cast<To*>(to);
+    for (int64_t i = 0; i < n; i++) {
+        From value;
+        std::memcpy(&value, source + i * static_cast<int64_t>(sizeof(From)), sizeof(From));
+        out[i] = To(static_cast<std::conditional_t<std::is_same_v<To, bf16>, float, To>>(value));
+    }
+}
+
+template <class From>
+void convert_from(const void* from, const Tensor& out) {
+    if (out.dtype == DType::f32) convert<From, float>(from, out.elements(), out.data);
+    if (out.dtype == DType::bf16) convert<From, bf16>(from, out.elements(), out.data);
+    if (out.dtype == DType::f64) convert<From, double>(from, out.elements(), out.data);
+}
+
+}  // namespace
+
+SafetensorsFile::SafetensorsFile(const std::string& path) : file(path) {
+    constexpr int64_t prefix = 8;
+    if (file.size < prefix) fail(path, ": header length: expected 8 bytes, found a file of ", file.size);
+    uint64_t length = 0;
+    for (int i = 0; i < prefix; i++) length |= uint64_t{file.data[i]} << 8 * i;
+    const int64_t most = std::min(file.size - prefix, max_header);
+    if (length > static_cast<uint64_t>(most))
+        fail(path, ": header length: expected at most ", most, ", found ", length);
+    parse_header(file.text().substr(prefix, length), file.size - prefix - static_cast<int64_t>(length));
+}
+
+void SafetensorsFile::parse_header(std::string_view text, int64_t data_bytes) {
+    const json header = parse_json(text, path() + ": header");
+    if (!header.is_object()) fail(path(), ": header: expected an object, found ", excerpt(header));
+    const uint8_t* data = file.data + (file.size - data_bytes);
+    for (const auto& [name, value] : header.items()) {
+        const std::string where = path() + ": " + quote(name);
+        if (name != "__metadata__") {
+            table.push_back(parse_entry(name, value, data, data_bytes, where));
+            continue;
+        }
+        if (!value.is_object()) fail(where, ": expected an object, found ", excerpt(value));
+        for (const auto& [key, item] : value.items()) {
+            if (!item.is_string())
+                fail(where, ": ", quote(key), ": expected a string, found ", excerpt(item));
+            metadata[key] = item.get<std::string>();
+        }
+    }
+    // Each tensor begins where the one before ends: an empty one stands before its neighbour.
+    std::stable_sort(table.begin(), table.end(), [](const Entry& a, const Entry& b) {
+        return a.data != b.data ? a.data < b.data : a.bytes < b.bytes;
+    });
+    int64_t expected = 0;
+    for (const Entry& entry : table) {
+        const int64_t begin = static_cast<const uint8_t*>(entry.data) - data;
+        if (begin != expected)
+            fail(path(), ": ", quote(entry.name), ": data_offsets: expected to begin at ", expected,
+                 " where the tensor before ends, found ", begin);
+        expected = begin + entry.bytes;
+        index[entry.name] = static_cast<size_t>(&entry - table.data());
+    }
+    if (expected != data_bytes)
+        fail(path(), ": size: expected ", expected, " bytes after the header, found ", data_bytes);
+}
+
+const SafetensorsFile::Entry* SafetensorsFile::find(const std::string& name) const {
+    const auto found = index.find(name);
+    return found == index.end() ? nullptr : &table[found->second];
+}
+
+void SafetensorsFile::read(const std::string& name, const Tensor& out) const {
+    CHECK(out.contiguous());
+    const std::string where = path() + ": " + quote(name);
+    const Entry* entry = find(name);
+    if (!entry) fail(where, ": expected a tensor of this name, found none");
+    if (!std::equal(entry->shape.begin(), entry->shape.end(), out.shape, out.shape + out.rank))
+        fail(where, ": shape: expected ", shape_text(out.shape, out.rank), ", found ",
+             shape_text(entry->shape.data(), static_cast<int>(entry->shape.size())));
+    if ((entry->dtype == DType::i32) != (out.dtype == DType::i32))
+        fail(where, ": dtype: expected ", out.dtype == DType::i32 ? "I32" : "F32, BF16 or F64", ", found ",
+             dtype_names[static_cast<int>(entry->dtype)]);
+    if (entry->dtype == out.dtype) {
+        if (entry->bytes > 0) std::memcpy(out.data, entry->data, static_cast<size_t>(entry->bytes));
+        return;
+    }
+    if (entry->dtype == DType::f32) convert_from<float>(entry->data, out);
+    if (entry->dtype == DType::bf16) convert_from<bf16>(entry->data, out);
+    if (entry->dtype == DType::f64) convert_from<double>(entry->data, out);
+}
+
+uint64_t write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
+                           const std::map<std::string, std::string>& metadata) {
+    const auto json_text = [](const json& value) {
+        return value.dump(-1, ' ', false, json::error_handler_t::replace);
+    };
+    std::string header = "{\"__metadata__\":" + json_text(metadata);
+    std::set<std::string> names{"__metadata__"};
+    int64_t begin = 0;
+    for (const auto& [name, tensor] : tensors) {
+        CHECK(tensor.contiguous() && names.insert(name).second);
+        const int64_t end = begin + tensor.bytes();
+        header += "," + json_text(name) + ":{\"dtype\":\"" + dtype_names[static_cast<int>(tensor.dtype)] +
+                  "\",\"shape\":" + shape_text(tensor.shape, tensor.rank) + ",\"data_offsets\":[" +
+                  std::to_string(begin) + "," + std::to_string(end) + "]}";
+        begin = end;
+    }
+    header += "}";
+    header.resize((header.size() + 7) / 8 * 8, ' ');  // the data then begins at a multiple of 8
+    CHECK(static_cast<int64_t>(header.size()) <= max_header);
+
+    uint8_t length[8];
+    for (int i = 0; i < 8; i++) length[i] = static_cast<uint8_t>(uint64_t{header.size()} >> 8 * i);
+    FileWriter file(path);
+    file.write(length, sizeof(length));
+    file.write(header.data(), static_cast<int64_t>(header.size()));
+    for (const NamedTensor& t : tensors) file.write(t.tensor.data, t.tensor.bytes());
+    return file.finish();
+}
+
+WeightFiles::WeightFiles(const std::string& folder) : directory(folder) {
+    const std::string single = directory + "/model.safetensors", listing = single + ".index.json";
+    struct stat status;
+    if (stat(single.c_str(), &status) == 0 || stat(listing.c_str(), &status) != 0) {
+        files.emplace_back(single);
+        for (const SafetensorsFile::Entry& entry : files[0].entries()) file_of[entry.name] = 0;
+        return;
+    }
+    const json root = read_json(listing);
+    if (!root.is_object() || !root.contains("weight_map") || !root["weight_map"].is_object())
+        fail(listing, ": expected an object with weight_map, found ", excerpt(root));
+    std::map<std::string, size_t> opened;
+    for (const auto& [name, value] : root["weight_map"].items()) {
+        const std::string where = listing + ": " + quote(name);
+        // A name, never a path that leads out of the directory.
+        if (!value.is_string() || value.get_ref<const std::string&>().find('/') != std::string::npos)
+            fail(where, ": expected the name of a file in ", directory, ", found ", excerpt(value));
+        const std::string& shard = value.get_ref<const std::string&>();
+        const auto [at, is_new] = opened.emplace(shard, files.size());
+        if (is_new) files.emplace_back(directory + "/" + shard);
+        if (!files[at->second].find(name))
+            fail(where, ": expected it in ", shard, ", found no tensor of this name");
+        file_of[name] = at->second;
+    }
+}
+
+const SafetensorsFile::Entry* WeightFiles::find(const std::string& name) const {
+    const auto found = file_of.find(name);
+    return found == file_of.end() ? nullptr : files[found->second].find(name);
+}
+
+void WeightFiles::read(const std::string& name, const Tensor& out) const {
+    const auto found = file_of.find(name);
+    if (found == file_of.end())
+        fail(directory, ": ", quote(name), ": expected a tensor of this name, found none");
+    files[found->second].read(name, out);
+}
+
+}  // namespace llamac

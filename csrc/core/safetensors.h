@@ -1,0 +1,72 @@
+// safetensors: a 64-bit little-endian header length, a JSON header {name: {dtype, shape, data_offsets}},
+// data. Format: https://huggingface.co/docs/safetensors
+#pragma once
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+#include "core/file.h"
+#include "core/tensor.h"
+
+namespace llamac {
+
+// A file's tensors, checked when it is opened (Error): sizes, overflow, offsets without gap, overlap or rest;
+// F32, BF16, F64 and I32 of up to 4 dimensions.
+struct SafetensorsFile {
+    struct Entry {
+        std::string name;
+        DType dtype;
+        std::vector<int64_t> shape;
+        const void* data;  // into the mapping; the format promises no alignment: copy, or read()
+        int64_t bytes;
+    };
+
+    explicit SafetensorsFile(const std::string& path);
+
+    const std::string& path() const { return file.path; }
+    // In the order of their data.
+    const std::vector<Entry>& entries() const { return table; }
+    // Null where there is none of that name.
+    const Entry* find(const std::string& name) const;
+    // Copies a tensor into out (host memory, contiguous), converting between floating-point types: rounds to
+    // nearest, ties to even (f64 to bf16 by way of f32). Error where it is missing, has another shape, or is
+    // an integer where out is not, or the reverse.
+    void read(const std::string& name, const Tensor& out) const;
+
+    std::map<std::string, std::string> metadata;
+
+  private:
+    void parse_header(std::string_view header, int64_t data_bytes);
+
+    MappedFile file;
+    std::vector<Entry> table;
+    std::unordered_map<std::string, size_t> index;
+};
+
+struct NamedTensor {
+    std::string name;
+    Tensor tensor;  // host memory, contiguous
+};
+
+// Writes the tensors in the order given, durably (FileWriter). Returns XXH3_64 of the file.
+uint64_t write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
+                           const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
+
+// The weights of a Hugging Face directory: model.safetensors, else the shards that
+// model.safetensors.index.json lists.
+struct WeightFiles {
+    explicit WeightFiles(const std::string& directory);
+
+    // Null where there is none of that name.
+    const SafetensorsFile::Entry* find(const std::string& name) const;
+    // As SafetensorsFile::read.
+    void read(const std::string& name, const Tensor& out) const;
+
+    std::string directory;
+    std::vector<SafetensorsFile> files;
+
+  private:
+    std::unordered_map<std::string, size_t> file_of;  // tensor name -> index into files
+};
+
+}  // namespace llamac

@@ -1,0 +1,145 @@
+// Storage types, the untyped Tensor that crosses file borders, and the typed View that a kernel's host side reads.
+//
+// Dimension letters, everywhere: B batch, T time, C channels, NH query heads, NKV key/value heads, HD head size,
+// F feed-forward width, V vocabulary, L layers, N = B*T rows.
+#pragma once
+#include <cstring>
+#include <string>
+
+#include "core/error.h"
+#include "platform/hip.h"
+
+namespace llamac {
+
+// bfloat16: the upper half of a float; rounds to nearest, ties to even; NaN stays NaN.
+struct bf16 {
+    uint16_t bits;
+
+    bf16() = default;
+    __host__ __device__ explicit bf16(float value) {
+        union {
+            float f;
+            uint32_t u;
+        } v{value};
+        const uint32_t rounded = (v.u + 0x7fffu + (v.u >> 16 & 1u)) >> 16;
+        const bool is_nan = (v.u & 0x7fffffffu) > 0x7f800000u;
+        bits = static_cast<uint16_t>(is_nan ? (v.u >> 16 | 0x40u) : rounded);
+    }
+    __host__ __device__ operator float() const {
+        union {
+            uint32_t u;
+            float f;
+        } v{static_cast<uint32_t>(bits) << 16};
+        return v.f;
+    }
+};
+static_assert(sizeof(bf16) == 2);
+
+enum class DType : uint8_t { f32, bf16, f64, i32 };
+
+inline const char* name(DType t) {
+    const char* names[] = {"f32", "bf16", "f64", "i32"};
+    return names[static_cast<int>(t)];
+}
+inline int64_t size_of(DType t) {
+    const int64_t sizes[] = {4, 2, 8, 4};
+    return sizes[static_cast<int>(t)];
+}
+
+template <class T>
+constexpr DType dtype_of();
+template <>
+constexpr DType dtype_of<float>() { return DType::f32; }
+template <>
+constexpr DType dtype_of<bf16>() { return DType::bf16; }
+template <>
+constexpr DType dtype_of<double>() { return DType::f64; }
+template <>
+constexpr DType dtype_of<int32_t>() { return DType::i32; }
+
+// What is computed in: fp32 for f32 and bf16 storage; f64 storage makes a reference the oracle of the tests.
+template <class T>
+struct ArithmeticOf {
+    using type = float;
+};
+template <>
+struct ArithmeticOf<double> {
+    using type = double;
+};
+template <class T>
+using arithmetic = typename ArithmeticOf<T>::type;
+
+// data, dtype, shape and strides in elements. data == nullptr: an operand that was left out.
+struct Tensor {
+    static constexpr int max_rank = 4;
+    void* data = nullptr;
+    DType dtype = DType::f32;
+    int rank = 0;
+    int64_t shape[max_rank] = {};
+    int64_t stride[max_rank] = {};
+
+    int64_t elements() const {
+        int64_t n = 1;
+        for (int d = 0; d < rank; d++) n *= shape[d];
+        return n;
+    }
+    int64_t bytes() const { return elements() * size_of(dtype); }
+    bool contiguous() const {
+        int64_t expected = 1;
+        for (int d = rank - 1; d >= 0; expected *= shape[d--])
+            if (shape[d] != 1 && stride[d] != expected) return false;
+        return true;
+    }
+    template <class T>
+    T* as() const {
+        CHECK(dtype == dtype_of<T>());
+        return static_cast<T*>(data);
+    }
+};
+
+// A contiguous, row-major tensor over memory that somebody else owns.
+inline Tensor make_tensor(void* data, DType dtype, std::initializer_list<int64_t> shape) {
+    Tensor t;
+    t.data = data;
+    t.dtype = dtype;
+    CHECK(shape.size() <= Tensor::max_rank);
+    for (int64_t size : shape) t.shape[t.rank++] = size;
+    int64_t stride = 1;
+    for (int d = t.rank - 1; d >= 0; stride *= t.shape[d--]) t.stride[d] = stride;
+    return t;
+}
+
+// Type and shape without memory: what is planned before it is allocated.
+inline Tensor shaped(DType dtype, std::initializer_list<int64_t> shape) { return make_tensor(nullptr, dtype, shape); }
+
+// The same memory under another shape of as many elements. Contiguous tensors only.
+inline Tensor reshape(const Tensor& t, std::initializer_list<int64_t> shape) {
+    const Tensor r = make_tensor(t.data, t.dtype, shape);
+    CHECK(t.contiguous() && r.elements() == t.elements());
+    return r;
+}
+
+// A tensor as a launcher sees it: element type and rank are checked, x(n, c) addresses an element by its strides.
+template <class T, int R>
+struct View {
+    T* data;
+    int64_t shape[R], stride[R];
+
+    explicit operator bool() const { return data != nullptr; }
+    template <class... Index>
+    T& operator()(Index... index) const {
+        static_assert(sizeof...(Index) == R, "one index a dimension");
+        const int64_t i[] = {static_cast<int64_t>(index)...};
+        int64_t offset = 0;
+        for (int d = 0; d < R; d++) offset += i[d] * stride[d];
+        return data[offset];
+    }
+};
+
+inline std::string shape_text(const int64_t* shape, int rank) {
+    std::string text = "[";
+    for (int d = 0; d < rank; d++) text += (d ? "," : "") + std::to_string(shape[d]);
+    return text + "]";
+}
+
+}  // namespace llamac

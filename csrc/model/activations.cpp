@@ -1,0 +1,100 @@
+#include "model/activations.h"
+
+#include <algorithm>
+
+namespace llamac {
+namespace {
+
+struct BlockRow {
+    Tensor BlockActivations::*slot;
+    Tensor like;
+    unsigned part;
+};
+
+// N = B*T rows. In the order of computation.
+std::vector<BlockRow> block_table(const Config& c, int64_t B, int64_t T, DType t) {
+    using A = BlockActivations;
+    const int64_t N = B * T;
+    return {{&A::input_norm, shaped(t, {N, c.C}), input_norm_part},
+            {&A::input_rstd, shaped(DType::f32, {N}), input_norm_part},
+            {&A::qkv, shaped(t, {N, c.qkv_size()}), qkv_part},
+            {&A::attention, shaped(t, {N, c.q_size()}), attention_part},
+            {&A::lse, shaped(DType::f32, {B, c.NH, T}), attention_part},
+            {&A::residual_mid, shaped(t, {N, c.C}), residual_mid_part},
+            {&A::post_norm, shaped(t, {N, c.C}), post_norm_part},
+            {&A::post_rstd, shaped(DType::f32, {N}), post_norm_part},
+            {&A::gate_up, shaped(t, {N, 2 * c.F}), gate_up_part},
+            {&A::swiglu, shaped(t, {N, c.F}), swiglu_part},
+            {&A::residual_out, shaped(t, {N, c.C}), residual_out_part}};
+}
+
+struct ModelRow {
+    const char* group;
+    Tensor Activations::*slot;
+    Tensor like;
+};
+
+std::vector<ModelRow> model_table(const Config& c, int64_t B, int64_t T, DType t) {
+    using A = Activations;
+    const int64_t N = B * T;
+    const char *kept = "activations", *gradients = "activation gradients";
+    return {{"tokens", &A::tokens, shaped(DType::i32, {B, T})},
+            {"tokens", &A::targets, shaped(DType::i32, {B, T})},
+            {kept, &A::cis, shaped(DType::f32, {T, c.HD / 2, 2})},
+            {kept, &A::embedding, shaped(t, {N, c.C})},
+            {kept, &A::final_norm, shaped(t, {N, c.C})},
+            {kept, &A::final_rstd, shaped(DType::f32, {N})},
+            {kept, &A::losses, shaped(DType::f32, {N})},
+            {gradients, &A::dresidual, shaped(t, {N, c.C})},
+            {gradients, &A::dnorm, shaped(t, {N, c.C})},
+            {gradients, &A::dqkv, shaped(t, {N, c.qkv_size()})},
+            {gradients, &A::dattention, shaped(t, {N, c.q_size()})},
+            {gradients, &A::dgate_up, shaped(t, {N, 2 * c.F})},
+            {gradients, &A::dswiglu, shaped(t, {N, c.F})}};
+}
+
+// The planned memory under the shape of this batch.
+void set_shape(Tensor& t, const Tensor& like, void* data) {
+    t = like;
+    t.data = data;
+}
+
+}  // namespace
+
+unsigned recomputed_parts(const Recompute& r, int64_t layer) {
+    if (r.block_every && layer % r.block_every == 0) return all_parts & ~residual_out_part;
+    return (r.norm ? input_norm_part | post_norm_part : 0u) | (r.qkv ? qkv_part : 0u) |
+           (r.attention ? attention_part : 0u) | (r.swiglu ? swiglu_part : 0u);
+}
+
+int64_t chunk_rows(const Config& config, int64_t rows, DType dtype, int64_t bytes) {
+    return std::clamp<int64_t>(bytes / (config.V * size_of(dtype)), 1, rows);
+}
+
+void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T, DType dtype, const Recompute& recompute,
+                      int64_t logits_bytes, Arena& arena) {
+    for (const ModelRow& row : model_table(config, B, T, dtype)) arena.plan(row.group, &(a.*row.slot), row.like);
+    const int64_t rows = chunk_rows(config, B * T, dtype, logits_bytes);
+    arena.plan("logits", &a.logits, shaped(dtype, {rows, config.V}));
+    a.blocks.resize(static_cast<size_t>(config.L));
+    for (const BlockRow& row : block_table(config, B, T, dtype)) {
+        bool share = false;
+        for (int64_t layer = 0; layer < config.L; layer++) {
+            if (recomputed_parts(recompute, layer) & row.part) share = true;
+            else arena.plan("activations", &(a.blocks[layer].*row.slot), row.like);
+        }
+        if (share) arena.plan("recomputed activations", &(a.shared.*row.slot), row.like);
+    }
+}
+
+void reshape_activations(Activations& a, const Config& config, int64_t B, int64_t T) {
+    const DType dtype = a.embedding.dtype;
+    for (const ModelRow& row : model_table(config, B, T, dtype)) set_shape(a.*row.slot, row.like, (a.*row.slot).data);
+    for (const BlockRow& row : block_table(config, B, T, dtype))
+        for (BlockActivations& block : a.blocks) {
+            void* own = (block.*row.slot).data;
+            set_shape(block.*row.slot, row.like, own ? own : (a.shared.*row.slot).data);
+        }
+}
+
+}  // namespace llamac

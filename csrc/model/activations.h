@@ -1,0 +1,61 @@
+// The table of activations: shapes, types, and the part of a block that makes each. It drives allocation, recomputation
+// and the memory report.
+#pragma once
+#include <vector>
+
+#include "core/arena.h"
+#include "model/config.h"
+#include "model/recompute.h"
+
+namespace llamac {
+
+// The parts of a block in the order of computation; a set of them says what to run, keep or compute again.
+enum Part : unsigned {
+    input_norm_part = 1,
+    qkv_part = 2,
+    attention_part = 4,
+    residual_mid_part = 8,
+    post_norm_part = 16,
+    gate_up_part = 32,
+    swiglu_part = 64,
+    residual_out_part = 128,
+    all_parts = 255,
+};
+
+struct BlockActivations {
+    Tensor input_norm, input_rstd;  // [B,T,C], [B,T]
+    Tensor qkv;                     // [B,T,QKV]: queries and keys after RoPE, values
+    Tensor attention, lse;          // [B,T,NH*HD], [B,NH,T]
+    Tensor residual_mid;            // [B,T,C]
+    Tensor post_norm, post_rstd;    // [B,T,C], [B,T]
+    Tensor gate_up, swiglu;         // [B,T,2F], [B,T,F]
+    Tensor residual_out;            // [B,T,C]
+};
+
+struct Activations {
+    Tensor tokens, targets;                 // [B,T] i32
+    Tensor cis;                             // [T,HD/2,2] cosines and sines of RoPE, for the longest sequence
+    Tensor embedding;                       // [B,T,C]
+    std::vector<BlockActivations> blocks;   // what is recomputed shares one memory over the layers
+    BlockActivations shared;
+    Tensor final_norm, final_rstd;          // [B,T,C], [B,T]
+    Tensor logits;                          // [rows of a chunk, V]; their gradient takes their place
+    Tensor losses;                          // [B,T]
+    // Gradients: one layer's at a time.
+    Tensor dresidual, dnorm, dqkv, dattention, dgate_up, dswiglu;
+};
+
+// The parts of block `layer` that the backward pass computes again.
+unsigned recomputed_parts(const Recompute& recompute, int64_t layer);
+
+// Rows of logits that are held at once: as many as fit in `bytes`, at least one, at most rows.
+int64_t chunk_rows(const Config& config, int64_t rows, DType dtype, int64_t bytes);
+
+// Plans memory for B sequences of T tokens; the gradients' and what the backward pass needs only for training.
+void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T, DType dtype, const Recompute& recompute,
+                      int64_t logits_bytes, Arena& arena);
+
+// Gives the planned tensors the shapes of a batch that is no larger than planned.
+void reshape_activations(Activations& a, const Config& config, int64_t B, int64_t T);
+
+}  // namespace llamac

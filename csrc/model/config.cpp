@@ -1,0 +1,175 @@
+#include "model/config.h"
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+
+namespace llamac {
+namespace {
+
+using json = nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+// The fields of one config.json, with the file's name for the messages.
+struct Fields {
+    const std::string& file;
+    const json& values;
+
+    const json* find(const char* key) const {
+        const auto it = values.find(key);
+        return it == values.end() || it->is_null() ? nullptr : &*it;
+    }
+    [[noreturn]] void wrong(const char* key, const char* expected, const std::string& found) const {
+        fail(file, ": ", key, " must be ", expected, ", found ", found);
+    }
+    int64_t size(const char* key) const {
+        const json* v = find(key);
+        if (!v) wrong(key, "a positive integer", "nothing");
+        if (!v->is_number_integer() || *v < 1 || *v > INT32_MAX) wrong(key, "a positive integer", v->dump());
+        return v->get<int64_t>();
+    }
+    int64_t size_or(const char* key, int64_t missing) const { return find(key) ? size(key) : missing; }
+    double positive_or(const char* key, double missing) const {
+        const json* v = find(key);
+        if (!v) return missing;
+        if (!v->is_number() || !(v->get<double>() > 0)) wrong(key, "a positive number", v->dump());
+        return v->get<double>();
+    }
+    double positive(const char* key) const {
+        if (!find(key)) wrong(key, "a positive number", "nothing");
+        return positive_or(key, 0);
+    }
+    bool flag_or(const char* key, bool missing) const {
+        const json* v = find(key);
+        if (v && !v->is_boolean()) wrong(key, "true or false", v->dump());
+        return v ? v->get<bool>() : missing;
+    }
+    std::string text_or(const char* key, const char* missing) const {
+        const json* v = find(key);
+        if (v && !v->is_string()) wrong(key, "a string", v->dump());
+        return v ? v->get<std::string>() : missing;
+    }
+    // A token id, or the first of a list of them, as Llama 3's instruct models have.
+    int64_t token_or(const char* key, int64_t missing) const {
+        const json* v = find(key);
+        if (v && v->is_array() && !v->empty()) v = &v->front();
+        if (v && !v->is_number_integer()) wrong(key, "a token id", v->dump());
+        return v ? v->get<int64_t>() : missing;
+    }
+};
+
+// transformers 4 has rope_theta and rope_scaling, transformers 5 one object, rope_parameters.
+void read_rope(const Fields& f, Config& c) {
+    const json* joined = f.find("rope_parameters");
+    const json* scaling = joined ? joined : f.find("rope_scaling");
+    c.rope_theta = f.positive_or("rope_theta", c.rope_theta);
+    if (!scaling) return;
+    if (!scaling->is_object()) f.wrong(joined ? "rope_parameters" : "rope_scaling", "an object", scaling->dump());
+    const Fields s{f.file, *scaling};
+    c.rope_theta = s.positive_or("rope_theta", c.rope_theta);
+    const std::string type = s.text_or("rope_type", s.text_or("type", "default").c_str());
+    if (type == "default") return;
+    if (type != "llama3") s.wrong("rope_type", "\"llama3\" or \"default\"", '"' + type + '"');
+    c.rope_scaling.factor = s.positive("factor");
+    c.rope_scaling.low_freq_factor = s.positive("low_freq_factor");
+    c.rope_scaling.high_freq_factor = s.positive("high_freq_factor");
+    c.rope_scaling.original_context = s.size("original_max_position_embeddings");
+    if (c.rope_scaling.high_freq_factor <= c.rope_scaling.low_freq_factor)
+        s.wrong("high_freq_factor", "above low_freq_factor", (*scaling)["high_freq_factor"].dump());
+}
+
+void refuse_other_models(const Fields& f) {
+    if (const std::string type = f.text_or("model_type", "llama"); type != "llama")
+        f.wrong("model_type", "\"llama\"", '"' + type + '"');
+    if (const std::string act = f.text_or("hidden_act", "silu"); act != "silu")
+        f.wrong("hidden_act", "\"silu\"", '"' + act + '"');
+    for (const char* bias : {"attention_bias", "mlp_bias"})
+        if (f.flag_or(bias, false)) f.wrong(bias, "false", "true");
+}
+
+fs::path config_path(const std::string& model) {
+    if (fs::is_directory(model)) return fs::path(model) / "config.json";
+    if (fs::path(model).extension() == ".json") return model;
+    const fs::path preset = fs::path("configs/models") / (model + ".json");
+    for (const fs::path& root : {fs::path("."), fs::path(LLAMAC_SOURCE_DIR)})
+        if (fs::exists(root / preset)) return root / preset;
+    fail("--model ", model, ": expected a preset (", preset.parent_path().string(),
+         "/*.json) or a folder with a config.json, found neither");
+}
+
+}  // namespace
+
+int64_t Config::matmul_parameters() const { return L * (C * (qkv_size() + q_size()) + 3 * C * F) + V * C; }
+
+int64_t Config::parameters() const { return matmul_parameters() + (tied ? 0 : V * C) + (2 * L + 1) * C; }
+
+double Config::flops_per_token(int64_t T) const {
+    return 6.0 * static_cast<double>(matmul_parameters()) + 6.0 * static_cast<double>(L * q_size() * T);
+}
+
+Config load_config(const std::string& model) {
+    const std::string file = config_path(model).string();
+    std::ifstream in(file);
+    if (!in) fail(file, ": cannot be read: ", std::strerror(errno));
+    const json values = json::parse(in, nullptr, false);
+    if (!values.is_object()) fail(file, ": expected a JSON object, found ", values.is_discarded() ? "no valid JSON" : values.type_name());
+    const Fields f{file, values};
+    refuse_other_models(f);
+    Config c{};
+    c.V = f.size("vocab_size");
+    c.C = f.size("hidden_size");
+    c.F = f.size("intermediate_size");
+    c.L = f.size("num_hidden_layers");
+    c.NH = f.size("num_attention_heads");
+    c.NKV = f.size_or("num_key_value_heads", c.NH);
+    if (c.NH % c.NKV) f.wrong("num_attention_heads", "a multiple of num_key_value_heads", std::to_string(c.NH) + " and " + std::to_string(c.NKV));
+    if (!f.find("head_dim") && c.C % c.NH)
+        f.wrong("hidden_size", "a multiple of num_attention_heads", std::to_string(c.C) + " and " + std::to_string(c.NH));
+    c.HD = f.size_or("head_dim", c.C / c.NH);
+    if (c.HD % 2) f.wrong("head_dim", "even", std::to_string(c.HD));
+    c.max_context = f.size_or("max_position_embeddings", c.max_context);
+    c.eps = f.positive_or("rms_norm_eps", c.eps);
+    c.tied = f.flag_or("tie_word_embeddings", c.tied);
+    c.initializer_range = f.positive_or("initializer_range", c.initializer_range);
+    c.bos = f.token_or("bos_token_id", c.bos);
+    c.eos = f.token_or("eos_token_id", c.eos);
+    read_rope(f, c);
+    return c;
+}
+
+std::string config_json(const Config& c, DType dtype) {
+    const auto token = [](int64_t id) { return id < 0 ? json(nullptr) : json(id); };
+    json scaling = nullptr;
+    if (c.rope_scaling.factor != 1)
+        scaling = {{"rope_type", "llama3"},
+                   {"factor", c.rope_scaling.factor},
+                   {"low_freq_factor", c.rope_scaling.low_freq_factor},
+                   {"high_freq_factor", c.rope_scaling.high_freq_factor},
+                   {"original_max_position_embeddings", c.rope_scaling.original_context}};
+    const json values = {{"architectures", {"LlamaForCausalLM"}},
+                         {"model_type", "llama"},
+                         {"vocab_size", c.V},
+                         {"hidden_size", c.C},
+                         {"intermediate_size", c.F},
+                         {"num_hidden_layers", c.L},
+                         {"num_attention_heads", c.NH},
+                         {"num_key_value_heads", c.NKV},
+                         {"head_dim", c.HD},
+                         {"max_position_embeddings", c.max_context},
+                         {"rms_norm_eps", c.eps},
+                         {"rope_theta", c.rope_theta},
+                         {"rope_scaling", scaling},
+                         {"tie_word_embeddings", c.tied},
+                         {"initializer_range", c.initializer_range},
+                         {"hidden_act", "silu"},
+                         {"attention_bias", false},
+                         {"mlp_bias", false},
+                         {"bos_token_id", token(c.bos)},
+                         {"eos_token_id", token(c.eos)},
+                         {"torch_dtype", dtype == DType::bf16 ? "bfloat16" : "float32"}};
+    return values.dump(2) + "\n";
+}
+
+}  // namespace llamac

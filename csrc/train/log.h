@@ -1,0 +1,80 @@
+// What a run tells: OUT/log.jsonl, one JSON object an event and line, and the same on the console, 110 columns wide.
+#pragma once
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "train/options.h"
+
+namespace llamac {
+
+struct RunShape {
+    int64_t steps = 0;                // the last step's number
+    double tokens_per_update = 0;     // over all devices
+    double flops_per_token = 0;
+    double peak_flops = 0;            // per second, of all devices together; 0: not known, no "% of peak"
+    bool gpu = false;                 // TFLOP/s on the console, else GFLOP/s
+};
+
+struct StepResult {
+    int64_t step = 0;        // from 1
+    double loss = 0;         // nats a token
+    double grad_norm = 0;    // before clipping
+    double lr = 0;
+    double ms = 0;           // the whole update
+    double gpu_mem_gib = 0;  // in use on the fullest device
+};
+
+struct MemoryRow {
+    std::string group;  // "weights", "activations", ...
+    int64_t tensors = 0, bytes = 0;
+};
+
+struct Log {
+    // Appends to out/log.jsonl (see truncate_log) and prints to `console`. Throws Error with the path where a line cannot
+    // be written.
+    Log(const std::string& out, const RunShape& run, std::FILE* console = stdout);
+
+    void print(const std::string& line);
+    // Key and value side by side, as many columns of them as fit.
+    void table(const std::string& heading, const Rows& rows);
+    void memory(const std::vector<MemoryRow>& rows);
+
+    // The event that opens a run, with the resolved configuration, then the heading of the table of steps.
+    void start(const nlohmann::ordered_json& config);
+    void step(const StepResult& result);
+    void val(int64_t step, double loss);
+    void sample(int64_t step, const std::string& text);  // any bytes; what is not UTF-8 becomes U+FFFD
+    void checkpoint(int64_t step, const std::string& path);
+
+  private:
+    void event(const nlohmann::ordered_json& fields);
+    void note(int64_t step, const std::string& text);
+
+    struct Close {
+        void operator()(std::FILE* file) const { std::fclose(file); }
+    };
+    std::string path;
+    std::unique_ptr<std::FILE, Close> file;
+    std::FILE* console;
+    RunShape run;
+    double typical_ms = 0;  // running mean: one slow step does not move the time left
+};
+
+// Cuts a log back to the events up to and including `step`, so that a run that goes on from there has no step twice.
+// Lines cut short by a crash are dropped. Atomic; nothing happens where there is no log. Throws Error.
+void truncate_log(const std::string& path, int64_t step);
+
+// "12 s", "3:05", "7:02:05".
+std::string duration(double seconds);
+// 1234567 as "1,234,567".
+std::string grouped(int64_t number);
+
+struct ProcessMemory {
+    double rss_gib, peak_rss_gib;
+};
+ProcessMemory process_memory();
+
+}  // namespace llamac

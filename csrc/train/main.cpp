@@ -1,0 +1,131 @@
+// train_llama3: the loop of a training run. Flags: options.h; one update: trainer.h; what it prints: log.h.
+#include <chrono>
+#include <csignal>
+#include <new>
+
+#include "core/registry.h"
+#include "train/log.h"
+#include "train/peak.h"
+#include "train/plot.h"
+#include "train/profile.h"
+#include "train/trainer.h"
+
+namespace llamac {
+namespace {
+
+volatile std::sig_atomic_t interrupted = 0;
+
+void on_signal(int) { interrupted = 1; }
+
+// Ctrl-C ends the run after the step that is under way, with a checkpoint; a second one ends it at once.
+void handle_signals() {
+    struct sigaction action {};
+    action.sa_handler = on_signal;
+    action.sa_flags = static_cast<int>(SA_RESETHAND);
+    sigaction(SIGINT, &action, nullptr);
+    sigaction(SIGTERM, &action, nullptr);
+}
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+std::vector<MemoryRow> memory_rows(const Arena& arena) {
+    std::vector<MemoryRow> rows;
+    for (const Arena::Row& row : arena.rows) {
+        auto it = rows.begin();
+        while (it != rows.end() && it->group != row.group) ++it;
+        if (it == rows.end()) it = rows.insert(it, {row.group, 0, 0});
+        it->tensors++;
+        it->bytes += row.tensor->bytes();
+    }
+    return rows;
+}
+
+bool is_due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
+
+void describe(Log& log, const Trainer& t) {
+    for (const auto& [heading, rows] : configuration_rows(t.options)) log.table(heading, rows);
+    const Config& c = t.config;
+    log.table("this run", {{"parameters", grouped(c.parameters())},
+                           {"layers, channels, heads", std::to_string(c.L) + ", " + std::to_string(c.C) + ", " +
+                                                           std::to_string(c.NH) + "/" + std::to_string(c.NKV)},
+                           {"tokens an update", grouped(t.tokens_per_update())},
+                           {"training tokens", grouped(t.train.tokens)},
+                           {"validation tokens", grouped(t.val ? t.val->tokens : 0)}});
+    log.memory(memory_rows(t.model.arena));
+}
+
+void validate(Trainer& t, Log& log) {
+    if (t.val) log.val(t.step, t.validate());
+}
+
+// The loop proper; returns false if a signal ended it.
+bool train(Trainer& t, Log& log) {
+    const Options& o = t.options;
+    int64_t saved = t.step;
+    if (t.step == 0) validate(t, log);
+    const int64_t profiled_from = t.step;
+    double profiled = 0;
+    if (o.profile > 0) start_profile();
+    while (t.step < o.steps && !interrupted) {
+        const auto begin = std::chrono::steady_clock::now();
+        const UpdateResult r = t.update();
+        const double seconds = seconds_since(begin);
+        log.step({t.step, r.loss, r.grad_norm, r.lr, 1e3 * seconds, 0});
+        profiled += seconds;
+        if (t.step - profiled_from == o.profile) finish_profile(o.out, o.profile, profiled);
+        const bool last = t.step == o.steps;
+        if (last || is_due(o.val_every, t.step)) validate(t, log);
+        if (o.sample_every > 0 && (last || is_due(o.sample_every, t.step))) log.sample(t.step, t.sample());
+        if (last || is_due(o.checkpoint_every, t.step)) {
+            log.checkpoint(t.step, t.save());
+            saved = t.step;
+        }
+    }
+    if (interrupted && t.step > saved) log.checkpoint(t.step, t.save());
+    return !interrupted;
+}
+
+int run_training(const Options& options) {
+    for (const std::string& choice : options.kernel) select_kernel(choice);
+    Trainer t(options);
+    const std::string moved = prepare_output(options.out, t.resumed_from, t.step);
+    const RunShape shape{options.steps, static_cast<double>(t.tokens_per_update()),
+                         t.config.flops_per_token(options.seq_len), measure_peak_flops(), false};
+    Log log(options.out, shape);
+    if (!moved.empty()) log.print(moved);
+    describe(log, t);
+    if (!t.resumed_from.empty()) log.print("resuming from " + t.resumed_from);
+    log.start(to_json(options));
+    handle_signals();
+    const bool complete = train(t, log);
+    const std::string plot = draw_loss_plot(options.out);
+    char name[32];
+    std::snprintf(name, sizeof name, "/step_%06lld", static_cast<long long>(t.step));
+    log.print((complete ? "done: model " : "interrupted: model ") + options.out + name + ", log " + options.out +
+              "/log.jsonl, " + plot);
+    return complete ? 0 : 130;
+}
+
+int run_program(int argc, char** argv) {
+    const Options options = parse_options(argc, argv);
+    if (options.list_kernels) list_kernels();
+    else if (options.print_config) std::fputs(to_toml(options).c_str(), stdout);
+    else return run_training(options);
+    return 0;
+}
+
+}  // namespace
+}  // namespace llamac
+
+int main(int argc, char** argv) {
+    try {
+        return llamac::run_program(argc, argv);
+    } catch (const llamac::Error& error) {
+        std::fprintf(stderr, "train_llama3: %s\n", error.what());
+    } catch (const std::bad_alloc&) {
+        std::fprintf(stderr, "train_llama3: out of memory\n");
+    }
+    return 2;
+}

@@ -1,0 +1,385 @@
+#include "train/options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <variant>
+
+#include "core/error.h"
+#include "core/file.h"
+#include "train/toml.h"
+
+namespace llamac {
+namespace {
+
+using nlohmann::json;
+using Field = std::variant<std::string Options::*, int64_t Options::*, double Options::*, bool Options::*,
+                           std::vector<std::string> Options::*>;
+using Words = std::vector<std::string>;
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+struct Rule {
+    Words choices = {};  // none: any
+    double low = -infinity, high = infinity;
+    bool high_excluded = false;
+};
+Rule at_least(double low) { return {{}, low}; }
+Rule one_of(Words choices) { return {std::move(choices)}; }
+
+// A flag; its default is the field's in struct Options.
+struct Flag {
+    const char* group;
+    const char* name;
+    const char* value;  // what --help calls it
+    const char* help;
+    Field field;
+    Rule rule = {};
+    bool in_file = true;  // may stand in the TOML file
+};
+
+const std::vector<Flag>& flags() {
+    using O = Options;
+    const Rule any, positive = at_least(1), not_negative = at_least(0), type = one_of({"f32", "bf16"});
+    const Rule fraction{{}, 0, 1}, decay{{}, 0, 1, true};
+    static const std::vector<Flag> table = {
+        {"Configuration", "config", "FILE", "TOML file with these names as keys; flags win", &O::config, any, false},
+        {"Configuration", "print-config", "", "print the resolved configuration as TOML", &O::print_config, any, false},
+        {"Configuration", "list-kernels", "", "print the operations and their variants", &O::list_kernels, any, false},
+
+        {"Model", "model", "PRESET|DIR", "preset (configs/models), or a Hugging Face directory", &O::model},
+        {"Model", "init", "random|load", "initial weights; load: those of --model DIR", &O::init,
+         one_of({"random", "load"})},
+
+        {"Data", "train-data", "GLOB", "training shards", &O::train_data},
+        {"Data", "val-data", "GLOB", "validation shards; none: no validation", &O::val_data},
+        {"Data", "tokenizer", "FILE|auto|none", "rank file for samples; auto: beside the first shard", &O::tokenizer},
+        {"Data", "seq-len", "N", "tokens a sequence", &O::seq_len, positive},
+        {"Data", "batch-size", "N", "sequences a device a micro-step", &O::batch_size, positive},
+        {"Data", "total-batch-size", "N", "tokens an update; 0: one micro-step", &O::total_batch_size, not_negative},
+        {"Data", "seed", "N", "of weights, data order and samples", &O::seed, not_negative},
+
+        {"Optimisation", "steps", "N", "updates", &O::steps, positive},
+        {"Optimisation", "lr", "X", "peak learning rate", &O::lr, not_negative},
+        {"Optimisation", "min-lr-frac", "X", "learning rate at the end, as a fraction of --lr", &O::min_lr_frac,
+         fraction},
+        {"Optimisation", "warmup-steps", "N", "updates of linear warm-up", &O::warmup_steps, not_negative},
+        {"Optimisation", "schedule", "NAME", "cosine, linear, constant or wsd, after the warm-up", &O::schedule,
+         one_of({"cosine", "linear", "constant", "wsd"})},
+        {"Optimisation", "weight-decay", "X", "AdamW's decay of the matrices", &O::weight_decay, not_negative},
+        {"Optimisation", "beta1", "X", "AdamW's decay of the first moment", &O::beta1, decay},
+        {"Optimisation", "beta2", "X", "AdamW's decay of the second moment", &O::beta2, decay},
+        {"Optimisation", "grad-clip", "X", "largest gradient norm; 0: no clipping", &O::grad_clip, not_negative},
+
+        {"Precision and memory", "dtype", "f32|bf16", "weights and activations", &O::dtype, type},
+        {"Precision and memory", "grad-dtype", "f32|bf16", "gradients", &O::grad_dtype, type},
+        {"Precision and memory", "master-weights", "on|off", "f32 copy of bf16 weights; off: stochastic rounding",
+         &O::master_weights, one_of({"on", "off"})},
+        {"Precision and memory", "optimizer-state", "f32|bf16", "AdamW's moments", &O::optimizer_state, type},
+        {"Precision and memory", "recompute", "LIST", "in the backward: norm,swiglu,qkv,attention,block,block:K",
+         &O::recompute},
+        {"Precision and memory", "kernel", "OP=N", "variant of an operation; repeatable", &O::kernel},
+
+        {"Output", "out", "DIR", "log, loss plot and checkpoints", &O::out},
+        {"Output", "resume", "auto|none|DIR", "checkpoint to go on from; auto: the newest in --out", &O::resume},
+        {"Output", "checkpoint-every", "N", "updates; 0: at the end only", &O::checkpoint_every, not_negative},
+        {"Output", "keep-checkpoints", "N", "newest checkpoints kept", &O::keep_checkpoints, positive},
+        {"Output", "val-every", "N", "updates; 0: at the end only", &O::val_every, not_negative},
+        {"Output", "val-steps", "N", "batches of a validation", &O::val_steps, positive},
+        {"Output", "sample-every", "N", "updates; 0: no samples", &O::sample_every, not_negative},
+        {"Output", "sample-tokens", "N", "tokens of a sample", &O::sample_tokens, positive},
+        {"Output", "sample-temperature", "X", "0: the likeliest token", &O::sample_temperature, not_negative},
+        {"Output", "sample-top-k", "N", "sample from the N likeliest tokens; 0: all", &O::sample_top_k, not_negative},
+        {"Output", "profile", "STEPS", "updates to profile", &O::profile, not_negative},
+    };
+    return table;
+}
+
+std::string expected(const Flag& flag) {
+    const Rule& rule = flag.rule;
+    std::string text;
+    for (size_t i = 0; i < rule.choices.size(); i++)
+        text += (i == 0 ? "" : i + 1 < rule.choices.size() ? ", " : " or ") + rule.choices[i];
+    if (!text.empty()) return text;
+    const Words kinds = {"text in UTF-8", "an integer", "a number", "true or false", "a list of strings"};
+    text = kinds[flag.field.index()];
+    if (std::isfinite(rule.high))
+        text += " from " + json(rule.low).dump() + (rule.high_excluded ? " to below " : " to ") + json(rule.high).dump();
+    else if (std::isfinite(rule.low))
+        text += " of at least " + std::to_string(static_cast<int64_t>(rule.low));
+    return text;
+}
+
+// false: the value is of another type.
+bool take(std::string& to, const json& value) {
+    if (!value.is_string()) return false;
+    to = value.get<std::string>();
+    return is_utf8(to) && to.find('\0') == to.npos;  // paths end at a NUL
+}
+bool take(int64_t& to, const json& value) {
+    if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX)) return false;
+    to = value.get<int64_t>();
+    return true;
+}
+bool take(double& to, const json& value) {
+    if (!value.is_number()) return false;
+    to = value.get<double>();
+    return std::isfinite(to);
+}
+bool take(bool& to, const json& value) {
+    if (!value.is_boolean()) return false;
+    to = value.get<bool>();
+    return true;
+}
+bool take(std::vector<std::string>& to, const json& value) {
+    if (!value.is_array()) return false;
+    to.resize(value.size());
+    for (size_t i = 0; i < value.size(); i++)
+        if (!take(to[i], value[i])) return false;
+    return true;
+}
+
+bool allowed(const Rule& rule, const std::string& value) {
+    return rule.choices.empty() || std::count(rule.choices.begin(), rule.choices.end(), value) > 0;
+}
+bool allowed(const Rule& rule, double value) {
+    return value >= rule.low && (rule.high_excluded ? value < rule.high : value <= rule.high);
+}
+bool allowed(const Rule&, const std::vector<std::string>&) { return true; }
+
+void assign(Options& options, const Flag& flag, const json& value, const std::string& where) {
+    const bool good = std::visit(
+        [&](auto field) { return take(options.*field, value) && allowed(flag.rule, options.*field); }, flag.field);
+    if (!good) fail(where, ": expected ", expected(flag), ", found ", excerpt(value));
+}
+
+// What stands on the command line, as JSON of the flag's type; what does not read as a number stays text, to be refused.
+json from_text(const Flag& flag, const std::string& text) {
+    const auto number = [&](auto value) -> json {
+        const char* end = text.data() + text.size();
+        const auto [stop, error] = std::from_chars(text.data(), end, value);
+        const bool finite = std::isfinite(static_cast<double>(value));  // JSON has no other numbers
+        return error == std::errc() && stop == end && finite ? json(value) : json(text);
+    };
+    if (std::holds_alternative<int64_t Options::*>(flag.field)) return number(int64_t{});
+    if (std::holds_alternative<double Options::*>(flag.field)) return number(double{});
+    return text;
+}
+
+// Levenshtein's distance.
+size_t distance(const std::string& a, const std::string& b) {
+    std::vector<size_t> row(b.size() + 1);
+    std::iota(row.begin(), row.end(), size_t{0});
+    for (size_t i = 0; i < a.size(); i++) {
+        size_t diagonal = row[0]++;
+        for (size_t j = 0; j < b.size(); j++) {
+            const size_t replaced = diagonal + (a[i] != b[j]);
+            diagonal = row[j + 1];
+            row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
+        }
+    }
+    return row[b.size()];
+}
+
+// " (did you mean ...?)" where a name is near enough.
+std::string suggestion(const std::string& name, const std::string& dashes) {
+    const Flag* best = nullptr;
+    size_t least = 3;
+    for (const Flag& flag : flags()) {
+        const size_t d = distance(name, flag.name);
+        if (d < least) best = &flag, least = d;
+    }
+    return best ? " (did you mean " + dashes + best->name + "?)" : "";
+}
+
+void read_file(Options& options, const std::string& path) {
+    for (const TomlEntry& entry : read_toml(path)) {
+        const std::string where = path + ": line " + std::to_string(entry.line) + ": ";
+        const auto same_key = [&](const Flag& f) { return f.in_file && entry.key == f.name; };
+        const auto flag = std::find_if(flags().begin(), flags().end(), same_key);
+        if (flag == flags().end()) fail(where, "unknown key ", quote(entry.key), suggestion(entry.key, ""));
+        assign(options, *flag, entry.value, where + entry.key);
+    }
+}
+
+// What a flag got on the command line.
+struct Given {
+    CLI::Option* option = nullptr;
+    std::string text;
+    std::vector<std::string> list;
+    bool on = false;
+};
+
+std::string default_text(const Flag& flag) {
+    const nlohmann::ordered_json value = to_json(Options())[flag.name];
+    return value.is_string() ? value.get<std::string>() : value.is_number() ? value.dump() : "";
+}
+
+void add_flags(CLI::App& app, std::vector<Given>& given) {
+    for (size_t i = 0; i < flags().size(); i++) {
+        const Flag& flag = flags()[i];
+        Given& g = given[i];
+        const std::string name = std::string("--") + flag.name, initial = default_text(flag);
+        const std::string help = flag.help + (initial.empty() ? "" : " [" + initial + "]");
+        if (std::holds_alternative<bool Options::*>(flag.field)) {
+            g.option = app.add_flag(name, g.on, help);
+        } else if (std::holds_alternative<std::vector<std::string> Options::*>(flag.field)) {
+            g.option = app.add_option(name, g.list, help)->allow_extra_args(false)->option_text(flag.value);
+        } else {
+            g.option = app.add_option(name, g.text, help)->option_text(flag.value);
+            g.option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+        }
+        g.option->group(flag.group);
+    }
+}
+
+void parse_command_line(CLI::App& app, int argc, const char* const* argv) {
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::CallForHelp&) {
+        std::string help = app.help();
+        for (size_t at; (at = help.find("\n\n\n")) != help.npos;) help.erase(at, 1);
+        std::fputs(help.c_str(), stdout);
+        std::exit(0);
+    } catch (const CLI::ArgumentMismatch& error) {  // "--steps: 1 required TEXT missing"
+        const std::string text = error.what();
+        fail(text.substr(0, text.find(':')), ": expected a value, found none");
+    } catch (const CLI::ParseError& error) {
+        fail(error.what());
+    }
+    const std::vector<std::string> rest = app.remaining();
+    if (rest.empty()) return;
+    const std::string name = rest[0].substr(0, rest[0].find('='));
+    if (name.rfind("--", 0) == 0) fail(quote(name), ": no such flag", suggestion(name.substr(2), "--"), "; --help lists them");
+    fail(quote(rest[0]), ": expected a flag; --help lists them");
+}
+
+void check_together(const Options& options) {
+    parse_recompute(options.recompute);
+    for (const std::string& choice : options.kernel) {
+        const size_t equals = choice.find('=');
+        if (equals == choice.npos || equals == 0 || equals + 1 == choice.size())
+            fail("--kernel: expected OP=N, found ", quote(choice));
+    }
+    if (options.init == "load" && !std::filesystem::is_directory(options.model))
+        fail("--init load: expected --model to be a Hugging Face directory, found ", quote(options.model));
+    if (options.out.empty()) fail("--out: expected a directory, found \"\"");
+    micro_steps(options, 1);
+}
+
+}  // namespace
+
+Options parse_options(int argc, const char* const* argv) {
+    CLI::App app{"Trains Llama 3. Without flags: the tiny preset on the text that make train_llama3 prepared. Defaults in brackets.\n"};
+    app.set_help_flag("-h,--help", "print this help")->group("Configuration");
+    app.get_formatter()->column_width(34);
+    app.allow_extras();
+    std::vector<Given> given(flags().size());
+    add_flags(app, given);
+    parse_command_line(app, argc, argv);
+
+    Options options;
+    const auto assign_flags = [&](bool in_file) {
+        for (size_t i = 0; i < given.size(); i++) {
+            const Flag& flag = flags()[i];
+            const Given& g = given[i];
+            if (g.option->count() == 0 || flag.in_file != in_file) continue;
+            if (g.text.rfind("--", 0) == 0)
+                fail("--", flag.name, ": expected a value, found the flag ", quote(g.text));
+            const bool is_list = std::holds_alternative<std::vector<std::string> Options::*>(flag.field);
+            const bool is_switch = std::holds_alternative<bool Options::*>(flag.field);
+            const json value = is_list ? json(g.list) : is_switch ? json(g.on) : from_text(flag, g.text);
+            assign(options, flag, value, std::string("--") + flag.name);
+        }
+    };
+    assign_flags(false);
+    if (!options.config.empty()) read_file(options, options.config);
+    assign_flags(true);
+    check_together(options);
+    return options;
+}
+
+int64_t micro_steps(const Options& o, int64_t devices) {
+    CHECK(devices > 0);
+    int64_t sequences, micro;
+    if (__builtin_mul_overflow(o.batch_size, devices, &sequences) ||
+        __builtin_mul_overflow(sequences, o.seq_len, &micro))
+        fail("--batch-size ", o.batch_size, " --seq-len ", o.seq_len, ": expected a product below 2^63");
+    if (o.total_batch_size % micro != 0)
+        fail("--total-batch-size: micro-batches do not divide the update: expected a multiple of batch-size * seq-len * ",
+             "devices = ", o.batch_size, " * ", o.seq_len, " * ", devices, " = ", micro, " tokens, found ",
+             o.total_batch_size);
+    return std::max<int64_t>(1, o.total_batch_size / micro);
+}
+
+nlohmann::ordered_json to_json(const Options& options) {
+    nlohmann::ordered_json values;
+    for (const Flag& flag : flags())
+        if (flag.in_file) std::visit([&](auto field) { values[flag.name] = options.*field; }, flag.field);
+    return values;
+}
+
+std::string to_toml(const Options& options) {
+    std::string text;
+    std::string group;
+    for (const Flag& flag : flags()) {
+        if (!flag.in_file) continue;
+        if (group != flag.group) {
+            group = flag.group;
+            text += (text.empty() ? "# " : "\n# ") + group + "\n";
+        }
+        std::visit([&](auto field) { text += std::string(flag.name) + " = " + toml_value(options.*field) + "\n"; },
+                   flag.field);
+    }
+    return text;
+}
+
+std::vector<std::pair<std::string, Rows>> configuration_rows(const Options& options) {
+    std::vector<std::pair<std::string, Rows>> groups;
+    const nlohmann::ordered_json values = to_json(options);
+    for (const Flag& flag : flags()) {
+        if (!flag.in_file) continue;
+        if (groups.empty() || groups.back().first != flag.group) groups.push_back({flag.group, {}});
+        const auto& value = values[flag.name];
+        groups.back().second.push_back({flag.name, value.is_string() ? value.get<std::string>() : value.dump()});
+    }
+    return groups;
+}
+
+DType storage_type(const std::string& name) {
+    CHECK(name == "f32" || name == "bf16");
+    return name == "f32" ? DType::f32 : DType::bf16;
+}
+
+Recompute parse_recompute(const std::string& list) {
+    Recompute r;
+    if (list == "none") return r;
+    for (size_t start = 0; start <= list.size();) {
+        const size_t end = std::min(list.find(',', start), list.size());
+        const std::string part = list.substr(start, end - start);
+        start = end + 1;
+        bool known = true;
+        if (part == "norm") r.norm = true;
+        else if (part == "swiglu") r.swiglu = true;
+        else if (part == "qkv") r.qkv = true;
+        else if (part == "attention") r.attention = true;
+        else if (part == "block") r.block_every = 1;
+        else if (part.rfind("block:", 0) == 0) {
+            const char* last = part.data() + part.size();
+            const auto [stop, error] = std::from_chars(part.data() + 6, last, r.block_every);
+            known = error == std::errc() && stop == last && r.block_every >= 1;
+        } else known = false;
+        if (!known)
+            fail("--recompute: expected none, or a list of norm, swiglu, qkv, attention, block and block:K, found ",
+                 quote(part));
+    }
+    return r;
+}
+
+}  // namespace llamac

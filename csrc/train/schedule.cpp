@@ -1,0 +1,25 @@
+#include "train/schedule.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+
+namespace llamac {
+
+double learning_rate(const Schedule& s, int64_t step) {
+    CHECK(step >= 1 && step <= s.steps);
+    if (step <= s.warmup_steps) return s.lr * static_cast<double>(step) / static_cast<double>(s.warmup_steps);
+    const double minimum = s.lr * s.min_lr_frac;
+    const double progress = static_cast<double>(step - s.warmup_steps) /
+                            static_cast<double>(std::max<int64_t>(1, s.steps - s.warmup_steps));
+    if (s.shape == "cosine") return minimum + 0.5 * (1.0 + std::cos(M_PI * progress)) * (s.lr - minimum);
+    if (s.shape == "linear") return s.lr + (minimum - s.lr) * progress;
+    if (s.shape == "constant") return s.lr;
+    if (s.shape != "wsd") fail("schedule: expected cosine, linear, constant or wsd, found ", s.shape);
+    const int64_t decay = std::max<int64_t>(1, s.steps / 5), into_decay = step - (s.steps - decay);
+    if (into_decay <= 0) return s.lr;
+    return s.lr + (minimum - s.lr) * static_cast<double>(into_decay) / static_cast<double>(decay);
+}
+
+}  // namespace llamac

@@ -1,0 +1,19 @@
+// The learning rate of each update: linear warm-up, then one of four shapes; llamac/schedule.py holds the
+// same.
+#pragma once
+#include <cstdint>
+#include <string>
+
+namespace llamac {
+
+struct Schedule {
+    std::string shape;       // cosine, linear, constant, wsd (warm-up, stable, decay over the last fifth)
+    double lr = 0;           // the peak
+    double min_lr_frac = 0;  // the end, as a fraction of it
+    int64_t warmup_steps = 0, steps = 0;
+};
+
+// Of update `step`, 1 .. steps. Error for an unknown shape.
+double learning_rate(const Schedule& schedule, int64_t step);
+
+}  // namespace llamac

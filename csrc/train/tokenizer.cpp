@@ -1,0 +1,132 @@
+#include "train/tokenizer.h"
+
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <string_view>
+#include <unordered_set>
+
+#include "core/error.h"
+
+namespace llamac {
+namespace {
+
+constexpr int64_t llama3_ranks = 128000;
+
+// 0 .. 63, or -1 for a character that is not in base64's alphabet (RFC 4648).
+int sextet(char c) {
+    if (c >= 'A' && c <= 'Z') return c - 'A';
+    if (c >= 'a' && c <= 'z') return c - 'a' + 26;
+    if (c >= '0' && c <= '9') return c - '0' + 52;
+    return c == '+' ? 62 : c == '/' ? 63 : -1;
+}
+
+// False where the text is no padded base64.
+bool decode_base64(std::string_view text, std::string& bytes) {
+    if (text.size() % 4 != 0) return false;
+    for (int padding = 0; padding < 2 && !text.empty() && text.back() == '='; padding++)
+        text.remove_suffix(1);
+    uint32_t bits = 0;
+    int held = 0;
+    for (char c : text) {
+        const int value = sextet(c);
+        if (value < 0) return false;
+        bits = bits << 6 | static_cast<uint32_t>(value);
+        held += 6;
+        if (held < 8) continue;
+        held -= 8;
+        bytes += static_cast<char>(bits >> held & 0xff);
+    }
+    return true;
+}
+
+// "base64 rank" with the rank that is due. Tokens are not empty.
+bool parse_line(std::string_view line, size_t rank, std::string& token) {
+    const size_t space = line.find(' ');
+    return space != std::string_view::npos && decode_base64(line.substr(0, space), token) && !token.empty() &&
+           line.substr(space + 1) == std::to_string(rank);
+}
+
+void read_ranks(std::string_view text, const std::string& path, std::vector<std::string>& tokens) {
+    std::unordered_set<std::string> seen;
+    for (int64_t number = 1; !text.empty(); number++) {
+        const size_t end = std::min(text.find('\n'), text.size());
+        std::string_view line = text.substr(0, end);
+        text.remove_prefix(std::min(end + 1, text.size()));
+        if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
+        if (line.empty()) continue;
+        std::string token;
+        if (!parse_line(line, tokens.size(), token) || !seen.insert(token).second)
+            fail(path, ": line ", number, ": expected a new token in base64 and rank ", tokens.size(),
+                 ", found ", quote(line));
+        tokens.push_back(std::move(token));
+    }
+    for (int byte = 0; byte < 256; byte++)
+        if (!seen.count(std::string(1, static_cast<char>(byte))))
+            fail(path, ": expected a rank for each of the 256 bytes, found none for byte ", byte);
+}
+
+void add_llama3_special_tokens(std::vector<std::string>& tokens) {
+    // Null: one of the reserved tokens, which are numbered in order.
+    const char* named[] = {
+        "begin_of_text", "end_of_text",     nullptr,         nullptr,  "finetune_right_pad_id",
+        nullptr,         "start_header_id", "end_header_id", "eom_id", "eot_id",
+        "python_tag"};
+    int reserved = 0;
+    for (size_t i = 0; i < 256; i++) {
+        const char* name = i < std::size(named) ? named[i] : nullptr;
+        const std::string text = name ? name : "reserved_special_token_" + std::to_string(reserved++);
+        tokens.push_back("<|" + text + "|>");
+    }
+}
+
+std::string hex(uint64_t value) {
+    char text[17];
+    std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(value));
+    return text;
+}
+
+}  // namespace
+
+Tokenizer::Tokenizer(const std::string& file_path) : path(file_path) {
+    const MappedFile file(path);
+    hash = XXH3_64bits(file.data, static_cast<size_t>(file.size));
+    read_ranks(file.text(), path, tokens);
+    ranks = static_cast<int64_t>(tokens.size());
+    end_of_text = static_cast<int32_t>(ranks);
+    if (ranks == llama3_ranks) {
+        add_llama3_special_tokens(tokens);
+        end_of_text++;  // behind <|begin_of_text|>
+    } else {
+        tokens.push_back("<|endoftext|>");
+    }
+}
+
+std::string Tokenizer::decode(const std::vector<int32_t>& ids) const {
+    std::string bytes;
+    for (int32_t id : ids) {
+        const bool known = id >= 0 && static_cast<size_t>(id) < tokens.size();
+        bytes += known ? tokens[static_cast<size_t>(id)] : std::string(1, '\xff');
+    }
+    return bytes;
+}
+
+std::optional<Tokenizer> find_tokenizer(const std::string& setting, const Loader& data) {
+    if (setting == "none") return std::nullopt;
+    std::string path = setting;
+    if (setting == "auto") {
+        const std::string& shard = data.shards[0].file.path;
+        const std::string folder = shard.substr(0, shard.find_last_of('/') + 1);
+        path = folder + "tokenizer.tiktoken";
+        if (access(path.c_str(), F_OK) != 0) path = folder + "tokenizer.model";
+        if (access(path.c_str(), F_OK) != 0) return std::nullopt;
+    }
+    Tokenizer tokenizer(path);
+    for (const TokenShard& shard : data.shards)
+        if (shard.tokenizer_hash != 0 && shard.tokenizer_hash != tokenizer.hash)
+            fail(path, ": expected the tokenizer that made ", shard.file.path, " (XXH3_64 ",
+                 hex(shard.tokenizer_hash), "), found ", hex(tokenizer.hash));
+    return tokenizer;
+}
+
+}  // namespace llamac

@@ -1,0 +1,63 @@
+// Token files (llm.c's .bin) and the order in which training visits them; llamac/data.py holds the same
+// rules.
+//
+// A .bin is an int32[256] little-endian header, then tokens. Header words: [0] magic, [1] version, [2] and
+// [5] low and high half of the number of tokens, and ours, zero where unknown: [3] vocabulary size, [6] and
+// [7] low and high half of XXH3_64 of the tokenizer's rank file; the rest are 0. Magic 20240520, version 1:
+// uint16 tokens; magic 20240801, version 7: uint32.
+#pragma once
+#include <vector>
+
+#include "core/file.h"
+
+namespace llamac {
+
+struct TokenShard {
+    MappedFile file;
+    int64_t count = 0;  // tokens
+    int width = 0;      // bytes a token: 2 or 4
+    int64_t vocab_size = 0;
+    uint64_t tokenizer_hash = 0;
+
+    // Checks the header and the size. Error.
+    explicit TokenShard(const std::string& path);
+    // Tokens first .. first+n-1; Error at an id that is not below vocab_size.
+    void read(int64_t first, int64_t n, int64_t vocab_size, int32_t* out) const;
+};
+
+// Where each index 0 .. size-1 goes in this epoch: a bijection of 0 .. size-1, by a Feistel network with
+// cycle walking (Black & Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+uint64_t permute(uint64_t index, uint64_t size, uint64_t seed, uint64_t epoch);
+
+// Sequences of T tokens and their targets out of all shards that match a glob, in the order of their paths'
+// bytes.
+struct Loader {
+    std::vector<TokenShard> shards;
+    int64_t sequences = 0;  // S, over all shards
+    int64_t tokens = 0;     // over all shards
+
+    // B = batch_size sequences of T = seq_len tokens a micro-step, `accumulation` micro-steps an update.
+    // Error where no file matches, one is malformed or says it has a larger vocabulary, or there is not one
+    // sequence.
+    Loader(const std::string& pattern, int64_t seq_len, int64_t vocab_size, int64_t batch_size,
+           int64_t accumulation = 1, uint64_t seed = 0);
+
+    // Micro-step `micro` of update `update` on rank `rank` of `world`, all from 0: tokens, targets [B,T].
+    void micro_batch(int64_t update, int64_t micro, int64_t rank, int64_t world, int32_t* tokens,
+                     int32_t* targets) const;
+
+    // Full batches in file order, at most `most`; Error if there is none.
+    int64_t validation_batches(int64_t most) const;
+    // tokens, targets [B,T] of batch 0 .. validation_batches-1.
+    void validation_batch(int64_t batch, int32_t* tokens, int32_t* targets) const;
+
+  private:
+    void read_sequence(int64_t sequence, int32_t* tokens, int32_t* targets) const;
+
+    std::string pattern;
+    int64_t seq_len, vocab_size, batch_size, accumulation;
+    uint64_t seed;
+    std::vector<int64_t> ends;  // sequences up to and including each shard
+};
+
+}  // namespace llamac

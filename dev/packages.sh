@@ -1,0 +1,38 @@
+#!/bin/sh
+# packages.sh: what the build needs from the system. As root, what is missing is installed with apt, and said; otherwise
+# it is named with the one line that installs it, and the exit code is 1.
+set -eu
+
+missing=""
+need() {    # need PACKAGE TEST...: the package is missing if the test fails
+    package=$1
+    shift
+    "$@" >/dev/null 2>&1 || missing="$missing $package"
+}
+have_header() { echo "#include <$1>" | c++ -std=c++17 -x c++ $2 -fsyntax-only -; }
+
+need g++ command -v c++
+need cmake command -v cmake
+need python3 command -v python3
+need python3-venv python3 -m venv --help
+if command -v c++ >/dev/null 2>&1; then
+    multiarch=$(c++ -print-multiarch)
+    need libcli11-dev have_header CLI/CLI.hpp ""
+    need nlohmann-json3-dev have_header nlohmann/json.hpp ""
+    need libtomlplusplus-dev have_header toml++/toml.h ""
+    need libxxhash-dev have_header xxhash.h ""
+    need libopenblas-openmp-dev test -e "/usr/lib/$multiarch/openblas-openmp/libopenblas.so"
+else
+    missing="$missing libcli11-dev nlohmann-json3-dev libtomlplusplus-dev libxxhash-dev libopenblas-openmp-dev"
+fi
+[ -n "$missing" ] || exit 0
+
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+    echo "installing system packages with apt:$missing"
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $missing >/dev/null
+else
+    echo "system packages are missing:$missing" >&2
+    echo "install them with: sudo apt-get install$missing" >&2
+    exit 1
+fi
