@@ -1,15 +1,24 @@
-// What the `cpu` variants share: an exponential that loops vectorise, and a sum that stays exact enough and in order.
+// What the `cpu` variants' vectorised loops share: rounding to storage, an exponential, a sum.
 #pragma once
 #include <algorithm>
-#include <cstdint>
 #include <limits>
+
+#include "core/tensor.h"
 
 namespace llamac {
 
-// e^x without call, table or branch, so that `#pragma omp simd` loops vectorise around it. Error below 1 ulp
-// wherever the result is a normal number; 0 below that, infinity from 2^127.5 on, NaN stays NaN.
+// *p = T(value). A temporary of class type in the body of a `#pragma omp simd` loop becomes an array in memory, and
+// g++ gives the loop up; in a function that is inlined later it does not.
+template <class T>
+inline void store(T* p, float value) {
+    *p = T(value);
+}
+
+// e^x without call, table or branch, so that `#pragma omp simd` loops vectorise around it. Error up to 1.02 ulp
+// where the result is a normal number; 0 below that, infinity from 2^127.5 on, NaN stays NaN.
 // x = n ln2 + r, |r| <= ln2/2 (Cody and Waite: ln2 in two floats, so that n times the first is exact);
-// e^r = 1 + r + r^2 p(r), p fitted to 3e-9 of e^r; 2^n by its exponent bits, which adding 1.5 * 2^23 leaves in the low end of a float.
+// e^r = 1 + r + r^2 p(r), p fitted to 3e-9 of e^r;
+// 2^n by its exponent bits: adding 1.5 * 2^23 has left n in the low bits of a float.
 inline float fast_exp(float x) {
     constexpr float magic = 12582912.0f;
     union {

@@ -1,15 +1,14 @@
 #include "model/config.h"
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "core/error.h"
+#include "core/file.h"
 
 namespace llamac {
 namespace {
 
-using json = nlohmann::ordered_json;
+using json = nlohmann::json;
 namespace fs = std::filesystem;
 
 // The fields of one config.json, with the file's name for the messages.
@@ -22,7 +21,7 @@ struct Fields {
         return it == values.end() || it->is_null() ? nullptr : &*it;
     }
     [[noreturn]] void wrong(const char* key, const char* expected, const std::string& found) const {
-        fail(file, ": ", key, " must be ", expected, ", found ", found);
+        fail(file, ": ", key, ": expected ", expected, ", found ", found);
     }
     int64_t size(const char* key) const {
         const json* v = find(key);
@@ -111,10 +110,8 @@ double Config::flops_per_token(int64_t T) const {
 
 Config load_config(const std::string& model) {
     const std::string file = config_path(model).string();
-    std::ifstream in(file);
-    if (!in) fail(file, ": cannot be read: ", std::strerror(errno));
-    const json values = json::parse(in, nullptr, false);
-    if (!values.is_object()) fail(file, ": expected a JSON object, found ", values.is_discarded() ? "no valid JSON" : values.type_name());
+    const json values = read_json(file);
+    if (!values.is_object()) fail(file, ": expected a JSON object, found ", values.type_name());
     const Fields f{file, values};
     refuse_other_models(f);
     Config c{};
@@ -140,15 +137,16 @@ Config load_config(const std::string& model) {
 }
 
 std::string config_json(const Config& c, DType dtype) {
-    const auto token = [](int64_t id) { return id < 0 ? json(nullptr) : json(id); };
-    json scaling = nullptr;
+    using ordered = nlohmann::ordered_json;
+    const auto token = [](int64_t id) { return id < 0 ? ordered(nullptr) : ordered(id); };
+    ordered scaling = nullptr;
     if (c.rope_scaling.factor != 1)
         scaling = {{"rope_type", "llama3"},
                    {"factor", c.rope_scaling.factor},
                    {"low_freq_factor", c.rope_scaling.low_freq_factor},
                    {"high_freq_factor", c.rope_scaling.high_freq_factor},
                    {"original_max_position_embeddings", c.rope_scaling.original_context}};
-    const json values = {{"architectures", {"LlamaForCausalLM"}},
+    const ordered values = {{"architectures", {"LlamaForCausalLM"}},
                          {"model_type", "llama"},
                          {"vocab_size", c.V},
                          {"hidden_size", c.C},

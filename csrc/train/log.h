@@ -1,4 +1,5 @@
-// What a run tells: OUT/log.jsonl, one JSON object an event and line, and the same on the console, 110 columns wide.
+// What a run tells: OUT/log.jsonl, one JSON object an event and line, and the same on the console, 110
+// columns wide.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -11,17 +12,17 @@
 namespace llamac {
 
 struct RunShape {
-    int64_t steps = 0;                // the last step's number
-    double tokens_per_update = 0;     // over all devices
+    int64_t steps = 0;             // the last step's number
+    double tokens_per_update = 0;  // over all devices
     double flops_per_token = 0;
-    double peak_flops = 0;            // per second, of all devices together; 0: not known, no "% of peak"
-    bool gpu = false;                 // TFLOP/s on the console, else GFLOP/s
+    double peak_flops = 0;  // per second, of all devices together; 0: not known, no "% of peak"
+    bool gpu = false;       // TFLOP/s on the console, else GFLOP/s
 };
 
 struct StepResult {
-    int64_t step = 0;        // from 1
-    double loss = 0;         // nats a token
-    double grad_norm = 0;    // before clipping
+    int64_t step = 0;      // from 1
+    double loss = 0;       // nats a token
+    double grad_norm = 0;  // before clipping
     double lr = 0;
     double ms = 0;           // the whole update
     double gpu_mem_gib = 0;  // in use on the fullest device
@@ -33,8 +34,8 @@ struct MemoryRow {
 };
 
 struct Log {
-    // Appends to out/log.jsonl (see truncate_log) and prints to `console`. Throws Error with the path where a line cannot
-    // be written.
+    // Appends to out/log.jsonl (see truncate_log) and prints to `console`. Throws Error with the path where a
+    // line cannot be written.
     Log(const std::string& out, const RunShape& run, std::FILE* console = stdout);
 
     void print(const std::string& line);
@@ -63,8 +64,8 @@ struct Log {
     double typical_ms = 0;  // running mean: one slow step does not move the time left
 };
 
-// Cuts a log back to the events up to and including `step`, so that a run that goes on from there has no step twice.
-// Lines cut short by a crash are dropped. Atomic; nothing happens where there is no log. Throws Error.
+// Cuts a log back to the events up to and including `step`, so that a run that goes on from there has no step
+// twice. Lines cut short by a crash are dropped. Atomic; nothing happens where there is no log. Throws Error.
 void truncate_log(const std::string& path, int64_t step);
 
 // "12 s", "3:05", "7:02:05".

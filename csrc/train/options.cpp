@@ -30,8 +30,12 @@ struct Rule {
     double low = -infinity, high = infinity;
     bool high_excluded = false;
 };
-Rule at_least(double low) { return {{}, low}; }
-Rule one_of(Words choices) { return {std::move(choices)}; }
+Rule at_least(double low) {
+    return {{}, low};
+}
+Rule one_of(Words choices) {
+    return {std::move(choices)};
+}
 
 // A flag; its default is the field's in struct Options.
 struct Flag {
@@ -49,53 +53,63 @@ const std::vector<Flag>& flags() {
     const Rule any, positive = at_least(1), not_negative = at_least(0), type = one_of({"f32", "bf16"});
     const Rule fraction{{}, 0, 1}, decay{{}, 0, 1, true};
     static const std::vector<Flag> table = {
-        {"Configuration", "config", "FILE", "TOML file with these names as keys; flags win", &O::config, any, false},
-        {"Configuration", "print-config", "", "print the resolved configuration as TOML", &O::print_config, any, false},
-        {"Configuration", "list-kernels", "", "print the operations and their variants", &O::list_kernels, any, false},
+        {"Configuration", "config", "FILE", "TOML file with these names as keys; flags win", &O::config, any,
+         false},
+        {"Configuration", "print-config", "", "print the resolved configuration as TOML", &O::print_config,
+         any, false},
+        {"Configuration", "list-kernels", "", "print the operations and their variants", &O::list_kernels,
+         any, false},
 
         {"Model", "model", "PRESET|DIR", "preset (configs/models), or a Hugging Face directory", &O::model},
         {"Model", "init", "random|load", "initial weights; load: those of --model DIR", &O::init,
          one_of({"random", "load"})},
 
         {"Data", "train-data", "GLOB", "training shards", &O::train_data},
-        {"Data", "val-data", "GLOB", "validation shards; none: no validation", &O::val_data},
-        {"Data", "tokenizer", "FILE|auto|none", "rank file for samples; auto: beside the first shard", &O::tokenizer},
+        {"Data", "val-data", "GLOB", "validation shards; \"\" or none: no validation", &O::val_data},
+        {"Data", "tokenizer", "FILE|auto|none", "rank file for samples; auto: beside the first shard",
+         &O::tokenizer},
         {"Data", "seq-len", "N", "tokens a sequence", &O::seq_len, positive},
         {"Data", "batch-size", "N", "sequences a device a micro-step", &O::batch_size, positive},
-        {"Data", "total-batch-size", "N", "tokens an update; 0: one micro-step", &O::total_batch_size, not_negative},
+        {"Data", "total-batch-size", "N", "tokens an update; 0: one micro-step", &O::total_batch_size,
+         not_negative},
         {"Data", "seed", "N", "of weights, data order and samples", &O::seed, not_negative},
 
         {"Optimisation", "steps", "N", "updates", &O::steps, positive},
         {"Optimisation", "lr", "X", "peak learning rate", &O::lr, not_negative},
-        {"Optimisation", "min-lr-frac", "X", "learning rate at the end, as a fraction of --lr", &O::min_lr_frac,
-         fraction},
+        {"Optimisation", "min-lr-frac", "X", "learning rate at the end, as a fraction of --lr",
+         &O::min_lr_frac, fraction},
         {"Optimisation", "warmup-steps", "N", "updates of linear warm-up", &O::warmup_steps, not_negative},
-        {"Optimisation", "schedule", "NAME", "cosine, linear, constant or wsd, after the warm-up", &O::schedule,
-         one_of({"cosine", "linear", "constant", "wsd"})},
-        {"Optimisation", "weight-decay", "X", "AdamW's decay of the matrices", &O::weight_decay, not_negative},
+        {"Optimisation", "schedule", "NAME", "cosine, linear, constant or wsd, after the warm-up",
+         &O::schedule, one_of({"cosine", "linear", "constant", "wsd"})},
+        {"Optimisation", "weight-decay", "X", "AdamW's decay of the matrices", &O::weight_decay,
+         not_negative},
         {"Optimisation", "beta1", "X", "AdamW's decay of the first moment", &O::beta1, decay},
         {"Optimisation", "beta2", "X", "AdamW's decay of the second moment", &O::beta2, decay},
-        {"Optimisation", "grad-clip", "X", "largest gradient norm; 0: no clipping", &O::grad_clip, not_negative},
+        {"Optimisation", "grad-clip", "X", "largest gradient norm; 0: no clipping", &O::grad_clip,
+         not_negative},
 
         {"Precision and memory", "dtype", "f32|bf16", "weights and activations", &O::dtype, type},
         {"Precision and memory", "grad-dtype", "f32|bf16", "gradients", &O::grad_dtype, type},
-        {"Precision and memory", "master-weights", "on|off", "f32 copy of bf16 weights; off: stochastic rounding",
-         &O::master_weights, one_of({"on", "off"})},
+        {"Precision and memory", "master-weights", "on|off",
+         "f32 copy of bf16 weights; off: stochastic rounding", &O::master_weights, one_of({"on", "off"})},
         {"Precision and memory", "optimizer-state", "f32|bf16", "AdamW's moments", &O::optimizer_state, type},
-        {"Precision and memory", "recompute", "LIST", "in the backward: norm,swiglu,qkv,attention,block,block:K",
-         &O::recompute},
+        {"Precision and memory", "recompute", "LIST",
+         "in the backward: norm,swiglu,qkv,attention,block,block:K", &O::recompute},
         {"Precision and memory", "kernel", "OP=N", "variant of an operation; repeatable", &O::kernel},
 
         {"Output", "out", "DIR", "log, loss plot and checkpoints", &O::out},
-        {"Output", "resume", "auto|none|DIR", "checkpoint to go on from; auto: the newest in --out", &O::resume},
-        {"Output", "checkpoint-every", "N", "updates; 0: at the end only", &O::checkpoint_every, not_negative},
+        {"Output", "resume", "auto|none|DIR", "checkpoint to go on from; auto: the newest in --out",
+         &O::resume},
+        {"Output", "checkpoint-every", "N", "updates; 0: at the end only", &O::checkpoint_every,
+         not_negative},
         {"Output", "keep-checkpoints", "N", "newest checkpoints kept", &O::keep_checkpoints, positive},
         {"Output", "val-every", "N", "updates; 0: at the end only", &O::val_every, not_negative},
         {"Output", "val-steps", "N", "batches of a validation", &O::val_steps, positive},
         {"Output", "sample-every", "N", "updates; 0: no samples", &O::sample_every, not_negative},
         {"Output", "sample-tokens", "N", "tokens of a sample", &O::sample_tokens, positive},
         {"Output", "sample-temperature", "X", "0: the likeliest token", &O::sample_temperature, not_negative},
-        {"Output", "sample-top-k", "N", "sample from the N likeliest tokens; 0: all", &O::sample_top_k, not_negative},
+        {"Output", "sample-top-k", "N", "sample from the N likeliest tokens; 0: all", &O::sample_top_k,
+         not_negative},
         {"Output", "profile", "STEPS", "updates to profile", &O::profile, not_negative},
     };
     return table;
@@ -110,7 +124,8 @@ std::string expected(const Flag& flag) {
     const Words kinds = {"text in UTF-8", "an integer", "a number", "true or false", "a list of strings"};
     text = kinds[flag.field.index()];
     if (std::isfinite(rule.high))
-        text += " from " + json(rule.low).dump() + (rule.high_excluded ? " to below " : " to ") + json(rule.high).dump();
+        text += " from " + json(rule.low).dump() + (rule.high_excluded ? " to below " : " to ") +
+                json(rule.high).dump();
     else if (std::isfinite(rule.low))
         text += " of at least " + std::to_string(static_cast<int64_t>(rule.low));
     return text;
@@ -123,7 +138,8 @@ bool take(std::string& to, const json& value) {
     return is_utf8(to) && to.find('\0') == to.npos;  // paths end at a NUL
 }
 bool take(int64_t& to, const json& value) {
-    if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX)) return false;
+    if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX))
+        return false;
     to = value.get<int64_t>();
     return true;
 }
@@ -151,15 +167,19 @@ bool allowed(const Rule& rule, const std::string& value) {
 bool allowed(const Rule& rule, double value) {
     return value >= rule.low && (rule.high_excluded ? value < rule.high : value <= rule.high);
 }
-bool allowed(const Rule&, const std::vector<std::string>&) { return true; }
+bool allowed(const Rule&, const std::vector<std::string>&) {
+    return true;
+}
 
 void assign(Options& options, const Flag& flag, const json& value, const std::string& where) {
     const bool good = std::visit(
-        [&](auto field) { return take(options.*field, value) && allowed(flag.rule, options.*field); }, flag.field);
+        [&](auto field) { return take(options.*field, value) && allowed(flag.rule, options.*field); },
+        flag.field);
     if (!good) fail(where, ": expected ", expected(flag), ", found ", excerpt(value));
 }
 
-// What stands on the command line, as JSON of the flag's type; what does not read as a number stays text, to be refused.
+// What stands on the command line, as JSON of the flag's type; what does not read as a number stays text, to
+// be refused.
 json from_text(const Flag& flag, const std::string& text) {
     const auto number = [&](auto value) -> json {
         const char* end = text.data() + text.size();
@@ -240,8 +260,19 @@ void add_flags(CLI::App& app, std::vector<Given>& given) {
 }
 
 void parse_command_line(CLI::App& app, int argc, const char* const* argv) {
+    // CLI11 takes the argument after "--out=" for its value; after "--out" and "" it does not.
+    std::vector<std::string> names;
+    std::vector<const char*> arguments;
+    names.reserve(static_cast<size_t>(argc));
+    for (int i = 0; i < argc; i++) {
+        const std::string text = argv[i];
+        const bool empty_value = i > 0 && text.size() > 3 && text.find('=') == text.size() - 1;
+        if (empty_value) names.push_back(text.substr(0, text.size() - 1));
+        arguments.push_back(empty_value ? names.back().c_str() : argv[i]);
+        if (empty_value) arguments.push_back("");
+    }
     try {
-        app.parse(argc, argv);
+        app.parse(static_cast<int>(arguments.size()), arguments.data());
     } catch (const CLI::CallForHelp&) {
         std::string help = app.help();
         for (size_t at; (at = help.find("\n\n\n")) != help.npos;) help.erase(at, 1);
@@ -256,7 +287,8 @@ void parse_command_line(CLI::App& app, int argc, const char* const* argv) {
     const std::vector<std::string> rest = app.remaining();
     if (rest.empty()) return;
     const std::string name = rest[0].substr(0, rest[0].find('='));
-    if (name.rfind("--", 0) == 0) fail(quote(name), ": no such flag", suggestion(name.substr(2), "--"), "; --help lists them");
+    if (name.rfind("--", 0) == 0)
+        fail(quote(name), ": no such flag", suggestion(name.substr(2), "--"), "; --help lists them");
     fail(quote(rest[0]), ": expected a flag; --help lists them");
 }
 
@@ -276,7 +308,9 @@ void check_together(const Options& options) {
 }  // namespace
 
 Options parse_options(int argc, const char* const* argv) {
-    CLI::App app{"Trains Llama 3. Without flags: the tiny preset on the text that make train_llama3 prepared. Defaults in brackets.\n"};
+    CLI::App app{
+        "Trains Llama 3. Without flags: the tiny preset on the text that make train_llama3 prepared. "
+        "Defaults in brackets.\n"};
     app.set_help_flag("-h,--help", "print this help")->group("Configuration");
     app.get_formatter()->column_width(34);
     app.allow_extras();
@@ -301,6 +335,7 @@ Options parse_options(int argc, const char* const* argv) {
     assign_flags(false);
     if (!options.config.empty()) read_file(options, options.config);
     assign_flags(true);
+    if (options.val_data == "none") options.val_data.clear();
     check_together(options);
     return options;
 }
@@ -312,9 +347,11 @@ int64_t micro_steps(const Options& o, int64_t devices) {
         __builtin_mul_overflow(sequences, o.seq_len, &micro))
         fail("--batch-size ", o.batch_size, " --seq-len ", o.seq_len, ": expected a product below 2^63");
     if (o.total_batch_size % micro != 0)
-        fail("--total-batch-size: micro-batches do not divide the update: expected a multiple of batch-size * seq-len * ",
-             "devices = ", o.batch_size, " * ", o.seq_len, " * ", devices, " = ", micro, " tokens, found ",
-             o.total_batch_size);
+        fail(
+            "--total-batch-size: micro-batches do not divide the update: expected a multiple of batch-size * "
+            "seq-len * ",
+            "devices = ", o.batch_size, " * ", o.seq_len, " * ", devices, " = ", micro, " tokens, found ",
+            o.total_batch_size);
     return std::max<int64_t>(1, o.total_batch_size / micro);
 }
 
@@ -334,8 +371,9 @@ std::string to_toml(const Options& options) {
             group = flag.group;
             text += (text.empty() ? "# " : "\n# ") + group + "\n";
         }
-        std::visit([&](auto field) { text += std::string(flag.name) + " = " + toml_value(options.*field) + "\n"; },
-                   flag.field);
+        std::visit(
+            [&](auto field) { text += std::string(flag.name) + " = " + toml_value(options.*field) + "\n"; },
+            flag.field);
     }
     return text;
 }
@@ -347,7 +385,8 @@ std::vector<std::pair<std::string, Rows>> configuration_rows(const Options& opti
         if (!flag.in_file) continue;
         if (groups.empty() || groups.back().first != flag.group) groups.push_back({flag.group, {}});
         const auto& value = values[flag.name];
-        groups.back().second.push_back({flag.name, value.is_string() ? value.get<std::string>() : value.dump()});
+        groups.back().second.push_back(
+            {flag.name, value.is_string() ? value.get<std::string>() : value.dump()});
     }
     return groups;
 }
@@ -365,19 +404,27 @@ Recompute parse_recompute(const std::string& list) {
         const std::string part = list.substr(start, end - start);
         start = end + 1;
         bool known = true;
-        if (part == "norm") r.norm = true;
-        else if (part == "swiglu") r.swiglu = true;
-        else if (part == "qkv") r.qkv = true;
-        else if (part == "attention") r.attention = true;
-        else if (part == "block") r.block_every = 1;
+        if (part == "norm")
+            r.norm = true;
+        else if (part == "swiglu")
+            r.swiglu = true;
+        else if (part == "qkv")
+            r.qkv = true;
+        else if (part == "attention")
+            r.attention = true;
+        else if (part == "block")
+            r.block_every = 1;
         else if (part.rfind("block:", 0) == 0) {
             const char* last = part.data() + part.size();
             const auto [stop, error] = std::from_chars(part.data() + 6, last, r.block_every);
             known = error == std::errc() && stop == last && r.block_every >= 1;
-        } else known = false;
+        } else
+            known = false;
         if (!known)
-            fail("--recompute: expected none, or a list of norm, swiglu, qkv, attention, block and block:K, found ",
-                 quote(part));
+            fail(
+                "--recompute: expected none, or a list of norm, swiglu, qkv, attention, block and block:K, "
+                "found ",
+                quote(part));
     }
     return r;
 }

@@ -1,5 +1,6 @@
-// The flags of a training run, which are also the flat keys of the TOML file that --config names. Flags win over the
-// file, the file over the defaults below. llamac/options.py holds the same names, defaults and checks.
+// The flags of a training run, which are also the flat keys of the TOML file that --config names. Flags win
+// over the file, the file over the defaults below. llamac/options.py holds the same names, defaults and
+// checks.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
@@ -12,7 +13,8 @@
 
 namespace llamac {
 
-// Field batch_size is the flag --batch-size and the key batch-size; options.cpp says what each means and may be.
+// Field batch_size is the flag --batch-size and the key batch-size; options.cpp says what each means and may
+// be.
 struct Options {
     std::string config;
     bool print_config = false;
@@ -59,11 +61,12 @@ struct Options {
     int64_t profile = 0;
 };
 
-// Reads the command line and the file that --config names, and checks each value and what they are together. Throws
-// Error naming the flag, or the file, line and key. --help prints the flags and ends the program.
+// Reads the command line and the file that --config names, and checks each value and what they are together.
+// Throws Error naming the flag, or the file, line and key. --help prints the flags and ends the program.
 Options parse_options(int argc, const char* const* argv);
 
-// Micro-steps of an update: total-batch-size / (batch-size * seq-len * devices). Throws Error where they do not divide it.
+// Micro-steps of an update: total-batch-size / (batch-size * seq-len * devices). Throws Error where they do
+// not divide it.
 int64_t micro_steps(const Options& options, int64_t devices);
 
 // The resolved configuration: one line a key; --config and Python's tomllib read it back to the same values.
@@ -76,7 +79,8 @@ std::vector<std::pair<std::string, Rows>> configuration_rows(const Options& opti
 
 // "f32" or "bf16".
 DType storage_type(const std::string& name);
-// A --recompute list: none, or parts with commas between: norm, swiglu, qkv, attention, block (= block:1), block:K.
+// A --recompute list: none, or parts with commas between: norm, swiglu, qkv, attention, block (= block:1),
+// block:K.
 Recompute parse_recompute(const std::string& list);
 
 }  // namespace llamac

@@ -12,8 +12,12 @@ namespace {
 
 using nlohmann::json;
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-bool is_bare(char c) { return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '-'; }
+bool is_digit(char c) {
+    return c >= '0' && c <= '9';
+}
+bool is_bare(char c) {
+    return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '-';
+}
 
 struct Reader {
     const std::string& path;
@@ -83,7 +87,8 @@ json Reader::read_value(bool in_array) {
         at += word.size();
         return value;
     }
-    refuse("expected a string in quotes, a number, true, false", in_array ? "" : " or an array", ", found ", found());
+    refuse("expected a string in quotes, a number, true, false", in_array ? "" : " or an array", ", found ",
+           found());
 }
 
 json Reader::read_array() {
@@ -96,8 +101,10 @@ json Reader::read_array() {
     for (skip(); peek() != ']'; skip()) {
         array.push_back(read_value(true));
         skip();
-        if (peek() == ',') at++;
-        else if (peek() != ']') refuse("expected , or ] in an array, found ", found());
+        if (peek() == ',')
+            at++;
+        else if (peek() != ']')
+            refuse("expected , or ] in an array, found ", found());
     }
     at++;
     return array;
@@ -106,13 +113,16 @@ json Reader::read_array() {
 // "..." with escapes, '...' without.
 std::string Reader::read_string() {
     const char delimiter = text[at];
-    if (text.compare(at, 3, std::string(3, delimiter)) == 0) refuse("expected a string on one line, found ", found());
+    if (text.compare(at, 3, std::string(3, delimiter)) == 0)
+        refuse("expected a string on one line, found ", found());
     std::string out;
     for (at++; peek() != delimiter;) {
         if (at >= text.size() || peek() == '\r' || peek() == '\n')
             refuse("expected ", delimiter, " at the end of a string, found ", found());
-        if (peek() == '\\' && delimiter == '"') read_escape(out);
-        else out += text[at++];
+        if (peek() == '\\' && delimiter == '"')
+            read_escape(out);
+        else
+            out += text[at++];
     }
     at++;
     return out;
@@ -149,15 +159,18 @@ json Reader::read_number() {
     std::string digits;
     bool good = true;
     for (; is_bare(peek()) || peek() == '+' || peek() == '.'; at++) {
-        if (text[at] != '_') digits += text[at];
-        else good = good && is_digit(text[at - 1]) && at + 1 < text.size() && is_digit(text[at + 1]);
+        if (text[at] != '_')
+            digits += text[at];
+        else
+            good = good && is_digit(text[at - 1]) && at + 1 < text.size() && is_digit(text[at + 1]);
     }
     if (digits[0] == '+') digits.erase(0, 1);
     const std::string_view number = digits, unsigned_part = number.substr(number.substr(0, 1) == "-");
     // JSON's grammar of a number is TOML's, but for the sign and the underscores.
     const json value = json::parse(number, nullptr, false);
     good = good && !unsigned_part.empty() && is_digit(unsigned_part[0]) && value.is_number();
-    if (good && value.is_number_float() && number.find_first_of(".eE") == number.npos) good = false;  // past 64 bits
+    if (good && value.is_number_float() && number.find_first_of(".eE") == number.npos)
+        good = false;  // past 64 bits
     if (good) return value;
     at = start;
     refuse("expected a decimal number of at most 64 bits, found ", found());
@@ -186,13 +199,15 @@ std::vector<TomlEntry> read_toml(const std::string& path) {
         if (reader.skip_newline() || reader.at >= reader.text.size()) continue;
         TomlEntry entry{reader.read_key(), {}, reader.line};
         reader.skip_blanks();
-        if (reader.peek() != '=') reader.refuse("expected = after ", quote(entry.key), ", found ", reader.found());
+        if (reader.peek() != '=')
+            reader.refuse("expected = after ", quote(entry.key), ", found ", reader.found());
         reader.at++;
         reader.skip_blanks();
         entry.value = reader.read_value(false);
         reader.skip_blanks();
         if (!reader.skip_newline() && reader.at < reader.text.size())
-            reader.refuse("expected the end of the line after the value of ", entry.key, ", found ", reader.found());
+            reader.refuse("expected the end of the line after the value of ", entry.key, ", found ",
+                          reader.found());
         if (!seen.insert(entry.key).second) reader.refuse(entry.key, " stands in the file twice");
         entries.push_back(std::move(entry));
     }

@@ -1,6 +1,7 @@
-// The part of TOML that configuration files need: `key = value` lines, values strings, numbers, booleans and arrays of
-// them. What it takes, Python's tomllib reads to the same values; the rest of TOML is refused with the file and the line.
-// CLI11's own reader will not do: version 2.1.2 cuts strings at '#', knows no escapes and loses the types of values.
+// The part of TOML that configuration files need: `key = value` lines, values strings, numbers, booleans and
+// arrays of them. What it takes, Python's tomllib reads to the same values; the rest of TOML is refused with
+// the file and the line. CLI11's own reader will not do: version 2.1.2 cuts strings at '#', knows no escapes
+// and loses the types of values.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>

@@ -1,0 +1,388 @@
+// Causal self-attention with grouped queries (Vaswani et al. 2017; Ainslie et al. 2023). Query head h reads key/value
+// head h / (NH/NKV). For each b, h and query t, over the keys s <= t:
+//
+//   score[s] = scale * sum_d q[t,d] * k[s,d]
+//   lse      = ln sum_s exp(score[s])
+//   p[s]     = exp(score[s] - lse)
+//   out[t,d] = sum_s p[s] * v[s,d]
+//
+// Backward, with p made again from lse, and delta = sum_d dout[t,d] * out[t,d] = sum_s p[s] * dp[s]:
+//
+//   dp[s]   = sum_d dout[t,d] * v[s,d]
+//   ds[s]   = p[s] * (dp[s] - delta)
+//   dq[t,d] = scale * sum_s ds[s] * k[s,d]
+//   dk[s,d] = scale * sum_{h,t} ds[s] * q[t,d]     over the query heads that read this key head
+//   dv[s,d] = sum_{h,t} p[s] * dout[t,d]
+//
+// cpu   a tile of queries against all keys before its last: scores of the tile are whole rows, so softmax is one pass and
+//       memory is linear in T; register tiles above the diagonal are skipped. Keys and values are packed once for all
+//       query heads that share them.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "core/blas.h"
+#include "core/registry.h"
+
+namespace llamac {
+namespace {
+
+template <class A>
+constexpr A minus_infinity = -std::numeric_limits<A>::infinity();
+
+template <class T>
+void attention_forward_reference(View<T, 4> out, View<arithmetic<T>, 3> lse, View<const T, 4> q, View<const T, 4> k,
+                                 View<const T, 4> v, double scale) {
+    using A = arithmetic<T>;
+    const int64_t B = q.shape[0], time = q.shape[1], NH = q.shape[2], HD = q.shape[3], group = NH / k.shape[2];
+    std::vector<A> p(time), row(HD);
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t h = 0; h < NH; h++)
+            for (int64_t t = 0; t < time; t++) {
+                A largest = minus_infinity<A>, sum = 0;
+                for (int64_t s = 0; s <= t; s++) {
+                    A dot = 0;
+                    for (int64_t d = 0; d < HD; d++) dot += A(q(b, t, h, d)) * A(k(b, s, h / group, d));
+                    p[s] = A(scale) * dot;
+                    largest = std::max(largest, p[s]);
+                }
+                for (int64_t s = 0; s <= t; s++) sum += p[s] = std::exp(p[s] - largest);
+                std::fill(row.begin(), row.end(), A(0));
+                for (int64_t s = 0; s <= t; s++)
+                    for (int64_t d = 0; d < HD; d++) row[d] += p[s] * A(v(b, s, h / group, d));
+                for (int64_t d = 0; d < HD; d++) out(b, t, h, d) = T(row[d] / sum);
+                lse(b, h, t) = largest + std::log(sum);
+            }
+}
+
+template <class T>
+void attention_backward_reference(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<const T, 4> dout,
+                                  View<const T, 4> out, View<const arithmetic<T>, 3> lse, View<const T, 4> q,
+                                  View<const T, 4> k, View<const T, 4> v, double scale) {
+    using A = arithmetic<T>;
+    const int64_t B = q.shape[0], time = q.shape[1], NH = q.shape[2], HD = q.shape[3], NKV = k.shape[2], group = NH / NKV;
+    std::vector<A> row(HD), keys(time * HD), values(time * HD);  // of one key/value head, summed over its query heads
+    const auto backward_query = [&](int64_t b, int64_t h, int64_t t) {
+        const int64_t g = h / group;
+        A delta = 0;
+        for (int64_t d = 0; d < HD; d++) delta += A(dout(b, t, h, d)) * A(out(b, t, h, d));
+        std::fill(row.begin(), row.end(), A(0));
+        for (int64_t s = 0; s <= t; s++) {
+            A dot = 0, dp = 0;
+            for (int64_t d = 0; d < HD; d++) {
+                dot += A(q(b, t, h, d)) * A(k(b, s, g, d));
+                dp += A(dout(b, t, h, d)) * A(v(b, s, g, d));
+            }
+            const A p = std::exp(A(scale) * dot - lse(b, h, t)), ds = A(scale) * p * (dp - delta);
+            for (int64_t d = 0; d < HD; d++) {
+                row[d] += ds * A(k(b, s, g, d));
+                keys[s * HD + d] += ds * A(q(b, t, h, d));
+                values[s * HD + d] += p * A(dout(b, t, h, d));
+            }
+        }
+        for (int64_t d = 0; d < HD; d++) dq(b, t, h, d) = T(row[d]);
+    };
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t g = 0; g < NKV; g++) {
+            std::fill(keys.begin(), keys.end(), A(0));
+            std::fill(values.begin(), values.end(), A(0));
+            for (int64_t h = g * group; h < (g + 1) * group; h++)
+                for (int64_t t = 0; t < time; t++) backward_query(b, h, t);
+            for (int64_t s = 0; s < time; s++)
+                for (int64_t d = 0; d < HD; d++) {
+                    dk(b, s, g, d) = T(keys[s * HD + d]);
+                    dv(b, s, g, d) = T(values[s * HD + d]);
+                }
+        }
+}
+
+// ---- cpu
+
+int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+template <class A>
+constexpr int64_t panel_columns = 2 * lanes<A>;
+constexpr int64_t tile_queries = 64;  // a multiple of tile_rows
+
+// e^x for x <= 0 as straight code, so that a loop over it becomes vectors: 2^n * e^r with |r| <= ln(2)/2 and Taylor's
+// polynomial, whose first term left out is below 6e-9. Below -87 the result is e^-87, not a denormal.
+inline float exp_nonpositive(float x) {
+    constexpr float round = 0x1.8p23f;  // adding it leaves the nearest integer in the low bits
+    const float clamped = x < -87.0f ? -87.0f : x, shifted = clamped * 1.44269504f + round, n = shifted - round;
+    const float r = clamped - n * 0.693359375f - n * -2.12194440e-4f;  // ln 2 in two parts: the first times n is exact
+    float e = 1.0f / 5040;
+    e = e * r + 1.0f / 720;
+    e = e * r + 1.0f / 120;
+    e = e * r + 1.0f / 24;
+    e = e * r + 1.0f / 6;
+    e = e * r + 0.5f;
+    e = e * r + 1.0f;
+    e = e * r + 1.0f;
+    union {
+        int32_t i;
+        float f;
+    } power{static_cast<int32_t>(static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23)};
+    return e * power.f;
+}
+inline double exp_nonpositive(double x) { return std::exp(x); }
+
+// Sizes of one call; scores of a tile are rows `scores_row` apart: keys rounded up to whole panels, and a vector more, so
+// that rows a power of two apart do not meet in the same cache set.
+template <class A>
+struct Sizes {
+    int64_t B, T, NH, NKV, HD, group, width, keys, scores_row, tiles;
+
+    Sizes(const int64_t* q_shape, int64_t NKV_)
+        : B(q_shape[0]), T(q_shape[1]), NH(q_shape[2]), NKV(NKV_), HD(q_shape[3]), group(NH / NKV),
+          width(round_up(HD, panel_columns<A>)), keys(round_up(T, panel_columns<A>)), scores_row(keys + lanes<A>),
+          tiles((T + tile_queries - 1) / tile_queries) {}
+};
+
+// x[b, :, g, :] as rows[keys][width], scaled, zeros where x has no element.
+template <class A, class T>
+void copy_rows(View<const T, 4> x, int64_t b, int64_t g, int64_t begin, int64_t count, int64_t width, A scale, A* rows) {
+    const int64_t HD = x.shape[3], there = std::max<int64_t>(0, std::min(count, x.shape[1] - begin));
+    for (int64_t t = 0; t < there; t++) {
+        const T* from = &x(b, begin + t, g, 0);
+        A* row = rows + t * width;
+        for (int64_t d = 0; d < HD; d++) row[d] = scale * A(from[d]);
+        std::fill(row + HD, row + width, A(0));
+    }
+    std::fill(rows + there * width, rows + count * width, A(0));
+}
+
+// Columns [0, panel_columns) of the transpose of rows[panel_columns][width]: panel[HD][panel_columns].
+template <class A>
+void transpose_panel(const A* rows, int64_t width, int64_t HD, A* panel) {
+    for (int64_t d = 0; d < HD; d++)
+        for (int64_t s = 0; s < panel_columns<A>; s++) panel[d * panel_columns<A> + s] = rows[s * width + d];
+}
+
+// Key or value heads as gemm_tile wants them: rows [B,NKV,keys,width], and, transposed in panels of panel_columns keys,
+// [B,NKV,keys/panel_columns,HD,panel_columns].
+template <class A, class T>
+void pack_heads(View<const T, 4> x, const Sizes<A>& n, A* rows, A* panels) {
+#pragma omp for collapse(2) schedule(static)
+    for (int64_t head = 0; head < n.B * n.NKV; head++)
+        for (int64_t s = 0; s < n.keys; s += panel_columns<A>) {
+            A* at = rows + (head * n.keys + s) * n.width;
+            copy_rows(x, head / n.NKV, head % n.NKV, s, panel_columns<A>, n.width, A(1), at);
+            if (panels) transpose_panel(at, n.width, n.HD, panels + (head * n.keys + s) * n.HD);
+        }
+}
+
+// c[queries, keys] = rows * transposed panels, for the register tiles that reach below the diagonal. The tile's first
+// query is `first`.
+template <class A>
+void causal_scores(const Sizes<A>& n, int64_t first, const A* rows, const A* panels, A* c) {
+    const int64_t end = std::min(n.T, first + tile_queries);
+    for (int64_t s = 0; s < end; s += panel_columns<A>)
+        for (int64_t i = std::max<int64_t>(0, s - first) / tile_rows * tile_rows; first + i < end; i += tile_rows)
+            gemm_tile<2>(n.HD, rows + i * n.width, n.width, 1, panels + s * n.HD, panel_columns<A>,
+                         static_cast<const A*>(nullptr), 0, c + i * n.scores_row + s, n.scores_row);
+}
+
+// c[queries, width] = p * rows: p's row i is zero beyond the diagonal up to its register tile's last key.
+template <class A>
+void causal_product(const Sizes<A>& n, int64_t first, const A* p, const A* rows, A* c) {
+    const int64_t end = std::min(n.T, first + tile_queries);
+    for (int64_t i = 0; first + i < end; i += tile_rows)
+        for (int64_t d = 0; d < n.width; d += panel_columns<A>)
+            gemm_tile<2>(std::min(n.keys, first + i + tile_rows), p + i * n.scores_row, n.scores_row, 1, rows + d,
+                         n.width, static_cast<const A*>(nullptr), 0, c + i * n.width + d, n.width);
+}
+
+// c[keys, width] += transposed p * rows of the tile's queries.
+template <class A>
+void causal_transposed_product(const Sizes<A>& n, int64_t first, const A* p, const A* rows, A* c) {
+    const int64_t end = std::min(n.T, first + tile_queries), count = round_up(end - first, tile_rows);
+    for (int64_t s = 0; s < end; s += tile_rows) {
+        const int64_t skip = std::max<int64_t>(0, s - first);
+        for (int64_t d = 0; d < n.width; d += panel_columns<A>) {
+            A* at = c + s * n.width + d;
+            gemm_tile<2>(count - skip, p + skip * n.scores_row + s, 1, n.scores_row, rows + skip * n.width + d, n.width,
+                         at, n.width, at, n.width);
+        }
+    }
+}
+
+template <class A>
+A softmax_row(A* row, int64_t length, int64_t padded, A* sum_out) {
+    A largest = row[0], sum = 0;
+#pragma omp simd reduction(max : largest)
+    for (int64_t s = 0; s < length; s++) largest = std::max(largest, row[s]);
+#pragma omp simd reduction(+ : sum)
+    for (int64_t s = 0; s < length; s++) {
+        row[s] = exp_nonpositive(row[s] - largest);
+        sum += row[s];
+    }
+    std::fill(row + length, row + padded, A(0));
+    *sum_out = sum;
+    return largest;
+}
+
+template <class T>
+void attention_forward_cpu(View<T, 4> out, View<arithmetic<T>, 3> lse, View<const T, 4> q, View<const T, 4> k,
+                           View<const T, 4> v, double scale) {
+    using A = arithmetic<T>;
+    const Sizes<A> n(q.shape, k.shape[2]);
+    static thread_local Scratch shared;
+    const int64_t heads = n.B * n.NKV * n.keys;
+    A* keys = shared.reserve<A>(heads * (2 * n.width + n.HD));
+    A *values = keys + heads * n.width, *keys_transposed = values + heads * n.width;
+#pragma omp parallel
+    {
+        pack_heads(k, n, keys, keys_transposed);
+        pack_heads(v, n, values, static_cast<A*>(nullptr));
+        static thread_local Scratch own;
+        A* scores = own.reserve<A>(tile_queries * (n.scores_row + 2 * n.width));
+        A *queries = scores + tile_queries * n.scores_row, *rows = queries + tile_queries * n.width;
+#pragma omp for collapse(2) schedule(dynamic)
+        for (int64_t tile = n.tiles - 1; tile >= 0; tile--)  // the longest first
+            for (int64_t bh = 0; bh < n.B * n.NH; bh++) {
+                const int64_t b = bh / n.NH, h = bh % n.NH, head = b * n.NKV + h / n.group, first = tile * tile_queries;
+                copy_rows(q, b, h, first, tile_queries, n.width, A(scale), queries);
+                causal_scores(n, first, queries, keys_transposed + head * n.keys * n.HD, scores);
+                const int64_t count = std::min(n.T - first, tile_queries);
+                A sum[tile_queries];
+                for (int64_t i = 0; i < count; i++) {
+                    const int64_t length = first + i + 1;
+                    const A largest =
+                        softmax_row(scores + i * n.scores_row, length, round_up(length, tile_rows), &sum[i]);
+                    lse(b, h, first + i) = largest + std::log(sum[i]);
+                }
+                causal_product(n, first, scores, values + head * n.keys * n.width, rows);
+                for (int64_t i = 0; i < count; i++) {
+                    const A normalise = 1 / sum[i];
+                    T* to = &out(b, first + i, h, 0);
+                    for (int64_t d = 0; d < n.HD; d++) to[d] = T(rows[i * n.width + d] * normalise);
+                }
+            }
+    }
+}
+
+// Gradients of one tile of queries of head h: dq is written, dkeys and dvalues [keys,width] are added to.
+// scratch: 2 * tile_queries * (scores_row + 2 * width).
+template <class T, class A>
+void backward_tile(const Sizes<A>& n, int64_t b, int64_t h, int64_t tile, View<T, 4> dq, View<const T, 4> dout,
+                   View<const T, 4> out, View<const A, 3> lse, View<const T, 4> q, A scale, const A* keys,
+                   const A* keys_transposed, const A* values_transposed, A* dkeys, A* dvalues, A* scratch) {
+    const int64_t first = tile * tile_queries, count = std::min(n.T - first, tile_queries);
+    A *p = scratch, *ds = p + tile_queries * n.scores_row, *queries = ds + tile_queries * n.scores_row;
+    A *douts = queries + tile_queries * n.width, *dqueries = douts + tile_queries * n.width;
+    copy_rows(q, b, h, first, tile_queries, n.width, scale, queries);
+    copy_rows(dout, b, h, first, tile_queries, n.width, A(1), douts);
+    causal_scores(n, first, queries, keys_transposed, p);
+    causal_scores(n, first, douts, values_transposed, ds);
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t length = first + i + 1, padded = round_up(length, tile_rows);
+        A *p_row = p + i * n.scores_row, *ds_row = ds + i * n.scores_row;
+        const T* out_row = &out(b, first + i, h, 0);
+        const A log_sum = lse(b, h, first + i);
+        A delta = 0;
+#pragma omp simd reduction(+ : delta)
+        for (int64_t d = 0; d < n.HD; d++) delta += douts[i * n.width + d] * A(out_row[d]);
+#pragma omp simd
+        for (int64_t s = 0; s < length; s++) {
+            p_row[s] = exp_nonpositive(p_row[s] - log_sum);
+            ds_row[s] = p_row[s] * (ds_row[s] - delta);
+        }
+        std::fill(p_row + length, p_row + padded, A(0));
+        std::fill(ds_row + length, ds_row + padded, A(0));
+    }
+    causal_transposed_product(n, first, p, douts, dvalues);
+    causal_transposed_product(n, first, ds, queries, dkeys);  // the queries carry the scale
+    causal_product(n, first, ds, keys, dqueries);
+    for (int64_t i = 0; i < count; i++) {
+        T* to = &dq(b, first + i, h, 0);
+        for (int64_t d = 0; d < n.HD; d++) to[d] = T(scale * dqueries[i * n.width + d]);
+    }
+}
+
+// x[b, :, g, :] = the sum of its parts, in their order; parts lie part_stride apart.
+template <class T, class A>
+void sum_parts(const Sizes<A>& n, int64_t parts, int64_t part_stride, const A* sums, View<T, 4> x) {
+#pragma omp for collapse(2) schedule(static)
+    for (int64_t head = 0; head < n.B * n.NKV; head++)
+        for (int64_t s = 0; s < n.T; s++) {
+            const A* from = sums + head * parts * part_stride + s * n.width;
+            T* to = &x(head / n.NKV, s, head % n.NKV, 0);
+            for (int64_t d = 0; d < n.HD; d++) {
+                A sum = from[d];
+                for (int64_t part = 1; part < parts; part++) sum += from[part * part_stride + d];
+                to[d] = T(sum);
+            }
+        }
+}
+
+// dk and dv of a head are sums over all its queries: the (query head, tile) pairs are dealt to `parts` owners, each with
+// its own sums. Their number depends on the shape alone, so the bits do not depend on the threads.
+template <class T>
+void attention_backward_cpu(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<const T, 4> dout, View<const T, 4> out,
+                            View<const arithmetic<T>, 3> lse, View<const T, 4> q, View<const T, 4> k,
+                            View<const T, 4> v, double scale) {
+    using A = arithmetic<T>;
+    constexpr int64_t wanted_owners = 16;
+    const Sizes<A> n(q.shape, k.shape[2]);
+    const int64_t heads = n.B * n.NKV, pairs = n.group * n.tiles;
+    const int64_t parts = std::min(pairs, (wanted_owners + heads - 1) / heads), part_stride = n.keys * n.width;
+    static thread_local Scratch shared;
+    A* keys = shared.reserve<A>(heads * n.keys * (2 * n.width + 2 * n.HD) + 2 * heads * parts * part_stride);
+    A *values = keys + heads * part_stride, *keys_transposed = values + heads * part_stride;
+    A* values_transposed = keys_transposed + heads * n.keys * n.HD;
+    A *dkeys = values_transposed + heads * n.keys * n.HD, *dvalues = dkeys + heads * parts * part_stride;
+#pragma omp parallel
+    {
+        pack_heads(k, n, keys, keys_transposed);
+        pack_heads(v, n, values, values_transposed);
+        static thread_local Scratch own;
+        A* scratch = own.reserve<A>(tile_queries * (2 * n.scores_row + 3 * n.width));
+#pragma omp for schedule(dynamic)
+        for (int64_t owner = 0; owner < heads * parts; owner++) {
+            const int64_t head = owner / parts, b = head / n.NKV, g = head % n.NKV;
+            A *dkeys_own = dkeys + owner * part_stride, *dvalues_own = dvalues + owner * part_stride;
+            std::fill(dkeys_own, dkeys_own + part_stride, A(0));
+            std::fill(dvalues_own, dvalues_own + part_stride, A(0));
+            for (int64_t pair = owner % parts; pair < pairs; pair += parts)
+                backward_tile(n, b, g * n.group + pair % n.group, pair / n.group, dq, dout, out, lse, q, A(scale),
+                              keys + head * part_stride, keys_transposed + head * n.keys * n.HD,
+                              values_transposed + head * n.keys * n.HD, dkeys_own, dvalues_own, scratch);
+        }
+        sum_parts(n, parts, part_stride, dkeys, dk);
+        sum_parts(n, parts, part_stride, dvalues, dv);
+    }
+}
+
+// Only the causal half counts: T(T+1)/2 pairs of query and key.
+double forward_flops(const Call& call) {
+    const double pairs = 0.5 * static_cast<double>(call["T"]) * static_cast<double>(call["T"] + 1);
+    return 2 * 2 * static_cast<double>(call["B"] * call["NH"] * call["HD"]) * pairs;
+}
+double backward_flops(const Call& call) { return 2.5 * forward_flops(call); }  // five products instead of two
+
+Operation attention_forward(
+    "attention_forward(out: T[B,T,NH,HD] strided, lse: A[B,NH,T]; q: T[B,T,NH,HD] strided, k: T[B,T,NKV,HD] strided,"
+    " v: T[B,T,NKV,HD] strided; scale: float)",
+    "out = causal softmax(scale * q * transposed k) * v",
+    {{"cpu", "query tiles, packed keys, whole rows of scores", Where::host,
+      entries<attention_forward_cpu<float>, attention_forward_cpu<bf16>, attention_forward_cpu<double>>()},
+     {"reference", "plain loops", Where::host,
+      entries<attention_forward_reference<float>, attention_forward_reference<bf16>,
+              attention_forward_reference<double>>()}},
+    forward_flops);
+
+Operation attention_backward(
+    "attention_backward(dq: T[B,T,NH,HD] strided, dk: T[B,T,NKV,HD] strided, dv: T[B,T,NKV,HD] strided;"
+    " dout: T[B,T,NH,HD] strided, out: T[B,T,NH,HD] strided, lse: A[B,NH,T], q: T[B,T,NH,HD] strided,"
+    " k: T[B,T,NKV,HD] strided, v: T[B,T,NKV,HD] strided; scale: float)",
+    "gradients of attention_forward",
+    {{"cpu", "query tiles, p from lse, dk and dv summed by owners", Where::host,
+      entries<attention_backward_cpu<float>, attention_backward_cpu<bf16>, attention_backward_cpu<double>>()},
+     {"reference", "plain loops", Where::host,
+      entries<attention_backward_reference<float>, attention_backward_reference<bf16>,
+              attention_backward_reference<double>>()}},
+    backward_flops);
+
+}  // namespace
+}  // namespace llamac

@@ -1,0 +1,205 @@
+#include "train/log.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdarg>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/file.h"
+
+namespace llamac {
+namespace {
+
+using nlohmann::ordered_json;
+constexpr size_t width = 110;
+
+std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
+std::string format(const char* pattern, ...) {
+    char text[512];
+    va_list values;
+    va_start(values, pattern);
+    std::vsnprintf(text, sizeof text, pattern, values);
+    va_end(values);
+    return text;
+}
+
+// Bytes that are not UTF-8 become U+FFFD; infinities and NaN become null.
+std::string json_line(const ordered_json& object) {
+    return object.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+}
+
+// For a terminal: valid UTF-8, and no control characters that could move its cursor.
+std::string printable(const std::string& text) {
+    std::string out = ordered_json::parse(json_line(text)).get<std::string>();
+    for (char& c : out)
+        if ((static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t') || c == 0x7f) c = '?';
+    return out;
+}
+
+// Columns that a terminal shows: bytes that do not continue a UTF-8 character.
+size_t columns(const std::string& text) {
+    return static_cast<size_t>(
+        std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
+std::string padded(const std::string& text, size_t to) {
+    return text + std::string(to > columns(text) ? to - columns(text) : 0, ' ');
+}
+
+}  // namespace
+
+Log::Log(const std::string& out, const RunShape& run_shape, std::FILE* to)
+    : path(out + "/log.jsonl"), file(std::fopen(path.c_str(), "ae")), console(to), run(run_shape) {
+    if (!file) fail(path, ": cannot write: ", std::strerror(errno));
+}
+
+void Log::event(const ordered_json& fields) {
+    const std::string line = json_line(fields) + "\n";
+    if (std::fwrite(line.data(), 1, line.size(), file.get()) != line.size() || std::fflush(file.get()) != 0)
+        fail(path, ": cannot write: ", std::strerror(errno));
+}
+
+void Log::print(const std::string& line) {
+    std::fprintf(console, "%s\n", printable(line).c_str());
+    std::fflush(console);
+}
+
+void Log::table(const std::string& heading, const Rows& rows) {
+    print(heading);
+    size_t key = 0, value = 0;
+    for (const auto& row : rows) {
+        key = std::max(key, columns(row.first));
+        value = std::max(value, columns(row.second));
+    }
+    const size_t cell = key + value + 6, across = std::max<size_t>(1, width / cell);
+    const size_t down = (rows.size() + across - 1) / across;
+    for (size_t i = 0; i < down; i++) {
+        std::string line;
+        for (size_t j = i; j < rows.size(); j += down)
+            line += "  " + padded(rows[j].first, key) + "  " + padded(rows[j].second, value) + "  ";
+        print(line.substr(0, line.find_last_not_of(' ') + 1));
+    }
+}
+
+void Log::memory(const std::vector<MemoryRow>& rows) {
+    MemoryRow total{"total"};
+    size_t group = columns("memory");
+    for (const MemoryRow& row : rows) {
+        group = std::max(group, columns(row.group));
+        total.tensors += row.tensors;
+        total.bytes += row.bytes;
+    }
+    const auto print_row = [&](const MemoryRow& row) {
+        const double mib = static_cast<double>(row.bytes) / (1 << 20);
+        print("  " + padded(row.group, group) +
+              format("  %8lld  %12.1f", static_cast<long long>(row.tensors), mib));
+    };
+    print(padded("memory", group + 2) + "   tensors           MiB");
+    for (const MemoryRow& row : rows) print_row(row);
+    print_row(total);
+}
+
+void Log::start(const ordered_json& config) {
+    ordered_json fields = {{"event", "start"}};
+    fields.update(config);
+    event(fields);
+    std::string heading = format("%13s  %8s  %9s  %8s  %8s  %9s  %8s", "step", "loss", "grad norm", "lr",
+                                 "ms", "tokens/s", run.gpu ? "TFLOP/s" : "GFLOP/s");
+    if (run.peak_flops > 0) heading += "  % of peak";
+    print(heading + "  time left");
+}
+
+void Log::step(const StepResult& r) {
+    const double speed = run.tokens_per_update / r.ms * 1e3, flops = speed * run.flops_per_token;
+    ordered_json mfu;  // null where the peak is not known
+    if (run.peak_flops > 0) mfu = flops / run.peak_flops;
+    event({{"event", "step"},
+           {"step", r.step},
+           {"loss", r.loss},
+           {"grad_norm", r.grad_norm},
+           {"lr", r.lr},
+           {"ms", r.ms},
+           {"tokens_per_s", speed},
+           {"tflops", flops / 1e12},
+           {"mfu", mfu},
+           {"gpu_mem_gib", r.gpu_mem_gib},
+           {"rss_gib", process_memory().peak_rss_gib}});
+    typical_ms = typical_ms == 0 ? r.ms : 0.9 * typical_ms + 0.1 * r.ms;
+    std::string line = format("%13s  %8.4f  %9.4f  %8.2e  %8.1f  %9.0f  %8.1f",
+                              (std::to_string(r.step) + "/" + std::to_string(run.steps)).c_str(), r.loss,
+                              r.grad_norm, r.lr, r.ms, speed, flops / (run.gpu ? 1e12 : 1e9));
+    if (run.peak_flops > 0) line += format("  %9.1f", 100 * flops / run.peak_flops);
+    const double left = static_cast<double>(run.steps - r.step) * typical_ms / 1e3;
+    print(line + format("  %9s", duration(left).c_str()));
+}
+
+void Log::note(int64_t step, const std::string& text) {
+    print(format("%13s  ", (std::to_string(step) + "/" + std::to_string(run.steps)).c_str()) + text);
+}
+
+void Log::val(int64_t step, double loss) {
+    event({{"event", "val"}, {"step", step}, {"loss", loss}});
+    note(step, format("%8.4f  validation", loss));
+}
+
+void Log::sample(int64_t step, const std::string& text) {
+    event({{"event", "sample"}, {"step", step}, {"text", text}});
+    print("--- sample at step " + std::to_string(step) + "\n" + text + "\n---");
+}
+
+void Log::checkpoint(int64_t step, const std::string& directory) {
+    event({{"event", "checkpoint"}, {"step", step}, {"path", directory}});
+    note(step, "checkpoint " + directory);
+}
+
+void truncate_log(const std::string& path, int64_t step) {
+    std::ifstream in(path);
+    if (!in) return;
+    std::string kept, line;
+    while (std::getline(in, line)) {
+        const ordered_json event = ordered_json::parse(line, nullptr, false);
+        if (!event.is_object()) continue;
+        const auto found = event.find("step");
+        // Steps only grow in a log: what follows the first one past `step` belongs to the part that is
+        // redone.
+        if (found != event.end() && found->is_number() && found->get<double>() > static_cast<double>(step))
+            break;
+        kept += line + "\n";
+    }
+    in.close();
+    write_file(path, kept);
+}
+
+std::string duration(double seconds) {
+    if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e15) return "-";
+    const long long s = std::llround(seconds);
+    if (s < 60) return format("%lld s", s);
+    if (s < 3600) return format("%lld:%02lld", s / 60, s % 60);
+    return format("%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
+}
+
+std::string grouped(int64_t number) {
+    std::string text = std::to_string(number);
+    const int64_t first = number < 0 ? 1 : 0;
+    for (int64_t i = static_cast<int64_t>(text.size()) - 3; i > first; i -= 3)
+        text.insert(static_cast<size_t>(i), ",");
+    return text;
+}
+
+ProcessMemory process_memory() {
+    ProcessMemory memory{0, 0};
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);) {
+        const double gib =
+            std::strtod(line.c_str() + std::min<size_t>(6, line.size()), nullptr) / (1 << 20);  // in kB
+        if (line.rfind("VmRSS:", 0) == 0) memory.rss_gib = gib;
+        if (line.rfind("VmHWM:", 0) == 0) memory.peak_rss_gib = gib;
+    }
+    return memory;
+}
+
+}  // namespace llamac

@@ -1,0 +1,139 @@
+"""Tokens of any text: a file, or the UTF-8 files of a folder, an end-of-text token before each.
+
+Writes to --out: tokenizer.tiktoken, train_000.bin, … and val_000.bin, … Files are shuffled with a fixed seed,
+the first --val-fraction of the tokens is validation. Needs little memory, whatever the size of the text.
+"""
+
+import argparse
+import codecs
+import re
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from llamac import tokenizer
+from llamac.data import permute, write_shards
+from llamac.errors import InputError, run
+
+BLOCK_BYTES = 1 << 20
+BATCH_PIECES = 64
+ORDER_SEED = 1
+# No token of the split patterns spans a line's end between two characters that are no white space, nor looks
+# beyond it: text may be cut there without a change to its tokens.
+SAFE_CUT = re.compile(r"(?<=\S)\n(?=\S)")
+
+
+def is_text(path: Path) -> bool:
+    """Whether the whole file is UTF-8 without NUL characters, and not empty."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with open(path, "rb") as file:
+        try:
+            while block := file.read(BLOCK_BYTES):
+                if "\0" in decoder.decode(block):
+                    return False
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            return False
+    return path.stat().st_size > 0
+
+
+def documents(source: Path) -> list[Path]:
+    """The text files of a folder in a fixed random order, hidden ones left out; or the one file."""
+    if source.is_file():
+        if not is_text(source):
+            raise InputError(f"{source}: expected UTF-8 text, found other bytes or nothing")
+        return [source]
+    if not source.is_dir():
+        raise InputError(f"{source}: no such file or folder")
+    files = [path for path in sorted(source.rglob("*")) if path.is_file()]
+    files = [path for path in files if not any(part[0] == "." for part in path.relative_to(source).parts)]
+    texts = [path for path in files if is_text(path)]
+    if not texts:
+        raise InputError(f"{source}: expected UTF-8 text files, found none")
+    print(f"{source}: {len(texts)} text files, {len(files) - len(texts)} others left out")
+    return [texts[int(i)] for i in permute(np.arange(len(texts)), len(texts), ORDER_SEED, 0)]
+
+
+def pieces(path: Path) -> Iterator[str]:
+    """The text of a file in pieces of about BLOCK_BYTES whose tokens are those of the whole."""
+    rest = ""
+    with open(path, encoding="utf-8", newline="") as file:
+        while block := file.read(BLOCK_BYTES):
+            new = max(0, len(rest) - 1)  # what comes before has no safe cut
+            rest += block
+            cut = max((match.end() for match in SAFE_CUT.finditer(rest, new)), default=0)
+            if cut:
+                yield rest[:cut]
+                rest = rest[cut:]
+    yield rest
+
+
+def choose_tokenizer(arguments: argparse.Namespace, paths: list[Path]) -> tokenizer.Tokenizer:
+    """The tokenizer asked for; its rank file is left beside the tokens."""
+    file = arguments.out / "tokenizer.tiktoken"
+    if arguments.vocab_size:
+        texts = (piece for path in paths for piece in pieces(path))
+        tokenizer.save(file, tokenizer.train(texts, arguments.vocab_size - 1))
+    elif arguments.tokenizer == "gpt2":
+        tokenizer.save(file, tokenizer.gpt2_ranks())
+    else:
+        tokenizer.save(file, tokenizer.load(arguments.tokenizer).ranks)
+    return tokenizer.load(file)
+
+
+def spool(paths: list[Path], encoder: tokenizer.Tokenizer, file: Path) -> np.ndarray:
+    """All tokens, through a file of uint32 on disk: memory-mapped [n]."""
+    with open(file, "wb") as out:
+        for path in paths:
+            stream = pieces(path)
+            out.write(np.uint32(encoder.eot).tobytes())
+            while batch := list(islice(stream, BATCH_PIECES)):
+                for ids in encoder.encode_batch(batch):
+                    out.write(np.array(ids, np.uint32).tobytes())
+    return np.memmap(file, np.uint32, "r")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("input", type=Path, help="text file, or folder of text files")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument(
+        "--tokenizer", metavar="FILE|gpt2", help="rank file, such as Llama 3's tokenizer.model"
+    )
+    which.add_argument(
+        "--vocab-size", type=int, metavar="N", help="train a tokenizer of N tokens on the text"
+    )
+    parser.add_argument(
+        "--val-fraction", type=float, default=0.05, metavar="X", help="of the tokens; 0 for none"
+    )
+    parser.add_argument("--shard-tokens", type=int, default=1 << 27, metavar="N", help="at most, in one .bin")
+    arguments = parser.parse_args()
+    if not 0 <= arguments.val_fraction < 1 or arguments.shard_tokens < 1:
+        raise InputError("expected --val-fraction from 0 to below 1 and --shard-tokens of at least 1")
+    if arguments.vocab_size is not None and arguments.vocab_size < 257:
+        raise InputError(f"--vocab-size: expected at least 256 bytes + 1, found {arguments.vocab_size}")
+
+    paths = documents(arguments.input)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    encoder = choose_tokenizer(arguments, paths)
+    temporary = arguments.out / "tokens.tmp"
+    try:
+        tokens = spool(paths, encoder, temporary)
+        n_val = round(arguments.val_fraction * len(tokens))
+        for split, part in (("val", tokens[:n_val]), ("train", tokens[n_val:])):
+            if len(part):
+                write_shards(
+                    arguments.out, split, part, encoder.vocab_size, encoder.hash, arguments.shard_tokens
+                )
+            print(f"{split}: {len(part):,} tokens")
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,229 @@
+"""The model's configuration, read from and written to Hugging Face's config.json.
+
+Every size that follows from another one is computed here and nowhere else. Dimensions: C hidden_size, NH
+query heads, NKV key/value heads, HD head size, F intermediate_size, V vocab_size, L layers, T time.
+"""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from llamac.errors import InputError
+
+# A wheel carries the presets inside the package, a source tree beside it.
+_PRESET_DIRS = (Path(__file__).parent / "models", Path(__file__).parent.parent / "configs" / "models")
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Llama 3.1's frequency scaling: wavelengths beyond the original context are stretched by `factor`."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True)
+class Config:
+    """Llama's shape, under Hugging Face's names. load_config() makes one and checks that it adds up."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    tie_word_embeddings: bool = False
+    initializer_range: float = 0.02
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+
+    @property
+    def q_size(self) -> int:
+        """NH·HD: width of the queries and of the attention's output."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """NKV·HD: width of the keys, and of the values."""
+        return self.num_key_value_heads * self.head_dim
+
+    @property
+    def qkv_size(self) -> int:
+        """(NH + 2·NKV)·HD: width of queries, keys and values side by side."""
+        return self.q_size + 2 * self.kv_size
+
+    def parameters(self) -> list[tuple[str, tuple[int, ...]]]:
+        """(name, shape) of each parameter, in the order of files and random streams; matrices [out,in]."""
+        C, F, V = self.hidden_size, self.intermediate_size, self.vocab_size
+        block = [
+            ("input_layernorm.weight", (C,)),
+            ("self_attn.q_proj.weight", (self.q_size, C)),
+            ("self_attn.k_proj.weight", (self.kv_size, C)),
+            ("self_attn.v_proj.weight", (self.kv_size, C)),
+            ("self_attn.o_proj.weight", (C, self.q_size)),
+            ("post_attention_layernorm.weight", (C,)),
+            ("mlp.gate_proj.weight", (F, C)),
+            ("mlp.up_proj.weight", (F, C)),
+            ("mlp.down_proj.weight", (C, F)),
+        ]
+        table: list[tuple[str, tuple[int, ...]]] = [("model.embed_tokens.weight", (V, C))]
+        for layer in range(self.num_hidden_layers):
+            table += [(f"model.layers.{layer}.{name}", shape) for name, shape in block]
+        table.append(("model.norm.weight", (C,)))
+        if not self.tie_word_embeddings:
+            table.append(("lm_head.weight", (V, C)))
+        return table
+
+    def num_parameters(self) -> int:
+        """Elements of all parameters."""
+        return sum(math.prod(shape) for _, shape in self.parameters())
+
+    def flops_per_token(self, T: int) -> int:
+        """FLOPs of a token, forward and backward: 6·(parameters in a matmul) + 6·L·NH·HD·T.
+
+        An untied input embedding is a table look-up and does not count; of attention the causal half counts.
+        """
+        matrices = sum(math.prod(shape) for _, shape in self.parameters() if len(shape) == 2)
+        if not self.tie_word_embeddings:
+            matrices -= self.vocab_size * self.hidden_size
+        return 6 * matrices + 6 * self.num_hidden_layers * self.q_size * T
+
+    def to_dict(self, torch_dtype: str) -> dict:
+        """The content of config.json; torch_dtype is the dtype of the weights: "float32" or "bfloat16"."""
+        values = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"} | asdict(self)
+        if self.rope_scaling is not None:
+            values["rope_scaling"] = {"rope_type": "llama3", **values["rope_scaling"]}
+        values |= {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+        return values | {"torch_dtype": torch_dtype}
+
+
+def presets() -> dict[str, Path]:
+    """Name and file of every preset."""
+    files = [file for folder in _PRESET_DIRS for file in sorted(folder.glob("*.json"))]
+    return {file.stem: file for file in reversed(files)}
+
+
+def load_config(model: str | Path) -> Config:
+    """Configuration of a preset's name, a Hugging Face directory or a config.json. Raises InputError."""
+    path = Path(model)
+    if path.is_dir():
+        path = path / "config.json"
+    elif path.suffix != ".json":
+        path = presets().get(str(model), path)
+    if not path.is_file():
+        names = ", ".join(sorted(presets()))
+        raise InputError(f"model {model}: expected a directory with config.json or a preset ({names})")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"{path}: expected JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: expected a JSON object, found {type(values).__name__}")
+    return _Reader(str(path), values).config()
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """One config.json on its way into a Config; `file` names it in the errors."""
+
+    file: str
+    values: dict
+
+    def fail(self, key: str, expected: str) -> InputError:
+        found = json.dumps(self.values[key]) if key in self.values else "nothing"
+        return InputError(f"{self.file}: {key}: expected {expected}, found {found}")
+
+    def get(self, key: str, default):
+        """The value of key; a default stands in for a missing key and for null."""
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def size(self, key: str, default: int | None = None) -> int:
+        value = self.get(key, default)
+        if type(value) is not int or not 0 < value < 2**31:
+            raise self.fail(key, "a positive integer")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key, default)
+        if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
+            raise self.fail(key, "a positive number")
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        value = self.get(key, False)
+        if type(value) is not bool:
+            raise self.fail(key, "true or false")
+        return value
+
+    def token(self, key: str, default: int) -> int | list[int] | None:
+        """A token id, null for none; instruction-tuned models list several ends of text."""
+        value = self.values.get(key, default)
+        ids = value if type(value) is list and value else [value]
+        if value is not None and not all(type(x) is int and 0 <= x < 2**31 for x in ids):
+            raise self.fail(key, "a token id")
+        return value
+
+    def rope(self) -> tuple[float, RopeScaling | None]:
+        """theta and scaling: `rope_parameters` (transformers 5), else `rope_theta` and `rope_scaling`."""
+        key = "rope_parameters" if self.get("rope_parameters", None) is not None else "rope_scaling"
+        scaling = self.get(key, {})
+        if type(scaling) is not dict:
+            raise self.fail(key, "an object or null")
+        inner = _Reader(f"{self.file}: {key}", scaling)
+        theta = inner.number("rope_theta", self.number("rope_theta", 10000.0))
+        kind = inner.get("rope_type", inner.get("type", "default"))
+        if kind == "default":
+            return theta, None
+        if kind != "llama3":
+            expected = '"llama3" or "default"'
+            raise InputError(f"{inner.file}: rope_type: expected {expected}, found {json.dumps(kind)}")
+        original = inner.size("original_max_position_embeddings")
+        factors = [inner.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor")]
+        if factors[1] >= factors[2]:
+            raise inner.fail("low_freq_factor", f"less than high_freq_factor {factors[2]:g}")
+        return theta, RopeScaling(*factors, original)
+
+    def config(self) -> Config:
+        if self.get("model_type", "llama") != "llama":
+            raise self.fail("model_type", '"llama"')
+        if self.get("hidden_act", "silu") != "silu":
+            raise self.fail("hidden_act", '"silu"')
+        for key in ("attention_bias", "mlp_bias"):
+            if self.flag(key):
+                raise self.fail(key, "false")
+        C, NH = self.size("hidden_size"), self.size("num_attention_heads")
+        NKV = self.size("num_key_value_heads", NH)
+        if NH % NKV != 0:
+            raise self.fail("num_key_value_heads", f"a divisor of num_attention_heads {NH}")
+        if self.get("head_dim", None) is None and C % NH != 0:
+            raise self.fail("hidden_size", f"a multiple of num_attention_heads {NH} without head_dim")
+        HD = self.size("head_dim", C // NH)
+        if HD % 2 != 0:
+            raise InputError(f"{self.file}: head_dim: expected an even number, found {HD}")
+        theta, scaling = self.rope()
+        return Config(
+            vocab_size=self.size("vocab_size"),
+            hidden_size=C,
+            intermediate_size=self.size("intermediate_size"),
+            num_hidden_layers=self.size("num_hidden_layers"),
+            num_attention_heads=NH,
+            num_key_value_heads=NKV,
+            head_dim=HD,
+            max_position_embeddings=self.size("max_position_embeddings", 2048),
+            rms_norm_eps=self.number("rms_norm_eps", 1e-6),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            tie_word_embeddings=self.flag("tie_word_embeddings"),
+            initializer_range=self.number("initializer_range", 0.02),
+            bos_token_id=self.token("bos_token_id", 1),
+            eos_token_id=self.token("eos_token_id", 2),
+        )

@@ -1,0 +1,198 @@
+"""Token files (.bin), the order in which training visits them, and writing them.
+
+A .bin is llm.c's: int32[256] little-endian header, then tokens. Header words: [0] magic, [1] version, [2],[5]
+low and high half of the number of tokens; and ours, zero where unknown: [3] vocabulary size, [6],[7] low and
+high half of XXH3_64 of the tokenizer's rank file.
+"""
+
+import glob
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from llamac.errors import InputError
+
+HEADER_BYTES = 1024
+_FORMATS = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}  # (magic, version) -> token
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One .bin: memory-mapped tokens [n] and what its header says (0 = unknown)."""
+
+    path: str
+    tokens: np.ndarray
+    vocab_size: int
+    tokenizer_hash: int
+
+
+def read_bin(path: str | Path) -> Shard:
+    """Open a .bin, check header and size. Raises InputError. Token ids are checked where they are used."""
+    path = str(path)
+    try:
+        size = os.path.getsize(path)
+        with open(path, "rb") as file:
+            raw = file.read(HEADER_BYTES)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    if len(raw) < HEADER_BYTES:
+        raise InputError(f"{path}: header: expected {HEADER_BYTES} bytes, found {len(raw)}")
+    header = np.frombuffer(raw, "<u4").tolist()
+    dtype = _FORMATS.get((header[0], header[1]))
+    if dtype is None:
+        known = " or ".join(f"{magic} version {version}" for magic, version in _FORMATS)
+        raise InputError(f"{path}: header: expected magic {known}, found {header[0]} version {header[1]}")
+    for word in (4, *range(8, len(header))):
+        if header[word] != 0:
+            raise InputError(f"{path}: header word {word}: expected 0, found {header[word]}")
+    n = header[2] | header[5] << 32
+    if size != HEADER_BYTES + n * dtype.itemsize:
+        expected = f"{HEADER_BYTES} + {n}·{dtype.itemsize} = {HEADER_BYTES + n * dtype.itemsize} bytes"
+        raise InputError(f"{path}: size: expected {expected} for the header's {n} tokens, found {size}")
+    tokens = np.memmap(path, dtype, "r", HEADER_BYTES, (n,)) if n else np.empty(0, dtype)
+    return Shard(path, tokens, header[3], header[6] | header[7] << 32)
+
+
+def write_bin(path: str | Path, tokens: np.ndarray, vocab_size: int, tokenizer_hash: int = 0) -> None:
+    """Write tokens [n] as a .bin, renamed into place when whole; 16 bits a token if the vocabulary fits."""
+    magic, version = (20240520, 1) if vocab_size <= 1 << 16 else (20240801, 7)
+    dtype = _FORMATS[magic, version]
+    header = np.zeros(256, "<u4")
+    header[:4] = magic, version, len(tokens) & 0xFFFFFFFF, vocab_size
+    header[5:8] = len(tokens) >> 32, tokenizer_hash & 0xFFFFFFFF, tokenizer_hash >> 32
+    path = Path(path)
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        file.write(header.tobytes())
+        for start in range(0, len(tokens), 1 << 24):
+            file.write(tokens[start : start + (1 << 24)].astype(dtype).tobytes())
+    os.replace(temporary, path)
+
+
+def write_shards(
+    folder: str | Path,
+    split: str,
+    tokens: np.ndarray,
+    vocab_size: int,
+    tokenizer_hash: int,
+    shard_tokens: int = 1 << 27,
+) -> None:
+    """Write tokens [n] as folder/{split}_000.bin, …, of at most shard_tokens each; removes older ones."""
+    shards = max(1, -(-len(tokens) // shard_tokens))
+    paths = [Path(folder) / f"{split}_{i:03d}.bin" for i in range(shards)]
+    for i, path in enumerate(paths):
+        part = tokens[len(tokens) * i // shards : len(tokens) * (i + 1) // shards]
+        write_bin(path, part, vocab_size, tokenizer_hash)
+    for stale in set(Path(folder).glob(f"{split}_*.bin")) - set(paths):
+        stale.unlink()
+
+
+def check_tokens(shard: Shard, tokens: np.ndarray, start: int, vocab_size: int) -> None:
+    """Raise InputError if one of these tokens, at index `start` of the shard, is no id of the vocabulary."""
+    if tokens.size and int(tokens.max()) >= vocab_size:
+        at = int(np.argmax(tokens >= vocab_size))
+        where = f"{shard.path}: token {start + at}"
+        raise InputError(f"{where}: expected an id below {vocab_size}, found {tokens[at]}")
+
+
+def splitmix64(x: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64 (Steele, Lea & Flood 2014) on uint64, modulo 2^64."""
+    with np.errstate(over="ignore"):
+        z = x + np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+
+def permute(index: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
+    """Where each index in 0 .. size-1 goes in this epoch: a bijection of 0 .. size-1, uint64 in and out.
+
+    A six-round Feistel network over the smallest 4^h >= size, repeated until the value falls below size
+    (cycle walking; Black & Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+    """
+    with np.errstate(over="ignore"):
+        base = splitmix64(np.uint64(seed) ^ splitmix64(np.uint64(epoch)))
+        keys = splitmix64(base + np.arange(6, dtype=np.uint64))
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    half_bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
+    x = np.array(index, dtype=np.uint64, ndmin=1)
+    todo = np.arange(len(x))
+    while todo.size:
+        left, right = x[todo] >> half_bits, x[todo] & mask
+        for key in keys:
+            left, right = right, left ^ (splitmix64(right ^ key) & mask)
+        x[todo] = (left << half_bits) | right
+        todo = todo[x[todo] >= size]
+    return x
+
+
+class Loader:
+    """Sequences of T = seq_len tokens out of all shards that match a glob, for one of `world` ranks.
+
+    `sequences` is their number S over all shards, `tokens` the number of tokens in the shards.
+    """
+
+    def __init__(
+        self,
+        pattern: str,
+        seq_len: int,
+        vocab_size: int,
+        batch_size: int,
+        accum: int = 1,
+        rank: int = 0,
+        world: int = 1,
+        seed: int = 0,
+    ):
+        paths = sorted(glob.glob(pattern), key=os.fsencode)
+        if not paths:
+            raise InputError(f"{pattern}: no such file")
+        self.shards = [read_bin(path) for path in paths]
+        self.seq_len, self.vocab_size, self.batch_size, self.accum = seq_len, vocab_size, batch_size, accum
+        self.rank, self.world, self.seed = rank, world, seed
+        for shard in self.shards:
+            if shard.vocab_size > vocab_size:
+                expected = f"at most the model's {vocab_size}"
+                raise InputError(
+                    f"{shard.path}: vocabulary size: expected {expected}, found {shard.vocab_size}"
+                )
+        counts = [max(0, len(shard.tokens) - 1) // seq_len for shard in self.shards]
+        self.ends = np.cumsum(counts)  # [shards]: sequences up to and including each shard
+        self.sequences = int(self.ends[-1])
+        self.tokens = sum(len(shard.tokens) for shard in self.shards)
+        if self.sequences == 0:
+            expected = f"at least seq-len + 1 = {seq_len + 1} tokens in a file"
+            raise InputError(f"{pattern}: expected {expected}, found {self.tokens} in {len(paths)}")
+
+    def sequence(self, index: int) -> np.ndarray:
+        """Sequence `index` of 0 .. sequences-1: int32[T+1], the inputs and, one later, the targets."""
+        which = int(np.searchsorted(self.ends, index, side="right"))
+        shard = self.shards[which]
+        start = (index - (int(self.ends[which - 1]) if which else 0)) * self.seq_len
+        tokens = shard.tokens[start : start + self.seq_len + 1]
+        check_tokens(shard, tokens, start, self.vocab_size)
+        return tokens.astype(np.int32)
+
+    def _batch(self, indices) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.stack([self.sequence(int(index)) for index in indices])
+        return rows[:, :-1].copy(), rows[:, 1:].copy()
+
+    def micro_batch(self, update: int, micro: int) -> tuple[np.ndarray, np.ndarray]:
+        """(tokens, targets), int32[B,T] each, of micro-step `micro` of update `update`, counted from 0."""
+        first = (update * self.accum + micro) * self.batch_size
+        positions = [(first + row) * self.world + self.rank for row in range(self.batch_size)]
+        S = self.sequences
+        return self._batch(permute([p % S], S, self.seed, p // S)[0] for p in positions)
+
+    def validation(self, batches: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """At most `batches` full batches (tokens, targets) in file order; rank r yields batches r, r+W, …"""
+        full = self.sequences // self.batch_size
+        if full == 0:
+            expected = f"at least a batch of {self.batch_size} sequences"
+            raise InputError(
+                f"{self.shards[0].path}: validation: expected {expected}, found {self.sequences}"
+            )
+        for batch in range(self.rank, min(batches, full), self.world):
+            yield self._batch(range(batch * self.batch_size, (batch + 1) * self.batch_size))

@@ -1,0 +1,18 @@
+"""What a user can get wrong: one clear line, exit code 2."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+
+class InputError(Exception):
+    """Bad input. The message is one line: what, where (file and field), expected, found."""
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a script's main(); bad input or a failing file: `script: message` on stderr, exit code 2."""
+    try:
+        main()
+    except (InputError, OSError) as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,96 @@
+"""Hugging Face model directories (config.json; model.safetensors or shards under an index) and safetensors
+files.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from llamac.config import Config
+from llamac.errors import InputError
+
+_CONFIG_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_SAFETENSORS_NAMES = {torch.int32: "I32", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64"}
+
+
+def weight_files(directory: str | Path) -> list[Path]:
+    """model.safetensors, or else the shards that model.safetensors.index.json names. Raises InputError."""
+    single = Path(directory) / "model.safetensors"
+    index = Path(directory) / "model.safetensors.index.json"
+    if single.exists() or not index.exists():
+        return [single]
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise InputError(f"{index}: expected JSON with an object weight_map of file names") from None
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise InputError(
+                f"{index}: weight_map: expected the name of a file in this directory, found {name!r}"
+            )
+    return [Path(directory) / name for name in names]
+
+
+def read_weights(
+    directory: str | Path, shapes: dict[str, tuple[int, ...]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, tensor) of every weight in `shapes`, one at a time, file by file; others in the files are left
+    alone. Raises InputError where one is missing or has another shape.
+    """
+    missing = dict(shapes)
+    for file in weight_files(directory):
+        try:
+            with safe_open(file, "pt") as tensors:
+                for name in sorted(missing.keys() & set(tensors.keys())):
+                    tensor, shape = tensors.get_tensor(name), missing.pop(name)
+                    if tensor.shape != shape:
+                        raise InputError(
+                            f"{file}: {name}: expected shape {list(shape)}, found {list(tensor.shape)}"
+                        )
+                    yield name, tensor
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{file}: {error}") from None
+    if missing:
+        raise InputError(f"{directory}: expected a tensor {next(iter(missing))}, found none")
+
+
+def write_directory(directory: str | Path, config: Config, weights: dict[str, torch.Tensor]) -> None:
+    """Write config.json and model.safetensors. They are made under a temporary name: what stands at
+    `directory` is replaced only by a whole one. All weights have one dtype, f32 or bf16.
+    """
+    directory = Path(directory)
+    temporary = directory.with_name(directory.name + ".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    dtype = _CONFIG_NAMES[next(iter(weights.values())).dtype]
+    (temporary / "config.json").write_text(
+        json.dumps(config.to_dict(dtype), indent=2) + "\n", encoding="utf-8"
+    )
+    save_file(weights, temporary / "model.safetensors", metadata={"format": "pt"})
+    if directory.exists():
+        shutil.rmtree(directory)
+    os.replace(temporary, directory)
+
+
+def write_ordered(path: str | Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    """A safetensors file whose tensors keep the order of `tensors`; the library's own writer sorts them."""
+    header: dict = {"__metadata__": metadata}
+    end = 0
+    for name, x in tensors.items():
+        start, end = end, end + x.nbytes
+        if start % x.itemsize != 0:
+            raise ValueError(f"{name} would not be aligned: a tensor before it has an odd number of elements")
+        dtype = _SAFETENSORS_NAMES[x.dtype]
+        header[name] = {"dtype": dtype, "shape": list(x.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for x in tensors.values():
+            file.write(x.contiguous().flatten().view(torch.uint8).numpy())

@@ -1,0 +1,102 @@
+"""A run's log: OUT/log.jsonl, one event a line, and the same on the console."""
+
+import json
+import math
+import resource
+import sys
+from pathlib import Path
+from typing import TextIO
+
+_COLUMNS = (
+    f"{'step':>13}  {'loss':>8}  {'grad norm':>9}  {'lr':>8}  {'ms':>8}  {'tokens/s':>9}  "
+    f"{'TFLOP/s':>8}  {'% of peak':>9}  {'time left':>9}"
+)
+
+
+def _finite(value):
+    """JSON has no NaN and no infinity: they are logged as null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def duration(seconds: float) -> str:
+    """12 s, 3:05 or 7:02:05."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes = f"{whole // 60 % 60}:{whole % 60:02d}"
+    return minutes if whole < 3600 else f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+class Log:
+    """Writes the events of one run. `tokens` is those of an update over all devices, `peak_tflops` the
+    devices' peak together, None where unknown."""
+
+    def __init__(
+        self,
+        out: str | Path,
+        *,
+        steps: int,
+        tokens: int,
+        flops_per_token: float,
+        peak_tflops: float | None = None,
+        console: TextIO | None = None,
+    ):
+        Path(out).mkdir(parents=True, exist_ok=True)
+        self.file = open(Path(out) / "log.jsonl", "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+        self.console = console or sys.stdout
+        self.steps, self.tokens, self.flops_per_token, self.peak = steps, tokens, flops_per_token, peak_tflops
+        self.typical_ms = 0.0  # running mean: one slow step does not move the time left
+
+    def event(self, event: str, **fields) -> None:
+        """One line of log.jsonl."""
+        values = {"event": event} | {key: _finite(value) for key, value in fields.items()}
+        self.file.write(json.dumps(values, ensure_ascii=False) + "\n")
+
+    def print(self, line: str) -> None:
+        print(line, file=self.console, flush=True)
+
+    def start(self, configuration: dict) -> None:
+        """The resolved configuration (such as Options.to_dict()), and the heading of the table of steps."""
+        self.event("start", **configuration)
+        self.print(_COLUMNS)
+
+    def step(
+        self, step: int, loss: float, grad_norm: float, lr: float, ms: float, gpu_mem_gib: float = 0.0
+    ) -> None:
+        """One update: loss in nats a token, gradient norm before clipping, milliseconds it took."""
+        speed = self.tokens / ms * 1e3
+        tflops = speed * self.flops_per_token / 1e12
+        mfu = tflops / self.peak if self.peak else None
+        rss_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # the largest so far
+        event = {
+            "step": step,
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "lr": lr,
+            "ms": ms,
+            "tokens_per_s": speed,
+        }
+        self.event("step", **event, tflops=tflops, mfu=mfu, gpu_mem_gib=gpu_mem_gib, rss_gib=rss_kib / 2**20)
+        self.typical_ms = 0.9 * self.typical_ms + 0.1 * ms if self.typical_ms else ms
+        left = duration((self.steps - step) * self.typical_ms / 1e3)
+        of_peak = f"{100 * mfu:.1f}" if mfu is not None else "-"
+        self.print(
+            f"{f'{step}/{self.steps}':>13}  {loss:8.4f}  {grad_norm:9.4f}  {lr:8.2e}  {ms:8.1f}  "
+            f"{speed:9.0f}  {tflops:8.3f}  {of_peak:>9}  {left:>9}"
+        )
+
+    def val(self, step: int, loss: float) -> None:
+        """Validation loss, in nats a token."""
+        self.event("val", step=step, loss=loss)
+        self.print(f"{f'{step}/{self.steps}':>13}  {loss:8.4f}  validation")
+
+    def sample(self, step: int, text: str) -> None:
+        self.event("sample", step=step, text=text)
+        self.print(f"--- sample at step {step}\n{text}\n---")
+
+    def checkpoint(self, step: int, path: str | Path) -> None:
+        self.event("checkpoint", step=step, path=str(path))
+        self.print(f"{f'{step}/{self.steps}':>13}  checkpoint {path}")
+
+    def close(self) -> None:
+        self.file.close()

@@ -1,0 +1,225 @@
+"""The flags of a training run: the fields of Options are the one table of names, types, defaults and help.
+
+The same names are flat keys of the TOML file given with --config; flags win over the file, the file over the
+defaults.
+"""
+
+import argparse
+import difflib
+import math
+import re
+import tomllib
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+
+from llamac.errors import InputError
+
+
+def flag(
+    default,
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    low: float = -math.inf,
+    high: float = math.inf,
+    below: float = math.inf,
+    metavar: str = "",
+) -> Field:
+    """A field of Options. Allowed values: `choices`, or low <= value <= high, value < below."""
+    rule = {"choices": choices, "low": low, "high": high, "below": below}
+    return field(default=default, metadata={"help": help, "metavar": metavar, **rule})
+
+
+@dataclass
+class Options:
+    """One training run. Field `batch_size` is the flag --batch-size and the TOML key batch-size."""
+
+    config: str = flag("", "TOML file with these names as keys; flags win", metavar="FILE")
+    print_config: bool = flag(False, "print the resolved configuration as TOML and exit")
+    model: str = flag("tiny", "preset, or a Hugging Face directory", metavar="PRESET|DIR")
+    init: str = flag(
+        "random", "initial weights; load takes them from --model DIR", choices=("random", "load")
+    )
+    train_data: str = flag("data/stdlib/train_*.bin", "training shards", metavar="GLOB")
+    val_data: str = flag("data/stdlib/val_*.bin", "validation shards; none for no validation", metavar="GLOB")
+    tokenizer: str = flag(
+        "auto", "rank file for samples; auto looks beside the first shard", metavar="FILE|auto|none"
+    )
+    out: str = flag("out", "directory for the log and the checkpoints", metavar="DIR")
+    steps: int = flag(500, "updates", low=1)
+    batch_size: int = flag(8, "sequences a device a micro-step", low=1)
+    seq_len: int = flag(256, "tokens a sequence", low=1)
+    total_batch_size: int = flag(0, "tokens an update; 0 for one micro-step", low=0)
+    lr: float = flag(0.003, "peak learning rate", low=0)
+    min_lr_frac: float = flag(0.1, "learning rate at the end, as a fraction of --lr", low=0, high=1)
+    warmup_steps: int = flag(50, "updates of linear warm-up", low=0)
+    schedule: str = flag("cosine", "after the warm-up", choices=("cosine", "linear", "constant", "wsd"))
+    weight_decay: float = flag(0.1, "AdamW's decay of the matrices", low=0)
+    beta1: float = flag(0.9, "AdamW's decay of the first moment", low=0, below=1)
+    beta2: float = flag(0.95, "AdamW's decay of the second moment", low=0, below=1)
+    grad_clip: float = flag(1.0, "largest gradient norm; 0 for no clipping", low=0)
+    dtype: str = flag("f32", "weights and activations", choices=("f32", "bf16"))
+    grad_dtype: str = flag("f32", "gradients", choices=("f32", "bf16"))
+    master_weights: str = flag(
+        "on", "f32 copy of bf16 weights; off rounds stochastically", choices=("on", "off")
+    )
+    optimizer_state: str = flag("f32", "AdamW's moments", choices=("f32", "bf16"))
+    recompute: str = flag(
+        "none",
+        "parts computed again in the backward: norm,swiglu,qkv,attention,block,block:K",
+        metavar="LIST",
+    )
+    val_every: int = flag(100, "updates between validations; 0 for at the end only", low=0)
+    val_steps: int = flag(16, "batches of a validation", low=1)
+    sample_every: int = flag(250, "updates between samples; 0 for none", low=0)
+    sample_tokens: int = flag(128, "tokens of a sample", low=1)
+    sample_temperature: float = flag(0.8, "temperature of sampling; 0 for the likeliest token", low=0)
+    sample_top_k: int = flag(50, "sample from this many likeliest tokens; 0 for all", low=0)
+    checkpoint_every: int = flag(250, "updates between checkpoints; 0 for at the end only", low=0)
+    keep_checkpoints: int = flag(2, "newest checkpoints kept", low=1)
+    resume: str = flag(
+        "none", "checkpoint to go on from; auto is the newest in --out", metavar="auto|none|DIR"
+    )
+    seed: int = flag(42, "seed of weights, data order and samples", low=0)
+    kernel: tuple[str, ...] = flag((), "variant of an operation; repeatable", metavar="OP=N")
+    profile: int = flag(0, "updates to profile", low=0)
+    ops: str = flag("torch", "whose operations the model is made of", choices=("torch", "llamac"))
+    compile: bool = flag(False, "torch.compile the model")
+
+    def micro_steps(self, devices: int = 1) -> int:
+        """Micro-steps of an update: total_batch_size / (batch_size·seq_len·devices). Raises InputError."""
+        micro = self.batch_size * self.seq_len * devices
+        if self.total_batch_size % micro != 0:
+            raise InputError(
+                f"--total-batch-size: expected a multiple of batch-size·seq-len·devices = {micro} tokens, "
+                f"found {self.total_batch_size}"
+            )
+        return max(1, self.total_batch_size // micro)
+
+    def to_dict(self) -> dict:
+        """The resolved configuration under the flags' names."""
+        return {_name(f): getattr(self, f.name) for f in fields(self) if f.name not in _FLAGS_ONLY}
+
+    def to_toml(self) -> str:
+        """The resolved configuration; --config reads it back, here and in the C program."""
+        return "".join(f"{name} = {_toml(value)}\n" for name, value in self.to_dict().items())
+
+
+_FLAGS_ONLY = ("config", "print_config", "ops", "compile")  # the C program would not know the last two
+
+
+def _name(f: Field) -> str:
+    return f.name.replace("_", "-")
+
+
+def _toml(value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, str):
+        text = value.replace("\\", "\\\\").replace('"', '\\"')
+        return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda m: f"\\u{ord(m[0]):04x}", text) + '"'
+    return repr(value)
+
+
+_KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "text in UTF-8"}
+
+
+def _expected(f: Field) -> str:
+    """What a value of this flag must be, in words."""
+    *first, last = f.metadata["choices"] or [_KINDS.get(f.type, "a list of strings")]
+    low, high, below = (f.metadata[name] for name in ("low", "high", "below"))
+    text = f"{', '.join(first)} or {last}" if first else last
+    if math.isfinite(below):
+        return f"{text} from {low} to below {below}"
+    if math.isfinite(high):
+        return f"{text} from {low} to {high}"
+    return f"{text} of at least {low}" if math.isfinite(low) else text
+
+
+def _is_text(value) -> bool:
+    """Whether value is a string that UTF-8 can hold; other arguments arrive as lone surrogates."""
+    return type(value) is str and not re.search(r"[\0\ud800-\udfff]", value)
+
+
+def _check(f: Field, value, where: str):
+    """The value if it is one this flag can take, as the flag's type. Raises InputError."""
+    rule = f.metadata
+    if f.type == tuple[str, ...]:
+        good = type(value) is list and all(map(_is_text, value))
+    elif f.type is str:
+        good = _is_text(value) and (not rule["choices"] or value in rule["choices"])
+    elif f.type is bool:
+        good = type(value) is bool
+    else:
+        good = type(value) in (int, f.type) and rule["low"] <= value <= rule["high"]
+        good = good and value < rule["below"] and abs(value) < 2**63
+    if not good:
+        raise InputError(f"{where}: expected {_expected(f)}, found {value!r}")
+    if f.name == "recompute":
+        recompute_parts(value)
+    return f.type(value)
+
+
+def recompute_parts(text: str) -> dict[str, int]:
+    """{part: every k-th block} of a --recompute list like "norm,block:2"; none: {}. Raises InputError."""
+    parts: dict[str, int] = {}
+    for part in [] if text == "none" else text.split(","):
+        match = re.fullmatch(r"(norm|swiglu|qkv|attention|block)|block:([1-9][0-9]{0,8})", part)
+        if not match:
+            expected = "none or a list of norm, swiglu, qkv, attention, block, block:K"
+            raise InputError(f"--recompute: expected {expected}, found {part!r}")
+        parts[match[1] or "block"] = int(match[2] or 1)
+    return parts
+
+
+def _read_toml(path: str) -> dict:
+    """{field name: value} of a configuration file, checked."""
+    try:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"--config {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"--config {path}: expected TOML: {error}") from None
+    known = {_name(f): f for f in fields(Options) if f.name not in _FLAGS_ONLY}
+    for key in values:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            raise InputError(f"{path}: unknown key {key}" + (f" (did you mean {near[0]}?)" if near else ""))
+    return {known[key].name: _check(known[key], value, f"{path}: {key}") for key, value in values.items()}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise InputError(message)
+
+
+def _from_text(f: Field, text: str):
+    """A flag's text as the flag's type; text that is not a number stays text, for _check to refuse."""
+    try:
+        return f.type(text) if f.type in (int, float) else text
+    except ValueError:
+        return text
+
+
+def parse(argv: list[str], description: str = "Train Llama 3.") -> Options:
+    """Options from the command line and the file that --config names. Raises InputError; --help exits."""
+    parser = _Parser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    defaults = Options()
+    for f in fields(Options):
+        how: dict = {"help": f"{f.metadata['help']} (default: {getattr(defaults, f.name)})", "dest": f.name}
+        if f.type is bool:
+            how["action"] = "store_true"
+        else:
+            how["action"] = "append" if f.type == tuple[str, ...] else "store"
+            how["metavar"] = (
+                "|".join(f.metadata["choices"]) or f.metadata["metavar"] or getattr(f.type, "__name__", "")
+            )
+        parser.add_argument("--" + _name(f), **how)
+    given = vars(parser.parse_args(argv))
+    by_name = {f.name: f for f in fields(Options)}
+    flags = {name: _check(by_name[name], _from_text(by_name[name], value), "--" + _name(by_name[name]))
+             for name, value in given.items()}  # fmt: skip
+    file = _read_toml(flags["config"]) if flags.get("config") else {}
+    return Options(**(file | flags))

@@ -1,0 +1,51 @@
+"""Counter-based random numbers: Philox4x32-10.
+
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011. Element e of the stream `stream` at `step`
+takes word e % 4 of the block whose counter is (lo32(e/4), hi32(e/4), stream, step) under the key (lo32(seed),
+hi32(seed)): the same bits as the C program's, whatever the order or the number of devices that draw them.
+"""
+
+import numpy as np
+
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
+_CHUNK = 1 << 18  # blocks at a time: bounds the temporaries to a few MiB
+
+
+def philox4x32(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
+    """Ten rounds of Philox over counters uint32[n,4] under a key of two 32-bit words: uint32[n,4]."""
+    c0, c1, c2, c3 = (counter[:, i].astype(np.uint64) for i in range(4))
+    for rounds in range(10):
+        k0, k1 = (np.uint64((k + rounds * weyl) & 0xFFFFFFFF) for k, weyl in zip(key, _WEYL, strict=True))
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (p1 >> _SHIFT) ^ c1 ^ k0, p1 & _LOW, (p0 >> _SHIFT) ^ c3 ^ k1, p0 & _LOW
+    return np.stack([c0, c1, c2, c3], axis=1).astype(np.uint32)
+
+
+def words(seed: int, step: int, stream: int, n: int, start: int = 0) -> np.ndarray:
+    """The 32 random bits of elements start .. start+n-1: uint32[n]."""
+    first, last = start // 4, (start + n + 3) // 4
+    block = np.arange(first, last, dtype=np.uint64)
+    counter = np.empty((last - first, 4), np.uint32)
+    counter[:, 0], counter[:, 1] = block & _LOW, block >> _SHIFT
+    counter[:, 2], counter[:, 3] = stream, step
+    bits = philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF)).reshape(-1)
+    return bits[start - 4 * first :][:n]
+
+
+def uniform(seed: int, step: int, stream: int, n: int, start: int = 0) -> np.ndarray:
+    """Uniform numbers in (0,1), never an end point: (word + 0.5)·2^-32, float64[n]."""
+    return (words(seed, step, stream, n, start) + 0.5) * 2.0**-32
+
+
+def normal(seed: int, step: int, stream: int, n: int) -> np.ndarray:
+    """Standard normal numbers by Box and Muller, computed in double and rounded once: float32[n]."""
+    out = np.empty(n, np.float32)
+    for start in range(0, n, 4 * _CHUNK):
+        count = min(4 * _CHUNK, n - start)
+        u = uniform(seed, step, stream, (count + 1) // 2 * 2, start)
+        radius, angle = np.sqrt(-2.0 * np.log(u[0::2])), 2.0 * np.pi * u[1::2]
+        pairs = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).reshape(-1)
+        out[start : start + count] = pairs[:count]
+    return out

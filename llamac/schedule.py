@@ -1,0 +1,24 @@
+"""The learning rate of each update: linear warm-up, then cosine, linear, constant or warm-up-stable-decay."""
+
+import math
+
+
+def learning_rate(
+    step: int, *, lr: float, min_lr_frac: float, warmup_steps: int, steps: int, schedule: str
+) -> float:
+    """Learning rate of update `step` (1 .. steps); the same double arithmetic as the C program's."""
+    if step <= warmup_steps:
+        return lr * step / warmup_steps
+    minimum = lr * min_lr_frac
+    progress = (step - warmup_steps) / max(1, steps - warmup_steps)
+    if schedule == "cosine":
+        return minimum + 0.5 * (1.0 + math.cos(math.pi * progress)) * (lr - minimum)
+    if schedule == "linear":
+        return lr + (minimum - lr) * progress
+    if schedule == "constant":
+        return lr
+    if schedule == "wsd":
+        decay = max(1, steps // 5)  # the last fifth
+        into_decay = step - (steps - decay)
+        return lr if into_decay <= 0 else lr + (minimum - lr) * into_decay / decay
+    raise ValueError(f"unknown schedule {schedule}")

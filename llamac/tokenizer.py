@@ -1,0 +1,172 @@
+"""Byte-level BPE tokenizers in tiktoken's rank format: lines of `base64(token bytes) rank`, ranks 0 .. n-1.
+
+Special tokens follow the ranks. 128,000 ranks are Llama 3's tokenizer.model and get Llama 3's special tokens;
+any other file gets one, <|endoftext|>, as in GPT-2.
+"""
+
+import base64
+import binascii
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import tiktoken
+import xxhash
+
+from llamac.data import Shard
+from llamac.errors import InputError
+
+LLAMA3_RANKS, GPT2_RANKS = 128000, 50256
+LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3_NAMED = {
+    0: "begin_of_text",
+    1: "end_of_text",
+    4: "finetune_right_pad_id",
+    6: "start_header_id",
+    7: "end_header_id",
+    8: "eom_id",
+    9: "eot_id",
+    10: "python_tag",
+}
+
+
+def special_tokens(n_ranks: int) -> dict[str, int]:
+    """Special tokens and their ids behind n_ranks ordinary tokens."""
+    if n_ranks != LLAMA3_RANKS:
+        return {"<|endoftext|>": n_ranks}
+    unnamed = (i for i in range(256) if i not in _LLAMA3_NAMED)
+    reserved = {i: f"reserved_special_token_{k}" for k, i in enumerate(unnamed)}
+    return {f"<|{name}|>": LLAMA3_RANKS + i for i, name in sorted({**_LLAMA3_NAMED, **reserved}.items())}
+
+
+class Tokenizer:
+    """Text to token ids and back; load() makes one. `eot` is the end-of-text token, which stands before each
+    document in our data; `hash` is XXH3_64 of the rank file's bytes, as the .bin headers hold it."""
+
+    def __init__(self, ranks: dict[bytes, int], hash: int):
+        self.ranks, self.n_ranks = ranks, len(ranks)
+        self.special = special_tokens(self.n_ranks)
+        self.vocab_size = self.n_ranks + len(self.special)
+        self.eot = self.special["<|end_of_text|>" if self.n_ranks == LLAMA3_RANKS else "<|endoftext|>"]
+        self.hash = hash
+        split = GPT2_SPLIT if self.n_ranks == GPT2_RANKS else LLAMA3_SPLIT
+        self._encoding = tiktoken.Encoding(
+            "llamac", pat_str=split, mergeable_ranks=ranks, special_tokens=self.special
+        )
+        by_id = {rank: token for token, rank in ranks.items()}
+        self._bytes = by_id | {rank: name.encode() for name, rank in self.special.items()}
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of text; the names of special tokens in it are ordinary text."""
+        return self._encoding.encode_ordinary(text)
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """encode() of each text, on all cores."""
+        return self._encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1)
+
+    def encode_documents(self, documents: list[str]) -> np.ndarray:
+        """uint32[n]: the tokens of all documents, the end-of-text token before each."""
+        eot = np.array([self.eot], np.uint32)
+        encoded = self.encode_batch(documents)
+        return np.concatenate([part for ids in encoded for part in (eot, np.array(ids, np.uint32))])
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of token ids. Bytes that are no UTF-8, and ids past the vocabulary, become U+FFFD."""
+        return b"".join(self._bytes.get(int(i), b"\xff") for i in ids).decode("utf-8", errors="replace")
+
+
+def save(path: str | Path, ranks: dict[bytes, int]) -> None:
+    """Write a rank file; renamed into place when whole."""
+    path = Path(path)
+    by_rank = sorted(ranks.items(), key=lambda item: item[1])
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in by_rank))
+    os.replace(temporary, path)
+
+
+def _read_ranks(path: Path, content: bytes) -> dict[bytes, int]:
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(content.splitlines(), 1):
+        if not line:
+            continue
+        try:
+            text, rank = line.split(b" ")
+            token = base64.b64decode(text, validate=True)
+            if rank != b"%d" % len(ranks) or not token or token in ranks:
+                raise ValueError
+        except (ValueError, binascii.Error):
+            expected = f"a new token in base64 and rank {len(ranks)}"
+            raise InputError(f"{path}: line {number}: expected {expected}, found {line[:60]!r}") from None
+        ranks[token] = len(ranks)
+    missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
+    if missing:
+        raise InputError(f"{path}: expected a rank for every byte, found none for byte {missing[0]}")
+    return ranks
+
+
+def load(path: str | Path) -> Tokenizer:
+    """The tokenizer of a rank file (tokenizer.tiktoken, or Llama 3's tokenizer.model). Raises InputError."""
+    path = Path(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    return Tokenizer(_read_ranks(path, content), xxhash.xxh3_64_intdigest(content))
+
+
+def find(setting: str, shard: Shard) -> Tokenizer | None:
+    """What --tokenizer means for data that begins with this shard: a rank file; auto: tokenizer.tiktoken or
+    tokenizer.model beside the shard, if there; none. Raises InputError if the shard was made with another."""
+    if setting == "none":
+        return None
+    folder = Path(shard.path).parent
+    beside = [folder / "tokenizer.tiktoken", folder / "tokenizer.model"]
+    paths = [path for path in beside if path.exists()] if setting == "auto" else [Path(setting)]
+    if not paths:
+        return None
+    tokenizer = load(paths[0])
+    if shard.tokenizer_hash not in (0, tokenizer.hash):
+        expected = f"the tokenizer that made {shard.path} (XXH3_64 {shard.tokenizer_hash:016x})"
+        raise InputError(f"{paths[0]}: expected {expected}, found {tokenizer.hash:016x}")
+    return tokenizer
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letter that stands for each byte in byte-level BPE: itself where printable, else U+0100 and up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+def train_bpe(texts: Iterable[str], n_ranks: int):
+    """A byte-level BPE (tokenizers.Tokenizer) trained on texts, with Llama 3's split pattern."""
+    from tokenizers import Regex, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer as Bpe
+
+    split = pre_tokenizers.Split(Regex(LLAMA3_SPLIT), behavior="isolated")
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe = Bpe(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([split, letters])
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=n_ranks, initial_alphabet=alphabet, show_progress=False)
+    bpe.train_from_iterator(texts, trainer)
+    return bpe
+
+
+def train(texts: Iterable[str], n_ranks: int) -> dict[bytes, int]:
+    """Ranks of train_bpe(). Raises InputError where the text is too short to give that many."""
+    letters = _byte_letters()
+    vocabulary = train_bpe(texts, n_ranks).get_vocab()
+    if len(vocabulary) != n_ranks:
+        raise InputError(f"tokenizer: expected text that gives {n_ranks} tokens, found {len(vocabulary)}")
+    return {bytes(letters[letter] for letter in token): rank for token, rank in vocabulary.items()}
+
+
+def gpt2_ranks() -> dict[bytes, int]:
+    """GPT-2's ranks, through tiktoken (which downloads them once, or takes them from TIKTOKEN_CACHE_DIR)."""
+    return tiktoken.get_encoding("gpt2")._mergeable_ranks

@@ -1,0 +1,650 @@
+// The program's flags, log and checkpoints: what is written reads back, what is malformed, cut short or interrupted is
+// refused in one line that names it, and no earlier checkpoint is lost. Prints each failure, then "N passed, N failed".
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <limits>
+
+#include "core/file.h"
+#include "train/checkpoint.h"
+#include "train/log.h"
+#include "train/options.h"
+#include "train/toml.h"
+
+using namespace llamac;
+namespace fs = std::filesystem;
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+namespace {
+
+int passed = 0, failed = 0;
+std::string folder;  // scratch, removed at the end
+
+void check(bool good, const std::string& what) {
+    good ? passed++ : failed++;
+    if (!good) std::cout << "FAILED " << what << "\n";
+}
+
+std::string error_of(const std::function<void()>& f) {
+    try {
+        f();
+    } catch (const Error& e) {
+        return e.what();
+    }
+    return "";
+}
+
+// f must throw an Error of one line, in ASCII, that has each of the words.
+void refused(const std::string& what, const std::vector<std::string>& words, const std::function<void()>& f) {
+    const std::string message = error_of(f);
+    bool good = !message.empty() && message.size() < 600;
+    for (unsigned char c : message) good &= c >= 32 && c < 127;
+    for (const std::string& word : words) good &= message.find(word) != message.npos;
+    check(good, what + ": " + (message.empty() ? "accepted" : message));
+}
+
+// Without the syncs of write_file, which would make thousands of damaged files slow.
+std::string put(const std::string& path, const std::string& bytes) {
+    fs::remove(path);
+    std::ofstream(path, std::ios::binary) << bytes;
+    return path;
+}
+
+std::string get(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::string fresh_folder(const std::string& name) {
+    const std::string path = folder + "/" + name;
+    fs::remove_all(path);
+    fs::create_directories(path);
+    return path;
+}
+
+// Runs f in a child process; returns its exit status (that of f: 0, or 2 for an Error), or -1 if a signal ended it.
+int in_child(const std::function<void()>& f) {
+    std::cout.flush();
+    const pid_t child = fork();
+    if (child == 0) _exit(error_of(f).empty() ? 0 : 2);
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+// ---- options ----
+
+Options parse(std::vector<std::string> arguments) {
+    std::vector<const char*> argv = {"train_llama3"};
+    for (const std::string& a : arguments) argv.push_back(a.c_str());
+    return parse_options(static_cast<int>(argv.size()), argv.data());
+}
+
+std::string toml_file(const std::string& text) { return put(folder + "/run.toml", text); }
+
+bool same(const Options& a, const Options& b) { return to_json(a) == to_json(b); }
+
+void check_flags() {
+    const Options defaults = parse({});
+    check(same(defaults, Options()), "defaults");
+    check(to_json(defaults).size() == 35, "every flag but config, print-config and list-kernels is in the file");
+    const Options o = parse({"--batch-size", "4", "--lr=1e-3", "--grad-clip", "0", "--schedule", "wsd", "--kernel",
+                             "a=1", "--kernel=b=naive", "--steps", "5", "--steps", "7", "--print-config"});
+    check(o.batch_size == 4 && o.lr == 1e-3 && o.grad_clip == 0 && o.schedule == "wsd", "flags");
+    check(o.kernel == std::vector<std::string>{"a=1", "b=naive"}, "a flag that may be repeated");
+    check(o.steps == 7, "the last of two wins");
+    check(o.print_config && !o.list_kernels, "switches");
+    for (const char* none : {"--val-data=", "--val-data=none"})
+        check(parse({none, "--seed", "1"}).val_data.empty(), std::string("no validation: ") + none);
+    check(parse({"--val-data", ""}).val_data.empty(), "no validation: empty argument");
+    check(parse({"--seed", "9223372036854775807"}).seed == INT64_MAX, "largest seed");
+
+    check(micro_steps(defaults, 1) == 1 && micro_steps(defaults, 8) == 1, "no total batch size: one micro-step");
+    const Options total = parse({"--batch-size", "2", "--seq-len", "8", "--total-batch-size", "64"});
+    check(micro_steps(total, 1) == 4 && micro_steps(total, 2) == 2, "micro-steps of a total batch size");
+    refused("too many devices", {"--total-batch-size", "2 * 8 * 8 = 128", "64"}, [&] { micro_steps(total, 8); });
+
+    const Recompute r = parse_recompute("norm,attention,block:3");
+    check(r.norm && r.attention && !r.swiglu && !r.qkv && r.block_every == 3, "recompute list");
+    check(parse_recompute("block").block_every == 1 && parse_recompute("none").block_every == 0, "recompute blocks");
+    check(parse_recompute("swiglu,qkv").swiglu && parse_recompute("swiglu,qkv").qkv, "recompute parts");
+}
+
+void check_bad_flags() {
+    const std::vector<std::pair<std::vector<std::string>, std::vector<std::string>>> bad = {
+        {{"--steps", "0"}, {"--steps: expected an integer of at least 1, found 0"}},
+        {{"--steps", "1.5"}, {"--steps: expected an integer", "1.5"}},
+        {{"--steps", "1e3"}, {"--steps: expected an integer", "1e3"}},
+        {{"--steps", "5x"}, {"--steps: expected an integer", "5x"}},
+        {{"--steps", ""}, {"--steps: expected an integer"}},
+        {{"--steps", "9223372036854775808"}, {"--steps", "9223372036854775808"}},
+        {{"--steps", "-1"}, {"--steps", "found -1"}},
+        {{"--steps"}, {"--steps: expected a value, found none"}},
+        {{"--out", "--steps", "5"}, {"5"}},
+        {{"--out", "--steps"}, {"--out: expected a value", "--steps"}},
+        {{"--out", ""}, {"--out: expected a directory"}},
+        {{"--out", "\xff"}, {"--out: expected text in UTF-8"}},
+        {{"--seq-len", "0"}, {"--seq-len: expected an integer of at least 1, found 0"}},
+        {{"--batch-size", "0"}, {"--batch-size"}},
+        {{"--batch-size", "9223372036854775807"}, {"--batch-size", "2^63"}},
+        {{"--total-batch-size", "3000"}, {"micro-batches do not divide the update", "8 * 256 * 1 = 2048", "3000"}},
+        {{"--total-batch-size", "1"}, {"--total-batch-size", "2048", "found 1"}},
+        {{"--lr", "-0.1"}, {"--lr: expected a number of at least 0, found -0.1"}},
+        {{"--lr", "nan"}, {"--lr: expected a number", "nan"}},
+        {{"--lr", "inf"}, {"--lr: expected a number", "inf"}},
+        {{"--lr", "1e999"}, {"--lr: expected a number", "1e999"}},
+        {{"--min-lr-frac", "1.01"}, {"--min-lr-frac: expected a number from 0", "1.01"}},
+        {{"--beta1", "1"}, {"--beta1: expected a number from 0", "below 1"}},
+        {{"--beta2", "-0.1"}, {"--beta2"}},
+        {{"--seed", "-1"}, {"--seed: expected an integer of at least 0"}},
+        {{"--keep-checkpoints", "0"}, {"--keep-checkpoints"}},
+        {{"--schedule", "step"}, {"--schedule: expected cosine, linear, constant or wsd", "step"}},
+        {{"--dtype", "fp16"}, {"--dtype: expected f32 or bf16", "fp16"}},
+        {{"--master-weights", "yes"}, {"--master-weights: expected on or off"}},
+        {{"--init", "zero"}, {"--init: expected random or load"}},
+        {{"--init", "load"}, {"--init load", "--model", "tiny"}},
+        {{"--recompute", ""}, {"--recompute: expected none"}},
+        {{"--recompute", "norm,"}, {"--recompute"}},
+        {{"--recompute", "norm,mlp"}, {"--recompute", "mlp"}},
+        {{"--recompute", "none,norm"}, {"--recompute", "none"}},
+        {{"--recompute", "block:0"}, {"--recompute", "block:0"}},
+        {{"--recompute", "block:2x"}, {"--recompute", "block:2x"}},
+        {{"--kernel", "rmsnorm_forward"}, {"--kernel: expected OP=N", "rmsnorm_forward"}},
+        {{"--kernel", "=2"}, {"--kernel"}},
+        {{"--step", "3"}, {"--step", "no such flag", "did you mean --steps?"}},
+        {{"--batch_size=3"}, {"--batch_size", "did you mean --batch-size?"}},
+        {{"--frobnicate"}, {"--frobnicate", "no such flag"}},
+        {{"extra"}, {"extra", "expected a flag"}},
+        {{"-x"}, {"-x"}},
+        {{"--config", folder + "/none.toml"}, {"none.toml", "No such file"}},
+        {{"--config", folder}, {folder, "expected a file"}},
+    };
+    for (const auto& [arguments, words] : bad) {
+        std::string what;
+        for (const std::string& a : arguments) what += a + " ";
+        refused(what, words, [&, &given = arguments] { parse(given); });
+    }
+}
+
+void check_help() {
+    const std::string path = folder + "/help.txt";
+    const int status = in_child([&] {
+        if (!std::freopen(path.c_str(), "w", stdout)) fail("freopen");
+        parse({"--help"});
+    });
+    const std::string help = get(path);
+    check(status == 0, "--help ends with 0");
+    const ordered_json defaults = to_json(Options());
+    for (const auto& item : defaults.items())
+        check(help.find("--" + item.key() + " ") != help.npos, "--help names --" + item.key());
+    std::ifstream lines(path);
+    for (std::string line; std::getline(lines, line);) check(line.size() <= 110, "--help in 110 columns: " + line);
+}
+
+void check_toml() {
+    const auto with = [](const std::string& text, std::vector<std::string> flags = {}) {
+        flags.insert(flags.end(), {"--config", toml_file(text)});
+        return parse(flags);
+    };
+    const Options o = with(
+        "# a run\r\n lr = 1 # integer for a number\nsteps=1_000\n\"seq-len\" = +16\n\t\n'out' = 'C:\\#'\n"
+        "model = \"a\\tb\\\"\\\\#\\u00e9\\U0001f642\" # c\nkernel = [ # list\n \"a=1\",\n 'b=2',\n]\nval-data=\"\"");
+    check(o.lr == 1 && o.steps == 1000 && o.seq_len == 16 && o.val_data.empty(), "TOML numbers");
+    check(o.model == "a\tb\"\\#\u00e9\U0001f642" && o.out == "C:\\#", "TOML strings");
+    check(o.kernel == std::vector<std::string>{"a=1", "b=2"}, "TOML list");
+    check(same(with(""), Options()) && same(with("kernel = []"), Options()), "empty TOML");
+
+    const Options both = with("steps = 7\nlr = 1e-5\nkernel = [\"a=1\"]\n", {"--steps", "9", "--kernel", "b=2"});
+    check(both.steps == 9 && both.lr == 1e-5 && both.batch_size == 8, "flags win over the file");
+    check(both.kernel == std::vector<std::string>{"b=2"}, "a list's flags win over the file's list");
+
+    const std::vector<std::pair<std::string, std::vector<std::string>>> bad = {
+        {"batch_size = 3", {"line 1", "unknown key", "batch_size", "did you mean batch-size?"}},
+        {"steps = 3\n\nzzz = 3", {"line 3", "unknown key", "zzz"}},
+        {"config = \"a\"", {"unknown key", "config"}},
+        {"list-kernels = true", {"unknown key", "list-kernels"}},
+        {"steps = 3.0", {"line 1: steps: expected an integer of at least 1, found 3.0"}},
+        {"steps = 0", {"steps: expected an integer of at least 1, found 0"}},
+        {"steps = true", {"steps", "found true"}},
+        {"steps = \"3\"", {"steps: expected an integer", "\"3\""}},
+        {"steps = [3]", {"steps: expected an integer", "[3]"}},
+        {"steps = 9223372036854775808", {"steps: expected an integer", "9223372036854775808"}},
+        {"steps = 99999999999999999999", {"line 1", "64 bits"}},
+        {"lr = inf", {"line 1", "inf"}},
+        {"lr = \"3\"", {"lr: expected a number"}},
+        {"model = 3", {"model: expected text", "3"}},
+        {"dtype = \"fp16\"", {"dtype: expected f32 or bf16", "fp16"}},
+        {"kernel = \"a=1\"", {"kernel: expected a list of strings"}},
+        {"kernel = [1]", {"kernel: expected a list of strings", "[1]"}},
+        {"kernel = [\"a=1\" \"b=1\"]", {"line 1", "expected , or ]"}},
+        {"kernel = [\n\"a=1\",\n", {"line 3", "end of the file"}},
+        {"recompute = \"norm;qkv\"", {"recompute", "norm;qkv"}},
+        {"total-batch-size = 100", {"total-batch-size", "2048", "100"}},
+        {"[train]\nsteps = 3", {"line 1", "table", "[train]"}},
+        {"a.b = 3", {"line 1", "expected ="}},
+        {"steps 3", {"line 1", "expected ="}},
+        {"steps = ", {"line 1", "expected a string"}},
+        {"steps = 3 4", {"line 1", "end of the line", "4"}},
+        {"steps = 0x10", {"line 1", "decimal"}},
+        {"steps = 01", {"line 1", "decimal"}},
+        {"steps = 1__0", {"line 1", "decimal"}},
+        {"steps = 1979-05-27", {"line 1", "decimal"}},
+        {"steps = 1\nsteps = 2", {"line 2", "steps", "twice"}},
+        {"schedule = cosine", {"line 1", "in quotes", "cosine"}},
+        {"out = \"a", {"line 1", "end of a string"}},
+        {"out = \"\\q\"", {"line 1", "\\\\uXXXX"}},
+        {"out = \"\\ud800\"", {"line 1"}},
+        {"out = \"\"\"a\"\"\"", {"line 1", "one line"}},
+        {"out = \"\\u0000\"", {"out: expected text"}},
+        {"out = \"\xff\"", {"UTF-8"}},
+        {std::string("out = \"a\0b\"", 11), {"byte 8", "control character 0"}},
+        {"# \x01", {"byte 2", "control character 1"}},
+    };
+    for (const auto& [text, words] : bad) refused(text, words, [&, &given = text] { with(given); });
+    const std::string good = to_toml(parse({"--kernel", "a=1", "--lr", "1e-5"}));
+    for (size_t n = 0; n < good.size(); n++)  // cut anywhere: read, or refused, never worse
+        error_of([&] { read_toml(toml_file(good.substr(0, n))); });
+    passed++;
+}
+
+// The file that --print-config writes, read by us and by Python.
+void check_print_config() {
+    const std::vector<std::vector<std::string>> cases = {
+        {},
+        {"--lr", "1e-5", "--beta2", "0.123456789012345", "--seed", "9223372036854775807", "--weight-decay", "0"},
+        {"--lr", "1e300", "--min-lr-frac", "0.1", "--grad-clip", "5e-324", "--steps", "1"},
+        {"--kernel", "a=1", "--kernel", "quote=\" and \\", "--out", "tab\tnewline\n\x7f\x01\u00e9\U0001f642#, '",
+         "--recompute", "norm,block:3", "--val-data", ""},
+    };
+    const bool python = std::system("python3 -c 'import tomllib' 2>/dev/null") == 0;
+    if (!python) std::cout << "python3 has no tomllib: --print-config is read by our reader alone\n";
+    for (size_t i = 0; i < cases.size(); i++) {
+        const Options o = parse(cases[i]);
+        const std::string path = toml_file(to_toml(o)), what = "print-config " + std::to_string(i);
+        check(same(parse({"--config", path}), o), what + " reads back");
+        if (!python) continue;
+        const std::string out = folder + "/python.json";
+        const std::string script = "import json,sys,tomllib; json.dump(tomllib.load(open(sys.argv[1],'rb')),open(sys.argv[2],'w'))";
+        check(std::system(("python3 -c \"" + script + "\" " + path + " " + out).c_str()) == 0, what + " in Python");
+        const json values = json(to_json(o)), read = json::parse(get(out), nullptr, false);
+        check(values == read, what + ": same values in Python");
+        for (const auto& item : values.items())
+            check(read.contains(item.key()) && read[item.key()].type() == item.value().type(), what + " type of " + item.key());
+    }
+}
+
+// ---- log ----
+
+std::vector<json> events_of(const std::string& path) {
+    std::vector<json> events;
+    std::ifstream file(path);
+    for (std::string line; std::getline(file, line);) events.push_back(json::parse(line));
+    return events;
+}
+
+void check_log() {
+    const std::string out = fresh_folder("log");
+    char* text = nullptr;
+    size_t size = 0;
+    std::FILE* console = open_memstream(&text, &size);
+    {
+        Log log(out, {20, 2048, 1e9, 1e13, true}, console);
+        for (const auto& [heading, rows] : configuration_rows(Options())) log.table(heading, rows);
+        log.memory({{"weights", 38, 10 << 20}, {"activations", 7, 1 << 19}});
+        log.start(to_json(Options()));
+        log.val(0, 8.3);
+        log.step({1, 8.0, 1.5, 1e-3, 1000.0, 2.5});
+        log.step({2, std::numeric_limits<double>::quiet_NaN(), 1.5, 1e-3, 500.0, 0});
+        log.sample(2, "def f():\n\t\"\xff\x1b[2J");
+        log.checkpoint(2, out + "/step_000002");
+    }
+    std::fclose(console);
+    const std::string shown(text, size);
+    std::free(text);
+
+    const auto events = events_of(out + "/log.jsonl");
+    check(events.size() == 6, "one line an event");
+    check(events[0]["event"] == "start" && events[0]["batch-size"] == 8 && events[0].size() == 36, "start event");
+    check(events[1] == json{{"event", "val"}, {"step", 0}, {"loss", 8.3}}, "val event");
+    const std::vector<std::string> names = {"event", "step",         "loss",   "grad_norm", "lr",          "ms",
+                                            "tokens_per_s", "tflops", "mfu", "gpu_mem_gib", "rss_gib"};
+    const json& step = events[2];
+    check(step.size() == names.size(), "fields of a step");
+    for (const std::string& name : names) check(step.contains(name), "a step's " + name);
+    check(step["step"] == 1 && step["tokens_per_s"] == 2048.0 && step["gpu_mem_gib"] == 2.5, "step event");
+    check(std::abs(step["tflops"].get<double>() - 2.048) < 1e-12 && std::abs(step["mfu"].get<double>() - 0.2048) < 1e-12,
+          "step's speed");
+    check(step["rss_gib"] > 0.0 && step["rss_gib"] < 100.0, "process memory");
+    check(events[3]["loss"].is_null(), "NaN is null");
+    check(events[4] == json{{"event", "sample"}, {"step", 2}, {"text", "def f():\n\t\"\ufffd\x1b[2J"}}, "sample event");
+    check(events[5] == json{{"event", "checkpoint"}, {"step", 2}, {"path", out + "/step_000002"}}, "checkpoint event");
+
+    check(shown.find('\x1b') == shown.npos, "no escape sequence reaches the terminal");
+    for (const char* part : {"1/20", "8.0000", "2.0", "20.5", "19 s", "validation", "step_000002", "tokens/s", "TFLOP/s",
+                             "% of peak", "weight-decay", "10.5", "45"})
+        check(shown.find(part) != shown.npos, std::string("console shows ") + part);
+    std::istringstream lines(shown);
+    for (std::string line; std::getline(lines, line);) check(line.size() <= 110 + folder.size(), "110 columns: " + line);
+
+    const std::string missing = folder + "/none";
+    refused("log without a folder", {missing + "/log.jsonl", "No such file"}, [&] { Log(missing, {}); });
+    if (access("/dev/full", W_OK) == 0) {
+        const std::string full = fresh_folder("full");
+        fs::create_symlink("/dev/full", full + "/log.jsonl");
+        Log log(full, {10, 1, 1, 0, false}, stdout);
+        refused("log on a full disk", {full, "No space left"}, [&] { log.val(1, 1.0); });
+    }
+    check(duration(0.4) == "0 s" && duration(59.6) == "1:00" && duration(185) == "3:05", "short durations");
+    check(duration(25325) == "7:02:05" && duration(NAN) == "-" && duration(INFINITY) == "-", "long durations");
+    check(grouped(1) == "1" && grouped(999) == "999" && grouped(1000) == "1,000", "grouped");
+    check(grouped(1234567) == "1,234,567" && grouped(-123456) == "-123,456" && grouped(123456) == "123,456", "grouped");
+}
+
+void check_truncate_log() {
+    const std::string path = fresh_folder("truncate") + "/log.jsonl";
+    truncate_log(path, 5);
+    check(!fs::exists(path), "no log, nothing to truncate");
+    const std::string kept =
+        "{\"event\":\"start\"}\n{\"event\":\"val\",\"step\":0}\n{\"event\":\"step\",\"step\":1}\n"
+        "{\"event\":\"step\",\"step\":2}\n{\"event\":\"checkpoint\",\"step\":2}\n";
+    const std::string more = "{\"event\":\"step\",\"step\":3}\n{\"event\":\"start\"}\n{\"event\":\"step\",\"step\":4}\n";
+    for (size_t cut = 0; cut <= more.size(); cut++) {  // wherever the run died
+        put(path, kept + more.substr(0, cut));
+        truncate_log(path, 2);
+        if (get(path) != kept) check(false, "log cut after " + std::to_string(cut) + " bytes: " + get(path));
+    }
+    passed++;
+    for (const std::string& tail : {std::string(7, '\0'), std::string("[1]\n"), std::string("\n\n")}) {
+        put(path, kept + tail);
+        truncate_log(path, 2);
+        check(get(path) == kept, "a torn tail is dropped");
+    }
+    truncate_log(path, 0);
+    check(events_of(path).size() == 2, "back to the start");
+    for (const auto& entry : fs::directory_iterator(fs::path(path).parent_path()))
+        check(entry.path() == path, "nothing is left beside the log");
+}
+
+// ---- checkpoints ----
+
+float weight_data[6] = {1, 2, 3, 4, 5, 6}, moment_data[2][6];
+
+std::string save(const std::string& out, int64_t step, int64_t keep = 100) {
+    weight_data[0] = static_cast<float>(step);
+    Manifest m = describe_run(Options(), 1, step);
+    m.kernels = {{"rmsnorm_forward", "2"}};
+    const Tensor w = make_tensor(weight_data, DType::f32, {2, 3});
+    return write_checkpoint(out, keep, m, "{\"model_type\": \"llama\"}\n", {{"w", w}},
+                            {{"m.w", make_tensor(moment_data[0], DType::f32, {2, 3})},
+                             {"v.w", make_tensor(moment_data[1], DType::f32, {2, 3})}});
+}
+
+std::vector<std::string> names_in(const std::string& out) {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(out)) names.push_back(entry.path().filename());
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+void check_checkpoint() {
+    const std::string out = fresh_folder("checkpoint");
+    check(checkpoint_to_resume(out, "auto").empty(), "auto with no checkpoint starts anew");
+    check(checkpoint_to_resume(folder + "/none", "auto").empty(), "auto with no directory starts anew");
+    const std::string path = save(out, 7);
+    check(path == out + "/step_000007" && names_in(out) == std::vector<std::string>{"step_000007"}, "written");
+    check(names_in(path) ==
+              std::vector<std::string>{"config.json", "manifest.json", "model.safetensors", "optimizer.safetensors"},
+          "a checkpoint's files");
+    const Manifest m = open_checkpoint(path);
+    check(m.step == 7 && m.data_position == 56 && m.seed == 42 && m.world_size == 1, "manifest's numbers");
+    check(m.seq_len == 256 && m.batch_size == 8 && m.total_batch_size == 2048, "manifest's sizes");
+    check(m.dtype == "f32" && m.grad_dtype == "f32" && m.optimizer_state == "f32" && m.master_weights == "on", "types");
+    check(m.kernels.size() == 1 && m.kernels.at("rmsnorm_forward") == "2", "manifest's kernels");
+    check(m.config == json(to_json(Options())), "manifest's configuration");
+    check(m.files.at("config.json").bytes == 24 && m.files.size() == 3, "manifest's files");
+    const SafetensorsFile model(path + "/model.safetensors"), optimizer(path + "/optimizer.safetensors");
+    check(static_cast<const float*>(model.find("w")->data)[0] == 7 && model.metadata.at("format") == "pt", "weights");
+    check(optimizer.find("m.w") && optimizer.find("v.w"), "optimizer's tensors");
+
+    save(out, 10);
+    save(out, 1000000);
+    check(checkpoint_to_resume(out, "auto") == out + "/step_1000000", "the newest by its number");
+    check(checkpoint_to_resume(out, "none").empty() && checkpoint_to_resume(out, "x/y") == "x/y", "none, and a directory");
+    refused("the same step twice", {"step_000010", "found one"}, [&] { save(out, 10); });
+    check(open_checkpoint(out + "/step_000010").step == 10, "it is as it was");
+
+    for (int i = 0; i < 3; i++) fs::create_directories(out + "/" + (i == 0 ? "step_12" : i == 1 ? "step_000x" : "steps"));
+    fs::create_directories(out + "/.step_000009.tmp/deeper");
+    fs::create_directories(out + "/.step_000001.removed");
+    put(out + "/.step_000009.tmp/deeper/model.safetensors", "half");
+    save(out, 1000001, 2);
+    check(names_in(out) == std::vector<std::string>{"step_000x", "step_1000000", "step_1000001", "step_12", "steps"},
+          "leftovers are gone, the oldest checkpoints are pruned, other names are left alone");
+}
+
+void check_resume_rules() {
+    const Manifest m = describe_run(Options(), 1, 100);
+    check(error_of([&] { check_resume(m, "d", parse({"--lr", "1", "--batch-size", "4", "--total-batch-size", "2048"})); })
+              .empty(), "what may differ");
+    check(error_of([&] { check_resume(m, "d", parse({"--batch-size", "4"}), 2); }).empty(), "more devices, smaller batch");
+    const std::vector<std::vector<std::string>> differ = {
+        {"--seed", "43"}, {"--seq-len", "128"}, {"--batch-size", "4"}, {"--dtype", "bf16"},
+        {"--optimizer-state", "bf16"}, {"--master-weights", "off"}, {"--steps", "99"}};
+    for (const auto& flags : differ)
+        refused("resume with " + flags[0], {"d: "}, [&, &given = flags] { check_resume(m, "d", parse(given)); });
+}
+
+// As write_checkpoint closes a manifest: a checksum of all bytes before it.
+std::string sealed(const ordered_json& fields) {
+    std::string text = fields.dump(1);
+    text.resize(text.size() - 2);
+    char hash[17];
+    std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(XXH3_64bits(text.data(), text.size())));
+    return text + ",\n \"xxh3\": \"" + hash + "\"\n}\n";
+}
+
+void check_bad_manifests() {
+    const std::string path = save(fresh_folder("manifest"), 3), file = path + "/manifest.json", good = get(file);
+    ordered_json fields = ordered_json::parse(good);
+    fields.erase("xxh3");
+    check(sealed(fields) == good, "a manifest's checksum");
+    const auto damaged = [&](const std::string& what, const std::string& text, const std::string& word) {
+        put(file, text);
+        refused(what, {file, word}, [&] { open_checkpoint(path); });
+    };
+    for (size_t i = 0; i < good.size(); i++) {
+        std::string text = good;
+        for (const char bits : {'\x01', '\x20', '\x80'}) {
+            text[i] = static_cast<char>(good[i] ^ bits);
+            damaged("manifest with byte " + std::to_string(i) + " changed", text, ": ");
+        }
+        damaged("manifest cut to " + std::to_string(i) + " bytes", good.substr(0, i), ": ");
+    }
+    for (const char* tail : {" ", "\n", "{}", "\xff"}) damaged("manifest with a tail", good + tail, ": ");
+
+    const auto with = [&](const json::json_pointer& at, const ordered_json& value) {
+        ordered_json changed = fields;
+        changed[nlohmann::ordered_json::json_pointer(at.to_string())] = value;
+        return sealed(changed);
+    };
+    for (const auto& item : fields.items()) {
+        ordered_json without = fields;
+        without.erase(item.key());
+        damaged("manifest without " + item.key(), sealed(without), item.key());
+        for (const ordered_json& wrong : {ordered_json(nullptr), ordered_json(-1), ordered_json(1.5), ordered_json("?"),
+                                          ordered_json::array(), ordered_json(true)})
+            damaged("manifest with " + item.key() + " " + wrong.dump(),
+                    with(json::json_pointer("/" + item.key()), wrong), item.key());
+    }
+    damaged("unknown field", with(json::json_pointer("/colour"), 1), "colour");
+    damaged("huge step", with(json::json_pointer("/step"), UINT64_MAX), "step");
+    damaged("no world", with(json::json_pointer("/world_size"), 0), "world_size");
+    damaged("a later format", with(json::json_pointer("/format"), "llamac checkpoint 2"), "llamac checkpoint 1");
+    damaged("unknown file", with(json::json_pointer("/files/..~1x"), fields["files"]["config.json"]), "../x");
+    damaged("unknown field of a file", with(json::json_pointer("/files/config.json/x"), 1), "config.json");
+    damaged("negative size", with(json::json_pointer("/files/config.json/bytes"), -1), "bytes");
+    damaged("short hash", with(json::json_pointer("/files/config.json/xxh3"), "12"), "xxh3");
+    damaged("hash of other digits", with(json::json_pointer("/files/config.json/xxh3"), "0123456789ABCDEF"), "xxh3");
+    damaged("kernel of another type", with(json::json_pointer("/kernels/x"), 2), "kernels: x");
+    ordered_json no_file = fields;
+    no_file["files"].erase("model.safetensors");
+    damaged("a file left out", sealed(no_file), "model.safetensors");
+    damaged("deep manifest", std::string(100000, '['), ": ");
+    damaged("empty manifest", "", ": ");
+    damaged("a list", "[]", "object");
+    put(file, good);
+    check(open_checkpoint(path).step == 3, "the undamaged manifest");
+}
+
+void check_bad_files() {
+    const std::string out = fresh_folder("files"), path = save(out, 3);
+    for (const char* name : {"config.json", "model.safetensors", "optimizer.safetensors"}) {
+        const std::string file = path + "/" + name, good = get(file);
+        const auto damaged = [&](const std::string& what, const std::string& bytes) {
+            put(file, bytes);
+            refused(what, {file}, [&] { open_checkpoint(path); });
+        };
+        for (size_t i = 0; i < good.size(); i++) {
+            std::string bytes = good;
+            bytes[i] = static_cast<char>(bytes[i] ^ 1 << i % 8);
+            damaged(std::string(name) + " with byte " + std::to_string(i) + " changed", bytes);
+            damaged(std::string(name) + " cut to " + std::to_string(i) + " bytes", good.substr(0, i));
+        }
+        damaged(std::string(name) + " with a tail", good + " ");
+        fs::remove(file);
+        refused(std::string("no ") + name, {file, "No such file"}, [&] { open_checkpoint(path); });
+        fs::create_directory(file);
+        refused(std::string(name) + " is a folder", {file}, [&] { open_checkpoint(path); });
+        fs::remove(file);
+        put(file, good);
+    }
+    check(open_checkpoint(path).step == 3, "the undamaged checkpoint");
+
+    refused("no such directory", {out + "/none", "checkpoint"}, [&] { open_checkpoint(out + "/none"); });
+    refused("a file", {path + "/config.json", "checkpoint"}, [&] { open_checkpoint(path + "/config.json"); });
+    refused("not a checkpoint", {out, "without manifest.json"}, [&] { open_checkpoint(out); });
+    const std::string newest = save(out, 9);
+    put(newest + "/model.safetensors", "half");
+    check(checkpoint_to_resume(out, "auto") == newest, "auto does not pass over a damaged checkpoint");
+    refused("damaged newest", {newest}, [&] { open_checkpoint(checkpoint_to_resume(out, "auto")); });
+}
+
+// A disk that is full at any point of the write: the earlier checkpoint stays, the new one leaves nothing.
+void check_full_disk() {
+    signal(SIGXFSZ, SIG_IGN);
+    const std::string out = fresh_folder("full_disk"), earlier = save(out, 1);
+    size_t largest = 0;
+    for (const auto& entry : fs::directory_iterator(earlier)) largest = std::max<size_t>(largest, entry.file_size());
+    for (const size_t limit : {size_t{0}, size_t{10}, largest / 2, largest - 1}) {
+        const int status = in_child([&] {
+            const rlimit bytes = {limit, limit};
+            setrlimit(RLIMIT_FSIZE, &bytes);
+            refused("full disk", {out, "File too large"}, [&] { save(out, 2, 1); });
+            if (failed > 0) std::abort();
+            save(out, 2, 1);
+        });
+        const std::string what = "files of at most " + std::to_string(limit) + " bytes: ";
+        check(status == 2, what + "the write fails");
+        check(names_in(out) == std::vector<std::string>{"step_000001"}, what + "nothing is left behind");
+        check(open_checkpoint(earlier).step == 1, what + "the earlier checkpoint is intact");
+    }
+    save(out, 2, 1);
+    check(names_in(out) == std::vector<std::string>{"step_000002"}, "with room again");
+}
+
+// A process that is killed while it writes and prunes: what is called a checkpoint is one, and the next run goes on.
+void check_killed() {
+    const std::string out = fresh_folder("killed");
+    save(out, 1);
+    int cut_short = 0;
+    for (int round = 0; round < 40; round++) {
+        const int64_t step = open_checkpoint(checkpoint_to_resume(out, "auto")).step;
+        const pid_t child = fork();
+        if (child == 0) {
+            for (int64_t s = step + 1;; s++) save(out, s, 2);
+        }
+        usleep(static_cast<useconds_t>(1500 * (round % 10) + 137 * round));
+        kill(child, SIGKILL);
+        waitpid(child, nullptr, 0);
+        size_t checkpoints = 0;
+        for (const std::string& name : names_in(out)) {
+            cut_short += name[0] == '.';
+            if (name[0] == '.') continue;
+            checkpoints++;
+            const std::string message = error_of([&] { open_checkpoint(out + "/" + name); });
+            check(message.empty(), "after a kill: " + message);
+        }
+        check(checkpoints >= 1 && checkpoints <= 3, "after a kill: number of checkpoints");
+    }
+    check(cut_short > 0, "some kill struck within a write");
+    save(out, 1000000, 1);
+    check(names_in(out) == std::vector<std::string>{"step_1000000"}, "the next write clears up");
+}
+
+void check_prepare_output() {
+    const std::string out = folder + "/prepare/deep";
+    check(prepare_output(out, "", 0).empty() && fs::is_directory(out), "an empty directory");
+    check(prepare_output(out, "", 0).empty() && names_in(out).empty(), "again");
+    const std::string log = "{\"event\":\"step\",\"step\":1}\n{\"event\":\"step\",\"step\":2}\n{\"event\":\"step\",\"step\":3}\n";
+    save(out, 1);
+    save(out, 2);
+    save(out, 3);
+    put(out + "/log.jsonl", log);
+    put(out + "/loss.png", "png");
+    put(out + "/notes.txt", "mine");
+    check(prepare_output(out, out + "/step_000003/", 3).empty(), "going on from the newest");
+    check(get(out + "/log.jsonl") == log && names_in(out).size() == 6, "nothing is moved");
+    const std::string branch = prepare_output(out, out + "/step_000002", 2);
+    check(branch.find(out + "/previous_1") != branch.npos, "going on from an older one: " + branch);
+    check(names_in(out + "/previous_1") == std::vector<std::string>{"step_000003"}, "newer checkpoints are set aside");
+    check(events_of(out + "/log.jsonl").size() == 2, "the log is cut back");
+    const std::string moved = prepare_output(out, "", 0);
+    check(moved.find(out + "/previous_2") != moved.npos, "anew: " + moved);
+    check(names_in(out) == std::vector<std::string>{"notes.txt", "previous_1", "previous_2"}, "the run is set aside");
+    check(names_in(out + "/previous_2") ==
+              std::vector<std::string>{"log.jsonl", "loss.png", "step_000001", "step_000002"}, "all of it");
+    check(open_checkpoint(out + "/previous_2/step_000002").step == 2, "and it can be resumed");
+    save(out, 5);
+    prepare_output(out, out + "/previous_2/step_000002", 2);
+    check(names_in(out) == std::vector<std::string>{"notes.txt", "previous_1", "previous_2", "previous_3"},
+          "a checkpoint from elsewhere starts a new log");
+    refused("out is a file", {out + "/notes.txt"}, [&] { prepare_output(out + "/notes.txt", "", 0); });
+}
+
+}  // namespace
+
+int main() {
+    char name[] = "/tmp/llamac_check_train_XXXXXX";
+    if (!mkdtemp(name)) return 1;
+    folder = name;
+    try {
+        check_flags();
+        check_bad_flags();
+        check_help();
+        check_toml();
+        check_print_config();
+        check_log();
+        check_truncate_log();
+        check_checkpoint();
+        check_resume_rules();
+        check_bad_manifests();
+        check_bad_files();
+        check_full_disk();
+        check_killed();
+        check_prepare_output();
+    } catch (const std::exception& e) {
+        check(false, e.what());
+    }
+    fs::remove_all(folder);
+    std::cout << passed << " passed, " << failed << " failed\n";
+    return failed > 0;
+}

@@ -1,0 +1,30 @@
+"""Where the compiled programs are, and the reference tensors (written by `python train_llama3.py`, once)."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+
+@pytest.fixture(scope="session")
+def build() -> Path:
+    """The folder of the compiled programs."""
+    folder = ROOT / os.environ.get("LLAMAC_BUILD", "build/auto")
+    if not (folder / "train_llama3").exists():
+        pytest.fail(f"{folder}/train_llama3 is missing: `make test` builds it")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def reference() -> Path:
+    """The folder of the reference tensors."""
+    folder = ROOT / "data/reference"
+    if not any(folder.glob("*/*/truth.safetensors")):
+        subprocess.run([sys.executable, "train_llama3.py"], cwd=ROOT, check=True)
+    return folder

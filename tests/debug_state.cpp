@@ -1,0 +1,102 @@
+// debug_state REFERENCE OUT [dtype] [recompute] [logits bytes] [OPERATION=VARIANT ...]
+// The C model on the tokens of REFERENCE/debug_state.safetensors, from the weights in REFERENCE: writes every activation,
+// gradient and the ten updates to OUT under the reference's names, in the order of computation. tests/test_model.py
+// compares the two.
+#include <deque>
+
+#include "model/model.h"
+#include "train/options.h"
+
+using namespace llamac;
+
+namespace {
+
+// Copies of everything the model shows: later operations overwrite the originals.
+struct Recorder {
+    std::deque<std::vector<char>> memory;
+    std::vector<NamedTensor> tensors;
+
+    Tensor copy(const Tensor& t) {
+        const int64_t size = size_of(t.dtype), row = t.shape[t.rank - 1] * size, rows = t.elements() * size / row;
+        memory.emplace_back(static_cast<size_t>(rows * row));
+        for (int64_t r = 0; r < rows; r++) {
+            int64_t offset = 0, rest = r;
+            for (int d = t.rank - 2; d >= 0; rest /= t.shape[d--]) offset += rest % t.shape[d] * t.stride[d];
+            std::memcpy(memory.back().data() + r * row, static_cast<char*>(t.data) + offset * size, static_cast<size_t>(row));
+        }
+        Tensor c = t;
+        c.data = memory.back().data();
+        int64_t stride = 1;
+        for (int d = c.rank - 1; d >= 0; stride *= c.shape[d--]) c.stride[d] = stride;
+        return c;
+    }
+    // Chunks of the logits follow one another under one name.
+    void add(const std::string& name, const Tensor& value) {
+        const Tensor c = copy(value);
+        for (NamedTensor& t : tensors) {
+            if (t.name != name) continue;
+            std::vector<char> joined(static_cast<char*>(t.tensor.data), static_cast<char*>(t.tensor.data) + t.tensor.bytes());
+            joined.insert(joined.end(), static_cast<char*>(c.data), static_cast<char*>(c.data) + c.bytes());
+            t.tensor.shape[0] += c.shape[0];
+            memory.push_back(std::move(joined));
+            t.tensor.data = memory.back().data();
+            return;
+        }
+        tensors.push_back({name, c});
+    }
+    void add_floats(const std::string& name, std::vector<float> values) {
+        const int64_t n = static_cast<int64_t>(values.size());
+        add(name, make_tensor(values.data(), DType::f32, {n}));
+    }
+};
+
+void record(const std::string& reference, const std::string& out, const ModelOptions& base) {
+    const SafetensorsFile file(reference + "/debug_state.safetensors");
+    const SafetensorsFile::Entry* entry = file.find("tokens");
+    if (!entry || entry->shape.size() != 2) fail(file.path(), ": tokens is missing or not [B,T]");
+    const int64_t B = entry->shape[0], T = entry->shape[1];
+    std::vector<int32_t> tokens(static_cast<size_t>(B * T)), targets(tokens.size());
+    file.read("tokens", make_tensor(tokens.data(), DType::i32, {B, T}));
+    file.read("targets", make_tensor(targets.data(), DType::i32, {B, T}));
+    const auto setting = [&](const char* key) { return std::stod(file.metadata.at(key)); };
+
+    ModelOptions options = base;
+    options.batch_size = B;
+    options.seq_len = T;
+    Model model(load_config(reference), options);
+    load_weights(model.parameters, reference);
+    Recorder recorder;
+    model.tap = [&](const std::string& name, const Tensor& value) { recorder.add(name, value); };
+    const double loss = forward_backward(model, tokens.data(), targets.data(), B, T, true, 1.0);
+    model.tap = nullptr;
+    recorder.add_floats("loss", {static_cast<float>(loss)});
+    for (size_t k = 0; k < model.parameters.table.size(); k++)
+        recorder.add("grad." + model.parameters.table[k].name, model.parameters.gradient(k));
+
+    const AdamW adamw{setting("lr"), setting("beta1"), setting("beta2"), setting("eps"), setting("weight_decay"), setting("grad_clip")};
+    std::vector<float> losses, norms;
+    for (int64_t step = 1; step <= 10; step++) {
+        losses.push_back(static_cast<float>(forward_backward(model, tokens.data(), targets.data(), B, T, true, 1.0)));
+        norms.push_back(static_cast<float>(update(model, adamw, step, 42)));
+    }
+    recorder.add_floats("train.losses", losses);
+    recorder.add_floats("train.grad_norms", norms);
+    write_safetensors(out, recorder.tensors);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    try {
+        if (argc < 3) fail("expected REFERENCE OUT [dtype] [recompute] [logits bytes] [OPERATION=VARIANT ...]");
+        ModelOptions options;
+        if (argc > 3) options.precision.weights = storage_type(argv[3]);
+        if (argc > 4) options.recompute = parse_recompute(argv[4]);
+        if (argc > 5) options.logits_bytes = std::stoll(argv[5]);
+        for (int i = 6; i < argc; i++) select_kernel(argv[i]);
+        record(argv[1], argv[2], options);
+    } catch (const Error& error) {
+        std::fprintf(stderr, "debug_state: %s\n", error.what());
+        return 2;
+    }
+}

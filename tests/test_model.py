@@ -1,0 +1,115 @@
+"""The C model against the reference model: every activation, every gradient, ten updates, in the order of computation."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rule import BACKWARD, FORWARD, violation
+from safetensors.torch import load_file
+
+MODELS = sorted(p.stem for p in (Path(__file__).parent / "models").glob("*.json"))
+RECOMPUTE = ["none", "norm", "swiglu", "qkv", "attention", "norm,swiglu,qkv,attention", "block", "block:2"]
+
+pytestmark = pytest.mark.program
+
+
+def run_model(build: Path, reference: Path, out: Path, dtype: str, *arguments: str) -> dict[str, np.ndarray]:
+    """What the C model computes, by name, in the order of computation."""
+    subprocess.run([build / "debug_state", reference, out, dtype, *arguments], check=True)
+    raw = out.read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    header.pop("__metadata__", None)
+    tensors = load_file(out)
+    names = sorted(header, key=lambda name: header[name]["data_offsets"])
+    return {name: tensors[name].double().numpy().ravel() for name in names}
+
+
+def load(file: Path) -> dict[str, np.ndarray]:
+    return {name: tensor.double().numpy().ravel() for name, tensor in load_file(file).items()}
+
+
+def first_difference(ours: dict, torch: dict, truth: dict, dtype: str) -> str:
+    """The first tensor, in the order of computation, that breaks the rule; empty if none does."""
+    for name, found in ours.items():
+        backward = name.startswith(("dact.", "grad.", "train."))
+        kept_in = "f32" if name.startswith(("grad.", "loss", "train.")) or name.endswith(("_rstd", "_lse")) else dtype
+        wrong = violation(found, torch[name], truth[name], kept_in, BACKWARD if backward else FORWARD)
+        if wrong:
+            return f"{name}: {wrong}"
+    return ""
+
+
+@pytest.fixture(scope="module")
+def states(reference):
+    """(PyTorch's tensors, float64's) of a model and a type, read once."""
+    cache = {}
+
+    def get(model: str, dtype: str):
+        folder = reference / model / dtype
+        if folder not in cache:
+            cache[folder] = load(folder / "debug_state.safetensors"), load(folder / "truth.safetensors")
+        return folder, *cache[folder]
+
+    return get
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("model", MODELS)
+def test_debug_state(build, states, tmp_path, model, dtype):
+    folder, torch, truth = states(model, dtype)
+    ours = run_model(build, folder, tmp_path / "state", dtype)
+    missing = set(torch) - set(ours) - {"tokens", "targets"}
+    assert not missing, f"the C model does not show {sorted(missing)}"
+    assert first_difference(ours, torch, truth, dtype) == ""
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_losses_of_ten_updates_in_f32(build, states, tmp_path, model):
+    folder, torch, _ = states(model, "f32")
+    ours = run_model(build, folder, tmp_path / "state", "f32")
+    np.testing.assert_allclose(ours["train.losses"], torch["train.losses"], rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_recomputation_changes_no_bit(build, states, tmp_path, dtype, recompute):
+    folder, *_ = states("scaled8", dtype)
+    kept = run_model(build, folder, tmp_path / "kept", dtype)
+    again = run_model(build, folder, tmp_path / "again", dtype, recompute)
+    for name, value in kept.items():
+        assert np.array_equal(value, again[name]), f"{name} differs with --recompute {recompute}"
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_logits_in_chunks(build, states, tmp_path, dtype):
+    """66 rows of logits in chunks of 7: the head's gradient is a sum over ten products, and loses no bits by it."""
+    folder, torch, truth = states("tied-gqa", dtype)
+    row = 97 * (4 if dtype == "f32" else 2)
+    ours = run_model(build, folder, tmp_path / "state", dtype, "none", str(7 * row))
+    assert first_difference(ours, torch, truth, dtype) == ""
+
+
+def test_reference_variants(build, states, tmp_path):
+    """The plain loops, which explain the operations, compute the same model."""
+    folder, torch, truth = states("scaled32", "f32")
+    listing = subprocess.run([build / "train_llama3", "--list-kernels"], check=True, capture_output=True, text=True)
+    operations = [line.split(":")[0] for line in listing.stdout.splitlines() if not line.startswith(" ")]
+    chosen = [f"{operation}=reference" for operation in operations]
+    ours = run_model(build, folder, tmp_path / "state", "f32", "none", "1000000", *chosen)
+    assert first_difference(ours, torch, truth, "f32") == ""
+
+
+@pytest.mark.parametrize("name, spoil", [
+    ("act.0.k", lambda x: np.roll(x, 1)),
+    ("act.1.residual_out", lambda x: x * (1 + 1e-4)),
+    ("dact.1.swiglu", np.zeros_like),
+    ("grad.model.norm.weight", lambda x: np.where(np.arange(x.size) == 0, np.nan, x)),
+    ("train.losses", lambda x: x[::-1]),
+])
+def test_a_fault_is_caught_and_named(build, states, tmp_path, name, spoil):
+    folder, torch, truth = states("untied-mha", "f32")
+    ours = run_model(build, folder, tmp_path / "state", "f32")
+    ours[name] = spoil(ours[name])
+    assert first_difference(ours, torch, truth, "f32").startswith(name + ":")

@@ -1,0 +1,434 @@
+"""llamac.options and llamac.config: flags, TOML, presets; llamac.log and llamac.plot, which report a run."""
+
+import io
+import json
+import math
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from llamac import plot
+from llamac.config import Config, load_config, presets
+from llamac.errors import InputError
+from llamac.log import Log, duration
+from llamac.options import Options, parse, recompute_parts
+
+ROOT = Path(__file__).parent.parent
+
+
+def refused(function, *arguments) -> str:
+    """The one line that bad input gets."""
+    with pytest.raises(InputError) as error:
+        function(*arguments)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# flags and TOML
+
+
+def test_defaults():
+    o = parse([])
+    assert o == Options()
+    assert (o.model, o.steps, o.batch_size, o.seq_len, o.lr, o.schedule) == (
+        "tiny",
+        500,
+        8,
+        256,
+        0.003,
+        "cosine",
+    )
+    assert (o.beta1, o.beta2, o.weight_decay, o.grad_clip, o.seed, o.kernel) == (0.9, 0.95, 0.1, 1.0, 42, ())
+
+
+def test_flags():
+    arguments = "--batch-size 4 --lr=1e-3 --grad-clip 0 --schedule wsd --kernel a=1 --kernel b=2 --compile"
+    o = parse(arguments.split())
+    assert (o.batch_size, o.lr, o.grad_clip, o.schedule, o.kernel, o.compile) == (
+        4,
+        1e-3,
+        0.0,
+        "wsd",
+        ("a=1", "b=2"),
+        True,
+    )
+    assert type(o.grad_clip) is float
+
+
+def test_flags_win_over_the_file(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('lr = 1\nsteps = 7\nkernel = ["a=1"]\nval-data = ""\n')
+    o = parse(["--steps", "9", "--config", str(path)])
+    assert (o.steps, o.lr, o.kernel, o.val_data, o.batch_size) == (9, 1.0, ("a=1",), "", 8)
+    assert parse(["--config", str(path), "--kernel", "b=2"]).kernel == ("b=2",)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--lr", "1e-5", "--beta2", "0.123456789012345", "--seed", str(2**63 - 1), "--weight-decay", "0"],
+        [
+            "--kernel",
+            "a=1",
+            "--kernel",
+            'quote " and \\',
+            "--out",
+            "tab\tnewline\n\x7f\x01é🙂#",
+            "--recompute",
+            "norm,block:3",
+        ],
+    ],
+)
+def test_toml_round_trip(tmp_path, arguments):
+    o = parse(arguments)
+    path = tmp_path / "run.toml"
+    path.write_text(o.to_toml(), encoding="utf-8")
+    assert parse(["--config", str(path)]) == Options(**{**vars(o), "config": str(path)})
+    assert tomllib.loads(o.to_toml()) == o.to_dict() | {"kernel": list(o.kernel)}
+    assert (
+        len(o.to_dict()) == len(fields(Options)) - 4
+    )  # config, print-config, ops and compile are flags only
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--steps", "0"], "--steps: expected an integer of at least 1, found 0"),
+        (["--steps", "1.5"], "--steps: expected an integer of at least 1, found '1.5'"),
+        (["--steps"], "argument --steps: expected one argument"),
+        (["--step", "3"], "unrecognized arguments: --step 3"),
+        (["extra"], "unrecognized arguments: extra"),
+        (["--lr", "nan"], "--lr: expected a number of at least 0, found nan"),
+        (["--lr", "inf"], "--lr: expected a number of at least 0, found inf"),
+        (["--beta1", "1"], "--beta1: expected a number from 0 to below 1, found 1.0"),
+        (["--min-lr-frac", "1.01"], "--min-lr-frac: expected a number from 0 to 1, found 1.01"),
+        (["--seed", "-1"], "--seed: expected an integer of at least 0, found -1"),
+        (["--schedule", "step"], "--schedule: expected cosine, linear, constant or wsd, found 'step'"),
+        (["--dtype", "fp16"], "--dtype: expected f32 or bf16, found 'fp16'"),
+        (["--recompute", "norm,mlp"], "--recompute: expected none or a list of norm"),
+        (["--recompute", "block:0"], "--recompute: expected none or a list of norm"),
+        (["--recompute", ""], "--recompute: expected none or a list of norm"),
+        (["--seed", str(2**63)], "--seed: expected an integer of at least 0, found 9223372036854775808"),
+        (["--out", "\udcff"], "--out: expected text in UTF-8"),
+        (["--out", "a\0b"], "--out: expected text in UTF-8"),
+        (["--config", "missing.toml"], "--config missing.toml: No such file"),
+    ],
+)
+def test_bad_flags(arguments, message):
+    assert refused(parse, arguments).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("batch_size = 3", "unknown key batch_size (did you mean batch-size?)"),
+        ("zzz = 3", "unknown key zzz"),
+        ("[model]\nlr = 3", "model: expected text in UTF-8, found {'lr': 3}"),
+        ("steps = 3.0", "steps: expected an integer of at least 1, found 3.0"),
+        ("steps = true", "steps: expected an integer of at least 1, found True"),
+        (f"lr = {10**400}", "lr: expected a number of at least 0, found 1000"),
+        ('lr = "3"', "lr: expected a number of at least 0, found '3'"),
+        ("model = 3", "model: expected text in UTF-8, found 3"),
+        ('dtype = "fp16"', "dtype: expected f32 or bf16, found 'fp16'"),
+        ("kernel = [1]", "kernel: expected a list of strings, found [1]"),
+        ('kernel = "a=1"', "kernel: expected a list of strings, found 'a=1'"),
+        ('config = "other.toml"', "unknown key config"),
+        ("steps = ", "expected TOML"),
+        ("steps = 1\nsteps = 2", "expected TOML"),
+    ],
+)
+def test_bad_toml(tmp_path, text, message):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    line = refused(parse, ["--config", str(path)])
+    assert line.removeprefix("--config ").startswith(f"{path}: {message}")
+
+
+def test_micro_steps():
+    assert Options().micro_steps() == 1
+    assert Options(batch_size=2, seq_len=8, total_batch_size=64).micro_steps() == 4
+    assert Options(batch_size=2, seq_len=8, total_batch_size=64).micro_steps(devices=2) == 2
+    line = refused(Options(batch_size=3, seq_len=8, total_batch_size=64).micro_steps)
+    assert (
+        line == "--total-batch-size: expected a multiple of batch-size·seq-len·devices = 24 tokens, found 64"
+    )
+    refused(Options(batch_size=2, seq_len=8, total_batch_size=64).micro_steps, 8)
+
+
+def test_recompute_parts():
+    assert recompute_parts("none") == {}
+    assert recompute_parts("norm,swiglu,block:4") == {"norm": 1, "swiglu": 1, "block": 4}
+    assert recompute_parts("block") == {"block": 1}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.stem)
+def test_run_configurations_load(path):
+    o = parse(["--config", str(path)])
+    assert o.seq_len <= load_config(o.model).max_position_embeddings
+    o.micro_steps()
+
+
+# configurations
+
+
+PARAMETERS = {  # as published with the models
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.1-8b": 8_030_261_248,
+    "llama3.1-70b": 70_553_706_496,
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_presets_have_the_published_size(name):
+    assert load_config(name).num_parameters() == PARAMETERS[name]
+
+
+def test_presets():
+    assert set(presets()) >= {"tiny", *PARAMETERS, "llama3.1-70b-proxy"}
+    big, proxy = load_config("llama3.1-70b"), load_config("llama3.1-70b-proxy")
+    assert vars(proxy) == vars(big) | {"num_hidden_layers": 1}
+    small = load_config("llama3.2-1b")
+    assert (small.q_size, small.kv_size, small.qkv_size, small.tie_word_embeddings) == (2048, 512, 3072, True)
+    assert small.rope_scaling.factor == 32 and big.rope_scaling.factor == 8
+    assert load_config("tiny").vocab_size == 4096
+
+
+def test_flops_per_token():
+    c = load_config(ROOT / "configs" / "models" / "llama3.1-8b.json")
+    block = 4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14336
+    assert c.flops_per_token(8192) == 6 * (32 * block + 128256 * 4096) + 6 * 32 * 4096 * 8192
+    tied = load_config("llama3.2-1b")
+    matrices = sum(math.prod(shape) for _, shape in tied.parameters() if len(shape) == 2)
+    assert tied.flops_per_token(2048) == 6 * matrices + 6 * 16 * 2048 * 2048
+
+
+def test_parameters_are_those_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    for name in ("tiny", "llama3.1-8b"):
+        c = load_config(name)
+        with torch.device("meta"):
+            model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**c.to_dict("float32")))
+        ours = dict(c.parameters())
+        assert ours == {key: tuple(value.shape) for key, value in model.named_parameters()}
+        assert c.parameters()[0][0] == "model.embed_tokens.weight"
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_config_round_trip(tmp_path, name):
+    c = load_config(name)
+    (tmp_path / "config.json").write_text(json.dumps(c.to_dict("bfloat16")))
+    assert load_config(tmp_path) == load_config(tmp_path / "config.json") == c
+    assert c.to_dict("float32")["torch_dtype"] == "float32"
+
+
+SMALL = {
+    "model_type": "llama",
+    "vocab_size": 10,
+    "hidden_size": 12,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+}
+SCALING = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def config_of(tmp_path: Path, **changes) -> Config:
+    values = {key: value for key, value in (SMALL | changes).items() if value != "absent"}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    return load_config(tmp_path)
+
+
+def test_config_defaults_are_those_of_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    ours = config_of(tmp_path)
+    theirs = transformers.LlamaConfig(**SMALL)
+    for key in vars(ours):
+        if not key.startswith("rope_"):
+            assert getattr(ours, key) == getattr(theirs, key), key
+    assert (ours.head_dim, ours.num_key_value_heads, ours.rope_scaling) == (4, 3, None)
+    assert ours.rope_theta == 10000.0
+    assert config_of(tmp_path, head_dim=None, rope_scaling=None, num_key_value_heads=None) == ours
+
+
+def test_rope_of_transformers_4_and_5(tmp_path):
+    four = config_of(tmp_path, rope_theta=500000.0, rope_scaling=SCALING)
+    five = config_of(tmp_path, rope_parameters=SCALING | {"rope_theta": 500000.0})
+    assert four == five and four.rope_theta == 500000 and four.rope_scaling.factor == 8
+    plain = config_of(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 500000.0})
+    assert plain.rope_scaling is None and plain.rope_theta == 500000
+    old = {"type" if key == "rope_type" else key: value for key, value in SCALING.items()}
+    assert config_of(tmp_path, rope_theta=500000, rope_scaling=old) == four
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"model_type": "mistral"}, 'model_type: expected "llama", found "mistral"'),
+        ({"hidden_act": "gelu"}, 'hidden_act: expected "silu", found "gelu"'),
+        ({"attention_bias": True}, "attention_bias: expected false, found true"),
+        ({"mlp_bias": True}, "mlp_bias: expected false, found true"),
+        ({"mlp_bias": 0}, "mlp_bias: expected true or false, found 0"),
+        *[({key: "absent"}, f"{key}: expected a positive integer, found nothing") for key in list(SMALL)[1:]],
+        *[({key: 0}, f"{key}: expected a positive integer, found 0") for key in list(SMALL)[1:]],
+        ({"hidden_size": -12}, "hidden_size: expected a positive integer, found -12"),
+        ({"hidden_size": 12.0}, "hidden_size: expected a positive integer, found 12.0"),
+        ({"hidden_size": "12"}, 'hidden_size: expected a positive integer, found "12"'),
+        ({"hidden_size": True}, "hidden_size: expected a positive integer, found true"),
+        ({"vocab_size": 2**31}, "vocab_size: expected a positive integer, found 2147483648"),
+        (
+            {"num_key_value_heads": 2},
+            "num_key_value_heads: expected a divisor of num_attention_heads 3, found 2",
+        ),
+        (
+            {"hidden_size": 13},
+            "hidden_size: expected a multiple of num_attention_heads 3 without head_dim, found 13",
+        ),
+        ({"head_dim": 5}, "head_dim: expected an even number, found 5"),
+        ({"hidden_size": 9}, "head_dim: expected an even number, found 3"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps: expected a positive number, found 0"),
+        ({"rope_theta": "x"}, 'rope_theta: expected a positive number, found "x"'),
+        ({"tie_word_embeddings": "no"}, 'tie_word_embeddings: expected true or false, found "no"'),
+        ({"eos_token_id": [1, -2]}, "eos_token_id: expected a token id, found [1, -2]"),
+        ({"rope_scaling": 8}, "rope_scaling: expected an object or null, found 8"),
+        (
+            {"rope_scaling": SCALING | {"rope_type": "yarn"}},
+            'rope_scaling: rope_type: expected "llama3" or "default"',
+        ),
+        ({"rope_scaling": SCALING | {"factor": None}}, "rope_scaling: factor: expected a positive number"),
+        (
+            {"rope_scaling": SCALING | {"high_freq_factor": 1.0}},
+            "rope_scaling: low_freq_factor: expected less than",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "linear"}},
+            'rope_parameters: rope_type: expected "llama3" or "default"',
+        ),
+    ],
+)
+def test_bad_config(tmp_path, changes, message):
+    line = refused(lambda: config_of(tmp_path, **changes))
+    assert line.startswith(f"{tmp_path / 'config.json'}: {message}")
+
+
+def test_no_config(tmp_path):
+    assert "expected a directory with config.json or a preset (llama3.1-70b, " in refused(
+        load_config, "llama9"
+    )
+    assert "expected a directory" in refused(load_config, tmp_path)
+    for text, message in (
+        ("{", "expected JSON"),
+        ("[]", "expected a JSON object, found list"),
+        ("", "expected JSON"),
+    ):
+        (tmp_path / "config.json").write_text(text)
+        assert refused(load_config, tmp_path).startswith(f"{tmp_path / 'config.json'}: {message}")
+
+
+# log and plot
+
+
+def written_log(out: Path, losses: list[float]) -> str:
+    """A run's log in out; returns what stood on the console."""
+    console = io.StringIO()
+    log = Log(out, steps=len(losses), tokens=2048, flops_per_token=1e9, peak_tflops=10, console=console)
+    log.start(Options().to_dict())
+    log.val(0, 8.3)
+    for step, loss in enumerate(losses, 1):
+        log.step(step, loss, 1.5, 1e-3, 1000.0)
+    log.sample(len(losses), 'a "quoted"\nline é\ufffd\u2028')
+    log.checkpoint(len(losses), "out/step_000003")
+    log.close()
+    return console.getvalue()
+
+
+def test_log(tmp_path):
+    console = written_log(tmp_path / "new" / "out", [8.0, math.nan, 7.0])
+    events = [
+        json.loads(line) for line in (tmp_path / "new" / "out" / "log.jsonl").read_text().split("\n")[:-1]
+    ]
+    assert [e["event"] for e in events] == ["start", "val", "step", "step", "step", "sample", "checkpoint"]
+    assert events[0]["batch-size"] == 8 and events[1] == {"event": "val", "step": 0, "loss": 8.3}
+    step = events[2]
+    assert list(step) == [
+        "event",
+        "step",
+        "loss",
+        "grad_norm",
+        "lr",
+        "ms",
+        "tokens_per_s",
+        "tflops",
+        "mfu",
+        "gpu_mem_gib",
+        "rss_gib",
+    ]
+    assert (step["loss"], step["tokens_per_s"], step["mfu"]) == (8.0, 2048, pytest.approx(0.2048))
+    assert step["tflops"] == pytest.approx(2.048) and 0 < step["rss_gib"] < 1000
+    assert events[3]["loss"] is None
+    assert events[5] == {"event": "sample", "step": 3, "text": 'a "quoted"\nline é\ufffd\u2028'}
+    assert events[6] == {"event": "checkpoint", "step": 3, "path": "out/step_000003"}
+    first = next(line for line in console.splitlines() if "1/3" in line)
+    assert first.split() == [
+        "1/3",
+        "8.0000",
+        "1.5000",
+        "1.00e-03",
+        "1000.0",
+        "2048",
+        "2.048",
+        "20.5",
+        "2",
+        "s",
+    ]
+
+
+def test_duration():
+    assert [duration(s) for s in (0.4, 59.4, 59.6, 185, 3600, 25325)] == [
+        "0 s",
+        "59 s",
+        "1:00",
+        "3:05",
+        "1:00:00",
+        "7:02:05",
+    ]
+
+
+def test_plot(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    written_log(tmp_path, [8.0, math.nan, 7.0])
+    monkeypatch.setattr("sys.argv", ["plot", str(tmp_path)])
+    plot.main()
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().out == f"{tmp_path / 'loss.png'}\n"
+
+
+def test_plot_reads_what_a_killed_run_left(tmp_path):
+    written_log(tmp_path, [8.0, 7.0])
+    path = tmp_path / "log.jsonl"
+    events = plot.read_log(path)
+    with open(path, "a") as file:
+        file.write('{"event":"step","step":2,"loss":6.5}\n{"event":"st')
+    again = plot.read_log(path)
+    assert len(again) == len(events) + 1
+    assert plot.series(again, "step", "loss") == ([1, 2], [8.0, 6.5])
+    path.write_text('{"event":"st\n{"event":"step"}\n')
+    assert "line 1: expected a JSON object" in refused(plot.read_log, path)
+    assert "No such file" in refused(plot.read_log, tmp_path / "missing")
+
+
+def test_smooth():
+    line = [float(i) for i in range(200)]
+    assert plot.smooth(line) == pytest.approx(line)  # no lag
+    spike = plot.smooth([0.0] * 100 + [7.0] + [0.0] * 99)
+    assert spike[96:105] == pytest.approx([0, *[1.0] * 7, 0])
+    assert plot.smooth([1.0, 5.0]) == [1.0, 5.0]

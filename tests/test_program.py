@@ -1,0 +1,392 @@
+"""The program as a user meets it: training, resuming, files that others open, bad input."""
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rule import FORWARD, violation
+
+from llamac.data import write_bin
+
+ROOT = Path(__file__).resolve().parents[1]
+MODEL = str(ROOT / "tests/models/tied-gqa.json")
+V, T = 97, 16
+
+pytestmark = pytest.mark.program
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Tokens that a model can learn something from: a noisy walk over a vocabulary of 97."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(1)
+    walk = np.cumsum(rng.choice([1, 2, 5], 6000)) % V
+    for name, part in (("train_000", walk[:2500]), ("train_001", walk[2500:5000]), ("val_000", walk[5000:])):
+        write_bin(folder / f"{name}.bin", part.astype(np.uint32), V)
+    return folder
+
+
+def flags(data: Path, out: Path, **extra) -> list[str]:
+    """A small run; extra flags with underscores."""
+    values = {"model": MODEL, "train-data": f"{data}/train_*.bin", "val-data": f"{data}/val_*.bin", "tokenizer": "none",
+              "out": out, "steps": 8, "batch-size": 4, "seq-len": T, "warmup-steps": 2, "val-every": 4, "val-steps": 2,
+              "sample-every": 0, "checkpoint-every": 4}
+    values |= {key.replace("_", "-"): value for key, value in extra.items()}
+    return [word for key, value in values.items() for word in (f"--{key}", str(value))]
+
+
+@pytest.fixture(scope="module")
+def train(build):
+    def run(*arguments, code=0, **keywords) -> subprocess.CompletedProcess:
+        command = [build / "train_llama3", *arguments]
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, **keywords)
+        assert result.returncode == code, result.stdout[-2000:] + result.stderr
+        return result
+
+    return run
+
+
+def events(out: Path, kind: str) -> list[dict]:
+    return [e for e in map(json.loads, (out / "log.jsonl").read_text().splitlines()) if e["event"] == kind]
+
+
+def losses(out: Path) -> list[float]:
+    return [e["loss"] for e in events(out, "step")]
+
+
+def one_line(result: subprocess.CompletedProcess) -> str:
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("train_llama3: "), result.stderr
+    return lines[0]
+
+
+# A run
+
+
+def test_run_and_its_log(train, data, tmp_path):
+    result = train(*flags(data, tmp_path / "out", steps=40, lr=0.01, sample_every=20, sample_tokens=8))
+    out = tmp_path / "out"
+    steps = events(out, "step")
+    assert [e["step"] for e in steps] == list(range(1, 41))
+    assert steps[0]["loss"] == pytest.approx(np.log(V), abs=1.0) and steps[-1]["loss"] < steps[0]["loss"] - 0.5
+    keys = ["event", "step", "loss", "grad_norm", "lr", "ms", "tokens_per_s", "tflops", "mfu", "gpu_mem_gib", "rss_gib"]
+    assert list(steps[0]) == keys
+    assert [e["step"] for e in events(out, "val")] == list(range(0, 41, 4))
+    assert [e["step"] for e in events(out, "sample")] == [20, 40]
+    assert sorted(p.name for p in out.glob("step_*")) == ["step_000036", "step_000040"]
+    last = result.stdout.strip().splitlines()[-1]
+    assert all(str(out / name) in last for name in ("step_000040", "log.jsonl", "loss.png"))
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_run_twice_gives_the_same_bits(train, data, tmp_path):
+    for name in ("a", "b"):
+        train(*flags(data, tmp_path / name))
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        assert (tmp_path / "a/step_000008" / file).read_bytes() == (tmp_path / "b/step_000008" / file).read_bytes()
+
+
+def test_the_number_of_threads_changes_little(train, data, tmp_path):
+    """BLAS may divide a sum by threads; everything of ours may not."""
+    for threads in ("1", "2"):
+        train(*flags(data, tmp_path / threads), env=os.environ | {"OMP_NUM_THREADS": threads})
+    np.testing.assert_allclose(losses(tmp_path / "1"), losses(tmp_path / "2"), rtol=1e-6)
+
+
+def test_accumulation_is_a_larger_batch(train, data, tmp_path):
+    train(*flags(data, tmp_path / "whole", batch_size=4))
+    train(*flags(data, tmp_path / "parts", batch_size=1, total_batch_size=4 * T, val_data=""))
+    np.testing.assert_allclose(losses(tmp_path / "parts"), losses(tmp_path / "whole"), rtol=1e-5)
+
+
+PRECISIONS = {
+    "f32": {},
+    "bf16": {"dtype": "bf16"},
+    "bf16-throughout": {"dtype": "bf16", "grad_dtype": "bf16", "optimizer_state": "bf16", "master_weights": "off"},
+    "f32-small-moments": {"optimizer_state": "bf16"},
+}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_resume_is_bitwise(train, data, tmp_path, precision):
+    extra = PRECISIONS[precision] | {"total_batch_size": 8 * T}
+    train(*flags(data, tmp_path / "whole", **extra))
+    half = flags(data, tmp_path / "half", **extra)
+    train(*[*half, "--checkpoint-every", "3"])
+    newest = tmp_path / "half/step_000008"
+    newest.rename(tmp_path / "set-aside")
+    train(*half, "--resume", "auto")
+    assert losses(tmp_path / "half") == losses(tmp_path / "whole")
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        assert (newest / file).read_bytes() == (tmp_path / "whole/step_000008" / file).read_bytes()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_precision_learns(train, data, tmp_path, precision):
+    train(*flags(data, tmp_path / "out", steps=60, lr=0.01, checkpoint_every=0, val_every=0, **PRECISIONS[precision]))
+    assert np.mean(losses(tmp_path / "out")[-5:]) < np.log(V) - 1.5
+
+
+def test_interrupt_leaves_a_checkpoint(build, data, tmp_path):
+    out = tmp_path / "out"
+    command = [build / "train_llama3", *flags(data, out, steps=1000000, checkpoint_every=0, val_every=0)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    deadline = time.time() + 60
+    while time.time() < deadline and not (out.exists() and (out / "log.jsonl").exists() and len(losses_so_far(out)) > 3):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    last = events(out, "step")[-1]["step"]
+    assert (out / f"step_{last:06d}" / "manifest.json").exists()
+
+
+def losses_so_far(out: Path) -> list[str]:
+    return [line for line in (out / "log.jsonl").read_text().splitlines() if '"step"' in line]
+
+
+def test_a_second_run_keeps_the_first(train, data, tmp_path):
+    train(*flags(data, tmp_path / "out"))
+    first = (tmp_path / "out/log.jsonl").read_text()
+    result = train(*flags(data, tmp_path / "out", seed=7))
+    assert "previous_1" in result.stdout
+    assert (tmp_path / "out/previous_1/log.jsonl").read_text() == first
+    assert (tmp_path / "out/previous_1/step_000008/manifest.json").exists()
+
+
+# What others read
+
+
+def test_python_trains_the_same_losses(train, data, tmp_path):
+    arguments = flags(data, tmp_path / "c", steps=10, total_batch_size=8 * T, schedule="wsd", sample_every=10, sample_tokens=12)
+    train(*arguments)
+    python = [sys.executable, "train_llama3.py", "--train", *arguments, "--out", str(tmp_path / "python")]
+    subprocess.run(python, cwd=ROOT, check=True, capture_output=True)
+    np.testing.assert_allclose(losses(tmp_path / "c"), losses(tmp_path / "python"), rtol=1e-5)
+    for field in ("lr", "grad_norm"):
+        ours, theirs = ([e[field] for e in events(tmp_path / name, "step")] for name in ("c", "python"))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4 if field == "grad_norm" else 1e-12)
+    ours, theirs = ([e["loss"] for e in events(tmp_path / name, "val")] for name in ("c", "python"))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    assert [e["text"] for e in events(tmp_path / "c", "sample")] == [e["text"] for e in events(tmp_path / "python", "sample")]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_transformers_opens_a_checkpoint(build, train, data, tmp_path, dtype):
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM
+
+    train(*flags(data, tmp_path / "out", dtype=dtype))
+    checkpoint = tmp_path / "out/step_000008"
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="auto", attn_implementation="eager")
+    assert model.dtype == (torch.bfloat16 if dtype == "bf16" else torch.float32)
+    tokens = torch.randint(V, (2, T), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        theirs, truth = model(tokens).logits, model.double()(tokens).logits
+    (tmp_path / "state").mkdir()
+    for file in ("config.json", "model.safetensors"):
+        (tmp_path / "state" / file).write_bytes((checkpoint / file).read_bytes())
+    settings = {key: "0.9" for key in ("lr", "beta1", "beta2", "eps", "weight_decay", "grad_clip")}
+    ids = tokens.int()
+    save_file({"tokens": ids, "targets": ids.clone()}, tmp_path / "state/debug_state.safetensors", settings)
+    subprocess.run([build / "debug_state", tmp_path / "state", tmp_path / "ours", dtype], check=True)
+    ours = load_file(tmp_path / "ours")["logits"]
+    assert violation(ours.double().numpy().reshape(truth.shape), theirs.double().numpy(), truth.numpy(), dtype, FORWARD) == ""
+
+
+def test_training_goes_on_from_a_hugging_face_folder(train, data, tmp_path):
+    train(*flags(data, tmp_path / "first"))
+    train(*flags(data, tmp_path / "second", model=tmp_path / "first/step_000008", init="load"))
+    ends, begins = events(tmp_path / "first", "val")[-1]["loss"], events(tmp_path / "second", "val")[0]["loss"]
+    assert ends == begins
+
+
+def test_print_config_reads_back(train, data, tmp_path):
+    arguments = [*flags(data, tmp_path / 'o "u" t\\é', lr=1 / 3, grad_clip=0), "--kernel", "rope_forward=reference"]
+    text = train(*arguments, "--print-config").stdout
+    (tmp_path / "run.toml").write_text(text)
+    assert train("--config", tmp_path / "run.toml", "--print-config").stdout == text
+    values = tomllib.loads(text)
+    assert values["lr"] == 1 / 3 and values["kernel"] == ["rope_forward=reference"]
+    assert values["out"] == str(tmp_path / 'o "u" t\\é')
+
+
+# Bad input: one line that says what, where, expected and found; exit code 2
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--steps", "many"], "steps many"),
+    (["--step", "3"], "--step"),
+    (["--schedule", "cubic"], "cubic cosine linear constant wsd"),
+    (["--dtype", "f16"], "f16 f32 bf16"),
+    (["--recompute", "norm,all"], "recompute all"),
+    (["--model", "llama9"], "llama9 configs/models"),
+    (["--model", "/no/such/folder/config.json"], "/no/such/folder/config.json No such file"),
+    (["--train-data", "/no/such/*.bin"], "/no/such/*.bin"),
+    (["--tokenizer", "/no/such/ranks"], "/no/such/ranks No such file"),
+    (["--seq-len", "100000"], "seq-len 100000 128"),
+    (["--seq-len", "127", "--val-data", "{data}/val_000.bin", "--batch-size", "64"], "val_000.bin 64"),
+    (["--total-batch-size", "100"], "total-batch-size 100 64"),
+    (["--kernel", "rope_forward=9"], "rope_forward 9 reference"),
+    (["--kernel", "rope=1"], "rope"),
+    (["--config", "/no/such.toml"], "/no/such.toml"),
+    (["--resume", "{data}"], "{data} manifest.json"),
+    (["--resume", "/no/such"], "/no/such"),
+    (["--init", "load"], "init load"),
+    (["--grad-dtype", "bf16"], "grad-dtype bf16 dtype"),
+    (["--out", "{data}/train_000.bin"], "train_000.bin"),
+])
+def test_bad_flags(train, data, tmp_path, arguments, words):
+    arguments = [a.format(data=data) for a in arguments]
+    line = one_line(train(*flags(data, tmp_path / "out"), *arguments, code=2))
+    for word in words.format(data=data).split():
+        assert word in line, line
+    assert not (tmp_path / "out").exists()
+
+
+CONFIG = json.loads(Path(MODEL).read_text())
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"num_attention_heads": 3}, "num_attention_heads num_key_value_heads 3 2"),
+    ({"num_attention_heads": 0}, "num_attention_heads positive 0"),
+    ({"num_hidden_layers": -1}, "num_hidden_layers -1"),
+    ({"hidden_size": "64"}, "hidden_size \"64\""),
+    ({"hidden_size": None}, "hidden_size nothing"),
+    ({"vocab_size": 1 << 40}, "vocab_size"),
+    ({"head_dim": 7}, "head_dim even 7"),
+    ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
+    ({"hidden_act": "gelu"}, "hidden_act silu gelu"),
+    ({"model_type": "mistral"}, "model_type llama mistral"),
+    ({"attention_bias": True}, "attention_bias false"),
+    ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type yarn"),
+    ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
+    ({"rope_scaling": 8}, "rope_scaling 8"),
+])
+def test_bad_config(train, data, tmp_path, change, words):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | change))
+    line = one_line(train(*flags(data, tmp_path / "out", model=tmp_path), code=2))
+    for word in ["config.json", *words.split()]:
+        assert word in line, line
+
+
+def test_truncated_config(train, data, tmp_path):
+    text = json.dumps(CONFIG)
+    for length in range(0, len(text), 23):
+        (tmp_path / "config.json").write_text(text[:length])
+        assert "config.json" in one_line(train(*flags(data, tmp_path / "out", model=tmp_path), code=2))
+
+
+def test_bad_tokens(train, data, tmp_path):
+    raw = (data / "train_000.bin").read_bytes()
+
+    def refused(content: bytes, *words: str):
+        (tmp_path / "bad.bin").write_bytes(content)
+        line = one_line(train(*flags(data, tmp_path / "out", train_data=tmp_path / "bad.bin"), code=2))
+        assert all(word in line for word in ("bad.bin", *words)), line
+
+    for word in range(8):    # cut within each field of the header
+        refused(raw[: 4 * word + 2])
+    refused(raw[:1024 + 33], "size")
+    refused(raw + b"\0", "size")
+    refused(b"\1" + raw[1:], "magic")
+    refused(raw[:8] + b"\xff" * 4 + raw[12:], "size")
+    refused(raw[:20] + b"\xff" * 4 + raw[24:], "size")
+    refused(raw[:12] + (V + 1).to_bytes(4, "little") + raw[16:], "vocabulary", str(V + 1), str(V))
+    everywhere = np.full(2500, 60000, "<u2").tobytes()
+    refused(raw[:12] + bytes(4) + raw[16:1024] + everywhere, "60000", str(V))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(train, data, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("checkpoint") / "out"
+    train(*flags(data, out))
+    return out
+
+
+def broken_copy(checkpoint: Path, to: Path, file: str, change) -> Path:
+    """The run's output with one file of its newest checkpoint changed."""
+    for source in checkpoint.rglob("*"):
+        target = to / source.relative_to(checkpoint)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_file():
+            target.write_bytes(source.read_bytes())
+    path = to / "step_000008" / file
+    path.write_bytes(change(path.read_bytes()))
+    return path
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "model.safetensors", "optimizer.safetensors", "config.json"])
+@pytest.mark.parametrize("change", ["truncated", "emptied", "flipped", "lengthened"])
+def test_bad_checkpoint(train, data, checkpoint, tmp_path, file, change):
+    changes = {"truncated": lambda raw: raw[: len(raw) // 2], "emptied": lambda raw: b"", "lengthened": lambda raw: raw + b" x",
+               "flipped": lambda raw: raw[: len(raw) // 3] + bytes([raw[len(raw) // 3] ^ 4]) + raw[len(raw) // 3 + 1 :]}
+    path = broken_copy(checkpoint, tmp_path / "out", file, changes[change])
+    before = {p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
+    line = one_line(train(*flags(data, tmp_path / "out", steps=12), "--resume", "auto", code=2))
+    assert str(path) in line
+    assert before == {p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
+
+
+def test_resume_of_another_run(train, data, checkpoint):
+    for change in ({"seed": 7}, {"batch_size": 2}, {"dtype": "bf16"}, {"model": ROOT / "tests/models/untied-mha.json"}):
+        line = one_line(train(*flags(data, checkpoint, steps=12, **change), "--resume", "auto", code=2))
+        assert "step_000008" in line
+
+
+def test_bad_weights(train, data, checkpoint, tmp_path):
+    """A Hugging Face folder whose file is cut within each field, or does not fit its config.json."""
+    source = checkpoint / "step_000008"
+    raw = (source / "model.safetensors").read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+
+    def refused(content: bytes, *words: str):
+        (tmp_path / "model.safetensors").write_bytes(content)
+        line = one_line(train(*flags(data, tmp_path / "out", model=tmp_path, init="load"), code=2))
+        assert all(word in line for word in ("model.safetensors", *words)), line
+
+    def with_header(changed: dict) -> bytes:
+        text = json.dumps(changed).encode()
+        return len(text).to_bytes(8, "little") + text + raw[8 + length :]
+
+    for size in (0, 3, 8, 20, 8 + length // 2, 8 + length, len(raw) - 1):
+        refused(raw[:size])
+    refused(raw + b"\0", "size")
+    refused(b"\xff" * 8 + raw[8:], "length")
+    name = "model.layers.0.mlp.down_proj.weight"
+    entry = header[name]
+    begin, end = entry["data_offsets"]
+    for change, word in (({"dtype": "I32"}, "dtype"), ({"dtype": "F16"}, "dtype"), ({"shape": [1 << 62, 4]}, "shape"),
+                         ({"shape": [-1, 4]}, "shape"), ({"data_offsets": [begin, end + 4]}, "data_offsets"),
+                         ({"data_offsets": [begin - 4, end - 4]}, "data_offsets"), ({"shape": entry["shape"][::-1]}, "shape")):
+        refused(with_header(header | {name: entry | change}), name, word)
+    refused(with_header({key: value for key, value in header.items() if key != name}))
+
+
+def test_full_disk_keeps_the_checkpoint_before(build, train, data, tmp_path):
+    out = tmp_path / "out"
+    train(*flags(data, out, steps=4))
+    before = {p: p.read_bytes() for p in (out / "step_000004").iterdir()}
+    limit = max(len(raw) for raw in before.values()) // 2
+
+    def limited():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    line = one_line(train(*flags(data, out), "--resume", "auto", code=2, preexec_fn=limited))
+    assert re.search(r"step_000008.*(File too large|No space)", line), line
+    assert before == {p: p.read_bytes() for p in (out / "step_000004").iterdir()}
+    train(*flags(data, out), "--resume", "auto")
+    assert (out / "step_000008/manifest.json").exists()

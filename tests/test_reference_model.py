@@ -1,0 +1,478 @@
+"""train_llama3.py against transformers' LlamaForCausalLM, torch's AdamW, and itself."""
+
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, modeling_rope_utils
+from transformers.models.llama import modeling_llama
+
+import train_llama3 as ref
+from llamac import hf
+from llamac.config import RopeScaling, load_config
+from llamac.data import write_bin
+from llamac.errors import InputError
+from llamac.options import parse
+from llamac.plot import read_log
+from rule import BACKWARD, FORWARD, violation
+
+ROOT = Path(__file__).resolve().parents[1]
+MODELS = ["tied-gqa", "untied-mha", "scaled8", "scaled32"]
+B, T = 2, 33
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("reference")
+    ref.write_references(root)
+    torch.use_deterministic_algorithms(False)
+    return root
+
+
+def batch(vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens, targets = torch.from_numpy(np.random.default_rng(7).integers(vocab_size, size=(2, B, T)))
+    return tokens, targets
+
+
+def our_results(directory: Path, dtype: torch.dtype) -> Tensors:
+    """Logits, loss and gradients of every parameter, by our model loaded from a directory."""
+    model = ref.empty_model(load_config(directory), dtype)
+    ref.load_weights(model, directory)
+    tokens, targets = batch(model.config.vocab_size)
+    logits = model(tokens, ref.precompute_cis(model.config, T, dtype=dtype))
+    loss = ref.cross_entropy(logits, targets).mean()
+    loss.backward()
+    grads = {name: p.grad for name, p in model.named_parameters()}
+    return {"logits": logits.detach(), "loss": loss.detach(), **grads}
+
+
+def their_results(directory: Path, dtype: torch.dtype) -> Tensors:
+    """The same by transformers."""
+    model = LlamaForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager")
+    tokens, targets = batch(model.config.vocab_size)
+    logits = model(tokens).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    loss.backward()
+    grads = {name: p.grad for name, p in model.named_parameters()}
+    return {"logits": logits.detach(), "loss": loss.detach(), **grads}
+
+
+class DoubleTorch:
+    """torch, except that fp32 is double: transformers computes norms, softmax and RoPE in fp32 whatever the
+    model's dtype, and would not reach float64's truth.
+    """
+
+    float32 = float = torch.float64
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+def true_results(directory: Path, monkeypatch) -> Tensors:
+    """The truth: transformers in float64 throughout. It shares no code with ours."""
+    with monkeypatch.context() as patch:
+        patch.setattr(modeling_llama, "torch", DoubleTorch())
+        patch.setattr(modeling_rope_utils, "torch", DoubleTorch())
+        return their_results(directory, torch.float64)
+
+
+def mismatches(ours: Tensors, peer: Tensors, truth: Tensors) -> list[str]:
+    """The tensors of ours that break the rule, and how; forward first."""
+    assert ours.keys() == peer.keys() == truth.keys()
+    wrong = []
+    for name, exact in truth.items():
+        factor = FORWARD if name in ("logits", "loss") else BACKWARD
+        if message := violation(ours[name].numpy(), peer[name].numpy(), exact.numpy(), "f32", factor):
+            wrong.append(f"{name}: {message}")
+    return wrong
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_agrees_with_transformers(references, monkeypatch, name):
+    directory = references / name / "f32"
+    truth = true_results(directory, monkeypatch)
+    peer = their_results(directory, torch.float32)
+    assert mismatches(our_results(directory, torch.float32), peer, truth) == []
+    ours = our_results(directory, torch.float64)  # in double both are right to its rounding
+    for tensor, exact in truth.items():
+        torch.testing.assert_close(ours[tensor], exact, rtol=0, atol=1e-12)
+
+
+def interleaved_rope(x, cis):
+    cos, sin = cis
+    a, b = x[..., 0::2], x[..., 1::2]
+    return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+
+
+def unscaled(config, *args, **kwargs):
+    return PRECOMPUTE_CIS(replace(config, rope_scaling=None), *args, **kwargs)
+
+
+def heads_in_turn(self, q, k, v):  # query head h reads key head h % NKV instead of h // (NH/NKV)
+    k, v = (x.repeat(1, 1, q.shape[2] // x.shape[2], 1) for x in (k, v))
+    return ATTENTION(self, q, k, v)
+
+
+PRECOMPUTE_CIS, ATTENTION = ref.precompute_cis, ref.CausalAttention.forward
+FAULTS = {
+    "interleaved": ("tied-gqa", ref, "rope", interleaved_rope),
+    "unscaled8": ("scaled8", ref, "precompute_cis", unscaled),
+    "unscaled32": ("scaled32", ref, "precompute_cis", unscaled),
+    "heads": ("tied-gqa", ref.CausalAttention, "forward", heads_in_turn),
+    "norm": ("untied-mha", ref.RMSNorm, "forward", lambda self, x: x * self.rstd(x)[..., None]),
+    "nan": ("untied-mha", ref, "cross_entropy", lambda logits, targets: logits.sum() * math.nan),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_catches_a_fault(references, monkeypatch, fault):
+    name, where, what, wrong = FAULTS[fault]
+    directory = references / name / "f32"
+    truth, peer = true_results(directory, monkeypatch), their_results(directory, torch.float32)
+    monkeypatch.setattr(where, what, wrong)
+    ours = our_results(directory, torch.float32)
+    unused = {name: torch.zeros_like(truth[name]) for name, x in ours.items() if x is None}
+    assert mismatches(ours | unused, peer, truth) != []
+
+
+@pytest.mark.parametrize("factor", [None, 8.0, 32.0])
+def test_reads_what_transformers_writes(tmp_path, factor):
+    scaling = RopeScaling(factor, 1.0, 4.0, 32) if factor else None
+    rope = {"rope_type": "default", "rope_theta": 1e5}
+    if factor:
+        rope |= {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        rope["original_max_position_embeddings"] = 32
+    theirs = LlamaConfig(vocab_size=89, hidden_size=32, intermediate_size=80, num_hidden_layers=2, head_dim=12,
+                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+                         rope_parameters=rope, tie_word_embeddings=factor == 8.0)  # fmt: skip
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(theirs)
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(hf.weight_files(tmp_path)) > 1
+    config = load_config(tmp_path)
+    assert (config.rope_theta, config.rope_scaling, config.head_dim) == (1e5, scaling, 12)
+    assert config.tie_word_embeddings == (factor == 8.0)
+    ours = ref.empty_model(config, torch.float32)
+    ref.load_weights(ours, tmp_path)
+    state = model.state_dict()
+    assert [name for name, _ in ours.named_parameters()] == [name for name, _ in config.parameters()]
+    for name, weight in ours.named_parameters():
+        assert torch.equal(weight, state[name])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", MODELS)
+def test_directory_holds_the_same_weights(tmp_path, name, dtype):
+    model = ref.empty_model(load_config(ROOT / "tests" / "models" / f"{name}.json"), dtype)
+    ref.init_weights(model, 5)
+    ref.save_model(model, tmp_path / "model")
+    assert load_config(tmp_path / "model") == model.config
+    again = ref.empty_model(load_config(tmp_path / "model"), dtype)
+    ref.load_weights(again, tmp_path / "model")
+    assert [(n, w.tolist()) for n, w in again.named_parameters()] == [
+        (n, w.tolist()) for n, w in model.named_parameters()
+    ]
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert theirs.dtype == dtype
+    for tensor, weight in theirs.named_parameters():
+        assert torch.equal(weight, dict(model.named_parameters())[tensor])
+
+
+def test_refuses_directories_that_do_not_fit(tmp_path, references):
+    config = load_config(references / "tied-gqa" / "f32")
+    model = ref.empty_model(load_config(references / "untied-mha" / "f32"), torch.float32)
+    with pytest.raises(
+        InputError, match=r"model\.safetensors: model\.embed_tokens\.weight: expected shape \[101, 64\]"
+    ):
+        ref.load_weights(model, references / "tied-gqa" / "f32")
+    with pytest.raises(InputError, match=r"model\.safetensors"):
+        ref.load_weights(model, tmp_path)
+    hf.write_directory(tmp_path, config, {"model.embed_tokens.weight": torch.zeros(97, 48)})
+    with pytest.raises(InputError, match=r"expected a tensor model\.layers\.0\..*, found none"):
+        ref.load_weights(ref.empty_model(config, torch.float32), tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
+    with pytest.raises(InputError, match=r"model\.safetensors"):
+        ref.load_weights(model, tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../b"}}')
+    with pytest.raises(InputError, match=r"index\.json: weight_map"):
+        ref.load_weights(model, tmp_path)
+
+
+def documented_names(layers: int, parameters: list[str]) -> list[str]:
+    norms_to_mlp = ["residual_mid", "post_norm", "post_rstd", "gate_up", "swiglu", "residual_out"]
+    layer = ["input_norm", "input_rstd", "q", "k", "v", "attention", "attention_lse", *norms_to_mlp]
+    inner = [f"{i}.{name}" for i in range(layers) for name in layer]
+    differentiable = [name for name in inner if not name.endswith(("_rstd", "_lse"))]
+    forward = [
+        "act.embedding",
+        *(f"act.{name}" for name in inner),
+        "act.final_norm",
+        "logits",
+        "losses",
+        "loss",
+    ]
+    dact = ["embedding", *differentiable, "final_norm", "logits"]
+    backward = [f"grad.{name}" for name in parameters] + [f"dact.{name}" for name in dact]
+    return ["tokens", "targets", *forward, *reversed(backward), "train.losses", "train.grad_norms"]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_debug_state(references, name, dtype):
+    config = load_config(references / name / dtype)
+    storage = ref.DTYPES[dtype]
+    for file, wide in (("debug_state", torch.float32), ("truth", torch.float64)):
+        path = references / name / dtype / f"{file}.safetensors"
+        raw = path.read_bytes()
+        header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+        assert float(header.pop("__metadata__")["lr"]) == ref.LR
+        assert list(header) == documented_names(config.num_hidden_layers, [n for n, _ in config.parameters()])
+        ends = [entry["data_offsets"] for entry in header.values()]
+        assert [end for _, end in ends[:-1]] == [begin for begin, _ in ends[1:]]
+        state = load_file(path)
+        assert all(torch.isfinite(x.double()).all() for x in state.values())
+        narrow = storage if file == "debug_state" else wide
+        fp32 = ("grad.", "train.", "loss", "losses")
+        for tensor, x in state.items():
+            kind = wide if tensor.startswith(fp32) or tensor.endswith(("_rstd", "_lse")) else narrow
+            assert x.dtype == (torch.int32 if tensor in ("tokens", "targets") else kind), tensor
+        NH, NKV, HD = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        assert state["act.1.q"].shape == state["dact.1.q"].shape == (B, T, NH, HD)
+        assert state["act.1.k"].shape == (B, T, NKV, HD)
+        assert state["act.0.attention_lse"].shape == (B, NH, T)
+        assert state["act.0.gate_up"].shape == (B, T, 2 * config.intermediate_size)
+        assert state["loss"].shape == (1,) and state["train.losses"].shape == (10,)
+        assert state["train.losses"][0] == state["loss"][0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_activations_and_gradients_fit_together(references, name):
+    """In double: a weight's gradient is the product of the tensors that the state names as its input and its
+    output's gradient, and the norms' and attention's statistics give their outputs.
+    """
+    config = load_config(references / name / "f32")
+    state, weights = (
+        load_file(references / name / "f32" / f"{file}.safetensors") for file in ("truth", "model")
+    )
+
+    def product(dout: str, x: str) -> torch.Tensor:
+        return state[dout].flatten(2).flatten(0, 1).T @ state[x].flatten(0, 1)
+
+    def close(a: torch.Tensor, b: torch.Tensor) -> None:
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+    head = product("dact.logits", "act.final_norm")
+    if not config.tie_word_embeddings:
+        close(head, state["grad.lm_head.weight"])
+    x = state["act.embedding"]
+    for i in range(config.num_hidden_layers):
+        a, d, g = f"act.{i}.", f"dact.{i}.", f"grad.model.layers.{i}."
+        close(product(d + "v", a + "input_norm"), state[g + "self_attn.v_proj.weight"])
+        close(product(d + "residual_mid", a + "attention"), state[g + "self_attn.o_proj.weight"])
+        gate_up = torch.cat([state[f"{g}mlp.{name}_proj.weight"] for name in ("gate", "up")])
+        close(product(d + "gate_up", a + "post_norm"), gate_up)
+        close(product(d + "residual_out", a + "swiglu"), state[g + "mlp.down_proj.weight"])
+        for norm, rstd, weight, source in (
+            ("input_norm", "input_rstd", "input_layernorm", x),
+            ("post_norm", "post_rstd", "post_attention_layernorm", state[a + "residual_mid"]),
+        ):
+            scale = weights[f"model.layers.{i}.{weight}.weight"].double()
+            close(source * state[a + rstd][..., None] * scale, state[a + norm])
+        q, k, v = state[a + "q"], state[a + "k"], state[a + "v"]
+        group = q.shape[2] // k.shape[2]
+        scores = torch.einsum("bthd,bshd->bhts", q, k.repeat_interleave(group, 2)) / math.sqrt(
+            config.head_dim
+        )
+        probabilities = (scores - state[a + "attention_lse"][..., None]).exp().tril()
+        close(probabilities.sum(-1), torch.ones(B, q.shape[2], T, dtype=torch.float64))
+        attention = torch.einsum("bhts,bshd->bthd", probabilities, v.repeat_interleave(group, 2))
+        close(attention.flatten(2), state[a + "attention"])
+        x = state[a + "residual_out"]
+
+
+@pytest.mark.parametrize(("NH", "NKV"), [(4, 4), (6, 2), (3, 1)])
+def test_explicit_attention_is_causal_attention(NH, NKV):
+    torch.manual_seed(2)
+    q, k, v = (torch.randn(2, 17, heads, 10, dtype=torch.float64) for heads in (NH, NKV, NKV))
+    torch.testing.assert_close(
+        ref.explicit_attention(q, k, v)[0], ref.CausalAttention()(q, k, v), rtol=1e-12, atol=1e-12
+    )
+
+
+def gradients(shapes: list[torch.Size], step: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_adamw_is_torchs(compiled):
+    """Ten updates with a learning rate that changes; also compiled, where torch 2.13 gets a changing addcdiv_
+    wrong.
+    """
+    torch.manual_seed(3)
+    ours = [torch.nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in ((7, 5), (11,))]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    groups = [{"params": [p], "weight_decay": 0.1 if p.dim() == 2 else 0.0} for p in theirs]
+    expected = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+    optimizer = ref.AdamW(ours, 0.9, 0.95, 0.1, state_dtype=torch.float64)
+    if compiled:
+        optimizer.update = torch.compile(ref.adamw_update, dynamic=True)
+    for step in range(1, 11):
+        grads = gradients([p.shape for p in ours], step)
+        for p, g, group in zip(theirs, grads, expected.param_groups, strict=True):
+            p.grad, group["lr"] = g, 0.01 * step
+        expected.step()
+        optimizer.step(grads, 0.01 * step)
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_bf16_weights_follow_fp32_ones():
+    """Updates far below half a bf16 step: the master copy is the fp32 run's weight; without one the mean
+    follows it.
+    """
+    start = torch.ones(64, 64)
+    runs = {}
+    for name, dtype, master in (
+        ("fp32", torch.float32, True),
+        ("master", torch.bfloat16, True),
+        ("none", torch.bfloat16, False),
+    ):
+        weight = torch.nn.Parameter(start.to(dtype))
+        optimizer = ref.AdamW([weight], 0.9, 0.95, 0.0, master_weights=master, seed=9)
+        for step in range(1, 21):
+            optimizer.step([0.3 + gradients([weight.shape], step)[0].float()], 1e-4)
+        runs[name] = weight.detach(), optimizer.master[0]
+    exact = runs["fp32"][0]
+    assert torch.equal(runs["master"][1], exact)
+    assert torch.equal(runs["master"][0], exact.bfloat16())
+    moved = (1 - exact).mean()
+    assert 0 < moved < 2**-9  # nearest rounding would have left every weight at 1
+    assert (1 - runs["none"][0].float()).mean() == pytest.approx(moved.item(), rel=0.1)
+
+
+def test_stochastic_rounding():
+    x = torch.tensor([1.0, 1 + 2**-9, -1 - 3 * 2**-9, 0.0, 3e-40]).repeat_interleave(1 << 16)
+    words = np.tile(np.arange(1 << 16, dtype=np.uint32) << 16, 5)  # every value of the upper half once
+    rounded = ref.stochastic_round(x, words).float().view(5, -1)
+    torch.testing.assert_close(rounded.double().mean(1), x.view(5, -1)[:, 0].double(), rtol=0, atol=1e-45)
+    assert [len(row.unique()) for row in rounded] == [1, 2, 2, 1, 2]
+
+
+def test_sample_token():
+    logits = torch.tensor([1.0, 3.0, 2.0, 3.0, -math.inf])
+    assert ref.sample_token(logits, 0.0, 0, 0.99) == 1
+    assert ref.sample_token(logits, 1.0, 1, 0.99) == 1
+    assert [ref.sample_token(logits, 1.0, 2, u) for u in (0.01, 0.49, 0.51, 0.99)] == [1, 1, 3, 3]
+    drawn = [ref.sample_token(logits, 0.7, 0, (i + 0.5) / 20000) for i in range(20000)]
+    shares = torch.bincount(torch.tensor(drawn), minlength=5) / 20000
+    torch.testing.assert_close(shares, (logits / 0.7).softmax(0), rtol=0, atol=1e-4)
+
+
+def run_training(tmp_path: Path, out: str, *flags: str) -> list[dict]:
+    """A short run on random tokens; returns the events of its log."""
+    model = str(ROOT / "tests" / "models" / "tied-gqa.json")
+    base = ["--train-data", str(tmp_path / "train.bin"), "--val-data", str(tmp_path / "train.bin"), "--out"]
+    base += [
+        str(tmp_path / out),
+        "--seq-len",
+        "16",
+        "--batch-size",
+        "4",
+        "--steps",
+        "4",
+        "--warmup-steps",
+        "2",
+    ]
+    base += [
+        "--sample-every",
+        "2",
+        "--sample-tokens",
+        "5",
+        "--checkpoint-every",
+        "1",
+        "--keep-checkpoints",
+        "2",
+    ]
+    if "--model" not in flags:
+        base += ["--model", model]
+    write_bin(tmp_path / "train.bin", np.random.default_rng(0).integers(97, size=1000), 97)
+    ref.train(parse([*base, *flags]))
+    return read_log(tmp_path / out / "log.jsonl")
+
+
+def losses(events: list[dict]) -> list[float]:
+    return [e["loss"] for e in events if e["event"] == "step"]
+
+
+def test_training_run(tmp_path):
+    events = run_training(tmp_path, "a")
+    kinds = [e["event"] for e in events]
+    assert (kinds[:2], kinds.count("step"), kinds.count("sample")) == (["start", "val"], 4, 2)
+    assert [e["step"] for e in events if e["event"] == "val"] == [0, 4]
+    assert sorted(p.name for p in (tmp_path / "a").glob("step_*")) == ["step_000003", "step_000004"]
+    assert (tmp_path / "a" / "loss.png").exists()
+    again = run_training(tmp_path, "b")
+    assert losses(again) == losses(events)
+    assert [e["text"] for e in again if e["event"] == "sample"] == [
+        e["text"] for e in events if e["event"] == "sample"
+    ]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "a" / "step_000004")
+    last = load_file(tmp_path / "a" / "step_000004" / "model.safetensors")
+    assert all(torch.equal(last[name], p) for name, p in model.named_parameters())
+    loaded = run_training(tmp_path, "c", "--model", str(tmp_path / "a" / "step_000004"), "--init", "load")
+    assert loaded[1]["loss"] == next(e["loss"] for e in reversed(events) if e["event"] == "val")
+
+
+@pytest.mark.parametrize(
+    "flags", [("--batch-size", "2", "--total-batch-size", "64"), ("--recompute", "block:2")]
+)
+def test_same_training_by_other_means(tmp_path, flags):
+    """Micro-steps and recomputed blocks change rounding at most."""
+    expected, found = run_training(tmp_path, "a"), run_training(tmp_path, "b", *flags)
+    assert losses(found) == pytest.approx(losses(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "flags", [(), ("--grad-dtype", "bf16"), ("--master-weights", "off", "--optimizer-state", "bf16")]
+)
+def test_bf16_training_follows_f32(tmp_path, flags):
+    expected, found = run_training(tmp_path, "a"), run_training(tmp_path, "b", "--dtype", "bf16", *flags)
+    assert losses(found) == pytest.approx(losses(expected), rel=1e-2)
+    assert losses(found) != losses(expected)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--ops", "llamac"], "--ops llamac: .* not built"),
+        (["--resume", "auto"], "--resume"),
+        (["--recompute", "norm"], "--recompute"),
+        (["--init", "load"], "--init load"),
+        (["--seq-len", "65"], "--seq-len: .* 64, found 65"),
+        (["--total-batch-size", "65"], "--total-batch-size"),
+    ],
+)
+def test_refuses(tmp_path, flags, message):
+    with pytest.raises(InputError, match=message):
+        run_training(tmp_path, "a", *flags)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--train", "--ops", "llamac"], ["--trian"], ["--train", "--steps", "x"]]
+)
+def test_bad_flags_end_with_one_line_and_2(monkeypatch, capsys, arguments):
+    monkeypatch.setattr(sys, "argv", ["train_llama3.py", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        ref.run(ref.main)
+    stderr = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert stderr.startswith("train_llama3.py: ") and stderr.count("\n") == 1

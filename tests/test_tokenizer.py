@@ -1,0 +1,241 @@
+"""llamac.tokenizer: rank files, round trips, special tokens; tiktoken's tokens are tokenizers' tokens."""
+
+import base64
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+from tiktoken.load import load_tiktoken_bpe
+
+from llamac import tokenizer
+from llamac.data import read_bin, write_bin
+from llamac.errors import InputError
+
+BYTES = {bytes([i]): i for i in range(256)}
+SOURCES = sorted(Path(random.__file__).parent.glob("[a-t]*.py"))[:60]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """(tokenizers.Tokenizer, our Tokenizer through its rank file), trained on the same text."""
+    texts = [path.read_text(encoding="utf-8") for path in SOURCES]
+    bpe, path = tokenizer.train_bpe(texts, 2000), tmp_path_factory.mktemp("bpe") / "tokenizer.tiktoken"
+    tokenizer.save(path, tokenizer.train(texts, 2000))
+    return bpe, tokenizer.load(path)
+
+
+def noise(seed: int, length: int) -> str:
+    """Text out of all of Unicode, with many letters, digits, quotes and white space."""
+    rng = random.Random(seed)
+    plain = "abcXYZ  \t\n\r\n0123456789'sS'll .,;_()[]\u00a0\u2028\u3000\u0085éßñЖ漢🙂\u0301"
+    return "".join(
+        rng.choice(plain)
+        if rng.random() < 0.8
+        else chr(rng.choice([rng.randrange(0xD800), rng.randrange(0xE000, 0x110000)]))
+        for _ in range(length)
+    )
+
+
+def test_equal_to_tokenizers(trained):
+    """The rank file gives the tokens of the BPE it was made from: on its text, on other text, on noise."""
+    bpe, ours = trained
+    others = sorted(Path(random.__file__).parent.glob("asyncio/*.py"))
+    assert SOURCES and others
+    for path in [*SOURCES, *others]:
+        text = path.read_text(encoding="utf-8")
+        assert ours.encode(text) == bpe.encode(text).ids, path.name
+    for seed in range(300):
+        text = noise(seed, 1 + seed * 3)
+        assert ours.encode(text) == bpe.encode(text).ids, repr(text)
+
+
+def test_split_pattern():
+    """Llama 3's pattern, seen through a vocabulary of bytes and of every substring of a text."""
+    text = "It's 12345 o'clock,  don't\n\n  WE'LL!?\n"
+    pieces = [
+        "It",
+        "'s",
+        " ",
+        "123",
+        "45",
+        " o",
+        "'clock",
+        ",",
+        " ",
+        " don",
+        "'t",
+        "\n\n",
+        " ",
+        " WE",
+        "'LL",
+        "!?\n",
+    ]
+    assert "".join(pieces) == text
+    ranks = dict(BYTES)
+    for length in range(2, len(text) + 1):
+        for start in range(len(text) - length + 1):
+            ranks.setdefault(text[start : start + length].encode(), len(ranks))
+    ours = tokenizer.Tokenizer(ranks, 0)
+    assert [ours.decode([i]) for i in ours.encode(text)] == pieces
+
+
+def test_round_trip(trained):
+    ours = trained[1]
+    for seed in range(100):
+        text = noise(seed, 1 + seed * 7)
+        assert ours.decode(ours.encode(text)) == text
+    assert ours.encode("") == [] and ours.decode([]) == ""
+    assert ours.eot not in ours.encode("<|endoftext|>")  # text is never a special token
+    assert ours.decode([ours.eot, *ours.encode("a")]) == "<|endoftext|>a"
+    assert ours.decode(np.array(ours.encode("naïve"), np.uint16)) == "naïve"
+
+
+def test_decode_of_any_ids(trained):
+    """A model may sample any id: bytes that are no UTF-8 and ids past the vocabulary are U+FFFD."""
+    ours = trained[1]
+    rng = random.Random(0)
+    for _ in range(200):
+        data = rng.randbytes(rng.randrange(40))
+        assert ours.decode(ours.ranks[bytes([byte])] for byte in data) == data.decode("utf-8", "replace")
+    assert ours.decode([ours.vocab_size, ours.ranks[b"a"], 10**6]) == "\ufffda\ufffd"
+
+
+def test_documents(trained):
+    ours = trained[1]
+    tokens = ours.encode_documents(["one two", "", "three"])
+    expected = [ours.eot, *ours.encode("one two"), ours.eot, ours.eot, *ours.encode("three")]
+    assert tokens.dtype == np.uint32 and tokens.tolist() == expected
+
+
+def test_rank_file(trained, tmp_path):
+    ours = trained[1]
+    assert (ours.n_ranks, ours.vocab_size, ours.eot) == (2000, 2001, 2000)
+    tokenizer.save(tmp_path / "a.tiktoken", ours.ranks)
+    content = (tmp_path / "a.tiktoken").read_bytes()
+    assert tokenizer.load(tmp_path / "a.tiktoken").ranks == ours.ranks
+    assert ours.hash == xxhash.xxh3_64_intdigest(content)
+    assert load_tiktoken_bpe(str(tmp_path / "a.tiktoken")) == ours.ranks
+    (tmp_path / "crlf.tiktoken").write_bytes(content.replace(b"\n", b"\r\n") + b"\r\n")
+    assert tokenizer.load(tmp_path / "crlf.tiktoken").ranks == ours.ranks
+
+
+def test_gpt2_split(tmp_path):
+    """50,256 ranks are GPT-2's: its split pattern keeps a blank before a number and all digits together."""
+    ranks = dict(BYTES)
+    ranks[b" 1"], ranks[b"12"], ranks[b" 12"] = 256, 257, 258
+    while len(ranks) < 50256:
+        ranks[b"\xff\xff" + len(ranks).to_bytes(4, "big")] = len(ranks)
+    gpt2 = tokenizer.Tokenizer(ranks, 0)
+    assert (gpt2.vocab_size, gpt2.eot) == (50257, 50256)
+    assert gpt2.encode(" 12") == [258]
+    del ranks[max(ranks, key=ranks.get)]
+    assert tokenizer.Tokenizer(ranks, 0).encode(" 12") == [
+        32,
+        257,
+    ]  # Llama 3's pattern: blank and number apart
+
+
+@pytest.fixture(scope="module")
+def llama3(tmp_path_factory) -> tokenizer.Tokenizer:
+    """A file of 128,000 made-up ranks, as many as in Llama 3's tokenizer.model."""
+    path = tmp_path_factory.mktemp("llama3") / "tokenizer.model"
+    ranks = dict(BYTES)
+    while len(ranks) < 128000:
+        ranks[b"\xff" + len(ranks).to_bytes(4, "big")] = len(ranks)
+    tokenizer.save(path, ranks)
+    return tokenizer.load(path)
+
+
+def test_llama3_special_tokens(llama3):
+    assert llama3.vocab_size == 128256 and len(llama3.special) == 256
+    assert sorted(llama3.special.values()) == list(range(128000, 128256))
+    published = {
+        "<|begin_of_text|>": 128000,
+        "<|end_of_text|>": 128001,
+        "<|reserved_special_token_0|>": 128002,
+        "<|reserved_special_token_1|>": 128003,
+        "<|finetune_right_pad_id|>": 128004,
+        "<|reserved_special_token_2|>": 128005,
+        "<|start_header_id|>": 128006,
+        "<|end_header_id|>": 128007,
+        "<|eom_id|>": 128008,
+        "<|eot_id|>": 128009,
+        "<|python_tag|>": 128010,
+        "<|reserved_special_token_3|>": 128011,
+        "<|reserved_special_token_247|>": 128255,
+    }
+    assert published.items() <= llama3.special.items()
+    assert llama3.eot == 128001
+    assert (
+        llama3.decode([128000, 72, 105, 128009, 128255])
+        == "<|begin_of_text|>Hi<|eot_id|><|reserved_special_token_247|>"
+    )
+    assert llama3.encode("<|eot_id|>") == list(b"<|eot_id|>")
+
+
+def malformed():
+    """(name, how it spoils the lines of a good file, what the message says)."""
+    a = base64.b64encode(b"a")
+    yield "empty", lambda lines: [], "expected a rank for every byte, found none for byte 0"
+    yield "byte missing", lambda lines: lines[:255], "expected a rank for every byte, found none for byte 255"
+    yield (
+        "no rank",
+        lambda lines: [*lines[:9], a, *lines[10:]],
+        "line 10: expected a new token in base64 and rank 9",
+    )
+    yield "no base64", lambda lines: [*lines, b"=a 257"], "line 258: expected a new token"
+    yield "base64 cut", lambda lines: [*lines, b"YWJ 257"], "line 258: expected a new token"
+    yield "no token", lambda lines: [*lines, b" 257"], "line 258: expected a new token"
+    yield (
+        "rank skipped",
+        lambda lines: [*lines, b"YWJj 258"],
+        "line 258: expected a new token in base64 and rank 257",
+    )
+    yield "rank twice", lambda lines: [*lines, b"YWJj 256"], "line 258: expected a new token"
+    yield "token twice", lambda lines: [*lines, lines[256][:-3] + b"257"], "line 258: expected a new token"
+    yield "three words", lambda lines: [*lines, b"YWJj 257 1"], "line 258: expected a new token"
+    yield "rank is no number", lambda lines: [*lines, b"YWJj x"], "line 258: expected a new token"
+    yield "other file", lambda lines: [b"\xff\xfe\0\0"], "line 1: expected a new token"
+
+
+@pytest.mark.parametrize("spoil, message", [pytest.param(*case[1:], id=case[0]) for case in malformed()])
+def test_malformed_rank_file(tmp_path, spoil, message):
+    path = tmp_path / "tokenizer.tiktoken"
+    tokenizer.save(path, BYTES | {b"ab": 256})
+    path.write_bytes(b"\n".join(spoil(path.read_bytes().splitlines())))
+    with pytest.raises(InputError) as error:
+        tokenizer.load(path)
+    assert str(error.value).startswith(f"{path}: {message}") and "\n" not in str(error.value)
+
+
+def test_find(tmp_path):
+    """--tokenizer auto, FILE and none; a rank file that did not make the data is refused."""
+    write_bin(tmp_path / "train_000.bin", np.zeros(9, np.uint32), 257)
+    shard = read_bin(tmp_path / "train_000.bin")
+    assert tokenizer.find("auto", shard) is None and tokenizer.find("none", shard) is None
+    with pytest.raises(InputError, match="missing: No such file"):
+        tokenizer.find(str(tmp_path / "missing"), shard)
+    tokenizer.save(tmp_path / "tokenizer.model", BYTES | {b"ab": 256})
+    assert tokenizer.find("auto", shard).n_ranks == 257
+    tokenizer.save(tmp_path / "tokenizer.tiktoken", BYTES)
+    found = tokenizer.find("auto", shard)
+    assert found.n_ranks == 256
+    assert tokenizer.find(str(tmp_path / "tokenizer.model"), shard).n_ranks == 257
+    write_bin(tmp_path / "train_000.bin", np.zeros(9, np.uint32), 257, found.hash)
+    shard = read_bin(tmp_path / "train_000.bin")
+    assert tokenizer.find("auto", shard).hash == found.hash
+    with pytest.raises(
+        InputError, match=r"tokenizer.model: expected the tokenizer that made .*train_000.bin"
+    ):
+        tokenizer.find(str(tmp_path / "tokenizer.model"), shard)
+
+
+def test_training_is_repeatable():
+    texts = [path.read_text(encoding="utf-8") for path in SOURCES[:20]]
+    ranks = tokenizer.train(texts, 600)
+    assert ranks == tokenizer.train(iter(texts), 600) and sorted(ranks.values()) == list(range(600))
+    assert BYTES.keys() <= ranks.keys()
+    with pytest.raises(InputError, match="expected text that gives 600 tokens, found 256"):
+        tokenizer.train(["x"], 600)
