@@ -3,7 +3,7 @@
 import shutil
 import subprocess
 import sys
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 
 import numpy as np
@@ -404,6 +404,28 @@ def test_text_file(tmp_path):
     assert sorted(path.name[:5] for path in out.iterdir())[0] == "token" and not (out / "tokens.tmp").exists()
     n_val = sum(len(read_bin(path).tokens) for path in out.glob("val_*"))
     assert n_val == round(0.1 * len(tokens))
+
+
+@pytest.mark.parametrize("n_ranks", [256 + 775, tokenizer.GPT2_RANKS])  # Llama 3's and GPT-2's split pattern
+def test_text_pieces_keep_the_tokens(tmp_path, monkeypatch, n_ranks):
+    """Wherever a file is cut. A vocabulary of all short strings of these characters would show a bad cut."""
+    monkeypatch.syspath_prepend(str(ROOT / "dev" / "data"))
+    import text
+
+    letters = [b" ", b"\n", b"\r", b";", b"a"]
+    strings = [b"".join(parts) for n in (1, 2, 3, 4) for parts in product(letters, repeat=n)]
+    ranks = {token: i for i, token in enumerate([*(bytes([i]) for i in range(256)), *strings[5:]])}
+    while len(ranks) < n_ranks:
+        ranks[b"\xff" + len(ranks).to_bytes(4, "big")] = len(ranks)
+    encoder = tokenizer.Tokenizer(ranks, 0)
+    monkeypatch.setattr(text, "BLOCK_BYTES", 5)
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        whole = b"".join(letters[i] for i in rng.integers(0, 5, 200))
+        (tmp_path / "a.txt").write_bytes(whole)
+        pieces = list(text.pieces(tmp_path / "a.txt"))
+        assert len(pieces) > 2 and "".join(pieces).encode() == whole
+        assert [i for piece in pieces for i in encoder.encode(piece)] == encoder.encode(whole.decode())
 
 
 def test_text_folder(tmp_path):

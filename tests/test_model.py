@@ -33,6 +33,8 @@ def load(file: Path) -> dict[str, np.ndarray]:
 def first_difference(ours: dict, torch: dict, truth: dict, dtype: str) -> str:
     """The first tensor, in the order of computation, that breaks the rule; empty if none does."""
     for name, found in ours.items():
+        if name == "loss":    # one number's error is one draw; that its rows' errors keep the rule bounds it
+            continue
         backward = name.startswith(("dact.", "grad.", "train."))
         kept_in = "f32" if name.startswith(("grad.", "loss", "train.")) or name.endswith(("_rstd", "_lse")) else dtype
         wrong = violation(found, torch[name], truth[name], kept_in, BACKWARD if backward else FORWARD)
@@ -63,6 +65,7 @@ def test_debug_state(build, states, tmp_path, model, dtype):
     missing = set(torch) - set(ours) - {"tokens", "targets"}
     assert not missing, f"the C model does not show {sorted(missing)}"
     assert first_difference(ours, torch, truth, dtype) == ""
+    assert ours["loss"] == pytest.approx(ours["losses"].mean(), rel=2**-23)
 
 
 @pytest.mark.parametrize("model", MODELS)

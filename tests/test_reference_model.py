@@ -9,23 +9,34 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rule import BACKWARD, FORWARD, violation
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, modeling_rope_utils
 from transformers.models.llama import modeling_llama
 
 import train_llama3 as ref
-from llamac import hf
+from llamac import hf, random
 from llamac.config import RopeScaling, load_config
 from llamac.data import write_bin
 from llamac.errors import InputError
 from llamac.options import parse
 from llamac.plot import read_log
-from rule import BACKWARD, FORWARD, violation
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ["tied-gqa", "untied-mha", "scaled8", "scaled32"]
 B, T = 2, 33
 Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """More threads only cost time on models this small."""
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        torch.set_num_threads(1)
+        yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -149,9 +160,15 @@ def test_reads_what_transformers_writes(tmp_path, factor):
     if factor:
         rope |= {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
         rope["original_max_position_embeddings"] = 32
-    theirs = LlamaConfig(vocab_size=89, hidden_size=32, intermediate_size=80, num_hidden_layers=2, head_dim=12,
-                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
-                         rope_parameters=rope, tie_word_embeddings=factor == 8.0)  # fmt: skip
+    shape = {
+        "vocab_size": 89,
+        "hidden_size": 32,
+        "intermediate_size": 80,
+        "num_hidden_layers": 2,
+        "head_dim": 12,
+    }
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    theirs = LlamaConfig(**shape, rope_parameters=rope, tie_word_embeddings=factor == 8.0)
     torch.manual_seed(1)
     model = LlamaForCausalLM(theirs)
     model.save_pretrained(tmp_path, max_shard_size="20KB")
@@ -238,6 +255,8 @@ def test_debug_state(references, name, dtype):
         ends = [entry["data_offsets"] for entry in header.values()]
         assert [end for _, end in ends[:-1]] == [begin for begin, _ in ends[1:]]
         state = load_file(path)
+        norms = load_file(references / name / dtype / "model.safetensors")["model.norm.weight"]
+        assert norms.float().std() > 0.1  # a weight of 1 would not show that it is forgotten
         assert all(torch.isfinite(x.double()).all() for x in state.values())
         narrow = storage if file == "debug_state" else wide
         fp32 = ("grad.", "train.", "loss", "losses")
@@ -280,6 +299,8 @@ def test_activations_and_gradients_fit_together(references, name):
         gate_up = torch.cat([state[f"{g}mlp.{name}_proj.weight"] for name in ("gate", "up")])
         close(product(d + "gate_up", a + "post_norm"), gate_up)
         close(product(d + "residual_out", a + "swiglu"), state[g + "mlp.down_proj.weight"])
+        gate, up = state[a + "gate_up"].chunk(2, -1)
+        close(gate * gate.sigmoid() * up, state[a + "swiglu"])
         for norm, rstd, weight, source in (
             ("input_norm", "input_rstd", "input_layernorm", x),
             ("post_norm", "post_rstd", "post_attention_layernorm", state[a + "residual_mid"]),
@@ -336,7 +357,7 @@ def test_adamw_is_torchs(compiled):
 
 
 def test_bf16_weights_follow_fp32_ones():
-    """Updates far below half a bf16 step: the master copy is the fp32 run's weight; without one the mean
+    """Updates below half a bf16 step: the master copy is the fp32 run's weight; without one the mean
     follows it.
     """
     start = torch.ones(64, 64)
@@ -349,14 +370,51 @@ def test_bf16_weights_follow_fp32_ones():
         weight = torch.nn.Parameter(start.to(dtype))
         optimizer = ref.AdamW([weight], 0.9, 0.95, 0.0, master_weights=master, seed=9)
         for step in range(1, 21):
-            optimizer.step([0.3 + gradients([weight.shape], step)[0].float()], 1e-4)
+            optimizer.step([0.3 + gradients([weight.shape], step)[0].float()], 1e-3)
         runs[name] = weight.detach(), optimizer.master[0]
     exact = runs["fp32"][0]
     assert torch.equal(runs["master"][1], exact)
     assert torch.equal(runs["master"][0], exact.bfloat16())
     moved = (1 - exact).mean()
-    assert 0 < moved < 2**-9  # nearest rounding would have left every weight at 1
+    assert moved > 2**-8  # rounding to nearest would leave nearly every weight at 1
     assert (1 - runs["none"][0].float()).mean() == pytest.approx(moved.item(), rel=0.1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_ten_updates_are_torchs(references, name):
+    """In double, from the reference's weights, with torch's optimizer and torch's clipping."""
+    directory = references / name / "f32"
+    state = load_file(directory / "truth.safetensors")
+    model = ref.empty_model(load_config(directory), torch.float64)
+    ref.load_weights(model, directory)
+    matrices, vectors = (
+        [p for p in model.parameters() if (p.dim() == 2) == decays] for decays in (True, False)
+    )
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.001, betas=(0.9, 0.95), eps=1e-8)
+    cis = ref.precompute_cis(model.config, T, dtype=torch.float64)
+    for loss, grad_norm in zip(state["train.losses"], state["train.grad_norms"], strict=True):
+        optimizer.zero_grad()
+        found = model(state["tokens"].long(), cis, state["targets"].long())
+        found.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        torch.testing.assert_close(
+            torch.stack([found.detach(), norm]), torch.stack([loss, grad_norm]), rtol=1e-11, atol=0
+        )
+
+
+def test_clipping_never_enlarges(references):
+    """A limit above the norm changes nothing: not even a bit."""
+    config, results = load_config(references / "tied-gqa" / "f32"), []
+    for grad_clip in (0.0, 100.0):
+        model = ref.empty_model(config, torch.float32)
+        ref.load_weights(model, references / "tied-gqa" / "f32")
+        optimizer = ref.AdamW(model.parameters(), 0.9, 0.95, 0.1)
+        data = [batch(config.vocab_size)]
+        ref.train_step(model, data, ref.precompute_cis(config, T), optimizer, 0.01, grad_clip, torch.float32)
+        results.append(optimizer.m)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 def test_stochastic_rounding():
@@ -413,6 +471,16 @@ def losses(events: list[dict]) -> list[float]:
     return [e["loss"] for e in events if e["event"] == "step"]
 
 
+@torch.no_grad()
+def generated(model: LlamaForCausalLM, step: int) -> str:
+    """Five tokens by transformers' model, with the random numbers that the sample at this step has."""
+    tokens = [model.config.bos_token_id]
+    for u in random.uniform(42, step, 0xFFFFFFFF, 5):
+        logits = model(torch.tensor([tokens])).logits[0, -1]
+        tokens.append(ref.sample_token(logits, 0.8, 50, u))
+    return " ".join(map(str, tokens[1:]))
+
+
 def test_training_run(tmp_path):
     events = run_training(tmp_path, "a")
     kinds = [e["event"] for e in events]
@@ -425,7 +493,11 @@ def test_training_run(tmp_path):
     assert [e["text"] for e in again if e["event"] == "sample"] == [
         e["text"] for e in events if e["event"] == "sample"
     ]
+    assert [e["lr"] for e in events if e["event"] == "step"] == pytest.approx(
+        [0.0015, 0.003, 0.00165, 0.0003]
+    )
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "a" / "step_000004")
+    assert generated(model, step=4) == [e["text"] for e in events if e["event"] == "sample"][-1]
     last = load_file(tmp_path / "a" / "step_000004" / "model.safetensors")
     assert all(torch.equal(last[name], p) for name, p in model.named_parameters())
     loaded = run_training(tmp_path, "c", "--model", str(tmp_path / "a" / "step_000004"), "--init", "load")

@@ -13,7 +13,7 @@ namespace {
 
 // K is cut at block_k: a panel of B and the rows of A that meet it stay in L2, and no sum grows longer than that before
 // it is added to C, which bounds the rounding error. N is cut at block_columns: B's block stays in L3.
-constexpr int64_t block_k = 384, block_columns = 4080, block_rows = 128;
+constexpr int64_t block_k = 256, block_columns = 4080, block_rows = 128;
 
 template <class A>
 constexpr int64_t tile_columns = tile_vectors * lanes<A>;

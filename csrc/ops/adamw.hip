@@ -140,13 +140,12 @@ void adamw_cpu(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1
     }
 }
 
-// What is updated in place is read and written.
+// What is updated in place is read and written; beside a master the stored weight is only written.
 double adamw_bytes(const Call& c) {
     double bytes = 0;
     for (size_t i = 0; i < c.op->operands.size(); i++)
-        if (c.tensor[i].data) bytes += (c.op->operands[i].in_place ? 2.0 : 1.0) * static_cast<double>(c.tensor[i].bytes());
-    // With a master the stored weight is only written.
-    return c.operand("master").data ? bytes - static_cast<double>(c.operand("weight").bytes()) : bytes;
+        bytes += (c.op->operands[i].in_place ? 2.0 : 1.0) * (c.tensor[i].data ? double(c.tensor[i].bytes()) : 0.0);
+    return c.operand("master").data ? bytes - double(c.operand("weight").bytes()) : bytes;
 }
 
 Operation adamw(

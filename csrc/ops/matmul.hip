@@ -17,15 +17,26 @@
 namespace llamac {
 namespace {
 
+// sum_i term(i) in runs of 128: one long chain of float additions would be less exact than any BLAS.
+template <class A, class Term>
+A sum_of(int64_t count, Term term) {
+    A total = 0;
+    for (int64_t begin = 0; begin < count; begin += 128) {
+        A sum = 0;
+        for (int64_t i = begin; i < std::min(count, begin + 128); i++) sum += term(i);
+        total += sum;
+    }
+    return total;
+}
+
 template <class T>
 void matmul_forward_reference(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight, View<const T, 2> residual) {
     using A = arithmetic<T>;
     const int64_t N = x.shape[0], C = x.shape[1], K = weight.shape[0];
     for (int64_t n = 0; n < N; n++)
         for (int64_t k = 0; k < K; k++) {
-            A sum = residual ? A(residual(n, k)) : A(0);
-            for (int64_t c = 0; c < C; c++) sum += A(x(n, c)) * A(weight(k, c));
-            out(n, k) = T(sum);
+            const A sum = sum_of<A>(C, [&](int64_t c) { return A(x(n, c)) * A(weight(k, c)); });
+            out(n, k) = T(sum + (residual ? A(residual(n, k)) : A(0)));
         }
 }
 
@@ -34,11 +45,8 @@ void matmul_backward_input_reference(View<T, 2> dx, View<const T, 2> dout, View<
     using A = arithmetic<T>;
     const int64_t N = dout.shape[0], K = dout.shape[1], C = weight.shape[1];
     for (int64_t n = 0; n < N; n++)
-        for (int64_t c = 0; c < C; c++) {
-            A sum = 0;
-            for (int64_t k = 0; k < K; k++) sum += A(dout(n, k)) * A(weight(k, c));
-            dx(n, c) = T(sum);
-        }
+        for (int64_t c = 0; c < C; c++)
+            dx(n, c) = T(sum_of<A>(K, [&](int64_t k) { return A(dout(n, k)) * A(weight(k, c)); }));
 }
 
 template <class T, class G>
@@ -47,9 +55,8 @@ void matmul_backward_weight_reference(View<G, 2> dweight, View<const T, 2> dout,
     const int64_t N = x.shape[0], C = x.shape[1], K = dout.shape[1];
     for (int64_t k = 0; k < K; k++)
         for (int64_t c = 0; c < C; c++) {
-            A sum = 0;
-            for (int64_t n = 0; n < N; n++) sum += A(dout(n, k)) * A(x(n, c));
-            dweight(k, c) = G((accumulate ? A(dweight(k, c)) : A(0)) + sum);
+            const A sum = sum_of<A>(N, [&](int64_t n) { return A(dout(n, k)) * A(x(n, c)); });
+            dweight(k, c) = G(sum + (accumulate ? A(dweight(k, c)) : A(0)));
         }
 }
 

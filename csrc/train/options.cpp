@@ -309,7 +309,7 @@ void check_together(const Options& options) {
 
 Options parse_options(int argc, const char* const* argv) {
     CLI::App app{
-        "Trains Llama 3. Without flags: the tiny preset on the text that make train_llama3 prepared. "
+        "Trains Llama 3. Without flags: the tiny preset on the text that make train_llama3 prepared.\n"
         "Defaults in brackets.\n"};
     app.set_help_flag("-h,--help", "print this help")->group("Configuration");
     app.get_formatter()->column_width(34);

@@ -105,8 +105,8 @@ Tokenizer::Tokenizer(const std::string& file_path) : path(file_path) {
 std::string Tokenizer::decode(const std::vector<int32_t>& ids) const {
     std::string bytes;
     for (int32_t id : ids) {
-        const bool known = id >= 0 && static_cast<size_t>(id) < tokens.size();
-        bytes += known ? tokens[static_cast<size_t>(id)] : std::string(1, '\xff');
+        const auto at = static_cast<size_t>(id);  // a negative id is far past the end
+        bytes += at < tokens.size() ? tokens[at] : std::string(1, '\xff');
     }
     return bytes;
 }

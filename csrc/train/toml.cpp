@@ -87,8 +87,8 @@ json Reader::read_value(bool in_array) {
         at += word.size();
         return value;
     }
-    refuse("expected a string in quotes, a number, true, false", in_array ? "" : " or an array", ", found ",
-           found());
+    refuse("expected a string in quotes, a number, true", in_array ? " or false" : ", false or an array",
+           ", found ", found());
 }
 
 json Reader::read_array() {
@@ -164,14 +164,11 @@ json Reader::read_number() {
         else
             good = good && is_digit(text[at - 1]) && at + 1 < text.size() && is_digit(text[at + 1]);
     }
-    if (digits[0] == '+') digits.erase(0, 1);
-    const std::string_view number = digits, unsigned_part = number.substr(number.substr(0, 1) == "-");
-    // JSON's grammar of a number is TOML's, but for the sign and the underscores.
-    const json value = json::parse(number, nullptr, false);
-    good = good && !unsigned_part.empty() && is_digit(unsigned_part[0]) && value.is_number();
-    if (good && value.is_number_float() && number.find_first_of(".eE") == number.npos)
-        good = false;  // past 64 bits
-    if (good) return value;
+    // JSON's grammar of a number is TOML's, but for the plus and the underscores.
+    if (digits[0] == '+' && digits[1] != '-') digits.erase(0, 1);
+    const json value = json::parse(digits, nullptr, false);
+    const bool whole = digits.find_first_of(".eE") == digits.npos;
+    if (good && value.is_number() && !(whole && value.is_number_float())) return value;  // not past 64 bits
     at = start;
     refuse("expected a decimal number of at most 64 bits, found ", found());
 }
@@ -206,9 +203,9 @@ std::vector<TomlEntry> read_toml(const std::string& path) {
         entry.value = reader.read_value(false);
         reader.skip_blanks();
         if (!reader.skip_newline() && reader.at < reader.text.size())
-            reader.refuse("expected the end of the line after the value of ", entry.key, ", found ",
+            reader.refuse("expected the end of the line after the value of ", quote(entry.key), ", found ",
                           reader.found());
-        if (!seen.insert(entry.key).second) reader.refuse(entry.key, " stands in the file twice");
+        if (!seen.insert(entry.key).second) reader.refuse(quote(entry.key), " stands in the file twice");
         entries.push_back(std::move(entry));
     }
     return entries;
