@@ -1,5 +1,5 @@
-"""Tokens per second and peak memory of the C program beside PyTorch (train_llama3.py --train: eager, and compiled with
---compile), same model, batch and type, two threads, taking turns on this machine.
+"""Tokens per second and peak memory of the C program beside PyTorch's (train_llama3.py --train; --compile for
+torch.compile): same model, batch and type, two threads, taking turns on this machine.
 
 Prints one row a round and the ratio of the medians. Other flags go to both programs as they are.
 """
@@ -31,7 +31,9 @@ def run(command: list[str], out: Path, threads: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each program")
     parser.add_argument("--steps", type=int, default=40, help="updates a run")
     parser.add_argument("--threads", type=int, default=2)
@@ -52,7 +54,10 @@ def main() -> None:
                 result = run([*command, "--out", folder], Path(folder), options.threads)
             results[name].append(result)
             if not options.json:
-                print(f"round {number + 1}  {name:8s} {result[0]:9.0f} tokens/s  peak {result[1]:7.0f} MiB", flush=True)
+                print(
+                    f"round {number + 1}  {name:8s} {result[0]:9.0f} tokens/s  peak {result[1]:7.0f} MiB",
+                    flush=True,
+                )
     rate = {name: statistics.median(r for r, _ in rows) for name, rows in results.items()}
     memory = {name: max(m for _, m in rows) for name, rows in results.items()}
     ratio = rate["llamac"] / rate["PyTorch"]
@@ -60,8 +65,10 @@ def main() -> None:
         print(json.dumps({"tokens_per_s": rate, "peak_mib": memory, "ratio": ratio}))
     else:
         mode = "compiled" if options.compile else "eager"
-        print(f"llamac {rate['llamac']:.0f} tokens/s, PyTorch {mode} {rate['PyTorch']:.0f}: ratio {ratio:.2f}; "
-              f"peak memory {memory['llamac']:.0f} and {memory['PyTorch']:.0f} MiB")
+        print(
+            f"llamac {rate['llamac']:.0f} tokens/s, PyTorch {mode} {rate['PyTorch']:.0f}: ratio {ratio:.2f}; "
+            f"peak memory {memory['llamac']:.0f} and {memory['PyTorch']:.0f} MiB"
+        )
 
 
 if __name__ == "__main__":

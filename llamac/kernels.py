@@ -1,6 +1,6 @@
 """The compiled operations by name, on numpy arrays and CPU torch tensors: what tests and benchmarks call.
 
-`kernels()` lists every operation with its operands, scalars and variants; `run()` calls one variant of one operation.
+`kernels()` lists every operation with its operands, scalars and variants; `run()` calls one of them.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,9 @@ def run(
 ) -> None:
     """Run one call; outputs are written in place.
 
-    outputs, inputs: numpy arrays or CPU torch tensors of the description's shapes and types, None for an operand that is
-    left out. scalars: in the description's order. variant: its name; empty: the first that supports the call.
+    outputs, inputs: numpy arrays or CPU torch tensors of the description's shapes and types, None for an
+    operand that is left out. scalars: in the description's order. variant: its name; empty: the first that
+    supports the call.
     Raises Error (a ValueError) naming the operand, what was expected and what was found.
     """
     arrays = [_describe(array) for array in (*outputs, *inputs)]

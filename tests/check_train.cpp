@@ -1,5 +1,5 @@
-// The program's flags, log and checkpoints: what is written reads back, what is malformed, cut short or interrupted is
-// refused in one line that names it, and no earlier checkpoint is lost. Prints each failure, then "N passed, N failed".
+// The log and the checkpoints: what is written reads back, what is malformed, cut short or interrupted is
+// refused in one line that names it, and no earlier checkpoint is lost.
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -7,17 +7,12 @@
 #include <xxhash.h>
 
 #include <cmath>
-#include <filesystem>
-#include <fstream>
-#include <functional>
-#include <iostream>
 #include <limits>
+#include <sstream>
 
-#include "core/file.h"
+#include "check.h"
 #include "train/checkpoint.h"
 #include "train/log.h"
-#include "train/options.h"
-#include "train/toml.h"
 
 using namespace llamac;
 namespace fs = std::filesystem;
@@ -26,52 +21,18 @@ using nlohmann::ordered_json;
 
 namespace {
 
-int passed = 0, failed = 0;
-std::string folder;  // scratch, removed at the end
-
-void check(bool good, const std::string& what) {
-    good ? passed++ : failed++;
-    if (!good) std::cout << "FAILED " << what << "\n";
-}
-
-std::string error_of(const std::function<void()>& f) {
-    try {
-        f();
-    } catch (const Error& e) {
-        return e.what();
-    }
-    return "";
-}
-
-// f must throw an Error of one line, in ASCII, that has each of the words.
-void refused(const std::string& what, const std::vector<std::string>& words, const std::function<void()>& f) {
-    const std::string message = error_of(f);
-    bool good = !message.empty() && message.size() < 600;
-    for (unsigned char c : message) good &= c >= 32 && c < 127;
-    for (const std::string& word : words) good &= message.find(word) != message.npos;
-    check(good, what + ": " + (message.empty() ? "accepted" : message));
-}
-
-// Without the syncs of write_file, which would make thousands of damaged files slow.
-std::string put(const std::string& path, const std::string& bytes) {
-    fs::remove(path);
-    std::ofstream(path, std::ios::binary) << bytes;
-    return path;
-}
-
-std::string get(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
+// As put(), at a path.
+void overwrite(const std::string& path, const std::string& bytes) {
+    put(fs::relative(path, folder), bytes);
 }
 
 std::string fresh_folder(const std::string& name) {
-    const std::string path = folder + "/" + name;
-    fs::remove_all(path);
+    const std::string path = in_folder(name);
     fs::create_directories(path);
     return path;
 }
 
-// Runs f in a child process; returns its exit status (that of f: 0, or 2 for an Error), or -1 if a signal ended it.
+// Runs f in a child process; returns its exit status: 0, or 2 for an Error; -1 if a signal ended it.
 int in_child(const std::function<void()>& f) {
     std::cout.flush();
     const pid_t child = fork();
@@ -81,225 +42,9 @@ int in_child(const std::function<void()>& f) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-// ---- options ----
-
-Options parse(std::vector<std::string> arguments) {
-    std::vector<const char*> argv = {"train_llama3"};
-    for (const std::string& a : arguments) argv.push_back(a.c_str());
-    return parse_options(static_cast<int>(argv.size()), argv.data());
-}
-
-std::string toml_file(const std::string& text) {
-    return put(folder + "/run.toml", text);
-}
-
-bool same(const Options& a, const Options& b) {
-    return to_json(a) == to_json(b);
-}
-
-void check_flags() {
-    const Options defaults = parse({});
-    check(same(defaults, Options()), "defaults");
-    check(to_json(defaults).size() == 35,
-          "every flag but config, print-config and list-kernels is in the file");
-    const Options o =
-        parse({"--batch-size", "4", "--lr=1e-3", "--grad-clip", "0", "--schedule", "wsd", "--kernel", "a=1",
-               "--kernel=b=naive", "--steps", "5", "--steps", "7", "--print-config"});
-    check(o.batch_size == 4 && o.lr == 1e-3 && o.grad_clip == 0 && o.schedule == "wsd", "flags");
-    check(o.kernel == std::vector<std::string>{"a=1", "b=naive"}, "a flag that may be repeated");
-    check(o.steps == 7, "the last of two wins");
-    check(o.print_config && !o.list_kernels, "switches");
-    for (const char* none : {"--val-data=", "--val-data=none"})
-        check(parse({none, "--seed", "1"}).val_data.empty(), std::string("no validation: ") + none);
-    check(parse({"--val-data", ""}).val_data.empty(), "no validation: empty argument");
-    check(parse({"--seed", "9223372036854775807"}).seed == INT64_MAX, "largest seed");
-
-    check(micro_steps(defaults, 1) == 1 && micro_steps(defaults, 8) == 1,
-          "no total batch size: one micro-step");
-    const Options total = parse({"--batch-size", "2", "--seq-len", "8", "--total-batch-size", "64"});
-    check(micro_steps(total, 1) == 4 && micro_steps(total, 2) == 2, "micro-steps of a total batch size");
-    refused("too many devices", {"--total-batch-size", "2 * 8 * 8 = 128", "64"},
-            [&] { micro_steps(total, 8); });
-
-    const Recompute r = parse_recompute("norm,attention,block:3");
-    check(r.norm && r.attention && !r.swiglu && !r.qkv && r.block_every == 3, "recompute list");
-    check(parse_recompute("block").block_every == 1 && parse_recompute("none").block_every == 0,
-          "recompute blocks");
-    check(parse_recompute("swiglu,qkv").swiglu && parse_recompute("swiglu,qkv").qkv, "recompute parts");
-}
-
-void check_bad_flags() {
-    const std::vector<std::pair<std::vector<std::string>, std::vector<std::string>>> bad = {
-        {{"--steps", "0"}, {"--steps: expected an integer of at least 1, found 0"}},
-        {{"--steps", "1.5"}, {"--steps: expected an integer", "1.5"}},
-        {{"--steps", "1e3"}, {"--steps: expected an integer", "1e3"}},
-        {{"--steps", "5x"}, {"--steps: expected an integer", "5x"}},
-        {{"--steps", ""}, {"--steps: expected an integer"}},
-        {{"--steps", "9223372036854775808"}, {"--steps", "9223372036854775808"}},
-        {{"--steps", "-1"}, {"--steps", "found -1"}},
-        {{"--steps"}, {"--steps: expected a value, found none"}},
-        {{"--out", "--steps", "5"}, {"5"}},
-        {{"--out", "--steps"}, {"--out: expected a value", "--steps"}},
-        {{"--out", ""}, {"--out: expected a directory"}},
-        {{"--out", "\xff"}, {"--out: expected text in UTF-8"}},
-        {{"--seq-len", "0"}, {"--seq-len: expected an integer of at least 1, found 0"}},
-        {{"--batch-size", "0"}, {"--batch-size"}},
-        {{"--batch-size", "9223372036854775807"}, {"--batch-size", "2^63"}},
-        {{"--total-batch-size", "3000"},
-         {"micro-batches do not divide the update", "8 * 256 * 1 = 2048", "3000"}},
-        {{"--total-batch-size", "1"}, {"--total-batch-size", "2048", "found 1"}},
-        {{"--lr", "-0.1"}, {"--lr: expected a number of at least 0, found -0.1"}},
-        {{"--lr", "nan"}, {"--lr: expected a number", "nan"}},
-        {{"--lr", "inf"}, {"--lr: expected a number", "inf"}},
-        {{"--lr", "1e999"}, {"--lr: expected a number", "1e999"}},
-        {{"--min-lr-frac", "1.01"}, {"--min-lr-frac: expected a number from 0", "1.01"}},
-        {{"--beta1", "1"}, {"--beta1: expected a number from 0", "below 1"}},
-        {{"--beta2", "-0.1"}, {"--beta2"}},
-        {{"--seed", "-1"}, {"--seed: expected an integer of at least 0"}},
-        {{"--keep-checkpoints", "0"}, {"--keep-checkpoints"}},
-        {{"--schedule", "step"}, {"--schedule: expected cosine, linear, constant or wsd", "step"}},
-        {{"--dtype", "fp16"}, {"--dtype: expected f32 or bf16", "fp16"}},
-        {{"--master-weights", "yes"}, {"--master-weights: expected on or off"}},
-        {{"--init", "zero"}, {"--init: expected random or load"}},
-        {{"--init", "load"}, {"--init load", "--model", "tiny"}},
-        {{"--recompute", ""}, {"--recompute: expected none"}},
-        {{"--recompute", "norm,"}, {"--recompute"}},
-        {{"--recompute", "norm,mlp"}, {"--recompute", "mlp"}},
-        {{"--recompute", "none,norm"}, {"--recompute", "none"}},
-        {{"--recompute", "block:0"}, {"--recompute", "block:0"}},
-        {{"--recompute", "block:2x"}, {"--recompute", "block:2x"}},
-        {{"--kernel", "rmsnorm_forward"}, {"--kernel: expected OP=N", "rmsnorm_forward"}},
-        {{"--kernel", "=2"}, {"--kernel"}},
-        {{"--step", "3"}, {"--step", "no such flag", "did you mean --steps?"}},
-        {{"--batch_size=3"}, {"--batch_size", "did you mean --batch-size?"}},
-        {{"--frobnicate"}, {"--frobnicate", "no such flag"}},
-        {{"extra"}, {"extra", "expected a flag"}},
-        {{"-x"}, {"-x"}},
-        {{"--config", folder + "/none.toml"}, {"none.toml", "No such file"}},
-        {{"--config", folder}, {folder, "expected a file"}},
-    };
-    for (const auto& [arguments, words] : bad) {
-        std::string what;
-        for (const std::string& a : arguments) what += a + " ";
-        refused(what, words, [&, &given = arguments] { parse(given); });
-    }
-}
-
-void check_help() {
-    const std::string path = folder + "/help.txt";
-    const int status = in_child([&] {
-        if (!std::freopen(path.c_str(), "w", stdout)) fail("freopen");
-        parse({"--help"});
-    });
-    const std::string help = get(path);
-    check(status == 0, "--help ends with 0");
-    const ordered_json defaults = to_json(Options());
-    for (const auto& item : defaults.items())
-        check(help.find("--" + item.key() + " ") != help.npos, "--help names --" + item.key());
-    std::ifstream lines(path);
-    for (std::string line; std::getline(lines, line);)
-        check(line.size() <= 110, "--help in 110 columns: " + line);
-}
-
-void check_toml() {
-    const auto with = [](const std::string& text, std::vector<std::string> flags = {}) {
-        flags.insert(flags.end(), {"--config", toml_file(text)});
-        return parse(flags);
-    };
-    const Options o = with(
-        "# a run\r\n lr = 1 # integer for a number\nsteps=1_000\n\"seq-len\" = +16\n\t\n'out' = 'C:\\#'\n"
-        "model = \"a\\tb\\\"\\\\#\\u00e9\\U0001f642\" # c\nkernel = [ # list\n \"a=1\",\n "
-        "'b=2',\n]\nval-data=\"\"");
-    check(o.lr == 1 && o.steps == 1000 && o.seq_len == 16 && o.val_data.empty(), "TOML numbers");
-    check(o.model == "a\tb\"\\#\u00e9\U0001f642" && o.out == "C:\\#", "TOML strings");
-    check(o.kernel == std::vector<std::string>{"a=1", "b=2"}, "TOML list");
-    check(same(with(""), Options()) && same(with("kernel = []"), Options()), "empty TOML");
-
-    const Options both =
-        with("steps = 7\nlr = 1e-5\nkernel = [\"a=1\"]\n", {"--steps", "9", "--kernel", "b=2"});
-    check(both.steps == 9 && both.lr == 1e-5 && both.batch_size == 8, "flags win over the file");
-    check(both.kernel == std::vector<std::string>{"b=2"}, "a list's flags win over the file's list");
-
-    const std::vector<std::pair<std::string, std::vector<std::string>>> bad = {
-        {"batch_size = 3", {"line 1", "unknown key", "batch_size", "did you mean batch-size?"}},
-        {"steps = 3\n\nzzz = 3", {"line 3", "unknown key", "zzz"}},
-        {"config = \"a\"", {"unknown key", "config"}},
-        {"list-kernels = true", {"unknown key", "list-kernels"}},
-        {"steps = 3.0", {"line 1: steps: expected an integer of at least 1, found 3.0"}},
-        {"steps = 0", {"steps: expected an integer of at least 1, found 0"}},
-        {"steps = true", {"steps", "found true"}},
-        {"steps = \"3\"", {"steps: expected an integer", "\"3\""}},
-        {"steps = [3]", {"steps: expected an integer", "[3]"}},
-        {"steps = 9223372036854775808", {"steps: expected an integer", "9223372036854775808"}},
-        {"steps = 99999999999999999999", {"line 1", "64 bits"}},
-        {"lr = inf", {"line 1", "inf"}},
-        {"lr = \"3\"", {"lr: expected a number"}},
-        {"model = 3", {"model: expected text", "3"}},
-        {"dtype = \"fp16\"", {"dtype: expected f32 or bf16", "fp16"}},
-        {"kernel = \"a=1\"", {"kernel: expected a list of strings"}},
-        {"kernel = [1]", {"kernel: expected a list of strings", "[1]"}},
-        {"kernel = [\"a=1\" \"b=1\"]", {"line 1", "expected , or ]"}},
-        {"kernel = [\n\"a=1\",\n", {"line 3", "end of the file"}},
-        {"recompute = \"norm;qkv\"", {"recompute", "norm;qkv"}},
-        {"total-batch-size = 100", {"total-batch-size", "2048", "100"}},
-        {"[train]\nsteps = 3", {"line 1", "table", "[train]"}},
-        {"a.b = 3", {"line 1", "expected ="}},
-        {"steps 3", {"line 1", "expected ="}},
-        {"steps = ", {"line 1", "expected a string"}},
-        {"steps = 3 4", {"line 1", "end of the line", "4"}},
-        {"steps = +-1", {"line 1", "decimal"}},
-        {"\"a\\nb\" = 1\n\"a\\nb\" = 1", {"line 2", "twice"}},
-        {"steps = 0x10", {"line 1", "decimal"}},
-        {"steps = 01", {"line 1", "decimal"}},
-        {"steps = 1__0", {"line 1", "decimal"}},
-        {"steps = 1979-05-27", {"line 1", "decimal"}},
-        {"steps = 1\nsteps = 2", {"line 2", "steps", "twice"}},
-        {"schedule = cosine", {"line 1", "in quotes", "cosine"}},
-        {"out = \"a", {"line 1", "end of a string"}},
-        {"out = \"\\q\"", {"line 1", "\\uXXXX"}},
-        {"out = \"\\ud800\"", {"line 1"}},
-        {"out = \"\"\"a\"\"\"", {"line 1", "one line"}},
-        {"out = \"\\u0000\"", {"out: expected text"}},
-        {"out = \"\xff\"", {"UTF-8"}},
-        {std::string("out = \"a\0b\"", 11), {"byte 8", "control character 0"}},
-        {"# \x01", {"byte 2", "control character 1"}},
-    };
-    for (const auto& [text, words] : bad) refused(text, words, [&, &given = text] { with(given); });
-    const std::string good = to_toml(parse({"--kernel", "a=1", "--lr", "1e-5"}));
-    for (size_t n = 0; n < good.size(); n++)  // cut anywhere: read, or refused, never worse
-        error_of([&] { read_toml(toml_file(good.substr(0, n))); });
-    passed++;
-}
-
-// The file that --print-config writes, read by us and by Python.
-void check_print_config() {
-    const std::vector<std::vector<std::string>> cases = {
-        {},
-        {"--lr", "1e-5", "--beta2", "0.123456789012345", "--seed", "9223372036854775807", "--weight-decay",
-         "0"},
-        {"--lr", "1e300", "--min-lr-frac", "0.1", "--grad-clip", "5e-324", "--steps", "1"},
-        {"--kernel", "a=1", "--kernel", "quote=\" and \\", "--out",
-         "tab\tnewline\n\x7f\x01\u00e9\U0001f642#, '", "--recompute", "norm,block:3", "--val-data", ""},
-    };
-    const bool python = std::system("python3 -c 'import tomllib' 2>/dev/null") == 0;
-    if (!python) std::cout << "python3 has no tomllib: --print-config is read by our reader alone\n";
-    for (size_t i = 0; i < cases.size(); i++) {
-        const Options o = parse(cases[i]);
-        const std::string path = toml_file(to_toml(o)), what = "print-config " + std::to_string(i);
-        check(same(parse({"--config", path}), o), what + " reads back");
-        if (!python) continue;
-        const std::string out = folder + "/python.json";
-        const std::string script =
-            "import json,sys,tomllib; json.dump(tomllib.load(open(sys.argv[1],'rb')),open(sys.argv[2],'w'))";
-        check(std::system(("python3 -c \"" + script + "\" " + path + " " + out).c_str()) == 0,
-              what + " in Python");
-        const json values = json(to_json(o)), read = json::parse(get(out), nullptr, false);
-        check(values == read, what + ": same values in Python");
-        for (const auto& item : values.items())
-            check(read.contains(item.key()) &&
-                      read[item.key()].is_number_float() == item.value().is_number_float(),
-                  what + " type of " + item.key());
-    }
+Options with_flags(std::vector<const char*> flags) {
+    flags.insert(flags.begin(), "train_llama3");
+    return parse_options(static_cast<int>(flags.size()), flags.data());
 }
 
 // ---- log ----
@@ -386,13 +131,13 @@ void check_truncate_log() {
     const std::string more =
         "{\"event\":\"step\",\"step\":3}\n{\"event\":\"start\"}\n{\"event\":\"step\",\"step\":4}\n";
     for (size_t cut = 0; cut <= more.size(); cut++) {  // wherever the run died
-        put(path, kept + more.substr(0, cut));
+        overwrite(path, kept + more.substr(0, cut));
         truncate_log(path, 2);
         if (get(path) != kept) check(false, "log cut after " + std::to_string(cut) + " bytes: " + get(path));
     }
     passed++;
     for (const std::string& tail : {std::string(7, '\0'), std::string("[1]\n"), std::string("\n\n")}) {
-        put(path, kept + tail);
+        overwrite(path, kept + tail);
         truncate_log(path, 2);
         check(get(path) == kept, "a torn tail is dropped");
     }
@@ -458,7 +203,7 @@ void check_checkpoint() {
         fs::create_directories(out + "/" + (i == 0 ? "step_12" : i == 1 ? "step_000x" : "steps"));
     fs::create_directories(out + "/.step_000009.tmp/deeper");
     fs::create_directories(out + "/.step_000001.removed");
-    put(out + "/.step_000009.tmp/deeper/model.safetensors", "half");
+    overwrite(out + "/.step_000009.tmp/deeper/model.safetensors", "half");
     save(out, 1000001, 2);
     check(names_in(out) ==
               std::vector<std::string>{"step_000x", "step_1000000", "step_1000001", "step_12", "steps"},
@@ -468,18 +213,19 @@ void check_checkpoint() {
 void check_resume_rules() {
     const Manifest m = describe_run(Options(), 1, 100);
     check(error_of([&] {
-              check_resume(m, "d", parse({"--lr", "1", "--batch-size", "4", "--total-batch-size", "2048"}));
+              check_resume(m, "d",
+                           with_flags({"--lr", "1", "--batch-size", "4", "--total-batch-size", "2048"}));
           }).empty(),
           "what may differ");
-    check(error_of([&] { check_resume(m, "d", parse({"--batch-size", "4"}), 2); }).empty(),
+    check(error_of([&] { check_resume(m, "d", with_flags({"--batch-size", "4"}), 2); }).empty(),
           "more devices, smaller batch");
-    const std::vector<std::vector<std::string>> differ = {
+    const std::vector<std::vector<const char*>> differ = {
         {"--seed", "43"},    {"--seq-len", "128"},          {"--batch-size", "4"},
         {"--dtype", "bf16"}, {"--optimizer-state", "bf16"}, {"--master-weights", "off"},
         {"--steps", "99"}};
     for (const auto& flags : differ)
-        refused("resume with " + flags[0], {"d: "},
-                [&, &given = flags] { check_resume(m, "d", parse(given)); });
+        refused(std::string("resume with ") + flags[0], {"d: "},
+                [&, &given = flags] { check_resume(m, "d", with_flags(given)); });
 }
 
 // As write_checkpoint closes a manifest: a checksum of all bytes before it.
@@ -499,7 +245,7 @@ void check_bad_manifests() {
     fields.erase("xxh3");
     check(sealed(fields) == good, "a manifest's checksum");
     const auto damaged = [&](const std::string& what, const std::string& text, const std::string& word) {
-        put(file, text);
+        overwrite(file, text);
         refused(what, {file, word}, [&] { open_checkpoint(path); });
     };
     for (size_t i = 0; i < good.size(); i++) {
@@ -544,7 +290,7 @@ void check_bad_manifests() {
     damaged("deep manifest", std::string(100000, '['), ": ");
     damaged("empty manifest", "", ": ");
     damaged("a list", "[]", "object");
-    put(file, good);
+    overwrite(file, good);
     check(open_checkpoint(path).step == 3, "the undamaged manifest");
 }
 
@@ -553,7 +299,7 @@ void check_bad_files() {
     for (const char* name : {"config.json", "model.safetensors", "optimizer.safetensors"}) {
         const std::string file = path + "/" + name, good = get(file);
         const auto damaged = [&](const std::string& what, const std::string& bytes) {
-            put(file, bytes);
+            overwrite(file, bytes);
             refused(what, {file}, [&] { open_checkpoint(path); });
         };
         for (size_t i = 0; i < good.size(); i++) {
@@ -568,7 +314,7 @@ void check_bad_files() {
         fs::create_directory(file);
         refused(std::string(name) + " is a folder", {file}, [&] { open_checkpoint(path); });
         fs::remove(file);
-        put(file, good);
+        overwrite(file, good);
     }
     check(open_checkpoint(path).step == 3, "the undamaged checkpoint");
 
@@ -576,7 +322,7 @@ void check_bad_files() {
     refused("a file", {path + "/config.json", "checkpoint"}, [&] { open_checkpoint(path + "/config.json"); });
     refused("not a checkpoint", {out, "without manifest.json"}, [&] { open_checkpoint(out); });
     const std::string newest = save(out, 9);
-    put(newest + "/model.safetensors", "half");
+    overwrite(newest + "/model.safetensors", "half");
     check(checkpoint_to_resume(out, "auto") == newest, "auto does not pass over a damaged checkpoint");
     refused("damaged newest", {newest}, [&] { open_checkpoint(checkpoint_to_resume(out, "auto")); });
 }
@@ -604,7 +350,8 @@ void check_full_disk() {
     check(names_in(out) == std::vector<std::string>{"step_000002"}, "with room again");
 }
 
-// A process that is killed while it writes and prunes: what is called a checkpoint is one, and the next run goes on.
+// A process that is killed while it writes and prunes: what is called a checkpoint is one, and the next run
+// goes on.
 void check_killed() {
     const std::string out = fresh_folder("killed");
     save(out, 1);
@@ -642,9 +389,9 @@ void check_prepare_output() {
     save(out, 1);
     save(out, 2);
     save(out, 3);
-    put(out + "/log.jsonl", log);
-    put(out + "/loss.png", "png");
-    put(out + "/notes.txt", "mine");
+    overwrite(out + "/log.jsonl", log);
+    overwrite(out + "/loss.png", "png");
+    overwrite(out + "/notes.txt", "mine");
     check(prepare_output(out, out + "/step_000003/", 3).empty(), "going on from the newest");
     check(get(out + "/log.jsonl") == log && names_in(out).size() == 6, "nothing is moved");
     const std::string branch = prepare_output(out, out + "/step_000002", 2);
@@ -670,28 +417,7 @@ void check_prepare_output() {
 }  // namespace
 
 int main() {
-    char name[] = "/tmp/llamac_check_train_XXXXXX";
-    if (!mkdtemp(name)) return 1;
-    folder = name;
-    try {
-        check_flags();
-        check_bad_flags();
-        check_help();
-        check_toml();
-        check_print_config();
-        check_log();
-        check_truncate_log();
-        check_checkpoint();
-        check_resume_rules();
-        check_bad_manifests();
-        check_bad_files();
-        check_full_disk();
-        check_killed();
-        check_prepare_output();
-    } catch (const std::exception& e) {
-        check(false, e.what());
-    }
-    fs::remove_all(folder);
-    std::cout << passed << " passed, " << failed << " failed\n";
-    return failed > 0;
+    return run_checks({check_log, check_truncate_log, check_checkpoint, check_resume_rules,
+                       check_bad_manifests, check_bad_files, check_full_disk, check_killed,
+                       check_prepare_output});
 }

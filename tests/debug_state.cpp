@@ -17,12 +17,14 @@ struct Recorder {
     std::vector<NamedTensor> tensors;
 
     Tensor copy(const Tensor& t) {
-        const int64_t size = size_of(t.dtype), row = t.shape[t.rank - 1] * size, rows = t.elements() * size / row;
+        const int64_t size = size_of(t.dtype), row = t.shape[t.rank - 1] * size,
+                      rows = t.elements() * size / row;
         memory.emplace_back(static_cast<size_t>(rows * row));
         for (int64_t r = 0; r < rows; r++) {
             int64_t offset = 0, rest = r;
             for (int d = t.rank - 2; d >= 0; rest /= t.shape[d--]) offset += rest % t.shape[d] * t.stride[d];
-            std::memcpy(memory.back().data() + r * row, static_cast<char*>(t.data) + offset * size, static_cast<size_t>(row));
+            std::memcpy(memory.back().data() + r * row, static_cast<char*>(t.data) + offset * size,
+                        static_cast<size_t>(row));
         }
         Tensor c = t;
         c.data = memory.back().data();
@@ -35,7 +37,8 @@ struct Recorder {
         const Tensor c = copy(value);
         for (NamedTensor& t : tensors) {
             if (t.name != name) continue;
-            std::vector<char> joined(static_cast<char*>(t.tensor.data), static_cast<char*>(t.tensor.data) + t.tensor.bytes());
+            std::vector<char> joined(static_cast<char*>(t.tensor.data),
+                                     static_cast<char*>(t.tensor.data) + t.tensor.bytes());
             joined.insert(joined.end(), static_cast<char*>(c.data), static_cast<char*>(c.data) + c.bytes());
             t.tensor.shape[0] += c.shape[0];
             memory.push_back(std::move(joined));
@@ -73,10 +76,12 @@ void record(const std::string& reference, const std::string& out, const ModelOpt
     for (size_t k = 0; k < model.parameters.table.size(); k++)
         recorder.add("grad." + model.parameters.table[k].name, model.parameters.gradient(k));
 
-    const AdamW adamw{setting("lr"), setting("beta1"), setting("beta2"), setting("eps"), setting("weight_decay"), setting("grad_clip")};
+    const AdamW adamw{setting("lr"),  setting("beta1"),        setting("beta2"),
+                      setting("eps"), setting("weight_decay"), setting("grad_clip")};
     std::vector<float> losses, norms;
     for (int64_t step = 1; step <= 10; step++) {
-        losses.push_back(static_cast<float>(forward_backward(model, tokens.data(), targets.data(), B, T, true, 1.0)));
+        losses.push_back(
+            static_cast<float>(forward_backward(model, tokens.data(), targets.data(), B, T, true, 1.0)));
         norms.push_back(static_cast<float>(update(model, adamw, step, 42)));
     }
     recorder.add_floats("train.losses", losses);
@@ -88,7 +93,8 @@ void record(const std::string& reference, const std::string& out, const ModelOpt
 
 int main(int argc, char** argv) {
     try {
-        if (argc < 3) fail("expected REFERENCE OUT [dtype] [recompute] [logits bytes] [OPERATION=VARIANT ...]");
+        if (argc < 3)
+            fail("expected REFERENCE OUT [dtype] [recompute] [logits bytes] [OPERATION=VARIANT ...]");
         ModelOptions options;
         if (argc > 3) options.precision.weights = storage_type(argv[3]);
         if (argc > 4) options.recompute = parse_recompute(argv[4]);

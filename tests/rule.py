@@ -1,5 +1,7 @@
-"""The rule that says what is right (docs/walk.md): the error against float64 may be at most a factor of PyTorch's own error
-in the same type on the same input, and never has to be below two units in the last place of the largest value."""
+"""The rule that says what is right: the error against float64 may be at most a factor of PyTorch's own
+error in the same type on the same input, and never has to be below two units in the last place of the largest
+value.
+"""
 
 from dataclasses import dataclass
 
@@ -16,14 +18,16 @@ class Error:
 
 
 def error_of(found: np.ndarray, truth: np.ndarray) -> Error:
-    """Of `found` against `truth`, same shape, any float types. NaN or infinity in `found` is an infinite error."""
+    """Of `found` against `truth`, same shape, any float types. NaN or infinity is an infinite error."""
     found, truth = np.asarray(found, np.float64).ravel(), np.asarray(truth, np.float64).ravel()
     if found.shape != truth.shape or not np.isfinite(found).all():
         return Error(np.inf, np.inf)
     difference = np.abs(found - truth)
     norm = np.linalg.norm(truth)
-    return Error(float(np.linalg.norm(difference) / norm) if norm else float(np.linalg.norm(difference)),
-                 float(difference.max(initial=0.0)))
+    return Error(
+        float(np.linalg.norm(difference) / norm) if norm else float(np.linalg.norm(difference)),
+        float(difference.max(initial=0.0)),
+    )
 
 
 def floor_of(truth: np.ndarray, dtype: str) -> Error:
@@ -37,10 +41,13 @@ def floor_of(truth: np.ndarray, dtype: str) -> Error:
 
 def violation(ours: np.ndarray, torch: np.ndarray, truth: np.ndarray, dtype: str, factor: float) -> str:
     """Empty if `ours` keeps the rule beside `torch`, else what is wrong."""
-    mine, theirs, floor = error_of(ours, truth), error_of(torch, truth), floor_of(truth, dtype)
     for kind in ("relative_l2", "largest"):
-        allowed = max(factor * getattr(theirs, kind), getattr(floor, kind))
-        if not getattr(mine, kind) <= allowed:
-            return (f"{kind.replace('_', ' ')} error {getattr(mine, kind):.3g}, allowed {allowed:.3g} "
-                    f"(PyTorch's {getattr(theirs, kind):.3g}, factor {factor:g}, floor {getattr(floor, kind):.3g})")
+        errors = (error_of(ours, truth), error_of(torch, truth), floor_of(truth, dtype))
+        mine, theirs, floor = (getattr(error, kind) for error in errors)
+        allowed = max(factor * theirs, floor)
+        if not mine <= allowed:
+            return (
+                f"{kind.replace('_', ' ')} error {mine:.3g}, allowed {allowed:.3g} "
+                f"(PyTorch's {theirs:.3g}, factor {factor:g}, floor {floor:.3g})"
+            )
     return ""

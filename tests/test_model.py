@@ -1,4 +1,4 @@
-"""The C model against the reference model: every activation, every gradient, ten updates, in the order of computation."""
+"""The C model against the reference model: every activation, every gradient, ten updates, in order."""
 
 import json
 import subprocess
@@ -33,10 +33,14 @@ def load(file: Path) -> dict[str, np.ndarray]:
 def first_difference(ours: dict, torch: dict, truth: dict, dtype: str) -> str:
     """The first tensor, in the order of computation, that breaks the rule; empty if none does."""
     for name, found in ours.items():
-        if name == "loss":    # one number's error is one draw; that its rows' errors keep the rule bounds it
+        if name == "loss":  # one number's error is one draw; that its rows' errors keep the rule bounds it
             continue
         backward = name.startswith(("dact.", "grad.", "train."))
-        kept_in = "f32" if name.startswith(("grad.", "loss", "train.")) or name.endswith(("_rstd", "_lse")) else dtype
+        kept_in = (
+            "f32"
+            if name.startswith(("grad.", "loss", "train.")) or name.endswith(("_rstd", "_lse"))
+            else dtype
+        )
         wrong = violation(found, torch[name], truth[name], kept_in, BACKWARD if backward else FORWARD)
         if wrong:
             return f"{name}: {wrong}"
@@ -87,7 +91,7 @@ def test_recomputation_changes_no_bit(build, states, tmp_path, dtype, recompute)
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_logits_in_chunks(build, states, tmp_path, dtype):
-    """66 rows of logits in chunks of 7: the head's gradient is a sum over ten products, and loses no bits by it."""
+    """66 rows of logits in chunks of 7: the head's gradient is a sum over ten products and loses no bits."""
     folder, torch, truth = states("tied-gqa", dtype)
     row = 97 * (4 if dtype == "f32" else 2)
     ours = run_model(build, folder, tmp_path / "state", dtype, "none", str(7 * row))
@@ -97,20 +101,25 @@ def test_logits_in_chunks(build, states, tmp_path, dtype):
 def test_reference_variants(build, states, tmp_path):
     """The plain loops, which explain the operations, compute the same model."""
     folder, torch, truth = states("scaled32", "f32")
-    listing = subprocess.run([build / "train_llama3", "--list-kernels"], check=True, capture_output=True, text=True)
+    listing = subprocess.run(
+        [build / "train_llama3", "--list-kernels"], check=True, capture_output=True, text=True
+    )
     operations = [line.split(":")[0] for line in listing.stdout.splitlines() if not line.startswith(" ")]
     chosen = [f"{operation}=reference" for operation in operations]
     ours = run_model(build, folder, tmp_path / "state", "f32", "none", "1000000", *chosen)
     assert first_difference(ours, torch, truth, "f32") == ""
 
 
-@pytest.mark.parametrize("name, spoil", [
-    ("act.0.k", lambda x: np.roll(x, 1)),
-    ("act.1.residual_out", lambda x: x * (1 + 1e-4)),
-    ("dact.1.swiglu", np.zeros_like),
-    ("grad.model.norm.weight", lambda x: np.where(np.arange(x.size) == 0, np.nan, x)),
-    ("train.losses", lambda x: x[::-1]),
-])
+@pytest.mark.parametrize(
+    "name, spoil",
+    [
+        ("act.0.k", lambda x: np.roll(x, 1)),
+        ("act.1.residual_out", lambda x: x * (1 + 1e-4)),
+        ("dact.1.swiglu", np.zeros_like),
+        ("grad.model.norm.weight", lambda x: np.where(np.arange(x.size) == 0, np.nan, x)),
+        ("train.losses", lambda x: x[::-1]),
+    ],
+)
 def test_a_fault_is_caught_and_named(build, states, tmp_path, name, spoil):
     folder, torch, truth = states("untied-mha", "f32")
     ours = run_model(build, folder, tmp_path / "state", "f32")

@@ -1,9 +1,12 @@
-"""Each operation against float64 PyTorch by the rule: every variant, every type, odd shapes, outputs that start as NaN,
-guard bytes around every operand. The operands and variants come from the registry; PyTorch's side of each stands here."""
+"""Each operation against float64 PyTorch by the rule: every variant, every type, odd shapes, outputs that are
+NaN at first, guard bytes around every operand. Operands and variants come from the registry, PyTorch's side
+stands here.
+"""
 
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,22 +20,25 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64, "i
 OPERATIONS = {op["name"]: op for op in kernels.kernels()}
 GUARD, GUARD_BYTE = 64, 0x5A
 SCALE, EPS = 0.3, 1e-5
-ADAMW = {"lr": 1e-2, "step": 3, "norm": 5.0, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0}
+ADAMW = {
+    "lr": 1e-2,
+    "step": 3,
+    "norm": 5.0,
+    "betas": (0.9, 0.95),
+    "eps": 1e-8,
+    "weight_decay": 0.1,
+    "clip": 1.0,
+}
 
 
 @dataclass
 class Case:
-    """One operation as PyTorch does it: inputs by operand name -> outputs by operand name, in the inputs' type."""
+    """One operation as PyTorch does it: inputs by operand name -> outputs by operand name, in their type."""
 
     torch: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
     shapes: list[dict[str, int]]
     scalars: tuple = ()
     backward: bool = False
-
-
-def rmsnorm(x, weight):
-    rstd = torch.rsqrt(x.to(stat(x)).pow(2).mean(-1) + EPS)
-    return F.rms_norm(x, (x.shape[-1],), weight, EPS), rstd
 
 
 def stat(x: torch.Tensor) -> torch.dtype:
@@ -45,28 +51,95 @@ def gradients(function: Callable, inputs: list[torch.Tensor], dout: torch.Tensor
     return list(torch.autograd.grad(function(*leaves), leaves, dout))
 
 
+# PyTorch's side: a function an operation, from inputs by name to outputs by name.
+
+
+def embedding_forward(i):
+    return {"out": F.embedding(i["tokens"].long(), i["weight"])}
+
+
+def embedding_backward(i):
+    dout = i["dout"]
+    dweight = torch.zeros(i["V"], dout.shape[1], dtype=dout.dtype)
+    return {"dweight": dweight.index_add(0, i["tokens"].long(), dout)}
+
+
+def rmsnorm_forward(i):
+    x = i["x"]
+    rstd = torch.rsqrt(x.to(stat(x)).pow(2).mean(-1) + EPS)
+    return {"out": F.rms_norm(x, (x.shape[-1],), i["weight"], EPS), "rstd": rstd}
+
+
+def residual_rmsnorm_forward(i):
+    total = i["x"] + i["residual"]
+    return {"sum": total} | rmsnorm_forward({"x": total, "weight": i["weight"]})
+
+
+def rmsnorm_backward(i):
+    def norm(x, weight):
+        return rmsnorm_forward({"x": x, "weight": weight})["out"]
+
+    dx, dweight = gradients(norm, [i["x"], i["weight"]], i["dout"])
+    return {"dx": dx + i["dresidual"], "dweight": dweight}
+
+
+def precompute_cis(i):
+    frequencies = 1 / 10000.0 ** (torch.arange(0, i["HD"], 2).to(i["stat"]) / i["HD"])
+    angle = torch.outer(torch.arange(i["T"]).to(i["stat"]), frequencies)
+    return {"cis": torch.stack((angle.cos(), angle.sin()), -1)}
+
+
 def rope(x, cis):
     x1, x2 = x.chunk(2, -1)
-    cos, sin = (cis[None, :, None, :, i] for i in (0, 1))
+    cos, sin = (cis[None, :, None, :, part] for part in (0, 1))
     return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), -1).to(x.dtype)
 
 
 def interleaved_rope(x, cis):
     x1, x2 = x[..., 0::2], x[..., 1::2]
-    cos, sin = (cis[None, :, None, :, i] for i in (0, 1))
+    cos, sin = (cis[None, :, None, :, part] for part in (0, 1))
     return torch.stack((x1 * cos - x2 * sin, x2 * cos + x1 * sin), -1).flatten(-2).to(x.dtype)
+
+
+def rope_forward(i, function=rope):
+    return {"out": function(i["x"], i["cis"])}
+
+
+def rope_backward(i, function=rope):
+    (dx,) = gradients(lambda x: function(x, i["cis"]), [torch.zeros_like(i["dout"])], i["dout"])
+    return {"dx": dx}
+
+
+def repeat_kv_forward(i):
+    return {"out": i["x"].repeat_interleave(i["NH"] // i["NKV"], 2)}
+
+
+def repeat_kv_backward(i):
+    dout = i["dout"]
+    x = torch.zeros(*dout.shape[:2], i["NKV"], dout.shape[3], dtype=dout.dtype)
+    (dx,) = gradients(lambda x: repeat_kv_forward(i | {"x": x})["out"], [x], dout)
+    return {"dx": dx}
 
 
 def attention(q, k, v):
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=SCALE, enable_gqa=True).transpose(1, 2)
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=SCALE, enable_gqa=True)
+    return out.transpose(1, 2)
 
 
 def log_sum_exp(q, k):
     q, k = q.to(stat(q)).transpose(1, 2), k.to(stat(k)).transpose(1, 2)
     scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2) * SCALE
-    T = q.shape[2]
-    return scores.masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf).logsumexp(-1)
+    future = torch.ones(q.shape[2], q.shape[2]).triu(1).bool()
+    return scores.masked_fill(future, -torch.inf).logsumexp(-1)
+
+
+def attention_forward(i):
+    return {"out": attention(i["q"], i["k"], i["v"]), "lse": log_sum_exp(i["q"], i["k"])}
+
+
+def attention_backward(i):
+    return dict(zip(("dq", "dk", "dv"), gradients(attention, [i["q"], i["k"], i["v"]], i["dout"])))
 
 
 def swiglu(gate_up):
@@ -74,8 +147,25 @@ def swiglu(gate_up):
     return F.silu(gate) * up
 
 
-def repeat_kv(x, NH):
-    return x.repeat_interleave(NH // x.shape[2], 2)
+def swiglu_forward(i):
+    return {"out": swiglu(i["gate_up"])}
+
+
+def swiglu_backward(i):
+    (dgate_up,) = gradients(swiglu, [i["gate_up"]], i["dout"])
+    return {"dgate_up": dgate_up}
+
+
+def matmul_forward(i):
+    return {"out": i["x"] @ i["weight"].T + i["residual"]}
+
+
+def matmul_backward_input(i):
+    return {"dx": i["dout"] @ i["weight"]}
+
+
+def matmul_backward_weight(i):
+    return {"dweight": i["dout"].T @ i["x"]}
 
 
 def cross_entropy(i):
@@ -85,65 +175,85 @@ def cross_entropy(i):
     return {"losses": losses.detach(), "dlogits": dlogits}
 
 
+def global_norm(i):
+    return {"norm": torch.linalg.vector_norm(i["x"].to(stat(i["x"]))).reshape(1)}
+
+
 def adamw(i):
     """torch's own AdamW, started in the middle of a run."""
-    wide = i["weight"].dtype == torch.float64
     weight = torch.nn.Parameter((i["weight"] if i["master"] is None else i["master"]).clone())
     a = ADAMW
     optimizer = torch.optim.AdamW([weight], a["lr"], a["betas"], a["eps"], a["weight_decay"])
-    optimizer.state[weight] = {"step": torch.tensor(a["step"] - 1.0), "exp_avg": i["m"].to(weight.dtype).clone(),
-                               "exp_avg_sq": i["v"].to(weight.dtype).clone()}
+    optimizer.state[weight] = {
+        "step": torch.tensor(a["step"] - 1.0),
+        "exp_avg": i["m"].to(weight.dtype).clone(),
+        "exp_avg_sq": i["v"].to(weight.dtype).clone(),
+    }
     weight.grad = i["grad"].to(weight.dtype) * min(1.0, a["clip"] / (a["norm"] + 1e-6))
     optimizer.step()
     state = optimizer.state[weight]
     out = {"weight": weight.detach().to(i["weight"].dtype), "m": state["exp_avg"], "v": state["exp_avg_sq"]}
-    return out | ({} if i["master"] is None or wide else {"master": weight.detach()})
+    return out | ({} if i["master"] is None else {"master": weight.detach()})
 
 
 ROWS = [{"N": n, "C": c} for n, c in ((1, 1), (7, 63), (3, 64), (2, 65), (33, 129), (1, 1031), (5, 4096))]
-HEADS = [{"B": b, "T": t, "NH": h, "NKV": kv, "HD": d} for b, t, h, kv, d in
-         ((1, 1, 1, 1, 2), (2, 7, 3, 1, 8), (1, 63, 4, 2, 16), (1, 64, 2, 2, 64), (2, 65, 8, 1, 20), (1, 129, 4, 4, 128), (1, 300, 3, 3, 32))]
+HEADS = [
+    {"B": b, "T": t, "NH": h, "NKV": kv, "HD": d}
+    for b, t, h, kv, d in (
+        (1, 1, 1, 1, 2),
+        (2, 7, 3, 1, 8),
+        (1, 63, 4, 2, 16),
+        (1, 64, 2, 2, 64),
+        (2, 65, 8, 1, 20),
+        (1, 129, 4, 4, 128),
+        (1, 300, 3, 3, 32),
+    )
+]
 FEED = [{"N": n, "F": f} for n, f in ((1, 1), (7, 63), (3, 64), (2, 65), (5, 1031))]
-PRODUCTS = [{"N": n, "C": c, "K": k} for n, c, k in ((1, 1, 1), (7, 63, 65), (64, 64, 64), (33, 129, 31), (2, 1031, 5), (257, 96, 320))]
-CLASSES = [{"N": n, "V": v} for n, v in ((1, 1), (7, 2), (3, 63), (2, 65), (5, 4096), (3, 50257), (2, 128256))]
+PRODUCTS = [
+    {"N": n, "C": c, "K": k}
+    for n, c, k in ((1, 1, 1), (7, 63, 65), (64, 64, 64), (33, 129, 31), (2, 1031, 5), (257, 96, 320))
+]
+CLASSES = [
+    {"N": n, "V": v} for n, v in ((1, 1), (7, 2), (3, 63), (2, 65), (5, 4096), (3, 50257), (2, 128256))
+]
+ANGLES = [{"T": t, "HD": d} for t, d in ((1, 2), (7, 6), (65, 64), (1031, 128))]
 ELEMENTS = [{"P": p} for p in (1, 7, 63, 64, 65, 1031, 100003)]
 WORDS = [{"N": n, "C": c, "V": v} for n, c, v in ((1, 1, 1), (7, 63, 5), (65, 64, 1031), (130, 33, 2))]
 
+ADAMW_SCALARS = (*ADAMW["betas"], ADAMW["eps"], ADAMW["weight_decay"], ADAMW["clip"], 42, 0)
 CASES = {
-    "embedding_forward": Case(lambda i: {"out": F.embedding(i["tokens"].long(), i["weight"])}, WORDS),
-    "embedding_backward": Case(lambda i: {"dweight": torch.zeros(i["V"], i["dout"].shape[1], dtype=i["dout"].dtype)
-                               .index_add(0, i["tokens"].long(), i["dout"])}, WORDS, (False,), backward=True),
-    "rmsnorm_forward": Case(lambda i: dict(zip(("out", "rstd"), rmsnorm(i["x"], i["weight"]))), ROWS, (EPS,)),
-    "residual_rmsnorm_forward": Case(lambda i: {"sum": i["x"] + i["residual"]} | dict(zip(
-        ("out", "rstd"), rmsnorm(i["x"] + i["residual"], i["weight"]))), ROWS, (EPS,)),
-    "rmsnorm_backward": Case(lambda i: dict(zip(("dx", "dweight"), (lambda dx, dw: (dx + i["dresidual"], dw))(
-        *gradients(lambda x, w: rmsnorm(x, w)[0], [i["x"], i["weight"]], i["dout"])))), ROWS, (False,), backward=True),
-    "precompute_cis": Case(lambda i: {"cis": (lambda angle: torch.stack((angle.cos(), angle.sin()), -1))(torch.outer(
-        torch.arange(i["T"]).to(i["stat"]), 1 / 10000.0 ** (torch.arange(0, i["HD"], 2).to(i["stat"]) / i["HD"])))},
-        [{"T": t, "HD": d} for t, d in ((1, 2), (7, 6), (65, 64), (1031, 128))], (10000.0, 1.0, 1.0, 4.0, 8192.0)),
-    "rope_forward": Case(lambda i: {"out": rope(i["x"], i["cis"])}, HEADS, (False,)),
-    "rope_backward": Case(lambda i: {"dx": gradients(lambda x: rope(x, i["cis"]), [i["dout"]], i["dout"])[0]}, HEADS, (False,), backward=True),
-    "repeat_kv_forward": Case(lambda i: {"out": repeat_kv(i["x"], i["NH"])}, HEADS),
-    "repeat_kv_backward": Case(lambda i: {"dx": gradients(lambda x: repeat_kv(x, i["NH"]), [torch.zeros(
-        *i["dout"].shape[:2], i["NKV"], i["dout"].shape[3], dtype=i["dout"].dtype)], i["dout"])[0]}, HEADS, backward=True),
-    "attention_forward": Case(lambda i: {"out": attention(i["q"], i["k"], i["v"]), "lse": log_sum_exp(i["q"], i["k"])}, HEADS, (SCALE,)),
-    "attention_backward": Case(lambda i: dict(zip(("dq", "dk", "dv"), gradients(
-        attention, [i["q"], i["k"], i["v"]], i["dout"]))), HEADS, (SCALE,), backward=True),
-    "swiglu_forward": Case(lambda i: {"out": swiglu(i["gate_up"])}, FEED),
-    "swiglu_backward": Case(lambda i: {"dgate_up": gradients(swiglu, [i["gate_up"]], i["dout"])[0]}, FEED, backward=True),
-    "matmul_forward": Case(lambda i: {"out": i["x"] @ i["weight"].T + i["residual"]}, PRODUCTS),
-    "matmul_backward_input": Case(lambda i: {"dx": i["dout"] @ i["weight"]}, PRODUCTS, backward=True),
-    "matmul_backward_weight": Case(lambda i: {"dweight": i["dout"].T @ i["x"]}, PRODUCTS, (False,), backward=True),
+    "embedding_forward": Case(embedding_forward, WORDS),
+    "embedding_backward": Case(embedding_backward, WORDS, (False,), backward=True),
+    "rmsnorm_forward": Case(rmsnorm_forward, ROWS, (EPS,)),
+    "residual_rmsnorm_forward": Case(residual_rmsnorm_forward, ROWS, (EPS,)),
+    "rmsnorm_backward": Case(rmsnorm_backward, ROWS, (False,), backward=True),
+    "precompute_cis": Case(precompute_cis, ANGLES, (10000.0, 1.0, 1.0, 4.0, 8192.0)),
+    "rope_forward": Case(rope_forward, HEADS, (False,)),
+    "rope_backward": Case(rope_backward, HEADS, (False,), backward=True),
+    "repeat_kv_forward": Case(repeat_kv_forward, HEADS),
+    "repeat_kv_backward": Case(repeat_kv_backward, HEADS, backward=True),
+    "attention_forward": Case(attention_forward, HEADS, (SCALE,)),
+    "attention_backward": Case(attention_backward, HEADS, (SCALE,), backward=True),
+    "swiglu_forward": Case(swiglu_forward, FEED),
+    "swiglu_backward": Case(swiglu_backward, FEED, backward=True),
+    "matmul_forward": Case(matmul_forward, PRODUCTS),
+    "matmul_backward_input": Case(matmul_backward_input, PRODUCTS, backward=True),
+    "matmul_backward_weight": Case(matmul_backward_weight, PRODUCTS, (False,), backward=True),
     "cross_entropy": Case(cross_entropy, CLASSES, (SCALE, -100)),
-    "global_norm": Case(lambda i: {"norm": torch.linalg.vector_norm(i["x"].to(stat(i["x"]))).reshape(1)}, ELEMENTS, (False,)),
-    "adamw": Case(adamw, ELEMENTS, (*ADAMW["betas"], ADAMW["eps"], ADAMW["weight_decay"], ADAMW["clip"], 42, 0)),
+    "global_norm": Case(global_norm, ELEMENTS, (False,)),
+    "adamw": Case(adamw, ELEMENTS, ADAMW_SCALARS),
 }
 
 
 def variants() -> list:
     """(operation, variant, types of its operands) of everything that is registered."""
-    return [pytest.param(name, v["name"], types, id=f"{name}-{v['name']}-{'-'.join(dict.fromkeys(types))}")
-            for name, op in OPERATIONS.items() for v in op["variants"] for types in v["types"]]
+    return [
+        pytest.param(name, v["name"], types, id=f"{name}-{v['name']}-{'-'.join(dict.fromkeys(types))}")
+        for name, op in OPERATIONS.items()
+        for v in op["variants"]
+        for types in v["types"]
+    ]
 
 
 def guarded(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -156,11 +266,15 @@ def guarded(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def guards_intact(memory: torch.Tensor) -> bool:
-    return bool((memory[:GUARD] == GUARD_BYTE).all() and (memory[memory.numel() - GUARD :] == GUARD_BYTE).all())
+    return bool(
+        (memory[:GUARD] == GUARD_BYTE).all() and (memory[memory.numel() - GUARD :] == GUARD_BYTE).all()
+    )
 
 
 def shape_of(operand: dict, sizes: dict[str, int]) -> list[int]:
-    return [factor * (sizes[symbol] if symbol else 1) // divisor for symbol, factor, divisor in operand["shape"]]
+    return [
+        factor * (sizes[symbol] if symbol else 1) // divisor for symbol, factor, divisor in operand["shape"]
+    ]
 
 
 def make_inputs(op: dict, types: list[str], sizes: dict[str, int], seed: int) -> dict[str, torch.Tensor]:
@@ -184,7 +298,7 @@ def make_inputs(op: dict, types: list[str], sizes: dict[str, int], seed: int) ->
     if op["name"] == "cross_entropy" and sizes["N"] > 2:
         values["targets"][1] = -100
     if op["name"] == "rmsnorm_backward":
-        values["rstd"] = rmsnorm(values["x"], values["weight"])[1]
+        values["rstd"] = rmsnorm_forward(values)["rstd"]
     if op["name"] == "attention_backward":
         values["out"] = attention(*(values[n].double() for n in "qkv")).to(values["q"].dtype)
         values["lse"] = log_sum_exp(values["q"].double(), values["k"].double()).to(values["lse"].dtype)
@@ -194,11 +308,15 @@ def make_inputs(op: dict, types: list[str], sizes: dict[str, int], seed: int) ->
 
 
 def run_guarded(op, variant, types, sizes, values, scalars) -> dict[str, torch.Tensor]:
-    """Runs one variant on guarded memory, outputs NaN at first; checks guards and that inputs are as they were."""
+    """Runs one variant on guarded memory, outputs NaN at first; guards and inputs must be as they were."""
     operands, memories = {}, {}
     for operand, dtype in zip(op["operands"], types):
         name = operand["name"]
-        value = values[name] if name in values else torch.full(shape_of(operand, sizes), torch.nan, dtype=DTYPES[dtype])
+        value = (
+            values[name]
+            if name in values
+            else torch.full(shape_of(operand, sizes), torch.nan, dtype=DTYPES[dtype])
+        )
         operands[name], memories[name] = (None, None) if value is None else guarded(value)
     split = sum(o["output"] for o in op["operands"])
     ordered = list(operands.values())
@@ -208,13 +326,19 @@ def run_guarded(op, variant, types, sizes, values, scalars) -> dict[str, torch.T
         assert memories[name] is None or guards_intact(memories[name]), f"{name}: written outside of it"
         if not operand["output"] and operands[name] is not None:
             assert torch.equal(operands[name], values[name]), f"{name}: an input was changed"
-    return {o["name"]: operands[o["name"]] for o in op["operands"] if o["output"] and operands[o["name"]] is not None}
+    return {
+        o["name"]: operands[o["name"]]
+        for o in op["operands"]
+        if o["output"] and operands[o["name"]] is not None
+    }
 
 
 def as_type(values: dict, storage: torch.dtype | None) -> dict:
     """The same values; where storage is given, all floats in that type."""
-    return {name: value.to(storage) if value is not None and storage and value.is_floating_point() else value
-            for name, value in values.items()}
+    return {
+        name: value.to(storage) if value is not None and storage and value.is_floating_point() else value
+        for name, value in values.items()
+    }
 
 
 def check(op, variant, types, sizes, case, seed=0, spoil=lambda outputs: None) -> list[str]:
@@ -228,9 +352,14 @@ def check(op, variant, types, sizes, case, seed=0, spoil=lambda outputs: None) -
     for name, found in ours.items():
         dtype = next(t for o, t in zip(op["operands"], types) if o["name"] == name)
         if dtype == "f64":
-            dtype = "f32"    # the oracle itself: right to far below single precision
-        message = violation(found.double().numpy(), theirs[name].double().numpy(), truth[name].double().numpy(), dtype,
-                            BACKWARD if case.backward else FORWARD)
+            dtype = "f32"  # the oracle itself: right to far below single precision
+        message = violation(
+            found.double().numpy(),
+            theirs[name].double().numpy(),
+            truth[name].double().numpy(),
+            dtype,
+            BACKWARD if case.backward else FORWARD,
+        )
         if message:
             wrong.append(f"{op['name']} {variant} {types} {sizes} {name}: {message}")
     return wrong
@@ -245,7 +374,9 @@ def test_operation(operation, variant, types):
     op, case = OPERATIONS[operation], CASES[operation]
     if operation == "adamw" and "bf16" in (types[2], types[3]):
         pytest.skip("bf16 moments are rounded stochastically: test_stochastic_rounding")
-    wrong = [w for seed, sizes in enumerate(case.shapes) for w in check(op, variant, types, sizes, case, seed)]
+    wrong = [
+        w for seed, sizes in enumerate(case.shapes) for w in check(op, variant, types, sizes, case, seed)
+    ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -271,14 +402,10 @@ def test_guards_are_seen():
     assert not guards_intact(memory)
 
 
-@pytest.mark.parametrize("operation", ["rope_forward", "rope_backward"])
-def test_interleaved_rope(operation):
-    case = {
-        "rope_forward": Case(lambda i: {"out": interleaved_rope(i["x"], i["cis"])}, HEADS, (True,)),
-        "rope_backward": Case(lambda i: {"dx": gradients(lambda x: interleaved_rope(x, i["cis"]), [i["dout"]], i["dout"])[0]},
-                              HEADS, (True,), backward=True),
-    }[operation]
-    op = OPERATIONS[operation]
+@pytest.mark.parametrize("function", [rope_forward, rope_backward])
+def test_interleaved_rope(function):
+    op = OPERATIONS[function.__name__]
+    case = Case(partial(function, function=interleaved_rope), HEADS, (True,), function is rope_backward)
     for v, sizes in itertools.product(op["variants"], HEADS):
         for types in v["types"]:
             assert not check(op, v["name"], types, sizes, case)
@@ -290,10 +417,21 @@ def test_scaled_frequencies_are_transformers(variant, factor):
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-    scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-               "original_max_position_embeddings": 8192, "rope_theta": 500000.0}
-    config = LlamaConfig(hidden_size=256, num_attention_heads=2, head_dim=128, max_position_embeddings=131072,
-                         rope_parameters=scaling)
+    scaling = {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_theta": 500000.0,
+    }
+    config = LlamaConfig(
+        hidden_size=256,
+        num_attention_heads=2,
+        head_dim=128,
+        max_position_embeddings=131072,
+        rope_parameters=scaling,
+    )
     frequencies = LlamaRotaryEmbedding(config).inv_freq
     cis = np.full((70000, 64, 2), np.nan, np.float64)
     kernels.run("precompute_cis", [cis], [], (500000.0, factor, 1.0, 4.0, 8192.0), variant)
@@ -305,22 +443,41 @@ def test_scaled_frequencies_are_transformers(variant, factor):
 
 
 def test_stochastic_rounding():
-    """AdamW into bf16 without master weights: each result is a bf16 neighbour of the exact one, and right on average."""
+    """AdamW into bf16 without master: each result is a bf16 neighbour of the exact one, right on average."""
     n = 1 << 16
-    exact_inputs = {"weight": torch.full((n,), 0.7), "master": None, "m": torch.full((n,), 0.01),
-                    "v": torch.full((n,), 0.02), "grad": torch.full((n,), 0.3)}
+    exact_inputs = {
+        "weight": torch.full((n,), 0.7),
+        "master": None,
+        "m": torch.full((n,), 0.01),
+        "v": torch.full((n,), 0.02),
+        "grad": torch.full((n,), 0.3),
+    }
     exact = adamw(as_type(exact_inputs | {"weight": torch.full((n,), 0.7).bfloat16()}, torch.float64))
     state = {name: None if x is None else x.bfloat16() for name, x in exact_inputs.items()}
     exact = adamw(as_type(state, torch.float64))
-    extra = [torch.tensor([x], dtype=d) for x, d in ((ADAMW["norm"], torch.float32), (ADAMW["lr"], torch.float32), (ADAMW["step"], torch.int32))]
+    extra = [
+        torch.tensor([x], dtype=d)
+        for x, d in (
+            (ADAMW["norm"], torch.float32),
+            (ADAMW["lr"], torch.float32),
+            (ADAMW["step"], torch.int32),
+        )
+    ]
     for variant in OPERATIONS["adamw"]["variants"]:
         out = {name: x.clone() for name, x in state.items() if name not in ("grad", "master")}
-        kernels.run("adamw", [out["weight"], None, out["m"], out["v"]], [state["grad"], *extra],
-                    CASES["adamw"].scalars, variant["name"])
+        kernels.run(
+            "adamw",
+            [out["weight"], None, out["m"], out["v"]],
+            [state["grad"], *extra],
+            ADAMW_SCALARS,
+            variant["name"],
+        )
         for name, found in out.items():
             truth = exact[name].double()
             ulp = 2.0 ** (torch.floor(torch.log2(truth.abs())) - 7)
             assert ((found.double() - truth).abs() <= ulp).all(), name
-            # The mean of n independent roundings of at most one ulp: six standard deviations of at most half an ulp.
-            assert (found.double().mean() - truth.mean()).abs() <= 6 * 0.5 * ulp.max() / n**0.5 + 1e-6 * truth.abs().max(), name
+            # The mean of n independent roundings: six standard deviations of at most half an ulp each.
+            assert (
+                found.double().mean() - truth.mean()
+            ).abs() <= 6 * 0.5 * ulp.max() / n**0.5 + 1e-6 * truth.abs().max(), name
             assert found.unique().numel() == 2, name

@@ -37,9 +37,21 @@ def data(tmp_path_factory) -> Path:
 
 def flags(data: Path, out: Path, **extra) -> list[str]:
     """A small run; extra flags with underscores."""
-    values = {"model": MODEL, "train-data": f"{data}/train_*.bin", "val-data": f"{data}/val_*.bin", "tokenizer": "none",
-              "out": out, "steps": 8, "batch-size": 4, "seq-len": T, "warmup-steps": 2, "val-every": 4, "val-steps": 2,
-              "sample-every": 0, "checkpoint-every": 4}
+    values = {
+        "model": MODEL,
+        "train-data": f"{data}/train_*.bin",
+        "val-data": f"{data}/val_*.bin",
+        "tokenizer": "none",
+        "out": out,
+        "steps": 8,
+        "batch-size": 4,
+        "seq-len": T,
+        "warmup-steps": 2,
+        "val-every": 4,
+        "val-steps": 2,
+        "sample-every": 0,
+        "checkpoint-every": 4,
+    }
     values |= {key.replace("_", "-"): value for key, value in extra.items()}
     return [word for key, value in values.items() for word in (f"--{key}", str(value))]
 
@@ -77,8 +89,22 @@ def test_run_and_its_log(train, data, tmp_path):
     out = tmp_path / "out"
     steps = events(out, "step")
     assert [e["step"] for e in steps] == list(range(1, 41))
-    assert steps[0]["loss"] == pytest.approx(np.log(V), abs=1.0) and steps[-1]["loss"] < steps[0]["loss"] - 0.5
-    keys = ["event", "step", "loss", "grad_norm", "lr", "ms", "tokens_per_s", "tflops", "mfu", "gpu_mem_gib", "rss_gib"]
+    assert (
+        steps[0]["loss"] == pytest.approx(np.log(V), abs=1.0) and steps[-1]["loss"] < steps[0]["loss"] - 0.5
+    )
+    keys = [
+        "event",
+        "step",
+        "loss",
+        "grad_norm",
+        "lr",
+        "ms",
+        "tokens_per_s",
+        "tflops",
+        "mfu",
+        "gpu_mem_gib",
+        "rss_gib",
+    ]
     assert list(steps[0]) == keys
     assert [e["step"] for e in events(out, "val")] == list(range(0, 41, 4))
     assert [e["step"] for e in events(out, "sample")] == [20, 40]
@@ -93,7 +119,9 @@ def test_the_same_run_twice_gives_the_same_bits(train, data, tmp_path):
         train(*flags(data, tmp_path / name))
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
     for file in ("model.safetensors", "optimizer.safetensors"):
-        assert (tmp_path / "a/step_000008" / file).read_bytes() == (tmp_path / "b/step_000008" / file).read_bytes()
+        assert (tmp_path / "a/step_000008" / file).read_bytes() == (
+            tmp_path / "b/step_000008" / file
+        ).read_bytes()
 
 
 def test_the_number_of_threads_changes_little(train, data, tmp_path):
@@ -112,7 +140,12 @@ def test_accumulation_is_a_larger_batch(train, data, tmp_path):
 PRECISIONS = {
     "f32": {},
     "bf16": {"dtype": "bf16"},
-    "bf16-throughout": {"dtype": "bf16", "grad_dtype": "bf16", "optimizer_state": "bf16", "master_weights": "off"},
+    "bf16-throughout": {
+        "dtype": "bf16",
+        "grad_dtype": "bf16",
+        "optimizer_state": "bf16",
+        "master_weights": "off",
+    },
     "f32-small-moments": {"optimizer_state": "bf16"},
 }
 
@@ -133,7 +166,17 @@ def test_resume_is_bitwise(train, data, tmp_path, precision):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_precision_learns(train, data, tmp_path, precision):
-    train(*flags(data, tmp_path / "out", steps=60, lr=0.01, checkpoint_every=0, val_every=0, **PRECISIONS[precision]))
+    train(
+        *flags(
+            data,
+            tmp_path / "out",
+            steps=60,
+            lr=0.01,
+            checkpoint_every=0,
+            val_every=0,
+            **PRECISIONS[precision],
+        )
+    )
     assert np.mean(losses(tmp_path / "out")[-5:]) < np.log(V) - 1.5
 
 
@@ -142,7 +185,9 @@ def test_interrupt_leaves_a_checkpoint(build, data, tmp_path):
     command = [build / "train_llama3", *flags(data, out, steps=1000000, checkpoint_every=0, val_every=0)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     deadline = time.time() + 60
-    while time.time() < deadline and not (out.exists() and (out / "log.jsonl").exists() and len(losses_so_far(out)) > 3):
+    while time.time() < deadline and not (
+        out.exists() and (out / "log.jsonl").exists() and len(losses_so_far(out)) > 3
+    ):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
@@ -167,7 +212,15 @@ def test_a_second_run_keeps_the_first(train, data, tmp_path):
 
 
 def test_python_trains_the_same_losses(train, data, tmp_path):
-    arguments = flags(data, tmp_path / "c", steps=10, total_batch_size=8 * T, schedule="wsd", sample_every=10, sample_tokens=12)
+    arguments = flags(
+        data,
+        tmp_path / "c",
+        steps=10,
+        total_batch_size=8 * T,
+        schedule="wsd",
+        sample_every=10,
+        sample_tokens=12,
+    )
     train(*arguments)
     python = [sys.executable, "train_llama3.py", "--train", *arguments, "--out", str(tmp_path / "python")]
     subprocess.run(python, cwd=ROOT, check=True, capture_output=True)
@@ -177,7 +230,9 @@ def test_python_trains_the_same_losses(train, data, tmp_path):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4 if field == "grad_norm" else 1e-12)
     ours, theirs = ([e["loss"] for e in events(tmp_path / name, "val")] for name in ("c", "python"))
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
-    assert [e["text"] for e in events(tmp_path / "c", "sample")] == [e["text"] for e in events(tmp_path / "python", "sample")]
+    assert [e["text"] for e in events(tmp_path / "c", "sample")] == [
+        e["text"] for e in events(tmp_path / "python", "sample")
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -201,18 +256,30 @@ def test_transformers_opens_a_checkpoint(build, train, data, tmp_path, dtype):
     save_file({"tokens": ids, "targets": ids.clone()}, tmp_path / "state/debug_state.safetensors", settings)
     subprocess.run([build / "debug_state", tmp_path / "state", tmp_path / "ours", dtype], check=True)
     ours = load_file(tmp_path / "ours")["logits"]
-    assert violation(ours.double().numpy().reshape(truth.shape), theirs.double().numpy(), truth.numpy(), dtype, FORWARD) == ""
+    assert (
+        violation(
+            ours.double().numpy().reshape(truth.shape), theirs.double().numpy(), truth.numpy(), dtype, FORWARD
+        )
+        == ""
+    )
 
 
 def test_training_goes_on_from_a_hugging_face_folder(train, data, tmp_path):
     train(*flags(data, tmp_path / "first"))
     train(*flags(data, tmp_path / "second", model=tmp_path / "first/step_000008", init="load"))
-    ends, begins = events(tmp_path / "first", "val")[-1]["loss"], events(tmp_path / "second", "val")[0]["loss"]
+    ends, begins = (
+        events(tmp_path / "first", "val")[-1]["loss"],
+        events(tmp_path / "second", "val")[0]["loss"],
+    )
     assert ends == begins
 
 
 def test_print_config_reads_back(train, data, tmp_path):
-    arguments = [*flags(data, tmp_path / 'o "u" t\\é', lr=1 / 3, grad_clip=0), "--kernel", "rope_forward=reference"]
+    arguments = [
+        *flags(data, tmp_path / 'o "u" t\\é', lr=1 / 3, grad_clip=0),
+        "--kernel",
+        "rope_forward=reference",
+    ]
     text = train(*arguments, "--print-config").stdout
     (tmp_path / "run.toml").write_text(text)
     assert train("--config", tmp_path / "run.toml", "--print-config").stdout == text
@@ -224,28 +291,31 @@ def test_print_config_reads_back(train, data, tmp_path):
 # Bad input: one line that says what, where, expected and found; exit code 2
 
 
-@pytest.mark.parametrize("arguments, words", [
-    (["--steps", "many"], "steps many"),
-    (["--step", "3"], "--step"),
-    (["--schedule", "cubic"], "cubic cosine linear constant wsd"),
-    (["--dtype", "f16"], "f16 f32 bf16"),
-    (["--recompute", "norm,all"], "recompute all"),
-    (["--model", "llama9"], "llama9 configs/models"),
-    (["--model", "/no/such/folder/config.json"], "/no/such/folder/config.json No such file"),
-    (["--train-data", "/no/such/*.bin"], "/no/such/*.bin"),
-    (["--tokenizer", "/no/such/ranks"], "/no/such/ranks No such file"),
-    (["--seq-len", "100000"], "seq-len 100000 128"),
-    (["--seq-len", "127", "--val-data", "{data}/val_000.bin", "--batch-size", "64"], "val_000.bin 64"),
-    (["--total-batch-size", "100"], "total-batch-size 100 64"),
-    (["--kernel", "rope_forward=9"], "rope_forward 9 reference"),
-    (["--kernel", "rope=1"], "rope"),
-    (["--config", "/no/such.toml"], "/no/such.toml"),
-    (["--resume", "{data}"], "{data} manifest.json"),
-    (["--resume", "/no/such"], "/no/such"),
-    (["--init", "load"], "init load"),
-    (["--grad-dtype", "bf16"], "grad-dtype bf16 dtype"),
-    (["--out", "{data}/train_000.bin"], "train_000.bin"),
-])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--steps", "many"], "steps many"),
+        (["--step", "3"], "--step"),
+        (["--schedule", "cubic"], "cubic cosine linear constant wsd"),
+        (["--dtype", "f16"], "f16 f32 bf16"),
+        (["--recompute", "norm,all"], "recompute all"),
+        (["--model", "llama9"], "llama9 configs/models"),
+        (["--model", "/no/such/folder/config.json"], "/no/such/folder/config.json No such file"),
+        (["--train-data", "/no/such/*.bin"], "/no/such/*.bin"),
+        (["--tokenizer", "/no/such/ranks"], "/no/such/ranks No such file"),
+        (["--seq-len", "100000"], "seq-len 100000 128"),
+        (["--seq-len", "127", "--val-data", "{data}/val_000.bin", "--batch-size", "64"], "val_000.bin 64"),
+        (["--total-batch-size", "100"], "total-batch-size 100 64"),
+        (["--kernel", "rope_forward=9"], "rope_forward 9 reference"),
+        (["--kernel", "rope=1"], "rope"),
+        (["--config", "/no/such.toml"], "/no/such.toml"),
+        (["--resume", "{data}"], "{data} manifest.json"),
+        (["--resume", "/no/such"], "/no/such"),
+        (["--init", "load"], "init load"),
+        (["--grad-dtype", "bf16"], "grad-dtype bf16 dtype"),
+        (["--out", "{data}/train_000.bin"], "train_000.bin"),
+    ],
+)
 def test_bad_flags(train, data, tmp_path, arguments, words):
     arguments = [a.format(data=data) for a in arguments]
     line = one_line(train(*flags(data, tmp_path / "out"), *arguments, code=2))
@@ -257,22 +327,25 @@ def test_bad_flags(train, data, tmp_path, arguments, words):
 CONFIG = json.loads(Path(MODEL).read_text())
 
 
-@pytest.mark.parametrize("change, words", [
-    ({"num_attention_heads": 3}, "num_attention_heads num_key_value_heads 3 2"),
-    ({"num_attention_heads": 0}, "num_attention_heads positive 0"),
-    ({"num_hidden_layers": -1}, "num_hidden_layers -1"),
-    ({"hidden_size": "64"}, "hidden_size \"64\""),
-    ({"hidden_size": None}, "hidden_size nothing"),
-    ({"vocab_size": 1 << 40}, "vocab_size"),
-    ({"head_dim": 7}, "head_dim even 7"),
-    ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
-    ({"hidden_act": "gelu"}, "hidden_act silu gelu"),
-    ({"model_type": "mistral"}, "model_type llama mistral"),
-    ({"attention_bias": True}, "attention_bias false"),
-    ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type yarn"),
-    ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
-    ({"rope_scaling": 8}, "rope_scaling 8"),
-])
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"num_attention_heads": 3}, "num_attention_heads num_key_value_heads 3 2"),
+        ({"num_attention_heads": 0}, "num_attention_heads positive 0"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers -1"),
+        ({"hidden_size": "64"}, 'hidden_size "64"'),
+        ({"hidden_size": None}, "hidden_size nothing"),
+        ({"vocab_size": 1 << 40}, "vocab_size"),
+        ({"head_dim": 7}, "head_dim even 7"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
+        ({"hidden_act": "gelu"}, "hidden_act silu gelu"),
+        ({"model_type": "mistral"}, "model_type llama mistral"),
+        ({"attention_bias": True}, "attention_bias false"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type yarn"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
+        ({"rope_scaling": 8}, "rope_scaling 8"),
+    ],
+)
 def test_bad_config(train, data, tmp_path, change, words):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | change))
     line = one_line(train(*flags(data, tmp_path / "out", model=tmp_path), code=2))
@@ -295,9 +368,9 @@ def test_bad_tokens(train, data, tmp_path):
         line = one_line(train(*flags(data, tmp_path / "out", train_data=tmp_path / "bad.bin"), code=2))
         assert all(word in line for word in ("bad.bin", *words)), line
 
-    for word in range(8):    # cut within each field of the header
+    for word in range(8):  # cut within each field of the header
         refused(raw[: 4 * word + 2])
-    refused(raw[:1024 + 33], "size")
+    refused(raw[: 1024 + 33], "size")
     refused(raw + b"\0", "size")
     refused(b"\1" + raw[1:], "magic")
     refused(raw[:8] + b"\xff" * 4 + raw[12:], "size")
@@ -326,11 +399,19 @@ def broken_copy(checkpoint: Path, to: Path, file: str, change) -> Path:
     return path
 
 
-@pytest.mark.parametrize("file", ["manifest.json", "model.safetensors", "optimizer.safetensors", "config.json"])
+@pytest.mark.parametrize(
+    "file", ["manifest.json", "model.safetensors", "optimizer.safetensors", "config.json"]
+)
 @pytest.mark.parametrize("change", ["truncated", "emptied", "flipped", "lengthened"])
 def test_bad_checkpoint(train, data, checkpoint, tmp_path, file, change):
-    changes = {"truncated": lambda raw: raw[: len(raw) // 2], "emptied": lambda raw: b"", "lengthened": lambda raw: raw + b" x",
-               "flipped": lambda raw: raw[: len(raw) // 3] + bytes([raw[len(raw) // 3] ^ 4]) + raw[len(raw) // 3 + 1 :]}
+    changes = {
+        "truncated": lambda raw: raw[: len(raw) // 2],
+        "emptied": lambda raw: b"",
+        "lengthened": lambda raw: raw + b" x",
+        "flipped": lambda raw: (
+            raw[: len(raw) // 3] + bytes([raw[len(raw) // 3] ^ 4]) + raw[len(raw) // 3 + 1 :]
+        ),
+    }
     path = broken_copy(checkpoint, tmp_path / "out", file, changes[change])
     before = {p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
     line = one_line(train(*flags(data, tmp_path / "out", steps=12), "--resume", "auto", code=2))
@@ -339,7 +420,12 @@ def test_bad_checkpoint(train, data, checkpoint, tmp_path, file, change):
 
 
 def test_resume_of_another_run(train, data, checkpoint):
-    for change in ({"seed": 7}, {"batch_size": 2}, {"dtype": "bf16"}, {"model": ROOT / "tests/models/untied-mha.json"}):
+    for change in (
+        {"seed": 7},
+        {"batch_size": 2},
+        {"dtype": "bf16"},
+        {"model": ROOT / "tests/models/untied-mha.json"},
+    ):
         line = one_line(train(*flags(data, checkpoint, steps=12, **change), "--resume", "auto", code=2))
         assert "step_000008" in line
 
@@ -368,9 +454,15 @@ def test_bad_weights(train, data, checkpoint, tmp_path):
     name = "model.layers.0.mlp.down_proj.weight"
     entry = header[name]
     begin, end = entry["data_offsets"]
-    for change, word in (({"dtype": "I32"}, "dtype"), ({"dtype": "F16"}, "dtype"), ({"shape": [1 << 62, 4]}, "shape"),
-                         ({"shape": [-1, 4]}, "shape"), ({"data_offsets": [begin, end + 4]}, "data_offsets"),
-                         ({"data_offsets": [begin - 4, end - 4]}, "data_offsets"), ({"shape": entry["shape"][::-1]}, "shape")):
+    for change, word in (
+        ({"dtype": "I32"}, "dtype"),
+        ({"dtype": "F16"}, "dtype"),
+        ({"shape": [1 << 62, 4]}, "shape"),
+        ({"shape": [-1, 4]}, "shape"),
+        ({"data_offsets": [begin, end + 4]}, "data_offsets"),
+        ({"data_offsets": [begin - 4, end - 4]}, "data_offsets"),
+        ({"shape": entry["shape"][::-1]}, "shape"),
+    ):
         refused(with_header(header | {name: entry | change}), name, word)
     refused(with_header({key: value for key, value in header.items() if key != name}))
 

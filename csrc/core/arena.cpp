@@ -9,11 +9,15 @@ namespace {
 // A cache line of every processor we know, and more than a 128-bit load needs.
 constexpr int64_t alignment = 256;
 
-int64_t padded(int64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
+int64_t padded(int64_t bytes) {
+    return (bytes + alignment - 1) / alignment * alignment;
+}
 
 }  // namespace
 
-void Arena::Free::operator()(void* p) const { std::free(p); }
+void Arena::Free::operator()(void* p) const {
+    std::free(p);
+}
 
 void Arena::plan(const char* group, Tensor* tensor, const Tensor& planned) {
     CHECK(!memory);

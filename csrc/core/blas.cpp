@@ -74,19 +74,20 @@ void compute_rows(int64_t begin, int64_t end, int64_t columns, int64_t K, Matrix
     A* packed = scratch.reserve<A>(block_rows * block_k);
     for (int64_t i0 = begin; i0 < end; i0 += block_rows) {
         const int64_t i1 = std::min(end, i0 + block_rows);
-        const auto panel_of = [&](int64_t i) -> Matrix<A> {  // rows that lie contiguous are read where they are
+        // Whole tiles of a are read where they are: on Zen 4 that beats copying them, but for columns 4 KiB apart.
+        const auto tile_of = [&](int64_t i) -> Matrix<A> {
             if constexpr (std::is_same_v<A, T>)
-                if (a.column == 1 && i + tile_rows <= i1) return a.from(i, 0);
+                if (i + tile_rows <= i1) return a.from(i, 0);
             return {packed + (i - i0) * K, 1, tile_rows};
         };
         for (int64_t i = i0; i < i1; i += tile_rows)
-            if (panel_of(i).column != 1)
+            if (!std::is_same_v<A, T> || i + tile_rows > i1)
                 pack_rows<A>(a.from(i, 0), K, std::min<int64_t>(tile_rows, i1 - i), packed + (i - i0) * K);
         for (int64_t i = i0; i < i1; i += tile_rows)
             for (int64_t j = 0; j < columns; j += tile_columns<A>) {
                 const int64_t at = i * c_row + j;
                 compute_tile<A>(std::min<int64_t>(tile_rows, i1 - i), std::min(tile_columns<A>, columns - j), K,
-                                panel_of(i), panels + j * K, initial ? initial + at : nullptr, c + at, c_row);
+                                tile_of(i), panels + j * K, initial ? initial + at : nullptr, c + at, c_row);
             }
     }
 }

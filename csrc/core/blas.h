@@ -13,10 +13,12 @@
 namespace llamac {
 
 // tile_rows * tile_vectors sums, tile_vectors of B and one spare fit the registers: 32 with AVX-512, else 16.
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
 constexpr int vector_bytes = 64, tile_rows = 8, tile_vectors = 3;
-#else
+#elif defined(__AVX__)
 constexpr int vector_bytes = 32, tile_rows = 4, tile_vectors = 3;
+#else
+constexpr int vector_bytes = 16, tile_rows = 4, tile_vectors = 3;
 #endif
 
 template <class A>
@@ -27,6 +29,11 @@ template <class A>
 using vector = typename VectorOf<A>::type;
 template <class A>
 constexpr int64_t lanes = vector_bytes / static_cast<int64_t>(sizeof(A));
+
+template <class A>
+inline vector<A> load(const A* from) { return *reinterpret_cast<const vector<A>*>(from); }
+template <class A>
+inline void store(A* to, vector<A> v) { *reinterpret_cast<vector<A>*>(to) = v; }
 
 // c[tile_rows, NV vectors] = initial + a[tile_rows, K] * b[K, NV vectors]. Element (i, k) of a is
 // a[i * a_row + k * a_k]; rows of b, initial and c lie b_row, initial_row, c_row elements apart.
@@ -42,18 +49,18 @@ inline void gemm_tile(int64_t K, const A* a, int64_t a_row, int64_t a_k, const A
 #pragma GCC unroll 1
     for (int64_t k = 0; k < K; k++) {
         V row[NV];
-        for (int j = 0; j < NV; j++) row[j] = *reinterpret_cast<const V*>(b + k * b_row + j * L);
+        for (int j = 0; j < NV; j++) row[j] = load(b + k * b_row + j * L);
 #pragma GCC unroll 8
         for (int i = 0; i < tile_rows; i++) {
-            const V x = V{} + a[i * a_row + k * a_k];
+            const A x = a[i * a_row + k * a_k];
             for (int j = 0; j < NV; j++) sum[i][j] += x * row[j];
         }
     }
 #pragma GCC unroll 8
     for (int i = 0; i < tile_rows; i++)
         for (int j = 0; j < NV; j++) {
-            if (initial) sum[i][j] += *reinterpret_cast<const V*>(initial + i * initial_row + j * L);
-            *reinterpret_cast<V*>(c + i * c_row + j * L) = sum[i][j];
+            if (initial) sum[i][j] += load(initial + i * initial_row + j * L);
+            store(c + i * c_row + j * L, sum[i][j]);
         }
 }
 

@@ -39,7 +39,8 @@ __host__ __device__ inline double uniform(uint32_t word) {
 }
 
 // Standard normal number of one element: Box and Muller on a pair of words, in double, rounded to float.
-__host__ __device__ inline float random_normal(uint64_t seed, uint32_t step, uint32_t stream, int64_t element) {
+__host__ __device__ inline float random_normal(uint64_t seed, uint32_t step, uint32_t stream,
+                                               int64_t element) {
     const Philox p = random_block(seed, step, stream, element / 4);
     const int pair = static_cast<int>(element % 4) & 2;
     const double radius = sqrt(-2.0 * log(uniform(p.word[pair])));

@@ -69,10 +69,14 @@ Dimension parse_dimension(Operation& op, Parser& p) {
 }
 
 void parse_type(const Operation& op, Operand& o, const std::string& type) {
-    if (type.size() == 1 && std::strchr("TAGM", type[0])) o.type = type[0];
-    else if (type == "f32") o.dtype = DType::f32;
-    else if (type == "i32") o.dtype = DType::i32;
-    else bad_description(op.name + ": " + o.name + " has unknown type " + type);
+    if (type.size() == 1 && std::strchr("TAGM", type[0]))
+        o.type = type[0];
+    else if (type == "f32")
+        o.dtype = DType::f32;
+    else if (type == "i32")
+        o.dtype = DType::i32;
+    else
+        bad_description(op.name + ": " + o.name + " has unknown type " + type);
 }
 
 void parse_operands(Operation& op, Parser& p, bool output) {
@@ -92,7 +96,8 @@ void parse_operands(Operation& op, Parser& p, bool output) {
         o.strided = p.eat("strided");
         o.positive = p.eat(">0");
         if (p.eat("<")) o.bound = symbol_index(op, p.word());
-        if (o.shape.size() > Tensor::max_rank) bad_description(op.name + ": " + o.name + " has too many dimensions");
+        if (o.shape.size() > Tensor::max_rank)
+            bad_description(op.name + ": " + o.name + " has too many dimensions");
         op.operands.push_back(o);
     } while (p.eat(","));
 }
@@ -111,13 +116,15 @@ void parse(Operation& op, const char* description) {
             const std::string scalar = p.word();
             p.need(":");
             const std::string kind = p.word();
-            if (kind != "float" && kind != "int" && kind != "bool") bad_description(op.name + ": scalar type " + kind);
+            if (kind != "float" && kind != "int" && kind != "bool")
+                bad_description(op.name + ": scalar type " + kind);
             op.scalars.push_back({scalar, kind[0]});
         } while (p.eat(","));
     }
     p.need(")");
-    const bool flag = std::any_of(op.scalars.begin(), op.scalars.end(),
-                                  [](const ScalarInfo& s) { return s.name == "accumulate" && s.kind == 'b'; });
+    const bool flag = std::any_of(op.scalars.begin(), op.scalars.end(), [](const ScalarInfo& s) {
+        return s.name == "accumulate" && s.kind == 'b';
+    });
     for (const Operand& o : op.operands)
         if (o.accumulated && !flag) bad_description(op.name + ": += wants the scalar accumulate: bool");
 }
@@ -143,8 +150,10 @@ void check_entry(const Operation& op, const Variant& v, const Entry& e) {
         const Operand& o = op.operands[i];
         const Slot& slot = e.operands[i];
         if (slot.rank != static_cast<int>(o.shape.size())) bad_description(where + ": rank of " + o.name);
-        if (slot.is_const == o.output) bad_description(where + ": inputs are const, outputs are not: " + o.name);
-        if (o.type ? !types.match(o.type, slot.dtype) : slot.dtype != o.dtype) bad_description(where + ": type of " + o.name);
+        if (slot.is_const == o.output)
+            bad_description(where + ": inputs are const, outputs are not: " + o.name);
+        if (o.type ? !types.match(o.type, slot.dtype) : slot.dtype != o.dtype)
+            bad_description(where + ": type of " + o.name);
     }
     const bool wide = types.T == static_cast<int>(DType::f64);
     if (types.A >= 0 && types.T >= 0 && types.A != static_cast<int>(wide ? DType::f64 : DType::f32))
@@ -181,8 +190,8 @@ void bind_shape(const Operation& op, const Operand& o, const Tensor& t, int64_t*
             expected *= size[dim.symbol];
         }
         if (scaled != expected)
-            fail(op.name, ": ", o.name, " has shape ", found, ", expected ", dimension_text(op, o), " with dimension ", d,
-                 " = ", expected / dim.divisor);
+            fail(op.name, ": ", o.name, " has shape ", found, ", expected ", dimension_text(op, o),
+                 " with dimension ", d, " = ", expected / dim.divisor);
     }
 }
 
@@ -199,7 +208,8 @@ void check_operand(const Operation& op, const Operand& o, const Tensor& t, int64
     }
     const int wanted = o.type ? types.of(o.type) : static_cast<int>(o.dtype);
     if (o.type ? !types.match(o.type, t.dtype) : t.dtype != o.dtype)
-        fail(op.name, ": ", o.name, " is ", llamac::name(t.dtype), ", expected ", llamac::name(static_cast<DType>(wanted)));
+        fail(op.name, ": ", o.name, " is ", llamac::name(t.dtype), ", expected ",
+             llamac::name(static_cast<DType>(wanted)));
     bind_shape(op, o, t, size);
     check_strides(op, o, t);
 }
@@ -225,7 +235,8 @@ Choice choose(const Operation& op, const Call& call, Where where, const char* va
     const Variant* wanted = op.selected;
     for (const Variant& v : op.variants)
         if (variant && std::strcmp(v.name, variant) == 0) wanted = &v;
-    if (variant && (!wanted || std::strcmp(wanted->name, variant) != 0)) fail(op.name, ": no variant ", variant);
+    if (variant && (!wanted || std::strcmp(wanted->name, variant) != 0))
+        fail(op.name, ": no variant ", variant);
     for (const Variant& v : op.variants) {
         if (wanted ? &v != wanted : v.where != where) continue;
         if (const Entry* entry = entry_for(v, call)) return {&v, entry};
@@ -240,7 +251,8 @@ Operation::Operation(const char* description, const char* summary_, std::vector<
                      double (*flops_)(const Call&), double (*bytes_)(const Call&))
     : summary(summary_), variants(std::move(variants_)), flops(flops_), bytes(bytes_) {
     parse(*this, description);
-    if (dimensions.size() > max_dimensions || operands.size() > max_operands) bad_description(name + ": too large");
+    if (dimensions.size() > max_dimensions || operands.size() > max_operands)
+        bad_description(name + ": too large");
     for (const Variant& v : variants)
         for (const Entry& e : v.entries) check_entry(*this, v, e);
     auto& all = table();
@@ -267,7 +279,9 @@ bool Call::flag(const char* name) const {
     bad_description(op->name + " has no scalar " + name);
 }
 
-const std::vector<Operation*>& operations() { return table(); }
+const std::vector<Operation*>& operations() {
+    return table();
+}
 
 Operation& find_operation(const std::string& name) {
     for (Operation* op : table())
@@ -299,7 +313,9 @@ void list_kernels() {
     }
 }
 
-double least_flops(const Call& call) { return call.op->flops ? call.op->flops(call) : 0; }
+double least_flops(const Call& call) {
+    return call.op->flops ? call.op->flops(call) : 0;
+}
 
 double least_bytes(const Call& call) {
     if (call.op->bytes) return call.op->bytes(call);
@@ -307,12 +323,15 @@ double least_bytes(const Call& call) {
     for (size_t i = 0; i < call.op->operands.size(); i++) {
         const Operand& o = call.op->operands[i];
         const bool accumulates = o.accumulated && call.flag("accumulate");
-        if (call.tensor[i].data) bytes += static_cast<double>(call.tensor[i].bytes()) * (o.in_place || accumulates ? 2 : 1);
+        if (call.tensor[i].data)
+            bytes += static_cast<double>(call.tensor[i].bytes()) * (o.in_place || accumulates ? 2 : 1);
     }
     return bytes;
 }
 
-void observe_runs(Observer o) { observer = o; }
+void observe_runs(Observer o) {
+    observer = o;
+}
 
 void run(const Operation& op, std::vector<Tensor> tensors, const std::vector<Scalar>& scalars, Queue queue,
          const char* variant) {
@@ -333,7 +352,8 @@ void run(const Operation& op, std::vector<Tensor> tensors, const std::vector<Sca
     if (!observer) return chosen.entry->launch(call);
     const auto begin = std::chrono::steady_clock::now();
     chosen.entry->launch(call);
-    observer(call, *chosen.variant, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    observer(call, *chosen.variant,
+             std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
 }
 
 void run(const char* name, std::initializer_list<Tensor> outputs, std::initializer_list<Tensor> inputs,

@@ -65,7 +65,7 @@ struct Variant {
     const char* name;  // "reference", "cpu", or the kernel's number
     const char* idea;
     Where where;
-    std::vector<Entry> entries;              // one for each combination of storage types
+    std::vector<Entry> entries;               // one for each combination of storage types
     bool (*supports)(const Call&) = nullptr;  // null: every call that passes the checks
 };
 
@@ -78,7 +78,8 @@ struct Operand {
     char type;    // 'T', 'A', 'G', 'M', or 0: dtype
     DType dtype;  // where type is 0
     std::vector<Dimension> shape;
-    bool output = false, nullable = false, accumulated = false, in_place = false, strided = false, positive = false;
+    bool output = false, nullable = false, accumulated = false, in_place = false, strided = false,
+         positive = false;
     int bound = -1;  // the dimension that limits an index operand's values
 };
 struct ScalarInfo {
@@ -119,8 +120,8 @@ struct Queue {
 
 // Checks shapes, types and strides, picks the variant (`variant`, else the selected one, else the first that supports
 // the call) and runs it. Throws Error with the operation, the operand, what was expected and what was found.
-void run(const Operation& op, std::vector<Tensor> tensors, const std::vector<Scalar>& scalars, Queue queue = {},
-         const char* variant = nullptr);
+void run(const Operation& op, std::vector<Tensor> tensors, const std::vector<Scalar>& scalars,
+         Queue queue = {}, const char* variant = nullptr);
 // run("rmsnorm_forward", {out, rstd}, {x, weight}, {eps}): what the model calls.
 void run(const char* name, std::initializer_list<Tensor> outputs, std::initializer_list<Tensor> inputs,
          std::initializer_list<Scalar> scalars = {}, Queue queue = {});

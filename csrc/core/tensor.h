@@ -49,13 +49,21 @@ inline int64_t size_of(DType t) {
 template <class T>
 constexpr DType dtype_of();
 template <>
-constexpr DType dtype_of<float>() { return DType::f32; }
+constexpr DType dtype_of<float>() {
+    return DType::f32;
+}
 template <>
-constexpr DType dtype_of<bf16>() { return DType::bf16; }
+constexpr DType dtype_of<bf16>() {
+    return DType::bf16;
+}
 template <>
-constexpr DType dtype_of<double>() { return DType::f64; }
+constexpr DType dtype_of<double>() {
+    return DType::f64;
+}
 template <>
-constexpr DType dtype_of<int32_t>() { return DType::i32; }
+constexpr DType dtype_of<int32_t>() {
+    return DType::i32;
+}
 
 // What is computed in: fp32 for f32 and bf16 storage; f64 storage makes a reference the oracle of the tests.
 template <class T>
@@ -110,7 +118,9 @@ inline Tensor make_tensor(void* data, DType dtype, std::initializer_list<int64_t
 }
 
 // Type and shape without memory: what is planned before it is allocated.
-inline Tensor shaped(DType dtype, std::initializer_list<int64_t> shape) { return make_tensor(nullptr, dtype, shape); }
+inline Tensor shaped(DType dtype, std::initializer_list<int64_t> shape) {
+    return make_tensor(nullptr, dtype, shape);
+}
 
 // The same memory under another shape of as many elements. Contiguous tensors only.
 inline Tensor reshape(const Tensor& t, std::initializer_list<int64_t> shape) {

@@ -6,7 +6,7 @@ namespace llamac {
 namespace {
 
 struct BlockRow {
-    Tensor BlockActivations::*slot;
+    Tensor BlockActivations::* slot;
     Tensor like;
     unsigned part;
 };
@@ -30,7 +30,7 @@ std::vector<BlockRow> block_table(const Config& c, int64_t B, int64_t T, DType t
 
 struct ModelRow {
     const char* group;
-    Tensor Activations::*slot;
+    Tensor Activations::* slot;
     Tensor like;
 };
 
@@ -71,17 +71,20 @@ int64_t chunk_rows(const Config& config, int64_t rows, DType dtype, int64_t byte
     return std::clamp<int64_t>(bytes / (config.V * size_of(dtype)), 1, rows);
 }
 
-void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T, DType dtype, const Recompute& recompute,
-                      int64_t logits_bytes, Arena& arena) {
-    for (const ModelRow& row : model_table(config, B, T, dtype)) arena.plan(row.group, &(a.*row.slot), row.like);
+void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T, DType dtype,
+                      const Recompute& recompute, int64_t logits_bytes, Arena& arena) {
+    for (const ModelRow& row : model_table(config, B, T, dtype))
+        arena.plan(row.group, &(a.*row.slot), row.like);
     const int64_t rows = chunk_rows(config, B * T, dtype, logits_bytes);
     arena.plan("logits", &a.logits, shaped(dtype, {rows, config.V}));
     a.blocks.resize(static_cast<size_t>(config.L));
     for (const BlockRow& row : block_table(config, B, T, dtype)) {
         bool share = false;
         for (int64_t layer = 0; layer < config.L; layer++) {
-            if (recomputed_parts(recompute, layer) & row.part) share = true;
-            else arena.plan("activations", &(a.blocks[layer].*row.slot), row.like);
+            if (recomputed_parts(recompute, layer) & row.part)
+                share = true;
+            else
+                arena.plan("activations", &(a.blocks[layer].*row.slot), row.like);
         }
         if (share) arena.plan("recomputed activations", &(a.shared.*row.slot), row.like);
     }
@@ -89,7 +92,8 @@ void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T
 
 void reshape_activations(Activations& a, const Config& config, int64_t B, int64_t T) {
     const DType dtype = a.embedding.dtype;
-    for (const ModelRow& row : model_table(config, B, T, dtype)) set_shape(a.*row.slot, row.like, (a.*row.slot).data);
+    for (const ModelRow& row : model_table(config, B, T, dtype))
+        set_shape(a.*row.slot, row.like, (a.*row.slot).data);
     for (const BlockRow& row : block_table(config, B, T, dtype))
         for (BlockActivations& block : a.blocks) {
             void* own = (block.*row.slot).data;

@@ -33,14 +33,14 @@ struct BlockActivations {
 };
 
 struct Activations {
-    Tensor tokens, targets;                 // [B,T] i32
-    Tensor cis;                             // [T,HD/2,2] cosines and sines of RoPE, for the longest sequence
-    Tensor embedding;                       // [B,T,C]
-    std::vector<BlockActivations> blocks;   // what is recomputed shares one memory over the layers
+    Tensor tokens, targets;                // [B,T] i32
+    Tensor cis;                            // [T,HD/2,2] cosines and sines of RoPE, for the longest sequence
+    Tensor embedding;                      // [B,T,C]
+    std::vector<BlockActivations> blocks;  // what is recomputed shares one memory over the layers
     BlockActivations shared;
-    Tensor final_norm, final_rstd;          // [B,T,C], [B,T]
-    Tensor logits;                          // [rows of a chunk, V]; their gradient takes their place
-    Tensor losses;                          // [B,T]
+    Tensor final_norm, final_rstd;  // [B,T,C], [B,T]
+    Tensor logits;                  // [rows of a chunk, V]; their gradient takes their place
+    Tensor losses;                  // [B,T]
     // Gradients: one layer's at a time.
     Tensor dresidual, dnorm, dqkv, dattention, dgate_up, dswiglu;
 };
@@ -52,8 +52,8 @@ unsigned recomputed_parts(const Recompute& recompute, int64_t layer);
 int64_t chunk_rows(const Config& config, int64_t rows, DType dtype, int64_t bytes);
 
 // Plans memory for B sequences of T tokens; the gradients' and what the backward pass needs only for training.
-void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T, DType dtype, const Recompute& recompute,
-                      int64_t logits_bytes, Arena& arena);
+void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T, DType dtype,
+                      const Recompute& recompute, int64_t logits_bytes, Arena& arena);
 
 // Gives the planned tensors the shapes of a batch that is no larger than planned.
 void reshape_activations(Activations& a, const Config& config, int64_t B, int64_t T);

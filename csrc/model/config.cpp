@@ -65,7 +65,8 @@ void read_rope(const Fields& f, Config& c) {
     const json* scaling = joined ? joined : f.find("rope_scaling");
     c.rope_theta = f.positive_or("rope_theta", c.rope_theta);
     if (!scaling) return;
-    if (!scaling->is_object()) f.wrong(joined ? "rope_parameters" : "rope_scaling", "an object", scaling->dump());
+    if (!scaling->is_object())
+        f.wrong(joined ? "rope_parameters" : "rope_scaling", "an object", scaling->dump());
     const Fields s{f.file, *scaling};
     c.rope_theta = s.positive_or("rope_theta", c.rope_theta);
     const std::string type = s.text_or("rope_type", s.text_or("type", "default").c_str());
@@ -100,9 +101,13 @@ fs::path config_path(const std::string& model) {
 
 }  // namespace
 
-int64_t Config::matmul_parameters() const { return L * (C * (qkv_size() + q_size()) + 3 * C * F) + V * C; }
+int64_t Config::matmul_parameters() const {
+    return L * (C * (qkv_size() + q_size()) + 3 * C * F) + V * C;
+}
 
-int64_t Config::parameters() const { return matmul_parameters() + (tied ? 0 : V * C) + (2 * L + 1) * C; }
+int64_t Config::parameters() const {
+    return matmul_parameters() + (tied ? 0 : V * C) + (2 * L + 1) * C;
+}
 
 double Config::flops_per_token(int64_t T) const {
     return 6.0 * static_cast<double>(matmul_parameters()) + 6.0 * static_cast<double>(L * q_size() * T);
@@ -121,9 +126,12 @@ Config load_config(const std::string& model) {
     c.L = f.size("num_hidden_layers");
     c.NH = f.size("num_attention_heads");
     c.NKV = f.size_or("num_key_value_heads", c.NH);
-    if (c.NH % c.NKV) f.wrong("num_attention_heads", "a multiple of num_key_value_heads", std::to_string(c.NH) + " and " + std::to_string(c.NKV));
+    if (c.NH % c.NKV)
+        f.wrong("num_attention_heads", "a multiple of num_key_value_heads",
+                std::to_string(c.NH) + " and " + std::to_string(c.NKV));
     if (!f.find("head_dim") && c.C % c.NH)
-        f.wrong("hidden_size", "a multiple of num_attention_heads", std::to_string(c.C) + " and " + std::to_string(c.NH));
+        f.wrong("hidden_size", "a multiple of num_attention_heads",
+                std::to_string(c.C) + " and " + std::to_string(c.NH));
     c.HD = f.size_or("head_dim", c.C / c.NH);
     if (c.HD % 2) f.wrong("head_dim", "even", std::to_string(c.HD));
     c.max_context = f.size_or("max_position_embeddings", c.max_context);
@@ -147,26 +155,26 @@ std::string config_json(const Config& c, DType dtype) {
                    {"high_freq_factor", c.rope_scaling.high_freq_factor},
                    {"original_max_position_embeddings", c.rope_scaling.original_context}};
     const ordered values = {{"architectures", {"LlamaForCausalLM"}},
-                         {"model_type", "llama"},
-                         {"vocab_size", c.V},
-                         {"hidden_size", c.C},
-                         {"intermediate_size", c.F},
-                         {"num_hidden_layers", c.L},
-                         {"num_attention_heads", c.NH},
-                         {"num_key_value_heads", c.NKV},
-                         {"head_dim", c.HD},
-                         {"max_position_embeddings", c.max_context},
-                         {"rms_norm_eps", c.eps},
-                         {"rope_theta", c.rope_theta},
-                         {"rope_scaling", scaling},
-                         {"tie_word_embeddings", c.tied},
-                         {"initializer_range", c.initializer_range},
-                         {"hidden_act", "silu"},
-                         {"attention_bias", false},
-                         {"mlp_bias", false},
-                         {"bos_token_id", token(c.bos)},
-                         {"eos_token_id", token(c.eos)},
-                         {"torch_dtype", dtype == DType::bf16 ? "bfloat16" : "float32"}};
+                            {"model_type", "llama"},
+                            {"vocab_size", c.V},
+                            {"hidden_size", c.C},
+                            {"intermediate_size", c.F},
+                            {"num_hidden_layers", c.L},
+                            {"num_attention_heads", c.NH},
+                            {"num_key_value_heads", c.NKV},
+                            {"head_dim", c.HD},
+                            {"max_position_embeddings", c.max_context},
+                            {"rms_norm_eps", c.eps},
+                            {"rope_theta", c.rope_theta},
+                            {"rope_scaling", scaling},
+                            {"tie_word_embeddings", c.tied},
+                            {"initializer_range", c.initializer_range},
+                            {"hidden_act", "silu"},
+                            {"attention_bias", false},
+                            {"mlp_bias", false},
+                            {"bos_token_id", token(c.bos)},
+                            {"eos_token_id", token(c.eos)},
+                            {"torch_dtype", dtype == DType::bf16 ? "bfloat16" : "float32"}};
     return values.dump(2) + "\n";
 }
 

@@ -26,9 +26,11 @@ struct Config {
     int64_t q_size() const { return NH * HD; }
     int64_t kv_size() const { return NKV * HD; }
     int64_t qkv_size() const { return q_size() + 2 * kv_size(); }
-    int64_t parameters() const;         // elements of all separate tensors
-    int64_t matmul_parameters() const;  // of the matrices that take part in a product: not an untied input embedding
-    double flops_per_token(int64_t T) const;  // forward and backward, causal attention: 6*matmul_parameters + 6*L*NH*HD*T
+    int64_t parameters() const;  // elements of all separate tensors
+    int64_t matmul_parameters()
+        const;  // of the matrices that take part in a product: not an untied input embedding
+    double flops_per_token(
+        int64_t T) const;  // forward and backward, causal attention: 6*matmul_parameters + 6*L*NH*HD*T
 };
 
 // model: a preset (configs/models/NAME.json), a folder with a config.json, or a .json file.

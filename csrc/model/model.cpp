@@ -7,21 +7,24 @@ namespace {
 
 constexpr int64_t ignore_index = -100;  // PyTorch's
 
-void call(const Model& m, const char* op, std::initializer_list<Tensor> outputs, std::initializer_list<Tensor> inputs,
-          std::initializer_list<Scalar> scalars = {}) {
+void call(const Model& m, const char* op, std::initializer_list<Tensor> outputs,
+          std::initializer_list<Tensor> inputs, std::initializer_list<Scalar> scalars = {}) {
     run(op, outputs, inputs, scalars, m.queue);
 }
 
 void show(const Model& m, const std::string& name, const Tensor& value) {
     if (m.tap) m.tap(name, value);
 }
-std::string block_name(const char* prefix, int64_t layer) { return prefix + std::to_string(layer) + "."; }
+std::string block_name(const char* prefix, int64_t layer) {
+    return prefix + std::to_string(layer) + ".";
+}
 
 // heads [B,T,count,HD] out of joined rows [N,QKV], the first of them at head `first`.
 Tensor heads(const Model& m, const Tensor& rows, int64_t first, int64_t count) {
     const int64_t B = m.activations.tokens.shape[0], T = m.activations.tokens.shape[1], HD = m.config.HD;
     const int64_t row = rows.shape[1];
-    Tensor t = make_tensor(static_cast<char*>(rows.data) + first * HD * size_of(rows.dtype), rows.dtype, {B, T, count, HD});
+    Tensor t = make_tensor(static_cast<char*>(rows.data) + first * HD * size_of(rows.dtype), rows.dtype,
+                           {B, T, count, HD});
     t.stride[0] = T * row;
     t.stride[1] = row;
     return t;
@@ -31,10 +34,15 @@ struct Heads {
 };
 Heads split_heads(const Model& m, const Tensor& qkv) {
     const int64_t NH = m.config.NH, NKV = m.config.NKV;
-    return {heads(m, qkv, 0, NH), heads(m, qkv, NH, NKV), heads(m, qkv, NH + NKV, NKV), heads(m, qkv, 0, NH + NKV)};
+    return {heads(m, qkv, 0, NH), heads(m, qkv, NH, NKV), heads(m, qkv, NH + NKV, NKV),
+            heads(m, qkv, 0, NH + NKV)};
 }
-Tensor attention_heads(const Model& m, const Tensor& attention) { return heads(m, attention, 0, m.config.NH); }
-double attention_scale(const Model& m) { return 1.0 / std::sqrt(static_cast<double>(m.config.HD)); }
+Tensor attention_heads(const Model& m, const Tensor& attention) {
+    return heads(m, attention, 0, m.config.NH);
+}
+double attention_scale(const Model& m) {
+    return 1.0 / std::sqrt(static_cast<double>(m.config.HD));
+}
 
 Tensor residual_in(const Model& m, int64_t layer) {
     return layer ? m.activations.blocks[layer - 1].residual_out : m.activations.embedding;
@@ -47,20 +55,26 @@ void forward_block(Model& m, int64_t layer, unsigned parts) {
     const BlockActivations& a = m.activations.blocks[layer];
     const Tensor in = residual_in(m, layer);
     if (parts & input_norm_part)
-        call(m, "rmsnorm_forward", {a.input_norm, a.input_rstd}, {in, p.weight(w.input_norm)}, {m.config.eps});
+        call(m, "rmsnorm_forward", {a.input_norm, a.input_rstd}, {in, p.weight(w.input_norm)},
+             {m.config.eps});
     const Heads h = split_heads(m, a.qkv);
     if (parts & qkv_part) {
         call(m, "matmul_forward", {a.qkv}, {a.input_norm, p.weight(w.qkv, 3), Tensor{}});
         call(m, "rope_forward", {h.rotated}, {h.rotated, m.activations.cis}, {false});
     }
     if (parts & attention_part)
-        call(m, "attention_forward", {attention_heads(m, a.attention), a.lse}, {h.q, h.k, h.v}, {attention_scale(m)});
-    if (parts & residual_mid_part) call(m, "matmul_forward", {a.residual_mid}, {a.attention, p.weight(w.o), in});
+        call(m, "attention_forward", {attention_heads(m, a.attention), a.lse}, {h.q, h.k, h.v},
+             {attention_scale(m)});
+    if (parts & residual_mid_part)
+        call(m, "matmul_forward", {a.residual_mid}, {a.attention, p.weight(w.o), in});
     if (parts & post_norm_part)
-        call(m, "rmsnorm_forward", {a.post_norm, a.post_rstd}, {a.residual_mid, p.weight(w.post_norm)}, {m.config.eps});
-    if (parts & gate_up_part) call(m, "matmul_forward", {a.gate_up}, {a.post_norm, p.weight(w.gate_up, 2), Tensor{}});
+        call(m, "rmsnorm_forward", {a.post_norm, a.post_rstd}, {a.residual_mid, p.weight(w.post_norm)},
+             {m.config.eps});
+    if (parts & gate_up_part)
+        call(m, "matmul_forward", {a.gate_up}, {a.post_norm, p.weight(w.gate_up, 2), Tensor{}});
     if (parts & swiglu_part) call(m, "swiglu_forward", {a.swiglu}, {a.gate_up});
-    if (parts & residual_out_part) call(m, "matmul_forward", {a.residual_out}, {a.swiglu, p.weight(w.down), a.residual_mid});
+    if (parts & residual_out_part)
+        call(m, "matmul_forward", {a.residual_out}, {a.swiglu, p.weight(w.down), a.residual_mid});
 }
 
 void show_block(const Model& m, int64_t layer) {
@@ -68,11 +82,19 @@ void show_block(const Model& m, int64_t layer) {
     const BlockActivations& a = m.activations.blocks[layer];
     const Heads h = split_heads(m, a.qkv);
     const std::string name = block_name("act.", layer);
-    const std::pair<const char*, Tensor> shown[] = {
-        {"input_norm", a.input_norm}, {"input_rstd", a.input_rstd}, {"q", h.q}, {"k", h.k}, {"v", h.v},
-        {"attention", a.attention}, {"attention_lse", a.lse}, {"residual_mid", a.residual_mid},
-        {"post_norm", a.post_norm}, {"post_rstd", a.post_rstd}, {"gate_up", a.gate_up}, {"swiglu", a.swiglu},
-        {"residual_out", a.residual_out}};
+    const std::pair<const char*, Tensor> shown[] = {{"input_norm", a.input_norm},
+                                                    {"input_rstd", a.input_rstd},
+                                                    {"q", h.q},
+                                                    {"k", h.k},
+                                                    {"v", h.v},
+                                                    {"attention", a.attention},
+                                                    {"attention_lse", a.lse},
+                                                    {"residual_mid", a.residual_mid},
+                                                    {"post_norm", a.post_norm},
+                                                    {"post_rstd", a.post_rstd},
+                                                    {"gate_up", a.gate_up},
+                                                    {"swiglu", a.swiglu},
+                                                    {"residual_out", a.residual_out}};
     for (const auto& [what, value] : shown) show(m, name + what, value);
 }
 
@@ -82,14 +104,16 @@ void forward_trunk(Model& m, const int32_t* tokens, int64_t B, int64_t T) {
     Activations& a = m.activations;
     reshape_activations(a, m.config, B, T);
     std::memcpy(a.tokens.data, tokens, static_cast<size_t>(a.tokens.bytes()));
-    call(m, "embedding_forward", {a.embedding}, {reshape(a.tokens, {B * T}), m.parameters.weight(embedding_parameter)});
+    call(m, "embedding_forward", {a.embedding},
+         {reshape(a.tokens, {B * T}), m.parameters.weight(embedding_parameter)});
     show(m, "act.embedding", a.embedding);
     for (int64_t layer = 0; layer < m.config.L; layer++) {
         forward_block(m, layer, all_parts);
         show_block(m, layer);
     }
     const Tensor weight = m.parameters.weight(final_norm_parameter(m.config));
-    call(m, "rmsnorm_forward", {a.final_norm, a.final_rstd}, {residual_in(m, m.config.L), weight}, {m.config.eps});
+    call(m, "rmsnorm_forward", {a.final_norm, a.final_rstd}, {residual_in(m, m.config.L), weight},
+         {m.config.eps});
     show(m, "act.final_norm", a.final_norm);
 }
 
@@ -117,7 +141,8 @@ double run_head(Model& m, const int32_t* targets, const HeadGradient& gradient) 
     for (int64_t first = 0; first < N; first += chunk) {
         const int64_t count = std::min(chunk, N - first);
         const Tensor x = slice_rows(a.final_norm, first, count), logits = slice_rows(a.logits, 0, count);
-        const Tensor losses = slice_rows(a.losses, first, count), chunk_targets = slice_rows(all_targets, first, count);
+        const Tensor losses = slice_rows(a.losses, first, count),
+                     chunk_targets = slice_rows(all_targets, first, count);
         call(m, "matmul_forward", {logits}, {x, weight, Tensor{}});
         show(m, "logits", logits);
         const Tensor dlogits = gradient.wanted ? logits : Tensor{};
@@ -125,7 +150,8 @@ double run_head(Model& m, const int32_t* targets, const HeadGradient& gradient) 
         if (!gradient.wanted) continue;
         show(m, "dact.logits", dlogits);
         call(m, "matmul_backward_input", {slice_rows(a.dnorm, first, count)}, {dlogits, weight});
-        call(m, "matmul_backward_weight", {m.parameters.head_gradient}, {dlogits, x}, {gradient.accumulate || first > 0});
+        call(m, "matmul_backward_weight", {m.parameters.head_gradient}, {dlogits, x},
+             {gradient.accumulate || first > 0});
     }
     show(m, "losses", a.losses);
     double sum = 0;
@@ -164,7 +190,8 @@ void backward_attention(Model& m, int64_t layer, bool accumulate) {
     show(m, name + "attention", d.dattention);
     const Heads h = split_heads(m, a.qkv), dh = split_heads(m, d.dqkv);
     call(m, "attention_backward", {dh.q, dh.k, dh.v},
-         {attention_heads(m, d.dattention), attention_heads(m, a.attention), a.lse, h.q, h.k, h.v}, {attention_scale(m)});
+         {attention_heads(m, d.dattention), attention_heads(m, a.attention), a.lse, h.q, h.k, h.v},
+         {attention_scale(m)});
     show(m, name + "q", dh.q);
     show(m, name + "k", dh.k);
     show(m, name + "v", dh.v);
@@ -191,7 +218,8 @@ void backward_trunk(Model& m, bool accumulate) {
         backward_attention(m, layer, accumulate);
     }
     show(m, "dact.embedding", a.dresidual);
-    call(m, "embedding_backward", {p.gradient(embedding_parameter)}, {a.dresidual, reshape(a.tokens, {a.tokens.elements()})},
+    call(m, "embedding_backward", {p.gradient(embedding_parameter)},
+         {a.dresidual, reshape(a.tokens, {a.tokens.elements()})},
          {accumulate || m.config.tied});  // tied: the head has written its share already
 }
 
@@ -207,7 +235,8 @@ Model::Model(const Config& config_, const ModelOptions& options_) : config(confi
     arena.allocate();
     const RopeScaling& s = config.rope_scaling;
     call(*this, "precompute_cis", {activations.cis}, {},
-         {config.rope_theta, s.factor, s.low_freq_factor, s.high_freq_factor, static_cast<double>(s.original_context)});
+         {config.rope_theta, s.factor, s.low_freq_factor, s.high_freq_factor,
+          static_cast<double>(s.original_context)});
 }
 
 double forward(Model& m, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T) {
@@ -215,8 +244,8 @@ double forward(Model& m, const int32_t* tokens, const int32_t* targets, int64_t 
     return run_head(m, targets, {});
 }
 
-double forward_backward(Model& m, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T, bool first,
-                        double scale) {
+double forward_backward(Model& m, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T,
+                        bool first, double scale) {
     forward_trunk(m, tokens, B, T);
     const double loss = run_head(m, targets, {true, !first, scale / static_cast<double>(B * T)});
     backward_trunk(m, !first);
@@ -249,7 +278,8 @@ void next_logits(Model& m, const int32_t* tokens, int64_t T, std::vector<float>&
          {slice_rows(m.activations.final_norm, T - 1, 1), m.parameters.weight(m.parameters.head), Tensor{}});
     logits.resize(static_cast<size_t>(m.config.V));
     for (int64_t v = 0; v < m.config.V; v++)
-        logits[static_cast<size_t>(v)] = row.dtype == DType::f32 ? row.as<float>()[v] : float(row.as<bf16>()[v]);
+        logits[static_cast<size_t>(v)] =
+            row.dtype == DType::f32 ? row.as<float>()[v] : float(row.as<bf16>()[v]);
 }
 
 }  // namespace llamac

@@ -42,8 +42,8 @@ struct Model {
 double forward(Model& model, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T);
 // The same, and the gradients of loss * scale, where loss is the mean over this batch. first: gradients are written,
 // otherwise added to. Returns the (unscaled) mean cross-entropy.
-double forward_backward(Model& model, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T, bool first,
-                        double scale);
+double forward_backward(Model& model, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T,
+                        bool first, double scale);
 // One AdamW update, step = 1, 2, …; returns the gradient's norm before clipping.
 double update(Model& model, const AdamW& adamw, int64_t step, uint64_t seed);
 // Logits [V] of the token that follows tokens [T].

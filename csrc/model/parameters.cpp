@@ -56,7 +56,9 @@ BlockParameters block_parameters(int64_t layer) {
     return {first, first + 1, first + 4, first + 5, first + 6, first + 8};
 }
 
-size_t final_norm_parameter(const Config& config) { return 1 + static_cast<size_t>(config.L) * per_block; }
+size_t final_norm_parameter(const Config& config) {
+    return 1 + static_cast<size_t>(config.L) * per_block;
+}
 
 Tensor Parameters::view(const Tensor& buffer, size_t k, size_t count, int64_t first_offset) const {
     const Parameter& p = table[k];
@@ -68,10 +70,12 @@ Tensor Parameters::view(const Tensor& buffer, size_t k, size_t count, int64_t fi
 }
 
 Tensor Parameters::gradient(size_t k, size_t count) const {
-    return k == head ? head_gradient : view(gradients, k, count, head == embedding_parameter ? table[1].offset : 0);
+    return k == head ? head_gradient
+                     : view(gradients, k, count, head == embedding_parameter ? table[1].offset : 0);
 }
 
-void plan_parameters(Parameters& p, const Config& config, const Precision& precision, bool training, Arena& arena) {
+void plan_parameters(Parameters& p, const Config& config, const Precision& precision, bool training,
+                     Arena& arena) {
     fill_table(p, config);
     const int64_t elements = p.table.back().offset + p.table.back().elements;
     arena.plan("weights", &p.weights, shaped(precision.weights, {elements}));
@@ -90,8 +94,10 @@ void initialize(Parameters& p, const Config& config, uint64_t seed) {
     for (size_t k = 0; k < p.table.size(); k++) {
         const uint32_t stream = static_cast<uint32_t>(4 * k);
         const Tensor weight = p.weight(k);
-        if (weight.dtype == DType::f32) fill(p.table[k], weight.as<float>(), deviation, seed, stream);
-        else fill(p.table[k], weight.as<bf16>(), deviation, seed, stream);
+        if (weight.dtype == DType::f32)
+            fill(p.table[k], weight.as<float>(), deviation, seed, stream);
+        else
+            fill(p.table[k], weight.as<bf16>(), deviation, seed, stream);
     }
     if (!p.master.data) return;
     for (int64_t i = 0; i < p.master.shape[0]; i++) p.master.as<float>()[i] = p.weights.as<bf16>()[i];
@@ -114,7 +120,8 @@ std::vector<NamedTensor> weight_tensors(const Parameters& p) {
 
 std::vector<NamedTensor> optimizer_tensors(const Parameters& p) {
     std::vector<NamedTensor> tensors;
-    const std::pair<const char*, const Tensor*> states[] = {{"m.", &p.m}, {"v.", &p.v}, {"master.", &p.master}};
+    const std::pair<const char*, const Tensor*> states[] = {
+        {"m.", &p.m}, {"v.", &p.v}, {"master.", &p.master}};
     for (const auto& [prefix, buffer] : states)
         for (size_t k = 0; buffer->data && k < p.table.size(); k++)
             tensors.push_back({prefix + p.table[k].name, p.view(*buffer, k)});

@@ -13,7 +13,8 @@ struct Precision {
     DType weights = DType::f32;  // and activations
     DType gradients = DType::f32;
     DType moments = DType::f32;
-    bool master = true;  // fp32 master weights beside bf16 weights; without them bf16 weights are rounded stochastically
+    bool master =
+        true;  // fp32 master weights beside bf16 weights; without them bf16 weights are rounded stochastically
 
     bool keeps_master() const { return master && weights == DType::bf16; }
 };
@@ -51,7 +52,8 @@ BlockParameters block_parameters(int64_t layer);
 size_t final_norm_parameter(const Config& config);
 
 // Fills the table and plans its buffers; the optimizer's only where the model is to be trained.
-void plan_parameters(Parameters& p, const Config& config, const Precision& precision, bool training, Arena& arena);
+void plan_parameters(Parameters& p, const Config& config, const Precision& precision, bool training,
+                     Arena& arena);
 // As transformers initialises a Llama: matrices normal(0, initializer_range), norms 1. Moments and gradients are zeroed.
 void initialize(Parameters& p, const Config& config, uint64_t seed);
 // Weights from Hugging Face's files, converted to the weights' type. Throws Error naming the tensor and the file.

@@ -31,11 +31,19 @@ struct Coefficients {
 };
 
 template <class A>
-Coefficients<A> coefficients(A grad_norm, A lr, int32_t step, double beta1, double beta2, double eps, double weight_decay,
-                             double grad_clip) {
+Coefficients<A> coefficients(A grad_norm, A lr, int32_t step, double beta1, double beta2, double eps,
+                             double weight_decay, double grad_clip) {
     const double clip = grad_clip > 0 ? std::min(1.0, grad_clip / (double(grad_norm) + 1e-6)) : 1.0;
-    return {A(beta1), A(1 - beta1), A(beta2), A(1 - beta2), A(1 / (1 - std::pow(beta1, step))),
-            A(1 / (1 - std::pow(beta2, step))), A(clip), lr, A(eps), A(weight_decay)};
+    return {A(beta1),
+            A(1 - beta1),
+            A(beta2),
+            A(1 - beta2),
+            A(1 / (1 - std::pow(beta1, step))),
+            A(1 / (1 - std::pow(beta2, step))),
+            A(clip),
+            lr,
+            A(eps),
+            A(weight_decay)};
 }
 
 // Updates the moments, returns the new weight.
@@ -64,15 +72,16 @@ inline void store_stochastic<bf16>(bf16* p, float value, uint32_t word) {
 }
 
 template <class T, class G, class M>
-void adamw_reference(View<T, 1> weight, View<arithmetic<T>, 1> master, View<M, 1> m, View<M, 1> v, View<const G, 1> grad,
-                     View<const arithmetic<T>, 1> grad_norm, View<const arithmetic<T>, 1> lr, View<const int32_t, 1> step,
-                     double beta1, double beta2, double eps, double weight_decay, double grad_clip, int64_t seed,
-                     int64_t stream) {
+void adamw_reference(View<T, 1> weight, View<arithmetic<T>, 1> master, View<M, 1> m, View<M, 1> v,
+                     View<const G, 1> grad, View<const arithmetic<T>, 1> grad_norm,
+                     View<const arithmetic<T>, 1> lr, View<const int32_t, 1> step, double beta1, double beta2,
+                     double eps, double weight_decay, double grad_clip, int64_t seed, int64_t stream) {
     using A = arithmetic<T>;
     const auto k = coefficients<A>(grad_norm(0), lr(0), step(0), beta1, beta2, eps, weight_decay, grad_clip);
     const auto word = [&](int64_t p, int which) {
         const uint32_t s = static_cast<uint32_t>(stream + which);
-        return random_block(static_cast<uint64_t>(seed), static_cast<uint32_t>(step(0)), s, p / 4).word[p % 4];
+        return random_block(static_cast<uint64_t>(seed), static_cast<uint32_t>(step(0)), s, p / 4)
+            .word[p % 4];
     };
     for (int64_t p = 0; p < weight.shape[0]; p++) {
         A mean = A(m(p)), square = A(v(p));
@@ -124,16 +133,19 @@ void adamw_chunk(T* weight, float* master, M* m, M* v, const G* grad, const uint
 
 template <class T, class G, class M>
 void adamw_cpu(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1> v, View<const G, 1> grad,
-               View<const float, 1> grad_norm, View<const float, 1> lr, View<const int32_t, 1> step, double beta1,
-               double beta2, double eps, double weight_decay, double grad_clip, int64_t seed, int64_t stream) {
-    const auto k = coefficients<float>(grad_norm(0), lr(0), step(0), beta1, beta2, eps, weight_decay, grad_clip);
+               View<const float, 1> grad_norm, View<const float, 1> lr, View<const int32_t, 1> step,
+               double beta1, double beta2, double eps, double weight_decay, double grad_clip, int64_t seed,
+               int64_t stream) {
+    const auto k =
+        coefficients<float>(grad_norm(0), lr(0), step(0), beta1, beta2, eps, weight_decay, grad_clip);
     const int64_t P = weight.shape[0];
     const bool random_weight = sizeof(T) == 2 && !master, random_moments = sizeof(M) == 2;
 #pragma omp parallel for
     for (int64_t begin = 0; begin < P; begin += chunk) {
         uint32_t words[3 * chunk];
         if (random_weight) random_words(words, begin, seed, step(0), stream);
-        for (int i = 1; random_moments && i < 3; i++) random_words(words + i * chunk, begin, seed, step(0), stream + i);
+        for (int i = 1; random_moments && i < 3; i++)
+            random_words(words + i * chunk, begin, seed, step(0), stream + i);
         const auto update = master ? adamw_chunk<true, T, G, M> : adamw_chunk<false, T, G, M>;
         update(&weight(begin), master ? &master(begin) : nullptr, &m(begin), &v(begin), &grad(begin), words,
                std::min(chunk, P - begin), k);
@@ -144,13 +156,16 @@ void adamw_cpu(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1
 double adamw_bytes(const Call& c) {
     double bytes = 0;
     for (size_t i = 0; i < c.op->operands.size(); i++)
-        bytes += (c.op->operands[i].in_place ? 2.0 : 1.0) * (c.tensor[i].data ? double(c.tensor[i].bytes()) : 0.0);
+        bytes +=
+            (c.op->operands[i].in_place ? 2.0 : 1.0) * (c.tensor[i].data ? double(c.tensor[i].bytes()) : 0.0);
     return c.operand("master").data ? bytes - double(c.operand("weight").bytes()) : bytes;
 }
 
 Operation adamw(
-    "adamw(weight ~: T[P], master? ~: A[P], m ~: M[P], v ~: M[P] >0; grad: G[P], grad_norm: A[1] >0, lr: A[1] >0,"
-    " step: i32[1] >0; beta1: float, beta2: float, eps: float, weight_decay: float, grad_clip: float, seed: int,"
+    "adamw(weight ~: T[P], master? ~: A[P], m ~: M[P], v ~: M[P] >0; grad: G[P], grad_norm: A[1] >0, lr: "
+    "A[1] >0,"
+    " step: i32[1] >0; beta1: float, beta2: float, eps: float, weight_decay: float, grad_clip: float, seed: "
+    "int,"
     " stream: int)",
     "one update: clipping, moments, decoupled weight decay, rounding to storage",
     {{"cpu", "fixed chunks over threads", Where::host,
@@ -158,8 +173,9 @@ Operation adamw(
               adamw_cpu<bf16, float, bf16>, adamw_cpu<bf16, bf16, float>, adamw_cpu<bf16, bf16, bf16>>()},
      {"reference", "plain loops", Where::host,
       entries<adamw_reference<float, float, float>, adamw_reference<float, float, bf16>,
-              adamw_reference<bf16, float, float>, adamw_reference<bf16, float, bf16>, adamw_reference<bf16, bf16, float>,
-              adamw_reference<bf16, bf16, bf16>, adamw_reference<double, double, double>>()}},
+              adamw_reference<bf16, float, float>, adamw_reference<bf16, float, bf16>,
+              adamw_reference<bf16, bf16, float>, adamw_reference<bf16, bf16, bf16>,
+              adamw_reference<double, double, double>>()}},
     [](const Call& c) { return 15.0 * c["P"]; }, adamw_bytes);
 
 }  // namespace

@@ -111,27 +111,39 @@ template <class A>
 constexpr int64_t panel_columns = 2 * lanes<A>;
 constexpr int64_t tile_queries = 64;  // a multiple of tile_rows
 
-// e^x for x <= 0 as straight code, so that a loop over it becomes vectors: 2^n * e^r with |r| <= ln(2)/2 and Taylor's
-// polynomial, whose first term left out is below 6e-9. Below -87 the result is e^-87, not a denormal.
-inline float exp_nonpositive(float x) {
-    constexpr float round = 0x1.8p23f;  // adding it leaves the nearest integer in the low bits
-    const float clamped = x < -87.0f ? -87.0f : x, shifted = clamped * 1.44269504f + round, n = shifted - round;
-    const float r = clamped - n * 0.693359375f - n * -2.12194440e-4f;  // ln 2 in two parts: the first times n is exact
-    float e = 1.0f / 5040;
-    e = e * r + 1.0f / 720;
+// e^x for x <= 0: 2^n * e^r with |r| <= ln(2)/2, e^r by Taylor's polynomial, whose first term left out is below 6e-9.
+// Below -87 it is e^-87, which is no denormal.
+inline vector<float> exp_nonpositive(vector<float> x) {
+    typedef uint32_t bits __attribute__((vector_size(vector_bytes)));
+    const vector<float> clamped = x < -87.0f ? vector<float>{} - 87.0f : x;
+    const vector<float> shifted = clamped * 1.44269504f + 0x1.8p23f;  // the low bits hold the nearest integer, n
+    const vector<float> n = shifted - 0x1.8p23f;
+    const vector<float> r = clamped - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts: n * the first is exact
+    vector<float> e = r * (1.0f / 5040) + 1.0f / 720;
     e = e * r + 1.0f / 120;
     e = e * r + 1.0f / 24;
     e = e * r + 1.0f / 6;
     e = e * r + 0.5f;
     e = e * r + 1.0f;
     e = e * r + 1.0f;
-    union {
-        int32_t i;
-        float f;
-    } power{static_cast<int32_t>(static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23)};
-    return e * power.f;
+    return e * (vector<float>)(((bits)shifted << 23) + 0x3f800000u);  // 1.0f's bits, n added to the exponent
 }
-inline double exp_nonpositive(double x) { return std::exp(x); }
+inline vector<double> exp_nonpositive(vector<double> x) {
+    for (int64_t i = 0; i < lanes<double>; i++) x[i] = std::exp(x[i]);
+    return x;
+}
+
+// The lanes of a vector combined pairwise.
+template <class A, class Combine>
+A across(vector<A> v, Combine combine) {
+    A lane[lanes<A>];
+    store(lane, v);
+    for (int64_t half = lanes<A> / 2; half > 0; half /= 2)
+        for (int64_t i = 0; i < half; i++) lane[i] = combine(lane[i], lane[i + half]);
+    return lane[0];
+}
+template <class A>
+A sum_across(vector<A> v) { return across<A>(v, [](A a, A b) { return a + b; }); }
 
 // Sizes of one call; scores of a tile are rows `scores_row` apart: keys rounded up to whole panels, and a vector more, so
 // that rows a power of two apart do not meet in the same cache set.
@@ -213,12 +225,11 @@ void causal_transposed_product(const Sizes<A>& n, int64_t first, const A* p, con
     }
 }
 
-// Rows of scores are worked on in whole vectors: a scalar remainder of a few keys would cost as much as the rest.
-// Beyond the diagonal they hold -inf, which adds e^-87 to a sum of at least 1, and end as 0.
+// Rows of scores are worked on in whole vectors: one at a time, the last few keys would cost as much as the rest.
+// Beyond the diagonal the scores are -inf, which adds e^-87 to a sum of at least 1, and end as 0.
 template <class A>
 int64_t mask_row(A* row, int64_t length) {
-    static_assert(lanes<A> % tile_rows == 0);
-    const int64_t padded = round_up(length, lanes<A>);
+    const int64_t padded = round_up(length, std::max<int64_t>(lanes<A>, tile_rows));
     std::fill(row + length, row + padded, minus_infinity<A>);
     return padded;
 }
@@ -227,16 +238,19 @@ int64_t mask_row(A* row, int64_t length) {
 template <class A>
 std::pair<A, A> softmax_row(A* row, int64_t length) {
     const int64_t padded = mask_row(row, length);
-    A largest = row[0], sum = 0;
-#pragma omp simd reduction(max : largest)
-    for (int64_t s = 0; s < padded; s++) largest = std::max(largest, row[s]);
-#pragma omp simd reduction(+ : sum)
-    for (int64_t s = 0; s < padded; s++) {
-        row[s] = exp_nonpositive(row[s] - largest);
-        sum += row[s];
+    vector<A> largest = load(row), sum = {};
+    for (int64_t s = lanes<A>; s < padded; s += lanes<A>) {
+        const vector<A> x = load(row + s);
+        largest = x > largest ? x : largest;
+    }
+    const A shift = across<A>(largest, [](A a, A b) { return std::max(a, b); });
+    for (int64_t s = 0; s < padded; s += lanes<A>) {
+        const vector<A> power = exp_nonpositive(load(row + s) - shift);
+        store(row + s, power);
+        sum += power;
     }
     std::fill(row + length, row + padded, A(0));
-    return {largest, sum};
+    return {shift, sum_across<A>(sum)};
 }
 
 // Makes p, which holds scores, the probabilities, and ds, which holds dp, the gradient of the scores. delta is the mean
@@ -244,16 +258,15 @@ std::pair<A, A> softmax_row(A* row, int64_t length) {
 template <class A>
 void softmax_row_backward(A* p, A* ds, int64_t length, A lse) {
     const int64_t padded = mask_row(p, length);
-    A sum = 0, weighted = 0;
-#pragma omp simd reduction(+ : sum, weighted)
-    for (int64_t s = 0; s < padded; s++) {
-        p[s] = exp_nonpositive(p[s] - lse);
-        sum += p[s];
-        weighted += p[s] * ds[s];
+    vector<A> sum = {}, weighted = {};
+    for (int64_t s = 0; s < padded; s += lanes<A>) {
+        const vector<A> power = exp_nonpositive(load(p + s) - lse);
+        store(p + s, power);
+        sum += power;
+        weighted += power * load(ds + s);
     }
-    const A delta = weighted / sum;
-#pragma omp simd
-    for (int64_t s = 0; s < padded; s++) ds[s] = p[s] * (ds[s] - delta);
+    const A delta = sum_across<A>(weighted) / sum_across<A>(sum);
+    for (int64_t s = 0; s < padded; s += lanes<A>) store(ds + s, load(p + s) * (load(ds + s) - delta));
     std::fill(p + length, p + padded, A(0));
     std::fill(ds + length, ds + padded, A(0));
 }
@@ -344,7 +357,7 @@ void attention_backward_cpu(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<co
                             View<const arithmetic<T>, 3> lse, View<const T, 4> q, View<const T, 4> k,
                             View<const T, 4> v, double scale) {
     using A = arithmetic<T>;
-    constexpr int64_t wanted_owners = 16;
+    constexpr int64_t wanted_owners = 8;
     const Sizes<A> n(q.shape, k.shape[2]);
     const int64_t heads = n.B * n.NKV, pairs = n.group * n.tiles;
     const int64_t parts = std::min(pairs, (wanted_owners + heads - 1) / heads), part_stride = n.keys * n.width;

@@ -76,12 +76,14 @@ void cross_entropy_cpu(View<float, 1> losses, View<T, 2> dlogits, View<const T, 
 }
 
 Operation cross_entropy(
-    "cross_entropy(losses: A[N], dlogits?: T[N,V]; logits: T[N,V], targets: i32[N] <V; dloss: float, ignore_index: int)",
+    "cross_entropy(losses: A[N], dlogits?: T[N,V]; logits: T[N,V], targets: i32[N] <V; dloss: float, "
+    "ignore_index: int)",
     "losses = logsumexp(logits) - logits[target], and the gradient of logits",
     {{"cpu", "rows over threads, three passes over a cached row", Where::host,
       entries<cross_entropy_cpu<float>, cross_entropy_cpu<bf16>>()},
      {"reference", "plain loops", Where::host,
-      entries<cross_entropy_reference<float>, cross_entropy_reference<bf16>, cross_entropy_reference<double>>()}},
+      entries<cross_entropy_reference<float>, cross_entropy_reference<bf16>,
+              cross_entropy_reference<double>>()}},
     [](const Call& c) { return 6.0 * c["N"] * c["V"]; });
 
 }  // namespace

@@ -33,7 +33,8 @@ void embedding_backward_reference(View<G, 2> dweight, View<const T, 2> dout, Vie
     for (int64_t n = 0; n < N; n++)
         for (int64_t c = 0; c < C; c++) sum[tokens(n) * C + c] += A(dout(n, c));
     for (int64_t v = 0; v < V; v++)
-        for (int64_t c = 0; c < C; c++) dweight(v, c) = G((accumulate ? A(dweight(v, c)) : A(0)) + sum[v * C + c]);
+        for (int64_t c = 0; c < C; c++)
+            dweight(v, c) = G((accumulate ? A(dweight(v, c)) : A(0)) + sum[v * C + c]);
 }
 
 template <class T>
@@ -58,7 +59,8 @@ RowsByToken sort_by_token(View<const int32_t, 1> tokens, int64_t V) {
 }
 
 template <class T, class G>
-void embedding_backward_cpu(View<G, 2> dweight, View<const T, 2> dout, View<const int32_t, 1> tokens, bool accumulate) {
+void embedding_backward_cpu(View<G, 2> dweight, View<const T, 2> dout, View<const int32_t, 1> tokens,
+                            bool accumulate) {
     const int64_t C = dout.shape[1], V = dweight.shape[0];
     const RowsByToken sorted = sort_by_token(tokens, V);
 #pragma omp parallel
@@ -90,13 +92,14 @@ double embedding_forward_bytes(const Call& c) {
     return static_cast<double>(2 * c.operand("out").bytes() + c.operand("tokens").bytes());
 }
 
-Operation embedding_forward(
-    "embedding_forward(out: T[N,C]; tokens: i32[N] <V, weight: T[V,C])", "out = weight[tokens]",
-    {{"cpu", "rows over threads", Where::host, entries<embedding_forward_cpu<float>, embedding_forward_cpu<bf16>>()},
-     {"reference", "plain loops", Where::host,
-      entries<embedding_forward_reference<float>, embedding_forward_reference<bf16>,
-              embedding_forward_reference<double>>()}},
-    nullptr, embedding_forward_bytes);
+Operation embedding_forward("embedding_forward(out: T[N,C]; tokens: i32[N] <V, weight: T[V,C])",
+                            "out = weight[tokens]",
+                            {{"cpu", "rows over threads", Where::host,
+                              entries<embedding_forward_cpu<float>, embedding_forward_cpu<bf16>>()},
+                             {"reference", "plain loops", Where::host,
+                              entries<embedding_forward_reference<float>, embedding_forward_reference<bf16>,
+                                      embedding_forward_reference<double>>()}},
+                            nullptr, embedding_forward_bytes);
 
 Operation embedding_backward(
     "embedding_backward(dweight +=: G[V,C]; dout: T[N,C], tokens: i32[N] <V; accumulate: bool)",

@@ -38,7 +38,8 @@ void global_norm_cpu(View<float, 1> norm, View<const T, 1> x, bool accumulate) {
 
 Operation global_norm(
     "global_norm(norm +=: A[1]; x: T[P]; accumulate: bool)", "norm = sqrt(sum of squares)",
-    {{"cpu", "fixed chunks over threads", Where::host, entries<global_norm_cpu<float>, global_norm_cpu<bf16>>()},
+    {{"cpu", "fixed chunks over threads", Where::host,
+      entries<global_norm_cpu<float>, global_norm_cpu<bf16>>()},
      {"reference", "plain loops", Where::host,
       entries<global_norm_reference<float>, global_norm_reference<bf16>, global_norm_reference<double>>()}},
     [](const Call& c) { return 2.0 * c["P"]; });

@@ -36,8 +36,9 @@ void precompute_cis_reference(View<A, 3> cis, double theta, double factor, doubl
     const int64_t T = cis.shape[0], half = cis.shape[1];
 #pragma omp parallel for
     for (int64_t j = 0; j < half; j++) {
-        const double frequency = scaled_frequency(std::pow(theta, -static_cast<double>(j) / static_cast<double>(half)),
-                                                  factor, low_freq_factor, high_freq_factor, original_context);
+        const double frequency =
+            scaled_frequency(std::pow(theta, -static_cast<double>(j) / static_cast<double>(half)), factor,
+                             low_freq_factor, high_freq_factor, original_context);
         for (int64_t t = 0; t < T; t++) {
             const double angle = static_cast<double>(t) * frequency;
             cis(t, j, 0) = A(std::cos(angle));
@@ -47,7 +48,8 @@ void precompute_cis_reference(View<A, 3> cis, double theta, double factor, doubl
 }
 
 Operation precompute_cis(
-    "precompute_cis(cis: A[T,HD/2,2];; theta: float, factor: float, low_freq_factor: float, high_freq_factor: float,"
+    "precompute_cis(cis: A[T,HD/2,2];; theta: float, factor: float, low_freq_factor: float, "
+    "high_freq_factor: float,"
     " original_context: float)",
     "cosine and sine of every position's RoPE angles",
     {{"reference", "plain loops in double", Where::host,

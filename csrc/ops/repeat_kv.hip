@@ -36,17 +36,20 @@ void repeat_kv_backward_reference(View<T, 4> dx, View<const T, 4> dout) {
                 }
 }
 
-bool heads_divide(const Call& c) { return c["NH"] % c["NKV"] == 0; }
+bool heads_divide(const Call& c) {
+    return c["NH"] % c["NKV"] == 0;
+}
 
-Operation repeat_kv_forward(
-    "repeat_kv_forward(out: T[B,T,NH,HD]; x: T[B,T,NKV,HD] strided)", "every key/value head NH/NKV times",
-    {{"reference", "plain loops", Where::host,
-      entries<repeat_kv_forward_reference<float>, repeat_kv_forward_reference<bf16>,
-              repeat_kv_forward_reference<double>>(),
-      heads_divide}});
+Operation repeat_kv_forward("repeat_kv_forward(out: T[B,T,NH,HD]; x: T[B,T,NKV,HD] strided)",
+                            "every key/value head NH/NKV times",
+                            {{"reference", "plain loops", Where::host,
+                              entries<repeat_kv_forward_reference<float>, repeat_kv_forward_reference<bf16>,
+                                      repeat_kv_forward_reference<double>>(),
+                              heads_divide}});
 
 Operation repeat_kv_backward(
-    "repeat_kv_backward(dx: T[B,T,NKV,HD] strided; dout: T[B,T,NH,HD])", "the gradients of a group's heads, added",
+    "repeat_kv_backward(dx: T[B,T,NKV,HD] strided; dout: T[B,T,NH,HD])",
+    "the gradients of a group's heads, added",
     {{"reference", "plain loops", Where::host,
       entries<repeat_kv_backward_reference<float>, repeat_kv_backward_reference<bf16>,
               repeat_kv_backward_reference<double>>(),

@@ -26,8 +26,8 @@ namespace llamac {
 namespace {
 
 template <class T>
-void rmsnorm_forward_reference(View<T, 2> out, View<arithmetic<T>, 1> rstd, View<const T, 2> x, View<const T, 1> weight,
-                               double eps) {
+void rmsnorm_forward_reference(View<T, 2> out, View<arithmetic<T>, 1> rstd, View<const T, 2> x,
+                               View<const T, 1> weight, double eps) {
     using A = arithmetic<T>;
     const int64_t N = x.shape[0], C = x.shape[1];
     for (int64_t n = 0; n < N; n++) {
@@ -40,8 +40,9 @@ void rmsnorm_forward_reference(View<T, 2> out, View<arithmetic<T>, 1> rstd, View
 }
 
 template <class T>
-void residual_rmsnorm_forward_reference(View<T, 2> sum, View<T, 2> out, View<arithmetic<T>, 1> rstd, View<const T, 2> x,
-                                        View<const T, 2> residual, View<const T, 1> weight, double eps) {
+void residual_rmsnorm_forward_reference(View<T, 2> sum, View<T, 2> out, View<arithmetic<T>, 1> rstd,
+                                        View<const T, 2> x, View<const T, 2> residual,
+                                        View<const T, 1> weight, double eps) {
     using A = arithmetic<T>;
     const int64_t N = x.shape[0], C = x.shape[1];
     for (int64_t n = 0; n < N; n++)
@@ -52,8 +53,8 @@ void residual_rmsnorm_forward_reference(View<T, 2> sum, View<T, 2> out, View<ari
 
 template <class T, class G>
 void rmsnorm_backward_reference(View<T, 2> dx, View<G, 1> dweight, View<const T, 2> dout, View<const T, 2> x,
-                                View<const T, 1> weight, View<const arithmetic<T>, 1> rstd, View<const T, 2> dresidual,
-                                bool accumulate) {
+                                View<const T, 1> weight, View<const arithmetic<T>, 1> rstd,
+                                View<const T, 2> dresidual, bool accumulate) {
     using A = arithmetic<T>;
     const int64_t N = x.shape[0], C = x.shape[1];
     std::vector<double> dw(C, 0);
@@ -84,7 +85,8 @@ float normalise_row(T* out, const T* x, const T* weight, int64_t C, double eps) 
 }
 
 template <class T>
-void rmsnorm_forward_cpu(View<T, 2> out, View<float, 1> rstd, View<const T, 2> x, View<const T, 1> weight, double eps) {
+void rmsnorm_forward_cpu(View<T, 2> out, View<float, 1> rstd, View<const T, 2> x, View<const T, 1> weight,
+                         double eps) {
     const int64_t N = x.shape[0], C = x.shape[1];
 #pragma omp parallel for
     for (int64_t n = 0; n < N; n++) rstd(n) = normalise_row(&out(n, 0), &x(n, 0), weight.data, C, eps);
@@ -106,8 +108,10 @@ void residual_rmsnorm_forward_cpu(View<T, 2> sum, View<T, 2> out, View<float, 1>
 
 // One row of the backward pass; dw[C] gathers its share of dweight. past: dresidual's row, or null.
 template <class T>
-void rmsnorm_backward_row(T* dx, float* dw, const T* dout, const T* x, const T* weight, float r, const T* past, int64_t C) {
-    const double dot = block_sum(C, [=](int64_t c) { return float(dout[c]) * float(weight[c]) * (float(x[c]) * r); });
+void rmsnorm_backward_row(T* dx, float* dw, const T* dout, const T* x, const T* weight, float r,
+                          const T* past, int64_t C) {
+    const double dot =
+        block_sum(C, [=](int64_t c) { return float(dout[c]) * float(weight[c]) * (float(x[c]) * r); });
     const float mean = static_cast<float>(dot / static_cast<double>(C));
 #pragma omp simd
     for (int64_t c = 0; c < C; c++) {
@@ -136,16 +140,18 @@ void rmsnorm_backward_cpu(View<T, 2> dx, View<G, 1> dweight, View<const T, 2> do
     for (int64_t c = 0; c < C; c++) dweight(c) = G((accumulate ? float(dweight(c)) : 0.0f) + dw[c]);
 }
 
-Operation rmsnorm_forward(
-    "rmsnorm_forward(out: T[N,C], rstd: A[N]; x: T[N,C], weight: T[C]; eps: float)", "out = x / rms(x) * weight",
-    {{"cpu", "rows over threads, vector lanes over columns", Where::host,
-      entries<rmsnorm_forward_cpu<float>, rmsnorm_forward_cpu<bf16>>()},
-     {"reference", "plain loops", Where::host,
-      entries<rmsnorm_forward_reference<float>, rmsnorm_forward_reference<bf16>, rmsnorm_forward_reference<double>>()}},
-    [](const Call& c) { return 4.0 * c["N"] * c["C"]; });
+Operation rmsnorm_forward("rmsnorm_forward(out: T[N,C], rstd: A[N]; x: T[N,C], weight: T[C]; eps: float)",
+                          "out = x / rms(x) * weight",
+                          {{"cpu", "rows over threads, vector lanes over columns", Where::host,
+                            entries<rmsnorm_forward_cpu<float>, rmsnorm_forward_cpu<bf16>>()},
+                           {"reference", "plain loops", Where::host,
+                            entries<rmsnorm_forward_reference<float>, rmsnorm_forward_reference<bf16>,
+                                    rmsnorm_forward_reference<double>>()}},
+                          [](const Call& c) { return 4.0 * c["N"] * c["C"]; });
 
 Operation residual_rmsnorm_forward(
-    "residual_rmsnorm_forward(sum: T[N,C], out: T[N,C], rstd: A[N]; x: T[N,C], residual: T[N,C], weight: T[C]; eps: float)",
+    "residual_rmsnorm_forward(sum: T[N,C], out: T[N,C], rstd: A[N]; x: T[N,C], residual: T[N,C], weight: "
+    "T[C]; eps: float)",
     "sum = x + residual, out = sum / rms(sum) * weight",
     {{"cpu", "rows over threads, vector lanes over columns", Where::host,
       entries<residual_rmsnorm_forward_cpu<float>, residual_rmsnorm_forward_cpu<bf16>>()},
@@ -155,11 +161,13 @@ Operation residual_rmsnorm_forward(
     [](const Call& c) { return 5.0 * c["N"] * c["C"]; });
 
 Operation rmsnorm_backward(
-    "rmsnorm_backward(dx: T[N,C], dweight +=: G[C]; dout: T[N,C], x: T[N,C], weight: T[C], rstd: A[N], dresidual?: T[N,C];"
+    "rmsnorm_backward(dx: T[N,C], dweight +=: G[C]; dout: T[N,C], x: T[N,C], weight: T[C], rstd: A[N], "
+    "dresidual?: T[N,C];"
     " accumulate: bool)",
     "gradients of rmsnorm_forward, and of residual_rmsnorm_forward with the sum as x",
     {{"cpu", "rows over threads; dweight by blocks of rows", Where::host,
-      entries<rmsnorm_backward_cpu<float, float>, rmsnorm_backward_cpu<bf16, bf16>, rmsnorm_backward_cpu<bf16, float>>()},
+      entries<rmsnorm_backward_cpu<float, float>, rmsnorm_backward_cpu<bf16, bf16>,
+              rmsnorm_backward_cpu<bf16, float>>()},
      {"reference", "plain loops", Where::host,
       entries<rmsnorm_backward_reference<float, float>, rmsnorm_backward_reference<bf16, bf16>,
               rmsnorm_backward_reference<bf16, float>, rmsnorm_backward_reference<double, double>>()}},

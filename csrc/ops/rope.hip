@@ -72,7 +72,9 @@ void rope_cpu(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool
     }
 }
 
-double rope_flops(const Call& c) { return 3.0 * c["B"] * c["T"] * c["NH"] * c["HD"]; }
+double rope_flops(const Call& c) {
+    return 3.0 * c["B"] * c["T"] * c["NH"] * c["HD"];
+}
 
 Operation rope_forward(
     "rope_forward(out: T[B,T,NH,HD] strided; x: T[B,T,NH,HD] strided, cis: A[T,HD/2,2]; interleaved: bool)",
@@ -83,7 +85,8 @@ Operation rope_forward(
     rope_flops);
 
 Operation rope_backward(
-    "rope_backward(dx: T[B,T,NH,HD] strided; dout: T[B,T,NH,HD] strided, cis: A[T,HD/2,2]; interleaved: bool)",
+    "rope_backward(dx: T[B,T,NH,HD] strided; dout: T[B,T,NH,HD] strided, cis: A[T,HD/2,2]; interleaved: "
+    "bool)",
     "turns the gradient of rope_forward back",
     {{"cpu", "positions over threads", Where::host, entries<rope_cpu<float, -1>, rope_cpu<bf16, -1>>()},
      {"reference", "plain loops", Where::host,

@@ -72,21 +72,22 @@ void swiglu_backward_cpu(View<T, 2> dgate_up, View<const T, 2> dout, View<const 
     }
 }
 
-Operation swiglu_forward(
-    "swiglu_forward(out: T[N,F]; gate_up: T[N,2F])", "out = silu(gate) * up",
-    {{"cpu", "rows over threads, vector lanes over columns", Where::host,
-      entries<swiglu_forward_cpu<float>, swiglu_forward_cpu<bf16>>()},
-     {"reference", "plain loops", Where::host,
-      entries<swiglu_forward_reference<float>, swiglu_forward_reference<bf16>, swiglu_forward_reference<double>>()}},
-    [](const Call& c) { return 5.0 * c["N"] * c["F"]; });
+Operation swiglu_forward("swiglu_forward(out: T[N,F]; gate_up: T[N,2F])", "out = silu(gate) * up",
+                         {{"cpu", "rows over threads, vector lanes over columns", Where::host,
+                           entries<swiglu_forward_cpu<float>, swiglu_forward_cpu<bf16>>()},
+                          {"reference", "plain loops", Where::host,
+                           entries<swiglu_forward_reference<float>, swiglu_forward_reference<bf16>,
+                                   swiglu_forward_reference<double>>()}},
+                         [](const Call& c) { return 5.0 * c["N"] * c["F"]; });
 
-Operation swiglu_backward(
-    "swiglu_backward(dgate_up: T[N,2F]; dout: T[N,F], gate_up: T[N,2F])", "gradients of swiglu_forward",
-    {{"cpu", "rows over threads, vector lanes over columns", Where::host,
-      entries<swiglu_backward_cpu<float>, swiglu_backward_cpu<bf16>>()},
-     {"reference", "plain loops", Where::host,
-      entries<swiglu_backward_reference<float>, swiglu_backward_reference<bf16>, swiglu_backward_reference<double>>()}},
-    [](const Call& c) { return 12.0 * c["N"] * c["F"]; });
+Operation swiglu_backward("swiglu_backward(dgate_up: T[N,2F]; dout: T[N,F], gate_up: T[N,2F])",
+                          "gradients of swiglu_forward",
+                          {{"cpu", "rows over threads, vector lanes over columns", Where::host,
+                            entries<swiglu_backward_cpu<float>, swiglu_backward_cpu<bf16>>()},
+                           {"reference", "plain loops", Where::host,
+                            entries<swiglu_backward_reference<float>, swiglu_backward_reference<bf16>,
+                                    swiglu_backward_reference<double>>()}},
+                          [](const Call& c) { return 12.0 * c["N"] * c["F"]; });
 
 }  // namespace
 }  // namespace llamac

@@ -31,7 +31,8 @@ Tensor tensor_of(const Array& array) {
     if (!array) return t;
     const auto& [address, dtype, shape, strides] = *array;
     if (shape.size() > Tensor::max_rank || strides.size() != shape.size())
-        fail("an array of ", shape.size(), " dimensions and ", strides.size(), " strides, expected at most 4 of each");
+        fail("an array of ", shape.size(), " dimensions and ", strides.size(),
+             " strides, expected at most 4 of each");
     t.data = reinterpret_cast<void*>(address);
     t.dtype = parse_dtype(dtype);
     for (size_t d = 0; d < shape.size(); d++, t.rank++) t.shape[d] = shape[d], t.stride[d] = strides[d];
@@ -41,7 +42,8 @@ Tensor tensor_of(const Array& array) {
 py::dict describe_operand(const Operation& op, const Operand& o) {
     py::list shape;
     for (const Dimension& d : o.shape)
-        shape.append(py::make_tuple(d.symbol < 0 ? "" : op.dimensions[static_cast<size_t>(d.symbol)], d.factor, d.divisor));
+        shape.append(py::make_tuple(d.symbol < 0 ? "" : op.dimensions[static_cast<size_t>(d.symbol)],
+                                    d.factor, d.divisor));
     py::dict r;
     r["name"] = o.name;
     r["type"] = o.type ? std::string(1, o.type) : name(o.dtype);
@@ -91,14 +93,15 @@ py::list kernels() {
     return all;
 }
 
-void run_operation(const std::string& operation, const std::vector<Array>& arrays, const std::vector<py::object>& values,
-                   const std::string& variant) {
+void run_operation(const std::string& operation, const std::vector<Array>& arrays,
+                   const std::vector<py::object>& values, const std::string& variant) {
     const Operation& op = find_operation(operation);
     std::vector<Tensor> tensors;
     for (const Array& a : arrays) tensors.push_back(tensor_of(a));
     std::vector<Scalar> scalars;
     for (const py::object& v : values)
-        scalars.push_back(py::isinstance<py::float_>(v) ? Scalar(v.cast<double>()) : Scalar(v.cast<int64_t>()));
+        scalars.push_back(py::isinstance<py::float_>(v) ? Scalar(v.cast<double>())
+                                                        : Scalar(v.cast<int64_t>()));
     const py::gil_scoped_release release;
     run(op, tensors, scalars, {}, variant.empty() ? nullptr : variant.c_str());
 }
@@ -111,22 +114,27 @@ PYBIND11_MODULE(_native, m) {
     m.doc() = "The registry of llamac's operations, and the rules that C and Python share.";
     py::register_exception<Error>(m, "Error", PyExc_ValueError);
     m.def("kernels", &kernels, "Every operation: operands, scalars and variants, as its description says.");
-    m.def("run", &run_operation, py::arg("operation"), py::arg("arrays"), py::arg("scalars"), py::arg("variant") = "",
+    m.def("run", &run_operation, py::arg("operation"), py::arg("arrays"), py::arg("scalars"),
+          py::arg("variant") = "",
           "Runs one call on host memory. arrays: outputs, then inputs; None for one that is left out.");
     m.def("permute", &permute, py::arg("index"), py::arg("size"), py::arg("seed"), py::arg("epoch"),
           "Where the data order takes an index in this epoch.");
-    m.def("random_normal", &random_normal, py::arg("seed"), py::arg("step"), py::arg("stream"), py::arg("element"));
+    m.def("random_normal", &random_normal, py::arg("seed"), py::arg("step"), py::arg("stream"),
+          py::arg("element"));
     m.def("random_words", [](uint64_t seed, uint32_t step, uint32_t stream, int64_t block) {
         const Philox p = random_block(seed, step, stream, block);
         return py::make_tuple(p.word[0], p.word[1], p.word[2], p.word[3]);
     });
-    m.def("learning_rate", [](int64_t step, double lr, double min_lr_frac, int64_t warmup_steps, int64_t steps,
-                              const std::string& schedule) {
+    m.def("learning_rate", [](int64_t step, double lr, double min_lr_frac, int64_t warmup_steps,
+                              int64_t steps, const std::string& schedule) {
         return learning_rate({schedule, lr, min_lr_frac, warmup_steps, steps}, step);
     });
     m.def("default_options", [] { return to_json(Options{}).dump(); }, "Every flag's default, as JSON.");
-    m.def("model_sizes", [](const std::string& model, int64_t T) {
-        const Config c = load_config(model);
-        return py::make_tuple(c.parameters(), c.flops_per_token(T));
-    }, py::arg("model"), py::arg("seq_len"), "Parameters, and FLOPs a token, of a preset or folder.");
+    m.def(
+        "model_sizes",
+        [](const std::string& model, int64_t T) {
+            const Config c = load_config(model);
+            return py::make_tuple(c.parameters(), c.flops_per_token(T));
+        },
+        py::arg("model"), py::arg("seq_len"), "Parameters, and FLOPs a token, of a preset or folder.");
 }

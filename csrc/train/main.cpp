@@ -15,11 +15,13 @@ namespace {
 
 volatile std::sig_atomic_t interrupted = 0;
 
-void on_signal(int) { interrupted = 1; }
+void on_signal(int) {
+    interrupted = 1;
+}
 
 // Ctrl-C ends the run after the step that is under way, with a checkpoint; a second one ends it at once.
 void handle_signals() {
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_handler = on_signal;
     action.sa_flags = static_cast<int>(SA_RESETHAND);
     sigaction(SIGINT, &action, nullptr);
@@ -42,17 +44,20 @@ std::vector<MemoryRow> memory_rows(const Arena& arena) {
     return rows;
 }
 
-bool is_due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
+bool is_due(int64_t every, int64_t step) {
+    return every > 0 && step % every == 0;
+}
 
 void describe(Log& log, const Trainer& t) {
     for (const auto& [heading, rows] : configuration_rows(t.options)) log.table(heading, rows);
     const Config& c = t.config;
-    log.table("this run", {{"parameters", grouped(c.parameters())},
-                           {"layers, channels, heads", std::to_string(c.L) + ", " + std::to_string(c.C) + ", " +
-                                                           std::to_string(c.NH) + "/" + std::to_string(c.NKV)},
-                           {"tokens an update", grouped(t.tokens_per_update())},
-                           {"training tokens", grouped(t.train.tokens)},
-                           {"validation tokens", grouped(t.val ? t.val->tokens : 0)}});
+    log.table("this run",
+              {{"parameters", grouped(c.parameters())},
+               {"layers, channels, heads", std::to_string(c.L) + ", " + std::to_string(c.C) + ", " +
+                                               std::to_string(c.NH) + "/" + std::to_string(c.NKV)},
+               {"tokens an update", grouped(t.tokens_per_update())},
+               {"training tokens", grouped(t.train.tokens)},
+               {"validation tokens", grouped(t.val ? t.val->tokens : 0)}});
     log.memory(memory_rows(t.model.arena));
 }
 
@@ -103,16 +108,19 @@ int run_training(const Options& options) {
     const std::string plot = draw_loss_plot(options.out);
     char name[32];
     std::snprintf(name, sizeof name, "/step_%06lld", static_cast<long long>(t.step));
-    log.print((complete ? "done: model " : "interrupted: model ") + options.out + name + ", log " + options.out +
-              "/log.jsonl, " + plot);
+    log.print((complete ? "done: model " : "interrupted: model ") + options.out + name + ", log " +
+              options.out + "/log.jsonl, " + plot);
     return complete ? 0 : 130;
 }
 
 int run_program(int argc, char** argv) {
     const Options options = parse_options(argc, argv);
-    if (options.list_kernels) list_kernels();
-    else if (options.print_config) std::fputs(to_toml(options).c_str(), stdout);
-    else return run_training(options);
+    if (options.list_kernels)
+        list_kernels();
+    else if (options.print_config)
+        std::fputs(to_toml(options).c_str(), stdout);
+    else
+        return run_training(options);
     return 0;
 }
 

@@ -17,7 +17,8 @@ namespace fs = std::filesystem;
 // The active environment's Python, else the project's own, else the system's.
 std::string find_python() {
     std::vector<fs::path> candidates;
-    if (const char* environment = std::getenv("VIRTUAL_ENV")) candidates.push_back(fs::path(environment) / "bin/python");
+    if (const char* environment = std::getenv("VIRTUAL_ENV"))
+        candidates.push_back(fs::path(environment) / "bin/python");
     candidates.push_back(fs::path(LLAMAC_SOURCE_DIR) / ".venv/bin/python");
     for (const fs::path& python : candidates)
         if (access(python.c_str(), X_OK) == 0) return python.string();
@@ -45,9 +46,11 @@ int run_quietly(const std::vector<std::string>& command) {
 
 std::string draw_loss_plot(const std::string& out) {
     // The package lies beside the sources; an installed one would be found without.
-    const std::string bootstrap = "import sys; sys.path.insert(0, sys.argv.pop(1)); import runpy; "
-                                  "runpy.run_module('llamac.plot', run_name='__main__')";
-    if (run_quietly({find_python(), "-c", bootstrap, LLAMAC_SOURCE_DIR, out}) == 0) return "plot " + out + "/loss.png";
+    const std::string bootstrap =
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); import runpy; "
+        "runpy.run_module('llamac.plot', run_name='__main__')";
+    if (run_quietly({find_python(), "-c", bootstrap, LLAMAC_SOURCE_DIR, out}) == 0)
+        return "plot " + out + "/loss.png";
     return "no plot (it wants Python with matplotlib)";
 }
 

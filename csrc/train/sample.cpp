@@ -11,8 +11,8 @@ namespace llamac {
 int32_t pick(const std::vector<float>& logits, const Sampling& sampling, double u) {
     const size_t V = logits.size();
     const size_t k = sampling.temperature == 0 ? 1
-                     : sampling.top_k > 0     ? std::min(V, static_cast<size_t>(sampling.top_k))
-                                              : V;
+                     : sampling.top_k > 0      ? std::min(V, static_cast<size_t>(sampling.top_k))
+                                               : V;
     std::vector<int32_t> best(V);
     std::iota(best.begin(), best.end(), 0);
     const auto likelier = [&](int32_t a, int32_t b) {
@@ -30,7 +30,8 @@ int32_t pick(const std::vector<float>& logits, const Sampling& sampling, double 
     return best[static_cast<size_t>(at - cumulative.begin())];
 }
 
-std::vector<int32_t> generate(Model& model, std::vector<int32_t> prompt, int64_t count, const Sampling& sampling) {
+std::vector<int32_t> generate(Model& model, std::vector<int32_t> prompt, int64_t count,
+                              const Sampling& sampling) {
     std::vector<int32_t> made;
     std::vector<float> logits;
     for (int64_t i = 0; i < count; i++) {

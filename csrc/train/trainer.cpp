@@ -20,7 +20,8 @@ ModelOptions model_options(const Options& o) {
 Config model_config(const Options& o) {
     const Config config = load_config(o.model);
     if (o.seq_len > config.max_context)
-        fail("--seq-len ", o.seq_len, ": the model's longest sequence (max_position_embeddings) is ", config.max_context);
+        fail("--seq-len ", o.seq_len, ": the model's longest sequence (max_position_embeddings) is ",
+             config.max_context);
     return config;
 }
 
@@ -66,17 +67,20 @@ Trainer::Trainer(const Options& o)
         val.emplace(load_data(o.val_data, o, config, 1));
         val->validation_batches(o.val_steps);  // refuses too little data now, not after the first hour
     }
-    if (!resumed_from.empty()) resume(*this);
-    else if (o.init == "load") load_weights(model.parameters, o.model);
-    else initialize(model.parameters, config, static_cast<uint64_t>(o.seed));
+    if (!resumed_from.empty())
+        resume(*this);
+    else if (o.init == "load")
+        load_weights(model.parameters, o.model);
+    else
+        initialize(model.parameters, config, static_cast<uint64_t>(o.seed));
 }
 
 UpdateResult Trainer::update() {
     UpdateResult result{0, 0, learning_rate(schedule, step + 1)};
     for (int64_t micro = 0; micro < accumulation; micro++) {
         train.micro_batch(step, micro, 0, devices, tokens.data(), targets.data());
-        result.loss += forward_backward(model, tokens.data(), targets.data(), options.batch_size, options.seq_len,
-                                        micro == 0, 1.0 / static_cast<double>(accumulation));
+        result.loss += forward_backward(model, tokens.data(), targets.data(), options.batch_size,
+                                        options.seq_len, micro == 0, 1.0 / static_cast<double>(accumulation));
     }
     result.loss /= static_cast<double>(accumulation);
     const AdamW adamw{result.lr, options.beta1, options.beta2, 1e-8, options.weight_decay, options.grad_clip};
@@ -96,9 +100,10 @@ double Trainer::validate() {
 }
 
 std::string Trainer::sample() {
-    const int32_t start = tokenizer ? tokenizer->end_of_text : static_cast<int32_t>(std::max<int64_t>(config.bos, 0));
-    const Sampling sampling{options.sample_temperature, options.sample_top_k, static_cast<uint64_t>(options.seed),
-                            static_cast<uint32_t>(step)};
+    const int32_t start =
+        tokenizer ? tokenizer->end_of_text : static_cast<int32_t>(std::max<int64_t>(config.bos, 0));
+    const Sampling sampling{options.sample_temperature, options.sample_top_k,
+                            static_cast<uint64_t>(options.seed), static_cast<uint32_t>(step)};
     const std::vector<int32_t> ids = generate(model, {start}, options.sample_tokens, sampling);
     if (tokenizer) return tokenizer->decode(ids);
     std::string text;
@@ -111,8 +116,8 @@ std::string Trainer::save() {
     for (const Operation* op : operations())
         if (op->selected) manifest.kernels[op->name] = op->selected->name;
     const std::string json = config_json(config, model.options.precision.weights);
-    return write_checkpoint(options.out, options.keep_checkpoints, manifest, json, weight_tensors(model.parameters),
-                            optimizer_tensors(model.parameters));
+    return write_checkpoint(options.out, options.keep_checkpoints, manifest, json,
+                            weight_tensors(model.parameters), optimizer_tensors(model.parameters));
 }
 
 }  // namespace llamac

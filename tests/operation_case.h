@@ -1,0 +1,354 @@
+// A case of check_operations: sizes, scalars and values for one operation with one combination of types, its memory between
+// guards, and the f64 reference's answer to it. Only sizes by dimension letter and scalars by name are listed here.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "core/random.h"
+#include "core/registry.h"
+
+namespace llamac {
+
+constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
+
+// Shapes: a case takes one value a letter. NH is a multiple of NKV, so its values are heads a group where both occur.
+struct Sizes {
+    const char* letter;
+    std::vector<int64_t> values;
+};
+inline const std::vector<Sizes> size_rules = {
+    {"B", {1, 2, 3}},
+    {"T", {1, 2, 17, 63, 65}},
+    {"NH", {1, 3, 4}},
+    {"NKV", {1, 2}},
+    {"HD", {2, 8, 64, 66}},
+    {"N", {1, 7, 32, 65, 101}},
+    {"C", {1, 63, 64, 65, 131, 1031}},
+    {"V", {1, 2, 63, 257, 1031}},
+    {"P", {1, 3, 64, 1025, 16389}},
+};
+inline const std::vector<int64_t> other_sizes = {1, 31, 63, 64, 65, 131};
+constexpr int shapes_an_entry = 12;
+
+struct Values {
+    const char* scalar;
+    std::vector<double> values;
+};
+inline const std::vector<Values> scalar_rules = {
+    {"eps", {1e-5, 1e-6}},    {"theta", {10000, 500000}}, {"factor", {1, 8, 32}},
+    {"low_freq_factor", {1}}, {"high_freq_factor", {4}},  {"original_context", {64, 8192}},
+    {"scale", {0.125, 0.3}},  {"dloss", {0.25, 1}},       {"ignore_index", {-100, 0}},
+    {"beta1", {0.9}},         {"beta2", {0.95, 0.999}},   {"weight_decay", {0.1, 0}},
+    {"grad_clip", {1, 0}},    {"seed", {42, 1e12}},       {"stream", {4}},
+};
+
+inline void set_threads([[maybe_unused]] int n) {
+#ifdef _OPENMP
+    omp_set_num_threads(n);
+#endif
+}
+inline int max_threads() {
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+inline int64_t offset_of(const Tensor& t, int64_t element) {
+    int64_t offset = 0;
+    for (int d = t.rank - 1; d >= 0; element /= t.shape[d--]) offset += element % t.shape[d] * t.stride[d];
+    return offset;
+}
+inline uint8_t* address(const Tensor& t, int64_t element) {
+    return static_cast<uint8_t*>(t.data) + offset_of(t, element) * size_of(t.dtype);
+}
+inline double load(DType dtype, const uint8_t* p) {
+    switch (dtype) {
+    case DType::f32:
+        return *reinterpret_cast<const float*>(p);
+    case DType::bf16:
+        return *reinterpret_cast<const bf16*>(p);
+    case DType::f64:
+        return *reinterpret_cast<const double*>(p);
+    case DType::i32:
+        return *reinterpret_cast<const int32_t*>(p);
+    }
+    return not_a_number;
+}
+inline void store(DType dtype, uint8_t* p, double value) {
+    switch (dtype) {
+    case DType::f32:
+        *reinterpret_cast<float*>(p) = static_cast<float>(value);
+        break;
+    case DType::bf16:
+        *reinterpret_cast<bf16*>(p) = bf16(static_cast<float>(value));
+        break;
+    case DType::f64:
+        *reinterpret_cast<double*>(p) = value;
+        break;
+    case DType::i32:
+        *reinterpret_cast<int32_t*>(p) = static_cast<int32_t>(value);
+        break;
+    }
+}
+inline double get(const Tensor& t, int64_t element) {
+    return load(t.dtype, address(t, element));
+}
+inline void set(const Tensor& t, int64_t element, double value) {
+    store(t.dtype, address(t, element), value);
+}
+
+// row(first element, address, elements): the stretches that are contiguous whatever the strides.
+template <class Row>
+void for_each_row(const Tensor& t, Row row) {
+    const int64_t length = t.shape[t.rank - 1];
+    for (int64_t i = 0; i < t.elements(); i += length) row(i, address(t, i), length);
+}
+inline std::vector<double> read(const Tensor& t) {
+    std::vector<double> values(t.elements());
+    for_each_row(t, [&](int64_t i, const uint8_t* p, int64_t n) {
+        for (int64_t k = 0; k < n; k++) values[i + k] = load(t.dtype, p + k * size_of(t.dtype));
+    });
+    return values;
+}
+inline int digits(DType t) {
+    return t == DType::f64 ? 52 : t == DType::f32 ? 23 : 7;
+}
+inline double ulp(double x, DType t) {
+    return x == 0 ? 0 : std::ldexp(1.0, std::ilogb(x) - digits(t));
+}
+
+struct Case {
+    const Operation* op;
+    const Entry* entry;
+    int number;
+    bool strided;  // also: which memory order, how much padding
+    std::vector<int64_t> size;
+    std::vector<Scalar> scalars;
+    std::vector<bool> absent;   // by operand
+    std::vector<bool> derived;  // by operand: an input that the forward pass has made of the others
+    std::vector<std::vector<double>> values;  // by operand, exactly as its type holds them; NaN: not read
+
+    bool flag(const char* name) const {
+        for (size_t i = 0; i < op->scalars.size(); i++)
+            if (op->scalars[i].name == name) return scalars[i].integer != 0;
+        return false;
+    }
+    bool reads(const Operand& o) const {
+        return !o.output || o.in_place || (o.accumulated && flag("accumulate"));
+    }
+};
+
+inline Tensor shape_of(const Case& c, size_t operand, DType dtype) {
+    const Operand& o = c.op->operands[operand];
+    Tensor t;
+    t.dtype = dtype;
+    t.rank = static_cast<int>(o.shape.size());
+    for (int d = 0; d < t.rank; d++) {
+        const Dimension& dim = o.shape[d];
+        t.shape[d] = dim.factor * (dim.symbol < 0 ? 1 : c.size[dim.symbol]) / dim.divisor;
+    }
+    int64_t stride = 1;
+    for (int d = t.rank - 1; d >= 0; stride *= t.shape[d--]) t.stride[d] = stride;
+    return t;
+}
+
+// The memory of one operand: guard, elements, guard; strides leave gaps that are guarded too.
+struct Memory {
+    static constexpr int64_t guard = 128;
+    static constexpr uint8_t guard_byte = 0xA5;
+    std::vector<uint8_t> bytes, before;
+    Tensor tensor;
+
+    // shift: starts one element past a 64-byte border.
+    void place(const Tensor& shape, const std::vector<double>& values, bool shift) {
+        tensor = shape;
+        int64_t elements = 1;
+        for (int d = 0; d < tensor.rank; d++) elements += (tensor.shape[d] - 1) * tensor.stride[d];
+        bytes.assign(static_cast<size_t>(elements * size_of(tensor.dtype) + 3 * guard), guard_byte);
+        const uintptr_t begin = reinterpret_cast<uintptr_t>(bytes.data()),
+                        start = (begin + guard + 63) / 64 * 64;
+        tensor.data = bytes.data() + (start - begin) + (shift ? size_of(tensor.dtype) : 0);
+        for_each_row(tensor, [&](int64_t i, uint8_t* p, int64_t n) {
+            for (int64_t k = 0; k < n; k++) store(tensor.dtype, p + k * size_of(tensor.dtype), values[i + k]);
+        });
+        before = bytes;
+    }
+    std::vector<uint8_t> elements() const {
+        std::vector<uint8_t> packed;
+        for_each_row(tensor, [&](int64_t, const uint8_t* p, int64_t n) {
+            packed.insert(packed.end(), p, p + n * size_of(tensor.dtype));
+        });
+        return packed;
+    }
+    // Whether nothing but the elements, where they may, has changed.
+    bool intact(bool elements_may_change) const {
+        if (!elements_may_change) return bytes == before;
+        std::vector<uint8_t> restored = bytes;
+        for_each_row(tensor, [&](int64_t, const uint8_t* p, int64_t n) {
+            const int64_t at = p - bytes.data();
+            std::copy_n(before.data() + at, n * size_of(tensor.dtype), restored.data() + at);
+        });
+        return restored == before;
+    }
+};
+
+// Any memory order of all but the last dimension, with gaps.
+inline void spread(Tensor& t, int number) {
+    if (t.rank < 2) return;
+    int order[Tensor::max_rank] = {0, 1, 2, 3};
+    std::rotate(order, order + number % (t.rank - 1), order + t.rank - 1);
+    int64_t stride = t.shape[t.rank - 1] + 3;
+    for (int k = t.rank - 2; k >= 0; k--) {
+        t.stride[order[k]] = stride;
+        stride = stride * t.shape[order[k]] + 5 * (number % 2);
+    }
+}
+
+inline std::vector<double> initial_values(const Case& c, size_t operand) {
+    const Operand& o = c.op->operands[operand];
+    const DType dtype = c.entry->operands[operand].dtype;
+    const Tensor shape = shape_of(c, operand, dtype);
+    std::vector<double> values(shape.elements(), not_a_number);
+    const uint32_t step = static_cast<uint32_t>(c.number), stream = static_cast<uint32_t>(operand);
+    Philox p{};
+    for (size_t i = 0; c.reads(o) && i < values.size(); i++) {
+        const int64_t e = static_cast<int64_t>(i);
+        if (e % 4 == 0) p = random_block(1, step, stream, e / 4);
+        const uint32_t word = p.word[e % 4];
+        if (o.bound >= 0)
+            values[i] = word % c.size[o.bound];
+        else if (dtype == DType::i32)
+            values[i] = 1 + word % 9;
+        else if (o.positive)
+            values[i] = bf16(static_cast<float>(0.5 + uniform(word)));
+        // A grid on which the sum of two is a bf16 too, so that an operation that rounds one to storage before it goes on
+        // (residual_rmsnorm_forward) still has the f64 reference's values.
+        else if (dtype == DType::bf16)
+            values[i] = (word % 127 - 63.0) / 32;
+        else
+            values[i] = random_normal(1, step, stream, e);
+    }
+    return values;
+}
+
+using Outputs = std::vector<std::vector<double>>;
+
+// The reference in f64 on these values; outputs that are absent stay empty.
+inline Outputs oracle(const Case& c, const std::vector<std::vector<double>>& values) {
+    std::vector<Memory> memory(values.size());
+    std::vector<Tensor> tensors(values.size());
+    for (size_t i = 0; i < values.size(); i++) {
+        const Operand& o = c.op->operands[i];
+        if (c.absent[i]) continue;
+        memory[i].place(shape_of(c, i, o.type ? DType::f64 : o.dtype), values[i], false);
+        tensors[i] = memory[i].tensor;
+    }
+    run(*c.op, tensors, c.scalars, {}, "reference");
+    Outputs outputs;
+    for (int i = 0; i < c.op->outputs; i++)
+        outputs.push_back(c.absent[i] ? std::vector<double>() : read(tensors[i]));
+    return outputs;
+}
+
+inline size_t position(const std::vector<std::string>& names, const std::string& name) {
+    return static_cast<size_t>(std::find(names.begin(), names.end(), name) - names.begin());
+}
+inline size_t operand_called(const Operation& op, const std::string& name) {
+    const auto is = [&](const Operand& o) { return o.name == name; };
+    return static_cast<size_t>(std::find_if(op.operands.begin(), op.operands.end(), is) -
+                               op.operands.begin());
+}
+inline std::vector<double> rounded(std::vector<double> values, DType dtype) {
+    for (double& x : values) {
+        alignas(8) uint8_t bytes[8];
+        store(dtype, bytes, x);
+        x = load(dtype, bytes);
+    }
+    return values;
+}
+
+inline Scalar scalar_for(const std::string& name, int number) {
+    for (const Values& rule : scalar_rules)
+        if (name == rule.scalar) return rule.values[static_cast<size_t>(number) % rule.values.size()];
+    return 1;
+}
+
+inline int64_t pick(const std::vector<int64_t>& values, int number, size_t salt) {
+    const size_t n = values.size(), i = static_cast<size_t>(number);
+    // Every value occurs; later cases mix the letters otherwise.
+    return values[(i + salt * (1 + i / n)) % n];
+}
+
+inline Case make_case(const Operation& op, const Entry& entry, int number, bool strided, unsigned flags,
+                      unsigned nulls) {
+    Case c{&op, &entry, number, strided, {}, {}, {}, {}, {}};
+    for (size_t d = 0; d < op.dimensions.size(); d++) {
+        const auto rule = std::find_if(size_rules.begin(), size_rules.end(),
+                                       [&](const Sizes& s) { return op.dimensions[d] == s.letter; });
+        c.size.push_back(pick(rule == size_rules.end() ? other_sizes : rule->values, number, d));
+    }
+    const size_t heads = position(op.dimensions, "NH"), groups = position(op.dimensions, "NKV");
+    if (heads < c.size.size() && groups < c.size.size()) c.size[heads] *= c.size[groups];
+    for (const ScalarInfo& s : op.scalars) {
+        c.scalars.push_back(s.kind == 'b' ? Scalar((flags & 1) != 0) : scalar_for(s.name, number));
+        if (s.kind == 'b') flags >>= 1;
+    }
+    c.derived.resize(op.operands.size());
+    for (const Operand& o : op.operands) {
+        c.absent.push_back(o.nullable && (nulls & 1));
+        if (o.nullable) nulls >>= 1;
+    }
+    for (size_t i = 0; i < op.operands.size(); i++) c.values.push_back(initial_values(c, i));
+    return c;
+}
+
+// The forward operation of X_backward, where all that it reads is there; else null.
+inline const Operation* forward_of(const Operation& backward) {
+    const size_t suffix = backward.name.rfind("_backward");
+    const std::string wanted = backward.name.substr(0, suffix) + "_forward";
+    for (const Operation* op : operations()) {
+        if (op->name != wanted || suffix == std::string::npos) continue;
+        const auto has = [&](const Operand& o) {
+            return o.output || o.nullable || operand_called(backward, o.name) < backward.operands.size();
+        };
+        return std::all_of(op->operands.begin(), op->operands.end(), has) ? op : nullptr;
+    }
+    return nullptr;
+}
+
+// X_backward's inputs that are called as an output of X_forward is (attention's lse, rmsnorm's rstd) hold what that gives:
+// a variant may rely on it.
+inline void take_from_forward(Case& c) {
+    const Operation* op = forward_of(*c.op);
+    if (!op) return;
+    Case f{op, nullptr, c.number, false, {}, {}, {}, {}, {}};
+    for (const std::string& letter : op->dimensions)
+        f.size.push_back(c.size[position(c.op->dimensions, letter)]);
+    for (const ScalarInfo& s : op->scalars) f.scalars.push_back(scalar_for(s.name, c.number));
+    for (size_t i = 0; i < op->operands.size(); i++) {
+        const Operand& o = op->operands[i];
+        const size_t from = operand_called(*c.op, o.name);
+        f.absent.push_back(o.nullable);
+        if (o.output)
+            f.values.push_back(std::vector<double>(shape_of(f, i, DType::f64).elements(), not_a_number));
+        else
+            f.values.push_back(o.nullable ? std::vector<double>() : c.values[from]);
+    }
+    const Outputs outputs = oracle(f, f.values);
+    for (size_t i = 0; i < outputs.size(); i++) {
+        const size_t to = operand_called(*c.op, op->operands[i].name);
+        if (to >= c.values.size() || c.op->operands[to].output) continue;
+        c.values[to] = rounded(outputs[i], c.entry->operands[to].dtype);
+        c.derived[to] = true;
+    }
+}
+
+}  // namespace llamac

@@ -1,0 +1,169 @@
+// Deliberate faults for check_operations --fault: each runs the reference and spoils the call or its result, and says
+// whether that has made a difference (no accumulation: nothing to forget).
+#pragma once
+#include "operation_case.h"
+
+namespace llamac {
+
+using Launch = void (*)(const Call&);
+
+inline void flip(const Tensor& t, int64_t element) {
+    *address(t, element) ^= 1;
+}
+
+inline bool swapped_index(const Call& c, Launch launch) {
+    launch(c);
+    const Tensor& t = c.tensor[0];
+    if (!t.data || t.elements() < 2) return false;
+    const double a = get(t, 0), b = get(t, 1);
+    set(t, 0, b);
+    set(t, 1, a);
+    return std::fabs(a - b) > 0.1 * std::max(std::fabs(a), std::fabs(b));
+}
+inline bool missing_accumulate(const Call& c, Launch launch) {
+    std::vector<Scalar> scalars(c.scalar, c.scalar + c.op->scalars.size());
+    bool changed = false;
+    for (size_t i = 0; i < scalars.size(); i++)
+        if (c.op->scalars[i].name == "accumulate" && scalars[i].integer)
+            scalars[i] = Scalar(false), changed = true;
+    launch({c.op, c.tensor, scalars.data(), c.size, c.stream});
+    return changed;
+}
+inline bool dropped_tail(const Call& c, Launch launch) {
+    const Tensor& t = c.tensor[0];
+    const int64_t last = t.elements() - 1;
+    const double before = get(t, last);
+    launch(c);
+    const bool changed = get(t, last) != before;
+    set(t, last, before);
+    return changed;
+}
+inline bool overrun(const Call& c, Launch launch) {
+    launch(c);
+    const Tensor& t = c.tensor[0];
+    uint8_t* last = address(t, t.elements() - 1);
+    std::copy_n(last, size_of(t.dtype), last + size_of(t.dtype));
+    return true;
+}
+inline bool nan_left(const Call& c, Launch launch) {
+    launch(c);
+    const Tensor& t = c.tensor[0];
+    set(t, t.elements() / 2, not_a_number);
+    return true;
+}
+inline bool changed_input(const Call& c, Launch launch) {
+    launch(c);
+    if (static_cast<size_t>(c.op->outputs) == c.op->operands.size()) return false;
+    flip(c.tensor[c.op->outputs], 0);
+    return true;
+}
+inline bool ignored_strides(const Call& c, Launch launch) {
+    std::vector<Tensor> tensors(c.tensor, c.tensor + c.op->operands.size());
+    bool changed = false;
+    for (Tensor& t : tensors) {
+        changed |= t.data && !t.contiguous();
+        int64_t stride = 1;
+        for (int d = t.rank - 1; d >= 0; stride *= t.shape[d--]) t.stride[d] = stride;
+    }
+    launch({c.op, tensors.data(), c.scalar, c.size, c.stream});
+    return changed;
+}
+// Results of the next smaller type: f32 in f64's place, bf16 in f32's.
+inline bool low_precision(const Call& c, Launch launch) {
+    launch(c);
+    bool changed = false;
+    for (int i = 0; i < c.op->outputs; i++) {
+        const Tensor& t = c.tensor[i];
+        for (int64_t e = 0; t.data && e < t.elements(); e++) {
+            const double x = get(t, e), y = t.dtype == DType::f64   ? float(x)
+                                            : t.dtype == DType::f32 ? float(bf16(float(x)))
+                                                                    : x;
+            changed |= std::fabs(x - y) > 4 * ulp(x, t.dtype);
+            set(t, e, y);
+        }
+    }
+    return changed;
+}
+inline bool unrepeatable(const Call& c, Launch launch) {
+    static int calls = 0;
+    launch(c);
+    if (calls++ % 2) flip(c.tensor[0], 0);
+    return true;
+}
+inline bool depends_on_threads(const Call& c, Launch launch) {
+    launch(c);
+    if (max_threads() > 1) flip(c.tensor[0], 0);
+    return true;
+}
+inline const Entry* reference_for(const Operation& op, const std::vector<Tensor>& tensors) {
+    for (const Variant& v : op.variants)
+        for (const Entry& e : v.entries) {
+            bool fits = std::strcmp(v.name, "reference") == 0;
+            for (size_t i = 0; i < tensors.size(); i++)
+                fits &= !tensors[i].data || tensors[i].dtype == e.operands[i].dtype;
+            if (fits) return &e;
+        }
+    return nullptr;
+}
+// The same in f32, then rounded to nearest where storage is bf16.
+inline bool nearest_rounding(const Call& c, Launch launch) {
+    const bool seeded = std::any_of(c.op->scalars.begin(), c.op->scalars.end(),
+                                    [](const ScalarInfo& s) { return s.name == "seed"; });
+    std::vector<Tensor> wide(c.tensor, c.tensor + c.op->operands.size());
+    std::vector<Memory> memory(wide.size());
+    bool changed = false;
+    for (size_t i = 0; i < wide.size(); i++)
+        if (wide[i].data && wide[i].dtype == DType::bf16) {
+            const std::vector<double> values = read(wide[i]);
+            wide[i].dtype = DType::f32;
+            memory[i].place(wide[i], values, false);
+            wide[i] = memory[i].tensor;
+            changed = true;
+        }
+    const Entry* entry = reference_for(*c.op, wide);
+    if (!seeded || !changed || !entry) return launch(c), false;
+    entry->launch({c.op, wide.data(), c.scalar, c.size, c.stream});
+    for (int i = 0; i < c.op->outputs; i++)
+        for (int64_t e = 0; c.tensor[i].data && e < wide[i].elements(); e++)
+            set(c.tensor[i], e, get(wide[i], e));
+    return wide[0].elements() > 1000;
+}
+
+struct Fault {
+    const char* name;
+    bool (*run)(const Call&, Launch);
+};
+inline const std::vector<Fault> faults = {
+    {"swapped-index", swapped_index},
+    {"missing-accumulate", missing_accumulate},
+    {"dropped-tail", dropped_tail},
+    {"overrun", overrun},
+    {"nan-left", nan_left},
+    {"changed-input", changed_input},
+    {"ignored-strides", ignored_strides},
+    {"low-precision", low_precision},
+    {"unrepeatable", unrepeatable},
+    {"thread-dependent", depends_on_threads},
+    {"nearest-rounding", nearest_rounding},
+};
+inline const Fault* planted = nullptr;
+inline bool planted_matters = false;  // whether the fault has made a difference since this was reset
+
+inline void launch_fault(const Call& c) {
+    const std::vector<Tensor> tensors(c.tensor, c.tensor + c.op->operands.size());
+    planted_matters |= planted->run(c, reference_for(*c.op, tensors)->launch);
+}
+// A variant "fault" of every operation, for all types of the reference.
+inline void plant() {
+    for (const Operation* op : operations()) {
+        Operation& o = find_operation(op->name);
+        for (const Variant& v : std::vector<Variant>(o.variants)) {
+            if (std::strcmp(v.name, "reference") != 0) continue;
+            Variant fault{"fault", planted->name, Where::host, v.entries, v.supports};
+            for (Entry& e : fault.entries) e.launch = launch_fault;
+            o.variants.push_back(fault);
+        }
+    }
+}
+
+}  // namespace llamac

@@ -1,0 +1,191 @@
+"""Training with the reference model (train_llama3.py): AdamW against torch's, sampling, whole runs."""
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+import train_llama3 as ref
+from llamac import random
+from llamac.data import write_bin
+from llamac.errors import InputError
+from llamac.options import parse
+from llamac.plot import read_log
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """More threads only cost time on models this small."""
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        torch.set_num_threads(1)
+        yield
+    torch.set_num_threads(threads)
+
+
+def gradients(shapes: list[torch.Size], step: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_adamw_is_torchs(compiled):
+    """Ten updates with a learning rate that changes; also compiled, where torch 2.13 gets a changing addcdiv_
+    wrong.
+    """
+    torch.manual_seed(3)
+    ours = [torch.nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in ((7, 5), (11,))]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    groups = [{"params": [p], "weight_decay": 0.1 if p.dim() == 2 else 0.0} for p in theirs]
+    expected = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+    optimizer = ref.AdamW(ours, 0.9, 0.95, 0.1, state_dtype=torch.float64)
+    if compiled:
+        optimizer.update = torch.compile(ref.adamw_update, dynamic=True)
+    for step in range(1, 11):
+        grads = gradients([p.shape for p in ours], step)
+        for p, g, group in zip(theirs, grads, expected.param_groups, strict=True):
+            p.grad, group["lr"] = g, 0.01 * step
+        expected.step()
+        optimizer.step(grads, 0.01 * step)
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_bf16_weights_follow_fp32_ones():
+    """Updates below half a bf16 step: the master copy is the fp32 run's weight; without one the mean
+    follows it.
+    """
+    runs = {}
+    for name, dtype, master in (
+        ("fp32", torch.float32, True),
+        ("master", torch.bfloat16, True),
+        ("none", torch.bfloat16, False),
+    ):
+        weight = torch.nn.Parameter(torch.ones(64, 64, dtype=dtype))
+        optimizer = ref.AdamW([weight], 0.9, 0.95, 0.0, master_weights=master, seed=9)
+        for step in range(1, 21):
+            optimizer.step([0.3 + gradients([weight.shape], step)[0].float()], 1e-3)
+        runs[name] = weight.detach(), optimizer.master[0]
+    exact = runs["fp32"][0]
+    assert torch.equal(runs["master"][1], exact)
+    assert torch.equal(runs["master"][0], exact.bfloat16())
+    moved = (1 - exact).mean()
+    assert moved > 2**-8  # rounding to nearest would leave nearly every weight at 1
+    assert (1 - runs["none"][0].float()).mean() == pytest.approx(moved.item(), rel=0.1)
+
+
+def test_stochastic_rounding():
+    x = torch.tensor([1.0, 1 + 2**-9, -1 - 3 * 2**-9, 0.0, 3e-40]).repeat_interleave(1 << 16)
+    words = np.tile(np.arange(1 << 16, dtype=np.uint32) << 16, 5)  # every value of the upper half once
+    rounded = ref.stochastic_round(x, words).float().view(5, -1)
+    torch.testing.assert_close(rounded.double().mean(1), x.view(5, -1)[:, 0].double(), rtol=0, atol=1e-45)
+    assert [len(row.unique()) for row in rounded] == [1, 2, 2, 1, 2]
+
+
+def test_sample_token():
+    logits = torch.tensor([1.0, 3.0, 2.0, 3.0, -math.inf])
+    assert ref.sample_token(logits, 0.0, 0, 0.99) == 1
+    assert ref.sample_token(logits, 1.0, 1, 0.99) == 1
+    assert [ref.sample_token(logits, 1.0, 2, u) for u in (0.01, 0.49, 0.51, 0.99)] == [1, 1, 3, 3]
+    drawn = [ref.sample_token(logits, 0.7, 0, (i + 0.5) / 20000) for i in range(20000)]
+    shares = torch.bincount(torch.tensor(drawn), minlength=5) / 20000
+    torch.testing.assert_close(shares, (logits / 0.7).softmax(0), rtol=0, atol=1e-4)
+
+
+def run_training(folder: Path, out: str, *flags: str) -> list[dict]:
+    """A short run on random tokens; returns the events of its log."""
+    write_bin(folder / "train.bin", np.random.default_rng(0).integers(97, size=1000), 97)
+    data = folder / "train.bin"
+    base = f"--model {ROOT}/tests/models/tied-gqa.json --train-data {data} --val-data {data}"
+    base += " --seq-len 16 --batch-size 4 --steps 4 --warmup-steps 2 --sample-every 2 --sample-tokens 5"
+    base += f" --checkpoint-every 1 --keep-checkpoints 2 --out {folder}/{out}"
+    ref.train(parse([*base.split(), *flags]))
+    return read_log(folder / out / "log.jsonl")
+
+
+def values(events: list[dict], event: str, field: str) -> list:
+    """One field of all events of a kind."""
+    return [e[field] for e in events if e["event"] == event]
+
+
+@torch.no_grad()
+def generated(model: LlamaForCausalLM, step: int) -> str:
+    """Five tokens by transformers' model, with the random numbers that the sample at this step has."""
+    tokens = [model.config.bos_token_id]
+    for u in random.uniform(42, step, 0xFFFFFFFF, 5):
+        logits = model(torch.tensor([tokens])).logits[0, -1]
+        tokens.append(ref.sample_token(logits, 0.8, 50, u))
+    return " ".join(map(str, tokens[1:]))
+
+
+def test_training_run(tmp_path):
+    events = run_training(tmp_path, "a")
+    kinds = [e["event"] for e in events]
+    assert (kinds[:2], kinds.count("step"), kinds.count("sample")) == (["start", "val"], 4, 2)
+    assert values(events, "val", "step") == [0, 4]
+    assert values(events, "step", "lr") == pytest.approx([0.0015, 0.003, 0.00165, 0.0003])
+    assert sorted(p.name for p in (tmp_path / "a").glob("step_*")) == ["step_000003", "step_000004"]
+    assert (tmp_path / "a" / "loss.png").exists()
+    again = run_training(tmp_path, "b")
+    assert values(again, "step", "loss") == values(events, "step", "loss")
+    assert values(again, "sample", "text") == values(events, "sample", "text")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "a" / "step_000004")
+    assert generated(model, step=4) == values(events, "sample", "text")[-1]
+    last = load_file(tmp_path / "a" / "step_000004" / "model.safetensors")
+    assert all(torch.equal(last[name], p) for name, p in model.named_parameters())
+    loaded = run_training(tmp_path, "c", "--model", str(tmp_path / "a" / "step_000004"), "--init", "load")
+    assert values(loaded, "val", "loss")[0] == values(events, "val", "loss")[-1]
+
+
+@pytest.mark.parametrize(
+    "flags", [("--batch-size", "2", "--total-batch-size", "64"), ("--recompute", "block:2")]
+)
+def test_same_training_by_other_means(tmp_path, flags):
+    """Micro-steps and recomputed blocks change rounding at most."""
+    expected, found = run_training(tmp_path, "a"), run_training(tmp_path, "b", *flags)
+    assert values(found, "step", "loss") == pytest.approx(values(expected, "step", "loss"), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "flags", [(), ("--grad-dtype", "bf16"), ("--master-weights", "off", "--optimizer-state", "bf16")]
+)
+def test_bf16_training_follows_f32(tmp_path, flags):
+    expected, found = run_training(tmp_path, "a"), run_training(tmp_path, "b", "--dtype", "bf16", *flags)
+    assert values(found, "step", "loss") == pytest.approx(values(expected, "step", "loss"), rel=1e-2)
+    assert values(found, "step", "loss") != values(expected, "step", "loss")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--ops", "llamac"], "--ops llamac: .* not built"),
+        (["--resume", "auto"], "--resume"),
+        (["--recompute", "norm"], "--recompute"),
+        (["--init", "load"], "--init load"),
+        (["--seq-len", "65"], "--seq-len: .* 64, found 65"),
+        (["--total-batch-size", "65"], "--total-batch-size"),
+    ],
+)
+def test_refuses(tmp_path, flags, message):
+    with pytest.raises(InputError, match=message):
+        run_training(tmp_path, "a", *flags)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--train", "--ops", "llamac"], ["--trian"], ["--train", "--steps", "x"]]
+)
+def test_bad_flags_end_with_one_line_and_2(monkeypatch, capsys, arguments):
+    monkeypatch.setattr(sys, "argv", ["train_llama3.py", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        ref.run(ref.main)
+    stderr = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert stderr.startswith("train_llama3.py: ") and stderr.count("\n") == 1
