@@ -94,6 +94,7 @@ void check_bad_flags() {
         {{"--master-weights", "yes"}, {"--master-weights: expected on or off"}},
         {{"--init", "zero"}, {"--init: expected random or load"}},
         {{"--init", "load"}, {"--init load", "--model", "tiny"}},
+        {{"--grad-dtype", "bf16"}, {"--grad-dtype bf16", "--dtype f32"}},
         {{"--recompute", ""}, {"--recompute: expected none"}},
         {{"--recompute", "norm,"}, {"--recompute"}},
         {{"--recompute", "norm,mlp"}, {"--recompute", "mlp"}},

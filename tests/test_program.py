@@ -164,20 +164,14 @@ def test_resume_is_bitwise(train, data, tmp_path, precision):
         assert (newest / file).read_bytes() == (tmp_path / "whole/step_000008" / file).read_bytes()
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_every_precision_learns(train, data, tmp_path, precision):
-    train(
-        *flags(
-            data,
-            tmp_path / "out",
-            steps=60,
-            lr=0.01,
-            checkpoint_every=0,
-            val_every=0,
-            **PRECISIONS[precision],
-        )
-    )
-    assert np.mean(losses(tmp_path / "out")[-5:]) < np.log(V) - 1.5
+def test_every_precision_learns(train, data, tmp_path):
+    """From ln 97 = 4.6, or more at first, to where the f32 run gets, which is well below."""
+    ends = {}
+    for name, precision in PRECISIONS.items():
+        train(*flags(data, tmp_path / name, steps=60, lr=0.01, checkpoint_every=0, val_every=0, **precision))
+        ends[name] = np.mean(losses(tmp_path / name)[-5:])
+    assert ends["f32"] < np.log(V) - 1
+    assert all(abs(end - ends["f32"]) < 0.05 for end in ends.values()), ends
 
 
 def test_interrupt_leaves_a_checkpoint(build, data, tmp_path):
@@ -303,8 +297,8 @@ def test_print_config_reads_back(train, data, tmp_path):
         (["--model", "/no/such/folder/config.json"], "/no/such/folder/config.json No such file"),
         (["--train-data", "/no/such/*.bin"], "/no/such/*.bin"),
         (["--tokenizer", "/no/such/ranks"], "/no/such/ranks No such file"),
-        (["--seq-len", "100000"], "seq-len 100000 128"),
-        (["--seq-len", "127", "--val-data", "{data}/val_000.bin", "--batch-size", "64"], "val_000.bin 64"),
+        (["--seq-len", "100000"], "seq-len 100000 64"),
+        (["--seq-len", "63", "--val-data", "{data}/val_000.bin", "--batch-size", "64"], "val_000.bin 64"),
         (["--total-batch-size", "100"], "total-batch-size 100 64"),
         (["--kernel", "rope_forward=9"], "rope_forward 9 reference"),
         (["--kernel", "rope=1"], "rope"),

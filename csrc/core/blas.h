@@ -1,9 +1,10 @@
 // Matrix products on the host.
 //
-// gemm() is a packed product in the manner of Goto and van de Geijn (Anatomy of High-Performance Matrix Multiplication,
-// 2008): B is copied into panels a few vectors wide, a tile of C stays in registers while K runs, and the blocks are
-// sized for the caches. GCC's vector extensions keep it portable. gemm_tile() is its register tile, which attention
-// also calls on its own small blocks. cblas_gemm() is the system's BLAS, where the build has one.
+// gemm() is a packed product in the manner of Goto and van de Geijn (Anatomy of High-Performance Matrix
+// Multiplication, 2008): B is copied into panels a few vectors wide, a tile of C stays in registers while K
+// runs, and the blocks are sized for the caches. GCC's vector extensions keep it portable. gemm_tile() is its
+// register tile, which attention also calls on its own small blocks. cblas_gemm() is the system's BLAS, where
+// the build has one.
 #pragma once
 #include <cstdlib>
 #include <new>
@@ -31,16 +32,20 @@ template <class A>
 constexpr int64_t lanes = vector_bytes / static_cast<int64_t>(sizeof(A));
 
 template <class A>
-inline vector<A> load(const A* from) { return *reinterpret_cast<const vector<A>*>(from); }
+inline vector<A> load(const A* from) {
+    return *reinterpret_cast<const vector<A>*>(from);
+}
 template <class A>
-inline void store(A* to, vector<A> v) { *reinterpret_cast<vector<A>*>(to) = v; }
+inline void store(A* to, vector<A> v) {
+    *reinterpret_cast<vector<A>*>(to) = v;
+}
 
 // c[tile_rows, NV vectors] = initial + a[tile_rows, K] * b[K, NV vectors]. Element (i, k) of a is
 // a[i * a_row + k * a_k]; rows of b, initial and c lie b_row, initial_row, c_row elements apart.
 // initial: null is zero, and may be c.
 template <int NV, class A>
-inline void gemm_tile(int64_t K, const A* a, int64_t a_row, int64_t a_k, const A* b, int64_t b_row, const A* initial,
-                      int64_t initial_row, A* c, int64_t c_row) {
+inline void gemm_tile(int64_t K, const A* a, int64_t a_row, int64_t a_k, const A* b, int64_t b_row,
+                      const A* initial, int64_t initial_row, A* c, int64_t c_row) {
     using V = vector<A>;
     constexpr int64_t L = lanes<A>;
     V sum[tile_rows][NV] = {};
@@ -97,9 +102,9 @@ struct Matrix {
     Matrix transposed() const { return {data, column, row}; }
 };
 
-// c[M,N] = initial + a[M,K] * b[K,N]; rows of c and of initial are N long and contiguous; initial: null is zero, and may
-// be c. All OpenMP threads work on it; the result does not depend on how many there are.
-// There for A = float with T = float or bf16, and for double.
+// c[M,N] = initial + a[M,K] * b[K,N]; rows of c and of initial are N long and contiguous; initial: null is
+// zero, and may be c. All OpenMP threads work on it; the result does not depend on how many there are. There
+// for A = float with T = float or bf16, and for double.
 template <class A, class T>
 void gemm(int64_t M, int64_t N, int64_t K, Matrix<T> a, Matrix<T> b, const A* initial, A* c);
 

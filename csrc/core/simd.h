@@ -38,18 +38,24 @@ inline float fast_exp(float x) {
     return x > 88.3762f ? std::numeric_limits<float>::infinity() : low;
 }
 
-// term(0) + ... + term(n-1), term giving floats: vector lanes inside blocks of 1024 terms, double over the blocks.
-// A plain float sum over a vocabulary would lose more digits than PyTorch's; the order does not depend on threads.
+// term(0) + ... + term(n-1), term giving floats: 16 partial sums in float over 1024 terms, double over these blocks. One
+// float sum over a vocabulary would lose more digits than PyTorch's; this order depends neither on the number of
+// threads nor on the width of the vectors.
 template <class Term>
 double block_sum(int64_t n, Term term) {
-    constexpr int64_t block = 1024;
+    constexpr int64_t block = 1024, lanes = 16;
     double total = 0;
     for (int64_t begin = 0; begin < n; begin += block) {
         const int64_t end = std::min(n, begin + block);
-        float sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = begin; i < end; i++) sum += term(i);
-        total += sum;
+        float sum[lanes] = {};
+        int64_t i = begin;
+        for (; i + lanes <= end; i += lanes)
+#pragma omp simd
+            for (int64_t k = 0; k < lanes; k++) sum[k] += term(i + k);
+        for (int64_t k = 0; i < end; i++, k++) sum[k] += term(i);
+        for (int64_t width = lanes / 2; width > 0; width /= 2)
+            for (int64_t k = 0; k < width; k++) sum[k] += sum[k + width];
+        total += sum[0];
     }
     return total;
 }

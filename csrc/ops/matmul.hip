@@ -1,13 +1,16 @@
-// Matrix multiplication of a linear layer without bias, weight[K,C] as in PyTorch and Hugging Face: [out, in].
+// Matrix multiplication of a linear layer without bias, weight[K,C] as in PyTorch and Hugging Face
+// ([out, in]).
 //
 //   out[n,k]     = sum_c x[n,c] * weight[k,c]  (+ residual[n,k])
 //   dx[n,c]      = sum_k dout[n,k] * weight[k,c]
 //   dweight[k,c] = sum_n dout[n,k] * x[n,c]    (+ what was there)
 //
-// cpu   our own packed product (core/blas.h): reads bf16 as it packs, adds the residual or the old gradient as it stores
+// cpu   our own packed product (core/blas.h): reads bf16 as it packs, adds the residual or the old gradient
+//       as it stores
 // blas  the system's CBLAS, f32 and f64
 //
-// f32, 2 threads of an AMD EPYC 9xx4 (Zen 4; FMA loop: 234 GFLOP/s), N = 2048, GFLOP/s of forward / dx / dweight:
+// f32, 2 threads of an AMD EPYC 9xx4 (Zen 4; FMA loop: 234 GFLOP/s), N = 2048, GFLOP/s of forward / dx /
+// dweight:
 #include <algorithm>
 #include <vector>
 
@@ -30,7 +33,8 @@ A sum_of(int64_t count, Term term) {
 }
 
 template <class T>
-void matmul_forward_reference(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight, View<const T, 2> residual) {
+void matmul_forward_reference(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
+                              View<const T, 2> residual) {
     using A = arithmetic<T>;
     const int64_t N = x.shape[0], C = x.shape[1], K = weight.shape[0];
     for (int64_t n = 0; n < N; n++)
@@ -50,7 +54,8 @@ void matmul_backward_input_reference(View<T, 2> dx, View<const T, 2> dout, View<
 }
 
 template <class T, class G>
-void matmul_backward_weight_reference(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x, bool accumulate) {
+void matmul_backward_weight_reference(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
+                                      bool accumulate) {
     using A = arithmetic<T>;
     const int64_t N = x.shape[0], C = x.shape[1], K = dout.shape[1];
     for (int64_t k = 0; k < K; k++)
@@ -61,10 +66,12 @@ void matmul_backward_weight_reference(View<G, 2> dweight, View<const T, 2> dout,
 }
 
 template <class T>
-Matrix<T> matrix(View<const T, 2> v) { return {v.data, v.shape[1], 1}; }
+Matrix<T> matrix(View<const T, 2> v) {
+    return {v.data, v.shape[1], 1};
+}
 
-// out[M,N] = initial + a * b, rounded once. Storage other than the arithmetic's goes through a block of rows, long enough
-// that packing b again for each does not show.
+// out[M,N] = initial + a * b, rounded once. Storage other than the arithmetic's goes through a block of rows,
+// long enough that packing b again for each does not show.
 template <class T, class O>
 void product(int64_t M, int64_t N, int64_t K, Matrix<T> a, Matrix<T> b, const O* initial, O* out) {
     using A = arithmetic<T>;
@@ -88,43 +95,50 @@ void product(int64_t M, int64_t N, int64_t K, Matrix<T> a, Matrix<T> b, const O*
 }
 
 template <class T>
-void matmul_forward_cpu(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight, View<const T, 2> residual) {
+void matmul_forward_cpu(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
+                        View<const T, 2> residual) {
     product(out.shape[0], out.shape[1], x.shape[1], matrix(x), matrix(weight).transposed(),
             static_cast<const T*>(residual.data), out.data);
 }
 
 template <class T>
 void matmul_backward_input_cpu(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight) {
-    product(dx.shape[0], dx.shape[1], dout.shape[1], matrix(dout), matrix(weight), static_cast<const T*>(nullptr),
-            dx.data);
+    product(dx.shape[0], dx.shape[1], dout.shape[1], matrix(dout), matrix(weight),
+            static_cast<const T*>(nullptr), dx.data);
 }
 
 template <class T, class G>
-void matmul_backward_weight_cpu(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x, bool accumulate) {
+void matmul_backward_weight_cpu(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
+                                bool accumulate) {
     product(dweight.shape[0], dweight.shape[1], x.shape[0], matrix(dout).transposed(), matrix(x),
             static_cast<const G*>(accumulate ? dweight.data : nullptr), dweight.data);
 }
 
 #ifdef LLAMAC_CBLAS
 template <class T>
-void matmul_forward_blas(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight, View<const T, 2> residual) {
-    cblas_gemm(out.shape[0], out.shape[1], x.shape[1], matrix(x), matrix(weight).transposed(), residual.data, out.data);
+void matmul_forward_blas(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
+                         View<const T, 2> residual) {
+    cblas_gemm(out.shape[0], out.shape[1], x.shape[1], matrix(x), matrix(weight).transposed(), residual.data,
+               out.data);
 }
 
 template <class T>
 void matmul_backward_input_blas(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight) {
-    cblas_gemm(dx.shape[0], dx.shape[1], dout.shape[1], matrix(dout), matrix(weight), static_cast<const T*>(nullptr),
-               dx.data);
+    cblas_gemm(dx.shape[0], dx.shape[1], dout.shape[1], matrix(dout), matrix(weight),
+               static_cast<const T*>(nullptr), dx.data);
 }
 
 template <class T>
-void matmul_backward_weight_blas(View<T, 2> dweight, View<const T, 2> dout, View<const T, 2> x, bool accumulate) {
+void matmul_backward_weight_blas(View<T, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
+                                 bool accumulate) {
     cblas_gemm(dweight.shape[0], dweight.shape[1], x.shape[0], matrix(dout).transposed(), matrix(x),
                static_cast<const T*>(accumulate ? dweight.data : nullptr), dweight.data);
 }
 #endif
 
-double flops(const Call& call) { return 2.0 * static_cast<double>(call["N"] * call["C"]) * static_cast<double>(call["K"]); }
+double flops(const Call& call) {
+    return 2.0 * static_cast<double>(call["N"] * call["C"]) * static_cast<double>(call["K"]);
+}
 
 Operation matmul_forward(
     "matmul_forward(out: T[N,K]; x: T[N,C], weight: T[K,C], residual?: T[N,K])",
@@ -132,16 +146,19 @@ Operation matmul_forward(
     {{"cpu", "packed product, register tiles", Where::host,
       entries<matmul_forward_cpu<float>, matmul_forward_cpu<bf16>, matmul_forward_cpu<double>>()},
 #ifdef LLAMAC_CBLAS
-     {"blas", "the system's CBLAS", Where::host, entries<matmul_forward_blas<float>, matmul_forward_blas<double>>()},
+     {"blas", "the system's CBLAS", Where::host,
+      entries<matmul_forward_blas<float>, matmul_forward_blas<double>>()},
 #endif
      {"reference", "plain loops", Where::host,
-      entries<matmul_forward_reference<float>, matmul_forward_reference<bf16>, matmul_forward_reference<double>>()}},
+      entries<matmul_forward_reference<float>, matmul_forward_reference<bf16>,
+              matmul_forward_reference<double>>()}},
     flops);
 
 Operation matmul_backward_input(
     "matmul_backward_input(dx: T[N,C]; dout: T[N,K], weight: T[K,C])", "dx = dout * weight",
     {{"cpu", "packed product, register tiles", Where::host,
-      entries<matmul_backward_input_cpu<float>, matmul_backward_input_cpu<bf16>, matmul_backward_input_cpu<double>>()},
+      entries<matmul_backward_input_cpu<float>, matmul_backward_input_cpu<bf16>,
+              matmul_backward_input_cpu<double>>()},
 #ifdef LLAMAC_CBLAS
      {"blas", "the system's CBLAS", Where::host,
       entries<matmul_backward_input_blas<float>, matmul_backward_input_blas<double>>()},
@@ -163,7 +180,8 @@ Operation matmul_backward_weight(
 #endif
      {"reference", "plain loops", Where::host,
       entries<matmul_backward_weight_reference<float, float>, matmul_backward_weight_reference<bf16, float>,
-              matmul_backward_weight_reference<bf16, bf16>, matmul_backward_weight_reference<double, double>>()}},
+              matmul_backward_weight_reference<bf16, bf16>,
+              matmul_backward_weight_reference<double, double>>()}},
     flops);
 
 }  // namespace

@@ -301,6 +301,8 @@ void check_together(const Options& options) {
     }
     if (options.init == "load" && !std::filesystem::is_directory(options.model))
         fail("--init load: expected --model to be a Hugging Face directory, found ", quote(options.model));
+    if (options.grad_dtype == "bf16" && options.dtype == "f32")
+        fail("--grad-dtype bf16: expected f32, which --dtype f32 needs");
     if (options.out.empty()) fail("--out: expected a directory, found \"\"");
     micro_steps(options, 1);
 }
