@@ -1,7 +1,7 @@
 """Llama 3 in plain PyTorch: the model, its training, and the reference that the C program is checked against.
 
     python train_llama3.py              write the reference tensors of the test models to data/reference/
-    python train_llama3.py --train ...  train: flags, defaults and data order of the C program (--help)
+    python train_llama3.py --train ...  train, with the C program's flags and data order (add --help)
 
 The file reads top to bottom: the model (Dubey et al., "The Llama 3 Herd of Models", 2024), its weights,
 AdamW, the reference tensors, training. Shapes: B batch, T time, C channels, NH query heads, NKV key/value
@@ -257,8 +257,11 @@ def adamw_update(
     eps: float,
     weight_decay: float,
 ) -> None:
-    """Update t = 1, 2, … of one parameter p with gradient g, in place (Loshchilov & Hutter 2019): p -= lr ·
-    (m̂ / (√v̂ + eps) + weight_decay · p), m̂ and v̂ being the moments corrected for their start at zero.
+    """Update t = 1, 2, … of one parameter p with gradient g, in place (Loshchilov & Hutter 2019):
+
+        p -= lr · (m̂ / (√v̂ + eps) + weight_decay · p)
+
+    where m̂ and v̂ are the moments m and v corrected for their start at zero.
     """
     m.lerp_(g, 1 - beta1)
     v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
@@ -269,8 +272,9 @@ def adamw_update(
 
 
 def stochastic_round(x: Tensor, words: np.ndarray) -> Tensor:
-    """x, fp32, to bf16: away from zero with the probability that the cut-off bits stand for. words:
-    uint32[n], random; their upper halves are added below bf16's last bit.
+    """x, fp32, to bf16: away from zero with the probability that the cut-off bits stand for.
+
+    words: uint32[n], random; their upper halves are added below bf16's last bit.
     """
     noise = torch.from_numpy((words >> 16).astype(np.int32)).to(x.device).view_as(x)
     return ((x.view(torch.int32) + noise) & -0x10000).view(torch.float32).bfloat16()

@@ -1,24 +1,27 @@
-// Every operation of the registry, every variant of it, every combination of types, on odd shapes, against the operation's
-// own reference in f64 on the same values. What is called comes from the descriptions; only sizes by dimension letter and
-// scalars by name stand here.
+// Every operation of the registry, every variant of it, every combination of types, on odd shapes, against
+// the operation's own reference in f64 on the same values. What is called comes from the descriptions; only
+// sizes by dimension letter and scalars by name stand here.
 //
-// A case: operands between guard bytes (in the gaps of strided ones too), outputs full of NaN, those that are updated or
-// accumulated full of noise. Afterwards: outputs within the bound, guards and inputs as they were, the same bits in a
-// second run and with another number of threads, and in place where that is allowed.
+// A case: operands between guard bytes (in the gaps of strided ones too), outputs full of NaN, those that are
+// updated or accumulated full of noise. Afterwards: outputs within the bound, guards and inputs as they were,
+// the same bits in a second run and with another number of threads, and in place where that is allowed.
 //
-// The bound. An error may be 2 ulp of the largest output (design: the floor of the rule against PyTorch), or what
-// rounding can do to this input: the f64 reference is run again with every input moved at random by up to two rounding
-// errors u of the arithmetic (2^-24; 2^-53 for f64), three times. How far the outputs move is the problem's own
-// sensitivity: no algorithm in that arithmetic can be blamed for as much. A sum of n terms adds a factor sqrt(n) with
-// probability near one (Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019); n is at most
-// the largest dimension. The constant in front is 4: the handful of roundings that an element goes through beside its sum.
-// What the forward pass has made of the other inputs moves by its storage's u: a variant may read it or compute it anew.
-// Operations without FLOPs copy: exact. Everything is compared so that NaN fails.
+// The bound. An error may be 2 ulp of the largest output (design: the floor of the rule against PyTorch), or
+// what rounding can do to this input: the f64 reference is run again with every input moved at random by up
+// to two rounding errors u of the arithmetic (2^-24; 2^-53 for f64), three times. How far the outputs move is
+// the problem's own sensitivity: no algorithm in that arithmetic can be blamed for as much. A sum of n terms
+// adds a factor sqrt(n) with probability near one (Higham and Mary, "A New Approach to Probabilistic Rounding
+// Error Analysis", 2019); n is at most the largest dimension. The constant in front is 4: the handful of
+// roundings that an element goes through beside its sum. What the forward pass has made of the other inputs
+// moves by its storage's u: a variant may read it or compute it anew. Operations without FLOPs copy: exact.
+// Everything is compared so that NaN fails.
 //
-// Stochastic rounding (bf16 in an operation with a seed): within one ulp of the element, and unbiased (below).
+// Stochastic rounding (bf16 in an operation with a seed): within one ulp of the element, and
+// unbiased (below).
 //
-// --fault NAME puts a wrong variant in the place of all others: the checks have to see it in every operation to which it
-// applies, for every combination of types; then the program ends with 1, as with any failure, else with 0.
+// --fault NAME puts a wrong variant in the place of all others: the checks have to see it in every operation
+// to which it applies, for every combination of types; then the program ends with 1, as with any failure,
+// else with 0.
 #include <cstdio>
 
 #include "operation_case.h"
@@ -110,7 +113,8 @@ std::vector<Bound> bounds(const Case& c, const Outputs& truth) {
     return bound;
 }
 
-// Whether output i is rounded stochastically. Beside a master copy (A), the storage (T) is the master's nearest.
+// Whether output i is rounded stochastically. Beside a master copy (A), the storage (T) is the master's
+// nearest.
 bool is_stochastic(const Case& c, size_t i) {
     const auto seeded = [](const ScalarInfo& s) { return s.name == "seed"; };
     if (c.entry->operands[i].dtype != DType::bf16 || !c.op->operands[i].in_place) return false;
@@ -120,9 +124,9 @@ bool is_stochastic(const Case& c, size_t i) {
     return true;
 }
 
-// f: how far the truth lies above the lower neighbour, in ulp. The error, 1 - f with probability f and else -f, has mean 0
-// and variance f (1 - f) for every f: neither its sum nor its sum with the sign of f - 1/2 (which sees rounding to
-// nearest) may be more than five standard deviations from 0. slack: the error of
+// f: how far the truth lies above the lower neighbour, in ulp. The error, 1 - f with probability f and else
+// -f, has mean 0 and variance f (1 - f) for every f: neither its sum nor its sum with the sign of f - 1/2
+// (which sees rounding to nearest) may be more than five standard deviations from 0. slack: the error of
 // the arithmetic before the rounding, which has no sums.
 std::string check_stochastic(const std::vector<double>& found, const std::vector<double>& truth,
                              double slack) {

@@ -283,7 +283,7 @@ void check_bad_manifests() {
     damaged("short hash", with(json::json_pointer("/files/config.json/xxh3"), "12"), "xxh3");
     damaged("hash of other digits", with(json::json_pointer("/files/config.json/xxh3"), "0123456789ABCDEF"),
             "xxh3");
-    damaged("kernel of another type", with(json::json_pointer("/kernels/x"), 2), "kernels: x");
+    damaged("kernel of another type", with(json::json_pointer("/kernels/x"), 2), "kernels: \"x\"");
     ordered_json no_file = fields;
     no_file["files"].erase("model.safetensors");
     damaged("a file left out", sealed(no_file), "model.safetensors");
@@ -300,7 +300,8 @@ void check_bad_files() {
         const std::string file = path + "/" + name, good = get(file);
         const auto damaged = [&](const std::string& what, const std::string& bytes) {
             overwrite(file, bytes);
-            refused(what, {file}, [&] { open_checkpoint(path); });
+            const char* reason = bytes.size() == good.size() ? "checksum" : "bytes";
+            refused(what, {file, reason}, [&] { open_checkpoint(path); });
         };
         for (size_t i = 0; i < good.size(); i++) {
             std::string bytes = good;

@@ -1,5 +1,6 @@
-// A case of check_operations: sizes, scalars and values for one operation with one combination of types, its memory between
-// guards, and the f64 reference's answer to it. Only sizes by dimension letter and scalars by name are listed here.
+// A case of check_operations: sizes, scalars and values for one operation with one combination of types, its
+// memory between guards, and the f64 reference's answer to it. Only sizes by dimension letter and scalars by
+// name are listed here.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -17,7 +18,8 @@ namespace llamac {
 
 constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 
-// Shapes: a case takes one value a letter. NH is a multiple of NKV, so its values are heads a group where both occur.
+// Shapes: a case takes one value a letter. NH is a multiple of NKV, so its values are heads a group where
+// both occur.
 struct Sizes {
     const char* letter;
     std::vector<int64_t> values;
@@ -229,8 +231,8 @@ inline std::vector<double> initial_values(const Case& c, size_t operand) {
             values[i] = 1 + word % 9;
         else if (o.positive)
             values[i] = bf16(static_cast<float>(0.5 + uniform(word)));
-        // A grid on which the sum of two is a bf16 too, so that an operation that rounds one to storage before it goes on
-        // (residual_rmsnorm_forward) still has the f64 reference's values.
+        // A grid on which the sum of two is a bf16 too, so that an operation that rounds one to storage
+        // before it goes on (residual_rmsnorm_forward) still has the f64 reference's values.
         else if (dtype == DType::bf16)
             values[i] = (word % 127 - 63.0) / 32;
         else
@@ -324,8 +326,8 @@ inline const Operation* forward_of(const Operation& backward) {
     return nullptr;
 }
 
-// X_backward's inputs that are called as an output of X_forward is (attention's lse, rmsnorm's rstd) hold what that gives:
-// a variant may rely on it.
+// X_backward's inputs that are called as an output of X_forward is (attention's lse, rmsnorm's rstd) hold
+// what that gives: a variant may rely on it.
 inline void take_from_forward(Case& c) {
     const Operation* op = forward_of(*c.op);
     if (!op) return;

@@ -7,15 +7,15 @@
 
 namespace llamac {
 
-// *p = T(value). A temporary of class type in the body of a `#pragma omp simd` loop becomes an array in memory, and
-// g++ gives the loop up; in a function that is inlined later it does not.
+// *p = T(value). A temporary of class type in the body of a `#pragma omp simd` loop becomes an array in
+// memory, and g++ gives the loop up; in a function that is inlined later it does not.
 template <class T>
 inline void store(T* p, float value) {
     *p = T(value);
 }
 
-// e^x without call, table or branch, so that `#pragma omp simd` loops vectorise around it. Error up to 1.02 ulp
-// where the result is a normal number; 0 below that, infinity from 2^127.5 on, NaN stays NaN.
+// e^x without call, table or branch, so that `#pragma omp simd` loops vectorise around it. Error up to 1.02
+// ulp where the result is a normal number; 0 below, infinity from 2^127.5 on, NaN stays NaN.
 // x = n ln2 + r, |r| <= ln2/2 (Cody and Waite: ln2 in two floats, so that n times the first is exact);
 // e^r = 1 + r + r^2 p(r), p fitted to 3e-9 of e^r;
 // 2^n by its exponent bits: adding 1.5 * 2^23 has left n in the low bits of a float.
@@ -38,9 +38,9 @@ inline float fast_exp(float x) {
     return x > 88.3762f ? std::numeric_limits<float>::infinity() : low;
 }
 
-// term(0) + ... + term(n-1), term giving floats: 16 partial sums in float over 1024 terms, double over these blocks. One
-// float sum over a vocabulary would lose more digits than PyTorch's; this order depends neither on the number of
-// threads nor on the width of the vectors.
+// term(0) + ... + term(n-1), term giving floats: 16 partial sums in float over 1024 terms, double over these
+// blocks. One float sum over a vocabulary would lose more digits than PyTorch's; this order depends neither
+// on the number of threads nor on the width of the vectors.
 template <class Term>
 double block_sum(int64_t n, Term term) {
     constexpr int64_t block = 1024, lanes = 16;

@@ -1,15 +1,18 @@
-// AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), with the clipping of the gradient's
-// global norm folded in.
+// AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), with the clipping of the
+// gradient's global norm folded in.
 //
 //   g = grad * min(1, grad_clip / (grad_norm + 1e-6))              where grad_clip > 0
 //   m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
 //   w = w - lr (m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + eps) + weight_decay w)
 //
-// lr, step and grad_norm are read from memory, not passed as scalars, so that a captured step can be replayed.
-// With master weights the update is made on master, and weight is master rounded. Without them a bf16 weight, and bf16
-// moments always, are rounded stochastically, so that updates far below half an ulp are not lost on average: add 16
-// random bits below those that stay, cut. The bits are Philox's of (seed, step, stream, element): stream for the
-// weight, stream + 1 and stream + 2 for m and v. The update itself uses m and v before they are rounded.
+// lr, step and grad_norm are read from memory, not passed as scalars, so that a captured step can be
+// replayed.
+//
+// With master weights the update is made on master, and weight is master rounded. Without them a
+// bf16 weight, and bf16 moments always, are rounded stochastically, so that updates far below half an ulp are
+// not lost on average: add 16 random bits below those that stay, cut. The bits are Philox's of (seed, step,
+// stream, element): stream for the weight, stream + 1 and stream + 2 for m and v. The update itself uses m
+// and v before they are rounded.
 //
 // reference: plain loops.
 // cpu:       fixed chunks over threads; the random words of a chunk come first, four elements a Philox block.
@@ -34,16 +37,9 @@ template <class A>
 Coefficients<A> coefficients(A grad_norm, A lr, int32_t step, double beta1, double beta2, double eps,
                              double weight_decay, double grad_clip) {
     const double clip = grad_clip > 0 ? std::min(1.0, grad_clip / (double(grad_norm) + 1e-6)) : 1.0;
-    return {A(beta1),
-            A(1 - beta1),
-            A(beta2),
-            A(1 - beta2),
-            A(1 / (1 - std::pow(beta1, step))),
-            A(1 / (1 - std::pow(beta2, step))),
-            A(clip),
-            lr,
-            A(eps),
-            A(weight_decay)};
+    const double bias1 = 1 / (1 - std::pow(beta1, step)), bias2 = 1 / (1 - std::pow(beta2, step));
+    return {A(beta1), A(1 - beta1), A(beta2), A(1 - beta2), A(bias1),
+            A(bias2), A(clip),      lr,       A(eps),       A(weight_decay)};
 }
 
 // Updates the moments, returns the new weight.
@@ -55,7 +51,8 @@ inline A adamw_element(A w, A& m, A& v, A grad, const Coefficients<A>& k) {
     return w - k.lr * (m * k.bias1 / (std::sqrt(v * k.bias2) + k.eps) + k.decay * w);
 }
 
-// *p = value, rounded by the word where T is bf16: random bits below those that stay, then cut. Infinity and NaN as usual.
+// *p = value, rounded by the word where T is bf16: random bits below those that stay, then cut. Infinity and
+// NaN as usual.
 template <class T>
 inline void store_stochastic(T* p, arithmetic<T> value, uint32_t) {
     *p = value;
@@ -97,7 +94,7 @@ void adamw_reference(View<T, 1> weight, View<arithmetic<T>, 1> master, View<M, 1
     }
 }
 
-// Elements a chunk: a multiple of the 4 that share a Philox block, small enough that a chunk's words stay in cache.
+// Elements a chunk: a multiple of the 4 that share a Philox block; its words stay in the first cache.
 constexpr int64_t chunk = 1024;
 
 inline void store_block(uint32_t* words, uint64_t seed, uint32_t step, uint32_t stream, int64_t block) {
@@ -156,17 +153,14 @@ void adamw_cpu(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1
 double adamw_bytes(const Call& c) {
     double bytes = 0;
     for (size_t i = 0; i < c.op->operands.size(); i++)
-        bytes +=
-            (c.op->operands[i].in_place ? 2.0 : 1.0) * (c.tensor[i].data ? double(c.tensor[i].bytes()) : 0.0);
+        if (c.tensor[i].data) bytes += double(c.tensor[i].bytes()) * (c.op->operands[i].in_place ? 2 : 1);
     return c.operand("master").data ? bytes - double(c.operand("weight").bytes()) : bytes;
 }
 
 Operation adamw(
-    "adamw(weight ~: T[P], master? ~: A[P], m ~: M[P], v ~: M[P] >0; grad: G[P], grad_norm: A[1] >0, lr: "
-    "A[1] >0,"
-    " step: i32[1] >0; beta1: float, beta2: float, eps: float, weight_decay: float, grad_clip: float, seed: "
-    "int,"
-    " stream: int)",
+    "adamw(weight ~: T[P], master? ~: A[P], m ~: M[P], v ~: M[P] >0;"
+    " grad: G[P], grad_norm: A[1] >0, lr: A[1] >0, step: i32[1] >0;"
+    " beta1: float, beta2: float, eps: float, weight_decay: float, grad_clip: float, seed: int, stream: int)",
     "one update: clipping, moments, decoupled weight decay, rounding to storage",
     {{"cpu", "fixed chunks over threads", Where::host,
       entries<adamw_cpu<float, float, float>, adamw_cpu<float, float, bf16>, adamw_cpu<bf16, float, float>,

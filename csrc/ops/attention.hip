@@ -17,6 +17,13 @@
 // cpu   a tile of queries against all keys before its last: scores of the tile are whole rows, so softmax is
 //       one pass and memory is linear in T; register tiles above the diagonal are skipped. Keys and values
 //       are packed once for all query heads that share them.
+//
+// f32, one core of an AMD EPYC (Zen 4, AVX-512; a loop of nothing but FMA: 117 GFLOP/s), forward / backward,
+// November 2026; torch is scaled_dot_product_attention 2.13 with enable_gqa:
+//
+//    B     T  NH  NKV  HD   cpu ms       GFLOP/s   torch ms
+//    8   256   3    1  64   3.3 / 6.6    61 / 76   5.7 / 13.2
+//    1  2048   3    1  64   17.7 / 42.5  91 / 95   25.0 / 65.3
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -349,8 +356,9 @@ void sum_parts(const Sizes<A>& n, int64_t parts, int64_t part_stride, const A* s
         }
 }
 
-// dk and dv of a head are sums over all its queries: the (query head, tile) pairs are dealt to `parts` owners,
-// each with its own sums. Their number depends on the shape alone, so the bits do not depend on the threads.
+// dk and dv of a head are sums over all its queries: the (query head, tile) pairs are dealt to `parts`
+// owners, each with its own sums. Their number depends on the shape alone, so the bits do not depend on the
+// threads.
 template <class T>
 void attention_backward_cpu(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<const T, 4> dout,
                             View<const T, 4>, View<const arithmetic<T>, 3> lse, View<const T, 4> q,

@@ -3,12 +3,14 @@
 //   losses[n]    = log(sum_v e^logits[n,v]) - logits[n,targets[n]]
 //   dlogits[n,v] = dloss * (e^logits[n,v] / sum - [v = targets[n]])
 //
-// Rows whose target is ignore_index have loss 0 and gradient 0. dlogits may be logits' memory, so that the largest
-// activation of the model exists once; null: losses only. e^ is taken of logits - max, which cannot overflow.
+// Rows whose target is ignore_index have loss 0 and gradient 0. dlogits may be logits' memory, so that the
+// largest activation of the model exists once; null: losses only. e^ is taken of logits - max, which cannot
+// overflow.
 //
-// reference: plain loops. The sum is double whatever the storage: a serial float sum over a vocabulary of 128,256
-//            loses more than PyTorch's, which adds in vector lanes.
-// cpu:       rows over threads; a row (16 KB at V = 4,096 in f32) stays in cache for its passes: maximum, sum, gradient.
+// reference: plain loops. The sum is double whatever the storage: a serial float sum over a vocabulary of
+//            128,256 loses more than PyTorch's, which adds in vector lanes.
+// cpu:       rows over threads; a row (16 KB at V = 4,096 in f32) stays in cache for its passes: maximum,
+//            sum, gradient.
 #include <algorithm>
 #include <cmath>
 
@@ -76,8 +78,8 @@ void cross_entropy_cpu(View<float, 1> losses, View<T, 2> dlogits, View<const T, 
 }
 
 Operation cross_entropy(
-    "cross_entropy(losses: A[N], dlogits?: T[N,V]; logits: T[N,V], targets: i32[N] <V; dloss: float, "
-    "ignore_index: int)",
+    "cross_entropy(losses: A[N], dlogits?: T[N,V]; logits: T[N,V], targets: i32[N] <V;"
+    " dloss: float, ignore_index: int)",
     "losses = logsumexp(logits) - logits[target], and the gradient of logits",
     {{"cpu", "rows over threads, three passes over a cached row", Where::host,
       entries<cross_entropy_cpu<float>, cross_entropy_cpu<bf16>>()},

@@ -3,8 +3,8 @@
 //   out[n,c]        = weight[tokens[n],c]
 //   dweight[v,c] (+)= sum over the n with tokens[n] = v of dout[n,c]
 //
-// Backward adds the rows of equal tokens first, in their order and in fp32, and rounds each sum once: deterministic
-// without atomics, and a bf16 gradient loses nothing to a token that is frequent.
+// Backward adds the rows of equal tokens first, in their order and in fp32, and rounds each sum once:
+// deterministic without atomics, and a bf16 gradient loses nothing to a token that is frequent.
 //
 // reference: plain loops; backward holds a whole table of sums.
 // cpu:       backward sorts the tokens by counting, then the threads share out the vocabulary.

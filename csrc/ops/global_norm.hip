@@ -1,9 +1,9 @@
-// The L2 norm of all gradients as one vector, for clipping (Pascanu et al., 2013): norm = sqrt(sum_p x[p]^2). Gradients
-// of several types make several calls: accumulate continues a norm, norm = sqrt(norm^2 + sum_p x[p]^2).
+// The L2 norm of all gradients as one vector, for clipping (Pascanu et al., 2013): norm = sqrt(sum_p x[p]^2).
+// Gradients of several types make several calls: accumulate continues with norm = sqrt(norm^2 + the sum).
 //
 // reference: one sum in double: a serial float sum over millions of terms would stall.
-// cpu:       chunks of fixed size over threads, each summed by block_sum, then the chunks in order: the number of
-//            threads does not show in the bits.
+// cpu:       chunks of fixed size over threads, each summed by block_sum, then the chunks in order: the
+//            number of threads does not show in the bits.
 #include <algorithm>
 #include <cmath>
 

@@ -2,16 +2,16 @@
 //
 //   frequency[j] = theta^(-2j/HD),   cis[t,j] = (cos, sin)(t * frequency[j]),   j < HD/2
 //
-// Llama 3.1 stretches the slow frequencies, so that a model trained on original_context positions reaches further
-// (transformers calls it rope_type "llama3"). With turns = original_context * frequency / 2 pi, the turns that a pair
-// makes in the original context:
+// Llama 3.1 stretches the slow frequencies, so that a model trained on original_context positions reaches
+// further (transformers calls it rope_type "llama3"). With turns = original_context * frequency / 2 pi, the
+// turns that a pair makes in the original context:
 //   turns > high_freq_factor:  frequency as it is
 //   turns < low_freq_factor:   frequency / factor
-//   between:                   blended linearly by s = (turns - low) / (high - low): (1-s) frequency/factor + s frequency
+//   between:                   (1-s) frequency / factor + s frequency, with s = (turns - low) / (high - low)
 // factor 1: no scaling; the other three are not read.
 //
-// Angles reach t itself (frequency 1), where a float keeps only 0.008 rad at t = 131,072: they are computed in double
-// and only their cosine and sine are rounded.
+// Angles reach t itself (frequency 1), where a float keeps only 0.008 rad at t = 131,072: they are computed
+// in double and only their cosine and sine are rounded.
 #include <cmath>
 
 #include "core/registry.h"
@@ -48,9 +48,8 @@ void precompute_cis_reference(View<A, 3> cis, double theta, double factor, doubl
 }
 
 Operation precompute_cis(
-    "precompute_cis(cis: A[T,HD/2,2];; theta: float, factor: float, low_freq_factor: float, "
-    "high_freq_factor: float,"
-    " original_context: float)",
+    "precompute_cis(cis: A[T,HD/2,2];;"
+    " theta: float, factor: float, low_freq_factor: float, high_freq_factor: float, original_context: float)",
     "cosine and sine of every position's RoPE angles",
     {{"reference", "plain loops in double", Where::host,
       entries<precompute_cis_reference<float>, precompute_cis_reference<double>>()}},

@@ -1,7 +1,8 @@
-// Grouped-query attention (Ainslie et al., "GQA", 2023) for an attention that wants a key/value head a query head:
-// query head h reads key/value head h / (NH/NKV).
+// Grouped-query attention (Ainslie et al., "GQA", 2023) for an attention that wants a key/value head a query
+// head: query head h reads key/value head h / (NH/NKV).
 //
-//   out[b,t,h,:] = x[b,t,h/(NH/NKV),:],   dx[b,t,k,:] = sum over the NH/NKV heads h of group k of dout[b,t,h,:]
+//   out[b,t,h,:] = x[b,t,h/(NH/NKV),:]
+//   dx[b,t,k,:]  = sum of dout[b,t,h,:] over the NH/NKV heads h of group k
 //
 // Only the naive attention uses it; the others read the shared head in place.
 #include "core/registry.h"

@@ -1,21 +1,24 @@
-// RMSNorm (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019): every row is divided by its root mean
-// square and scaled by a weight a column.
+// RMSNorm (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019): every row is divided by its
+// root mean square and scaled by a weight a column.
 //
 //   rstd[n]   = 1 / sqrt(mean_c x[n,c]^2 + eps)
 //   out[n,c]  = x[n,c] * rstd[n] * weight[c]
 //
 //   with g[n,c] = dout[n,c] * weight[c] and xhat = x * rstd:
-//   dx[n,c]    = rstd[n] * (g[n,c] - xhat[n,c] * mean_c(g[n,c] * xhat[n,c])) (+ dresidual[n,c], the gradient that
-//                reaches x past the norm)
+//   dx[n,c]    = rstd[n] * (g[n,c] - xhat[n,c] * mean_c(g[n,c] * xhat[n,c])) (+ dresidual[n,c], the
+//                gradient that reaches x past the norm)
 //   dweight[c] = sum_n dout[n,c] * xhat[n,c]
 //
-// residual_rmsnorm_forward: sum = x + residual, rounded to storage first, then the norm of that sum, so that backward,
-// which reads the stored sum, sees the same rows. sum may be x's or residual's memory, dx may be dresidual's or dout's.
+// residual_rmsnorm_forward: sum = x + residual, rounded to storage first, then the norm of that sum, so that
+// backward, which reads the stored sum, sees the same rows.
 //
-// reference: plain loops. Sums over a row or a column are double whatever the storage: a serial float sum of some
-//            thousand terms loses more than PyTorch's, which adds in vector lanes.
-// cpu:       rows over threads, a row stays in the first cache between its two passes. dweight is summed over blocks of
-//            rows that N alone determines, then over the blocks, so that the bits do not depend on the threads.
+// sum may be x's or residual's memory, dx may be dresidual's or dout's.
+//
+// reference: plain loops. Sums over a row or a column are double whatever the storage: a serial float sum of
+//            some thousand terms loses more than PyTorch's, which adds in vector lanes.
+// cpu:       rows over threads, a row stays in the first cache between its two passes. dweight is summed over
+//            blocks of rows that N alone determines, then over the blocks, so that the bits do not depend on
+//            the threads.
 #include <algorithm>
 #include <cmath>
 
@@ -150,8 +153,8 @@ Operation rmsnorm_forward("rmsnorm_forward(out: T[N,C], rstd: A[N]; x: T[N,C], w
                           [](const Call& c) { return 4.0 * c["N"] * c["C"]; });
 
 Operation residual_rmsnorm_forward(
-    "residual_rmsnorm_forward(sum: T[N,C], out: T[N,C], rstd: A[N]; x: T[N,C], residual: T[N,C], weight: "
-    "T[C]; eps: float)",
+    "residual_rmsnorm_forward(sum: T[N,C], out: T[N,C], rstd: A[N];"
+    " x: T[N,C], residual: T[N,C], weight: T[C]; eps: float)",
     "sum = x + residual, out = sum / rms(sum) * weight",
     {{"cpu", "rows over threads, vector lanes over columns", Where::host,
       entries<residual_rmsnorm_forward_cpu<float>, residual_rmsnorm_forward_cpu<bf16>>()},
@@ -161,9 +164,8 @@ Operation residual_rmsnorm_forward(
     [](const Call& c) { return 5.0 * c["N"] * c["C"]; });
 
 Operation rmsnorm_backward(
-    "rmsnorm_backward(dx: T[N,C], dweight +=: G[C]; dout: T[N,C], x: T[N,C], weight: T[C], rstd: A[N], "
-    "dresidual?: T[N,C];"
-    " accumulate: bool)",
+    "rmsnorm_backward(dx: T[N,C], dweight +=: G[C];"
+    " dout: T[N,C], x: T[N,C], weight: T[C], rstd: A[N], dresidual?: T[N,C]; accumulate: bool)",
     "gradients of rmsnorm_forward, and of residual_rmsnorm_forward with the sum as x",
     {{"cpu", "rows over threads; dweight by blocks of rows", Where::host,
       entries<rmsnorm_backward_cpu<float, float>, rmsnorm_backward_cpu<bf16, bf16>,

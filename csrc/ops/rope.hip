@@ -1,13 +1,15 @@
-// Rotary position embedding (Su et al., "RoFormer", 2021): every pair of a head's channels is turned by its angle.
+// Rotary position embedding (Su et al., "RoFormer", 2021): every pair of a head's channels is
+// turned by its position's angle.
 //
 //   (out_a, out_b) = (x_a cos - x_b sin, x_b cos + x_a sin),   cos, sin = cis[t,j,:], j < HD/2
 //   pairs (a, b):  half split (Hugging Face) (j, j + HD/2);  interleaved (Llama's own weights) (2j, 2j+1)
 //
-// Backward turns the gradient back: the same with -sin. Output may be input's memory: a pair is read before it is
-// written.
+// Backward turns the gradient back: the same with -sin. Output may be input's memory: a pair is read before
+// it is written.
 //
 // reference: plain loops.
-// cpu:       positions over threads; a position's cosines and sines are laid out as vectors once for all its heads.
+// cpu:       positions over threads; a position's cosines and sines are laid out as vectors once for all its
+//            heads.
 #include "core/registry.h"
 #include "core/simd.h"
 
@@ -77,7 +79,8 @@ double rope_flops(const Call& c) {
 }
 
 Operation rope_forward(
-    "rope_forward(out: T[B,T,NH,HD] strided; x: T[B,T,NH,HD] strided, cis: A[T,HD/2,2]; interleaved: bool)",
+    "rope_forward(out: T[B,T,NH,HD] strided; x: T[B,T,NH,HD] strided, cis: A[T,HD/2,2];"
+    " interleaved: bool)",
     "turns every pair of a head's channels by its position's angle",
     {{"cpu", "positions over threads", Where::host, entries<rope_cpu<float, 1>, rope_cpu<bf16, 1>>()},
      {"reference", "plain loops", Where::host,
@@ -85,8 +88,8 @@ Operation rope_forward(
     rope_flops);
 
 Operation rope_backward(
-    "rope_backward(dx: T[B,T,NH,HD] strided; dout: T[B,T,NH,HD] strided, cis: A[T,HD/2,2]; interleaved: "
-    "bool)",
+    "rope_backward(dx: T[B,T,NH,HD] strided; dout: T[B,T,NH,HD] strided, cis: A[T,HD/2,2];"
+    " interleaved: bool)",
     "turns the gradient of rope_forward back",
     {{"cpu", "positions over threads", Where::host, entries<rope_cpu<float, -1>, rope_cpu<bf16, -1>>()},
      {"reference", "plain loops", Where::host,

@@ -1,5 +1,5 @@
-// SwiGLU (Shazeer, "GLU Variants Improve Transformer", 2020). A row of gate_up is [gate | up], F columns each, as one
-// matmul writes it.
+// SwiGLU (Shazeer, "GLU Variants Improve Transformer", 2020). A row of gate_up is [gate | up], F columns
+// each, as one matmul writes it.
 //
 //   out = silu(gate) * up,   silu(g) = g * s,   s = 1 / (1 + e^-g)
 //   dgate = dout * up * s * (1 + g (1 - s)),   dup = dout * silu(gate)

@@ -11,8 +11,14 @@ if(LLAMAC_PLATFORM STREQUAL auto)
 endif()
 message(STATUS "llamac platform: ${LLAMAC_PLATFORM}")
 
+# No code of ours reads errno or floating-point traps; without these, sqrt and exp do not vectorise.
+set(LLAMAC_HOST_FLAGS -fno-math-errno -fno-trapping-math)
+option(LLAMAC_NATIVE "compile for this machine's processor; off for packages that travel" ON)
+if(LLAMAC_NATIVE)
+  list(APPEND LLAMAC_HOST_FLAGS -march=native)
+endif()
+
 add_library(llamac_platform INTERFACE)
-# No code of ours reads errno or floating-point traps; without this, sqrt and exp do not vectorise.
 target_compile_options(llamac_platform INTERFACE
-  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror;-fno-math-errno;-fno-trapping-math>")
+  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror;${LLAMAC_HOST_FLAGS}>")
 include(${CMAKE_CURRENT_LIST_DIR}/${LLAMAC_PLATFORM}.cmake)

@@ -1,5 +1,6 @@
 // llamac._native: the registry for Python, free of torch. Arrays come as (address, dtype, shape, strides), so that numpy
 // and torch serve alike; llamac/kernels.py makes them.
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -106,6 +107,24 @@ void run_operation(const std::string& operation, const std::vector<Array>& array
     run(op, tensors, scalars, {}, variant.empty() ? nullptr : variant.c_str());
 }
 
+py::tuple describe_model(const std::string& model, int64_t seq_len) {
+    const Config c = load_config(model);
+    return py::make_tuple(c.parameters(), c.flops_per_token(seq_len), config_json(c, DType::f32));
+}
+
+using Ids = py::array_t<int32_t, py::array::c_style>;
+
+void read_micro_batch(const std::string& pattern, int64_t seq_len, int64_t vocab_size, int64_t batch_size,
+                      int64_t accumulation, uint64_t seed, int64_t update, int64_t micro, int64_t rank,
+                      int64_t world, Ids tokens, Ids targets) {
+    for (const Ids& ids : {tokens, targets})
+        if (ids.size() != batch_size * seq_len)
+            fail("an array of token ids: expected ", batch_size, " x ", seq_len, " elements, found ",
+                 ids.size());
+    const Loader loader(pattern, seq_len, vocab_size, batch_size, accumulation, seed);
+    loader.micro_batch(update, micro, rank, world, tokens.mutable_data(), targets.mutable_data());
+}
+
 }  // namespace
 }  // namespace llamac
 
@@ -130,11 +149,7 @@ PYBIND11_MODULE(_native, m) {
         return learning_rate({schedule, lr, min_lr_frac, warmup_steps, steps}, step);
     });
     m.def("default_options", [] { return to_json(Options{}).dump(); }, "Every flag's default, as JSON.");
-    m.def(
-        "model_sizes",
-        [](const std::string& model, int64_t T) {
-            const Config c = load_config(model);
-            return py::make_tuple(c.parameters(), c.flops_per_token(T));
-        },
-        py::arg("model"), py::arg("seq_len"), "Parameters, and FLOPs a token, of a preset or folder.");
+    m.def("model", &describe_model, py::arg("model"), py::arg("seq_len"),
+          "Parameters, FLOPs a token and the config.json of a preset, file or folder.");
+    m.def("micro_batch", &read_micro_batch, "Fills tokens and targets [B,T], as the program draws them.");
 }

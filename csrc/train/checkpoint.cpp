@@ -3,7 +3,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cstdio>
 #include <filesystem>
 #include <optional>
@@ -38,7 +37,9 @@ std::string hex(uint64_t hash) {
 std::optional<int64_t> step_of(const std::string& name) {
     if (name.size() < 11 || name.size() > 23 || name.rfind("step_", 0) != 0) return {};
     if (!std::all_of(name.begin() + 5, name.end(), [](char c) { return c >= '0' && c <= '9'; })) return {};
-    return std::stoll(name.substr(5));
+    const int64_t step = std::stoll(name.substr(5));
+    if (step_name(step) != name) return {};
+    return step;
 }
 
 // std::filesystem's errors as ours.
@@ -190,9 +191,11 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
     m.grad_dtype = fields.one_of("grad_dtype", "f32", "bf16");
     m.optimizer_state = fields.one_of("optimizer_state", "f32", "bf16");
     m.master_weights = fields.one_of("master_weights", "on", "off");
-    const std::string in_kernels = where + ": kernels";
-    for (const auto& item : fields.object_at("kernels").items())
-        m.kernels[item.key()] = Fields{fields.object_at("kernels"), in_kernels}.text(item.key().c_str());
+    for (const auto& item : fields.object_at("kernels").items()) {
+        if (!item.value().is_string())
+            fail(where, ": kernels: ", quote(item.key()), ": expected a string, found ", excerpt(item.value()));
+        m.kernels[item.key()] = item.value().get<std::string>();
+    }
     m.config = fields.object_at("config");
     const json& files = fields.object_at("files");
     Fields{files, where + ": files"}.only(checkpoint_files);

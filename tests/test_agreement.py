@@ -1,0 +1,94 @@
+"""What C and Python both know, held together: flags and defaults, order of the data, schedules, random
+numbers, models and their FLOPs.
+"""
+
+import dataclasses
+import json
+import subprocess
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import llamac.random
+from llamac import _native
+from llamac.config import load_config
+from llamac.data import Loader, permute, write_bin
+from llamac.options import Options
+from llamac.schedule import learning_rate
+
+ROOT = Path(__file__).resolve().parents[1]
+PRESETS = sorted((ROOT / "configs/models").glob("*.json"))
+TEST_MODELS = sorted((ROOT / "tests/models").glob("*.json"))
+ONLY_PYTHON = {"ops", "compile", "train"}  # flags that choose how PyTorch computes
+ONLY_C = {"list-kernels"}
+NO_KEYS = {"config", "print-config", "list-kernels"}  # flags that are no keys of a configuration
+
+
+def test_flags_and_defaults(build):
+    ours = json.loads(_native.default_options())
+    theirs = {f.name.replace("_", "-"): getattr(Options(), f.name) for f in dataclasses.fields(Options)}
+    theirs = {name: list(value) if isinstance(value, tuple) else value for name, value in theirs.items()}
+    keys = set(theirs) - ONLY_PYTHON - NO_KEYS
+    assert set(ours) == keys
+    assert ours == {name: theirs[name] for name in keys}
+    assert all(type(ours[name]) is type(theirs[name]) for name in keys)
+    printed = subprocess.run(
+        [build / "train_llama3", "--print-config"], capture_output=True, text=True, check=True
+    )
+    assert tomllib.loads(printed.stdout) == ours
+    listed = subprocess.run(
+        [build / "train_llama3", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    assert all(f"--{name}" in listed for name in keys | ONLY_C)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 16, 17, 1000, 4097, 10**9 + 7, 2**40 + 3])
+@pytest.mark.parametrize("seed, epoch", [(0, 0), (42, 0), (42, 1), (2**53 - 1, 10**6)])
+def test_order_of_the_data(size, seed, epoch):
+    index = np.unique(np.linspace(0, size - 1, 500).astype(np.uint64))
+    assert permute(index, size, seed, epoch).tolist() == [
+        _native.permute(int(i), size, seed, epoch) for i in index
+    ]
+
+
+@pytest.mark.parametrize("dtype, vocab", [(np.uint16, 500), (np.uint32, 100000)])
+@pytest.mark.parametrize("rank, world", [(0, 1), (1, 3)])
+def test_micro_batches(tmp_path, dtype, vocab, rank, world):
+    rng = np.random.default_rng(0)
+    for shard, n in enumerate((1000, 17, 16, 555)):
+        write_bin(tmp_path / f"t_{shard}.bin", rng.integers(vocab, size=n).astype(np.uint32), vocab)
+    pattern, T, B, A, seed = str(tmp_path / "t_*.bin"), 16, 3, 2, 7
+    loader = Loader(pattern, T, vocab, B, A, rank, world, seed)
+    for update in range(12):
+        for micro in range(A):
+            ours = np.full((2, B, T), -1, np.int32)
+            _native.micro_batch(pattern, T, vocab, B, A, seed, update, micro, rank, world, *ours)
+            assert np.array_equal(ours, loader.micro_batch(update, micro))
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant", "wsd"])
+@pytest.mark.parametrize("warmup, steps", [(0, 1), (0, 7), (3, 7), (7, 7), (10, 7), (50, 500)])
+def test_learning_rate(schedule, warmup, steps):
+    for step in range(1, steps + 1):
+        theirs = learning_rate(
+            step, lr=3e-3, min_lr_frac=0.1, warmup_steps=warmup, steps=steps, schedule=schedule
+        )
+        assert _native.learning_rate(step, 3e-3, 0.1, warmup, steps, schedule) == theirs
+
+
+def test_random_numbers():
+    for seed, step, stream in ((0, 0, 0), (42, 0, 4), (2**53 - 1, 10**6, 2**32 - 1)):
+        words = llamac.random.words(seed, step, stream, 40)
+        assert words.tolist() == [w for b in range(10) for w in _native.random_words(seed, step, stream, b)]
+        normals = llamac.random.normal(seed, step, stream, 1000)
+        assert normals.tolist() == [_native.random_normal(seed, step, stream, e) for e in range(1000)]
+
+
+@pytest.mark.parametrize("path", PRESETS + TEST_MODELS, ids=lambda path: path.stem)
+def test_models(path):
+    config = load_config(str(path))
+    parameters, flops, text = _native.model(str(path), 512)
+    assert (parameters, flops) == (config.num_parameters(), config.flops_per_token(512))
+    assert json.loads(text) == config.to_dict("float32")
