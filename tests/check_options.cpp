@@ -193,7 +193,7 @@ void check_toml() {
         {"schedule = cosine", {"line 1", "in quotes", "cosine"}},
         {"out = \"a", {"line 1", "end of a string"}},
         {"out = \"\\q\"", {"line 1", "\\uXXXX"}},
-        {"out = \"\\ud800\"", {"line 1"}},
+        {"out = \"\\ud800\"", {"line 1", "\\uXXXX"}},
         {"out = \"\"\"a\"\"\"", {"line 1", "one line"}},
         {"out = \"\\u0000\"", {"out: expected text"}},
         {"out = \"\xff\"", {"UTF-8"}},

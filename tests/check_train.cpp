@@ -199,14 +199,15 @@ void check_checkpoint() {
     refused("the same step twice", {"step_000010", "found one"}, [&] { save(out, 10); });
     check(open_checkpoint(out + "/step_000010").step == 10, "it is as it was");
 
-    for (int i = 0; i < 3; i++)
-        fs::create_directories(out + "/" + (i == 0 ? "step_12" : i == 1 ? "step_000x" : "steps"));
+    const std::vector<std::string> others = {"step_0000002", "step_000x", "step_12", "steps"};
+    for (const std::string& name : others) fs::create_directories(out + "/" + name);
     fs::create_directories(out + "/.step_000009.tmp/deeper");
     fs::create_directories(out + "/.step_000001.removed");
     overwrite(out + "/.step_000009.tmp/deeper/model.safetensors", "half");
     save(out, 1000001, 2);
-    check(names_in(out) ==
-              std::vector<std::string>{"step_000x", "step_1000000", "step_1000001", "step_12", "steps"},
+    std::vector<std::string> expected = others;
+    expected.insert(expected.begin() + 2, {"step_1000000", "step_1000001"});
+    check(names_in(out) == expected,
           "leftovers are gone, the oldest checkpoints are pruned, other names are left alone");
 }
 
@@ -374,7 +375,7 @@ void check_killed() {
             const std::string message = error_of([&] { open_checkpoint(out + "/" + name); });
             check(message.empty(), "after a kill: " + message);
         }
-        check(checkpoints >= 1 && checkpoints <= 3, "after a kill: number of checkpoints");
+        check(checkpoints >= 1, "after a kill: a checkpoint is left");
     }
     check(cut_short > 0, "some kill struck within a write");
     save(out, 1000000, 1);

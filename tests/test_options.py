@@ -34,7 +34,7 @@ def test_defaults():
     assert o == Options()
     assert (o.model, o.steps, o.batch_size, o.seq_len, o.lr, o.schedule) == (
         "tiny",
-        500,
+        600,
         8,
         256,
         0.003,

@@ -193,7 +193,8 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
     m.master_weights = fields.one_of("master_weights", "on", "off");
     for (const auto& item : fields.object_at("kernels").items()) {
         if (!item.value().is_string())
-            fail(where, ": kernels: ", quote(item.key()), ": expected a string, found ", excerpt(item.value()));
+            fail(where, ": kernels: ", quote(item.key()), ": expected a string, found ",
+                 excerpt(item.value()));
         m.kernels[item.key()] = item.value().get<std::string>();
     }
     m.config = fields.object_at("config");

@@ -4,6 +4,7 @@
 #include <new>
 
 #include "core/registry.h"
+#include "platform/threads.h"
 #include "train/log.h"
 #include "train/peak.h"
 #include "train/plot.h"
@@ -128,6 +129,7 @@ int run_program(int argc, char** argv) {
 }  // namespace llamac
 
 int main(int argc, char** argv) {
+    llamac::limit_spinning(argv);
     try {
         return llamac::run_program(argc, argv);
     } catch (const llamac::Error& error) {

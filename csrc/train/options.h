@@ -31,10 +31,10 @@ struct Options {
     int64_t total_batch_size = 0;
     int64_t seed = 42;
 
-    int64_t steps = 500;
+    int64_t steps = 600;
     double lr = 0.003;
-    double min_lr_frac = 0.1;
-    int64_t warmup_steps = 50;
+    double min_lr_frac = 0.02;
+    int64_t warmup_steps = 200;
     std::string schedule = "cosine";
     double weight_decay = 0.1;
     double beta1 = 0.9;
@@ -50,11 +50,11 @@ struct Options {
 
     std::string out = "out";
     std::string resume = "none";
-    int64_t checkpoint_every = 250;
+    int64_t checkpoint_every = 200;
     int64_t keep_checkpoints = 2;
     int64_t val_every = 100;
     int64_t val_steps = 16;
-    int64_t sample_every = 250;
+    int64_t sample_every = 200;
     int64_t sample_tokens = 128;
     double sample_temperature = 0.8;
     int64_t sample_top_k = 50;

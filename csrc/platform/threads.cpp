@@ -1,0 +1,17 @@
+#include "platform/threads.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <initializer_list>
+
+namespace llamac {
+
+void limit_spinning(char** argv) {
+    for (const char* name : {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
+        if (std::getenv(name)) return;
+    setenv("GOMP_SPINCOUNT", "5000", 0);
+    execv("/proc/self/exe", argv);  // returns only if it failed: then the run goes on as it is
+}
+
+}  // namespace llamac
