@@ -140,12 +140,18 @@ template void gemm(int64_t, int64_t, int64_t, Matrix<double>, Matrix<double>, co
 template <class A>
 void cblas_gemm(int64_t M, int64_t N, int64_t K, Matrix<A> a, Matrix<A> b, const A* initial, A* c) {
     if (initial && initial != c) std::copy(initial, initial + M * N, c);
-    const auto order = [](Matrix<A> m) { return m.column == 1 ? CblasNoTrans : CblasTrans; };
-    const auto rows_apart = [](Matrix<A> m) { return static_cast<int>(m.column == 1 ? m.row : m.column); };
+    // Both steps are 1 where there is one row or one column: then the step has to be long enough for the order.
+    const auto in_rows = [](Matrix<A> m, int64_t columns) { return m.column == 1 && m.row >= columns; };
+    const auto order = [&](Matrix<A> m, int64_t columns) {
+        return in_rows(m, columns) ? CblasNoTrans : CblasTrans;
+    };
+    const auto rows_apart = [&](Matrix<A> m, int64_t columns) {
+        return static_cast<int>(in_rows(m, columns) ? m.row : m.column);
+    };
     const A beta = initial ? 1 : 0;
     const auto call = [&](auto product) {
-        product(CblasRowMajor, order(a), order(b), static_cast<int>(M), static_cast<int>(N),
-                static_cast<int>(K), A(1), a.data, rows_apart(a), b.data, rows_apart(b), beta, c,
+        product(CblasRowMajor, order(a, K), order(b, N), static_cast<int>(M), static_cast<int>(N),
+                static_cast<int>(K), A(1), a.data, rows_apart(a, K), b.data, rows_apart(b, N), beta, c,
                 static_cast<int>(N));
     };
     if constexpr (std::is_same_v<A, float>)

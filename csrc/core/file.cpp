@@ -123,6 +123,15 @@ void rename_durably(const std::string& from, const std::string& to) {
     sync_parent(to);
 }
 
+bool is_utf8(std::string_view text) {
+    try {
+        nlohmann::json(text).dump();
+        return true;
+    } catch (const nlohmann::json::exception&) {
+        return false;
+    }
+}
+
 nlohmann::json parse_json(std::string_view text, const std::string& where) {
     using nlohmann::json;
     constexpr int max_depth = 32;

@@ -58,6 +58,8 @@ void rename_durably(const std::string& from, const std::string& to);
 nlohmann::json parse_json(std::string_view text, const std::string& where);
 nlohmann::json read_json(const std::string& path);
 
+bool is_utf8(std::string_view text);
+
 // Something from a file for one line of an error message: as ASCII JSON, cut to a readable length.
 std::string excerpt(const nlohmann::json& value);
 std::string quote(std::string_view text);

@@ -8,27 +8,30 @@ function(llamac_require variable package what)
 endfunction()
 
 find_path(LLAMAC_CLI11 CLI/CLI.hpp)
-llamac_require(LLAMAC_CLI11 libcli11-dev "CLI11 (command line and TOML)")
+llamac_require(LLAMAC_CLI11 libcli11-dev "CLI11 (command line)")
 find_path(LLAMAC_JSON nlohmann/json.hpp)
 llamac_require(LLAMAC_JSON nlohmann-json3-dev "nlohmann/json")
+find_path(LLAMAC_TOML toml++/toml.h)
+llamac_require(LLAMAC_TOML libtomlplusplus-dev "toml++")
 find_path(LLAMAC_XXHASH_INCLUDE xxhash.h)
 find_library(LLAMAC_XXHASH xxhash)
 llamac_require(LLAMAC_XXHASH libxxhash-dev "xxHash (checksums)")
 llamac_require(LLAMAC_XXHASH_INCLUDE libxxhash-dev "xxHash (checksums)")
-target_include_directories(llamac_libraries SYSTEM INTERFACE ${LLAMAC_CLI11} ${LLAMAC_JSON} ${LLAMAC_XXHASH_INCLUDE})
+target_include_directories(llamac_libraries SYSTEM INTERFACE
+  ${LLAMAC_CLI11} ${LLAMAC_JSON} ${LLAMAC_TOML} ${LLAMAC_XXHASH_INCLUDE})
 target_link_libraries(llamac_libraries INTERFACE ${LLAMAC_XXHASH})
 
-# GEMM on the CPU. OpenBLAS's OpenMP build shares our threads; its pthreads build would fight them.
-option(LLAMAC_CBLAS "use CBLAS for matrix products on the CPU; without it, plain blocked loops" ON)
+# The CBLAS variants of the matrix products, a yardstick for our own. OpenBLAS's OpenMP build shares our threads; its
+# pthreads build would fight them.
+option(LLAMAC_CBLAS "build the CBLAS variants of the matrix products" ON)
 if(LLAMAC_CBLAS)
-  find_path(LLAMAC_CBLAS_INCLUDE cblas.h PATH_SUFFIXES openblas-openmp openblas
-            PATHS /usr/include/${CMAKE_LIBRARY_ARCHITECTURE})
+  find_path(LLAMAC_CBLAS_INCLUDE cblas.h PATH_SUFFIXES openblas-openmp PATHS /usr/include/${CMAKE_LIBRARY_ARCHITECTURE})
   find_library(LLAMAC_OPENBLAS openblas PATH_SUFFIXES openblas-openmp)
   if(LLAMAC_CBLAS_INCLUDE AND LLAMAC_OPENBLAS)
     target_include_directories(llamac_libraries SYSTEM INTERFACE ${LLAMAC_CBLAS_INCLUDE})
     target_link_libraries(llamac_libraries INTERFACE ${LLAMAC_OPENBLAS})
     target_compile_definitions(llamac_libraries INTERFACE LLAMAC_CBLAS)
   else()
-    message(WARNING "llamac: no OpenBLAS, matrix products will be slow. Install it with: apt-get install libopenblas-openmp-dev")
+    message(STATUS "llamac: no OpenBLAS, so no CBLAS variants. Install it with: apt-get install libopenblas-openmp-dev")
   endif()
 endif()
