@@ -72,7 +72,7 @@ class Options:
     val_every: int = flag(100, "updates between validations; 0 for at the end only", low=0)
     val_steps: int = flag(16, "batches of a validation", low=1)
     sample_every: int = flag(200, "updates between samples; 0 for none", low=0)
-    sample_tokens: int = flag(128, "tokens of a sample", low=1)
+    sample_tokens: int = flag(192, "tokens of a sample", low=1)
     sample_temperature: float = flag(0.8, "temperature of sampling; 0 for the likeliest token", low=0)
     sample_top_k: int = flag(50, "sample from this many likeliest tokens; 0 for all", low=0)
     checkpoint_every: int = flag(200, "updates between checkpoints; 0 for at the end only", low=0)

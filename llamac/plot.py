@@ -46,10 +46,10 @@ def series(events: list[dict], event: str, field: str) -> tuple[list[int], list[
 
 
 def smooth(values: list[float]) -> list[float]:
-    """Mean over a window of 3% of the run around each point, symmetric, so that it lags on neither side."""
-    n, half = len(values), len(values) * 3 // 200
-    reach = [min(half, i, n - 1 - i) for i in range(n)]
-    return [math.fsum(values[i - r : i + r + 1]) / (2 * r + 1) for i, r in enumerate(reach)]
+    """Mean over a window of 3% of the run around each point, cut at the run's ends."""
+    half = len(values) * 3 // 200
+    windows = (values[max(0, i - half) : i + half + 1] for i in range(len(values)))
+    return [math.fsum(window) / len(window) for window in windows]
 
 
 def draw(events: list[dict], path: Path) -> None:

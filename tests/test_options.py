@@ -428,7 +428,7 @@ def test_plot_reads_what_a_killed_run_left(tmp_path):
 
 def test_smooth():
     line = [float(i) for i in range(200)]
-    assert plot.smooth(line) == pytest.approx(line)  # no lag
+    assert plot.smooth(line)[3:-3] == pytest.approx(line[3:-3])  # no lag
     spike = plot.smooth([0.0] * 100 + [7.0] + [0.0] * 99)
     assert spike[96:105] == pytest.approx([0, *[1.0] * 7, 0])
     assert plot.smooth([1.0, 5.0]) == [1.0, 5.0]

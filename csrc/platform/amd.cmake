@@ -8,8 +8,9 @@ set(CMAKE_HIP_FLAGS_RELEASE "-O3")
 enable_language(HIP)
 find_package(hip REQUIRED CONFIG HINTS ${CMAKE_HIP_COMPILER_ROCM_ROOT})    # hip::host: the runtime, for plain C++
 target_compile_definitions(llamac_platform INTERFACE LLAMAC_AMD)
+# pass-failed: what gcc vectorises, clang may not; that is slower on the host, not wrong.
 target_compile_options(llamac_platform INTERFACE
-  "$<$<COMPILE_LANGUAGE:HIP>:-Wall;-Wextra;-Werror;${LLAMAC_HOST_FLAGS}>")
+  "$<$<COMPILE_LANGUAGE:HIP>:-Wall;-Wextra;-Werror;-Wno-pass-failed;${LLAMAC_HOST_FLAGS}>")
 # One OpenMP runtime, the HIP compiler's: libomp also answers the calls that gcc makes to libgomp.
 get_filename_component(llvm ${CMAKE_HIP_COMPILER} REALPATH)
 get_filename_component(llvm ${llvm} DIRECTORY)

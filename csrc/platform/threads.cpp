@@ -1,5 +1,6 @@
 #include "platform/threads.h"
 
+#include <omp.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -12,6 +13,10 @@ void limit_spinning(char** argv) {
         if (std::getenv(name)) return;
     setenv("GOMP_SPINCOUNT", "5000", 0);
     execv("/proc/self/exe", argv);  // returns only if it failed: then the run goes on as it is
+}
+
+int host_threads() {
+    return omp_get_max_threads();
 }
 
 }  // namespace llamac

@@ -10,4 +10,7 @@ namespace llamac {
 // holds a setting already.
 void limit_spinning(char** argv);
 
+// Threads that a parallel loop has.
+int host_threads();
+
 }  // namespace llamac

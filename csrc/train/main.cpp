@@ -53,7 +53,8 @@ void describe(Log& log, const Trainer& t) {
     for (const auto& [heading, rows] : configuration_rows(t.options)) log.table(heading, rows);
     const Config& c = t.config;
     log.table("this run",
-              {{"parameters", grouped(c.parameters())},
+              {{"computes on", "the processor, " + std::to_string(host_threads()) + " threads"},
+               {"parameters", grouped(c.parameters())},
                {"layers, channels, heads", std::to_string(c.L) + ", " + std::to_string(c.C) + ", " +
                                                std::to_string(c.NH) + "/" + std::to_string(c.NKV)},
                {"tokens an update", grouped(t.tokens_per_update())},

@@ -55,7 +55,7 @@ struct Options {
     int64_t val_every = 100;
     int64_t val_steps = 16;
     int64_t sample_every = 200;
-    int64_t sample_tokens = 128;
+    int64_t sample_tokens = 192;
     double sample_temperature = 0.8;
     int64_t sample_top_k = 50;
     int64_t profile = 0;
