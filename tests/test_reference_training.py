@@ -105,7 +105,7 @@ def run_training(folder: Path, out: str, *flags: str) -> list[dict]:
     write_bin(folder / "train.bin", np.random.default_rng(0).integers(97, size=1000), 97)
     data = folder / "train.bin"
     base = f"--model {ROOT}/tests/models/tied-gqa.json --train-data {data} --val-data {data}"
-    base += " --seq-len 16 --batch-size 4 --steps 4 --warmup-steps 2 --sample-every 2 --sample-tokens 5"
+    base += " --seq-len 16 --batch-size 4 --steps 4 --warmup-steps 2 --min-lr-frac 0.1 --sample-every 2 --sample-tokens 5"
     base += f" --checkpoint-every 1 --keep-checkpoints 2 --out {folder}/{out}"
     ref.train(parse([*base.split(), *flags]))
     return read_log(folder / out / "log.jsonl")

@@ -163,15 +163,16 @@ struct Sizes {
           tiles((T + tile_queries - 1) / tile_queries) {}
 };
 
-// x[b, :, g, :] as rows[keys][width], scaled, zeros where x has no element.
+// x[b, :, g, :] as rows[keys][width], zeros where x has no element. Not scaled: a product of two bf16 numbers is
+// exact in f32, that of a scaled one is not.
 template <class A, class T>
-void copy_rows(View<const T, 4> x, int64_t b, int64_t g, int64_t begin, int64_t count, int64_t width, A scale,
+void copy_rows(View<const T, 4> x, int64_t b, int64_t g, int64_t begin, int64_t count, int64_t width,
                A* rows) {
     const int64_t HD = x.shape[3], there = std::max<int64_t>(0, std::min(count, x.shape[1] - begin));
     for (int64_t t = 0; t < there; t++) {
         const T* from = &x(b, begin + t, g, 0);
         A* row = rows + t * width;
-        for (int64_t d = 0; d < HD; d++) row[d] = scale * A(from[d]);
+        for (int64_t d = 0; d < HD; d++) row[d] = A(from[d]);
         std::fill(row + HD, row + width, A(0));
     }
     std::fill(rows + there * width, rows + count * width, A(0));
@@ -192,7 +193,7 @@ void pack_heads(View<const T, 4> x, const Sizes<A>& n, A* rows, A* panels) {
     for (int64_t head = 0; head < n.B * n.NKV; head++)
         for (int64_t s = 0; s < n.keys; s += panel_columns<A>) {
             A* at = rows + (head * n.keys + s) * n.width;
-            copy_rows(x, head / n.NKV, head % n.NKV, s, panel_columns<A>, n.width, A(1), at);
+            copy_rows(x, head / n.NKV, head % n.NKV, s, panel_columns<A>, n.width, at);
             if (panels) transpose_panel(at, n.width, n.HD, panels + (head * n.keys + s) * n.HD);
         }
 }
@@ -235,19 +236,20 @@ void causal_transposed_product(const Sizes<A>& n, int64_t first, const A* p, con
     }
 }
 
-// Rows of scores are worked on in whole vectors: one at a time, the last few keys would cost as much as all
-// others. Beyond the diagonal the scores are -inf, so that p and ds become 0 there.
+// Scales a row of scores. Rows are worked on in whole vectors: one at a time, the last few keys would cost as much
+// as all others. Beyond the diagonal the scores become -inf, so that p and ds are 0 there.
 template <class A>
-int64_t mask_row(A* row, int64_t length) {
+int64_t scale_and_mask(A* row, int64_t length, A scale) {
     const int64_t padded = round_up(length, std::max<int64_t>(lanes<A>, tile_rows));
+    for (int64_t s = 0; s < length; s++) row[s] *= scale;
     std::fill(row + length, row + padded, minus_infinity<A>);
     return padded;
 }
 
-// Makes row e^(row - largest); returns the largest, and the sum of the powers.
+// Makes row e^(scale * row - largest); returns the largest, and the sum of the powers.
 template <class A>
-std::pair<A, A> softmax_row(A* row, int64_t length) {
-    const int64_t padded = mask_row(row, length);
+std::pair<A, A> softmax_row(A* row, int64_t length, A scale) {
+    const int64_t padded = scale_and_mask(row, length, scale);
     vector<A> largest = load(row), sum = {};
     for (int64_t s = lanes<A>; s < padded; s += lanes<A>) {
         const vector<A> x = load(row + s);
@@ -260,11 +262,11 @@ std::pair<A, A> softmax_row(A* row, int64_t length) {
     return {shift, sum_across<A>(sum)};
 }
 
-// Makes p, which holds scores, the probabilities, and ds, which holds dp, the gradient of the scores. delta
+// Makes p, which holds products q*k, the probabilities, and ds, which holds dp, the gradient of the products. delta
 // is the mean of dp weighted by p: where one key takes all, ds comes out as 0, whatever lse lost to rounding.
 template <class A>
-void softmax_row_backward(A* p, A* ds, int64_t length, A lse) {
-    const int64_t padded = mask_row(p, length);
+void softmax_row_backward(A* p, A* ds, int64_t length, A lse, A scale) {
+    const int64_t padded = scale_and_mask(p, length, scale);
 #pragma omp simd
     for (int64_t s = 0; s < padded; s++) p[s] = exponential(p[s] - lse);
     vector<A> sum = {}, weighted = {};
@@ -273,7 +275,8 @@ void softmax_row_backward(A* p, A* ds, int64_t length, A lse) {
         weighted += load(p + s) * load(ds + s);
     }
     const A delta = sum_across<A>(weighted) / sum_across<A>(sum);
-    for (int64_t s = 0; s < padded; s += lanes<A>) store(ds + s, load(p + s) * (load(ds + s) - delta));
+    for (int64_t s = 0; s < padded; s += lanes<A>)
+        store(ds + s, scale * load(p + s) * (load(ds + s) - delta));
 }
 
 template <class T>
@@ -297,13 +300,14 @@ void attention_forward_cpu(View<T, 4> out, View<arithmetic<T>, 3> lse, View<cons
             for (int64_t bh = 0; bh < n.B * n.NH; bh++) {
                 const int64_t b = bh / n.NH, h = bh % n.NH, head = b * n.NKV + h / n.group;
                 const int64_t first = tile * tile_queries;
-                copy_rows(q, b, h, first, tile_queries, n.width, A(scale), queries);
+                copy_rows(q, b, h, first, tile_queries, n.width, queries);
                 causal_scores(n, first, queries, keys_transposed + head * n.keys * n.HD, scores);
                 const int64_t count = std::min(n.T - first, tile_queries);
                 A sum[tile_queries];
                 for (int64_t i = 0; i < count; i++) {
                     A largest;
-                    std::tie(largest, sum[i]) = softmax_row(scores + i * n.scores_row, first + i + 1);
+                    std::tie(largest, sum[i]) =
+                        softmax_row(scores + i * n.scores_row, first + i + 1, A(scale));
                     lse(b, h, first + i) = largest + std::log(sum[i]);
                 }
                 causal_product(n, first, scores, values + head * n.keys * n.width, rows);
@@ -324,19 +328,19 @@ void backward_tile(const Sizes<A>& n, int64_t b, int64_t h, int64_t tile, View<T
     const int64_t first = tile * tile_queries, count = std::min(n.T - first, tile_queries);
     A *p = scratch, *ds = p + tile_queries * n.scores_row, *queries = ds + tile_queries * n.scores_row;
     A *douts = queries + tile_queries * n.width, *dqueries = douts + tile_queries * n.width;
-    copy_rows(q, b, h, first, tile_queries, n.width, scale, queries);
-    copy_rows(dout, b, h, first, tile_queries, n.width, A(1), douts);
+    copy_rows(q, b, h, first, tile_queries, n.width, queries);
+    copy_rows(dout, b, h, first, tile_queries, n.width, douts);
     causal_scores(n, first, queries, keys_transposed, p);
     causal_scores(n, first, douts, values_transposed, ds);
     for (int64_t i = 0; i < count; i++)
-        softmax_row_backward(p + i * n.scores_row, ds + i * n.scores_row, first + i + 1,
-                             lse(b, h, first + i));
+        softmax_row_backward(p + i * n.scores_row, ds + i * n.scores_row, first + i + 1, lse(b, h, first + i),
+                             scale);
     causal_transposed_product(n, first, p, douts, dvalues);
-    causal_transposed_product(n, first, ds, queries, dkeys);  // the queries carry the scale
+    causal_transposed_product(n, first, ds, queries, dkeys);
     causal_product(n, first, ds, keys, dqueries);
     for (int64_t i = 0; i < count; i++) {
         T* to = &dq(b, first + i, h, 0);
-        for (int64_t d = 0; d < n.HD; d++) to[d] = T(scale * dqueries[i * n.width + d]);
+        for (int64_t d = 0; d < n.HD; d++) to[d] = T(dqueries[i * n.width + d]);
     }
 }
 
