@@ -1,7 +1,7 @@
 # A thin front: CMake builds, pip installs, scripts do the rest.
 #
 #   make train_llama3   builds the program for the device found (PLATFORM=cpu|amd|nvidia overrides), prepares the text
-#   make test           sets up and runs the tests: about ten minutes on two cores
+#   make test           sets up and runs the tests: minutes on two cores
 #   make test-all       the same, then everything once more under ASan and UBSan
 #   make sanitize       only the latter
 #   make bench-cpu      tokens/s and peak memory beside PyTorch, same model and batch, two threads

@@ -222,4 +222,7 @@ def parse(argv: list[str], description: str = "Train Llama 3.") -> Options:
     flags = {name: _check(by_name[name], _from_text(by_name[name], value), "--" + _name(by_name[name]))
              for name, value in given.items()}  # fmt: skip
     file = _read_toml(flags["config"]) if flags.get("config") else {}
-    return Options(**(file | flags))
+    options = Options(**(file | flags))
+    if options.dtype == "f32" and options.grad_dtype == "bf16":
+        raise InputError("--grad-dtype bf16: expected f32, which --dtype f32 needs")
+    return options

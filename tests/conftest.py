@@ -28,3 +28,16 @@ def reference() -> Path:
     if not any(folder.glob("*/*/truth.safetensors")):
         subprocess.run([sys.executable, "train_llama3.py"], cwd=ROOT, check=True)
     return folder
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """More threads only cost PyTorch time on models this small."""
+    import torch
+
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        torch.set_num_threads(1)
+        yield
+    torch.set_num_threads(threads)

@@ -4,6 +4,7 @@ stands here.
 """
 
 import itertools
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -393,6 +394,17 @@ def test_faults_are_caught(fault):
     op = OPERATIONS["rmsnorm_forward"]
     assert check(op, "reference", ["f32"] * 4, {"N": 33, "C": 129}, CASES["rmsnorm_forward"], spoil=spoil)
     assert not check(op, "reference", ["f32"] * 4, {"N": 33, "C": 129}, CASES["rmsnorm_forward"])
+
+
+def test_the_checks_of_all_operations_see_every_fault(build):
+    """check_operations with a wrong variant in the place of all others must fail, for each kind of fault."""
+
+    def run(fault):
+        return subprocess.run([build / "check_operations", "--fault", fault], capture_output=True, text=True)
+
+    faults = run("none").stderr.split("NAME one of ")[1].split()
+    assert len(faults) > 5
+    assert {fault: run(fault).returncode for fault in faults} == dict.fromkeys(faults, 1)
 
 
 def test_guards_are_seen():

@@ -374,6 +374,14 @@ def test_bad_tokens(train, data, tmp_path):
     refused(raw[:12] + bytes(4) + raw[16:1024] + everywhere, "60000", str(V))
 
 
+def test_validation_by_another_tokenizer(train, data, tmp_path):
+    for name, tokenizer in (("a.bin", 1), ("b.bin", 2)):
+        write_bin(tmp_path / name, np.arange(500, dtype=np.uint32) % V, V, tokenizer)
+    files = {"train_data": tmp_path / "a.bin", "val_data": tmp_path / "b.bin"}
+    line = one_line(train(*flags(data, tmp_path / "out", **files), code=2))
+    assert "a.bin" in line and "b.bin" in line and "tokenizer" in line
+
+
 @pytest.fixture(scope="module")
 def checkpoint(train, data, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("checkpoint") / "out"

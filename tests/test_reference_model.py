@@ -24,15 +24,7 @@ B, T = 2, 33
 Tensors = dict[str, torch.Tensor]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """More threads only cost time on models this small."""
-    threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        torch.set_num_threads(1)
-        yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

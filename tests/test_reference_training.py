@@ -20,15 +20,7 @@ from llamac.plot import read_log
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """More threads only cost time on models this small."""
-    threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        torch.set_num_threads(1)
-        yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def gradients(shapes: list[torch.Size], step: int) -> list[torch.Tensor]:
@@ -105,8 +97,10 @@ def run_training(folder: Path, out: str, *flags: str) -> list[dict]:
     write_bin(folder / "train.bin", np.random.default_rng(0).integers(97, size=1000), 97)
     data = folder / "train.bin"
     base = f"--model {ROOT}/tests/models/tied-gqa.json --train-data {data} --val-data {data}"
-    base += " --seq-len 16 --batch-size 4 --steps 4 --warmup-steps 2 --min-lr-frac 0.1 --sample-every 2 --sample-tokens 5"
-    base += f" --checkpoint-every 1 --keep-checkpoints 2 --out {folder}/{out}"
+    base += " --seq-len 16 --batch-size 4 --steps 4 --warmup-steps 2 --min-lr-frac 0.1"
+    base += (
+        f" --sample-every 2 --sample-tokens 5 --checkpoint-every 1 --keep-checkpoints 2 --out {folder}/{out}"
+    )
     ref.train(parse([*base.split(), *flags]))
     return read_log(folder / out / "log.jsonl")
 

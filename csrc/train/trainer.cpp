@@ -29,6 +29,15 @@ Loader load_data(const std::string& pattern, const Options& o, const Config& con
     return Loader(pattern, o.seq_len, config.V, o.batch_size, accumulation, static_cast<uint64_t>(o.seed));
 }
 
+// A model that validates on other ids than it trains on would only look bad: refuse it.
+void check_same_tokenizer(const Loader& train, const Loader& val) {
+    const TokenShard& a = train.shards[0];
+    for (const TokenShard& b : val.shards)
+        if (a.tokenizer_hash && b.tokenizer_hash && a.tokenizer_hash != b.tokenizer_hash)
+            fail(b.file.path, ": expected tokens of the tokenizer that made ", a.file.path,
+                 ", found another's");
+}
+
 void load_optimizer(Model& model, const std::string& checkpoint) {
     const SafetensorsFile file(checkpoint + "/optimizer.safetensors");
     for (const NamedTensor& t : optimizer_tensors(model.parameters)) {
@@ -65,6 +74,7 @@ Trainer::Trainer(const Options& o)
       targets(tokens.size()) {
     if (!o.val_data.empty()) {
         val.emplace(load_data(o.val_data, o, config, 1));
+        check_same_tokenizer(train, *val);
         val->validation_batches(o.val_steps);  // refuses too little data now, not after the first hour
     }
     if (!resumed_from.empty())
