@@ -14,7 +14,7 @@ BUILD     = build/$(PLATFORM)
 VENV      = .venv/bin/python
 PIP       = $(VENV) -m pip --disable-pip-version-check --quiet install
 
-.PHONY: train_llama3 test test-all sanitize bench-cpu reference format clean packages text native
+.PHONY: train_llama3 test test-all sanitize bench-cpu reference format clean packages test-packages text native
 
 train_llama3: packages text
 	cmake -S . -B $(BUILD) -DLLAMAC_PLATFORM=$(PLATFORM)
@@ -48,13 +48,16 @@ clean:
 	rm -rf build train_llama3
 
 packages:
-	dev/packages.sh
+	PYTHON=$(PYTHON) dev/packages.sh
+
+test-packages:
+	PYTHON=$(PYTHON) dev/packages.sh test
 
 text: .venv/run
 	$(VENV) dev/data/stdlib.py
 
 # The Python package with its compiled module, as `pip install -e .` gives it to a user.
-native: .venv/test packages
+native: test-packages .venv/test
 	$(PIP) --no-build-isolation --no-deps -e .
 
 .venv/run: pyproject.toml | packages

@@ -1,9 +1,10 @@
 #!/bin/sh
-# packages.sh: what the build needs from the system. As root, what is missing is installed with apt, and said; otherwise
-# it is named with the one line that installs it, and the exit code is 1.
+# packages.sh [test]: what the build, or the build of the tests too, needs from the system. As root, what is missing is
+# installed with apt, and said; otherwise it is named with the one line that installs it, and the exit code is 1.
 set -eu
 
 missing=""
+python=${PYTHON:-python3}
 need() {    # need PACKAGE TEST...: the package is missing if the test fails
     package=$1
     shift
@@ -13,8 +14,11 @@ have_header() { echo "#include <$1>" | c++ -std=c++17 -x c++ $2 -fsyntax-only -;
 
 need g++ command -v c++
 need cmake command -v cmake
-need python3 command -v python3
-need python3-venv python3 -m venv --help
+need python3 command -v "$python"
+need python3-venv "$python" -c 'import ensurepip, venv'
+if [ "${1:-}" = test ]; then
+    need python3-dev "$python" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")'
+fi
 if command -v c++ >/dev/null 2>&1; then
     multiarch=$(c++ -print-multiarch)
     need libcli11-dev have_header CLI/CLI.hpp ""

@@ -34,7 +34,7 @@ int64_t Arena::bytes() const {
 void Arena::allocate() {
     const int64_t total = bytes();
     memory.reset(std::aligned_alloc(alignment, static_cast<size_t>(padded(total))));
-    if (!memory) fail("memory: ", total, " bytes are needed, the machine has no room for them");
+    if (!memory) fail("memory: ", total >> 20, " MiB are needed, the machine has no room for them");
     char* at = static_cast<char*>(memory.get());
 #pragma omp parallel for
     for (int64_t page = 0; page < total; page += 1 << 20)
