@@ -1,7 +1,7 @@
 // debug_state REFERENCE OUT [dtype] [recompute] [logits bytes] [OPERATION=VARIANT ...]
-// The C model on the tokens of REFERENCE/debug_state.safetensors, from the weights in REFERENCE: writes every activation,
-// gradient and the ten updates to OUT under the reference's names, in the order of computation. tests/test_model.py
-// compares the two.
+// The C model on the tokens of REFERENCE/debug_state.safetensors, from the weights in REFERENCE: writes every
+// activation, gradient and the ten updates to OUT under the reference's names, in the order of computation.
+// tests/test_model.py compares the two.
 #include <deque>
 
 #include "model/model.h"

@@ -15,10 +15,11 @@ struct Arena {
     };
     std::vector<Row> rows;
 
-    // tensor becomes `planned` (type and shape); it must stay where it is until allocate(), which sets its data.
+    // tensor becomes `planned` (type and shape); it must stay where it is until allocate(), which sets its
+    // data.
     void plan(const char* group, Tensor* tensor, const Tensor& planned);
-    // Throws Error with the bytes wanted where the machine has no room. The memory reads as NaN until written:
-    // a value that nobody computed shows at once.
+    // Throws Error with the bytes wanted where the machine has no room. The memory reads as NaN until
+    // written: a value that nobody computed shows at once.
     void allocate();
     int64_t bytes() const;
 

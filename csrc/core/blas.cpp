@@ -140,7 +140,8 @@ template void gemm(int64_t, int64_t, int64_t, Matrix<double>, Matrix<double>, co
 template <class A>
 void cblas_gemm(int64_t M, int64_t N, int64_t K, Matrix<A> a, Matrix<A> b, const A* initial, A* c) {
     if (initial && initial != c) std::copy(initial, initial + M * N, c);
-    // Both steps are 1 where there is one row or one column: then the step has to be long enough for the order.
+    // Both steps are 1 where there is one row or one column: then the step has to be long enough for the
+    // order.
     const auto in_rows = [](Matrix<A> m, int64_t columns) { return m.column == 1 && m.row >= columns; };
     const auto order = [&](Matrix<A> m, int64_t columns) {
         return in_rows(m, columns) ? CblasNoTrans : CblasTrans;

@@ -186,7 +186,10 @@ void bind_shape(const Operation& op, const Operand& o, const Tensor& t, int64_t*
         const int64_t scaled = t.shape[d] * dim.divisor;
         int64_t expected = dim.factor;
         if (dim.symbol >= 0) {
-            if (size[dim.symbol] < 0 && scaled % dim.factor == 0) size[dim.symbol] = scaled / dim.factor;
+            if (size[dim.symbol] < 0 && scaled % dim.factor)
+                fail(op.name, ": ", o.name, " has shape ", found, ", expected ", dimension_text(op, o),
+                     " with dimension ", d, " a multiple of ", dim.factor);
+            if (size[dim.symbol] < 0) size[dim.symbol] = scaled / dim.factor;
             expected *= size[dim.symbol];
         }
         if (scaled != expected)

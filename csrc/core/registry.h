@@ -1,10 +1,10 @@
-// One description an operation: checks, dispatch, listing, tests, benchmarks and the torch schema come from it.
+// One description an operation: checks, dispatch, listing, tests, benchmarks, the torch schema come from it.
 //
-//   "rmsnorm_backward(dx: T[N,C], dweight +=: G[C]; dout: T[N,C], x: T[N,C] strided, residual?: T[N,C]; eps: float)"
-//    name             outputs                       inputs                                               scalars
+//   "rmsnorm_backward(dx: T[N,C], dweight +=: G[C]; dout: T[N,C], x: T[N,C], y?: T[N,C]; accumulate: bool)"
+//    name             outputs                       inputs                               scalars
 //
-// Types:  T storage (f32, bf16, f64), A its arithmetic (f64 if T is, else f32), G a gradient's and M a moment's storage,
-//         or f32, i32 as they are.
+// Types:  T storage (f32, bf16, f64), A its arithmetic (f64 if T is, else f32), G a gradient's storage, M a
+//         moment's, or f32, i32 as they are.
 // Shapes: dimension letters (core/tensor.h), a factor or divisor allowed: 2F, HD/2.
 // Marks:  ?   may be null
 //         +=  added to where the scalar `accumulate` is true, else written
@@ -88,7 +88,8 @@ struct ScalarInfo {
 };
 
 struct Operation {
-    // variants: in order of preference. flops, bytes: the least a call must do; null: none, and each operand once.
+    // variants: in order of preference. flops, bytes: the least a call must do; null: none, and each operand
+    // once.
     Operation(const char* description, const char* summary, std::vector<Variant> variants,
               double (*flops)(const Call&) = nullptr, double (*bytes)(const Call&) = nullptr);
     Operation(const Operation&) = delete;
@@ -118,8 +119,9 @@ struct Queue {
     hipStream_t stream = nullptr;
 };
 
-// Checks shapes, types and strides, picks the variant (`variant`, else the selected one, else the first that supports
-// the call) and runs it. Throws Error with the operation, the operand, what was expected and what was found.
+// Checks shapes, types and strides, picks the variant (`variant`, else the selected one, else the first that
+// supports the call) and runs it. Throws Error with the operation, the operand, what was expected and what
+// was found.
 void run(const Operation& op, std::vector<Tensor> tensors, const std::vector<Scalar>& scalars,
          Queue queue = {}, const char* variant = nullptr);
 // run("rmsnorm_forward", {out, rstd}, {x, weight}, {eps}): what the model calls.
@@ -194,8 +196,8 @@ struct Launcher<F> {
 
 }  // namespace detail
 
-// entries<f<float>, f<bf16>, f<double>>(): functions that take Views in the description's order, then its scalars,
-// then, where they need it, the stream.
+// entries<f<float>, f<bf16>, f<double>>(): functions that take Views in the description's order, then its
+// scalars, then, where they need it, the stream.
 template <auto... F>
 std::vector<Entry> entries() {
     return {detail::Launcher<F>::entry()...};

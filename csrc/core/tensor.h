@@ -1,7 +1,8 @@
-// Storage types, the untyped Tensor that crosses file borders, and the typed View that a kernel's host side reads.
+// Storage types, the untyped Tensor that crosses file borders, and the typed View that a kernel's host side
+// reads.
 //
-// Dimension letters, everywhere: B batch, T time, C channels, NH query heads, NKV key/value heads, HD head size,
-// F feed-forward width, V vocabulary, L layers, N = B*T rows.
+// Dimension letters, everywhere: B batch, T time, C channels, NH query heads, NKV key/value heads, HD head
+// size, F feed-forward width, V vocabulary, L layers, N = B*T rows.
 #pragma once
 #include <cstring>
 #include <string>
@@ -129,7 +130,8 @@ inline Tensor reshape(const Tensor& t, std::initializer_list<int64_t> shape) {
     return r;
 }
 
-// A tensor as a launcher sees it: element type and rank are checked, x(n, c) addresses an element by its strides.
+// A tensor as a launcher sees it: element type and rank are checked, x(n, c) addresses an element by its
+// strides.
 template <class T, int R>
 struct View {
     T* data;

@@ -1,5 +1,5 @@
-// The table of activations: shapes, types, and the part of a block that makes each. It drives allocation, recomputation
-// and the memory report.
+// The table of activations: shapes, types, and the part of a block that makes each. It drives allocation,
+// recomputation and the memory report.
 #pragma once
 #include <vector>
 
@@ -51,7 +51,8 @@ unsigned recomputed_parts(const Recompute& recompute, int64_t layer);
 // Rows of logits that are held at once: as many as fit in `bytes`, at least one, at most rows.
 int64_t chunk_rows(const Config& config, int64_t rows, DType dtype, int64_t bytes);
 
-// Plans memory for B sequences of T tokens; the gradients' and what the backward pass needs only for training.
+// Plans memory for B sequences of T tokens; the gradients' and what the backward pass needs only for
+// training.
 void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T, DType dtype,
                       const Recompute& recompute, int64_t logits_bytes, Arena& arena);
 

@@ -1,4 +1,5 @@
-// The shape of a Llama model, read from Hugging Face's config.json. Every derived size lives here and nowhere else.
+// The shape of a Llama model, read from Hugging Face's config.json. Every derived size lives here and nowhere
+// else.
 #pragma once
 #include <cstdint>
 #include <string>

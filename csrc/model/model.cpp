@@ -48,7 +48,8 @@ Tensor residual_in(const Model& m, int64_t layer) {
     return layer ? m.activations.blocks[layer - 1].residual_out : m.activations.embedding;
 }
 
-// Runs the parts of a block that are asked for: all in the forward pass, those thrown away in the backward pass.
+// Runs the parts of a block that are asked for: all in the forward pass, those thrown away in the backward
+// pass.
 void forward_block(Model& m, int64_t layer, unsigned parts) {
     const Parameters& p = m.parameters;
     const BlockParameters w = block_parameters(layer);
@@ -130,8 +131,9 @@ struct HeadGradient {  // what the head computes on top of the losses; nothing w
     double dloss = 0;
 };
 
-// LM head and cross-entropy, a chunk of rows at a time, so that the logits never exist as a whole; with gradients, the
-// logits' gradient takes the logits' place and is used before the next chunk. Returns the mean loss.
+// LM head and cross-entropy, a chunk of rows at a time, so that the logits never exist as a whole; with
+// gradients, the logits' gradient takes the logits' place and is used before the next chunk. Returns the mean
+// loss.
 double run_head(Model& m, const int32_t* targets, const HeadGradient& gradient) {
     Activations& a = m.activations;
     const int64_t N = a.losses.shape[0];

@@ -13,8 +13,8 @@ struct ModelOptions {
     int64_t batch_size = 1, seq_len = 1;  // the largest batch that a step will see
     Precision precision;
     Recompute recompute;
-    // The logits are made, used and overwritten in chunks of rows of at most this size: big enough for an efficient
-    // matrix product, small beside everything else.
+    // The logits are made, used and overwritten in chunks of rows of at most this size: big enough for an
+    // efficient matrix product, small beside everything else.
     int64_t logits_bytes = 64 << 20;
     bool training = true;  // false: no gradients, no optimizer state
 };
@@ -34,14 +34,15 @@ struct Model {
     Parameters parameters;
     Activations activations;
     Tensor grad_norm, lr, step;  // [1] each: read by the optimizer where the weights are
-    // Where set, sees every activation and gradient, by its name in the debug state, while it holds its value.
+    // Where set, sees every activation and gradient, by its name in the debug state, while it holds its
+    // value.
     std::function<void(const std::string& name, const Tensor& value)> tap;
 };
 
 // tokens, targets: [B,T], ids in [0,V). Returns the mean cross-entropy.
 double forward(Model& model, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T);
-// The same, and the gradients of loss * scale, where loss is the mean over this batch. first: gradients are written,
-// otherwise added to. Returns the (unscaled) mean cross-entropy.
+// The same, and the gradients of loss * scale, where loss is the mean over this batch. first: gradients are
+// written, otherwise added to. Returns the (unscaled) mean cross-entropy.
 double forward_backward(Model& model, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T,
                         bool first, double scale);
 // One AdamW update, step = 1, 2, …; returns the gradient's norm before clipping.

@@ -1,4 +1,5 @@
-// The table of parameters: it drives allocation, initialisation, files, optimizer groups and the memory report.
+// The table of parameters: it drives allocation, initialisation, files, optimizer groups and the memory
+// report.
 #pragma once
 #include <string>
 #include <vector>
@@ -13,8 +14,8 @@ struct Precision {
     DType weights = DType::f32;  // and activations
     DType gradients = DType::f32;
     DType moments = DType::f32;
-    bool master =
-        true;  // fp32 master weights beside bf16 weights; without them bf16 weights are rounded stochastically
+    // fp32 master weights beside bf16 weights; without them bf16 weights are rounded stochastically.
+    bool master = true;
 
     bool keeps_master() const { return master && weights == DType::bf16; }
 };
@@ -31,13 +32,14 @@ struct Parameter {
 struct Parameters {
     std::vector<Parameter> table;  // the order of the files, and of the random streams (4k, 4k+1, 4k+2)
     Tensor weights, master, m, v;  // [elements]; master has no data where it is not kept
-    // The LM head's gradient (the embedding's, where they are tied) is summed over chunks of the logits: it stays f32
-    // whatever the others are, so that no small contribution is rounded away. `gradients` holds all but the head's.
+    // The LM head's gradient (the embedding's, where they are tied) is summed over chunks of the logits: it
+    // stays f32 whatever the others are, so that no small contribution is rounded away. `gradients` holds all
+    // but the head's.
     Tensor gradients, head_gradient;
     size_t head;  // index of the matrix that makes the logits
 
-    // Parameter k in a buffer of [elements]; with count > 1, as many tensors that lie together as one matrix (q/k/v,
-    // gate/up).
+    // Parameter k in a buffer of [elements]; with count > 1, as many tensors that lie together as one matrix
+    // (q/k/v, gate/up).
     Tensor view(const Tensor& buffer, size_t k, size_t count = 1, int64_t first_offset = 0) const;
     Tensor weight(size_t k, size_t count = 1) const { return view(weights, k, count); }
     Tensor gradient(size_t k, size_t count = 1) const;
@@ -54,9 +56,11 @@ size_t final_norm_parameter(const Config& config);
 // Fills the table and plans its buffers; the optimizer's only where the model is to be trained.
 void plan_parameters(Parameters& p, const Config& config, const Precision& precision, bool training,
                      Arena& arena);
-// As transformers initialises a Llama: matrices normal(0, initializer_range), norms 1. Moments and gradients are zeroed.
+// As transformers initialises a Llama: matrices normal(0, initializer_range), norms 1. Moments and gradients
+// are zeroed.
 void initialize(Parameters& p, const Config& config, uint64_t seed);
-// Weights from Hugging Face's files, converted to the weights' type. Throws Error naming the tensor and the file.
+// Weights from Hugging Face's files, converted to the weights' type. Throws Error naming the tensor and the
+// file.
 void load_weights(Parameters& p, const std::string& directory);
 
 // What a checkpoint's two files hold.

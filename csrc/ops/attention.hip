@@ -163,8 +163,8 @@ struct Sizes {
           tiles((T + tile_queries - 1) / tile_queries) {}
 };
 
-// x[b, :, g, :] as rows[keys][width], zeros where x has no element. Not scaled: a product of two bf16 numbers is
-// exact in f32, that of a scaled one is not.
+// x[b, :, g, :] as rows[keys][width], zeros where x has no element. Not scaled: a product of two bf16 numbers
+// is exact in f32, that of a scaled one is not.
 template <class A, class T>
 void copy_rows(View<const T, 4> x, int64_t b, int64_t g, int64_t begin, int64_t count, int64_t width,
                A* rows) {
@@ -236,8 +236,8 @@ void causal_transposed_product(const Sizes<A>& n, int64_t first, const A* p, con
     }
 }
 
-// Scales a row of scores. Rows are worked on in whole vectors: one at a time, the last few keys would cost as much
-// as all others. Beyond the diagonal the scores become -inf, so that p and ds are 0 there.
+// Scales a row of scores. Rows are worked on in whole vectors: one at a time, the last few keys would cost as
+// much as all others. Beyond the diagonal the scores become -inf, so that p and ds are 0 there.
 template <class A>
 int64_t scale_and_mask(A* row, int64_t length, A scale) {
     const int64_t padded = round_up(length, std::max<int64_t>(lanes<A>, tile_rows));
@@ -262,8 +262,9 @@ std::pair<A, A> softmax_row(A* row, int64_t length, A scale) {
     return {shift, sum_across<A>(sum)};
 }
 
-// Makes p, which holds products q*k, the probabilities, and ds, which holds dp, the gradient of the products. delta
-// is the mean of dp weighted by p: where one key takes all, ds comes out as 0, whatever lse lost to rounding.
+// Makes p, which holds products q*k, the probabilities, and ds, which holds dp, the gradient of the products.
+// delta is the mean of dp weighted by p: where one key takes all, ds comes out as 0, whatever lse lost to
+// rounding.
 template <class A>
 void softmax_row_backward(A* p, A* ds, int64_t length, A lse, A scale) {
     const int64_t padded = scale_and_mask(p, length, scale);

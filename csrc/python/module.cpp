@@ -1,5 +1,5 @@
-// llamac._native: the registry for Python, free of torch. Arrays come as (address, dtype, shape, strides), so that numpy
-// and torch serve alike; llamac/kernels.py makes them.
+// llamac._native: the registry for Python, free of torch. Arrays come as (address, dtype, shape, strides), so
+// that numpy and torch serve alike; llamac/kernels.py makes them.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

@@ -25,7 +25,8 @@ std::string find_python() {
     return "python3";
 }
 
-// Quietly: what it prints is of no use beside the run's own output. Returns the exit status, -1 if it did not start.
+// Quietly: what it prints is of no use beside the run's own output. Returns the exit status, -1 if it did not
+// start.
 int run_quietly(const std::vector<std::string>& command) {
     std::vector<char*> argv;
     for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));

@@ -4,7 +4,8 @@
 
 namespace llamac {
 
-// Runs `python -m llamac.plot OUT`. Returns what the final line says of it: where it lies, or why there is none.
+// Runs `python -m llamac.plot OUT`. Returns what the final line says of it: where it lies, or why there is
+// none.
 std::string draw_loss_plot(const std::string& out);
 
 }  // namespace llamac

@@ -11,7 +11,8 @@ struct Sampling {
     uint32_t step = 0;  // with the seed and the token's index, it decides the random number
 };
 
-// A token by its probability softmax(logits / temperature) among the top_k; u in (0,1). Ties go to the lower id.
+// A token by its probability softmax(logits / temperature) among the top_k; u in (0,1). Ties go to the lower
+// id.
 int32_t pick(const std::vector<float>& logits, const Sampling& sampling, double u);
 
 // `count` tokens that follow the prompt. The model sees at most its last seq_len tokens.
