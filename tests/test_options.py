@@ -16,6 +16,9 @@ from llamac.log import Log, duration
 from llamac.options import Options, parse, recompute_parts
 
 ROOT = Path(__file__).parent.parent
+# Of a step in log.jsonl, in C and in Python.
+STEP_KEYS = ["event", "step", "loss", "grad_norm", "lr", "ms", "tokens_per_s", "tflops", "mfu", "gpu_mem_gib",
+             "rss_gib"]  # fmt: skip
 
 
 def refused(function, *arguments) -> str:
@@ -359,19 +362,7 @@ def test_log(tmp_path):
     assert [e["event"] for e in events] == ["start", "val", "step", "step", "step", "sample", "checkpoint"]
     assert events[0]["batch-size"] == 8 and events[1] == {"event": "val", "step": 0, "loss": 8.3}
     step = events[2]
-    assert list(step) == [
-        "event",
-        "step",
-        "loss",
-        "grad_norm",
-        "lr",
-        "ms",
-        "tokens_per_s",
-        "tflops",
-        "mfu",
-        "gpu_mem_gib",
-        "rss_gib",
-    ]
+    assert list(step) == STEP_KEYS
     assert (step["loss"], step["tokens_per_s"], step["mfu"]) == (8.0, 2048, pytest.approx(0.2048))
     assert step["tflops"] == pytest.approx(2.048) and 0 < step["rss_gib"] < 1000
     assert events[3]["loss"] is None

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rule import FORWARD, violation
+from test_options import STEP_KEYS
 
 from llamac.data import write_bin
 
@@ -92,20 +93,7 @@ def test_run_and_its_log(train, data, tmp_path):
     assert (
         steps[0]["loss"] == pytest.approx(np.log(V), abs=1.0) and steps[-1]["loss"] < steps[0]["loss"] - 0.5
     )
-    keys = [
-        "event",
-        "step",
-        "loss",
-        "grad_norm",
-        "lr",
-        "ms",
-        "tokens_per_s",
-        "tflops",
-        "mfu",
-        "gpu_mem_gib",
-        "rss_gib",
-    ]
-    assert list(steps[0]) == keys
+    assert list(steps[0]) == STEP_KEYS
     assert [e["step"] for e in events(out, "val")] == list(range(0, 41, 4))
     assert [e["step"] for e in events(out, "sample")] == [20, 40]
     assert sorted(p.name for p in out.glob("step_*")) == ["step_000036", "step_000040"]

@@ -220,6 +220,10 @@ std::string set_aside(const std::string& out, const std::vector<std::string>& na
 
 }  // namespace
 
+std::string checkpoint_path(const std::string& out, int64_t step) {
+    return out + "/" + step_name(step);
+}
+
 Manifest describe_run(const Options& options, int64_t world_size, int64_t step) {
     Manifest m;
     m.step = step;
@@ -242,8 +246,8 @@ std::string write_checkpoint(const std::string& out, int64_t keep, Manifest mani
                              const std::vector<NamedTensor>& optimizer) {
     CHECK(keep >= 1);
     remove_leftovers(out);
-    const std::string name = step_name(manifest.step), final = out + "/" + name,
-                      temporary = out + "/." + name + ".tmp";
+    const std::string final = checkpoint_path(out, manifest.step),
+                      temporary = out + "/." + step_name(manifest.step) + ".tmp";
     if (type_of(final) != fs::file_type::not_found)
         fail(final, ": expected no checkpoint of this step, found one");
     try {

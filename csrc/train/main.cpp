@@ -108,10 +108,8 @@ int run_training(const Options& options) {
     handle_signals();
     const bool complete = train(t, log);
     const std::string plot = draw_loss_plot(options.out);
-    char name[32];
-    std::snprintf(name, sizeof name, "/step_%06lld", static_cast<long long>(t.step));
-    log.print((complete ? "done: model " : "interrupted: model ") + options.out + name + ", log " +
-              options.out + "/log.jsonl, " + plot);
+    log.print((complete ? "done: model " : "interrupted: model ") + checkpoint_path(options.out, t.step) +
+              ", log " + options.out + "/log.jsonl, " + plot);
     return complete ? 0 : 130;
 }
 
