@@ -25,9 +25,10 @@ if command -v c++ >/dev/null 2>&1; then
     need nlohmann-json3-dev have_header nlohmann/json.hpp ""
     need libtomlplusplus-dev have_header toml++/toml.h ""
     need libxxhash-dev have_header xxhash.h ""
+    need libboost-context-dev have_header boost/context/fiber.hpp ""
     need libopenblas-openmp-dev test -e "/usr/lib/$multiarch/openblas-openmp/libopenblas.so"
 else
-    missing="$missing libcli11-dev nlohmann-json3-dev libtomlplusplus-dev libxxhash-dev libopenblas-openmp-dev"
+    missing="$missing libboost-context-dev libcli11-dev nlohmann-json3-dev libtomlplusplus-dev libxxhash-dev libopenblas-openmp-dev"
 fi
 [ -n "$missing" ] || exit 0
 

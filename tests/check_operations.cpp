@@ -148,6 +148,11 @@ std::string check_stochastic(const std::vector<double>& found, const std::vector
                            : "rounding is biased by " + std::to_string(deviations) + " standard deviations";
 }
 
+// Every block size of the variant's list in some cases.
+int block_size(const Case& c, const Variant& v) {
+    return v.threads.empty() ? 0 : v.threads[static_cast<size_t>(c.number) % v.threads.size()];
+}
+
 struct Run {
     std::vector<std::vector<uint8_t>> bits;  // by output
     Outputs values;
@@ -155,6 +160,7 @@ struct Run {
     std::string wrong;  // what was written that should not be
 };
 Run run_variant(const Case& c, const Variant& v, int threads, const Alias* alias = nullptr) {
+    const bool device = v.where == Where::device;
     std::vector<Memory> memory(c.values.size());
     std::vector<Tensor> tensors(c.values.size());
     for (size_t i = 0; i < c.values.size(); i++) {
@@ -162,7 +168,7 @@ Run run_variant(const Case& c, const Variant& v, int threads, const Alias* alias
         Tensor shape = shape_of(c, i, c.entry->operands[i].dtype);
         if (c.strided && c.op->operands[i].strided) spread(shape, c.number + static_cast<int>(i));
         memory[i].place(shape, c.values[i], c.number % 2 == 1);
-        tensors[i] = memory[i].tensor;
+        tensors[i] = device ? memory[i].to_device() : memory[i].tensor;
     }
     size_t output = tensors.size(), input = tensors.size();
     for (size_t i = 0; alias && i < tensors.size(); i++) {
@@ -171,10 +177,13 @@ Run run_variant(const Case& c, const Variant& v, int threads, const Alias* alias
     }
     if (alias) tensors[output] = tensors[input];
     Run r;
-    r.supported = !v.supports || v.supports({c.op, tensors.data(), c.scalars.data(), c.size.data(), nullptr});
+    r.supported = !v.supports || v.supports({c.op, tensors.data(), c.scalars.data(), c.size.data(), {}});
     if (!r.supported) return r;
     set_threads(threads);
-    run(*c.op, tensors, c.scalars, {v.where, nullptr}, v.name);
+    run(*c.op, tensors, c.scalars, {v.where}, v.name, block_size(c, v));
+    if (device) CHECK(hipDeviceSynchronize());
+    for (size_t i = 0; device && i < tensors.size(); i++)
+        if (!c.absent[i]) memory[i].from_device();
     for (size_t i = 0; i < tensors.size(); i++) {
         const bool is_output = static_cast<int>(i) < c.op->outputs;
         const Memory& m = memory[i == output ? input : i];
@@ -214,12 +223,32 @@ std::string compare(const Case& c, const Run& found, double& tightest) {
     return "";
 }
 
+// Runs of an emulated kernel with its lanes in other orders.
+std::string compare_orders([[maybe_unused]] const Case& c, [[maybe_unused]] const Variant& v,
+                           [[maybe_unused]] const Run& first) {
+#if defined(LLAMAC_CPU)
+    using emulation::Order;
+    for (const Order order : {Order::reversed, Order::shuffled}) {
+        emulation::set_order(order);
+        const bool same = run_variant(c, v, 2).bits == first.bits;
+        emulation::set_order(Order::forward);
+        if (!same) return "the bits depend on the order of the lanes";
+    }
+#endif
+    return "";
+}
+
 // Empty, or how the bits of other runs differ from the first one's.
 std::string compare_runs(const Case& c, const Variant& v, const Run& first) {
+    const bool device = v.where == Where::device;
     if (run_variant(c, v, 2).bits != first.bits) return "a second run gives other bits";
     const bool library = std::strcmp(v.name, "blas") == 0;  // divides its sums by threads as it likes
-    if (!library && run_variant(c, v, 1).bits != first.bits)
+    if (!device && !library && run_variant(c, v, 1).bits != first.bits)
         return "the bits depend on the number of threads";
+    if (device) {
+        const std::string wrong = compare_orders(c, v, first);
+        if (!wrong.empty()) return wrong;
+    }
     for (const Alias& a : aliases) {
         bool whole = c.op->name == a.operation;
         for (size_t i = 0; i < c.absent.size(); i++)
@@ -294,7 +323,8 @@ void check_entry(const Operation& op, const Variant& v, const Entry& entry, Tall
 
 [[noreturn]] void usage() {
     std::fprintf(stderr,
-                 "check_operations: expected [--operation NAME] [--verbose] [--fault NAME], NAME one of");
+                 "check_operations: expected [--operation NAME] [--where host|device] [--verbose]"
+                 " [--fault NAME], NAME one of");
     for (const Fault& f : faults) std::fprintf(stderr, " %s", f.name);
     std::fprintf(stderr, "\n");
     std::exit(2);
@@ -304,13 +334,15 @@ void check_entry(const Operation& op, const Variant& v, const Entry& entry, Tall
 
 int main(int argc, char** argv) {
     Tally tally;
-    const char* only = nullptr;
+    const char *only = nullptr, *where = nullptr;
     for (int i = 1; i < argc; i++) {
         const std::string flag = argv[i];
         if (flag == "--verbose")
             tally.verbose = true;
         else if (flag == "--operation" && i + 1 < argc)
             only = argv[++i];
+        else if (flag == "--where" && i + 1 < argc)
+            where = argv[++i];
         else if (flag == "--fault" && i + 1 < argc) {
             const std::string name = argv[++i];
             for (const Fault& f : faults)
@@ -323,7 +355,8 @@ int main(int argc, char** argv) {
     for (const Operation* op : operations())
         for (const Variant& v : op->variants)
             for (const Entry& e : v.entries)
-                if ((!only || op->name == only) && !planted == (std::strcmp(v.name, "fault") != 0))
+                if ((!only || op->name == only) && !planted == (std::strcmp(v.name, "fault") != 0) &&
+                    (!where || v.where == (std::strcmp(where, "host") == 0 ? Where::host : Where::device)))
                     check_entry(*op, v, e, tally);
     std::printf("%d passed, %d failed\n", tally.passed, tally.failed);
     if (tally.unseen)

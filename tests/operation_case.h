@@ -168,6 +168,7 @@ struct Memory {
     static constexpr uint8_t guard_byte = 0xA5;
     std::vector<uint8_t> bytes, before;
     Tensor tensor;
+    DeviceMemory device;
 
     // shift: starts one element past a 64-byte border.
     void place(const Tensor& shape, const std::vector<double>& values, bool shift) {
@@ -183,6 +184,21 @@ struct Memory {
         });
         before = bytes;
     }
+    // The device's copy of all bytes, as far from a 64-byte border as the host's.
+    uint8_t* device_bytes() const {
+        const uintptr_t host = reinterpret_cast<uintptr_t>(bytes.data()) % 64,
+                        border = (reinterpret_cast<uintptr_t>(device.data) + 63) / 64 * 64;
+        return reinterpret_cast<uint8_t*>(border + host);
+    }
+    Tensor to_device() {
+        const int64_t count = static_cast<int64_t>(bytes.size());
+        device = DeviceMemory(count + 128);
+        copy_bytes(device_bytes(), bytes.data(), count);
+        Tensor t = tensor;
+        t.data = device_bytes() + (static_cast<uint8_t*>(tensor.data) - bytes.data());
+        return t;
+    }
+    void from_device() { copy_bytes(bytes.data(), device_bytes(), static_cast<int64_t>(bytes.size())); }
     std::vector<uint8_t> elements() const {
         std::vector<uint8_t> packed;
         for_each_row(tensor, [&](int64_t, const uint8_t* p, int64_t n) {

@@ -26,7 +26,7 @@ inline bool missing_accumulate(const Call& c, Launch launch) {
     for (size_t i = 0; i < scalars.size(); i++)
         if (c.op->scalars[i].name == "accumulate" && scalars[i].integer)
             scalars[i] = Scalar(false), changed = true;
-    launch({c.op, c.tensor, scalars.data(), c.size, c.stream});
+    launch({c.op, c.tensor, scalars.data(), c.size, c.device});
     return changed;
 }
 inline bool dropped_tail(const Call& c, Launch launch) {
@@ -65,7 +65,7 @@ inline bool ignored_strides(const Call& c, Launch launch) {
         int64_t stride = 1;
         for (int d = t.rank - 1; d >= 0; stride *= t.shape[d--]) t.stride[d] = stride;
     }
-    launch({c.op, tensors.data(), c.scalar, c.size, c.stream});
+    launch({c.op, tensors.data(), c.scalar, c.size, c.device});
     return changed;
 }
 // Results of the next smaller type: f32 in f64's place, bf16 in f32's.
@@ -122,7 +122,7 @@ inline bool nearest_rounding(const Call& c, Launch launch) {
         }
     const Entry* entry = reference_for(*c.op, wide);
     if (!seeded || !changed || !entry) return launch(c), false;
-    entry->launch({c.op, wide.data(), c.scalar, c.size, c.stream});
+    entry->launch({c.op, wide.data(), c.scalar, c.size, c.device});
     for (int i = 0; i < c.op->outputs; i++)
         for (int64_t e = 0; c.tensor[i].data && e < wide[i].elements(); e++)
             set(c.tensor[i], e, get(wide[i], e));

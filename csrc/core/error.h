@@ -21,11 +21,12 @@ template <class... Parts>
     throw Error(text.str());
 }
 
-[[noreturn]] inline void check_failed(const char* expression, const char* file, int line) {
+inline void check(bool holds, const char* expression, const char* file, int line) {
+    if (holds) return;
     std::fprintf(stderr, "llamac: CHECK(%s) failed at %s:%d\n", expression, file, line);
     std::abort();
 }
-#define CHECK(expression) \
-    ((expression) ? static_cast<void>(0) : ::llamac::check_failed(#expression, __FILE__, __LINE__))
+// The runtime's calls have an overload of their own (platform/hip.h).
+#define CHECK(expression) ::llamac::check((expression), #expression, __FILE__, __LINE__)
 
 }  // namespace llamac

@@ -240,12 +240,27 @@ Choice choose(const Operation& op, const Call& call, Where where, const char* va
         if (variant && std::strcmp(v.name, variant) == 0) wanted = &v;
     if (variant && (!wanted || std::strcmp(wanted->name, variant) != 0))
         fail(op.name, ": no variant ", variant);
+    if (wanted && wanted->where != where && !device_properties().emulated)
+        fail(op.name, ": variant ", wanted->name, " computes on the ",
+             where == Where::host ? "device, the call's operands are the host's"
+                                  : "host, the call's operands are the device's");
     for (const Variant& v : op.variants) {
         if (wanted ? &v != wanted : v.where != where) continue;
         if (const Entry* entry = entry_for(v, call)) return {&v, entry};
     }
     if (wanted) fail(op.name, ": variant ", wanted->name, " does not take these shapes, types or strides");
     fail(op.name, ": no variant takes these shapes, types or strides");
+}
+
+// Threads a block and workspace of a device variant.
+void prepare_launch(Call& call, const Variant& v, int threads) {
+    if (v.where == Where::host) return;
+    call.device.threads = threads ? threads : v.threads.empty() ? 256 : v.threads.front();
+    call.device.queue.where = Where::device;
+    if (!v.workspace) return;
+    static Workspace own;
+    Workspace& workspace = call.device.queue.workspace ? *call.device.queue.workspace : own;
+    call.device.workspace = workspace.reserve(v.workspace(call));
 }
 
 }  // namespace
@@ -337,7 +352,7 @@ void observe_runs(Observer o) {
 }
 
 void run(const Operation& op, std::vector<Tensor> tensors, const std::vector<Scalar>& scalars, Queue queue,
-         const char* variant) {
+         const char* variant, int threads) {
     if (tensors.size() != op.operands.size())
         fail(op.name, ": expected ", op.operands.size(), " tensors, found ", tensors.size());
     if (scalars.size() != op.scalars.size())
@@ -350,8 +365,9 @@ void run(const Operation& op, std::vector<Tensor> tensors, const std::vector<Sca
         const size_t i = (k + outputs) % n;
         check_operand(op, op.operands[i], tensors[i], size, types);
     }
-    const Call call{&op, tensors.data(), scalars.data(), size, queue.stream};
+    Call call{&op, tensors.data(), scalars.data(), size, {queue.stream, 0, nullptr, queue}};
     const Choice chosen = choose(op, call, queue.where, variant);
+    prepare_launch(call, *chosen.variant, threads);
     if (!observer) return chosen.entry->launch(call);
     const auto begin = std::chrono::steady_clock::now();
     chosen.entry->launch(call);

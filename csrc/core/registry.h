@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/device_memory.h"
 #include "core/tensor.h"
 
 namespace llamac {
@@ -34,20 +35,35 @@ struct Scalar {
 
 struct Operation;
 
+enum class Where : uint8_t { host, device };
+
+// Where calls run. workspace: null, the process's own, for callers with one stream.
+struct Queue {
+    Where where = Where::host;
+    hipStream_t stream = nullptr;
+    Workspace* workspace = nullptr;
+};
+
+// What a launcher of kernels gets beside its operands: as its last parameter, where it asks for it.
+struct Device {
+    hipStream_t stream = nullptr;
+    int threads = 0;            // a block, from the variant's list or the caller's choice
+    void* workspace = nullptr;  // Variant::workspace bytes, aligned as hipMalloc does
+    Queue queue = {};           // for a launcher that calls another operation
+};
+
 // A call that has passed the checks: operands in the description's order (outputs first), sizes by dimension.
 struct Call {
     const Operation* op;
     const Tensor* tensor;
     const Scalar* scalar;
     const int64_t* size;
-    hipStream_t stream;
+    Device device;
 
     int64_t operator[](const char* dimension) const;   // call["HD"]
     const Tensor& operand(const char* operand) const;  // call.operand("x")
     bool flag(const char* name) const;                 // call.flag("accumulate")
 };
-
-enum class Where : uint8_t { host, device };
 
 // A launcher's signature, read off its C++ type: what each operand's View holds.
 struct Slot {
@@ -67,6 +83,10 @@ struct Variant {
     Where where;
     std::vector<Entry> entries;               // one for each combination of storage types
     bool (*supports)(const Call&) = nullptr;  // null: every call that passes the checks
+    // Of kernels: threads a block, the default first; what the call needs of the workspace, in bytes, given
+    // Device::threads.
+    std::vector<int> threads = {};
+    int64_t (*workspace)(const Call&) = nullptr;
 };
 
 struct Dimension {
@@ -114,16 +134,11 @@ Operation& find_operation(const std::string& name);
 void select_kernel(const std::string& choice);
 void list_kernels();
 
-struct Queue {
-    Where where = Where::host;
-    hipStream_t stream = nullptr;
-};
-
 // Checks shapes, types and strides, picks the variant (`variant`, else the selected one, else the first that
-// supports the call) and runs it. Throws Error with the operation, the operand, what was expected and what
-// was found.
+// supports the call) and runs it, with `threads` a block where that is not 0. Throws Error with the operation,
+// the operand, what was expected and what was found.
 void run(const Operation& op, std::vector<Tensor> tensors, const std::vector<Scalar>& scalars,
-         Queue queue = {}, const char* variant = nullptr);
+         Queue queue = {}, const char* variant = nullptr, int threads = 0);
 // run("rmsnorm_forward", {out, rstd}, {x, weight}, {eps}): what the model calls.
 void run(const char* name, std::initializer_list<Tensor> outputs, std::initializer_list<Tensor> inputs,
          std::initializer_list<Scalar> scalars = {}, Queue queue = {});
@@ -172,9 +187,9 @@ struct Parameter<int64_t> {
     static int64_t take(const Call& c, int&, int& scalar) { return c.scalar[scalar++].integer; }
 };
 template <>
-struct Parameter<hipStream_t> {
+struct Parameter<Device> {
     static void describe(Entry&) {}
-    static hipStream_t take(const Call& c, int&, int&) { return c.stream; }
+    static Device take(const Call& c, int&, int&) { return c.device; }
 };
 
 template <auto F>
@@ -197,7 +212,7 @@ struct Launcher<F> {
 }  // namespace detail
 
 // entries<f<float>, f<bf16>, f<double>>(): functions that take Views in the description's order, then its
-// scalars, then, where they need it, the stream.
+// scalars, then, where they launch kernels, the Device.
 template <auto... F>
 std::vector<Entry> entries() {
     return {detail::Launcher<F>::entry()...};

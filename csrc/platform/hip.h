@@ -1,14 +1,85 @@
-// The one header that says what the platform's runtime is called: HIP's names everywhere.
-// AMD: HIP itself. NVIDIA: a short map to CUDA. CPU: a stream is nothing, qualifiers vanish.
+// What every kernel and every caller of the runtime includes: HIP's names, whatever is underneath.
+// AMD: HIP itself. NVIDIA: a name map (hip_on_nvidia.h). CPU: an emulated device (emulation.h).
+// docs/porting.md tells how to write a kernel that runs on all three.
 #pragma once
+#include <cstddef>
 #include <cstdint>
+#include <tuple>
 
 #if defined(LLAMAC_AMD)
 #include <hip/hip_runtime.h>
+
+#include "platform/hip_on_amd.h"
 #elif defined(LLAMAC_NVIDIA)
 #include "platform/hip_on_nvidia.h"
 #else
-#define __host__
-#define __device__
-using hipStream_t = void*;
+#include "platform/emulation.h"
 #endif
+
+namespace llamac {
+
+// What a launcher asks about the current device to size its grid.
+struct DeviceProperties {
+    const char* name;
+    int warp_size, multiprocessors;
+    int64_t shared_bytes;  // the most that one block may have
+    int64_t cache_bytes;   // the last cache before memory
+    int64_t memory_bytes;
+    bool emulated;
+};
+// Asked once. Throws Error, in one line, where there is no device.
+const DeviceProperties& device_properties();
+
+[[noreturn]] void device_failed(hipError_t error, const char* expression, const char* file, int line);
+// CHECK(hipX(...)) prints the platform's error text.
+inline void check(hipError_t error, const char* expression, const char* file, int line) {
+    if (error != hipSuccess) device_failed(error, expression, file, line);
+}
+
+// A launch: blocks, threads a block, stream, bytes of dynamic_shared_memory(). Where it stands is remembered
+// for error messages.
+struct Grid {
+    dim3 blocks, threads;
+    size_t shared_bytes;
+    hipStream_t stream;
+    const char* file;
+    int line;
+
+    Grid(dim3 blocks_, dim3 threads_, hipStream_t stream_, size_t shared_bytes_ = 0,
+         const char* file_ = __builtin_FILE(), int line_ = __builtin_LINE())
+        : blocks(blocks_),
+          threads(threads_),
+          shared_bytes(shared_bytes_),
+          stream(stream_),
+          file(file_),
+          line(line_) {}
+};
+
+#if defined(LLAMAC_CPU)
+template <class... P, class... A>
+void launch(const Grid& grid, void (*kernel)(P...), A... arguments) {
+    emulation::launch(grid.blocks, grid.threads, grid.shared_bytes, {grid.file, grid.line}, kernel,
+                      static_cast<P>(arguments)...);
+}
+#else
+template <class... P, class... A>
+void launch(const Grid& grid, void (*kernel)(P...), A... arguments) {
+    constexpr size_t granted = 48 * 1024;  // more has to be asked for
+    const void* function = reinterpret_cast<const void*>(kernel);
+    const int bytes = static_cast<int>(grid.shared_bytes);
+    if (grid.shared_bytes > granted)
+        check(hipFuncSetAttribute(function, hipFuncAttributeMaxDynamicSharedMemorySize, bytes),
+              "dynamic shared memory of a launch", grid.file, grid.line);
+    std::tuple<P...> typed{static_cast<P>(arguments)...};
+    std::apply(
+        [&](P&... argument) {
+            void* pointers[] = {&argument..., nullptr};
+            check(hipLaunchKernel(function, grid.blocks, grid.threads, pointers, grid.shared_bytes,
+                                  grid.stream),
+                  "launch", grid.file, grid.line);
+        },
+        typed);
+}
+#endif
+
+}  // namespace llamac

@@ -1,5 +1,88 @@
-// HIP's names for CUDA's runtime: those that are used, no more.
+// HIP's names for CUDA: those that are used, no more.
 #pragma once
+#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+using hipError_t = cudaError_t;
 using hipStream_t = cudaStream_t;
+using hipEvent_t = cudaEvent_t;
+using hipDeviceProp_t = cudaDeviceProp;
+
+#define hipSuccess cudaSuccess
+#define hipErrorNoDevice cudaErrorNoDevice
+#define hipGetErrorString cudaGetErrorString
+#define hipGetLastError cudaGetLastError
+#define hipGetDevice cudaGetDevice
+#define hipGetDeviceProperties cudaGetDeviceProperties
+#define hipDeviceSynchronize cudaDeviceSynchronize
+#define hipMalloc cudaMalloc
+#define hipFree cudaFree
+#define hipMemcpy cudaMemcpy
+#define hipMemcpyAsync cudaMemcpyAsync
+#define hipMemset cudaMemset
+#define hipMemsetAsync cudaMemsetAsync
+#define hipMemcpyDefault cudaMemcpyDefault
+#define hipStreamSynchronize cudaStreamSynchronize
+#define hipEventCreate cudaEventCreate
+#define hipEventDestroy cudaEventDestroy
+#define hipEventRecord cudaEventRecord
+#define hipEventSynchronize cudaEventSynchronize
+#define hipEventElapsedTime cudaEventElapsedTime
+#define hipLaunchKernel cudaLaunchKernel
+#define hipFuncSetAttribute cudaFuncSetAttribute
+#define hipFuncAttributeMaxDynamicSharedMemorySize cudaFuncAttributeMaxDynamicSharedMemorySize
+
+namespace llamac {
+
+// Lanes of a warp. The host asks device_properties().
+constexpr int warp_size = 32;
+
+// What a block may have when it asks (launch does).
+inline size_t largest_shared_memory(const hipDeviceProp_t& properties) {
+    return properties.sharedMemPerBlockOptin;
+}
+
+#if defined(__CUDACC__)
+// The block's fast memory (LDS, shared memory) as one object S of the kernel's own; not initialised.
+template <class S>
+__device__ S& shared_memory() {
+    __shared__ S storage;
+    return storage;
+}
+// The part whose size the launch gives, 16-byte aligned.
+inline __device__ char* dynamic_shared_memory() {
+    extern __shared__ __align__(16) char dynamic_storage[];
+    return dynamic_storage;
+}
+
+// 128-bit accesses that ask the caches not to keep the line: data that is read or written once.
+inline __device__ uint4 load_streaming(const uint4* p) {
+    return __ldcs(p);
+}
+inline __device__ void store_streaming(uint4* p, uint4 v) {
+    __stcs(p, v);
+}
+
+// Two floats rounded to bf16 (nearest even, NaN stays NaN), low half first.
+inline __device__ uint32_t bf16_pair(float low, float high) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+}
+#endif
+
+}  // namespace llamac
+
+#if defined(__CUDACC__)
+template <class T>
+__device__ T __shfl_xor(T value, int mask) {
+    return __shfl_xor_sync(0xffffffffu, value, mask);
+}
+template <class T>
+__device__ T __shfl_up(T value, unsigned distance) {
+    return __shfl_up_sync(0xffffffffu, value, distance);
+}
+template <class T>
+__device__ T __shfl(T value, int lane) {
+    return __shfl_sync(0xffffffffu, value, lane);
+}
+#endif

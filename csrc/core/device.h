@@ -1,0 +1,125 @@
+// Pieces that kernels share: 128-bit vectors of storage, warp and block reductions. Device code; .hip only.
+#pragma once
+#include "core/tensor.h"
+
+namespace llamac {
+
+constexpr int most_threads = 1024;  // of a block, on every device
+constexpr int most_warps = most_threads / warp_size;
+
+// ---- 128 bits: what one access of a thread moves at best. Four floats or eight bf16.
+template <class T>
+constexpr int vector_size = 16 / sizeof(T);
+
+template <class T>
+__device__ inline uint4 load128(const T* p) {
+    return *reinterpret_cast<const uint4*>(p);
+}
+template <class T>
+__device__ inline void store128(T* p, uint4 bits) {
+    *reinterpret_cast<uint4*>(p) = bits;
+}
+template <class T>
+__device__ inline uint4 load128_streaming(const T* p) {
+    return load_streaming(reinterpret_cast<const uint4*>(p));
+}
+template <class T>
+__device__ inline void store128_streaming(T* p, uint4 bits) {
+    store_streaming(reinterpret_cast<uint4*>(p), bits);
+}
+
+__device__ inline void unpack(uint4 bits, float (&x)[4]) {
+    const uint32_t word[4] = {bits.x, bits.y, bits.z, bits.w};
+    for (int i = 0; i < 4; i++) x[i] = __uint_as_float(word[i]);
+}
+__device__ inline void unpack(uint4 bits, float (&x)[8]) {
+    const uint32_t word[4] = {bits.x, bits.y, bits.z, bits.w};
+    for (int i = 0; i < 4; i++) {
+        x[2 * i] = __uint_as_float(word[i] << 16);
+        x[2 * i + 1] = __uint_as_float(word[i] & 0xffff0000u);
+    }
+}
+__device__ inline uint4 pack(const float (&x)[4]) {
+    return make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]),
+                      __float_as_uint(x[3]));
+}
+__device__ inline uint4 pack(const float (&x)[8]) {
+    return make_uint4(bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3]), bf16_pair(x[4], x[5]),
+                      bf16_pair(x[6], x[7]));
+}
+
+// vector_size elements of a row of C, from element c on: one access where `whole` (is_whole of the operand),
+// else one an element; zeros from C on.
+template <bool whole, class T>
+__device__ inline uint4 load_part(const T* row, int64_t c, int64_t C) {
+    if constexpr (whole) return c < C ? load128(row + c) : make_uint4(0, 0, 0, 0);
+    float x[vector_size<T>];
+    for (int i = 0; i < vector_size<T>; i++) x[i] = c + i < C ? float(row[c + i]) : 0.0f;
+    return pack(x);
+}
+template <bool whole, class T>
+__device__ inline void store_part(T* row, int64_t c, int64_t C, uint4 bits) {
+    if constexpr (whole) {
+        if (c < C) store128(row + c, bits);
+    } else {
+        float x[vector_size<T>];
+        unpack(bits, x);
+        for (int i = 0; i < vector_size<T>; i++)
+            if (c + i < C) row[c + i] = T(x[i]);
+    }
+}
+
+// ---- reductions, the same order of additions in every run
+__device__ inline int lane_index() {
+    return static_cast<int>(threadIdx.x) % warp_size;
+}
+__device__ inline int warp_index() {
+    return static_cast<int>(threadIdx.x) / warp_size;
+}
+
+__device__ inline float warp_sum(float value) {
+    for (int distance = warp_size / 2; distance > 0; distance /= 2) value += __shfl_xor(value, distance);
+    return value;
+}
+__device__ inline float warp_max(float value) {
+    for (int distance = warp_size / 2; distance > 0; distance /= 2)
+        value = fmaxf(value, __shfl_xor(value, distance));
+    return value;
+}
+
+// The sum over the block, in every thread. Blocks of whole warps, in x alone. warps[most_warps]: LDS that
+// nobody uses until the next barrier after this returns.
+__device__ inline float block_sum(float value, float* warps) {
+    value = warp_sum(value);
+    if (lane_index() == 0) warps[warp_index()] = value;
+    __syncthreads();
+    float sum = 0;
+    for (int w = 0; w < static_cast<int>(blockDim.x) / warp_size; w++) sum += warps[w];
+    return sum;
+}
+__device__ inline float block_max(float value, float* warps) {
+    value = warp_max(value);
+    if (lane_index() == 0) warps[warp_index()] = value;
+    __syncthreads();
+    float largest = warps[0];
+    for (int w = 1; w < static_cast<int>(blockDim.x) / warp_size; w++) largest = fmaxf(largest, warps[w]);
+    return largest;
+}
+
+// ---- grids
+// Blocks of `per_block` that hold `count`.
+inline unsigned blocks_for(int64_t count, int64_t per_block) {
+    const int64_t blocks = (count + per_block - 1) / per_block;
+    CHECK(blocks >= 0 && blocks < (int64_t{1} << 31));
+    return static_cast<unsigned>(blocks < 1 ? 1 : blocks);
+}
+
+// Whether rows of C elements, one after another from these addresses on, are whole 128-bit vectors of `size`
+// elements each. Null counts as whole.
+inline bool is_whole(std::initializer_list<const void*> data, int64_t C, int size) {
+    bool whole = C % size == 0;
+    for (const void* p : data) whole &= reinterpret_cast<uintptr_t>(p) % 16 == 0;
+    return whole;
+}
+
+}  // namespace llamac

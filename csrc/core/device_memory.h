@@ -1,0 +1,51 @@
+// Memory of the device by RAII.
+#pragma once
+#include <utility>
+
+#include "core/error.h"
+#include "platform/hip.h"
+
+namespace llamac {
+
+// bytes of device memory, not initialised (in the emulation: NaN). Throws Error where there is no room.
+struct DeviceMemory {
+    void* data = nullptr;
+    int64_t bytes = 0;
+
+    DeviceMemory() = default;
+    explicit DeviceMemory(int64_t bytes_) : bytes(bytes_) {
+        if (hipMalloc(&data, static_cast<size_t>(bytes > 0 ? bytes : 1)) == hipSuccess) return;
+        static_cast<void>(hipGetLastError());  // it is reported here, not by the next launch
+        fail("device memory: ", bytes >> 20, " MiB are needed, ", device_properties().name,
+             " has no room for them");
+    }
+    DeviceMemory(DeviceMemory&& other) noexcept { *this = std::move(other); }
+    DeviceMemory& operator=(DeviceMemory&& other) noexcept {
+        std::swap(data, other.data);
+        std::swap(bytes, other.bytes);
+        return *this;
+    }
+    ~DeviceMemory() { static_cast<void>(hipFree(data)); }
+};
+
+// Between host and device, either way; done when it returns.
+inline void copy_bytes(void* to, const void* from, int64_t bytes) {
+    CHECK(hipMemcpy(to, from, static_cast<size_t>(bytes), hipMemcpyDefault));
+}
+
+// What operations use between their kernels: one for each stream, as large as the largest call has asked for.
+// Growing waits for the device; a call of a size that was seen before allocates nothing.
+struct Workspace {
+    DeviceMemory memory;
+
+    void* reserve(int64_t bytes) {
+        if (bytes > memory.bytes) {
+            CHECK(hipDeviceSynchronize());
+            memory = DeviceMemory();
+            memory = DeviceMemory(bytes);
+        }
+        return memory.data;
+    }
+};
+
+}  // namespace llamac

@@ -1,0 +1,41 @@
+#include "core/error.h"
+#include "platform/hip.h"
+
+namespace llamac {
+
+void device_failed(hipError_t error, const char* expression, const char* file, int line) {
+    std::fprintf(stderr, "llamac: %s failed at %s:%d: %s\n", expression, file, line,
+                 hipGetErrorString(error));
+    std::abort();
+}
+
+#if defined(LLAMAC_CPU)
+const DeviceProperties& device_properties() {
+    // Few multiprocessors, so that grids sized by them have to loop at the tests' sizes.
+    static const DeviceProperties properties{
+        "emulated block on the CPU", warp_size, 3, 64 << 10, 1 << 20, int64_t{1} << 34, true};
+    return properties;
+}
+#else
+const DeviceProperties& device_properties() {
+    static hipDeviceProp_t p;  // keeps the name
+    static const DeviceProperties properties = [] {
+        int device = 0;
+        hipError_t error = hipGetDevice(&device);
+        if (error == hipSuccess) error = hipGetDeviceProperties(&p, device);
+        if (error != hipSuccess)
+            fail("no GPU was found (", hipGetErrorString(error),
+                 "): this program was built for one; make PLATFORM=cpu builds one for the processor");
+        return DeviceProperties{p.name,
+                                p.warpSize,
+                                p.multiProcessorCount,
+                                static_cast<int64_t>(largest_shared_memory(p)),
+                                p.l2CacheSize,
+                                static_cast<int64_t>(p.totalGlobalMem),
+                                false};
+    }();
+    return properties;
+}
+#endif
+
+}  // namespace llamac

@@ -1,0 +1,222 @@
+// An emulated device for tests on the CPU: the kernels' own text, one block at a time on each host thread,
+// one fiber a GPU thread. __syncthreads is a rendezvous of the block's fibers, every warp operation one of a
+// warp's.
+//
+// What it shows that a GPU may hide: memory and LDS are full of NaN until they are written; a barrier or a
+// warp operation that not all threads reach, or a shuffle from a lane that is not there, ends the program
+// with file and line; lanes run forward, reversed or shuffled; AddressSanitizer sees one element too far in
+// memory and LDS; ThreadSanitizer sees a missing __syncthreads, as fibers are threads to it.
+// LLAMAC_WARP, 32 or 64, is the warp size.
+#pragma once
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <tuple>
+#include <type_traits>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+struct __attribute__((aligned(16), may_alias)) uint4 {  // kernels read other types' memory through it
+    uint32_t x, y, z, w;
+};
+inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
+    return {x, y, z, w};
+}
+
+inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace llamac {
+
+constexpr int warp_size = LLAMAC_WARP;
+
+namespace emulation {
+
+enum class Order { forward, reversed, shuffled };
+// In which order lanes and warps run. No correct kernel can tell.
+void set_order(Order order);
+
+struct Site {
+    const char* file;
+    int line;
+};
+// A warp operation: run once for all lanes that wait at it. lanes[i] is lane i's argument, null where the
+// lane has returned or does not exist.
+using Collective = void (*)(void* const* lanes, Site site);
+void collective(Collective operation, void* argument, Site site);
+void barrier(Site site);
+int lane();
+[[noreturn]] void die(Site site, const char* what);
+// The block's memory for one type of object: the same address for all threads of a block.
+void* shared_object(const void* type, size_t bytes);
+char* dynamic_shared_memory();
+void run_grid(dim3 blocks, dim3 threads, size_t shared_bytes, Site site, void (*body)(void*), void* argument);
+
+template <class... P, class... A>
+void launch(dim3 blocks, dim3 threads, size_t shared_bytes, Site site, void (*kernel)(P...), A... arguments) {
+    struct Bound {
+        void (*kernel)(P...);
+        std::tuple<P...> arguments;
+    } bound{kernel, {arguments...}};
+    const auto body = [](void* b) {
+        std::apply(static_cast<Bound*>(b)->kernel, static_cast<Bound*>(b)->arguments);
+    };
+    run_grid(blocks, threads, shared_bytes, site, body, &bound);
+}
+
+template <class T>
+T shuffle(T value, int source, Site site) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    struct Lane {
+        T value, result;
+        int source;
+    } own{value, value, source};
+    const auto exchange = [](void* const* lanes, Site at) {
+        for (int l = 0; l < warp_size; l++) {
+            if (!lanes[l]) continue;
+            Lane& to = *static_cast<Lane*>(lanes[l]);
+            if (!lanes[to.source]) die(at, "a shuffle reads a lane that has returned or does not exist");
+            to.result = static_cast<Lane*>(lanes[to.source])->value;
+        }
+    };
+    collective(exchange, &own, site);
+    return own.result;
+}
+
+}  // namespace emulation
+
+template <class S>
+S& shared_memory() {
+    static_assert(std::is_trivial_v<S>);
+    static const char type = 0;  // one a type: its address tells them apart
+    return *static_cast<S*>(emulation::shared_object(&type, sizeof(S)));
+}
+inline char* dynamic_shared_memory() {
+    return emulation::dynamic_shared_memory();
+}
+
+inline uint4 load_streaming(const uint4* p) {
+    return *p;
+}
+inline void store_streaming(uint4* p, uint4 v) {
+    *p = v;
+}
+inline uint32_t bf16_bits(float value) {
+    uint32_t u;
+    std::memcpy(&u, &value, 4);
+    return value != value ? (u >> 16 | 0x40u) : (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
+}
+inline uint32_t bf16_pair(float low, float high) {
+    return bf16_bits(low) | bf16_bits(high) << 16;
+}
+
+}  // namespace llamac
+
+inline void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    llamac::emulation::barrier({file, line});
+}
+template <class T>
+T __shfl_xor(T value, int mask, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return llamac::emulation::shuffle(value, llamac::emulation::lane() ^ mask, {file, line});
+}
+// A lane whose source would lie outside the warp keeps its own value.
+template <class T>
+T __shfl_up(T value, unsigned distance, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    const int lane = llamac::emulation::lane(), source = lane - static_cast<int>(distance);
+    return llamac::emulation::shuffle(value, source < 0 ? lane : source, {file, line});
+}
+template <class T>
+T __shfl(T value, int source, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return llamac::emulation::shuffle(value, source % llamac::warp_size, {file, line});
+}
+inline int atomicAdd(int* p, int value) {
+    return __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
+}
+inline float rsqrtf(float x) {
+    return 1.0f / std::sqrt(x);
+}
+inline float __expf(float x) {
+    return std::exp(x);
+}
+inline float __fdividef(float a, float b) {
+    return a / b;
+}
+inline uint32_t __float_as_uint(float x) {
+    uint32_t u;
+    std::memcpy(&u, &x, 4);
+    return u;
+}
+inline float __uint_as_float(uint32_t u) {
+    float x;
+    std::memcpy(&x, &u, 4);
+    return x;
+}
+
+// ---- the runtime, as far as it is used: device memory is the host's, and every call is done when it returns
+
+enum hipError_t { hipSuccess = 0, hipErrorOutOfMemory = 2 };
+enum hipMemcpyKind { hipMemcpyDefault = 4 };
+using hipStream_t = void*;
+using hipEvent_t = std::chrono::steady_clock::time_point*;
+
+inline const char* hipGetErrorString(hipError_t error) {
+    return error == hipSuccess ? "no error" : "out of memory";
+}
+inline hipError_t hipGetLastError() {
+    return hipSuccess;
+}
+inline hipError_t hipDeviceSynchronize() {
+    return hipSuccess;
+}
+inline hipError_t hipStreamSynchronize(hipStream_t) {
+    return hipSuccess;
+}
+inline hipError_t hipMemset(void* p, int value, size_t bytes) {
+    std::memset(p, value, bytes);
+    return hipSuccess;
+}
+inline hipError_t hipMemsetAsync(void* p, int value, size_t bytes, hipStream_t) {
+    return hipMemset(p, value, bytes);
+}
+inline hipError_t hipMalloc(void** p, size_t bytes) {
+    *p = std::malloc(bytes);
+    return *p ? hipMemset(*p, 0xff, bytes) : hipErrorOutOfMemory;  // NaN, and an impossible index
+}
+inline hipError_t hipFree(void* p) {
+    std::free(p);
+    return hipSuccess;
+}
+inline hipError_t hipMemcpy(void* to, const void* from, size_t bytes, hipMemcpyKind) {
+    std::memcpy(to, from, bytes);
+    return hipSuccess;
+}
+inline hipError_t hipMemcpyAsync(void* to, const void* from, size_t bytes, hipMemcpyKind kind, hipStream_t) {
+    return hipMemcpy(to, from, bytes, kind);
+}
+inline hipError_t hipEventCreate(hipEvent_t* event) {
+    *event = new std::chrono::steady_clock::time_point;
+    return hipSuccess;
+}
+inline hipError_t hipEventDestroy(hipEvent_t event) {
+    delete event;
+    return hipSuccess;
+}
+inline hipError_t hipEventRecord(hipEvent_t event, hipStream_t) {
+    *event = std::chrono::steady_clock::now();
+    return hipSuccess;
+}
+inline hipError_t hipEventSynchronize(hipEvent_t) {
+    return hipSuccess;
+}
+inline hipError_t hipEventElapsedTime(float* milliseconds, hipEvent_t begin, hipEvent_t end) {
+    *milliseconds = std::chrono::duration<float, std::milli>(*end - *begin).count();
+    return hipSuccess;
+}

@@ -1,0 +1,51 @@
+// What HIP does not name by itself, on AMD.
+#pragma once
+
+namespace llamac {
+
+// Lanes of a warp: 64 on CDNA and GCN, 32 on RDNA. The host asks device_properties().
+#if defined(__GFX10__) || defined(__GFX11__) || defined(__GFX12__)
+constexpr int warp_size = 32;
+#else
+constexpr int warp_size = 64;
+#endif
+
+inline size_t largest_shared_memory(const hipDeviceProp_t& properties) {
+    return properties.sharedMemPerBlock;
+}
+
+#if defined(__HIPCC__)
+// The block's fast memory (LDS) as one object S of the kernel's own; not initialised.
+template <class S>
+__device__ S& shared_memory() {
+    __shared__ S storage;
+    return storage;
+}
+// The part whose size the launch gives, 16-byte aligned.
+inline __device__ char* dynamic_shared_memory() {
+    extern __shared__ __align__(16) char dynamic_storage[];
+    return dynamic_storage;
+}
+
+// 128-bit accesses that ask the caches not to keep the line: data that is read or written once.
+using NativeVector = uint32_t __attribute__((ext_vector_type(4)));
+inline __device__ uint4 load_streaming(const uint4* p) {
+    const NativeVector v = __builtin_nontemporal_load(reinterpret_cast<const NativeVector*>(p));
+    return make_uint4(v.x, v.y, v.z, v.w);
+}
+inline __device__ void store_streaming(uint4* p, uint4 v) {
+    const NativeVector native = {v.x, v.y, v.z, v.w};
+    __builtin_nontemporal_store(native, reinterpret_cast<NativeVector*>(p));
+}
+
+// Two floats rounded to bf16 (nearest even, NaN stays NaN), low half first.
+inline __device__ uint32_t bf16_bits(float value) {
+    const uint32_t u = __float_as_uint(value);
+    return value != value ? (u >> 16 | 0x40u) : (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
+}
+inline __device__ uint32_t bf16_pair(float low, float high) {
+    return bf16_bits(low) | bf16_bits(high) << 16;
+}
+#endif
+
+}  // namespace llamac
