@@ -6,18 +6,7 @@
 // updated or accumulated full of noise. Afterwards: outputs within the bound, guards and inputs as they were,
 // the same bits in a second run and with another number of threads, and in place where that is allowed.
 //
-// The bound. An error may be 2 ulp of the largest output (design: the floor of the rule against PyTorch), or
-// what rounding can do to this input: the f64 reference is run again with every input moved at random by up
-// to two rounding errors u of the arithmetic (2^-24; 2^-53 for f64), three times. How far the outputs move is
-// the problem's own sensitivity: no algorithm in that arithmetic can be blamed for as much. A sum of n terms
-// adds a factor sqrt(n) with probability near one (Higham and Mary, "A New Approach to Probabilistic Rounding
-// Error Analysis", 2019); n is at most the largest dimension. The constant in front is 4: the handful of
-// roundings that an element goes through beside its sum. What the forward pass has made of the other inputs
-// moves by its storage's u: a variant may read it or compute it anew. Operations without FLOPs copy: exact.
-// Everything is compared so that NaN fails.
-//
-// Stochastic rounding (bf16 in an operation with a seed): within one ulp of the element, and
-// unbiased (below).
+// The bound on the error: operation_check.h.
 //
 // --fault NAME puts a wrong variant in the place of all others: the checks have to see it in every operation
 // to which it applies, for every combination of types; then the program ends with 1, as with any failure,
@@ -25,28 +14,12 @@
 #include <cstdio>
 #include <cstring>
 
-#include "operation_case.h"
+#include "operation_check.h"
 #include "operation_faults.h"
 
 using namespace llamac;
 
 namespace {
-
-// Outputs that may lie in an input's memory: the descriptions have no mark for it.
-struct Alias {
-    const char *operation, *output, *input;
-};
-const std::vector<Alias> aliases = {
-    {"rope_forward", "out", "x"},
-    {"rope_backward", "dx", "dout"},
-    {"swiglu_backward", "dgate_up", "gate_up"},
-    {"cross_entropy", "dlogits", "logits"},
-    {"rmsnorm_backward", "dx", "dresidual"},
-    {"rmsnorm_backward", "dx", "dout"},
-    {"residual_rmsnorm_forward", "sum", "x"},
-    {"residual_rmsnorm_forward", "sum", "residual"},
-    {"matmul_forward", "out", "residual"},
-};
 
 std::string describe(const Case& c, const Variant& v) {
     std::string text = c.op->name + " " + v.name + " (";
@@ -59,168 +32,6 @@ std::string describe(const Case& c, const Variant& v) {
         if (c.op->scalars[i].kind == 'b')
             text += " " + c.op->scalars[i].name + "=" + std::to_string(c.scalars[i].integer);
     return text + (c.strided ? " strided" : "");
-}
-
-struct Size {
-    double l2 = 0, largest = 0;
-};
-struct Bound {
-    Size element, total;  // a handful of roundings; all that is allowed
-};
-Size distance(const std::vector<double>& a, const std::vector<double>& b) {
-    Size s;
-    for (size_t i = 0; i < a.size(); i++) {
-        const double d = std::fabs(a[i] - b[i]);
-        s.l2 += d * d;
-        if (d > s.largest || std::isnan(d)) s.largest = d;  // NaN stays
-    }
-    s.l2 = std::sqrt(s.l2);
-    return s;
-}
-
-// How far rounding may take each output: see the top of the file.
-std::vector<Bound> bounds(const Case& c, const Outputs& truth) {
-    std::vector<Bound> bound(truth.size());
-    if (!c.op->flops) return bound;
-    const auto is_wide = [](const Slot& s) { return s.dtype == DType::f64; };
-    const bool wide = std::any_of(c.entry->operands.begin(), c.entry->operands.end(), is_wide);
-    const double u = wide ? 0x1p-53 : 0x1p-24;
-    const double terms = static_cast<double>(*std::max_element(c.size.begin(), c.size.end()));
-    for (uint32_t trial = 0; trial < 3; trial++) {
-        auto moved = c.values;
-        for (size_t i = 0; i < moved.size(); i++) {
-            const DType dtype = c.entry->operands[i].dtype;
-            const double step = c.derived[i] ? std::ldexp(0.5, -digits(dtype)) : u;
-            Philox p{};
-            for (size_t e = 0; dtype != DType::i32 && e < moved[i].size(); e++) {
-                if (e % 4 == 0)
-                    p = random_block(2, trial, static_cast<uint32_t>(i), static_cast<int64_t>(e / 4));
-                moved[i][e] *= 1 + step * (4 * uniform(p.word[e % 4]) - 2);
-            }
-        }
-        const Outputs outputs = oracle(c, moved);
-        for (size_t i = 0; i < truth.size(); i++) {
-            const Size d = distance(outputs[i], truth[i]);
-            Size& element = bound[i].element;
-            element = {std::max(element.l2, 4 * d.l2), std::max(element.largest, 4 * d.largest)};
-        }
-    }
-    for (size_t i = 0; i < truth.size(); i++) {
-        const DType dtype = c.entry->operands[i].dtype;
-        const Size norm = distance(truth[i], std::vector<double>(truth[i].size(), 0)), &e = bound[i].element;
-        bound[i].total = {std::max(std::sqrt(terms) * e.l2, 2 * std::ldexp(norm.l2, -digits(dtype))),
-                          std::max(std::sqrt(terms) * e.largest, 2 * ulp(norm.largest, dtype))};
-    }
-    return bound;
-}
-
-// Whether output i is rounded stochastically. Beside a master copy (A), the storage (T) is the master's
-// nearest.
-bool is_stochastic(const Case& c, size_t i) {
-    const auto seeded = [](const ScalarInfo& s) { return s.name == "seed"; };
-    if (c.entry->operands[i].dtype != DType::bf16 || !c.op->operands[i].in_place) return false;
-    if (std::none_of(c.op->scalars.begin(), c.op->scalars.end(), seeded)) return false;
-    for (int k = 0; k < c.op->outputs; k++)
-        if (c.op->operands[i].type == 'T' && c.op->operands[k].type == 'A' && !c.absent[k]) return false;
-    return true;
-}
-
-// f: how far the truth lies above the lower neighbour, in ulp. The error, 1 - f with probability f and else
-// -f, has mean 0 and variance f (1 - f) for every f: neither its sum nor its sum with the sign of f - 1/2
-// (which sees rounding to nearest) may be more than five standard deviations from 0. slack: the error of
-// the arithmetic before the rounding, which has no sums.
-std::string check_stochastic(const std::vector<double>& found, const std::vector<double>& truth,
-                             double slack) {
-    double sum = 0, toward_nearest = 0, variance = 0;
-    for (size_t i = 0; i < truth.size(); i++) {
-        const double unit = ulp(truth[i], DType::bf16), error = found[i] - truth[i];
-        if (!(std::fabs(error) <= unit + slack))
-            return "element " + std::to_string(i) + " is more than an ulp away";
-        if (unit < 64 * slack) continue;  // the arithmetic's error blurs f
-        const double f = truth[i] / unit - std::floor(truth[i] / unit);
-        sum += error / unit;
-        toward_nearest += f < 0.5 ? -error / unit : error / unit;
-        variance += f * (1 - f);
-    }
-    if (variance < 10) return "";  // too few elements to tell
-    const double deviations = std::max(std::fabs(sum), std::fabs(toward_nearest)) / std::sqrt(variance);
-    return deviations <= 5 ? ""
-                           : "rounding is biased by " + std::to_string(deviations) + " standard deviations";
-}
-
-// Every block size of the variant's list in some cases.
-int block_size(const Case& c, const Variant& v) {
-    return v.threads.empty() ? 0 : v.threads[static_cast<size_t>(c.number) % v.threads.size()];
-}
-
-struct Run {
-    std::vector<std::vector<uint8_t>> bits;  // by output
-    Outputs values;
-    bool supported = true;
-    std::string wrong;  // what was written that should not be
-};
-Run run_variant(const Case& c, const Variant& v, int threads, const Alias* alias = nullptr) {
-    const bool device = v.where == Where::device;
-    std::vector<Memory> memory(c.values.size());
-    std::vector<Tensor> tensors(c.values.size());
-    for (size_t i = 0; i < c.values.size(); i++) {
-        if (c.absent[i]) continue;
-        Tensor shape = shape_of(c, i, c.entry->operands[i].dtype);
-        if (c.strided && c.op->operands[i].strided) spread(shape, c.number + static_cast<int>(i));
-        memory[i].place(shape, c.values[i], c.number % 2 == 1);
-        tensors[i] = device ? memory[i].to_device() : memory[i].tensor;
-    }
-    size_t output = tensors.size(), input = tensors.size();
-    for (size_t i = 0; alias && i < tensors.size(); i++) {
-        if (c.op->operands[i].name == alias->output) output = i;
-        if (c.op->operands[i].name == alias->input) input = i;
-    }
-    if (alias) tensors[output] = tensors[input];
-    Run r;
-    r.supported = !v.supports || v.supports({c.op, tensors.data(), c.scalars.data(), c.size.data(), {}});
-    if (!r.supported) return r;
-    set_threads(threads);
-    run(*c.op, tensors, c.scalars, {v.where}, v.name, block_size(c, v));
-    if (device) CHECK(hipDeviceSynchronize());
-    for (size_t i = 0; device && i < tensors.size(); i++)
-        if (!c.absent[i]) memory[i].from_device();
-    for (size_t i = 0; i < tensors.size(); i++) {
-        const bool is_output = static_cast<int>(i) < c.op->outputs;
-        const Memory& m = memory[i == output ? input : i];
-        if (is_output) r.bits.push_back(c.absent[i] ? std::vector<uint8_t>() : m.elements());
-        if (is_output) r.values.push_back(c.absent[i] ? std::vector<double>() : read(m.tensor));
-        if (!c.absent[i] && !memory[i].intact(is_output || i == input))
-            r.wrong =
-                c.op->operands[i].name + (is_output ? ": written outside of it" : ": an input was changed");
-    }
-    return r;
-}
-
-std::string number(double x) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.3g", x);
-    return text;
-}
-
-std::string compare(const Case& c, const Run& found, double& tightest) {
-    const Outputs truth = oracle(c, c.values);
-    const std::vector<Bound> bound = bounds(c, truth);
-    for (size_t i = 0; i < truth.size(); i++) {
-        const std::string& output = c.op->operands[i].name;
-        if (is_stochastic(c, i)) {
-            const std::string wrong = check_stochastic(found.values[i], truth[i], bound[i].element.largest);
-            if (!wrong.empty()) return output + ": " + wrong;
-            continue;
-        }
-        const Size error = distance(found.values[i], truth[i]), &allowed = bound[i].total;
-        if (!(error.l2 <= allowed.l2))
-            return output + ": L2 error " + number(error.l2) + ", allowed " + number(allowed.l2);
-        if (!(error.largest <= allowed.largest))
-            return output + ": largest error " + number(error.largest) + ", allowed " +
-                   number(allowed.largest);
-        if (allowed.largest > 0) tightest = std::max(tightest, error.largest / allowed.largest);
-    }
-    return "";
 }
 
 // Runs of an emulated kernel with its lanes in other orders.
@@ -271,7 +82,7 @@ Verdict check_case(Case& c, const Variant& v, double& tightest) {
     if (!first.supported) return {};
     const auto wrong = [&]() -> std::string {
         if (!first.wrong.empty()) return first.wrong;
-        const std::string unequal = compare(c, first, tightest);
+        const std::string unequal = compare(c, first, truth_of(c), tightest);
         return unequal.empty() ? compare_runs(c, v, first) : unequal;
     };
     return {true, wrong()};
@@ -297,7 +108,8 @@ void check_entry(const Operation& op, const Variant& v, const Entry& entry, Tall
     };
     for (int number = 0; number < shapes_an_entry; number++)
         for (unsigned k = 0; k < flags * nulls * layouts; k++) {
-            Case c = make_case(op, entry, number, k / (flags * nulls), k % flags, k / flags % nulls);
+            Case c = make_case(op, entry, test_sizes(op, number), number, k / (flags * nulls), k % flags,
+                               k / flags % nulls);
             planted_matters = false;
             Verdict verdict;
             try {

@@ -305,16 +305,22 @@ inline int64_t pick(const std::vector<int64_t>& values, int number, size_t salt)
     return values[(i + salt * (1 + i / n)) % n];
 }
 
-inline Case make_case(const Operation& op, const Entry& entry, int number, bool strided, unsigned flags,
-                      unsigned nulls) {
-    Case c{&op, &entry, number, strided, {}, {}, {}, {}, {}};
+// Sizes by dimension, from the lists above.
+inline std::vector<int64_t> test_sizes(const Operation& op, int number) {
+    std::vector<int64_t> size;
     for (size_t d = 0; d < op.dimensions.size(); d++) {
         const auto rule = std::find_if(size_rules.begin(), size_rules.end(),
                                        [&](const Sizes& s) { return op.dimensions[d] == s.letter; });
-        c.size.push_back(pick(rule == size_rules.end() ? other_sizes : rule->values, number, d));
+        size.push_back(pick(rule == size_rules.end() ? other_sizes : rule->values, number, d));
     }
     const size_t heads = position(op.dimensions, "NH"), groups = position(op.dimensions, "NKV");
-    if (heads < c.size.size() && groups < c.size.size()) c.size[heads] *= c.size[groups];
+    if (heads < size.size() && groups < size.size()) size[heads] *= size[groups];
+    return size;
+}
+
+inline Case make_case(const Operation& op, const Entry& entry, std::vector<int64_t> size, int number,
+                      bool strided, unsigned flags, unsigned nulls) {
+    Case c{&op, &entry, number, strided, std::move(size), {}, {}, {}, {}};
     for (const ScalarInfo& s : op.scalars) {
         c.scalars.push_back(s.kind == 'b' ? Scalar((flags & 1) != 0) : scalar_for(s.name, number));
         if (s.kind == 'b') flags >>= 1;

@@ -14,6 +14,11 @@ inline size_t largest_shared_memory(const hipDeviceProp_t& properties) {
     return properties.sharedMemPerBlock;
 }
 
+// Signatures differ.
+inline hipError_t instantiate_graph(hipGraphExec_t* instance, hipGraph_t graph) {
+    return hipGraphInstantiate(instance, graph, nullptr, nullptr, 0);
+}
+
 #if defined(__HIPCC__)
 // The block's fast memory (LDS) as one object S of the kernel's own; not initialised.
 template <class S>

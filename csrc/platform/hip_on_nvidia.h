@@ -7,6 +7,8 @@ using hipError_t = cudaError_t;
 using hipStream_t = cudaStream_t;
 using hipEvent_t = cudaEvent_t;
 using hipDeviceProp_t = cudaDeviceProp;
+using hipGraph_t = cudaGraph_t;
+using hipGraphExec_t = cudaGraphExec_t;
 
 #define hipSuccess cudaSuccess
 #define hipErrorNoDevice cudaErrorNoDevice
@@ -22,7 +24,15 @@ using hipDeviceProp_t = cudaDeviceProp;
 #define hipMemset cudaMemset
 #define hipMemsetAsync cudaMemsetAsync
 #define hipMemcpyDefault cudaMemcpyDefault
+#define hipStreamCreate cudaStreamCreate
+#define hipStreamDestroy cudaStreamDestroy
 #define hipStreamSynchronize cudaStreamSynchronize
+#define hipStreamBeginCapture cudaStreamBeginCapture
+#define hipStreamCaptureModeGlobal cudaStreamCaptureModeGlobal
+#define hipStreamEndCapture cudaStreamEndCapture
+#define hipGraphDestroy cudaGraphDestroy
+#define hipGraphExecDestroy cudaGraphExecDestroy
+#define hipGraphLaunch cudaGraphLaunch
 #define hipEventCreate cudaEventCreate
 #define hipEventDestroy cudaEventDestroy
 #define hipEventRecord cudaEventRecord
@@ -40,6 +50,11 @@ constexpr int warp_size = 32;
 // What a block may have when it asks (launch does).
 inline size_t largest_shared_memory(const hipDeviceProp_t& properties) {
     return properties.sharedMemPerBlockOptin;
+}
+
+// Signatures differ.
+inline hipError_t instantiate_graph(hipGraphExec_t* instance, hipGraph_t graph) {
+    return cudaGraphInstantiate(instance, graph, 0);
 }
 
 #if defined(__CUDACC__)

@@ -1,0 +1,44 @@
+#include "platform/graph.h"
+
+#include <utility>
+
+#include "core/error.h"
+
+namespace llamac {
+
+#if defined(LLAMAC_CPU)
+Stream::Stream() = default;
+Stream::~Stream() = default;
+Graph::Graph(hipStream_t stream_, std::function<void()> work_) : stream(stream_), work(std::move(work_)) {
+}
+Graph::~Graph() = default;
+void Graph::replay() {
+    work();
+}
+#else
+Stream::Stream() {
+    CHECK(hipStreamCreate(&handle));
+}
+Stream::~Stream() {
+    static_cast<void>(hipStreamDestroy(handle));
+}
+
+Graph::Graph(hipStream_t stream_, std::function<void()> work_) : stream(stream_), work(std::move(work_)) {
+    hipGraph_t graph = nullptr;
+    hipGraphExec_t instance = nullptr;
+    CHECK(hipStreamBeginCapture(stream, hipStreamCaptureModeGlobal));
+    work();
+    CHECK(hipStreamEndCapture(stream, &graph));
+    CHECK(instantiate_graph(&instance, graph));
+    CHECK(hipGraphDestroy(graph));
+    executable = instance;
+}
+Graph::~Graph() {
+    static_cast<void>(hipGraphExecDestroy(static_cast<hipGraphExec_t>(executable)));
+}
+void Graph::replay() {
+    CHECK(hipGraphLaunch(static_cast<hipGraphExec_t>(executable), stream));
+}
+#endif
+
+}  // namespace llamac

@@ -1,0 +1,6 @@
+// Causal attention with grouped queries. Flags: benchmark.h.
+#include "benchmark.h"
+
+int main(int argc, char** argv) {
+    return llamac::run_benchmarks(argc, argv, {{"attention_forward", {}, {}, {{"B", 1}, {"T", 2048}}}});
+}

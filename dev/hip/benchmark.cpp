@@ -1,0 +1,381 @@
+#include "benchmark.h"
+
+#include <CLI/CLI.hpp>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "../../tests/operation_check.h"
+#include "platform/graph.h"
+
+namespace llamac {
+namespace {
+
+using Widths = std::map<std::string, int64_t>;
+
+// By dimension letter. 8b: Llama 3.1 8B's widths at 16,384 rows; small: a 12-head model's; tiny: for the
+// emulation.
+const std::map<std::string, Widths> presets = {
+    {"8b",
+     {{"B", 2},
+      {"T", 8192},
+      {"NH", 32},
+      {"NKV", 8},
+      {"HD", 128},
+      {"N", 16384},
+      {"C", 4096},
+      {"K", 4096},
+      {"F", 14336},
+      {"V", 128256},
+      {"P", 268435456}}},
+    {"small",
+     {{"B", 8},
+      {"T", 1024},
+      {"NH", 12},
+      {"NKV", 4},
+      {"HD", 64},
+      {"N", 8192},
+      {"C", 768},
+      {"K", 768},
+      {"F", 2048},
+      {"V", 32000},
+      {"P", 16777216}}},
+    {"tiny",
+     {{"B", 1},
+      {"T", 16},
+      {"NH", 4},
+      {"NKV", 2},
+      {"HD", 16},
+      {"N", 16},
+      {"C", 64},
+      {"K", 64},
+      {"F", 96},
+      {"V", 264},
+      {"P", 4096}}},
+};
+
+struct Flags {
+    std::string variant, preset = "8b", dtype = "bf16";
+    std::vector<std::string> shape;
+    bool json = false;
+};
+
+struct Timing {
+    std::string variant;
+    int threads;
+    double ms, error;  // error: its share of the bound
+};
+
+// One combination of types of one operation.
+struct Job {
+    const Operation* op;
+    const Benchmark* benchmark;
+    const Entry* types;
+    std::vector<int64_t> size, checked;  // by dimension: what is timed, what is checked
+    std::string label;                   // "T=bf16 G=f32", and what is left out
+    unsigned nulls = 0;                  // as make_case takes them
+};
+
+int64_t largest_operand(const Job& job, const std::vector<int64_t>& size) {
+    Case c{job.op, job.types, 0, false, size, {}, {}, {}, {}};
+    int64_t most = 0;
+    for (size_t i = 0; i < job.op->operands.size(); i++)
+        most = std::max(most, shape_of(c, i, DType::f32).elements());
+    return most;
+}
+
+// Fewer rows, so that the serial float64 reference answers in seconds; the widths stay.
+std::vector<int64_t> checked_sizes(const Job& job) {
+    constexpr int64_t most = 1 << 20, longest = 256;
+    std::vector<int64_t> size = job.size;
+    for (const char* letter : {"B", "T", "N", "P", "V", "C", "K"}) {
+        const size_t d = position(job.op->dimensions, letter);
+        if (d == size.size()) continue;
+        if (*letter == 'T') size[d] = std::min(size[d], longest);
+        while (size[d] > 1 && largest_operand(job, size) > most) size[d] = (size[d] + 1) / 2;
+    }
+    return size;
+}
+
+bool same_types(const Entry& a, const Entry& b) {
+    for (size_t i = 0; i < a.operands.size(); i++)
+        if (a.operands[i].dtype != b.operands[i].dtype) return false;
+    return true;
+}
+const Entry* entry_of(const Variant& v, const Job& job) {
+    for (const Entry& e : v.entries)
+        if (same_types(e, *job.types)) return &e;
+    return nullptr;
+}
+
+// "T=bf16 M=f32": the letters whose type is not given by another's.
+std::string type_label(const Operation& op, const Entry& e) {
+    std::string text;
+    for (const char letter : {'T', 'G', 'M'})
+        for (size_t i = 0; i < op.operands.size(); i++)
+            if (op.operands[i].type == letter) {
+                text += std::string(text.empty() ? "" : " ") + letter + "=" + name(e.operands[i].dtype);
+                break;
+            }
+    return text.find(' ') == std::string::npos && text.size() > 2 ? text.substr(2) : text;
+}
+
+bool is_absent(const Benchmark& b, const Operand& o) {
+    return std::any_of(b.absent.begin(), b.absent.end(), [&](const char* name) { return o.name == name; });
+}
+
+std::vector<Job> jobs_of(const Benchmark& b, const Flags& flags) {
+    const Operation& op = find_operation(b.operation);
+    Widths widths = presets.at(flags.preset);
+    if (flags.preset == "8b")
+        for (const auto& [letter, value] : b.widths_8b) widths[letter] = value;
+    for (const std::string& item : flags.shape) {
+        const size_t equals = item.find('=');
+        const std::string letter = item.substr(0, equals);
+        const bool known = position(op.dimensions, letter) < op.dimensions.size();
+        char* end = nullptr;
+        const int64_t value =
+            equals == std::string::npos ? 0 : std::strtoll(item.c_str() + equals + 1, &end, 10);
+        if (!known || !end || *end || value < 1)
+            fail("--shape ", item, ": expected LETTER=SIZE with a letter of ", op.name, "'s shapes");
+        widths[letter] = value;
+    }
+    std::vector<Job> jobs;
+    for (const Variant& v : op.variants)
+        for (const Entry& e : v.entries) {
+            const auto has_type = [&](DType t) {
+                for (size_t i = 0; i < op.operands.size(); i++)
+                    if (op.operands[i].type == 'T') return e.operands[i].dtype == t;
+                return t == DType::f32 || flags.dtype == "bf16";  // operations without T have one type
+            };
+            Job job{&op, &b, &e, {}, {}, type_label(op, e)};
+            const bool wanted =
+                v.where == Where::device && has_type(flags.dtype == "bf16" ? DType::bf16 : DType::f32);
+            const bool known =
+                std::any_of(jobs.begin(), jobs.end(), [&](const Job& j) { return same_types(*j.types, e); });
+            if (!wanted || known) continue;
+            for (const std::string& letter : op.dimensions) job.size.push_back(widths.at(letter));
+            job.checked = checked_sizes(job);
+            unsigned bit = 1;
+            for (const Operand& o : op.operands) {
+                if (!o.nullable) continue;
+                if (is_absent(b, o)) job.nulls |= bit;
+                job.label += is_absent(b, o) ? ", no " + o.name : "";
+                bit <<= 1;
+            }
+            jobs.push_back(job);
+        }
+    return jobs;
+}
+
+// ---- operands
+
+// 2^20 random values of the type, as an operand of this kind wants them.
+std::vector<uint8_t> pattern(const Job& job, size_t operand) {
+    constexpr int64_t count = 1 << 20;
+    const Operand& o = job.op->operands[operand];
+    const DType dtype = job.types->operands[operand].dtype;
+    std::vector<uint8_t> bytes(static_cast<size_t>(count * size_of(dtype)));
+    const uint32_t stream = static_cast<uint32_t>(operand);
+    // Statistics that a forward pass has left (rstd, lse) are positive, too.
+    const bool positive = o.positive || (o.type == 'A' && !o.output);
+    Philox words{};
+    for (int64_t i = 0; i < count; i++) {
+        if (i % 4 == 0) words = random_block(3, 0, stream, i / 4);
+        const uint32_t word = words.word[i % 4];
+        const double value = o.bound >= 0          ? word % job.size[o.bound]
+                             : dtype == DType::i32 ? 1 + word % 9
+                             : positive            ? 0.5 + uniform(word)
+                                                   : random_normal(3, 0, stream, i);
+        store(dtype, &bytes[static_cast<size_t>(i * size_of(dtype))], value);
+    }
+    return bytes;
+}
+
+void fill(void* to, int64_t bytes, const std::vector<uint8_t>& values) {
+    int64_t filled = std::min(bytes, static_cast<int64_t>(values.size()));
+    copy_bytes(to, values.data(), filled);
+    for (; filled < bytes; filled *= 2)
+        copy_bytes(static_cast<char*>(to) + filled, to, std::min(filled, bytes - filled));
+}
+
+struct Operands {
+    std::vector<DeviceMemory> memory;
+    std::vector<std::vector<Tensor>> sets;
+    std::vector<Scalar> scalars;
+};
+
+// As many sets as it takes that a call finds nothing of its operands in a cache.
+Operands make_operands(const Job& job) {
+    Operands r;
+    Case c{job.op, job.types, 0, false, job.size, {}, {}, {}, {}};
+    std::vector<Tensor> tensors;
+    int64_t bytes = 0;
+    const auto [output, input] = job.benchmark->in_place;
+    for (size_t i = 0; i < job.op->operands.size(); i++) {
+        const Operand& o = job.op->operands[i];
+        tensors.push_back(is_absent(*job.benchmark, o) ? Tensor{}
+                                                       : shape_of(c, i, job.types->operands[i].dtype));
+        bytes += tensors[i].rank && o.name != (output ? output : "") ? tensors[i].bytes() : 0;
+    }
+    constexpr int64_t most = int64_t{24} << 30;
+    const int64_t wanted = std::max<int64_t>(2, 4 * device_properties().cache_bytes / bytes + 1);
+    r.sets.assign(static_cast<size_t>(std::max<int64_t>(1, std::min(wanted, most / bytes))), tensors);
+    for (size_t i = 0; i < tensors.size(); i++) {
+        if (!tensors[i].rank || (output && job.op->operands[i].name == output)) continue;
+        const std::vector<uint8_t> values = pattern(job, i);
+        for (std::vector<Tensor>& set : r.sets) {
+            r.memory.emplace_back(tensors[i].bytes());
+            set[i].data = r.memory.back().data;
+            fill(set[i].data, tensors[i].bytes(), values);
+        }
+    }
+    for (std::vector<Tensor>& set : r.sets)
+        if (output) set[operand_called(*job.op, output)].data = set[operand_called(*job.op, input)].data;
+    for (const ScalarInfo& s : job.op->scalars)
+        r.scalars.push_back(s.kind == 'b' ? Scalar(false) : scalar_for(s.name, 0));
+    return r;
+}
+
+// ---- check and time
+
+// The error's share of its bound for every variant and block size. A wrong one is said, and counted.
+struct Checker {
+    Case c;
+    Truth truth;
+    int failed = 0;
+
+    explicit Checker(const Job& job)
+        : c(make_case(*job.op, *job.types, job.checked, 0, false, 0, job.nulls)) {
+        take_from_forward(c);
+        truth = truth_of(c);
+    }
+    // Infinity where the variant does not take the shape.
+    double error(const Variant& v, int block) {
+        c.number = block;
+        double share = 0;
+        const Run run = run_variant(c, v, max_threads());
+        if (!run.supported) return std::numeric_limits<double>::infinity();
+        const std::string wrong = run.wrong.empty() ? compare(c, run, truth, share) : run.wrong;
+        if (wrong.empty()) return share;
+        failed++;
+        std::fprintf(stderr, "%s variant %s, %d threads a block: %s\n", c.op->name.c_str(), v.name,
+                     block_size(c, v), wrong.c_str());
+        return not_a_number;
+    }
+};
+
+struct Result {
+    std::vector<Timing> timings;
+    double bytes = 0, flops = 0;
+};
+
+Result time_job(const Job& job, const Flags& flags, Checker& checker) {
+    Operands operands = make_operands(job);
+    const Stream stream;
+    Workspace workspace;
+    const Queue queue{Where::device, stream.handle, &workspace};
+    const Call call{job.op, operands.sets[0].data(), operands.scalars.data(), job.size.data(), {}};
+    Result result{{}, least_bytes(call), least_flops(call)};
+    for (const Variant& v : job.op->variants) {
+        if (v.where != Where::device || !entry_of(v, job)) continue;
+        if (!flags.variant.empty() && flags.variant != v.name) continue;
+        if (v.supports && !v.supports(call)) continue;
+        const std::vector<int> blocks = v.threads.empty() ? std::vector<int>{256} : v.threads;
+        for (size_t b = 0; b < blocks.size(); b++) {
+            const double error = checker.error(v, static_cast<int>(b));
+            const double ms = median_ms(stream.handle, static_cast<int>(operands.sets.size()), [&](int k) {
+                run(*job.op, operands.sets[static_cast<size_t>(k)], operands.scalars, queue, v.name,
+                    blocks[b]);
+            });
+            result.timings.push_back({v.name, blocks[b], ms, error});
+        }
+    }
+    return result;
+}
+
+nlohmann::ordered_json sizes_json(const Job& job, const std::vector<int64_t>& size) {
+    nlohmann::ordered_json j;
+    for (size_t d = 0; d < size.size(); d++) j[job.op->dimensions[d]] = size[d];
+    return j;
+}
+
+void print_json(const Job& job, const Flags& flags, const Result& r, const Limit& limit, bool passed) {
+    nlohmann::ordered_json runs = nlohmann::ordered_json::array();
+    for (const Timing& t : r.timings)
+        runs.push_back({{"variant", t.variant},
+                        {"block", t.threads},
+                        {"ms", t.ms},
+                        {"gbps", 1e-6 * r.bytes / t.ms},
+                        {"tflops", 1e-9 * r.flops / t.ms},
+                        {"percent", 1e-4 * r.bytes / t.ms / limit.gbps},
+                        {"error", t.error}});
+    const nlohmann::ordered_json line = {
+        {"operation", job.op->name},
+        {"dtype", job.label},
+        {"preset", flags.shape.empty() ? flags.preset : ""},
+        {"shape", sizes_json(job, job.size)},
+        {"bytes", r.bytes},
+        {"flops", r.flops},
+        {"device", device_properties().name},
+        {"emulated", device_properties().emulated},
+        {"limit", {{"gbps", limit.gbps}, {"by", limit.by}}},
+        {"check", {{"shape", sizes_json(job, job.checked)}, {"passed", passed}}},
+        {"runs", runs}};
+    std::printf("%s\n", line.dump().c_str());
+}
+
+void print_table(const Job& job, const Result& r, const Limit& limit) {
+    std::string shape;
+    for (size_t d = 0; d < job.size.size(); d++)
+        shape += " " + job.op->dimensions[d] + "=" + std::to_string(job.size[d]);
+    std::printf("%s (%s)%s on %s; limit %.0f GB/s by %s\n", job.op->name.c_str(), job.label.c_str(),
+                shape.c_str(), device_properties().name, limit.gbps, limit.by);
+    std::printf("  %-8s %6s %11s %9s %9s %11s %14s\n", "variant", "block", "ms", "GB/s", "TFLOP/s",
+                "% of limit", "error / bound");
+    for (const Timing& t : r.timings)
+        std::printf("  %-8s %6d %11.4f %9.1f %9.3f %11.1f %14.2f\n", t.variant.c_str(), t.threads, t.ms,
+                    1e-6 * r.bytes / t.ms, 1e-9 * r.flops / t.ms, 1e-4 * r.bytes / t.ms / limit.gbps,
+                    t.error);
+}
+
+int run_all(const std::vector<Benchmark>& benchmarks, const Flags& flags) {
+    int failed = 0;
+    for (const Benchmark& b : benchmarks)
+        for (const Job& job : jobs_of(b, flags)) {
+            Checker checker(job);
+            const Result result = time_job(job, flags, checker);
+            const Limit limit = copy_limit(result.bytes);
+            if (flags.json)
+                print_json(job, flags, result, limit, checker.failed == 0);
+            else
+                print_table(job, result, limit);
+            std::fflush(stdout);
+            failed += checker.failed;
+        }
+    return failed ? 1 : 0;
+}
+
+}  // namespace
+
+int run_benchmarks(int argc, char** argv, const std::vector<Benchmark>& benchmarks) {
+    Flags flags;
+    CLI::App app("Checks and times every kernel of one operation.");
+    app.add_option("--variant", flags.variant, "only this variant");
+    app.add_option("--preset", flags.preset, "widths")->check(CLI::IsMember({"8b", "small", "tiny"}));
+    app.add_option("--shape", flags.shape, "sizes by dimension letter, as in N=16384,C=4096")->delimiter(',');
+    app.add_option("--dtype", flags.dtype, "storage")->check(CLI::IsMember({"bf16", "f32"}));
+    app.add_flag("--json", flags.json, "a JSON object a line");
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+        return app.exit(error) ? 2 : 0;
+    }
+    try {
+        return run_all(benchmarks, flags);
+    } catch (const Error& error) {
+        std::fprintf(stderr, "%s: %s\n", argv[0], error.what());
+        return 2;
+    }
+}
+
+}  // namespace llamac

@@ -1,0 +1,35 @@
+// What the microbenchmarks share: `./rmsnorm_forward` checks every variant against the float64 reference,
+// then times all of them over their block sizes. Operands, shapes by dimension letter, bytes and FLOPs come
+// from the operation's description.
+//
+//   --variant 2 · --shape N=16384,C=4096 · --preset 8b|small|tiny · --dtype bf16|f32 · --json
+#pragma once
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "core/registry.h"
+
+namespace llamac {
+
+struct Benchmark {
+    const char* operation;
+    std::vector<const char*> absent = {};                         // operands that are left out
+    std::pair<const char*, const char*> in_place = {};            // this output lies in that input's memory
+    std::vector<std::pair<const char*, int64_t>> widths_8b = {};  // where the preset 8b's do not suit
+};
+
+// The program: 0; 1 where a check failed; 2 for bad flags, with one line.
+int run_benchmarks(int argc, char** argv, const std::vector<Benchmark>& benchmarks);
+
+// ---- benchmark_time.hip
+struct Limit {
+    double gbps;     // read and written
+    const char* by;  // the faster: "memcpy" or "our copy"
+};
+// The best copy of this device: `bytes` read and written, in memory that no cache holds.
+Limit copy_limit(double bytes);
+// Median milliseconds of a call; work(k) makes it on operand set k < sets, on the stream.
+double median_ms(hipStream_t stream, int sets, const std::function<void(int)>& work);
+
+}  // namespace llamac

@@ -1,0 +1,6 @@
+// Cross-entropy with its gradient in the logits' place. Flags: benchmark.h.
+#include "benchmark.h"
+
+int main(int argc, char** argv) {
+    return llamac::run_benchmarks(argc, argv, {{"cross_entropy", {}, {"dlogits", "logits"}, {{"N", 4096}}}});
+}

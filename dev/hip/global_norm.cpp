@@ -1,0 +1,6 @@
+// The norm of all gradients. Flags: benchmark.h.
+#include "benchmark.h"
+
+int main(int argc, char** argv) {
+    return llamac::run_benchmarks(argc, argv, {{"global_norm"}});
+}

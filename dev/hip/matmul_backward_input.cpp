@@ -1,0 +1,6 @@
+// The gradient of a linear layer's input. Flags: benchmark.h.
+#include "benchmark.h"
+
+int main(int argc, char** argv) {
+    return llamac::run_benchmarks(argc, argv, {{"matmul_backward_input", {}, {}, {{"N", 2048}}}});
+}

@@ -1,0 +1,6 @@
+// The gradient of a linear layer's weight. Flags: benchmark.h.
+#include "benchmark.h"
+
+int main(int argc, char** argv) {
+    return llamac::run_benchmarks(argc, argv, {{"matmul_backward_weight", {}, {}, {{"N", 2048}}}});
+}

@@ -1,0 +1,338 @@
+"""What the AMD compiler makes of every kernel in csrc/ops: registers, LDS, scratch, spills, waves a SIMD, and
+counts of its matrix, memory, barrier and atomic instructions. No GPU is needed.
+
+Prints a table for each architecture, then a line for each fault, and exits with 1 where there is one:
+scratch, a spill, too few waves, a kernel that belongs to no variant, or a variant whose idea says "128-bit"
+while its kernel has no 128-bit access to global memory. (The scalar path of a kernel may be an instantiation
+of its own, without any: the one whose first boolean argument is false where its vector twin's is true.) LDS
+whose size the launch gives is not in the code, so waves do not count it. build/resources keeps the code
+objects and their disassembly.
+
+The compiler is that of ROCm ($ROCM_PATH, else /opt/rocm), else Debian's by way of dev/hip/rocm_folder.sh.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+OPERATIONS = ROOT / "csrc/ops"
+FLAGS = [
+    *("-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-O3", "-std=c++17", "-fopenmp"),
+    *("-Wall", "-Wextra", "-Werror", "-DLLAMAC_AMD", f"-I{ROOT / 'csrc'}"),
+]
+
+
+class Error(Exception):
+    """Nothing could be measured; its text is the one line to print."""
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What a kernel's waves share, as LLVM's AMDGPU backend counts it: per SIMD, LDS per `simds` SIMDs."""
+
+    vgprs: int
+    granule: int
+    waves: int
+    lds: int
+    simds: int
+    sgprs: int | None  # more than these cost one wave; None: every wave has its own
+
+
+CDNA = Chip(vgprs=512, granule=8, waves=8, lds=65536, simds=4, sgprs=100)
+CHIPS = {
+    "gfx90a": CDNA,
+    "gfx942": CDNA,
+    "gfx1100": Chip(vgprs=1536, granule=24, waves=16, lds=131072, simds=4, sgprs=None),
+}
+
+# Global memory: flat instructions count too; there the compiler could not tell which memory a pointer is to.
+# LDS: two 64-bit halves in one instruction are 128 bits.
+INSTRUCTIONS = {
+    "mfma": r"v_(mfma|smfmac|wmma|swmmac)_",
+    "loads": r"(global|buffer|flat)_load_",
+    "loads128": r"(global|buffer|flat)_load_(dwordx4|b128)\b",
+    "stores": r"(global|buffer|flat)_store_",
+    "stores128": r"(global|buffer|flat)_store_(dwordx4|b128)\b",
+    "lds_loads": r"ds_(read|load)",
+    "lds_loads128": r"ds_(read|load)(_b128|(2|2st64|_2addr|_2addr_stride64)_b64)\b",
+    "lds_stores": r"ds_(write|store)[_2]",
+    "lds_stores128": r"ds_(write|store)(_b128|(2|2st64|_2addr|_2addr_stride64)_b64)\b",
+    "barriers": r"s_barrier",
+    "atomics": r"(global|buffer|flat)_atomic_"
+    r"|ds_(add|pk_add|sub|rsub|inc|dec|min|max|and|or|xor|wrxchg|storexchg|cmp)",
+}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel in one architecture's code. Bytes: of static LDS a block, of scratch a thread."""
+
+    arch: str
+    source: str
+    operation: str  # with variant: of <operation>_kernel<variant>; empty where the name is another
+    variant: str
+    name: str  # demangled, without namespaces and parameters
+    main: bool  # not a helper <operation>_kernel<variant>_<what>
+    vgpr: int
+    agpr: int
+    sgpr: int
+    lds: int
+    scratch: int
+    vgpr_spills: int
+    sgpr_spills: int
+    block: int  # the most threads it may be launched with
+    waves: int  # a SIMD
+    instructions: dict[str, int]
+
+
+def parse_notes(text: str) -> list[dict[str, str]]:
+    """The kernels' entries in `llvm-readelf --notes`: name to value, the arguments' own entries left out."""
+    section = re.search(r"^amdhsa\.kernels:(.*?)^amdhsa\.", text, re.MULTILINE | re.DOTALL)
+    entries = re.split(r"^  - ", section[1], flags=re.MULTILINE)[1:] if section else []
+    return [dict(re.findall(r"^(?:    )?\.(\w+): +(\S+)", entry, re.MULTILINE)) for entry in entries]
+
+
+def parse_disassembly(text: str) -> dict[str, dict[str, int]]:
+    """INSTRUCTIONS counted for each symbol of `llvm-objdump -d`."""
+    parts = re.split(r"^(?:[0-9a-f]+ )?<([^>]+)>:\n", text, flags=re.MULTILINE)[1:]
+    patterns = {name: re.compile(rf"^\s+(?:{p})", re.MULTILINE) for name, p in INSTRUCTIONS.items()}
+    return {
+        symbol: {name: len(pattern.findall(body)) for name, pattern in patterns.items()}
+        for symbol, body in zip(parts[::2], parts[1::2])
+    }
+
+
+def occupancy(chip: Chip, vgpr: int, sgpr: int, lds: int, block: int, wavefront: int) -> int:
+    """Waves a SIMD that registers and LDS leave room for, in whole blocks. vgpr: AGPRs included."""
+    granules = -(-max(vgpr, 1) // chip.granule)
+    by_registers = min(chip.waves, max(1, chip.vgprs // (granules * chip.granule)))
+    if chip.sgprs is not None and sgpr > chip.sgprs:
+        by_registers = min(by_registers, chip.waves - 1)
+    waves = -(-block // wavefront)
+    blocks = chip.waves * chip.simds // waves
+    if lds:
+        blocks = min(blocks, max(1, chip.lds // lds))
+    return min(by_registers, -(-blocks * waves // chip.simds))
+
+
+def short_name(demangled: str) -> str:
+    """`void llamac::(anonymous namespace)::f<llamac::bf16>(float*)` is `f<bf16>`."""
+    text = re.sub(r"[\w:]+\([^()]*\)::'(lambda\d*)'\([^()]*\)", r"\1", demangled)
+    text = text.replace("(anonymous namespace)::", "")
+    depth = 0
+    for end, letter in enumerate(text):
+        depth += {"<": 1, ">": -1}.get(letter, 0)
+        if letter == "(" and depth == 0:
+            text = text[:end]
+            break
+    return re.sub(r"\b\w+::", "", text.removeprefix("void "))
+
+
+def rocm_folder() -> Path:
+    """The ROCm installation to compile with."""
+    if named := os.environ.get("ROCM_PATH"):
+        folder = Path(named).absolute()
+    elif (folder := Path("/opt/rocm")).is_dir():
+        pass
+    else:
+        folder = ROOT / "build/rocm"
+        made = subprocess.run([ROOT / "dev/hip/rocm_folder.sh", folder], capture_output=True, text=True)
+        if made.returncode:
+            raise Error(made.stderr.strip())
+    if not (folder / "llvm/bin/clang++").exists():
+        raise Error(f"{folder}: expected a ROCm installation, found no llvm/bin/clang++ in it")
+    return folder
+
+
+def run(*command: str | Path) -> str:
+    """The command's output. Raises Error with what it printed where it fails."""
+    words = " ".join(map(str, command))
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise Error(f"{words}: {error.strerror}") from error
+    if done.returncode:
+        raise Error(f"{words}: exit code {done.returncode}\n{done.stderr.strip()}")
+    return done.stdout
+
+
+def compile_kernels(rocm: Path, source: Path, arch: str, folder: Path) -> list[Kernel]:
+    """The kernels of one file; folder/<arch>/ keeps its code object and disassembly."""
+    tools = rocm / "llvm/bin"
+    inside = source.absolute().is_relative_to(OPERATIONS)
+    name = source.absolute().relative_to(OPERATIONS) if inside else Path(source.name)
+    code = (folder / arch / name).with_suffix(".hsaco")
+    code.parent.mkdir(parents=True, exist_ok=True)
+    run(tools / "clang++", *FLAGS, f"--rocm-path={rocm}", f"--offload-arch={arch}", source, "-o", code)
+    notes = parse_notes(run(tools / "llvm-readelf", "--notes", code))
+    if not notes:
+        return []
+    disassembly = run(tools / "llvm-objdump", "-d", "--no-show-raw-insn", code)
+    code.with_suffix(".s").write_text(disassembly)
+    counts = parse_disassembly(disassembly)
+    names = run(tools / "llvm-cxxfilt", *(note["name"] for note in notes)).splitlines()
+    return [
+        describe(note, short_name(kernel), counts[note["name"]], str(name), arch)
+        for note, kernel in zip(notes, names)
+    ]
+
+
+def describe(note: dict[str, str], name: str, instructions: dict[str, int], source: str, arch: str) -> Kernel:
+    """A kernel from its entry in the notes and its instructions."""
+    found = re.match(r"(\w+?)_kernel(\d+)(_\w+)?(?=<|$)", name)
+    value = {key: int(text) for key, text in note.items() if text.isdigit()}
+    vgpr, sgpr, agpr = value["vgpr_count"], value["sgpr_count"], value.get("agpr_count", 0)
+    lds, block = value["group_segment_fixed_size"], value["max_flat_workgroup_size"]
+    return Kernel(
+        arch=arch,
+        source=source,
+        operation=found[1] if found else "",
+        variant=found[2] if found else "",
+        name=name,
+        main=bool(found and not found[3]),
+        vgpr=vgpr - agpr,  # the notes count both kinds of a unified file
+        agpr=agpr,
+        sgpr=sgpr,
+        lds=lds,
+        scratch=value["private_segment_fixed_size"],
+        vgpr_spills=value["vgpr_spill_count"],
+        sgpr_spills=value["sgpr_spill_count"],
+        block=block,
+        waves=occupancy(CHIPS[arch], vgpr, sgpr, lds, block, value["wavefront_size"]),
+        instructions=instructions,
+    )
+
+
+def parse_variants(listing: str) -> dict[tuple[str, str], str]:
+    """Operation and variant to its idea, from what `train_llama3 --list-kernels` prints."""
+    variants = {}
+    operation = ""
+    for line in listing.splitlines():
+        if found := re.match(r"  (\S+) +(?:host|device) +(.*)", line):
+            variants[operation, found[1]] = found[2]
+        elif found := re.match(r"(\w+):", line):
+            operation = found[1]
+    if not variants:
+        raise Error("--list-kernels: expected operations with variants, found none")
+    return variants
+
+
+def find_program() -> Path:
+    """The newest build's train_llama3."""
+    programs = [*ROOT.glob("build/*/train_llama3"), *ROOT.glob("train_llama3")]
+    programs = [program for program in programs if program.is_file()]
+    if not programs:
+        raise Error("no build/*/train_llama3 to list the variants: `make train_llama3` builds it")
+    return max(programs, key=lambda program: program.stat().st_mtime)
+
+
+def is_wide(kernel: Kernel) -> bool:
+    """Whether it has 128-bit accesses to global memory."""
+    return kernel.instructions["loads128"] + kernel.instructions["stores128"] > 0
+
+
+def vector_twin(name: str) -> str:
+    """`f<bf16, 8, true>` of its scalar path `f<bf16, 8, false>`; of every other kernel itself."""
+    flag = re.search(r"\b(true|false)\b", name)
+    return name[: flag.start()] + "true" + name[flag.end() :] if flag else name
+
+
+def faults(kernels: list[Kernel], variants: dict[tuple[str, str], str], min_waves: int) -> Iterator[str]:
+    """What is wrong with the kernels, a line each."""
+    wide = {(kernel.arch, kernel.name) for kernel in kernels if is_wide(kernel)}
+    for k in kernels:
+        where = f"{k.arch} {k.source} {k.name}:"
+        if k.scratch:
+            yield f"{where} {k.scratch} bytes of scratch, expected none"
+        for kind, spills in (("VGPR", k.vgpr_spills), ("SGPR", k.sgpr_spills)):
+            if spills:
+                yield f"{where} {spills} {kind} spills, expected none"
+        if k.waves < min_waves:
+            yield f"{where} {k.waves} waves a SIMD, expected at least {min_waves}"
+        idea = variants.get((k.operation, k.variant))
+        if idea is None:
+            yield f"{where} expected <operation>_kernel<N> of a variant that --list-kernels shows, found none"
+        elif k.main and "128-bit" in idea and not {(k.arch, k.name), (k.arch, vector_twin(k.name))} & wide:
+            yield f"{where} expected the 128-bit accesses to global memory of its variant's idea, found none"
+
+
+def table(kernels: list[Kernel]) -> str:
+    """One architecture's kernels, a row each. Memory instructions: 128-bit ones / all."""
+    head = ["operation", "variant", "kernel", "VGPR", "AGPR", "SGPR", "LDS", "scratch", "spills V/S", "block"]
+    head += ["waves", "MFMA", "loads", "stores", "LDS loads", "LDS stores", "barriers", "atomics"]
+    rows = [head]
+    for k in kernels:
+        n = k.instructions
+        row = [k.operation or "?", k.variant or "?", k.name, k.vgpr, k.agpr, k.sgpr, k.lds, k.scratch]
+        row += [f"{k.vgpr_spills}/{k.sgpr_spills}", k.block, k.waves, n["mfma"]]
+        row += [f"{n[f'{what}128']}/{n[what]}" for what in ("loads", "stores", "lds_loads", "lds_stores")]
+        row += [n["barriers"], n["atomics"]]
+        rows.append([str(cell) for cell in row])
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    left = 3  # columns of text
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("sources", nargs="*", type=Path, help="files to compile, instead of all of csrc/ops")
+    parser.add_argument("--arch", action="append", choices=CHIPS, help="may be repeated (default: gfx942)")
+    parser.add_argument("--min-waves", type=int, default=4, help="fewest waves a SIMD (default: %(default)s)")
+    parser.add_argument("--program", type=Path, help="lists the variants (default: the newest train_llama3)")
+    parser.add_argument("--out", type=Path, default=ROOT / "build/resources", help="where code objects go")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = parse_arguments()
+    archs = list(dict.fromkeys(options.arch or ["gfx942"]))
+    sources = options.sources or sorted(OPERATIONS.glob("**/*.hip"))
+    variants = parse_variants(run((options.program or find_program()).absolute(), "--list-kernels"))
+    rocm = rocm_folder()
+    jobs = [(source, arch) for arch in archs for source in sources]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = pool.map(lambda job: compile_kernels(rocm, *job, options.out), jobs)
+        kernels = [kernel for result in results for kernel in result]
+    kernels.sort(key=lambda k: (archs.index(k.arch), k.operation, int(k.variant or 0), not k.main, k.name))
+    wrong = list(faults(kernels, variants, options.min_waves))
+    if not (kernels or options.sources) and any(variant.isdigit() for _, variant in variants):
+        wrong.append("csrc/ops: expected the kernels of the variants that --list-kernels shows, found none")
+    if options.json:
+        print(json.dumps({"kernels": [asdict(kernel) for kernel in kernels], "faults": wrong}))
+    else:
+        by_arch = defaultdict(list)
+        for kernel in kernels:
+            by_arch[kernel.arch].append(kernel)
+        for arch in archs:
+            print(f"{arch}: {len(by_arch[arch])} kernels")
+            if by_arch[arch]:
+                print(table(by_arch[arch]) + "\n")
+    for fault in wrong:
+        print(fault, file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Error as error:
+        print(f"resources.py: {error}", file=sys.stderr)
+        sys.exit(2)

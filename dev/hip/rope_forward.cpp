@@ -1,0 +1,6 @@
+// Rotary position embedding, half-split pairs. Flags: benchmark.h.
+#include "benchmark.h"
+
+int main(int argc, char** argv) {
+    return llamac::run_benchmarks(argc, argv, {{"rope_forward"}});
+}

@@ -1,0 +1,6 @@
+// SwiGLU, backward. Flags: benchmark.h.
+#include "benchmark.h"
+
+int main(int argc, char** argv) {
+    return llamac::run_benchmarks(argc, argv, {{"swiglu_backward"}});
+}
