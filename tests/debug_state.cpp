@@ -23,8 +23,7 @@ struct Recorder {
         for (int64_t r = 0; r < rows; r++) {
             int64_t offset = 0, rest = r;
             for (int d = t.rank - 2; d >= 0; rest /= t.shape[d--]) offset += rest % t.shape[d] * t.stride[d];
-            std::memcpy(memory.back().data() + r * row, static_cast<char*>(t.data) + offset * size,
-                        static_cast<size_t>(row));
+            copy_bytes(memory.back().data() + r * row, static_cast<char*>(t.data) + offset * size, row);
         }
         Tensor c = t;
         c.data = memory.back().data();

@@ -1,8 +1,5 @@
 #include "core/arena.h"
 
-#include <algorithm>
-#include <cstdlib>
-
 namespace llamac {
 namespace {
 
@@ -15,12 +12,8 @@ int64_t padded(int64_t bytes) {
 
 }  // namespace
 
-void Arena::Free::operator()(void* p) const {
-    std::free(p);
-}
-
 void Arena::plan(const char* group, Tensor* tensor, const Tensor& planned) {
-    CHECK(!memory);
+    CHECK(!memory.data);
     *tensor = planned;
     rows.push_back({group, tensor});
 }
@@ -32,13 +25,9 @@ int64_t Arena::bytes() const {
 }
 
 void Arena::allocate() {
-    const int64_t total = bytes();
-    memory.reset(std::aligned_alloc(alignment, static_cast<size_t>(padded(total))));
-    if (!memory) fail("memory: ", total >> 20, " MiB are needed, the machine has no room for them");
-    char* at = static_cast<char*>(memory.get());
-#pragma omp parallel for
-    for (int64_t page = 0; page < total; page += 1 << 20)
-        std::memset(at + page, 0xff, static_cast<size_t>(std::min<int64_t>(1 << 20, total - page)));
+    memory = DeviceMemory(bytes());
+    CHECK(hipMemset(memory.data, 0xff, static_cast<size_t>(memory.bytes)));
+    char* at = static_cast<char*>(memory.data);
     for (const Row& row : rows) {
         row.tensor->data = at;
         at += padded(row.tensor->bytes());

@@ -1,9 +1,9 @@
-// One allocation for everything a run needs: tensors are planned first, then get their memory at once.
+// One allocation of device memory for everything a run needs: tensors are planned first, then get their memory at once.
 #pragma once
-#include <memory>
 #include <string>
 #include <vector>
 
+#include "core/device_memory.h"
 #include "core/tensor.h"
 
 namespace llamac {
@@ -18,16 +18,13 @@ struct Arena {
     // tensor becomes `planned` (type and shape); it must stay where it is until allocate(), which sets its
     // data.
     void plan(const char* group, Tensor* tensor, const Tensor& planned);
-    // Throws Error with the bytes wanted where the machine has no room. The memory reads as NaN until
+    // Throws Error with the bytes wanted where the device has no room. The memory reads as NaN until
     // written: a value that nobody computed shows at once.
     void allocate();
     int64_t bytes() const;
 
   private:
-    struct Free {
-        void operator()(void* p) const;
-    };
-    std::unique_ptr<void, Free> memory;
+    DeviceMemory memory;
 };
 
 }  // namespace llamac

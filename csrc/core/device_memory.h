@@ -1,6 +1,7 @@
 // Memory of the device by RAII.
 #pragma once
 #include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "platform/hip.h"
@@ -16,7 +17,8 @@ struct DeviceMemory {
     explicit DeviceMemory(int64_t bytes_) : bytes(bytes_) {
         if (hipMalloc(&data, static_cast<size_t>(bytes > 0 ? bytes : 1)) == hipSuccess) return;
         static_cast<void>(hipGetLastError());  // it is reported here, not by the next launch
-        fail("device memory: ", bytes >> 20, " MiB are needed, ", device_properties().name,
+        fail("memory: ", bytes >> 20, " MiB are needed, ",
+             device_properties().emulated ? "the machine" : device_properties().name,
              " has no room for them");
     }
     DeviceMemory(DeviceMemory&& other) noexcept { *this = std::move(other); }
@@ -32,6 +34,29 @@ struct DeviceMemory {
 inline void copy_bytes(void* to, const void* from, int64_t bytes) {
     CHECK(hipMemcpy(to, from, static_cast<size_t>(bytes), hipMemcpyDefault));
 }
+
+// Host memory for `bytes` of device memory that the host fills or reads; the memory itself where the host can
+// address it, as in the emulation.
+struct HostCopy {
+    void* data;
+    explicit HostCopy(void* device_, int64_t bytes_) : data(device_), device(device_), bytes(bytes_) {
+        if (device_properties().emulated) return;
+        copy.resize(static_cast<size_t>(bytes));
+        data = copy.data();
+    }
+    HostCopy& from_device() {
+        if (data != device) copy_bytes(data, device, bytes);
+        return *this;
+    }
+    void to_device() const {
+        if (data != device) copy_bytes(device, data, bytes);
+    }
+
+  private:
+    void* device;
+    int64_t bytes;
+    std::vector<char> copy;
+};
 
 // What operations use between their kernels: one for each stream, as large as the largest call has asked for.
 // Growing waits for the device; a call of a size that was seen before allocates nothing.

@@ -347,6 +347,10 @@ double least_bytes(const Call& call) {
     return bytes;
 }
 
+Queue computing_queue() {
+    return {device_properties().emulated ? Where::host : Where::device, nullptr, nullptr};
+}
+
 void observe_runs(Observer o) {
     observer = o;
 }

@@ -44,6 +44,9 @@ struct Queue {
     Workspace* workspace = nullptr;
 };
 
+// Where the model computes: the device, or the host in a CPU build. Throws Error where there is no device.
+Queue computing_queue();
+
 // What a launcher of kernels gets beside its operands: as its last parameter, where it asks for it.
 struct Device {
     hipStream_t stream = nullptr;

@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "core/device_memory.h"
+
 namespace llamac {
 namespace {
 
@@ -166,12 +168,16 @@ void SafetensorsFile::read(const std::string& name, const Tensor& out) const {
         fail(where, ": dtype: expected ", out.dtype == DType::i32 ? "I32" : "F32, BF16 or F64", ", found ",
              dtype_names[static_cast<int>(entry->dtype)]);
     if (entry->dtype == out.dtype) {
-        if (entry->bytes > 0) std::memcpy(out.data, entry->data, static_cast<size_t>(entry->bytes));
+        if (entry->bytes > 0) copy_bytes(out.data, entry->data, entry->bytes);
         return;
     }
-    if (entry->dtype == DType::f32) convert_from<float>(entry->data, out);
-    if (entry->dtype == DType::bf16) convert_from<bf16>(entry->data, out);
-    if (entry->dtype == DType::f64) convert_from<double>(entry->data, out);
+    const HostCopy copy(out.data, out.bytes());
+    Tensor host = out;
+    host.data = copy.data;
+    if (entry->dtype == DType::f32) convert_from<float>(entry->data, host);
+    if (entry->dtype == DType::bf16) convert_from<bf16>(entry->data, host);
+    if (entry->dtype == DType::f64) convert_from<double>(entry->data, host);
+    copy.to_device();
 }
 
 uint64_t write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
@@ -199,7 +205,10 @@ uint64_t write_safetensors(const std::string& path, const std::vector<NamedTenso
     FileWriter file(path);
     file.write(length, sizeof(length));
     file.write(header.data(), static_cast<int64_t>(header.size()));
-    for (const NamedTensor& t : tensors) file.write(t.tensor.data, t.tensor.bytes());
+    for (const NamedTensor& t : tensors) {
+        HostCopy copy(t.tensor.data, t.tensor.bytes());
+        file.write(copy.from_device().data, t.tensor.bytes());
+    }
     return file.finish();
 }
 

@@ -137,9 +137,9 @@ struct View {
     T* data;
     int64_t shape[R], stride[R];
 
-    explicit operator bool() const { return data != nullptr; }
+    __host__ __device__ explicit operator bool() const { return data != nullptr; }
     template <class... Index>
-    T& operator()(Index... index) const {
+    __host__ __device__ T& operator()(Index... index) const {
         static_assert(sizeof...(Index) == R, "one index a dimension");
         const int64_t i[] = {static_cast<int64_t>(index)...};
         int64_t offset = 0;

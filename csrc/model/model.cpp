@@ -1,6 +1,7 @@
 #include "model/model.h"
 
 #include <cmath>
+#include <numeric>
 
 namespace llamac {
 namespace {
@@ -104,7 +105,7 @@ void forward_trunk(Model& m, const int32_t* tokens, int64_t B, int64_t T) {
     CHECK(B * T <= m.options.batch_size * m.options.seq_len && T <= m.options.seq_len);
     Activations& a = m.activations;
     reshape_activations(a, m.config, B, T);
-    std::memcpy(a.tokens.data, tokens, static_cast<size_t>(a.tokens.bytes()));
+    copy_bytes(a.tokens.data, tokens, a.tokens.bytes());
     call(m, "embedding_forward", {a.embedding},
          {reshape(a.tokens, {B * T}), m.parameters.weight(embedding_parameter)});
     show(m, "act.embedding", a.embedding);
@@ -137,7 +138,7 @@ struct HeadGradient {  // what the head computes on top of the losses; nothing w
 double run_head(Model& m, const int32_t* targets, const HeadGradient& gradient) {
     Activations& a = m.activations;
     const int64_t N = a.losses.shape[0];
-    std::memcpy(a.targets.data, targets, static_cast<size_t>(a.targets.bytes()));
+    copy_bytes(a.targets.data, targets, a.targets.bytes());
     const Tensor weight = m.parameters.weight(m.parameters.head), all_targets = reshape(a.targets, {N});
     const int64_t chunk = a.logits.shape[0];
     for (int64_t first = 0; first < N; first += chunk) {
@@ -156,9 +157,9 @@ double run_head(Model& m, const int32_t* targets, const HeadGradient& gradient) 
              {gradient.accumulate || first > 0});
     }
     show(m, "losses", a.losses);
-    double sum = 0;
-    for (int64_t n = 0; n < N; n++) sum += a.losses.as<float>()[n];
-    return sum / static_cast<double>(N);
+    std::vector<float> losses(static_cast<size_t>(N));
+    copy_bytes(losses.data(), a.losses.data, a.losses.bytes());
+    return std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(N);
 }
 
 // dresidual enters as the gradient of the block's output and leaves as that of its input.
@@ -227,7 +228,8 @@ void backward_trunk(Model& m, bool accumulate) {
 
 }  // namespace
 
-Model::Model(const Config& config_, const ModelOptions& options_) : config(config_), options(options_) {
+Model::Model(const Config& config_, const ModelOptions& options_)
+    : config(config_), options(options_), queue(computing_queue()) {
     plan_parameters(parameters, config, options.precision, options.training, arena);
     plan_activations(activations, config, options.batch_size, options.seq_len, options.precision.weights,
                      options.recompute, options.logits_bytes, arena);
@@ -256,8 +258,10 @@ double forward_backward(Model& m, const int32_t* tokens, const int32_t* targets,
 
 double update(Model& m, const AdamW& adamw, int64_t step, uint64_t seed) {
     Parameters& p = m.parameters;
-    *m.lr.as<float>() = static_cast<float>(adamw.lr);
-    *m.step.as<int32_t>() = static_cast<int32_t>(step);
+    const float lr = static_cast<float>(adamw.lr);
+    const int32_t step_number = static_cast<int32_t>(step);
+    copy_bytes(m.lr.data, &lr, sizeof lr);
+    copy_bytes(m.step.data, &step_number, sizeof step_number);
     call(m, "global_norm", {m.grad_norm}, {p.gradients}, {false});
     call(m, "global_norm", {m.grad_norm}, {reshape(p.head_gradient, {p.head_gradient.elements()})}, {true});
     for (size_t k = 0; k < p.table.size(); k++) {
@@ -270,7 +274,9 @@ double update(Model& m, const AdamW& adamw, int64_t step, uint64_t seed) {
              {adamw.beta1, adamw.beta2, adamw.eps, decay, adamw.grad_clip, static_cast<int64_t>(seed),
               static_cast<int64_t>(4 * k)});
     }
-    return *m.grad_norm.as<float>();
+    float norm = 0;
+    copy_bytes(&norm, m.grad_norm.data, sizeof norm);
+    return norm;
 }
 
 void next_logits(Model& m, const int32_t* tokens, int64_t T, std::vector<float>& logits) {
@@ -279,9 +285,11 @@ void next_logits(Model& m, const int32_t* tokens, int64_t T, std::vector<float>&
     call(m, "matmul_forward", {row},
          {slice_rows(m.activations.final_norm, T - 1, 1), m.parameters.weight(m.parameters.head), Tensor{}});
     logits.resize(static_cast<size_t>(m.config.V));
-    for (int64_t v = 0; v < m.config.V; v++)
-        logits[static_cast<size_t>(v)] =
-            row.dtype == DType::f32 ? row.as<float>()[v] : float(row.as<bf16>()[v]);
+    HostCopy copy(row.data, row.bytes());
+    const void* values = copy.from_device().data;
+    for (size_t v = 0; v < logits.size(); v++)
+        logits[v] = row.dtype == DType::f32 ? static_cast<const float*>(values)[v]
+                                            : float(static_cast<const bf16*>(values)[v]);
 }
 
 }  // namespace llamac

@@ -29,7 +29,7 @@ struct Model {
 
     const Config config;
     const ModelOptions options;
-    Queue queue;
+    const Queue queue;
     Arena arena;
     Parameters parameters;
     Activations activations;

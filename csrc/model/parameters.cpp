@@ -1,5 +1,7 @@
 #include "model/parameters.h"
 
+#include <algorithm>
+
 #include "core/random.h"
 
 namespace llamac {
@@ -39,14 +41,17 @@ void fill_table(Parameters& p, const Config& c) {
 // Everything that starts from zero: also the gaps between tensors, which the gradient norm runs over.
 void zero_all(const Parameters& p) {
     for (const Tensor& t : {p.weights, p.master, p.gradients, p.head_gradient, p.m, p.v})
-        if (t.data) std::memset(t.data, 0, static_cast<size_t>(t.bytes()));
+        if (t.data) CHECK(hipMemset(t.data, 0, static_cast<size_t>(t.bytes())));
 }
 
 template <class T>
-void fill(const Parameter& parameter, T* weight, float deviation, uint64_t seed, uint32_t stream) {
+void fill(const Parameter& parameter, const Tensor& weight, float deviation, uint64_t seed, uint32_t stream) {
+    const HostCopy copy(weight.data, weight.bytes());
+    T* values = static_cast<T*>(copy.data);
 #pragma omp parallel for
     for (int64_t i = 0; i < parameter.elements; i++)
-        weight[i] = T(parameter.is_matrix() ? deviation * random_normal(seed, 0, stream, i) : 1.0f);
+        values[i] = T(parameter.is_matrix() ? deviation * random_normal(seed, 0, stream, i) : 1.0f);
+    copy.to_device();
 }
 
 }  // namespace
@@ -94,13 +99,15 @@ void initialize(Parameters& p, const Config& config, uint64_t seed) {
     for (size_t k = 0; k < p.table.size(); k++) {
         const uint32_t stream = static_cast<uint32_t>(4 * k);
         const Tensor weight = p.weight(k);
-        if (weight.dtype == DType::f32)
-            fill(p.table[k], weight.as<float>(), deviation, seed, stream);
-        else
-            fill(p.table[k], weight.as<bf16>(), deviation, seed, stream);
+        const auto fill_as = weight.dtype == DType::f32 ? fill<float> : fill<bf16>;
+        fill_as(p.table[k], weight, deviation, seed, stream);
     }
     if (!p.master.data) return;
-    for (int64_t i = 0; i < p.master.shape[0]; i++) p.master.as<float>()[i] = p.weights.as<bf16>()[i];
+    HostCopy weights(p.weights.data, p.weights.bytes());
+    const HostCopy master(p.master.data, p.master.bytes());
+    const bf16* from = static_cast<const bf16*>(weights.from_device().data);
+    std::copy_n(from, p.master.shape[0], static_cast<float*>(master.data));
+    master.to_device();
 }
 
 void load_weights(Parameters& p, const std::string& directory) {

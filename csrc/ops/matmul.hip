@@ -8,6 +8,7 @@
 // cpu   our own packed product (core/blas.h): reads bf16 as it packs, adds the residual or the old gradient
 //       as it stores
 // blas  the system's CBLAS, f32 and f64
+// 1     naive: a thread an element of the result
 //
 // f32, one core of an AMD EPYC (Zen 4, AVX-512; a loop of nothing but FMA: 117 GFLOP/s), N = 2048, operands
 // not in L2, GFLOP/s of forward / dx / dweight, November 2026; two threads do 1.8 to 2 times as much:
@@ -22,6 +23,7 @@
 #include <vector>
 
 #include "core/blas.h"
+#include "core/device.h"
 #include "core/registry.h"
 
 namespace llamac {
@@ -143,6 +145,61 @@ void matmul_backward_weight_blas(View<T, 2> dweight, View<const T, 2> dout, View
 }
 #endif
 
+// ---- 1: naive. Sums in double: one long chain of float additions would be less exact than any BLAS.
+
+template <class T>
+__global__ void matmul_forward_kernel1(T* out, const T* x, const T* weight, const T* residual, int64_t N,
+                                       int64_t C, int64_t K) {
+    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, n = i / K, k = i % K;
+    if (n >= N) return;
+    double sum = residual ? double(float(residual[i])) : 0.0;
+    for (int64_t c = 0; c < C; c++) sum += double(float(x[n * C + c]) * float(weight[k * C + c]));
+    out[i] = T(static_cast<float>(sum));
+}
+
+template <class T>
+void matmul_forward_1(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight, View<const T, 2> residual,
+                      Device device) {
+    const int64_t N = x.shape[0], C = x.shape[1], K = weight.shape[0];
+    launch(Grid(blocks_for(N * K, device.threads), device.threads, device.stream), matmul_forward_kernel1<T>,
+           out.data, x.data, weight.data, residual.data, N, C, K);
+}
+
+template <class T>
+__global__ void matmul_backward_input_kernel1(T* dx, const T* dout, const T* weight, int64_t N, int64_t C,
+                                              int64_t K) {
+    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, n = i / C, c = i % C;
+    if (n >= N) return;
+    double sum = 0;
+    for (int64_t k = 0; k < K; k++) sum += double(float(dout[n * K + k]) * float(weight[k * C + c]));
+    dx[i] = T(static_cast<float>(sum));
+}
+
+template <class T>
+void matmul_backward_input_1(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight, Device device) {
+    const int64_t N = dout.shape[0], K = dout.shape[1], C = weight.shape[1];
+    launch(Grid(blocks_for(N * C, device.threads), device.threads, device.stream),
+           matmul_backward_input_kernel1<T>, dx.data, dout.data, weight.data, N, C, K);
+}
+
+template <class T, class G>
+__global__ void matmul_backward_weight_kernel1(G* dweight, const T* dout, const T* x, int64_t N, int64_t C,
+                                               int64_t K, bool accumulate) {
+    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, k = i / C, c = i % C;
+    if (k >= K) return;
+    double sum = accumulate ? double(float(dweight[i])) : 0.0;
+    for (int64_t n = 0; n < N; n++) sum += double(float(dout[n * K + k]) * float(x[n * C + c]));
+    dweight[i] = G(static_cast<float>(sum));
+}
+
+template <class T, class G>
+void matmul_backward_weight_1(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x, bool accumulate,
+                              Device device) {
+    const int64_t N = x.shape[0], C = x.shape[1], K = dout.shape[1];
+    launch(Grid(blocks_for(K * C, device.threads), device.threads, device.stream),
+           matmul_backward_weight_kernel1<T, G>, dweight.data, dout.data, x.data, N, C, K, accumulate);
+}
+
 double flops(const Call& call) {
     return 2.0 * static_cast<double>(call["N"] * call["C"]) * static_cast<double>(call["K"]);
 }
@@ -156,6 +213,8 @@ Operation matmul_forward(
      {"blas", "the system's CBLAS", Where::host,
       entries<matmul_forward_blas<float>, matmul_forward_blas<double>>()},
 #endif
+     {"1", "naive: a thread an element", Where::device,
+      entries<matmul_forward_1<float>, matmul_forward_1<bf16>>()},
      {"reference", "plain loops", Where::host,
       entries<matmul_forward_reference<float>, matmul_forward_reference<bf16>,
               matmul_forward_reference<double>>()}},
@@ -170,6 +229,8 @@ Operation matmul_backward_input(
      {"blas", "the system's CBLAS", Where::host,
       entries<matmul_backward_input_blas<float>, matmul_backward_input_blas<double>>()},
 #endif
+     {"1", "naive: a thread an element", Where::device,
+      entries<matmul_backward_input_1<float>, matmul_backward_input_1<bf16>>()},
      {"reference", "plain loops", Where::host,
       entries<matmul_backward_input_reference<float>, matmul_backward_input_reference<bf16>,
               matmul_backward_input_reference<double>>()}},
@@ -185,6 +246,9 @@ Operation matmul_backward_weight(
      {"blas", "the system's CBLAS", Where::host,
       entries<matmul_backward_weight_blas<float>, matmul_backward_weight_blas<double>>()},
 #endif
+     {"1", "naive: a thread an element", Where::device,
+      entries<matmul_backward_weight_1<float, float>, matmul_backward_weight_1<bf16, float>,
+              matmul_backward_weight_1<bf16, bf16>>()},
      {"reference", "plain loops", Where::host,
       entries<matmul_backward_weight_reference<float, float>, matmul_backward_weight_reference<bf16, float>,
               matmul_backward_weight_reference<bf16, bf16>,

@@ -365,4 +365,14 @@ void run_grid(dim3 blocks, dim3 threads, size_t shared_bytes, Site site, void (*
 }
 
 }  // namespace llamac::emulation
+
+hipError_t hipMalloc(void** p, size_t bytes) {
+    constexpr size_t alignment = 256, piece = 1 << 20;
+    *p = nullptr;
+    if (posix_memalign(p, alignment, bytes) != 0) return hipErrorOutOfMemory;
+    char* memory = static_cast<char*>(*p);
+#pragma omp parallel for
+    for (size_t at = 0; at < bytes; at += piece) std::memset(memory + at, 0xff, std::min(piece, bytes - at));
+    return hipSuccess;
+}
 #endif

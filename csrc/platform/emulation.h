@@ -186,10 +186,8 @@ inline hipError_t hipMemset(void* p, int value, size_t bytes) {
 inline hipError_t hipMemsetAsync(void* p, int value, size_t bytes, hipStream_t) {
     return hipMemset(p, value, bytes);
 }
-inline hipError_t hipMalloc(void** p, size_t bytes) {
-    *p = std::malloc(bytes);
-    return *p ? hipMemset(*p, 0xff, bytes) : hipErrorOutOfMemory;  // NaN, and an impossible index
-}
+// Full of NaN, and of impossible indices; the host's threads share out the first touch.
+hipError_t hipMalloc(void** p, size_t bytes);
 inline hipError_t hipFree(void* p) {
     std::free(p);
     return hipSuccess;

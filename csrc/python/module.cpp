@@ -94,6 +94,36 @@ py::list kernels() {
     return all;
 }
 
+bool is_device_variant(const Operation& op, const std::string& variant) {
+    for (const Variant& v : op.variants)
+        if (variant == v.name) return v.where == Where::device;
+    return false;
+}
+
+// Elements from a tensor's first to its last, gaps of its strides included.
+int64_t span_bytes(const Tensor& t) {
+    int64_t elements = 1;
+    for (int d = 0; d < t.rank; d++) elements += (t.shape[d] - 1) * t.stride[d];
+    return t.elements() ? elements * size_of(t.dtype) : 0;
+}
+
+// The host's arrays go to the device and back.
+void run_on_device(const Operation& op, const std::vector<Tensor>& tensors,
+                   const std::vector<Scalar>& scalars, const char* variant) {
+    std::vector<DeviceMemory> memory;
+    std::vector<Tensor> copies = tensors;
+    for (Tensor& t : copies) {
+        if (!t.data) continue;
+        memory.emplace_back(span_bytes(t));
+        copy_bytes(memory.back().data, t.data, span_bytes(t));
+        t.data = memory.back().data;
+    }
+    run(op, copies, scalars, {Where::device, nullptr, nullptr}, variant);
+    CHECK(hipDeviceSynchronize());
+    for (size_t i = 0; i < tensors.size() && static_cast<int>(i) < op.outputs; i++)
+        if (tensors[i].data) copy_bytes(tensors[i].data, copies[i].data, span_bytes(tensors[i]));
+}
+
 void run_operation(const std::string& operation, const std::vector<Array>& arrays,
                    const std::vector<py::object>& values, const std::string& variant) {
     const Operation& op = find_operation(operation);
@@ -104,6 +134,7 @@ void run_operation(const std::string& operation, const std::vector<Array>& array
         scalars.push_back(py::isinstance<py::float_>(v) ? Scalar(v.cast<double>())
                                                         : Scalar(v.cast<int64_t>()));
     const py::gil_scoped_release release;
+    if (is_device_variant(op, variant)) return run_on_device(op, tensors, scalars, variant.c_str());
     run(op, tensors, scalars, {}, variant.empty() ? nullptr : variant.c_str());
 }
 

@@ -45,6 +45,11 @@ std::vector<MemoryRow> memory_rows(const Arena& arena) {
     return rows;
 }
 
+std::string computing_device() {
+    if (device_properties().emulated) return "the processor, " + std::to_string(host_threads()) + " threads";
+    return device_properties().name;
+}
+
 bool is_due(int64_t every, int64_t step) {
     return every > 0 && step % every == 0;
 }
@@ -53,7 +58,7 @@ void describe(Log& log, const Trainer& t) {
     for (const auto& [heading, rows] : configuration_rows(t.options)) log.table(heading, rows);
     const Config& c = t.config;
     log.table("this run",
-              {{"computes on", "the processor, " + std::to_string(host_threads()) + " threads"},
+              {{"computes on", computing_device()},
                {"parameters", grouped(c.parameters())},
                {"layers, channels, heads", std::to_string(c.L) + ", " + std::to_string(c.C) + ", " +
                                                std::to_string(c.NH) + "/" + std::to_string(c.NKV)},
@@ -96,6 +101,7 @@ bool train(Trainer& t, Log& log) {
 
 int run_training(const Options& options) {
     for (const std::string& choice : options.kernel) select_kernel(choice);
+    computing_queue();  // a machine without the device is told so before any work
     Trainer t(options);
     const std::string moved = prepare_output(options.out, t.resumed_from, t.step);
     const RunShape shape{options.steps, static_cast<double>(t.tokens_per_update()),

@@ -9,6 +9,7 @@
 namespace llamac {
 
 double measure_peak_flops() {
+    if (computing_queue().where == Where::device) return 0;
     constexpr int64_t n = 1024;
     std::vector<float> x(n * n, 0.5f), weight(n * n, 0.25f), out(n * n);
     const auto square = [](std::vector<float>& data) { return make_tensor(data.data(), DType::f32, {n, n}); };

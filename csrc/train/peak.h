@@ -3,7 +3,8 @@
 
 namespace llamac {
 
-// FLOP/s of a 1024^3 product in f32, all threads, the best of the tries that fit in a tenth of a second.
+// FLOP/s of a 1024^3 product in f32, all threads, the best of the tries that fit in a tenth of a second;
+// 0 where a GPU computes: its peak is not known yet.
 double measure_peak_flops();
 
 }  // namespace llamac

@@ -1,29 +1,4 @@
-// Causal self-attention with grouped queries (Vaswani et al. 2017; Ainslie et al. 2023). Query head h reads
-// key/value head h / (NH/NKV). For each b, h and query t, over the keys s <= t:
-//
-//   score[s] = scale * sum_d q[t,d] * k[s,d]
-//   lse      = ln sum_s exp(score[s])
-//   p[s]     = exp(score[s] - lse)
-//   out[t,d] = sum_s p[s] * v[s,d]
-//
-// Backward, with p made again from lse, and delta = sum_d dout[t,d] * out[t,d] = sum_s p[s] * dp[s]:
-//
-//   dp[s]   = sum_d dout[t,d] * v[s,d]
-//   ds[s]   = p[s] * (dp[s] - delta)
-//   dq[t,d] = scale * sum_s ds[s] * k[s,d]
-//   dk[s,d] = scale * sum_{h,t} ds[s] * q[t,d]     over the query heads that read this key head
-//   dv[s,d] = sum_{h,t} p[s] * dout[t,d]
-//
-// cpu   a tile of queries against all keys before its last: scores of the tile are whole rows, so softmax is
-//       one pass and memory is linear in T; register tiles above the diagonal are skipped. Keys and values
-//       are packed once for all query heads that share them.
-//
-// f32, one core of an AMD EPYC (Zen 4, AVX-512; a loop of nothing but FMA: 117 GFLOP/s), forward / backward,
-// November 2026; torch is scaled_dot_product_attention 2.13 with enable_gqa:
-//
-//    B     T  NH  NKV  HD   cpu ms       GFLOP/s   torch ms
-//    8   256   3    1  64   2.7 / 5.8    74 / 87   5.1 / 12.0
-//    1  2048   3    1  64   17.2 / 40.9  94 / 99   24.0 / 62.4
+// Attention on the host's vector units: the `cpu` variants of attention.hip.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -31,89 +6,14 @@
 #include <vector>
 
 #include "core/blas.h"
-#include "core/registry.h"
 #include "core/simd.h"
+#include "ops/attention/attention.h"
 
 namespace llamac {
 namespace {
 
 template <class A>
 constexpr A minus_infinity = -std::numeric_limits<A>::infinity();
-
-template <class T>
-void attention_forward_reference(View<T, 4> out, View<arithmetic<T>, 3> lse, View<const T, 4> q,
-                                 View<const T, 4> k, View<const T, 4> v, double scale) {
-    using A = arithmetic<T>;
-    const int64_t B = q.shape[0], time = q.shape[1], NH = q.shape[2], HD = q.shape[3],
-                  group = NH / k.shape[2];
-    std::vector<A> p(time), row(HD);
-    for (int64_t b = 0; b < B; b++)
-        for (int64_t h = 0; h < NH; h++)
-            for (int64_t t = 0; t < time; t++) {
-                A largest = minus_infinity<A>, sum = 0;
-                for (int64_t s = 0; s <= t; s++) {
-                    A dot = 0;
-                    for (int64_t d = 0; d < HD; d++) dot += A(q(b, t, h, d)) * A(k(b, s, h / group, d));
-                    p[s] = A(scale) * dot;
-                    largest = std::max(largest, p[s]);
-                }
-                for (int64_t s = 0; s <= t; s++) sum += p[s] = std::exp(p[s] - largest);
-                std::fill(row.begin(), row.end(), A(0));
-                for (int64_t s = 0; s <= t; s++)
-                    for (int64_t d = 0; d < HD; d++) row[d] += p[s] * A(v(b, s, h / group, d));
-                for (int64_t d = 0; d < HD; d++) out(b, t, h, d) = T(row[d] / sum);
-                lse(b, h, t) = largest + std::log(sum);
-            }
-}
-
-template <class T>
-void attention_backward_reference(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<const T, 4> dout,
-                                  View<const T, 4> out, View<const arithmetic<T>, 3> lse, View<const T, 4> q,
-                                  View<const T, 4> k, View<const T, 4> v, double scale) {
-    using A = arithmetic<T>;
-    const int64_t B = q.shape[0], time = q.shape[1], NH = q.shape[2], HD = q.shape[3], NKV = k.shape[2],
-                  group = NH / NKV;
-    // Of one key/value head: the sums over its query heads, and of one query head.
-    std::vector<A> keys(time * HD), values(time * HD), keys_part(time * HD), values_part(time * HD), row(HD);
-    const auto backward_query = [&](int64_t b, int64_t h, int64_t t) {
-        const int64_t g = h / group;
-        A delta = 0;
-        for (int64_t d = 0; d < HD; d++) delta += A(dout(b, t, h, d)) * A(out(b, t, h, d));
-        std::fill(row.begin(), row.end(), A(0));
-        for (int64_t s = 0; s <= t; s++) {
-            A dot = 0, dp = 0;
-            for (int64_t d = 0; d < HD; d++) {
-                dot += A(q(b, t, h, d)) * A(k(b, s, g, d));
-                dp += A(dout(b, t, h, d)) * A(v(b, s, g, d));
-            }
-            const A p = std::exp(A(scale) * dot - lse(b, h, t)), ds = A(scale) * p * (dp - delta);
-            for (int64_t d = 0; d < HD; d++) {
-                row[d] += ds * A(k(b, s, g, d));
-                keys_part[s * HD + d] += ds * A(q(b, t, h, d));
-                values_part[s * HD + d] += p * A(dout(b, t, h, d));
-            }
-        }
-        for (int64_t d = 0; d < HD; d++) dq(b, t, h, d) = T(row[d]);
-    };
-    for (int64_t b = 0; b < B; b++)
-        for (int64_t g = 0; g < NKV; g++) {
-            std::fill(keys.begin(), keys.end(), A(0));
-            std::fill(values.begin(), values.end(), A(0));
-            for (int64_t h = g * group; h < (g + 1) * group; h++) {
-                std::fill(keys_part.begin(), keys_part.end(), A(0));
-                std::fill(values_part.begin(), values_part.end(), A(0));
-                for (int64_t t = 0; t < time; t++) backward_query(b, h, t);
-                for (int64_t i = 0; i < time * HD; i++) keys[i] += keys_part[i], values[i] += values_part[i];
-            }
-            for (int64_t s = 0; s < time; s++)
-                for (int64_t d = 0; d < HD; d++) {
-                    dk(b, s, g, d) = T(keys[s * HD + d]);
-                    dv(b, s, g, d) = T(values[s * HD + d]);
-                }
-        }
-}
-
-// ---- cpu
 
 int64_t round_up(int64_t n, int64_t to) {
     return (n + to - 1) / to * to;
@@ -280,46 +180,6 @@ void softmax_row_backward(A* p, A* ds, int64_t length, A lse, A scale) {
         store(ds + s, scale * load(p + s) * (load(ds + s) - delta));
 }
 
-template <class T>
-void attention_forward_cpu(View<T, 4> out, View<arithmetic<T>, 3> lse, View<const T, 4> q, View<const T, 4> k,
-                           View<const T, 4> v, double scale) {
-    using A = arithmetic<T>;
-    const Sizes<A> n(q.shape, k.shape[2]);
-    static thread_local Scratch shared;
-    const int64_t heads = n.B * n.NKV * n.keys;
-    A* keys = shared.reserve<A>(heads * (2 * n.width + n.HD));
-    A *values = keys + heads * n.width, *keys_transposed = values + heads * n.width;
-#pragma omp parallel
-    {
-        pack_heads(k, n, keys, keys_transposed);
-        pack_heads(v, n, values, static_cast<A*>(nullptr));
-        static thread_local Scratch own;
-        A* scores = own.reserve<A>(tile_queries * (n.scores_row + 2 * n.width));
-        A *queries = scores + tile_queries * n.scores_row, *rows = queries + tile_queries * n.width;
-#pragma omp for collapse(2) schedule(dynamic)
-        for (int64_t tile = n.tiles - 1; tile >= 0; tile--)  // the longest first
-            for (int64_t bh = 0; bh < n.B * n.NH; bh++) {
-                const int64_t b = bh / n.NH, h = bh % n.NH, head = b * n.NKV + h / n.group;
-                const int64_t first = tile * tile_queries;
-                copy_rows(q, b, h, first, tile_queries, n.width, queries);
-                causal_scores(n, first, queries, keys_transposed + head * n.keys * n.HD, scores);
-                const int64_t count = std::min(n.T - first, tile_queries);
-                A sum[tile_queries];
-                for (int64_t i = 0; i < count; i++) {
-                    A largest;
-                    std::tie(largest, sum[i]) =
-                        softmax_row(scores + i * n.scores_row, first + i + 1, A(scale));
-                    lse(b, h, first + i) = largest + std::log(sum[i]);
-                }
-                causal_product(n, first, scores, values + head * n.keys * n.width, rows);
-                for (int64_t i = 0; i < count; i++) {
-                    T* to = &out(b, first + i, h, 0);
-                    for (int64_t d = 0; d < n.HD; d++) to[d] = T(rows[i * n.width + d] / sum[i]);
-                }
-            }
-    }
-}
-
 // Gradients of one tile of queries of head h: dq is written, dkeys and dvalues [keys,width] are added to.
 // scratch: tile_queries * (2 * scores_row + 3 * width).
 template <class T, class A>
@@ -359,6 +219,48 @@ void sum_parts(const Sizes<A>& n, int64_t parts, int64_t part_stride, const A* s
                 to[d] = T(sum);
             }
         }
+}
+
+}  // namespace
+
+template <class T>
+void attention_forward_cpu(View<T, 4> out, View<arithmetic<T>, 3> lse, View<const T, 4> q, View<const T, 4> k,
+                           View<const T, 4> v, double scale) {
+    using A = arithmetic<T>;
+    const Sizes<A> n(q.shape, k.shape[2]);
+    static thread_local Scratch shared;
+    const int64_t heads = n.B * n.NKV * n.keys;
+    A* keys = shared.reserve<A>(heads * (2 * n.width + n.HD));
+    A *values = keys + heads * n.width, *keys_transposed = values + heads * n.width;
+#pragma omp parallel
+    {
+        pack_heads(k, n, keys, keys_transposed);
+        pack_heads(v, n, values, static_cast<A*>(nullptr));
+        static thread_local Scratch own;
+        A* scores = own.reserve<A>(tile_queries * (n.scores_row + 2 * n.width));
+        A *queries = scores + tile_queries * n.scores_row, *rows = queries + tile_queries * n.width;
+#pragma omp for collapse(2) schedule(dynamic)
+        for (int64_t tile = n.tiles - 1; tile >= 0; tile--)  // the longest first
+            for (int64_t bh = 0; bh < n.B * n.NH; bh++) {
+                const int64_t b = bh / n.NH, h = bh % n.NH, head = b * n.NKV + h / n.group;
+                const int64_t first = tile * tile_queries;
+                copy_rows(q, b, h, first, tile_queries, n.width, queries);
+                causal_scores(n, first, queries, keys_transposed + head * n.keys * n.HD, scores);
+                const int64_t count = std::min(n.T - first, tile_queries);
+                A sum[tile_queries];
+                for (int64_t i = 0; i < count; i++) {
+                    A largest;
+                    std::tie(largest, sum[i]) =
+                        softmax_row(scores + i * n.scores_row, first + i + 1, A(scale));
+                    lse(b, h, first + i) = largest + std::log(sum[i]);
+                }
+                causal_product(n, first, scores, values + head * n.keys * n.width, rows);
+                for (int64_t i = 0; i < count; i++) {
+                    T* to = &out(b, first + i, h, 0);
+                    for (int64_t d = 0; d < n.HD; d++) to[d] = T(rows[i * n.width + d] / sum[i]);
+                }
+            }
+    }
 }
 
 // dk and dv of a head are sums over all its queries: the (query head, tile) pairs are dealt to `parts`
@@ -401,46 +303,11 @@ void attention_backward_cpu(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<co
     }
 }
 
-bool whole_groups(const Call& call) {
-    return call["NH"] % call["NKV"] == 0;
-}
+template decltype(attention_forward_cpu<float>) attention_forward_cpu<float>;
+template decltype(attention_forward_cpu<bf16>) attention_forward_cpu<bf16>;
+template decltype(attention_forward_cpu<double>) attention_forward_cpu<double>;
+template decltype(attention_backward_cpu<float>) attention_backward_cpu<float>;
+template decltype(attention_backward_cpu<bf16>) attention_backward_cpu<bf16>;
+template decltype(attention_backward_cpu<double>) attention_backward_cpu<double>;
 
-// Only the causal half counts: T(T+1)/2 pairs of query and key.
-double forward_flops(const Call& call) {
-    const double pairs = 0.5 * static_cast<double>(call["T"]) * static_cast<double>(call["T"] + 1);
-    return 2 * 2 * static_cast<double>(call["B"] * call["NH"] * call["HD"]) * pairs;
-}
-// Five products instead of two.
-double backward_flops(const Call& call) {
-    return 2.5 * forward_flops(call);
-}
-
-Operation attention_forward(
-    "attention_forward(out: T[B,T,NH,HD] strided, lse: A[B,NH,T]; q: T[B,T,NH,HD] strided, k:"
-    " T[B,T,NKV,HD] strided, v: T[B,T,NKV,HD] strided; scale: float)",
-    "out = causal softmax(scale * q * transposed k) * v",
-    {{"cpu", "query tiles, packed keys, whole rows of scores", Where::host,
-      entries<attention_forward_cpu<float>, attention_forward_cpu<bf16>, attention_forward_cpu<double>>(),
-      whole_groups},
-     {"reference", "plain loops", Where::host,
-      entries<attention_forward_reference<float>, attention_forward_reference<bf16>,
-              attention_forward_reference<double>>(),
-      whole_groups}},
-    forward_flops);
-
-Operation attention_backward(
-    "attention_backward(dq: T[B,T,NH,HD] strided, dk: T[B,T,NKV,HD] strided, dv: T[B,T,NKV,HD] strided;"
-    " dout: T[B,T,NH,HD] strided, out: T[B,T,NH,HD] strided, lse: A[B,NH,T], q: T[B,T,NH,HD] strided,"
-    " k: T[B,T,NKV,HD] strided, v: T[B,T,NKV,HD] strided; scale: float)",
-    "gradients of attention_forward",
-    {{"cpu", "query tiles, p from lse, dk and dv summed by owners", Where::host,
-      entries<attention_backward_cpu<float>, attention_backward_cpu<bf16>, attention_backward_cpu<double>>(),
-      whole_groups},
-     {"reference", "plain loops", Where::host,
-      entries<attention_backward_reference<float>, attention_backward_reference<bf16>,
-              attention_backward_reference<double>>(),
-      whole_groups}},
-    backward_flops);
-
-}  // namespace
 }  // namespace llamac
