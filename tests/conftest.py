@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,32 @@ def build() -> Path:
     if not (folder / "train_llama3").exists():
         pytest.fail(f"{folder}/train_llama3 is missing: `make test` builds it")
     return folder
+
+
+@pytest.fixture(scope="session")
+def chosen(build) -> Callable[[str], list[str]]:
+    """OPERATION=VARIANT for every operation: "reference", "naive": kernel 1, "optimised": the first kernel."""
+    listing = subprocess.run(
+        [build / "train_llama3", "--list-kernels"], check=True, capture_output=True, text=True
+    ).stdout
+    variants: dict[str, list[tuple[str, str]]] = {}
+    for line in listing.splitlines():
+        if line.startswith(" "):
+            name, where, *_ = line.split()
+            variants[operation].append((name, where))
+        else:
+            variants[operation := line.split(":")[0]] = []
+
+    def choose(kind: str) -> list[str]:
+        choices = []
+        for operation, known in variants.items():
+            kernels = [name for name, where in known if where == "device"]
+            choices.append(
+                f"{operation}=" + {"reference": "reference", "naive": "1", "optimised": kernels[0]}[kind]
+            )
+        return choices
+
+    return choose
 
 
 @pytest.fixture(scope="session")

@@ -98,16 +98,13 @@ def test_logits_in_chunks(build, states, tmp_path, dtype):
     assert first_difference(ours, torch, truth, dtype) == ""
 
 
-def test_reference_variants(build, states, tmp_path):
-    """The plain loops, which explain the operations, compute the same model."""
-    folder, torch, truth = states("scaled32", "f32")
-    listing = subprocess.run(
-        [build / "train_llama3", "--list-kernels"], check=True, capture_output=True, text=True
-    )
-    operations = [line.split(":")[0] for line in listing.stdout.splitlines() if not line.startswith(" ")]
-    chosen = [f"{operation}=reference" for operation in operations]
-    ours = run_model(build, folder, tmp_path / "state", "f32", "none", "1000000", *chosen)
-    assert first_difference(ours, torch, truth, "f32") == ""
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("kind", ["reference", "naive", "optimised"])
+def test_variants(build, chosen, states, tmp_path, kind, dtype):
+    """The plain loops, which explain the operations, and the kernels compute the same model."""
+    folder, torch, truth = states("scaled32", dtype)
+    ours = run_model(build, folder, tmp_path / "state", dtype, "none", "1000000", *chosen(kind))
+    assert first_difference(ours, torch, truth, dtype) == ""
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,15 @@ def test_python_trains_the_same_losses(train, data, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("kind", ["naive", "optimised"])
+def test_training_with_kernels(train, chosen, data, tmp_path, kind):
+    """Every operation a kernel: the losses that the host's variants give."""
+    kernels = [word for choice in chosen(kind) for word in ("--kernel", choice)]
+    train(*flags(data, tmp_path / "host"))
+    train(*flags(data, tmp_path / "kernels"), *kernels)
+    np.testing.assert_allclose(losses(tmp_path / "kernels"), losses(tmp_path / "host"), rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_transformers_opens_a_checkpoint(build, train, data, tmp_path, dtype):
     import torch

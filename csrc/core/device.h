@@ -52,10 +52,13 @@ __device__ inline uint4 pack(const float (&x)[8]) {
 // else one an element; zeros from C on.
 template <bool whole, class T>
 __device__ inline uint4 load_part(const T* row, int64_t c, int64_t C) {
-    if constexpr (whole) return c < C ? load128(row + c) : make_uint4(0, 0, 0, 0);
-    float x[vector_size<T>];
-    for (int i = 0; i < vector_size<T>; i++) x[i] = c + i < C ? float(row[c + i]) : 0.0f;
-    return pack(x);
+    if constexpr (whole) {
+        return c < C ? load128(row + c) : make_uint4(0, 0, 0, 0);
+    } else {
+        float x[vector_size<T>];
+        for (int i = 0; i < vector_size<T>; i++) x[i] = c + i < C ? float(row[c + i]) : 0.0f;
+        return pack(x);
+    }
 }
 template <bool whole, class T>
 __device__ inline void store_part(T* row, int64_t c, int64_t C, uint4 bits) {

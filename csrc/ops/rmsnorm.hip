@@ -21,8 +21,9 @@
 //            the threads.
 // 1          naive: a thread a row, a thread a column for dweight.
 // 2          a block a row, 128-bit accesses, the row stays in registers between the sum and the product: every
-//            byte moves once. Backward: a block takes every k-th row and keeps its share of dweight in
-//            registers too, so that dweight is one partial row a block, added by a second kernel in their order.
+//            byte moves once. Backward: a block takes every k-th row, loads the next while it works on one, and
+//            keeps its share of dweight in registers too, so that dweight is one partial row a block, added by
+//            a second kernel in their order.
 #include <algorithm>
 #include <cmath>
 
@@ -236,11 +237,10 @@ void rmsnorm_backward_1(View<T, 2> dx, View<G, 1> dweight, View<const T, 2> dout
 
 // ---- 2: the row in registers
 
-// Elements of a row that one thread keeps: 8, 16 or 32 forward, 8 or 16 backward. More would spill the
-// registers that a block of this many threads has, and so would twice that many where they are loaded one at
-// a time.
+// Elements of a row that one thread keeps: 8, 16 or 32 forward, 8 backward. More would spill the registers
+// that a block of this many threads has, and so would 32 where they are loaded one at a time.
 constexpr int most_forward = 32, forward_threads = 1024;
-constexpr int most_backward = 16, backward_threads = 512;
+constexpr int most_backward = 8, backward_threads = 1024;
 
 // Threads for rows of C: whole warps, no more than there is work for, enough that none keeps more than `most`
 // elements.
@@ -257,7 +257,7 @@ bool forward_fits(const Call& c) {
     return c["C"] <= most_forward / 2 * forward_threads;
 }
 bool backward_fits(const Call& c) {
-    return c["C"] <= most_backward / 2 * backward_threads;
+    return c["C"] <= most_backward * backward_threads;
 }
 
 template <class T, int elements, bool whole, bool residual_too>
@@ -335,38 +335,55 @@ void residual_rmsnorm_forward_2(View<T, 2> sum, View<T, 2> out, View<float, 1> r
                               x.shape[1], static_cast<float>(eps), device);
 }
 
-// A block's rows are blockIdx.x, blockIdx.x + gridDim.x, ...; partial[gridDim.x, C] gets its sums of dweight.
-template <class T, int elements, bool whole>
+// Threads (x: a row's columns, y: rows at a time). A block's rows are blockIdx.x * blockDim.y + threadIdx.y, and
+// on by gridDim.x * blockDim.y; partial[gridDim.x, C] gets its sums of dweight. The next row's loads are under
+// way while this one's sum is made. Dynamic LDS: C floats where blockDim.y > 1.
+template <class T, bool whole>
 __global__ void __launch_bounds__(backward_threads)
     rmsnorm_backward_kernel2(T* dx, float* partial, const T* dout, const T* x, const T* weight,
-                             const float* rstd, const T* dresidual, int64_t N, int64_t C) {
-    constexpr int size = vector_size<T>, vectors = elements / size;
+                             const float* rstd, const T* dresidual, int64_t N, int C) {
+    constexpr int size = vector_size<T>, vectors = most_backward / size;
     struct Shared {
         float warps[2][most_warps];  // two: a row's sums are read while the next one's are written
     };
     Shared& shared = shared_memory<Shared>();
-    uint4 w[vectors];
+    const int row_warps = static_cast<int>(blockDim.x) / warp_size;
+    const int first_warp = static_cast<int>(threadIdx.y) * row_warps;
+    const int64_t step = int64_t{gridDim.x} * blockDim.y;
+    int column[vectors];
+    uint4 w[vectors], next_x[vectors], next_dout[vectors];
     float dweight[vectors][size] = {};
+    const auto load = [&](const T* rows, int64_t n, int v) {
+        return n < N ? load_part<whole>(rows + n * C, column[v], C) : make_uint4(0, 0, 0, 0);
+    };
+    int64_t n = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
 #pragma unroll
-    for (int v = 0; v < vectors; v++)
-        w[v] = load_part<whole>(weight, (int64_t{v} * blockDim.x + threadIdx.x) * size, C);
+    for (int v = 0; v < vectors; v++) {
+        column[v] = static_cast<int>(v * blockDim.x + threadIdx.x) * size;
+        w[v] = load_part<whole>(weight, column[v], C);
+        next_x[v] = load(x, n, v);
+        next_dout[v] = load(dout, n, v);
+    }
+    float next_r = n < N ? rstd[n] : 0.0f;
     int buffer = 0;
-    for (int64_t n = blockIdx.x; n < N; n += gridDim.x, buffer ^= 1) {
-        const float r = rstd[n];
-        uint4 xs[vectors], douts[vectors], pasts[vectors];
-#pragma unroll
-        for (int v = 0; v < vectors; v++) {
-            const int64_t c = (int64_t{v} * blockDim.x + threadIdx.x) * size;
-            xs[v] = load_part<whole>(x + n * C, c, C);
-            douts[v] = load_part<whole>(dout + n * C, c, C);
-            pasts[v] = dresidual ? load_part<whole>(dresidual + n * C, c, C) : make_uint4(0, 0, 0, 0);
-        }
+    for (int64_t first = int64_t{blockIdx.x} * blockDim.y; first < N; first += step, n += step, buffer ^= 1) {
+        const float r = next_r;
+        uint4 this_x[vectors], this_dout[vectors], past[vectors];
         float dot = 0;
 #pragma unroll
         for (int v = 0; v < vectors; v++) {
+            this_x[v] = next_x[v];
+            this_dout[v] = next_dout[v];
+            past[v] = dresidual ? load(dresidual, n, v) : make_uint4(0, 0, 0, 0);
+            next_x[v] = load(x, n + step, v);
+            next_dout[v] = load(dout, n + step, v);
+        }
+        next_r = n + step < N ? rstd[n + step] : 0.0f;
+#pragma unroll
+        for (int v = 0; v < vectors; v++) {
             float a[size], d[size], b[size];
-            unpack(xs[v], a);
-            unpack(douts[v], d);
+            unpack(this_x[v], a);
+            unpack(this_dout[v], d);
             unpack(w[v], b);
             for (int i = 0; i < size; i++) {
                 const float xhat = a[i] * r;
@@ -374,24 +391,36 @@ __global__ void __launch_bounds__(backward_threads)
                 dot += d[i] * b[i] * xhat;
             }
         }
-        const float mean = block_sum(dot, shared.warps[buffer]) / static_cast<float>(C);
+        dot = warp_sum(dot);
+        if (lane_index() == 0) shared.warps[buffer][first_warp + warp_index()] = dot;
+        __syncthreads();
+        float sum = 0;
+        for (int i = 0; i < row_warps; i++) sum += shared.warps[buffer][first_warp + i];
+        const float mean = sum / static_cast<float>(C);
+        if (n >= N) continue;
 #pragma unroll
         for (int v = 0; v < vectors; v++) {
-            float a[size], d[size], b[size], past[size];
-            unpack(xs[v], a);
-            unpack(douts[v], d);
+            float a[size], d[size], b[size], p[size];
+            unpack(this_x[v], a);
+            unpack(this_dout[v], d);
             unpack(w[v], b);
-            unpack(pasts[v], past);
-            for (int i = 0; i < size; i++) a[i] = r * (d[i] * b[i] - a[i] * r * mean) + past[i];
-            store_part<whole>(dx + n * C, (int64_t{v} * blockDim.x + threadIdx.x) * size, C, pack(a));
+            unpack(past[v], p);
+            for (int i = 0; i < size; i++) a[i] = r * (d[i] * b[i] - a[i] * r * mean) + p[i];
+            store_part<whole>(dx + n * C, column[v], C, pack(a));
         }
     }
+    float* sums = reinterpret_cast<float*>(dynamic_shared_memory());
+    for (unsigned y = 0; y < blockDim.y; y++) {
 #pragma unroll
-    for (int v = 0; v < vectors; v++)
-        for (int i = 0; i < size; i++) {
-            const int64_t c = (int64_t{v} * blockDim.x + threadIdx.x) * size + i;
-            if (c < C) partial[blockIdx.x * C + c] = dweight[v][i];
-        }
+        for (int v = 0; v < vectors; v++)
+            for (int i = 0; i < size; i++) {
+                const int c = column[v] + i;
+                if (y != threadIdx.y || c >= C) continue;
+                const float sum = dweight[v][i] + (y > 0 ? sums[c] : 0.0f);
+                (y + 1 < blockDim.y ? sums[c] : partial[int64_t{blockIdx.x} * C + c]) = sum;
+            }
+        __syncthreads();
+    }
 }
 
 // dweight[c] = the sum of partial[rows, C]: a block has one column a lane, its warps share out the rows.
@@ -405,7 +434,8 @@ __global__ void rmsnorm_backward_kernel2_columns(G* dweight, const float* partia
     const int64_t c = int64_t{blockIdx.x} * warp_size + lane_index();
     const int warps = static_cast<int>(blockDim.x) / warp_size;
     float sum = 0;
-    for (int row = warp_index(); c < C && row < rows; row += warps) sum += partial[row * C + c];
+#pragma unroll 8
+    for (int row = warp_index(); row < rows; row += warps) sum += c < C ? partial[row * C + c] : 0.0f;
     shared.sums[warp_index()][lane_index()] = sum;
     __syncthreads();
     if (warp_index() != 0 || c >= C) return;
@@ -414,47 +444,39 @@ __global__ void rmsnorm_backward_kernel2_columns(G* dweight, const float* partia
 }
 
 struct BackwardShape {
-    bool whole;
-    int threads, blocks;
+    dim3 threads;
+    int blocks;
 };
-BackwardShape backward_shape(const void* dx, const void* dout, const void* x, const void* weight,
-                             const void* dresidual, int64_t N, int64_t C, int size, int wanted) {
-    const bool whole = is_whole({dx, dout, x, weight, dresidual}, C, size);
-    const int threads = row_threads(C, whole ? most_backward : most_backward / 2, wanted);
-    const int resident = std::max(1, 1024 / threads);  // blocks whose registers a multiprocessor holds
+BackwardShape backward_shape(int64_t N, int64_t C, int wanted) {
+    const int columns = row_threads(C, most_backward, 1), rows = std::max(1, wanted / columns);
+    const int resident =
+        std::max(1, backward_threads / (columns * rows));  // whose registers one processor holds
     const int64_t most = int64_t{device_properties().multiprocessors} * resident;
-    return {whole, threads, static_cast<int>(std::min(N, most))};
+    const int64_t blocks = std::min((N + rows - 1) / rows, most);
+    return {dim3(static_cast<unsigned>(columns), static_cast<unsigned>(rows)), static_cast<int>(blocks)};
 }
 int64_t backward_workspace(const Call& c) {
-    const auto data = [&](const char* name) { return c.operand(name).data; };
-    const int size = static_cast<int>(16 / size_of(c.operand("x").dtype));
-    return backward_shape(data("dx"), data("dout"), data("x"), data("weight"), data("dresidual"), c["N"],
-                          c["C"], size, c.device.threads)
-               .blocks *
-           c["C"] * 4;
+    return backward_shape(c["N"], c["C"], c.device.threads).blocks * c["C"] * 4;
 }
 
 template <class T, class G>
 void rmsnorm_backward_2(View<T, 2> dx, View<G, 1> dweight, View<const T, 2> dout, View<const T, 2> x,
                         View<const T, 1> weight, View<const float, 1> rstd, View<const T, 2> dresidual,
                         bool accumulate, Device device) {
-    using Kernel =
-        void (*)(T*, float*, const T*, const T*, const T*, const float*, const T*, int64_t, int64_t);
-    static constexpr Kernel kernels[2][2] = {
-        {rmsnorm_backward_kernel2<T, 8, false>},
-        {rmsnorm_backward_kernel2<T, 8, true>, rmsnorm_backward_kernel2<T, 16, true>}};
     const int64_t N = x.shape[0], C = x.shape[1];
-    const BackwardShape shape = backward_shape(dx.data, dout.data, x.data, weight.data, dresidual.data, N, C,
-                                               vector_size<T>, device.threads);
+    const BackwardShape shape = backward_shape(N, C, device.threads);
+    const bool whole = is_whole({dx.data, dout.data, x.data, weight.data, dresidual.data}, C, vector_size<T>);
+    const size_t sums_bytes = shape.threads.y > 1 ? static_cast<size_t>(C) * 4 : 0;
     float* partial = static_cast<float*>(device.workspace);
-    launch(Grid(shape.blocks, shape.threads, device.stream),
-           kernels[shape.whole][kernel_index(C, shape.threads)], dx.data, partial, dout.data, x.data,
-           weight.data, rstd.data, dresidual.data, N, C);
+    launch(Grid(shape.blocks, shape.threads, device.stream, sums_bytes),
+           whole ? rmsnorm_backward_kernel2<T, true> : rmsnorm_backward_kernel2<T, false>, dx.data, partial,
+           dout.data, x.data, weight.data, rstd.data, dresidual.data, N, static_cast<int>(C));
     launch(Grid(blocks_for(C, device_properties().warp_size), most_threads, device.stream),
            rmsnorm_backward_kernel2_columns<G>, dweight.data, partial, shape.blocks, C, accumulate);
 }
 
 const std::vector<int> row_block_sizes = {256, 128, 512};
+const std::vector<int> backward_block_sizes = {512, 256, 1024};
 
 Operation rmsnorm_forward("rmsnorm_forward(out: T[N,C], rstd: A[N]; x: T[N,C], weight: T[C]; eps: float)",
                           "out = x / rms(x) * weight",
@@ -496,7 +518,7 @@ Operation rmsnorm_backward(
      {"2", "rows in registers, 128-bit accesses, dweight as a partial row a block", Where::device,
       entries<rmsnorm_backward_2<float, float>, rmsnorm_backward_2<bf16, bf16>,
               rmsnorm_backward_2<bf16, float>>(),
-      backward_fits, row_block_sizes, backward_workspace},
+      backward_fits, backward_block_sizes, backward_workspace},
      {"1", "naive: a thread a row, a thread a column for dweight", Where::device,
       entries<rmsnorm_backward_1<float, float>, rmsnorm_backward_1<bf16, bf16>,
               rmsnorm_backward_1<bf16, float>>()},
