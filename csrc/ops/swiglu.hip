@@ -8,8 +8,13 @@
 //
 // reference: plain loops.
 // cpu:       rows over threads, vector lanes over columns, fast_exp.
+// 1          naive: a thread an element.
+// 2          128-bit accesses: a thread has one vector of columns in two rows, all of whose loads are in flight
+//            before the first is used.
+#include <algorithm>
 #include <cmath>
 
+#include "core/device.h"
 #include "core/registry.h"
 #include "core/simd.h"
 
@@ -72,9 +77,164 @@ void swiglu_backward_cpu(View<T, 2> dgate_up, View<const T, 2> dout, View<const 
     }
 }
 
+// ---- 1: naive
+
+template <class T>
+__global__ void swiglu_forward_kernel1(T* out, const T* gate_up, int64_t N, int64_t F) {
+    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (i >= N * F) return;
+    const int64_t n = i / F, f = i % F;
+    const float g = float(gate_up[n * 2 * F + f]), up = float(gate_up[n * 2 * F + F + f]);
+    out[i] = T(g / (1.0f + expf(-g)) * up);
+}
+
+template <class T>
+void swiglu_forward_1(View<T, 2> out, View<const T, 2> gate_up, Device device) {
+    const int64_t N = out.shape[0], F = out.shape[1];
+    launch(Grid(blocks_for(N * F, device.threads), device.threads, device.stream), swiglu_forward_kernel1<T>,
+           out.data, gate_up.data, N, F);
+}
+
+template <class T>
+__global__ void swiglu_backward_kernel1(T* dgate_up, const T* dout, const T* gate_up, int64_t N, int64_t F) {
+    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (i >= N * F) return;
+    const int64_t n = i / F, gate = n * 2 * F + i % F, up = gate + F;
+    const float g = float(gate_up[gate]), u = float(gate_up[up]), d = float(dout[i]);
+    const float s = 1.0f / (1.0f + expf(-g));
+    dgate_up[gate] = T(d * u * s * (1.0f + g * (1.0f - s)));
+    dgate_up[up] = T(d * g * s);
+}
+
+template <class T>
+void swiglu_backward_1(View<T, 2> dgate_up, View<const T, 2> dout, View<const T, 2> gate_up, Device device) {
+    const int64_t N = dout.shape[0], F = dout.shape[1];
+    launch(Grid(blocks_for(N * F, device.threads), device.threads, device.stream), swiglu_backward_kernel1<T>,
+           dgate_up.data, dout.data, gate_up.data, N, F);
+}
+
+// ---- 2: 128-bit accesses
+
+// At most. Of two such blocks, the kernels promise to fit a multiprocessor, not more: that leaves the registers
+// for all loads of a thread at once.
+constexpr int block_threads = 512;
+// One where accesses are narrow: those of two would be more than registers.
+template <bool whole>
+constexpr int rows_a_thread = whole ? 2 : 1;
+
+// 1 / (1 + e^-g). bf16's own rounding hides the error of the fast functions, a share of 1e-5 at most, and that
+// a quotient by more than 2^126 may be flushed to 0. Where e^-g is infinite, this is 0.
+template <class T>
+__device__ float sigmoid(float g) {
+    if constexpr (std::is_same_v<T, bf16>)
+        return __fdividef(1.0f, 1.0f + __expf(-g));
+    else
+        return 1.0f / (1.0f + expf(-g));
+}
+
+// blockIdx.x: `across` blocks side by side hold a row, the next ones further rows. A thread's rows lie blockDim.y
+// apart.
+template <class T, bool whole>
+__global__ void __launch_bounds__(block_threads, 2)
+    swiglu_forward_kernel2(T* out, const T* gate_up, int64_t N, int64_t F, unsigned across) {
+    constexpr int size = vector_size<T>, rows = rows_a_thread<whole>;
+    const int64_t f = (int64_t{blockIdx.x % across} * blockDim.x + threadIdx.x) * size;
+    const int64_t first = int64_t{blockIdx.x / across} * (rows * blockDim.y) + threadIdx.y;
+    if (f >= F) return;
+    uint4 gates[rows], ups[rows];
+#pragma unroll
+    for (int r = 0; r < rows; r++) {
+        const int64_t n = first + r * blockDim.y, end = n < N ? F : 0;
+        gates[r] = load_part<whole>(gate_up + n * 2 * F, f, end);
+        ups[r] = load_part<whole>(gate_up + n * 2 * F + F, f, end);
+    }
+#pragma unroll
+    for (int r = 0; r < rows; r++) {
+        const int64_t n = first + r * blockDim.y, end = n < N ? F : 0;
+        float g[size], u[size];
+        unpack(gates[r], g);
+        unpack(ups[r], u);
+        for (int i = 0; i < size; i++) g[i] = g[i] * sigmoid<T>(g[i]) * u[i];
+        store_part<whole>(out + n * F, f, end, pack(g));
+    }
+}
+
+template <class T, bool whole>
+__global__ void __launch_bounds__(block_threads, 2)
+    swiglu_backward_kernel2(T* dgate_up, const T* dout, const T* gate_up, int64_t N, int64_t F,
+                            unsigned across) {
+    constexpr int size = vector_size<T>, rows = rows_a_thread<whole>;
+    const int64_t f = (int64_t{blockIdx.x % across} * blockDim.x + threadIdx.x) * size;
+    const int64_t first = int64_t{blockIdx.x / across} * (rows * blockDim.y) + threadIdx.y;
+    if (f >= F) return;
+    uint4 gates[rows], ups[rows], douts[rows];
+#pragma unroll
+    for (int r = 0; r < rows; r++) {
+        const int64_t n = first + r * blockDim.y, end = n < N ? F : 0;
+        gates[r] = load_part<whole>(gate_up + n * 2 * F, f, end);
+        ups[r] = load_part<whole>(gate_up + n * 2 * F + F, f, end);
+        douts[r] = load_part<whole>(dout + n * F, f, end);
+    }
+#pragma unroll
+    for (int r = 0; r < rows; r++) {
+        const int64_t n = first + r * blockDim.y, end = n < N ? F : 0;
+        float g[size], u[size], d[size];
+        unpack(gates[r], g);
+        unpack(ups[r], u);
+        unpack(douts[r], d);
+        for (int i = 0; i < size; i++) {
+            const float s = sigmoid<T>(g[i]);
+            u[i] = d[i] * u[i] * s * (1.0f + g[i] * (1.0f - s));
+            d[i] = d[i] * g[i] * s;
+        }
+        store_part<whole>(dgate_up + n * 2 * F, f, end, pack(u));
+        store_part<whole>(dgate_up + n * 2 * F + F, f, end, pack(d));
+    }
+}
+
+// How blocks cover [N, F]: `across` of them a row, threads.x vectors of `size` elements each; where a row has
+// fewer than a block has threads, threads.y rows lie one below the other in it.
+struct Tiles {
+    dim3 threads;
+    unsigned across, blocks;
+};
+Tiles tiles(int64_t N, int64_t F, int size, bool whole, int threads) {
+    const int64_t vectors = (F + size - 1) / size;
+    const unsigned columns = static_cast<unsigned>(std::min<int64_t>(vectors, threads));
+    const unsigned down = static_cast<unsigned>(threads) / columns, across = blocks_for(vectors, columns);
+    const int64_t rows = int64_t{whole ? rows_a_thread<true> : rows_a_thread<false>} * down;
+    return {dim3(columns, down), across, blocks_for(int64_t{across} * blocks_for(N, rows), 1)};
+}
+
+template <class T>
+void swiglu_forward_2(View<T, 2> out, View<const T, 2> gate_up, Device device) {
+    const int64_t N = out.shape[0], F = out.shape[1];
+    const bool whole = is_whole({out.data, gate_up.data}, F, vector_size<T>);
+    const Tiles t = tiles(N, F, vector_size<T>, whole, device.threads);
+    launch(Grid(t.blocks, t.threads, device.stream),
+           whole ? swiglu_forward_kernel2<T, true> : swiglu_forward_kernel2<T, false>, out.data, gate_up.data,
+           N, F, t.across);
+}
+
+template <class T>
+void swiglu_backward_2(View<T, 2> dgate_up, View<const T, 2> dout, View<const T, 2> gate_up, Device device) {
+    const int64_t N = dout.shape[0], F = dout.shape[1];
+    const bool whole = is_whole({dgate_up.data, dout.data, gate_up.data}, F, vector_size<T>);
+    const Tiles t = tiles(N, F, vector_size<T>, whole, device.threads);
+    launch(Grid(t.blocks, t.threads, device.stream),
+           whole ? swiglu_backward_kernel2<T, true> : swiglu_backward_kernel2<T, false>, dgate_up.data,
+           dout.data, gate_up.data, N, F, t.across);
+}
+
+const std::vector<int> block_sizes = {256, 128, block_threads};
+
 Operation swiglu_forward("swiglu_forward(out: T[N,F]; gate_up: T[N,2F])", "out = silu(gate) * up",
                          {{"cpu", "rows over threads, vector lanes over columns", Where::host,
                            entries<swiglu_forward_cpu<float>, swiglu_forward_cpu<bf16>>()},
+                          {"2", "two rows' loads in flight a thread, 128-bit accesses", Where::device,
+                           entries<swiglu_forward_2<float>, swiglu_forward_2<bf16>>(), nullptr, block_sizes},
+                          {"1", "naive: a thread an element", Where::device,
+                           entries<swiglu_forward_1<float>, swiglu_forward_1<bf16>>()},
                           {"reference", "plain loops", Where::host,
                            entries<swiglu_forward_reference<float>, swiglu_forward_reference<bf16>,
                                    swiglu_forward_reference<double>>()}},
@@ -84,6 +244,11 @@ Operation swiglu_backward("swiglu_backward(dgate_up: T[N,2F]; dout: T[N,F], gate
                           "gradients of swiglu_forward",
                           {{"cpu", "rows over threads, vector lanes over columns", Where::host,
                             entries<swiglu_backward_cpu<float>, swiglu_backward_cpu<bf16>>()},
+                           {"2", "two rows' loads in flight a thread, 128-bit accesses", Where::device,
+                            entries<swiglu_backward_2<float>, swiglu_backward_2<bf16>>(), nullptr,
+                            block_sizes},
+                           {"1", "naive: a thread an element", Where::device,
+                            entries<swiglu_backward_1<float>, swiglu_backward_1<bf16>>()},
                            {"reference", "plain loops", Where::host,
                             entries<swiglu_backward_reference<float>, swiglu_backward_reference<bf16>,
                                     swiglu_backward_reference<double>>()}},
