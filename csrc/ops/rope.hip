@@ -10,6 +10,12 @@
 // reference: plain loops.
 // cpu:       positions over threads; a position's cosines and sines are laid out as vectors once for all its
 //            heads.
+// 1          naive: a thread a pair.
+// 2          128-bit accesses: a thread has the same channels in four heads of one position, with the loads of
+//            all in flight and the cosines and sines in registers for the four.
+#include <algorithm>
+
+#include "core/device.h"
 #include "core/registry.h"
 #include "core/simd.h"
 
@@ -74,6 +80,144 @@ void rope_cpu(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool
     }
 }
 
+// Where the heads [B,T,NH,HD] of a strided operand lie.
+template <class T>
+struct Heads {
+    T* data;
+    int64_t stride_b, stride_t, stride_h;
+
+    __device__ T* at(int64_t b, int64_t t, int64_t h) const {
+        return data + b * stride_b + t * stride_t + h * stride_h;
+    }
+};
+template <class T>
+Heads<T> heads(const View<T, 4>& x) {
+    return {x.data, x.stride[0], x.stride[1], x.stride[2]};
+}
+
+// ---- 1: naive
+
+// direction: 1 forward, -1 backward.
+template <class T>
+__global__ void rope_forward_kernel1(Heads<T> out, Heads<const T> x, const float* cis, int64_t B,
+                                     int64_t time, int64_t NH, int64_t half, bool interleaved,
+                                     float direction) {
+    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    const int64_t j = i % half, h = i / half % NH, t = i / half / NH % time, b = i / half / NH / time;
+    if (b >= B) return;
+    const int64_t i0 = interleaved ? 2 * j : j, i1 = interleaved ? 2 * j + 1 : j + half;
+    const float x0 = float(x.at(b, t, h)[i0]), x1 = float(x.at(b, t, h)[i1]);
+    const float c = cis[2 * (t * half + j)], s = direction * cis[2 * (t * half + j) + 1];
+    out.at(b, t, h)[i0] = T(x0 * c - x1 * s);
+    out.at(b, t, h)[i1] = T(x1 * c + x0 * s);
+}
+
+template <class T, int direction>
+void rope_1(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved, Device device) {
+    const int64_t B = x.shape[0], time = x.shape[1], NH = x.shape[2], half = x.shape[3] / 2;
+    launch(Grid(blocks_for(B * time * NH * half, device.threads), device.threads, device.stream),
+           rope_forward_kernel1<T>, heads(out), heads(x), cis.data, B, time, NH, half, interleaved,
+           direction);
+}
+
+// ---- 2: four heads a thread
+
+constexpr int block_threads = 512;  // at most
+// One where accesses are narrow: there more addresses than registers would be in flight.
+template <bool whole>
+constexpr int heads_a_thread = whole ? 4 : 1;
+
+// x[0 .. size) are first channels, y[0 .. size) second ones (half split), or each holds whole pairs
+// (interleaved). turn[2 size]: the pairs' (cos, sin), x's before y's where they differ.
+template <bool interleaved, int size>
+__device__ inline void rotate(float (&x)[size], float (&y)[size], const float (&turn)[2 * size]) {
+#pragma unroll
+    for (int i = 0; i < size; i++) {
+        // Pair i: of x and y (half split); of x alone, then of y alone (interleaved).
+        float& a = !interleaved ? x[i] : i < size / 2 ? x[2 * i] : y[2 * i - size];
+        float& b = !interleaved ? y[i] : i < size / 2 ? x[2 * i + 1] : y[2 * i + 1 - size];
+        const float x0 = a, x1 = b, c = turn[2 * i], s = turn[2 * i + 1];
+        a = x0 * c - x1 * s;
+        b = x1 * c + x0 * s;
+    }
+}
+
+// threadIdx.x and blockIdx.y: which channels; threadIdx.y and blockIdx.x: which position of all B * time and which
+// of its groups of heads, whose heads lie `groups` apart, so that neighbours in a warp read neighbouring heads. A
+// thread has two vectors of a head, one from each half: half split, they make pairs; interleaved, each has pairs
+// of its own. Where the half is no whole number of vectors, interleaved ones start the second half after the last
+// vector of the first.
+template <class T, bool whole, bool interleaved>
+__global__ void __launch_bounds__(block_threads)
+    rope_forward_kernel2(Heads<T> out, Heads<const T> x, const float* cis, unsigned positions, unsigned time,
+                         unsigned NH, int64_t HD, unsigned groups, float direction) {
+    constexpr int size = vector_size<T>, heads = heads_a_thread<whole>;
+    const unsigned place = blockIdx.x * blockDim.y + threadIdx.y, position = place / groups,
+                   group = place % groups;
+    const unsigned b = position / time, t = position % time;
+    const int64_t c = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * size, half = HD / 2;
+    if (position >= positions || c >= half) return;
+    const int64_t second = interleaved ? (half + size - 1) / size * size : half;
+    const int64_t first_end = interleaved ? HD : half, second_end = HD - second;
+
+    uint4 firsts[heads], seconds[heads];
+#pragma unroll
+    for (int k = 0; k < heads; k++) {
+        const unsigned h = group + k * groups;
+        const T* head = x.at(b, t, h);
+        firsts[k] = load_part<whole>(head, c, h < NH ? first_end : 0);
+        seconds[k] = load_part<whole>(head + second, c, h < NH ? second_end : 0);
+    }
+    float turn[2 * size];
+#pragma unroll
+    for (int k = 0; k < 2 * size; k += 4) {
+        const int64_t from = !interleaved ? 2 * c + k : k < size ? c + k : second + c + k - size;
+        float four[4];
+        unpack(load_part<whole>(cis + t * HD, from, HD), four);
+        for (int i = 0; i < 4; i++) turn[k + i] = i % 2 ? direction * four[i] : four[i];
+    }
+#pragma unroll
+    for (int k = 0; k < heads; k++) {
+        const unsigned h = group + k * groups;
+        T* head = out.at(b, t, h);
+        float p[size], q[size];
+        unpack(firsts[k], p);
+        unpack(seconds[k], q);
+        rotate<interleaved>(p, q, turn);
+        store_part<whole>(head, c, h < NH ? first_end : 0, pack(p));
+        store_part<whole>(head + second, c, h < NH ? second_end : 0, pack(q));
+    }
+}
+
+template <class T>
+bool whole_strides(const Heads<T>& x) {
+    return (x.stride_b | x.stride_t | x.stride_h) % vector_size<T> == 0;
+}
+
+template <class T, int direction>
+void rope_2(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved, Device device) {
+    using Kernel = void (*)(Heads<T>, Heads<const T>, const float*, unsigned, unsigned, unsigned, int64_t,
+                            unsigned, float);
+    static constexpr Kernel kernels[2][2] = {
+        {rope_forward_kernel2<T, false, false>, rope_forward_kernel2<T, false, true>},
+        {rope_forward_kernel2<T, true, false>, rope_forward_kernel2<T, true, true>}};
+    constexpr int size = vector_size<T>;
+    const int64_t positions = x.shape[0] * x.shape[1], NH = x.shape[2], HD = x.shape[3];
+    const bool whole = is_whole({out.data, x.data, cis.data}, interleaved ? HD : HD / 2, size) &&
+                       whole_strides(heads(out)) && whole_strides(heads(x));
+    const int64_t vectors = (HD / 2 + size - 1) / size,
+                  groups = blocks_for(NH, whole ? heads_a_thread<true> : heads_a_thread<false>);
+    const unsigned across = static_cast<unsigned>(std::min<int64_t>(vectors, device.threads));
+    const unsigned places = static_cast<unsigned>(device.threads) / across;
+    CHECK(positions * groups < int64_t{1} << 31);
+    launch(Grid(dim3(blocks_for(positions * groups, places), blocks_for(vectors, across)),
+                dim3(across, places), device.stream),
+           kernels[whole][interleaved], heads(out), heads(x), cis.data, positions, x.shape[1], NH, HD, groups,
+           direction);
+}
+
+const std::vector<int> block_sizes = {256, 128, block_threads};
+
 double rope_flops(const Call& c) {
     return 3.0 * c["B"] * c["T"] * c["NH"] * c["HD"];
 }
@@ -83,6 +227,9 @@ Operation rope_forward(
     " interleaved: bool)",
     "turns every pair of a head's channels by its position's angle",
     {{"cpu", "positions over threads", Where::host, entries<rope_cpu<float, 1>, rope_cpu<bf16, 1>>()},
+     {"2", "four heads a thread share cosines and sines, 128-bit accesses", Where::device,
+      entries<rope_2<float, 1>, rope_2<bf16, 1>>(), nullptr, block_sizes},
+     {"1", "naive: a thread a pair", Where::device, entries<rope_1<float, 1>, rope_1<bf16, 1>>()},
      {"reference", "plain loops", Where::host,
       entries<rope_reference<float, 1>, rope_reference<bf16, 1>, rope_reference<double, 1>>()}},
     rope_flops);
@@ -92,6 +239,9 @@ Operation rope_backward(
     " interleaved: bool)",
     "turns the gradient of rope_forward back",
     {{"cpu", "positions over threads", Where::host, entries<rope_cpu<float, -1>, rope_cpu<bf16, -1>>()},
+     {"2", "four heads a thread share cosines and sines, 128-bit accesses", Where::device,
+      entries<rope_2<float, -1>, rope_2<bf16, -1>>(), nullptr, block_sizes},
+     {"1", "naive: a thread a pair", Where::device, entries<rope_1<float, -1>, rope_1<bf16, -1>>()},
      {"reference", "plain loops", Where::host,
       entries<rope_reference<float, -1>, rope_reference<bf16, -1>, rope_reference<double, -1>>()}},
     rope_flops);
