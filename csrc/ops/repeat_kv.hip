@@ -5,6 +5,14 @@
 //   dx[b,t,k,:]  = sum of dout[b,t,h,:] over the NH/NKV heads h of group k
 //
 // Only the naive attention uses it; the others read the shared head in place.
+//
+// reference: plain loops.
+// 1          naive: a thread an element of out, of dx.
+// 2          128-bit accesses. Forward: a thread reads two vectors of key/value heads once and writes each to
+//            its group's heads. Backward: four heads' loads in flight, added in their order.
+#include <algorithm>
+
+#include "core/device.h"
 #include "core/registry.h"
 
 namespace llamac {
@@ -37,13 +45,169 @@ void repeat_kv_backward_reference(View<T, 4> dx, View<const T, 4> dout) {
                 }
 }
 
+// Where the heads [B,T,NKV,HD] of a strided operand lie.
+template <class T>
+struct Heads {
+    T* data;
+    int64_t stride_b, stride_t, stride_h;
+
+    __device__ T* at(int64_t b, int64_t t, int64_t h) const {
+        return data + b * stride_b + t * stride_t + h * stride_h;
+    }
+};
+template <class T>
+Heads<T> heads(const View<T, 4>& x) {
+    return {x.data, x.stride[0], x.stride[1], x.stride[2]};
+}
+
+// ---- 1: naive
+
+template <class T>
+__global__ void repeat_kv_forward_kernel1(T* out, Heads<const T> x, int64_t count, int64_t time, int64_t NH,
+                                          int64_t HD, int64_t group) {
+    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    const int64_t h = i / HD % NH, t = i / HD / NH % time, b = i / HD / NH / time;
+    out[i] = x.at(b, t, h / group)[i % HD];
+}
+
+template <class T>
+void repeat_kv_forward_1(View<T, 4> out, View<const T, 4> x, Device device) {
+    const int64_t B = out.shape[0], time = out.shape[1], NH = out.shape[2], HD = out.shape[3];
+    const int64_t count = B * time * NH * HD;
+    launch(Grid(blocks_for(count, device.threads), device.threads, device.stream),
+           repeat_kv_forward_kernel1<T>, out.data, heads(x), count, time, NH, HD, NH / x.shape[2]);
+}
+
+template <class T>
+__global__ void repeat_kv_backward_kernel1(Heads<T> dx, const T* dout, int64_t count, int64_t time,
+                                           int64_t NKV, int64_t HD, int64_t group) {
+    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    const int64_t row = i / HD, t = row / NKV % time, b = row / NKV / time;
+    float sum = 0;
+    for (int64_t g = 0; g < group; g++) sum += float(dout[(row * group + g) * HD + i % HD]);
+    dx.at(b, t, row % NKV)[i % HD] = T(sum);
+}
+
+template <class T>
+void repeat_kv_backward_1(View<T, 4> dx, View<const T, 4> dout, Device device) {
+    const int64_t B = dx.shape[0], time = dx.shape[1], NKV = dx.shape[2], HD = dx.shape[3];
+    const int64_t count = B * time * NKV * HD;
+    launch(Grid(blocks_for(count, device.threads), device.threads, device.stream),
+           repeat_kv_backward_kernel1<T>, heads(dx), dout.data, count, time, NKV, HD, dout.shape[2] / NKV);
+}
+
+// ---- 2: 128-bit accesses
+
+constexpr int block_threads = 512;  // at most
+constexpr int heads_a_thread = 2;   // forward
+constexpr int loads_a_thread = 4;   // backward, before the first is added
+
+// threadIdx.x and blockIdx.y: which channels; threadIdx.y and blockIdx.x: which of all B * time * NKV heads.
+// A thread's heads lie blockDim.y apart.
+template <class T, bool whole>
+__global__ void __launch_bounds__(block_threads)
+    repeat_kv_forward_kernel2(T* out, Heads<const T> x, unsigned count, unsigned time, unsigned NKV,
+                              int64_t HD, unsigned group) {
+    const int64_t c = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * vector_size<T>;
+    const unsigned first = blockIdx.x * (heads_a_thread * blockDim.y) + threadIdx.y;
+    if (c >= HD) return;
+    uint4 part[heads_a_thread];
+#pragma unroll
+    for (int k = 0; k < heads_a_thread; k++) {
+        const unsigned head = first + k * blockDim.y, position = head / NKV;
+        part[k] =
+            load_part<whole>(x.at(position / time, position % time, head % NKV), c, head < count ? HD : 0);
+    }
+#pragma unroll
+    for (int k = 0; k < heads_a_thread; k++) {
+        const unsigned head = first + k * blockDim.y;
+        if (head >= count) return;
+        T* to = out + int64_t{head} * group * HD;
+        for (unsigned g = 0; g < group; g++, to += HD) store_part<whole>(to, c, HD, part[k]);
+    }
+}
+
+template <class T, bool whole>
+__global__ void __launch_bounds__(block_threads)
+    repeat_kv_backward_kernel2(Heads<T> dx, const T* dout, unsigned count, unsigned time, unsigned NKV,
+                               int64_t HD, unsigned group) {
+    constexpr int size = vector_size<T>;
+    const int64_t c = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * size;
+    const unsigned head = blockIdx.x * blockDim.y + threadIdx.y, position = head / NKV;
+    if (c >= HD || head >= count) return;
+    const T* from = dout + int64_t{head} * group * HD;
+    float sum[size] = {};
+    for (unsigned g = 0; g < group; g += loads_a_thread) {
+        uint4 part[loads_a_thread];
+#pragma unroll
+        for (int k = 0; k < loads_a_thread; k++)
+            part[k] = load_part<whole>(from + (g + k) * HD, c, g + k < group ? HD : 0);
+#pragma unroll
+        for (int k = 0; k < loads_a_thread; k++) {
+            float d[size];
+            unpack(part[k], d);
+            for (int i = 0; i < size; i++) sum[i] += d[i];
+        }
+    }
+    store_part<whole>(dx.at(position / time, position % time, head % NKV), c, HD, pack(sum));
+}
+
+// Blocks and threads of the kernels above for `count` heads, heads_each a thread.
+struct Tiles {
+    dim3 blocks, threads;
+};
+Tiles tiles(int64_t count, int64_t HD, int size, int heads_each, int threads) {
+    const int64_t vectors = (HD + size - 1) / size;
+    const unsigned across = static_cast<unsigned>(std::min<int64_t>(vectors, threads));
+    const unsigned down = static_cast<unsigned>(threads) / across;
+    CHECK(count < int64_t{1} << 31);
+    return {dim3(blocks_for(count, int64_t{heads_each} * down), blocks_for(vectors, across)),
+            dim3(across, down)};
+}
+
+template <class T>
+bool whole_heads(const View<T, 4>& x, const void* contiguous) {
+    constexpr int size = vector_size<T>;
+    return is_whole({x.data, contiguous}, x.shape[3], size) &&
+           (x.stride[0] | x.stride[1] | x.stride[2]) % size == 0;
+}
+
+template <class T>
+void repeat_kv_forward_2(View<T, 4> out, View<const T, 4> x, Device device) {
+    const int64_t time = x.shape[1], NKV = x.shape[2], HD = x.shape[3], count = x.shape[0] * time * NKV;
+    const Tiles t = tiles(count, HD, vector_size<T>, heads_a_thread, device.threads);
+    launch(
+        Grid(t.blocks, t.threads, device.stream),
+        whole_heads(x, out.data) ? repeat_kv_forward_kernel2<T, true> : repeat_kv_forward_kernel2<T, false>,
+        out.data, heads(x), count, time, NKV, HD, out.shape[2] / NKV);
+}
+
+template <class T>
+void repeat_kv_backward_2(View<T, 4> dx, View<const T, 4> dout, Device device) {
+    const int64_t time = dx.shape[1], NKV = dx.shape[2], HD = dx.shape[3], count = dx.shape[0] * time * NKV;
+    const Tiles t = tiles(count, HD, vector_size<T>, 1, device.threads);
+    launch(Grid(t.blocks, t.threads, device.stream),
+           whole_heads(dx, dout.data) ? repeat_kv_backward_kernel2<T, true>
+                                      : repeat_kv_backward_kernel2<T, false>,
+           heads(dx), dout.data, count, time, NKV, HD, dout.shape[2] / NKV);
+}
+
+const std::vector<int> block_sizes = {256, 128, block_threads};
+
 bool heads_divide(const Call& c) {
     return c["NH"] % c["NKV"] == 0;
 }
 
 Operation repeat_kv_forward("repeat_kv_forward(out: T[B,T,NH,HD]; x: T[B,T,NKV,HD] strided)",
                             "every key/value head NH/NKV times",
-                            {{"reference", "plain loops", Where::host,
+                            {{"2", "a vector read once for its whole group, 128-bit accesses", Where::device,
+                              entries<repeat_kv_forward_2<float>, repeat_kv_forward_2<bf16>>(), heads_divide,
+                              block_sizes},
+                             {"1", "naive: a thread an element", Where::device,
+                              entries<repeat_kv_forward_1<float>, repeat_kv_forward_1<bf16>>(), heads_divide},
+                             {"reference", "plain loops", Where::host,
                               entries<repeat_kv_forward_reference<float>, repeat_kv_forward_reference<bf16>,
                                       repeat_kv_forward_reference<double>>(),
                               heads_divide}});
@@ -51,7 +215,11 @@ Operation repeat_kv_forward("repeat_kv_forward(out: T[B,T,NH,HD]; x: T[B,T,NKV,H
 Operation repeat_kv_backward(
     "repeat_kv_backward(dx: T[B,T,NKV,HD] strided; dout: T[B,T,NH,HD])",
     "the gradients of a group's heads, added",
-    {{"reference", "plain loops", Where::host,
+    {{"2", "four heads' loads in flight, 128-bit accesses", Where::device,
+      entries<repeat_kv_backward_2<float>, repeat_kv_backward_2<bf16>>(), heads_divide, block_sizes},
+     {"1", "naive: a thread an element", Where::device,
+      entries<repeat_kv_backward_1<float>, repeat_kv_backward_1<bf16>>(), heads_divide},
+     {"reference", "plain loops", Where::host,
       entries<repeat_kv_backward_reference<float>, repeat_kv_backward_reference<bf16>,
               repeat_kv_backward_reference<double>>(),
       heads_divide}},
