@@ -54,7 +54,7 @@ using Collective = void (*)(void* const* lanes, Site site);
 void collective(Collective operation, void* argument, Site site);
 void barrier(Site site);
 int lane();
-[[noreturn]] void die(Site site, const char* what);
+[[noreturn]] void die(Site site, const char* what, Site other = {});
 // The block's memory for one type of object: the same address for all threads of a block.
 void* shared_object(const void* type, size_t bytes);
 char* dynamic_shared_memory();
@@ -148,6 +148,9 @@ inline float __expf(float x) {
 }
 inline float __fdividef(float a, float b) {
     return a / b;
+}
+inline void sincospif(float x, float* sine, float* cosine) {
+    *sine = static_cast<float>(std::sin(M_PI * x)), *cosine = static_cast<float>(std::cos(M_PI * x));
 }
 inline uint32_t __float_as_uint(float x) {
     uint32_t u;
