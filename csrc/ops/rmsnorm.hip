@@ -353,16 +353,16 @@ __global__ void __launch_bounds__(backward_threads)
     int column[vectors];
     uint4 w[vectors], next_x[vectors], next_dout[vectors];
     float dweight[vectors][size] = {};
-    const auto load = [&](const T* rows, int64_t n, int v) {
-        return n < N ? load_part<whole>(rows + n * C, column[v], C) : make_uint4(0, 0, 0, 0);
+    const auto load = [N, C](const T* rows, int64_t n, int c) {
+        return n < N ? load_part<whole>(rows + n * C, c, C) : make_uint4(0, 0, 0, 0);
     };
     int64_t n = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
 #pragma unroll
     for (int v = 0; v < vectors; v++) {
         column[v] = static_cast<int>(v * blockDim.x + threadIdx.x) * size;
         w[v] = load_part<whole>(weight, column[v], C);
-        next_x[v] = load(x, n, v);
-        next_dout[v] = load(dout, n, v);
+        next_x[v] = load(x, n, column[v]);
+        next_dout[v] = load(dout, n, column[v]);
     }
     float next_r = n < N ? rstd[n] : 0.0f;
     int buffer = 0;
@@ -374,9 +374,9 @@ __global__ void __launch_bounds__(backward_threads)
         for (int v = 0; v < vectors; v++) {
             this_x[v] = next_x[v];
             this_dout[v] = next_dout[v];
-            past[v] = dresidual ? load(dresidual, n, v) : make_uint4(0, 0, 0, 0);
-            next_x[v] = load(x, n + step, v);
-            next_dout[v] = load(dout, n + step, v);
+            past[v] = dresidual ? load(dresidual, n, column[v]) : make_uint4(0, 0, 0, 0);
+            next_x[v] = load(x, n + step, column[v]);
+            next_dout[v] = load(dout, n + step, column[v]);
         }
         next_r = n + step < N ? rstd[n + step] : 0.0f;
 #pragma unroll

@@ -85,7 +85,7 @@ int64_t largest_operand(const Job& job, const std::vector<int64_t>& size) {
 
 // Fewer rows, so that the serial float64 reference answers in seconds; the widths stay.
 std::vector<int64_t> checked_sizes(const Job& job) {
-    constexpr int64_t most = 1 << 20, longest = 256;
+    constexpr int64_t most = 1 << 22, longest = 512;
     std::vector<int64_t> size = job.size;
     for (const char* letter : {"B", "T", "N", "P", "V", "C", "K"}) {
         const size_t d = position(job.op->dimensions, letter);
