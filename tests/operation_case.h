@@ -29,13 +29,13 @@ inline const std::vector<Sizes> size_rules = {
     {"T", {1, 2, 17, 63, 65}},
     {"NH", {1, 3, 4}},
     {"NKV", {1, 2}},
-    {"HD", {2, 8, 64, 66}},
+    {"HD", {2, 8, 64, 66, 16}},
     {"N", {1, 7, 32, 65, 101}},
-    {"C", {1, 63, 64, 65, 131, 1031}},
-    {"V", {1, 2, 63, 257, 1031}},
+    {"C", {1, 63, 64, 65, 131, 1031, 1032}},
+    {"V", {1, 2, 63, 257, 1031, 1032}},
     {"P", {1, 3, 64, 1025, 16389}},
 };
-inline const std::vector<int64_t> other_sizes = {1, 31, 63, 64, 65, 131};
+inline const std::vector<int64_t> other_sizes = {1, 31, 63, 64, 65, 131, 136};
 constexpr int shapes_an_entry = 12;
 
 struct Values {
@@ -218,15 +218,16 @@ struct Memory {
     }
 };
 
-// Any memory order of all but the last dimension, with gaps.
-inline void spread(Tensor& t, int number) {
+// Any memory order of all but the last dimension, with gaps: such that rows still start at 128-bit borders
+// (as the heads of joined rows do in training), or not.
+inline void spread(Tensor& t, int number, bool aligned) {
     if (t.rank < 2) return;
     int order[Tensor::max_rank] = {0, 1, 2, 3};
     std::rotate(order, order + number % (t.rank - 1), order + t.rank - 1);
-    int64_t stride = t.shape[t.rank - 1] + 3;
+    int64_t stride = t.shape[t.rank - 1] + (aligned ? 16 : 3);
     for (int k = t.rank - 2; k >= 0; k--) {
         t.stride[order[k]] = stride;
-        stride = stride * t.shape[order[k]] + 5 * (number % 2);
+        stride = stride * t.shape[order[k]] + (aligned ? 16 : 5) * (number % 2);
     }
 }
 

@@ -141,7 +141,7 @@ inline Run run_variant(const Case& c, const Variant& v, int threads, const Alias
     for (size_t i = 0; i < c.values.size(); i++) {
         if (c.absent[i]) continue;
         Tensor shape = shape_of(c, i, c.entry->operands[i].dtype);
-        if (c.strided && c.op->operands[i].strided) spread(shape, c.number + static_cast<int>(i));
+        if (c.strided && c.op->operands[i].strided) spread(shape, c.number + static_cast<int>(i), c.number % 2 == 0);
         memory[i].place(shape, c.values[i], c.number % 2 == 1);
         tensors[i] = device ? memory[i].to_device() : memory[i].tensor;
     }

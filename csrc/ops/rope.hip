@@ -11,8 +11,8 @@
 // cpu:       positions over threads; a position's cosines and sines are laid out as vectors once for all its
 //            heads.
 // 1          naive: a thread a pair.
-// 2          128-bit accesses: a thread has the same channels in four heads of one position, with the loads of
-//            all in flight and the cosines and sines in registers for the four.
+// 2          128-bit accesses: a thread has the same channels in four heads of one position, with all loads
+//            in flight before the first is used, the cosines and sines once for the four.
 #include <algorithm>
 
 #include "core/device.h"
@@ -142,11 +142,10 @@ __device__ inline void rotate(float (&x)[size], float (&y)[size], const float (&
     }
 }
 
-// threadIdx.x and blockIdx.y: which channels; threadIdx.y and blockIdx.x: which position of all B * time and which
-// of its groups of heads, whose heads lie `groups` apart, so that neighbours in a warp read neighbouring heads. A
-// thread has two vectors of a head, one from each half: half split, they make pairs; interleaved, each has pairs
-// of its own. Where the half is no whole number of vectors, interleaved ones start the second half after the last
-// vector of the first.
+// threadIdx.x and blockIdx.y: which channels; threadIdx.y and blockIdx.x: which position of all B * time and
+// which of its groups of heads. A group's heads lie `groups` apart: neighbours in a warp read neighbouring
+// heads. A thread has two vectors of a head. Half split, they are from the two halves and make pairs;
+// interleaved, each holds pairs of its own, and the second half begins where the first one's last vector ends.
 template <class T, bool whole, bool interleaved>
 __global__ void __launch_bounds__(block_threads)
     rope_forward_kernel2(Heads<T> out, Heads<const T> x, const float* cis, unsigned positions, unsigned time,
@@ -216,6 +215,83 @@ void rope_2(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool i
            direction);
 }
 
+// ---- 3: whole heads side by side in a warp
+
+// As kernel 2, but neighbouring lanes read one head from end to end, so that every access is of whole cache
+// lines also where half a head is shorter than one. Half split, the two lanes that hold a pair's channels
+// exchange them by shuffle. lanes = HD / size, a power of two that divides the warp.
+template <class T, bool interleaved>
+__global__ void __launch_bounds__(block_threads)
+    rope_forward_kernel3(Heads<T> out, Heads<const T> x, const float* cis, unsigned positions, unsigned time,
+                         unsigned NH, unsigned lanes, unsigned groups, float direction) {
+    constexpr int size = vector_size<T>, heads = heads_a_thread<true>;
+    const unsigned lane = threadIdx.x & (lanes - 1),
+                   place = blockIdx.x * (blockDim.x / lanes) + threadIdx.x / lanes;
+    const unsigned position = place / groups, group = place % groups, b = position / time,
+                   t = position % time;
+    const bool inside = position < positions, second = lane >= lanes / 2;
+    uint4 own[heads];
+#pragma unroll
+    for (int k = 0; k < heads; k++) {
+        const unsigned h = group + k * groups;
+        own[k] = inside && h < NH ? load128(x.at(b, t, h) + lane * size) : make_uint4(0, 0, 0, 0);
+    }
+    // (cos, sin) of the vector's `size` channels (half split), or of its size / 2 pairs.
+    constexpr int turns = interleaved ? size : 2 * size;
+    float turn[turns];
+#pragma unroll
+    for (int i = 0; i < turns; i += 4) {
+        const unsigned from = interleaved ? lane * size : 2 * (lane & (lanes / 2 - 1)) * size;
+        float four[4] = {};
+        if (inside) unpack(load128(cis + int64_t{t} * lanes * size + from + i), four);
+        for (int j = 0; j < 4; j++) turn[i + j] = four[j];
+    }
+#pragma unroll
+    for (int k = 0; k < heads; k++) {
+        const unsigned h = group + k * groups;
+        float p[size];
+        unpack(own[k], p);
+        if constexpr (interleaved) {
+            for (int i = 0; i < size; i += 2) {
+                const float x0 = p[i], x1 = p[i + 1], c = turn[i], s = direction * turn[i + 1];
+                p[i] = x0 * c - x1 * s;
+                p[i + 1] = x1 * c + x0 * s;
+            }
+        } else {
+            const int partner = static_cast<int>(lanes / 2);
+            const uint4 theirs = make_uint4(__shfl_xor(own[k].x, partner), __shfl_xor(own[k].y, partner),
+                                            __shfl_xor(own[k].z, partner), __shfl_xor(own[k].w, partner));
+            const float side = second ? direction : -direction;
+            float q[size];
+            unpack(theirs, q);
+            for (int i = 0; i < size; i++) p[i] = p[i] * turn[2 * i] + side * (q[i] * turn[2 * i + 1]);
+        }
+        if (inside && h < NH) store128(out.at(b, t, h) + lane * size, pack(p));
+    }
+}
+
+// Whether a head is a power of two of lanes of a warp, at least two, and everything is whole vectors.
+bool heads_fit_lanes(const Call& call) {
+    const int size = static_cast<int>(16 / size_of(call.tensor[0].dtype));
+    const int64_t lanes = call["HD"] / size;
+    bool whole = is_whole({call.tensor[0].data, call.tensor[1].data, call.tensor[2].data}, call["HD"], size);
+    for (int i = 0; i < 2; i++)
+        for (int d = 0; d < 3; d++) whole &= call.tensor[i].stride[d] % size == 0;
+    return whole && lanes >= 2 && (lanes & (lanes - 1)) == 0 && lanes <= device_properties().warp_size;
+}
+
+template <class T, int direction>
+void rope_3(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved, Device device) {
+    const int64_t positions = x.shape[0] * x.shape[1], NH = x.shape[2];
+    const unsigned lanes = static_cast<unsigned>(x.shape[3] / vector_size<T>);
+    const unsigned places = static_cast<unsigned>(device.threads) / lanes;
+    const unsigned groups = blocks_for(NH, heads_a_thread<true>);
+    CHECK(positions * groups < int64_t{1} << 31);
+    launch(Grid(blocks_for(positions * groups, places), device.threads, device.stream),
+           interleaved ? rope_forward_kernel3<T, true> : rope_forward_kernel3<T, false>, heads(out), heads(x),
+           cis.data, positions, x.shape[1], NH, lanes, groups, direction);
+}
+
 const std::vector<int> block_sizes = {256, 128, block_threads};
 
 double rope_flops(const Call& c) {
@@ -227,6 +303,8 @@ Operation rope_forward(
     " interleaved: bool)",
     "turns every pair of a head's channels by its position's angle",
     {{"cpu", "positions over threads", Where::host, entries<rope_cpu<float, 1>, rope_cpu<bf16, 1>>()},
+     {"3", "neighbouring lanes read whole heads, halves meet by shuffle, 128-bit accesses", Where::device,
+      entries<rope_3<float, 1>, rope_3<bf16, 1>>(), heads_fit_lanes, block_sizes},
      {"2", "four heads a thread share cosines and sines, 128-bit accesses", Where::device,
       entries<rope_2<float, 1>, rope_2<bf16, 1>>(), nullptr, block_sizes},
      {"1", "naive: a thread a pair", Where::device, entries<rope_1<float, 1>, rope_1<bf16, 1>>()},
@@ -239,6 +317,8 @@ Operation rope_backward(
     " interleaved: bool)",
     "turns the gradient of rope_forward back",
     {{"cpu", "positions over threads", Where::host, entries<rope_cpu<float, -1>, rope_cpu<bf16, -1>>()},
+     {"3", "neighbouring lanes read whole heads, halves meet by shuffle, 128-bit accesses", Where::device,
+      entries<rope_3<float, -1>, rope_3<bf16, -1>>(), heads_fit_lanes, block_sizes},
      {"2", "four heads a thread share cosines and sines, 128-bit accesses", Where::device,
       entries<rope_2<float, -1>, rope_2<bf16, -1>>(), nullptr, block_sizes},
      {"1", "naive: a thread a pair", Where::device, entries<rope_1<float, -1>, rope_1<bf16, -1>>()},
