@@ -1,0 +1,378 @@
+"""dev/bench.py on programs that are scripts; PyTorch's side (dev/peers.py) against formulas in float64."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import test_operations as formulas
+import torch
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "dev"))
+import bench
+import peers
+import torch_operations
+from torch_operations import Case
+
+LINE = {
+    "operation": "rmsnorm_forward",
+    "dtype": "bf16",
+    "preset": "tiny",
+    "shape": {"N": 16, "C": 64},
+    "bytes": 4224,
+    "flops": 4096,
+    "device": "Some GPU",
+    "emulated": False,
+    "limit": {"gbps": 4000.0, "by": "memcpy"},
+    "check": {"shape": {"N": 16, "C": 64}, "passed": True},
+    "runs": [
+        {
+            "variant": "2",
+            "block": 256,
+            "ms": 0.5,
+            "gbps": 3000.4,
+            "tflops": 7.0,
+            "percent": 75.01,
+            "error": 0.3,
+        },
+        {
+            "variant": "2",
+            "block": 128,
+            "ms": 0.4,
+            "gbps": 3600.4,
+            "tflops": 8.0,
+            "percent": 90.01,
+            "error": 0.3,
+        },
+        {
+            "variant": "1",
+            "block": 256,
+            "ms": 2.0,
+            "gbps": 700.0,
+            "tflops": 1.0,
+            "percent": 17.5,
+            "error": 0.2,
+        },
+        {"variant": "1", "block": 64, "ms": 3.0, "gbps": 500.0, "tflops": 1.0, "percent": 12.5, "error": 0.2},
+    ],
+}
+FAILED = LINE | {"operation": "swiglu_forward", "check": LINE["check"] | {"passed": False}}
+
+
+@pytest.fixture
+def fake(tmp_path):
+    """fake(name, lines, body): a program that prints lines and goes on with body -> its folders as flags."""
+    sources, build = tmp_path / "sources", tmp_path / "build"
+    sources.mkdir()
+    build.mkdir()
+    (sources / "benchmark.cpp").touch()
+
+    def make(name: str, lines: list[dict] = (), body: str = "") -> list[str]:
+        (sources / f"{name}.cpp").touch()
+        program = build / name
+        text = "\n".join(json.dumps(line) for line in lines)
+        program.write_text(
+            f"#!{sys.executable}\nimport sys\nopen({str(build / 'calls')!r}, 'a').write("
+            f"' '.join([{name!r}, *sys.argv[1:]]) + '\\n')\nprint({text!r})\n{body}\n"
+            if lines
+            else f"#!{sys.executable}\nimport sys\n{body}\n"
+        )
+        program.chmod(0o755)
+        return ["--build", str(build), "--sources", str(sources)]
+
+    return make
+
+
+def cells(markdown: str) -> list[list[str]]:
+    rows = [line.strip("| ").split(" | ") for line in markdown.splitlines() if line.startswith("|")]
+    return [row for row in rows if row[0] not in ("operation", "---")]
+
+
+def calls(arguments: list[str]) -> list[str]:
+    return (Path(arguments[1]) / "calls").read_text().splitlines()
+
+
+def test_the_fastest_block_of_each_kind_stands_in_the_table(fake, capsys):
+    arguments = fake("rmsnorm_forward", [LINE])
+    assert bench.main([*arguments, "--preset", "8b", "--dtype", "bf16"]) == 0
+    markdown = capsys.readouterr().out
+    assert cells(markdown) == [
+        [
+            "rmsnorm_forward",
+            "bf16",
+            "N=16 C=64",
+            "2.0000",
+            "0.4000",
+            "2, 128",
+            "3600 GB/s",
+            "90.0",
+            "-",
+            "-",
+            "-",
+        ]
+    ]
+    build = Path(arguments[1])
+    assert (build / "bench.md").read_text() == markdown
+    (line,) = json.loads((build / "bench.json").read_text())["results"]
+    assert line == LINE | {"preset": "8b"}
+    assert calls(arguments) == ["rmsnorm_forward --json --preset 8b --dtype bf16"]
+
+
+def test_ratio_and_ways():
+    found = {"eager": {"ms": 1.6, "way": "autograd"}, "compile": {"ms": 0.8, "way": "formula"}}
+    assert bench.row(LINE | {"peers": found})[-3:] == ["1.6000 autograd", "0.8000 formula", "2.00"]
+    assert bench.row(LINE | {"peers": {"eager": found["eager"]}})[-3:] == ["1.6000 autograd", "-", "-"]
+
+
+def test_products_are_given_in_tflops_and_only_naive_ones_are_ours():
+    line = LINE | {
+        "operation": "matmul_forward",
+        "runs": LINE["runs"][2:],
+        "peers": {"compile": {"ms": 1.0, "way": "x"}},
+    }
+    assert bench.row(line)[3:8] == ["2.0000", "-", "1, 256", "1.0 TFLOP/s", "-"]
+    assert bench.row(line)[-1] == "0.50"
+
+
+def test_runs_without_a_time_are_passed_over():
+    wrong = [run | {"ms": None} for run in LINE["runs"]]
+    assert bench.row(LINE | {"runs": wrong})[3:8] == ["-"] * 5
+    assert bench.row(LINE | {"runs": []})[3:8] == ["-"] * 5
+
+
+FAULTS = {
+    "exit": ("print('first\\nno device', file=sys.stderr); sys.exit(2)", "exit code 2: no device"),
+    "signal": ("import os; os.kill(os.getpid(), 11)", "killed by signal 11"),
+    "text": ("print('hello')", "line 2 of its output is no JSON object: hello"),
+    "list": ("print('[1]')", "line 2 of its output is no JSON object: [1]"),
+    "key": ("print('{\"operation\": 1}')", "line 2 of its output lacks bytes, check, device, dtype"),
+    "slow": ("sys.stdout.flush(); import time; time.sleep(60)", "stopped after 2 s"),
+}
+
+
+@pytest.mark.parametrize("body, reason", FAULTS.values(), ids=FAULTS.keys())
+def test_a_failing_program_is_named_and_the_rest_goes_on(fake, capsys, body, reason):
+    fake("repeat_kv_forward", [LINE | {"operation": "repeat_kv_forward"}], body)
+    arguments = [*fake("rmsnorm_forward", [LINE]), "--preset", "small", "--program-seconds", "2"]
+    assert bench.main(arguments) == 1
+    streams = capsys.readouterr()
+    assert [row[0] for row in cells(streams.out)] == ["repeat_kv_forward", "rmsnorm_forward"]
+    assert f"- repeat_kv_forward --preset small: {reason}" in streams.out
+    assert f"repeat_kv_forward --preset small: FAILED: {reason}" in streams.err
+    (failure,) = json.loads((Path(arguments[1]) / "bench.json").read_text())["failures"]
+    assert failure["program"] == "repeat_kv_forward" and failure["reason"].startswith(reason)
+
+
+def test_a_missing_and_a_silent_program_fail(fake, capsys):
+    (Path(fake("a", [LINE])[1]) / "a").unlink()
+    assert bench.main([*fake("b"), "--preset", "tiny"]) == 1
+    errors = capsys.readouterr().err
+    assert re.search("a --preset tiny: FAILED: .*/a: No such file", errors)
+    assert "b --preset tiny: FAILED: it printed nothing" in errors
+
+
+@pytest.mark.parametrize(
+    "body", ["", "print('variant 2: 9.1 times the bound', file=sys.stderr); sys.exit(1)"]
+)
+def test_a_failed_check_fails_all(fake, capsys, body):
+    fake("rmsnorm_forward", [LINE])
+    assert bench.main([*fake("swiglu_forward", [FAILED], body), "--preset", "8b"]) == 1
+    out = capsys.readouterr().out
+    assert "check failed: swiglu_forward (bf16)" in out and ("9.1 times" in out) == bool(body)
+    assert [row[-1] for row in cells(out)] == ["-", "- CHECK FAILED"]
+
+
+def test_presets_follow_the_device(fake, capsys):
+    fake("a", [], "sys.exit(3)")
+    arguments = fake("b", [LINE])
+    assert bench.main(arguments) == 1
+    assert calls(arguments) == [f"b --json --preset {preset}" for preset in ("tiny", "8b", "small")]
+    assert "## 8b: Some GPU" in capsys.readouterr().out
+    fake("b", [LINE | {"emulated": True}])
+    assert bench.main(arguments) == 1
+    assert calls(arguments)[3:] == ["b --json --preset tiny"] * 2
+    assert "times say nothing about a GPU" in capsys.readouterr().out
+
+
+def test_operations_are_chosen_by_name_or_beginning(fake, capsys):
+    for name in ("rmsnorm_forward", "rmsnorm_backward", "rope_forward"):
+        arguments = fake(name, [LINE | {"operation": name}])
+    assert bench.main([*arguments, "--preset", "8b", "--operation", "rmsnorm", "rope_forward"]) == 0
+    assert [call.split()[0] for call in calls(arguments)] == [
+        "rmsnorm_backward",
+        "rmsnorm_forward",
+        "rope_forward",
+    ]
+    assert bench.main([*arguments, "--operation", "rms"]) == 2
+    assert "--operation rms: expected one of rmsnorm_backward, rmsnorm_forward" in capsys.readouterr().err
+
+
+def test_bad_folders(fake, tmp_path, capsys):
+    arguments = fake("a", [LINE])
+    assert bench.main(["--build", str(tmp_path / "none")]) == 2
+    assert bench.main([*arguments[:2], "--sources", str(tmp_path)]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert "expected the folder of a build" in errors[0] and "no sources of microbenchmarks" in errors[1]
+
+
+def test_programs_of_the_repository_have_peers():
+    names = bench.choose_programs(ROOT / "dev/hip", [])
+    assert "rmsnorm_forward" in names and "benchmark" not in names
+    assert set(names) <= set(peers.PEERS)
+    assert set(peers.PEERS) == set(formulas.CASES)
+
+
+def test_peers_are_timed_until_the_time_is_over(fake, capsys, monkeypatch):
+    arguments = fake("rmsnorm_forward", [LINE])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        peers, "measure", lambda line, modes: ({m: {"ms": 0.8, "way": "w"} for m in modes}, ["why"])
+    )
+    assert bench.main([*arguments, "--preset", "8b"]) == 0
+    streams = capsys.readouterr()
+    assert cells(streams.out)[0][-3:] == ["0.8000 w", "0.8000 w", "2.00"]
+    assert (
+        f"PyTorch {torch.__version__} (torch.compile(dynamic=False)" in streams.out and "why" in streams.err
+    )
+    (line,) = json.loads((Path(arguments[1]) / "bench.json").read_text())["results"]
+    assert line["peer_failures"] == ["why"] and set(line["peers"]) == {"eager", "compile"}
+    assert bench.main([*arguments, "--preset", "8b", "--peers", "eager"]) == 0
+    assert cells(capsys.readouterr().out)[0][-3:] == ["0.8000 w", "-", "-"]
+    assert bench.main([*arguments, "--preset", "8b", "--peer-seconds", "-1"]) == 0
+    streams = capsys.readouterr()
+    assert cells(streams.out)[0][-3:] == ["-", "-", "-"] and "left out" in streams.err
+
+
+# ---- PyTorch's side
+
+SIZES = {"B": 2, "T": 7, "NH": 6, "NKV": 2, "HD": 8, "N": 14, "C": 24, "K": 20, "F": 12, "V": 33, "P": 101}
+LABELS = {
+    "rmsnorm_backward": ["f32", "f32, no dresidual", "T=bf16 G=f32, no dresidual"],
+    "adamw": ["f32, no master", "T=bf16 G=bf16 M=f32", "T=bf16 G=f32 M=bf16, no master", "bf16, no master"],
+    "matmul_forward": ["f32", "f32, no residual", "bf16, no residual"],
+    "embedding_backward": ["f32", "T=bf16 G=f32", "bf16"],
+    "precompute_cis": [""],
+}
+CALLS = [
+    pytest.param(name, label, way, mode, id=f"{name}-{label}-{way.name}-{mode}")
+    for name, peer in peers.PEERS.items()
+    for label in LABELS.get(name, ["f32", "bf16"])
+    for way in peer.ways
+    for mode in way.modes
+    if way.name not in ("cudnn", "fused" if "M=" in label or "master" not in label else "")
+]
+
+
+def line_of(operation: str, label: str) -> dict:
+    return LINE | {"operation": operation, "dtype": label, "shape": SIZES}
+
+
+def truth_of(operation: str, label: str, inputs: dict, monkeypatch) -> dict[str, torch.Tensor]:
+    """The tests' formula in float64, with PyTorch's defaults for the scalars that the peers leave to it."""
+    scale = 1.0 if operation == "cross_entropy" else SIZES["HD"] ** -0.5
+    monkeypatch.setattr(formulas, "SCALE", scale)
+    adamw = torch_operations.ADAMW | {"step": torch_operations.STEP, "norm": 0.5, "clip": 1.0}
+    monkeypatch.setattr(formulas, "ADAMW", adamw)
+    monkeypatch.setattr(torch_operations, "THETA", 10000.0)
+    without = {} if "master" in inputs else {"master": None}
+    without |= {} if "dresidual" in inputs else {"dresidual": torch.zeros(())}
+    without |= {} if "residual" in inputs else {"residual": torch.zeros(())}
+    wide = {n: t.double() if t.is_floating_point() else t for n, t in inputs.items()}
+    return formulas.CASES[operation].torch(SIZES | {"stat": torch.float64} | without | wide)
+
+
+@pytest.mark.parametrize("operation, label, way, mode", CALLS)
+def test_peers_compute_the_operation(operation, label, way, mode, monkeypatch):
+    torch.manual_seed(1)
+    peer = peers.PEERS[operation]
+    case = Case.of(line_of(operation, label), "cpu")
+    inputs = peer.inputs(case)
+    truth = truth_of(operation, label, {n: t.clone() for n, t in inputs.items()}, monkeypatch)
+    (call,) = peers.calls_of(way, mode, [inputs], backend="aot_eager")
+    if operation != "adamw":  # in place: each call is a step
+        call()
+    results = call()
+    results = results if isinstance(results, (tuple, list)) else (results,)
+    found = dict(zip(peer.outputs, results, strict=True))
+    found |= {"master": inputs["master"]} if "master" in inputs else {}
+    letters = {"dweight": "G", "m": "M", "v": "M"}
+    for name, value in found.items():
+        dtype = case.dtype[letters.get(name, "T")]
+        if name in ("losses", "norm", "cis", "master"):
+            dtype = torch.float32
+        elif way.name == "autograd" and name[1:] in way.leaves:
+            dtype = inputs[name[1:]].dtype
+        assert value.dtype == dtype and not value.requires_grad, name
+        # bf16: autograd rounds what lies between two of its operations, four of them at most.
+        unit = 4 * 2.0**-8 if torch.bfloat16 in case.dtype.values() else 2.0**-20
+        expected = truth[name]
+        assert value.shape == expected.shape, name
+        assert ((value.double() - expected).abs() <= unit * expected.abs().max()).all(), name
+
+
+def test_a_wrong_peer_would_be_seen(monkeypatch):
+    way = peers.Way("wrong", lambda dout, cos, sin: torch_operations.rope(dout, cos, sin))
+    with pytest.raises(AssertionError):
+        test_peers_compute_the_operation("rope_backward", "f32", way, "eager", monkeypatch)
+
+
+@pytest.mark.parametrize("operation", ["rmsnorm_backward", "cross_entropy", "adamw"])
+def test_measure_takes_the_fastest_way_and_says_what_failed(operation, monkeypatch):
+    monkeypatch.setattr(peers, "SETS", 2)
+    line = line_of(operation, "T=bf16 G=bf16 M=f32" if operation == "adamw" else "f32")
+    found, failures = peers.measure(line, ["eager", "compile"], "cpu", 0.0, "aot_eager")
+    assert set(found) == ({"compile"} if operation == "adamw" else {"eager", "compile"})
+    assert len(failures) == (operation == "adamw")
+    for mode in found.values():
+        assert (
+            mode["ms"] == mode["ways"][mode["way"]]["ms"] == min(w["ms"] for w in mode["ways"].values()) > 0
+        )
+
+
+def test_measure_survives_what_it_does_not_know():
+    for change in ({"operation": "new"}, {"dtype": "f8"}, {"dtype": "bf16 f32"}, {"shape": {}}):
+        found, (failure,) = peers.measure(LINE | change, ["eager"], "cpu")
+        assert found == {} and "no inputs" in failure
+
+
+def test_the_device_is_timed_without_the_host(monkeypatch):
+    """Events and the sleep are a device's that takes 2 ms a call and runs behind the host."""
+    clock = {"ms": 0.0}
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.ms = clock["ms"]
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, end):
+            return end.ms - self.ms
+
+    def sleep(cycles):
+        clock["ms"] += cycles / 1e6
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", sleep)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    peers.sleep_rate.cache_clear()
+    made = []
+    calls = [lambda k=k: made.append(k) or sleep(2_000_000) for k in range(3)]
+    assert peers.median_ms(calls, "cuda", 0.01) == pytest.approx(2.0)
+    assert peers.sleep_rate() == pytest.approx(1e9)
+    assert made[:4] == [0, 1, 2, 0] and len(made) >= 10 + peers.ROUNDS[0]
+    peers.sleep_rate.cache_clear()
+
+
+def test_sets_of_inputs_fill_the_rotation_and_no_more(monkeypatch):
+    case, peer = Case.of(LINE, "cpu"), peers.PEERS["rmsnorm_forward"]
+    sets = peers.make_sets(peer, case, peers.ROTATED // 8)
+    assert len(sets) == 8 and len({s["x"].data_ptr() for s in sets}) == 8
+    assert len(peers.make_sets(peer, case, 1)) == peers.SETS
+    monkeypatch.setattr(peers, "LARGEST", 1)
+    assert len(peers.make_sets(peer, case, 1)) == 1
