@@ -131,12 +131,13 @@ struct Case {
     const Operation* op;
     const Entry* entry;
     int number;
-    bool strided;  // also: which memory order, how much padding
+    bool strided;  // number also says which memory order, how much padding
     std::vector<int64_t> size;
     std::vector<Scalar> scalars;
     std::vector<bool> absent;   // by operand
     std::vector<bool> derived;  // by operand: an input that the forward pass has made of the others
     std::vector<std::vector<double>> values;  // by operand, exactly as its type holds them; NaN: not read
+    int threads = 0;                          // a block; 0: by number
 
     bool flag(const char* name) const {
         for (size_t i = 0; i < op->scalars.size(); i++)

@@ -125,7 +125,8 @@ inline std::string check_stochastic(const std::vector<double>& found, const std:
 
 // Every block size of the variant's list in some cases.
 inline int block_size(const Case& c, const Variant& v) {
-    return v.threads.empty() ? 0 : v.threads[static_cast<size_t>(c.number) % v.threads.size()];
+    return c.threads || v.threads.empty() ? c.threads
+                                          : v.threads[static_cast<size_t>(c.number) % v.threads.size()];
 }
 
 struct Run {
@@ -141,7 +142,8 @@ inline Run run_variant(const Case& c, const Variant& v, int threads, const Alias
     for (size_t i = 0; i < c.values.size(); i++) {
         if (c.absent[i]) continue;
         Tensor shape = shape_of(c, i, c.entry->operands[i].dtype);
-        if (c.strided && c.op->operands[i].strided) spread(shape, c.number + static_cast<int>(i), c.number % 2 == 0);
+        if (c.strided && c.op->operands[i].strided)
+            spread(shape, c.number + static_cast<int>(i), c.number % 2 == 0);
         memory[i].place(shape, c.values[i], c.number % 2 == 1);
         tensors[i] = device ? memory[i].to_device() : memory[i].tensor;
     }

@@ -17,7 +17,7 @@ __device__ inline uint4 load128(const T* p) {
 }
 template <class T>
 __device__ inline void store128(T* p, uint4 bits) {
-    *reinterpret_cast<uint4*>(p) = bits;
+    store_vector(reinterpret_cast<uint4*>(p), bits);
 }
 template <class T>
 __device__ inline uint4 load128_streaming(const T* p) {

@@ -11,9 +11,16 @@
 //            128,256 loses more than PyTorch's, which adds in vector lanes.
 // cpu:       rows over threads; a row (16 KB at V = 4,096 in f32) stays in cache for its passes: maximum,
 //            sum, gradient.
+// 1          naive: a thread a row, three passes.
+// 2          a block a row, 128-bit accesses: maximum and sum in one pass (Milakov and Gimelshein, "Online
+//            normalizer calculation for softmax", 2018), gradient in a second one, which finds part of the
+//            row in the caches.
+// 3          as 2, but the row stays on the chip, in registers and LDS: memory is read once.
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 
+#include "core/device.h"
 #include "core/registry.h"
 #include "core/simd.h"
 
@@ -77,12 +84,358 @@ void cross_entropy_cpu(View<float, 1> losses, View<T, 2> dlogits, View<const T, 
     }
 }
 
+// ---- 1: naive
+
+template <class T>
+__global__ void cross_entropy_kernel1(float* losses, T* dlogits, const T* logits, const int32_t* targets,
+                                      int64_t N, int64_t V, float dloss, int64_t ignore_index) {
+    const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (n >= N) return;
+    const T* x = logits + n * V;
+    const int64_t target = targets[n];
+    if (target == ignore_index) {
+        losses[n] = 0;
+        for (int64_t v = 0; dlogits && v < V; v++) dlogits[n * V + v] = T(0.0f);
+        return;
+    }
+    float largest = float(x[0]);
+    for (int64_t v = 1; v < V; v++) largest = fmaxf(largest, float(x[v]));
+    double sum = 0;
+    for (int64_t v = 0; v < V; v++) sum += double(expf(float(x[v]) - largest));
+    losses[n] = static_cast<float>(log(sum)) + (largest - float(x[target]));
+    for (int64_t v = 0; dlogits && v < V; v++) {
+        const float probability = expf(float(x[v]) - largest) / static_cast<float>(sum);
+        dlogits[n * V + v] = T(dloss * (probability - (v == target ? 1.0f : 0.0f)));
+    }
+}
+
+template <class T>
+void cross_entropy_1(View<float, 1> losses, View<T, 2> dlogits, View<const T, 2> logits,
+                     View<const int32_t, 1> targets, double dloss, int64_t ignore_index, Device device) {
+    const int64_t N = logits.shape[0], V = logits.shape[1];
+    launch(Grid(blocks_for(N, device.threads), device.threads, device.stream), cross_entropy_kernel1<T>,
+           losses.data, dlogits.data, logits.data, targets.data, N, V, dloss, ignore_index);
+}
+
+// ---- what 2 and 3 share
+
+// A row as vectors from its first 16-byte border on, so that rows of any length move by 128 bits. What stands
+// before and behind them, less than two vectors, is the edge: one element a thread.
+struct RowShape {
+    int head, vectors;
+    int64_t edge;  // of this thread; V or more where it has none
+};
+template <class T>
+__device__ RowShape row_shape(const T* row, int64_t V) {
+    constexpr int size = vector_size<T>;
+    const int64_t past = reinterpret_cast<uintptr_t>(row) % 16 / sizeof(T);
+    const int64_t head = past ? (size - past < V ? size - past : V) : 0;
+    const int64_t vectors = (V - head) / size, t = threadIdx.x;
+    return {static_cast<int>(head), static_cast<int>(vectors), t < head ? t : t + vectors * size};
+}
+
+// Vector j from x on. The offset is of 32 unsigned bits: beside a base that is the same for all lanes it costs
+// one register, an address two.
+template <class T>
+__device__ T* vector_at(T* x, int j) {
+    using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
+    return reinterpret_cast<T*>(reinterpret_cast<Byte*>(x) + static_cast<uint32_t>(j) * 16u);
+}
+
+// Vector j of the row's vectors from x on; past the end, the last again: a branch a load would cost more. What
+// is read there is masked where it is used, so that nothing waits for the load before.
+template <bool streaming, class T>
+__device__ uint4 load_logits(const T* x, int j, int vectors) {
+    const T* p = vector_at(x, j < vectors ? j : vectors - 1);
+    return streaming ? load128_streaming(p) : load128(p);
+}
+// -infinity, which adds nothing to a softmax, in the place of a vector past the end.
+template <class T>
+__device__ uint4 masked(uint4 bits, int j, int vectors) {
+    constexpr uint32_t none = sizeof(T) == 2 ? 0xff80ff80u : 0xff800000u;
+    return j < vectors ? bits : make_uint4(none, none, none, none);
+}
+
+// bf16 results have 8 bits: the quick exponential loses nothing.
+template <class T>
+__device__ float exponential(float x) {
+    if constexpr (sizeof(T) == 2)
+        return fast_exp2(x * 1.44269504f);
+    else
+        return expf(x);
+}
+
+// sum of e^(x - largest) over what was seen of a row. largest begins finite: a thread that has seen nothing
+// but -infinity has sum 0, not NaN.
+struct Softmax {
+    float largest = -FLT_MAX, sum = 0;
+};
+template <class T>
+__device__ void add(Softmax& s, uint4 bits) {
+    float x[vector_size<T>];
+    unpack(bits, x);
+    float largest = s.largest;
+    for (const float value : x) largest = fmaxf(largest, value);
+    s.sum *= exponential<T>(s.largest - largest);
+    for (const float value : x) s.sum += exponential<T>(value - largest);
+    s.largest = largest;
+}
+template <class T>
+__device__ void add_one(Softmax& s, float x) {
+    const float largest = fmaxf(s.largest, x);
+    s = {largest, s.sum * exponential<T>(s.largest - largest) + exponential<T>(x - largest)};
+}
+
+struct SoftmaxShared {
+    float maxima[most_warps], sums[most_warps];
+};
+template <class T>
+__device__ Softmax block_softmax(Softmax own, SoftmaxShared& shared) {
+    const float largest = block_max(own.largest, shared.maxima);
+    return {largest, block_sum(own.sum * exponential<T>(own.largest - largest), shared.sums)};
+}
+
+// The gradient but for the target's -1.
+template <class T>
+__device__ uint4 gradient(uint4 bits, float largest, float scale) {
+    float x[vector_size<T>];
+    unpack(bits, x);
+    for (float& value : x) value = exponential<T>(value - largest) * scale;
+    return pack(x);
+}
+
+// The end of a row, behind a barrier: its loss, and the target's gradient over what the loop has written there.
+template <class T>
+__device__ void finish_row(float* loss, T* dx, int target, float at_target, Softmax s, float dloss) {
+    if (threadIdx.x != 0) return;
+    const float below = at_target - s.largest;  // subtracted before log(sum) is added: exact near the maximum
+    *loss = logf(s.sum) - below;
+    if (dx) dx[target] = T(dloss * (exponential<T>(below) / s.sum - 1.0f));
+}
+
+template <class T>
+__device__ void ignore_row(float* loss, T* dx, int64_t V) {
+    if (threadIdx.x == 0) *loss = 0;
+    if (!dx) return;
+    const RowShape shape = row_shape(dx, V);
+    for (int j = threadIdx.x; j < shape.vectors; j += blockDim.x)
+        store128_streaming(vector_at(dx + shape.head, j), make_uint4(0, 0, 0, 0));
+    if (shape.edge < V) dx[shape.edge] = T(0.0f);
+}
+
+// Rows of logits and dlogits have their borders at the same elements, and at least one whole vector.
+bool rows_have_vectors(const Call& c) {
+    const auto past = [&](const char* name) {
+        return reinterpret_cast<uintptr_t>(c.operand(name).data) % 16;
+    };
+    const bool agree = !c.operand("dlogits").data || past("dlogits") == past("logits");
+    return agree && c["V"] * size_of(c.operand("logits").dtype) >= 2 * 16;
+}
+
+// ---- 2: one pass for maximum and sum, one for the gradient
+
+template <class T>
+__global__ void __launch_bounds__(most_threads)
+    cross_entropy_kernel2(float* losses, T* dlogits, const T* logits, const int32_t* targets, int64_t V,
+                          float dloss, int64_t ignore_index) {
+    constexpr int at_once = 4;
+    SoftmaxShared& shared = shared_memory<SoftmaxShared>();
+    const int64_t n = blockIdx.x;
+    const T* row = logits + n * V;
+    T* drow = dlogits ? dlogits + n * V : nullptr;
+    const int target = targets[n], thread = threadIdx.x, step = at_once * blockDim.x;
+    if (target == ignore_index) return ignore_row(losses + n, drow, V);
+    const float at_target = float(row[target]);  // before it is overwritten
+    const RowShape shape = row_shape(row, V);
+    const T* x = row + shape.head;
+    const float edge = shape.edge < V ? float(row[shape.edge]) : -INFINITY;
+
+    Softmax own;
+    for (int first = 0; first < shape.vectors; first += step) {
+        uint4 bits[at_once];
+#pragma unroll
+        for (int v = 0; v < at_once; v++)
+            bits[v] = load_logits<false>(x, first + v * blockDim.x + thread, shape.vectors);
+#pragma unroll
+        for (int v = 0; v < at_once; v++)
+            add<T>(own, masked<T>(bits[v], first + v * blockDim.x + thread, shape.vectors));
+    }
+    add_one<T>(own, edge);
+    const Softmax all = block_softmax<T>(own, shared);
+    if (drow) {
+        const float scale = dloss / all.sum;
+        T* dx = drow + shape.head;
+        // Backwards: what was read last is still in the caches.
+        for (int first = (shape.vectors - 1) / step * step; first >= 0; first -= step) {
+            uint4 bits[at_once];
+#pragma unroll
+            for (int v = 0; v < at_once; v++)
+                bits[v] = load_logits<true>(x, first + v * blockDim.x + thread, shape.vectors);
+#pragma unroll
+            for (int v = 0; v < at_once; v++) {
+                const int j = first + v * blockDim.x + thread;
+                if (j < shape.vectors)
+                    store128_streaming(vector_at(dx, j), gradient<T>(bits[v], all.largest, scale));
+            }
+        }
+        if (shape.edge < V) drow[shape.edge] = T(exponential<T>(edge - all.largest) * scale);
+    }
+    __syncthreads();
+    finish_row(losses + n, drow, target, at_target, all, dloss);
+}
+
+template <class T>
+void cross_entropy_2(View<float, 1> losses, View<T, 2> dlogits, View<const T, 2> logits,
+                     View<const int32_t, 1> targets, double dloss, int64_t ignore_index, Device device) {
+    const int64_t N = logits.shape[0], V = logits.shape[1];
+    launch(Grid(blocks_for(N, 1), device.threads, device.stream), cross_entropy_kernel2<T>, losses.data,
+           dlogits.data, logits.data, targets.data, V, dloss, ignore_index);
+}
+
+// ---- 3: the row on the chip
+
+// How a row is kept: `window` vectors a thread in registers, `parked` more in LDS.
+struct Keep {
+    int window, parked, threads;
+    bool fits;
+};
+Keep keep_row(int64_t V, int size, int wanted) {
+    constexpr int64_t most_window = 8;  // 16 would spill the registers that 1,024 threads have
+    const DeviceProperties& d = device_properties();
+    const int64_t vectors = V / size;
+    const auto room = [&](int64_t threads) {
+        const int64_t lds = d.shared_bytes - static_cast<int64_t>(sizeof(SoftmaxShared));
+        return std::min(most_window, lds / (threads * 16));
+    };
+    const auto needed = [&](int64_t threads) { return (vectors + threads - 1) / threads; };
+    const auto whole_warps = [&](int64_t threads) {
+        return std::min<int64_t>(most_threads, (threads + d.warp_size - 1) / d.warp_size * d.warp_size);
+    };
+    int64_t threads = whole_warps(std::min<int64_t>(wanted, vectors));
+    while (threads < most_threads && needed(threads) > most_window + room(threads))
+        threads = whole_warps(threads + 1);
+    int64_t window = 2;
+    while (window < most_window && window + std::min(window, room(threads)) < needed(threads)) window *= 2;
+    const int64_t parked = std::max<int64_t>(0, needed(threads) - window);
+    return {static_cast<int>(window), static_cast<int>(parked), static_cast<int>(threads),
+            parked <= std::min(window, room(threads))};
+}
+
+// A block takes every gridDim.x-th row. `window` vectors of every thread are on their way from memory or in
+// registers. The first `parked` of them move to LDS as soon as their sum is taken, and their registers get the
+// row's next vectors; a register whose gradient is written gets the next row's. So loads are in flight while
+// the exponentials are computed, and the block never waits for a whole row.
+template <class T, int window>
+__global__ void __launch_bounds__(most_threads)
+    cross_entropy_kernel3(float* losses, T* dlogits, const T* logits, const int32_t* targets, int64_t N,
+                          int64_t V, float dloss, int64_t ignore_index, int parked) {
+    SoftmaxShared& shared = shared_memory<SoftmaxShared>();
+    const int thread = threadIdx.x, step = blockDim.x;
+    uint4* lds = reinterpret_cast<uint4*>(dynamic_shared_memory()) + thread;  // read by this thread alone
+    uint4 kept[window];
+    const T* x = logits + blockIdx.x * V;  // the row whose vectors are loaded
+    RowShape shape = row_shape(x, V);
+    x += shape.head;
+#pragma unroll
+    for (int v = 0; v < window; v++) kept[v] = load_logits<true>(x, v * step + thread, shape.vectors);
+    for (int64_t n = blockIdx.x; n < N; n += gridDim.x) {
+        const T* row = logits + n * V;
+        T* drow = dlogits ? dlogits + n * V : nullptr;
+        const float edge = shape.edge < V ? float(row[shape.edge]) : -INFINITY;
+        const int target = targets[n];
+        const bool ignored = target == ignore_index;
+        const float at_target = ignored ? 0.0f : float(row[target]);  // before it is overwritten
+
+        Softmax own;
+        // Opaque: a register for each vector's place, and for each comparison, would be too many.
+        int j = thread;
+        parked = opaque_uniform(parked);
+#pragma unroll
+        for (int v = 0; v < window; v++, j = opaque(j + step)) {
+            add<T>(own, masked<T>(kept[v], j, shape.vectors));
+            if (v < parked) {
+                lds[j - thread] = kept[v];
+                kept[v] = load_logits<true>(x, j + window * step, shape.vectors);
+                keep_order();
+            }
+        }
+        add_one<T>(own, edge);
+        j = window * step + thread;
+#pragma unroll
+        for (int v = 0; v < window; v++, j = opaque(j + step))
+            if (v < parked) add<T>(own, masked<T>(kept[v], j, shape.vectors));
+        const Softmax all = block_softmax<T>(own, shared);
+        const float scale = dloss / all.sum;
+        T* dx = drow + shape.head;
+        const int vectors = shape.vectors;
+        const int64_t edge_at = shape.edge;
+        const auto write = [=](int at, uint4 bits) {
+            if (drow && at < vectors)
+                store128_streaming(vector_at(dx, at),
+                                   ignored ? make_uint4(0, 0, 0, 0) : gradient<T>(bits, all.largest, scale));
+        };
+        for (int v = 0; v < parked; v++) write(v * step + thread, lds[v * step]);
+        const int64_t next = n + gridDim.x < N ? n + gridDim.x : n;  // after the last row, any
+        x = logits + next * V;
+        shape = row_shape(x, V);
+        x += shape.head;
+        j = thread;
+        parked = opaque_uniform(parked);
+#pragma unroll
+        for (int v = 0; v < window; v++, j = opaque(j + step)) {
+            write(v < parked ? j + window * step : j, kept[v]);
+            kept[v] = load_logits<true>(x, j, shape.vectors);
+            keep_order();
+        }
+        if (drow && edge_at < V)
+            drow[edge_at] = T(ignored ? 0.0f : exponential<T>(edge - all.largest) * scale);
+        __syncthreads();  // the row is written, and the shared sums are free for the next
+        if (!ignored)
+            finish_row(losses + n, drow, target, at_target, all, dloss);
+        else if (thread == 0)
+            losses[n] = 0;
+    }
+}
+
+bool row_fits(const Call& c) {
+    const int size = static_cast<int>(16 / size_of(c.operand("logits").dtype));
+    return rows_have_vectors(c) && keep_row(c["V"], size, most_threads).fits;
+}
+
+template <class T>
+void cross_entropy_3(View<float, 1> losses, View<T, 2> dlogits, View<const T, 2> logits,
+                     View<const int32_t, 1> targets, double dloss, int64_t ignore_index, Device device) {
+    const int64_t N = logits.shape[0], V = logits.shape[1];
+    const Keep keep = keep_row(V, vector_size<T>, device.threads);
+    const auto kernel = keep.window == 2   ? cross_entropy_kernel3<T, 2>
+                        : keep.window == 4 ? cross_entropy_kernel3<T, 4>
+                                           : cross_entropy_kernel3<T, 8>;
+    const size_t lds = static_cast<size_t>(keep.parked) * static_cast<size_t>(keep.threads) * 16;
+    const int64_t resident =
+        int64_t{device_properties().multiprocessors} * resident_blocks(kernel, keep.threads, lds);
+    launch(Grid(static_cast<unsigned>(std::min(N, resident)), keep.threads, device.stream, lds), kernel,
+           losses.data, dlogits.data, logits.data, targets.data, N, V, dloss, ignore_index, keep.parked);
+}
+
 Operation cross_entropy(
     "cross_entropy(losses: A[N], dlogits?: T[N,V]; logits: T[N,V], targets: i32[N] <V;"
     " dloss: float, ignore_index: int)",
     "losses = logsumexp(logits) - logits[target], and the gradient of logits",
     {{"cpu", "rows over threads, three passes over a cached row", Where::host,
       entries<cross_entropy_cpu<float>, cross_entropy_cpu<bf16>>()},
+     {"3",
+      "a block a row, which stays in registers and LDS, 128-bit accesses",
+      Where::device,
+      entries<cross_entropy_3<float>, cross_entropy_3<bf16>>(),
+      row_fits,
+      {1024, 128, 64}},
+     {"2",
+      "a block a row, sum and maximum in one pass, gradient in a second, 128-bit accesses",
+      Where::device,
+      entries<cross_entropy_2<float>, cross_entropy_2<bf16>>(),
+      rows_have_vectors,
+      {512, 1024, 256}},
+     {"1", "naive: a thread a row", Where::device, entries<cross_entropy_1<float>, cross_entropy_1<bf16>>()},
      {"reference", "plain loops", Where::host,
       entries<cross_entropy_reference<float>, cross_entropy_reference<bf16>,
               cross_entropy_reference<double>>()}},

@@ -15,8 +15,8 @@
 //
 // reference: plain loops in double.
 // 1          naive: a thread a pair, its power, cosine and sine in double.
-// 2          a thread has two pairs of every k-th position, written in one 128-bit access: their frequencies are
-//            computed once; in double an angle is only taken to the nearest quarter turn, the rest is float's.
+// 2          128-bit accesses: a thread has two pairs at every k-th position and computes their frequencies
+//            once. Double only takes an angle to the nearest quarter turn; the rest is done in float.
 #include <algorithm>
 #include <cmath>
 
@@ -120,9 +120,10 @@ void precompute_cis_2(View<float, 3> cis, double theta, double factor, double lo
     const int64_t T = cis.shape[0], half = cis.shape[1], columns = (half + 1) / 2;
     const unsigned across = static_cast<unsigned>(std::min<int64_t>(columns, device.threads));
     const unsigned down = static_cast<unsigned>(device.threads) / across;
-    // As many positions at once as keep the device busy: every thread computes its frequencies.
+    // No more positions at once than keep the device busy: every thread has to compute its frequencies.
     const int64_t resident = int64_t{device_properties().multiprocessors} * most_threads / device.threads;
-    const dim3 blocks(std::min(blocks_for(T, down), blocks_for(resident, 1)), blocks_for(columns, across));
+    const unsigned places = static_cast<unsigned>(std::min<int64_t>(blocks_for(T, down), resident));
+    const dim3 blocks(places, blocks_for(columns, across));
     launch(Grid(blocks, dim3(across, down), device.stream),
            is_whole({cis.data}, 2 * half, vector_size<float>) ? precompute_cis_kernel2<true>
                                                               : precompute_cis_kernel2<false>,

@@ -144,8 +144,9 @@ __device__ inline void rotate(float (&x)[size], float (&y)[size], const float (&
 
 // threadIdx.x and blockIdx.y: which channels; threadIdx.y and blockIdx.x: which position of all B * time and
 // which of its groups of heads. A group's heads lie `groups` apart: neighbours in a warp read neighbouring
-// heads. A thread has two vectors of a head. Half split, they are from the two halves and make pairs;
-// interleaved, each holds pairs of its own, and the second half begins where the first one's last vector ends.
+// heads. A thread has two vectors of a head. Half split, they are from the two halves and make pairs.
+// Interleaved, each holds pairs of its own; there the second half begins where the last vector of the first
+// ends.
 template <class T, bool whole, bool interleaved>
 __global__ void __launch_bounds__(block_threads)
     rope_forward_kernel2(Heads<T> out, Heads<const T> x, const float* cis, unsigned positions, unsigned time,

@@ -9,7 +9,7 @@
 // reference: plain loops.
 // cpu:       rows over threads, vector lanes over columns, fast_exp.
 // 1          naive: a thread an element.
-// 2          128-bit accesses: a thread has one vector of columns in two rows, all of whose loads are in flight
+// 2          128-bit accesses: a thread has one vector of columns in two rows, with all loads in flight
 //            before the first is used.
 #include <algorithm>
 #include <cmath>
@@ -115,15 +115,15 @@ void swiglu_backward_1(View<T, 2> dgate_up, View<const T, 2> dout, View<const T,
 
 // ---- 2: 128-bit accesses
 
-// At most. Of two such blocks, the kernels promise to fit a multiprocessor, not more: that leaves the registers
-// for all loads of a thread at once.
+// At most. Two such blocks a multiprocessor are asked of the compiler, not more: that leaves it registers for
+// all loads of a thread at once.
 constexpr int block_threads = 512;
 // One where accesses are narrow: those of two would be more than registers.
 template <bool whole>
 constexpr int rows_a_thread = whole ? 2 : 1;
 
-// 1 / (1 + e^-g). bf16's own rounding hides the error of the fast functions, a share of 1e-5 at most, and that
-// a quotient by more than 2^126 may be flushed to 0. Where e^-g is infinite, this is 0.
+// 1 / (1 + e^-g); 0 where e^-g is infinite. bf16's own rounding hides what the fast functions do: an error of
+// 1e-5 of the value at most, and 0 for a quotient below 2^-126.
 template <class T>
 __device__ float sigmoid(float g) {
     if constexpr (std::is_same_v<T, bf16>)
@@ -132,8 +132,8 @@ __device__ float sigmoid(float g) {
         return 1.0f / (1.0f + expf(-g));
 }
 
-// blockIdx.x: `across` blocks side by side hold a row, the next ones further rows. A thread's rows lie blockDim.y
-// apart.
+// blockIdx.x: `across` blocks side by side hold a row, the next ones further rows. A thread's rows lie
+// blockDim.y apart.
 template <class T, bool whole>
 __global__ void __launch_bounds__(block_threads, 2)
     swiglu_forward_kernel2(T* out, const T* gate_up, int64_t N, int64_t F, unsigned across) {

@@ -103,6 +103,27 @@ inline char* dynamic_shared_memory() {
     return emulation::dynamic_shared_memory();
 }
 
+// The same number, but what is computed from it is computed anew: addresses that the compiler would otherwise
+// keep in registers through a loop.
+inline int opaque(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+inline void store_vector(uint4* p, uint4 v) {
+    *p = v;
+}
+// 2^x in one instruction, to 2 ulp; results below the smallest normal number are 0.
+inline float fast_exp2(float x) {
+    return std::exp2(x);
+}
+// As opaque, for a number that is the same in all lanes.
+inline int opaque_uniform(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+// The compiler moves no load up or down across this: each would hold registers for longer.
+inline void keep_order() {
+}
 inline uint4 load_streaming(const uint4* p) {
     return *p;
 }

@@ -61,15 +61,23 @@ void launch(const Grid& grid, void (*kernel)(P...), A... arguments) {
     emulation::launch(grid.blocks, grid.threads, grid.shared_bytes, {grid.file, grid.line}, kernel,
                       static_cast<P>(arguments)...);
 }
+template <class... P>
+int resident_blocks(void (*)(P...), int, size_t) {
+    return 1;
+}
 #else
+inline void grant_shared_memory(const void* kernel, size_t bytes, const char* file, int line) {
+    constexpr size_t granted =
+        32 * 1024;  // more has to be asked for, counting what the kernel declares itself
+    if (bytes > granted)
+        check(
+            hipFuncSetAttribute(kernel, hipFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+            "dynamic shared memory of a kernel", file, line);
+}
 template <class... P, class... A>
 void launch(const Grid& grid, void (*kernel)(P...), A... arguments) {
-    constexpr size_t granted = 48 * 1024;  // more has to be asked for
     const void* function = reinterpret_cast<const void*>(kernel);
-    const int bytes = static_cast<int>(grid.shared_bytes);
-    if (grid.shared_bytes > granted)
-        check(hipFuncSetAttribute(function, hipFuncAttributeMaxDynamicSharedMemorySize, bytes),
-              "dynamic shared memory of a launch", grid.file, grid.line);
+    grant_shared_memory(function, grid.shared_bytes, grid.file, grid.line);
     std::tuple<P...> typed{static_cast<P>(arguments)...};
     std::apply(
         [&](P&... argument) {
@@ -79,6 +87,15 @@ void launch(const Grid& grid, void (*kernel)(P...), A... arguments) {
                   "launch", grid.file, grid.line);
         },
         typed);
+}
+// Blocks of a kernel that one multiprocessor holds at a time: what a grid that stays resident is sized by.
+template <class... P>
+int resident_blocks(void (*kernel)(P...), int threads, size_t shared_bytes) {
+    grant_shared_memory(reinterpret_cast<const void*>(kernel), shared_bytes, __FILE__, __LINE__);
+    int blocks = 0;
+    check(hipOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared_bytes), "occupancy",
+          __FILE__, __LINE__);
+    return blocks > 0 ? blocks : 1;
 }
 #endif
 

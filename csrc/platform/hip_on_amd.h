@@ -32,6 +32,32 @@ inline __device__ char* dynamic_shared_memory() {
     return dynamic_storage;
 }
 
+// 2^x in one instruction, to 2 ulp; results below the smallest normal number are 0.
+inline __device__ float fast_exp2(float x) {
+    return __builtin_amdgcn_exp2f(x);
+}
+
+// The same number, but what is computed from it is computed anew: addresses that the compiler would otherwise
+// keep in registers through a loop.
+inline __device__ int opaque(int x) {
+    asm volatile("" : "+v"(x));
+    return x;
+}
+
+inline __device__ void store_vector(uint4* p, uint4 v) {
+    *p = v;
+}
+// As opaque, for a number that is the same in all lanes.
+inline __device__ int opaque_uniform(int x) {
+    asm volatile("" : "+s"(x));
+    return x;
+}
+
+// The compiler moves no load up or down across this: each would hold registers for longer.
+inline __device__ void keep_order() {
+    __builtin_amdgcn_sched_barrier(0);
+}
+
 // 128-bit accesses that ask the caches not to keep the line: data that is read or written once.
 using NativeVector = uint32_t __attribute__((ext_vector_type(4)));
 inline __device__ uint4 load_streaming(const uint4* p) {

@@ -39,6 +39,7 @@ using hipGraphExec_t = cudaGraphExec_t;
 #define hipEventSynchronize cudaEventSynchronize
 #define hipEventElapsedTime cudaEventElapsedTime
 #define hipLaunchKernel cudaLaunchKernel
+#define hipOccupancyMaxActiveBlocksPerMultiprocessor cudaOccupancyMaxActiveBlocksPerMultiprocessor
 #define hipFuncSetAttribute cudaFuncSetAttribute
 #define hipFuncAttributeMaxDynamicSharedMemorySize cudaFuncAttributeMaxDynamicSharedMemorySize
 
@@ -68,6 +69,35 @@ __device__ S& shared_memory() {
 inline __device__ char* dynamic_shared_memory() {
     extern __shared__ __align__(16) char dynamic_storage[];
     return dynamic_storage;
+}
+
+// 2^x in one instruction, to 2 ulp; results below the smallest normal number are 0.
+inline __device__ float fast_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// The same number, but what is computed from it is computed anew: addresses that the compiler would otherwise
+// keep in registers through a loop.
+inline __device__ int opaque(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+// A plain 128-bit store is often split into four of 32 bits.
+inline __device__ void store_vector(uint4* p, uint4 v) {
+    __stwb(p, v);
+}
+// As opaque, for a number that is the same in all lanes.
+inline __device__ int opaque_uniform(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+// The compiler moves no load up or down across this: each would hold registers for longer.
+inline __device__ void keep_order() {
+    asm volatile("" ::: "memory");
 }
 
 // 128-bit accesses that ask the caches not to keep the line: data that is read or written once.

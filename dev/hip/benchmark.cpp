@@ -250,16 +250,16 @@ struct Checker {
         truth = truth_of(c);
     }
     // Infinity where the variant does not take the shape.
-    double error(const Variant& v, int block) {
-        c.number = block;
+    double error(const Variant& v, int threads) {
+        c.threads = threads;
         double share = 0;
         const Run run = run_variant(c, v, max_threads());
         if (!run.supported) return std::numeric_limits<double>::infinity();
         const std::string wrong = run.wrong.empty() ? compare(c, run, truth, share) : run.wrong;
         if (wrong.empty()) return share;
         failed++;
-        std::fprintf(stderr, "%s variant %s, %d threads a block: %s\n", c.op->name.c_str(), v.name,
-                     block_size(c, v), wrong.c_str());
+        std::fprintf(stderr, "%s variant %s, %d threads a block: %s\n", c.op->name.c_str(), v.name, threads,
+                     wrong.c_str());
         return not_a_number;
     }
 };
@@ -282,7 +282,7 @@ Result time_job(const Job& job, const Flags& flags, Checker& checker) {
         if (v.supports && !v.supports(call)) continue;
         const std::vector<int> blocks = v.threads.empty() ? std::vector<int>{256} : v.threads;
         for (size_t b = 0; b < blocks.size(); b++) {
-            const double error = checker.error(v, static_cast<int>(b));
+            const double error = checker.error(v, blocks[b]);
             const double ms = median_ms(stream.handle, static_cast<int>(operands.sets.size()), [&](int k) {
                 run(*job.op, operands.sets[static_cast<size_t>(k)], operands.scalars, queue, v.name,
                     blocks[b]);
