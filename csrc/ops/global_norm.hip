@@ -4,9 +4,13 @@
 // reference: one sum in double: a serial float sum over millions of terms would stall.
 // cpu:       chunks of fixed size over threads, each summed by block_sum, then the chunks in order: the
 //            number of threads does not show in the bits.
+// 1          naive: one block adds everything.
+// 2          a grid that stays resident, four 128-bit loads in flight a thread, one partial sum a block; a second
+//            kernel, of one block, adds those in double.
 #include <algorithm>
 #include <cmath>
 
+#include "core/device.h"
 #include "core/registry.h"
 #include "core/simd.h"
 
@@ -36,10 +40,108 @@ void global_norm_cpu(View<float, 1> norm, View<const T, 1> x, bool accumulate) {
     norm(0) = static_cast<float>(std::sqrt(sum));
 }
 
+// ---- 1: naive
+
+template <class T>
+__global__ void __launch_bounds__(most_threads)
+    global_norm_kernel1(float* norm, const T* x, int64_t P, bool accumulate) {
+    struct Shared {
+        double sums[most_threads];
+    };
+    Shared& shared = shared_memory<Shared>();
+    double sum = 0;
+    for (int64_t p = threadIdx.x; p < P; p += blockDim.x) sum += double(float(x[p])) * double(float(x[p]));
+    shared.sums[threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    for (unsigned t = 1; t < blockDim.x; t++) sum += shared.sums[t];
+    *norm = static_cast<float>(sqrt(sum + (accumulate ? double(*norm) * double(*norm) : 0.0)));
+}
+
+template <class T>
+void global_norm_1(View<float, 1> norm, View<const T, 1> x, bool accumulate, Device device) {
+    launch(Grid(1, device.threads, device.stream), global_norm_kernel1<T>, norm.data, x.data, x.shape[0],
+           accumulate);
+}
+
+// ---- 2
+
+constexpr int loads_a_thread = 4, block_threads = 1024;
+
+template <class T, bool whole>
+__global__ void __launch_bounds__(block_threads) global_norm_kernel2(float* partial, const T* x, int64_t P) {
+    constexpr int size = vector_size<T>;
+    struct Shared {
+        float warps[most_warps];
+    };
+    const int64_t vectors = whole ? P / size : (P + size - 1) / size, step = int64_t{gridDim.x} * blockDim.x;
+    float sum[size] = {};
+    const auto add = [&sum](uint4 bits) {
+        float a[size];
+        unpack(bits, a);
+        for (int i = 0; i < size; i++) sum[i] += a[i] * a[i];
+    };
+    int64_t v = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    for (; v + (loads_a_thread - 1) * step < vectors; v += loads_a_thread * step) {
+        uint4 bits[loads_a_thread];
+#pragma unroll
+        for (int k = 0; k < loads_a_thread; k++) bits[k] = load_part<whole>(x, (v + k * step) * size, P);
+#pragma unroll
+        for (int k = 0; k < loads_a_thread; k++) add(bits[k]);
+    }
+    for (; v < vectors; v += step) add(load_part<whole>(x, v * size, P));
+    if (whole && blockIdx.x == 0 && vectors * size + threadIdx.x < P) {
+        const float last = float(x[vectors * size + threadIdx.x]);
+        sum[0] += last * last;
+    }
+    float all = 0;
+    for (int i = 0; i < size; i++) all += sum[i];
+    all = block_sum(all, shared_memory<Shared>().warps);
+    if (threadIdx.x == 0) partial[blockIdx.x] = all;
+}
+
+// One warp.
+__global__ void global_norm_kernel2_finish(float* norm, const float* partial, int count, bool accumulate) {
+    double sum = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += warp_size) sum += double(partial[i]);
+    for (int distance = warp_size / 2; distance > 0; distance /= 2) sum += __shfl_xor(sum, distance);
+    if (threadIdx.x == 0)
+        *norm = static_cast<float>(sqrt(sum + (accumulate ? double(*norm) * double(*norm) : 0.0)));
+}
+
+// Enough blocks for every multiprocessor, none without work.
+int norm_blocks(int64_t P, int size, int threads) {
+    const int64_t resident = int64_t{device_properties().multiprocessors} * (2048 / threads);
+    return static_cast<int>(std::min<int64_t>(resident, blocks_for(P, int64_t{size} * threads)));
+}
+int64_t norm_workspace(const Call& c) {
+    return 4 * norm_blocks(c["P"], static_cast<int>(16 / size_of(c.operand("x").dtype)), c.device.threads);
+}
+
+template <class T>
+void global_norm_2(View<float, 1> norm, View<const T, 1> x, bool accumulate, Device device) {
+    float* partial = static_cast<float*>(device.workspace);
+    const int64_t P = x.shape[0];
+    const int blocks = norm_blocks(P, vector_size<T>, device.threads);
+    const bool whole = is_whole({x.data}, 0, vector_size<T>);
+    launch(Grid(blocks, device.threads, device.stream),
+           whole ? global_norm_kernel2<T, true> : global_norm_kernel2<T, false>, partial, x.data, P);
+    launch(Grid(1, device_properties().warp_size, device.stream), global_norm_kernel2_finish, norm.data,
+           partial, blocks, accumulate);
+}
+
 Operation global_norm(
     "global_norm(norm +=: A[1]; x: T[P]; accumulate: bool)", "norm = sqrt(sum of squares)",
     {{"cpu", "fixed chunks over threads", Where::host,
       entries<global_norm_cpu<float>, global_norm_cpu<bf16>>()},
+     {"2",
+      "a partial sum a block, 128-bit accesses",
+      Where::device,
+      entries<global_norm_2<float>, global_norm_2<bf16>>(),
+      nullptr,
+      {512, 256, 1024},
+      norm_workspace},
+     {"1", "naive: one block", Where::device, entries<global_norm_1<float>, global_norm_1<bf16>>()},
      {"reference", "plain loops", Where::host,
       entries<global_norm_reference<float>, global_norm_reference<bf16>, global_norm_reference<double>>()}},
     [](const Call& c) { return 2.0 * c["P"]; });
