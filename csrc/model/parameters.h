@@ -30,7 +30,7 @@ struct Parameter {
 };
 
 struct Parameters {
-    std::vector<Parameter> table;  // the order of the files, and of the random streams (4k, 4k+1, 4k+2)
+    std::vector<Parameter> table;  // the order of the files, and of the random streams (4k, 4k+1)
     Tensor weights, master, m, v;  // [elements]; master has no data where it is not kept
     // The LM head's gradient (the embedding's, where they are tied) is summed over chunks of the logits: it
     // stays f32 whatever the others are, so that no small contribution is rounded away. `gradients` holds all

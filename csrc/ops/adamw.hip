@@ -11,14 +11,20 @@
 // With master weights the update is made on master, and weight is master rounded. Without them a
 // bf16 weight, and bf16 moments always, are rounded stochastically, so that updates far below half an ulp are
 // not lost on average: add 16 random bits below those that stay, cut. The bits are Philox's of (seed, step,
-// stream, element): stream for the weight, stream + 1 and stream + 2 for m and v. The update itself uses m
-// and v before they are rounded.
+// stream, element): the upper half of stream's word for the weight, the two halves of stream + 1's for m and v.
+// The update itself uses m and v before they are rounded.
 //
 // reference: plain loops.
 // cpu:       fixed chunks over threads; the random words of a chunk come first, four elements a Philox block.
+// 1          naive: a thread an element.
+// 2          eight elements a thread, 128-bit accesses, all of a step's loads in flight before the first is used;
+//            the grid stays resident, so that what depends on the step alone is computed once a thread. What
+//            limits it where everything is bf16 is arithmetic as much as memory: 14 bytes and two Philox words
+//            an element.
 #include <algorithm>
 #include <cmath>
 
+#include "core/device.h"
 #include "core/random.h"
 #include "core/registry.h"
 #include "core/simd.h"
@@ -51,21 +57,22 @@ inline A adamw_element(A w, A& m, A& v, A grad, const Coefficients<A>& k) {
     return w - k.lr * (m * k.bias1 / (std::sqrt(v * k.bias2) + k.eps) + k.decay * w);
 }
 
-// *p = value, rounded by the word where T is bf16: random bits below those that stay, then cut. Infinity and
-// NaN as usual.
-template <class T>
-inline void store_stochastic(T* p, arithmetic<T> value, uint32_t) {
-    *p = value;
-}
-template <>
-inline void store_stochastic<bf16>(bf16* p, float value, uint32_t word) {
+// The bf16 that 16 random bits below those that stay, then cut, make of a value; infinity and NaN stay.
+__host__ __device__ inline uint32_t round_stochastic(float value, uint32_t random) {
     union {
         float f;
         uint32_t u;
     } bits{value};
-    const bool finite = (bits.u & 0x7f800000u) != 0x7f800000u;
-    const uint32_t cut = (bits.u + (word >> 16)) >> 16;
-    p->bits = finite ? static_cast<uint16_t>(cut) : bf16(value).bits;
+    return value != value ? 0x7fc0u : (bits.u + random) >> 16;
+}
+
+// *p = value, rounded so where T is bf16.
+template <class T>
+__host__ __device__ inline void store_stochastic(T* p, arithmetic<T> value, uint32_t random) {
+    if constexpr (sizeof(T) == 2)
+        p->bits = static_cast<uint16_t>(round_stochastic(value, random));
+    else
+        *p = value;
 }
 
 template <class T, class G, class M>
@@ -87,10 +94,10 @@ void adamw_reference(View<T, 1> weight, View<arithmetic<T>, 1> master, View<M, 1
             master(p) = updated;
             weight(p) = T(updated);
         } else {
-            store_stochastic(&weight(p), updated, word(p, 0));
+            store_stochastic(&weight(p), updated, word(p, 0) >> 16);
         }
-        store_stochastic(&m(p), mean, word(p, 1));
-        store_stochastic(&v(p), square, word(p, 2));
+        store_stochastic(&m(p), mean, word(p, 1) >> 16);
+        store_stochastic(&v(p), square, word(p, 1) & 0xffffu);
     }
 }
 
@@ -121,10 +128,10 @@ void adamw_chunk(T* weight, float* master, M* m, M* v, const G* grad, const uint
             store(weight + p, master[p]);
         } else {
             const float updated = adamw_element(float(weight[p]), mean, square, float(grad[p]), k);
-            store_stochastic(weight + p, updated, words[p]);
+            store_stochastic(weight + p, updated, words[p] >> 16);
         }
-        store_stochastic(m + p, mean, words[chunk + p]);
-        store_stochastic(v + p, square, words[2 * chunk + p]);
+        store_stochastic(m + p, mean, words[chunk + p] >> 16);
+        store_stochastic(v + p, square, words[chunk + p] & 0xffffu);
     }
 }
 
@@ -139,14 +146,195 @@ void adamw_cpu(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1
     const bool random_weight = sizeof(T) == 2 && !master, random_moments = sizeof(M) == 2;
 #pragma omp parallel for
     for (int64_t begin = 0; begin < P; begin += chunk) {
-        uint32_t words[3 * chunk];
+        uint32_t words[2 * chunk];
         if (random_weight) random_words(words, begin, seed, step(0), stream);
-        for (int i = 1; random_moments && i < 3; i++)
-            random_words(words + i * chunk, begin, seed, step(0), stream + i);
+        if (random_moments) random_words(words + chunk, begin, seed, step(0), stream + 1);
         const auto update = master ? adamw_chunk<true, T, G, M> : adamw_chunk<false, T, G, M>;
         update(&weight(begin), master ? &master(begin) : nullptr, &m(begin), &v(begin), &grad(begin), words,
                std::min(chunk, P - begin), k);
     }
+}
+
+// ---- kernels
+
+// The scalars of a call, as the kernels want them.
+struct Settings {
+    float beta1, rest1, log_beta1, beta2, rest2, log_beta2, eps, decay, grad_clip;
+    uint64_t seed;
+    uint32_t stream;
+};
+Settings settings_of(double beta1, double beta2, double eps, double weight_decay, double grad_clip,
+                     int64_t seed, int64_t stream) {
+    const auto f = [](double x) { return static_cast<float>(x); };
+    return {f(beta1),
+            f(1 - beta1),
+            f(std::log(beta1)),
+            f(beta2),
+            f(1 - beta2),
+            f(std::log(beta2)),
+            f(eps),
+            f(weight_decay),
+            f(grad_clip),
+            static_cast<uint64_t>(seed),
+            static_cast<uint32_t>(stream)};
+}
+
+// 1 - beta^step by expm1: the difference itself would lose the digits that count while step is small.
+__device__ inline Coefficients<float> device_coefficients(const Settings& s, float grad_norm, float lr,
+                                                          int32_t step) {
+    const float t = static_cast<float>(step);
+    const float clip = s.grad_clip > 0 ? fminf(1.0f, s.grad_clip / (grad_norm + 1e-6f)) : 1.0f;
+    return {
+        s.beta1, s.rest1, s.beta2, s.rest2, -1.0f / expm1f(t * s.log_beta1), -1.0f / expm1f(t * s.log_beta2),
+        clip,    lr,      s.eps,   s.decay};
+}
+
+template <class T, class G, class M>
+__global__ void adamw_kernel1(T* weight, float* master, M* m, M* v, const G* grad, const float* grad_norm,
+                              const float* lr, const int32_t* step, Settings settings, int64_t P) {
+    const int64_t p = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (p >= P) return;
+    const Coefficients<float> k = device_coefficients(settings, *grad_norm, *lr, *step);
+    const uint32_t now = static_cast<uint32_t>(*step);
+    const float g = float(grad[p]) * k.clip, old = master ? master[p] : float(weight[p]);
+    const float mean = k.beta1 * float(m[p]) + k.rest1 * g,
+                square = k.beta2 * float(v[p]) + k.rest2 * (g * g);
+    const float updated = old - k.lr * (mean * k.bias1 / (sqrtf(square * k.bias2) + k.eps) + k.decay * old);
+    if (master) {
+        master[p] = updated;
+        weight[p] = T(updated);
+    } else {
+        const uint32_t word = random_block(settings.seed, now, settings.stream, p / 4).word[p % 4];
+        store_stochastic(weight + p, updated, word >> 16);
+    }
+    const uint32_t word = random_block(settings.seed, now, settings.stream + 1, p / 4).word[p % 4];
+    store_stochastic(m + p, mean, word >> 16);
+    store_stochastic(v + p, square, word & 0xffffu);
+}
+
+template <class T, class G, class M>
+void adamw_1(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1> v, View<const G, 1> grad,
+             View<const float, 1> grad_norm, View<const float, 1> lr, View<const int32_t, 1> step,
+             double beta1, double beta2, double eps, double weight_decay, double grad_clip, int64_t seed,
+             int64_t stream, Device device) {
+    const int64_t P = weight.shape[0];
+    launch(Grid(blocks_for(P, device.threads), device.threads, device.stream), adamw_kernel1<T, G, M>,
+           weight.data, master.data, m.data, v.data, grad.data, grad_norm.data, lr.data, step.data,
+           settings_of(beta1, beta2, eps, weight_decay, grad_clip, seed, stream), P);
+}
+
+constexpr int unit = 8;  // elements a thread at a time: two Philox blocks
+constexpr int kernel2_threads = 256;
+
+// Elements i .. i+7 of P as floats. whole: all are there, and x + i is at a 128-bit border.
+template <bool whole, class X>
+__device__ inline void load_unit(const X* x, int64_t i, int64_t P, float (&values)[unit]) {
+    constexpr int size = vector_size<X>;
+    for (int first = 0; first < unit; first += size) {
+        float part[size];
+        unpack(load_part<whole>(x, i + first, P), part);
+        for (int k = 0; k < size; k++) values[first + k] = part[k];
+    }
+}
+template <bool whole, class X>
+__device__ inline void store_unit(X* x, int64_t i, int64_t P, const float (&values)[unit]) {
+    constexpr int size = vector_size<X>;
+    for (int first = 0; first < unit; first += size) {
+        float part[size];
+        for (int k = 0; k < size; k++) part[k] = values[first + k];
+        store_part<whole>(x, i + first, P, pack(part));
+    }
+}
+
+// What the random bits make of the values, so that packing them rounds no more.
+template <class X>
+__device__ inline void round_unit(float (&values)[unit], const uint32_t (&random)[unit]) {
+    if constexpr (sizeof(X) == 2)
+        for (int k = 0; k < unit; k++)
+            values[k] = __uint_as_float(round_stochastic(values[k], random[k]) << 16);
+}
+__device__ inline void random_unit(uint32_t (&words)[unit], const Settings& s, uint32_t step, uint32_t stream,
+                                   int64_t i) {
+    for (int b = 0; b < unit / 4; b++) {
+        const Philox block = random_block(s.seed, step, stream, i / 4 + b);
+        for (int k = 0; k < 4; k++) words[4 * b + k] = block.word[k];
+    }
+}
+
+template <bool has_master, bool whole, class T, class G, class M>
+__device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, const Coefficients<float>& k,
+                           const Settings& s, uint32_t step, int64_t i, int64_t P) {
+    constexpr float tiny = 1e-37f;  // far below eps^2; keeps 0 * rsqrt(0) out
+    float w[unit], g[unit], mean[unit], square[unit];
+    if constexpr (has_master)
+        load_unit<whole>(master, i, P, w);
+    else
+        load_unit<whole>(weight, i, P, w);
+    load_unit<whole>(grad, i, P, g);
+    load_unit<whole>(m, i, P, mean);
+    load_unit<whole>(v, i, P, square);
+    for (int e = 0; e < unit; e++) {
+        const float clipped = g[e] * k.clip;
+        mean[e] = k.beta1 * mean[e] + k.rest1 * clipped;
+        square[e] = k.beta2 * square[e] + k.rest2 * (clipped * clipped);
+        const float scaled = fmaxf(square[e] * k.bias2, tiny), root = scaled * rsqrtf(scaled);
+        w[e] -= k.lr * (__fdividef(mean[e] * k.bias1, root + k.eps) + k.decay * w[e]);
+    }
+    uint32_t words[unit];
+    if constexpr (has_master) {
+        store_unit<whole>(master, i, P, w);
+    } else if constexpr (sizeof(T) == 2) {
+        random_unit(words, s, step, s.stream, i);
+        for (uint32_t& word : words) word >>= 16;
+        round_unit<T>(w, words);
+    }
+    store_unit<whole>(weight, i, P, w);
+    if constexpr (sizeof(M) == 2) {
+        uint32_t low[unit];
+        random_unit(words, s, step, s.stream + 1, i);
+        for (int e = 0; e < unit; e++) {
+            low[e] = words[e] & 0xffffu;
+            words[e] >>= 16;
+        }
+        round_unit<M>(mean, words);
+        round_unit<M>(square, low);
+    }
+    store_unit<whole>(m, i, P, mean);
+    store_unit<whole>(v, i, P, square);
+}
+
+template <class T, class G, class M, bool aligned, bool has_master>
+__global__ void __launch_bounds__(kernel2_threads)
+    adamw_kernel2(T* weight, float* master, M* m, M* v, const G* grad, const float* grad_norm,
+                  const float* lr, const int32_t* step, Settings settings, int64_t P) {
+    const Coefficients<float> k = device_coefficients(settings, *grad_norm, *lr, *step);
+    const uint32_t now = static_cast<uint32_t>(*step);
+    const int64_t stride = int64_t{gridDim.x} * blockDim.x * unit;
+    for (int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * unit; i < P; i += stride) {
+        if (aligned && i + unit <= P)
+            adamw_unit<has_master, true>(weight, master, m, v, grad, k, settings, now, i, P);
+        else
+            adamw_unit<has_master, false>(weight, master, m, v, grad, k, settings, now, i, P);
+    }
+}
+
+template <class T, class G, class M>
+void adamw_2(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1> v, View<const G, 1> grad,
+             View<const float, 1> grad_norm, View<const float, 1> lr, View<const int32_t, 1> step,
+             double beta1, double beta2, double eps, double weight_decay, double grad_clip, int64_t seed,
+             int64_t stream, Device device) {
+    const int64_t P = weight.shape[0];
+    const bool aligned = is_whole({weight.data, master.data, m.data, v.data, grad.data}, 0, unit);
+    const auto kernel =
+        master    ? aligned ? adamw_kernel2<T, G, M, true, true> : adamw_kernel2<T, G, M, false, true>
+        : aligned ? adamw_kernel2<T, G, M, true, false>
+                  : adamw_kernel2<T, G, M, false, false>;
+    const int64_t resident =
+        int64_t{device_properties().multiprocessors} * resident_blocks(kernel, device.threads, 0);
+    const int64_t blocks = std::min<int64_t>(resident, blocks_for(P, int64_t{unit} * device.threads));
+    launch(Grid(static_cast<unsigned>(blocks), device.threads, device.stream), kernel, weight.data,
+           master.data, m.data, v.data, grad.data, grad_norm.data, lr.data, step.data,
+           settings_of(beta1, beta2, eps, weight_decay, grad_clip, seed, stream), P);
 }
 
 // What is updated in place is read and written; beside a master the stored weight is only written.
@@ -165,6 +353,16 @@ Operation adamw(
     {{"cpu", "fixed chunks over threads", Where::host,
       entries<adamw_cpu<float, float, float>, adamw_cpu<float, float, bf16>, adamw_cpu<bf16, float, float>,
               adamw_cpu<bf16, float, bf16>, adamw_cpu<bf16, bf16, float>, adamw_cpu<bf16, bf16, bf16>>()},
+     {"2",
+      "eight elements a thread, 128-bit accesses",
+      Where::device,
+      entries<adamw_2<float, float, float>, adamw_2<float, float, bf16>, adamw_2<bf16, float, float>,
+              adamw_2<bf16, float, bf16>, adamw_2<bf16, bf16, float>, adamw_2<bf16, bf16, bf16>>(),
+      nullptr,
+      {256, 128}},
+     {"1", "naive: a thread an element", Where::device,
+      entries<adamw_1<float, float, float>, adamw_1<float, float, bf16>, adamw_1<bf16, float, float>,
+              adamw_1<bf16, float, bf16>, adamw_1<bf16, bf16, float>, adamw_1<bf16, bf16, bf16>>()},
      {"reference", "plain loops", Where::host,
       entries<adamw_reference<float, float, float>, adamw_reference<float, float, bf16>,
               adamw_reference<bf16, float, float>, adamw_reference<bf16, float, bf16>,
