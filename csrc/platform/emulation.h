@@ -1,12 +1,18 @@
 // An emulated device for tests on the CPU: the kernels' own text, one block at a time on each host thread,
 // one fiber a GPU thread. __syncthreads is a rendezvous of the block's fibers, every warp operation one of a
-// warp's.
+// warp's. LLAMAC_WARP, 32 or 64, is the warp size.
 //
-// What it shows that a GPU may hide: memory and LDS are full of NaN until they are written; a barrier or a
-// warp operation that not all threads reach, or a shuffle from a lane that is not there, ends the program
-// with file and line; lanes run forward, reversed or shuffled; AddressSanitizer sees one element too far in
-// memory and LDS; ThreadSanitizer sees a missing __syncthreads, as fibers are threads to it.
-// LLAMAC_WARP, 32 or 64, is the warp size.
+// What it shows that a GPU may hide:
+// - Memory and LDS are full of NaN until they are written.
+// - The program ends, with file and line, at a __syncthreads or a warp operation that not all threads reach
+//   (lanes that have returned are excused from warp operations, not from barriers), at a shuffle from a lane
+//   that has returned or does not exist, at more LDS than a block may have, at an impossible grid.
+// - Lanes, warps and blocks run forward or reversed, lanes and warps in random orders too.
+// - AddressSanitizer sees one element too far in memory and in LDS, UBSan a misaligned 128-bit access.
+// - ThreadSanitizer, to which fibers are threads, sees what two threads of a grid access, at least one of them
+//   writing, with no barrier between: a missing __syncthreads, a shuffle taken for one, two blocks that write
+//   the same element.
+// tests/emulation_faults.cpp has a kernel for each.
 #pragma once
 #include <chrono>
 #include <cmath>
@@ -28,6 +34,12 @@ struct dim3 {
 struct __attribute__((aligned(16), may_alias)) uint4 {  // kernels read other types' memory through it
     uint32_t x, y, z, w;
 };
+struct __attribute__((aligned(8), may_alias)) uint2 {
+    uint32_t x, y;
+};
+inline uint2 make_uint2(uint32_t x, uint32_t y) {
+    return {x, y};
+}
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
     return {x, y, z, w};
 }
@@ -49,7 +61,8 @@ struct Site {
     int line;
 };
 // A warp operation: run once for all lanes that wait at it. lanes[i] is lane i's argument, null where the
-// lane has returned or does not exist.
+// lane has returned or does not exist. ThreadSanitizer does not see its accesses: lanes read and write LDS
+// before and after it, by themselves.
 using Collective = void (*)(void* const* lanes, Site site);
 void collective(Collective operation, void* argument, Site site);
 void barrier(Site site);
@@ -95,7 +108,7 @@ T shuffle(T value, int source, Site site) {
 
 template <class S>
 S& shared_memory() {
-    static_assert(std::is_trivial_v<S>);
+    static_assert(std::is_trivial_v<S> && alignof(S) <= alignof(std::max_align_t));
     static const char type = 0;  // one a type: its address tells them apart
     return *static_cast<S*>(emulation::shared_object(&type, sizeof(S)));
 }
@@ -109,7 +122,8 @@ inline int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
-inline void store_vector(uint4* p, uint4 v) {
+template <class V>
+void store_vector(V* p, V v) {
     *p = v;
 }
 // 2^x in one instruction, to 2 ulp; results below the smallest normal number are 0.
@@ -122,8 +136,7 @@ inline int opaque_uniform(int x) {
     return x;
 }
 // The compiler moves no load up or down across this: each would hold registers for longer.
-inline void keep_order() {
-}
+inline void keep_order() {}
 inline uint4 load_streaming(const uint4* p) {
     return *p;
 }

@@ -44,7 +44,8 @@ inline __device__ int opaque(int x) {
     return x;
 }
 
-inline __device__ void store_vector(uint4* p, uint4 v) {
+template <class V>
+__device__ void store_vector(V* p, V v) {
     *p = v;
 }
 // As opaque, for a number that is the same in all lanes.

@@ -86,9 +86,11 @@ inline __device__ int opaque(int x) {
 }
 
 // A plain 128-bit store is often split into four of 32 bits.
-inline __device__ void store_vector(uint4* p, uint4 v) {
+template <class V>
+__device__ void store_vector(V* p, V v) {
     __stwb(p, v);
 }
+
 // As opaque, for a number that is the same in all lanes.
 inline __device__ int opaque_uniform(int x) {
     asm volatile("" : "+r"(x));
