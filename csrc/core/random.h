@@ -17,6 +17,7 @@ constexpr uint32_t sampling_stream = 0xffffffffu;
 
 __host__ __device__ inline Philox philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
     uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+#pragma unroll
     for (int round = 0; round < 10; round++) {
         const uint64_t p0 = uint64_t{0xD2511F53u} * c0, p1 = uint64_t{0xCD9E8D57u} * c2;
         c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;

@@ -57,13 +57,15 @@ inline A adamw_element(A w, A& m, A& v, A grad, const Coefficients<A>& k) {
     return w - k.lr * (m * k.bias1 / (std::sqrt(v * k.bias2) + k.eps) + k.decay * w);
 }
 
-// The bf16 that 16 random bits below those that stay, then cut, make of a value; infinity and NaN stay.
+// The bf16 that 16 random bits below those that stay, then cut, make of a result of arithmetic; infinity stays,
+// and so does NaN, which is quiet: a minimum keeps the sum from running into the sign, without a comparison.
 __host__ __device__ inline uint32_t round_stochastic(float value, uint32_t random) {
     union {
         float f;
         uint32_t u;
     } bits{value};
-    return value != value ? 0x7fc0u : (bits.u + random) >> 16;
+    const uint32_t magnitude = bits.u & 0x7fffffffu, sign = bits.u & 0x80000000u;
+    return (((magnitude < 0x7fff0000u ? magnitude : 0x7fff0000u) + random) | sign) >> 16;
 }
 
 // *p = value, rounded so where T is bf16.
@@ -268,8 +270,10 @@ __device__ inline void load_unit(const X* x, const Place<run>& at, float (&value
         if constexpr (whole) {
             load_run<run>(x + at.begin[r], values + r * run);
         } else {
-            for (int k = 0; k < run; k++)
-                values[r * run + k] = at.begin[r] + k < at.P ? float(x[at.begin[r] + k]) : 0.0f;
+            for (int k = 0; k < run; k++) {  // past the end, the last again: no branch, and it is not stored
+                const int64_t p = at.begin[r] + k;
+                values[r * run + k] = float(x[p < at.P ? p : at.P - 1]);
+            }
         }
     }
 }
@@ -295,12 +299,8 @@ __device__ inline void round_unit(float (&values)[unit], const uint32_t (&random
 template <int run>
 __device__ inline void random_unit(uint32_t (&words)[unit], const Settings& s, uint32_t step, uint32_t stream,
                                    const Place<run>& at) {
-    // Opaque: the round keys of both halves, kept through the loop, would spill the scalar registers.
-    const uint64_t low = static_cast<uint32_t>(opaque_uniform(static_cast<int>(s.seed))),
-                   high = static_cast<uint32_t>(opaque_uniform(static_cast<int>(s.seed >> 32)));
     for (int first = 0; first < unit; first += 4) {
-        const Philox block =
-            random_block(high << 32 | low, step, stream, (at.begin[first / run] + first % run) / 4);
+        const Philox block = random_block(s.seed, step, stream, (at.begin[first / run] + first % run) / 4);
         for (int k = 0; k < 4; k++) words[first + k] = block.word[k];
     }
 }
