@@ -8,9 +8,13 @@
 //
 // reference: plain loops; backward holds a whole table of sums.
 // cpu:       backward sorts the tokens by counting, then the threads share out the vocabulary.
+// 1          naive: forward a thread an element, backward a block a row of the table that looks at all tokens.
+// 2          128-bit accesses, the loads of several rows under way. Backward: the rows of dout are ordered by
+//            their tokens, then a block has some rows of the table, which it writes once: sums or zeros.
 #include <algorithm>
 #include <cstring>
 
+#include "core/device.h"
 #include "core/registry.h"
 #include "core/simd.h"
 
@@ -87,19 +91,283 @@ void embedding_backward_cpu(View<G, 2> dweight, View<const T, 2> dout, View<cons
     }
 }
 
+// ---- 1: naive
+
+template <class T>
+__global__ void embedding_forward_kernel1(T* out, const int32_t* tokens, const T* weight, int64_t N,
+                                          int64_t C) {
+    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (i < N * C) out[i] = weight[tokens[i / C] * C + i % C];
+}
+
+template <class T>
+void embedding_forward_1(View<T, 2> out, View<const int32_t, 1> tokens, View<const T, 2> weight,
+                         Device device) {
+    const int64_t N = out.shape[0], C = out.shape[1];
+    launch(Grid(blocks_for(N * C, device.threads), device.threads, device.stream),
+           embedding_forward_kernel1<T>, out.data, tokens.data, weight.data, N, C);
+}
+
+// Dynamic LDS: the row's sums, C floats. A thread has its columns for itself, so that none waits.
+template <class T, class G>
+__global__ void embedding_backward_kernel1(G* dweight, const T* dout, const int32_t* tokens, int64_t N,
+                                           int64_t C, bool accumulate) {
+    float* sum = reinterpret_cast<float*>(dynamic_shared_memory());
+    const int64_t row = blockIdx.x * C;
+    bool present = false;
+    for (int64_t c = threadIdx.x; c < C; c += blockDim.x) sum[c] = 0;
+    for (int64_t n = 0; n < N; n++) {
+        if (tokens[n] != static_cast<int>(blockIdx.x)) continue;
+        for (int64_t c = threadIdx.x; c < C; c += blockDim.x) sum[c] += float(dout[n * C + c]);
+        present = true;
+    }
+    if (accumulate && !present) return;
+    for (int64_t c = threadIdx.x; c < C; c += blockDim.x)
+        dweight[row + c] = G((accumulate ? float(dweight[row + c]) : 0.0f) + sum[c]);
+}
+bool sums_fit(const Call& c) {
+    return c["C"] * 4 <= device_properties().shared_bytes;
+}
+
+template <class T, class G>
+void embedding_backward_1(View<G, 2> dweight, View<const T, 2> dout, View<const int32_t, 1> tokens,
+                          bool accumulate, Device device) {
+    const int64_t N = dout.shape[0], C = dout.shape[1], V = dweight.shape[0];
+    launch(Grid(blocks_for(V, 1), device.threads, device.stream, static_cast<size_t>(C) * 4),
+           embedding_backward_kernel1<T, G>, dweight.data, dout.data, tokens.data, N, C, accumulate);
+}
+
+// ---- 2: 128-bit accesses
+
+// Of a block of kernel 2, whose threads have a vector of each row: what of a row it has is a slab, and the
+// slabs of some rows are neighbours in the grid.
+constexpr int forward_rows = 4, table_rows = 8;
+// Rows of dout that backward has under way at a time.
+constexpr int rows_ahead = 4;
+constexpr int copy_threads = 512;
+
+struct Slabs {
+    int threads, count;
+};
+// Rows of C in vectors of `size`, `wanted` threads a block, but no more whole warps than there is work for.
+Slabs slabs_of(int64_t C, int size, int wanted) {
+    const int64_t warp = device_properties().warp_size, vectors = (C + size - 1) / size;
+    const int64_t threads = std::max(warp, std::min<int64_t>(wanted, (vectors + warp - 1) / warp * warp));
+    return {static_cast<int>(threads), static_cast<int>((vectors + threads - 1) / threads)};
+}
+
+template <class T, bool whole>
+__global__ void __launch_bounds__(copy_threads)
+    embedding_forward_kernel2(T* out, const int32_t* tokens, const T* weight, int64_t N, int64_t C,
+                              int slabs) {
+    const int64_t first = int64_t{blockIdx.x / slabs} * forward_rows;
+    const int64_t c = (int64_t{blockIdx.x % slabs} * blockDim.x + threadIdx.x) * vector_size<T>;
+    int64_t token[forward_rows];
+    uint4 row[forward_rows];
+#pragma unroll
+    for (int i = 0; i < forward_rows; i++) token[i] = tokens[first + i < N ? first + i : N - 1];
+#pragma unroll
+    for (int i = 0; i < forward_rows; i++) row[i] = load_part<whole>(weight + token[i] * C, c, C);
+#pragma unroll
+    for (int i = 0; i < forward_rows; i++)
+        if (first + i < N) store_part<whole>(out + (first + i) * C, c, C, row[i]);
+}
+
+template <class T>
+void embedding_forward_2(View<T, 2> out, View<const int32_t, 1> tokens, View<const T, 2> weight,
+                         Device device) {
+    const int64_t N = out.shape[0], C = out.shape[1];
+    const Slabs slabs = slabs_of(C, vector_size<T>, device.threads);
+    const bool whole = is_whole({out.data, weight.data}, C, vector_size<T>);
+    launch(Grid(blocks_for((N + forward_rows - 1) / forward_rows * slabs.count, 1), slabs.threads,
+                device.stream),
+           whole ? embedding_forward_kernel2<T, true> : embedding_forward_kernel2<T, false>, out.data,
+           tokens.data, weight.data, N, C, slabs.count);
+}
+
+struct Scan {
+    int before, all;
+};
+// The sum of `value` over the block's threads before this one, and over all. warps[most_warps]: as
+// block_sum's.
+__device__ Scan block_scan(int value, int* warps) {
+    int sum = value;
+    for (int distance = 1; distance < warp_size; distance *= 2) {
+        const int other = __shfl_up(sum, distance);
+        if (lane_index() >= distance) sum += other;
+    }
+    if (lane_index() == warp_size - 1) warps[warp_index()] = sum;
+    __syncthreads();
+    Scan scan{sum - value, 0};
+    for (int w = 0; w < static_cast<int>(blockDim.x) / warp_size; w++) {
+        if (w < warp_index()) scan.before += warps[w];
+        scan.all += warps[w];
+    }
+    return scan;
+}
+
+// Positions grouped by token: those of token v get group[first[v]] .. group[first[v+1]-1], in any order. A
+// thread a token, blocks of most_threads, over V+1 (first[V] = N). Each block reads all tokens and so knows
+// without the others where its groups begin.
+__global__ void __launch_bounds__(most_threads)
+    embedding_backward_kernel2_group(int* first, int* group, const int32_t* tokens, int N, int64_t V) {
+    struct Shared {
+        int next[most_threads];  // how many, then where the next one goes
+        int warps[2][most_warps];
+    };
+    Shared& shared = shared_memory<Shared>();
+    const int64_t start = int64_t{blockIdx.x} * most_threads;
+    shared.next[threadIdx.x] = 0;
+    __syncthreads();
+    int lower = 0;
+#pragma unroll 8
+    for (int64_t n = threadIdx.x; n < N; n += most_threads) {
+        const int64_t token = tokens[n] - start;
+        lower += token < 0;
+        if (token >= 0 && token < most_threads) atomicAdd(&shared.next[token], 1);
+    }
+    const int begin = block_scan(lower, shared.warps[0]).all;
+    const int own = begin + block_scan(shared.next[threadIdx.x], shared.warps[1]).before;
+    if (start + threadIdx.x <= V) first[start + threadIdx.x] = own;
+    shared.next[threadIdx.x] = own;
+    __syncthreads();
+#pragma unroll 8
+    for (int64_t n = threadIdx.x; n < N; n += most_threads) {
+        const int64_t token = tokens[n] - start;
+        if (token >= 0 && token < most_threads)
+            group[atomicAdd(&shared.next[token], 1)] = static_cast<int>(n);
+    }
+}
+
+// The positions of each group in ascending order: a thread a position, which counts the lower ones.
+__global__ void embedding_backward_kernel2_order(int* ordered, const int* group, const int* first,
+                                                 const int32_t* tokens, int N) {
+    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (i >= N) return;
+    const int n = group[i], token = tokens[n], begin = first[token], end = first[int64_t{token} + 1];
+    int lower = 0;
+#pragma unroll 8
+    for (int j = begin; j < end; j++) lower += group[j] < n;
+    ordered[begin + lower] = n;
+}
+
+// Adds to sum the vectors at column c < C of the rows position[0 .. count) of dout, in this order. A row is
+// loaded while the rows_ahead ones before it are added: loads and additions of the same turn would be
+// interleaved by the compiler, which saves registers and leaves one load under way.
+template <bool whole, class T>
+__device__ void add_rows(float (&sum)[vector_size<T>], const T* dout, const int* position, int count,
+                         int64_t c, int64_t C) {
+    const auto load = [=](int i) {
+        return i < count ? load_part<whole>(dout + position[i] * C, c, C) : make_uint4(0, 0, 0, 0);
+    };
+    uint4 row[rows_ahead];
+#pragma unroll
+    for (int i = 0; i < rows_ahead; i++) row[i] = load(i);
+    for (int done = 0; done < count; done += rows_ahead) {
+#pragma unroll
+        for (int i = 0; i < rows_ahead; i++) {
+            float x[vector_size<T>];
+            unpack(row[i], x);
+            row[i] = load(done + rows_ahead + i);
+            for (int e = 0; e < vector_size<T>; e++) sum[e] += x[e];
+        }
+    }
+}
+
+// dweight[c ..] (+)= sum: one vector of G, or two where T is narrower.
+template <bool whole, class G, int elements>
+__device__ void store_sum(G* dweight, const float (&sum)[elements], int64_t c, int64_t C, bool accumulate) {
+    constexpr int size = vector_size<G>;
+    static_assert(elements % size == 0);
+#pragma unroll
+    for (int part = 0; part < elements; part += size) {
+        float x[size] = {};
+        if (accumulate) unpack(load_part<whole>(dweight, c + part, C), x);
+        for (int e = 0; e < size; e++) x[e] += sum[part + e];
+        store_part<whole>(dweight, c + part, C, pack(x));
+    }
+}
+
+template <bool whole, class G>
+__device__ void store_zeros(G* dweight, int64_t begin, int64_t end, int64_t C) {
+    constexpr int size = vector_size<G>;
+    for (int64_t c = begin + threadIdx.x * size; c < end; c += int64_t{blockDim.x} * size) {
+        if constexpr (whole) {
+            if (c < C) store128_streaming(dweight + c, make_uint4(0, 0, 0, 0));
+        } else {
+            store_part<false>(dweight, c, C, make_uint4(0, 0, 0, 0));
+        }
+    }
+}
+
+template <class T, class G, bool whole>
+__global__ void __launch_bounds__(copy_threads)
+    embedding_backward_kernel2(G* dweight, const T* dout, const int* ordered, const int* first, int64_t V,
+                               int64_t C, int slabs, bool accumulate) {
+    constexpr int size = vector_size<T>;
+    const int64_t begin_row = int64_t{blockIdx.x / slabs} * table_rows;
+    const int64_t end_row = begin_row + table_rows < V ? begin_row + table_rows : V;
+    const int64_t slab = int64_t{blockDim.x} * size, begin = blockIdx.x % slabs * slab;
+    const int64_t c = begin + threadIdx.x * size;
+    int next = first[begin_row];
+    for (int64_t v = begin_row; v < end_row; v++) {
+        const int from = next;
+        next = first[v + 1];
+        if (from < next) {
+            if (c >= C) continue;  // no load below has to ask
+            float sum[size] = {};
+            add_rows<whole>(sum, dout, ordered + from, next - from, c, C);
+            store_sum<whole>(dweight + v * C, sum, c, C, accumulate);
+        } else if (!accumulate) {
+            store_zeros<whole>(dweight + v * C, begin, begin + slab, C);
+        }
+    }
+}
+
+// Positions are ints.
+bool positions_fit(const Call& c) {
+    return c["N"] < int64_t{1} << 31;
+}
+// first[V+1], group[N], ordered[N]
+int64_t backward_workspace(const Call& c) {
+    return (c["V"] + 1 + 2 * c["N"]) * 4;
+}
+
+template <class T, class G>
+void embedding_backward_2(View<G, 2> dweight, View<const T, 2> dout, View<const int32_t, 1> tokens,
+                          bool accumulate, Device device) {
+    const int64_t N = dout.shape[0], C = dout.shape[1], V = dweight.shape[0];
+    int *first = static_cast<int*>(device.workspace), *group = first + V + 1, *ordered = group + N;
+    launch(Grid(blocks_for(V + 1, most_threads), most_threads, device.stream),
+           embedding_backward_kernel2_group, first, group, tokens.data, static_cast<int>(N), V);
+    launch(Grid(blocks_for(N, device.threads), device.threads, device.stream),
+           embedding_backward_kernel2_order, ordered, group, first, tokens.data, static_cast<int>(N));
+    const Slabs slabs = slabs_of(C, vector_size<T>, device.threads);
+    const bool whole = is_whole({dweight.data, dout.data}, C, std::max(vector_size<T>, vector_size<G>));
+    launch(Grid(blocks_for((V + table_rows - 1) / table_rows * slabs.count, 1), slabs.threads, device.stream),
+           whole ? embedding_backward_kernel2<T, G, true> : embedding_backward_kernel2<T, G, false>,
+           dweight.data, dout.data, ordered, first, V, C, slabs.count, accumulate);
+}
+
+const std::vector<int> block_sizes = {256, 128, 512};
+
 // Of the table, only the rows that are read.
 double embedding_forward_bytes(const Call& c) {
     return static_cast<double>(2 * c.operand("out").bytes() + c.operand("tokens").bytes());
 }
 
-Operation embedding_forward("embedding_forward(out: T[N,C]; tokens: i32[N] <V, weight: T[V,C])",
-                            "out = weight[tokens]",
-                            {{"cpu", "rows over threads", Where::host,
-                              entries<embedding_forward_cpu<float>, embedding_forward_cpu<bf16>>()},
-                             {"reference", "plain loops", Where::host,
-                              entries<embedding_forward_reference<float>, embedding_forward_reference<bf16>,
-                                      embedding_forward_reference<double>>()}},
-                            nullptr, embedding_forward_bytes);
+Operation embedding_forward(
+    "embedding_forward(out: T[N,C]; tokens: i32[N] <V, weight: T[V,C])", "out = weight[tokens]",
+    {{"cpu", "rows over threads", Where::host,
+      entries<embedding_forward_cpu<float>, embedding_forward_cpu<bf16>>()},
+     {"2", "rows in 128-bit accesses, several under way", Where::device,
+      entries<embedding_forward_2<float>, embedding_forward_2<bf16>>(), nullptr, block_sizes},
+     {"1", "naive: a thread an element", Where::device,
+      entries<embedding_forward_1<float>, embedding_forward_1<bf16>>(), nullptr, block_sizes},
+     {"reference", "plain loops", Where::host,
+      entries<embedding_forward_reference<float>, embedding_forward_reference<bf16>,
+              embedding_forward_reference<double>>()}},
+    nullptr, embedding_forward_bytes);
 
 Operation embedding_backward(
     "embedding_backward(dweight +=: G[V,C]; dout: T[N,C], tokens: i32[N] <V; accumulate: bool)",
@@ -107,6 +375,15 @@ Operation embedding_backward(
     {{"cpu", "tokens sorted, vocabulary over threads", Where::host,
       entries<embedding_backward_cpu<float, float>, embedding_backward_cpu<bf16, bf16>,
               embedding_backward_cpu<bf16, float>>()},
+     {"2", "positions ordered by token, each row of the table written once in 128-bit accesses",
+      Where::device,
+      entries<embedding_backward_2<float, float>, embedding_backward_2<bf16, bf16>,
+              embedding_backward_2<bf16, float>>(),
+      positions_fit, block_sizes, backward_workspace},
+     {"1", "naive: a block a row of the table looks at all tokens", Where::device,
+      entries<embedding_backward_1<float, float>, embedding_backward_1<bf16, bf16>,
+              embedding_backward_1<bf16, float>>(),
+      sums_fit, block_sizes},
      {"reference", "plain loops", Where::host,
       entries<embedding_backward_reference<float, float>, embedding_backward_reference<bf16, bf16>,
               embedding_backward_reference<bf16, float>, embedding_backward_reference<double, double>>()}},
