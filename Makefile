@@ -2,37 +2,45 @@
 #
 #   make train_llama3   builds the program for the device found (PLATFORM=cpu|amd|nvidia overrides), prepares the text
 #   make test           sets up and runs the tests: minutes on two cores
-#   make test-all       the same, then everything once more under ASan and UBSan
-#   make sanitize       only the latter
+#   make test-all       the same, then `make sanitize` and `make race`
+#   make sanitize       the program and its checks under ASan and UBSan
+#   make race           every kernel under TSan, on the emulated device
 #   make bench-cpu      tokens/s and peak memory beside PyTorch, same model and batch, two threads
 #   make reference      the reference tensors that the C code is checked against
 #   make format         clang-format and ruff, as the tests want it
 PLATFORM ?= auto
 PYTHON   ?= python3
 TORCH    ?= torch==2.13.0
+JOBS     ?= $(shell getconf _NPROCESSORS_ONLN)
 BUILD     = build/$(PLATFORM)
 VENV      = .venv/bin/python
 PIP       = $(VENV) -m pip --disable-pip-version-check --quiet install
 
-.PHONY: train_llama3 test test-all sanitize bench-cpu reference format clean packages test-packages text native
+.PHONY: train_llama3 test test-all sanitize race bench-cpu reference format clean packages test-packages text native
 
 train_llama3: packages text
 	cmake -S . -B $(BUILD) -DLLAMAC_PLATFORM=$(PLATFORM)
-	cmake --build $(BUILD) --parallel --target train_llama3
+	cmake --build $(BUILD) --parallel $(JOBS) --target train_llama3
 	ln -sf $(BUILD)/train_llama3 train_llama3
 
 test: train_llama3 native reference
-	cmake --build $(BUILD) --parallel
+	cmake --build $(BUILD) --parallel $(JOBS)
 	ctest --test-dir $(BUILD) --output-on-failure
 	LLAMAC_BUILD=$(BUILD) $(VENV) -m pytest -q tests
 
-test-all: test sanitize
+test-all: test sanitize race
 
 sanitize: train_llama3 .venv/test reference
 	cmake -S . -B build/sanitize -DLLAMAC_PLATFORM=cpu -DLLAMAC_SANITIZE=address
-	cmake --build build/sanitize --parallel
+	cmake --build build/sanitize --parallel $(JOBS)
 	ctest --test-dir build/sanitize --output-on-failure
 	LLAMAC_BUILD=build/sanitize $(VENV) -m pytest -q tests -m program
+
+race: packages .venv/test
+	cmake -S . -B build/thread -DLLAMAC_PLATFORM=cpu -DLLAMAC_SANITIZE=thread
+	cmake --build build/thread --parallel $(JOBS) --target kernel_checks
+	ctest --test-dir build/thread --output-on-failure -R 'check_(operations|emulation)'
+	LLAMAC_BUILD=build/thread $(VENV) -m pytest -q tests/test_platform.py -m program
 
 bench-cpu: train_llama3 .venv/test
 	$(VENV) dev/bench_cpu.py

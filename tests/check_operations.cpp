@@ -8,6 +8,8 @@
 //
 // The bound on the error: operation_check.h.
 //
+// --once: each case once, and once in place; its values are not compared. All that ThreadSanitizer needs.
+//
 // --fault NAME puts a wrong variant in the place of all others: the checks have to see it in every operation
 // to which it applies, for every combination of types; then the program ends with 1, as with any failure,
 // else with 0.
@@ -16,6 +18,7 @@
 
 #include "operation_check.h"
 #include "operation_faults.h"
+#include "platform/threads.h"
 
 using namespace llamac;
 
@@ -49,17 +52,8 @@ std::string compare_orders([[maybe_unused]] const Case& c, [[maybe_unused]] cons
     return "";
 }
 
-// Empty, or how the bits of other runs differ from the first one's.
-std::string compare_runs(const Case& c, const Variant& v, const Run& first) {
-    const bool device = v.where == Where::device;
-    if (run_variant(c, v, 2).bits != first.bits) return "a second run gives other bits";
-    const bool library = std::strcmp(v.name, "blas") == 0;  // divides its sums by threads as it likes
-    if (!device && !library && run_variant(c, v, 1).bits != first.bits)
-        return "the bits depend on the number of threads";
-    if (device) {
-        const std::string wrong = compare_orders(c, v, first);
-        if (!wrong.empty()) return wrong;
-    }
+// In place, where that is allowed.
+std::string compare_aliases(const Case& c, const Variant& v, const Run& first) {
     for (const Alias& a : aliases) {
         bool whole = c.op->name == a.operation;
         for (size_t i = 0; i < c.absent.size(); i++)
@@ -71,27 +65,38 @@ std::string compare_runs(const Case& c, const Variant& v, const Run& first) {
     return "";
 }
 
+// Empty, or how the bits of other runs differ from the first one's.
+std::string compare_runs(const Case& c, const Variant& v, const Run& first) {
+    const bool device = v.where == Where::device;
+    if (run_variant(c, v, 2).bits != first.bits) return "a second run gives other bits";
+    const bool library = std::strcmp(v.name, "blas") == 0;  // divides its sums by threads as it likes
+    if (!device && !library && run_variant(c, v, 1).bits != first.bits)
+        return "the bits depend on the number of threads";
+    const std::string wrong = device ? compare_orders(c, v, first) : "";
+    return wrong.empty() ? compare_aliases(c, v, first) : wrong;
+}
+
+struct Tally {
+    int passed = 0, failed = 0, reported = 0, unseen = 0;
+    bool verbose = false, once = false;
+};
 struct Verdict {
     bool ran = false;
     std::string wrong;  // empty: nothing
 };
 // tightest: the largest share of a bound that an error has taken.
-Verdict check_case(Case& c, const Variant& v, double& tightest) {
+Verdict check_case(Case& c, const Variant& v, bool once, double& tightest) {
     take_from_forward(c);
     const Run first = run_variant(c, v, 2);
     if (!first.supported) return {};
     const auto wrong = [&]() -> std::string {
         if (!first.wrong.empty()) return first.wrong;
+        if (once) return compare_aliases(c, v, first);
         const std::string unequal = compare(c, first, truth_of(c), tightest);
         return unequal.empty() ? compare_runs(c, v, first) : unequal;
     };
     return {true, wrong()};
 }
-
-struct Tally {
-    int passed = 0, failed = 0, reported = 0, unseen = 0;
-    bool verbose = false;
-};
 
 // All cases of one variant with one combination of types.
 void check_entry(const Operation& op, const Variant& v, const Entry& entry, Tally& tally) {
@@ -113,7 +118,7 @@ void check_entry(const Operation& op, const Variant& v, const Entry& entry, Tall
             planted_matters = false;
             Verdict verdict;
             try {
-                verdict = check_case(c, v, tightest);
+                verdict = check_case(c, v, tally.once, tightest);
             } catch (const Error& e) {
                 verdict = {true, e.what()};
             }
@@ -136,7 +141,7 @@ void check_entry(const Operation& op, const Variant& v, const Entry& entry, Tall
 [[noreturn]] void usage() {
     std::fprintf(stderr,
                  "check_operations: expected [--operation NAME] [--where host|device] [--verbose]"
-                 " [--fault NAME], NAME one of");
+                 " [--once] [--fault NAME], NAME one of");
     for (const Fault& f : faults) std::fprintf(stderr, " %s", f.name);
     std::fprintf(stderr, "\n");
     std::exit(2);
@@ -145,12 +150,15 @@ void check_entry(const Operation& op, const Variant& v, const Entry& entry, Tall
 }  // namespace
 
 int main(int argc, char** argv) {
+    limit_spinning(argv);
     Tally tally;
     const char *only = nullptr, *where = nullptr;
     for (int i = 1; i < argc; i++) {
         const std::string flag = argv[i];
         if (flag == "--verbose")
             tally.verbose = true;
+        else if (flag == "--once")
+            tally.once = true;
         else if (flag == "--operation" && i + 1 < argc)
             only = argv[++i];
         else if (flag == "--where" && i + 1 < argc)

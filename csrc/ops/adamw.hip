@@ -57,15 +57,13 @@ inline A adamw_element(A w, A& m, A& v, A grad, const Coefficients<A>& k) {
     return w - k.lr * (m * k.bias1 / (std::sqrt(v * k.bias2) + k.eps) + k.decay * w);
 }
 
-// The bf16 that 16 random bits below those that stay, then cut, make of a result of arithmetic; infinity stays,
-// and so does NaN, which is quiet: a minimum keeps the sum from running into the sign, without a comparison.
+// The bf16 that 16 random bits below those that stay, then cut, make of a value; infinity and NaN stay.
 __host__ __device__ inline uint32_t round_stochastic(float value, uint32_t random) {
     union {
         float f;
         uint32_t u;
     } bits{value};
-    const uint32_t magnitude = bits.u & 0x7fffffffu, sign = bits.u & 0x80000000u;
-    return (((magnitude < 0x7fff0000u ? magnitude : 0x7fff0000u) + random) | sign) >> 16;
+    return value != value ? 0x7fc0u : (bits.u + random) >> 16;
 }
 
 // *p = value, rounded so where T is bf16.

@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(most_threads)
 
     Softmax own;
     for (int first = 0; first < shape.vectors; first += step) {
-        uint4 bits[at_once];
+        uint4 bits[at_once] = {};
 #pragma unroll
         for (int v = 0; v < at_once; v++)
             bits[v] = load_logits<false>(x, first + v * blockDim.x + thread, shape.vectors);
@@ -267,10 +267,13 @@ __global__ void __launch_bounds__(most_threads)
         T* dx = drow + shape.head;
         // Backwards: what was read last is still in the caches.
         for (int first = (shape.vectors - 1) / step * step; first >= 0; first -= step) {
-            uint4 bits[at_once];
+            uint4 bits[at_once] = {};
 #pragma unroll
-            for (int v = 0; v < at_once; v++)
-                bits[v] = load_logits<true>(x, first + v * blockDim.x + thread, shape.vectors);
+            for (int v = 0; v < at_once; v++) {
+                const int j = first + v * blockDim.x + thread;
+                // Nothing in the place of what is past the end: another thread may be writing it already.
+                if (j < shape.vectors) bits[v] = load128_streaming(vector_at(x, j));
+            }
 #pragma unroll
             for (int v = 0; v < at_once; v++) {
                 const int j = first + v * blockDim.x + thread;
@@ -375,8 +378,8 @@ __global__ void __launch_bounds__(most_threads)
                                    ignored ? make_uint4(0, 0, 0, 0) : gradient<T>(bits, all.largest, scale));
         };
         for (int v = 0; v < parked; v++) write(v * step + thread, lds[v * step]);
-        const int64_t next = n + gridDim.x < N ? n + gridDim.x : n;  // after the last row, any
-        x = logits + next * V;
+        const bool more = n + gridDim.x < N;  // no loads after the last row: this one is being written
+        x = logits + (more ? n + gridDim.x : n) * V;
         shape = row_shape(x, V);
         x += shape.head;
         j = thread;
@@ -384,7 +387,7 @@ __global__ void __launch_bounds__(most_threads)
 #pragma unroll
         for (int v = 0; v < window; v++, j = opaque(j + step)) {
             write(v < parked ? j + window * step : j, kept[v]);
-            kept[v] = load_logits<true>(x, j, shape.vectors);
+            if (more) kept[v] = load_logits<true>(x, j, shape.vectors);
             keep_order();
         }
         if (drow && edge_at < V)

@@ -8,7 +8,8 @@
 //
 // reference: plain loops; backward holds a whole table of sums.
 // cpu:       backward sorts the tokens by counting, then the threads share out the vocabulary.
-// 1          naive: forward a thread an element, backward a block a row of the table that looks at all tokens.
+// 1          naive: forward a thread an element, backward a block a row of the table, which looks at all
+//            tokens.
 // 2          128-bit accesses, the loads of several rows under way. Backward: the rows of dout are ordered by
 //            their tokens, then a block has some rows of the table, which it writes once: sums or zeros.
 #include <algorithm>
@@ -152,7 +153,7 @@ struct Slabs {
 // Rows of C in vectors of `size`, `wanted` threads a block, but no more whole warps than there is work for.
 Slabs slabs_of(int64_t C, int size, int wanted) {
     const int64_t warp = device_properties().warp_size, vectors = (C + size - 1) / size;
-    const int64_t threads = std::max(warp, std::min<int64_t>(wanted, (vectors + warp - 1) / warp * warp));
+    const int64_t threads = std::min<int64_t>(wanted, (vectors + warp - 1) / warp * warp);
     return {static_cast<int>(threads), static_cast<int>((vectors + threads - 1) / threads)};
 }
 
@@ -231,7 +232,6 @@ __global__ void __launch_bounds__(most_threads)
     if (start + threadIdx.x <= V) first[start + threadIdx.x] = own;
     shared.next[threadIdx.x] = own;
     __syncthreads();
-#pragma unroll 8
     for (int64_t n = threadIdx.x; n < N; n += most_threads) {
         const int64_t token = tokens[n] - start;
         if (token >= 0 && token < most_threads)
@@ -251,9 +251,9 @@ __global__ void embedding_backward_kernel2_order(int* ordered, const int* group,
     ordered[begin + lower] = n;
 }
 
-// Adds to sum the vectors at column c < C of the rows position[0 .. count) of dout, in this order. A row is
-// loaded while the rows_ahead ones before it are added: loads and additions of the same turn would be
-// interleaved by the compiler, which saves registers and leaves one load under way.
+// Adds to sum the vectors at column c < C of dout's rows position[0 .. count), in this order. Each turn loads
+// the rows of the next: within a turn a compiler moves a load down to its use, to save registers; into
+// another it does not.
 template <bool whole, class T>
 __device__ void add_rows(float (&sum)[vector_size<T>], const T* dout, const int* position, int count,
                          int64_t c, int64_t C) {

@@ -6,9 +6,7 @@ if(NOT Boost_CONTEXT_FOUND)
 endif()
 set(LLAMAC_WARP 64 CACHE STRING "lanes of a warp of the emulated device: 64 as on MI300X, or 32")
 set_property(CACHE LLAMAC_WARP PROPERTY STRINGS 64 32)
-target_compile_definitions(llamac_platform INTERFACE LLAMAC_CPU LLAMAC_WARP=${LLAMAC_WARP})
-# Kernels say "#pragma unroll", which the device compilers know.
-target_compile_options(llamac_platform INTERFACE -Wno-unknown-pragmas)
+target_compile_definitions(llamac_platform INTERFACE LLAMAC_CPU)
 target_link_libraries(llamac_platform INTERFACE OpenMP::OpenMP_CXX Boost::context)
 set(sanitizers_address address,undefined)
 set(sanitizers_thread thread)
@@ -16,4 +14,12 @@ if(LLAMAC_SANITIZE)
   set(flags -O1 -g -fsanitize=${sanitizers_${LLAMAC_SANITIZE}} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_compile_options(llamac_platform INTERFACE ${flags})
   target_link_options(llamac_platform INTERFACE ${flags})
+endif()
+if(LLAMAC_SANITIZE STREQUAL thread)
+  # The emulation tells ThreadSanitizer itself what it does.
+  set_source_files_properties(csrc/platform/emulation.cpp PROPERTIES
+    COMPILE_DEFINITIONS LLAMAC_RACES COMPILE_OPTIONS "-O2;-fno-sanitize=thread")
+  # How ctest runs a program.
+  set(LLAMAC_LAUNCHER setarch -R)                     # it fails with addresses that are randomised too far
+  set(LLAMAC_TEST_ENVIRONMENT OMP_THREAD_LIMIT=1)     # it does not know what libgomp orders
 endif()

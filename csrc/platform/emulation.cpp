@@ -1,8 +1,10 @@
 #if defined(LLAMAC_CPU)
+#include <algorithm>
 #include <boost/context/fiber.hpp>
 #include <boost/context/fixedsize_stack.hpp>
 #include <cstdio>
 #include <memory>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -11,18 +13,16 @@
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
 #endif
-#if defined(__SANITIZE_THREAD__)
+#if defined(LLAMAC_RACES)
 extern "C" {
 void* __tsan_get_current_fiber(void);
 void* __tsan_create_fiber(unsigned flags);
 void __tsan_switch_to_fiber(void* fiber, unsigned flags);
 void __tsan_acquire(void* address);
 void __tsan_release(void* address);
+void __tsan_ignore_thread_begin(void);
+void __tsan_ignore_thread_end(void);
 }
-// The scheduler's own accesses are no part of the program that is checked.
-#define UNCHECKED __attribute__((no_sanitize("thread"), noinline))
-#else
-#define UNCHECKED
 #endif
 
 namespace llamac::emulation {
@@ -34,16 +34,19 @@ constexpr size_t stack_bytes = 128 << 10;
 constexpr int most_threads = 1024;
 Order current_order = Order::forward;
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool fiber_per_thread = true;  // two GPU threads on one fiber would be ordered, and never race
+// What ThreadSanitizer is told. This file is compiled without it (cpu.cmake): the scheduler's own accesses are
+// no part of the program that is checked.
+#if defined(LLAMAC_RACES)
+constexpr bool races = true;
 void* this_fiber() {
     return __tsan_get_current_fiber();
 }
 void* new_fiber() {
     return __tsan_create_fiber(0);
 }
-void enter(void* fiber, bool ordered) {
-    __tsan_switch_to_fiber(fiber, ordered ? 0 : 1);
+void enter(void* fiber) {
+    constexpr unsigned no_order = 1;  // else a switch would order all that was before it
+    __tsan_switch_to_fiber(fiber, no_order);
 }
 void acquire(void* address) {
     __tsan_acquire(address);
@@ -51,17 +54,24 @@ void acquire(void* address) {
 void release(void* address) {
     __tsan_release(address);
 }
+struct Unseen {  // the allocator and memset are seen wherever they are called
+    Unseen() { __tsan_ignore_thread_begin(); }
+    ~Unseen() { __tsan_ignore_thread_end(); }
+};
 #else
-constexpr bool fiber_per_thread = false;
+constexpr bool races = false;
 void* this_fiber() {
     return nullptr;
 }
 void* new_fiber() {
     return nullptr;
 }
-void enter(void*, bool) {}
+void enter(void*) {}
 void acquire(void*) {}
 void release(void*) {}
+struct Unseen {
+    Unseen() {}  // not trivial: an unused variable otherwise
+};
 #endif
 
 // AddressSanitizer has to know on which stack it is.
@@ -100,11 +110,19 @@ struct Thread {
     Site site;
 };
 
-struct SharedObject {
-    const void* type;
-    std::unique_ptr<char[]> memory;
+// LDS: allocated for each block anew and exactly, so that AddressSanitizer sees its end and ThreadSanitizer
+// no earlier block's accesses.
+struct Shared {
+    const void* type;  // null: the dynamic part
     size_t bytes;
-    bool fresh;  // filled for this block
+    std::unique_ptr<char[]> memory;
+};
+
+// Addresses that stand for an order between accesses: what was before a barrier is before what comes after.
+// Two, as a thread may reach the next barrier before another has left this one; new ones a block, as blocks
+// have no order among each other.
+struct Fences {
+    int64_t barrier[2];
 };
 
 // What one host thread works on.
@@ -112,10 +130,12 @@ struct Block {
     std::vector<Thread> threads;
     std::vector<std::unique_ptr<Worker>> workers;
     std::vector<Worker*> idle;
-    std::vector<SharedObject> shared;
-    std::unique_ptr<char[]> dynamic;
+    std::vector<Shared> shared;
     size_t dynamic_bytes = 0;
-    int count = 0;  // threads of the block
+    std::unique_ptr<Fences> fences;
+    int count = 0;         // threads of the block
+    int64_t blocks = 0;    // so far
+    int64_t barriers = 0;  // of this block so far
     Thread* running = nullptr;
     Stack scheduler_stack;
     void* race_fiber = nullptr;
@@ -126,26 +146,30 @@ struct Block {
 };
 thread_local Block* block = nullptr;
 
-// Volatile: a call of memset would be an access that the sanitizers see.
-UNCHECKED void fill_with_nan(char* memory, size_t bytes) {
-    volatile char* p = memory;
-    for (size_t i = 0; i < bytes; i++) p[i] = static_cast<char>(0xff);
+char* new_shared(const void* type, size_t bytes) {
+    const Unseen unseen;
+    size_t all = bytes;
+    for (const Shared& s : block->shared) all += s.bytes;
+    if (static_cast<int64_t>(all) > device_properties().shared_bytes)
+        die(block->launch_site, "a block has more LDS than there is");
+    block->shared.push_back({type, bytes, std::unique_ptr<char[]>(new char[bytes])});
+    std::memset(block->shared.back().memory.get(), 0xff, bytes);
+    return block->shared.back().memory.get();
 }
 
-UNCHECKED void suspend() {
+void suspend() {
     Worker& w = *block->running->worker;
-    enter(block->race_fiber, false);
+    enter(block->race_fiber);
     leave_stack(w.stack, block->scheduler_stack);
     w.scheduler = std::move(w.scheduler).resume();
     arrive_at_stack(w.stack, &block->scheduler_stack);
 }
 
-UNCHECKED context::fiber work(Worker& w, context::fiber&& scheduler) {
+context::fiber work(Worker& w, context::fiber&& scheduler) {
     w.scheduler = std::move(scheduler);
     arrive_at_stack({}, &block->scheduler_stack);
     for (;;) {
         block->body(block->argument);
-        release(block);
         block->running->state = State::done;
         suspend();
     }
@@ -164,113 +188,125 @@ Worker* new_worker() {
     return &w;
 }
 
-UNCHECKED void resume(Thread& t) {
-    if (!t.worker) {
-        if (block->idle.empty()) block->idle.push_back(new_worker());
-        t.worker = block->idle.back();
-        block->idle.pop_back();
-    }
+Worker* idle_worker() {
+    if (block->idle.empty()) return new_worker();
+    Worker* w = block->idle.back();
+    block->idle.pop_back();
+    return w;
+}
+
+void resume(Thread& t) {
+    if (!t.worker) t.worker = idle_worker();
     Worker& w = *t.worker;
     block->running = &t;
     threadIdx = t.index;
-    enter(w.race_fiber, false);
+    enter(w.race_fiber);
     leave_stack(block->scheduler_stack, w.stack);
     w.fiber = std::move(w.fiber).resume();
     arrive_at_stack(block->scheduler_stack, nullptr);
-    if (t.state == State::done && !fiber_per_thread) block->idle.push_back(std::exchange(t.worker, nullptr));
+    if (t.state == State::done && !races) block->idle.push_back(std::exchange(t.worker, nullptr));
 }
 
-UNCHECKED uint32_t next_random() {
-    return (block->random = block->random * 1664525u + 1013904223u) >> 8;
-}
-// The k-th of n in the current order; start is the same for a whole round.
-UNCHECKED int ordered(int k, int n, uint32_t start) {
-    if (current_order == Order::reversed) return n - 1 - k;
-    // 7 shares no factor with a warp: every lane once.
-    return current_order == Order::shuffled
-               ? static_cast<int>((static_cast<uint32_t>(k) * 7 + start) % static_cast<uint32_t>(n))
-               : k;
+// In which order n lanes, or warps, run in a round.
+struct Sequence {
+    uint8_t at[64];
+};
+Sequence sequence(int n) {
+    Sequence s;
+    std::iota(s.at, s.at + n, uint8_t{0});
+    if (current_order == Order::reversed) std::reverse(s.at, s.at + n);
+    for (int i = n - 1; i > 0 && current_order == Order::shuffled; i--) {
+        block->random = block->random * 1664525u + 1013904223u;
+        std::swap(s.at[i], s.at[(block->random >> 8) % static_cast<uint32_t>(i + 1)]);
+    }
+    return s;
 }
 
-UNCHECKED bool same(Site a, Site b) {
-    return a.line == b.line && std::strcmp(a.file, b.file) == 0;
+bool same(Site a, Site b) {
+    return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
 }
 
 // Runs a warp's lanes until each has returned or waits at a barrier.
-UNCHECKED void run_warp(Thread* lanes, int count) {
+void run_warp(Thread* lanes, int count) {
     for (;;) {
-        const uint32_t start = next_random();
-        const bool any_order = count % 7 != 0;
+        const Sequence order = sequence(count);
         for (int k = 0; k < count; k++) {
-            Thread& t = lanes[any_order ? ordered(k, count, start) : k];
+            Thread& t = lanes[order.at[k]];
             if (t.state == State::ready) resume(t);
         }
+        const auto waits = [](const Thread& t) { return t.state == State::at_warp_operation; };
+        Thread* first = std::find_if(lanes, lanes + count, waits);
+        if (first == lanes + count) return;
         void* arguments[warp_size] = {};
-        Thread* first = nullptr;
-        for (int l = 0; l < count; l++)
-            if (lanes[l].state == State::at_warp_operation && !first) first = &lanes[l];
-        if (!first) return;
         for (int l = 0; l < count; l++) {
             Thread& t = lanes[l];
             if (t.state == State::done) continue;
-            if (t.state != State::at_warp_operation || t.operation != first->operation ||
-                !same(t.site, first->site))
-                die(first->site, "not all lanes of the warp take part in a warp operation");
+            if (!waits(t) || t.operation != first->operation || !same(t.site, first->site))
+                die(first->site, "a warp operation that not all lanes of the warp reach", t.site);
             arguments[l] = t.argument;
         }
-        first->operation(arguments, first->site);
+        {
+            const Unseen unseen;
+            first->operation(arguments, first->site);
+        }
         for (int l = 0; l < count; l++)
             if (arguments[l]) lanes[l].state = State::ready;
     }
 }
 
 // Lets the block's threads pass the barrier at which they wait; false: all have returned.
-UNCHECKED bool pass_barrier() {
-    Thread* first = nullptr;
-    for (int i = 0; i < block->count; i++)
-        if (block->threads[i].state == State::at_barrier && !first) first = &block->threads[i];
-    if (!first) return false;
-    for (int i = 0; i < block->count; i++) {
-        Thread& t = block->threads[i];
-        if (t.state == State::done)
+bool pass_barrier() {
+    Thread *begin = block->threads.data(), *end = begin + block->count;
+    const auto waits = [](const Thread& t) { return t.state == State::at_barrier; };
+    const Thread* first = std::find_if(begin, end, waits);
+    if (first == end) return false;
+    for (Thread* t = begin; t < end; t++) {
+        if (t->state == State::done)
             die(first->site, "__syncthreads after threads of the block have returned");
-        if (!same(t.site, first->site))
-            die(first->site, "__syncthreads that not all threads of the block reach");
-        t.state = State::ready;
+        if (!same(t->site, first->site))
+            die(first->site, "__syncthreads that not all threads of the block reach", t->site);
+        t->state = State::ready;
     }
+    block->barriers++;
     return true;
 }
 
-UNCHECKED void start_threads() {
+// Accesses on one fiber never race. So where races are looked for, the threads of a block have a fiber each, and
+// those of equal index in neighbouring blocks different ones: one fiber more than threads, block by block the
+// next one.
+Worker* worker_of(int thread) {
+    if (!races) return nullptr;
+    return block->workers[static_cast<size_t>((thread + block->blocks) % (block->count + 1))].get();
+}
+
+void start_threads() {
     dim3 index(0, 0, 0);
     for (int i = 0; i < block->count; i++) {
-        Thread& t = block->threads[i];
-        t.state = State::ready;
-        t.index = index;
-        if (fiber_per_thread && !t.worker) t.worker = new_worker();
-        if (t.worker) {  // what was before the block is before its threads
-            enter(t.worker->race_fiber, true);
-            enter(block->race_fiber, true);
-        }
+        block->threads[i] = {State::ready, index, worker_of(i), nullptr, nullptr, {}};
         if (++index.x == blockDim.x) index.x = 0, index.y++;
         if (index.y == blockDim.y) index.y = 0, index.z++;
     }
 }
 
-UNCHECKED void run_block(dim3 index) {
+void run_block(dim3 index) {
     blockIdx = index;
-    for (SharedObject& s : block->shared) s.fresh = false;
-    fill_with_nan(block->dynamic.get(), block->dynamic_bytes);
+    {
+        const Unseen unseen;
+        block->shared.clear();
+        block->fences = std::make_unique<Fences>();
+    }
+    new_shared(nullptr, block->dynamic_bytes);
+    block->barriers = 0;
     start_threads();
     const int warps = (block->count + warp_size - 1) / warp_size;
     do {
-        const uint32_t start = next_random();
+        const Sequence order = sequence(warps);
         for (int k = 0; k < warps; k++) {
-            const int w = warps % 7 ? ordered(k, warps, start) : k, first = w * warp_size;
+            const int first = order.at[k] * warp_size;
             run_warp(&block->threads[first], std::min(warp_size, block->count - first));
         }
     } while (pass_barrier());
-    acquire(block);  // what its threads did is before what follows
+    block->blocks++;
 }
 
 void prepare(dim3 blocks, dim3 threads, size_t shared_bytes, Site site, void (*body)(void*), void* argument) {
@@ -279,12 +315,28 @@ void prepare(dim3 blocks, dim3 threads, size_t shared_bytes, Site site, void (*b
     blockDim = threads;
     block->count = static_cast<int>(threads.x * threads.y * threads.z);
     if (block->threads.size() < static_cast<size_t>(block->count)) block->threads.resize(block->count);
-    block->dynamic.reset(new char[shared_bytes]);  // exactly: AddressSanitizer sees its end
     block->dynamic_bytes = shared_bytes;
     block->race_fiber = this_fiber();
     block->launch_site = site;
     block->body = body;
     block->argument = argument;
+    release(block);
+    for (int i = 0; races && i <= block->count; i++) {  // what was before the launch is before its threads
+        if (static_cast<size_t>(i) == block->workers.size()) new_worker();
+        enter(block->workers[i]->race_fiber);
+        acquire(block);
+        enter(block->race_fiber);
+    }
+}
+
+// What the threads of a grid did is before what follows it.
+void finish() {
+    for (int i = 0; races && i <= block->count; i++) {
+        enter(block->workers[i]->race_fiber);
+        release(block);
+        enter(block->race_fiber);
+    }
+    acquire(block);
 }
 
 }  // namespace
@@ -293,74 +345,73 @@ void set_order(Order order) {
     current_order = order;
 }
 
-void die(Site site, const char* what) {
+void die(Site site, const char* what, Site other) {
     const Site from = block->launch_site;
-    std::fprintf(stderr, "emulated kernel: %s:%d: %s (block %u,%u,%u of the launch at %s:%d)\n", site.file,
-                 site.line, what, blockIdx.x, blockIdx.y, blockIdx.z, from.file, from.line);
+    std::fprintf(stderr, "emulated kernel: %s:%d: %s", site.file, site.line, what);
+    if (other.file && !same(site, other))
+        std::fprintf(stderr, "; another thread is at %s:%d", other.file, other.line);
+    std::fprintf(stderr, " (block %u,%u,%u of the launch at %s:%d)\n", blockIdx.x, blockIdx.y, blockIdx.z,
+                 from.file, from.line);
     std::abort();
 }
 
-UNCHECKED void collective(Collective operation, void* argument, Site site) {
+void collective(Collective operation, void* argument, Site site) {
     Thread& t = *block->running;
     t.operation = operation;
     t.argument = argument;
     t.site = site;
     t.state = State::at_warp_operation;
-    void* warp = &block->threads[static_cast<size_t>(&t - block->threads.data()) / warp_size * warp_size];
-    release(warp);
     suspend();
-    acquire(warp);
 }
 
-UNCHECKED void barrier(Site site) {
+void barrier(Site site) {
     Thread& t = *block->running;
     t.site = site;
     t.state = State::at_barrier;
-    release(&block->count);
+    int64_t* fence = &block->fences->barrier[block->barriers % 2];
+    release(fence);
     suspend();
-    acquire(&block->count);
+    acquire(fence);
 }
 
-UNCHECKED int lane() {
+int lane() {
     return static_cast<int>(block->running - block->threads.data()) % warp_size;
 }
 
-UNCHECKED void* shared_object(const void* type, size_t bytes) {
-    SharedObject* found = nullptr;
-    for (SharedObject& s : block->shared)
-        if (s.type == type) found = &s;
-    if (!found) {
-        block->shared.push_back({type, std::unique_ptr<char[]>(new char[bytes]), bytes, false});
-        found = &block->shared.back();
-    }
-    if (!found->fresh) fill_with_nan(found->memory.get(), bytes);
-    found->fresh = true;
-    return found->memory.get();
+void* shared_object(const void* type, size_t bytes) {
+    for (const Shared& s : block->shared)
+        if (s.type == type) return s.memory.get();
+    return new_shared(type, bytes);
 }
 
-UNCHECKED char* dynamic_shared_memory() {
-    return block->dynamic.get();
+char* dynamic_shared_memory() {
+    return block->shared.front().memory.get();
 }
 
 void run_grid(dim3 blocks, dim3 threads, size_t shared_bytes, Site site, void (*body)(void*),
               void* argument) {
     const int64_t count = int64_t{blocks.x} * blocks.y * blocks.z;
     const int64_t size = int64_t{threads.x} * threads.y * threads.z;
-    if (count < 1 || blocks.y > 65535 || blocks.z > 65535 || size < 1 || size > most_threads ||
-        static_cast<int64_t>(shared_bytes) > device_properties().shared_bytes) {
+    if (count < 1 || blocks.x > 0x7fffffff || blocks.y > 65535 || blocks.z > 65535 || size < 1 ||
+        size > most_threads || static_cast<int64_t>(shared_bytes) > device_properties().shared_bytes) {
         std::fprintf(stderr,
                      "emulated kernel: %s:%d: a grid of %ld blocks of %ld threads with %zu bytes of LDS\n",
                      site.file, site.line, static_cast<long>(count), static_cast<long>(size), shared_bytes);
         std::abort();
     }
-#pragma omp parallel
+    const bool backwards = current_order == Order::reversed;
+    // Fewer threads are run before another host thread is there; ThreadSanitizer does not understand libgomp.
+#pragma omp parallel if (count > 1 && count * size >= 4096 && !races)
     {
         prepare(blocks, threads, shared_bytes, site, body, argument);
 #pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < count; i++)
-            run_block(dim3(static_cast<unsigned>(i % blocks.x),
-                           static_cast<unsigned>(i / blocks.x % blocks.y),
-                           static_cast<unsigned>(i / blocks.x / blocks.y)));
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t b = backwards ? count - 1 - i : i;
+            run_block(dim3(static_cast<unsigned>(b % blocks.x),
+                           static_cast<unsigned>(b / blocks.x % blocks.y),
+                           static_cast<unsigned>(b / blocks.x / blocks.y)));
+        }
+        finish();
     }
 }
 
@@ -371,7 +422,7 @@ hipError_t hipMalloc(void** p, size_t bytes) {
     *p = nullptr;
     if (posix_memalign(p, alignment, bytes) != 0) return hipErrorOutOfMemory;
     char* memory = static_cast<char*>(*p);
-#pragma omp parallel for
+#pragma omp parallel for if (bytes > piece && !llamac::emulation::races)
     for (size_t at = 0; at < bytes; at += piece) std::memset(memory + at, 0xff, std::min(piece, bytes - at));
     return hipSuccess;
 }

@@ -9,8 +9,7 @@ namespace llamac {
 #if defined(LLAMAC_CPU)
 Stream::Stream() = default;
 Stream::~Stream() = default;
-Graph::Graph(hipStream_t stream_, std::function<void()> work_) : stream(stream_), work(std::move(work_)) {
-}
+Graph::Graph(hipStream_t stream_, std::function<void()> work_) : stream(stream_), work(std::move(work_)) {}
 Graph::~Graph() = default;
 void Graph::replay() {
     work();

@@ -13,6 +13,8 @@ message(STATUS "llamac platform: ${LLAMAC_PLATFORM}")
 
 # No code of ours reads errno or floating-point traps; without these, sqrt and exp do not vectorise.
 set(LLAMAC_HOST_FLAGS -fno-math-errno -fno-trapping-math)
+# Kernels say "#pragma unroll", which the device compilers know.
+list(APPEND LLAMAC_HOST_FLAGS -Wno-unknown-pragmas)
 option(LLAMAC_NATIVE "compile for this machine's processor; off for packages that travel" ON)
 if(LLAMAC_NATIVE)
   list(APPEND LLAMAC_HOST_FLAGS -march=native)

@@ -1,0 +1,485 @@
+// The platform layer under every kernel: indices, shuffles, reductions, LDS, 128-bit accesses, rounding, the
+// runtime's calls. All against plain arithmetic on the host; on the emulated device in three orders of lanes.
+// emulation_faults.cpp is the other half: what must not pass.
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "check.h"
+#include "core/device.h"
+#include "core/device_memory.h"
+#include "platform/threads.h"
+
+using namespace llamac;
+
+namespace {
+
+template <class T>
+struct Buffer {
+    DeviceMemory memory;
+    T* data;
+
+    explicit Buffer(size_t count)
+        : memory(static_cast<int64_t>(count * sizeof(T))), data(static_cast<T*>(memory.data)) {}
+    explicit Buffer(const std::vector<T>& values) : Buffer(values.size()) {
+        copy_bytes(data, values.data(), memory.bytes);
+    }
+    std::vector<T> read() const {
+        CHECK(hipDeviceSynchronize());
+        std::vector<T> values(static_cast<size_t>(memory.bytes) / sizeof(T));
+        copy_bytes(values.data(), data, memory.bytes);
+        return values;
+    }
+};
+
+int device_warp() {
+    return device_properties().warp_size;
+}
+std::vector<int> block_sizes() {
+    return {device_warp(), 2 * device_warp(), 256, 1024};
+}
+
+// ---- indices
+
+__global__ void indices_kernel(uint32_t* out) {
+    const uint32_t block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    const uint32_t thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+    const uint32_t packed = ((blockIdx.x * 10 + blockIdx.y) * 10 + blockIdx.z) * 1000 + threadIdx.x * 100 +
+                            threadIdx.y * 10 + threadIdx.z;
+    out[block * (blockDim.x * blockDim.y * blockDim.z) + thread] = packed;
+}
+void indices() {
+    const dim3 grid(3, 2, 4), block(5, 4, 3);
+    const Buffer<uint32_t> out(24 * 60);
+    launch(Grid(grid, block, nullptr), indices_kernel, out.data);
+    std::vector<uint32_t> expected;
+    for (uint32_t b = 0; b < 24; b++)
+        for (uint32_t t = 0; t < 60; t++)
+            expected.push_back(((b % 3 * 10 + b / 3 % 2) * 10 + b / 6) * 1000 + t % 5 * 100 + t / 5 % 4 * 10 +
+                               t / 20);
+    check(out.read() == expected, "indices of 3-D grids and blocks");
+}
+
+// ---- warp operations
+
+template <class T>
+__global__ void shuffle_kernel(T* exchanged, T* moved, T* rotated, int argument) {
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    const T value = static_cast<T>(3 * i + 1);
+    exchanged[i] = __shfl_xor(value, argument);
+    moved[i] = __shfl_up(value, argument);
+    rotated[i] = __shfl(value, (lane_index() + argument) % warp_size);
+}
+template <class T>
+void check_shuffles(const char* type) {
+    const int warp = device_warp(), count = 2 * 3 * warp;
+    for (int argument = 1; argument < warp; argument++) {
+        const Buffer<T> exchanged(count), moved(count), rotated(count);
+        launch(Grid(2, 3 * warp, nullptr), shuffle_kernel<T>, exchanged.data, moved.data, rotated.data,
+               argument);
+        bool right = true;
+        const std::vector<T> x = exchanged.read(), m = moved.read(), r = rotated.read();
+        for (int i = 0; i < count; i++) {
+            const int lane = i % warp, first = i - lane;
+            const auto value = [&](int l) { return static_cast<T>(3 * (first + l) + 1); };
+            right &= x[i] == value(lane ^ argument) && r[i] == value((lane + argument) % warp);
+            right &= m[i] == value(lane < argument ? lane : lane - argument);
+        }
+        check(right, std::string("shuffles of ") + type + " by " + std::to_string(argument));
+    }
+}
+void shuffles() {
+    check_shuffles<int>("int");
+    check_shuffles<float>("float");
+    check_shuffles<double>("double");
+}
+
+__global__ void reduce_kernel(const float* in, float* out) {
+    struct Shared {
+        float sums[most_warps], largest[most_warps];
+    };
+    Shared& s = shared_memory<Shared>();
+    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    out[4 * i] = warp_sum(in[i]);
+    out[4 * i + 1] = warp_max(in[i]);
+    out[4 * i + 2] = block_sum(in[i], s.sums);
+    out[4 * i + 3] = block_max(in[i], s.largest);
+}
+// Small integers: every order of additions gives the same float.
+void reductions() {
+    for (const int threads : block_sizes()) {
+        const int blocks = 3, count = blocks * threads, warp = device_warp();
+        std::vector<float> in(count);
+        for (int i = 0; i < count; i++) in[i] = static_cast<float>(-1 - i * 7 % 101);  // all negative
+        const Buffer<float> input(in), output(4 * count);
+        launch(Grid(blocks, threads, nullptr), reduce_kernel, input.data, output.data);
+        const std::vector<float> out = output.read();
+        bool right = true;
+        for (int i = 0; i < count; i++) {
+            const auto sum = [&](int n) { return std::accumulate(&in[i - i % n], &in[i - i % n] + n, 0.0f); };
+            const auto largest = [&](int n) { return *std::max_element(&in[i - i % n], &in[i - i % n] + n); };
+            right &= out[4 * i] == sum(warp) && out[4 * i + 1] == largest(warp) &&
+                     out[4 * i + 2] == sum(threads) && out[4 * i + 3] == largest(threads);
+        }
+        check(right, "warp and block reductions of " + std::to_string(threads) + " threads");
+    }
+}
+
+// ---- LDS
+
+struct Halves {
+    float first[most_threads];
+    int second[most_threads];
+};
+__global__ void reverse_kernel(const int* in, int* out) {
+    Halves& s = shared_memory<Halves>();
+    int* dynamic = reinterpret_cast<int*>(dynamic_shared_memory());
+    const int t = static_cast<int>(threadIdx.x), n = static_cast<int>(blockDim.x), at = blockIdx.x * n;
+    s.first[t] = static_cast<float>(in[at + t]);
+    s.second[t] = 2 * in[at + t];
+    dynamic[t] = 3 * in[at + t];
+    __syncthreads();
+    out[at + t] = static_cast<int>(s.first[n - 1 - t]) + s.second[n - 1 - t] + dynamic[n - 1 - t];
+}
+// Barrier after barrier: no thread may be more than one ahead of another.
+__global__ void tree_kernel(const int* in, int* out) {
+    int* s = reinterpret_cast<int*>(dynamic_shared_memory());
+    const unsigned t = threadIdx.x;
+    int sum = 0;
+    for (int repeat = 0; repeat < 3; repeat++) {
+        s[t] = in[blockIdx.x * blockDim.x + t];
+        __syncthreads();
+        for (unsigned d = blockDim.x / 2; d > 0; d /= 2) {
+            if (t < d) s[t] += s[t + d];
+            __syncthreads();
+        }
+        sum += s[0];
+        __syncthreads();
+    }
+    out[blockIdx.x * blockDim.x + t] = sum;
+}
+void lds() {
+    for (const int threads : block_sizes()) {
+        const int count = 5 * threads;
+        std::vector<int> in(count), reversed(count), sums(count);
+        for (int i = 0; i < count; i++) in[i] = i * 37 % 1009;
+        for (int i = 0; i < count; i++) {
+            const auto block = in.begin() + i / threads * threads;
+            reversed[i] = 6 * block[threads - 1 - i % threads];
+            sums[i] = 3 * std::accumulate(block, block + threads, 0);
+        }
+        const Buffer<int> input(in), output(count), tree(count);
+        const size_t bytes = threads * sizeof(int);
+        launch(Grid(5, threads, nullptr, bytes), reverse_kernel, input.data, output.data);
+        launch(Grid(5, threads, nullptr, bytes), tree_kernel, input.data, tree.data);
+        check(output.read() == reversed, "LDS of " + std::to_string(threads) + " threads");
+        check(tree.read() == sums, "barriers of " + std::to_string(threads) + " threads");
+    }
+}
+
+// ---- 128 bits
+
+template <class T>
+__global__ void round_trip_kernel(const T* in, T* out, uint4* streamed) {
+    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    float x[vector_size<T>];
+    unpack(load128(in + i * vector_size<T>), x);
+    store128(out + i * vector_size<T>, pack(x));
+    store128_streaming(streamed + i, load128_streaming(in + i * vector_size<T>));
+}
+// Every bit pattern of bf16; for floats as many, spread over all.
+template <class T, class Bits>
+void check_round_trip() {
+    std::vector<T> in(1 << 16);
+    for (uint32_t i = 0; i < in.size(); i++) {
+        const Bits bits = static_cast<Bits>(sizeof(T) == 2 ? i : i * 65521u);
+        std::memcpy(&in[i], &bits, sizeof bits);
+    }
+    const Buffer<T> input(in), output(in.size()), streamed(in.size());
+    launch(Grid(in.size() / vector_size<T> / 128, 128, nullptr), round_trip_kernel<T>, input.data,
+           output.data, reinterpret_cast<uint4*>(streamed.data));
+    const std::vector<T> out = output.read(), same = streamed.read();
+    bool right = true;
+    for (size_t i = 0; i < in.size(); i++)
+        right &= std::isnan(float(in[i])) ? std::isnan(float(out[i]))
+                                          : std::memcmp(&in[i], &out[i], sizeof(T)) == 0;
+    check(right, std::string("unpack and pack of ") + name(dtype_of<T>()));
+    check(std::memcmp(in.data(), same.data(), in.size() * sizeof(T)) == 0, "streaming accesses");
+}
+
+template <class T, bool whole>
+__global__ void parts_kernel(const T* in, T* out, T* beyond, int64_t C) {
+    const int64_t c = int64_t{threadIdx.x} * vector_size<T>;
+    const uint4 bits = load_part<whole>(in, c, C);
+    store_part<whole>(out, c, C, bits);
+    store128(beyond + c, bits);
+}
+// A row of C elements, then guards: `beyond` shows zeros where the row ends, `out` the guards as they were.
+template <class T, bool whole>
+void check_parts(int64_t C, int64_t offset) {
+    constexpr int threads = 4, room = threads * vector_size<T>;
+    std::vector<T> row(room + offset, T(-1.0f));
+    for (int64_t c = 0; c < C; c++) row[offset + c] = T(static_cast<float>(c + 1));
+    const std::vector<T> guards(room + offset, T(-2.0f));
+    const Buffer<T> in(row), out(guards), beyond(room);
+    launch(Grid(1, threads, nullptr), parts_kernel<T, whole>, in.data + offset, out.data + offset,
+           beyond.data, C);
+    const std::vector<T> stored = out.read(), loaded = beyond.read();
+    bool right = true;
+    for (int64_t c = -offset; c < room; c++) {
+        const float value = c < 0 || c >= C ? -2.0f : static_cast<float>(c + 1);
+        right &= float(stored[offset + c]) == value;
+        if (c >= 0) right &= float(loaded[c]) == (c < C ? value : 0.0f);
+    }
+    check(right, std::string(whole ? "whole" : "partial") + " vectors of " + name(dtype_of<T>()) +
+                     ", C=" + std::to_string(C) + " from element " + std::to_string(offset));
+}
+template <class T>
+void check_all_parts() {
+    for (int64_t C = 1; C <= 3 * vector_size<T> + 1; C++) {
+        for (int64_t offset = 0; offset < 2; offset++) check_parts<T, false>(C, offset);
+        if (C % vector_size<T> == 0) check_parts<T, true>(C, 0);
+    }
+}
+void vectors() {
+    check_round_trip<float, uint32_t>();
+    check_round_trip<bf16, uint16_t>();
+    check_all_parts<float>();
+    check_all_parts<bf16>();
+}
+
+__global__ void pack_kernel(const float* in, bf16* out) {
+    const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * 8;
+    float x[8];
+    for (int k = 0; k < 8; k++) x[k] = in[i + k];
+    store128(out + i, pack(x));
+}
+// To the nearest, ties to even, by looking at both neighbours in double.
+float nearest_bf16(float x) {
+    if (!std::isfinite(x)) return x;
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    const uint32_t below = bits & 0xffff0000u, above = below + 0x10000u;
+    const auto value = [](uint32_t u) {
+        float f;
+        std::memcpy(&f, &u, 4);
+        return f;
+    };
+    // Above the largest bf16 stands what the next one would be: 2^128.
+    const double high = std::isinf(value(above)) ? std::copysign(0x1p128, double(x)) : double(value(above));
+    const double down = std::fabs(double(x) - double(value(below))), up = std::fabs(high - double(x));
+    const bool even = (below & 0x10000u) == 0;
+    return value(down < up || (down == up && even) ? below : above);
+}
+void rounding() {
+    std::vector<float> in = {0.0f,        -0.0f,       1.0f,       -1.0f,      1.00390625f, 1.01171875f,
+                             0x1.00ffp0f, 0x1.0101p0f, 3.3895e38f, 3.4028e38f, -3.4028e38f, 0x1.fep127f,
+                             0x1.ffp127f, 1e-40f,      -1e-45f,    0x1p-133f,  0x1.8p-134f, INFINITY,
+                             -INFINITY,   NAN,         -NAN};
+    const uint32_t payloads[] = {0x7f800001u, 0x7f80ffffu, 0xff800001u, 0x7fffffffu};
+    for (const uint32_t u : payloads) {
+        in.push_back(0);
+        std::memcpy(&in.back(), &u, 4);
+    }
+    for (uint32_t i = 0; in.size() < 1 << 16; i++) {
+        const uint32_t u = i * 2654435761u;
+        in.push_back(0);
+        std::memcpy(&in.back(), &u, 4);
+    }
+    const Buffer<float> input(in);
+    const Buffer<bf16> output(in.size());
+    launch(Grid(in.size() / 8 / 256, 256, nullptr), pack_kernel, input.data, output.data);
+    const std::vector<bf16> out = output.read();
+    int wrong = 0;
+    for (size_t i = 0; i < in.size(); i++) {
+        const float expected = nearest_bf16(in[i]), found = float(out[i]), host = float(bf16(in[i]));
+        const auto is = [&](float x) {
+            return std::isnan(expected) ? std::isnan(x) : std::memcmp(&x, &expected, 4) == 0;
+        };
+        if ((!is(found) || !is(host)) && wrong++ == 0)
+            check(false, "bf16 of " + std::to_string(in[i]) + " is " + std::to_string(found) + " in pack, " +
+                             std::to_string(host) + " by its constructor");
+    }
+    check(wrong == 0, std::to_string(wrong) + " roundings to bf16 are wrong");
+}
+
+// ---- functions, atomics
+
+constexpr int functions_of_a_float = 8;
+__global__ void functions_kernel(const float* in, float* out) {
+    const float x = in[threadIdx.x];
+    float* o = out + functions_of_a_float * threadIdx.x;
+    o[0] = rsqrtf(x);
+    o[1] = __expf(x);
+    o[2] = __fdividef(1.0f, x);
+    o[3] = __uint_as_float(__float_as_uint(x) ^ 0x80000000u);
+    o[4] = sqrtf(x);
+    o[5] = fast_exp2(x);
+    sincospif(x, o + 6, o + 7);
+}
+void functions() {
+    std::vector<float> in;
+    for (int i = 1; i <= 64; i++) in.push_back(0.1f * static_cast<float>(i));
+    const Buffer<float> input(in), output(functions_of_a_float * in.size());
+    launch(Grid(1, in.size(), nullptr), functions_kernel, input.data, output.data);
+    const std::vector<float> out = output.read();
+    for (int k = 0; k < functions_of_a_float; k++) {
+        double worst = 0;
+        for (size_t i = 0; i < in.size(); i++) {
+            const double x = in[i], pi = std::acos(-1.0);
+            const double expected[] = {1 / std::sqrt(x), std::exp(x),      1 / x,           -x, std::sqrt(x),
+                                       std::exp2(x),     std::sin(pi * x), std::cos(pi * x)};
+            const double scale = std::max(std::fabs(expected[k]), k < 6 ? 0.0 : 1.0);
+            worst = std::max(worst, std::fabs(out[functions_of_a_float * i + k] - expected[k]) / scale);
+        }
+        check(worst < 2e-6, "function " + std::to_string(k) + " of a float, off by " + std::to_string(worst));
+    }
+}
+
+__global__ void unchanged_kernel(uint4* out) {
+    const int t = opaque(static_cast<int>(threadIdx.x)), block = opaque_uniform(static_cast<int>(blockIdx.x));
+    const uint32_t i = static_cast<uint32_t>(block) * blockDim.x + static_cast<uint32_t>(t);
+    keep_order();
+    store_vector(out + i, make_uint4(i, i + 1, i + 2, i + 3));
+}
+void unchanged() {
+    const Buffer<uint4> out(3 * 256);
+    launch(Grid(3, 256, nullptr), unchanged_kernel, out.data);
+    const std::vector<uint4> found = out.read();
+    bool right = true;
+    for (uint32_t i = 0; i < found.size(); i++)
+        right &= found[i].x == i && found[i].y == i + 1 && found[i].z == i + 2 && found[i].w == i + 3;
+    check(right, "what only speaks to the compiler changes nothing");
+}
+
+__global__ void tickets_kernel(int* counter, int* tickets) {
+    tickets[blockIdx.x * blockDim.x + threadIdx.x] = atomicAdd(counter, 1);
+}
+void atomics() {
+    const Buffer<int> counter(std::vector<int>{5}), tickets(7 * 256);
+    launch(Grid(7, 256, nullptr), tickets_kernel, counter.data, tickets.data);
+    std::vector<int> found = tickets.read(), expected(7 * 256);
+    std::sort(found.begin(), found.end());
+    std::iota(expected.begin(), expected.end(), 5);
+    check(found == expected && counter.read()[0] == 5 + 7 * 256, "atomicAdd gives each value once");
+}
+
+// ---- the runtime
+
+__global__ void add_kernel(int* data, int value) {
+    data[blockIdx.x * blockDim.x + threadIdx.x] += value;
+}
+void runtime() {
+    const Buffer<int> a(512), b(512);
+    CHECK(hipMemset(a.data, 0, 512 * sizeof(int)));
+    CHECK(hipMemsetAsync(a.data, 1, 256 * sizeof(int), nullptr));
+    launch(Grid(2, 256, nullptr), add_kernel, a.data, 3);
+    CHECK(hipMemcpyAsync(b.data, a.data, 512 * sizeof(int), hipMemcpyDefault, nullptr));
+    CHECK(hipStreamSynchronize(nullptr));
+    std::vector<int> expected(512, 3);
+    std::fill(expected.begin(), expected.begin() + 256, 0x01010101 + 3);
+    check(a.read() == expected && b.read() == expected,
+          "hipMemset, launch, hipMemcpyAsync in a stream's order");
+    hipEvent_t begin, end;
+    CHECK(hipEventCreate(&begin));
+    CHECK(hipEventCreate(&end));
+    CHECK(hipEventRecord(begin, nullptr));
+    for (int i = 0; i < 20; i++) launch(Grid(2, 256, nullptr), add_kernel, a.data, 1);
+    CHECK(hipEventRecord(end, nullptr));
+    CHECK(hipEventSynchronize(end));
+    float milliseconds = -1;
+    CHECK(hipEventElapsedTime(&milliseconds, begin, end));
+    check(milliseconds > 0 && milliseconds < 60e3f, "events measure " + std::to_string(milliseconds) + " ms");
+    CHECK(hipEventDestroy(begin));
+    CHECK(hipEventDestroy(end));
+    const DeviceProperties& p = device_properties();
+    check((p.warp_size == 32 || p.warp_size == 64) && p.multiprocessors > 0 && p.shared_bytes >= 48 << 10,
+          "device_properties");
+}
+
+#if defined(LLAMAC_CPU)
+// ---- what only the emulated device promises
+
+__global__ void unwritten_kernel(float* from_struct, float* from_dynamic) {
+    struct Shared {
+        float values[64];
+    };
+    float* own = shared_memory<Shared>().values + threadIdx.x;
+    float* dynamic = reinterpret_cast<float*>(dynamic_shared_memory()) + threadIdx.x;
+    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    from_struct[i] = *own, from_dynamic[i] = *dynamic;
+    *own = *dynamic = 1;  // the next block must not see it
+}
+void unwritten_memory() {
+    const Buffer<float> a(8 * 64), b(8 * 64);
+    const auto all_nan = [](const std::vector<float>& v) {
+        return std::all_of(v.begin(), v.end(), [](float x) { return std::isnan(x); });
+    };
+    check(all_nan(a.read()), "memory is NaN until it is written");
+    launch(Grid(8, 64, nullptr, 64 * sizeof(float)), unwritten_kernel, a.data, b.data);
+    check(all_nan(a.read()) && all_nan(b.read()), "LDS is NaN until it is written, in each block");
+}
+
+// Lanes that have returned take no part in a warp operation, and nobody has to wait for them.
+__global__ void leaving_kernel(int* out) {
+    const int lane = lane_index();
+    if (lane >= warp_size / 2) return;
+    out[threadIdx.x] = __shfl_xor(static_cast<int>(threadIdx.x), 1);
+}
+void leaving_lanes() {
+    const Buffer<int> out(std::vector<int>(2 * warp_size, -1));
+    launch(Grid(1, 2 * warp_size, nullptr), leaving_kernel, out.data);
+    const std::vector<int> found = out.read();
+    bool right = true;
+    for (int i = 0; i < 2 * warp_size; i++) right &= found[i] == (i % warp_size < warp_size / 2 ? i ^ 1 : -1);
+    check(right, "shuffles among the lanes that are left");
+}
+
+std::vector<int> tickets_in(emulation::Order order, int blocks, int threads) {
+    const Buffer<int> counter(std::vector<int>{0}), tickets(blocks * threads);
+    emulation::set_order(order);
+    launch(Grid(blocks, threads, nullptr), tickets_kernel, counter.data, tickets.data);
+    return tickets.read();
+}
+// The orders are what they are called: only then does a test in all three say something.
+void orders() {
+    using emulation::Order;
+    const int n = 3 * warp_size;
+    std::vector<int> in_order(n);
+    std::iota(in_order.begin(), in_order.end(), 0);
+    const std::vector<int> backwards(in_order.rbegin(), in_order.rend());
+    std::vector<int> shuffled = tickets_in(Order::shuffled, 1, n);
+    check(tickets_in(Order::forward, 1, n) == in_order, "forward order");
+    check(tickets_in(Order::reversed, 1, n) == backwards, "reversed order");
+    check(shuffled != in_order && shuffled != backwards, "shuffled order");
+    check(tickets_in(Order::shuffled, 1, n) != shuffled, "shuffled order: another one each time");
+    std::sort(shuffled.begin(), shuffled.end());
+    check(shuffled == in_order, "shuffled order: every lane once");
+    emulation::set_order(Order::forward);
+}
+#endif
+
+const std::vector<void (*)()> checks = {indices,  shuffles,  reductions, lds,     vectors,
+                                        rounding, functions, unchanged,  atomics, runtime};
+
+}  // namespace
+
+int main(int, char** argv) {
+    limit_spinning(argv);
+#if defined(LLAMAC_CPU)
+    using emulation::Order;
+    std::vector<void (*)()> all;
+    const std::vector<void (*)()> set = {[] { emulation::set_order(Order::forward); },
+                                         [] { emulation::set_order(Order::reversed); },
+                                         [] { emulation::set_order(Order::shuffled); }};
+    for (const auto set_order : set) {
+        all.push_back(set_order);
+        all.insert(all.end(), checks.begin(), checks.end());
+    }
+    all.insert(all.end(), {unwritten_memory, leaving_lanes, orders});
+    return run_checks(all);
+#else
+    return run_checks(checks);
+#endif
+}
