@@ -2,9 +2,12 @@
 #
 #   make train_llama3   builds the program for the device found (PLATFORM=cpu|amd|nvidia overrides), prepares the text
 #   make test           sets up and runs the tests: minutes on two cores
-#   make test-all       the same, then `make sanitize` and `make race`
+#   make test-all       the same, then `make sanitize`, `make race` and `make targets`
 #   make sanitize       the program and its checks under ASan and UBSan
 #   make race           every kernel under TSan, on the emulated device
+#   make targets        every kernel compiled for gfx942, gfx90a, gfx1100 (gated on registers, scratch, spills, wide
+#                       accesses) and, where nvcc is there, for sm_80 and sm_90
+#   make bench          every kernel beside PyTorch eager and torch.compile on this machine's GPU, one table
 #   make bench-cpu      tokens/s and peak memory beside PyTorch, same model and batch, two threads
 #   make reference      the reference tensors that the C code is checked against
 #   make format         clang-format and ruff, as the tests want it
@@ -16,7 +19,7 @@ BUILD     = build/$(PLATFORM)
 VENV      = .venv/bin/python
 PIP       = $(VENV) -m pip --disable-pip-version-check --quiet install
 
-.PHONY: train_llama3 test test-all sanitize race bench-cpu reference format clean packages test-packages text native
+.PHONY: train_llama3 test test-all sanitize race targets bench bench-cpu reference format clean packages test-packages text native
 
 train_llama3: packages text
 	cmake -S . -B $(BUILD) -DLLAMAC_PLATFORM=$(PLATFORM)
@@ -28,7 +31,7 @@ test: train_llama3 native reference
 	ctest --test-dir $(BUILD) --output-on-failure
 	LLAMAC_BUILD=$(BUILD) $(VENV) -m pytest -q tests
 
-test-all: test sanitize race
+test-all: test sanitize race targets
 
 sanitize: train_llama3 .venv/test reference
 	cmake -S . -B build/sanitize -DLLAMAC_PLATFORM=cpu -DLLAMAC_SANITIZE=address
@@ -41,6 +44,19 @@ race: packages .venv/test
 	cmake --build build/thread --parallel $(JOBS) --target kernel_checks
 	ctest --test-dir build/thread --output-on-failure -R 'check_(operations|emulation)'
 	LLAMAC_BUILD=build/thread $(VENV) -m pytest -q tests/test_platform.py -m program
+
+targets: train_llama3 .venv/test
+	PYTHON=$(PYTHON) dev/packages.sh targets
+	dev/hip/rocm_folder.sh
+	$(VENV) dev/hip/resources.py --arch gfx942 --arch gfx90a --arch gfx1100 --program $(BUILD)/train_llama3
+	if command -v nvcc >/dev/null; then \
+	    cmake -S . -B build/targets -DLLAMAC_PLATFORM=nvidia -DCMAKE_CUDA_ARCHITECTURES='80-real;90-real' && \
+	    cmake --build build/targets --parallel $(JOBS) --target train_llama3; \
+	else echo "no nvcc: not compiled for NVIDIA"; fi
+
+bench: train_llama3 .venv/test
+	cmake --build $(BUILD) --parallel $(JOBS) --target benchmarks
+	$(VENV) dev/bench.py --build $(BUILD)
 
 bench-cpu: train_llama3 .venv/test
 	$(VENV) dev/bench_cpu.py

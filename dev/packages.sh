@@ -1,5 +1,6 @@
 #!/bin/sh
-# packages.sh [test]: what the build, or the build of the tests too, needs from the system. As root, what is missing is
+# packages.sh [test|targets]: what the build, or the build of the tests too, or compiling the kernels for AMD without a
+# GPU or ROCm, needs from the system. As root, what is missing is
 # installed with apt, and said; otherwise it is named with the one line that installs it, and the exit code is 1.
 set -eu
 
@@ -29,6 +30,15 @@ if command -v c++ >/dev/null 2>&1; then
     need libopenblas-openmp-dev test -e "/usr/lib/$multiarch/openblas-openmp/libopenblas.so"
 else
     missing="$missing libboost-context-dev libcli11-dev nlohmann-json3-dev libtomlplusplus-dev libxxhash-dev libopenblas-openmp-dev"
+fi
+if [ "${1:-}" = targets ] && [ -z "${ROCM_PATH:-}" ] && [ ! -d /opt/rocm ]; then
+    need clang-19 command -v clang++-19
+    need lld-19 command -v ld.lld-19
+    need llvm-19 command -v llvm-readelf-19
+    need clang-tools-19 command -v clang-offload-bundler-19
+    need libamdhip64-dev test -e /usr/include/hip/hip_runtime.h
+    need rocm-device-libs test -d "/usr/lib/$(c++ -print-multiarch)/amdgcn/bitcode"
+    need libomp-19-dev test -e /usr/lib/llvm-19/lib/libomp.so
 fi
 [ -n "$missing" ] || exit 0
 
