@@ -1,5 +1,5 @@
-// emulation_faults NAME runs one kernel that is wrong on purpose. tests/test_platform.py says which build must
-// see it, and how: the emulated device itself, plain arithmetic beside it (exit status 1), or a sanitizer.
+// emulation_faults NAME runs one kernel that is wrong on purpose. tests/test_platform.py says which build has
+// to see it, and how: the emulated device itself, plain arithmetic beside it (exit status 1), or a sanitizer.
 // `none` and the kernels that a wrong one is made from are right, and must pass everywhere.
 #include <cmath>
 #include <cstring>

@@ -1,4 +1,5 @@
-// One allocation of device memory for everything a run needs: tensors are planned first, then get their memory at once.
+// One allocation of device memory for everything a run needs: tensors are planned first, then get their
+// memory at once.
 #pragma once
 #include <string>
 #include <vector>

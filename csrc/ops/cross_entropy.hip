@@ -16,6 +16,13 @@
 //            normalizer calculation for softmax", 2018), gradient in a second one, which finds part of the
 //            row in the caches.
 // 3          as 2, but the row stays on the chip, in registers and LDS: memory is read once.
+//
+// NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
+// there
+// and then; compile: torch.compile's time over ours (PyTorch 2.11):
+//
+//   cross_entropy N=4096 V=128256: kernel 1 99.9660 ms, kernel 3 0.5580 ms, 3766 GB/s, 88.1%, compile 2.13
+//   cross_entropy N=8192 V=32000: kernel 1 24.6898 ms, kernel 2 0.2680 ms, 3912 GB/s, 92.7%, compile -
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -134,7 +141,8 @@ __device__ RowShape row_shape(const T* row, int64_t V) {
     return {static_cast<int>(head), static_cast<int>(vectors), t < head ? t : t + vectors * size};
 }
 
-// Vector j from x on. The offset is of 32 unsigned bits: beside a base that is the same for all lanes it costs
+// Vector j from x on. The offset is of 32 unsigned bits: beside a base that is the same for all lanes it
+// costs
 // one register, an address two.
 template <class T>
 __device__ T* vector_at(T* x, int j) {
@@ -142,7 +150,8 @@ __device__ T* vector_at(T* x, int j) {
     return reinterpret_cast<T*>(reinterpret_cast<Byte*>(x) + static_cast<uint32_t>(j) * 16u);
 }
 
-// Vector j of the row's vectors from x on; past the end, the last again: a branch a load would cost more. What
+// Vector j of the row's vectors from x on; past the end, the last again: a branch a load would cost more.
+// What
 // is read there is masked where it is used, so that nothing waits for the load before.
 template <bool streaming, class T>
 __device__ uint4 load_logits(const T* x, int j, int vectors) {
@@ -204,7 +213,8 @@ __device__ uint4 gradient(uint4 bits, float largest, float scale) {
     return pack(x);
 }
 
-// The end of a row, behind a barrier: its loss, and the target's gradient over what the loop has written there.
+// The end of a row, behind a barrier: its loss, and the target's gradient over what the loop has written
+// there.
 template <class T>
 __device__ void finish_row(float* loss, T* dx, int target, float at_target, Softmax s, float dloss) {
     if (threadIdx.x != 0) return;
@@ -325,7 +335,8 @@ Keep keep_row(int64_t V, int size, int wanted) {
 }
 
 // A block takes every gridDim.x-th row. `window` vectors of every thread are on their way from memory or in
-// registers. The first `parked` of them move to LDS as soon as their sum is taken, and their registers get the
+// registers. The first `parked` of them move to LDS as soon as their sum is taken, and their registers get
+// the
 // row's next vectors; a register whose gradient is written gets the next row's. So loads are in flight while
 // the exponentials are computed, and the block never waits for a whole row.
 template <class T, int window>

@@ -10,6 +10,19 @@
 // 1          naive: a thread an element of out, of dx.
 // 2          128-bit accesses. Forward: a thread reads two vectors of key/value heads once and writes each to
 //            its group's heads. Backward: four heads' loads in flight, added in their order.
+//
+// NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
+// there
+// and then; compile: torch.compile's time over ours (PyTorch 2.11):
+//
+//   repeat_kv_forward B=2 T=8192 NH=32 HD=128 NKV=8:
+//     kernel 1 0.3820 ms, kernel 2 0.0450 ms, 3728 GB/s, 94.0%, compile 0.96
+//   repeat_kv_forward B=8 T=1024 NH=12 HD=64 NKV=4:
+//     kernel 1 0.0377 ms, kernel 2 0.0055 ms, 3054 GB/s, 102.6%, compile -
+//   repeat_kv_backward B=2 T=8192 NKV=8 HD=128 NH=32:
+//     kernel 1 0.1670 ms, kernel 2 0.0411 ms, 4078 GB/s, 102.9%, compile 0.99
+//   repeat_kv_backward B=8 T=1024 NKV=4 HD=64 NH=12:
+//     kernel 1 0.0243 ms, kernel 2 0.0059 ms, 2828 GB/s, 95.0%, compile -
 #include <algorithm>
 
 #include "core/device.h"

@@ -20,10 +20,40 @@
 //            blocks of rows that N alone determines, then over the blocks, so that the bits do not depend on
 //            the threads.
 // 1          naive: a thread a row, a thread a column for dweight.
-// 2          a block a row, 128-bit accesses, the row stays in registers between the sum and the product: every
-//            byte moves once. Backward: a block takes every k-th row, loads the next while it works on one, and
-//            keeps its share of dweight in registers too, so that dweight is one partial row a block, added by
+// 2          a block a row, 128-bit accesses, the row stays in registers between the sum and the product:
+//            every
+//            byte moves once. Backward: a block takes every k-th row, loads the next while it works on one,
+//            and
+//            keeps its share of dweight in registers too, so that dweight is one partial row a block, added
+//            by
 //            a second kernel in their order.
+//
+// NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
+// there
+// and then; compile: torch.compile's time over ours (PyTorch 2.11):
+//
+//   rmsnorm_forward N=16384 C=4096: kernel 1 2.6233 ms, kernel 2 0.0662 ms, 4055 GB/s, 98.7%, compile 1.11
+//   rmsnorm_forward N=8192 C=768: kernel 1 0.5658 ms, kernel 2 0.0083 ms, 3035 GB/s, 94.2%, compile -
+//   residual_rmsnorm_forward N=16384 C=4096:
+//     kernel 1 5.3358 ms, kernel 2 0.1316 ms, 4080 GB/s, 100.7%, compile 1.03
+//   residual_rmsnorm_forward N=8192 C=768:
+//     kernel 1 1.1347 ms, kernel 2 0.0146 ms, 3455 GB/s, 100.7%, compile -
+//   rmsnorm_backward T=bf16 G=bf16, no dresidual N=16384 C=4096:
+//     kernel 1 10.1376 ms, kernel 2 0.1134 ms, 3553 GB/s, 85.5%, compile 1.20
+//   rmsnorm_backward T=bf16 G=f32, no dresidual N=16384 C=4096:
+//     kernel 1 10.1189 ms, kernel 2 0.1140 ms, 3533 GB/s, 85.2%, compile 1.18
+//   rmsnorm_backward T=bf16 G=bf16 N=16384 C=4096:
+//     kernel 1 10.6072 ms, kernel 2 0.1352 ms, 3972 GB/s, 95.0%, compile 1.21
+//   rmsnorm_backward T=bf16 G=f32 N=16384 C=4096:
+//     kernel 1 10.5960 ms, kernel 2 0.1349 ms, 3980 GB/s, 98.2%, compile 1.20
+//   rmsnorm_backward T=bf16 G=bf16, no dresidual N=8192 C=768:
+//     kernel 1 4.0349 ms, kernel 2 0.0184 ms, 2051 GB/s, 63.3%, compile -
+//   rmsnorm_backward T=bf16 G=f32, no dresidual N=8192 C=768:
+//     kernel 1 4.0330 ms, kernel 2 0.0191 ms, 1982 GB/s, 61.2%, compile -
+//   rmsnorm_backward T=bf16 G=bf16 N=8192 C=768:
+//     kernel 1 4.1180 ms, kernel 2 0.0213 ms, 2368 GB/s, 68.8%, compile -
+//   rmsnorm_backward T=bf16 G=f32 N=8192 C=768:
+//     kernel 1 4.1153 ms, kernel 2 0.0213 ms, 2366 GB/s, 68.8%, compile -
 #include <algorithm>
 #include <cmath>
 
@@ -335,8 +365,10 @@ void residual_rmsnorm_forward_2(View<T, 2> sum, View<T, 2> out, View<float, 1> r
                               x.shape[1], static_cast<float>(eps), device);
 }
 
-// Threads (x: a row's columns, y: rows at a time). A block's rows are blockIdx.x * blockDim.y + threadIdx.y, and
-// on by gridDim.x * blockDim.y; partial[gridDim.x, C] gets its sums of dweight. The next row's loads are under
+// Threads (x: a row's columns, y: rows at a time). A block's rows are blockIdx.x * blockDim.y + threadIdx.y,
+// and
+// on by gridDim.x * blockDim.y; partial[gridDim.x, C] gets its sums of dweight. The next row's loads are
+// under
 // way while this one's sum is made. Dynamic LDS: C floats where blockDim.y > 1.
 template <class T, bool whole>
 __global__ void __launch_bounds__(backward_threads)

@@ -34,8 +34,8 @@ constexpr size_t stack_bytes = 128 << 10;
 constexpr int most_threads = 1024;
 Order current_order = Order::forward;
 
-// What ThreadSanitizer is told. This file is compiled without it (cpu.cmake): the scheduler's own accesses are
-// no part of the program that is checked.
+// What ThreadSanitizer is told. This file is compiled without it (cpu.cmake): the scheduler's own accesses
+// are no part of the program that is checked.
 #if defined(LLAMAC_RACES)
 constexpr bool races = true;
 void* this_fiber() {
@@ -271,9 +271,8 @@ bool pass_barrier() {
     return true;
 }
 
-// Accesses on one fiber never race. So where races are looked for, the threads of a block have a fiber each, and
-// those of equal index in neighbouring blocks different ones: one fiber more than threads, block by block the
-// next one.
+// Accesses on one fiber never race. So where races are looked for, the threads of a block have a fiber each,
+// and those of equal index in neighbouring blocks different ones: there is one fiber more than threads.
 Worker* worker_of(int thread) {
     if (!races) return nullptr;
     return block->workers[static_cast<size_t>((thread + block->blocks) % (block->count + 1))].get();
@@ -320,9 +319,9 @@ void prepare(dim3 blocks, dim3 threads, size_t shared_bytes, Site site, void (*b
     block->launch_site = site;
     block->body = body;
     block->argument = argument;
+    while (races && block->workers.size() <= static_cast<size_t>(block->count)) new_worker();
     release(block);
     for (int i = 0; races && i <= block->count; i++) {  // what was before the launch is before its threads
-        if (static_cast<size_t>(i) == block->workers.size()) new_worker();
         enter(block->workers[i]->race_fiber);
         acquire(block);
         enter(block->race_fiber);

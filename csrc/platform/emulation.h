@@ -9,9 +9,9 @@
 //   that has returned or does not exist, at more LDS than a block may have, at an impossible grid.
 // - Lanes, warps and blocks run forward or reversed, lanes and warps in random orders too.
 // - AddressSanitizer sees one element too far in memory and in LDS, UBSan a misaligned 128-bit access.
-// - ThreadSanitizer, to which fibers are threads, sees what two threads of a grid access, at least one of them
-//   writing, with no barrier between: a missing __syncthreads, a shuffle taken for one, two blocks that write
-//   the same element.
+// - ThreadSanitizer, to which fibers are threads, sees what two threads of a grid access, at least one of
+//   them writing, with no barrier between: a missing __syncthreads, a shuffle taken for one, two blocks that
+//   write the same element.
 // tests/emulation_faults.cpp has a kernel for each.
 #pragma once
 #include <chrono>
