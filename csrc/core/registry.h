@@ -139,8 +139,7 @@ void list_kernels();
 
 // Checks shapes, types and strides, picks the variant (`variant`, else the selected one, else the first that
 // supports the call) and runs it, with `threads` a block where that is not 0. Throws Error with the
-// operation,
-// the operand, what was expected and what was found.
+// operation, the operand, what was expected and what was found.
 void run(const Operation& op, std::vector<Tensor> tensors, const std::vector<Scalar>& scalars,
          Queue queue = {}, const char* variant = nullptr, int threads = 0);
 // run("rmsnorm_forward", {out, rstd}, {x, weight}, {eps}): what the model calls.

@@ -12,22 +12,18 @@
 // bf16 weight, and bf16 moments always, are rounded stochastically, so that updates far below half an ulp are
 // not lost on average: add 16 random bits below those that stay, cut. The bits are Philox's of (seed, step,
 // stream, element): the upper half of stream's word for the weight, the two halves of stream + 1's for m and
-// v.
-// The update itself uses m and v before they are rounded.
+// v. The update itself uses m and v before they are rounded.
 //
 // reference: plain loops.
 // cpu:       fixed chunks over threads; the random words of a chunk come first, four elements a Philox block.
 // 1          naive: a thread an element.
 // 2          eight elements a thread, 128-bit accesses, all of a step's loads in flight before the first is
-//            used;
-//            the grid stays resident, so that what depends on the step alone is computed once a thread. What
-//            limits it where everything is bf16 is arithmetic as much as memory: 14 bytes and two Philox
-//            words
-//            an element.
+//            used; the grid stays resident, so that what depends on the step alone is computed once a thread.
+//            What limits it where everything is bf16 is arithmetic as much as memory: 14 bytes and two Philox
+//            words an element.
 //
 // NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
-// there
-// and then; compile: torch.compile's time over ours (PyTorch 2.11):
+// there and then; compile: torch.compile's time over ours (PyTorch 2.11):
 //
 //   adamw T=bf16 G=f32 M=f32, no master P=268435456:
 //     kernel 1 2.7947 ms, kernel 2 1.5925 ms, 4046 GB/s, 97.8%, compile 0.95
@@ -264,9 +260,8 @@ constexpr int unit = 8;  // elements a thread at a time: two Philox blocks
 constexpr int kernel2_threads = 256;
 
 // A thread's unit is made of runs of `run` elements, the runs of a block's threads side by side: 8 where
-// every
-// stream is bf16, else 4, so that an f32 stream, too, is one 128-bit access a run and a warp's access has no
-// gaps. (With runs of 8, a warp's f32 store leaves half of every sector to the next one: 15% slower.)
+// every stream is bf16, else 4, so that an f32 stream, too, is one 128-bit access a run and a warp's access
+// has no gaps. (With runs of 8, a warp's f32 store leaves half of every sector to the next one: 15% slower.)
 // x[first] begins a run of X as 128 bits, or 64 for four bf16.
 template <int run, class X>
 __device__ inline void load_run(const X* x, float* values) {

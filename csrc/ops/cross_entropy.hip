@@ -18,8 +18,7 @@
 // 3          as 2, but the row stays on the chip, in registers and LDS: memory is read once.
 //
 // NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
-// there
-// and then; compile: torch.compile's time over ours (PyTorch 2.11):
+// there and then; compile: torch.compile's time over ours (PyTorch 2.11):
 //
 //   cross_entropy N=4096 V=128256: kernel 1 99.9660 ms, kernel 3 0.5580 ms, 3766 GB/s, 88.1%, compile 2.13
 //   cross_entropy N=8192 V=32000: kernel 1 24.6898 ms, kernel 2 0.2680 ms, 3912 GB/s, 92.7%, compile -
@@ -142,8 +141,7 @@ __device__ RowShape row_shape(const T* row, int64_t V) {
 }
 
 // Vector j from x on. The offset is of 32 unsigned bits: beside a base that is the same for all lanes it
-// costs
-// one register, an address two.
+// costs one register, an address two.
 template <class T>
 __device__ T* vector_at(T* x, int j) {
     using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
@@ -151,8 +149,7 @@ __device__ T* vector_at(T* x, int j) {
 }
 
 // Vector j of the row's vectors from x on; past the end, the last again: a branch a load would cost more.
-// What
-// is read there is masked where it is used, so that nothing waits for the load before.
+// What is read there is masked where it is used, so that nothing waits for the load before.
 template <bool streaming, class T>
 __device__ uint4 load_logits(const T* x, int j, int vectors) {
     const T* p = vector_at(x, j < vectors ? j : vectors - 1);
@@ -336,9 +333,8 @@ Keep keep_row(int64_t V, int size, int wanted) {
 
 // A block takes every gridDim.x-th row. `window` vectors of every thread are on their way from memory or in
 // registers. The first `parked` of them move to LDS as soon as their sum is taken, and their registers get
-// the
-// row's next vectors; a register whose gradient is written gets the next row's. So loads are in flight while
-// the exponentials are computed, and the block never waits for a whole row.
+// the row's next vectors; a register whose gradient is written gets the next row's. So loads are in flight
+// while the exponentials are computed, and the block never waits for a whole row.
 template <class T, int window>
 __global__ void __launch_bounds__(most_threads)
     cross_entropy_kernel3(float* losses, T* dlogits, const T* logits, const int32_t* targets, int64_t N,

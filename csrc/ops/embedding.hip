@@ -14,8 +14,7 @@
 //            their tokens, then a block has some rows of the table, which it writes once: sums or zeros.
 //
 // NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
-// there
-// and then; compile: torch.compile's time over ours (PyTorch 2.11):
+// there and then; compile: torch.compile's time over ours (PyTorch 2.11):
 //
 //   embedding_forward N=16384 C=4096 V=128256:
 //     kernel 1 0.2677 ms, kernel 2 0.0682 ms, 3937 GB/s, 97.8%, compile 1.03

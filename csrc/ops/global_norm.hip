@@ -6,12 +6,10 @@
 //            number of threads does not show in the bits.
 // 1          naive: one block adds everything.
 // 2          a grid that stays resident, four 128-bit loads in flight a thread, one partial sum a block; a
-//            second
-//            kernel, of one block, adds those in double.
+//            second kernel, of one block, adds those in double.
 //
 // NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
-// there
-// and then; compile: torch.compile's time over ours (PyTorch 2.11):
+// there and then; compile: torch.compile's time over ours (PyTorch 2.11):
 //
 //   global_norm P=268435456: kernel 1 383.3601 ms, kernel 2 0.1265 ms, 4245 GB/s, 101.2%, compile 0.97
 //   global_norm P=16777216: kernel 1 24.0315 ms, kernel 2 0.0131 ms, 2561 GB/s, 75.8%, compile -

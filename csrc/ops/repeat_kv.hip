@@ -12,8 +12,7 @@
 //            its group's heads. Backward: four heads' loads in flight, added in their order.
 //
 // NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
-// there
-// and then; compile: torch.compile's time over ours (PyTorch 2.11):
+// there and then; compile: torch.compile's time over ours (PyTorch 2.11):
 //
 //   repeat_kv_forward B=2 T=8192 NH=32 HD=128 NKV=8:
 //     kernel 1 0.3820 ms, kernel 2 0.0450 ms, 3728 GB/s, 94.0%, compile 0.96

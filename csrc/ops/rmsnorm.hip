@@ -21,16 +21,12 @@
 //            the threads.
 // 1          naive: a thread a row, a thread a column for dweight.
 // 2          a block a row, 128-bit accesses, the row stays in registers between the sum and the product:
-//            every
-//            byte moves once. Backward: a block takes every k-th row, loads the next while it works on one,
-//            and
-//            keeps its share of dweight in registers too, so that dweight is one partial row a block, added
-//            by
-//            a second kernel in their order.
+//            every byte moves once. Backward: a block takes every k-th row, loads the next while it works on
+//            one, and keeps its share of dweight in registers too, so that dweight is one partial row a
+//            block, added by a second kernel in their order.
 //
 // NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
-// there
-// and then; compile: torch.compile's time over ours (PyTorch 2.11):
+// there and then; compile: torch.compile's time over ours (PyTorch 2.11):
 //
 //   rmsnorm_forward N=16384 C=4096: kernel 1 2.6233 ms, kernel 2 0.0662 ms, 4055 GB/s, 98.7%, compile 1.11
 //   rmsnorm_forward N=8192 C=768: kernel 1 0.5658 ms, kernel 2 0.0083 ms, 3035 GB/s, 94.2%, compile -
@@ -366,10 +362,8 @@ void residual_rmsnorm_forward_2(View<T, 2> sum, View<T, 2> out, View<float, 1> r
 }
 
 // Threads (x: a row's columns, y: rows at a time). A block's rows are blockIdx.x * blockDim.y + threadIdx.y,
-// and
-// on by gridDim.x * blockDim.y; partial[gridDim.x, C] gets its sums of dweight. The next row's loads are
-// under
-// way while this one's sum is made. Dynamic LDS: C floats where blockDim.y > 1.
+// and on by gridDim.x * blockDim.y; partial[gridDim.x, C] gets its sums of dweight. The next row's loads are
+// under way while this one's sum is made. Dynamic LDS: C floats where blockDim.y > 1.
 template <class T, bool whole>
 __global__ void __launch_bounds__(backward_threads)
     rmsnorm_backward_kernel2(T* dx, float* partial, const T* dout, const T* x, const T* weight,

@@ -15,8 +15,7 @@
 //            in flight before the first is used, the cosines and sines once for the four.
 //
 // NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
-// there
-// and then; compile: torch.compile's time over ours (PyTorch 2.11):
+// there and then; compile: torch.compile's time over ours (PyTorch 2.11):
 //
 //   rope_forward B=2 T=8192 NH=32 HD=128:
 //     kernel 1 0.2496 ms, kernel 2 0.0694 ms, 3931 GB/s, 95.1%, compile 1.16

@@ -1,6 +1,5 @@
 // Attention as its formulas stand, each step a kernel: variant 1 of attention.hip. Keys and values are
-// repeated
-// for their query heads first (repeat_kv); the scores exist as a whole, so memory grows with T^2.
+// repeated for their query heads first (repeat_kv); the scores exist as a whole, so memory grows with T^2.
 //
 // The workspace of forward: k and v repeated T[B,T,NH,HD], scores f32[B,NH,T,T]; of backward the same, with p
 // in the scores' place, and beside it ds f32[B,NH,T,T].
