@@ -24,8 +24,8 @@ def build() -> Path:
 
 @pytest.fixture(scope="session")
 def chosen(build) -> Callable[[str], list[str]]:
-    """OPERATION=VARIANT for every operation. "reference"; "naive": kernel 1; "optimised": kernel 2 where there
-    is one (later kernels may want shapes that a test's model does not have).
+    """OPERATION=VARIANT for every operation. "reference"; "naive": kernel 1; "optimised": kernel 2 where it
+    exists (later kernels may want shapes that a test's model does not have).
     """
     listing = subprocess.run(
         [build / "train_llama3", "--list-kernels"], check=True, capture_output=True, text=True
