@@ -375,9 +375,15 @@ def test_operation(operation, variant, types):
     op, case = OPERATIONS[operation], CASES[operation]
     if operation == "adamw" and "bf16" in (types[2], types[3]):
         pytest.skip("bf16 moments are rounded stochastically: test_stochastic_rounding")
-    wrong = [
-        w for seed, sizes in enumerate(case.shapes) for w in check(op, variant, types, sizes, case, seed)
-    ]
+    wrong, ran = [], 0
+    for seed, sizes in enumerate(case.shapes):
+        try:
+            wrong += check(op, variant, types, sizes, case, seed)
+            ran += 1
+        except kernels.Error as error:  # a variant need not take every shape, but must take one
+            if "does not take these shapes" not in str(error):
+                raise
+    assert ran
     assert not wrong, "\n".join(wrong)
 
 
