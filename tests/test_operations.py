@@ -3,7 +3,6 @@ NaN at first, guard bytes around every operand. Operands and variants come from 
 stands here.
 """
 
-import itertools
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -366,6 +365,20 @@ def check(op, variant, types, sizes, case, seed=0, spoil=lambda outputs: None) -
     return wrong
 
 
+def check_shapes(op, variant, types, case):
+    """Every shape of the case that the variant takes: it need not take all, but must take one."""
+    wrong, ran = [], 0
+    for seed, sizes in enumerate(case.shapes):
+        try:
+            wrong += check(op, variant, types, sizes, case, seed)
+            ran += 1
+        except kernels.Error as error:
+            if "does not take these shapes" not in str(error):
+                raise
+    assert ran
+    assert not wrong, "\n".join(wrong)
+
+
 def test_every_operation_has_a_case():
     assert set(CASES) == set(OPERATIONS)
 
@@ -375,16 +388,7 @@ def test_operation(operation, variant, types):
     op, case = OPERATIONS[operation], CASES[operation]
     if operation == "adamw" and "bf16" in (types[2], types[3]):
         pytest.skip("bf16 moments are rounded stochastically: test_stochastic_rounding")
-    wrong, ran = [], 0
-    for seed, sizes in enumerate(case.shapes):
-        try:
-            wrong += check(op, variant, types, sizes, case, seed)
-            ran += 1
-        except kernels.Error as error:  # a variant need not take every shape, but must take one
-            if "does not take these shapes" not in str(error):
-                raise
-    assert ran
-    assert not wrong, "\n".join(wrong)
+    check_shapes(op, variant, types, case)
 
 
 @pytest.mark.parametrize("fault", ["nan", "zero", "swapped", "scaled"])
@@ -424,12 +428,14 @@ def test_guards_are_seen():
 def test_interleaved_rope(function):
     op = OPERATIONS[function.__name__]
     case = Case(partial(function, function=interleaved_rope), HEADS, (True,), function is rope_backward)
-    for v, sizes in itertools.product(op["variants"], HEADS):
+    for v in op["variants"]:
         for types in v["types"]:
-            assert not check(op, v["name"], types, sizes, case)
+            check_shapes(op, v["name"], types, case)
 
 
-@pytest.mark.parametrize("variant", [v["name"] for v in OPERATIONS["precompute_cis"]["variants"]])
+@pytest.mark.parametrize(
+    "variant", [v["name"] for v in OPERATIONS["precompute_cis"]["variants"] if ["f64"] in v["types"]]
+)
 @pytest.mark.parametrize("factor", [8.0, 32.0])
 def test_scaled_frequencies_are_transformers(variant, factor):
     from transformers import LlamaConfig
