@@ -18,6 +18,21 @@
 
 namespace llamac {
 
+#if defined(__HIPCC__) || defined(__CUDACC__)  // the emulation has its own
+// The block's fast memory (LDS, shared memory) as one object S of the kernel's own; not initialised.
+template <class S>
+__device__ S& shared_memory() {
+    __shared__ S storage;
+    return storage;
+}
+// The part whose size the launch gives, 16-byte aligned.
+inline __device__ char* dynamic_shared_memory() {
+    extern __shared__ __align__(16) char dynamic_storage[];
+    return dynamic_storage;
+}
+
+#endif
+
 // What a launcher asks about the current device to size its grid.
 struct DeviceProperties {
     const char* name;

@@ -20,18 +20,6 @@ inline hipError_t instantiate_graph(hipGraphExec_t* instance, hipGraph_t graph) 
 }
 
 #if defined(__HIPCC__)
-// The block's fast memory (LDS) as one object S of the kernel's own; not initialised.
-template <class S>
-__device__ S& shared_memory() {
-    __shared__ S storage;
-    return storage;
-}
-// The part whose size the launch gives, 16-byte aligned.
-inline __device__ char* dynamic_shared_memory() {
-    extern __shared__ __align__(16) char dynamic_storage[];
-    return dynamic_storage;
-}
-
 // 2^x in one instruction, to 2 ulp; results below the smallest normal number are 0.
 inline __device__ float fast_exp2(float x) {
     return __builtin_amdgcn_exp2f(x);
@@ -44,14 +32,15 @@ inline __device__ int opaque(int x) {
     return x;
 }
 
-template <class V>
-__device__ void store_vector(V* p, V v) {
-    *p = v;
-}
 // As opaque, for a number that is the same in all lanes.
 inline __device__ int opaque_uniform(int x) {
     asm volatile("" : "+s"(x));
     return x;
+}
+
+template <class V>
+__device__ void store_vector(V* p, V v) {
+    *p = v;
 }
 
 // The compiler moves no load up or down across this: each would hold registers for longer.

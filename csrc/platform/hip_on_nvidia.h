@@ -59,18 +59,6 @@ inline hipError_t instantiate_graph(hipGraphExec_t* instance, hipGraph_t graph) 
 }
 
 #if defined(__CUDACC__)
-// The block's fast memory (LDS, shared memory) as one object S of the kernel's own; not initialised.
-template <class S>
-__device__ S& shared_memory() {
-    __shared__ S storage;
-    return storage;
-}
-// The part whose size the launch gives, 16-byte aligned.
-inline __device__ char* dynamic_shared_memory() {
-    extern __shared__ __align__(16) char dynamic_storage[];
-    return dynamic_storage;
-}
-
 // 2^x in one instruction, to 2 ulp; results below the smallest normal number are 0.
 inline __device__ float fast_exp2(float x) {
     float y;
