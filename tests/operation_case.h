@@ -38,6 +38,22 @@ inline const std::vector<Sizes> size_rules = {
 inline const std::vector<int64_t> other_sizes = {1, 31, 63, 64, 65, 131, 136};
 constexpr int shapes_an_entry = 12;
 
+// Further shapes of single operations: what their tiles want to see. Names that begin so.
+struct Shape {
+    const char* operation;
+    std::vector<std::pair<const char*, int64_t>> size;
+};
+inline const std::vector<Shape> further_shapes = {
+    {"attention_", {{"B", 1}, {"T", 1}, {"NH", 8}, {"NKV", 1}, {"HD", 128}}},
+    {"attention_", {{"B", 2}, {"T", 64}, {"NH", 4}, {"NKV", 1}, {"HD", 64}}},
+    {"attention_", {{"B", 1}, {"T", 63}, {"NH", 4}, {"NKV", 2}, {"HD", 128}}},
+    {"attention_", {{"B", 1}, {"T", 129}, {"NH", 3}, {"NKV", 3}, {"HD", 128}}},
+    {"attention_", {{"B", 1}, {"T", 200}, {"NH", 8}, {"NKV", 2}, {"HD", 64}}},
+    {"matmul_", {{"N", 128}, {"C", 96}, {"K", 256}}},
+    {"matmul_", {{"N", 200}, {"C", 328}, {"K", 136}}},
+    {"matmul_", {{"N", 40}, {"C", 520}, {"K", 264}}},
+};
+
 struct Values {
     const char* scalar;
     std::vector<double> values;
@@ -307,9 +323,28 @@ inline int64_t pick(const std::vector<int64_t>& values, int number, size_t salt)
     return values[(i + salt * (1 + i / n)) % n];
 }
 
-// Sizes by dimension, from the lists above.
+inline std::vector<const Shape*> further(const Operation& op) {
+    std::vector<const Shape*> shapes;
+    for (const Shape& s : further_shapes)
+        if (op.name.rfind(s.operation, 0) == 0) shapes.push_back(&s);
+    return shapes;
+}
+// Cases of an entry: the further shapes stand at even numbers, which are aligned (run_variant).
+inline int shape_count(const Operation& op) {
+    return shapes_an_entry + 2 * static_cast<int>(further(op).size());
+}
+
+// Sizes by dimension, from the lists above; empty: no such case.
 inline std::vector<int64_t> test_sizes(const Operation& op, int number) {
     std::vector<int64_t> size;
+    if (number >= shapes_an_entry) {
+        if (number % 2) return {};
+        const Shape& shape = *further(op)[static_cast<size_t>(number - shapes_an_entry) / 2];
+        for (const std::string& letter : op.dimensions)
+            for (const auto& [name, value] : shape.size)
+                if (letter == name) size.push_back(value);
+        return size;
+    }
     for (size_t d = 0; d < op.dimensions.size(); d++) {
         const auto rule = std::find_if(size_rules.begin(), size_rules.end(),
                                        [&](const Sizes& s) { return op.dimensions[d] == s.letter; });

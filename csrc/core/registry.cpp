@@ -291,10 +291,14 @@ const Tensor& Call::operand(const char* operand) const {
     bad_description(op->name + " has no operand " + operand);
 }
 
-bool Call::flag(const char* name) const {
+double Call::number(const char* name) const {
     for (size_t i = 0; i < op->scalars.size(); i++)
-        if (op->scalars[i].name == name) return scalar[i].integer != 0;
+        if (op->scalars[i].name == name) return scalar[i].real;
     bad_description(op->name + " has no scalar " + name);
+}
+
+bool Call::flag(const char* name) const {
+    return number(name) != 0;
 }
 
 const std::vector<Operation*>& operations() {

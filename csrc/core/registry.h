@@ -66,6 +66,7 @@ struct Call {
     int64_t operator[](const char* dimension) const;   // call["HD"]
     const Tensor& operand(const char* operand) const;  // call.operand("x")
     bool flag(const char* name) const;                 // call.flag("accumulate")
+    double number(const char* name) const;             // call.number("scale")
 };
 
 // A launcher's signature, read off its C++ type: what each operand's View holds.

@@ -11,9 +11,15 @@ void device_failed(hipError_t error, const char* expression, const char* file, i
 
 #if defined(LLAMAC_CPU)
 const DeviceProperties& device_properties() {
-    // Few multiprocessors, so that grids sized by them have to loop at the tests' sizes.
-    static const DeviceProperties properties{
-        "emulated block on the CPU", warp_size, 3, 64 << 10, 1 << 20, int64_t{1} << 34, true};
+    // Few multiprocessors, so that grids sized by them have to loop at the tests' sizes. LDS: what MI300X has,
+    // and H100.
+    static const DeviceProperties properties{"emulated block on the CPU",
+                                             warp_size,
+                                             3,
+                                             (warp_size == 64 ? 64 : 227) << 10,
+                                             1 << 20,
+                                             int64_t{1} << 34,
+                                             true};
     return properties;
 }
 #else

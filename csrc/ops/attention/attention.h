@@ -24,4 +24,9 @@ void attention_backward_1(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<cons
 int64_t attention_forward_workspace_1(const Call& call);
 int64_t attention_backward_workspace_1(const Call& call);
 
+// flash_forward.hip
+void attention_forward_2(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
+                         View<const bf16, 4> v, double scale, Device device);
+bool flash_supports(const Call& call);
+
 }  // namespace llamac

@@ -128,6 +128,8 @@ Operation attention_forward(
     {{"cpu", "query tiles, packed keys, whole rows of scores", Where::host,
       entries<attention_forward_cpu<float>, attention_forward_cpu<bf16>, attention_forward_cpu<double>>(),
       whole_groups},
+     {"2", "flash: tiles on matrix cores, running softmax, 128-bit accesses", Where::device,
+      entries<attention_forward_2>(), flash_supports},
      {"1",
       "naive: repeated keys and values, whole scores in memory",
       Where::device,

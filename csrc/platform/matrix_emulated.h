@@ -1,0 +1,121 @@
+// The matrix instructions, emulated: each is one warp operation, lanes and registers as the hardware has them.
+#pragma once
+#include "platform/emulation.h"
+
+namespace llamac {
+namespace emulation {
+
+inline float bf16_value(uint32_t bits) {
+    return __builtin_bit_cast(float, bits << 16);
+}
+
+// What one lane brings: its halves of a and b, and its sums.
+struct MatrixLane {
+    const uint32_t *a, *b;
+    float* sums;
+};
+// sums of c[m][n] += sum_k a[m][k] * b[k][n] for M x N x K, in fp32. Position: which element a lane's i-th is,
+// row then column; for a of [m][k], for b of [n][k].
+template <class Layout>
+void matrix_multiply(void* const* lanes, Site site) {
+    using L = Layout;
+    float a[L::M][L::K], b[L::N][L::K];
+    for (int l = 0; l < warp_size; l++) {
+        if (!lanes[l]) die(site, "a matrix instruction without all lanes of its warp");
+        const MatrixLane& lane = *static_cast<MatrixLane*>(lanes[l]);
+        const auto half = [](const uint32_t* words, int i) {
+            return bf16_value(words[i / 2] >> i % 2 * 16 & 0xffff);
+        };
+        for (int i = 0; i < L::M * L::K * L::copies / warp_size; i++)
+            a[L::a_row(l, i)][L::a_k(l, i)] = half(lane.a, i);
+        for (int i = 0; i < L::N * L::K * L::copies / warp_size; i++)
+            b[L::b_row(l, i)][L::b_k(l, i)] = half(lane.b, i);
+    }
+    for (int l = 0; l < warp_size; l++)
+        for (int i = 0; i < L::M * L::N / warp_size; i++) {
+            float& sum = static_cast<MatrixLane*>(lanes[l])->sums[i];
+            for (int k = 0; k < L::K; k++) sum += a[L::c_row(l, i)][k] * b[L::c_column(l, i)][k];
+        }
+}
+template <class Layout>
+void matrix(float* sums, const uint32_t* a, const uint32_t* b, Site site) {
+    MatrixLane lane{a, b, sums};
+    collective(matrix_multiply<Layout>, &lane, site);
+}
+
+// v_mfma_f32_32x32x8_bf16_1k and v_mfma_f32_16x16x16_bf16_1k.
+template <int R>
+struct MfmaLayout {
+    static constexpr int M = R, N = R, K = R == 32 ? 8 : 16, copies = 1;
+    static int a_row(int l, int) { return l % R; }
+    static int a_k(int l, int i) { return l / R * 4 + i; }
+    static int b_row(int l, int) { return l % R; }
+    static int b_k(int l, int i) { return l / R * 4 + i; }
+    static int c_row(int l, int i) { return R == 32 ? i / 4 * 8 + l / 32 * 4 + i % 4 : l / 16 * 4 + i; }
+    static int c_column(int l, int) { return l % R; }
+};
+// mma.sync.m16n8k16.
+struct MmaLayout {
+    static constexpr int M = 16, N = 8, K = 16, copies = 1;
+    static int a_row(int l, int i) { return l / 4 + i / 2 % 2 * 8; }
+    static int a_k(int l, int i) { return l % 4 * 2 + i % 2 + i / 4 * 8; }
+    static int b_row(int l, int) { return l / 4; }
+    static int b_k(int l, int i) { return l % 4 * 2 + i % 2 + i / 2 * 8; }
+    static int c_row(int l, int i) { return l / 4 + i / 2 * 8; }
+    static int c_column(int l, int i) { return l % 4 * 2 + i % 2; }
+};
+
+struct MatrixRow {
+    uint16_t row[8];
+    uint32_t* out;
+};
+template <bool transposed>
+void load_matrices(void* const* lanes, Site site) {
+    for (int l = 0; l < warp_size; l++) {
+        if (!lanes[l]) die(site, "a matrix load without all lanes of its warp");
+        for (int j = 0; j < 4; j++) {
+            const auto element = [&](int row, int column) -> uint32_t {
+                return static_cast<MatrixRow*>(lanes[j * 8 + row])->row[column];
+            };
+            const int first = l / 4, pair = l % 4 * 2;
+            static_cast<MatrixRow*>(lanes[l])->out[j] =
+                transposed ? element(pair, first) | element(pair + 1, first) << 16
+                           : element(first, pair) | element(first, pair + 1) << 16;
+        }
+    }
+}
+
+}  // namespace emulation
+
+template <int R>
+void mfma(float (&c)[R * R / 64], const uint32_t (&a)[2], const uint32_t (&b)[2],
+          const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    emulation::matrix<emulation::MfmaLayout<R>>(c, a, b, {file, line});
+}
+inline void mma_m16n8k16(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                         const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    const uint32_t b[2] = {b0, b1};
+    emulation::matrix<emulation::MmaLayout>(c, a, b, {file, line});
+}
+// Each lane reads the row whose address it brings: the sanitizers see who reads what.
+template <bool transposed>
+void ldmatrix(uint32_t (&out)[4], const char* row, const char* file = __builtin_FILE(),
+              int line = __builtin_LINE()) {
+    emulation::MatrixRow lane;
+    lane.out = out;
+    const uint4 bits = *reinterpret_cast<const uint4*>(row);
+    std::memcpy(lane.row, &bits, sizeof(bits));
+    emulation::collective(emulation::load_matrices<transposed>, &lane, {file, line});
+}
+
+// The upper halves of two words, and the lower ones, as __builtin_amdgcn_perm gives them in one instruction.
+inline uint32_t lower_halves(uint32_t low, uint32_t high) {
+    return (low & 0xffffu) | high << 16;
+}
+inline uint32_t upper_halves(uint32_t low, uint32_t high) {
+    return low >> 16 | (high & 0xffff0000u);
+}
+template <int>
+void set_priority() {}
+
+}  // namespace llamac

@@ -1,0 +1,50 @@
+// The matrix instructions of AMD: MFMA on gfx90a and gfx942, WMMA on gfx11.
+#pragma once
+
+namespace llamac {
+
+#if defined(__HIPCC__)
+template <class Element, int n>
+using Native = Element __attribute__((ext_vector_type(n)));
+
+#if defined(__GFX11__)
+// 16x16x16; lanes 16 to 31 bring the same rows as lanes 0 to 15.
+inline __device__ void wmma(float (&c)[8], const uint32_t (&a)[8], const uint32_t (&b)[8]) {
+    using Half = Native<short, 16>;
+    using Sums = Native<float, 8>;
+    const Sums sums = __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(
+        __builtin_bit_cast(Half, a), __builtin_bit_cast(Half, b), __builtin_bit_cast(Sums, c));
+    for (int i = 0; i < 8; i++) c[i] = sums[i];
+}
+#else
+// R x R, 16 (R = 16) or 8 (R = 32) deep.
+template <int R>
+__device__ void mfma(float (&c)[R * R / 64], const uint32_t (&a)[2], const uint32_t (&b)[2]) {
+    using Half = Native<short, 4>;
+    using Sums = Native<float, R * R / 64>;
+    Sums sums;
+    for (int i = 0; i < R * R / 64; i++) sums[i] = c[i];
+    const Half rows = __builtin_bit_cast(Half, a), columns = __builtin_bit_cast(Half, b);
+    if constexpr (R == 32)
+        sums = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(rows, columns, sums, 0, 0, 0);
+    else
+        sums = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(rows, columns, sums, 0, 0, 0);
+    for (int i = 0; i < R * R / 64; i++) c[i] = sums[i];
+}
+#endif
+
+// The lower halves of two words, the upper ones: one instruction.
+inline __device__ uint32_t lower_halves(uint32_t low, uint32_t high) {
+    return __builtin_amdgcn_perm(high, low, 0x05040100u);
+}
+inline __device__ uint32_t upper_halves(uint32_t low, uint32_t high) {
+    return __builtin_amdgcn_perm(high, low, 0x07060302u);
+}
+// Of this wave among those of its SIMD, 0 to 3: around MFMAs, so that a wave that has its operands goes first.
+template <int priority>
+__device__ void set_priority() {
+    __builtin_amdgcn_s_setprio(priority);
+}
+#endif
+
+}  // namespace llamac

@@ -1,0 +1,47 @@
+// The matrix instructions of NVIDIA, sm_80 and newer.
+#pragma once
+
+namespace llamac {
+
+#if defined(__CUDACC__)
+inline __device__ void mma_m16n8k16(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// Four 8x8 matrices of 16 bits; lane l brings the address of row l % 8 of matrix l / 8.
+template <bool transposed>
+__device__ void ldmatrix(uint32_t (&out)[4], const char* row) {
+    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+    if constexpr (transposed)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                     : "r"(address)
+                     : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                     : "r"(address)
+                     : "memory");
+}
+// 16 bytes from memory to LDS, past the registers and the first cache; zeros where not `valid`.
+inline __device__ void copy_asynchronously(char* shared, const void* global, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                     static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+                 "l"(global), "r"(valid ? 16 : 0)
+                 : "memory");
+}
+inline __device__ void commit_copies() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Until at most `pending` of this thread's committed groups are unfinished.
+template <int pending>
+__device__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+template <int>
+__device__ void set_priority() {}
+#endif
+
+}  // namespace llamac

@@ -1,0 +1,76 @@
+// The matrix cores: one interface over MFMA, WMMA and mma.sync, whatever a lane holds. Device code; .hip only.
+//
+// Tile<R> is a warp's R x R piece of a product, R = tile_rows or, where tile_sizes says so, another. Operands
+// are bf16, sums fp32:
+//
+//   Tile<R>::Operand       R rows x 16 of the dimension that is summed over, k
+//   Tile<R>::Accumulator   R rows x R columns; x[i], i < elements, are this lane's
+//   multiply(c, a, b)      c[m][n] += sum_k a[m][k] * b[n][k]
+//
+// Both operands of a product are the same type: rows are m of the one, n of the other. An accumulator turns
+// into an operand without leaving its lane (columns become k): softmax(q k') feeds the product with v.
+//
+// Operands come from LDS, from a SharedTile: rows of bf16 whose 16-byte chunks change places so that no eight
+// accesses of a phase meet in a bank.
+//   load_rows          rows of the SharedTile are the operand's rows, k runs along them
+//   load_columns       the transposed: columns of the SharedTile are rows of the operands, all of a SharedTile's
+//                      at once, k runs down its rows
+// In which order k runs through the lanes is the layout's own: the same for two operands that were both loaded
+// with Order::any; Order::natural is that of operands made of accumulators.
+// A product with load_columns has its columns (or rows) spread over the tiles as spread() tells, not tile by
+// tile.
+//
+// TileCopy moves a block's next SharedTile from memory while the warps compute.
+#pragma once
+#include "platform/hip.h"
+
+namespace llamac {
+
+// Dies that a grid's blocks are dealt out to in turn, each with a cache of its own: the XCDs of MI300X.
+#if defined(__gfx942__)
+constexpr int dies = 8;
+#else
+constexpr int dies = 1;
+#endif
+
+enum class Order { any, natural };
+
+// A lane's place in an accumulator. slot: which of the rows that the lane holds.
+//   Tile<R>::row(slot), slot(i), column(i); slots rows a lane
+template <int R>
+struct Tile;
+
+// `columns` bf16 a row; data is 16-byte aligned.
+template <int columns>
+struct SharedTile {
+    static_assert(columns == 32 || columns % 64 == 0);
+    static constexpr int chunks = columns / 8;
+    char* data;
+
+    static constexpr int64_t bytes(int rows) { return int64_t{rows} * columns * 2; }
+    // 16 bytes, `chunk` of `row`. Rows that lie in the same banks differ in what is xor-ed.
+    __device__ char* at(int row, int chunk) const {
+        const int place = chunks == 4 ? chunk ^ (row / 2 % 4) : chunk ^ (row % 8);
+        return data + (row * chunks + place) * 16;
+    }
+};
+
+}  // namespace llamac
+
+#if defined(LLAMAC_NVIDIA)
+#include "platform/matrix_on_nvidia.h"
+#elif defined(LLAMAC_AMD)
+#include "platform/matrix_on_amd.h"
+#else
+#include "platform/matrix_emulated.h"
+#endif
+
+#if defined(LLAMAC_NVIDIA) || (defined(LLAMAC_CPU) && LLAMAC_WARP == 32)
+#include "platform/tile_mma_sync.h"
+#elif defined(__GFX11__)
+#include "platform/tile_wmma.h"
+#else
+#include "platform/tile_mfma.h"
+#endif
+
+#include "platform/tile_copy.h"

@@ -1,0 +1,132 @@
+// tile.h for MFMA. Products are computed transposed, c' = b a': a lane then holds one row of c, four
+// neighbouring columns at a time, which is just how it holds a row of an operand.
+#pragma once
+
+namespace llamac {
+
+constexpr int tile_rows = 16;
+// There are 512 of them: operands that stay the same through a loop are kept.
+constexpr bool operands_in_registers = true;
+
+// R = 16: 16 deep an instruction, lanes in four groups; R = 32: 8 deep, two groups.
+template <int R>
+struct Tile {
+    static constexpr int groups = 64 / R, steps = R / 16;
+    static constexpr int slots = 1, elements = R * R / 64;
+    struct Operand {
+        uint32_t words[steps][2];
+    };
+    struct Accumulator {
+        float x[elements];
+    };
+
+    static __device__ int group() { return static_cast<int>(threadIdx.x) % 64 / R; }
+    static __device__ int row(int = 0) { return static_cast<int>(threadIdx.x) % R; }
+    static constexpr __device__ int slot(int) { return 0; }
+    static __device__ int column(int i) { return 4 * (groups * (i / 4) + group()) + i % 4; }
+    // Over the lanes that hold the same row.
+    static __device__ float row_max(float x) {
+        for (int distance = R; distance < 64; distance *= 2) x = fmaxf(x, __shfl_xor(x, distance));
+        return x;
+    }
+    static __device__ float row_sum(float x) {
+        for (int distance = R; distance < 64; distance *= 2) x += __shfl_xor(x, distance);
+        return x;
+    }
+
+    static __device__ void multiply(Accumulator& c, const Operand& a, const Operand& b) {
+        for (int s = 0; s < steps; s++) mfma<R>(c.x, b.words[s], a.words[s]);
+    }
+    // Columns 16 * part to 16 * part + 15. Rounds ties away from zero: there is no instruction that rounds.
+    static __device__ Operand as_operand(const Accumulator& c, int part) {
+        Operand out;
+        for (int s = 0; s < steps; s++)
+            for (int w = 0; w < 2; w++) {
+                const float* x = c.x + 4 * (part * steps + s) + 2 * w;
+                out.words[s][w] =
+                    upper_halves(__float_as_uint(x[0]) + 0x8000u, __float_as_uint(x[1]) + 0x8000u);
+            }
+        return out;
+    }
+
+    // Rows from `first`, k from `k` on, a multiple of 16. Order::any: 128 bits a lane serve two instructions,
+    // `depth` is even, k a multiple of 32.
+    template <Order order, int depth, int columns>
+    static __device__ void load_rows(Operand (&out)[depth], SharedTile<columns> from, int first, int k) {
+        if constexpr (order == Order::any) {
+            static_assert(depth % (2 / steps) == 0);
+            for (int d = 0; d < depth * steps; d += 2) {
+                const uint4 bits =
+                    *reinterpret_cast<const uint4*>(from.at(first + row(), k / 8 + d * groups / 2 + group()));
+                uint32_t (&even)[2] = out[d / steps].words[0];
+                uint32_t (&odd)[2] = out[(d + 1) / steps].words[(d + 1) % steps];
+                even[0] = bits.x, even[1] = bits.y, odd[0] = bits.z, odd[1] = bits.w;
+            }
+        } else {
+            for (int d = 0; d < depth * steps; d++) {
+                const int quarter = k / 4 + d * groups + group();
+                const uint2 bits =
+                    *reinterpret_cast<const uint2*>(from.at(first + row(), quarter / 2) + quarter % 2 * 8);
+                out[d / steps].words[d % steps][0] = bits.x;
+                out[d / steps].words[d % steps][1] = bits.y;
+            }
+        }
+    }
+    // Operands `first` to `first + width - 1` of the `count` that hold all columns from `column` on; k is the
+    // first of 16 rows. A lane takes `width` neighbouring columns of four rows and gives one to each.
+    template <int count>
+    static constexpr int width = count < 8 ? count : 8;
+    template <Order order, int count, int columns>
+    static __device__ void load_columns(Operand (&out)[width<count>], SharedTile<columns> from, int k,
+                                        int first, int column = 0) {
+        constexpr int w = width<count>;
+        for (int s = 0; s < steps; s++) {
+            // The rows that load_rows<order> has at this place.
+            const int top = order == Order::natural ? k + 4 * (groups * s + group())
+                            : R == 16               ? k / 32 * 32 + 8 * group() + k / 16 % 2 * 4
+                                                    : k + 8 * group() + 4 * s;
+            uint32_t rows[4][w / 2];
+            for (int j = 0; j < 4; j++) read_words(rows[j], from, top + j, column + first * R + w * row());
+            for (int t = 0; t < w; t++)
+                for (int half = 0; half < 2; half++) {
+                    const uint32_t even = rows[2 * half][t / 2], odd = rows[2 * half + 1][t / 2];
+                    out[t].words[s][half] = t % 2 ? upper_halves(even, odd) : lower_halves(even, odd);
+                }
+        }
+    }
+    // Of a product with load_columns of `count` operands: the column that column `c` of tile `o` is.
+    template <int count>
+    static constexpr __device__ int spread(int o, int c) {
+        constexpr int w = width<count>;
+        return o / w * w * R + w * c + o % w;
+    }
+    // The rows of `count` tiles that are such a product, rounded to bf16, into rows of LDS from `first` on.
+    template <int count, int columns>
+    static __device__ void store_rows(SharedTile<columns> to, int first, const Accumulator (&c)[count]) {
+        constexpr int w = width<count>;
+        for (int o = 0; o < count; o += w)
+            for (int i = 0; i < elements; i++) {
+                const int place = spread<count>(o, column(i));
+                uint32_t words[w / 2];
+                for (int t = 0; t < w; t += 2) words[t / 2] = bf16_pair(c[o + t].x[i], c[o + t + 1].x[i]);
+                __builtin_memcpy(to.at(first + row(), place / 8) + place % 8 * 2, words, sizeof(words));
+            }
+    }
+
+  private:
+    template <int n, int columns>
+    static __device__ void read_words(uint32_t (&out)[n], SharedTile<columns> from, int row, int column) {
+        const char* at = from.at(row, column / 8) + column % 8 * 2;
+        if constexpr (n == 4) {
+            const uint4 bits = *reinterpret_cast<const uint4*>(at);
+            out[0] = bits.x, out[1] = bits.y, out[2] = bits.z, out[3] = bits.w;
+        } else if constexpr (n == 2) {
+            const uint2 bits = *reinterpret_cast<const uint2*>(at);
+            out[0] = bits.x, out[1] = bits.y;
+        } else {
+            out[0] = *reinterpret_cast<const uint32_t*>(at);
+        }
+    }
+};
+
+}  // namespace llamac

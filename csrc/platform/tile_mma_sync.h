@@ -1,0 +1,77 @@
+// tile.h for mma.sync.m16n8k16: two of them make a tile. Lane l holds rows l / 4 and l / 4 + 8.
+#pragma once
+
+namespace llamac {
+
+constexpr int tile_rows = 16;
+// Registers are scarce: operands that stay the same through a loop are loaded again from LDS.
+constexpr bool operands_in_registers = false;
+
+template <>
+struct Tile<16> {
+    static constexpr int slots = 2, elements = 8;
+    // As the a of one instruction; words 0 and 2, 1 and 3 are the b of the two.
+    struct Operand {
+        uint32_t words[4];
+    };
+    struct Accumulator {
+        float x[elements];
+    };
+
+    static __device__ int lane() { return static_cast<int>(threadIdx.x) % warp_size; }
+    static __device__ int row(int slot) { return lane() / 4 + slot * 8; }
+    static constexpr __device__ int slot(int i) { return i / 2 % 2; }
+    static __device__ int column(int i) { return lane() % 4 * 2 + i % 2 + i / 4 * 8; }
+    // Over the lanes that hold the same row.
+    static __device__ float row_max(float x) {
+        x = fmaxf(x, __shfl_xor(x, 1));
+        return fmaxf(x, __shfl_xor(x, 2));
+    }
+    static __device__ float row_sum(float x) {
+        x += __shfl_xor(x, 1);
+        return x + __shfl_xor(x, 2);
+    }
+
+    static __device__ void multiply(Accumulator& c, const Operand& a, const Operand& b) {
+        mma_m16n8k16(c.x, a.words, b.words[0], b.words[2]);
+        mma_m16n8k16(c.x + 4, a.words, b.words[1], b.words[3]);
+    }
+    // Columns 16 * part to 16 * part + 15.
+    static __device__ Operand as_operand(const Accumulator& c, int) {
+        return {{bf16_pair(c.x[0], c.x[1]), bf16_pair(c.x[2], c.x[3]), bf16_pair(c.x[4], c.x[5]),
+                 bf16_pair(c.x[6], c.x[7])}};
+    }
+
+    // Rows from `first`, k from `k` on, a multiple of 16.
+    template <Order, int depth, int columns>
+    static __device__ void load_rows(Operand (&out)[depth], SharedTile<columns> from, int first, int k) {
+        for (int d = 0; d < depth; d++)
+            ldmatrix<false>(out[d].words, from.at(first + lane() % 16, k / 8 + 2 * d + lane() / 16));
+    }
+    // Operands `first` to `first + width - 1` of the `count` that hold all columns from `column` on, 16 each;
+    // k is the first of 16 rows.
+    template <int>
+    static constexpr int width = 2;
+    template <Order, int count, int columns>
+    static __device__ void load_columns(Operand (&out)[width<count>], SharedTile<columns> from, int k,
+                                        int first, int column = 0) {
+        for (int o = 0; o < width<count>; o++)
+            ldmatrix<true>(out[o].words, from.at(k + lane() % 8 + lane() / 16 * 8,
+                                                 column / 8 + 2 * (first + o) + lane() / 8 % 2));
+    }
+    // Of a product with load_columns of `count` operands: the column that column `c` of tile `o` is.
+    template <int count>
+    static constexpr __device__ int spread(int o, int c) {
+        return 16 * o + c;
+    }
+    // The rows of `count` tiles that are such a product, rounded to bf16, into rows of LDS from `first` on.
+    template <int count, int columns>
+    static __device__ void store_rows(SharedTile<columns> to, int first, const Accumulator (&c)[count]) {
+        for (int o = 0; o < count; o++)
+            for (int i = 0; i < elements; i += 2)
+                *reinterpret_cast<uint32_t*>(to.at(first + row(slot(i)), 2 * o + i / 4) + lane() % 4 * 4) =
+                    bf16_pair(c[o].x[i], c[o].x[i + 1]);
+    }
+};
+
+}  // namespace llamac

@@ -1,0 +1,86 @@
+// tile.h for WMMA (gfx11, 32 lanes). Products are computed transposed, c' = b a': lane l then holds row l % 16
+// of c, its even columns in lanes 0 to 15, its odd ones in lanes 16 to 31. Operands stand in both halves.
+#pragma once
+
+namespace llamac {
+
+constexpr int tile_rows = 16;
+constexpr bool operands_in_registers = false;
+
+template <>
+struct Tile<16> {
+    static constexpr int slots = 1, elements = 8;
+    struct Operand {
+        uint32_t words[8];
+    };
+    struct Accumulator {
+        float x[elements];
+    };
+
+    static __device__ int upper() { return static_cast<int>(threadIdx.x) / 16 % 2; }
+    static __device__ int row(int = 0) { return static_cast<int>(threadIdx.x) % 16; }
+    static constexpr __device__ int slot(int) { return 0; }
+    static __device__ int column(int i) { return 2 * i + upper(); }
+    static __device__ float row_max(float x) { return fmaxf(x, __shfl_xor(x, 16)); }
+    static __device__ float row_sum(float x) { return x + __shfl_xor(x, 16); }
+
+    static __device__ void multiply(Accumulator& c, const Operand& a, const Operand& b) {
+        wmma(c.x, b.words, a.words);
+    }
+    // A column pair is put together from both halves. Rounds ties away from zero.
+    static __device__ Operand as_operand(const Accumulator& c, int) {
+        Operand out;
+        for (int i = 0; i < elements; i++) {
+            const uint32_t own = __float_as_uint(c.x[i]) + 0x8000u, other = __shfl_xor(own, 16);
+            out.words[i] = upper() ? upper_halves(other, own) : upper_halves(own, other);
+        }
+        return out;
+    }
+
+    template <Order, int depth, int columns>
+    static __device__ void load_rows(Operand (&out)[depth], SharedTile<columns> from, int first, int k) {
+        for (int d = 0; d < depth; d++)
+            for (int half = 0; half < 2; half++) {
+                const uint4 bits =
+                    *reinterpret_cast<const uint4*>(from.at(first + row(), k / 8 + 2 * d + half));
+                uint32_t* words = out[d].words + 4 * half;
+                words[0] = bits.x, words[1] = bits.y, words[2] = bits.z, words[3] = bits.w;
+            }
+    }
+    // As for MFMA; a lane takes `width` neighbouring columns of 16 rows and gives one to each operand.
+    template <int count>
+    static constexpr int width = count < 8 ? count : 8;
+    template <Order, int count, int columns>
+    static __device__ void load_columns(Operand (&out)[width<count>], SharedTile<columns> from, int k,
+                                        int first, int column = 0) {
+        constexpr int w = width<count>;
+        for (int j = 0; j < 16; j += 2) {
+            const int own = column + first * 16 + w * row();
+            uint32_t even[w / 2], odd[w / 2];
+            __builtin_memcpy(even, from.at(k + j, own / 8) + own % 8 * 2, sizeof(even));
+            __builtin_memcpy(odd, from.at(k + j + 1, own / 8) + own % 8 * 2, sizeof(odd));
+            for (int t = 0; t < w; t++)
+                out[t].words[j / 2] =
+                    t % 2 ? upper_halves(even[t / 2], odd[t / 2]) : lower_halves(even[t / 2], odd[t / 2]);
+        }
+    }
+    // Of a product with load_columns of `count` operands: the column that column `c` of tile `o` is.
+    template <int count>
+    static constexpr __device__ int spread(int o, int c) {
+        constexpr int w = width<count>;
+        return o / w * w * 16 + w * c + o % w;
+    }
+    template <int count, int columns>
+    static __device__ void store_rows(SharedTile<columns> to, int first, const Accumulator (&c)[count]) {
+        constexpr int w = width<count>;
+        for (int o = 0; o < count; o += w)
+            for (int i = 0; i < elements; i++) {
+                const int place = spread<count>(o, column(i));
+                uint32_t words[w / 2];
+                for (int t = 0; t < w; t += 2) words[t / 2] = bf16_pair(c[o + t].x[i], c[o + t + 1].x[i]);
+                __builtin_memcpy(to.at(first + row(), place / 8) + place % 8 * 2, words, sizeof(words));
+            }
+    }
+};
+
+}  // namespace llamac
