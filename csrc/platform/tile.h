@@ -33,10 +33,18 @@ constexpr int dies = 8;
 constexpr int dies = 1;
 #endif
 
+// A kernel for which that many waves a SIMD must find registers.
+#if defined(LLAMAC_AMD)
+#define LLAMAC_WAVES_A_SIMD(waves) __attribute__((amdgpu_waves_per_eu(waves)))
+#else
+#define LLAMAC_WAVES_A_SIMD(waves)
+#endif
+
 enum class Order { any, natural };
 
 // A lane's place in an accumulator. slot: which of the rows that the lane holds.
 //   Tile<R>::row(slot), slot(i), column(i); slots rows a lane
+// least_depth: operands along k that one load_rows<Order::any> takes at least.
 template <int R>
 struct Tile;
 
@@ -49,9 +57,14 @@ struct SharedTile {
 
     static constexpr int64_t bytes(int rows) { return int64_t{rows} * columns * 2; }
     // 16 bytes, `chunk` of `row`. Rows that lie in the same banks differ in what is xor-ed.
-    __device__ char* at(int row, int chunk) const {
-        const int place = chunks == 4 ? chunk ^ (row / 2 % 4) : chunk ^ (row % 8);
-        return data + (row * chunks + place) * 16;
+    static constexpr __device__ int offset(int row, int chunk) {
+        return (row * chunks + (chunk ^ (chunks == 4 ? row / 2 % 4 : row % 8))) * 16;
+    }
+    __device__ char* at(int row, int chunk) const { return data + offset(row, chunk); }
+    // at(row + 8 * octets, chunk ^ flip) for an offset(row, chunk) that a lane keeps, instead of one address for
+    // each place that a loop reads.
+    __device__ char* at(int kept, int octets, int flip) const {
+        return data + ((opaque(kept) ^ flip * 16) + octets * chunks * 128);
     }
 };
 
@@ -65,6 +78,25 @@ struct SharedTile {
 #include "platform/matrix_emulated.h"
 #endif
 
+namespace llamac {
+
+// What a launch is sized by. operands_in_registers: there are enough to keep operands that stay the same
+// through a loop; elsewhere they are loaded from LDS again and again.
+struct Mfma {
+    static constexpr int warp = 64;
+    static constexpr bool operands_in_registers = true;
+};
+struct Wmma {
+    static constexpr int warp = 32;
+    static constexpr bool operands_in_registers = false;
+};
+struct MmaSync {
+    static constexpr int warp = 32;
+    static constexpr bool operands_in_registers = false;
+};
+
+}  // namespace llamac
+
 #if defined(LLAMAC_NVIDIA) || (defined(LLAMAC_CPU) && LLAMAC_WARP == 32)
 #include "platform/tile_mma_sync.h"
 #elif defined(__GFX11__)
@@ -72,5 +104,17 @@ struct SharedTile {
 #else
 #include "platform/tile_mfma.h"
 #endif
-
 #include "platform/tile_copy.h"
+
+namespace llamac {
+
+// f(Machine of the device that is there): a kernel's own is Machine, but a host's program for AMD serves two.
+template <class F>
+void on_machine(F f) {
+#if defined(LLAMAC_AMD)
+    if (device_properties().warp_size == Wmma::warp) return f(Wmma{});
+#endif
+    f(Machine{});
+}
+
+}  // namespace llamac

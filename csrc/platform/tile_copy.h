@@ -3,34 +3,48 @@
 
 namespace llamac {
 
+// Whether copies go past the registers: any number of them may be on their way. Else each takes its TileCopy's
+// registers until its end().
+#if defined(LLAMAC_NVIDIA) || (defined(LLAMAC_CPU) && LLAMAC_WARP == 32)
+constexpr bool asynchronous_copies = true;
+#else
+constexpr bool asynchronous_copies = false;
+#endif
+
 // `rows` rows of `columns` bf16 by a block of `threads`. Between begin() and end() nobody may use the
 // SharedTile; after end() and a __syncthreads everybody may read it. Copies of one thread end in the order in
 // which they began.
 template <int rows, int columns, int threads>
 struct TileCopy {
-    static constexpr int chunks = rows * columns / 8, each = (chunks + threads - 1) / threads;
+    // A thread's chunks: the same chunk of every `pass`-th row.
+    static constexpr int chunks = columns / 8, pass = threads / chunks, each = (rows + pass - 1) / pass;
+    static_assert(threads % chunks == 0 && pass % 8 == 0);
 
-    // from: the first row, rows are `stride` elements apart. What lies at or beyond valid_rows, valid_columns
-    // (a multiple of 8) is zero and not read.
+    // from: the first row, rows are `stride` < 2^31 elements apart. What lies at or beyond valid_rows,
+    // valid_columns (a multiple of 8) is zero and not read.
     template <class T>
     __device__ void begin(SharedTile<columns> to, const T* from, int64_t stride, int valid_rows,
                           int valid_columns = columns) {
         static_assert(sizeof(T) == 2);
         shared = to;
+        // opaque: a loop would keep each chunk's address in registers.
+        const int64_t pitch = opaque_uniform(static_cast<int>(stride));
+        const int inside = chunk() * 8 < valid_columns ? valid_rows - row() : 0;
+        const T* source = from + row() * pitch + chunk() * 8;
+#pragma unroll
         for (int i = 0; i < each; i++) {
-            const int row = index(i) / (columns / 8), chunk = index(i) % (columns / 8);
-            if (chunks % threads != 0 && index(i) >= chunks) break;
-            const bool valid = row < valid_rows && chunk * 8 < valid_columns;
-            const void* source = valid ? from + row * stride + chunk * 8 : from;
+            if (rows % pass != 0 && row() + i * pass >= rows) break;
+            const bool valid = i * pass < inside;
 #if defined(LLAMAC_NVIDIA)
-            copy_asynchronously(shared.at(row, chunk), source, valid);
+            copy_asynchronously(place(i), valid ? source : from, valid);
 #else
-            staged[i] = valid ? *static_cast<const uint4*>(source) : make_uint4(0, 0, 0, 0);
+            staged[i] = valid ? *reinterpret_cast<const uint4*>(source) : make_uint4(0, 0, 0, 0);
 #if defined(LLAMAC_CPU)
             // Where copies are asynchronous the tile changes from here on.
-            *reinterpret_cast<uint4*>(shared.at(row, chunk)) = make_uint4(~0u, ~0u, ~0u, ~0u);
+            *reinterpret_cast<uint4*>(place(i)) = make_uint4(~0u, ~0u, ~0u, ~0u);
 #endif
 #endif
+            source += pass * pitch;
         }
 #if defined(LLAMAC_NVIDIA)
         commit_copies();
@@ -51,10 +65,10 @@ struct TileCopy {
         wait_for_copies<pending>();
 #else
         if (!shared.data) return;
+#pragma unroll
         for (int i = 0; i < each; i++) {
-            if (chunks % threads != 0 && index(i) >= chunks) break;
-            *reinterpret_cast<uint4*>(shared.at(index(i) / (columns / 8), index(i) % (columns / 8))) =
-                staged[i];
+            if (rows % pass != 0 && row() + i * pass >= rows) break;
+            *reinterpret_cast<uint4*>(place(i)) = staged[i];
         }
 #endif
     }
@@ -64,7 +78,9 @@ struct TileCopy {
 #if !defined(LLAMAC_NVIDIA)
     uint4 staged[each];
 #endif
-    static __device__ int index(int i) { return static_cast<int>(threadIdx.x) + i * threads; }
+    static __device__ int row() { return static_cast<int>(threadIdx.x) / chunks; }
+    static __device__ int chunk() { return static_cast<int>(threadIdx.x) % chunks; }
+    __device__ char* place(int i) const { return shared.at(shared.offset(row(), chunk()), i * pass / 8, 0); }
 };
 
 // The way back: rows of LDS to memory, those below valid_rows. After a __syncthreads.

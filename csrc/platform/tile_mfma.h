@@ -4,15 +4,15 @@
 
 namespace llamac {
 
+using Machine = Mfma;
 constexpr int tile_rows = 16;
-// There are 512 of them: operands that stay the same through a loop are kept.
-constexpr bool operands_in_registers = true;
 
 // R = 16: 16 deep an instruction, lanes in four groups; R = 32: 8 deep, two groups.
 template <int R>
 struct Tile {
     static constexpr int groups = 64 / R, steps = R / 16;
-    static constexpr int slots = 1, elements = R * R / 64;
+    static constexpr int slots = 1, elements = R * R / 64, least_depth = 2 / steps;
+    static constexpr int depth = 2 / steps;  // operands that load_rows<Order::any> gives at once
     struct Operand {
         uint32_t words[steps][2];
     };
@@ -50,12 +50,12 @@ struct Tile {
     }
 
     // Rows from `first`, k from `k` on, a multiple of 16. Order::any: 128 bits a lane serve two instructions,
-    // `depth` is even, k a multiple of 32.
-    template <Order order, int depth, int columns>
-    static __device__ void load_rows(Operand (&out)[depth], SharedTile<columns> from, int first, int k) {
+    // k is a multiple of 16 * depth.
+    template <Order order, int count, int columns>
+    static __device__ void load_rows(Operand (&out)[count], SharedTile<columns> from, int first, int k) {
         if constexpr (order == Order::any) {
-            static_assert(depth % (2 / steps) == 0);
-            for (int d = 0; d < depth * steps; d += 2) {
+            static_assert(count % depth == 0);
+            for (int d = 0; d < count * steps; d += 2) {
                 const uint4 bits =
                     *reinterpret_cast<const uint4*>(from.at(first + row(), k / 8 + d * groups / 2 + group()));
                 uint32_t (&even)[2] = out[d / steps].words[0];
@@ -63,7 +63,7 @@ struct Tile {
                 even[0] = bits.x, even[1] = bits.y, odd[0] = bits.z, odd[1] = bits.w;
             }
         } else {
-            for (int d = 0; d < depth * steps; d++) {
+            for (int d = 0; d < count * steps; d++) {
                 const int quarter = k / 4 + d * groups + group();
                 const uint2 bits =
                     *reinterpret_cast<const uint2*>(from.at(first + row(), quarter / 2) + quarter % 2 * 8);

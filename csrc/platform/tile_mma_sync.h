@@ -3,14 +3,14 @@
 
 namespace llamac {
 
+using Machine = MmaSync;
 constexpr int tile_rows = 16;
-// Registers are scarce: operands that stay the same through a loop are loaded again from LDS.
-constexpr bool operands_in_registers = false;
 
 template <>
 struct Tile<16> {
-    static constexpr int slots = 2, elements = 8;
+    static constexpr int slots = 2, elements = 8, least_depth = 1;
     // As the a of one instruction; words 0 and 2, 1 and 3 are the b of the two.
+    static constexpr int depth = 1;  // operands that load_rows<Order::any> gives at once
     struct Operand {
         uint32_t words[4];
     };
@@ -43,10 +43,11 @@ struct Tile<16> {
     }
 
     // Rows from `first`, k from `k` on, a multiple of 16.
-    template <Order, int depth, int columns>
-    static __device__ void load_rows(Operand (&out)[depth], SharedTile<columns> from, int first, int k) {
-        for (int d = 0; d < depth; d++)
-            ldmatrix<false>(out[d].words, from.at(first + lane() % 16, k / 8 + 2 * d + lane() / 16));
+    template <Order, int count, int columns>
+    static __device__ void load_rows(Operand (&out)[count], SharedTile<columns> from, int first, int k) {
+        for (int d = 0; d < count; d++)
+            ldmatrix<false>(out[d].words,
+                            from.at(from.offset(lane() % 16, lane() / 16), first / 8, k / 8 + 2 * d));
     }
     // Operands `first` to `first + width - 1` of the `count` that hold all columns from `column` on, 16 each;
     // k is the first of 16 rows.
@@ -56,8 +57,8 @@ struct Tile<16> {
     static __device__ void load_columns(Operand (&out)[width<count>], SharedTile<columns> from, int k,
                                         int first, int column = 0) {
         for (int o = 0; o < width<count>; o++)
-            ldmatrix<true>(out[o].words, from.at(k + lane() % 8 + lane() / 16 * 8,
-                                                 column / 8 + 2 * (first + o) + lane() / 8 % 2));
+            ldmatrix<true>(out[o].words, from.at(from.offset(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2),
+                                                 k / 8, column / 8 + 2 * (first + o)));
     }
     // Of a product with load_columns of `count` operands: the column that column `c` of tile `o` is.
     template <int count>

@@ -4,12 +4,13 @@
 
 namespace llamac {
 
+using Machine = Wmma;
 constexpr int tile_rows = 16;
-constexpr bool operands_in_registers = false;
 
 template <>
 struct Tile<16> {
-    static constexpr int slots = 1, elements = 8;
+    static constexpr int slots = 1, elements = 8, least_depth = 1;
+    static constexpr int depth = 1;  // operands that load_rows<Order::any> gives at once
     struct Operand {
         uint32_t words[8];
     };
@@ -37,9 +38,9 @@ struct Tile<16> {
         return out;
     }
 
-    template <Order, int depth, int columns>
-    static __device__ void load_rows(Operand (&out)[depth], SharedTile<columns> from, int first, int k) {
-        for (int d = 0; d < depth; d++)
+    template <Order, int count, int columns>
+    static __device__ void load_rows(Operand (&out)[count], SharedTile<columns> from, int first, int k) {
+        for (int d = 0; d < count; d++)
             for (int half = 0; half < 2; half++) {
                 const uint4 bits =
                     *reinterpret_cast<const uint4*>(from.at(first + row(), k / 8 + 2 * d + half));
@@ -49,7 +50,7 @@ struct Tile<16> {
     }
     // As for MFMA; a lane takes `width` neighbouring columns of 16 rows and gives one to each operand.
     template <int count>
-    static constexpr int width = count < 8 ? count : 8;
+    static constexpr int width = count < 4 ? count : 4;  // more would not fit in registers
     template <Order, int count, int columns>
     static __device__ void load_columns(Operand (&out)[width<count>], SharedTile<columns> from, int k,
                                         int first, int column = 0) {

@@ -1,39 +1,110 @@
-// What the tiled kernels of attention share: their sizes an architecture, their order of blocks, rows of
-// operands.
+// What the tiled kernels of attention share: their order of blocks and a warp's two kinds of product.
 #pragma once
 #include "core/device.h"
 #include "platform/tile.h"
 
 namespace llamac {
 
-constexpr float log2_e = 1.44269504088896341f, ln_2 = 0.693147180559945309f;
+constexpr float log2_e = 1.44269504088896341f;
 
-// Threads of a block of `warps`; where the host asks, of the device that is there.
-__host__ __device__ constexpr int threads_of(int warps) {
-    return warps * warp_size;
-}
-inline int host_threads_of(int warps) {
-    return warps * device_properties().warp_size;
-}
-
-// A piece of the grid: which rows of which head. Rows further down have more keys before them, so they come
-// first: the last blocks to run are short. Neighbouring blocks share keys and values; where blocks are dealt
-// out to dies in turn, each with a cache of its own, a die gets neighbours.
+// A piece of the grid: which rows of which head. Neighbouring blocks share keys and values; where blocks are
+// dealt out to dies in turn, each with a cache of its own, a die gets neighbours. Which rows come first is the
+// kernel's choice: those with the most work, so that the last blocks to run are short.
 struct Piece {
     int64_t batch, head, block;
 };
-__device__ inline Piece piece_of(int64_t blocks, int64_t heads, bool last_first) {
+__device__ inline Piece piece_of(int64_t blocks, int64_t heads) {
     int64_t i = blockIdx.x;
     const int64_t pieces = gridDim.x;
     if (pieces % dies == 0) i = i % dies * (pieces / dies) + i / dies;
-    const int64_t block = i % blocks;
-    return {i / blocks / heads, i / blocks % heads, last_first ? blocks - 1 - block : block};
+    return {i / blocks / heads, i / blocks % heads, i % blocks};
 }
 
 // The first element of a head's row.
 template <class T>
 __device__ T* row_of(const View<T, 4>& x, int64_t batch, int64_t row, int64_t head) {
     return x.data + batch * x.stride[0] + row * x.stride[1] + head * x.stride[2];
+}
+
+// A warp's rows of an operand that stays the same through a loop: in registers where there are enough, else
+// in LDS. Where they are, their place in LDS is free after the next __syncthreads.
+template <class T, int HD, int row_tiles>
+struct WarpRows {
+    static constexpr bool kept = Machine::operands_in_registers;
+    SharedTile<HD> tile;
+    int first;
+    typename T::Operand operands[kept ? row_tiles : 1][HD / 16];
+
+    __device__ void take(SharedTile<HD> from, int row) {
+        tile = from, first = row;
+        if constexpr (kept) {
+#pragma unroll
+            for (int r = 0; r < row_tiles; r++)
+                T::template load_rows<Order::any>(operands[r], from, row + r * tile_rows, 0);
+        }
+    }
+    // Operands from d on of a tile of rows.
+    __device__ void get(typename T::Operand (&out)[T::depth], int r, int d) const {
+        if constexpr (kept) {
+#pragma unroll
+            for (int i = 0; i < T::depth; i++) out[i] = operands[r][d + i];
+        } else
+            T::template load_rows<Order::any>(out, tile, first + r * tile_rows, 16 * d);
+    }
+};
+
+// c += a b': rows with rows.
+template <class T, int HD, int row_tiles, int count>
+__device__ void add_rows_product(typename T::Accumulator (&c)[row_tiles][count],
+                                 const WarpRows<T, HD, row_tiles>& a, SharedTile<HD> b) {
+#pragma unroll
+    for (int d = 0; d < HD / 16; d += T::depth) {
+        typename T::Operand rows[row_tiles][T::depth];
+#pragma unroll
+        for (int r = 0; r < row_tiles; r++) a.get(rows[r], r, d);
+#pragma unroll
+        for (int n = 0; n < count; n++) {
+            typename T::Operand columns[T::depth];
+            T::template load_rows<Order::any>(columns, b, n * tile_rows, 16 * d);
+#pragma unroll
+            for (int i = 0; i < T::depth; i++)
+#pragma unroll
+                for (int r = 0; r < row_tiles; r++) T::multiply(c[r][n], rows[r][i], columns[i]);
+            if constexpr (std::is_same_v<Machine, Wmma>) keep_order();
+        }
+    }
+}
+
+// Accumulators as the operands of another product: their columns become k.
+template <class T, int row_tiles, int depth>
+struct Packed {
+    typename T::Operand operands[row_tiles][depth];
+    __device__ explicit Packed(const typename T::Accumulator (&c)[row_tiles][depth]) {
+#pragma unroll
+        for (int r = 0; r < row_tiles; r++)
+#pragma unroll
+            for (int d = 0; d < depth; d++) operands[r][d] = T::as_operand(c[r][d], 0);
+    }
+};
+
+// c += p b.
+template <class T, int HD, int row_tiles, int depth, int count>
+__device__ void add_columns_product(typename T::Accumulator (&c)[row_tiles][count],
+                                    const Packed<T, row_tiles, depth>& p, SharedTile<HD> b) {
+    static_assert(tile_rows == 16 && count * tile_rows == HD);
+    constexpr int width = T::template width<count>;
+#pragma unroll
+    for (int d = 0; d < depth; d++)
+#pragma unroll
+        for (int n = 0; n < count; n += width) {
+            typename T::Operand columns[width];
+            T::template load_columns<Order::natural, count>(columns, b, 16 * d, n);
+#pragma unroll
+            for (int w = 0; w < width; w++)
+#pragma unroll
+                for (int r = 0; r < row_tiles; r++) T::multiply(c[r][n + w], p.operands[r][d], columns[w]);
+            if constexpr (std::is_same_v<Machine, Wmma>) keep_order();
+        }
 }
 
 }  // namespace llamac

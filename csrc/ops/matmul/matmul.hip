@@ -8,6 +8,7 @@
 // cpu   our own packed product (core/blas.h): reads bf16 as it packs, adds the residual or the old gradient
 //       as it stores
 // blas  the system's CBLAS, f32 and f64
+// 2     tiled: a block keeps a piece of the result in registers (tiled.hip: how a GEMM is tiled)
 // 1     naive: a thread an element of the result
 //
 // f32, one core of an AMD EPYC (Zen 4, AVX-512; a loop of nothing but FMA: 117 GFLOP/s), N = 2048, operands
@@ -29,12 +30,9 @@
 //   matmul_backward_weight T=bf16 G=f32 K=4096 C=4096 N=2048: 30.7650 ms, 2.2 TFLOP/s; torch 0.0991 ms
 //   matmul_backward_weight T=bf16 G=bf16 K=4096 C=4096 N=2048: 30.7494 ms, 2.2 TFLOP/s; torch 0.0921 ms
 //   matmul_backward_weight T=bf16 G=f32 K=768 C=768 N=8192: 7.9109 ms, 1.2 TFLOP/s; torch - ms
-#include <algorithm>
-#include <vector>
+#include "ops/matmul/matmul.h"
 
-#include "core/blas.h"
-#include "core/device.h"
-#include "core/registry.h"
+#include <algorithm>
 
 namespace llamac {
 namespace {
@@ -84,132 +82,6 @@ void matmul_backward_weight_reference(View<G, 2> dweight, View<const T, 2> dout,
         }
 }
 
-template <class T>
-Matrix<T> matrix(View<const T, 2> v) {
-    return {v.data, v.shape[1], 1};
-}
-
-// out[M,N] = initial + a * b, rounded once. Storage other than the arithmetic's goes through a block of rows,
-// long enough that packing b again for each does not show.
-template <class T, class O>
-void product(int64_t M, int64_t N, int64_t K, Matrix<T> a, Matrix<T> b, const O* initial, O* out) {
-    using A = arithmetic<T>;
-    if constexpr (std::is_same_v<A, O>) {
-        gemm<A>(M, N, K, a, b, initial, out);
-    } else {
-        constexpr int64_t block = 1024;
-        static thread_local Scratch scratch;
-        A* sums = scratch.reserve<A>(std::min(M, block) * N);
-        for (int64_t i0 = 0; i0 < M; i0 += block) {
-            const int64_t rows = std::min(block, M - i0);
-            gemm<A>(rows, N, K, a.from(i0, 0), b, static_cast<const A*>(nullptr), sums);
-#pragma omp parallel for
-            for (int64_t i = 0; i < rows; i++)
-                for (int64_t j = 0; j < N; j++) {
-                    const int64_t at = (i0 + i) * N + j;
-                    out[at] = O((initial ? A(initial[at]) : A(0)) + sums[i * N + j]);
-                }
-        }
-    }
-}
-
-template <class T>
-void matmul_forward_cpu(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
-                        View<const T, 2> residual) {
-    product(out.shape[0], out.shape[1], x.shape[1], matrix(x), matrix(weight).transposed(),
-            static_cast<const T*>(residual.data), out.data);
-}
-
-template <class T>
-void matmul_backward_input_cpu(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight) {
-    product(dx.shape[0], dx.shape[1], dout.shape[1], matrix(dout), matrix(weight),
-            static_cast<const T*>(nullptr), dx.data);
-}
-
-template <class T, class G>
-void matmul_backward_weight_cpu(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
-                                bool accumulate) {
-    product(dweight.shape[0], dweight.shape[1], x.shape[0], matrix(dout).transposed(), matrix(x),
-            static_cast<const G*>(accumulate ? dweight.data : nullptr), dweight.data);
-}
-
-#ifdef LLAMAC_CBLAS
-template <class T>
-void matmul_forward_blas(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
-                         View<const T, 2> residual) {
-    cblas_gemm(out.shape[0], out.shape[1], x.shape[1], matrix(x), matrix(weight).transposed(), residual.data,
-               out.data);
-}
-
-template <class T>
-void matmul_backward_input_blas(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight) {
-    cblas_gemm(dx.shape[0], dx.shape[1], dout.shape[1], matrix(dout), matrix(weight),
-               static_cast<const T*>(nullptr), dx.data);
-}
-
-template <class T>
-void matmul_backward_weight_blas(View<T, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
-                                 bool accumulate) {
-    cblas_gemm(dweight.shape[0], dweight.shape[1], x.shape[0], matrix(dout).transposed(), matrix(x),
-               static_cast<const T*>(accumulate ? dweight.data : nullptr), dweight.data);
-}
-#endif
-
-// ---- 1: naive. Sums in double: one long chain of float additions would be less exact than any BLAS.
-
-template <class T>
-__global__ void matmul_forward_kernel1(T* out, const T* x, const T* weight, const T* residual, int64_t N,
-                                       int64_t C, int64_t K) {
-    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, n = i / K, k = i % K;
-    if (n >= N) return;
-    double sum = residual ? double(float(residual[i])) : 0.0;
-    for (int64_t c = 0; c < C; c++) sum += double(float(x[n * C + c]) * float(weight[k * C + c]));
-    out[i] = T(static_cast<float>(sum));
-}
-
-template <class T>
-void matmul_forward_1(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight, View<const T, 2> residual,
-                      Device device) {
-    const int64_t N = x.shape[0], C = x.shape[1], K = weight.shape[0];
-    launch(Grid(blocks_for(N * K, device.threads), device.threads, device.stream), matmul_forward_kernel1<T>,
-           out.data, x.data, weight.data, residual.data, N, C, K);
-}
-
-template <class T>
-__global__ void matmul_backward_input_kernel1(T* dx, const T* dout, const T* weight, int64_t N, int64_t C,
-                                              int64_t K) {
-    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, n = i / C, c = i % C;
-    if (n >= N) return;
-    double sum = 0;
-    for (int64_t k = 0; k < K; k++) sum += double(float(dout[n * K + k]) * float(weight[k * C + c]));
-    dx[i] = T(static_cast<float>(sum));
-}
-
-template <class T>
-void matmul_backward_input_1(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight, Device device) {
-    const int64_t N = dout.shape[0], K = dout.shape[1], C = weight.shape[1];
-    launch(Grid(blocks_for(N * C, device.threads), device.threads, device.stream),
-           matmul_backward_input_kernel1<T>, dx.data, dout.data, weight.data, N, C, K);
-}
-
-template <class T, class G>
-__global__ void matmul_backward_weight_kernel1(G* dweight, const T* dout, const T* x, int64_t N, int64_t C,
-                                               int64_t K, bool accumulate) {
-    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, k = i / C, c = i % C;
-    if (k >= K) return;
-    double sum = accumulate ? double(float(dweight[i])) : 0.0;
-    for (int64_t n = 0; n < N; n++) sum += double(float(dout[n * K + k]) * float(x[n * C + c]));
-    dweight[i] = G(static_cast<float>(sum));
-}
-
-template <class T, class G>
-void matmul_backward_weight_1(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x, bool accumulate,
-                              Device device) {
-    const int64_t N = x.shape[0], C = x.shape[1], K = dout.shape[1];
-    launch(Grid(blocks_for(K * C, device.threads), device.threads, device.stream),
-           matmul_backward_weight_kernel1<T, G>, dweight.data, dout.data, x.data, N, C, K, accumulate);
-}
-
 double flops(const Call& call) {
     return 2.0 * static_cast<double>(call["N"] * call["C"]) * static_cast<double>(call["K"]);
 }
@@ -223,6 +95,8 @@ Operation matmul_forward(
      {"blas", "the system's CBLAS", Where::host,
       entries<matmul_forward_blas<float>, matmul_forward_blas<double>>()},
 #endif
+     {"2", "tiled: blocks on matrix cores, copies ahead of use, 128-bit accesses", Where::device,
+      entries<matmul_forward_2>(), tiled_supports},
      {"1", "naive: a thread an element", Where::device,
       entries<matmul_forward_1<float>, matmul_forward_1<bf16>>()},
      {"reference", "plain loops", Where::host,
@@ -239,6 +113,8 @@ Operation matmul_backward_input(
      {"blas", "the system's CBLAS", Where::host,
       entries<matmul_backward_input_blas<float>, matmul_backward_input_blas<double>>()},
 #endif
+     {"2", "tiled: blocks on matrix cores, copies ahead of use, 128-bit accesses", Where::device,
+      entries<matmul_backward_input_2>(), tiled_supports},
      {"1", "naive: a thread an element", Where::device,
       entries<matmul_backward_input_1<float>, matmul_backward_input_1<bf16>>()},
      {"reference", "plain loops", Where::host,
@@ -256,6 +132,8 @@ Operation matmul_backward_weight(
      {"blas", "the system's CBLAS", Where::host,
       entries<matmul_backward_weight_blas<float>, matmul_backward_weight_blas<double>>()},
 #endif
+     {"2", "tiled: blocks on matrix cores, copies ahead of use, 128-bit accesses", Where::device,
+      entries<matmul_backward_weight_2<float>, matmul_backward_weight_2<bf16>>(), tiled_supports},
      {"1", "naive: a thread an element", Where::device,
       entries<matmul_backward_weight_1<float, float>, matmul_backward_weight_1<bf16, float>,
               matmul_backward_weight_1<bf16, bf16>>()},

@@ -1,0 +1,47 @@
+// The variants of matmul: their launchers, as matmul.hip lists them.
+#pragma once
+#include "core/registry.h"
+
+namespace llamac {
+
+// cpu.hip
+template <class T>
+void matmul_forward_cpu(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
+                        View<const T, 2> residual);
+template <class T>
+void matmul_backward_input_cpu(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight);
+template <class T, class G>
+void matmul_backward_weight_cpu(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
+                                bool accumulate);
+#ifdef LLAMAC_CBLAS
+template <class T>
+void matmul_forward_blas(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
+                         View<const T, 2> residual);
+template <class T>
+void matmul_backward_input_blas(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight);
+template <class T>
+void matmul_backward_weight_blas(View<T, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
+                                 bool accumulate);
+#endif
+
+// naive.hip
+template <class T>
+void matmul_forward_1(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight, View<const T, 2> residual,
+                      Device device);
+template <class T>
+void matmul_backward_input_1(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight, Device device);
+template <class T, class G>
+void matmul_backward_weight_1(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x, bool accumulate,
+                              Device device);
+
+// tiled.hip
+void matmul_forward_2(View<bf16, 2> out, View<const bf16, 2> x, View<const bf16, 2> weight,
+                      View<const bf16, 2> residual, Device device);
+void matmul_backward_input_2(View<bf16, 2> dx, View<const bf16, 2> dout, View<const bf16, 2> weight,
+                             Device device);
+template <class G>
+void matmul_backward_weight_2(View<G, 2> dweight, View<const bf16, 2> dout, View<const bf16, 2> x,
+                              bool accumulate, Device device);
+bool tiled_supports(const Call& call);
+
+}  // namespace llamac

@@ -1,0 +1,72 @@
+// Matmul as its formulas stand, a thread an element of the result: variant 1 of matmul.hip. Sums in double: one
+// long chain of float additions would be less exact than any BLAS.
+#include "core/device.h"
+#include "ops/matmul/matmul.h"
+
+namespace llamac {
+namespace {
+
+template <class T>
+__global__ void matmul_forward_kernel1(T* out, const T* x, const T* weight, const T* residual, int64_t N,
+                                       int64_t C, int64_t K) {
+    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, n = i / K, k = i % K;
+    if (n >= N) return;
+    double sum = residual ? double(float(residual[i])) : 0.0;
+    for (int64_t c = 0; c < C; c++) sum += double(float(x[n * C + c]) * float(weight[k * C + c]));
+    out[i] = T(static_cast<float>(sum));
+}
+
+template <class T>
+__global__ void matmul_backward_input_kernel1(T* dx, const T* dout, const T* weight, int64_t N, int64_t C,
+                                              int64_t K) {
+    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, n = i / C, c = i % C;
+    if (n >= N) return;
+    double sum = 0;
+    for (int64_t k = 0; k < K; k++) sum += double(float(dout[n * K + k]) * float(weight[k * C + c]));
+    dx[i] = T(static_cast<float>(sum));
+}
+
+template <class T, class G>
+__global__ void matmul_backward_weight_kernel1(G* dweight, const T* dout, const T* x, int64_t N, int64_t C,
+                                               int64_t K, bool accumulate) {
+    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, k = i / C, c = i % C;
+    if (k >= K) return;
+    double sum = accumulate ? double(float(dweight[i])) : 0.0;
+    for (int64_t n = 0; n < N; n++) sum += double(float(dout[n * K + k]) * float(x[n * C + c]));
+    dweight[i] = G(static_cast<float>(sum));
+}
+
+}  // namespace
+
+template <class T>
+void matmul_forward_1(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight, View<const T, 2> residual,
+                      Device device) {
+    const int64_t N = x.shape[0], C = x.shape[1], K = weight.shape[0];
+    launch(Grid(blocks_for(N * K, device.threads), device.threads, device.stream), matmul_forward_kernel1<T>,
+           out.data, x.data, weight.data, residual.data, N, C, K);
+}
+
+template <class T>
+void matmul_backward_input_1(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight, Device device) {
+    const int64_t N = dout.shape[0], K = dout.shape[1], C = weight.shape[1];
+    launch(Grid(blocks_for(N * C, device.threads), device.threads, device.stream),
+           matmul_backward_input_kernel1<T>, dx.data, dout.data, weight.data, N, C, K);
+}
+
+template <class T, class G>
+void matmul_backward_weight_1(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x, bool accumulate,
+                              Device device) {
+    const int64_t N = x.shape[0], C = x.shape[1], K = dout.shape[1];
+    launch(Grid(blocks_for(K * C, device.threads), device.threads, device.stream),
+           matmul_backward_weight_kernel1<T, G>, dweight.data, dout.data, x.data, N, C, K, accumulate);
+}
+
+template decltype(matmul_forward_1<float>) matmul_forward_1<float>;
+template decltype(matmul_forward_1<bf16>) matmul_forward_1<bf16>;
+template decltype(matmul_backward_input_1<float>) matmul_backward_input_1<float>;
+template decltype(matmul_backward_input_1<bf16>) matmul_backward_input_1<bf16>;
+template decltype(matmul_backward_weight_1<float, float>) matmul_backward_weight_1<float, float>;
+template decltype(matmul_backward_weight_1<bf16, float>) matmul_backward_weight_1<bf16, float>;
+template decltype(matmul_backward_weight_1<bf16, bf16>) matmul_backward_weight_1<bf16, bf16>;
+
+}  // namespace llamac
