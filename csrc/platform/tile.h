@@ -4,6 +4,8 @@
 // are bf16, sums fp32:
 //
 //   Tile<R>::Operand       R rows x 16 of the dimension that is summed over, k
+//   Tile<R>::RightOperand  the same as the b of products only: fewer moves of registers where it is a type of
+//                          its own
 //   Tile<R>::Accumulator   R rows x R columns; x[i], i < elements, are this lane's
 //   multiply(c, a, b)      c[m][n] += sum_k a[m][k] * b[n][k]
 //
@@ -44,7 +46,6 @@ enum class Order { any, natural };
 
 // A lane's place in an accumulator. slot: which of the rows that the lane holds.
 //   Tile<R>::row(slot), slot(i), column(i); slots rows a lane
-// least_depth: operands along k that one load_rows<Order::any> takes at least.
 template <int R>
 struct Tile;
 
@@ -56,15 +57,21 @@ struct SharedTile {
     char* data;
 
     static constexpr int64_t bytes(int rows) { return int64_t{rows} * columns * 2; }
-    // 16 bytes, `chunk` of `row`. Rows that lie in the same banks differ in what is xor-ed.
-    static constexpr __device__ int offset(int row, int chunk) {
-        return (row * chunks + (chunk ^ (chunks == 4 ? row / 2 % 4 : row % 8))) * 16;
+    // Rows that lie in the same banks differ in what their chunks are xor-ed with. Rows four apart differ by 2:
+    // MI300X reads 16 bytes a lane for lanes 0 to 3 and 20 to 23 at once, which have neighbouring chunks of eight
+    // rows in load_rows, chunks 0 to 3 and 4 to 7 of rows four apart in load_columns.
+    static constexpr __device__ int swizzle(int row) {
+        return chunks == 4 ? row / 2 % 4 : row % 2 + row / 2 % 2 * 4 + row / 4 % 2 * 2;
     }
+    static constexpr __device__ int offset(int row, int chunk) {
+        return (row * chunks + (chunk ^ swizzle(row))) * 16;
+    }
+    // 16 bytes, `chunk` of `row`.
     __device__ char* at(int row, int chunk) const { return data + offset(row, chunk); }
-    // at(row + 8 * octets, chunk ^ flip) for an offset(row, chunk) that a lane keeps, instead of one address for
-    // each place that a loop reads.
-    __device__ char* at(int kept, int octets, int flip) const {
-        return data + ((opaque(kept) ^ flip * 16) + octets * chunks * 128);
+    // The same for an offset() that a lane keeps, `rows` further down, its chunk xor-ed with `flip`: one
+    // register in a loop, not one for each place that it reads.
+    __device__ char* at(int kept, int rows, int flip) const {
+        return data + ((opaque(kept) ^ flip * 16) + rows * chunks * 16);
     }
 };
 

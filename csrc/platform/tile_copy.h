@@ -3,16 +3,9 @@
 
 namespace llamac {
 
-// Whether copies go past the registers: any number of them may be on their way. Else each takes its TileCopy's
-// registers until its end().
-#if defined(LLAMAC_NVIDIA) || (defined(LLAMAC_CPU) && LLAMAC_WARP == 32)
-constexpr bool asynchronous_copies = true;
-#else
-constexpr bool asynchronous_copies = false;
-#endif
-
 // `rows` rows of `columns` bf16 by a block of `threads`. Between begin() and end() nobody may use the
-// SharedTile; after end() and a __syncthreads everybody may read it. Copies of one thread end in the order in
+// SharedTile (with MFMA and WMMA: it changes in end(), so until then everybody may read what is there); after
+// end() and a __syncthreads everybody may read it. Copies of one thread end in the order in
 // which they began.
 template <int rows, int columns, int threads>
 struct TileCopy {
@@ -39,7 +32,7 @@ struct TileCopy {
             copy_asynchronously(place(i), valid ? source : from, valid);
 #else
             staged[i] = valid ? *reinterpret_cast<const uint4*>(source) : make_uint4(0, 0, 0, 0);
-#if defined(LLAMAC_CPU)
+#if defined(LLAMAC_CPU) && LLAMAC_WARP == 32
             // Where copies are asynchronous the tile changes from here on.
             *reinterpret_cast<uint4*>(place(i)) = make_uint4(~0u, ~0u, ~0u, ~0u);
 #endif
@@ -80,7 +73,7 @@ struct TileCopy {
 #endif
     static __device__ int row() { return static_cast<int>(threadIdx.x) / chunks; }
     static __device__ int chunk() { return static_cast<int>(threadIdx.x) % chunks; }
-    __device__ char* place(int i) const { return shared.at(shared.offset(row(), chunk()), i * pass / 8, 0); }
+    __device__ char* place(int i) const { return shared.at(shared.offset(row(), chunk()), i * pass, 0); }
 };
 
 // The way back: rows of LDS to memory, those below valid_rows. After a __syncthreads.

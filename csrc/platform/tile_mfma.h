@@ -11,11 +11,12 @@ constexpr int tile_rows = 16;
 template <int R>
 struct Tile {
     static constexpr int groups = 64 / R, steps = R / 16;
-    static constexpr int slots = 1, elements = R * R / 64, least_depth = 2 / steps;
+    static constexpr int slots = 1, elements = R * R / 64;
     static constexpr int depth = 2 / steps;  // operands that load_rows<Order::any> gives at once
     struct Operand {
         uint32_t words[steps][2];
     };
+    using RightOperand = Operand;
     struct Accumulator {
         float x[elements];
     };

@@ -8,10 +8,14 @@ constexpr int tile_rows = 16;
 
 template <>
 struct Tile<16> {
-    static constexpr int slots = 2, elements = 8, least_depth = 1;
+    static constexpr int slots = 2, elements = 8;
     // As the a of one instruction; words 0 and 2, 1 and 3 are the b of the two.
     static constexpr int depth = 1;  // operands that load_rows<Order::any> gives at once
     struct Operand {
+        uint32_t words[4];
+    };
+    // The other way round: words 0 and 1, 2 and 3. An instruction wants its b in neighbouring registers.
+    struct RightOperand {
         uint32_t words[4];
     };
     struct Accumulator {
@@ -36,6 +40,10 @@ struct Tile<16> {
         mma_m16n8k16(c.x, a.words, b.words[0], b.words[2]);
         mma_m16n8k16(c.x + 4, a.words, b.words[1], b.words[3]);
     }
+    static __device__ void multiply(Accumulator& c, const Operand& a, const RightOperand& b) {
+        mma_m16n8k16(c.x, a.words, b.words[0], b.words[1]);
+        mma_m16n8k16(c.x + 4, a.words, b.words[2], b.words[3]);
+    }
     // Columns 16 * part to 16 * part + 15.
     static __device__ Operand as_operand(const Accumulator& c, int) {
         return {{bf16_pair(c.x[0], c.x[1]), bf16_pair(c.x[2], c.x[3]), bf16_pair(c.x[4], c.x[5]),
@@ -43,22 +51,25 @@ struct Tile<16> {
     }
 
     // Rows from `first`, k from `k` on, a multiple of 16.
-    template <Order, int count, int columns>
-    static __device__ void load_rows(Operand (&out)[count], SharedTile<columns> from, int first, int k) {
-        for (int d = 0; d < count; d++)
-            ldmatrix<false>(out[d].words,
-                            from.at(from.offset(lane() % 16, lane() / 16), first / 8, k / 8 + 2 * d));
+    template <Order, class O, int count, int columns>
+    static __device__ void load_rows(O (&out)[count], SharedTile<columns> from, int first, int k) {
+        const int kept = std::is_same_v<O, Operand>
+                             ? from.offset(lane() % 16, lane() / 16)
+                             : from.offset(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2);
+        for (int d = 0; d < count; d++) ldmatrix<false>(out[d].words, from.at(kept, first, k / 8 + 2 * d));
     }
     // Operands `first` to `first + width - 1` of the `count` that hold all columns from `column` on, 16 each;
     // k is the first of 16 rows.
     template <int>
     static constexpr int width = 2;
-    template <Order, int count, int columns>
-    static __device__ void load_columns(Operand (&out)[width<count>], SharedTile<columns> from, int k,
-                                        int first, int column = 0) {
+    template <Order, int count, class O, int columns>
+    static __device__ void load_columns(O (&out)[width<count>], SharedTile<columns> from, int k, int first,
+                                        int column = 0) {
+        const int kept = std::is_same_v<O, Operand>
+                             ? from.offset(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2)
+                             : from.offset(lane() % 16, lane() / 16);
         for (int o = 0; o < width<count>; o++)
-            ldmatrix<true>(out[o].words, from.at(from.offset(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2),
-                                                 k / 8, column / 8 + 2 * (first + o)));
+            ldmatrix<true>(out[o].words, from.at(kept, k, column / 8 + 2 * (first + o)));
     }
     // Of a product with load_columns of `count` operands: the column that column `c` of tile `o` is.
     template <int count>

@@ -9,11 +9,12 @@ constexpr int tile_rows = 16;
 
 template <>
 struct Tile<16> {
-    static constexpr int slots = 1, elements = 8, least_depth = 1;
+    static constexpr int slots = 1, elements = 8;
     static constexpr int depth = 1;  // operands that load_rows<Order::any> gives at once
     struct Operand {
         uint32_t words[8];
     };
+    using RightOperand = Operand;
     struct Accumulator {
         float x[elements];
     };
@@ -42,8 +43,8 @@ struct Tile<16> {
     static __device__ void load_rows(Operand (&out)[count], SharedTile<columns> from, int first, int k) {
         for (int d = 0; d < count; d++)
             for (int half = 0; half < 2; half++) {
-                const uint4 bits =
-                    *reinterpret_cast<const uint4*>(from.at(first + row(), k / 8 + 2 * d + half));
+                const uint4 bits = *reinterpret_cast<const uint4*>(
+                    from.at(from.offset(row(), 0), first, k / 8 + 2 * d + half));
                 uint32_t* words = out[d].words + 4 * half;
                 words[0] = bits.x, words[1] = bits.y, words[2] = bits.z, words[3] = bits.w;
             }
@@ -56,10 +57,10 @@ struct Tile<16> {
                                         int first, int column = 0) {
         constexpr int w = width<count>;
         for (int j = 0; j < 16; j += 2) {
-            const int own = column + first * 16 + w * row();
+            const int own = column + first * 16 + w * row(), place = from.offset(0, own / 8);
             uint32_t even[w / 2], odd[w / 2];
-            __builtin_memcpy(even, from.at(k + j, own / 8) + own % 8 * 2, sizeof(even));
-            __builtin_memcpy(odd, from.at(k + j + 1, own / 8) + own % 8 * 2, sizeof(odd));
+            __builtin_memcpy(even, from.at(place, k + j, from.swizzle(j)) + own % 8 * 2, sizeof(even));
+            __builtin_memcpy(odd, from.at(place, k + j + 1, from.swizzle(j + 1)) + own % 8 * 2, sizeof(odd));
             for (int t = 0; t < w; t++)
                 out[t].words[j / 2] =
                     t % 2 ? upper_halves(even[t / 2], odd[t / 2]) : lower_halves(even[t / 2], odd[t / 2]);
