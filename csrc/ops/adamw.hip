@@ -17,43 +17,24 @@
 // reference: plain loops.
 // cpu:       fixed chunks over threads; the random words of a chunk come first, four elements a Philox block.
 // 1          naive: a thread an element.
-// 2          eight elements a thread, 128-bit accesses, all of a step's loads in flight before the first is
-//            used; the grid stays resident, so that what depends on the step alone is computed once a thread.
-//            What limits it where everything is bf16 is arithmetic as much as memory: 14 bytes and two Philox
-//            words an element.
+// 2          eight elements a thread, 128-bit accesses, all of a thread's loads in flight before the first is
+//            used; one thread of a block computes meanwhile what depends on the step alone. Small blocks pass
+//            over memory once, in order: a grid that stays resident is 5% slower. What limits it where
+//            everything is bf16 is arithmetic as much as memory: 14 bytes and two Philox words an element.
 //
-// NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
-// there and then; compile: torch.compile's time over ours (PyTorch 2.11):
+// NVIDIA H200, bf16 where nothing is said, 2026-11-21; %: of what a copy of as many bytes does there and
+// then, where it was measured; compile: torch.compile's time over kernel 2's in the same run (PyTorch 2.11):
 //
 //   adamw T=bf16 G=f32 M=f32, no master P=268435456:
-//     kernel 1 2.7947 ms, kernel 2 1.5925 ms, 4046 GB/s, 97.8%, compile 0.95
+//     kernel 1 2.7947 ms, kernel 2 1.5098 ms, 4267 GB/s, compile 1.00
 //   adamw T=bf16 G=f32 M=bf16, no master P=268435456:
-//     kernel 1 3.8817 ms, kernel 2 1.0710 ms, 4010 GB/s, 97.1%, compile 0.93
+//     kernel 1 3.8817 ms, kernel 2 0.9948 ms, 4317 GB/s, 104.5%, compile 1.00
 //   adamw T=bf16 G=bf16 M=f32, no master P=268435456:
-//     kernel 1 2.7601 ms, kernel 2 1.4747 ms, 4005 GB/s, 96.8%, compile 0.94
+//     kernel 1 2.7601 ms, kernel 2 1.3965 ms, 4229 GB/s, compile 1.00
 //   adamw T=bf16 G=bf16 M=bf16, no master P=268435456:
-//     kernel 1 3.8795 ms, kernel 2 0.9682 ms, 3881 GB/s, 90.6%, compile 0.91
-//   adamw T=bf16 G=f32 M=f32 P=268435456:
-//     kernel 1 2.0860 ms, kernel 2 2.0084 ms, 4010 GB/s, 93.1%, compile 0.95
-//   adamw T=bf16 G=f32 M=bf16 P=268435456:
-//     kernel 1 2.8891 ms, kernel 2 1.4709 ms, 4015 GB/s, 97.1%, compile 0.95
-//   adamw T=bf16 G=bf16 M=f32 P=268435456:
-//     kernel 1 2.0215 ms, kernel 2 1.8873 ms, 3982 GB/s, 96.2%, compile 0.95
-//   adamw T=bf16 G=bf16 M=bf16 P=268435456:
-//     kernel 1 2.8909 ms, kernel 2 1.3574 ms, 3955 GB/s, 95.6%, compile 0.94
-//   adamw T=bf16 G=f32 M=f32, no master P=16777216:
-//     kernel 1 0.1744 ms, kernel 2 0.1024 ms, 3932 GB/s, 94.5%, compile -
-//   adamw T=bf16 G=f32 M=bf16, no master P=16777216:
-//     kernel 1 0.2459 ms, kernel 2 0.0691 ms, 3885 GB/s, 94.8%, compile -
-//   adamw T=bf16 G=bf16 M=f32, no master P=16777216:
-//     kernel 1 0.1750 ms, kernel 2 0.0951 ms, 3882 GB/s, 93.4%, compile -
-//   adamw T=bf16 G=bf16 M=bf16, no master P=16777216:
-//     kernel 1 0.2462 ms, kernel 2 0.0641 ms, 3664 GB/s, 90.4%, compile -
-//   adamw T=bf16 G=f32 M=f32 P=16777216: kernel 1 0.1346 ms, kernel 2 0.1284 ms, 3918 GB/s, 93.3%, compile -
-//   adamw T=bf16 G=f32 M=bf16 P=16777216: kernel 1 0.1844 ms, kernel 2 0.0947 ms, 3897 GB/s, 93.9%, compile -
-//   adamw T=bf16 G=bf16 M=f32 P=16777216: kernel 1 0.1296 ms, kernel 2 0.1210 ms, 3881 GB/s, 92.7%, compile -
-//   adamw T=bf16 G=bf16 M=bf16 P=16777216:
-//     kernel 1 0.1844 ms, kernel 2 0.0880 ms, 3814 GB/s, 92.5%, compile -
+//     kernel 1 3.8795 ms, kernel 2 0.8934 ms, 4207 GB/s, 98.2%, compile 0.99
+//   adamw T=bf16 G=f32 M=f32 P=268435456: kernel 1 2.0860 ms, kernel 2 1.9184 ms, 4198 GB/s, compile 0.99
+//   adamw T=bf16 G=bf16 M=bf16 P=268435456: kernel 1 2.8909 ms, kernel 2 1.2855 ms, 4176 GB/s, compile 1.00
 #include <algorithm>
 #include <cmath>
 
@@ -190,26 +171,39 @@ void adamw_cpu(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1
 
 // ---- kernels
 
-// The scalars of a call, as the kernels want them.
+constexpr int philox_rounds = 10;
+
+// The scalars of a call, as the kernels want them. key: Philox's two words in each of its rounds: made here,
+// they are constants of the launch, not additions of every thread.
 struct Settings {
     float beta1, rest1, log_beta1, beta2, rest2, log_beta2, eps, decay, grad_clip;
     uint64_t seed;
     uint32_t stream;
+    uint32_t key[philox_rounds][2];
 };
 Settings settings_of(double beta1, double beta2, double eps, double weight_decay, double grad_clip,
                      int64_t seed, int64_t stream) {
     const auto f = [](double x) { return static_cast<float>(x); };
-    return {f(beta1),
-            f(1 - beta1),
-            f(std::log(beta1)),
-            f(beta2),
-            f(1 - beta2),
-            f(std::log(beta2)),
-            f(eps),
-            f(weight_decay),
-            f(grad_clip),
-            static_cast<uint64_t>(seed),
-            static_cast<uint32_t>(stream)};
+    Settings s{f(beta1),
+               f(1 - beta1),
+               f(std::log(beta1)),
+               f(beta2),
+               f(1 - beta2),
+               f(std::log(beta2)),
+               f(eps),
+               f(weight_decay),
+               f(grad_clip),
+               static_cast<uint64_t>(seed),
+               static_cast<uint32_t>(stream),
+               {}};
+    uint32_t low = static_cast<uint32_t>(s.seed), high = static_cast<uint32_t>(s.seed >> 32);
+    for (auto& key : s.key) {
+        key[0] = low;
+        key[1] = high;
+        low += 0x9E3779B9u;
+        high += 0xBB67AE85u;
+    }
+    return s;
 }
 
 // 1 - beta^step by expm1: the difference itself would lose the digits that count while step is small.
@@ -256,13 +250,23 @@ void adamw_1(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1> 
            settings_of(beta1, beta2, eps, weight_decay, grad_clip, seed, stream), P);
 }
 
-constexpr int unit = 8;  // elements a thread at a time: two Philox blocks
-constexpr int kernel2_threads = 256;
+constexpr int unit = 8;  // elements a thread: two Philox blocks
 
 // A thread's unit is made of runs of `run` elements, the runs of a block's threads side by side: 8 where
-// every stream is bf16, else 4, so that an f32 stream, too, is one 128-bit access a run and a warp's access
-// has no gaps. (With runs of 8, a warp's f32 store leaves half of every sector to the next one: 15% slower.)
-// x[first] begins a run of X as 128 bits, or 64 for four bf16.
+// weights and moments are bf16, else 4, so that an f32 stream, too, is one 128-bit access a run and a warp's
+// access has no gaps. (With 8, a warp's f32 store leaves half of every sector to the next: up to 8% slower.)
+template <class T, class M, bool has_master>
+constexpr int run_of = sizeof(T) + sizeof(M) == 4 && !has_master ? 8 : 4;
+
+// The launch bounds: not the size of blocks (128 is best); by their product they leave a thread 56 registers
+// of an NVIDIA multiprocessor's 65,536 with runs of 8, 64 with runs of 4. Fewer would be spilled; with runs
+// of 8, 64 cost 2% and 72 cost 5%: fewer warps compute while others wait for memory.
+template <int run>
+constexpr int bound_threads = run == 8 ? 384 : 256;
+template <int run>
+constexpr int bound_blocks = run == 8 ? 3 : 4;
+
+// x[first] begins a run of X as 128 bits, 64 for four bf16, twice 128 for eight f32.
 template <int run, class X>
 __device__ inline void load_run(const X* x, float* values) {
     if constexpr (run == 4 && sizeof(X) == 2) {
@@ -271,20 +275,36 @@ __device__ inline void load_run(const X* x, float* values) {
         unpack(make_uint4(bits.x, bits.y, 0, 0), wide);
         for (int k = 0; k < 4; k++) values[k] = wide[k];
     } else {
-        float part[vector_size<X>];
-        unpack(load128(x), part);
-        for (int k = 0; k < run; k++) values[k] = part[k];
+        for (int first = 0; first < run; first += vector_size<X>) {
+            float part[vector_size<X>];
+            unpack(load128(x + first), part);
+            for (int k = 0; k < vector_size<X>; k++) values[first + k] = part[k];
+        }
     }
 }
-template <int run, class X>
-__device__ inline void store_run(X* x, const float* values) {
-    if constexpr (run == 4 && sizeof(X) == 2) {
-        store_vector(reinterpret_cast<uint2*>(x),
-                     make_uint2(bf16_pair(values[0], values[1]), bf16_pair(values[2], values[3])));
+
+// Two bf16 of floats: rounded to nearest, or, where `cut`, their upper halves.
+template <bool cut>
+__device__ inline uint32_t two_bf16(float low, float high) {
+    if constexpr (cut)
+        return __float_as_uint(low) >> 16 | (__float_as_uint(high) & 0xffff0000u);
+    else
+        return bf16_pair(low, high);
+}
+template <bool cut, int run, class X>
+__device__ inline void store_run(X* x, const float* v) {
+    if constexpr (sizeof(X) == 4) {
+        for (int k = 0; k < run; k += 4) {
+            const float part[4] = {v[k], v[k + 1], v[k + 2], v[k + 3]};
+            store128(x + k, pack(part));
+        }
     } else {
-        float part[vector_size<X>];
-        for (int k = 0; k < run; k++) part[k] = values[k];
-        store128(x, pack(part));
+        uint32_t two[run / 2];
+        for (int k = 0; k < run / 2; k++) two[k] = two_bf16<cut>(v[2 * k], v[2 * k + 1]);
+        if constexpr (run == 4)
+            store_vector(reinterpret_cast<uint2*>(x), make_uint2(two[0], two[1]));
+        else
+            store128(x, make_uint4(two[0], two[1], two[2], two[3]));
     }
 }
 
@@ -293,6 +313,7 @@ template <int run>
 struct Place {
     int64_t begin[unit / run];
     int64_t P;
+    uint32_t high;  // of the number of every Philox block of the unit: the same in all threads of a block
 };
 // whole: all elements are there, and at the borders that the accesses want.
 template <bool whole, int run, class X>
@@ -310,94 +331,135 @@ __device__ inline void load_unit(const X* x, const Place<run>& at, float (&value
         }
     }
 }
-template <bool whole, int run, class X>
+template <bool whole, bool cut, int run, class X>
 __device__ inline void store_unit(X* x, const Place<run>& at, const float (&values)[unit]) {
     for (int r = 0; r < unit / run; r++) {
         if constexpr (whole) {
-            store_run<run>(x + at.begin[r], values + r * run);
+            store_run<cut, run>(x + at.begin[r], values + r * run);
         } else {
-            for (int k = 0; k < run; k++)
-                if (at.begin[r] + k < at.P) x[at.begin[r] + k] = X(values[r * run + k]);
+            for (int k = 0; k < run; k++) {
+                const float value = values[r * run + k];
+                if (at.begin[r] + k >= at.P) continue;
+                if constexpr (cut)
+                    x[at.begin[r] + k].bits = static_cast<uint16_t>(__float_as_uint(value) >> 16);
+                else
+                    x[at.begin[r] + k] = X(value);
+            }
         }
     }
 }
 
-// What the random bits make of the values, so that packing them rounds no more.
-template <class X>
-__device__ inline void round_unit(float (&values)[unit], const uint32_t (&random)[unit]) {
-    if constexpr (sizeof(X) == 2)
-        for (int k = 0; k < unit; k++)
-            values[k] = __uint_as_float(round_stochastic(values[k], random[k]) << 16);
-}
+// philox of core/random.h for a unit's elements.
 template <int run>
 __device__ inline void random_unit(uint32_t (&words)[unit], const Settings& s, uint32_t step, uint32_t stream,
                                    const Place<run>& at) {
+#pragma unroll
     for (int first = 0; first < unit; first += 4) {
-        const Philox block = random_block(s.seed, step, stream, (at.begin[first / run] + first % run) / 4);
-        for (int k = 0; k < 4; k++) words[first + k] = block.word[k];
+        const uint32_t block = static_cast<uint32_t>((at.begin[first / run] + first % run) / 4);
+        uint32_t c0 = block, c1 = at.high, c2 = stream, c3 = step;
+#pragma unroll
+        for (int round = 0; round < philox_rounds; round++) {
+            const uint64_t p0 = uint64_t{0xD2511F53u} * c0, p1 = uint64_t{0xCD9E8D57u} * c2;
+            c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ s.key[round][0];
+            c1 = static_cast<uint32_t>(p1);
+            c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ s.key[round][1];
+            c3 = static_cast<uint32_t>(p0);
+        }
+        words[first] = c0;
+        words[first + 1] = c1;
+        words[first + 2] = c2;
+        words[first + 3] = c3;
     }
 }
 
+// round_stochastic but for the cut, which storing makes; the value is not NaN, or the quiet one below.
+__device__ inline float add_below(float value, uint32_t random) {
+    return __uint_as_float(__float_as_uint(value) + random);
+}
+// A NaN whose upper half stays what it is whatever is added below.
+__device__ inline float quiet(float value) {
+    return value != value ? __uint_as_float(0x7fc00000u) : value;
+}
+
+// A thread's unit. What depends on the step alone is computed by one thread of a block while the loads of all
+// are in flight, and is told by LDS.
 template <bool has_master, bool whole, int run, class T, class G, class M>
-__device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, const Coefficients<float>& k,
-                           const Settings& s, uint32_t step, const Place<run>& at) {
-    constexpr float tiny = 1e-37f;  // far below eps^2; keeps 0 * rsqrt(0) out
+__device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, const float* grad_norm,
+                           const float* lr, const int32_t* step, const Settings& s, const Place<run>& at) {
+    // tiny is far below eps^2, huge the largest number: they keep 0 * rsqrt(0) and inf * rsqrt(inf) out.
+    constexpr float tiny = 1e-37f, huge = 3.4e38f;
+    constexpr bool random_weight = !has_master && sizeof(T) == 2, random_moments = sizeof(M) == 2;
     float w[unit], g[unit], mean[unit], square[unit];
-    if constexpr (has_master)
-        load_unit<whole>(master, at, w);
-    else
-        load_unit<whole>(weight, at, w);
-    load_unit<whole>(grad, at, g);
-    load_unit<whole>(m, at, mean);
-    load_unit<whole>(v, at, square);
+    const auto load = [&] {
+        if constexpr (has_master)
+            load_unit<whole>(master, at, w);
+        else
+            load_unit<whole>(weight, at, w);
+        load_unit<whole>(grad, at, g);
+        load_unit<whole>(m, at, mean);
+        load_unit<whole>(v, at, square);
+        keep_order();
+    };
+    if constexpr (whole) load();
+    Coefficients<float>& k = shared_memory<Coefficients<float>>();
+    if (threadIdx.x == 0) k = device_coefficients(s, *grad_norm, *lr, *step);
+    const uint32_t now = static_cast<uint32_t>(*step);
+    __syncthreads();
+    if constexpr (!whole) {
+        if (at.begin[0] >= at.P) return;
+        load();
+    }
+    const float clip = k.clip, bias1 = k.bias1, bias2 = k.bias2, rate = k.lr;
+    float sum = 0;
     for (int e = 0; e < unit; e++) {
-        const float clipped = g[e] * k.clip;
-        mean[e] = k.beta1 * mean[e] + k.rest1 * clipped;
-        square[e] = k.beta2 * square[e] + k.rest2 * (clipped * clipped);
-        const float scaled = fmaxf(square[e] * k.bias2, tiny), root = scaled * rsqrtf(scaled);
-        w[e] -= k.lr * (__fdividef(mean[e] * k.bias1, root + k.eps) + k.decay * w[e]);
+        const float clipped = g[e] * clip;
+        mean[e] = s.beta1 * mean[e] + s.rest1 * clipped;
+        square[e] = s.beta2 * square[e] + s.rest2 * (clipped * clipped);
+        const float scaled = square[e] * bias2, root = scaled * rsqrtf(fminf(fmaxf(scaled, tiny), huge));
+        w[e] -= rate * (__fdividef(mean[e] * bias1, root + s.eps) + s.decay * w[e]);
+        sum += w[e];
+    }
+    // A NaN in a moment is one in the weight and in the sum, too. keep_order: else the compiler makes 48
+    // instructions that always run of a branch that is hardly ever taken.
+    if ((random_weight || random_moments) && sum != sum) {
+        keep_order();
+        for (int e = 0; e < unit; e++) {
+            if constexpr (random_weight) w[e] = quiet(w[e]);
+            if constexpr (random_moments) {
+                mean[e] = quiet(mean[e]);
+                square[e] = quiet(square[e]);
+            }
+        }
     }
     uint32_t words[unit];
-    if constexpr (has_master) {
-        store_unit<whole>(master, at, w);
-    } else if constexpr (sizeof(T) == 2) {
-        random_unit(words, s, step, s.stream, at);
-        for (uint32_t& word : words) word >>= 16;
-        round_unit<T>(w, words);
+    if constexpr (has_master) store_unit<whole, false>(master, at, w);
+    if constexpr (random_weight) {
+        random_unit(words, s, now, s.stream, at);
+        for (int e = 0; e < unit; e++) w[e] = add_below(w[e], words[e] >> 16);
     }
-    store_unit<whole>(weight, at, w);
-    if constexpr (sizeof(M) == 2) {
-        uint32_t low[unit];
-        random_unit(words, s, step, s.stream + 1, at);
+    store_unit<whole, random_weight>(weight, at, w);
+    if constexpr (random_moments) {
+        random_unit(words, s, now, s.stream + 1, at);
         for (int e = 0; e < unit; e++) {
-            low[e] = words[e] & 0xffffu;
-            words[e] >>= 16;
+            mean[e] = add_below(mean[e], words[e] >> 16);
+            square[e] = add_below(square[e], words[e] & 0xffffu);
         }
-        round_unit<M>(mean, words);
-        round_unit<M>(square, low);
     }
-    store_unit<whole>(m, at, mean);
-    store_unit<whole>(v, at, square);
+    store_unit<whole, random_moments>(m, at, mean);
+    store_unit<whole, random_moments>(v, at, square);
 }
 
-template <class T, class G, class M, bool aligned, bool has_master>
-__global__ void __launch_bounds__(kernel2_threads)
+template <class T, class G, class M, bool aligned, bool has_master, int run = run_of<T, M, has_master>>
+__global__ void __launch_bounds__(bound_threads<run>, bound_blocks<run>)
     adamw_kernel2(T* weight, float* master, M* m, M* v, const G* grad, const float* grad_norm,
                   const float* lr, const int32_t* step, Settings settings, int64_t P) {
-    constexpr int run = sizeof(T) + sizeof(G) + sizeof(M) == 6 && !has_master ? 8 : 4;
-    const Coefficients<float> k = device_coefficients(settings, *grad_norm, *lr, *step);
-    const uint32_t now = static_cast<uint32_t>(*step);
-    const int64_t width = int64_t{blockDim.x} * unit;
-    for (int64_t base = blockIdx.x * width; base < P; base += gridDim.x * width) {
-        Place<run> at{{}, P};
-        for (int r = 0; r < unit / run; r++)
-            at.begin[r] = base + (int64_t{r} * blockDim.x + threadIdx.x) * run;
-        if (at.begin[0] >= P) return;
-        if (aligned && base + width <= P)
-            adamw_unit<has_master, true>(weight, master, m, v, grad, k, settings, now, at);
-        else
-            adamw_unit<has_master, false>(weight, master, m, v, grad, k, settings, now, at);
-    }
+    const int64_t width = int64_t{blockDim.x} * unit, base = blockIdx.x * width;
+    Place<run> at{{}, P, static_cast<uint32_t>(base >> 34)};
+    for (int r = 0; r < unit / run; r++) at.begin[r] = base + (int64_t{r} * blockDim.x + threadIdx.x) * run;
+    if (aligned && base + width <= P)
+        adamw_unit<has_master, true>(weight, master, m, v, grad, grad_norm, lr, step, settings, at);
+    else
+        adamw_unit<has_master, false>(weight, master, m, v, grad, grad_norm, lr, step, settings, at);
 }
 
 template <class T, class G, class M>
@@ -411,11 +473,9 @@ void adamw_2(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1> 
         master    ? aligned ? adamw_kernel2<T, G, M, true, true> : adamw_kernel2<T, G, M, false, true>
         : aligned ? adamw_kernel2<T, G, M, true, false>
                   : adamw_kernel2<T, G, M, false, false>;
-    const int64_t resident =
-        int64_t{device_properties().multiprocessors} * resident_blocks(kernel, device.threads, 0);
-    const int64_t blocks = std::min<int64_t>(resident, blocks_for(P, int64_t{unit} * device.threads));
-    launch(Grid(static_cast<unsigned>(blocks), device.threads, device.stream), kernel, weight.data,
-           master.data, m.data, v.data, grad.data, grad_norm.data, lr.data, step.data,
+    const unsigned blocks = blocks_for(P, int64_t{unit} * device.threads);
+    launch(Grid(blocks, device.threads, device.stream), kernel, weight.data, master.data, m.data, v.data,
+           grad.data, grad_norm.data, lr.data, step.data,
            settings_of(beta1, beta2, eps, weight_decay, grad_clip, seed, stream), P);
 }
 
@@ -441,7 +501,7 @@ Operation adamw(
       entries<adamw_2<float, float, float>, adamw_2<float, float, bf16>, adamw_2<bf16, float, float>,
               adamw_2<bf16, float, bf16>, adamw_2<bf16, bf16, float>, adamw_2<bf16, bf16, bf16>>(),
       nullptr,
-      {256, 128}},
+      {128, 256}},
      {"1", "naive: a thread an element", Where::device,
       entries<adamw_1<float, float, float>, adamw_1<float, float, bf16>, adamw_1<bf16, float, float>,
               adamw_1<bf16, float, bf16>, adamw_1<bf16, bf16, float>, adamw_1<bf16, bf16, bf16>>()},

