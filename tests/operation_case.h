@@ -49,6 +49,7 @@ inline const std::vector<Shape> further_shapes = {
     {"attention_", {{"B", 1}, {"T", 63}, {"NH", 4}, {"NKV", 2}, {"HD", 128}}},
     {"attention_", {{"B", 1}, {"T", 129}, {"NH", 3}, {"NKV", 3}, {"HD", 128}}},
     {"attention_", {{"B", 1}, {"T", 200}, {"NH", 8}, {"NKV", 2}, {"HD", 64}}},
+    {"attention_", {{"B", 1}, {"T", 520}, {"NH", 2}, {"NKV", 1}, {"HD", 128}}},
     {"matmul_", {{"N", 128}, {"C", 96}, {"K", 256}}},
     {"matmul_", {{"N", 200}, {"C", 328}, {"K", 136}}},
     {"matmul_", {{"N", 40}, {"C", 520}, {"K", 264}}},

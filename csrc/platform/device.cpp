@@ -19,7 +19,8 @@ const DeviceProperties& device_properties() {
                                              (warp_size == 64 ? 64 : 227) << 10,
                                              1 << 20,
                                              int64_t{1} << 34,
-                                             true};
+                                             true,
+                                             false};
     return properties;
 }
 #else
@@ -38,7 +39,8 @@ const DeviceProperties& device_properties() {
                                 static_cast<int64_t>(largest_shared_memory(p)),
                                 p.l2CacheSize,
                                 static_cast<int64_t>(p.totalGlobalMem),
-                                false};
+                                false,
+                                has_warpgroups(p)};
     }();
     return properties;
 }

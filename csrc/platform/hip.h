@@ -41,6 +41,7 @@ struct DeviceProperties {
     int64_t cache_bytes;   // the last cache before memory
     int64_t memory_bytes;
     bool emulated;
+    bool warpgroups;  // Hopper's own instructions (warpgroup.h)
 };
 // Asked once. Throws Error, in one line, where there is no device.
 const DeviceProperties& device_properties();

@@ -14,6 +14,10 @@ inline size_t largest_shared_memory(const hipDeviceProp_t& properties) {
     return properties.sharedMemPerBlock;
 }
 
+inline bool has_warpgroups(const hipDeviceProp_t&) {
+    return false;
+}
+
 // Signatures differ.
 inline hipError_t instantiate_graph(hipGraphExec_t* instance, hipGraph_t graph) {
     return hipGraphInstantiate(instance, graph, nullptr, nullptr, 0);

@@ -53,6 +53,15 @@ inline size_t largest_shared_memory(const hipDeviceProp_t& properties) {
     return properties.sharedMemPerBlockOptin;
 }
 
+// Whether the device runs what warpgroup.h names and this build has code for it.
+inline bool has_warpgroups([[maybe_unused]] const hipDeviceProp_t& properties) {
+#if defined(LLAMAC_WARPGROUPS)
+    return properties.major == 9 && properties.minor == 0;
+#else
+    return false;
+#endif
+}
+
 // Signatures differ.
 inline hipError_t instantiate_graph(hipGraphExec_t* instance, hipGraph_t graph) {
     return cudaGraphInstantiate(instance, graph, 0);

@@ -9,6 +9,9 @@ enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 target_compile_definitions(llamac_platform INTERFACE LLAMAC_NVIDIA)
+if(CMAKE_CUDA_ARCHITECTURES MATCHES "90a")
+  target_compile_definitions(llamac_platform INTERFACE LLAMAC_WARPGROUPS)    # warpgroup.h
+endif()
 target_link_libraries(llamac_platform INTERFACE CUDA::cudart_static OpenMP::OpenMP_CXX)
 # The host's part of a .hip file is compiled like every other host file; OpenMP::OpenMP_CXX speaks to C++ only.
 string(REPLACE ";" "," host "-fopenmp;-Wall;-Wextra;-Werror;${LLAMAC_HOST_FLAGS}")

@@ -128,6 +128,10 @@ Operation attention_forward(
     {{"cpu", "query tiles, packed keys, whole rows of scores", Where::host,
       entries<attention_forward_cpu<float>, attention_forward_cpu<bf16>, attention_forward_cpu<double>>(),
       whole_groups},
+#if defined(LLAMAC_WARPGROUPS)
+     {"3", "flash for Hopper: wgmma, TMA, warps that copy and warps that compute", Where::device,
+      entries<attention_forward_3>(), hopper_supports},
+#endif
      {"2", "flash: tiles on matrix cores, running softmax, 128-bit accesses", Where::device,
       entries<attention_forward_2>(), flash_supports},
      {"1",

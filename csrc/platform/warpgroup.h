@@ -1,0 +1,231 @@
+// What Hopper (sm_90a) has for kernels of its own shape: products by 128 threads at a time that read LDS by
+// themselves (wgmma), copies of whole tiles by one thread (TMA), barriers in LDS that count both, registers
+// moved from warps that copy to warps that compute. Their layouts have no counterpart on other machines, so
+// these are primitives, not a part of tile.h. LLAMAC_WARPGROUPS: this build has code for sm_90a (nvidia.cmake);
+// there LLAMAC_WARPGROUP_CODE is what the compiler works on at the moment.
+#pragma once
+#include "platform/hip.h"
+
+#if defined(LLAMAC_WARPGROUPS)
+#include <cuda.h>
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define LLAMAC_WARPGROUP_CODE
+#endif
+
+namespace llamac {
+
+constexpr int warpgroup_size = 128;
+// A kernel's TensorMap parameter has an address that the copies take.
+#define LLAMAC_KERNEL_CONSTANT __grid_constant__
+
+// ---- host: how a tile lies in memory
+
+// Up to four dimensions, the innermost contiguous; bf16. A tile is `columns` (64: 128 bytes, the swizzle's
+// width) by `rows` of dimension 1. What lies outside of the tensor is read as zero.
+using TensorMap = CUtensorMap;
+// Throws nothing; ends the program where the driver refuses the shape.
+inline TensorMap make_tensor_map(const void* data, const int64_t (&shape)[4], const int64_t (&stride)[4],
+                                 int rows) {
+    using Encode = decltype(&cuTensorMapEncodeTiled);
+    static const Encode encode = [] {
+        void* f = nullptr;
+        cudaDriverEntryPointQueryResult found;
+        check(
+            cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found),
+            "cuTensorMapEncodeTiled", __FILE__, __LINE__);
+        return reinterpret_cast<Encode>(f);
+    }();
+    cuuint64_t sizes[4], bytes[3];
+    for (int d = 0; d < 4; d++) sizes[d] = static_cast<cuuint64_t>(shape[d]);
+    // A stride that is never taken must still be one that the hardware takes.
+    for (int d = 1; d < 4; d++) bytes[d - 1] = shape[d] == 1 ? 16 : static_cast<cuuint64_t>(stride[d]) * 2;
+    const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(rows), 1, 1}, steps[4] = {1, 1, 1, 1};
+    TensorMap map;
+    const CUresult result =
+        encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(data), sizes, bytes, box, steps,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    check(result == CUDA_SUCCESS ? hipSuccess : cudaErrorInvalidValue, "cuTensorMapEncodeTiled", __FILE__,
+          __LINE__);
+    return map;
+}
+
+// ---- barriers in LDS
+
+inline __device__ uint32_t shared_address(const void* p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+// A phase ends when `count` threads have arrived and the bytes that they announced have come.
+struct SharedBarrier {
+    uint64_t state;
+
+    __device__ void init(int count) {
+        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&state)), "r"(count)
+                     : "memory");
+    }
+    __device__ void arrive() {
+        asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(&state)) : "memory");
+    }
+    __device__ void arrive_expecting(int bytes) {
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(&state)),
+                     "r"(bytes)
+                     : "memory");
+    }
+    // Until the phase of that parity (0 for the first) has ended.
+    __device__ void wait(int parity) {
+        asm volatile(
+            "{ .reg .pred done;\n"
+            "again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+            "@!done bra again; }" ::"r"(shared_address(&state)),
+            "r"(parity)
+            : "memory");
+    }
+};
+// After init, before others use the barriers.
+inline __device__ void fence_barrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// Between plain stores to LDS and copies or products that read it.
+inline __device__ void fence_shared() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+// Barrier `id` (1 to 15) of `threads` threads: one side waits, the other only arrives.
+inline __device__ void named_barrier_wait(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+inline __device__ void named_barrier_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ---- copies: one thread's; `to` is 1024-byte aligned, the barrier counts the tile's bytes
+
+inline __device__ void load_tile(void* to, const TensorMap& map, SharedBarrier& barrier, int column, int row,
+                                 int head, int batch) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+        "%6}], "
+        "[%2];" ::"r"(shared_address(to)),
+        "l"(&map), "r"(shared_address(&barrier.state)), "r"(column), "r"(row), "r"(head), "r"(batch)
+        : "memory");
+}
+
+// ---- registers
+
+template <int count>
+__device__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+}
+template <int count>
+__device__ void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+}
+
+// ---- products: c[64][N] += a[64][16] b[16][N], asynchronous
+
+// An operand in LDS in rows of 128 bytes as load_tile lays them. along: bytes from one group of 64 columns to
+// the next, where N or M runs along the rows; else unused.
+inline __device__ uint64_t shared_operand(const void* p, int along = 16) {
+    constexpr uint64_t swizzle_128 = uint64_t{1} << 62, eight_rows = uint64_t{1024 >> 4} << 32;
+    return (shared_address(p) & 0x3ffff) >> 4 | uint64_t(along >> 4) << 16 | eight_rows | swizzle_128;
+}
+// The operand `bytes` further on.
+inline __device__ uint64_t advance(uint64_t operand, int bytes) {
+    return operand + (bytes >> 4);
+}
+// Lane l of warp w of the group holds rows 16 w + l / 4 and + 8: element i is column i / 4 * 8 + l % 4 * 2 + i % 2
+// of row slot i / 2 % 2. Operands in registers are such elements, in pairs.
+// add: else c is overwritten. b_transposed: N runs along the rows in LDS, not k.
+template <bool b_transposed>
+__device__ void warpgroup_multiply(float (&c)[32], uint64_t a, uint64_t b, bool add) {
+    asm volatile(
+        "{ .reg .pred add; setp.ne.b32 add, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+        " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "%32, %33, add, 1, 1, 0, %35;}"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
+          "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]),
+          "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]),
+          "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]),
+          "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
+        : "l"(a), "l"(b), "r"(int(add)), "n"(int(b_transposed)));
+}
+template <bool b_transposed>
+__device__ void warpgroup_multiply(float (&c)[32], const uint32_t (&a)[4], uint64_t b, bool add) {
+    asm volatile(
+        "{ .reg .pred add; setp.ne.b32 add, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+        " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, %36, add, 1, 1, %38;}"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
+          "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]),
+          "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]),
+          "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]),
+          "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(b_transposed)));
+}
+template <bool b_transposed>
+__device__ void warpgroup_multiply(float (&c)[64], uint64_t a, uint64_t b, bool add) {
+    asm volatile(
+        "{ .reg .pred add; setp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+        " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
+        " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
+        " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "%64, %65, add, 1, 1, 0, %67;}"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
+          "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]),
+          "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]),
+          "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]),
+          "+f"(c[29]), "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]),
+          "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]), "+f"(c[42]),
+          "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]), "+f"(c[49]),
+          "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]), "+f"(c[56]),
+          "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
+        : "l"(a), "l"(b), "r"(int(add)), "n"(int(b_transposed)));
+}
+template <bool b_transposed>
+__device__ void warpgroup_multiply(float (&c)[64], const uint32_t (&a)[4], uint64_t b, bool add) {
+    asm volatile(
+        "{ .reg .pred add; setp.ne.b32 add, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+        " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
+        " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
+        " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "{%64, %65, %66, %67}, %68, add, 1, 1, %70;}"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
+          "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]),
+          "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]),
+          "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]),
+          "+f"(c[29]), "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]),
+          "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]), "+f"(c[42]),
+          "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]), "+f"(c[49]),
+          "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]), "+f"(c[56]),
+          "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(b_transposed)));
+}
+
+// Before the first product of a group, and after registers that it reads or adds to were written.
+inline __device__ void products_begin() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+inline __device__ void products_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+// Until at most `pending` committed groups run.
+template <int pending>
+__device__ void products_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+// The compiler does not see that a product still writes these registers: it may not touch them before this.
+template <int n>
+__device__ void keep_in_place(float (&c)[n]) {
+#pragma unroll
+    for (int i = 0; i < n; i++) asm volatile("" : "+f"(c[i])::"memory");
+}
+}  // namespace llamac
+#endif
