@@ -110,6 +110,15 @@ inline __device__ void load_tile(void* to, const TensorMap& map, SharedBarrier& 
         : "memory");
 }
 
+// `bytes` in a row; both ends and the number are multiples of 16.
+inline __device__ void load_bytes(void* to, const void* from, int bytes, SharedBarrier& barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(&barrier.state))
+        : "memory");
+}
+
 // ---- registers
 
 template <int count>
@@ -135,79 +144,89 @@ inline __device__ uint64_t advance(uint64_t operand, int bytes) {
 }
 // Lane l of warp w of the group holds rows 16 w + l / 4 and + 8: element i is column i / 4 * 8 + l % 4 * 2 + i % 2
 // of row slot i / 2 % 2. Operands in registers are such elements, in pairs.
-// add: else c is overwritten. b_transposed: N runs along the rows in LDS, not k.
-template <bool b_transposed>
-__device__ void warpgroup_multiply(float (&c)[32], uint64_t a, uint64_t b, bool add) {
-    asm volatile(
-        "{ .reg .pred add; setp.ne.b32 add, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
-        " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "%32, %33, add, 1, 1, 0, %35;}"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-          "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]),
-          "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]),
-          "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]),
-          "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
-        : "l"(a), "l"(b), "r"(int(add)), "n"(int(b_transposed)));
+// fresh: c is overwritten; then the compiler need not have it in place before. b_transposed: N runs along the
+// rows in LDS, not k.
+
+// An asm text names every register: lists of 32 and 64 of them, as text and as operands.
+#define LLAMAC_EIGHT(mode, i)                                                                   \
+    mode(c[i]), mode(c[i + 1]), mode(c[i + 2]), mode(c[i + 3]), mode(c[i + 4]), mode(c[i + 5]), \
+        mode(c[i + 6]), mode(c[i + 7])
+#define LLAMAC_SUMS_32(mode) \
+    LLAMAC_EIGHT(mode, 0), LLAMAC_EIGHT(mode, 8), LLAMAC_EIGHT(mode, 16), LLAMAC_EIGHT(mode, 24)
+#define LLAMAC_SUMS_64(mode)                                                                      \
+    LLAMAC_SUMS_32(mode), LLAMAC_EIGHT(mode, 32), LLAMAC_EIGHT(mode, 40), LLAMAC_EIGHT(mode, 48), \
+        LLAMAC_EIGHT(mode, 56)
+#define LLAMAC_NAMES_32                                                      \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
+    " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+#define LLAMAC_NAMES_64                                                                \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"           \
+    " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31," \
+    " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
+    " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+#define LLAMAC_MULTIPLY(n) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 "
+#define LLAMAC_WRITTEN(x) "=f"(x)
+#define LLAMAC_UPDATED(x) "+f"(x)
+template <bool fresh, bool b_transposed>
+__device__ void warpgroup_multiply(float (&c)[32], uint64_t a, uint64_t b) {
+    if constexpr (fresh)
+        asm volatile("{.reg .pred add; setp.ne.b32 add, 0, 0; " LLAMAC_MULTIPLY(64) LLAMAC_NAMES_32
+                     "%32, %33, add, 1, 1, 0, %34;}"
+                     : LLAMAC_SUMS_32(LLAMAC_WRITTEN)
+                     : "l"(a), "l"(b), "n"(int(b_transposed)));
+    else
+        asm volatile("{.reg .pred add; setp.ne.b32 add, 1, 0; " LLAMAC_MULTIPLY(64) LLAMAC_NAMES_32
+                     "%32, %33, add, 1, 1, 0, %34;}"
+                     : LLAMAC_SUMS_32(LLAMAC_UPDATED)
+                     : "l"(a), "l"(b), "n"(int(b_transposed)));
 }
-template <bool b_transposed>
-__device__ void warpgroup_multiply(float (&c)[32], const uint32_t (&a)[4], uint64_t b, bool add) {
-    asm volatile(
-        "{ .reg .pred add; setp.ne.b32 add, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
-        " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, add, 1, 1, %38;}"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-          "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]),
-          "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]),
-          "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]),
-          "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(b_transposed)));
+template <bool fresh, bool b_transposed>
+__device__ void warpgroup_multiply(float (&c)[32], const uint32_t (&a)[4], uint64_t b) {
+    if constexpr (fresh)
+        asm volatile("{.reg .pred add; setp.ne.b32 add, 0, 0; " LLAMAC_MULTIPLY(64) LLAMAC_NAMES_32
+                     "{%32, %33, %34, %35}, %36, add, 1, 1, %37;}"
+                     : LLAMAC_SUMS_32(LLAMAC_WRITTEN)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(b_transposed)));
+    else
+        asm volatile("{.reg .pred add; setp.ne.b32 add, 1, 0; " LLAMAC_MULTIPLY(64) LLAMAC_NAMES_32
+                     "{%32, %33, %34, %35}, %36, add, 1, 1, %37;}"
+                     : LLAMAC_SUMS_32(LLAMAC_UPDATED)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(b_transposed)));
 }
-template <bool b_transposed>
-__device__ void warpgroup_multiply(float (&c)[64], uint64_t a, uint64_t b, bool add) {
-    asm volatile(
-        "{ .reg .pred add; setp.ne.b32 add, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
-        " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
-        " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
-        " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, add, 1, 1, 0, %67;}"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-          "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]),
-          "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]),
-          "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]),
-          "+f"(c[29]), "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]),
-          "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]), "+f"(c[42]),
-          "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]), "+f"(c[49]),
-          "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]), "+f"(c[56]),
-          "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
-        : "l"(a), "l"(b), "r"(int(add)), "n"(int(b_transposed)));
+template <bool fresh, bool b_transposed>
+__device__ void warpgroup_multiply(float (&c)[64], uint64_t a, uint64_t b) {
+    if constexpr (fresh)
+        asm volatile("{.reg .pred add; setp.ne.b32 add, 0, 0; " LLAMAC_MULTIPLY(128) LLAMAC_NAMES_64
+                     "%64, %65, add, 1, 1, 0, %66;}"
+                     : LLAMAC_SUMS_64(LLAMAC_WRITTEN)
+                     : "l"(a), "l"(b), "n"(int(b_transposed)));
+    else
+        asm volatile("{.reg .pred add; setp.ne.b32 add, 1, 0; " LLAMAC_MULTIPLY(128) LLAMAC_NAMES_64
+                     "%64, %65, add, 1, 1, 0, %66;}"
+                     : LLAMAC_SUMS_64(LLAMAC_UPDATED)
+                     : "l"(a), "l"(b), "n"(int(b_transposed)));
 }
-template <bool b_transposed>
-__device__ void warpgroup_multiply(float (&c)[64], const uint32_t (&a)[4], uint64_t b, bool add) {
-    asm volatile(
-        "{ .reg .pred add; setp.ne.b32 add, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
-        " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
-        " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
-        " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, add, 1, 1, %70;}"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-          "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]),
-          "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]),
-          "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]),
-          "+f"(c[29]), "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]),
-          "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]), "+f"(c[42]),
-          "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]), "+f"(c[49]),
-          "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]), "+f"(c[56]),
-          "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(b_transposed)));
+template <bool fresh, bool b_transposed>
+__device__ void warpgroup_multiply(float (&c)[64], const uint32_t (&a)[4], uint64_t b) {
+    if constexpr (fresh)
+        asm volatile("{.reg .pred add; setp.ne.b32 add, 0, 0; " LLAMAC_MULTIPLY(128) LLAMAC_NAMES_64
+                     "{%64, %65, %66, %67}, %68, add, 1, 1, %69;}"
+                     : LLAMAC_SUMS_64(LLAMAC_WRITTEN)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(b_transposed)));
+    else
+        asm volatile("{.reg .pred add; setp.ne.b32 add, 1, 0; " LLAMAC_MULTIPLY(128) LLAMAC_NAMES_64
+                     "{%64, %65, %66, %67}, %68, add, 1, 1, %69;}"
+                     : LLAMAC_SUMS_64(LLAMAC_UPDATED)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(b_transposed)));
 }
+#undef LLAMAC_EIGHT
+#undef LLAMAC_SUMS_32
+#undef LLAMAC_SUMS_64
+#undef LLAMAC_NAMES_32
+#undef LLAMAC_NAMES_64
+#undef LLAMAC_MULTIPLY
+#undef LLAMAC_WRITTEN
+#undef LLAMAC_UPDATED
 
 // Before the first product of a group, and after registers that it reads or adds to were written.
 inline __device__ void products_begin() {
@@ -221,7 +240,8 @@ template <int pending>
 __device__ void products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
-// The compiler does not see that a product still writes these registers: it may not touch them before this.
+// The compiler does not see that a product still writes these registers: it may not touch them before this. Sums
+// that begin as zeros go through it too, or it makes the zeros where products already run, and waits for them.
 template <int n>
 __device__ void keep_in_place(float (&c)[n]) {
 #pragma unroll

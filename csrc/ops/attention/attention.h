@@ -33,6 +33,11 @@ bool flash_supports(const Call& call);
 void attention_forward_3(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
                          View<const bf16, 4> v, double scale, Device device);
 bool hopper_supports(const Call& call);
+// hopper_backward.hip
+void attention_backward_4(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+                          View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
+                          View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device);
+int64_t attention_backward_workspace_4(const Call& call);
 
 // flash_backward.hip
 void attention_backward_2(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,

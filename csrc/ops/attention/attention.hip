@@ -155,6 +155,15 @@ Operation attention_backward(
     {{"cpu", "query tiles, p from lse, dk and dv summed by owners", Where::host,
       entries<attention_backward_cpu<float>, attention_backward_cpu<bf16>, attention_backward_cpu<double>>(),
       whole_groups},
+#if defined(LLAMAC_WARPGROUPS)
+     {"4",
+      "flash for Hopper: as 2, with wgmma, TMA, warps that copy and warps that compute",
+      Where::device,
+      entries<attention_backward_4>(),
+      hopper_supports,
+      {},
+      attention_backward_workspace_4},
+#endif
      {"2",
       "flash: tiles on matrix cores, p made again from lse, 128-bit accesses",
       Where::device,

@@ -1,0 +1,141 @@
+// What the kernels for Hopper share: tiles of rows in LDS, the ring of buffers between the thread that copies
+// and the warpgroups that compute, a warpgroup's two kinds of product.
+#pragma once
+#include "ops/attention/flash.h"
+#include "platform/warpgroup.h"
+
+#if defined(LLAMAC_WARPGROUPS)
+namespace llamac {
+
+// `rows` rows of a head as load_tile lays them: panels of 64 columns, 128 bytes a row.
+template <int HD, int rows>
+struct Panels {
+    static constexpr int panel = rows * 128;
+    static constexpr int bytes = HD / 64 * panel;
+    alignas(1024) char data[bytes];
+
+    // 16 bytes: `chunk` of a row.
+    __device__ char* at(int row, int chunk) {
+        return SharedTile<64>{data + chunk / 8 * panel}.at(row, chunk % 8);
+    }
+};
+
+// [B,T,heads,HD] as TMA sees it.
+inline TensorMap map_of(View<const bf16, 4> x, int rows) {
+    return make_tensor_map(x.data, {x.shape[3], x.shape[1], x.shape[2], x.shape[0]},
+                           {1, x.stride[1], x.stride[2], x.stride[0]}, rows);
+}
+
+// LDS from the launch, where the swizzle's pattern begins.
+constexpr int panels_alignment = 1024;
+template <class S>
+__device__ S& aligned_shared_memory() {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(dynamic_shared_memory());
+    return *reinterpret_cast<S*>((address + panels_alignment - 1) / panels_alignment * panels_alignment);
+}
+template <class S>
+constexpr size_t aligned_shared_bytes = sizeof(S) + panels_alignment;
+
+constexpr int hopper_workers = 2;  // warpgroups that compute; one more copies
+constexpr int hopper_threads = (1 + hopper_workers) * warpgroup_size;
+
+// A ring of buffers: which of them is the n-th, and the parity of its phase.
+template <int buffers>
+struct Turn {
+    int buffer, parity;
+    __device__ explicit Turn(int n) : buffer(n % buffers), parity(n / buffers % 2) {}
+};
+// `full` ends a phase when the tiles have come, `free` when all warps that compute have read them.
+template <int buffers>
+struct Ring {
+    SharedBarrier full[buffers], free[buffers];
+
+    __device__ void init() {
+        for (int i = 0; i < buffers; i++) {
+            full[i].init(1);
+            free[i].init(hopper_workers * warpgroup_size / warp_size);
+        }
+    }
+};
+// By each warp.
+__device__ inline void release(SharedBarrier& free) {
+    if (lane_index() == 0) free.arrive();
+}
+
+// A warpgroup's place among those that compute, a thread's in its products: rows row and row + 8 of 64, of
+// every eight columns two from `column` on.
+struct Worker {
+    int index, thread, row, column;
+    __device__ Worker()
+        : index(static_cast<int>(threadIdx.x) / warpgroup_size - 1),
+          thread(static_cast<int>(threadIdx.x) % warpgroup_size),
+          row(thread / warp_size * 16 + lane_index() / 4),
+          column(lane_index() % 4 * 2) {}
+};
+
+#if defined(LLAMAC_WARPGROUP_CODE)
+template <int HD, int rows>
+__device__ void load_rows(Panels<HD, rows>& to, const TensorMap& map, SharedBarrier& full, int row,
+                          int64_t head, int64_t batch) {
+    for (int p = 0; p < HD / 64; p++)
+        load_tile(to.data + p * to.panel, map, full, 64 * p, row, static_cast<int>(head),
+                  static_cast<int>(batch));
+}
+
+// c = a b': 64 rows of a from `first` on with all rows of b.
+template <int HD, int a_rows, int rows>
+__device__ void begin_rows_product(float (&c)[rows / 2], const Panels<HD, a_rows>& a, int first,
+                                   const Panels<HD, rows>& b) {
+    const uint64_t left = shared_operand(a.data + first * 128), right = shared_operand(b.data);
+#pragma unroll
+    for (int d = 0; d < HD / 16; d++) {
+        const uint64_t at_left = advance(left, d / 4 * a.panel + d % 4 * 32),
+                       at_right = advance(right, d / 4 * b.panel + d % 4 * 32);
+        if (d == 0)
+            warpgroup_multiply<true, false>(c, at_left, at_right);
+        else
+            warpgroup_multiply<false, false>(c, at_left, at_right);
+    }
+    products_commit();
+}
+// c += p b, p as pack() gives it.
+template <int HD, int rows>
+__device__ void begin_columns_product(float (&c)[HD / 2], const uint32_t (&p)[rows / 16][4],
+                                      const Panels<HD, rows>& b) {
+    const uint64_t right = shared_operand(b.data, b.panel);
+#pragma unroll
+    for (int d = 0; d < rows / 16; d++)
+        warpgroup_multiply<false, true>(c, p[d], advance(right, d * 16 * 128));
+    products_commit();
+}
+// A product's sums as the operand of another, rounded.
+template <int n>
+__device__ void pack(uint32_t (&p)[n / 8][4], const float (&s)[n]) {
+#pragma unroll
+    for (int i = 0; i < n; i += 2) p[i / 8][i / 2 % 4] = bf16_pair(s[i], s[i + 1]);
+}
+
+// A worker's 64 rows of a product, each scaled, rounded, through its own rows of `through` to memory: those below
+// `valid`, `to` being the first.
+template <int HD, int rows>
+__device__ void store_product(bf16* to, int64_t stride, const float (&c)[HD / 2], const float (&scale)[2],
+                              Panels<HD, rows>& through, const Worker& worker, int valid) {
+    const int first = worker.index * 64;
+#pragma unroll
+    for (int i = 0; i < HD / 2; i += 2) {
+        const int slot = i / 2 % 2;
+        *reinterpret_cast<uint32_t*>(through.at(first + worker.row + 8 * slot, i / 4) + worker.column * 2) =
+            bf16_pair(c[i] * scale[slot], c[i + 1] * scale[slot]);
+    }
+    named_barrier_wait(3 + worker.index, warpgroup_size);
+    for (int i = worker.thread; i < 64 * HD / 8; i += warpgroup_size) {
+        const int row = i / (HD / 8), chunk = i % (HD / 8);
+        if (row < valid)
+            store128(to + row * stride + 8 * chunk,
+                     *reinterpret_cast<const uint4*>(through.at(first + row, chunk)));
+    }
+}
+#endif
+
+}  // namespace llamac
+#endif

@@ -1,0 +1,332 @@
+// Attention backward for Hopper, variant 4 of attention.hip: the two kernels of flash_backward.hip, one that owns
+// keys and one that owns queries, in the shape of hopper_forward.hip. Deterministic: a sum belongs to one
+// warpgroup. A warpgroup's products run one after another on the tensor cores while it computes p and ds of what
+// has come out of them; the last one of a step runs beside the first ones of the next.
+//
+// The workspace: lse * log2 e and delta, f32[2,B,NH,T to whole blocks], infinity and 0 for queries that do not
+// exist.
+#include "ops/attention/attention.h"
+#include "ops/attention/hopper.h"
+
+#if defined(LLAMAC_WARPGROUPS)
+namespace llamac {
+namespace {
+
+constexpr int rows = 64 * hopper_workers;  // of a block
+
+int64_t padded_time(int64_t time) {
+    return (time + rows - 1) / rows * rows;
+}
+
+// A group of lanes a row, 128 bits a lane.
+template <int HD>
+__global__ void __launch_bounds__(256)
+    attention_backward_kernel4_statistics(float* scaled_lse, float* delta, View<const bf16, 4> dout,
+                                          View<const bf16, 4> out, View<const float, 3> lse, int64_t padded) {
+    constexpr int lanes = HD / vector_size<bf16>;
+    const int64_t heads = out.shape[2];
+    const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / lanes;  // of [B,T,NH]
+    const int lane = static_cast<int>(threadIdx.x) % lanes * vector_size<bf16>;
+    const int64_t b = i / heads / padded, t = i / heads % padded, h = i % heads;
+    const bool inside = b < out.shape[0] && t < out.shape[1];
+    float sum = 0;
+    if (inside) {
+        float x[vector_size<bf16>], y[vector_size<bf16>];
+        unpack(load128(row_of(dout, b, t, h) + lane), x);
+        unpack(load128(row_of(out, b, t, h) + lane), y);
+        for (int e = 0; e < vector_size<bf16>; e++) sum += x[e] * y[e];
+    }
+    for (int distance = lanes / 2; distance > 0; distance /= 2) sum += __shfl_xor(sum, distance);
+    if (b >= out.shape[0] || lane != 0) return;
+    delta[(b * heads + h) * padded + t] = sum;
+    scaled_lse[(b * heads + h) * padded + t] = inside ? lse(b, h, t) * log2_e : INFINITY;
+}
+
+// ---- keys: s' = k q', dp' = v dout', dv += p' dout, dk += ds' q
+
+template <int HD>
+struct Keys {
+    // Queries a step: with 128 columns the sums leave no room for more; with 64, 128 queries spill and are slower.
+    static constexpr int step = 64, buffers = 3;
+    Panels<HD, rows> k, v;
+    Panels<HD, step> q[buffers], dout[buffers];
+    alignas(16) float lse[buffers][step], delta[buffers][step];
+    SharedBarrier own_full;
+    Ring<buffers> ring;
+
+    // The steps of a block that begins at key `first`: all queries from there on, head after head.
+    struct Steps {
+        int first, a_head;
+        __device__ Steps(int key, int time)
+            : first(key / step * step), a_head((time - first + step - 1) / step) {}
+        __device__ int head(int n) const { return n / a_head; }
+        __device__ int query(int n) const { return first + n % a_head * step; }
+    };
+};
+// ---- queries: s = q k', dp = dout v', dq += ds k
+
+template <int HD>
+struct Queries {
+    static constexpr int buffers = 2;
+    Panels<HD, rows> q, dout, k[buffers], v[buffers];
+    SharedBarrier own_full;
+    Ring<buffers> of_k, of_v;
+};
+
+#if defined(LLAMAC_WARPGROUP_CODE)
+template <int HD>
+__device__ void copy_queries(Keys<HD>& shared, const TensorMap& q, const TensorMap& dout, const TensorMap& k,
+                             const TensorMap& v, const float* lse, const float* delta, const Piece& piece,
+                             int64_t heads, int group, int time, int64_t padded) {
+    using C = Keys<HD>;
+    const int first = static_cast<int>(piece.block) * rows;
+    shared.own_full.arrive_expecting(shared.k.bytes + shared.v.bytes);
+    load_rows(shared.k, k, shared.own_full, first, piece.head, piece.batch);
+    load_rows(shared.v, v, shared.own_full, first, piece.head, piece.batch);
+    const typename C::Steps steps(first, time);
+    for (int n = 0; n < group * steps.a_head; n++) {
+        const Turn<C::buffers> turn(n);
+        SharedBarrier& full = shared.ring.full[turn.buffer];
+        const int64_t head = piece.head * group + steps.head(n);
+        const int t0 = steps.query(n);
+        shared.ring.free[turn.buffer].wait(turn.parity ^ 1);
+        full.arrive_expecting(2 * shared.q[0].bytes + 2 * C::step * 4);
+        load_rows(shared.q[turn.buffer], q, full, t0, head, piece.batch);
+        load_rows(shared.dout[turn.buffer], dout, full, t0, head, piece.batch);
+        const int64_t at = (piece.batch * heads + head) * padded + t0;
+        load_bytes(shared.lse[turn.buffer], lse + at, C::step * 4, full);
+        load_bytes(shared.delta[turn.buffer], delta + at, C::step * 4, full);
+    }
+}
+
+template <int HD>
+__device__ void compute_keys(Keys<HD>& shared, View<bf16, 4>& dk, View<bf16, 4>& dv, const Piece& piece,
+                             int group, int time, float scale) {
+    using C = Keys<HD>;
+    const Worker worker;
+    const int block = static_cast<int>(piece.block) * rows, first = block + worker.index * 64;
+    const typename C::Steps steps(block, time);
+    float sum_k[HD / 2] = {}, sum_v[HD / 2] = {}, s[C::step / 2], dp[C::step / 2];
+    uint32_t p[C::step / 16][4], ds[C::step / 16][4];
+    int last = -1;  // the buffer that a product still reads
+    keep_in_place(sum_k);
+    keep_in_place(sum_v);
+    shared.own_full.wait(0);
+    for (int n = 0; n < group * steps.a_head; n++) {
+        const Turn<C::buffers> turn(n);
+        const int t0 = steps.query(n);
+        shared.ring.full[turn.buffer].wait(turn.parity);
+        if (t0 + C::step <= first) {  // all before the warpgroup's keys
+            release(shared.ring.free[turn.buffer]);
+            continue;
+        }
+        products_begin();
+        begin_rows_product(s, shared.k, worker.index * 64, shared.q[turn.buffer]);
+        begin_rows_product(dp, shared.v, worker.index * 64, shared.dout[turn.buffer]);
+        products_wait<1>();
+        keep_in_place(s);
+        if (last >= 0) release(shared.ring.free[last]);
+        last = turn.buffer;
+#pragma unroll
+        for (int i = 0; i < C::step / 2; i += 4) {
+            const int column = i / 4 * 8 + worker.column;
+            const float2 shift = *reinterpret_cast<const float2*>(shared.lse[turn.buffer] + column);
+            s[i] = fast_exp2(fmaf(s[i], scale * log2_e, -shift.x));
+            s[i + 1] = fast_exp2(fmaf(s[i + 1], scale * log2_e, -shift.y));
+            s[i + 2] = fast_exp2(fmaf(s[i + 2], scale * log2_e, -shift.x));
+            s[i + 3] = fast_exp2(fmaf(s[i + 3], scale * log2_e, -shift.y));
+        }
+        if (t0 < first + 63) {
+#pragma unroll
+            for (int i = 0; i < C::step / 2; i++)
+                if (t0 + i / 4 * 8 + worker.column + i % 2 < first + worker.row + i / 2 % 2 * 8) s[i] = 0;
+        }
+        pack(p, s);
+        products_begin();
+        begin_columns_product(sum_v, p, shared.dout[turn.buffer]);
+        products_wait<1>();
+        keep_in_place(dp);
+#pragma unroll
+        for (int i = 0; i < C::step / 2; i += 4) {
+            const int column = i / 4 * 8 + worker.column;
+            const float2 d = *reinterpret_cast<const float2*>(shared.delta[turn.buffer] + column);
+            dp[i] = s[i] * (dp[i] - d.x);
+            dp[i + 1] = s[i + 1] * (dp[i + 1] - d.y);
+            dp[i + 2] = s[i + 2] * (dp[i + 2] - d.x);
+            dp[i + 3] = s[i + 3] * (dp[i + 3] - d.y);
+        }
+        pack(ds, dp);
+        products_begin();
+        begin_columns_product(sum_k, ds, shared.q[turn.buffer]);
+    }
+    products_wait<0>();
+    keep_in_place(sum_k);
+    keep_in_place(sum_v);
+    store_product(row_of(dk, piece.batch, first, piece.head), dk.stride[1], sum_k, {scale, scale}, shared.k,
+                  worker, time - first);
+    store_product(row_of(dv, piece.batch, first, piece.head), dv.stride[1], sum_v, {1, 1}, shared.v, worker,
+                  time - first);
+}
+
+template <int HD>
+__device__ void copy_keys(Queries<HD>& shared, const TensorMap& q, const TensorMap& dout, const TensorMap& k,
+                          const TensorMap& v, int block, const Piece& piece, int64_t key_head) {
+    using C = Queries<HD>;
+    shared.own_full.arrive_expecting(shared.q.bytes + shared.dout.bytes);
+    load_rows(shared.q, q, shared.own_full, block * rows, piece.head, piece.batch);
+    load_rows(shared.dout, dout, shared.own_full, block * rows, piece.head, piece.batch);
+    const auto load = [&](Panels<HD, rows>(&to)[C::buffers], const TensorMap& map, Ring<C::buffers>& ring,
+                          int n) {
+        const Turn<C::buffers> turn(n);
+        ring.free[turn.buffer].wait(turn.parity ^ 1);
+        ring.full[turn.buffer].arrive_expecting(to[turn.buffer].bytes);
+        load_rows(to[turn.buffer], map, ring.full[turn.buffer], (block - n) * rows, key_head, piece.batch);
+    };
+    for (int n = 0; n <= block; n++) {
+        load(shared.k, k, shared.of_k, n);
+        load(shared.v, v, shared.of_v, n);
+    }
+}
+
+template <int HD>
+__device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const float* lse, const float* delta,
+                                int block, const Piece& piece, int64_t padded, float scale) {
+    using C = Queries<HD>;
+    const Worker worker;
+    const int first = block * rows + worker.index * 64;
+    const int64_t at = (piece.batch * dq.shape[2] + piece.head) * padded + first + worker.row;
+    const float shift[2] = {lse[at], lse[at + 8]}, d[2] = {delta[at], delta[at + 8]};
+    float sum[HD / 2] = {}, s[rows / 2], dp[rows / 2];
+    uint32_t ds[rows / 16][4];
+    keep_in_place(sum);
+    shared.own_full.wait(0);
+    for (int n = 0; n <= block; n++) {
+        const Turn<C::buffers> turn(n), last(n - 1);
+        shared.of_k.full[turn.buffer].wait(turn.parity);
+        shared.of_v.full[turn.buffer].wait(turn.parity);
+        products_begin();
+        begin_rows_product(s, shared.q, worker.index * 64, shared.k[turn.buffer]);
+        begin_rows_product(dp, shared.dout, worker.index * 64, shared.v[turn.buffer]);
+        products_wait<1>();
+        keep_in_place(s);
+        if (n > 0) release(shared.of_k.free[last.buffer]);
+#pragma unroll
+        for (int i = 0; i < rows / 2; i++) s[i] = fast_exp2(fmaf(s[i], scale * log2_e, -shift[i / 2 % 2]));
+        if (n == 0) {
+#pragma unroll
+            for (int i = 0; i < rows / 2; i++)
+                if (i / 4 * 8 + worker.column + i % 2 > worker.index * 64 + worker.row + i / 2 % 2 * 8)
+                    s[i] = 0;
+        }
+        products_wait<0>();
+        keep_in_place(dp);
+        release(shared.of_v.free[turn.buffer]);
+#pragma unroll
+        for (int i = 0; i < rows / 2; i++) dp[i] = s[i] * (dp[i] - d[i / 2 % 2]);
+        pack(ds, dp);
+        products_begin();
+        begin_columns_product(sum, ds, shared.k[turn.buffer]);
+    }
+    products_wait<0>();
+    keep_in_place(sum);
+    store_product(row_of(dq, piece.batch, first, piece.head), dq.stride[1], sum, {scale, scale}, shared.q,
+                  worker, static_cast<int>(dq.shape[1]) - first);
+}
+#endif
+
+template <int HD>
+__global__ void __launch_bounds__(hopper_threads, 1)
+    attention_backward_kernel4_keys(View<bf16, 4> dk, View<bf16, 4> dv,
+                                    LLAMAC_KERNEL_CONSTANT const TensorMap dout,
+                                    LLAMAC_KERNEL_CONSTANT const TensorMap q,
+                                    LLAMAC_KERNEL_CONSTANT const TensorMap k,
+                                    LLAMAC_KERNEL_CONSTANT const TensorMap v, const float* lse,
+                                    const float* delta, int group, int64_t padded, float scale) {
+#if defined(LLAMAC_WARPGROUP_CODE)
+    Keys<HD>& shared = aligned_shared_memory<Keys<HD>>();
+    if (threadIdx.x == 0) {
+        shared.own_full.init(1);
+        shared.ring.init();
+        fence_barrier_init();
+    }
+    __syncthreads();
+    const int time = static_cast<int>(dk.shape[1]);
+    const Piece piece = piece_of((time + rows - 1) / rows, dk.shape[2]);  // more queries come first
+    if (threadIdx.x < warpgroup_size) {
+        give_registers<24>();
+        if (threadIdx.x == 0)
+            copy_queries(shared, q, dout, k, v, lse, delta, piece, dk.shape[2] * group, group, time, padded);
+    } else {
+        take_registers<240>();
+        compute_keys(shared, dk, dv, piece, group, time, scale);
+    }
+#endif
+}
+
+template <int HD>
+__global__ void __launch_bounds__(hopper_threads, 1)
+    attention_backward_kernel4_queries(View<bf16, 4> dq, LLAMAC_KERNEL_CONSTANT const TensorMap dout,
+                                       LLAMAC_KERNEL_CONSTANT const TensorMap q,
+                                       LLAMAC_KERNEL_CONSTANT const TensorMap k,
+                                       LLAMAC_KERNEL_CONSTANT const TensorMap v, const float* lse,
+                                       const float* delta, int group, int64_t padded, float scale) {
+#if defined(LLAMAC_WARPGROUP_CODE)
+    Queries<HD>& shared = aligned_shared_memory<Queries<HD>>();
+    if (threadIdx.x == 0) {
+        shared.own_full.init(1);
+        shared.of_k.init();
+        shared.of_v.init();
+        fence_barrier_init();
+    }
+    __syncthreads();
+    const int blocks = static_cast<int>((dq.shape[1] + rows - 1) / rows);
+    const Piece piece = piece_of(blocks, dq.shape[2]);
+    const int block = blocks - 1 - static_cast<int>(piece.block);  // more keys come first
+    if (threadIdx.x < warpgroup_size) {
+        give_registers<24>();
+        if (threadIdx.x == 0) copy_keys(shared, q, dout, k, v, block, piece, piece.head / group);
+    } else {
+        take_registers<240>();
+        compute_queries(shared, dq, lse, delta, block, piece, padded, scale);
+    }
+#endif
+}
+
+template <int HD>
+void attention_backward_hopper(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+                               View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
+                               View<const bf16, 4> k, View<const bf16, 4> v, float scale,
+                               const Device& device) {
+    const int64_t B = q.shape[0], NH = q.shape[2], NKV = k.shape[2], padded = padded_time(q.shape[1]);
+    const int group = static_cast<int>(NH / NKV);
+    float *const scaled_lse = static_cast<float*>(device.workspace), *const delta =
+                                                                         scaled_lse + B * NH * padded;
+    launch(Grid(blocks_for(B * padded * NH * (HD / vector_size<bf16>), 256), 256, device.stream),
+           attention_backward_kernel4_statistics<HD>, scaled_lse, delta, dout, out, lse, padded);
+    launch(Grid(blocks_for(padded / rows * NKV * B, 1), hopper_threads, device.stream,
+                aligned_shared_bytes<Keys<HD>>),
+           attention_backward_kernel4_keys<HD>, dk, dv, map_of(dout, Keys<HD>::step),
+           map_of(q, Keys<HD>::step), map_of(k, rows), map_of(v, rows), scaled_lse, delta, group, padded,
+           scale);
+    launch(Grid(blocks_for(padded / rows * NH * B, 1), hopper_threads, device.stream,
+                aligned_shared_bytes<Queries<HD>>),
+           attention_backward_kernel4_queries<HD>, dq, map_of(dout, rows), map_of(q, rows), map_of(k, rows),
+           map_of(v, rows), scaled_lse, delta, group, padded, scale);
+}
+
+}  // namespace
+
+void attention_backward_4(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+                          View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
+                          View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
+    (q.shape[3] == 64 ? attention_backward_hopper<64>
+                      : attention_backward_hopper<128>)(dq, dk, dv, dout, out, lse, q, k, v,
+                                                        static_cast<float>(scale), device);
+}
+
+int64_t attention_backward_workspace_4(const Call& call) {
+    return 2 * call["B"] * call["NH"] * padded_time(call["T"]) * 4;
+}
+
+}  // namespace llamac
+#endif
