@@ -1,5 +1,5 @@
-// Matmul on the host: our own packed product (core/blas.h) and the system's CBLAS. Variants "cpu" and "blas" of
-// matmul.hip.
+// Matmul on the host: our own packed product (core/blas.h) and the system's CBLAS, variants "cpu" and "blas"
+// of matmul.hip.
 #include <algorithm>
 
 #include "core/blas.h"

@@ -1,5 +1,5 @@
-// Matmul as its formulas stand, a thread an element of the result: variant 1 of matmul.hip. Sums in double: one
-// long chain of float additions would be less exact than any BLAS.
+// Matmul as its formulas stand, a thread an element of the result: variant 1 of matmul.hip. Sums in double:
+// one long chain of float additions would be less exact than any BLAS.
 #include "core/device.h"
 #include "ops/matmul/matmul.h"
 

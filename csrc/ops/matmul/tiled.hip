@@ -1,55 +1,128 @@
-// PAGE
+// How a GEMM is tiled: matmul's variant 2, one kernel for the three products of training.
+//
+//   out[m][n] = sum_k a[m][k] b[n][k]  (+ initial[m][n])
+//
+//                     out      a                 b                   initial
+//   forward           out      x, along k        weight, along k     residual
+//   backward_input    dx       dout, along k     weight, down k
+//   backward_weight   dweight  dout, down k      x, down k           dweight
+//
+// "Along": neighbours in memory are neighbours in k; "down": they are neighbours in m or n.
+//
+// Every number of a is needed for N results, every one of b for M. Fetched from memory each time, they would
+// take two bytes a FLOP, and a GPU has 200 times as many FLOP/s as bytes/s. So each level of memory hands
+// down pieces that the next level uses many times. A piece of m x n results takes, for each k, m + n numbers
+// of two bytes and gives 2 m n FLOP: m n / (m + n) FLOP a byte, the more the larger and the squarer it is.
+// What limits m and n is the room for sums and operands. On an H200 (132 SMs, 440 TFLOP/s with this kernel):
+//
+//   from     to          piece         m x n         FLOP a byte   it takes     there are
+//   memory   L2          all blocks    2048 x 2112   1040          0.4 TB/s     4.8 TB/s
+//   L2       LDS         a block       128 x 256     85            5.2 TB/s     about 7 TB/s
+//   LDS      registers   a warp        64 x 64       32            13.8 TB/s    33 TB/s
+//
+// - All blocks that run at a time: `group` rows of blocks, so that they are a square of the result and not a
+//   stripe (block_of). Where the machine is several dies with a cache each, every die has its own square.
+// - A block walks over k in steps; a tile of a and one of b, `step` deep, come to LDS while it multiplies
+//   those before them (Copies). Chunks of a tile change places, so that neither copies nor loads meet in a
+//   bank (SharedTile).
+// - A warp keeps its sums, 64 x 64 fp32 or 128 registers a lane, from the first k to the last: half of all
+//   that it has. Of its operands it loads 16 or 32 of k at a time from LDS; then each of its tiles of a is
+//   multiplied with each of its tiles of b on the matrix cores (load, multiply).
+// - At the end the sums go through LDS once more, so that memory is written 128 bytes of a row at a time or
+//   more; what is added is added in fp32, and rounding happens once (store).
+//
+// The sums of an element are added in one order, whatever the grid: results are the same in every run.
 #include "core/device.h"
 #include "ops/matmul/matmul.h"
 #include "platform/tile.h"
 
 namespace llamac {
+
+// Sizes by matrix instruction. block: of the result, a block; piece: a warp. step: of k. buffers: in LDS, each for
+// a tile of both operands. pipelined: two sets of operands in registers, the next are loaded while these are
+// multiplied. strip: rows of tiles of a warp that go through LDS at a time, at the end. pad: floats between
+// its rows, so that lanes that store down a column (four rows of 32 bytes, or eight of 16) meet in no bank.
+template <class Machine>
+struct MatmulSizes;
+
+// One block of 8 warps an SM: 255 registers a lane are all there are. 4 buffers of 48 KiB: copies are three
+// tiles ahead. A longer step means fewer barriers: 64 is 7% faster than 32.
+template <>
+struct MatmulSizes<MmaSync> {
+    static constexpr int block_m = 128, block_n = 256, piece_m = 64, piece_n = 64;
+    static constexpr int step = 64, buffers = 4, strip = 2, pad = 8;
+    static constexpr bool pipelined = true;
+};
+
+// Two blocks of 4 waves a CU, which wait for memory and barriers at different times: 256 registers a lane, 32
+// KiB of LDS a block. A wave of 64 lanes holds 128 x 64 sums in 128 registers. The next tile waits in 24
+// registers, so one buffer of 24 KiB will do: it is written when all waves have read it.
+template <>
+struct MatmulSizes<Mfma> {
+    static constexpr int block_m = 256, block_n = 128, piece_m = 128, piece_n = 64;
+    static constexpr int step = 32, buffers = 1, strip = 1, pad = 4;
+    static constexpr bool pipelined = false;
+};
+
+// Operands stand in both halves of a wave of 32 and take twice the registers, so sums get 64.
+template <>
+struct MatmulSizes<Wmma> {
+    static constexpr int block_m = 128, block_n = 128, piece_m = 64, piece_n = 32;
+    static constexpr int step = 32, buffers = 2, strip = 1, pad = 4;
+    static constexpr bool pipelined = false;
+};
+
 namespace {
 
-// How an operand [rows of the product, k] lies in memory: k along its rows, or down its columns.
-enum class Layout { rows, columns };
-
-// The sizes.
-struct Sizes {
-    static constexpr int threads = 256, block_m = 256, block_n = 128;
-    static constexpr int step = asynchronous_copies ? 64 : 32;   // of k, a tile
-    static constexpr int buffers = asynchronous_copies ? 4 : 1;  // of LDS
-    static constexpr int sets = asynchronous_copies ? 2 : 1;     // of operands in registers
-    static constexpr int ahead = buffers > 1 ? buffers - 1 : 1;  // copies on their way
-    static constexpr int strip = asynchronous_copies ? 2 : 1;    // rows of tiles
-    static constexpr int pad = asynchronous_copies ? 8 : 4;      // floats
-    static constexpr int group = 8;                              // rows of blocks
-
-    static constexpr int R = tile_rows, warps = threads / warp_size;
-    static constexpr int warp_n = 64, warps_n = block_n / warp_n;
-    static constexpr int warp_m = block_m * block_n / warps / warp_n;
-    static constexpr int tiles_m = warp_m / R, tiles_n = warp_n / R;
-    using T = Tile<R>;
-    static constexpr int depth = T::least_depth, parts = step / 16 / depth;
+// What follows from them, for a launch.
+template <class M>
+struct Sizes : MatmulSizes<M> {
+    using Given = MatmulSizes<M>;
+    static constexpr int warps_m = Given::block_m / Given::piece_m, warps_n = Given::block_n / Given::piece_n;
+    static constexpr int threads = warps_m * warps_n * M::warp;
+    static constexpr int ahead = Given::buffers > 1 ? Given::buffers - 1 : 1;  // tiles on their way
+    static constexpr int group = 2048 / Given::block_m;                        // rows of blocks, see block_of
+    // LDS: the buffers; in their place, when the last is read, a strip of sums for each warp.
+    static constexpr int a_bytes = Given::block_m * Given::step * 2,
+                         b_bytes = Given::block_n * Given::step * 2;
+    static constexpr int buffer_bytes = a_bytes + b_bytes, buffers_bytes = Given::buffers * buffer_bytes;
+    static constexpr int strip_row = Given::piece_n + Given::pad;
+    static constexpr int strip_bytes = Given::strip * tile_rows * strip_row * 4;
+    static constexpr int strips_bytes = warps_m * warps_n * strip_bytes;
+    static constexpr int shared_bytes = buffers_bytes > strips_bytes ? buffers_bytes : strips_bytes;
 };
-using S = Sizes;
-using T = S::T;
 
-// One operand of the product: `extent` rows of it a block, `tiles` tiles of rows a warp.
-template <Layout layout, int extent, int tiles>
+// And for the kernel. parts: of a step, each `depth` operands deep.
+using T = Tile<tile_rows>;
+struct S : Sizes<Machine> {
+    static constexpr int R = tile_rows, tiles_m = piece_m / R, tiles_n = piece_n / R;
+    static constexpr int depth = T::depth, parts = step / 16 / depth;
+    static_assert(pipelined ? parts % 2 == 0 : ahead == 1);
+};
+
+// How an operand, of m or n rows, lies in memory.
+enum class Layout { along_k, down_k };
+
+// One operand of the product: `extent` rows a block, `tiles` tiles of rows a warp. A tile lies in LDS as it
+// does in memory; what is down k is turned on its way to registers (load_columns).
+template <class Operand, Layout layout, int extent, int tiles>
 struct Side {
-    static constexpr bool by_rows = layout == Layout::rows;
-    static constexpr int lds_rows = by_rows ? extent : S::step, lds_columns = by_rows ? S::step : extent;
+    static constexpr bool along = layout == Layout::along_k;
+    static constexpr int lds_rows = along ? extent : S::step, lds_columns = along ? S::step : extent;
     using Shared = SharedTile<lds_columns>;
     using Copy = TileCopy<lds_rows, lds_columns, S::threads>;
-    static constexpr int64_t bytes = Shared::bytes(lds_rows);
 
-    // rows, k: where the block's tile begins, of all_rows x all_k.
-    static __device__ void begin(Copy& copy, char* to, const bf16* x, int row, int k, int all_rows,
-                                 int all_k) {
-        if constexpr (by_rows)
-            copy.begin(Shared{to}, x + int64_t{row} * all_k + k, all_k, all_rows - row, all_k - k);
+    // The tile whose first number is at (row, k) of the operand; zeros beyond its edges.
+    static __device__ void begin(Copy& copy, char* to, const bf16* x, int row, int k, int rows, int K) {
+        if constexpr (along)
+            copy.begin(Shared{to}, x + int64_t{row} * K + k, K, rows - row, K - k);
         else
-            copy.begin(Shared{to}, x + int64_t{k} * all_rows + row, all_rows, all_k - k, all_rows - row);
+            copy.begin(Shared{to}, x + int64_t{k} * rows + row, rows, K - k, rows - row);
     }
-    static __device__ void load(T::Operand (&out)[tiles][S::depth], const char* from, int row, int k) {
+    // A warp's operands: rows from `row` on, k from `k` on.
+    static __device__ void load(Operand (&out)[tiles][S::depth], const char* from, int row, int k) {
         const Shared shared{const_cast<char*>(from)};
-        if constexpr (by_rows) {
+        if constexpr (along) {
 #pragma unroll
             for (int t = 0; t < tiles; t++) T::load_rows<Order::any>(out[t], shared, row + t * S::R, k);
         } else {
@@ -58,30 +131,25 @@ struct Side {
             for (int d = 0; d < S::depth; d++)
 #pragma unroll
                 for (int t = 0; t < tiles; t += width) {
-                    T::Operand loaded[width];
+                    Operand loaded[width];
                     T::load_columns<Order::any, tiles>(loaded, shared, k + 16 * d, t, row);
 #pragma unroll
                     for (int w = 0; w < width; w++) out[t + w][d] = loaded[w];
                 }
         }
     }
-    // The row of the warp's that row `c` of tile `t` is.
-    static __device__ int place(int t, int c) { return by_rows ? t * S::R + c : T::spread<tiles>(t, c); }
+    // Which of the warp's rows row `i` of tile `t` is.
+    static __device__ int place(int t, int i) { return along ? t * S::R + i : T::spread<tiles>(t, i); }
 };
 
 template <Layout a_layout, Layout b_layout>
 struct Product {
-    using A = Side<a_layout, S::block_m, S::tiles_m>;
-    using B = Side<b_layout, S::block_n, S::tiles_n>;
+    using A = Side<T::Operand, a_layout, S::block_m, S::tiles_m>;
+    using B = Side<T::RightOperand, b_layout, S::block_n, S::tiles_n>;
     struct Operands {
-        T::Operand a[S::tiles_m][S::depth], b[S::tiles_n][S::depth];
+        T::Operand a[S::tiles_m][S::depth];
+        T::RightOperand b[S::tiles_n][S::depth];
     };
-    static constexpr int64_t buffer_bytes = A::bytes + B::bytes;
-    static constexpr int strip_row = S::warp_n + S::pad, strip_floats = S::strip * S::R * strip_row;
-    // Of all LDS; 4 waves of 64 or 8 of 32 have ...
-    static constexpr int64_t strips_bytes = int64_t{S::warps} * strip_floats * 4;
-    static constexpr int64_t shared_bytes =
-        S::buffers * buffer_bytes > strips_bytes ? S::buffers * buffer_bytes : strips_bytes;
 };
 
 struct Sums {
@@ -89,9 +157,9 @@ struct Sums {
 };
 
 template <class P>
-__device__ void load(typename P::Operands& out, const char* buffer, int m, int n, int part) {
-    P::A::load(out.a, buffer, m, part * S::depth * 16);
-    P::B::load(out.b, buffer + P::A::bytes, n, part * S::depth * 16);
+__device__ void load(typename P::Operands& out, const char* buffer, int piece_m, int piece_n, int part) {
+    P::A::load(out.a, buffer, piece_m, part * S::depth * 16);
+    P::B::load(out.b, buffer + S::a_bytes, piece_n, part * S::depth * 16);
 }
 template <class P>
 __device__ void multiply(Sums& sums, const typename P::Operands& x) {
@@ -103,27 +171,84 @@ __device__ void multiply(Sums& sums, const typename P::Operands& x) {
             for (int n = 0; n < S::tiles_n; n++) T::multiply(sums.tile[m][n], x.a[m][d], x.b[n][d]);
 }
 
-struct Block {
-    int m, n;
-};
-__device__ Block block_of(int rows, int columns) {
-    int i = static_cast<int>(blockIdx.x);
-    if constexpr (dies > 1) {
-        const int all = static_cast<int>(gridDim.x), die = i % dies, share = all / dies, more = all % dies;
-        i = die * share + (die < more ? die : more) + i / dies;
+// A block's tiles on their way to LDS, S::ahead of them at a time.
+template <class P>
+struct Copies {
+    const bf16 *a, *b;
+    int m, n;  // the block's first row of a, of b
+    int M, N, K;
+    char* shared;
+    typename P::A::Copy copy_a[S::ahead];
+    typename P::B::Copy copy_b[S::ahead];
+
+    __device__ int tiles() const { return (K + S::step - 1) / S::step; }
+    __device__ char* buffer(int tile) const { return shared + tile % S::buffers * S::buffer_bytes; }
+    __device__ void begin(int tile) {
+        if (tile < tiles()) {
+            P::A::begin(copy_a[tile % S::ahead], buffer(tile), a, m, tile * S::step, M, K);
+            P::B::begin(copy_b[tile % S::ahead], buffer(tile) + S::a_bytes, b, n, tile * S::step, N, K);
+        } else if (S::ahead > 1) {  // arrive() counts copies
+            copy_a[tile % S::ahead].begin_none();
+            copy_b[tile % S::ahead].begin_none();
+        }
     }
-    const int first = i / (S::group * columns) * S::group;
-    const int height = rows - first < S::group ? rows - first : S::group;
-    i %= S::group * columns;
-    return {(first + i % height) * S::block_m, i / height * S::block_n};
+    // Afterwards everybody may read the tile, and nobody reads the one before it any more.
+    __device__ void arrive(int tile) {
+        if (S::buffers == 1) __syncthreads();  // it comes in the place of the one before
+        constexpr int later = 2 * (S::ahead - 1);
+        copy_a[tile % S::ahead].template end<later>();
+        copy_b[tile % S::ahead].template end<later>();
+        __syncthreads();
+    }
+};
+
+// Loaded, then multiplied: meanwhile the other block's waves multiply.
+template <class P>
+__device__ void add_tiles(Sums& sums, Copies<P>& copies, int piece_m, int piece_n) {
+    typename P::Operands operands;
+    copies.begin(0);
+    for (int tile = 0; tile < copies.tiles(); tile++) {
+        copies.arrive(tile);
+        copies.begin(tile + 1);
+        keep_order();  // or the compiler loads from memory when the numbers are needed, not before
+#pragma unroll
+        for (int part = 0; part < S::parts; part++) {
+            load<P>(operands, copies.buffer(tile), piece_m, piece_n, part);
+            multiply<P>(sums, operands);
+        }
+    }
 }
 
-// out = sums (+ initial), a strip of each warp's rows after another through its own piece of LDS.
+// The next part's operands are loaded while this one's are multiplied. The next part of the last is the next
+// tile's first, so the next tile has to be there one part early.
+template <class P>
+__device__ void add_tiles_pipelined(Sums& sums, Copies<P>& copies, int piece_m, int piece_n) {
+    typename P::Operands operands[2];
+#pragma unroll
+    for (int tile = 0; tile < S::ahead; tile++) copies.begin(tile);
+    copies.arrive(0);
+    load<P>(operands[0], copies.buffer(0), piece_m, piece_n, 0);
+    for (int tile = 0; tile < copies.tiles(); tile++) {
+#pragma unroll
+        for (int part = 0; part < S::parts; part++) {
+            const bool last = part == S::parts - 1;
+            if (last) copies.arrive(tile + 1);
+            load<P>(operands[(part + 1) % 2], copies.buffer(tile + last), piece_m, piece_n,
+                    last ? 0 : part + 1);
+            // In the place of the tile before this one: its last part was loaded before this one's arrival.
+            if (part == 0) copies.begin(tile + S::ahead);
+            multiply<P>(sums, operands[part % 2]);
+        }
+    }
+}
+
+// out = sums (+ initial). A lane holds pieces of rows; through LDS, a strip at a time, neighbouring lanes get
+// neighbouring 16 bytes of a row. A thread reads `initial` where it writes `out`: they may be the same.
 template <class P, class O>
 __device__ void store(O* out, const O* initial, const Sums& sums, int first_m, int first_n, int M, int N) {
-    constexpr int size = vector_size<O>, lanes = S::warp_n / size, rows = warp_size / lanes;
+    constexpr int size = vector_size<O>, lanes = S::piece_n / size, rows = warp_size / lanes;
     constexpr int vectors = S::strip * S::R / rows;
-    float* strip = reinterpret_cast<float*>(dynamic_shared_memory()) + warp_index() * P::strip_floats;
+    float* strip = reinterpret_cast<float*>(dynamic_shared_memory() + warp_index() * S::strip_bytes);
     const int n = first_n + lane_index() % lanes * size;
 #pragma unroll
     for (int t0 = 0; t0 < S::tiles_m; t0 += S::strip) {
@@ -134,7 +259,7 @@ __device__ void store(O* out, const O* initial, const Sums& sums, int first_m, i
             for (int u = 0; u < S::tiles_n; u++)
 #pragma unroll
                 for (int i = 0; i < T::elements; i++)
-                    strip[(t * S::R + T::row(T::slot(i))) * P::strip_row + P::B::place(u, T::column(i))] =
+                    strip[(t * S::R + T::row(T::slot(i))) * S::strip_row + P::B::place(u, T::column(i))] =
                         sums.tile[t0 + t][u].x[i];
         int64_t at[vectors];
         uint4 old[vectors] = {};
@@ -148,7 +273,7 @@ __device__ void store(O* out, const O* initial, const Sums& sums, int first_m, i
         __syncthreads();
 #pragma unroll
         for (int v = 0; v < vectors; v++) {
-            const float* row = strip + (v * rows + lane_index() / lanes) * P::strip_row + n - first_n;
+            const float* row = strip + (v * rows + lane_index() / lanes) * S::strip_row + n - first_n;
             float x[size], sum[size];
             unpack(old[v], x);
 #pragma unroll
@@ -162,97 +287,67 @@ __device__ void store(O* out, const O* initial, const Sums& sums, int first_m, i
     }
 }
 
-// out[m][n] = sum_k a[m][k] b[n][k] (+ initial[m][n])
+// Which piece of the result is this block's: `group` rows of blocks, column by column, then the next rows.
+// Blocks are dealt out to dies in turn; a die gets neighbours.
+struct Block {
+    int m, n;
+};
+__device__ Block block_of(int rows, int columns) {
+    const int all = static_cast<int>(gridDim.x), die = static_cast<int>(blockIdx.x) % dies;
+    const int share = all / dies, more = all % dies;  // the first `more` dies have one block more
+    int i = die * share + (die < more ? die : more) + static_cast<int>(blockIdx.x) / dies;
+    const int first = i / (S::group * columns) * S::group;
+    const int height = rows - first < S::group ? rows - first : S::group;
+    i %= S::group * columns;
+    return {(first + i % height) * S::block_m, i / height * S::block_n};
+}
+
 template <class P, class O>
 __global__ void __launch_bounds__(S::threads)
     matmul_kernel2(O* out, const O* initial, const bf16* a, const bf16* b, int M, int N, int K) {
     const Block block = block_of((M + S::block_m - 1) / S::block_m, (N + S::block_n - 1) / S::block_n);
-    const int warp_m = warp_index() / S::warps_n * S::warp_m, warp_n = warp_index() % S::warps_n * S::warp_n;
-    const int tiles = (K + S::step - 1) / S::step;
-    char* const shared = dynamic_shared_memory();
-    typename P::A::Copy copy_a[S::ahead];
-    typename P::B::Copy copy_b[S::ahead];
-
-    const auto begin = [&](int tile) {
-        char* to = shared + tile % S::buffers * P::buffer_bytes;
-        auto& copy = copy_b[tile % S::ahead];
-        if (tile < tiles) {
-            P::A::begin(copy_a[tile % S::ahead], to, a, block.m, tile * S::step, M, K);
-            P::B::begin(copy, to + P::A::bytes, b, block.n, tile * S::step, N, K);
-        } else {
-            copy_a[tile % S::ahead].begin_none();
-            copy.begin_none();
-        }
-    };
-    const auto arrive = [&](int tile) {
-        if (S::buffers == 1) __syncthreads();
-        copy_a[tile % S::ahead].template end<2 * S::ahead - 2>();
-        copy_b[tile % S::ahead].template end<2 * S::ahead - 2>();
-        __syncthreads();
-    };
-
+    const int piece_m = warp_index() / S::warps_n * S::piece_m,
+              piece_n = warp_index() % S::warps_n * S::piece_n;
+    Copies<P> copies{a, b, block.m, block.n, M, N, K, dynamic_shared_memory(), {}, {}};
     Sums sums = {};
-    typename P::Operands operands[S::sets];
-#pragma unroll
-    for (int tile = 0; tile < S::ahead; tile++) begin(tile);
-    if constexpr (S::sets == 1) {
-        for (int tile = 0; tile < tiles; tile++) {
-            arrive(tile);
-            begin(tile + S::ahead);
-            keep_order();
-#pragma unroll
-            for (int part = 0; part < S::parts; part++) {
-                load<P>(operands[0], shared + tile % S::buffers * P::buffer_bytes, warp_m, warp_n, part);
-                multiply<P>(sums, operands[0]);
-            }
-        }
-    } else {
-        arrive(0);
-        load<P>(operands[0], shared, warp_m, warp_n, 0);
-        for (int tile = 0; tile < tiles; tile++) {
-#pragma unroll
-            for (int part = 0; part < S::parts; part++) {
-                const bool last = part == S::parts - 1;
-                if (last) arrive(tile + 1);
-                load<P>(operands[(part + 1) % 2], shared + (tile + last) % S::buffers * P::buffer_bytes,
-                        warp_m, warp_n, last ? 0 : part + 1);
-                if (part == 0) begin(tile + S::ahead);
-                multiply<P>(sums, operands[part % 2]);
-            }
-        }
-    }
-    store<P>(out, initial, sums, block.m + warp_m, block.n + warp_n, M, N);
+    if constexpr (S::pipelined)
+        add_tiles_pipelined<P>(sums, copies, piece_m, piece_n);
+    else
+        add_tiles<P>(sums, copies, piece_m, piece_n);
+    store<P>(out, initial, sums, block.m + piece_m, block.n + piece_n, M, N);
 }
 
 template <Layout a_layout, Layout b_layout, class O>
 void matmul_2(O* out, const O* initial, const bf16* a, const bf16* b, int64_t M, int64_t N, int64_t K,
               const Device& device) {
-    using P = Product<a_layout, b_layout>;
-    const unsigned blocks = blocks_for(blocks_for(M, S::block_m) * int64_t{blocks_for(N, S::block_n)}, 1);
-    launch(Grid(blocks, S::threads, device.stream, P::shared_bytes), matmul_kernel2<P, O>, out, initial, a, b,
-           M, N, K);
+    on_machine([&](auto machine) {
+        using Z = Sizes<decltype(machine)>;
+        const int64_t blocks = int64_t{blocks_for(M, Z::block_m)} * blocks_for(N, Z::block_n);
+        launch(Grid(blocks_for(blocks, 1), Z::threads, device.stream, Z::shared_bytes),
+               matmul_kernel2<Product<a_layout, b_layout>, O>, out, initial, a, b, M, N, K);
+    });
 }
 
 }  // namespace
 
 void matmul_forward_2(View<bf16, 2> out, View<const bf16, 2> x, View<const bf16, 2> weight,
                       View<const bf16, 2> residual, Device device) {
-    matmul_2<Layout::rows, Layout::rows, bf16>(out.data, residual.data, x.data, weight.data, x.shape[0],
-                                               weight.shape[0], x.shape[1], device);
+    matmul_2<Layout::along_k, Layout::along_k, bf16>(out.data, residual.data, x.data, weight.data, x.shape[0],
+                                                     weight.shape[0], x.shape[1], device);
 }
 
 void matmul_backward_input_2(View<bf16, 2> dx, View<const bf16, 2> dout, View<const bf16, 2> weight,
                              Device device) {
-    matmul_2<Layout::rows, Layout::columns, bf16>(dx.data, nullptr, dout.data, weight.data, dx.shape[0],
-                                                  dx.shape[1], dout.shape[1], device);
+    matmul_2<Layout::along_k, Layout::down_k, bf16>(dx.data, nullptr, dout.data, weight.data, dx.shape[0],
+                                                    dx.shape[1], dout.shape[1], device);
 }
 
 template <class G>
 void matmul_backward_weight_2(View<G, 2> dweight, View<const bf16, 2> dout, View<const bf16, 2> x,
                               bool accumulate, Device device) {
-    matmul_2<Layout::columns, Layout::columns, G>(dweight.data, accumulate ? dweight.data : nullptr,
-                                                  dout.data, x.data, dweight.shape[0], dweight.shape[1],
-                                                  x.shape[0], device);
+    matmul_2<Layout::down_k, Layout::down_k, G>(dweight.data, accumulate ? dweight.data : nullptr, dout.data,
+                                                x.data, dweight.shape[0], dweight.shape[1], x.shape[0],
+                                                device);
 }
 template decltype(matmul_backward_weight_2<float>) matmul_backward_weight_2<float>;
 template decltype(matmul_backward_weight_2<bf16>) matmul_backward_weight_2<bf16>;
