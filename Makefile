@@ -42,7 +42,7 @@ sanitize: train_llama3 .venv/test reference
 race: packages .venv/test
 	cmake -S . -B build/thread -DLLAMAC_PLATFORM=cpu -DLLAMAC_SANITIZE=thread
 	cmake --build build/thread --parallel $(JOBS) --target kernel_checks
-	ctest --test-dir build/thread --output-on-failure -R 'check_(operations|emulation)'
+	ctest --test-dir build/thread --output-on-failure -R 'check_(operations|emulation|tile)'
 	LLAMAC_BUILD=build/thread $(VENV) -m pytest -q tests/test_platform.py -m program
 
 targets: train_llama3 .venv/test

@@ -6,36 +6,12 @@
 #include <limits>
 #include <numeric>
 
-#include "check.h"
-#include "core/device.h"
-#include "core/device_memory.h"
-#include "platform/threads.h"
+#include "device_check.h"
 
 using namespace llamac;
 
 namespace {
 
-template <class T>
-struct Buffer {
-    DeviceMemory memory;
-    T* data;
-
-    explicit Buffer(size_t count)
-        : memory(static_cast<int64_t>(count * sizeof(T))), data(static_cast<T*>(memory.data)) {}
-    explicit Buffer(const std::vector<T>& values) : Buffer(values.size()) {
-        copy_bytes(data, values.data(), memory.bytes);
-    }
-    std::vector<T> read() const {
-        CHECK(hipDeviceSynchronize());
-        std::vector<T> values(static_cast<size_t>(memory.bytes) / sizeof(T));
-        copy_bytes(values.data(), data, memory.bytes);
-        return values;
-    }
-};
-
-int device_warp() {
-    return device_properties().warp_size;
-}
 std::vector<int> block_sizes() {
     return {device_warp(), 2 * device_warp(), 256, 1024};
 }
@@ -462,24 +438,14 @@ void orders() {
 
 const std::vector<void (*)()> checks = {indices,  shuffles,  reductions, lds,     vectors,
                                         rounding, functions, unchanged,  atomics, runtime};
+#if defined(LLAMAC_CPU)
+const std::vector<void (*)()> promises = {unwritten_memory, leaving_lanes, orders};
+#else
+const std::vector<void (*)()> promises = {};
+#endif
 
 }  // namespace
 
 int main(int, char** argv) {
-    limit_spinning(argv);
-#if defined(LLAMAC_CPU)
-    using emulation::Order;
-    std::vector<void (*)()> all;
-    const std::vector<void (*)()> set = {[] { emulation::set_order(Order::forward); },
-                                         [] { emulation::set_order(Order::reversed); },
-                                         [] { emulation::set_order(Order::shuffled); }};
-    for (const auto set_order : set) {
-        all.push_back(set_order);
-        all.insert(all.end(), checks.begin(), checks.end());
-    }
-    all.insert(all.end(), {unwritten_memory, leaving_lanes, orders});
-    return run_checks(all);
-#else
-    return run_checks(checks);
-#endif
+    return run_device_checks(argv, checks, promises);
 }

@@ -8,6 +8,7 @@
 
 #include "core/device.h"
 #include "core/device_memory.h"
+#include "platform/tile.h"
 
 using namespace llamac;
 
@@ -138,6 +139,43 @@ __global__ void shared_output_kernel(const float* in, float* out) {
     out[i] = in[i];
     if (threadIdx.x == blockIdx.x) out[0] = in[0];
 }
+
+// ---- matrix cores: tiles of LDS, products
+
+// The block's row as a tile, twice. A barrier between a copy and its readers, and one between them and the next.
+constexpr int tile_columns = 32, tile_words = tile_columns / 2;
+template <bool ended, bool second_barrier>
+__global__ void copied_tile_kernel(const float* in, float* out) {
+    const SharedTile<tile_columns> tile{dynamic_shared_memory()};
+    const bf16* row = reinterpret_cast<const bf16*>(in + blockIdx.x * threads);
+    TileCopy<threads / tile_words, tile_columns, threads> copy;
+    const int n = neighbour();
+    float sum = 0;
+    for (int repeat = 0; repeat < 2; repeat++) {
+        copy.begin(tile, row, tile_columns, threads / tile_words);
+        if (ended) copy.end();
+        __syncthreads();
+        float word;
+        std::memcpy(&word, tile.at(n / tile_words, n % tile_words / 4) + n % 4 * 4, sizeof word);
+        sum += word;
+        if (!ended) copy.end();
+        if (second_barrier) __syncthreads();
+    }
+    out[blockIdx.x * threads + threadIdx.x] = sum;
+}
+// A product of zeros, which changes nothing, by the first `lanes` of each warp.
+template <int lanes, bool others_return>
+__global__ void product_kernel(const float* in, float* out) {
+    using T = Tile<tile_rows>;
+    const int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x;
+    T::Accumulator sums = {};
+    if (lane_index() < lanes)
+        T::multiply(sums, T::Operand{}, T::Operand{});
+    else if (others_return)
+        return;
+    out[i] = in[i] + warp_sum(sums.x[0]);
+}
+
 // ---- what right kernels would give: the value of element i of the row that its block has
 
 using Expected = float (*)(const float* row, int i);
@@ -146,6 +184,9 @@ float left_twice(const float* row, int i) {
 }
 float left(const float* row, int i) {
     return row[(i + threads - 1) % threads];
+}
+float twice_left(const float* row, int i) {
+    return 2 * left(row, i);
 }
 float itself(const float* row, int i) {
     return row[i];
@@ -181,6 +222,12 @@ const Fault faults[] = {
     {"uninitialised-memory", uninitialised_memory_kernel, itself},
     {"misaligned-access", misaligned_kernel, itself},
     {"shared-output", shared_output_kernel, itself},
+    {"copied-tile", copied_tile_kernel<true, true>, twice_left},
+    {"unfinished-copy", copied_tile_kernel<false, true>, twice_left},
+    {"copy-over-readers", copied_tile_kernel<true, false>, twice_left},
+    {"product", product_kernel<warp_size, false>, itself},
+    {"divergent-product", product_kernel<warp_size / 2, false>, itself},
+    {"product-after-return", product_kernel<warp_size / 2, true>, itself},
 };
 
 // In which of the three orders the result is wrong; prints it.

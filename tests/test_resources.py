@@ -10,6 +10,7 @@ import pytest
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "dev/hip"))
+import loops
 import resources
 
 LISTING = """\
@@ -20,6 +21,11 @@ planted: kernels with faults
 clean: kernels without
   2          device  128-bit loads
   3          device  128-bit loads, a scalar path of its own
+matrix_forward: kernels on matrix cores
+  2          device  tiles on matrix cores
+  3          device  passes on matrix cores, without a kernel of the plain name
+matrix_backward: the same
+  2          device  tiles on matrix cores
 """
 HEADER = "#include <hip/hip_runtime.h>\n"
 CLEAN = """
@@ -37,6 +43,57 @@ __global__ void __launch_bounds__(256) clean_kernel3(T* out, const T* x) {
 template __global__ void clean_kernel3<float, true, false>(float*, const float*);
 template __global__ void clean_kernel3<float, false, false>(float*, const float*);
 __global__ void clean_kernel2_tail(float* out, const float* x) { out[threadIdx.x] = x[threadIdx.x]; }
+"""
+MATRIX = """
+#if defined(__GFX11__)
+using Half = __attribute__((ext_vector_type(16))) short;
+using Sums = __attribute__((ext_vector_type(8))) float;
+__device__ Sums multiply(Half a, Sums c) {
+    return __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(a, a, c);
+}
+#else
+using Half = __attribute__((ext_vector_type(4))) short;
+using Sums = __attribute__((ext_vector_type(4))) float;
+__device__ Sums multiply(Half a, Sums c) {
+    return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(a, a, c, 0, 0, 0);
+}
+#endif
+template <class Read>  // what a lane reads from LDS at once
+__device__ void product(Sums* out, const Read* x, Half h) {
+    __shared__ Read s[256];
+    s[threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    const Read r = s[threadIdx.x ^ 1];
+    for (unsigned i = 0; i < sizeof(r) / 4; i++) h[i] = short(reinterpret_cast<const float*>(&r)[i]);
+    out[threadIdx.x] = multiply(h, out[threadIdx.x]);
+}
+"""
+CLEAN_MATRIX = """
+__global__ void __launch_bounds__(256) matrix_kernel2(Sums* out, const float4* x, Half h) {
+    product(out, x, h);
+    asm volatile("" ::: "v199");  // two waves a SIMD
+}
+__global__ void __launch_bounds__(256) matrix_forward_kernel3_rows(Sums* out, const float4* x, Half h) {
+    product(out, x, h);
+}
+__global__ void matrix_forward_kernel3_sums(float* out, const float* x) { out[threadIdx.x] = x[threadIdx.x]; }
+"""
+MATRIX_FAULTS = """
+__global__ void __launch_bounds__(256) matrix_kernel2(Sums* out, const float* x, Half h) {
+    product(out, x, h);
+}
+__global__ void matrix_backward_kernel2(float* out, const float* x) { out[threadIdx.x] = x[threadIdx.x]; }
+__global__ void matrix_forward_kernel3_rows(float* out, const float* x) { out[threadIdx.x] = x[threadIdx.x]; }
+__global__ void __launch_bounds__(256) matrix_kernel2_greedy(Sums* out, const float4* x, Half h) {
+    product(out, x, h);
+    asm volatile("" ::: "v250", "a99");
+}
+__global__ void __launch_bounds__(256) matrix_kernel2_flat(Sums* out, const float4* x, Half h, bool lds) {
+    __shared__ Sums s[256];
+    product(lds ? s : out, x, h);
+    if (lds) out[threadIdx.x] = s[threadIdx.x ^ 1];
+}
+__global__ void __launch_bounds__(256) matrix_kernel2_helper() { asm volatile("" ::: "v199"); }
 """
 FAULTS = """
 __global__ void planted_kernel1(float* out, const int* index) {  // an array indexed at run time: scratch
@@ -135,6 +192,28 @@ def test_faults_are_seen(judge):
     assert len(faults) == len(expected), faults
 
 
+@pytest.mark.parametrize("arch", resources.CHIPS)
+def test_matrix_kernels_pass(judge, arch):
+    assert judge(HEADER + MATRIX + CLEAN_MATRIX, "--arch", arch)[:2] == (0, [])
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx90a"])
+def test_faults_of_matrix_kernels_are_seen(judge, arch):
+    code, faults, _ = judge(HEADER + MATRIX + MATRIX_FAULTS, "--arch", arch)
+    assert code == 1
+    assert sorted(faults) == [
+        f"{arch} planted.hip {fault}"
+        for fault in (
+            "matrix_backward_kernel2: expected the matrix instructions of its variant's idea, found none",
+            "matrix_forward_kernel3_rows: expected the matrix instructions of its variant's idea, found none",
+            "matrix_kernel2: expected 128-bit reads of LDS beside its matrix instructions, found none",
+            "matrix_kernel2_flat: 2 flat accesses, expected none: to the compiler they may be LDS or memory",
+            "matrix_kernel2_greedy: 1 waves a SIMD, expected at least 2",
+            "matrix_kernel2_helper: 2 waves a SIMD, expected at least 4",
+        )
+    ]
+
+
 def test_fewest_waves_are_a_choice(judge):
     greedy = '\n__global__ void __launch_bounds__(256) planted_kernel1() { asm volatile("" ::: "v199"); }\n'
     assert judge(HEADER + greedy, "--min-waves", "3")[0] == 1
@@ -149,7 +228,36 @@ def test_json_holds_the_counts(judge):
     assert kernel["instructions"] == {
         **{"mfma": 1, "loads": 2, "loads128": 1, "stores": 1, "stores128": 1, "lds_loads": 1},
         **{"lds_loads128": 1, "lds_stores": 1, "lds_stores128": 1, "barriers": 1, "atomics": 1},
+        **{"flat": 0},
     }
+
+
+LOOP = """
+    v_mul_f32_e32 v0, v0, v0                  // 000000000100: 0A000000
+    s_cbranch_vccz 1                          // 000000000104: BF860001 <f+0xc>
+    ds_write_b128 v0, v[2:5]                  // 000000000108: D9BE0000
+    v_mfma_f32_16x16x16_bf16 a[0:3], v[0:1]   // 00000000010C: D3E10000
+    ds_read_b128 v[2:5], v0                   // 000000000110: D9FE0000
+    ds_read2_b64 v[2:5], v0 offset1:1         // 000000000114: D8EE0000
+    v_exp_f32_e32 v0, v0                      // 000000000118: 7E004100
+    s_cbranch_scc1 2                          // 00000000011C: BF850012 <f+0x64>
+{mask}
+    s_cbranch_vccz 65500                      // 000000000164: BF86FFF0 <f+0x8>
+    s_branch 65500                            // 000000000168: BF82FFF0 <f+0xc>
+    v_mul_f32_e32 v0, v0, v0                  // 00000000016C: 0A000000
+    s_branch 65500                            // 000000000180: BF82FFF0 <f+0x0>
+    s_endpgm                                  // 000000000184: BF810000
+"""
+
+
+def test_a_loop_is_found_and_counted():
+    mask = "\n".join(f"    v_cndmask_b32_e32 v0, v0, v1  // {at:012X}: 00" for at in range(0x120, 0x164, 4))
+    loop = loops.loop_of(LOOP.format(mask=mask))
+    assert loop[0] == "ds_write_b128" and loop[-1] == "s_branch" and "v_cndmask_b32_e32" not in loop
+    row = dict(zip(loops.HEAD, loops.row_of("f", loop)))
+    assert (row["MFMA"], row["VALU"], row["exp"], row["LDS reads"], row["LDS writes"]) == tuple("11121")
+    assert (row["MFMA cycles"], row["issue cycles"], row["LDS cycles"]) == ("16", "20", "96")
+    assert row["most"] == "16%"
 
 
 def test_a_file_without_kernels(judge):

@@ -2,11 +2,18 @@
 counts of its matrix, memory, barrier and atomic instructions. No GPU is needed.
 
 Prints a table for each architecture, then a line for each fault, and exits with 1 where there is one:
-scratch, a spill, too few waves, a kernel that belongs to no variant, or a variant whose idea says "128-bit"
-while its kernel has no 128-bit access to global memory. (The scalar path of a kernel may be an instantiation
-of its own, without any: the one whose first boolean argument is false where its vector twin's is true.) LDS
-whose size the launch gives is not in the code, so waves do not count it. build/resources keeps the code
-objects and their disassembly.
+scratch, a spill, too few waves, a kernel that belongs to no variant, or one that has not what its variant's
+idea says:
+
+"128-bit"        128-bit accesses to global memory. (The scalar path of a kernel may be an instantiation of
+                 its own, without any: the one whose first boolean argument is false where its vector twin's
+                 is true.)
+"matrix cores"   MFMA or WMMA instructions, 128-bit reads of LDS beside them, no flat accesses. Two waves a
+                 SIMD are enough: sums and operands are in registers. Helpers may be without.
+
+A kernel that several operations share is named after the start of their names: matmul_kernel2. LDS whose size
+the launch gives is not in the code, so waves do not count it. build/resources keeps the code objects and
+their disassembly.
 
 The compiler is that of ROCm ($ROCM_PATH, else /opt/rocm), else Debian's by way of dev/hip/rocm_folder.sh.
 """
@@ -54,6 +61,8 @@ CHIPS = {
     "gfx1100": Chip(vgprs=1536, granule=24, waves=16, lds=131072, simds=4, sgprs=None),
 }
 
+MATRIX_WAVES = 2  # that a kernel with matrix instructions needs at least, a SIMD
+
 # Global memory: flat instructions count too; there the compiler could not tell which memory a pointer is to.
 # LDS: two 64-bit halves in one instruction are 128 bits.
 INSTRUCTIONS = {
@@ -66,6 +75,7 @@ INSTRUCTIONS = {
     "lds_loads128": r"ds_(read|load)(_b128|(2|2st64|_2addr|_2addr_stride64)_b64)\b",
     "lds_stores": r"ds_(write|store)[_2]",
     "lds_stores128": r"ds_(write|store)(_b128|(2|2st64|_2addr|_2addr_stride64)_b64)\b",
+    "flat": r"flat_(load|store)_",
     "barriers": r"s_barrier",
     "atomics": r"(global|buffer|flat)_atomic_"
     r"|ds_(add|pk_add|sub|rsub|inc|dec|min|max|and|or|xor|wrxchg|storexchg|cmp)",
@@ -246,23 +256,44 @@ def vector_twin(name: str) -> str:
     return name[: flag.start()] + "true" + name[flag.end() :] if flag else name
 
 
+def ideas(kernel: Kernel, variants: dict[tuple[str, str], str]) -> str:
+    """Of the variants that the kernel belongs to, one or (matmul_kernel2) several operations'."""
+    name = kernel.operation
+    return "; ".join(
+        idea
+        for (operation, variant), idea in variants.items()
+        if variant == kernel.variant and (operation == name or operation.startswith(f"{name}_"))
+    )
+
+
 def faults(kernels: list[Kernel], variants: dict[tuple[str, str], str], min_waves: int) -> Iterator[str]:
     """What is wrong with the kernels, a line each."""
     wide = {(kernel.arch, kernel.name) for kernel in kernels if is_wide(kernel)}
+    matrix = {(k.arch, k.operation, k.variant) for k in kernels if k.instructions["mfma"]}
     for k in kernels:
         where = f"{k.arch} {k.source} {k.name}:"
+        idea = ideas(k, variants)
+        multiplies = "matrix cores" in idea and k.instructions["mfma"] > 0
         if k.scratch:
             yield f"{where} {k.scratch} bytes of scratch, expected none"
         for kind, spills in (("VGPR", k.vgpr_spills), ("SGPR", k.sgpr_spills)):
             if spills:
                 yield f"{where} {spills} {kind} spills, expected none"
-        if k.waves < min_waves:
-            yield f"{where} {k.waves} waves a SIMD, expected at least {min_waves}"
-        idea = variants.get((k.operation, k.variant))
-        if idea is None:
+        fewest = min(MATRIX_WAVES, min_waves) if multiplies else min_waves
+        if k.waves < fewest:
+            yield f"{where} {k.waves} waves a SIMD, expected at least {fewest}"
+        if not idea:
             yield f"{where} expected <operation>_kernel<N> of a variant that --list-kernels shows, found none"
-        elif k.main and "128-bit" in idea and not {(k.arch, k.name), (k.arch, vector_twin(k.name))} & wide:
+        narrow = not {(k.arch, k.name), (k.arch, vector_twin(k.name))} & wide
+        if "128-bit" in idea and (k.main or multiplies) and narrow:
             yield f"{where} expected the 128-bit accesses to global memory of its variant's idea, found none"
+        if multiplies and (flat := k.instructions["flat"]):
+            yield f"{where} {flat} flat accesses, expected none: to the compiler they may be LDS or memory"
+        if multiplies and not k.instructions["lds_loads128"]:
+            yield f"{where} expected 128-bit reads of LDS beside its matrix instructions, found none"
+        helper = not k.main and (k.arch, k.operation, k.variant) in matrix
+        if "matrix cores" in idea and not multiplies and not helper:
+            yield f"{where} expected the matrix instructions of its variant's idea, found none"
 
 
 def table(kernels: list[Kernel]) -> str:
