@@ -116,6 +116,18 @@ inline char* dynamic_shared_memory() {
     return emulation::dynamic_shared_memory();
 }
 
+// Whether it is so in any lane of the warp.
+inline bool any_lane(bool so, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    const auto vote = [](void* const* lanes, emulation::Site) {
+        bool any = false;
+        for (int l = 0; l < warp_size; l++) any |= lanes[l] && *static_cast<bool*>(lanes[l]);
+        for (int l = 0; l < warp_size; l++)
+            if (lanes[l]) *static_cast<bool*>(lanes[l]) = any;
+    };
+    emulation::collective(vote, &so, {file, line});
+    return so;
+}
+
 // The same number, but what is computed from it is computed anew: addresses that the compiler would otherwise
 // keep in registers through a loop.
 inline int opaque(int x) {
@@ -137,6 +149,16 @@ inline int opaque_uniform(int x) {
 }
 // The compiler moves no load up or down across this: each would hold registers for longer.
 inline void keep_order() {}
+// p[i] += x[i], four of them, whatever else adds there: in no order.
+inline void add_to_memory(float* p, const float* x) {
+    for (int i = 0; i < 4; i++) {
+        uint32_t* const word = reinterpret_cast<uint32_t*>(p + i);
+        uint32_t seen = __atomic_load_n(word, __ATOMIC_RELAXED), sum;
+        do
+            sum = __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, seen) + x[i]);
+        while (!__atomic_compare_exchange_n(word, &seen, sum, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    }
+}
 inline uint4 load_streaming(const uint4* p) {
     return *p;
 }

@@ -29,6 +29,11 @@ inline __device__ float fast_exp2(float x) {
     return __builtin_amdgcn_exp2f(x);
 }
 
+// Whether it is so in any lane of the warp.
+inline __device__ bool any_lane(bool so) {
+    return __any(so);
+}
+
 // The same number, but what is computed from it is computed anew: addresses that the compiler would otherwise
 // keep in registers through a loop.
 inline __device__ int opaque(int x) {
@@ -50,6 +55,11 @@ __device__ void store_vector(V* p, V v) {
 // The compiler moves no load up or down across this: each would hold registers for longer.
 inline __device__ void keep_order() {
     __builtin_amdgcn_sched_barrier(0);
+}
+
+// p[i] += x[i], four of them, whatever else adds there: in no order.
+inline __device__ void add_to_memory(float* p, const float* x) {
+    for (int i = 0; i < 4; i++) unsafeAtomicAdd(p + i, x[i]);
 }
 
 // 128-bit accesses that ask the caches not to keep the line: data that is read or written once.

@@ -75,6 +75,11 @@ inline __device__ float fast_exp2(float x) {
     return y;
 }
 
+// Whether it is so in any lane of the warp.
+inline __device__ bool any_lane(bool so) {
+    return __any_sync(0xffffffffu, so);
+}
+
 // The same number, but what is computed from it is computed anew: addresses that the compiler would otherwise
 // keep in registers through a loop.
 inline __device__ int opaque(int x) {
@@ -97,6 +102,17 @@ inline __device__ int opaque_uniform(int x) {
 // The compiler moves no load up or down across this: each would hold registers for longer.
 inline __device__ void keep_order() {
     asm volatile("" ::: "memory");
+}
+
+// p[i] += x[i], four at once, whatever else adds there: in no order.
+inline __device__ void add_to_memory(float* p, const float* x) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(p), "f"(x[0]), "f"(x[1]),
+                 "f"(x[2]), "f"(x[3])
+                 : "memory");
+#else
+    for (int i = 0; i < 4; i++) atomicAdd(p + i, x[i]);
+#endif
 }
 
 // 128-bit accesses that ask the caches not to keep the line: data that is read or written once.

@@ -97,6 +97,13 @@ inline void mma_m16n8k16(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t
     const uint32_t b[2] = {b0, b1};
     emulation::matrix<emulation::MmaLayout>(c, a, b, {file, line});
 }
+using SharedAddress = const char*;
+inline SharedAddress shared_address(const char* p) {
+    return p;
+}
+inline SharedAddress settled(SharedAddress p) {
+    return p;
+}
 // Each lane reads the row whose address it brings: the sanitizers see who reads what.
 template <bool transposed>
 void ldmatrix(uint32_t (&out)[4], const char* row, const char* file = __builtin_FILE(),

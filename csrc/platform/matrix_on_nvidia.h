@@ -10,10 +10,19 @@ inline __device__ void mma_m16n8k16(float* c, const uint32_t (&a)[4], uint32_t b
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+// LDS as its own instructions address it.
+using SharedAddress = uint32_t;
+inline __device__ SharedAddress shared_address(const char* p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+// The same address, but what is added to it is added last, in the instruction that uses it.
+inline __device__ SharedAddress settled(SharedAddress p) {
+    asm("" : "+r"(p));
+    return p;
+}
 // Four 8x8 matrices of 16 bits; lane l brings the address of row l % 8 of matrix l / 8.
 template <bool transposed>
-__device__ void ldmatrix(uint32_t (&out)[4], const char* row) {
-    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+__device__ void ldmatrix(uint32_t (&out)[4], SharedAddress address) {
     if constexpr (transposed)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                      : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])

@@ -17,6 +17,7 @@
 //   load_rows          rows of the SharedTile are the operand's rows, k runs along them
 //   load_columns       the transposed: columns of the SharedTile are rows of the operands, all of a SharedTile's
 //                      at once, k runs down its rows
+//   store_operand      the way back of load_rows<Order::natural>: ds', made of accumulators, for other warps
 // In which order k runs through the lanes is the layout's own: the same for two operands that were both loaded
 // with Order::any; Order::natural is that of operands made of accumulators.
 // A product with load_columns has its columns (or rows) spread over the tiles as spread() tells, not tile by

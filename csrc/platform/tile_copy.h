@@ -29,7 +29,7 @@ struct TileCopy {
             if (rows % pass != 0 && row() + i * pass >= rows) break;
             const bool valid = i * pass < inside;
 #if defined(LLAMAC_NVIDIA)
-            copy_asynchronously(place(i), valid ? source : from, valid);
+            copy_asynchronously(place(i), source, valid);
 #else
             staged[i] = valid ? *reinterpret_cast<const uint4*>(source) : make_uint4(0, 0, 0, 0);
 #if defined(LLAMAC_CPU) && LLAMAC_WARP == 32

@@ -73,6 +73,15 @@ struct Tile {
             }
         }
     }
+    // load_rows<Order::natural>, back: R rows from `first` on, k from `k` on.
+    template <int columns>
+    static __device__ void store_operand(SharedTile<columns> to, int first, int k, const Operand& x) {
+        for (int s = 0; s < steps; s++) {
+            const int quarter = k / 4 + s * groups + group();
+            *reinterpret_cast<uint2*>(to.at(first + row(), quarter / 2) + quarter % 2 * 8) =
+                make_uint2(x.words[s][0], x.words[s][1]);
+        }
+    }
     // Operands `first` to `first + width - 1` of the `count` that hold all columns from `column` on; k is the
     // first of 16 rows. A lane takes `width` neighbouring columns of four rows and gives one to each.
     template <int count>

@@ -56,7 +56,13 @@ struct Tile<16> {
         const int kept = std::is_same_v<O, Operand>
                              ? from.offset(lane() % 16, lane() / 16)
                              : from.offset(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2);
-        for (int d = 0; d < count; d++) ldmatrix<false>(out[d].words, from.at(kept, first, k / 8 + 2 * d));
+        for (int d = 0; d < count; d++) ldmatrix<false>(out[d].words, place(from, kept, first, k / 8 + 2 * d));
+    }
+    // Back: 16 rows from `first` on, k from `k` on.
+    template <int columns>
+    static __device__ void store_operand(SharedTile<columns> to, int first, int k, const Operand& x) {
+        for (int i = 0; i < 4; i++)
+            *reinterpret_cast<uint32_t*>(to.at(first + row(i % 2), k / 8 + i / 2) + lane() % 4 * 4) = x.words[i];
     }
     // Operands `first` to `first + width - 1` of the `count` that hold all columns from `column` on, 16 each;
     // k is the first of 16 rows.
@@ -69,7 +75,7 @@ struct Tile<16> {
                              ? from.offset(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2)
                              : from.offset(lane() % 16, lane() / 16);
         for (int o = 0; o < width<count>; o++)
-            ldmatrix<true>(out[o].words, from.at(kept, k, column / 8 + 2 * (first + o)));
+            ldmatrix<true>(out[o].words, place(from, kept, k, column / 8 + 2 * (first + o)));
     }
     // Of a product with load_columns of `count` operands: the column that column `c` of tile `o` is.
     template <int count>
@@ -83,6 +89,15 @@ struct Tile<16> {
             for (int i = 0; i < elements; i += 2)
                 *reinterpret_cast<uint32_t*>(to.at(first + row(slot(i)), 2 * o + i / 4) + lane() % 4 * 4) =
                     bf16_pair(c[o].x[i], c[o].x[i + 1]);
+    }
+
+  private:
+    // from.at(kept, rows, flip) with few registers: flips that differ by 8 chunks, and rows, differ by what an
+    // instruction adds by itself.
+    template <int columns>
+    static __device__ SharedAddress place(SharedTile<columns> from, int kept, int rows, int flip) {
+        return settled(shared_address(from.data) + (kept ^ flip % 8 * 16)) +
+               (rows * from.chunks * 16 + flip / 8 * 128);
     }
 };
 

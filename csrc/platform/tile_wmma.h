@@ -49,6 +49,13 @@ struct Tile<16> {
                 words[0] = bits.x, words[1] = bits.y, words[2] = bits.z, words[3] = bits.w;
             }
     }
+    // Back: 16 rows from `first` on, k from `k` on. Either half of the lanes stores half of each row.
+    template <int columns>
+    static __device__ void store_operand(SharedTile<columns> to, int first, int k, const Operand& x) {
+        const uint32_t* w = x.words;
+        *reinterpret_cast<uint4*>(to.at(first + row(), k / 8 + upper())) =
+            upper() ? make_uint4(w[4], w[5], w[6], w[7]) : make_uint4(w[0], w[1], w[2], w[3]);
+    }
     // As for MFMA; a lane takes `width` neighbouring columns of 16 rows and gives one to each operand.
     template <int count>
     static constexpr int width = count < 4 ? count : 4;  // more would not fit in registers

@@ -145,7 +145,7 @@ inline __device__ uint64_t advance(uint64_t operand, int bytes) {
 // Lane l of warp w of the group holds rows 16 w + l / 4 and + 8: element i is column i / 4 * 8 + l % 4 * 2 + i % 2
 // of row slot i / 2 % 2. Operands in registers are such elements, in pairs.
 // fresh: c is overwritten; then the compiler need not have it in place before. b_transposed: N runs along the
-// rows in LDS, not k.
+// rows in LDS, not k; a_transposed: M does.
 
 // An asm text names every register: lists of 32 and 64 of them, as text and as operands.
 #define LLAMAC_EIGHT(mode, i)                                                                   \
@@ -167,18 +167,18 @@ inline __device__ uint64_t advance(uint64_t operand, int bytes) {
 #define LLAMAC_MULTIPLY(n) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 "
 #define LLAMAC_WRITTEN(x) "=f"(x)
 #define LLAMAC_UPDATED(x) "+f"(x)
-template <bool fresh, bool b_transposed>
+template <bool fresh, bool b_transposed, bool a_transposed = false>
 __device__ void warpgroup_multiply(float (&c)[32], uint64_t a, uint64_t b) {
     if constexpr (fresh)
         asm volatile("{.reg .pred add; setp.ne.b32 add, 0, 0; " LLAMAC_MULTIPLY(64) LLAMAC_NAMES_32
-                     "%32, %33, add, 1, 1, 0, %34;}"
+                     "%32, %33, add, 1, 1, %35, %34;}"
                      : LLAMAC_SUMS_32(LLAMAC_WRITTEN)
-                     : "l"(a), "l"(b), "n"(int(b_transposed)));
+                     : "l"(a), "l"(b), "n"(int(b_transposed)), "n"(int(a_transposed)));
     else
         asm volatile("{.reg .pred add; setp.ne.b32 add, 1, 0; " LLAMAC_MULTIPLY(64) LLAMAC_NAMES_32
-                     "%32, %33, add, 1, 1, 0, %34;}"
+                     "%32, %33, add, 1, 1, %35, %34;}"
                      : LLAMAC_SUMS_32(LLAMAC_UPDATED)
-                     : "l"(a), "l"(b), "n"(int(b_transposed)));
+                     : "l"(a), "l"(b), "n"(int(b_transposed)), "n"(int(a_transposed)));
 }
 template <bool fresh, bool b_transposed>
 __device__ void warpgroup_multiply(float (&c)[32], const uint32_t (&a)[4], uint64_t b) {
@@ -193,18 +193,18 @@ __device__ void warpgroup_multiply(float (&c)[32], const uint32_t (&a)[4], uint6
                      : LLAMAC_SUMS_32(LLAMAC_UPDATED)
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(b_transposed)));
 }
-template <bool fresh, bool b_transposed>
+template <bool fresh, bool b_transposed, bool a_transposed = false>
 __device__ void warpgroup_multiply(float (&c)[64], uint64_t a, uint64_t b) {
     if constexpr (fresh)
         asm volatile("{.reg .pred add; setp.ne.b32 add, 0, 0; " LLAMAC_MULTIPLY(128) LLAMAC_NAMES_64
-                     "%64, %65, add, 1, 1, 0, %66;}"
+                     "%64, %65, add, 1, 1, %67, %66;}"
                      : LLAMAC_SUMS_64(LLAMAC_WRITTEN)
-                     : "l"(a), "l"(b), "n"(int(b_transposed)));
+                     : "l"(a), "l"(b), "n"(int(b_transposed)), "n"(int(a_transposed)));
     else
         asm volatile("{.reg .pred add; setp.ne.b32 add, 1, 0; " LLAMAC_MULTIPLY(128) LLAMAC_NAMES_64
-                     "%64, %65, add, 1, 1, 0, %66;}"
+                     "%64, %65, add, 1, 1, %67, %66;}"
                      : LLAMAC_SUMS_64(LLAMAC_UPDATED)
-                     : "l"(a), "l"(b), "n"(int(b_transposed)));
+                     : "l"(a), "l"(b), "n"(int(b_transposed)), "n"(int(a_transposed)));
 }
 template <bool fresh, bool b_transposed>
 __device__ void warpgroup_multiply(float (&c)[64], const uint32_t (&a)[4], uint64_t b) {

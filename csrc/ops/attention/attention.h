@@ -38,11 +38,19 @@ void attention_backward_4(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, 
                           View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
                           View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device);
 int64_t attention_backward_workspace_4(const Call& call);
+void attention_backward_5(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+                          View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
+                          View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device);
+int64_t attention_backward_workspace_5(const Call& call);
 
 // flash_backward.hip
 void attention_backward_2(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                           View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
                           View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device);
 int64_t attention_backward_workspace_2(const Call& call);
+void attention_backward_3(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+                          View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
+                          View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device);
+int64_t attention_backward_workspace_3(const Call& call);
 
 }  // namespace llamac

@@ -28,9 +28,8 @@ __device__ T* row_of(const View<T, 4>& x, int64_t batch, int64_t row, int64_t he
 
 // A warp's rows of an operand that stays the same through a loop: in registers where there are enough, else
 // in LDS. Where they are, their place in LDS is free after the next __syncthreads.
-template <class T, int HD, int row_tiles>
+template <class T, int HD, int row_tiles, bool kept = Machine::operands_in_registers>
 struct WarpRows {
-    static constexpr bool kept = Machine::operands_in_registers;
     SharedTile<HD> tile;
     int first;
     typename T::Operand operands[kept ? row_tiles : 1][HD / 16];
@@ -54,9 +53,9 @@ struct WarpRows {
 };
 
 // c += a b': rows with rows.
-template <class T, int HD, int row_tiles, int count>
+template <class T, int HD, int row_tiles, bool kept, int count>
 __device__ void add_rows_product(typename T::Accumulator (&c)[row_tiles][count],
-                                 const WarpRows<T, HD, row_tiles>& a, SharedTile<HD> b) {
+                                 const WarpRows<T, HD, row_tiles, kept>& a, SharedTile<HD> b) {
 #pragma unroll
     for (int d = 0; d < HD / 16; d += T::depth) {
         typename T::Operand rows[row_tiles][T::depth];
@@ -64,7 +63,7 @@ __device__ void add_rows_product(typename T::Accumulator (&c)[row_tiles][count],
         for (int r = 0; r < row_tiles; r++) a.get(rows[r], r, d);
 #pragma unroll
         for (int n = 0; n < count; n++) {
-            typename T::Operand columns[T::depth];
+            typename T::RightOperand columns[T::depth];
             T::template load_rows<Order::any>(columns, b, n * tile_rows, 16 * d);
 #pragma unroll
             for (int i = 0; i < T::depth; i++)
@@ -73,6 +72,23 @@ __device__ void add_rows_product(typename T::Accumulator (&c)[row_tiles][count],
             if constexpr (std::is_same_v<Machine, Wmma>) keep_order();
         }
     }
+}
+
+// Scores that causality forbids are -inf: those whose column comes after its row, or before. first: how far
+// column 0 of c[.][0] is after row 0 of c[0][.].
+enum class Side { columns_after, columns_before };
+template <class T, Side forbidden, int row_tiles, int count>
+__device__ void mask(typename T::Accumulator (&c)[row_tiles][count], int first) {
+#pragma unroll
+    for (int r = 0; r < row_tiles; r++)
+#pragma unroll
+        for (int n = 0; n < count; n++)
+#pragma unroll
+            for (int i = 0; i < T::elements; i++) {
+                const int column = first + n * tile_rows + T::column(i);
+                const int row = r * tile_rows + T::row(T::slot(i));
+                if (forbidden == Side::columns_after ? column > row : column < row) c[r][n].x[i] = -INFINITY;
+            }
 }
 
 // Accumulators as the operands of another product: their columns become k.
@@ -97,7 +113,7 @@ __device__ void add_columns_product(typename T::Accumulator (&c)[row_tiles][coun
     for (int d = 0; d < depth; d++)
 #pragma unroll
         for (int n = 0; n < count; n += width) {
-            typename T::Operand columns[width];
+            typename T::RightOperand columns[width];
             T::template load_columns<Order::natural, count>(columns, b, 16 * d, n);
 #pragma unroll
             for (int w = 0; w < width; w++)

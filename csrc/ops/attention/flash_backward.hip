@@ -1,14 +1,19 @@
-// Attention backward on matrix cores, variant 2 of attention.hip (Dao 2023, FlashAttention-2), without atomics.
-// The scores are made anew from q, k and lse, twice:
+// Attention backward on matrix cores (Dao 2023, FlashAttention-2), variants 2 and 3 of attention.hip. The scores
+// are made anew from q, k and lse:
 //
 //   keys      a block owns rows of k and v and walks over the queries that see them, through all query heads
 //             that share them: s' = k q', dp' = v dout', dv += p' dout, dk += ds' q
 //   queries   a block owns rows of q and dout and walks over the keys that they see: s = q k', dp = dout v',
 //             dq += ds k
 //
-// with c = scale * log2 e, p = 2^(c s - lse * log2 e), ds = p (dp - delta). Seven products instead of the five
-// of one pass, but every sum is one warp's own, in the same order in every run, and p and ds go straight from
-// accumulators to operands in both. The workspace is delta, f32[B,NH,T].
+// with c = scale * log2 e, p = 2^(c s - lse * log2 e), ds = p (dp - delta).
+//
+// 2   both, one after the other. Seven products instead of the five of one pass, but every sum is one warp's
+//     own, in the same order in every run, and p and ds go straight from accumulators to operands in both. The
+//     workspace is delta, f32[B,NH,T].
+// 3   the keys' kernel alone: its blocks hand ds' around in LDS and add the step's ds k to dq in memory, in
+//     fp32, in whatever order they come: not deterministic. The workspace is dq's sums, after which a kernel
+//     rounds them, and delta.
 #include "ops/attention/attention.h"
 #include "ops/attention/flash.h"
 
@@ -17,35 +22,63 @@ namespace {
 
 using T = Tile<16>;
 
+template <class M>
+constexpr bool small = std::is_same_v<M, Wmma>;  // half the registers
+template <class M>
+constexpr bool mma_sync = std::is_same_v<M, MmaSync>;
+
 // A block's `rows` of two tensors, and `step` rows a step of the two that it walks over, in two buffers: one is
-// filled while the other is used. mine: rows a warp.
-template <int HD, int rows_, int step_, int mine_, class M>
+// filled while the other is used. mine: rows a warp. Scores are in registers for `part` rows of a step at a
+// time.
+template <int HD, int rows_, int step_, int mine_, class M, int part_ = step_>
 struct Walk {
-    static constexpr int R = 16, rows = rows_, step = step_, warp_rows = mine_;
-    static constexpr int row_tiles = warp_rows / R, step_tiles = step / R, head_tiles = HD / R;
-    static constexpr int threads = rows / warp_rows * M::warp;
+    static constexpr int R = 16, rows = rows_, step = step_, part = part_, warp_rows = mine_;
+    static constexpr int row_tiles = warp_rows / R, part_tiles = part / R, head_tiles = HD / R;
+    static constexpr int warps = rows / warp_rows, threads = warps * M::warp;
     static constexpr int row_bytes = rows * HD * 2, step_bytes = step * HD * 2;
+    static constexpr bool adds_queries = false;
+    static constexpr int buffers = 2;
     // Where operands go to registers the rows come through the steps' place, one tensor after the other.
-    static constexpr int steps_at = M::operands_in_registers ? 0 : 2 * row_bytes;
-    static constexpr int tiles_end = steps_at + 4 * step_bytes;
+    static constexpr int second_at = M::operands_in_registers ? 0 : row_bytes, steps_at = 2 * second_at;
+    static constexpr int tiles_end = steps_at + 2 * buffers * step_bytes;
     static_assert(tiles_end >= row_bytes);
 };
-// The keys' kernel holds two sums a warp: with heads of 128 that leaves room for 16 rows. WMMA has half the room.
-template <int HD, class M>
-constexpr int keys_of_warp = HD == 64 && !std::is_same_v<M, Wmma> ? 32 : 16;
-template <int HD, class M>
-constexpr int queries_of_warp = std::is_same_v<M, Wmma> ? 16 : 32;
-template <class M>
-constexpr int rows_of_block = std::is_same_v<M, Wmma> ? 64 : 128;
 
+// The keys' kernel holds two sums a warp: with heads of 128 that leaves room for 16 rows. WMMA has half the
+// room. On NVIDIA two blocks of 64 rows serve heads of 128 better than one of 128.
+template <int HD, class M>
+constexpr int keys_of_warp = HD == 64 && !small<M> ? 32 : 16;
+template <int HD, class M>
+constexpr int keys_of_block = small<M> || (HD == 128 && mma_sync<M>) ? 64 : 128;
+template <int HD, class M>
+constexpr int keys_step = small<M> ? 16 : HD == 128 && mma_sync<M> ? 64 : 32;
 template <int HD, class M = Machine>
-struct Keys : Walk<HD, rows_of_block<M>,
-                   std::is_same_v<M, Wmma>                   ? 16
-                   : HD == 128 && std::is_same_v<M, MmaSync> ? 64
-                                                             : 32,
-                   keys_of_warp<HD, M>, M> {};
+struct Keys : Walk<HD, keys_of_block<HD, M>, keys_step<HD, M>, keys_of_warp<HD, M>, M> {};
+
+template <int HD, class M>
+constexpr int queries_step = small<M> ? 16 : HD == 64 && mma_sync<M> ? 64 : 32;
 template <int HD, class M = Machine>
-struct Queries : Walk<HD, rows_of_block<M>, std::is_same_v<M, Wmma> ? 16 : 32, queries_of_warp<HD, M>, M> {};
+struct Queries : Walk<HD, small<M> ? 64 : 128, queries_step<HD, M>, small<M> ? 16 : 32, M> {};
+
+// Variant 3. k stays in LDS; ds' of a step lies there as rows of keys. Of a step's dq a warp makes 32 rows of
+// some columns. MI300X and WMMA have LDS for fewer rows, WMMA for one buffer.
+template <int HD, class M>
+constexpr int pass_step = mma_sync<M> || (small<M> && HD == 64) ? 64 : 32;
+template <int HD, class M>
+constexpr int pass_part = small<M> ? 16 : HD == 64 ? 32 : pass_step<HD, M>;
+template <int HD, class M = Machine>
+struct Pass : Walk<HD, mma_sync<M> ? 128 : 64, pass_step<HD, M>, keys_of_warp<HD, M>, M, pass_part<HD, M>> {
+    using Base = Walk<HD, mma_sync<M> ? 128 : 64, pass_step<HD, M>, keys_of_warp<HD, M>, M, pass_part<HD, M>>;
+    static constexpr bool adds_queries = true;
+    static constexpr int buffers = small<M> ? 1 : 2;
+    static constexpr int second_at = Base::row_bytes;
+    static constexpr int steps_at = M::operands_in_registers ? second_at : 2 * second_at;
+    static constexpr int ds_at = steps_at + 2 * buffers * Base::step_bytes;
+    static constexpr int tiles_end = ds_at + Base::rows * Base::step * 2;
+    static constexpr int query_parts = Base::step / 32, head_parts = Base::warps / query_parts;
+    static constexpr int query_tiles = 2, columns = HD / head_parts, column_tiles = columns / 16;
+    static_assert(Base::warps % query_parts == 0 && column_tiles >= 2);
+};
 
 // delta[b,h,t] = sum_d dout * out. A group of lanes a row, 128 bits a lane.
 template <int HD>
@@ -75,16 +108,19 @@ __device__ void take_rows(WarpRows<T, HD, C::row_tiles>& first, const bf16* firs
                           int64_t second_stride, int valid) {
     const int row = warp_index() * C::warp_rows;
     const SharedTile<HD> shared_first{dynamic_shared_memory()},
-        shared_second{dynamic_shared_memory() + (Machine::operands_in_registers ? 0 : C::row_bytes)};
+        shared_second{dynamic_shared_memory() + C::second_at};
     TileCopy<C::rows, HD, C::threads> copy;
     copy.begin(shared_first, first_rows, first_stride, valid);
     copy.end();
-    __syncthreads();
-    first.take(shared_first, row);
-    __syncthreads();
+    if (C::second_at == 0) {
+        __syncthreads();
+        first.take(shared_first, row);
+        __syncthreads();
+    }
     copy.begin(shared_second, second_rows, second_stride, valid);
     copy.end();
     __syncthreads();
+    if (C::second_at != 0) first.take(shared_first, row);
     second.take(shared_second, row);
     __syncthreads();
 }
@@ -113,12 +149,72 @@ struct Statistics {
     float lse[C::step], delta[C::step];
 };
 
+// dq += ds k of a step, for the warp's 32 queries and its columns, to their sums in memory: in the order in which
+// the lanes hold them (add_queries and round_queries agree on it), so that a warp adds to whole lines.
+template <class C, int HD>
+__device__ void add_queries(float* sums, SharedTile<C::step> ds, SharedTile<HD> keys) {
+    const int query = warp_index() % C::query_parts * 32, d = warp_index() / C::query_parts * C::columns;
+    constexpr int width = T::template width<C::column_tiles>;
+    T::Accumulator dq[C::query_tiles][C::column_tiles] = {};
+#pragma unroll
+    for (int s = 0; s < C::rows; s += 16) {
+        T::Operand rows[C::query_tiles];
+        T::template load_columns<Order::any, C::query_tiles>(rows, ds, s, 0, query);
+#pragma unroll
+        for (int n = 0; n < C::column_tiles; n += width) {
+            T::RightOperand columns[width];
+            T::template load_columns<Order::any, C::column_tiles>(columns, keys, s, n, d);
+#pragma unroll
+            for (int w = 0; w < width; w++)
+#pragma unroll
+                for (int r = 0; r < C::query_tiles; r++) T::multiply(dq[r][n + w], rows[r], columns[w]);
+        }
+    }
+    float* to = sums + warp_index() * 32 * C::columns + lane_index() * 4;
+#pragma unroll
+    for (int r = 0; r < C::query_tiles; r++)
+#pragma unroll
+        for (int n = 0; n < C::column_tiles; n++)
+#pragma unroll
+            for (int i = 0; i < T::elements; i += 4, to += 4 * warp_size) add_to_memory(to, dq[r][n].x + i);
+}
+
+// dq of a step's queries from their sums.
 template <int HD>
-__global__ void __launch_bounds__(Keys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
-    attention_backward_kernel2_keys(View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                                    View<const float, 3> lse, const float* delta, View<const bf16, 4> q,
-                                    View<const bf16, 4> k, View<const bf16, 4> v, float scale) {
-    using C = Keys<HD>;
+__global__ void __launch_bounds__(Pass<HD>::threads)
+    attention_backward_kernel3_round(View<bf16, 4> dq, const float* sums, float scale) {
+    using C = Pass<HD>;
+    const int64_t time = dq.shape[1], heads = dq.shape[2], steps = (time + C::step - 1) / C::step;
+    const int64_t head = blockIdx.x / steps, step = blockIdx.x % steps;
+    const int query = warp_index() % C::query_parts * 32, d = warp_index() / C::query_parts * C::columns;
+    const SharedTile<HD> rounded{dynamic_shared_memory()};
+    const float* from =
+        sums + (int64_t{blockIdx.x} * C::step * HD + warp_index() * 32 * C::columns + lane_index() * 4);
+#pragma unroll
+    for (int r = 0; r < C::query_tiles; r++)
+#pragma unroll
+        for (int n = 0; n < C::column_tiles; n++)
+#pragma unroll
+            for (int i = 0; i < T::elements; i += 4, from += 4 * warp_size) {
+                float x[4];
+                unpack(load128_streaming(from), x);
+                for (int e = 0; e < 4; e++) {
+                    const int row = query + T::template spread<C::query_tiles>(r, T::row(T::slot(i + e)));
+                    const int column = d + T::template spread<C::column_tiles>(n, T::column(i + e));
+                    *reinterpret_cast<bf16*>(rounded.at(row, column / 8) + column % 8 * 2) = bf16(x[e] * scale);
+                }
+            }
+    __syncthreads();
+    store_tile<C::step, HD, C::threads>(row_of(dq, head / heads, step * C::step, head % heads), dq.stride[1],
+                                        rounded, static_cast<int>(time - step * C::step));
+}
+
+// The keys' kernel of both variants. dq_sums: of variant 3, C::step * HD a step of a head.
+template <class C, int HD>
+__device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& dv,
+                                 const View<const bf16, 4>& dout, const float* lse, const float* delta,
+                                 const View<const bf16, 4>& q, const View<const bf16, 4>& k,
+                                 const View<const bf16, 4>& v, float scale, float* dq_sums) {
     const int time = static_cast<int>(q.shape[1]), group = static_cast<int>(q.shape[2] / k.shape[2]);
     const Piece piece = piece_of((time + C::rows - 1) / C::rows, k.shape[2]);
     const int first = static_cast<int>(piece.block) * C::rows;  // more queries come first
@@ -138,18 +234,48 @@ __global__ void __launch_bounds__(Keys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     const auto begin_step = [&](int n) {
         const int64_t head = piece.head * group + n / steps_a_head;
         const int t0 = start + n % steps_a_head * C::step, mine = static_cast<int>(threadIdx.x);
-        char* const buffer = steps + n % 2 * 2 * C::step_bytes;
+        char* const buffer = steps + n % C::buffers * 2 * C::step_bytes;
         copy_q.begin(SharedTile<HD>{buffer}, row_of(q, piece.batch, t0, head), q.stride[1], time - t0);
         copy_dout.begin(SharedTile<HD>{buffer + C::step_bytes}, row_of(dout, piece.batch, t0, head),
                         dout.stride[1], time - t0);
         // Queries that do not exist get p = 2^-inf.
         const bool exists = mine < C::step && t0 + mine < time;
         const int64_t at = (piece.batch * q.shape[2] + head) * time + t0 + mine;
-        next_lse = exists ? lse.data[at] * log2_e : INFINITY;
+        next_lse = exists ? lse[at] * log2_e : INFINITY;
         next_delta = exists ? delta[at] : 0;
+    };
+    // Of the part of a step whose queries begin at t0: p, dv, ds, dk. ds' of Packed is left to the caller.
+    const auto add_part = [&](int t0, SharedTile<HD> shared_q, SharedTile<HD> shared_dout, const float* part_lse,
+                              const float* part_delta) {
+        T::Accumulator p[C::row_tiles][C::part_tiles] = {}, dp[C::row_tiles][C::part_tiles] = {};
+        add_rows_product<T>(p, rows_k, shared_q);
+        if (t0 < row + C::warp_rows - 1) mask<T, Side::columns_before>(p, t0 - row);
+#pragma unroll
+        for (int m = 0; m < C::part_tiles; m++)
+#pragma unroll
+            for (int i = 0; i < T::elements; i++) {
+                const float shift = part_lse[m * C::R + T::column(i)];
+#pragma unroll
+                for (int r = 0; r < C::row_tiles; r++)
+                    p[r][m].x[i] = fast_exp2(fmaf(p[r][m].x[i], scale * log2_e, -shift));
+            }
+        add_columns_product<T>(sum_v, Packed<T, C::row_tiles, C::part_tiles>(p), shared_dout);
+        add_rows_product<T>(dp, rows_v, shared_dout);
+#pragma unroll
+        for (int m = 0; m < C::part_tiles; m++)
+#pragma unroll
+            for (int i = 0; i < T::elements; i++) {
+                const float d = part_delta[m * C::R + T::column(i)];
+#pragma unroll
+                for (int r = 0; r < C::row_tiles; r++) dp[r][m].x[i] = p[r][m].x[i] * (dp[r][m].x[i] - d);
+            }
+        const Packed<T, C::row_tiles, C::part_tiles> ds(dp);
+        add_columns_product<T>(sum_k, ds, shared_q);
+        return ds;
     };
     begin_step(0);
     for (int n = 0; n < group * steps_a_head; n++) {
+        if (C::buffers == 1) __syncthreads();  // nobody uses the last step's tiles any more
         copy_q.end();
         copy_dout.end();
         Statistics<C>& of_step = statistics[n % 2];
@@ -159,36 +285,29 @@ __global__ void __launch_bounds__(Keys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
         if (n + 1 < group * steps_a_head) begin_step(n + 1);
 
         const int t0 = start + n % steps_a_head * C::step;
-        if (t0 + C::step <= row) continue;  // all before the warp's keys
-        const SharedTile<HD> shared_q{steps + n % 2 * 2 * C::step_bytes},
-            shared_dout{shared_q.data + C::step_bytes};
-        T::Accumulator p[C::row_tiles][C::step_tiles] = {}, dp[C::row_tiles][C::step_tiles] = {};
-        add_rows_product<T>(p, rows_k, shared_q);
-        const bool masked = t0 < row + C::warp_rows - 1;
+        const SharedTile<HD> shared_q{steps + n % C::buffers * 2 * C::step_bytes};
 #pragma unroll
-        for (int m = 0; m < C::step_tiles; m++)
+        for (int part = 0; part < C::step; part += C::part) {
+            if (!C::adds_queries && t0 + part + C::part <= row) continue;  // all before the warp's keys
+            const int at = part * HD * 2;
+            const auto ds = add_part(t0 + part, {shared_q.data + at}, {shared_q.data + C::step_bytes + at},
+                                     of_step.lse + part, of_step.delta + part);
+            if constexpr (C::adds_queries) {
+                const SharedTile<C::step> shared_ds{dynamic_shared_memory() + C::ds_at};
 #pragma unroll
-            for (int i = 0; i < T::elements; i++) {
-                const int column = m * C::R + T::column(i);
-                const float shift = of_step.lse[column];
+                for (int r = 0; r < C::row_tiles; r++)
 #pragma unroll
-                for (int r = 0; r < C::row_tiles; r++) {
-                    float& x = p[r][m].x[i];
-                    x = fast_exp2(fmaf(x, scale * log2_e, -shift));
-                    if (masked && t0 + column < row + r * C::R + T::row(T::slot(i))) x = 0;
-                }
+                    for (int m = 0; m < C::part_tiles; m++)
+                        T::store_operand(shared_ds, row - first + r * C::R, part + m * C::R, ds.operands[r][m]);
             }
-        add_columns_product<T>(sum_v, Packed<T, C::row_tiles, C::step_tiles>(p), shared_dout);
-        add_rows_product<T>(dp, rows_v, shared_dout);
-#pragma unroll
-        for (int m = 0; m < C::step_tiles; m++)
-#pragma unroll
-            for (int i = 0; i < T::elements; i++) {
-                const float d = of_step.delta[m * C::R + T::column(i)];
-#pragma unroll
-                for (int r = 0; r < C::row_tiles; r++) dp[r][m].x[i] = p[r][m].x[i] * (dp[r][m].x[i] - d);
-            }
-        add_columns_product<T>(sum_k, Packed<T, C::row_tiles, C::step_tiles>(dp), shared_q);
+        }
+        if constexpr (C::adds_queries) {
+            __syncthreads();  // the block's ds' is there
+            const int64_t head = piece.batch * q.shape[2] + piece.head * group + n / steps_a_head;
+            const int64_t step = head * ((time + C::step - 1) / C::step) + t0 / C::step;
+            add_queries<C>(dq_sums + step * C::step * HD, SharedTile<C::step>{dynamic_shared_memory() + C::ds_at},
+                           SharedTile<HD>{dynamic_shared_memory()});
+        }
     }
     __syncthreads();
     store_sum<C, HD>(row_of(dk, piece.batch, first, piece.head), dk.stride[1], sum_k, scale, time - first);
@@ -196,8 +315,24 @@ __global__ void __launch_bounds__(Keys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
 }
 
 template <int HD>
+__global__ void __launch_bounds__(Keys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
+    attention_backward_kernel2_keys(View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+                                    const float* lse, const float* delta, View<const bf16, 4> q,
+                                    View<const bf16, 4> k, View<const bf16, 4> v, float scale) {
+    backward_of_keys<Keys<HD>, HD>(dk, dv, dout, lse, delta, q, k, v, scale, nullptr);
+}
+
+template <int HD>
+__global__ void __launch_bounds__(Pass<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
+    attention_backward_kernel3(float* dq_sums, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+                               const float* lse, const float* delta, View<const bf16, 4> q,
+                               View<const bf16, 4> k, View<const bf16, 4> v, float scale) {
+    backward_of_keys<Pass<HD>, HD>(dk, dv, dout, lse, delta, q, k, v, scale, dq_sums);
+}
+
+template <int HD>
 __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
-    attention_backward_kernel2_queries(View<bf16, 4> dq, View<const bf16, 4> dout, View<const float, 3> lse,
+    attention_backward_kernel2_queries(View<bf16, 4> dq, View<const bf16, 4> dout, const float* lse,
                                        const float* delta, View<const bf16, 4> q, View<const bf16, 4> k,
                                        View<const bf16, 4> v, float scale) {
     using C = Queries<HD>;
@@ -218,7 +353,7 @@ __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
         for (int slot = 0; slot < T::slots; slot++) {
             const int t = row + r * C::R + T::row(slot);
             const int64_t at = (piece.batch * q.shape[2] + piece.head) * time + t;
-            row_lse[r][slot] = t < time ? lse.data[at] * log2_e : INFINITY;
+            row_lse[r][slot] = t < time ? lse[at] * log2_e : INFINITY;
             row_delta[r][slot] = t < time ? delta[at] : 0;
         }
     T::Accumulator sum[C::row_tiles][C::head_tiles] = {};
@@ -241,25 +376,35 @@ __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
 
         const SharedTile<HD> shared_k{steps + s0 / C::step % 2 * 2 * C::step_bytes},
             shared_v{shared_k.data + C::step_bytes};
-        T::Accumulator p[C::row_tiles][C::step_tiles] = {}, dp[C::row_tiles][C::step_tiles] = {};
+        T::Accumulator p[C::row_tiles][C::part_tiles] = {}, dp[C::row_tiles][C::part_tiles] = {};
         add_rows_product<T>(p, rows_q, shared_k);
         add_rows_product<T>(dp, rows_dout, shared_v);
-        const bool masked = s0 + C::step - 1 > row;
+        if (s0 + C::step - 1 > row) mask<T, Side::columns_after>(p, s0 - row);
 #pragma unroll
         for (int r = 0; r < C::row_tiles; r++)
 #pragma unroll
-            for (int n = 0; n < C::step_tiles; n++)
+            for (int n = 0; n < C::part_tiles; n++)
 #pragma unroll
                 for (int i = 0; i < T::elements; i++) {
                     const int slot = T::slot(i);
-                    float x = fast_exp2(fmaf(p[r][n].x[i], scale * log2_e, -row_lse[r][slot]));
-                    if (masked && s0 + n * C::R + T::column(i) > row + r * C::R + T::row(slot)) x = 0;
+                    const float x = fast_exp2(fmaf(p[r][n].x[i], scale * log2_e, -row_lse[r][slot]));
                     dp[r][n].x[i] = x * (dp[r][n].x[i] - row_delta[r][slot]);
                 }
-        add_columns_product<T>(sum, Packed<T, C::row_tiles, C::step_tiles>(dp), shared_k);
+        add_columns_product<T>(sum, Packed<T, C::row_tiles, C::part_tiles>(dp), shared_k);
     }
     __syncthreads();
     store_sum<C, HD>(row_of(dq, piece.batch, first, piece.head), dq.stride[1], sum, scale, time - first);
+}
+
+template <int HD>
+void find_delta(float* delta, View<const bf16, 4> dout, View<const bf16, 4> out, const Device& device) {
+    const int64_t vectors = out.shape[0] * out.shape[1] * out.shape[2] * (HD / vector_size<bf16>);
+    launch(Grid(blocks_for(vectors, 256), 256, device.stream), attention_backward_kernel2_delta<HD>, delta,
+           dout, out);
+}
+template <class C>
+unsigned blocks_of(const View<const bf16, 4>& rows) {
+    return blocks_for((rows.shape[1] + C::rows - 1) / C::rows * rows.shape[2] * rows.shape[0], 1);
 }
 
 template <int HD>
@@ -268,19 +413,33 @@ void attention_backward_flash(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> 
                               View<const bf16, 4> k, View<const bf16, 4> v, float scale,
                               const Device& device) {
     float* const delta = static_cast<float*>(device.workspace);
-    const int64_t B = q.shape[0], time = q.shape[1], NH = q.shape[2], NKV = k.shape[2];
-    launch(Grid(blocks_for(B * time * NH * (HD / vector_size<bf16>), 256), 256, device.stream),
-           attention_backward_kernel2_delta<HD>, delta, dout, out);
+    find_delta<HD>(delta, dout, out, device);
     on_machine([&](auto machine) {
         using OfKeys = Keys<HD, decltype(machine)>;
         using OfQueries = Queries<HD, decltype(machine)>;
-        launch(Grid(blocks_for((time + OfKeys::rows - 1) / OfKeys::rows * NKV * B, 1), OfKeys::threads,
-                    device.stream, OfKeys::tiles_end + 2 * sizeof(Statistics<OfKeys>)),
-               attention_backward_kernel2_keys<HD>, dk, dv, dout, lse, delta, q, k, v, scale);
-        launch(Grid(blocks_for((time + OfQueries::rows - 1) / OfQueries::rows * NH * B, 1),
-                    OfQueries::threads, device.stream, OfQueries::tiles_end),
-               attention_backward_kernel2_queries<HD>, dq, dout, lse, delta, q, k, v, scale);
+        launch(Grid(blocks_of<OfKeys>(k), OfKeys::threads, device.stream,
+                    OfKeys::tiles_end + 2 * sizeof(Statistics<OfKeys>)),
+               attention_backward_kernel2_keys<HD>, dk, dv, dout, lse.data, delta, q, k, v, scale);
+        launch(Grid(blocks_of<OfQueries>(q), OfQueries::threads, device.stream, OfQueries::tiles_end),
+               attention_backward_kernel2_queries<HD>, dq, dout, lse.data, delta, q, k, v, scale);
     });
+}
+
+// f(Pass<HD, Machine of the device that is there>).
+template <class F>
+void on_pass(int64_t HD, F f) {
+    on_machine([&](auto machine) {
+        using M = decltype(machine);
+        if (HD == 64)
+            f(std::integral_constant<int, 64>{}, Pass<64, M>{});
+        else
+            f(std::integral_constant<int, 128>{}, Pass<128, M>{});
+    });
+}
+// Bytes of dq's sums: whole steps.
+template <class C>
+int64_t sums_bytes(int64_t B, int64_t time, int64_t NH, int64_t HD) {
+    return B * NH * ((time + C::step - 1) / C::step * C::step) * HD * 4;
 }
 
 }  // namespace
@@ -295,6 +454,32 @@ void attention_backward_2(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, 
 
 int64_t attention_backward_workspace_2(const Call& call) {
     return call["B"] * call["NH"] * call["T"] * 4;
+}
+
+void attention_backward_3(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+                          View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
+                          View<const bf16, 4> k, View<const bf16, 4> v, double scale_, Device device) {
+    const float scale = static_cast<float>(scale_);
+    on_pass(q.shape[3], [&](auto head, auto pass) {
+        constexpr int HD = decltype(head)::value;
+        using C = decltype(pass);
+        const int64_t bytes = sums_bytes<C>(q.shape[0], q.shape[1], q.shape[2], HD);
+        float *const sums = static_cast<float*>(device.workspace), *const delta = sums + bytes / 4;
+        CHECK(hipMemsetAsync(sums, 0, static_cast<size_t>(bytes), device.stream));
+        find_delta<HD>(delta, dout, out, device);
+        launch(Grid(blocks_of<C>(k), C::threads, device.stream, C::tiles_end + 2 * sizeof(Statistics<C>)),
+               attention_backward_kernel3<HD>, sums, dk, dv, dout, lse.data, delta, q, k, v, scale);
+        launch(Grid(blocks_for(bytes / 4, C::step * HD), C::threads, device.stream, C::step_bytes),
+               attention_backward_kernel3_round<HD>, dq, sums, scale);
+    });
+}
+
+int64_t attention_backward_workspace_3(const Call& call) {
+    int64_t bytes = attention_backward_workspace_2(call);
+    on_pass(call["HD"], [&](auto, auto pass) {
+        bytes += sums_bytes<decltype(pass)>(call["B"], call["T"], call["NH"], call["HD"]);
+    });
+    return bytes;
 }
 
 }  // namespace llamac

@@ -5,9 +5,9 @@
 //   m = max(m, row max of s);  p = 2^(c s - c m), c = scale * log2 e;  o *= 2^(c m_old - c m)
 //   o += p v                          p straight from the accumulators
 //
-// and at the end out = o / sum of p. Scores never leave the registers, so memory is linear in T. While the
-// scores are computed the values of the step are on their way to LDS, while p v is, the next keys: one buffer
-// each and two barriers a step.
+// and at the end out = o / sum of p. Scores never leave the registers, so memory is linear in T. Keys and values
+// are on their way to LDS while others are computed with: in two buffers each, or, in one, the values during
+// the scores, the next keys during p v.
 #include "ops/attention/attention.h"
 #include "ops/attention/flash.h"
 
@@ -15,17 +15,21 @@ namespace llamac {
 namespace {
 
 // `queries` rows a block, `keys` a step. 32 rows a warp: with 16, reading k and v from LDS takes longer than
-// the products; WMMA's accumulators leave no room for more.
+// the products; WMMA's accumulators leave no room for more. buffers 2: both tiles of a step are on their way
+// during all of the step before, and it has one barrier; MI300X's LDS would hold half as many blocks then.
 template <int HD_, class M = Machine>
 struct Forward {
-    static constexpr int HD = HD_, R = 16, queries = 128, keys = std::is_same_v<M, Wmma> ? 32 : 64;
-    static constexpr int row_tiles = std::is_same_v<M, Wmma> ? 1 : 2, warp_rows = row_tiles * R;
+    static constexpr bool small = std::is_same_v<M, Wmma>;
+    static constexpr int HD = HD_, R = 16, queries = 128, keys = small ? 32 : 64;
+    static constexpr int row_tiles = small ? 1 : 2, warp_rows = row_tiles * R;
     static constexpr int threads = queries / warp_rows * M::warp;
     static constexpr int key_tiles = keys / R, value_tiles = HD / R;
+    static constexpr int buffers = std::is_same_v<M, MmaSync> ? 2 : 1;
+    static constexpr bool q_kept = M::operands_in_registers || (HD == 64 && !small);
     // q's place serves k and v where q is in registers; in the end out goes through it.
     static constexpr int q_bytes = queries * HD * 2, k_bytes = keys * HD * 2;
-    static constexpr int k_at = M::operands_in_registers ? 0 : q_bytes;
-    static constexpr int shared_bytes = k_at + 2 * k_bytes > q_bytes ? k_at + 2 * k_bytes : q_bytes;
+    static constexpr int k_at = q_kept ? 0 : q_bytes, steps_end = k_at + buffers * 2 * k_bytes;
+    static constexpr int shared_bytes = steps_end > q_bytes ? steps_end : q_bytes;
 };
 using T = Tile<16>;
 
@@ -35,22 +39,48 @@ struct Rows {
     float largest[C::row_tiles][T::slots], sum[C::row_tiles][T::slots];
 };
 
-// Scores become probabilities relative to the largest score so far; o and the sums follow.
+// Scores become probabilities relative to a score that was the row's largest; o and the sums follow. That score
+// is replaced only when one of the warp's rows has got a score that gives more than 2^8, which o and sum stand
+// easily: most steps then rescale nothing (Zadouri et al., FlashAttention-4).
 template <class C>
 __device__ void softmax(T::Accumulator (&s)[C::row_tiles][C::key_tiles],
                         T::Accumulator (&o)[C::row_tiles][C::value_tiles], Rows<C>& rows, float scale) {
+    float largest[C::row_tiles][T::slots];
+    bool outgrown = false;
 #pragma unroll
     for (int r = 0; r < C::row_tiles; r++)
 #pragma unroll
         for (int slot = 0; slot < T::slots; slot++) {
-            float largest = rows.largest[r][slot];
+            largest[r][slot] = rows.largest[r][slot];
 #pragma unroll
             for (int n = 0; n < C::key_tiles; n++)
 #pragma unroll
                 for (int i = 0; i < T::elements; i++)
-                    if (T::slot(i) == slot) largest = fmaxf(largest, s[r][n].x[i]);
-            largest = T::row_max(largest);
-            const float shift = largest * scale, shrink = fast_exp2(rows.largest[r][slot] * scale - shift);
+                    if (T::slot(i) == slot) largest[r][slot] = fmaxf(largest[r][slot], s[r][n].x[i]);
+            outgrown |= (largest[r][slot] - rows.largest[r][slot]) * scale > 8;
+        }
+    // -inf - -inf compares as false: lanes whose keys are all masked.
+    if (any_lane(outgrown)) {
+#pragma unroll
+        for (int r = 0; r < C::row_tiles; r++)
+#pragma unroll
+            for (int slot = 0; slot < T::slots; slot++) {
+                const float now = T::row_max(largest[r][slot]);
+                const float shrink = fast_exp2((rows.largest[r][slot] - now) * scale);
+                rows.largest[r][slot] = now;
+                rows.sum[r][slot] *= shrink;
+#pragma unroll
+                for (int n = 0; n < C::value_tiles; n++)
+#pragma unroll
+                    for (int i = 0; i < T::elements; i++)
+                        if (T::slot(i) == slot) o[r][n].x[i] *= shrink;
+            }
+    }
+#pragma unroll
+    for (int r = 0; r < C::row_tiles; r++)
+#pragma unroll
+        for (int slot = 0; slot < T::slots; slot++) {
+            const float shift = rows.largest[r][slot] * scale;
             float sum = 0;
 #pragma unroll
             for (int n = 0; n < C::key_tiles; n++)
@@ -58,27 +88,8 @@ __device__ void softmax(T::Accumulator (&s)[C::row_tiles][C::key_tiles],
                 for (int i = 0; i < T::elements; i++)
                     if (T::slot(i) == slot)
                         sum += s[r][n].x[i] = fast_exp2(fmaf(s[r][n].x[i], scale, -shift));
-            rows.largest[r][slot] = largest;
-            rows.sum[r][slot] = rows.sum[r][slot] * shrink + sum;
-#pragma unroll
-            for (int n = 0; n < C::value_tiles; n++)
-#pragma unroll
-                for (int i = 0; i < T::elements; i++)
-                    if (T::slot(i) == slot) o[r][n].x[i] *= shrink;
+            rows.sum[r][slot] += sum;
         }
-}
-
-// Scores of keys after their query are -inf. first: the key of s[.][0]'s column 0, seen from the row of
-// s[0][.]'s row 0.
-template <class C>
-__device__ void mask(T::Accumulator (&s)[C::row_tiles][C::key_tiles], int first) {
-#pragma unroll
-    for (int r = 0; r < C::row_tiles; r++)
-#pragma unroll
-        for (int n = 0; n < C::key_tiles; n++)
-#pragma unroll
-            for (int i = 0; i < T::elements; i++)
-                if (first + n * C::R + T::column(i) > r * C::R + T::row(T::slot(i))) s[r][n].x[i] = -INFINITY;
 }
 
 template <int HD>
@@ -99,7 +110,7 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     copy_q.begin(shared_q, row_of(q, piece.batch, first, piece.head), q.stride[1], time - first);
     copy_q.end();
     __syncthreads();
-    WarpRows<T, HD, C::row_tiles> rows_q;
+    WarpRows<T, HD, C::row_tiles, C::q_kept> rows_q;
     rows_q.take(shared_q, row);
     __syncthreads();
 
@@ -113,27 +124,42 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     TileCopy<C::keys, HD, C::threads> copy_k, copy_v;
     const bf16* next_k = row_of(k, piece.batch, 0, key_head);
     const bf16* next_v = row_of(v, piece.batch, 0, key_head);
+    const auto begin_k = [&](int buffer, int valid) {
+        copy_k.begin({shared_k.data + buffer}, next_k, k.stride[1], valid);
+        next_k += C::keys * k.stride[1];
+    };
+    const auto begin_v = [&](int buffer, int valid) {
+        copy_v.begin({shared_v.data + buffer}, next_v, v.stride[1], valid);
+        next_v += C::keys * v.stride[1];
+    };
     const int end = time < first + C::queries ? time : first + C::queries;
-    copy_k.begin(shared_k, next_k, k.stride[1], time);
+    begin_k(0, time);
+    if (C::buffers == 2) begin_v(0, time);
     for (int s0 = 0; s0 < end; s0 += C::keys) {
+        const int buffer = s0 / C::keys % C::buffers * 2 * C::k_bytes, next = s0 + C::keys;
         const int before = first + row - s0;  // keys of this step that the warp's first row has before it
         const bool any = before + C::warp_rows > 0;
         copy_k.end();
+        if (C::buffers == 2) copy_v.end();
         __syncthreads();  // and nobody uses the last step's v any more
-        copy_v.begin(shared_v, next_v, v.stride[1], time - s0);
-        next_v += C::keys * v.stride[1];
+        if (C::buffers == 2 && next < end) {
+            begin_k(2 * C::k_bytes - buffer, time - next);
+            begin_v(2 * C::k_bytes - buffer, time - next);
+        } else if (C::buffers == 1)
+            begin_v(0, time - s0);
         T::Accumulator s[C::row_tiles][C::key_tiles] = {};
         if (any) {
-            add_rows_product<T>(s, rows_q, shared_k);
-            if (before < C::keys - 1) mask<C>(s, -before);
+            add_rows_product<T>(s, rows_q, SharedTile<HD>{shared_k.data + buffer});
+            if (before < C::keys - 1) mask<T, Side::columns_after>(s, -before);
             softmax<C>(s, o, rows, scale * log2_e);
         }
         const Packed<T, C::row_tiles, C::key_tiles> p(s);
-        copy_v.end();
-        __syncthreads();  // and nobody uses k any more
-        next_k += C::keys * k.stride[1];
-        if (s0 + C::keys < end) copy_k.begin(shared_k, next_k, k.stride[1], time - s0 - C::keys);
-        if (any) add_columns_product<T>(o, p, shared_v);
+        if (C::buffers == 1) {
+            copy_v.end();
+            __syncthreads();  // and nobody uses k any more
+            if (next < end) begin_k(0, time - next);
+        }
+        if (any) add_columns_product<T>(o, p, SharedTile<HD>{shared_v.data + buffer});
     }
 
     __syncthreads();  // out goes through the place of q, or of k and v
@@ -141,7 +167,7 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     for (int r = 0; r < C::row_tiles; r++) {
 #pragma unroll
         for (int slot = 0; slot < T::slots; slot++) {
-            const float sum = T::row_sum(rows.sum[r][slot]);
+            const float sum = T::row_sum(rows.sum[r][slot]), share = 1 / sum;
             const int t = first + row + r * C::R + T::row(slot);
             if (t < time && T::column(0) == 0)
                 lse(piece.batch, piece.head, t) = rows.largest[r][slot] * scale + logf(sum);
@@ -149,7 +175,7 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
             for (int n = 0; n < C::value_tiles; n++)
 #pragma unroll
                 for (int i = 0; i < T::elements; i++)
-                    if (T::slot(i) == slot) o[r][n].x[i] /= sum;
+                    if (T::slot(i) == slot) o[r][n].x[i] *= share;
         }
         T::store_rows(shared_q, row + r * C::R, o[r]);
     }

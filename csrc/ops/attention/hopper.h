@@ -14,9 +14,9 @@ struct Panels {
     static constexpr int bytes = HD / 64 * panel;
     alignas(1024) char data[bytes];
 
-    // 16 bytes: `chunk` of a row.
+    // 16 bytes: `chunk` of a row, where the hardware's swizzle puts it.
     __device__ char* at(int row, int chunk) {
-        return SharedTile<64>{data + chunk / 8 * panel}.at(row, chunk % 8);
+        return data + chunk / 8 * panel + row * 128 + (chunk % 8 ^ row % 8) * 16;
     }
 };
 

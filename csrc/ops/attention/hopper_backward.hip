@@ -3,8 +3,11 @@
 // warpgroup. A warpgroup's products run one after another on the tensor cores while it computes p and ds of what
 // has come out of them; the last one of a step runs beside the first ones of the next.
 //
+// Variant 5 is one pass of five products: the keys' kernel makes dq too, by adding in memory, in whatever order
+// blocks come: its bits differ from run to run.
+//
 // The workspace: lse * log2 e and delta, f32[2,B,NH,T to whole blocks], infinity and 0 for queries that do not
-// exist.
+// exist; of variant 5 also the sums of dq, f32[B,NH,T to whole blocks,HD].
 #include "ops/attention/attention.h"
 #include "ops/attention/hopper.h"
 
@@ -44,10 +47,18 @@ __global__ void __launch_bounds__(256)
 
 // ---- keys: s' = k q', dp' = v dout', dv += p' dout, dk += ds' q
 
-template <int HD>
-struct Keys {
-    // Queries a step: with 128 columns the sums leave no room for more; with 64, 128 queries spill and are slower.
-    static constexpr int step = 64, buffers = 3;
+// Queries a step: with 128 columns the sums leave no room for more; with 64, 128 queries spill and are slower.
+constexpr int step = 64;
+// ds' of all the block's keys, for dq: in turn.
+template <bool one_pass>
+struct Differences {};
+template <>
+struct Differences<true> {
+    Panels<step, rows> ds[2];
+};
+template <int HD, bool one_pass>
+struct Keys : Differences<one_pass> {
+    static constexpr int buffers = 3;
     Panels<HD, rows> k, v;
     Panels<HD, step> q[buffers], dout[buffers];
     alignas(16) float lse[buffers][step], delta[buffers][step];
@@ -74,11 +85,11 @@ struct Queries {
 };
 
 #if defined(LLAMAC_WARPGROUP_CODE)
-template <int HD>
-__device__ void copy_queries(Keys<HD>& shared, const TensorMap& q, const TensorMap& dout, const TensorMap& k,
-                             const TensorMap& v, const float* lse, const float* delta, const Piece& piece,
-                             int64_t heads, int group, int time, int64_t padded) {
-    using C = Keys<HD>;
+template <int HD, bool one_pass>
+__device__ void copy_queries(Keys<HD, one_pass>& shared, const TensorMap& q, const TensorMap& dout,
+                             const TensorMap& k, const TensorMap& v, const float* lse, const float* delta,
+                             const Piece& piece, int64_t heads, int group, int time, int64_t padded) {
+    using C = Keys<HD, one_pass>;
     const int first = static_cast<int>(piece.block) * rows;
     shared.own_full.arrive_expecting(shared.k.bytes + shared.v.bytes);
     load_rows(shared.k, k, shared.own_full, first, piece.head, piece.batch);
@@ -90,24 +101,58 @@ __device__ void copy_queries(Keys<HD>& shared, const TensorMap& q, const TensorM
         const int64_t head = piece.head * group + steps.head(n);
         const int t0 = steps.query(n);
         shared.ring.free[turn.buffer].wait(turn.parity ^ 1);
-        full.arrive_expecting(2 * shared.q[0].bytes + 2 * C::step * 4);
+        full.arrive_expecting(2 * shared.q[0].bytes + 2 * step * 4);
         load_rows(shared.q[turn.buffer], q, full, t0, head, piece.batch);
         load_rows(shared.dout[turn.buffer], dout, full, t0, head, piece.batch);
         const int64_t at = (piece.batch * heads + head) * padded + t0;
-        load_bytes(shared.lse[turn.buffer], lse + at, C::step * 4, full);
-        load_bytes(shared.delta[turn.buffer], delta + at, C::step * 4, full);
+        load_bytes(shared.lse[turn.buffer], lse + at, step * 4, full);
+        load_bytes(shared.delta[turn.buffer], delta + at, step * 4, full);
     }
 }
 
+// One step's dq, 64 queries: += ds k over all the block's keys, so ds goes through LDS. The warpgroups share the
+// columns, or where there are only 64, take turns. dq is laid out as threads hold it: 64 rows and columns at a
+// time, four sums of each of the 128 threads after another.
 template <int HD>
-__device__ void compute_keys(Keys<HD>& shared, View<bf16, 4>& dk, View<bf16, 4>& dv, const Piece& piece,
-                             int group, int time, float scale) {
-    using C = Keys<HD>;
+__device__ void add_queries(float* dq, const uint32_t (&ds)[step / 16][4], Panels<step, rows>& through,
+                            const Panels<HD, rows>& k, const Worker& worker, int n) {
+#pragma unroll
+    for (int i = 0; i < step / 2; i += 2)
+        *reinterpret_cast<uint32_t*>(through.at(worker.index * 64 + worker.row + i / 2 % 2 * 8, i / 4) +
+                                     worker.column * 2) = ds[i / 8][i / 2 % 4];
+    fence_shared();
+    named_barrier_wait(5, hopper_workers * warpgroup_size);
+    if (HD == 64 && worker.index != n % 2) return;
+    const int panel = HD == 64 ? 0 : worker.index;
+    float sum[32];
+    const uint64_t left = shared_operand(through.data), right = shared_operand(k.data + panel * k.panel);
+    products_begin();
+#pragma unroll
+    for (int d = 0; d < rows / 16; d++) {
+        const uint64_t at_left = advance(left, d * 16 * 128), at_right = advance(right, d * 16 * 128);
+        if (d == 0)
+            warpgroup_multiply<true, true, true>(sum, at_left, at_right);
+        else
+            warpgroup_multiply<false, true, true>(sum, at_left, at_right);
+    }
+    products_commit();
+    products_wait<0>();
+    keep_in_place(sum);
+#pragma unroll
+    for (int i = 0; i < 32; i += 4)
+        add_to_memory(dq + ((panel * 8 + i / 4) * warpgroup_size + worker.thread) * 4, sum + i);
+}
+
+template <int HD, bool one_pass>
+__device__ void compute_keys(Keys<HD, one_pass>& shared, View<bf16, 4>& dk, View<bf16, 4>& dv, float* dq,
+                             const Piece& piece, int64_t heads, int group, int time, int64_t padded,
+                             float scale) {
+    using C = Keys<HD, one_pass>;
     const Worker worker;
     const int block = static_cast<int>(piece.block) * rows, first = block + worker.index * 64;
     const typename C::Steps steps(block, time);
-    float sum_k[HD / 2] = {}, sum_v[HD / 2] = {}, s[C::step / 2], dp[C::step / 2];
-    uint32_t p[C::step / 16][4], ds[C::step / 16][4];
+    float sum_k[HD / 2] = {}, sum_v[HD / 2] = {}, s[step / 2], dp[step / 2];
+    uint32_t p[step / 16][4], ds[step / 16][4];
     int last = -1;  // the buffer that a product still reads
     keep_in_place(sum_k);
     keep_in_place(sum_v);
@@ -116,7 +161,7 @@ __device__ void compute_keys(Keys<HD>& shared, View<bf16, 4>& dk, View<bf16, 4>&
         const Turn<C::buffers> turn(n);
         const int t0 = steps.query(n);
         shared.ring.full[turn.buffer].wait(turn.parity);
-        if (t0 + C::step <= first) {  // all before the warpgroup's keys
+        if (!one_pass && t0 + step <= first) {  // all before the warpgroup's keys
             release(shared.ring.free[turn.buffer]);
             continue;
         }
@@ -128,7 +173,7 @@ __device__ void compute_keys(Keys<HD>& shared, View<bf16, 4>& dk, View<bf16, 4>&
         if (last >= 0) release(shared.ring.free[last]);
         last = turn.buffer;
 #pragma unroll
-        for (int i = 0; i < C::step / 2; i += 4) {
+        for (int i = 0; i < step / 2; i += 4) {
             const int column = i / 4 * 8 + worker.column;
             const float2 shift = *reinterpret_cast<const float2*>(shared.lse[turn.buffer] + column);
             s[i] = fast_exp2(fmaf(s[i], scale * log2_e, -shift.x));
@@ -138,7 +183,7 @@ __device__ void compute_keys(Keys<HD>& shared, View<bf16, 4>& dk, View<bf16, 4>&
         }
         if (t0 < first + 63) {
 #pragma unroll
-            for (int i = 0; i < C::step / 2; i++)
+            for (int i = 0; i < step / 2; i++)
                 if (t0 + i / 4 * 8 + worker.column + i % 2 < first + worker.row + i / 2 % 2 * 8) s[i] = 0;
         }
         pack(p, s);
@@ -147,7 +192,7 @@ __device__ void compute_keys(Keys<HD>& shared, View<bf16, 4>& dk, View<bf16, 4>&
         products_wait<1>();
         keep_in_place(dp);
 #pragma unroll
-        for (int i = 0; i < C::step / 2; i += 4) {
+        for (int i = 0; i < step / 2; i += 4) {
             const int column = i / 4 * 8 + worker.column;
             const float2 d = *reinterpret_cast<const float2*>(shared.delta[turn.buffer] + column);
             dp[i] = s[i] * (dp[i] - d.x);
@@ -158,6 +203,11 @@ __device__ void compute_keys(Keys<HD>& shared, View<bf16, 4>& dk, View<bf16, 4>&
         pack(ds, dp);
         products_begin();
         begin_columns_product(sum_k, ds, shared.q[turn.buffer]);
+        if constexpr (one_pass) {
+            const int64_t head = piece.head * group + steps.head(n);
+            add_queries<HD>(dq + ((piece.batch * heads + head) * padded + t0) * HD, ds, shared.ds[n % 2],
+                            shared.k, worker, n);
+        }
     }
     products_wait<0>();
     keep_in_place(sum_k);
@@ -234,16 +284,16 @@ __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const fl
 }
 #endif
 
-template <int HD>
+template <int HD, bool one_pass>
 __global__ void __launch_bounds__(hopper_threads, 1)
-    attention_backward_kernel4_keys(View<bf16, 4> dk, View<bf16, 4> dv,
+    attention_backward_kernel4_keys(View<bf16, 4> dk, View<bf16, 4> dv, float* dq,
                                     LLAMAC_KERNEL_CONSTANT const TensorMap dout,
                                     LLAMAC_KERNEL_CONSTANT const TensorMap q,
                                     LLAMAC_KERNEL_CONSTANT const TensorMap k,
                                     LLAMAC_KERNEL_CONSTANT const TensorMap v, const float* lse,
                                     const float* delta, int group, int64_t padded, float scale) {
 #if defined(LLAMAC_WARPGROUP_CODE)
-    Keys<HD>& shared = aligned_shared_memory<Keys<HD>>();
+    Keys<HD, one_pass>& shared = aligned_shared_memory<Keys<HD, one_pass>>();
     if (threadIdx.x == 0) {
         shared.own_full.init(1);
         shared.ring.init();
@@ -258,7 +308,7 @@ __global__ void __launch_bounds__(hopper_threads, 1)
             copy_queries(shared, q, dout, k, v, lse, delta, piece, dk.shape[2] * group, group, time, padded);
     } else {
         take_registers<240>();
-        compute_keys(shared, dk, dv, piece, group, time, scale);
+        compute_keys(shared, dk, dv, dq, piece, dk.shape[2] * group, group, time, padded, scale);
     }
 #endif
 }
@@ -292,26 +342,51 @@ __global__ void __launch_bounds__(hopper_threads, 1)
 #endif
 }
 
+// dq as add_queries leaves it, scaled and rounded. A block, 128 threads, 64 rows.
 template <int HD>
+__global__ void __launch_bounds__(warpgroup_size)
+    attention_backward_kernel5_round(View<bf16, 4> dq, const float* sums, int64_t padded, float scale) {
+    const int64_t blocks = padded / step, i = blockIdx.x;  // of [B,NH,blocks]
+    const int64_t head = i / blocks % dq.shape[2], batch = i / blocks / dq.shape[2];
+    const int thread = static_cast<int>(threadIdx.x), row = thread / warp_size * 16 + lane_index() / 4;
+    for (int part = 0; part < HD / 8; part++) {
+        const float4 sum =
+            *reinterpret_cast<const float4*>(sums + i * step * HD + (part * warpgroup_size + thread) * 4);
+        const int column = part * 8 + lane_index() % 4 * 2;
+        for (int slot = 0; slot < 2; slot++) {
+            const int64_t t = i % blocks * step + row + 8 * slot;
+            const uint32_t pair =
+                slot ? bf16_pair(sum.z * scale, sum.w * scale) : bf16_pair(sum.x * scale, sum.y * scale);
+            if (t < dq.shape[1]) *reinterpret_cast<uint32_t*>(row_of(dq, batch, t, head) + column) = pair;
+        }
+    }
+}
+
+template <int HD, bool one_pass>
 void attention_backward_hopper(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                                View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
                                View<const bf16, 4> k, View<const bf16, 4> v, float scale,
                                const Device& device) {
     const int64_t B = q.shape[0], NH = q.shape[2], NKV = k.shape[2], padded = padded_time(q.shape[1]);
     const int group = static_cast<int>(NH / NKV);
-    float *const scaled_lse = static_cast<float*>(device.workspace), *const delta =
-                                                                         scaled_lse + B * NH * padded;
+    float *const scaled_lse = static_cast<float*>(device.workspace),
+                 *const delta = scaled_lse + B * NH * padded, *const sums = delta + B * NH * padded;
     launch(Grid(blocks_for(B * padded * NH * (HD / vector_size<bf16>), 256), 256, device.stream),
            attention_backward_kernel4_statistics<HD>, scaled_lse, delta, dout, out, lse, padded);
+    if (one_pass)
+        CHECK(hipMemsetAsync(sums, 0, static_cast<size_t>(B * NH * padded * HD * 4), device.stream));
     launch(Grid(blocks_for(padded / rows * NKV * B, 1), hopper_threads, device.stream,
-                aligned_shared_bytes<Keys<HD>>),
-           attention_backward_kernel4_keys<HD>, dk, dv, map_of(dout, Keys<HD>::step),
-           map_of(q, Keys<HD>::step), map_of(k, rows), map_of(v, rows), scaled_lse, delta, group, padded,
-           scale);
-    launch(Grid(blocks_for(padded / rows * NH * B, 1), hopper_threads, device.stream,
-                aligned_shared_bytes<Queries<HD>>),
-           attention_backward_kernel4_queries<HD>, dq, map_of(dout, rows), map_of(q, rows), map_of(k, rows),
-           map_of(v, rows), scaled_lse, delta, group, padded, scale);
+                aligned_shared_bytes<Keys<HD, one_pass>>),
+           attention_backward_kernel4_keys<HD, one_pass>, dk, dv, sums, map_of(dout, step), map_of(q, step),
+           map_of(k, rows), map_of(v, rows), scaled_lse, delta, group, padded, scale);
+    if constexpr (one_pass)
+        launch(Grid(blocks_for(padded / step * NH * B, 1), warpgroup_size, device.stream),
+               attention_backward_kernel5_round<HD>, dq, sums, padded, scale);
+    else
+        launch(Grid(blocks_for(padded / rows * NH * B, 1), hopper_threads, device.stream,
+                    aligned_shared_bytes<Queries<HD>>),
+               attention_backward_kernel4_queries<HD>, dq, map_of(dout, rows), map_of(q, rows),
+               map_of(k, rows), map_of(v, rows), scaled_lse, delta, group, padded, scale);
 }
 
 }  // namespace
@@ -319,13 +394,24 @@ void attention_backward_hopper(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4>
 void attention_backward_4(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                           View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
                           View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
-    (q.shape[3] == 64 ? attention_backward_hopper<64>
-                      : attention_backward_hopper<128>)(dq, dk, dv, dout, out, lse, q, k, v,
-                                                        static_cast<float>(scale), device);
+    (q.shape[3] == 64 ? attention_backward_hopper<64, false>
+                      : attention_backward_hopper<128, false>)(dq, dk, dv, dout, out, lse, q, k, v,
+                                                               static_cast<float>(scale), device);
+}
+
+void attention_backward_5(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+                          View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
+                          View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
+    (q.shape[3] == 64 ? attention_backward_hopper<64, true>
+                      : attention_backward_hopper<128, true>)(dq, dk, dv, dout, out, lse, q, k, v,
+                                                              static_cast<float>(scale), device);
 }
 
 int64_t attention_backward_workspace_4(const Call& call) {
     return 2 * call["B"] * call["NH"] * padded_time(call["T"]) * 4;
+}
+int64_t attention_backward_workspace_5(const Call& call) {
+    return (2 + call["HD"]) * call["B"] * call["NH"] * padded_time(call["T"]) * 4;
 }
 
 }  // namespace llamac
