@@ -38,10 +38,12 @@ inline const std::vector<Sizes> size_rules = {
 inline const std::vector<int64_t> other_sizes = {1, 31, 63, 64, 65, 131, 136};
 constexpr int shapes_an_entry = 12;
 
-// Further shapes of single operations: what their tiles want to see. Names that begin so.
+// Further shapes of single operations: what their tiles want to see. Names that begin so. large: too slow for
+// the emulated device.
 struct Shape {
     const char* operation;
     std::vector<std::pair<const char*, int64_t>> size;
+    bool large = false;
 };
 inline const std::vector<Shape> further_shapes = {
     {"attention_", {{"B", 1}, {"T", 1}, {"NH", 8}, {"NKV", 1}, {"HD", 128}}},
@@ -50,9 +52,13 @@ inline const std::vector<Shape> further_shapes = {
     {"attention_", {{"B", 1}, {"T", 129}, {"NH", 3}, {"NKV", 3}, {"HD", 128}}},
     {"attention_", {{"B", 1}, {"T", 200}, {"NH", 8}, {"NKV", 2}, {"HD", 64}}},
     {"attention_", {{"B", 1}, {"T", 520}, {"NH", 2}, {"NKV", 1}, {"HD", 128}}},
+    {"attention_", {{"B", 1}, {"T", 1000}, {"NH", 4}, {"NKV", 1}, {"HD", 64}}, true},
+    {"attention_", {{"B", 1}, {"T", 4096}, {"NH", 1}, {"NKV", 1}, {"HD", 128}}, true},
     {"matmul_", {{"N", 128}, {"C", 96}, {"K", 256}}},
     {"matmul_", {{"N", 200}, {"C", 328}, {"K", 136}}},
     {"matmul_", {{"N", 40}, {"C", 520}, {"K", 264}}},
+    {"matmul_", {{"N", 2184}, {"C", 72}, {"K", 136}}},
+    {"matmul_", {{"N", 1000}, {"C", 1032}, {"K", 520}}, true},
 };
 
 struct Values {
@@ -60,11 +66,11 @@ struct Values {
     std::vector<double> values;
 };
 inline const std::vector<Values> scalar_rules = {
-    {"eps", {1e-5, 1e-6}},    {"theta", {10000, 500000}}, {"factor", {1, 8, 32}},
-    {"low_freq_factor", {1}}, {"high_freq_factor", {4}},  {"original_context", {64, 8192}},
-    {"scale", {0.125, 0.3}},  {"dloss", {0.25, 1}},       {"ignore_index", {-100, 0}},
-    {"beta1", {0.9}},         {"beta2", {0.95, 0.999}},   {"weight_decay", {0.1, 0}},
-    {"grad_clip", {1, 0}},    {"seed", {42, 1e12}},       {"stream", {4}},
+    {"eps", {1e-5, 1e-6}},      {"theta", {10000, 500000}}, {"factor", {1, 8, 32}},
+    {"low_freq_factor", {1}},   {"high_freq_factor", {4}},  {"original_context", {64, 8192}},
+    {"scale", {0.125, 0.3, 4}}, {"dloss", {0.25, 1}},       {"ignore_index", {-100, 0}},
+    {"beta1", {0.9}},           {"beta2", {0.95, 0.999}},   {"weight_decay", {0.1, 0}},
+    {"grad_clip", {1, 0}},      {"seed", {42, 1e12}},       {"stream", {4}},
 };
 
 inline void set_threads([[maybe_unused]] int n) {
@@ -327,7 +333,8 @@ inline int64_t pick(const std::vector<int64_t>& values, int number, size_t salt)
 inline std::vector<const Shape*> further(const Operation& op) {
     std::vector<const Shape*> shapes;
     for (const Shape& s : further_shapes)
-        if (op.name.rfind(s.operation, 0) == 0) shapes.push_back(&s);
+        if (op.name.rfind(s.operation, 0) == 0 && !(s.large && device_properties().emulated))
+            shapes.push_back(&s);
     return shapes;
 }
 // Cases of an entry: the further shapes stand at even numbers, which are aligned (run_variant).

@@ -7,17 +7,21 @@ namespace llamac {
 
 constexpr float log2_e = 1.44269504088896341f;
 
-// A piece of the grid: which rows of which head. Neighbouring blocks share keys and values; where blocks are
-// dealt out to dies in turn, each with a cache of its own, a die gets neighbours. Which rows come first is the
-// kernel's choice: those with the most work, so that the last blocks to run are short.
+// A piece of the grid: which rows of which head. Heads come in sections; in a section the first rows of all its
+// heads come first, so that the last blocks to run are short ones: which rows are first is the kernel's choice,
+// those with the most work. Where blocks are dealt out to dies in turn, each with a cache of its own, a die gets
+// whole heads.
 struct Piece {
     int64_t batch, head, block;
 };
+constexpr int section_heads = 16;
 __device__ inline Piece piece_of(int64_t blocks, int64_t heads) {
-    int64_t i = blockIdx.x;
-    const int64_t pieces = gridDim.x;
-    if (pieces % dies == 0) i = i % dies * (pieces / dies) + i / dies;
-    return {i / blocks / heads, i / blocks % heads, i % blocks};
+    const int64_t all = gridDim.x / blocks, of_die = all % dies == 0 ? all / dies : all;
+    const int64_t section = of_die % section_heads == 0 ? section_heads : of_die;
+    int64_t i = blockIdx.x, first = 0;
+    if (of_die != all) first = i % dies * of_die, i /= dies;
+    const int64_t head = first + i / (section * blocks) * section + i % section;
+    return {head / heads, head % heads, i % (section * blocks) / section};
 }
 
 // The first element of a head's row.

@@ -51,12 +51,16 @@ constexpr int keys_of_warp = HD == 64 && !small<M> ? 32 : 16;
 template <int HD, class M>
 constexpr int keys_of_block = small<M> || (HD == 128 && mma_sync<M>) ? 64 : 128;
 template <int HD, class M>
-constexpr int keys_step = small<M> ? 16 : HD == 128 && mma_sync<M> ? 64 : 32;
+constexpr int keys_step = small<M>                   ? 16
+                          : HD == 128 && mma_sync<M> ? 64
+                                                     : 32;
 template <int HD, class M = Machine>
 struct Keys : Walk<HD, keys_of_block<HD, M>, keys_step<HD, M>, keys_of_warp<HD, M>, M> {};
 
 template <int HD, class M>
-constexpr int queries_step = small<M> ? 16 : HD == 64 && mma_sync<M> ? 64 : 32;
+constexpr int queries_step = small<M>                  ? 16
+                             : HD == 64 && mma_sync<M> ? 64
+                                                       : 32;
 template <int HD, class M = Machine>
 struct Queries : Walk<HD, small<M> ? 64 : 128, queries_step<HD, M>, small<M> ? 16 : 32, M> {};
 
@@ -65,7 +69,9 @@ struct Queries : Walk<HD, small<M> ? 64 : 128, queries_step<HD, M>, small<M> ? 1
 template <int HD, class M>
 constexpr int pass_step = mma_sync<M> || (small<M> && HD == 64) ? 64 : 32;
 template <int HD, class M>
-constexpr int pass_part = small<M> ? 16 : HD == 64 ? 32 : pass_step<HD, M>;
+constexpr int pass_part = small<M>   ? 16
+                          : HD == 64 ? 32
+                                     : pass_step<HD, M>;
 template <int HD, class M = Machine>
 struct Pass : Walk<HD, mma_sync<M> ? 128 : 64, pass_step<HD, M>, keys_of_warp<HD, M>, M, pass_part<HD, M>> {
     using Base = Walk<HD, mma_sync<M> ? 128 : 64, pass_step<HD, M>, keys_of_warp<HD, M>, M, pass_part<HD, M>>;
@@ -201,7 +207,8 @@ __global__ void __launch_bounds__(Pass<HD>::threads)
                 for (int e = 0; e < 4; e++) {
                     const int row = query + T::template spread<C::query_tiles>(r, T::row(T::slot(i + e)));
                     const int column = d + T::template spread<C::column_tiles>(n, T::column(i + e));
-                    *reinterpret_cast<bf16*>(rounded.at(row, column / 8) + column % 8 * 2) = bf16(x[e] * scale);
+                    *reinterpret_cast<bf16*>(rounded.at(row, column / 8) + column % 8 * 2) =
+                        bf16(x[e] * scale);
                 }
             }
     __syncthreads();
@@ -229,11 +236,19 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
     T::Accumulator sum_k[C::row_tiles][C::head_tiles] = {}, sum_v[C::row_tiles][C::head_tiles] = {};
 
     TileCopy<C::step, HD, C::threads> copy_q, copy_dout;
-    const int start = first / C::step * C::step, steps_a_head = (time - start + C::step - 1) / C::step;
+    // The queries of a step: from t0 on, of a head of the group. They follow one another through all its heads.
+    struct Step {
+        int head, t0;
+    };
+    const int start = first / C::step * C::step;
+    const auto after = [&](Step step) {
+        const bool last = step.t0 + C::step >= time;
+        return Step{step.head + last, last ? start : step.t0 + C::step};
+    };
     float next_lse = 0, next_delta = 0;
-    const auto begin_step = [&](int n) {
-        const int64_t head = piece.head * group + n / steps_a_head;
-        const int t0 = start + n % steps_a_head * C::step, mine = static_cast<int>(threadIdx.x);
+    const auto begin_step = [&](Step step, int n) {
+        const int64_t head = piece.head * group + step.head;
+        const int t0 = step.t0, mine = static_cast<int>(threadIdx.x);
         char* const buffer = steps + n % C::buffers * 2 * C::step_bytes;
         copy_q.begin(SharedTile<HD>{buffer}, row_of(q, piece.batch, t0, head), q.stride[1], time - t0);
         copy_dout.begin(SharedTile<HD>{buffer + C::step_bytes}, row_of(dout, piece.batch, t0, head),
@@ -241,12 +256,12 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
         // Queries that do not exist get p = 2^-inf.
         const bool exists = mine < C::step && t0 + mine < time;
         const int64_t at = (piece.batch * q.shape[2] + head) * time + t0 + mine;
-        next_lse = exists ? lse[at] * log2_e : INFINITY;
+        next_lse = exists ? lse[at] : INFINITY;  // used a step later: nothing waits for it here
         next_delta = exists ? delta[at] : 0;
     };
-    // Of the part of a step whose queries begin at t0: p, dv, ds, dk. ds' of Packed is left to the caller.
-    const auto add_part = [&](int t0, SharedTile<HD> shared_q, SharedTile<HD> shared_dout, const float* part_lse,
-                              const float* part_delta) {
+    // Of the part of a step whose queries begin at t0: dv += p' dout, and ds'.
+    const auto add_values = [&](int t0, SharedTile<HD> shared_q, SharedTile<HD> shared_dout,
+                                const float* part_lse, const float* part_delta) {
         T::Accumulator p[C::row_tiles][C::part_tiles] = {}, dp[C::row_tiles][C::part_tiles] = {};
         add_rows_product<T>(p, rows_k, shared_q);
         if (t0 < row + C::warp_rows - 1) mask<T, Side::columns_before>(p, t0 - row);
@@ -269,43 +284,47 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
 #pragma unroll
                 for (int r = 0; r < C::row_tiles; r++) dp[r][m].x[i] = p[r][m].x[i] * (dp[r][m].x[i] - d);
             }
-        const Packed<T, C::row_tiles, C::part_tiles> ds(dp);
-        add_columns_product<T>(sum_k, ds, shared_q);
-        return ds;
+        return Packed<T, C::row_tiles, C::part_tiles>(dp);
     };
-    begin_step(0);
-    for (int n = 0; n < group * steps_a_head; n++) {
+    Step now{0, start};
+    begin_step(now, 0);
+    for (int n = 0; now.head < group; n++) {
         if (C::buffers == 1) __syncthreads();  // nobody uses the last step's tiles any more
         copy_q.end();
         copy_dout.end();
         Statistics<C>& of_step = statistics[n % 2];
         if (static_cast<int>(threadIdx.x) < C::step)
-            of_step.lse[threadIdx.x] = next_lse, of_step.delta[threadIdx.x] = next_delta;
+            of_step.lse[threadIdx.x] = next_lse * log2_e, of_step.delta[threadIdx.x] = next_delta;
         __syncthreads();  // the step's tiles are there, nobody uses the others
-        if (n + 1 < group * steps_a_head) begin_step(n + 1);
+        const int t0 = now.t0, of_group = now.head;
+        now = after(now);
+        if (now.head < group) begin_step(now, n + 1);
 
-        const int t0 = start + n % steps_a_head * C::step;
         const SharedTile<HD> shared_q{steps + n % C::buffers * 2 * C::step_bytes};
 #pragma unroll
         for (int part = 0; part < C::step; part += C::part) {
             if (!C::adds_queries && t0 + part + C::part <= row) continue;  // all before the warp's keys
             const int at = part * HD * 2;
-            const auto ds = add_part(t0 + part, {shared_q.data + at}, {shared_q.data + C::step_bytes + at},
-                                     of_step.lse + part, of_step.delta + part);
+            const SharedTile<HD> part_q{shared_q.data + at}, part_dout{part_q.data + C::step_bytes};
+            const auto ds =
+                add_values(t0 + part, part_q, part_dout, of_step.lse + part, of_step.delta + part);
             if constexpr (C::adds_queries) {
                 const SharedTile<C::step> shared_ds{dynamic_shared_memory() + C::ds_at};
 #pragma unroll
                 for (int r = 0; r < C::row_tiles; r++)
 #pragma unroll
                     for (int m = 0; m < C::part_tiles; m++)
-                        T::store_operand(shared_ds, row - first + r * C::R, part + m * C::R, ds.operands[r][m]);
+                        T::store_operand(shared_ds, row - first + r * C::R, part + m * C::R,
+                                         ds.operands[r][m]);
             }
+            add_columns_product<T>(sum_k, ds, part_q);
         }
         if constexpr (C::adds_queries) {
             __syncthreads();  // the block's ds' is there
-            const int64_t head = piece.batch * q.shape[2] + piece.head * group + n / steps_a_head;
+            const int64_t head = piece.batch * q.shape[2] + piece.head * group + of_group;
             const int64_t step = head * ((time + C::step - 1) / C::step) + t0 / C::step;
-            add_queries<C>(dq_sums + step * C::step * HD, SharedTile<C::step>{dynamic_shared_memory() + C::ds_at},
+            add_queries<C>(dq_sums + step * C::step * HD,
+                           SharedTile<C::step>{dynamic_shared_memory() + C::ds_at},
                            SharedTile<HD>{dynamic_shared_memory()});
         }
     }

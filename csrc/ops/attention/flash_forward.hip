@@ -147,8 +147,9 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
             begin_v(2 * C::k_bytes - buffer, time - next);
         } else if (C::buffers == 1)
             begin_v(0, time - s0);
+        if (C::buffers == 2 && !any) continue;
         T::Accumulator s[C::row_tiles][C::key_tiles] = {};
-        if (any) {
+        if (C::buffers == 2 || any) {
             add_rows_product<T>(s, rows_q, SharedTile<HD>{shared_k.data + buffer});
             if (before < C::keys - 1) mask<T, Side::columns_after>(s, -before);
             softmax<C>(s, o, rows, scale * log2_e);
@@ -159,7 +160,7 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
             __syncthreads();  // and nobody uses k any more
             if (next < end) begin_k(0, time - next);
         }
-        if (any) add_columns_product<T>(o, p, SharedTile<HD>{shared_v.data + buffer});
+        if (C::buffers == 2 || any) add_columns_product<T>(o, p, SharedTile<HD>{shared_v.data + buffer});
     }
 
     __syncthreads();  // out goes through the place of q, or of k and v
