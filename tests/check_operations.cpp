@@ -70,11 +70,6 @@ std::string compare_aliases(const Case& c, const Variant& v, const Run& first) {
     return "";
 }
 
-// A variant whose idea says otherwise adds up in whatever order its blocks come: only its values are checked.
-bool is_deterministic(const Variant& v) {
-    return !std::strstr(v.idea, "not deterministic");
-}
-
 // Empty, or how the bits of other runs differ from the first one's.
 std::string compare_runs(const Case& c, const Variant& v, const Run& first) {
     const bool device = v.where == Where::device;
@@ -114,7 +109,7 @@ Verdict check_case(Case& c, const Variant& v, bool once, double& tightest) {
         if (!first.wrong.empty()) return first.wrong;
         if (once) return compare_aliases(c, v, first);
         const std::string unequal = compare(c, first, known_truth(c), tightest);
-        return unequal.empty() && is_deterministic(v) ? compare_runs(c, v, first) : unequal;
+        return unequal.empty() && v.deterministic ? compare_runs(c, v, first) : unequal;
     };
     return {true, wrong()};
 }

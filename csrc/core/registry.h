@@ -91,6 +91,7 @@ struct Variant {
     // Device::threads.
     std::vector<int> threads = {};
     int64_t (*workspace)(const Call&) = nullptr;
+    bool deterministic = true;  // false: sums come in any order; never preferred to one that is
 };
 
 struct Dimension {

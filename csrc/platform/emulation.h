@@ -154,8 +154,7 @@ inline void add_to_memory(float* p, const float* x) {
     for (int i = 0; i < 4; i++) {
         uint32_t* const word = reinterpret_cast<uint32_t*>(p + i);
         uint32_t seen = __atomic_load_n(word, __ATOMIC_RELAXED), sum;
-        do
-            sum = __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, seen) + x[i]);
+        do sum = __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, seen) + x[i]);
         while (!__atomic_compare_exchange_n(word, &seen, sum, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
     }
 }

@@ -56,13 +56,15 @@ struct Tile<16> {
         const int kept = std::is_same_v<O, Operand>
                              ? from.offset(lane() % 16, lane() / 16)
                              : from.offset(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2);
-        for (int d = 0; d < count; d++) ldmatrix<false>(out[d].words, place(from, kept, first, k / 8 + 2 * d));
+        for (int d = 0; d < count; d++)
+            ldmatrix<false>(out[d].words, place(from, kept, first, k / 8 + 2 * d));
     }
     // Back: 16 rows from `first` on, k from `k` on.
     template <int columns>
     static __device__ void store_operand(SharedTile<columns> to, int first, int k, const Operand& x) {
         for (int i = 0; i < 4; i++)
-            *reinterpret_cast<uint32_t*>(to.at(first + row(i % 2), k / 8 + i / 2) + lane() % 4 * 4) = x.words[i];
+            *reinterpret_cast<uint32_t*>(to.at(first + row(i % 2), k / 8 + i / 2) + lane() % 4 * 4) =
+                x.words[i];
     }
     // Operands `first` to `first + width - 1` of the `count` that hold all columns from `column` on, 16 each;
     // k is the first of 16 rows.

@@ -52,9 +52,13 @@ struct Tile<16> {
     // Back: 16 rows from `first` on, k from `k` on. Either half of the lanes stores half of each row.
     template <int columns>
     static __device__ void store_operand(SharedTile<columns> to, int first, int k, const Operand& x) {
-        const uint32_t* w = x.words;
+        uint32_t half[4];
+        for (int i = 0; i < 4; i++) {
+            const uint32_t low = x.words[i], high = x.words[i + 4];  // named, or the words go through scratch
+            half[i] = upper() ? high : low;
+        }
         *reinterpret_cast<uint4*>(to.at(first + row(), k / 8 + upper())) =
-            upper() ? make_uint4(w[4], w[5], w[6], w[7]) : make_uint4(w[0], w[1], w[2], w[3]);
+            make_uint4(half[0], half[1], half[2], half[3]);
     }
     // As for MFMA; a lane takes `width` neighbouring columns of 16 rows and gives one to each operand.
     template <int count>

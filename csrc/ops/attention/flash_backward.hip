@@ -65,13 +65,15 @@ template <int HD, class M = Machine>
 struct Queries : Walk<HD, small<M> ? 64 : 128, queries_step<HD, M>, small<M> ? 16 : 32, M> {};
 
 // Variant 3. k stays in LDS; ds' of a step lies there as rows of keys. Of a step's dq a warp makes 32 rows of
-// some columns. MI300X and WMMA have LDS for fewer rows, WMMA for one buffer.
+// some columns. MI300X and WMMA have LDS for fewer rows; WMMA for one buffer, and no registers for rows that are
+// on their way.
 template <int HD, class M>
 constexpr int pass_step = mma_sync<M> || (small<M> && HD == 64) ? 64 : 32;
 template <int HD, class M>
-constexpr int pass_part = small<M>   ? 16
-                          : HD == 64 ? 32
-                                     : pass_step<HD, M>;
+constexpr int pass_part = small<M>      ? 16
+                          : HD == 128   ? pass_step<HD, M>
+                          : mma_sync<M> ? 32
+                                        : 16;
 template <int HD, class M = Machine>
 struct Pass : Walk<HD, mma_sync<M> ? 128 : 64, pass_step<HD, M>, keys_of_warp<HD, M>, M, pass_part<HD, M>> {
     using Base = Walk<HD, mma_sync<M> ? 128 : 64, pass_step<HD, M>, keys_of_warp<HD, M>, M, pass_part<HD, M>>;
@@ -156,7 +158,7 @@ struct Statistics {
 };
 
 // dq += ds k of a step, for the warp's 32 queries and its columns, to their sums in memory: in the order in which
-// the lanes hold them (add_queries and round_queries agree on it), so that a warp adds to whole lines.
+// the lanes hold them (the rounding kernel reads them so), so that a warp adds to whole lines.
 template <class C, int HD>
 __device__ void add_queries(float* sums, SharedTile<C::step> ds, SharedTile<HD> keys) {
     const int query = warp_index() % C::query_parts * 32, d = warp_index() / C::query_parts * C::columns;
@@ -287,9 +289,12 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
         return Packed<T, C::row_tiles, C::part_tiles>(dp);
     };
     Step now{0, start};
-    begin_step(now, 0);
+    if (C::buffers == 2) begin_step(now, 0);
     for (int n = 0; now.head < group; n++) {
-        if (C::buffers == 1) __syncthreads();  // nobody uses the last step's tiles any more
+        if (C::buffers == 1) {
+            __syncthreads();  // nobody uses the last step's tiles any more
+            begin_step(now, n);
+        }
         copy_q.end();
         copy_dout.end();
         Statistics<C>& of_step = statistics[n % 2];
@@ -298,7 +303,7 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
         __syncthreads();  // the step's tiles are there, nobody uses the others
         const int t0 = now.t0, of_group = now.head;
         now = after(now);
-        if (now.head < group) begin_step(now, n + 1);
+        if (C::buffers == 2 && now.head < group) begin_step(now, n + 1);
 
         const SharedTile<HD> shared_q{steps + n % C::buffers * 2 * C::step_bytes};
 #pragma unroll
