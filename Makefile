@@ -5,8 +5,9 @@
 #   make test-all       the same, then `make sanitize`, `make race` and `make targets`
 #   make sanitize       the program and its checks under ASan and UBSan
 #   make race           every kernel under TSan, on the emulated device
+#   make memcheck       on an NVIDIA GPU: every kernel under compute-sanitizer's four tools
 #   make targets        every kernel compiled for gfx942, gfx90a, gfx1100 (gated on registers, scratch, spills, wide
-#                       accesses) and, where nvcc is there, for sm_80 and sm_90
+#                       accesses) and, where nvcc is there, for sm_80 and sm_90a
 #   make bench          every kernel beside PyTorch eager and torch.compile on this machine's GPU, one table
 #   make bench-cpu      tokens/s and peak memory beside PyTorch, same model and batch, two threads
 #   make reference      the reference tensors that the C code is checked against
@@ -19,7 +20,7 @@ BUILD     = build/$(PLATFORM)
 VENV      = .venv/bin/python
 PIP       = $(VENV) -m pip --disable-pip-version-check --quiet install
 
-.PHONY: train_llama3 test test-all sanitize race targets bench bench-cpu reference format clean packages test-packages text native
+.PHONY: train_llama3 test test-all sanitize race memcheck targets bench bench-cpu reference format clean packages test-packages text native
 
 train_llama3: packages text
 	cmake -S . -B $(BUILD) -DLLAMAC_PLATFORM=$(PLATFORM)
@@ -45,12 +46,18 @@ race: packages .venv/test
 	ctest --test-dir build/thread --output-on-failure -R 'check_(operations|emulation|tile)'
 	LLAMAC_BUILD=build/thread $(VENV) -m pytest -q tests/test_platform.py -m program
 
+memcheck: train_llama3
+	cmake --build $(BUILD) --parallel $(JOBS) --target check_operations
+	for tool in memcheck racecheck initcheck synccheck; do \
+	    compute-sanitizer --tool $$tool --error-exitcode 1 $(BUILD)/check_operations --where device --once || exit 1; \
+	done
+
 targets: train_llama3 .venv/test
 	PYTHON=$(PYTHON) dev/packages.sh targets
 	dev/hip/rocm_folder.sh
 	$(VENV) dev/hip/resources.py --arch gfx942 --arch gfx90a --arch gfx1100 --program $(BUILD)/train_llama3
 	if command -v nvcc >/dev/null; then \
-	    cmake -S . -B build/targets -DLLAMAC_PLATFORM=nvidia -DCMAKE_CUDA_ARCHITECTURES='80-real;90-real' && \
+	    cmake -S . -B build/targets -DLLAMAC_PLATFORM=nvidia -DCMAKE_CUDA_ARCHITECTURES='80-real;90a-real' && \
 	    cmake --build build/targets --parallel $(JOBS) --target train_llama3; \
 	else echo "no nvcc: not compiled for NVIDIA"; fi
 

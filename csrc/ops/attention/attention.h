@@ -24,33 +24,23 @@ void attention_backward_1(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<cons
 int64_t attention_forward_workspace_1(const Call& call);
 int64_t attention_backward_workspace_1(const Call& call);
 
-// flash_forward.hip
-void attention_forward_2(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
-                         View<const bf16, 4> v, double scale, Device device);
+using ForwardLauncher = void(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
+                             View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device);
+using BackwardLauncher = void(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+                              View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
+                              View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device);
+using WorkspaceBytes = int64_t(const Call& call);
+
+// flash_forward.hip, flash_backward.hip
 bool flash_supports(const Call& call);
+ForwardLauncher attention_forward_2;
+BackwardLauncher attention_backward_2, attention_backward_3;
+WorkspaceBytes attention_backward_workspace_2, attention_backward_workspace_3;
 
-// hopper_forward.hip, where LLAMAC_WARPGROUPS
-void attention_forward_3(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
-                         View<const bf16, 4> v, double scale, Device device);
+// hopper_forward.hip, hopper_backward.hip; where LLAMAC_WARPGROUPS
 bool hopper_supports(const Call& call);
-// hopper_backward.hip
-void attention_backward_4(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                          View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                          View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device);
-int64_t attention_backward_workspace_4(const Call& call);
-void attention_backward_5(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                          View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                          View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device);
-int64_t attention_backward_workspace_5(const Call& call);
-
-// flash_backward.hip
-void attention_backward_2(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                          View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                          View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device);
-int64_t attention_backward_workspace_2(const Call& call);
-void attention_backward_3(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                          View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                          View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device);
-int64_t attention_backward_workspace_3(const Call& call);
+ForwardLauncher attention_forward_3;
+BackwardLauncher attention_backward_4, attention_backward_5;
+WorkspaceBytes attention_backward_workspace_4, attention_backward_workspace_5;
 
 }  // namespace llamac

@@ -36,7 +36,6 @@ struct Walk {
     static constexpr int row_tiles = warp_rows / R, part_tiles = part / R, head_tiles = HD / R;
     static constexpr int warps = rows / warp_rows, threads = warps * M::warp;
     static constexpr int row_bytes = rows * HD * 2, step_bytes = step * HD * 2;
-    static constexpr bool adds_queries = false;
     static constexpr int buffers = 2;
     // Where operands go to registers the rows come through the steps' place, one tensor after the other.
     static constexpr int second_at = M::operands_in_registers ? 0 : row_bytes, steps_at = 2 * second_at;
@@ -55,7 +54,9 @@ constexpr int keys_step = small<M>                   ? 16
                           : HD == 128 && mma_sync<M> ? 64
                                                      : 32;
 template <int HD, class M = Machine>
-struct Keys : Walk<HD, keys_of_block<HD, M>, keys_step<HD, M>, keys_of_warp<HD, M>, M> {};
+struct Keys : Walk<HD, keys_of_block<HD, M>, keys_step<HD, M>, keys_of_warp<HD, M>, M> {
+    static constexpr bool adds_queries = false;
+};
 
 template <int HD, class M>
 constexpr int queries_step = small<M>                  ? 16
@@ -156,6 +157,37 @@ template <class C>
 struct Statistics {
     float lse[C::step], delta[C::step];
 };
+
+// Of the part of a step whose queries begin `ahead` after the warp's first key: dv += p' dout, and ds'.
+template <class C, int HD>
+__device__ Packed<T, C::row_tiles, C::part_tiles> add_values(
+    T::Accumulator (&sum_v)[C::row_tiles][C::head_tiles], const WarpRows<T, HD, C::row_tiles>& rows_k,
+    const WarpRows<T, HD, C::row_tiles>& rows_v, SharedTile<HD> shared_q, SharedTile<HD> shared_dout,
+    const float* part_lse, const float* part_delta, int ahead, float scale) {
+    T::Accumulator p[C::row_tiles][C::part_tiles] = {}, dp[C::row_tiles][C::part_tiles] = {};
+    add_rows_product<T>(p, rows_k, shared_q);
+    if (ahead < C::warp_rows - 1) mask<T, Side::columns_before>(p, ahead);
+#pragma unroll
+    for (int m = 0; m < C::part_tiles; m++)
+#pragma unroll
+        for (int i = 0; i < T::elements; i++) {
+            const float shift = part_lse[m * C::R + T::column(i)];
+#pragma unroll
+            for (int r = 0; r < C::row_tiles; r++)
+                p[r][m].x[i] = fast_exp2(fmaf(p[r][m].x[i], scale * log2_e, -shift));
+        }
+    add_columns_product<T>(sum_v, Packed<T, C::row_tiles, C::part_tiles>(p), shared_dout);
+    add_rows_product<T>(dp, rows_v, shared_dout);
+#pragma unroll
+    for (int m = 0; m < C::part_tiles; m++)
+#pragma unroll
+        for (int i = 0; i < T::elements; i++) {
+            const float d = part_delta[m * C::R + T::column(i)];
+#pragma unroll
+            for (int r = 0; r < C::row_tiles; r++) dp[r][m].x[i] = p[r][m].x[i] * (dp[r][m].x[i] - d);
+        }
+    return Packed<T, C::row_tiles, C::part_tiles>(dp);
+}
 
 // dq += ds k of a step, for the warp's 32 queries and its columns, to their sums in memory: in the order in which
 // the lanes hold them (the rounding kernel reads them so), so that a warp adds to whole lines.
@@ -261,33 +293,6 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
         next_lse = exists ? lse[at] : INFINITY;  // used a step later: nothing waits for it here
         next_delta = exists ? delta[at] : 0;
     };
-    // Of the part of a step whose queries begin at t0: dv += p' dout, and ds'.
-    const auto add_values = [&](int t0, SharedTile<HD> shared_q, SharedTile<HD> shared_dout,
-                                const float* part_lse, const float* part_delta) {
-        T::Accumulator p[C::row_tiles][C::part_tiles] = {}, dp[C::row_tiles][C::part_tiles] = {};
-        add_rows_product<T>(p, rows_k, shared_q);
-        if (t0 < row + C::warp_rows - 1) mask<T, Side::columns_before>(p, t0 - row);
-#pragma unroll
-        for (int m = 0; m < C::part_tiles; m++)
-#pragma unroll
-            for (int i = 0; i < T::elements; i++) {
-                const float shift = part_lse[m * C::R + T::column(i)];
-#pragma unroll
-                for (int r = 0; r < C::row_tiles; r++)
-                    p[r][m].x[i] = fast_exp2(fmaf(p[r][m].x[i], scale * log2_e, -shift));
-            }
-        add_columns_product<T>(sum_v, Packed<T, C::row_tiles, C::part_tiles>(p), shared_dout);
-        add_rows_product<T>(dp, rows_v, shared_dout);
-#pragma unroll
-        for (int m = 0; m < C::part_tiles; m++)
-#pragma unroll
-            for (int i = 0; i < T::elements; i++) {
-                const float d = part_delta[m * C::R + T::column(i)];
-#pragma unroll
-                for (int r = 0; r < C::row_tiles; r++) dp[r][m].x[i] = p[r][m].x[i] * (dp[r][m].x[i] - d);
-            }
-        return Packed<T, C::row_tiles, C::part_tiles>(dp);
-    };
     Step now{0, start};
     if (C::buffers == 2) begin_step(now, 0);
     for (int n = 0; now.head < group; n++) {
@@ -311,8 +316,8 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
             if (!C::adds_queries && t0 + part + C::part <= row) continue;  // all before the warp's keys
             const int at = part * HD * 2;
             const SharedTile<HD> part_q{shared_q.data + at}, part_dout{part_q.data + C::step_bytes};
-            const auto ds =
-                add_values(t0 + part, part_q, part_dout, of_step.lse + part, of_step.delta + part);
+            const auto ds = add_values<C>(sum_v, rows_k, rows_v, part_q, part_dout, of_step.lse + part,
+                                          of_step.delta + part, t0 + part - row, scale);
             if constexpr (C::adds_queries) {
                 const SharedTile<C::step> shared_ds{dynamic_shared_memory() + C::ds_at};
 #pragma unroll
