@@ -30,6 +30,24 @@ __device__ T* row_of(const View<T, 4>& x, int64_t batch, int64_t row, int64_t he
     return x.data + batch * x.stride[0] + row * x.stride[1] + head * x.stride[2];
 }
 
+// delta = sum_d dout * out of one row, in each lane of the group of HD / 8 that calls it, 128 bits a lane; 0 where
+// the row is not `inside`.
+template <int HD>
+__device__ float row_delta(const View<const bf16, 4>& dout, const View<const bf16, 4>& out, int64_t batch,
+                           int64_t row, int64_t head, bool inside) {
+    constexpr int lanes = HD / vector_size<bf16>;
+    const int first = static_cast<int>(threadIdx.x) % lanes * vector_size<bf16>;
+    float sum = 0;
+    if (inside) {
+        float x[vector_size<bf16>], y[vector_size<bf16>];
+        unpack(load128(row_of(dout, batch, row, head) + first), x);
+        unpack(load128(row_of(out, batch, row, head) + first), y);
+        for (int e = 0; e < vector_size<bf16>; e++) sum += x[e] * y[e];
+    }
+    for (int distance = lanes / 2; distance > 0; distance /= 2) sum += __shfl_xor(sum, distance);
+    return sum;
+}
+
 // A warp's rows of an operand that stays the same through a loop: in registers where there are enough, else
 // in LDS. Where they are, their place in LDS is free after the next __syncthreads.
 template <class T, int HD, int row_tiles, bool kept = Machine::operands_in_registers>

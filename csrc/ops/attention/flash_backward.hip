@@ -89,25 +89,16 @@ struct Pass : Walk<HD, mma_sync<M> ? 128 : 64, pass_step<HD, M>, keys_of_warp<HD
     static_assert(Base::warps % query_parts == 0 && column_tiles >= 2);
 };
 
-// delta[b,h,t] = sum_d dout * out. A group of lanes a row, 128 bits a lane.
 template <int HD>
 __global__ void __launch_bounds__(256)
     attention_backward_kernel2_delta(float* delta, View<const bf16, 4> dout, View<const bf16, 4> out) {
     constexpr int lanes = HD / vector_size<bf16>;
     const int64_t time = out.shape[1], heads = out.shape[2];
     const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / lanes;  // of [B,T,NH]
-    const int lane = static_cast<int>(threadIdx.x) % lanes * vector_size<bf16>;
-    const bool inside = i < out.shape[0] * time * heads;
     const int64_t b = i / heads / time, t = i / heads % time, h = i % heads;
-    float sum = 0;
-    if (inside) {
-        float x[vector_size<bf16>], y[vector_size<bf16>];
-        unpack(load128(row_of(dout, b, t, h) + lane), x);
-        unpack(load128(row_of(out, b, t, h) + lane), y);
-        for (int e = 0; e < vector_size<bf16>; e++) sum += x[e] * y[e];
-    }
-    for (int distance = lanes / 2; distance > 0; distance /= 2) sum += __shfl_xor(sum, distance);
-    if (inside && lane == 0) delta[(b * heads + h) * time + t] = sum;
+    const bool inside = b < out.shape[0];
+    const float sum = row_delta<HD>(dout, out, b, t, h, inside);
+    if (inside && static_cast<int>(threadIdx.x) % lanes == 0) delta[(b * heads + h) * time + t] = sum;
 }
 
 // The rows that the block owns, of two tensors, taken by its warps.

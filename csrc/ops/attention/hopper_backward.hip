@@ -21,26 +21,17 @@ int64_t padded_time(int64_t time) {
     return (time + rows - 1) / rows * rows;
 }
 
-// A group of lanes a row, 128 bits a lane.
 template <int HD>
 __global__ void __launch_bounds__(256)
     attention_backward_kernel4_statistics(float* scaled_lse, float* delta, View<const bf16, 4> dout,
                                           View<const bf16, 4> out, View<const float, 3> lse, int64_t padded) {
     constexpr int lanes = HD / vector_size<bf16>;
     const int64_t heads = out.shape[2];
-    const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / lanes;  // of [B,T,NH]
-    const int lane = static_cast<int>(threadIdx.x) % lanes * vector_size<bf16>;
+    const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / lanes;  // of [B,padded,NH]
     const int64_t b = i / heads / padded, t = i / heads % padded, h = i % heads;
     const bool inside = b < out.shape[0] && t < out.shape[1];
-    float sum = 0;
-    if (inside) {
-        float x[vector_size<bf16>], y[vector_size<bf16>];
-        unpack(load128(row_of(dout, b, t, h) + lane), x);
-        unpack(load128(row_of(out, b, t, h) + lane), y);
-        for (int e = 0; e < vector_size<bf16>; e++) sum += x[e] * y[e];
-    }
-    for (int distance = lanes / 2; distance > 0; distance /= 2) sum += __shfl_xor(sum, distance);
-    if (b >= out.shape[0] || lane != 0) return;
+    const float sum = row_delta<HD>(dout, out, b, t, h, inside);
+    if (b >= out.shape[0] || static_cast<int>(threadIdx.x) % lanes != 0) return;
     delta[(b * heads + h) * padded + t] = sum;
     scaled_lse[(b * heads + h) * padded + t] = inside ? lse(b, h, t) * log2_e : INFINITY;
 }
