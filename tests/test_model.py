@@ -100,9 +100,12 @@ def test_logits_in_chunks(build, states, tmp_path, dtype):
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("kind", ["reference", "naive", "optimised"])
-def test_variants(build, chosen, states, tmp_path, kind, dtype):
-    """The plain loops, which explain the operations, and the kernels compute the same model."""
-    folder, torch, truth = states("scaled32", dtype)
+@pytest.mark.parametrize("model", ["scaled32", "wide-heads"])
+def test_variants(build, chosen, states, tmp_path, model, kind, dtype):
+    """The plain loops, which explain the operations, and the kernels compute the same model; in bf16 the one
+    with wide heads on matrix cores.
+    """
+    folder, torch, truth = states(model, dtype)
     ours = run_model(build, folder, tmp_path / "state", dtype, "none", "1000000", *chosen(kind))
     assert first_difference(ours, torch, truth, dtype) == ""
 

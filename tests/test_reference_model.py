@@ -19,7 +19,7 @@ from llamac.config import RopeScaling, load_config
 from llamac.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
-MODELS = ["tied-gqa", "untied-mha", "scaled8", "scaled32"]
+MODELS = ["tied-gqa", "untied-mha", "scaled8", "scaled32", "wide-heads"]
 B, T = 2, 33
 Tensors = dict[str, torch.Tensor]
 

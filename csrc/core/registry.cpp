@@ -234,22 +234,34 @@ struct Choice {
     const Variant* variant;
     const Entry* entry;
 };
-Choice choose(const Operation& op, const Call& call, Where where, const char* variant) {
-    const Variant* wanted = op.selected;
-    for (const Variant& v : op.variants)
-        if (variant && std::strcmp(v.name, variant) == 0) wanted = &v;
-    if (variant && (!wanted || std::strcmp(wanted->name, variant) != 0))
-        fail(op.name, ": no variant ", variant);
-    if (wanted && wanted->where != where && !device_properties().emulated)
-        fail(op.name, ": variant ", wanted->name, " computes on the ",
-             where == Where::host ? "device, the call's operands are the host's"
-                                  : "host, the call's operands are the device's");
+const Variant& variant_called(const Operation& op, const std::string& name) {
+    std::string known;
     for (const Variant& v : op.variants) {
-        if (wanted ? &v != wanted : v.where != where) continue;
-        if (const Entry* entry = entry_for(v, call)) return {&v, entry};
+        if (name == v.name) return v;
+        known += std::string(known.empty() ? "" : ", ") + v.name;
     }
-    if (wanted) fail(op.name, ": variant ", wanted->name, " does not take these shapes, types or strides");
-    fail(op.name, ": no variant takes these shapes, types or strides");
+    fail(op.name, ": no variant ", name, ", expected one of ", known);
+}
+
+// variant: the only one that will do; null: one of those selected, else of those at home there.
+Choice choose(const Operation& op, const Call& call, Where where, const char* variant) {
+    std::vector<const Variant*> candidates = op.selected;
+    if (variant) candidates = {&variant_called(op, variant)};
+    const bool free = candidates.empty();
+    std::string names;
+    for (const Variant* v : candidates) {
+        names += std::string(names.empty() ? "" : ", ") + v->name;
+        if (v->where != where && !device_properties().emulated)
+            fail(op.name, ": variant ", v->name, " computes on the ",
+                 where == Where::host ? "device, the call's operands are the host's"
+                                      : "host, the call's operands are the device's");
+    }
+    for (const Variant& v : op.variants)
+        if (free && v.where == where) candidates.push_back(&v);
+    for (const Variant* v : candidates)
+        if (const Entry* entry = entry_for(*v, call)) return {v, entry};
+    if (free) fail(op.name, ": no variant takes these shapes, types or strides");
+    fail(op.name, ": variant ", names, " does not take these shapes, types or strides");
 }
 
 // Threads a block and workspace of a device variant.
@@ -313,18 +325,15 @@ Operation& find_operation(const std::string& name) {
 
 void select_kernel(const std::string& choice) {
     const size_t equals = choice.find('=');
-    if (equals == std::string::npos) fail("--kernel ", choice, ": expected OPERATION=VARIANT");
+    if (equals == std::string::npos) fail("--kernel ", choice, ": expected OPERATION=VARIANT[,VARIANT...]");
     Operation& op = find_operation(choice.substr(0, equals));
-    const std::string variant = choice.substr(equals + 1);
-    std::string known;
-    for (const Variant& v : op.variants) {
-        if (variant == v.name) {
-            op.selected = &v;
-            return;
-        }
-        known += std::string(known.empty() ? "" : ", ") + v.name;
+    std::vector<const Variant*> selected;
+    for (size_t begin = equals + 1; begin <= choice.size();) {
+        const size_t end = std::min(choice.find(',', begin), choice.size());
+        selected.push_back(&variant_called(op, choice.substr(begin, end - begin)));
+        begin = end + 1;
     }
-    fail("--kernel ", choice, ": ", op.name, " has no variant ", variant, ", expected one of ", known);
+    op.selected = std::move(selected);
 }
 
 void list_kernels() {

@@ -128,14 +128,14 @@ struct Operation {
     std::vector<Variant> variants;
     double (*flops)(const Call&);
     double (*bytes)(const Call&);
-    const Variant* selected = nullptr;  // by select_kernel
+    std::vector<const Variant*> selected;  // by select_kernel: the first that supports a call runs it
 };
 
 // All operations by name; they register themselves before main().
 const std::vector<Operation*>& operations();
 // Throws Error where there is no such operation.
 Operation& find_operation(const std::string& name);
-// choice: "rmsnorm_forward=2", as --kernel takes it.
+// choice: "rmsnorm_forward=2", as --kernel takes it; "rope_forward=3,2,1": the first that supports a call.
 void select_kernel(const std::string& choice);
 void list_kernels();
 

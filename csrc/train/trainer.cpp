@@ -124,7 +124,10 @@ std::string Trainer::sample() {
 std::string Trainer::save() {
     Manifest manifest = describe_run(options, devices, step);
     for (const Operation* op : operations())
-        if (op->selected) manifest.kernels[op->name] = op->selected->name;
+        for (const Variant* v : op->selected) {
+            std::string& names = manifest.kernels[op->name];
+            names += std::string(names.empty() ? "" : ",") + v->name;
+        }
     const std::string json = config_json(config, model.options.precision.weights);
     return write_checkpoint(options.out, options.keep_checkpoints, manifest, json,
                             weight_tensors(model.parameters), optimizer_tensors(model.parameters));
