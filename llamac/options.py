@@ -81,7 +81,9 @@ class Options:
         "none", "checkpoint to go on from; auto is the newest in --out", metavar="auto|none|DIR"
     )
     seed: int = flag(42, "seed of weights, data order and samples", low=0)
-    kernel: tuple[str, ...] = flag((), "variant of an operation; repeatable", metavar="OP=N")
+    kernel: tuple[str, ...] = flag(
+        (), "variant of an operation, or N,M: the first that can; repeatable", metavar="OP=N"
+    )
     profile: int = flag(0, "updates to profile", low=0)
     ops: str = flag("torch", "whose operations the model is made of", choices=("torch", "llamac"))
     compile: bool = flag(False, "torch.compile the model")

@@ -95,7 +95,8 @@ const std::vector<Flag>& flags() {
         {"Precision and memory", "optimizer-state", "f32|bf16", "AdamW's moments", &O::optimizer_state, type},
         {"Precision and memory", "recompute", "LIST",
          "in the backward: norm,swiglu,qkv,attention,block,block:K", &O::recompute},
-        {"Precision and memory", "kernel", "OP=N", "variant of an operation; repeatable", &O::kernel},
+        {"Precision and memory", "kernel", "OP=N",
+         "variant of an operation, or N,M: the first that can; repeatable", &O::kernel},
 
         {"Output", "out", "DIR", "log, loss plot and checkpoints", &O::out},
         {"Output", "resume", "auto|none|DIR", "checkpoint to go on from; auto: the newest in --out",

@@ -17,6 +17,26 @@
 // cpu   a tile of queries against all keys before its last: scores of the tile are whole rows, so softmax is
 //       one pass and memory is linear in T; register tiles above the diagonal are skipped. Keys and values
 //       are packed once for all query heads that share them.
+// 2, 3 flash, on any machine's matrix cores (flash_forward.hip, flash_backward.hip); backward 3 is one pass with
+//       atomic adds, not deterministic
+// 3; 4, 5  the same for Hopper's own instructions (hopper_forward.hip, hopper_backward.hip)
+// 1     naive: the formulas, a kernel each, whole scores in memory
+//
+// One NVIDIA H200, bf16, NH 32, NKV 8, 2026-11-21, TFLOP/s with the causal half counted; FA2 (FlashAttention-2)
+// and cuDNN are PyTorch 2.11's; FA2 was timed in the call of variants 2 and 3, cuDNN and Hopper's on other calls
+// of the day:
+//
+//                           HD 128, B 2 T 8192   HD 128, B 8 T 2048   HD 64, B 2 T 8192   HD 64, B 8 T 2048
+//   forward 2                      412                  355                  356                 291
+//   forward 3 (Hopper)             595                  485                  427                 347
+//   FA2; cuDNN                  338; 638             306; 553             293; 456            262; 398
+//   backward 2                     254                  237                  249                 223
+//   backward 4 (Hopper)            367                  321                  341                 291
+//   FA2, deterministic             204                  195                  179                 172
+//   backward 3, atomic             294                  256                  322                 277
+//   FA2; cuDNN, atomic          284; 489             214; 412             250; 411            189; 316
+//
+// `attention_forward --shape B=2,T=8192,NH=32,NKV=8,HD=128 --dtype bf16` prints the first column's rows.
 //
 // f32, one core of an AMD EPYC (Zen 4, AVX-512; a loop of nothing but FMA: 117 GFLOP/s), forward / backward,
 // November 2026; torch is scaled_dot_product_attention 2.13 with enable_gqa:
