@@ -150,7 +150,9 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
         if (C::buffers == 2 && !any) continue;
         T::Accumulator s[C::row_tiles][C::key_tiles] = {};
         if (C::buffers == 2 || any) {
+            set_priority<1>();  // of two waves of a SIMD the one in its products goes first
             add_rows_product<T>(s, rows_q, SharedTile<HD>{shared_k.data + buffer});
+            set_priority<0>();
             if (before < C::keys - 1) mask<T, Side::columns_after>(s, -before);
             softmax<C>(s, o, rows, scale * log2_e);
         }
@@ -160,7 +162,9 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
             __syncthreads();  // and nobody uses k any more
             if (next < end) begin_k(0, time - next);
         }
+        set_priority<1>();
         if (C::buffers == 2 || any) add_columns_product<T>(o, p, SharedTile<HD>{shared_v.data + buffer});
+        set_priority<0>();
     }
 
     __syncthreads();  // out goes through the place of q, or of k and v
