@@ -226,6 +226,17 @@ def test_training_with_kernels(train, chosen, data, tmp_path, kind):
     np.testing.assert_allclose(losses(tmp_path / "kernels"), losses(tmp_path / "host"), rtol=1e-5, atol=0)
 
 
+def test_kernels_are_tried_in_turn(train, data, tmp_path):
+    """The tiled kernel takes no f32: alone it is refused, with another behind it that one runs."""
+    line = one_line(train(*flags(data, tmp_path / "a"), "--kernel", "matmul_forward=2", code=2))
+    assert "matmul_forward: variant 2 does not take" in line
+    train(*flags(data, tmp_path / "b"), "--kernel", "matmul_forward=2,reference")
+    manifest = next((tmp_path / "b").glob("*/manifest.json"))
+    assert json.loads(manifest.read_text())["kernels"] == {"matmul_forward": "2,reference"}
+    line = one_line(train(*flags(data, tmp_path / "c"), "--kernel", "matmul_forward=2,9", code=2))
+    assert "matmul_forward: no variant 9, expected one of" in line
+
+
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_transformers_opens_a_checkpoint(build, train, data, tmp_path, dtype):
     import torch

@@ -2,5 +2,5 @@
 #include "benchmark.h"
 
 int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"attention_forward", {}, {}, {{"B", 1}, {"T", 2048}}}});
+    return llamac::run_benchmarks(argc, argv, {{"attention_forward"}});
 }

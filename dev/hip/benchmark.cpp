@@ -281,6 +281,10 @@ Result time_job(const Job& job, const Flags& flags, Checker& checker) {
         if (!flags.variant.empty() && flags.variant != v.name) continue;
         if (v.supports && !v.supports(call)) continue;
         const std::vector<int> blocks = v.threads.empty() ? std::vector<int>{256} : v.threads;
+        Call first = call;
+        first.device.threads = blocks[0];
+        // Naive attention keeps whole scores.
+        if (v.workspace && v.workspace(first) > device_properties().memory_bytes / 2) continue;
         for (size_t b = 0; b < blocks.size(); b++) {
             const double error = checker.error(v, blocks[b]);
             const double ms = median_ms(stream.handle, static_cast<int>(operands.sets.size()), [&](int k) {

@@ -2,5 +2,6 @@
 #include "benchmark.h"
 
 int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv, {{"matmul_backward_input", {}, {}, {{"N", 2048}}}});
+    return llamac::run_benchmarks(
+        argc, argv, {{"matmul_backward_input", {}, {}, {{"N", 8192}, {"C", 8192}, {"K", 8192}}}});
 }
