@@ -134,7 +134,7 @@ def row(line: dict) -> list[str]:
     ratio = f"{peers['compile']['ms'] / ours['ms']:.2f}" if "compile" in peers else "-"
     if not line["check"]["passed"]:
         ratio += " CHECK FAILED"
-    cells += [f"{best['ms']:.4f}" if best else "-", f"{ours['variant']}, {ours['block']}", rate, percent]
+    cells += [f"{best['ms']:.4f}" if best else "-", f"{ours['variant']}, {ours['block'] or 'own'}", rate, percent]
     return [*cells, *theirs, ratio]
 
 

@@ -61,7 +61,7 @@ struct Flags {
 
 struct Timing {
     std::string variant;
-    int threads;
+    int threads;       // 0: the variant's own choice
     double ms, error;  // error: its share of the bound
 };
 
@@ -258,8 +258,8 @@ struct Checker {
         const std::string wrong = run.wrong.empty() ? compare(c, run, truth, share) : run.wrong;
         if (wrong.empty()) return share;
         failed++;
-        std::fprintf(stderr, "%s variant %s, %d threads a block: %s\n", c.op->name.c_str(), v.name, threads,
-                     wrong.c_str());
+        std::fprintf(stderr, "%s variant %s, %s threads a block: %s\n", c.op->name.c_str(), v.name,
+                     threads ? std::to_string(threads).c_str() : "its own", wrong.c_str());
         return not_a_number;
     }
 };
@@ -280,7 +280,7 @@ Result time_job(const Job& job, const Flags& flags, Checker& checker) {
         if (v.where != Where::device || !entry_of(v, job)) continue;
         if (!flags.variant.empty() && flags.variant != v.name) continue;
         if (v.supports && !v.supports(call)) continue;
-        const std::vector<int> blocks = v.threads.empty() ? std::vector<int>{256} : v.threads;
+        const std::vector<int> blocks = v.threads.empty() ? std::vector<int>{0} : v.threads;
         Call first = call;
         first.device.threads = blocks[0];
         // Naive attention keeps whole scores.
@@ -307,7 +307,7 @@ void print_json(const Job& job, const Flags& flags, const Result& r, const Limit
     nlohmann::ordered_json runs = nlohmann::ordered_json::array();
     for (const Timing& t : r.timings)
         runs.push_back({{"variant", t.variant},
-                        {"block", t.threads},
+                        {"block", t.threads ? nlohmann::ordered_json(t.threads) : nullptr},
                         {"ms", t.ms},
                         {"gbps", 1e-6 * r.bytes / t.ms},
                         {"tflops", 1e-9 * r.flops / t.ms},
@@ -336,10 +336,12 @@ void print_table(const Job& job, const Result& r, const Limit& limit) {
                 shape.c_str(), device_properties().name, limit.gbps, limit.by);
     std::printf("  %-8s %6s %11s %9s %9s %11s %14s\n", "variant", "block", "ms", "GB/s", "TFLOP/s",
                 "% of limit", "error / bound");
-    for (const Timing& t : r.timings)
-        std::printf("  %-8s %6d %11.4f %9.1f %9.3f %11.1f %14.2f\n", t.variant.c_str(), t.threads, t.ms,
+    for (const Timing& t : r.timings) {
+        const std::string block = t.threads ? std::to_string(t.threads) : "own";
+        std::printf("  %-8s %6s %11.4f %9.1f %9.3f %11.1f %14.2f\n", t.variant.c_str(), block.c_str(), t.ms,
                     1e-6 * r.bytes / t.ms, 1e-9 * r.flops / t.ms, 1e-4 * r.bytes / t.ms / limit.gbps,
                     t.error);
+    }
 }
 
 int run_all(const std::vector<Benchmark>& benchmarks, const Flags& flags) {
