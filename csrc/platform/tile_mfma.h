@@ -1,6 +1,7 @@
 // tile.h for MFMA. Products are computed transposed, c' = b a': a lane then holds one row of c, four
 // neighbouring columns at a time, which is just how it holds a row of an operand.
 #pragma once
+#include "platform/tile_dealt.h"
 
 namespace llamac {
 
@@ -9,7 +10,7 @@ constexpr int tile_rows = 16;
 
 // R = 16: 16 deep an instruction, lanes in four groups; R = 32: 8 deep, two groups.
 template <int R>
-struct Tile {
+struct Tile : DealtColumns<Tile<R>, R, 8> {
     static constexpr int groups = 64 / R, steps = R / 16;
     static constexpr int slots = 1, elements = R * R / 64;
     static constexpr int depth = 2 / steps;  // operands that load_rows<Order::any> gives at once
@@ -85,7 +86,7 @@ struct Tile {
     // Operands `first` to `first + width - 1` of the `count` that hold all columns from `column` on; k is the
     // first of 16 rows. A lane takes `width` neighbouring columns of four rows and gives one to each.
     template <int count>
-    static constexpr int width = count < 8 ? count : 8;
+    static constexpr int width = DealtColumns<Tile<R>, R, 8>::template width<count>;
     template <Order order, int count, int columns>
     static __device__ void load_columns(Operand (&out)[width<count>], SharedTile<columns> from, int k,
                                         int first, int column = 0) {
@@ -103,24 +104,6 @@ struct Tile {
                     out[t].words[s][half] = t % 2 ? upper_halves(even, odd) : lower_halves(even, odd);
                 }
         }
-    }
-    // Of a product with load_columns of `count` operands: the column that column `c` of tile `o` is.
-    template <int count>
-    static constexpr __device__ int spread(int o, int c) {
-        constexpr int w = width<count>;
-        return o / w * w * R + w * c + o % w;
-    }
-    // The rows of `count` tiles that are such a product, rounded to bf16, into rows of LDS from `first` on.
-    template <int count, int columns>
-    static __device__ void store_rows(SharedTile<columns> to, int first, const Accumulator (&c)[count]) {
-        constexpr int w = width<count>;
-        for (int o = 0; o < count; o += w)
-            for (int i = 0; i < elements; i++) {
-                const int place = spread<count>(o, column(i));
-                uint32_t words[w / 2];
-                for (int t = 0; t < w; t += 2) words[t / 2] = bf16_pair(c[o + t].x[i], c[o + t + 1].x[i]);
-                __builtin_memcpy(to.at(first + row(), place / 8) + place % 8 * 2, words, sizeof(words));
-            }
     }
 
   private:

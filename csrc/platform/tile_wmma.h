@@ -1,14 +1,16 @@
 // tile.h for WMMA (gfx11, 32 lanes). Products are computed transposed, c' = b a': lane l then holds row l % 16
 // of c, its even columns in lanes 0 to 15, its odd ones in lanes 16 to 31. Operands stand in both halves.
 #pragma once
+#include "platform/tile_dealt.h"
 
 namespace llamac {
 
 using Machine = Wmma;
 constexpr int tile_rows = 16;
 
+// Four columns at once: more would not fit in registers.
 template <>
-struct Tile<16> {
+struct Tile<16> : DealtColumns<Tile<16>, 16, 4> {
     static constexpr int slots = 1, elements = 8;
     static constexpr int depth = 1;  // operands that load_rows<Order::any> gives at once
     struct Operand {
@@ -61,8 +63,6 @@ struct Tile<16> {
             make_uint4(half[0], half[1], half[2], half[3]);
     }
     // As for MFMA; a lane takes `width` neighbouring columns of 16 rows and gives one to each operand.
-    template <int count>
-    static constexpr int width = count < 4 ? count : 4;  // more would not fit in registers
     template <Order, int count, int columns>
     static __device__ void load_columns(Operand (&out)[width<count>], SharedTile<columns> from, int k,
                                         int first, int column = 0) {
@@ -76,23 +76,6 @@ struct Tile<16> {
                 out[t].words[j / 2] =
                     t % 2 ? upper_halves(even[t / 2], odd[t / 2]) : lower_halves(even[t / 2], odd[t / 2]);
         }
-    }
-    // Of a product with load_columns of `count` operands: the column that column `c` of tile `o` is.
-    template <int count>
-    static constexpr __device__ int spread(int o, int c) {
-        constexpr int w = width<count>;
-        return o / w * w * 16 + w * c + o % w;
-    }
-    template <int count, int columns>
-    static __device__ void store_rows(SharedTile<columns> to, int first, const Accumulator (&c)[count]) {
-        constexpr int w = width<count>;
-        for (int o = 0; o < count; o += w)
-            for (int i = 0; i < elements; i++) {
-                const int place = spread<count>(o, column(i));
-                uint32_t words[w / 2];
-                for (int t = 0; t < w; t += 2) words[t / 2] = bf16_pair(c[o + t].x[i], c[o + t + 1].x[i]);
-                __builtin_memcpy(to.at(first + row(), place / 8) + place % 8 * 2, words, sizeof(words));
-            }
     }
 };
 
