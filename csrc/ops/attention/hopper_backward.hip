@@ -203,6 +203,8 @@ __device__ void compute_keys(Keys<HD, one_pass>& shared, View<bf16, 4>& dk, View
     products_wait<0>();
     keep_in_place(sum_k);
     keep_in_place(sum_v);
+    // dk goes through the place of k, which the other warpgroup may still be multiplying with.
+    if (one_pass) named_barrier_wait(5, hopper_workers * warpgroup_size);
     store_product(row_of(dk, piece.batch, first, piece.head), dk.stride[1], sum_k, {scale, scale}, shared.k,
                   worker, time - first);
     store_product(row_of(dv, piece.batch, first, piece.head), dv.stride[1], sum_v, {1, 1}, shared.v, worker,
