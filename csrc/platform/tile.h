@@ -29,8 +29,9 @@
 
 namespace llamac {
 
-// Dies that a grid's blocks are dealt out to in turn, each with a cache of its own: the XCDs of MI300X.
-#if defined(__gfx942__)
+// Dies that a grid's blocks are dealt out to in turn, each with a cache of its own: the XCDs of MI300X, and of
+// the emulated device that stands for it.
+#if defined(__gfx942__) || (defined(LLAMAC_CPU) && LLAMAC_WARP == 64)
 constexpr int dies = 8;
 #else
 constexpr int dies = 1;
