@@ -257,7 +257,7 @@ Choice choose(const Operation& op, const Call& call, Where where, const char* va
                                       : "host, the call's operands are the device's");
     }
     for (const Variant& v : op.variants)
-        if (free && v.where == where) candidates.push_back(&v);
+        if (free && v.where == where && v.deterministic) candidates.push_back(&v);
     for (const Variant* v : candidates)
         if (const Entry* entry = entry_for(*v, call)) return {v, entry};
     if (free) fail(op.name, ": no variant takes these shapes, types or strides");

@@ -91,7 +91,7 @@ struct Variant {
     // Device::threads.
     std::vector<int> threads = {};
     int64_t (*workspace)(const Call&) = nullptr;
-    bool deterministic = true;  // false: sums come in any order; never preferred to one that is
+    bool deterministic = true;  // false: sums come in any order; runs only where it is asked for by name
 };
 
 struct Dimension {
