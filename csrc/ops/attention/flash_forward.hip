@@ -147,9 +147,9 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
             begin_v(2 * C::k_bytes - buffer, time - next);
         } else if (C::buffers == 1)
             begin_v(0, time - s0);
-        if (C::buffers == 2 && !any) continue;
+        if (C::buffers == 2 && !any) continue;  // of one buffer the barrier below is still to come
         T::Accumulator s[C::row_tiles][C::key_tiles] = {};
-        if (C::buffers == 2 || any) {
+        if (any) {
             set_priority<1>();  // of two waves of a SIMD the one in its products goes first
             add_rows_product<T>(s, rows_q, SharedTile<HD>{shared_k.data + buffer});
             set_priority<0>();
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
             if (next < end) begin_k(0, time - next);
         }
         set_priority<1>();
-        if (C::buffers == 2 || any) add_columns_product<T>(o, p, SharedTile<HD>{shared_v.data + buffer});
+        if (any) add_columns_product<T>(o, p, SharedTile<HD>{shared_v.data + buffer});
         set_priority<0>();
     }
 
