@@ -30,7 +30,6 @@ inline __device__ char* dynamic_shared_memory() {
     extern __shared__ __align__(16) char dynamic_storage[];
     return dynamic_storage;
 }
-
 #endif
 
 // What a launcher asks about the current device to size its grid.

@@ -14,8 +14,7 @@ struct MatrixLane {
     const uint32_t *a, *b;
     float* sums;
 };
-// sums of c[m][n] += sum_k a[m][k] * b[k][n] for M x N x K, in fp32. Position: which element a lane's i-th is,
-// row then column; for a of [m][k], for b of [n][k].
+// c[m][n] += sum_k a[m][k] * b[n][k] for M x N x K, in fp32. Layout: which element a lane's i-th one is.
 template <class Layout>
 void matrix_multiply(void* const* lanes, Site site) {
     using L = Layout;
@@ -26,10 +25,8 @@ void matrix_multiply(void* const* lanes, Site site) {
         const auto half = [](const uint32_t* words, int i) {
             return bf16_value(words[i / 2] >> i % 2 * 16 & 0xffff);
         };
-        for (int i = 0; i < L::M * L::K * L::copies / warp_size; i++)
-            a[L::a_row(l, i)][L::a_k(l, i)] = half(lane.a, i);
-        for (int i = 0; i < L::N * L::K * L::copies / warp_size; i++)
-            b[L::b_row(l, i)][L::b_k(l, i)] = half(lane.b, i);
+        for (int i = 0; i < L::M * L::K / warp_size; i++) a[L::a_row(l, i)][L::a_k(l, i)] = half(lane.a, i);
+        for (int i = 0; i < L::N * L::K / warp_size; i++) b[L::b_row(l, i)][L::b_k(l, i)] = half(lane.b, i);
     }
     for (int l = 0; l < warp_size; l++)
         for (int i = 0; i < L::M * L::N / warp_size; i++) {
@@ -46,7 +43,7 @@ void matrix(float* sums, const uint32_t* a, const uint32_t* b, Site site) {
 // v_mfma_f32_32x32x8_bf16_1k and v_mfma_f32_16x16x16_bf16_1k.
 template <int R>
 struct MfmaLayout {
-    static constexpr int M = R, N = R, K = R == 32 ? 8 : 16, copies = 1;
+    static constexpr int M = R, N = R, K = R == 32 ? 8 : 16;
     static int a_row(int l, int) { return l % R; }
     static int a_k(int l, int i) { return l / R * 4 + i; }
     static int b_row(int l, int) { return l % R; }
@@ -56,7 +53,7 @@ struct MfmaLayout {
 };
 // mma.sync.m16n8k16.
 struct MmaLayout {
-    static constexpr int M = 16, N = 8, K = 16, copies = 1;
+    static constexpr int M = 16, N = 8, K = 16;
     static int a_row(int l, int i) { return l / 4 + i / 2 % 2 * 8; }
     static int a_k(int l, int i) { return l % 4 * 2 + i % 2 + i / 4 * 8; }
     static int b_row(int l, int) { return l / 4; }

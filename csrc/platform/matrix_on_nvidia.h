@@ -12,7 +12,7 @@ inline __device__ void mma_m16n8k16(float* c, const uint32_t (&a)[4], uint32_t b
 }
 // LDS as its own instructions address it.
 using SharedAddress = uint32_t;
-inline __device__ SharedAddress shared_address(const char* p) {
+inline __device__ SharedAddress shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 // The same address, but what is added to it is added last, in the instruction that uses it.
@@ -36,9 +36,8 @@ __device__ void ldmatrix(uint32_t (&out)[4], SharedAddress address) {
 }
 // 16 bytes from memory to LDS, past the registers and the first cache; zeros where not `valid`.
 inline __device__ void copy_asynchronously(char* shared, const void* global, bool valid) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                     static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
-                 "l"(global), "r"(valid ? 16 : 0)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
+                 "r"(valid ? 16 : 0)
                  : "memory");
 }
 inline __device__ void commit_copies() {

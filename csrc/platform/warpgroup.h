@@ -9,6 +9,8 @@
 #if defined(LLAMAC_WARPGROUPS)
 #include <cuda.h>
 
+#include "platform/matrix_on_nvidia.h"
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define LLAMAC_WARPGROUP_CODE
 #endif
@@ -53,9 +55,6 @@ inline TensorMap make_tensor_map(const void* data, const int64_t (&shape)[4], co
 
 // ---- barriers in LDS
 
-inline __device__ uint32_t shared_address(const void* p) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
 // A phase ends when `count` threads have arrived and the bytes that they announced have come.
 struct SharedBarrier {
     uint64_t state;
