@@ -57,8 +57,9 @@ struct Ring {
         }
     }
 };
-// By each warp.
+// By each warp, when all its lanes have read.
 __device__ inline void release(SharedBarrier& free) {
+    __syncwarp();
     if (lane_index() == 0) free.arrive();
 }
 
