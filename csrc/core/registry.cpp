@@ -272,7 +272,9 @@ void prepare_launch(Call& call, const Variant& v, int threads) {
     if (!v.workspace) return;
     static Workspace own;
     Workspace& workspace = call.device.queue.workspace ? *call.device.queue.workspace : own;
-    call.device.workspace = workspace.reserve(v.workspace(call));
+    const int64_t bytes = v.workspace(call);
+    workspace.asked = std::max(workspace.asked, bytes);
+    if (!call.device.queue.rehearsal) call.device.workspace = workspace.reserve(bytes);
 }
 
 }  // namespace
@@ -361,7 +363,7 @@ double least_bytes(const Call& call) {
 }
 
 Queue computing_queue() {
-    return {device_properties().emulated ? Where::host : Where::device, nullptr, nullptr};
+    return {device_properties().emulated ? Where::host : Where::device};
 }
 
 void observe_runs(Observer o) {
@@ -385,6 +387,7 @@ void run(const Operation& op, std::vector<Tensor> tensors, const std::vector<Sca
     Call call{&op, tensors.data(), scalars.data(), size, {queue.stream, 0, nullptr, queue}};
     const Choice chosen = choose(op, call, queue.where, variant);
     prepare_launch(call, *chosen.variant, threads);
+    if (queue.rehearsal) return;
     if (!observer) return chosen.entry->launch(call);
     const auto begin = std::chrono::steady_clock::now();
     chosen.entry->launch(call);

@@ -42,6 +42,7 @@ struct Queue {
     Where where = Where::host;
     hipStream_t stream = nullptr;
     Workspace* workspace = nullptr;
+    bool rehearsal = false;  // calls are checked, and workspace told what they ask for; nothing runs
 };
 
 // Where the model computes: the device, or the host in a CPU build. Throws Error where there is no device.

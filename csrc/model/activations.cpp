@@ -53,6 +53,27 @@ std::vector<ModelRow> model_table(const Config& c, int64_t B, int64_t T, DType t
             {gradients, &A::dswiglu, shaped(t, {N, c.F})}};
 }
 
+// Rows of a chunk of logits, for at most `bytes`: chunks of the same size, of rows that fill tiles of a product.
+int64_t chunk_rows(int64_t row_bytes, int64_t rows, int64_t bytes) {
+    constexpr int64_t tile = 128;
+    const int64_t most = std::clamp<int64_t>(bytes / row_bytes, 1, rows), chunks = (rows + most - 1) / most;
+    const int64_t even = (rows + chunks - 1) / chunks;
+    return std::min(most, (even + tile - 1) / tile * tile);
+}
+
+// The logits are used before the blocks' gradients are made.
+void plan_logits(Activations& a, const Config& config, int64_t bytes, Arena& arena) {
+    const int64_t rows = a.embedding.shape[0], row_bytes = config.V * size_of(a.embedding.dtype);
+    const int64_t free = a.dqkv.bytes() + a.dattention.bytes() + a.dgate_up.bytes() + a.dswiglu.bytes();
+    const Tensor logits =
+        shaped(a.embedding.dtype,
+               {chunk_rows(row_bytes, rows, bytes ? bytes : std::max(free, int64_t{64} << 20)), config.V});
+    if (logits.bytes() <= free)
+        arena.share(&a.logits, logits, &a.dqkv);
+    else
+        arena.plan("logits", &a.logits, logits);
+}
+
 // The planned memory under the shape of this batch.
 void set_shape(Tensor& t, const Tensor& like, void* data) {
     t = like;
@@ -67,16 +88,11 @@ unsigned recomputed_parts(const Recompute& r, int64_t layer) {
            (r.attention ? attention_part : 0u) | (r.swiglu ? swiglu_part : 0u);
 }
 
-int64_t chunk_rows(const Config& config, int64_t rows, DType dtype, int64_t bytes) {
-    return std::clamp<int64_t>(bytes / (config.V * size_of(dtype)), 1, rows);
-}
-
 void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T, DType dtype,
                       const Recompute& recompute, int64_t logits_bytes, Arena& arena) {
     for (const ModelRow& row : model_table(config, B, T, dtype))
         arena.plan(row.group, &(a.*row.slot), row.like);
-    const int64_t rows = chunk_rows(config, B * T, dtype, logits_bytes);
-    arena.plan("logits", &a.logits, shaped(dtype, {rows, config.V}));
+    plan_logits(a, config, logits_bytes, arena);
     a.blocks.resize(static_cast<size_t>(config.L));
     for (const BlockRow& row : block_table(config, B, T, dtype)) {
         bool share = false;

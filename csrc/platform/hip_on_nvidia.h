@@ -19,6 +19,8 @@ using hipGraphExec_t = cudaGraphExec_t;
 #define hipDeviceSynchronize cudaDeviceSynchronize
 #define hipMalloc cudaMalloc
 #define hipFree cudaFree
+#define hipHostFree cudaFreeHost
+#define hipMemGetInfo cudaMemGetInfo
 #define hipMemcpy cudaMemcpy
 #define hipMemcpyAsync cudaMemcpyAsync
 #define hipMemset cudaMemset
@@ -64,6 +66,9 @@ inline bool has_warpgroups([[maybe_unused]] const hipDeviceProp_t& properties) {
 }
 
 // Signatures differ.
+inline hipError_t hipHostMalloc(void** memory, size_t bytes) {
+    return cudaMallocHost(memory, bytes);
+}
 inline hipError_t instantiate_graph(hipGraphExec_t* instance, hipGraph_t graph) {
     return cudaGraphInstantiate(instance, graph, 0);
 }

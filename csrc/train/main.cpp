@@ -1,11 +1,11 @@
 // train_llama3: the loop of a training run. Flags: options.h; one update: trainer.h; what it prints: log.h.
-#include <chrono>
 #include <csignal>
 #include <new>
 
 #include "core/registry.h"
 #include "platform/threads.h"
 #include "train/log.h"
+#include "train/memory.h"
 #include "train/peak.h"
 #include "train/plot.h"
 #include "train/profile.h"
@@ -29,22 +29,6 @@ void handle_signals() {
     sigaction(SIGTERM, &action, nullptr);
 }
 
-double seconds_since(std::chrono::steady_clock::time_point begin) {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-std::vector<MemoryRow> memory_rows(const Arena& arena) {
-    std::vector<MemoryRow> rows;
-    for (const Arena::Row& row : arena.rows) {
-        auto it = rows.begin();
-        while (it != rows.end() && it->group != row.group) ++it;
-        if (it == rows.end()) it = rows.insert(it, {row.group, 0, 0});
-        it->tensors++;
-        it->bytes += row.tensor->bytes();
-    }
-    return rows;
-}
-
 std::string computing_device() {
     if (device_properties().emulated) return "the processor, " + std::to_string(host_threads()) + " threads";
     return device_properties().name;
@@ -65,7 +49,7 @@ void describe(Log& log, const Trainer& t) {
                {"tokens an update", grouped(t.tokens_per_update())},
                {"training tokens", grouped(t.train.tokens)},
                {"validation tokens", grouped(t.val ? t.val->tokens : 0)}});
-    log.memory(memory_rows(t.model.arena));
+    log.memory(memory_rows(t.model));
 }
 
 void validate(Trainer& t, Log& log) {
@@ -77,24 +61,39 @@ bool train(Trainer& t, Log& log) {
     const Options& o = t.options;
     int64_t saved = t.step;
     if (t.step == 0) validate(t, log);
-    const int64_t profiled_from = t.step;
-    double profiled = 0;
-    if (o.profile > 0) start_profile();
+    const int64_t profiled_to = t.step + o.profile;
+    double profiled_ms = 0;
+    const bool replays = t.replays;
+    if (o.profile > 0) {
+        t.replays = false;  // an operation is timed where it is launched
+        start_profile();
+    }
+    const auto finish = [&](int64_t in_flight) {
+        while (t.in_flight() > in_flight) {
+            const UpdateResult r = t.finish_update();
+            log.step({r.step, r.loss, r.grad_norm, r.lr, r.ms, 0});
+            if (r.step <= profiled_to) profiled_ms += r.ms;
+        }
+    };
     while (t.step < o.steps && !interrupted) {
-        const auto begin = std::chrono::steady_clock::now();
-        const UpdateResult r = t.update();
-        const double seconds = seconds_since(begin);
-        log.step({t.step, r.loss, r.grad_norm, r.lr, 1e3 * seconds, 0});
-        profiled += seconds;
-        if (t.step - profiled_from == o.profile) finish_profile(o.out, o.profile, profiled);
-        const bool last = t.step == o.steps;
-        if (last || is_due(o.val_every, t.step)) validate(t, log);
-        if (o.sample_every > 0 && (last || is_due(o.sample_every, t.step))) log.sample(t.step, t.sample());
-        if (last || is_due(o.checkpoint_every, t.step)) {
+        t.start_update();
+        const bool last = t.step == o.steps, profile_ends = o.profile > 0 && t.step == profiled_to;
+        const bool val = last || is_due(o.val_every, t.step),
+                   save = last || is_due(o.checkpoint_every, t.step);
+        const bool sample = o.sample_every > 0 && (last || is_due(o.sample_every, t.step));
+        finish(val || save || sample || profile_ends ? 0 : t.most_in_flight);
+        if (profile_ends) {
+            finish_profile(o.out, o.profile, profiled_ms / 1e3);
+            t.replays = replays;
+        }
+        if (val) validate(t, log);
+        if (sample) log.sample(t.step, t.sample());
+        if (save) {
             log.checkpoint(t.step, t.save());
             saved = t.step;
         }
     }
+    finish(0);
     if (interrupted && t.step > saved) log.checkpoint(t.step, t.save());
     return !interrupted;
 }
@@ -109,6 +108,7 @@ int run_training(const Options& options) {
     Log log(options.out, shape);
     if (!moved.empty()) log.print(moved);
     describe(log, t);
+    if (!t.remarks.empty()) log.print(t.remarks);
     if (!t.resumed_from.empty()) log.print("resuming from " + t.resumed_from);
     log.start(to_json(options));
     handle_signals();
