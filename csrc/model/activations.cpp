@@ -95,14 +95,16 @@ void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T
     plan_logits(a, config, logits_bytes, arena);
     a.blocks.resize(static_cast<size_t>(config.L));
     for (const BlockRow& row : block_table(config, B, T, dtype)) {
-        bool share = false;
+        Tensor* first = nullptr;  // of those that share one memory
         for (int64_t layer = 0; layer < config.L; layer++) {
-            if (recomputed_parts(recompute, layer) & row.part)
-                share = true;
+            Tensor* const tensor = &(a.blocks[static_cast<size_t>(layer)].*row.slot);
+            const bool shares = recomputed_parts(recompute, layer) & row.part;
+            if (shares && first)
+                arena.share(tensor, row.like, first);
             else
-                arena.plan("activations", &(a.blocks[layer].*row.slot), row.like);
+                arena.plan(shares ? "recomputed activations" : "activations", tensor, row.like);
+            if (shares && !first) first = tensor;
         }
-        if (share) arena.plan("recomputed activations", &(a.shared.*row.slot), row.like);
     }
 }
 
@@ -111,10 +113,7 @@ void reshape_activations(Activations& a, const Config& config, int64_t B, int64_
     for (const ModelRow& row : model_table(config, B, T, dtype))
         set_shape(a.*row.slot, row.like, (a.*row.slot).data);
     for (const BlockRow& row : block_table(config, B, T, dtype))
-        for (BlockActivations& block : a.blocks) {
-            void* own = (block.*row.slot).data;
-            set_shape(block.*row.slot, row.like, own ? own : (a.shared.*row.slot).data);
-        }
+        for (BlockActivations& block : a.blocks) set_shape(block.*row.slot, row.like, (block.*row.slot).data);
 }
 
 }  // namespace llamac

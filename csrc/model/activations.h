@@ -37,10 +37,9 @@ struct Activations {
     Tensor cis;                            // [T,HD/2,2] cosines and sines of RoPE, for the longest sequence
     Tensor embedding;                      // [B,T,C]
     std::vector<BlockActivations> blocks;  // what is recomputed shares one memory over the layers
-    BlockActivations shared;
-    Tensor final_norm, final_rstd;  // [B,T,C], [B,T]
-    Tensor logits;                  // [rows of a chunk, V]; their gradient takes their place
-    Tensor losses;                  // [B,T]
+    Tensor final_norm, final_rstd;         // [B,T,C], [B,T]
+    Tensor logits;                         // [rows of a chunk, V]; their gradient takes their place
+    Tensor losses;                         // [B,T]
     // Gradients: one layer's at a time.
     Tensor dresidual, dnorm, dqkv, dattention, dgate_up, dswiglu;
 };
