@@ -13,7 +13,7 @@ namespace llamac {
 std::string Gemm::name() const {
     return std::string(a_transposed ? "t" : "n") + (b_transposed ? "t" : "n") + " " + std::to_string(rows) +
            "x" + std::to_string(columns) + "x" + std::to_string(inner) + " " + llamac::name(in) + " " +
-           llamac::name(out) + (adds ? " +c " : " ") + std::to_string(alignment);
+           llamac::name(out) + (adds ? " +c" : "");
 }
 
 #if defined(LLAMAC_BLASLT)
@@ -89,7 +89,7 @@ Plan make_plan(const Gemm& g) {
     check_blas(hipblasLtMatmulPreferenceSetAttribute(preference, HIPBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                      &workspace, sizeof workspace),
                "hipblasLtMatmulPreferenceSetAttribute");
-    promise_alignment(preference, g.alignment);
+    promise_alignment(preference, gemm_alignment);
     plan.candidates.resize(most_candidates);
     int found = 0;
     const hipblasStatus_t status =

@@ -16,12 +16,13 @@ struct Gemm {
     bool a_transposed, b_transposed;  // a is stored [inner,rows]; b is stored [columns,inner]
     DType in, out;                    // of a and b; of c and out. Sums are f32.
     bool adds;                        // + c, which may be out
-    int alignment;                    // of all addresses, in bytes: a power of two
 
-    // "nt 8192x6144x4096 bf16 bf16 +c 256": what choices are kept by.
+    // "nt 8192x6144x4096 bf16 bf16 +c": what choices are kept by.
     std::string name() const;
 };
 
+// What all addresses must be multiples of, whatever the candidate: other addresses, the same bits.
+constexpr int gemm_alignment = 16;
 // What the library is given to work in.
 constexpr int64_t gemm_workspace_bytes = int64_t{64} << 20;
 

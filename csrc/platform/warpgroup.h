@@ -66,6 +66,11 @@ struct SharedBarrier {
     __device__ void arrive() {
         asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(&state)) : "memory");
     }
+    // One arrival for a warp, after what all its lanes have done.
+    __device__ void arrive_as_warp() {
+        __syncwarp();
+        if (threadIdx.x % warp_size == 0) arrive();
+    }
     __device__ void arrive_expecting(int bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(&state)),
                      "r"(bytes)

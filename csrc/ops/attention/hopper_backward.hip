@@ -153,7 +153,7 @@ __device__ void compute_keys(Keys<HD, one_pass>& shared, View<bf16, 4>& dk, View
         const int t0 = steps.query(n);
         shared.ring.full[turn.buffer].wait(turn.parity);
         if (!one_pass && t0 + step <= first) {  // all before the warpgroup's keys
-            release(shared.ring.free[turn.buffer]);
+            shared.ring.free[turn.buffer].arrive_as_warp();
             continue;
         }
         products_begin();
@@ -161,7 +161,7 @@ __device__ void compute_keys(Keys<HD, one_pass>& shared, View<bf16, 4>& dk, View
         begin_rows_product(dp, shared.v, worker.index * 64, shared.dout[turn.buffer]);
         products_wait<1>();
         keep_in_place(s);
-        if (last >= 0) release(shared.ring.free[last]);
+        if (last >= 0) shared.ring.free[last].arrive_as_warp();
         last = turn.buffer;
 #pragma unroll
         for (int i = 0; i < step / 2; i += 4) {
@@ -252,7 +252,7 @@ __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const fl
         begin_rows_product(dp, shared.dout, worker.index * 64, shared.v[turn.buffer]);
         products_wait<1>();
         keep_in_place(s);
-        if (n > 0) release(shared.of_k.free[last.buffer]);
+        if (n > 0) shared.of_k.free[last.buffer].arrive_as_warp();
 #pragma unroll
         for (int i = 0; i < rows / 2; i++) s[i] = fast_exp2(fmaf(s[i], scale * log2_e, -shift[i / 2 % 2]));
         if (n == 0) {
@@ -263,7 +263,7 @@ __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const fl
         }
         products_wait<0>();
         keep_in_place(dp);
-        release(shared.of_v.free[turn.buffer]);
+        shared.of_v.free[turn.buffer].arrive_as_warp();
 #pragma unroll
         for (int i = 0; i < rows / 2; i++) dp[i] = s[i] * (dp[i] - d[i / 2 % 2]);
         pack(ds, dp);
