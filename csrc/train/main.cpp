@@ -73,20 +73,19 @@ void validate(Trainer& t, Log& log) {
 }
 
 // The loop proper; returns false if a signal ended it.
-bool train(Trainer& t, Log& log) {
+bool train(Trainer& t, Log& log, double peak) {
     const Options& o = t.options;
     int64_t saved = t.step;
     if (t.step == 0) validate(t, log);
-    const int64_t profiled_from = t.step;
-    double profiled = 0;
-    if (o.profile > 0) start_profile();
+    UsageMeter usage;
+    Profile profile(choose_profiled_steps(t.step + 1, o.steps, o.profile), t.model.queue.stream, o.out, peak);
     while (t.step < o.steps && !interrupted) {
         const auto begin = std::chrono::steady_clock::now();
+        profile.begin_step(t.step + 1);
         const UpdateResult r = t.update();
         const double seconds = seconds_since(begin);
-        log.step({t.step, r.loss, r.grad_norm, r.lr, 1e3 * seconds, 0});
-        profiled += seconds;
-        if (t.step - profiled_from == o.profile) finish_profile(o.out, o.profile, profiled);
+        profile.end_step();
+        log.step({t.step, r.loss, r.grad_norm, r.lr, 1e3 * seconds, usage.read()});
         const bool last = t.step == o.steps;
         if (last || is_due(o.val_every, t.step)) validate(t, log);
         if (o.sample_every > 0 && (last || is_due(o.sample_every, t.step))) log.sample(t.step, t.sample());
@@ -95,6 +94,8 @@ bool train(Trainer& t, Log& log) {
             saved = t.step;
         }
     }
+    profile.finish();
+    log.print_usage();
     if (interrupted && t.step > saved) log.checkpoint(t.step, t.save());
     return !interrupted;
 }
@@ -105,14 +106,15 @@ int run_training(const Options& options) {
     Trainer t(options);
     const std::string moved = prepare_output(options.out, t.resumed_from, t.step);
     const RunShape shape{options.steps, static_cast<double>(t.tokens_per_update()),
-                         t.config.flops_per_token(options.seq_len), measure_peak_flops(), false};
+                         t.config.flops_per_token(options.seq_len),
+                         peak_flops(t.model.options.precision.weights), !device_properties().emulated};
     Log log(options.out, shape);
     if (!moved.empty()) log.print(moved);
     describe(log, t);
     if (!t.resumed_from.empty()) log.print("resuming from " + t.resumed_from);
     log.start(to_json(options));
     handle_signals();
-    const bool complete = train(t, log);
+    const bool complete = train(t, log, shape.peak_flops);
     const std::string plot = draw_loss_plot(options.out);
     log.print((complete ? "done: model " : "interrupted: model ") + checkpoint_path(options.out, t.step) +
               ", log " + options.out + "/log.jsonl, " + plot);
