@@ -12,6 +12,9 @@
 namespace llamac {
 namespace {
 
+// Drivers count a GPU's use over a sixth of a second or more, and asking costs tens of microseconds.
+constexpr double shortest = 0.1;  // seconds
+
 // The value of "Key:  123 kB" in GiB; 0 where the file, or the line, is not there.
 double kib_line(const char* path, const std::string& key) {
     std::ifstream file(path);
@@ -38,12 +41,14 @@ Usage UsageMeter::read() {
     constexpr double gib = 1 << 30;
     const auto now = std::chrono::steady_clock::now();
     const double seconds = std::chrono::duration<double>(now - then).count();
+    if (seconds < shortest && last.rss_gib > 0) return last;
     const double cpu = process_cpu_seconds(), percent = 100 * (cpu - cpu_seconds) / std::max(seconds, 1e-9);
     then = now;
     cpu_seconds = cpu;
     const DeviceUse device = device_use();
-    return {device.used_bytes / gib, device.busy_percent, kib_line("/proc/self/status", "VmHWM:"),
+    last = {device.used_bytes / gib, device.busy_percent, kib_line("/proc/self/status", "VmHWM:"),
             kib_line("/proc/meminfo", "MemTotal:") - kib_line("/proc/meminfo", "MemAvailable:"), percent};
+    return last;
 }
 
 }  // namespace llamac

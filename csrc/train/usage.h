@@ -15,11 +15,13 @@ struct Usage {
 
 struct UsageMeter {
     UsageMeter();
+    // The last reading again where it is less than a tenth of a second old.
     Usage read();
 
   private:
     std::chrono::steady_clock::time_point then;
     double cpu_seconds;  // until then
+    Usage last;
 };
 
 }  // namespace llamac
