@@ -53,8 +53,9 @@ std::string profile_norms(int64_t begun, int64_t count) {
         for (int k = 0; k < 3; k++) norm.run_once();
         check(runs_are_observed() == (step >= 5 && step < 5 + count), "observed only in the profiled steps");
         wait_ms(20);
-        copy_async(host.data(), norm.out.data, norm.out.bytes, nullptr);
+        copy_bytes_async(host.data(), norm.out.data, norm.out.bytes, nullptr);
         profile.end_step();
+        if (profile.is_complete()) profile.finish();
         norm.run_once();
     }
     check(!runs_are_observed(), "not observed after the steps");
@@ -127,13 +128,19 @@ void check_calls_within_calls() {
     };
     Profile profile({1, 1}, nullptr, out, 0);
     profile.begin_step(1);
+    Queue rehearsal = computing_queue();
+    rehearsal.rehearsal = true;
+    run("global_norm", {make_tensor(lse.data(), DType::f32, {1})}, {make_tensor(q.data(), DType::f32, {4})},
+        {false}, rehearsal);
     run(find_operation("attention_forward"),
         {heads(to, NH), make_tensor(lse.data(), DType::f32, {B, NH, T}), heads(q, NH), heads(k, NKV),
          heads(v, NKV)},
         {0.25}, {}, "1");
     profile.end_step();
+    profile.finish();
     const json rows = read_json(out + "/profile.json");
-    check(rows["operations"].size() == 1 && row_of(rows, "attention_forward"), "one row, of the outer call");
+    check(rows["operations"].size() == 1 && row_of(rows, "attention_forward"),
+          "one row, of the outer call; none of what was only rehearsed");
     check(rows["device"]["peak_tflops"].is_null(), "a peak that is not known");
 }
 

@@ -271,7 +271,9 @@ void prepare_launch(Call& call, const Variant& v, int threads) {
     if (!v.workspace) return;
     static Workspace own;
     Workspace& workspace = call.device.queue.workspace ? *call.device.queue.workspace : own;
-    call.device.workspace = workspace.reserve(v.workspace(call));
+    const int64_t bytes = v.workspace(call);
+    workspace.asked = std::max(workspace.asked, bytes);
+    if (!call.device.queue.rehearsal) call.device.workspace = workspace.reserve(bytes);
 }
 
 }  // namespace
@@ -360,7 +362,7 @@ double least_bytes(const Call& call) {
 }
 
 Queue computing_queue() {
-    return {device_properties().emulated ? Where::host : Where::device, nullptr, nullptr};
+    return {device_properties().emulated ? Where::host : Where::device};
 }
 
 void observe_runs(const Observer* o) {
@@ -371,7 +373,7 @@ bool runs_are_observed() {
     return observer != nullptr;
 }
 
-void copy_async(void* to, const void* from, int64_t bytes, hipStream_t stream) {
+void copy_bytes_async(void* to, const void* from, int64_t bytes, hipStream_t stream) {
     if (observer) observer->before(stream);
     CHECK(hipMemcpyAsync(to, from, static_cast<size_t>(bytes), hipMemcpyDefault, stream));
     if (observer) observer->after_copy(bytes, stream);
@@ -394,6 +396,7 @@ void run(const Operation& op, std::vector<Tensor> tensors, const std::vector<Sca
     Call call{&op, tensors.data(), scalars.data(), size, {queue.stream, 0, nullptr, queue}};
     const Choice chosen = choose(op, call, queue.where, variant);
     prepare_launch(call, *chosen.variant, threads);
+    if (queue.rehearsal) return;
     if (observer) observer->before(queue.stream);
     chosen.entry->launch(call);
     if (observer) observer->after_run(call, *chosen.variant);

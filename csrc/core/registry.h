@@ -42,6 +42,7 @@ struct Queue {
     Where where = Where::host;
     hipStream_t stream = nullptr;
     Workspace* workspace = nullptr;
+    bool rehearsal = false;  // calls are checked, and workspace told what they ask for; nothing runs
 };
 
 // Where the model computes: the device, or the host in a CPU build. Throws Error where there is no device.
@@ -162,8 +163,8 @@ void observe_runs(const Observer* observer);  // null: no more
 // Launches replayed by a graph are not seen: work that is observed has to be launched directly.
 bool runs_are_observed();
 
-// A copy between host and device, either way, in the stream's order; it may return before it is done.
-void copy_async(void* to, const void* from, int64_t bytes, hipStream_t stream);
+// Between host and device, either way, in the stream's order; without waiting where the host's side is pinned.
+void copy_bytes_async(void* to, const void* from, int64_t bytes, hipStream_t stream);
 
 namespace detail {
 

@@ -250,6 +250,14 @@ inline hipError_t hipFree(void* p) {
     std::free(p);
     return hipSuccess;
 }
+inline hipError_t hipHostMalloc(void** p, size_t bytes) {
+    return hipMalloc(p, bytes);
+}
+inline hipError_t hipHostFree(void* p) {
+    return hipFree(p);
+}
+// The machine's memory: what is in use is the system's to page.
+hipError_t hipMemGetInfo(size_t* free, size_t* total);
 inline hipError_t hipMemcpy(void* to, const void* from, size_t bytes, hipMemcpyKind) {
     std::memcpy(to, from, bytes);
     return hipSuccess;

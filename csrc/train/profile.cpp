@@ -279,7 +279,7 @@ Profile::~Profile() {
 }
 
 void Profile::begin_step(int64_t step) {
-    if (!recording || step < steps.first) return;
+    if (!recording || step < steps.first || step >= steps.first + steps.count) return;
     const Event* begin = recording->record(stream);
     recording->steps.push_back({step, begin, nullptr});
     observe(recording.get());
@@ -289,7 +289,10 @@ void Profile::end_step() {
     if (!observed) return;
     observe(nullptr);
     recording->steps.back().end = recording->record(stream);
-    if (static_cast<int64_t>(recording->steps.size()) == steps.count) finish();
+}
+
+bool Profile::is_complete() const {
+    return recording && static_cast<int64_t>(recording->steps.size()) == steps.count;
 }
 
 void Profile::finish() {

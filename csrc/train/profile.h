@@ -24,11 +24,13 @@ struct Profile {
     ~Profile();
     Profile(const Profile&) = delete;
 
-    // Around each update; does nothing where that step is not among those to profile.
+    // Around the launches of each update; does nothing where that step is not among those to profile.
     void begin_step(int64_t step);
     void end_step();
+    // All steps to profile are launched, and finish() is due.
+    bool is_complete() const;
     // Waits for the steps, prints a table (time a step, share, GFLOP/s and GB/s by the descriptions' least counts),
-    // writes OUT/profile.json and OUT/trace.json. Called by the last step's end_step; a run that ends earlier calls it.
+    // writes OUT/profile.json and OUT/trace.json. Of the steps so far, for a run that ends early; once.
     void finish();
 
   private:
