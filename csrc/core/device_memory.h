@@ -35,11 +35,6 @@ inline void copy_bytes(void* to, const void* from, int64_t bytes) {
     CHECK(hipMemcpy(to, from, static_cast<size_t>(bytes), hipMemcpyDefault));
 }
 
-// The same in a stream, without waiting where the host's side is pinned.
-inline void copy_bytes_async(void* to, const void* from, int64_t bytes, hipStream_t stream) {
-    CHECK(hipMemcpyAsync(to, from, static_cast<size_t>(bytes), hipMemcpyDefault, stream));
-}
-
 // Host memory that the device copies from and to by itself. Throws Error where there is none.
 template <class T>
 struct PinnedMemory {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <chrono>
 
 namespace llamac {
 namespace {
@@ -11,7 +10,7 @@ std::vector<Operation*>& table() {
     static std::vector<Operation*> t;  // constructed on first use: registration runs before main()
     return t;
 }
-Observer observer = nullptr;
+const Observer* observer = nullptr;
 
 // Descriptions are ours: a wrong one is a bug, found when the program starts.
 [[noreturn]] void bad_description(const std::string& what) {
@@ -366,8 +365,18 @@ Queue computing_queue() {
     return {device_properties().emulated ? Where::host : Where::device};
 }
 
-void observe_runs(Observer o) {
+void observe_runs(const Observer* o) {
     observer = o;
+}
+
+bool runs_are_observed() {
+    return observer != nullptr;
+}
+
+void copy_bytes_async(void* to, const void* from, int64_t bytes, hipStream_t stream) {
+    if (observer) observer->before(stream);
+    CHECK(hipMemcpyAsync(to, from, static_cast<size_t>(bytes), hipMemcpyDefault, stream));
+    if (observer) observer->after_copy(bytes, stream);
 }
 
 void run(const Operation& op, std::vector<Tensor> tensors, const std::vector<Scalar>& scalars, Queue queue,
@@ -388,11 +397,9 @@ void run(const Operation& op, std::vector<Tensor> tensors, const std::vector<Sca
     const Choice chosen = choose(op, call, queue.where, variant);
     prepare_launch(call, *chosen.variant, threads);
     if (queue.rehearsal) return;
-    if (!observer) return chosen.entry->launch(call);
-    const auto begin = std::chrono::steady_clock::now();
+    if (observer) observer->before(queue.stream);
     chosen.entry->launch(call);
-    observer(call, *chosen.variant,
-             std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    if (observer) observer->after_run(call, *chosen.variant);
 }
 
 void run(const char* name, std::initializer_list<Tensor> outputs, std::initializer_list<Tensor> inputs,

@@ -327,8 +327,9 @@ std::string prepare_output(const std::string& out, const std::string& checkpoint
     std::vector<std::string> aside;
     for (const std::string& name : names_in(out)) {
         const auto its_step = step_of(name);
-        if (goes_on ? its_step && *its_step > step : its_step || name == "log.jsonl" || name == "loss.png")
-            aside.push_back(name);
+        const bool its_own =
+            name == "log.jsonl" || name == "loss.png" || name == "profile.json" || name == "trace.json";
+        if (goes_on ? its_step && *its_step > step : its_step || its_own) aside.push_back(name);
     }
     const std::string previous = aside.empty() ? "" : set_aside(out, aside);
     if (goes_on) truncate_log(out + "/log.jsonl", step);

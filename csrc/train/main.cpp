@@ -57,35 +57,29 @@ void validate(Trainer& t, Log& log) {
 }
 
 // The loop proper; returns false if a signal ended it.
-bool train(Trainer& t, Log& log) {
+bool train(Trainer& t, Log& log, double peak) {
     const Options& o = t.options;
     int64_t saved = t.step;
     if (t.step == 0) validate(t, log);
-    const int64_t profiled_to = t.step + o.profile;
-    double profiled_ms = 0;
-    const bool replays = t.replays;
-    if (o.profile > 0) {
-        t.replays = false;  // an operation is timed where it is launched
-        start_profile();
-    }
+    UsageMeter usage;
+    Profile profile(choose_profiled_steps(t.step + 1, o.steps, o.profile), t.model.stream.handle, o.out,
+                    peak);
     const auto finish = [&](int64_t in_flight) {
         while (t.in_flight() > in_flight) {
             const UpdateResult r = t.finish_update();
-            log.step({r.step, r.loss, r.grad_norm, r.lr, r.ms, 0});
-            if (r.step <= profiled_to) profiled_ms += r.ms;
+            log.step({r.step, r.loss, r.grad_norm, r.lr, r.ms, usage.read()});
         }
     };
     while (t.step < o.steps && !interrupted) {
+        profile.begin_step(t.step + 1);
         t.start_update();
-        const bool last = t.step == o.steps, profile_ends = o.profile > 0 && t.step == profiled_to;
+        profile.end_step();
+        const bool last = t.step == o.steps;
         const bool val = last || is_due(o.val_every, t.step),
                    save = last || is_due(o.checkpoint_every, t.step);
         const bool sample = o.sample_every > 0 && (last || is_due(o.sample_every, t.step));
-        finish(val || save || sample || profile_ends ? 0 : t.most_in_flight);
-        if (profile_ends) {
-            finish_profile(o.out, o.profile, profiled_ms / 1e3);
-            t.replays = replays;
-        }
+        finish(val || save || sample || profile.is_complete() ? 0 : t.most_in_flight);
+        if (profile.is_complete()) profile.finish();
         if (val) validate(t, log);
         if (sample) log.sample(t.step, t.sample());
         if (save) {
@@ -94,6 +88,8 @@ bool train(Trainer& t, Log& log) {
         }
     }
     finish(0);
+    profile.finish();
+    log.print_usage();
     if (interrupted && t.step > saved) log.checkpoint(t.step, t.save());
     return !interrupted;
 }
@@ -104,7 +100,8 @@ int run_training(const Options& options) {
     Trainer t(options);
     const std::string moved = prepare_output(options.out, t.resumed_from, t.step);
     const RunShape shape{options.steps, static_cast<double>(t.tokens_per_update()),
-                         t.config.flops_per_token(options.seq_len), measure_peak_flops(), false};
+                         t.config.flops_per_token(options.seq_len),
+                         peak_flops(t.model.options.precision.weights), !device_properties().emulated};
     Log log(options.out, shape);
     if (!moved.empty()) log.print(moved);
     describe(log, t);
@@ -112,7 +109,7 @@ int run_training(const Options& options) {
     if (!t.resumed_from.empty()) log.print("resuming from " + t.resumed_from);
     log.start(to_json(options));
     handle_signals();
-    const bool complete = train(t, log);
+    const bool complete = train(t, log, shape.peak_flops);
     const std::string plot = draw_loss_plot(options.out);
     log.print((complete ? "done: model " : "interrupted: model ") + checkpoint_path(options.out, t.step) +
               ", log " + options.out + "/log.jsonl, " + plot);

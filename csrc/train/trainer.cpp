@@ -106,7 +106,7 @@ Trainer::Trainer(const Options& o)
 }
 
 void Trainer::launch(Replayed& r) {
-    if (replays && r.launched) {
+    if (replays && r.launched && !runs_are_observed()) {
         if (!r.graph) r.graph.emplace(model.stream.handle, r.work);
         return r.graph->replay();
     }

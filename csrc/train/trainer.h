@@ -38,8 +38,8 @@ struct Trainer {
     std::optional<Tokenizer> tokenizer;
     Schedule schedule;
     Model model;
-    int64_t step = 0;     // updates started
-    bool replays;         // launches are recorded in graphs, which later updates replay
+    int64_t step = 0;  // updates started
+    bool replays;  // launches are recorded in graphs, which later updates replay, but where runs are observed
     std::string remarks;  // a line on what was not taken over, or ""
 
     // Puts the next update into the model's stream: micro-steps, gradient norm, AdamW. The host gathers its tokens and
