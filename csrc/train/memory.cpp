@@ -44,11 +44,16 @@ std::vector<Change> recompute_changes(const Options& o) {
     }
     return changes;
 }
+// The same update in more micro-steps.
 std::vector<Change> batch_changes(const Options& o) {
+    const int64_t update = micro_steps(o, 1) * o.batch_size * o.seq_len;
+    const std::string keep = o.total_batch_size ? "" : " --total-batch-size " + std::to_string(update);
     std::vector<Change> changes;
-    for (int64_t batch = o.batch_size / 2; batch > 0; batch /= 2) {
-        changes.push_back({"--batch-size " + std::to_string(batch), o});
-        changes.back().options.batch_size = batch;
+    for (int64_t parts = 2; parts <= o.batch_size; parts++) {
+        if (o.batch_size % parts != 0) continue;
+        changes.push_back({"--batch-size " + std::to_string(o.batch_size / parts) + keep, o});
+        changes.back().options.batch_size = o.batch_size / parts;
+        changes.back().options.total_batch_size = update;
     }
     return changes;
 }
