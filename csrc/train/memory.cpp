@@ -1,5 +1,8 @@
 #include "train/memory.h"
 
+#include <functional>
+#include <set>
+
 namespace llamac {
 namespace {
 
@@ -46,13 +49,16 @@ std::vector<Change> recompute_changes(const Options& o) {
 }
 // The same update in more micro-steps.
 std::vector<Change> batch_changes(const Options& o) {
+    std::set<int64_t, std::greater<>> batches;
+    for (int64_t parts = 1; parts * parts <= o.batch_size; parts++)
+        if (o.batch_size % parts == 0) batches.insert({parts, o.batch_size / parts});
+    batches.erase(o.batch_size);
     const int64_t update = micro_steps(o, 1) * o.batch_size * o.seq_len;
     const std::string keep = o.total_batch_size ? "" : " --total-batch-size " + std::to_string(update);
     std::vector<Change> changes;
-    for (int64_t parts = 2; parts <= o.batch_size; parts++) {
-        if (o.batch_size % parts != 0) continue;
-        changes.push_back({"--batch-size " + std::to_string(o.batch_size / parts) + keep, o});
-        changes.back().options.batch_size = o.batch_size / parts;
+    for (const int64_t batch : batches) {
+        changes.push_back({"--batch-size " + std::to_string(batch) + keep, o});
+        changes.back().options.batch_size = batch;
         changes.back().options.total_batch_size = update;
     }
     return changes;
