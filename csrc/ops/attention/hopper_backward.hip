@@ -24,8 +24,8 @@ int64_t padded_time(int64_t time) {
 }
 
 // One count of blocks started, then one a tile of dq.
-int64_t turn_bytes(int64_t B, int64_t NH, int64_t padded, int64_t HD) {
-    return (1 + B * NH * (padded / 64) * (HD / 64)) * 4;
+int64_t turn_bytes(int64_t heads, int64_t padded) {
+    return (1 + heads * padded / 64) * 4;
 }
 
 template <int HD>
@@ -51,10 +51,15 @@ constexpr int step = 64;
 template <Dq mode>
 struct Differences {
     Panels<step, rows> ds[2];
-    int turn;
 };
 template <>
 struct Differences<Dq::apart> {};
+template <>
+struct Differences<Dq::in_turns> : Differences<Dq::any_order> {
+    int place;  // the block's, of all that were started
+    // Of steps, by twos: those before have added, this block has, those behind it have been told.
+    SharedBarrier come[2], over[2], told[2];
+};
 template <int HD, Dq mode>
 struct Keys : Differences<mode> {
     static constexpr int buffers = 3;
@@ -109,9 +114,6 @@ __device__ void copy_queries(Keys<HD, mode>& shared, const TensorMap& q, const T
     }
 }
 
-// Named barriers, one a warpgroup.
-constexpr int turn_has_come = 6, turn_is_over = 8;
-
 // Whether a warpgroup makes some of a step's dq: they share the columns, or where there are only 64, take steps.
 template <int HD>
 __device__ bool adds_queries(int index, int n) {
@@ -122,8 +124,11 @@ __device__ bool adds_queries(int index, int n) {
 // laid out as threads hold it: 64 rows and columns at a time, four sums of each of the 128 threads after another.
 // first: nobody has added yet, what is there is no sum.
 template <int HD, Dq mode>
-__device__ void add_queries(float* dq, const uint32_t (&ds)[step / 16][4], Panels<step, rows>& through,
-                            const Panels<HD, rows>& k, const Worker& worker, int n, bool first) {
+__device__ void add_queries(float* dq, const uint32_t (&ds)[step / 16][4], Keys<HD, mode>& shared,
+                            const Worker& worker, int n, bool first) {
+    Panels<step, rows>& through = shared.ds[n % 2];
+    const Panels<HD, rows>& k = shared.k;
+    const Turn<2> turn(n);
 #pragma unroll
     for (int i = 0; i < step / 2; i += 2)
         *reinterpret_cast<uint32_t*>(through.at(worker.index * 64 + worker.row + i / 2 % 2 * 8, i / 4) +
@@ -147,40 +152,44 @@ __device__ void add_queries(float* dq, const uint32_t (&ds)[step / 16][4], Panel
     products_wait<0>();
     keep_in_place(sum);
     dq += (panel * 8 * warpgroup_size + worker.thread) * 4;
-    if (mode == Dq::in_turns) named_barrier_wait(turn_has_come + worker.index, warpgroup_size + warp_size);
-    if (mode == Dq::in_turns && first) {
+    if constexpr (mode == Dq::in_turns) {
+        shared.come[turn.buffer].wait(turn.parity);
+        if (first) {
 #pragma unroll
-        for (int i = 0; i < 32; i += 4)
-            store128(dq + i * warpgroup_size,
-                     make_uint4(__float_as_uint(sum[i]), __float_as_uint(sum[i + 1]),
-                                __float_as_uint(sum[i + 2]), __float_as_uint(sum[i + 3])));
-    } else {
+            for (int i = 0; i < 32; i += 4)
+                *reinterpret_cast<float4*>(dq + i * warpgroup_size) =
+                    make_float4(sum[i], sum[i + 1], sum[i + 2], sum[i + 3]);
+        }
+    }
+    if (mode != Dq::in_turns || !first) {
 #pragma unroll
         for (int i = 0; i < 32; i += 4) add_to_memory(dq + i * warpgroup_size, sum + i);
     }
-    if (mode == Dq::in_turns) named_barrier_arrive(turn_is_over + worker.index, warpgroup_size + warp_size);
+    if constexpr (mode == Dq::in_turns) shared.over[turn.buffer].arrive_as_warp();
 }
 
-// A warp that stands by a warpgroup through its steps: lets it add when those before it have, and tells those
-// behind it.
+// Two warps that stand by the block's steps: one lets it add when those before it have, one tells those behind it.
+// Apart, because telling waits for memory, and the next step must not.
 template <int HD>
-__device__ void keep_turns(int* turns, const Piece& piece, int index, int64_t heads, int group, int time,
-                           int64_t padded) {
-    constexpr int panels = HD / 64;
+__device__ void keep_turns(Keys<HD, Dq::in_turns>& shared, int* turns, bool lets_in, const Piece& piece,
+                           int64_t heads, int group, int time, int64_t padded) {
     const typename Keys<HD, Dq::in_turns>::Steps steps(static_cast<int>(piece.block) * rows, time);
     const int64_t tiles = padded / step, head = piece.batch * heads + piece.head * group;
-    int* of_head = turns + (head * tiles + steps.first / step) * panels + index % panels;
-    int parity = 0;
-    for (int g = 0; g < group; g++, of_head += tiles * panels) {
-        int* count = of_head;
-        for (int tile = 0; tile < steps.a_head; tile++, count += panels, parity ^= 1) {
-            if (!adds_queries<HD>(index, parity)) continue;
-            wait_for_count(count, tile / (rows / step));
-            named_barrier_arrive(turn_has_come + index, warpgroup_size + warp_size);
-            named_barrier_wait(turn_is_over + index, warpgroup_size + warp_size);
-            raise_count(count);
+    int* of_head = turns + head * tiles + steps.first / step;
+    int n = 0;
+    for (int g = 0; g < group; g++, of_head += tiles)
+        for (int tile = 0; tile < steps.a_head; tile++, n++) {
+            const Turn<2> turn(n);
+            if (lets_in) {
+                shared.told[turn.buffer].wait(turn.parity ^ 1);
+                wait_for_count(of_head + tile, tile / (rows / step));
+                shared.come[turn.buffer].arrive_as_warp();
+            } else {
+                shared.over[turn.buffer].wait(turn.parity);
+                raise_count(of_head + tile);
+                shared.told[turn.buffer].arrive_as_warp();
+            }
         }
-    }
 }
 
 template <int HD, Dq mode>
@@ -245,8 +254,8 @@ __device__ void compute_keys(Keys<HD, mode>& shared, View<bf16, 4>& dk, View<bf1
         begin_columns_product(sum_k, ds, shared.q[turn.buffer]);
         if constexpr (mode != Dq::apart) {
             const int64_t head = piece.head * group + steps.head(n);
-            add_queries<HD, mode>(dq + ((piece.batch * heads + head) * padded + t0) * HD, ds,
-                                  shared.ds[n % 2], shared.k, worker, n, t0 / rows == piece.block);
+            add_queries<HD, mode>(dq + ((piece.batch * heads + head) * padded + t0) * HD, ds, shared, worker,
+                                  n, t0 / rows == piece.block);
         }
     }
     products_wait<0>();
@@ -339,15 +348,22 @@ __global__ void __launch_bounds__(hopper_threads, 1)
     if (threadIdx.x == 0) {
         shared.own_full.init(1);
         shared.ring.init();
+        if constexpr (mode == Dq::in_turns) {
+            for (int i = 0; i < 2; i++) {
+                shared.come[i].init(1);
+                shared.over[i].init((HD > 64 ? hopper_workers : 1) * warpgroup_size / warp_size);
+                shared.told[i].init(1);
+            }
+            shared.place =
+                atomicAdd(turns, 1);  // not blockIdx: who waits for another must be started after it
+        }
         fence_barrier_init();
-        // Not blockIdx: who waits for another must have been started after it.
-        if constexpr (mode == Dq::in_turns) shared.turn = atomicAdd(turns, 1);
     }
     __syncthreads();
     const int time = static_cast<int>(dk.shape[1]), blocks = (time + rows - 1) / rows;
     Piece piece = piece_of(blocks, dk.shape[2]);  // more queries come first
     if constexpr (mode == Dq::in_turns) {
-        piece = piece_of(blocks, dk.shape[2], shared.turn);
+        piece = piece_of(blocks, dk.shape[2], shared.place);
         piece.block = blocks - 1 - piece.block;  // and here last
     }
     const int warp = warp_index();
@@ -355,8 +371,9 @@ __global__ void __launch_bounds__(hopper_threads, 1)
         give_registers<24>();
         if (threadIdx.x == 0)
             copy_queries(shared, q, dout, k, v, lse, delta, piece, dk.shape[2] * group, group, time, padded);
-        if (mode == Dq::in_turns && warp > 0 && warp <= hopper_workers)
-            keep_turns<HD>(turns + 1, piece, warp - 1, dk.shape[2] * group, group, time, padded);
+        if constexpr (mode == Dq::in_turns)
+            if (warp == 1 || warp == 2)
+                keep_turns(shared, turns + 1, warp == 1, piece, dk.shape[2] * group, group, time, padded);
     } else {
         take_registers<240>();
         compute_keys(shared, dk, dv, dq, piece, dk.shape[2] * group, group, time, padded, scale);
@@ -428,7 +445,7 @@ void attention_backward_size(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> d
     if (mode == Dq::any_order)
         CHECK(hipMemsetAsync(sums, 0, static_cast<size_t>(B * NH * padded * HD * 4), device.stream));
     if (mode == Dq::in_turns)
-        CHECK(hipMemsetAsync(turns, 0, static_cast<size_t>(turn_bytes(B, NH, padded, HD)), device.stream));
+        CHECK(hipMemsetAsync(turns, 0, static_cast<size_t>(turn_bytes(B * NH, padded)), device.stream));
     launch(Grid(blocks_for(padded / rows * NKV * B, 1), hopper_threads, device.stream,
                 aligned_shared_bytes<Keys<HD, mode>>),
            attention_backward_kernel4_keys<HD, mode>, dk, dv, sums, turns, map_of(dout, step),
@@ -457,7 +474,7 @@ template <Dq mode>
 int64_t attention_backward_hopper_workspace(const Call& call) {
     const int64_t heads = call["B"] * call["NH"], padded = padded_time(call["T"]), HD = call["HD"];
     return (2 + (mode == Dq::apart ? 0 : HD)) * heads * padded * 4 +
-           (mode == Dq::in_turns ? turn_bytes(call["B"], call["NH"], padded, HD) : 0);
+           (mode == Dq::in_turns ? turn_bytes(heads, padded) : 0);
 }
 template BackwardLauncher attention_backward_hopper<Dq::apart>;
 template BackwardLauncher attention_backward_hopper<Dq::any_order>;
