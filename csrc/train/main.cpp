@@ -75,6 +75,7 @@ void validate(Trainer& t, Log& log) {
 // The loop proper; returns false if a signal ended it.
 bool train(Trainer& t, Log& log) {
     const Options& o = t.options;
+    const bool checkpoints = o.checkpoint_every >= 0;
     int64_t saved = t.step;
     if (t.step == 0) validate(t, log);
     const int64_t profiled_from = t.step;
@@ -90,12 +91,12 @@ bool train(Trainer& t, Log& log) {
         const bool last = t.step == o.steps;
         if (last || is_due(o.val_every, t.step)) validate(t, log);
         if (o.sample_every > 0 && (last || is_due(o.sample_every, t.step))) log.sample(t.step, t.sample());
-        if (last || is_due(o.checkpoint_every, t.step)) {
+        if (checkpoints && (last || is_due(o.checkpoint_every, t.step))) {
             log.checkpoint(t.step, t.save());
             saved = t.step;
         }
     }
-    if (interrupted && t.step > saved) log.checkpoint(t.step, t.save());
+    if (checkpoints && interrupted && t.step > saved) log.checkpoint(t.step, t.save());
     return !interrupted;
 }
 
@@ -114,8 +115,10 @@ int run_training(const Options& options) {
     handle_signals();
     const bool complete = train(t, log);
     const std::string plot = draw_loss_plot(options.out);
-    log.print((complete ? "done: model " : "interrupted: model ") + checkpoint_path(options.out, t.step) +
-              ", log " + options.out + "/log.jsonl, " + plot);
+    const std::string model =
+        options.checkpoint_every < 0 ? "no model" : "model " + checkpoint_path(options.out, t.step);
+    log.print((complete ? "done: " : "interrupted: ") + model + ", log " + options.out + "/log.jsonl, " +
+              plot);
     return complete ? 0 : 130;
 }
 
