@@ -204,9 +204,14 @@ def test_same_training_by_other_means(tmp_path, flags):
 
 
 @pytest.mark.parametrize(
-    "flags", [(), ("--dtype", "bf16", "--master-weights", "off", "--optimizer-state", "bf16")]
+    "flags",
+    [
+        ("--recompute", "block:2"),
+        ("--dtype", "bf16", "--total-batch-size", "128"),
+        ("--dtype", "bf16", "--grad-dtype", "bf16", "--master-weights", "off", "--optimizer-state", "bf16"),
+    ],
 )
-def test_compiled_training_is_two_graphs(tmp_path, monkeypatch, flags):
+def test_compiled_training_has_no_breaks(tmp_path, monkeypatch, flags):
     """The losses of the eager run; nothing that the compiler cannot follow, and no graph made a second time:
     one of the model, one of the optimizer a size of parameter (and what reads its results).
     """
