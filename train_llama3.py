@@ -624,6 +624,16 @@ def sample_token(logits: Tensor, temperature: float, top_k: int, u: float) -> in
 
 
 @dataclass
+class Update:
+    """An update that the device may still be computing."""
+
+    step: int
+    lr: float
+    result: Tensor  # loss and gradient norm, on the host once `done`
+    done: torch.cuda.Event | None
+
+
+@dataclass
 class Run:
     """What a training run consists of."""
 
@@ -638,18 +648,8 @@ class Run:
     tokenizer: llamac.tokenizer.Tokenizer | None
     log: Log
     checkpoints: list[Path] = field(default_factory=list)  # written by this run, oldest first
-    running: list["Update"] = field(default_factory=list)  # begun and not yet logged, oldest first
-    clock: float = 0.0  # when the one before was logged
-
-
-@dataclass
-class Update:
-    """An update that the device may still be computing."""
-
-    step: int
-    lr: float
-    result: Tensor  # loss and gradient norm, on the host once `done`
-    done: torch.cuda.Event | None
+    running: list[Update] = field(default_factory=list)  # begun and not yet logged, oldest first
+    clock: float = 0.0  # when the last one was logged
 
 
 def start(o: Options) -> Run:
