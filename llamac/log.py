@@ -4,6 +4,7 @@ import json
 import math
 import resource
 import sys
+import time
 from pathlib import Path
 from typing import TextIO
 
@@ -27,6 +28,16 @@ def duration(seconds: float) -> str:
     return minutes if whole < 3600 else f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
+def system_mem_gib() -> float | None:
+    """Memory in use on the machine, without what the kernel would give back; None where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    kib = {key: float(value.split()[0]) for key, value in (line.split(":") for line in lines)}
+    return (kib["MemTotal"] - kib["MemAvailable"]) / 2**20
+
+
 class Log:
     """Writes the events of one run. `tokens` is those of an update over all devices, `peak_tflops` the
     devices' peak together, None where unknown."""
@@ -45,6 +56,7 @@ class Log:
         self.file = open(Path(out) / "log.jsonl", "w", encoding="utf-8", buffering=1)  # noqa: SIM115
         self.console = console or sys.stdout
         self.steps, self.tokens, self.flops_per_token, self.peak = steps, tokens, flops_per_token, peak_tflops
+        self.clocks = time.perf_counter(), time.process_time()  # at the last step
         self.typical_ms = 0.0  # running mean: one slow step does not move the time left
 
     def event(self, event: str, **fields) -> None:
@@ -61,12 +73,25 @@ class Log:
         self.print(_COLUMNS)
 
     def step(
-        self, step: int, loss: float, grad_norm: float, lr: float, ms: float, gpu_mem_gib: float = 0.0
+        self,
+        step: int,
+        loss: float,
+        grad_norm: float,
+        lr: float,
+        ms: float,
+        gpu_mem_gib: float = 0.0,
+        gpu_percent: float | None = None,
     ) -> None:
-        """One update: loss in nats a token, gradient norm before clipping, milliseconds it took."""
+        """One update: loss in nats a token, gradient norm before clipping, milliseconds it took.
+
+        gpu_percent: of the time that the GPU was busy. The log adds this process's memory at its peak, the
+        machine's in use, and cpu_percent, this process's since the last step; 100 is one core.
+        """
         speed = self.tokens / ms * 1e3
         tflops = speed * self.flops_per_token / 1e12
         mfu = tflops / self.peak if self.peak else None
+        then, self.clocks = self.clocks, (time.perf_counter(), time.process_time())
+        elapsed, cpu = (now - before for now, before in zip(self.clocks, then))
         rss_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # the largest so far
         event = {
             "step": step,
@@ -76,7 +101,14 @@ class Log:
             "ms": ms,
             "tokens_per_s": speed,
         }
-        self.event("step", **event, tflops=tflops, mfu=mfu, gpu_mem_gib=gpu_mem_gib, rss_gib=rss_kib / 2**20)
+        use = {
+            "gpu_mem_gib": gpu_mem_gib,
+            "gpu_percent": gpu_percent,
+            "rss_gib": rss_kib / 2**20,
+            "system_mem_gib": system_mem_gib(),
+            "cpu_percent": 100 * cpu / max(elapsed, 1e-9),
+        }
+        self.event("step", **event, tflops=tflops, mfu=mfu, **use)
         self.typical_ms = 0.9 * self.typical_ms + 0.1 * ms if self.typical_ms else ms
         left = duration((self.steps - step) * self.typical_ms / 1e3)
         of_peak = f"{100 * mfu:.1f}" if mfu is not None else "-"

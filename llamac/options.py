@@ -86,6 +86,15 @@ class Options:
     kernel: tuple[str, ...] = flag(
         (), "variant of an operation, or N,M: the first that can; repeatable", metavar="OP=N"
     )
+    tune: str = flag(
+        "on", "on a GPU, time the library's candidates for each matrix product once", choices=("on", "off")
+    )
+    gemm_cache: str = flag(
+        "auto",
+        "keeps what was timed; auto is llamac/gemm.json in the user's cache folder",
+        metavar="FILE|auto|none",
+    )
+    graphs: str = flag("on", "on a GPU, replay the step's launches as graphs", choices=("on", "off"))
     profile: int = flag(0, "updates to profile", low=0)
     ops: str = flag("torch", "whose operations the model is made of", choices=("torch", "llamac"))
     compile: bool = flag(False, "torch.compile the model")

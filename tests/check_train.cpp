@@ -67,10 +67,12 @@ void check_log() {
         log.memory({{"weights", 38, 10 << 20}, {"activations", 7, 1 << 19}});
         log.start(to_json(Options()));
         log.val(0, 8.3);
-        log.step({1, 8.0, 1.5, 1e-3, 1000.0, 2.5});
-        log.step({2, std::numeric_limits<double>::quiet_NaN(), 1.5, 1e-3, 500.0, 0});
+        log.step({1, 8.0, 1.5, 1e-3, 1000.0, {2.5, 90, 0.25, 4.5, 150}});
+        const double nan = std::numeric_limits<double>::quiet_NaN();
+        log.step({2, nan, 1.5, 1e-3, 500.0, {3, nan, 0.375, 4, 75}});
         log.sample(2, "def f():\n\t\"\xff\x1b[2J");
         log.checkpoint(2, out + "/step_000002");
+        log.print_usage();
     }
     std::fclose(console);
     const std::string shown(text, size);
@@ -78,11 +80,13 @@ void check_log() {
 
     const auto events = events_of(out + "/log.jsonl");
     check(events.size() == 6, "one line an event");
-    check(events[0]["event"] == "start" && events[0]["batch-size"] == 8 && events[0].size() == 36,
+    check(events[0]["event"] == "start" && events[0]["batch-size"] == 8 && events[0].size() == 39,
           "start event");
     check(events[1] == json{{"event", "val"}, {"step", 0}, {"loss", 8.3}}, "val event");
-    const std::vector<std::string> names = {"event",        "step",   "loss", "grad_norm",   "lr",     "ms",
-                                            "tokens_per_s", "tflops", "mfu",  "gpu_mem_gib", "rss_gib"};
+    const std::vector<std::string> names = {
+        "event",       "step",         "loss",           "grad_norm",  "lr",
+        "ms",          "tokens_per_s", "tflops",         "mfu",        "gpu_mem_gib",
+        "gpu_percent", "rss_gib",      "system_mem_gib", "cpu_percent"};
     const json& step = events[2];
     check(step.size() == names.size(), "fields of a step");
     for (const std::string& name : names) check(step.contains(name), "a step's " + name);
@@ -90,8 +94,10 @@ void check_log() {
     check(std::abs(step["tflops"].get<double>() - 2.048) < 1e-12 &&
               std::abs(step["mfu"].get<double>() - 0.2048) < 1e-12,
           "step's speed");
-    check(step["rss_gib"] > 0.0 && step["rss_gib"] < 100.0, "process memory");
-    check(events[3]["loss"].is_null(), "NaN is null");
+    check(step["gpu_percent"] == 90.0 && step["rss_gib"] == 0.25 && step["system_mem_gib"] == 4.5 &&
+              step["cpu_percent"] == 150.0,
+          "what a step takes of the machine");
+    check(events[3]["loss"].is_null() && events[3]["gpu_percent"].is_null(), "NaN is null");
     check(events[4] == json{{"event", "sample"}, {"step", 2}, {"text", "def f():\n\t\"\ufffd\x1b[2J"}},
           "sample event");
     check(events[5] == json{{"event", "checkpoint"}, {"step", 2}, {"path", out + "/step_000002"}},
@@ -99,7 +105,8 @@ void check_log() {
 
     check(shown.find('\x1b') == shown.npos, "no escape sequence reaches the terminal");
     for (const char* part : {"1/20", "8.0000", "2.0", "20.5", "19 s", "validation", "step_000002", "tokens/s",
-                             "TFLOP/s", "% of peak", "weight-decay", "10.5", "45"})
+                             "TFLOP/s", "% of peak", "weight-decay", "10.5", "45",
+                             "GPU memory 3.0 GiB, GPU 90% busy, process 0.4 GiB, system 4.5 GiB, CPU 125%"})
         check(shown.find(part) != shown.npos, std::string("console shows ") + part);
     std::istringstream lines(shown);
     for (std::string line; std::getline(lines, line);)
@@ -392,10 +399,10 @@ void check_prepare_output() {
     save(out, 2);
     save(out, 3);
     overwrite(out + "/log.jsonl", log);
-    overwrite(out + "/loss.png", "png");
+    for (const char* name : {"loss.png", "profile.json", "trace.json"}) overwrite(out + "/" + name, "old");
     overwrite(out + "/notes.txt", "mine");
     check(prepare_output(out, out + "/step_000003/", 3).empty(), "going on from the newest");
-    check(get(out + "/log.jsonl") == log && names_in(out).size() == 6, "nothing is moved");
+    check(get(out + "/log.jsonl") == log && names_in(out).size() == 8, "nothing is moved");
     const std::string branch = prepare_output(out, out + "/step_000002", 2);
     check(branch.find(out + "/previous_1") != branch.npos, "going on from an older one: " + branch);
     check(names_in(out + "/previous_1") == std::vector<std::string>{"step_000003"},
@@ -405,9 +412,10 @@ void check_prepare_output() {
     check(moved.find(out + "/previous_2") != moved.npos, "anew: " + moved);
     check(names_in(out) == std::vector<std::string>{"notes.txt", "previous_1", "previous_2"},
           "the run is set aside");
-    check(names_in(out + "/previous_2") ==
-              std::vector<std::string>{"log.jsonl", "loss.png", "step_000001", "step_000002"},
-          "all of it");
+    check(
+        names_in(out + "/previous_2") == std::vector<std::string>{"log.jsonl", "loss.png", "profile.json",
+                                                                  "step_000001", "step_000002", "trace.json"},
+        "all of it");
     check(open_checkpoint(out + "/previous_2/step_000002").step == 2, "and it can be resumed");
     save(out, 5);
     prepare_output(out, out + "/previous_2/step_000002", 2);

@@ -66,22 +66,30 @@ void record(const std::string& reference, const std::string& out, const ModelOpt
     options.batch_size = B;
     options.seq_len = T;
     Model model(load_config(reference), options);
+    model.allocate();
     load_weights(model.parameters, reference);
     Recorder recorder;
     model.tap = [&](const std::string& name, const Tensor& value) { recorder.add(name, value); };
-    const double loss = forward_backward(model, tokens.data(), targets.data(), B, T, true, 1.0);
+    set_batch(model, tokens.data(), targets.data(), B, T);
+    forward_backward(model, true, 1.0);
+    const double loss = mean_loss(model);
     model.tap = nullptr;
     recorder.add_floats("loss", {static_cast<float>(loss)});
     for (size_t k = 0; k < model.parameters.table.size(); k++)
         recorder.add("grad." + model.parameters.table[k].name, model.parameters.gradient(k));
 
-    const AdamW adamw{setting("lr"),  setting("beta1"),        setting("beta2"),
-                      setting("eps"), setting("weight_decay"), setting("grad_clip")};
+    const AdamW adamw{setting("beta1"), setting("beta2"), setting("eps"), setting("weight_decay"),
+                      setting("grad_clip")};
+    const float lr = static_cast<float>(setting("lr"));
     std::vector<float> losses, norms;
-    for (int64_t step = 1; step <= 10; step++) {
-        losses.push_back(
-            static_cast<float>(forward_backward(model, tokens.data(), targets.data(), B, T, true, 1.0)));
-        norms.push_back(static_cast<float>(update(model, adamw, step, 42)));
+    for (int32_t step = 1; step <= 10; step++) {
+        forward_backward(model, true, 1.0);
+        losses.push_back(static_cast<float>(mean_loss(model)));
+        set_update(model, &lr, &step);
+        update(model, adamw, 42);
+        float norm = 0;
+        copy_bytes(&norm, model.grad_norm.data, sizeof norm);
+        norms.push_back(norm);
     }
     recorder.add_floats("train.losses", losses);
     recorder.add_floats("train.grad_norms", norms);

@@ -18,7 +18,7 @@ from llamac.options import Options, parse, recompute_parts
 ROOT = Path(__file__).parent.parent
 # Of a step in log.jsonl, in C and in Python.
 STEP_KEYS = ["event", "step", "loss", "grad_norm", "lr", "ms", "tokens_per_s", "tflops", "mfu", "gpu_mem_gib",
-             "rss_gib"]  # fmt: skip
+             "gpu_percent", "rss_gib", "system_mem_gib", "cpu_percent"]  # fmt: skip
 
 
 def refused(function, *arguments) -> str:
@@ -366,6 +366,8 @@ def test_log(tmp_path):
     assert list(step) == STEP_KEYS
     assert (step["loss"], step["tokens_per_s"], step["mfu"]) == (8.0, 2048, pytest.approx(0.2048))
     assert step["tflops"] == pytest.approx(2.048) and 0 < step["rss_gib"] < 1000
+    assert step["gpu_mem_gib"] == 0 and step["gpu_percent"] is None
+    assert 0 < step["system_mem_gib"] < 100_000 and 0 <= step["cpu_percent"] < 100_000
     assert events[3]["loss"] is None
     assert events[5] == {"event": "sample", "step": 3, "text": 'a "quoted"\nline é\ufffd\u2028'}
     assert events[6] == {"event": "checkpoint", "step": 3, "path": "out/step_000003"}

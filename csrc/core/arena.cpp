@@ -18,20 +18,34 @@ void Arena::plan(const char* group, Tensor* tensor, const Tensor& planned) {
     rows.push_back({group, tensor});
 }
 
+void Arena::share(Tensor* tensor, const Tensor& planned, const Tensor* first) {
+    CHECK(!memory.data);
+    *tensor = planned;
+    shared.push_back({tensor, first});
+}
+
 int64_t Arena::bytes() const {
     int64_t total = 0;
     for (const Row& row : rows) total += padded(row.tensor->bytes());
     return total;
 }
 
-void Arena::allocate() {
-    memory = DeviceMemory(bytes());
-    CHECK(hipMemset(memory.data, 0xff, static_cast<size_t>(memory.bytes)));
-    char* at = static_cast<char*>(memory.data);
+void Arena::place(void* base) {
+    char* at = static_cast<char*>(base);
     for (const Row& row : rows) {
         row.tensor->data = at;
         at += padded(row.tensor->bytes());
     }
+    for (const Shared& s : shared) {
+        s.tensor->data = s.first->data;
+        CHECK(static_cast<char*>(s.tensor->data) + s.tensor->bytes() <= at);
+    }
+}
+
+void Arena::allocate() {
+    memory = DeviceMemory(bytes());
+    CHECK(hipMemset(memory.data, 0xff, static_cast<size_t>(memory.bytes)));
+    place(memory.data);
 }
 
 }  // namespace llamac

@@ -19,12 +19,23 @@ struct Arena {
     // tensor becomes `planned` (type and shape); it must stay where it is until allocate(), which sets its
     // data.
     void plan(const char* group, Tensor* tensor, const Tensor& planned);
+    // tensor becomes `planned` in memory that others, planned one after another from `first` on, use at other
+    // times.
+    void share(Tensor* tensor, const Tensor& planned, const Tensor* first);
+    // Gives all tensors their addresses, the first one `base`: allocate does, and whoever only wants to know what a
+    // run would need, with a base that nobody reads.
+    void place(void* base);
     // Throws Error with the bytes wanted where the device has no room. The memory reads as NaN until
     // written: a value that nobody computed shows at once.
     void allocate();
     int64_t bytes() const;
 
   private:
+    struct Shared {
+        Tensor* tensor;
+        const Tensor* first;
+    };
+    std::vector<Shared> shared;
     DeviceMemory memory;
 };
 

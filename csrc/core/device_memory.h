@@ -35,6 +35,24 @@ inline void copy_bytes(void* to, const void* from, int64_t bytes) {
     CHECK(hipMemcpy(to, from, static_cast<size_t>(bytes), hipMemcpyDefault));
 }
 
+// Host memory that the device copies from and to by itself. Throws Error where there is none.
+template <class T>
+struct PinnedMemory {
+    T* data = nullptr;
+
+    explicit PinnedMemory(int64_t count) {
+        void* memory = nullptr;
+        if (hipHostMalloc(&memory, static_cast<size_t>(count) * sizeof(T)) != hipSuccess) {
+            static_cast<void>(hipGetLastError());
+            fail("memory: ", count * sizeof(T) >> 20,
+                 " MiB of pinned memory are needed, the host has no room");
+        }
+        data = static_cast<T*>(memory);
+    }
+    PinnedMemory(const PinnedMemory&) = delete;
+    ~PinnedMemory() { static_cast<void>(hipHostFree(data)); }
+};
+
 // Host memory for `bytes` of device memory that the host fills or reads; the memory itself where the host can
 // address it, as in the emulation.
 struct HostCopy {
@@ -61,16 +79,24 @@ struct HostCopy {
 // What operations use between their kernels: one for each stream, as large as the largest call has asked for.
 // Growing waits for the device; a call of a size that was seen before allocates nothing.
 struct Workspace {
-    DeviceMemory memory;
+    int64_t asked = 0;  // the most that any call has asked for
 
-    void* reserve(int64_t bytes) {
-        if (bytes > memory.bytes) {
+    // Memory that somebody else owns, to begin with.
+    void use(void* data_, int64_t bytes_) { data = data_, bytes = bytes_; }
+    void* reserve(int64_t wanted) {
+        if (wanted > bytes) {
             CHECK(hipDeviceSynchronize());
             memory = DeviceMemory();
-            memory = DeviceMemory(bytes);
+            memory = DeviceMemory(wanted);
+            use(memory.data, wanted);
         }
-        return memory.data;
+        return data;
     }
+
+  private:
+    void* data = nullptr;
+    int64_t bytes = 0;
+    DeviceMemory memory;
 };
 
 }  // namespace llamac

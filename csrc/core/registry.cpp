@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <chrono>
 
 namespace llamac {
 namespace {
@@ -11,7 +10,7 @@ std::vector<Operation*>& table() {
     static std::vector<Operation*> t;  // constructed on first use: registration runs before main()
     return t;
 }
-Observer observer = nullptr;
+const Observer* observer = nullptr;
 
 // Descriptions are ours: a wrong one is a bug, found when the program starts.
 [[noreturn]] void bad_description(const std::string& what) {
@@ -272,7 +271,9 @@ void prepare_launch(Call& call, const Variant& v, int threads) {
     if (!v.workspace) return;
     static Workspace own;
     Workspace& workspace = call.device.queue.workspace ? *call.device.queue.workspace : own;
-    call.device.workspace = workspace.reserve(v.workspace(call));
+    const int64_t bytes = v.workspace(call);
+    workspace.asked = std::max(workspace.asked, bytes);
+    if (!call.device.queue.rehearsal) call.device.workspace = workspace.reserve(bytes);
 }
 
 }  // namespace
@@ -361,11 +362,21 @@ double least_bytes(const Call& call) {
 }
 
 Queue computing_queue() {
-    return {device_properties().emulated ? Where::host : Where::device, nullptr, nullptr};
+    return {device_properties().emulated ? Where::host : Where::device};
 }
 
-void observe_runs(Observer o) {
+void observe_runs(const Observer* o) {
     observer = o;
+}
+
+bool runs_are_observed() {
+    return observer != nullptr;
+}
+
+void copy_bytes_async(void* to, const void* from, int64_t bytes, hipStream_t stream) {
+    if (observer) observer->before(stream);
+    CHECK(hipMemcpyAsync(to, from, static_cast<size_t>(bytes), hipMemcpyDefault, stream));
+    if (observer) observer->after_copy(bytes, stream);
 }
 
 void run(const Operation& op, std::vector<Tensor> tensors, const std::vector<Scalar>& scalars, Queue queue,
@@ -385,11 +396,10 @@ void run(const Operation& op, std::vector<Tensor> tensors, const std::vector<Sca
     Call call{&op, tensors.data(), scalars.data(), size, {queue.stream, 0, nullptr, queue}};
     const Choice chosen = choose(op, call, queue.where, variant);
     prepare_launch(call, *chosen.variant, threads);
-    if (!observer) return chosen.entry->launch(call);
-    const auto begin = std::chrono::steady_clock::now();
+    if (queue.rehearsal) return;
+    if (observer) observer->before(queue.stream);
     chosen.entry->launch(call);
-    observer(call, *chosen.variant,
-             std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    if (observer) observer->after_run(call, *chosen.variant);
 }
 
 void run(const char* name, std::initializer_list<Tensor> outputs, std::initializer_list<Tensor> inputs,

@@ -42,6 +42,7 @@ struct Queue {
     Where where = Where::host;
     hipStream_t stream = nullptr;
     Workspace* workspace = nullptr;
+    bool rehearsal = false;  // calls are checked, and workspace told what they ask for; nothing runs
 };
 
 // Where the model computes: the device, or the host in a CPU build. Throws Error where there is no device.
@@ -152,9 +153,18 @@ void run(const char* name, std::initializer_list<Tensor> outputs, std::initializ
 double least_bytes(const Call& call);
 double least_flops(const Call& call);
 
-// Called after each run, where set: --profile collects its times here.
-using Observer = void (*)(const Call& call, const Variant& variant, double seconds);
-void observe_runs(Observer observer);
+// Brackets whatever is put on a stream: --profile records events there. Calls that a launcher makes lie within its own.
+struct Observer {
+    void (*before)(hipStream_t stream);
+    void (*after_run)(const Call& call, const Variant& variant);
+    void (*after_copy)(int64_t bytes, hipStream_t stream);
+};
+void observe_runs(const Observer* observer);  // null: no more
+// Launches replayed by a graph are not seen: work that is observed has to be launched directly.
+bool runs_are_observed();
+
+// Between host and device, either way, in the stream's order; without waiting where the host's side is pinned.
+void copy_bytes_async(void* to, const void* from, int64_t bytes, hipStream_t stream);
 
 namespace detail {
 

@@ -53,6 +53,27 @@ std::vector<ModelRow> model_table(const Config& c, int64_t B, int64_t T, DType t
             {gradients, &A::dswiglu, shaped(t, {N, c.F})}};
 }
 
+// Rows of a chunk of logits, for at most `bytes`: chunks of the same size, of rows that fill tiles of a product.
+int64_t chunk_rows(int64_t row_bytes, int64_t rows, int64_t bytes) {
+    constexpr int64_t tile = 128;
+    const int64_t most = std::clamp<int64_t>(bytes / row_bytes, 1, rows), chunks = (rows + most - 1) / most;
+    const int64_t even = (rows + chunks - 1) / chunks;
+    return std::min(most, (even + tile - 1) / tile * tile);
+}
+
+// The logits are used before the blocks' gradients are made.
+void plan_logits(Activations& a, const Config& config, int64_t bytes, Arena& arena) {
+    const int64_t rows = a.embedding.shape[0], row_bytes = config.V * size_of(a.embedding.dtype);
+    const int64_t free = a.dqkv.bytes() + a.dattention.bytes() + a.dgate_up.bytes() + a.dswiglu.bytes();
+    const Tensor logits =
+        shaped(a.embedding.dtype,
+               {chunk_rows(row_bytes, rows, bytes ? bytes : std::max(free, int64_t{64} << 20)), config.V});
+    if (logits.bytes() <= free)
+        arena.share(&a.logits, logits, &a.dqkv);
+    else
+        arena.plan("logits", &a.logits, logits);
+}
+
 // The planned memory under the shape of this batch.
 void set_shape(Tensor& t, const Tensor& like, void* data) {
     t = like;
@@ -67,26 +88,23 @@ unsigned recomputed_parts(const Recompute& r, int64_t layer) {
            (r.attention ? attention_part : 0u) | (r.swiglu ? swiglu_part : 0u);
 }
 
-int64_t chunk_rows(const Config& config, int64_t rows, DType dtype, int64_t bytes) {
-    return std::clamp<int64_t>(bytes / (config.V * size_of(dtype)), 1, rows);
-}
-
 void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T, DType dtype,
                       const Recompute& recompute, int64_t logits_bytes, Arena& arena) {
     for (const ModelRow& row : model_table(config, B, T, dtype))
         arena.plan(row.group, &(a.*row.slot), row.like);
-    const int64_t rows = chunk_rows(config, B * T, dtype, logits_bytes);
-    arena.plan("logits", &a.logits, shaped(dtype, {rows, config.V}));
+    plan_logits(a, config, logits_bytes, arena);
     a.blocks.resize(static_cast<size_t>(config.L));
     for (const BlockRow& row : block_table(config, B, T, dtype)) {
-        bool share = false;
+        Tensor* first = nullptr;  // of those that share one memory
         for (int64_t layer = 0; layer < config.L; layer++) {
-            if (recomputed_parts(recompute, layer) & row.part)
-                share = true;
+            Tensor* const tensor = &(a.blocks[static_cast<size_t>(layer)].*row.slot);
+            const bool shares = recomputed_parts(recompute, layer) & row.part;
+            if (shares && first)
+                arena.share(tensor, row.like, first);
             else
-                arena.plan("activations", &(a.blocks[layer].*row.slot), row.like);
+                arena.plan(shares ? "recomputed activations" : "activations", tensor, row.like);
+            if (shares && !first) first = tensor;
         }
-        if (share) arena.plan("recomputed activations", &(a.shared.*row.slot), row.like);
     }
 }
 
@@ -95,10 +113,7 @@ void reshape_activations(Activations& a, const Config& config, int64_t B, int64_
     for (const ModelRow& row : model_table(config, B, T, dtype))
         set_shape(a.*row.slot, row.like, (a.*row.slot).data);
     for (const BlockRow& row : block_table(config, B, T, dtype))
-        for (BlockActivations& block : a.blocks) {
-            void* own = (block.*row.slot).data;
-            set_shape(block.*row.slot, row.like, own ? own : (a.shared.*row.slot).data);
-        }
+        for (BlockActivations& block : a.blocks) set_shape(block.*row.slot, row.like, (block.*row.slot).data);
 }
 
 }  // namespace llamac

@@ -37,10 +37,9 @@ struct Activations {
     Tensor cis;                            // [T,HD/2,2] cosines and sines of RoPE, for the longest sequence
     Tensor embedding;                      // [B,T,C]
     std::vector<BlockActivations> blocks;  // what is recomputed shares one memory over the layers
-    BlockActivations shared;
-    Tensor final_norm, final_rstd;  // [B,T,C], [B,T]
-    Tensor logits;                  // [rows of a chunk, V]; their gradient takes their place
-    Tensor losses;                  // [B,T]
+    Tensor final_norm, final_rstd;         // [B,T,C], [B,T]
+    Tensor logits;                         // [rows of a chunk, V]; their gradient takes their place
+    Tensor losses;                         // [B,T]
     // Gradients: one layer's at a time.
     Tensor dresidual, dnorm, dqkv, dattention, dgate_up, dswiglu;
 };
@@ -48,11 +47,8 @@ struct Activations {
 // The parts of block `layer` that the backward pass computes again.
 unsigned recomputed_parts(const Recompute& recompute, int64_t layer);
 
-// Rows of logits that are held at once: as many as fit in `bytes`, at least one, at most rows.
-int64_t chunk_rows(const Config& config, int64_t rows, DType dtype, int64_t bytes);
-
-// Plans memory for B sequences of T tokens; the gradients' and what the backward pass needs only for
-// training.
+// Plans memory for B sequences of T tokens. logits_bytes: of a chunk of logits, which use the memory of the blocks'
+// gradients where they fit; 0: all of that, 64 MiB if it is less.
 void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T, DType dtype,
                       const Recompute& recompute, int64_t logits_bytes, Arena& arena);
 

@@ -101,13 +101,10 @@ void show_block(const Model& m, int64_t layer) {
 }
 
 // Embedding to final norm.
-void forward_trunk(Model& m, const int32_t* tokens, int64_t B, int64_t T) {
-    CHECK(B * T <= m.options.batch_size * m.options.seq_len && T <= m.options.seq_len);
-    Activations& a = m.activations;
-    reshape_activations(a, m.config, B, T);
-    copy_bytes(a.tokens.data, tokens, a.tokens.bytes());
+void forward_trunk(Model& m) {
+    const Activations& a = m.activations;
     call(m, "embedding_forward", {a.embedding},
-         {reshape(a.tokens, {B * T}), m.parameters.weight(embedding_parameter)});
+         {reshape(a.tokens, {a.tokens.elements()}), m.parameters.weight(embedding_parameter)});
     show(m, "act.embedding", a.embedding);
     for (int64_t layer = 0; layer < m.config.L; layer++) {
         forward_block(m, layer, all_parts);
@@ -133,12 +130,10 @@ struct HeadGradient {  // what the head computes on top of the losses; nothing w
 };
 
 // LM head and cross-entropy, a chunk of rows at a time, so that the logits never exist as a whole; with
-// gradients, the logits' gradient takes the logits' place and is used before the next chunk. Returns the mean
-// loss.
-double run_head(Model& m, const int32_t* targets, const HeadGradient& gradient) {
-    Activations& a = m.activations;
+// gradients, the logits' gradient takes the logits' place and is used before the next chunk.
+void run_head(Model& m, const HeadGradient& gradient) {
+    const Activations& a = m.activations;
     const int64_t N = a.losses.shape[0];
-    copy_bytes(a.targets.data, targets, a.targets.bytes());
     const Tensor weight = m.parameters.weight(m.parameters.head), all_targets = reshape(a.targets, {N});
     const int64_t chunk = a.logits.shape[0];
     for (int64_t first = 0; first < N; first += chunk) {
@@ -157,9 +152,6 @@ double run_head(Model& m, const int32_t* targets, const HeadGradient& gradient) 
              {gradient.accumulate || first > 0});
     }
     show(m, "losses", a.losses);
-    std::vector<float> losses(static_cast<size_t>(N));
-    copy_bytes(losses.data(), a.losses.data, a.losses.bytes());
-    return std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(N);
 }
 
 // dresidual enters as the gradient of the block's output and leaves as that of its input.
@@ -226,42 +218,74 @@ void backward_trunk(Model& m, bool accumulate) {
          {accumulate || m.config.tied});  // tied: the head has written its share already
 }
 
+void make_cis(const Model& m) {
+    const RopeScaling& s = m.config.rope_scaling;
+    call(m, "precompute_cis", {m.activations.cis}, {},
+         {m.config.rope_theta, s.factor, s.low_freq_factor, s.high_freq_factor,
+          static_cast<double>(s.original_context)});
+}
+
 }  // namespace
 
 Model::Model(const Config& config_, const ModelOptions& options_)
     : config(config_), options(options_), queue(computing_queue()) {
+    queue.stream = stream.handle;
+    queue.workspace = &workspace;
     plan_parameters(parameters, config, options.precision, options.training, arena);
     plan_activations(activations, config, options.batch_size, options.seq_len, options.precision.weights,
                      options.recompute, options.logits_bytes, arena);
     arena.plan("scalars", &grad_norm, shaped(DType::f32, {1}));
     arena.plan("scalars", &lr, shaped(DType::f32, {1}));
     arena.plan("scalars", &step, shaped(DType::i32, {1}));
+
+    // A step that only asks its operations what they work in, on addresses that nobody reads.
+    arena.place(reinterpret_cast<void*>(uintptr_t{1} << 20));
+    reshape_activations(activations, config, options.batch_size, options.seq_len);
+    queue.rehearsal = true;
+    make_cis(*this);
+    forward(*this);
+    if (options.training) {
+        forward_backward(*this, true, 1);
+        forward_backward(*this, false, 1);
+        llamac::update(*this, {}, 0);
+    }
+    queue.rehearsal = false;
+    if (workspace.asked)
+        arena.plan("work space of operations", &workspace_bytes, shaped(DType::i32, {workspace.asked / 4}));
+}
+
+void Model::allocate() {
     arena.allocate();
-    const RopeScaling& s = config.rope_scaling;
-    call(*this, "precompute_cis", {activations.cis}, {},
-         {config.rope_theta, s.factor, s.low_freq_factor, s.high_freq_factor,
-          static_cast<double>(s.original_context)});
+    workspace.use(workspace_bytes.data, workspace_bytes.bytes());
+    make_cis(*this);
 }
 
-double forward(Model& m, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T) {
-    forward_trunk(m, tokens, B, T);
-    return run_head(m, targets, {});
+void set_batch(Model& m, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T) {
+    CHECK(B * T <= m.options.batch_size * m.options.seq_len && T <= m.options.seq_len);
+    const Activations& a = m.activations;
+    reshape_activations(m.activations, m.config, B, T);
+    copy_bytes_async(a.tokens.data, tokens, a.tokens.bytes(), m.stream.handle);
+    copy_bytes_async(a.targets.data, targets, a.targets.bytes(), m.stream.handle);
 }
 
-double forward_backward(Model& m, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T,
-                        bool first, double scale) {
-    forward_trunk(m, tokens, B, T);
-    const double loss = run_head(m, targets, {true, !first, scale / static_cast<double>(B * T)});
+void forward(Model& m) {
+    forward_trunk(m);
+    run_head(m, {});
+}
+
+void forward_backward(Model& m, bool first, double scale) {
+    forward_trunk(m);
+    run_head(m, {true, !first, scale / static_cast<double>(m.activations.losses.shape[0])});
     backward_trunk(m, !first);
-    return loss;
 }
 
-double update(Model& m, const AdamW& adamw, int64_t step, uint64_t seed) {
-    Parameters& p = m.parameters;
-    const float lr = static_cast<float>(adamw.lr);
-    const int32_t step_number = static_cast<int32_t>(step);
-    copy_bytes(m.lr.data, &lr, sizeof lr);
-    copy_bytes(m.step.data, &step_number, sizeof step_number);
+void set_update(Model& m, const float* lr, const int32_t* step) {
+    copy_bytes_async(m.lr.data, lr, sizeof *lr, m.stream.handle);
+    copy_bytes_async(m.step.data, step, sizeof *step, m.stream.handle);
+}
+
+void update(Model& m, const AdamW& adamw, uint64_t seed) {
+    const Parameters& p = m.parameters;
     call(m, "global_norm", {m.grad_norm}, {p.gradients}, {false});
     call(m, "global_norm", {m.grad_norm}, {reshape(p.head_gradient, {p.head_gradient.elements()})}, {true});
     for (size_t k = 0; k < p.table.size(); k++) {
@@ -274,13 +298,22 @@ double update(Model& m, const AdamW& adamw, int64_t step, uint64_t seed) {
              {adamw.beta1, adamw.beta2, adamw.eps, decay, adamw.grad_clip, static_cast<int64_t>(seed),
               static_cast<int64_t>(4 * k)});
     }
-    float norm = 0;
-    copy_bytes(&norm, m.grad_norm.data, sizeof norm);
-    return norm;
+}
+
+double mean(const float* losses, int64_t count) {
+    return std::accumulate(losses, losses + count, 0.0) / static_cast<double>(count);
+}
+
+double mean_loss(const Model& m) {
+    const Tensor& losses = m.activations.losses;
+    std::vector<float> values(static_cast<size_t>(losses.elements()));
+    copy_bytes(values.data(), losses.data, losses.bytes());
+    return mean(values.data(), losses.elements());
 }
 
 void next_logits(Model& m, const int32_t* tokens, int64_t T, std::vector<float>& logits) {
-    forward_trunk(m, tokens, 1, T);
+    set_batch(m, tokens, tokens, 1, T);  // without targets: no losses are made
+    forward_trunk(m);
     const Tensor row = slice_rows(m.activations.logits, 0, 1);
     call(m, "matmul_forward", {row},
          {slice_rows(m.activations.final_norm, T - 1, 1), m.parameters.weight(m.parameters.head), Tensor{}});

@@ -6,6 +6,7 @@
 #include "model/activations.h"
 #include "model/config.h"
 #include "model/parameters.h"
+#include "platform/stream.h"
 
 namespace llamac {
 
@@ -13,23 +14,25 @@ struct ModelOptions {
     int64_t batch_size = 1, seq_len = 1;  // the largest batch that a step will see
     Precision precision;
     Recompute recompute;
-    // The logits are made, used and overwritten in chunks of rows of at most this size: big enough for an
-    // efficient matrix product, small beside everything else.
-    int64_t logits_bytes = 64 << 20;
-    bool training = true;  // false: no gradients, no optimizer state
+    int64_t logits_bytes = 0;  // of the logits' chunks, as plan_activations takes it
+    bool training = true;      // false: no gradients, no optimizer state
 };
 
 struct AdamW {
-    double lr, beta1, beta2, eps, weight_decay, grad_clip;
+    double beta1, beta2, eps, weight_decay, grad_clip;
 };
 
 struct Model {
+    // Plans the memory: arena.bytes() of tensors, with what operations work in. Nothing is on the device yet.
     Model(const Config& config, const ModelOptions& options);
     Model(const Model&) = delete;
+    // Takes the memory. Throws Error where the device has no room.
+    void allocate();
 
     const Config config;
     const ModelOptions options;
-    const Queue queue;
+    const Stream stream;
+    Queue queue;
     Arena arena;
     Parameters parameters;
     Activations activations;
@@ -37,16 +40,32 @@ struct Model {
     // Where set, sees every activation and gradient, by its name in the debug state, while it holds its
     // value.
     std::function<void(const std::string& name, const Tensor& value)> tap;
+
+  private:
+    Tensor workspace_bytes;
+    Workspace workspace;
 };
 
-// tokens, targets: [B,T], ids in [0,V). Returns the mean cross-entropy.
-double forward(Model& model, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T);
-// The same, and the gradients of loss * scale, where loss is the mean over this batch. first: gradients are
-// written, otherwise added to. Returns the (unscaled) mean cross-entropy.
-double forward_backward(Model& model, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T,
-                        bool first, double scale);
-// One AdamW update, step = 1, 2, …; returns the gradient's norm before clipping.
-double update(Model& model, const AdamW& adamw, int64_t step, uint64_t seed);
+// What follows puts work into the model's stream and does not wait for it. Host memory that it names must stay as it
+// is until the stream has passed; only with pinned memory is the host free at once.
+
+// The batch that the next calls see. tokens, targets: [B,T], ids in [0,V).
+void set_batch(Model& model, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T);
+// activations.losses of the batch.
+void forward(Model& model);
+// The same, and the gradients of scale * their mean. first: gradients are written, otherwise added to.
+void forward_backward(Model& model, bool first, double scale);
+// model.lr and model.step for the update, step = 1, 2, ...
+void set_update(Model& model, const float* lr, const int32_t* step);
+// model.grad_norm, before clipping, and one AdamW update.
+void update(Model& model, const AdamW& adamw, uint64_t seed);
+
+// Of losses, as the device gave them.
+double mean(const float* losses, int64_t count);
+// These wait.
+
+// Mean cross-entropy of the batch.
+double mean_loss(const Model& model);
 // Logits [V] of the token that follows tokens [T].
 void next_logits(Model& model, const int32_t* tokens, int64_t T, std::vector<float>& logits);
 

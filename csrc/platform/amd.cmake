@@ -8,6 +8,13 @@ set(CMAKE_HIP_FLAGS_RELEASE "-O3")
 enable_language(HIP)
 find_package(hip REQUIRED CONFIG HINTS ${CMAKE_HIP_COMPILER_ROCM_ROOT})    # hip::host: the runtime, for plain C++
 target_compile_definitions(llamac_platform INTERFACE LLAMAC_AMD)
+find_package(hipblaslt QUIET CONFIG HINTS ${CMAKE_HIP_COMPILER_ROCM_ROOT})
+if(hipblaslt_FOUND)
+  target_compile_definitions(llamac_platform INTERFACE LLAMAC_BLASLT)
+  target_link_libraries(llamac_platform INTERFACE roc::hipblaslt)
+else()
+  message(STATUS "llamac: no hipBLASLt, so matrix products are our own. Install it with: apt-get install hipblaslt-dev")
+endif()
 # pass-failed: what gcc vectorises, clang may not; that is slower on the host, not wrong.
 target_compile_options(llamac_platform INTERFACE
   "$<$<COMPILE_LANGUAGE:HIP>:-Wall;-Wextra;-Werror;-Wno-pass-failed;${LLAMAC_HOST_FLAGS}>")

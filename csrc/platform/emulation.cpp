@@ -1,4 +1,6 @@
 #if defined(LLAMAC_CPU)
+#include <unistd.h>
+
 #include <algorithm>
 #include <boost/context/fiber.hpp>
 #include <boost/context/fixedsize_stack.hpp>
@@ -423,6 +425,12 @@ hipError_t hipMalloc(void** p, size_t bytes) {
     char* memory = static_cast<char*>(*p);
 #pragma omp parallel for if (bytes > piece && !llamac::emulation::races)
     for (size_t at = 0; at < bytes; at += piece) std::memset(memory + at, 0xff, std::min(piece, bytes - at));
+    return hipSuccess;
+}
+
+hipError_t hipMemGetInfo(size_t* free, size_t* total) {
+    *total = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    *free = *total;
     return hipSuccess;
 }
 #endif

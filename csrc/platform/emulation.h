@@ -250,6 +250,14 @@ inline hipError_t hipFree(void* p) {
     std::free(p);
     return hipSuccess;
 }
+inline hipError_t hipHostMalloc(void** p, size_t bytes) {
+    return hipMalloc(p, bytes);
+}
+inline hipError_t hipHostFree(void* p) {
+    return hipFree(p);
+}
+// The machine's memory: what is in use is the system's to page.
+hipError_t hipMemGetInfo(size_t* free, size_t* total);
 inline hipError_t hipMemcpy(void* to, const void* from, size_t bytes, hipMemcpyKind) {
     std::memcpy(to, from, bytes);
     return hipSuccess;
@@ -267,6 +275,9 @@ inline hipError_t hipEventDestroy(hipEvent_t event) {
 }
 inline hipError_t hipEventRecord(hipEvent_t event, hipStream_t) {
     *event = std::chrono::steady_clock::now();
+    return hipSuccess;
+}
+inline hipError_t hipStreamWaitEvent(hipStream_t, hipEvent_t, unsigned) {
     return hipSuccess;
 }
 inline hipError_t hipEventSynchronize(hipEvent_t) {

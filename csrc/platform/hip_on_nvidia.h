@@ -16,9 +16,12 @@ using hipGraphExec_t = cudaGraphExec_t;
 #define hipGetLastError cudaGetLastError
 #define hipGetDevice cudaGetDevice
 #define hipGetDeviceProperties cudaGetDeviceProperties
+#define hipDeviceGetPCIBusId cudaDeviceGetPCIBusId
 #define hipDeviceSynchronize cudaDeviceSynchronize
 #define hipMalloc cudaMalloc
 #define hipFree cudaFree
+#define hipHostFree cudaFreeHost
+#define hipMemGetInfo cudaMemGetInfo
 #define hipMemcpy cudaMemcpy
 #define hipMemcpyAsync cudaMemcpyAsync
 #define hipMemset cudaMemset
@@ -27,6 +30,7 @@ using hipGraphExec_t = cudaGraphExec_t;
 #define hipStreamCreate cudaStreamCreate
 #define hipStreamDestroy cudaStreamDestroy
 #define hipStreamSynchronize cudaStreamSynchronize
+#define hipStreamWaitEvent cudaStreamWaitEvent
 #define hipStreamBeginCapture cudaStreamBeginCapture
 #define hipStreamCaptureModeGlobal cudaStreamCaptureModeGlobal
 #define hipStreamEndCapture cudaStreamEndCapture
@@ -63,6 +67,9 @@ inline bool has_warpgroups([[maybe_unused]] const hipDeviceProp_t& properties) {
 }
 
 // Signatures differ.
+inline hipError_t hipHostMalloc(void** memory, size_t bytes) {
+    return cudaMallocHost(memory, bytes);
+}
 inline hipError_t instantiate_graph(hipGraphExec_t* instance, hipGraph_t graph) {
     return cudaGraphInstantiate(instance, graph, 0);
 }

@@ -13,6 +13,17 @@ if(CMAKE_CUDA_ARCHITECTURES MATCHES "90a")
   target_compile_definitions(llamac_platform INTERFACE LLAMAC_WARPGROUPS)    # warpgroup.h
 endif()
 target_link_libraries(llamac_platform INTERFACE CUDA::cudart_static OpenMP::OpenMP_CXX)
+# The toolkit's, or the wheel's, which has the library without its plain name.
+file(GLOB wheel ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/nvidia/cu13)
+find_path(LLAMAC_CUBLASLT_INCLUDE cublasLt.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ${wheel}/include)
+find_library(LLAMAC_CUBLASLT NAMES cublasLt libcublasLt.so.13 HINTS ${CUDAToolkit_LIBRARY_DIR} ${wheel}/lib)
+if(LLAMAC_CUBLASLT_INCLUDE AND LLAMAC_CUBLASLT)
+  target_compile_definitions(llamac_platform INTERFACE LLAMAC_BLASLT)
+  target_include_directories(llamac_platform SYSTEM INTERFACE ${LLAMAC_CUBLASLT_INCLUDE})
+  target_link_libraries(llamac_platform INTERFACE ${LLAMAC_CUBLASLT})
+else()
+  message(STATUS "llamac: no cuBLASLt, so matrix products are our own. Install it with: pip install nvidia-cublas")
+endif()
 # The host's part of a .hip file is compiled like every other host file; OpenMP::OpenMP_CXX speaks to C++ only.
 string(REPLACE ";" "," host "-fopenmp;-Wall;-Wextra;-Werror;${LLAMAC_HOST_FLAGS}")
 # 1675: its front end does not know the GCC pragmas that the host compiler behind it does.

@@ -23,4 +23,5 @@ endif()
 add_library(llamac_platform INTERFACE)
 target_compile_options(llamac_platform INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror;${LLAMAC_HOST_FLAGS}>")
+target_link_libraries(llamac_platform INTERFACE ${CMAKE_DL_LIBS})    # device_use.cpp; empty where libc has dlopen
 include(${CMAKE_CURRENT_LIST_DIR}/${LLAMAC_PLATFORM}.cmake)

@@ -113,6 +113,7 @@ std::string manifest_text(const Manifest& m) {
                                  {"optimizer_state", m.optimizer_state},
                                  {"master_weights", m.master_weights},
                                  {"kernels", m.kernels},
+                                 {"gemms", to_json(m.gemms)},
                                  {"config", m.config},
                                  {"files", files}};
     std::string text = fields.dump(1);
@@ -178,7 +179,7 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
         fail(where, ": its checksum is not that of its text: it was changed or cut short");
     fields.only({"format", "step", "data_position", "seed", "world_size", "seq_len", "batch_size",
                  "total_batch_size", "dtype", "grad_dtype", "optimizer_state", "master_weights", "kernels",
-                 "config", "files", "xxh3"});
+                 "gemms", "config", "files", "xxh3"});
     Manifest m;
     m.step = fields.integer("step", 0);
     m.data_position = fields.integer("data_position", 0);
@@ -197,6 +198,7 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
                  excerpt(item.value()));
         m.kernels[item.key()] = item.value().get<std::string>();
     }
+    m.gemms = parse_gemm_choices(fields.object_at("gemms"), where + ": gemms");
     m.config = fields.object_at("config");
     const json& files = fields.object_at("files");
     Fields{files, where + ": files"}.only(checkpoint_files);
@@ -325,8 +327,9 @@ std::string prepare_output(const std::string& out, const std::string& checkpoint
     std::vector<std::string> aside;
     for (const std::string& name : names_in(out)) {
         const auto its_step = step_of(name);
-        if (goes_on ? its_step && *its_step > step : its_step || name == "log.jsonl" || name == "loss.png")
-            aside.push_back(name);
+        const bool its_own =
+            name == "log.jsonl" || name == "loss.png" || name == "profile.json" || name == "trace.json";
+        if (goes_on ? its_step && *its_step > step : its_step || its_own) aside.push_back(name);
     }
     const std::string previous = aside.empty() ? "" : set_aside(out, aside);
     if (goes_on) truncate_log(out + "/log.jsonl", step);

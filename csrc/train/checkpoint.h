@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/gemm.h"
 #include "core/safetensors.h"
 #include "train/options.h"
 
@@ -28,6 +29,7 @@ struct Manifest {
     int64_t total_batch_size = 0;                                    // tokens an update, never 0
     std::string dtype, grad_dtype, optimizer_state, master_weights;  // as the flags have them
     std::map<std::string, std::string> kernels;                      // operation -> variant
+    GemmChoices gemms;                                               // what computed the matrix products
     nlohmann::json config;                                           // the resolved options
     std::map<std::string, FileRecord> files;                         // by write_checkpoint
 };
@@ -35,7 +37,7 @@ struct Manifest {
 // out/step_000100: where the checkpoint of a step lies.
 std::string checkpoint_path(const std::string& out, int64_t step);
 
-// The manifest of a run after `step` updates; kernels and files stay empty.
+// The manifest of a run after `step` updates; kernels, gemms and files stay empty.
 Manifest describe_run(const Options& options, int64_t world_size, int64_t step);
 
 // Writes out/step_000100 (it must not exist), then removes the oldest checkpoints beyond `keep` and what

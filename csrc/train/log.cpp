@@ -126,8 +126,12 @@ void Log::step(const StepResult& r) {
            {"tokens_per_s", speed},
            {"tflops", flops / 1e12},
            {"mfu", mfu},
-           {"gpu_mem_gib", r.gpu_mem_gib},
-           {"rss_gib", process_memory().peak_rss_gib}});
+           {"gpu_mem_gib", r.usage.gpu_mem_gib},
+           {"gpu_percent", r.usage.gpu_percent},
+           {"rss_gib", r.usage.rss_gib},
+           {"system_mem_gib", r.usage.system_mem_gib},
+           {"cpu_percent", r.usage.cpu_percent}});
+    count_usage(r);
     typical_ms = typical_ms == 0 ? r.ms : 0.9 * typical_ms + 0.1 * r.ms;
     std::string line = format("%13s  %8.4f  %9.4f  %8.2e  %8.1f  %9.0f  %8.1f",
                               (std::to_string(r.step) + "/" + std::to_string(run.steps)).c_str(), r.loss,
@@ -154,6 +158,27 @@ void Log::sample(int64_t step, const std::string& text) {
 void Log::checkpoint(int64_t step, const std::string& directory) {
     event({{"event", "checkpoint"}, {"step", step}, {"path", directory}});
     note(step, "checkpoint " + directory);
+}
+
+void Log::count_usage(const StepResult& r) {
+    const Usage& u = r.usage;
+    most.gpu_mem_gib = std::max(most.gpu_mem_gib, u.gpu_mem_gib);
+    most.rss_gib = std::max(most.rss_gib, u.rss_gib);
+    most.system_mem_gib = std::max(most.system_mem_gib, u.system_mem_gib);
+    most.cpu_percent += r.ms * u.cpu_percent;
+    ms += r.ms;
+    if (std::isnan(u.gpu_percent)) return;
+    most.gpu_percent += r.ms * u.gpu_percent;
+    gpu_known_ms += r.ms;
+}
+
+void Log::print_usage() {
+    if (ms == 0) return;
+    std::string line = "used: ";
+    if (most.gpu_mem_gib > 0) line += format("GPU memory %.1f GiB, ", most.gpu_mem_gib);
+    if (gpu_known_ms > 0) line += format("GPU %.0f%% busy, ", most.gpu_percent / gpu_known_ms);
+    print(line + format("process %.1f GiB, system %.1f GiB, CPU %.0f%%", most.rss_gib, most.system_mem_gib,
+                        most.cpu_percent / ms));
 }
 
 void truncate_log(const std::string& path, int64_t step) {
@@ -188,18 +213,6 @@ std::string grouped(int64_t number) {
     for (int64_t i = static_cast<int64_t>(text.size()) - 3; i > first; i -= 3)
         text.insert(static_cast<size_t>(i), ",");
     return text;
-}
-
-ProcessMemory process_memory() {
-    ProcessMemory memory{0, 0};
-    std::ifstream status("/proc/self/status");
-    for (std::string line; std::getline(status, line);) {
-        const double gib =
-            std::strtod(line.c_str() + std::min<size_t>(6, line.size()), nullptr) / (1 << 20);  // in kB
-        if (line.rfind("VmRSS:", 0) == 0) memory.rss_gib = gib;
-        if (line.rfind("VmHWM:", 0) == 0) memory.peak_rss_gib = gib;
-    }
-    return memory;
 }
 
 }  // namespace llamac

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "train/options.h"
+#include "train/usage.h"
 
 namespace llamac {
 
@@ -24,8 +25,8 @@ struct StepResult {
     double loss = 0;       // nats a token
     double grad_norm = 0;  // before clipping
     double lr = 0;
-    double ms = 0;           // the whole update
-    double gpu_mem_gib = 0;  // in use on the fullest device
+    double ms = 0;  // the whole update
+    Usage usage = {};
 };
 
 struct MemoryRow {
@@ -49,10 +50,13 @@ struct Log {
     void val(int64_t step, double loss);
     void sample(int64_t step, const std::string& text);  // any bytes; what is not UTF-8 becomes U+FFFD
     void checkpoint(int64_t step, const std::string& path);
+    // What the steps took of the machine, in one line: the most memory, the mean of what is a percentage.
+    void print_usage();
 
   private:
     void event(const nlohmann::ordered_json& fields);
     void note(int64_t step, const std::string& text);
+    void count_usage(const StepResult& result);
 
     struct Close {
         void operator()(std::FILE* file) const { std::fclose(file); }
@@ -62,6 +66,8 @@ struct Log {
     std::FILE* console;
     RunShape run;
     double typical_ms = 0;  // running mean: one slow step does not move the time left
+    Usage most = {};        // memory: the most of any step; percentages: the sum of ms * percent
+    double ms = 0, gpu_known_ms = 0;
 };
 
 // Cuts a log back to the events up to and including `step`, so that a run that goes on from there has no step
@@ -72,10 +78,5 @@ void truncate_log(const std::string& path, int64_t step);
 std::string duration(double seconds);
 // 1234567 as "1,234,567".
 std::string grouped(int64_t number);
-
-struct ProcessMemory {
-    double rss_gib, peak_rss_gib;
-};
-ProcessMemory process_memory();
 
 }  // namespace llamac

@@ -1,11 +1,11 @@
 // train_llama3: the loop of a training run. Flags: options.h; one update: trainer.h; what it prints: log.h.
-#include <chrono>
 #include <csignal>
 #include <new>
 
 #include "core/registry.h"
 #include "platform/threads.h"
 #include "train/log.h"
+#include "train/memory.h"
 #include "train/peak.h"
 #include "train/plot.h"
 #include "train/profile.h"
@@ -29,22 +29,6 @@ void handle_signals() {
     sigaction(SIGTERM, &action, nullptr);
 }
 
-double seconds_since(std::chrono::steady_clock::time_point begin) {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-std::vector<MemoryRow> memory_rows(const Arena& arena) {
-    std::vector<MemoryRow> rows;
-    for (const Arena::Row& row : arena.rows) {
-        auto it = rows.begin();
-        while (it != rows.end() && it->group != row.group) ++it;
-        if (it == rows.end()) it = rows.insert(it, {row.group, 0, 0});
-        it->tensors++;
-        it->bytes += row.tensor->bytes();
-    }
-    return rows;
-}
-
 std::string computing_device() {
     if (device_properties().emulated) return "the processor, " + std::to_string(host_threads()) + " threads";
     return device_properties().name;
@@ -65,7 +49,7 @@ void describe(Log& log, const Trainer& t) {
                {"tokens an update", grouped(t.tokens_per_update())},
                {"training tokens", grouped(t.train.tokens)},
                {"validation tokens", grouped(t.val ? t.val->tokens : 0)}});
-    log.memory(memory_rows(t.model.arena));
+    log.memory(memory_rows(t.model));
 }
 
 void validate(Trainer& t, Log& log) {
@@ -73,29 +57,40 @@ void validate(Trainer& t, Log& log) {
 }
 
 // The loop proper; returns false if a signal ended it.
-bool train(Trainer& t, Log& log) {
+bool train(Trainer& t, Log& log, double peak) {
     const Options& o = t.options;
     const bool checkpoints = o.checkpoint_every >= 0;
     int64_t saved = t.step;
     if (t.step == 0) validate(t, log);
-    const int64_t profiled_from = t.step;
-    double profiled = 0;
-    if (o.profile > 0) start_profile();
+    UsageMeter usage;
+    Profile profile(choose_profiled_steps(t.step + 1, o.steps, o.profile), t.model.stream.handle, o.out,
+                    peak);
+    const auto finish = [&](int64_t in_flight) {
+        while (t.in_flight() > in_flight) {
+            const UpdateResult r = t.finish_update();
+            log.step({r.step, r.loss, r.grad_norm, r.lr, r.ms, usage.read()});
+        }
+    };
     while (t.step < o.steps && !interrupted) {
-        const auto begin = std::chrono::steady_clock::now();
-        const UpdateResult r = t.update();
-        const double seconds = seconds_since(begin);
-        log.step({t.step, r.loss, r.grad_norm, r.lr, 1e3 * seconds, 0});
-        profiled += seconds;
-        if (t.step - profiled_from == o.profile) finish_profile(o.out, o.profile, profiled);
+        profile.begin_step(t.step + 1);
+        t.start_update();
+        profile.end_step();
         const bool last = t.step == o.steps;
-        if (last || is_due(o.val_every, t.step)) validate(t, log);
-        if (o.sample_every > 0 && (last || is_due(o.sample_every, t.step))) log.sample(t.step, t.sample());
-        if (checkpoints && (last || is_due(o.checkpoint_every, t.step))) {
+        const bool val = last || is_due(o.val_every, t.step),
+                   save = checkpoints && (last || is_due(o.checkpoint_every, t.step));
+        const bool sample = o.sample_every > 0 && (last || is_due(o.sample_every, t.step));
+        finish(val || save || sample || profile.is_complete() ? 0 : t.most_in_flight);
+        if (profile.is_complete()) profile.finish();
+        if (val) validate(t, log);
+        if (sample) log.sample(t.step, t.sample());
+        if (save) {
             log.checkpoint(t.step, t.save());
             saved = t.step;
         }
     }
+    finish(0);
+    profile.finish();
+    log.print_usage();
     if (checkpoints && interrupted && t.step > saved) log.checkpoint(t.step, t.save());
     return !interrupted;
 }
@@ -106,14 +101,16 @@ int run_training(const Options& options) {
     Trainer t(options);
     const std::string moved = prepare_output(options.out, t.resumed_from, t.step);
     const RunShape shape{options.steps, static_cast<double>(t.tokens_per_update()),
-                         t.config.flops_per_token(options.seq_len), measure_peak_flops(), false};
+                         t.config.flops_per_token(options.seq_len),
+                         peak_flops(t.model.options.precision.weights), !device_properties().emulated};
     Log log(options.out, shape);
     if (!moved.empty()) log.print(moved);
     describe(log, t);
+    if (!t.remarks.empty()) log.print(t.remarks);
     if (!t.resumed_from.empty()) log.print("resuming from " + t.resumed_from);
     log.start(to_json(options));
     handle_signals();
-    const bool complete = train(t, log);
+    const bool complete = train(t, log, shape.peak_flops);
     const std::string plot = draw_loss_plot(options.out);
     const std::string model =
         options.checkpoint_every < 0 ? "no model" : "model " + checkpoint_path(options.out, t.step);

@@ -97,6 +97,13 @@ const std::vector<Flag>& flags() {
          "in the backward: norm,swiglu,qkv,attention,block,block:K", &O::recompute},
         {"Precision and memory", "kernel", "OP=N",
          "variant of an operation, or N,M: the first that can; repeatable", &O::kernel},
+        {"Precision and memory", "tune", "on|off",
+         "on a GPU, time the library's candidates for each matrix product once", &O::tune,
+         one_of({"on", "off"})},
+        {"Precision and memory", "gemm-cache", "FILE|auto|none",
+         "keeps what was timed; auto: llamac/gemm.json in the user's cache folder", &O::gemm_cache},
+        {"Precision and memory", "graphs", "on|off", "on a GPU, replay the step's launches as graphs",
+         &O::graphs, one_of({"on", "off"})},
 
         {"Output", "out", "DIR", "log, loss plot and checkpoints", &O::out},
         {"Output", "resume", "auto|none|DIR", "checkpoint to go on from; auto: the newest in --out",

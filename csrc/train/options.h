@@ -47,6 +47,9 @@ struct Options {
     std::string optimizer_state = "f32";
     std::string recompute = "none";
     std::vector<std::string> kernel;
+    std::string tune = "on";
+    std::string gemm_cache = "auto";
+    std::string graphs = "on";
 
     std::string out = "out";
     std::string resume = "none";

@@ -1,10 +1,19 @@
-// What this machine's matrix product reaches: the 100% that a run's rate is measured against.
+// What this machine could do at best: the 100% that rates are measured against.
 #pragma once
+#include "core/tensor.h"
 
 namespace llamac {
 
-// FLOP/s of a 1024^3 product in f32, all threads, the best of the tries that fit in a tenth of a second;
-// 0 where a GPU computes: its peak is not known yet.
-double measure_peak_flops();
+// FLOP/s of a matrix product with operands of this type. A GPU's: its vendor's published dense rate (the table is in
+// peak.cpp), in the share of the device that this process has; 0 where the table does not know it. The processor's:
+// that of a 1024^3 product in f32, all threads, the best of the tries that fit in a tenth of a second.
+double peak_flops(DType dtype);
+
+// The published rate, FLOP/s, of the device that the runtime calls `name`, with so many multiprocessors; 0: not known.
+double published_flops(const char* name, int multiprocessors, DType dtype);
+
+// Bytes read and written a second by a large copy within the computing device's memory, measured; 0 where there is no
+// room for one.
+double measure_copy_rate();
 
 }  // namespace llamac

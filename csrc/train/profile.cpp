@@ -1,64 +1,310 @@
 #include "train/profile.h"
 
 #include <algorithm>
+#include <cmath>
+#include <deque>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <tuple>
 #include <vector>
 
 #include "core/file.h"
 #include "core/registry.h"
+#include "platform/stream.h"
+#include "train/peak.h"
 
 namespace llamac {
 namespace {
 
+using nlohmann::ordered_json;
+
+// A call or a copy: what its stream did between two events.
+struct Span {
+    const Operation* op;        // null: a copy
+    const Variant* variant;     // null: a copy
+    std::vector<int64_t> size;  // of the operation's dimensions
+    double flops, bytes;
+    hipStream_t stream;
+    const Event *begin, *end;
+    size_t step;                  // index of the profiled step
+    double start_us = 0, us = 0;  // from the first step's begin; known once the events are read
+};
+struct Step {
+    int64_t number;
+    const Event *begin, *end;
+    double start_us = 0, us = 0;
+};
 struct Total {
     int64_t calls = 0;
     double seconds = 0, flops = 0, bytes = 0;
-};
-std::map<std::pair<std::string, std::string>, Total> totals;  // by operation and variant
 
-void add(const Call& call, const Variant& variant, double seconds) {
-    Total& t = totals[{call.op->name, variant.name}];
-    t.calls++;
-    t.seconds += seconds;
-    t.flops += least_flops(call);
-    t.bytes += least_bytes(call);
+    void add(const Span& s) {
+        calls++;
+        seconds += 1e-6 * s.us;
+        flops += s.flops;
+        bytes += s.bytes;
+    }
+};
+
+std::string operation_of(const Span& s) {
+    return s.op ? s.op->name : "copy";
+}
+std::string variant_of(const Span& s) {
+    return s.variant ? s.variant->name : "";
+}
+// "N=2048 C=192"
+std::string shape_of(const Span& s) {
+    std::string text;
+    for (size_t d = 0; d < s.size.size(); d++)
+        text += (d ? " " : "") + s.op->dimensions[d] + "=" + std::to_string(s.size[d]);
+    return text;
+}
+
+// Nanoseconds are what events resolve at best; more digits only make the file longer.
+double rounded(double us) {
+    return std::round(us * 1e3) / 1e3;
 }
 
 }  // namespace
 
-void start_profile() {
-    totals.clear();
-    observe_runs(add);
+struct Recording {
+    std::deque<Event> events;  // stay where they are
+    std::vector<Span> spans;
+    std::vector<Step> steps;
+    const Event* begin = nullptr;  // of the call under way
+    int depth = 0;                 // calls within calls
+
+    const Event* record(hipStream_t stream) {
+        events.emplace_back().record(stream);
+        return &events.back();
+    }
+    void before(hipStream_t stream) {
+        if (depth++ == 0) begin = record(stream);
+    }
+    void after(const Call& call, const Variant& variant) {
+        if (--depth > 0) return;
+        const Event* end = record(call.device.stream);
+        spans.push_back({call.op,
+                         &variant,
+                         {call.size, call.size + call.op->dimensions.size()},
+                         least_flops(call),
+                         least_bytes(call),
+                         call.device.stream,
+                         begin,
+                         end,
+                         steps.size() - 1});
+    }
+    void after_copy(int64_t bytes, hipStream_t stream) {
+        if (--depth > 0) return;
+        const Event* end = record(stream);
+        spans.push_back(
+            {nullptr, nullptr, {}, 0, static_cast<double>(bytes), stream, begin, end, steps.size() - 1});
+    }
+
+    void read_times() {
+        for (size_t k = 0; k < steps.size(); k++) {
+            Step& s = steps[k];
+            s.end->wait();
+            s.us = 1e3 * s.end->ms_since(*s.begin);
+            if (k > 0) s.start_us = steps[k - 1].start_us + 1e3 * s.begin->ms_since(*steps[k - 1].begin);
+        }
+        // Against the step's own begin: an interval in milliseconds as a float is exact to nanoseconds only if short.
+        for (Span& s : spans) {
+            s.end->wait();  // the stream may be another than the step's
+            s.start_us = steps[s.step].start_us + 1e3 * s.begin->ms_since(*steps[s.step].begin);
+            s.us = 1e3 * s.end->ms_since(*s.begin);
+        }
+    }
+    double step_seconds() const {
+        double us = 0;
+        for (const Step& s : steps) us += s.us;
+        return 1e-6 * us;
+    }
+    // Of the steps' time, what no span on any stream covers.
+    double idle_seconds() const {
+        std::vector<std::pair<double, double>> busy;
+        for (const Span& s : spans) busy.push_back({s.start_us, s.start_us + s.us});
+        std::sort(busy.begin(), busy.end());
+        double idle = 0;
+        for (const Step& step : steps) {
+            double at = step.start_us;
+            const double end = step.start_us + step.us;
+            for (const auto& [from, to] : busy) {
+                if (from > at) idle += std::min(from, end) - at;
+                at = std::clamp(to, at, end);
+                if (from >= end) break;
+            }
+            idle += end - at;
+        }
+        return 1e-6 * idle;
+    }
+};
+
+namespace {
+
+Recording* observed = nullptr;  // while a step is recorded
+
+void observe(Recording* recording) {
+    static const Observer observer = {
+        [](hipStream_t stream) { observed->before(stream); },
+        [](const Call& call, const Variant& variant) { observed->after(call, variant); },
+        [](int64_t bytes, hipStream_t stream) { observed->after_copy(bytes, stream); },
+    };
+    observed = recording;
+    observe_runs(recording ? &observer : nullptr);
 }
 
-void finish_profile(const std::string& out, int64_t steps, double seconds) {
-    observe_runs(nullptr);
-    std::vector<std::pair<std::pair<std::string, std::string>, Total>> rows(totals.begin(), totals.end());
-    std::sort(rows.begin(), rows.end(),
-              [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
-    double measured = 0;
-    for (const auto& row : rows) measured += row.second.seconds;
-    rows.push_back({{"other", ""}, Total{0, seconds - measured, 0, 0}});
+// A total for each operation and variant, and beneath it for each shape.
+struct Row {
+    std::string operation, variant;
+    Total total;
+    std::map<std::string, Total> shapes;
+};
+std::vector<Row> rows_of(const std::vector<Span>& spans) {
+    std::map<std::pair<std::string, std::string>, Row> found;
+    for (const Span& s : spans) {
+        Row& row = found[{operation_of(s), variant_of(s)}];
+        row.operation = operation_of(s);
+        row.variant = variant_of(s);
+        row.total.add(s);
+        row.shapes[shape_of(s)].add(s);
+    }
+    std::vector<Row> rows;
+    for (auto& [key, row] : found) rows.push_back(std::move(row));
+    std::stable_sort(rows.begin(), rows.end(),
+                     [](const Row& a, const Row& b) { return a.total.seconds > b.total.seconds; });
+    return rows;
+}
 
+void print_table(std::vector<Row> rows, double steps, double seconds, double idle) {
+    rows.push_back({"idle", "", {0, idle, 0, 0}, {}});
     std::printf("%-26s %-10s %8s %9s %6s %9s %8s\n", "operation", "variant", "calls", "ms/step", "share",
                 "GFLOP/s", "GB/s");
-    nlohmann::ordered_json list = nlohmann::ordered_json::array();
-    const double n = static_cast<double>(steps);
-    for (const auto& [key, t] : rows) {
+    for (const auto& [operation, variant, t, shapes] : rows) {
         const double rate = t.seconds > 0 ? 1e-9 / t.seconds : 0;
-        std::printf("%-26s %-10s %8.0f %9.3f %5.1f%% %9.1f %8.1f\n", key.first.c_str(), key.second.c_str(),
-                    static_cast<double>(t.calls) / n, 1e3 * t.seconds / n, 100 * t.seconds / seconds,
+        std::printf("%-26s %-10s %8.0f %9.3f %5.1f%% %9.1f %8.1f\n", operation.c_str(), variant.c_str(),
+                    static_cast<double>(t.calls) / steps, 1e3 * t.seconds / steps, 100 * t.seconds / seconds,
                     t.flops * rate, t.bytes * rate);
-        list.push_back({{"operation", key.first},
-                        {"variant", key.second},
-                        {"calls", t.calls},
-                        {"seconds", t.seconds},
-                        {"flops", t.flops},
-                        {"bytes", t.bytes}});
     }
-    const nlohmann::ordered_json profile = {{"steps", steps}, {"seconds", seconds}, {"operations", list}};
+    std::fflush(stdout);
+}
+
+ordered_json total_json(ordered_json fields, const Total& t) {
+    fields.update({{"calls", t.calls}, {"seconds", t.seconds}, {"flops", t.flops}, {"bytes", t.bytes}});
+    return fields;
+}
+
+ordered_json or_null(double value) {
+    return value > 0 ? ordered_json(value) : nullptr;
+}
+
+ordered_json profile_json(const std::vector<Row>& rows, size_t steps, double seconds, double idle,
+                          double peak_flops) {
+    ordered_json operations = ordered_json::array();
+    for (const Row& row : rows) {
+        ordered_json shapes = ordered_json::array();
+        for (const auto& [shape, total] : row.shapes) shapes.push_back(total_json({{"shape", shape}}, total));
+        operations.push_back(total_json({{"operation", row.operation}, {"variant", row.variant}}, row.total));
+        operations.back()["shapes"] = shapes;
+    }
+    const DeviceProperties& device = device_properties();
+    return {{"device",
+             {{"name", device.emulated ? "CPU" : device.name},
+              {"gpu", !device.emulated},
+              {"peak_tflops", or_null(1e-12 * peak_flops)},
+              {"copy_gbps", or_null(1e-9 * measure_copy_rate())}}},
+            {"steps", steps},
+            {"seconds", seconds},
+            {"idle_seconds", idle},
+            {"operations", operations}};
+}
+
+// A complete event of the Chrome trace format, on a track of the one process.
+ordered_json trace_event(const std::string& name, const char* category, int track, double start_us, double us,
+                         const ordered_json& arguments) {
+    return {{"name", name}, {"cat", category},         {"ph", "X"},          {"pid", 0},
+            {"tid", track}, {"ts", rounded(start_us)}, {"dur", rounded(us)}, {"args", arguments}};
+}
+ordered_json track_name(int track, const std::string& name) {
+    return {{"name", "thread_name"}, {"ph", "M"}, {"pid", 0}, {"tid", track}, {"args", {{"name", name}}}};
+}
+
+ordered_json trace_json(const std::vector<Step>& steps, const std::vector<Span>& spans, hipStream_t main) {
+    const DeviceProperties& device = device_properties();
+    ordered_json events = {{{"name", "process_name"},
+                            {"ph", "M"},
+                            {"pid", 0},
+                            {"args", {{"name", device.emulated ? "CPU" : device.name}}}},
+                           track_name(0, "steps")};
+    for (const Step& s : steps)
+        events.push_back(trace_event("step " + std::to_string(s.number), "step", 0, s.start_us, s.us,
+                                     ordered_json::object()));
+    std::map<hipStream_t, int> tracks;
+    const auto track_of = [&](hipStream_t stream) {
+        const auto [at, is_new] = tracks.insert({stream, static_cast<int>(tracks.size()) + 1});
+        if (is_new)
+            events.push_back(track_name(
+                at->second, stream == main ? "operations" : "stream " + std::to_string(at->second)));
+        return at->second;
+    };
+    track_of(main);
+    for (const Span& s : spans) {
+        ordered_json arguments;
+        if (s.op) arguments = {{"variant", variant_of(s)}, {"shape", shape_of(s)}};
+        if (s.us > 0 && s.flops > 0) arguments["TFLOP/s"] = 1e-6 * s.flops / s.us;
+        if (s.us > 0) arguments["GB/s"] = 1e-3 * s.bytes / s.us;
+        const int track = track_of(s.stream);
+        events.push_back(
+            trace_event(operation_of(s), s.op ? "operation" : "copy", track, s.start_us, s.us, arguments));
+    }
+    return {{"displayTimeUnit", "ms"}, {"traceEvents", events}};
+}
+
+}  // namespace
+
+ProfiledSteps choose_profiled_steps(int64_t first, int64_t last, int64_t count) {
+    const int64_t all = last - first + 1;
+    return {first + (count > 0 && all > count ? 1 : 0), count};
+}
+
+Profile::Profile(const ProfiledSteps& steps_, hipStream_t stream_, const std::string& out_, double peak)
+    : steps(steps_),
+      stream(stream_),
+      out(out_),
+      peak_flops(peak),
+      recording(steps_.count > 0 ? std::make_unique<Recording>() : nullptr) {}
+
+Profile::~Profile() {
+    if (observed == recording.get()) observe(nullptr);
+}
+
+void Profile::begin_step(int64_t step) {
+    if (!recording || step < steps.first || step >= steps.first + steps.count) return;
+    const Event* begin = recording->record(stream);
+    recording->steps.push_back({step, begin, nullptr});
+    observe(recording.get());
+}
+
+void Profile::end_step() {
+    if (!observed) return;
+    observe(nullptr);
+    recording->steps.back().end = recording->record(stream);
+}
+
+bool Profile::is_complete() const {
+    return recording && static_cast<int64_t>(recording->steps.size()) == steps.count;
+}
+
+void Profile::finish() {
+    const std::unique_ptr<Recording> r = std::move(recording);
+    if (!r || r->steps.empty()) return;
+    r->read_times();
+    const std::vector<Row> rows = rows_of(r->spans);
+    const double seconds = r->step_seconds(), idle = r->idle_seconds();
+    print_table(rows, static_cast<double>(r->steps.size()), seconds, idle);
+    const ordered_json profile = profile_json(rows, r->steps.size(), seconds, idle, peak_flops);
     write_file(out + "/profile.json", profile.dump(2) + "\n");
+    write_file(out + "/trace.json", trace_json(r->steps, r->spans, stream).dump() + "\n");
 }
 
 }  // namespace llamac

@@ -1,15 +1,44 @@
-// --profile: where the time of a step goes, operation by operation.
+// --profile STEPS: where the time of a step goes. Every call of an operation and every copy is timed by events on its
+// stream; nothing waits for them before the last of the steps has been launched.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <string>
+
+#include "platform/hip.h"
 
 namespace llamac {
 
-// From here on every call of an operation is timed.
-void start_profile();
-// Stops, prints a table (time a step, share, GFLOP/s, GB/s by the descriptions' least counts) and writes
-// OUT/profile.json. seconds: of all `steps` together, so that what no operation accounts for shows as
-// "other".
-void finish_profile(const std::string& out, int64_t steps, double seconds);
+struct Recording;
+
+struct ProfiledSteps {
+    int64_t first = 1, count = 0;  // count 0: none
+};
+// Of the updates first .. last: `count`, without the first one, in which memory is touched and kernels are loaded for
+// the first time, if there are enough.
+ProfiledSteps choose_profiled_steps(int64_t first, int64_t last, int64_t count);
+
+struct Profile {
+    // stream: the one that the steps run on. out: the run's folder. peak_flops: per second, 0 where unknown.
+    Profile(const ProfiledSteps& steps, hipStream_t stream, const std::string& out, double peak_flops);
+    ~Profile();
+    Profile(const Profile&) = delete;
+
+    // Around the launches of each update; does nothing where that step is not among those to profile.
+    void begin_step(int64_t step);
+    void end_step();
+    // All steps to profile are launched, and finish() is due.
+    bool is_complete() const;
+    // Waits for the steps, prints a table (time a step, share, GFLOP/s and GB/s by the descriptions' least counts),
+    // writes OUT/profile.json and OUT/trace.json. Of the steps so far, for a run that ends early; once.
+    void finish();
+
+  private:
+    const ProfiledSteps steps;
+    const hipStream_t stream;
+    const std::string out;
+    const double peak_flops;
+    std::unique_ptr<Recording> recording;  // null: nothing to profile, or it is written
+};
 
 }  // namespace llamac

@@ -1,21 +1,13 @@
 #include "train/trainer.h"
 
+#include "core/gemm.h"
+#include "train/memory.h"
 #include "train/sample.h"
 
 namespace llamac {
 namespace {
 
 constexpr int64_t devices = 1;
-
-ModelOptions model_options(const Options& o) {
-    ModelOptions m;
-    m.batch_size = o.batch_size;
-    m.seq_len = o.seq_len;
-    m.precision = {storage_type(o.dtype), storage_type(o.grad_dtype), storage_type(o.optimizer_state),
-                   o.master_weights == "on"};
-    m.recompute = parse_recompute(o.recompute);
-    return m;
-}
 
 Config model_config(const Options& o) {
     const Config config = load_config(o.model);
@@ -38,6 +30,15 @@ void check_same_tokenizer(const Loader& train, const Loader& val) {
                  ", found another's");
 }
 
+// The file that keeps the timing of matrix products; "": none does.
+std::string gemm_cache(const Options& o) {
+    if (o.gemm_cache == "none") return "";
+    if (o.gemm_cache != "auto") return o.gemm_cache;
+    const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
+    if (cache && *cache) return std::string(cache) + "/llamac/gemm.json";
+    return home && *home ? std::string(home) + "/.cache/llamac/gemm.json" : "";
+}
+
 void load_optimizer(Model& model, const std::string& checkpoint) {
     const SafetensorsFile file(checkpoint + "/optimizer.safetensors");
     for (const NamedTensor& t : optimizer_tensors(model.parameters)) {
@@ -54,12 +55,16 @@ void resume(Trainer& t) {
     const DType dtype = t.model.options.precision.weights;
     if (config_json(load_config(t.resumed_from), dtype) != config_json(t.config, dtype))
         fail(t.resumed_from, "/config.json: is not the model that --model ", t.options.model, " means");
+    if (const std::string not_taken = use_gemm_choices(manifest.gemms); !not_taken.empty())
+        t.remarks = t.resumed_from + ": the matrix products' choices are " + not_taken + ": other bits";
     load_weights(t.model.parameters, t.resumed_from);
     load_optimizer(t.model, t.resumed_from);
     t.step = manifest.step;
 }
 
 }  // namespace
+
+Trainer::Flight::Flight(int64_t count) : tokens(count), targets(count), losses(count), scalars(2), step(1) {}
 
 Trainer::Trainer(const Options& o)
     : options(o),
@@ -70,41 +75,97 @@ Trainer::Trainer(const Options& o)
       tokenizer(find_tokenizer(o.tokenizer, train)),
       schedule{o.schedule, o.lr, o.min_lr_frac, o.warmup_steps, o.steps},
       model(config, model_options(o)),
-      tokens(static_cast<size_t>(o.batch_size * o.seq_len)),
-      targets(tokens.size()) {
+      replays(o.graphs == "on"),
+      most_in_flight(model.queue.where == Where::device ? 1 : 0) {
     if (!o.val_data.empty()) {
         val.emplace(load_data(o.val_data, o, config, 1));
         check_same_tokenizer(train, *val);
         val->validation_batches(o.val_steps);  // refuses too little data now, not after the first hour
     }
+    check_memory(model, o);
+    model.allocate();
+    for (int64_t i = 0; i <= most_in_flight; i++) flights.emplace_back(tokens_per_update());
+    const std::string cache = gemm_cache(o);
+    if (const std::string not_taken = use_gemm_choices(read_gemm_cache(cache)); !not_taken.empty())
+        remarks = cache + ": the matrix products' choices are " + not_taken + ": they are made anew";
     if (!resumed_from.empty())
         resume(*this);
     else if (o.init == "load")
         load_weights(model.parameters, o.model);
     else
         initialize(model.parameters, config, static_cast<uint64_t>(o.seed));
+    finished = step;
+
+    const double scale = 1.0 / static_cast<double>(accumulation);
+    first_micro_step.work = [this, scale] { forward_backward(model, true, scale); };
+    later_micro_step.work = [this, scale] { forward_backward(model, false, scale); };
+    optimizer.work = [this] {
+        const AdamW adamw{options.beta1, options.beta2, 1e-8, options.weight_decay, options.grad_clip};
+        llamac::update(model, adamw, static_cast<uint64_t>(options.seed));
+    };
 }
 
-UpdateResult Trainer::update() {
-    UpdateResult result{0, 0, learning_rate(schedule, step + 1)};
-    for (int64_t micro = 0; micro < accumulation; micro++) {
-        train.micro_batch(step, micro, 0, devices, tokens.data(), targets.data());
-        result.loss += forward_backward(model, tokens.data(), targets.data(), options.batch_size,
-                                        options.seq_len, micro == 0, 1.0 / static_cast<double>(accumulation));
+void Trainer::launch(Replayed& r) {
+    if (replays && r.launched && !runs_are_observed()) {
+        if (!r.graph) r.graph.emplace(model.stream.handle, r.work);
+        return r.graph->replay();
     }
-    result.loss /= static_cast<double>(accumulation);
-    const AdamW adamw{result.lr, options.beta1, options.beta2, 1e-8, options.weight_decay, options.grad_clip};
-    result.grad_norm = llamac::update(model, adamw, step + 1, static_cast<uint64_t>(options.seed));
+    r.work();
+    r.launched = true;
+}
+
+void Trainer::start_update() {
+    CHECK(in_flight() <= most_in_flight);
+    // The first update meets all products that are worth a timing; samples have others at every length.
+    const bool first = !optimizer.launched;
+    tune_gemms(first && options.tune == "on");
+    Flight& f = flights[static_cast<size_t>(step) % flights.size()];
+    f.started = Clock::now();
+    const int64_t rows = options.batch_size * options.seq_len;
+    for (int64_t micro = 0; micro < accumulation; micro++) {
+        int32_t *tokens = f.tokens.data + micro * rows, *targets = f.targets.data + micro * rows;
+        train.micro_batch(step, micro, 0, devices, tokens, targets);
+        set_batch(model, tokens, targets, options.batch_size, options.seq_len);
+        launch(micro == 0 ? first_micro_step : later_micro_step);
+        const Tensor& losses = model.activations.losses;
+        copy_bytes_async(f.losses.data + micro * rows, losses.data, losses.bytes(), model.stream.handle);
+    }
+    f.scalars.data[0] = static_cast<float>(learning_rate(schedule, step + 1));
+    f.step.data[0] = static_cast<int32_t>(step + 1);
+    set_update(model, f.scalars.data, f.step.data);
+    launch(optimizer);
+    copy_bytes_async(f.scalars.data + 1, model.grad_norm.data, sizeof(float), model.stream.handle);
+    f.done.record(model.stream.handle);
     step++;
-    return result;
+    if (!first) return;
+    tune_gemms(false);
+    if (const std::string cache = gemm_cache(options); !cache.empty() && !gemm_choices().choices.empty())
+        write_gemm_cache(cache, gemm_choices());
+}
+
+UpdateResult Trainer::finish_update() {
+    CHECK(in_flight() > 0);
+    const Flight& f = flights[static_cast<size_t>(finished) % flights.size()];
+    f.done.wait();
+    const Clock::time_point now = Clock::now();
+    const double ms =
+        std::chrono::duration<double, std::milli>(now - std::max(f.started, last_finish)).count();
+    last_finish = now;
+    finished++;
+    return {finished, mean(f.losses.data, tokens_per_update()), f.scalars.data[1],
+            learning_rate(schedule, finished), ms};
 }
 
 double Trainer::validate() {
+    CHECK(in_flight() == 0);
     const int64_t batches = val->validation_batches(options.val_steps);
+    Flight& f = flights[0];
     double sum = 0;
     for (int64_t batch = 0; batch < batches; batch++) {
-        val->validation_batch(batch, tokens.data(), targets.data());
-        sum += forward(model, tokens.data(), targets.data(), options.batch_size, options.seq_len);
+        val->validation_batch(batch, f.tokens.data, f.targets.data);
+        set_batch(model, f.tokens.data, f.targets.data, options.batch_size, options.seq_len);
+        forward(model);
+        sum += mean_loss(model);
     }
     return sum / static_cast<double>(batches);
 }
@@ -122,12 +183,14 @@ std::string Trainer::sample() {
 }
 
 std::string Trainer::save() {
+    CHECK(in_flight() == 0);
     Manifest manifest = describe_run(options, devices, step);
     for (const Operation* op : operations())
         for (const Variant* v : op->selected) {
             std::string& names = manifest.kernels[op->name];
             names += std::string(names.empty() ? "" : ",") + v->name;
         }
+    manifest.gemms = gemm_choices();
     const std::string json = config_json(config, model.options.precision.weights);
     return write_checkpoint(options.out, options.keep_checkpoints, manifest, json,
                             weight_tensors(model.parameters), optimizer_tensors(model.parameters));

@@ -1,11 +1,13 @@
 // A training run without its loop: the model, its data, one update, validation, sampling, saving.
 #pragma once
-#include <memory>
+#include <chrono>
+#include <deque>
+#include <functional>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "model/model.h"
+#include "platform/stream.h"
 #include "train/checkpoint.h"
 #include "train/options.h"
 #include "train/schedule.h"
@@ -15,13 +17,16 @@
 namespace llamac {
 
 struct UpdateResult {
+    int64_t step;      // from 1
     double loss;       // mean over the update's tokens
     double grad_norm;  // before clipping
     double lr;
+    double ms;  // since the update before was done, or since this one was started where nothing went before
 };
 
 struct Trainer {
-    // Reads the model, the data and, where it goes on from one, the checkpoint; writes nothing. Throws Error.
+    // Reads the model, the data and, where it goes on from one, the checkpoint; writes nothing. Throws Error, for a
+    // run that the device has no memory for with the least change that would make it fit.
     explicit Trainer(const Options& options);
 
     const Options options;
@@ -33,10 +38,20 @@ struct Trainer {
     std::optional<Tokenizer> tokenizer;
     Schedule schedule;
     Model model;
-    int64_t step = 0;  // updates done
+    int64_t step = 0;  // updates started
+    bool replays;  // launches are recorded in graphs, which later updates replay, but where runs are observed
+    std::string remarks;  // a line on what was not taken over, or ""
 
-    // The next update: micro-steps, gradient norm, AdamW.
-    UpdateResult update();
+    // Puts the next update into the model's stream: micro-steps, gradient norm, AdamW. The host gathers its tokens and
+    // goes on; so it may start the next before this one is done, by most_in_flight.
+    void start_update();
+    int64_t in_flight() const { return step - finished; }
+    const int64_t most_in_flight;
+    // Waits for the oldest update in flight.
+    UpdateResult finish_update();
+
+    // What follows wants no update in flight.
+
     // Mean loss over the validation batches. Only where there is validation data.
     double validate();
     // Text of --sample-tokens tokens that the model writes after an end-of-text token.
@@ -46,7 +61,30 @@ struct Trainer {
     int64_t tokens_per_update() const { return accumulation * options.batch_size * options.seq_len; }
 
   private:
-    std::vector<int32_t> tokens, targets;  // [B,T]
+    using Clock = std::chrono::steady_clock;
+    // What an update reads from and writes to host memory.
+    struct Flight {
+        explicit Flight(int64_t tokens);
+        PinnedMemory<int32_t> tokens, targets;  // of all micro-steps
+        PinnedMemory<float> losses;
+        PinnedMemory<float> scalars;  // learning rate, gradient norm
+        PinnedMemory<int32_t> step;
+        Event done;
+        Clock::time_point started;
+    };
+    // Work that every update does alike: the first time launched as it is, which makes what is made once; then
+    // recorded, and replayed.
+    struct Replayed {
+        std::function<void()> work;
+        bool launched = false;
+        std::optional<Graph> graph;
+    };
+    void launch(Replayed& work);
+
+    Replayed first_micro_step, later_micro_step, optimizer;
+    std::deque<Flight> flights;  // the update `step` is flights[step % size]
+    int64_t finished;
+    Clock::time_point last_finish;
 };
 
 }  // namespace llamac

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "../../tests/operation_check.h"
-#include "platform/graph.h"
+#include "platform/stream.h"
 
 namespace llamac {
 namespace {

@@ -4,28 +4,19 @@
 
 #include "benchmark.h"
 #include "core/device.h"
-#include "platform/graph.h"
+#include "platform/stream.h"
 
 namespace llamac {
 namespace {
 
-struct Event {
-    hipEvent_t handle;
-    Event() { CHECK(hipEventCreate(&handle)); }
-    ~Event() { static_cast<void>(hipEventDestroy(handle)); }
-    Event(const Event&) = delete;
-};
-
 template <class Work>
 double elapsed_ms(hipStream_t stream, const Work& work) {
     const Event begin, end;
-    CHECK(hipEventRecord(begin.handle, stream));
+    begin.record(stream);
     work();
-    CHECK(hipEventRecord(end.handle, stream));
-    CHECK(hipEventSynchronize(end.handle));
-    float ms = 0;
-    CHECK(hipEventElapsedTime(&ms, begin.handle, end.handle));
-    return ms;
+    end.record(stream);
+    end.wait();
+    return end.ms_since(begin);
 }
 
 // Four 128-bit loads in flight a thread.

@@ -57,11 +57,6 @@ struct Ring {
         }
     }
 };
-// By each warp, when all its lanes have read.
-__device__ inline void release(SharedBarrier& free) {
-    __syncwarp();
-    if (lane_index() == 0) free.arrive();
-}
 
 // A warpgroup's place among those that compute, a thread's in its products: rows row and row + 8 of 64, of
 // every eight columns two from `column` on.

@@ -3,11 +3,13 @@
 // warpgroup. A warpgroup's products run one after another on the tensor cores while it computes p and ds of what
 // has come out of them; the last one of a step runs beside the first ones of the next.
 //
-// Variant 5 is one pass of five products: the keys' kernel makes dq too, by adding in memory, in whatever order
-// blocks come: its bits differ from run to run.
+// Variants 5 and 6 are one pass of five products: the keys' kernel makes dq too, by adding in memory. In 5 blocks
+// add in whatever order they come: its bits differ from run to run. In 6 they add in turns, the last keys that
+// see a query first. A block begins at its first query, so the one before it in turn, which owns the next keys and
+// is started earlier, is always a step ahead, and hardly ever waited for. Warps without other work wait and tell.
 //
 // The workspace: lse * log2 e and delta, f32[2,B,NH,T to whole blocks], infinity and 0 for queries that do not
-// exist; of variant 5 also the sums of dq, f32[B,NH,T to whole blocks,HD].
+// exist; of variants 5 and 6 also the sums of dq, f32[B,NH,T to whole blocks,HD]; of 6 the turns, i32[1 + B*NH*T/64].
 #include "ops/attention/attention.h"
 #include "ops/attention/hopper.h"
 
@@ -19,6 +21,11 @@ constexpr int rows = 64 * hopper_workers;  // of a block
 
 int64_t padded_time(int64_t time) {
     return (time + rows - 1) / rows * rows;
+}
+
+// One count of blocks started, then one a tile of dq.
+int64_t turn_bytes(int64_t B, int64_t NH, int64_t padded, int64_t HD) {
+    return (1 + B * NH * (padded / 64) * (HD / 64)) * 4;
 }
 
 template <int HD>
@@ -41,14 +48,15 @@ __global__ void __launch_bounds__(256)
 // Queries a step: with 128 columns the sums leave no room for more; with 64, 128 queries spill and are slower.
 constexpr int step = 64;
 // ds' of all the block's keys, for dq: in turn.
-template <bool one_pass>
-struct Differences {};
-template <>
-struct Differences<true> {
+template <Dq mode>
+struct Differences {
     Panels<step, rows> ds[2];
+    int turn;
 };
-template <int HD, bool one_pass>
-struct Keys : Differences<one_pass> {
+template <>
+struct Differences<Dq::apart> {};
+template <int HD, Dq mode>
+struct Keys : Differences<mode> {
     static constexpr int buffers = 3;
     Panels<HD, rows> k, v;
     Panels<HD, step> q[buffers], dout[buffers];
@@ -76,11 +84,11 @@ struct Queries {
 };
 
 #if defined(LLAMAC_WARPGROUP_CODE)
-template <int HD, bool one_pass>
-__device__ void copy_queries(Keys<HD, one_pass>& shared, const TensorMap& q, const TensorMap& dout,
+template <int HD, Dq mode>
+__device__ void copy_queries(Keys<HD, mode>& shared, const TensorMap& q, const TensorMap& dout,
                              const TensorMap& k, const TensorMap& v, const float* lse, const float* delta,
                              const Piece& piece, int64_t heads, int group, int time, int64_t padded) {
-    using C = Keys<HD, one_pass>;
+    using C = Keys<HD, mode>;
     const int first = static_cast<int>(piece.block) * rows;
     shared.own_full.arrive_expecting(shared.k.bytes + shared.v.bytes);
     load_rows(shared.k, k, shared.own_full, first, piece.head, piece.batch);
@@ -101,19 +109,28 @@ __device__ void copy_queries(Keys<HD, one_pass>& shared, const TensorMap& q, con
     }
 }
 
-// One step's dq, 64 queries: += ds k over all the block's keys, so ds goes through LDS. The warpgroups share the
-// columns, or where there are only 64, take turns. dq is laid out as threads hold it: 64 rows and columns at a
-// time, four sums of each of the 128 threads after another.
+// Named barriers, one a warpgroup.
+constexpr int turn_has_come = 6, turn_is_over = 8;
+
+// Whether a warpgroup makes some of a step's dq: they share the columns, or where there are only 64, take steps.
 template <int HD>
+__device__ bool adds_queries(int index, int n) {
+    return HD > 64 || index == n % hopper_workers;
+}
+
+// One step's dq, 64 queries: += ds k over all the block's keys, so ds goes through LDS. dq is
+// laid out as threads hold it: 64 rows and columns at a time, four sums of each of the 128 threads after another.
+// first: nobody has added yet, what is there is no sum.
+template <int HD, Dq mode>
 __device__ void add_queries(float* dq, const uint32_t (&ds)[step / 16][4], Panels<step, rows>& through,
-                            const Panels<HD, rows>& k, const Worker& worker, int n) {
+                            const Panels<HD, rows>& k, const Worker& worker, int n, bool first) {
 #pragma unroll
     for (int i = 0; i < step / 2; i += 2)
         *reinterpret_cast<uint32_t*>(through.at(worker.index * 64 + worker.row + i / 2 % 2 * 8, i / 4) +
                                      worker.column * 2) = ds[i / 8][i / 2 % 4];
     fence_shared();
     named_barrier_wait(5, hopper_workers * warpgroup_size);
-    if (HD == 64 && worker.index != n % 2) return;
+    if (!adds_queries<HD>(worker.index, n)) return;
     const int panel = HD == 64 ? 0 : worker.index;
     float sum[32];
     const uint64_t left = shared_operand(through.data), right = shared_operand(k.data + panel * k.panel);
@@ -129,16 +146,48 @@ __device__ void add_queries(float* dq, const uint32_t (&ds)[step / 16][4], Panel
     products_commit();
     products_wait<0>();
     keep_in_place(sum);
+    dq += (panel * 8 * warpgroup_size + worker.thread) * 4;
+    if (mode == Dq::in_turns) named_barrier_wait(turn_has_come + worker.index, warpgroup_size + warp_size);
+    if (mode == Dq::in_turns && first) {
 #pragma unroll
-    for (int i = 0; i < 32; i += 4)
-        add_to_memory(dq + ((panel * 8 + i / 4) * warpgroup_size + worker.thread) * 4, sum + i);
+        for (int i = 0; i < 32; i += 4)
+            store128(dq + i * warpgroup_size,
+                     make_uint4(__float_as_uint(sum[i]), __float_as_uint(sum[i + 1]),
+                                __float_as_uint(sum[i + 2]), __float_as_uint(sum[i + 3])));
+    } else {
+#pragma unroll
+        for (int i = 0; i < 32; i += 4) add_to_memory(dq + i * warpgroup_size, sum + i);
+    }
+    if (mode == Dq::in_turns) named_barrier_arrive(turn_is_over + worker.index, warpgroup_size + warp_size);
 }
 
-template <int HD, bool one_pass>
-__device__ void compute_keys(Keys<HD, one_pass>& shared, View<bf16, 4>& dk, View<bf16, 4>& dv, float* dq,
+// A warp that stands by a warpgroup through its steps: lets it add when those before it have, and tells those
+// behind it.
+template <int HD>
+__device__ void keep_turns(int* turns, const Piece& piece, int index, int64_t heads, int group, int time,
+                           int64_t padded) {
+    constexpr int panels = HD / 64;
+    const typename Keys<HD, Dq::in_turns>::Steps steps(static_cast<int>(piece.block) * rows, time);
+    const int64_t tiles = padded / step, head = piece.batch * heads + piece.head * group;
+    int* of_head = turns + (head * tiles + steps.first / step) * panels + index % panels;
+    int parity = 0;
+    for (int g = 0; g < group; g++, of_head += tiles * panels) {
+        int* count = of_head;
+        for (int tile = 0; tile < steps.a_head; tile++, count += panels, parity ^= 1) {
+            if (!adds_queries<HD>(index, parity)) continue;
+            wait_for_count(count, tile / (rows / step));
+            named_barrier_arrive(turn_has_come + index, warpgroup_size + warp_size);
+            named_barrier_wait(turn_is_over + index, warpgroup_size + warp_size);
+            raise_count(count);
+        }
+    }
+}
+
+template <int HD, Dq mode>
+__device__ void compute_keys(Keys<HD, mode>& shared, View<bf16, 4>& dk, View<bf16, 4>& dv, float* dq,
                              const Piece& piece, int64_t heads, int group, int time, int64_t padded,
                              float scale) {
-    using C = Keys<HD, one_pass>;
+    using C = Keys<HD, mode>;
     const Worker worker;
     const int block = static_cast<int>(piece.block) * rows, first = block + worker.index * 64;
     const typename C::Steps steps(block, time);
@@ -152,8 +201,8 @@ __device__ void compute_keys(Keys<HD, one_pass>& shared, View<bf16, 4>& dk, View
         const Turn<C::buffers> turn(n);
         const int t0 = steps.query(n);
         shared.ring.full[turn.buffer].wait(turn.parity);
-        if (!one_pass && t0 + step <= first) {  // all before the warpgroup's keys
-            release(shared.ring.free[turn.buffer]);
+        if (mode == Dq::apart && t0 + step <= first) {  // all before the warpgroup's keys
+            shared.ring.free[turn.buffer].arrive_as_warp();
             continue;
         }
         products_begin();
@@ -161,7 +210,7 @@ __device__ void compute_keys(Keys<HD, one_pass>& shared, View<bf16, 4>& dk, View
         begin_rows_product(dp, shared.v, worker.index * 64, shared.dout[turn.buffer]);
         products_wait<1>();
         keep_in_place(s);
-        if (last >= 0) release(shared.ring.free[last]);
+        if (last >= 0) shared.ring.free[last].arrive_as_warp();
         last = turn.buffer;
 #pragma unroll
         for (int i = 0; i < step / 2; i += 4) {
@@ -194,17 +243,17 @@ __device__ void compute_keys(Keys<HD, one_pass>& shared, View<bf16, 4>& dk, View
         pack(ds, dp);
         products_begin();
         begin_columns_product(sum_k, ds, shared.q[turn.buffer]);
-        if constexpr (one_pass) {
+        if constexpr (mode != Dq::apart) {
             const int64_t head = piece.head * group + steps.head(n);
-            add_queries<HD>(dq + ((piece.batch * heads + head) * padded + t0) * HD, ds, shared.ds[n % 2],
-                            shared.k, worker, n);
+            add_queries<HD, mode>(dq + ((piece.batch * heads + head) * padded + t0) * HD, ds,
+                                  shared.ds[n % 2], shared.k, worker, n, t0 / rows == piece.block);
         }
     }
     products_wait<0>();
     keep_in_place(sum_k);
     keep_in_place(sum_v);
     // dk goes through the place of k, which the other warpgroup may still be multiplying with.
-    if (one_pass) named_barrier_wait(5, hopper_workers * warpgroup_size);
+    if (mode != Dq::apart) named_barrier_wait(5, hopper_workers * warpgroup_size);
     store_product(row_of(dk, piece.batch, first, piece.head), dk.stride[1], sum_k, {scale, scale}, shared.k,
                   worker, time - first);
     store_product(row_of(dv, piece.batch, first, piece.head), dv.stride[1], sum_v, {1, 1}, shared.v, worker,
@@ -252,7 +301,7 @@ __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const fl
         begin_rows_product(dp, shared.dout, worker.index * 64, shared.v[turn.buffer]);
         products_wait<1>();
         keep_in_place(s);
-        if (n > 0) release(shared.of_k.free[last.buffer]);
+        if (n > 0) shared.of_k.free[last.buffer].arrive_as_warp();
 #pragma unroll
         for (int i = 0; i < rows / 2; i++) s[i] = fast_exp2(fmaf(s[i], scale * log2_e, -shift[i / 2 % 2]));
         if (n == 0) {
@@ -263,7 +312,7 @@ __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const fl
         }
         products_wait<0>();
         keep_in_place(dp);
-        release(shared.of_v.free[turn.buffer]);
+        shared.of_v.free[turn.buffer].arrive_as_warp();
 #pragma unroll
         for (int i = 0; i < rows / 2; i++) dp[i] = s[i] * (dp[i] - d[i / 2 % 2]);
         pack(ds, dp);
@@ -277,28 +326,37 @@ __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const fl
 }
 #endif
 
-template <int HD, bool one_pass>
+template <int HD, Dq mode>
 __global__ void __launch_bounds__(hopper_threads, 1)
-    attention_backward_kernel4_keys(View<bf16, 4> dk, View<bf16, 4> dv, float* dq,
+    attention_backward_kernel4_keys(View<bf16, 4> dk, View<bf16, 4> dv, float* dq, int* turns,
                                     LLAMAC_KERNEL_CONSTANT const TensorMap dout,
                                     LLAMAC_KERNEL_CONSTANT const TensorMap q,
                                     LLAMAC_KERNEL_CONSTANT const TensorMap k,
                                     LLAMAC_KERNEL_CONSTANT const TensorMap v, const float* lse,
                                     const float* delta, int group, int64_t padded, float scale) {
 #if defined(LLAMAC_WARPGROUP_CODE)
-    Keys<HD, one_pass>& shared = aligned_shared_memory<Keys<HD, one_pass>>();
+    Keys<HD, mode>& shared = aligned_shared_memory<Keys<HD, mode>>();
     if (threadIdx.x == 0) {
         shared.own_full.init(1);
         shared.ring.init();
         fence_barrier_init();
+        // Not blockIdx: who waits for another must have been started after it.
+        if constexpr (mode == Dq::in_turns) shared.turn = atomicAdd(turns, 1);
     }
     __syncthreads();
-    const int time = static_cast<int>(dk.shape[1]);
-    const Piece piece = piece_of((time + rows - 1) / rows, dk.shape[2]);  // more queries come first
+    const int time = static_cast<int>(dk.shape[1]), blocks = (time + rows - 1) / rows;
+    Piece piece = piece_of(blocks, dk.shape[2]);  // more queries come first
+    if constexpr (mode == Dq::in_turns) {
+        piece = piece_of(blocks, dk.shape[2], shared.turn);
+        piece.block = blocks - 1 - piece.block;  // and here last
+    }
+    const int warp = warp_index();
     if (threadIdx.x < warpgroup_size) {
         give_registers<24>();
         if (threadIdx.x == 0)
             copy_queries(shared, q, dout, k, v, lse, delta, piece, dk.shape[2] * group, group, time, padded);
+        if (mode == Dq::in_turns && warp > 0 && warp <= hopper_workers)
+            keep_turns<HD>(turns + 1, piece, warp - 1, dk.shape[2] * group, group, time, padded);
     } else {
         take_registers<240>();
         compute_keys(shared, dk, dv, dq, piece, dk.shape[2] * group, group, time, padded, scale);
@@ -355,24 +413,27 @@ __global__ void __launch_bounds__(warpgroup_size)
     }
 }
 
-template <int HD, bool one_pass>
-void attention_backward_hopper(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                               View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                               View<const bf16, 4> k, View<const bf16, 4> v, float scale,
-                               const Device& device) {
+template <int HD, Dq mode>
+void attention_backward_size(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+                             View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
+                             View<const bf16, 4> k, View<const bf16, 4> v, float scale,
+                             const Device& device) {
     const int64_t B = q.shape[0], NH = q.shape[2], NKV = k.shape[2], padded = padded_time(q.shape[1]);
     const int group = static_cast<int>(NH / NKV);
     float *const scaled_lse = static_cast<float*>(device.workspace),
                  *const delta = scaled_lse + B * NH * padded, *const sums = delta + B * NH * padded;
     launch(Grid(blocks_for(B * padded * NH * (HD / vector_size<bf16>), 256), 256, device.stream),
            attention_backward_kernel4_statistics<HD>, scaled_lse, delta, dout, out, lse, padded);
-    if (one_pass)
+    int* const turns = reinterpret_cast<int*>(sums + B * NH * padded * HD);
+    if (mode == Dq::any_order)
         CHECK(hipMemsetAsync(sums, 0, static_cast<size_t>(B * NH * padded * HD * 4), device.stream));
+    if (mode == Dq::in_turns)
+        CHECK(hipMemsetAsync(turns, 0, static_cast<size_t>(turn_bytes(B, NH, padded, HD)), device.stream));
     launch(Grid(blocks_for(padded / rows * NKV * B, 1), hopper_threads, device.stream,
-                aligned_shared_bytes<Keys<HD, one_pass>>),
-           attention_backward_kernel4_keys<HD, one_pass>, dk, dv, sums, map_of(dout, step), map_of(q, step),
-           map_of(k, rows), map_of(v, rows), scaled_lse, delta, group, padded, scale);
-    if constexpr (one_pass)
+                aligned_shared_bytes<Keys<HD, mode>>),
+           attention_backward_kernel4_keys<HD, mode>, dk, dv, sums, turns, map_of(dout, step),
+           map_of(q, step), map_of(k, rows), map_of(v, rows), scaled_lse, delta, group, padded, scale);
+    if constexpr (mode != Dq::apart)
         launch(Grid(blocks_for(padded / step * NH * B, 1), warpgroup_size, device.stream),
                attention_backward_kernel5_round<HD>, dq, sums, padded, scale);
     else
@@ -384,28 +445,26 @@ void attention_backward_hopper(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4>
 
 }  // namespace
 
-void attention_backward_4(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                          View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                          View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
-    (q.shape[3] == 64 ? attention_backward_hopper<64, false>
-                      : attention_backward_hopper<128, false>)(dq, dk, dv, dout, out, lse, q, k, v,
-                                                               static_cast<float>(scale), device);
+template <Dq mode>
+void attention_backward_hopper(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+                               View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
+                               View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
+    const auto of_size =
+        q.shape[3] == 64 ? attention_backward_size<64, mode> : attention_backward_size<128, mode>;
+    of_size(dq, dk, dv, dout, out, lse, q, k, v, static_cast<float>(scale), device);
 }
-
-void attention_backward_5(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                          View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                          View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
-    (q.shape[3] == 64 ? attention_backward_hopper<64, true>
-                      : attention_backward_hopper<128, true>)(dq, dk, dv, dout, out, lse, q, k, v,
-                                                              static_cast<float>(scale), device);
+template <Dq mode>
+int64_t attention_backward_hopper_workspace(const Call& call) {
+    const int64_t heads = call["B"] * call["NH"], padded = padded_time(call["T"]), HD = call["HD"];
+    return (2 + (mode == Dq::apart ? 0 : HD)) * heads * padded * 4 +
+           (mode == Dq::in_turns ? turn_bytes(call["B"], call["NH"], padded, HD) : 0);
 }
-
-int64_t attention_backward_workspace_4(const Call& call) {
-    return 2 * call["B"] * call["NH"] * padded_time(call["T"]) * 4;
-}
-int64_t attention_backward_workspace_5(const Call& call) {
-    return (2 + call["HD"]) * call["B"] * call["NH"] * padded_time(call["T"]) * 4;
-}
+template BackwardLauncher attention_backward_hopper<Dq::apart>;
+template BackwardLauncher attention_backward_hopper<Dq::any_order>;
+template BackwardLauncher attention_backward_hopper<Dq::in_turns>;
+template WorkspaceBytes attention_backward_hopper_workspace<Dq::apart>;
+template WorkspaceBytes attention_backward_hopper_workspace<Dq::any_order>;
+template WorkspaceBytes attention_backward_hopper_workspace<Dq::in_turns>;
 
 }  // namespace llamac
 #endif

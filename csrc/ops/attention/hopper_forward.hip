@@ -91,7 +91,7 @@ __device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& 
     begin_rows_product(s, shared.q, worker.index * 64, shared.k[0]);
     products_wait<0>();
     keep_in_place(s);
-    release(shared.of_k.free[0]);
+    shared.of_k.free[0].arrive_as_warp();
 #pragma unroll
     for (int i = 0; i < rows / 2; i++)
         if (i / 4 * 8 + worker.column + i % 2 > worker.index * 64 + worker.row + i / 2 % 2 * 8)
@@ -109,11 +109,11 @@ __device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& 
         give_turn();
         products_wait<1>();
         keep_in_place(s);
-        release(shared.of_k.free[keys.buffer]);
+        shared.of_k.free[keys.buffer].arrive_as_warp();
         state.softmax(s, scale * log2_e, shrink);
         products_wait<0>();
         keep_in_place(o);
-        release(shared.of_v.free[values.buffer]);
+        shared.of_v.free[values.buffer].arrive_as_warp();
 #pragma unroll
         for (int i = 0; i < HD / 2; i++) o[i] *= shrink[i / 2 % 2];
         pack(p, s);

@@ -44,4 +44,19 @@ void matmul_backward_weight_2(View<G, 2> dweight, View<const bf16, 2> dout, View
                               bool accumulate, Device device);
 bool tiled_supports(const Call& call);
 
+// library.hip; where LLAMAC_BLASLT
+template <class T>
+void matmul_forward_library(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
+                            View<const T, 2> residual, Device device);
+template <class T>
+void matmul_backward_input_library(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight,
+                                   Device device);
+template <class T, class G>
+void matmul_backward_weight_library(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
+                                    bool accumulate, Device device);
+bool library_supports_forward(const Call& call);
+bool library_supports_backward_input(const Call& call);
+bool library_supports_backward_weight(const Call& call);
+int64_t library_workspace(const Call& call);
+
 }  // namespace llamac

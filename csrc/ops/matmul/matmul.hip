@@ -8,6 +8,7 @@
 // cpu   our own packed product (core/blas.h): reads bf16 as it packs, adds the residual or the old gradient
 //       as it stores
 // blas  the system's CBLAS, f32 and f64
+// library  the vendor's, where the build found it (library.hip)
 // 2     tiled: a block keeps a piece of the result in registers (tiled.hip: how a GEMM is tiled)
 // 1     naive: a thread an element of the result
 //
@@ -99,6 +100,15 @@ Operation matmul_forward(
      {"blas", "the system's CBLAS", Where::host,
       entries<matmul_forward_blas<float>, matmul_forward_blas<double>>()},
 #endif
+#if defined(LLAMAC_BLASLT)
+     {"library",
+      "the vendor's library (hipBLASLt, cuBLASLt), the fastest of its candidates",
+      Where::device,
+      entries<matmul_forward_library<float>, matmul_forward_library<bf16>>(),
+      library_supports_forward,
+      {},
+      library_workspace},
+#endif
      {"2", "tiled: blocks on matrix cores, copies ahead of use, 128-bit accesses", Where::device,
       entries<matmul_forward_2>(), tiled_supports},
      {"1", "naive: a thread an element", Where::device,
@@ -116,6 +126,15 @@ Operation matmul_backward_input(
 #ifdef LLAMAC_CBLAS
      {"blas", "the system's CBLAS", Where::host,
       entries<matmul_backward_input_blas<float>, matmul_backward_input_blas<double>>()},
+#endif
+#if defined(LLAMAC_BLASLT)
+     {"library",
+      "the vendor's library (hipBLASLt, cuBLASLt), the fastest of its candidates",
+      Where::device,
+      entries<matmul_backward_input_library<float>, matmul_backward_input_library<bf16>>(),
+      library_supports_backward_input,
+      {},
+      library_workspace},
 #endif
      {"2", "tiled: blocks on matrix cores, copies ahead of use, 128-bit accesses", Where::device,
       entries<matmul_backward_input_2>(), tiled_supports},
@@ -135,6 +154,16 @@ Operation matmul_backward_weight(
 #ifdef LLAMAC_CBLAS
      {"blas", "the system's CBLAS", Where::host,
       entries<matmul_backward_weight_blas<float>, matmul_backward_weight_blas<double>>()},
+#endif
+#if defined(LLAMAC_BLASLT)
+     {"library",
+      "the vendor's library (hipBLASLt, cuBLASLt), the fastest of its candidates",
+      Where::device,
+      entries<matmul_backward_weight_library<float, float>, matmul_backward_weight_library<bf16, float>,
+              matmul_backward_weight_library<bf16, bf16>>(),
+      library_supports_backward_weight,
+      {},
+      library_workspace},
 #endif
      {"2", "tiled: blocks on matrix cores, copies ahead of use, 128-bit accesses", Where::device,
       entries<matmul_backward_weight_2<float>, matmul_backward_weight_2<bf16>>(), tiled_supports},

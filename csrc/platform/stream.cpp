@@ -1,10 +1,31 @@
-#include "platform/graph.h"
+#include "platform/stream.h"
 
 #include <utility>
 
 #include "core/error.h"
 
 namespace llamac {
+
+Event::Event() {
+    CHECK(hipEventCreate(&handle));
+}
+Event::~Event() {
+    static_cast<void>(hipEventDestroy(handle));
+}
+void Event::record(hipStream_t stream) const {
+    CHECK(hipEventRecord(handle, stream));
+}
+void Event::wait() const {
+    CHECK(hipEventSynchronize(handle));
+}
+void Event::hold_back(hipStream_t stream) const {
+    CHECK(hipStreamWaitEvent(stream, handle, 0));
+}
+double Event::ms_since(const Event& begin) const {
+    float ms = 0;
+    CHECK(hipEventElapsedTime(&ms, begin.handle, handle));
+    return ms;
+}
 
 #if defined(LLAMAC_CPU)
 Stream::Stream() = default;

@@ -1,0 +1,259 @@
+#include "core/gemm.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <vector>
+
+#include "core/device_memory.h"
+#include "platform/blaslt.h"
+#include "platform/stream.h"
+
+namespace llamac {
+
+std::string Gemm::name() const {
+    return std::string(a_transposed ? "t" : "n") + (b_transposed ? "t" : "n") + " " + std::to_string(rows) +
+           "x" + std::to_string(columns) + "x" + std::to_string(inner) + " " + llamac::name(in) + " " +
+           llamac::name(out) + (adds ? " +c" : "");
+}
+
+#if defined(LLAMAC_BLASLT)
+namespace {
+
+constexpr int most_candidates = 32;
+using Candidate = hipblasLtMatmulHeuristicResult_t;
+
+void check_blas(hipblasStatus_t status, const char* what) {
+    if (status != HIPBLAS_STATUS_SUCCESS) fail(blaslt_name, ": ", what, " failed with status ", int(status));
+}
+
+// The library is column-major: it computes transposed out = transposed b * transposed a, and our operands, read
+// in its order, are transposed already.
+struct Plan {
+    hipblasLtMatmulDesc_t product = nullptr;
+    hipblasLtMatrixLayout_t a = nullptr, b = nullptr, out = nullptr;  // as the library names them
+    std::vector<Candidate> candidates;                                // its best guess first
+    GemmChoices::Choice choice;
+    size_t chosen = 0;
+    enum { open, guessed, settled } decision = open;
+};
+
+struct Library {
+    hipblasLtHandle_t handle = nullptr;
+    bool tuning = false;
+    std::map<std::string, Plan> plans;
+    GemmChoices known;  // from files
+
+    Library() {
+        check_blas(hipblasLtCreate(&handle), "hipblasLtCreate");
+        known.device = device_properties().name;
+        known.library = std::string(blaslt_name) + " " + std::to_string(blaslt_version(handle));
+    }
+};
+Library& library() {
+    static Library one;
+    return one;
+}
+
+hipDataType library_type(DType type) {
+    return type == DType::bf16 ? HIP_R_16BF : HIP_R_32F;
+}
+
+hipblasLtMatrixLayout_t make_layout(DType type, int64_t rows, int64_t columns) {
+    hipblasLtMatrixLayout_t layout = nullptr;
+    check_blas(hipblasLtMatrixLayoutCreate(&layout, library_type(type), static_cast<uint64_t>(rows),
+                                           static_cast<uint64_t>(columns), rows),
+               "hipblasLtMatrixLayoutCreate");
+    return layout;
+}
+
+Plan make_plan(const Gemm& g) {
+    Library& lib = library();
+    Plan plan;
+    check_blas(hipblasLtMatmulDescCreate(&plan.product, HIPBLAS_COMPUTE_32F, HIP_R_32F),
+               "hipblasLtMatmulDescCreate");
+    const int32_t first = g.b_transposed ? HIPBLAS_OP_T : HIPBLAS_OP_N,
+                  second = g.a_transposed ? HIPBLAS_OP_T : HIPBLAS_OP_N;
+    check_blas(
+        hipblasLtMatmulDescSetAttribute(plan.product, HIPBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first),
+        "hipblasLtMatmulDescSetAttribute");
+    check_blas(
+        hipblasLtMatmulDescSetAttribute(plan.product, HIPBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second),
+        "hipblasLtMatmulDescSetAttribute");
+    plan.a = g.b_transposed ? make_layout(g.in, g.inner, g.columns) : make_layout(g.in, g.columns, g.inner);
+    plan.b = g.a_transposed ? make_layout(g.in, g.rows, g.inner) : make_layout(g.in, g.inner, g.rows);
+    plan.out = make_layout(g.out, g.columns, g.rows);
+
+    hipblasLtMatmulPreference_t preference = nullptr;
+    check_blas(hipblasLtMatmulPreferenceCreate(&preference), "hipblasLtMatmulPreferenceCreate");
+    const uint64_t workspace = gemm_workspace_bytes;
+    check_blas(hipblasLtMatmulPreferenceSetAttribute(preference, HIPBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                     &workspace, sizeof workspace),
+               "hipblasLtMatmulPreferenceSetAttribute");
+    promise_alignment(preference, gemm_alignment);
+    plan.candidates.resize(most_candidates);
+    int found = 0;
+    const hipblasStatus_t status =
+        hipblasLtMatmulAlgoGetHeuristic(lib.handle, plan.product, plan.a, plan.b, plan.out, plan.out,
+                                        preference, most_candidates, plan.candidates.data(), &found);
+    static_cast<void>(hipblasLtMatmulPreferenceDestroy(preference));
+    plan.candidates.resize(status == HIPBLAS_STATUS_SUCCESS ? static_cast<size_t>(found) : 0);
+    const auto unfit = [](const Candidate& c) {
+        return c.state != HIPBLAS_STATUS_SUCCESS || c.workspaceSize > size_t{gemm_workspace_bytes};
+    };
+    plan.candidates.erase(std::remove_if(plan.candidates.begin(), plan.candidates.end(), unfit),
+                          plan.candidates.end());
+    return plan;
+}
+
+Plan& plan_of(const Gemm& gemm) {
+    auto& plans = library().plans;
+    const std::string name = gemm.name();
+    const auto found = plans.find(name);
+    return found != plans.end() ? found->second : plans.emplace(name, make_plan(gemm)).first->second;
+}
+
+// A candidate by what it says of itself.
+std::string text_of(const Candidate& candidate) {
+    const auto* bytes = reinterpret_cast<const unsigned char*>(&candidate.algo);
+    std::string text;
+    for (size_t i = 0; i < sizeof candidate.algo; i++) {
+        char two[3];
+        std::snprintf(two, sizeof two, "%02x", bytes[i]);
+        text += two;
+    }
+    return text;
+}
+
+struct Operands {
+    void* out;
+    const void *a, *b, *c;
+    void* workspace;
+    hipStream_t stream;
+};
+
+bool compute(const Gemm& g, const Plan& plan, const Candidate& candidate, const Operands& o) {
+    const float one = 1, beta = g.adds ? 1.0f : 0.0f;
+    return hipblasLtMatmul(library().handle, plan.product, &one, o.b, plan.a, o.a, plan.b, &beta,
+                           g.adds ? o.c : o.out, plan.out, o.out, plan.out, &candidate.algo, o.workspace,
+                           size_t{gemm_workspace_bytes}, o.stream) == HIPBLAS_STATUS_SUCCESS;
+}
+
+// Milliseconds of a call; infinity where the candidate cannot.
+double time_of(const Gemm& g, const Plan& plan, const Candidate& candidate, const Operands& o) {
+    constexpr int calls = 4;
+    const Event begin, end;
+    if (!compute(g, plan, candidate, o)) return INFINITY;
+    begin.record(o.stream);
+    for (int i = 0; i < calls; i++) compute(g, plan, candidate, o);
+    end.record(o.stream);
+    end.wait();
+    return end.ms_since(begin) / calls;
+}
+
+// Times all, then, in turns, those near the best: a machine's clocks wander.
+void tune(const Gemm& g, Plan& plan, const Operands& o) {
+    std::vector<double> ms;
+    for (const Candidate& c : plan.candidates) ms.push_back(time_of(g, plan, c, o));
+    for (int round = 0; round < 3; round++) {
+        const double best = *std::min_element(ms.begin(), ms.end());
+        for (size_t i = 0; i < ms.size(); i++)
+            if (ms[i] < 1.1 * best) ms[i] = std::min(ms[i], time_of(g, plan, plan.candidates[i], o));
+    }
+    plan.chosen = static_cast<size_t>(std::min_element(ms.begin(), ms.end()) - ms.begin());
+    plan.choice = {text_of(plan.candidates[plan.chosen]), ms[plan.chosen], static_cast<int>(ms.size())};
+}
+
+// tune, with what stands in `out` kept where the product adds to it. Without memory for that, the library's guess
+// stays.
+void tune_in_place(const Gemm& g, Plan& plan, const Operands& o) {
+    if (!g.adds || o.c != o.out) return tune(g, plan, o);
+    DeviceMemory kept;
+    try {
+        kept = DeviceMemory(g.rows * g.columns * size_of(g.out));
+    } catch (const Error&) {
+        return;
+    }
+    const size_t bytes = static_cast<size_t>(kept.bytes);
+    CHECK(hipMemcpyAsync(kept.data, o.out, bytes, hipMemcpyDefault, o.stream));
+    tune(g, plan, o);
+    CHECK(hipMemcpyAsync(o.out, kept.data, bytes, hipMemcpyDefault, o.stream));
+    CHECK(hipStreamSynchronize(o.stream));
+}
+
+void decide(const Gemm& g, Plan& plan, const Operands& o) {
+    const auto kept = library().known.choices.find(g.name());
+    if (plan.decision == Plan::open) {
+        plan.decision = Plan::guessed;
+        plan.choice = {text_of(plan.candidates[0]), 0, 0};
+        if (kept != library().known.choices.end()) {
+            for (size_t i = 0; i < plan.candidates.size(); i++)
+                if (text_of(plan.candidates[i]) == kept->second.algorithm) {
+                    plan.chosen = i;
+                    plan.choice = kept->second;
+                    plan.decision = Plan::settled;
+                    return;
+                }
+            std::fprintf(stderr, "llamac: matrix product %s: what was chosen before is no candidate of %s\n",
+                         g.name().c_str(), library().known.library.c_str());
+        }
+    }
+    if (!library().tuning) return;
+    plan.decision = Plan::settled;
+    if (plan.candidates.size() > 1) tune_in_place(g, plan, o);
+}
+
+}  // namespace
+
+bool gemm_supports(const Gemm& gemm) {
+    return !plan_of(gemm).candidates.empty();
+}
+
+void run_gemm(const Gemm& gemm, void* out, const void* a, const void* b, const void* c, void* workspace,
+              hipStream_t stream) {
+    Plan& plan = plan_of(gemm);
+    const Operands operands{out, a, b, c, workspace, stream};
+    if (plan.decision != Plan::settled) decide(gemm, plan, operands);
+    if (!compute(gemm, plan, plan.candidates[plan.chosen], operands))
+        fail(library().known.library, " refused ", gemm.name());
+}
+
+void tune_gemms(bool on) {
+    library().tuning = on;
+}
+
+GemmChoices gemm_choices() {
+    GemmChoices used{library().known.device, library().known.library, {}};
+    for (const auto& [name, plan] : library().plans)
+        if (plan.decision != Plan::open) used.choices[name] = plan.choice;
+    return used;
+}
+
+std::string use_gemm_choices(const GemmChoices& choices) {
+    const GemmChoices& own = library().known;
+    if (choices.choices.empty()) return "";
+    if (choices.device != own.device || choices.library != own.library)
+        return "of " + choices.device + " with " + choices.library + ", not of " + own.device + " with " +
+               own.library;
+    for (const auto& [name, choice] : choices.choices) library().known.choices[name] = choice;
+    return "";
+}
+
+#else
+
+bool gemm_supports(const Gemm&) {
+    return false;
+}
+void run_gemm(const Gemm& gemm, void*, const void*, const void*, const void*, void*, hipStream_t) {
+    fail(gemm.name(), ": this build has no vendor's library");
+}
+void tune_gemms(bool) {}
+GemmChoices gemm_choices() {
+    return {};
+}
+std::string use_gemm_choices(const GemmChoices&) {
+    return "";
+}
+
+#endif
+
+}  // namespace llamac

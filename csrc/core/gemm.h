@@ -1,0 +1,61 @@
+// Matrix products by the vendor's library (hipBLASLt, cuBLASLt). What a product needs is made once; which of
+// the library's candidates computes it is the library's guess, or, while tuning is on, what a timing finds. A
+// choice decides the bits: checkpoints keep it, and a file saves the timing.
+#pragma once
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "core/tensor.h"
+
+namespace llamac {
+
+// Row-major out[rows,columns] = a * b (+ c), summed over `inner`.
+struct Gemm {
+    int64_t rows, columns, inner;
+    bool a_transposed, b_transposed;  // a is stored [inner,rows]; b is stored [columns,inner]
+    DType in, out;                    // of a and b; of c and out. Sums are f32.
+    bool adds;                        // + c, which may be out
+
+    // "nt 8192x6144x4096 bf16 bf16 +c": what choices are kept by.
+    std::string name() const;
+};
+
+// What all addresses must be multiples of, whatever the candidate: other addresses, the same bits.
+constexpr int gemm_alignment = 16;
+// What the library is given to work in.
+constexpr int64_t gemm_workspace_bytes = int64_t{64} << 20;
+
+// Whether this build and the device's library can compute it.
+bool gemm_supports(const Gemm& gemm);
+// c: null where nothing is added. workspace: gemm_workspace_bytes.
+void run_gemm(const Gemm& gemm, void* out, const void* a, const void* b, const void* c, void* workspace,
+              hipStream_t stream);
+
+// The candidates that compute the products of this process, by their names.
+struct GemmChoices {
+    std::string device, library;  // of which they are candidates
+    struct Choice {
+        std::string algorithm;  // the library's own description, in hexadecimal
+        double ms = 0;          // as timed; 0: not timed, the library's guess
+        int tried = 0;
+    };
+    std::map<std::string, Choice> choices;
+};
+// While on, a call of a product for which nothing has been timed yet times the library's candidates: it waits for
+// the device, and takes device memory for a moment.
+void tune_gemms(bool on);
+// What has been used so far. Without the library: empty.
+GemmChoices gemm_choices();
+// Products that have not been used yet take these candidates. Returns "", or why they are not taken: "another
+// device's ...". One that the library no longer counts among its candidates is said on stderr, and not taken.
+std::string use_gemm_choices(const GemmChoices& choices);
+
+nlohmann::ordered_json to_json(const GemmChoices& choices);
+// where: begins the message of an Error, where the object is not what to_json made.
+GemmChoices parse_gemm_choices(const nlohmann::json& object, const std::string& where);
+// Throws Error where the file cannot be read; one that is not there holds nothing.
+GemmChoices read_gemm_cache(const std::string& path);
+void write_gemm_cache(const std::string& path, const GemmChoices& choices);
+
+}  // namespace llamac

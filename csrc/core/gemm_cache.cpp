@@ -1,0 +1,44 @@
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "core/file.h"
+#include "core/gemm.h"
+
+namespace llamac {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+ordered_json to_json(const GemmChoices& from) {
+    ordered_json choices = ordered_json::object();
+    for (const auto& [name, c] : from.choices)
+        choices[name] = {{"ms", c.ms}, {"tried", c.tried}, {"algorithm", c.algorithm}};
+    return {{"device", from.device}, {"library", from.library}, {"choices", choices}};
+}
+
+GemmChoices parse_gemm_choices(const json& object, const std::string& where) {
+    GemmChoices choices;
+    try {
+        object.at("device").get_to(choices.device);
+        object.at("library").get_to(choices.library);
+        for (const auto& [name, c] : object.at("choices").items())
+            choices.choices[name] = {c.at("algorithm"), c.at("ms"), c.at("tried")};
+    } catch (const json::exception&) {
+        fail(where, ": expected device, library and choices {product: {ms, tried, algorithm}}, found ",
+             excerpt(object));
+    }
+    return choices;
+}
+
+GemmChoices read_gemm_cache(const std::string& path) {
+    return std::filesystem::exists(path) ? parse_gemm_choices(read_json(path), path) : GemmChoices{};
+}
+
+void write_gemm_cache(const std::string& path, const GemmChoices& choices) {
+    const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+    std::error_code failed;  // write_file says it
+    if (!folder.empty()) std::filesystem::create_directories(folder, failed);
+    write_file(path, to_json(choices).dump(2) + "\n");
+}
+
+}  // namespace llamac

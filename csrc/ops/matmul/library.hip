@@ -1,0 +1,82 @@
+// Matrix products by the vendor's library (core/gemm.h): variant "library" of matmul.hip. The residual, or the
+// gradient that is there, is added by the product itself.
+#include "core/gemm.h"
+#include "ops/matmul/matmul.h"
+
+namespace llamac {
+namespace {
+
+// The operands are Views of a launch, or Tensors of a Call that asks whether it can be.
+template <class X, class W>
+Gemm forward_product(DType type, const X& x, const W& weight, bool adds) {
+    return {x.shape[0], weight.shape[0], x.shape[1], false, true, type, type, adds};
+}
+template <class D, class W>
+Gemm input_product(DType type, const D& dout, const W& weight) {
+    return {dout.shape[0], weight.shape[1], dout.shape[1], false, false, type, type, false};
+}
+template <class D, class X>
+Gemm weight_product(DType type, DType gradient, const D& dout, const X& x, bool adds) {
+    return {dout.shape[1], x.shape[1], dout.shape[0], true, false, type, gradient, adds};
+}
+
+bool aligned(const Call& c) {
+    uintptr_t bits = 0;
+    for (size_t i = 0; i < c.op->operands.size(); i++) bits |= reinterpret_cast<uintptr_t>(c.tensor[i].data);
+    return bits % gemm_alignment == 0;
+}
+
+}  // namespace
+
+template <class T>
+void matmul_forward_library(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
+                            View<const T, 2> residual, Device device) {
+    run_gemm(forward_product(dtype_of<T>(), x, weight, bool(residual)), out.data, x.data, weight.data,
+             residual.data, device.workspace, device.stream);
+}
+template <class T>
+void matmul_backward_input_library(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight,
+                                   Device device) {
+    run_gemm(input_product(dtype_of<T>(), dout, weight), dx.data, dout.data, weight.data, nullptr,
+             device.workspace, device.stream);
+}
+template <class T, class G>
+void matmul_backward_weight_library(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
+                                    bool accumulate, Device device) {
+    run_gemm(weight_product(dtype_of<T>(), dtype_of<G>(), dout, x, accumulate), dweight.data, dout.data,
+             x.data, dweight.data, device.workspace, device.stream);
+}
+
+bool library_supports_forward(const Call& c) {
+    const Tensor& x = c.operand("x");
+    return aligned(c) && gemm_supports(forward_product(x.dtype, x, c.operand("weight"),
+                                                       c.operand("residual").data != nullptr));
+}
+bool library_supports_backward_input(const Call& c) {
+    const Tensor& dout = c.operand("dout");
+    return aligned(c) && gemm_supports(input_product(dout.dtype, dout, c.operand("weight")));
+}
+bool library_supports_backward_weight(const Call& c) {
+    const Tensor &dweight = c.operand("dweight"), &x = c.operand("x");
+    return aligned(c) &&
+           gemm_supports(weight_product(x.dtype, dweight.dtype, c.operand("dout"), x, c.flag("accumulate")));
+}
+int64_t library_workspace(const Call&) {
+    return gemm_workspace_bytes;
+}
+
+template void matmul_forward_library(View<float, 2>, View<const float, 2>, View<const float, 2>,
+                                     View<const float, 2>, Device);
+template void matmul_forward_library(View<bf16, 2>, View<const bf16, 2>, View<const bf16, 2>,
+                                     View<const bf16, 2>, Device);
+template void matmul_backward_input_library(View<float, 2>, View<const float, 2>, View<const float, 2>,
+                                            Device);
+template void matmul_backward_input_library(View<bf16, 2>, View<const bf16, 2>, View<const bf16, 2>, Device);
+template void matmul_backward_weight_library(View<float, 2>, View<const float, 2>, View<const float, 2>, bool,
+                                             Device);
+template void matmul_backward_weight_library(View<float, 2>, View<const bf16, 2>, View<const bf16, 2>, bool,
+                                             Device);
+template void matmul_backward_weight_library(View<bf16, 2>, View<const bf16, 2>, View<const bf16, 2>, bool,
+                                             Device);
+
+}  // namespace llamac

@@ -1,0 +1,68 @@
+// The vendor's matrix products: hipBLASLt's names; on NVIDIA, cuBLASLt's under them. Only where the build found
+// the library (LLAMAC_BLASLT).
+#pragma once
+#include "platform/hip.h"
+
+#if defined(LLAMAC_BLASLT)
+#if defined(LLAMAC_AMD)
+#include <hipblaslt/hipblaslt.h>
+#else
+#include <cublasLt.h>
+
+using hipblasStatus_t = cublasStatus_t;
+using hipblasLtHandle_t = cublasLtHandle_t;
+using hipblasLtMatmulDesc_t = cublasLtMatmulDesc_t;
+using hipblasLtMatrixLayout_t = cublasLtMatrixLayout_t;
+using hipblasLtMatmulPreference_t = cublasLtMatmulPreference_t;
+using hipblasLtMatmulHeuristicResult_t = cublasLtMatmulHeuristicResult_t;
+using hipDataType = cudaDataType;
+using hipblasOperation_t = cublasOperation_t;
+
+#define HIP_R_32F CUDA_R_32F
+#define HIP_R_16BF CUDA_R_16BF
+#define HIPBLAS_STATUS_SUCCESS CUBLAS_STATUS_SUCCESS
+#define HIPBLAS_COMPUTE_32F CUBLAS_COMPUTE_32F
+#define HIPBLAS_OP_N CUBLAS_OP_N
+#define HIPBLAS_OP_T CUBLAS_OP_T
+#define HIPBLASLT_MATMUL_DESC_TRANSA CUBLASLT_MATMUL_DESC_TRANSA
+#define HIPBLASLT_MATMUL_DESC_TRANSB CUBLASLT_MATMUL_DESC_TRANSB
+#define HIPBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
+#define hipblasLtCreate cublasLtCreate
+#define hipblasLtMatmulDescCreate cublasLtMatmulDescCreate
+#define hipblasLtMatmulDescSetAttribute cublasLtMatmulDescSetAttribute
+#define hipblasLtMatrixLayoutCreate cublasLtMatrixLayoutCreate
+#define hipblasLtMatmulPreferenceCreate cublasLtMatmulPreferenceCreate
+#define hipblasLtMatmulPreferenceSetAttribute cublasLtMatmulPreferenceSetAttribute
+#define hipblasLtMatmulPreferenceDestroy cublasLtMatmulPreferenceDestroy
+#define hipblasLtMatmulAlgoGetHeuristic cublasLtMatmulAlgoGetHeuristic
+#define hipblasLtMatmul cublasLtMatmul
+#endif
+
+namespace llamac {
+
+#if defined(LLAMAC_AMD)
+constexpr const char* blaslt_name = "hipBLASLt";
+inline int blaslt_version(hipblasLtHandle_t handle) {
+    int version = 0;
+    static_cast<void>(hipblasLtGetVersion(handle, &version));
+    return version;
+}
+// hipBLASLt asks for no more than a matrix's own type needs.
+inline void promise_alignment(hipblasLtMatmulPreference_t, int) {}
+#else
+constexpr const char* blaslt_name = "cuBLASLt";
+inline int blaslt_version(hipblasLtHandle_t) {
+    return static_cast<int>(cublasLtGetVersion());
+}
+// Candidates need addresses aligned to no more than these bytes; unless told, cuBLASLt expects 256.
+inline void promise_alignment(hipblasLtMatmulPreference_t preference, int bytes) {
+    const uint32_t value = static_cast<uint32_t>(bytes);
+    for (cublasLtMatmulPreferenceAttributes_t operand :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+        static_cast<void>(cublasLtMatmulPreferenceSetAttribute(preference, operand, &value, sizeof value));
+}
+#endif
+
+}  // namespace llamac
+#endif

@@ -1,0 +1,112 @@
+#include "platform/device_use.h"
+
+#include <cstdio>
+#include <limits>
+
+#include "core/error.h"
+#include "platform/hip.h"
+
+#if !defined(LLAMAC_CPU)
+#include <dlfcn.h>
+#endif
+
+namespace llamac {
+
+constexpr double not_known = std::numeric_limits<double>::quiet_NaN();
+
+#if defined(LLAMAC_CPU)
+DeviceUse device_use() {
+    return {0, 0, not_known};
+}
+#else
+namespace {
+
+// The vendor's library is looked up when the program runs: building needs nothing of it, and where it is missing, or
+// does not answer, the device's utilisation is not known. It stays loaded for the life of the process.
+struct Library {
+    void* handle;
+    explicit Library(const char* name) : handle(dlopen(name, RTLD_NOW | RTLD_LOCAL)) {}
+    template <class F>
+    bool find(F*& function, const char* name) const {
+        function = handle ? reinterpret_cast<F*>(dlsym(handle, name)) : nullptr;
+        return function != nullptr;
+    }
+};
+
+// "0000:c1:00.0": what the runtime and the vendor's library both know the device by; they number devices differently.
+struct PciAddress {
+    char text[32] = "";
+    PciAddress() {
+        int device = 0;
+        CHECK(hipGetDevice(&device));
+        CHECK(hipDeviceGetPCIBusId(text, sizeof text, device));
+    }
+};
+
+#if defined(LLAMAC_NVIDIA)
+// NVML's C interface, as NVIDIA's reference manual gives it: functions return 0 for success; nvmlUtilization_t is the
+// percent of the last sample period in which a kernel ran, then that in which memory was read or written.
+struct Utilization {
+    unsigned gpu, memory;
+};
+struct Monitor {
+    void* device = nullptr;
+    int (*rates)(void* device, Utilization*) = nullptr;
+
+    Monitor() {
+        const Library library("libnvidia-ml.so.1");
+        int (*init)() = nullptr;
+        int (*by_pci)(const char*, void** device) = nullptr;
+        if (!library.find(init, "nvmlInit_v2") || !library.find(by_pci, "nvmlDeviceGetHandleByPciBusId_v2") ||
+            !library.find(rates, "nvmlDeviceGetUtilizationRates"))
+            return;
+        if (init() != 0 || by_pci(PciAddress().text, &device) != 0) device = nullptr;
+    }
+    double busy_percent() const {
+        Utilization u{};
+        return device && rates(device, &u) == 0 ? u.gpu : not_known;
+    }
+};
+#else
+// ROCm SMI's C interface, as AMD's reference manual gives it: functions return 0 for success; a device's PCI number is
+// domain << 32 | bus << 8 | device << 3 | function, with other things in bits 28 to 31; busy is in percent.
+struct Monitor {
+    uint32_t index = 0;
+    bool found = false;
+    int (*busy)(uint32_t index, uint32_t* percent) = nullptr;
+
+    Monitor() {
+        const Library library("librocm_smi64.so.1");
+        int (*init)(uint64_t flags) = nullptr;
+        int (*count)(uint32_t*) = nullptr;
+        int (*pci)(uint32_t index, uint64_t*) = nullptr;
+        if (!library.find(init, "rsmi_init") || !library.find(count, "rsmi_num_monitor_devices") ||
+            !library.find(pci, "rsmi_dev_pci_id_get") || !library.find(busy, "rsmi_dev_busy_percent_get"))
+            return;
+        unsigned domain = 0, bus = 0, device = 0;
+        uint32_t devices = 0;
+        if (std::sscanf(PciAddress().text, "%x:%x:%x", &domain, &bus, &device) != 3) return;
+        if (init(0) != 0 || count(&devices) != 0) return;
+        const uint64_t wanted = uint64_t{domain} << 32 | bus << 8 | device << 3,
+                       others = uint64_t{0xf0000007};
+        for (uint64_t id = 0; index < devices && !found; index += found ? 0 : 1)
+            found = pci(index, &id) == 0 && (id & ~others) == wanted;
+    }
+    double busy_percent() const {
+        uint32_t percent = 0;
+        return found && busy(index, &percent) == 0 ? percent : not_known;
+    }
+};
+#endif
+
+}  // namespace
+
+DeviceUse device_use() {
+    static const Monitor monitor;
+    size_t free = 0, total = 0;
+    CHECK(hipMemGetInfo(&free, &total));
+    return {static_cast<double>(total - free), static_cast<double>(total), monitor.busy_percent()};
+}
+#endif
+
+}  // namespace llamac

@@ -1,0 +1,12 @@
+// How much of the current device is in use, as its driver sees it: by all processes.
+#pragma once
+
+namespace llamac {
+
+struct DeviceUse {
+    double used_bytes = 0, total_bytes = 0;  // of the device's memory; 0 where the processor computes
+    double busy_percent;  // of the driver's last sample period, a second at most; NaN: not known
+};
+DeviceUse device_use();
+
+}  // namespace llamac

@@ -1,0 +1,46 @@
+// Streams, events and graphs of launches by RAII. On the emulated device, which has one thread of work, a stream is
+// nothing, an event a reading of the clock, and a graph calls its work again.
+#pragma once
+#include <functional>
+
+#include "platform/hip.h"
+
+namespace llamac {
+
+struct Stream {
+    hipStream_t handle = nullptr;
+    Stream();
+    ~Stream();
+    Stream(const Stream&) = delete;
+};
+
+// A moment in a stream's work.
+struct Event {
+    Event();
+    ~Event();
+    Event(const Event&) = delete;
+    void record(hipStream_t stream) const;
+    void wait() const;                          // the host, until the work before it is done
+    void hold_back(hipStream_t stream) const;   // what comes next in the stream, until then
+    double ms_since(const Event& begin) const;  // both done
+
+  private:
+    hipEvent_t handle;
+};
+
+// The launches of a stretch of host code, recorded once and replayed without the host's cost of each.
+struct Graph {
+    // Records what `work` launches on the stream; nothing runs yet. work allocates nothing and waits for
+    // nothing.
+    Graph(hipStream_t stream, std::function<void()> work);
+    ~Graph();
+    Graph(const Graph&) = delete;
+    void replay();
+
+  private:
+    hipStream_t stream;
+    std::function<void()> work;
+    void* executable = nullptr;
+};
+
+}  // namespace llamac

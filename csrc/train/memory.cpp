@@ -1,0 +1,124 @@
+#include "train/memory.h"
+
+namespace llamac {
+namespace {
+
+struct DeviceMemoryInfo {
+    int64_t free, total;
+};
+DeviceMemoryInfo device_memory() {
+    size_t free = 0, total = 0;
+    CHECK(hipMemGetInfo(&free, &total));
+    return {static_cast<int64_t>(free), static_cast<int64_t>(total)};
+}
+
+std::string gib(int64_t bytes) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / (int64_t{1} << 30));
+    return text;
+}
+
+int64_t bytes_of(const Config& config, const Options& options) {
+    return Model(config, model_options(options)).arena.bytes();
+}
+
+struct Change {
+    std::string flags;
+    Options options;
+};
+
+// Of each kind, the least first.
+std::vector<Change> recompute_changes(const Options& o) {
+    std::vector<Change> changes;
+    const Recompute now = parse_recompute(o.recompute);
+    std::vector<std::string> lists;
+    if (now.block_every == 0) {
+        lists = {"norm", "norm,swiglu", "norm,swiglu,attention", "norm,swiglu,qkv,attention"};
+        for (int64_t every = 4; every > 1; every--) lists.push_back("block:" + std::to_string(every));
+    }
+    lists.push_back("block");
+    for (const std::string& list : lists) {
+        if (list == o.recompute) continue;
+        changes.push_back({"--recompute " + list, o});
+        changes.back().options.recompute = list;
+    }
+    return changes;
+}
+std::vector<Change> batch_changes(const Options& o) {
+    std::vector<Change> changes;
+    for (int64_t batch = o.batch_size / 2; batch > 0; batch /= 2) {
+        changes.push_back({"--batch-size " + std::to_string(batch), o});
+        changes.back().options.batch_size = batch;
+    }
+    return changes;
+}
+std::vector<Change> precision_changes(const Options& o) {
+    std::vector<Change> changes;
+    Change all{"", o};
+    const auto change = [&](std::string Options::* field, const char* flag, const char* value) {
+        if (all.options.*field == value) return;
+        all.options.*field = value;
+        all.flags += std::string(all.flags.empty() ? "--" : " --") + flag + " " + value;
+        changes.push_back(all);
+    };
+    change(&Options::dtype, "dtype", "bf16");
+    change(&Options::grad_dtype, "grad-dtype", "bf16");
+    change(&Options::optimizer_state, "optimizer-state", "bf16");
+    change(&Options::master_weights, "master-weights", "off");
+    return changes;
+}
+
+// The flags that make it fit, or "".
+std::string least_change(const Config& config, const Options& options, int64_t free) {
+    for (const auto& kind : {recompute_changes, batch_changes, precision_changes})
+        for (const Change& change : kind(options))
+            if (bytes_of(config, change.options) <= free) return change.flags;
+    Change all{"", options};
+    for (const auto& kind : {recompute_changes, batch_changes, precision_changes}) {
+        const std::vector<Change> changes = kind(all.options);
+        if (changes.empty()) continue;
+        all = {all.flags + (all.flags.empty() ? "" : " ") + changes.back().flags, changes.back().options};
+        if (bytes_of(config, all.options) <= free) return all.flags;
+    }
+    return "";
+}
+
+}  // namespace
+
+ModelOptions model_options(const Options& o) {
+    ModelOptions m;
+    m.batch_size = o.batch_size;
+    m.seq_len = o.seq_len;
+    m.precision = {storage_type(o.dtype), storage_type(o.grad_dtype), storage_type(o.optimizer_state),
+                   o.master_weights == "on"};
+    m.recompute = parse_recompute(o.recompute);
+    return m;
+}
+
+std::vector<MemoryRow> memory_rows(const Model& model) {
+    std::vector<MemoryRow> rows;
+    for (const Arena::Row& row : model.arena.rows) {
+        auto it = rows.begin();
+        while (it != rows.end() && it->group != row.group) ++it;
+        if (it == rows.end()) it = rows.insert(it, {row.group, 0, 0});
+        it->tensors++;
+        it->bytes += row.tensor->bytes();
+    }
+    if (device_properties().emulated) return rows;
+    const DeviceMemoryInfo device = device_memory();
+    rows.push_back({"runtime, other programs", 0, device.total - device.free - model.arena.bytes()});
+    return rows;
+}
+
+void check_memory(const Model& model, const Options& options) {
+    const DeviceMemoryInfo device = device_memory();
+    const int64_t needed = model.arena.bytes();
+    if (needed <= device.free) return;
+    const std::string change = least_change(model.config, options, device.free);
+    fail("memory: the run needs ", gib(needed), ", the device has ", gib(device.free), " free of ",
+         gib(device.total),
+         change.empty() ? "; no recomputation, batch size or precision makes it fit"
+                        : "; it fits with " + change);
+}
+
+}  // namespace llamac

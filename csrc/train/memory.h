@@ -1,0 +1,21 @@
+// What a run needs of the device's memory, and what it can do where that is not there.
+#pragma once
+#include <vector>
+
+#include "model/model.h"
+#include "train/log.h"
+#include "train/options.h"
+
+namespace llamac {
+
+ModelOptions model_options(const Options& options);
+
+// The model's tensors by group; what the runtime and other programs have taken; what the device has in all.
+std::vector<MemoryRow> memory_rows(const Model& model);
+
+// Error where the planned model does not fit in what the device has free now: what is needed, what is there, and the
+// least change of the flags that would make it fit: more recomputation, then smaller micro-steps, then fewer bytes a
+// parameter, then all of them.
+void check_memory(const Model& model, const Options& options);
+
+}  // namespace llamac

@@ -1,0 +1,27 @@
+// What a run takes of the machine.
+#pragma once
+#include <chrono>
+
+namespace llamac {
+
+struct Usage {
+    double gpu_mem_gib = 0;  // in use on the device, by all processes; 0: the processor computes
+    double gpu_percent = 0;  // of the driver's last sample period that the device was busy; NaN: not known
+    double rss_gib = 0;      // this process, its peak
+    double system_mem_gib =
+        0;  // in use on the machine, by all processes, without what the kernel would give back
+    double cpu_percent = 0;  // of this process since the last reading; 100: one core
+};
+
+struct UsageMeter {
+    UsageMeter();
+    // The last reading again where it is less than a tenth of a second old.
+    Usage read();
+
+  private:
+    std::chrono::steady_clock::time_point then;
+    double cpu_seconds;  // until then
+    Usage last;
+};
+
+}  // namespace llamac

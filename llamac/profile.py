@@ -1,0 +1,304 @@
+"""`python -m llamac.profile OUT`, from OUT/profile.json: where the time of a step went and what to do next.
+
+`read()` is the reader, `report()` the report: whoever has a `Profile`, from wherever, gets the same one.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamac.errors import InputError, run
+
+# An operation belongs to the category whose prefix its name begins with, and to OTHER where none does. The
+# number: the share of its limit that good kernels of that kind reach. docs/log.md has what was measured on an
+# H200: cuBLAS 0.81 of the published peak, cuDNN's attention 0.64 forward and 0.49 backward, ours 0.85 to 1.0
+# of a copy. A copy to or from the host has no limit here: it is the link's, not the device's.
+CATEGORIES = {
+    "GEMM": (0.80, ("matmul",)),
+    "attention": (0.55, ("attention", "repeat_kv")),
+    "norm": (0.90, ("rmsnorm", "residual_rmsnorm")),
+    "RoPE": (0.90, ("rope", "precompute_cis")),
+    "SwiGLU": (0.90, ("swiglu",)),
+    "loss": (0.90, ("cross_entropy",)),
+    "optimizer": (0.90, ("adamw", "global_norm")),
+    "embedding": (0.90, ("embedding",)),
+    "copy": (1.0, ("copy",)),
+}
+OTHER, IDLE = "other", "idle"
+
+MUCH_IDLE, MUCH_COPY, LITTLE = 0.05, 0.02, 0.01  # shares of a step
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation and variant, or one shape of it, over all profiled steps. flops, bytes: the least that
+    the calls had to compute and move."""
+
+    operation: str
+    variant: str
+    calls: int
+    seconds: float
+    flops: float
+    bytes: float
+    shape: str = ""
+    shapes: tuple["Row", ...] = ()
+
+
+@dataclass(frozen=True)
+class Profile:
+    """peak_tflops: of matrix products in the run's type. copy_gbps: read and written. None: not known."""
+
+    device: str
+    gpu: bool
+    peak_tflops: float | None
+    copy_gbps: float | None
+    steps: int
+    seconds: float  # of all profiled steps
+    idle_seconds: float  # of them, without any operation or copy
+    rows: tuple[Row, ...]
+
+
+# Reading
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+_KINDS = {
+    "text": lambda value: isinstance(value, str),
+    "true or false": lambda value: isinstance(value, bool),
+    "an object": lambda value: isinstance(value, dict),
+    "a list": lambda value: isinstance(value, list),
+    "a number of at least 0": lambda value: _is_number(value) and value >= 0,
+    "a number above 0": lambda value: _is_number(value) and value > 0,
+    "a number above 0, or null": lambda value: value is None or (_is_number(value) and value > 0),
+}
+
+
+def _field(values: dict, key: str, kind: str, where: str):
+    """values[key], if it is of that kind; else InputError."""
+    if key not in values or not _KINDS[kind](values[key]):
+        found = json.dumps(values[key])[:60] if key in values else "nothing"
+        raise InputError(f"{where}{key}: expected {kind}, found {found}")
+    return values[key]
+
+
+def _totals(values: dict, where: str) -> tuple[int, float, float, float]:
+    keys = ("calls", "seconds", "flops", "bytes")
+    return tuple(_field(values, key, "a number of at least 0", where) for key in keys)
+
+
+def _row(operations: list, k: int, where: str) -> Row:
+    """operations[k]. Files that know nothing of shapes have no "shapes"."""
+    here = f"{where}operations[{k}]"
+    values = operations[k]
+    if not isinstance(values, dict):
+        raise InputError(f"{here}: expected an object, found {json.dumps(values)[:60]}")
+    name = [_field(values, key, "text", f"{here}.") for key in ("operation", "variant")]
+    shapes = []
+    for j, part in enumerate(_field({"shapes": []} | values, "shapes", "a list", f"{here}.")):
+        if not isinstance(part, dict):
+            raise InputError(f"{here}.shapes[{j}]: expected an object, found {json.dumps(part)[:60]}")
+        shape = _field(part, "shape", "text", f"{here}.shapes[{j}].")
+        shapes.append(Row(*name, *_totals(part, f"{here}.shapes[{j}]."), shape))
+    return Row(*name, *_totals(values, f"{here}."), shapes=tuple(shapes))
+
+
+def read(path: str | Path) -> Profile:
+    """The profile.json of a run. Raises InputError naming the file and the field."""
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise InputError(f"{path}: expected JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: expected a JSON object, found {json.dumps(values)[:60]}")
+    where = f"{path}: "
+    device = _field(values, "device", "an object", where)
+    rows = _field(values, "operations", "a list", where)
+    return Profile(
+        device=_field(device, "name", "text", f"{where}device."),
+        gpu=_field(device, "gpu", "true or false", f"{where}device."),
+        peak_tflops=_field(device, "peak_tflops", "a number above 0, or null", f"{where}device."),
+        copy_gbps=_field(device, "copy_gbps", "a number above 0, or null", f"{where}device."),
+        steps=_field(values, "steps", "a number above 0", where),
+        seconds=_field(values, "seconds", "a number above 0", where),
+        idle_seconds=_field(values, "idle_seconds", "a number of at least 0", where),
+        rows=tuple(_row(rows, k, where) for k in range(len(rows))),
+    )
+
+
+# Judging
+
+
+def category(operation: str) -> str:
+    """The category that an operation's time counts to."""
+    for name, (_, prefixes) in CATEGORIES.items():
+        if operation.startswith(prefixes):
+            return name
+    return OTHER
+
+
+def limit(profile: Profile, row: Row) -> tuple[float, str] | None:
+    """The least seconds that the row could take, and by what: "memory" (its bytes at the device's copy rate)
+    or "compute" (its FLOPs at the peak). None where that rate is not known, or does not apply."""
+    if category(row.operation) == "copy":
+        return None
+    limits = []
+    if profile.peak_tflops:
+        limits.append((row.flops / profile.peak_tflops / 1e12, "compute"))
+    if profile.copy_gbps:
+        limits.append((row.bytes / profile.copy_gbps / 1e9, "memory"))
+    largest = max(limits, default=(0.0, ""))
+    return largest if largest[0] > 0 else None
+
+
+def gain(profile: Profile, row: Row) -> float:
+    """Seconds that the row would save if it came as near to its limit as good kernels of its kind do."""
+    least = limit(profile, row)
+    usual = CATEGORIES.get(category(row.operation), (0.9,))[0]
+    return max(0.0, row.seconds - least[0] / usual) if least else 0.0
+
+
+def shares(profile: Profile) -> dict[str, float]:
+    """Seconds of each category that took any, the largest first, then idle. Work on two streams at once
+    counts twice, so their sum may be more than the steps took."""
+    seconds: dict[str, float] = {}
+    for row in profile.rows:
+        name = category(row.operation)
+        seconds[name] = seconds.get(name, 0.0) + row.seconds
+    return dict(sorted(seconds.items(), key=lambda item: -item[1])) | {IDLE: profile.idle_seconds}
+
+
+def advice(profile: Profile) -> list[str]:
+    """What to do next, one sentence or two each, the largest gain first."""
+    seconds = shares(profile)
+    found = [(gain(profile, row), row) for row in profile.rows]
+    found = sorted((g for g in found if g[0] > LITTLE * profile.seconds), key=lambda g: -g[0])
+    lines = [(saved, _about_row(profile, row, saved)) for saved, row in found[:3]]
+    idle, copies = seconds[IDLE] / profile.seconds, seconds.get("copy", 0.0) / profile.seconds
+    if idle > MUCH_IDLE:
+        cure = (
+            "replay the micro-step as a graph, give it more to do (--batch-size), wait for nothing in a step"
+            if profile.gpu
+            else "look for work outside the operations"
+        )
+        text = f"{IDLE}: {idle:.1%} of the step nothing runs; trace.json shows where. Then {cure}."
+        lines.append((seconds[IDLE], text))
+    if copies > MUCH_COPY:
+        text = (
+            f"copy: {copies:.1%} of the step. Pin the host's memory, copy on a stream of its own, copy less."
+        )
+        lines.append((seconds["copy"], text))
+    texts = [text for _, text in sorted(lines, key=lambda line: -line[0])]
+    if not texts:
+        texts.append(
+            "Every operation is about as near to its limit as its kind gets. What is left is to do less: a "
+            "larger --batch-size, less recomputation, fewer bytes of optimizer state, fused operations."
+        )
+    for known, what in ((profile.peak_tflops, "peak"), (profile.copy_gbps, "copy rate")):
+        if not known:
+            texts.append(f"The {what} of {profile.device} is not known: what it limits is not judged.")
+    return texts
+
+
+def _about_row(profile: Profile, row: Row, saved: float) -> str:
+    """In plain words: how far an operation is from its limit, which shape is to blame, what to try."""
+    ms = 1e3 / profile.steps
+    least, by = limit(profile, row) or (0.0, "")
+    usual = CATEGORIES.get(category(row.operation), (0.9,))[0]
+    worst = max(row.shapes, key=lambda shape: gain(profile, shape), default=None)
+    blame = f", most of it at {worst.shape}" if worst and len(row.shapes) > 1 else ""
+    cure = "try its other variants (--kernel)"
+    if by == "memory":
+        cure += ", or fuse it with its neighbour: fewer bytes move then"
+    elif profile.gpu:
+        cure += ", tune it for these shapes, count how busy the matrix cores are with ncu or rocprofv3"
+    return (
+        f"{_label(row)}: {row.seconds * ms:.3f} ms a step, {least / row.seconds:.0%} of its {by} limit; its "
+        f"kind reaches {usual:.0%}: {saved * ms:.3f} ms ({saved / profile.seconds:.1%} of the step) to "
+        f"win{blame}. Next: {cure}."
+    )
+
+
+def _label(row: Row) -> str:
+    return f"{row.operation} ({row.variant})" if row.variant else row.operation
+
+
+# Printing
+
+
+def _category_cells(profile: Profile) -> Iterable[list[str]]:
+    for name, seconds in shares(profile).items():
+        rows = [row for row in profile.rows if category(row.operation) == name]
+        limits = [limit(profile, row) for row in rows]
+        known = rows and all(limits)
+        least = math.fsum(found[0] for found in limits) if known else 0.0
+        yield [
+            name,
+            f"{1e3 * seconds / profile.steps:.3f}",
+            f"{seconds / profile.seconds:.1%}",
+            f"{1e3 * least / profile.steps:.3f}" if known else "-",
+            f"{least / seconds:.0%}" if known and seconds else "-",
+        ]
+
+
+def _operation_cells(profile: Profile) -> Iterable[list[str]]:
+    for row in sorted(profile.rows, key=lambda row: -row.seconds):
+        least = limit(profile, row)
+        rate = 1 / row.seconds if row.seconds else 0.0
+        yield [
+            row.operation,
+            row.variant,
+            f"{row.calls / profile.steps:.0f}",
+            f"{1e3 * row.seconds / profile.steps:.3f}",
+            f"{row.seconds / profile.seconds:.1%}",
+            f"{1e-12 * row.flops * rate:.3g}",
+            f"{1e-9 * row.bytes * rate:.3g}",
+            f"{1e3 * least[0] / profile.steps:.3f} {least[1]}" if least else "-",
+            f"{least[0] / row.seconds:.0%}" if least and row.seconds else "-",
+        ]
+
+
+def _table(heading: Sequence[str], left: int, cells: Iterable[list[str]]) -> str:
+    """Columns as wide as they need; the first `left` to the left, the others to the right."""
+    rows = [list(heading), *cells]
+    widths = [max(len(row[k]) for row in rows) for k in range(len(heading))]
+    padded = (
+        [cell.ljust(w) if k < left else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, widths))]
+        for row in rows
+    )
+    return "\n".join("  ".join(row).rstrip() for row in padded)
+
+
+def report(profile: Profile) -> str:
+    """Shares by category, each operation against its own limit, and what to do next: text of many lines."""
+    peak = f"{profile.peak_tflops:,.4g} TFLOP/s" if profile.peak_tflops else "peak not known"
+    copy = f"copies {profile.copy_gbps:,.4g} GB/s" if profile.copy_gbps else "copy rate not known"
+    step_ms = 1e3 * profile.seconds / profile.steps
+    categories = _table(("category", "ms/step", "share", "limit ms", "of limit"), 1, _category_cells(profile))
+    heading = ("operation", "variant", "calls", "ms/step", "share", "TFLOP/s", "GB/s", "limit ms", "of limit")
+    operations = _table(heading, 2, _operation_cells(profile))
+    following = "\n".join(f"{k}. {text}" for k, text in enumerate(advice(profile), 1))
+    return (
+        f"{profile.device}, {peak}, {copy}; {profile.steps} steps of {step_ms:.3f} ms\n\n"
+        f"{categories}\n\n{operations}\n\nWhat to do next\n{following}\n"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m llamac.profile", description="Where the time of a step went, from OUT/profile.json."
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="directory of a run with --profile")
+    sys.stdout.write(report(read(parser.parse_args().out / "profile.json")))
+
+
+if __name__ == "__main__":
+    run(main)

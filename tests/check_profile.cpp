@@ -1,0 +1,181 @@
+// --profile's files: what they count, and what they leave out. The published peaks. What a run takes of the machine.
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "check.h"
+#include "core/registry.h"
+#include "train/peak.h"
+#include "train/profile.h"
+#include "train/usage.h"
+
+using namespace llamac;
+using nlohmann::json;
+
+namespace {
+
+void wait_ms(int ms) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+}
+
+struct Norm {
+    static constexpr int64_t N = 64, C = 128;
+    DeviceMemory x{N * C * 4}, out{N * C * 4}, weight{C * 4}, rstd{N * 4};
+
+    void run_once() const {
+        const auto rows = [&](const DeviceMemory& m) { return make_tensor(m.data, DType::f32, {N, C}); };
+        const Tensor statistics = make_tensor(rstd.data, DType::f32, {N});
+        const Tensor w = make_tensor(weight.data, DType::f32, {C});
+        run("rmsnorm_forward", {rows(out), statistics}, {rows(x), w}, {1e-5}, computing_queue());
+    }
+};
+
+json read_json(const std::string& path) {
+    return json::parse(get(path));
+}
+
+const json* row_of(const json& profile, const std::string& operation) {
+    for (const json& row : profile["operations"])
+        if (row["operation"] == operation) return &row;
+    return nullptr;
+}
+
+// Two steps of three norms, a copy and 20 ms of nothing each; the same work before, between and after them.
+std::string profile_norms(int64_t begun, int64_t count) {
+    const std::string out = in_folder("norms_" + std::to_string(begun));
+    std::filesystem::create_directories(out);
+    const Norm norm;
+    std::vector<float> host(Norm::N * Norm::C);
+    Profile profile({5, count}, nullptr, out, 1e12);
+    for (int64_t step = 4; step < 4 + begun; step++) {
+        norm.run_once();
+        profile.begin_step(step);
+        for (int k = 0; k < 3; k++) norm.run_once();
+        check(runs_are_observed() == (step >= 5 && step < 5 + count), "observed only in the profiled steps");
+        wait_ms(20);
+        copy_bytes_async(host.data(), norm.out.data, norm.out.bytes, nullptr);
+        profile.end_step();
+        if (profile.is_complete()) profile.finish();
+        norm.run_once();
+    }
+    check(!runs_are_observed(), "not observed after the steps");
+    profile.finish();
+    return out;
+}
+
+void check_counts() {
+    const std::string out = profile_norms(5, 2);
+    const json profile = read_json(out + "/profile.json");
+    check(profile["steps"] == 2 && profile["operations"].size() == 2, "two steps, two kinds of work");
+    const json *norm = row_of(profile, "rmsnorm_forward"), *copy = row_of(profile, "copy");
+    check(norm && copy, "rows of the norm and of the copy");
+    if (!norm || !copy) return;
+    constexpr double N = Norm::N, C = Norm::C;
+    check((*norm)["calls"] == 6 && (*norm)["bytes"] == 6 * 4 * (2 * N * C + C + N), "calls and bytes");
+    check((*norm)["shapes"].size() == 1 && (*norm)["shapes"][0]["shape"] == "N=64 C=128" &&
+              (*norm)["shapes"][0]["calls"] == 6,
+          "its one shape");
+    check((*copy)["calls"] == 2 && (*copy)["bytes"] == 2 * 4 * N * C, "the copies");
+    const double seconds = profile["seconds"], idle = profile["idle_seconds"];
+    const double busy = (*norm)["seconds"].get<double>() + (*copy)["seconds"].get<double>();
+    check(idle > 0.038 && seconds >= idle && std::abs(seconds - idle - busy) < 1e-5,
+          "the waits are idle time");
+    const json& device = profile["device"];
+    check(device["peak_tflops"] == 1.0 && device["copy_gbps"] > 0.1 && device["name"].is_string(),
+          "the device");
+}
+
+void check_trace() {
+    const json events = read_json(profile_norms(5, 3) + "/trace.json")["traceEvents"];
+    std::vector<json> steps, calls;
+    for (const json& e : events)
+        if (e["ph"] == "X") (e["cat"] == "step" ? steps : calls).push_back(e);
+    check(steps.size() == 3 && steps[0]["name"] == "step 5" && calls.size() == 12, "3 steps of 4 events");
+    double at = 0;
+    for (size_t k = 0; k < calls.size(); k++) {
+        const json &call = calls[k], &step = steps[k / 4];
+        const double begin = call["ts"], end = begin + call["dur"].get<double>();
+        const double step_begin = step["ts"], step_end = step_begin + step["dur"].get<double>();
+        check(begin >= step_begin - 2 && end <= step_end + 2, "an event lies in its step");
+        check(begin >= at - 2 && call["tid"] != step["tid"], "one after the other, on a track of their own");
+        at = end;
+    }
+    check(calls[0]["args"]["shape"] == "N=64 C=128" && calls[0]["args"]["GB/s"] > 0.0, "arguments");
+}
+
+void check_early_end() {
+    check(read_json(profile_norms(2, 9) + "/profile.json")["steps"] == 1, "a run that ends early");
+    const std::string none = profile_norms(1, 9);
+    check(!std::filesystem::exists(none + "/profile.json"), "no profile of no step");
+    const auto steps = [](int64_t first, int64_t last, int64_t count) {
+        const ProfiledSteps s = choose_profiled_steps(first, last, count);
+        return std::pair(s.first, s.count);
+    };
+    check(steps(1, 10, 3) == std::pair(int64_t{2}, int64_t{3}), "not the first of many");
+    check(steps(7, 9, 3) == std::pair(int64_t{7}, int64_t{3}), "all there are");
+    check(steps(7, 9, 0).second == 0, "none");
+}
+
+// Naive attention copies keys and values by another operation: their time is its own.
+void check_calls_within_calls() {
+    if (!device_properties().emulated) return;
+    const std::string out = in_folder("nested");
+    std::filesystem::create_directories(out);
+    constexpr int64_t B = 1, T = 16, NH = 2, NKV = 1, HD = 16;
+    std::vector<float> q(B * T * NH * HD), k(B * T * NKV * HD), v(k), to(q), lse(B * NH * T);
+    const auto heads = [](std::vector<float>& x, int64_t count) {
+        return make_tensor(x.data(), DType::f32, {B, T, count, HD});
+    };
+    Profile profile({1, 1}, nullptr, out, 0);
+    profile.begin_step(1);
+    Queue rehearsal = computing_queue();
+    rehearsal.rehearsal = true;
+    run("global_norm", {make_tensor(lse.data(), DType::f32, {1})}, {make_tensor(q.data(), DType::f32, {4})},
+        {false}, rehearsal);
+    run(find_operation("attention_forward"),
+        {heads(to, NH), make_tensor(lse.data(), DType::f32, {B, NH, T}), heads(q, NH), heads(k, NKV),
+         heads(v, NKV)},
+        {0.25}, {}, "1");
+    profile.end_step();
+    profile.finish();
+    const json rows = read_json(out + "/profile.json");
+    check(rows["operations"].size() == 1 && row_of(rows, "attention_forward"),
+          "one row, of the outer call; none of what was only rehearsed");
+    check(rows["device"]["peak_tflops"].is_null(), "a peak that is not known");
+}
+
+void check_peaks() {
+    const auto tflops = [](const char* name, int units, DType dtype) {
+        return std::round(published_flops(name, units, dtype) / 1e11) / 10;
+    };
+    check(tflops("NVIDIA H200", 132, DType::bf16) == 989.4 && tflops("NVIDIA H200", 132, DType::f32) == 66.9,
+          "H200");
+    check(tflops("AMD Instinct MI300X", 304, DType::bf16) == 1307.4, "MI300X");
+    check(tflops("AMD Instinct MI300X", 38, DType::bf16) == 163.4, "an eighth of an MI300X");
+    check(tflops("AMD Instinct MI250X", 110, DType::bf16) == 191.5, "one of an MI250X's two devices");
+    check(tflops("AMD Radeon RX 7900 XTX", 96, DType::bf16) == 122.8, "never more than the whole");
+    check(tflops("NVIDIA GeForce RTX 4090 D", 114, DType::bf16) == 0 && tflops("", 1, DType::bf16) == 0,
+          "not known: none");
+    if (device_properties().emulated) check(peak_flops(DType::bf16) > 1e8, "the processor's is measured");
+}
+
+void check_usage() {
+    UsageMeter meter;
+    const auto begin = std::chrono::steady_clock::now();
+    volatile double x = 1;
+    while (std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(150)) x = x * 1.0001;
+    const Usage busy = meter.read();
+    wait_ms(150);
+    const Usage quiet = meter.read();
+    check(busy.rss_gib > 0 && busy.rss_gib < 1000 && busy.system_mem_gib > 0, "memory");
+    check(busy.cpu_percent > 10 && quiet.cpu_percent < busy.cpu_percent / 2, "CPU use");
+    if (device_properties().emulated) check(busy.gpu_mem_gib == 0 && std::isnan(busy.gpu_percent), "no GPU");
+    check(meter.read().cpu_percent == quiet.cpu_percent, "a reading is kept for a while");
+}
+
+}  // namespace
+
+int main() {
+    return run_checks(
+        {check_counts, check_trace, check_early_end, check_calls_within_calls, check_peaks, check_usage});
+}

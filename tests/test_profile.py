@@ -1,0 +1,262 @@
+"""--profile as a user meets it: the program's files, and the report that llamac.profile makes of them."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llamac import profile
+from llamac.data import write_bin
+from llamac.errors import InputError
+from llamac.profile import Profile, Row
+
+ROOT = Path(__file__).resolve().parents[1]
+STEPS = 3
+
+
+# The program's files
+
+
+@pytest.fixture(scope="module")
+def out(build, tmp_path_factory) -> Path:
+    """A run of six updates, validation between them, that profiles three: the second to the fourth."""
+    folder = tmp_path_factory.mktemp("profile")
+    rng = np.random.default_rng(1)
+    for name in ("train", "val"):
+        write_bin(folder / f"{name}.bin", rng.integers(0, 97, 2000).astype(np.uint32), 97)
+    flags = {
+        "model": ROOT / "tests/models/tied-gqa.json",
+        "train-data": folder / "train.bin",
+        "val-data": folder / "val.bin",
+        "tokenizer": "none",
+        "out": folder / "out",
+        "steps": 6,
+        "batch-size": 2,
+        "seq-len": 16,
+        "total-batch-size": 64,
+        "warmup-steps": 0,
+        "val-every": 1,
+        "val-steps": 2,
+        "sample-every": 0,
+        "checkpoint-every": 0,
+        "profile": STEPS,
+    }
+    command = [build / "train_llama3", *(word for k, v in flags.items() for word in (f"--{k}", str(v)))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "matmul_backward_weight" in done.stdout and "\nidle " in done.stdout
+    return folder / "out"
+
+
+def layers() -> int:
+    return json.loads((ROOT / "tests/models/tied-gqa.json").read_text())["num_hidden_layers"]
+
+
+def trace(out: Path) -> tuple[list[dict], list[dict], dict]:
+    """The events of the steps, all others, and the tracks' names."""
+    events = json.loads((out / "trace.json").read_text())["traceEvents"]
+    assert all(e["ph"] in "XM" for e in events)
+    tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    complete = [e for e in events if e["ph"] == "X"]
+    steps = [e for e in complete if e["cat"] == "step"]
+    return steps, [e for e in complete if e["cat"] != "step"], tracks
+
+
+@pytest.mark.program
+def test_trace(out):
+    steps, events, tracks = trace(out)
+    assert [s["name"] for s in steps] == ["step 2", "step 3", "step 4"]
+    assert all(tracks[s["pid"], s["tid"]] == "steps" for s in steps)
+    assert all(tracks[e["pid"], e["tid"]] == "operations" for e in events)
+    inside = 0.0
+    for step in steps:
+        end = step["ts"] + step["dur"]
+        own = [e for e in events if step["ts"] - 1 <= e["ts"] and e["ts"] + e["dur"] <= end + 1]
+        for before, after in pairwise(own):
+            assert before["ts"] + before["dur"] <= after["ts"] + 1, "events of one stream overlap"
+        calls = Counter(e["name"] for e in own)
+        assert calls["attention_forward"] == calls["attention_backward"] == 2 * layers()  # two micro-steps
+        assert calls["copy"] > 0, "tokens in, losses out"
+        assert 0 < sum(e["dur"] for e in own) <= step["dur"] + 1
+        inside += len(own)
+    assert inside == len(events), "validation between the steps is no part of them"
+    product = next(e for e in events if e["name"] == "matmul_forward")
+    assert (
+        set(product["args"]) == {"variant", "shape", "TFLOP/s", "GB/s"} and "N=32" in product["args"]["shape"]
+    )
+
+
+@pytest.mark.program
+def test_profile_json_adds_up(out):
+    values = json.loads((out / "profile.json").read_text())
+    steps, events, _ = trace(out)
+    assert values["steps"] == STEPS
+    assert values["seconds"] == pytest.approx(1e-6 * sum(s["dur"] for s in steps), rel=1e-6)
+    busy = sum(row["seconds"] for row in values["operations"])
+    assert values["seconds"] == pytest.approx(busy + values["idle_seconds"], rel=1e-3)
+    for row in values["operations"]:
+        own = [e for e in events if e["name"] == row["operation"]]
+        assert row["calls"] == len(own) == sum(s["calls"] for s in row["shapes"])
+        assert row["seconds"] == pytest.approx(1e-6 * sum(e["dur"] for e in own), rel=1e-3)
+        for key in ("seconds", "flops", "bytes"):
+            assert row[key] == pytest.approx(sum(s[key] for s in row["shapes"]))
+    seconds = [row["seconds"] for row in values["operations"]]
+    assert seconds == sorted(seconds, reverse=True)
+    assert values["device"]["copy_gbps"] > 0 and values["device"]["peak_tflops"] > 0
+
+
+@pytest.mark.program
+def test_the_command(out):
+    done = subprocess.run(
+        [sys.executable, "-m", "llamac.profile", out], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0 and not done.stderr
+    for word in ("GEMM", "attention", "norm", "RoPE", "SwiGLU", "loss", "optimizer", "embedding", "idle"):
+        assert any(line.startswith(word) for line in done.stdout.splitlines()), word
+    assert "What to do next\n1. " in done.stdout
+    done = subprocess.run(
+        [sys.executable, "-m", "llamac.profile", out / "none"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert (done.returncode, done.stdout) == (2, "") and len(done.stderr.strip().splitlines()) == 1
+    assert "profile.json: No such file" in done.stderr
+
+
+# The report, of a made-up device: 100 TFLOP/s, 1000 GB/s; a step of 100 ms
+
+
+def row(operation: str, ms: float, tflop: float = 0.0, gb: float = 0.0, shapes=()) -> Row:
+    """Of two steps: ms, 10^12 FLOP and 10^9 bytes a step."""
+    return Row(operation, "2", 4, 2e-3 * ms, 2e12 * tflop, 2e9 * gb, shapes=shapes)
+
+
+def made_up(*rows: Row, idle_ms: float = 0.0, **changes) -> Profile:
+    seconds = sum(r.seconds for r in rows) + 2e-3 * idle_ms
+    return replace(Profile("Abacus", True, 100.0, 1000.0, 2, seconds, 2e-3 * idle_ms, rows), **changes)
+
+
+def cells(text: str, name: str) -> list[str]:
+    return next(line.split() for line in text.splitlines() if line.split()[:1] == [name])
+
+
+def test_shares_and_limits():
+    p = made_up(
+        row("matmul_forward", 40, tflop=3.2, gb=1),
+        row("matmul_backward_weight", 20, tflop=1.8),
+        row("rmsnorm_forward", 10, gb=9),
+        row("new_thing", 10, gb=5),
+        row("copy", 5, gb=1),
+        idle_ms=15,
+    )
+    seconds = profile.shares(p)
+    assert list(seconds) == ["GEMM", "norm", "other", "copy", "idle"]
+    assert [round(1e3 * s / 2) for s in seconds.values()] == [60, 10, 10, 5, 15]
+    assert profile.limit(p, p.rows[0]) == (pytest.approx(2 * 0.032), "compute")
+    assert profile.limit(p, p.rows[2]) == (pytest.approx(2 * 0.009), "memory")
+    assert profile.limit(p, p.rows[4]) is None
+    text = profile.report(p)
+    assert cells(text, "GEMM") == ["GEMM", "60.000", "60.0%", "50.000", "83%"]
+    assert cells(text, "norm") == ["norm", "10.000", "10.0%", "9.000", "90%"]
+    assert cells(text, "copy") == ["copy", "5.000", "5.0%", "-", "-"]
+    assert cells(text, "idle") == ["idle", "15.000", "15.0%", "-", "-"]
+    line = cells(text, "matmul_forward")
+    assert line == ["matmul_forward", "2", "2", "40.000", "40.0%", "80", "25", "32.000", "compute", "80%"]
+    assert text.splitlines()[0] == "Abacus, 100 TFLOP/s, copies 1,000 GB/s; 2 steps of 100.000 ms"
+
+
+def test_every_operation_has_a_category():
+    """Those that training runs; what is new is "other" until somebody says where it belongs."""
+    found = {
+        path.stem: profile.category(path.stem)
+        for path in (ROOT / "dev/hip").glob("*.cpp")
+        if path.stem != "benchmark"
+    }
+    assert len(found) > 15 and profile.OTHER not in found.values(), found
+    assert profile.category("something") == profile.OTHER
+
+
+def test_advice_names_the_largest_gain_first():
+    shapes = (row("matmul_forward", 5, tflop=0.4), row("matmul_forward", 55, tflop=0.6))
+    shapes = tuple(replace(s, shape=name) for s, name in zip(shapes, ("N=1", "N=2")))
+    p = made_up(
+        row("matmul_forward", 60, tflop=1, shapes=shapes),
+        row("adamw", 20, gb=9),
+        row("swiglu_forward", 10, gb=9.5),
+        idle_ms=10,
+    )
+    lines = profile.advice(p)
+    assert [line.split()[0] for line in lines] == ["matmul_forward", "adamw", "idle:"]
+    assert "17% of its compute limit" in lines[0] and "47.500 ms (47.5% of the step)" in lines[0]
+    assert "N=2" in lines[0] and "matrix cores" in lines[0]
+    assert "10.000 ms (10.0% of the step)" in lines[1] and "fuse" in lines[1]
+    assert "10.0% of the step nothing runs" in lines[2] and "graph" in lines[2] and "--batch-size" in lines[2]
+
+
+@pytest.mark.parametrize("idle_ms, said", [(4.9, False), (5.4, True)])
+def test_idle_is_said_from_5_percent_on(idle_ms, said):
+    p = made_up(row("swiglu_forward", 95, gb=90), idle_ms=idle_ms)
+    assert any(line.startswith("idle") for line in profile.advice(p)) == said
+    if not said:
+        assert "as near to its limit as its kind gets" in profile.advice(p)[0]
+
+
+def test_advice_about_copies_and_unknown_limits():
+    lines = profile.advice(made_up(row("swiglu_forward", 90, gb=80), row("copy", 10, gb=1)))
+    assert lines[0].startswith("copy: 10.0% of the step") and "Pin" in lines[0]
+    p = made_up(row("matmul_forward", 90, tflop=1), peak_tflops=None, copy_gbps=None)
+    assert [line for line in profile.advice(p) if "not known" in line] != []
+    text = profile.report(p)
+    assert "peak not known, copy rate not known" in text and cells(text, "GEMM")[-2:] == ["-", "-"]
+    assert "graph" not in profile.advice(made_up(row("x", 1), idle_ms=1, gpu=False))[0]
+
+
+GOOD = {
+    "device": {"name": "Abacus", "gpu": True, "peak_tflops": None, "copy_gbps": 3},
+    "steps": 2,
+    "seconds": 1.5,
+    "idle_seconds": 0,
+    "operations": [{"operation": "x", "variant": "", "calls": 1, "seconds": 1, "flops": 0, "bytes": 0}],
+}
+
+
+def test_read(tmp_path):
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(GOOD))
+    p = profile.read(path)
+    assert (p.device, p.peak_tflops, p.copy_gbps, p.rows) == ("Abacus", None, 3, (Row("x", "", 1, 1, 0, 0),))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ("[", "expected JSON"),
+        ("3", "expected a JSON object, found 3"),
+        ({"device": 3}, "device: expected an object, found 3"),
+        ({"device": GOOD["device"] | {"gpu": 1}}, "device.gpu: expected true or false, found 1"),
+        (
+            {"device": GOOD["device"] | {"peak_tflops": 0}},
+            "device.peak_tflops: expected a number above 0, or null",
+        ),
+        ({"steps": 0}, "steps: expected a number above 0, found 0"),
+        ({"seconds": "1"}, 'seconds: expected a number above 0, found "1"'),
+        ({"idle_seconds": -1}, "idle_seconds: expected a number of at least 0, found -1"),
+        ({"operations": {}}, "operations: expected a list, found {}"),
+        ({"operations": [3]}, "operations[0]: expected an object, found 3"),
+        ({"operations": [{"operation": "x"}]}, "operations[0].variant: expected text, found nothing"),
+        (
+            {"operations": [GOOD["operations"][0] | {"shapes": [{"shape": "N=1", "calls": None}]}]},
+            "operations[0].shapes[0].calls: expected a number of at least 0, found null",
+        ),
+    ],
+)
+def test_bad_profiles(tmp_path, change, message):
+    path = tmp_path / "profile.json"
+    path.write_text(change if isinstance(change, str) else json.dumps(GOOD | change))
+    with pytest.raises(InputError) as error:
+        profile.read(path)
+    assert str(error.value).startswith(f"{path}: {message}") and "\n" not in str(error.value)
