@@ -71,8 +71,8 @@ HEAD = (
 )
 NOTES = """\
 Tokens/s and TFLOP/s: median over runs of the median update. Spread: largest less smallest run, of the median.
-Peak: allocated on the device, 0 where not reported. Loss: after the last update, the same data for all but
-peer. Ours / it: median over rounds of the ratio of tokens/s.
+Peak: allocated on the device. Loss: after the last update, on the same tokens for all but peer. Ours / it:
+median over rounds of the ratio of tokens/s.
 compile, eager: train_llama3.py, attention by cuDNN where it can, q/k/v and gate/up as one product each, AdamW
 compiled (also for eager). They and ours round bf16 weights and moments stochastically; peer to nearest.
 """
@@ -181,7 +181,7 @@ def read_steps(run: Run, folder: Path, warm_up: int, console: str) -> None:
     run.tokens_per_s, run.tflops = (
         statistics.median(e[key] for e in timed) for key in ("tokens_per_s", "tflops")
     )
-    run.gpu_mem_gib, run.loss = max(e["gpu_mem_gib"] for e in events), timed[-1]["loss"]
+    run.gpu_mem_gib, run.loss = max(e["gpu_mem_gib"] or 0.0 for e in events), timed[-1]["loss"]
     if run.loss is None:
         run.failure = "its loss is no number"
     named = re.search(r"computes on +(.+?)(?:  |$)|^(PyTorch .+), \S+: ", console, re.MULTILINE)
@@ -211,12 +211,12 @@ def row(runs: list[Run], ours: dict[int, float], w: Workload) -> list[str]:
     if not good:
         return [*cells, "-", "-", "-", "-", f"0/{len(runs)}", "-", runs[0].failure[:60].replace("|", "/")]
     speeds = [run.tokens_per_s for run in good]
-    speed = statistics.median(speeds)
+    speed, peak = statistics.median(speeds), max(run.gpu_mem_gib for run in good)
     ratios = [ours[run.round] / run.tokens_per_s for run in good if run.round in ours]
     ratio = f"{statistics.median(ratios):.3f}" if ratios and runs[0].program != "ours" else "-"
     cells += [f"{speed:.0f}", f"{statistics.median(run.tflops for run in good):.1f}"]
     cells += [
-        f"{max(run.gpu_mem_gib for run in good):.1f}",
+        f"{peak:.1f}" if peak else "-",
         f"{100 * (max(speeds) - min(speeds)) / speed:.1f}",
     ]
     loss = "-" if good[-1].loss is None else f"{good[-1].loss:.3f}"
