@@ -162,9 +162,8 @@ def test_every_precision_learns(train, data, tmp_path):
     assert all(abs(end - ends["f32"]) < 0.05 for end in ends.values()), ends
 
 
-def test_interrupt_leaves_a_checkpoint(build, data, tmp_path):
-    out = tmp_path / "out"
-    command = [build / "train_llama3", *flags(data, out, steps=1000000, checkpoint_every=0, val_every=0)]
+def interrupted(command: list, out: Path) -> int:
+    """Exit code of a program that gets Ctrl-C after a few updates."""
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     deadline = time.time() + 60
     while time.time() < deadline and not (
@@ -172,9 +171,25 @@ def test_interrupt_leaves_a_checkpoint(build, data, tmp_path):
     ):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    return process.wait(60)
+
+
+def test_interrupt_leaves_a_checkpoint(build, data, tmp_path):
+    out = tmp_path / "out"
+    command = [build / "train_llama3", *flags(data, out, steps=1000000, checkpoint_every=0, val_every=0)]
+    assert interrupted(command, out) == 130
     last = events(out, "step")[-1]["step"]
     assert (out / f"step_{last:06d}" / "manifest.json").exists()
+
+
+def test_a_run_without_checkpoints(build, train, data, tmp_path):
+    """Neither at the end nor when interrupted."""
+    result = train(*flags(data, tmp_path / "a", checkpoint_every=-1))
+    assert result.stdout.strip().splitlines()[-1].startswith("done: no model, log ")
+    out = tmp_path / "b"
+    command = [build / "train_llama3", *flags(data, out, steps=1000000, checkpoint_every=-1, val_every=0)]
+    assert interrupted(command, out) == 130
+    assert len(losses(tmp_path / "a")) == 8 and not list(tmp_path.glob("*/step_*"))
 
 
 def losses_so_far(out: Path) -> list[str]:
