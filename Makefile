@@ -9,6 +9,7 @@
 #   make targets        every kernel compiled for gfx942, gfx90a, gfx1100 (gated on registers, scratch, spills, wide
 #                       accesses) and, where nvcc is there, for sm_80 and sm_90a
 #   make bench          every kernel beside PyTorch eager and torch.compile on this machine's GPU, one table
+#   make bench-train    training beside PyTorch eager and torch.compile on this machine's GPU, one table
 #   make bench-cpu      tokens/s and peak memory beside PyTorch, same model and batch, two threads
 #   make reference      the reference tensors that the C code is checked against
 #   make format         clang-format and ruff, as the tests want it
@@ -20,7 +21,7 @@ BUILD     = build/$(PLATFORM)
 VENV      = .venv/bin/python
 PIP       = $(VENV) -m pip --disable-pip-version-check --quiet install
 
-.PHONY: train_llama3 test test-all sanitize race memcheck targets bench bench-cpu reference format clean packages test-packages text native
+.PHONY: train_llama3 test test-all sanitize race memcheck targets bench bench-train bench-cpu reference format clean packages test-packages text native
 
 train_llama3: packages text
 	cmake -S . -B $(BUILD) -DLLAMAC_PLATFORM=$(PLATFORM)
@@ -64,6 +65,9 @@ targets: train_llama3 .venv/test
 bench: train_llama3 .venv/test
 	cmake --build $(BUILD) --parallel $(JOBS) --target benchmarks
 	$(VENV) dev/bench.py --build $(BUILD)
+
+bench-train: train_llama3 .venv/test
+	$(VENV) dev/bench_train.py --build $(BUILD)
 
 bench-cpu: train_llama3 .venv/test
 	$(VENV) dev/bench_cpu.py

@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -134,13 +135,23 @@ def row(line: dict) -> list[str]:
     ratio = f"{peers['compile']['ms'] / ours['ms']:.2f}" if "compile" in peers else "-"
     if not line["check"]["passed"]:
         ratio += " CHECK FAILED"
-    cells += [f"{best['ms']:.4f}" if best else "-", f"{ours['variant']}, {ours['block'] or 'own'}", rate, percent]
+    cells += [
+        f"{best['ms']:.4f}" if best else "-",
+        f"{ours['variant']}, {ours['block'] or 'own'}",
+        rate,
+        percent,
+    ]
     return [*cells, *theirs, ratio]
+
+
+def markdown(head: Sequence[str], rule: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; rule: "---" for a column on the left, "---:" on the right."""
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))
 
 
 def table(lines: list[dict]) -> str:
     rule = ["---"] * 3 + ["---:"] * 2 + ["---"] + ["---:"] * 5
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (HEAD, rule, *map(row, lines)))
+    return markdown(HEAD, rule, map(row, lines))
 
 
 def report(results: Results, date: str) -> str:

@@ -75,7 +75,9 @@ class Options:
     sample_tokens: int = flag(192, "tokens of a sample", low=1)
     sample_temperature: float = flag(0.8, "temperature of sampling; 0 for the likeliest token", low=0)
     sample_top_k: int = flag(50, "sample from this many likeliest tokens; 0 for all", low=0)
-    checkpoint_every: int = flag(200, "updates between checkpoints; 0 for at the end only", low=0)
+    checkpoint_every: int = flag(
+        200, "updates between checkpoints; 0 for at the end only, -1 for none", low=-1
+    )
     keep_checkpoints: int = flag(2, "newest checkpoints kept", low=1)
     resume: str = flag(
         "none", "checkpoint to go on from; auto is the newest in --out", metavar="auto|none|DIR"

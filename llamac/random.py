@@ -5,22 +5,36 @@ takes word e % 4 of the block whose counter is (lo32(e/4), hi32(e/4), stream, st
 hi32(seed)): the same bits as the C program's, whatever the order or the number of devices that draw them.
 """
 
+import math
+
 import numpy as np
 
-_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
-_LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
+_LOW = 0xFFFFFFFF
 _CHUNK = 1 << 18  # blocks at a time: bounds the temporaries to a few MiB
+
+
+def _rounds(counter, key: tuple[int, int]):
+    """Ten rounds of Philox over four words int64[n] each, numpy's or torch's: four words. A product may pass
+    2^63: its 64 bits are right, and the masks take them as they are.
+    """
+    c0, c1, c2, c3 = counter
+    for rounds in range(10):
+        k0, k1 = ((k + rounds * weyl) & _LOW for k, weyl in zip(key, _WEYL, strict=True))
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (p1 >> 32 & _LOW) ^ c1 ^ k0, p1 & _LOW, (p0 >> 32 & _LOW) ^ c3 ^ k1, p0 & _LOW
+    return c0, c1, c2, c3
+
+
+def _key(seed: int) -> tuple[int, int]:
+    return seed & _LOW, seed >> 32 & _LOW
 
 
 def philox4x32(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
     """Ten rounds of Philox over counters uint32[n,4] under a key of two 32-bit words: uint32[n,4]."""
-    c0, c1, c2, c3 = (counter[:, i].astype(np.uint64) for i in range(4))
-    for rounds in range(10):
-        k0, k1 = (np.uint64((k + rounds * weyl) & 0xFFFFFFFF) for k, weyl in zip(key, _WEYL, strict=True))
-        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (p1 >> _SHIFT) ^ c1 ^ k0, p1 & _LOW, (p0 >> _SHIFT) ^ c3 ^ k1, p0 & _LOW
-    return np.stack([c0, c1, c2, c3], axis=1).astype(np.uint32)
+    words = _rounds(counter.astype(np.int64).T, key)
+    return np.stack(words, axis=1).astype(np.uint32)
 
 
 def words(seed: int, step: int, stream: int, n: int, start: int = 0) -> np.ndarray:
@@ -28,9 +42,9 @@ def words(seed: int, step: int, stream: int, n: int, start: int = 0) -> np.ndarr
     first, last = start // 4, (start + n + 3) // 4
     block = np.arange(first, last, dtype=np.uint64)
     counter = np.empty((last - first, 4), np.uint32)
-    counter[:, 0], counter[:, 1] = block & _LOW, block >> _SHIFT
+    counter[:, 0], counter[:, 1] = block & _LOW, block >> 32
     counter[:, 2], counter[:, 3] = stream, step
-    bits = philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF)).reshape(-1)
+    bits = philox4x32(counter, _key(seed)).reshape(-1)
     return bits[start - 4 * first :][:n]
 
 
@@ -47,5 +61,23 @@ def normal(seed: int, step: int, stream: int, n: int) -> np.ndarray:
         u = uniform(seed, step, stream, (count + 1) // 2 * 2, start)
         radius, angle = np.sqrt(-2.0 * np.log(u[0::2])), 2.0 * np.pi * u[1::2]
         pairs = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).reshape(-1)
+        out[start : start + count] = pairs[:count]
+    return out
+
+
+def normal_on(device: str, seed: int, step: int, stream: int, n: int, chunk: int = 1 << 24):
+    """normal() as a torch tensor f32[n] that is made on a device, `chunk` blocks at a time: 8 billion take a
+    GPU seconds, one core minutes. The device's log and cos in double may round an element differently.
+    """
+    import torch
+
+    out = torch.empty(n, device=device)
+    for start in range(0, n, 4 * chunk):
+        count = min(4 * chunk, n - start)
+        block = torch.arange(start // 4, (start + count + 3) // 4, device=device)
+        counter = block & _LOW, block >> 32, torch.full_like(block, stream), torch.full_like(block, step)
+        u = torch.stack(_rounds(counter, _key(seed)), 1).view(-1).double().add_(0.5).mul_(2.0**-32)
+        radius, angle = u[0::2].log().mul_(-2).sqrt_(), u[1::2] * (2 * math.pi)
+        pairs = torch.stack((radius * angle.cos(), radius * angle.sin()), 1).view(-1)
         out[start : start + count] = pairs[:count]
     return out

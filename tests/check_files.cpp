@@ -287,15 +287,22 @@ bool same(const GemmChoices& a, const GemmChoices& b) {
 void check_gemm_cache() {
     const std::string path = in_folder("cache/of/mine/gemm.json");
     check(read_gemm_cache(path).choices.empty(), "no cache yet");
-    write_gemm_cache(path, some_choices);
+    add_to_gemm_cache(path, some_choices);
     const GemmChoices read = read_gemm_cache(path);
-    check(same(read, some_choices) && read.choices.size() == 2 && read.device == "Some Device", "round trip");
-    check(read.choices.at("nt 8192x6144x4096 bf16 bf16").ms == 0.3751, "every bit of a time");
-    write_gemm_cache(path, {"x", "y", {}});
-    check(read_gemm_cache(path).library == "y", "written anew");
+    check(read.device == "Some Device" && read.library == "someBLASLt 130100", "a cache says whose it is");
+    check(read.choices.size() == 1 && read.choices.at("nt 8192x6144x4096 bf16 bf16").ms == 0.3751,
+          "what was timed is kept to the bit, a guess is not");
+    GemmChoices more = some_choices;
+    more.choices = {{"nn 16x16x16 f32 f32", {"ab", 0.5, 3}}};
+    add_to_gemm_cache(path, more);
+    more.choices.insert(*some_choices.choices.begin());
+    check(same(read_gemm_cache(path), more), "other products of the same device join");
+    more.device = "Another";
+    add_to_gemm_cache(path, more);
+    check(same(read_gemm_cache(path), more), "another device's take their place");
     refused("a folder for a cache", {in_folder("cache")}, [] { read_gemm_cache(in_folder("cache")); });
     refused("no place for a cache", {in_folder("text") + "/x"},
-            [] { write_gemm_cache(put("text", "") + "/x", some_choices); });
+            [] { add_to_gemm_cache(put("text", "") + "/x", some_choices); });
     check((Gemm{8192, 6144, 4096, false, true, DType::bf16, DType::f32, true}).name() ==
               "nt 8192x6144x4096 bf16 f32 +c",
           "a product's name");

@@ -90,6 +90,7 @@ void check_bad_flags() {
         {{"--beta2", "-0.1"}, {"--beta2"}},
         {{"--seed", "-1"}, {"--seed: expected an integer of at least 0"}},
         {{"--keep-checkpoints", "0"}, {"--keep-checkpoints"}},
+        {{"--checkpoint-every", "-2"}, {"--checkpoint-every: expected an integer of at least -1, found -2"}},
         {{"--schedule", "step"}, {"--schedule: expected cosine, linear, constant or wsd", "step"}},
         {{"--dtype", "fp16"}, {"--dtype: expected f32 or bf16", "fp16"}},
         {{"--master-weights", "yes"}, {"--master-weights: expected on or off"}},

@@ -109,6 +109,7 @@ def test_toml_round_trip(tmp_path, arguments):
         (["--beta1", "1"], "--beta1: expected a number from 0 to below 1, found 1.0"),
         (["--min-lr-frac", "1.01"], "--min-lr-frac: expected a number from 0 to 1, found 1.01"),
         (["--seed", "-1"], "--seed: expected an integer of at least 0, found -1"),
+        (["--checkpoint-every", "-2"], "--checkpoint-every: expected an integer of at least -1, found -2"),
         (["--schedule", "step"], "--schedule: expected cosine, linear, constant or wsd, found 'step'"),
         (["--dtype", "fp16"], "--dtype: expected f32 or bf16, found 'fp16'"),
         (["--recompute", "norm,mlp"], "--recompute: expected none or a list of norm"),

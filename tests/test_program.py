@@ -83,11 +83,8 @@ def test_every_precision_learns(train, data, tmp_path):
     assert all(abs(end - ends["f32"]) < 0.05 for end in ends.values()), ends
 
 
-def test_an_interrupted_run_goes_on_with_the_same_bits(build, train, data, tmp_path):
-    """Updates that are in flight when the signal comes are finished, logged and saved."""
-    endless = {"checkpoint_every": 0, "val_every": 0, "schedule": "constant"}
-    out = tmp_path / "out"
-    command = [build / "train_llama3", *flags(data, out, steps=1000000, **endless)]
+def interrupted(command: list, out: Path) -> int:
+    """Exit code of a program that gets Ctrl-C after a few updates."""
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     deadline = time.time() + 60
     while time.time() < deadline and not (
@@ -95,12 +92,29 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(build, train, data, tmp_p
     ):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    return process.wait(60)
+
+
+def test_an_interrupted_run_goes_on_with_the_same_bits(build, train, data, tmp_path):
+    """Updates that are in flight when the signal comes are finished, logged and saved."""
+    endless = {"checkpoint_every": 0, "val_every": 0, "schedule": "constant"}
+    out = tmp_path / "out"
+    assert interrupted([build / "train_llama3", *flags(data, out, steps=1000000, **endless)], out) == 130
     last = events(out, "step")[-1]["step"]
     assert (out / f"step_{last:06d}" / "manifest.json").exists()
     train(*flags(data, out, steps=last + 3, **endless), "--resume", "auto")
     train(*flags(data, tmp_path / "whole", steps=last + 3, **endless))
     assert bits(out) == bits(tmp_path / "whole")
+
+
+def test_a_run_without_checkpoints(build, train, data, tmp_path):
+    """Neither at the end nor when interrupted."""
+    result = train(*flags(data, tmp_path / "a", checkpoint_every=-1))
+    assert result.stdout.strip().splitlines()[-1].startswith("done: no model, log ")
+    out = tmp_path / "b"
+    command = [build / "train_llama3", *flags(data, out, steps=1000000, checkpoint_every=-1, val_every=0)]
+    assert interrupted(command, out) == 130
+    assert len(losses(tmp_path / "a")) == 8 and not list(tmp_path.glob("*/step_*"))
 
 
 def losses_so_far(out: Path) -> list[str]:

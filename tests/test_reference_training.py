@@ -2,16 +2,21 @@
 
 import math
 import sys
+import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import train_llama3 as ref
 from llamac import random
+from llamac.config import load_config
 from llamac.data import write_bin
 from llamac.errors import InputError
 from llamac.options import parse
@@ -30,17 +35,13 @@ def gradients(shapes: list[torch.Size], step: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_adamw_is_torchs(compiled):
-    """Ten updates with a learning rate that changes; also compiled, where torch 2.13 gets a changing addcdiv_
-    wrong.
-    """
+    """Ten updates with a learning rate that changes, which compiled code must not take for a constant."""
     torch.manual_seed(3)
     ours = [torch.nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in ((7, 5), (11,))]
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
     groups = [{"params": [p], "weight_decay": 0.1 if p.dim() == 2 else 0.0} for p in theirs]
     expected = torch.optim.AdamW(groups, betas=(0.9, 0.95))
-    optimizer = ref.AdamW(ours, 0.9, 0.95, 0.1, state_dtype=torch.float64)
-    if compiled:
-        optimizer.update = torch.compile(ref.adamw_update, dynamic=True)
+    optimizer = ref.AdamW(ours, 0.9, 0.95, 0.1, state_dtype=torch.float64, compiled=compiled)
     for step in range(1, 11):
         grads = gradients([p.shape for p in ours], step)
         for p, g, group in zip(theirs, grads, expected.param_groups, strict=True):
@@ -51,7 +52,8 @@ def test_adamw_is_torchs(compiled):
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-def test_bf16_weights_follow_fp32_ones():
+@pytest.mark.parametrize("hashed", [False, True])
+def test_bf16_weights_follow_fp32_ones(hashed):
     """Updates below half a bf16 step: the master copy is the fp32 run's weight; without one the mean
     follows it.
     """
@@ -63,6 +65,7 @@ def test_bf16_weights_follow_fp32_ones():
     ):
         weight = torch.nn.Parameter(torch.ones(64, 64, dtype=dtype))
         optimizer = ref.AdamW([weight], 0.9, 0.95, 0.0, master_weights=master, seed=9)
+        optimizer.hashed = hashed  # as on a GPU
         for step in range(1, 21):
             optimizer.step([0.3 + gradients([weight.shape], step)[0].float()], 1e-3)
         runs[name] = weight.detach(), optimizer.master[0]
@@ -76,10 +79,62 @@ def test_bf16_weights_follow_fp32_ones():
 
 def test_stochastic_rounding():
     x = torch.tensor([1.0, 1 + 2**-9, -1 - 3 * 2**-9, 0.0, 3e-40]).repeat_interleave(1 << 16)
-    words = np.tile(np.arange(1 << 16, dtype=np.uint32) << 16, 5)  # every value of the upper half once
+    words = (torch.arange(1 << 16, dtype=torch.int32) << 16).repeat(5)  # every value of the upper half once
     rounded = ref.stochastic_round(x, words).float().view(5, -1)
     torch.testing.assert_close(rounded.double().mean(1), x.view(5, -1)[:, 0].double(), rtol=0, atol=1e-45)
     assert [len(row.unique()) for row in rounded] == [1, 2, 2, 1, 2]
+
+
+def test_stochastic_rounding_by_a_hash():
+    """The share that is rounded up within five standard errors, in every stretch and for every seed; what two
+    seeds round up is independent.
+    """
+    n, share = 1 << 20, 0.3
+    x = torch.full((n,), 1 + share * 2**-7)
+    ups = [ref.stochastic_round(x, torch.tensor(seed, dtype=torch.int32)) > 1 for seed in (0, 1, -(2**31))]
+    error = math.sqrt(share * (1 - share) / n)
+    for up in ups:
+        assert abs(up.double().mean() - share) < 5 * error
+        assert ((up.double().view(64, -1).mean(1) - share).abs() < 5 * error * 8).all()
+    for a, b in ((ups[0], ups[1]), (ups[0], ups[2]), (ups[0][1:], ups[0][:-1])):
+        both = share * share
+        assert abs((a & b).double().mean() - both) < 5 * math.sqrt(both * (1 - both) / n)
+
+
+def test_hashed_words_are_murmurs():
+    """Also compiled: MurmurHash3's fmix32 in wrapping unsigned arithmetic."""
+    seed, n = -5, 1000
+    with np.errstate(over="ignore"):
+        x = np.arange(n, dtype=np.uint32) * np.uint32(0x9E3779B9) + np.uint32(seed & 0xFFFFFFFF)
+        x = (x ^ x >> 16) * np.uint32(0x85EBCA6B)
+        x = (x ^ x >> 13) * np.uint32(0xC2B2AE35)
+    expected = (x ^ x >> 16).view(np.int32).tolist()
+    for hashed_words in (ref.hashed_words, torch.compile(ref.hashed_words)):
+        assert hashed_words(torch.tensor(seed, dtype=torch.int32), n).tolist() == expected
+
+
+@pytest.mark.parametrize("name", ["tied-gqa", "wide-heads"])
+def test_joined_weights_change_nothing(name):
+    """Names, weights, logits and the gradients of two backward passes, in double."""
+    config = load_config(ROOT / "tests" / "models" / f"{name}.json")
+    tokens, targets = torch.from_numpy(np.random.default_rng(7).integers(config.vocab_size, size=(2, 2, 17)))
+    cis, results = ref.precompute_cis(config, 17, dtype=torch.float64), []
+    for joined in (False, True):
+        model = ref.empty_model(config, torch.float64)
+        ref.init_weights(model, 5)
+        if joined:
+            ref.join_weights(model)
+            block = model.model.layers[1]
+            storages = {p.untyped_storage().data_ptr() for p in block.parameters()}
+            assert len(storages) == 6  # qkv, o, gate_up, down and two norms
+        found = {name: p.detach() for name, p in model.named_parameters()}
+        for _ in range(2):
+            model(tokens, cis, targets).backward()
+        found |= {f"grad {name}": p.grad for name, p in model.named_parameters()}
+        results.append(found)
+    assert list(results[0]) == list(results[1])
+    for tensor, expected in results[0].items():
+        torch.testing.assert_close(results[1][tensor], expected, rtol=1e-10, atol=1e-14)
 
 
 def test_sample_token():
@@ -146,6 +201,55 @@ def test_same_training_by_other_means(tmp_path, flags):
     """Micro-steps and recomputed blocks change rounding at most."""
     expected, found = run_training(tmp_path, "a"), run_training(tmp_path, "b", *flags)
     assert values(found, "step", "loss") == pytest.approx(values(expected, "step", "loss"), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--recompute", "block:2"),
+        ("--dtype", "bf16", "--total-batch-size", "128"),
+        ("--dtype", "bf16", "--grad-dtype", "bf16", "--master-weights", "off", "--optimizer-state", "bf16"),
+    ],
+)
+def test_compiled_training_has_no_breaks(tmp_path, monkeypatch, flags):
+    """The losses of the eager run; nothing that the compiler cannot follow, and no graph made a second time:
+    one of the model, one of the optimizer a size of parameter (and what reads its results).
+    """
+    expected = run_training(tmp_path, "a", *flags)
+    torch.compiler.reset()
+    counters.clear()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    found = run_training(tmp_path, "b", *flags, "--compile")
+    assert values(found, "step", "loss") == pytest.approx(values(expected, "step", "loss"), rel=1e-3)
+    config = load_config(ROOT / "tests" / "models" / "tied-gqa.json")
+    sizes = {math.prod(shape) for _, shape in config.parameters()}
+    assert counters["stats"]["unique_graphs"] == 1 + len(sizes)
+    assert not counters["graph_break"]
+
+
+def test_results_are_read_late(tmp_path):
+    """On a GPU an update is logged when the next one has been queued; its time is from the one before."""
+    waited, logged = [], []
+    log = SimpleNamespace(
+        step=lambda step, loss, norm, lr, ms, gpu: logged.append((step, loss, norm, lr, ms))
+    )
+    r = SimpleNamespace(running=[], log=log, device="cpu", clock=time.perf_counter() - 5)
+    for step in (1, 2, 3):
+        done = SimpleNamespace(synchronize=lambda step=step: waited.append(step))
+        r.running.append(ref.Update(step, 0.1 * step, torch.tensor([1.0 * step, 2.0]), done))
+        ref.finish(r, late=1)
+        assert waited == list(range(1, step))
+    ref.finish(r)
+    assert waited == [1, 2, 3] and r.running == []
+    assert [entry[:4] for entry in logged] == [(s, float(s), 2.0, 0.1 * s) for s in (1, 2, 3)]
+    assert logged[0][4] == pytest.approx(5000, rel=0.1) and logged[1][4] < 1000
+
+
+def test_no_checkpoints(tmp_path, capsys):
+    events = run_training(tmp_path, "a", "--checkpoint-every", "-1")
+    assert len(values(events, "step", "loss")) == 4
+    assert list((tmp_path / "a").glob("step_*")) == [] and values(events, "checkpoint", "path") == []
+    assert "done: no model, log" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

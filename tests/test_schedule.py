@@ -107,6 +107,10 @@ def test_normal():
     assert values[:4] == pytest.approx(expected, rel=1e-7)
     for count in (1, 2, 3, 5, 4 * random._CHUNK + 1):
         assert np.array_equal(random.normal(42, 0, 4, count), values[:count])
+    for count in (1, 2, 3, 1001):  # in chunks of 100 blocks
+        assert random.normal_on("cpu", 42, 0, 4, count, 100).numpy() == pytest.approx(
+            values[:count], rel=1e-6
+        )
     # Mean, variance, skewness and kurtosis within five standard errors.
     moments = [np.mean(values.astype(np.float64) ** k) for k in (1, 2, 3, 4)]
     errors = [math.sqrt(variance / n) for variance in (1, 2, 15, 96)]

@@ -33,7 +33,7 @@ struct Plan {
     hipblasLtMatrixLayout_t a = nullptr, b = nullptr, out = nullptr;  // as the library names them
     std::vector<Candidate> candidates;                                // its best guess first
     GemmChoices::Choice choice;
-    size_t chosen = 0;
+    hipblasLtMatmulAlgo_t chosen;
     enum { open, guessed, settled } decision = open;
 };
 
@@ -112,16 +112,28 @@ Plan& plan_of(const Gemm& gemm) {
     return found != plans.end() ? found->second : plans.emplace(name, make_plan(gemm)).first->second;
 }
 
-// A candidate by what it says of itself.
-std::string text_of(const Candidate& candidate) {
-    const auto* bytes = reinterpret_cast<const unsigned char*>(&candidate.algo);
+// An algorithm is the library's own to read; written down, it is valid for the same version.
+std::string text_of(const hipblasLtMatmulAlgo_t& algorithm) {
+    const auto* bytes = reinterpret_cast<const unsigned char*>(&algorithm);
     std::string text;
-    for (size_t i = 0; i < sizeof candidate.algo; i++) {
+    for (size_t i = 0; i < sizeof algorithm; i++) {
         char two[3];
         std::snprintf(two, sizeof two, "%02x", bytes[i]);
         text += two;
     }
     return text;
+}
+// Whether the text is an algorithm that the library takes for the product.
+bool read_algorithm(const Plan& plan, const std::string& text, hipblasLtMatmulAlgo_t* algorithm) {
+    auto* bytes = reinterpret_cast<unsigned char*>(algorithm);
+    if (text.size() != 2 * sizeof *algorithm || text.find_first_not_of("0123456789abcdef") != text.npos)
+        return false;
+    for (size_t i = 0; i < sizeof *algorithm; i++)
+        bytes[i] = static_cast<unsigned char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
+    size_t workspace = 0;
+    return takes_algorithm(library().handle, plan.product, plan.a, plan.b, plan.out, *algorithm,
+                           &workspace) &&
+           workspace <= size_t{gemm_workspace_bytes};
 }
 
 struct Operands {
@@ -131,20 +143,20 @@ struct Operands {
     hipStream_t stream;
 };
 
-bool compute(const Gemm& g, const Plan& plan, const Candidate& candidate, const Operands& o) {
+bool compute(const Gemm& g, const Plan& plan, const hipblasLtMatmulAlgo_t& algorithm, const Operands& o) {
     const float one = 1, beta = g.adds ? 1.0f : 0.0f;
     return hipblasLtMatmul(library().handle, plan.product, &one, o.b, plan.a, o.a, plan.b, &beta,
-                           g.adds ? o.c : o.out, plan.out, o.out, plan.out, &candidate.algo, o.workspace,
+                           g.adds ? o.c : o.out, plan.out, o.out, plan.out, &algorithm, o.workspace,
                            size_t{gemm_workspace_bytes}, o.stream) == HIPBLAS_STATUS_SUCCESS;
 }
 
-// Milliseconds of a call; infinity where the candidate cannot.
-double time_of(const Gemm& g, const Plan& plan, const Candidate& candidate, const Operands& o) {
+// Milliseconds of a call; infinity where the algorithm cannot.
+double time_of(const Gemm& g, const Plan& plan, const hipblasLtMatmulAlgo_t& algorithm, const Operands& o) {
     constexpr int calls = 4;
     const Event begin, end;
-    if (!compute(g, plan, candidate, o)) return INFINITY;
+    if (!compute(g, plan, algorithm, o)) return INFINITY;
     begin.record(o.stream);
-    for (int i = 0; i < calls; i++) compute(g, plan, candidate, o);
+    for (int i = 0; i < calls; i++) compute(g, plan, algorithm, o);
     end.record(o.stream);
     end.wait();
     return end.ms_since(begin) / calls;
@@ -153,14 +165,15 @@ double time_of(const Gemm& g, const Plan& plan, const Candidate& candidate, cons
 // Times all, then, in turns, those near the best: a machine's clocks wander.
 void tune(const Gemm& g, Plan& plan, const Operands& o) {
     std::vector<double> ms;
-    for (const Candidate& c : plan.candidates) ms.push_back(time_of(g, plan, c, o));
+    for (const Candidate& c : plan.candidates) ms.push_back(time_of(g, plan, c.algo, o));
     for (int round = 0; round < 3; round++) {
         const double best = *std::min_element(ms.begin(), ms.end());
         for (size_t i = 0; i < ms.size(); i++)
-            if (ms[i] < 1.1 * best) ms[i] = std::min(ms[i], time_of(g, plan, plan.candidates[i], o));
+            if (ms[i] < 1.1 * best) ms[i] = std::min(ms[i], time_of(g, plan, plan.candidates[i].algo, o));
     }
-    plan.chosen = static_cast<size_t>(std::min_element(ms.begin(), ms.end()) - ms.begin());
-    plan.choice = {text_of(plan.candidates[plan.chosen]), ms[plan.chosen], static_cast<int>(ms.size())};
+    const auto best = static_cast<size_t>(std::min_element(ms.begin(), ms.end()) - ms.begin());
+    plan.chosen = plan.candidates[best].algo;
+    plan.choice = {text_of(plan.chosen), ms[best], static_cast<int>(ms.size())};
 }
 
 // tune, with what stands in `out` kept where the product adds to it. Without memory for that, the library's guess
@@ -181,21 +194,20 @@ void tune_in_place(const Gemm& g, Plan& plan, const Operands& o) {
 }
 
 void decide(const Gemm& g, Plan& plan, const Operands& o) {
-    const auto kept = library().known.choices.find(g.name());
     if (plan.decision == Plan::open) {
-        plan.decision = Plan::guessed;
-        plan.choice = {text_of(plan.candidates[0]), 0, 0};
+        const auto kept = library().known.choices.find(g.name());
         if (kept != library().known.choices.end()) {
-            for (size_t i = 0; i < plan.candidates.size(); i++)
-                if (text_of(plan.candidates[i]) == kept->second.algorithm) {
-                    plan.chosen = i;
-                    plan.choice = kept->second;
-                    plan.decision = Plan::settled;
-                    return;
-                }
-            std::fprintf(stderr, "llamac: matrix product %s: what was chosen before is no candidate of %s\n",
+            if (read_algorithm(plan, kept->second.algorithm, &plan.chosen)) {
+                plan.choice = kept->second;
+                plan.decision = Plan::settled;
+                return;
+            }
+            std::fprintf(stderr, "llamac: matrix product %s: %s does not take the algorithm that was kept\n",
                          g.name().c_str(), library().known.library.c_str());
         }
+        plan.chosen = plan.candidates[0].algo;
+        plan.choice = {text_of(plan.chosen), 0, 0};
+        plan.decision = Plan::guessed;
     }
     if (!library().tuning) return;
     plan.decision = Plan::settled;
@@ -213,8 +225,7 @@ void run_gemm(const Gemm& gemm, void* out, const void* a, const void* b, const v
     Plan& plan = plan_of(gemm);
     const Operands operands{out, a, b, c, workspace, stream};
     if (plan.decision != Plan::settled) decide(gemm, plan, operands);
-    if (!compute(gemm, plan, plan.candidates[plan.chosen], operands))
-        fail(library().known.library, " refused ", gemm.name());
+    if (!compute(gemm, plan, plan.chosen, operands)) fail(library().known.library, " refused ", gemm.name());
 }
 
 void tune_gemms(bool on) {

@@ -48,7 +48,7 @@ void tune_gemms(bool on);
 // What has been used so far. Without the library: empty.
 GemmChoices gemm_choices();
 // Products that have not been used yet take these candidates. Returns "", or why they are not taken: "another
-// device's ...". One that the library no longer counts among its candidates is said on stderr, and not taken.
+// device's ...". One that the library refuses is said on stderr, and not taken.
 std::string use_gemm_choices(const GemmChoices& choices);
 
 nlohmann::ordered_json to_json(const GemmChoices& choices);
@@ -56,6 +56,8 @@ nlohmann::ordered_json to_json(const GemmChoices& choices);
 GemmChoices parse_gemm_choices(const nlohmann::json& object, const std::string& where);
 // Throws Error where the file cannot be read; one that is not there holds nothing.
 GemmChoices read_gemm_cache(const std::string& path);
-void write_gemm_cache(const std::string& path, const GemmChoices& choices);
+// What the file holds of the same device and library stays; of another's, it is replaced. Only what was timed is
+// kept.
+void add_to_gemm_cache(const std::string& path, const GemmChoices& choices);
 
 }  // namespace llamac

@@ -34,11 +34,18 @@ GemmChoices read_gemm_cache(const std::string& path) {
     return std::filesystem::exists(path) ? parse_gemm_choices(read_json(path), path) : GemmChoices{};
 }
 
-void write_gemm_cache(const std::string& path, const GemmChoices& choices) {
+void add_to_gemm_cache(const std::string& path, const GemmChoices& choices) {
+    GemmChoices all = read_gemm_cache(path);
+    if (all.device != choices.device || all.library != choices.library)
+        all = {choices.device, choices.library, {}};
+    const size_t before = all.choices.size();
+    for (const auto& [name, choice] : choices.choices)
+        if (choice.tried) all.choices.insert({name, choice});
+    if (all.choices.size() == before) return;
     const std::filesystem::path folder = std::filesystem::path(path).parent_path();
     std::error_code failed;  // write_file says it
     if (!folder.empty()) std::filesystem::create_directories(folder, failed);
-    write_file(path, to_json(choices).dump(2) + "\n");
+    write_file(path, to_json(all).dump(2) + "\n");
 }
 
 }  // namespace llamac

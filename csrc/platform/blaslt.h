@@ -6,6 +6,7 @@
 #if defined(LLAMAC_BLASLT)
 #if defined(LLAMAC_AMD)
 #include <hipblaslt/hipblaslt.h>
+#include <hipblaslt/hipblaslt-ext.hpp>
 #else
 #include <cublasLt.h>
 
@@ -15,6 +16,7 @@ using hipblasLtMatmulDesc_t = cublasLtMatmulDesc_t;
 using hipblasLtMatrixLayout_t = cublasLtMatrixLayout_t;
 using hipblasLtMatmulPreference_t = cublasLtMatmulPreference_t;
 using hipblasLtMatmulHeuristicResult_t = cublasLtMatmulHeuristicResult_t;
+using hipblasLtMatmulAlgo_t = cublasLtMatmulAlgo_t;
 using hipDataType = cudaDataType;
 using hipblasOperation_t = cublasOperation_t;
 
@@ -47,12 +49,30 @@ inline int blaslt_version(hipblasLtHandle_t handle) {
     static_cast<void>(hipblasLtGetVersion(handle, &version));
     return version;
 }
+// Whether the library takes the algorithm, which an earlier run wrote down, for out = a * b (+ out); and the
+// workspace that it wants then.
+inline bool takes_algorithm(hipblasLtHandle_t handle, hipblasLtMatmulDesc_t product,
+                            hipblasLtMatrixLayout_t a, hipblasLtMatrixLayout_t b, hipblasLtMatrixLayout_t out,
+                            hipblasLtMatmulAlgo_t algorithm, size_t* workspace) {
+    const float one = 1;
+    return hipblaslt_ext::matmulIsAlgoSupported(handle, product, &one, a, b, &one, out, out, algorithm,
+                                                *workspace) == HIPBLAS_STATUS_SUCCESS;
+}
 // hipBLASLt asks for no more than a matrix's own type needs.
 inline void promise_alignment(hipblasLtMatmulPreference_t, int) {}
 #else
 constexpr const char* blaslt_name = "cuBLASLt";
 inline int blaslt_version(hipblasLtHandle_t) {
     return static_cast<int>(cublasLtGetVersion());
+}
+inline bool takes_algorithm(hipblasLtHandle_t handle, hipblasLtMatmulDesc_t product,
+                            hipblasLtMatrixLayout_t a, hipblasLtMatrixLayout_t b, hipblasLtMatrixLayout_t out,
+                            hipblasLtMatmulAlgo_t algorithm, size_t* workspace) {
+    hipblasLtMatmulHeuristicResult_t found = {};
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoCheck(handle, product, a, b, out, out, &algorithm, &found);
+    *workspace = found.workspaceSize;
+    return status == CUBLAS_STATUS_SUCCESS && found.state == CUBLAS_STATUS_SUCCESS;
 }
 // Candidates need addresses aligned to no more than these bytes; unless told, cuBLASLt expects 256.
 inline void promise_alignment(hipblasLtMatmulPreference_t preference, int bytes) {

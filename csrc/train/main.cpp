@@ -59,6 +59,7 @@ void validate(Trainer& t, Log& log) {
 // The loop proper; returns false if a signal ended it.
 bool train(Trainer& t, Log& log, double peak) {
     const Options& o = t.options;
+    const bool checkpoints = o.checkpoint_every >= 0;
     int64_t saved = t.step;
     if (t.step == 0) validate(t, log);
     UsageMeter usage;
@@ -76,7 +77,7 @@ bool train(Trainer& t, Log& log, double peak) {
         profile.end_step();
         const bool last = t.step == o.steps;
         const bool val = last || is_due(o.val_every, t.step),
-                   save = last || is_due(o.checkpoint_every, t.step);
+                   save = checkpoints && (last || is_due(o.checkpoint_every, t.step));
         const bool sample = o.sample_every > 0 && (last || is_due(o.sample_every, t.step));
         finish(val || save || sample || profile.is_complete() ? 0 : t.most_in_flight);
         if (profile.is_complete()) profile.finish();
@@ -90,7 +91,7 @@ bool train(Trainer& t, Log& log, double peak) {
     finish(0);
     profile.finish();
     log.print_usage();
-    if (interrupted && t.step > saved) log.checkpoint(t.step, t.save());
+    if (checkpoints && interrupted && t.step > saved) log.checkpoint(t.step, t.save());
     return !interrupted;
 }
 
@@ -111,8 +112,10 @@ int run_training(const Options& options) {
     handle_signals();
     const bool complete = train(t, log, shape.peak_flops);
     const std::string plot = draw_loss_plot(options.out);
-    log.print((complete ? "done: model " : "interrupted: model ") + checkpoint_path(options.out, t.step) +
-              ", log " + options.out + "/log.jsonl, " + plot);
+    const std::string model =
+        options.checkpoint_every < 0 ? "no model" : "model " + checkpoint_path(options.out, t.step);
+    log.print((complete ? "done: " : "interrupted: ") + model + ", log " + options.out + "/log.jsonl, " +
+              plot);
     return complete ? 0 : 130;
 }
 

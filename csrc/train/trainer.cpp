@@ -86,7 +86,8 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     model.allocate();
     for (int64_t i = 0; i <= most_in_flight; i++) flights.emplace_back(tokens_per_update());
     const std::string cache = gemm_cache(o);
-    if (const std::string not_taken = use_gemm_choices(read_gemm_cache(cache)); !not_taken.empty())
+    const GemmChoices kept = cache.empty() ? GemmChoices{} : read_gemm_cache(cache);
+    if (const std::string not_taken = use_gemm_choices(kept); !not_taken.empty())
         remarks = cache + ": the matrix products' choices are " + not_taken + ": they are made anew";
     if (!resumed_from.empty())
         resume(*this);
@@ -139,8 +140,8 @@ void Trainer::start_update() {
     step++;
     if (!first) return;
     tune_gemms(false);
-    if (const std::string cache = gemm_cache(options); !cache.empty() && !gemm_choices().choices.empty())
-        write_gemm_cache(cache, gemm_choices());
+    if (const std::string cache = gemm_cache(options); !cache.empty())
+        add_to_gemm_cache(cache, gemm_choices());
 }
 
 UpdateResult Trainer::finish_update() {

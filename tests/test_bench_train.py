@@ -1,0 +1,202 @@
+"""dev/bench_train.py on programs that are scripts."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from llamac.data import Loader
+from llamac.options import parse
+
+sys.path.insert(0, str(ROOT / "dev"))
+import bench_train
+
+PROGRAM = """\
+import json, os, sys, time
+folder = {folder!r}
+with open(folder + "/calls", "a") as calls:
+    calls.write(json.dumps([{name!r}, *sys.argv[1:]]) + "\\n")
+compiled = "--compile" in sys.argv
+turns = [json.loads(line) for line in open(folder + "/calls")]
+first = [turn[0] == {name!r} and ("--compile" in turn) == compiled for turn in turns].count(True) == 1
+words = [word for word in sys.argv[1:] if word not in ("--train", "--compile")]
+flags = dict(zip(words[::2], words[1::2]))
+print({greeting!r})
+speed = (2 if compiled else 1) * ({speed} if first else {later})
+def steps(loss=7.5):
+    with open(flags["--out"] + "/log.jsonl", "w") as log:
+        log.write(json.dumps({{"event": "start"}}) + "\\n")
+        for step in range(1, int(flags["--steps"]) + 1):
+            rate = 1.0 if step <= 3 else speed + (step == 5) * 500
+            event = {{"event": "step", "step": step, "loss": loss, "ms": 128e3 / rate, "tokens_per_s": rate}}
+            log.write(json.dumps(event | {{"tflops": rate / 10, "gpu_mem_gib": 80.25}}) + "\\n")
+{body}
+"""
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """fake(ours=body, torch=body): both programs -> their folder as a flag. Without a body: a good run."""
+    monkeypatch.setattr(bench_train, "ROOT", tmp_path)
+
+    def make(ours: str = "steps()", torch: str = "steps()", peer: str = "") -> list[str]:
+        texts = {"train_llama3": (ours, "  computes on   Some GPU    tokens  1", 1000, 1100)}
+        texts["train_llama3.py"] = (torch, "PyTorch 9.9 on Some GPU, tiny: 5 parameters", 400, 320)
+        texts["peer.py"] = (peer, "", 0, 0)
+        for name, (body, greeting, speed, later) in texts.items():
+            values = {"name": name, "greeting": greeting, "speed": speed, "later": later, "body": body}
+            text = PROGRAM.format(folder=str(tmp_path), **values)
+            (tmp_path / name).write_text(f"#!{sys.executable}\n{text}")
+            (tmp_path / name).chmod(0o755)
+        return ["--build", str(tmp_path), "--workload", "tiny"]
+
+    return make
+
+
+def calls(folder: Path) -> list[list[str]]:
+    return [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
+
+
+def cells(markdown: str) -> list[list[str]]:
+    """The table's rows without their workload."""
+    lines = [line for line in markdown.splitlines() if line.startswith("| ")]
+    return [line.strip("| ").split(" | ")[1:] for line in lines[2:]]
+
+
+def test_programs_take_turns_and_are_compared(fake, tmp_path, capsys):
+    assert bench_train.main([*fake(), "--ours-flags", "--kernel 'a b'"]) == 0
+    out = capsys.readouterr().out
+    # Ours 1000 and 1100 in the two rounds, compile 800 and 640, eager 400 and 320.
+    assert cells(out) == [
+        ["ours", "none", "1050", "105.0", "80.2", "9.5", "2/2", "7.500", "-"],
+        ["compile", "none", "720", "72.0", "80.2", "22.2", "2/2", "7.500", "1.484"],
+        ["eager", "none", "360", "36.0", "80.2", "22.2", "2/2", "7.500", "2.969"],
+    ]
+    turns = [(words[0], words[-1] == "--compile") for words in calls(tmp_path)]
+    assert turns == [("train_llama3", False), ("train_llama3.py", True), ("train_llama3.py", False)] * 2
+    assert "## Training: Some GPU · PyTorch 9.9 on Some GPU, 2" in out and "Left out" not in out
+
+
+def test_each_program_gets_the_same_run(fake, tmp_path):
+    """The flags are ones that the programs take, and the tokens are there while they run."""
+    check = "import shutil; shutil.copy(flags['--train-data'], folder + '/tokens.bin'); steps()"
+    assert bench_train.main([*fake(check), "--rounds", "1", "--ours-flags", "--kernel a=b"]) == 0
+    ours, compiled, eager = calls(tmp_path)
+    assert [ours[0], compiled[0], eager[0]] == ["train_llama3", "train_llama3.py", "train_llama3.py"]
+    assert ours[-2:] == ["--kernel", "a=b"] and compiled[1] == eager[1] == "--train"
+    assert compiled[-1] == "--compile" and "--compile" not in eager
+    options = [parse(words) for words in (ours[1:], compiled[2:], eager[2:])]
+    assert len({o.out for o in options}) == 3
+    for o in options:
+        o.out, o.kernel, o.compile = "", (), False
+    assert options[0] == options[1] == options[2]
+    o = options[0]
+    assert (o.model, o.batch_size, o.seq_len, o.steps) == ("tiny", 2, 64, 11)
+    assert (o.val_data, o.sample_every, o.checkpoint_every) == ("", 0, -1)
+    assert Loader(str(tmp_path / "tokens.bin"), 64, 4096, 2).sequences >= 22
+    assert not Path(o.train_data).exists()
+
+
+def test_workloads_are_the_issues():
+    """Flags of the two that differ: parts computed again, and exact states."""
+    o = bench_train.parse_arguments(["--build", "b"])
+    o.data, w = "tokens.bin", bench_train.WORKLOADS
+    found = {
+        (name, program): parse(
+            bench_train.command(o, w[name], program, Path("out"))[1 if program == "ours" else 3 :]
+        )
+        for name in w
+        for program in ("ours", "eager")
+    }
+    assert [found["8b-b1-t8192", p].recompute for p in ("ours", "eager")] == ["norm,swiglu", "none"]
+    assert [found["8b-b4-t8192", p].recompute for p in ("ours", "eager")] == ["block", "block"]
+    exact = {name for name in w if found[name, "ours"].master_weights == "on"}
+    assert exact == {"8b-b1-t8192-fp32"} and w["8b-b1-t8192-fp32"].programs == ("ours",)
+    assert {found[name, "ours"].optimizer_state for name in exact} == {"f32"}
+    assert all(f.dtype == f.grad_dtype == "bf16" for f in found.values())
+
+
+def test_a_peer_is_one_more_program(fake, tmp_path, capsys, monkeypatch):
+    line = {"ms": 9.0, "tok_s": 555, "tflops": 5.5, "peak_gib": 7.7, "loss": 8.1}
+    arguments = [*fake(peer=f"print({json.dumps(line)!r})"), "--rounds", "1", "--only", "peer"]
+    work = bench_train.Workload("tiny", 2, 64, torch_recompute="block", peer="small")
+    monkeypatch.setitem(bench_train.TRIAL, "tiny", work)
+    assert bench_train.main([*arguments, "--peer", str(tmp_path / "peer.py")]) == 0
+    assert cells(capsys.readouterr().out) == [
+        ["peer", "block", "555", "5.5", "7.7", "0.0", "1/1", "8.100", "-"]
+    ]
+    words = "peer.py --model small --batch 2 --seq 64 --steps 8 --backend cudnn --ac"
+    assert calls(tmp_path) == [words.split()]
+    for text, failure in (
+        ('{"error": "OOM"}', "out of memory"),
+        ('{"ms": 1}', "expected a JSON line"),
+        ("", "exp"),
+    ):
+        fake(peer=f"print({text!r})")
+        bench_train.main([*arguments, "--peer", str(tmp_path / "peer.py")])
+        assert cells(capsys.readouterr().out)[0][-1].startswith(failure)
+
+
+FAULTS = {
+    "exit": ("print('x\\nno device'); sys.exit(2)", "exit code 2: no device"),
+    "memory": ("print('torch.OutOfMemoryError: CUDA out of memory.\\nhint'); sys.exit(1)", "out of memory"),
+    "signal": ("os.kill(os.getpid(), 11)", "exit code -11"),
+    "empty": ("open(flags['--out'] + '/log.jsonl', 'w')", "its log has 0 updates, expected more than 3"),
+    "nan": ("steps(None)", "its loss is no number"),
+    "log": ("", "its log: "),
+    "key": (
+        "open(flags['--out'] + '/log.jsonl', 'w').write('{\"event\": \"step\", \"step\": 9}\\n')",
+        "its log: 'ms'",
+    ),
+}
+
+
+@pytest.mark.parametrize("body, reason", FAULTS.values(), ids=FAULTS.keys())
+@pytest.mark.parametrize("who", ["ours", "torch"])
+def test_a_failing_run_is_named_and_the_rest_goes_on(fake, tmp_path, capsys, who, body, reason):
+    arguments = [*fake(**{who: body}), "--rounds", "1", "--only", "ours,eager"]
+    assert bench_train.main(arguments) == int(who == "ours" or reason != "out of memory")
+    rows = {row[0]: row for row in cells(capsys.readouterr().out)}
+    failed, good = ("ours", "eager") if who == "ours" else ("eager", "ours")
+    assert rows[failed][-1].startswith(reason) and rows[failed][2] == "-"
+    assert rows[good][-3:] == ["1/1", "7.500", "-"]
+    runs = json.loads((tmp_path / "bench_train.json").read_text())["runs"]
+    assert [bool(run["failure"]) for run in runs] == [who == "ours", who != "ours"]
+
+
+def test_what_the_time_does_not_allow_is_said(fake, tmp_path, capsys):
+    """A run is stopped with its children; one that took too long is not begun again."""
+    child = (
+        "import subprocess; subprocess.Popen(['sleep', '60']); open(folder + '/slow', 'w'); time.sleep(60)"
+    )
+    begin = time.monotonic()
+    arguments = [*fake(torch=child), "--seconds", "4", "--only", "ours,eager"]
+    assert bench_train.main(arguments) == 0
+    assert time.monotonic() - begin < 20 and (tmp_path / "slow").exists()
+    out = capsys.readouterr().out
+    assert [row[0] for row in cells(out)] == ["ours"]
+    labels = "tiny eager, round 1; tiny ours, round 2; tiny eager, round 2"
+    assert f"Left out, the time was over: {labels}." in out
+    assert (tmp_path / "bench_train.md").read_text() == out
+    content = json.loads((tmp_path / "bench_train.json").read_text())
+    assert content["left_out"] == labels.split("; ") and len(content["runs"]) == 1
+    listing = [Path(f"/proc/{pid}/cmdline") for pid in os.listdir("/proc") if pid.isdigit()]
+    assert not any(path.exists() and path.read_bytes() == b"sleep\x0060\x00" for path in listing)
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--only", "ours,torch"], "--only: expected some of ours, compile, eager, peer, found torch"),
+        (["--only", "peer"], "--peer: expected a script, found None"),
+        (["--build", "/nowhere"], "--build /nowhere: expected train_llama3 in it"),
+        (["--rounds", "0"], "--rounds, --steps: expected at least 1"),
+    ],
+)
+def test_bad_arguments(fake, capsys, flags, message):
+    assert bench_train.main([*fake(), *flags]) == 2
+    assert message in capsys.readouterr().err
