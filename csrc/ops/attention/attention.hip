@@ -19,7 +19,8 @@
 //       are packed once for all query heads that share them.
 // 2, 3 flash, on any machine's matrix cores (flash_forward.hip, flash_backward.hip); backward 3 is one pass with
 //       atomic adds, not deterministic
-// 3; 4, 5  the same for Hopper's own instructions (hopper_forward.hip, hopper_backward.hip)
+// 3; 4, 5  the same for Hopper's own instructions (hopper_forward.hip, hopper_backward.hip); backward 5 is one pass
+//       with atomic adds
 // 1     naive: the formulas, a kernel each, whole scores in memory
 //
 // One NVIDIA H200, bf16, NH 32, NKV 8, 2026-11-21, TFLOP/s with the causal half counted; FA2 (FlashAttention-2)
@@ -176,27 +177,20 @@ Operation attention_backward(
       entries<attention_backward_cpu<float>, attention_backward_cpu<bf16>, attention_backward_cpu<double>>(),
       whole_groups},
 #if defined(LLAMAC_WARPGROUPS)
-     {"6",
-      "flash for Hopper: one pass with wgmma, TMA, warps with roles; blocks add to dq in turns",
-      Where::device,
-      entries<attention_backward_hopper<Dq::in_turns>>(),
-      hopper_supports,
-      {},
-      attention_backward_hopper_workspace<Dq::in_turns>},
      {"4",
-      "as 6 in two passes, one that owns keys and one that owns queries",
+      "flash for Hopper: as 2, with wgmma, TMA, warps that copy and warps that compute",
       Where::device,
-      entries<attention_backward_hopper<Dq::apart>>(),
+      entries<attention_backward_4>(),
       hopper_supports,
       {},
-      attention_backward_hopper_workspace<Dq::apart>},
+      attention_backward_workspace_4},
      {"5",
-      "as 6, dq by atomic adds in any order: not deterministic",
+      "as 4 in one pass, dq by atomic adds: faster, not deterministic",
       Where::device,
-      entries<attention_backward_hopper<Dq::any_order>>(),
+      entries<attention_backward_5>(),
       hopper_supports,
       {},
-      attention_backward_hopper_workspace<Dq::any_order>,
+      attention_backward_workspace_5,
       false},
 #endif
      {"2",
