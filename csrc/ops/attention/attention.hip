@@ -32,9 +32,10 @@
 //   forward 3 (Hopper)             595                  485                  427                 347
 //   FA2; cuDNN                  338; 638             306; 553             293; 456            262; 398
 //   backward 2                     254                  237                  249                 223
-//   backward 4 (Hopper)            367                  321                  341                 291
+//   backward 4 (Hopper)            375                  333                  329                 284
 //   FA2, deterministic             204                  195                  179                 172
 //   backward 3, atomic             294                  256                  322                 277
+//   backward 5 (Hopper), atomic    455                  368                  379                 306
 //   FA2; cuDNN, atomic          284; 489             214; 412             250; 411            189; 316
 //
 // `attention_forward --shape B=2,T=8192,NH=32,NKV=8,HD=128 --dtype bf16` prints the first column's rows.
