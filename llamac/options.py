@@ -101,6 +101,10 @@ class Options:
 
     def micro_steps(self, devices: int = 1) -> int:
         """Micro-steps of an update: total_batch_size / (batch_size·seq_len·devices). Raises InputError."""
+        if self.batch_size * self.seq_len >= 2**31:
+            raise InputError(
+                f"--batch-size {self.batch_size} --seq-len {self.seq_len}: expected a product below 2^31"
+            )
         micro = self.batch_size * self.seq_len * devices
         if self.total_batch_size % micro != 0:
             raise InputError(

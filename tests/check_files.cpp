@@ -1,5 +1,5 @@
-// Files and safetensors: what is written is read back, what is malformed is refused in one line that names
-// the file, and nothing crashes (run it under ASan and UBSan).
+// Files, safetensors and the cache of matrix products: what is written is read back, what is malformed is
+// refused in one line that names the file, and nothing crashes (run it under ASan and UBSan).
 #include "check.h"
 
 #include <signal.h>
@@ -11,6 +11,7 @@
 #include <numeric>
 #include <tuple>
 
+#include "core/gemm.h"
 #include "core/safetensors.h"
 
 using namespace llamac;
@@ -272,9 +273,84 @@ void check_weight_files() {
     check(WeightFiles(directory).find("b")->shape[0] == 2, "model.safetensors goes before the index");
 }
 
+// ---- choices of matrix products ----
+
+const GemmChoices some_choices = {
+    "Some Device",
+    "someBLASLt 130100",
+    {{"nt 8192x6144x4096 bf16 bf16", {"00ff", 0.3751, 32}}, {"tn 128x64x33 bf16 f32 +c", {"0a0b", 0, 0}}}};
+
+bool same(const GemmChoices& a, const GemmChoices& b) {
+    return to_json(a).dump() == to_json(b).dump();
+}
+
+void check_gemm_cache() {
+    const std::string path = in_folder("cache/of/mine/gemm.json");
+    check(read_gemm_cache(path).choices.empty(), "no cache yet");
+    add_to_gemm_cache(path, some_choices);
+    const GemmChoices read = read_gemm_cache(path);
+    check(read.device == "Some Device" && read.library == "someBLASLt 130100", "a cache says whose it is");
+    check(read.choices.size() == 1 && read.choices.at("nt 8192x6144x4096 bf16 bf16").ms == 0.3751,
+          "what was timed is kept to the bit, a guess is not");
+    GemmChoices more = some_choices;
+    more.choices = {{"nn 16x16x16 f32 f32", {"ab", 0.5, 3}}};
+    add_to_gemm_cache(path, more);
+    more.choices.insert(*some_choices.choices.begin());
+    check(same(read_gemm_cache(path), more), "other products of the same device join");
+    more.device = "Another";
+    add_to_gemm_cache(path, more);
+    check(same(read_gemm_cache(path), more), "another device's take their place");
+    refused("a folder for a cache", {in_folder("cache")}, [] { read_gemm_cache(in_folder("cache")); });
+    refused("no place for a cache", {in_folder("text") + "/x"},
+            [] { add_to_gemm_cache(put("text", "") + "/x", some_choices); });
+    check((Gemm{8192, 6144, 4096, false, true, DType::bf16, DType::f32, true}).name() ==
+              "nt 8192x6144x4096 bf16 f32 +c",
+          "a product's name");
+    if (!gemm_supports({16, 16, 16, false, true, DType::f32, DType::f32, false})) {
+        check(gemm_choices().choices.empty() && use_gemm_choices(some_choices).empty(),
+              "without the library");
+        return;
+    }
+    const std::string why = use_gemm_choices(some_choices);
+    check(why.find("Some Device") != why.npos && why.find("someBLASLt") != why.npos,
+          "another device's: " + why);
+    check(gemm_choices().choices.count("tn 128x64x33 bf16 f32 +c") == 0, "another device's are not taken");
+}
+
+void check_malformed_gemm_cache() {
+    const std::string name = "gemm.json", good = to_json(some_choices).dump(2);
+    const auto malformed = [&](const std::string& what, const std::string& text) {
+        const std::string path = put(name, text);
+        refused("cache: " + what, {path, ": expected "}, [&] { read_gemm_cache(path); });
+    };
+    for (size_t n = 0; n < good.size(); n++) malformed("cut to " + std::to_string(n), good.substr(0, n));
+    for (const char* text : {"[]", "null", "3", "\"text\"", "{}", "\xff"}) malformed(text, text);
+    malformed("a tail", good + "{}");
+    const nlohmann::json fields = nlohmann::json::parse(good);
+    const std::string product = "/choices/tn 128x64x33 bf16 f32 +c";
+    for (const std::string& at : {std::string("/device"), std::string("/library"), std::string("/choices"),
+                                  product + "/ms", product + "/tried", product + "/algorithm"}) {
+        const nlohmann::json::json_pointer field(at);
+        nlohmann::json without = fields, wrong = fields;
+        without[field.parent_pointer()].erase(field.back());
+        wrong[field] = {1, 2};
+        malformed("without " + at, without.dump());
+        malformed("a list for " + at, wrong.dump());
+    }
+    for (size_t i = 0; i < good.size(); i++) {  // read, or refused in one line
+        std::string text = good;
+        text[i] = static_cast<char>(text[i] ^ 0x15);
+        const std::string path = put(name, text);
+        const std::string message = error_of([&] { read_gemm_cache(path); });
+        check(message.empty() || message.find(path) == 0,
+              "cache with byte " + std::to_string(i) + " changed");
+    }
+}
+
 }  // namespace
 
 int main() {
     return run_checks({check_files, check_full_disk, check_round_trip, check_malformed_safetensors,
-                       check_damaged_safetensors, check_large_safetensors, check_weight_files});
+                       check_damaged_safetensors, check_large_safetensors, check_weight_files,
+                       check_gemm_cache, check_malformed_gemm_cache});
 }

@@ -32,7 +32,7 @@ bool same(const Options& a, const Options& b) {
 void check_flags() {
     const Options defaults = parse({});
     check(same(defaults, Options()), "defaults");
-    check(to_json(defaults).size() == 35,
+    check(to_json(defaults).size() == 38,
           "every flag but config, print-config and list-kernels is in the file");
     const Options o =
         parse({"--batch-size", "4", "--lr=1e-3", "--grad-clip", "0", "--schedule", "wsd", "--kernel", "a=1",
@@ -76,7 +76,8 @@ void check_bad_flags() {
         {{"--out", "\xff"}, {"--out: expected text in UTF-8"}},
         {{"--seq-len", "0"}, {"--seq-len: expected an integer of at least 1, found 0"}},
         {{"--batch-size", "0"}, {"--batch-size"}},
-        {{"--batch-size", "9223372036854775807"}, {"--batch-size", "2^63"}},
+        {{"--batch-size", "9223372036854775807"}, {"--batch-size", "2^31"}},
+        {{"--batch-size", "8388608"}, {"--batch-size 8388608 --seq-len 256", "2^31"}},
         {{"--total-batch-size", "3000"},
          {"micro-batches do not divide the update", "8 * 256 * 1 = 2048", "3000"}},
         {{"--total-batch-size", "1"}, {"--total-batch-size", "2048", "found 1"}},

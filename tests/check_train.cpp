@@ -162,6 +162,7 @@ std::string save(const std::string& out, int64_t step, int64_t keep = 100) {
     weight_data[0] = static_cast<float>(step);
     Manifest m = describe_run(Options(), 1, step);
     m.kernels = {{"rmsnorm_forward", "2"}};
+    m.gemms = {"Some Device", "someBLASLt 1", {{"nt 8x6x4 f32 f32", {"00ff", 0.375, 32}}}};
     const Tensor w = make_tensor(weight_data, DType::f32, {2, 3});
     return write_checkpoint(out, keep, m, "{\"model_type\": \"llama\"}\n", {{"w", w}},
                             {{"m.w", make_tensor(moment_data[0], DType::f32, {2, 3})},
@@ -191,6 +192,10 @@ void check_checkpoint() {
     check(m.dtype == "f32" && m.grad_dtype == "f32" && m.optimizer_state == "f32" && m.master_weights == "on",
           "types");
     check(m.kernels.size() == 1 && m.kernels.at("rmsnorm_forward") == "2", "manifest's kernels");
+    check(to_json(m.gemms).dump() ==
+              R"({"device":"Some Device","library":"someBLASLt 1","choices":{"nt 8x6x4 f32 f32":)"
+              R"({"ms":0.375,"tried":32,"algorithm":"00ff"}}})",
+          "manifest's matrix products");
     check(m.config == json(to_json(Options())), "manifest's configuration");
     check(m.files.at("config.json").bytes == 24 && m.files.size() == 3, "manifest's files");
     const SafetensorsFile model(path + "/model.safetensors"), optimizer(path + "/optimizer.safetensors");
@@ -292,6 +297,14 @@ void check_bad_manifests() {
     damaged("hash of other digits", with(json::json_pointer("/files/config.json/xxh3"), "0123456789ABCDEF"),
             "xxh3");
     damaged("kernel of another type", with(json::json_pointer("/kernels/x"), 2), "kernels: \"x\"");
+    for (const char* field : {"device", "library", "choices"}) {
+        ordered_json without = fields;
+        without["gemms"].erase(field);
+        damaged(std::string("matrix products without ") + field, sealed(without),
+                "gemms: expected device, library");
+    }
+    damaged("a matrix product of another type", with(json::json_pointer("/gemms/choices/x"), 2),
+            "gemms: expected");
     ordered_json no_file = fields;
     no_file["files"].erase("model.safetensors");
     damaged("a file left out", sealed(no_file), "model.safetensors");

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,7 +24,41 @@ def build() -> Path:
 
 
 @pytest.fixture(scope="session")
-def chosen(build) -> Callable[[str], list[str]]:
+def gpu(build) -> bool:
+    """Whether the programs compute on a GPU; else on the host, with a warp's size for the emulated device."""
+    return "LLAMAC_WARP:" not in (build / "CMakeCache.txt").read_text()
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory) -> Path:
+    """Tokens that a model can learn something from: a noisy walk over a vocabulary of 97."""
+    from run import V
+
+    from llamac.data import write_bin
+
+    folder = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(1)
+    walk = np.cumsum(rng.choice([1, 2, 5], 6000)) % V
+    for name, part in (("train_000", walk[:2500]), ("train_001", walk[2500:5000]), ("val_000", walk[5000:])):
+        write_bin(folder / f"{name}.bin", part.astype(np.uint32), V)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def train(build) -> Callable[..., subprocess.CompletedProcess]:
+    """Runs the program, which must end with exit status `code`."""
+
+    def run(*arguments, code=0, program=build / "train_llama3", **keywords) -> subprocess.CompletedProcess:
+        command = [program, *arguments]
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, **keywords)
+        assert result.returncode == code, result.stdout[-2000:] + result.stderr
+        return result
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def chosen(build, gpu) -> Callable[[str], list[str]]:
     """OPERATION=VARIANT for every operation. "reference"; "naive": kernel 1; "optimised": all kernels, those
     preferred first, as not every one takes every shape.
     """
@@ -38,10 +73,8 @@ def chosen(build) -> Callable[[str], list[str]]:
         else:
             variants[line.split(":")[0]] = []
 
-    cache = (build / "CMakeCache.txt").read_text()
-
     def choose(kind: str) -> list[str]:
-        if kind == "reference" and "LLAMAC_WARP:" not in cache:
+        if kind == "reference" and gpu:
             pytest.skip("this build is for a GPU: the plain loops cannot reach its memory")
         choices = []
         for operation, known in variants.items():

@@ -160,6 +160,8 @@ def test_micro_steps():
         line == "--total-batch-size: expected a multiple of batch-size·seq-len·devices = 24 tokens, found 64"
     )
     refused(Options(batch_size=2, seq_len=8, total_batch_size=64).micro_steps, 8)
+    line = refused(Options(batch_size=1 << 23, seq_len=256).micro_steps)
+    assert line == "--batch-size 8388608 --seq-len 256: expected a product below 2^31"
 
 
 def test_recompute_parts():

@@ -35,6 +35,7 @@ def out(build, tmp_path_factory) -> Path:
         "train-data": folder / "train.bin",
         "val-data": folder / "val.bin",
         "tokenizer": "none",
+        "gemm-cache": folder / "gemm.json",
         "out": folder / "out",
         "steps": 6,
         "batch-size": 2,

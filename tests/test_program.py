@@ -14,72 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rule import FORWARD, violation
+from run import MODEL, PRECISIONS, ROOT, T, V, bits, events, flags, losses, one_line
 from test_options import STEP_KEYS
 
 from llamac.data import write_bin
 
-ROOT = Path(__file__).resolve().parents[1]
-MODEL = str(ROOT / "tests/models/tied-gqa.json")
-V, T = 97, 16
-
 pytestmark = pytest.mark.program
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    """Tokens that a model can learn something from: a noisy walk over a vocabulary of 97."""
-    folder = tmp_path_factory.mktemp("data")
-    rng = np.random.default_rng(1)
-    walk = np.cumsum(rng.choice([1, 2, 5], 6000)) % V
-    for name, part in (("train_000", walk[:2500]), ("train_001", walk[2500:5000]), ("val_000", walk[5000:])):
-        write_bin(folder / f"{name}.bin", part.astype(np.uint32), V)
-    return folder
-
-
-def flags(data: Path, out: Path, **extra) -> list[str]:
-    """A small run; extra flags with underscores."""
-    values = {
-        "model": MODEL,
-        "train-data": f"{data}/train_*.bin",
-        "val-data": f"{data}/val_*.bin",
-        "tokenizer": "none",
-        "out": out,
-        "steps": 8,
-        "batch-size": 4,
-        "seq-len": T,
-        "warmup-steps": 2,
-        "val-every": 4,
-        "val-steps": 2,
-        "sample-every": 0,
-        "checkpoint-every": 4,
-    }
-    values |= {key.replace("_", "-"): value for key, value in extra.items()}
-    return [word for key, value in values.items() for word in (f"--{key}", str(value))]
-
-
-@pytest.fixture(scope="module")
-def train(build):
-    def run(*arguments, code=0, **keywords) -> subprocess.CompletedProcess:
-        command = [build / "train_llama3", *arguments]
-        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, **keywords)
-        assert result.returncode == code, result.stdout[-2000:] + result.stderr
-        return result
-
-    return run
-
-
-def events(out: Path, kind: str) -> list[dict]:
-    return [e for e in map(json.loads, (out / "log.jsonl").read_text().splitlines()) if e["event"] == kind]
-
-
-def losses(out: Path) -> list[float]:
-    return [e["loss"] for e in events(out, "step")]
-
-
-def one_line(result: subprocess.CompletedProcess) -> str:
-    lines = result.stderr.strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith("train_llama3: "), result.stderr
-    return lines[0]
 
 
 # A run
@@ -105,11 +45,7 @@ def test_run_and_its_log(train, data, tmp_path):
 def test_the_same_run_twice_gives_the_same_bits(train, data, tmp_path):
     for name in ("a", "b"):
         train(*flags(data, tmp_path / name))
-    assert losses(tmp_path / "a") == losses(tmp_path / "b")
-    for file in ("model.safetensors", "optimizer.safetensors"):
-        assert (tmp_path / "a/step_000008" / file).read_bytes() == (
-            tmp_path / "b/step_000008" / file
-        ).read_bytes()
+    assert bits(tmp_path / "a") == bits(tmp_path / "b")
 
 
 def test_the_number_of_threads_changes_little(train, data, tmp_path):
@@ -125,19 +61,6 @@ def test_accumulation_is_a_larger_batch(train, data, tmp_path):
     np.testing.assert_allclose(losses(tmp_path / "parts"), losses(tmp_path / "whole"), rtol=1e-5)
 
 
-PRECISIONS = {
-    "f32": {},
-    "bf16": {"dtype": "bf16"},
-    "bf16-throughout": {
-        "dtype": "bf16",
-        "grad_dtype": "bf16",
-        "optimizer_state": "bf16",
-        "master_weights": "off",
-    },
-    "f32-small-moments": {"optimizer_state": "bf16"},
-}
-
-
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_resume_is_bitwise(train, data, tmp_path, precision):
     extra = PRECISIONS[precision] | {"total_batch_size": 8 * T}
@@ -147,9 +70,7 @@ def test_resume_is_bitwise(train, data, tmp_path, precision):
     newest = tmp_path / "half/step_000008"
     newest.rename(tmp_path / "set-aside")
     train(*half, "--resume", "auto")
-    assert losses(tmp_path / "half") == losses(tmp_path / "whole")
-    for file in ("model.safetensors", "optimizer.safetensors"):
-        assert (newest / file).read_bytes() == (tmp_path / "whole/step_000008" / file).read_bytes()
+    assert bits(tmp_path / "half") == bits(tmp_path / "whole")
 
 
 def test_every_precision_learns(train, data, tmp_path):
@@ -174,12 +95,16 @@ def interrupted(command: list, out: Path) -> int:
     return process.wait(60)
 
 
-def test_interrupt_leaves_a_checkpoint(build, data, tmp_path):
+def test_an_interrupted_run_goes_on_with_the_same_bits(build, train, data, tmp_path):
+    """Updates that are in flight when the signal comes are finished, logged and saved."""
+    endless = {"checkpoint_every": 0, "val_every": 0, "schedule": "constant"}
     out = tmp_path / "out"
-    command = [build / "train_llama3", *flags(data, out, steps=1000000, checkpoint_every=0, val_every=0)]
-    assert interrupted(command, out) == 130
+    assert interrupted([build / "train_llama3", *flags(data, out, steps=1000000, **endless)], out) == 130
     last = events(out, "step")[-1]["step"]
     assert (out / f"step_{last:06d}" / "manifest.json").exists()
+    train(*flags(data, out, steps=last + 3, **endless), "--resume", "auto")
+    train(*flags(data, tmp_path / "whole", steps=last + 3, **endless))
+    assert bits(out) == bits(tmp_path / "whole")
 
 
 def test_a_run_without_checkpoints(build, train, data, tmp_path):
@@ -234,11 +159,11 @@ def test_python_trains_the_same_losses(train, data, tmp_path):
 
 @pytest.mark.parametrize("kind", ["naive", "optimised"])
 def test_training_with_kernels(train, chosen, data, tmp_path, kind):
-    """Every operation a kernel: the losses that the host's variants give."""
+    """Every operation a kernel: the losses that the variants in use without --kernel give."""
     kernels = [word for choice in chosen(kind) for word in ("--kernel", choice)]
-    train(*flags(data, tmp_path / "host"))
+    train(*flags(data, tmp_path / "default"))
     train(*flags(data, tmp_path / "kernels"), *kernels)
-    np.testing.assert_allclose(losses(tmp_path / "kernels"), losses(tmp_path / "host"), rtol=1e-5, atol=0)
+    np.testing.assert_allclose(losses(tmp_path / "kernels"), losses(tmp_path / "default"), rtol=1e-5, atol=0)
 
 
 def test_kernels_are_tried_in_turn(train, data, tmp_path):
@@ -339,6 +264,21 @@ def test_bad_flags(train, data, tmp_path, arguments, words):
     for word in words.format(data=data).split():
         assert word in line, line
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_cannot_fit(train, data, tmp_path):
+    """32 million sequences: terabytes of activations. tests/check_trainer.cpp takes such advice."""
+    sizes = {"batch_size": 1 << 25, "total_batch_size": 0, "val_data": ""}
+    line = one_line(train(*flags(data, tmp_path / "out", **sizes), code=2))
+    found = r"memory: the run needs \d+\.\d\d GiB, the device has \d+\.\d\d GiB free of \d+\.\d\d GiB"
+    assert re.search(f"{found}; it fits with .*--batch-size \\d+ --total-batch-size 536870912", line), line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_gemm_cache_that_is_none(train, data, tmp_path):
+    (tmp_path / "gemm.json").write_text('{"device": "?"}')
+    line = one_line(train(*flags(data, tmp_path / "out", gemm_cache=tmp_path / "gemm.json"), code=2))
+    assert "gemm.json: expected device, library and choices" in line
 
 
 CONFIG = json.loads(Path(MODEL).read_text())

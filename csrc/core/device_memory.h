@@ -42,9 +42,10 @@ struct PinnedMemory {
 
     explicit PinnedMemory(int64_t count) {
         void* memory = nullptr;
-        if (hipHostMalloc(&memory, static_cast<size_t>(count) * sizeof(T)) != hipSuccess) {
+        size_t bytes = 0;
+        if (__builtin_mul_overflow(count, sizeof(T), &bytes) || hipHostMalloc(&memory, bytes) != hipSuccess) {
             static_cast<void>(hipGetLastError());
-            fail("memory: ", count * sizeof(T) >> 20,
+            fail("memory: ", (static_cast<uint64_t>(count) >> 20) * sizeof(T),
                  " MiB of pinned memory are needed, the host has no room");
         }
         data = static_cast<T*>(memory);

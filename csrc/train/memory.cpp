@@ -1,5 +1,8 @@
 #include "train/memory.h"
 
+#include <functional>
+#include <set>
+
 namespace llamac {
 namespace {
 
@@ -44,11 +47,19 @@ std::vector<Change> recompute_changes(const Options& o) {
     }
     return changes;
 }
+// The same update in more micro-steps.
 std::vector<Change> batch_changes(const Options& o) {
+    std::set<int64_t, std::greater<>> batches;
+    for (int64_t parts = 1; parts * parts <= o.batch_size; parts++)
+        if (o.batch_size % parts == 0) batches.insert({parts, o.batch_size / parts});
+    batches.erase(o.batch_size);
+    const int64_t update = micro_steps(o, 1) * o.batch_size * o.seq_len;
+    const std::string keep = o.total_batch_size ? "" : " --total-batch-size " + std::to_string(update);
     std::vector<Change> changes;
-    for (int64_t batch = o.batch_size / 2; batch > 0; batch /= 2) {
-        changes.push_back({"--batch-size " + std::to_string(batch), o});
+    for (const int64_t batch : batches) {
+        changes.push_back({"--batch-size " + std::to_string(batch) + keep, o});
         changes.back().options.batch_size = batch;
+        changes.back().options.total_batch_size = update;
     }
     return changes;
 }

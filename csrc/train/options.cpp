@@ -101,7 +101,7 @@ const std::vector<Flag>& flags() {
          "on a GPU, time the library's candidates for each matrix product once", &O::tune,
          one_of({"on", "off"})},
         {"Precision and memory", "gemm-cache", "FILE|auto|none",
-         "keeps what was timed; auto: llamac/gemm.json in the user's cache folder", &O::gemm_cache},
+         "keeps the timings; auto: llamac/gemm.json in the user's cache", &O::gemm_cache},
         {"Precision and memory", "graphs", "on|off", "on a GPU, replay the step's launches as graphs",
          &O::graphs, one_of({"on", "off"})},
 
@@ -352,10 +352,12 @@ Options parse_options(int argc, const char* const* argv) {
 
 int64_t micro_steps(const Options& o, int64_t devices) {
     CHECK(devices > 0);
-    int64_t sequences, micro;
-    if (__builtin_mul_overflow(o.batch_size, devices, &sequences) ||
-        __builtin_mul_overflow(sequences, o.seq_len, &micro))
-        fail("--batch-size ", o.batch_size, " --seq-len ", o.seq_len, ": expected a product below 2^63");
+    // Beyond, bytes of activations would not be numbers of 64 bits; no device has the memory.
+    constexpr int64_t most_rows = int64_t{1} << 31;
+    int64_t rows, micro;
+    if (__builtin_mul_overflow(o.batch_size, o.seq_len, &rows) || rows >= most_rows ||
+        __builtin_mul_overflow(rows, devices, &micro))
+        fail("--batch-size ", o.batch_size, " --seq-len ", o.seq_len, ": expected a product below 2^31");
     if (o.total_batch_size % micro != 0)
         fail(
             "--total-batch-size: micro-batches do not divide the update: expected a multiple of batch-size * "

@@ -66,7 +66,7 @@ void resume(Trainer& t) {
 
 Trainer::Flight::Flight(int64_t count) : tokens(count), targets(count), losses(count), scalars(2), step(1) {}
 
-Trainer::Trainer(const Options& o)
+Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     : options(o),
       resumed_from(checkpoint_to_resume(o.out, o.resume)),
       config(model_config(o)),
@@ -76,7 +76,7 @@ Trainer::Trainer(const Options& o)
       schedule{o.schedule, o.lr, o.min_lr_frac, o.warmup_steps, o.steps},
       model(config, model_options(o)),
       replays(o.graphs == "on"),
-      most_in_flight(model.queue.where == Where::device ? 1 : 0) {
+      most_in_flight(ahead.value_or(model.queue.where == Where::device ? 1 : 0)) {
     if (!o.val_data.empty()) {
         val.emplace(load_data(o.val_data, o, config, 1));
         check_same_tokenizer(train, *val);

@@ -26,8 +26,8 @@ struct UpdateResult {
 
 struct Trainer {
     // Reads the model, the data and, where it goes on from one, the checkpoint; writes nothing. Throws Error, for a
-    // run that the device has no memory for with the least change that would make it fit.
-    explicit Trainer(const Options& options);
+    // run that the device has no memory for with the least change that would make it fit. ahead: most_in_flight.
+    explicit Trainer(const Options& options, std::optional<int64_t> ahead = {});
 
     const Options options;
     const std::string resumed_from;  // a checkpoint, or ""
@@ -46,7 +46,7 @@ struct Trainer {
     // goes on; so it may start the next before this one is done, by most_in_flight.
     void start_update();
     int64_t in_flight() const { return step - finished; }
-    const int64_t most_in_flight;
+    const int64_t most_in_flight;  // unless told: 1 on a GPU, 0 where the host computes
     // Waits for the oldest update in flight.
     UpdateResult finish_update();
 

@@ -1,0 +1,401 @@
+// A run without its loop: the memory that it is planned to take, and its updates, which may be started ahead,
+// replayed as graphs, interrupted and resumed without a changed bit.
+#include <cmath>
+#include <ctime>
+#include <sstream>
+
+#include "check.h"
+#include "train/memory.h"
+#include "train/trainer.h"
+
+using namespace llamac;
+namespace fs = std::filesystem;
+
+namespace {
+
+// Heads of 64 channels, which the kernels on matrix cores take.
+constexpr const char* model_json = R"({"model_type": "llama", "vocab_size": 128, "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 64, "max_position_embeddings": 64, "tie_word_embeddings": true, "initializer_range": 0.1})";
+
+std::string tokens_bin(uint32_t count) {
+    std::vector<uint32_t> header(256);
+    header[0] = 20240520, header[1] = 1, header[2] = count;
+    std::vector<uint16_t> tokens(count);
+    for (uint32_t i = 1; i < count; i++)
+        tokens[i] = static_cast<uint16_t>((tokens[i - 1] + (i * i % 7 < 3 ? 2 : 5)) % 128);
+    return bytes_of(header) + bytes_of(tokens);
+}
+
+using Words = std::vector<std::string>;
+
+// Six updates of two micro-steps of 4 sequences of 16 tokens; `more` wins over that.
+Options small_run(const Words& more = {}) {
+    if (!fs::exists(in_folder("model"))) {
+        fs::create_directories(in_folder("model"));
+        put("model/config.json", model_json);
+        put("train.bin", tokens_bin(3000));
+        put("val.bin", tokens_bin(500));
+    }
+    Words words = {"train_llama3",
+                   "--model",
+                   in_folder("model"),
+                   "--train-data",
+                   in_folder("train.bin"),
+                   "--val-data",
+                   in_folder("val.bin"),
+                   "--gemm-cache",
+                   in_folder("gemm.json"),
+                   "--out",
+                   in_folder("out"),
+                   "--tokenizer",
+                   "none",
+                   "--steps",
+                   "6",
+                   "--batch-size",
+                   "4",
+                   "--seq-len",
+                   "16",
+                   "--lr",
+                   "0.01",
+                   "--warmup-steps",
+                   "2",
+                   "--val-steps",
+                   "2",
+                   "--total-batch-size",
+                   "128"};
+    words.insert(words.end(), more.begin(), more.end());
+    std::vector<const char*> arguments;
+    for (const std::string& word : words) arguments.push_back(word.c_str());
+    return parse_options(static_cast<int>(arguments.size()), arguments.data());
+}
+
+Words words_of(const std::string& text) {
+    std::istringstream stream(text);
+    return {std::istream_iterator<std::string>(stream), {}};
+}
+
+const Words precisions[] = {
+    {},
+    {"--dtype", "bf16"},
+    {"--dtype", "bf16", "--grad-dtype", "bf16", "--optimizer-state", "bf16", "--master-weights", "off"}};
+
+// Kernels for all operations, the first that takes a call; emulated where the host computes by default.
+void choose_kernels() {
+    for (const Operation* op : operations()) {
+        std::string names;
+        for (const Variant& v : op->variants)
+            if (v.where == Where::device && v.deterministic)
+                names += (names.empty() ? "" : ",") + std::string(v.name);
+        select_kernel(op->name + "=" + names);
+    }
+}
+void choose_defaults() {
+    for (const Operation* op : operations()) find_operation(op->name).selected.clear();
+}
+
+// ---- memory ----
+
+void check_arena() {
+    Arena arena;
+    Tensor a, b, c, over, beyond;
+    arena.plan("one", &a, shaped(DType::f32, {3}));
+    arena.plan("two", &b, shaped(DType::bf16, {1000, 3}));
+    arena.share(&over, shaped(DType::i32, {1600}), &b);
+    arena.plan("two", &c, shaped(DType::f32, {77}));
+    arena.share(&beyond, shaped(DType::f32, {70}), &c);
+    check(a.elements() == 3 && over.elements() == 1600 && !a.data && !over.data,
+          "planned: shapes, no memory");
+    check(arena.rows.size() == 3 && arena.bytes() == 256 + 6144 + 512,
+          "each tensor to whole cache lines, once");
+    char* const base = reinterpret_cast<char*>(uintptr_t{1} << 40);
+    arena.place(base);
+    check(a.data == base && b.data == base + 256 && c.data == base + 256 + 6144, "one after another");
+    check(over.data == b.data && beyond.data == c.data, "shared memory");
+    arena.allocate();
+    check(a.data != base && static_cast<char*>(c.data) - static_cast<char*>(a.data) == 256 + 6144,
+          "allocated");
+    float values[77];
+    copy_bytes(values, c.data, c.bytes());
+    check(std::all_of(values, values + 77, [](float x) { return std::isnan(x); }), "memory begins as NaN");
+}
+
+int64_t planned_bytes(const Options& o) {
+    return Model(load_config(o.model), model_options(o)).arena.bytes();
+}
+
+// The rows of the table are the tensors without their padding; the chunks of logits lie where nothing else is needed
+// while they are.
+void check_plan(const Options& o, const std::string& what) {
+    const Model m(load_config(o.model), model_options(o));
+    int64_t bytes = 0, tensors = 0;
+    for (const MemoryRow& row : memory_rows(m)) {
+        if (row.tensors == 0) continue;  // what others have of the device
+        bytes += row.bytes;
+        tensors += row.tensors;
+    }
+    check(tensors == static_cast<int64_t>(m.arena.rows.size()), what + ": the table has every tensor");
+    check(bytes <= m.arena.bytes() && m.arena.bytes() < bytes + 256 * tensors,
+          what + ": the table has every byte");
+
+    const Activations& a = m.activations;
+    const auto begin = [](const Tensor& t) { return static_cast<const char*>(t.data); };
+    const auto end = [&](const Tensor& t) { return begin(t) + t.bytes(); };
+    for (const Arena::Row& row : m.arena.rows) {
+        const Tensor* t = row.tensor;
+        const bool later =
+            t == &a.dqkv || t == &a.dattention || t == &a.dgate_up || t == &a.dswiglu || t == &a.logits;
+        check(later || end(*t) <= begin(a.logits) || end(a.logits) <= begin(*t),
+              what + ": logits over " + row.group);
+    }
+    check(a.logits.data == a.dqkv.data, what + ": logits in the blocks' gradients");
+}
+
+void check_plans() {
+    for (const Words& precision : precisions)
+        for (const char* recompute : {"none", "norm,swiglu,qkv,attention", "block:2"}) {
+            Words words = precision;
+            words.insert(words.end(), {"--recompute", recompute});
+            check_plan(small_run(words), recompute);
+        }
+    Config config = load_config("llama3.1-8b");
+    ModelOptions few = model_options(small_run());
+    few.batch_size = 1;
+    const Model m(config, few);
+    check(m.activations.logits.bytes() <= int64_t{64} << 20, "few rows: logits of at most 64 MiB");
+    few.logits_bytes = int64_t{1} << 40;
+    const Model whole(config, few);
+    check(whole.activations.logits.shape[0] == 16 &&
+              whole.activations.logits.data != whole.activations.dqkv.data,
+          "logits that do not fit elsewhere have memory of their own");
+}
+
+// What operations work in is asked for in the rehearsal, whatever a run does later.
+void check_rehearsal() {
+    choose_kernels();
+    for (const Words& precision : precisions)
+        for (const char* recompute : {"none", "block"}) {
+            Options o = small_run(precision);
+            o.recompute = recompute;
+            Model m(load_config(o.model), model_options(o));
+            const int64_t planned = m.queue.workspace->asked;
+            const Arena::Row& last = m.arena.rows.back();
+            check(planned > 0 && last.group == "work space of operations" && last.tensor->bytes() >= planned,
+                  "what operations work in has its row in the table");
+            m.allocate();
+            initialize(m.parameters, m.config, 1);
+            const void* const memory = m.queue.workspace->reserve(0);
+            const std::vector<int32_t> tokens(64, 3);
+            set_batch(m, tokens.data(), tokens.data(), 4, 16);
+            for (const bool first : {true, false}) forward_backward(m, first, 0.5);
+            const float lr = 0.01f;
+            const int32_t step = 1;
+            set_update(m, &lr, &step);
+            update(m, {0.9, 0.95, 1e-8, 0.1, 1.0}, 1);
+            forward(m);
+            std::vector<float> logits;
+            for (int64_t length = 1; length <= 16; length += 5) next_logits(m, tokens.data(), length, logits);
+            check(std::isfinite(mean_loss(m)) && std::isfinite(logits[0]), "the step computes");
+            check(m.queue.workspace->asked == planned && m.queue.workspace->reserve(0) == memory,
+                  std::string("a step asks for no more than its rehearsal, --recompute ") + recompute);
+        }
+    choose_defaults();
+}
+
+// ---- a run that does not fit ----
+
+int64_t free_bytes() {
+    size_t free = 0, total = 0;
+    CHECK(hipMemGetInfo(&free, &total));
+    return static_cast<int64_t>(free);
+}
+
+// The flags that the refusal of a run proposes: with them it must fit.
+Options proposed(const Config& config, const Words& flags, const std::string& what) {
+    const Options o = small_run(flags);
+    std::string message;
+    refused(what, {"memory: the run needs ", " GiB, the device has ", " GiB free of ", "; it fits with --"},
+            [&] {
+                try {
+                    check_memory(Model(config, model_options(o)), o);
+                } catch (const Error& e) {
+                    message = e.what();
+                    throw;
+                }
+            });
+    const size_t at = message.find("it fits with ");
+    if (at == message.npos) return o;
+    Words words = flags;
+    for (const std::string& word : words_of(message.substr(at + 13))) words.push_back(word);
+    const Options changed = small_run(words);
+    check(Model(config, model_options(changed)).arena.bytes() <= free_bytes(),
+          what + ": it does fit: " + message);
+    check(micro_steps(changed, 1) * changed.batch_size == micro_steps(o, 1) * o.batch_size,
+          what + ": the update is of as many tokens: " + message);
+    return changed;
+}
+
+void check_refusal() {
+    const Config config = load_config(small_run().model);
+    check(error_of([] {
+              const Options o = small_run();
+              check_memory(Model(load_config(o.model), model_options(o)), o);
+          }).empty(),
+          "what fits is accepted");
+    // The last batch that fits, then just too large a one.
+    int64_t batch = 4;
+    const auto flags = [&](int64_t sequences) {
+        return Words{"--batch-size", std::to_string(sequences), "--total-batch-size", "0", "--val-data",
+                     "none"};
+    };
+    while (planned_bytes(small_run(flags(2 * batch))) <= free_bytes()) batch *= 2;
+    const Options little = proposed(config, flags(2 * batch), "twice too much");
+    check(little.recompute != "none" || little.batch_size == batch,
+          "recomputation first: " + little.recompute);
+    const Options much = proposed(config, flags(64 * batch), "64 times too much");
+    check(much.batch_size == batch && much.recompute == "none" && much.dtype == "f32",
+          "the largest that fits");
+    const Options odd = proposed(config, flags(3 * 5 * 7 * batch), "a batch that halves do not divide");
+    check(planned_bytes(small_run(flags(odd.batch_size))) <= free_bytes() && odd.batch_size > batch / 2,
+          "divided by what divides it");
+    const Options least = proposed(
+        config,
+        {"--batch-size", std::to_string(64 * batch), "--recompute", "block", "--total-batch-size", "0"},
+        "everything is recomputed already");
+    check(least.recompute == "block", "no less recomputation is proposed");
+
+    // Parameters that fit in fewer bytes each, alone and with a smaller batch.
+    Config wide = config;
+    wide.V = free_bytes() /
+             (wide.C * 15);  // bytes: 16 in f32; with bf16 weights 18, and moments 14, without f32 10
+    const Options thin = proposed(wide, {"--batch-size", "1", "--total-batch-size", "0"}, "many parameters");
+    check(thin.dtype == "bf16" && thin.batch_size == 1, "smaller types");
+    wide.V = free_bytes() / (wide.C * 12);
+    const Options all = proposed(wide, flags(4 * batch), "many parameters and a large batch");
+    check(all.dtype == "bf16" && all.batch_size < batch && all.recompute == "block", "everything at once");
+    wide.V = free_bytes() / (wide.C * 5);
+    const Options none = small_run({"--batch-size", "1", "--total-batch-size", "0"});
+    refused("too many parameters", {"memory: ", "no recomputation, batch size or precision makes it fit"},
+            [&] { check_memory(Model(wide, model_options(none)), none); });
+    const Options endless = small_run({"--total-batch-size", "4611686018427387904"});
+    refused("tokens that no number has the bytes of", {"memory: ", "pinned"}, [&] { Trainer t(endless); });
+}
+
+// Planning goes through many alternatives, of 80 layers each.
+void check_planning_is_quick() {
+    const Options o = small_run(
+        {"--model", "llama3.1-70b", "--batch-size", "64", "--seq-len", "8192", "--total-batch-size", "0"});
+    const std::clock_t begin = std::clock();
+    const std::string message =
+        error_of([&] { check_memory(Model(load_config(o.model), model_options(o)), o); });
+    const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+    check(!message.empty(), "70B with 64 sequences of 8192 tokens is more than a device has");
+    check(seconds < 3, "planned in " + std::to_string(seconds) + " s");
+}
+
+// ---- updates ----
+
+struct Trained {
+    std::vector<double> numbers;  // of each update: its step, loss, gradient norm, learning rate
+    std::string weights;
+
+    bool operator==(const Trained& other) const {
+        return numbers == other.numbers && weights == other.weights;
+    }
+};
+
+void finish(Trainer& t, int64_t in_flight, Trained& trained) {
+    while (t.in_flight() > in_flight) {
+        const UpdateResult r = t.finish_update();
+        trained.numbers.insert(trained.numbers.end(), {double(r.step), r.loss, r.grad_norm, r.lr});
+    }
+}
+
+// The updates from where `t` stands to the run's end.
+Trained train(Trainer& t) {
+    Trained trained;
+    while (t.step < t.options.steps) {
+        t.start_update();
+        finish(t, t.most_in_flight, trained);
+    }
+    finish(t, 0, trained);
+    const Tensor& weights = t.model.parameters.weights;
+    trained.weights.resize(static_cast<size_t>(weights.bytes()));
+    copy_bytes(trained.weights.data(), weights.data, weights.bytes());
+    return trained;
+}
+Trained train(const Options& o, int64_t ahead) {
+    Trainer t(o, ahead);
+    return train(t);
+}
+
+// However far the host is ahead, each update's numbers are its own.
+void check_updates_ahead() {
+    for (const Words& precision : precisions) {
+        const Trained now = train(small_run(precision), 0);
+        check(now.numbers.size() == 4 * 6 && now.numbers[0] == 1 && now.numbers[4 * 5] == 6,
+              "six updates in order");
+        for (size_t k = 4; k < now.numbers.size(); k++)
+            check(std::isfinite(now.numbers[k]) && now.numbers[k] != now.numbers[k - 4],
+                  "no two updates are alike");
+        for (const int64_t ahead : {1, 2, 5})
+            check(train(small_run(precision), ahead) == now,
+                  std::to_string(ahead) + " updates ahead: other bits");
+    }
+}
+
+void check_graphs() {
+    for (const bool kernels : {false, true}) {
+        if (kernels) choose_kernels();
+        for (const Words& precision : {precisions[0], precisions[2]}) {
+            Options o = small_run(precision);
+            o.steps = kernels ? 3 : 6;  // emulated ones take their time
+            o.graphs = "off";
+            const Trained launched = train(o, 0);
+            o.graphs = "on";
+            for (const int64_t ahead : {0, 1})
+                check(train(o, ahead) == launched, std::string("graphs give other bits, ") +
+                                                       (kernels ? "kernels" : "defaults") + ", dtype " +
+                                                       o.dtype);
+        }
+    }
+    choose_defaults();
+}
+
+// What a signal does: no new update is started, those in flight are finished, then a checkpoint.
+void check_interrupted() {
+    for (const Words& precision : precisions) {
+        Words words = precision;
+        const std::string out = in_folder("interrupted_" + std::to_string(precision.size()));
+        words.insert(words.end(), {"--out", out});
+        fs::create_directories(out);
+        const Trained whole = train(small_run(words), 0);
+        Trained trained;
+        {
+            Trainer t(small_run(words), 1);
+            for (int k = 0; k < 3; k++) {
+                t.start_update();
+                finish(t, 1, trained);
+            }
+            check(t.step == 3 && t.in_flight() == 1 && trained.numbers.size() == 4 * 2,
+                  "one update in flight");
+            finish(t, 0, trained);
+            t.validate();
+            check(t.save() == out + "/step_000003", "a checkpoint of what was started");
+        }
+        words.insert(words.end(), {"--resume", "auto"});
+        Trainer again(small_run(words), 1);
+        check(again.step == 3 && again.in_flight() == 0, "resumed");
+        const Trained rest = train(again);
+        trained.numbers.insert(trained.numbers.end(), rest.numbers.begin(), rest.numbers.end());
+        check(trained.numbers == whole.numbers && rest.weights == whole.weights,
+              "interrupted and resumed: other bits");
+    }
+}
+
+}  // namespace
+
+int main() {
+    return run_checks({check_arena, check_plans, check_rehearsal, check_refusal, check_planning_is_quick,
+                       check_updates_ahead, check_graphs, check_interrupted});
+}

@@ -1,0 +1,68 @@
+"""Small runs of the program: their flags, and what they leave behind."""
+
+import hashlib
+import json
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MODEL = str(ROOT / "tests/models/tied-gqa.json")
+V, T = 97, 16
+
+PRECISIONS = {
+    "f32": {},
+    "bf16": {"dtype": "bf16"},
+    "bf16-throughout": {
+        "dtype": "bf16",
+        "grad_dtype": "bf16",
+        "optimizer_state": "bf16",
+        "master_weights": "off",
+    },
+    "f32-small-moments": {"optimizer_state": "bf16"},
+}
+
+
+def flags(data: Path, out: Path, **extra) -> list[str]:
+    """A small run on the shards in `data`; extra flags with underscores."""
+    values = {
+        "model": MODEL,
+        "train-data": f"{data}/train_*.bin",
+        "val-data": f"{data}/val_*.bin",
+        "tokenizer": "none",
+        "gemm-cache": data / "gemm.json",
+        "out": out,
+        "steps": 8,
+        "batch-size": 4,
+        "seq-len": T,
+        "warmup-steps": 2,
+        "val-every": 4,
+        "val-steps": 2,
+        "sample-every": 0,
+        "checkpoint-every": 4,
+    }
+    values |= {key.replace("_", "-"): value for key, value in extra.items()}
+    return [word for key, value in values.items() for word in (f"--{key}", str(value))]
+
+
+def events(out: Path, kind: str) -> list[dict]:
+    return [e for e in map(json.loads, (out / "log.jsonl").read_text().splitlines()) if e["event"] == kind]
+
+
+def losses(out: Path) -> list[float]:
+    return [e["loss"] for e in events(out, "step")]
+
+
+def bits(out: Path) -> dict[str, list | str]:
+    """Alike for runs of the same bits: each update's numbers, hashes of the newest checkpoint's tensors."""
+    newest = max(out.glob("step_*"))
+    numbers = [[e[key] for key in ("step", "loss", "grad_norm", "lr")] for e in events(out, "step")]
+    files = ("model.safetensors", "optimizer.safetensors")
+    hashes = {file: hashlib.sha256((newest / file).read_bytes()).hexdigest() for file in files}
+    return {"updates": numbers, **hashes}
+
+
+def one_line(result: subprocess.CompletedProcess) -> str:
+    """The line that the program refuses bad input with."""
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("train_llama3: "), result.stderr
+    return lines[0]
