@@ -94,20 +94,6 @@ inline __device__ void fence_barrier_init() {
 inline __device__ void fence_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// A count in memory by which blocks follow one another: whoever sees it sees what was written before it was raised.
-// By a whole warp.
-inline __device__ void wait_for_count(const int* count, int wanted) {
-    int found = wanted;
-    do
-        if (threadIdx.x % warp_size == 0)
-            asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(found) : "l"(count) : "memory");
-    while (any_lane(found < wanted));
-}
-inline __device__ void raise_count(int* count) {
-    if (threadIdx.x % warp_size != 0) return;
-    __threadfence();
-    asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(count) : "memory");
-}
 // Barrier `id` (1 to 15) of `threads` threads: one side waits, the other only arrives.
 inline __device__ void named_barrier_wait(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

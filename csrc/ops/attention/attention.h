@@ -40,13 +40,7 @@ WorkspaceBytes attention_backward_workspace_2, attention_backward_workspace_3;
 // hopper_forward.hip, hopper_backward.hip; where LLAMAC_WARPGROUPS
 bool hopper_supports(const Call& call);
 ForwardLauncher attention_forward_3;
-// Where dq is made: by a kernel of its own, or with the keys, added to in any order or in turns.
-enum class Dq { apart, any_order, in_turns };
-template <Dq mode>
-void attention_backward_hopper(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                               View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                               View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device);
-template <Dq mode>
-int64_t attention_backward_hopper_workspace(const Call& call);
+BackwardLauncher attention_backward_4, attention_backward_5;
+WorkspaceBytes attention_backward_workspace_4, attention_backward_workspace_5;
 
 }  // namespace llamac

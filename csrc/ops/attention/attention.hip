@@ -19,7 +19,8 @@
 //       are packed once for all query heads that share them.
 // 2, 3 flash, on any machine's matrix cores (flash_forward.hip, flash_backward.hip); backward 3 is one pass with
 //       atomic adds, not deterministic
-// 3; 4, 5  the same for Hopper's own instructions (hopper_forward.hip, hopper_backward.hip)
+// 3; 4, 5  the same for Hopper's own instructions (hopper_forward.hip, hopper_backward.hip); backward 5 is one pass
+//       with atomic adds
 // 1     naive: the formulas, a kernel each, whole scores in memory
 //
 // One NVIDIA H200, bf16, NH 32, NKV 8, 2026-11-21, TFLOP/s with the causal half counted; FA2 (FlashAttention-2)
@@ -31,9 +32,10 @@
 //   forward 3 (Hopper)             595                  485                  427                 347
 //   FA2; cuDNN                  338; 638             306; 553             293; 456            262; 398
 //   backward 2                     254                  237                  249                 223
-//   backward 4 (Hopper)            367                  321                  341                 291
+//   backward 4 (Hopper)            375                  333                  329                 284
 //   FA2, deterministic             204                  195                  179                 172
 //   backward 3, atomic             294                  256                  322                 277
+//   backward 5 (Hopper), atomic    455                  368                  379                 306
 //   FA2; cuDNN, atomic          284; 489             214; 412             250; 411            189; 316
 //
 // `attention_forward --shape B=2,T=8192,NH=32,NKV=8,HD=128 --dtype bf16` prints the first column's rows.
@@ -176,27 +178,20 @@ Operation attention_backward(
       entries<attention_backward_cpu<float>, attention_backward_cpu<bf16>, attention_backward_cpu<double>>(),
       whole_groups},
 #if defined(LLAMAC_WARPGROUPS)
-     {"6",
-      "flash for Hopper: one pass with wgmma, TMA, warps with roles; blocks add to dq in turns",
-      Where::device,
-      entries<attention_backward_hopper<Dq::in_turns>>(),
-      hopper_supports,
-      {},
-      attention_backward_hopper_workspace<Dq::in_turns>},
      {"4",
-      "as 6 in two passes, one that owns keys and one that owns queries",
+      "flash for Hopper: as 2, with wgmma, TMA, warps that copy and warps that compute",
       Where::device,
-      entries<attention_backward_hopper<Dq::apart>>(),
+      entries<attention_backward_4>(),
       hopper_supports,
       {},
-      attention_backward_hopper_workspace<Dq::apart>},
+      attention_backward_workspace_4},
      {"5",
-      "as 6, dq by atomic adds in any order: not deterministic",
+      "as 4 in one pass, dq by atomic adds: faster, not deterministic",
       Where::device,
-      entries<attention_backward_hopper<Dq::any_order>>(),
+      entries<attention_backward_5>(),
       hopper_supports,
       {},
-      attention_backward_hopper_workspace<Dq::any_order>,
+      attention_backward_workspace_5,
       false},
 #endif
      {"2",

@@ -15,10 +15,10 @@ struct Piece {
     int64_t batch, head, block;
 };
 constexpr int section_heads = 16;
-__device__ inline Piece piece_of(int64_t blocks, int64_t heads, int64_t turn = blockIdx.x) {
+__device__ inline Piece piece_of(int64_t blocks, int64_t heads) {
     const int64_t all = gridDim.x / blocks, of_die = all % dies == 0 ? all / dies : all;
     const int64_t section = of_die % section_heads == 0 ? section_heads : of_die;
-    int64_t i = turn, first = 0;
+    int64_t i = blockIdx.x, first = 0;
     if (of_die != all) first = i % dies * of_die, i /= dies;
     const int64_t head = first + i / (section * blocks) * section + i % section;
     return {head / heads, head % heads, i % (section * blocks) / section};

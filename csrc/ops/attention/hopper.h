@@ -45,15 +45,17 @@ struct Turn {
     int buffer, parity;
     __device__ explicit Turn(int n) : buffer(n % buffers), parity(n / buffers % 2) {}
 };
-// `full` ends a phase when the tiles have come, `free` when all warps that compute have read them.
+// `full` ends a phase when the tiles have come, `free` when all who compute have read them: their warps say so,
+// after products, or, with `arrivals` as many, their threads, after loads of their own.
 template <int buffers>
 struct Ring {
+    static constexpr int threads = hopper_workers * warpgroup_size, warps = threads / warp_size;
     SharedBarrier full[buffers], free[buffers];
 
-    __device__ void init() {
+    __device__ void init(int arrivals) {
         for (int i = 0; i < buffers; i++) {
             full[i].init(1);
-            free[i].init(hopper_workers * warpgroup_size / warp_size);
+            free[i].init(arrivals);
         }
     }
 };

@@ -3,13 +3,11 @@
 // warpgroup. A warpgroup's products run one after another on the tensor cores while it computes p and ds of what
 // has come out of them; the last one of a step runs beside the first ones of the next.
 //
-// Variants 5 and 6 are one pass of five products: the keys' kernel makes dq too, by adding in memory. In 5 blocks
-// add in whatever order they come: its bits differ from run to run. In 6 they add in turns, the last keys that
-// see a query first. A block begins at its first query, so the one before it in turn, which owns the next keys and
-// is started earlier, is always a step ahead, and hardly ever waited for. Warps without other work wait and tell.
+// Variant 5 is one pass of five products: the keys' kernel makes dq too, by adding in memory, in whatever order
+// blocks come: its bits differ from run to run.
 //
 // The workspace: lse * log2 e and delta, f32[2,B,NH,T to whole blocks], infinity and 0 for queries that do not
-// exist; of variants 5 and 6 also the sums of dq, f32[B,NH,T to whole blocks,HD]; of 6 the turns, i32[1 + B*NH*T/64].
+// exist; of variant 5 also the sums of dq, f32[B,NH,T to whole blocks,HD].
 #include "ops/attention/attention.h"
 #include "ops/attention/hopper.h"
 
@@ -21,11 +19,6 @@ constexpr int rows = 64 * hopper_workers;  // of a block
 
 int64_t padded_time(int64_t time) {
     return (time + rows - 1) / rows * rows;
-}
-
-// One count of blocks started, then one a tile of dq.
-int64_t turn_bytes(int64_t heads, int64_t padded) {
-    return (1 + heads * padded / 64) * 4;
 }
 
 template <int HD>
@@ -48,20 +41,14 @@ __global__ void __launch_bounds__(256)
 // Queries a step: with 128 columns the sums leave no room for more; with 64, 128 queries spill and are slower.
 constexpr int step = 64;
 // ds' of all the block's keys, for dq: in turn.
-template <Dq mode>
-struct Differences {
+template <bool one_pass>
+struct Differences {};
+template <>
+struct Differences<true> {
     Panels<step, rows> ds[2];
 };
-template <>
-struct Differences<Dq::apart> {};
-template <>
-struct Differences<Dq::in_turns> : Differences<Dq::any_order> {
-    int place;  // the block's, of all that were started
-    // Of steps, by twos: those before have added, this block has, those behind it have been told.
-    SharedBarrier come[2], over[2], told[2];
-};
-template <int HD, Dq mode>
-struct Keys : Differences<mode> {
+template <int HD, bool one_pass>
+struct Keys : Differences<one_pass> {
     static constexpr int buffers = 3;
     Panels<HD, rows> k, v;
     Panels<HD, step> q[buffers], dout[buffers];
@@ -89,11 +76,11 @@ struct Queries {
 };
 
 #if defined(LLAMAC_WARPGROUP_CODE)
-template <int HD, Dq mode>
-__device__ void copy_queries(Keys<HD, mode>& shared, const TensorMap& q, const TensorMap& dout,
+template <int HD, bool one_pass>
+__device__ void copy_queries(Keys<HD, one_pass>& shared, const TensorMap& q, const TensorMap& dout,
                              const TensorMap& k, const TensorMap& v, const float* lse, const float* delta,
                              const Piece& piece, int64_t heads, int group, int time, int64_t padded) {
-    using C = Keys<HD, mode>;
+    using C = Keys<HD, one_pass>;
     const int first = static_cast<int>(piece.block) * rows;
     shared.own_full.arrive_expecting(shared.k.bytes + shared.v.bytes);
     load_rows(shared.k, k, shared.own_full, first, piece.head, piece.batch);
@@ -114,28 +101,19 @@ __device__ void copy_queries(Keys<HD, mode>& shared, const TensorMap& q, const T
     }
 }
 
-// Whether a warpgroup makes some of a step's dq: they share the columns, or where there are only 64, take steps.
+// One step's dq, 64 queries: += ds k over all the block's keys, so ds goes through LDS. The warpgroups share the
+// columns, or where there are only 64, take turns. dq is laid out as threads hold it: 64 rows and columns at a
+// time, four sums of each of the 128 threads after another.
 template <int HD>
-__device__ bool adds_queries(int index, int n) {
-    return HD > 64 || index == n % hopper_workers;
-}
-
-// One step's dq, 64 queries: += ds k over all the block's keys, so ds goes through LDS. dq is
-// laid out as threads hold it: 64 rows and columns at a time, four sums of each of the 128 threads after another.
-// first: nobody has added yet, what is there is no sum.
-template <int HD, Dq mode>
-__device__ void add_queries(float* dq, const uint32_t (&ds)[step / 16][4], Keys<HD, mode>& shared,
-                            const Worker& worker, int n, bool first) {
-    Panels<step, rows>& through = shared.ds[n % 2];
-    const Panels<HD, rows>& k = shared.k;
-    const Turn<2> turn(n);
+__device__ void add_queries(float* dq, const uint32_t (&ds)[step / 16][4], Panels<step, rows>& through,
+                            const Panels<HD, rows>& k, const Worker& worker, int n) {
 #pragma unroll
     for (int i = 0; i < step / 2; i += 2)
         *reinterpret_cast<uint32_t*>(through.at(worker.index * 64 + worker.row + i / 2 % 2 * 8, i / 4) +
                                      worker.column * 2) = ds[i / 8][i / 2 % 4];
     fence_shared();
     named_barrier_wait(5, hopper_workers * warpgroup_size);
-    if (!adds_queries<HD>(worker.index, n)) return;
+    if (HD == 64 && worker.index != n % 2) return;
     const int panel = HD == 64 ? 0 : worker.index;
     float sum[32];
     const uint64_t left = shared_operand(through.data), right = shared_operand(k.data + panel * k.panel);
@@ -151,52 +129,16 @@ __device__ void add_queries(float* dq, const uint32_t (&ds)[step / 16][4], Keys<
     products_commit();
     products_wait<0>();
     keep_in_place(sum);
-    dq += (panel * 8 * warpgroup_size + worker.thread) * 4;
-    if constexpr (mode == Dq::in_turns) {
-        shared.come[turn.buffer].wait(turn.parity);
-        if (first) {
 #pragma unroll
-            for (int i = 0; i < 32; i += 4)
-                *reinterpret_cast<float4*>(dq + i * warpgroup_size) =
-                    make_float4(sum[i], sum[i + 1], sum[i + 2], sum[i + 3]);
-        }
-    }
-    if (mode != Dq::in_turns || !first) {
-#pragma unroll
-        for (int i = 0; i < 32; i += 4) add_to_memory(dq + i * warpgroup_size, sum + i);
-    }
-    if constexpr (mode == Dq::in_turns) shared.over[turn.buffer].arrive_as_warp();
+    for (int i = 0; i < 32; i += 4)
+        add_to_memory(dq + ((panel * 8 + i / 4) * warpgroup_size + worker.thread) * 4, sum + i);
 }
 
-// Two warps that stand by the block's steps: one lets it add when those before it have, one tells those behind it.
-// Apart, because telling waits for memory, and the next step must not.
-template <int HD>
-__device__ void keep_turns(Keys<HD, Dq::in_turns>& shared, int* turns, bool lets_in, const Piece& piece,
-                           int64_t heads, int group, int time, int64_t padded) {
-    const typename Keys<HD, Dq::in_turns>::Steps steps(static_cast<int>(piece.block) * rows, time);
-    const int64_t tiles = padded / step, head = piece.batch * heads + piece.head * group;
-    int* of_head = turns + head * tiles + steps.first / step;
-    int n = 0;
-    for (int g = 0; g < group; g++, of_head += tiles)
-        for (int tile = 0; tile < steps.a_head; tile++, n++) {
-            const Turn<2> turn(n);
-            if (lets_in) {
-                shared.told[turn.buffer].wait(turn.parity ^ 1);
-                wait_for_count(of_head + tile, tile / (rows / step));
-                shared.come[turn.buffer].arrive_as_warp();
-            } else {
-                shared.over[turn.buffer].wait(turn.parity);
-                raise_count(of_head + tile);
-                shared.told[turn.buffer].arrive_as_warp();
-            }
-        }
-}
-
-template <int HD, Dq mode>
-__device__ void compute_keys(Keys<HD, mode>& shared, View<bf16, 4>& dk, View<bf16, 4>& dv, float* dq,
+template <int HD, bool one_pass>
+__device__ void compute_keys(Keys<HD, one_pass>& shared, View<bf16, 4>& dk, View<bf16, 4>& dv, float* dq,
                              const Piece& piece, int64_t heads, int group, int time, int64_t padded,
                              float scale) {
-    using C = Keys<HD, mode>;
+    using C = Keys<HD, one_pass>;
     const Worker worker;
     const int block = static_cast<int>(piece.block) * rows, first = block + worker.index * 64;
     const typename C::Steps steps(block, time);
@@ -210,8 +152,8 @@ __device__ void compute_keys(Keys<HD, mode>& shared, View<bf16, 4>& dk, View<bf1
         const Turn<C::buffers> turn(n);
         const int t0 = steps.query(n);
         shared.ring.full[turn.buffer].wait(turn.parity);
-        if (mode == Dq::apart && t0 + step <= first) {  // all before the warpgroup's keys
-            shared.ring.free[turn.buffer].arrive_as_warp();
+        if (!one_pass && t0 + step <= first) {  // all before the warpgroup's keys
+            shared.ring.free[turn.buffer].arrive();
             continue;
         }
         products_begin();
@@ -219,7 +161,7 @@ __device__ void compute_keys(Keys<HD, mode>& shared, View<bf16, 4>& dk, View<bf1
         begin_rows_product(dp, shared.v, worker.index * 64, shared.dout[turn.buffer]);
         products_wait<1>();
         keep_in_place(s);
-        if (last >= 0) shared.ring.free[last].arrive_as_warp();
+        if (last >= 0) shared.ring.free[last].arrive();
         last = turn.buffer;
 #pragma unroll
         for (int i = 0; i < step / 2; i += 4) {
@@ -252,17 +194,17 @@ __device__ void compute_keys(Keys<HD, mode>& shared, View<bf16, 4>& dk, View<bf1
         pack(ds, dp);
         products_begin();
         begin_columns_product(sum_k, ds, shared.q[turn.buffer]);
-        if constexpr (mode != Dq::apart) {
+        if constexpr (one_pass) {
             const int64_t head = piece.head * group + steps.head(n);
-            add_queries<HD, mode>(dq + ((piece.batch * heads + head) * padded + t0) * HD, ds, shared, worker,
-                                  n, t0 / rows == piece.block);
+            add_queries<HD>(dq + ((piece.batch * heads + head) * padded + t0) * HD, ds, shared.ds[n % 2],
+                            shared.k, worker, n);
         }
     }
     products_wait<0>();
     keep_in_place(sum_k);
     keep_in_place(sum_v);
     // dk goes through the place of k, which the other warpgroup may still be multiplying with.
-    if (mode != Dq::apart) named_barrier_wait(5, hopper_workers * warpgroup_size);
+    if (one_pass) named_barrier_wait(5, hopper_workers * warpgroup_size);
     store_product(row_of(dk, piece.batch, first, piece.head), dk.stride[1], sum_k, {scale, scale}, shared.k,
                   worker, time - first);
     store_product(row_of(dv, piece.batch, first, piece.head), dv.stride[1], sum_v, {1, 1}, shared.v, worker,
@@ -335,45 +277,28 @@ __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const fl
 }
 #endif
 
-template <int HD, Dq mode>
+template <int HD, bool one_pass>
 __global__ void __launch_bounds__(hopper_threads, 1)
-    attention_backward_kernel4_keys(View<bf16, 4> dk, View<bf16, 4> dv, float* dq, int* turns,
+    attention_backward_kernel4_keys(View<bf16, 4> dk, View<bf16, 4> dv, float* dq,
                                     LLAMAC_KERNEL_CONSTANT const TensorMap dout,
                                     LLAMAC_KERNEL_CONSTANT const TensorMap q,
                                     LLAMAC_KERNEL_CONSTANT const TensorMap k,
                                     LLAMAC_KERNEL_CONSTANT const TensorMap v, const float* lse,
                                     const float* delta, int group, int64_t padded, float scale) {
 #if defined(LLAMAC_WARPGROUP_CODE)
-    Keys<HD, mode>& shared = aligned_shared_memory<Keys<HD, mode>>();
+    Keys<HD, one_pass>& shared = aligned_shared_memory<Keys<HD, one_pass>>();
     if (threadIdx.x == 0) {
         shared.own_full.init(1);
-        shared.ring.init();
-        if constexpr (mode == Dq::in_turns) {
-            for (int i = 0; i < 2; i++) {
-                shared.come[i].init(1);
-                shared.over[i].init((HD > 64 ? hopper_workers : 1) * warpgroup_size / warp_size);
-                shared.told[i].init(1);
-            }
-            shared.place =
-                atomicAdd(turns, 1);  // not blockIdx: who waits for another must be started after it
-        }
+        shared.ring.init(shared.ring.threads);
         fence_barrier_init();
     }
     __syncthreads();
-    const int time = static_cast<int>(dk.shape[1]), blocks = (time + rows - 1) / rows;
-    Piece piece = piece_of(blocks, dk.shape[2]);  // more queries come first
-    if constexpr (mode == Dq::in_turns) {
-        piece = piece_of(blocks, dk.shape[2], shared.place);
-        piece.block = blocks - 1 - piece.block;  // and here last
-    }
-    const int warp = warp_index();
+    const int time = static_cast<int>(dk.shape[1]);
+    const Piece piece = piece_of((time + rows - 1) / rows, dk.shape[2]);  // more queries come first
     if (threadIdx.x < warpgroup_size) {
         give_registers<24>();
         if (threadIdx.x == 0)
             copy_queries(shared, q, dout, k, v, lse, delta, piece, dk.shape[2] * group, group, time, padded);
-        if constexpr (mode == Dq::in_turns)
-            if (warp == 1 || warp == 2)
-                keep_turns(shared, turns + 1, warp == 1, piece, dk.shape[2] * group, group, time, padded);
     } else {
         take_registers<240>();
         compute_keys(shared, dk, dv, dq, piece, dk.shape[2] * group, group, time, padded, scale);
@@ -392,8 +317,8 @@ __global__ void __launch_bounds__(hopper_threads, 1)
     Queries<HD>& shared = aligned_shared_memory<Queries<HD>>();
     if (threadIdx.x == 0) {
         shared.own_full.init(1);
-        shared.of_k.init();
-        shared.of_v.init();
+        shared.of_k.init(shared.of_k.warps);
+        shared.of_v.init(shared.of_v.warps);
         fence_barrier_init();
     }
     __syncthreads();
@@ -430,27 +355,24 @@ __global__ void __launch_bounds__(warpgroup_size)
     }
 }
 
-template <int HD, Dq mode>
-void attention_backward_size(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                             View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                             View<const bf16, 4> k, View<const bf16, 4> v, float scale,
-                             const Device& device) {
+template <int HD, bool one_pass>
+void attention_backward_hopper(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+                               View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
+                               View<const bf16, 4> k, View<const bf16, 4> v, float scale,
+                               const Device& device) {
     const int64_t B = q.shape[0], NH = q.shape[2], NKV = k.shape[2], padded = padded_time(q.shape[1]);
     const int group = static_cast<int>(NH / NKV);
     float *const scaled_lse = static_cast<float*>(device.workspace),
                  *const delta = scaled_lse + B * NH * padded, *const sums = delta + B * NH * padded;
     launch(Grid(blocks_for(B * padded * NH * (HD / vector_size<bf16>), 256), 256, device.stream),
            attention_backward_kernel4_statistics<HD>, scaled_lse, delta, dout, out, lse, padded);
-    int* const turns = reinterpret_cast<int*>(sums + B * NH * padded * HD);
-    if (mode == Dq::any_order)
+    if (one_pass)
         CHECK(hipMemsetAsync(sums, 0, static_cast<size_t>(B * NH * padded * HD * 4), device.stream));
-    if (mode == Dq::in_turns)
-        CHECK(hipMemsetAsync(turns, 0, static_cast<size_t>(turn_bytes(B * NH, padded)), device.stream));
     launch(Grid(blocks_for(padded / rows * NKV * B, 1), hopper_threads, device.stream,
-                aligned_shared_bytes<Keys<HD, mode>>),
-           attention_backward_kernel4_keys<HD, mode>, dk, dv, sums, turns, map_of(dout, step),
-           map_of(q, step), map_of(k, rows), map_of(v, rows), scaled_lse, delta, group, padded, scale);
-    if constexpr (mode != Dq::apart)
+                aligned_shared_bytes<Keys<HD, one_pass>>),
+           attention_backward_kernel4_keys<HD, one_pass>, dk, dv, sums, map_of(dout, step), map_of(q, step),
+           map_of(k, rows), map_of(v, rows), scaled_lse, delta, group, padded, scale);
+    if constexpr (one_pass)
         launch(Grid(blocks_for(padded / step * NH * B, 1), warpgroup_size, device.stream),
                attention_backward_kernel5_round<HD>, dq, sums, padded, scale);
     else
@@ -462,26 +384,28 @@ void attention_backward_size(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> d
 
 }  // namespace
 
-template <Dq mode>
-void attention_backward_hopper(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                               View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                               View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
-    const auto of_size =
-        q.shape[3] == 64 ? attention_backward_size<64, mode> : attention_backward_size<128, mode>;
-    of_size(dq, dk, dv, dout, out, lse, q, k, v, static_cast<float>(scale), device);
+void attention_backward_4(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+                          View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
+                          View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
+    (q.shape[3] == 64 ? attention_backward_hopper<64, false>
+                      : attention_backward_hopper<128, false>)(dq, dk, dv, dout, out, lse, q, k, v,
+                                                               static_cast<float>(scale), device);
 }
-template <Dq mode>
-int64_t attention_backward_hopper_workspace(const Call& call) {
-    const int64_t heads = call["B"] * call["NH"], padded = padded_time(call["T"]), HD = call["HD"];
-    return (2 + (mode == Dq::apart ? 0 : HD)) * heads * padded * 4 +
-           (mode == Dq::in_turns ? turn_bytes(heads, padded) : 0);
+
+void attention_backward_5(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+                          View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
+                          View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
+    (q.shape[3] == 64 ? attention_backward_hopper<64, true>
+                      : attention_backward_hopper<128, true>)(dq, dk, dv, dout, out, lse, q, k, v,
+                                                              static_cast<float>(scale), device);
 }
-template BackwardLauncher attention_backward_hopper<Dq::apart>;
-template BackwardLauncher attention_backward_hopper<Dq::any_order>;
-template BackwardLauncher attention_backward_hopper<Dq::in_turns>;
-template WorkspaceBytes attention_backward_hopper_workspace<Dq::apart>;
-template WorkspaceBytes attention_backward_hopper_workspace<Dq::any_order>;
-template WorkspaceBytes attention_backward_hopper_workspace<Dq::in_turns>;
+
+int64_t attention_backward_workspace_4(const Call& call) {
+    return 2 * call["B"] * call["NH"] * padded_time(call["T"]) * 4;
+}
+int64_t attention_backward_workspace_5(const Call& call) {
+    return (2 + call["HD"]) * call["B"] * call["NH"] * padded_time(call["T"]) * 4;
+}
 
 }  // namespace llamac
 #endif

@@ -151,8 +151,8 @@ __global__ void __launch_bounds__(hopper_threads, 1)
     Shared<HD>& shared = aligned_shared_memory<Shared<HD>>();
     if (threadIdx.x == 0) {
         shared.q_full.init(1);
-        shared.of_k.init();
-        shared.of_v.init();
+        shared.of_k.init(shared.of_k.warps);
+        shared.of_v.init(shared.of_v.warps);
         fence_barrier_init();
     }
     __syncthreads();

@@ -48,9 +48,10 @@ void matmul_backward_weight_library(View<G, 2> dweight, View<const T, 2> dout, V
 }
 
 bool library_supports_forward(const Call& c) {
-    const Tensor& x = c.operand("x");
-    return aligned(c) && gemm_supports(forward_product(x.dtype, x, c.operand("weight"),
-                                                       c.operand("residual").data != nullptr));
+    const Tensor &x = c.operand("x"), &residual = c.operand("residual");
+    // In the residual's memory, cuBLASLt gives other bits.
+    return aligned(c) && residual.data != c.operand("out").data &&
+           gemm_supports(forward_product(x.dtype, x, c.operand("weight"), residual.data != nullptr));
 }
 bool library_supports_backward_input(const Call& c) {
     const Tensor& dout = c.operand("dout");

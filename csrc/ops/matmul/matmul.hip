@@ -22,19 +22,12 @@
 //    512   192   105/109/100    97/98/97         92/95/95
 //    192  4096   108/108/111    99/95/95         94/95/89
 //
-// NVIDIA H200, bf16, N = C = K = 8192, 2026-11-21, TFLOP/s of kernel 2 / torch.matmul (PyTorch 2.11, cuBLAS):
+// NVIDIA H200, bf16, N = C = K = 8192, 2026-11-21, TFLOP/s of kernel 2 / torch.matmul (PyTorch 2.11, cuBLAS); in
+// another run, library / torch.matmul: 672 / 672, 673 / 691, f32 683 / 687, bf16 678 / 706:
 //
 //   forward 440 / 799    backward_input 442 / 773    backward_weight f32 436, bf16 435 / 772
 //
-// NVIDIA H200, bf16, 2026-11-21, `dev/bench.py` (make bench), kernel 1; torch is PyTorch 2.11's (cuBLAS):
-//
-//   matmul_forward N=2048 K=4096 C=4096: 139.4422 ms, 0.5 TFLOP/s; torch 0.0887 ms
-//   matmul_forward N=8192 K=768 C=768: 19.6692 ms, 0.5 TFLOP/s; torch - ms
-//   matmul_backward_input N=2048 C=4096 K=4096: 22.3411 ms, 3.1 TFLOP/s; torch 0.0880 ms
-//   matmul_backward_input N=8192 C=768 K=768: 2.1170 ms, 4.6 TFLOP/s; torch - ms
-//   matmul_backward_weight T=bf16 G=f32 K=4096 C=4096 N=2048: 30.7650 ms, 2.2 TFLOP/s; torch 0.0991 ms
-//   matmul_backward_weight T=bf16 G=bf16 K=4096 C=4096 N=2048: 30.7494 ms, 2.2 TFLOP/s; torch 0.0921 ms
-//   matmul_backward_weight T=bf16 G=f32 K=768 C=768 N=8192: 7.9109 ms, 1.2 TFLOP/s; torch - ms
+// The same, `library` in the step of a training run and alone: docs/log.md. Kernel 1, N=2048 K=C=4096: 139, 22 and 31 ms.
 #include "ops/matmul/matmul.h"
 
 #include <algorithm>
