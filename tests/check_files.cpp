@@ -287,6 +287,7 @@ bool same(const GemmChoices& a, const GemmChoices& b) {
 void check_gemm_cache() {
     const std::string path = in_folder("cache/of/mine/gemm.json");
     check(read_gemm_cache(path).choices.empty(), "no cache yet");
+    check(read_gemm_cache(in_folder(std::string(300, 'x'))).choices.empty(), "no cache can have this name");
     add_to_gemm_cache(path, some_choices);
     const GemmChoices read = read_gemm_cache(path);
     check(read.device == "Some Device" && read.library == "someBLASLt 130100", "a cache says whose it is");
@@ -297,6 +298,10 @@ void check_gemm_cache() {
     add_to_gemm_cache(path, more);
     more.choices.insert(*some_choices.choices.begin());
     check(same(read_gemm_cache(path), more), "other products of the same device join");
+    more.choices["nn 16x16x16 f32 f32"].algorithm = "ac";
+    add_to_gemm_cache(path, more);
+    check(same(read_gemm_cache(path), more),
+          "an algorithm that was chosen anew replaces the one that was kept");
     more.device = "Another";
     add_to_gemm_cache(path, more);
     check(same(read_gemm_cache(path), more), "another device's take their place");

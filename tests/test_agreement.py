@@ -15,7 +15,7 @@ import llamac.random
 from llamac import _native
 from llamac.config import load_config
 from llamac.data import Loader, permute, write_bin
-from llamac.options import Options
+from llamac.options import Options, parse
 from llamac.schedule import learning_rate
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,6 +42,18 @@ def test_flags_and_defaults(build):
         [build / "train_llama3", "--help"], capture_output=True, text=True, check=True
     ).stdout
     assert all(f"--{name}" in listed for name in keys | ONLY_C)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.stem)
+def test_run_configurations(build, path):
+    """C and Python read the same run from each; comments give every file its reasons."""
+    printed = subprocess.run(
+        [build / "train_llama3", "--config", path, "--print-config"], capture_output=True, text=True
+    )
+    assert printed.returncode == 0, printed.stderr
+    options = parse(["--config", str(path)])
+    assert tomllib.loads(printed.stdout) == options.to_dict() | {"kernel": list(options.kernel)}
+    assert path.read_text().startswith("# ")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 16, 17, 1000, 4097, 10**9 + 7, 2**40 + 3])

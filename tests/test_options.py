@@ -174,7 +174,14 @@ def test_recompute_parts():
 def test_run_configurations_load(path):
     o = parse(["--config", str(path)])
     assert o.seq_len <= load_config(o.model).max_position_embeddings
-    o.micro_steps()
+    assert o.micro_steps() * o.batch_size * o.seq_len == (o.total_batch_size or o.batch_size * o.seq_len)
+    assert o.warmup_steps < o.steps
+    assert o.model in presets()
+
+
+def test_every_preset_has_a_run_configuration():
+    configurations = {parse(["--config", str(path)]).model for path in (ROOT / "configs").glob("*.toml")}
+    assert set(presets()) <= configurations
 
 
 # configurations

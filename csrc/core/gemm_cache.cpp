@@ -31,17 +31,19 @@ GemmChoices parse_gemm_choices(const json& object, const std::string& where) {
 }
 
 GemmChoices read_gemm_cache(const std::string& path) {
-    return std::filesystem::exists(path) ? parse_gemm_choices(read_json(path), path) : GemmChoices{};
+    std::error_code unreadable;  // whoever reads or writes it says so
+    return std::filesystem::exists(path, unreadable) ? parse_gemm_choices(read_json(path), path)
+                                                     : GemmChoices{};
 }
 
 void add_to_gemm_cache(const std::string& path, const GemmChoices& choices) {
     GemmChoices all = read_gemm_cache(path);
     if (all.device != choices.device || all.library != choices.library)
         all = {choices.device, choices.library, {}};
-    const size_t before = all.choices.size();
+    const ordered_json before = to_json(all);
     for (const auto& [name, choice] : choices.choices)
-        if (choice.tried) all.choices.insert({name, choice});
-    if (all.choices.size() == before) return;
+        if (choice.tried) all.choices[name] = choice;  // the library may have refused the one that was kept
+    if (to_json(all) == before) return;
     const std::filesystem::path folder = std::filesystem::path(path).parent_path();
     std::error_code failed;  // write_file says it
     if (!folder.empty()) std::filesystem::create_directories(folder, failed);
