@@ -58,6 +58,7 @@ targets: train_llama3 .venv/test
 	dev/hip/rocm_folder.sh
 	$(VENV) dev/hip/resources.py --arch gfx942 --arch gfx90a --arch gfx1100 --program $(BUILD)/train_llama3
 	if command -v nvcc >/dev/null; then \
+	    $(PIP) --no-deps 'nvidia-cublas>=13,<14' && \
 	    cmake -S . -B build/targets -DLLAMAC_PLATFORM=nvidia -DCMAKE_CUDA_ARCHITECTURES='80-real;90a-real' && \
 	    cmake --build build/targets --parallel $(JOBS) --target train_llama3; \
 	else echo "no nvcc: not compiled for NVIDIA"; fi
