@@ -15,7 +15,7 @@ int64_t padded(int64_t bytes) {
 void Arena::plan(const char* group, Tensor* tensor, const Tensor& planned) {
     CHECK(!memory.data);
     *tensor = planned;
-    rows.push_back({group, tensor});
+    rows.push_back({group, tensor, planned.bytes()});
 }
 
 void Arena::share(Tensor* tensor, const Tensor& planned, const Tensor* first) {
@@ -26,7 +26,7 @@ void Arena::share(Tensor* tensor, const Tensor& planned, const Tensor* first) {
 
 int64_t Arena::bytes() const {
     int64_t total = 0;
-    for (const Row& row : rows) total += padded(row.tensor->bytes());
+    for (const Row& row : rows) total += padded(row.bytes);
     return total;
 }
 
@@ -34,7 +34,7 @@ void Arena::place(void* base) {
     char* at = static_cast<char*>(base);
     for (const Row& row : rows) {
         row.tensor->data = at;
-        at += padded(row.tensor->bytes());
+        at += padded(row.bytes);
     }
     for (const Shared& s : shared) {
         s.tensor->data = s.first->data;

@@ -13,6 +13,7 @@ struct Arena {
     struct Row {  // one planned tensor; its group is what the memory table adds up
         std::string group;
         Tensor* tensor;
+        int64_t bytes;  // as planned; the tensor may take a smaller shape later
     };
     std::vector<Row> rows;
 

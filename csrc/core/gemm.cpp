@@ -235,7 +235,7 @@ void tune_gemms(bool on) {
 GemmChoices gemm_choices() {
     GemmChoices used{library().known.device, library().known.library, {}};
     for (const auto& [name, plan] : library().plans)
-        if (plan.decision != Plan::open) used.choices[name] = plan.choice;
+        if (plan.decision == Plan::settled) used.choices[name] = plan.choice;
     return used;
 }
 

@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -37,7 +39,11 @@ GemmChoices read_gemm_cache(const std::string& path) {
 }
 
 void add_to_gemm_cache(const std::string& path, const GemmChoices& choices) {
-    GemmChoices all = read_gemm_cache(path);
+    GemmChoices all;
+    try {
+        all = read_gemm_cache(path);
+    } catch (const Error&) {  // of no use to anybody
+    }
     if (all.device != choices.device || all.library != choices.library)
         all = {choices.device, choices.library, {}};
     const ordered_json before = to_json(all);
@@ -47,7 +53,9 @@ void add_to_gemm_cache(const std::string& path, const GemmChoices& choices) {
     const std::filesystem::path folder = std::filesystem::path(path).parent_path();
     std::error_code failed;  // write_file says it
     if (!folder.empty()) std::filesystem::create_directories(folder, failed);
-    write_file(path, to_json(all).dump(2) + "\n");
+    const std::string own = path + "." + std::to_string(getpid());  // another run may write, too
+    write_file(own, to_json(all).dump(2) + "\n");
+    rename_durably(own, path);
 }
 
 }  // namespace llamac

@@ -35,10 +35,10 @@ std::vector<Change> recompute_changes(const Options& o) {
     std::vector<Change> changes;
     const Recompute now = parse_recompute(o.recompute);
     std::vector<std::string> lists;
-    if (now.block_every == 0) {
+    if (now.block_every == 0)
         lists = {"norm", "norm,swiglu", "norm,swiglu,attention", "norm,swiglu,qkv,attention"};
-        for (int64_t every = 4; every > 1; every--) lists.push_back("block:" + std::to_string(every));
-    }
+    for (int64_t every = now.block_every ? now.block_every - 1 : 4; every > 1; every--)
+        lists.push_back("block:" + std::to_string(every));
     lists.push_back("block");
     for (const std::string& list : lists) {
         if (list == o.recompute) continue;
@@ -65,6 +65,7 @@ std::vector<Change> batch_changes(const Options& o) {
 }
 std::vector<Change> precision_changes(const Options& o) {
     std::vector<Change> changes;
+    if (o.resume != "none") return changes;  // a checkpoint's are its own
     Change all{"", o};
     const auto change = [&](std::string Options::* field, const char* flag, const char* value) {
         if (all.options.*field == value) return;
@@ -72,9 +73,9 @@ std::vector<Change> precision_changes(const Options& o) {
         all.flags += std::string(all.flags.empty() ? "--" : " --") + flag + " " + value;
         changes.push_back(all);
     };
+    change(&Options::optimizer_state, "optimizer-state", "bf16");
     change(&Options::dtype, "dtype", "bf16");
     change(&Options::grad_dtype, "grad-dtype", "bf16");
-    change(&Options::optimizer_state, "optimizer-state", "bf16");
     change(&Options::master_weights, "master-weights", "off");
     return changes;
 }
@@ -113,7 +114,7 @@ std::vector<MemoryRow> memory_rows(const Model& model) {
         while (it != rows.end() && it->group != row.group) ++it;
         if (it == rows.end()) it = rows.insert(it, {row.group, 0, 0});
         it->tensors++;
-        it->bytes += row.tensor->bytes();
+        it->bytes += row.bytes;
     }
     if (device_properties().emulated) return rows;
     const DeviceMemoryInfo device = device_memory();
@@ -122,10 +123,12 @@ std::vector<MemoryRow> memory_rows(const Model& model) {
 }
 
 void check_memory(const Model& model, const Options& options) {
+    // The runtime takes more later: for kernels that it loads at their first call, graphs, the library.
+    const int64_t later = device_properties().emulated ? 0 : int64_t{512} << 20;
     const DeviceMemoryInfo device = device_memory();
-    const int64_t needed = model.arena.bytes();
+    const int64_t needed = model.arena.bytes() + later;
     if (needed <= device.free) return;
-    const std::string change = least_change(model.config, options, device.free);
+    const std::string change = least_change(model.config, options, device.free - later);
     fail("memory: the run needs ", gib(needed), ", the device has ", gib(device.free), " free of ",
          gib(device.total),
          change.empty() ? "; no recomputation, batch size or precision makes it fit"

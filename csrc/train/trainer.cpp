@@ -39,6 +39,29 @@ std::string gemm_cache(const Options& o) {
     return home && *home ? std::string(home) + "/.cache/llamac/gemm.json" : "";
 }
 
+// Takes what the file keeps. Returns "", or the line that says why it is not taken. A file that the user names has to
+// be one; our own is made anew.
+std::string take_gemm_choices(const Options& o) {
+    const std::string file = gemm_cache(o);
+    if (file.empty()) return "";
+    try {
+        const std::string why = use_gemm_choices(read_gemm_cache(file));
+        return why.empty() ? "" : file + ": the matrix products' choices are " + why + ": they are made anew";
+    } catch (const Error& error) {
+        if (o.gemm_cache != "auto") throw;
+        return std::string(error.what()) + "; the matrix products' choices are made anew";
+    }
+}
+// What cannot be kept is timed again next time: no reason to end a run.
+void keep_gemm_choices(const Options& o) {
+    const std::string file = gemm_cache(o);
+    try {
+        if (!file.empty()) add_to_gemm_cache(file, gemm_choices());
+    } catch (const Error& error) {
+        std::fprintf(stderr, "train_llama3: %s; the matrix products' choices are not kept\n", error.what());
+    }
+}
+
 void load_optimizer(Model& model, const std::string& checkpoint) {
     const SafetensorsFile file(checkpoint + "/optimizer.safetensors");
     for (const NamedTensor& t : optimizer_tensors(model.parameters)) {
@@ -85,10 +108,10 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     check_memory(model, o);
     model.allocate();
     for (int64_t i = 0; i <= most_in_flight; i++) flights.emplace_back(tokens_per_update());
-    const std::string cache = gemm_cache(o);
-    const GemmChoices kept = cache.empty() ? GemmChoices{} : read_gemm_cache(cache);
-    if (const std::string not_taken = use_gemm_choices(kept); !not_taken.empty())
-        remarks = cache + ": the matrix products' choices are " + not_taken + ": they are made anew";
+    remarks = take_gemm_choices(o);
+    // Until the first update is over: it meets all products that are worth a timing; samples have others at every
+    // length.
+    tune_gemms(o.tune == "on");
     if (!resumed_from.empty())
         resume(*this);
     else if (o.init == "load")
@@ -117,9 +140,7 @@ void Trainer::launch(Replayed& r) {
 
 void Trainer::start_update() {
     CHECK(in_flight() <= most_in_flight);
-    // The first update meets all products that are worth a timing; samples have others at every length.
     const bool first = !optimizer.launched;
-    tune_gemms(first && options.tune == "on");
     Flight& f = flights[static_cast<size_t>(step) % flights.size()];
     f.started = Clock::now();
     const int64_t rows = options.batch_size * options.seq_len;
@@ -140,8 +161,7 @@ void Trainer::start_update() {
     step++;
     if (!first) return;
     tune_gemms(false);
-    if (const std::string cache = gemm_cache(options); !cache.empty())
-        add_to_gemm_cache(cache, gemm_choices());
+    keep_gemm_choices(options);
 }
 
 UpdateResult Trainer::finish_update() {
