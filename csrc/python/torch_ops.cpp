@@ -272,6 +272,10 @@ struct Kernel final : c10::OperatorKernel {
             arrange(op.operands[i], t);
             views[i] = view(op, op.operands[i], t);
         }
+        // Autograd refuses saved tensors that have changed since.
+        for (size_t i = 0; i < a.tensors.size(); i++)
+            if (op.operands[i].output && a.tensors[i].defined() && !a.tensors[i].is_inference())
+                a.tensors[i].unsafeGetTensorImpl()->bump_version();
         if (a.device.is_cpu()) {
             check_bounds(a, views);
             return run(op, std::move(views), a.scalars);
