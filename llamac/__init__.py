@@ -1,8 +1,8 @@
 """llamac: Llama 3 training in C/HIP, and its operations for PyTorch.
 
-`llamac.ops` holds the operations, differentiable; it needs torch and the compiled extension, and is imported when
-it is first asked for. The modules config, random, schedule, options, data, tokenizer, log and plot need neither;
-import them by name (`from llamac.data import Loader`).
+`llamac.ops` holds the operations, differentiable; it needs torch and the compiled extension, and is imported
+when it is first asked for. The modules config, random, schedule, options, data, tokenizer, log and plot need
+neither; import them by name (`from llamac.data import Loader`).
 """
 
 from importlib import import_module

@@ -18,8 +18,8 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def _formula(name: str, results: int, save: Callable[[tuple, tuple], tuple], backward: Callable) -> None:
-    """results: outputs that have a derivative, the first ones. save: from inputs and outputs, what backward gets
-    as ctx.saved_tensors; ctx.inputs has the inputs that are no tensors, None in the others' places.
+    """results: outputs that have a derivative, the first ones. save: from inputs and outputs, what backward
+    gets as ctx.saved_tensors; ctx.inputs has the inputs that are no tensors, None in the others' places.
     """
 
     def setup(ctx: Any, inputs: tuple, output: Any) -> None:
@@ -87,11 +87,13 @@ def _cross_entropy(ctx: Any, dlosses: Tensor, _: None) -> Gradients:
     return torch.mul(dlogits, factor, out=torch.empty_like(dlogits)), None, None, None
 
 
-def _no_derivative(name: str) -> Callable:
+def refuse_derivative(name: str) -> None:
+    """Says so in the backward, where torch would go on without."""
+
     def backward(ctx: Any, *_: Any) -> None:
         raise NotImplementedError(f"torch.ops.llamac.{name} has no derivative")
 
-    return backward
+    torch.library.register_autograd(f"llamac::{name}", backward)
 
 
 _FORMULAS = {
@@ -107,18 +109,20 @@ _FORMULAS = {
 }
 
 
-def operations() -> dict[str, torch.FunctionSchema]:
-    """The described operations by name, ".out" behind those that write into given tensors."""
-    schemas = (s for s in torch._C._jit_get_all_schemas() if s.name.startswith("llamac::"))
-    return {s.name.removeprefix("llamac::") + (f".{s.overload_name}" if s.overload_name else ""): s for s in schemas}
+# The described operations' schemas by name, ".out" behind those that write into given tensors.
+SCHEMAS = {
+    schema.name.removeprefix("llamac::") + f".{schema.overload_name}".rstrip("."): schema
+    for schema in torch._C._jit_get_all_schemas()
+    if schema.name.startswith("llamac::")
+}
 
 
 def _register() -> None:
-    for name, schema in operations().items():
+    for name, schema in SCHEMAS.items():
         if name in _FORMULAS:
             _formula(name, *_FORMULAS[name])
         elif not schema.is_mutable and any(isinstance(a.type, torch.TensorType) for a in schema.arguments):
-            torch.library.register_autograd(f"llamac::{name}", _no_derivative(name))
+            refuse_derivative(name)
 
 
 _register()

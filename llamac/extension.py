@@ -1,4 +1,5 @@
-"""Loads llamac._C, which registers torch.ops.llamac.*, after a look at whether it was built for this torch."""
+"""Loads llamac._C, which registers torch.ops.llamac.*, after a look at whether it was built for this
+torch."""
 
 import json
 from functools import cache
@@ -17,7 +18,8 @@ def platform() -> str:
 
 @cache
 def load() -> None:
-    """Register the operations, once. Raises ImportError, in one line, where they are missing or do not match."""
+    """Register the operations, once. Raises ImportError, in one line, where they are missing or do not
+    match."""
     spec = find_spec("llamac._C")
     if spec is None or spec.origin is None:
         raise ImportError(f"llamac was built without torch's extension, as no torch was there; {REINSTALL}")

@@ -1,21 +1,22 @@
 """llamac's operations for PyTorch models, differentiable: on CPU, CUDA and ROCm tensors.
 
-B batch, T time, C channels, NH query heads, NKV key/value heads, HD head size, F feed-forward width, V vocabulary;
-`...` any number of dimensions. Storage is float32, bfloat16 or float64 (CPU only; for checks), the same for all
-operands of a call; arithmetic is float32 (float64 for float64) whatever the storage. Nothing waits for the device.
+B batch, T time, C channels, NH query heads, NKV key/value heads, HD head size, F feed-forward width, V
+vocabulary; `...` any number of dimensions. Storage is float32, bfloat16 or float64 (CPU only; for checks),
+the same for all operands of a call; arithmetic is float32 (float64 for float64) whatever the storage. Nothing
+waits for the device.
 
-Under autocast, as PyTorch does it for the like operations: attention and linear_cross_entropy take their operands in
-autocast's type, which has to be bfloat16; the norms bring theirs to the widest type among them; all others take what
-they are given.
+Under autocast, as PyTorch does it for the like operations: attention and linear_cross_entropy take their
+operands in autocast's type, which has to be bfloat16; the norms bring theirs to the widest type among them;
+all others take what they are given.
 
-ValueError, in one line, names the operation, the operand, what was expected and what was found: shapes or types
-that do not fit; on the CPU also targets out of range, which on a GPU address memory that is not theirs.
+ValueError, in one line, names the operation, the operand, what was expected and what was found: shapes or
+types that do not fit; on the CPU also targets out of range, which on a GPU address memory that is not theirs.
 """
 
 import torch
 from torch import Tensor
 
-from llamac import autograd
+from llamac import autograd  # registers torch.ops.llamac and its derivatives
 
 _ops = torch.ops.llamac
 
@@ -23,9 +24,14 @@ CHUNK_BYTES = 512 << 20  # of logits, in linear_cross_entropy
 MOST_ROUNDINGS = 8  # of a weight's gradient in its own type, as chunks are added
 
 
+def _autocasting(x: Tensor) -> bool:
+    device = x.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 def _widest(*tensors: Tensor) -> list[Tensor]:
     """Under autocast, all in the type that PyTorch would promote them to."""
-    if not torch.is_autocast_enabled(tensors[0].device.type):
+    if not _autocasting(tensors[0]):
         return list(tensors)
     dtype = tensors[0].dtype
     for t in tensors[1:]:
@@ -35,10 +41,9 @@ def _widest(*tensors: Tensor) -> list[Tensor]:
 
 def _autocast(*tensors: Tensor) -> list[Tensor]:
     """Under autocast, all in its type."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
+    if not _autocasting(tensors[0]):
         return list(tensors)
-    dtype = torch.get_autocast_dtype(device)
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
     return [t.to(dtype) for t in tensors]
 
 
@@ -78,7 +83,8 @@ def precompute_cis(
     """Cosine and sine of every position's angles, for rope: angle[t, j] = t * theta^(-2j / HD) (Su et al.,
     "RoFormer", 2021), low frequencies divided by factor as Llama 3.1 does; factor 1: none is.
 
-    -> [seq_len, head_dim / 2, 2], float32 (float64 if that is the dtype), on the device (None: torch's default).
+    -> [seq_len, head_dim / 2, 2], float32 (float64 if that is the dtype), on the device (None: torch's
+    default).
     """
     device = torch.get_default_device() if device is None else torch.device(device)
     scaling = (factor, low_freq_factor, high_freq_factor, original_context)
@@ -89,8 +95,8 @@ def rope(x: Tensor, cis: Tensor, interleaved: bool = False) -> Tensor:
     """Turns every pair of a head's channels by its position's angle (Su et al., "RoFormer", 2021).
 
     x [B, T, NH, HD], any strides but the last dimension's; cis [T or more, HD / 2, 2] from precompute_cis ->
-    [B, T, NH, HD]. Pairs are channels j and j + HD / 2, as in Hugging Face's weights; interleaved: 2j and 2j + 1,
-    as in Meta's. cis gets no gradient.
+    [B, T, NH, HD]. Pairs are channels j and j + HD / 2, as in Hugging Face's weights; interleaved: 2j and 2j
+    + 1, as in Meta's. cis gets no gradient.
     """
     return _ops.rope_forward(x, cis[: x.shape[1]], interleaved)
 
@@ -104,8 +110,8 @@ def repeat_kv(x: Tensor, heads: int) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
-    """Causal softmax(scale * q k^T) v, by tiles that never leave the chip (Dao, "FlashAttention-2", 2023), NH / NKV
-    query heads sharing a key/value head (Ainslie et al., "GQA", 2023).
+    """Causal softmax(scale * q k^T) v, by tiles that never leave the chip (Dao, "FlashAttention-2", 2023), NH
+    / NKV query heads sharing a key/value head (Ainslie et al., "GQA", 2023).
 
     q [B, T, NH, HD], k and v [B, T, NKV, HD], any strides but the last dimension's -> [B, T, NH, HD].
     scale: None for 1 / sqrt(HD).
@@ -134,9 +140,9 @@ def cross_entropy(
 ) -> Tensor:
     """logsumexp(logits) - logits[target] for every row; the gradient comes from the same pass.
 
-    logits [..., V]; targets [...], any integer type, from 0 to V - 1 or ignore_index, whose rows count for nothing.
-    -> float32 (float64 for float64): the mean over rows that count (NaN where none does), the "sum", or with
-    "none" all of them, [...].
+    logits [..., V]; targets [...], any integer type, from 0 to V - 1 or ignore_index, whose rows count for
+    nothing. -> float32 (float64 for float64): the mean over rows that count (NaN where none does), the "sum",
+    or with "none" all of them, [...].
     """
     _check_reduction("cross_entropy", reduction, ("mean", "sum", "none"))
     rows, ids = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1).to(torch.int32)
@@ -153,26 +159,23 @@ def cross_entropy(
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: int = -100, reduction: str = "mean"
 ) -> Tensor:
-    """cross_entropy(hidden @ weight.T, targets) by chunks of rows: logits exist for one chunk at a time, and hold
-    their own gradient right after (Hsu et al., "Liger Kernel", 2024; Wijmans et al., "Cut Your Losses", 2024).
+    """cross_entropy(hidden @ weight.T, targets) by chunks of rows: logits exist for one chunk at a time, and
+    hold their own gradient right after (Hsu et al., "Liger Kernel", 2024; Wijmans et al., "Cut Your Losses",
+    2024).
 
-    hidden [..., C], weight [V, C], targets [...] -> float32 (float64 for float64), the "mean" over rows that count
-    or the "sum".
-    Both gradients are computed with the loss, where any is wanted, and the backward scales them in place: a second
-    backward through the same loss is refused by autograd.
+    hidden [..., C], weight [V, C], targets [...] -> float32 (float64 for float64), the "mean" over rows that
+    count or the "sum". Both gradients are computed with the loss, where any is wanted, and exist once, unless
+    retain_graph keeps them for a second backward.
     """
     _check_reduction("linear_cross_entropy", reduction, ("mean", "sum"))
     hidden, weight = _autocast(hidden, weight)
-    gradients = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    loss, *_ = _ops.linear_cross_entropy(
+    return _LinearCrossEntropy.apply(
         hidden.reshape(-1, hidden.shape[-1]),
         weight,
         targets.reshape(-1).to(torch.int32),
         ignore_index,
         reduction == "mean",
-        gradients,
     )
-    return loss
 
 
 def _statistics(x: Tensor) -> torch.dtype:
@@ -183,18 +186,22 @@ def _statistics(x: Tensor) -> torch.dtype:
 def _linear_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: int, mean: bool, gradients: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(loss, scale, dhidden, dweight): the gradients are the sum's and want scale * dloss still, which is applied
-    in float32.
+    """(loss, scale, dhidden, dweight): the gradients are the sum's and want scale * dloss still, which is
+    applied in float32.
     """
     rows, vocabulary = hidden.shape[0], weight.shape[0]
     chunks = max(1, -(-rows * vocabulary * hidden.element_size() // CHUNK_BYTES))
     height = max(1, -(-rows // chunks))
     losses = hidden.new_empty(rows, dtype=_statistics(hidden))
     logits = hidden.new_empty(height, vocabulary)
-    dhidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if gradients else hidden.new_empty(0)
+    dhidden = (
+        torch.empty_like(hidden, memory_format=torch.contiguous_format) if gradients else hidden.new_empty(0)
+    )
     # Each chunk's addition rounds to the storage type: a few stay within what the products themselves lose.
     wide = chunks > MOST_ROUNDINGS
-    dweight = weight.new_zeros(weight.shape if gradients else 0, dtype=_statistics(weight) if wide else weight.dtype)
+    dweight = weight.new_zeros(
+        weight.shape if gradients else 0, dtype=_statistics(weight) if wide else weight.dtype
+    )
     for begin in range(0, rows, height):
         part = slice(begin, min(begin + height, rows))
         x, ids, out = hidden[part], targets[part], logits[: part.stop - begin]
@@ -221,28 +228,36 @@ def _(hidden, weight, targets, ignore_index, mean, gradients):
     return loss, scale, *(hidden.new_empty(t.shape if gradients else 0) for t in (hidden, weight))
 
 
-def _linear_cross_entropy_setup(ctx, inputs, output):
-    _, scale, dhidden, dweight = output
-    ctx.mark_non_differentiable(scale, dhidden, dweight)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(scale, dhidden, dweight)
-    ctx.gradients = inputs[5]
+autograd.refuse_derivative("linear_cross_entropy")
 
 
-def _linear_cross_entropy_backward(ctx, dloss, *_):
-    if dloss is None:
-        return (None,) * 6
-    if not ctx.gradients:
-        raise RuntimeError("linear_cross_entropy: its gradients were not asked for when it was called")
-    scale, dhidden, dweight = ctx.saved_tensors
-    # scale has one dimension: a number without any would be rounded to the gradients' type first.
-    factor = scale * dloss
-    return dhidden.mul_(factor), dweight.mul_(factor), None, None, None, None
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Its gradients are no results of it, so that the backward may change them."""
 
+    @staticmethod
+    def forward(ctx, hidden, weight, targets, ignore_index, mean):
+        gradients = any(ctx.needs_input_grad)
+        loss, *saved = _ops.linear_cross_entropy(hidden, weight, targets, ignore_index, mean, gradients)
+        ctx.save_for_backward(*saved)
+        return loss
 
-_linear_cross_entropy.register_autograd(
-    _linear_cross_entropy_backward, setup_context=_linear_cross_entropy_setup
-)
+    @staticmethod
+    def backward(ctx, dloss):
+        scale, dhidden, dweight = ctx.saved_tensors
+        # scale has one dimension: a number without any would be rounded to the gradients' type first.
+        factor = scale * dloss
+        # In place where nobody can ask again: a second copy of dweight is what this operation is there to
+        # save. A compiler plans memory itself.
+        keep = (
+            torch.compiler.is_compiling()
+            or type(dweight) is not Tensor
+            or torch._C._autograd._get_current_graph_task_keep_graph()
+        )
+        dhidden, dweight = (
+            torch.mul(d, factor, out=torch.empty_like(d) if keep else d) for d in (dhidden, dweight)
+        )
+        return dhidden, dweight, None, None, None
+
 
 __all__ = [
     "attention",

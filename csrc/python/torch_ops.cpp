@@ -1,15 +1,15 @@
-// torch.ops.llamac.*: every described operation, by one boxed kernel that also is its own fake. No operation is
-// named here; the schema comes from the description:
+// torch.ops.llamac.*: every described operation, by one boxed kernel that also is its own fake. No operation
+// is named here; the schema comes from the description:
 //
 //   rmsnorm_backward(dx: T[N,C], dweight +=: G[C]; dout: T[N,C], ..., dresidual?: T[N,C]; accumulate: bool)
 //     rmsnorm_backward(Tensor dout, ..., Tensor? dresidual) -> (Tensor dx, Tensor dweight)
 //     rmsnorm_backward.out(Tensor dout, ..., Tensor? dresidual, bool accumulate,
 //                          *, Tensor(a!) dx, Tensor(b!) dweight) -> ()
 //
-// The first allocates its outputs; G and M, which no input may tell, are T there. A size that no tensor tells is an
-// argument by its letter (repeat_kv_forward(Tensor x, SymInt NH)); an operation without any tensor takes dtype and
-// device too. `.out` writes where it is told, to null where that is allowed. Operands marked ~ are mutated arguments
-// of both forms.
+// The first allocates its outputs; G and M, which no input may tell, are T there. A size that no tensor tells
+// is an argument by its letter (repeat_kv_forward(Tensor x, SymInt NH)); an operation without any tensor
+// takes dtype and device too. `.out` writes where it is told, to null where that is allowed. Operands marked
+// ~ are mutated arguments of both forms.
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -32,10 +32,11 @@ std::string joined(const std::vector<std::string>& items) {
 // How one operation is called from torch, in one of its two forms.
 struct Form {
     const Operation* op;
-    bool out;                           // its results are arguments
-    std::vector<size_t> leading, last;  // operands that are arguments: before sizes and scalars, and behind them
-    std::vector<size_t> results;        // operands that are returned
-    std::vector<size_t> sizes;          // dimensions that are arguments
+    bool out;  // its results are arguments
+    std::vector<size_t> leading,
+        last;                     // operands that are arguments: before sizes and scalars, and behind them
+    std::vector<size_t> results;  // operands that are returned
+    std::vector<size_t> sizes;    // dimensions that are arguments
     std::vector<size_t> scalars;
     bool factory;  // no tensor tells type and device
 
@@ -66,7 +67,9 @@ struct Form {
         for (const size_t d : sizes) arguments.push_back("SymInt " + op->dimensions[d]);
         for (const size_t i : scalars) {
             const char kind = op->scalars[i].kind;
-            arguments.push_back((kind == 'f' ? "float " : kind == 'i' ? "int " : "bool ") +
+            arguments.push_back((kind == 'f'   ? "float "
+                                 : kind == 'i' ? "int "
+                                               : "bool ") +
                                 op->scalars[i].name);
         }
         if (factory || !last.empty()) arguments.push_back("*");
@@ -129,7 +132,9 @@ struct Arguments {
         for (const size_t d : f.sizes) size[d] = (argument++)->toSymInt();
         for (const size_t i : f.scalars) {
             const c10::IValue& v = *argument++;
-            scalars[i] = v.isBool() ? Scalar(v.toBool()) : v.isInt() ? Scalar(v.toInt()) : Scalar(v.toDouble());
+            scalars[i] = v.isBool()  ? Scalar(v.toBool())
+                         : v.isInt() ? Scalar(v.toInt())
+                                     : Scalar(v.toDouble());
         }
         for (const size_t i : f.last) take_tensor(i);
         if (f.factory) dtype = argument[0].toScalarType(), device = argument[1].toDevice();
@@ -174,8 +179,8 @@ struct Arguments {
                 expected = known * dim.factor;
             }
             TORCH_CHECK_VALUE(scaled.sym_eq(expected).expect_true(__FILE__, __LINE__), op.name, ": ", o.name,
-                              " has shape ", found, ", expected ", dimension_text(op, o),
-                              " with dimension ", d, " = ", expected / dim.divisor);
+                              " has shape ", found, ", expected ", dimension_text(op, o), " with dimension ",
+                              d, " = ", expected / dim.divisor);
         }
     }
 
@@ -230,8 +235,8 @@ struct Kernel final : c10::OperatorKernel {
     }
 
   private:
-    // Contiguous where the description wants it, copied if it has to be. What is written cannot be a copy: run()
-    // refuses it.
+    // Contiguous where the description wants it, copied if it has to be. What is written cannot be a copy:
+    // run() refuses it.
     static void arrange(const Operand& o, at::Tensor& t) {
         if (o.output || t.is_contiguous()) return;
         const bool in_rows = t.dim() == 0 || t.size(-1) <= 1 || t.stride(-1) == 1;
@@ -253,17 +258,19 @@ struct Kernel final : c10::OperatorKernel {
         for (size_t i = 0; i < a.tensors.size(); i++) {
             bool keep = !op.operands[i].output || op.operands[i].in_place;
             for (size_t s = 0; s < op.scalars.size(); s++)
-                keep |= op.operands[i].accumulated && op.scalars[s].name == "accumulate" && a.scalars[s].integer;
+                keep |=
+                    op.operands[i].accumulated && op.scalars[s].name == "accumulate" && a.scalars[s].integer;
             if (!keep && a.tensors[i].defined()) a.tensors[i].zero_();
         }
     }
 
     void compute(Arguments& a) const {
         const Operation& op = *form.op;
-        std::vector<Tensor> views;
-        for (size_t i = 0; i < a.tensors.size(); i++) {
+        const size_t n = a.tensors.size();
+        std::vector<Tensor> views(n);
+        for (size_t k = 0; k < n; k++) {  // inputs first: outputs have followed them
+            const size_t i = (k + static_cast<size_t>(op.outputs)) % n;
             at::Tensor& t = a.tensors[i];
-            views.emplace_back();
             if (!t.defined()) continue;
             if (t.device() != a.device)
                 fail(op.name, ": ", op.operands[i].name, " is on ", t.device().str(), ", expected ",
@@ -305,9 +312,9 @@ void define(torch::Library& library, const Form& form) {
     const std::string name = form.op->name + (form.out ? ".out" : "");
     library.def(torch::schema(form.schema().c_str()), {at::Tag::pt2_compliant_tag});
     const auto implement = [&](c10::DispatchKey key) {
-        library.impl(name.c_str(), torch::dispatch(key, torch::CppFunction::makeFromBoxedFunctor(
-                                                            std::make_unique<Kernel>(
-                                                                form, key == c10::DispatchKey::Meta))));
+        library.impl(name.c_str(),
+                     torch::dispatch(key, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(
+                                              form, key == c10::DispatchKey::Meta))));
     };
     implement(c10::DispatchKey::Meta);
     // Without a tensor there is no backend to go by: the kernel itself looks at the device.
