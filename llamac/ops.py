@@ -13,6 +13,8 @@ ValueError, in one line, names the operation, the operand, what was expected and
 types that do not fit; on the CPU also targets out of range, which on a GPU address memory that is not theirs.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -25,24 +27,23 @@ MOST_ROUNDINGS = 8  # of a weight's gradient in its own type, as chunks are adde
 
 
 def _autocasting(x: Tensor) -> bool:
-    device = x.device.type
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
-def _widest(*tensors: Tensor) -> list[Tensor]:
+def _widest(*tensors: Tensor) -> Sequence[Tensor]:
     """Under autocast, all in the type that PyTorch would promote them to."""
     if not _autocasting(tensors[0]):
-        return list(tensors)
+        return tensors
     dtype = tensors[0].dtype
     for t in tensors[1:]:
         dtype = torch.promote_types(dtype, t.dtype)
     return [t.to(dtype) for t in tensors]
 
 
-def _autocast(*tensors: Tensor) -> list[Tensor]:
+def _autocast(*tensors: Tensor) -> Sequence[Tensor]:
     """Under autocast, all in its type."""
     if not _autocasting(tensors[0]):
-        return list(tensors)
+        return tensors
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
     return [t.to(dtype) for t in tensors]
 

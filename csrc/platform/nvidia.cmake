@@ -15,8 +15,11 @@ endif()
 target_include_directories(llamac_platform SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
 target_link_libraries(llamac_platform INTERFACE OpenMP::OpenMP_CXX)
 target_link_libraries(llamac_runtime INTERFACE CUDA::cudart_static)
-# The toolkit's, or the wheel's, which has the library without its plain name.
+# The toolkit's, or the wheel's, which has the library without its plain name: torch's own, or the one in .venv.
 file(GLOB wheel ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/nvidia/cu13)
+if(LLAMAC_TORCH_BLASLT)
+  get_filename_component(wheel ${LLAMAC_TORCH_BLASLT}/../.. ABSOLUTE)
+endif()
 find_path(LLAMAC_CUBLASLT_INCLUDE cublasLt.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ${wheel}/include)
 find_library(LLAMAC_CUBLASLT NAMES cublasLt libcublasLt.so.13 HINTS ${CUDAToolkit_LIBRARY_DIR} ${wheel}/lib)
 if(LLAMAC_CUBLASLT_INCLUDE AND LLAMAC_CUBLASLT)

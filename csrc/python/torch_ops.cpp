@@ -32,13 +32,13 @@ std::string joined(const std::vector<std::string>& items) {
 // How one operation is called from torch, in one of its two forms.
 struct Form {
     const Operation* op;
-    bool out;  // its results are arguments
-    std::vector<size_t> leading,
-        last;                     // operands that are arguments: before sizes and scalars, and behind them
+    bool out;                     // its results are arguments
+    std::vector<size_t> leading;  // operands that come first among the arguments
+    std::vector<size_t> sizes;    // then the dimensions that no tensor tells,
+    std::vector<size_t> scalars;  // then these,
+    std::vector<size_t> last;     // then the results to be written
     std::vector<size_t> results;  // operands that are returned
-    std::vector<size_t> sizes;    // dimensions that are arguments
-    std::vector<size_t> scalars;
-    bool factory;  // no tensor tells type and device
+    bool factory;                 // no tensor tells type and device: they are arguments, behind all others
 
     Form(const Operation& op_, bool out_) : op(&op_), out(out_) {
         for (size_t i = 0; i < op->operands.size(); i++) {
