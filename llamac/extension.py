@@ -1,6 +1,7 @@
 """Loads llamac._C, which registers torch.ops.llamac.*, after a look at whether it was built for this
 torch."""
 
+import ctypes
 import json
 from functools import cache
 from importlib.util import find_spec
@@ -31,3 +32,4 @@ def load() -> None:
             f"this is torch {torch.__version__} ({platform()}); {REINSTALL}"
         )
     torch.ops.load_library(spec.origin)
+    ctypes.CDLL(spec.origin).llamac_register_operations()
