@@ -1,7 +1,17 @@
 """llamac: Llama 3 training in C/HIP, and its operations for PyTorch.
 
-The modules config, random, schedule, options, data, tokenizer, log and plot need neither torch nor the
-compiled extension; import them by name (`from llamac.data import Loader`).
+`llamac.ops` holds the operations, differentiable; it needs torch and the compiled extension, and is imported
+when it is first asked for. The modules config, random, schedule, options, data, tokenizer, log and plot need
+neither; import them by name (`from llamac.data import Loader`).
 """
 
+from importlib import import_module
+from typing import Any
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ops":
+        return import_module("llamac.ops")
+    raise AttributeError(f"module 'llamac' has no attribute '{name}'")

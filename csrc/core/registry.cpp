@@ -162,17 +162,6 @@ void check_entry(const Operation& op, const Variant& v, const Entry& e) {
     if (e.scalars != kinds) bad_description(where + ": scalars are " + e.scalars + ", described as " + kinds);
 }
 
-std::string dimension_text(const Operation& op, const Operand& o) {
-    std::string text = "[";
-    for (const Dimension& d : o.shape) {
-        if (text.size() > 1) text += ",";
-        if (d.factor != 1 || d.symbol < 0) text += std::to_string(d.factor);
-        if (d.symbol >= 0) text += op.dimensions[d.symbol];
-        if (d.divisor != 1) text += "/" + std::to_string(d.divisor);
-    }
-    return text + "]";
-}
-
 constexpr int max_dimensions = 12, max_operands = 16;
 
 // Binds the dimension letters to sizes, or compares.
@@ -290,6 +279,17 @@ Operation::Operation(const char* description, const char* summary_, std::vector<
     all.insert(std::upper_bound(all.begin(), all.end(), this,
                                 [](const Operation* a, const Operation* b) { return a->name < b->name; }),
                this);
+}
+
+std::string dimension_text(const Operation& op, const Operand& o) {
+    std::string text = "[";
+    for (const Dimension& d : o.shape) {
+        if (text.size() > 1) text += ",";
+        if (d.factor != 1 || d.symbol < 0) text += std::to_string(d.factor);
+        if (d.symbol >= 0) text += op.dimensions[d.symbol];
+        if (d.divisor != 1) text += "/" + std::to_string(d.divisor);
+    }
+    return text + "]";
 }
 
 int64_t Call::operator[](const char* dimension) const {

@@ -136,6 +136,8 @@ struct Operation {
 const std::vector<Operation*>& operations();
 // Throws Error where there is no such operation.
 Operation& find_operation(const std::string& name);
+// "[N,2F]", for messages.
+std::string dimension_text(const Operation& op, const Operand& operand);
 // choice: "rmsnorm_forward=2", as --kernel takes it; "rope_forward=3,2,1": the first that supports a call.
 void select_kernel(const std::string& choice);
 void list_kernels();

@@ -1,4 +1,5 @@
-# Resolves LLAMAC_PLATFORM and defines llamac_platform: the flags and libraries that everything is built with.
+# Resolves LLAMAC_PLATFORM and defines llamac_platform: the flags and libraries that everything is built with; and
+# llamac_runtime: the device's libraries, for programs. In a Python process with torch they are torch's.
 # "auto" looks for the device, not for the compiler: a toolkit on a machine without a GPU is no reason to use it.
 if(LLAMAC_PLATFORM STREQUAL auto)
   if(EXISTS /dev/kfd)
@@ -21,6 +22,7 @@ if(LLAMAC_NATIVE)
 endif()
 
 add_library(llamac_platform INTERFACE)
+add_library(llamac_runtime INTERFACE)
 target_compile_options(llamac_platform INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror;${LLAMAC_HOST_FLAGS}>")
 target_link_libraries(llamac_platform INTERFACE ${CMAKE_DL_LIBS})    # device_use.cpp; empty where libc has dlopen

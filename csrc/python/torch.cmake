@@ -1,0 +1,51 @@
+# The torch that is installed chooses the platform. Nothing of torch is built with: its headers, c10 and torch_cpu are
+# enough. find_package(Torch) would look for a whole CUDA toolkit.
+set(LLAMAC_TORCH "")
+find_package(Python 3.11 REQUIRED COMPONENTS Interpreter Development.Module)
+# -I: an isolated build hides the interpreter's own packages behind PYTHONPATH.
+foreach(flag "" "-I")
+  if(NOT LLAMAC_TORCH)
+    execute_process(COMMAND ${Python_EXECUTABLE} ${flag} ${CMAKE_CURRENT_LIST_DIR}/torch_facts.py
+      OUTPUT_VARIABLE LLAMAC_TORCH ERROR_VARIABLE why OUTPUT_STRIP_TRAILING_WHITESPACE)
+  endif()
+endforeach()
+
+if(NOT LLAMAC_TORCH)
+  string(REGEX MATCH "[^\n]*\n*$" why "${why}")
+  string(STRIP "${why}" why)
+  message(STATUS "llamac: no PyTorch (${why}), so the extension llamac._C is left out")
+  return()
+endif()
+list(GET LLAMAC_TORCH 0 LLAMAC_TORCH_VERSION)
+list(GET LLAMAC_TORCH 1 LLAMAC_TORCH_PLATFORM)
+list(GET LLAMAC_TORCH 2 LLAMAC_TORCH_FOLDER)
+list(GET LLAMAC_TORCH 3 LLAMAC_TORCH_RUNTIME)
+list(GET LLAMAC_TORCH 4 LLAMAC_TORCH_BLASLT)
+if(LLAMAC_TORCH_VERSION VERSION_LESS 2.11)
+  message(FATAL_ERROR "llamac: PyTorch ${LLAMAC_TORCH_VERSION} is installed, 2.11 or newer is needed")
+endif()
+if(LLAMAC_PLATFORM STREQUAL auto)
+  set(LLAMAC_PLATFORM ${LLAMAC_TORCH_PLATFORM})
+elseif(NOT LLAMAC_PLATFORM STREQUAL LLAMAC_TORCH_PLATFORM)
+  message(STATUS "llamac: PyTorch ${LLAMAC_TORCH_VERSION} is for ${LLAMAC_TORCH_PLATFORM}, LLAMAC_PLATFORM is "
+    "${LLAMAC_PLATFORM}, so the extension llamac._C is left out")
+  set(LLAMAC_TORCH "")
+  return()
+endif()
+
+include(CheckLanguage)
+set(compiler_cpu "")
+set(compiler_nvidia CUDA)
+set(compiler_amd HIP)
+if(compiler_${LLAMAC_PLATFORM})
+  check_language(${compiler_${LLAMAC_PLATFORM}})
+  if(NOT CMAKE_${compiler_${LLAMAC_PLATFORM}}_COMPILER)
+    message(FATAL_ERROR "llamac: PyTorch ${LLAMAC_TORCH_VERSION} is for ${LLAMAC_PLATFORM}, but no "
+      "${compiler_${LLAMAC_PLATFORM}} compiler was found. Install that platform's toolkit, or build without kernels "
+      "for it: -C cmake.define.LLAMAC_PLATFORM=cpu")
+  endif()
+  if(NOT LLAMAC_TORCH_RUNTIME)
+    message(FATAL_ERROR "llamac: PyTorch ${LLAMAC_TORCH_VERSION} has loaded no ${LLAMAC_PLATFORM} runtime")
+  endif()
+endif()
+message(STATUS "llamac: the extension llamac._C is for PyTorch ${LLAMAC_TORCH_VERSION}")

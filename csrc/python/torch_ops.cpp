@@ -1,0 +1,338 @@
+// torch.ops.llamac.*: every described operation, by one boxed kernel that also is its own fake. No operation
+// is named here; the schema comes from the description:
+//
+//   rmsnorm_backward(dx: T[N,C], dweight +=: G[C]; dout: T[N,C], ..., dresidual?: T[N,C]; accumulate: bool)
+//     rmsnorm_backward(Tensor dout, ..., Tensor? dresidual) -> (Tensor dx, Tensor dweight)
+//     rmsnorm_backward.out(Tensor dout, ..., Tensor? dresidual, bool accumulate,
+//                          *, Tensor(a!) dx, Tensor(b!) dweight) -> ()
+//
+// The first allocates its outputs; G and M, which no input may tell, are T there. A size that no tensor tells
+// is an argument by its letter (repeat_kv_forward(Tensor x, SymInt NH)); an operation without any tensor
+// takes dtype and device too. `.out` writes where it is told, to null where that is allowed. Operands marked
+// ~ are mutated arguments of both forms.
+#include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/library.h>
+
+#include <memory>
+
+#undef CHECK  // c10's; ours is core/error.h's
+#include "core/registry.h"
+
+namespace llamac {
+namespace {
+
+std::string joined(const std::vector<std::string>& items) {
+    std::string text;
+    for (const std::string& item : items) text += (text.empty() ? "" : ", ") + item;
+    return text;
+}
+
+// How one operation is called from torch, in one of its two forms.
+struct Form {
+    const Operation* op;
+    bool out;                     // its results are arguments
+    std::vector<size_t> leading;  // operands that come first among the arguments
+    std::vector<size_t> sizes;    // then the dimensions that no tensor tells,
+    std::vector<size_t> scalars;  // then these,
+    std::vector<size_t> last;     // then the results to be written
+    std::vector<size_t> results;  // operands that are returned
+    bool factory;                 // no tensor tells type and device: they are arguments, behind all others
+
+    Form(const Operation& op_, bool out_) : op(&op_), out(out_) {
+        for (size_t i = 0; i < op->operands.size(); i++) {
+            const Operand& o = op->operands[i];
+            if (!o.output || o.in_place)
+                leading.push_back(i);
+            else
+                (out ? last : results).push_back(i);
+        }
+        factory = leading.empty() && last.empty();
+        find_sizes();
+        for (size_t i = 0; i < op->scalars.size(); i++)
+            if (out || op->scalars[i].name != "accumulate") scalars.push_back(i);
+    }
+
+    std::string schema() const {
+        std::vector<std::string> arguments, returned;
+        char alias = 'a';
+        const auto add = [&](size_t i) {
+            const Operand& o = op->operands[i];
+            std::string type = "Tensor";
+            if (o.output) type += std::string("(") + alias++ + "!)";
+            arguments.push_back(type + (o.nullable ? "? " : " ") + o.name);
+        };
+        for (const size_t i : leading) add(i);
+        for (const size_t d : sizes) arguments.push_back("SymInt " + op->dimensions[d]);
+        for (const size_t i : scalars) {
+            const char kind = op->scalars[i].kind;
+            arguments.push_back((kind == 'f'   ? "float "
+                                 : kind == 'i' ? "int "
+                                               : "bool ") +
+                                op->scalars[i].name);
+        }
+        if (factory || !last.empty()) arguments.push_back("*");
+        for (const size_t i : last) add(i);
+        if (factory) arguments.insert(arguments.end(), {"ScalarType dtype", "Device device"});
+        for (const size_t i : results) returned.push_back("Tensor " + op->operands[i].name);
+        return op->name + (out ? ".out" : "") + "(" + joined(arguments) + ") -> (" + joined(returned) + ")";
+    }
+
+  private:
+    void find_sizes() {
+        std::vector<bool> told(op->dimensions.size());
+        const auto each = [&](const std::vector<size_t>& operands, auto visit) {
+            for (const size_t i : operands)
+                for (const Dimension& d : op->operands[i].shape)
+                    if (d.symbol >= 0) visit(op->operands[i], static_cast<size_t>(d.symbol));
+        };
+        each(leading, [&](const Operand& o, size_t d) { told[d] = told[d] || !o.nullable; });
+        each(results, [&](const Operand&, size_t d) {
+            if (told[d]) return;
+            told[d] = true;
+            sizes.push_back(d);
+        });
+    }
+};
+
+at::ScalarType torch_type(DType t) {
+    constexpr at::ScalarType types[] = {at::kFloat, at::kBFloat16, at::kDouble, at::kInt};
+    return types[static_cast<size_t>(t)];
+}
+
+DType type_of(const Operation& op, const Operand& o, const at::Tensor& t) {
+    for (const DType d : {DType::f32, DType::bf16, DType::f64, DType::i32})
+        if (t.scalar_type() == torch_type(d)) return d;
+    fail(op.name, ": ", o.name, " is ", c10::toString(t.scalar_type()), ", expected f32, bf16, f64 or i32");
+}
+
+// One call's arguments, taken off the stack.
+struct Arguments {
+    const Form& form;
+    std::vector<at::Tensor> tensors;  // by operand
+    c10::SymDimVector size;           // by dimension; -1: not told yet
+    std::vector<Scalar> scalars;      // by the description's order
+    at::ScalarType dtype = at::kFloat;
+    c10::Device device = at::kCPU;
+
+    Arguments(const Form& f, torch::jit::Stack& stack)
+        : form(f),
+          tensors(f.op->operands.size()),
+          size(f.op->dimensions.size(), -1),
+          scalars(f.op->scalars.size(), Scalar(false)) {
+        const size_t count =
+            f.leading.size() + f.sizes.size() + f.scalars.size() + f.last.size() + (f.factory ? 2 : 0);
+        auto argument = stack.end() - static_cast<std::ptrdiff_t>(count);
+        const auto take_tensor = [&](size_t i) {
+            if (!argument->isNone()) tensors[i] = std::move(*argument).toTensor();
+            argument++;
+        };
+        for (const size_t i : f.leading) take_tensor(i);
+        for (const size_t d : f.sizes) size[d] = (argument++)->toSymInt();
+        for (const size_t i : f.scalars) {
+            const c10::IValue& v = *argument++;
+            scalars[i] = v.isBool()  ? Scalar(v.toBool())
+                         : v.isInt() ? Scalar(v.toInt())
+                                     : Scalar(v.toDouble());
+        }
+        for (const size_t i : f.last) take_tensor(i);
+        if (f.factory) dtype = argument[0].toScalarType(), device = argument[1].toDevice();
+        torch::jit::drop(stack, count);
+        for (size_t i = tensors.size(); i-- > 0;)
+            if (tensors[i].defined()) device = tensors[i].device();
+    }
+
+    // Sizes by the tensors' shapes, inputs first, compared where they are known: symbolic ones as well.
+    void bind_sizes() {
+        const Operation& op = *form.op;
+        const size_t n = tensors.size();
+        for (size_t k = 0; k < n; k++) {
+            const size_t i = (k + static_cast<size_t>(op.outputs)) % n;
+            if (tensors[i].defined()) bind_shape(op.operands[i], tensors[i].sym_sizes());
+        }
+    }
+
+    void allocate_results() {
+        for (const size_t i : form.results) {
+            const Operand& o = form.op->operands[i];
+            c10::SymDimVector shape;
+            for (const Dimension& d : o.shape)
+                shape.push_back((d.symbol < 0 ? c10::SymInt(1) : size[static_cast<size_t>(d.symbol)]) *
+                                d.factor / d.divisor);
+            tensors[i] = at::empty_symint(shape, at::TensorOptions(device).dtype(result_type(o)));
+        }
+    }
+
+  private:
+    void bind_shape(const Operand& o, c10::SymIntArrayRef found) {
+        const Operation& op = *form.op;
+        TORCH_CHECK_VALUE(found.size() == o.shape.size(), op.name, ": ", o.name, " has shape ", found,
+                          ", expected ", dimension_text(op, o));
+        for (size_t d = 0; d < found.size(); d++) {
+            const Dimension& dim = o.shape[d];
+            const c10::SymInt scaled = found[d] * dim.divisor;
+            c10::SymInt expected = dim.factor;
+            if (dim.symbol >= 0) {
+                c10::SymInt& known = size[static_cast<size_t>(dim.symbol)];
+                if (!known.is_symbolic() && known.as_int_unchecked() < 0) known = scaled / dim.factor;
+                expected = known * dim.factor;
+            }
+            TORCH_CHECK_VALUE(scaled.sym_eq(expected).expect_true(__FILE__, __LINE__), op.name, ": ", o.name,
+                              " has shape ", found, ", expected ", dimension_text(op, o), " with dimension ",
+                              d, " = ", expected / dim.divisor);
+        }
+    }
+
+    at::ScalarType result_type(const Operand& o) const {
+        if (!o.type) return torch_type(o.dtype);
+        at::ScalarType storage = dtype;
+        for (size_t i = tensors.size(); i-- > 0;) {
+            if (!tensors[i].defined()) continue;
+            const char letter = form.op->operands[i].type;
+            if (letter == o.type) return tensors[i].scalar_type();
+            if (letter == 'T') storage = tensors[i].scalar_type();
+        }
+        return o.type != 'A' ? storage : storage == at::kDouble ? at::kDouble : at::kFloat;
+    }
+};
+
+// Values that address memory, where the host can see them: in bounds, or the scalar that means "none".
+void check_bounds(const Arguments& a, const std::vector<Tensor>& views) {
+    const Operation& op = *a.form.op;
+    for (size_t i = 0; i < views.size(); i++) {
+        const Operand& o = op.operands[i];
+        if (o.bound < 0 || views[i].dtype != DType::i32) continue;
+        const int64_t below = a.size[static_cast<size_t>(o.bound)].expect_int();
+        int64_t none = 0;
+        for (size_t s = 0; s < op.scalars.size(); s++)
+            if (op.scalars[s].name == "ignore_index") none = a.scalars[s].integer;
+        const int32_t* value = views[i].as<int32_t>();
+        for (int64_t n = 0; n < views[i].elements(); n++)
+            if (value[n] != none && (value[n] < 0 || value[n] >= below))
+                fail(op.name, ": ", o.name, " holds ", value[n], ", expected values from 0 to ", below - 1);
+    }
+}
+
+// One form of one operation.
+struct Kernel final : c10::OperatorKernel {
+    Form form;
+    bool fake;
+    Kernel(const Form& f, bool is_fake) : form(f), fake(is_fake) {}
+
+    void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) const {
+        Arguments a(form, *stack);
+        a.bind_sizes();
+        a.allocate_results();
+        if (!fake && !a.device.is_meta()) {
+            try {
+                compute(a);
+            } catch (const Error& e) {
+                TORCH_CHECK_VALUE(false, e.what());
+            }
+        }
+        for (const size_t i : form.results) stack->emplace_back(std::move(a.tensors[i]));
+    }
+
+  private:
+    // Contiguous where the description wants it, copied if it has to be. What is written cannot be a copy:
+    // run() refuses it.
+    static void arrange(const Operand& o, at::Tensor& t) {
+        if (o.output || t.is_contiguous()) return;
+        const bool in_rows = t.dim() == 0 || t.size(-1) <= 1 || t.stride(-1) == 1;
+        if (!o.strided || !in_rows) t = t.contiguous();
+    }
+
+    static Tensor view(const Operation& op, const Operand& o, const at::Tensor& t) {
+        Tensor r;
+        r.data = t.data_ptr();
+        r.dtype = type_of(op, o, t);
+        r.rank = static_cast<int>(t.dim());  // as the description's: bind_sizes
+        for (int d = 0; d < r.rank; d++) r.shape[d] = t.size(d), r.stride[d] = t.stride(d);
+        return r;
+    }
+
+    // A call with an empty tensor launches nothing: what is left to write are sums over no rows.
+    void sum_of_none(const Arguments& a) const {
+        const Operation& op = *form.op;
+        for (size_t i = 0; i < a.tensors.size(); i++) {
+            bool keep = !op.operands[i].output || op.operands[i].in_place;
+            for (size_t s = 0; s < op.scalars.size(); s++)
+                keep |=
+                    op.operands[i].accumulated && op.scalars[s].name == "accumulate" && a.scalars[s].integer;
+            if (!keep && a.tensors[i].defined()) a.tensors[i].zero_();
+        }
+    }
+
+    void compute(Arguments& a) const {
+        const Operation& op = *form.op;
+        const size_t n = a.tensors.size();
+        std::vector<Tensor> views(n);
+        for (size_t k = 0; k < n; k++) {  // inputs first: outputs have followed them
+            const size_t i = (k + static_cast<size_t>(op.outputs)) % n;
+            at::Tensor& t = a.tensors[i];
+            if (!t.defined()) continue;
+            if (t.device() != a.device)
+                fail(op.name, ": ", op.operands[i].name, " is on ", t.device().str(), ", expected ",
+                     a.device.str());
+            if (t.numel() == 0) return sum_of_none(a);
+            arrange(op.operands[i], t);
+            views[i] = view(op, op.operands[i], t);
+        }
+        // Autograd refuses saved tensors that have changed since.
+        for (size_t i = 0; i < a.tensors.size(); i++)
+            if (op.operands[i].output && a.tensors[i].defined() && !a.tensors[i].is_inference())
+                a.tensors[i].unsafeGetTensorImpl()->bump_version();
+        if (a.device.is_cpu()) {
+            check_bounds(a, views);
+            return run(op, std::move(views), a.scalars);
+        }
+        run_on_device(op, views, a);
+    }
+
+    // On the current stream. The workspace comes from torch's allocator, which knows of streams and graphs.
+    static void run_on_device(const Operation& op, const std::vector<Tensor>& views, const Arguments& a) {
+        const c10::DeviceGuard guard(a.device);
+        const c10::impl::VirtualGuardImpl streams(a.device.type());
+        Workspace workspace;
+        Queue queue{Where::device, static_cast<hipStream_t>(streams.getStream(a.device).native_handle()),
+                    &workspace, true};
+        run(op, views, a.scalars, queue);
+        at::Tensor memory;
+        if (workspace.asked > 0) {
+            memory = at::empty({workspace.asked}, at::TensorOptions(a.device).dtype(at::kByte));
+            workspace.use(memory.data_ptr(), workspace.asked);
+        }
+        queue.rehearsal = false;
+        run(op, views, a.scalars, queue);
+    }
+};
+
+void define(torch::Library& library, const Form& form) {
+    const std::string name = form.op->name + (form.out ? ".out" : "");
+    library.def(torch::schema(form.schema().c_str()), {at::Tag::pt2_compliant_tag});
+    const auto implement = [&](c10::DispatchKey key) {
+        library.impl(name.c_str(),
+                     torch::dispatch(key, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(
+                                              form, key == c10::DispatchKey::Meta))));
+    };
+    implement(c10::DispatchKey::Meta);
+    // Without a tensor there is no backend to go by: the kernel itself looks at the device.
+    if (form.factory) return implement(c10::DispatchKey::BackendSelect);
+    implement(c10::DispatchKey::CPU);
+    implement(c10::DispatchKey::CUDA);  // ROCm's torch calls its devices so too
+}
+
+}  // namespace
+}  // namespace llamac
+
+// Called once by llamac/extension.py. TORCH_LIBRARY would run while the library is loaded, maybe before the operations
+// have registered themselves: files are initialised in the order in which they were linked.
+extern "C" __attribute__((visibility("default"))) void llamac_register_operations() {
+    static torch::Library library(torch::Library::DEF, "llamac", std::nullopt, __FILE__, __LINE__);
+    for (const llamac::Operation* op : llamac::operations()) {
+        const llamac::Form form(*op, false);
+        llamac::define(library, form);
+        if (!form.results.empty()) llamac::define(library, llamac::Form(*op, true));
+    }
+}

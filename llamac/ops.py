@@ -1,0 +1,273 @@
+"""llamac's operations for PyTorch models, differentiable: on CPU, CUDA and ROCm tensors.
+
+B batch, T time, C channels, NH query heads, NKV key/value heads, HD head size, F feed-forward width, V
+vocabulary; `...` any number of dimensions. Storage is float32, bfloat16 or float64 (CPU only; for checks),
+the same for all operands of a call; arithmetic is float32 (float64 for float64) whatever the storage. Nothing
+waits for the device.
+
+Under autocast, as PyTorch does it for the like operations: attention and linear_cross_entropy take their
+operands in autocast's type, which has to be bfloat16; the norms bring theirs to the widest type among them;
+all others take what they are given.
+
+ValueError, in one line, names the operation, the operand, what was expected and what was found: shapes or
+types that do not fit; on the CPU also targets out of range, which on a GPU address memory that is not theirs.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from llamac import autograd  # registers torch.ops.llamac and its derivatives
+
+_ops = torch.ops.llamac
+
+CHUNK_BYTES = 512 << 20  # of logits, in linear_cross_entropy
+MOST_ROUNDINGS = 8  # of a weight's gradient in its own type, as chunks are added
+
+
+def _autocasting(x: Tensor) -> bool:
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
+
+
+def _widest(*tensors: Tensor) -> Sequence[Tensor]:
+    """Under autocast, all in the type that PyTorch would promote them to."""
+    if not _autocasting(tensors[0]):
+        return tensors
+    dtype = tensors[0].dtype
+    for t in tensors[1:]:
+        dtype = torch.promote_types(dtype, t.dtype)
+    return [t.to(dtype) for t in tensors]
+
+
+def _autocast(*tensors: Tensor) -> Sequence[Tensor]:
+    """Under autocast, all in its type."""
+    if not _autocasting(tensors[0]):
+        return tensors
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
+    return [t.to(dtype) for t in tensors]
+
+
+def rmsnorm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich, "Root Mean Square Layer
+    Normalization", 2019).
+
+    x [..., C], weight [C] -> [..., C].
+    """
+    x, weight = _widest(x, weight)
+    out, _ = _ops.rmsnorm_forward(x.reshape(-1, x.shape[-1]), weight, eps)
+    return out.view(x.shape)
+
+
+def residual_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor]:
+    """x + residual, and its rmsnorm, in one pass over memory.
+
+    x, residual [..., C], weight [C] -> (sum, normalised), both [..., C].
+    """
+    x, residual, weight = _widest(x, residual, weight)
+    rows = (-1, x.shape[-1])
+    total, out, _ = _ops.residual_rmsnorm_forward(x.reshape(rows), residual.reshape(rows), weight, eps)
+    return total.view(x.shape), out.view(x.shape)
+
+
+def precompute_cis(
+    seq_len: int,
+    head_dim: int,
+    theta: float = 500000.0,
+    factor: float = 1.0,
+    low_freq_factor: float = 1.0,
+    high_freq_factor: float = 4.0,
+    original_context: float = 8192.0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Cosine and sine of every position's angles, for rope: angle[t, j] = t * theta^(-2j / HD) (Su et al.,
+    "RoFormer", 2021), low frequencies divided by factor as Llama 3.1 does; factor 1: none is.
+
+    -> [seq_len, head_dim / 2, 2], float32 (float64 if that is the dtype), on the device (None: torch's
+    default).
+    """
+    device = torch.get_default_device() if device is None else torch.device(device)
+    scaling = (factor, low_freq_factor, high_freq_factor, original_context)
+    return _ops.precompute_cis(seq_len, head_dim, theta, *scaling, dtype=dtype, device=device)
+
+
+def rope(x: Tensor, cis: Tensor, interleaved: bool = False) -> Tensor:
+    """Turns every pair of a head's channels by its position's angle (Su et al., "RoFormer", 2021).
+
+    x [B, T, NH, HD], any strides but the last dimension's; cis [T or more, HD / 2, 2] from precompute_cis ->
+    [B, T, NH, HD]. Pairs are channels j and j + HD / 2, as in Hugging Face's weights; interleaved: 2j and 2j
+    + 1, as in Meta's. cis gets no gradient.
+    """
+    return _ops.rope_forward(x, cis[: x.shape[1]], interleaved)
+
+
+def repeat_kv(x: Tensor, heads: int) -> Tensor:
+    """Every key/value head heads / NKV times, for attention that does not know groups; attention() does.
+
+    x [B, T, NKV, HD], any strides but the last dimension's; heads a multiple of NKV -> [B, T, heads, HD].
+    """
+    return _ops.repeat_kv_forward(x, heads)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
+    """Causal softmax(scale * q k^T) v, by tiles that never leave the chip (Dao, "FlashAttention-2", 2023), NH
+    / NKV query heads sharing a key/value head (Ainslie et al., "GQA", 2023).
+
+    q [B, T, NH, HD], k and v [B, T, NKV, HD], any strides but the last dimension's -> [B, T, NH, HD].
+    scale: None for 1 / sqrt(HD).
+    """
+    q, k, v = _autocast(q, k, v)
+    out, _ = _ops.attention_forward(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale)
+    return out
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up (Shazeer, "GLU Variants Improve Transformer", 2020), gate and up from one product.
+
+    gate_up [..., 2 F]: gate, then up -> [..., F].
+    """
+    out = _ops.swiglu_forward(gate_up.reshape(-1, gate_up.shape[-1]))
+    return out.view(*gate_up.shape[:-1], out.shape[-1])
+
+
+def _check_reduction(operation: str, reduction: str, known: tuple[str, ...]) -> None:
+    if reduction not in known:
+        raise ValueError(f"{operation}: reduction is {reduction!r}, expected one of {', '.join(known)}")
+
+
+def cross_entropy(
+    logits: Tensor, targets: Tensor, ignore_index: int = -100, reduction: str = "mean"
+) -> Tensor:
+    """logsumexp(logits) - logits[target] for every row; the gradient comes from the same pass.
+
+    logits [..., V]; targets [...], any integer type, from 0 to V - 1 or ignore_index, whose rows count for
+    nothing. -> float32 (float64 for float64): the mean over rows that count (NaN where none does), the "sum",
+    or with "none" all of them, [...].
+    """
+    _check_reduction("cross_entropy", reduction, ("mean", "sum", "none"))
+    rows, ids = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1).to(torch.int32)
+    if torch.is_grad_enabled() and logits.requires_grad:
+        losses, _ = _ops.cross_entropy(rows, ids, 1.0, ignore_index)
+    else:
+        losses = rows.new_empty(rows.shape[0], dtype=_statistics(rows))
+        _ops.cross_entropy.out(rows, ids, 1.0, ignore_index, losses=losses, dlogits=None)
+    if reduction == "none":
+        return losses.view(targets.shape)
+    return losses.sum() if reduction == "sum" else losses.sum() / (ids != ignore_index).sum()
+
+
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: int = -100, reduction: str = "mean"
+) -> Tensor:
+    """cross_entropy(hidden @ weight.T, targets) by chunks of rows: logits exist for one chunk at a time, and
+    hold their own gradient right after (Hsu et al., "Liger Kernel", 2024; Wijmans et al., "Cut Your Losses",
+    2024).
+
+    hidden [..., C], weight [V, C], targets [...] -> float32 (float64 for float64), the "mean" over rows that
+    count or the "sum". Both gradients are computed with the loss, where any is wanted, and exist once, unless
+    retain_graph keeps them for a second backward.
+    """
+    _check_reduction("linear_cross_entropy", reduction, ("mean", "sum"))
+    hidden, weight = _autocast(hidden, weight)
+    return _LinearCrossEntropy.apply(
+        hidden.reshape(-1, hidden.shape[-1]),
+        weight,
+        targets.reshape(-1).to(torch.int32),
+        ignore_index,
+        reduction == "mean",
+    )
+
+
+def _statistics(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+@torch.library.custom_op("llamac::linear_cross_entropy", mutates_args=())
+def _linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: int, mean: bool, gradients: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(loss, scale, dhidden, dweight): the gradients are the sum's and want scale * dloss still, which is
+    applied in float32.
+    """
+    rows, vocabulary = hidden.shape[0], weight.shape[0]
+    chunks = max(1, -(-rows * vocabulary * hidden.element_size() // CHUNK_BYTES))
+    height = max(1, -(-rows // chunks))
+    losses = hidden.new_empty(rows, dtype=_statistics(hidden))
+    logits = hidden.new_empty(height, vocabulary)
+    dhidden = (
+        torch.empty_like(hidden, memory_format=torch.contiguous_format) if gradients else hidden.new_empty(0)
+    )
+    # Each chunk's addition rounds to the storage type: a few stay within what the products themselves lose.
+    wide = chunks > MOST_ROUNDINGS
+    dweight = weight.new_zeros(
+        weight.shape if gradients else 0, dtype=_statistics(weight) if wide else weight.dtype
+    )
+    for begin in range(0, rows, height):
+        part = slice(begin, min(begin + height, rows))
+        x, ids, out = hidden[part], targets[part], logits[: part.stop - begin]
+        torch.mm(x, weight.t(), out=out)
+        _ops.cross_entropy.out(
+            out, ids, 1.0, ignore_index, losses=losses[part], dlogits=out if gradients else None
+        )
+        if not gradients:
+            continue
+        torch.mm(out, weight, out=dhidden[part])
+        if wide:
+            _ops.matmul_backward_weight.out(out, x, True, dweight=dweight)
+        else:
+            dweight.addmm_(out.t(), x)
+    scale = losses.new_ones(1)
+    if mean:
+        scale = scale / (targets != ignore_index).sum()
+    return losses.sum() * scale[0], scale, dhidden, dweight.to(weight.dtype)
+
+
+@_linear_cross_entropy.register_fake
+def _(hidden, weight, targets, ignore_index, mean, gradients):
+    loss, scale = (hidden.new_empty(shape, dtype=_statistics(hidden)) for shape in ((), (1,)))
+    return loss, scale, *(hidden.new_empty(t.shape if gradients else 0) for t in (hidden, weight))
+
+
+autograd.refuse_derivative("linear_cross_entropy")
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Its gradients are no results of it, so that the backward may change them."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, targets, ignore_index, mean):
+        gradients = any(ctx.needs_input_grad)
+        loss, *saved = _ops.linear_cross_entropy(hidden, weight, targets, ignore_index, mean, gradients)
+        ctx.save_for_backward(*saved)
+        return loss
+
+    @staticmethod
+    def backward(ctx, dloss):
+        scale, dhidden, dweight = ctx.saved_tensors
+        # scale has one dimension: a number without any would be rounded to the gradients' type first.
+        factor = scale * dloss
+        # In place where nobody can ask again: a second copy of dweight is what this operation is there to
+        # save. A compiler plans memory itself.
+        keep = (
+            torch.compiler.is_compiling()
+            or type(dweight) is not Tensor
+            or torch._C._autograd._get_current_graph_task_keep_graph()
+        )
+        dhidden, dweight = (
+            torch.mul(d, factor, out=torch.empty_like(d) if keep else d) for d in (dhidden, dweight)
+        )
+        return dhidden, dweight, None, None, None
+
+
+__all__ = [
+    "attention",
+    "cross_entropy",
+    "linear_cross_entropy",
+    "precompute_cis",
+    "repeat_kv",
+    "residual_rmsnorm",
+    "rmsnorm",
+    "rope",
+    "swiglu",
+]

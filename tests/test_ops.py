@@ -1,0 +1,412 @@
+"""torch.ops.llamac.* and llamac.ops on CPU tensors, and on the GPU's where the extension is built for one:
+what torch asks of an operation (opcheck, gradcheck, fullgraph), agreement with PyTorch by the rule, and
+errors.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import test_operations as described
+import torch
+import torch.nn.functional as F
+from rule import BACKWARD, FORWARD, violation
+from torch.utils.checkpoint import checkpoint
+
+from llamac import autograd, extension, ops
+from llamac.kernels import kernels
+
+OPERATIONS = {op["name"]: op for op in kernels()}
+DEVICES = ["cpu"] + (["cuda"] if extension.platform() != "cpu" and torch.cuda.is_available() else [])
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64}
+SIZES = {"B": 2, "T": 5, "C": 24, "NH": 4, "NKV": 2, "HD": 16, "F": 20, "V": 33, "N": 7, "K": 9, "P": 130}
+EPS, SCALE, IGNORED = 1e-5, 0.3, -100
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+
+
+def targets(vocabulary: int, *shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(vocabulary, shape, generator=generator)
+    ids.view(-1)[1::5] = IGNORED
+    return ids
+
+
+def rmsnorm(x, weight):
+    return F.rms_norm(x, (x.shape[-1],), weight, EPS)
+
+
+def residual_rmsnorm(x, residual, weight):
+    return x + residual, rmsnorm(x + residual, weight)
+
+
+def angles(like: torch.Tensor) -> torch.Tensor:
+    """cis of longer sequences than any here, in the type that belongs to `like`."""
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    return ops.precompute_cis(64, like.shape[-1], dtype=dtype, device="cpu").to(like.device)
+
+
+def rope(x, interleaved=False):
+    function = described.interleaved_rope if interleaved else described.rope
+    return function(x, angles(x)[: x.shape[1]])
+
+
+def cross_entropy(logits, ids, reduction="mean"):
+    x, ids = logits.flatten(0, -2), ids.flatten()
+    losses = F.cross_entropy(x.to(described.stat(x)), ids, ignore_index=IGNORED, reduction=reduction)
+    return losses.view(logits.shape[:-1]) if reduction == "none" else losses
+
+
+def linear_cross_entropy(hidden, weight, ids, reduction="mean"):
+    return cross_entropy(hidden @ weight.T, ids, reduction)
+
+
+@dataclass
+class Case:
+    """One function of llamac.ops, and PyTorch's, of the same float inputs."""
+
+    ours: Callable
+    torch: Callable
+    inputs: tuple[torch.Tensor, ...]
+    ids: torch.Tensor | None = None
+
+    def arguments(self, dtype: torch.dtype, device: str = "cpu") -> list[torch.Tensor]:
+        return [x.to(device, dtype, copy=True).requires_grad_() for x in self.inputs]
+
+    def call(self, function: Callable, arguments: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        ids = () if self.ids is None else (self.ids.to(arguments[0].device),)
+        out = function(*arguments, *ids)
+        return out if isinstance(out, tuple) else (out,)
+
+    def results(self, function: Callable, arguments: list[torch.Tensor]) -> tuple[tuple, tuple]:
+        """Outputs, and gradients of a sum of theirs weighted by what every type holds exactly."""
+        outs = self.call(function, arguments)
+        douts = [(torch.arange(out.numel(), device=out.device) % 7 - 3).view(out.shape) for out in outs]
+        douts = [(dout if dout.dim() else dout + 5).to(out.dtype) for dout, out in zip(douts, outs)]
+        return tuple(out.detach() for out in outs), torch.autograd.grad(outs, arguments, douts)
+
+
+HEADS = (randn(2, 7, 4, 16), randn(2, 7, 2, 16), randn(2, 7, 2, 16) + 1)
+CASES = {
+    "rmsnorm": Case(ops.rmsnorm, rmsnorm, (randn(2, 5, 96), randn(96))),
+    "residual_rmsnorm": Case(
+        ops.residual_rmsnorm, residual_rmsnorm, (randn(2, 5, 96), randn(5, 2, 96).view(2, 5, 96), randn(96))
+    ),
+    "rope": Case(lambda x: ops.rope(x, angles(x)), rope, (randn(2, 7, 4, 16),)),
+    "rope-interleaved": Case(
+        lambda x: ops.rope(x, angles(x), interleaved=True), lambda x: rope(x, True), (randn(2, 7, 4, 16),)
+    ),
+    "repeat_kv": Case(lambda x: ops.repeat_kv(x, 6), lambda x: x.repeat_interleave(3, 2), HEADS[1:2]),
+    "attention": Case(lambda *x: ops.attention(*x, scale=SCALE), described.attention, HEADS),
+    "swiglu": Case(ops.swiglu, described.swiglu, (randn(2, 5, 62),)),
+} | {
+    f"{name}-{reduction}": Case(
+        lambda *x, f=ours, r=reduction: f(*x, reduction=r),
+        lambda *x, f=theirs, r=reduction: f(*x, reduction=r),
+        inputs,
+        targets(65, 3, 11),
+    )
+    for name, ours, theirs, inputs, reductions in (
+        ("cross_entropy", ops.cross_entropy, cross_entropy, (randn(3, 11, 65),), ("mean", "sum", "none")),
+        (
+            "linear_cross_entropy",
+            ops.linear_cross_entropy,
+            linear_cross_entropy,
+            (randn(3, 11, 24), randn(65, 24)),
+            ("mean", "sum"),
+        ),
+    )
+    for reduction in reductions
+}
+
+
+def differences(case: Case, dtype: str, device: str = "cpu") -> list[str]:
+    """What breaks the rule, of outputs and gradients."""
+    ours = case.results(case.ours, case.arguments(DTYPES[dtype], device))
+    theirs = case.results(case.torch, case.arguments(DTYPES[dtype], device))
+    rounded = [x.to(DTYPES[dtype]).double().requires_grad_() for x in case.inputs]
+    truth = case.results(case.torch, rounded)
+    wrong = []
+    for kind, factor, *columns in zip(("output", "gradient"), (FORWARD, BACKWARD), ours, theirs, truth):
+        for index, (mine, other, exact) in enumerate(zip(*columns)):
+            assert mine.dtype == other.dtype and mine.shape == other.shape
+            arrays = (x.double().cpu().numpy() for x in (mine, other, exact))
+            if message := violation(*arrays, dtype, factor):
+                wrong.append(f"{kind} {index}: {message}")
+    return wrong
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("name", CASES)
+def test_agreement(name, dtype, device):
+    assert not differences(CASES[name], dtype, device)
+
+
+def test_a_wrong_gradient_is_seen(monkeypatch):
+    right = autograd._ops.rmsnorm_backward
+
+    class Wrong:
+        def rmsnorm_backward(self, *arguments):
+            dx, dweight = right(*arguments)
+            return dx * (1 + 1e-4), dweight
+
+    monkeypatch.setattr(autograd, "_ops", Wrong())
+    (message,) = differences(CASES["rmsnorm"], "f32")
+    assert message.startswith("gradient 0")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradcheck(name):
+    case = CASES[name]
+    function = lambda *x: case.call(case.ours, list(x))  # noqa: E731
+    torch.autograd.gradcheck(function, case.arguments(torch.float64), fast_mode=True)
+
+
+def arguments_of(name: str, device: str) -> tuple[list, dict]:
+    """An operation's arguments in torch, in the order of its schema."""
+    schema = autograd.SCHEMAS[name]
+    op = OPERATIONS[schema.name.removeprefix("llamac::")]
+    types = ["i32" if o["type"] == "i32" else "f32" for o in op["operands"]]
+    values = described.make_inputs(op, types, SIZES, seed=0)
+    scalars = dict(zip((name for name, _ in op["scalars"]), described.CASES[op["name"]].scalars))
+    for o in op["operands"]:
+        values.setdefault(o["name"], torch.zeros(described.shape_of(o, SIZES)))
+    derived = name in autograd._FORMULAS
+    values = {
+        n: x if x is None else x.to(device).requires_grad_(derived and x.is_floating_point() and n != "cis")
+        for n, x in values.items()
+    }
+    known = SIZES | scalars | {"dtype": torch.float32, "device": torch.device(device)} | values
+    positional = [known[a.name] for a in schema.arguments if not a.kwarg_only]
+    return positional, {a.name: known[a.name] for a in schema.arguments if a.kwarg_only}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", autograd.SCHEMAS)
+def test_opcheck(name, device):
+    packet, _, overload = name.partition(".")
+    torch.library.opcheck(
+        getattr(getattr(torch.ops.llamac, packet), overload or "default"), *arguments_of(name, device)
+    )
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_opcheck_linear_cross_entropy(gradients):
+    hidden, weight = (x.float() for x in CASES["linear_cross_entropy-mean"].inputs)
+    ids = targets(65, 3, 11).int().flatten()
+    arguments = (hidden.flatten(0, 1), weight, ids, IGNORED, True, gradients)
+    torch.library.opcheck(torch.ops.llamac.linear_cross_entropy, arguments)
+
+
+def test_every_operation_is_there():
+    out = {
+        name
+        for name, op in OPERATIONS.items()
+        if not all(o["in_place"] for o in op["operands"] if o["output"])
+    }
+    assert set(autograd.SCHEMAS) == set(OPERATIONS) | {f"{name}.out" for name in out}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiled_without_a_break(device):
+    """One graph of all functions, for every size: values and gradients are eager's."""
+    width, heads = 32, (4, 8)
+
+    def block(x, norms, mixed, gate_up, ids):
+        y = ops.rmsnorm(x, norms[0])
+        qkv = (y @ mixed).unflatten(-1, (-1, heads[1]))
+        cis = ops.precompute_cis(x.shape[1], heads[1], device=x.device)
+        q, k, v = ops.rope(qkv[:, :, :4], cis), ops.rope(qkv[:, :, 4:6], cis), qkv[:, :, 6:]
+        y = ops.attention(q, ops.repeat_kv(k, 4), ops.repeat_kv(v, 4)).flatten(2)
+        total, y = ops.residual_rmsnorm(y, x, norms[1])
+        y = ops.swiglu(y @ gate_up) + total
+        return ops.linear_cross_entropy(y, mixed.T, ids) + ops.cross_entropy(y @ mixed, ids)
+
+    torch.compiler.reset()
+    compiled = torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")
+    for batch, time in ((3, 6), (5, 9)):
+        inputs = [
+            randn(batch, time, width),
+            randn(2, width),
+            randn(width, 64) / 6,
+            randn(width, 2 * width) / 6,
+        ]
+        ids, results = targets(64, batch, time).to(device), []
+        for function in (block, compiled):
+            leaves = [x.to(device, torch.float32).requires_grad_() for x in inputs]
+            loss = function(*leaves, ids)
+            results.append((loss.detach(), *torch.autograd.grad(loss, leaves)))
+        torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["attention", "rope", "repeat_kv", "rmsnorm", "swiglu"])
+def test_strides_change_nothing(name, device):
+    """Views of a wider tensor, of a transposed one, and one repeated along a dimension."""
+    case = CASES[name]
+    views = (
+        lambda x: torch.cat((x, x), -1)[..., : x.shape[-1]],
+        lambda x: x.transpose(0, -2).contiguous().transpose(0, -2) if x.dim() > 1 else x,
+        lambda x: torch.stack((x, x), -1)[..., 0],
+    )
+    expected = case.results(case.ours, case.arguments(torch.float32, device))
+    for view in views:
+        arguments = [view(x.detach()).requires_grad_() for x in case.arguments(torch.float32, device)]
+        torch.testing.assert_close(case.results(case.ours, arguments), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["own type", "float32"])
+def test_chunks_of_linear_cross_entropy(wide, monkeypatch):
+    case = CASES["linear_cross_entropy-mean"]
+    rows = case.ids.numel()
+    monkeypatch.setattr(ops, "CHUNK_BYTES", 65 * 2 * (2 if wide else 5))
+    heights, mm = [], torch.mm
+
+    def watched(a, b, out):
+        heights.append(out.shape[0])
+        return mm(a, b, out=out)
+
+    monkeypatch.setattr(torch, "mm", watched)
+    assert not differences(case, "bf16")
+    assert max(heights) == (2 if wide else 5) and sum(heights) == 2 * rows
+    assert (len(heights) / 2 > ops.MOST_ROUNDINGS) == wide
+
+
+def test_gradients_of_linear_cross_entropy_exist_once():
+    """The memory that the forward filled is what the backward gives, unless the graph is kept."""
+    case = CASES["linear_cross_entropy-mean"]
+    arguments = case.arguments(torch.float32)
+    (loss,) = case.call(case.ours, arguments)
+    _, _, dweight = loss.grad_fn.saved_tensors
+    address = dweight.data_ptr()
+    del dweight
+    kept = torch.autograd.grad(loss, arguments, retain_graph=True)
+    given = torch.autograd.grad(loss, arguments)
+    torch.testing.assert_close(kept, given, rtol=0, atol=0)
+    assert given[1].data_ptr() == address != kept[1].data_ptr()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_checkpointed(name):
+    """Computed again in the backward: the same bits."""
+    case = CASES[name]
+    arguments = case.arguments(torch.float32)
+    again = case.results(lambda *x: checkpoint(case.ours, *x, use_reentrant=False), arguments)
+    torch.testing.assert_close(again, case.results(case.ours, arguments), rtol=0, atol=0)
+
+
+def test_autocast():
+    """Types as PyTorch's like operations have them, gradients in the parameters' type."""
+    x, weight = (t.float().requires_grad_() for t in (randn(2, 5, 96), randn(96)))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ops.rmsnorm(x.bfloat16(), weight).dtype == torch.float32
+        assert {t.dtype for t in ops.residual_rmsnorm(x, x.bfloat16(), weight)} == {torch.float32}
+        case = CASES["attention"]
+        assert case.call(case.ours, case.arguments(torch.float32))[0].dtype == torch.bfloat16
+        case = CASES["linear_cross_entropy-mean"]
+        loss, gradients = case.results(case.ours, case.arguments(torch.float32))
+        assert loss[0].dtype == torch.float32
+        assert [g.dtype for g in gradients] == [torch.float32] * 2
+    with torch.autocast("cpu", torch.float16), pytest.raises(ValueError, match="q is Half"):
+        ops.attention(*HEADS)
+
+
+ERRORS = {
+    "rmsnorm_forward: weight has shape [7], expected [C] with dimension 0 = 8": lambda: ops.rmsnorm(
+        torch.ones(3, 8), torch.ones(7)
+    ),
+    "rmsnorm_forward: weight is bf16, expected f32": lambda: ops.rmsnorm(
+        torch.ones(3, 8), torch.ones(8).bfloat16()
+    ),
+    "rmsnorm_forward: x is Half, expected f32, bf16, f64 or i32": lambda: ops.rmsnorm(
+        torch.ones(3, 8).half(), torch.ones(8)
+    ),
+    "rope_forward: x has shape [3, 8], expected [B,T,NH,HD]": lambda: ops.rope(
+        torch.ones(3, 8), torch.ones(9, 4, 2)
+    ),
+    "rope_forward: cis has shape [2, 4, 2], expected [T,HD/2,2] with dimension 0 = 3": lambda: ops.rope(
+        torch.ones(1, 3, 2, 8), torch.ones(2, 4, 2)
+    ),
+    "swiglu_forward: gate_up has shape [3, 7], expected [N,2F] with dimension 1 = 6": lambda: ops.swiglu(
+        torch.ones(3, 7)
+    ),
+    "repeat_kv_forward: no variant takes these shapes, types or strides": lambda: ops.repeat_kv(
+        torch.ones(1, 3, 2, 8), 3
+    ),
+    "cross_entropy: targets holds 8, expected values from 0 to 7": lambda: ops.cross_entropy(
+        torch.ones(3, 8), torch.tensor([0, 8, 1])
+    ),
+    "linear_cross_entropy: reduction is 'none', expected one of mean, sum": lambda: ops.linear_cross_entropy(
+        torch.ones(3, 8), torch.ones(5, 8), torch.zeros(3).int(), reduction="none"
+    ),
+    "rmsnorm_forward: out must be contiguous": lambda: torch.ops.llamac.rmsnorm_forward.out(
+        torch.ones(3, 8), torch.ones(8), EPS, out=torch.ones(8, 3).T, rstd=torch.ones(3)
+    ),
+}
+
+
+@pytest.mark.parametrize("message", ERRORS)
+def test_errors_are_one_line(message):
+    with pytest.raises(ValueError) as error:
+        ERRORS[message]()
+    assert str(error.value) == message
+
+
+def test_fakes_refuse_what_kernels_refuse():
+    with torch.device("meta"), pytest.raises(ValueError, match="weight has shape"):
+        ops.rmsnorm(torch.ones(3, 8), torch.ones(7))
+
+
+def test_no_rows():
+    x, weight = torch.ones(0, 8, requires_grad=True), torch.ones(8, requires_grad=True)
+    ops.rmsnorm(x, weight).sum().backward()
+    assert torch.equal(weight.grad, torch.zeros(8)) and x.grad.shape == (0, 8)
+
+
+def test_out_accumulates_and_is_noticed():
+    dout, x = randn(7, 9).float(), randn(7, 24).float()
+    dweight = torch.ones(9, 24)
+    version = dweight._version
+    torch.ops.llamac.matmul_backward_weight.out(dout, x, True, dweight=dweight)
+    torch.testing.assert_close(dweight, 1 + dout.T @ x)
+    assert dweight._version > version
+
+
+def test_operations_without_a_derivative_say_so():
+    x = torch.ones(5, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="global_norm has no derivative"):
+        torch.ops.llamac.global_norm(x).sum().backward()
+
+
+def test_another_torch_is_refused(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    with pytest.raises(ImportError, match=r"was built for torch .* this is torch 2\.99\.0"):
+        extension.load.__wrapped__()
+
+
+@pytest.mark.skipif("cuda" not in DEVICES, reason="needs a GPU")
+@pytest.mark.parametrize("name", CASES)
+def test_captured_in_a_graph_without_waiting(name):
+    """Replayed on new values; nothing between waits for the device."""
+    case = CASES[name]
+    arguments = case.arguments(torch.float32, "cuda")
+    ids = None if case.ids is None else case.ids.cuda()
+    case = Case(case.ours, case.torch, case.inputs, ids)
+    case.results(case.ours, arguments)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outs = case.results(case.ours, arguments)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    with torch.no_grad():
+        for x in arguments:
+            x.mul_(0.5)
+    graph.replay()
+    torch.testing.assert_close(outs, case.results(case.ours, arguments), rtol=0, atol=0)
