@@ -251,7 +251,8 @@ Model::Model(const Config& config_, const ModelOptions& options_)
     }
     queue.rehearsal = false;
     if (workspace.asked)
-        arena.plan("work space of operations", &workspace_bytes, shaped(DType::i32, {(workspace.asked + 3) / 4}));
+        arena.plan("work space of operations", &workspace_bytes,
+                   shaped(DType::i32, {(workspace.asked + 3) / 4}));
 }
 
 void Model::allocate() {
