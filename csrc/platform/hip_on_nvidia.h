@@ -30,7 +30,6 @@ using hipGraphExec_t = cudaGraphExec_t;
 #define hipStreamCreate cudaStreamCreate
 #define hipStreamDestroy cudaStreamDestroy
 #define hipStreamSynchronize cudaStreamSynchronize
-#define hipStreamWaitEvent cudaStreamWaitEvent
 #define hipStreamBeginCapture cudaStreamBeginCapture
 #define hipStreamCaptureModeGlobal cudaStreamCaptureModeGlobal
 #define hipStreamEndCapture cudaStreamEndCapture
