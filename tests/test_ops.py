@@ -11,6 +11,7 @@ import test_operations as described
 import torch
 import torch.nn.functional as F
 from rule import BACKWARD, FORWARD, violation
+from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from llamac import autograd, extension, ops
@@ -226,6 +227,7 @@ def test_compiled_without_a_break(device):
         return ops.linear_cross_entropy(y, mixed.T, ids) + ops.cross_entropy(y @ mixed, ids)
 
     torch.compiler.reset()
+    counters.clear()
     compiled = torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")
     for batch, time in ((3, 6), (5, 9)):
         inputs = [
@@ -240,7 +242,7 @@ def test_compiled_without_a_break(device):
             loss = function(*leaves, ids)
             results.append((loss.detach(), *torch.autograd.grad(loss, leaves)))
         torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.mark.parametrize("device", DEVICES)
