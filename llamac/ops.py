@@ -18,8 +18,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from llamac import autograd  # registers torch.ops.llamac and its derivatives
+from llamac import extension
 
+extension.load()
 _ops = torch.ops.llamac
 
 CHUNK_BYTES = 512 << 20  # of logits, in linear_cross_entropy
@@ -229,7 +230,11 @@ def _(hidden, weight, targets, ignore_index, mean, gradients):
     return loss, scale, *(hidden.new_empty(t.shape if gradients else 0) for t in (hidden, weight))
 
 
-autograd.refuse_derivative("linear_cross_entropy")
+def _no_derivative(*_: object) -> None:
+    raise NotImplementedError("torch.ops.llamac.linear_cross_entropy has no derivative")
+
+
+torch.library.register_autograd("llamac::linear_cross_entropy", _no_derivative)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -17,84 +17,10 @@
 
 #include <memory>
 
-#undef CHECK  // c10's; ours is core/error.h's
-#include "core/registry.h"
+#include "torch_autograd.h"
 
 namespace llamac {
 namespace {
-
-std::string joined(const std::vector<std::string>& items) {
-    std::string text;
-    for (const std::string& item : items) text += (text.empty() ? "" : ", ") + item;
-    return text;
-}
-
-// How one operation is called from torch, in one of its two forms.
-struct Form {
-    const Operation* op;
-    bool out;                     // its results are arguments
-    std::vector<size_t> leading;  // operands that come first among the arguments
-    std::vector<size_t> sizes;    // then the dimensions that no tensor tells,
-    std::vector<size_t> scalars;  // then these,
-    std::vector<size_t> last;     // then the results to be written
-    std::vector<size_t> results;  // operands that are returned
-    bool factory;                 // no tensor tells type and device: they are arguments, behind all others
-
-    Form(const Operation& op_, bool out_) : op(&op_), out(out_) {
-        for (size_t i = 0; i < op->operands.size(); i++) {
-            const Operand& o = op->operands[i];
-            if (!o.output || o.in_place)
-                leading.push_back(i);
-            else
-                (out ? last : results).push_back(i);
-        }
-        factory = leading.empty() && last.empty();
-        find_sizes();
-        for (size_t i = 0; i < op->scalars.size(); i++)
-            if (out || op->scalars[i].name != "accumulate") scalars.push_back(i);
-    }
-
-    std::string schema() const {
-        std::vector<std::string> arguments, returned;
-        char alias = 'a';
-        const auto add = [&](size_t i) {
-            const Operand& o = op->operands[i];
-            std::string type = "Tensor";
-            if (o.output) type += std::string("(") + alias++ + "!)";
-            arguments.push_back(type + (o.nullable ? "? " : " ") + o.name);
-        };
-        for (const size_t i : leading) add(i);
-        for (const size_t d : sizes) arguments.push_back("SymInt " + op->dimensions[d]);
-        for (const size_t i : scalars) {
-            const char kind = op->scalars[i].kind;
-            arguments.push_back((kind == 'f'   ? "float "
-                                 : kind == 'i' ? "int "
-                                               : "bool ") +
-                                op->scalars[i].name);
-        }
-        if (factory || !last.empty()) arguments.push_back("*");
-        for (const size_t i : last) add(i);
-        if (factory) arguments.insert(arguments.end(), {"ScalarType dtype", "Device device"});
-        for (const size_t i : results) returned.push_back("Tensor " + op->operands[i].name);
-        return op->name + (out ? ".out" : "") + "(" + joined(arguments) + ") -> (" + joined(returned) + ")";
-    }
-
-  private:
-    void find_sizes() {
-        std::vector<bool> told(op->dimensions.size());
-        const auto each = [&](const std::vector<size_t>& operands, auto visit) {
-            for (const size_t i : operands)
-                for (const Dimension& d : op->operands[i].shape)
-                    if (d.symbol >= 0) visit(op->operands[i], static_cast<size_t>(d.symbol));
-        };
-        each(leading, [&](const Operand& o, size_t d) { told[d] = told[d] || !o.nullable; });
-        each(results, [&](const Operand&, size_t d) {
-            if (told[d]) return;
-            told[d] = true;
-            sizes.push_back(d);
-        });
-    }
-};
 
 at::ScalarType torch_type(DType t) {
     constexpr at::ScalarType types[] = {at::kFloat, at::kBFloat16, at::kDouble, at::kInt};
@@ -309,7 +235,7 @@ struct Kernel final : c10::OperatorKernel {
 };
 
 void define(torch::Library& library, const Form& form) {
-    const std::string name = form.op->name + (form.out ? ".out" : "");
+    const std::string name = form.name();
     library.def(torch::schema(form.schema().c_str()), {at::Tag::pt2_compliant_tag});
     const auto implement = [&](c10::DispatchKey key) {
         library.impl(name.c_str(),
@@ -334,5 +260,9 @@ extern "C" __attribute__((visibility("default"))) void llamac_register_operation
         const llamac::Form form(*op, false);
         llamac::define(library, form);
         if (!form.results.empty()) llamac::define(library, llamac::Form(*op, true));
+    }
+    for (const llamac::Operation* op : llamac::operations()) {
+        const llamac::Form form(*op, false);
+        if (!form.results.empty() && !form.factory) llamac::define_derivative(library, form);
     }
 }

@@ -1,0 +1,286 @@
+// One operation's backward is another operation, found by the names in both descriptions:
+//
+//   rmsnorm_forward (out, rstd;   x, weight; eps)
+//   rmsnorm_backward(dx, dweight; dout, x, weight, rstd, dresidual?)
+//
+// dx is the gradient of x, dout that of out. What has a name of the forward's is kept for the backward,
+// dresidual is null. Results whose gradient no backward takes (rstd) have no derivative. `exceptions` holds
+// what names do not tell.
+#include "torch_autograd.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <optional>
+
+namespace llamac {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using torch::jit::Stack;
+using Names = std::vector<std::string>;
+using Index = std::optional<size_t>;
+
+struct Exception {
+    Names backward;                                // operations, instead of the one named alike
+    std::map<std::string, std::string> read = {};  // what a backward's argument is called here
+    std::string also = "", same = "";              // a gradient, and another that it is the same as
+};
+const std::map<std::string, Exception> exceptions = {
+    {"matmul_forward", {{"matmul_backward_input", "matmul_backward_weight"}, {}, "dresidual", "dout"}},
+    {"residual_rmsnorm_forward",
+     {{"rmsnorm_backward"}, {{"x", "sum"}, {"dresidual", "dsum"}}, "dresidual", "dx"}},
+};
+
+Index find(const Names& names, const std::string& name) {
+    const auto at = std::find(names.begin(), names.end(), name);
+    return at == names.end() ? Index() : Index(at - names.begin());
+}
+
+// The one whose gradient a name stands for: out, for "dout".
+Index find_gradient(const Names& names, const std::string& name) {
+    return name[0] == 'd' ? find(names, name.substr(1)) : std::nullopt;
+}
+
+// An argument of a backward: null, the gradient of a result, or something kept.
+struct Source {
+    enum Kind { null, gradient, tensor, number } kind;
+    size_t index;
+    bool nullable = false;
+};
+
+struct Step {
+    c10::OperatorHandle op;
+    std::vector<Source> arguments;
+    std::vector<Index> gives;  // by its result: the argument whose gradient that is
+};
+
+struct Number {
+    std::string name;
+    size_t argument;
+    int64_t dimension;  // of the argument, where that is a tensor
+};
+
+// How an operation's gradients come about.
+struct Derivative {
+    Form form;
+    Names arguments, results;          // tensors come first among the arguments
+    std::vector<size_t> tensors;       // kept: arguments, and results counted on behind those
+    std::vector<Number> numbers;       // kept
+    std::vector<bool> differentiable;  // by result
+    std::vector<Step> steps;
+    Exception exception;
+    bool computed =
+        false;  // with the result itself: cross_entropy's dlogits, for a gradient `dloss` of each row
+
+    explicit Derivative(const Form& f) : form(f) {
+        const Operation& op = *form.op;
+        for (const size_t i : form.leading) arguments.push_back(op.operands[i].name);
+        for (const size_t d : form.sizes) arguments.push_back(op.dimensions[d]);
+        for (const size_t s : form.scalars) arguments.push_back(op.scalars[s].name);
+        for (const size_t i : form.results) results.push_back(op.operands[i].name);
+        differentiable.resize(results.size());
+        if (op.name == "cross_entropy") {
+            computed = differentiable[0] = true;
+            source("dlogits"), source("dloss");
+        }
+        const auto known = exceptions.find(op.name);
+        if (known != exceptions.end()) exception = known->second;
+        const size_t stem = op.name.rfind("_forward");
+        if (exception.backward.empty() && stem != std::string::npos)
+            exception.backward = {op.name.substr(0, stem) + "_backward"};
+        for (const std::string& name : exception.backward) add_step(Form(find_operation(name), false));
+        if (steps.empty() && !computed) differentiable.flip();  // to say so in the backward, and no earlier
+    }
+
+    void keep(AutogradContext& ctx, const std::vector<c10::IValue>& call, const variable_list& found) const {
+        variable_list saved, constant;
+        for (const size_t i : tensors)
+            saved.push_back(i < call.size() ? call[i].toTensor() : found[i - call.size()]);
+        for (const Number& n : numbers)
+            ctx.saved_data[n.name] = n.argument < form.leading.size()
+                                         ? c10::IValue(call[n.argument].toTensor().sym_size(n.dimension))
+                                         : call[n.argument];
+        for (size_t r = 0; r < found.size(); r++)
+            if (!differentiable[r]) constant.push_back(found[r]);
+        ctx.save_for_backward(std::move(saved));
+        ctx.mark_non_differentiable(constant);
+        ctx.set_materialize_grads(false);
+    }
+
+    // By argument; wanted likewise.
+    variable_list gradients(AutogradContext& ctx, const variable_list& given,
+                            const std::vector<bool>& wanted) const {
+        if (steps.empty() && !computed)
+            TORCH_CHECK_NOT_IMPLEMENTED(false, "torch.ops.llamac.", form.op->name, " has no derivative");
+        variable_list found(form.leading.size());
+        if (std::none_of(given.begin(), given.end(), [](const at::Tensor& g) { return g.defined(); }))
+            return found;
+        const variable_list saved = ctx.get_saved_variables();
+        if (computed) {
+            // out: in one pass, in the factor's precision, without a copy of the logits in it.
+            found[0] = at::empty_like(saved[0]);
+            at::mul_out(found[0], saved[0], (given[0] / ctx.saved_data["dloss"].toScalar()).unsqueeze(1));
+        }
+        for (const Step& step : steps) run(step, ctx, given, saved, wanted, found);
+        if (!exception.also.empty()) {
+            const Index argument = find_gradient(arguments, exception.same);
+            found[*find_gradient(arguments, exception.also)] =
+                argument ? found[*argument] : given[*find_gradient(results, exception.same)];
+        }
+        return found;
+    }
+
+  private:
+    void add_step(const Form& backward) {
+        const Operation& op = *backward.op;
+        Step step{c10::Dispatcher::singleton().findSchemaOrThrow(("llamac::" + op.name).c_str(), ""), {}, {}};
+        for (const size_t i : backward.leading) {
+            const auto renamed = exception.read.find(op.operands[i].name);
+            step.arguments.push_back(
+                source(renamed == exception.read.end() ? op.operands[i].name : renamed->second));
+            step.arguments.back().nullable = op.operands[i].nullable;
+        }
+        for (const size_t d : backward.sizes) step.arguments.push_back(source(op.dimensions[d]));
+        for (const size_t s : backward.scalars) step.arguments.push_back(source(op.scalars[s].name));
+        for (const size_t i : backward.results)
+            step.gives.push_back(find_gradient(arguments, op.operands[i].name));
+        steps.push_back(std::move(step));
+    }
+
+    Source source(const std::string& name) {
+        const Index argument = find(arguments, name), result = find(results, name);
+        if (argument && *argument >= form.leading.size()) return keep_number({name, *argument, 0});
+        if (argument) return keep_tensor(*argument);
+        if (result) return keep_tensor(arguments.size() + *result);
+        if (const Index of = find_gradient(results, name)) {
+            differentiable[*of] = true;
+            return {Source::gradient, *of};
+        }
+        for (size_t a = 0; a < form.leading.size(); a++) {
+            const std::vector<Dimension>& shape = form.op->operands[form.leading[a]].shape;
+            for (size_t d = 0; d < shape.size(); d++)
+                if (shape[d].symbol >= 0 && form.op->dimensions[static_cast<size_t>(shape[d].symbol)] == name)
+                    return keep_number({name, a, static_cast<int64_t>(d)});
+        }
+        return {Source::null, 0};
+    }
+
+    Source keep_tensor(size_t index) {
+        const auto at = std::find(tensors.begin(), tensors.end(), index);
+        const size_t place = static_cast<size_t>(at - tensors.begin());
+        if (at == tensors.end()) tensors.push_back(index);
+        return {Source::tensor, place};
+    }
+
+    Source keep_number(Number number) {
+        numbers.push_back(std::move(number));
+        return {Source::number, numbers.size() - 1};
+    }
+
+    void run(const Step& step, AutogradContext& ctx, const variable_list& given, const variable_list& saved,
+             const std::vector<bool>& wanted, variable_list& found) const {
+        bool needed = false;
+        for (const Index& argument : step.gives) needed |= argument && wanted[*argument];
+        if (!needed) return;
+        Stack stack;
+        for (const Source& s : step.arguments) {
+            if (s.kind == Source::tensor)
+                stack.emplace_back(saved[s.index]);
+            else if (s.kind == Source::number)
+                stack.push_back(ctx.saved_data[numbers[s.index].name]);
+            else if (s.kind == Source::gradient && given[s.index].defined())
+                stack.emplace_back(given[s.index]);
+            else if (s.nullable)
+                stack.emplace_back();
+            else  // nobody asked for this result; the other one that was asked for has its shape
+                stack.emplace_back(at::zeros_like(given[0].defined() ? given[0] : given[1]));
+        }
+        step.op.callBoxed(&stack);
+        for (size_t r = 0; r < step.gives.size(); r++)
+            if (step.gives[r]) found[*step.gives[r]] = stack[r].toTensor();
+    }
+};
+
+struct Function : torch::autograd::Function<Function> {
+    // The arguments lie on the stack. given: the tensors among them, for the engine; present: a bit for each
+    // that is not null.
+    static variable_list forward(AutogradContext* ctx, const Derivative* d, at::TensorList /*given*/,
+                                 int64_t present, const c10::OperatorHandle* op, c10::DispatchKeySet below,
+                                 Stack* stack) {
+        const std::vector<c10::IValue> call(stack->end() - static_cast<std::ptrdiff_t>(d->arguments.size()),
+                                            stack->end());
+        {
+            const at::AutoDispatchBelowADInplaceOrView guard;
+            op->redispatchBoxed(below, stack);
+        }
+        variable_list results;
+        for (const c10::IValue& v : torch::jit::pop(*stack, d->results.size()))
+            results.push_back(v.toTensor());
+        ctx->saved_data["derivative"] = reinterpret_cast<int64_t>(d);
+        ctx->saved_data["present"] = present;
+        d->keep(*ctx, call, results);
+        return results;
+    }
+
+    // By forward's parameters behind ctx, of which `given` counts as its tensors.
+    static variable_list backward(AutogradContext* ctx, const variable_list& given) {
+        const auto* d = reinterpret_cast<const Derivative*>(ctx->saved_data["derivative"].toInt());
+        const int64_t present = ctx->saved_data["present"].toInt();
+        std::vector<bool> wanted(d->form.leading.size());
+        size_t edge = 0;
+        for (size_t a = 0; a < wanted.size(); a++)
+            if (present >> a & 1) wanted[a] = ctx->needs_input_grad(edge++);
+        const variable_list found = d->gradients(*ctx, given, wanted);
+        variable_list all(1);
+        for (size_t a = 0; a < wanted.size(); a++)
+            if (present >> a & 1) all.push_back(found[a]);
+        all.resize(all.size() + 4);
+        return all;
+    }
+};
+
+struct Autograd final : c10::OperatorKernel {
+    const Derivative* derivative;
+    explicit Autograd(const Derivative* d) : derivative(d) {}
+
+    void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
+        const size_t count = derivative->arguments.size();
+        const c10::IValue* arguments = stack->data() + (stack->size() - count);
+        bool wanted = false;
+        for (size_t a = 0; a < derivative->form.leading.size(); a++)
+            wanted |= arguments[a].isTensor() && arguments[a].toTensor().requires_grad();
+        const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
+        if (!wanted || !at::GradMode::is_enabled()) {
+            const at::AutoDispatchBelowADInplaceOrView guard;
+            return op.redispatchBoxed(below, stack);
+        }
+        variable_list given;
+        int64_t present = 0;
+        for (size_t a = 0; a < derivative->form.leading.size(); a++) {
+            if (!arguments[a].isTensor()) continue;
+            given.push_back(arguments[a].toTensor());
+            present |= int64_t{1} << a;
+        }
+        for (at::Tensor& t : Function::apply(derivative, at::TensorList(given), present, &op, below, stack))
+            stack->emplace_back(std::move(t));
+    }
+};
+
+}  // namespace
+
+void define_derivative(torch::Library& library, const Form& form) {
+    static std::deque<Derivative> derivatives;  // for good: graphs hold their addresses
+    derivatives.emplace_back(form);
+    library.impl(
+        form.op->name.c_str(),
+        torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFromBoxedFunctor(
+                                                        std::make_unique<Autograd>(&derivatives.back()))));
+}
+
+}  // namespace llamac

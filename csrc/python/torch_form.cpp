@@ -1,0 +1,62 @@
+#include "torch_form.h"
+
+namespace llamac {
+
+static std::string joined(const std::vector<std::string>& items) {
+    std::string text;
+    for (const std::string& item : items) text += (text.empty() ? "" : ", ") + item;
+    return text;
+}
+
+Form::Form(const Operation& op_, bool out_) : op(&op_), out(out_) {
+    for (size_t i = 0; i < op->operands.size(); i++) {
+        const Operand& o = op->operands[i];
+        if (!o.output || o.in_place)
+            leading.push_back(i);
+        else
+            (out ? last : results).push_back(i);
+    }
+    factory = leading.empty() && last.empty();
+    find_sizes();
+    for (size_t i = 0; i < op->scalars.size(); i++)
+        if (out || op->scalars[i].name != "accumulate") scalars.push_back(i);
+}
+
+void Form::find_sizes() {
+    std::vector<bool> told(op->dimensions.size());
+    const auto each = [&](const std::vector<size_t>& operands, auto visit) {
+        for (const size_t i : operands)
+            for (const Dimension& d : op->operands[i].shape)
+                if (d.symbol >= 0) visit(op->operands[i], static_cast<size_t>(d.symbol));
+    };
+    each(leading, [&](const Operand& o, size_t d) { told[d] = told[d] || !o.nullable; });
+    each(results, [&](const Operand&, size_t d) {
+        if (told[d]) return;
+        told[d] = true;
+        sizes.push_back(d);
+    });
+}
+
+std::string Form::schema() const {
+    std::vector<std::string> arguments, returned;
+    char alias = 'a';
+    const auto add = [&](size_t i) {
+        const Operand& o = op->operands[i];
+        std::string type = "Tensor";
+        if (o.output) type += std::string("(") + alias++ + "!)";
+        arguments.push_back(type + (o.nullable ? "? " : " ") + o.name);
+    };
+    for (const size_t i : leading) add(i);
+    for (const size_t d : sizes) arguments.push_back("SymInt " + op->dimensions[d]);
+    for (const size_t i : scalars) {
+        const char kind = op->scalars[i].kind;
+        arguments.push_back((kind == 'f' ? "float " : kind == 'i' ? "int " : "bool ") + op->scalars[i].name);
+    }
+    if (factory || !last.empty()) arguments.push_back("*");
+    for (const size_t i : last) add(i);
+    if (factory) arguments.insert(arguments.end(), {"ScalarType dtype", "Device device"});
+    for (const size_t i : results) returned.push_back("Tensor " + op->operands[i].name);
+    return name() + "(" + joined(arguments) + ") -> (" + joined(returned) + ")";
+}
+
+}  // namespace llamac
