@@ -169,6 +169,11 @@ void check_plans() {
     check(whole.activations.logits.shape[0] == 16 &&
               whole.activations.logits.data != whole.activations.dqkv.data,
           "logits that do not fit elsewhere have memory of their own");
+    Config narrow = config;
+    narrow.F = 128;
+    ModelOptions many = model_options(small_run());
+    many.batch_size = 1, many.seq_len = 4096;
+    check(Model(narrow, many).activations.logits.shape[0] == 512, "no more than eight chunks of logits");
 }
 
 // What operations work in is asked for in the rehearsal, whatever a run does later.

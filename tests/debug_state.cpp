@@ -101,9 +101,17 @@ void record(const std::string& reference, const std::string& out, const ModelOpt
 int main(int argc, char** argv) {
     try {
         if (argc < 3)
-            fail("expected REFERENCE OUT [dtype] [recompute] [logits bytes] [OPERATION=VARIANT ...]");
+            fail(
+                "expected REFERENCE OUT [dtype[,gradients' dtype]] [recompute] [logits bytes] "
+                "[OPERATION=VARIANT ...]");
         ModelOptions options;
-        if (argc > 3) options.precision.weights = storage_type(argv[3]);
+        if (argc > 3) {
+            const std::string types = argv[3];
+            const size_t comma = types.find(',');
+            options.precision.weights = storage_type(types.substr(0, comma));
+            if (comma != std::string::npos)
+                options.precision.gradients = storage_type(types.substr(comma + 1));
+        }
         if (argc > 4) options.recompute = parse_recompute(argv[4]);
         if (argc > 5) options.logits_bytes = std::stoll(argv[5]);
         for (int i = 6; i < argc; i++) select_kernel(argv[i]);

@@ -61,13 +61,15 @@ int64_t chunk_rows(int64_t row_bytes, int64_t rows, int64_t bytes) {
     return std::min(most, (even + tile - 1) / tile * tile);
 }
 
-// The logits are used before the blocks' gradients are made.
+// The logits are used before the blocks' gradients are made. The head's gradient is a sum over chunks, rounded to its
+// type with each: eight such errors come to about twice that of one.
 void plan_logits(Activations& a, const Config& config, int64_t bytes, Arena& arena) {
+    constexpr int64_t most_chunks = 8, least_bytes = int64_t{64} << 20;
     const int64_t rows = a.embedding.shape[0], row_bytes = config.V * size_of(a.embedding.dtype);
     const int64_t free = a.dqkv.bytes() + a.dattention.bytes() + a.dgate_up.bytes() + a.dswiglu.bytes();
-    const Tensor logits =
-        shaped(a.embedding.dtype,
-               {chunk_rows(row_bytes, rows, bytes ? bytes : std::max(free, int64_t{64} << 20)), config.V});
+    const int64_t share = (rows + most_chunks - 1) / most_chunks * row_bytes;
+    if (!bytes) bytes = std::max({free, share, least_bytes});
+    const Tensor logits = shaped(a.embedding.dtype, {chunk_rows(row_bytes, rows, bytes), config.V});
     if (logits.bytes() <= free)
         arena.share(&a.logits, logits, &a.dqkv);
     else

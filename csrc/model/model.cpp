@@ -148,7 +148,7 @@ void run_head(Model& m, const HeadGradient& gradient) {
         if (!gradient.wanted) continue;
         show(m, "dact.logits", dlogits);
         call(m, "matmul_backward_input", {slice_rows(a.dnorm, first, count)}, {dlogits, weight});
-        call(m, "matmul_backward_weight", {m.parameters.head_gradient}, {dlogits, x},
+        call(m, "matmul_backward_weight", {m.parameters.gradient(m.parameters.head)}, {dlogits, x},
              {gradient.accumulate || first > 0});
     }
     show(m, "losses", a.losses);
@@ -288,7 +288,6 @@ void set_update(Model& m, const float* lr, const int32_t* step) {
 void update(Model& m, const AdamW& adamw, uint64_t seed) {
     const Parameters& p = m.parameters;
     call(m, "global_norm", {m.grad_norm}, {p.gradients}, {false});
-    call(m, "global_norm", {m.grad_norm}, {reshape(p.head_gradient, {p.head_gradient.elements()})}, {true});
     for (size_t k = 0; k < p.table.size(); k++) {
         const int64_t n = p.table[k].elements;
         const Tensor master = p.master.data ? reshape(p.view(p.master, k), {n}) : Tensor{};

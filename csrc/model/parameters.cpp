@@ -40,7 +40,7 @@ void fill_table(Parameters& p, const Config& c) {
 
 // Everything that starts from zero: also the gaps between tensors, which the gradient norm runs over.
 void zero_all(const Parameters& p) {
-    for (const Tensor& t : {p.weights, p.master, p.gradients, p.head_gradient, p.m, p.v})
+    for (const Tensor& t : {p.weights, p.gradients, p.master, p.m, p.v})
         if (t.data) CHECK(hipMemset(t.data, 0, static_cast<size_t>(t.bytes())));
 }
 
@@ -65,18 +65,13 @@ size_t final_norm_parameter(const Config& config) {
     return 1 + static_cast<size_t>(config.L) * per_block;
 }
 
-Tensor Parameters::view(const Tensor& buffer, size_t k, size_t count, int64_t first_offset) const {
+Tensor Parameters::view(const Tensor& buffer, size_t k, size_t count) const {
     const Parameter& p = table[k];
-    char* data = static_cast<char*>(buffer.data) + (p.offset - first_offset) * size_of(buffer.dtype);
+    char* data = static_cast<char*>(buffer.data) + p.offset * size_of(buffer.dtype);
     if (!p.is_matrix()) return make_tensor(data, buffer.dtype, {p.shape[0]});
     int64_t rows = 0;
     for (size_t i = k; i < k + count; i++) rows += table[i].shape[0];
     return make_tensor(data, buffer.dtype, {rows, p.shape[1]});
-}
-
-Tensor Parameters::gradient(size_t k, size_t count) const {
-    return k == head ? head_gradient
-                     : view(gradients, k, count, head == embedding_parameter ? table[1].offset : 0);
 }
 
 void plan_parameters(Parameters& p, const Config& config, const Precision& precision, bool training,
@@ -86,9 +81,7 @@ void plan_parameters(Parameters& p, const Config& config, const Precision& preci
     arena.plan("weights", &p.weights, shaped(precision.weights, {elements}));
     if (!training) return;
     if (precision.keeps_master()) arena.plan("master weights", &p.master, shaped(DType::f32, {elements}));
-    const int64_t all_but_head = config.tied ? elements - p.table[1].offset : p.table[p.head].offset;
-    arena.plan("gradients", &p.gradients, shaped(precision.gradients, {all_but_head}));
-    arena.plan("gradients", &p.head_gradient, shaped(DType::f32, {config.V, config.C}));
+    arena.plan("gradients", &p.gradients, shaped(precision.gradients, {elements}));
     arena.plan("first moments", &p.m, shaped(precision.moments, {elements}));
     arena.plan("second moments", &p.v, shaped(precision.moments, {elements}));
 }

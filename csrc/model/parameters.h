@@ -30,19 +30,15 @@ struct Parameter {
 };
 
 struct Parameters {
-    std::vector<Parameter> table;  // the order of the files, and of the random streams (4k, 4k+1)
-    Tensor weights, master, m, v;  // [elements]; master has no data where it is not kept
-    // The LM head's gradient (the embedding's, where they are tied) is summed over chunks of the logits: it
-    // stays f32 whatever the others are, so that no small contribution is rounded away. `gradients` holds all
-    // but the head's.
-    Tensor gradients, head_gradient;
-    size_t head;  // index of the matrix that makes the logits
+    std::vector<Parameter> table;             // the order of the files, and of the random streams (4k, 4k+1)
+    Tensor weights, gradients, master, m, v;  // [elements]; master has no data where it is not kept
+    size_t head;                              // index of the matrix that makes the logits
 
     // Parameter k in a buffer of [elements]; with count > 1, as many tensors that lie together as one matrix
     // (q/k/v, gate/up).
-    Tensor view(const Tensor& buffer, size_t k, size_t count = 1, int64_t first_offset = 0) const;
+    Tensor view(const Tensor& buffer, size_t k, size_t count = 1) const;
     Tensor weight(size_t k, size_t count = 1) const { return view(weights, k, count); }
-    Tensor gradient(size_t k, size_t count = 1) const;
+    Tensor gradient(size_t k, size_t count = 1) const { return view(gradients, k, count); }
 };
 
 // Indices into Parameters::table.
