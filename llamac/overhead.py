@@ -1,0 +1,85 @@
+"""The host's time of a call on tiny tensors, ours beside PyTorch's own: what a call costs beyond its kernel.
+
+On a GPU calls are queued and not waited for, so the device's time is not in it; launching is. On a CPU the
+kernel's own time is, some microseconds at these shapes.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping
+
+import torch
+
+from llamac.functions import FUNCTIONS, Function, arguments_of, case_of, sizes, with_leaves
+from llamac.report import markdown
+from llamac.timing import Call, host_ms, reason
+from llamac.torch_operations import Case
+
+CALLS = {"cuda": 50, "cpu": 5}  # a round: the device's queue takes as many without holding up the host
+ROUNDS = 40
+KINDS = ("no gradient", "forward", "forward+backward")
+
+
+def _call(kind: str, function: Function, formula: Callable, case: Case) -> Call:
+    inputs = function.inputs(case)
+    if kind == "no gradient":
+        arguments = arguments_of(formula, inputs)
+        return torch.no_grad()(lambda: formula(*arguments))
+    given = with_leaves(inputs, function.leaves)
+    arguments, leaves = arguments_of(formula, given), [given[leaf] for leaf in function.leaves]
+    outputs = formula(*arguments)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    douts = [torch.ones_like(out) for out in outputs]
+    if kind == "forward":
+        return lambda: formula(*arguments)
+    return lambda: torch.autograd.grad(formula(*arguments), leaves, douts)
+
+
+def _repeat(call: Call) -> Callable[[int], None]:
+    def make(count: int) -> None:
+        for _ in range(count):
+            call()
+
+    return make
+
+
+def host_medians_us(calls: Mapping[str, Call], device: str, rounds: int = ROUNDS) -> dict[str, float]:
+    """Microseconds of the host a call, medians; calls take turns round by round."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds + 3):
+        for name, call in calls.items():
+            if device != "cpu":
+                torch.cuda.synchronize()
+            us = 1e3 * host_ms(_repeat(call), CALLS[device])
+            if turn >= 3:  # before: warm
+                times[name].append(us)
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def measure_overhead(names: list[str], dtype: str, device: str, rounds: int = ROUNDS) -> list[dict]:
+    """A row an operation and peer: microseconds by kind of call."""
+    rows = []
+    for name in names:
+        function, case = FUNCTIONS[name], case_of(name, sizes("tiny", 1, 8), dtype, device)
+        found = {peer: {"operation": name, "peer": peer} for peer in ("ours", "eager")}
+        for kind in KINDS if function.leaves else KINDS[:1]:
+            calls = {}
+            for peer, formula in (("ours", function.ours), ("eager", function.torch)):
+                try:
+                    calls[peer] = _call(kind, function, formula, case)
+                except Exception as error:
+                    found[peer]["error"] = reason(error)
+            for peer, us in host_medians_us(calls, device, rounds).items():
+                found[peer][f"{kind} us"] = us
+        rows += found.values()
+    return rows
+
+
+def overhead_table(rows: list[dict]) -> str:
+    head = ("operation", "peer", *(f"{kind}, us" for kind in KINDS))
+
+    def cells(row: dict) -> list[str]:
+        times = (row.get(f"{kind} us") for kind in KINDS)
+        return [row["operation"], row["peer"], *("-" if us is None else f"{us:.1f}" for us in times)]
+
+    title = f"## Host time a call: {rows[0]['device']}, PyTorch {rows[0]['torch']}, {rows[0]['dtype']}"
+    return f"{title}\n\n{markdown(head, ['---'] * 2 + ['---:'] * 3, map(cells, rows))}\n"
