@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from llamac.report import markdown
+from llamac.report import markdown  # noqa: E402
 
 SHARED = {"benchmark"}  # sources of dev/hip that are no program
 COMPUTE_BOUND = ("attention", "matmul")

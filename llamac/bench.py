@@ -1,18 +1,18 @@
 """python -m llamac.bench: the functions of llamac.ops as a model calls them, beside PyTorch eager,
 torch.compile and Liger (where it is installed), forward and forward with backward.
 
-Widths are those of Llama 3.2 1B, 3.1 8B and 70B at 2 x 8192 tokens; on a CPU the small preset "tiny". Data is
-normal. Peers take turns within one run; inputs and outputs rotate through more memory than the caches hold, so
-every call finds them cold. On a GPU times are the device's, by events; on a CPU they are the host's. A time is a
-median.
+Widths are those of Llama 3.2 1B, 3.1 8B and 70B at 2 x 8192 tokens; on a CPU the small preset "tiny". Data
+is normal. Peers take turns within one run; inputs and outputs rotate through more memory than the caches
+hold, so every call finds them cold. On a GPU times are the device's, by events; on a CPU they are the host's.
+A time is a median.
 
 Rate: the bytes or FLOPs that the operation's description says it must at least move or compute, by the time.
 Limit: a copy of as many bytes (the faster of memcpy and an elementwise kernel), for attention and
-linear_cross_entropy a square matrix product, measured in the same run. Peak memory: what a call allocates beyond
-its inputs; extra: beyond inputs, outputs and gradients. Ratio: the peer's time by ours.
+linear_cross_entropy a square matrix product, measured in the same run. Peak memory: what a call allocates
+beyond its inputs; extra: beyond inputs, outputs and gradients. Ratio: the peer's time by ours.
 
-Writes bench.json, bench.md and a chart bench-PRESET.png to --out. Exit code: 1 where ours failed, 2 for bad
-arguments.
+Writes bench.json, bench.md and a chart bench-PRESET.png to --out. Exit code: 1 where ours failed, 2 for
+bad arguments.
 """
 
 import argparse
