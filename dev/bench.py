@@ -17,10 +17,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-from llamac.report import markdown  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from llamac.report import markdown
 
+ROOT = Path(__file__).resolve().parents[1]
 SHARED = {"benchmark"}  # sources of dev/hip that are no program
 COMPUTE_BOUND = ("attention", "matmul")
 PRESETS = ("8b", "small", "tiny")

@@ -2,7 +2,8 @@
 eager and by torch.compile. dev/bench.py puts it beside ours.
 
 Inputs are normal; llamac/timing.py says how calls are timed. A backward is timed as autograd runs it, with
-the forward done before, and where the formula is simple also as a function of its own; the fastest way counts.
+the forward done before, and where the formula is simple also as a function of its own; the fastest way
+counts.
 """
 
 import gc

@@ -31,13 +31,11 @@ from llamac.errors import run
 from llamac.functions import (
     FUNCTIONS,
     Function,
-    arguments_of,
+    call_of,
     case_of,
     differences,
-    output_gradients,
     outputs_of,
     sizes,
-    with_leaves,
 )
 from llamac.overhead import measure_overhead, overhead_table
 from llamac.report import bars, markdown
@@ -88,31 +86,9 @@ def peers_of(name: str, function: Function, mode: str) -> dict[str, Peer]:
 
 def calls_of(peer: Peer, sets: list[Inputs], backward: bool) -> list[Call]:
     """A call for each set of inputs."""
-    calls = []
-    for inputs in sets:
-        given = peer.prepare(inputs) if peer.prepare else inputs
-        if not backward:
-            arguments = arguments_of(peer.function, given)
-            calls.append(torch.no_grad()(lambda arguments=arguments: peer.function(*arguments)))
-            continue
-        given = with_leaves(given, peer.leaves)
-        arguments = arguments_of(peer.function, given)
-        leaves = [given[leaf] for leaf in peer.leaves]
-        calls.append(both_ways(peer.function, arguments, leaves))
-    return calls
-
-
-def both_ways(function: Callable, arguments: list[torch.Tensor], leaves: list[torch.Tensor]) -> Call:
-    douts: list[torch.Tensor] = []
-
-    def call() -> tuple:
-        outputs = outputs_of(function(*arguments))
-        if not douts:
-            douts.extend(output_gradients(outputs))
-        gradients = torch.autograd.grad(outputs, leaves, douts)
-        return *(out.detach() for out in outputs), *gradients
-
-    return call
+    given = [peer.prepare(inputs) if peer.prepare else inputs for inputs in sets]
+    leaves = peer.leaves if backward else ()
+    return [call_of(peer.function, inputs, leaves) for inputs in given]
 
 
 def memory_of(call: Call, device: str) -> tuple[int | None, int | None]:

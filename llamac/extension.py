@@ -17,19 +17,36 @@ def platform() -> str:
     return "amd" if torch.version.hip else "nvidia" if torch.version.cuda else "cpu"
 
 
+def file() -> Path | None:
+    """The extension; None where it was not built."""
+    spec = find_spec("llamac._C")
+    return Path(spec.origin) if spec and spec.origin else None
+
+
+def built(extension: Path) -> dict:
+    """What it was built for: {"torch": version, "platform", "architectures" as CMake names them}."""
+    return json.loads(extension.with_name("_C.json").read_text())
+
+
+def matches(facts: dict) -> bool:
+    """Whether what it was built for is this torch: between releases torch changes what C++ sees of it."""
+    return (
+        facts["torch"].split(".")[:2] == torch.__version__.split(".")[:2] and facts["platform"] == platform()
+    )
+
+
 @cache
 def load() -> None:
     """Register the operations, once. Raises ImportError, in one line, where they are missing or do not
     match."""
-    spec = find_spec("llamac._C")
-    if spec is None or spec.origin is None:
+    extension = file()
+    if extension is None:
         raise ImportError(f"llamac was built without torch's extension, as no torch was there; {REINSTALL}")
-    built = json.loads(Path(spec.origin).with_name("_C.json").read_text())
-    # Between releases torch changes what C++ sees of it.
-    if built["torch"].split(".")[:2] != torch.__version__.split(".")[:2] or built["platform"] != platform():
+    facts = built(extension)
+    if not matches(facts):
         raise ImportError(
-            f"llamac's extension was built for torch {built['torch']} ({built['platform']}), "
+            f"llamac's extension was built for torch {facts['torch']} ({facts['platform']}), "
             f"this is torch {torch.__version__} ({platform()}); {REINSTALL}"
         )
-    torch.ops.load_library(spec.origin)
-    ctypes.CDLL(spec.origin).llamac_register_operations()
+    torch.ops.load_library(str(extension))
+    ctypes.CDLL(str(extension)).llamac_register_operations()

@@ -13,6 +13,7 @@ from llamac import _native, ops
 from llamac import torch_operations as torch_ops
 from llamac.config import load_config
 from llamac.rule import BACKWARD, FORWARD, violation
+from llamac.timing import Call
 from llamac.torch_operations import DTYPES, Case, Inputs
 
 # Described operations by name, with the operands that are left out.
@@ -134,6 +135,24 @@ def outputs_of(result: object) -> tuple[Tensor, ...]:
 def output_gradients(outputs: tuple[Tensor, ...]) -> list[Tensor]:
     """Normal ones for tensors, 1 for a loss."""
     return [torch.randn_like(out) if out.dim() else torch.ones_like(out) for out in outputs]
+
+
+def call_of(function: Callable, inputs: Inputs, leaves: tuple[str, ...]) -> Call:
+    """The call with its gradients by the leaves; without leaves: without gradient."""
+    given = with_leaves(inputs, leaves)
+    arguments, wanted = arguments_of(function, given), [given[leaf] for leaf in leaves]
+    if not leaves:
+        return torch.no_grad()(lambda: function(*arguments))
+    douts: list[Tensor] = []
+
+    def call() -> tuple[Tensor, ...]:
+        outputs = outputs_of(function(*arguments))
+        if not douts:
+            douts.extend(output_gradients(outputs))
+        gradients = torch.autograd.grad(outputs, wanted, douts)
+        return *(out.detach() for out in outputs), *gradients
+
+    return call
 
 
 def differences(function: Function, case: Case) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from llamac.functions import FUNCTIONS, Function, arguments_of, case_of, sizes, with_leaves
+from llamac.functions import FUNCTIONS, Function, arguments_of, call_of, case_of, sizes, with_leaves
 from llamac.report import markdown
 from llamac.timing import Call, host_ms, reason
 from llamac.torch_operations import Case
@@ -21,17 +21,10 @@ KINDS = ("no gradient", "forward", "forward+backward")
 
 def _call(kind: str, function: Function, formula: Callable, case: Case) -> Call:
     inputs = function.inputs(case)
-    if kind == "no gradient":
-        arguments = arguments_of(formula, inputs)
-        return torch.no_grad()(lambda: formula(*arguments))
-    given = with_leaves(inputs, function.leaves)
-    arguments, leaves = arguments_of(formula, given), [given[leaf] for leaf in function.leaves]
-    outputs = formula(*arguments)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    douts = [torch.ones_like(out) for out in outputs]
-    if kind == "forward":
-        return lambda: formula(*arguments)
-    return lambda: torch.autograd.grad(formula(*arguments), leaves, douts)
+    if kind != "forward":
+        return call_of(formula, inputs, () if kind == "no gradient" else function.leaves)
+    arguments = arguments_of(formula, with_leaves(inputs, function.leaves))
+    return lambda: formula(*arguments)
 
 
 def _repeat(call: Call) -> Callable[[int], None]:
