@@ -16,31 +16,12 @@ bad arguments.
 """
 
 import argparse
-import gc
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-
-from llamac import extension, liger
-from llamac.errors import run
-from llamac.functions import (
-    FUNCTIONS,
-    Function,
-    call_of,
-    case_of,
-    differences,
-    outputs_of,
-    sizes,
-)
-from llamac.overhead import measure_overhead, overhead_table
+from llamac.errors import InputError, run
 from llamac.report import bars, markdown
-from llamac.timing import Call, Inputs, make_sets, medians_ms, reason
-from llamac.torch_operations import Case
 
 # Model, sequences and tokens in each.
 PRESETS = {
@@ -49,184 +30,13 @@ PRESETS = {
     "70b": ("llama3.1-70b", 2, 8192),
     "tiny": ("tiny", 1, 32),
 }
-DIRECTIONS = ("forward", "forward+backward")
 MODES = ("default", "max-autotune-no-cudagraphs")
-LARGEST_COPY = 2 << 30  # bytes read and written: the rate grows no more
-PRODUCT = {"cuda": 8192, "cpu": 256}  # rows, columns and depth
 HEAD = ("operation", "direction", "peer", "ms", "rate", "% of limit", "peak MiB", "extra MiB", "ratio")
-
-
-@dataclass(frozen=True)
-class Peer:
-    """prepare: its own inputs from the others', where it wants them otherwise or destroys them."""
-
-    function: Callable
-    leaves: tuple[str, ...]
-    prepare: Callable[[Inputs], Inputs] | None = None
-
-
-def peers_of(name: str, function: Function, mode: str) -> dict[str, Peer]:
-    leaves = function.leaves
-    compiled = torch.compile(function.torch, dynamic=False, mode=None if mode == "default" else mode)
-    peers = {
-        "ours": Peer(function.ours, leaves),
-        "eager": Peer(function.torch, leaves),
-        "compile": Peer(compiled, leaves),
-    }
-    if name == "attention":
-        for kind, backend in (
-            ("flash", SDPBackend.FLASH_ATTENTION),
-            ("cudnn", SDPBackend.CUDNN_ATTENTION),
-        ):
-            peers[kind] = Peer(sdpa_kernel(backend)(function.torch), leaves)
-    if form := liger.forms().get(name):
-        peers["liger"] = Peer(form.function, form.leaves, form.prepare)
-    return peers
-
-
-def calls_of(peer: Peer, sets: list[Inputs], backward: bool) -> list[Call]:
-    """A call for each set of inputs."""
-    given = [peer.prepare(inputs) if peer.prepare else inputs for inputs in sets]
-    leaves = peer.leaves if backward else ()
-    return [call_of(peer.function, inputs, leaves) for inputs in given]
-
-
-def memory_of(call: Call, device: str) -> tuple[int | None, int | None]:
-    """(peak, extra) bytes of a call that has been made before; None where nobody counts."""
-    if device == "cpu":
-        return None, None
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    results = outputs_of(call())
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() - before
-    stored = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in results}
-    return peak, peak - sum(stored.values())
-
-
-def copies(bytes_moved: float, device: str) -> dict[str, list[Call]]:
-    """The limit of what moves bytes: two ways to copy as many."""
-    count = max(1, int(min(bytes_moved, LARGEST_COPY)) // 8)  # of f32 elements, read and written
-
-    def inputs() -> Inputs:
-        return {"to": torch.empty(count, device=device), "from": torch.randn(count, device=device)}
-
-    sets = make_sets(inputs, 8 * count)
-    return {
-        "memcpy": [lambda s=s: s["to"].copy_(s["from"]) for s in sets],
-        "copy": [lambda s=s: torch.neg(s["from"], out=s["to"]) for s in sets],
-    }
-
-
-def products(dtype: torch.dtype, device: str) -> dict[str, list[Call]]:
-    """The limit of what computes."""
-    n = PRODUCT[device]
-    x, weight = (torch.randn(n, n, dtype=dtype, device=device) for _ in range(2))
-    return {"matmul": [lambda: x @ weight.T]}
-
-
-@dataclass(frozen=True)
-class Limit:
-    calls: dict[str, list[Call]]
-    amount: float  # bytes or FLOPs of each of its calls
-    unit: str
-
-    def rate(self, ms: dict[str, float]) -> float:
-        return self.amount / min(ms[name] for name in self.calls) * 1e3
-
-
-def limit_of(function: Function, case: Case, moved: float) -> Limit:
-    if function.computes:
-        n = PRODUCT[case.device]
-        return Limit(products(case.dtype["T"], case.device), 2.0 * n**3, "TFLOP/s")
-    calls = copies(moved, case.device)
-    amount = 8.0 * max(1, int(min(moved, LARGEST_COPY)) // 8)
-    return Limit(calls, amount, "GB/s")
-
-
-def measure(
-    name: str, function: Function, case: Case, backward: bool, mode: str, seconds: float
-) -> list[dict]:
-    """A row for each peer: its time, rate and memory, or why it has none ("error")."""
-    torch.compiler.reset()  # else shapes and operations before this one count towards the recompile limit
-    moved, computed = function.work(case, backward)
-    rows: dict[str, dict] = {}
-    ready: dict[str, list[Call]] = {}
-    sets = make_sets(lambda: function.inputs(case), moved)
-    for peer_name, peer in peers_of(name, function, mode).items():
-        rows[peer_name] = {"peer": peer_name}
-        try:
-            calls = calls_of(peer, sets, backward)
-            for call in calls[:3]:
-                call()
-            peak, extra = memory_of(calls[0], case.device)
-        except Exception as error:
-            rows[peer_name]["error"] = reason(error)
-            continue
-        rows[peer_name] |= {"peak_bytes": peak, "extra_bytes": extra}
-        ready[peer_name] = calls
-    limit = limit_of(function, case, moved)
-    ms = medians_ms(ready | limit.calls, case.device, seconds)
-    amount, top = computed if function.computes else moved, limit.rate(ms)
-    for peer_name in ready:
-        rate = amount / ms[peer_name] * 1e3
-        rows[peer_name] |= {
-            "ms": ms[peer_name],
-            "rate": rate,
-            "limit": top,
-            "unit": limit.unit,
-            "percent": 100 * rate / top,
-            "ratio": ms[peer_name] / ms["ours"] if "ours" in ready else None,
-        }
-    return list(rows.values())
-
-
-def checked(name: str, function: Function, case: Case) -> list[str]:
-    """What breaks the rule at the same widths and few rows, in float64 as well."""
-    size = case.size | {"B": 1, "T": min(64, case.size["T"]), "V": min(4096, case.size["V"])}
-    size |= {"N": size["T"], "K": size["V"]}
-    try:
-        return differences(function, Case(name, size, case.dtype, case.absent, case.device))
-    except Exception as error:
-        return [reason(error)]
-
-
-def measure_preset(preset: str, names: list[str], options: argparse.Namespace, device: str) -> list[dict]:
-    model, batch, length = PRESETS[preset]
-    size = sizes(model, batch, length)
-    facts = {"device": device_name(device), "torch": torch.__version__, "preset": preset}
-    rows = []
-    for name in names:
-        function, case = FUNCTIONS[name], case_of(name, size, options.dtype, device)
-        wrong = checked(name, function, case)
-        for direction in DIRECTIONS:
-            backward = direction != "forward"
-            if backward and not function.leaves:
-                continue
-            try:
-                found = measure(name, function, case, backward, options.compile_mode, options.seconds)
-            except Exception as error:  # of the device's memory, most likely
-                found = [{"peer": "ours", "error": reason(error)}]
-            head = facts | {"operation": name, "direction": direction, "dtype": options.dtype}
-            found[0] |= {"wrong": wrong}
-            for row in found:
-                if trouble := row.get("error") or "; ".join(row.get("wrong", [])):
-                    say(f"{preset} {name} {direction} {row['peer']}: {trouble}")
-                rows.append(head | row)
-            gc.collect()
-            if device != "cpu":
-                torch.cuda.empty_cache()
-    return rows
+OVERHEAD = ("no gradient", "forward", "forward+backward")  # kinds of calls
 
 
 def say(text: str) -> None:
     print(f"bench: {text}", file=sys.stderr, flush=True)
-
-
-def device_name(device: str) -> str:
-    return torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
 
 
 def cells(row: dict) -> list[str]:
@@ -276,15 +86,24 @@ def draw(rows: list[dict], folder: Path) -> None:
         chart([row for row in rows if row["preset"] == preset], folder / f"bench-{preset}.png")
 
 
-def parse_arguments(arguments: list[str] | None, device: str) -> argparse.Namespace:
+def overhead_report(rows: list[dict]) -> str:
+    def cells(row: dict) -> list[str]:
+        times = (row.get(f"{kind} us") for kind in OVERHEAD)
+        return [row["operation"], row["peer"], *("-" if us is None else f"{us:.1f}" for us in times)]
+
+    head = ("operation", "peer", *(f"{kind}, us" for kind in OVERHEAD))
+    title = f"## Host time a call: {rows[0]['device']}, PyTorch {rows[0]['torch']}, {rows[0]['dtype']}"
+    return f"{title}\n\n{markdown(head, ['---'] * 2 + ['---:'] * 3, map(cells, rows))}\n"
+
+
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m llamac.bench",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    presets = ["tiny"] if device == "cpu" else ["1b", "8b", "70b"]
-    parser.add_argument("--preset", nargs="+", choices=PRESETS, default=presets, help=" ".join(presets))
-    parser.add_argument("--operation", nargs="+", choices=FUNCTIONS, default=list(FUNCTIONS), metavar="NAME")
+    parser.add_argument("--preset", nargs="+", choices=PRESETS, help="1b 8b 70b on a GPU, tiny on a CPU")
+    parser.add_argument("--operation", nargs="+", default=[], help="only these functions of llamac.ops")
     parser.add_argument("--dtype", choices=("bf16", "f32"), default="bf16", help="storage")
     parser.add_argument("--compile-mode", choices=MODES, default=MODES[0], help="torch.compile's")
     parser.add_argument("--seconds", type=float, default=0.3, help="of timed calls, a peer and operation")
@@ -293,25 +112,45 @@ def parse_arguments(arguments: list[str] | None, device: str) -> argparse.Namesp
     return parser.parse_args(arguments)
 
 
+def write(rows: list[dict], text: str, name: str, out: Path) -> None:
+    (out / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (out / f"{name}.md").write_text(text)
+
+
 def main(arguments: list[str] | None = None) -> int:
-    device = "cuda" if extension.platform() != "cpu" and torch.cuda.is_available() else "cpu"
-    options = parse_arguments(arguments, device)
+    options = parse_arguments(arguments)
+    try:
+        from llamac import measure, overhead
+    except ImportError as error:
+        raise InputError(f"{error} (python -m llamac.doctor says more)") from None
+    device = measure.this_device()
+    facts = measure.facts(device)
+    names = options.operation or list(measure.FUNCTIONS)
+    for name in set(names) - measure.FUNCTIONS.keys():
+        raise InputError(f"--operation {name}: expected one of {', '.join(measure.FUNCTIONS)}")
     options.out.mkdir(parents=True, exist_ok=True)
+    rows: list[dict] = []
+
+    def add(found: list[dict], head: dict, name: str, report) -> None:
+        for row in found:
+            if trouble := row.get("error") or "; ".join(row.get("wrong", [])):
+                say(f"{row['operation']} {row.get('direction', '')} {row['peer']}: {trouble}")
+            rows.append(facts | head | row)
+        write(rows, report(rows), name, options.out)
+
     if options.overhead:
-        rows = measure_overhead(options.operation, options.dtype, device)
-        for row in rows:
-            row |= {"device": device_name(device), "torch": torch.__version__, "dtype": options.dtype}
-        text, name = overhead_table(rows), "overhead"
+        for name in names:
+            add(overhead.measure(name, options.dtype, device), {}, "overhead", overhead_report)
+        print(overhead_report(rows), end="")
     else:
-        rows = []
-        for preset in options.preset:
-            rows += measure_preset(preset, options.operation, options, device)
-            (options.out / "bench.json").write_text(json.dumps(rows, indent=1) + "\n")
-        text, name = report(rows), "bench"
+        for preset in options.preset or (["tiny"] if device == "cpu" else ["1b", "8b", "70b"]):
+            for name in names:
+                found = measure.measure_operation(
+                    name, PRESETS[preset], options.dtype, device, options.compile_mode, options.seconds
+                )
+                add(found, {"preset": preset}, "bench", report)
         draw(rows, options.out)
-    (options.out / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n")
-    (options.out / f"{name}.md").write_text(text)
-    print(text, end="")
+        print(report(rows), end="")
     return int(any(row["peer"] == "ours" and (row.get("error") or row.get("wrong")) for row in rows))
 
 

@@ -7,10 +7,11 @@ says what was expected and what to do. Exit code: 1 where any failed.
 
 import argparse
 import ctypes
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -70,8 +71,8 @@ def check_torch(torch: ModuleType, platform: str) -> Iterator[Line]:
         torch.cuda.init()
     except Exception as error:
         advice = (
-            f"look at {tool}: is there a device, may this user open it, is the {driver} driver at least as new "
-            f"as torch's {NAMES[platform]}?"
+            f"look at {tool}: is there a device, may this user open it, is the {driver} driver at least as "
+            f"new as torch's {NAMES[platform]}?"
         )
         yield failed("device", one_line(error), f"one that {NAMES[platform]} can use", advice)
 
@@ -184,22 +185,32 @@ def architecture_of(torch: ModuleType, index: int) -> str:
     return f"sm_{properties.major}{properties.minor}"
 
 
+def check_registry() -> Line:
+    """llamac._native in a process of its own: it brings its own runtime, and here is torch's."""
+    command = [sys.executable, "-c", "import llamac._native"]
+    folders = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": folders})
+    if done.returncode == 0:
+        return Line("llamac._native", "loads")
+    lines = done.stderr.strip().splitlines()
+    return failed("llamac._native", lines[-1] if lines else "it died", "a module that loads", REINSTALL)
+
+
 def check_extension(extension: ModuleType, torch: ModuleType) -> Iterator[Line]:
     """Whether it is there, was built for this torch, and loads."""
-    if find_spec("llamac._native") is None:
-        yield failed("llamac._native", "missing", "the compiled registry", REINSTALL)
+    yield check_registry()
     path = extension.file()
     if path is None:
         yield failed("extension", "missing", "llamac/_C.so", f"built without torch; {REINSTALL}")
         return
     try:
         facts = extension.built(path)
-        found = f"built for torch {facts['torch']} ({NAMES[facts['platform']]})"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        yield failed("extension", one_line(error), "what it was built for, in _C.json", REINSTALL)
+    except ImportError as error:
+        yield failed("extension", one_line(error), "what it was built for", REINSTALL)
         return
+    found = f"built for torch {facts['torch']} ({facts['platform']})"
     if not extension.matches(facts):
-        yield failed("extension", found, f"{torch.__version__} ({NAMES[extension.platform()]})", REINSTALL)
+        yield failed("extension", found, f"{torch.__version__} ({extension.platform()})", REINSTALL)
         return
     try:
         extension.load()
@@ -211,11 +222,6 @@ def check_extension(extension: ModuleType, torch: ModuleType) -> Iterator[Line]:
 
 def check_devices(torch: ModuleType, platform: str, architectures: list[str]) -> Iterator[Line]:
     """Each device: what it is, and whether the extension has code for it."""
-    if torch.cuda.device_count() == 0:
-        yield failed(
-            "devices", "none", "at least one",
-            "look at CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and the container's devices",
-        )  # fmt: skip
     for index in range(torch.cuda.device_count()):
         name, device = f"device {index}", architecture_of(torch, index)
         free, total = torch.cuda.mem_get_info(index)
@@ -304,33 +310,40 @@ def examine() -> Iterator[Line]:
     from llamac import extension
 
     platform = extension.platform()
-    broken = False
-    for line in check_torch(torch, platform):
-        broken |= not line.ok
-        yield line
-    for line in check_extension(extension, torch):
-        broken |= not line.ok
-        yield line
+    lines = Lines()
+    yield from lines.of(check_torch(torch, platform))
+    if not lines.failed:
+        yield from check_product(torch, "cpu" if platform == "cpu" else "cuda")
+    yield from lines.of(check_extension(extension, torch))
     files = loaded_files()
     yield from check_libraries(platform, files)
-    if platform != "cpu":
+    if platform == "cpu":
+        yield Line("device", f"CPU, {torch.get_num_threads()} threads")
+    else:
         yield from check_versions(platform, files)
         if torch.cuda.is_available():
-            yield from check_devices(torch, platform, architectures(extension))
-    else:
-        yield Line("device", f"CPU, {torch.get_num_threads()} threads")
-    if broken:
-        return
-    device = "cpu" if platform == "cpu" else "cuda"
-    yield from check_product(torch, device)
-    yield from check_functions(device)
+            yield from lines.of(check_devices(torch, platform, architectures(extension)))
+    if not lines.failed:
+        yield from check_functions("cpu" if platform == "cpu" else "cuda")
+
+
+@dataclass
+class Lines:
+    """Passes lines on and remembers whether one failed."""
+
+    failed: bool = False
+
+    def of(self, lines: Iterable[Line]) -> Iterator[Line]:
+        for line in lines:
+            self.failed |= not line.ok
+            yield line
 
 
 def architectures(extension: ModuleType) -> list[str]:
     """Those that the extension has code for; none where it does not say."""
     try:
         return extension.built(extension.file()).get("architectures", [])
-    except (OSError, ValueError, AttributeError):
+    except (ImportError, AttributeError):
         return []
 
 

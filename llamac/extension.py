@@ -3,6 +3,7 @@ torch."""
 
 import ctypes
 import json
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,19 +25,26 @@ def file() -> Path | None:
 
 
 def built(extension: Path) -> dict:
-    """What it was built for: {"torch": version, "platform", "architectures" as CMake names them}."""
-    return json.loads(extension.with_name("_C.json").read_text())
+    """What it was built for: {"torch": version, "platform", "architectures": CMake's names of them}. Raises
+    ImportError where it does not say."""
+    record = extension.with_name("_C.json")
+    try:
+        facts = json.loads(record.read_text())
+        if not {"torch", "platform"} <= facts.keys():
+            raise ValueError("it names no torch or no platform")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ImportError(f"{record} does not say what llamac was built for ({error}); {REINSTALL}") from None
+    return facts
 
 
 def matches(facts: dict) -> bool:
-    """Whether what it was built for is this torch: between releases torch changes what C++ sees of it."""
-    return (
-        facts["torch"].split(".")[:2] == torch.__version__.split(".")[:2] and facts["platform"] == platform()
-    )
+    """Whether this is the torch it was built for: between releases torch changes what C++ sees of it."""
+    release = torch.__version__.split(".")[:2]
+    return facts["torch"].split(".")[:2] == release and facts["platform"] == platform()
 
 
 @cache
-def load() -> None:
+def load() -> ctypes.CDLL:
     """Register the operations, once. Raises ImportError, in one line, where they are missing or do not
     match."""
     extension = file()
@@ -49,4 +57,22 @@ def load() -> None:
             f"this is torch {torch.__version__} ({platform()}); {REINSTALL}"
         )
     torch.ops.load_library(str(extension))
-    ctypes.CDLL(str(extension)).llamac_register_operations()
+    library = ctypes.CDLL(str(extension))
+    library.llamac_register_operations()
+    library.llamac_least_work.restype = ctypes.c_char_p
+    return library
+
+
+def least_work(
+    operation: str, sizes: Mapping[str, int], dtype: str, absent: Sequence[str] = ()
+) -> tuple[float, float]:
+    """(bytes, FLOPs) that a call of a described operation must at least move and compute.
+
+    sizes: by dimension letter; dtype: "f32" or "bf16", of storage; absent: operands that are left out. Raises
+    ValueError.
+    """
+    call = {"operation": operation, "sizes": dict(sizes), "dtype": dtype, "absent": list(absent)}
+    work = (ctypes.c_double * 2)()
+    if wrong := load().llamac_least_work(json.dumps(call).encode(), work):
+        raise ValueError(wrong.decode())
+    return work[0], work[1]

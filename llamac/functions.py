@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from llamac import _native, ops
+from llamac import extension, ops
 from llamac import torch_operations as torch_ops
 from llamac.config import load_config
 from llamac.rule import BACKWARD, FORWARD, violation
@@ -39,7 +39,7 @@ class Function:
         """(bytes, FLOPs) that a call must at least move and compute."""
         dtype = next(name for name, dtype in DTYPES.items() if dtype == case.dtype["T"])
         parts = self.forward | self.backward if backward else self.forward
-        each = [_native.least_work(name, case.size, dtype, list(absent)) for name, absent in parts.items()]
+        each = [extension.least_work(name, case.size, dtype, absent) for name, absent in parts.items()]
         return sum(b for b, _ in each), sum(f for _, f in each)
 
 

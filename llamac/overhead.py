@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from llamac.bench import OVERHEAD
 from llamac.functions import FUNCTIONS, Function, arguments_of, call_of, case_of, sizes, with_leaves
-from llamac.report import markdown
 from llamac.timing import Call, host_ms, reason
 from llamac.torch_operations import Case
 
 CALLS = {"cuda": 50, "cpu": 5}  # a round: the device's queue takes as many without holding up the host
 ROUNDS = 40
-KINDS = ("no gradient", "forward", "forward+backward")
 
 
 def _call(kind: str, function: Function, formula: Callable, case: Case) -> Call:
@@ -48,31 +47,20 @@ def host_medians_us(calls: Mapping[str, Call], device: str, rounds: int = ROUNDS
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def measure_overhead(names: list[str], dtype: str, device: str, rounds: int = ROUNDS) -> list[dict]:
-    """A row an operation and peer: microseconds by kind of call."""
-    rows = []
-    for name in names:
-        function, case = FUNCTIONS[name], case_of(name, sizes("tiny", 1, 8), dtype, device)
-        found = {peer: {"operation": name, "peer": peer} for peer in ("ours", "eager")}
-        for kind in KINDS if function.leaves else KINDS[:1]:
-            calls = {}
-            for peer, formula in (("ours", function.ours), ("eager", function.torch)):
-                try:
-                    calls[peer] = _call(kind, function, formula, case)
-                except Exception as error:
-                    found[peer]["error"] = reason(error)
-            for peer, us in host_medians_us(calls, device, rounds).items():
-                found[peer][f"{kind} us"] = us
-        rows += found.values()
-    return rows
-
-
-def overhead_table(rows: list[dict]) -> str:
-    head = ("operation", "peer", *(f"{kind}, us" for kind in KINDS))
-
-    def cells(row: dict) -> list[str]:
-        times = (row.get(f"{kind} us") for kind in KINDS)
-        return [row["operation"], row["peer"], *("-" if us is None else f"{us:.1f}" for us in times)]
-
-    title = f"## Host time a call: {rows[0]['device']}, PyTorch {rows[0]['torch']}, {rows[0]['dtype']}"
-    return f"{title}\n\n{markdown(head, ['---'] * 2 + ['---:'] * 3, map(cells, rows))}\n"
+def measure(name: str, dtype: str, device: str, rounds: int = ROUNDS) -> list[dict]:
+    """A row for ours and for eager: microseconds by kind of call, "forward us"."""
+    function, case = FUNCTIONS[name], case_of(name, sizes("tiny", 1, 8), dtype, device)
+    formulas = {"ours": function.ours, "eager": function.torch}
+    rows = {peer: {"operation": name, "dtype": dtype, "peer": peer} for peer in formulas}
+    for kind in OVERHEAD if function.leaves else OVERHEAD[:1]:
+        calls = {}
+        for peer, formula in formulas.items():
+            try:
+                calls[peer] = _call(kind, function, formula, case)
+                calls[peer]()
+            except Exception as error:
+                rows[peer]["error"] = reason(error)
+                calls.pop(peer, None)
+        for peer, us in host_medians_us(calls, device, rounds).items():
+            rows[peer][f"{kind} us"] = us
+    return list(rows.values())

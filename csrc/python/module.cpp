@@ -4,8 +4,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "core/random.h"
@@ -140,31 +138,6 @@ void run_operation(const std::string& operation, const std::vector<Array>& array
     run(op, tensors, scalars, {}, variant.empty() ? nullptr : variant.c_str());
 }
 
-// (bytes, FLOPs); sizes by dimension letter; dtype: of T and of what follows it; absent: operands left out.
-py::tuple least_work(const std::string& operation, const std::map<std::string, int64_t>& sizes,
-                     const std::string& dtype, const std::vector<std::string>& absent) {
-    const Operation& op = find_operation(operation);
-    std::vector<int64_t> size;
-    for (const std::string& letter : op.dimensions) {
-        if (!sizes.count(letter)) fail(op.name, ": no size of dimension ", letter);
-        size.push_back(sizes.at(letter));
-    }
-    std::vector<Tensor> tensors;
-    static char somewhere;  // an operand that is there; nobody reads it
-    for (const Operand& o : op.operands) {
-        Tensor& t = tensors.emplace_back();
-        if (std::find(absent.begin(), absent.end(), o.name) != absent.end()) continue;
-        t.data = &somewhere;
-        t.dtype = !o.type ? o.dtype : o.type == 'A' ? DType::f32 : parse_dtype(dtype);
-        for (const Dimension& d : o.shape)
-            t.shape[t.rank++] =
-                (d.symbol < 0 ? 1 : size[static_cast<size_t>(d.symbol)]) * d.factor / d.divisor;
-    }
-    const std::vector<Scalar> scalars(op.scalars.size(), Scalar(0));
-    const Call call{&op, tensors.data(), scalars.data(), size.data(), {}};
-    return py::make_tuple(least_bytes(call), least_flops(call));
-}
-
 py::tuple describe_model(const std::string& model, int64_t seq_len) {
     const Config c = load_config(model);
     return py::make_tuple(c.parameters(), c.flops_per_token(seq_len), config_json(c, DType::f32));
@@ -194,8 +167,6 @@ PYBIND11_MODULE(_native, m) {
     m.def("run", &run_operation, py::arg("operation"), py::arg("arrays"), py::arg("scalars"),
           py::arg("variant") = "",
           "Runs one call on host memory. arrays: outputs, then inputs; None for one that is left out.");
-    m.def("least_work", &least_work, py::arg("operation"), py::arg("sizes"), py::arg("dtype"),
-          py::arg("absent"), "(bytes, FLOPs) that a call must at least move and compute.");
     m.def("permute", &permute, py::arg("index"), py::arg("size"), py::arg("seed"), py::arg("epoch"),
           "Where the data order takes an index in this epoch.");
     m.def("random_normal", &random_normal, py::arg("seed"), py::arg("step"), py::arg("stream"),
