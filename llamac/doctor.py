@@ -187,7 +187,7 @@ def architecture_of(torch: ModuleType, index: int) -> str:
 
 def check_registry() -> Line:
     """llamac._native in a process of its own: it brings its own runtime, and here is torch's."""
-    command = [sys.executable, "-c", "import llamac._native"]
+    command = [sys.executable, "-P", "-c", "import llamac._native"]
     folders = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": folders})
     if done.returncode == 0:
