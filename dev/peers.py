@@ -109,11 +109,7 @@ def backward_peer(inputs, function, leaves: tuple[str, ...], formula: Function |
 
 
 def attention_peer(outputs: tuple[str, ...], bind: Callable[..., Call], leaves: tuple[str, ...]) -> Peer:
-    binds = {
-        "default": bind,
-        "flash": within(SDPBackend.FLASH_ATTENTION, bind),
-        "cudnn": within(SDPBackend.CUDNN_ATTENTION, bind),
-    }
+    binds = {"default": bind} | {name: within(backend, bind) for name, backend in ops.SDPA.items()}
     ways = (Way(name, ops.attention, b, leaves, ("eager",)) for name, b in binds.items())
     return Peer(outputs, ops.attention_inputs, tuple(ways))
 

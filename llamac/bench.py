@@ -148,7 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
                 found = measure.measure_operation(
                     name, PRESETS[preset], options.dtype, device, options.compile_mode, options.seconds
                 )
-                add(found, {"preset": preset}, "bench", report)
+                add(found, {"preset": preset, "compile_mode": options.compile_mode}, "bench", report)
         draw(rows, options.out)
         print(report(rows), end="")
     return int(any(row["peer"] == "ours" and (row.get("error") or row.get("wrong")) for row in rows))

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -243,28 +244,28 @@ def check_devices(torch: ModuleType, platform: str, architectures: list[str]) ->
 # ---- computing
 
 
-def check_product(torch: ModuleType, device: str) -> Iterator[Line]:
-    """torch's product in each type against float64. Sums are in f32: their roundings add up like a walk of n
-    steps, which bf16's own rounding hides.
+def check_product(torch: ModuleType, device: str | int) -> Iterator[Line]:
+    """torch's product in each type against float64, on "cpu" or a GPU by its index. Sums are in f32: their
+    roundings add up like a walk of n steps, which bf16's own rounding hides.
     """
     from llamac.rule import error_of, floor_of
     from llamac.timing import medians_ms
 
-    n = 256 if device == "cpu" else 1024
+    n, kind, where = (256, "cpu", "") if device == "cpu" else (1024, "cuda", f" on device {device}")
     for label, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
-        what = f"matmul {n}x{n}x{n} {label}"
+        what = f"matmul {n}x{n}x{n} {label}{where}"
         try:
-            x, y = (torch.randn(n, n, dtype=dtype, device=device) for _ in range(2))
-            truth = (x.double() @ y.double()).cpu().numpy()
-            error = error_of((x @ y).double().cpu().numpy(), truth).largest
-            ms = medians_ms({"": [lambda x=x, y=y: x @ y]}, device, 0.05)[""]
+            with nullcontext() if kind == "cpu" else torch.cuda.device(device):
+                x, y = (torch.randn(n, n, dtype=dtype, device=kind) for _ in range(2))
+                truth = (x.double() @ y.double()).cpu().numpy()
+                error = error_of((x @ y).double().cpu().numpy(), truth).largest
+                ms = medians_ms({"": [lambda x=x, y=y: x @ y]}, kind, 0.05)[""]
         except Exception as failure:
             yield failed(what, one_line(failure), "a product", "torch itself does not compute: reinstall it")
             continue
         allowed = floor_of(truth, label).largest * (n**0.5 if label == "f32" else 1)
-        found = (
-            f"error {error:.2g} of at most {allowed:.2g}, {ms * 1e3:.1f} us, {2e-9 * n**3 / ms:.2f} TFLOP/s"
-        )
+        timed = f"{ms * 1e3:.1f} us, {2e-9 * n**3 / ms:.2f} TFLOP/s"
+        found = f"error {error:.2g} of at most {allowed:.2g}, {timed}"
         if error <= allowed:
             yield Line(what, found)
         else:
@@ -273,9 +274,12 @@ def check_product(torch: ModuleType, device: str) -> Iterator[Line]:
 
 def check_functions(device: str) -> Iterator[Line]:
     """Every function of llamac.ops by the rule of llamac/rule.py, and its time."""
-    from llamac.functions import FUNCTIONS, call_of, case_of, differences, sizes
-    from llamac.timing import medians_ms
-
+    try:
+        from llamac.functions import FUNCTIONS, call_of, case_of, differences, sizes
+        from llamac.timing import medians_ms
+    except Exception as error:
+        yield failed("llamac.ops", one_line(error), "a module that loads", REINSTALL)
+        return
     size = sizes("tiny", 2, 16)
     for name, function in FUNCTIONS.items():
         for dtype in ("f32", "bf16"):
@@ -313,7 +317,8 @@ def examine() -> Iterator[Line]:
     lines = Lines()
     yield from lines.of(check_torch(torch, platform))
     if not lines.failed:
-        yield from check_product(torch, "cpu" if platform == "cpu" else "cuda")
+        for device in ["cpu"] if platform == "cpu" else range(torch.cuda.device_count()):
+            yield from check_product(torch, device)
     yield from lines.of(check_extension(extension, torch))
     files = loaded_files()
     yield from check_libraries(platform, files)

@@ -158,8 +158,8 @@ def call_of(function: Callable, inputs: Inputs, leaves: tuple[str, ...]) -> Call
 def differences(function: Function, case: Case) -> list[str]:
     """What breaks the rule (llamac/rule.py), of outputs and gradients; empty: nothing. Seeds torch.
 
-    One of a few thousand draws breaks it by chance, as the largest of PyTorch's errors is a small one: two have
-    to.
+    One of a few thousand draws breaks it by chance, as the largest of PyTorch's errors is a small one: two
+    have to.
     """
     wrong: list[str] = []
     for seed in (1, 2):

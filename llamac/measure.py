@@ -5,16 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 
 from llamac import extension, liger
 from llamac.functions import FUNCTIONS, Function, call_of, case_of, differences, outputs_of, sizes
 from llamac.timing import Call, Inputs, make_sets, medians_ms, reason
-from llamac.torch_operations import Case
+from llamac.torch_operations import SDPA, Case
 
 LARGEST_COPY = 2 << 30  # bytes read and written: the rate grows no more
 PRODUCT = {"cuda": 8192, "cpu": 256}  # rows, columns and depth
-SDPA = {"sdpa flash": SDPBackend.FLASH_ATTENTION, "sdpa cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ def peers_of(name: str, function: Function, mode: str) -> dict[str, Peer]:
     }
     if name == "attention":
         for kind, backend in SDPA.items():
-            peers[kind] = Peer(sdpa_kernel(backend)(function.torch), leaves)
+            peers[f"sdpa {kind}"] = Peer(sdpa_kernel(backend)(function.torch), leaves)
     if form := liger.forms().get(name):
         peers["liger"] = Peer(form.function, form.leaves, form.prepare)
     return peers
@@ -126,9 +125,9 @@ def measure(
         rows[peer_name] |= {"peak_bytes": peak, "extra_bytes": extra}
         ready[peer_name] = calls
     limit = limit_of(function, case, moved)
-    ms = medians_ms(ready | limit.calls, case.device, seconds)
+    ms = times_of(ready, limit, rows, case.device, seconds)
     amount, top = computed if function.computes else moved, limit.rate(ms)
-    for peer_name in ready:
+    for peer_name in ready.keys() & ms.keys():
         rate = amount / ms[peer_name] * 1e3
         rows[peer_name] |= {
             "ms": ms[peer_name],
@@ -136,9 +135,27 @@ def measure(
             "limit": top,
             "unit": limit.unit,
             "percent": 100 * rate / top,
-            "ratio": ms[peer_name] / ms["ours"] if "ours" in ready else None,
+            "ratio": ms[peer_name] / ms["ours"] if "ours" in ms else None,
         }
     return list(rows.values())
+
+
+def times_of(
+    ready: dict[str, list[Call]], limit: Limit, rows: dict[str, dict], device: str, seconds: float
+) -> dict[str, float]:
+    """ms by peer and by the limit's calls: together, or one by one where all their results at once are more
+    than the memory holds; what fails alone gets an "error" in its row.
+    """
+    try:
+        return medians_ms(ready | limit.calls, device, seconds)
+    except torch.OutOfMemoryError:
+        ms = medians_ms(limit.calls, device, seconds)
+    for name, calls in ready.items():
+        try:
+            ms |= medians_ms({name: calls}, device, seconds)
+        except torch.OutOfMemoryError as error:
+            rows[name]["error"] = reason(error)
+    return ms
 
 
 def checked(name: str, function: Function, case: Case) -> list[str]:
@@ -159,7 +176,7 @@ def this_device() -> str:
 def facts(device: str) -> dict[str, str]:
     """What every row says of where it was measured."""
     name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    return {"device": name, "torch": torch.__version__}
+    return {"device": name, "torch": torch.__version__, "caches": "cold"}
 
 
 def measure_operation(
@@ -176,8 +193,9 @@ def measure_operation(
             found = [{"peer": "ours", "error": reason(error)}]
         for row in found:
             more = {"wrong": wrong} if row["peer"] == "ours" else {}
-            rows.append({"operation": name, "direction": direction, "dtype": dtype} | row | more)
-        gc.collect()
+            head = {"operation": name, "direction": direction, "dtype": dtype, "shape": case.size}
+            rows.append(head | row | more)
         if device != "cpu":
+            gc.collect()
             torch.cuda.empty_cache()
     return rows

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 EPS = 1e-5
 THETA = 500000.0
 ADAMW = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 STEP = 3
+SDPA = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}  # named ones, for attention
 
 Inputs = dict[str, torch.Tensor]
 

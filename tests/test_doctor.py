@@ -132,7 +132,7 @@ def test_a_missing_extension(record, monkeypatch):
     assert "extension: missing (expected llamac/_C.so)" in only(doctor.check_extension(extension, torch))
 
 
-@pytest.mark.parametrize("facts", [{"torch": "2.10.0+cu128"}, {"platform": "amd"}, {"platform": "new"}])
+@pytest.mark.parametrize("facts", [{"torch": "2.10.0+cu128"}, {"platform": "new"}])
 def test_an_extension_for_another_torch(record, facts):
     record(**facts)
     text = only(doctor.check_extension(extension, torch))
@@ -245,6 +245,23 @@ def test_two_runtimes_in_one_process(platform, right):
         assert "not loaded" in text
 
 
+def test_two_runtimes_that_are_really_loaded(tmp_path):
+    """The process that has them is another one: nothing of this is left behind."""
+    (tmp_path / "a.c").write_text("int nothing;\n")
+    paths = [tmp_path / folder / "libcudart.so.12" for folder in ("one", "two")]
+    for path in paths:
+        path.parent.mkdir()
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", path, tmp_path / "a.c"], check=True)
+    script = (
+        "import ctypes, sys\nfrom llamac import doctor\nfor path in sys.argv[1:]: ctypes.CDLL(path)\n"
+        "print(*doctor.check_libraries('nvidia', doctor.loaded_files()), sep='\\n')"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script, *map(str, paths)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert f"FAIL  libcudart: {paths[0]}, {paths[1]} (expected one file, torch's)" in found.stdout
+
+
 def test_libraries_beside_the_runtime_are_told():
     nccl = Path("/torch/lib/libnccl.so.2")
     assert "ok    libnccl: /torch/lib/libnccl.so.2" in texts(doctor.check_libraries("nvidia", [*CUDA, nccl]))
@@ -320,6 +337,11 @@ def test_a_wrong_function(name, fault, monkeypatch, one_thread):
     assert len(lines) == 2
     for line in lines:
         assert not line.ok and "error" in line.found and "report this line" in line.advice
+
+
+def test_functions_that_cannot_be_imported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llamac.functions", None)
+    assert "llamac.ops: ModuleNotFoundError" in only(doctor.check_functions("cpu"))
 
 
 def test_a_function_that_raises(monkeypatch):

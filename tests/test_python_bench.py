@@ -15,6 +15,7 @@ from llamac.errors import InputError
 from llamac.functions import FUNCTIONS, Function, arguments_of, call_of, case_of, differences, sizes
 
 SIZE = sizes("tiny", 1, 8)
+DEVICE = measure.this_device()
 KEYS = {"device", "torch", "preset", "operation", "direction", "dtype", "peer"}
 MEASURED = {"ms", "rate", "unit", "limit", "percent", "peak_bytes", "extra_bytes", "ratio"}
 
@@ -27,6 +28,7 @@ def quick(monkeypatch, one_thread):
     monkeypatch.setattr(timing, "ROUNDS", (3, 3))
     monkeypatch.setattr(timing, "SETS", 2)
     monkeypatch.setattr(overhead, "ROUNDS", 2)
+    monkeypatch.setattr(measure, "this_device", lambda: "cpu")
 
 
 # ---- the functions
@@ -158,6 +160,21 @@ def test_a_failing_peer_leaves_the_others(monkeypatch):
         assert all((r["ratio"] is None) == bool(failing) for r in rows if "ms" in r)
 
 
+def test_peers_that_do_not_fit_together_are_timed_alone(monkeypatch):
+    """Two at once are too many, and eager is too large by itself."""
+
+    def medians(calls, device, seconds):
+        if len(calls) > 2 or "eager" in calls:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return dict.fromkeys(calls, 2.0)
+
+    monkeypatch.setattr(measure, "medians_ms", medians)
+    function, case = FUNCTIONS["swiglu"], case_of("swiglu", SIZE, "bf16", "cpu")
+    rows = {r["peer"]: r for r in measure.measure("swiglu", function, case, False, "default", 0)}
+    assert rows["ours"]["ms"] == rows["compile"]["ms"] == 2.0 and "ms" not in rows["eager"]
+    assert "out of memory" in rows["eager"]["error"]
+
+
 def test_memory_beyond_inputs_and_results(monkeypatch):
     """A counter that says 100 bytes before the call, 300 at most in it."""
     cuda = SimpleNamespace(
@@ -228,6 +245,18 @@ def test_bad_arguments(tmp_path, monkeypatch, capsys):
     monkeypatch.delattr("llamac.measure")
     with pytest.raises(InputError, match=r"python -m llamac\.doctor says more"):
         run(tmp_path)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+def test_the_whole_command_on_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "this_device", lambda: DEVICE)
+    code, rows = run(tmp_path, "--preset", "tiny")
+    assert code == 0
+    for row in rows:
+        if "error" not in row:
+            assert row["ms"] > 0 and row["percent"] > 0 and 0 <= row["extra_bytes"] < row["peak_bytes"]
+    code, rows = run(tmp_path, "--overhead")
+    assert code == 0 and all(row["no gradient us"] > 0 for row in rows)
 
 
 def test_overhead(tmp_path, capsys):
