@@ -141,12 +141,16 @@ def check_versions(platform: str, files: Iterable[Path]) -> Iterator[Line]:
         yield Line("driver", kernel_module("amdgpu") or "amdgpu, the kernel's own")
         return
     found = f"for CUDA {driver}, kernel module {kernel_module('nvidia') or 'unknown'}"
+    major = runtime.split(".")[0]
+    if driver == "0.0":
+        advice = "install the NVIDIA driver; in a container, start it with access to the GPUs"
+        yield failed("driver", "none", f"one for CUDA {major}.0 or newer", advice)
     # A driver serves older runtimes, and newer ones of its own major version.
-    if "unknown" in (runtime, driver) or int(driver.split(".")[0]) >= int(runtime.split(".")[0]):
-        yield Line("driver", found)
-    else:
+    elif "unknown" not in (runtime, driver) and int(driver.split(".")[0]) < int(major):
         advice = f"update the NVIDIA driver, or install a torch for CUDA {driver.split('.')[0]}"
-        yield failed("driver", found, f"for CUDA {runtime.split('.')[0]}.0 or newer", advice)
+        yield failed("driver", found, f"for CUDA {major}.0 or newer", advice)
+    else:
+        yield Line("driver", found)
 
 
 def kernel_module(name: str) -> str:

@@ -1,7 +1,7 @@
 """Liger's functions of the same operations, by its public functional API, where it is installed.
 
-Liger writes gradients into what a forward was given, so it gets copies of its own, laid out as its users
-have them.
+Liger writes gradients into the memory of inputs and of outputs' gradients, so it gets copies of its own, laid
+out as its users have them; their values drift from call to call.
 """
 
 from collections.abc import Callable

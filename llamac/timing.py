@@ -82,7 +82,7 @@ class _Peer:
         self.on_host = device == "cpu"
         self.turns.make(max(5, len(calls)))
         if self.on_host:
-            self.together, self.wait = 1, 0.0
+            self.together, self.seconds = 1, 0.0
             return
         torch.cuda.synchronize()
         start = time.perf_counter()
@@ -93,11 +93,6 @@ class _Peer:
         # A short call alone would be timed with the event.
         self.together = min(max(1, round(1e-3 / self.seconds)), 16)
         self.wait = min(1.5 * queued * self.together, 0.05)
-
-    def rounds(self, seconds: float) -> int:
-        if self.on_host:
-            return ROUNDS[0]
-        return min(max(ROUNDS[0], int(seconds / self.seconds / self.together)), ROUNDS[1])
 
     def ms(self) -> float:
         if self.on_host:
@@ -112,7 +107,9 @@ def medians_ms(peers: Mapping[str, Sequence[Call]], device: str, seconds: float)
     """
     warm = {name: _Peer(calls, device) for name, calls in peers.items()}
     times: dict[str, list[float]] = {name: [] for name in warm}
-    for _ in range(max((peer.rounds(seconds) for peer in warm.values()), default=0)):
+    a_round = sum(peer.seconds * peer.together for peer in warm.values())
+    least, most = ROUNDS
+    for _ in range(least if device == "cpu" else min(max(least, int(seconds * len(warm) / a_round)), most)):
         for name, peer in warm.items():
             times[name].append(peer.ms())
     return {name: statistics.median(found) for name, found in times.items()}

@@ -268,15 +268,16 @@ def test_libraries_beside_the_runtime_are_told():
 
 
 @pytest.mark.parametrize(
-    "driver, failed", [("13.0", False), ("12.4", False), ("11.4", True), ("unknown", False)]
+    "driver, advice",
+    [("13.0", ""), ("12.4", ""), ("unknown", ""), ("11.4", "update the"), ("0.0", "install the")],
 )
-def test_a_driver_older_than_the_runtime(driver, failed, monkeypatch):
+def test_a_driver_older_than_the_runtime(driver, advice, monkeypatch):
     versions = {"cudaRuntimeGetVersion": "12.8", "cudaDriverGetVersion": driver}
     monkeypatch.setattr(doctor, "version_of", lambda library, function: versions[function])
     runtime, line = doctor.check_versions("nvidia", CUDA)
-    assert str(runtime) == "ok    CUDA runtime: 12.8" and line.ok is not failed
-    if failed:
-        assert "for CUDA 11.4" in str(line) and "update the NVIDIA driver" in only([line])
+    assert str(runtime) == "ok    CUDA runtime: 12.8" and line.ok is not bool(advice)
+    if advice:
+        assert "for CUDA 12.0 or newer" in line.expected and f"{advice} NVIDIA driver" in only([line])
 
 
 def test_versions_of_a_library(tmp_path):
