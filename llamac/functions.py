@@ -137,13 +137,18 @@ def output_gradients(outputs: tuple[Tensor, ...]) -> list[Tensor]:
     return [torch.randn_like(out) if out.dim() else torch.ones_like(out) for out in outputs]
 
 
-def call_of(function: Callable, inputs: Inputs, leaves: tuple[str, ...]) -> Call:
-    """The call with its gradients by the leaves; without leaves: without gradient."""
+def call_of(
+    function: Callable, inputs: Inputs, leaves: tuple[str, ...], douts: list[Tensor] | None = None
+) -> Call:
+    """The call with its gradients by the leaves; without leaves: without gradient.
+
+    douts: the outputs' gradients, made by the first call where the list is empty.
+    """
     given = with_leaves(inputs, leaves)
     arguments, wanted = arguments_of(function, given), [given[leaf] for leaf in leaves]
     if not leaves:
         return torch.no_grad()(lambda: function(*arguments))
-    douts: list[Tensor] = []
+    douts = [] if douts is None else douts
 
     def call() -> tuple[Tensor, ...]:
         outputs = outputs_of(function(*arguments))

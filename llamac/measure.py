@@ -41,11 +41,12 @@ def peers_of(name: str, function: Function, mode: str) -> dict[str, Peer]:
     return peers
 
 
-def calls_of(peer: Peer, sets: list[Inputs], backward: bool) -> list[Call]:
-    """A call for each set of inputs."""
-    given = [peer.prepare(inputs) if peer.prepare else inputs for inputs in sets]
+def calls_of(peer: Peer, sets: list[Inputs], douts: list[list[torch.Tensor]], backward: bool) -> list[Call]:
+    """A call for each set of inputs; douts: the outputs' gradients, shared as the inputs are."""
     leaves = peer.leaves if backward else ()
-    return [call_of(peer.function, inputs, leaves) for inputs in given]
+    if peer.prepare:
+        return [call_of(peer.function, peer.prepare(inputs), leaves) for inputs in sets]
+    return [call_of(peer.function, inputs, leaves, d) for inputs, d in zip(sets, douts, strict=True)]
 
 
 def memory_of(call: Call, device: str) -> tuple[int | None, int | None]:
@@ -112,10 +113,11 @@ def measure(
     rows: dict[str, dict] = {}
     ready: dict[str, list[Call]] = {}
     sets = make_sets(lambda: function.inputs(case), moved)
+    douts: list[list[torch.Tensor]] = [[] for _ in sets]
     for peer_name, peer in peers_of(name, function, mode).items():
         rows[peer_name] = {"peer": peer_name}
         try:
-            calls = calls_of(peer, sets, backward)
+            calls = calls_of(peer, sets, douts, backward)
             for call in calls[:3]:
                 call()
             peak, extra = memory_of(calls[0], case.device)
