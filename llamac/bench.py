@@ -1,5 +1,6 @@
 """python -m llamac.bench: the functions of llamac.ops as a model calls them, beside PyTorch eager,
-torch.compile and Liger (where it is installed), forward and forward with backward.
+torch.compile and Liger (where it is installed), forward and forward with backward; attention also beside
+scaled_dot_product_attention by FlashAttention-2 and by cuDNN ("sdpa flash", "sdpa cudnn").
 
 Widths are those of Llama 3.2 1B, 3.1 8B and 70B at 2 x 8192 tokens; on a CPU the small preset "tiny". Data
 is normal. Peers take turns within one run; inputs and outputs rotate through more memory than the caches
@@ -32,7 +33,6 @@ PRESETS = {
 }
 MODES = ("default", "max-autotune-no-cudagraphs")
 HEAD = ("operation", "direction", "peer", "ms", "rate", "% of limit", "peak MiB", "extra MiB", "ratio")
-OVERHEAD = ("no gradient", "forward", "forward+backward")  # kinds of calls
 
 
 def say(text: str) -> None:
@@ -87,13 +87,15 @@ def draw(rows: list[dict], folder: Path) -> None:
 
 
 def overhead_report(rows: list[dict]) -> str:
+    kinds = list(dict.fromkeys(key for row in rows for key in row if key.endswith(" us")))
+
     def cells(row: dict) -> list[str]:
-        times = (row.get(f"{kind} us") for kind in OVERHEAD)
+        times = (row.get(kind) for kind in kinds)
         return [row["operation"], row["peer"], *("-" if us is None else f"{us:.1f}" for us in times)]
 
-    head = ("operation", "peer", *(f"{kind}, us" for kind in OVERHEAD))
+    head = ("operation", "peer", *kinds)
     title = f"## Host time a call: {rows[0]['device']}, PyTorch {rows[0]['torch']}, {rows[0]['dtype']}"
-    return f"{title}\n\n{markdown(head, ['---'] * 2 + ['---:'] * 3, map(cells, rows))}\n"
+    return f"{title}\n\n{markdown(head, ['---'] * 2 + ['---:'] * len(kinds), map(cells, rows))}\n"
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from llamac.bench import OVERHEAD
 from llamac.functions import FUNCTIONS, Function, arguments_of, call_of, case_of, sizes, with_leaves
 from llamac.timing import Call, host_ms, reason
 from llamac.torch_operations import Case
 
 CALLS = {"cuda": 50, "cpu": 5}  # a round: the device's queue takes as many without holding up the host
 ROUNDS = 40
+KINDS = ("no gradient", "forward", "forward+backward")
 
 
 def _call(kind: str, function: Function, formula: Callable, case: Case) -> Call:
@@ -52,7 +52,7 @@ def measure(name: str, dtype: str, device: str, rounds: int = ROUNDS) -> list[di
     function, case = FUNCTIONS[name], case_of(name, sizes("tiny", 1, 8), dtype, device)
     formulas = {"ours": function.ours, "eager": function.torch}
     rows = {peer: {"operation": name, "dtype": dtype, "peer": peer} for peer in formulas}
-    for kind in OVERHEAD if function.leaves else OVERHEAD[:1]:
+    for kind in KINDS if function.leaves else KINDS[:1]:
         calls = {}
         for peer, formula in formulas.items():
             try:

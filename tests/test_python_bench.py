@@ -261,7 +261,9 @@ def test_the_whole_command_on_a_gpu(tmp_path, monkeypatch):
 
 def test_overhead(tmp_path, capsys):
     code, rows = run(tmp_path, "--overhead", "--operation", "rmsnorm", "precompute_cis")
-    assert code == 0 and capsys.readouterr().out == (tmp_path / "overhead.md").read_text()
+    text = capsys.readouterr().out
+    assert code == 0 and text == (tmp_path / "overhead.md").read_text()
+    assert "| operation | peer | no gradient us | forward us | forward+backward us |" in text
     assert [(r["operation"], r["peer"]) for r in rows] == [
         (name, peer) for name in ("rmsnorm", "precompute_cis") for peer in ("ours", "eager")
     ]
