@@ -9,7 +9,16 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from llamac.functions import FUNCTIONS, Function, arguments_of, call_of, case_of, sizes, with_leaves
+from llamac.functions import (
+    FUNCTIONS,
+    Function,
+    arguments_of,
+    case_of,
+    output_gradients,
+    outputs_of,
+    sizes,
+    with_leaves,
+)
 from llamac.timing import Call, host_ms, reason
 from llamac.torch_operations import Case
 
@@ -19,11 +28,14 @@ KINDS = ("no gradient", "forward", "forward+backward")
 
 
 def _call(kind: str, function: Function, formula: Callable, case: Case) -> Call:
-    inputs = function.inputs(case)
-    if kind != "forward":
-        return call_of(formula, inputs, () if kind == "no gradient" else function.leaves)
-    arguments = arguments_of(formula, with_leaves(inputs, function.leaves))
-    return lambda: formula(*arguments)
+    """Nothing but the call: what surrounds it would count."""
+    leaves = () if kind == "no gradient" else function.leaves
+    given = with_leaves(function.inputs(case), leaves)
+    arguments, wanted = arguments_of(formula, given), [given[leaf] for leaf in leaves]
+    if kind != "forward+backward":
+        return lambda: formula(*arguments)
+    douts = output_gradients(outputs_of(formula(*arguments)))
+    return lambda: torch.autograd.grad(formula(*arguments), wanted, douts)
 
 
 def _repeat(call: Call) -> Callable[[int], None]:
@@ -61,6 +73,8 @@ def measure(name: str, dtype: str, device: str, rounds: int = ROUNDS) -> list[di
             except Exception as error:
                 rows[peer]["error"] = reason(error)
                 calls.pop(peer, None)
-        for peer, us in host_medians_us(calls, device, rounds).items():
+        with torch.set_grad_enabled(kind != "no gradient"):
+            times = host_medians_us(calls, device, rounds)
+        for peer, us in times.items():
             rows[peer][f"{kind} us"] = us
     return list(rows.values())

@@ -27,7 +27,6 @@ def quick(monkeypatch, one_thread):
     monkeypatch.setattr(torch, "compile", lambda f, **k: right(f, **{**k, "mode": None}, backend="eager"))
     monkeypatch.setattr(timing, "ROUNDS", (3, 3))
     monkeypatch.setattr(timing, "SETS", 2)
-    monkeypatch.setattr(overhead, "ROUNDS", 2)
     monkeypatch.setattr(measure, "this_device", lambda: "cpu")
 
 
