@@ -14,9 +14,11 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from llamac.report import markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = {"benchmark"}  # sources of dev/hip that are no program
@@ -142,11 +144,6 @@ def row(line: dict) -> list[str]:
         percent,
     ]
     return [*cells, *theirs, ratio]
-
-
-def markdown(head: Sequence[str], rule: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; rule: "---" for a column on the left, "---:" on the right."""
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))
 
 
 def table(lines: list[dict]) -> str:

@@ -1,36 +1,30 @@
 """PyTorch's time for what a microbenchmark measures: the same operation, shape, types and optional operands,
 eager and by torch.compile. dev/bench.py puts it beside ours.
 
-Inputs are normal and rotate, and so do outputs, which a call allocates as PyTorch does: none is found in the
-cache. The device is kept busy while calls are queued, so that a small operation's time is the device's, not
-the host's, as that of our kernels is. A backward is timed as autograd runs it, with the forward done before,
-and where the formula is simple also as a function of its own; the fastest way counts.
+Inputs are normal; llamac/timing.py says how calls are timed. A backward is timed as autograd runs it, with
+the forward done before, and where the formula is simple also as a function of its own; the fastest way
+counts.
 """
 
-import functools
 import gc
 import inspect
 import itertools
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch._functorch.config
-import torch_operations as ops
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch_operations import Case, Inputs
 
-ROTATED = 1 << 30  # bytes moved before a set comes again: four times the largest cache (MI300X: 256 MB)
-LARGEST = 4 << 30  # bytes of all sets of inputs
-SETS = 256
-ROUNDS = (20, 100)  # timed: at least, at most
+from llamac import torch_operations as ops
+from llamac.timing import Call, make_sets, medians_ms, reason
+from llamac.torch_operations import Case, Inputs
+
 MODES = ("eager", "compile")
 COMPILE = "torch.compile(dynamic=False), default mode"
 
 Function = Callable[..., object]
-Call = Callable[[], object]
 
 
 class Unsupported(Exception):
@@ -115,11 +109,7 @@ def backward_peer(inputs, function, leaves: tuple[str, ...], formula: Function |
 
 
 def attention_peer(outputs: tuple[str, ...], bind: Callable[..., Call], leaves: tuple[str, ...]) -> Peer:
-    binds = {
-        "default": bind,
-        "flash": within(SDPBackend.FLASH_ATTENTION, bind),
-        "cudnn": within(SDPBackend.CUDNN_ATTENTION, bind),
-    }
+    binds = {"default": bind} | {name: within(backend, bind) for name, backend in ops.SDPA.items()}
     ways = (Way(name, ops.attention, b, leaves, ("eager",)) for name, b in binds.items())
     return Peer(outputs, ops.attention_inputs, tuple(ways))
 
@@ -184,70 +174,6 @@ def calls_of(way: Way, mode: str, sets: list[Inputs], backend: str = "inductor")
     return calls
 
 
-def make_sets(peer: Peer, case: Case, moved: int) -> list[Inputs]:
-    """Sets of inputs; moved: bytes that a call must move."""
-    first = peer.inputs(case)
-    size = sum(t.numel() * t.element_size() for t in first.values())
-    count = min(-(-ROTATED // moved), LARGEST // max(1, size), SETS)
-    return [first, *(peer.inputs(case) for _ in range(count - 1))]
-
-
-@functools.cache
-def sleep_rate() -> float:
-    """Cycles of torch.cuda._sleep a second."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    cycles = 5_000_000
-    for _ in range(2):  # the first loads the kernel
-        start.record()
-        torch.cuda._sleep(cycles)
-        end.record()
-        torch.cuda.synchronize()
-    return cycles / start.elapsed_time(end) * 1e3
-
-
-def median_ms(calls: list[Call], device: str, seconds: float) -> float:
-    """Median time of a call, in ms; calls take turns, results are kept until their turn comes again."""
-    kept: list[object] = [None] * len(calls)
-    turns = itertools.cycle(range(len(calls)))
-
-    def make(count: int) -> None:
-        for turn in itertools.islice(turns, count):
-            kept[turn] = None
-            kept[turn] = calls[turn]()
-
-    make(max(5, len(calls)))
-    if device == "cpu":
-        return statistics.median(host_ms(make, 1) for _ in range(ROUNDS[0]))
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    make(5)
-    queued = (time.perf_counter() - start) / 5
-    torch.cuda.synchronize()
-    done = (time.perf_counter() - start) / 5
-    # Calls between two events: a short one alone would be timed with the event.
-    together = min(max(1, round(1e-3 / done)), 16)
-    rounds = min(max(ROUNDS[0], int(seconds / done / together)), ROUNDS[1])
-    wait = min(1.5 * queued * together, 0.05)
-    return statistics.median(device_ms(make, together, wait) for _ in range(rounds))
-
-
-def host_ms(make: Callable[[int], None], count: int) -> float:
-    start = time.perf_counter()
-    make(count)
-    return (time.perf_counter() - start) / count * 1e3
-
-
-def device_ms(make: Callable[[int], None], count: int, wait: float) -> float:
-    """ms a call on the device, which first sleeps `wait` seconds, until the host has queued all of them."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(int(wait * sleep_rate()))
-    start.record()
-    make(count)
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / count
-
-
 def measure(
     line: dict, modes: list[str], device: str = "cuda", seconds: float = 0.3, backend: str = "inductor"
 ) -> tuple[dict[str, dict], list[str]]:
@@ -261,7 +187,7 @@ def measure(
     name = line["operation"]
     try:
         peer, case = PEERS[name], Case.of(line, device)
-        sets = make_sets(peer, case, int(line["bytes"]))
+        sets = make_sets(lambda: peer.inputs(case), line["bytes"])
     except Exception as error:
         return found, [f"{name}: no inputs: {reason(error)}"]
     for mode, way in itertools.product(modes, peer.ways):
@@ -269,7 +195,8 @@ def measure(
             continue
         start = time.perf_counter()
         try:
-            ms = median_ms(calls_of(way, mode, sets, backend), device, seconds)
+            calls = calls_of(way, mode, sets, backend)
+            ms = medians_ms({way.name: calls}, device, seconds)[way.name]
         except Exception as error:
             failures.append(f"{name} {mode} {way.name}: {reason(error)}")
             continue
@@ -282,8 +209,3 @@ def measure(
     if device != "cpu":
         torch.cuda.empty_cache()
     return found, failures
-
-
-def reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]

@@ -8,7 +8,7 @@ from pathlib import Path
 from llamac.errors import InputError, run
 
 _BLUE, _ORANGE, _GREY = "#4c78a8", "#f58518", "#6b7280"
-_STYLE = {
+STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": _GREY,
@@ -59,7 +59,7 @@ def draw(events: list[dict], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         figure, (top, bottom) = plt.subplots(
             2, 1, figsize=(8, 5.4), sharex=True, height_ratios=(4, 1), layout="constrained"
         )

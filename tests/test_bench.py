@@ -13,8 +13,9 @@ from conftest import ROOT
 sys.path.insert(0, str(ROOT / "dev"))
 import bench
 import peers
-import torch_operations
-from torch_operations import Case
+
+from llamac import timing, torch_operations
+from llamac.torch_operations import Case
 
 LINE = {
     "operation": "rmsnorm_forward",
@@ -320,7 +321,7 @@ def test_a_wrong_peer_would_be_seen(monkeypatch):
 
 @pytest.mark.parametrize("operation", ["rmsnorm_backward", "cross_entropy", "adamw"])
 def test_measure_takes_the_fastest_way_and_says_what_failed(operation, monkeypatch):
-    monkeypatch.setattr(peers, "SETS", 2)
+    monkeypatch.setattr(timing, "SETS", 2)
     line = line_of(operation, "T=bf16 G=bf16 M=f32" if operation == "adamw" else "f32")
     found, failures = peers.measure(line, ["eager", "compile"], "cpu", 0.0, "aot_eager")
     assert set(found) == ({"compile"} if operation == "adamw" else {"eager", "compile"})
@@ -360,19 +361,25 @@ def test_the_device_is_timed_without_the_host(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "_sleep", sleep)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    peers.sleep_rate.cache_clear()
+    timing.sleep_rate.cache_clear()
     made = []
     calls = [lambda k=k: made.append(k) or sleep(2_000_000) for k in range(3)]
-    assert peers.median_ms(calls, "cuda", 0.01) == pytest.approx(2.0)
-    assert peers.sleep_rate() == pytest.approx(1e9)
-    assert made[:4] == [0, 1, 2, 0] and len(made) >= 10 + peers.ROUNDS[0]
-    peers.sleep_rate.cache_clear()
+    other = [lambda: made.append(9) or sleep(5_000_000)]
+    assert timing.medians_ms({"a": calls, "b": other}, "cuda", 0.01) == pytest.approx({"a": 2.0, "b": 5.0})
+    assert timing.sleep_rate() == pytest.approx(1e9)
+    assert made[:4] == [0, 1, 2, 0] and made[10:20] == [9] * 10
+    assert 9 not in made[20:36] and made[36:52] == [9] * 16 and 9 not in made[52:68]
+    timing.sleep_rate.cache_clear()
 
 
 def test_sets_of_inputs_fill_the_rotation_and_no_more(monkeypatch):
     case, peer = Case.of(LINE, "cpu"), peers.PEERS["rmsnorm_forward"]
-    sets = peers.make_sets(peer, case, peers.ROTATED // 8)
+
+    def inputs():
+        return peer.inputs(case)
+
+    sets = timing.make_sets(inputs, timing.ROTATED / 8)
     assert len(sets) == 8 and len({s["x"].data_ptr() for s in sets}) == 8
-    assert len(peers.make_sets(peer, case, 1)) == peers.SETS
-    monkeypatch.setattr(peers, "LARGEST", 1)
-    assert len(peers.make_sets(peer, case, 1)) == 1
+    assert len(timing.make_sets(inputs, 1)) == timing.SETS
+    monkeypatch.setattr(timing, "LARGEST", 1)
+    assert len(timing.make_sets(inputs, 1)) == 1

@@ -1,4 +1,4 @@
-"""Every operation as PyTorch's users write it, and inputs for it: what dev/peers.py times.
+"""Every operation as PyTorch's users write it, and inputs for it: what ours is compared with.
 
 Inputs and outputs have the names of the operation's description (--list-kernels).
 """
@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 EPS = 1e-5
 THETA = 500000.0
 ADAMW = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 STEP = 3
+SDPA = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}  # named ones, for attention
 
 Inputs = dict[str, torch.Tensor]
 
@@ -119,6 +121,11 @@ def cross_entropy_inputs(c: Case) -> Inputs:
     return {"logits": c.randn("N", "V"), "targets": c.randint("V", "N"), "dlosses": dlosses}
 
 
+def linear_cross_entropy_inputs(c: Case) -> Inputs:
+    hidden, weight = c.randn("N", "C"), c.randn("V", "C") * c.size["C"] ** -0.5  # logits of variance 1
+    return {"hidden": hidden, "weight": weight, "targets": c.randint("V", "N")}
+
+
 def global_norm_inputs(c: Case) -> Inputs:
     return {"x": c.randn("P")}
 
@@ -173,8 +180,13 @@ def precompute_cis(position, pair):
     return torch.stack((angle.cos(), angle.sin()), -1)
 
 
+def wide(x):
+    """The type that arithmetic on x is done in."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def rope(x, cos, sin):
-    x1, x2 = x.float().chunk(2, -1)
+    x1, x2 = wide(x).chunk(2, -1)
     return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), -1).to(x.dtype)
 
 
@@ -223,7 +235,15 @@ def matmul_backward_weight(dout, x, dweight_like):
 
 
 def cross_entropy_losses(logits, targets):
-    return F.cross_entropy(logits.float(), targets, reduction="none")
+    return F.cross_entropy(wide(logits), targets, reduction="none")
+
+
+def mean_cross_entropy(logits, targets):
+    return F.cross_entropy(wide(logits), targets)
+
+
+def linear_cross_entropy(hidden, weight, targets):
+    return mean_cross_entropy(hidden @ weight.T, targets)
 
 
 def cross_entropy(logits, targets):

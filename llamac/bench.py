@@ -1,0 +1,160 @@
+"""python -m llamac.bench: the functions of llamac.ops as a model calls them, beside PyTorch eager,
+torch.compile and Liger (where it is installed), forward and forward with backward; attention also beside
+scaled_dot_product_attention by FlashAttention-2 and by cuDNN ("sdpa flash", "sdpa cudnn").
+
+Widths are those of Llama 3.2 1B, 3.1 8B and 70B at 2 x 8192 tokens; on a CPU the small preset "tiny". Data
+is normal. Peers take turns within one run; inputs and outputs rotate through more memory than the caches
+hold, so every call finds them cold. On a GPU times are the device's, by events; on a CPU they are the host's.
+A time is a median.
+
+Rate: the bytes or FLOPs that the operation's description says it must at least move or compute, by the time.
+Limit: a copy of as many bytes (the faster of memcpy and an elementwise kernel), for attention and
+linear_cross_entropy a square matrix product, measured in the same run. Peak memory: what a call allocates
+beyond its inputs; extra: beyond inputs, outputs and gradients. Ratio: the peer's time by ours.
+
+Writes bench.json, bench.md and a chart bench-PRESET.png to --out. Exit code: 1 where ours failed, 2 for
+bad arguments.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from llamac.errors import InputError, run
+from llamac.report import bars, markdown
+
+# Model, sequences and tokens in each.
+PRESETS = {
+    "1b": ("llama3.2-1b", 2, 8192),
+    "8b": ("llama3.1-8b", 2, 8192),
+    "70b": ("llama3.1-70b", 2, 8192),
+    "tiny": ("tiny", 1, 32),
+}
+MODES = ("default", "max-autotune-no-cudagraphs")
+HEAD = ("operation", "direction", "peer", "ms", "rate", "% of limit", "peak MiB", "extra MiB", "ratio")
+
+
+def say(text: str) -> None:
+    print(f"bench: {text}", file=sys.stderr, flush=True)
+
+
+def cells(row: dict) -> list[str]:
+    head = [row["operation"], row["direction"], row["peer"]]
+    if "ms" not in row:
+        return [*head, *["-"] * 6]
+    rate = row["rate"] * (1e-9 if row["unit"] == "GB/s" else 1e-12)
+    memory = [row["peak_bytes"], row["extra_bytes"]]
+    ratio = f"{row['ratio']:.2f}" if row["ratio"] is not None else "-"
+    return [
+        *head,
+        f"{row['ms']:.4f}",
+        f"{rate:.{0 if rate >= 1000 else 1 if rate >= 10 else 3}f} {row['unit']}",
+        f"{row['percent']:.1f}",
+        *("-" if bytes_ is None else f"{bytes_ / 2**20:.1f}" for bytes_ in memory),
+        ratio + (" CHECK FAILED" if row.get("wrong") else ""),
+    ]
+
+
+def report(rows: list[dict]) -> str:
+    """A table a preset."""
+    parts = []
+    for preset in dict.fromkeys(row["preset"] for row in rows):
+        mine = [row for row in rows if row["preset"] == preset]
+        head = f"## {preset}: {mine[0]['device']}, PyTorch {mine[0]['torch']}, {mine[0]['dtype']}"
+        parts.append(f"{head}\n\n{markdown(HEAD, ['---'] * 3 + ['---:'] * 6, map(cells, mine))}")
+    return "\n\n".join(parts) + "\n"
+
+
+def chart(rows: list[dict], path: Path) -> None:
+    """One preset's percents of the limit."""
+    groups: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if "percent" in row:
+            label = f"{row['operation']}\n{row['direction']}"
+            groups.setdefault(label, {})[row["peer"]] = row["percent"]
+    title = f"{rows[0]['preset']}: {rows[0]['device']}, PyTorch {rows[0]['torch']}, {rows[0]['dtype']}"
+    bars(groups, title, "% of the device's copy (attention, linear_cross_entropy: of its product)", path)
+
+
+def draw(rows: list[dict], folder: Path) -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return say("no charts: matplotlib is not installed")
+    for preset in dict.fromkeys(row["preset"] for row in rows):
+        chart([row for row in rows if row["preset"] == preset], folder / f"bench-{preset}.png")
+
+
+def overhead_report(rows: list[dict]) -> str:
+    kinds = list(dict.fromkeys(key for row in rows for key in row if key.endswith(" us")))
+
+    def cells(row: dict) -> list[str]:
+        times = (row.get(kind) for kind in kinds)
+        return [row["operation"], row["peer"], *("-" if us is None else f"{us:.1f}" for us in times)]
+
+    head = ("operation", "peer", *kinds)
+    title = f"## Host time a call: {rows[0]['device']}, PyTorch {rows[0]['torch']}, {rows[0]['dtype']}"
+    return f"{title}\n\n{markdown(head, ['---'] * 2 + ['---:'] * len(kinds), map(cells, rows))}\n"
+
+
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m llamac.bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--preset", nargs="+", choices=PRESETS, help="1b 8b 70b on a GPU, tiny on a CPU")
+    parser.add_argument("--operation", nargs="+", default=[], help="only these functions of llamac.ops")
+    parser.add_argument("--dtype", choices=("bf16", "f32"), default="bf16", help="storage")
+    parser.add_argument("--compile-mode", choices=MODES, default=MODES[0], help="torch.compile's")
+    parser.add_argument("--seconds", type=float, default=0.3, help="of timed calls, a peer and operation")
+    parser.add_argument("--overhead", action="store_true", help="the host's time a call instead: tiny shapes")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder of the results")
+    return parser.parse_args(arguments)
+
+
+def write(rows: list[dict], text: str, name: str, out: Path) -> None:
+    (out / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (out / f"{name}.md").write_text(text)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse_arguments(arguments)
+    try:
+        from llamac import measure, overhead
+    except ImportError as error:
+        raise InputError(f"{error} (python -m llamac.doctor says more)") from None
+    device = measure.this_device()
+    facts = measure.facts(device)
+    names = options.operation or list(measure.FUNCTIONS)
+    for name in set(names) - measure.FUNCTIONS.keys():
+        raise InputError(f"--operation {name}: expected one of {', '.join(measure.FUNCTIONS)}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows: list[dict] = []
+
+    def add(found: list[dict], head: dict, name: str, report) -> None:
+        for row in found:
+            if trouble := row.get("error") or "; ".join(row.get("wrong", [])):
+                say(f"{row['operation']} {row.get('direction', '')} {row['peer']}: {trouble}")
+            rows.append(facts | head | row)
+        write(rows, report(rows), name, options.out)
+
+    if options.overhead:
+        for name in names:
+            add(overhead.measure(name, options.dtype, device), {}, "overhead", overhead_report)
+        print(overhead_report(rows), end="")
+    else:
+        for preset in options.preset or (["tiny"] if device == "cpu" else ["1b", "8b", "70b"]):
+            for name in names:
+                found = measure.measure_operation(
+                    name, PRESETS[preset], options.dtype, device, options.compile_mode, options.seconds
+                )
+                add(found, {"preset": preset, "compile_mode": options.compile_mode}, "bench", report)
+        draw(rows, options.out)
+        print(report(rows), end="")
+    return int(any(row["peer"] == "ours" and (row.get("error") or row.get("wrong")) for row in rows))
+
+
+if __name__ == "__main__":
+    run(lambda: sys.exit(main()))

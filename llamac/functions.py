@@ -1,0 +1,218 @@
+"""llamac.ops' functions, each beside PyTorch's of the same inputs: what llamac.doctor checks and llamac.bench
+times.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from llamac import extension, ops
+from llamac import torch_operations as torch_ops
+from llamac.config import load_config
+from llamac.rule import BACKWARD, FORWARD, violation
+from llamac.timing import Call
+from llamac.torch_operations import DTYPES, Case, Inputs
+
+# Described operations by name, with the operands that are left out.
+Work = dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Function:
+    """ours, torch: take inputs by the names of their parameters; leaves: those differentiated.
+
+    forward, backward: the described operations that say what must at least be moved and computed.
+    """
+
+    ours: Callable
+    torch: Callable
+    inputs: Callable[[Case], Inputs]
+    leaves: tuple[str, ...]
+    forward: Work
+    backward: Work = field(default_factory=dict)
+    computes: bool = False  # its limit is the products' rate, not the memory's
+
+    def work(self, case: Case, backward: bool) -> tuple[float, float]:
+        """(bytes, FLOPs) that a call must at least move and compute."""
+        dtype = next(name for name, dtype in DTYPES.items() if dtype == case.dtype["T"])
+        parts = self.forward | self.backward if backward else self.forward
+        each = [extension.least_work(name, case.size, dtype, absent) for name, absent in parts.items()]
+        return sum(b for b, _ in each), sum(f for _, f in each)
+
+
+def precompute_cis(position: Tensor, pair: Tensor) -> Tensor:
+    return ops.precompute_cis(position.numel(), 2 * pair.numel(), torch_ops.THETA, device=position.device)
+
+
+def repeat_kv(x: Tensor, dout: Tensor) -> Tensor:
+    return ops.repeat_kv(x, dout.shape[2])
+
+
+FUNCTIONS = {
+    "rmsnorm": Function(
+        ops.rmsnorm,
+        torch_ops.rmsnorm,
+        torch_ops.rmsnorm_inputs,
+        ("x", "weight"),
+        {"rmsnorm_forward": ()},
+        {"rmsnorm_backward": ("dresidual",)},
+    ),
+    "residual_rmsnorm": Function(
+        ops.residual_rmsnorm,
+        torch_ops.residual_rmsnorm,
+        torch_ops.residual_rmsnorm_inputs,
+        ("x", "residual", "weight"),
+        {"residual_rmsnorm_forward": ()},
+        {"rmsnorm_backward": ()},
+    ),
+    "precompute_cis": Function(
+        precompute_cis, torch_ops.precompute_cis, torch_ops.precompute_cis_inputs, (), {"precompute_cis": ()}
+    ),
+    "rope": Function(
+        ops.rope, torch_ops.rope, torch_ops.rope_inputs, ("x",), {"rope_forward": ()}, {"rope_backward": ()}
+    ),
+    "repeat_kv": Function(
+        repeat_kv,
+        torch_ops.repeat_kv,
+        torch_ops.repeat_kv_inputs,
+        ("x",),
+        {"repeat_kv_forward": ()},
+        {"repeat_kv_backward": ()},
+    ),
+    "attention": Function(
+        ops.attention,
+        torch_ops.attention,
+        torch_ops.attention_inputs,
+        ("q", "k", "v"),
+        {"attention_forward": ()},
+        {"attention_backward": ()},
+        computes=True,
+    ),
+    "swiglu": Function(
+        ops.swiglu,
+        torch_ops.swiglu,
+        torch_ops.swiglu_inputs,
+        ("gate_up",),
+        {"swiglu_forward": ()},
+        {"swiglu_backward": ()},
+    ),
+    "cross_entropy": Function(
+        ops.cross_entropy,
+        torch_ops.mean_cross_entropy,
+        torch_ops.cross_entropy_inputs,
+        ("logits",),
+        {"cross_entropy": ("dlogits",)},
+        {"cross_entropy": ()},  # in the place of the forward's: one call makes both
+    ),
+    "linear_cross_entropy": Function(
+        ops.linear_cross_entropy,
+        torch_ops.linear_cross_entropy,
+        torch_ops.linear_cross_entropy_inputs,
+        ("hidden", "weight"),
+        {"matmul_forward": ("residual",)},
+        {"matmul_backward_input": (), "matmul_backward_weight": ()},
+        computes=True,
+    ),
+}
+
+
+def arguments_of(function: Callable, inputs: Inputs) -> list[Tensor]:
+    """A function's arguments, by the names of its parameters."""
+    return [inputs[name] for name in inspect.signature(function).parameters if name in inputs]
+
+
+def with_leaves(inputs: Inputs, leaves: tuple[str, ...]) -> Inputs:
+    return inputs | {leaf: inputs[leaf].detach().requires_grad_() for leaf in leaves}
+
+
+def outputs_of(result: object) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def output_gradients(outputs: tuple[Tensor, ...]) -> list[Tensor]:
+    """Normal ones for tensors, 1 for a loss."""
+    return [torch.randn_like(out) if out.dim() else torch.ones_like(out) for out in outputs]
+
+
+def call_of(
+    function: Callable, inputs: Inputs, leaves: tuple[str, ...], douts: list[Tensor] | None = None
+) -> Call:
+    """The call with its gradients by the leaves; without leaves: without gradient.
+
+    douts: the outputs' gradients, made by the first call where the list is empty.
+    """
+    given = with_leaves(inputs, leaves)
+    arguments, wanted = arguments_of(function, given), [given[leaf] for leaf in leaves]
+    if not leaves:
+        return torch.no_grad()(lambda: function(*arguments))
+    douts = [] if douts is None else douts
+
+    def call() -> tuple[Tensor, ...]:
+        outputs = outputs_of(function(*arguments))
+        if not douts:
+            douts.extend(output_gradients(outputs))
+        gradients = torch.autograd.grad(outputs, wanted, douts)
+        return *(out.detach() for out in outputs), *gradients
+
+    return call
+
+
+def differences(function: Function, case: Case) -> list[str]:
+    """What breaks the rule (llamac/rule.py), of outputs and gradients; empty: nothing. Seeds torch.
+
+    One of a few thousand draws breaks it by chance, as the largest of PyTorch's errors is a small one: two
+    have to.
+    """
+    wrong: list[str] = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        wrong = _differences_of_a_draw(function, case)
+        if not wrong:
+            break
+    return wrong
+
+
+def _differences_of_a_draw(function: Function, case: Case) -> list[str]:
+    inputs = function.inputs(case)
+    exact = {name: t.double() if t.is_floating_point() else t for name, t in inputs.items()}
+    found, douts = [], None
+    for formula, given in ((function.ours, inputs), (function.torch, inputs), (function.torch, exact)):
+        given = with_leaves(given, function.leaves)
+        outputs = outputs_of(formula(*arguments_of(formula, given)))
+        douts = output_gradients(outputs) if douts is None else douts
+        leaves = [given[leaf] for leaf in function.leaves]
+        typed = [dout.to(out.dtype) for dout, out in zip(douts, outputs, strict=True)]
+        found.append((outputs, torch.autograd.grad(outputs, leaves, typed) if leaves else ()))
+    wrong = []
+    for kind, factor, *columns in zip(("output", "gradient"), (FORWARD, BACKWARD), *found, strict=True):
+        for index, (mine, theirs, truth) in enumerate(zip(*columns, strict=True)):
+            dtype = "bf16" if mine.dtype == torch.bfloat16 else "f32"
+            arrays = (t.detach().double().cpu().numpy() for t in (mine, theirs, truth))
+            if message := violation(*arrays, dtype, factor):
+                wrong.append(f"{kind} {index}: {message}")
+    return wrong
+
+
+def sizes(model: str, batch: int, length: int) -> dict[str, int]:
+    """By dimension letter, of a preset's or file's model at batch x length tokens; K: the head's rows."""
+    c = load_config(model)
+    return {
+        "B": batch,
+        "T": length,
+        "N": batch * length,
+        "C": c.hidden_size,
+        "NH": c.num_attention_heads,
+        "NKV": c.num_key_value_heads,
+        "HD": c.head_dim,
+        "F": c.intermediate_size,
+        "V": c.vocab_size,
+        "K": c.vocab_size,
+    }
+
+
+def case_of(name: str, size: dict[str, int], dtype: str, device: str) -> Case:
+    """dtype: "f32" or "bf16"; size by dimension letter."""
+    return Case(name, size, dict.fromkeys("TGM", DTYPES[dtype]), frozenset(), device)

@@ -1,0 +1,203 @@
+"""Time, rate and memory of one function of llamac.ops and of what stands beside it: for llamac.bench."""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn.attention import sdpa_kernel
+
+from llamac import extension, liger
+from llamac.functions import FUNCTIONS, Function, call_of, case_of, differences, outputs_of, sizes
+from llamac.timing import Call, Inputs, make_sets, medians_ms, reason
+from llamac.torch_operations import SDPA, Case
+
+LARGEST_COPY = 2 << 30  # bytes read and written: the rate grows no more
+PRODUCT = {"cuda": 8192, "cpu": 256}  # rows, columns and depth
+
+
+@dataclass(frozen=True)
+class Peer:
+    """prepare: its own inputs from the others', where it wants them otherwise or destroys them."""
+
+    function: Callable
+    leaves: tuple[str, ...]
+    prepare: Callable[[Inputs], Inputs] | None = None
+
+
+def peers_of(name: str, function: Function, mode: str) -> dict[str, Peer]:
+    leaves = function.leaves
+    compiled = torch.compile(function.torch, dynamic=False, mode=None if mode == "default" else mode)
+    peers = {
+        "ours": Peer(function.ours, leaves),
+        "eager": Peer(function.torch, leaves),
+        "compile": Peer(compiled, leaves),
+    }
+    if name == "attention":
+        for kind, backend in SDPA.items():
+            peers[f"sdpa {kind}"] = Peer(sdpa_kernel(backend)(function.torch), leaves)
+    if form := liger.forms().get(name):
+        peers["liger"] = Peer(form.function, form.leaves, form.prepare)
+    return peers
+
+
+def calls_of(peer: Peer, sets: list[Inputs], douts: list[list[torch.Tensor]], backward: bool) -> list[Call]:
+    """A call for each set of inputs; douts: the outputs' gradients, shared as the inputs are."""
+    leaves = peer.leaves if backward else ()
+    if peer.prepare:
+        return [call_of(peer.function, peer.prepare(inputs), leaves) for inputs in sets]
+    return [call_of(peer.function, inputs, leaves, d) for inputs, d in zip(sets, douts, strict=True)]
+
+
+def memory_of(call: Call, device: str) -> tuple[int | None, int | None]:
+    """(peak, extra) bytes of a call that has been made before; None where nobody counts."""
+    if device == "cpu":
+        return None, None
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    results = outputs_of(call())
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - before
+    stored = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in results}
+    return peak, peak - sum(stored.values())
+
+
+def copies(bytes_moved: float, device: str) -> dict[str, list[Call]]:
+    """The limit of what moves bytes: two ways to copy as many."""
+    count = max(1, int(min(bytes_moved, LARGEST_COPY)) // 8)  # of f32 elements, read and written
+
+    def inputs() -> Inputs:
+        return {"to": torch.empty(count, device=device), "from": torch.randn(count, device=device)}
+
+    sets = make_sets(inputs, 8 * count)
+    return {
+        "memcpy": [lambda s=s: s["to"].copy_(s["from"]) for s in sets],
+        "copy": [lambda s=s: torch.neg(s["from"], out=s["to"]) for s in sets],
+    }
+
+
+def products(dtype: torch.dtype, device: str) -> dict[str, list[Call]]:
+    """The limit of what computes."""
+    n = PRODUCT[device]
+    x, weight = (torch.randn(n, n, dtype=dtype, device=device) for _ in range(2))
+    return {"matmul": [lambda: x @ weight.T]}
+
+
+@dataclass(frozen=True)
+class Limit:
+    calls: dict[str, list[Call]]
+    amount: float  # bytes or FLOPs of each of its calls
+    unit: str
+
+    def rate(self, ms: dict[str, float]) -> float:
+        return self.amount / min(ms[name] for name in self.calls) * 1e3
+
+
+def limit_of(function: Function, case: Case, moved: float) -> Limit:
+    if function.computes:
+        n = PRODUCT[case.device]
+        return Limit(products(case.dtype["T"], case.device), 2.0 * n**3, "TFLOP/s")
+    calls = copies(moved, case.device)
+    amount = 8.0 * max(1, int(min(moved, LARGEST_COPY)) // 8)
+    return Limit(calls, amount, "GB/s")
+
+
+def measure(
+    name: str, function: Function, case: Case, backward: bool, mode: str, seconds: float
+) -> list[dict]:
+    """A row for each peer: its time, rate and memory, or why it has none ("error")."""
+    torch.compiler.reset()  # else shapes and operations before this one count towards the recompile limit
+    moved, computed = function.work(case, backward)
+    rows: dict[str, dict] = {}
+    ready: dict[str, list[Call]] = {}
+    sets = make_sets(lambda: function.inputs(case), moved)
+    douts: list[list[torch.Tensor]] = [[] for _ in sets]
+    for peer_name, peer in peers_of(name, function, mode).items():
+        rows[peer_name] = {"peer": peer_name}
+        try:
+            calls = calls_of(peer, sets, douts, backward)
+            for call in calls[:3]:
+                call()
+            peak, extra = memory_of(calls[0], case.device)
+        except Exception as error:
+            rows[peer_name]["error"] = reason(error)
+            continue
+        rows[peer_name] |= {"peak_bytes": peak, "extra_bytes": extra}
+        ready[peer_name] = calls
+    limit = limit_of(function, case, moved)
+    ms = times_of(ready, limit, rows, case.device, seconds)
+    amount, top = computed if function.computes else moved, limit.rate(ms)
+    for peer_name in ready.keys() & ms.keys():
+        rate = amount / ms[peer_name] * 1e3
+        rows[peer_name] |= {
+            "ms": ms[peer_name],
+            "rate": rate,
+            "limit": top,
+            "unit": limit.unit,
+            "percent": 100 * rate / top,
+            "ratio": ms[peer_name] / ms["ours"] if "ours" in ms else None,
+        }
+    return list(rows.values())
+
+
+def times_of(
+    ready: dict[str, list[Call]], limit: Limit, rows: dict[str, dict], device: str, seconds: float
+) -> dict[str, float]:
+    """ms by peer and by the limit's calls: together, or one by one where all their results at once are more
+    than the memory holds; what fails alone gets an "error" in its row.
+    """
+    try:
+        return medians_ms(ready | limit.calls, device, seconds)
+    except torch.OutOfMemoryError:
+        ms = medians_ms(limit.calls, device, seconds)
+    for name, calls in ready.items():
+        try:
+            ms |= medians_ms({name: calls}, device, seconds)
+        except torch.OutOfMemoryError as error:
+            rows[name]["error"] = reason(error)
+    return ms
+
+
+def checked(name: str, function: Function, case: Case) -> list[str]:
+    """What breaks the rule at the same widths and few rows, in float64 as well."""
+    size = case.size | {"B": 1, "T": min(64, case.size["T"]), "V": min(4096, case.size["V"])}
+    size |= {"N": size["T"], "K": size["V"]}
+    try:
+        return differences(function, Case(name, size, case.dtype, case.absent, case.device))
+    except Exception as error:
+        return [reason(error)]
+
+
+def this_device() -> str:
+    """Where torch computes: "cuda", as ROCm's torch calls its devices too, or "cpu"."""
+    return "cuda" if extension.platform() != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def facts(device: str) -> dict[str, str]:
+    """What every row says of where it was measured."""
+    name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    return {"device": name, "torch": torch.__version__, "caches": "cold"}
+
+
+def measure_operation(
+    name: str, model: tuple[str, int, int], dtype: str, device: str, mode: str, seconds: float
+) -> list[dict]:
+    """Rows of one operation, both directions; model: its name, sequences, tokens in each."""
+    function, case = FUNCTIONS[name], case_of(name, sizes(*model), dtype, device)
+    wrong = checked(name, function, case)
+    rows = []
+    for direction in ("forward", "forward+backward") if function.leaves else ("forward",):
+        try:
+            found = measure(name, function, case, direction != "forward", mode, seconds)
+        except Exception as error:  # of the device's memory, most likely
+            found = [{"peer": "ours", "error": reason(error)}]
+        for row in found:
+            more = {"wrong": wrong} if row["peer"] == "ours" else {}
+            head = {"operation": name, "direction": direction, "dtype": dtype, "shape": case.size}
+            rows.append(head | row | more)
+        if device != "cpu":
+            gc.collect()
+            torch.cuda.empty_cache()
+    return rows

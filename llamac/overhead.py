@@ -1,0 +1,80 @@
+"""The host's time of a call on tiny tensors, ours beside PyTorch's own: what a call costs beyond its kernel.
+
+On a GPU calls are queued and not waited for, so the device's time is not in it; launching is. On a CPU the
+kernel's own time is, some microseconds at these shapes.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping
+
+import torch
+
+from llamac.functions import (
+    FUNCTIONS,
+    Function,
+    arguments_of,
+    case_of,
+    output_gradients,
+    outputs_of,
+    sizes,
+    with_leaves,
+)
+from llamac.timing import Call, host_ms, reason
+from llamac.torch_operations import Case
+
+CALLS = {"cuda": 50, "cpu": 5}  # a round: the device's queue takes as many without holding up the host
+ROUNDS = 40
+KINDS = ("no gradient", "forward", "forward+backward")
+
+
+def _call(kind: str, function: Function, formula: Callable, case: Case) -> Call:
+    """Nothing but the call: what surrounds it would count."""
+    leaves = () if kind == "no gradient" else function.leaves
+    given = with_leaves(function.inputs(case), leaves)
+    arguments, wanted = arguments_of(formula, given), [given[leaf] for leaf in leaves]
+    if kind != "forward+backward":
+        return lambda: formula(*arguments)
+    douts = output_gradients(outputs_of(formula(*arguments)))
+    return lambda: torch.autograd.grad(formula(*arguments), wanted, douts)
+
+
+def _repeat(call: Call) -> Callable[[int], None]:
+    def make(count: int) -> None:
+        for _ in range(count):
+            call()
+
+    return make
+
+
+def host_medians_us(calls: Mapping[str, Call], device: str, rounds: int = ROUNDS) -> dict[str, float]:
+    """Microseconds of the host a call, medians; calls take turns round by round."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds + 3):
+        for name, call in calls.items():
+            if device != "cpu":
+                torch.cuda.synchronize()
+            us = 1e3 * host_ms(_repeat(call), CALLS[device])
+            if turn >= 3:  # before: warm
+                times[name].append(us)
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def measure(name: str, dtype: str, device: str, rounds: int = ROUNDS) -> list[dict]:
+    """A row for ours and for eager: microseconds by kind of call, "forward us"."""
+    function, case = FUNCTIONS[name], case_of(name, sizes("tiny", 1, 8), dtype, device)
+    formulas = {"ours": function.ours, "eager": function.torch}
+    rows = {peer: {"operation": name, "dtype": dtype, "peer": peer} for peer in formulas}
+    for kind in KINDS if function.leaves else KINDS[:1]:
+        calls = {}
+        for peer, formula in formulas.items():
+            try:
+                calls[peer] = _call(kind, function, formula, case)
+                calls[peer]()
+            except Exception as error:
+                rows[peer]["error"] = reason(error)
+                calls.pop(peer, None)
+        with torch.set_grad_enabled(kind != "no gradient"):
+            times = host_medians_us(calls, device, rounds)
+        for peer, us in times.items():
+            rows[peer][f"{kind} us"] = us
+    return list(rows.values())

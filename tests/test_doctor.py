@@ -1,0 +1,362 @@
+"""llamac.doctor: the happy path on this machine, and every line that can fail, by planted faults."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import ROOT
+
+from llamac import doctor, extension, functions, ops
+from llamac.doctor import Line
+
+CUDA = [Path("/torch/lib/libcudart.so.12"), Path("/torch/lib/libcublasLt.so.12")]
+HIP = [Path("/torch/lib/libamdhip64.so"), Path("/torch/lib/libhipblaslt.so.0")]
+
+
+def texts(lines) -> list[str]:
+    return [str(line) for line in lines]
+
+
+def only(lines) -> str:
+    (text,) = texts(line for line in lines if not line.ok)
+    assert text.startswith("FAIL  ") and " - " in text and "\n" not in text
+    return text
+
+
+@pytest.fixture
+def record(tmp_path, monkeypatch):
+    """record(**facts): an extension whose _C.json says so."""
+    monkeypatch.setattr(extension, "file", lambda: tmp_path / "_C.so")
+    monkeypatch.setattr(doctor, "check_registry", lambda: Line("llamac._native", "loads"))
+
+    def write(**facts) -> Path:
+        right = {"torch": torch.__version__, "platform": extension.platform(), "architectures": []}
+        (tmp_path / "_C.json").write_text(json.dumps(right | facts))
+        return tmp_path / "_C.so"
+
+    return write
+
+
+def test_this_machine_is_well(one_thread):
+    """The whole command, as a user calls it."""
+    found = subprocess.run(
+        [sys.executable, "-m", "llamac.doctor"], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    lines = found.stdout.splitlines()
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert lines[-1] == "all is well" and all(line.startswith("ok    ") for line in lines[:-1])
+    for name in ops.__all__:
+        assert sum(line.startswith(f"ok    llamac.ops.{name} ") for line in lines) == 2
+    assert any(line.startswith("ok    matmul") and "TFLOP/s" in line for line in lines)
+
+
+def test_one_failed_line_is_the_exit_code():
+    written: list[str] = []
+    bad = Line("a", "1", False, "2", "do this")
+    assert doctor.report([Line("b", "3"), bad], written.append) == 1
+    assert written == ["ok    b: 3", "FAIL  a: 1 (expected 2) - do this", "1 failed"]
+    assert doctor.report([Line("b", "3")], written.append) == 0
+
+
+# ---- torch
+
+
+def test_without_torch(monkeypatch):
+    def missing():
+        raise ModuleNotFoundError("No module named 'torch'")
+
+    monkeypatch.setattr(doctor, "import_torch", missing)
+    text = only(doctor.examine())
+    assert "No module named 'torch'" in text and "install torch" in text
+
+
+def test_the_module_itself_needs_no_torch(tmp_path):
+    """In a process where torch cannot be imported."""
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")
+    found = subprocess.run(
+        [sys.executable, "-m", "llamac.doctor"],
+        env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 1 and found.stderr == ""
+    assert "FAIL  torch: ModuleNotFoundError" in found.stdout and found.stdout.endswith("1 failed\n")
+
+
+def fake_torch(
+    version="2.13.0", hip=None, init=None, count=1, arch="gfx942:sramecc+:xnack-", major=9, bf16=True
+):
+    """What doctor asks a torch for a GPU."""
+
+    def fail():
+        if init:
+            raise RuntimeError(init)
+
+    cuda = SimpleNamespace(
+        init=fail,
+        device_count=lambda: count,
+        get_device_properties=lambda index: SimpleNamespace(
+            gcnArchName="gfx942:sramecc+:xnack-", major=major, minor=0
+        ),
+        mem_get_info=lambda index: (2**30, 2**37),
+        is_bf16_supported=lambda including_emulation: bf16,
+        get_device_name=lambda index: "Some GPU",
+    )
+    return SimpleNamespace(
+        __version__=version, __file__="/torch/__init__.py", version=SimpleNamespace(hip=hip), cuda=cuda
+    )
+
+
+def test_an_old_torch():
+    text = only(doctor.check_torch(fake_torch("2.9.1+cu128"), "nvidia"))
+    assert text.startswith("FAIL  torch: 2.9.1+cu128 for CUDA (expected 2.11 or newer) - upgrade torch")
+
+
+@pytest.mark.parametrize("platform, tool", [("nvidia", "nvidia-smi"), ("amd", "rocminfo")])
+def test_a_device_that_torch_cannot_use(platform, tool):
+    torch = fake_torch(init="The NVIDIA driver on your system is too old (found version 11040).\nmore")
+    text = only(doctor.check_torch(torch, platform))
+    assert "too old (found version 11040)" in text and f"look at {tool}" in text
+
+
+# ---- the extension
+
+
+def test_a_missing_extension(record, monkeypatch):
+    monkeypatch.setattr(extension, "file", lambda: None)
+    assert "extension: missing (expected llamac/_C.so)" in only(doctor.check_extension(extension, torch))
+
+
+@pytest.mark.parametrize("facts", [{"torch": "2.10.0+cu128"}, {"platform": "new"}])
+def test_an_extension_for_another_torch(record, facts):
+    record(**facts)
+    text = only(doctor.check_extension(extension, torch))
+    assert next(iter(facts.values())) in text and f"(expected {torch.__version__}" in text
+    assert "pip install --no-build-isolation" in text
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"torch": "2.13.0"}'])
+def test_an_extension_that_says_nothing(record, content):
+    record().with_name("_C.json").write_text(content)
+    assert "_C.json does not say" in only(doctor.check_extension(extension, torch))
+    with pytest.raises(ImportError, match="does not say what llamac was built for"):
+        extension.load.__wrapped__()
+
+
+def test_an_extension_without_its_record(record):
+    record().with_name("_C.json").unlink()
+    assert "does not say" in only(doctor.check_extension(extension, torch))
+
+
+def test_an_extension_that_does_not_load(record, monkeypatch):
+    record().write_bytes(b"no library")
+    monkeypatch.setattr(extension, "load", extension.load.__wrapped__)
+    text = only(doctor.check_extension(extension, torch))
+    assert "OSError" in text and "a library that torch can load" in text
+
+
+def test_a_registry_that_does_not_load(tmp_path, monkeypatch):
+    assert doctor.check_registry().ok
+    (tmp_path / "llamac").mkdir()
+    (tmp_path / "llamac/__init__.py").touch()
+    (tmp_path / "llamac/_native.py").write_text("raise ImportError('libopenblas.so.0: cannot open')")
+    monkeypatch.setattr(doctor, "__file__", str(tmp_path / "llamac/doctor.py"))
+    assert "ImportError: libopenblas.so.0: cannot open" in only([doctor.check_registry()])
+
+
+def test_a_failed_extension_ends_before_its_operations(record, monkeypatch):
+    monkeypatch.setattr(doctor, "check_product", lambda torch, device: [Line("matmul", "right")])
+    record(torch="2.10.0")
+    lines = texts(doctor.examine())
+    assert "ok    matmul: right" in lines and not any("llamac.ops" in line for line in lines)
+
+
+# ---- devices
+
+
+@pytest.mark.parametrize(
+    "compiled, device, runs",
+    [
+        ("80-real", "sm_80", True),
+        ("80-real", "sm_86", True),
+        ("80-real", "sm_90", False),
+        ("86-real", "sm_80", False),
+        ("90a-real", "sm_90", True),
+        ("90a-real", "sm_100", False),
+        ("100f-real", "sm_103", True),
+        ("100f-real", "sm_120", False),
+        ("80", "sm_90", True),
+        ("80-virtual", "sm_120", True),
+        ("90", "sm_80", False),
+        ("native", "sm_75", True),
+        ("gfx942", "gfx942:sramecc+:xnack-", True),
+        ("gfx942:xnack+", "gfx942:sramecc+:xnack-", False),
+        ("gfx942:sramecc+", "gfx942:sramecc+:xnack-", True),
+        ("gfx90a", "gfx942:sramecc+:xnack-", False),
+    ],
+)
+def test_which_code_runs_where(compiled, device, runs):
+    assert doctor.covers(compiled, device) is runs
+
+
+def test_devices_and_what_the_extension_has_for_them():
+    nvidia, amd = fake_torch(count=2), fake_torch(hip="7.0")
+    fine = texts(doctor.check_devices(nvidia, "nvidia", ["80-real", "90a-real"]))
+    assert fine == [
+        f"ok    device {index}: Some GPU, sm_90, 128.0 GiB, 1.0 free, bf16 in hardware" for index in (0, 1)
+    ]
+    assert all(line.ok for line in doctor.check_devices(amd, "amd", []))  # a record that does not say
+    text = only(doctor.check_devices(fake_torch(), "nvidia", ["80-real"]))
+    assert "the extension has 80-real" in text and "CMAKE_CUDA_ARCHITECTURES=90-real" in text
+    text = only(doctor.check_devices(amd, "amd", ["gfx90a"]))
+    assert "the extension has gfx90a" in text and "CMAKE_HIP_ARCHITECTURES=gfx942" in text
+    (line,) = doctor.check_devices(fake_torch(major=7, bf16=False), "nvidia", ["native"])
+    assert line.found.endswith("bf16 emulated: slow")
+
+
+# ---- libraries
+
+
+def test_what_is_mapped():
+    maps = (
+        "7f00-7f01 r-xp 00000000 08:01 1 /torch/lib/libcudart.so.12\n"
+        "7f01-7f02 r--p 00001000 08:01 1 /torch/lib/libcudart.so.12\n"
+        "7f02-7f03 r-xp 00000000 08:01 2 /a b/libcublasLt.so.13 (deleted)\n"
+        "7f03-7f04 rw-p 00000000 00:00 0 [heap]\n"
+        "7f04-7f05 rw-p 00000000 00:00 0 \n"
+    )
+    assert doctor.mapped_files(maps) == {CUDA[0], Path("/a b/libcublasLt.so.13")}
+    assert any(file.name.startswith("libtorch_cpu") for file in doctor.loaded_files())
+
+
+@pytest.mark.parametrize("platform, right", [("nvidia", CUDA), ("amd", HIP)])
+def test_two_runtimes_in_one_process(platform, right):
+    assert all(line.ok for line in doctor.check_libraries(platform, right))
+    for library in right:
+        second = Path("/opt/lib", library.name)
+        text = only(doctor.check_libraries(platform, [*right, second]))
+        assert str(second) in text and str(library) in text and "(expected one file, torch's)" in text
+        text = only(doctor.check_libraries(platform, [file for file in right if file != library]))
+        assert "not loaded" in text
+
+
+def test_two_runtimes_that_are_really_loaded(tmp_path):
+    """The process that has them is another one: nothing of this is left behind."""
+    (tmp_path / "a.c").write_text("int nothing;\n")
+    paths = [tmp_path / folder / "libcudart.so.12" for folder in ("one", "two")]
+    for path in paths:
+        path.parent.mkdir()
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", path, tmp_path / "a.c"], check=True)
+    script = (
+        "import ctypes, sys\nfrom llamac import doctor\nfor path in sys.argv[1:]: ctypes.CDLL(path)\n"
+        "print(*doctor.check_libraries('nvidia', doctor.loaded_files()), sep='\\n')"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script, *map(str, paths)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert f"FAIL  libcudart: {paths[0]}, {paths[1]} (expected one file, torch's)" in found.stdout
+
+
+def test_libraries_beside_the_runtime_are_told():
+    nccl = Path("/torch/lib/libnccl.so.2")
+    assert "ok    libnccl: /torch/lib/libnccl.so.2" in texts(doctor.check_libraries("nvidia", [*CUDA, nccl]))
+
+
+@pytest.mark.parametrize(
+    "driver, advice",
+    [("13.0", ""), ("12.4", ""), ("unknown", ""), ("11.4", "update the"), ("0.0", "install the")],
+)
+def test_a_driver_older_than_the_runtime(driver, advice, monkeypatch):
+    versions = {"cudaRuntimeGetVersion": "12.8", "cudaDriverGetVersion": driver}
+    monkeypatch.setattr(doctor, "version_of", lambda library, function: versions[function])
+    runtime, line = doctor.check_versions("nvidia", CUDA)
+    assert str(runtime) == "ok    CUDA runtime: 12.8" and line.ok is not bool(advice)
+    if advice:
+        assert "for CUDA 12.0 or newer" in line.expected and f"{advice} NVIDIA driver" in only([line])
+
+
+def test_versions_of_a_library(tmp_path):
+    """A library of ours that answers as CUDA's and HIP's do; one that cannot is a failed line."""
+    source, library = tmp_path / "a.c", tmp_path / "libcudart.so.12"
+    source.write_text(
+        "int cudaRuntimeGetVersion(int* v) { *v = 12080; return 0; }\n"
+        "int cudaDriverGetVersion(int* v) { *v = 13000; return 0; }\n"
+        "int hipRuntimeGetVersion(int* v) { *v = 70253211; return 0; }\n"
+        "int hipDriverGetVersion(int* v) { return 1; }\n"
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    names = ("cudaRuntimeGetVersion", "cudaDriverGetVersion", "hipRuntimeGetVersion", "hipDriverGetVersion")
+    assert [doctor.version_of(library, name) for name in names] == ["12.8", "13.0", "7.2", "unknown"]
+    lines = list(doctor.check_versions("nvidia", [library]))
+    assert [line.ok for line in lines] == [True, True] and "for CUDA 13.0" in lines[1].found
+    assert "OSError" in only(doctor.check_versions("amd", HIP))
+
+
+# ---- computing
+
+
+def test_a_wrong_product(monkeypatch):
+    right = torch.Tensor.__matmul__
+
+    def wrong(x, y):
+        out = right(x, y)
+        return out if out.dtype == torch.float64 else out * 1.02
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", wrong)
+    lines = list(doctor.check_product(torch, "cpu"))
+    assert len(lines) == 2 and not any(line.ok for line in lines)
+    assert all("torch's matrix library is wrong here" in line.advice for line in lines)
+
+
+FAULTS = {
+    "scaled": lambda out: out * 1.05,
+    "a lost half": lambda out: out * (torch.arange(out.numel()) < out.numel() // 2).view(out.shape),
+    "not a number": lambda out: out * torch.nan,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
+@pytest.mark.parametrize("name", functions.FUNCTIONS)
+def test_a_wrong_function(name, fault, monkeypatch, one_thread):
+    right = functions.FUNCTIONS[name]
+
+    def wrong(*arguments):
+        out = right.ours(*arguments)
+        return (fault(out[0]), *out[1:]) if isinstance(out, tuple) else fault(out)
+
+    wrong.__signature__ = functions.inspect.signature(right.ours)
+    planted = functions.Function(
+        wrong, right.torch, right.inputs, right.leaves, right.forward, right.backward, right.computes
+    )
+    monkeypatch.setattr(functions, "FUNCTIONS", {name: planted})
+    lines = list(doctor.check_functions("cpu"))
+    assert len(lines) == 2
+    for line in lines:
+        assert not line.ok and "error" in line.found and "report this line" in line.advice
+
+
+def test_functions_that_cannot_be_imported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llamac.functions", None)
+    assert "llamac.ops: ModuleNotFoundError" in only(doctor.check_functions("cpu"))
+
+
+def test_a_function_that_raises(monkeypatch):
+    right = functions.FUNCTIONS["swiglu"]
+
+    def broken(gate_up):
+        raise RuntimeError("no kernel image is available for execution on the device")
+
+    planted = functions.Function(broken, right.torch, right.inputs, right.leaves, right.forward)
+    monkeypatch.setattr(functions, "FUNCTIONS", {"swiglu": planted})
+    lines = texts(doctor.check_functions("cpu"))
+    assert len(lines) == 2 and all("no kernel image is available" in line for line in lines)
+
+
+def test_every_function_is_examined():
+    assert sorted(functions.FUNCTIONS) == sorted(ops.__all__)
+    assert all(not f.leaves or f.backward for f in functions.FUNCTIONS.values())

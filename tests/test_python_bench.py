@@ -1,0 +1,356 @@
+"""llamac.bench on the CPU: its rows against what was planted, its amounts against the formulas, its files."""
+
+import json
+import math
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from llamac import bench, extension, liger, measure, overhead, timing
+from llamac import torch_operations as torch_ops
+from llamac.errors import InputError
+from llamac.functions import FUNCTIONS, Function, arguments_of, call_of, case_of, differences, sizes
+
+SIZE = sizes("tiny", 1, 8)
+DEVICE = measure.this_device()
+KEYS = {"device", "torch", "preset", "operation", "direction", "dtype", "peer"}
+MEASURED = {"ms", "rate", "unit", "limit", "percent", "peak_bytes", "extra_bytes", "ratio"}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, one_thread):
+    """Few rounds and sets; the compiler's graph runs as eager code."""
+    right = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **k: right(f, **{**k, "mode": None}, backend="eager"))
+    monkeypatch.setattr(timing, "ROUNDS", (3, 3))
+    monkeypatch.setattr(timing, "SETS", 2)
+    monkeypatch.setattr(measure, "this_device", lambda: "cpu")
+
+
+# ---- the functions
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_agree_with_pytorch(name, dtype):
+    assert differences(FUNCTIONS[name], case_of(name, SIZE, dtype, "cpu")) == []
+
+
+def test_a_wrong_gradient_is_a_difference():
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, dout):
+            return dout * 1.1
+
+    right = FUNCTIONS["swiglu"]
+
+    def wrong(gate_up):
+        return right.ours(Wrong.apply(gate_up))
+
+    planted = Function(wrong, right.torch, right.inputs, right.leaves, right.forward, right.backward)
+    (message,) = differences(planted, case_of("swiglu", SIZE, "f32", "cpu"))[:1]
+    assert message.startswith("gradient 0: ")
+
+
+def test_the_call_returns_results_and_gradients():
+    inputs = FUNCTIONS["rmsnorm"].inputs(case_of("rmsnorm", SIZE, "f32", "cpu"))
+    out, dx, dweight = call_of(torch_ops.rmsnorm, inputs, ("x", "weight"))()
+    assert out.shape == dx.shape == inputs["x"].shape and dweight.shape == inputs["weight"].shape
+    assert not any(t.requires_grad for t in (out, dx, dweight, *inputs.values()))
+    assert not call_of(torch_ops.rmsnorm, inputs, ())().requires_grad
+
+
+# ---- bytes and FLOPs
+
+
+def test_what_a_call_must_move_and_compute():
+    n, c, f, v = (SIZE[d] for d in ("N", "C", "F", "V"))
+    b, t, nh, nkv, hd = (SIZE[d] for d in ("B", "T", "NH", "NKV", "HD"))
+    s = 2
+    forward = {
+        "rmsnorm": s * (2 * n * c + c) + 4 * n,
+        "residual_rmsnorm": s * (4 * n * c + c) + 4 * n,
+        "precompute_cis": 4 * t * hd,
+        "rope": 2 * s * n * nh * hd + 4 * t * hd,
+        "repeat_kv": s * n * hd * (nkv + nh),
+        "swiglu": s * 3 * n * f,
+        "cross_entropy": s * n * v + 4 * n + 4 * n,
+    }
+    both = {
+        "rmsnorm": forward["rmsnorm"] + s * (3 * n * c + 2 * c) + 4 * n,
+        "residual_rmsnorm": forward["residual_rmsnorm"] + s * (4 * n * c + 2 * c) + 4 * n,
+        "rope": 2 * forward["rope"],
+        "repeat_kv": 2 * forward["repeat_kv"],
+        "swiglu": s * (3 + 5) * n * f,
+        "cross_entropy": s * 2 * n * v + 8 * n,
+    }
+    for expected, backward in ((forward, False), (both, True)):
+        for name, moved in expected.items():
+            assert FUNCTIONS[name].work(case_of(name, SIZE, "bf16", "cpu"), backward)[0] == moved, name
+    computed = {
+        "attention": 2 * b * nh * t * (t + 1) * hd,
+        "linear_cross_entropy": 2 * n * c * v,
+    }
+    for name, flops in computed.items():
+        case = case_of(name, SIZE, "bf16", "cpu")
+        assert FUNCTIONS[name].computes
+        assert FUNCTIONS[name].work(case, False)[1] == pytest.approx(flops, rel=1 / t)
+        factor = 3.5 if name == "attention" else 3
+        assert FUNCTIONS[name].work(case, True)[1] == factor * FUNCTIONS[name].work(case, False)[1]
+
+
+def test_bad_calls_of_least_work():
+    with pytest.raises(ValueError, match="no operation is called new"):
+        extension.least_work("new", SIZE, "bf16")
+    with pytest.raises(ValueError, match="dtype f8: expected"):
+        extension.least_work("swiglu_forward", SIZE, "f8")
+    with pytest.raises(ValueError, match="'F'"):
+        extension.least_work("swiglu_forward", {"N": 1}, "bf16")
+
+
+# ---- measuring
+
+
+def test_rows_follow_from_the_times(monkeypatch):
+    planted = {"ours": 2.0, "eager": 6.0, "compile": 3.0, "memcpy": 1.5, "copy": 1.0}
+    monkeypatch.setattr(
+        measure, "medians_ms", lambda calls, device, seconds: {name: planted[name] for name in calls}
+    )
+    function, case = FUNCTIONS["swiglu"], case_of("swiglu", SIZE, "bf16", "cpu")
+    rows = {r["peer"]: r for r in measure.measure("swiglu", function, case, True, "default", 0)}
+    moved = function.work(case, True)[0]
+    limit = 8 * (int(moved) // 8) / 1e-3
+    assert rows.keys() == {"ours", "eager", "compile"}
+    for peer, row in rows.items():
+        rate = moved / planted[peer] * 1e3
+        assert row["rate"] == pytest.approx(rate) and row["limit"] == pytest.approx(limit)
+        assert row["percent"] == pytest.approx(100 * rate / limit) and row["unit"] == "GB/s"
+        assert row["ratio"] == planted[peer] / 2.0
+        assert row["peak_bytes"] is None and row["extra_bytes"] is None  # nobody counts them here
+
+
+def test_products_are_the_limit_of_what_computes(monkeypatch):
+    monkeypatch.setattr(measure, "medians_ms", lambda calls, device, seconds: dict.fromkeys(calls, 4.0))
+    function, case = FUNCTIONS["attention"], case_of("attention", SIZE, "bf16", "cpu")
+    rows = {r["peer"]: r for r in measure.measure("attention", function, case, False, "default", 0)}
+    assert {"ours", "eager", "compile", "sdpa flash", "sdpa cudnn"} == rows.keys()
+    assert rows["ours"]["unit"] == "TFLOP/s" and rows["ours"]["limit"] == 2 * 256**3 / 4e-3
+    assert "ms" in rows["sdpa flash"] and "RuntimeError" in rows["sdpa cudnn"]["error"]
+
+
+def test_a_failing_peer_leaves_the_others(monkeypatch):
+    right = FUNCTIONS["swiglu"]
+
+    def broken(gate_up):
+        raise RuntimeError("out of memory\nby far")
+
+    for field, failing in ((broken, {"ours"}), (right.ours, set())):
+        planted = Function(field, right.torch, right.inputs, right.leaves, right.forward, right.backward)
+        rows = measure.measure("swiglu", planted, case_of("swiglu", SIZE, "f32", "cpu"), True, "default", 0)
+        assert {r["peer"] for r in rows if "error" in r} == failing
+        assert all(r["error"] == "RuntimeError: out of memory" for r in rows if "error" in r)
+        assert all((r["ratio"] is None) == bool(failing) for r in rows if "ms" in r)
+
+
+def test_peers_that_do_not_fit_together_are_timed_alone(monkeypatch):
+    """Two at once are too many, and eager is too large by itself."""
+
+    def medians(calls, device, seconds):
+        if len(calls) > 2 or "eager" in calls:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return dict.fromkeys(calls, 2.0)
+
+    monkeypatch.setattr(measure, "medians_ms", medians)
+    function, case = FUNCTIONS["swiglu"], case_of("swiglu", SIZE, "bf16", "cpu")
+    rows = {r["peer"]: r for r in measure.measure("swiglu", function, case, False, "default", 0)}
+    assert rows["ours"]["ms"] == rows["compile"]["ms"] == 2.0 and "ms" not in rows["eager"]
+    assert "out of memory" in rows["eager"]["error"]
+
+
+def test_memory_beyond_inputs_and_results(monkeypatch):
+    """A counter that says 100 bytes before the call, 300 at most in it."""
+    cuda = SimpleNamespace(
+        synchronize=lambda: None,
+        reset_peak_memory_stats=lambda: None,
+        memory_allocated=lambda: 100,
+        max_memory_allocated=lambda: 300,
+    )
+    monkeypatch.setattr(measure.torch, "cuda", cuda)
+    result = torch.zeros(10)
+    assert measure.memory_of(lambda: (result, result[:5], torch.zeros(5)), "cuda") == (200, 140)
+    assert measure.memory_of(lambda: result, "cuda") == (200, 160)
+
+
+# ---- the command
+
+
+def run(tmp_path, *arguments: str) -> tuple[int, list[dict]]:
+    code = bench.main(["--out", str(tmp_path), "--seconds", "0", *arguments])
+    name = "overhead" if "--overhead" in arguments else "bench"
+    return code, json.loads((tmp_path / f"{name}.json").read_text())
+
+
+def test_the_whole_command(tmp_path, capsys):
+    code, rows = run(tmp_path)
+    text = capsys.readouterr().out
+    assert code == 0 and (tmp_path / "bench.md").read_text() == text
+    assert text.startswith(f"## tiny: CPU, 1 threads, PyTorch {torch.__version__}, bf16\n")
+    assert (tmp_path / "bench-tiny.png").read_bytes().startswith(b"\x89PNG")
+    found = {(r["operation"], r["direction"], r["peer"]) for r in rows}
+    for name, function in FUNCTIONS.items():
+        for direction in ("forward", "forward+backward") if function.leaves else ("forward",):
+            assert {(name, direction, peer) for peer in ("ours", "eager", "compile")} <= found
+    for row in rows:
+        assert row.keys() >= KEYS
+        if "error" not in row:
+            assert row.keys() >= MEASURED and row["ms"] > 0 and row["percent"] > 0 and row["rate"] > 0
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    assert len(lines) == len(rows) + 2 and all(len(line.split("|")) == 11 for line in lines)
+
+
+def test_a_wrong_function_is_the_exit_code(tmp_path, capsys, monkeypatch):
+    right = FUNCTIONS["swiglu"]
+
+    def wrong(gate_up):
+        return right.ours(gate_up) * 1.05
+
+    planted = Function(wrong, right.torch, right.inputs, right.leaves, right.forward, right.backward)
+    monkeypatch.setitem(FUNCTIONS, "swiglu", planted)
+    code, rows = run(tmp_path, "--operation", "swiglu")
+    streams = capsys.readouterr()
+    assert code == 1 and streams.out.count("CHECK FAILED") == 2 and "output 0: " in streams.err
+    assert [bool(r.get("wrong")) for r in rows if r["peer"] == "ours"] == [True, True]
+
+
+def test_f32_and_one_operation(tmp_path):
+    code, rows = run(tmp_path, "--operation", "rope", "--dtype", "f32", "--preset", "tiny")
+    assert code == 0 and {(r["operation"], r["dtype"]) for r in rows} == {("rope", "f32")}
+
+
+def test_bad_arguments(tmp_path, monkeypatch, capsys):
+    with pytest.raises(InputError, match="--operation new: expected one of rmsnorm"):
+        run(tmp_path, "--operation", "new")
+    with pytest.raises(SystemExit) as stopped:
+        run(tmp_path, "--preset", "9b")
+    assert stopped.value.code == 2
+    monkeypatch.setitem(sys.modules, "llamac.measure", None)
+    monkeypatch.delattr("llamac.measure")
+    with pytest.raises(InputError, match=r"python -m llamac\.doctor says more"):
+        run(tmp_path)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+def test_the_whole_command_on_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "this_device", lambda: DEVICE)
+    code, rows = run(tmp_path, "--preset", "tiny")
+    assert code == 0
+    for row in rows:
+        if "error" not in row:
+            assert row["ms"] > 0 and row["percent"] > 0 and 0 <= row["extra_bytes"] < row["peak_bytes"]
+    code, rows = run(tmp_path, "--overhead")
+    assert code == 0 and all(row["no gradient us"] > 0 for row in rows)
+
+
+def test_overhead(tmp_path, capsys):
+    code, rows = run(tmp_path, "--overhead", "--operation", "rmsnorm", "precompute_cis")
+    text = capsys.readouterr().out
+    assert code == 0 and text == (tmp_path / "overhead.md").read_text()
+    assert "| operation | peer | no gradient us | forward us | forward+backward us |" in text
+    assert [(r["operation"], r["peer"]) for r in rows] == [
+        (name, peer) for name in ("rmsnorm", "precompute_cis") for peer in ("ours", "eager")
+    ]
+    for row in rows[:2]:
+        assert 0 < row["no gradient us"] < row["forward+backward us"]
+    for row in rows[2:]:
+        assert row["no gradient us"] > 0 and "forward us" not in row
+
+
+def test_the_host_is_timed_without_the_device(monkeypatch):
+    """Calls of 1 ms are 1000 us each, and the device is waited for between rounds, outside of them."""
+    clock, waits = {"s": 0.0}, []
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock["s"])
+
+    def wait():
+        waits.append(clock["s"])
+        clock["s"] += 10.0
+
+    def call(ms):
+        clock["s"] += ms * 1e-3
+
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    calls = {"a": lambda: call(1.0), "b": lambda: call(3.0)}
+    found = overhead.host_medians_us(calls, "cuda", rounds=2)
+    assert found == pytest.approx({"a": 1000.0, "b": 3000.0}) and len(waits) == 2 * (2 + 3)
+
+
+# ---- Liger
+
+
+@pytest.fixture
+def fake_liger(monkeypatch):
+    """liger_kernel.transformers.functional with PyTorch behind Liger's signatures."""
+    package = ModuleType("liger_kernel.transformers.functional")
+
+    def rotated(x, cos, sin):
+        x1, x2 = x.chunk(2, -1)
+        return x * cos[:, None] + torch.cat((-x2, x1), -1) * sin[:, None]
+
+    package.liger_rms_norm = lambda X, W, eps: F.rms_norm(X, (X.shape[-1],), W, eps)
+    package.liger_fused_add_rms_norm = lambda X, R, W, eps: (
+        F.rms_norm(X + R, (X.shape[-1],), W, eps),
+        X + R,
+    )
+    package.liger_rope = lambda q, k, cos, sin: (rotated(q, cos, sin), rotated(k, cos, sin))
+    package.liger_swiglu = lambda a, b: F.silu(a) * b
+    package.liger_cross_entropy = lambda input, target: F.cross_entropy(input, target)
+    package.liger_fused_linear_cross_entropy = lambda input, weight, target: F.cross_entropy(
+        input @ weight.T, target
+    )
+    transformers = ModuleType("liger_kernel.transformers")
+    transformers.functional = package
+    modules = {"liger_kernel": ModuleType("liger_kernel"), "liger_kernel.transformers": transformers}
+    for name, module in (modules | {package.__name__: package}).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(liger, "find_spec", lambda name: object())
+    liger.forms.cache_clear()
+    yield
+    liger.forms.cache_clear()
+
+
+def test_liger_is_given_the_same_operation(fake_liger):
+    """Its results, put together again, are PyTorch's."""
+    assert set(liger.forms()) == set(FUNCTIONS) - {"precompute_cis", "repeat_kv", "attention"}
+    for name, form in liger.forms().items():
+        function = FUNCTIONS[name]
+        inputs = function.inputs(case_of(name, SIZE, "f32", "cpu"))
+        given = form.prepare(inputs)
+        assert not {t.data_ptr() for t in given.values()} & {t.data_ptr() for t in inputs.values()}
+        found = call_of(form.function, given, form.leaves)()
+        expected = function.torch(*arguments_of(function.torch, inputs))
+        if name == "rope":
+            found = (torch.cat(found[:2], 1).transpose(1, 2), *found[2:])
+        expected = expected if isinstance(expected, tuple) else (expected,)
+        for mine, other in zip(found, expected, strict=False):
+            assert torch.allclose(mine, other, rtol=1e-5, atol=1e-5), name
+        elements = sum(math.prod(given[leaf].shape) for leaf in form.leaves)
+        assert elements == sum(math.prod(inputs[leaf].shape) for leaf in function.leaves)
+
+
+def test_liger_is_timed_where_it_is(fake_liger, tmp_path):
+    code, rows = run(tmp_path, "--operation", "swiglu", "attention")
+    peers = {(r["operation"], r["peer"]) for r in rows if "ms" in r}
+    assert code == 0 and ("swiglu", "liger") in peers and ("attention", "liger") not in peers
+
+
+def test_liger_is_left_out_where_it_is_not(monkeypatch):
+    monkeypatch.setattr(liger, "find_spec", lambda name: None)
+    liger.forms.cache_clear()
+    assert liger.forms() == {}
+    liger.forms.cache_clear()
