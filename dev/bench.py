@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from llamac.report import markdown
+from llamac.bench.report import markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = {"benchmark"}  # sources of dev/hip that are no program

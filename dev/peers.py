@@ -1,8 +1,8 @@
 """PyTorch's time for what a microbenchmark measures: the same operation, shape, types and optional operands,
 eager and by torch.compile. dev/bench.py puts it beside ours.
 
-Inputs are normal; llamac/timing.py says how calls are timed. A backward is timed as autograd runs it, with
-the forward done before, and where the formula is simple also as a function of its own; the fastest way
+Inputs are normal; llamac/bench/timing.py says how calls are timed. A backward is timed as autograd runs it,
+with the forward done before, and where the formula is simple also as a function of its own; the fastest way
 counts.
 """
 
@@ -17,9 +17,9 @@ import torch
 import torch._functorch.config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from llamac import torch_operations as ops
-from llamac.timing import Call, make_sets, medians_ms, reason
-from llamac.torch_operations import Case, Inputs
+from llamac.bench import torch_operations as ops
+from llamac.bench.timing import Call, make_sets, medians_ms, reason
+from llamac.bench.torch_operations import Case, Inputs
 
 MODES = ("eager", "compile")
 COMPILE = "torch.compile(dynamic=False), default mode"

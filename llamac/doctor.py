@@ -252,8 +252,8 @@ def check_product(torch: ModuleType, device: str | int) -> Iterator[Line]:
     """torch's product in each type against float64, on "cpu" or a GPU by its index. Sums are in f32: their
     roundings add up like a walk of n steps, which bf16's own rounding hides.
     """
+    from llamac.bench.timing import medians_ms
     from llamac.rule import error_of, floor_of
-    from llamac.timing import medians_ms
 
     n, kind, where = (256, "cpu", "") if device == "cpu" else (1024, "cuda", f" on device {device}")
     for label, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
@@ -279,8 +279,8 @@ def check_product(torch: ModuleType, device: str | int) -> Iterator[Line]:
 def check_functions(device: str) -> Iterator[Line]:
     """Every function of llamac.ops by the rule of llamac/rule.py, and its time."""
     try:
-        from llamac.functions import FUNCTIONS, call_of, case_of, differences, sizes
-        from llamac.timing import medians_ms
+        from llamac.bench.functions import FUNCTIONS, call_of, case_of, differences, sizes
+        from llamac.bench.timing import medians_ms
     except Exception as error:
         yield failed("llamac.ops", one_line(error), "a module that loads", REINSTALL)
         return

@@ -14,8 +14,8 @@ sys.path.insert(0, str(ROOT / "dev"))
 import bench
 import peers
 
-from llamac import timing, torch_operations
-from llamac.torch_operations import Case
+from llamac.bench import timing, torch_operations
+from llamac.bench.torch_operations import Case
 
 LINE = {
     "operation": "rmsnorm_forward",

@@ -10,7 +10,8 @@ import pytest
 import torch
 from conftest import ROOT
 
-from llamac import doctor, extension, functions, ops
+from llamac import doctor, extension, ops
+from llamac.bench import functions
 from llamac.doctor import Line
 
 CUDA = [Path("/torch/lib/libcudart.so.12"), Path("/torch/lib/libcublasLt.so.12")]
@@ -341,7 +342,7 @@ def test_a_wrong_function(name, fault, monkeypatch, one_thread):
 
 
 def test_functions_that_cannot_be_imported(monkeypatch):
-    monkeypatch.setitem(sys.modules, "llamac.functions", None)
+    monkeypatch.setitem(sys.modules, "llamac.bench.functions", None)
     assert "llamac.ops: ModuleNotFoundError" in only(doctor.check_functions("cpu"))
 
 

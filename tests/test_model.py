@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rule import BACKWARD, FORWARD, violation
 from safetensors.torch import load_file
+
+from llamac.rule import BACKWARD, FORWARD, violation
 
 MODELS = sorted(p.stem for p in (Path(__file__).parent / "models").glob("*.json"))
 RECOMPUTE = ["none", "norm", "swiglu", "qkv", "attention", "norm,swiglu,qkv,attention", "block", "block:2"]

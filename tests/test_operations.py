@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from rule import BACKWARD, FORWARD, violation
 
 from llamac import kernels
+from llamac.rule import BACKWARD, FORWARD, violation
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64, "i32": torch.int32}
 OPERATIONS = {op["name"]: op for op in kernels.kernels()}

@@ -10,13 +10,13 @@ import pytest
 import test_operations as described
 import torch
 import torch.nn.functional as F
-from rule import BACKWARD, FORWARD, violation
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from llamac import extension, ops
 from llamac.kernels import kernels
+from llamac.rule import BACKWARD, FORWARD, violation
 
 OPERATIONS = {op["name"]: op for op in kernels()}
 # By name, ".out" behind those that write into given tensors.

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rule import FORWARD, violation
 from run import MODEL, PRECISIONS, ROOT, T, V, bits, events, flags, losses, one_line
 from test_options import STEP_KEYS
 
 from llamac.data import write_bin
+from llamac.rule import FORWARD, violation
 
 pytestmark = pytest.mark.program
 

@@ -9,10 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from llamac import bench, extension, liger, measure, overhead, timing
-from llamac import torch_operations as torch_ops
+from llamac import extension
+from llamac.bench import __main__ as bench
+from llamac.bench import liger, measure, overhead, timing
+from llamac.bench import torch_operations as torch_ops
+from llamac.bench.functions import FUNCTIONS, Function, arguments_of, call_of, case_of, differences, sizes
 from llamac.errors import InputError
-from llamac.functions import FUNCTIONS, Function, arguments_of, call_of, case_of, differences, sizes
 
 SIZE = sizes("tiny", 1, 8)
 DEVICE = measure.this_device()
@@ -240,8 +242,8 @@ def test_bad_arguments(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stopped:
         run(tmp_path, "--preset", "9b")
     assert stopped.value.code == 2
-    monkeypatch.setitem(sys.modules, "llamac.measure", None)
-    monkeypatch.delattr("llamac.measure")
+    monkeypatch.setitem(sys.modules, "llamac.bench.measure", None)
+    monkeypatch.delattr("llamac.bench.measure")
     with pytest.raises(InputError, match=r"python -m llamac\.doctor says more"):
         run(tmp_path)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rule import BACKWARD, FORWARD, violation
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, modeling_rope_utils
 from transformers.models.llama import modeling_llama
@@ -17,6 +16,7 @@ import train_llama3 as ref
 from llamac import hf
 from llamac.config import RopeScaling, load_config
 from llamac.errors import InputError
+from llamac.rule import BACKWARD, FORWARD, violation
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ["tied-gqa", "untied-mha", "scaled8", "scaled32", "wide-heads"]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from llamac.functions import (
+from llamac.bench.functions import (
     FUNCTIONS,
     Function,
     arguments_of,
@@ -19,8 +19,8 @@ from llamac.functions import (
     sizes,
     with_leaves,
 )
-from llamac.timing import Call, host_ms, reason
-from llamac.torch_operations import Case
+from llamac.bench.timing import Call, host_ms, reason
+from llamac.bench.torch_operations import Case
 
 CALLS = {"cuda": 50, "cpu": 5}  # a round: the device's queue takes as many without holding up the host
 ROUNDS = 40

@@ -21,8 +21,8 @@ import json
 import sys
 from pathlib import Path
 
+from llamac.bench.report import bars, markdown
 from llamac.errors import InputError, run
-from llamac.report import bars, markdown
 
 # Model, sequences and tokens in each.
 PRESETS = {
@@ -122,7 +122,7 @@ def write(rows: list[dict], text: str, name: str, out: Path) -> None:
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     try:
-        from llamac import measure, overhead
+        from llamac.bench import measure, overhead
     except ImportError as error:
         raise InputError(f"{error} (python -m llamac.doctor says more)") from None
     device = measure.this_device()

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from llamac.torch_operations import EPS, Inputs
+from llamac.bench.torch_operations import EPS, Inputs
 
 
 @dataclass(frozen=True)

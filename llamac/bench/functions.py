@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from llamac import extension, ops
-from llamac import torch_operations as torch_ops
+from llamac.bench import torch_operations as torch_ops
+from llamac.bench.timing import Call
+from llamac.bench.torch_operations import DTYPES, Case, Inputs
 from llamac.config import load_config
 from llamac.rule import BACKWARD, FORWARD, violation
-from llamac.timing import Call
-from llamac.torch_operations import DTYPES, Case, Inputs
 
 # Described operations by name, with the operands that are left out.
 Work = dict[str, tuple[str, ...]]

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch.nn.attention import sdpa_kernel
 
-from llamac import extension, liger
-from llamac.functions import FUNCTIONS, Function, call_of, case_of, differences, outputs_of, sizes
-from llamac.timing import Call, Inputs, make_sets, medians_ms, reason
-from llamac.torch_operations import SDPA, Case
+from llamac import extension
+from llamac.bench import liger
+from llamac.bench.functions import FUNCTIONS, Function, call_of, case_of, differences, outputs_of, sizes
+from llamac.bench.timing import Call, Inputs, make_sets, medians_ms, reason
+from llamac.bench.torch_operations import SDPA, Case
 
 LARGEST_COPY = 2 << 30  # bytes read and written: the rate grows no more
 PRODUCT = {"cuda": 8192, "cpu": 256}  # rows, columns and depth
