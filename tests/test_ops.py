@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from llamac import autograd, extension, ops
-from llamac.kernels import kernels
+from llamac.registry import kernels
 
 OPERATIONS = {op["name"]: op for op in kernels()}
 DEVICES = ["cpu"] + (["cuda"] if extension.platform() != "cpu" and torch.cuda.is_available() else [])

@@ -337,6 +337,24 @@ void select_kernel(const std::string& choice) {
     op.selected = std::move(selected);
 }
 
+KernelSelection::KernelSelection(const std::vector<std::string>& choices) {
+    for (Operation* op : table()) before.push_back(std::exchange(op->selected, {}));
+    try {
+        for (const std::string& choice : choices) select_kernel(choice);
+    } catch (...) {
+        restore();
+        throw;
+    }
+}
+
+KernelSelection::~KernelSelection() {
+    restore();
+}
+
+void KernelSelection::restore() {
+    for (size_t i = 0; i < before.size(); i++) table()[i]->selected = std::move(before[i]);
+}
+
 void list_kernels() {
     for (const Operation* op : table()) {
         std::printf("%s: %s\n", op->name.c_str(), op->summary);

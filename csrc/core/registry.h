@@ -140,6 +140,16 @@ Operation& find_operation(const std::string& name);
 std::string dimension_text(const Operation& op, const Operand& operand);
 // choice: "rmsnorm_forward=2", as --kernel takes it; "rope_forward=3,2,1": the first that supports a call.
 void select_kernel(const std::string& choice);
+// The choices, and none of those made before, until its end.
+struct KernelSelection {
+    explicit KernelSelection(const std::vector<std::string>& choices);
+    ~KernelSelection();
+    KernelSelection(const KernelSelection&) = delete;
+
+  private:
+    void restore();
+    std::vector<std::vector<const Variant*>> before;  // by operation
+};
 void list_kernels();
 
 // Checks shapes, types and strides, picks the variant (`variant`, else the selected one, else the first that
