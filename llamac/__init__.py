@@ -1,10 +1,10 @@
 """llamac: Llama 3 training in C/HIP, and its operations for PyTorch.
 
-`llamac.ops` holds the operations, differentiable; it needs torch and the compiled extension. `llamac.kernels()`
-lists the compiled operations, `llamac.run()` calls a variant of one by name, `llamac.Trainer` is the program's
-trainer: these need the compiled module, not torch. All are imported when they are first asked for. Bad input
-raises `llamac.Error`. The modules config, random, schedule, options, data, tokenizer, log and plot need
-neither; import them by name (`from llamac.data import Loader`).
+`llamac.kernels()` lists the compiled operations, `llamac.run()` calls a variant of one by name, and
+`llamac.Trainer` is the program's trainer: these need the compiled module, not torch. `llamac.ops` holds the
+operations, differentiable; it needs torch and the compiled extension. All are imported when they are first
+asked for; bad input raises `llamac.Error`. The modules config, random, schedule, options, data, tokenizer,
+log and plot need neither; import them by name (`from llamac.data import Loader`).
 """
 
 from importlib import import_module

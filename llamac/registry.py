@@ -6,7 +6,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from llamac import _native
+from llamac.native import native
 
 
 def kernels() -> list[dict[str, Any]]:
@@ -21,7 +21,7 @@ def kernels() -> list[dict[str, Any]]:
     `default`: the variant that a call where this build computes asks first: those behind it in `variants`
     that compute in the same place follow, until one takes the call. None: no variant does.
     """
-    return _native.kernels()
+    return native.kernels()
 
 
 def run(
@@ -42,4 +42,4 @@ def run(
     one of the device by way of copies.
     Raises Error (a ValueError) naming the operand, what was expected and what was found.
     """
-    _native.run(operation, [*outputs, *inputs], list(scalars), variant, stream)
+    native.run(operation, [*outputs, *inputs], list(scalars), variant, stream)

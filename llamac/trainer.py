@@ -2,14 +2,15 @@
 
 import json
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from llamac import _native
 from llamac.errors import InputError
+from llamac.native import native
 from llamac.options import Options, from_keys, override, read_toml
 
 IGNORED = -100  # PyTorch's ignore_index
@@ -40,32 +41,26 @@ def _configured(config: Options | str | os.PathLike | None) -> Options:
 class Trainer:
     """One training run, with the model on the device (the processor in a CPU build).
 
-    config: Options, a TOML file that `--config` takes, a preset's name, a Hugging Face directory whose weights
-    the run begins with, or a checkpoint that it goes on from (Trainer's or the program's, with its options).
-    flags: the program's flags over it, with underscores: `Trainer("tiny", lr=1e-3, dtype="bf16")`. Training
-    and validation files are opened where the configuration names them; a model alone names none
-    (`train_data="none"`).
+    config: Options; a TOML file that `--config` takes; a preset's name; a Hugging Face directory, with whose
+    weights the run begins; or a checkpoint, Trainer's or the program's, that it goes on from, with the run's
+    options. flags: the program's flags over these, with underscores: `Trainer("tiny", lr=1e-3)`. Options,
+    files and checkpoints name training and validation data, which are opened; a model alone names none, nor
+    does `train_data="none"`. A run's learning rates follow its schedule, so `steps` says how long it will be.
 
-    Nothing is written but by save(). An update's learning rate comes from the schedule, so `steps` says how
-    long the run will be. One call computes at a time in a process; other Python threads run on.
-
+    Nothing is written but by save(). One call computes at a time in a process; other Python threads run on.
     Raises Error (a ValueError) for bad input, in one line: what, where, expected, found.
+
+    options: Options, resolved. config: the model's config.json.
     """
 
     def __init__(self, config: Options | str | os.PathLike | None = None, **flags: Any):
-        options = override(_configured(config), flags)
-        self._native = _native.Trainer(json.dumps(options.to_dict()))
+        asked = override(_configured(config), flags)
+        self._native = native.Trainer(json.dumps(asked.to_dict()))
+        self.options = Options(**from_keys(json.loads(self._native.options), "options"))
+        self.config: dict[str, Any] = json.loads(self._native.config)
         self._last: dict[str, float] = {}
-
-    @property
-    def options(self) -> Options:
-        """The resolved options of the run."""
-        return Options(**from_keys(json.loads(self._native.options), "options"))
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The model's config.json."""
-        return json.loads(self._native.config)
+        if self._native.remarks:
+            warnings.warn(self._native.remarks, stacklevel=2)
 
     @property
     def updates(self) -> int:
@@ -120,18 +115,8 @@ class Trainer:
         before a document). The flags sample_tokens, sample_temperature (0: the likeliest token) and
         sample_top_k (0: all) are the defaults. The same of the same weights: random numbers come from the
         seed and the number of updates."""
-        o = override(
-            self.options,
-            {
-                name: value
-                for name, value in (
-                    ("sample_tokens", n),
-                    ("sample_temperature", temperature),
-                    ("sample_top_k", top_k),
-                )
-                if value is not None
-            },
-        )
+        given = {"sample_tokens": n, "sample_temperature": temperature, "sample_top_k": top_k}
+        o = override(self.options, {name: value for name, value in given.items() if value is not None})
         start = [self._native.first_token()] if prompt is None else self._ids(prompt, "prompt", 1).tolist()
         return self._native.sample(start, o.sample_tokens, o.sample_temperature, o.sample_top_k)
 
@@ -145,7 +130,10 @@ class Trainer:
         opens, the optimizer's state and a manifest. `--resume PATH` and Trainer(path) go on from it with the
         same bits."""
         directory = os.path.abspath(path)
-        os.makedirs(os.path.dirname(directory), exist_ok=True)
+        try:
+            os.makedirs(os.path.dirname(directory), exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{error.filename}: {error.strerror}") from None
         self._native.save(directory)
 
     def parameters(self) -> dict[str, np.ndarray]:
@@ -172,7 +160,7 @@ class Trainer:
     def _ids(self, array: Any, what: str, rank: int, none: int | None = None) -> np.ndarray:
         """int32 [rank dimensions], contiguous: ids of the vocabulary, or `none`."""
         if hasattr(array, "__dlpack__"):
-            array = _native.host_array(array, what)
+            array = native.host_array(array, what)
         try:
             array = np.asarray(array)
         except ValueError as error:  # rows of different lengths

@@ -212,7 +212,7 @@ bool takes(const Entry& e, const Operation& op, const Tensor* tensors) {
 }
 
 const Entry* entry_for(const Variant& v, const Call& call) {
-    if (v.supports && !v.supports(call)) return nullptr;
+    if (!v.supports(call)) return nullptr;
     for (const Entry& e : v.entries)
         if (takes(e, *call.op, call.tensor)) return &e;
     return nullptr;

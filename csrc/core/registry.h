@@ -82,12 +82,22 @@ struct Entry {
     std::string scalars;  // a letter each: 'f' float or double, 'i' int64_t, 'b' bool
 };
 
+// What a variant asks of a call beyond the checks and its entries' types: in words, and as a test.
+struct Limits {
+    const char* words = "";
+    bool (*hold)(const Call&) = nullptr;
+
+    constexpr Limits(std::nullptr_t = nullptr) {}
+    constexpr Limits(const char* words_, bool (*hold_)(const Call&)) : words(words_), hold(hold_) {}
+    bool operator()(const Call& call) const { return !hold || hold(call); }
+};
+
 struct Variant {
     const char* name;  // "reference", "cpu", or the kernel's number
     const char* idea;
     Where where;
-    std::vector<Entry> entries;               // one for each combination of storage types
-    bool (*supports)(const Call&) = nullptr;  // null: every call that passes the checks
+    std::vector<Entry> entries;  // one for each combination of storage types
+    Limits supports = {};
     // Of kernels: threads a block, the default first; what the call needs of the workspace, in bytes, given
     // Device::threads.
     std::vector<int> threads = {};

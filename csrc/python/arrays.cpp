@@ -95,7 +95,8 @@ Array from_numpy(const py::array& array, const std::string& what) {
 }
 
 std::string type_text(const Array& a) {
-    return a.kind == 0 ? "another type" : (a.kind == 'V' ? "bf" : std::string(1, a.kind)) + std::to_string(8 * a.itemsize);
+    return a.kind == 0 ? "another type"
+                       : (a.kind == 'V' ? "bf" : std::string(1, a.kind)) + std::to_string(8 * a.itemsize);
 }
 
 }  // namespace
@@ -140,8 +141,7 @@ Tensor tensor_of(const Array& a, const std::string& what) {
     else
         fail(what, ": is ", type_text(a), ", expected f32, bf16, f64 or i32");
     t.data = a.data;
-    for (size_t d = 0; d < a.shape.size(); d++, t.rank++)
-        t.shape[d] = a.shape[d], t.stride[d] = a.strides[d];
+    for (size_t d = 0; d < a.shape.size(); d++, t.rank++) t.shape[d] = a.shape[d], t.stride[d] = a.strides[d];
     for (const int64_t stride : a.strides)
         if (stride < 0) fail(what, ": expected strides of at least 0, found ", stride);
     return t;

@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 
 #include "arrays.h"
+#include "core/device_memory.h"
 #include "core/random.h"
 #include "core/registry.h"
-#include "core/device_memory.h"
 #include "model/config.h"
 #include "native.h"
 #include "train/options.h"
@@ -50,6 +50,7 @@ py::dict describe_variant(const Variant& v) {
     r["idea"] = v.idea;
     r["where"] = v.where == Where::host ? "host" : "device";
     r["types"] = types;
+    r["limits"] = v.supports.words;
     r["threads"] = v.threads;
     r["deterministic"] = v.deterministic;
     return r;
@@ -123,48 +124,49 @@ void run_in_place(const Operation& op, const std::vector<Tensor>& tensors, const
     if (!stream) CHECK(hipDeviceSynchronize());
 }
 
-// Arrays of a call, None where an operand is left out; all of them on the host, or all on the device.
-std::vector<Array> arrays_of(const Operation& op, const std::vector<py::object>& objects,
-                             std::optional<int64_t> stream) {
+// A call's arrays, all of them on the host or all on the device.
+struct Operands {
     std::vector<Array> arrays;
-    const Operand* first = nullptr;
+    std::vector<Tensor> tensors;  // null where an operand is left out
     bool on_device = false;
-    for (size_t i = 0; i < objects.size(); i++) {
-        const Operand* o = i < op.operands.size() ? &op.operands[i] : nullptr;
-        const std::string what = op.name + ": " + (o ? o->name : "array " + std::to_string(i));
-        const Array& a = arrays.emplace_back(objects[i].is_none() ? Array{} : array_of(objects[i], what, stream));
-        if (objects[i].is_none() || !o) continue;
-        if (o->output && a.read_only) fail(what, ": is read-only, expected an array that can be written");
-        if (!first) first = o, on_device = a.on_device;
+    std::string first;  // the name of the first that is there
+
+    void add(const Operation& op, py::handle object, std::optional<int64_t> stream) {
+        const size_t i = arrays.size();
+        Array& array = arrays.emplace_back();
+        Tensor& tensor = tensors.emplace_back();
+        if (object.is_none()) return;
+        const bool known = i < op.operands.size();
+        const std::string name = known ? op.operands[i].name : "array " + std::to_string(i);
+        const std::string what = op.name + ": " + name;
+        array = array_of(object, what, stream);
+        tensor = tensor_of(array, what);
+        if (known && op.operands[i].output && array.read_only)
+            fail(what, ": is read-only, expected an array that can be written");
+        if (first.empty()) first = name, on_device = array.on_device;
         const auto place = [](bool device) { return device ? "on the device" : "in host memory"; };
-        if (a.on_device != on_device)
-            fail(op.name, ": ", first->name, " is ", place(on_device), ", ", o->name, " is ", place(a.on_device),
+        if (array.on_device != on_device)
+            fail(op.name, ": ", first, " is ", place(on_device), ", ", name, " is ", place(array.on_device),
                  ": expected all of them in one place");
     }
-    return arrays;
-}
+};
 
 void run_operation(const std::string& operation, const std::vector<py::object>& objects,
                    const std::vector<py::object>& values, const std::string& variant,
                    std::optional<int64_t> stream) {
     const Operation& op = find_operation(operation);
-    const std::vector<Array> arrays = arrays_of(op, objects, stream);
-    std::vector<Tensor> tensors;
-    bool on_device = false;
-    for (size_t i = 0; i < arrays.size(); i++) {
-        const bool given = !objects[i].is_none();
-        tensors.push_back(given ? tensor_of(arrays[i], op.name + ": array " + std::to_string(i)) : Tensor{});
-        on_device |= arrays[i].on_device;
-    }
+    Operands operands;
+    for (const py::object& object : objects) operands.add(op, object, stream);
     std::vector<Scalar> scalars;
     for (const py::object& v : values)
         scalars.push_back(py::isinstance<py::float_>(v) ? Scalar(v.cast<double>())
                                                         : Scalar(v.cast<int64_t>()));
     const char* named = variant.empty() ? nullptr : variant.c_str();
     const NativeCall call;
-    if (on_device) return run_in_place(op, tensors, scalars, named, stream);
-    if (is_device_variant(op, variant)) return run_on_copies(op, arrays, tensors, scalars, named);
-    run(op, tensors, scalars, {}, named);
+    if (operands.on_device) return run_in_place(op, operands.tensors, scalars, named, stream);
+    if (is_device_variant(op, variant))
+        return run_on_copies(op, operands.arrays, operands.tensors, scalars, named);
+    run(op, operands.tensors, scalars, {}, named);
 }
 
 py::tuple describe_model(const std::string& model, int64_t seq_len) {
@@ -207,7 +209,9 @@ PYBIND11_MODULE(_native, m) {
           "Runs one call. arrays: outputs, then inputs; None for one that is left out.");
     m.def(
         "host_array",
-        [](const py::object& object, const std::string& what) { return host_array(array_of(object, what), what); },
+        [](const py::object& object, const std::string& what) {
+            return host_array(array_of(object, what), what);
+        },
         py::arg("array"), py::arg("what"), "The array as numpy's, copied if it is on the device.");
     m.def("permute", &permute, py::arg("index"), py::arg("size"), py::arg("seed"), py::arg("epoch"),
           "Where the data order takes an index in this epoch.");

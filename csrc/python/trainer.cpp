@@ -123,7 +123,8 @@ void define_trainer(py::module_& m) {
                  const TrainerCall call(t.options);
                  return t.sample(std::move(prompt), count, temperature, top_k);
              })
-        .def("text_of", [](const Trainer& t, const std::vector<int32_t>& ids) { return py::bytes(t.text_of(ids)); })
+        .def("text_of",
+             [](const Trainer& t, const std::vector<int32_t>& ids) { return py::bytes(t.text_of(ids)); })
         .def("first_token", &Trainer::first_token)
         .def("parameters", &parameters)
         .def("save", &save)

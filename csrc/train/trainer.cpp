@@ -225,9 +225,8 @@ int32_t Trainer::first_token() const {
 std::vector<int32_t> Trainer::sample(std::vector<int32_t> prompt, int64_t count, double temperature,
                                      int64_t top_k) {
     CHECK(in_flight() == 0);
-    return generate(
-        model, std::move(prompt), count,
-        {temperature, top_k, static_cast<uint64_t>(options.seed), static_cast<uint32_t>(step)});
+    return generate(model, std::move(prompt), count,
+                    {temperature, top_k, static_cast<uint64_t>(options.seed), static_cast<uint32_t>(step)});
 }
 
 std::string Trainer::text_of(const std::vector<int32_t>& ids) const {

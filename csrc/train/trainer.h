@@ -32,7 +32,7 @@ struct Trainer {
     const Options options;
     const std::string resumed_from;  // a checkpoint, or ""
     const Config config;
-    const int64_t accumulation;  // micro-steps an update
+    const int64_t accumulation;   // micro-steps an update
     std::optional<Loader> train;  // none: --train-data "", for whoever brings the batches
     std::optional<Loader> val;    // none: --val-data ""
     std::optional<Tokenizer> tokenizer;

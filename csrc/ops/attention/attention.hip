@@ -129,9 +129,8 @@ void attention_backward_reference(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, V
         }
 }
 
-bool whole_groups(const Call& call) {
-    return call["NH"] % call["NKV"] == 0;
-}
+constexpr Limits whole_groups{"NH a multiple of NKV",
+                              [](const Call& call) { return call["NH"] % call["NKV"] == 0; }};
 
 // Only the causal half counts: T(T+1)/2 pairs of query and key.
 double forward_flops(const Call& call) {
