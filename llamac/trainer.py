@@ -159,7 +159,7 @@ class Trainer:
 
     def _ids(self, array: Any, what: str, rank: int, none: int | None = None) -> np.ndarray:
         """int32 [rank dimensions], contiguous: ids of the vocabulary, or `none`."""
-        if hasattr(array, "__dlpack__"):
+        if hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray):
             array = native.host_array(array, what)
         try:
             array = np.asarray(array)

@@ -48,7 +48,7 @@ def small(**extra) -> llamac.Trainer:
 
 def ids(rows: int = 2, width: int = T) -> tuple[np.ndarray, np.ndarray]:
     drawn = np.random.default_rng(0).integers(0, V, (rows, width + 1))
-    return drawn[:, :-1], drawn[:, 1:]
+    return drawn[:, :-1], drawn[:, 1:].copy()
 
 
 # The same bits as the program
@@ -148,7 +148,7 @@ def test_batches_of_any_library():
         "int64": (tokens, targets),
         "uint16": (tokens.astype(np.uint16), targets.astype(np.uint16)),
         "read-only": (read_only, targets),
-        "strided": (np.repeat(tokens, 2, 1)[:, ::2], targets[:, ::-1][:, ::-1]),
+        "strided": (np.repeat(tokens, 2, 1)[:, ::2], targets[:, ::-1].copy()[:, ::-1]),
         "lists": (tokens.tolist(), targets.tolist()),
         "torch": (torch.tensor(tokens), torch.tensor(targets).t().contiguous().t()),
         "foreign": (Foreign(tokens.astype(np.int32)), Foreign(targets)),
