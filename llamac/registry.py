@@ -39,7 +39,7 @@ def run(
     description's order. variant: its name; empty: the first that supports the call.
     Arrays on the current device are used in place, on `stream` (its address; the call does not wait), or on
     the default stream, which is waited for. Arrays in host memory go to a variant of the host in place, to
-    one of the device by way of copies.
+    one of the device by way of copies. Indices are not checked: they address memory.
     Raises Error (a ValueError) naming the operand, what was expected and what was found.
     """
     native.run(operation, [*outputs, *inputs], list(scalars), variant, stream)

@@ -48,15 +48,60 @@ def test_the_listing_says_what_runs():
     assert variants["2"]["limits"] and variants["2"]["types"][0][0] == "bf16"
 
 
+def variants(operation: str) -> dict[str, dict]:
+    """By name; "" is the one that runs by default."""
+    op = next(op for op in llamac.kernels() if op["name"] == operation)
+    by_name = {v["name"]: v for v in op["variants"]}
+    return by_name | {"": by_name[op["default"]]}
+
+
+@pytest.fixture
+def gpu():
+    """torch, where our kernels and it compute on a GPU."""
+    torch = pytest.importorskip("torch")
+    if variants("rmsnorm_forward")[""]["where"] != "device" or not torch.cuda.is_available():
+        pytest.skip("this build computes on the processor")
+    return torch
+
+
 def test_the_default_is_what_runs_without_a_name():
-    default = next(op["default"] for op in llamac.kernels() if op["name"] == "rmsnorm_forward")
+    default = variants("rmsnorm_forward")[""]
+    if default["where"] == "device":
+        pytest.skip("arrays in host memory have other variants: test_arrays_on_a_gpu")
     found = []
-    for variant in ("", default):
+    for variant in ("", default["name"]):
         outputs, inputs = operands()
         llamac.run("rmsnorm_forward", outputs, inputs, [EPS], variant)
         np.testing.assert_allclose(outputs[0], rmsnorm(*inputs), rtol=1e-5, atol=1e-6)
         found.append(outputs)
     assert all(np.array_equal(a, b) for a, b in zip(*found))
+
+
+@pytest.mark.parametrize("own_stream", [False, True])
+def test_arrays_on_a_gpu(gpu, own_stream):
+    """In place, also behind work that their library has not done yet."""
+    stream = gpu.cuda.Stream()
+    for name, variant in variants("rmsnorm_forward").items():
+        if variant["where"] != "device":
+            continue
+        outputs, inputs = operands()
+        on_gpu = [gpu.from_numpy(array).cuda() for array in outputs + inputs]
+        with gpu.cuda.stream(stream):
+            stream.wait_stream(gpu.cuda.default_stream())
+            gpu.cuda._sleep(10_000_000)
+            on_gpu[2] *= 2
+            which = stream.cuda_stream if own_stream else None
+            llamac.run("rmsnorm_forward", on_gpu[:2], on_gpu[2:], [EPS], name, which)
+        stream.synchronize()
+        truth = rmsnorm(2 * inputs[0], inputs[1])
+        np.testing.assert_allclose(on_gpu[0].cpu().numpy(), truth, rtol=1e-5, atol=1e-6)
+
+
+def test_arrays_in_two_places(gpu):
+    outputs, inputs = operands()
+    on_gpu = [gpu.from_numpy(array).cuda() for array in outputs]
+    with pytest.raises(llamac.Error, match="out is on the device, x is in host memory: expected all of them"):
+        llamac.run("rmsnorm_forward", on_gpu, inputs, [EPS])
 
 
 @pytest.mark.parametrize("variant", ["", "reference", "2"])

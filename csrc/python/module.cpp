@@ -2,6 +2,7 @@
 // what users see of it.
 #include <pybind11/stl.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "arrays.h"
@@ -119,8 +120,10 @@ void run_on_copies(const Operation& op, const std::vector<Array>& arrays, const 
 // Device arrays, in place. Without a stream of the caller's: the default one, and done on return.
 void run_in_place(const Operation& op, const std::vector<Tensor>& tensors, const std::vector<Scalar>& scalars,
                   const char* variant, std::optional<int64_t> stream) {
-    const auto handle = reinterpret_cast<hipStream_t>(stream.value_or(0));
-    run(op, tensors, scalars, {Where::device, handle, nullptr}, variant);
+    static std::map<int64_t, Workspace> workspaces;  // of calls that may overlap
+    const int64_t number = stream.value_or(0);
+    run(op, tensors, scalars, {Where::device, reinterpret_cast<hipStream_t>(number), &workspaces[number]},
+        variant);
     if (!stream) CHECK(hipDeviceSynchronize());
 }
 
@@ -194,7 +197,9 @@ PYBIND11_MODULE(_native, m) {
     using namespace llamac;
     m.doc() = "The registry of llamac's operations, and the rules that C and Python share.";
     raise_failed_checks();
-    static const py::object error = py::module_::import("llamac.errors").attr("InputError");
+    // Never given back: the interpreter is gone before this library's statics are.
+    static const py::handle error =
+        py::object(py::module_::import("llamac.errors").attr("InputError")).release();
     py::register_exception_translator([](std::exception_ptr thrown) {
         try {
             std::rethrow_exception(thrown);

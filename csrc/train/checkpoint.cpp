@@ -246,7 +246,7 @@ Manifest describe_run(const Options& options, int64_t world_size, int64_t step) 
 void write_checkpoint_to(const std::string& directory, Manifest manifest, const std::string& config_json,
                          const std::vector<NamedTensor>& weights, const std::vector<NamedTensor>& optimizer) {
     if (type_of(directory) != fs::file_type::not_found)
-        fail(directory, ": expected nothing of this name yet, found it");
+        fail(directory, ": expected no file or directory of this name yet, found one");
     const fs::path path(directory);
     const std::string temporary = path.parent_path() / ("." + path.filename().string() + ".tmp");
     try {
