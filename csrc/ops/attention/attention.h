@@ -32,13 +32,13 @@ using BackwardLauncher = void(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> 
 using WorkspaceBytes = int64_t(const Call& call);
 
 // flash_forward.hip, flash_backward.hip
-extern const Limits flash_supports;
+bool flash_supports(const Call& call);
 ForwardLauncher attention_forward_2;
 BackwardLauncher attention_backward_2, attention_backward_3;
 WorkspaceBytes attention_backward_workspace_2, attention_backward_workspace_3;
 
 // hopper_forward.hip, hopper_backward.hip; where LLAMAC_WARPGROUPS
-extern const Limits hopper_supports;
+bool hopper_supports(const Call& call);
 ForwardLauncher attention_forward_3;
 BackwardLauncher attention_backward_4, attention_backward_5;
 WorkspaceBytes attention_backward_workspace_4, attention_backward_workspace_5;

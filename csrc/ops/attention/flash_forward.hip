@@ -210,20 +210,17 @@ void attention_forward_2(View<bf16, 4> out, View<float, 3> lse, View<const bf16,
                                                                                     device);
 }
 
-const Limits flash_supports{
-    "HD 64 or 128, NH a multiple of NKV, T at most 2^30, scale above 0, heads that begin at multiples of 16 "
-    "bytes",
-    [](const Call& call) {
-        if (call["NH"] % call["NKV"] != 0 || (call["HD"] != 64 && call["HD"] != 128)) return false;
-        if (call["T"] > (1 << 30) || call.number("scale") <= 0) return false;
-        bool whole = true;
-        for (size_t i = 0; i < call.op->operands.size(); i++) {
-            const Tensor& t = call.tensor[i];
-            if (t.rank != 4) continue;
-            whole &= t.dtype == DType::bf16 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
-            for (int d = 0; d < 3; d++) whole &= t.shape[d] == 1 || t.stride[d] % 8 == 0;
-        }
-        return whole;
-    }};
+bool flash_supports(const Call& call) {
+    if (call["NH"] % call["NKV"] != 0 || (call["HD"] != 64 && call["HD"] != 128)) return false;
+    if (call["T"] > (1 << 30) || call.number("scale") <= 0) return false;
+    bool whole = true;
+    for (size_t i = 0; i < call.op->operands.size(); i++) {
+        const Tensor& t = call.tensor[i];
+        if (t.rank != 4) continue;
+        whole &= t.dtype == DType::bf16 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
+        for (int d = 0; d < 3; d++) whole &= t.shape[d] == 1 || t.stride[d] % 8 == 0;
+    }
+    return whole;
+}
 
 }  // namespace llamac

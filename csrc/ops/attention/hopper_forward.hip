@@ -188,10 +188,9 @@ void attention_forward_3(View<bf16, 4> out, View<float, 3> lse, View<const bf16,
                       : attention_forward_hopper<128>)(out, lse, q, k, v, static_cast<float>(scale), device);
 }
 
-const Limits hopper_supports{
-    "a Hopper GPU, HD 64 or 128, NH a multiple of NKV, T at most 2^30, scale above 0, heads that begin at "
-    "multiples of 16 bytes",
-    [](const Call& call) { return device_properties().warpgroups && flash_supports(call); }};
+bool hopper_supports(const Call& call) {
+    return device_properties().warpgroups && flash_supports(call);
+}
 
 }  // namespace llamac
 #endif

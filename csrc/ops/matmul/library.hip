@@ -47,25 +47,21 @@ void matmul_backward_weight_library(View<G, 2> dweight, View<const T, 2> dout, V
              x.data, dweight.data, device.workspace, device.stream);
 }
 
-const Limits library_supports_forward{
-    "a product that the library takes, operands aligned to 16 bytes, out not in the residual's memory",
-    [](const Call& c) {
-        const Tensor &x = c.operand("x"), &residual = c.operand("residual");
-        // In the residual's memory, cuBLASLt gives other bits.
-        return aligned(c) && residual.data != c.operand("out").data &&
-               gemm_supports(forward_product(x.dtype, x, c.operand("weight"), residual.data != nullptr));
-    }};
-const Limits library_supports_backward_input{
-    "a product that the library takes, operands aligned to 16 bytes", [](const Call& c) {
-        const Tensor& dout = c.operand("dout");
-        return aligned(c) && gemm_supports(input_product(dout.dtype, dout, c.operand("weight")));
-    }};
-const Limits library_supports_backward_weight{
-    "a product that the library takes, operands aligned to 16 bytes", [](const Call& c) {
-        const Tensor &dweight = c.operand("dweight"), &x = c.operand("x");
-        return aligned(c) && gemm_supports(weight_product(x.dtype, dweight.dtype, c.operand("dout"), x,
-                                                          c.flag("accumulate")));
-    }};
+bool library_supports_forward(const Call& c) {
+    const Tensor &x = c.operand("x"), &residual = c.operand("residual");
+    // In the residual's memory, cuBLASLt gives other bits.
+    return aligned(c) && residual.data != c.operand("out").data &&
+           gemm_supports(forward_product(x.dtype, x, c.operand("weight"), residual.data != nullptr));
+}
+bool library_supports_backward_input(const Call& c) {
+    const Tensor& dout = c.operand("dout");
+    return aligned(c) && gemm_supports(input_product(dout.dtype, dout, c.operand("weight")));
+}
+bool library_supports_backward_weight(const Call& c) {
+    const Tensor &dweight = c.operand("dweight"), &x = c.operand("x");
+    return aligned(c) &&
+           gemm_supports(weight_product(x.dtype, dweight.dtype, c.operand("dout"), x, c.flag("accumulate")));
+}
 int64_t library_workspace(const Call&) {
     return gemm_workspace_bytes;
 }

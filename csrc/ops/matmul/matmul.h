@@ -42,7 +42,7 @@ void matmul_backward_input_2(View<bf16, 2> dx, View<const bf16, 2> dout, View<co
 template <class G>
 void matmul_backward_weight_2(View<G, 2> dweight, View<const bf16, 2> dout, View<const bf16, 2> x,
                               bool accumulate, Device device);
-extern const Limits tiled_supports;
+bool tiled_supports(const Call& call);
 
 // library.hip; where LLAMAC_BLASLT
 template <class T>
@@ -54,9 +54,9 @@ void matmul_backward_input_library(View<T, 2> dx, View<const T, 2> dout, View<co
 template <class T, class G>
 void matmul_backward_weight_library(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
                                     bool accumulate, Device device);
-extern const Limits library_supports_forward;
-extern const Limits library_supports_backward_input;
-extern const Limits library_supports_backward_weight;
+bool library_supports_forward(const Call& call);
+bool library_supports_backward_input(const Call& call);
+bool library_supports_backward_weight(const Call& call);
 int64_t library_workspace(const Call& call);
 
 }  // namespace llamac

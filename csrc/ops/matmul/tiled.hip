@@ -352,14 +352,12 @@ void matmul_backward_weight_2(View<G, 2> dweight, View<const bf16, 2> dout, View
 template decltype(matmul_backward_weight_2<float>) matmul_backward_weight_2<float>;
 template decltype(matmul_backward_weight_2<bf16>) matmul_backward_weight_2<bf16>;
 
-const Limits tiled_supports{"C and K multiples of 8, N, C and K at most 2^30, operands aligned to 16 bytes",
-                            [](const Call& call) {
-                                bool whole = call["C"] % 8 == 0 && call["K"] % 8 == 0;
-                                for (size_t i = 0; i < call.op->operands.size(); i++)
-                                    whole &= reinterpret_cast<uintptr_t>(call.tensor[i].data) % 16 == 0;
-                                for (const char* dimension : {"N", "C", "K"})
-                                    whole &= call[dimension] <= 1 << 30;
-                                return whole;
-                            }};
+bool tiled_supports(const Call& call) {
+    bool whole = call["C"] % 8 == 0 && call["K"] % 8 == 0;
+    for (size_t i = 0; i < call.op->operands.size(); i++)
+        whole &= reinterpret_cast<uintptr_t>(call.tensor[i].data) % 16 == 0;
+    for (const char* dimension : {"N", "C", "K"}) whole &= call[dimension] <= 1 << 30;
+    return whole;
+}
 
 }  // namespace llamac
