@@ -209,7 +209,7 @@ def test_kernels_are_the_trainers_own():
     ours = small(kernel=("rmsnorm_forward=1", "swiglu_forward=1"))
     plain = small()
     batch = ids()
-    assert abs(ours.step(*batch) - plain.step(*batch)) < 1e-5
+    assert abs(plain.step(*batch) - ours.step(*batch)) < 1e-5
     x, weight, out, rstd = np.ones((2, 8)), np.ones(8), np.full((2, 8), np.nan), np.full(2, np.nan)
     llamac.run("rmsnorm_forward", [out, rstd], [x, weight], [0.0])  # kernel 1 has no f64
     assert np.array_equal(out, x)
