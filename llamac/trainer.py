@@ -47,8 +47,9 @@ class Trainer:
     files and checkpoints name training and validation data, which are opened; a model alone names none, nor
     does `train_data="none"`. A run's learning rates follow its schedule, so `steps` says how long it will be.
 
-    Nothing is written but by save(). One call computes at a time in a process; other Python threads run on.
-    Raises Error (a ValueError) for bad input, in one line: what, where, expected, found.
+    The caller is the loop: the flags of the program's own (val_every, checkpoint_every, out, profile, ...) do
+    nothing, and nothing is written but by save(). One call computes at a time in a process; other Python
+    threads run on. Raises Error (a ValueError) for bad input, in one line: what, where, expected, found.
 
     options: Options, resolved. config: the model's config.json.
     """

@@ -359,7 +359,8 @@ void list_kernels() {
     for (const Operation* op : table()) {
         std::printf("%s: %s\n", op->name.c_str(), op->summary);
         for (const Variant& v : op->variants)
-            std::printf("  %-9s  %-6s  %s\n", v.name, v.where == Where::host ? "host" : "device", v.idea);
+            std::printf("  %-9s  %-6s  %s%s%s\n", v.name, v.where == Where::host ? "host" : "device", v.idea,
+                        *v.supports.words ? "; takes: " : "", v.supports.words);
     }
 }
 
