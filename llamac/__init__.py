@@ -1,17 +1,26 @@
 """llamac: Llama 3 training in C/HIP, and its operations for PyTorch.
 
-`llamac.ops` holds the operations, differentiable; it needs torch and the compiled extension, and is imported
-when it is first asked for. The modules config, random, schedule, options, data, tokenizer, log and plot need
-neither; import them by name (`from llamac.data import Loader`).
+`llamac.kernels()` lists the compiled operations, `llamac.run()` calls a variant of one by name, and
+`llamac.Trainer` is the program's trainer: these need the compiled module, not torch. `llamac.ops` holds the
+operations, differentiable; it needs torch and the compiled extension. All are imported when they are first
+asked for; bad input raises `llamac.Error`. The modules config, random, schedule, options, data, tokenizer,
+log and plot need neither; import them by name (`from llamac.data import Loader`).
 """
 
 from importlib import import_module
 from typing import Any
 
+from llamac.errors import InputError as Error
+
+__all__ = ["Error", "Trainer", "kernels", "ops", "run"]
 __version__ = "0.1.0"
+
+_HOME = {"kernels": "registry", "run": "registry", "Trainer": "trainer"}
 
 
 def __getattr__(name: str) -> Any:
     if name == "ops":
         return import_module("llamac.ops")
+    if name in _HOME:
+        return getattr(import_module(f"llamac.{_HOME[name]}"), name)
     raise AttributeError(f"module 'llamac' has no attribute '{name}'")

@@ -7,8 +7,6 @@ says what was expected and what to do. Exit code: 1 where any failed.
 
 import argparse
 import ctypes
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -190,15 +188,19 @@ def architecture_of(torch: ModuleType, index: int) -> str:
     return f"sm_{properties.major}{properties.minor}"
 
 
+def import_registry() -> ModuleType:
+    from llamac import native
+
+    return native
+
+
 def check_registry() -> Line:
-    """llamac._native in a process of its own: it brings its own runtime, and here is torch's."""
-    command = [sys.executable, "-P", "-c", "import llamac._native"]
-    folders = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": folders})
-    if done.returncode == 0:
-        return Line("llamac._native", "loads")
-    lines = done.stderr.strip().splitlines()
-    return failed("llamac._native", lines[-1] if lines else "it died", "a module that loads", REINSTALL)
+    """The registry and the trainer, which need no torch."""
+    try:
+        import_registry()
+    except Exception as error:
+        return failed("llamac._native", one_line(error), "a module that loads", REINSTALL)
+    return Line("llamac._native", "loads")
 
 
 def check_extension(extension: ModuleType, torch: ModuleType) -> Iterator[Line]:

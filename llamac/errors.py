@@ -5,8 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-class InputError(Exception):
-    """Bad input. The message is one line: what, where (file and field), expected, found."""
+class InputError(ValueError):
+    """Bad input, to Python or to the compiled modules; llamac.Error is its other name. The message is one
+    line: what, where (file and field), expected, found."""
 
 
 def run(main: Callable[[], None]) -> None:

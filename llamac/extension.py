@@ -3,7 +3,6 @@ torch."""
 
 import ctypes
 import json
-from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,7 +43,7 @@ def matches(facts: dict) -> bool:
 
 
 @cache
-def load() -> ctypes.CDLL:
+def load() -> None:
     """Register the operations, once. Raises ImportError, in one line, where they are missing or do not
     match."""
     extension = file()
@@ -57,22 +56,4 @@ def load() -> ctypes.CDLL:
             f"this is torch {torch.__version__} ({platform()}); {REINSTALL}"
         )
     torch.ops.load_library(str(extension))
-    library = ctypes.CDLL(str(extension))
-    library.llamac_register_operations()
-    library.llamac_least_work.restype = ctypes.c_char_p
-    return library
-
-
-def least_work(
-    operation: str, sizes: Mapping[str, int], dtype: str, absent: Sequence[str] = ()
-) -> tuple[float, float]:
-    """(bytes, FLOPs) that a call of a described operation must at least move and compute.
-
-    sizes: by dimension letter; dtype: "f32" or "bf16", of storage; absent: operands that are left out. Raises
-    ValueError.
-    """
-    call = {"operation": operation, "sizes": dict(sizes), "dtype": dtype, "absent": list(absent)}
-    work = (ctypes.c_double * 2)()
-    if wrong := load().llamac_least_work(json.dumps(call).encode(), work):
-        raise ValueError(wrong.decode())
-    return work[0], work[1]
+    ctypes.CDLL(str(extension)).llamac_register_operations()

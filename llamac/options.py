@@ -7,10 +7,13 @@ defaults.
 import argparse
 import difflib
 import math
+import os
 import re
 import tomllib
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from llamac.errors import InputError
 
@@ -191,20 +194,44 @@ def recompute_parts(text: str) -> dict[str, int]:
     return parts
 
 
-def _read_toml(path: str) -> dict:
-    """{field name: value} of a configuration file, checked."""
+def read_toml(path: str) -> dict:
+    """{field name: value} of a configuration file, checked. Raises InputError."""
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"--config {path}: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"--config {path}: expected TOML: {error}") from None
+    return from_keys(values, path)
+
+
+def from_keys(values: dict, where: str) -> dict:
+    """{field name: value} of {flag's name: value}, checked. Raises InputError."""
     known = {_name(f): f for f in fields(Options) if f.name not in _FLAGS_ONLY}
-    for key in values:
+    return {f.name: _check(f, value, f"{where}: {key}") for f, key, value in _known(values, known, where)}
+
+
+def override(options: Options, flags: dict) -> Options:
+    """Options with {field name: value} over them, checked. Raises InputError."""
+    known = {f.name: f for f in fields(Options) if f.name not in _FLAGS_ONLY}
+    flags = {
+        name: os.fspath(value)
+        if isinstance(value, os.PathLike)
+        else list(value)
+        if isinstance(value, tuple)
+        else value
+        for name, value in flags.items()
+    }
+    return replace(options, **{f.name: _check(f, value, name) for f, name, value in _known(flags, known, "")})
+
+
+def _known(values: dict, known: dict[str, Field], where: str) -> Iterator[tuple[Field, str, Any]]:
+    for key, value in values.items():
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
-            raise InputError(f"{path}: unknown key {key}" + (f" (did you mean {near[0]}?)" if near else ""))
-    return {known[key].name: _check(known[key], value, f"{path}: {key}") for key, value in values.items()}
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise InputError(f"{where}{': ' if where else ''}unknown key {key}{hint}")
+        yield known[key], key, value
 
 
 class _Parser(argparse.ArgumentParser):
@@ -238,7 +265,7 @@ def parse(argv: list[str], description: str = "Train Llama 3.") -> Options:
     by_name = {f.name: f for f in fields(Options)}
     flags = {name: _check(by_name[name], _from_text(by_name[name], value), "--" + _name(by_name[name]))
              for name, value in given.items()}  # fmt: skip
-    file = _read_toml(flags["config"]) if flags.get("config") else {}
+    file = read_toml(flags["config"]) if flags.get("config") else {}
     options = Options(**(file | flags))
     if options.dtype == "f32" and options.grad_dtype == "bf16":
         raise InputError("--grad-dtype bf16: expected f32, which --dtype f32 needs")

@@ -15,11 +15,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from llamac import kernels
+from llamac import registry
+from llamac.errors import InputError
 from llamac.rule import BACKWARD, FORWARD, violation
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64, "i32": torch.int32}
-OPERATIONS = {op["name"]: op for op in kernels.kernels()}
+OPERATIONS = {op["name"]: op for op in registry.kernels()}
 GUARD, GUARD_BYTE = 64, 0x5A
 SCALE, EPS = 0.3, 1e-5
 ADAMW = {
@@ -322,7 +323,7 @@ def run_guarded(op, variant, types, sizes, values, scalars) -> dict[str, torch.T
         operands[name], memories[name] = (None, None) if value is None else guarded(value)
     split = sum(o["output"] for o in op["operands"])
     ordered = list(operands.values())
-    kernels.run(op["name"], ordered[:split], ordered[split:], scalars, variant)
+    registry.run(op["name"], ordered[:split], ordered[split:], scalars, variant)
     for operand in op["operands"]:
         name = operand["name"]
         assert memories[name] is None or guards_intact(memories[name]), f"{name}: written outside of it"
@@ -374,7 +375,7 @@ def check_shapes(op, variant, types, case):
         try:
             wrong += check(op, variant, types, sizes, case, seed)
             ran += 1
-        except kernels.Error as error:
+        except InputError as error:
             if "does not take these shapes" not in str(error):
                 raise
     assert ran
@@ -463,7 +464,7 @@ def test_scaled_frequencies_are_transformers(variant, factor):
     theirs = LlamaRotaryEmbedding(config).inv_freq.double().numpy()
     positions = np.arange(70000)[:, None]
     cis = np.full((70000, 64, 2), np.nan, np.float64)
-    kernels.run("precompute_cis", [cis], [], (500000.0, factor, 1.0, 4.0, 8192.0), variant)
+    registry.run("precompute_cis", [cis], [], (500000.0, factor, 1.0, 4.0, 8192.0), variant)
     ours = np.arctan2(cis[1, :, 1], cis[1, :, 0])
     # transformers computes them in f32, the interpolated ones with a difference of near numbers: eight units.
     np.testing.assert_allclose(ours, theirs, rtol=8 * 2.0**-23, atol=0)
@@ -496,7 +497,7 @@ def test_stochastic_rounding():
     ]
     for variant in OPERATIONS["adamw"]["variants"]:
         out = {name: x.clone() for name, x in state.items() if name not in ("grad", "master")}
-        kernels.run(
+        registry.run(
             "adamw",
             [out["weight"], None, out["m"], out["v"]],
             [state["grad"], *extra],

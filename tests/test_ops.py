@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from llamac import extension, ops
-from llamac.kernels import kernels
+from llamac.registry import kernels
 from llamac.rule import BACKWARD, FORWARD, violation
 
 OPERATIONS = {op["name"]: op for op in kernels()}

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from llamac import extension
+from llamac import registry
 from llamac.bench import __main__ as bench
 from llamac.bench import liger, measure, overhead, timing
 from llamac.bench import torch_operations as torch_ops
@@ -110,11 +110,11 @@ def test_what_a_call_must_move_and_compute():
 
 def test_bad_calls_of_least_work():
     with pytest.raises(ValueError, match="no operation is called new"):
-        extension.least_work("new", SIZE, "bf16")
+        registry.least_work("new", SIZE, "bf16")
     with pytest.raises(ValueError, match="dtype f8: expected"):
-        extension.least_work("swiglu_forward", SIZE, "f8")
+        registry.least_work("swiglu_forward", SIZE, "f8")
     with pytest.raises(ValueError, match="'F'"):
-        extension.least_work("swiglu_forward", {"N": 1}, "bf16")
+        registry.least_work("swiglu_forward", {"N": 1}, "bf16")
 
 
 # ---- measuring

@@ -1,8 +1,7 @@
 // Two kinds of wrong. Bad input: fail("...") throws Error, main() prints its one line and returns 2.
-// Our own mistakes: CHECK(expr) prints the expression and where it stands, and aborts.
+// Our own mistakes: CHECK(expr) prints the expression and where it stands, and aborts; in a Python process it throws
+// (raise_failed_checks).
 #pragma once
-#include <cstdio>
-#include <cstdlib>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -21,10 +20,14 @@ template <class... Parts>
     throw Error(text.str());
 }
 
+// What follows a failed CHECK, or a call of the runtime that failed: the line on stderr and abort(), or an exception.
+[[noreturn]] void check_failed(const std::string& line);
+// From now on std::runtime_error: a host process has work of its own to lose.
+void raise_failed_checks();
+
 inline void check(bool holds, const char* expression, const char* file, int line) {
-    if (holds) return;
-    std::fprintf(stderr, "llamac: CHECK(%s) failed at %s:%d\n", expression, file, line);
-    std::abort();
+    if (!holds)
+        check_failed(std::string("CHECK(") + expression + ") failed at " + file + ":" + std::to_string(line));
 }
 // The runtime's calls have an overload of their own (platform/hip.h).
 #define CHECK(expression) ::llamac::check((expression), #expression, __FILE__, __LINE__)

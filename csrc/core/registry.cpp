@@ -212,7 +212,7 @@ bool takes(const Entry& e, const Operation& op, const Tensor* tensors) {
 }
 
 const Entry* entry_for(const Variant& v, const Call& call) {
-    if (v.supports && !v.supports(call)) return nullptr;
+    if (!v.supports(call)) return nullptr;
     for (const Entry& e : v.entries)
         if (takes(e, *call.op, call.tensor)) return &e;
     return nullptr;
@@ -337,11 +337,30 @@ void select_kernel(const std::string& choice) {
     op.selected = std::move(selected);
 }
 
+KernelSelection::KernelSelection(const std::vector<std::string>& choices) {
+    for (Operation* op : table()) before.push_back(std::exchange(op->selected, {}));
+    try {
+        for (const std::string& choice : choices) select_kernel(choice);
+    } catch (...) {
+        restore();
+        throw;
+    }
+}
+
+KernelSelection::~KernelSelection() {
+    restore();
+}
+
+void KernelSelection::restore() {
+    for (size_t i = 0; i < before.size(); i++) table()[i]->selected = std::move(before[i]);
+}
+
 void list_kernels() {
     for (const Operation* op : table()) {
         std::printf("%s: %s\n", op->name.c_str(), op->summary);
         for (const Variant& v : op->variants)
-            std::printf("  %-9s  %-6s  %s\n", v.name, v.where == Where::host ? "host" : "device", v.idea);
+            std::printf("  %-9s  %-6s  %s%s%s\n", v.name, v.where == Where::host ? "host" : "device", v.idea,
+                        *v.supports.words ? "; takes: " : "", v.supports.words);
     }
 }
 

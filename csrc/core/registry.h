@@ -82,12 +82,22 @@ struct Entry {
     std::string scalars;  // a letter each: 'f' float or double, 'i' int64_t, 'b' bool
 };
 
+// What a variant asks of a call beyond the checks and its entries' types: in words, and as a test.
+struct Limits {
+    const char* words = "";
+    bool (*hold)(const Call&) = nullptr;
+
+    constexpr Limits(std::nullptr_t = nullptr) {}
+    constexpr Limits(const char* words_, bool (*hold_)(const Call&)) : words(words_), hold(hold_) {}
+    bool operator()(const Call& call) const { return !hold || hold(call); }
+};
+
 struct Variant {
     const char* name;  // "reference", "cpu", or the kernel's number
     const char* idea;
     Where where;
-    std::vector<Entry> entries;               // one for each combination of storage types
-    bool (*supports)(const Call&) = nullptr;  // null: every call that passes the checks
+    std::vector<Entry> entries;  // one for each combination of storage types
+    Limits supports = {};
     // Of kernels: threads a block, the default first; what the call needs of the workspace, in bytes, given
     // Device::threads.
     std::vector<int> threads = {};
@@ -140,6 +150,16 @@ Operation& find_operation(const std::string& name);
 std::string dimension_text(const Operation& op, const Operand& operand);
 // choice: "rmsnorm_forward=2", as --kernel takes it; "rope_forward=3,2,1": the first that supports a call.
 void select_kernel(const std::string& choice);
+// The choices, and none of those made before, until its end.
+struct KernelSelection {
+    explicit KernelSelection(const std::vector<std::string>& choices);
+    ~KernelSelection();
+    KernelSelection(const KernelSelection&) = delete;
+
+  private:
+    void restore();
+    std::vector<std::vector<const Variant*>> before;  // by operation
+};
 void list_kernels();
 
 // Checks shapes, types and strides, picks the variant (`variant`, else the selected one, else the first that

@@ -89,17 +89,25 @@ void refuse_other_models(const Fields& f) {
         if (f.flag_or(bias, false)) f.wrong(bias, "false", "true");
 }
 
+std::vector<fs::path>& preset_folders() {
+    static std::vector<fs::path> folders = {"configs/models", fs::path(LLAMAC_SOURCE_DIR) / "configs/models"};
+    return folders;
+}
+
 fs::path config_path(const std::string& model) {
     if (fs::is_directory(model)) return fs::path(model) / "config.json";
     if (fs::path(model).extension() == ".json") return model;
-    const fs::path preset = fs::path("configs/models") / (model + ".json");
-    for (const fs::path& root : {fs::path("."), fs::path(LLAMAC_SOURCE_DIR)})
-        if (fs::exists(root / preset)) return root / preset;
-    fail("--model ", model, ": expected a preset (", preset.parent_path().string(),
+    for (const fs::path& folder : preset_folders())
+        if (const fs::path preset = folder / (model + ".json"); fs::exists(preset)) return preset;
+    fail("--model ", model, ": expected a preset (", preset_folders().front().string(),
          "/*.json) or a folder with a config.json, found neither");
 }
 
 }  // namespace
+
+void add_preset_folder(const std::string& folder) {
+    preset_folders().push_back(folder);
+}
 
 int64_t Config::matmul_parameters() const {
     return L * (C * (qkv_size() + q_size()) + 3 * C * F) + V * C;

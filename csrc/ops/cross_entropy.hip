@@ -231,13 +231,14 @@ __device__ void ignore_row(float* loss, T* dx, int64_t V) {
 }
 
 // Rows of logits and dlogits have their borders at the same elements, and at least one whole vector.
-bool rows_have_vectors(const Call& c) {
-    const auto past = [&](const char* name) {
-        return reinterpret_cast<uintptr_t>(c.operand(name).data) % 16;
-    };
-    const bool agree = !c.operand("dlogits").data || past("dlogits") == past("logits");
-    return agree && c["V"] * size_of(c.operand("logits").dtype) >= 2 * 16;
-}
+constexpr Limits rows_have_vectors{
+    "rows of at least 32 bytes, logits and dlogits alike aligned to 16", [](const Call& c) {
+        const auto past = [&](const char* name) {
+            return reinterpret_cast<uintptr_t>(c.operand(name).data) % 16;
+        };
+        const bool agree = !c.operand("dlogits").data || past("dlogits") == past("logits");
+        return agree && c["V"] * size_of(c.operand("logits").dtype) >= 2 * 16;
+    }};
 
 // ---- 2: one pass for maximum and sum, one for the gradient
 
@@ -407,10 +408,13 @@ __global__ void __launch_bounds__(most_threads)
     }
 }
 
-bool row_fits(const Call& c) {
-    const int size = static_cast<int>(16 / size_of(c.operand("logits").dtype));
-    return rows_have_vectors(c) && keep_row(c["V"], size, most_threads).fits;
-}
+constexpr Limits row_fits{
+    "rows of at least 32 bytes that fit in a block's registers and LDS, logits and dlogits alike aligned to "
+    "16",
+    [](const Call& c) {
+        const int size = static_cast<int>(16 / size_of(c.operand("logits").dtype));
+        return rows_have_vectors(c) && keep_row(c["V"], size, most_threads).fits;
+    }};
 
 template <class T>
 void cross_entropy_3(View<float, 1> losses, View<T, 2> dlogits, View<const T, 2> logits,

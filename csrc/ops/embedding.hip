@@ -142,9 +142,8 @@ __global__ void embedding_backward_kernel1(G* dweight, const T* dout, const int3
     for (int64_t c = threadIdx.x; c < C; c += blockDim.x)
         dweight[row + c] = G((accumulate ? float(dweight[row + c]) : 0.0f) + sum[c]);
 }
-bool sums_fit(const Call& c) {
-    return c["C"] * 4 <= device_properties().shared_bytes;
-}
+constexpr Limits sums_fit{"a row of C floats in a block's LDS",
+                          [](const Call& c) { return c["C"] * 4 <= device_properties().shared_bytes; }};
 
 template <class T, class G>
 void embedding_backward_1(View<G, 2> dweight, View<const T, 2> dout, View<const int32_t, 1> tokens,
@@ -341,9 +340,7 @@ __global__ void __launch_bounds__(copy_threads)
 }
 
 // Positions are ints.
-bool positions_fit(const Call& c) {
-    return c["N"] < int64_t{1} << 31;
-}
+constexpr Limits positions_fit{"N below 2^31", [](const Call& c) { return c["N"] < int64_t{1} << 31; }};
 // first[V+1], group[N], ordered[N]
 int64_t backward_workspace(const Call& c) {
     return (c["V"] + 1 + 2 * c["N"]) * 4;

@@ -229,9 +229,7 @@ void repeat_kv_backward_2(View<T, 4> dx, View<const T, 4> dout, Device device) {
 
 const std::vector<int> block_sizes = {block_threads, 256, 128};
 
-bool heads_divide(const Call& c) {
-    return c["NH"] % c["NKV"] == 0;
-}
+constexpr Limits heads_divide{"NH a multiple of NKV", [](const Call& c) { return c["NH"] % c["NKV"] == 0; }};
 
 Operation repeat_kv_forward("repeat_kv_forward(out: T[B,T,NH,HD]; x: T[B,T,NKV,HD] strided)",
                             "every key/value head NH/NKV times",

@@ -279,12 +279,12 @@ int row_threads(int64_t C, int64_t most, int wanted) {
 int kernel_index(int64_t C, int threads) {
     return C <= int64_t{8} * threads ? 0 : C <= int64_t{16} * threads ? 1 : 2;
 }
-bool forward_fits(const Call& c) {
-    return c["C"] <= most_forward / 2 * forward_threads;
-}
-bool backward_fits(const Call& c) {
-    return c["C"] <= most_backward * backward_threads;
-}
+static_assert(most_forward / 2 * forward_threads == 16384 && most_backward * backward_threads == 8192,
+              "what the limits say");
+constexpr Limits forward_fits{"C at most 16384",
+                              [](const Call& c) { return c["C"] <= most_forward / 2 * forward_threads; }};
+constexpr Limits backward_fits{"C at most 8192",
+                               [](const Call& c) { return c["C"] <= most_backward * backward_threads; }};
 
 template <class T, int elements, bool whole, bool residual_too>
 __global__ void __launch_bounds__(forward_threads)

@@ -282,14 +282,17 @@ __global__ void __launch_bounds__(block_threads)
 }
 
 // Whether a head is a power of two of lanes of a warp, at least two, and everything is whole vectors.
-bool heads_fit_lanes(const Call& call) {
-    const int size = static_cast<int>(16 / size_of(call.tensor[0].dtype));
-    const int64_t lanes = call["HD"] / size;
-    bool whole = is_whole({call.tensor[0].data, call.tensor[1].data, call.tensor[2].data}, call["HD"], size);
-    for (int i = 0; i < 2; i++)
-        for (int d = 0; d < 3; d++) whole &= call.tensor[i].stride[d] % size == 0;
-    return whole && lanes >= 2 && (lanes & (lanes - 1)) == 0 && lanes <= device_properties().warp_size;
-}
+constexpr Limits heads_fit_lanes{
+    "heads of 32 bytes to 16 a lane of the warp, a power of two, that begin at multiples of 16 bytes",
+    [](const Call& call) {
+        const int size = static_cast<int>(16 / size_of(call.tensor[0].dtype));
+        const int64_t lanes = call["HD"] / size;
+        bool whole =
+            is_whole({call.tensor[0].data, call.tensor[1].data, call.tensor[2].data}, call["HD"], size);
+        for (int i = 0; i < 2; i++)
+            for (int d = 0; d < 3; d++) whole &= call.tensor[i].stride[d] % size == 0;
+        return whole && lanes >= 2 && (lanes & (lanes - 1)) == 0 && lanes <= device_properties().warp_size;
+    }};
 
 template <class T, int direction>
 void rope_3(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved, Device device) {

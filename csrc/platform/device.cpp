@@ -4,12 +4,14 @@
 namespace llamac {
 
 void device_failed(hipError_t error, const char* expression, const char* file, int line) {
-    std::fprintf(stderr, "llamac: %s failed at %s:%d: %s\n", expression, file, line,
+    check_failed(std::string(expression) + " failed at " + file + ":" + std::to_string(line) + ": " +
                  hipGetErrorString(error));
-    std::abort();
 }
 
 #if defined(LLAMAC_CPU)
+int current_device() {
+    return 0;
+}
 const DeviceProperties& device_properties() {
     // Few multiprocessors, so that grids sized by them have to loop at the tests' sizes. LDS: what MI300X has,
     // and H100.
@@ -24,6 +26,11 @@ const DeviceProperties& device_properties() {
     return properties;
 }
 #else
+int current_device() {
+    int device = 0;
+    CHECK(hipGetDevice(&device));
+    return device;
+}
 const DeviceProperties& device_properties() {
     static hipDeviceProp_t p;  // keeps the name
     static const DeviceProperties properties = [] {

@@ -44,6 +44,8 @@ struct DeviceProperties {
 };
 // Asked once. Throws Error, in one line, where there is no device.
 const DeviceProperties& device_properties();
+// The device that calls of the runtime mean, by its number.
+int current_device();
 
 [[noreturn]] void device_failed(hipError_t error, const char* expression, const char* file, int line);
 // CHECK(hipX(...)) prints the platform's error text.

@@ -1,14 +1,18 @@
-// llamac._native: the registry for Python, free of torch. Arrays come as (address, dtype, shape, strides), so
-// that numpy and torch serve alike; llamac/kernels.py makes them.
-#include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
+// llamac._native: the registry and the trainer for Python, free of torch. llamac/registry.py and llamac/trainer.py are
+// what users see of it.
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 
+#include "arrays.h"
+#include "core/device_memory.h"
 #include "core/random.h"
 #include "core/registry.h"
 #include "model/config.h"
+#include "native.h"
 #include "train/options.h"
 #include "train/schedule.h"
 #include "train/tokens.h"
@@ -17,28 +21,6 @@ namespace py = pybind11;
 
 namespace llamac {
 namespace {
-
-DType parse_dtype(const std::string& text) {
-    for (DType t : {DType::f32, DType::bf16, DType::f64, DType::i32})
-        if (text == name(t)) return t;
-    fail("dtype ", text, ": expected f32, bf16, f64 or i32");
-}
-
-// (address, dtype, shape, strides in elements); None: an operand that is left out.
-using Array = std::optional<std::tuple<uintptr_t, std::string, std::vector<int64_t>, std::vector<int64_t>>>;
-
-Tensor tensor_of(const Array& array) {
-    Tensor t;
-    if (!array) return t;
-    const auto& [address, dtype, shape, strides] = *array;
-    if (shape.size() > Tensor::max_rank || strides.size() != shape.size())
-        fail("an array of ", shape.size(), " dimensions and ", strides.size(),
-             " strides, expected at most 4 of each");
-    t.data = reinterpret_cast<void*>(address);
-    t.dtype = parse_dtype(dtype);
-    for (size_t d = 0; d < shape.size(); d++, t.rank++) t.shape[d] = shape[d], t.stride[d] = strides[d];
-    return t;
-}
 
 py::dict describe_operand(const Operation& op, const Operand& o) {
     py::list shape;
@@ -71,7 +53,26 @@ py::dict describe_variant(const Variant& v) {
     r["idea"] = v.idea;
     r["where"] = v.where == Where::host ? "host" : "device";
     r["types"] = types;
+    r["limits"] = v.supports.words;
+    r["threads"] = v.threads;
+    r["deterministic"] = v.deterministic;
     return r;
+}
+
+// Where arrays lie that a build is made for; a device's build on a machine without one still means the device.
+Where home() {
+    try {
+        return computing_queue().where;
+    } catch (const Error&) {
+        return Where::device;
+    }
+}
+
+// The variant that is asked first.
+py::object default_variant(const Operation& op) {
+    for (const Variant& v : op.variants)
+        if (v.where == home() && v.deterministic) return py::str(v.name);
+    return py::none();
 }
 
 py::dict describe_operation(const Operation& op) {
@@ -85,6 +86,7 @@ py::dict describe_operation(const Operation& op) {
     r["operands"] = operands;
     r["variants"] = variants;
     r["scalars"] = scalars;
+    r["default"] = default_variant(op);
     return r;
 }
 
@@ -100,42 +102,106 @@ bool is_device_variant(const Operation& op, const std::string& variant) {
     return false;
 }
 
-// Elements from a tensor's first to its last, gaps of its strides included.
-int64_t span_bytes(const Tensor& t) {
-    int64_t elements = 1;
-    for (int d = 0; d < t.rank; d++) elements += (t.shape[d] - 1) * t.stride[d];
-    return t.elements() ? elements * size_of(t.dtype) : 0;
-}
-
 // The host's arrays go to the device and back.
-void run_on_device(const Operation& op, const std::vector<Tensor>& tensors,
+void run_on_copies(const Operation& op, const std::vector<Array>& arrays, const std::vector<Tensor>& tensors,
                    const std::vector<Scalar>& scalars, const char* variant) {
     std::vector<DeviceMemory> memory;
     std::vector<Tensor> copies = tensors;
-    for (Tensor& t : copies) {
-        if (!t.data) continue;
-        memory.emplace_back(span_bytes(t));
-        copy_bytes(memory.back().data, t.data, span_bytes(t));
-        t.data = memory.back().data;
+    for (size_t i = 0; i < arrays.size(); i++) {
+        if (!copies[i].data) continue;
+        memory.emplace_back(arrays[i].span_bytes());
+        copy_bytes(memory.back().data, arrays[i].data, arrays[i].span_bytes());
+        copies[i].data = memory.back().data;
     }
     run(op, copies, scalars, {Where::device, nullptr, nullptr}, variant);
     CHECK(hipDeviceSynchronize());
-    for (size_t i = 0; i < tensors.size() && static_cast<int>(i) < op.outputs; i++)
-        if (tensors[i].data) copy_bytes(tensors[i].data, copies[i].data, span_bytes(tensors[i]));
+    for (size_t i = 0; i < arrays.size() && static_cast<int>(i) < op.outputs; i++)
+        if (copies[i].data) copy_bytes(arrays[i].data, copies[i].data, arrays[i].span_bytes());
 }
 
-void run_operation(const std::string& operation, const std::vector<Array>& arrays,
-                   const std::vector<py::object>& values, const std::string& variant) {
+// Device arrays, in place. Without a stream of the caller's: the default one, and done on return.
+void run_in_place(const Operation& op, const std::vector<Tensor>& tensors, const std::vector<Scalar>& scalars,
+                  const char* variant, std::optional<int64_t> stream) {
+    static std::map<int64_t, Workspace> workspaces;  // of calls that may overlap
+    const int64_t number = stream.value_or(0);
+    run(op, tensors, scalars, {Where::device, reinterpret_cast<hipStream_t>(number), &workspaces[number]},
+        variant);
+    if (!stream) CHECK(hipDeviceSynchronize());
+}
+
+// A call's arrays, all of them on the host or all on the device.
+struct Operands {
+    std::vector<Array> arrays;
+    std::vector<Tensor> tensors;  // null where an operand is left out
+    bool on_device = false;
+    std::string first;  // the name of the first that is there
+
+    void add(const Operation& op, py::handle object, std::optional<int64_t> stream) {
+        const size_t i = arrays.size();
+        Array& array = arrays.emplace_back();
+        Tensor& tensor = tensors.emplace_back();
+        if (object.is_none()) return;
+        const bool known = i < op.operands.size();
+        const std::string name = known ? op.operands[i].name : "array " + std::to_string(i);
+        const std::string what = op.name + ": " + name;
+        array = array_of(object, what, stream);
+        tensor = tensor_of(array, what);
+        if (known && op.operands[i].output && array.read_only)
+            fail(what, ": is read-only, expected an array that can be written");
+        if (first.empty()) first = name, on_device = array.on_device;
+        const auto place = [](bool device) { return device ? "on the device" : "in host memory"; };
+        if (array.on_device != on_device)
+            fail(op.name, ": ", first, " is ", place(on_device), ", ", name, " is ", place(array.on_device),
+                 ": expected all of them in one place");
+    }
+};
+
+void run_operation(const std::string& operation, const std::vector<py::object>& objects,
+                   const std::vector<py::object>& values, const std::string& variant,
+                   std::optional<int64_t> stream) {
     const Operation& op = find_operation(operation);
-    std::vector<Tensor> tensors;
-    for (const Array& a : arrays) tensors.push_back(tensor_of(a));
+    Operands operands;
+    for (const py::object& object : objects) operands.add(op, object, stream);
     std::vector<Scalar> scalars;
     for (const py::object& v : values)
         scalars.push_back(py::isinstance<py::float_>(v) ? Scalar(v.cast<double>())
                                                         : Scalar(v.cast<int64_t>()));
-    const py::gil_scoped_release release;
-    if (is_device_variant(op, variant)) return run_on_device(op, tensors, scalars, variant.c_str());
-    run(op, tensors, scalars, {}, variant.empty() ? nullptr : variant.c_str());
+    const char* named = variant.empty() ? nullptr : variant.c_str();
+    const NativeCall call;
+    if (operands.on_device) return run_in_place(op, operands.tensors, scalars, named, stream);
+    if (is_device_variant(op, variant))
+        return run_on_copies(op, operands.arrays, operands.tensors, scalars, named);
+    run(op, operands.tensors, scalars, {}, named);
+}
+
+DType type_of(const Operand& o, DType storage) {
+    return !o.type ? o.dtype : o.type != 'A' ? storage : storage == DType::f64 ? DType::f64 : DType::f32;
+}
+
+// Of a call of these sizes, whose T, G and M are of one type.
+py::tuple find_least_work(const std::string& operation, const std::map<std::string, int64_t>& sizes,
+                          const std::string& dtype, const std::vector<std::string>& absent) {
+    const Operation& op = find_operation(operation);
+    std::vector<int64_t> size;
+    for (const std::string& letter : op.dimensions) {
+        const auto found = sizes.find(letter);
+        if (found == sizes.end()) fail(operation, ": expected the size ", letter, ", found none");
+        size.push_back(found->second);
+    }
+    static char somewhere;  // where an operand is that is there; nobody reads it
+    std::vector<Tensor> tensors;
+    for (const Operand& o : op.operands) {
+        Tensor& t = tensors.emplace_back();
+        if (std::find(absent.begin(), absent.end(), o.name) != absent.end()) continue;
+        t.data = &somewhere;
+        t.dtype = type_of(o, storage_type(dtype));
+        for (const Dimension& d : o.shape)
+            t.shape[t.rank++] =
+                (d.symbol < 0 ? 1 : size[static_cast<size_t>(d.symbol)]) * d.factor / d.divisor;
+    }
+    const std::vector<Scalar> scalars(op.scalars.size(), Scalar(0));
+    const Call call{&op, tensors.data(), scalars.data(), size.data(), {}};
+    return py::make_tuple(least_bytes(call), least_flops(call));
 }
 
 py::tuple describe_model(const std::string& model, int64_t seq_len) {
@@ -162,11 +228,32 @@ void read_micro_batch(const std::string& pattern, int64_t seq_len, int64_t vocab
 PYBIND11_MODULE(_native, m) {
     using namespace llamac;
     m.doc() = "The registry of llamac's operations, and the rules that C and Python share.";
-    py::register_exception<Error>(m, "Error", PyExc_ValueError);
+    raise_failed_checks();
+    const py::module_ errors = py::module_::import("llamac.errors");
+    const std::filesystem::path package(errors.attr("__file__").cast<std::string>());
+    add_preset_folder(package.parent_path() / "models");
+    // Never given back: the interpreter is gone before this library's statics are.
+    static const py::handle error = py::object(errors.attr("InputError")).release();
+    py::register_exception_translator([](std::exception_ptr thrown) {
+        try {
+            std::rethrow_exception(thrown);
+        } catch (const Error& e) {
+            py::set_error(error, e.what());
+        }
+    });
+    define_trainer(m);
     m.def("kernels", &kernels, "Every operation: operands, scalars and variants, as its description says.");
     m.def("run", &run_operation, py::arg("operation"), py::arg("arrays"), py::arg("scalars"),
-          py::arg("variant") = "",
-          "Runs one call on host memory. arrays: outputs, then inputs; None for one that is left out.");
+          py::arg("variant") = "", py::arg("stream") = py::none(),
+          "Runs one call. arrays: outputs, then inputs; None for one that is left out.");
+    m.def("least_work", &find_least_work, py::arg("operation"), py::arg("sizes"), py::arg("dtype"),
+          py::arg("absent"), "(bytes, FLOPs) that a call must at least move and compute.");
+    m.def(
+        "host_array",
+        [](const py::object& object, const std::string& what) {
+            return host_array(array_of(object, what), what);
+        },
+        py::arg("array"), py::arg("what"), "The array as numpy's, copied if it is on the device.");
     m.def("permute", &permute, py::arg("index"), py::arg("size"), py::arg("seed"), py::arg("epoch"),
           "Where the data order takes an index in this epoch.");
     m.def("random_normal", &random_normal, py::arg("seed"), py::arg("step"), py::arg("stream"),

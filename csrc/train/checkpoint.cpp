@@ -243,17 +243,14 @@ Manifest describe_run(const Options& options, int64_t world_size, int64_t step) 
     return m;
 }
 
-std::string write_checkpoint(const std::string& out, int64_t keep, Manifest manifest,
-                             const std::string& config_json, const std::vector<NamedTensor>& weights,
-                             const std::vector<NamedTensor>& optimizer) {
-    CHECK(keep >= 1);
-    remove_leftovers(out);
-    const std::string final = checkpoint_path(out, manifest.step),
-                      temporary = out + "/." + step_name(manifest.step) + ".tmp";
-    if (type_of(final) != fs::file_type::not_found)
-        fail(final, ": expected no checkpoint of this step, found one");
+void write_checkpoint_to(const std::string& directory, Manifest manifest, const std::string& config_json,
+                         const std::vector<NamedTensor>& weights, const std::vector<NamedTensor>& optimizer) {
+    if (type_of(directory) != fs::file_type::not_found)
+        fail(directory, ": expected no file or directory of this name yet, found one");
+    const fs::path path(directory);
+    const std::string temporary = path.parent_path() / ("." + path.filename().string() + ".tmp");
     try {
-        with_files(temporary, [&] { fs::create_directory(temporary); });
+        with_files(temporary, [&] { fs::remove_all(temporary), fs::create_directory(temporary); });
         const auto record = [&](const char* file, uint64_t xxh3) {
             const auto bytes = with_files(temporary, [&] { return fs::file_size(temporary + "/" + file); });
             manifest.files[file] = {static_cast<int64_t>(bytes), xxh3};
@@ -263,14 +260,23 @@ std::string write_checkpoint(const std::string& out, int64_t keep, Manifest mani
                write_safetensors(temporary + "/model.safetensors", weights, {{"format", "pt"}}));
         record("optimizer.safetensors", write_safetensors(temporary + "/optimizer.safetensors", optimizer));
         write_file(temporary + "/manifest.json", manifest_text(manifest));
-        rename_durably(temporary, final);
+        rename_durably(temporary, directory);
     } catch (const Error&) {  // a full disk, for one: what was written would only keep it full
         std::error_code ignored;
         fs::remove_all(temporary, ignored);
         throw;
     }
+}
+
+std::string write_checkpoint(const std::string& out, int64_t keep, Manifest manifest,
+                             const std::string& config_json, const std::vector<NamedTensor>& weights,
+                             const std::vector<NamedTensor>& optimizer) {
+    CHECK(keep >= 1);
+    remove_leftovers(out);
+    const std::string directory = checkpoint_path(out, manifest.step);
+    write_checkpoint_to(directory, std::move(manifest), config_json, weights, optimizer);
     prune(out, keep);
-    return final;
+    return directory;
 }
 
 std::string checkpoint_to_resume(const std::string& out, const std::string& resume) {

@@ -46,6 +46,9 @@ Manifest describe_run(const Options& options, int64_t world_size, int64_t step);
 std::string write_checkpoint(const std::string& out, int64_t keep, Manifest manifest,
                              const std::string& config_json, const std::vector<NamedTensor>& weights,
                              const std::vector<NamedTensor>& optimizer);
+// The same into a directory of any name, which must not exist, and nothing is removed.
+void write_checkpoint_to(const std::string& directory, Manifest manifest, const std::string& config_json,
+                         const std::vector<NamedTensor>& weights, const std::vector<NamedTensor>& optimizer);
 
 // The directory that --resume means: none: ""; auto: the newest checkpoint in `out`, "" if there is none;
 // else itself.

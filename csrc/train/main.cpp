@@ -47,7 +47,7 @@ void describe(Log& log, const Trainer& t) {
                {"layers, channels, heads", std::to_string(c.L) + ", " + std::to_string(c.C) + ", " +
                                                std::to_string(c.NH) + "/" + std::to_string(c.NKV)},
                {"tokens an update", grouped(t.tokens_per_update())},
-               {"training tokens", grouped(t.train.tokens)},
+               {"training tokens", grouped(t.train->tokens)},
                {"validation tokens", grouped(t.val ? t.val->tokens : 0)}});
     log.memory(memory_rows(t.model));
 }
@@ -96,7 +96,8 @@ bool train(Trainer& t, Log& log, double peak) {
 }
 
 int run_training(const Options& options) {
-    for (const std::string& choice : options.kernel) select_kernel(choice);
+    if (options.train_data.empty()) fail("--train-data: expected a pattern of files, found none");
+    const KernelSelection selection(options.kernel);
     computing_queue();  // a machine without the device is told so before any work
     Trainer t(options);
     const std::string moved = prepare_output(options.out, t.resumed_from, t.step);

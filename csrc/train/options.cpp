@@ -226,13 +226,16 @@ std::string suggestion(const std::string& name, const std::string& dashes) {
     return best ? " (did you mean " + dashes + best->name + "?)" : "";
 }
 
+const Flag& flag_of(const std::string& key, const std::string& where) {
+    for (const Flag& flag : flags())
+        if (flag.in_file && key == flag.name) return flag;
+    fail(where, "unknown key ", quote(key), suggestion(key, ""));
+}
+
 void read_file(Options& options, const std::string& path) {
     for (const TomlEntry& entry : read_toml(path)) {
         const std::string where = path + ": line " + std::to_string(entry.line) + ": ";
-        const auto same_key = [&](const Flag& f) { return f.in_file && entry.key == f.name; };
-        const auto flag = std::find_if(flags().begin(), flags().end(), same_key);
-        if (flag == flags().end()) fail(where, "unknown key ", quote(entry.key), suggestion(entry.key, ""));
-        assign(options, *flag, entry.value, where + entry.key);
+        assign(options, flag_of(entry.key, where), entry.value, where + entry.key);
     }
 }
 
@@ -300,7 +303,10 @@ void parse_command_line(CLI::App& app, int argc, const char* const* argv) {
     fail(quote(rest[0]), ": expected a flag; --help lists them");
 }
 
-void check_together(const Options& options) {
+// What values are together; "none" becomes what it stands for.
+void settle(Options& options) {
+    for (std::string* data : {&options.train_data, &options.val_data})
+        if (*data == "none") data->clear();
     parse_recompute(options.recompute);
     for (const std::string& choice : options.kernel) {
         const size_t equals = choice.find('=');
@@ -345,8 +351,14 @@ Options parse_options(int argc, const char* const* argv) {
     assign_flags(false);
     if (!options.config.empty()) read_file(options, options.config);
     assign_flags(true);
-    if (options.val_data == "none") options.val_data.clear();
-    check_together(options);
+    settle(options);
+    return options;
+}
+
+Options parse_options(const json& values) {
+    Options options;
+    for (const auto& [key, value] : values.items()) assign(options, flag_of(key, ""), value, key);
+    settle(options);
     return options;
 }
 

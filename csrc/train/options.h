@@ -67,6 +67,8 @@ struct Options {
 // Reads the command line and the file that --config names, and checks each value and what they are together.
 // Throws Error naming the flag, or the file, line and key. --help prints the flags and ends the program.
 Options parse_options(int argc, const char* const* argv);
+// The same of a JSON object with a file's keys; what it does not name is as it is by default.
+Options parse_options(const nlohmann::json& values);
 
 // Micro-steps of an update: total-batch-size / (batch-size * seq-len * devices). Throws Error where they do
 // not divide it.

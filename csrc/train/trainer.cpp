@@ -1,5 +1,7 @@
 #include "train/trainer.h"
 
+#include <cstdlib>
+
 #include "core/gemm.h"
 #include "train/memory.h"
 #include "train/sample.h"
@@ -19,6 +21,17 @@ Config model_config(const Options& o) {
 
 Loader load_data(const std::string& pattern, const Options& o, const Config& config, int64_t accumulation) {
     return Loader(pattern, o.seq_len, config.V, o.batch_size, accumulation, static_cast<uint64_t>(o.seed));
+}
+
+std::optional<Loader> load_training_data(const Options& o, const Config& config, int64_t accumulation) {
+    if (o.train_data.empty()) return std::nullopt;
+    return load_data(o.train_data, o, config, accumulation);
+}
+
+std::optional<Tokenizer> load_tokenizer(const Options& o, const std::optional<Loader>& train) {
+    if (train) return find_tokenizer(o.tokenizer, *train);
+    if (o.tokenizer == "auto" || o.tokenizer == "none") return std::nullopt;
+    return Tokenizer(o.tokenizer);
 }
 
 // A model that validates on other ids than it trains on would only look bad: refuse it.
@@ -94,15 +107,15 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
       resumed_from(checkpoint_to_resume(o.out, o.resume)),
       config(model_config(o)),
       accumulation(micro_steps(o, devices)),
-      train(load_data(o.train_data, o, config, accumulation)),
-      tokenizer(find_tokenizer(o.tokenizer, train)),
+      train(load_training_data(o, config, accumulation)),
+      tokenizer(load_tokenizer(o, train)),
       schedule{o.schedule, o.lr, o.min_lr_frac, o.warmup_steps, o.steps},
       model(config, model_options(o)),
       replays(o.graphs == "on"),
       most_in_flight(ahead.value_or(model.queue.where == Where::device ? 1 : 0)) {
     if (!o.val_data.empty()) {
         val.emplace(load_data(o.val_data, o, config, 1));
-        check_same_tokenizer(train, *val);
+        if (train) check_same_tokenizer(*train, *val);
         val->validation_batches(o.val_steps);  // refuses too little data now, not after the first hour
     }
     check_memory(model, o);
@@ -139,6 +152,12 @@ void Trainer::launch(Replayed& r) {
 }
 
 void Trainer::start_update() {
+    start_update([this](int64_t micro, int32_t* tokens, int32_t* targets) {
+        train->micro_batch(step, micro, 0, devices, tokens, targets);
+    });
+}
+
+void Trainer::start_update(const Batch& batch) {
     CHECK(in_flight() <= most_in_flight);
     const bool first = !optimizer.launched;
     Flight& f = flights[static_cast<size_t>(step) % flights.size()];
@@ -146,7 +165,7 @@ void Trainer::start_update() {
     const int64_t rows = options.batch_size * options.seq_len;
     for (int64_t micro = 0; micro < accumulation; micro++) {
         int32_t *tokens = f.tokens.data + micro * rows, *targets = f.targets.data + micro * rows;
-        train.micro_batch(step, micro, 0, devices, tokens, targets);
+        batch(micro, tokens, targets);
         set_batch(model, tokens, targets, options.batch_size, options.seq_len);
         launch(micro == 0 ? first_micro_step : later_micro_step);
         const Tensor& losses = model.activations.losses;
@@ -178,43 +197,71 @@ UpdateResult Trainer::finish_update() {
 }
 
 double Trainer::validate() {
-    CHECK(in_flight() == 0);
-    const int64_t batches = val->validation_batches(options.val_steps);
-    Flight& f = flights[0];
-    double sum = 0;
-    for (int64_t batch = 0; batch < batches; batch++) {
-        val->validation_batch(batch, f.tokens.data, f.targets.data);
-        set_batch(model, f.tokens.data, f.targets.data, options.batch_size, options.seq_len);
-        forward(model);
-        sum += mean_loss(model);
-    }
-    return sum / static_cast<double>(batches);
+    const int64_t B = options.batch_size, batches = val->validation_batches(options.val_steps);
+    return mean_loss_of(batches * B, options.seq_len,
+                        [&](int64_t first, int64_t, int32_t* tokens, int32_t* targets) {
+                            val->validation_batch(first / B, tokens, targets);
+                        });
 }
 
-std::string Trainer::sample() {
-    const int32_t start =
-        tokenizer ? tokenizer->end_of_text : static_cast<int32_t>(std::max<int64_t>(config.bos, 0));
-    const Sampling sampling{options.sample_temperature, options.sample_top_k,
-                            static_cast<uint64_t>(options.seed), static_cast<uint32_t>(step)};
-    const std::vector<int32_t> ids = generate(model, {start}, options.sample_tokens, sampling);
+double Trainer::mean_loss_of(int64_t rows, int64_t T, const Rows& fill) {
+    CHECK(in_flight() == 0 && rows > 0);
+    Flight& f = flights[0];
+    double sum = 0;
+    for (int64_t first = 0; first < rows; first += options.batch_size) {
+        const int64_t count = std::min(options.batch_size, rows - first);
+        fill(first, count, f.tokens.data, f.targets.data);
+        set_batch(model, f.tokens.data, f.targets.data, count, T);
+        forward(model);
+        sum += mean_loss(model) * static_cast<double>(count);
+    }
+    return sum / static_cast<double>(rows);
+}
+
+int32_t Trainer::first_token() const {
+    return tokenizer ? tokenizer->end_of_text : static_cast<int32_t>(std::max<int64_t>(config.bos, 0));
+}
+
+std::vector<int32_t> Trainer::sample(std::vector<int32_t> prompt, int64_t count, double temperature,
+                                     int64_t top_k) {
+    CHECK(in_flight() == 0);
+    return generate(model, std::move(prompt), count,
+                    {temperature, top_k, static_cast<uint64_t>(options.seed), static_cast<uint32_t>(step)});
+}
+
+std::string Trainer::text_of(const std::vector<int32_t>& ids) const {
     if (tokenizer) return tokenizer->decode(ids);
     std::string text;
     for (int32_t id : ids) text += (text.empty() ? "" : " ") + std::to_string(id);
     return text;
 }
 
-std::string Trainer::save() {
+std::string Trainer::sample() {
+    return text_of(
+        sample({first_token()}, options.sample_tokens, options.sample_temperature, options.sample_top_k));
+}
+
+Manifest Trainer::manifest() const {
     CHECK(in_flight() == 0);
-    Manifest manifest = describe_run(options, devices, step);
+    Manifest m = describe_run(options, devices, step);
     for (const Operation* op : operations())
         for (const Variant* v : op->selected) {
-            std::string& names = manifest.kernels[op->name];
+            std::string& names = m.kernels[op->name];
             names += std::string(names.empty() ? "" : ",") + v->name;
         }
-    manifest.gemms = gemm_choices();
-    const std::string json = config_json(config, model.options.precision.weights);
-    return write_checkpoint(options.out, options.keep_checkpoints, manifest, json,
+    m.gemms = gemm_choices();
+    return m;
+}
+
+std::string Trainer::save() {
+    return write_checkpoint(options.out, options.keep_checkpoints, manifest(),
+                            config_json(config, model.options.precision.weights),
                             weight_tensors(model.parameters), optimizer_tensors(model.parameters));
+}
+
+void Trainer::save_to(const std::string& directory) {
+    write_checkpoint_to(directory, manifest(), config_json(config, model.options.precision.weights),
+                        weight_tensors(model.parameters), optimizer_tensors(model.parameters));
 }
 
 }  // namespace llamac

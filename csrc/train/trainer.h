@@ -32,9 +32,9 @@ struct Trainer {
     const Options options;
     const std::string resumed_from;  // a checkpoint, or ""
     const Config config;
-    const int64_t accumulation;  // micro-steps an update
-    const Loader train;
-    std::optional<Loader> val;  // none: --val-data ""
+    const int64_t accumulation;   // micro-steps an update
+    std::optional<Loader> train;  // none: --train-data "", for whoever brings the batches
+    std::optional<Loader> val;    // none: --val-data ""
     std::optional<Tokenizer> tokenizer;
     Schedule schedule;
     Model model;
@@ -45,6 +45,9 @@ struct Trainer {
     // Puts the next update into the model's stream: micro-steps, gradient norm, AdamW. The host gathers its tokens and
     // goes on; so it may start the next before this one is done, by most_in_flight.
     void start_update();
+    // The same on batches of the caller's: fills tokens and targets [B,T] of micro-step `micro`, counted from 0.
+    using Batch = std::function<void(int64_t micro, int32_t* tokens, int32_t* targets)>;
+    void start_update(const Batch& batch);
     int64_t in_flight() const { return step - finished; }
     const int64_t most_in_flight;  // unless told: 1 on a GPU, 0 where the host computes
     // Waits for the oldest update in flight.
@@ -54,10 +57,23 @@ struct Trainer {
 
     // Mean loss over the validation batches. Only where there is validation data.
     double validate();
-    // Text of --sample-tokens tokens that the model writes after an end-of-text token.
+    // Mean loss over rows of T tokens, --batch-size of them at a time: fills tokens and targets [count,T] from row
+    // `first` on.
+    using Rows = std::function<void(int64_t first, int64_t count, int32_t* tokens, int32_t* targets)>;
+    double mean_loss_of(int64_t rows, int64_t T, const Rows& fill);
+    // What stands before a document: the tokenizer's, or else the model's first token.
+    int32_t first_token() const;
+    // Tokens that the model writes after the prompt; the same of the same weights at the same step.
+    std::vector<int32_t> sample(std::vector<int32_t> prompt, int64_t count, double temperature,
+                                int64_t top_k);
+    // Their text (Tokenizer::decode); without a tokenizer their ids.
+    std::string text_of(const std::vector<int32_t>& ids) const;
+    // Text as the flags say: --sample-tokens tokens after the first one.
     std::string sample();
     // Writes OUT/step_NNNNNN; returns its path.
     std::string save();
+    // Writes the same into a directory of any name, which must not exist.
+    void save_to(const std::string& directory);
     int64_t tokens_per_update() const { return accumulation * options.batch_size * options.seq_len; }
 
   private:
@@ -80,6 +96,7 @@ struct Trainer {
         std::optional<Graph> graph;
     };
     void launch(Replayed& work);
+    Manifest manifest() const;
 
     Replayed first_micro_step, later_micro_step, optimizer;
     std::deque<Flight> flights;  // the update `step` is flights[step % size]

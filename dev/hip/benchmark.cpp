@@ -279,7 +279,7 @@ Result time_job(const Job& job, const Flags& flags, Checker& checker) {
     for (const Variant& v : job.op->variants) {
         if (v.where != Where::device || !entry_of(v, job)) continue;
         if (!flags.variant.empty() && flags.variant != v.name) continue;
-        if (v.supports && !v.supports(call)) continue;
+        if (!v.supports(call)) continue;
         const std::vector<int> blocks = v.threads.empty() ? std::vector<int>{0} : v.threads;
         Call first = call;
         first.device.threads = blocks[0];

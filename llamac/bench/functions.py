@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from llamac import extension, ops
+from llamac import ops
 from llamac.bench import torch_operations as torch_ops
 from llamac.bench.timing import Call
 from llamac.bench.torch_operations import DTYPES, Case, Inputs
 from llamac.config import load_config
+from llamac.registry import least_work
 from llamac.rule import BACKWARD, FORWARD, violation
 
 # Described operations by name, with the operands that are left out.
@@ -39,7 +40,7 @@ class Function:
         """(bytes, FLOPs) that a call must at least move and compute."""
         dtype = next(name for name, dtype in DTYPES.items() if dtype == case.dtype["T"])
         parts = self.forward | self.backward if backward else self.forward
-        each = [extension.least_work(name, case.size, dtype, absent) for name, absent in parts.items()]
+        each = [least_work(name, case.size, dtype, absent) for name, absent in parts.items()]
         return sum(b for b, _ in each), sum(f for _, f in each)
 
 

@@ -129,9 +129,19 @@ void attention_backward_reference(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, V
         }
 }
 
-bool whole_groups(const Call& call) {
-    return call["NH"] % call["NKV"] == 0;
-}
+// The tests stand beside the kernels.
+constexpr Limits flash_limits{
+    "HD 64 or 128, NH a multiple of NKV, T at most 2^30, scale above 0, heads that begin at multiples of 16 "
+    "bytes",
+    flash_supports};
+#if defined(LLAMAC_WARPGROUPS)
+constexpr Limits hopper_limits{
+    "a Hopper GPU, HD 64 or 128, NH a multiple of NKV, T at most 2^30, scale above 0, heads that begin at "
+    "multiples of 16 bytes",
+    hopper_supports};
+#endif
+constexpr Limits whole_groups{"NH a multiple of NKV",
+                              [](const Call& call) { return call["NH"] % call["NKV"] == 0; }};
 
 // Only the causal half counts: T(T+1)/2 pairs of query and key.
 double forward_flops(const Call& call) {
@@ -152,10 +162,10 @@ Operation attention_forward(
       whole_groups},
 #if defined(LLAMAC_WARPGROUPS)
      {"3", "flash for Hopper: wgmma, TMA, warps that copy and warps that compute", Where::device,
-      entries<attention_forward_3>(), hopper_supports},
+      entries<attention_forward_3>(), hopper_limits},
 #endif
      {"2", "flash: tiles on matrix cores, running softmax, 128-bit accesses", Where::device,
-      entries<attention_forward_2>(), flash_supports},
+      entries<attention_forward_2>(), flash_limits},
      {"1",
       "naive: repeated keys and values, whole scores in memory",
       Where::device,
@@ -182,14 +192,14 @@ Operation attention_backward(
       "flash for Hopper: as 2, with wgmma, TMA, warps that copy and warps that compute",
       Where::device,
       entries<attention_backward_4>(),
-      hopper_supports,
+      hopper_limits,
       {},
       attention_backward_workspace_4},
      {"5",
       "as 4 in one pass, dq by atomic adds: faster, not deterministic",
       Where::device,
       entries<attention_backward_5>(),
-      hopper_supports,
+      hopper_limits,
       {},
       attention_backward_workspace_5,
       false},
@@ -198,14 +208,14 @@ Operation attention_backward(
       "flash: tiles on matrix cores, p made again from lse, 128-bit accesses",
       Where::device,
       entries<attention_backward_2>(),
-      flash_supports,
+      flash_limits,
       {},
       attention_backward_workspace_2},
      {"3",
       "as 2 in one pass on matrix cores, dq by 128-bit atomic adds: faster, not deterministic",
       Where::device,
       entries<attention_backward_3>(),
-      flash_supports,
+      flash_limits,
       {},
       attention_backward_workspace_3,
       false},

@@ -84,6 +84,19 @@ double flops(const Call& call) {
     return 2.0 * static_cast<double>(call["N"] * call["C"]) * static_cast<double>(call["K"]);
 }
 
+// The tests stand beside the kernels.
+constexpr Limits tiled_limits{"C and K multiples of 8, N, C and K at most 2^30, operands aligned to 16 bytes",
+                              tiled_supports};
+#if defined(LLAMAC_BLASLT)
+constexpr Limits forward_library_limits{
+    "a product that the library takes, operands aligned to 16 bytes, out not in the residual's memory",
+    library_supports_forward};
+constexpr Limits backward_input_library_limits{
+    "a product that the library takes, operands aligned to 16 bytes", library_supports_backward_input};
+constexpr Limits backward_weight_library_limits{
+    "a product that the library takes, operands aligned to 16 bytes", library_supports_backward_weight};
+#endif
+
 Operation matmul_forward(
     "matmul_forward(out: T[N,K]; x: T[N,C], weight: T[K,C], residual?: T[N,K])",
     "out = x * transposed weight (+ residual)",
@@ -98,12 +111,12 @@ Operation matmul_forward(
       "the vendor's library (hipBLASLt, cuBLASLt), the fastest of its candidates",
       Where::device,
       entries<matmul_forward_library<float>, matmul_forward_library<bf16>>(),
-      library_supports_forward,
+      forward_library_limits,
       {},
       library_workspace},
 #endif
      {"2", "tiled: blocks on matrix cores, copies ahead of use, 128-bit accesses", Where::device,
-      entries<matmul_forward_2>(), tiled_supports},
+      entries<matmul_forward_2>(), tiled_limits},
      {"1", "naive: a thread an element", Where::device,
       entries<matmul_forward_1<float>, matmul_forward_1<bf16>>()},
      {"reference", "plain loops", Where::host,
@@ -125,12 +138,12 @@ Operation matmul_backward_input(
       "the vendor's library (hipBLASLt, cuBLASLt), the fastest of its candidates",
       Where::device,
       entries<matmul_backward_input_library<float>, matmul_backward_input_library<bf16>>(),
-      library_supports_backward_input,
+      backward_input_library_limits,
       {},
       library_workspace},
 #endif
      {"2", "tiled: blocks on matrix cores, copies ahead of use, 128-bit accesses", Where::device,
-      entries<matmul_backward_input_2>(), tiled_supports},
+      entries<matmul_backward_input_2>(), tiled_limits},
      {"1", "naive: a thread an element", Where::device,
       entries<matmul_backward_input_1<float>, matmul_backward_input_1<bf16>>()},
      {"reference", "plain loops", Where::host,
@@ -154,12 +167,12 @@ Operation matmul_backward_weight(
       Where::device,
       entries<matmul_backward_weight_library<float, float>, matmul_backward_weight_library<bf16, float>,
               matmul_backward_weight_library<bf16, bf16>>(),
-      library_supports_backward_weight,
+      backward_weight_library_limits,
       {},
       library_workspace},
 #endif
      {"2", "tiled: blocks on matrix cores, copies ahead of use, 128-bit accesses", Where::device,
-      entries<matmul_backward_weight_2<float>, matmul_backward_weight_2<bf16>>(), tiled_supports},
+      entries<matmul_backward_weight_2<float>, matmul_backward_weight_2<bf16>>(), tiled_limits},
      {"1", "naive: a thread an element", Where::device,
       entries<matmul_backward_weight_1<float, float>, matmul_backward_weight_1<bf16, float>,
               matmul_backward_weight_1<bf16, bf16>>()},

@@ -1,0 +1,38 @@
+// Arrays of Python's, in place: numpy's, and any library's through DLPack
+// (https://data-apis.org/array-api/latest/design_topics/data_interchange.html), on the host or on the device.
+#pragma once
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace llamac {
+
+struct Array {
+    void* data = nullptr;
+    char kind = 0;  // as numpy has it: f, i, u, b; V: bfloat16
+    int64_t itemsize = 0;
+    std::vector<int64_t> shape, strides;  // strides in elements
+    bool on_device = false;               // the one that this build computes on
+    bool read_only = false;
+    pybind11::object owner;  // keeps the memory
+
+    int64_t elements() const;
+    // Bytes from the first element to the last, gaps of the strides included.
+    int64_t span_bytes() const;
+};
+
+// what: what messages call it. stream: where the caller reads the memory, which the array's library then makes wait for
+// its own work; the device's default one if there is none. Throws Error for what is no array, or is on a device that is
+// not the current one.
+Array array_of(pybind11::handle object, const std::string& what, std::optional<int64_t> stream = {});
+// Throws Error for more than Tensor::max_rank dimensions, or a type that operations do not have.
+Tensor tensor_of(const Array& array, const std::string& what);
+// As numpy's, copied if it is on the device. Throws Error for bfloat16, which numpy has not.
+pybind11::array host_array(const Array& array, const std::string& what);
+
+}  // namespace llamac

@@ -1,0 +1,142 @@
+// llamac._native.Trainer: the program's trainer (train/trainer.h) for Python. llamac/trainer.py checks what users give it.
+#include "train/trainer.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "native.h"
+
+namespace py = pybind11;
+
+namespace llamac {
+namespace {
+
+using Ids = py::array_t<int32_t, py::array::c_style>;
+
+// One call of a trainer: with the kernels that its run chose.
+struct TrainerCall {
+    explicit TrainerCall(const Options& options) : selection(options.kernel) {}
+
+  private:
+    NativeCall call;
+    KernelSelection selection;
+};
+
+// Throws what a trainer's constructor throws, but holds no lock while Python has the GIL.
+std::unique_ptr<Trainer> make_trainer(const std::string& options_json) {
+    const Options options = parse_options(nlohmann::json::parse(options_json));
+    const TrainerCall call(options);
+    return std::make_unique<Trainer>(options, 0);  // step() waits for its loss: nothing is ever ahead
+}
+
+py::dict as_dict(const UpdateResult& r) {
+    py::dict d;
+    d["step"] = r.step;
+    d["loss"] = r.loss;
+    d["grad_norm"] = r.grad_norm;
+    d["lr"] = r.lr;
+    d["ms"] = r.ms;
+    return d;
+}
+
+UpdateResult update(Trainer& t, const Trainer::Batch* batch) {
+    const TrainerCall call(t.options);
+    if (batch)
+        t.start_update(*batch);
+    else
+        t.start_update();
+    return t.finish_update();
+}
+
+// tokens, targets: [tokens_per_update].
+py::dict step(Trainer& t, const Ids& tokens, const Ids& targets) {
+    CHECK(tokens.size() == t.tokens_per_update() && targets.size() == t.tokens_per_update());
+    const int64_t rows = t.options.batch_size * t.options.seq_len;
+    const Trainer::Batch batch = [&, from = tokens.data(), to = targets.data()](
+                                     int64_t micro, int32_t* micro_tokens, int32_t* micro_targets) {
+        std::copy_n(from + micro * rows, rows, micro_tokens);
+        std::copy_n(to + micro * rows, rows, micro_targets);
+    };
+    return as_dict(update(t, &batch));
+}
+
+// tokens, targets: [rows,T].
+double validate(Trainer& t, const Ids& tokens, const Ids& targets) {
+    const int64_t rows = tokens.shape(0), T = tokens.shape(1);
+    const int32_t *from = tokens.data(), *to = targets.data();
+    const TrainerCall call(t.options);
+    return t.mean_loss_of(rows, T,
+                          [&](int64_t first, int64_t count, int32_t* some_tokens, int32_t* some_targets) {
+                              std::copy_n(from + first * T, count * T, some_tokens);
+                              std::copy_n(to + first * T, count * T, some_targets);
+                          });
+}
+
+// In f32, which holds bf16 exactly; numpy has no bf16.
+py::dict parameters(const Trainer& t) {
+    py::dict all;
+    for (const NamedTensor& p : weight_tensors(t.model.parameters)) {
+        const std::vector<int64_t> shape(p.tensor.shape, p.tensor.shape + p.tensor.rank);
+        py::array_t<float> values(shape);
+        float* to = values.mutable_data();
+        const int64_t count = p.tensor.elements();
+        {
+            const NativeCall call;
+            if (p.tensor.dtype == DType::f32) {
+                copy_bytes(to, p.tensor.data, p.tensor.bytes());
+            } else {
+                HostCopy copy(p.tensor.data, p.tensor.bytes());
+                const bf16* from = static_cast<const bf16*>(copy.from_device().data);
+                std::transform(from, from + count, to, [](bf16 x) { return float(x); });
+            }
+        }
+        all[p.name.c_str()] = values;
+    }
+    return all;
+}
+
+void save(Trainer& t, const std::string& directory) {
+    const TrainerCall call(t.options);
+    t.save_to(directory);
+}
+
+}  // namespace
+
+void define_trainer(py::module_& m) {
+    py::class_<Trainer>(m, "Trainer")
+        .def(py::init(&make_trainer), py::arg("options"))
+        .def("step", &step)
+        .def("step", [](Trainer& t) { return as_dict(update(t, nullptr)); })
+        .def("validate", &validate)
+        .def("validate",
+             [](Trainer& t) {
+                 const TrainerCall call(t.options);
+                 return t.validate();
+             })
+        .def("sample",
+             [](Trainer& t, std::vector<int32_t> prompt, int64_t count, double temperature, int64_t top_k) {
+                 const TrainerCall call(t.options);
+                 return t.sample(std::move(prompt), count, temperature, top_k);
+             })
+        .def("text_of",
+             [](const Trainer& t, const std::vector<int32_t>& ids) { return py::bytes(t.text_of(ids)); })
+        .def("first_token", &Trainer::first_token)
+        .def("parameters", &parameters)
+        .def("save", &save)
+        .def_property_readonly("updates", [](const Trainer& t) { return t.step; })
+        .def_property_readonly("accumulation", [](const Trainer& t) { return t.accumulation; })
+        .def_property_readonly("remarks", [](const Trainer& t) { return t.remarks; })
+        .def_property_readonly("has_training_data", [](const Trainer& t) { return t.train.has_value(); })
+        .def_property_readonly("has_validation_data", [](const Trainer& t) { return t.val.has_value(); })
+        .def_property_readonly("options", [](const Trainer& t) { return to_json(t.options).dump(); })
+        .def_property_readonly("config", [](const Trainer& t) {
+            return config_json(t.config, t.model.options.precision.weights);
+        });
+}
+
+}  // namespace llamac

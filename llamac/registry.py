@@ -1,0 +1,56 @@
+"""The compiled operations by name, on arrays of any library: what tests and benchmarks call.
+
+`kernels()` lists every operation with its operands, scalars and variants; `run()` calls one of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llamac.native import native
+
+
+def kernels() -> list[dict[str, Any]]:
+    """Every operation, by name; dictionaries that the caller may change.
+
+    name, summary; `operands`: outputs, then inputs, each with name, type (T storage, A its arithmetic type, G
+    a gradient's storage, M a moment's, or f32, i32), shape ((letter or "", factor, divisor) a dimension) and
+    the marks output, nullable, accumulated, in_place, strided, positive, bound; `scalars`: (name, f|i|b);
+    `variants` in order of preference: name, idea, where ("host" or "device"), types (the operands' types, one
+    list for each combination that it takes), limits (what else it asks of a call, in words, or ""), threads
+    (a block's, the default first), deterministic;
+    `default`: the variant that a call where this build computes asks first: those behind it in `variants`
+    that compute in the same place follow, until one takes the call. None: no variant does.
+    """
+    return native.kernels()
+
+
+def run(
+    operation: str,
+    outputs: Sequence[Any],
+    inputs: Sequence[Any],
+    scalars: Sequence[float | int | bool] = (),
+    variant: str = "",
+    stream: int | None = None,
+) -> None:
+    """Run one call; outputs are written in place.
+
+    outputs, inputs: arrays of the description's shapes and types, f32, bf16 (ml_dtypes' in numpy), f64 or
+    i32; numpy's, or any object with `__dlpack__`; None for an operand that is left out. scalars: in the
+    description's order. variant: its name; empty: the first that supports the call.
+    Arrays on the current device are used in place, on `stream` (its address; the call does not wait), or on
+    the default stream, which is waited for. Arrays in host memory go to a variant of the host in place, to
+    one of the device by way of copies. Indices are not checked: they address memory.
+    Raises Error (a ValueError) naming the operand, what was expected and what was found.
+    """
+    native.run(operation, [*outputs, *inputs], list(scalars), variant, stream)
+
+
+def least_work(
+    operation: str, sizes: Mapping[str, int], dtype: str, absent: Sequence[str] = ()
+) -> tuple[float, float]:
+    """(bytes, FLOPs) that a call must at least move and compute, by its description.
+
+    sizes: by dimension letter; dtype: "f32" or "bf16", of storage; absent: operands that are left out. Raises
+    Error (a ValueError).
+    """
+    return native.least_work(operation, dict(sizes), dtype, list(absent))

@@ -1,0 +1,181 @@
+"""The program's trainer for Python: `./train_llama3`, update by update, with the same bits."""
+
+import json
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llamac.errors import InputError
+from llamac.native import native
+from llamac.options import Options, from_keys, override, read_toml
+
+IGNORED = -100  # PyTorch's ignore_index
+
+
+def _configured(config: Options | str | os.PathLike | None) -> Options:
+    """What Trainer's first argument means."""
+    if isinstance(config, Options):
+        return config
+    no_data = {"train_data": "none", "val_data": "none"}
+    if config is None:
+        return Options(**no_data)
+    path = Path(config)
+    if path.suffix == ".toml":
+        return Options(**read_toml(str(path)))
+    if not path.is_dir():
+        return Options(model=str(config), **no_data)
+    manifest = path / "manifest.json"
+    if not manifest.exists():
+        return Options(model=str(path), init="load", **no_data)
+    try:
+        values = json.loads(manifest.read_text(encoding="utf-8"))["config"]
+    except (OSError, ValueError, TypeError, KeyError):
+        raise InputError(f"{manifest}: expected a checkpoint's manifest with a config") from None
+    return Options(**from_keys(values, str(manifest)) | {"model": str(path), "resume": str(path)})
+
+
+class Trainer:
+    """One training run, with the model on the device (the processor in a CPU build).
+
+    config: Options; a TOML file that `--config` takes; a preset's name; a Hugging Face directory, with whose
+    weights the run begins; or a checkpoint, Trainer's or the program's, that it goes on from, with the run's
+    options. flags: the program's flags over these, with underscores: `Trainer("tiny", lr=1e-3)`. Options,
+    files and checkpoints name training and validation data, which are opened; a model alone names none, nor
+    does `train_data="none"`. A run's learning rates follow its schedule, so `steps` says how long it will be.
+
+    The caller is the loop: the flags of the program's own (val_every, checkpoint_every, out, profile, ...) do
+    nothing, and nothing is written but by save(). One call computes at a time in a process; other Python
+    threads run on. Raises Error (a ValueError) for bad input, in one line: what, where, expected, found.
+
+    options: Options, resolved. config: the model's config.json.
+    """
+
+    def __init__(self, config: Options | str | os.PathLike | None = None, **flags: Any):
+        asked = override(_configured(config), flags)
+        self._native = native.Trainer(json.dumps(asked.to_dict()))
+        self.options = Options(**from_keys(json.loads(self._native.options), "options"))
+        self.config: dict[str, Any] = json.loads(self._native.config)
+        self._last: dict[str, float] = {}
+        if self._native.remarks:
+            warnings.warn(self._native.remarks, stacklevel=2)
+
+    @property
+    def updates(self) -> int:
+        """Updates done, those before a checkpoint included."""
+        return self._native.updates
+
+    @property
+    def last(self) -> dict[str, float]:
+        """Of the last update: step (from 1), loss, grad_norm (before clipping), lr, ms. Empty before the
+        first."""
+        return dict(self._last)
+
+    def step(self, tokens: Any = None, targets: Any = None) -> float:
+        """One update: micro-steps, gradient norm, AdamW. Returns its loss, the mean over its tokens.
+
+        tokens, targets: integers [accumulation * B, T], micro-batch after micro-batch, B = batch_size and T =
+        seq_len; numpy's, or with `__dlpack__`, on the host or on the device; or nested lists. Targets are the
+        next tokens; -100 counts as loss 0. Without arguments: the run's own next batch, as the program draws
+        it.
+        """
+        if self.updates >= self.options.steps:
+            raise InputError(
+                f"step {self.updates + 1}: expected at most steps = {self.options.steps} updates"
+            )
+        if tokens is None and targets is None:
+            if not self._native.has_training_data:
+                raise InputError("step: expected tokens and targets, or train_data, found neither")
+            self._last = self._native.step()
+        else:
+            rows = self._native.accumulation * self.options.batch_size
+            self._last = self._native.step(*self._batch(tokens, targets, rows))
+        return self._last["loss"]
+
+    def validate(self, tokens: Any = None, targets: Any = None) -> float:
+        """Mean loss, weights unchanged. tokens, targets: integers [any, up to seq_len], as step() takes them.
+        Without arguments: over the run's validation batches, at most val_steps of them, as the program does
+        it."""
+        if tokens is None and targets is None:
+            if not self._native.has_validation_data:
+                raise InputError("validate: expected tokens and targets, or val_data, found neither")
+            return self._native.validate()
+        return self._native.validate(*self._batch(tokens, targets))
+
+    def sample(
+        self,
+        n: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        prompt: Sequence[int] | None = None,
+    ) -> list[int]:
+        """Ids of n tokens that the model writes after the prompt (by default: after the token that stands
+        before a document). The flags sample_tokens, sample_temperature (0: the likeliest token) and
+        sample_top_k (0: all) are the defaults. The same of the same weights: random numbers come from the
+        seed and the number of updates."""
+        given = {"sample_tokens": n, "sample_temperature": temperature, "sample_top_k": top_k}
+        o = override(self.options, {name: value for name, value in given.items() if value is not None})
+        start = [self._native.first_token()] if prompt is None else self._ids(prompt, "prompt", 1).tolist()
+        return self._native.sample(start, o.sample_tokens, o.sample_temperature, o.sample_top_k)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, by the tokenizer beside the training data or of the flag tokenizer; without
+        one, the ids themselves. Bytes that are not UTF-8 become U+FFFD."""
+        return self._native.text_of(list(ids)).decode(errors="replace")
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write a checkpoint into a new directory: config.json and model.safetensors, which transformers
+        opens, the optimizer's state and a manifest. `--resume PATH` and Trainer(path) go on from it with the
+        same bits."""
+        directory = os.path.abspath(path)
+        try:
+            os.makedirs(os.path.dirname(directory), exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{error.filename}: {error.strerror}") from None
+        self._native.save(directory)
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Copies of all weights by Hugging Face's names, float32, which holds bfloat16 exactly: numpy has no
+        bfloat16."""
+        return self._native.parameters()
+
+    def _batch(self, tokens: Any, targets: Any, rows: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Both as int32, checked: [rows, seq_len]; without rows, any number of them, of at most seq_len."""
+        if tokens is None or targets is None:
+            missing = "tokens" if tokens is None else "targets"
+            raise InputError(f"{missing}: expected an array of integers, found none")
+        arrays = self._ids(tokens, "tokens", 2), self._ids(targets, "targets", 2, IGNORED)
+        for name, array in zip(("tokens", "targets"), arrays):
+            T = self.options.seq_len
+            good = array.shape == (rows, T) if rows else array.size and array.shape[1] <= T
+            if not good:
+                expected = f"({rows}, {T})" if rows else f"(rows, up to {T})"
+                raise InputError(f"{name}: expected shape {expected}, found {array.shape}")
+        if arrays[0].shape != arrays[1].shape:
+            raise InputError(f"targets: expected shape {arrays[0].shape} as tokens, found {arrays[1].shape}")
+        return arrays
+
+    def _ids(self, array: Any, what: str, rank: int, none: int | None = None) -> np.ndarray:
+        """int32 [rank dimensions], contiguous: ids of the vocabulary, or `none`."""
+        if hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray):
+            array = native.host_array(array, what)
+        try:
+            array = np.asarray(array)
+        except ValueError as error:  # rows of different lengths
+            raise InputError(f"{what}: expected an array of integers: {error}") from None
+        if array.dtype.kind not in "iu":
+            raise InputError(f"{what}: expected integers, found {array.dtype}")
+        if array.ndim != rank or not array.size:
+            raise InputError(
+                f"{what}: expected {rank} dimensions that are not empty, found shape {array.shape}"
+            )
+        V = self.config["vocab_size"]
+        wrong = (array < 0) | (array >= V)
+        if none is not None:
+            wrong &= array != none
+        if wrong.any():
+            raise InputError(f"{what}: expected ids from 0 to {V - 1}, found {array[wrong][0]}")
+        return np.ascontiguousarray(array, dtype=np.int32)

@@ -1,0 +1,202 @@
+"""llamac.kernels() and llamac.run(): what the registry shows, and arrays of any library."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import llamac
+
+ROWS, C, EPS = 5, 24, 1e-5
+
+
+class Foreign:
+    """An array of a library that only speaks DLPack, as it was before version 1."""
+
+    def __init__(self, array: np.ndarray, device: tuple[int, int] = (1, 0)):
+        self.array, self.device = array, device
+
+    def __dlpack__(self, stream=None):
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self.device
+
+
+def operands() -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Outputs, NaN at first, and inputs of rmsnorm_forward."""
+    rng = np.random.default_rng(0)
+    x, weight = (rng.standard_normal(shape, dtype=np.float32) for shape in ((ROWS, C), (C,)))
+    return [np.full((ROWS, C), np.nan, np.float32), np.full(ROWS, np.nan, np.float32)], [x, weight]
+
+
+def rmsnorm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    x = x.astype(np.float64)
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + EPS) * weight
+
+
+def test_the_listing_says_what_runs():
+    listing = {op["name"]: op for op in llamac.kernels()}
+    assert {"rmsnorm_forward", "attention_backward", "adamw"} <= listing.keys()
+    for op in listing.values():
+        variants = {v["name"]: v for v in op["variants"]}
+        home = [v["name"] for v in op["variants"] if v["where"] == variants[op["default"]]["where"]]
+        assert op["default"] == home[0] and "reference" in variants
+        assert all(v["types"] and v["idea"] and v["where"] in ("host", "device") for v in variants.values())
+    variants = {v["name"]: v for v in listing["attention_forward"]["variants"]}
+    assert variants["2"]["limits"] and variants["2"]["types"][0][0] == "bf16"
+
+
+def variants(operation: str) -> dict[str, dict]:
+    """By name; "" is the one that runs by default."""
+    op = next(op for op in llamac.kernels() if op["name"] == operation)
+    by_name = {v["name"]: v for v in op["variants"]}
+    return by_name | {"": by_name[op["default"]]}
+
+
+@pytest.fixture
+def gpu():
+    """torch, where our kernels and it compute on a GPU."""
+    torch = pytest.importorskip("torch")
+    if variants("rmsnorm_forward")[""]["where"] != "device" or not torch.cuda.is_available():
+        pytest.skip("this build computes on the processor")
+    return torch
+
+
+def test_the_default_is_what_runs_without_a_name():
+    default = variants("rmsnorm_forward")[""]
+    if default["where"] == "device":
+        pytest.skip("arrays in host memory have other variants: test_arrays_on_a_gpu")
+    found = []
+    for variant in ("", default["name"]):
+        outputs, inputs = operands()
+        llamac.run("rmsnorm_forward", outputs, inputs, [EPS], variant)
+        np.testing.assert_allclose(outputs[0], rmsnorm(*inputs), rtol=1e-5, atol=1e-6)
+        found.append(outputs)
+    assert all(np.array_equal(a, b) for a, b in zip(*found))
+
+
+@pytest.mark.parametrize("own_stream", [False, True])
+def test_arrays_on_a_gpu(gpu, own_stream):
+    """In place, also behind work that their library has not done yet."""
+    stream = gpu.cuda.Stream()
+    for name, variant in variants("rmsnorm_forward").items():
+        if variant["where"] != "device":
+            continue
+        outputs, inputs = operands()
+        on_gpu = [gpu.from_numpy(array).cuda() for array in outputs + inputs]
+        with gpu.cuda.stream(stream):
+            stream.wait_stream(gpu.cuda.default_stream())
+            gpu.cuda._sleep(10_000_000)
+            on_gpu[2] *= 2
+            which = stream.cuda_stream if own_stream else None
+            llamac.run("rmsnorm_forward", on_gpu[:2], on_gpu[2:], [EPS], name, which)
+        stream.synchronize()
+        truth = rmsnorm(2 * inputs[0], inputs[1])
+        np.testing.assert_allclose(on_gpu[0].cpu().numpy(), truth, rtol=1e-5, atol=1e-6)
+
+
+def test_arrays_in_two_places(gpu):
+    outputs, inputs = operands()
+    on_gpu = [gpu.from_numpy(array).cuda() for array in outputs]
+    with pytest.raises(llamac.Error, match="out is on the device, x is in host memory: expected all of them"):
+        llamac.run("rmsnorm_forward", on_gpu, inputs, [EPS])
+
+
+@pytest.mark.parametrize("variant", ["", "reference", "2"])
+@pytest.mark.parametrize("library", ["numpy", "torch", "foreign", "mixed"])
+def test_arrays_of_any_library(library, variant):
+    import torch
+
+    wraps = {"numpy": [np.asarray] * 4, "torch": [torch.from_numpy] * 4, "foreign": [Foreign] * 4}
+    wraps["mixed"] = [np.asarray, torch.from_numpy, Foreign, np.asarray]
+    outputs, inputs = operands()
+    truth = rmsnorm(*inputs)
+    wrapped = [wrap(array) for wrap, array in zip(wraps[library], outputs + inputs)]
+    llamac.run("rmsnorm_forward", wrapped[:2], wrapped[2:], [EPS], variant)
+    np.testing.assert_allclose(outputs[0], truth, rtol=1e-5, atol=1e-6)
+    assert np.isfinite(outputs[1]).all()
+
+
+@pytest.mark.parametrize("variant", ["", "reference", "1"])
+def test_bf16_and_strides(variant):
+    """Heads inside of joined rows, in torch's bf16, which numpy has not."""
+    import torch
+
+    joined = torch.randn(2, 3, 6, 8).bfloat16()
+    x = joined[:, :, 1:3]
+    out = torch.full((2, 3, 4, 8), torch.nan, dtype=torch.bfloat16)
+    llamac.run("repeat_kv_forward", [out], [x], [], "" if variant == "" else variant)
+    assert torch.equal(out, x.repeat_interleave(2, 2))
+
+
+def test_read_only_arrays():
+    outputs, inputs = operands()
+    for array in inputs:
+        array.flags.writeable = False
+    llamac.run("rmsnorm_forward", outputs, inputs, [EPS])
+    assert np.isfinite(outputs[0]).all()
+    outputs[0].flags.writeable = False
+    with pytest.raises(llamac.Error, match="rmsnorm_forward: out: is read-only"):
+        llamac.run("rmsnorm_forward", outputs, inputs, [EPS])
+
+
+def test_a_call_keeps_no_array():
+    outputs, inputs = operands()
+    wrapped = [Foreign(array) for array in (*outputs, *inputs)]
+    before = [sys.getrefcount(w.array) for w in wrapped]
+    llamac.run("rmsnorm_forward", wrapped[:2], wrapped[2:], [EPS])
+    assert [sys.getrefcount(w.array) for w in wrapped] == before
+
+
+@pytest.mark.parametrize(
+    "pattern, change",
+    [
+        ("x: expected an array .* found list", {2: [[1.0]]}),
+        ("x: is f16, expected f32, bf16, f64 or i32", {2: np.zeros((ROWS, C), np.float16)}),
+        ("x: is i64", {2: np.zeros((ROWS, C), np.int64)}),
+        ("weight is f64, expected f32", {3: np.zeros(C)}),
+        ("weight has shape", {3: np.zeros(C + 1, np.float32)}),
+        ("x: expected this machine's byte order", {2: np.zeros((ROWS, C), ">f4")}),
+        ("x must be contiguous", {2: np.zeros((ROWS, 2 * C), np.float32)[:, ::2]}),
+        ("x: expected strides of at least 0", {2: np.zeros((ROWS, C), np.float32)[::-1]}),
+        ("x is missing", {2: None}),
+        ("x: expected at most 4 dimensions, found 5", {2: np.zeros((1,) * 5, np.float32)}),
+        ("x: is on a device of DLPack's type 7", {2: Foreign(np.zeros(1), (7, 0))}),
+    ],
+)
+def test_bad_arrays(pattern, change):
+    outputs, inputs = operands()
+    arrays = [change.get(k, array) for k, array in enumerate(outputs + inputs)]
+    with pytest.raises(llamac.Error, match=pattern) as error:
+        llamac.run("rmsnorm_forward", arrays[:2], arrays[2:], [EPS])
+    assert str(error.value).startswith("rmsnorm_forward: ") and "\n" not in str(error.value)
+
+
+def test_bad_calls():
+    outputs, inputs = operands()
+    for pattern, arguments in (
+        ("no operation is called rms", ("rms", outputs, inputs, [EPS])),
+        ("no variant 9, expected one of", ("rmsnorm_forward", outputs, inputs, [EPS], "9")),
+        ("expected 1 scalars, found 0", ("rmsnorm_forward", outputs, inputs)),
+        ("expected 4 tensors, found 5", ("rmsnorm_forward", outputs, [*inputs, None], [EPS])),
+    ):
+        with pytest.raises(llamac.Error, match=pattern):
+            llamac.run(*arguments)
+
+
+def test_a_tensor_that_wants_gradients():
+    import torch
+
+    outputs, inputs = operands()
+    x = torch.from_numpy(inputs[0]).requires_grad_()
+    with pytest.raises(llamac.Error, match=r"rmsnorm_forward: x: .*detach"):
+        llamac.run("rmsnorm_forward", outputs, [x, inputs[1]], [EPS])
+
+
+def test_names_are_functions_whatever_was_imported():
+    """No module of the package takes the place of one of its functions."""
+    names = "llamac.kernels, llamac.run, llamac.Trainer"
+    code = f"import llamac, llamac.registry, llamac.trainer; assert all(map(callable, ({names})))"
+    subprocess.run([sys.executable, "-c", code], check=True)

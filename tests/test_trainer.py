@@ -1,0 +1,336 @@
+"""llamac.Trainer: the bits of the program, whoever reads the batches, and what it refuses."""
+
+import json
+import re
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from run import MODEL, PRECISIONS, T, V, events, flags, losses
+
+import llamac
+from llamac.data import Loader
+from llamac.native import native
+from llamac.options import Options, parse
+
+pytestmark = pytest.mark.program
+
+FILES = ("config.json", "model.safetensors", "optimizer.safetensors")
+ACCUMULATION = 2
+BOS = json.loads(Path(MODEL).read_text())["bos_token_id"]
+
+
+def options(data: Path, out: Path, **extra) -> Options:
+    return parse(flags(data, out, **extra))
+
+
+def batches(o: Options, micro_steps: int = ACCUMULATION) -> Loader:
+    return Loader(o.train_data, o.seq_len, V, o.batch_size, micro_steps, seed=o.seed)
+
+
+def train_by_hand(trainer: llamac.Trainer, updates: int) -> list[float]:
+    """Losses of so many updates more, on micro-batches that Python reads."""
+    loader = batches(trainer.options)
+    found = []
+    for _ in range(updates):
+        parts = [loader.micro_batch(trainer.updates, micro) for micro in range(ACCUMULATION)]
+        found.append(trainer.step(*(np.concatenate(part) for part in zip(*parts))))
+    return found
+
+
+def same_files(ours: Path, theirs: Path) -> bool:
+    return all((ours / file).read_bytes() == (theirs / file).read_bytes() for file in FILES)
+
+
+def small(**extra) -> llamac.Trainer:
+    return llamac.Trainer(MODEL, seq_len=T, batch_size=2, gemm_cache="none", **extra)
+
+
+def ids(rows: int = 2, width: int = T) -> tuple[np.ndarray, np.ndarray]:
+    drawn = np.random.default_rng(0).integers(0, V, (rows, width + 1))
+    return drawn[:, :-1], drawn[:, 1:].copy()
+
+
+# The same bits as the program
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_updates(train, data, tmp_path, precision):
+    extra = PRECISIONS[precision] | {"total_batch_size": ACCUMULATION * 4 * T}
+    train(*flags(data, tmp_path / "program", **extra))
+    trainer = llamac.Trainer(options(data, tmp_path / "unused", **extra))
+    assert train_by_hand(trainer, 5) + [trainer.step() for _ in range(3)] == losses(tmp_path / "program")
+    last = events(tmp_path / "program", "step")[-1]
+    assert {key: trainer.last[key] for key in ("step", "loss", "grad_norm", "lr")} == {
+        key: last[key] for key in ("step", "loss", "grad_norm", "lr")
+    }
+    trainer.save(tmp_path / "deep/folder")
+    assert same_files(tmp_path / "deep/folder", tmp_path / "program/step_000008")
+    assert not (tmp_path / "unused").exists()
+
+
+def test_validation_and_samples(train, data, tmp_path):
+    extra = {"sample_every": 4, "sample_tokens": 9, "sample_temperature": 1.5}
+    train(*flags(data, tmp_path / "out", **extra))
+    trainer = llamac.Trainer(options(data, tmp_path, **extra))
+    found = {0: trainer.validate()}
+    texts = []
+    for step in range(1, 9):
+        trainer.step()
+        if step % 4 == 0:
+            found[step] = trainer.validate()
+            texts.append(trainer.decode(trainer.sample()))
+    assert found == {e["step"]: e["loss"] for e in events(tmp_path / "out", "val")}
+    assert texts == [e["text"] for e in events(tmp_path / "out", "sample")]
+    loader = Loader(trainer.options.val_data, T, V, 4)
+    by_hand = [np.concatenate(part) for part in zip(*loader.validation(2))]
+    assert trainer.validate(*by_hand) == found[8]
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16", "bf16-throughout"])
+def test_the_program_goes_on_from_save(train, data, tmp_path, precision):
+    extra = PRECISIONS[precision] | {"total_batch_size": ACCUMULATION * 4 * T}
+    train(*flags(data, tmp_path / "whole", **extra))
+    trainer = llamac.Trainer(options(data, tmp_path, **extra))
+    first = train_by_hand(trainer, 3)
+    trainer.save(tmp_path / "saved")
+    train(*flags(data, tmp_path / "rest", **extra), "--resume", tmp_path / "saved")
+    assert first + losses(tmp_path / "rest") == losses(tmp_path / "whole")
+    assert same_files(tmp_path / "rest/step_000008", tmp_path / "whole/step_000008")
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16", "bf16-throughout"])
+def test_going_on_from_the_programs_checkpoint(train, data, tmp_path, precision):
+    extra = PRECISIONS[precision] | {"total_batch_size": ACCUMULATION * 4 * T}
+    train(*flags(data, tmp_path / "whole", **extra))
+    trainer = llamac.Trainer(tmp_path / "whole/step_000004")
+    assert trainer.updates == 4 and trainer.options.dtype == extra.get("dtype", "f32")
+    assert train_by_hand(trainer, 2) == losses(tmp_path / "whole")[4:6]
+    trainer.save(tmp_path / "saved")
+    again = llamac.Trainer(str(tmp_path / "saved"))
+    assert train_by_hand(again, 2) == losses(tmp_path / "whole")[6:]
+    again.save(tmp_path / "end")
+    assert same_files(tmp_path / "end", tmp_path / "whole/step_000008")
+
+
+def test_a_run_configuration(train, data, tmp_path):
+    text = train(*flags(data, tmp_path / "out", lr=0.01), "--print-config").stdout
+    (tmp_path / "run.toml").write_text(text)
+    trainer = llamac.Trainer(tmp_path / "run.toml", steps=3)
+    assert trainer.options.lr == 0.01 and trainer.options.steps == 3
+    assert trainer.options.train_data == f"{data}/train_*.bin" and trainer.step() > 0
+
+
+# What goes in and comes out
+
+
+class Foreign:
+    """An array of a library that only speaks DLPack."""
+
+    def __init__(self, array: np.ndarray):
+        self.array = array
+
+    def __dlpack__(self, stream=None):
+        assert stream is None  # as the protocol wants it of host memory
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_batches_of_any_library():
+    import torch
+
+    tokens, targets = ids()
+    read_only = tokens.copy()
+    read_only.flags.writeable = False
+    kinds = {
+        "int64": (tokens, targets),
+        "uint16": (tokens.astype(np.uint16), targets.astype(np.uint16)),
+        "read-only": (read_only, targets),
+        "strided": (np.repeat(tokens, 2, 1)[:, ::2], targets[:, ::-1].copy()[:, ::-1]),
+        "lists": (tokens.tolist(), targets.tolist()),
+        "torch": (torch.tensor(tokens), torch.tensor(targets).t().contiguous().t()),
+        "foreign": (Foreign(tokens.astype(np.int32)), Foreign(targets)),
+    }
+    if torch.cuda.is_available():
+        kinds["device"] = torch.tensor(tokens).cuda(), torch.tensor(targets, dtype=torch.int32).cuda()
+    found = {kind: small().step(*batch) for kind, batch in kinds.items()}
+    assert len(set(found.values())) == 1 and np.isfinite(found["int64"]), found
+
+
+def test_ignored_targets_and_validation_of_any_shape():
+    trainer = small()
+    tokens, targets = ids(5, 7)
+    rows = [trainer.validate(tokens[k : k + 1], targets[k : k + 1]) for k in range(5)]
+    np.testing.assert_allclose(trainer.validate(tokens, targets), np.mean(rows), rtol=1e-5)
+    targets[0] = -100
+    assert trainer.validate(tokens[:1], targets[:1]) == 0
+    np.testing.assert_allclose(trainer.validate(tokens, targets), np.sum(rows[1:]) / 5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_weights_in_and_out(tmp_path, dtype):
+    """parameters() are what the file holds, which transformers opens; another run can begin with it."""
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    trainer = small(dtype=dtype)
+    trainer.step(*ids())
+    trainer.save(tmp_path / "saved")
+    held = {name: t.float().numpy() for name, t in load_file(tmp_path / "saved/model.safetensors").items()}
+    ours = trainer.parameters()
+    assert list(ours) == [f"model.{name}" for name in ("embed_tokens.weight",)] + list(ours)[1:]
+    assert ours.keys() == held.keys() and all(np.array_equal(ours[name], held[name]) for name in held)
+    assert trainer.config == json.loads((tmp_path / "saved/config.json").read_text())
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype="auto").state_dict()
+    assert all(np.array_equal(ours[name], theirs[name].float().numpy()) for name in ours)
+
+    (tmp_path / "saved/manifest.json").unlink()
+    started = llamac.Trainer(tmp_path / "saved", seq_len=T, batch_size=2, dtype=dtype, gemm_cache="none")
+    assert started.updates == 0 and started.options.init == "load"
+    assert all(np.array_equal(value, ours[name]) for name, value in started.parameters().items())
+
+
+def test_samples():
+    trainer = small(seed=7)
+    assert trainer.sample(6) == trainer.sample(6) and len(trainer.sample()) == trainer.options.sample_tokens
+    likeliest = trainer.sample(6, temperature=0)
+    assert likeliest == trainer.sample(6, top_k=1) and all(0 <= id < V for id in likeliest)
+    assert trainer.sample(5, temperature=0, prompt=[BOS, likeliest[0]]) == likeliest[1:]
+    assert trainer.decode([3, 5]) == "3 5"
+    assert trainer.sample(6, temperature=5.0, top_k=0) != likeliest
+
+
+def test_kernels_are_the_trainers_own():
+    """A run's choice of variants stays in its calls: those of others, and the manifest, do not see it."""
+    ours = small(kernel=("rmsnorm_forward=1", "swiglu_forward=1"))
+    plain = small()
+    batch = ids()
+    assert abs(plain.step(*batch) - ours.step(*batch)) < 1e-5
+    x, weight, out, rstd = np.ones((2, 8)), np.ones(8), np.full((2, 8), np.nan), np.full(2, np.nan)
+    llamac.run("rmsnorm_forward", [out, rstd], [x, weight], [0.0])  # kernel 1 has no f64
+    assert np.array_equal(out, x)
+    with pytest.raises(llamac.Error, match="rmsnorm_forward: no variant 9"):
+        small(kernel=["rmsnorm_forward=9"])
+
+
+def test_other_threads_run_on():
+    trainer = small()
+    thread = threading.Thread(target=trainer.sample, args=(300,))
+    thread.start()
+    ticks = 0
+    while thread.is_alive():
+        ticks += 1
+        time.sleep(1e-3)
+    assert ticks > 5
+
+
+def test_two_trainers_in_two_threads():
+    def train(found: list, kernel: tuple[str, ...] = ()) -> list:
+        trainer = small(kernel=kernel)
+        found += [trainer.step(*ids()) for _ in range(4)]
+        return found
+
+    alone, one, two = train([]), [], []
+    threads = [
+        threading.Thread(target=train, args=arguments) for arguments in ((one,), (two, ("swiglu_forward=1",)))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert one == alone and len(two) == 4
+
+
+def test_the_manifest_has_the_kernels(tmp_path):
+    for name, kernel in (("a", ["rope_forward=1"]), ("b", [])):
+        small(kernel=kernel).save(tmp_path / name)
+    found = [json.loads((tmp_path / name / "manifest.json").read_text())["kernels"] for name in "ab"]
+    assert found == [{"rope_forward": "1"}, {}]
+
+
+# Bad input: llamac.Error, one line
+
+
+def refused(pattern: str, call, *arguments, **keywords) -> None:
+    with pytest.raises(llamac.Error) as error:
+        call(*arguments, **keywords)
+    assert re.search(pattern, str(error.value)) and "\n" not in str(error.value), str(error.value)
+
+
+@pytest.mark.parametrize(
+    "pattern, config, extra",
+    [
+        ("llama9", "llama9", {}),
+        ("no/such.toml", "no/such.toml", {}),
+        ("unknown key learning_rate", MODEL, {"learning_rate": 1}),
+        (r"batchsize.*did you mean batch_size", MODEL, {"batchsize": 1}),
+        ("lr: expected a number of at least 0, found 'high'", MODEL, {"lr": "high"}),
+        ("steps: expected an integer of at least 1, found 0", MODEL, {"steps": 0}),
+        ("total-batch-size.*multiple", MODEL, {"total_batch_size": 100}),
+        ("seq-len 256", MODEL, {}),
+        ("no/such/.*no such file", MODEL, {"train_data": "no/such/*.bin", "seq_len": T}),
+        ("grad-dtype bf16", MODEL, {"grad_dtype": "bf16"}),
+        ("no/such", MODEL, {"seq_len": T, "resume": "no/such"}),
+        ("memory: the run needs", MODEL, {"seq_len": T, "batch_size": 1 << 25}),
+    ],
+)
+def test_bad_configurations(pattern, config, extra):
+    refused(pattern, llamac.Trainer, config, **extra)
+
+
+def test_bad_folders(tmp_path):
+    (tmp_path / "manifest.json").write_text("{}")
+    refused("manifest.json: expected a checkpoint's manifest", llamac.Trainer, tmp_path)
+    (tmp_path / "manifest.json").write_text('{"config": {"seed": "x"}}')
+    refused("manifest.json: seed: expected an integer", llamac.Trainer, tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    refused("config.json", llamac.Trainer, tmp_path)
+
+
+def test_bad_batches():
+    trainer = small(steps=1)
+    tokens, targets = ids()
+    wide = ids(2, T + 1)
+    for pattern, *batch in (
+        (rf"tokens: expected shape \(2, {T}\), found \(2, {T + 1}\)", *wide),
+        (rf"targets: expected shape \(2, {T}\), found \(1, {T}\)", tokens, targets[:1]),
+        ("tokens: expected 2 dimensions", tokens[0], targets[0]),
+        ("tokens: expected integers, found float64", tokens / 2, targets),
+        ("tokens: expected integers, found bool", tokens > 3, targets),
+        (f"tokens: expected ids from 0 to {V - 1}, found {V}", np.full_like(tokens, V), targets),
+        ("tokens: expected ids .* found -100", np.full_like(tokens, -100), targets),
+        ("targets: expected ids .* found -1", tokens, np.full_like(tokens, -1)),
+        ("targets: expected ids .* found 4294967296", tokens, np.full_like(tokens, 1 << 32)),
+        ("tokens: expected an array of integers", [[1], [2, 3]], targets),
+        ("targets: expected an array of integers, found none", tokens),
+        ("expected tokens and targets, or train_data",),
+    ):
+        refused(pattern, trainer.step, *batch)
+    refused("rows, up to", trainer.validate, *wide)
+    refused("or val_data", trainer.validate)
+    refused("sample_tokens: expected an integer of at least 1", trainer.sample, 0)
+    refused("prompt: expected ids", trainer.sample, 1, prompt=[V])
+    assert trainer.updates == 0 and trainer.last == {}
+    trainer.step(tokens, targets)
+    refused("step 2: expected at most steps = 1", trainer.step, tokens, targets)
+
+
+def test_save_writes_over_nothing(tmp_path):
+    trainer = small()
+    trainer.save(tmp_path / "a")
+    before = (tmp_path / "a/manifest.json").read_bytes()
+    refused("a: expected no file or directory of this name", trainer.save, tmp_path / "a")
+    (tmp_path / "file").write_text("")
+    refused("file", trainer.save, tmp_path / "file/below")
+    assert (tmp_path / "a/manifest.json").read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "file"]
+
+
+def test_a_failed_check_raises():
+    """What ends the program is an exception here."""
+    with pytest.raises(RuntimeError, match=r"CHECK\(.*step.*\) failed at .*schedule.cpp"):
+        native.learning_rate(0, 1.0, 0.0, 0, 10, "constant")
