@@ -14,4 +14,6 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     if name == "ops":
         return import_module("llamac.ops")
+    if name in ("patch", "unpatch"):
+        return getattr(import_module("llamac.transformers_patch"), name)
     raise AttributeError(f"module 'llamac' has no attribute '{name}'")

@@ -1,0 +1,512 @@
+"""llamac.patch on transformers' models: losses and gradients by the rule, beside the unpatched model's; that
+our operations run; and that what they do not take is left to the model's own code.
+"""
+
+import copy
+import functools
+import inspect
+import pickle
+import sys
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from rule import BACKWARD, FORWARD, violation
+from test_reference_model import DoubleTorch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import llamac
+from llamac import transformers_patch
+from llamac.transformers_patch import report
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+B, T, V, LAYERS = 2, 19, 131, 2
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 88,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": V,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0}
+LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+# name: family, its configuration
+MODELS = {
+    "llama": ("Llama", {}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True, "rope_scaling": LLAMA3}),
+    "llama-biased": ("Llama", {"mlp_bias": True, "attention_bias": True}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral-window": ("Mistral", {"sliding_window": 7}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2-window": (
+        "Qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 7,
+            "max_window_layers": 1,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+
+
+def build(name: str = "llama", dtype: torch.dtype = torch.float32, kind: str = "ForCausalLM", **changes):
+    """A model in training mode, the same weights every time: those that bfloat16 holds."""
+    family, config = MODELS[name]
+    config = getattr(transformers, f"{family}Config")(**SIZES | config | changes)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}{kind}")(config)
+    for parameter in model.parameters():  # and no buffers: transformers loads frequencies in float32
+        if parameter.dim() == 1:  # norms are ones, biases zeros
+            parameter.data += torch.randn_like(parameter) * 0.2
+        parameter.data = parameter.data.bfloat16().to(dtype)
+    return model.train()
+
+
+def tokens(batch: int = B) -> torch.Tensor:
+    return torch.randint(3, V, (batch, T), generator=torch.Generator().manual_seed(1))
+
+
+def labelled(labels: torch.Tensor | None = None, **inputs) -> dict:
+    return {"input_ids": tokens(), "labels": tokens() if labels is None else labels, **inputs}
+
+
+def ignored() -> torch.Tensor:
+    labels = tokens()
+    labels[:, 3:7] = -100
+    return labels
+
+
+PADDED = torch.ones(B, T, dtype=torch.long)
+PADDED[0, -5:] = 0
+PACKED = torch.cat((torch.arange(8), torch.arange(T - 8))).expand(B, T)
+OFFSET = torch.arange(T) + torch.tensor([[0], [9]])
+INPUTS = {
+    "plain": labelled(),
+    "no cache": labelled(use_cache=False),
+    "ignored": labelled(ignored()),
+    "items": labelled(ignored(), num_items_in_batch=torch.tensor(17)),
+    "all seen": labelled(attention_mask=torch.ones(B, T)),
+    "padded right": labelled(tokens().masked_fill(PADDED == 0, -100), attention_mask=PADDED),
+    "padded left": labelled(tokens().masked_fill(PADDED.flip(1) == 0, -100), attention_mask=PADDED.flip(1)),
+    "packed": labelled(position_ids=PACKED, use_cache=False),
+    "offset": labelled(position_ids=OFFSET),
+    "embedded": {"inputs_embeds": F.one_hot(tokens() % 64, 64).bfloat16(), "labels": tokens()},
+}
+
+
+def call(model: nn.Module, inputs: dict) -> tuple[torch.Tensor, dict]:
+    """The loss and all gradients."""
+    inputs = {n: x.to(model.dtype) if n == "inputs_embeds" else x for n, x in inputs.items()}
+    model.zero_grad()
+    loss = model(**inputs).loss
+    loss.backward()
+    return loss.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def in_double(model: nn.Module, inputs: dict) -> tuple[torch.Tensor, dict]:
+    """Of a float64 model: transformers in float64 throughout."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in {sys.modules[type(m).__module__] for m in model.modules()}:
+            if module.__name__ in transformers_patch.FAMILIES:
+                patch.setattr(module, "torch", DoubleTorch())
+        if "_loss_function" not in vars(model):
+            patch.setattr(model, "_loss_function", loss_function, raising=False)
+        return call(model, inputs)
+
+
+@functools.cache
+def truth(name: str, inputs: str) -> tuple[torch.Tensor, dict]:
+    return in_double(build(name, torch.float64), INPUTS[inputs])
+
+
+def loss_function(logits, labels, vocab_size, num_items_in_batch=None, **_):
+    """ForCausalLMLoss, which makes float64's logits float32."""
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    if logits.dtype != torch.float64:
+        logits = logits.float()
+    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction=reduction)
+    return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+def mismatches(ours: list, theirs: list, exact: list, dtype: str) -> list[str]:
+    """Of calls by the three models. Their losses are one tensor: a single number can be right by luck."""
+    wrong = []
+
+    def compare(name: str, factor: float, *tensors: torch.Tensor) -> None:
+        if message := violation(*(x.double().numpy() for x in tensors), dtype, factor):
+            wrong.append(f"{name}: {message}")
+
+    losses = [torch.stack([loss for loss, _ in calls]) for calls in (ours, theirs, exact)]
+    assert losses[0].dtype == losses[1].dtype == torch.float32
+    compare("loss", FORWARD, *losses)
+    for i, columns in enumerate(zip(ours, theirs, exact)):
+        mine, other, true = (gradients for _, gradients in columns)
+        assert mine.keys() == other.keys() == true.keys()
+        for name in true:
+            compare(f"{i} {name}", BACKWARD, mine[name], other[name], true[name])
+    return wrong
+
+
+class Called(TorchDispatchMode):
+    """Counts calls of our operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        namespace, name = func._schema.name.split("::")
+        if namespace == "llamac":
+            self.counts[name] += 1
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", MODELS)
+def test_agreement(name, dtype):
+    model = build(name, DTYPES[dtype])
+    theirs = [call(model, inputs) for inputs in INPUTS.values()]
+    ours = [call(llamac.patch(model), inputs) for inputs in INPUTS.values()]
+    assert mismatches(ours, theirs, [truth(name, inputs) for inputs in INPUTS], dtype) == []
+
+
+NORMS = {
+    "rmsnorm_forward": LAYERS + 1,
+    "residual_rmsnorm_forward": LAYERS,
+    "rmsnorm_backward": 2 * LAYERS + 1,
+}
+ROPES = {"rope_forward": 2 * LAYERS, "rope_backward": 2 * LAYERS}
+FLASH = {"attention_forward": LAYERS, "attention_backward": LAYERS}
+ALL = (
+    NORMS
+    | ROPES
+    | FLASH
+    | {
+        "swiglu_forward": LAYERS,
+        "swiglu_backward": LAYERS,
+        "linear_cross_entropy": 1,
+    }
+)
+
+
+def without(*operations: str) -> dict[str, int]:
+    return {n: count for n, count in ALL.items() if not n.startswith(operations)}
+
+
+def counted(model: nn.Module, inputs: dict) -> dict[str, int]:
+    """Calls of our operations, by name; the loss's own is inside linear_cross_entropy."""
+    with Called() as called:
+        call(model, inputs)
+    return {n: count for n, count in called.counts.items() if n != "cross_entropy"}
+
+
+@pytest.mark.parametrize("inputs", INPUTS)
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2"])
+def test_our_operations_run(name, inputs):
+    expected = without("attention") if inputs in ("padded right", "padded left", "packed") else ALL
+    assert counted(llamac.patch(build(name)), INPUTS[inputs]) == expected
+
+
+def test_a_window_takes_no_attention_of_ours():
+    assert counted(llamac.patch(build("mistral-window")), INPUTS["plain"]) == without("attention")
+    half = FLASH | {"attention_forward": 1, "attention_backward": 1}
+    assert counted(llamac.patch(build("qwen2-window")), INPUTS["plain"]) == ALL | half
+    wide = build("mistral", sliding_window=T + 1)
+    assert counted(llamac.patch(wide), INPUTS["plain"]) == ALL
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_unpatch_restores(name):
+    model = build(name)
+    classes = [type(m) for m in model.modules()]
+    attributes = [{n: id(x) for n, x in vars(m).items()} for m in model.modules()]
+    config, signature = model.config.to_dict(), inspect.signature(model.forward)
+    before = call(model, INPUTS["plain"])
+    assert llamac.patch(model) is model and llamac.patch(model) is model
+    assert inspect.signature(model.forward) == signature and isinstance(model, classes[0])
+    assert [{n: id(x) for n, x in vars(m).items()} for m in model.modules()] == attributes
+    assert llamac.unpatch(model) is model and llamac.unpatch(model) is model
+    assert [type(m) for m in model.modules()] == classes
+    assert [{n: id(x) for n, x in vars(m).items()} for m in model.modules()] == attributes
+    assert model.config.to_dict() == config
+    torch.testing.assert_close(call(model, INPUTS["plain"]), before, rtol=0, atol=0)
+
+
+def test_unknown_models_are_refused():
+    config = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=V)
+    with pytest.raises(TypeError, match=r"GPT2LMHeadModel, expected .* Llama, Mistral, Qwen2$"):
+        llamac.patch(transformers.GPT2LMHeadModel(config))
+    with pytest.raises(TypeError, match=r"Sequential, expected .*; its part 1 is one$"):
+        llamac.patch(nn.Sequential(nn.Identity(), build()))
+
+
+def noise(*shape: int) -> torch.Tensor:
+    """The same for every type: what bfloat16 holds."""
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) * 0.2).bfloat16()
+
+
+class Adapter(nn.Module):
+    """A frozen layer and a low-rank product beside it."""
+
+    def __init__(self, base: nn.Linear):
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Parameter(noise(3, base.in_features).to(base.weight.dtype))
+        self.up = nn.Parameter(noise(base.out_features, 3).to(base.weight.dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + x @ self.down.T @ self.up.T
+
+
+def adapt(model: nn.Module) -> None:
+    model.lm_head = Adapter(model.lm_head)
+    for layer in model.model.layers:
+        layer.self_attn.k_proj = Adapter(layer.self_attn.k_proj)
+        layer.mlp.gate_proj = Adapter(layer.mlp.gate_proj)
+
+
+def freeze(model: nn.Module) -> None:
+    """Only the second layer learns, and not all of its feed-forward network."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith("model.layers.1") and "up_proj" not in name)
+
+
+def hook(model: nn.Module) -> None:
+    layer = model.model.layers[0]
+    for module in (layer.mlp.gate_proj, layer.post_attention_layernorm, model.model.norm, model.lm_head):
+        module.register_forward_hook(lambda module, inputs, out: out * 2)
+    layer.self_attn.register_forward_hook(lambda module, inputs, out: (out[0] * 2, out[1]))
+    layer.mlp.up_proj.register_forward_pre_hook(lambda module, inputs: inputs[0] * 2)
+
+
+def replace_forward(model: nn.Module) -> None:
+    """As those do it who load a weight when it is needed."""
+    layer = model.model.layers[0]
+    for module in (layer.mlp.up_proj, layer.post_attention_layernorm, layer.self_attn, model.lm_head):
+        module.forward = functools.partial(module.forward)
+
+
+def new_head(model: nn.Module) -> None:
+    model.resize_token_embeddings(V + 9, mean_resizing=False)
+    with torch.no_grad():
+        model.lm_head.weight.copy_(noise(V + 9, SIZES["hidden_size"]))
+
+
+def no_causality(model: nn.Module) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
+
+
+def own_loss(model: nn.Module) -> None:
+    model.loss_function = lambda *arguments, **others: 2 * loss_function(*arguments, **others)
+
+
+# name: what is done to a Llama after it is built, configuration, our operations
+CHANGES = {
+    "adapters": (adapt, {}, without("linear_cross_entropy")),
+    "frozen": (freeze, {}, {}),
+    "hooks": (hook, {}, without("linear_cross_entropy")),
+    "own forward": (replace_forward, {}, {}),
+    "own loss": (own_loss, {}, without("linear_cross_entropy")),
+    "new head": (new_head, {}, ALL),
+    "not causal": (no_causality, {}, without("attention")),
+    "gelu": (None, {"hidden_act": "gelu"}, without("swiglu")),
+    "eager": (None, {"attn_implementation": "eager"}, without("attention", "rope")),
+    "odd heads": (None, {"head_dim": 10, "num_key_value_heads": 1}, ALL),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_models_agree(change, dtype):
+    function, config, operations = CHANGES[change]
+
+    def make(dtype):
+        model = build("llama", dtype, **config)
+        if function:
+            function(model)
+        return model
+
+    inputs = [INPUTS[name] for name in ("plain", "ignored", "items", "padded right")]
+    exact = [in_double(make(torch.float64), x) for x in inputs]
+    model = make(DTYPES[dtype])
+    theirs = [call(model, x) for x in inputs]
+    ours = [call(llamac.patch(model), x) for x in inputs]
+    assert mismatches(ours, theirs, exact, dtype) == []
+    if operations:
+        found = counted(model, INPUTS["plain"])
+        assert found.keys() == operations.keys()
+
+
+def test_a_new_head_after_the_patch():
+    model = llamac.patch(build())
+    new_head(model)
+    assert counted(model, INPUTS["plain"]) == ALL
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["llama-tied", "mistral-window", "qwen2"])
+def test_eval_and_outputs(name, dtype):
+    """Logits where they are the result, in the order and form of the unpatched model."""
+    model = build(name, DTYPES[dtype]).eval()
+    exact = build(name, torch.float64).eval()
+    plain, padded = INPUTS["plain"], INPUTS["padded right"]
+    unlabelled = {"input_ids": plain["input_ids"]}
+    calls = (
+        plain,
+        padded,
+        unlabelled,
+        unlabelled | {"logits_to_keep": 3},
+        unlabelled | {"position_ids": OFFSET},
+    )
+
+    def results(model):
+        outs = [model(**inputs, output_hidden_states=True) for inputs in calls]
+        logits, others = [out.logits for out in outs], [out.hidden_states for out in outs]
+        return [*logits, *(x for states in others for x in states)]
+
+    with torch.no_grad():
+        columns = results(model), results(llamac.patch(model)), results(exact)
+        theirs, ours, exact = ([x.double().numpy() for x in column] for column in columns)
+        assert [len(x) for x in (theirs, exact)] == [len(ours)] * 2 == [5 + 5 * (LAYERS + 1)] * 2
+        for a, b, c in zip(ours, theirs, exact):
+            assert violation(a, b, c, dtype, FORWARD) == ""
+        assert model(**plain).loss is not None and model(**unlabelled).loss is None
+        assert isinstance(model(**plain, return_dict=False), tuple)
+    model.train()
+    loss, *rest = model(plain["input_ids"], labels=plain["labels"], use_cache=False, return_dict=False)
+    assert loss.dim() == 0 and rest == []
+    assert model(**plain).logits is None and model(plain["input_ids"]).logits.shape == (B, T, V)
+    positional = model(plain["input_ids"], None, None, None, None, plain["labels"])
+    assert positional.logits is not None and positional.loss is not None
+    assert llamac.patch(llamac.unpatch(model), logits=True)(**plain).logits is not None
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen2-window"])
+@pytest.mark.parametrize("cache", [{}, {"use_cache": False}, {"cache_implementation": "static"}])
+def test_generates_the_same_tokens(name, cache):
+    model = build(name).eval()
+    inputs = {"input_ids": tokens(), "attention_mask": INPUTS["padded left"]["attention_mask"]}
+    settings = {"max_new_tokens": 9, "do_sample": False, "disable_compile": True} | cache
+    before = model.generate(**inputs, **settings)
+    with Called() as called:
+        after = llamac.patch(model).generate(**inputs, **settings)
+    assert torch.equal(before, after)
+    assert called.counts.keys() >= {"rmsnorm_forward", "residual_rmsnorm_forward", "rope_forward"}
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_autocast(name):
+    """Parameters in float32, products in bfloat16."""
+    inputs = [INPUTS["plain"], INPUTS["padded right"], INPUTS["items"]]
+    exact = [in_double(build(name, torch.float64), x) for x in inputs]
+    model = build(name)
+
+    def calls():
+        with torch.autocast("cpu", torch.bfloat16):
+            return [call(model, x) for x in inputs]
+
+    theirs = calls()
+    llamac.patch(model)
+    assert mismatches(calls(), theirs, exact, "bf16") == []
+    with torch.autocast("cpu", torch.bfloat16):
+        assert counted(model, inputs[0]) == ALL
+    with torch.autocast("cpu", torch.float16):
+        assert counted(model, inputs[0]).keys() == NORMS.keys()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_changes_nothing(reentrant):
+    model = llamac.patch(build())
+    expected = call(model, INPUTS["no cache"])
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    torch.testing.assert_close(call(model, INPUTS["no cache"]), expected, rtol=0, atol=0)
+    assert counted(model, INPUTS["no cache"])["attention_forward"] == 2 * LAYERS
+
+
+def test_dropout_of_attention():
+    model = build(attention_dropout=0.5)
+    results = []
+    for function in (lambda model: None, llamac.patch):
+        function(model)
+        torch.manual_seed(5)
+        results.append(call(model, INPUTS["plain"]))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+    assert "attention_forward" not in counted(model, INPUTS["plain"])
+    model.eval()
+    with Called() as called:
+        model(tokens())
+    assert called.counts["attention_forward"] == LAYERS
+
+
+def test_float16_is_left_alone():
+    model = build(dtype=torch.float16)
+    before = call(model, INPUTS["plain"])
+    torch.testing.assert_close(call(llamac.patch(model), INPUTS["plain"]), before, rtol=0, atol=0)
+    assert counted(model, INPUTS["plain"]) == {}
+
+
+@pytest.mark.parametrize("kind", ["Model", "ForSequenceClassification", "ForTokenClassification"])
+def test_other_heads(kind):
+    model = build("qwen2", kind=kind).eval()
+    results = [model(tokens())[0], llamac.patch(model)(tokens())[0]]
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+    with Called() as called:
+        model(tokens())
+    assert called.counts["attention_forward"] == LAYERS
+
+
+def test_copied_pickled_and_saved(tmp_path):
+    """What is saved says nothing of the patch; a copy is patched too."""
+    model = llamac.patch(build())
+    expected = call(model, INPUTS["plain"])
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(again) is type(model) and again.lm_head.weight is not model.lm_head.weight
+        torch.testing.assert_close(call(again, INPUTS["plain"]), expected, rtol=0, atol=0)
+        assert type(llamac.unpatch(again)) is transformers.LlamaForCausalLM
+    model.save_pretrained(tmp_path)
+    assert model.state_dict().keys() == build().state_dict().keys()
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).train()
+    assert loaded.config.architectures == ["LlamaForCausalLM"]
+    torch.testing.assert_close(call(llamac.patch(loaded), INPUTS["plain"]), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name, inputs", [("llama-tied", "no cache"), ("qwen2-window", "plain")])
+def test_compiled_without_a_break(name, inputs):
+    operations = Counter()
+
+    def backend(graph, examples):
+        operations.update(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return torch._dynamo.lookup_backend("aot_eager")(graph, examples)
+
+    torch.compiler.reset()
+    model = llamac.patch(build(name))
+    expected = call(model, INPUTS[inputs])
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    model.zero_grad()
+    loss = compiled(**INPUTS[inputs]).loss
+    loss.backward()
+    found = loss.detach(), {n: p.grad for n, p in model.named_parameters()}
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    window = name == "qwen2-window"
+    assert operations["llamac.attention_forward"] == LAYERS - window
+
+
+def test_report():
+    model = build(hidden_act="gelu")
+    replace_forward(model)
+    lines = report(llamac.patch(model))
+    assert "MLP: 0 of 2" in lines and "Attention: 1 of 2" in lines
