@@ -35,10 +35,12 @@ CAUSAL = "llamac_causal"  # keyword by which a model tells its attentions that t
 
 
 def _fits(*tensors: Tensor) -> bool:
-    """Whether the operations take these together: one type, of those that they know on that device."""
+    """Whether the operations take these together: one type, of those that they know on that device, and no
+    tensor of a class of its own, as sharded and quantised ones are."""
     dtype, device = tensors[0].dtype, tensors[0].device.type
     known = dtype in (torch.float32, torch.bfloat16) or (dtype == torch.float64 and device == "cpu")
-    return known and device in ("cpu", "cuda") and all(t.dtype == dtype for t in tensors)
+    alike = all(t.dtype == dtype and type(t) in (Tensor, nn.Parameter) for t in tensors)
+    return known and alike and device in ("cpu", "cuda")
 
 
 def _untouched(module: nn.Module) -> bool:
@@ -214,7 +216,7 @@ class _Layer(_Piece):
         # Under autocast what is added is narrower than the stream.
         wide = torch.promote_types(x.dtype, hidden_states.dtype)
         x, residual, norm = x.to(wide), hidden_states.to(wide), self.post_attention_layernorm
-        if isinstance(norm, _Norm) and _untouched(norm) and _fits(x, norm.weight):
+        if isinstance(norm, _Norm) and _untouched(norm) and _fits(x, residual, norm.weight):
             residual, x = ops.residual_rmsnorm(x, residual, norm.weight, norm.variance_epsilon)
         else:
             residual = residual + x
@@ -340,6 +342,17 @@ def _reason(module: nn.Module) -> str:
     return ""
 
 
+def _reasons(model: nn.Module) -> dict[nn.Module, str]:
+    """_reason of every module of a known kind."""
+    known = [m for m in model.modules() if _kind(type(m)) in PIECES]
+    reasons = {m: "" if isinstance(m, _Piece) else _reason(m) for m in known}
+    if any(reason and _kind(type(m)) == "Attention" for m, reason in reasons.items()):
+        for m in known:  # what ours returns is for our attentions
+            if _kind(type(m)) == "RotaryEmbedding" and not isinstance(m, _Piece):
+                reasons[m] = "an attention of the model is left"
+    return reasons
+
+
 def patch(model: PreTrainedModel, logits: bool = False) -> PreTrainedModel:
     """Let a transformers model of the Llama, Mistral or Qwen2 family run on llamac's operations; unpatch()
     undoes it. In place; returns the model. A second time changes nothing.
@@ -360,17 +373,10 @@ def patch(model: PreTrainedModel, logits: bool = False) -> PreTrainedModel:
     """
     if not isinstance(model, PreTrainedModel) or _known(type(model)) is None:
         raise TypeError(_refusal(model))
-    modules = [m for m in model.modules() if _kind(type(m)) in PIECES and not isinstance(m, _Piece)]
-    reasons = {m: _reason(m) for m in modules}
-    if any(reason and _kind(type(m)) == "Attention" for m, reason in reasons.items()):
-        reasons |= {
-            m: "an attention of the model is left as it is"
-            for m in modules
-            if _kind(type(m)) == "RotaryEmbedding"
-        }
-    for module, reason in reasons.items():
-        if not reason and not (logits and _kind(type(module)) == "ForCausalLM"):
-            module.__class__ = _replaced(PIECES[_kind(type(module))], type(module))
+    for module, reason in _reasons(model).items():
+        kind = _kind(type(module))
+        if not reason and not isinstance(module, _Piece) and not (logits and kind == "ForCausalLM"):
+            module.__class__ = _replaced(PIECES[kind], type(module))
     for line in report(model):
         logger.info("llamac.patch: %s", line)
     return model
@@ -401,13 +407,24 @@ def unpatch(model: nn.Module) -> nn.Module:
 
 def report(model: nn.Module) -> list[str]:
     """What of a model runs on llamac's operations, and what does not and why, a line each."""
-    kinds = [(_kind(type(m)), m) for m in model.modules() if _kind(type(m)) in PIECES]
-    lines = []
+    reasons, lines = _reasons(model), []
     for kind in PIECES:
-        modules = [m for k, m in kinds if k == kind]
-        ours = sum(isinstance(m, _Piece) for m in modules)
-        reasons = Counter(_reason(m) or "not patched" for m in modules if not isinstance(m, _Piece))
+        modules = [m for m in reasons if _kind(type(m)) == kind]
+        ours = [m for m in modules if isinstance(m, _Piece)]
+        left = Counter(reasons[m] or "not patched" for m in modules if m not in ours)
+        left += Counter(filter(None, (_hindrance(m) for m in ours)))
         if modules:
-            lines.append(f"{kind}: {ours} of {len(modules)}")
-            lines += [f"{kind}: {count} left: {reason}" for reason, count in reasons.items()]
+            lines.append(f"{kind}: {len(ours)} of {len(modules)}")
+        lines += [f"{kind}: {count} of {len(modules)}: {reason}" for reason, count in left.items()]
     return lines
+
+
+def _hindrance(module: nn.Module) -> str:
+    """What keeps a patched module from all that it could do, as things stand."""
+    if isinstance(module, _Attention) and module.config._attn_implementation != "sdpa":
+        return f"left while the attention's implementation is {module.config._attn_implementation}, not sdpa"
+    if isinstance(module, _CausalLM) and not _plain(module.lm_head):
+        return "loss left: lm_head is more than a product with a weight"
+    if isinstance(module, _MLP) and not (_plain(module.gate_proj) and _plain(module.up_proj)):
+        return "products copied together: gate_proj or up_proj is more than a product with a weight"
+    return ""

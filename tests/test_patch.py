@@ -97,6 +97,8 @@ INPUTS = {
     "no cache": labelled(use_cache=False),
     "ignored": labelled(ignored()),
     "items": labelled(ignored(), num_items_in_batch=torch.tensor(17)),
+    "number": labelled(num_items_in_batch=23, ignore_index=int(tokens()[1, 1])),
+    "shifted": labelled(shift_labels=ignored()),
     "all seen": labelled(attention_mask=torch.ones(B, T)),
     "padded right": labelled(tokens().masked_fill(PADDED == 0, -100), attention_mask=PADDED),
     "padded left": labelled(tokens().masked_fill(PADDED.flip(1) == 0, -100), attention_mask=PADDED.flip(1)),
@@ -131,12 +133,17 @@ def truth(name: str, inputs: str) -> tuple[torch.Tensor, dict]:
     return in_double(build(name, torch.float64), INPUTS[inputs])
 
 
-def loss_function(logits, labels, vocab_size, num_items_in_batch=None, **_):
+def loss_function(
+    logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **_
+):
     """ForCausalLMLoss, which makes float64's logits float32."""
     reduction = "mean" if num_items_in_batch is None else "sum"
     if logits.dtype != torch.float64:
         logits = logits.float()
-    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction=reduction)
+    if shift_labels is None:
+        logits, shift_labels = logits[:, :-1], labels[:, 1:]
+    logits, labels = logits.flatten(0, 1), shift_labels.flatten()
+    loss = F.cross_entropy(logits, labels, ignore_index=ignore_index, reduction=reduction)
     return loss if num_items_in_batch is None else loss / num_items_in_batch
 
 
@@ -506,7 +513,21 @@ def test_compiled_without_a_break(name, inputs):
 
 
 def test_report():
-    model = build(hidden_act="gelu")
+    model = build(hidden_act="gelu", attn_implementation="eager")
+    adapt(model)
     replace_forward(model)
-    lines = report(llamac.patch(model))
-    assert "MLP: 0 of 2" in lines and "Attention: 1 of 2" in lines
+    assert report(llamac.patch(model)) == [
+        "RMSNorm: 4 of 5",
+        "RMSNorm: 1 of 5: its forward was replaced",
+        "RotaryEmbedding: 0 of 1",
+        "RotaryEmbedding: 1 of 1: an attention of the model is left",
+        "Attention: 1 of 2",
+        "Attention: 1 of 2: its forward was replaced",
+        "Attention: 1 of 2: left while the attention's implementation is eager, not sdpa",
+        "MLP: 0 of 2",
+        "MLP: 2 of 2: its activation is GELUActivation, not SiLU",
+        "DecoderLayer: 2 of 2",
+        "Model: 1 of 1",
+        "ForCausalLM: 1 of 1",
+        "ForCausalLM: 1 of 1: loss left: lm_head is more than a product with a weight",
+    ]
