@@ -88,13 +88,14 @@ class _Rotary(_Piece):
         cos, sin = super().forward(x.new_empty(0, dtype=torch.float32), position_ids)
         half = cos.shape[-1] // 2
         table = torch.stack((cos[..., :half], sin[..., :half]), -1).flatten(0, 1)
-        if x.dtype == torch.float64:
-            table = table.double()
-        return cos.to(x.dtype), sin.to(x.dtype), table
+        # The bits as integers: FSDP's mixed precision rounds whatever is floating in a layer's arguments.
+        bits = table.double().view(torch.int64) if x.dtype == torch.float64 else table.view(torch.int32)
+        return cos.to(x.dtype), sin.to(x.dtype), bits
 
 
-def _turned(x: Tensor, table: Tensor) -> Tensor:
-    """rope of x [B, T, NH, HD]; the table has T positions, or B T of them."""
+def _turned(x: Tensor, bits: Tensor) -> Tensor:
+    """rope of x [B, T, NH, HD] by the table of _Rotary, which has T positions or B T of them."""
+    table = bits.view(torch.float64 if bits.dtype == torch.int64 else torch.float32)
     if table.shape[0] == x.shape[1]:
         return ops.rope(x, table)
     return ops.rope(x.flatten(0, 1)[None], table).view(x.shape)
@@ -394,14 +395,17 @@ def _refusal(model: Any) -> str:
 
 
 def unpatch(model: nn.Module) -> nn.Module:
-    """Undo patch(): every module has its own class again. Returns the model; without a patch, as it is."""
-    for name, module in model.named_modules():
-        if isinstance(module, _Piece):
-            if "_original" not in type(module).__dict__:
-                raise TypeError(
-                    f"llamac.unpatch: {name} became {type(module)} after llamac.patch; undo that first"
-                )
-            module.__class__ = type(module)._original
+    """Undo patch(): every module has its own class again. Returns the model; without a patch, as it is.
+
+    TypeError, in one line: something else changed a module's class after patch() did.
+    """
+    patched = {name: module for name, module in model.named_modules() if isinstance(module, _Piece)}
+    for name, module in patched.items():
+        if "_original" not in type(module).__dict__:
+            what = f"{name or 'the model'} became {type(module).__name__}"
+            raise TypeError(f"llamac.unpatch: {what} after llamac.patch; undo that first")
+    for module in patched.values():
+        module.__class__ = type(module)._original
     return model
 
 

@@ -148,7 +148,8 @@ def loss_function(
 
 
 def mismatches(ours: list, theirs: list, exact: list, dtype: str) -> list[str]:
-    """Of calls by the three models. Their losses are one tensor: a single number can be right by luck."""
+    """Of calls by the three models. All calls' losses are one tensor, and all their gradients of a parameter:
+    a single number, or the largest of a few, can be right by luck."""
     wrong = []
 
     def compare(name: str, factor: float, *tensors: torch.Tensor) -> None:
@@ -158,11 +159,10 @@ def mismatches(ours: list, theirs: list, exact: list, dtype: str) -> list[str]:
     losses = [torch.stack([loss for loss, _ in calls]) for calls in (ours, theirs, exact)]
     assert losses[0].dtype == losses[1].dtype == torch.float32
     compare("loss", FORWARD, *losses)
-    for i, columns in enumerate(zip(ours, theirs, exact)):
-        mine, other, true = (gradients for _, gradients in columns)
-        assert mine.keys() == other.keys() == true.keys()
-        for name in true:
-            compare(f"{i} {name}", BACKWARD, mine[name], other[name], true[name])
+    columns = [[gradients for _, gradients in calls] for calls in (ours, theirs, exact)]
+    assert all(a.keys() == b.keys() == c.keys() for a, b, c in zip(*columns))
+    for name in columns[0][0]:
+        compare(name, BACKWARD, *(torch.stack([x[name] for x in calls if name in x]) for calls in columns))
     return wrong
 
 
