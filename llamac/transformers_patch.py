@@ -199,14 +199,14 @@ class _GateUp(torch.autograd.Function):
         x, gate, up = ctx.saved_tensors
         rows, width = dout.reshape(-1, dout.shape[-1]), gate.shape[0]
         dgate, dup = rows[:, :width], rows[:, width:]
-        dx = dweights = None
+        dx = dgate_weight = dup_weight = None
         if ctx.needs_input_grad[0]:
             dx = (dgate @ gate).addmm_(dup, up).view(*dout.shape[:-1], -1)
-        needed = ctx.needs_input_grad[1:]
-        if any(needed):
-            x = x.reshape(-1, x.shape[-1])
-        dweights = (d.t() @ x if need else None for d, need in zip((dgate, dup), needed))
-        return dx, *dweights
+        if ctx.needs_input_grad[1]:
+            dgate_weight = dgate.t() @ x.reshape(-1, x.shape[-1])
+        if ctx.needs_input_grad[2]:
+            dup_weight = dup.t() @ x.reshape(-1, x.shape[-1])
+        return dx, dgate_weight, dup_weight
 
 
 class _Layer(_Piece):
@@ -239,8 +239,8 @@ class _Trunk(_Piece):
 class _CausalLM(_Piece):
     @can_return_tuple
     def forward(self, *args: Any, **kwargs: Any) -> CausalLMOutputWithPast:
-        # The base model's first five arguments are the same; labels come right after.
-        if kwargs.get("labels") is None or len(args) > 5 or not self._loss_fits(kwargs):
+        # Labels by position, the sixth, are left to the model; the five before them are the base model's.
+        if kwargs.get("labels") is None or not self._loss_fits(kwargs):
             return super().forward(*args, **kwargs)
         labels = kwargs.pop("labels")
         kwargs.pop("logits_to_keep", None)
