@@ -1,8 +1,9 @@
 """llamac: Llama 3 training in C/HIP, and its operations for PyTorch.
 
 `llamac.ops` holds the operations, differentiable; it needs torch and the compiled extension, and is imported
-when it is first asked for. The modules config, random, schedule, options, data, tokenizer, log and plot need
-neither; import them by name (`from llamac.data import Loader`).
+when it is first asked for. So are `llamac.patch` and `llamac.unpatch`, which need transformers too: they let
+a model of that library run on the operations, and undo it. The modules config, random, schedule, options,
+data, tokenizer, log and plot need none of these; import them by name (`from llamac.data import Loader`).
 """
 
 from importlib import import_module

@@ -38,6 +38,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
 # name: family, its configuration
 MODELS = {
     "llama": ("Llama", {}),
+    "llama-flash": ("Llama", {"head_dim": 64}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True, "rope_scaling": LLAMA3}),
     "llama-biased": ("Llama", {"mlp_bias": True, "attention_bias": True, "rope_scaling": YARN}),
     "mistral": ("Mistral", {"sliding_window": None}),
@@ -106,7 +107,9 @@ INPUTS = {
 
 def call(model: nn.Module, inputs: dict) -> tuple[torch.Tensor, dict]:
     """The loss and all gradients."""
-    inputs = {n: x.to(model.dtype) if n == "inputs_embeds" else x for n, x in inputs.items()}
+    inputs = {n: x.to(model.device) if torch.is_tensor(x) else x for n, x in inputs.items()}
+    if "inputs_embeds" in inputs:
+        inputs["inputs_embeds"] = inputs["inputs_embeds"].to(model.dtype)
     model.zero_grad()
     loss = model(**inputs).loss
     loss.backward()
@@ -149,7 +152,7 @@ def mismatches(ours: list, theirs: list, exact: list, dtype: str) -> list[str]:
     wrong = []
 
     def compare(name: str, factor: float, *tensors: torch.Tensor) -> None:
-        if message := violation(*(x.double().numpy() for x in tensors), dtype, factor):
+        if message := violation(*(x.double().cpu().numpy() for x in tensors), dtype, factor):
             wrong.append(f"{name}: {message}")
 
     losses = [torch.stack([loss for loss, _ in calls]) for calls in (ours, theirs, exact)]

@@ -41,15 +41,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import llamac
+from llamac import extension
 from llamac.transformers_patch import report
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+DEVICES = ["cpu"] + (["cuda"] if extension.platform() != "cpu" and torch.cuda.is_available() else [])
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", MODELS)
-def test_agreement(name, dtype):
-    model = build(name, DTYPES[dtype])
+def test_agreement(name, dtype, device):
+    model = build(name, DTYPES[dtype]).to(device)
     theirs = [call(model, inputs) for inputs in INPUTS.values()]
     ours = [call(llamac.patch(model), inputs) for inputs in INPUTS.values()]
     assert mismatches(ours, theirs, [truth(name, inputs) for inputs in INPUTS], dtype) == []
@@ -85,6 +88,15 @@ def test_unpatch_restores(name):
     assert [{n: id(x) for n, x in vars(m).items()} for m in model.modules()] == attributes
     assert model.config.to_dict() == config
     torch.testing.assert_close(call(model, INPUTS["plain"]), before, rtol=0, atol=0)
+
+
+@pytest.mark.skipif("cuda" not in DEVICES, reason="needs a GPU")
+def test_our_operations_run_on_a_gpu():
+    """Attention where its fast kernels take it: bfloat16 and heads of 64."""
+    for name, dtype in (("llama-flash", "bf16"), ("llama-flash", "f32"), ("llama", "bf16")):
+        model = llamac.patch(build(name, DTYPES[dtype])).cuda()
+        expected = ALL if (name, dtype) == ("llama-flash", "bf16") else without("attention")
+        assert counted(model, INPUTS["plain"]) == expected
 
 
 def test_unknown_models_are_refused():
