@@ -2,9 +2,10 @@
 
 `llamac.kernels()` lists the compiled operations, `llamac.run()` calls a variant of one by name, and
 `llamac.Trainer` is the program's trainer: these need the compiled module, not torch. `llamac.ops` holds the
-operations, differentiable; it needs torch and the compiled extension. All are imported when they are first
-asked for; bad input raises `llamac.Error`. The modules config, random, schedule, options, data, tokenizer,
-log and plot need neither; import them by name (`from llamac.data import Loader`).
+operations, differentiable; it needs torch and the compiled extension. `llamac.patch` lets a model of the
+transformers library run on them, `llamac.unpatch` undoes it. All are imported when they are first asked for;
+bad input raises `llamac.Error`. The modules config, random, schedule, options, data, tokenizer, log and plot
+need none of these; import them by name (`from llamac.data import Loader`).
 """
 
 from importlib import import_module
@@ -12,10 +13,16 @@ from typing import Any
 
 from llamac.errors import InputError as Error
 
-__all__ = ["Error", "Trainer", "kernels", "ops", "run"]
+__all__ = ["Error", "Trainer", "kernels", "ops", "patch", "run", "unpatch"]
 __version__ = "0.1.0"
 
-_HOME = {"kernels": "registry", "run": "registry", "Trainer": "trainer"}
+_HOME = {
+    "Trainer": "trainer",
+    "kernels": "registry",
+    "patch": "transformers_patch",
+    "run": "registry",
+    "unpatch": "transformers_patch",
+}
 
 
 def __getattr__(name: str) -> Any:
