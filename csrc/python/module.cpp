@@ -174,10 +174,6 @@ void run_operation(const std::string& operation, const std::vector<py::object>& 
     run(op, operands.tensors, scalars, {}, named);
 }
 
-DType type_of(const Operand& o, DType storage) {
-    return !o.type ? o.dtype : o.type != 'A' ? storage : storage == DType::f64 ? DType::f64 : DType::f32;
-}
-
 // Of a call of these sizes, whose T, G and M are of one type.
 py::tuple find_least_work(const std::string& operation, const std::map<std::string, int64_t>& sizes,
                           const std::string& dtype, const std::vector<std::string>& absent) {
@@ -188,13 +184,14 @@ py::tuple find_least_work(const std::string& operation, const std::map<std::stri
         if (found == sizes.end()) fail(operation, ": expected the size ", letter, ", found none");
         size.push_back(found->second);
     }
+    if (dtype != "f32" && dtype != "bf16") fail("dtype ", dtype, ": expected f32 or bf16");
     static char somewhere;  // where an operand is that is there; nobody reads it
     std::vector<Tensor> tensors;
     for (const Operand& o : op.operands) {
         Tensor& t = tensors.emplace_back();
         if (std::find(absent.begin(), absent.end(), o.name) != absent.end()) continue;
         t.data = &somewhere;
-        t.dtype = type_of(o, storage_type(dtype));
+        t.dtype = !o.type ? o.dtype : o.type == 'A' ? DType::f32 : storage_type(dtype);
         for (const Dimension& d : o.shape)
             t.shape[t.rank++] =
                 (d.symbol < 0 ? 1 : size[static_cast<size_t>(d.symbol)]) * d.factor / d.divisor;
