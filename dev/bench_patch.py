@@ -1,5 +1,5 @@
-"""llamac.patch beside the model as it was: a training step (loss, gradients) of transformers' Llama with random
-bf16 weights. Prints times, medians of the device's, and peak memory of both, and the ratios.
+"""llamac.patch beside the model as it was: a training step (loss, gradients) of transformers' Llama with
+random bf16 weights. Prints medians of the time and peak memory of both, and the ratios.
 """
 
 import argparse
