@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import resource
 import sys
 import time
@@ -39,12 +40,12 @@ def system_mem_gib() -> float | None:
 
 
 class Log:
-    """Writes the events of one run. `tokens` is those of an update over all devices, `peak_tflops` the
-    devices' peak together, None where unknown."""
+    """Writes the events of one run into the folder `out`; None: nothing, nowhere. `tokens` is those of an
+    update over all devices, `peak_tflops` the devices' peak together, None where unknown."""
 
     def __init__(
         self,
-        out: str | Path,
+        out: str | Path | None,
         *,
         steps: int,
         tokens: int,
@@ -52,9 +53,12 @@ class Log:
         peak_tflops: float | None = None,
         console: TextIO | None = None,
     ):
-        Path(out).mkdir(parents=True, exist_ok=True)
-        self.file = open(Path(out) / "log.jsonl", "w", encoding="utf-8", buffering=1)  # noqa: SIM115
-        self.console = console or sys.stdout
+        path = Path(os.devnull)
+        if out is not None:
+            Path(out).mkdir(parents=True, exist_ok=True)
+            path = Path(out) / "log.jsonl"
+        self.file = open(path, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+        self.console = self.file if out is None else console or sys.stdout
         self.steps, self.tokens, self.flops_per_token, self.peak = steps, tokens, flops_per_token, peak_tflops
         self.clocks = time.perf_counter(), time.process_time()  # at the last step
         self.typical_ms = 0.0  # running mean: one slow step does not move the time left
