@@ -16,6 +16,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +34,7 @@ from torch.utils.checkpoint import checkpoint
 
 import llamac.options
 import llamac.plot
+import llamac.profile
 import llamac.random
 import llamac.tokenizer
 from llamac import hf
@@ -41,7 +43,9 @@ from llamac.data import Loader
 from llamac.errors import InputError, run
 from llamac.log import Log
 from llamac.options import Options, recompute_parts
+from llamac.peak import peak_tflops
 from llamac.schedule import learning_rate
+from llamac.torch_profile import Profiler
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 # Libraries that compute attention, the fastest first: each takes what those before it do not.
@@ -619,7 +623,8 @@ class AdamW:
         return self.weight_decay if weight.dim() == 2 else 0.0
 
     def fused_step(self, grads: list[Tensor], lr: float, norm: Tensor | None, grad_clip: float) -> None:
-        rate = upload(np.array([lr]), self.device).to(self.master[0].dtype)
+        exact = torch.promote_types(self.weights[0].dtype, torch.float32)
+        rate = upload(np.array([lr]), self.device).to(exact)
         step = upload(np.array([self.steps], np.int32), self.device)
         norm = torch.zeros_like(rate) if norm is None else norm.view(1)
         for k, (part, weight, g) in enumerate(zip(self.parts, self.weights, grads, strict=True)):
@@ -912,6 +917,7 @@ class Run:
     val_data: Loader | None
     tokenizer: llamac.tokenizer.Tokenizer | None
     log: Log
+    profiler: Profiler | None
     checkpoints: list[Path] = field(default_factory=list)  # written by this run, oldest first
     running: list[Update] = field(default_factory=list)  # begun and not yet logged, oldest first
     clock: float = 0.0  # when the last one was logged
@@ -947,14 +953,17 @@ def start(o: Options) -> Run:
     forward = torch.compile(model, dynamic=False) if o.compile and world() == 1 else model
     tokens = B * T * micro_steps * world()
     out = o.out if rank() == 0 else None
-    log = Log(out, steps=o.steps, tokens=tokens, flops_per_token=config.flops_per_token(T))
+    peak = peak_tflops(device, DTYPES[o.dtype])
+    peak = peak and peak * world()
+    log = Log(out, steps=o.steps, tokens=tokens, flops_per_token=config.flops_per_token(T), peak_tflops=peak)
     name = torch.cuda.get_device_name() if device == "cuda" else "the CPU"
     log.print(f"PyTorch {torch.__version__} on {name}, {o.model}: {config.num_parameters():,} parameters")
     ranks = f"{world()} devices x " if world() > 1 else ""
     log.print(f"{ranks}{micro_steps} x {B} x {T} tokens an update, {data.tokens:,} to train on")
     log.start(o.to_dict())
     cis = ops.precompute_cis(config, T, device)
-    return Run(o, device, model, forward, cis, optimizer, data, val_data, tokenizer, log)
+    profiler = Profiler(out, o.profile, o.steps, device, DTYPES[o.dtype]) if out and o.profile else None
+    return Run(o, device, model, forward, cis, optimizer, data, val_data, tokenizer, log, profiler)
 
 
 def to_device(batch: tuple[np.ndarray, np.ndarray], device: str) -> tuple[Tensor, Tensor]:
@@ -972,8 +981,9 @@ def update(r: Run, step: int) -> None:
         r.clock = time.perf_counter()
     schedule = {"min_lr_frac": o.min_lr_frac, "warmup_steps": o.warmup_steps, "schedule": o.schedule}
     lr = learning_rate(step, lr=o.lr, steps=o.steps, **schedule)
-    batches = [to_device(r.data.micro_batch(step - 1, micro), r.device) for micro in range(r.data.accum)]
-    with sdpa_kernel(ATTENTION, set_priority=True):
+    profiled = r.profiler.step(step) if r.profiler else nullcontext()
+    with profiled, sdpa_kernel(ATTENTION, set_priority=True):
+        batches = [to_device(r.data.micro_batch(step - 1, micro), r.device) for micro in range(r.data.accum)]
         result = train_step(r.forward, batches, r.cis, r.optimizer, lr, o.grad_clip, DTYPES[o.grad_dtype])
     result, done = result.to("cpu", non_blocking=True), None
     if r.device == "cuda":
@@ -999,6 +1009,7 @@ def finish(r: Run, late: int = 0) -> None:
 
 
 @torch.no_grad()
+@torch.compiler.set_stance("force_eager")
 def validate(r: Run) -> float:
     """Mean loss over --val-steps batches, in nats a token. Ranks take turns with them; one that has none left
     computes any batch without counting it: all of them are needed to gather the weights.
@@ -1018,6 +1029,7 @@ def validate(r: Run) -> float:
 
 
 @torch.no_grad()
+@torch.compiler.set_stance("force_eager")
 def sample(r: Run, step: int) -> str:
     """--sample-tokens tokens behind an end-of-text token, as text where there is a tokenizer. Every token
     costs a forward over the last --seq-len: a cache of keys and values is more code than a sample now and
@@ -1059,6 +1071,9 @@ def train(o: Options) -> None:
         r.log.val(0, validate(r))
     for step in range(1, o.steps + 1):
         update(r, step)
+        if r.profiler and r.profiler.is_complete(step):
+            finish(r)
+            r.log.print(llamac.profile.report(llamac.profile.read(r.profiler.finish())))
         if r.val_data and due(step, o.val_every):
             r.log.val(step, validate(r))
         if o.sample_every and due(step, o.sample_every):
