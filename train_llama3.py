@@ -1106,8 +1106,14 @@ def main() -> None:
     if not argv:
         write_references(ROOT / "data" / "reference")
     elif "--train" in argv:
-        options = llamac.options.parse([arg for arg in argv if arg != "--train"])
-        print(options.to_toml(), end="") if options.print_config else train(options)
+        try:
+            options = llamac.options.parse([arg for arg in argv if arg != "--train"])
+            print(options.to_toml(), end="") if options.print_config else train(options)
+        except (InputError, OSError) as error:
+            if rank() == 0:
+                raise
+            time.sleep(5)  # what is wrong for all is said by rank 0, whose end is the others'
+            raise InputError(f"rank {rank()}: {error}") from None
     elif argv[0] in ("-h", "--help"):
         print(__doc__)
     else:

@@ -196,8 +196,9 @@ def summarise(events: list[dict], device: dict) -> dict:
     rows: dict[tuple[str, str], tuple[_Total, dict[str, _Total]]] = {}
     for w in work:
         name = operation_of(w.kernel, w.call)
-        variant = short_name(w.kernel) if w.kernel else w.call
-        variant = "" if variant in (name, f"llamac::{name}") else variant.removeprefix("aten::")
+        variant = short_name(w.kernel) if w.kernel else w.call.removeprefix("aten::")
+        if category(name) == OTHER or (not w.kernel and w.call == f"llamac::{name}"):
+            variant = ""
         total, shapes = rows.setdefault((name, variant), (_Total(), {}))
         flops = flops_of(w.call, w.dims)
         total.add(w.us, flops)
