@@ -440,15 +440,16 @@ def load_weights(model: Llama, directory: str | Path) -> None:
 
 @torch.no_grad()
 def whole_weights(model: Llama, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """(name, weight on the host) of every weight, one at a time. Sharded ones are gathered: by all ranks."""
+    """(name, weight on the host) of every weight, one at a time, on rank 0; the others help to gather."""
     shapes = dict(model.config.parameters())
     for module in model.modules():  # what the last forward, without a backward, has left gathered
         if isinstance(module, FSDPModule):
             module.reshard()
     for names, parameter in weight_names(model):
         weight = parameter.detach().to(dtype)
-        weight = (weight.full_tensor() if isinstance(weight, DTensor) else weight).cpu()
-        yield from zip(names, weight.split([shapes[name][0] for name in names]), strict=True)
+        weight = weight.full_tensor() if isinstance(weight, DTensor) else weight
+        if rank() == 0:
+            yield from zip(names, weight.cpu().split([shapes[name][0] for name in names]), strict=True)
 
 
 def save_model(model: Llama, directory: str | Path, dtype: torch.dtype) -> None:
@@ -603,8 +604,9 @@ class AdamW:
     def step(
         self, grads: list[Tensor], lr: float, norm: Tensor | None = None, grad_clip: float = 0.0
     ) -> None:
-        """One update with the gradients of `parts`, in their order, whose norm is clipped to grad_clip, if
-        that is above 0."""
+        """One update with the gradients of `parts`, in their order. With a grad_clip above 0 they are scaled
+        down to it where their norm is larger.
+        """
         self.steps += 1
         if self.fused:
             return self.fused_step(grads, lr, norm, grad_clip)
@@ -876,8 +878,10 @@ def make_model(o: Options, config: Config, device: str, ops: Operations) -> Llam
         load_weights(model, o.model)
     else:
         init_weights(model, o.seed)
-    for part in parts(model):
-        part.weight().copy_(part.weight().to(dtype))  # as they start on one device
+    if stored != dtype:  # as they start on one device
+        for part in parts(model):
+            part.weight().copy_(part.weight().to(dtype))
+    torch.cuda.empty_cache()  # of random numbers
     return model
 
 
@@ -954,8 +958,8 @@ def start(o: Options) -> Run:
     tokens = B * T * micro_steps * world()
     out = o.out if rank() == 0 else None
     peak = peak_tflops(device, DTYPES[o.dtype])
-    peak = peak and peak * world()
-    log = Log(out, steps=o.steps, tokens=tokens, flops_per_token=config.flops_per_token(T), peak_tflops=peak)
+    rates = {"flops_per_token": config.flops_per_token(T), "peak_tflops": peak * world() if peak else None}
+    log = Log(out, steps=o.steps, tokens=tokens, **rates)
     name = torch.cuda.get_device_name() if device == "cuda" else "the CPU"
     log.print(f"PyTorch {torch.__version__} on {name}, {o.model}: {config.num_parameters():,} parameters")
     ranks = f"{world()} devices x " if world() > 1 else ""
@@ -993,6 +997,14 @@ def update(r: Run, step: int) -> None:
     finish(r, late=1 if done else 0)
 
 
+def busy_percent() -> float | None:
+    """How long of its last sample period the GPU had a kernel; None where its library does not say."""
+    try:
+        return float(torch.cuda.utilization())
+    except Exception:  # the vendors' modules have their own kinds
+        return None
+
+
 def finish(r: Run, late: int = 0) -> None:
     """Wait for the updates begun, but for the last `late`, and log them. An update's time is from the end of
     the one before, or from its begin where none was running.
@@ -1003,8 +1015,8 @@ def finish(r: Run, late: int = 0) -> None:
             u.done.synchronize()
         loss, norm = u.result.tolist()
         now = time.perf_counter()
-        gpu_mem = torch.cuda.max_memory_allocated() / 2**30 if r.device == "cuda" else 0.0
-        r.log.step(u.step, loss, norm, u.lr, (now - r.clock) * 1e3, gpu_mem)
+        gpu = (torch.cuda.max_memory_allocated() / 2**30, busy_percent()) if r.device == "cuda" else ()
+        r.log.step(u.step, loss, norm, u.lr, (now - r.clock) * 1e3, *gpu)
         r.clock = now
 
 
@@ -1081,6 +1093,7 @@ def train(o: Options) -> None:
         if o.checkpoint_every >= 0 and due(step, o.checkpoint_every):
             save_checkpoint(r, step)
     finish(r)
+    r.log.print_usage()
     r.log.close()
     if world() > 1:
         dist.destroy_process_group()

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 import train_llama3 as ref
 from llamac import random
+from llamac.config import load_config
 from llamac.options import parse
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -81,9 +82,18 @@ from torch._dynamo.utils import counters
 import train_llama3 as ref
 from llamac.options import parse
 torch.compile = partial(torch.compile, backend="aot_eager")
+optimizers = []
+class AdamW(ref.AdamW):
+    def __init__(self, *arguments, **keywords):
+        super().__init__(*arguments, **keywords)
+        optimizers.append(self)
+ref.AdamW = AdamW
 ref.train(parse(sys.argv[1:]))
+parts = optimizers[0].parts
 assert not counters["graph_break"], counters["graph_break"]
-print("graphs", counters["stats"]["unique_graphs"])
+sizes = {(part.weight().numel(), part.weight().dim()) for part in parts}
+held = sum(part.weight().numel() for part in parts)
+print("graphs", counters["stats"]["unique_graphs"] - len(sizes), "held", held)
 """
 
 
@@ -94,6 +104,10 @@ def test_compiled_on_our_operations(data, tmp_path):
     line = [*flags(data, tmp_path / "ranks", **size(**extra)), "--ops", "llamac", "--compile"]
     done = torchrun(tmp_path / "driver.py", *line)
     assert done.returncode == 0, done.stderr
+    found = [line.split() for line in done.stdout.splitlines() if line.startswith("graphs ")]
+    assert [line[1] for line in found] == ["2", "2"]
+    held, whole = [int(line[3]) for line in found], load_config(UNTIED).num_parameters()
+    assert sum(held) == whole and max(held) < 0.51 * whole
     compare(data, tmp_path, extra, 2**-8)
 
 

@@ -1,6 +1,7 @@
 """Training with the reference model (train_llama3.py): AdamW against torch's, sampling, whole runs."""
 
 import math
+import re
 import sys
 import time
 from functools import partial
@@ -233,9 +234,7 @@ def test_compiled_training_has_no_breaks(tmp_path, monkeypatch, flags):
 def test_results_are_read_late(tmp_path):
     """On a GPU an update is logged when the next one has been queued; its time is from the one before."""
     waited, logged = [], []
-    log = SimpleNamespace(
-        step=lambda step, loss, norm, lr, ms, gpu: logged.append((step, loss, norm, lr, ms))
-    )
+    log = SimpleNamespace(step=lambda step, loss, norm, lr, ms: logged.append((step, loss, norm, lr, ms)))
     r = SimpleNamespace(running=[], log=log, device="cpu", clock=time.perf_counter() - 5)
     for step in (1, 2, 3):
         done = SimpleNamespace(synchronize=lambda step=step: waited.append(step))
@@ -249,10 +248,19 @@ def test_results_are_read_late(tmp_path):
 
 
 def test_no_checkpoints(tmp_path, capsys):
+    """Also what the last lines say of memory and processor."""
     events = run_training(tmp_path, "a", "--checkpoint-every", "-1")
     assert len(values(events, "step", "loss")) == 4
     assert list((tmp_path / "a").glob("step_*")) == [] and values(events, "checkpoint", "path") == []
-    assert "done: no model, log" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "done: no model, log" in printed
+    process, busy = (
+        re.search(rf"^used: .*{x}", printed, re.MULTILINE) for x in (r"process ([\d.]+)", r"CPU (\d+)%")
+    )
+    assert float(process[1]) == pytest.approx(max(values(events, "step", "rss_gib")), abs=0.06)
+    shares, ms = (values(events, "step", key) for key in ("cpu_percent", "ms"))
+    assert float(busy[1]) == pytest.approx(np.average(shares, weights=ms), abs=0.6)
+    assert all(x > 0 for x in values(events, "step", "mfu"))
 
 
 @pytest.mark.parametrize(
