@@ -1,5 +1,6 @@
 """train_llama3.py on several processes: torchrun, gloo, two ranks on this machine's CPU."""
 
+import json
 import os
 import subprocess
 import sys
@@ -66,8 +67,13 @@ def compare(data: Path, folder: Path, extra: dict, rel: float) -> None:
 
 def test_two_processes_are_one_with_twice_the_accumulation(data, tmp_path):
     """In f32 to the order of sums. Five validation batches: the last turn is one rank's alone."""
-    done = torchrun(ROOT / "train_llama3.py", "--train", *flags(data, tmp_path / "ranks", **size()))
+    line = flags(data, tmp_path / "ranks", **size(profile=2))
+    done = torchrun(ROOT / "train_llama3.py", "--train", *line)
     assert done.returncode == 0, done.stderr
+    profile = json.loads((tmp_path / "ranks/profile.json").read_text())
+    calls = {row["variant"]: row["calls"] for row in profile["operations"]}
+    # Gradients are reduced once an update, not once a micro-step: three blocks, the embedding, the head.
+    assert calls["c10d::_reduce_scatter_base_"] == 2 * 5
     assert done.stdout.count("done: ") == 1 and "2 devices x 2 x 2 x 16" in done.stdout
     compare(data, tmp_path, {}, 2e-6)
     samples = [[e["text"] for e in events(tmp_path / x, "sample")] for x in ("ranks", "one")]
@@ -94,6 +100,7 @@ assert not counters["graph_break"], counters["graph_break"]
 sizes = {(part.weight().numel(), part.weight().dim()) for part in parts}
 held = sum(part.weight().numel() for part in parts)
 print("graphs", counters["stats"]["unique_graphs"] - len(sizes), "held", held)
+ref.leave()
 """
 
 
