@@ -2,11 +2,12 @@
 
     python train_llama3.py              write the reference tensors of the test models to data/reference/
     python train_llama3.py --train ...  train, with the C program's flags and data order (add --help)
+    torchrun --nproc-per-node N train_llama3.py --train ...     the same on N devices, by FSDP2
 
-The file reads top to bottom: the model (Dubey et al., "The Llama 3 Herd of Models", 2024), its weights,
-AdamW, the reference tensors, training. Shapes: B batch, T time, C channels, NH query heads, NKV key/value
-heads, HD head size, F feed-forward width, V vocabulary. Parameters have Hugging Face's names, weight matrices
-are [out, in].
+The file reads top to bottom: the operations, the model (Dubey et al., "The Llama 3 Herd of Models", 2024),
+its weights, AdamW, the reference tensors, several devices, training. Shapes: B batch, T time, C channels, NH
+query heads, NKV key/value heads, HD head size, F feed-forward width, V vocabulary. Parameters have Hugging
+Face's names, weight matrices are [out, in].
 """
 
 import math
@@ -14,19 +15,26 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 import llamac.options
 import llamac.plot
+import llamac.profile
 import llamac.random
 import llamac.tokenizer
 from llamac import hf
@@ -35,7 +43,9 @@ from llamac.data import Loader
 from llamac.errors import InputError, run
 from llamac.log import Log
 from llamac.options import Options, recompute_parts
+from llamac.peak import peak_tflops
 from llamac.schedule import learning_rate
+from llamac.torch_profile import Profiler
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 # Libraries that compute attention, the fastest first: each takes what those before it do not.
@@ -45,7 +55,7 @@ ATTENTION = [
 ]
 
 
-# The model ==================================================================================================
+# The operations =============================================================================================
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
@@ -53,23 +63,18 @@ def at_least_fp32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-class RMSNorm(nn.Module):
-    """y = weight · x · rstd, rstd = 1 / sqrt(mean(x²) + eps) over the C channels (Zhang & Sennrich 2019).
+def rmsnorm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x · weight / sqrt(mean(x²) + eps) over the C channels (Zhang & Sennrich 2019): x [..., C], weight [C].
 
     The arithmetic is fp32 also where x is bf16, and is rounded once.
     """
+    return F.rms_norm(x, weight.shape, weight, eps)
 
-    def __init__(self, C: int, eps: float):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(C))
-        self.eps = eps
 
-    def rstd(self, x: Tensor) -> Tensor:
-        """[..., C] -> [...]"""
-        return torch.rsqrt(at_least_fp32(x).square().mean(-1) + self.eps)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+def residual_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """residual + x, and its rmsnorm."""
+    x = residual + x
+    return x, rmsnorm(x, weight, eps)
 
 
 def precompute_cis(config: Config, T: int, device="cpu", dtype=torch.float32) -> tuple[Tensor, Tensor]:
@@ -92,31 +97,21 @@ def precompute_cis(config: Config, T: int, device="cpu", dtype=torch.float32) ->
 
 def rope(x: Tensor, cis: tuple[Tensor, Tensor]) -> Tensor:
     """Turn the pairs (x[i], x[i + HD/2]) of every head by their angle: x [B,T,NH,HD] -> the same shape."""
-    cos, sin = cis
+    cos, sin = (part[: x.shape[1]] for part in cis)
     a, b = x.to(cos.dtype).chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
-def products(x: Tensor, layers: list[nn.Linear], joined: Tensor | None) -> tuple[Tensor, ...]:
-    """The layers applied to x: one by one, or, after join_weights(), as one product."""
-    if joined is None:
-        return tuple(layer(x) for layer in layers)
-    return F.linear(x, joined).split([layer.out_features for layer in layers], -1)
-
-
-class CausalAttention(nn.Module):
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """softmax(q·kᵀ/√HD)·v, each position over itself and those before it. NH/NKV query heads share a
-    key/value head (grouped queries: Ainslie et al. 2023). q [B,T,NH,HD], k and v [B,T,NKV,HD] -> [B,T,NH·HD].
+    key/value head (grouped queries: Ainslie et al. 2023). q [B,T,NH,HD], k and v [B,T,NKV,HD] -> [B,T,NH,HD].
     """
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return out.transpose(1, 2).flatten(2)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
 
 
 def explicit_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """CausalAttention by its definition, with the scores in memory: its output [B,T,NH·HD], and the
+    """attention() by its definition, with the scores in memory: its output [B,T,NH·HD], and the
     log-sum-exp of every row of scores [B,NH,T], which a fused kernel keeps for its backward.
     """
     T, NH, HD = q.shape[1:]
@@ -127,69 +122,172 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]
     return torch.einsum("bhts,bshd->bthd", scores.softmax(-1), v).flatten(2), scores.logsumexp(-1)
 
 
-class SelfAttention(nn.Module):
+def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
+    """silu(gate) · up (Shazeer 2020): both [..., F], or side by side in one tensor [..., 2F] -> [..., F]."""
+    if up is None:
+        gate, up = gate.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """-log softmax(logits)[target] of every token: logits [B,T,V], targets [B,T] -> [B,T], fp32."""
+    losses = F.cross_entropy(at_least_fp32(logits).flatten(0, 1), targets.flatten(), reduction="none")
+    return losses.view_as(targets)
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """The mean cross_entropy of hidden [B,T,C] · weightᵀ [C,V]."""
+    return cross_entropy(F.linear(hidden, weight), targets).mean()
+
+
+@dataclass
+class Operations:
+    """What the model is made of, besides matrix products: --ops. All have the shapes of those above."""
+
+    precompute_cis: Callable = precompute_cis
+    rmsnorm: Callable = rmsnorm
+    residual_rmsnorm: Callable = residual_rmsnorm
+    rope: Callable = rope
+    attention: Callable = attention
+    swiglu: Callable = swiglu
+    linear_cross_entropy: Callable = linear_cross_entropy
+
+
+TORCH = Operations()
+
+
+def llamac_operations() -> Operations:
+    """llamac's own, as fused kernels. Raises InputError where the extension is not there."""
+    try:
+        from llamac import ops
+    except ImportError as error:
+        raise InputError(f"--ops llamac: {error}") from None
+
+    def cis(config: Config, T: int, device="cpu", dtype=torch.float32) -> Tensor:
+        s = config.rope_scaling
+        scaling = (s.factor, s.low_freq_factor, s.high_freq_factor) if s else ()
+        context = (float(s.original_max_position_embeddings),) if s else ()
+        where = {"dtype": dtype, "device": device}
+        return ops.precompute_cis(T, config.head_dim, config.rope_theta, *scaling, *context, **where)
+
+    names = ("rmsnorm", "residual_rmsnorm", "rope", "attention", "swiglu", "linear_cross_entropy")
+    return Operations(cis, *(getattr(ops, name) for name in names))
+
+
+# The model ==================================================================================================
+
+
+class RMSNorm(nn.Module):
+    """rmsnorm() with a weight; with a residual (residual + x, the norm of that)."""
+
+    def __init__(self, C: int, eps: float, ops: Operations):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(C))
+        self.eps, self.ops = eps, ops
+
+    def rstd(self, x: Tensor) -> Tensor:
+        """[..., C] -> [...]"""
+        return torch.rsqrt(at_least_fp32(x).square().mean(-1) + self.eps)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        if residual is None:
+            return self.ops.rmsnorm(x, self.weight, self.eps)
+        return self.ops.residual_rmsnorm(x, residual, self.weight, self.eps)
+
+
+class CausalAttention(nn.Module):
+    """attention() with the heads side by side: q [B,T,NH,HD], k and v [B,T,NKV,HD] -> [B,T,NH·HD]."""
+
+    def __init__(self, ops: Operations = TORCH):
+        super().__init__()
+        self.ops = ops
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.ops.attention(q, k, v).flatten(2)
+
+
+class Joinable(nn.Module):
+    """Has layers of the same input. After join_weights() they are one product with one parameter, `joined`:
+    their weights one below the other.
+    """
+
+    PARALLEL: tuple[str, ...]
+
+    def __init__(self):
+        super().__init__()
+        self.register_parameter("joined", None)
+
+    def parallel(self) -> list[nn.Linear]:
+        return [getattr(self, name) for name in self.PARALLEL]
+
+    def products(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The layers' outputs: each, or after join_weights() one tensor that has them side by side."""
+        if self.joined is None:
+            return tuple(layer(x) for layer in self.parallel())
+        return (F.linear(x, self.joined),)
+
+
+class SelfAttention(Joinable):
     """Projections to queries, keys and values, RoPE, attention, projection back to C channels."""
 
-    def __init__(self, config: Config):
+    PARALLEL = ("q_proj", "k_proj", "v_proj")
+
+    def __init__(self, config: Config, ops: Operations):
         super().__init__()
-        self.head_dim = config.head_dim
+        self.head_dim, self.ops = config.head_dim, ops
         self.q_proj = nn.Linear(config.hidden_size, config.q_size, bias=False)
         self.k_proj = nn.Linear(config.hidden_size, config.kv_size, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, config.kv_size, bias=False)
         self.o_proj = nn.Linear(config.q_size, config.hidden_size, bias=False)
-        self.attention = CausalAttention()
-        self.joined: Tensor | None = None
-
-    def parallel(self) -> list[nn.Linear]:
-        return [self.q_proj, self.k_proj, self.v_proj]
+        self.attention = CausalAttention(ops)
 
     def forward(self, x: Tensor, cis: tuple[Tensor, Tensor]) -> Tensor:
-        heads = products(x, self.parallel(), self.joined)
+        heads = self.products(x)
+        if len(heads) == 1:
+            heads = heads[0].split([layer.out_features for layer in self.parallel()], -1)
         q, k, v = (y.unflatten(-1, (-1, self.head_dim)) for y in heads)
-        return self.o_proj(self.attention(rope(q, cis), rope(k, cis), v))
+        return self.o_proj(self.attention(self.ops.rope(q, cis), self.ops.rope(k, cis), v))
 
 
-class MLP(nn.Module):
-    """SwiGLU (Shazeer 2020): down(silu(gate(x)) · up(x))."""
+class MLP(Joinable):
+    """down(swiglu(gate(x), up(x)))."""
 
-    def __init__(self, config: Config):
+    PARALLEL = ("gate_proj", "up_proj")
+
+    def __init__(self, config: Config, ops: Operations):
         super().__init__()
+        self.ops = ops
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-        self.joined: Tensor | None = None
-
-    def parallel(self) -> list[nn.Linear]:
-        return [self.gate_proj, self.up_proj]
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = products(x, self.parallel(), self.joined)
-        return self.down_proj(F.silu(gate) * up)
+        return self.down_proj(self.ops.swiglu(*self.products(x)))
 
 
 class Block(nn.Module):
     """Attention, then the feed-forward network, each on the normalised residual stream and added to it."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, ops: Operations):
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = SelfAttention(config)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
+        self.self_attn = SelfAttention(config, ops)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
+        self.mlp = MLP(config, ops)
 
     def forward(self, x: Tensor, cis: tuple[Tensor, Tensor]) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cis)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        x, y = self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), cis), residual=x)
+        return x + self.mlp(y)
 
 
 class Decoder(nn.Module):
     """Embedding, L blocks, final norm: tokens [B,T] -> [B,T,C]."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, ops: Operations):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = nn.ModuleList(Block(config, ops) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
         self.recompute_every = 0  # k > 0: the backward computes every k-th block again instead of keeping it
 
     def forward(self, tokens: Tensor, cis: tuple[Tensor, Tensor]) -> Tensor:
@@ -202,73 +300,127 @@ class Decoder(nn.Module):
         return self.norm(x)
 
 
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """-log softmax(logits)[target] of every token: logits [B,T,V], targets [B,T] -> [B,T], fp32."""
-    losses = F.cross_entropy(at_least_fp32(logits).flatten(0, 1), targets.flatten(), reduction="none")
-    return losses.view_as(targets)
+class Head(nn.Linear):
+    """Logits, or with targets the mean loss. A module, so that its weight can be gathered for its call."""
+
+    def __init__(self, config: Config, ops: Operations):
+        super().__init__(config.hidden_size, config.vocab_size, bias=False)
+        self.ops = ops
+
+    def forward(self, hidden: Tensor, targets: Tensor | None) -> Tensor:
+        return head(hidden, self.weight, targets, self.ops)
+
+
+def head(hidden: Tensor, weight: Tensor, targets: Tensor | None, ops: Operations) -> Tensor:
+    """Logits [B,T,V] of hidden [B,T,C], or with targets [B,T] the mean loss."""
+    if targets is None:
+        return F.linear(hidden, weight)
+    return ops.linear_cross_entropy(hidden, weight, targets)
 
 
 class Llama(nn.Module):
-    """Llama 3. cis = precompute_cis(config, T) is computed once and passed to every call."""
+    """Llama 3. cis = ops.precompute_cis(config, T or more) is computed once and passed to every call."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, ops: Operations = TORCH):
         super().__init__()
-        self.config = config
-        self.model = Decoder(config)
-        tied = config.tie_word_embeddings
-        self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.config, self.ops = config, ops
+        self.model = Decoder(config, ops)
+        self.lm_head = None if config.tie_word_embeddings else Head(config, ops)
 
     def forward(self, tokens: Tensor, cis: tuple[Tensor, Tensor], targets: Tensor | None = None) -> Tensor:
         """Logits [B,T,V] of tokens [B,T]; with targets [B,T] the mean loss, in nats a token."""
-        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        logits = F.linear(self.model(tokens, cis), head.weight)
-        return logits if targets is None else cross_entropy(logits, targets).mean()
+        hidden = self.model(tokens, cis)
+        if self.lm_head is None:
+            return head(hidden, self.model.embed_tokens.weight, targets, self.ops)
+        return self.lm_head(hidden, targets)
 
 
 # Weights ====================================================================================================
 
 
-def empty_model(config: Config, dtype: torch.dtype, device: str = "cpu") -> Llama:
+def empty_model(config: Config, dtype: torch.dtype, device: str = "cpu", ops: Operations = TORCH) -> Llama:
     """A model whose weights have no values yet: PyTorch's own initialisation takes minutes at 8B."""
     with torch.device("meta"):
-        model = Llama(config)
+        model = Llama(config, ops)
     return model.to(dtype).to_empty(device=device)
 
 
 def join_weights(model: Llama) -> None:
-    """Make q, k, v one product, and gate, up: their weights move into one tensor, of which the parameters
-    become views, and whose gradient becomes theirs. Names stay as they are; training is faster by it.
-    """
-
-    def join(layers: list[nn.Linear]) -> Tensor:
-        rows = [layer.out_features for layer in layers]
-        joined = torch.cat([layer.weight.detach() for layer in layers])
-        for layer, part in zip(layers, joined.split(rows), strict=True):
-            layer.weight = nn.Parameter(part)
-
-        def share_out(joined: Tensor) -> None:
-            for layer, part in zip(layers, joined.grad.split(rows), strict=True):
-                layer.weight.grad = part if layer.weight.grad is None else layer.weight.grad + part
-            joined.grad = None
-
-        joined.requires_grad_().register_post_accumulate_grad_hook(share_out)
-        return joined
-
+    """Make q, k, v one product, and gate, up, each with one parameter. parts() still knows them apart."""
     for block in model.model.layers:
         for module in (block.self_attn, block.mlp):
-            module.joined = join(module.parallel())
+            module.joined = nn.Parameter(torch.cat([layer.weight.detach() for layer in module.parallel()]))
+            for layer in module.parallel():
+                layer.weight = None
+
+
+def local(x: Tensor) -> Tensor:
+    """What of x lies in this process."""
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+@dataclass
+class Part:
+    """Those rows of one weight that this process holds, and where: all of them, but for sharded models."""
+
+    name: str  # Hugging Face's
+    index: int  # among all weights
+    shape: tuple[int, ...]  # of the whole weight
+    first: int  # its first row here
+    parameter: nn.Parameter  # the module's, perhaps joined from several weights
+    rows: slice  # of the parameter's local tensor
+
+    def of(self, x: Tensor) -> Tensor:
+        """The part's rows of the parameter or of its gradient."""
+        return local(x)[self.rows]
+
+    def weight(self) -> Tensor:
+        return self.of(self.parameter.detach())
+
+    def start(self) -> int:
+        """The first element here, among the whole weight's."""
+        return self.first * math.prod(self.shape[1:])
+
+
+def weight_names(model: Llama) -> list[tuple[list[str], nn.Parameter]]:
+    """Every parameter, and Hugging Face's names of the weights that it holds one below the other."""
+    found = []
+    for path, parameter in model.named_parameters():
+        owner, _, name = path.rpartition(".")
+        joined = model.get_submodule(owner).PARALLEL if name == "joined" else ()
+        found.append(([f"{owner}.{layer}.weight" for layer in joined] or [path], parameter))
+    return found
+
+
+def parts(model: Llama) -> list[Part]:
+    """What this process holds of every weight, in the order of files and random streams."""
+    shapes, found = dict(model.config.parameters()), []
+    index = {name: k for k, name in enumerate(shapes)}
+    for names, parameter in weight_names(model):
+        begin, at = 0, 0
+        if isinstance(parameter, DTensor):  # as torch.chunk cuts it
+            begin = dist.get_rank() * -(-len(parameter) // dist.get_world_size())
+        end = begin + len(local(parameter))
+        for name in names:
+            low, high = max(begin, at), min(end, at + shapes[name][0])
+            if low < high:
+                rows = slice(low - begin, high - begin)
+                found.append(Part(name, index[name], shapes[name], low - at, parameter, rows))
+            at += shapes[name][0]
+    return found
 
 
 @torch.no_grad()
 def init_weights(model: Llama, seed: int) -> None:
-    """Matrices and the embedding: normal with standard deviation initializer_range; norms: 1. Parameter k
-    draws from the random stream 4k, so that the C program starts from the same weights.
+    """Matrices and the embedding: normal with standard deviation initializer_range; norms: 1. Weight k draws
+    from the random stream 4k, so that the C program, and any number of devices, start from the same ones.
     """
-    for k, weight in enumerate(model.parameters()):
+    for part in parts(model):
+        weight = part.weight()
         if weight.dim() == 1:
             weight.fill_(1.0)
             continue
-        where = seed, 0, 4 * k, weight.numel()
+        where = seed, 0, 4 * part.index, weight.numel(), part.start()
         if weight.is_cuda:
             values = llamac.random.normal_on(weight.device, *where)
         else:
@@ -279,16 +431,34 @@ def init_weights(model: Llama, seed: int) -> None:
 @torch.no_grad()
 def load_weights(model: Llama, directory: str | Path) -> None:
     """Fill the model from a Hugging Face directory, rounding to the model's dtype. Raises InputError."""
-    weights = dict(model.named_parameters())
-    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-    for name, values in hf.read_weights(directory, shapes):
-        weights[name].copy_(values)
+    held = {part.name: part for part in parts(model)}
+    for name, values in hf.read_weights(directory, dict(model.config.parameters())):
+        if part := held.get(name):
+            weight = part.weight()
+            weight.copy_(values[part.first : part.first + len(weight)])
 
 
-def save_model(model: Llama, directory: str | Path) -> None:
-    """Write a Hugging Face directory; transformers opens it as it is."""
-    weights = {name: weight.detach().cpu() for name, weight in model.named_parameters()}
-    hf.write_directory(directory, model.config, weights)
+@torch.no_grad()
+def whole_weights(model: Llama, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """(name, weight on the host) of every weight, one at a time, on rank 0; the others help to gather."""
+    shapes = dict(model.config.parameters())
+    for module in model.modules():  # what the last forward, without a backward, has left gathered
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    for names, parameter in weight_names(model):
+        weight = parameter.detach().to(dtype)
+        weight = weight.full_tensor() if isinstance(weight, DTensor) else weight
+        if rank() == 0:
+            yield from zip(names, weight.cpu().split([shapes[name][0] for name in names]), strict=True)
+
+
+def save_model(model: Llama, directory: str | Path, dtype: torch.dtype) -> None:
+    """Write a Hugging Face directory; transformers opens it as it is. Rank 0 writes, all ranks call."""
+    weights = whole_weights(model, dtype)
+    if rank() == 0:
+        hf.write_directory(directory, model.config, dtype, weights)
+    for _ in weights:
+        pass
 
 
 # AdamW ======================================================================================================
@@ -372,17 +542,20 @@ def upload(x: np.ndarray, device: str | torch.device) -> Tensor:
 
 
 class AdamW:
-    """AdamW on a list of parameters; only matrices decay.
+    """AdamW on parts of a model's weights; only matrices decay.
 
     bf16 weights are updated through fp32 master copies, or, without those, rounded stochastically: rounding
     to nearest would lose every update below half a bf16 step. Moments are fp32, or bf16 rounded
     stochastically. On the CPU the random bits are the C program's; on a GPU the kernel that uses them makes
-    them, by a hash, because Philox's would take longer than the update.
+    them, by a hash, because Philox's would take longer than the update. Either way an element's bits do not
+    depend on which process holds it.
+
+    fused: by llamac's operation, whose bits are the C program's everywhere.
     """
 
     def __init__(
         self,
-        params: Iterable[nn.Parameter],
+        parts: list[Part],
         beta1: float,
         beta2: float,
         weight_decay: float,
@@ -391,39 +564,76 @@ class AdamW:
         state_dtype: torch.dtype = torch.float32,
         seed: int = 0,
         compiled: bool = False,
+        fused: bool = False,
     ):
-        self.params = list(params)
+        self.parts = parts
         self.weight_decay, self.seed, self.steps = weight_decay, seed, 0
         self.constants = {"beta1": beta1, "beta2": beta2, "eps": eps}
-        weights = [p.detach() for p in self.params]
-        self.master = [at_least_fp32(w) for w in weights] if master_weights else weights
-        self.m = [torch.zeros_like(w, dtype=state_dtype) for w in weights]
-        self.v = [torch.zeros_like(w, dtype=state_dtype) for w in weights]
+        self.weights = [part.weight() for part in parts]
+        self.master = [at_least_fp32(w) for w in self.weights] if master_weights else self.weights
+        self.m = [torch.zeros_like(w, dtype=state_dtype) for w in self.weights]
+        self.v = [torch.zeros_like(w, dtype=state_dtype) for w in self.weights]
         self.update = torch.compile(update_stored, dynamic=False) if compiled else update_stored
-        self.device = self.params[0].device
-        self.hashed = self.device.type != "cpu"
+        self.device = self.weights[0].device
+        self.hashed, self.fused = self.device.type != "cpu", fused
 
-    def words(self, stream: int, n: int) -> Tensor:
-        """Random int32[n] of this update."""
-        return upload(llamac.random.words(self.seed, self.steps, stream, n).view(np.int32), self.device)
+    def words(self, stream: int, n: int, start: int = 0) -> np.ndarray:
+        """Random uint32[n] of this update."""
+        return llamac.random.words(self.seed, self.steps, stream, n, start)
+
+    def hash_seeds(self) -> Tensor:
+        """int32[parts,4] of this update: what hashed_words starts from, so that element 0 is the part's."""
+        indices = [part.index for part in self.parts]
+        words = self.words(ROUNDING_STREAM, 4 * (1 + max(indices))).reshape(-1, 4)[indices]
+        ahead = np.array([part.start() * 0x9E3779B9 & 0xFFFFFFFF for part in self.parts], np.uint32)
+        return upload((words + ahead[:, None]).view(np.int32), self.device)
+
+    def philox_words(self, part: Part, stored: list[Tensor]) -> list[Tensor | None]:
+        """The C program's, int32[n], for those of p, m and v that are bf16."""
+        n, start, stream = len(stored[0]), part.start(), 4 * part.index
+        p, m, v = (x.dtype == torch.bfloat16 for x in stored)
+        moments = self.words(stream + 1, n, start) if m or v else None
+        words = [
+            self.words(stream, n, start) if p else None,
+            moments if m else None,
+            moments << np.uint32(16) if v else None,
+        ]
+        return [None if x is None else upload(x.view(np.int32), self.device) for x in words]
 
     @torch.no_grad()
-    def step(self, grads: list[Tensor], lr: float, clip: Tensor | None = None) -> None:
-        """One update with the gradients of `params`, in their order, times `clip` (no dimensions)."""
+    def step(
+        self, grads: list[Tensor], lr: float, norm: Tensor | None = None, grad_clip: float = 0.0
+    ) -> None:
+        """One update with the gradients of `parts`, in their order. With a grad_clip above 0 they are scaled
+        down to it where their norm is larger.
+        """
         self.steps += 1
+        if self.fused:
+            return self.fused_step(grads, lr, norm, grad_clip)
+        clip = (grad_clip / (norm + 1e-6)).clamp(max=1.0) if grad_clip > 0 else None
         bias1, bias2 = (1 - self.constants[beta] ** self.steps for beta in ("beta1", "beta2"))
         scalars = upload(np.array([lr, bias1, bias2]), self.device)
-        seeds = self.words(ROUNDING_STREAM, 4 * len(grads)).view(-1, 4) if self.hashed else None
-        for k, (weight, g) in enumerate(zip(self.params, grads, strict=True)):
+        seeds = self.hash_seeds() if self.hashed else None
+        for k, (part, weight, g) in enumerate(zip(self.parts, self.weights, grads, strict=True)):
             stored = [x.view(-1) for x in (self.master[k], self.m[k], self.v[k])]
             copy = None if self.master[k].dtype == weight.dtype else weight.view(-1)
-            if seeds is not None:
-                words = seeds[k]
-            else:
-                low = [x.dtype == torch.bfloat16 for x in stored]
-                words = [self.words(4 * k + i, len(x)) if low[i] else None for i, x in enumerate(stored)]
-            constants = self.constants | {"weight_decay": self.weight_decay if weight.dim() == 2 else 0.0}
+            words = self.philox_words(part, stored) if seeds is None else seeds[k]
+            constants = self.constants | {"weight_decay": self.decay(weight)}
             self.update(copy, stored, g.reshape(-1), clip, scalars, words, constants)
+
+    def decay(self, weight: Tensor) -> float:
+        return self.weight_decay if weight.dim() == 2 else 0.0
+
+    def fused_step(self, grads: list[Tensor], lr: float, norm: Tensor | None, grad_clip: float) -> None:
+        exact = torch.promote_types(self.weights[0].dtype, torch.float32)
+        rate = upload(np.array([lr]), self.device).to(exact)
+        step = upload(np.array([self.steps], np.int32), self.device)
+        norm = torch.zeros_like(rate) if norm is None else norm.view(1)
+        for k, (part, weight, g) in enumerate(zip(self.parts, self.weights, grads, strict=True)):
+            master = None if self.master[k].dtype == weight.dtype else self.master[k].view(-1)
+            tensors = weight.view(-1), master, self.m[k].view(-1), self.v[k].view(-1), g.reshape(-1)
+            scalars = *self.constants.values(), self.decay(weight), grad_clip, self.seed, 4 * part.index
+            torch.ops.llamac.adamw(*tensors, norm, rate, step, *scalars)
 
 
 def train_step(
@@ -435,27 +645,38 @@ def train_step(
     grad_clip: float,
     grad_dtype: torch.dtype,
 ) -> Tensor:
-    """One update on the mean loss of the micro-batches (tokens, targets), their gradients summed in
-    grad_dtype and clipped as torch's clip_grad_norm_ does. Returns [loss, gradient norm before clipping], on
-    the device.
+    """One update on the mean loss of the micro-batches (tokens, targets) of all ranks, their gradients summed
+    in grad_dtype and clipped as torch's clip_grad_norm_ does. Returns [loss, gradient norm before clipping],
+    on the device.
     """
+    sharded = isinstance(model, FSDPModule)
     losses, grads = [], None
-    for tokens, targets in batches:
+    for micro, (tokens, targets) in enumerate(batches, 1):
+        if sharded:  # which sums the gradients itself, and over the ranks once
+            model.set_requires_gradient_sync(micro == len(batches))
         loss = model(tokens, cis, targets) / len(batches)
         loss.backward()
         losses.append(loss.detach())
-        fresh = [p.grad.to(grad_dtype) for p in optimizer.params]
-        for p in optimizer.params:
-            p.grad = None
+        if sharded and micro < len(batches):
+            continue
+        fresh = [part.of(part.parameter.grad) for part in optimizer.parts]
+        if not sharded:
+            fresh = [g.to(grad_dtype) for g in fresh]
+        for part in optimizer.parts:
+            part.parameter.grad = None
         if grads is None:
             grads = fresh
         else:
             torch._foreach_add_(grads, fresh)
     loss = torch.stack(losses).sum()
     # In double: torch's fp32 norm of a million numbers was seen to be off by 4e-5 on the CPU.
-    norm = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float64)).norm().to(loss.dtype)
-    clip = (grad_clip / (norm + 1e-6)).clamp(max=1.0) if grad_clip > 0 else None
-    optimizer.step(grads, lr, clip)
+    norm = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float64)).norm()
+    if sharded:
+        sums = torch.stack([loss.double() / dist.get_world_size(), norm.square()])
+        dist.all_reduce(sums)
+        loss, norm = sums[0].to(loss.dtype), sums[1].sqrt()
+    norm = norm.to(loss.dtype)
+    optimizer.step(grads, lr, norm, grad_clip)
     return torch.stack([loss, norm])
 
 
@@ -475,12 +696,12 @@ def watch_activations(model: Llama) -> dict[str, Tensor]:
     """
     seen: dict[str, Tensor] = {}
 
-    def watch(module: nn.Module, inputs: list[str], output: str | None) -> None:
+    def watch(module: nn.Module, inputs: list[str], *outputs: str) -> None:
         def hook(_module, args, result):
-            for name, x in [*zip(inputs, args, strict=False), (output, result)]:
-                if name:
-                    x.retain_grad()
-                    seen[name] = x
+            results = result if isinstance(result, tuple) else (result,)
+            for name, x in [*zip(inputs, args, strict=False), *zip(outputs, results, strict=False)]:
+                x.retain_grad()
+                seen[name] = x
 
         module.register_forward_hook(hook)
 
@@ -488,10 +709,10 @@ def watch_activations(model: Llama) -> dict[str, Tensor]:
     for i, block in enumerate(model.model.layers):
         watch(block.input_layernorm, [], f"{i}.input_norm")
         watch(block.self_attn.attention, [f"{i}.q", f"{i}.k", f"{i}.v"], f"{i}.attention")
-        watch(block.post_attention_layernorm, [f"{i}.residual_mid"], f"{i}.post_norm")
+        watch(block.post_attention_layernorm, [], f"{i}.residual_mid", f"{i}.post_norm")
         watch(block.mlp.gate_proj, [], f"{i}.gate")
         watch(block.mlp.up_proj, [], f"{i}.up")
-        watch(block.mlp.down_proj, [f"{i}.swiglu"], None)
+        watch(block.mlp.down_proj, [f"{i}.swiglu"])
         watch(block, [], f"{i}.residual_out")
     watch(model.model.norm, [], "final_norm")
     watch(model, [], "logits")
@@ -535,7 +756,7 @@ def debug_state(model: Llama, tokens: Tensor, targets: Tensor) -> dict[str, Tens
     state |= reversed(grads.items())
 
     model.zero_grad()
-    optimizer = AdamW(model.parameters(), **OPTIMIZER, state_dtype=precision)
+    optimizer = AdamW(parts(model), **OPTIMIZER, state_dtype=precision)
     batch = [(tokens, targets)]
     history = [train_step(model, batch, cis, optimizer, LR, GRAD_CLIP, precision) for _ in range(UPDATES)]
     state["train.losses"], state["train.grad_norms"] = torch.stack(history).T
@@ -552,7 +773,7 @@ def write_reference(config: Config, dtype: torch.dtype, directory: Path, seed: i
         if weight.dim() == 1:  # norm weights other than 1: one that is forgotten or swapped must show
             noise = torch.from_numpy(llamac.random.normal(seed, 0, 4 * k, weight.numel()))
             weight.data += 0.2 * noise
-    save_model(model, directory)
+    save_model(model, directory, dtype)
     truth = empty_model(config, torch.float64)
     load_weights(truth, directory)
     B, T = 2, 33
@@ -575,6 +796,64 @@ def write_references(root: Path) -> None:
             print(f"{directory}  {size:.1f} MiB  {time.perf_counter() - started:.2f} s", flush=True)
 
 
+# Several devices ============================================================================================
+
+
+def rank() -> int:
+    """This process's number among those that torchrun started."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def world() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def join_ranks(device: str) -> None:
+    """Meet the other processes, if there are any."""
+    if world() == 1:
+        return
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
+    else:
+        dist.init_process_group("gloo")
+
+
+def leave() -> None:
+    """End this process, if it is one of several, without the libraries' own endings: with gloo (torch 2.13)
+    one in 25 runs was seen to abort in them, all work done, and torchrun to end the other ranks for it.
+    """
+    if world() > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def shard(model: Llama, o: Options, device: str) -> None:
+    """Spread the parameters over the ranks (FSDP2: Zhao et al., "PyTorch FSDP", 2023). Each block, the
+    embedding and the head gather theirs in --dtype for the time they need them, and the next one's
+    meanwhile; gradients are averaged over the ranks in --grad-dtype.
+    """
+    dtypes = {"param_dtype": DTYPES[o.dtype], "reduce_dtype": DTYPES[o.grad_dtype]}
+    how = {
+        "mesh": init_device_mesh(device, (world(),)),
+        "mp_policy": MixedPrecisionPolicy(**dtypes, cast_forward_inputs=False),  # cis stays fp32
+    }
+    blocks = list(model.model.layers)
+    for block in blocks:
+        if o.compile:  # without the hooks that gather, which no compiler follows
+            block.forward = torch.compile(block.forward, fullgraph=True, dynamic=False)
+        fully_shard(block, **how)
+    order = blocks
+    if model.lm_head is not None:  # else the embedding is the head's as well, and stays with the model
+        fully_shard(model.model.embed_tokens, **how)
+        fully_shard([model.model.norm, model.lm_head], **how, reshard_after_forward=False)
+        order = [model.model.embed_tokens, *blocks, model.model.norm]
+    fully_shard(model, **how)
+    for module, following in pairwise(order):
+        module.set_modules_to_forward_prefetch([following])
+
+
 # Training ===================================================================================================
 
 SAMPLING_STREAM = 0xFFFFFFFF  # of random numbers
@@ -582,32 +861,37 @@ SAMPLING_STREAM = 0xFFFFFFFF  # of random numbers
 
 def check_supported(o: Options) -> None:
     """Refuse what the C program does and this one does not."""
-    if o.ops == "llamac":
-        raise InputError("--ops llamac: expected the extension llamac._C, found none: it is not built")
     if o.resume != "none":
         raise InputError("--resume: only the C program resumes; --model DIR --init load takes the weights")
-    if o.kernel or o.profile:
-        raise InputError("--kernel, --profile: only the C program has them")
+    if o.kernel:
+        raise InputError("--kernel: only the C program has it")
     if parts := recompute_parts(o.recompute).keys() - {"block"}:
         raise InputError(f"--recompute: expected none, block or block:K, found {min(parts)} (C program only)")
-    if (world := os.environ.get("WORLD_SIZE", "1")) != "1":
-        raise InputError(f"WORLD_SIZE: expected 1, several devices are not supported yet, found {world}")
 
 
-def make_model(o: Options, config: Config, device: str) -> Llama:
+def make_model(o: Options, config: Config, device: str, ops: Operations) -> Llama:
     """The model to train, with its first weights."""
     if o.init == "load" and not Path(o.model).is_dir():
         raise InputError(f"--init load: expected a directory as --model, found {o.model}")
     if o.seq_len > (longest := config.max_position_embeddings):
         raise InputError(f"--seq-len: expected at most max_position_embeddings {longest}, found {o.seq_len}")
-    model = empty_model(config, DTYPES[o.dtype], device)
+    dtype = DTYPES[o.dtype]
+    # What is sharded are the master weights: gathering them rounds.
+    stored = torch.float32 if world() > 1 and o.master_weights == "on" else dtype
+    model = empty_model(config, stored, "meta", ops)
+    model.model.recompute_every = recompute_parts(o.recompute).get("block", 0)
+    join_weights(model)
+    if world() > 1:
+        shard(model, o, device)
+    model.to_empty(device=device)
     if o.init == "load":
         load_weights(model, o.model)
     else:
         init_weights(model, o.seed)
-    model.model.recompute_every = recompute_parts(o.recompute).get("block", 0)
-    join_weights(model)
-    torch.cuda.empty_cache()  # of separate weights and random numbers
+    if stored != dtype:  # as they start on one device
+        for part in parts(model):
+            part.weight().copy_(part.weight().to(dtype))
+    torch.cuda.empty_cache()  # of random numbers
     return model
 
 
@@ -647,6 +931,7 @@ class Run:
     val_data: Loader | None
     tokenizer: llamac.tokenizer.Tokenizer | None
     log: Log
+    profiler: Profiler | None
     checkpoints: list[Path] = field(default_factory=list)  # written by this run, oldest first
     running: list[Update] = field(default_factory=list)  # begun and not yet logged, oldest first
     clock: float = 0.0  # when the last one was logged
@@ -655,16 +940,20 @@ class Run:
 def start(o: Options) -> Run:
     """Open the data, make the model and its optimizer."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    name = torch.cuda.get_device_name() if device == "cuda" else "the CPU"
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
-    config, T, B, micro_steps = load_config(o.model), o.seq_len, o.batch_size, o.micro_steps()
-    data = Loader(o.train_data, T, config.vocab_size, B, micro_steps, seed=o.seed)
-    val_data = Loader(o.val_data, T, config.vocab_size, B) if o.val_data else None
+    ops = llamac_operations() if o.ops == "llamac" else Operations()
+    config, T, B, micro_steps = load_config(o.model), o.seq_len, o.batch_size, o.micro_steps(world())
+    data = Loader(o.train_data, T, config.vocab_size, B, micro_steps, rank(), world(), o.seed)
+    val_data = Loader(o.val_data, T, config.vocab_size, B, 1, rank(), world()) if o.val_data else None
     tokenizer = llamac.tokenizer.find(o.tokenizer, data.shards[0])
-    model = make_model(o, config, device)
+    join_ranks(device)
+    if o.compile and world() > 1:
+        ops.linear_cross_entropy = torch.compile(ops.linear_cross_entropy, fullgraph=True, dynamic=False)
+    model = make_model(o, config, device, ops)
+    rounds = o.optimizer_state == "bf16" or (o.dtype == "bf16" and o.master_weights == "off")
     optimizer = AdamW(
-        model.parameters(),
+        parts(model),
         o.beta1,
         o.beta2,
         o.weight_decay,
@@ -672,14 +961,23 @@ def start(o: Options) -> Run:
         state_dtype=DTYPES[o.optimizer_state],
         seed=o.seed,
         compiled=o.compile or device == "cuda",
+        # It does not know that a tensor is a weight's rows from some row on, which rounding has to.
+        fused=o.ops == "llamac" and not (rounds and world() > 1),
     )
-    forward = torch.compile(model, dynamic=False) if o.compile else model
-    log = Log(o.out, steps=o.steps, tokens=B * T * micro_steps, flops_per_token=config.flops_per_token(T))
+    forward = torch.compile(model, dynamic=False) if o.compile and world() == 1 else model
+    tokens = B * T * micro_steps * world()
+    out = o.out if rank() == 0 else None
+    peak = peak_tflops(device, DTYPES[o.dtype])
+    rates = {"flops_per_token": config.flops_per_token(T), "peak_tflops": peak * world() if peak else None}
+    log = Log(out, steps=o.steps, tokens=tokens, **rates)
+    name = torch.cuda.get_device_name() if device == "cuda" else "the CPU"
     log.print(f"PyTorch {torch.__version__} on {name}, {o.model}: {config.num_parameters():,} parameters")
-    log.print(f"{micro_steps} x {B} x {T} tokens an update, {data.tokens:,} to train on")
+    ranks = f"{world()} devices x " if world() > 1 else ""
+    log.print(f"{ranks}{micro_steps} x {B} x {T} tokens an update, {data.tokens:,} to train on")
     log.start(o.to_dict())
-    cis = precompute_cis(config, T, device)
-    return Run(o, device, model, forward, cis, optimizer, data, val_data, tokenizer, log)
+    cis = ops.precompute_cis(config, T, device)
+    profiler = Profiler(out, o.profile, o.steps, device, DTYPES[o.dtype]) if out and o.profile else None
+    return Run(o, device, model, forward, cis, optimizer, data, val_data, tokenizer, log, profiler)
 
 
 def to_device(batch: tuple[np.ndarray, np.ndarray], device: str) -> tuple[Tensor, Tensor]:
@@ -697,8 +995,9 @@ def update(r: Run, step: int) -> None:
         r.clock = time.perf_counter()
     schedule = {"min_lr_frac": o.min_lr_frac, "warmup_steps": o.warmup_steps, "schedule": o.schedule}
     lr = learning_rate(step, lr=o.lr, steps=o.steps, **schedule)
-    batches = [to_device(r.data.micro_batch(step - 1, micro), r.device) for micro in range(r.data.accum)]
-    with sdpa_kernel(ATTENTION, set_priority=True):
+    profiled = r.profiler.step(step) if r.profiler else nullcontext()
+    with profiled, sdpa_kernel(ATTENTION, set_priority=True):
+        batches = [to_device(r.data.micro_batch(step - 1, micro), r.device) for micro in range(r.data.accum)]
         result = train_step(r.forward, batches, r.cis, r.optimizer, lr, o.grad_clip, DTYPES[o.grad_dtype])
     result, done = result.to("cpu", non_blocking=True), None
     if r.device == "cuda":
@@ -706,6 +1005,14 @@ def update(r: Run, step: int) -> None:
         done.record()
     r.running.append(Update(step, lr, result, done))
     finish(r, late=1 if done else 0)
+
+
+def busy_percent() -> float | None:
+    """How long of its last sample period the GPU had a kernel; None where its library does not say."""
+    try:
+        return float(torch.cuda.utilization())
+    except Exception:  # the vendors' modules have their own kinds
+        return None
 
 
 def finish(r: Run, late: int = 0) -> None:
@@ -718,20 +1025,33 @@ def finish(r: Run, late: int = 0) -> None:
             u.done.synchronize()
         loss, norm = u.result.tolist()
         now = time.perf_counter()
-        gpu_mem = torch.cuda.max_memory_allocated() / 2**30 if r.device == "cuda" else 0.0
-        r.log.step(u.step, loss, norm, u.lr, (now - r.clock) * 1e3, gpu_mem)
+        gpu = (torch.cuda.max_memory_allocated() / 2**30, busy_percent()) if r.device == "cuda" else ()
+        r.log.step(u.step, loss, norm, u.lr, (now - r.clock) * 1e3, *gpu)
         r.clock = now
 
 
 @torch.no_grad()
+@torch.compiler.set_stance("force_eager")
 def validate(r: Run) -> float:
-    """Mean loss over --val-steps batches, in nats a token."""
+    """Mean loss over --val-steps batches, in nats a token. Ranks take turns with them; one that has none left
+    computes any batch without counting it: all of them are needed to gather the weights.
+    """
     finish(r)
-    batches = (to_device(batch, r.device) for batch in r.val_data.validation(r.options.val_steps))
-    return torch.stack([r.model(tokens, r.cis, targets) for tokens, targets in batches]).mean().item()
+    data = r.val_data
+    count = data.validation_batches(r.options.val_steps)
+    none = np.zeros((2, data.batch_size, data.seq_len), np.int32)
+    own, losses = data.validation(r.options.val_steps), []
+    for batch in range(rank(), -(-count // world()) * world(), world()):
+        tokens, targets = to_device(next(own, none), r.device)
+        losses.append(r.model(tokens, r.cis, targets).double() * (batch < count))
+    total = torch.stack(losses).sum() / count
+    if world() > 1:
+        dist.all_reduce(total)
+    return total.item()
 
 
 @torch.no_grad()
+@torch.compiler.set_stance("force_eager")
 def sample(r: Run, step: int) -> str:
     """--sample-tokens tokens behind an end-of-text token, as text where there is a tokenizer. Every token
     costs a forward over the last --seq-len: a cache of keys and values is more code than a sample now and
@@ -742,8 +1062,7 @@ def sample(r: Run, step: int) -> str:
     tokens = [r.tokenizer.eot if r.tokenizer else r.model.config.bos_token_id or 0]
     for i in range(o.sample_tokens):
         context = torch.tensor([tokens[-o.seq_len :]], device=r.device)
-        cos, sin = (x[: context.shape[1]] for x in r.cis)
-        logits = r.model(context, (cos, sin))[0, -1]
+        logits = r.model(context, r.cis)[0, -1]
         u = llamac.random.uniform(o.seed, step, SAMPLING_STREAM, 1, start=i).item()
         tokens.append(sample_token(logits, o.sample_temperature, o.sample_top_k, u))
     return r.tokenizer.decode(tokens[1:]) if r.tokenizer else " ".join(map(str, tokens[1:]))
@@ -753,11 +1072,13 @@ def save_checkpoint(r: Run, step: int) -> None:
     """Write OUT/step_NNNNNN and remove the oldest of this run beyond --keep-checkpoints."""
     finish(r)
     path = Path(r.options.out) / f"step_{step:06d}"
-    save_model(r.model, path)
+    save_model(r.model, path, DTYPES[r.options.dtype])
     r.log.checkpoint(step, path)
     r.checkpoints.append(path)
     while len(r.checkpoints) > r.options.keep_checkpoints:
-        shutil.rmtree(r.checkpoints.pop(0))
+        oldest = r.checkpoints.pop(0)
+        if rank() == 0:
+            shutil.rmtree(oldest)
 
 
 def train(o: Options) -> None:
@@ -772,6 +1093,9 @@ def train(o: Options) -> None:
         r.log.val(0, validate(r))
     for step in range(1, o.steps + 1):
         update(r, step)
+        if r.profiler and r.profiler.is_complete(step):
+            finish(r)
+            r.log.print(llamac.profile.report(llamac.profile.read(r.profiler.finish())))
         if r.val_data and due(step, o.val_every):
             r.log.val(step, validate(r))
         if o.sample_every and due(step, o.sample_every):
@@ -779,12 +1103,22 @@ def train(o: Options) -> None:
         if o.checkpoint_every >= 0 and due(step, o.checkpoint_every):
             save_checkpoint(r, step)
     finish(r)
+    r.log.print_usage()
     r.log.close()
+    if world() > 1:
+        dist.destroy_process_group()
+    if rank() == 0:
+        conclude(r)
+
+
+def conclude(r: Run) -> None:
+    """Say where everything is."""
+    out = Path(r.options.out)
     model = f"model {r.checkpoints[-1]}" if r.checkpoints else "no model"
-    result = f"done: {model}, log {o.out}/log.jsonl"
+    result = f"done: {model}, log {out}/log.jsonl"
     try:
-        llamac.plot.draw(llamac.plot.read_log(Path(o.out) / "log.jsonl"), Path(o.out) / "loss.png")
-        result += f", loss plot {o.out}/loss.png"
+        llamac.plot.draw(llamac.plot.read_log(out / "log.jsonl"), out / "loss.png")
+        result += f", loss plot {out}/loss.png"
     except ImportError:
         result += " (no loss plot: matplotlib is not there)"
     print(result)
@@ -795,8 +1129,15 @@ def main() -> None:
     if not argv:
         write_references(ROOT / "data" / "reference")
     elif "--train" in argv:
-        options = llamac.options.parse([arg for arg in argv if arg != "--train"])
-        print(options.to_toml(), end="") if options.print_config else train(options)
+        try:
+            options = llamac.options.parse([arg for arg in argv if arg != "--train"])
+            print(options.to_toml(), end="") if options.print_config else train(options)
+            leave()
+        except (InputError, OSError) as error:
+            if rank() == 0:
+                raise
+            time.sleep(5)  # what is wrong for all is said by rank 0, whose end is the others'
+            raise InputError(f"rank {rank()}: {error}") from None
     elif argv[0] in ("-h", "--help"):
         print(__doc__)
     else:

@@ -1,5 +1,6 @@
 """Training beside PyTorch on this machine's device: BUILD/train_llama3 and train_llama3.py --train, eager and
-by torch.compile, with the same model, batch, precision and random tokens.
+by torch.compile, with the same model, batch, precision and random tokens. On several devices (not by default:
+--workload) train_llama3.py on llamac's operations (ops) beside PyTorch's (compile), both sharded by torchrun.
 
 The programs take turns: each round runs each of them once on each workload. A run is a process of its own,
 because two of them do not fit into one GPU's memory; PyTorch's second start finds its compiled graphs in its
@@ -42,7 +43,7 @@ STOPPED, NO_MEMORY = "the time was over", "out of memory"
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained: B sequences of T tokens an update, and what each side computes again."""
+    """What is trained: B sequences of T tokens an update and device, and what each side computes again."""
 
     model: str
     B: int
@@ -51,7 +52,8 @@ class Workload:
     torch_recompute: str = "none"
     peer: str = ""  # the model's name in --peer's script
     exact: bool = False  # fp32 master weights and moments; else bf16 weights and moments only
-    programs: tuple[str, ...] = ("ours", "compile", "eager", "peer")
+    programs: tuple[str, ...] = ("ours", "compile", "eager", "peer")  # the others are compared with the first
+    devices: int = 1
 
 
 WORKLOADS = {
@@ -62,9 +64,20 @@ WORKLOADS = {
     "1b-b8-t2048": Workload("llama3.2-1b", 8, 2048, peer="1b"),
     "8b-b1-t8192-fp32": Workload("llama3.1-8b", 1, 8192, "block", exact=True, programs=("ours",)),
 }
+OPS = ("ops", "compile")
+SHARDED = {
+    "8b-b2-t8192-8gpus": Workload("llama3.1-8b", 2, 8192, exact=True, programs=OPS, devices=8),
+    "8b-b2-t8192-8gpus-recompute": Workload(
+        "llama3.1-8b", 2, 8192, torch_recompute="block", exact=True, programs=OPS, devices=8
+    ),
+    "1b-b4-t8192-ops": Workload("llama3.2-1b", 4, 8192, programs=OPS),
+}
 # Not in the table: small enough for a CPU, to try the benchmark itself.
-TRIAL = {"tiny": Workload("tiny", 2, 64, programs=("ours", "compile", "eager"))}
-PROGRAMS = ("ours", "compile", "eager", "peer")
+TRIAL = {
+    "tiny-x2": Workload("tiny", 2, 64, exact=True, programs=OPS, devices=2),
+    "tiny": Workload("tiny", 2, 64, programs=("ours", "compile", "eager")),
+}
+PROGRAMS = ("ours", "ops", "compile", "eager", "peer")
 HEAD = (
     *("workload", "program", "recomputed", "tokens/s", "TFLOP/s", "peak GiB", "spread %", "runs", "loss"),
     "ours / it",
@@ -72,7 +85,9 @@ HEAD = (
 NOTES = """\
 Tokens/s and TFLOP/s: median over runs of the median update. Spread: largest less smallest run, of the median.
 Peak: allocated on the device. Loss: after the last update, on the same tokens for all but peer. Ours / it:
-median over rounds of the ratio of tokens/s.
+median over rounds of the ratio of tokens/s; where ours is no program, that of ops.
+ops: train_llama3.py --ops llamac --compile. On several devices: tokens/s and TFLOP/s of all of them, peak of
+one.
 compile, eager: train_llama3.py, attention by cuDNN where it can, q/k/v and gate/up as one product each, AdamW
 compiled (also for eager). They and ours round bf16 weights and moments stochastically; peer to nearest.
 """
@@ -128,8 +143,13 @@ def command(o: argparse.Namespace, w: Workload, program: str, folder: Path) -> l
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     if program == "ours":
         return [str((o.build / "train_llama3").resolve()), *words, *shlex.split(o.ours_flags)]
-    line = [sys.executable, str(ROOT / "train_llama3.py"), "--train", *words]
-    return [*line, "--compile"] if program == "compile" else line
+    line = [sys.executable]
+    if w.devices > 1:
+        line += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(w.devices)]
+    line += [str(ROOT / "train_llama3.py"), "--train", *words]
+    if program == "ops":
+        line += ["--ops", "llamac"]
+    return line if program == "eager" else [*line, "--compile"]
 
 
 def execute(line: list[str], console: Path, seconds: float) -> str:
@@ -205,7 +225,7 @@ def measure(o: argparse.Namespace, name: str, program: str, number: int, seconds
 
 
 def row(runs: list[Run], ours: dict[int, float], w: Workload) -> list[str]:
-    """The table's row of one program on one workload; ours: tokens/s of our run in each round."""
+    """The table's row of one program on one workload; ours: tokens/s of the first program in each round."""
     cells = [runs[0].workload, runs[0].program, recomputed(w, runs[0].program)]
     good = [run for run in runs if not run.failure]
     if not good:
@@ -213,7 +233,7 @@ def row(runs: list[Run], ours: dict[int, float], w: Workload) -> list[str]:
     speeds = [run.tokens_per_s for run in good]
     speed, peak = statistics.median(speeds), max(run.gpu_mem_gib for run in good)
     ratios = [ours[run.round] / run.tokens_per_s for run in good if run.round in ours]
-    ratio = f"{statistics.median(ratios):.3f}" if ratios and runs[0].program != "ours" else "-"
+    ratio = f"{statistics.median(ratios):.3f}" if ratios and runs[0].program != w.programs[0] else "-"
     cells += [f"{speed:.0f}", f"{statistics.median(run.tflops for run in good):.1f}"]
     cells += [
         f"{peak:.1f}" if peak else "-",
@@ -228,7 +248,8 @@ def report(runs: list[Run], workloads: dict[str, Workload], left_out: list[str],
     rows = []
     for name, w in workloads.items():
         here = [run for run in runs if run.workload == name]
-        ours = {run.round: run.tokens_per_s for run in here if run.program == "ours" and not run.failure}
+        first = [run for run in here if run.program == w.programs[0] and not run.failure]
+        ours = {run.round: run.tokens_per_s for run in first}
         for program in PROGRAMS:
             if mine := [run for run in here if run.program == program]:
                 rows.append(row(mine, ours, w))
@@ -277,15 +298,15 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    known, add = WORKLOADS | TRIAL, parser.add_argument
-    names = f"of {', '.join(known)} (default: all but the last)"
+    known, add = WORKLOADS | SHARDED | TRIAL, parser.add_argument
+    names = f"of {', '.join(known)} (default: the first {len(WORKLOADS)})"
     peer = (
         "a script to time as well: it takes --model --batch --seq --steps --backend --ac, and prints a line "
     )
     peer += "of JSON with ms, tok_s, tflops, peak_gib"
     add("--build", type=Path, default=ROOT / "build/auto", help="folder of train_llama3")
     add("--workload", nargs="+", choices=known, default=list(WORKLOADS), metavar="NAME", help=names)
-    add("--only", default="", help="programs, comma-separated: ours,compile,eager,peer")
+    add("--only", default="", help=f"programs, comma-separated: {','.join(PROGRAMS)}")
     add("--rounds", type=int, default=2, help="runs of each program on each workload")
     add("--warm-up", type=int, default=3, help="first updates of a run, not timed")
     add("--steps", type=int, default=8, help="timed updates of a run")
@@ -304,7 +325,8 @@ def check(o: argparse.Namespace) -> None:
     """Raises ValueError for arguments that cannot be run."""
     if unknown := set(o.only) - set(PROGRAMS):
         raise ValueError(f"--only: expected some of {', '.join(PROGRAMS)}, found {min(unknown)}")
-    if "ours" in o.only and not (o.build / "train_llama3").is_file():
+    ours = "ours" in o.only and any("ours" in w.programs for w in o.workloads.values())
+    if ours and not (o.build / "train_llama3").is_file():
         raise ValueError(f"--build {o.build}: expected train_llama3 in it, found none")
     if "peer" in o.only and not (o.peer and o.peer.is_file()):
         raise ValueError(f"--peer: expected a script, found {o.peer}")
@@ -316,7 +338,7 @@ def check(o: argparse.Namespace) -> None:
 def write_tokens(o: argparse.Namespace, path: Path) -> None:
     """Random tokens for the longest run, below the smallest vocabulary."""
     V = min(load_config(w.model).vocab_size for w in o.workloads.values())
-    n = max(w.B * w.T for w in o.workloads.values()) * (o.warm_up + o.steps) + 1
+    n = max(w.B * w.T * w.devices for w in o.workloads.values()) * (o.warm_up + o.steps) + 1
     write_bin(path, np.random.default_rng(0).integers(V, size=n, dtype=np.uint32), V)
 
 

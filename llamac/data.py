@@ -186,13 +186,17 @@ class Loader:
         S = self.sequences
         return self._batch(permute([p % S], S, self.seed, p // S)[0] for p in positions)
 
-    def validation(self, batches: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """At most `batches` full batches (tokens, targets) in file order; rank r yields batches r, r+W, …"""
+    def validation_batches(self, batches: int) -> int:
+        """How many of them there are, over all ranks, where `batches` are asked for."""
         full = self.sequences // self.batch_size
         if full == 0:
             expected = f"at least a batch of {self.batch_size} sequences"
             raise InputError(
                 f"{self.shards[0].path}: validation: expected {expected}, found {self.sequences}"
             )
-        for batch in range(self.rank, min(batches, full), self.world):
+        return min(batches, full)
+
+    def validation(self, batches: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """At most `batches` full batches (tokens, targets) in file order; rank r yields batches r, r+W, …"""
+        for batch in range(self.rank, self.validation_batches(batches), self.world):
             yield self._batch(range(batch * self.batch_size, (batch + 1) * self.batch_size))

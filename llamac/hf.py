@@ -3,14 +3,14 @@ files.
 """
 
 import json
+import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from llamac.config import Config
 from llamac.errors import InputError
@@ -60,19 +60,22 @@ def read_weights(
         raise InputError(f"{directory}: expected a tensor {next(iter(missing))}, found none")
 
 
-def write_directory(directory: str | Path, config: Config, weights: dict[str, torch.Tensor]) -> None:
+def write_directory(
+    directory: str | Path, config: Config, dtype: torch.dtype, weights: Iterable[tuple[str, torch.Tensor]]
+) -> None:
     """Write config.json and model.safetensors. They are made under a temporary name: what stands at
-    `directory` is replaced only by a whole one. All weights have one dtype, f32 or bf16.
+    `directory` is replaced only by a whole one. weights: (name, tensor on the host) of config.parameters(),
+    in their order, all of the dtype, f32 or bf16; none is kept.
     """
     directory = Path(directory)
     temporary = directory.with_name(directory.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    dtype = _CONFIG_NAMES[next(iter(weights.values())).dtype]
     (temporary / "config.json").write_text(
-        json.dumps(config.to_dict(dtype), indent=2) + "\n", encoding="utf-8"
+        json.dumps(config.to_dict(_CONFIG_NAMES[dtype]), indent=2) + "\n", encoding="utf-8"
     )
-    save_file(weights, temporary / "model.safetensors", metadata={"format": "pt"})
+    entries = [(name, dtype, shape) for name, shape in config.parameters()]
+    _write_safetensors(temporary / "model.safetensors", entries, weights, {"format": "pt"})
     if directory.exists():
         shutil.rmtree(directory)
     os.replace(temporary, directory)
@@ -80,17 +83,33 @@ def write_directory(directory: str | Path, config: Config, weights: dict[str, to
 
 def write_ordered(path: str | Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
     """A safetensors file whose tensors keep the order of `tensors`; the library's own writer sorts them."""
+    entries = [(name, x.dtype, tuple(x.shape)) for name, x in tensors.items()]
+    _write_safetensors(path, entries, tensors.items(), metadata)
+
+
+def _write_safetensors(
+    path: str | Path,
+    entries: list[tuple[str, torch.dtype, tuple[int, ...]]],
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    metadata: dict[str, str],
+) -> None:
+    """The file of these tensors (name, dtype, shape), which come one at a time: the library wants all."""
     header: dict = {"__metadata__": metadata}
     end = 0
-    for name, x in tensors.items():
-        start, end = end, end + x.nbytes
-        if start % x.itemsize != 0:
+    for name, dtype, shape in entries:
+        start, end = end, end + math.prod(shape) * dtype.itemsize
+        if start % dtype.itemsize != 0:
             raise ValueError(f"{name} would not be aligned: a tensor before it has an odd number of elements")
-        dtype = _SAFETENSORS_NAMES[x.dtype]
-        header[name] = {"dtype": dtype, "shape": list(x.shape), "data_offsets": [start, end]}
+        header[name] = {
+            "dtype": _SAFETENSORS_NAMES[dtype],
+            "shape": list(shape),
+            "data_offsets": [start, end],
+        }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for x in tensors.values():
+        for entry, (name, x) in zip(entries, tensors, strict=True):
+            if (name, x.dtype, tuple(x.shape)) != entry:
+                raise ValueError(f"{path}: expected {entry}, found {name}, {x.dtype}, {tuple(x.shape)}")
             file.write(x.contiguous().flatten().view(torch.uint8).numpy())

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import resource
 import sys
 import time
@@ -39,12 +40,12 @@ def system_mem_gib() -> float | None:
 
 
 class Log:
-    """Writes the events of one run. `tokens` is those of an update over all devices, `peak_tflops` the
-    devices' peak together, None where unknown."""
+    """Writes the events of one run into the folder `out`; None: nothing, nowhere. `tokens` is those of an
+    update over all devices, `peak_tflops` the devices' peak together, None where unknown."""
 
     def __init__(
         self,
-        out: str | Path,
+        out: str | Path | None,
         *,
         steps: int,
         tokens: int,
@@ -52,12 +53,16 @@ class Log:
         peak_tflops: float | None = None,
         console: TextIO | None = None,
     ):
-        Path(out).mkdir(parents=True, exist_ok=True)
-        self.file = open(Path(out) / "log.jsonl", "w", encoding="utf-8", buffering=1)  # noqa: SIM115
-        self.console = console or sys.stdout
+        path = Path(os.devnull)
+        if out is not None:
+            Path(out).mkdir(parents=True, exist_ok=True)
+            path = Path(out) / "log.jsonl"
+        self.file = open(path, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+        self.console = self.file if out is None else console or sys.stdout
         self.steps, self.tokens, self.flops_per_token, self.peak = steps, tokens, flops_per_token, peak_tflops
         self.clocks = time.perf_counter(), time.process_time()  # at the last step
         self.typical_ms = 0.0  # running mean: one slow step does not move the time left
+        self.used: list[tuple[float, dict]] = []  # (ms, what it took of the machine) of every step
 
     def event(self, event: str, **fields) -> None:
         """One line of log.jsonl."""
@@ -109,6 +114,7 @@ class Log:
             "cpu_percent": 100 * cpu / max(elapsed, 1e-9),
         }
         self.event("step", **event, tflops=tflops, mfu=mfu, **use)
+        self.used.append((ms, use))
         self.typical_ms = 0.9 * self.typical_ms + 0.1 * ms if self.typical_ms else ms
         left = duration((self.steps - step) * self.typical_ms / 1e3)
         of_peak = f"{100 * mfu:.1f}" if mfu is not None else "-"
@@ -129,6 +135,27 @@ class Log:
     def checkpoint(self, step: int, path: str | Path) -> None:
         self.event("checkpoint", step=step, path=str(path))
         self.print(f"{f'{step}/{self.steps}':>13}  checkpoint {path}")
+
+    def print_usage(self) -> None:
+        """What the steps took of the machine, in one line: the most memory, the mean of percentages."""
+        if not self.used:
+            return
+
+        def most(key: str) -> str:
+            return f"{max(use[key] or 0.0 for _, use in self.used):.1f} GiB"
+
+        def mean(key: str) -> str | None:
+            known = [(ms, use[key]) for ms, use in self.used if use[key] is not None]
+            return f"{sum(ms * x for ms, x in known) / sum(ms for ms, _ in known):.0f}%" if known else None
+
+        gpu = [f"GPU memory {most('gpu_mem_gib')}"] if self.used[-1][1]["gpu_mem_gib"] else []
+        gpu += [f"GPU {mean('gpu_percent')} busy"] if mean("gpu_percent") else []
+        rest = [
+            f"process {most('rss_gib')}",
+            f"system {most('system_mem_gib')}",
+            f"CPU {mean('cpu_percent')}",
+        ]
+        self.print("used: " + ", ".join(gpu + rest))
 
     def close(self) -> None:
         self.file.close()

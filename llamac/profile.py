@@ -23,9 +23,10 @@ CATEGORIES = {
     "norm": (0.90, ("rmsnorm", "residual_rmsnorm")),
     "RoPE": (0.90, ("rope", "precompute_cis")),
     "SwiGLU": (0.90, ("swiglu",)),
-    "loss": (0.90, ("cross_entropy",)),
+    "loss": (0.90, ("cross_entropy", "linear_cross_entropy")),
     "optimizer": (0.90, ("adamw", "global_norm")),
     "embedding": (0.90, ("embedding",)),
+    "communication": (1.0, ("communication",)),
     "copy": (1.0, ("copy",)),
 }
 OTHER, IDLE = "other", "idle"

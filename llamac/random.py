@@ -53,31 +53,35 @@ def uniform(seed: int, step: int, stream: int, n: int, start: int = 0) -> np.nda
     return (words(seed, step, stream, n, start) + 0.5) * 2.0**-32
 
 
-def normal(seed: int, step: int, stream: int, n: int) -> np.ndarray:
-    """Standard normal numbers by Box and Muller, computed in double and rounded once: float32[n]."""
+def normal(seed: int, step: int, stream: int, n: int, start: int = 0) -> np.ndarray:
+    """Standard normal numbers, elements start .. start+n-1, by Box and Muller, computed in double and rounded
+    once: float32[n].
+    """
     out = np.empty(n, np.float32)
-    for start in range(0, n, 4 * _CHUNK):
-        count = min(4 * _CHUNK, n - start)
-        u = uniform(seed, step, stream, (count + 1) // 2 * 2, start)
+    for first in range(start // 2 * 2, start + n, 4 * _CHUNK):  # elements 2j and 2j+1 make each other
+        count = min(4 * _CHUNK, start + n - first)
+        u = uniform(seed, step, stream, (count + 1) // 2 * 2, first)
         radius, angle = np.sqrt(-2.0 * np.log(u[0::2])), 2.0 * np.pi * u[1::2]
         pairs = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).reshape(-1)
-        out[start : start + count] = pairs[:count]
+        skip = max(0, start - first)
+        out[first + skip - start : first + count - start] = pairs[skip:count]
     return out
 
 
-def normal_on(device: str, seed: int, step: int, stream: int, n: int, chunk: int = 1 << 24):
+def normal_on(device: str, seed: int, step: int, stream: int, n: int, start: int = 0, chunk: int = 1 << 24):
     """normal() as a torch tensor f32[n] that is made on a device, `chunk` blocks at a time: 8 billion take a
     GPU seconds, one core minutes. The device's log and cos in double may round an element differently.
     """
     import torch
 
     out = torch.empty(n, device=device)
-    for start in range(0, n, 4 * chunk):
-        count = min(4 * chunk, n - start)
-        block = torch.arange(start // 4, (start + count + 3) // 4, device=device)
+    for first in range(start // 4 * 4, start + n, 4 * chunk):
+        count = min(4 * chunk, start + n - first)
+        block = torch.arange(first // 4, (first + count + 3) // 4, device=device)
         counter = block & _LOW, block >> 32, torch.full_like(block, stream), torch.full_like(block, step)
         u = torch.stack(_rounds(counter, _key(seed)), 1).view(-1).double().add_(0.5).mul_(2.0**-32)
         radius, angle = u[0::2].log().mul_(-2).sqrt_(), u[1::2] * (2 * math.pi)
         pairs = torch.stack((radius * angle.cos(), radius * angle.sin()), 1).view(-1)
-        out[start : start + count] = pairs[:count]
+        skip = max(0, start - first)
+        out[first + skip - start : first + count - start] = pairs[skip:count]
     return out

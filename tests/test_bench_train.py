@@ -120,6 +120,21 @@ def test_workloads_are_the_issues():
     assert all(f.dtype == f.grad_dtype == "bf16" for f in found.values())
 
 
+def test_sharded_workloads():
+    """The same run for both programs, but for the operations, on as many processes."""
+    o = bench_train.parse_arguments(["--build", "b"])
+    o.data, w = "tokens.bin", bench_train.SHARDED["8b-b2-t8192-8gpus"]
+    lines = [bench_train.command(o, w, program, Path("out")) for program in ("ops", "compile")]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "8"]
+    assert all(line[1:6] == launcher and line[7] == "--train" for line in lines)
+    ours, theirs = (parse(line[8:]) for line in lines)
+    assert (ours.ops, theirs.ops) == ("llamac", "torch") and ours.compile and theirs.compile
+    assert (ours.batch_size, ours.seq_len, ours.master_weights, ours.grad_dtype) == (2, 8192, "on", "bf16")
+    ours.ops = "torch"
+    assert ours == theirs
+    assert set(o.workloads) == set(bench_train.WORKLOADS), "on one device unless asked"
+
+
 def test_a_peer_is_one_more_program(fake, tmp_path, capsys, monkeypatch):
     line = {"ms": 9.0, "tok_s": 555, "tflops": 5.5, "peak_gib": 7.7, "loss": 8.1}
     arguments = [*fake(peer=f"print({json.dumps(line)!r})"), "--rounds", "1", "--only", "peer"]
@@ -191,7 +206,7 @@ def test_what_the_time_does_not_allow_is_said(fake, tmp_path, capsys):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--only", "ours,torch"], "--only: expected some of ours, compile, eager, peer, found torch"),
+        (["--only", "ours,torch"], "--only: expected some of ours, ops, compile, eager, peer, found torch"),
         (["--only", "peer"], "--peer: expected a script, found None"),
         (["--build", "/nowhere"], "--build /nowhere: expected train_llama3 in it"),
         (["--rounds", "0"], "--rounds, --steps: expected at least 1"),

@@ -1,6 +1,7 @@
 """Training with the reference model (train_llama3.py): AdamW against torch's, sampling, whole runs."""
 
 import math
+import re
 import sys
 import time
 from functools import partial
@@ -33,6 +34,10 @@ def gradients(shapes: list[torch.Size], step: int) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
+def whole(weights: list[torch.nn.Parameter]) -> list[ref.Part]:
+    return [ref.Part(f"{k}", k, tuple(p.shape), 0, p, slice(None)) for k, p in enumerate(weights)]
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_adamw_is_torchs(compiled):
     """Ten updates with a learning rate that changes, which compiled code must not take for a constant."""
@@ -41,7 +46,7 @@ def test_adamw_is_torchs(compiled):
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
     groups = [{"params": [p], "weight_decay": 0.1 if p.dim() == 2 else 0.0} for p in theirs]
     expected = torch.optim.AdamW(groups, betas=(0.9, 0.95))
-    optimizer = ref.AdamW(ours, 0.9, 0.95, 0.1, state_dtype=torch.float64, compiled=compiled)
+    optimizer = ref.AdamW(whole(ours), 0.9, 0.95, 0.1, state_dtype=torch.float64, compiled=compiled)
     for step in range(1, 11):
         grads = gradients([p.shape for p in ours], step)
         for p, g, group in zip(theirs, grads, expected.param_groups, strict=True):
@@ -64,7 +69,7 @@ def test_bf16_weights_follow_fp32_ones(hashed):
         ("none", torch.bfloat16, False),
     ):
         weight = torch.nn.Parameter(torch.ones(64, 64, dtype=dtype))
-        optimizer = ref.AdamW([weight], 0.9, 0.95, 0.0, master_weights=master, seed=9)
+        optimizer = ref.AdamW(whole([weight]), 0.9, 0.95, 0.0, master_weights=master, seed=9)
         optimizer.hashed = hashed  # as on a GPU
         for step in range(1, 21):
             optimizer.step([0.3 + gradients([weight.shape], step)[0].float()], 1e-3)
@@ -121,18 +126,17 @@ def test_joined_weights_change_nothing(name):
     cis, results = ref.precompute_cis(config, 17, dtype=torch.float64), []
     for joined in (False, True):
         model = ref.empty_model(config, torch.float64)
-        ref.init_weights(model, 5)
         if joined:
             ref.join_weights(model)
-            block = model.model.layers[1]
-            storages = {p.untyped_storage().data_ptr() for p in block.parameters()}
-            assert len(storages) == 6  # qkv, o, gate_up, down and two norms
-        found = {name: p.detach() for name, p in model.named_parameters()}
+            assert len(list(model.model.layers[1].parameters())) == 6  # qkv, o, gate_up, down and two norms
+        ref.init_weights(model, 5)
+        parts = ref.parts(model)
+        assert [(part.name, part.shape) for part in parts] == config.parameters()
+        found = {part.name: part.weight().clone() for part in parts}
         for _ in range(2):
             model(tokens, cis, targets).backward()
-        found |= {f"grad {name}": p.grad for name, p in model.named_parameters()}
+        found |= {f"grad {part.name}": part.of(part.parameter.grad) for part in parts}
         results.append(found)
-    assert list(results[0]) == list(results[1])
     for tensor, expected in results[0].items():
         torch.testing.assert_close(results[1][tensor], expected, rtol=1e-10, atol=1e-14)
 
@@ -230,9 +234,7 @@ def test_compiled_training_has_no_breaks(tmp_path, monkeypatch, flags):
 def test_results_are_read_late(tmp_path):
     """On a GPU an update is logged when the next one has been queued; its time is from the one before."""
     waited, logged = [], []
-    log = SimpleNamespace(
-        step=lambda step, loss, norm, lr, ms, gpu: logged.append((step, loss, norm, lr, ms))
-    )
+    log = SimpleNamespace(step=lambda step, loss, norm, lr, ms: logged.append((step, loss, norm, lr, ms)))
     r = SimpleNamespace(running=[], log=log, device="cpu", clock=time.perf_counter() - 5)
     for step in (1, 2, 3):
         done = SimpleNamespace(synchronize=lambda step=step: waited.append(step))
@@ -246,10 +248,19 @@ def test_results_are_read_late(tmp_path):
 
 
 def test_no_checkpoints(tmp_path, capsys):
+    """Also what the last lines say of memory and processor."""
     events = run_training(tmp_path, "a", "--checkpoint-every", "-1")
     assert len(values(events, "step", "loss")) == 4
     assert list((tmp_path / "a").glob("step_*")) == [] and values(events, "checkpoint", "path") == []
-    assert "done: no model, log" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "done: no model, log" in printed
+    process, busy = (
+        re.search(rf"^used: .*{x}", printed, re.MULTILINE) for x in (r"process ([\d.]+)", r"CPU (\d+)%")
+    )
+    assert float(process[1]) == pytest.approx(max(values(events, "step", "rss_gib")), abs=0.06)
+    shares, ms = (values(events, "step", key) for key in ("cpu_percent", "ms"))
+    assert float(busy[1]) == pytest.approx(np.average(shares, weights=ms), abs=0.6)
+    assert all(x > 0 for x in values(events, "step", "mfu"))
 
 
 @pytest.mark.parametrize(
@@ -264,7 +275,7 @@ def test_bf16_training_follows_f32(tmp_path, flags):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--ops", "llamac"], "--ops llamac: .* not built"),
+        (["--kernel", "swiglu_forward=1"], "--kernel"),
         (["--resume", "auto"], "--resume"),
         (["--recompute", "norm"], "--recompute"),
         (["--init", "load"], "--init load"),
@@ -278,7 +289,7 @@ def test_refuses(tmp_path, flags, message):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--train", "--ops", "llamac"], ["--trian"], ["--train", "--steps", "x"]]
+    "arguments", [["--train", "--resume", "auto"], ["--trian"], ["--train", "--steps", "x"]]
 )
 def test_bad_flags_end_with_one_line_and_2(monkeypatch, capsys, arguments):
     monkeypatch.setattr(sys, "argv", ["train_llama3.py", *arguments])

@@ -108,7 +108,7 @@ def test_normal():
     for count in (1, 2, 3, 5, 4 * random._CHUNK + 1):
         assert np.array_equal(random.normal(42, 0, 4, count), values[:count])
     for count in (1, 2, 3, 1001):  # in chunks of 100 blocks
-        assert random.normal_on("cpu", 42, 0, 4, count, 100).numpy() == pytest.approx(
+        assert random.normal_on("cpu", 42, 0, 4, count, chunk=100).numpy() == pytest.approx(
             values[:count], rel=1e-6
         )
     # Mean, variance, skewness and kurtosis within five standard errors.

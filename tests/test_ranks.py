@@ -1,0 +1,176 @@
+"""train_llama3.py on several processes: torchrun, gloo, two ranks on this machine's CPU."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from run import ROOT, events, flags, losses
+from safetensors.torch import load_file
+
+import train_llama3 as ref
+from llamac import random
+from llamac.config import load_config
+from llamac.options import parse
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+UNTIED = str(ROOT / "tests/models/untied-mha.json")
+SMALL = {"dtype": "bf16", "grad_dtype": "bf16", "master_weights": "off", "optimizer_state": "bf16"}
+
+
+def torchrun(script: Path, *arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command += [str(script), *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def size(**extra) -> dict:
+    """Updates of 2·2·2 sequences: on one process twice the micro-steps."""
+    base = {
+        "steps": 4,
+        "batch_size": 2,
+        "total_batch_size": 2 * 2 * 2 * 16,
+        "val_steps": 5,
+        "sample_every": 2,
+    }
+    return base | {"sample_tokens": 5, "checkpoint_every": 2, "model": UNTIED} | extra
+
+
+def compare(data: Path, folder: Path, extra: dict, rel: float) -> None:
+    """The run at folder/ranks, of two processes, and the same on one with twice the accumulation."""
+    one, two = folder / "one", folder / "ranks"
+    ref.train(parse(flags(data, one, **size(**extra))))
+    assert losses(two) == pytest.approx(losses(one), rel=rel)
+    for kind in ("step", "val", "sample", "checkpoint"):
+        assert [e["step"] for e in events(two, kind)] == [e["step"] for e in events(one, kind)]
+    found, expected = ([e["loss"] for e in events(x, "val")] for x in (two, one))
+    assert found == pytest.approx(expected, rel=rel)
+    found, expected = ([e["grad_norm"] for e in events(x, "step")] for x in (two, one))
+    assert found == pytest.approx(expected, rel=10 * rel)
+    weights = [load_file(x / "step_000004" / "model.safetensors") for x in (two, one)]
+    assert weights[0].keys() == weights[1].keys()
+    for name, w in weights[1].items():
+        other = weights[0][name]
+        assert (other.dtype, other.shape) == (w.dtype, w.shape)
+        assert (other.double() - w.double()).norm() <= 10 * rel * w.double().norm(), name
+    assert (two / "step_000004" / "config.json").read_text() == (
+        one / "step_000004" / "config.json"
+    ).read_text()
+
+
+def test_two_processes_are_one_with_twice_the_accumulation(data, tmp_path):
+    """In f32 to the order of sums. Five validation batches: the last turn is one rank's alone."""
+    line = flags(data, tmp_path / "ranks", **size(profile=2))
+    done = torchrun(ROOT / "train_llama3.py", "--train", *line)
+    assert done.returncode == 0, done.stderr
+    profile = json.loads((tmp_path / "ranks/profile.json").read_text())
+    calls = {row["variant"]: row["calls"] for row in profile["operations"]}
+    # Gradients are reduced once an update, not once a micro-step: three blocks, the embedding, the head.
+    assert calls["c10d::_reduce_scatter_base_"] == 2 * 5
+    assert done.stdout.count("done: ") == 1 and "2 devices x 2 x 2 x 16" in done.stdout
+    compare(data, tmp_path, {}, 2e-6)
+    samples = [[e["text"] for e in events(tmp_path / x, "sample")] for x in ("ranks", "one")]
+    assert samples[0] == samples[1]
+
+
+DRIVER = """
+import sys
+from functools import partial
+import torch
+from torch._dynamo.utils import counters
+import train_llama3 as ref
+from llamac.options import parse
+torch.compile = partial(torch.compile, backend="aot_eager")
+optimizers = []
+class AdamW(ref.AdamW):
+    def __init__(self, *arguments, **keywords):
+        super().__init__(*arguments, **keywords)
+        optimizers.append(self)
+ref.AdamW = AdamW
+ref.train(parse(sys.argv[1:]))
+parts = optimizers[0].parts
+assert not counters["graph_break"], counters["graph_break"]
+sizes = {(part.weight().numel(), part.weight().dim()) for part in parts}
+held = sum(part.weight().numel() for part in parts)
+print("graphs", counters["stats"]["unique_graphs"] - len(sizes), "held", held)
+ref.leave()
+"""
+
+
+def test_compiled_on_our_operations(data, tmp_path):
+    """bf16 throughout, blocks recomputed: one graph for all blocks, one for the loss, the optimizer's."""
+    (tmp_path / "driver.py").write_text(DRIVER)
+    extra = SMALL | {"recompute": "block:2", "sample_tokens": 12}
+    line = [*flags(data, tmp_path / "ranks", **size(**extra)), "--ops", "llamac", "--compile"]
+    done = torchrun(tmp_path / "driver.py", *line)
+    assert done.returncode == 0, done.stderr
+    found = [line.split() for line in done.stdout.splitlines() if line.startswith("graphs ")]
+    assert [line[1] for line in found] == ["2", "2"]
+    held, whole = [int(line[3]) for line in found], load_config(UNTIED).num_parameters()
+    assert sum(held) == whole and max(held) < 0.51 * whole
+    compare(data, tmp_path, extra, 2**-8)
+
+
+FAILING = """
+import os, sys
+import train_llama3 as ref
+from llamac.options import parse
+def update(r, step):
+    if step == 2 and ref.rank() == 1:
+        raise OSError("this rank's disk is full")
+    return UPDATE(r, step)
+UPDATE, ref.update = ref.update, update
+sys.argv[1:] = ["--train", *sys.argv[1:]]
+ref.run(ref.main)
+"""
+
+
+def test_a_rank_that_fails_ends_the_others(data, tmp_path):
+    (tmp_path / "driver.py").write_text(FAILING)
+    begin = time.monotonic()
+    done = torchrun(tmp_path / "driver.py", *flags(data, tmp_path / "out", **size()))
+    assert done.returncode != 0 and time.monotonic() - begin < 60
+    assert "driver.py: rank 1: this rank's disk is full" in done.stderr
+
+
+def test_bad_input_is_one_line(data, tmp_path):
+    line = flags(data, tmp_path / "out", **size(total_batch_size=96))
+    done = torchrun(ROOT / "train_llama3.py", "--train", *line)
+    said = [text for text in done.stderr.splitlines() if text.startswith("train_llama3.py: ")]
+    assert done.returncode != 0 and len(said) == 1 and "devices = 64 tokens, found 96" in said[0]
+
+
+# Without processes: what a rank draws, rounds and starts from is its part of the whole
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 5, 7, 4 * random._CHUNK - 3])
+def test_random_numbers_from_the_middle(start):
+    n = 4 * random._CHUNK + 9 - start
+    whole = random.normal(3, 1, 8, start + n)
+    assert np.array_equal(random.normal(3, 1, 8, n, start), whole[start:])
+    on_device = random.normal_on("cpu", 3, 1, 8, n, start, chunk=1 << 12)
+    np.testing.assert_allclose(on_device.numpy(), whole[start:], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+def test_rounding_does_not_depend_on_who_holds_an_element(hashed):
+    start = torch.randn(30, 7, generator=torch.Generator().manual_seed(1)).bfloat16()
+    ends = []
+    for cuts in ([0, 30], [0, 11, 12, 30]):
+        weight = torch.nn.Parameter(start.clone())
+        parts = [ref.Part("w", 3, (30, 7), a, weight, slice(a, b)) for a, b in pairwise(cuts)]
+        optimizer = ref.AdamW(parts, 0.9, 0.95, 0.1, master_weights=False, state_dtype=torch.bfloat16, seed=2)
+        optimizer.hashed = hashed
+        g = torch.randn(30, 7, generator=torch.Generator().manual_seed(2))
+        for _ in range(2):
+            optimizer.step([part.of(g) for part in parts], 1e-3)
+        ends.append([weight.detach(), torch.cat(optimizer.m), torch.cat(optimizer.v)])
+    for a, b in zip(*ends, strict=True):
+        assert torch.equal(a, b) and a.dtype == torch.bfloat16

@@ -1,0 +1,133 @@
+"""--profile in train_llama3.py: a run on the CPU, and a GPU's trace, which is made up here."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from run import flags
+
+import train_llama3 as ref
+from llamac import peak, profile
+from llamac.options import parse
+from llamac.torch_profile import operation_of, summarise
+
+ROOT = Path(__file__).resolve().parents[1]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("ops", ["torch", "llamac"])
+def test_a_run(data, tmp_path, capsys, ops):
+    """Two of four updates, the second and the third, with validation between them."""
+    extra = {"steps": 4, "val_every": 1, "checkpoint_every": -1, "profile": 2, "total_batch_size": 128}
+    ref.train(parse([*flags(data, tmp_path, **extra), "--ops", ops]))
+    values = json.loads((tmp_path / "profile.json").read_text())
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    steps = [e for e in events if re.fullmatch(r"step \d", e["name"])]
+    assert [e["name"] for e in steps] == ["step 2", "step 3"]
+    assert values["steps"] == 2
+    assert values["seconds"] == pytest.approx(1e-6 * sum(e["dur"] for e in steps), rel=1e-6)
+    busy = sum(row["seconds"] for row in values["operations"])
+    assert values["seconds"] == pytest.approx(busy + values["idle_seconds"], rel=1e-3)
+    calls = {(row["operation"], row["variant"]): row for row in values["operations"]}
+    layers = 2
+    if ops == "llamac":
+        assert calls["attention_forward", ""]["calls"] == 2 * 2 * layers  # steps, micro-steps
+        assert calls["residual_rmsnorm_forward", ""]["calls"] == 2 * 2 * layers
+    products = [row for row in values["operations"] if row["operation"] == "matmul"]
+    # q/k/v, o, gate/up, down and the head, forward and two backward, on 4 x 16 tokens
+    parameters = ref.load_config(ROOT / "tests/models/tied-gqa.json").parameters()
+    elements = sum(shape[0] * shape[1] for _, shape in parameters if len(shape) == 2)
+    assert sum(row["flops"] for row in products) == 2 * 2 * 3 * 2 * 64 * elements
+    assert all(row["flops"] == sum(part["flops"] for part in row["shapes"]) for row in products)
+    report = profile.report(profile.read(tmp_path / "profile.json"))
+    assert report in capsys.readouterr().out
+    found = [line.split()[0] for line in report.splitlines() if line]
+    names = {"GEMM", "attention", "norm", "SwiGLU", "loss", "optimizer", "embedding", "copy", "idle"}
+    assert (names | {"RoPE"} if ops == "llamac" else names) <= set(found)
+
+
+def event(cat: str, name: str, ts: float, dur: float, **args) -> dict:
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 0, "tid": 1, "args": args}
+
+
+def launched(name: str, call: str, host: float, start: float, dur: float, k: int, dims: list | None = None):
+    """A kernel, the call and the launch that it comes from."""
+    return [
+        event("cpu_op", call, host, 2, **{"External id": k, "Input Dims": dims or []}),
+        event("cuda_runtime", "cudaLaunchKernel", host + 1, 1, correlation=100 + k, **{"External id": k}),
+        event("kernel", name, start, dur, correlation=100 + k, stream=7, **{"External id": k}),
+    ]
+
+
+GPU = {"name": "Abacus", "gpu": True, "peak_tflops": 1.0, "copy_gbps": 1.0}
+
+
+def test_a_gpus_trace():
+    """The host is ahead: step 2's kernels begin when step 1's have ended, and validation does not count."""
+    product = [[8, 16], [16, 4]]
+    events = [
+        event("user_annotation", "step 1", 0, 20),
+        event("gpu_user_annotation", "step 1", 5, 50),
+        *launched("nvjet_hsh_128x256", "aten::mm", 2, 10, 30, 1, product),
+        *launched("ncclDevKernel_AllGather_RING_LL(a)", "c10d::_allgather_base_", 6, 20, 30, 2),
+        event("user_annotation", "step 2", 22, 10),
+        *launched("void x::attention_forward_kernel3<bf16>(y)", "llamac::attention_forward", 24, 60, 10, 3,
+                  [[1, 8, 2, 4], [1, 8, 1, 4], [1, 8, 1, 4]]),
+        *launched("nvjet_hsh_128x256", "aten::mm", 26, 70, 10, 4, product),
+        *launched("nvjet_hsh_128x256", "aten::mm", 40, 90, 10, 5, product),  # behind the steps
+    ]  # fmt: skip
+    values = summarise(events, GPU)
+    # 0 to 50, without 10 before the first kernel; 50 to 80, without the 10 before attention
+    assert values["steps"] == 2
+    assert values["seconds"] == pytest.approx(80e-6) and values["idle_seconds"] == pytest.approx(20e-6)
+    rows = {(row["operation"], row["variant"]): row for row in values["operations"]}
+    assert rows["matmul", "nvjet_hsh_128x256"]["calls"] == 2
+    assert rows["matmul", "nvjet_hsh_128x256"]["seconds"] == pytest.approx(40e-6)
+    assert rows["matmul", "nvjet_hsh_128x256"]["flops"] == 2 * 2 * 8 * 16 * 4
+    attention = rows["attention_forward", "attention_forward_kernel3"]
+    assert attention["flops"] == 2 * 2 * 8 * 8 * 2 * 4 / 2 * 2 / 2  # two products, the causal half
+    assert rows["communication", "ncclDevKernel_AllGather_RING_LL"]["seconds"] == pytest.approx(30e-6)
+    assert len(rows) == 3
+
+
+@pytest.mark.parametrize(
+    ("kernel", "call", "category"),
+    [
+        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16>(x)", "aten::mm", "GEMM"),
+        ("Cijk_Alik_Bljk_BBS_BH_MT256x256", "", "GEMM"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop", "aten::_scaled_dot_product_cudnn_attention",
+         "attention"),
+        ("void pytorch_flash::flash_bwd_kernel<x>(y)", "aten::_flash_attention_backward", "attention"),
+        ("attn_fwd", "", "attention"),
+        ("triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_3", "## Call CompiledFxGraph x ##", "norm"),
+        ("triton_poi_fused_mul_silu_split_7", "", "SwiGLU"),
+        ("triton_poi_fused_add_cat_mul_sub_5", "", "RoPE"),
+        ("triton_red_fused__log_softmax_nll_loss_forward_9", "", "loss"),
+        ("triton_poi_fused_add_addcmul_copy_lerp_sqrt_0", "", "optimizer"),
+        ("void at::native::multi_tensor_apply_kernel<LpNorm>(x)", "aten::_foreach_norm", "optimizer"),
+        ("void llamac::adamw_kernel2<float>(x)", "llamac::adamw", "optimizer"),
+        ("void llamac::rope_backward_kernel3(x)", "llamac::rope_backward", "RoPE"),
+        ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(x)", "c10d::_reduce_scatter_base_", "communication"),
+        ("Memcpy DtoD (Device -> Device)", "aten::copy_", "copy"),
+        ("void at::native::CatArrayBatchedCopy(x)", "fsdp::chunk_cat", "copy"),
+        ("void at::native::elementwise_kernel<x>(y)", "aten::add", "other"),
+        ("", "aten::matmul", "other"),
+        ("", "autograd::engine::evaluate_function: AttentionBackward0", "other"),
+    ],
+)  # fmt: skip
+def test_categories(kernel, call, category):
+    assert profile.category(operation_of(kernel, call)) == category
+
+
+def test_peaks_are_the_c_programs():
+    text = (ROOT / "csrc/train/peak.cpp").read_text()
+    rows = re.findall(r'^    \{"([^"]+)", (\d+), ([\d.]+), ([\d.]+)\},$', text, re.MULTILINE)
+    assert len(rows) > 15
+    assert {name: (int(n), float(bf16), float(f32)) for name, n, bf16, f32 in rows} == peak.PUBLISHED
+
+
+def test_measured_rates():
+    assert peak.peak_tflops("cpu", torch.float32) > 1e-3 and peak.copy_gbps("cpu") > 0.1
