@@ -19,7 +19,10 @@ from llamac import random
 from llamac.config import load_config
 from llamac.options import parse
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="two ranks want two GPUs"),
+]
 UNTIED = str(ROOT / "tests/models/untied-mha.json")
 SMALL = {"dtype": "bf16", "grad_dtype": "bf16", "master_weights": "off", "optimizer_state": "bf16"}
 
