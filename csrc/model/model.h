@@ -49,7 +49,7 @@ struct Model {
 // What follows puts work into the model's stream and does not wait for it. Host memory that it names must stay as it
 // is until the stream has passed; only with pinned memory is the host free at once.
 
-// The batch that the next calls see. tokens, targets: [B,T], ids in [0,V).
+// The batch that the next calls see. tokens, targets: [B,T], ids in [0,V), on the host or the device.
 void set_batch(Model& model, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T);
 // activations.losses of the batch.
 void forward(Model& model);

@@ -277,6 +277,9 @@ inline hipError_t hipEventRecord(hipEvent_t event, hipStream_t) {
     *event = std::chrono::steady_clock::now();
     return hipSuccess;
 }
+inline hipError_t hipStreamWaitEvent(hipStream_t, hipEvent_t, unsigned) {
+    return hipSuccess;
+}
 inline hipError_t hipEventSynchronize(hipEvent_t) {
     return hipSuccess;
 }

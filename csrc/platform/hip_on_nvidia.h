@@ -30,6 +30,7 @@ using hipGraphExec_t = cudaGraphExec_t;
 #define hipStreamCreate cudaStreamCreate
 #define hipStreamDestroy cudaStreamDestroy
 #define hipStreamSynchronize cudaStreamSynchronize
+#define hipStreamWaitEvent cudaStreamWaitEvent
 #define hipStreamBeginCapture cudaStreamBeginCapture
 #define hipStreamCaptureModeGlobal cudaStreamCaptureModeGlobal
 #define hipStreamEndCapture cudaStreamEndCapture

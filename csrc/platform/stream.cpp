@@ -18,6 +18,9 @@ void Event::record(hipStream_t stream) const {
 void Event::wait() const {
     CHECK(hipEventSynchronize(handle));
 }
+void Event::hold_back(hipStream_t stream) const {
+    CHECK(hipStreamWaitEvent(stream, handle, 0));
+}
 double Event::ms_since(const Event& begin) const {
     float ms = 0;
     CHECK(hipEventElapsedTime(&ms, begin.handle, handle));

@@ -100,7 +100,7 @@ void resume(Trainer& t) {
 
 }  // namespace
 
-Trainer::Flight::Flight(int64_t count) : tokens(count), targets(count), losses(count), scalars(2), step(1) {}
+Trainer::Flight::Flight(int64_t count) : ids(2 * count), losses(count), scalars(2), step(1) {}
 
 Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     : options(o),
@@ -118,9 +118,12 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
         if (train) check_same_tokenizer(*train, *val);
         val->validation_batches(o.val_steps);  // refuses too little data now, not after the first hour
     }
+    for (int64_t i = 0; i <= most_in_flight; i++) {
+        Tensor& ids = flights.emplace_back(tokens_per_update()).ids_on_device;
+        model.arena.plan("tokens", &ids, shaped(DType::i32, {2 * tokens_per_update()}));
+    }
     check_memory(model, o);
     model.allocate();
-    for (int64_t i = 0; i <= most_in_flight; i++) flights.emplace_back(tokens_per_update());
     remarks = take_gemm_choices(o);
     // Until the first update is over: it meets all products that are worth a timing; samples have others at every
     // length.
@@ -164,9 +167,13 @@ void Trainer::start_update(const Batch& batch) {
     f.started = Clock::now();
     const int64_t rows = options.batch_size * options.seq_len;
     for (int64_t micro = 0; micro < accumulation; micro++) {
-        int32_t *tokens = f.tokens.data + micro * rows, *targets = f.targets.data + micro * rows;
-        batch(micro, tokens, targets);
-        set_batch(model, tokens, targets, options.batch_size, options.seq_len);
+        int32_t *ids = f.ids.data + 2 * micro * rows,
+                *ahead = static_cast<int32_t*>(f.ids_on_device.data) + 2 * micro * rows;
+        batch(micro, ids, ids + rows);
+        copy_bytes_async(ahead, ids, 2 * rows * static_cast<int64_t>(sizeof *ids), copies.handle);
+        f.copied.record(copies.handle);
+        f.copied.hold_back(model.stream.handle);
+        set_batch(model, ahead, ahead + rows, options.batch_size, options.seq_len);
         launch(micro == 0 ? first_micro_step : later_micro_step);
         const Tensor& losses = model.activations.losses;
         copy_bytes_async(f.losses.data + micro * rows, losses.data, losses.bytes(), model.stream.handle);
@@ -210,8 +217,9 @@ double Trainer::mean_loss_of(int64_t rows, int64_t T, const Rows& fill) {
     double sum = 0;
     for (int64_t first = 0; first < rows; first += options.batch_size) {
         const int64_t count = std::min(options.batch_size, rows - first);
-        fill(first, count, f.tokens.data, f.targets.data);
-        set_batch(model, f.tokens.data, f.targets.data, count, T);
+        int32_t *tokens = f.ids.data, *targets = tokens + count * T;
+        fill(first, count, tokens, targets);
+        set_batch(model, tokens, targets, count, T);
         forward(model);
         sum += mean_loss(model) * static_cast<double>(count);
     }

@@ -81,7 +81,9 @@ struct Trainer {
     // What an update reads from and writes to host memory.
     struct Flight {
         explicit Flight(int64_t tokens);
-        PinnedMemory<int32_t> tokens, targets;  // of all micro-steps
+        PinnedMemory<int32_t> ids;  // of each micro-step tokens [B,T], then targets [B,T]
+        Tensor ids_on_device;       // the same, copied ahead of the micro-step that wants them
+        Event copied;
         PinnedMemory<float> losses;
         PinnedMemory<float> scalars;  // learning rate, gradient norm
         PinnedMemory<int32_t> step;
@@ -99,6 +101,7 @@ struct Trainer {
     Manifest manifest() const;
 
     Replayed first_micro_step, later_micro_step, optimizer;
+    const Stream copies;         // of ids to the device, beside the model's work
     std::deque<Flight> flights;  // the update `step` is flights[step % size]
     int64_t finished;
     Clock::time_point last_finish;
