@@ -57,7 +57,7 @@ def rmsnorm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     """
     x, weight = _widest(x, weight)
     out, _ = _ops.rmsnorm_forward(x.reshape(-1, x.shape[-1]), weight, eps)
-    return out.view(x.shape)
+    return out.view_as(x)
 
 
 def residual_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor]:
@@ -68,7 +68,7 @@ def residual_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1
     x, residual, weight = _widest(x, residual, weight)
     rows = (-1, x.shape[-1])
     total, out, _ = _ops.residual_rmsnorm_forward(x.reshape(rows), residual.reshape(rows), weight, eps)
-    return total.view(x.shape), out.view(x.shape)
+    return total.view_as(x), out.view_as(x)
 
 
 def precompute_cis(
