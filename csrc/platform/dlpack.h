@@ -37,6 +37,9 @@ constexpr uint64_t read_only = 1;  // a flag
 
 // Types of devices.
 constexpr int32_t cpu = 1, cuda = 2, cuda_host = 3, rocm = 10, rocm_host = 11, cuda_managed = 13;
+inline bool is_host(int32_t device) {
+    return device == cpu || device == cuda_host || device == rocm_host;
+}
 // Those whose memory this build's kernels address, 0 for none; and the default stream's number.
 #if defined(LLAMAC_AMD)
 constexpr int32_t ours = rocm, ours_managed = rocm;

@@ -8,13 +8,9 @@ namespace py = pybind11;
 namespace llamac {
 namespace {
 
-bool is_host(int32_t device) {
-    return device == dlpack::cpu || device == dlpack::cuda_host || device == dlpack::rocm_host;
-}
-
 // Whether the array is the current device's; Error where it is on another one.
 bool is_on_device(const dlpack::Device& d, const std::string& what) {
-    if (is_host(d.type)) return false;
+    if (dlpack::is_host(d.type)) return false;
     if (d.type != dlpack::ours && d.type != dlpack::ours_managed)
         fail(what, ": is on a device of DLPack's type ", d.type, ", expected host memory",
              dlpack::ours ? ", or this build's device of type " + std::to_string(dlpack::ours) : "");
@@ -25,7 +21,8 @@ bool is_on_device(const dlpack::Device& d, const std::string& what) {
 
 py::object capsule_of(py::handle object, const dlpack::Device& device, std::optional<int64_t> stream) {
     py::dict arguments;
-    if (!is_host(device.type)) arguments["stream"] = stream.value_or(0) ? *stream : dlpack::default_stream;
+    if (!dlpack::is_host(device.type))
+        arguments["stream"] = stream.value_or(0) ? *stream : dlpack::default_stream;
     py::dict versioned = arguments.attr("copy")();
     versioned["max_version"] = py::make_tuple(1, 0);
     const py::object method = object.attr("__dlpack__");
