@@ -93,7 +93,8 @@ class Case:
         outs = self.call(function, arguments)
         douts = [(torch.arange(out.numel(), device=out.device) % 7 - 3).view(out.shape) for out in outs]
         douts = [(dout if dout.dim() else dout + 5).to(out.dtype) for dout, out in zip(douts, outs)]
-        return tuple(out.detach() for out in outs), torch.autograd.grad(outs, arguments, douts)
+        wanted = [x for x in arguments if x.requires_grad]
+        return tuple(out.detach() for out in outs), torch.autograd.grad(outs, wanted, douts)
 
 
 HEADS = (randn(2, 7, 4, 16), randn(2, 7, 2, 16), randn(2, 7, 2, 16) + 1)
@@ -383,6 +384,37 @@ def test_out_accumulates_and_is_noticed():
     torch.ops.llamac.matmul_backward_weight.out(dout, x, True, dweight=dweight)
     torch.testing.assert_close(dweight, 1 + dout.T @ x)
     assert dweight._version > version
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if len(case.inputs) > 1])
+def test_one_gradient_alone(name):
+    """Where the other arguments want none: the same one."""
+    case = CASES[name]
+    _, expected = case.results(case.ours, case.arguments(torch.float32))
+    for index, gradient in enumerate(expected):
+        arguments = [x.detach() for x in case.arguments(torch.float32)]
+        arguments[index].requires_grad_()
+        _, (alone,) = case.results(case.ours, arguments)
+        torch.testing.assert_close(alone, gradient, rtol=0, atol=0)
+
+
+def test_gradients_of_operations_that_no_function_has():
+    residual, x, weight = (randn(*shape).requires_grad_() for shape in ((3, 5), (3, 4), (5, 4)))
+    product = torch.ops.llamac.matmul_forward
+    for given in (residual, None):
+        torch.autograd.gradcheck(lambda x, w, r=given: product(x, w, r), (x, weight))
+    torch.autograd.gradcheck(lambda r: product(x.detach(), weight.detach(), r), (residual,))
+    tokens = torch.tensor([1, 0, 1, 2], dtype=torch.int32)
+    torch.autograd.gradcheck(lambda w: torch.ops.llamac.embedding_forward(tokens, w), (weight,))
+
+
+def test_what_only_the_backward_reads_has_no_derivative():
+    x, weight = randn(2, 96).requires_grad_(), randn(96)
+    out, rstd = torch.ops.llamac.rmsnorm_forward(x, weight, EPS)
+    assert out.requires_grad and not rstd.requires_grad
+    q, k = (randn(1, 3, heads, 16).requires_grad_() for heads in (4, 2))
+    out, lse = torch.ops.llamac.attention_forward(q, k, k, SCALE)
+    assert out.requires_grad and not lse.requires_grad
 
 
 def test_operations_without_a_derivative_say_so():

@@ -44,7 +44,7 @@ Index find(const Names& names, const std::string& name) {
 
 // The one whose gradient a name stands for: out, for "dout".
 Index find_gradient(const Names& names, const std::string& name) {
-    return name[0] == 'd' ? find(names, name.substr(1)) : std::nullopt;
+    return !name.empty() && name[0] == 'd' ? find(names, name.substr(1)) : std::nullopt;
 }
 
 // An argument of a backward: null, the gradient of a result, or something kept.
@@ -115,7 +115,7 @@ struct Derivative {
 
     // By argument; wanted likewise.
     variable_list gradients(AutogradContext& ctx, const variable_list& given,
-                            const std::vector<bool>& wanted) const {
+                            std::vector<bool> wanted) const {
         if (steps.empty() && !computed)
             TORCH_CHECK_NOT_IMPLEMENTED(false, "torch.ops.llamac.", form.op->name, " has no derivative");
         variable_list found(form.leading.size());
@@ -127,12 +127,11 @@ struct Derivative {
             found[0] = at::empty_like(saved[0]);
             at::mul_out(found[0], saved[0], (given[0] / ctx.saved_data["dloss"].toScalar()).unsqueeze(1));
         }
+        const Index also = find_gradient(arguments, exception.also),
+                    same = find_gradient(arguments, exception.same);
+        if (also && same && wanted[*also]) wanted[*same] = true;
         for (const Step& step : steps) run(step, ctx, given, saved, wanted, found);
-        if (!exception.also.empty()) {
-            const Index argument = find_gradient(arguments, exception.same);
-            found[*find_gradient(arguments, exception.also)] =
-                argument ? found[*argument] : given[*find_gradient(results, exception.same)];
-        }
+        if (also) found[*also] = same ? found[*same] : given[*find_gradient(results, exception.same)];
         return found;
     }
 
