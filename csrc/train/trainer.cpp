@@ -100,7 +100,7 @@ void resume(Trainer& t) {
 
 }  // namespace
 
-Trainer::Flight::Flight(int64_t count) : ids(2 * count), losses(count), scalars(2), step(1) {}
+Trainer::Flight::Flight(int64_t count) : tokens(count), targets(count), losses(count), scalars(2), step(1) {}
 
 Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     : options(o),
@@ -119,8 +119,9 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
         val->validation_batches(o.val_steps);  // refuses too little data now, not after the first hour
     }
     for (int64_t i = 0; i <= most_in_flight; i++) {
-        Tensor& ids = flights.emplace_back(tokens_per_update()).ids_on_device;
-        model.arena.plan("tokens", &ids, shaped(DType::i32, {2 * tokens_per_update()}));
+        Flight& f = flights.emplace_back(tokens_per_update());
+        for (Tensor* ids : {&f.tokens_on_device, &f.targets_on_device})
+            model.arena.plan("tokens", ids, shaped(DType::i32, {tokens_per_update()}));
     }
     check_memory(model, o);
     model.allocate();
@@ -167,16 +168,21 @@ void Trainer::start_update(const Batch& batch) {
     f.started = Clock::now();
     const int64_t rows = options.batch_size * options.seq_len;
     for (int64_t micro = 0; micro < accumulation; micro++) {
-        int32_t *ids = f.ids.data + 2 * micro * rows,
-                *ahead = static_cast<int32_t*>(f.ids_on_device.data) + 2 * micro * rows;
-        batch(micro, ids, ids + rows);
-        copy_bytes_async(ahead, ids, 2 * rows * static_cast<int64_t>(sizeof *ids), copies.handle);
+        const int64_t first_id = micro * rows;
+        batch(micro, f.tokens.data + first_id, f.targets.data + first_id);
+        const auto copy_ahead = [&](const PinnedMemory<int32_t>& from, const Tensor& to) {
+            int32_t* ids = static_cast<int32_t*>(to.data) + first_id;
+            copy_bytes_async(ids, from.data + first_id, rows * size_of(to.dtype), copies.handle);
+            return ids;
+        };
+        const int32_t *tokens = copy_ahead(f.tokens, f.tokens_on_device),
+                      *targets = copy_ahead(f.targets, f.targets_on_device);
         f.copied.record(copies.handle);
         f.copied.hold_back(model.stream.handle);
-        set_batch(model, ahead, ahead + rows, options.batch_size, options.seq_len);
+        set_batch(model, tokens, targets, options.batch_size, options.seq_len);
         launch(micro == 0 ? first_micro_step : later_micro_step);
         const Tensor& losses = model.activations.losses;
-        copy_bytes_async(f.losses.data + micro * rows, losses.data, losses.bytes(), model.stream.handle);
+        copy_bytes_async(f.losses.data + first_id, losses.data, losses.bytes(), model.stream.handle);
     }
     f.scalars.data[0] = static_cast<float>(learning_rate(schedule, step + 1));
     f.step.data[0] = static_cast<int32_t>(step + 1);
@@ -217,9 +223,8 @@ double Trainer::mean_loss_of(int64_t rows, int64_t T, const Rows& fill) {
     double sum = 0;
     for (int64_t first = 0; first < rows; first += options.batch_size) {
         const int64_t count = std::min(options.batch_size, rows - first);
-        int32_t *tokens = f.ids.data, *targets = tokens + count * T;
-        fill(first, count, tokens, targets);
-        set_batch(model, tokens, targets, count, T);
+        fill(first, count, f.tokens.data, f.targets.data);
+        set_batch(model, f.tokens.data, f.targets.data, count, T);
         forward(model);
         sum += mean_loss(model) * static_cast<double>(count);
     }

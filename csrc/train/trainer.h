@@ -81,8 +81,9 @@ struct Trainer {
     // What an update reads from and writes to host memory.
     struct Flight {
         explicit Flight(int64_t tokens);
-        PinnedMemory<int32_t> ids;  // of each micro-step tokens [B,T], then targets [B,T]
-        Tensor ids_on_device;       // the same, copied ahead of the micro-step that wants them
+        PinnedMemory<int32_t> tokens, targets;  // of all micro-steps
+        Tensor tokens_on_device,
+            targets_on_device;  // the same, copied ahead of the micro-step that wants them
         Event copied;
         PinnedMemory<float> losses;
         PinnedMemory<float> scalars;  // learning rate, gradient norm
