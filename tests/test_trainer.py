@@ -1,4 +1,7 @@
-"""llamac.Trainer: the bits of the program, whoever reads the batches, and what it refuses."""
+"""llamac.Trainer: the bits of the program, whoever reads the batches, and what it refuses.
+
+The program has to be compiled like the module: under the sanitizers (mark "program") it has other bits.
+"""
 
 import json
 import re
@@ -15,7 +18,6 @@ from llamac.data import Loader
 from llamac.native import native
 from llamac.options import Options, parse
 
-pytestmark = pytest.mark.program
 
 FILES = ("config.json", "model.safetensors", "optimizer.safetensors")
 ACCUMULATION = 2
