@@ -18,7 +18,6 @@ from llamac.data import Loader
 from llamac.native import native
 from llamac.options import Options, parse
 
-
 FILES = ("config.json", "model.safetensors", "optimizer.safetensors")
 ACCUMULATION = 2
 BOS = json.loads(Path(MODEL).read_text())["bos_token_id"]
