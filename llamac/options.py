@@ -214,15 +214,14 @@ def from_keys(values: dict, where: str) -> dict:
 def override(options: Options, flags: dict) -> Options:
     """Options with {field name: value} over them, checked. Raises InputError."""
     known = {f.name: f for f in fields(Options) if f.name not in _FLAGS_ONLY}
-    flags = {
-        name: os.fspath(value)
-        if isinstance(value, os.PathLike)
-        else list(value)
-        if isinstance(value, tuple)
-        else value
-        for name, value in flags.items()
-    }
-    return replace(options, **{f.name: _check(f, value, name) for f, name, value in _known(flags, known, "")})
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, os.PathLike):
+            return os.fspath(value)
+        return list(value) if isinstance(value, tuple) else value
+
+    given = ((f, plain(value), name) for f, name, value in _known(flags, known, ""))
+    return replace(options, **{f.name: _check(f, value, name) for f, value, name in given})
 
 
 def _known(values: dict, known: dict[str, Field], where: str) -> Iterator[tuple[Field, str, Any]]:

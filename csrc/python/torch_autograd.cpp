@@ -74,7 +74,7 @@ struct Derivative {
     std::vector<Number> numbers;       // kept
     std::vector<bool> differentiable;  // by result
     std::vector<Step> steps;
-    Exception exception;
+    Index also, same, same_result;  // an argument with the gradient of another one, or of a result
     bool computed =
         false;  // with the result itself: cross_entropy's dlogits, for a gradient `dloss` of each row
 
@@ -90,11 +90,15 @@ struct Derivative {
             source("dlogits"), source("dloss");
         }
         const auto known = exceptions.find(op.name);
-        if (known != exceptions.end()) exception = known->second;
+        Exception exception = known == exceptions.end() ? Exception{} : known->second;
+        also = find_gradient(arguments, exception.also);
+        same = find_gradient(arguments, exception.same);
+        same_result = find_gradient(results, exception.same);
         const size_t stem = op.name.rfind("_forward");
         if (exception.backward.empty() && stem != std::string::npos)
             exception.backward = {op.name.substr(0, stem) + "_backward"};
-        for (const std::string& name : exception.backward) add_step(Form(find_operation(name), false));
+        for (const std::string& name : exception.backward)
+            add_step(Form(find_operation(name), false), exception);
         if (steps.empty() && !computed) differentiable.flip();  // to say so in the backward, and no earlier
     }
 
@@ -127,16 +131,14 @@ struct Derivative {
             found[0] = at::empty_like(saved[0]);
             at::mul_out(found[0], saved[0], (given[0] / ctx.saved_data["dloss"].toScalar()).unsqueeze(1));
         }
-        const Index also = find_gradient(arguments, exception.also),
-                    same = find_gradient(arguments, exception.same);
         if (also && same && wanted[*also]) wanted[*same] = true;
         for (const Step& step : steps) run(step, ctx, given, saved, wanted, found);
-        if (also) found[*also] = same ? found[*same] : given[*find_gradient(results, exception.same)];
+        if (also) found[*also] = same ? found[*same] : given[*same_result];
         return found;
     }
 
   private:
-    void add_step(const Form& backward) {
+    void add_step(const Form& backward, const Exception& exception) {
         const Operation& op = *backward.op;
         Step step{c10::Dispatcher::singleton().findSchemaOrThrow(("llamac::" + op.name).c_str(), ""), {}, {}};
         for (const size_t i : backward.leading) {

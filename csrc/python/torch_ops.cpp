@@ -15,6 +15,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "torch_autograd.h"
@@ -222,14 +223,18 @@ struct Kernel final : c10::OperatorKernel {
         const c10::impl::VirtualGuardImpl streams(a.device.type());
         Workspace workspace;
         Queue queue{Where::device, static_cast<hipStream_t>(streams.getStream(a.device).native_handle()),
-                    &workspace, true};
-        run(op, views, a.scalars, queue);
+                    &workspace};
         at::Tensor memory;
+        if (std::any_of(op.variants.begin(), op.variants.end(),
+                        [](const Variant& v) { return v.workspace; })) {
+            queue.rehearsal = true;
+            run(op, views, a.scalars, queue);
+            queue.rehearsal = false;
+        }
         if (workspace.asked > 0) {
             memory = at::empty({workspace.asked}, at::TensorOptions(a.device).dtype(at::kByte));
             workspace.use(memory.data_ptr(), workspace.asked);
         }
-        queue.rehearsal = false;
         run(op, views, a.scalars, queue);
     }
 };

@@ -82,8 +82,8 @@ struct Trainer {
     struct Flight {
         explicit Flight(int64_t tokens);
         PinnedMemory<int32_t> tokens, targets;  // of all micro-steps
-        Tensor tokens_on_device,
-            targets_on_device;  // the same, copied ahead of the micro-step that wants them
+        // The same, copied ahead of the micro-step that wants them.
+        Tensor tokens_on_device, targets_on_device;
         Event copied;
         PinnedMemory<float> losses;
         PinnedMemory<float> scalars;  // learning rate, gradient norm
