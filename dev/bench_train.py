@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -66,8 +66,8 @@ WORKLOADS = {
 }
 OPS = ("ops", "compile")
 SHARDED = {
-    "8b-b2-t8192-8gpus": Workload("llama3.1-8b", 2, 8192, exact=True, programs=OPS, devices=8),
-    "8b-b2-t8192-8gpus-recompute": Workload(
+    "8b-b2-t8192-fsdp": Workload("llama3.1-8b", 2, 8192, exact=True, programs=OPS, devices=8),
+    "8b-b2-t8192-fsdp-recompute": Workload(
         "llama3.1-8b", 2, 8192, torch_recompute="block", exact=True, programs=OPS, devices=8
     ),
     "1b-b4-t8192-ops": Workload("llama3.2-1b", 4, 8192, programs=OPS),
@@ -313,9 +313,13 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--seconds", type=float, default=7200, help="in all; what does not fit is left out, and said")
     add("--ours-flags", default="", help='more flags for our program: "--kernel matmul_forward=2"')
     add("--peer", type=Path, help=peer)
+    add("--devices", type=int, help="of a workload on several (default: 8, tiny-x2: 2)")
     add("--out", type=Path, help="JSON of everything (default: BUILD/bench_train.json)")
     o = parser.parse_args(arguments)
     o.workloads = {name: known[name] for name in o.workload}
+    for name, w in o.workloads.items():
+        if w.devices > 1 and o.devices:
+            o.workloads[name] = replace(w, devices=o.devices)
     o.only = o.only.split(",") if o.only else [p for p in PROGRAMS if p != "peer" or o.peer]
     o.out = o.out or o.build / "bench_train.json"
     return o
@@ -330,6 +334,8 @@ def check(o: argparse.Namespace) -> None:
         raise ValueError(f"--build {o.build}: expected train_llama3 in it, found none")
     if "peer" in o.only and not (o.peer and o.peer.is_file()):
         raise ValueError(f"--peer: expected a script, found {o.peer}")
+    if o.devices is not None and o.devices < 2:
+        raise ValueError(f"--devices: expected at least 2, found {o.devices}")
     if min(o.rounds, o.steps, o.warm_up + 1) < 1:
         raise ValueError("--rounds, --steps: expected at least 1, --warm-up: at least 0")
     o.out.parent.mkdir(parents=True, exist_ok=True)

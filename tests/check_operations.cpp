@@ -159,8 +159,8 @@ void check_entry(const Operation& op, const Variant& v, const Entry& entry, Tall
 
 [[noreturn]] void usage() {
     std::fprintf(stderr,
-                 "check_operations: expected [--operation NAME] [--where host|device] [--verbose]"
-                 " [--once] [--fault NAME], NAME one of");
+                 "check_operations: expected [--operation NAME] [--variant NAME] [--where host|device]"
+                 " [--verbose] [--once] [--fault NAME], NAME one of");
     for (const Fault& f : faults) std::fprintf(stderr, " %s", f.name);
     std::fprintf(stderr, "\n");
     std::exit(2);
@@ -171,7 +171,7 @@ void check_entry(const Operation& op, const Variant& v, const Entry& entry, Tall
 int main(int argc, char** argv) {
     limit_spinning(argv);
     Tally tally;
-    const char *only = nullptr, *where = nullptr;
+    const char *only = nullptr, *variant = nullptr, *where = nullptr;
     for (int i = 1; i < argc; i++) {
         const std::string flag = argv[i];
         if (flag == "--verbose")
@@ -180,6 +180,8 @@ int main(int argc, char** argv) {
             tally.once = true;
         else if (flag == "--operation" && i + 1 < argc)
             only = argv[++i];
+        else if (flag == "--variant" && i + 1 < argc)
+            variant = argv[++i];
         else if (flag == "--where" && i + 1 < argc)
             where = argv[++i];
         else if (flag == "--fault" && i + 1 < argc) {
@@ -194,7 +196,8 @@ int main(int argc, char** argv) {
     for (const Operation* op : operations())
         for (const Variant& v : op->variants)
             for (const Entry& e : v.entries)
-                if ((!only || op->name == only) && !planted == (std::strcmp(v.name, "fault") != 0) &&
+                if ((!only || op->name == only) && (!variant || std::strcmp(v.name, variant) == 0) &&
+                    !planted == (std::strcmp(v.name, "fault") != 0) &&
                     (!where || v.where == (std::strcmp(where, "host") == 0 ? Where::host : Where::device)))
                     check_entry(*op, v, e, tally);
     std::printf("%d passed, %d failed\n", tally.passed, tally.failed);

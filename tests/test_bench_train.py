@@ -123,7 +123,7 @@ def test_workloads_are_the_issues():
 def test_sharded_workloads():
     """The same run for both programs, but for the operations, on as many processes."""
     o = bench_train.parse_arguments(["--build", "b"])
-    o.data, w = "tokens.bin", bench_train.SHARDED["8b-b2-t8192-8gpus"]
+    o.data, w = "tokens.bin", bench_train.SHARDED["8b-b2-t8192-fsdp"]
     lines = [bench_train.command(o, w, program, Path("out")) for program in ("ops", "compile")]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "8"]
     assert all(line[1:6] == launcher and line[7] == "--train" for line in lines)
@@ -133,6 +133,9 @@ def test_sharded_workloads():
     ours.ops = "torch"
     assert ours == theirs
     assert set(o.workloads) == set(bench_train.WORKLOADS), "on one device unless asked"
+    names = ["8b-b2-t8192-fsdp", "1b-b4-t8192-ops"]
+    o = bench_train.parse_arguments(["--build", "b", "--devices", "4", "--workload", *names])
+    assert [o.workloads[name].devices for name in names] == [4, 1]
 
 
 def test_a_peer_is_one_more_program(fake, tmp_path, capsys, monkeypatch):
