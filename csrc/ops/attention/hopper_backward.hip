@@ -158,11 +158,15 @@ __device__ void compute_keys(Keys<HD, one_pass>& shared, View<bf16, 4>& dk, View
         }
         products_begin();
         begin_rows_product(s, shared.k, worker.index * 64, shared.q[turn.buffer]);
+        products_wait<1>();
+        keep_in_place(sum_k);
+        keep_in_place(sum_v);
+        if (last >= 0) shared.ring.free[last].arrive();
+        last = turn.buffer;
+        products_begin();
         begin_rows_product(dp, shared.v, worker.index * 64, shared.dout[turn.buffer]);
         products_wait<1>();
         keep_in_place(s);
-        if (last >= 0) shared.ring.free[last].arrive();
-        last = turn.buffer;
 #pragma unroll
         for (int i = 0; i < step / 2; i += 4) {
             const int column = i / 4 * 8 + worker.column;
@@ -249,10 +253,13 @@ __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const fl
         shared.of_v.full[turn.buffer].wait(turn.parity);
         products_begin();
         begin_rows_product(s, shared.q, worker.index * 64, shared.k[turn.buffer]);
+        products_wait<1>();
+        keep_in_place(sum);
+        if (n > 0) shared.of_k.free[last.buffer].arrive_as_warp();
+        products_begin();
         begin_rows_product(dp, shared.dout, worker.index * 64, shared.v[turn.buffer]);
         products_wait<1>();
         keep_in_place(s);
-        if (n > 0) shared.of_k.free[last.buffer].arrive_as_warp();
 #pragma unroll
         for (int i = 0; i < rows / 2; i++) s[i] = fast_exp2(fmaf(s[i], scale * log2_e, -shift[i / 2 % 2]));
         if (n == 0) {
