@@ -36,8 +36,14 @@ __device__ S& aligned_shared_memory() {
 template <class S>
 constexpr size_t aligned_shared_bytes = sizeof(S) + panels_alignment;
 
-constexpr int hopper_workers = 2;  // warpgroups that compute; one more copies
-constexpr int hopper_threads = (1 + hopper_workers) * warpgroup_size;
+// Warpgroups that compute, and how many registers their threads have and those of the one more that copies: all
+// that there are.
+template <int workers>
+struct Team {
+    static_assert(workers == 2 || workers == 3);
+    static constexpr int threads = (1 + workers) * warpgroup_size;
+    static constexpr int to_compute = workers == 2 ? 240 : 160, to_copy = workers == 2 ? 24 : 32;
+};
 
 // A ring of buffers: which of them is the n-th, and the parity of its phase.
 template <int buffers>
@@ -47,9 +53,9 @@ struct Turn {
 };
 // `full` ends a phase when the tiles have come, `free` when all who compute have read them: their warps say so,
 // after products, or, with `arrivals` as many, their threads, after loads of their own.
-template <int buffers>
+template <int buffers, int workers>
 struct Ring {
-    static constexpr int threads = hopper_workers * warpgroup_size, warps = threads / warp_size;
+    static constexpr int threads = workers * warpgroup_size, warps = threads / warp_size;
     SharedBarrier full[buffers], free[buffers];
 
     __device__ void init(int arrivals) {

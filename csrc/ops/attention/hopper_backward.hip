@@ -15,7 +15,8 @@
 namespace llamac {
 namespace {
 
-constexpr int rows = 64 * hopper_workers;  // of a block
+constexpr int workers = 2, rows = 64 * workers;  // rows of a block
+using Threads = Team<workers>;
 
 int64_t padded_time(int64_t time) {
     return (time + rows - 1) / rows * rows;
@@ -54,7 +55,7 @@ struct Keys : Differences<one_pass> {
     Panels<HD, step> q[buffers], dout[buffers];
     alignas(16) float lse[buffers][step], delta[buffers][step];
     SharedBarrier own_full;
-    Ring<buffers> ring;
+    Ring<buffers, workers> ring;
 
     // The steps of a block that begins at key `first`: all queries from there on, head after head.
     struct Steps {
@@ -72,7 +73,7 @@ struct Queries {
     static constexpr int buffers = 2;
     Panels<HD, rows> q, dout, k[buffers], v[buffers];
     SharedBarrier own_full;
-    Ring<buffers> of_k, of_v;
+    Ring<buffers, workers> of_k, of_v;
 };
 
 #if defined(LLAMAC_WARPGROUP_CODE)
@@ -112,7 +113,7 @@ __device__ void add_queries(float* dq, const uint32_t (&ds)[step / 16][4], Panel
         *reinterpret_cast<uint32_t*>(through.at(worker.index * 64 + worker.row + i / 2 % 2 * 8, i / 4) +
                                      worker.column * 2) = ds[i / 8][i / 2 % 4];
     fence_shared();
-    named_barrier_wait(5, hopper_workers * warpgroup_size);
+    named_barrier_wait(5, workers * warpgroup_size);
     if (HD == 64 && worker.index != n % 2) return;
     const int panel = HD == 64 ? 0 : worker.index;
     float sum[32];
@@ -208,7 +209,7 @@ __device__ void compute_keys(Keys<HD, one_pass>& shared, View<bf16, 4>& dk, View
     keep_in_place(sum_k);
     keep_in_place(sum_v);
     // dk goes through the place of k, which the other warpgroup may still be multiplying with.
-    if (one_pass) named_barrier_wait(5, hopper_workers * warpgroup_size);
+    if (one_pass) named_barrier_wait(5, workers * warpgroup_size);
     store_product(row_of(dk, piece.batch, first, piece.head), dk.stride[1], sum_k, {scale, scale}, shared.k,
                   worker, time - first);
     store_product(row_of(dv, piece.batch, first, piece.head), dv.stride[1], sum_v, {1, 1}, shared.v, worker,
@@ -222,7 +223,7 @@ __device__ void copy_keys(Queries<HD>& shared, const TensorMap& q, const TensorM
     shared.own_full.arrive_expecting(shared.q.bytes + shared.dout.bytes);
     load_rows(shared.q, q, shared.own_full, block * rows, piece.head, piece.batch);
     load_rows(shared.dout, dout, shared.own_full, block * rows, piece.head, piece.batch);
-    const auto load = [&](Panels<HD, rows>(&to)[C::buffers], const TensorMap& map, Ring<C::buffers>& ring,
+    const auto load = [&](Panels<HD, rows>(&to)[C::buffers], const TensorMap& map, Ring<C::buffers, workers>& ring,
                           int n) {
         const Turn<C::buffers> turn(n);
         ring.free[turn.buffer].wait(turn.parity ^ 1);
@@ -285,7 +286,7 @@ __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const fl
 #endif
 
 template <int HD, bool one_pass>
-__global__ void __launch_bounds__(hopper_threads, 1)
+__global__ void __launch_bounds__(Threads::threads, 1)
     attention_backward_kernel4_keys(View<bf16, 4> dk, View<bf16, 4> dv, float* dq,
                                     LLAMAC_KERNEL_CONSTANT const TensorMap dout,
                                     LLAMAC_KERNEL_CONSTANT const TensorMap q,
@@ -303,18 +304,18 @@ __global__ void __launch_bounds__(hopper_threads, 1)
     const int time = static_cast<int>(dk.shape[1]);
     const Piece piece = piece_of((time + rows - 1) / rows, dk.shape[2]);  // more queries come first
     if (threadIdx.x < warpgroup_size) {
-        give_registers<24>();
+        give_registers<Threads::to_copy>();
         if (threadIdx.x == 0)
             copy_queries(shared, q, dout, k, v, lse, delta, piece, dk.shape[2] * group, group, time, padded);
     } else {
-        take_registers<240>();
+        take_registers<Threads::to_compute>();
         compute_keys(shared, dk, dv, dq, piece, dk.shape[2] * group, group, time, padded, scale);
     }
 #endif
 }
 
 template <int HD>
-__global__ void __launch_bounds__(hopper_threads, 1)
+__global__ void __launch_bounds__(Threads::threads, 1)
     attention_backward_kernel4_queries(View<bf16, 4> dq, LLAMAC_KERNEL_CONSTANT const TensorMap dout,
                                        LLAMAC_KERNEL_CONSTANT const TensorMap q,
                                        LLAMAC_KERNEL_CONSTANT const TensorMap k,
@@ -333,10 +334,10 @@ __global__ void __launch_bounds__(hopper_threads, 1)
     const Piece piece = piece_of(blocks, dq.shape[2]);
     const int block = blocks - 1 - static_cast<int>(piece.block);  // more keys come first
     if (threadIdx.x < warpgroup_size) {
-        give_registers<24>();
+        give_registers<Threads::to_copy>();
         if (threadIdx.x == 0) copy_keys(shared, q, dout, k, v, block, piece, piece.head / group);
     } else {
-        take_registers<240>();
+        take_registers<Threads::to_compute>();
         compute_queries(shared, dq, lse, delta, block, piece, padded, scale);
     }
 #endif
@@ -375,7 +376,7 @@ void attention_backward_hopper(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4>
            attention_backward_kernel4_statistics<HD>, scaled_lse, delta, dout, out, lse, padded);
     if (one_pass)
         CHECK(hipMemsetAsync(sums, 0, static_cast<size_t>(B * NH * padded * HD * 4), device.stream));
-    launch(Grid(blocks_for(padded / rows * NKV * B, 1), hopper_threads, device.stream,
+    launch(Grid(blocks_for(padded / rows * NKV * B, 1), Threads::threads, device.stream,
                 aligned_shared_bytes<Keys<HD, one_pass>>),
            attention_backward_kernel4_keys<HD, one_pass>, dk, dv, sums, map_of(dout, step), map_of(q, step),
            map_of(k, rows), map_of(v, rows), scaled_lse, delta, group, padded, scale);
@@ -383,7 +384,7 @@ void attention_backward_hopper(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4>
         launch(Grid(blocks_for(padded / step * NH * B, 1), warpgroup_size, device.stream),
                attention_backward_kernel5_round<HD>, dq, sums, padded, scale);
     else
-        launch(Grid(blocks_for(padded / rows * NH * B, 1), hopper_threads, device.stream,
+        launch(Grid(blocks_for(padded / rows * NH * B, 1), Threads::threads, device.stream,
                     aligned_shared_bytes<Queries<HD>>),
                attention_backward_kernel4_queries<HD>, dq, map_of(dout, rows), map_of(q, rows),
                map_of(k, rows), map_of(v, rows), scaled_lse, delta, group, padded, scale);

@@ -1,14 +1,15 @@
 // Attention forward for Hopper, variant 3 of attention.hip (Shah et al. 2024, FlashAttention-3). mma.sync cannot
 // reach more than about 60% of what Hopper's tensor cores do; wgmma can, but takes 128 threads, reads LDS by
-// itself and runs asynchronously: another shape of kernel. A block is three warpgroups:
+// itself and runs asynchronously: another shape of kernel. A block is three warpgroups, four at HD 64, where
+// products are too short to hide the exponentials of one other warpgroup and sums leave registers for it:
 //
 //   one thread of the first   copies q, then k and v step by step (TMA) into two buffers each
 //   the others                own 64 rows of q each. While the tensor cores work on s_n = q k_n' and o += p v_n-1,
-//                             the exponentials of the other warpgroup are computed: a pair of named barriers
-//                             lets them take turns; within a warpgroup the exponentials of s_n run beside p v.
+//                             the exponentials of the other warpgroups are computed: named barriers let them
+//                             take turns; within a warpgroup the exponentials of s_n run beside p v.
 //
-// Keys are walked from the last to the first: a block's rows are as many as a step's keys, so only the first
-// step has a diagonal.
+// Keys are walked from the last to the first. A warpgroup's rows lie within one step's keys: only the first step
+// that it takes part in has a diagonal. With three of them the block's first step is not the first of all.
 #include "ops/attention/attention.h"
 #include "ops/attention/hopper.h"
 
@@ -16,29 +17,42 @@
 namespace llamac {
 namespace {
 
-// Rows of q a block, and of k and v a step.
-constexpr int rows = 64 * hopper_workers, buffers = 2;
+constexpr int step = 128, buffers = 2;  // keys of a step
+template <int HD>
+constexpr int workers = HD == 64 ? 3 : 2;
+template <int HD>
+constexpr int rows = 64 * workers<HD>;  // of q, of a block
 
 template <int HD>
 struct Shared {
-    Panels<HD, rows> q, k[buffers], v[buffers];
+    using Queue = Ring<buffers, workers<HD>>;
+    Panels<HD, rows<HD>> q;
+    Panels<HD, step> k[buffers], v[buffers];
     SharedBarrier q_full;
-    Ring<buffers> of_k, of_v;
+    Queue of_k, of_v;
 };
 
 #if defined(LLAMAC_WARPGROUP_CODE)
+// For all keys before `row`.
+__device__ int steps_until(int row) {
+    return (row + step - 1) / step;
+}
+
 template <int HD>
 __device__ void copy_all(Shared<HD>& shared, const TensorMap& q, const TensorMap& k, const TensorMap& v,
                          int block, const Piece& piece, int64_t key_head) {
     shared.q_full.arrive_expecting(shared.q.bytes);
-    load_rows(shared.q, q, shared.q_full, block * rows, piece.head, piece.batch);
-    const auto load = [&](Panels<HD, rows>(&to)[buffers], const TensorMap& map, Ring<buffers>& ring, int n) {
+    load_rows(shared.q, q, shared.q_full, block * rows<HD>, piece.head, piece.batch);
+    const int steps = steps_until((block + 1) * rows<HD>);
+    const auto load = [&](Panels<HD, step>(&to)[buffers], const TensorMap& map,
+                          typename Shared<HD>::Queue& ring, int n) {
         const Turn<buffers> turn(n);
         ring.free[turn.buffer].wait(turn.parity ^ 1);
         ring.full[turn.buffer].arrive_expecting(to[turn.buffer].bytes);
-        load_rows(to[turn.buffer], map, ring.full[turn.buffer], (block - n) * rows, key_head, piece.batch);
+        load_rows(to[turn.buffer], map, ring.full[turn.buffer], (steps - 1 - n) * step, key_head,
+                  piece.batch);
     };
-    for (int n = 0; n <= block; n++) {
+    for (int n = 0; n < steps; n++) {
         load(shared.k, k, shared.of_k, n);
         load(shared.v, v, shared.of_v, n);
     }
@@ -77,36 +91,47 @@ struct Rows {
 template <int HD>
 __device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& lse, int block,
                         const Piece& piece, float scale) {
+    constexpr int turns = 6;  // barriers from here on, one a worker
     const Worker worker;
-    const auto wait_turn = [&] { named_barrier_wait(1 + worker.index, 2 * warpgroup_size); };
-    const auto give_turn = [&] { named_barrier_arrive(2 - worker.index, 2 * warpgroup_size); };
+    const int next = worker.index == workers<HD> - 1 ? 0 : worker.index + 1;
+    const auto wait_turn = [&] { named_barrier_wait(turns + worker.index, 2 * warpgroup_size); };
+    const auto give_turn = [&] { named_barrier_arrive(turns + next, 2 * warpgroup_size); };
 
+    const int first = block * rows<HD> + worker.index * 64;
+    const int steps = steps_until((block + 1) * rows<HD>), begin = steps - steps_until(first + 64);
+    // Turns begin when all have begun.
+    constexpr int begun = rows<HD> % step == 0 ? 0 : 1;
     Rows state;
-    float s[rows / 2], o[HD / 2] = {}, shrink[2];
-    uint32_t p[rows / 16][4];
-    if (worker.index == 1) give_turn();  // the first worker begins
+    float s[step / 2], o[HD / 2] = {}, shrink[2];
+    uint32_t p[step / 16][4];
+    keep_in_place(o);
+    if (next == 0) give_turn();
     shared.q_full.wait(0);
-    shared.of_k.full[0].wait(0);
+    if (begin > 0) {
+        shared.of_k.free[0].arrive_as_warp();
+        shared.of_v.free[0].arrive_as_warp();
+    }
+    shared.of_k.full[begin].wait(0);
     products_begin();
-    begin_rows_product(s, shared.q, worker.index * 64, shared.k[0]);
+    begin_rows_product(s, shared.q, worker.index * 64, shared.k[begin]);
     products_wait<0>();
     keep_in_place(s);
-    shared.of_k.free[0].arrive_as_warp();
+    shared.of_k.free[begin].arrive_as_warp();
 #pragma unroll
-    for (int i = 0; i < rows / 2; i++)
-        if (i / 4 * 8 + worker.column + i % 2 > worker.index * 64 + worker.row + i / 2 % 2 * 8)
-            s[i] = -INFINITY;
+    for (int i = 0; i < step / 2; i++)
+        if (i / 4 * 8 + worker.column + i % 2 > first % step + worker.row + i / 2 % 2 * 8) s[i] = -INFINITY;
     state.softmax(s, scale * log2_e, shrink);
     pack(p, s);
-    for (int n = 1; n <= block; n++) {
+    for (int n = begin + 1; n < steps; n++) {
         const Turn<buffers> keys(n), values(n - 1);
         shared.of_k.full[keys.buffer].wait(keys.parity);
-        wait_turn();
+        if (n > begun) wait_turn();
         products_begin();
         begin_rows_product(s, shared.q, worker.index * 64, shared.k[keys.buffer]);
         shared.of_v.full[values.buffer].wait(values.parity);
+        products_begin();
         begin_columns_product(o, p, shared.v[values.buffer]);
-        give_turn();
+        if (n > begun) give_turn();
         products_wait<1>();
         keep_in_place(s);
         shared.of_k.free[keys.buffer].arrive_as_warp();
@@ -118,14 +143,14 @@ __device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& 
         for (int i = 0; i < HD / 2; i++) o[i] *= shrink[i / 2 % 2];
         pack(p, s);
     }
-    const Turn<buffers> last(block);
+    const Turn<buffers> last(steps - 1);
     shared.of_v.full[last.buffer].wait(last.parity);
     products_begin();
     begin_columns_product(o, p, shared.v[last.buffer]);
     products_wait<0>();
     keep_in_place(o);
 
-    const int first = block * rows + worker.index * 64, time = static_cast<int>(out.shape[1]);
+    const int time = static_cast<int>(out.shape[1]);
     float inverse[2];
 #pragma unroll
     for (int slot = 0; slot < 2; slot++) {
@@ -143,7 +168,7 @@ __device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& 
 #endif
 
 template <int HD>
-__global__ void __launch_bounds__(hopper_threads, 1)
+__global__ void __launch_bounds__(Team<workers<HD>>::threads, 1)
     attention_forward_kernel3(View<bf16, 4> out, View<float, 3> lse, LLAMAC_KERNEL_CONSTANT const TensorMap q,
                               LLAMAC_KERNEL_CONSTANT const TensorMap k,
                               LLAMAC_KERNEL_CONSTANT const TensorMap v, int group, float scale) {
@@ -156,14 +181,14 @@ __global__ void __launch_bounds__(hopper_threads, 1)
         fence_barrier_init();
     }
     __syncthreads();
-    const int blocks = static_cast<int>((out.shape[1] + rows - 1) / rows);
+    const int blocks = static_cast<int>((out.shape[1] + rows<HD> - 1) / rows<HD>);
     const Piece piece = piece_of(blocks, out.shape[2]);
     const int block = blocks - 1 - static_cast<int>(piece.block);  // more keys come first
     if (threadIdx.x < warpgroup_size) {
-        give_registers<24>();
+        give_registers<Team<workers<HD>>::to_copy>();
         if (threadIdx.x == 0) copy_all(shared, q, k, v, block, piece, piece.head / group);
     } else {
-        take_registers<240>();
+        take_registers<Team<workers<HD>>::to_compute>();
         compute(shared, out, lse, block, piece, scale);
     }
 #endif
@@ -173,10 +198,10 @@ template <int HD>
 void attention_forward_hopper(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
                               View<const bf16, 4> k, View<const bf16, 4> v, float scale,
                               const Device& device) {
-    const int64_t blocks = (q.shape[1] + rows - 1) / rows;
-    launch(Grid(blocks_for(blocks * q.shape[2] * q.shape[0], 1), hopper_threads, device.stream,
+    const int64_t blocks = (q.shape[1] + rows<HD> - 1) / rows<HD>;
+    launch(Grid(blocks_for(blocks * q.shape[2] * q.shape[0], 1), Team<workers<HD>>::threads, device.stream,
                 aligned_shared_bytes<Shared<HD>>),
-           attention_forward_kernel3<HD>, out, lse, map_of(q, rows), map_of(k, rows), map_of(v, rows),
+           attention_forward_kernel3<HD>, out, lse, map_of(q, rows<HD>), map_of(k, step), map_of(v, step),
            static_cast<int>(q.shape[2] / k.shape[2]), scale);
 }
 
