@@ -3,6 +3,7 @@ what torch asks of an operation (opcheck, gradcheck, fullgraph), agreement with 
 errors.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -50,10 +51,15 @@ def residual_rmsnorm(x, residual, weight):
     return x + residual, rmsnorm(x + residual, weight)
 
 
+@functools.cache
+def angles_of(HD: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return ops.precompute_cis(64, HD, dtype=dtype, device="cpu").to(device)
+
+
 def angles(like: torch.Tensor) -> torch.Tensor:
     """cis of longer sequences than any here, in the type that belongs to `like`."""
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    return ops.precompute_cis(64, like.shape[-1], dtype=dtype, device="cpu").to(like.device)
+    return angles_of(like.shape[-1], dtype, like.device)
 
 
 def rope(x, interleaved=False):

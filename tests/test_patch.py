@@ -29,7 +29,6 @@ from patched import (
     call,
     counted,
     in_double,
-    loss_function,
     mismatches,
     tokens,
     truth,
@@ -38,6 +37,7 @@ from patched import (
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from transformers.loss.loss_utils import ForCausalLMLoss
 
 import llamac
 from llamac import extension
@@ -165,7 +165,7 @@ def no_causality(model: nn.Module) -> None:
 
 
 def own_loss(model: nn.Module) -> None:
-    model.loss_function = lambda *arguments, **others: 2 * loss_function(*arguments, **others)
+    model.loss_function = lambda *arguments, **others: 2 * ForCausalLMLoss(*arguments, **others)
 
 
 # name: what is done to a Llama after it is built, configuration, our operations

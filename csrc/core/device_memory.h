@@ -27,7 +27,9 @@ struct DeviceMemory {
         std::swap(bytes, other.bytes);
         return *this;
     }
-    ~DeviceMemory() { static_cast<void>(hipFree(data)); }
+    ~DeviceMemory() {
+        if (data) static_cast<void>(hipFree(data));  // with null it would still end a graph's capture
+    }
 };
 
 // Between host and device, either way; done when it returns.

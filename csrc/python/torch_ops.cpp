@@ -88,6 +88,7 @@ struct Arguments {
                 shape.push_back((d.symbol < 0 ? c10::SymInt(1) : size[static_cast<size_t>(d.symbol)]) *
                                 d.factor / d.divisor);
             tensors[i] = at::empty_symint(shape, at::TensorOptions(device).dtype(result_type(o)));
+            if (form.factory) device = tensors[i].device();  // "cuda" is one of them
         }
     }
 

@@ -61,8 +61,9 @@ def memory_of(call: Call, device: str) -> tuple[int | None, int | None]:
     results = outputs_of(call())
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated() - before
+    kept = torch.cuda.memory_allocated() - before
     stored = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in results}
-    return peak, peak - sum(stored.values())
+    return peak, peak - min(sum(stored.values()), kept)  # a view of an input stores nothing of its own
 
 
 def copies(bytes_moved: float, device: str) -> dict[str, list[Call]]:

@@ -145,25 +145,19 @@ __device__ void compute_keys(Keys<HD, one_pass>& shared, View<bf16, 4>& dk, View
     const typename C::Steps steps(block, time);
     float sum_k[HD / 2] = {}, sum_v[HD / 2] = {}, s[step / 2], dp[step / 2];
     uint32_t p[step / 16][4], ds[step / 16][4];
-    int last = -1;  // the buffer that a product still reads
     keep_in_place(sum_k);
     keep_in_place(sum_v);
     shared.own_full.wait(0);
     for (int n = 0; n < group * steps.a_head; n++) {
-        const Turn<C::buffers> turn(n);
+        const Turn<C::buffers> turn(n), last(n - 1);
         const int t0 = steps.query(n);
         shared.ring.full[turn.buffer].wait(turn.parity);
-        if (!one_pass && t0 + step <= first) {  // all before the warpgroup's keys
-            shared.ring.free[turn.buffer].arrive();
-            continue;
-        }
         products_begin();
         begin_rows_product(s, shared.k, worker.index * 64, shared.q[turn.buffer]);
-        products_wait<1>();
+        products_wait<1>();  // for the step before: what it multiplied with leaves its registers
         keep_in_place(sum_k);
         keep_in_place(sum_v);
-        if (last >= 0) shared.ring.free[last].arrive();
-        last = turn.buffer;
+        if (n > 0) shared.ring.free[last.buffer].arrive();
         products_begin();
         begin_rows_product(dp, shared.v, worker.index * 64, shared.dout[turn.buffer]);
         products_wait<1>();
@@ -254,7 +248,7 @@ __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const fl
         shared.of_v.full[turn.buffer].wait(turn.parity);
         products_begin();
         begin_rows_product(s, shared.q, worker.index * 64, shared.k[turn.buffer]);
-        products_wait<1>();
+        products_wait<1>();  // as above
         keep_in_place(sum);
         if (n > 0) shared.of_k.free[last.buffer].arrive_as_warp();
         products_begin();

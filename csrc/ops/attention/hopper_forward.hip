@@ -3,7 +3,7 @@
 // itself and runs asynchronously: another shape of kernel. A block is three warpgroups, four at HD 64, where
 // products are too short to hide the exponentials of one other warpgroup and sums leave registers for it:
 //
-//   one thread of the first   copies q, then k and v step by step (TMA) into two buffers each
+//   one thread of the first   copies q, then k and v step by step (TMA) into buffers
 //   the others                own 64 rows of q each. While the tensor cores work on s_n = q k_n' and o += p v_n-1,
 //                             the exponentials of the other warpgroups are computed: named barriers let them
 //                             take turns; within a warpgroup the exponentials of s_n run beside p v.
@@ -17,17 +17,19 @@
 namespace llamac {
 namespace {
 
-constexpr int step = 128, buffers = 2;  // keys of a step
+constexpr int step = 128;  // keys
 template <int HD>
 constexpr int workers = HD == 64 ? 3 : 2;
+template <int HD>
+constexpr int buffers = HD == 64 ? 3 : 2;
 template <int HD>
 constexpr int rows = 64 * workers<HD>;  // of q, of a block
 
 template <int HD>
 struct Shared {
-    using Queue = Ring<buffers, workers<HD>>;
+    using Queue = Ring<buffers<HD>, workers<HD>>;
     Panels<HD, rows<HD>> q;
-    Panels<HD, step> k[buffers], v[buffers];
+    Panels<HD, step> k[buffers<HD>], v[buffers<HD>];
     SharedBarrier q_full;
     Queue of_k, of_v;
 };
@@ -44,9 +46,9 @@ __device__ void copy_all(Shared<HD>& shared, const TensorMap& q, const TensorMap
     shared.q_full.arrive_expecting(shared.q.bytes);
     load_rows(shared.q, q, shared.q_full, block * rows<HD>, piece.head, piece.batch);
     const int steps = steps_until((block + 1) * rows<HD>);
-    const auto load = [&](Panels<HD, step>(&to)[buffers], const TensorMap& map,
+    const auto load = [&](Panels<HD, step>(&to)[buffers<HD>], const TensorMap& map,
                           typename Shared<HD>::Queue& ring, int n) {
-        const Turn<buffers> turn(n);
+        const Turn<buffers<HD>> turn(n);
         ring.free[turn.buffer].wait(turn.parity ^ 1);
         ring.full[turn.buffer].arrive_expecting(to[turn.buffer].bytes);
         load_rows(to[turn.buffer], map, ring.full[turn.buffer], (steps - 1 - n) * step, key_head,
@@ -123,7 +125,7 @@ __device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& 
     state.softmax(s, scale * log2_e, shrink);
     pack(p, s);
     for (int n = begin + 1; n < steps; n++) {
-        const Turn<buffers> keys(n), values(n - 1);
+        const Turn<buffers<HD>> keys(n), values(n - 1);
         shared.of_k.full[keys.buffer].wait(keys.parity);
         if (n > begun) wait_turn();
         products_begin();
@@ -143,7 +145,7 @@ __device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& 
         for (int i = 0; i < HD / 2; i++) o[i] *= shrink[i / 2 % 2];
         pack(p, s);
     }
-    const Turn<buffers> last(steps - 1);
+    const Turn<buffers<HD>> last(steps - 1);
     shared.of_v.full[last.buffer].wait(last.parity);
     products_begin();
     begin_columns_product(o, p, shared.v[last.buffer]);
