@@ -58,8 +58,8 @@ def rmsnorm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     x [..., C], weight [C] -> [..., C].
     """
     x, weight = _widest(x, weight)
-    out, _ = _ops.rmsnorm_forward(x.reshape(-1, x.shape[-1]), weight, eps)
-    return out.view_as(x)
+    out, _ = _ops.rmsnorm_forward(x, weight, eps)
+    return out
 
 
 def residual_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor]:
@@ -68,9 +68,8 @@ def residual_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1
     x, residual [..., C], weight [C] -> (sum, normalised), both [..., C].
     """
     x, residual, weight = _widest(x, residual, weight)
-    rows = (-1, x.shape[-1])
-    total, out, _ = _ops.residual_rmsnorm_forward(x.reshape(rows), residual.reshape(rows), weight, eps)
-    return total.view_as(x), out.view_as(x)
+    total, out, _ = _ops.residual_rmsnorm_forward(x, residual, weight, eps)
+    return total, out
 
 
 def precompute_cis(
@@ -130,8 +129,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
     gate_up [..., 2 F]: gate, then up -> [..., F].
     """
-    out = _ops.swiglu_forward(gate_up.reshape(-1, gate_up.shape[-1]))
-    return out.view(*gate_up.shape[:-1], out.shape[-1])
+    return _ops.swiglu_forward(gate_up)
 
 
 def _check_reduction(operation: str, reduction: str, known: tuple[str, ...]) -> None:
@@ -149,14 +147,14 @@ def cross_entropy(
     or with "none" all of them, [...].
     """
     _check_reduction("cross_entropy", reduction, ("mean", "sum", "none"))
-    rows, ids = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1).to(torch.int32)
+    ids = targets.to(torch.int32)
     if torch.is_grad_enabled() and logits.requires_grad:
-        losses, _ = _ops.cross_entropy(rows, ids, 1.0, ignore_index)
+        losses, _ = _ops.cross_entropy(logits, ids, 1.0, ignore_index)
     else:
-        losses = rows.new_empty(rows.shape[0], dtype=_statistics(rows))
-        _ops.cross_entropy.out(rows, ids, 1.0, ignore_index, losses=losses, dlogits=None)
+        losses = logits.new_empty(ids.shape, dtype=_statistics(logits))
+        _ops.cross_entropy.out(logits, ids, 1.0, ignore_index, losses=losses, dlogits=None)
     if reduction == "none":
-        return losses.view(targets.shape)
+        return losses
     return losses.sum() if reduction == "sum" else losses.sum() / (ids != ignore_index).sum()
 
 

@@ -128,7 +128,8 @@ int64_t planned_bytes(const Options& o) {
 // The rows of the table are the tensors without their padding; the chunks of logits lie where nothing else is needed
 // while they are.
 void check_plan(const Options& o, const std::string& what) {
-    const Model m(load_config(o.model), model_options(o));
+    Model m(load_config(o.model), model_options(o));
+    m.arena.place(reinterpret_cast<void*>(uintptr_t{1} << 20));  // with what its plan ended with
     int64_t bytes = 0, tensors = 0;
     for (const MemoryRow& row : memory_rows(m)) {
         if (row.tensors == 0) continue;  // what others have of the device

@@ -4,6 +4,7 @@ errors.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -206,6 +207,49 @@ def test_opcheck(name, device):
     torch.library.opcheck(
         getattr(getattr(torch.ops.llamac, packet), overload or "default"), *arguments_of(name, device)
     )
+
+
+def rows_of(name: str) -> set[str]:
+    """Operands whose first dimension are rows."""
+    op = OPERATIONS[SCHEMAS[name].name.removeprefix("llamac::")]
+    return {o["name"] for o in op["operands"] if o["shape"] and o["shape"][0][0] == "N"}
+
+
+@pytest.mark.parametrize("shape", [(1, SIZES["N"], 1), ()])
+@pytest.mark.parametrize("name", [name for name in SCHEMAS if rows_of(name)])
+def test_rows_of_any_dimensions(name, shape):
+    """The same numbers, () being one row; what has rows has their dimensions."""
+    rows = math.prod(shape)
+
+    def split(tensors: dict) -> dict:
+        """Copies."""
+        copies = {n: x.clone() if torch.is_tensor(x) else x for n, x in tensors.items()}
+        for n in rows_of(name) & {n for n, x in copies.items() if x is not None}:
+            copies[n] = copies[n].reshape((*shape, *copies[n].shape[1:]))
+        return copies
+
+    packet, _, overload = name.partition(".")
+    operation = getattr(getattr(torch.ops.llamac, packet), overload or "default")
+    positional, keywords = arguments_of(name, "cpu")
+    inputs = {
+        a.name: x.detach() if torch.is_tensor(x) else x for a, x in zip(SCHEMAS[name].arguments, positional)
+    }
+    inputs |= {n: x[:rows] for n, x in inputs.items() if n in rows_of(name) and x is not None}
+    outputs = {o["name"]: None for o in OPERATIONS[packet]["operands"] if o["output"]}
+    outputs |= {n: x[:rows] if n in rows_of(name) else x for n, x in keywords.items()}
+
+    def results(given: dict, into: dict) -> dict:
+        if overload:
+            operation(*given.values(), **into)
+            return into
+        found = operation(*given.values())
+        return dict(zip(outputs, found if isinstance(found, tuple) else (found,), strict=True))
+
+    torch.library.opcheck(operation, tuple(split(inputs).values()), split(outputs) if overload else {})
+    found = results(split(inputs), split(outputs))
+    for n, expected in results(inputs, outputs).items():
+        like = split({n: expected})[n]
+        assert found[n].shape == like.shape and torch.equal(found[n], like), n
 
 
 @pytest.mark.parametrize("gradients", [False, True])

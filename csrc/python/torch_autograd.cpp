@@ -63,7 +63,7 @@ struct Step {
 struct Number {
     std::string name;
     size_t argument;
-    int64_t dimension;  // of the argument, where that is a tensor
+    int64_t dimension;  // of the argument, where that is a tensor; from its end, as rows may be several
 };
 
 // How an operation's gradients come about.
@@ -129,7 +129,7 @@ struct Derivative {
         if (computed) {
             // out: in one pass, in the factor's precision, without a copy of the logits in it.
             found[0] = at::empty_like(saved[0]);
-            at::mul_out(found[0], saved[0], (given[0] / ctx.saved_data["dloss"].toScalar()).unsqueeze(1));
+            at::mul_out(found[0], saved[0], (given[0] / ctx.saved_data["dloss"].toScalar()).unsqueeze(-1));
         }
         if (also && same && wanted[*also]) wanted[*same] = true;
         for (const Step& step : steps) run(step, ctx, given, saved, wanted, found);
@@ -167,7 +167,8 @@ struct Derivative {
             const std::vector<Dimension>& shape = form.op->operands[form.leading[a]].shape;
             for (size_t d = 0; d < shape.size(); d++)
                 if (shape[d].symbol >= 0 && form.op->dimensions[static_cast<size_t>(shape[d].symbol)] == name)
-                    return keep_number({name, a, static_cast<int64_t>(d)});
+                    return keep_number(
+                        {name, a, static_cast<int64_t>(d) - static_cast<int64_t>(shape.size())});
         }
         return {Source::null, 0};
     }

@@ -9,7 +9,8 @@
 // The first allocates its outputs; G and M, which no input may tell, are T there. A size that no tensor tells
 // is an argument by its letter (repeat_kv_forward(Tensor x, SymInt NH)); an operation without any tensor
 // takes dtype and device too. `.out` writes where it is told, to null where that is allowed. Operands marked
-// ~ are mutated arguments of both forms.
+// ~ are mutated arguments of both forms. An N that comes first may be any number of dimensions: results have
+// those of the first tensor that has it.
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -17,6 +18,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 
 #include "torch_autograd.h"
 
@@ -34,12 +36,18 @@ DType type_of(const Operation& op, const Operand& o, const at::Tensor& t) {
     fail(op.name, ": ", o.name, " is ", c10::toString(t.scalar_type()), ", expected f32, bf16, f64 or i32");
 }
 
+bool begins_with_rows(const Operation& op, const Operand& o) {
+    return !o.shape.empty() && o.shape[0].symbol >= 0 &&
+           op.dimensions[static_cast<size_t>(o.shape[0].symbol)] == "N";
+}
+
 // One call's arguments, taken off the stack.
 struct Arguments {
     const Form& form;
-    std::vector<at::Tensor> tensors;  // by operand
-    c10::SymDimVector size;           // by dimension; -1: not told yet
-    std::vector<Scalar> scalars;      // by the description's order
+    std::vector<at::Tensor> tensors;        // by operand
+    c10::SymDimVector size;                 // by dimension; -1: not told yet
+    std::optional<c10::SymDimVector> rows;  // what N is made of, where it is not one dimension
+    std::vector<Scalar> scalars;            // by the description's order
     at::ScalarType dtype = at::kFloat;
     c10::Device device = at::kCPU;
 
@@ -83,10 +91,13 @@ struct Arguments {
     void allocate_results() {
         for (const size_t i : form.results) {
             const Operand& o = form.op->operands[i];
-            c10::SymDimVector shape;
-            for (const Dimension& d : o.shape)
+            const bool split = rows && begins_with_rows(*form.op, o);
+            c10::SymDimVector shape = split ? *rows : c10::SymDimVector();
+            for (size_t k = split; k < o.shape.size(); k++) {
+                const Dimension& d = o.shape[k];
                 shape.push_back((d.symbol < 0 ? c10::SymInt(1) : size[static_cast<size_t>(d.symbol)]) *
                                 d.factor / d.divisor);
+            }
             tensors[i] = at::empty_symint(shape, at::TensorOptions(device).dtype(result_type(o)));
             if (form.factory) device = tensors[i].device();  // "cuda" is one of them
         }
@@ -95,11 +106,18 @@ struct Arguments {
   private:
     void bind_shape(const Operand& o, c10::SymIntArrayRef found) {
         const Operation& op = *form.op;
-        TORCH_CHECK_VALUE(found.size() == o.shape.size(), op.name, ": ", o.name, " has shape ", found,
+        const size_t rank = o.shape.size();
+        const bool split = found.size() != rank && begins_with_rows(op, o) && found.size() + 1 >= rank;
+        TORCH_CHECK_VALUE(split || found.size() == rank, op.name, ": ", o.name, " has shape ", found,
                           ", expected ", dimension_text(op, o));
-        for (size_t d = 0; d < found.size(); d++) {
+        const size_t leading = split ? found.size() + 1 - rank : 1;  // what the first dimension is made of
+        if (split && !rows) rows.emplace(found.begin(), found.begin() + leading);
+        for (size_t d = 0; d < rank; d++) {
             const Dimension& dim = o.shape[d];
-            const c10::SymInt scaled = found[d] * dim.divisor;
+            const c10::SymInt size_here = d > 0    ? found[d - 1 + leading]
+                                          : !split ? found[0]
+                                                   : c10::multiply_integers(found.slice(0, leading));
+            const c10::SymInt scaled = size_here * dim.divisor;
             c10::SymInt expected = dim.factor;
             if (dim.symbol >= 0) {
                 c10::SymInt& known = size[static_cast<size_t>(dim.symbol)];
@@ -168,15 +186,26 @@ struct Kernel final : c10::OperatorKernel {
     static void arrange(const Operand& o, at::Tensor& t) {
         if (o.output || t.is_contiguous()) return;
         const bool in_rows = t.dim() == 0 || t.size(-1) <= 1 || t.stride(-1) == 1;
-        if (!o.strided || !in_rows) t = t.contiguous();
+        const bool as_described = t.dim() == static_cast<int64_t>(o.shape.size());
+        if (!o.strided || !in_rows || !as_described) t = t.contiguous();
     }
 
     static Tensor view(const Operation& op, const Operand& o, const at::Tensor& t) {
         Tensor r;
         r.data = t.data_ptr();
         r.dtype = type_of(op, o, t);
-        r.rank = static_cast<int>(t.dim());  // as the description's: bind_sizes
-        for (int d = 0; d < r.rank; d++) r.shape[d] = t.size(d), r.stride[d] = t.stride(d);
+        r.rank = static_cast<int>(o.shape.size());
+        if (t.dim() == r.rank) {
+            for (int d = 0; d < r.rank; d++) r.shape[d] = t.size(d), r.stride[d] = t.stride(d);
+            return r;
+        }
+        if (!t.is_contiguous()) fail(op.name, ": ", o.name, " must be contiguous");
+        int64_t rest = 1;
+        for (int d = r.rank - 1; d > 0; d--) {
+            r.shape[d] = t.size(d - r.rank), r.stride[d] = rest;
+            rest *= r.shape[d];
+        }
+        r.shape[0] = t.numel() / rest, r.stride[0] = rest;
         return r;
     }
 

@@ -217,8 +217,8 @@ __device__ void copy_keys(Queries<HD>& shared, const TensorMap& q, const TensorM
     shared.own_full.arrive_expecting(shared.q.bytes + shared.dout.bytes);
     load_rows(shared.q, q, shared.own_full, block * rows, piece.head, piece.batch);
     load_rows(shared.dout, dout, shared.own_full, block * rows, piece.head, piece.batch);
-    const auto load = [&](Panels<HD, rows>(&to)[C::buffers], const TensorMap& map, Ring<C::buffers, workers>& ring,
-                          int n) {
+    const auto load = [&](Panels<HD, rows>(&to)[C::buffers], const TensorMap& map,
+                          Ring<C::buffers, workers>& ring, int n) {
         const Turn<C::buffers> turn(n);
         ring.free[turn.buffer].wait(turn.parity ^ 1);
         ring.full[turn.buffer].arrive_expecting(to[turn.buffer].bytes);
