@@ -150,11 +150,12 @@ bool compute(const Gemm& g, const Plan& plan, const hipblasLtMatmulAlgo_t& algor
                            size_t{gemm_workspace_bytes}, o.stream) == HIPBLAS_STATUS_SUCCESS;
 }
 
-// Milliseconds of a call; infinity where the algorithm cannot.
-double time_of(const Gemm& g, const Plan& plan, const hipblasLtMatmulAlgo_t& algorithm, const Operands& o) {
-    constexpr int calls = 4;
+// Milliseconds of a call, the mean of `calls` after as many; infinity where the algorithm cannot.
+double time_of(const Gemm& g, const Plan& plan, const hipblasLtMatmulAlgo_t& algorithm, const Operands& o,
+               int calls) {
     const Event begin, end;
     if (!compute(g, plan, algorithm, o)) return INFINITY;
+    for (int i = 1; i < calls; i++) compute(g, plan, algorithm, o);
     begin.record(o.stream);
     for (int i = 0; i < calls; i++) compute(g, plan, algorithm, o);
     end.record(o.stream);
@@ -162,18 +163,23 @@ double time_of(const Gemm& g, const Plan& plan, const hipblasLtMatmulAlgo_t& alg
     return end.ms_since(begin) / calls;
 }
 
-// Times all, then, in turns, those near the best: a machine's clocks wander.
+// Times all, then those near the best for so long that each finds the clock that it keeps: in a step the card is
+// at its power limit, where the clock follows what a product draws.
 void tune(const Gemm& g, Plan& plan, const Operands& o) {
-    std::vector<double> ms;
-    for (const Candidate& c : plan.candidates) ms.push_back(time_of(g, plan, c.algo, o));
-    for (int round = 0; round < 3; round++) {
-        const double best = *std::min_element(ms.begin(), ms.end());
+    constexpr double stretch = 40, near = 1.1;  // ms
+    constexpr int most_calls = 200, rounds = 2;
+    std::vector<double> ms, sum;
+    for (const Candidate& c : plan.candidates) ms.push_back(time_of(g, plan, c.algo, o, 4));
+    const double least = *std::min_element(ms.begin(), ms.end());
+    for (const double each : ms) sum.push_back(each <= near * least ? 0 : INFINITY);
+    for (int round = 0; round < rounds; round++)
         for (size_t i = 0; i < ms.size(); i++)
-            if (ms[i] < 1.1 * best) ms[i] = std::min(ms[i], time_of(g, plan, plan.candidates[i].algo, o));
-    }
-    const auto best = static_cast<size_t>(std::min_element(ms.begin(), ms.end()) - ms.begin());
+            if (sum[i] < INFINITY)
+                sum[i] += time_of(g, plan, plan.candidates[i].algo, o,
+                                  std::clamp(static_cast<int>(stretch / ms[i]), 4, most_calls));
+    const auto best = static_cast<size_t>(std::min_element(sum.begin(), sum.end()) - sum.begin());
     plan.chosen = plan.candidates[best].algo;
-    plan.choice = {text_of(plan.chosen), ms[best], static_cast<int>(ms.size())};
+    plan.choice = {text_of(plan.chosen), sum[best] / rounds, static_cast<int>(ms.size())};
 }
 
 // tune, with what stands in `out` kept where the product adds to it. Without memory for that, the library's guess
