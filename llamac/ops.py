@@ -140,7 +140,7 @@ def _check_reduction(operation: str, reduction: str, known: tuple[str, ...]) -> 
 def cross_entropy(
     logits: Tensor, targets: Tensor, ignore_index: int = -100, reduction: str = "mean"
 ) -> Tensor:
-    """logsumexp(logits) - logits[target] for every row; the gradient comes from the same pass.
+    """logsumexp(logits) - logits[target] for every row.
 
     logits [..., V]; targets [...], any integer type, from 0 to V - 1 or ignore_index, whose rows count for
     nothing. -> float32 (float64 for float64): the mean over rows that count (NaN where none does), the "sum",
@@ -148,14 +148,30 @@ def cross_entropy(
     """
     _check_reduction("cross_entropy", reduction, ("mean", "sum", "none"))
     ids = targets.to(torch.int32)
-    if torch.is_grad_enabled() and logits.requires_grad:
-        losses, _ = _ops.cross_entropy(logits, ids, 1.0, ignore_index)
-    else:
-        losses = logits.new_empty(ids.shape, dtype=_statistics(logits))
-        _ops.cross_entropy.out(logits, ids, 1.0, ignore_index, losses=losses, dlogits=None)
+    losses = _CrossEntropy.apply(logits, ids, ignore_index)
     if reduction == "none":
         return losses
     return losses.sum() if reduction == "sum" else losses.sum() / (ids != ignore_index).sum()
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Not the operation's own derivative: that computes dlogits in the forward too, for nothing."""
+
+    @staticmethod
+    def forward(ctx, logits, ids, ignore_index):
+        ctx.save_for_backward(logits, ids)
+        ctx.ignore_index = ignore_index
+        losses = logits.new_empty(ids.shape, dtype=_statistics(logits))
+        _ops.cross_entropy.out(logits, ids, None, 1.0, ignore_index, losses=losses, dlogits=None)
+        return losses
+
+    @staticmethod
+    def backward(ctx, dlosses):
+        logits, ids = ctx.saved_tensors
+        dlogits = torch.empty_like(logits, memory_format=torch.contiguous_format)
+        again = torch.empty_like(dlosses, memory_format=torch.contiguous_format)
+        _ops.cross_entropy.out(logits, ids, dlosses, 1.0, ctx.ignore_index, losses=again, dlogits=dlogits)
+        return dlogits, None, None
 
 
 def linear_cross_entropy(
@@ -209,7 +225,7 @@ def _linear_cross_entropy(
         x, ids, out = hidden[part], targets[part], logits[: part.stop - begin]
         torch.mm(x, weight.t(), out=out)
         _ops.cross_entropy.out(
-            out, ids, 1.0, ignore_index, losses=losses[part], dlogits=out if gradients else None
+            out, ids, None, 1.0, ignore_index, losses=losses[part], dlogits=out if gradients else None
         )
         if not gradients:
             continue

@@ -174,7 +174,7 @@ def matmul_backward_weight(i):
 def cross_entropy(i):
     logits, targets = i["logits"].detach().clone().requires_grad_(), i["targets"].long()
     losses = F.cross_entropy(logits.to(stat(logits)), targets, reduction="none", ignore_index=-100)
-    (dlogits,) = torch.autograd.grad(losses.sum() * SCALE, logits)
+    (dlogits,) = torch.autograd.grad((losses * i["dlosses"]).sum() * SCALE, logits)
     return {"losses": losses.detach(), "dlogits": dlogits}
 
 

@@ -166,7 +166,7 @@ double time_of(const Gemm& g, const Plan& plan, const hipblasLtMatmulAlgo_t& alg
 // Times all, then those near the best for so long that each finds the clock that it keeps: in a step the card is
 // at its power limit, where the clock follows what a product draws.
 void tune(const Gemm& g, Plan& plan, const Operands& o) {
-    constexpr double stretch = 40, near = 1.1;  // ms
+    constexpr double stretch = 40, near = 1.05;  // ms
     constexpr int most_calls = 200, rounds = 2;
     std::vector<double> ms, sum;
     for (const Candidate& c : plan.candidates) ms.push_back(time_of(g, plan, c.algo, o, 4));

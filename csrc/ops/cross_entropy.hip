@@ -1,11 +1,11 @@
 // Cross-entropy of a softmax over the vocabulary, fused with its gradient.
 //
 //   losses[n]    = log(sum_v e^logits[n,v]) - logits[n,targets[n]]
-//   dlogits[n,v] = dloss * (e^logits[n,v] / sum - [v = targets[n]])
+//   dlogits[n,v] = dloss * dlosses[n] * (e^logits[n,v] / sum - [v = targets[n]])
 //
 // Rows whose target is ignore_index have loss 0 and gradient 0. dlogits may be logits' memory, so that the
-// largest activation of the model exists once; null: losses only. e^ is taken of logits - max, which cannot
-// overflow.
+// largest activation of the model exists once; null: losses only. dlosses null: ones. e^ is taken of
+// logits - max, which cannot overflow.
 //
 // reference: plain loops. The sum is double whatever the storage: a serial float sum over a vocabulary of
 //            128,256 loses more than PyTorch's, which adds in vector lanes.
@@ -35,7 +35,8 @@ namespace {
 
 template <class T>
 void cross_entropy_reference(View<arithmetic<T>, 1> losses, View<T, 2> dlogits, View<const T, 2> logits,
-                             View<const int32_t, 1> targets, double dloss, int64_t ignore_index) {
+                             View<const int32_t, 1> targets, View<const arithmetic<T>, 1> dlosses,
+                             double dloss, int64_t ignore_index) {
     using A = arithmetic<T>;
     const int64_t N = logits.shape[0], V = logits.shape[1];
     for (int64_t n = 0; n < N; n++) {
@@ -50,42 +51,45 @@ void cross_entropy_reference(View<arithmetic<T>, 1> losses, View<T, 2> dlogits, 
         double sum = 0;
         for (int64_t v = 0; v < V; v++) sum += std::exp(A(logits(n, v)) - largest);
         losses(n) = A(std::log(sum) + double(largest) - double(logits(n, target)));
+        const A factor = A(dloss) * (dlosses ? dlosses(n) : A(1));
         for (int64_t v = 0; dlogits && v < V; v++) {
             const A probability = std::exp(A(logits(n, v)) - largest) / A(sum);
-            dlogits(n, v) = T(A(dloss) * (probability - (v == target ? A(1) : A(0))));
+            dlogits(n, v) = T(factor * (probability - (v == target ? A(1) : A(0))));
         }
     }
 }
 
 // One row; dx may be x, or null.
 template <class T>
-float cross_entropy_row(T* dx, const T* x, int64_t target, int64_t V, float dloss) {
+float cross_entropy_row(T* dx, const T* x, int64_t target, int64_t V, float factor) {
     float largest = float(x[0]);
 #pragma omp simd reduction(max : largest)
     for (int64_t v = 0; v < V; v++) largest = std::max(largest, float(x[v]));
     const double sum = block_sum(V, [=](int64_t v) { return fast_exp(float(x[v]) - largest); });
     const float at_target = float(x[target]);
     if (dx) {
-        const float scale = static_cast<float>(dloss / sum);
+        const float scale = static_cast<float>(factor / sum);
 #pragma omp simd
         for (int64_t v = 0; v < V; v++) store(dx + v, fast_exp(float(x[v]) - largest) * scale);
-        dx[target] = T(dloss * (static_cast<float>(fast_exp(at_target - largest) / sum) - 1.0f));
+        dx[target] = T(factor * (static_cast<float>(fast_exp(at_target - largest) / sum) - 1.0f));
     }
     return static_cast<float>(std::log(sum) + double(largest) - double(at_target));
 }
 
 template <class T>
 void cross_entropy_cpu(View<float, 1> losses, View<T, 2> dlogits, View<const T, 2> logits,
-                       View<const int32_t, 1> targets, double dloss, int64_t ignore_index) {
+                       View<const int32_t, 1> targets, View<const float, 1> dlosses, double dloss,
+                       int64_t ignore_index) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
 #pragma omp parallel for
     for (int64_t n = 0; n < N; n++) {
         T* dx = dlogits ? &dlogits(n, 0) : nullptr;
+        const float factor = static_cast<float>(dloss) * (dlosses ? dlosses(n) : 1.0f);
         if (targets(n) == ignore_index) {
             losses(n) = 0;
             if (dx) std::fill(dx, dx + V, T(0));
         } else {
-            losses(n) = cross_entropy_row(dx, &logits(n, 0), targets(n), V, static_cast<float>(dloss));
+            losses(n) = cross_entropy_row(dx, &logits(n, 0), targets(n), V, factor);
         }
     }
 }
@@ -94,7 +98,8 @@ void cross_entropy_cpu(View<float, 1> losses, View<T, 2> dlogits, View<const T, 
 
 template <class T>
 __global__ void cross_entropy_kernel1(float* losses, T* dlogits, const T* logits, const int32_t* targets,
-                                      int64_t N, int64_t V, float dloss, int64_t ignore_index) {
+                                      const float* dlosses, int64_t N, int64_t V, float dloss,
+                                      int64_t ignore_index) {
     const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (n >= N) return;
     const T* x = logits + n * V;
@@ -109,18 +114,20 @@ __global__ void cross_entropy_kernel1(float* losses, T* dlogits, const T* logits
     double sum = 0;
     for (int64_t v = 0; v < V; v++) sum += double(expf(float(x[v]) - largest));
     losses[n] = static_cast<float>(log(sum)) + (largest - float(x[target]));
+    const float factor = dlosses ? dloss * dlosses[n] : dloss;
     for (int64_t v = 0; dlogits && v < V; v++) {
         const float probability = expf(float(x[v]) - largest) / static_cast<float>(sum);
-        dlogits[n * V + v] = T(dloss * (probability - (v == target ? 1.0f : 0.0f)));
+        dlogits[n * V + v] = T(factor * (probability - (v == target ? 1.0f : 0.0f)));
     }
 }
 
 template <class T>
 void cross_entropy_1(View<float, 1> losses, View<T, 2> dlogits, View<const T, 2> logits,
-                     View<const int32_t, 1> targets, double dloss, int64_t ignore_index, Device device) {
+                     View<const int32_t, 1> targets, View<const float, 1> dlosses, double dloss,
+                     int64_t ignore_index, Device device) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
     launch(Grid(blocks_for(N, device.threads), device.threads, device.stream), cross_entropy_kernel1<T>,
-           losses.data, dlogits.data, logits.data, targets.data, N, V, dloss, ignore_index);
+           losses.data, dlogits.data, logits.data, targets.data, dlosses.data, N, V, dloss, ignore_index);
 }
 
 // ---- what 2 and 3 share
@@ -213,11 +220,11 @@ __device__ uint4 gradient(uint4 bits, float largest, float scale) {
 // The end of a row, behind a barrier: its loss, and the target's gradient over what the loop has written
 // there.
 template <class T>
-__device__ void finish_row(float* loss, T* dx, int target, float at_target, Softmax s, float dloss) {
+__device__ void finish_row(float* loss, T* dx, int target, float at_target, Softmax s, float factor) {
     if (threadIdx.x != 0) return;
     const float below = at_target - s.largest;  // subtracted before log(sum) is added: exact near the maximum
     *loss = logf(s.sum) - below;
-    if (dx) dx[target] = T(dloss * (exponential<T>(below) / s.sum - 1.0f));
+    if (dx) dx[target] = T(factor * (exponential<T>(below) / s.sum - 1.0f));
 }
 
 template <class T>
@@ -244,8 +251,8 @@ constexpr Limits rows_have_vectors{
 
 template <class T>
 __global__ void __launch_bounds__(most_threads)
-    cross_entropy_kernel2(float* losses, T* dlogits, const T* logits, const int32_t* targets, int64_t V,
-                          float dloss, int64_t ignore_index) {
+    cross_entropy_kernel2(float* losses, T* dlogits, const T* logits, const int32_t* targets,
+                          const float* dlosses, int64_t V, float dloss, int64_t ignore_index) {
     constexpr int at_once = 4;
     SoftmaxShared& shared = shared_memory<SoftmaxShared>();
     const int64_t n = blockIdx.x;
@@ -270,8 +277,9 @@ __global__ void __launch_bounds__(most_threads)
     }
     add_one<T>(own, edge);
     const Softmax all = block_softmax<T>(own, shared);
+    const float factor = dlosses ? dloss * dlosses[n] : dloss;
     if (drow) {
-        const float scale = dloss / all.sum;
+        const float scale = factor / all.sum;
         T* dx = drow + shape.head;
         // Backwards: what was read last is still in the caches.
         for (int first = (shape.vectors - 1) / step * step; first >= 0; first -= step) {
@@ -292,15 +300,16 @@ __global__ void __launch_bounds__(most_threads)
         if (shape.edge < V) drow[shape.edge] = T(exponential<T>(edge - all.largest) * scale);
     }
     __syncthreads();
-    finish_row(losses + n, drow, target, at_target, all, dloss);
+    finish_row(losses + n, drow, target, at_target, all, factor);
 }
 
 template <class T>
 void cross_entropy_2(View<float, 1> losses, View<T, 2> dlogits, View<const T, 2> logits,
-                     View<const int32_t, 1> targets, double dloss, int64_t ignore_index, Device device) {
+                     View<const int32_t, 1> targets, View<const float, 1> dlosses, double dloss,
+                     int64_t ignore_index, Device device) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
     launch(Grid(blocks_for(N, 1), device.threads, device.stream), cross_entropy_kernel2<T>, losses.data,
-           dlogits.data, logits.data, targets.data, V, dloss, ignore_index);
+           dlogits.data, logits.data, targets.data, dlosses.data, V, dloss, ignore_index);
 }
 
 // ---- 3: the row on the chip
@@ -338,8 +347,9 @@ Keep keep_row(int64_t V, int size, int wanted) {
 // while the exponentials are computed, and the block never waits for a whole row.
 template <class T, int window>
 __global__ void __launch_bounds__(most_threads)
-    cross_entropy_kernel3(float* losses, T* dlogits, const T* logits, const int32_t* targets, int64_t N,
-                          int64_t V, float dloss, int64_t ignore_index, int parked) {
+    cross_entropy_kernel3(float* losses, T* dlogits, const T* logits, const int32_t* targets,
+                          const float* dlosses, int64_t N, int64_t V, float dloss, int64_t ignore_index,
+                          int parked) {
     SoftmaxShared& shared = shared_memory<SoftmaxShared>();
     const int thread = threadIdx.x, step = blockDim.x;
     uint4* lds = reinterpret_cast<uint4*>(dynamic_shared_memory()) + thread;  // read by this thread alone
@@ -376,7 +386,7 @@ __global__ void __launch_bounds__(most_threads)
         for (int v = 0; v < window; v++, j = opaque(j + step))
             if (v < parked) add<T>(own, masked<T>(kept[v], j, shape.vectors));
         const Softmax all = block_softmax<T>(own, shared);
-        const float scale = dloss / all.sum;
+        const float factor = dlosses ? dloss * dlosses[n] : dloss, scale = factor / all.sum;
         T* dx = drow + shape.head;
         const int vectors = shape.vectors;
         const int64_t edge_at = shape.edge;
@@ -402,7 +412,7 @@ __global__ void __launch_bounds__(most_threads)
             drow[edge_at] = T(ignored ? 0.0f : exponential<T>(edge - all.largest) * scale);
         __syncthreads();  // the row is written, and the shared sums are free for the next
         if (!ignored)
-            finish_row(losses + n, drow, target, at_target, all, dloss);
+            finish_row(losses + n, drow, target, at_target, all, factor);
         else if (thread == 0)
             losses[n] = 0;
     }
@@ -418,7 +428,8 @@ constexpr Limits row_fits{
 
 template <class T>
 void cross_entropy_3(View<float, 1> losses, View<T, 2> dlogits, View<const T, 2> logits,
-                     View<const int32_t, 1> targets, double dloss, int64_t ignore_index, Device device) {
+                     View<const int32_t, 1> targets, View<const float, 1> dlosses, double dloss,
+                     int64_t ignore_index, Device device) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
     const Keep keep = keep_row(V, vector_size<T>, device.threads);
     const auto kernel = keep.window == 2   ? cross_entropy_kernel3<T, 2>
@@ -428,11 +439,12 @@ void cross_entropy_3(View<float, 1> losses, View<T, 2> dlogits, View<const T, 2>
     const int64_t resident =
         int64_t{device_properties().multiprocessors} * resident_blocks(kernel, keep.threads, lds);
     launch(Grid(static_cast<unsigned>(std::min(N, resident)), keep.threads, device.stream, lds), kernel,
-           losses.data, dlogits.data, logits.data, targets.data, N, V, dloss, ignore_index, keep.parked);
+           losses.data, dlogits.data, logits.data, targets.data, dlosses.data, N, V, dloss, ignore_index,
+           keep.parked);
 }
 
 Operation cross_entropy(
-    "cross_entropy(losses: A[N], dlogits?: T[N,V]; logits: T[N,V], targets: i32[N] <V;"
+    "cross_entropy(losses: A[N], dlogits?: T[N,V]; logits: T[N,V], targets: i32[N] <V, dlosses?: A[N];"
     " dloss: float, ignore_index: int)",
     "losses = logsumexp(logits) - logits[target], and the gradient of logits",
     {{"cpu", "rows over threads, three passes over a cached row", Where::host,

@@ -33,6 +33,7 @@ struct Exception {
 };
 const std::map<std::string, Exception> exceptions = {
     {"matmul_forward", {{"matmul_backward_input", "matmul_backward_weight"}, {}, "dresidual", "dout"}},
+    {"cross_entropy", {{"cross_entropy"}}},
     {"residual_rmsnorm_forward",
      {{"rmsnorm_backward"}, {{"x", "sum"}, {"dresidual", "dsum"}}, "dresidual", "dx"}},
 };
@@ -75,8 +76,6 @@ struct Derivative {
     std::vector<bool> differentiable;  // by result
     std::vector<Step> steps;
     Index also, same, same_result;  // an argument with the gradient of another one, or of a result
-    bool computed =
-        false;  // with the result itself: cross_entropy's dlogits, for a gradient `dloss` of each row
 
     explicit Derivative(const Form& f) : form(f) {
         const Operation& op = *form.op;
@@ -85,10 +84,6 @@ struct Derivative {
         for (const size_t s : form.scalars) arguments.push_back(op.scalars[s].name);
         for (const size_t i : form.results) results.push_back(op.operands[i].name);
         differentiable.resize(results.size());
-        if (op.name == "cross_entropy") {
-            computed = differentiable[0] = true;
-            source("dlogits"), source("dloss");
-        }
         const auto known = exceptions.find(op.name);
         Exception exception = known == exceptions.end() ? Exception{} : known->second;
         also = find_gradient(arguments, exception.also);
@@ -99,7 +94,7 @@ struct Derivative {
             exception.backward = {op.name.substr(0, stem) + "_backward"};
         for (const std::string& name : exception.backward)
             add_step(Form(find_operation(name), false), exception);
-        if (steps.empty() && !computed) differentiable.flip();  // to say so in the backward, and no earlier
+        if (steps.empty()) differentiable.flip();  // to say so in the backward, and no earlier
     }
 
     void keep(AutogradContext& ctx, const std::vector<c10::IValue>& call, const variable_list& found) const {
@@ -120,17 +115,12 @@ struct Derivative {
     // By argument; wanted likewise.
     variable_list gradients(AutogradContext& ctx, const variable_list& given,
                             std::vector<bool> wanted) const {
-        if (steps.empty() && !computed)
+        if (steps.empty())
             TORCH_CHECK_NOT_IMPLEMENTED(false, "torch.ops.llamac.", form.op->name, " has no derivative");
         variable_list found(form.leading.size());
         if (std::none_of(given.begin(), given.end(), [](const at::Tensor& g) { return g.defined(); }))
             return found;
         const variable_list saved = ctx.get_saved_variables();
-        if (computed) {
-            // out: in one pass, in the factor's precision, without a copy of the logits in it.
-            found[0] = at::empty_like(saved[0]);
-            at::mul_out(found[0], saved[0], (given[0] / ctx.saved_data["dloss"].toScalar()).unsqueeze(-1));
-        }
         if (also && same && wanted[*also]) wanted[*same] = true;
         for (const Step& step : steps) run(step, ctx, given, saved, wanted, found);
         if (also) found[*also] = same ? found[*same] : given[*same_result];
