@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -202,8 +203,28 @@ def test_what_the_time_does_not_allow_is_said(fake, tmp_path, capsys):
     assert (tmp_path / "bench_train.md").read_text() == out
     content = json.loads((tmp_path / "bench_train.json").read_text())
     assert content["left_out"] == labels.split("; ") and len(content["runs"]) == 1
+    assert not running("sleep", "60")
+
+
+def running(*command: str) -> bool:
+    """Whether some process is this command."""
+    line = "".join(f"{word}\0" for word in command).encode()
     listing = [Path(f"/proc/{pid}/cmdline") for pid in os.listdir("/proc") if pid.isdigit()]
-    assert not any(path.exists() and path.read_bytes() == b"sleep\x0060\x00" for path in listing)
+    return any(path.exists() and path.read_bytes() == line for path in listing)
+
+
+def test_ended_from_outside(fake, tmp_path):
+    """The run under way ends, too."""
+    child = (
+        "import subprocess; subprocess.Popen(['sleep', '61']); open(folder + '/slow', 'w'); time.sleep(61)"
+    )
+    script = Path(bench_train.__file__)
+    process = subprocess.Popen([sys.executable, script, *fake(ours=child), "--only", "ours"])
+    while not (tmp_path / "slow").exists():
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.terminate()
+    assert process.wait(20) == 128 + 15 and not running("sleep", "61")
 
 
 @pytest.mark.parametrize(

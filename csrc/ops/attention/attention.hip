@@ -29,10 +29,10 @@
 //
 //                           HD 128, B 2 T 8192   HD 128, B 8 T 2048   HD 64, B 2 T 8192   HD 64, B 8 T 2048
 //   forward 2                      412                  355                  356                 291
-//   forward 3 (Hopper)             595                  485                  427                 347
+//   forward 3 (Hopper)             590                  486                  471                 376
 //   FA2; cuDNN                  338; 638             306; 553             293; 456            262; 398
 //   backward 2                     254                  237                  249                 223
-//   backward 4 (Hopper)            375                  333                  329                 284
+//   backward 4 (Hopper)            447                  381                  363                 311
 //   FA2, deterministic             204                  195                  179                 172
 //   backward 3, atomic             294                  256                  322                 277
 //   backward 5 (Hopper), atomic    455                  368                  379                 306
