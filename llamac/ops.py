@@ -155,7 +155,7 @@ def cross_entropy(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Not the operation's own derivative: that computes dlogits in the forward too, for nothing."""
+    """One operation gives the losses, the gradient, or both."""
 
     @staticmethod
     def forward(ctx, logits, ids, ignore_index):

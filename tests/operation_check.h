@@ -28,6 +28,7 @@ inline const std::vector<Alias> aliases = {
     {"rope_forward", "out", "x"},
     {"rope_backward", "dx", "dout"},
     {"swiglu_backward", "dgate_up", "gate_up"},
+    {"swiglu_backward", "out", "dout"},
     {"cross_entropy", "dlogits", "logits"},
     {"rmsnorm_backward", "dx", "dresidual"},
     {"rmsnorm_backward", "dx", "dout"},

@@ -156,7 +156,7 @@ def swiglu_forward(i):
 
 def swiglu_backward(i):
     (dgate_up,) = gradients(swiglu, [i["gate_up"]], i["dout"])
-    return {"dgate_up": dgate_up}
+    return {"dgate_up": dgate_up, "out": swiglu(i["gate_up"])}
 
 
 def matmul_forward(i):

@@ -190,7 +190,7 @@ def arguments_of(name: str, device: str) -> tuple[list, dict]:
     scalars = dict(zip((name for name, _ in op["scalars"]), described.CASES[op["name"]].scalars))
     for o in op["operands"]:
         values.setdefault(o["name"], torch.zeros(described.shape_of(o, SIZES)))
-    derived = name.endswith("_forward") or name == "cross_entropy"
+    derived = name.endswith("_forward")
     values = {
         n: x if x is None else x.to(device).requires_grad_(derived and x.is_floating_point() and n != "cis")
         for n, x in values.items()
@@ -235,15 +235,14 @@ def test_rows_of_any_dimensions(name, shape):
         a.name: x.detach() if torch.is_tensor(x) else x for a, x in zip(SCHEMAS[name].arguments, positional)
     }
     inputs |= {n: x[:rows] for n, x in inputs.items() if n in rows_of(name) and x is not None}
-    outputs = {o["name"]: None for o in OPERATIONS[packet]["operands"] if o["output"]}
-    outputs |= {n: x[:rows] if n in rows_of(name) else x for n, x in keywords.items()}
+    outputs = {n: x[:rows] if n in rows_of(name) else x for n, x in keywords.items()}
 
     def results(given: dict, into: dict) -> dict:
         if overload:
             operation(*given.values(), **into)
             return into
-        found = operation(*given.values())
-        return dict(zip(outputs, found if isinstance(found, tuple) else (found,), strict=True))
+        found, names = operation(*given.values()), [r.name for r in SCHEMAS[name].returns]
+        return dict(zip(names, found if isinstance(found, tuple) else (found,), strict=True))
 
     torch.library.opcheck(operation, tuple(split(inputs).values()), split(outputs) if overload else {})
     found = results(split(inputs), split(outputs))

@@ -97,7 +97,8 @@ void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T
     plan_logits(a, config, logits_bytes, arena);
     a.blocks.resize(static_cast<size_t>(config.L));
     for (const BlockRow& row : block_table(config, B, T, dtype)) {
-        Tensor* first = nullptr;  // of those that share one memory
+        // Of those that share one memory. swiglu's backward writes it where it has read dswiglu.
+        Tensor* first = row.slot == &BlockActivations::swiglu ? &a.dswiglu : nullptr;
         for (int64_t layer = 0; layer < config.L; layer++) {
             Tensor* const tensor = &(a.blocks[static_cast<size_t>(layer)].*row.slot);
             const bool shares = recomputed_parts(recompute, layer) & row.part;

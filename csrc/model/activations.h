@@ -36,7 +36,8 @@ struct Activations {
     Tensor tokens, targets;                // [B,T] i32
     Tensor cis;                            // [T,HD/2,2] cosines and sines of RoPE, for the longest sequence
     Tensor embedding;                      // [B,T,C]
-    std::vector<BlockActivations> blocks;  // what is recomputed shares one memory over the layers
+    std::vector<BlockActivations> blocks;  // what is recomputed shares one memory over the layers, swiglu
+                                           // with its gradient
     Tensor final_norm, final_rstd;         // [B,T,C], [B,T]
     Tensor logits;                         // [rows of a chunk, V]; their gradient takes their place
     Tensor losses;                         // [B,T]

@@ -155,18 +155,19 @@ void run_head(Model& m, const HeadGradient& gradient) {
     show(m, "losses", a.losses);
 }
 
-// dresidual enters as the gradient of the block's output and leaves as that of its input.
-void backward_feed_forward(Model& m, int64_t layer, bool accumulate) {
+// dresidual enters as the gradient of the block's output and leaves as that of its input. again: swiglu was
+// thrown away; its backward, which reads gate_up anyway, writes it once more.
+void backward_feed_forward(Model& m, int64_t layer, bool again, bool accumulate) {
     const Parameters& p = m.parameters;
     const BlockParameters w = block_parameters(layer);
     const BlockActivations& a = m.activations.blocks[layer];
     const Activations& d = m.activations;
     const std::string name = block_name("dact.", layer);
     call(m, "matmul_backward_input", {d.dswiglu}, {d.dresidual, p.weight(w.down)});
-    call(m, "matmul_backward_weight", {p.gradient(w.down)}, {d.dresidual, a.swiglu}, {accumulate});
     show(m, name + "swiglu", d.dswiglu);
-    call(m, "swiglu_backward", {d.dgate_up}, {d.dswiglu, a.gate_up});
+    call(m, "swiglu_backward", {d.dgate_up, again ? a.swiglu : Tensor{}}, {d.dswiglu, a.gate_up});
     show(m, name + "gate_up", d.dgate_up);
+    call(m, "matmul_backward_weight", {p.gradient(w.down)}, {d.dresidual, a.swiglu}, {accumulate});
     call(m, "matmul_backward_input", {d.dnorm}, {d.dgate_up, p.weight(w.gate_up, 2)});
     call(m, "matmul_backward_weight", {p.gradient(w.gate_up, 2)}, {d.dgate_up, a.post_norm}, {accumulate});
     show(m, name + "post_norm", d.dnorm);
@@ -209,8 +210,9 @@ void backward_trunk(Model& m, bool accumulate) {
          {a.dnorm, residual_in(m, m.config.L), p.weight(norm), a.final_rstd, Tensor{}}, {accumulate});
     for (int64_t layer = m.config.L - 1; layer >= 0; layer--) {
         show(m, block_name("dact.", layer) + "residual_out", a.dresidual);
-        forward_block(m, layer, recomputed_parts(m.options.recompute, layer));
-        backward_feed_forward(m, layer, accumulate);
+        const unsigned again = recomputed_parts(m.options.recompute, layer);
+        forward_block(m, layer, again & ~swiglu_part);
+        backward_feed_forward(m, layer, again & swiglu_part, accumulate);
         backward_attention(m, layer, accumulate);
     }
     show(m, "dact.embedding", a.dresidual);

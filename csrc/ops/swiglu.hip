@@ -4,7 +4,8 @@
 //   out = silu(gate) * up,   silu(g) = g * s,   s = 1 / (1 + e^-g)
 //   dgate = dout * up * s * (1 + g (1 - s)),   dup = dout * silu(gate)
 //
-// dgate_up may be gate_up's memory: an element's gate and up are read before its gradients are written.
+// dgate_up may be gate_up's memory, and out dout's: an element is read before its gradients are written. The
+// backward writes out again, the same bits, where that was thrown away; null: it does not.
 //
 // reference: plain loops.
 // cpu:       rows over threads, vector lanes over columns, fast_exp.
@@ -20,6 +21,7 @@
 //   swiglu_backward N=8192 F=2048: kernel 1 0.0805 ms, kernel 2 0.0424 ms, 3958 GB/s, 100.0%, compile -
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "core/device.h"
 #include "core/registry.h"
@@ -40,7 +42,8 @@ void swiglu_forward_reference(View<T, 2> out, View<const T, 2> gate_up) {
 }
 
 template <class T>
-void swiglu_backward_reference(View<T, 2> dgate_up, View<const T, 2> dout, View<const T, 2> gate_up) {
+void swiglu_backward_reference(View<T, 2> dgate_up, View<T, 2> out, View<const T, 2> dout,
+                               View<const T, 2> gate_up) {
     using A = arithmetic<T>;
     const int64_t N = dout.shape[0], F = dout.shape[1];
     for (int64_t n = 0; n < N; n++)
@@ -49,37 +52,48 @@ void swiglu_backward_reference(View<T, 2> dgate_up, View<const T, 2> dout, View<
             const A s = 1 / (1 + std::exp(-g));
             dgate_up(n, f) = T(d * up * s * (1 + g * (1 - s)));
             dgate_up(n, F + f) = T(d * g * s);
+            if (out) out(n, f) = T(g / (1 + std::exp(-g)) * up);
         }
+}
+
+// One function for both passes, so that both compute the same bits: inlined, its loop would be compiled twice.
+template <class T>
+[[gnu::noinline]] void swiglu_row(T* out, const T* gate, int64_t F) {
+    const T* up = gate + F;
+#pragma omp simd
+    for (int64_t f = 0; f < F; f++) {
+        const float g = float(gate[f]);
+        store(out + f, g / (1.0f + fast_exp(-g)) * float(up[f]));
+    }
 }
 
 template <class T>
 void swiglu_forward_cpu(View<T, 2> out, View<const T, 2> gate_up) {
     const int64_t N = out.shape[0], F = out.shape[1];
 #pragma omp parallel for
-    for (int64_t n = 0; n < N; n++) {
-        const T *gate = &gate_up(n, 0), *up = gate + F;
-        T* o = &out(n, 0);
-#pragma omp simd
-        for (int64_t f = 0; f < F; f++) {
-            const float g = float(gate[f]);
-            store(o + f, g / (1.0f + fast_exp(-g)) * float(up[f]));
-        }
-    }
+    for (int64_t n = 0; n < N; n++) swiglu_row(&out(n, 0), &gate_up(n, 0), F);
 }
 
 template <class T>
-void swiglu_backward_cpu(View<T, 2> dgate_up, View<const T, 2> dout, View<const T, 2> gate_up) {
+void swiglu_backward_cpu(View<T, 2> dgate_up, View<T, 2> out, View<const T, 2> dout,
+                         View<const T, 2> gate_up) {
     const int64_t N = dout.shape[0], F = dout.shape[1];
-#pragma omp parallel for
-    for (int64_t n = 0; n < N; n++) {
-        const T *gate = &gate_up(n, 0), *up = gate + F, *d = &dout(n, 0);
-        T *dgate = &dgate_up(n, 0), *dup = dgate + F;
+#pragma omp parallel
+    {
+        std::vector<T> again(out ? static_cast<size_t>(F) : 0);  // until dout, where out may lie, was read
+#pragma omp for
+        for (int64_t n = 0; n < N; n++) {
+            const T *gate = &gate_up(n, 0), *up = gate + F, *d = &dout(n, 0);
+            T *dgate = &dgate_up(n, 0), *dup = dgate + F;
+            if (out) swiglu_row(again.data(), gate, F);
 #pragma omp simd
-        for (int64_t f = 0; f < F; f++) {
-            const float g = float(gate[f]), u = float(up[f]), df = float(d[f]);
-            const float s = 1.0f / (1.0f + fast_exp(-g));
-            store(dgate + f, df * u * s * (1.0f + g * (1.0f - s)));
-            store(dup + f, df * g * s);
+            for (int64_t f = 0; f < F; f++) {
+                const float g = float(gate[f]), u = float(up[f]), df = float(d[f]);
+                const float s = 1.0f / (1.0f + fast_exp(-g));
+                store(dgate + f, df * u * s * (1.0f + g * (1.0f - s)));
+                store(dup + f, df * g * s);
+            }
+            if (out) std::copy(again.begin(), again.end(), &out(n, 0));
         }
     }
 }
@@ -103,7 +117,8 @@ void swiglu_forward_1(View<T, 2> out, View<const T, 2> gate_up, Device device) {
 }
 
 template <class T>
-__global__ void swiglu_backward_kernel1(T* dgate_up, const T* dout, const T* gate_up, int64_t N, int64_t F) {
+__global__ void swiglu_backward_kernel1(T* dgate_up, T* out, const T* dout, const T* gate_up, int64_t N,
+                                        int64_t F) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (i >= N * F) return;
     const int64_t n = i / F, gate = n * 2 * F + i % F, up = gate + F;
@@ -111,13 +126,15 @@ __global__ void swiglu_backward_kernel1(T* dgate_up, const T* dout, const T* gat
     const float s = 1.0f / (1.0f + expf(-g));
     dgate_up[gate] = T(d * u * s * (1.0f + g * (1.0f - s)));
     dgate_up[up] = T(d * g * s);
+    if (out) out[i] = T(g / (1.0f + expf(-g)) * u);
 }
 
 template <class T>
-void swiglu_backward_1(View<T, 2> dgate_up, View<const T, 2> dout, View<const T, 2> gate_up, Device device) {
+void swiglu_backward_1(View<T, 2> dgate_up, View<T, 2> out, View<const T, 2> dout, View<const T, 2> gate_up,
+                       Device device) {
     const int64_t N = dout.shape[0], F = dout.shape[1];
     launch(Grid(blocks_for(N * F, device.threads), device.threads, device.stream), swiglu_backward_kernel1<T>,
-           dgate_up.data, dout.data, gate_up.data, N, F);
+           dgate_up.data, out.data, dout.data, gate_up.data, N, F);
 }
 
 // ---- 2: 128-bit accesses
@@ -168,7 +185,7 @@ __global__ void __launch_bounds__(block_threads, 2)
 
 template <class T, bool whole>
 __global__ void __launch_bounds__(block_threads, 2)
-    swiglu_backward_kernel2(T* dgate_up, const T* dout, const T* gate_up, int64_t N, int64_t F,
+    swiglu_backward_kernel2(T* dgate_up, T* out, const T* dout, const T* gate_up, int64_t N, int64_t F,
                             unsigned across) {
     constexpr int size = vector_size<T>, rows = rows_a_thread<whole>;
     const int64_t f = (int64_t{blockIdx.x % across} * blockDim.x + threadIdx.x) * size;
@@ -190,12 +207,14 @@ __global__ void __launch_bounds__(block_threads, 2)
         unpack(ups[r], u);
         unpack(douts[r], d);
         for (int i = 0; i < size; i++) {
-            const float s = sigmoid<T>(g[i]);
-            u[i] = d[i] * u[i] * s * (1.0f + g[i] * (1.0f - s));
+            const float s = sigmoid<T>(g[i]), silu = g[i] * s, du = d[i] * u[i];
+            u[i] = silu * u[i];
             d[i] = d[i] * g[i] * s;
+            g[i] = du * s * (1.0f + g[i] * (1.0f - s));
         }
-        store_part<whole>(dgate_up + n * 2 * F, f, end, pack(u));
+        store_part<whole>(dgate_up + n * 2 * F, f, end, pack(g));
         store_part<whole>(dgate_up + n * 2 * F + F, f, end, pack(d));
+        if (out) store_part<whole>(out + n * F, f, end, pack(u));
     }
 }
 
@@ -224,13 +243,14 @@ void swiglu_forward_2(View<T, 2> out, View<const T, 2> gate_up, Device device) {
 }
 
 template <class T>
-void swiglu_backward_2(View<T, 2> dgate_up, View<const T, 2> dout, View<const T, 2> gate_up, Device device) {
+void swiglu_backward_2(View<T, 2> dgate_up, View<T, 2> out, View<const T, 2> dout, View<const T, 2> gate_up,
+                       Device device) {
     const int64_t N = dout.shape[0], F = dout.shape[1];
-    const bool whole = is_whole({dgate_up.data, dout.data, gate_up.data}, F, vector_size<T>);
+    const bool whole = is_whole({dgate_up.data, out.data, dout.data, gate_up.data}, F, vector_size<T>);
     const Tiles t = tiles(N, F, vector_size<T>, whole, device.threads);
     launch(Grid(t.blocks, t.threads, device.stream),
            whole ? swiglu_backward_kernel2<T, true> : swiglu_backward_kernel2<T, false>, dgate_up.data,
-           dout.data, gate_up.data, N, F, t.across);
+           out.data, dout.data, gate_up.data, N, F, t.across);
 }
 
 const std::vector<int> block_sizes = {256, 128, block_threads};
@@ -247,8 +267,8 @@ Operation swiglu_forward("swiglu_forward(out: T[N,F]; gate_up: T[N,2F])", "out =
                                    swiglu_forward_reference<double>>()}},
                          [](const Call& c) { return 5.0 * c["N"] * c["F"]; });
 
-Operation swiglu_backward("swiglu_backward(dgate_up: T[N,2F]; dout: T[N,F], gate_up: T[N,2F])",
-                          "gradients of swiglu_forward",
+Operation swiglu_backward("swiglu_backward(dgate_up: T[N,2F], out?: T[N,F]; dout: T[N,F], gate_up: T[N,2F])",
+                          "gradients of swiglu_forward, and its result again",
                           {{"cpu", "rows over threads, vector lanes over columns", Where::host,
                             entries<swiglu_backward_cpu<float>, swiglu_backward_cpu<bf16>>()},
                            {"2", "two rows' loads in flight a thread, 128-bit accesses", Where::device,

@@ -33,7 +33,6 @@ struct Exception {
 };
 const std::map<std::string, Exception> exceptions = {
     {"matmul_forward", {{"matmul_backward_input", "matmul_backward_weight"}, {}, "dresidual", "dout"}},
-    {"cross_entropy", {{"cross_entropy"}}},
     {"residual_rmsnorm_forward",
      {{"rmsnorm_backward"}, {{"x", "sum"}, {"dresidual", "dsum"}}, "dresidual", "dx"}},
 };

@@ -13,8 +13,10 @@ Form::Form(const Operation& op_, bool out_) : op(&op_), out(out_) {
         const Operand& o = op->operands[i];
         if (!o.output || o.in_place)
             leading.push_back(i);
-        else
-            (out ? last : results).push_back(i);
+        else if (out)
+            last.push_back(i);
+        else if (!o.nullable)
+            results.push_back(i);
     }
     factory = leading.empty() && last.empty();
     find_sizes();

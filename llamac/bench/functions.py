@@ -98,7 +98,7 @@ FUNCTIONS = {
         torch_ops.swiglu_inputs,
         ("gate_up",),
         {"swiglu_forward": ()},
-        {"swiglu_backward": ()},
+        {"swiglu_backward": ("out",)},
     ),
     "cross_entropy": Function(
         ops.cross_entropy,
