@@ -60,7 +60,9 @@ targets: train_llama3 .venv/test
 	if command -v nvcc >/dev/null; then \
 	    $(PIP) --no-deps 'nvidia-cublas>=13,<14' && \
 	    cmake -S . -B build/targets -DLLAMAC_PLATFORM=nvidia -DCMAKE_CUDA_ARCHITECTURES='80-real;90a-real' && \
-	    cmake --build build/targets --parallel $(JOBS) --target train_llama3; \
+	    bash -o pipefail -c 'cmake --build build/targets --parallel $(JOBS) --target train_llama3 2>&1 | \
+	        tee build/targets/log' && \
+	    ! grep 'Potential Performance Loss' build/targets/log; \
 	else echo "no nvcc: not compiled for NVIDIA"; fi
 
 bench: train_llama3 .venv/test

@@ -154,7 +154,9 @@ __device__ void compute_keys(Keys<HD, one_pass>& shared, View<bf16, 4>& dk, View
         shared.ring.full[turn.buffer].wait(turn.parity);
         products_begin();
         begin_rows_product(s, shared.k, worker.index * 64, shared.q[turn.buffer]);
-        products_wait<1>();  // for the step before: what it multiplied with leaves its registers
+        // For the step before: its operand leaves the registers that dp's sums take. Short of them, ptxas would run
+        // all products one after another, with a line of information.
+        products_wait<1>();
         keep_in_place(sum_k);
         keep_in_place(sum_v);
         if (n > 0) shared.ring.free[last.buffer].arrive();
