@@ -54,6 +54,7 @@ inline const std::vector<Shape> further_shapes = {
     {"attention_", {{"B", 1}, {"T", 520}, {"NH", 2}, {"NKV", 1}, {"HD", 128}}},
     {"attention_", {{"B", 1}, {"T", 1000}, {"NH", 4}, {"NKV", 1}, {"HD", 64}}, true},
     {"attention_", {{"B", 1}, {"T", 4096}, {"NH", 1}, {"NKV", 1}, {"HD", 128}}, true},
+    {"attention_", {{"B", 1}, {"T", 4096}, {"NH", 2}, {"NKV", 1}, {"HD", 64}}, true},
     {"matmul_", {{"N", 128}, {"C", 96}, {"K", 256}}},
     {"matmul_", {{"N", 200}, {"C", 328}, {"K", 136}}},
     {"matmul_", {{"N", 40}, {"C", 520}, {"K", 264}}},
