@@ -137,6 +137,12 @@ def _check_reduction(operation: str, reduction: str, known: tuple[str, ...]) -> 
         raise ValueError(f"{operation}: reduction is {reduction!r}, expected one of {', '.join(known)}")
 
 
+def _refuse_second(operation: str) -> None:
+    """In a backward: what it computes has no history, which create_graph asks for."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise NotImplementedError(f"llamac.ops.{operation} has no second derivative (create_graph=True)")
+
+
 def cross_entropy(
     logits: Tensor, targets: Tensor, ignore_index: int = -100, reduction: str = "mean"
 ) -> Tensor:
@@ -148,25 +154,31 @@ def cross_entropy(
     """
     _check_reduction("cross_entropy", reduction, ("mean", "sum", "none"))
     ids = targets.to(torch.int32)
-    losses = _CrossEntropy.apply(logits, ids, ignore_index)
+    wanted = torch.is_grad_enabled() and logits.requires_grad
+    losses = (_CrossEntropy.apply if wanted else _losses)(logits, ids, ignore_index)
     if reduction == "none":
         return losses
     return losses.sum() if reduction == "sum" else losses.sum() / (ids != ignore_index).sum()
 
 
+def _losses(logits: Tensor, ids: Tensor, ignore_index: int) -> Tensor:
+    losses = logits.new_empty(ids.shape, dtype=_statistics(logits))
+    _ops.cross_entropy.out(logits, ids, None, 1.0, ignore_index, losses=losses, dlogits=None)
+    return losses
+
+
 class _CrossEntropy(torch.autograd.Function):
-    """One operation gives the losses, the gradient, or both."""
+    """The gradient is made from the logits again: keeping it would take as much memory, and a pass more."""
 
     @staticmethod
     def forward(ctx, logits, ids, ignore_index):
         ctx.save_for_backward(logits, ids)
         ctx.ignore_index = ignore_index
-        losses = logits.new_empty(ids.shape, dtype=_statistics(logits))
-        _ops.cross_entropy.out(logits, ids, None, 1.0, ignore_index, losses=losses, dlogits=None)
-        return losses
+        return _losses(logits, ids, ignore_index)
 
     @staticmethod
     def backward(ctx, dlosses):
+        _refuse_second("cross_entropy")
         logits, ids = ctx.saved_tensors
         dlogits = torch.empty_like(logits, memory_format=torch.contiguous_format)
         again = torch.empty_like(dlosses, memory_format=torch.contiguous_format)
@@ -265,6 +277,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dloss):
+        _refuse_second("linear_cross_entropy")
         scale, dhidden, dweight = ctx.saved_tensors
         # scale has one dimension: a number without any would be rounded to the gradients' type first.
         factor = scale * dloss

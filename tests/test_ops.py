@@ -472,6 +472,18 @@ def test_operations_without_a_derivative_say_so():
         torch.ops.llamac.global_norm(x).sum().backward()
 
 
+@pytest.mark.parametrize("name", ["cross_entropy-mean", "linear_cross_entropy-mean", "rmsnorm"])
+def test_no_second_derivative(name):
+    """Said, where another term's would hide that it is missing."""
+    case = CASES[name]
+    arguments = case.arguments(torch.float32)
+    with pytest.raises(NotImplementedError, match=r"has no (second )?derivative"):
+        (gradient,) = torch.autograd.grad(
+            case.call(case.ours, arguments)[0].sum(), arguments[0], create_graph=True
+        )
+        torch.autograd.grad((gradient * arguments[0]).sum(), arguments[0])
+
+
 def test_another_torch_is_refused(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.99.0")
     with pytest.raises(ImportError, match=r"was built for torch .* this is torch 2\.99\.0"):
