@@ -68,8 +68,7 @@ def residual_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1
     x, residual [..., C], weight [C] -> (sum, normalised), both [..., C].
     """
     x, residual, weight = _widest(x, residual, weight)
-    total, out, _ = _ops.residual_rmsnorm_forward(x, residual, weight, eps)
-    return total, out
+    return _ops.residual_rmsnorm_forward(x, residual, weight, eps)[:2]
 
 
 def precompute_cis(

@@ -166,7 +166,7 @@ double time_of(const Gemm& g, const Plan& plan, const hipblasLtMatmulAlgo_t& alg
 // Times all, then those near the best for so long that each finds the clock that it keeps: in a step the card is
 // at its power limit, where the clock follows what a product draws.
 void tune(const Gemm& g, Plan& plan, const Operands& o) {
-    constexpr double stretch = 40, near = 1.05;  // ms
+    constexpr double stretch_ms = 40, near = 1.05;
     constexpr int most_calls = 200, rounds = 2;
     std::vector<double> ms, sum;
     for (const Candidate& c : plan.candidates) ms.push_back(time_of(g, plan, c.algo, o, 4));
@@ -176,7 +176,7 @@ void tune(const Gemm& g, Plan& plan, const Operands& o) {
         for (size_t i = 0; i < ms.size(); i++)
             if (sum[i] < INFINITY)
                 sum[i] += time_of(g, plan, plan.candidates[i].algo, o,
-                                  std::clamp(static_cast<int>(stretch / ms[i]), 4, most_calls));
+                                  std::clamp(static_cast<int>(stretch_ms / ms[i]), 4, most_calls));
     const auto best = static_cast<size_t>(std::min_element(sum.begin(), sum.end()) - sum.begin());
     plan.chosen = plan.candidates[best].algo;
     plan.choice = {text_of(plan.chosen), sum[best] / rounds, static_cast<int>(ms.size())};

@@ -14,7 +14,7 @@
 //            before the first is used.
 //
 // NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
-// there and then; compile: torch.compile's time over ours (PyTorch 2.11):
+// there and then; compile: torch.compile's time over ours (PyTorch 2.11); before the backward could write out:
 //
 //   swiglu_forward N=16384 F=14336: kernel 1 0.9108 ms, kernel 2 0.3220 ms, 4376 GB/s, 102.9%, compile 1.00
 //   swiglu_backward N=16384 F=14336: kernel 1 1.0805 ms, kernel 2 0.5438 ms, 4319 GB/s, 101.0%, compile 1.44
