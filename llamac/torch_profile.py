@@ -6,6 +6,7 @@ import json
 import math
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -78,8 +79,9 @@ def flops_of(call: str, dims: list) -> float:
         return 2.0 * math.prod(dims[0]) * dims[1][-1]
     if call.startswith("llamac::matmul"):
         return 2.0 * math.prod(dims[0]) * dims[1][-1 if "input" in call else 0]
-    if re.match(r"aten::_scaled_dot_product|llamac::attention", call):
-        T = dims[0][1 if call.startswith("llamac::") else 2]
+    if re.match(r"aten::_scaled_dot_product|(aten::_(cudnn|flash|efficient)|llamac::)_?attention", call):
+        heads_first = re.match(r"aten::_(scaled_dot_product|cudnn)", call)
+        T = dims[0][2 if heads_first else 1]
         return 2.0 * math.prod(dims[0]) * T * (2.5 if "backward" in call else 1.0)
     return 0.0
 
@@ -108,6 +110,7 @@ class _Work:
     end: float
     us: float
     step: int  # index of the profiled step
+    share: float = 1.0  # of its call's time, and so of its FLOPs: a call may launch several kernels
 
 
 @dataclass
@@ -132,14 +135,19 @@ def _device_work(events: list[dict], steps: _Steps) -> Iterator[_Work]:
     for e in events:
         if e.get("cat", "").endswith(("_runtime", "_driver")) and "correlation" in e["args"]:
             launches[e["args"]["correlation"]] = e["ts"]
-    for e in events:
-        if e.get("cat") not in _DEVICE:
-            continue
+    done = [e for e in events if e.get("cat") in _DEVICE]
+    spent: Counter = Counter()
+    for e in done:
+        spent[e["args"].get("External id")] += e["dur"]
+    for e in done:
         step = steps.at(launches.get(e["args"].get("correlation"), e["ts"]))
-        call = calls.get(e["args"].get("External id"), {})
+        number = e["args"].get("External id")
+        call = calls.get(number, {})
         dims = call.get("args", {}).get("Input Dims", [])
         if step >= 0:
-            yield _Work(e["name"], call.get("name", ""), dims, e["ts"], e["ts"] + e["dur"], e["dur"], step)
+            start, us = e["ts"], e["dur"]
+            share = us / spent[number] if us else 0.0
+            yield _Work(e["name"], call.get("name", ""), dims, start, start + us, us, step, share)
 
 
 def _host_work(events: list[dict], steps: _Steps) -> Iterator[_Work]:
@@ -200,7 +208,7 @@ def summarise(events: list[dict], device: dict) -> dict:
         if category(name) == OTHER or (not w.kernel and w.call == f"llamac::{name}"):
             variant = ""
         total, shapes = rows.setdefault((name, variant), (_Total(), {}))
-        flops = flops_of(w.call, w.dims)
+        flops = w.share * flops_of(w.call, w.dims)
         total.add(w.us, flops)
         if flops:
             text = " ".join("x".join(map(str, d)) for d in w.dims if isinstance(d, list) and d)

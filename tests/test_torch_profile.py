@@ -11,7 +11,7 @@ from run import flags
 import train_llama3 as ref
 from llamac import peak, profile
 from llamac.options import parse
-from llamac.torch_profile import operation_of, summarise
+from llamac.torch_profile import flops_of, operation_of, summarise
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -80,18 +80,32 @@ def test_a_gpus_trace():
         *launched("nvjet_hsh_128x256", "aten::mm", 26, 70, 10, 4, product),
         *launched("nvjet_hsh_128x256", "aten::mm", 40, 90, 10, 5, product),  # behind the steps
     ]  # fmt: skip
+    events += launched("Memset (Device)", "aten::mm", 26, 80, 2.5, 4)[1:]  # call 4 launches it, too
     values = summarise(events, GPU)
-    # 0 to 50, without 10 before the first kernel; 50 to 80, without the 10 before attention
+    # 0 to 50, without 10 before the first kernel; 50 to 82.5, without the 10 before attention
     assert values["steps"] == 2
-    assert values["seconds"] == pytest.approx(80e-6) and values["idle_seconds"] == pytest.approx(20e-6)
+    assert values["seconds"] == pytest.approx(82.5e-6) and values["idle_seconds"] == pytest.approx(20e-6)
     rows = {(row["operation"], row["variant"]): row for row in values["operations"]}
     assert rows["matmul", "nvjet_hsh_128x256"]["calls"] == 2
     assert rows["matmul", "nvjet_hsh_128x256"]["seconds"] == pytest.approx(40e-6)
-    assert rows["matmul", "nvjet_hsh_128x256"]["flops"] == 2 * 2 * 8 * 16 * 4
+    one = 2 * 8 * 16 * 4  # of the second product, the clearing has its share of the time
+    assert rows["matmul", "nvjet_hsh_128x256"]["flops"] == one + one * 10 / 12.5
+    assert rows["matmul", "Memset"]["flops"] == one * 2.5 / 12.5
     attention = rows["attention_forward", "attention_forward_kernel3"]
     assert attention["flops"] == 2 * 2 * 8 * 8 * 2 * 4 / 2 * 2 / 2  # two products, the causal half
     assert rows["communication", "ncclDevKernel_AllGather_RING_LL"]["seconds"] == pytest.approx(30e-6)
-    assert len(rows) == 3
+    assert len(rows) == 4
+
+
+@pytest.mark.parametrize(
+    "name", ["llamac::attention", "aten::_flash_attention", "aten::_efficient_attention"]
+)
+def test_attentions_flops(name):
+    """B=2 T=5 NH=3 HD=4, wherever the heads stand; backward has two and a half times as many products."""
+    assert flops_of(f"{name}_forward", [[2, 5, 3, 4]]) == 2 * 2 * 5 * 5 * 3 * 4
+    for outer in ("scaled_dot_product_cudnn_attention", "cudnn_attention_forward"):
+        assert flops_of(f"aten::_{outer}", [[2, 3, 5, 4]]) == 2 * 2 * 5 * 5 * 3 * 4
+    assert flops_of(f"{name}_backward", [[2, 5, 3, 4]]) == 2.5 * 2 * 2 * 5 * 5 * 3 * 4
 
 
 @pytest.mark.parametrize(
