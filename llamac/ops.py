@@ -153,36 +153,48 @@ def cross_entropy(
     """
     _check_reduction("cross_entropy", reduction, ("mean", "sum", "none"))
     ids = targets.to(torch.int32)
-    wanted = torch.is_grad_enabled() and logits.requires_grad
-    losses = (_CrossEntropy.apply if wanted else _losses)(logits, ids, ignore_index)
-    if reduction == "none":
-        return losses
-    return losses.sum() if reduction == "sum" else losses.sum() / (ids != ignore_index).sum()
+    if torch.is_grad_enabled() and logits.requires_grad:
+        return _CrossEntropy.apply(logits, ids, ignore_index, reduction)
+    return _cross_entropy(logits, ids, ignore_index, reduction)[0]
 
 
-def _losses(logits: Tensor, ids: Tensor, ignore_index: int) -> Tensor:
+def _cross_entropy(
+    logits: Tensor, ids: Tensor, ignore_index: int, reduction: str
+) -> tuple[Tensor, Tensor | None]:
+    """What is asked for, and of a mean the number of rows in it."""
     losses = logits.new_empty(ids.shape, dtype=_statistics(logits))
     _ops.cross_entropy.out(logits, ids, None, 1.0, ignore_index, losses=losses, dlogits=None)
-    return losses
+    return _reduced(losses, ids, ignore_index, reduction)
+
+
+def _reduced(losses: Tensor, ids: Tensor, ignore_index: int, reduction: str) -> tuple[Tensor, Tensor | None]:
+    if reduction != "mean":
+        return losses.sum() if reduction == "sum" else losses, None
+    if losses.numel() == 0:  # nothing is launched for them
+        return losses.mean(), losses.new_zeros(1)
+    loss, count = _ops.mean_loss(losses, ids, ignore_index)
+    return loss.view(()), count
 
 
 class _CrossEntropy(torch.autograd.Function):
     """The gradient is made from the logits again: keeping it would take as much memory, and a pass more."""
 
     @staticmethod
-    def forward(ctx, logits, ids, ignore_index):
-        ctx.save_for_backward(logits, ids)
+    def forward(ctx, logits, ids, ignore_index, reduction):
+        loss, count = _cross_entropy(logits, ids, ignore_index, reduction)
+        ctx.save_for_backward(logits, ids, count)
         ctx.ignore_index = ignore_index
-        return _losses(logits, ids, ignore_index)
+        return loss
 
     @staticmethod
-    def backward(ctx, dlosses):
+    def backward(ctx, dloss):
         _refuse_second("cross_entropy")
-        logits, ids = ctx.saved_tensors
+        logits, ids, count = ctx.saved_tensors
+        dlosses = (dloss if count is None else dloss / count).expand(ids.shape).contiguous()
         dlogits = torch.empty_like(logits, memory_format=torch.contiguous_format)
-        again = torch.empty_like(dlosses, memory_format=torch.contiguous_format)
+        again = torch.empty_like(dlosses)
         _ops.cross_entropy.out(logits, ids, dlosses, 1.0, ctx.ignore_index, losses=again, dlogits=dlogits)
-        return dlogits, None, None
+        return dlogits, None, None, None
 
 
 def linear_cross_entropy(
@@ -198,39 +210,36 @@ def linear_cross_entropy(
     """
     _check_reduction("linear_cross_entropy", reduction, ("mean", "sum"))
     hidden, weight = _autocast(hidden, weight)
-    return _LinearCrossEntropy.apply(
-        hidden.reshape(-1, hidden.shape[-1]),
-        weight,
-        targets.reshape(-1).to(torch.int32),
-        ignore_index,
-        reduction == "mean",
-    )
+    rows, ids = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1).to(torch.int32)
+    if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
+        return _LinearCrossEntropy.apply(rows, weight, ids, ignore_index, reduction)
+    compute = _ops.linear_cross_entropy if torch.compiler.is_compiling() else _by_chunks
+    return compute(rows, weight, ids, ignore_index, reduction, False)[0]
 
 
 def _statistics(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-@torch.library.custom_op("llamac::linear_cross_entropy", mutates_args=())
-def _linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: int, mean: bool, gradients: bool
+def _by_chunks(
+    hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: int, reduction: str, gradients: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(loss, scale, dhidden, dweight): the gradients are the sum's and want scale * dloss still, which is
-    applied in float32.
+    applied in float32. Without gradients only the loss means something.
     """
     rows, vocabulary = hidden.shape[0], weight.shape[0]
     chunks = max(1, -(-rows * vocabulary * hidden.element_size() // CHUNK_BYTES))
     height = max(1, -(-rows // chunks))
     losses = hidden.new_empty(rows, dtype=_statistics(hidden))
     logits = hidden.new_empty(height, vocabulary)
-    dhidden = (
-        torch.empty_like(hidden, memory_format=torch.contiguous_format) if gradients else hidden.new_empty(0)
-    )
+    dhidden = hidden.new_empty(hidden.shape if gradients else 0)
     # Each chunk's addition rounds to the storage type: a few stay within what the products themselves lose.
     wide = chunks > MOST_ROUNDINGS
-    dweight = weight.new_zeros(
+    dweight = weight.new_empty(
         weight.shape if gradients else 0, dtype=_statistics(weight) if wide else weight.dtype
     )
+    if rows == 0:
+        dweight.zero_()
     for begin in range(0, rows, height):
         part = slice(begin, min(begin + height, rows))
         x, ids, out = hidden[part], targets[part], logits[: part.stop - begin]
@@ -242,17 +251,22 @@ def _linear_cross_entropy(
             continue
         torch.mm(out, weight, out=dhidden[part])
         if wide:
-            _ops.matmul_backward_weight.out(out, x, True, dweight=dweight)
+            _ops.matmul_backward_weight.out(out, x, begin > 0, dweight=dweight)
+        elif begin == 0:
+            torch.mm(out.t(), x, out=dweight)
         else:
             dweight.addmm_(out.t(), x)
-    scale = losses.new_ones(1)
-    if mean:
-        scale = scale / (targets != ignore_index).sum()
-    return losses.sum() * scale[0], scale, dhidden, dweight.to(weight.dtype)
+    loss, count = _reduced(losses, targets, ignore_index, reduction)
+    # Where no row counts, the gradients are 0 and stay it.
+    scale = losses.new_ones(1) if count is None or not gradients else count.clamp(min=1).reciprocal()
+    return loss, scale, dhidden, dweight.to(weight.dtype)
+
+
+_linear_cross_entropy = torch.library.custom_op("llamac::linear_cross_entropy", mutates_args=())(_by_chunks)
 
 
 @_linear_cross_entropy.register_fake
-def _(hidden, weight, targets, ignore_index, mean, gradients):
+def _(hidden, weight, targets, ignore_index, reduction, gradients):
     loss, scale = (hidden.new_empty(shape, dtype=_statistics(hidden)) for shape in ((), (1,)))
     return loss, scale, *(hidden.new_empty(t.shape if gradients else 0) for t in (hidden, weight))
 
@@ -268,9 +282,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """Its gradients are no results of it, so that the backward may change them."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, targets, ignore_index, mean):
-        gradients = any(ctx.needs_input_grad)
-        loss, *saved = _ops.linear_cross_entropy(hidden, weight, targets, ignore_index, mean, gradients)
+    def forward(ctx, hidden, weight, targets, ignore_index, reduction):
+        loss, *saved = _ops.linear_cross_entropy(hidden, weight, targets, ignore_index, reduction, True)
         ctx.save_for_backward(*saved)
         return loss
 

@@ -23,7 +23,7 @@ CATEGORIES = {
     "norm": (0.90, ("rmsnorm", "residual_rmsnorm")),
     "RoPE": (0.90, ("rope", "precompute_cis")),
     "SwiGLU": (0.90, ("swiglu",)),
-    "loss": (0.90, ("cross_entropy", "linear_cross_entropy")),
+    "loss": (0.90, ("cross_entropy", "linear_cross_entropy", "mean_loss")),
     "optimizer": (0.90, ("adamw", "global_norm")),
     "embedding": (0.90, ("embedding",)),
     "communication": (1.0, ("communication",)),

@@ -69,7 +69,7 @@ struct Values {
 inline const std::vector<Values> scalar_rules = {
     {"eps", {1e-5, 1e-6}},      {"theta", {10000, 500000}}, {"factor", {1, 8, 32}},
     {"low_freq_factor", {1}},   {"high_freq_factor", {4}},  {"original_context", {64, 8192}},
-    {"scale", {0.125, 0.3, 4}}, {"dloss", {0.25, 1}},       {"ignore_index", {-100, 0}},
+    {"scale", {0.125, 0.3, 4}}, {"dloss", {0.25, 1}},       {"ignore_index", {-100, 0, 5}},
     {"beta1", {0.9}},           {"beta2", {0.95, 0.999}},   {"weight_decay", {0.1, 0}},
     {"grad_clip", {1, 0}},      {"seed", {42, 1e12}},       {"stream", {4}},
 };

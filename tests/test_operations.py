@@ -178,6 +178,12 @@ def cross_entropy(i):
     return {"losses": losses.detach(), "dlogits": dlogits}
 
 
+def mean_loss(i):
+    counted = i["losses"].to(stat(i["losses"]))[i["targets"] != -100]
+    count = torch.tensor([counted.numel()], dtype=counted.dtype, device=counted.device)
+    return {"loss": counted.sum() / count, "count": count}
+
+
 def global_norm(i):
     return {"norm": torch.linalg.vector_norm(i["x"].to(stat(i["x"]))).reshape(1)}
 
@@ -244,6 +250,7 @@ CASES = {
     "matmul_backward_input": Case(matmul_backward_input, PRODUCTS, backward=True),
     "matmul_backward_weight": Case(matmul_backward_weight, PRODUCTS, (False,), backward=True),
     "cross_entropy": Case(cross_entropy, CLASSES, (SCALE, -100)),
+    "mean_loss": Case(mean_loss, [{"N": n} for n in (1, 7, 65, 1031, 100003)], (-100,)),
     "global_norm": Case(global_norm, ELEMENTS, (False,)),
     "adamw": Case(adamw, ELEMENTS, ADAMW_SCALARS),
 }
@@ -298,7 +305,7 @@ def make_inputs(op: dict, types: list[str], sizes: dict[str, int], seed: int) ->
             values[name].fill_(value)
         if types[0] == "bf16":
             values["master"] = values["weight"].float()
-    if op["name"] == "cross_entropy" and sizes["N"] > 2:
+    if op["name"] in ("cross_entropy", "mean_loss") and sizes["N"] > 2:
         values["targets"][1] = -100
     if op["name"] == "rmsnorm_backward":
         values["rstd"] = rmsnorm_forward(values)["rstd"]

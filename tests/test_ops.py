@@ -255,7 +255,7 @@ def test_rows_of_any_dimensions(name, shape):
 def test_opcheck_linear_cross_entropy(gradients):
     hidden, weight = (x.float() for x in CASES["linear_cross_entropy-mean"].inputs)
     ids = targets(65, 3, 11).int().flatten()
-    arguments = (hidden.flatten(0, 1), weight, ids, IGNORED, True, gradients)
+    arguments = (hidden.flatten(0, 1), weight, ids, IGNORED, "mean", gradients)
     torch.library.opcheck(torch.ops.llamac.linear_cross_entropy, arguments)
 
 
@@ -321,18 +321,49 @@ def test_strides_change_nothing(name, device):
 @pytest.mark.parametrize("wide", [False, True], ids=["own type", "float32"])
 def test_chunks_of_linear_cross_entropy(wide, monkeypatch):
     case = CASES["linear_cross_entropy-mean"]
-    rows = case.ids.numel()
-    monkeypatch.setattr(ops, "CHUNK_BYTES", 65 * 2 * (2 if wide else 5))
+    rows, vocabulary = case.ids.numel(), 65
+    monkeypatch.setattr(ops, "CHUNK_BYTES", vocabulary * 2 * (2 if wide else 5))
     heights, mm = [], torch.mm
 
     def watched(a, b, out):
-        heights.append(out.shape[0])
+        if out.shape[1] == vocabulary:  # logits
+            heights.append(out.shape[0])
         return mm(a, b, out=out)
 
     monkeypatch.setattr(torch, "mm", watched)
     assert not differences(case, "bf16")
-    assert max(heights) == (2 if wide else 5) and sum(heights) == 2 * rows
-    assert (len(heights) / 2 > ops.MOST_ROUNDINGS) == wide
+    assert max(heights) == (2 if wide else 5) and sum(heights) == rows
+    assert (len(heights) > ops.MOST_ROUNDINGS) == wide
+
+
+LOSSES = [name for name in CASES if "cross_entropy" in name]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_without_a_gradient(name):
+    """The same bits, by a shorter way."""
+    case = CASES[name]
+    arguments = case.arguments(torch.float32)
+    (wanted,) = case.call(case.ours, arguments)
+    with torch.no_grad():
+        (found,) = case.call(case.ours, arguments)
+    assert not found.requires_grad and torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("rows", [0, 11])
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_of_rows_that_do_not_count(name, rows):
+    """No rows, and rows that are all ignored: a mean is NaN, gradients are 0, as PyTorch's."""
+    case = CASES[name]
+    logits, *weight = case.arguments(torch.float32)
+    arguments = [logits[:1, :rows], *weight]
+    ids = torch.full((1, rows), IGNORED)
+    ours, theirs = (f(*arguments, ids) for f in (case.ours, case.torch))
+    torch.testing.assert_close(ours, theirs, equal_nan=True)
+    gradients = (torch.autograd.grad(loss.sum(), [logits, *weight]) for loss in (ours, theirs))
+    torch.testing.assert_close(*gradients)
+    with torch.no_grad():
+        torch.testing.assert_close(case.ours(*arguments, ids), ours, rtol=0, atol=0, equal_nan=True)
 
 
 def test_gradients_of_linear_cross_entropy_exist_once():

@@ -1,5 +1,6 @@
 // Memory of the device by RAII.
 #pragma once
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -82,12 +83,15 @@ struct HostCopy {
 // What operations use between their kernels: one for each stream, as large as the largest call has asked for.
 // Growing waits for the device; a call of a size that was seen before allocates nothing.
 struct Workspace {
-    int64_t asked = 0;  // the most that any call has asked for
+    int64_t asked = 0;                           // the most that any call has asked for
+    std::function<void*(int64_t bytes)> source;  // gives what is missing; null: memory of its own
 
     // Memory that somebody else owns, to begin with.
     void use(void* data_, int64_t bytes_) { data = data_, bytes = bytes_; }
     void* reserve(int64_t wanted) {
-        if (wanted > bytes) {
+        if (wanted > bytes && source) {
+            use(source(wanted), wanted);
+        } else if (wanted > bytes) {
             CHECK(hipDeviceSynchronize());
             memory = DeviceMemory();
             memory = DeviceMemory(wanted);

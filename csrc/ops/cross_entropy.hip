@@ -1,4 +1,4 @@
-// Cross-entropy of a softmax over the vocabulary, fused with its gradient.
+// Cross-entropy of a softmax over the vocabulary, fused with its gradient; and the mean of losses.
 //
 //   losses[n]    = log(sum_v e^logits[n,v]) - logits[n,targets[n]]
 //   dlogits[n,v] = dloss * dlosses[n] * (e^logits[n,v] / sum - [v = targets[n]])
@@ -16,6 +16,16 @@
 //            normalizer calculation for softmax", 2018), gradient in a second one, which finds part of the
 //            row in the caches.
 // 3          as 2, but the row stays on the chip, in registers and LDS: memory is read once.
+//
+//   count = the number of n with targets[n] != ignore_index,   loss = sum_n losses[n] / count
+//
+// The mean, of rows that count (NaN where none does), for who has no host to take it on: a framework's graph.
+//
+// reference: plain loops.
+// cpu:       one thread: thousands of rows are too few for more.
+// 1          naive: a thread.
+// 2          a block, loads of four rows in flight a thread: 8 bytes a row are read once, and a second launch
+//            would cost more than a larger grid saves.
 //
 // NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
 // there and then; compile: torch.compile's time over ours (PyTorch 2.11); before there was dlosses:
@@ -466,6 +476,104 @@ Operation cross_entropy(
       entries<cross_entropy_reference<float>, cross_entropy_reference<bf16>,
               cross_entropy_reference<double>>()}},
     [](const Call& c) { return 6.0 * c["N"] * c["V"]; });
+
+// ---- the mean
+
+template <class A>
+void mean_loss_reference(View<A, 1> loss, View<A, 1> count, View<const A, 1> losses,
+                         View<const int32_t, 1> targets, int64_t ignore_index) {
+    double sum = 0;
+    int64_t rows = 0;
+    for (int64_t n = 0; n < losses.shape[0]; n++) {
+        if (targets(n) == ignore_index) continue;
+        sum += double(losses(n));
+        rows++;
+    }
+    count(0) = A(rows);
+    loss(0) = A(sum / double(rows));
+}
+
+void mean_loss_cpu(View<float, 1> loss, View<float, 1> count, View<const float, 1> losses,
+                   View<const int32_t, 1> targets, int64_t ignore_index) {
+    const int64_t N = losses.shape[0];
+    const auto counts = [=](int64_t n) { return targets.data[n] == ignore_index ? 0.0f : 1.0f; };
+    const double rows = block_sum(N, counts);
+    const double sum = block_sum(N, [=](int64_t n) { return counts(n) > 0 ? losses.data[n] : 0.0f; });
+    count(0) = static_cast<float>(rows);
+    loss(0) = static_cast<float>(sum / rows);
+}
+
+__global__ void mean_loss_kernel1(float* loss, float* count, const float* losses, const int32_t* targets,
+                                  int64_t N, int64_t ignore_index) {
+    if (blockIdx.x > 0 || threadIdx.x > 0) return;
+    double sum = 0;
+    int64_t rows = 0;
+    for (int64_t n = 0; n < N; n++) {
+        if (targets[n] == ignore_index) continue;
+        sum += double(losses[n]);
+        rows++;
+    }
+    *count = static_cast<float>(rows);
+    *loss = static_cast<float>(sum / double(rows));
+}
+
+void mean_loss_1(View<float, 1> loss, View<float, 1> count, View<const float, 1> losses,
+                 View<const int32_t, 1> targets, int64_t ignore_index, Device device) {
+    launch(Grid(1, device.threads, device.stream), mean_loss_kernel1, loss.data, count.data, losses.data,
+           targets.data, losses.shape[0], ignore_index);
+}
+
+__global__ void __launch_bounds__(most_threads)
+    mean_loss_kernel2(float* loss, float* count, const float* losses, const int32_t* targets, int64_t N,
+                      int64_t ignore_index) {
+    constexpr int at_once = 4;
+    struct Shared {
+        float sums[most_warps], rows[most_warps];
+    };
+    Shared& shared = shared_memory<Shared>();
+    float sum = 0, rows = 0;  // whole numbers below 2^24 are exact
+    for (int64_t first = threadIdx.x; first < N; first += at_once * blockDim.x) {
+        float value[at_once];
+        int32_t target[at_once];
+#pragma unroll
+        for (int k = 0; k < at_once; k++) {
+            const int64_t n = first + k * blockDim.x, within = n < N ? n : first;
+            value[k] = losses[within];
+            target[k] = targets[within];
+        }
+#pragma unroll
+        for (int k = 0; k < at_once; k++) {
+            if (first + k * blockDim.x >= N || target[k] == ignore_index) continue;
+            sum += value[k];
+            rows += 1;
+        }
+    }
+    sum = block_sum(sum, shared.sums);
+    rows = block_sum(rows, shared.rows);
+    if (threadIdx.x != 0) return;
+    *count = rows;
+    *loss = sum / rows;
+}
+
+void mean_loss_2(View<float, 1> loss, View<float, 1> count, View<const float, 1> losses,
+                 View<const int32_t, 1> targets, int64_t ignore_index, Device device) {
+    launch(Grid(1, device.threads, device.stream), mean_loss_kernel2, loss.data, count.data, losses.data,
+           targets.data, losses.shape[0], ignore_index);
+}
+
+Operation mean_loss("mean_loss(loss: A[1], count: A[1]; losses: A[N] >0, targets: i32[N]; ignore_index: int)",
+                    "count = rows whose target is not ignore_index, loss = sum of losses / count",
+                    {{"cpu", "one thread", Where::host, entries<mean_loss_cpu>()},
+                     {"2",
+                      "a block, four rows' loads in flight a thread",
+                      Where::device,
+                      entries<mean_loss_2>(),
+                      nullptr,
+                      {1024, 256}},
+                     {"1", "naive: a thread", Where::device, entries<mean_loss_1>(), nullptr, {64}},
+                     {"reference", "plain loops", Where::host,
+                      entries<mean_loss_reference<float>, mean_loss_reference<double>>()}},
+                    [](const Call& c) { return 1.0 * c["N"]; });
 
 }  // namespace
 }  // namespace llamac

@@ -244,28 +244,22 @@ struct Kernel final : c10::OperatorKernel {
             check_bounds(a, views);
             return run(op, std::move(views), a.scalars);
         }
-        run_on_device(op, views, a);
+        run_on_device(op, std::move(views), a);
     }
 
     // On the current stream. The workspace comes from torch's allocator, which knows of streams and graphs.
-    static void run_on_device(const Operation& op, const std::vector<Tensor>& views, const Arguments& a) {
+    static void run_on_device(const Operation& op, std::vector<Tensor> views, const Arguments& a) {
         const c10::DeviceGuard guard(a.device);
         const c10::impl::VirtualGuardImpl streams(a.device.type());
-        Workspace workspace;
-        Queue queue{Where::device, static_cast<hipStream_t>(streams.getStream(a.device).native_handle()),
-                    &workspace};
         at::Tensor memory;
-        if (std::any_of(op.variants.begin(), op.variants.end(),
-                        [](const Variant& v) { return v.workspace; })) {
-            queue.rehearsal = true;
-            run(op, views, a.scalars, queue);
-            queue.rehearsal = false;
-        }
-        if (workspace.asked > 0) {
-            memory = at::empty({workspace.asked}, at::TensorOptions(a.device).dtype(at::kByte));
-            workspace.use(memory.data_ptr(), workspace.asked);
-        }
-        run(op, views, a.scalars, queue);
+        Workspace workspace;
+        workspace.source = [&](int64_t bytes) {
+            memory = at::empty({bytes}, at::TensorOptions(a.device).dtype(at::kByte));
+            return memory.data_ptr();
+        };
+        const Queue queue{Where::device,
+                          static_cast<hipStream_t>(streams.getStream(a.device).native_handle()), &workspace};
+        run(op, std::move(views), a.scalars, queue);
     }
 };
 

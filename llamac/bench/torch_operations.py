@@ -126,6 +126,11 @@ def linear_cross_entropy_inputs(c: Case) -> Inputs:
     return {"hidden": hidden, "weight": weight, "targets": c.randint("V", "N")}
 
 
+def mean_loss_inputs(c: Case) -> Inputs:
+    losses = torch.randn(c.size["N"], device=c.device)
+    return {"losses": losses, "targets": torch.randint(1, 10, losses.shape, device=c.device)}
+
+
 def global_norm_inputs(c: Case) -> Inputs:
     return {"x": c.randn("P")}
 
@@ -253,6 +258,12 @@ def cross_entropy(logits, targets, dlosses):
     hit = torch.arange(x.shape[1], device=x.device) == targets[:, None]
     losses = log_sum[:, 0] - x.gather(1, targets[:, None])[:, 0]
     return losses, (dlosses[:, None] * ((x - log_sum).exp() - hit.float())).to(logits.dtype)
+
+
+def mean_loss(losses, targets):
+    counted = targets != -100
+    count = counted.sum(dtype=torch.float32)
+    return (losses * counted).sum().div(count).reshape(1), count.reshape(1)
 
 
 def global_norm(x):
