@@ -30,7 +30,7 @@ train_llama3: packages text
 
 test: train_llama3 native reference
 	cmake --build $(BUILD) --parallel $(JOBS)
-	ctest --test-dir $(BUILD) --output-on-failure
+	ctest --test-dir $(BUILD) --parallel $(JOBS) --output-on-failure
 	LLAMAC_BUILD=$(BUILD) $(VENV) -m pytest -q tests
 
 test-all: test sanitize race targets
@@ -38,13 +38,13 @@ test-all: test sanitize race targets
 sanitize: train_llama3 .venv/test reference
 	cmake -S . -B build/sanitize -DLLAMAC_PLATFORM=cpu -DLLAMAC_SANITIZE=address
 	cmake --build build/sanitize --parallel $(JOBS)
-	ctest --test-dir build/sanitize --output-on-failure
+	ctest --test-dir build/sanitize --parallel $(JOBS) --output-on-failure
 	LLAMAC_BUILD=build/sanitize $(VENV) -m pytest -q tests -m program
 
 race: packages .venv/test
 	cmake -S . -B build/thread -DLLAMAC_PLATFORM=cpu -DLLAMAC_SANITIZE=thread
 	cmake --build build/thread --parallel $(JOBS) --target kernel_checks
-	ctest --test-dir build/thread --output-on-failure -R 'check_(operations|emulation|tile)'
+	ctest --test-dir build/thread --parallel $(JOBS) --output-on-failure -R 'check_(operations|emulation|tile)'
 	LLAMAC_BUILD=build/thread $(VENV) -m pytest -q tests/test_platform.py -m program
 
 memcheck: train_llama3
