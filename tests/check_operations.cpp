@@ -17,6 +17,7 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <memory>
 
 #include "operation_check.h"
 #include "operation_faults.h"
@@ -84,15 +85,27 @@ std::string compare_runs(const Case& c, const Variant& v, const Run& first) {
     return wrong.empty() ? compare_aliases(c, v, first) : wrong;
 }
 
-// One operation's: every variant has the same cases, strided or not.
-const Truth& known_truth(const Case& c) {
+// What every variant of an operation shares of a case, strided or not: its values, with those that the forward
+// makes of the others, and, once somebody has asked, its truth.
+struct Known {
+    std::vector<std::vector<double>> values;
+    std::vector<bool> derived;
+    std::unique_ptr<Truth> truth;
+};
+Known& known_of(Case& c) {
     static const Operation* of = nullptr;
-    static std::map<std::string, Truth> known;
+    static std::map<std::string, Known> known;
     if (of != c.op) known.clear();
     of = c.op;
-    std::string key = describe_values(c);
-    const auto found = known.find(key);
-    return found != known.end() ? found->second : known.emplace(std::move(key), truth_of(c)).first->second;
+    Known& k = known[describe_values(c)];
+    if (k.values.empty()) {
+        take_from_forward(c);
+        k.values = c.values;
+        k.derived = c.derived;
+    }
+    c.values = k.values;
+    c.derived = k.derived;
+    return k;
 }
 
 struct Tally {
@@ -105,13 +118,14 @@ struct Verdict {
 };
 // tightest: the largest share of a bound that an error has taken.
 Verdict check_case(Case& c, const Variant& v, bool once, double& tightest) {
-    take_from_forward(c);
+    Known& known = known_of(c);
     const Run first = run_variant(c, v, 2);
     if (!first.supported) return {};
     const auto wrong = [&]() -> std::string {
         if (!first.wrong.empty()) return first.wrong;
         if (once) return compare_aliases(c, v, first);
-        const std::string unequal = compare(c, first, known_truth(c), tightest);
+        if (!known.truth) known.truth = std::make_unique<Truth>(truth_of(c));
+        const std::string unequal = compare(c, first, *known.truth, tightest);
         return unequal.empty() && v.deterministic ? compare_runs(c, v, first) : unequal;
     };
     return {true, wrong()};
