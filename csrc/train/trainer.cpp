@@ -118,13 +118,13 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
         if (train) check_same_tokenizer(*train, *val);
         val->validation_batches(o.val_steps);  // refuses too little data now, not after the first hour
     }
-    for (int64_t i = 0; i <= most_in_flight; i++) {
-        Flight& f = flights.emplace_back(tokens_per_update());
-        for (Tensor* ids : {&f.tokens_on_device, &f.targets_on_device})
-            model.arena.plan("tokens", ids, shaped(DType::i32, {tokens_per_update()}));
-    }
-    check_memory(model, o);
+    on_device.resize(static_cast<size_t>(most_in_flight) + 1);
+    for (OnDevice& f : on_device)
+        for (Tensor* t : {&f.tokens, &f.targets})
+            model.arena.plan("tokens", t, shaped(DType::i32, {tokens_per_update()}));
+    check_memory(model, o);  // before the host's is taken, too
     model.allocate();
+    while (flights.size() < on_device.size()) flights.emplace_back(tokens_per_update());
     remarks = take_gemm_choices(o);
     // Until the first update is over: it meets all products that are worth a timing; samples have others at every
     // length.
@@ -164,7 +164,8 @@ void Trainer::start_update() {
 void Trainer::start_update(const Batch& batch) {
     CHECK(in_flight() <= most_in_flight);
     const bool first = !optimizer.launched;
-    Flight& f = flights[static_cast<size_t>(step) % flights.size()];
+    const size_t slot = static_cast<size_t>(step) % flights.size();
+    Flight& f = flights[slot];
     f.started = Clock::now();
     const int64_t rows = options.batch_size * options.seq_len;
     for (int64_t micro = 0; micro < accumulation; micro++) {
@@ -175,8 +176,8 @@ void Trainer::start_update(const Batch& batch) {
             copy_bytes_async(ids, from.data + first_id, rows * size_of(to.dtype), copies.handle);
             return ids;
         };
-        const int32_t *tokens = copy_ahead(f.tokens, f.tokens_on_device),
-                      *targets = copy_ahead(f.targets, f.targets_on_device);
+        const int32_t *tokens = copy_ahead(f.tokens, on_device[slot].tokens),
+                      *targets = copy_ahead(f.targets, on_device[slot].targets);
         f.copied.record(copies.handle);
         f.copied.hold_back(model.stream.handle);
         set_batch(model, tokens, targets, options.batch_size, options.seq_len);

@@ -82,14 +82,16 @@ struct Trainer {
     struct Flight {
         explicit Flight(int64_t tokens);
         PinnedMemory<int32_t> tokens, targets;  // of all micro-steps
-        // The same, copied ahead of the micro-step that wants them.
-        Tensor tokens_on_device, targets_on_device;
         Event copied;
         PinnedMemory<float> losses;
         PinnedMemory<float> scalars;  // learning rate, gradient norm
         PinnedMemory<int32_t> step;
         Event done;
         Clock::time_point started;
+    };
+    // A flight's tokens and targets, copied ahead of the micro-step that wants them.
+    struct OnDevice {
+        Tensor tokens, targets;
     };
     // Work that every update does alike: the first time launched as it is, which makes what is made once; then
     // recorded, and replayed.
@@ -102,8 +104,9 @@ struct Trainer {
     Manifest manifest() const;
 
     Replayed first_micro_step, later_micro_step, optimizer;
-    const Stream copies;         // of ids to the device, beside the model's work
-    std::deque<Flight> flights;  // the update `step` is flights[step % size]
+    const Stream copies;              // of ids to the device, beside the model's work
+    std::deque<Flight> flights;       // the update `step` is flights[step % size]
+    std::vector<OnDevice> on_device;  // of each flight
     int64_t finished;
     Clock::time_point last_finish;
 };
