@@ -78,6 +78,8 @@ void check_bad_flags() {
         {{"--batch-size", "0"}, {"--batch-size"}},
         {{"--batch-size", "9223372036854775807"}, {"--batch-size", "2^31"}},
         {{"--batch-size", "8388608"}, {"--batch-size 8388608 --seq-len 256", "2^31"}},
+        {{"--total-batch-size", "4611686018427387904"},
+         {"--total-batch-size 4611686018427387904: expected less than 2^48"}},
         {{"--total-batch-size", "3000"},
          {"micro-batches do not divide the update", "8 * 256 * 1 = 2048", "3000"}},
         {{"--total-batch-size", "1"}, {"--total-batch-size", "2048", "found 1"}},

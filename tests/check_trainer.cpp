@@ -283,8 +283,11 @@ void check_refusal() {
     const Options none = small_run({"--batch-size", "1", "--total-batch-size", "0"});
     refused("too many parameters", {"memory: ", "no recomputation, batch size or precision makes it fit"},
             [&] { check_memory(Model(wide, model_options(none)), none); });
-    const Options endless = small_run({"--total-batch-size", "4611686018427387904"});
-    refused("tokens that no number has the bytes of", {"memory: ", "pinned"}, [&] { Trainer t(endless); });
+    // Refused for the device's memory: the host's, of the same size, is not asked for.
+    const Options endless = small_run({"--total-batch-size", std::to_string(int64_t{1} << 47)});
+    refused("an update of too many tokens",
+            {"memory: the run needs ", "no recomputation, batch size or precision makes it fit"},
+            [&] { Trainer t(endless); });
 }
 
 // Planning goes through many alternatives, of 80 layers each.

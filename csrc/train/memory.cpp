@@ -80,7 +80,7 @@ std::vector<Change> precision_changes(const Options& o) {
     return changes;
 }
 
-// The flags that make it fit, or "".
+// The flags that make it fit in `free` bytes, or "".
 std::string least_change(const Config& config, const Options& options, int64_t free) {
     for (const auto& kind : {recompute_changes, batch_changes, precision_changes})
         for (const Change& change : kind(options))
@@ -128,7 +128,9 @@ void check_memory(const Model& model, const Options& options) {
     const DeviceMemoryInfo device = device_memory();
     const int64_t needed = model.arena.bytes() + later;
     if (needed <= device.free) return;
-    const std::string change = least_change(model.config, options, device.free - later);
+    // What the trainer planned into the model's arena: an update's tokens, whatever the flags.
+    const int64_t beside = model.arena.bytes() - bytes_of(model.config, options);
+    const std::string change = least_change(model.config, options, device.free - later - beside);
     fail("memory: the run needs ", gib(needed), ", the device has ", gib(device.free), " free of ",
          gib(device.total),
          change.empty() ? "; no recomputation, batch size or precision makes it fit"

@@ -364,12 +364,15 @@ Options parse_options(const json& values) {
 
 int64_t micro_steps(const Options& o, int64_t devices) {
     CHECK(devices > 0);
-    // Beyond, bytes of activations would not be numbers of 64 bits; no device has the memory.
-    constexpr int64_t most_rows = int64_t{1} << 31;
+    // Beyond, bytes of activations and of an update's tokens would not be numbers of 64 bits; no device has the
+    // memory.
+    constexpr int64_t most_rows = int64_t{1} << 31, most_tokens = int64_t{1} << 48;
     int64_t rows, micro;
     if (__builtin_mul_overflow(o.batch_size, o.seq_len, &rows) || rows >= most_rows ||
         __builtin_mul_overflow(rows, devices, &micro))
         fail("--batch-size ", o.batch_size, " --seq-len ", o.seq_len, ": expected a product below 2^31");
+    if (o.total_batch_size >= most_tokens)
+        fail("--total-batch-size ", o.total_batch_size, ": expected less than 2^48");
     if (o.total_batch_size % micro != 0)
         fail(
             "--total-batch-size: micro-batches do not divide the update: expected a multiple of batch-size * "
