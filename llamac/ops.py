@@ -16,6 +16,7 @@ types that do not fit; on the CPU also targets out of range, which on a GPU addr
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from llamac import extension
@@ -152,28 +153,37 @@ def cross_entropy(
     or with "none" all of them, [...].
     """
     _check_reduction("cross_entropy", reduction, ("mean", "sum", "none"))
-    ids = targets.to(torch.int32)
+    ids = _ids(targets)
     if torch.is_grad_enabled() and logits.requires_grad:
         return _CrossEntropy.apply(logits, ids, ignore_index, reduction)
     return _cross_entropy(logits, ids, ignore_index, reduction)[0]
 
 
+def _ids(targets: Tensor) -> Tensor:
+    """For the operations, which read int32, and of an int64 its lower halves where they are."""
+    return targets if targets.dtype in (torch.int64, torch.int32) else targets.to(torch.int32)
+
+
 def _cross_entropy(
     logits: Tensor, ids: Tensor, ignore_index: int, reduction: str
 ) -> tuple[Tensor, Tensor | None]:
-    """What is asked for, and of a mean the number of rows in it."""
+    """What is asked for, and for a mean also [mean, number of rows in it], whose memory the first lies in."""
     losses = logits.new_empty(ids.shape, dtype=_statistics(logits))
-    _ops.cross_entropy.out(logits, ids, None, 1.0, ignore_index, losses=losses, dlogits=None)
-    return _reduced(losses, ids, ignore_index, reduction)
+    mean = _empty_mean(losses, reduction)
+    _ops.cross_entropy.out(logits, ids, None, 1.0, ignore_index, losses=losses, dlogits=None, mean=mean)
+    return _reduced(losses, mean, reduction), mean
 
 
-def _reduced(losses: Tensor, ids: Tensor, ignore_index: int, reduction: str) -> tuple[Tensor, Tensor | None]:
+def _empty_mean(losses: Tensor, reduction: str) -> Tensor | None:
     if reduction != "mean":
-        return losses.sum() if reduction == "sum" else losses, None
-    if losses.numel() == 0:  # nothing is launched for them
-        return losses.mean(), losses.new_zeros(1)
-    loss, count = _ops.mean_loss(losses, ids, ignore_index)
-    return loss.view(()), count
+        return None
+    return losses.new_empty(2) if losses.numel() else losses.new_zeros(2)  # of none: nothing is launched
+
+
+def _reduced(losses: Tensor, mean: Tensor | None, reduction: str) -> Tensor:
+    if mean is None:
+        return losses.sum() if reduction == "sum" else losses
+    return mean[0] if losses.numel() else losses.mean()
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -181,19 +191,21 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits, ids, ignore_index, reduction):
-        loss, count = _cross_entropy(logits, ids, ignore_index, reduction)
-        ctx.save_for_backward(logits, ids, count)
+        loss, mean = _cross_entropy(logits, ids, ignore_index, reduction)
+        ctx.save_for_backward(logits, ids, mean)
         ctx.ignore_index = ignore_index
-        return loss
+        return loss if mean is None else loss.clone()  # which the caller may change in place
 
     @staticmethod
     def backward(ctx, dloss):
         _refuse_second("cross_entropy")
-        logits, ids, count = ctx.saved_tensors
-        dlosses = (dloss if count is None else dloss / count).expand(ids.shape).contiguous()
+        logits, ids, mean = ctx.saved_tensors
+        dlosses = (dloss if mean is None else dloss / mean[1]).expand(ids.shape).contiguous()
         dlogits = torch.empty_like(logits, memory_format=torch.contiguous_format)
         again = torch.empty_like(dlosses)
-        _ops.cross_entropy.out(logits, ids, dlosses, 1.0, ctx.ignore_index, losses=again, dlogits=dlogits)
+        _ops.cross_entropy.out(
+            logits, ids, dlosses, 1.0, ctx.ignore_index, losses=again, dlogits=dlogits, mean=None
+        )
         return dlogits, None, None, None
 
 
@@ -210,15 +222,23 @@ def linear_cross_entropy(
     """
     _check_reduction("linear_cross_entropy", reduction, ("mean", "sum"))
     hidden, weight = _autocast(hidden, weight)
-    rows, ids = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1).to(torch.int32)
-    if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
+    gradients = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    compiling = torch.compiler.is_compiling()
+    if not gradients and not compiling and _logits_bytes(hidden, weight) <= CHUNK_BYTES:
+        return _cross_entropy(F.linear(hidden, weight), _ids(targets), ignore_index, reduction)[0]
+    rows, ids = hidden.reshape(-1, hidden.shape[-1]), _ids(targets).reshape(-1)
+    if gradients:
         return _LinearCrossEntropy.apply(rows, weight, ids, ignore_index, reduction)
-    compute = _ops.linear_cross_entropy if torch.compiler.is_compiling() else _by_chunks
+    compute = _ops.linear_cross_entropy if compiling else _by_chunks
     return compute(rows, weight, ids, ignore_index, reduction, False)[0]
 
 
 def _statistics(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _logits_bytes(hidden: Tensor, weight: Tensor) -> int:
+    return hidden.shape[:-1].numel() * weight.shape[0] * hidden.element_size()
 
 
 def _by_chunks(
@@ -228,9 +248,10 @@ def _by_chunks(
     applied in float32. Without gradients only the loss means something.
     """
     rows, vocabulary = hidden.shape[0], weight.shape[0]
-    chunks = max(1, -(-rows * vocabulary * hidden.element_size() // CHUNK_BYTES))
+    chunks = max(1, -(-_logits_bytes(hidden, weight) // CHUNK_BYTES))
     height = max(1, -(-rows // chunks))
     losses = hidden.new_empty(rows, dtype=_statistics(hidden))
+    mean = _empty_mean(losses, reduction)
     logits = hidden.new_empty(height, vocabulary)
     dhidden = hidden.new_empty(hidden.shape if gradients else 0)
     # Each chunk's addition rounds to the storage type: a few stay within what the products themselves lose.
@@ -245,7 +266,14 @@ def _by_chunks(
         x, ids, out = hidden[part], targets[part], logits[: part.stop - begin]
         torch.mm(x, weight.t(), out=out)
         _ops.cross_entropy.out(
-            out, ids, None, 1.0, ignore_index, losses=losses[part], dlogits=out if gradients else None
+            out,
+            ids,
+            None,
+            1.0,
+            ignore_index,
+            losses=losses[part],
+            dlogits=out if gradients else None,
+            mean=mean if chunks == 1 else None,
         )
         if not gradients:
             continue
@@ -256,10 +284,11 @@ def _by_chunks(
             torch.mm(out.t(), x, out=dweight)
         else:
             dweight.addmm_(out.t(), x)
-    loss, count = _reduced(losses, targets, ignore_index, reduction)
+    if mean is not None and chunks > 1:
+        _ops.mean_loss.out(losses, targets, ignore_index, mean=mean)
     # Where no row counts, the gradients are 0 and stay it.
-    scale = losses.new_ones(1) if count is None or not gradients else count.clamp(min=1).reciprocal()
-    return loss, scale, dhidden, dweight.to(weight.dtype)
+    scale = losses.new_ones(1) if mean is None or not gradients else mean[1:].clamp(min=1).reciprocal()
+    return _reduced(losses, mean, reduction), scale, dhidden, dweight.to(weight.dtype)
 
 
 _linear_cross_entropy = torch.library.custom_op("llamac::linear_cross_entropy", mutates_args=())(_by_chunks)
@@ -285,7 +314,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(ctx, hidden, weight, targets, ignore_index, reduction):
         loss, *saved = _ops.linear_cross_entropy(hidden, weight, targets, ignore_index, reduction, True)
         ctx.save_for_backward(*saved)
-        return loss
+        return loss.clone() if reduction == "mean" else loss  # as above
 
     @staticmethod
     def backward(ctx, dloss):

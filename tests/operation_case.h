@@ -134,7 +134,7 @@ inline void set(const Tensor& t, int64_t element, double value) {
 // row(first element, address, elements): the stretches that are contiguous whatever the strides.
 template <class Row>
 void for_each_row(const Tensor& t, Row row) {
-    const int64_t length = t.shape[t.rank - 1];
+    const int64_t length = t.stride[t.rank - 1] == 1 ? t.shape[t.rank - 1] : 1;
     for (int64_t i = 0; i < t.elements(); i += length) row(i, address(t, i), length);
 }
 inline std::vector<double> read(const Tensor& t) {
@@ -244,9 +244,12 @@ struct Memory {
 };
 
 // Any memory order of all but the last dimension, with gaps: such that rows still start at 128-bit borders
-// (as the heads of joined rows do in training), or not.
+// (as the heads of joined rows do in training), or not. A single dimension has gaps of its own: int64's halves.
 inline void spread(Tensor& t, int number, bool aligned) {
-    if (t.rank < 2) return;
+    if (t.rank < 2) {
+        t.stride[0] = aligned ? 2 : 3;
+        return;
+    }
     int order[Tensor::max_rank] = {0, 1, 2, 3};
     std::rotate(order, order + number % (t.rank - 1), order + t.rank - 1);
     int64_t stride = t.shape[t.rank - 1] + (aligned ? 16 : 3);

@@ -60,9 +60,12 @@ inline bool changed_input(const Call& c, Launch launch) {
 inline bool ignored_strides(const Call& c, Launch launch) {
     std::vector<Tensor> tensors(c.tensor, c.tensor + c.op->operands.size());
     bool changed = false;
-    for (Tensor& t : tensors) {
+    for (size_t i = 0; i < tensors.size(); i++) {
+        Tensor& t = tensors[i];
         changed |= t.data && !t.contiguous();
-        int64_t stride = 1;
+        // What lies in the gaps is no index: of indices the first alone is read.
+        const bool indices = c.op->operands[i].bound >= 0;
+        int64_t stride = indices ? 0 : 1;
         for (int d = t.rank - 1; d >= 0; stride *= t.shape[d--]) t.stride[d] = stride;
     }
     launch({c.op, tensors.data(), c.scalar, c.size, c.device});

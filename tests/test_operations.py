@@ -175,13 +175,14 @@ def cross_entropy(i):
     logits, targets = i["logits"].detach().clone().requires_grad_(), i["targets"].long()
     losses = F.cross_entropy(logits.to(stat(logits)), targets, reduction="none", ignore_index=-100)
     (dlogits,) = torch.autograd.grad((losses * i["dlosses"]).sum() * SCALE, logits)
-    return {"losses": losses.detach(), "dlogits": dlogits}
+    mean = mean_loss({"losses": losses.detach(), "targets": i["targets"]})
+    return {"losses": losses.detach(), "dlogits": dlogits} | mean
 
 
 def mean_loss(i):
     counted = i["losses"].to(stat(i["losses"]))[i["targets"] != -100]
     count = torch.tensor([counted.numel()], dtype=counted.dtype, device=counted.device)
-    return {"loss": counted.sum() / count, "count": count}
+    return {"mean": torch.stack((counted.sum() / count[0], count[0]))}
 
 
 def global_norm(i):

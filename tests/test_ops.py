@@ -366,6 +366,66 @@ def test_losses_of_rows_that_do_not_count(name, rows):
         torch.testing.assert_close(case.ours(*arguments, ids), ours, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("name", LOSSES)
+def test_targets_of_any_integers_and_strides(name):
+    """The same bits as of int32 side by side."""
+    case = CASES[name]
+    arguments = case.arguments(torch.float32)
+    ids = torch.arange(33).view(3, 11).int()
+    ids[1, 3] = IGNORED
+    gaps = torch.full((3, 22), 1 << 40)
+    gaps[:, ::2] = ids
+    flat = torch.full((66,), 1 << 40)
+    flat[::2] = ids.flatten()
+    forms = [ids.long(), ids.short(), ids.long().T.contiguous().T, gaps[:, ::2]]
+    expected = case.ours(*arguments, ids)
+    for form in forms:
+        assert torch.equal(case.ours(*arguments, form), expected)
+    wide, *weight = (x.flatten(0, 1) if x.dim() == 3 else x for x in arguments)
+    assert torch.equal(case.ours(wide, *weight, flat[::2]).flatten(), expected.flatten())
+    with torch.no_grad():
+        assert torch.equal(case.ours(wide, *weight, flat[::2]).flatten(), expected.flatten())
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_changed_in_place(name):
+    """As trainers do that take the mean over ranks or micro-steps: *=, before the backward."""
+    case = CASES[name]
+    losses, _ = case.results(case.ours, case.arguments(torch.float32))
+    arguments = case.arguments(torch.float32)
+    (loss,) = case.call(case.ours, arguments)
+    loss *= 2
+    torch.testing.assert_close(loss, 2 * losses[0])
+    again = torch.autograd.grad((loss * torch.ones_like(loss)).sum(), arguments)
+    (plain,) = case.call(case.ours, arguments)
+    torch.testing.assert_close(again, torch.autograd.grad(2 * plain.sum(), arguments))
+
+
+class Computing(TorchDispatchMode):
+    """Lists what is called but for views and empty tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not func.is_view and str(func) not in ("aten.new_empty.default", "aten._unsafe_view.default"):
+            self.calls.append(str(func))
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize(
+    ("name", "product"), [("cross_entropy", []), ("linear_cross_entropy", ["aten.mm.default"])]
+)
+def test_a_mean_without_gradient_is_one_call(name, product):
+    """Calls are what it costs the host: targets are not converted, the mean is the same call's."""
+    case = CASES[name + "-mean"]
+    arguments, ids = case.arguments(torch.float32), targets(65, 3, 11)
+    with Computing() as computing, torch.no_grad():
+        case.ours(*arguments, ids)
+    assert computing.calls == [*product, "llamac.cross_entropy.out"]
+
+
 def test_gradients_of_linear_cross_entropy_exist_once():
     """The memory that the forward filled is what the backward gives, unless the graph is kept."""
     case = CASES["linear_cross_entropy-mean"]
@@ -429,6 +489,9 @@ ERRORS = {
     ),
     "cross_entropy: targets holds 8, expected values from 0 to 7": lambda: ops.cross_entropy(
         torch.ones(3, 8), torch.tensor([0, 8, 1])
+    ),
+    "cross_entropy: targets holds 4294967297, expected values from 0 to 7": lambda: ops.cross_entropy(
+        torch.ones(3, 8), torch.tensor([0, 1 + (1 << 32), 1])
     ),
     "linear_cross_entropy: reduction is 'none', expected one of mean, sum": lambda: ops.linear_cross_entropy(
         torch.ones(3, 8), torch.ones(5, 8), torch.zeros(3).int(), reduction="none"

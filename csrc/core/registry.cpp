@@ -188,7 +188,7 @@ void bind_shape(const Operation& op, const Operand& o, const Tensor& t, int64_t*
 
 void check_strides(const Operation& op, const Operand& o, const Tensor& t) {
     if (!o.strided && !t.contiguous()) fail(op.name, ": ", o.name, " must be contiguous");
-    if (o.strided && t.shape[t.rank - 1] > 1 && t.stride[t.rank - 1] != 1)
+    if (o.strided && t.rank > 1 && t.shape[t.rank - 1] > 1 && t.stride[t.rank - 1] != 1)
         fail(op.name, ": ", o.name, " must have stride 1 in its last dimension");
 }
 

@@ -9,7 +9,7 @@
 // Marks:  ?   may be null
 //         +=  added to where the scalar `accumulate` is true, else written
 //         ~   read and written in place
-//         strided  any strides but the last dimension's, which is 1; all others are contiguous
+//         strided  any strides, but of several dimensions the last one's is 1; all others are contiguous
 //         <V  (after an i32 input) values lie in [0, V);  >0  values are positive
 #pragma once
 #include <initializer_list>

@@ -6,6 +6,7 @@
 #pragma once
 #include <cstring>
 #include <string>
+#include <type_traits>
 
 #include "core/error.h"
 #include "platform/hip.h"
@@ -138,6 +139,13 @@ struct View {
     int64_t shape[R], stride[R];
 
     __host__ __device__ explicit operator bool() const { return data != nullptr; }
+    // An output that the next step of the same call reads.
+    template <class U, std::enable_if_t<std::is_same_v<U, const T>, int> = 0>
+    operator View<U, R>() const {
+        View<U, R> v{data, {}, {}};
+        for (int d = 0; d < R; d++) v.shape[d] = shape[d], v.stride[d] = stride[d];
+        return v;
+    }
     template <class... Index>
     __host__ __device__ T& operator()(Index... index) const {
         static_assert(sizeof...(Index) == R, "one index a dimension");

@@ -5,7 +5,8 @@
 //
 // Rows whose target is ignore_index have loss 0 and gradient 0. dlogits may be logits' memory, so that the
 // largest activation of the model exists once; null: losses only. dlosses null: ones. e^ is taken of
-// logits - max, which cannot overflow.
+// logits - max, which cannot overflow. mean null: none is taken; else it is a launch of mean_loss's kernel more, in the
+// same call. targets may have any stride: PyTorch's are int64, whose lower halves are the int32 that are wanted.
 //
 // reference: plain loops. The sum is double whatever the storage: a serial float sum over a vocabulary of
 //            128,256 loses more than PyTorch's, which adds in vector lanes.
@@ -17,9 +18,10 @@
 //            row in the caches.
 // 3          as 2, but the row stays on the chip, in registers and LDS: memory is read once.
 //
-//   count = the number of n with targets[n] != ignore_index,   loss = sum_n losses[n] / count
+//   mean[1] = the number of n with targets[n] != ignore_index,   mean[0] = sum_n losses[n] / mean[1]
 //
-// The mean, of rows that count (NaN where none does), for who has no host to take it on: a framework's graph.
+// The mean, of rows that count (NaN where none does), and their number, for who has no host to take it on: a
+// framework's graph. mean_loss is for losses of several calls.
 //
 // reference: plain loops.
 // cpu:       one thread: thousands of rows are too few for more.
@@ -43,10 +45,110 @@
 namespace llamac {
 namespace {
 
+// ---- the mean
+
+template <class A>
+void mean_loss_reference(View<A, 1> mean, View<const A, 1> losses, View<const int32_t, 1> targets,
+                         int64_t ignore_index) {
+    double sum = 0;
+    int64_t rows = 0;
+    for (int64_t n = 0; n < losses.shape[0]; n++) {
+        if (targets(n) == ignore_index) continue;
+        sum += double(losses(n));
+        rows++;
+    }
+    mean(0) = A(sum / double(rows));
+    mean(1) = A(rows);
+}
+
+void mean_loss_cpu(View<float, 1> mean, View<const float, 1> losses, View<const int32_t, 1> targets,
+                   int64_t ignore_index) {
+    const int64_t N = losses.shape[0];
+    const auto counts = [=](int64_t n) { return targets(n) == ignore_index ? 0.0f : 1.0f; };
+    const double rows = block_sum(N, counts);
+    const double sum = block_sum(N, [=](int64_t n) { return counts(n) > 0 ? losses.data[n] : 0.0f; });
+    mean(0) = static_cast<float>(sum / rows);
+    mean(1) = static_cast<float>(rows);
+}
+
+__global__ void mean_loss_kernel1(float* mean, const float* losses, View<const int32_t, 1> targets, int64_t N,
+                                  int64_t ignore_index) {
+    if (blockIdx.x > 0 || threadIdx.x > 0) return;
+    double sum = 0;
+    int64_t rows = 0;
+    for (int64_t n = 0; n < N; n++) {
+        if (targets(n) == ignore_index) continue;
+        sum += double(losses[n]);
+        rows++;
+    }
+    mean[0] = static_cast<float>(sum / double(rows));
+    mean[1] = static_cast<float>(rows);
+}
+
+void mean_loss_1(View<float, 1> mean, View<const float, 1> losses, View<const int32_t, 1> targets,
+                 int64_t ignore_index, Device device) {
+    launch(Grid(1, device.threads, device.stream), mean_loss_kernel1, mean.data, losses.data, targets,
+           losses.shape[0], ignore_index);
+}
+
+__global__ void __launch_bounds__(most_threads)
+    mean_loss_kernel2(float* mean, const float* losses, View<const int32_t, 1> targets, int64_t N,
+                      int64_t ignore_index) {
+    constexpr int at_once = 4;
+    struct Shared {
+        float sums[most_warps], rows[most_warps];
+    };
+    Shared& shared = shared_memory<Shared>();
+    float sum = 0, rows = 0;  // whole numbers below 2^24 are exact
+    for (int64_t first = threadIdx.x; first < N; first += at_once * blockDim.x) {
+        float value[at_once];
+        int32_t target[at_once];
+#pragma unroll
+        for (int k = 0; k < at_once; k++) {
+            const int64_t n = first + k * blockDim.x, within = n < N ? n : first;
+            value[k] = losses[within];
+            target[k] = targets(within);
+        }
+#pragma unroll
+        for (int k = 0; k < at_once; k++) {
+            if (first + k * blockDim.x >= N || target[k] == ignore_index) continue;
+            sum += value[k];
+            rows += 1;
+        }
+    }
+    sum = block_sum(sum, shared.sums);
+    rows = block_sum(rows, shared.rows);
+    if (threadIdx.x != 0) return;
+    mean[0] = sum / rows;
+    mean[1] = rows;
+}
+
+void mean_loss_2(View<float, 1> mean, View<const float, 1> losses, View<const int32_t, 1> targets,
+                 int64_t ignore_index, Device device) {
+    launch(Grid(1, device.threads, device.stream), mean_loss_kernel2, mean.data, losses.data, targets,
+           losses.shape[0], ignore_index);
+}
+
+Operation mean_loss("mean_loss(mean: A[2]; losses: A[N] >0, targets: i32[N] strided; ignore_index: int)",
+                    "mean = sum of losses / rows whose target is not ignore_index, and those rows' number",
+                    {{"cpu", "one thread", Where::host, entries<mean_loss_cpu>()},
+                     {"2",
+                      "a block, four rows' loads in flight a thread",
+                      Where::device,
+                      entries<mean_loss_2>(),
+                      nullptr,
+                      {1024, 256}},
+                     {"1", "naive: a thread", Where::device, entries<mean_loss_1>(), nullptr, {64}},
+                     {"reference", "plain loops", Where::host,
+                      entries<mean_loss_reference<float>, mean_loss_reference<double>>()}},
+                    [](const Call& c) { return 1.0 * c["N"]; });
+
+// ---- the losses
+
 template <class T>
-void cross_entropy_reference(View<arithmetic<T>, 1> losses, View<T, 2> dlogits, View<const T, 2> logits,
-                             View<const int32_t, 1> targets, View<const arithmetic<T>, 1> dlosses,
-                             double dloss, int64_t ignore_index) {
+void cross_entropy_reference(View<arithmetic<T>, 1> losses, View<T, 2> dlogits, View<arithmetic<T>, 1> mean,
+                             View<const T, 2> logits, View<const int32_t, 1> targets,
+                             View<const arithmetic<T>, 1> dlosses, double dloss, int64_t ignore_index) {
     using A = arithmetic<T>;
     const int64_t N = logits.shape[0], V = logits.shape[1];
     for (int64_t n = 0; n < N; n++) {
@@ -67,6 +169,7 @@ void cross_entropy_reference(View<arithmetic<T>, 1> losses, View<T, 2> dlogits, 
             dlogits(n, v) = T(factor * (probability - (v == target ? A(1) : A(0))));
         }
     }
+    if (mean) mean_loss_reference<A>(mean, losses, targets, ignore_index);
 }
 
 // One row; dx may be x, or null.
@@ -87,9 +190,9 @@ float cross_entropy_row(T* dx, const T* x, int64_t target, int64_t V, float fact
 }
 
 template <class T>
-void cross_entropy_cpu(View<float, 1> losses, View<T, 2> dlogits, View<const T, 2> logits,
-                       View<const int32_t, 1> targets, View<const float, 1> dlosses, double dloss,
-                       int64_t ignore_index) {
+void cross_entropy_cpu(View<float, 1> losses, View<T, 2> dlogits, View<float, 1> mean,
+                       View<const T, 2> logits, View<const int32_t, 1> targets, View<const float, 1> dlosses,
+                       double dloss, int64_t ignore_index) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
 #pragma omp parallel for
     for (int64_t n = 0; n < N; n++) {
@@ -102,18 +205,19 @@ void cross_entropy_cpu(View<float, 1> losses, View<T, 2> dlogits, View<const T, 
             losses(n) = cross_entropy_row(dx, &logits(n, 0), targets(n), V, factor);
         }
     }
+    if (mean) mean_loss_cpu(mean, losses, targets, ignore_index);
 }
 
 // ---- 1: naive
 
 template <class T>
-__global__ void cross_entropy_kernel1(float* losses, T* dlogits, const T* logits, const int32_t* targets,
-                                      const float* dlosses, int64_t N, int64_t V, float dloss,
-                                      int64_t ignore_index) {
+__global__ void cross_entropy_kernel1(float* losses, T* dlogits, const T* logits,
+                                      View<const int32_t, 1> targets, const float* dlosses, int64_t N,
+                                      int64_t V, float dloss, int64_t ignore_index) {
     const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (n >= N) return;
     const T* x = logits + n * V;
-    const int64_t target = targets[n];
+    const int64_t target = targets(n);
     if (target == ignore_index) {
         losses[n] = 0;
         for (int64_t v = 0; dlogits && v < V; v++) dlogits[n * V + v] = T(0.0f);
@@ -132,12 +236,13 @@ __global__ void cross_entropy_kernel1(float* losses, T* dlogits, const T* logits
 }
 
 template <class T>
-void cross_entropy_1(View<float, 1> losses, View<T, 2> dlogits, View<const T, 2> logits,
+void cross_entropy_1(View<float, 1> losses, View<T, 2> dlogits, View<float, 1> mean, View<const T, 2> logits,
                      View<const int32_t, 1> targets, View<const float, 1> dlosses, double dloss,
                      int64_t ignore_index, Device device) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
     launch(Grid(blocks_for(N, device.threads), device.threads, device.stream), cross_entropy_kernel1<T>,
-           losses.data, dlogits.data, logits.data, targets.data, dlosses.data, N, V, dloss, ignore_index);
+           losses.data, dlogits.data, logits.data, targets, dlosses.data, N, V, dloss, ignore_index);
+    if (mean) mean_loss_1(mean, losses, targets, ignore_index, device);
 }
 
 // ---- what 2 and 3 share
@@ -261,14 +366,14 @@ constexpr Limits rows_have_vectors{
 
 template <class T>
 __global__ void __launch_bounds__(most_threads)
-    cross_entropy_kernel2(float* losses, T* dlogits, const T* logits, const int32_t* targets,
+    cross_entropy_kernel2(float* losses, T* dlogits, const T* logits, View<const int32_t, 1> targets,
                           const float* dlosses, int64_t V, float dloss, int64_t ignore_index) {
     constexpr int at_once = 4;
     SoftmaxShared& shared = shared_memory<SoftmaxShared>();
     const int64_t n = blockIdx.x;
     const T* row = logits + n * V;
     T* drow = dlogits ? dlogits + n * V : nullptr;
-    const int target = targets[n], thread = threadIdx.x, step = at_once * blockDim.x;
+    const int target = targets(n), thread = threadIdx.x, step = at_once * blockDim.x;
     if (target == ignore_index) return ignore_row(losses + n, drow, V);
     const float at_target = float(row[target]);  // before it is overwritten
     const RowShape shape = row_shape(row, V);
@@ -314,12 +419,13 @@ __global__ void __launch_bounds__(most_threads)
 }
 
 template <class T>
-void cross_entropy_2(View<float, 1> losses, View<T, 2> dlogits, View<const T, 2> logits,
+void cross_entropy_2(View<float, 1> losses, View<T, 2> dlogits, View<float, 1> mean, View<const T, 2> logits,
                      View<const int32_t, 1> targets, View<const float, 1> dlosses, double dloss,
                      int64_t ignore_index, Device device) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
     launch(Grid(blocks_for(N, 1), device.threads, device.stream), cross_entropy_kernel2<T>, losses.data,
-           dlogits.data, logits.data, targets.data, dlosses.data, V, dloss, ignore_index);
+           dlogits.data, logits.data, targets, dlosses.data, V, dloss, ignore_index);
+    if (mean) mean_loss_2(mean, losses, targets, ignore_index, device);
 }
 
 // ---- 3: the row on the chip
@@ -357,7 +463,7 @@ Keep keep_row(int64_t V, int size, int wanted) {
 // while the exponentials are computed, and the block never waits for a whole row.
 template <class T, int window>
 __global__ void __launch_bounds__(most_threads)
-    cross_entropy_kernel3(float* losses, T* dlogits, const T* logits, const int32_t* targets,
+    cross_entropy_kernel3(float* losses, T* dlogits, const T* logits, View<const int32_t, 1> targets,
                           const float* dlosses, int64_t N, int64_t V, float dloss, int64_t ignore_index,
                           int parked) {
     SoftmaxShared& shared = shared_memory<SoftmaxShared>();
@@ -373,7 +479,7 @@ __global__ void __launch_bounds__(most_threads)
         const T* row = logits + n * V;
         T* drow = dlogits ? dlogits + n * V : nullptr;
         const float edge = shape.edge < V ? float(row[shape.edge]) : -INFINITY;
-        const int target = targets[n];
+        const int target = targets(n);
         const bool ignored = target == ignore_index;
         const float at_target = ignored ? 0.0f : float(row[target]);  // before it is overwritten
 
@@ -437,7 +543,7 @@ constexpr Limits row_fits{
     }};
 
 template <class T>
-void cross_entropy_3(View<float, 1> losses, View<T, 2> dlogits, View<const T, 2> logits,
+void cross_entropy_3(View<float, 1> losses, View<T, 2> dlogits, View<float, 1> mean, View<const T, 2> logits,
                      View<const int32_t, 1> targets, View<const float, 1> dlosses, double dloss,
                      int64_t ignore_index, Device device) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
@@ -449,14 +555,16 @@ void cross_entropy_3(View<float, 1> losses, View<T, 2> dlogits, View<const T, 2>
     const int64_t resident =
         int64_t{device_properties().multiprocessors} * resident_blocks(kernel, keep.threads, lds);
     launch(Grid(static_cast<unsigned>(std::min(N, resident)), keep.threads, device.stream, lds), kernel,
-           losses.data, dlogits.data, logits.data, targets.data, dlosses.data, N, V, dloss, ignore_index,
+           losses.data, dlogits.data, logits.data, targets, dlosses.data, N, V, dloss, ignore_index,
            keep.parked);
+    if (mean) mean_loss_2(mean, losses, targets, ignore_index, device);
 }
 
 Operation cross_entropy(
-    "cross_entropy(losses: A[N], dlogits?: T[N,V]; logits: T[N,V], targets: i32[N] <V, dlosses?: A[N];"
+    "cross_entropy(losses: A[N], dlogits?: T[N,V], mean?: A[2]; logits: T[N,V], targets: i32[N] strided <V,"
+    " dlosses?: A[N];"
     " dloss: float, ignore_index: int)",
-    "losses = logsumexp(logits) - logits[target], and the gradient of logits",
+    "losses = logsumexp(logits) - logits[target], their mean, and the gradient of logits",
     {{"cpu", "rows over threads, three passes over a cached row", Where::host,
       entries<cross_entropy_cpu<float>, cross_entropy_cpu<bf16>>()},
      {"3",
@@ -476,104 +584,6 @@ Operation cross_entropy(
       entries<cross_entropy_reference<float>, cross_entropy_reference<bf16>,
               cross_entropy_reference<double>>()}},
     [](const Call& c) { return 6.0 * c["N"] * c["V"]; });
-
-// ---- the mean
-
-template <class A>
-void mean_loss_reference(View<A, 1> loss, View<A, 1> count, View<const A, 1> losses,
-                         View<const int32_t, 1> targets, int64_t ignore_index) {
-    double sum = 0;
-    int64_t rows = 0;
-    for (int64_t n = 0; n < losses.shape[0]; n++) {
-        if (targets(n) == ignore_index) continue;
-        sum += double(losses(n));
-        rows++;
-    }
-    count(0) = A(rows);
-    loss(0) = A(sum / double(rows));
-}
-
-void mean_loss_cpu(View<float, 1> loss, View<float, 1> count, View<const float, 1> losses,
-                   View<const int32_t, 1> targets, int64_t ignore_index) {
-    const int64_t N = losses.shape[0];
-    const auto counts = [=](int64_t n) { return targets.data[n] == ignore_index ? 0.0f : 1.0f; };
-    const double rows = block_sum(N, counts);
-    const double sum = block_sum(N, [=](int64_t n) { return counts(n) > 0 ? losses.data[n] : 0.0f; });
-    count(0) = static_cast<float>(rows);
-    loss(0) = static_cast<float>(sum / rows);
-}
-
-__global__ void mean_loss_kernel1(float* loss, float* count, const float* losses, const int32_t* targets,
-                                  int64_t N, int64_t ignore_index) {
-    if (blockIdx.x > 0 || threadIdx.x > 0) return;
-    double sum = 0;
-    int64_t rows = 0;
-    for (int64_t n = 0; n < N; n++) {
-        if (targets[n] == ignore_index) continue;
-        sum += double(losses[n]);
-        rows++;
-    }
-    *count = static_cast<float>(rows);
-    *loss = static_cast<float>(sum / double(rows));
-}
-
-void mean_loss_1(View<float, 1> loss, View<float, 1> count, View<const float, 1> losses,
-                 View<const int32_t, 1> targets, int64_t ignore_index, Device device) {
-    launch(Grid(1, device.threads, device.stream), mean_loss_kernel1, loss.data, count.data, losses.data,
-           targets.data, losses.shape[0], ignore_index);
-}
-
-__global__ void __launch_bounds__(most_threads)
-    mean_loss_kernel2(float* loss, float* count, const float* losses, const int32_t* targets, int64_t N,
-                      int64_t ignore_index) {
-    constexpr int at_once = 4;
-    struct Shared {
-        float sums[most_warps], rows[most_warps];
-    };
-    Shared& shared = shared_memory<Shared>();
-    float sum = 0, rows = 0;  // whole numbers below 2^24 are exact
-    for (int64_t first = threadIdx.x; first < N; first += at_once * blockDim.x) {
-        float value[at_once];
-        int32_t target[at_once];
-#pragma unroll
-        for (int k = 0; k < at_once; k++) {
-            const int64_t n = first + k * blockDim.x, within = n < N ? n : first;
-            value[k] = losses[within];
-            target[k] = targets[within];
-        }
-#pragma unroll
-        for (int k = 0; k < at_once; k++) {
-            if (first + k * blockDim.x >= N || target[k] == ignore_index) continue;
-            sum += value[k];
-            rows += 1;
-        }
-    }
-    sum = block_sum(sum, shared.sums);
-    rows = block_sum(rows, shared.rows);
-    if (threadIdx.x != 0) return;
-    *count = rows;
-    *loss = sum / rows;
-}
-
-void mean_loss_2(View<float, 1> loss, View<float, 1> count, View<const float, 1> losses,
-                 View<const int32_t, 1> targets, int64_t ignore_index, Device device) {
-    launch(Grid(1, device.threads, device.stream), mean_loss_kernel2, loss.data, count.data, losses.data,
-           targets.data, losses.shape[0], ignore_index);
-}
-
-Operation mean_loss("mean_loss(loss: A[1], count: A[1]; losses: A[N] >0, targets: i32[N]; ignore_index: int)",
-                    "count = rows whose target is not ignore_index, loss = sum of losses / count",
-                    {{"cpu", "one thread", Where::host, entries<mean_loss_cpu>()},
-                     {"2",
-                      "a block, four rows' loads in flight a thread",
-                      Where::device,
-                      entries<mean_loss_2>(),
-                      nullptr,
-                      {1024, 256}},
-                     {"1", "naive: a thread", Where::device, entries<mean_loss_1>(), nullptr, {64}},
-                     {"reference", "plain loops", Where::host,
-                      entries<mean_loss_reference<float>, mean_loss_reference<double>>()}},
-                    [](const Call& c) { return 1.0 * c["N"]; });
 
 }  // namespace
 }  // namespace llamac

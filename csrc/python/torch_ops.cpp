@@ -10,7 +10,8 @@
 // there. A size that no tensor tells is an argument by its letter (repeat_kv_forward(Tensor x, SymInt NH)); an
 // operation without any tensor takes dtype and device too. `.out` writes where it is told, to null where that
 // is allowed. Operands marked ~ are mutated arguments of both forms. An N that comes first may be any number
-// of dimensions: results have those of the first tensor that has it.
+// of dimensions: results have those of the first tensor that has it. An i32 that may be strided may be an int64, as
+// PyTorch's targets are: its values are those of the lower halves.
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -30,7 +31,14 @@ at::ScalarType torch_type(DType t) {
     return types[static_cast<size_t>(t)];
 }
 
+// An int64 whose lower halves are a described int32 with gaps; every device here is little-endian.
+bool has_halves(const Operand& o, const at::Tensor& t) {
+    return t.scalar_type() == at::kLong && !o.type && o.dtype == DType::i32 && o.strided &&
+           o.shape.size() == 1;
+}
+
 DType type_of(const Operation& op, const Operand& o, const at::Tensor& t) {
+    if (has_halves(o, t)) return DType::i32;
     for (const DType d : {DType::f32, DType::bf16, DType::f64, DType::i32})
         if (t.scalar_type() == torch_type(d)) return d;
     fail(op.name, ": ", o.name, " is ", c10::toString(t.scalar_type()), ", expected f32, bf16, f64 or i32");
@@ -153,10 +161,13 @@ void check_bounds(const Arguments& a, const std::vector<Tensor>& views) {
         int64_t none = 0;
         for (size_t s = 0; s < op.scalars.size(); s++)
             if (op.scalars[s].name == "ignore_index") none = a.scalars[s].integer;
-        const int32_t* value = views[i].as<int32_t>();
-        for (int64_t n = 0; n < views[i].elements(); n++)
-            if (value[n] != none && (value[n] < 0 || value[n] >= below))
-                fail(op.name, ": ", o.name, " holds ", value[n], ", expected values from 0 to ", below - 1);
+        const bool wide = has_halves(o, a.tensors[i]);
+        for (int64_t n = 0; n < views[i].elements(); n++) {
+            const int32_t* at = views[i].as<int32_t>() + n * views[i].stride[0];
+            const int64_t value = wide ? *reinterpret_cast<const int64_t*>(at) : *at;
+            if (value != none && (value < 0 || value >= below))
+                fail(op.name, ": ", o.name, " holds ", value, ", expected values from 0 to ", below - 1);
+        }
     }
 }
 
@@ -185,7 +196,7 @@ struct Kernel final : c10::OperatorKernel {
     // run() refuses it.
     static void arrange(const Operand& o, at::Tensor& t) {
         if (o.output || t.is_contiguous()) return;
-        const bool in_rows = t.dim() == 0 || t.size(-1) <= 1 || t.stride(-1) == 1;
+        const bool in_rows = t.dim() <= 1 || t.size(-1) <= 1 || t.stride(-1) == 1;
         const bool as_described = t.dim() == static_cast<int64_t>(o.shape.size());
         if (!o.strided || !in_rows || !as_described) t = t.contiguous();
     }
@@ -195,8 +206,9 @@ struct Kernel final : c10::OperatorKernel {
         r.data = t.data_ptr();
         r.dtype = type_of(op, o, t);
         r.rank = static_cast<int>(o.shape.size());
+        const int64_t step = has_halves(o, t) ? 2 : 1;
         if (t.dim() == r.rank) {
-            for (int d = 0; d < r.rank; d++) r.shape[d] = t.size(d), r.stride[d] = t.stride(d);
+            for (int d = 0; d < r.rank; d++) r.shape[d] = t.size(d), r.stride[d] = step * t.stride(d);
             return r;
         }
         if (!t.is_contiguous()) fail(op.name, ": ", o.name, " must be contiguous");
@@ -205,7 +217,7 @@ struct Kernel final : c10::OperatorKernel {
             r.shape[d] = t.size(d - r.rank), r.stride[d] = rest;
             rest *= r.shape[d];
         }
-        r.shape[0] = t.numel() / rest, r.stride[0] = rest;
+        r.shape[0] = t.numel() / rest, r.stride[0] = step * rest;
         return r;
     }
 

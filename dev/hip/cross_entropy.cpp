@@ -2,6 +2,6 @@
 #include "benchmark.h"
 
 int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv,
-                                  {{"cross_entropy", {"dlosses"}, {"dlogits", "logits"}, {{"N", 4096}}}});
+    return llamac::run_benchmarks(
+        argc, argv, {{"cross_entropy", {"dlosses", "mean"}, {"dlogits", "logits"}, {{"N", 4096}}}});
 }
