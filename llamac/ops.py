@@ -168,7 +168,7 @@ def _cross_entropy(
     logits: Tensor, ids: Tensor, ignore_index: int, reduction: str
 ) -> tuple[Tensor, Tensor | None]:
     """What is asked for, and for a mean also [mean, number of rows in it], whose memory the first lies in."""
-    losses = logits.new_empty(ids.shape, dtype=_statistics(logits))
+    losses = torch.empty_like(ids, dtype=_statistics(logits), memory_format=torch.contiguous_format)
     mean = _empty_mean(losses, reduction)
     _ops.cross_entropy.out(logits, ids, None, 1.0, ignore_index, losses=losses, dlogits=None, mean=mean)
     return _reduced(losses, mean, reduction), mean

@@ -409,7 +409,9 @@ class Computing(TorchDispatchMode):
         self.calls = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if not func.is_view and str(func) not in ("aten.new_empty.default", "aten._unsafe_view.default"):
+        if not func.is_view and not str(func).startswith(
+            ("aten.new_empty", "aten.empty_like", "aten._unsafe_view")
+        ):
             self.calls.append(str(func))
         return func(*args, **kwargs or {})
 
