@@ -590,15 +590,13 @@ class AdamW:
 
     def philox_words(self, part: Part, stored: list[Tensor]) -> list[Tensor | None]:
         """The C program's, int32[n], for those of p, m and v that are bf16."""
-        n, start, stream = len(stored[0]), part.start(), 4 * part.index
-        p, m, v = (x.dtype == torch.bfloat16 for x in stored)
-        moments = self.words(stream + 1, n, start) if m or v else None
-        words = [
-            self.words(stream, n, start) if p else None,
-            moments if m else None,
-            moments << np.uint32(16) if v else None,
-        ]
-        return [None if x is None else upload(x.view(np.int32), self.device) for x in words]
+        narrow = [x.dtype == torch.bfloat16 for x in stored]
+        if not any(narrow):
+            return [None] * 3
+        word = self.words(4 * part.index, len(stored[0]), part.start())
+        m, v = (((word >> shift & 0xFF) << 8 | 0x80) << 16 for shift in (8, 0))
+        words = zip((word, m, v), narrow, strict=True)
+        return [upload(x.view(np.int32), self.device) if wanted else None for x, wanted in words]
 
     @torch.no_grad()
     def step(

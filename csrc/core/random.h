@@ -12,7 +12,7 @@ struct Philox {
     uint32_t word[4];
 };
 
-// Streams: parameter k has 4k for its weight, 4k+1 for its moments; sampling has the last one.
+// Streams: parameter k has 4k; sampling has the last one.
 constexpr uint32_t sampling_stream = 0xffffffffu;
 
 __host__ __device__ inline Philox philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {

@@ -11,8 +11,9 @@
 // With master weights the update is made on master, and weight is master rounded. Without them a
 // bf16 weight, and bf16 moments always, are rounded stochastically, so that updates far below half an ulp are
 // not lost on average: add 16 random bits below those that stay, cut. The bits are Philox's of (seed, step,
-// stream, element): the upper half of stream's word for the weight, the two halves of stream + 1's for m and
-// v. The update itself uses m and v before they are rounded.
+// stream, element): the upper half of its word for the weight, and for m and v a byte each, above what makes
+// it right on average. A byte is off by at most 2^-9 of an ulp; a moment changes by 1 - beta of itself, an ulp
+// is at most 2^-7 of it. The update itself uses m and v before they are rounded.
 //
 // reference: plain loops.
 // cpu:       fixed chunks over threads; the random words of a chunk come first, four elements a Philox block.
@@ -20,7 +21,7 @@
 // 2          eight elements a thread, 128-bit accesses, all of a thread's loads in flight before the first is
 //            used; one thread of a block computes meanwhile what depends on the step alone. Small blocks pass
 //            over memory once, in order: a grid that stays resident is 5% slower. What limits it where
-//            everything is bf16 is arithmetic as much as memory: 14 bytes and two Philox words an element.
+//            everything is bf16 is arithmetic as much as memory: 14 bytes and a Philox word an element.
 //
 // NVIDIA H200, bf16 where nothing is said, 2026-11-21; %: of what a copy of as many bytes does there and
 // then, where it was measured; compile: torch.compile's time over kernel 2's in the same run (PyTorch 2.11):
@@ -80,6 +81,14 @@ __host__ __device__ inline uint32_t round_stochastic(float value, uint32_t rando
     return value != value ? 0x7fc0u : (bits.u + random) >> 16;
 }
 
+// What m and v add, of a word's lower two bytes.
+__host__ __device__ inline uint32_t bits_for_m(uint32_t word) {
+    return (word & 0xff00u) | 0x80u;
+}
+__host__ __device__ inline uint32_t bits_for_v(uint32_t word) {
+    return (word << 8 & 0xff00u) | 0x80u;
+}
+
 // *p = value, rounded so where T is bf16.
 template <class T>
 __host__ __device__ inline void store_stochastic(T* p, arithmetic<T> value, uint32_t random) {
@@ -96,22 +105,20 @@ void adamw_reference(View<T, 1> weight, View<arithmetic<T>, 1> master, View<M, 1
                      double eps, double weight_decay, double grad_clip, int64_t seed, int64_t stream) {
     using A = arithmetic<T>;
     const auto k = coefficients<A>(grad_norm(0), lr(0), step(0), beta1, beta2, eps, weight_decay, grad_clip);
-    const auto word = [&](int64_t p, int which) {
-        const uint32_t s = static_cast<uint32_t>(stream + which);
-        return random_block(static_cast<uint64_t>(seed), static_cast<uint32_t>(step(0)), s, p / 4)
-            .word[p % 4];
-    };
     for (int64_t p = 0; p < weight.shape[0]; p++) {
+        const Philox block = random_block(static_cast<uint64_t>(seed), static_cast<uint32_t>(step(0)),
+                                          static_cast<uint32_t>(stream), p / 4);
+        const uint32_t word = block.word[p % 4];
         A mean = A(m(p)), square = A(v(p));
         const A updated = adamw_element(master ? master(p) : A(weight(p)), mean, square, A(grad(p)), k);
         if (master) {
             master(p) = updated;
             weight(p) = T(updated);
         } else {
-            store_stochastic(&weight(p), updated, word(p, 0) >> 16);
+            store_stochastic(&weight(p), updated, word >> 16);
         }
-        store_stochastic(&m(p), mean, word(p, 1) >> 16);
-        store_stochastic(&v(p), square, word(p, 1) & 0xffffu);
+        store_stochastic(&m(p), mean, bits_for_m(word));
+        store_stochastic(&v(p), square, bits_for_v(word));
     }
 }
 
@@ -144,8 +151,8 @@ void adamw_chunk(T* weight, float* master, M* m, M* v, const G* grad, const uint
             const float updated = adamw_element(float(weight[p]), mean, square, float(grad[p]), k);
             store_stochastic(weight + p, updated, words[p] >> 16);
         }
-        store_stochastic(m + p, mean, words[chunk + p] >> 16);
-        store_stochastic(v + p, square, words[chunk + p] & 0xffffu);
+        store_stochastic(m + p, mean, bits_for_m(words[p]));
+        store_stochastic(v + p, square, bits_for_v(words[p]));
     }
 }
 
@@ -157,12 +164,11 @@ void adamw_cpu(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1
     const auto k =
         coefficients<float>(grad_norm(0), lr(0), step(0), beta1, beta2, eps, weight_decay, grad_clip);
     const int64_t P = weight.shape[0];
-    const bool random_weight = sizeof(T) == 2 && !master, random_moments = sizeof(M) == 2;
+    const bool random = (sizeof(T) == 2 && !master) || sizeof(M) == 2;
 #pragma omp parallel for
     for (int64_t begin = 0; begin < P; begin += chunk) {
-        uint32_t words[2 * chunk];
-        if (random_weight) random_words(words, begin, seed, step(0), stream);
-        if (random_moments) random_words(words + chunk, begin, seed, step(0), stream + 1);
+        uint32_t words[chunk];
+        if (random) random_words(words, begin, seed, step(0), stream);
         const auto update = master ? adamw_chunk<true, T, G, M> : adamw_chunk<false, T, G, M>;
         update(&weight(begin), master ? &master(begin) : nullptr, &m(begin), &v(begin), &grad(begin), words,
                std::min(chunk, P - begin), k);
@@ -227,16 +233,15 @@ __global__ void adamw_kernel1(T* weight, float* master, M* m, M* v, const G* gra
     const float mean = k.beta1 * float(m[p]) + k.rest1 * g,
                 square = k.beta2 * float(v[p]) + k.rest2 * (g * g);
     const float updated = old - k.lr * (mean * k.bias1 / (sqrtf(square * k.bias2) + k.eps) + k.decay * old);
+    const uint32_t word = random_block(settings.seed, now, settings.stream, p / 4).word[p % 4];
     if (master) {
         master[p] = updated;
         weight[p] = T(updated);
     } else {
-        const uint32_t word = random_block(settings.seed, now, settings.stream, p / 4).word[p % 4];
         store_stochastic(weight + p, updated, word >> 16);
     }
-    const uint32_t word = random_block(settings.seed, now, settings.stream + 1, p / 4).word[p % 4];
-    store_stochastic(m + p, mean, word >> 16);
-    store_stochastic(v + p, square, word & 0xffffu);
+    store_stochastic(m + p, mean, bits_for_m(word));
+    store_stochastic(v + p, square, bits_for_v(word));
 }
 
 template <class T, class G, class M>
@@ -351,12 +356,12 @@ __device__ inline void store_unit(X* x, const Place<run>& at, const float (&valu
 
 // philox of core/random.h for a unit's elements.
 template <int run>
-__device__ inline void random_unit(uint32_t (&words)[unit], const Settings& s, uint32_t step, uint32_t stream,
+__device__ inline void random_unit(uint32_t (&words)[unit], const Settings& s, uint32_t step,
                                    const Place<run>& at) {
 #pragma unroll
     for (int first = 0; first < unit; first += 4) {
         const uint32_t block = static_cast<uint32_t>((at.begin[first / run] + first % run) / 4);
-        uint32_t c0 = block, c1 = at.high, c2 = stream, c3 = step;
+        uint32_t c0 = block, c1 = at.high, c2 = s.stream, c3 = step;
 #pragma unroll
         for (int round = 0; round < philox_rounds; round++) {
             const uint64_t p0 = uint64_t{0xD2511F53u} * c0, p1 = uint64_t{0xCD9E8D57u} * c2;
@@ -432,17 +437,15 @@ __device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, 
         }
     }
     uint32_t words[unit];
+    if constexpr (random_weight || random_moments) random_unit(words, s, now, at);
     if constexpr (has_master) store_unit<whole, false>(master, at, w);
-    if constexpr (random_weight) {
-        random_unit(words, s, now, s.stream, at);
+    if constexpr (random_weight)
         for (int e = 0; e < unit; e++) w[e] = add_below(w[e], words[e] >> 16);
-    }
     store_unit<whole, random_weight>(weight, at, w);
     if constexpr (random_moments) {
-        random_unit(words, s, now, s.stream + 1, at);
         for (int e = 0; e < unit; e++) {
-            mean[e] = add_below(mean[e], words[e] >> 16);
-            square[e] = add_below(square[e], words[e] & 0xffffu);
+            mean[e] = add_below(mean[e], bits_for_m(words[e]));
+            square[e] = add_below(square[e], bits_for_v(words[e]));
         }
     }
     store_unit<whole, random_moments>(m, at, mean);
