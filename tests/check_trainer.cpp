@@ -146,7 +146,7 @@ void check_plan(const Options& o, const std::string& what) {
     for (const Arena::Row& row : m.arena.rows) {
         const Tensor* t = row.tensor;
         const bool later =
-            t == &a.dqkv || t == &a.dattention || t == &a.dgate_up || t == &a.dswiglu || t == &a.logits;
+            t == &a.dqkv || t == &a.dattention || t == &a.dgate_up || t == &a.dswiglu || t == &a.more_logits;
         check(later || end(*t) <= begin(a.logits) || end(a.logits) <= begin(*t),
               what + ": logits over " + row.group);
     }
@@ -167,14 +167,19 @@ void check_plans() {
     check(m.activations.logits.bytes() <= int64_t{64} << 20, "few rows: logits of at most 64 MiB");
     few.logits_bytes = int64_t{1} << 40;
     const Model whole(config, few);
-    check(whole.activations.logits.shape[0] == 16 &&
-              whole.activations.logits.data != whole.activations.dqkv.data,
+    check(whole.activations.logits.shape[0] == 16 && whole.activations.more_logits.elements() > 0,
           "logits that do not fit elsewhere have memory of their own");
     Config narrow = config;
     narrow.F = 128;
     ModelOptions many = model_options(small_run());
     many.batch_size = 1, many.seq_len = 4096;
-    check(Model(narrow, many).activations.logits.shape[0] == 512, "no more than eight chunks of logits");
+    check(Model(narrow, many).activations.logits.shape[0] == 2048, "two chunks of logits");
+    many.batch_size = 8;
+    const Tensor ample = Model(narrow, many).activations.logits;
+    check(ample.bytes() > (int64_t{2} << 30) - ample.shape[1] * 512 && ample.bytes() <= int64_t{2} << 30,
+          "no more than 2 GiB of logits for the sake of few chunks");
+    many.batch_size = 32;
+    check(Model(narrow, many).activations.logits.shape[0] == 16384, "no more than eight chunks of logits");
 }
 
 // What operations work in is asked for in the rehearsal, whatever a run does later.

@@ -61,19 +61,21 @@ int64_t chunk_rows(int64_t row_bytes, int64_t rows, int64_t bytes) {
     return std::min(most, (even + tile - 1) / tile * tile);
 }
 
-// The logits are used before the blocks' gradients are made. The head's gradient is a sum over chunks, rounded to its
-// type with each: eight such errors come to about twice that of one.
+// The logits are used before the blocks' gradients are made: they begin in their memory, and end in some of their own
+// where that is small. The head's gradient is a sum over chunks. Each after the first reads and writes the whole of it
+// once more: two are what is aimed at. Each also rounds it to its type: eight such errors come to about twice that of
+// one.
 void plan_logits(Activations& a, const Config& config, int64_t bytes, Arena& arena) {
-    constexpr int64_t most_chunks = 8, least_bytes = int64_t{64} << 20;
+    constexpr int64_t most_chunks = 8, least_bytes = int64_t{64} << 20, ample_bytes = int64_t{2} << 30;
     const int64_t rows = a.embedding.shape[0], row_bytes = config.V * size_of(a.embedding.dtype);
     const int64_t free = a.dqkv.bytes() + a.dattention.bytes() + a.dgate_up.bytes() + a.dswiglu.bytes();
-    const int64_t share = (rows + most_chunks - 1) / most_chunks * row_bytes;
-    if (!bytes) bytes = std::max({free, share, least_bytes});
+    const int64_t half = (rows + 1) / 2 * row_bytes,
+                  share = (rows + most_chunks - 1) / most_chunks * row_bytes;
+    if (!bytes) bytes = std::max({free, share, least_bytes, std::min(half, ample_bytes)});
     const Tensor logits = shaped(a.embedding.dtype, {chunk_rows(row_bytes, rows, bytes), config.V});
-    if (logits.bytes() <= free)
-        arena.share(&a.logits, logits, &a.dqkv);
-    else
-        arena.plan("logits", &a.logits, logits);
+    arena.share(&a.logits, logits, &a.dqkv);
+    if (logits.bytes() > free)
+        arena.plan("logits", &a.more_logits, shaped(DType::i32, {(logits.bytes() - free + 3) / 4}));
 }
 
 // The planned memory under the shape of this batch.

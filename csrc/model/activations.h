@@ -40,6 +40,7 @@ struct Activations {
                                            // with its gradient
     Tensor final_norm, final_rstd;         // [B,T,C], [B,T]
     Tensor logits;                         // [rows of a chunk, V]; their gradient takes their place
+    Tensor more_logits;                    // what they need beyond dqkv to dswiglu, right behind
     Tensor losses;                         // [B,T]
     // Gradients: one layer's at a time.
     Tensor dresidual, dnorm, dqkv, dattention, dgate_up, dswiglu;
@@ -49,7 +50,7 @@ struct Activations {
 unsigned recomputed_parts(const Recompute& recompute, int64_t layer);
 
 // Plans memory for B sequences of T tokens. logits_bytes: of a chunk of logits, which use the memory of the blocks'
-// gradients where they fit; 0: all of that, 64 MiB if it is less.
+// gradients first; 0: all of that, and where that is less, half of the logits up to 2 GiB, an eighth, or 64 MiB.
 void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T, DType dtype,
                       const Recompute& recompute, int64_t logits_bytes, Arena& arena);
 
