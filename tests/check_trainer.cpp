@@ -2,6 +2,7 @@
 // replayed as graphs, interrupted and resumed without a changed bit.
 #include <cmath>
 #include <ctime>
+#include <map>
 #include <sstream>
 
 #include "check.h"
@@ -213,6 +214,38 @@ void check_rehearsal() {
     choose_defaults();
 }
 
+// How often each operation runs in a micro-step.
+std::map<std::string, int> calls_with(const std::string& recompute) {
+    static std::map<std::string, int> calls;
+    Options o = small_run();
+    o.recompute = recompute;
+    Model m(load_config(o.model), model_options(o));
+    m.allocate();
+    initialize(m.parameters, m.config, 1);
+    const std::vector<int32_t> tokens(64, 3);
+    set_batch(m, tokens.data(), tokens.data(), 4, 16);
+    calls.clear();
+    const Observer counter = {[](hipStream_t) {},
+                              [](const Call& call, const Variant&) { calls[call.op->name]++; },
+                              [](int64_t, hipStream_t) {}};
+    observe_runs(&counter);
+    forward_backward(m, true, 1);
+    observe_runs(nullptr);
+    return calls;
+}
+
+// What its own backward writes again is not computed a second time, unless another part needs it before.
+void check_recomputed_calls() {
+    const auto none = calls_with("none"), cheap = calls_with("norm,swiglu");
+    check(none == cheap, "norms and swiglu are written again by their backward");
+    const int layers = static_cast<int>(load_config(small_run().model).L);
+    auto expected = none;
+    expected["rmsnorm_forward"] += layers;
+    expected["matmul_forward"] += layers;
+    expected["rope_forward"] += layers;
+    check(calls_with("norm,swiglu,qkv") == expected, "queries, keys and values want their norm first");
+}
+
 // ---- a run that does not fit ----
 
 int64_t free_bytes() {
@@ -410,6 +443,6 @@ void check_interrupted() {
 
 int main(int, char** argv) {
     limit_spinning(argv);
-    return run_checks({check_arena, check_plans, check_rehearsal, check_refusal, check_planning_is_quick,
-                       check_updates_ahead, check_graphs, check_interrupted});
+    return run_checks({check_arena, check_plans, check_rehearsal, check_recomputed_calls, check_refusal,
+                       check_planning_is_quick, check_updates_ahead, check_graphs, check_interrupted});
 }

@@ -83,7 +83,7 @@ def rmsnorm_backward(i):
         return rmsnorm_forward({"x": x, "weight": weight})["out"]
 
     dx, dweight = gradients(norm, [i["x"], i["weight"]], i["dout"])
-    return {"dx": dx + i["dresidual"], "dweight": dweight}
+    return {"dx": dx + i["dresidual"], "dweight": dweight, "out": norm(i["x"], i["weight"])}
 
 
 def precompute_cis(i):

@@ -15,14 +15,15 @@ struct BlockRow {
 std::vector<BlockRow> block_table(const Config& c, int64_t B, int64_t T, DType t) {
     using A = BlockActivations;
     const int64_t N = B * T;
+    constexpr unsigned kept = 0;  // four bytes a row, by which a norm's backward writes the norm again
     return {{&A::input_norm, shaped(t, {N, c.C}), input_norm_part},
-            {&A::input_rstd, shaped(DType::f32, {N}), input_norm_part},
+            {&A::input_rstd, shaped(DType::f32, {N}), kept},
             {&A::qkv, shaped(t, {N, c.qkv_size()}), qkv_part},
             {&A::attention, shaped(t, {N, c.q_size()}), attention_part},
             {&A::lse, shaped(DType::f32, {B, c.NH, T}), attention_part},
             {&A::residual_mid, shaped(t, {N, c.C}), residual_mid_part},
             {&A::post_norm, shaped(t, {N, c.C}), post_norm_part},
-            {&A::post_rstd, shaped(DType::f32, {N}), post_norm_part},
+            {&A::post_rstd, shaped(DType::f32, {N}), kept},
             {&A::gate_up, shaped(t, {N, 2 * c.F}), gate_up_part},
             {&A::swiglu, shaped(t, {N, c.F}), swiglu_part},
             {&A::residual_out, shaped(t, {N, c.C}), residual_out_part}};

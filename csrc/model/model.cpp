@@ -155,9 +155,9 @@ void run_head(Model& m, const HeadGradient& gradient) {
     show(m, "losses", a.losses);
 }
 
-// dresidual enters as the gradient of the block's output and leaves as that of its input. again: swiglu was
-// thrown away; its backward, which reads gate_up anyway, writes it once more.
-void backward_feed_forward(Model& m, int64_t layer, bool again, bool accumulate) {
+// dresidual enters as the gradient of the block's output and leaves as that of its input. again: parts whose result was
+// thrown away and whose backward, which reads what it was made of anyway, writes it once more.
+void backward_feed_forward(Model& m, int64_t layer, unsigned again, bool accumulate) {
     const Parameters& p = m.parameters;
     const BlockParameters w = block_parameters(layer);
     const BlockActivations& a = m.activations.blocks[layer];
@@ -165,18 +165,20 @@ void backward_feed_forward(Model& m, int64_t layer, bool again, bool accumulate)
     const std::string name = block_name("dact.", layer);
     call(m, "matmul_backward_input", {d.dswiglu}, {d.dresidual, p.weight(w.down)});
     show(m, name + "swiglu", d.dswiglu);
-    call(m, "swiglu_backward", {d.dgate_up, again ? a.swiglu : Tensor{}}, {d.dswiglu, a.gate_up});
+    call(m, "swiglu_backward", {d.dgate_up, again & swiglu_part ? a.swiglu : Tensor{}},
+         {d.dswiglu, a.gate_up});
     show(m, name + "gate_up", d.dgate_up);
     call(m, "matmul_backward_weight", {p.gradient(w.down)}, {d.dresidual, a.swiglu}, {accumulate});
     call(m, "matmul_backward_input", {d.dnorm}, {d.dgate_up, p.weight(w.gate_up, 2)});
-    call(m, "matmul_backward_weight", {p.gradient(w.gate_up, 2)}, {d.dgate_up, a.post_norm}, {accumulate});
     show(m, name + "post_norm", d.dnorm);
-    call(m, "rmsnorm_backward", {d.dresidual, p.gradient(w.post_norm)},
+    call(m, "rmsnorm_backward",
+         {d.dresidual, p.gradient(w.post_norm), again & post_norm_part ? a.post_norm : Tensor{}},
          {d.dnorm, a.residual_mid, p.weight(w.post_norm), a.post_rstd, d.dresidual}, {accumulate});
+    call(m, "matmul_backward_weight", {p.gradient(w.gate_up, 2)}, {d.dgate_up, a.post_norm}, {accumulate});
     show(m, name + "residual_mid", d.dresidual);
 }
 
-void backward_attention(Model& m, int64_t layer, bool accumulate) {
+void backward_attention(Model& m, int64_t layer, unsigned again, bool accumulate) {
     const Parameters& p = m.parameters;
     const BlockParameters w = block_parameters(layer);
     const BlockActivations& a = m.activations.blocks[layer];
@@ -194,10 +196,20 @@ void backward_attention(Model& m, int64_t layer, bool accumulate) {
     show(m, name + "v", dh.v);
     call(m, "rope_backward", {dh.rotated}, {dh.rotated, d.cis}, {false});
     call(m, "matmul_backward_input", {d.dnorm}, {d.dqkv, p.weight(w.qkv, 3)});
-    call(m, "matmul_backward_weight", {p.gradient(w.qkv, 3)}, {d.dqkv, a.input_norm}, {accumulate});
     show(m, name + "input_norm", d.dnorm);
-    call(m, "rmsnorm_backward", {d.dresidual, p.gradient(w.input_norm)},
+    call(m, "rmsnorm_backward",
+         {d.dresidual, p.gradient(w.input_norm), again & input_norm_part ? a.input_norm : Tensor{}},
          {d.dnorm, residual_in(m, layer), p.weight(w.input_norm), a.input_rstd, d.dresidual}, {accumulate});
+    call(m, "matmul_backward_weight", {p.gradient(w.qkv, 3)}, {d.dqkv, a.input_norm}, {accumulate});
+}
+
+// Of the parts to compute again, those that no other needs: their own backward writes their result, which only the
+// gradient of the next product's weight reads.
+unsigned written_again(unsigned again) {
+    unsigned written = again & swiglu_part;
+    if (!(again & qkv_part)) written |= again & input_norm_part;
+    if (!(again & gate_up_part)) written |= again & post_norm_part;
+    return written;
 }
 
 // From the final norm's gradient, in dnorm, down to the embedding.
@@ -206,14 +218,14 @@ void backward_trunk(Model& m, bool accumulate) {
     const Parameters& p = m.parameters;
     const size_t norm = final_norm_parameter(m.config);
     show(m, "dact.final_norm", a.dnorm);
-    call(m, "rmsnorm_backward", {a.dresidual, p.gradient(norm)},
+    call(m, "rmsnorm_backward", {a.dresidual, p.gradient(norm), Tensor{}},
          {a.dnorm, residual_in(m, m.config.L), p.weight(norm), a.final_rstd, Tensor{}}, {accumulate});
     for (int64_t layer = m.config.L - 1; layer >= 0; layer--) {
         show(m, block_name("dact.", layer) + "residual_out", a.dresidual);
-        const unsigned again = recomputed_parts(m.options.recompute, layer);
-        forward_block(m, layer, again & ~swiglu_part);
-        backward_feed_forward(m, layer, again & swiglu_part, accumulate);
-        backward_attention(m, layer, accumulate);
+        const unsigned again = recomputed_parts(m.options.recompute, layer), written = written_again(again);
+        forward_block(m, layer, again & ~written);
+        backward_feed_forward(m, layer, written, accumulate);
+        backward_attention(m, layer, written, accumulate);
     }
     show(m, "dact.embedding", a.dresidual);
     call(m, "embedding_backward", {p.gradient(embedding_parameter)},

@@ -8,6 +8,7 @@
 //   dx[n,c]    = rstd[n] * (g[n,c] - xhat[n,c] * mean_c(g[n,c] * xhat[n,c])) (+ dresidual[n,c], the
 //                gradient that reaches x past the norm)
 //   dweight[c] = sum_n dout[n,c] * xhat[n,c]
+//   out        = the forward's, the same bits, for who has not kept it; null: not wanted
 //
 // residual_rmsnorm_forward: sum = x + residual, rounded to storage first, then the norm of that sum, so that
 // backward, which reads the stored sum, sees the same rows.
@@ -87,9 +88,10 @@ void residual_rmsnorm_forward_reference(View<T, 2> sum, View<T, 2> out, View<ari
 }
 
 template <class T, class G>
-void rmsnorm_backward_reference(View<T, 2> dx, View<G, 1> dweight, View<const T, 2> dout, View<const T, 2> x,
-                                View<const T, 1> weight, View<const arithmetic<T>, 1> rstd,
-                                View<const T, 2> dresidual, bool accumulate) {
+void rmsnorm_backward_reference(View<T, 2> dx, View<G, 1> dweight, View<T, 2> out, View<const T, 2> dout,
+                                View<const T, 2> x, View<const T, 1> weight,
+                                View<const arithmetic<T>, 1> rstd, View<const T, 2> dresidual,
+                                bool accumulate) {
     using A = arithmetic<T>;
     const int64_t N = x.shape[0], C = x.shape[1];
     std::vector<double> dw(C, 0);
@@ -105,6 +107,7 @@ void rmsnorm_backward_reference(View<T, 2> dx, View<G, 1> dweight, View<const T,
             const A g = A(dout(n, c)) * A(weight(c)), xhat = A(x(n, c)) * rstd(n);
             const A past = dresidual ? A(dresidual(n, c)) : A(0);
             dx(n, c) = T(rstd(n) * (g - xhat * mean) + past);
+            if (out) out(n, c) = T(xhat * A(weight(c)));
         }
     }
     for (int64_t c = 0; c < C; c++) dweight(c) = G(A((accumulate ? double(dweight(c)) : 0.0) + dw[c]));
@@ -141,9 +144,9 @@ void residual_rmsnorm_forward_cpu(View<T, 2> sum, View<T, 2> out, View<float, 1>
     }
 }
 
-// One row of the backward pass; dw[C] gathers its share of dweight. past: dresidual's row, or null.
+// One row of the backward pass; dw[C] gathers its share of dweight. out and past, dresidual's row, may be null.
 template <class T>
-void rmsnorm_backward_row(T* dx, float* dw, const T* dout, const T* x, const T* weight, float r,
+void rmsnorm_backward_row(T* dx, float* dw, T* out, const T* dout, const T* x, const T* weight, float r,
                           const T* past, int64_t C) {
     const double dot =
         block_sum(C, [=](int64_t c) { return float(dout[c]) * float(weight[c]) * (float(x[c]) * r); });
@@ -153,21 +156,22 @@ void rmsnorm_backward_row(T* dx, float* dw, const T* dout, const T* x, const T* 
         const float d = float(dout[c]), xhat = float(x[c]) * r;
         dw[c] += d * xhat;
         store(dx + c, r * (d * float(weight[c]) - xhat * mean) + (past ? float(past[c]) : 0.0f));
+        if (out) store(out + c, xhat * float(weight[c]));
     }
 }
 
 template <class T, class G>
-void rmsnorm_backward_cpu(View<T, 2> dx, View<G, 1> dweight, View<const T, 2> dout, View<const T, 2> x,
-                          View<const T, 1> weight, View<const float, 1> rstd, View<const T, 2> dresidual,
-                          bool accumulate) {
+void rmsnorm_backward_cpu(View<T, 2> dx, View<G, 1> dweight, View<T, 2> out, View<const T, 2> dout,
+                          View<const T, 2> x, View<const T, 1> weight, View<const float, 1> rstd,
+                          View<const T, 2> dresidual, bool accumulate) {
     const int64_t N = x.shape[0], C = x.shape[1];
     const int64_t rows = std::max<int64_t>(32, (N + 63) / 64), blocks = (N + rows - 1) / rows;
     std::vector<float> partial(blocks * C, 0.0f);
 #pragma omp parallel for
     for (int64_t b = 0; b < blocks; b++)
         for (int64_t n = b * rows; n < std::min(N, (b + 1) * rows); n++)
-            rmsnorm_backward_row(&dx(n, 0), &partial[b * C], &dout(n, 0), &x(n, 0), weight.data, rstd(n),
-                                 dresidual ? &dresidual(n, 0) : nullptr, C);
+            rmsnorm_backward_row(&dx(n, 0), &partial[b * C], out ? &out(n, 0) : nullptr, &dout(n, 0),
+                                 &x(n, 0), weight.data, rstd(n), dresidual ? &dresidual(n, 0) : nullptr, C);
     std::vector<float> dw(C, 0.0f);
     for (int64_t b = 0; b < blocks; b++)
 #pragma omp simd
@@ -221,8 +225,8 @@ void residual_rmsnorm_forward_1(View<T, 2> sum, View<T, 2> out, View<float, 1> r
 }
 
 template <class T>
-__global__ void rmsnorm_backward_kernel1(T* dx, const T* dout, const T* x, const T* weight, const float* rstd,
-                                         const T* dresidual, int64_t N, int64_t C) {
+__global__ void rmsnorm_backward_kernel1(T* dx, T* out, const T* dout, const T* x, const T* weight,
+                                         const float* rstd, const T* dresidual, int64_t N, int64_t C) {
     const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (n >= N) return;
     const float r = rstd[n];
@@ -234,6 +238,7 @@ __global__ void rmsnorm_backward_kernel1(T* dx, const T* dout, const T* x, const
         const int64_t i = n * C + c;
         const float past = dresidual ? float(dresidual[i]) : 0.0f;
         dx[i] = T(r * (float(dout[i]) * float(weight[c]) - float(x[i]) * r * mean) + past);
+        if (out) out[i] = T(float(x[i]) * r * float(weight[c]));
     }
 }
 
@@ -249,16 +254,16 @@ __global__ void rmsnorm_backward_kernel1_columns(G* dweight, const T* dout, cons
 }
 
 template <class T, class G>
-void rmsnorm_backward_1(View<T, 2> dx, View<G, 1> dweight, View<const T, 2> dout, View<const T, 2> x,
-                        View<const T, 1> weight, View<const float, 1> rstd, View<const T, 2> dresidual,
-                        bool accumulate, Device device) {
+void rmsnorm_backward_1(View<T, 2> dx, View<G, 1> dweight, View<T, 2> out, View<const T, 2> dout,
+                        View<const T, 2> x, View<const T, 1> weight, View<const float, 1> rstd,
+                        View<const T, 2> dresidual, bool accumulate, Device device) {
     const int64_t N = x.shape[0], C = x.shape[1];
     // dweight first: dx may take dout's place.
     launch(Grid(blocks_for(C, device.threads), device.threads, device.stream),
            rmsnorm_backward_kernel1_columns<T, G>, dweight.data, dout.data, x.data, rstd.data, N, C,
            accumulate);
     launch(Grid(blocks_for(N, device.threads), device.threads, device.stream), rmsnorm_backward_kernel1<T>,
-           dx.data, dout.data, x.data, weight.data, rstd.data, dresidual.data, N, C);
+           dx.data, out.data, dout.data, x.data, weight.data, rstd.data, dresidual.data, N, C);
 }
 
 // ---- 2: the row in registers
@@ -366,7 +371,7 @@ void residual_rmsnorm_forward_2(View<T, 2> sum, View<T, 2> out, View<float, 1> r
 // under way while this one's sum is made. Dynamic LDS: C floats where blockDim.y > 1.
 template <class T, bool whole>
 __global__ void __launch_bounds__(backward_threads)
-    rmsnorm_backward_kernel2(T* dx, float* partial, const T* dout, const T* x, const T* weight,
+    rmsnorm_backward_kernel2(T* dx, float* partial, T* out, const T* dout, const T* x, const T* weight,
                              const float* rstd, const T* dresidual, int64_t N, int C) {
     constexpr int size = vector_size<T>, vectors = most_backward / size;
     struct Shared {
@@ -431,8 +436,11 @@ __global__ void __launch_bounds__(backward_threads)
             unpack(this_dout[v], d);
             unpack(w[v], b);
             unpack(past[v], p);
-            for (int i = 0; i < size; i++) a[i] = r * (d[i] * b[i] - a[i] * r * mean) + p[i];
-            store_part<whole>(dx + n * C, column[v], C, pack(a));
+            for (int i = 0; i < size; i++) p[i] += r * (d[i] * b[i] - a[i] * r * mean);
+            store_part<whole>(dx + n * C, column[v], C, pack(p));
+            if (!out) continue;
+            for (int i = 0; i < size; i++) a[i] = a[i] * r * b[i];
+            store_part<whole>(out + n * C, column[v], C, pack(a));
         }
     }
     float* sums = reinterpret_cast<float*>(dynamic_shared_memory());
@@ -486,17 +494,18 @@ int64_t backward_workspace(const Call& c) {
 }
 
 template <class T, class G>
-void rmsnorm_backward_2(View<T, 2> dx, View<G, 1> dweight, View<const T, 2> dout, View<const T, 2> x,
-                        View<const T, 1> weight, View<const float, 1> rstd, View<const T, 2> dresidual,
-                        bool accumulate, Device device) {
+void rmsnorm_backward_2(View<T, 2> dx, View<G, 1> dweight, View<T, 2> out, View<const T, 2> dout,
+                        View<const T, 2> x, View<const T, 1> weight, View<const float, 1> rstd,
+                        View<const T, 2> dresidual, bool accumulate, Device device) {
     const int64_t N = x.shape[0], C = x.shape[1];
     const BackwardShape shape = backward_shape(N, C, device.threads);
-    const bool whole = is_whole({dx.data, dout.data, x.data, weight.data, dresidual.data}, C, vector_size<T>);
+    const bool whole =
+        is_whole({dx.data, out.data, dout.data, x.data, weight.data, dresidual.data}, C, vector_size<T>);
     const size_t sums_bytes = shape.threads.y > 1 ? static_cast<size_t>(C) * 4 : 0;
     float* partial = static_cast<float*>(device.workspace);
     launch(Grid(shape.blocks, shape.threads, device.stream, sums_bytes),
            whole ? rmsnorm_backward_kernel2<T, true> : rmsnorm_backward_kernel2<T, false>, dx.data, partial,
-           dout.data, x.data, weight.data, rstd.data, dresidual.data, N, static_cast<int>(C));
+           out.data, dout.data, x.data, weight.data, rstd.data, dresidual.data, N, static_cast<int>(C));
     launch(Grid(blocks_for(C, device_properties().warp_size), most_threads, device.stream),
            rmsnorm_backward_kernel2_columns<G>, dweight.data, partial, shape.blocks, C, accumulate);
 }
@@ -535,7 +544,7 @@ Operation residual_rmsnorm_forward(
     [](const Call& c) { return 5.0 * c["N"] * c["C"]; });
 
 Operation rmsnorm_backward(
-    "rmsnorm_backward(dx: T[N,C], dweight +=: G[C];"
+    "rmsnorm_backward(dx: T[N,C], dweight +=: G[C], out?: T[N,C];"
     " dout: T[N,C], x: T[N,C], weight: T[C], rstd: A[N], dresidual?: T[N,C]; accumulate: bool)",
     "gradients of rmsnorm_forward, and of residual_rmsnorm_forward with the sum as x",
     {{"cpu", "rows over threads; dweight by blocks of rows", Where::host,

@@ -59,7 +59,7 @@ FUNCTIONS = {
         torch_ops.rmsnorm_inputs,
         ("x", "weight"),
         {"rmsnorm_forward": ()},
-        {"rmsnorm_backward": ("dresidual",)},
+        {"rmsnorm_backward": ("out", "dresidual")},
     ),
     "residual_rmsnorm": Function(
         ops.residual_rmsnorm,
@@ -67,7 +67,7 @@ FUNCTIONS = {
         torch_ops.residual_rmsnorm_inputs,
         ("x", "residual", "weight"),
         {"residual_rmsnorm_forward": ()},
-        {"rmsnorm_backward": ()},
+        {"rmsnorm_backward": ("out",)},
     ),
     "precompute_cis": Function(
         precompute_cis, torch_ops.precompute_cis, torch_ops.precompute_cis_inputs, (), {"precompute_cis": ()}
