@@ -420,7 +420,9 @@ __global__ void __launch_bounds__(backward_threads)
                 const float xhat = a[i] * r;
                 dweight[v][i] += d[i] * xhat;
                 dot += d[i] * b[i] * xhat;
+                a[i] = xhat * b[i];
             }
+            if (out && n < N) store_part<whole>(out + n * C, column[v], C, pack(a));
         }
         dot = warp_sum(dot);
         if (lane_index() == 0) shared.warps[buffer][first_warp + warp_index()] = dot;
@@ -436,11 +438,8 @@ __global__ void __launch_bounds__(backward_threads)
             unpack(this_dout[v], d);
             unpack(w[v], b);
             unpack(past[v], p);
-            for (int i = 0; i < size; i++) p[i] += r * (d[i] * b[i] - a[i] * r * mean);
-            store_part<whole>(dx + n * C, column[v], C, pack(p));
-            if (!out) continue;
-            for (int i = 0; i < size; i++) a[i] = a[i] * r * b[i];
-            store_part<whole>(out + n * C, column[v], C, pack(a));
+            for (int i = 0; i < size; i++) a[i] = r * (d[i] * b[i] - a[i] * r * mean) + p[i];
+            store_part<whole>(dx + n * C, column[v], C, pack(a));
         }
     }
     float* sums = reinterpret_cast<float*>(dynamic_shared_memory());
