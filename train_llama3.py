@@ -512,6 +512,11 @@ def stochastic_round(x: Tensor, words: Tensor) -> Tensor:
     return ((x.view(torch.int32) + (words >> 16 & 0xFFFF)) & -0x10000).view(torch.float32).bfloat16()
 
 
+def moment_words(word: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of random uint32[n] that round a weight, those that round m and v: a byte each, centred."""
+    return tuple((word >> shift & 0xFF) << 24 | 0x80_0000 for shift in (8, 0))
+
+
 def update_stored(
     weight: Tensor | None,
     stored: list[Tensor],
@@ -594,8 +599,7 @@ class AdamW:
         if not any(narrow):
             return [None] * 3
         word = self.words(4 * part.index, len(stored[0]), part.start())
-        m, v = (((word >> shift & 0xFF) << 8 | 0x80) << 16 for shift in (8, 0))
-        words = zip((word, m, v), narrow, strict=True)
+        words = zip((word, *moment_words(word)), narrow, strict=True)
         return [upload(x.view(np.int32), self.device) if wanted else None for x, wanted in words]
 
     @torch.no_grad()

@@ -90,6 +90,25 @@ def test_stochastic_rounding():
     assert [len(row.unique()) for row in rounded] == [1, 2, 2, 1, 2]
 
 
+def test_a_byte_rounds_a_moment():
+    """For every cut-off part, over all bytes: right to 2^-9 of a step, without a bias over all parts; m, v and
+    the weight have bits of their own.
+    """
+    tails = torch.arange(1 << 16, dtype=torch.int32)
+    x = (tails + 0x3F80_0000).view(torch.float32)
+    word = np.arange(256, dtype=np.uint32)
+    m, v = ref.moment_words(word << 8 | 0xAB00_0000)[0], ref.moment_words(word | 0xAB00_FF00)[1]
+    for words in (m, v):
+        assert len(np.unique(words)) == 256
+        ups = sum(
+            (ref.stochastic_round(x, torch.tensor(w).expand(1 << 16)) > 1).int() for w in words.view(np.int32)
+        )
+        error = ups.double() / 256 - tails.double() / 65536
+        assert error.abs().max() <= 2**-9 and abs(error.mean()) < 1e-5
+    unmoved = ref.moment_words(word << 16)
+    assert all(len(np.unique(w)) == 1 for w in unmoved)
+
+
 def test_stochastic_rounding_by_a_hash():
     """The share that is rounded up within five standard errors, in every stretch and for every seed; what two
     seeds round up is independent.
