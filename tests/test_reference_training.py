@@ -91,8 +91,8 @@ def test_stochastic_rounding():
 
 
 def test_a_byte_rounds_a_moment():
-    """For every cut-off part, over all bytes: right to 2^-9 of a step, without a bias over all parts; m, v and
-    the weight have bits of their own.
+    """For every cut-off part, over all bytes: right to 2^-9 of a step, without a bias over all parts; m, v
+    and the weight have bits of their own.
     """
     tails = torch.arange(1 << 16, dtype=torch.int32)
     x = (tails + 0x3F80_0000).view(torch.float32)
