@@ -2,6 +2,6 @@
 #include "benchmark.h"
 
 int main(int argc, char** argv) {
-    return llamac::run_benchmarks(argc, argv,
-                                  {{"rmsnorm_backward", {"out", "dresidual"}}, {"rmsnorm_backward", {"out"}}});
+    return llamac::run_benchmarks(
+        argc, argv, {{"rmsnorm_backward", {"out", "dresidual"}}, {"rmsnorm_backward", {"out"}}});
 }
