@@ -23,8 +23,9 @@
 //            over memory once, in order: a grid that stays resident is 5% slower. What limits it where
 //            everything is bf16 is arithmetic as much as memory: 14 bytes and a Philox word an element.
 //
-// NVIDIA H200, bf16 where nothing is said, 2026-11-21, with a second random word an element; %: of what a copy of as many bytes does there and
-// then, where it was measured; compile: torch.compile's time over kernel 2's in the same run (PyTorch 2.11):
+// NVIDIA H200, bf16 where nothing is said, 2026-11-21, with a second random word an element; %: of what a copy
+// of as many bytes does there and then, where it was measured; compile: torch.compile's time over kernel 2's in
+// the same run (PyTorch 2.11):
 //
 //   adamw T=bf16 G=f32 M=f32, no master P=268435456:
 //     kernel 1 2.7947 ms, kernel 2 1.5098 ms, 4267 GB/s, compile 1.00
