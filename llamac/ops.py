@@ -169,15 +169,9 @@ def _cross_entropy(
 ) -> tuple[Tensor, Tensor | None]:
     """What is asked for, and for a mean also [mean, number of rows in it], whose memory the first lies in."""
     losses = torch.empty_like(ids, dtype=_statistics(logits), memory_format=torch.contiguous_format)
-    mean = _empty_mean(losses, reduction)
+    mean = losses.new_empty(2) if reduction == "mean" else None
     _ops.cross_entropy.out(logits, ids, None, 1.0, ignore_index, losses=losses, dlogits=None, mean=mean)
     return _reduced(losses, mean, reduction), mean
-
-
-def _empty_mean(losses: Tensor, reduction: str) -> Tensor | None:
-    if reduction != "mean":
-        return None
-    return losses.new_empty(2) if losses.numel() else losses.new_zeros(2)  # of none: nothing is launched
 
 
 def _reduced(losses: Tensor, mean: Tensor | None, reduction: str) -> Tensor:
@@ -251,7 +245,6 @@ def _by_chunks(
     chunks = max(1, -(-_logits_bytes(hidden, weight) // CHUNK_BYTES))
     height = max(1, -(-rows // chunks))
     losses = hidden.new_empty(rows, dtype=_statistics(hidden))
-    mean = _empty_mean(losses, reduction)
     logits = hidden.new_empty(height, vocabulary)
     dhidden = hidden.new_empty(hidden.shape if gradients else 0)
     # Each chunk's addition rounds to the storage type: a few stay within what the products themselves lose.
@@ -273,7 +266,7 @@ def _by_chunks(
             ignore_index,
             losses=losses[part],
             dlogits=out if gradients else None,
-            mean=mean if chunks == 1 else None,
+            mean=None,
         )
         if not gradients:
             continue
@@ -284,8 +277,7 @@ def _by_chunks(
             torch.mm(out.t(), x, out=dweight)
         else:
             dweight.addmm_(out.t(), x)
-    if mean is not None and chunks > 1:
-        _ops.mean_loss.out(losses, targets, ignore_index, mean=mean)
+    mean = _ops.mean_loss(losses, targets, ignore_index) if reduction == "mean" else None
     # Where no row counts, the gradients are 0 and stay it.
     scale = losses.new_ones(1) if mean is None or not gradients else mean[1:].clamp(min=1).reciprocal()
     return _reduced(losses, mean, reduction), scale, dhidden, dweight.to(weight.dtype)
