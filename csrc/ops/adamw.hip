@@ -181,9 +181,11 @@ void adamw_cpu(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1
 constexpr int philox_rounds = 10;
 
 // The scalars of a call, as the kernels want them. key: Philox's two words in each of its rounds: made here,
-// they are constants of the launch, not additions of every thread.
+// they are constants of the launch, not additions of every thread. grad_of_scaled: rest1 of a gradient that is
+// scaled by root_of_rest2.
 struct Settings {
-    float beta1, rest1, log_beta1, beta2, rest2, log_beta2, eps, decay, grad_clip;
+    float beta1, rest1, log_beta1, beta2, rest2, log_beta2, eps, decay, grad_clip, root_of_rest2,
+        grad_of_scaled;
     uint64_t seed;
     uint32_t stream;
     uint32_t key[philox_rounds][2];
@@ -200,6 +202,8 @@ Settings settings_of(double beta1, double beta2, double eps, double weight_decay
                f(eps),
                f(weight_decay),
                f(grad_clip),
+               f(std::sqrt(1 - beta2)),
+               f((1 - beta1) / std::sqrt(1 - beta2)),
                static_cast<uint64_t>(seed),
                static_cast<uint32_t>(stream),
                {}};
@@ -293,7 +297,7 @@ __device__ inline void load_run(const X* x, float* values) {
 template <bool cut>
 __device__ inline uint32_t two_bf16(float low, float high) {
     if constexpr (cut)
-        return __float_as_uint(low) >> 16 | (__float_as_uint(high) & 0xffff0000u);
+        return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
     else
         return bf16_pair(low, high);
 }
@@ -387,13 +391,22 @@ __device__ inline float quiet(float value) {
     return value != value ? __uint_as_float(0x7fc00000u) : value;
 }
 
+// Coefficients as a unit multiplies by them: the fewest instructions an element.
+struct Factors {
+    float grad;   // of a gradient, so that its square is rest2 g^2: clip sqrt(rest2)
+    float root;   // of sqrt(v): sqrt(bias2)
+    float rate;   // of m / (root sqrt(v) + eps): lr bias1
+    float decay;  // of a weight: lr weight_decay
+};
+__device__ inline Factors factors_of(const Settings& s, const Coefficients<float>& k) {
+    return {k.clip * s.root_of_rest2, sqrtf(k.bias2), k.lr * k.bias1, k.lr * k.decay};
+}
+
 // A thread's unit. What depends on the step alone is computed by one thread of a block while the loads of all
 // are in flight, and is told by LDS.
 template <bool has_master, bool whole, int run, class T, class G, class M>
 __device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, const float* grad_norm,
                            const float* lr, const int32_t* step, const Settings& s, const Place<run>& at) {
-    // tiny is far below eps^2, huge the largest number: they keep 0 * rsqrt(0) and inf * rsqrt(inf) out.
-    constexpr float tiny = 1e-37f, huge = 3.4e38f;
     constexpr bool random_weight = !has_master && sizeof(T) == 2, random_moments = sizeof(M) == 2;
     float w[unit], g[unit], mean[unit], square[unit];
     const auto load = [&] {
@@ -407,22 +420,23 @@ __device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, 
         keep_order();
     };
     if constexpr (whole) load();
-    Coefficients<float>& k = shared_memory<Coefficients<float>>();
-    if (threadIdx.x == 0) k = device_coefficients(s, *grad_norm, *lr, *step);
+    Factors& shared = shared_memory<Factors>();
+    if (threadIdx.x == 0) shared = factors_of(s, device_coefficients(s, *grad_norm, *lr, *step));
     const uint32_t now = static_cast<uint32_t>(*step);
     __syncthreads();
     if constexpr (!whole) {
         if (at.begin[0] >= at.P) return;
         load();
     }
-    const float clip = k.clip, bias1 = k.bias1, bias2 = k.bias2, rate = k.lr;
+    const Factors k = shared;
     float sum = 0;
     for (int e = 0; e < unit; e++) {
-        const float clipped = g[e] * clip;
-        mean[e] = s.beta1 * mean[e] + s.rest1 * clipped;
-        square[e] = s.beta2 * square[e] + s.rest2 * (clipped * clipped);
-        const float scaled = square[e] * bias2, root = scaled * rsqrtf(fminf(fmaxf(scaled, tiny), huge));
-        w[e] -= rate * (__fdividef(mean[e] * bias1, root + s.eps) + s.decay * w[e]);
+        const float scaled = g[e] * k.grad;
+        mean[e] = s.beta1 * mean[e] + s.grad_of_scaled * scaled;
+        square[e] = s.beta2 * square[e] + scaled * scaled;
+        const float step_size = mean[e] * fast_reciprocal(k.root * fast_sqrt(square[e]) + s.eps);
+        w[e] -= k.decay * w[e];
+        w[e] -= k.rate * step_size;
         sum += w[e];
     }
     // A NaN in a moment is one in the weight and in the sum, too. keep_order: else the compiler makes 48

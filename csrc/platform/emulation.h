@@ -142,6 +142,12 @@ void store_vector(V* p, V v) {
 inline float fast_exp2(float x) {
     return std::exp2(x);
 }
+inline float fast_sqrt(float x) {
+    return std::sqrt(x);
+}
+inline float fast_reciprocal(float x) {
+    return 1.0f / x;
+}
 // As opaque, for a number that is the same in all lanes.
 inline int opaque_uniform(int x) {
     asm volatile("" : "+r"(x));
@@ -206,6 +212,14 @@ inline float __fdividef(float a, float b) {
 }
 inline void sincospif(float x, float* sine, float* cosine) {
     *sine = static_cast<float>(std::sin(M_PI * x)), *cosine = static_cast<float>(std::cos(M_PI * x));
+}
+// Four bytes of the eight of low and high, named from the result's lowest on by selector's digits, 0 to 7.
+inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
+    const uint64_t bytes = uint64_t{high} << 32 | low;
+    uint32_t picked = 0;
+    for (int i = 0; i < 4; i++)
+        picked |= static_cast<uint32_t>(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+    return picked;
 }
 inline uint32_t __float_as_uint(float x) {
     uint32_t u;

@@ -29,6 +29,14 @@ inline __device__ float fast_exp2(float x) {
     return __builtin_amdgcn_exp2f(x);
 }
 
+// sqrt(x) and 1/x in one instruction each, to 1 ulp.
+inline __device__ float fast_sqrt(float x) {
+    return __builtin_amdgcn_sqrtf(x);
+}
+inline __device__ float fast_reciprocal(float x) {
+    return __builtin_amdgcn_rcpf(x);
+}
+
 // Whether it is so in any lane of the warp.
 inline __device__ bool any_lane(bool so) {
     return __any(so);

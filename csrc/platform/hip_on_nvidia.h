@@ -82,6 +82,18 @@ inline __device__ float fast_exp2(float x) {
     return y;
 }
 
+// sqrt(x) and 1/x in one instruction each, to 1 ulp; numbers below the smallest normal one are 0.
+inline __device__ float fast_sqrt(float x) {
+    float y;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+inline __device__ float fast_reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // Whether it is so in any lane of the warp.
 inline __device__ bool any_lane(bool so) {
     return __any_sync(0xffffffffu, so);
