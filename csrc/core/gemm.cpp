@@ -163,23 +163,39 @@ double time_of(const Gemm& g, const Plan& plan, const hipblasLtMatmulAlgo_t& alg
     return end.ms_since(begin) / calls;
 }
 
-// Times all, then those near the best for so long that each finds the clock that it keeps: in a step the card is
-// at its power limit, where the clock follows what a product draws.
+double median(std::vector<double> values) {
+    std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+    return values[values.size() / 2];
+}
+
+// Times the candidates in turns, each for so long that it finds the clock that it keeps: in a step the card is at its
+// power limit, where the clock follows what a product draws. Medians of turns in changing order: a cool card is fast
+// for 50 ms, and a card at its limit is slow for a tenth of a second every now and then.
 void tune(const Gemm& g, Plan& plan, const Operands& o) {
-    constexpr double stretch_ms = 40, near = 1.05;
-    constexpr int most_calls = 200, rounds = 2;
-    std::vector<double> ms, sum;
-    for (const Candidate& c : plan.candidates) ms.push_back(time_of(g, plan, c.algo, o, 4));
-    const double least = *std::min_element(ms.begin(), ms.end());
-    for (const double each : ms) sum.push_back(each <= near * least ? 0 : INFINITY);
-    for (int round = 0; round < rounds; round++)
-        for (size_t i = 0; i < ms.size(); i++)
-            if (sum[i] < INFINITY)
-                sum[i] += time_of(g, plan, plan.candidates[i].algo, o,
-                                  std::clamp(static_cast<int>(stretch_ms / ms[i]), 4, most_calls));
-    const auto best = static_cast<size_t>(std::min_element(sum.begin(), sum.end()) - sum.begin());
+    constexpr double stretch_ms = 25, near = 1.05;
+    constexpr int most_calls = 200, rounds = 5, rounds_of_all = 2;
+    const size_t count = plan.candidates.size();
+    std::vector<std::vector<double>> ms(count);
+    std::vector<double> least(count, INFINITY);
+    for (int round = 0; round < rounds; round++) {
+        const double limit =
+            round < rounds_of_all ? INFINITY : near * *std::min_element(least.begin(), least.end());
+        for (size_t i = 0; i < count; i++) {
+            const size_t k = round % 2 ? count - 1 - i : i;
+            const auto& algorithm = plan.candidates[k].algo;
+            if (round == 0) least[k] = time_of(g, plan, algorithm, o, 1);
+            if (least[k] > limit || least[k] == INFINITY) continue;
+            const int calls = std::clamp(static_cast<int>(stretch_ms / least[k]), 1, most_calls);
+            ms[k].push_back(time_of(g, plan, algorithm, o, calls));
+            least[k] = round == 0 ? ms[k][0] : std::min(least[k], ms[k].back());
+        }
+    }
+    const auto time = [&](size_t k) { return ms[k].size() == rounds ? median(ms[k]) : INFINITY; };
+    size_t best = 0;
+    for (size_t k = 1; k < count; k++)
+        if (time(k) < time(best)) best = k;
     plan.chosen = plan.candidates[best].algo;
-    plan.choice = {text_of(plan.chosen), sum[best] / rounds, static_cast<int>(ms.size())};
+    plan.choice = {text_of(plan.chosen), time(best), static_cast<int>(count)};
 }
 
 // tune, with what stands in `out` kept where the product adds to it. Without memory for that, the library's guess
