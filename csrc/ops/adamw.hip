@@ -20,23 +20,25 @@
 // 1          naive: a thread an element.
 // 2          eight elements a thread, 128-bit accesses, all of a thread's loads in flight before the first is
 //            used; one thread of a block computes meanwhile what depends on the step alone. Small blocks pass
-//            over memory once, in order: a grid that stays resident is 5% slower. What limits it where
-//            everything is bf16 is arithmetic as much as memory: 14 bytes and a Philox word an element.
+//            over memory once, in order: a grid that stays resident is 5% slower. Where everything is bf16,
+//            arithmetic counts beside memory, most of all at the lower clock of a training step: 14 bytes and
+//            a Philox word an element, and 41 instructions after the loads.
 //
-// NVIDIA H200, bf16 where nothing is said, 2026-11-21, with a second random word an element; %: of what a copy
-// of as many bytes does there and then, where it was measured; compile: torch.compile's time over kernel 2's in
-// the same run (PyTorch 2.11):
+// NVIDIA H200, bf16 where nothing is said, 2026-11-22; %: of what a copy of as many bytes does there and then;
+// compile: torch.compile's time over kernel 2's in the same run (PyTorch 2.11), the day before, of a kernel that
+// drew two random words an element:
 //
 //   adamw T=bf16 G=f32 M=f32, no master P=268435456:
-//     kernel 1 2.7947 ms, kernel 2 1.5098 ms, 4267 GB/s, compile 1.00
+//     kernel 1 2.8337 ms, kernel 2 1.5048 ms, 4281 GB/s, 103.7%, compile 1.00
 //   adamw T=bf16 G=f32 M=bf16, no master P=268435456:
-//     kernel 1 3.8817 ms, kernel 2 0.9948 ms, 4317 GB/s, 104.5%, compile 1.00
+//     kernel 1 2.8526 ms, kernel 2 0.9919 ms, 4330 GB/s, 105.1%, compile 1.00
 //   adamw T=bf16 G=bf16 M=f32, no master P=268435456:
-//     kernel 1 2.7601 ms, kernel 2 1.3965 ms, 4229 GB/s, compile 1.00
+//     kernel 1 2.8037 ms, kernel 2 1.3944 ms, 4235 GB/s, 102.6%, compile 1.00
 //   adamw T=bf16 G=bf16 M=bf16, no master P=268435456:
-//     kernel 1 3.8795 ms, kernel 2 0.8934 ms, 4207 GB/s, 98.2%, compile 0.99
-//   adamw T=bf16 G=f32 M=f32 P=268435456: kernel 1 2.0860 ms, kernel 2 1.9184 ms, 4198 GB/s, compile 0.99
-//   adamw T=bf16 G=bf16 M=bf16 P=268435456: kernel 1 2.8909 ms, kernel 2 1.2855 ms, 4176 GB/s, compile 1.00
+//     kernel 1 2.8595 ms, kernel 2 0.8834 ms, 4254 GB/s, 99.9%, compile 0.99
+//   adamw T=bf16 G=f32 M=f32 P=268435456: kernel 1 2.9119 ms, kernel 2 1.9094 ms, 4218 GB/s, 98.5%, compile 0.99
+//   adamw T=bf16 G=bf16 M=bf16 P=268435456:
+//     kernel 1 2.9121 ms, kernel 2 1.2861 ms, 4175 GB/s, 101.2%, compile 1.00
 #include <algorithm>
 #include <cmath>
 
