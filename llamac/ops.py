@@ -168,9 +168,12 @@ def _cross_entropy(
     logits: Tensor, ids: Tensor, ignore_index: int, reduction: str
 ) -> tuple[Tensor, Tensor | None]:
     """What is asked for, and for a mean also [mean, number of rows in it], whose memory the first lies in."""
-    losses = torch.empty_like(ids, dtype=_statistics(logits), memory_format=torch.contiguous_format)
-    mean = losses.new_empty(2) if reduction == "mean" else None
-    _ops.cross_entropy.out(logits, ids, None, 1.0, ignore_index, losses=losses, dlogits=None, mean=mean)
+    if reduction == "mean":
+        losses, mean = _ops.cross_entropy(logits, ids, None, 1.0, ignore_index)
+    else:
+        mean = None
+        losses = torch.empty_like(ids, dtype=_statistics(logits), memory_format=torch.contiguous_format)
+        _ops.cross_entropy.out(logits, ids, None, 1.0, ignore_index, losses=losses, dlogits=None, mean=None)
     return _reduced(losses, mean, reduction), mean
 
 

@@ -1,11 +1,19 @@
 #include "torch_form.h"
 
+#include <algorithm>
+
 namespace llamac {
 
 static std::string joined(const std::vector<std::string>& items) {
     std::string text;
     for (const std::string& item : items) text += (text.empty() ? "" : ", ") + item;
     return text;
+}
+
+// Whether the first form gives it: what may be null and grows with the inputs costs too much where nobody asks for it.
+static bool is_given(const Operand& o) {
+    const auto grows = [](const Dimension& d) { return d.symbol >= 0; };
+    return !o.nullable || std::none_of(o.shape.begin(), o.shape.end(), grows);
 }
 
 Form::Form(const Operation& op_, bool out_) : op(&op_), out(out_) {
@@ -15,7 +23,7 @@ Form::Form(const Operation& op_, bool out_) : op(&op_), out(out_) {
             leading.push_back(i);
         else if (out)
             last.push_back(i);
-        else if (!o.nullable)
+        else if (is_given(o))
             results.push_back(i);
     }
     factory = leading.empty() && last.empty();
