@@ -436,9 +436,9 @@ __device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, 
         const float scaled = g[e] * k.grad;
         mean[e] = s.beta1 * mean[e] + s.grad_of_scaled * scaled;
         square[e] = s.beta2 * square[e] + scaled * scaled;
-        const float step_size = mean[e] * fast_reciprocal(k.root * fast_sqrt(square[e]) + s.eps);
+        const float direction = mean[e] * fast_reciprocal(k.root * fast_sqrt(square[e]) + s.eps);
         w[e] -= k.decay * w[e];
-        w[e] -= k.rate * step_size;
+        w[e] -= k.rate * direction;
         sum += w[e];
     }
     // A NaN in a moment is one in the weight and in the sum, too. keep_order: else the compiler makes 48

@@ -6,12 +6,12 @@
 //     rmsnorm_backward.out(Tensor dout, ..., Tensor? dresidual, bool accumulate,
 //                          *, Tensor(a!) dx, Tensor(b!) dweight) -> ()
 //
-// The first allocates its outputs, without those that may be null, unless their size is fixed (cross_entropy's
-// mean); G and M, which no input may tell, are T there. A size that no tensor tells is an argument by its letter (repeat_kv_forward(Tensor x, SymInt NH)); an
-// operation without any tensor takes dtype and device too. `.out` writes where it is told, to null where that
-// is allowed. Operands marked ~ are mutated arguments of both forms. An N that comes first may be any number
-// of dimensions: results have those of the first tensor that has it. An i32 that may be strided may be an int64, as
-// PyTorch's targets are: its values are those of the lower halves.
+// The first allocates its outputs, without those that may be null, unless their size is fixed (cross_entropy's mean);
+// G and M, which no input may tell, are T there. A size that no tensor tells is an argument by its letter
+// (repeat_kv_forward(Tensor x, SymInt NH)); an operation without any tensor takes dtype and device too. `.out` writes
+// where it is told, to null where that is allowed. Operands marked ~ are mutated arguments of both forms. An N that
+// comes first may be any number of dimensions: results have those of the first tensor that has it. An i32 that may be
+// strided may be an int64, as PyTorch's targets are: its values are those of the lower halves.
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
