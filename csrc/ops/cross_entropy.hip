@@ -32,7 +32,7 @@
 // there and then; compile: torch.compile's time over ours (PyTorch 2.11); cross_entropy: without dlosses, the
 // mean; all before targets could have gaps (on 2026-11-22, with them, the first took 0.5596 ms, 88.4%):
 //
-//   cross_entropy N=4096 V=128256: kernel 1 99.9660 ms, kernel 3 0.5580 ms, 3766 GB/s, 88.1%, compile 2.13
+//   cross_entropy N=4096 V=128256: kernel 1 99.8846 ms, kernel 3 0.5588 ms, 3761 GB/s, 87.9%, compile 2.13
 //   cross_entropy N=8192 V=32000: kernel 1 24.6898 ms, kernel 2 0.2680 ms, 3912 GB/s, 92.7%, compile -
 //   mean_loss N=16384: kernel 1 1.2032 ms, kernel 2 0.0064 ms, 21 GB/s, 22%, compile -
 #include <algorithm>

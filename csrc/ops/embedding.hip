@@ -17,13 +17,13 @@
 // there and then; compile: torch.compile's time over ours (PyTorch 2.11):
 //
 //   embedding_forward N=16384 C=4096 V=128256:
-//     kernel 1 0.2677 ms, kernel 2 0.0682 ms, 3937 GB/s, 97.8%, compile 1.03
+//     kernel 1 0.2671 ms, kernel 2 0.0669 ms, 4011 GB/s, 97.1%, compile 1.05
 //   embedding_forward N=8192 C=768 V=32000:
 //     kernel 1 0.0287 ms, kernel 2 0.0084 ms, 3008 GB/s, 93.0%, compile -
 //   embedding_backward T=bf16 G=bf16 V=128256 C=4096 N=16384:
-//     kernel 1 168.1219 ms, kernel 2 0.3180 ms, 3726 GB/s, 87.9%, compile 4.33
+//     kernel 1 168.1577 ms, kernel 2 0.3171 ms, 3736 GB/s, 87.9%, compile 4.35
 //   embedding_backward T=bf16 G=f32 V=128256 C=4096 N=16384:
-//     kernel 1 168.0328 ms, kernel 2 0.6053 ms, 3693 GB/s, 89.7%, compile 1.09
+//     kernel 1 168.0055 ms, kernel 2 0.6055 ms, 3692 GB/s, 89.6%, compile 1.09
 //   embedding_backward T=bf16 G=bf16 V=32000 C=768 N=8192:
 //     kernel 1 21.0692 ms, kernel 2 0.0261 ms, 2363 GB/s, 64.9%, compile -
 //   embedding_backward T=bf16 G=f32 V=32000 C=768 N=8192:

@@ -12,7 +12,7 @@
 // NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
 // there and then; compile: torch.compile's time over ours (PyTorch 2.11):
 //
-//   global_norm P=268435456: kernel 1 383.3601 ms, kernel 2 0.1218 ms, 4409 GB/s, 105.1%, compile 1.01
+//   global_norm P=268435456: kernel 1 380.2110 ms, kernel 2 0.1214 ms, 4421 GB/s, 104.2%, compile 1.01
 //   global_norm P=16777216: kernel 1 24.0315 ms, kernel 2 0.0113 ms, 2968 GB/s, 88.3%, compile -
 #include <algorithm>
 #include <cmath>

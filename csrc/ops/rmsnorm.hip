@@ -30,20 +30,20 @@
 // there and then; compile: torch.compile's time over ours (PyTorch 2.11); backward without out, before it
 // could write that (on 2026-11-22, when it could, 0.1127, 0.1132, 0.1336, 0.1336 ms in the order below):
 //
-//   rmsnorm_forward N=16384 C=4096: kernel 1 2.6233 ms, kernel 2 0.0662 ms, 4055 GB/s, 98.7%, compile 1.11
+//   rmsnorm_forward N=16384 C=4096: kernel 1 2.6244 ms, kernel 2 0.0653 ms, 4114 GB/s, 98.7%, compile 1.13
 //   rmsnorm_forward N=8192 C=768: kernel 1 0.5658 ms, kernel 2 0.0083 ms, 3035 GB/s, 94.2%, compile -
 //   residual_rmsnorm_forward N=16384 C=4096:
-//     kernel 1 5.3358 ms, kernel 2 0.1316 ms, 4080 GB/s, 100.7%, compile 1.03
+//     kernel 1 5.3367 ms, kernel 2 0.1301 ms, 4127 GB/s, 100.9%, compile 1.04
 //   residual_rmsnorm_forward N=8192 C=768:
 //     kernel 1 1.1347 ms, kernel 2 0.0146 ms, 3455 GB/s, 100.7%, compile -
 //   rmsnorm_backward T=bf16 G=bf16, no dresidual N=16384 C=4096:
-//     kernel 1 10.1376 ms, kernel 2 0.1134 ms, 3553 GB/s, 85.5%, compile 1.20
+//     kernel 1 10.1201 ms, kernel 2 0.1119 ms, 3600 GB/s, 85.9%, compile 1.22
 //   rmsnorm_backward T=bf16 G=f32, no dresidual N=16384 C=4096:
-//     kernel 1 10.1189 ms, kernel 2 0.1140 ms, 3533 GB/s, 85.2%, compile 1.18
+//     kernel 1 10.1612 ms, kernel 2 0.1126 ms, 3578 GB/s, 85.5%, compile 1.19
 //   rmsnorm_backward T=bf16 G=bf16 N=16384 C=4096:
-//     kernel 1 10.6072 ms, kernel 2 0.1352 ms, 3972 GB/s, 95.0%, compile 1.21
+//     kernel 1 10.6256 ms, kernel 2 0.1342 ms, 4000 GB/s, 94.7%, compile 1.22
 //   rmsnorm_backward T=bf16 G=f32 N=16384 C=4096:
-//     kernel 1 10.5960 ms, kernel 2 0.1349 ms, 3980 GB/s, 98.2%, compile 1.20
+//     kernel 1 10.6201 ms, kernel 2 0.1340 ms, 4007 GB/s, 98.0%, compile 1.21
 //   rmsnorm_backward T=bf16 G=bf16, no dresidual N=8192 C=768:
 //     kernel 1 4.0349 ms, kernel 2 0.0184 ms, 2051 GB/s, 63.3%, compile -
 //   rmsnorm_backward T=bf16 G=f32, no dresidual N=8192 C=768:

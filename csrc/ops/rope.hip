@@ -13,15 +13,17 @@
 // 1          naive: a thread a pair.
 // 2          128-bit accesses: a thread has the same channels in four heads of one position, with all loads
 //            in flight before the first is used, the cosines and sines once for the four.
+// 3          as 2, but neighbouring lanes read a head from end to end, whole cache lines also where half a head
+//            is shorter than one; the halves of a pair meet by shuffle.
 //
 // NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
 // there and then; compile: torch.compile's time over ours (PyTorch 2.11):
 //
 //   rope_forward B=2 T=8192 NH=32 HD=128:
-//     kernel 1 0.2496 ms, kernel 2 0.0694 ms, 3931 GB/s, 95.1%, compile 1.16
+//     kernel 1 0.2487 ms, kernel 2 0.0682 ms, 3998 GB/s, 95.4%, compile 1.18
 //   rope_forward B=8 T=1024 NH=12 HD=64: kernel 1 0.0254 ms, kernel 3 0.0091 ms, 2791 GB/s, 86.9%, compile -
 //   rope_backward B=2 T=8192 NH=32 HD=128:
-//     kernel 1 0.2494 ms, kernel 2 0.0693 ms, 3932 GB/s, 95.2%, compile 1.17
+//     kernel 1 0.2487 ms, kernel 2 0.0682 ms, 3997 GB/s, 95.3%, compile 1.19
 //   rope_backward B=8 T=1024 NH=12 HD=64: kernel 1 0.0254 ms, kernel 3 0.0091 ms, 2795 GB/s, 86.9%, compile -
 #include <algorithm>
 

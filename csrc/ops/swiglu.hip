@@ -16,8 +16,8 @@
 // NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
 // there and then; compile: torch.compile's time over ours (PyTorch 2.11); before the backward could write out:
 //
-//   swiglu_forward N=16384 F=14336: kernel 1 0.9108 ms, kernel 2 0.3220 ms, 4376 GB/s, 102.9%, compile 1.00
-//   swiglu_backward N=16384 F=14336: kernel 1 1.0805 ms, kernel 2 0.5438 ms, 4319 GB/s, 101.0%, compile 1.44
+//   swiglu_forward N=16384 F=14336: kernel 1 0.9123 ms, kernel 2 0.3210 ms, 4391 GB/s, 102.9%, compile 1.01
+//   swiglu_backward N=16384 F=14336: kernel 1 1.0807 ms, kernel 2 0.5431 ms, 4325 GB/s, 101.1%, compile 1.44
 //   swiglu_backward N=8192 F=2048: kernel 1 0.0805 ms, kernel 2 0.0424 ms, 3958 GB/s, 100.0%, compile -
 #include <algorithm>
 #include <cmath>

@@ -105,7 +105,7 @@ const std::vector<Flag>& flags() {
         {"Precision and memory", "graphs", "on|off", "on a GPU, replay the step's launches as graphs",
          &O::graphs, one_of({"on", "off"})},
         {"Precision and memory", "overlap", "on|off",
-         "on a GPU, weights' gradients beside the rest of the backward pass", &O::overlap,
+         "on a GPU, weights' gradients and half of the update on a second stream", &O::overlap,
          one_of({"on", "off"})},
 
         {"Output", "out", "DIR", "log, loss plot and checkpoints", &O::out},

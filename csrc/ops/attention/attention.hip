@@ -24,7 +24,7 @@
 // 1     naive: the formulas, a kernel each, whole scores in memory
 //
 // One NVIDIA H200, bf16, NH 32, NKV 8, 2026-11-21, TFLOP/s with the causal half counted; FA2 (FlashAttention-2)
-// and cuDNN are PyTorch 2.11's; FA2 was timed in the call of variants 2 and 3, cuDNN and Hopper's on other calls
+// and cuDNN are PyTorch 2.11's; FA2 was timed in the run of variants 2 and 3, cuDNN and Hopper's in other runs
 // of the day:
 //
 //                           HD 128, B 2 T 8192   HD 128, B 8 T 2048   HD 64, B 2 T 8192   HD 64, B 8 T 2048
