@@ -41,7 +41,7 @@ from llamac import hf
 from llamac.config import Config, load_config
 from llamac.data import Loader
 from llamac.errors import InputError, run
-from llamac.log import Log
+from llamac.log import Log, set_aside
 from llamac.options import Options, recompute_parts
 from llamac.peak import peak_tflops
 from llamac.schedule import learning_rate
@@ -867,6 +867,8 @@ def check_supported(o: Options) -> None:
         raise InputError("--resume: only the C program resumes; --model DIR --init load takes the weights")
     if o.kernel:
         raise InputError("--kernel: only the C program has it")
+    if not o.train_data:
+        raise InputError("--train-data: expected a pattern of files, found none")
     if parts := recompute_parts(o.recompute).keys() - {"block"}:
         raise InputError(f"--recompute: expected none, block or block:K, found {min(parts)} (C program only)")
 
@@ -949,6 +951,8 @@ def start(o: Options) -> Run:
     data = Loader(o.train_data, T, config.vocab_size, B, micro_steps, rank(), world(), o.seed)
     val_data = Loader(o.val_data, T, config.vocab_size, B, 1, rank(), world()) if o.val_data else None
     tokenizer = llamac.tokenizer.find(o.tokenizer, data.shards[0])
+    if o.sample_every:
+        first_token(tokenizer, config)  # so is a vocabulary that has none
     join_ranks(device)
     if o.compile and world() > 1:
         ops.linear_cross_entropy = torch.compile(ops.linear_cross_entropy, fullgraph=True, dynamic=False)
@@ -971,7 +975,10 @@ def start(o: Options) -> Run:
     out = o.out if rank() == 0 else None
     peak = peak_tflops(device, DTYPES[o.dtype])
     rates = {"flops_per_token": config.flops_per_token(T), "peak_tflops": peak * world() if peak else None}
+    previous = set_aside(out) if out else None
     log = Log(out, steps=o.steps, tokens=tokens, **rates)
+    if previous:
+        log.print(f"an earlier run's log and checkpoints are now in {previous}")
     name = torch.cuda.get_device_name() if device == "cuda" else "the CPU"
     log.print(f"PyTorch {torch.__version__} on {name}, {o.model}: {config.num_parameters():,} parameters")
     ranks = f"{world()} devices x " if world() > 1 else ""
@@ -980,6 +987,15 @@ def start(o: Options) -> Run:
     cis = ops.precompute_cis(config, T, device)
     profiler = Profiler(out, o.profile, o.steps, device, DTYPES[o.dtype]) if out and o.profile else None
     return Run(o, device, model, forward, cis, optimizer, data, val_data, tokenizer, log, profiler)
+
+
+def first_token(tokenizer: llamac.tokenizer.Tokenizer | None, config: Config) -> int:
+    """What a sample begins with. Raises InputError where the model has no such token."""
+    token = tokenizer.eot if tokenizer else config.bos_token_id or 0
+    if token >= config.vocab_size:
+        expected = f"expected one below the vocabulary's {config.vocab_size}"
+        raise InputError(f"the token that begins a sample: {expected}, found {token}")
+    return token
 
 
 def to_device(batch: tuple[np.ndarray, np.ndarray], device: str) -> tuple[Tensor, Tensor]:
@@ -1061,7 +1077,7 @@ def sample(r: Run, step: int) -> str:
     """
     finish(r)
     o = r.options
-    tokens = [r.tokenizer.eot if r.tokenizer else r.model.config.bos_token_id or 0]
+    tokens = [first_token(r.tokenizer, r.model.config)]
     for i in range(o.sample_tokens):
         context = torch.tensor([tokens[-o.seq_len :]], device=r.device)
         logits = r.model(context, r.cis)[0, -1]

@@ -3,9 +3,11 @@
 import json
 import math
 import os
+import re
 import resource
 import sys
 import time
+from itertools import count
 from pathlib import Path
 from typing import TextIO
 
@@ -37,6 +39,23 @@ def system_mem_gib() -> float | None:
         return None
     kib = {key: float(value.split()[0]) for key, value in (line.split(":") for line in lines)}
     return (kib["MemTotal"] - kib["MemAvailable"]) / 2**20
+
+
+def set_aside(out: str | Path) -> Path | None:
+    """Move what an earlier run left in the folder `out` into its first free previous_N, as the C program
+    does. Returns that; None where there was nothing.
+    """
+    files = {"log.jsonl", "loss.png", "profile.json", "trace.json"}
+    found = [
+        path for path in Path(out).glob("*") if path.name in files or re.fullmatch(r"step_\d{6,}", path.name)
+    ]
+    if not found:
+        return None
+    previous = next(p for n in count(1) if not (p := Path(out) / f"previous_{n}").exists())
+    previous.mkdir()
+    for path in found:
+        path.rename(previous / path.name)
+    return previous
 
 
 class Log:

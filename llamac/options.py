@@ -271,4 +271,5 @@ def parse(argv: list[str], description: str = "Train Llama 3.") -> Options:
     options = Options(**(file | flags))
     if options.dtype == "f32" and options.grad_dtype == "bf16":
         raise InputError("--grad-dtype bf16: expected f32, which --dtype f32 needs")
-    return options
+    data = {name: "" for name in ("train_data", "val_data") if getattr(options, name) == "none"}
+    return replace(options, **data)

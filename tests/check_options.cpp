@@ -61,6 +61,7 @@ void check_flags() {
 }
 
 void check_bad_flags() {
+    const std::string endless(300, 'a');  // longer than a file's name may be
     const std::vector<std::pair<std::vector<std::string>, std::vector<std::string>>> bad = {
         {{"--steps", "0"}, {"--steps: expected an integer of at least 1, found 0"}},
         {{"--steps", "1.5"}, {"--steps: expected an integer", "1.5"}},
@@ -114,6 +115,8 @@ void check_bad_flags() {
         {{"-x"}, {"-x"}},
         {{"--config", folder + "/none.toml"}, {"none.toml", "No such file"}},
         {{"--config", folder}, {folder, "expected a file"}},
+        {{"--resume", ""}, {"--resume: expected auto, none or a directory"}},
+        {{"--init", "load", "--model", endless}, {"--init load", endless.substr(0, 50)}},
     };
     for (const auto& [arguments, words] : bad) {
         std::string what;

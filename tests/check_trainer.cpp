@@ -328,6 +328,17 @@ void check_refusal() {
             [&] { Trainer t(endless); });
 }
 
+// Sizes whose bytes are no numbers of 64 bits.
+void check_sizes() {
+    Config wide = load_config("llama3.1-8b");
+    wide.L = 1 << 16;
+    wide.F = 1 << 24;
+    ModelOptions options = model_options(small_run());
+    options.batch_size = 1 << 16, options.seq_len = 1 << 14;
+    refused("activations of 2^70 bytes", {"memory: the run needs more than 2^60 bytes"},
+            [&] { Model(wide, options); });
+}
+
 // Planning goes through many alternatives, of 80 layers each.
 void check_planning_is_quick() {
     const Options o = small_run(
@@ -338,6 +349,15 @@ void check_planning_is_quick() {
     const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
     check(!message.empty(), "70B with 64 sequences of 8192 tokens is more than a device has");
     check(seconds < 3, "planned in " + std::to_string(seconds) + " s");
+    Options one_in_many = o;
+    one_in_many.recompute = "block:1000000000";
+    check(error_of([&] {
+              check_memory(Model(load_config(o.model), model_options(one_in_many)), one_in_many);
+          }) == error_of([&] {
+              one_in_many.recompute = "block:80";
+              check_memory(Model(load_config(o.model), model_options(one_in_many)), one_in_many);
+          }),
+          "every k-th block, k beyond the layers, is proposed what as many as the layers are");
 }
 
 // ---- updates ----
@@ -453,6 +473,19 @@ void check_overlap() {
         }
 }
 
+// What begins a sample is a token of the model.
+void check_first_token() {
+    const std::string config = in_folder("first/config.json"), text = model_json;
+    fs::create_directories(in_folder("first"));
+    put("first/config.json", text.substr(0, text.size() - 1) + R"(, "bos_token_id": 2000000000})");
+    const Words words = {"--model", in_folder("first"), "--sample-every", "0"};
+    Trainer without(small_run(words));
+    refused("a first token beyond the vocabulary", {in_folder("first"), "2000000000", "below", "128"},
+            [&] { without.first_token(); });
+    refused("a run that would sample", {in_folder("first"), "2000000000", "below", "128"},
+            [&] { Trainer t(small_run({"--model", in_folder("first")})); });
+}
+
 // What a signal does: no new update is started, those in flight are finished, then a checkpoint.
 void check_interrupted() {
     for (const Words& precision : precisions) {
@@ -489,6 +522,6 @@ void check_interrupted() {
 int main(int, char** argv) {
     limit_spinning(argv);
     return run_checks({check_arena, check_plans, check_rehearsal, check_recomputed_calls, check_refusal,
-                       check_planning_is_quick, check_updates_ahead, check_graphs, check_overlap,
-                       check_interrupted});
+                       check_sizes, check_planning_is_quick, check_updates_ahead, check_graphs, check_overlap,
+                       check_first_token, check_interrupted});
 }

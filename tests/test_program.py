@@ -107,6 +107,15 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(build, train, data, tmp_p
     assert bits(out) == bits(tmp_path / "whole")
 
 
+def test_what_a_run_says_at_its_end(train, data, tmp_path):
+    """The checkpoint that there is, also where nothing was left to do."""
+    train(*flags(data, tmp_path / "a"))
+    whole = tmp_path / "a/step_000008"
+    result = train(*flags(data, tmp_path / "b"), "--resume", whole)
+    last = result.stdout.strip().splitlines()[-1]
+    assert last.startswith(f"done: model {whole}, log ") and "no plot (it wants steps" in last
+
+
 def test_a_run_without_checkpoints(build, train, data, tmp_path):
     """Neither at the end nor when interrupted."""
     result = train(*flags(data, tmp_path / "a", checkpoint_every=-1))
@@ -242,6 +251,7 @@ def test_print_config_reads_back(train, data, tmp_path):
         (["--dtype", "f16"], "f16 f32 bf16"),
         (["--recompute", "norm,all"], "recompute all"),
         (["--model", "llama9"], "llama9 configs/models"),
+        (["--model", "a" * 300], "configs/models"),
         (["--model", "/no/such/folder/config.json"], "/no/such/folder/config.json No such file"),
         (["--train-data", "/no/such/*.bin"], "/no/such/*.bin"),
         (["--tokenizer", "/no/such/ranks"], "/no/such/ranks No such file"),
@@ -288,11 +298,13 @@ CONFIG = json.loads(Path(MODEL).read_text())
     "change, words",
     [
         ({"num_attention_heads": 3}, "num_attention_heads num_key_value_heads 3 2"),
-        ({"num_attention_heads": 0}, "num_attention_heads positive 0"),
+        ({"num_attention_heads": 0}, "num_attention_heads from 1 0"),
         ({"num_hidden_layers": -1}, "num_hidden_layers -1"),
         ({"hidden_size": "64"}, 'hidden_size "64"'),
         ({"hidden_size": None}, "hidden_size nothing"),
         ({"vocab_size": 1 << 40}, "vocab_size"),
+        ({"vocab_size": 1 << 24, "hidden_size": 1 << 24}, "2^48 parameters"),
+        ({"head_dim": 1 << 24}, "head_dim"),
         ({"head_dim": 7}, "head_dim even 7"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
         ({"hidden_act": "gelu"}, "hidden_act silu gelu"),

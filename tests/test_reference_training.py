@@ -1,5 +1,6 @@
 """Training with the reference model (train_llama3.py): AdamW against torch's, sampling, whole runs."""
 
+import json
 import math
 import re
 import sys
@@ -282,6 +283,28 @@ def test_no_checkpoints(tmp_path, capsys):
     assert all(x > 0 for x in values(events, "step", "mfu"))
 
 
+def test_a_second_run_keeps_the_first(tmp_path):
+    first = run_training(tmp_path, "a")
+    weights = next((tmp_path / "a").glob("step_*/model.safetensors"))
+    kept = tmp_path / "a/previous_1" / weights.relative_to(tmp_path / "a")
+    bytes_of_first = weights.read_bytes()
+    second = run_training(tmp_path, "a", "--seed", "7", "--val-data", "none")
+    assert values(second, "val", "loss") == [] and values(first, "val", "loss") != []
+    assert kept.read_bytes() == bytes_of_first != weights.read_bytes()
+    lines = (tmp_path / "a/previous_1/log.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == first
+    run_training(tmp_path, "a")
+    assert (tmp_path / "a/previous_2/log.jsonl").exists()
+
+
+def test_a_first_token_beyond_the_vocabulary(tmp_path):
+    config = json.loads((ROOT / "tests/models/tied-gqa.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"bos_token_id": config["vocab_size"]}))
+    run_training(tmp_path, "a", "--model", str(tmp_path), "--sample-every", "0")
+    with pytest.raises(InputError, match="begins a sample: expected one below the vocabulary's"):
+        run_training(tmp_path, "b", "--model", str(tmp_path), "--sample-every", "1")
+
+
 @pytest.mark.parametrize(
     "flags", [(), ("--grad-dtype", "bf16"), ("--master-weights", "off", "--optimizer-state", "bf16")]
 )
@@ -300,6 +323,7 @@ def test_bf16_training_follows_f32(tmp_path, flags):
         (["--init", "load"], "--init load"),
         (["--seq-len", "65"], "--seq-len: .* 64, found 65"),
         (["--total-batch-size", "65"], "--total-batch-size"),
+        (["--train-data", "none"], "--train-data: expected a pattern"),
     ],
 )
 def test_refuses(tmp_path, flags, message):

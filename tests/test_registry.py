@@ -158,6 +158,7 @@ def test_a_call_keeps_no_array():
         ("x: is i64", {2: np.zeros((ROWS, C), np.int64)}),
         ("weight is f64, expected f32", {3: np.zeros(C)}),
         ("weight has shape", {3: np.zeros(C + 1, np.float32)}),
+        ("x: expected numbers, found elements of no bytes", {2: np.zeros((ROWS, C), "V0")}),
         ("x: expected this machine's byte order", {2: np.zeros((ROWS, C), ">f4")}),
         ("x must be contiguous", {2: np.zeros((ROWS, 2 * C), np.float32)[:, ::2]}),
         ("x: expected strides of at least 0", {2: np.zeros((ROWS, C), np.float32)[::-1]}),

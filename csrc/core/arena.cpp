@@ -13,21 +13,18 @@ int64_t padded(int64_t bytes) {
 }  // namespace
 
 void Arena::plan(const char* group, Tensor* tensor, const Tensor& planned) {
-    CHECK(!memory.data);
+    constexpr int64_t most = int64_t{1} << 60;
+    CHECK(!memory.data && planned.bytes() >= 0 && planned.bytes() <= most);
     *tensor = planned;
     rows.push_back({group, tensor, planned.bytes()});
+    total += padded(planned.bytes());
+    if (total > most) fail("memory: the run needs more than 2^60 bytes");
 }
 
 void Arena::share(Tensor* tensor, const Tensor& planned, const Tensor* first) {
     CHECK(!memory.data);
     *tensor = planned;
     shared.push_back({tensor, first});
-}
-
-int64_t Arena::bytes() const {
-    int64_t total = 0;
-    for (const Row& row : rows) total += padded(row.bytes);
-    return total;
 }
 
 void Arena::place(void* base) {

@@ -18,7 +18,7 @@ struct Arena {
     std::vector<Row> rows;
 
     // tensor becomes `planned` (type and shape); it must stay where it is until allocate(), which sets its
-    // data.
+    // data. Throws Error where all of them together are more than any device has.
     void plan(const char* group, Tensor* tensor, const Tensor& planned);
     // tensor becomes `planned` in memory that others, planned one after another from `first` on, use at other
     // times.
@@ -29,9 +29,10 @@ struct Arena {
     // Throws Error with the bytes wanted where the device has no room. The memory reads as NaN until
     // written: a value that nobody computed shows at once.
     void allocate();
-    int64_t bytes() const;
+    int64_t bytes() const { return total; }
 
   private:
+    int64_t total = 0;
     struct Shared {
         Tensor* tensor;
         const Tensor* first;

@@ -115,6 +115,12 @@ uint64_t hash_file(const std::string& path) {
     return XXH3_64bits(file.data, static_cast<size_t>(file.size));
 }
 
+std::string hex(uint64_t hash) {
+    char text[17];
+    std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
+    return text;
+}
+
 void rename_durably(const std::string& from, const std::string& to) {
     if (rename(from.c_str(), to.c_str()) != 0) {
         const int reason = errno;

@@ -48,6 +48,8 @@ uint64_t write_file(const std::string& path, std::string_view text);
 
 // XXH3_64 of a file's bytes.
 uint64_t hash_file(const std::string& path);
+// A hash as files and messages have it: 16 hexadecimal digits.
+std::string hex(uint64_t hash);
 
 // Renames a file or folder and syncs the folder it lies in: after a power failure it has one of the two
 // names, and the new one once this has returned. What lies inside must be synced before (FileWriter does it).

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <mutex>
 #include <vector>
 
 #include "core/device_memory.h"
@@ -39,20 +40,24 @@ struct Plan {
 
 struct Library {
     hipblasLtHandle_t handle = nullptr;
-    bool tuning = false;
     std::map<std::string, Plan> plans;
     GemmChoices known;  // from files
 
     Library() {
         check_blas(hipblasLtCreate(&handle), "hipblasLtCreate");
-        known.device = device_properties().name;
+        hipDeviceProp_t properties;
+        CHECK(hipGetDeviceProperties(&properties, current_device()));
+        known.device = properties.name;
         known.library = std::string(blaslt_name) + " " + std::to_string(blaslt_version(handle));
     }
 };
+// The current device's. Whoever asks holds the lock: PyTorch's backward has a thread for each device.
+std::mutex lock;
 Library& library() {
-    static Library one;
-    return one;
+    static std::map<int, Library> libraries;
+    return libraries[current_device()];
 }
+thread_local bool tuning = false;
 
 hipDataType library_type(DType type) {
     return type == DType::bf16 ? HIP_R_16BF : HIP_R_32F;
@@ -232,7 +237,7 @@ void decide(const Gemm& g, Plan& plan, const Operands& o) {
         plan.choice = {text_of(plan.chosen), 0, 0};
         plan.decision = Plan::guessed;
     }
-    if (!library().tuning) return;
+    if (!tuning) return;
     plan.decision = Plan::settled;
     if (plan.candidates.size() > 1) tune_in_place(g, plan, o);
 }
@@ -240,22 +245,28 @@ void decide(const Gemm& g, Plan& plan, const Operands& o) {
 }  // namespace
 
 bool gemm_supports(const Gemm& gemm) {
+    const std::lock_guard<std::mutex> held(lock);
     return !plan_of(gemm).candidates.empty();
 }
 
 void run_gemm(const Gemm& gemm, void* out, const void* a, const void* b, const void* c, void* workspace,
               hipStream_t stream) {
+    const std::lock_guard<std::mutex> held(lock);
     Plan& plan = plan_of(gemm);
     const Operands operands{out, a, b, c, workspace, stream};
     if (plan.decision != Plan::settled) decide(gemm, plan, operands);
     if (!compute(gemm, plan, plan.chosen, operands)) fail(library().known.library, " refused ", gemm.name());
 }
 
-void tune_gemms(bool on) {
-    library().tuning = on;
+GemmTuning::GemmTuning(bool on) : before(tuning) {
+    tuning = on;
+}
+GemmTuning::~GemmTuning() {
+    tuning = before;
 }
 
 GemmChoices gemm_choices() {
+    const std::lock_guard<std::mutex> held(lock);
     GemmChoices used{library().known.device, library().known.library, {}};
     for (const auto& [name, plan] : library().plans)
         if (plan.decision == Plan::settled) used.choices[name] = plan.choice;
@@ -263,6 +274,7 @@ GemmChoices gemm_choices() {
 }
 
 std::string use_gemm_choices(const GemmChoices& choices) {
+    const std::lock_guard<std::mutex> held(lock);
     const GemmChoices& own = library().known;
     if (choices.choices.empty()) return "";
     if (choices.device != own.device || choices.library != own.library)
@@ -280,7 +292,8 @@ bool gemm_supports(const Gemm&) {
 void run_gemm(const Gemm& gemm, void*, const void*, const void*, const void*, void*, hipStream_t) {
     fail(gemm.name(), ": this build has no vendor's library");
 }
-void tune_gemms(bool) {}
+GemmTuning::GemmTuning(bool) : before(false) {}
+GemmTuning::~GemmTuning() = default;
 GemmChoices gemm_choices() {
     return {};
 }

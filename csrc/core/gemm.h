@@ -42,10 +42,17 @@ struct GemmChoices {
     };
     std::map<std::string, Choice> choices;
 };
-// While on, a call of a product for which nothing has been timed yet times the library's candidates: it waits for
-// the device, and takes device memory for a moment.
-void tune_gemms(bool on);
-// What has been timed or taken from a file, and used. Without the library: empty.
+// While one that is on lives, this thread's call of a product for which nothing has been timed yet times the library's
+// candidates: it waits for the device, and takes device memory for a moment.
+struct GemmTuning {
+    explicit GemmTuning(bool on);
+    ~GemmTuning();
+    GemmTuning(const GemmTuning&) = delete;
+
+  private:
+    bool before;
+};
+// What has been timed or taken from a file, and used, on the current device. Without the library: empty.
 GemmChoices gemm_choices();
 // Products that have not been used yet take these candidates. Returns "", or why they are not taken: "another
 // device's ...". One that the library refuses is said on stderr, and not taken.

@@ -11,6 +11,9 @@ namespace {
 using json = nlohmann::json;
 namespace fs = std::filesystem;
 
+// So that bytes of tensors are numbers of 64 bits: no model is near.
+constexpr int64_t widest = int64_t{1} << 24, deepest = int64_t{1} << 16, most_parameters = int64_t{1} << 48;
+
 // The fields of one config.json, with the file's name for the messages.
 struct Fields {
     const std::string& file;
@@ -23,13 +26,16 @@ struct Fields {
     [[noreturn]] void wrong(const char* key, const char* expected, const std::string& found) const {
         fail(file, ": ", key, ": expected ", expected, ", found ", found);
     }
-    int64_t size(const char* key) const {
+    int64_t size(const char* key, int64_t most) const {
         const json* v = find(key);
-        if (!v) wrong(key, "a positive integer", "nothing");
-        if (!v->is_number_integer() || *v < 1 || *v > INT32_MAX) wrong(key, "a positive integer", v->dump());
+        const std::string expected = "an integer from 1 to " + std::to_string(most);
+        if (!v) wrong(key, expected.c_str(), "nothing");
+        if (!v->is_number_integer() || *v < 1 || *v > most) wrong(key, expected.c_str(), v->dump());
         return v->get<int64_t>();
     }
-    int64_t size_or(const char* key, int64_t missing) const { return find(key) ? size(key) : missing; }
+    int64_t size_or(const char* key, int64_t most, int64_t missing) const {
+        return find(key) ? size(key, most) : missing;
+    }
     double positive_or(const char* key, double missing) const {
         const json* v = find(key);
         if (!v) return missing;
@@ -75,7 +81,7 @@ void read_rope(const Fields& f, Config& c) {
     c.rope_scaling.factor = s.positive("factor");
     c.rope_scaling.low_freq_factor = s.positive("low_freq_factor");
     c.rope_scaling.high_freq_factor = s.positive("high_freq_factor");
-    c.rope_scaling.original_context = s.size("original_max_position_embeddings");
+    c.rope_scaling.original_context = s.size("original_max_position_embeddings", INT32_MAX);
     if (c.rope_scaling.high_freq_factor <= c.rope_scaling.low_freq_factor)
         s.wrong("high_freq_factor", "above low_freq_factor", (*scaling)["high_freq_factor"].dump());
 }
@@ -95,10 +101,11 @@ std::vector<fs::path>& preset_folders() {
 }
 
 fs::path config_path(const std::string& model) {
-    if (fs::is_directory(model)) return fs::path(model) / "config.json";
+    std::error_code none;  // what cannot be looked at is not there
+    if (fs::is_directory(model, none)) return fs::path(model) / "config.json";
     if (fs::path(model).extension() == ".json") return model;
     for (const fs::path& folder : preset_folders())
-        if (const fs::path preset = folder / (model + ".json"); fs::exists(preset)) return preset;
+        if (const fs::path preset = folder / (model + ".json"); fs::exists(preset, none)) return preset;
     fail("--model ", model, ": expected a preset (", preset_folders().front().string(),
          "/*.json) or a folder with a config.json, found neither");
 }
@@ -128,27 +135,33 @@ Config load_config(const std::string& model) {
     const Fields f{file, values};
     refuse_other_models(f);
     Config c{};
-    c.V = f.size("vocab_size");
-    c.C = f.size("hidden_size");
-    c.F = f.size("intermediate_size");
-    c.L = f.size("num_hidden_layers");
-    c.NH = f.size("num_attention_heads");
-    c.NKV = f.size_or("num_key_value_heads", c.NH);
+    c.V = f.size("vocab_size", widest);
+    c.C = f.size("hidden_size", widest);
+    c.F = f.size("intermediate_size", widest);
+    c.L = f.size("num_hidden_layers", deepest);
+    c.NH = f.size("num_attention_heads", widest);
+    c.NKV = f.size_or("num_key_value_heads", widest, c.NH);
     if (c.NH % c.NKV)
         f.wrong("num_attention_heads", "a multiple of num_key_value_heads",
                 std::to_string(c.NH) + " and " + std::to_string(c.NKV));
     if (!f.find("head_dim") && c.C % c.NH)
         f.wrong("hidden_size", "a multiple of num_attention_heads",
                 std::to_string(c.C) + " and " + std::to_string(c.NH));
-    c.HD = f.size_or("head_dim", c.C / c.NH);
+    c.HD = f.size_or("head_dim", widest, c.C / c.NH);
     if (c.HD % 2) f.wrong("head_dim", "even", std::to_string(c.HD));
-    c.max_context = f.size_or("max_position_embeddings", c.max_context);
+    if (c.qkv_size() > widest)
+        f.wrong("head_dim", "queries, keys and values of together at most 16777216",
+                std::to_string(c.qkv_size()));
+    c.max_context = f.size_or("max_position_embeddings", INT32_MAX, c.max_context);
     c.eps = f.positive_or("rms_norm_eps", c.eps);
     c.tied = f.flag_or("tie_word_embeddings", c.tied);
     c.initializer_range = f.positive_or("initializer_range", c.initializer_range);
     c.bos = f.token_or("bos_token_id", c.bos);
     c.eos = f.token_or("eos_token_id", c.eos);
     read_rope(f, c);
+    const double layer = static_cast<double>(c.C) * static_cast<double>(c.qkv_size() + c.q_size() + 3 * c.F);
+    if (static_cast<double>(c.L) * layer + 2.0 * static_cast<double>(c.V * c.C) > most_parameters)
+        fail(file, ": expected fewer than 2^48 parameters");
     return c;
 }
 

@@ -310,7 +310,8 @@ Model::Model(const Config& config_, const ModelOptions& options_)
 
 void Model::allocate() {
     arena.allocate();
-    for (Room* r : {&room, &branch_room}) r->workspace.use(r->bytes.data, r->bytes.bytes());
+    for (Room* r : {&room, &branch_room})
+        if (r->bytes.data) r->workspace.use(r->bytes.data, r->bytes.bytes());
     make_cis(*this);
 }
 
@@ -368,7 +369,7 @@ double mean_loss(const Model& m) {
 }
 
 void next_logits(Model& m, const int32_t* tokens, int64_t T, std::vector<float>& logits) {
-    set_batch(m, tokens, tokens, 1, T);  // without targets: no losses are made
+    set_batch(m, tokens, tokens, 1, T);  // no losses are made: targets are not read
     forward_trunk(m);
     const Tensor row = slice_rows(m.activations.logits, 0, 1);
     call(m, "matmul_forward", {row},

@@ -11,7 +11,6 @@ using hipGraph_t = cudaGraph_t;
 using hipGraphExec_t = cudaGraphExec_t;
 
 #define hipSuccess cudaSuccess
-#define hipErrorNoDevice cudaErrorNoDevice
 #define hipGetErrorString cudaGetErrorString
 #define hipGetLastError cudaGetLastError
 #define hipGetDevice cudaGetDevice
@@ -32,7 +31,7 @@ using hipGraphExec_t = cudaGraphExec_t;
 #define hipStreamSynchronize cudaStreamSynchronize
 #define hipStreamWaitEvent cudaStreamWaitEvent
 #define hipStreamBeginCapture cudaStreamBeginCapture
-#define hipStreamCaptureModeGlobal cudaStreamCaptureModeGlobal
+#define hipStreamCaptureModeThreadLocal cudaStreamCaptureModeThreadLocal
 #define hipStreamEndCapture cudaStreamEndCapture
 #define hipGraphDestroy cudaGraphDestroy
 #define hipGraphExecDestroy cudaGraphExecDestroy

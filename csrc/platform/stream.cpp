@@ -36,8 +36,7 @@ void Branch::put(std::function<void()> work) {
     waiting.push_back(std::move(work));
 }
 void Branch::join(hipStream_t) {
-    for (const auto& work : waiting) work();
-    waiting.clear();
+    for (const auto& work : std::exchange(waiting, {})) work();
 }
 
 Graph::Graph(hipStream_t stream_, std::function<void()> work_) : stream(stream_), work(std::move(work_)) {}
@@ -71,7 +70,8 @@ void Branch::join(hipStream_t trunk) {
 Graph::Graph(hipStream_t stream_, std::function<void()> work_) : stream(stream_), work(std::move(work_)) {
     hipGraph_t graph = nullptr;
     hipGraphExec_t instance = nullptr;
-    CHECK(hipStreamBeginCapture(stream, hipStreamCaptureModeGlobal));
+    // What other threads do meanwhile, PyTorch's allocator say, is no part of it and may allocate.
+    CHECK(hipStreamBeginCapture(stream, hipStreamCaptureModeThreadLocal));
     work();
     CHECK(hipStreamEndCapture(stream, &graph));
     CHECK(instantiate_graph(&instance, graph));

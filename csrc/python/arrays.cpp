@@ -81,6 +81,7 @@ Array from_numpy(const py::array& array, const std::string& what) {
     const bool named_bf16 = dtype.attr("name").cast<std::string>() == "bfloat16";  // package ml_dtypes
     a.kind = named_bf16 ? 'V' : dtype.kind() == 'V' ? 0 : dtype.kind();
     a.itemsize = array.itemsize();
+    if (a.itemsize == 0) fail(what, ": expected numbers, found elements of no bytes");
     if (!dtype.attr("isnative").cast<bool>()) fail(what, ": expected this machine's byte order");
     for (py::ssize_t d = 0; d < array.ndim(); d++) {
         a.shape.push_back(array.shape(d));

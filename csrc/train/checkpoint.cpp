@@ -27,12 +27,6 @@ std::string step_name(int64_t step) {
     return name;
 }
 
-std::string hex(uint64_t hash) {
-    char text[17];
-    std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
-    return text;
-}
-
 // The step of a directory called step_000100; nothing for other names.
 std::optional<int64_t> step_of(const std::string& name) {
     if (name.size() < 11 || name.size() > 23 || name.rfind("step_", 0) != 0) return {};

@@ -56,11 +56,17 @@ void validate(Trainer& t, Log& log) {
     if (t.val) log.val(t.step, t.validate());
 }
 
-// The loop proper; returns false if a signal ended it.
-bool train(Trainer& t, Log& log, double peak) {
+// The loop proper, to its end or a signal. Returns the checkpoint of the last update; "": there is none.
+std::string train(Trainer& t, Log& log, double peak) {
     const Options& o = t.options;
     const bool checkpoints = o.checkpoint_every >= 0;
-    int64_t saved = t.step;
+    int64_t saved_step = t.step;
+    std::string saved = t.resumed_from;
+    const auto save_now = [&] {
+        saved_step = t.step;
+        saved = t.save();
+        log.checkpoint(t.step, saved);
+    };
     if (t.step == 0) validate(t, log);
     UsageMeter usage;
     Profile profile(choose_profiled_steps(t.step + 1, o.steps, o.profile), t.model.stream.handle, o.out,
@@ -83,16 +89,13 @@ bool train(Trainer& t, Log& log, double peak) {
         if (profile.is_complete()) profile.finish();
         if (val) validate(t, log);
         if (sample) log.sample(t.step, t.sample());
-        if (save) {
-            log.checkpoint(t.step, t.save());
-            saved = t.step;
-        }
+        if (save) save_now();
     }
     finish(0);
     profile.finish();
     log.print_usage();
-    if (checkpoints && interrupted && t.step > saved) log.checkpoint(t.step, t.save());
-    return !interrupted;
+    if (checkpoints && t.step > saved_step) save_now();
+    return t.step == saved_step ? saved : "";
 }
 
 int run_training(const Options& options) {
@@ -111,11 +114,10 @@ int run_training(const Options& options) {
     if (!t.resumed_from.empty()) log.print("resuming from " + t.resumed_from);
     log.start(to_json(options));
     handle_signals();
-    const bool complete = train(t, log, shape.peak_flops);
-    const std::string plot = draw_loss_plot(options.out);
-    const std::string model =
-        options.checkpoint_every < 0 ? "no model" : "model " + checkpoint_path(options.out, t.step);
-    log.print((complete ? "done: " : "interrupted: ") + model + ", log " + options.out + "/log.jsonl, " +
+    const std::string saved = train(t, log, shape.peak_flops), plot = draw_loss_plot(options.out);
+    const bool complete = t.step >= options.steps;
+    log.print(std::string(complete ? "done: " : "interrupted: ") +
+              (saved.empty() ? "no model" : "model " + saved) + ", log " + options.out + "/log.jsonl, " +
               plot);
     return complete ? 0 : 130;
 }

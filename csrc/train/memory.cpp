@@ -31,14 +31,14 @@ struct Change {
 };
 
 // Of each kind, the least first.
-std::vector<Change> recompute_changes(const Options& o) {
+std::vector<Change> recompute_changes(const Options& o, int64_t layers) {
     std::vector<Change> changes;
     const Recompute now = parse_recompute(o.recompute);
     std::vector<std::string> lists;
     if (now.block_every == 0)
         lists = {"norm", "norm,swiglu", "norm,swiglu,attention", "norm,swiglu,qkv,attention"};
-    for (int64_t every = now.block_every ? now.block_every - 1 : 4; every > 1; every--)
-        lists.push_back("block:" + std::to_string(every));
+    const int64_t first = now.block_every ? std::min(now.block_every, layers) - 1 : 4;
+    for (int64_t every = first; every > 1; every--) lists.push_back("block:" + std::to_string(every));
     lists.push_back("block");
     for (const std::string& list : lists) {
         if (list == o.recompute) continue;
@@ -82,11 +82,13 @@ std::vector<Change> precision_changes(const Options& o) {
 
 // The flags that make it fit in `free` bytes, or "".
 std::string least_change(const Config& config, const Options& options, int64_t free) {
-    for (const auto& kind : {recompute_changes, batch_changes, precision_changes})
+    const std::function<std::vector<Change>(const Options&)> kinds[] = {
+        [&](const Options& o) { return recompute_changes(o, config.L); }, batch_changes, precision_changes};
+    for (const auto& kind : kinds)
         for (const Change& change : kind(options))
             if (bytes_of(config, change.options) <= free) return change.flags;
     Change all{"", options};
-    for (const auto& kind : {recompute_changes, batch_changes, precision_changes}) {
+    for (const auto& kind : kinds) {
         const std::vector<Change> changes = kind(all.options);
         if (changes.empty()) continue;
         all = {all.flags + (all.flags.empty() ? "" : " ") + changes.back().flags, changes.back().options};

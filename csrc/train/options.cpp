@@ -316,11 +316,13 @@ void settle(Options& options) {
         if (equals == choice.npos || equals == 0 || equals + 1 == choice.size())
             fail("--kernel: expected OP=N, found ", quote(choice));
     }
-    if (options.init == "load" && !std::filesystem::is_directory(options.model))
+    std::error_code none;  // what cannot be looked at is no directory
+    if (options.init == "load" && !std::filesystem::is_directory(options.model, none))
         fail("--init load: expected --model to be a Hugging Face directory, found ", quote(options.model));
     if (options.grad_dtype == "bf16" && options.dtype == "f32")
         fail("--grad-dtype bf16: expected f32, which --dtype f32 needs");
     if (options.out.empty()) fail("--out: expected a directory, found \"\"");
+    if (options.resume.empty()) fail("--resume: expected auto, none or a directory, found \"\"");
     micro_steps(options, 1);
 }
 

@@ -52,7 +52,7 @@ std::string draw_loss_plot(const std::string& out) {
         "runpy.run_module('llamac.plot', run_name='__main__')";
     if (run_quietly({find_python(), "-c", bootstrap, LLAMAC_SOURCE_DIR, out}) == 0)
         return "plot " + out + "/loss.png";
-    return "no plot (it wants Python with matplotlib)";
+    return "no plot (it wants steps in the log, and Python with matplotlib)";
 }
 
 }  // namespace llamac

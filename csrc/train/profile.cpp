@@ -279,7 +279,7 @@ Profile::~Profile() {
 }
 
 void Profile::begin_step(int64_t step) {
-    if (!recording || step < steps.first || step >= steps.first + steps.count) return;
+    if (!recording || step < steps.first || step - steps.first >= steps.count) return;
     const Event* begin = recording->record(stream);
     recording->steps.push_back({step, begin, nullptr});
     observe(recording.get());

@@ -80,12 +80,6 @@ void add_llama3_special_tokens(std::vector<std::string>& tokens) {
     }
 }
 
-std::string hex(uint64_t value) {
-    char text[17];
-    std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(value));
-    return text;
-}
-
 }  // namespace
 
 Tokenizer::Tokenizer(const std::string& file_path) : path(file_path) {

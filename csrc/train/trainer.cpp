@@ -92,7 +92,8 @@ void resume(Trainer& t) {
     if (config_json(load_config(t.resumed_from), dtype) != config_json(t.config, dtype))
         fail(t.resumed_from, "/config.json: is not the model that --model ", t.options.model, " means");
     if (const std::string not_taken = use_gemm_choices(manifest.gemms); !not_taken.empty())
-        t.remarks = t.resumed_from + ": the matrix products' choices are " + not_taken + ": other bits";
+        t.remarks += (t.remarks.empty() ? "" : "; ") + t.resumed_from +
+                     ": the matrix products' choices are " + not_taken + ": other bits";
     load_weights(t.model.parameters, t.resumed_from);
     load_optimizer(t.model, t.resumed_from);
     t.step = manifest.step;
@@ -118,6 +119,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
         if (train) check_same_tokenizer(*train, *val);
         val->validation_batches(o.val_steps);  // refuses too little data now, not after the first hour
     }
+    if (o.sample_every > 0) first_token();  // so is a vocabulary that has none
     on_device.resize(static_cast<size_t>(most_in_flight) + 1);
     for (OnDevice& f : on_device)
         for (Tensor* t : {&f.tokens, &f.targets})
@@ -126,9 +128,6 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     model.allocate();
     while (flights.size() < on_device.size()) flights.emplace_back(tokens_per_update());
     remarks = take_gemm_choices(o);
-    // Until the first update is over: it meets all products that are worth a timing; samples have others at every
-    // length.
-    tune_gemms(o.tune == "on");
     if (!resumed_from.empty())
         resume(*this);
     else if (o.init == "load")
@@ -163,7 +162,9 @@ void Trainer::start_update() {
 
 void Trainer::start_update(const Batch& batch) {
     CHECK(in_flight() <= most_in_flight);
+    // The first update meets all products that are worth a timing; samples have others at every length.
     const bool first = !optimizer.launched;
+    const GemmTuning tuning(first && options.tune == "on");
     const size_t slot = static_cast<size_t>(step) % flights.size();
     Flight& f = flights[slot];
     f.started = Clock::now();
@@ -192,9 +193,7 @@ void Trainer::start_update(const Batch& batch) {
     copy_bytes_async(f.scalars.data + 1, model.grad_norm.data, sizeof(float), model.stream.handle);
     f.done.record(model.stream.handle);
     step++;
-    if (!first) return;
-    tune_gemms(false);
-    keep_gemm_choices(options);
+    if (first) keep_gemm_choices(options);
 }
 
 UpdateResult Trainer::finish_update() {
@@ -211,6 +210,7 @@ UpdateResult Trainer::finish_update() {
 }
 
 double Trainer::validate() {
+    const GemmTuning tuning(options.tune == "on");  // its products are the updates'
     const int64_t B = options.batch_size, batches = val->validation_batches(options.val_steps);
     return mean_loss_of(batches * B, options.seq_len,
                         [&](int64_t first, int64_t, int32_t* tokens, int32_t* targets) {
@@ -233,7 +233,11 @@ double Trainer::mean_loss_of(int64_t rows, int64_t T, const Rows& fill) {
 }
 
 int32_t Trainer::first_token() const {
-    return tokenizer ? tokenizer->end_of_text : static_cast<int32_t>(std::max<int64_t>(config.bos, 0));
+    const int64_t token = tokenizer ? tokenizer->end_of_text : std::max<int64_t>(config.bos, 0);
+    if (token >= config.V)
+        fail(tokenizer ? tokenizer->path : "--model " + options.model, ": the token that begins a sample is ",
+             token, ", expected one below the vocabulary's ", config.V);
+    return static_cast<int32_t>(token);
 }
 
 std::vector<int32_t> Trainer::sample(std::vector<int32_t> prompt, int64_t count, double temperature,
