@@ -952,7 +952,7 @@ def start(o: Options) -> Run:
     val_data = Loader(o.val_data, T, config.vocab_size, B, 1, rank(), world()) if o.val_data else None
     tokenizer = llamac.tokenizer.find(o.tokenizer, data.shards[0])
     if o.sample_every:
-        first_token(tokenizer, config)  # so is a vocabulary that has none
+        first_token(tokenizer, config)  # refused now, not after the first hour
     join_ranks(device)
     if o.compile and world() > 1:
         ops.linear_cross_entropy = torch.compile(ops.linear_cross_entropy, fullgraph=True, dynamic=False)

@@ -119,7 +119,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
         if (train) check_same_tokenizer(*train, *val);
         val->validation_batches(o.val_steps);  // refuses too little data now, not after the first hour
     }
-    if (o.sample_every > 0) first_token();  // so is a vocabulary that has none
+    if (o.sample_every > 0) first_token();  // likewise, where the model has none
     on_device.resize(static_cast<size_t>(most_in_flight) + 1);
     for (OnDevice& f : on_device)
         for (Tensor* t : {&f.tokens, &f.targets})
