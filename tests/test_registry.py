@@ -201,3 +201,101 @@ def test_names_are_functions_whatever_was_imported():
     names = "llamac.kernels, llamac.run, llamac.Trainer"
     code = f"import llamac, llamac.registry, llamac.trainer; assert all(map(callable, ({names})))"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def every_variant(operation: str) -> list[str]:
+    return [name for name in variants(operation) if name]
+
+
+@pytest.mark.parametrize(
+    "operation", ["rmsnorm_forward", "cross_entropy", "embedding_forward", "repeat_kv_forward"]
+)
+def test_no_rows(operation):
+    """Nothing to do, in any variant."""
+    shapes = {
+        "rmsnorm_forward": ([(0, 8), (0,)], [(0, 8), (8,)], [EPS]),
+        "cross_entropy": ([(0,), (0, 8), None], [(0, 8), (0,), None], [1.0, -100]),
+        "embedding_forward": ([(0, 8)], [(0,), (4, 8)], []),
+        "repeat_kv_forward": ([(1, 0, 4, 8)], [(1, 0, 2, 8)], []),
+    }
+    outputs, inputs, scalars = shapes[operation]
+    indices = {"cross_entropy": 1, "embedding_forward": 0}
+    arrays = [shape and np.zeros(shape, np.float32) for shape in outputs + inputs]
+    if operation in indices:
+        k = len(outputs) + indices[operation]
+        arrays[k] = arrays[k].astype(np.int32)
+    for variant in every_variant(operation):
+        llamac.run(operation, arrays[: len(outputs)], arrays[len(outputs) :], scalars, variant)
+
+
+def test_a_size_of_nothing():
+    """Only rows may be none."""
+    out, x = (np.zeros((1, 3, heads, 0), np.float32) for heads in (4, 2))
+    with pytest.raises(llamac.Error, match="HD = 0, expected at least 1"):
+        llamac.run("repeat_kv_forward", [out], [x], [])
+
+
+def test_a_sum_over_no_rows():
+    for variant in every_variant("matmul_backward_weight"):
+        if variant == "library":
+            continue
+        dweight = np.full((3, 4), 7, np.float32)
+        none = np.zeros((0, 3), np.float32), np.zeros((0, 4), np.float32)
+        llamac.run("matmul_backward_weight", [dweight], none, [True], variant)
+        assert (dweight == 7).all()
+        llamac.run("matmul_backward_weight", [dweight], none, [False], variant)
+        assert (dweight == 0).all()
+
+
+@pytest.mark.parametrize("eps", [np.float32(0.5), np.float64(0.5), np.array(0.5), 0.5])
+def test_a_scalar_of_any_library(eps):
+    outputs, inputs = operands()
+    llamac.run("rmsnorm_forward", outputs, inputs, [eps])
+    x = inputs[0].astype(np.float64)
+    np.testing.assert_allclose(outputs[1], 1 / np.sqrt((x**2).mean(-1) + 0.5), rtol=1e-6)
+
+
+def test_an_odd_size():
+    x, cis = np.zeros((1, 2, 1, 7), np.float32), np.zeros((2, 3, 2), np.float32)
+    with pytest.raises(llamac.Error, match="HD = 7, expected a multiple of 2"):
+        llamac.run("rope_forward", [x], [x, cis], [False])
+
+
+@pytest.mark.parametrize("variant", ["cpu", "reference", "1", "2"])
+def test_a_norm_that_is_no_number_leaves_none(variant):
+    """As torch's clip_grad_norm_: one NaN among the gradients is one in every weight, seen at once."""
+    n = 40
+    weight, m, v = (np.zeros(n, np.float32) for _ in range(3))
+    inputs = [np.full(n, 50, np.float32), np.full(1, np.nan, np.float32), np.ones(1, np.float32)]
+    inputs += [np.ones(1, np.int32)]
+    scalars = [0.9, 0.95, 1e-8, 0.1, 1.0, 42, 0]
+    llamac.run("adamw", [weight, None, m, v], inputs, scalars, variant)
+    assert np.isnan(weight).all() and np.isnan(m).all()
+
+
+def test_memory_that_nobody_wrote_shows():
+    """Attention's backward rounds p and ds to operands by adding to their bits: not to those of a NaN."""
+    import torch
+
+    B, time, NH, HD = 1, 32, 2, 64
+    q, k, v, out, dout = (torch.randn(B, time, NH, HD).bfloat16() for _ in range(5))
+    lse = torch.full((B, NH, time), -1, dtype=torch.int32).view(torch.float32)
+    for variant in ("cpu", "1", "2"):
+        gradients = [torch.zeros_like(x) for x in (q, k, v)]
+        llamac.run("attention_backward", gradients, [dout, out, lse, q, k, v], [HD**-0.5], variant)
+        assert all(g.isnan().all() for g in gradients), variant
+
+
+def test_a_failed_growth_of_the_workspace():
+    """What was freed for it is not used again."""
+    T = 16
+
+    def attend(time: int) -> None:
+        x = np.lib.stride_tricks.as_strided(np.zeros((1, T, 1, 8), np.float32), (1, time, 1, 8), (0, 0, 0, 4))
+        out = np.zeros((1, time, 1, 8), np.float32)
+        llamac.run("attention_forward", [out, np.zeros((1, 1, time), np.float32)], [x, x, x], [1.0], "1")
+
+    attend(T)
+    with pytest.raises(llamac.Error, match=r"memory: \d+ MiB are needed"):
+        attend(1 << 22)
+    attend(T)

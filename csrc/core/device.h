@@ -109,6 +109,22 @@ __device__ inline float block_max(float value, float* warps) {
     return largest;
 }
 
+// ---- operands
+// Where the heads [B,T,NH,HD] of a strided operand lie.
+template <class T>
+struct Heads {
+    T* data;
+    int64_t stride_b, stride_t, stride_h;
+
+    __device__ T* at(int64_t b, int64_t t, int64_t h) const {
+        return data + b * stride_b + t * stride_t + h * stride_h;
+    }
+};
+template <class T>
+Heads<T> heads(const View<T, 4>& x) {
+    return {x.data, x.stride[0], x.stride[1], x.stride[2]};
+}
+
 // ---- grids
 // Blocks of `per_block` that hold `count`.
 inline unsigned blocks_for(int64_t count, int64_t per_block) {

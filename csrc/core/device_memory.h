@@ -93,6 +93,7 @@ struct Workspace {
             use(source(wanted), wanted);
         } else if (wanted > bytes) {
             CHECK(hipDeviceSynchronize());
+            use(nullptr, 0);  // should there be no room for more
             memory = DeviceMemory();
             memory = DeviceMemory(wanted);
             use(memory.data, wanted);

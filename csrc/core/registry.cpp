@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstring>
 
 namespace llamac {
 namespace {
@@ -179,6 +180,9 @@ void bind_shape(const Operation& op, const Operand& o, const Tensor& t, int64_t*
                      " with dimension ", d, " a multiple of ", dim.factor);
             if (size[dim.symbol] < 0) size[dim.symbol] = scaled / dim.factor;
             expected *= size[dim.symbol];
+            if (expected % dim.divisor)
+                fail(op.name, ": ", op.dimensions[static_cast<size_t>(dim.symbol)], " = ", size[dim.symbol],
+                     ", expected a multiple of ", dim.divisor);
         }
         if (scaled != expected)
             fail(op.name, ": ", o.name, " has shape ", found, ", expected ", dimension_text(op, o),
@@ -187,6 +191,7 @@ void bind_shape(const Operation& op, const Operand& o, const Tensor& t, int64_t*
 }
 
 void check_strides(const Operation& op, const Operand& o, const Tensor& t) {
+    if (t.elements() == 0) return;
     if (!o.strided && !t.contiguous()) fail(op.name, ": ", o.name, " must be contiguous");
     if (o.strided && t.rank > 1 && t.shape[t.rank - 1] > 1 && t.stride[t.rank - 1] != 1)
         fail(op.name, ": ", o.name, " must have stride 1 in its last dimension");
@@ -250,6 +255,31 @@ Choice choose(const Operation& op, const Call& call, Where where, const char* va
         if (const Entry* entry = entry_for(*v, call)) return {v, entry};
     if (free) fail(op.name, ": no variant takes these shapes, types or strides");
     fail(op.name, ": variant ", names, " does not take these shapes, types or strides");
+}
+
+// A call without rows launches nothing: what is left to write are sums over none.
+bool is_empty(const std::vector<Tensor>& tensors) {
+    return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t.elements() == 0; });
+}
+void run_empty(const Call& call) {
+    const Operation& op = *call.op;
+    for (size_t d = 0; d < op.dimensions.size(); d++) {
+        const std::string& name = op.dimensions[d];
+        if (call.size[d] == 0 && name != "N" && name != "B" && name != "T" && name != "P")
+            fail(op.name, ": ", name, " = 0, expected at least 1");
+    }
+    for (int i = 0; i < op.outputs && !call.device.queue.rehearsal; i++) {
+        const Operand& o = op.operands[static_cast<size_t>(i)];
+        const Tensor& t = call.tensor[i];
+        if (!t.data || t.elements() == 0 || o.in_place || (o.accumulated && call.flag("accumulate")))
+            continue;
+        CHECK(t.contiguous());
+        const size_t bytes = static_cast<size_t>(t.bytes());
+        if (call.device.queue.where == Where::host)
+            std::memset(t.data, 0, bytes);
+        else
+            CHECK(hipMemsetAsync(t.data, 0, bytes, call.device.stream));
+    }
 }
 
 // Threads a block and workspace of a device variant.
@@ -413,6 +443,7 @@ void run(const Operation& op, std::vector<Tensor> tensors, const std::vector<Sca
         check_operand(op, op.operands[i], tensors[i], size, types);
     }
     Call call{&op, tensors.data(), scalars.data(), size, {queue.stream, 0, nullptr, queue}};
+    if (is_empty(tensors)) return run_empty(call);
     const Choice chosen = choose(op, call, queue.where, variant);
     prepare_launch(call, *chosen.variant, threads);
     if (queue.rehearsal) return;

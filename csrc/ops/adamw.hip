@@ -60,7 +60,8 @@ struct Coefficients {
 template <class A>
 Coefficients<A> coefficients(A grad_norm, A lr, int32_t step, double beta1, double beta2, double eps,
                              double weight_decay, double grad_clip) {
-    const double clip = grad_clip > 0 ? std::min(1.0, grad_clip / (double(grad_norm) + 1e-6)) : 1.0;
+    const double ratio = grad_clip > 0 ? grad_clip / (double(grad_norm) + 1e-6) : 1.0;
+    const double clip = ratio >= 1 ? 1 : ratio;  // NaN, too: the gradients are no better than their norm
     const double bias1 = 1 / (1 - std::pow(beta1, step)), bias2 = 1 / (1 - std::pow(beta2, step));
     return {A(beta1), A(1 - beta1), A(beta2), A(1 - beta2), A(bias1),
             A(bias2), A(clip),      lr,       A(eps),       A(weight_decay)};
@@ -223,7 +224,8 @@ Settings settings_of(double beta1, double beta2, double eps, double weight_decay
 __device__ inline Coefficients<float> device_coefficients(const Settings& s, float grad_norm, float lr,
                                                           int32_t step) {
     const float t = static_cast<float>(step);
-    const float clip = s.grad_clip > 0 ? fminf(1.0f, s.grad_clip / (grad_norm + 1e-6f)) : 1.0f;
+    const float ratio = s.grad_clip > 0 ? s.grad_clip / (grad_norm + 1e-6f) : 1.0f;
+    const float clip = ratio >= 1 ? 1 : ratio;
     return {
         s.beta1, s.rest1, s.beta2, s.rest2, -1.0f / expm1f(t * s.log_beta1), -1.0f / expm1f(t * s.log_beta2),
         clip,    lr,      s.eps,   s.decay};

@@ -92,21 +92,6 @@ void rope_cpu(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool
     }
 }
 
-// Where the heads [B,T,NH,HD] of a strided operand lie.
-template <class T>
-struct Heads {
-    T* data;
-    int64_t stride_b, stride_t, stride_h;
-
-    __device__ T* at(int64_t b, int64_t t, int64_t h) const {
-        return data + b * stride_b + t * stride_t + h * stride_h;
-    }
-};
-template <class T>
-Heads<T> heads(const View<T, 4>& x) {
-    return {x.data, x.stride[0], x.stride[1], x.stride[2]};
-}
-
 // ---- 1: naive
 
 // direction: 1 forward, -1 backward.
@@ -221,7 +206,6 @@ void rope_2(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool i
                   groups = blocks_for(NH, whole ? heads_a_thread<true> : heads_a_thread<false>);
     const unsigned across = static_cast<unsigned>(std::min<int64_t>(vectors, device.threads));
     const unsigned places = static_cast<unsigned>(device.threads) / across;
-    CHECK(positions * groups < int64_t{1} << 31);
     launch(Grid(dim3(blocks_for(positions * groups, places), blocks_for(vectors, across)),
                 dim3(across, places), device.stream),
            kernels[whole][interleaved], heads(out), heads(x), cis.data, positions, x.shape[1], NH, HD, groups,
@@ -283,9 +267,14 @@ __global__ void __launch_bounds__(block_threads)
     }
 }
 
+constexpr Limits few_heads{"fewer than 2^31 heads",
+                           [](const Call& c) { return c["B"] * c["T"] < (int64_t{1} << 31) / c["NH"]; }};
+
 // Whether a head is a power of two of lanes of a warp, at least two, and everything is whole vectors.
 constexpr Limits heads_fit_lanes{
-    "heads of 32 bytes to 16 a lane of the warp, a power of two, that begin at multiples of 16 bytes",
+    "heads of 32 bytes to 16 a lane of the warp, a power of two, that begin at multiples of 16 bytes; fewer "
+    "than "
+    "2^31 heads",
     [](const Call& call) {
         const int size = static_cast<int>(16 / size_of(call.tensor[0].dtype));
         const int64_t lanes = call["HD"] / size;
@@ -293,7 +282,8 @@ constexpr Limits heads_fit_lanes{
             is_whole({call.tensor[0].data, call.tensor[1].data, call.tensor[2].data}, call["HD"], size);
         for (int i = 0; i < 2; i++)
             for (int d = 0; d < 3; d++) whole &= call.tensor[i].stride[d] % size == 0;
-        return whole && lanes >= 2 && (lanes & (lanes - 1)) == 0 && lanes <= device_properties().warp_size;
+        return few_heads(call) && whole && lanes >= 2 && (lanes & (lanes - 1)) == 0 &&
+               lanes <= device_properties().warp_size;
     }};
 
 template <class T, int direction>
@@ -302,7 +292,6 @@ void rope_3(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool i
     const unsigned lanes = static_cast<unsigned>(x.shape[3] / vector_size<T>);
     const unsigned places = static_cast<unsigned>(device.threads) / lanes;
     const unsigned groups = blocks_for(NH, heads_a_thread<true>);
-    CHECK(positions * groups < int64_t{1} << 31);
     launch(Grid(blocks_for(positions * groups, places), device.threads, device.stream),
            interleaved ? rope_forward_kernel3<T, true> : rope_forward_kernel3<T, false>, heads(out), heads(x),
            cis.data, positions, x.shape[1], NH, lanes, groups, direction);
@@ -322,7 +311,7 @@ Operation rope_forward(
      {"3", "neighbouring lanes read whole heads, halves meet by shuffle, 128-bit accesses", Where::device,
       entries<rope_3<float, 1>, rope_3<bf16, 1>>(), heads_fit_lanes, block_sizes},
      {"2", "four heads a thread share cosines and sines, 128-bit accesses", Where::device,
-      entries<rope_2<float, 1>, rope_2<bf16, 1>>(), nullptr, block_sizes},
+      entries<rope_2<float, 1>, rope_2<bf16, 1>>(), few_heads, block_sizes},
      {"1", "naive: a thread a pair", Where::device, entries<rope_1<float, 1>, rope_1<bf16, 1>>()},
      {"reference", "plain loops", Where::host,
       entries<rope_reference<float, 1>, rope_reference<bf16, 1>, rope_reference<double, 1>>()}},
@@ -336,7 +325,7 @@ Operation rope_backward(
      {"3", "neighbouring lanes read whole heads, halves meet by shuffle, 128-bit accesses", Where::device,
       entries<rope_3<float, -1>, rope_3<bf16, -1>>(), heads_fit_lanes, block_sizes},
      {"2", "four heads a thread share cosines and sines, 128-bit accesses", Where::device,
-      entries<rope_2<float, -1>, rope_2<bf16, -1>>(), nullptr, block_sizes},
+      entries<rope_2<float, -1>, rope_2<bf16, -1>>(), few_heads, block_sizes},
      {"1", "naive: a thread a pair", Where::device, entries<rope_1<float, -1>, rope_1<bf16, -1>>()},
      {"reference", "plain loops", Where::host,
       entries<rope_reference<float, -1>, rope_reference<bf16, -1>, rope_reference<double, -1>>()}},

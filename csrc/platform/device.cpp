@@ -44,7 +44,7 @@ const DeviceProperties& device_properties() {
                                 p.warpSize,
                                 p.multiProcessorCount,
                                 static_cast<int64_t>(largest_shared_memory(p)),
-                                p.l2CacheSize,
+                                last_cache_bytes(p),
                                 static_cast<int64_t>(p.totalGlobalMem),
                                 false,
                                 has_warpgroups(p)};

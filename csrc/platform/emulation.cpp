@@ -393,8 +393,10 @@ void run_grid(dim3 blocks, dim3 threads, size_t shared_bytes, Site site, void (*
               void* argument) {
     const int64_t count = int64_t{blocks.x} * blocks.y * blocks.z;
     const int64_t size = int64_t{threads.x} * threads.y * threads.z;
-    if (count < 1 || blocks.x > 0x7fffffff || blocks.y > 65535 || blocks.z > 65535 || size < 1 ||
-        size > most_threads || static_cast<int64_t>(shared_bytes) > device_properties().shared_bytes) {
+    // AMD: fewer than 2^32 threads in a dimension.
+    if (count < 1 || blocks.x > 0x7fffffff || int64_t{blocks.x} * threads.x >= int64_t{1} << 32 ||
+        blocks.y > 65535 || blocks.z > 65535 || size < 1 || size > most_threads ||
+        static_cast<int64_t>(shared_bytes) > device_properties().shared_bytes) {
         std::fprintf(stderr,
                      "emulated kernel: %s:%d: a grid of %ld blocks of %ld threads with %zu bytes of LDS\n",
                      site.file, site.line, static_cast<long>(count), static_cast<long>(size), shared_bytes);

@@ -1,5 +1,6 @@
 // What HIP does not name by itself, on AMD.
 #pragma once
+#include <string>
 
 namespace llamac {
 
@@ -12,6 +13,12 @@ constexpr int warp_size = 64;
 
 inline size_t largest_shared_memory(const hipDeviceProp_t& properties) {
     return properties.sharedMemPerBlock;
+}
+
+// Behind the L2 of MI300X's and MI325X's chiplets lies one cache of 256 MiB.
+inline int64_t last_cache_bytes(const hipDeviceProp_t& properties) {
+    const bool mi300 = std::string(properties.gcnArchName).rfind("gfx942", 0) == 0;
+    return mi300 ? int64_t{256} << 20 : properties.l2CacheSize;
 }
 
 inline bool has_warpgroups(const hipDeviceProp_t&) {

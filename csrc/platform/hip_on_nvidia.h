@@ -56,6 +56,10 @@ inline size_t largest_shared_memory(const hipDeviceProp_t& properties) {
     return properties.sharedMemPerBlockOptin;
 }
 
+inline int64_t last_cache_bytes(const hipDeviceProp_t& properties) {
+    return properties.l2CacheSize;
+}
+
 // Whether the device runs what warpgroup.h names and this build has code for it.
 inline bool has_warpgroups([[maybe_unused]] const hipDeviceProp_t& properties) {
 #if defined(LLAMAC_WARPGROUPS)

@@ -1,6 +1,6 @@
 // The matrix cores: one interface over MFMA, WMMA and mma.sync, whatever a lane holds. Device code; .hip only.
 //
-// Tile<R> is a warp's R x R piece of a product, R = tile_rows or, where tile_sizes says so, another. Operands
+// Tile<R> is a warp's R x R piece of a product, R = tile_rows or another that the platform has. Operands
 // are bf16, sums fp32:
 //
 //   Tile<R>::Operand       R rows x 16 of the dimension that is summed over, k

@@ -122,10 +122,10 @@ void run_on_copies(const Operation& op, const std::vector<Array>& arrays, const 
 // Device arrays, in place. Without a stream of the caller's: the default one, and done on return.
 void run_in_place(const Operation& op, const std::vector<Tensor>& tensors, const std::vector<Scalar>& scalars,
                   const char* variant, std::optional<int64_t> stream) {
-    static std::map<int64_t, Workspace> workspaces;  // of calls that may overlap
+    static std::map<std::pair<int, int64_t>, Workspace> workspaces;  // of calls that may overlap
     const int64_t number = stream.value_or(0);
-    run(op, tensors, scalars, {Where::device, reinterpret_cast<hipStream_t>(number), &workspaces[number]},
-        variant);
+    Workspace& workspace = workspaces[{current_device(), number}];
+    run(op, tensors, scalars, {Where::device, reinterpret_cast<hipStream_t>(number), &workspace}, variant);
     if (!stream) CHECK(hipDeviceSynchronize());
 }
 
@@ -163,9 +163,11 @@ void run_operation(const std::string& operation, const std::vector<py::object>& 
     Operands operands;
     for (const py::object& object : objects) operands.add(op, object, stream);
     std::vector<Scalar> scalars;
-    for (const py::object& v : values)
-        scalars.push_back(py::isinstance<py::float_>(v) ? Scalar(v.cast<double>())
-                                                        : Scalar(v.cast<int64_t>()));
+    for (const py::object& v : values) {  // a number of another library's is what it is to the operation
+        const size_t i = scalars.size();
+        const bool real = i < op.scalars.size() && op.scalars[i].kind == 'f';
+        scalars.push_back(real ? Scalar(v.cast<double>()) : Scalar(v.cast<int64_t>()));
+    }
     const char* named = variant.empty() ? nullptr : variant.c_str();
     const NativeCall call;
     if (operands.on_device) return run_in_place(op, operands.tensors, scalars, named, stream);

@@ -217,20 +217,9 @@ struct Kernel final : c10::OperatorKernel {
             r.shape[d] = t.size(d - r.rank), r.stride[d] = rest;
             rest *= r.shape[d];
         }
-        r.shape[0] = t.numel() / rest, r.stride[0] = step * rest;
+        r.shape[0] = 1, r.stride[0] = step * rest;
+        for (int64_t d = 0; d <= t.dim() - r.rank; d++) r.shape[0] *= t.size(d);
         return r;
-    }
-
-    // A call with an empty tensor launches nothing: what is left to write are sums over no rows.
-    void sum_of_none(const Arguments& a) const {
-        const Operation& op = *form.op;
-        for (size_t i = 0; i < a.tensors.size(); i++) {
-            bool keep = !op.operands[i].output || op.operands[i].in_place;
-            for (size_t s = 0; s < op.scalars.size(); s++)
-                keep |=
-                    op.operands[i].accumulated && op.scalars[s].name == "accumulate" && a.scalars[s].integer;
-            if (!keep && a.tensors[i].defined()) a.tensors[i].zero_();
-        }
     }
 
     void compute(Arguments& a) const {
@@ -244,7 +233,6 @@ struct Kernel final : c10::OperatorKernel {
             if (t.device() != a.device)
                 fail(op.name, ": ", op.operands[i].name, " is on ", t.device().str(), ", expected ",
                      a.device.str());
-            if (t.numel() == 0) return sum_of_none(a);
             arrange(op.operands[i], t);
             views[i] = view(op, op.operands[i], t);
         }

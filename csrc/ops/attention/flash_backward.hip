@@ -22,6 +22,12 @@ namespace {
 
 using T = Tile<16>;
 
+// A number as it is; any NaN as the one that stays one in an operand. Those are rounded by adding to the bits that are
+// cut, which makes zeros of the last NaNs, the ones that memory is filled with before it is written.
+__device__ inline float same_nan(float x) {
+    return x == x ? x : NAN;
+}
+
 template <class M>
 constexpr bool small = std::is_same_v<M, Wmma>;  // half the registers
 template <class M>
@@ -295,7 +301,8 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
         copy_dout.end();
         Statistics<C>& of_step = statistics[n % 2];
         if (static_cast<int>(threadIdx.x) < C::step)
-            of_step.lse[threadIdx.x] = next_lse * log2_e, of_step.delta[threadIdx.x] = next_delta;
+            of_step.lse[threadIdx.x] = same_nan(next_lse) * log2_e,
+            of_step.delta[threadIdx.x] = same_nan(next_delta);
         __syncthreads();  // the step's tiles are there, nobody uses the others
         const int t0 = now.t0, of_group = now.head;
         now = after(now);
@@ -373,8 +380,8 @@ __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
         for (int slot = 0; slot < T::slots; slot++) {
             const int t = row + r * C::R + T::row(slot);
             const int64_t at = (piece.batch * q.shape[2] + piece.head) * time + t;
-            row_lse[r][slot] = t < time ? lse[at] * log2_e : INFINITY;
-            row_delta[r][slot] = t < time ? delta[at] : 0;
+            row_lse[r][slot] = t < time ? same_nan(lse[at]) * log2_e : INFINITY;
+            row_delta[r][slot] = t < time ? same_nan(delta[at]) : 0;
         }
     T::Accumulator sum[C::row_tiles][C::head_tiles] = {};
 

@@ -219,6 +219,7 @@ bool flash_supports(const Call& call) {
         if (t.rank != 4) continue;
         whole &= t.dtype == DType::bf16 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
         for (int d = 0; d < 3; d++) whole &= t.shape[d] == 1 || t.stride[d] % 8 == 0;
+        whole &= t.stride[1] < int64_t{1} << 31;  // tile_copy.h counts rows so
     }
     return whole;
 }

@@ -3,6 +3,7 @@
 //
 // The workspace of forward: k and v repeated T[B,T,NH,HD], scores f32[B,NH,T,T]; of backward the same, with p
 // in the scores' place, and beside it ds f32[B,NH,T,T].
+#include <algorithm>
 #include <cmath>
 
 #include "core/device.h"
@@ -68,7 +69,7 @@ struct Index {
 };
 template <class T>
 __device__ Index element_of(const View<T, 4>& v) {
-    int64_t rest = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    int64_t rest = (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x;
     Index index{};
     for (int d = 3; d >= 0; d--) {
         index.i[d] = rest % v.shape[d];
@@ -165,10 +166,13 @@ __global__ void attention_backward_kernel1(View<T, 4> dk, View<T, 4> dv, View<fl
     dv(b, s, g, d) = T(static_cast<float>(value));
 }
 
+// In two dimensions: AMD takes fewer than 2^32 threads in one, which scores exceed.
 template <class T>
 Grid grid_over(const View<T, 4>& v, const Device& device) {
+    constexpr unsigned widest = 1 << 20;
     const int64_t elements = v.shape[0] * v.shape[1] * v.shape[2] * v.shape[3];
-    return Grid(blocks_for(elements, device.threads), device.threads, device.stream);
+    const unsigned blocks = blocks_for(elements, device.threads), across = std::min(blocks, widest);
+    return Grid(dim3(across, (blocks + across - 1) / across), device.threads, device.stream);
 }
 
 }  // namespace
