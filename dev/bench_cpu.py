@@ -40,6 +40,10 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="torch.compile instead of eager")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     options, flags = parser.parse_known_args()
+    if options.steps <= WARM_UP or options.rounds < 1:
+        parser.error(f"expected --steps above {WARM_UP} and --rounds of at least 1")
+    if not (ROOT / "train_llama3").exists():
+        parser.error(f"{ROOT / 'train_llama3'}: not there yet; make train_llama3 builds it")
     flags += ["--steps", str(options.steps), "--val-data", "", "--sample-every", "0"]
     torch_flags = ["--ops", "torch", *(["--compile"] if options.compile else [])]
     programs = {

@@ -57,13 +57,20 @@ def read_bin(path: str | Path) -> Shard:
 
 
 def write_bin(path: str | Path, tokens: np.ndarray, vocab_size: int, tokenizer_hash: int = 0) -> None:
-    """Write tokens [n] as a .bin, renamed into place when whole; 16 bits a token if the vocabulary fits."""
+    """Write tokens [n] as a .bin, renamed into place when whole; 16 bits a token if the vocabulary fits.
+    Raises InputError for what these cannot hold.
+    """
     magic, version = (20240520, 1) if vocab_size <= 1 << 16 else (20240801, 7)
     dtype = _FORMATS[magic, version]
     header = np.zeros(256, "<u4")
     header[:4] = magic, version, len(tokens) & 0xFFFFFFFF, vocab_size
     header[5:8] = len(tokens) >> 32, tokenizer_hash & 0xFFFFFFFF, tokenizer_hash >> 32
     path = Path(path)
+    if np.ndim(tokens) != 1:
+        raise InputError(f"{path}: expected tokens of one dimension, found {np.ndim(tokens)}")
+    if len(tokens) and not 0 <= tokens.min() <= tokens.max() <= np.iinfo(dtype).max:
+        found = f"{tokens.min()} to {tokens.max()}"
+        raise InputError(f"{path}: expected token ids from 0 to {np.iinfo(dtype).max}, found {found}")
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "wb") as file:
         file.write(header.tobytes())
@@ -80,8 +87,10 @@ def write_shards(
     tokenizer_hash: int,
     shard_tokens: int = 1 << 27,
 ) -> None:
-    """Write tokens [n] as folder/{split}_000.bin, …, of at most shard_tokens each; removes older ones."""
-    shards = max(1, -(-len(tokens) // shard_tokens))
+    """Write tokens [n] as folder/{split}_000.bin, …, of at most shard_tokens each, none where there are no
+    tokens; removes older ones.
+    """
+    shards = -(-len(tokens) // shard_tokens)
     paths = [Path(folder) / f"{split}_{i:03d}.bin" for i in range(shards)]
     for i, path in enumerate(paths):
         part = tokens[len(tokens) * i // shards : len(tokens) * (i + 1) // shards]

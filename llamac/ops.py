@@ -49,7 +49,7 @@ def _autocast(*tensors: Tensor) -> Sequence[Tensor]:
     if not _autocasting(tensors[0]):
         return tensors
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
-    return [t.to(dtype) for t in tensors]
+    return [t if t.dtype == torch.float64 else t.to(dtype) for t in tensors]
 
 
 def rmsnorm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
@@ -148,9 +148,9 @@ def cross_entropy(
 ) -> Tensor:
     """logsumexp(logits) - logits[target] for every row.
 
-    logits [..., V]; targets [...], any integer type, from 0 to V - 1 or ignore_index, whose rows count for
-    nothing. -> float32 (float64 for float64): the mean over rows that count (NaN where none does), the "sum",
-    or with "none" all of them, [...].
+    logits [..., V]; targets [...], any integer type but uint64, from 0 to V - 1 or ignore_index, whose rows
+    count for nothing. -> float32 (float64 for float64): the mean over rows that count (NaN where none does),
+    the "sum", or with "none" all of them, [...].
     """
     _check_reduction("cross_entropy", reduction, ("mean", "sum", "none"))
     ids = _ids(targets)
@@ -161,7 +161,11 @@ def cross_entropy(
 
 def _ids(targets: Tensor) -> Tensor:
     """For the operations, which read int32, and of an int64 its lower halves where they are."""
-    return targets if targets.dtype in (torch.int64, torch.int32) else targets.to(torch.int32)
+    if targets.dtype in (torch.int64, torch.int32):
+        return targets
+    if targets.dtype not in (torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32):
+        raise ValueError(f"cross_entropy: targets is {targets.dtype}, expected an integer type but uint64")
+    return targets.to(torch.int64)
 
 
 def _cross_entropy(
@@ -218,6 +222,9 @@ def linear_cross_entropy(
     retain_graph keeps them for a second backward.
     """
     _check_reduction("linear_cross_entropy", reduction, ("mean", "sum"))
+    if targets.shape != hidden.shape[:-1]:
+        found = f"targets has shape {list(targets.shape)}, expected {list(hidden.shape[:-1])}"
+        raise ValueError(f"linear_cross_entropy: {found}")
     hidden, weight = _autocast(hidden, weight)
     gradients = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     compiling = torch.compiler.is_compiling()

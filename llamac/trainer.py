@@ -56,7 +56,11 @@ class Trainer:
 
     def __init__(self, config: Options | str | os.PathLike | None = None, **flags: Any):
         asked = override(_configured(config), flags)
-        self._native = native.Trainer(json.dumps(asked.to_dict()))
+        try:
+            text = json.dumps(asked.to_dict(), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"options: {error}") from None
+        self._native = native.Trainer(text)
         self.options = Options(**from_keys(json.loads(self._native.options), "options"))
         self.config: dict[str, Any] = json.loads(self._native.config)
         self._last: dict[str, float] = {}
@@ -124,18 +128,23 @@ class Trainer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, by the tokenizer beside the training data or of the flag tokenizer; without
         one, the ids themselves. Bytes that are not UTF-8 become U+FFFD."""
-        return self._native.text_of(list(ids)).decode(errors="replace")
+        array = np.asarray(ids)
+        if array.size and (array.ndim != 1 or array.dtype.kind not in "iu" or not (abs(array) < 2**31).all()):
+            raise InputError("ids: expected a list of integers below 2^31")
+        return self._native.text_of(array.tolist()).decode(errors="replace")
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a checkpoint into a new directory: config.json and model.safetensors, which transformers
         opens, the optimizer's state and a manifest. `--resume PATH` and Trainer(path) go on from it with the
         same bits."""
         directory = os.path.abspath(path)
+        if "\0" in directory:
+            raise InputError(f"save: expected a path, found {directory!r}")
         try:
             os.makedirs(os.path.dirname(directory), exist_ok=True)
         except OSError as error:
             raise InputError(f"{error.filename}: {error.strerror}") from None
-        self._native.save(directory)
+        self._native.save(os.fsencode(directory))
 
     def parameters(self) -> dict[str, np.ndarray]:
         """Copies of all weights by Hugging Face's names, float32, which holds bfloat16 exactly: numpy has no

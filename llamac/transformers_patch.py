@@ -211,6 +211,8 @@ class _GateUp(torch.autograd.Function):
 
 class _Layer(_Piece):
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not isinstance(self.self_attn, _Attention) and "position_embeddings" in kwargs:
+            kwargs["position_embeddings"] = kwargs["position_embeddings"][:2]  # an adapter's knows no table
         if args:
             return super().forward(hidden_states, *args, **kwargs)
         x, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
@@ -275,7 +277,9 @@ class _CausalLM(_Piece):
         if shift_labels is None:
             shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
         reduction = "mean" if num_items_in_batch is None else "sum"
-        targets = shift_labels.to(hidden.device)
+        targets = shift_labels.to(hidden.device).reshape(
+            hidden.shape[:-1]
+        )  # the model's own takes them flat, too
         loss = ops.linear_cross_entropy(hidden, self.lm_head.weight, targets, ignore_index, reduction)
         if num_items_in_batch is None:
             return loss
@@ -397,12 +401,17 @@ def _refusal(model: Any) -> str:
 def unpatch(model: nn.Module) -> nn.Module:
     """Undo patch(): every module has its own class again. Returns the model; without a patch, as it is.
 
-    TypeError, in one line: something else changed a module's class after patch() did.
+    TypeError, in one line: something else changed a module's class or its forward after patch() did, as
+    accelerate's mixed precision does.
     """
     patched = {name: module for name, module in model.named_modules() if isinstance(module, _Piece)}
     for name, module in patched.items():
+        what = ""
         if "_original" not in type(module).__dict__:
             what = f"{name or 'the model'} became {type(module).__name__}"
+        elif "forward" in module.__dict__:
+            what = f"the forward of {name or 'the model'} was replaced"
+        if what:
             raise TypeError(f"llamac.unpatch: {what} after llamac.patch; undo that first")
     for module in patched.values():
         module.__class__ = type(module)._original

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -189,9 +190,8 @@ def test_a_failing_run_is_named_and_the_rest_goes_on(fake, tmp_path, capsys, who
 
 def test_what_the_time_does_not_allow_is_said(fake, tmp_path, capsys):
     """A run is stopped with its children; one that took too long is not begun again."""
-    child = (
-        "import subprocess; subprocess.Popen(['sleep', '60']); open(folder + '/slow', 'w'); time.sleep(60)"
-    )
+    child = f"import subprocess; subprocess.Popen(['sleep', '{OWN}']); "
+    child += "open(folder + '/slow', 'w'); time.sleep(60)"
     begin = time.monotonic()
     arguments = [*fake(torch=child), "--seconds", "4", "--only", "ours,eager"]
     assert bench_train.main(arguments) == 0
@@ -203,28 +203,33 @@ def test_what_the_time_does_not_allow_is_said(fake, tmp_path, capsys):
     assert (tmp_path / "bench_train.md").read_text() == out
     content = json.loads((tmp_path / "bench_train.json").read_text())
     assert content["left_out"] == labels.split("; ") and len(content["runs"]) == 1
-    assert not running("sleep", "60")
+    assert not running("sleep", OWN)
+
+
+OWN = f"60.{os.getpid()}"  # seconds: nobody else's sleep
 
 
 def running(*command: str) -> bool:
     """Whether some process is this command."""
     line = "".join(f"{word}\0" for word in command).encode()
-    listing = [Path(f"/proc/{pid}/cmdline") for pid in os.listdir("/proc") if pid.isdigit()]
-    return any(path.exists() and path.read_bytes() == line for path in listing)
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            if path.read_bytes() == line:
+                return True
+    return False
 
 
 def test_ended_from_outside(fake, tmp_path):
     """The run under way ends, too."""
-    child = (
-        "import subprocess; subprocess.Popen(['sleep', '61']); open(folder + '/slow', 'w'); time.sleep(61)"
-    )
+    child = f"import subprocess; subprocess.Popen(['sleep', '{OWN}']); "
+    child += "open(folder + '/slow', 'w'); time.sleep(60)"
     script = Path(bench_train.__file__)
     process = subprocess.Popen([sys.executable, script, *fake(ours=child), "--only", "ours"])
     while not (tmp_path / "slow").exists():
         assert process.poll() is None
         time.sleep(0.1)
     process.terminate()
-    assert process.wait(20) == 128 + 15 and not running("sleep", "61")
+    assert process.wait(20) == 128 + 15 and not running("sleep", OWN)
 
 
 @pytest.mark.parametrize(

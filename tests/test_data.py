@@ -444,6 +444,20 @@ def test_text_folder(tmp_path):
     ran("text.py", source, "--out", tmp_path / "b", "--tokenizer", rank_file, "--val-fraction", 0)
     for name in ("train_000.bin", "tokenizer.tiktoken"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    # Once more into a folder of the text's: what the first run left is no text, and no validation.
+    inside = source / "tokens"
+    ran("text.py", source, "--out", inside, "--vocab-size", 270, "--val-fraction", 0.3)
+    assert (inside / "val_000.bin").exists()
+    ran("text.py", source, "--out", inside, "--vocab-size", 270, "--val-fraction", 0)
+    assert not (inside / "val_000.bin").exists()
+    assert (inside / "train_000.bin").read_bytes() == (tmp_path / "a" / "train_000.bin").read_bytes()
+
+
+@pytest.mark.parametrize("tokens", [[1, 70000], [-1, 2], [[1, 2]]])
+def test_tokens_that_a_file_cannot_hold(tmp_path, tokens):
+    with pytest.raises(InputError, match="expected token"):
+        write_bin(tmp_path / "t.bin", np.array(tokens), 50257)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 import test_operations as described
 import torch
+import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -463,8 +464,9 @@ def test_autocast():
         loss, gradients = case.results(case.ours, case.arguments(torch.float32))
         assert loss[0].dtype == torch.float32
         assert [g.dtype for g in gradients] == [torch.float32] * 2
+        assert ops.attention(*HEADS).dtype == torch.float64  # as torch's own
     with torch.autocast("cpu", torch.float16), pytest.raises(ValueError, match="q is Half"):
-        ops.attention(*HEADS)
+        ops.attention(*(x.float() for x in HEADS))
 
 
 ERRORS = {
@@ -488,6 +490,27 @@ ERRORS = {
     ),
     "repeat_kv_forward: no variant takes these shapes, types or strides": lambda: ops.repeat_kv(
         torch.ones(1, 3, 2, 8), 3
+    ),
+    "rmsnorm_forward: weight is on meta, expected cpu": lambda: ops.rmsnorm(
+        torch.ones(3, 8), torch.ones(8, device="meta")
+    ),
+    "residual_rmsnorm_forward: residual has shape [8, 8], expected rows [2, 4]": lambda: ops.residual_rmsnorm(
+        torch.ones(2, 4, 8), torch.ones(8, 8), torch.ones(8)
+    ),
+    "cross_entropy: targets has shape [3, 2], expected rows [2, 3]": lambda: ops.cross_entropy(
+        torch.ones(2, 3, 8), torch.zeros(3, 2).long()
+    ),
+    "linear_cross_entropy: targets has shape [3, 2], expected [2, 3]": lambda: ops.linear_cross_entropy(
+        torch.ones(2, 3, 8), torch.ones(5, 8), torch.zeros(3, 2).long()
+    ),
+    "cross_entropy: targets is torch.float32, expected an integer type but uint64": lambda: ops.cross_entropy(
+        torch.ones(3, 8), torch.zeros(3)
+    ),
+    "cross_entropy: targets is torch.bool, expected an integer type but uint64": lambda: ops.cross_entropy(
+        torch.ones(3, 8), torch.zeros(3).bool()
+    ),
+    "cross_entropy: targets holds 4294967196, expected values from 0 to 7": lambda: ops.cross_entropy(
+        torch.ones(3, 8), torch.tensor([0, 4294967196, 1], dtype=torch.uint32)
     ),
     "cross_entropy: targets holds 8, expected values from 0 to 7": lambda: ops.cross_entropy(
         torch.ones(3, 8), torch.tensor([0, 8, 1])
@@ -608,3 +631,12 @@ def test_captured_in_a_graph_without_waiting(name):
             x.mul_(0.5)
     graph.replay()
     torch.testing.assert_close(outs, case.results(case.ours, arguments), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_forward_derivative(name):
+    """Said, not left out."""
+    case = CASES[name]
+    x, *rest = (t.detach() for t in case.arguments(torch.float32))
+    with fwAD.dual_level(), pytest.raises(NotImplementedError, match="forward derivative"):
+        case.call(case.ours, [fwAD.make_dual(x, torch.ones_like(x)), *rest])

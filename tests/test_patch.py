@@ -73,6 +73,39 @@ def test_a_window_takes_no_attention_of_ours():
     assert counted(llamac.patch(wide), INPUTS["plain"]) == ALL
 
 
+def test_a_forward_wrapped_after_the_patch():
+    """As accelerate's mixed precision does: without the patch the wrapper would call what is no more."""
+    model = llamac.patch(build())
+    model.forward = functools.partial(model.forward)
+    with pytest.raises(TypeError, match="the forward of the model was replaced after"):
+        llamac.unpatch(model)
+    del model.forward
+    assert type(llamac.unpatch(model)) is transformers.LlamaForCausalLM
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_attention_put_in_place_of_the_models(after):
+    """As adapters put theirs: it gets what transformers' layers give, cos and sin."""
+
+    class Other(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, hidden_states, position_embeddings, **kwargs):
+            cos, sin = position_embeddings
+            assert cos.shape == sin.shape
+            return self.inner(hidden_states, position_embeddings=(cos, sin), **kwargs)
+
+    model, plain = build(), build()
+    if after:
+        llamac.patch(model)
+    for some in (model, plain):
+        some.model.layers[0].self_attn = Other(some.model.layers[0].self_attn)
+    found = call(llamac.patch(model), INPUTS["plain"])
+    torch.testing.assert_close(found, call(plain, INPUTS["plain"]), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_unpatch_restores(name):
     model = build(name)

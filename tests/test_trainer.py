@@ -283,6 +283,15 @@ def test_bad_configurations(pattern, config, extra):
     refused(pattern, llamac.Trainer, config, **extra)
 
 
+def test_bad_values():
+    refused("options: Out of range float", llamac.Trainer, Options(model=MODEL, seq_len=T, lr=float("nan")))
+    trainer = small()
+    for bad in ([2**40], [1.5], [[1, 2]]):
+        refused("ids: expected a list of integers below", trainer.decode, bad)
+    assert trainer.decode([]) == ""
+    refused("save: expected a path", trainer.save, "a\0b")
+
+
 def test_bad_folders(tmp_path):
     (tmp_path / "manifest.json").write_text("{}")
     refused("manifest.json: expected a checkpoint's manifest", llamac.Trainer, tmp_path)

@@ -274,7 +274,8 @@ constexpr int run_of = sizeof(T) + sizeof(M) == 4 && !has_master ? 8 : 4;
 
 // The launch bounds: not the size of blocks (128 is best); by their product they leave a thread 56 registers
 // of an NVIDIA multiprocessor's 65,536 with runs of 8, 64 with runs of 4. Fewer would be spilled; with runs
-// of 8, 64 cost 2% and 72 cost 5%: fewer warps compute while others wait for memory.
+// of 8, 64 cost 2% and 72 cost 5%: fewer warps compute while others wait for memory. On AMD the second bound
+// means waves a SIMD, and leaves more than the kernel takes.
 template <int run>
 constexpr int bound_threads = run == 8 ? 384 : 256;
 template <int run>

@@ -139,8 +139,8 @@ void swiglu_backward_1(View<T, 2> dgate_up, View<T, 2> out, View<const T, 2> dou
 
 // ---- 2: 128-bit accesses
 
-// At most. Two such blocks a multiprocessor are asked of the compiler, not more: that leaves it registers for
-// all loads of a thread at once.
+// At most. Two such blocks a multiprocessor are asked of the compiler (on AMD the number means waves a SIMD), not
+// more: that leaves it registers for all loads of a thread at once.
 constexpr int block_threads = 512;
 // One where accesses are narrow: those of two would be more than registers.
 template <bool whole>

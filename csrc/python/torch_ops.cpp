@@ -54,7 +54,7 @@ struct Arguments {
     const Form& form;
     std::vector<at::Tensor> tensors;        // by operand
     c10::SymDimVector size;                 // by dimension; -1: not told yet
-    std::optional<c10::SymDimVector> rows;  // what N is made of, where it is not one dimension
+    std::optional<c10::SymDimVector> rows;  // what N is made of
     std::vector<Scalar> scalars;            // by the description's order
     at::ScalarType dtype = at::kFloat;
     c10::Device device = at::kCPU;
@@ -84,6 +84,19 @@ struct Arguments {
         torch::jit::drop(stack, count);
         for (size_t i = tensors.size(); i-- > 0;)
             if (tensors[i].defined()) device = tensors[i].device();
+    }
+
+    // Of devices, also of one without memory, and of numbers with derivatives forward, which would be dropped.
+    void refuse_mixtures() const {
+        const Operation& op = *form.op;
+        for (size_t i = 0; i < tensors.size(); i++) {
+            if (!tensors[i].defined()) continue;
+            const std::string& name = op.operands[i].name;
+            TORCH_CHECK_VALUE(tensors[i].device() == device, op.name, ": ", name, " is on ",
+                              tensors[i].device().str(), ", expected ", device.str());
+            TORCH_CHECK_NOT_IMPLEMENTED(!tensors[i]._fw_grad(0).defined(), op.name,
+                                        " has no forward derivative, which ", name, " asks for");
+        }
     }
 
     // Sizes by the tensors' shapes, inputs first, compared where they are known: symbolic ones as well.
@@ -119,7 +132,14 @@ struct Arguments {
         TORCH_CHECK_VALUE(split || found.size() == rank, op.name, ": ", o.name, " has shape ", found,
                           ", expected ", dimension_text(op, o));
         const size_t leading = split ? found.size() + 1 - rank : 1;  // what the first dimension is made of
-        if (split && !rows) rows.emplace(found.begin(), found.begin() + leading);
+        if (begins_with_rows(op, o)) {
+            const c10::SymIntArrayRef own = found.slice(0, leading);
+            if (!rows) rows.emplace(own.begin(), own.end());
+            bool same = rows->size() == leading;
+            for (size_t d = 0; same && d < leading; d++)
+                same = own[d].sym_eq((*rows)[d]).expect_true(__FILE__, __LINE__);
+            TORCH_CHECK_VALUE(same, op.name, ": ", o.name, " has shape ", found, ", expected rows ", *rows);
+        }
         for (size_t d = 0; d < rank; d++) {
             const Dimension& dim = o.shape[d];
             const c10::SymInt size_here = d > 0    ? found[d - 1 + leading]
@@ -179,6 +199,7 @@ struct Kernel final : c10::OperatorKernel {
 
     void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) const {
         Arguments a(form, *stack);
+        a.refuse_mixtures();
         a.bind_sizes();
         a.allocate_results();
         if (!fake && !a.device.is_meta()) {
@@ -230,9 +251,6 @@ struct Kernel final : c10::OperatorKernel {
             const size_t i = (k + static_cast<size_t>(op.outputs)) % n;
             at::Tensor& t = a.tensors[i];
             if (!t.defined()) continue;
-            if (t.device() != a.device)
-                fail(op.name, ": ", op.operands[i].name, " is on ", t.device().str(), ", expected ",
-                     a.device.str());
             arrange(op.operands[i], t);
             views[i] = view(op, op.operands[i], t);
         }

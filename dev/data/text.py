@@ -1,7 +1,8 @@
 """Tokens of any text: a file, or the UTF-8 files of a folder, an end-of-text token before each.
 
 Writes to --out: tokenizer.tiktoken, train_000.bin, … and val_000.bin, … Files are shuffled with a fixed seed,
-the first --val-fraction of the tokens is validation. Needs little memory, whatever the size of the text.
+the first --val-fraction of the tokens is validation. Needs as much memory as the longest stretch of a text
+that has no line's end between two characters; files without such are read whole.
 """
 
 import argparse
@@ -41,15 +42,17 @@ def is_text(path: Path) -> bool:
     return path.stat().st_size > 0
 
 
-def documents(source: Path) -> list[Path]:
-    """The text files of a folder in a fixed random order, hidden ones left out; or the one file."""
+def documents(source: Path, out: Path) -> list[Path]:
+    """The text files of a folder in a fixed random order, hidden ones and what lies in `out` left out; or the
+    one file.
+    """
     if source.is_file():
         if not is_text(source):
             raise InputError(f"{source}: expected UTF-8 text, found other bytes or nothing")
         return [source]
     if not source.is_dir():
         raise InputError(f"{source}: no such file or folder")
-    files = [path for path in sorted(source.rglob("*")) if path.is_file()]
+    files = [path for path in sorted(source.rglob("*")) if path.is_file() and out not in path.parents]
     files = [path for path in files if not any(part[0] == "." for part in path.relative_to(source).parts)]
     texts = [path for path in files if is_text(path)]
     if not texts:
@@ -118,7 +121,7 @@ def main() -> None:
     if arguments.vocab_size is not None and arguments.vocab_size < 257:
         raise InputError(f"--vocab-size: expected at least 256 bytes + 1, found {arguments.vocab_size}")
 
-    paths = documents(arguments.input)
+    paths = documents(arguments.input.absolute(), arguments.out.absolute())
     arguments.out.mkdir(parents=True, exist_ok=True)
     encoder = choose_tokenizer(arguments, paths)
     temporary = arguments.out / "tokens.tmp"
@@ -126,10 +129,7 @@ def main() -> None:
         tokens = spool(paths, encoder, temporary)
         n_val = round(arguments.val_fraction * len(tokens))
         for split, part in (("val", tokens[:n_val]), ("train", tokens[n_val:])):
-            if len(part):
-                write_shards(
-                    arguments.out, split, part, encoder.vocab_size, encoder.hash, arguments.shard_tokens
-                )
+            write_shards(arguments.out, split, part, encoder.vocab_size, encoder.hash, arguments.shard_tokens)
             print(f"{split}: {len(part):,} tokens")
     finally:
         temporary.unlink(missing_ok=True)
