@@ -272,9 +272,8 @@ constexpr Limits few_heads{"fewer than 2^31 heads",
 
 // Whether a head is a power of two of lanes of a warp, at least two, and everything is whole vectors.
 constexpr Limits heads_fit_lanes{
-    "heads of 32 bytes to 16 a lane of the warp, a power of two, that begin at multiples of 16 bytes; fewer "
-    "than "
-    "2^31 heads",
+    "heads of 32 bytes to 16 a lane of the warp, a power of two, that begin at multiples of 16 bytes; "
+    "fewer than 2^31 heads",
     [](const Call& call) {
         const int size = static_cast<int>(16 / size_of(call.tensor[0].dtype));
         const int64_t lanes = call["HD"] / size;
