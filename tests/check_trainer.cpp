@@ -122,6 +122,15 @@ void check_arena() {
     check(std::all_of(values, values + 77, [](float x) { return std::isnan(x); }), "memory begins as NaN");
 }
 
+void check_workspace() {
+    Workspace workspace;
+    check(workspace.reserve(1 << 16) != nullptr, "a workspace of its own");
+    refused("more than there is", {"memory: ", " MiB are needed"},
+            [&] { workspace.reserve(int64_t{1} << 60); });
+    check(workspace.reserve(0) == nullptr, "what was given back for more is not used again");
+    check(workspace.reserve(1 << 16) != nullptr, "and less is there");
+}
+
 int64_t planned_bytes(const Options& o) {
     return Model(load_config(o.model), model_options(o)).arena.bytes();
 }
@@ -521,7 +530,7 @@ void check_interrupted() {
 
 int main(int, char** argv) {
     limit_spinning(argv);
-    return run_checks({check_arena, check_plans, check_rehearsal, check_recomputed_calls, check_refusal,
-                       check_sizes, check_planning_is_quick, check_updates_ahead, check_graphs, check_overlap,
-                       check_first_token, check_interrupted});
+    return run_checks({check_arena, check_workspace, check_plans, check_rehearsal, check_recomputed_calls,
+                       check_refusal, check_sizes, check_planning_is_quick, check_updates_ahead, check_graphs,
+                       check_overlap, check_first_token, check_interrupted});
 }

@@ -284,18 +284,3 @@ def test_memory_that_nobody_wrote_shows():
         gradients = [torch.zeros_like(x) for x in (q, k, v)]
         llamac.run("attention_backward", gradients, [dout, out, lse, q, k, v], [HD**-0.5], variant)
         assert all(g.isnan().all() for g in gradients), variant
-
-
-def test_a_failed_growth_of_the_workspace():
-    """What was freed for it is not used again."""
-    T = 16
-
-    def attend(time: int) -> None:
-        x = np.lib.stride_tricks.as_strided(np.zeros((1, T, 1, 8), np.float32), (1, time, 1, 8), (0, 0, 0, 4))
-        out = np.zeros((1, time, 1, 8), np.float32)
-        llamac.run("attention_forward", [out, np.zeros((1, 1, time), np.float32)], [x, x, x], [1.0], "1")
-
-    attend(T)
-    with pytest.raises(llamac.Error, match=r"memory: \d+ MiB are needed"):
-        attend(1 << 22)
-    attend(T)
