@@ -423,7 +423,9 @@ void run_grid(dim3 blocks, dim3 threads, size_t shared_bytes, Site site, void (*
 hipError_t hipMalloc(void** p, size_t bytes) {
     constexpr size_t alignment = 256, piece = 1 << 20;
     *p = nullptr;
-    if (posix_memalign(p, alignment, bytes) != 0) return hipErrorOutOfMemory;
+    size_t free = 0, total = 0;
+    static_cast<void>(hipMemGetInfo(&free, &total));
+    if (bytes > total || posix_memalign(p, alignment, bytes) != 0) return hipErrorOutOfMemory;
     char* memory = static_cast<char*>(*p);
 #pragma omp parallel for if (bytes > piece && !llamac::emulation::races)
     for (size_t at = 0; at < bytes; at += piece) std::memset(memory + at, 0xff, std::min(piece, bytes - at));
