@@ -257,7 +257,7 @@ Choice choose(const Operation& op, const Call& call, Where where, const char* va
     fail(op.name, ": variant ", names, " does not take these shapes, types or strides");
 }
 
-// A call without rows launches nothing: what is left to write are sums over none.
+// A call without rows (N, B, T or P is 0) launches nothing: what is left to write are sums over none.
 bool is_empty(const std::vector<Tensor>& tensors) {
     return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t.elements() == 0; });
 }

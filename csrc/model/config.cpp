@@ -150,7 +150,8 @@ Config load_config(const std::string& model) {
     c.HD = f.size_or("head_dim", widest, c.C / c.NH);
     if (c.HD % 2) f.wrong("head_dim", "even", std::to_string(c.HD));
     if (c.qkv_size() > widest)
-        f.wrong("head_dim", "queries, keys and values of together at most 16777216",
+        f.wrong("head_dim",
+                ("queries, keys and values of together at most " + std::to_string(widest)).c_str(),
                 std::to_string(c.qkv_size()));
     c.max_context = f.size_or("max_position_embeddings", INT32_MAX, c.max_context);
     c.eps = f.positive_or("rms_norm_eps", c.eps);

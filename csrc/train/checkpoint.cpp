@@ -216,10 +216,6 @@ std::string set_aside(const std::string& out, const std::vector<std::string>& na
 
 }  // namespace
 
-std::string checkpoint_path(const std::string& out, int64_t step) {
-    return out + "/" + step_name(step);
-}
-
 Manifest describe_run(const Options& options, int64_t world_size, int64_t step) {
     Manifest m;
     m.step = step;
@@ -267,7 +263,7 @@ std::string write_checkpoint(const std::string& out, int64_t keep, Manifest mani
                              const std::vector<NamedTensor>& optimizer) {
     CHECK(keep >= 1);
     remove_leftovers(out);
-    const std::string directory = checkpoint_path(out, manifest.step);
+    const std::string directory = out + "/" + step_name(manifest.step);
     write_checkpoint_to(directory, std::move(manifest), config_json, weights, optimizer);
     prune(out, keep);
     return directory;

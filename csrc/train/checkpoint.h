@@ -34,9 +34,6 @@ struct Manifest {
     std::map<std::string, FileRecord> files;                         // by write_checkpoint
 };
 
-// out/step_000100: where the checkpoint of a step lies.
-std::string checkpoint_path(const std::string& out, int64_t step);
-
 // The manifest of a run after `step` updates; kernels, gemms and files stay empty.
 Manifest describe_run(const Options& options, int64_t world_size, int64_t step);
 

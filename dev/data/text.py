@@ -52,7 +52,9 @@ def documents(source: Path, out: Path) -> list[Path]:
         return [source]
     if not source.is_dir():
         raise InputError(f"{source}: no such file or folder")
-    files = [path for path in sorted(source.rglob("*")) if path.is_file() and out not in path.parents]
+    files = [
+        path for path in sorted(source.rglob("*")) if path.is_file() and out not in path.resolve().parents
+    ]
     files = [path for path in files if not any(part[0] == "." for part in path.relative_to(source).parts)]
     texts = [path for path in files if is_text(path)]
     if not texts:
@@ -121,7 +123,7 @@ def main() -> None:
     if arguments.vocab_size is not None and arguments.vocab_size < 257:
         raise InputError(f"--vocab-size: expected at least 256 bytes + 1, found {arguments.vocab_size}")
 
-    paths = documents(arguments.input.absolute(), arguments.out.absolute())
+    paths = documents(arguments.input, arguments.out.resolve())
     arguments.out.mkdir(parents=True, exist_ok=True)
     encoder = choose_tokenizer(arguments, paths)
     temporary = arguments.out / "tokens.tmp"
