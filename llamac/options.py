@@ -98,9 +98,6 @@ class Options:
         metavar="FILE|auto|none",
     )
     graphs: str = flag("on", "on a GPU, replay the step's launches as graphs", choices=("on", "off"))
-    overlap: str = flag(
-        "off", "on a GPU, weights' gradients and half of the update on a second stream", choices=("on", "off")
-    )
     profile: int = flag(0, "updates to profile", low=0)
     ops: str = flag("torch", "whose operations the model is made of", choices=("torch", "llamac"))
     compile: bool = flag(False, "torch.compile the model")

@@ -358,14 +358,15 @@ void check_planning_is_quick() {
     const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
     check(!message.empty(), "70B with 64 sequences of 8192 tokens is more than a device has");
     check(seconds < 3, "planned in " + std::to_string(seconds) + " s");
-    Options one_in_many = o;
-    one_in_many.recompute = "block:1000000000";
-    check(error_of([&] {
-              check_memory(Model(load_config(o.model), model_options(one_in_many)), one_in_many);
-          }) == error_of([&] {
-              one_in_many.recompute = "block:80";
-              check_memory(Model(load_config(o.model), model_options(one_in_many)), one_in_many);
-          }),
+    // Without the sizes, which change with what else the device holds.
+    const auto proposed = [&](const char* recompute) {
+        Options one_in_many = o;
+        one_in_many.recompute = recompute;
+        const std::string refusal = error_of(
+            [&] { check_memory(Model(load_config(o.model), model_options(one_in_many)), one_in_many); });
+        return refusal.substr(refusal.find("; ") + 1);
+    };
+    check(proposed("block:1000000000") == proposed("block:80"),
           "every k-th block, k beyond the layers, is proposed what as many as the layers are");
 }
 
@@ -429,57 +430,12 @@ void check_graphs() {
             o.graphs = "off";
             const Trained launched = train(o, 0);
             o.graphs = "on";
-            for (const char* overlap : {"off", "on"}) {
-                o.overlap = overlap;
-                for (const int64_t ahead : {0, 1})
-                    check(train(o, ahead) == launched,
-                          std::string("graphs give other bits, ") + (kernels ? "kernels" : o.dtype));
-            }
+            for (const int64_t ahead : {0, 1})
+                check(train(o, ahead) == launched,
+                      std::string("graphs give other bits, ") + (kernels ? "kernels" : o.dtype));
         }
     }
     choose_defaults();
-}
-
-std::string bytes_of(const Tensor& t) {
-    std::string bytes(static_cast<size_t>(t.bytes()), '\0');
-    copy_bytes(bytes.data(), t.data, t.bytes());
-    return bytes;
-}
-
-// Two micro-steps and an update, the logits in chunks: gradients and weights.
-std::string updated(const Options& o) {
-    Config config = load_config(o.model);
-    config.V = 2048;  // so that a chunk reaches over all that it shares memory with
-    ModelOptions options = model_options(o);
-    options.logits_bytes = 24 * config.V * size_of(options.precision.weights);
-    Model m(config, options);
-    m.allocate();
-    initialize(m.parameters, m.config, 1);
-    check(m.activations.logits.shape[0] < 32, "three chunks of logits");
-    std::vector<int32_t> tokens(65);
-    for (size_t i = 1; i < tokens.size(); i++)
-        tokens[i] = static_cast<int32_t>((tokens[i - 1] + 7 * i * i) % 128);
-    set_batch(m, tokens.data(), tokens.data() + 1, 4, 16);
-    for (const bool first : {true, false}) forward_backward(m, first, 0.5);
-    const float lr = 0.01f;
-    const int32_t step = 1;
-    set_update(m, &lr, &step);
-    update(m, {0.9, 0.95, 1e-8, 0.1, 1.0}, 1);
-    return bytes_of(m.parameters.gradients) + bytes_of(m.parameters.weights);
-}
-
-// What runs beside the rest of the backward pass has ended where its memory is used again.
-void check_overlap() {
-    for (const Words& precision : precisions)
-        for (const char* recompute :
-             {"none", "norm,swiglu", "qkv", "norm,swiglu,qkv,attention", "block", "block:2"}) {
-            Options o = small_run(precision);
-            o.recompute = recompute;
-            const std::string expected = updated(o);
-            o.overlap = "on";
-            for (int again = 0; again < 3; again++)
-                check(updated(o) == expected, std::string("overlap gives other bits, ") + recompute);
-        }
 }
 
 // What begins a sample is a token of the model.
@@ -532,5 +488,5 @@ int main(int, char** argv) {
     limit_spinning(argv);
     return run_checks({check_arena, check_workspace, check_plans, check_rehearsal, check_recomputed_calls,
                        check_refusal, check_sizes, check_planning_is_quick, check_updates_ahead, check_graphs,
-                       check_overlap, check_first_token, check_interrupted});
+                       check_first_token, check_interrupted});
 }

@@ -105,7 +105,6 @@ int main(int argc, char** argv) {
                 "expected REFERENCE OUT [dtype[,gradients' dtype]] [recompute] [logits bytes] "
                 "[OPERATION=VARIANT ...]");
         ModelOptions options;
-        options.overlap = true;
         if (argc > 3) {
             const std::string types = argv[3];
             const size_t comma = types.find(',');

@@ -50,10 +50,9 @@ def run(train, data, tmp_path):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_same_seed_gives_the_same_bits(run, precision):
-    """The first run times the products, the others take its choices; one overlaps, one has no graphs."""
+    """The first run times the library's candidates, the others find its choices; one is without graphs."""
     first = run("first", **PRECISIONS[precision])
     assert run("again", **PRECISIONS[precision]) == first
-    assert run("overlapping", overlap="on", **PRECISIONS[precision]) == first
     assert run("launched", graphs="off", **PRECISIONS[precision]) == first
     assert run("other", seed=7, **PRECISIONS[precision])["updates"] != first["updates"]
 

@@ -179,7 +179,6 @@ double median(std::vector<double> values) {
 void tune(const Gemm& g, Plan& plan, const Operands& o) {
     constexpr double stretch_ms = 25, near = 1.05;
     constexpr int most_calls = 200, rounds = 5, rounds_of_all = 2;
-    CHECK(hipDeviceSynchronize());  // other streams' work would be timed too
     const size_t count = plan.candidates.size();
     std::vector<std::vector<double>> ms(count);
     std::vector<double> least(count, INFINITY);

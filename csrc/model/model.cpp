@@ -8,38 +8,9 @@ namespace {
 
 constexpr int64_t ignore_index = -100;  // PyTorch's
 
-void call(Model& m, const char* op, std::initializer_list<Tensor> outputs,
+void call(const Model& m, const char* op, std::initializer_list<Tensor> outputs,
           std::initializer_list<Tensor> inputs, std::initializer_list<Scalar> scalars = {}) {
     run(op, outputs, inputs, scalars, m.queue);
-}
-
-// From fork to join, beside the model's stream: what it does not wait for yet. A product's last tiles leave
-// multiprocessors idle, which another's first ones can use. What is observed runs in one stream: beside others, nothing
-// has a time of its own.
-bool overlaps(const Model& m) {
-    return m.options.overlap && !runs_are_observed();
-}
-void fork(Model& m) {
-    if (overlaps(m)) m.branch.fork(m.stream.handle);
-}
-void join(Model& m) {
-    m.branch.join(m.stream.handle);
-}
-void call_beside(Model& m, const char* op, std::initializer_list<Tensor> outputs,
-                 std::initializer_list<Tensor> inputs, std::initializer_list<Scalar> scalars = {}) {
-    if (!overlaps(m) || m.queue.rehearsal)  // rehearsed for either stream
-        call(m, op, outputs, inputs, scalars);
-    if (!overlaps(m)) return;
-    std::vector<Tensor> tensors(outputs);
-    tensors.insert(tensors.end(), inputs);
-    m.branch.put([&m, &operation = find_operation(op), tensors, values = std::vector<Scalar>(scalars)] {
-        run(operation, tensors, values, m.branch_queue);
-    });
-}
-// Nothing waits for it before the update; what it reads stays as it is until the next join.
-void weight_gradient(Model& m, const Tensor& dweight, const Tensor& dout, const Tensor& x, bool accumulate) {
-    fork(m);
-    call_beside(m, "matmul_backward_weight", {dweight}, {dout, x}, {accumulate});
 }
 
 void show(const Model& m, const std::string& name, const Tensor& value) {
@@ -170,7 +141,6 @@ void run_head(Model& m, const HeadGradient& gradient) {
         const Tensor x = slice_rows(a.final_norm, first, count), logits = slice_rows(a.logits, 0, count);
         const Tensor losses = slice_rows(a.losses, first, count),
                      chunk_targets = slice_rows(all_targets, first, count);
-        join(m);  // the chunk before is read
         call(m, "matmul_forward", {logits}, {x, weight, Tensor{}});
         show(m, "logits", logits);
         const Tensor dlogits = gradient.wanted ? logits : Tensor{};
@@ -179,8 +149,8 @@ void run_head(Model& m, const HeadGradient& gradient) {
         if (!gradient.wanted) continue;
         show(m, "dact.logits", dlogits);
         call(m, "matmul_backward_input", {slice_rows(a.dnorm, first, count)}, {dlogits, weight});
-        weight_gradient(m, m.parameters.gradient(m.parameters.head), dlogits, x,
-                        gradient.accumulate || first > 0);
+        call(m, "matmul_backward_weight", {m.parameters.gradient(m.parameters.head)}, {dlogits, x},
+             {gradient.accumulate || first > 0});
     }
     show(m, "losses", a.losses);
 }
@@ -198,14 +168,13 @@ void backward_feed_forward(Model& m, int64_t layer, unsigned again, bool accumul
     call(m, "swiglu_backward", {d.dgate_up, again & swiglu_part ? a.swiglu : Tensor{}},
          {d.dswiglu, a.gate_up});
     show(m, name + "gate_up", d.dgate_up);
-    weight_gradient(m, p.gradient(w.down), d.dresidual, a.swiglu, accumulate);
+    call(m, "matmul_backward_weight", {p.gradient(w.down)}, {d.dresidual, a.swiglu}, {accumulate});
     call(m, "matmul_backward_input", {d.dnorm}, {d.dgate_up, p.weight(w.gate_up, 2)});
     show(m, name + "post_norm", d.dnorm);
-    join(m);  // dresidual is read
     call(m, "rmsnorm_backward",
          {d.dresidual, p.gradient(w.post_norm), again & post_norm_part ? a.post_norm : Tensor{}},
          {d.dnorm, a.residual_mid, p.weight(w.post_norm), a.post_rstd, d.dresidual}, {accumulate});
-    weight_gradient(m, p.gradient(w.gate_up, 2), d.dgate_up, a.post_norm, accumulate);
+    call(m, "matmul_backward_weight", {p.gradient(w.gate_up, 2)}, {d.dgate_up, a.post_norm}, {accumulate});
     show(m, name + "residual_mid", d.dresidual);
 }
 
@@ -216,7 +185,7 @@ void backward_attention(Model& m, int64_t layer, unsigned again, bool accumulate
     const Activations& d = m.activations;
     const std::string name = block_name("dact.", layer);
     call(m, "matmul_backward_input", {d.dattention}, {d.dresidual, p.weight(w.o)});
-    weight_gradient(m, p.gradient(w.o), d.dresidual, a.attention, accumulate);
+    call(m, "matmul_backward_weight", {p.gradient(w.o)}, {d.dresidual, a.attention}, {accumulate});
     show(m, name + "attention", d.dattention);
     const Heads h = split_heads(m, a.qkv), dh = split_heads(m, d.dqkv);
     call(m, "attention_backward", {dh.q, dh.k, dh.v},
@@ -228,11 +197,10 @@ void backward_attention(Model& m, int64_t layer, unsigned again, bool accumulate
     call(m, "rope_backward", {dh.rotated}, {dh.rotated, d.cis}, {false});
     call(m, "matmul_backward_input", {d.dnorm}, {d.dqkv, p.weight(w.qkv, 3)});
     show(m, name + "input_norm", d.dnorm);
-    join(m);  // dresidual is read
     call(m, "rmsnorm_backward",
          {d.dresidual, p.gradient(w.input_norm), again & input_norm_part ? a.input_norm : Tensor{}},
          {d.dnorm, residual_in(m, layer), p.weight(w.input_norm), a.input_rstd, d.dresidual}, {accumulate});
-    weight_gradient(m, p.gradient(w.qkv, 3), d.dqkv, a.input_norm, accumulate);
+    call(m, "matmul_backward_weight", {p.gradient(w.qkv, 3)}, {d.dqkv, a.input_norm}, {accumulate});
 }
 
 // Of the parts to compute again, those that no other needs: their own backward writes their result, which only the
@@ -252,11 +220,9 @@ void backward_trunk(Model& m, bool accumulate) {
     show(m, "dact.final_norm", a.dnorm);
     call(m, "rmsnorm_backward", {a.dresidual, p.gradient(norm), Tensor{}},
          {a.dnorm, residual_in(m, m.config.L), p.weight(norm), a.final_rstd, Tensor{}}, {accumulate});
-    join(m);  // the logits' gradient is read: the blocks' lie in its place
     for (int64_t layer = m.config.L - 1; layer >= 0; layer--) {
         show(m, block_name("dact.", layer) + "residual_out", a.dresidual);
         const unsigned again = recomputed_parts(m.options.recompute, layer), written = written_again(again);
-        if (again & ~written) join(m);  // what the layer above computed again is read
         forward_block(m, layer, again & ~written);
         backward_feed_forward(m, layer, written, accumulate);
         backward_attention(m, layer, written, accumulate);
@@ -265,10 +231,9 @@ void backward_trunk(Model& m, bool accumulate) {
     call(m, "embedding_backward", {p.gradient(embedding_parameter)},
          {a.dresidual, reshape(a.tokens, {a.tokens.elements()})},
          {accumulate || m.config.tied});  // tied: the head has written its share already
-    join(m);
 }
 
-void make_cis(Model& m) {
+void make_cis(const Model& m) {
     const RopeScaling& s = m.config.rope_scaling;
     call(m, "precompute_cis", {m.activations.cis}, {},
          {m.config.rope_theta, s.factor, s.low_freq_factor, s.high_freq_factor,
@@ -279,11 +244,8 @@ void make_cis(Model& m) {
 
 Model::Model(const Config& config_, const ModelOptions& options_)
     : config(config_), options(options_), queue(computing_queue()) {
-    branch_queue = queue;
     queue.stream = stream.handle;
-    queue.workspace = &room.workspace;
-    branch_queue.stream = branch.stream.handle;
-    branch_queue.workspace = &branch_room.workspace;
+    queue.workspace = &workspace;
     plan_parameters(parameters, config, options.precision, options.training, arena);
     plan_activations(activations, config, options.batch_size, options.seq_len, options.precision.weights,
                      options.recompute, options.logits_bytes, arena);
@@ -294,7 +256,7 @@ Model::Model(const Config& config_, const ModelOptions& options_)
     // A step that only asks its operations what they work in, on addresses that nobody reads.
     arena.place(reinterpret_cast<void*>(uintptr_t{1} << 20));
     reshape_activations(activations, config, options.batch_size, options.seq_len);
-    queue.rehearsal = branch_queue.rehearsal = true;
+    queue.rehearsal = true;
     make_cis(*this);
     forward(*this);
     if (options.training) {
@@ -302,16 +264,15 @@ Model::Model(const Config& config_, const ModelOptions& options_)
         forward_backward(*this, false, 1);
         llamac::update(*this, {}, 0);
     }
-    queue.rehearsal = branch_queue.rehearsal = false;
-    for (Room* r : {&room, &branch_room})
-        if (const int64_t asked = r->workspace.asked)
-            arena.plan("work space of operations", &r->bytes, shaped(DType::i32, {(asked + 3) / 4}));
+    queue.rehearsal = false;
+    if (workspace.asked)
+        arena.plan("work space of operations", &workspace_bytes,
+                   shaped(DType::i32, {(workspace.asked + 3) / 4}));
 }
 
 void Model::allocate() {
     arena.allocate();
-    for (Room* r : {&room, &branch_room})
-        if (r->bytes.data) r->workspace.use(r->bytes.data, r->bytes.bytes());
+    if (workspace_bytes.data) workspace.use(workspace_bytes.data, workspace_bytes.bytes());
     make_cis(*this);
 }
 
@@ -342,19 +303,16 @@ void set_update(Model& m, const float* lr, const int32_t* step) {
 void update(Model& m, const AdamW& adamw, uint64_t seed) {
     const Parameters& p = m.parameters;
     call(m, "global_norm", {m.grad_norm}, {p.gradients}, {false});
-    fork(m);
     for (size_t k = 0; k < p.table.size(); k++) {
-        const auto put = k % 2 ? call_beside : call;  // where one tensor ends, another's work is at hand
         const int64_t n = p.table[k].elements;
         const Tensor master = p.master.data ? reshape(p.view(p.master, k), {n}) : Tensor{};
         const double decay = p.table[k].is_matrix() ? adamw.weight_decay : 0.0;
-        put(m, "adamw",
-            {reshape(p.weight(k), {n}), master, reshape(p.view(p.m, k), {n}), reshape(p.view(p.v, k), {n})},
-            {reshape(p.gradient(k), {n}), m.grad_norm, m.lr, m.step},
-            {adamw.beta1, adamw.beta2, adamw.eps, decay, adamw.grad_clip, static_cast<int64_t>(seed),
-             static_cast<int64_t>(4 * k)});
+        call(m, "adamw",
+             {reshape(p.weight(k), {n}), master, reshape(p.view(p.m, k), {n}), reshape(p.view(p.v, k), {n})},
+             {reshape(p.gradient(k), {n}), m.grad_norm, m.lr, m.step},
+             {adamw.beta1, adamw.beta2, adamw.eps, decay, adamw.grad_clip, static_cast<int64_t>(seed),
+              static_cast<int64_t>(4 * k)});
     }
-    join(m);
 }
 
 double mean(const float* losses, int64_t count) {

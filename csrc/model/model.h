@@ -16,7 +16,6 @@ struct ModelOptions {
     Recompute recompute;
     int64_t logits_bytes = 0;  // of the logits' chunks, as plan_activations takes it
     bool training = true;      // false: no gradients, no optimizer state
-    bool overlap = false;      // what nothing waits for yet runs beside the rest
 };
 
 struct AdamW {
@@ -34,8 +33,6 @@ struct Model {
     const ModelOptions options;
     const Stream stream;
     Queue queue;
-    Branch branch;  // for what nothing waits for yet, where that overlaps
-    Queue branch_queue;
     Arena arena;
     Parameters parameters;
     Activations activations;
@@ -45,10 +42,8 @@ struct Model {
     std::function<void(const std::string& name, const Tensor& value)> tap;
 
   private:
-    struct Room {
-        Tensor bytes;
-        Workspace workspace;
-    } room, branch_room;  // what the operations of each stream work in
+    Tensor workspace_bytes;
+    Workspace workspace;
 };
 
 // What follows puts work into the model's stream and does not wait for it. Host memory that it names must stay as it

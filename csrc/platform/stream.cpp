@@ -30,15 +30,6 @@ double Event::ms_since(const Event& begin) const {
 #if defined(LLAMAC_CPU)
 Stream::Stream() = default;
 Stream::~Stream() = default;
-
-void Branch::fork(hipStream_t) {}
-void Branch::put(std::function<void()> work) {
-    waiting.push_back(std::move(work));
-}
-void Branch::join(hipStream_t) {
-    for (const auto& work : std::exchange(waiting, {})) work();
-}
-
 Graph::Graph(hipStream_t stream_, std::function<void()> work_) : stream(stream_), work(std::move(work_)) {}
 Graph::~Graph() = default;
 void Graph::replay() {
@@ -50,21 +41,6 @@ Stream::Stream() {
 }
 Stream::~Stream() {
     static_cast<void>(hipStreamDestroy(handle));
-}
-
-void Branch::fork(hipStream_t trunk) {
-    forked.record(trunk);
-    forked.hold_back(stream.handle);
-    busy = true;
-}
-void Branch::put(std::function<void()> work) {
-    work();
-}
-void Branch::join(hipStream_t trunk) {
-    if (!busy) return;
-    done.record(stream.handle);
-    done.hold_back(trunk);
-    busy = false;
 }
 
 Graph::Graph(hipStream_t stream_, std::function<void()> work_) : stream(stream_), work(std::move(work_)) {

@@ -1,9 +1,7 @@
-// Streams, events, branches and graphs of launches by RAII. On the emulated device, which has one thread of work, a
-// stream is nothing, an event a reading of the clock, and a graph calls its work again; a branch does its work as late
-// as it may, so that a join that is missing shows in the numbers.
+// Streams, events and graphs of launches by RAII. On the emulated device, which has one thread of work, a stream is
+// nothing, an event a reading of the clock, and a graph calls its work again.
 #pragma once
 #include <functional>
-#include <vector>
 
 #include "platform/hip.h"
 
@@ -28,22 +26,6 @@ struct Event {
 
   private:
     hipEvent_t handle;
-};
-
-// Work beside another stream's, which does not wait for it yet.
-struct Branch {
-    const Stream stream;
-    // What comes next here begins when all that has been put into `trunk` is done.
-    void fork(hipStream_t trunk);
-    // work launches on this stream.
-    void put(std::function<void()> work);
-    // What comes next in `trunk` begins when all that has been put here is done.
-    void join(hipStream_t trunk);
-
-  private:
-    Event forked, done;
-    bool busy = false;
-    std::vector<std::function<void()>> waiting;  // on the emulated device
 };
 
 // The launches of a stretch of host code, recorded once and replayed without the host's cost of each.

@@ -106,7 +106,6 @@ ModelOptions model_options(const Options& o) {
     m.precision = {storage_type(o.dtype), storage_type(o.grad_dtype), storage_type(o.optimizer_state),
                    o.master_weights == "on"};
     m.recompute = parse_recompute(o.recompute);
-    m.overlap = o.overlap == "on";
     return m;
 }
 

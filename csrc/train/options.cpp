@@ -104,9 +104,6 @@ const std::vector<Flag>& flags() {
          "keeps the timings; auto: llamac/gemm.json in the user's cache", &O::gemm_cache},
         {"Precision and memory", "graphs", "on|off", "on a GPU, replay the step's launches as graphs",
          &O::graphs, one_of({"on", "off"})},
-        {"Precision and memory", "overlap", "on|off",
-         "on a GPU, weights' gradients and half of the update on a second stream", &O::overlap,
-         one_of({"on", "off"})},
 
         {"Output", "out", "DIR", "log, loss plot and checkpoints", &O::out},
         {"Output", "resume", "auto|none|DIR", "checkpoint to go on from; auto: the newest in --out",

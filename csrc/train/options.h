@@ -50,7 +50,6 @@ struct Options {
     std::string tune = "on";
     std::string gemm_cache = "auto";
     std::string graphs = "on";
-    std::string overlap = "off";
 
     std::string out = "out";
     std::string resume = "none";
