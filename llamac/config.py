@@ -55,11 +55,6 @@ class Config:
         """NKV·HD: width of the keys, and of the values."""
         return self.num_key_value_heads * self.head_dim
 
-    @property
-    def qkv_size(self) -> int:
-        """(NH + 2·NKV)·HD: width of queries, keys and values side by side."""
-        return self.q_size + 2 * self.kv_size
-
     def parameters(self) -> list[tuple[str, tuple[int, ...]]]:
         """(name, shape) of each parameter, in the order of files and random streams; matrices [out,in]."""
         C, F, V = self.hidden_size, self.intermediate_size, self.vocab_size

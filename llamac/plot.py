@@ -39,7 +39,7 @@ def read_log(path: Path) -> list[dict]:
 
 
 def series(events: list[dict], event: str, field: str) -> tuple[list[int], list[float]]:
-    """Steps and values of one field. A resumed run logs some steps twice: the later one counts."""
+    """Steps and values of one field, by step."""
     by_step = {e["step"]: e[field] for e in events if e.get("event") == event and field in e}
     steps = sorted(by_step)
     return steps, [math.nan if by_step[step] is None else by_step[step] for step in steps]

@@ -186,7 +186,8 @@ def advice(profile: Profile) -> list[str]:
     idle, copies = seconds[IDLE] / profile.seconds, seconds.get("copy", 0.0) / profile.seconds
     if idle > MUCH_IDLE:
         cure = (
-            "replay the micro-step as a graph, give it more to do (--batch-size), wait for nothing in a step"
+            "compare ms of profiled and other steps in log.jsonl (those replay graphs, unless --graphs off), "
+            "give it more to do (--batch-size), wait for nothing in a step"
             if profile.gpu
             else "look for work outside the operations"
         )

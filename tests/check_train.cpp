@@ -80,7 +80,8 @@ void check_log() {
 
     const auto events = events_of(out + "/log.jsonl");
     check(events.size() == 6, "one line an event");
-    check(events[0]["event"] == "start" && events[0]["batch-size"] == 8 && events[0].size() == 40,
+    check(events[0]["event"] == "start" && events[0]["batch-size"] == 8 &&
+              events[0].size() == to_json(Options()).size() + 1,
           "start event");
     check(events[1] == json{{"event", "val"}, {"step", 0}, {"loss", 8.3}}, "val event");
     const std::vector<std::string> names = {

@@ -21,7 +21,7 @@ from llamac.schedule import learning_rate
 ROOT = Path(__file__).resolve().parents[1]
 PRESETS = sorted((ROOT / "configs/models").glob("*.json"))
 TEST_MODELS = sorted((ROOT / "tests/models").glob("*.json"))
-ONLY_PYTHON = {"ops", "compile", "train"}  # flags that choose how PyTorch computes
+ONLY_PYTHON = {"ops", "compile"}  # flags that choose how PyTorch computes
 ONLY_C = {"list-kernels"}
 NO_KEYS = {"config", "print-config", "list-kernels"}  # flags that are no keys of a configuration
 
@@ -65,9 +65,9 @@ def test_order_of_the_data(size, seed, epoch):
     ]
 
 
-@pytest.mark.parametrize("dtype, vocab", [(np.uint16, 500), (np.uint32, 100000)])
+@pytest.mark.parametrize("vocab", [500, 100000])
 @pytest.mark.parametrize("rank, world", [(0, 1), (1, 3)])
-def test_micro_batches(tmp_path, dtype, vocab, rank, world):
+def test_micro_batches(tmp_path, vocab, rank, world):
     rng = np.random.default_rng(0)
     for shard, n in enumerate((1000, 17, 16, 555)):
         write_bin(tmp_path / f"t_{shard}.bin", rng.integers(vocab, size=n).astype(np.uint32), vocab)

@@ -89,9 +89,7 @@ def test_the_module_itself_needs_no_torch(tmp_path):
     assert "FAIL  torch: ModuleNotFoundError" in found.stdout and found.stdout.endswith("1 failed\n")
 
 
-def fake_torch(
-    version="2.13.0", hip=None, init=None, count=1, arch="gfx942:sramecc+:xnack-", major=9, bf16=True
-):
+def fake_torch(version="2.13.0", hip=None, init=None, count=1, major=9, bf16=True):
     """What doctor asks a torch for a GPU."""
 
     def fail():

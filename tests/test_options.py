@@ -204,7 +204,7 @@ def test_presets():
     big, proxy = load_config("llama3.1-70b"), load_config("llama3.1-70b-proxy")
     assert vars(proxy) == vars(big) | {"num_hidden_layers": 1}
     small = load_config("llama3.2-1b")
-    assert (small.q_size, small.kv_size, small.qkv_size, small.tie_word_embeddings) == (2048, 512, 3072, True)
+    assert (small.q_size, small.kv_size, small.tie_word_embeddings) == (2048, 512, True)
     assert small.rope_scaling.factor == 32 and big.rope_scaling.factor == 8
     assert load_config("tiny").vocab_size == 4096
 
@@ -420,10 +420,10 @@ def test_plot_reads_what_a_killed_run_left(tmp_path):
     path = tmp_path / "log.jsonl"
     events = plot.read_log(path)
     with open(path, "a") as file:
-        file.write('{"event":"step","step":2,"loss":6.5}\n{"event":"st')
+        file.write('{"event":"step","step":3,"loss":6.5}\n{"event":"st')
     again = plot.read_log(path)
     assert len(again) == len(events) + 1
-    assert plot.series(again, "step", "loss") == ([1, 2], [8.0, 6.5])
+    assert plot.series(again, "step", "loss") == ([1, 2, 3], [8.0, 7.0, 6.5])
     path.write_text('{"event":"st\n{"event":"step"}\n')
     assert "line 1: expected a JSON object" in refused(plot.read_log, path)
     assert "No such file" in refused(plot.read_log, tmp_path / "missing")

@@ -120,7 +120,9 @@ def test_normal():
     assert not np.array_equal(values[:100], random.normal(42, 0, 5, 100))
 
 
-def test_uniform_never_reaches_its_ends():
-    assert 0 < (0 + 0.5) * 2.0**-32 and (2**32 - 1 + 0.5) * 2.0**-32 < 1
+def test_uniform_never_reaches_its_ends(monkeypatch):
     values = random.uniform(1, 2, 3, 100_000)
     assert 0 < values.min() < 1e-4 and 1 - 1e-4 < values.max() < 1
+    monkeypatch.setattr(random, "words", lambda *_: np.array([0, 2**32 - 1], np.uint32))
+    low, high = random.uniform(1, 2, 3, 2)
+    assert low > 0 and high < 1

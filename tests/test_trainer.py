@@ -183,7 +183,7 @@ def test_weights_in_and_out(tmp_path, dtype):
     trainer.save(tmp_path / "saved")
     held = {name: t.float().numpy() for name, t in load_file(tmp_path / "saved/model.safetensors").items()}
     ours = trainer.parameters()
-    assert list(ours) == [f"model.{name}" for name in ("embed_tokens.weight",)] + list(ours)[1:]
+    assert next(iter(ours)) == "model.embed_tokens.weight"
     assert ours.keys() == held.keys() and all(np.array_equal(ours[name], held[name]) for name in held)
     assert trainer.config == json.loads((tmp_path / "saved/config.json").read_text())
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype="auto").state_dict()

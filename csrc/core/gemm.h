@@ -42,7 +42,7 @@ struct GemmChoices {
     };
     std::map<std::string, Choice> choices;
 };
-// While one that is on lives, this thread's call of a product for which nothing has been timed yet times the library's
+// While a GemmTuning(true) lives, a call, on this thread, of a product that has no timing yet times the library's
 // candidates: it waits for the device, and takes device memory for a moment.
 struct GemmTuning {
     explicit GemmTuning(bool on);

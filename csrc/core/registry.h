@@ -93,7 +93,7 @@ struct Limits {
 };
 
 struct Variant {
-    const char* name;  // "reference", "cpu", or the kernel's number
+    const char* name;  // "reference", "cpu", "blas", "library", or the kernel's number
     const char* idea;
     Where where;
     std::vector<Entry> entries;  // one for each combination of storage types

@@ -28,7 +28,7 @@ struct SafetensorsFile {
     const std::vector<Entry>& entries() const { return table; }
     // Null where there is none of that name.
     const Entry* find(const std::string& name) const;
-    // Copies a tensor into out (host memory, contiguous), converting between floating-point types: rounds to
+    // Copies a tensor into out (host or device memory, contiguous), converting between floating-point types: rounds to
     // nearest, ties to even (f64 to bf16 by way of f32). Error where it is missing, has another shape, or is
     // an integer where out is not, or the reverse.
     void read(const std::string& name, const Tensor& out) const;
@@ -45,7 +45,7 @@ struct SafetensorsFile {
 
 struct NamedTensor {
     std::string name;
-    Tensor tensor;  // host memory, contiguous
+    Tensor tensor;  // host or device memory, contiguous
 };
 
 // Writes the tensors in the order given, durably (FileWriter). Returns XXH3_64 of the file.

@@ -22,26 +22,27 @@ enum Part : unsigned {
     all_parts = 255,
 };
 
+// N = B*T rows, as operations take them.
 struct BlockActivations {
-    Tensor input_norm, input_rstd;  // [B,T,C], [B,T]
-    Tensor qkv;                     // [B,T,QKV]: queries and keys after RoPE, values
-    Tensor attention, lse;          // [B,T,NH*HD], [B,NH,T]
-    Tensor residual_mid;            // [B,T,C]
-    Tensor post_norm, post_rstd;    // [B,T,C], [B,T]
-    Tensor gate_up, swiglu;         // [B,T,2F], [B,T,F]
-    Tensor residual_out;            // [B,T,C]
+    Tensor input_norm, input_rstd;  // [N,C], [N]
+    Tensor qkv;                     // [N,QKV]: queries and keys after RoPE, values
+    Tensor attention, lse;          // [N,NH*HD], [B,NH,T]
+    Tensor residual_mid;            // [N,C]
+    Tensor post_norm, post_rstd;    // [N,C], [N]
+    Tensor gate_up, swiglu;         // [N,2F], [N,F]
+    Tensor residual_out;            // [N,C]
 };
 
 struct Activations {
-    Tensor tokens, targets;                // [B,T] i32
-    Tensor cis;                            // [T,HD/2,2] cosines and sines of RoPE, for the longest sequence
-    Tensor embedding;                      // [B,T,C]
+    Tensor tokens, targets;  // [B,T] i32
+    Tensor cis;        // [T,HD/2,2] cosines and sines of RoPE: of the longest sequence, seen as the batch's T
+    Tensor embedding;  // [N,C]
     std::vector<BlockActivations> blocks;  // what is recomputed shares one memory over the layers, swiglu
                                            // with its gradient
-    Tensor final_norm, final_rstd;         // [B,T,C], [B,T]
+    Tensor final_norm, final_rstd;         // [N,C], [N]
     Tensor logits;                         // [rows of a chunk, V]; their gradient takes their place
     Tensor more_logits;                    // what they need beyond dqkv to dswiglu, right behind
-    Tensor losses;                         // [B,T]
+    Tensor losses;                         // [N]
     // Gradients: one layer's at a time.
     Tensor dresidual, dnorm, dqkv, dattention, dgate_up, dswiglu;
 };
@@ -50,7 +51,7 @@ struct Activations {
 unsigned recomputed_parts(const Recompute& recompute, int64_t layer);
 
 // Plans memory for B sequences of T tokens. logits_bytes: of a chunk of logits, which use the memory of the blocks'
-// gradients first; 0: all of that, and where that is less, half of the logits up to 2 GiB, an eighth, or 64 MiB.
+// gradients first; 0: the largest of that memory, an eighth of the logits, 64 MiB, and half of the logits up to 2 GiB.
 void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T, DType dtype,
                       const Recompute& recompute, int64_t logits_bytes, Arena& arena);
 

@@ -246,7 +246,7 @@ Model::Model(const Config& config_, const ModelOptions& options_)
     : config(config_), options(options_), queue(computing_queue()) {
     queue.stream = stream.handle;
     queue.workspace = &workspace;
-    plan_parameters(parameters, config, options.precision, options.training, arena);
+    plan_parameters(parameters, config, options.precision, arena);
     plan_activations(activations, config, options.batch_size, options.seq_len, options.precision.weights,
                      options.recompute, options.logits_bytes, arena);
     arena.plan("scalars", &grad_norm, shaped(DType::f32, {1}));
@@ -259,11 +259,9 @@ Model::Model(const Config& config_, const ModelOptions& options_)
     queue.rehearsal = true;
     make_cis(*this);
     forward(*this);
-    if (options.training) {
-        forward_backward(*this, true, 1);
-        forward_backward(*this, false, 1);
-        llamac::update(*this, {}, 0);
-    }
+    forward_backward(*this, true, 1);
+    forward_backward(*this, false, 1);
+    llamac::update(*this, {}, 0);
     queue.rehearsal = false;
     if (workspace.asked)
         arena.plan("work space of operations", &workspace_bytes,

@@ -15,7 +15,6 @@ struct ModelOptions {
     Precision precision;
     Recompute recompute;
     int64_t logits_bytes = 0;  // of the logits' chunks, as plan_activations takes it
-    bool training = true;      // false: no gradients, no optimizer state
 };
 
 struct AdamW {
@@ -60,7 +59,7 @@ void set_update(Model& model, const float* lr, const int32_t* step);
 // model.grad_norm, before clipping, and one AdamW update.
 void update(Model& model, const AdamW& adamw, uint64_t seed);
 
-// Of losses, as the device gave them.
+// Of losses [count] in host memory. Does not wait.
 double mean(const float* losses, int64_t count);
 // These wait.
 

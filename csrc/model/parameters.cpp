@@ -74,12 +74,10 @@ Tensor Parameters::view(const Tensor& buffer, size_t k, size_t count) const {
     return make_tensor(data, buffer.dtype, {rows, p.shape[1]});
 }
 
-void plan_parameters(Parameters& p, const Config& config, const Precision& precision, bool training,
-                     Arena& arena) {
+void plan_parameters(Parameters& p, const Config& config, const Precision& precision, Arena& arena) {
     fill_table(p, config);
     const int64_t elements = p.table.back().offset + p.table.back().elements;
     arena.plan("weights", &p.weights, shaped(precision.weights, {elements}));
-    if (!training) return;
     if (precision.keeps_master()) arena.plan("master weights", &p.master, shaped(DType::f32, {elements}));
     arena.plan("gradients", &p.gradients, shaped(precision.gradients, {elements}));
     arena.plan("first moments", &p.m, shaped(precision.moments, {elements}));

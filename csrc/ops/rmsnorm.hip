@@ -27,8 +27,8 @@
 //            block, added by a second kernel in their order.
 //
 // NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
-// there and then; compile: torch.compile's time over ours (PyTorch 2.11); backward without out, before it
-// could write that (on 2026-11-22, when it could, 0.1127, 0.1132, 0.1336, 0.1336 ms in the order below):
+// there and then; compile: torch.compile's time over ours (PyTorch 2.11); backward without out (at C=4096 again
+// on 2026-11-22: within 1%):
 //
 //   rmsnorm_forward N=16384 C=4096: kernel 1 2.6244 ms, kernel 2 0.0653 ms, 4114 GB/s, 98.7%, compile 1.13
 //   rmsnorm_forward N=8192 C=768: kernel 1 0.5658 ms, kernel 2 0.0083 ms, 3035 GB/s, 94.2%, compile -

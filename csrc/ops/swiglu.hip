@@ -14,7 +14,7 @@
 //            before the first is used.
 //
 // NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
-// there and then; compile: torch.compile's time over ours (PyTorch 2.11); before the backward could write out:
+// there and then; compile: torch.compile's time over ours (PyTorch 2.11); backward without out:
 //
 //   swiglu_forward N=16384 F=14336: kernel 1 0.9123 ms, kernel 2 0.3210 ms, 4391 GB/s, 102.9%, compile 1.01
 //   swiglu_backward N=16384 F=14336: kernel 1 1.0807 ms, kernel 2 0.5431 ms, 4325 GB/s, 101.1%, compile 1.44

@@ -16,7 +16,7 @@ constexpr double not_known = std::numeric_limits<double>::quiet_NaN();
 
 #if defined(LLAMAC_CPU)
 DeviceUse device_use() {
-    return {0, 0, not_known};
+    return {0, not_known};
 }
 #else
 namespace {
@@ -36,11 +36,7 @@ struct Library {
 // "0000:c1:00.0": what the runtime and the vendor's library both know the device by; they number devices differently.
 struct PciAddress {
     char text[32] = "";
-    PciAddress() {
-        int device = 0;
-        CHECK(hipGetDevice(&device));
-        CHECK(hipDeviceGetPCIBusId(text, sizeof text, device));
-    }
+    PciAddress() { CHECK(hipDeviceGetPCIBusId(text, sizeof text, current_device())); }
 };
 
 #if defined(LLAMAC_NVIDIA)
@@ -105,7 +101,7 @@ DeviceUse device_use() {
     static const Monitor monitor;
     size_t free = 0, total = 0;
     CHECK(hipMemGetInfo(&free, &total));
-    return {static_cast<double>(total - free), static_cast<double>(total), monitor.busy_percent()};
+    return {static_cast<double>(total - free), monitor.busy_percent()};
 }
 #endif
 

@@ -201,9 +201,6 @@ T __shfl(T value, int source, const char* file = __builtin_FILE(), int line = __
 inline int atomicAdd(int* p, int value) {
     return __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
 }
-inline float rsqrtf(float x) {
-    return 1.0f / std::sqrt(x);
-}
 inline float __expf(float x) {
     return std::exp(x);
 }

@@ -55,7 +55,7 @@ std::string checkpoint_to_resume(const std::string& out, const std::string& resu
 Manifest open_checkpoint(const std::string& directory);
 
 // Error where the options ask for what the checkpoint cannot go on with: another seed, sequence length,
-// update or precision, or fewer steps than are done.
+// update, or another type of weights, master copy or moments, or fewer steps than are done.
 void check_resume(const Manifest& manifest, const std::string& directory, const Options& options,
                   int64_t world_size = 1);
 

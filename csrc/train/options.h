@@ -1,6 +1,6 @@
 // The flags of a training run, which are also the flat keys of the TOML file that --config names. Flags win
 // over the file, the file over the defaults below. llamac/options.py holds the same names, defaults and
-// checks.
+// ranges (tests/test_agreement.py); settle() and micro_steps() check more than it does.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>

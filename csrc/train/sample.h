@@ -15,7 +15,7 @@ struct Sampling {
 // id.
 int32_t pick(const std::vector<float>& logits, const Sampling& sampling, double u);
 
-// `count` tokens that follow the prompt. The model sees at most its last seq_len tokens.
+// `count` tokens that follow the prompt, of at least one token. The model sees at most its last seq_len tokens.
 std::vector<int32_t> generate(Model& model, std::vector<int32_t> prompt, int64_t count,
                               const Sampling& sampling);
 

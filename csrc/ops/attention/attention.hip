@@ -17,10 +17,10 @@
 // cpu   a tile of queries against all keys before its last: scores of the tile are whole rows, so softmax is
 //       one pass and memory is linear in T; register tiles above the diagonal are skipped. Keys and values
 //       are packed once for all query heads that share them.
-// 2, 3 flash, on any machine's matrix cores (flash_forward.hip, flash_backward.hip); backward 3 is one pass with
-//       atomic adds, not deterministic
-// 3; 4, 5  the same for Hopper's own instructions (hopper_forward.hip, hopper_backward.hip); backward 5 is one pass
-//       with atomic adds
+// forward 2, backward 2 and 3: flash, on any machine's matrix cores (flash_forward.hip, flash_backward.hip);
+//       backward 3 is one pass with atomic adds, not deterministic
+// forward 3, backward 4 and 5: the same for Hopper's own instructions (hopper_forward.hip, hopper_backward.hip);
+//       backward 5 is one pass with atomic adds
 // 1     naive: the formulas, a kernel each, whole scores in memory
 //
 // One NVIDIA H200, bf16, NH 32, NKV 8, 2026-11-21, TFLOP/s with the causal half counted; FA2 (FlashAttention-2)
