@@ -39,7 +39,7 @@ import llamac.random
 import llamac.tokenizer
 from llamac import hf
 from llamac.config import Config, load_config
-from llamac.data import Loader
+from llamac.data import Loader, check_same_tokenizer
 from llamac.errors import InputError, run
 from llamac.log import Log, set_aside
 from llamac.options import Options, recompute_parts
@@ -950,7 +950,9 @@ def start(o: Options) -> Run:
     config, T, B, micro_steps = load_config(o.model), o.seq_len, o.batch_size, o.micro_steps(world())
     data = Loader(o.train_data, T, config.vocab_size, B, micro_steps, rank(), world(), o.seed)
     val_data = Loader(o.val_data, T, config.vocab_size, B, 1, rank(), world()) if o.val_data else None
-    tokenizer = llamac.tokenizer.find(o.tokenizer, data.shards[0])
+    if val_data:
+        check_same_tokenizer(data.shards, val_data.shards)
+    tokenizer = llamac.tokenizer.find(o.tokenizer, data.shards)
     if o.sample_every:
         first_token(tokenizer, config)  # refused now, not after the first hour
     join_ranks(device)
@@ -977,6 +979,9 @@ def start(o: Options) -> Run:
     rates = {"flops_per_token": config.flops_per_token(T), "peak_tflops": peak * world() if peak else None}
     previous = set_aside(out) if out else None
     log = Log(out, steps=o.steps, tokens=tokens, **rates)
+    if o.init == "load" and (found := data.shards[0].vocab_size) not in (0, config.vocab_size):
+        which = f"tokens of a vocabulary of {found}, the weights' is {config.vocab_size}"
+        log.print(f"{data.shards[0].path}: {which}: were they trained on these tokens?")
     if previous:
         log.print(f"an earlier run's log and checkpoints are now in {previous}")
     name = torch.cuda.get_device_name() if device == "cuda" else "the CPU"
@@ -991,7 +996,7 @@ def start(o: Options) -> Run:
 
 def first_token(tokenizer: llamac.tokenizer.Tokenizer | None, config: Config) -> int:
     """What a sample begins with. Raises InputError where the model has no such token."""
-    token = tokenizer.eot if tokenizer else config.bos_token_id or 0
+    token = tokenizer.bos if tokenizer else config.bos_token_id or 0
     if token >= config.vocab_size:
         expected = f"expected one below the vocabulary's {config.vocab_size}"
         raise InputError(f"the token that begins a sample: {expected}, found {token}")
@@ -1046,6 +1051,13 @@ def finish(r: Run, late: int = 0) -> None:
         gpu = (torch.cuda.max_memory_allocated() / 2**30, busy_percent()) if r.device == "cuda" else ()
         r.log.step(u.step, loss, norm, u.lr, (now - r.clock) * 1e3, *gpu)
         r.clock = now
+        # Every weight is as bad from here on, and the next checkpoints would replace the good ones.
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            last = (
+                f"the last checkpoint is {r.checkpoints[-1]}" if r.checkpoints else "there is no checkpoint"
+            )
+            expected = "expected a finite loss and gradient norm"
+            raise InputError(f"update {u.step}: {expected}, found {loss} and {norm}; {last}")
 
 
 @torch.no_grad()
@@ -1071,7 +1083,7 @@ def validate(r: Run) -> float:
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
 def sample(r: Run, step: int) -> str:
-    """--sample-tokens tokens behind an end-of-text token, as text where there is a tokenizer. Every token
+    """--sample-tokens tokens behind the one that begins a text, as text where there is a tokenizer. Each
     costs a forward over the last --seq-len: a cache of keys and values is more code than a sample now and
     then is worth.
     """

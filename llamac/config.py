@@ -159,10 +159,10 @@ class _Reader:
             raise self.fail(key, "true or false")
         return value
 
-    def token(self, key: str, default: int) -> int | list[int] | None:
+    def token(self, key: str, default: int, several: bool = False) -> int | list[int] | None:
         """A token id, null for none; instruction-tuned models list several ends of text."""
         value = self.values.get(key, default)
-        ids = value if type(value) is list and value else [value]
+        ids = value if several and type(value) is list and value else [value]
         if value is not None and not all(type(x) is int and 0 <= x < 2**31 for x in ids):
             raise self.fail(key, "a token id")
         return value
@@ -220,5 +220,5 @@ class _Reader:
             tie_word_embeddings=self.flag("tie_word_embeddings"),
             initializer_range=self.number("initializer_range", 0.02),
             bos_token_id=self.token("bos_token_id", 1),
-            eos_token_id=self.token("eos_token_id", 2),
+            eos_token_id=self.token("eos_token_id", 2, several=True),
         )

@@ -138,6 +138,15 @@ def permute(index: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
     return x
 
 
+def check_same_tokenizer(train: list[Shard], val: list[Shard]) -> None:
+    """A model that validates on other ids than it trains on would only look bad. Raises InputError."""
+    made = train[0].tokenizer_hash
+    for shard in val:
+        if made and shard.tokenizer_hash not in (0, made):
+            expected = f"tokens of the tokenizer that made {train[0].path}"
+            raise InputError(f"{shard.path}: expected {expected}, found another's")
+
+
 class Loader:
     """Sequences of T = seq_len tokens out of all shards that match a glob, for one of `world` ranks.
 

@@ -44,7 +44,11 @@ class Options:
         "random", "initial weights; load takes them from --model DIR", choices=("random", "load")
     )
     train_data: str = flag("data/stdlib/train_*.bin", "training shards", metavar="GLOB")
-    val_data: str = flag("data/stdlib/val_*.bin", "validation shards; none for no validation", metavar="GLOB")
+    val_data: str = flag(
+        "data/stdlib/val_*.bin",
+        "validation shards; none: no validation, as with --train-data alone",
+        metavar="GLOB",
+    )
     tokenizer: str = flag(
         "auto", "rank file for samples; auto looks beside the first shard", metavar="FILE|auto|none"
     )
@@ -72,8 +76,8 @@ class Options:
         "parts computed again in the backward: norm,swiglu,qkv,attention,block,block:K",
         metavar="LIST",
     )
-    val_every: int = flag(100, "updates between validations; 0 for at the end only", low=0)
-    val_steps: int = flag(16, "batches of a validation", low=1)
+    val_every: int = flag(100, "updates between validations; 0 for at the start and the end only", low=0)
+    val_steps: int = flag(16, "batches of batch_size sequences in a validation", low=1)
     sample_every: int = flag(200, "updates between samples; 0 for none", low=0)
     sample_tokens: int = flag(192, "tokens of a sample", low=1)
     sample_temperature: float = flag(0.8, "temperature of sampling; 0 for the likeliest token", low=0)
@@ -269,4 +273,7 @@ def parse(argv: list[str], description: str = "Train Llama 3.") -> Options:
     if options.dtype == "f32" and options.grad_dtype == "bf16":
         raise InputError("--grad-dtype bf16: expected f32, which --dtype f32 needs")
     data = {name: "" for name in ("train_data", "val_data") if getattr(options, name) == "none"}
+    # Another text, of another tokenizer perhaps, says nothing of this one's.
+    if options.train_data != Options.train_data and options.val_data == Options.val_data:
+        data["val_data"] = ""
     return replace(options, **data)

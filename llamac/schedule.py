@@ -18,7 +18,8 @@ def learning_rate(
     if schedule == "constant":
         return lr
     if schedule == "wsd":
-        decay = max(1, steps // 5)  # the last fifth
-        into_decay = step - (steps - decay)
-        return lr if into_decay <= 0 else lr + (minimum - lr) * into_decay / decay
+        begin = max(
+            warmup_steps, steps - max(1, steps // 5)
+        )  # the last fifth, or what the warm-up leaves of it
+        return lr if step <= begin else lr + (minimum - lr) * (step - begin) / (steps - begin)
     raise ValueError(f"unknown schedule {schedule}")

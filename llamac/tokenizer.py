@@ -45,14 +45,17 @@ def special_tokens(n_ranks: int) -> dict[str, int]:
 
 
 class Tokenizer:
-    """Text to token ids and back; load() makes one. `eot` is the end-of-text token, which stands before each
-    document in our data; `hash` is XXH3_64 of the rank file's bytes, as the .bin headers hold it."""
+    """Text to token ids and back; load() makes one. In our data `bos` stands before each document, and `eos`,
+    where that is another token, behind it: Llama 3's <|begin_of_text|> and <|end_of_text|>; elsewhere
+    <|endoftext|> alone. `hash` is XXH3_64 of the rank file's bytes, as the .bin headers hold it."""
 
     def __init__(self, ranks: dict[bytes, int], hash: int):
         self.ranks, self.n_ranks = ranks, len(ranks)
         self.special = special_tokens(self.n_ranks)
         self.vocab_size = self.n_ranks + len(self.special)
-        self.eot = self.special["<|end_of_text|>" if self.n_ranks == LLAMA3_RANKS else "<|endoftext|>"]
+        llama3 = self.n_ranks == LLAMA3_RANKS
+        self.bos = self.special["<|begin_of_text|>" if llama3 else "<|endoftext|>"]
+        self.eos = self.special["<|end_of_text|>"] if llama3 else None
         self.hash = hash
         split = GPT2_SPLIT if self.n_ranks == GPT2_RANKS else LLAMA3_SPLIT
         self._encoding = tiktoken.Encoding(
@@ -70,10 +73,10 @@ class Tokenizer:
         return self._encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1)
 
     def encode_documents(self, documents: list[str]) -> np.ndarray:
-        """uint32[n]: the tokens of all documents, the end-of-text token before each."""
-        eot = np.array([self.eot], np.uint32)
+        """uint32[n]: the tokens of all documents, each between `bos` and `eos`."""
+        end = [] if self.eos is None else [self.eos]
         encoded = self.encode_batch(documents)
-        return np.concatenate([part for ids in encoded for part in (eot, np.array(ids, np.uint32))])
+        return np.concatenate([np.array([self.bos, *ids, *end], np.uint32) for ids in encoded])
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of token ids. Bytes that are no UTF-8, and ids past the vocabulary, become U+FFFD."""
@@ -119,20 +122,21 @@ def load(path: str | Path) -> Tokenizer:
     return Tokenizer(_read_ranks(path, content), xxhash.xxh3_64_intdigest(content))
 
 
-def find(setting: str, shard: Shard) -> Tokenizer | None:
-    """What --tokenizer means for data that begins with this shard: a rank file; auto: tokenizer.tiktoken or
-    tokenizer.model beside the shard, if there; none. Raises InputError if the shard was made with another."""
+def find(setting: str, shards: list[Shard]) -> Tokenizer | None:
+    """What --tokenizer means for these shards: a rank file; auto: tokenizer.tiktoken or tokenizer.model
+    beside the first, if there; none. Raises InputError if one was made with another."""
     if setting == "none":
         return None
-    folder = Path(shard.path).parent
+    folder = Path(shards[0].path).parent
     beside = [folder / "tokenizer.tiktoken", folder / "tokenizer.model"]
     paths = [path for path in beside if path.exists()] if setting == "auto" else [Path(setting)]
     if not paths:
         return None
     tokenizer = load(paths[0])
-    if shard.tokenizer_hash not in (0, tokenizer.hash):
-        expected = f"the tokenizer that made {shard.path} (XXH3_64 {shard.tokenizer_hash:016x})"
-        raise InputError(f"{paths[0]}: expected {expected}, found {tokenizer.hash:016x}")
+    for shard in shards:
+        if shard.tokenizer_hash not in (0, tokenizer.hash):
+            expected = f"the tokenizer that made {shard.path} (XXH3_64 {shard.tokenizer_hash:016x})"
+            raise InputError(f"{paths[0]}: expected {expected}, found {tokenizer.hash:016x}")
     return tokenizer
 
 

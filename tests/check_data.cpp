@@ -222,14 +222,15 @@ void check_tokenizer() {
     const std::string good = rank_file(300), path = put("good.tiktoken", good);
     const Tokenizer tokenizer(path);
     check(tokenizer.hash == hash_file(path), "hash of the rank file");
-    check(tokenizer.ranks == 300 && tokenizer.tokens.size() == 301 && tokenizer.end_of_text == 300, "ranks");
+    check(tokenizer.ranks == 300 && tokenizer.tokens.size() == 301 && tokenizer.begin_of_text == 300,
+          "ranks");
     check(tokenizer.decode({300, 'h', 'i', 0, 255, 299}) == std::string("<|endoftext|>hi\0\xfft299", 21),
           "decode");
     check(tokenizer.decode({301, -1, 2147483647}) == "\xff\xff\xff" && tokenizer.decode({}).empty(),
           "ids past the end");
 
     const Tokenizer llama3(put("llama3.model", rank_file(128000)));
-    check(llama3.tokens.size() == 128256 && llama3.end_of_text == 128001, "Llama 3's vocabulary");
+    check(llama3.tokens.size() == 128256 && llama3.begin_of_text == 128000, "Llama 3's vocabulary");
     const std::pair<int32_t, const char*> special[] = {{127999, "t127999"},
                                                        {128000, "<|begin_of_text|>"},
                                                        {128001, "<|end_of_text|>"},

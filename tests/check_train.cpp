@@ -163,6 +163,7 @@ std::string save(const std::string& out, int64_t step, int64_t keep = 100) {
     weight_data[0] = static_cast<float>(step);
     Manifest m = describe_run(Options(), 1, step);
     m.kernels = {{"rmsnorm_forward", "2"}};
+    m.sequences = 123;
     m.gemms = {"Some Device", "someBLASLt 1", {{"nt 8x6x4 f32 f32", {"00ff", 0.375, 32}}}};
     const Tensor w = make_tensor(weight_data, DType::f32, {2, 3});
     return write_checkpoint(out, keep, m, "{\"model_type\": \"llama\"}\n", {{"w", w}},
@@ -189,7 +190,8 @@ void check_checkpoint() {
           "a checkpoint's files");
     const Manifest m = open_checkpoint(path);
     check(m.step == 7 && m.data_position == 56 && m.seed == 42 && m.world_size == 1, "manifest's numbers");
-    check(m.seq_len == 256 && m.batch_size == 8 && m.total_batch_size == 2048, "manifest's sizes");
+    check(m.seq_len == 256 && m.batch_size == 8 && m.sequences == 123 && m.total_batch_size == 2048,
+          "manifest's sizes");
     check(m.dtype == "f32" && m.grad_dtype == "f32" && m.optimizer_state == "f32" && m.master_weights == "on",
           "types");
     check(m.kernels.size() == 1 && m.kernels.at("rmsnorm_forward") == "2", "manifest's kernels");
@@ -233,6 +235,16 @@ void check_resume_rules() {
           "what may differ");
     check(error_of([&] { check_resume(m, "d", with_flags({"--batch-size", "4"}), 2); }).empty(),
           "more devices, smaller batch");
+    check(changed_flags(m, Options(), 5).empty(),
+          "nothing differs where the number of sequences is not known");
+    Manifest counted = m;
+    counted.sequences = 7;
+    const std::string changed =
+        changed_flags(counted, with_flags({"--lr", "1", "--out", "x", "--sample-every", "1"}), 5);
+    check(changed ==
+              "--lr was 0.003, is 1.0, sequences of training data, whose order hangs on their number: was 7, "
+              "is 5",
+          changed);
     const std::vector<std::vector<const char*>> differ = {
         {"--seed", "43"},    {"--seq-len", "128"},          {"--batch-size", "4"},
         {"--dtype", "bf16"}, {"--optimizer-state", "bf16"}, {"--master-weights", "off"},

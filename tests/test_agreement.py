@@ -104,3 +104,19 @@ def test_models(path):
     parameters, flops, text = _native.model(str(path), 512)
     assert (parameters, flops) == (config.num_parameters(), config.flops_per_token(512))
     assert json.loads(text) == config.to_dict("float32")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"bos_token_id": None, "eos_token_id": None}, {"eos_token_id": [3, 5]}, {"eos_token_id": [3]}],
+)
+def test_tokens_of_begin_and_end(tmp_path, change):
+    values = json.loads(PRESETS[0].read_text())
+    values = {key: value for key, value in values.items() if not key.endswith("_token_id")} | change
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(values))
+    text = json.loads(_native.model(str(path), 512)[2])
+    config = load_config(str(path))
+    assert (text["bos_token_id"], config.bos_token_id) == (change.get("bos_token_id", 1),) * 2
+    end = change.get("eos_token_id", 2)
+    assert config.eos_token_id == end and text["eos_token_id"] == (3 if end == [3] else end)

@@ -400,7 +400,7 @@ def test_text_file(tmp_path):
         [read_bin(p).tokens for p in [*sorted(out.glob("val_*")), *sorted(out.glob("train_*"))]]
     )
     made_with = tokenizer.load(out / "tokenizer.tiktoken")
-    assert tokens.tolist() == [made_with.eot, *made_with.encode(text)]
+    assert tokens.tolist() == [made_with.bos, *made_with.encode(text)]
     assert sorted(path.name[:5] for path in out.iterdir())[0] == "token" and not (out / "tokens.tmp").exists()
     n_val = sum(len(read_bin(path).tokens) for path in out.glob("val_*"))
     assert n_val == round(0.1 * len(tokens))

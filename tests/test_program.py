@@ -130,6 +130,18 @@ def losses_so_far(out: Path) -> list[str]:
     return [line for line in (out / "log.jsonl").read_text().splitlines() if '"step"' in line]
 
 
+def test_a_run_that_diverges_keeps_its_checkpoint(train, data, tmp_path):
+    train(*flags(data, tmp_path / "out"))
+    rest = flags(data, tmp_path / "out", steps=40, lr=1e18, keep_checkpoints=1, grad_clip=0)
+    result = train(*rest, "--resume", "auto", code=2)
+    line = result.stderr.strip()
+    assert re.fullmatch(r"train_llama3: update \d+: expected a finite loss .*, found .*step_000008", line), (
+        line
+    )
+    assert sorted(p.name for p in (tmp_path / "out").glob("step_*")) == ["step_000004", "step_000008"]
+    assert events(tmp_path / "out", "step")[-1]["step"] == int(re.search(r"update (\d+)", line)[1])
+
+
 def test_a_second_run_keeps_the_first(train, data, tmp_path):
     train(*flags(data, tmp_path / "out"))
     first = (tmp_path / "out/log.jsonl").read_text()
@@ -223,6 +235,32 @@ def test_training_goes_on_from_a_hugging_face_folder(train, data, tmp_path):
         events(tmp_path / "second", "val")[0]["loss"],
     )
     assert ends == begins
+
+
+def test_weights_of_other_tokens_are_pointed_out(train, data, tmp_path):
+    """Fewer ids than the model has fit, and are another tokenizer's all the same."""
+    train(*flags(data, tmp_path / "first"))
+    write_bin(tmp_path / "few.bin", np.arange(500, dtype=np.uint32) % 50, 50)
+    few = {"train_data": tmp_path / "few.bin", "val_data": ""}
+    loaded = flags(data, tmp_path / "out", model=tmp_path / "first/step_000008", init="load", **few)
+    said = f"few.bin: tokens of a vocabulary of 50, the weights' is {V}"
+    assert said in train(*loaded).stdout
+    python = [sys.executable, "train_llama3.py", "--train", *loaded, "--out", str(tmp_path / "python")]
+    assert said in subprocess.run(python, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert "vocabulary of" not in train(*flags(data, tmp_path / "random", **few)).stdout
+
+
+def test_a_resume_says_what_is_not_as_it_was(train, data, tmp_path):
+    train(*flags(data, tmp_path / "out", steps=4))
+    train_data = tmp_path / "train_000.bin"
+    train_data.write_bytes((data / "train_000.bin").read_bytes())
+    changed = flags(data, tmp_path / "out", lr=0.5, train_data=train_data)
+    said = train(*changed, "--resume", "auto").stdout
+    assert (
+        "goes on with other settings: --steps was 4, is 8, --lr was 0.003, is 0.5, --train-data was" in said
+    )
+    assert re.search(r"sequences of training data.* was \d+, is \d+", said)
+    assert "goes on with" not in train(*changed, "--resume", "auto").stdout
 
 
 def test_print_config_reads_back(train, data, tmp_path):

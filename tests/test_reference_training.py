@@ -283,6 +283,14 @@ def test_no_checkpoints(tmp_path, capsys):
     assert all(x > 0 for x in values(events, "step", "mfu"))
 
 
+def test_a_run_that_diverges_stops(tmp_path):
+    flags = ["--lr", "1e18", "--grad-clip", "0", "--steps", "40", "--checkpoint-every", "1"]
+    with pytest.raises(InputError, match=r"update \d+: expected a finite loss .* checkpoint is .*step_"):
+        run_training(tmp_path, "a", *flags)
+    last = max((tmp_path / "a").glob("step_*"))
+    assert all(w.isfinite().all() for w in load_file(last / "model.safetensors").values())
+
+
 def test_a_second_run_keeps_the_first(tmp_path):
     first = run_training(tmp_path, "a")
     weights = next((tmp_path / "a").glob("step_*/model.safetensors"))

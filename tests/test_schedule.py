@@ -55,6 +55,9 @@ def test_wsd_falls_in_the_last_fifth():
     assert values[10:83] == [2.0] * 73
     assert np.allclose(np.diff(values[82:]), -0.09, rtol=1e-12, atol=0)
     assert rates("wsd", 0, 3) == pytest.approx([2.0, 2.0, 0.2])  # a decay of at least one update
+    assert rates("wsd", 95, 100)[94:] == pytest.approx(
+        [2.0, 1.64, 1.28, 0.92, 0.56, 0.2]
+    )  # from the warm-up on
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -87,8 +87,8 @@ def test_round_trip(trained):
         text = noise(seed, 1 + seed * 7)
         assert ours.decode(ours.encode(text)) == text
     assert ours.encode("") == [] and ours.decode([]) == ""
-    assert ours.eot not in ours.encode("<|endoftext|>")  # text is never a special token
-    assert ours.decode([ours.eot, *ours.encode("a")]) == "<|endoftext|>a"
+    assert ours.bos not in ours.encode("<|endoftext|>")  # text is never a special token
+    assert ours.decode([ours.bos, *ours.encode("a")]) == "<|endoftext|>a"
     assert ours.decode(np.array(ours.encode("naïve"), np.uint16)) == "naïve"
 
 
@@ -105,13 +105,13 @@ def test_decode_of_any_ids(trained):
 def test_documents(trained):
     ours = trained[1]
     tokens = ours.encode_documents(["one two", "", "three"])
-    expected = [ours.eot, *ours.encode("one two"), ours.eot, ours.eot, *ours.encode("three")]
+    expected = [ours.bos, *ours.encode("one two"), ours.bos, ours.bos, *ours.encode("three")]
     assert tokens.dtype == np.uint32 and tokens.tolist() == expected
 
 
 def test_rank_file(trained, tmp_path):
     ours = trained[1]
-    assert (ours.n_ranks, ours.vocab_size, ours.eot) == (2000, 2001, 2000)
+    assert (ours.n_ranks, ours.vocab_size, ours.bos) == (2000, 2001, 2000)
     tokenizer.save(tmp_path / "a.tiktoken", ours.ranks)
     content = (tmp_path / "a.tiktoken").read_bytes()
     assert tokenizer.load(tmp_path / "a.tiktoken").ranks == ours.ranks
@@ -128,7 +128,7 @@ def test_gpt2_split(tmp_path):
     while len(ranks) < 50256:
         ranks[b"\xff\xff" + len(ranks).to_bytes(4, "big")] = len(ranks)
     gpt2 = tokenizer.Tokenizer(ranks, 0)
-    assert (gpt2.vocab_size, gpt2.eot) == (50257, 50256)
+    assert (gpt2.vocab_size, gpt2.bos) == (50257, 50256)
     assert gpt2.encode(" 12") == [258]
     del ranks[max(ranks, key=ranks.get)]
     assert tokenizer.Tokenizer(ranks, 0).encode(" 12") == [
@@ -167,7 +167,8 @@ def test_llama3_special_tokens(llama3):
         "<|reserved_special_token_247|>": 128255,
     }
     assert published.items() <= llama3.special.items()
-    assert llama3.eot == 128001
+    assert (llama3.bos, llama3.eos) == (128000, 128001)
+    assert llama3.encode_documents(["a", ""]).tolist() == [128000, 97, 128001, 128000, 128001]
     assert (
         llama3.decode([128000, 72, 105, 128009, 128255])
         == "<|begin_of_text|>Hi<|eot_id|><|reserved_special_token_247|>"
@@ -214,22 +215,25 @@ def test_find(tmp_path):
     """--tokenizer auto, FILE and none; a rank file that did not make the data is refused."""
     write_bin(tmp_path / "train_000.bin", np.zeros(9, np.uint32), 257)
     shard = read_bin(tmp_path / "train_000.bin")
-    assert tokenizer.find("auto", shard) is None and tokenizer.find("none", shard) is None
+    assert tokenizer.find("auto", [shard]) is None and tokenizer.find("none", [shard]) is None
     with pytest.raises(InputError, match="missing: No such file"):
-        tokenizer.find(str(tmp_path / "missing"), shard)
+        tokenizer.find(str(tmp_path / "missing"), [shard])
     tokenizer.save(tmp_path / "tokenizer.model", BYTES | {b"ab": 256})
-    assert tokenizer.find("auto", shard).n_ranks == 257
+    assert tokenizer.find("auto", [shard]).n_ranks == 257
     tokenizer.save(tmp_path / "tokenizer.tiktoken", BYTES)
-    found = tokenizer.find("auto", shard)
+    found = tokenizer.find("auto", [shard])
     assert found.n_ranks == 256
-    assert tokenizer.find(str(tmp_path / "tokenizer.model"), shard).n_ranks == 257
+    assert tokenizer.find(str(tmp_path / "tokenizer.model"), [shard]).n_ranks == 257
     write_bin(tmp_path / "train_000.bin", np.zeros(9, np.uint32), 257, found.hash)
     shard = read_bin(tmp_path / "train_000.bin")
-    assert tokenizer.find("auto", shard).hash == found.hash
+    assert tokenizer.find("auto", [shard]).hash == found.hash
     with pytest.raises(
         InputError, match=r"tokenizer.model: expected the tokenizer that made .*train_000.bin"
     ):
-        tokenizer.find(str(tmp_path / "tokenizer.model"), shard)
+        tokenizer.find(str(tmp_path / "tokenizer.model"), [shard])
+    write_bin(tmp_path / "train_001.bin", np.zeros(9, np.uint32), 257, 1)
+    with pytest.raises(InputError, match=r"tokenizer.tiktoken: .* made .*train_001.bin"):
+        tokenizer.find("auto", [shard, read_bin(tmp_path / "train_001.bin")])
 
 
 def test_training_is_repeatable():

@@ -56,12 +56,20 @@ struct Fields {
         if (v && !v->is_string()) wrong(key, "a string", v->dump());
         return v ? v->get<std::string>() : missing;
     }
-    // A token id, or the first of a list of them, as Llama 3's instruct models have.
+    // Empty where it is null.
+    std::vector<int64_t> tokens_or(const char* key, const std::vector<int64_t>& missing) const {
+        const auto found = values.find(key);
+        if (found == values.end()) return missing;
+        if (found->is_null()) return {};
+        const json ids = found->is_array() && !found->empty() ? *found : json::array({*found});
+        for (const json& id : ids)
+            if (!id.is_number_integer() || id < 0 || id > INT32_MAX) wrong(key, "a token id", found->dump());
+        return ids.get<std::vector<int64_t>>();
+    }
     int64_t token_or(const char* key, int64_t missing) const {
-        const json* v = find(key);
-        if (v && v->is_array() && !v->empty()) v = &v->front();
-        if (v && !v->is_number_integer()) wrong(key, "a token id", v->dump());
-        return v ? v->get<int64_t>() : missing;
+        const std::vector<int64_t> ids = tokens_or(key, {missing});
+        if (ids.size() > 1) wrong(key, "a token id", values.at(key).dump());
+        return ids.empty() ? -1 : ids[0];
     }
 };
 
@@ -158,7 +166,7 @@ Config load_config(const std::string& model) {
     c.tied = f.flag_or("tie_word_embeddings", c.tied);
     c.initializer_range = f.positive_or("initializer_range", c.initializer_range);
     c.bos = f.token_or("bos_token_id", c.bos);
-    c.eos = f.token_or("eos_token_id", c.eos);
+    c.eos = f.tokens_or("eos_token_id", c.eos);
     read_rope(f, c);
     const double layer = static_cast<double>(c.C) * static_cast<double>(c.qkv_size() + c.q_size() + 3 * c.F);
     if (static_cast<double>(c.L) * layer + 2.0 * static_cast<double>(c.V * c.C) > most_parameters)
@@ -168,7 +176,6 @@ Config load_config(const std::string& model) {
 
 std::string config_json(const Config& c, DType dtype) {
     using ordered = nlohmann::ordered_json;
-    const auto token = [](int64_t id) { return id < 0 ? ordered(nullptr) : ordered(id); };
     ordered scaling = nullptr;
     if (c.rope_scaling.factor != 1)
         scaling = {{"rope_type", "llama3"},
@@ -194,8 +201,10 @@ std::string config_json(const Config& c, DType dtype) {
                             {"hidden_act", "silu"},
                             {"attention_bias", false},
                             {"mlp_bias", false},
-                            {"bos_token_id", token(c.bos)},
-                            {"eos_token_id", token(c.eos)},
+                            {"bos_token_id", c.bos < 0 ? ordered(nullptr) : ordered(c.bos)},
+                            {"eos_token_id", c.eos.empty()       ? ordered(nullptr)
+                                             : c.eos.size() == 1 ? ordered(c.eos[0])
+                                                                 : ordered(c.eos)},
                             {"torch_dtype", dtype == DType::bf16 ? "bfloat16" : "float32"}};
     return values.dump(2) + "\n";
 }

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/tensor.h"
 
@@ -22,7 +23,9 @@ struct Config {
     RopeScaling rope_scaling;
     bool tied = false;  // the LM head's matrix is the embedding's
     double initializer_range = 0.02;
-    int64_t bos = -1, eos = -1;  // -1: none
+    // transformers', where config.json has none. -1, {}: null there.
+    int64_t bos = 1;
+    std::vector<int64_t> eos = {2};
 
     int64_t q_size() const { return NH * HD; }
     int64_t kv_size() const { return NKV * HD; }

@@ -101,6 +101,7 @@ std::string manifest_text(const Manifest& m) {
                                  {"world_size", m.world_size},
                                  {"seq_len", m.seq_len},
                                  {"batch_size", m.batch_size},
+                                 {"sequences", m.sequences},
                                  {"total_batch_size", m.total_batch_size},
                                  {"dtype", m.dtype},
                                  {"grad_dtype", m.grad_dtype},
@@ -172,8 +173,8 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
     if (end == text.npos || text.substr(end) != seal(text.substr(0, end)))
         fail(where, ": its checksum is not that of its text: it was changed or cut short");
     fields.only({"format", "step", "data_position", "seed", "world_size", "seq_len", "batch_size",
-                 "total_batch_size", "dtype", "grad_dtype", "optimizer_state", "master_weights", "kernels",
-                 "gemms", "config", "files", "xxh3"});
+                 "sequences", "total_batch_size", "dtype", "grad_dtype", "optimizer_state", "master_weights",
+                 "kernels", "gemms", "config", "files", "xxh3"});
     Manifest m;
     m.step = fields.integer("step", 0);
     m.data_position = fields.integer("data_position", 0);
@@ -181,6 +182,7 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
     m.world_size = fields.integer("world_size", 1);
     m.seq_len = fields.integer("seq_len", 1);
     m.batch_size = fields.integer("batch_size", 1);
+    m.sequences = fields.integer("sequences", 0);
     m.total_batch_size = fields.integer("total_batch_size", 1);
     m.dtype = fields.one_of("dtype", "f32", "bf16");
     m.grad_dtype = fields.one_of("grad_dtype", "f32", "bf16");
@@ -312,6 +314,21 @@ void check_resume(const Manifest& m, const std::string& directory, const Options
     if (m.step > options.steps)
         fail(directory, ": expected at most --steps ", options.steps, ", found a checkpoint of step ",
              m.step);
+}
+
+std::string changed_flags(const Manifest& m, const Options& options, int64_t sequences) {
+    const json now = to_json(options);
+    std::string text;
+    const auto add = [&](const std::string& what, const json& was, const json& is) {
+        if (was != is) text += (text.empty() ? "" : ", ") + what + " was " + was.dump() + ", is " + is.dump();
+    };
+    for (const char* flag :
+         {"steps", "lr", "min-lr-frac", "warmup-steps", "schedule", "weight-decay", "beta1", "beta2",
+          "grad-clip", "batch-size", "grad-dtype", "train-data", "kernel"})
+        if (m.config.contains(flag)) add(std::string("--") + flag, m.config[flag], now[flag]);
+    if (m.sequences && sequences)
+        add("sequences of training data, whose order hangs on their number:", m.sequences, sequences);
+    return text;
 }
 
 std::string prepare_output(const std::string& out, const std::string& checkpoint, int64_t step) {

@@ -23,10 +23,11 @@ struct FileRecord {
 
 struct Manifest {
     int64_t step = 0;           // updates done
-    int64_t data_position = 0;  // sequences drawn since the start, over all devices
+    int64_t data_position = 0;  // sequences drawn since the start, over all devices: follows from the rest
     int64_t seed = 0, world_size = 1;
     int64_t seq_len = 0, batch_size = 0;
-    int64_t total_batch_size = 0;                                    // tokens an update, never 0
+    int64_t sequences = 0;         // of the training data; 0: it had none of its own
+    int64_t total_batch_size = 0;  // tokens an update, never 0
     std::string dtype, grad_dtype, optimizer_state, master_weights;  // as the flags have them
     std::map<std::string, std::string> kernels;                      // operation -> variant
     GemmChoices gemms;                                               // what computed the matrix products
@@ -34,7 +35,7 @@ struct Manifest {
     std::map<std::string, FileRecord> files;                         // by write_checkpoint
 };
 
-// The manifest of a run after `step` updates; kernels, gemms and files stay empty.
+// The manifest of a run after `step` updates; sequences, kernels, gemms and files stay empty.
 Manifest describe_run(const Options& options, int64_t world_size, int64_t step);
 
 // Writes out/step_000100 (it must not exist), then removes the oldest checkpoints beyond `keep` and what
@@ -58,6 +59,10 @@ Manifest open_checkpoint(const std::string& directory);
 // update, or another type of weights, master copy or moments, or fewer steps than are done.
 void check_resume(const Manifest& manifest, const std::string& directory, const Options& options,
                   int64_t world_size = 1);
+
+// "--lr was 0.002, is 0.003": what changes the updates and may change, but goes on with other values than the
+// checkpoint's run had; "": nothing does. sequences: of the training data, 0: not known.
+std::string changed_flags(const Manifest& manifest, const Options& options, int64_t sequences);
 
 // Makes `out` ready for a run that goes on from `checkpoint` at `step`, or starts anew (""). Going on, the
 // log is cut back to that step and newer checkpoints are set aside; anew, whatever an earlier run left is: in

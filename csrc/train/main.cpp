@@ -1,4 +1,5 @@
 // train_llama3: the loop of a training run. Flags: options.h; one update: trainer.h; what it prints: log.h.
+#include <cmath>
 #include <csignal>
 #include <new>
 
@@ -75,6 +76,11 @@ std::string train(Trainer& t, Log& log, double peak) {
         while (t.in_flight() > in_flight) {
             const UpdateResult r = t.finish_update();
             log.step({r.step, r.loss, r.grad_norm, r.lr, r.ms, usage.read()});
+            // Every weight is as bad from here on, and the next checkpoints would replace the good ones.
+            if (!std::isfinite(r.loss) || !std::isfinite(r.grad_norm))
+                fail("update ", r.step, ": expected a finite loss and gradient norm, found ", r.loss, " and ",
+                     r.grad_norm, "; ",
+                     saved.empty() ? "there is no checkpoint" : "the last checkpoint is " + saved);
         }
     };
     while (t.step < o.steps && !interrupted) {

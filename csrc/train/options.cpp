@@ -65,7 +65,8 @@ const std::vector<Flag>& flags() {
          one_of({"random", "load"})},
 
         {"Data", "train-data", "GLOB", "training shards", &O::train_data},
-        {"Data", "val-data", "GLOB", "validation shards; \"\" or none: no validation", &O::val_data},
+        {"Data", "val-data", "GLOB", "validation shards; \"\" or --train-data alone: none",
+         &O::val_data},
         {"Data", "tokenizer", "FILE|auto|none", "rank file for samples; auto: beside the first shard",
          &O::tokenizer},
         {"Data", "seq-len", "N", "tokens a sequence", &O::seq_len, positive},
@@ -111,8 +112,10 @@ const std::vector<Flag>& flags() {
         {"Output", "checkpoint-every", "N", "updates; 0: at the end only; -1: none", &O::checkpoint_every,
          at_least(-1)},
         {"Output", "keep-checkpoints", "N", "newest checkpoints kept", &O::keep_checkpoints, positive},
-        {"Output", "val-every", "N", "updates; 0: at the end only", &O::val_every, not_negative},
-        {"Output", "val-steps", "N", "batches of a validation", &O::val_steps, positive},
+        {"Output", "val-every", "N", "updates; 0: at the start and the end only", &O::val_every,
+         not_negative},
+        {"Output", "val-steps", "N", "batches of --batch-size sequences a validation", &O::val_steps,
+         positive},
         {"Output", "sample-every", "N", "updates; 0: no samples", &O::sample_every, not_negative},
         {"Output", "sample-tokens", "N", "tokens of a sample", &O::sample_tokens, positive},
         {"Output", "sample-temperature", "X", "0: the likeliest token", &O::sample_temperature, not_negative},
@@ -307,6 +310,9 @@ void parse_command_line(CLI::App& app, int argc, const char* const* argv) {
 void settle(Options& options) {
     for (std::string* data : {&options.train_data, &options.val_data})
         if (*data == "none") data->clear();
+    // Another text, of another tokenizer perhaps, says nothing of this one's.
+    if (options.train_data != Options().train_data && options.val_data == Options().val_data)
+        options.val_data.clear();
     parse_recompute(options.recompute);
     for (const std::string& choice : options.kernel) {
         const size_t equals = choice.find('=');

@@ -17,9 +17,10 @@ double learning_rate(const Schedule& s, int64_t step) {
     if (s.shape == "linear") return s.lr + (minimum - s.lr) * progress;
     if (s.shape == "constant") return s.lr;
     if (s.shape != "wsd") fail("schedule: expected cosine, linear, constant or wsd, found ", s.shape);
-    const int64_t decay = std::max<int64_t>(1, s.steps / 5), into_decay = step - (s.steps - decay);
-    if (into_decay <= 0) return s.lr;
-    return s.lr + (minimum - s.lr) * static_cast<double>(into_decay) / static_cast<double>(decay);
+    // The last fifth, or what the warm-up leaves of it.
+    const int64_t begin = std::max(s.warmup_steps, s.steps - std::max<int64_t>(1, s.steps / 5));
+    if (step <= begin) return s.lr;
+    return s.lr + (minimum - s.lr) * static_cast<double>(step - begin) / static_cast<double>(s.steps - begin);
 }
 
 }  // namespace llamac

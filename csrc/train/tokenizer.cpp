@@ -87,13 +87,11 @@ Tokenizer::Tokenizer(const std::string& file_path) : path(file_path) {
     hash = XXH3_64bits(file.data, static_cast<size_t>(file.size));
     read_ranks(file.text(), path, tokens);
     ranks = static_cast<int64_t>(tokens.size());
-    end_of_text = static_cast<int32_t>(ranks);
-    if (ranks == llama3_ranks) {
+    begin_of_text = static_cast<int32_t>(ranks);  // the first of the special ones
+    if (ranks == llama3_ranks)
         add_llama3_special_tokens(tokens);
-        end_of_text++;  // behind <|begin_of_text|>
-    } else {
+    else
         tokens.push_back("<|endoftext|>");
-    }
 }
 
 std::string Tokenizer::decode(const std::vector<int32_t>& ids) const {

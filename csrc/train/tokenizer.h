@@ -14,7 +14,7 @@ struct Tokenizer {
     uint64_t hash = 0;                // XXH3_64 of the file
     std::vector<std::string> tokens;  // [vocabulary]: bytes of each id, special tokens under their names
     int64_t ranks = 0;                // ordinary tokens
-    int32_t end_of_text = 0;          // stands before each document
+    int32_t begin_of_text = 0;        // stands before each document: <|begin_of_text|>, or <|endoftext|>
 
     // Error where the file is no complete rank file.
     explicit Tokenizer(const std::string& path);

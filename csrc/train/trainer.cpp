@@ -85,6 +85,20 @@ void load_optimizer(Model& model, const std::string& checkpoint) {
     }
 }
 
+void remark(Trainer& t, const std::string& text) {
+    t.remarks += (t.remarks.empty() ? "" : "; ") + text;
+}
+
+// Ids of another tokenizer are below the model's vocabulary often enough.
+void check_vocabulary(Trainer& t) {
+    if (!t.train) return;
+    const TokenShard& shard = t.train->shards[0];
+    if (shard.vocab_size && shard.vocab_size != t.config.V)
+        remark(t, shard.file.path + ": tokens of a vocabulary of " + std::to_string(shard.vocab_size) +
+                      ", the weights' is " + std::to_string(t.config.V) +
+                      ": were they trained on these tokens?");
+}
+
 void resume(Trainer& t) {
     const Manifest manifest = open_checkpoint(t.resumed_from);
     check_resume(manifest, t.resumed_from, t.options);
@@ -92,8 +106,10 @@ void resume(Trainer& t) {
     if (config_json(load_config(t.resumed_from), dtype) != config_json(t.config, dtype))
         fail(t.resumed_from, "/config.json: is not the model that --model ", t.options.model, " means");
     if (const std::string not_taken = use_gemm_choices(manifest.gemms); !not_taken.empty())
-        t.remarks += (t.remarks.empty() ? "" : "; ") + t.resumed_from +
-                     ": the matrix products' choices are " + not_taken + ": other bits";
+        remark(t, t.resumed_from + ": the matrix products' choices are " + not_taken + ": other bits");
+    if (const std::string changed = changed_flags(manifest, t.options, t.train ? t.train->sequences : 0);
+        !changed.empty())
+        remark(t, t.resumed_from + ": goes on with other settings: " + changed);
     load_weights(t.model.parameters, t.resumed_from);
     load_optimizer(t.model, t.resumed_from);
     t.step = manifest.step;
@@ -130,9 +146,10 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     remarks = take_gemm_choices(o);
     if (!resumed_from.empty())
         resume(*this);
-    else if (o.init == "load")
+    else if (o.init == "load") {
         load_weights(model.parameters, o.model);
-    else
+        check_vocabulary(*this);
+    } else
         initialize(model.parameters, config, static_cast<uint64_t>(o.seed));
     finished = step;
 
@@ -233,7 +250,7 @@ double Trainer::mean_loss_of(int64_t rows, int64_t T, const Rows& fill) {
 }
 
 int32_t Trainer::first_token() const {
-    const int64_t token = tokenizer ? tokenizer->end_of_text : std::max<int64_t>(config.bos, 0);
+    const int64_t token = tokenizer ? tokenizer->begin_of_text : std::max<int64_t>(config.bos, 0);
     if (token >= config.V)
         fail(tokenizer ? tokenizer->path : "--model " + options.model, ": the token that begins a sample is ",
              token, ", expected one below the vocabulary's ", config.V);
@@ -268,6 +285,7 @@ Manifest Trainer::manifest() const {
             names += std::string(names.empty() ? "" : ",") + v->name;
         }
     m.gemms = gemm_choices();
+    m.sequences = train ? train->sequences : 0;
     return m;
 }
 

@@ -1,4 +1,4 @@
-"""Tokens of any text: a file, or the UTF-8 files of a folder, an end-of-text token before each.
+"""Tokens of any text: a file, or the UTF-8 files of a folder, each between the tokens that begin and end a text.
 
 Writes to --out: tokenizer.tiktoken, train_000.bin, … and val_000.bin, … Files are shuffled with a fixed seed,
 the first --val-fraction of the tokens is validation. Needs as much memory as the longest stretch of a text
@@ -95,10 +95,12 @@ def spool(paths: list[Path], encoder: tokenizer.Tokenizer, file: Path) -> np.nda
     with open(file, "wb") as out:
         for path in paths:
             stream = pieces(path)
-            out.write(np.uint32(encoder.eot).tobytes())
+            out.write(np.uint32(encoder.bos).tobytes())
             while batch := list(islice(stream, BATCH_PIECES)):
                 for ids in encoder.encode_batch(batch):
                     out.write(np.array(ids, np.uint32).tobytes())
+            if encoder.eos is not None:
+                out.write(np.uint32(encoder.eos).tobytes())
     return np.memmap(file, np.uint32, "r")
 
 
