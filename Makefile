@@ -39,13 +39,13 @@ test: train_llama3 native reference
 test-all: test sanitize race targets
 
 sanitize: train_llama3 .venv/test reference
-	cmake -S . -B build/sanitize -DLLAMAC_PLATFORM=cpu -DLLAMAC_SANITIZE=address
+	cmake -S . -B build/sanitize -DLLAMAC_PLATFORM=cpu -DLLAMAC_SANITIZE=address -DLLAMAC_WERROR=ON
 	cmake --build build/sanitize --parallel $(JOBS)
 	ctest --test-dir build/sanitize --parallel $(JOBS) --output-on-failure
 	LLAMAC_BUILD=build/sanitize $(PYTEST) tests -m program
 
 race: packages .venv/test
-	cmake -S . -B build/thread -DLLAMAC_PLATFORM=cpu -DLLAMAC_SANITIZE=thread
+	cmake -S . -B build/thread -DLLAMAC_PLATFORM=cpu -DLLAMAC_SANITIZE=thread -DLLAMAC_WERROR=ON
 	cmake --build build/thread --parallel $(JOBS) --target kernel_checks
 	ctest --test-dir build/thread --parallel $(JOBS) --output-on-failure -R 'check_(operations|emulation|tile)'
 	LLAMAC_BUILD=build/thread $(PYTEST) tests/test_platform.py -m program
@@ -62,7 +62,7 @@ targets: train_llama3 .venv/test
 	$(VENV) dev/hip/resources.py --arch gfx942 --arch gfx90a --arch gfx1100 --program $(BUILD)/train_llama3
 	if command -v nvcc >/dev/null; then \
 	    $(PIP) --no-deps 'nvidia-cublas>=13,<14' && \
-	    cmake -S . -B build/targets -DLLAMAC_PLATFORM=nvidia -DCMAKE_CUDA_ARCHITECTURES='80-real;90a-real' && \
+	    cmake -S . -B build/targets -DLLAMAC_PLATFORM=nvidia -DCMAKE_CUDA_ARCHITECTURES='80-real;90a-real' -DLLAMAC_WERROR=ON && \
 	    bash -o pipefail -c 'cmake --build build/targets --parallel $(JOBS) --target train_llama3 2>&1 | \
 	        tee build/targets/log' && \
 	    ! grep 'Potential Performance Loss' build/targets/log; \

@@ -40,6 +40,7 @@ struct Plan {
 
 struct Library {
     hipblasLtHandle_t handle = nullptr;
+    std::map<hipStream_t, hipblasLtHandle_t> handles;  // of streams, where each wants its own
     std::map<std::string, Plan> plans;
     GemmChoices known;  // from files
 
@@ -49,6 +50,12 @@ struct Library {
         CHECK(hipGetDeviceProperties(&properties, current_device()));
         known.device = properties.name;
         known.library = std::string(blaslt_name) + " " + std::to_string(blaslt_version(handle));
+    }
+    hipblasLtHandle_t handle_for(hipStream_t stream) {
+        if (!handle_for_each_stream) return handle;
+        hipblasLtHandle_t& own = handles[stream];
+        if (!own) check_blas(hipblasLtCreate(&own), "hipblasLtCreate");
+        return own;
     }
 };
 // The current device's. Whoever asks holds the lock: PyTorch's backward has a thread for each device.
@@ -128,17 +135,20 @@ std::string text_of(const hipblasLtMatmulAlgo_t& algorithm) {
     }
     return text;
 }
-// Whether the text is an algorithm that the library takes for the product.
+// Whether the text is an algorithm that the library offers for the product. One that it does not offer is not given to
+// it to look at: hipBLASLt crashes on one that it does not know.
 bool read_algorithm(const Plan& plan, const std::string& text, hipblasLtMatmulAlgo_t* algorithm) {
-    auto* bytes = reinterpret_cast<unsigned char*>(algorithm);
-    if (text.size() != 2 * sizeof *algorithm || text.find_first_not_of("0123456789abcdef") != text.npos)
+    hipblasLtMatmulAlgo_t kept;
+    auto* bytes = reinterpret_cast<unsigned char*>(&kept);
+    if (text.size() != 2 * sizeof kept || text.find_first_not_of("0123456789abcdef") != text.npos)
         return false;
-    for (size_t i = 0; i < sizeof *algorithm; i++)
+    for (size_t i = 0; i < sizeof kept; i++)
         bytes[i] = static_cast<unsigned char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
-    size_t workspace = 0;
-    return takes_algorithm(library().handle, plan.product, plan.a, plan.b, plan.out, *algorithm,
-                           &workspace) &&
-           workspace <= size_t{gemm_workspace_bytes};
+    const auto offered = std::find_if(plan.candidates.begin(), plan.candidates.end(),
+                                      [&](const Candidate& c) { return same_algorithm(c.algo, kept); });
+    if (offered == plan.candidates.end()) return false;
+    *algorithm = offered->algo;
+    return true;
 }
 
 struct Operands {
@@ -150,8 +160,8 @@ struct Operands {
 
 bool compute(const Gemm& g, const Plan& plan, const hipblasLtMatmulAlgo_t& algorithm, const Operands& o) {
     const float one = 1, beta = g.adds ? 1.0f : 0.0f;
-    return hipblasLtMatmul(library().handle, plan.product, &one, o.b, plan.a, o.a, plan.b, &beta,
-                           g.adds ? o.c : o.out, plan.out, o.out, plan.out, &algorithm, o.workspace,
+    return hipblasLtMatmul(library().handle_for(o.stream), plan.product, &one, o.b, plan.a, o.a, plan.b,
+                           &beta, g.adds ? o.c : o.out, plan.out, o.out, plan.out, &algorithm, o.workspace,
                            size_t{gemm_workspace_bytes}, o.stream) == HIPBLAS_STATUS_SUCCESS;
 }
 
@@ -229,7 +239,7 @@ void decide(const Gemm& g, Plan& plan, const Operands& o) {
                 plan.decision = Plan::settled;
                 return;
             }
-            std::fprintf(stderr, "llamac: matrix product %s: %s does not take the algorithm that was kept\n",
+            std::fprintf(stderr, "llamac: matrix product %s: %s does not offer the algorithm that was kept\n",
                          g.name().c_str(), library().known.library.c_str());
         }
         plan.chosen = plan.candidates[0].algo;

@@ -50,7 +50,7 @@ struct GemmTuning {
     GemmTuning(const GemmTuning&) = delete;
 
   private:
-    bool before;
+    [[maybe_unused]] bool before;  // only a build with the library tunes
 };
 // What has been timed or taken from a file, and used, on the current device. Without the library: empty.
 GemmChoices gemm_choices();

@@ -1,6 +1,8 @@
 // The vendor's matrix products: hipBLASLt's names; on NVIDIA, cuBLASLt's under them. Only where the build found
 // the library (LLAMAC_BLASLT).
 #pragma once
+#include <cstring>
+
 #include "platform/hip.h"
 
 #if defined(LLAMAC_BLASLT)
@@ -49,14 +51,10 @@ inline int blaslt_version(hipblasLtHandle_t handle) {
     static_cast<void>(hipblasLtGetVersion(handle, &version));
     return version;
 }
-// Whether the library takes the algorithm, which an earlier run wrote down, for out = a * b (+ out); and the
-// workspace that it wants then.
-inline bool takes_algorithm(hipblasLtHandle_t handle, hipblasLtMatmulDesc_t product,
-                            hipblasLtMatrixLayout_t a, hipblasLtMatrixLayout_t b, hipblasLtMatrixLayout_t out,
-                            hipblasLtMatmulAlgo_t algorithm, size_t* workspace) {
-    const float one = 1;
-    return hipblaslt_ext::matmulIsAlgoSupported(handle, product, &one, a, b, &one, out, out, algorithm,
-                                                *workspace) == HIPBLAS_STATUS_SUCCESS;
+// A handle owns memory by which the blocks of one product wait for each other: two streams' would meet there.
+constexpr bool handle_for_each_stream = true;
+inline bool same_algorithm(hipblasLtMatmulAlgo_t a, hipblasLtMatmulAlgo_t b) {
+    return hipblaslt_ext::getIndexFromAlgo(a) == hipblaslt_ext::getIndexFromAlgo(b);
 }
 // hipBLASLt asks for no more than a matrix's own type needs.
 inline void promise_alignment(hipblasLtMatmulPreference_t, int) {}
@@ -65,14 +63,9 @@ constexpr const char* blaslt_name = "cuBLASLt";
 inline int blaslt_version(hipblasLtHandle_t) {
     return static_cast<int>(cublasLtGetVersion());
 }
-inline bool takes_algorithm(hipblasLtHandle_t handle, hipblasLtMatmulDesc_t product,
-                            hipblasLtMatrixLayout_t a, hipblasLtMatrixLayout_t b, hipblasLtMatrixLayout_t out,
-                            hipblasLtMatmulAlgo_t algorithm, size_t* workspace) {
-    hipblasLtMatmulHeuristicResult_t found = {};
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoCheck(handle, product, a, b, out, out, &algorithm, &found);
-    *workspace = found.workspaceSize;
-    return status == CUBLAS_STATUS_SUCCESS && found.state == CUBLAS_STATUS_SUCCESS;
+constexpr bool handle_for_each_stream = false;
+inline bool same_algorithm(const hipblasLtMatmulAlgo_t& a, const hipblasLtMatmulAlgo_t& b) {
+    return std::memcmp(&a, &b, sizeof a) == 0;
 }
 // Candidates need addresses aligned to no more than these bytes; unless told, cuBLASLt expects 256.
 inline void promise_alignment(hipblasLtMatmulPreference_t preference, int bytes) {

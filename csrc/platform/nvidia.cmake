@@ -30,7 +30,7 @@ else()
   message(STATUS "llamac: no cuBLASLt, so matrix products are our own. Install it with: pip install nvidia-cublas")
 endif()
 # The host's part of a .hip file is compiled like every other host file; OpenMP::OpenMP_CXX speaks to C++ only.
-string(REPLACE ";" "," host "-fopenmp;-Wall;-Wextra;-Werror;${LLAMAC_HOST_FLAGS}")
+string(REPLACE ";" "," host "-fopenmp;${LLAMAC_WARNINGS};${LLAMAC_HOST_FLAGS}")
 # 1675: its front end does not know the GCC pragmas that the host compiler behind it does.
 target_compile_options(llamac_platform INTERFACE
   "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${host};-diag-suppress=1675>")

@@ -21,9 +21,15 @@ if(LLAMAC_NATIVE)
   list(APPEND LLAMAC_HOST_FLAGS -march=native)
 endif()
 
+set(LLAMAC_WARNINGS -Wall -Wextra)
+option(LLAMAC_WERROR "a warning ends the build; off for compilers that nobody has tried" OFF)
+if(LLAMAC_WERROR)
+  list(APPEND LLAMAC_WARNINGS -Werror)
+endif()
+
 add_library(llamac_platform INTERFACE)
 add_library(llamac_runtime INTERFACE)
 target_compile_options(llamac_platform INTERFACE
-  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror;${LLAMAC_HOST_FLAGS}>")
+  "$<$<COMPILE_LANGUAGE:CXX>:${LLAMAC_WARNINGS};${LLAMAC_HOST_FLAGS}>")
 target_link_libraries(llamac_platform INTERFACE ${CMAKE_DL_LIBS})    # device_use.cpp; empty where libc has dlopen
 include(${CMAKE_CURRENT_LIST_DIR}/${LLAMAC_PLATFORM}.cmake)

@@ -46,7 +46,8 @@ Stream::~Stream() {
 Graph::Graph(hipStream_t stream_, std::function<void()> work_) : stream(stream_), work(std::move(work_)) {
     hipGraph_t graph = nullptr;
     hipGraphExec_t instance = nullptr;
-    // What other threads do meanwhile, PyTorch's allocator say, is no part of it and may allocate.
+    // What other threads do meanwhile, PyTorch's allocator say, is no part of it and may allocate. (Under HIP, memory
+    // that they free, or a device that they wait for, still ends the recording with an error.)
     CHECK(hipStreamBeginCapture(stream, hipStreamCaptureModeThreadLocal));
     work();
     CHECK(hipStreamEndCapture(stream, &graph));

@@ -1,9 +1,10 @@
 """What the build has to know of the torch that is installed, as one CMake list:
-version;platform;folder;runtime;blaslt, the last two empty where torch has none.
+version;platform;toolkit;folder;runtime;blaslt, empty what torch has not.
 
-runtime and blaslt are the files that torch itself has loaded. Linking them by their path writes the names
-that they call themselves into the extension, and the loader then finds them among what torch has loaded
-already: a wheel of ROCm's torch carries its own runtime under a name that no system's library has.
+toolkit is the version of CUDA or HIP that torch was built with. runtime and blaslt are the files that torch
+itself has loaded. Linking them by their path writes the names that they call themselves into the extension,
+and the loader then finds them among what torch has loaded already, or llamac/native.py: a wheel of ROCm's
+torch carries its own runtime under a file name that is not the one it calls itself.
 """
 
 from pathlib import Path
@@ -21,4 +22,5 @@ loaded = {
     line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line
 }
 paths = [next((p for p in sorted(loaded) if Path(p).name.startswith(f"{name}.so")), "") for name in libraries]
-print(torch.__version__, platform, Path(torch.__file__).parent, *(paths or ("", "")), sep=";")
+toolkit = torch.version.hip or torch.version.cuda or ""
+print(torch.__version__, platform, toolkit, Path(torch.__file__).parent, *(paths or ("", "")), sep=";")

@@ -65,8 +65,7 @@ const std::vector<Flag>& flags() {
          one_of({"random", "load"})},
 
         {"Data", "train-data", "GLOB", "training shards", &O::train_data},
-        {"Data", "val-data", "GLOB", "validation shards; \"\" or --train-data alone: none",
-         &O::val_data},
+        {"Data", "val-data", "GLOB", "validation shards; \"\" or --train-data alone: none", &O::val_data},
         {"Data", "tokenizer", "FILE|auto|none", "rank file for samples; auto: beside the first shard",
          &O::tokenizer},
         {"Data", "seq-len", "N", "tokens a sequence", &O::seq_len, positive},

@@ -1,4 +1,4 @@
-"""Tokens of any text: a file, or the UTF-8 files of a folder, each between the tokens that begin and end a text.
+"""Tokens of any text: a file, or the UTF-8 files of a folder, each between its opening and closing token.
 
 Writes to --out: tokenizer.tiktoken, train_000.bin, … and val_000.bin, … Files are shuffled with a fixed seed,
 the first --val-fraction of the tokens is validation. Needs as much memory as the longest stretch of a text
