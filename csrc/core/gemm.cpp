@@ -135,20 +135,17 @@ std::string text_of(const hipblasLtMatmulAlgo_t& algorithm) {
     }
     return text;
 }
-// Whether the text is an algorithm that the library offers for the product. One that it does not offer is not given to
-// it to look at: hipBLASLt crashes on one that it does not know.
+// Whether the text is an algorithm that the library takes for the product.
 bool read_algorithm(const Plan& plan, const std::string& text, hipblasLtMatmulAlgo_t* algorithm) {
-    hipblasLtMatmulAlgo_t kept;
-    auto* bytes = reinterpret_cast<unsigned char*>(&kept);
-    if (text.size() != 2 * sizeof kept || text.find_first_not_of("0123456789abcdef") != text.npos)
+    auto* bytes = reinterpret_cast<unsigned char*>(algorithm);
+    if (text.size() != 2 * sizeof *algorithm || text.find_first_not_of("0123456789abcdef") != text.npos)
         return false;
-    for (size_t i = 0; i < sizeof kept; i++)
+    for (size_t i = 0; i < sizeof *algorithm; i++)
         bytes[i] = static_cast<unsigned char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
-    const auto offered = std::find_if(plan.candidates.begin(), plan.candidates.end(),
-                                      [&](const Candidate& c) { return same_algorithm(c.algo, kept); });
-    if (offered == plan.candidates.end()) return false;
-    *algorithm = offered->algo;
-    return true;
+    size_t workspace = 0;
+    return takes_algorithm(library().handle, plan.product, plan.a, plan.b, plan.out, plan.candidates,
+                           *algorithm, &workspace) &&
+           workspace <= size_t{gemm_workspace_bytes};
 }
 
 struct Operands {
@@ -239,7 +236,7 @@ void decide(const Gemm& g, Plan& plan, const Operands& o) {
                 plan.decision = Plan::settled;
                 return;
             }
-            std::fprintf(stderr, "llamac: matrix product %s: %s does not offer the algorithm that was kept\n",
+            std::fprintf(stderr, "llamac: matrix product %s: %s does not take the algorithm that was kept\n",
                          g.name().c_str(), library().known.library.c_str());
         }
         plan.chosen = plan.candidates[0].algo;

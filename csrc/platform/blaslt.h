@@ -1,7 +1,7 @@
 // The vendor's matrix products: hipBLASLt's names; on NVIDIA, cuBLASLt's under them. Only where the build found
 // the library (LLAMAC_BLASLT).
 #pragma once
-#include <cstring>
+#include <vector>
 
 #include "platform/hip.h"
 
@@ -53,8 +53,18 @@ inline int blaslt_version(hipblasLtHandle_t handle) {
 }
 // A handle owns memory by which the blocks of one product wait for each other: two streams' would meet there.
 constexpr bool handle_for_each_stream = true;
-inline bool same_algorithm(hipblasLtMatmulAlgo_t a, hipblasLtMatmulAlgo_t b) {
-    return hipblaslt_ext::getIndexFromAlgo(a) == hipblaslt_ext::getIndexFromAlgo(b);
+// Whether the library takes the algorithm, which an earlier run wrote down, for out = a * b (+ out); and the workspace
+// that it wants then. hipBLASLt crashes on one that it does not know: it is looked for among those that it offers.
+inline bool takes_algorithm(hipblasLtHandle_t, hipblasLtMatmulDesc_t, hipblasLtMatrixLayout_t,
+                            hipblasLtMatrixLayout_t, hipblasLtMatrixLayout_t,
+                            const std::vector<hipblasLtMatmulHeuristicResult_t>& offered,
+                            hipblasLtMatmulAlgo_t algorithm, size_t* workspace) {
+    for (hipblasLtMatmulHeuristicResult_t one : offered) {
+        *workspace = one.workspaceSize;
+        if (hipblaslt_ext::getIndexFromAlgo(one.algo) == hipblaslt_ext::getIndexFromAlgo(algorithm))
+            return true;
+    }
+    return false;
 }
 // hipBLASLt asks for no more than a matrix's own type needs.
 inline void promise_alignment(hipblasLtMatmulPreference_t, int) {}
@@ -64,8 +74,16 @@ inline int blaslt_version(hipblasLtHandle_t) {
     return static_cast<int>(cublasLtGetVersion());
 }
 constexpr bool handle_for_each_stream = false;
-inline bool same_algorithm(const hipblasLtMatmulAlgo_t& a, const hipblasLtMatmulAlgo_t& b) {
-    return std::memcmp(&a, &b, sizeof a) == 0;
+// What cuBLASLt offers may be other algorithms in another process (in f32, beside PyTorch); it takes those as well.
+inline bool takes_algorithm(hipblasLtHandle_t handle, hipblasLtMatmulDesc_t product,
+                            hipblasLtMatrixLayout_t a, hipblasLtMatrixLayout_t b, hipblasLtMatrixLayout_t out,
+                            const std::vector<hipblasLtMatmulHeuristicResult_t>&,
+                            hipblasLtMatmulAlgo_t algorithm, size_t* workspace) {
+    hipblasLtMatmulHeuristicResult_t found = {};
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoCheck(handle, product, a, b, out, out, &algorithm, &found);
+    *workspace = found.workspaceSize;
+    return status == CUBLAS_STATUS_SUCCESS && found.state == CUBLAS_STATUS_SUCCESS;
 }
 // Candidates need addresses aligned to no more than these bytes; unless told, cuBLASLt expects 256.
 inline void promise_alignment(hipblasLtMatmulPreference_t preference, int bytes) {
