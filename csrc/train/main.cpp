@@ -77,10 +77,11 @@ std::string train(Trainer& t, Log& log, double peak) {
             const UpdateResult r = t.finish_update();
             log.step({r.step, r.loss, r.grad_norm, r.lr, r.ms, usage.read()});
             // Every weight is as bad from here on, and the next checkpoints would replace the good ones.
-            if (!std::isfinite(r.loss) || !std::isfinite(r.grad_norm))
-                fail("update ", r.step, ": expected a finite loss and gradient norm, found ", r.loss, " and ",
-                     r.grad_norm, "; ",
-                     saved.empty() ? "there is no checkpoint" : "the last checkpoint is " + saved);
+            if (std::isfinite(r.loss) && std::isfinite(r.grad_norm)) continue;
+            while (t.in_flight() > 0) t.finish_update();  // its memory goes with the trainer
+            fail("update ", r.step, ": expected a finite loss and gradient norm, found ", r.loss, " and ",
+                 r.grad_norm, "; ",
+                 saved.empty() ? "there is no checkpoint" : "the last checkpoint is " + saved);
         }
     };
     while (t.step < o.steps && !interrupted) {
