@@ -13,11 +13,13 @@ ValueError, in one line, names the operation, the operand, what was expected and
 types that do not fit; on the CPU also targets out of range, which on a GPU address memory that is not theirs.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from llamac import extension
 
@@ -335,6 +337,35 @@ class _LinearCrossEntropy(torch.autograd.Function):
             torch.mul(d, factor, out=torch.empty_like(d) if keep else d) for d in (dhidden, dweight)
         )
         return dhidden, dweight, None, None, None
+
+
+# For torch.utils.flop_counter, which knows PyTorch's products alone; counted as it counts them, attention in
+# whole squares. Operands are given as their shapes.
+
+
+@register_flop_formula(_ops.attention_forward)
+def _(q, *_, **__):
+    return 4 * math.prod(q) * q[1]
+
+
+@register_flop_formula(_ops.attention_backward)
+def _(dout, *_, **__):
+    return 10 * math.prod(dout) * dout[1]
+
+
+@register_flop_formula(_ops.linear_cross_entropy)
+def _(hidden, weight, targets, ignore_index, reduction, gradients, **__):
+    return (6 if gradients else 2) * math.prod(hidden) * weight[0]
+
+
+@register_flop_formula(_ops.matmul_forward)
+def _(x, weight, *_, **__):
+    return 2 * math.prod(x) * weight[0]
+
+
+@register_flop_formula([_ops.matmul_backward_input, _ops.matmul_backward_weight])
+def _(dout, other, *_, **__):
+    return 2 * math.prod(dout) * other[1]
 
 
 __all__ = [

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from llamac import extension, ops
 from llamac.registry import kernels
@@ -537,6 +538,28 @@ def test_errors_are_one_line(message):
 def test_fakes_refuse_what_kernels_refuse():
     with torch.device("meta"), pytest.raises(ValueError, match="weight has shape"):
         ops.rmsnorm(torch.ones(3, 8), torch.ones(7))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_flops_are_counted(device):
+    """As PyTorch counts its own products; attention's backward as it counts flash attention's."""
+    q, k, v = (torch.randn(2, 5, heads, 8, device=device, requires_grad=True) for heads in (6, 2, 2))
+    hidden, weight = (torch.randn(n, 16, device=device, requires_grad=True) for n in (10, 24))
+    targets = torch.randint(24, (10,), device=device)
+    dout = torch.randn(10, 24, device=device)
+    with FlopCounterMode(display=False) as ours:
+        ops.attention(q, k, v).sum().backward()
+        ops.linear_cross_entropy(hidden, weight, targets).backward()
+        x, w = hidden.detach(), weight.detach()
+        for name, operands in (("forward", (x, w, None)), ("backward_input", (dout, w))):
+            getattr(torch.ops.llamac, f"matmul_{name}")(*operands)
+        torch.ops.llamac.matmul_backward_weight.out(dout, x, False, dweight=torch.empty_like(w))
+    with FlopCounterMode(display=False) as theirs:
+        F.cross_entropy(F.linear(hidden, weight), targets).backward()
+        F.linear(x, w), dout @ w, dout.T @ x
+    attention = sdpa_flop_count(*(t.transpose(1, 2).shape for t in (q, k, v)))
+    attention += sdpa_backward_flop_count(*(t.transpose(1, 2).shape for t in (q, q, k, v)))
+    assert ours.get_total_flops() == theirs.get_total_flops() + attention
 
 
 def test_no_rows():
