@@ -126,6 +126,19 @@ void check_round_trip() {
     check(wide[1] == -2.5f && wide[2] == float(bf16(1e30f)), "bf16 to f32");
     file.read("scalar", make_tensor(narrow.data(), DType::bf16, {}));
     check(narrow[0].bits == bf16(1.0f / 3).bits, "f64 to bf16");
+    // 1, the smallest and the largest, a subnormal half of the smallest normal, -0, -infinity, NaN
+    const std::vector<uint16_t> halves{0x3c00, 0x0001, 0x7bff, 0x0200, 0x8000, 0xfc00, 0x7e01};
+    const std::vector<float> values{1, 0x1p-24f, 65504, 0x1p-15f, -0.0f, -INFINITY, NAN};
+    std::vector<float> read(7);
+    const std::string half =
+        put("half.safetensors",
+            safetensors(R"({"h":{"dtype":"F16","shape":[7],"data_offsets":[0,14]}})", bytes_of(halves)));
+    SafetensorsFile(half).read("h", make_tensor(read.data(), DType::f32, {7}));
+    for (size_t i = 0; i < 7; i++)
+        check(std::isnan(values[i])
+                  ? std::isnan(read[i])
+                  : read[i] == values[i] && std::signbit(read[i]) == std::signbit(values[i]),
+              "f16 to f32, " + std::to_string(i));
     refused("missing tensor", {path, "\"b\"", "found none"}, [&] { file.read("b", Tensor{}); });
     refused("other shape", {path, "\"z.last\"", "expected [3]", "found [3,1]"},
             [&] { file.read("z.last", make_tensor(wide.data(), DType::f32, {3})); });
@@ -167,7 +180,7 @@ void check_malformed_safetensors() {
         {"no shape", one("\"dtype\":\"F32\",\"data_offsets\":[0,8]"), "expected shape"},
         {"no offsets", one("\"dtype\":\"F32\",\"shape\":[2]"), "expected data_offsets"},
         {"another field", one(good + ",\"strides\":[1]"), "found \"strides\""},
-        {"unknown dtype", with("\"F16\"", "[2]", "[0,8]"), "found \"F16\""},
+        {"unknown dtype", with("\"F8_E4M3\"", "[2]", "[0,8]"), "found \"F8_E4M3\""},
         {"dtype is a number", with("32", "[2]", "[0,8]"), "found 32"},
         {"shape is a number", with(f32, "2", "[0,8]"), "expected a list, found 2"},
         {"five dimensions", with(f32, "[1,1,1,1,2]", "[0,8]"), "at most 4 dimensions, found 5"},

@@ -105,6 +105,8 @@ inline double load(DType dtype, const uint8_t* p) {
         return *reinterpret_cast<const double*>(p);
     case DType::i32:
         return *reinterpret_cast<const int32_t*>(p);
+    case DType::f16:  // no operation's
+        break;
     }
     return not_a_number;
 }
@@ -121,6 +123,8 @@ inline void store(DType dtype, uint8_t* p, double value) {
         break;
     case DType::i32:
         *reinterpret_cast<int32_t*>(p) = static_cast<int32_t>(value);
+        break;
+    case DType::f16:
         break;
     }
 }

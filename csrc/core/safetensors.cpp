@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -17,7 +18,7 @@ using nlohmann::json;
 constexpr int64_t max_header = 100'000'000;  // the limit of the format's own library
 
 // By DType.
-constexpr const char* dtype_names[] = {"F32", "BF16", "F64", "I32"};
+constexpr const char* dtype_names[] = {"F32", "BF16", "F64", "I32", "F16"};
 
 const json& field(const json& entry, const char* key, const std::string& where) {
     const auto found = entry.find(key);
@@ -34,9 +35,9 @@ int64_t integer(const json& value, const std::string& where) {
 }
 
 DType parse_dtype(const json& value, const std::string& where) {
-    for (DType t : {DType::f32, DType::bf16, DType::f64, DType::i32})
+    for (DType t : {DType::f32, DType::bf16, DType::f64, DType::i32, DType::f16})
         if (value == dtype_names[static_cast<int>(t)]) return t;
-    fail(where, ": dtype: expected F32, BF16, F64 or I32, found ", excerpt(value));
+    fail(where, ": dtype: expected F32, BF16, F64, I32 or F16, found ", excerpt(value));
 }
 
 std::vector<int64_t> parse_shape(const json& value, const std::string& where) {
@@ -85,6 +86,18 @@ SafetensorsFile::Entry parse_entry(const std::string& name, const json& value, c
     entry.data = data + begin;
     return entry;
 }
+
+struct f16 {  // IEEE binary16
+    uint16_t bits;
+
+    operator float() const {
+        const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+        const float size = exponent == 0    ? std::ldexp(float(fraction), -24)
+                           : exponent == 31 ? (fraction ? NAN : INFINITY)
+                                            : std::ldexp(float(fraction | 1024), exponent - 25);
+        return bits >> 15 ? -size : size;
+    }
+};
 
 template <class From, class To>
 void convert(const void* from, int64_t n, void* to) {
@@ -165,8 +178,8 @@ void SafetensorsFile::read(const std::string& name, const Tensor& out) const {
         fail(where, ": shape: expected ", shape_text(out.shape, out.rank), ", found ",
              shape_text(entry->shape.data(), static_cast<int>(entry->shape.size())));
     if ((entry->dtype == DType::i32) != (out.dtype == DType::i32))
-        fail(where, ": dtype: expected ", out.dtype == DType::i32 ? "I32" : "F32, BF16 or F64", ", found ",
-             dtype_names[static_cast<int>(entry->dtype)]);
+        fail(where, ": dtype: expected ", out.dtype == DType::i32 ? "I32" : "F32, BF16, F64 or F16",
+             ", found ", dtype_names[static_cast<int>(entry->dtype)]);
     if (entry->dtype == out.dtype) {
         if (entry->bytes > 0) copy_bytes(out.data, entry->data, entry->bytes);
         return;
@@ -177,6 +190,7 @@ void SafetensorsFile::read(const std::string& name, const Tensor& out) const {
     if (entry->dtype == DType::f32) convert_from<float>(entry->data, host);
     if (entry->dtype == DType::bf16) convert_from<bf16>(entry->data, host);
     if (entry->dtype == DType::f64) convert_from<double>(entry->data, host);
+    if (entry->dtype == DType::f16) convert_from<f16>(entry->data, host);
     copy.to_device();
 }
 

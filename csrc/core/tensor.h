@@ -37,14 +37,14 @@ struct bf16 {
 };
 static_assert(sizeof(bf16) == 2);
 
-enum class DType : uint8_t { f32, bf16, f64, i32 };
+enum class DType : uint8_t { f32, bf16, f64, i32, f16 };  // f16: in other programs' files alone
 
 inline const char* name(DType t) {
-    const char* names[] = {"f32", "bf16", "f64", "i32"};
+    const char* names[] = {"f32", "bf16", "f64", "i32", "f16"};
     return names[static_cast<int>(t)];
 }
 inline int64_t size_of(DType t) {
-    const int64_t sizes[] = {4, 2, 8, 4};
+    const int64_t sizes[] = {4, 2, 8, 4, 2};
     return sizes[static_cast<int>(t)];
 }
 
