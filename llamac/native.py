@@ -14,6 +14,8 @@ def _load_torchs_runtime() -> None:
     for them: loaded by their paths, they are known by both.
     """
     module = find_spec("llamac._native")
+    if module is None:
+        return
     with suppress(OSError, ValueError, KeyError):  # no torch when it was built, or another since
         for path in json.loads(Path(module.origin).with_name("_C.json").read_text())["libraries"]:
             ctypes.CDLL(path)
@@ -26,8 +28,7 @@ _SPINNING = {"GOMP_SPINCOUNT": "5000", "KMP_BLOCKTIME": "0"}  # as train_llama3 
 _ours = {} if {*_SPINNING, "OMP_WAIT_POLICY"} & os.environ.keys() else _SPINNING
 os.environ.update(_ours)
 try:
-    if find_spec("llamac._native"):
-        _load_torchs_runtime()
+    _load_torchs_runtime()
     from llamac import _native as native
 finally:
     for _name in _ours:

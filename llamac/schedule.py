@@ -18,8 +18,7 @@ def learning_rate(
     if schedule == "constant":
         return lr
     if schedule == "wsd":
-        begin = max(
-            warmup_steps, steps - max(1, steps // 5)
-        )  # the last fifth, or what the warm-up leaves of it
+        # The last fifth, or what the warm-up leaves of it.
+        begin = max(warmup_steps, steps - max(1, steps // 5))
         return lr if step <= begin else lr + (minimum - lr) * (step - begin) / (steps - begin)
     raise ValueError(f"unknown schedule {schedule}")
