@@ -81,7 +81,7 @@ def test_micro_batches(tmp_path, vocab, rank, world):
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant", "wsd"])
-@pytest.mark.parametrize("warmup, steps", [(0, 1), (0, 7), (3, 7), (7, 7), (10, 7), (50, 500)])
+@pytest.mark.parametrize("warmup, steps", [(0, 1), (0, 7), (3, 7), (7, 7), (10, 7), (50, 500), (95, 100)])
 def test_learning_rate(schedule, warmup, steps):
     for step in range(1, steps + 1):
         theirs = learning_rate(
