@@ -80,6 +80,16 @@ def test_micro_batches(tmp_path, vocab, rank, world):
             assert np.array_equal(ours, loader.micro_batch(update, micro))
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"), [(["--train-data", "own"], ""), (["--train-data", "own", "--val-data", "v"], "v")]
+)
+def test_own_training_data_is_not_validated_on_the_defaults(build, flags, expected):
+    printed = subprocess.run(
+        [build / "train_llama3", *flags, "--print-config"], capture_output=True, text=True, check=True
+    ).stdout
+    assert tomllib.loads(printed)["val-data"] == parse(flags).val_data == expected
+
+
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant", "wsd"])
 @pytest.mark.parametrize("warmup, steps", [(0, 1), (0, 7), (3, 7), (7, 7), (10, 7), (50, 500), (95, 100)])
 def test_learning_rate(schedule, warmup, steps):

@@ -406,6 +406,17 @@ def test_text_file(tmp_path):
     assert n_val == round(0.1 * len(tokens))
 
 
+def test_llama3s_texts_have_a_begin_and_an_end(tmp_path):
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    while len(ranks) < tokenizer.LLAMA3_RANKS:
+        ranks[b"\xff" + len(ranks).to_bytes(4, "big")] = len(ranks)
+    tokenizer.save(tmp_path / "tokenizer.model", ranks)
+    (tmp_path / "a.txt").write_text("ab")
+    named = ("--tokenizer", tmp_path / "tokenizer.model", "--val-fraction", 0)
+    ran("text.py", tmp_path / "a.txt", "--out", tmp_path / "out", *named)
+    assert read_bin(tmp_path / "out/train_000.bin").tokens.tolist() == [128000, 97, 98, 128001]
+
+
 @pytest.mark.parametrize("n_ranks", [256 + 775, tokenizer.GPT2_RANKS])  # Llama 3's and GPT-2's split pattern
 def test_text_pieces_keep_the_tokens(tmp_path, monkeypatch, n_ranks):
     """Wherever a file is cut. A vocabulary of all short strings of these characters would show a bad cut."""

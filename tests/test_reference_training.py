@@ -339,6 +339,14 @@ def test_refuses(tmp_path, flags, message):
         run_training(tmp_path, "a", *flags)
 
 
+def test_validation_by_another_tokenizer(tmp_path):
+    for name, made in (("a.bin", 1), ("b.bin", 2)):
+        write_bin(tmp_path / name, np.arange(500, dtype=np.uint32) % 97, 97, made)
+    files = ["--train-data", str(tmp_path / "a.bin"), "--val-data", str(tmp_path / "b.bin")]
+    with pytest.raises(InputError, match=r"b.bin: expected tokens of the tokenizer that made .*a.bin"):
+        run_training(tmp_path, "a", *files)
+
+
 @pytest.mark.parametrize(
     "arguments", [["--train", "--resume", "auto"], ["--trian"], ["--train", "--steps", "x"]]
 )

@@ -150,7 +150,7 @@ Operation& find_operation(const std::string& name);
 std::string dimension_text(const Operation& op, const Operand& operand);
 // choice: "rmsnorm_forward=2", as --kernel takes it; "rope_forward=3,2,1": the first that supports a call.
 void select_kernel(const std::string& choice);
-// The choices, and none of those made before, until its end.
+// While it lives, exactly these --kernel choices hold; then those from before again.
 struct KernelSelection {
     explicit KernelSelection(const std::vector<std::string>& choices);
     ~KernelSelection();

@@ -35,8 +35,8 @@ int64_t integer(const json& value, const std::string& where) {
 }
 
 DType parse_dtype(const json& value, const std::string& where) {
-    for (DType t : {DType::f32, DType::bf16, DType::f64, DType::i32, DType::f16})
-        if (value == dtype_names[static_cast<int>(t)]) return t;
+    for (size_t t = 0; t < std::size(dtype_names); t++)
+        if (value == dtype_names[t]) return static_cast<DType>(t);
     fail(where, ": dtype: expected F32, BF16, F64, I32 or F16, found ", excerpt(value));
 }
 
