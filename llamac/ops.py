@@ -17,7 +17,6 @@ import math
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
@@ -29,7 +28,6 @@ _ops = torch.ops.llamac
 # Of logits, in linear_cross_entropy: what it needs beside the gradients stays below 1 GiB. Fewer chunks are
 # faster: each reads and writes the weight's whole gradient.
 CHUNK_BYTES = 1008 << 20
-MOST_ROUNDINGS = 8  # of a weight's gradient in its own type, as chunks are added
 
 
 def _autocasting(x: Tensor) -> bool:
@@ -178,7 +176,8 @@ def _cross_entropy(
         losses, mean = _ops.cross_entropy(logits, ids, None, 1.0, ignore_index)
     else:
         mean = None
-        losses = torch.empty_like(ids, dtype=_statistics(logits), memory_format=torch.contiguous_format)
+        dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        losses = torch.empty_like(ids, dtype=dtype, memory_format=torch.contiguous_format)
         _ops.cross_entropy.out(logits, ids, None, 1.0, ignore_index, losses=losses, dlogits=None, mean=None)
     return _reduced(losses, mean, reduction), mean
 
@@ -224,101 +223,21 @@ def linear_cross_entropy(
     retain_graph keeps them for a second backward.
     """
     _check_reduction("linear_cross_entropy", reduction, ("mean", "sum"))
-    if targets.shape != hidden.shape[:-1]:
-        found = f"targets has shape {list(targets.shape)}, expected {list(hidden.shape[:-1])}"
-        raise ValueError(f"linear_cross_entropy: {found}")
     hidden, weight = _autocast(hidden, weight)
-    gradients = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    compiling = torch.compiler.is_compiling()
-    if not gradients and not compiling and _logits_bytes(hidden, weight) <= CHUNK_BYTES:
-        return _cross_entropy(F.linear(hidden, weight), _ids(targets), ignore_index, reduction)[0]
-    rows, ids = hidden.reshape(-1, hidden.shape[-1]), _ids(targets).reshape(-1)
-    if gradients:
-        return _LinearCrossEntropy.apply(rows, weight, ids, ignore_index, reduction)
-    compute = _ops.linear_cross_entropy if compiling else _by_chunks
-    return compute(rows, weight, ids, ignore_index, reduction, False)[0]
-
-
-def _statistics(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def _logits_bytes(hidden: Tensor, weight: Tensor) -> int:
-    return hidden.shape[:-1].numel() * weight.shape[0] * hidden.element_size()
-
-
-def _by_chunks(
-    hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: int, reduction: str, gradients: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(loss, scale, dhidden, dweight): the gradients are the sum's and want scale * dloss still, which is
-    applied in float32. Without gradients only the loss means something.
-    """
-    rows, vocabulary = hidden.shape[0], weight.shape[0]
-    chunks = max(1, -(-_logits_bytes(hidden, weight) // CHUNK_BYTES))
-    height = max(1, -(-rows // chunks))
-    losses = hidden.new_empty(rows, dtype=_statistics(hidden))
-    logits = hidden.new_empty(height, vocabulary)
-    dhidden = hidden.new_empty(hidden.shape if gradients else 0)
-    # Each chunk's addition rounds to the storage type: a few stay within what the products themselves lose.
-    wide = chunks > MOST_ROUNDINGS
-    dweight = weight.new_empty(
-        weight.shape if gradients else 0, dtype=_statistics(weight) if wide else weight.dtype
-    )
-    if rows == 0:
-        dweight.zero_()
-    for begin in range(0, rows, height):
-        part = slice(begin, min(begin + height, rows))
-        x, ids, out = hidden[part], targets[part], logits[: part.stop - begin]
-        torch.mm(x, weight.t(), out=out)
-        _ops.cross_entropy.out(
-            out,
-            ids,
-            None,
-            1.0,
-            ignore_index,
-            losses=losses[part],
-            dlogits=out if gradients else None,
-            mean=None,
-        )
-        if not gradients:
-            continue
-        torch.mm(out, weight, out=dhidden[part])
-        if wide:
-            _ops.matmul_backward_weight.out(out, x, begin > 0, dweight=dweight)
-        elif begin == 0:
-            torch.mm(out.t(), x, out=dweight)
-        else:
-            dweight.addmm_(out.t(), x)
-    mean = _ops.mean_loss(losses, targets, ignore_index) if reduction == "mean" else None
-    # Where no row counts, the gradients are 0 and stay it.
-    scale = losses.new_ones(1) if mean is None or not gradients else mean[1:].clamp(min=1).reciprocal()
-    return _reduced(losses, mean, reduction), scale, dhidden, dweight.to(weight.dtype)
-
-
-_linear_cross_entropy = torch.library.custom_op("llamac::linear_cross_entropy", mutates_args=())(_by_chunks)
-
-
-@_linear_cross_entropy.register_fake
-def _(hidden, weight, targets, ignore_index, reduction, gradients):
-    loss, scale = (hidden.new_empty(shape, dtype=_statistics(hidden)) for shape in ((), (1,)))
-    return loss, scale, *(hidden.new_empty(t.shape if gradients else 0) for t in (hidden, weight))
-
-
-def _no_derivative(*_: object) -> None:
-    raise NotImplementedError("torch.ops.llamac.linear_cross_entropy has no derivative")
-
-
-torch.library.register_autograd("llamac::linear_cross_entropy", _no_derivative)
+    arguments = hidden, weight, _ids(targets), ignore_index, reduction == "mean", CHUNK_BYTES
+    if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
+        return _LinearCrossEntropy.apply(*arguments)
+    return _ops.linear_cross_entropy.default(*arguments)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     """Its gradients are no results of it, so that the backward may change them."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, targets, ignore_index, reduction):
-        loss, *saved = _ops.linear_cross_entropy(hidden, weight, targets, ignore_index, reduction, True)
+    def forward(ctx, *arguments):
+        loss, *saved = _ops.linear_cross_entropy.gradients(*arguments)
         ctx.save_for_backward(*saved)
-        return loss.clone() if reduction == "mean" else loss  # as above
+        return loss
 
     @staticmethod
     def backward(ctx, dloss):
@@ -336,7 +255,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dhidden, dweight = (
             torch.mul(d, factor, out=torch.empty_like(d) if keep else d) for d in (dhidden, dweight)
         )
-        return dhidden, dweight, None, None, None
+        return dhidden, dweight, None, None, None, None
 
 
 # For torch.utils.flop_counter, which knows PyTorch's products alone; counted as it counts them, attention in
@@ -354,7 +273,8 @@ def _(dout, *_, **__):
 
 
 @register_flop_formula(_ops.linear_cross_entropy)
-def _(hidden, weight, targets, ignore_index, reduction, gradients, **__):
+def _(hidden, weight, *_, out_shape, **__):
+    gradients = len(out_shape) > 0  # the loss alone has no dimension
     return (6 if gradients else 2) * math.prod(hidden) * weight[0]
 
 

@@ -14,6 +14,7 @@ import torch
 import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 from torch._dynamo.utils import counters
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
@@ -253,12 +254,12 @@ def test_rows_of_any_dimensions(name, shape):
         assert found[n].shape == like.shape and torch.equal(found[n], like), n
 
 
-@pytest.mark.parametrize("gradients", [False, True])
-def test_opcheck_linear_cross_entropy(gradients):
+@pytest.mark.parametrize("overload", ["default", "gradients"])
+@pytest.mark.parametrize("mean", [False, True])
+def test_opcheck_linear_cross_entropy(overload, mean):
     hidden, weight = (x.float() for x in CASES["linear_cross_entropy-mean"].inputs)
-    ids = targets(65, 3, 11).int().flatten()
-    arguments = (hidden.flatten(0, 1), weight, ids, IGNORED, "mean", gradients)
-    torch.library.opcheck(torch.ops.llamac.linear_cross_entropy, arguments)
+    arguments = (hidden, weight, targets(65, 3, 11), IGNORED, mean, 65 * 4 * 10)  # chunks of 9 rows
+    torch.library.opcheck(getattr(torch.ops.llamac.linear_cross_entropy, overload), arguments)
 
 
 def test_every_operation_is_there():
@@ -322,20 +323,15 @@ def test_strides_change_nothing(name, device):
 
 @pytest.mark.parametrize("wide", [False, True], ids=["own type", "float32"])
 def test_chunks_of_linear_cross_entropy(wide, monkeypatch):
-    case = CASES["linear_cross_entropy-mean"]
-    rows, vocabulary = case.ids.numel(), 65
-    monkeypatch.setattr(ops, "CHUNK_BYTES", vocabulary * 2 * (2 if wide else 5))
-    heights, mm = [], torch.mm
-
-    def watched(a, b, out):
-        if out.shape[1] == vocabulary:  # logits
-            heights.append(out.shape[0])
-        return mm(a, b, out=out)
-
-    monkeypatch.setattr(torch, "mm", watched)
+    case, vocabulary, height = CASES["linear_cross_entropy-mean"], 65, 2 if wide else 5
+    monkeypatch.setattr(ops, "CHUNK_BYTES", vocabulary * 2 * height)
     assert not differences(case, "bf16")
-    assert max(heights) == (2 if wide else 5) and sum(heights) == rows
-    assert (len(heights) > ops.MOST_ROUNDINGS) == wide
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
+        case.results(case.ours, case.arguments(torch.bfloat16))
+    names = [event.name for event in profiled.events()]
+    heights = [e.input_shapes[0][0] for e in profiled.events() if e.name == "llamac::cross_entropy"]
+    assert max(heights) == height and sum(heights) == case.ids.numel()
+    assert ("llamac::matmul_backward_weight" in names) == (len(heights) > 8) == wide
 
 
 LOSSES = [name for name in CASES if "cross_entropy" in name]
@@ -418,16 +414,14 @@ class Computing(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize(
-    ("name", "product"), [("cross_entropy", []), ("linear_cross_entropy", ["aten.mm.default"])]
-)
-def test_a_mean_without_gradient_is_one_call(name, product):
+@pytest.mark.parametrize("name", ["cross_entropy", "linear_cross_entropy"])
+def test_a_mean_without_gradient_is_one_call(name):
     """Calls are what it costs the host: targets are not converted, the mean is the same call's."""
     case = CASES[name + "-mean"]
     arguments, ids = case.arguments(torch.float32), targets(65, 3, 11)
     with Computing() as computing, torch.no_grad():
         case.ours(*arguments, ids)
-    assert computing.calls == [*product, "llamac.cross_entropy.default"]
+    assert computing.calls == [f"llamac.{name}.default"]
 
 
 def test_gradients_of_linear_cross_entropy_exist_once():
@@ -503,6 +497,15 @@ ERRORS = {
     ),
     "linear_cross_entropy: targets has shape [3, 2], expected [2, 3]": lambda: ops.linear_cross_entropy(
         torch.ones(2, 3, 8), torch.ones(5, 8), torch.zeros(3, 2).long()
+    ),
+    "linear_cross_entropy: weight has shape [5, 7], expected [V,C] with dimension 1 = 8": lambda: (
+        ops.linear_cross_entropy(torch.ones(3, 8), torch.ones(5, 7), torch.zeros(3).int())
+    ),
+    "linear_cross_entropy: weight is BFloat16, expected Float": lambda: ops.linear_cross_entropy(
+        torch.ones(3, 8), torch.ones(5, 8).bfloat16(), torch.zeros(3).int()
+    ),
+    "linear_cross_entropy: targets is on meta, expected cpu": lambda: ops.linear_cross_entropy(
+        torch.ones(3, 8), torch.ones(5, 8), torch.zeros(3, dtype=torch.int32, device="meta")
     ),
     "cross_entropy: targets is torch.float32, expected an integer type but uint64": lambda: ops.cross_entropy(
         torch.ones(3, 8), torch.zeros(3)
@@ -661,5 +664,5 @@ def test_no_forward_derivative(name):
     """Said, not left out."""
     case = CASES[name]
     x, *rest = (t.detach() for t in case.arguments(torch.float32))
-    with fwAD.dual_level(), pytest.raises(NotImplementedError, match="forward derivative"):
+    with fwAD.dual_level(), pytest.raises(NotImplementedError, match=r"forward (derivative|AD)"):
         case.call(case.ours, [fwAD.make_dual(x, torch.ones_like(x)), *rest])

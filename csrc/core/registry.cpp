@@ -167,16 +167,16 @@ constexpr int max_dimensions = 12, max_operands = 16;
 
 // Binds the dimension letters to sizes, or compares.
 void bind_shape(const Operation& op, const Operand& o, const Tensor& t, int64_t* size) {
-    const std::string found = shape_text(t.shape, t.rank);
+    const auto found = [&] { return shape_text(t.shape, t.rank); };  // a call pays for no text
     if (t.rank != static_cast<int>(o.shape.size()))
-        fail(op.name, ": ", o.name, " has shape ", found, ", expected ", dimension_text(op, o));
+        fail(op.name, ": ", o.name, " has shape ", found(), ", expected ", dimension_text(op, o));
     for (int d = 0; d < t.rank; d++) {
         const Dimension& dim = o.shape[d];
         const int64_t scaled = t.shape[d] * dim.divisor;
         int64_t expected = dim.factor;
         if (dim.symbol >= 0) {
             if (size[dim.symbol] < 0 && scaled % dim.factor)
-                fail(op.name, ": ", o.name, " has shape ", found, ", expected ", dimension_text(op, o),
+                fail(op.name, ": ", o.name, " has shape ", found(), ", expected ", dimension_text(op, o),
                      " with dimension ", d, " a multiple of ", dim.factor);
             if (size[dim.symbol] < 0) size[dim.symbol] = scaled / dim.factor;
             expected *= size[dim.symbol];
@@ -185,7 +185,7 @@ void bind_shape(const Operation& op, const Operand& o, const Tensor& t, int64_t*
                      ", expected a multiple of ", dim.divisor);
         }
         if (scaled != expected)
-            fail(op.name, ": ", o.name, " has shape ", found, ", expected ", dimension_text(op, o),
+            fail(op.name, ": ", o.name, " has shape ", found(), ", expected ", dimension_text(op, o),
                  " with dimension ", d, " = ", expected / dim.divisor);
     }
 }

@@ -1,0 +1,192 @@
+// torch.ops.llamac.linear_cross_entropy: PyTorch's products around our cross-entropy, by chunks of rows, so that logits
+// exist for one chunk at a time and hold their own gradient right after. llamac.ops.linear_cross_entropy says where
+// that is from. It is no described operation, as its products are PyTorch's; and it is not Python, whose steps cost the
+// host more than the launches between them.
+//
+//   hidden [..., C], weight [V, C], targets [...] int32 or int64, chunk_bytes: of logits at most, but for one row
+//   -> the mean over rows that count, or the sum: f32 (f64 for f64)
+//
+// .gradients: also the sum's gradients, which want to be multiplied by scale [1], in float32, and by the loss's own.
+// Throws ValueError, in one line, for what does not fit; targets' type and values are checked by our cross-entropy.
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+
+namespace llamac {
+namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+constexpr int64_t most_roundings = 8;  // of a weight's gradient in its own type, as chunks are added
+
+template <class Signature>
+c10::TypedOperatorHandle<Signature> find(const char* name, const char* overload) {
+    return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).typed<Signature>();
+}
+
+void cross_entropy(const Tensor& logits, const Tensor& targets, int64_t ignore_index, Tensor& losses,
+                   const OptionalTensor& dlogits, const OptionalTensor& mean) {
+    static const auto op =
+        find<void(const Tensor&, const Tensor&, const OptionalTensor&, double, int64_t, Tensor&,
+                  const OptionalTensor&, const OptionalTensor&)>("llamac::cross_entropy", "out");
+    op.call(logits, targets, std::nullopt, 1.0, ignore_index, losses, dlogits, mean);
+}
+
+Tensor mean_loss(const Tensor& losses, const Tensor& targets, int64_t ignore_index) {
+    static const auto op = find<Tensor(const Tensor&, const Tensor&, int64_t)>("llamac::mean_loss", "");
+    return op.call(losses, targets, ignore_index);
+}
+
+void add_weight_gradient(const Tensor& dout, const Tensor& x, bool accumulate, Tensor& dweight) {
+    static const auto op =
+        find<void(const Tensor&, const Tensor&, bool, Tensor&)>("llamac::matmul_backward_weight", "out");
+    op.call(dout, x, accumulate, dweight);
+}
+
+at::ScalarType statistics(const Tensor& x) {
+    return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+void check(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
+    const auto same = [](const c10::SymInt& a, const c10::SymInt& b) {
+        return a.sym_eq(b).expect_true(__FILE__, __LINE__);
+    };
+    constexpr auto op = "linear_cross_entropy: ";
+    // Else one on meta, beside others, would make the fake a result of memory that nobody wrote.
+    const auto check_device = [&](const Tensor& t, const char* name) {
+        TORCH_CHECK_VALUE(t.device() == hidden.device(), op, name, " is on ", t.device().str(), ", expected ",
+                          hidden.device().str());
+    };
+    check_device(weight, "weight");
+    check_device(targets, "targets");
+    TORCH_CHECK_VALUE(weight.scalar_type() == hidden.scalar_type(), op, "weight is ", weight.scalar_type(),
+                      ", expected ", hidden.scalar_type());
+    const c10::SymIntArrayRef sizes = hidden.sym_sizes(), matrix = weight.sym_sizes(),
+                              found = targets.sym_sizes();
+    TORCH_CHECK_VALUE(!sizes.empty(), op, "hidden has shape [], expected [...,C]");
+    TORCH_CHECK_VALUE(matrix.size() == 2 && same(matrix[1], sizes.back()), op, "weight has shape ", matrix,
+                      ", expected [V,C] with dimension 1 = ", sizes.back());
+    const c10::SymIntArrayRef rows = sizes.slice(0, sizes.size() - 1);
+    bool fit = found.size() == rows.size();
+    for (size_t d = 0; fit && d < found.size(); d++) fit = same(found[d], rows[d]);
+    TORCH_CHECK_VALUE(fit, op, "targets has shape ", found, ", expected ", rows);
+}
+
+// A view costs the host half a microsecond: none where there is one chunk.
+Tensor rows_of(const Tensor& t, int64_t begin, int64_t count) {
+    return count == t.size(0) ? t : t.narrow(0, begin, count);
+}
+
+struct Results {
+    Tensor loss, scale, dhidden, dweight;  // the last three: where gradients are wanted
+};
+
+Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targets, int64_t ignore_index,
+                  bool wants_mean, int64_t chunk_bytes, bool gradients) {
+    check(hidden, weight, targets);
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const int64_t rows = targets.numel(), channels = hidden.size(-1), vocabulary = weight.size(0);
+    const int64_t bytes = rows * vocabulary * static_cast<int64_t>(hidden.element_size());
+    const int64_t chunks = std::max<int64_t>(1, (bytes + chunk_bytes - 1) / chunk_bytes);
+    const int64_t height = std::max<int64_t>(1, (rows + chunks - 1) / chunks);
+    // Each chunk's addition rounds to the storage type: a few stay within what the products themselves lose.
+    const bool wide = chunks > most_roundings;
+
+    const Tensor x = hidden.dim() == 2 ? hidden : hidden.reshape({rows, channels});
+    const Tensor ids = targets.dim() == 1 ? targets : targets.reshape({rows});
+    const Tensor transposed = weight.t();
+    const auto arithmetic = hidden.options().dtype(statistics(hidden));
+    Tensor losses = at::empty({rows}, arithmetic), mean, dhidden, dweight;
+    const Tensor logits = at::empty({std::min(height, rows), vocabulary}, hidden.options());
+    if (gradients) dhidden = at::empty(x.sizes(), x.options());
+    if (gradients) dweight = at::empty(weight.sizes(), wide ? arithmetic : weight.options());
+    if (gradients && rows == 0) dweight.zero_();
+    const bool mean_of_one = wants_mean && rows > 0 && chunks == 1;
+    if (mean_of_one) mean = at::empty({2}, arithmetic);
+
+    for (int64_t begin = 0; begin < rows; begin += height) {
+        const int64_t count = std::min(height, rows - begin);
+        const Tensor part = rows_of(x, begin, count);
+        Tensor out = rows_of(logits, 0, count), own_losses = rows_of(losses, begin, count);
+        at::mm_out(out, part, transposed);
+        cross_entropy(out, rows_of(ids, begin, count), ignore_index, own_losses,
+                      gradients ? OptionalTensor(out) : std::nullopt,
+                      mean_of_one ? OptionalTensor(mean) : std::nullopt);
+        if (!gradients) continue;
+        Tensor dpart = rows_of(dhidden, begin, count);
+        at::mm_out(dpart, out, weight);
+        if (wide)
+            add_weight_gradient(out, part, begin > 0, dweight);
+        else if (begin == 0)
+            at::mm_out(dweight, out.t(), part);
+        else
+            dweight.addmm_(out.t(), part);
+    }
+    if (wants_mean && rows > 0 && !mean_of_one) mean = mean_loss(losses, ids, ignore_index);
+
+    Results r;
+    r.loss = mean.defined() ? mean.select(0, 0) : wants_mean ? losses.mean() : losses.sum();
+    if (!gradients) return r;
+    // Where no row counts, the gradients are 0 and stay it.
+    r.scale = mean.defined() ? mean.narrow(0, 1, 1).clamp_min(1).reciprocal() : at::ones({1}, arithmetic);
+    r.dhidden = dhidden.view(hidden.sizes());
+    r.dweight = dweight.to(weight.scalar_type());
+    return r;
+}
+
+using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+Tensor loss_alone(const Tensor& hidden, const Tensor& weight, const Tensor& targets, int64_t ignore_index,
+                  bool mean, int64_t chunk_bytes) {
+    return by_chunks(hidden, weight, targets, ignore_index, mean, chunk_bytes, false).loss;
+}
+Gradients loss_and_gradients(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
+                             int64_t ignore_index, bool mean, int64_t chunk_bytes) {
+    Results r = by_chunks(hidden, weight, targets, ignore_index, mean, chunk_bytes, true);
+    return {std::move(r.loss), std::move(r.scale), std::move(r.dhidden), std::move(r.dweight)};
+}
+
+Tensor fake_loss(const Tensor& hidden, const Tensor& weight, const Tensor& targets, int64_t, bool, int64_t) {
+    check(hidden, weight, targets);
+    return at::empty({}, hidden.options().dtype(statistics(hidden)));
+}
+Gradients fake_gradients(const Tensor& hidden, const Tensor& weight, const Tensor& targets, int64_t, bool,
+                         int64_t) {
+    check(hidden, weight, targets);
+    const auto arithmetic = hidden.options().dtype(statistics(hidden));
+    return {at::empty({}, arithmetic), at::empty({1}, arithmetic),
+            at::empty_symint(hidden.sym_sizes(), hidden.options()),
+            at::empty_symint(weight.sym_sizes(), weight.options())};
+}
+
+template <class Kernel, class Fake>
+void define(torch::Library& library, const std::string& name, const char* results, Kernel* kernel,
+            Fake* fake) {
+    const std::string schema = name +
+                               "(Tensor hidden, Tensor weight, Tensor targets, int ignore_index, bool mean, "
+                               "int chunk_bytes) -> " +
+                               results;
+    library.def(torch::schema(schema.c_str()), {at::Tag::pt2_compliant_tag});
+    const auto implement = [&](c10::DispatchKey key, auto&& function) {
+        library.impl(name.c_str(), torch::dispatch(key, std::forward<decltype(function)>(function)));
+    };
+    implement(c10::DispatchKey::Meta, fake);
+    implement(c10::DispatchKey::CPU, kernel);
+    implement(c10::DispatchKey::CUDA, kernel);
+    implement(c10::DispatchKey::Autograd, torch::autograd::autogradNotImplementedFallback());
+}
+
+}  // namespace
+}  // namespace llamac
+
+TORCH_LIBRARY_FRAGMENT(llamac, library) {
+    llamac::define(library, "linear_cross_entropy", "Tensor", llamac::loss_alone, llamac::fake_loss);
+    llamac::define(library, "linear_cross_entropy.gradients",
+                   "(Tensor loss, Tensor scale, Tensor dhidden, Tensor dweight)", llamac::loss_and_gradients,
+                   llamac::fake_gradients);
+}
