@@ -147,7 +147,7 @@ PEERS = {
             Way("formula", ops.cross_entropy, modes=("compile",)),
         ),
     ),
-    "mean_loss": Peer(("mean",), ops.mean_loss_inputs, (Way("function", ops.mean_loss),)),
+    "mean_loss": Peer(("mean", "counted"), ops.mean_loss_inputs, (Way("function", ops.mean_loss),)),
     "global_norm": forward_peer("norm", ops.global_norm_inputs, ops.global_norm),
     "adamw": Peer(
         ("weight", "m", "v"),

@@ -171,21 +171,20 @@ def _ids(targets: Tensor) -> Tensor:
 def _cross_entropy(
     logits: Tensor, ids: Tensor, ignore_index: int, reduction: str
 ) -> tuple[Tensor, Tensor | None]:
-    """What is asked for, and for a mean also [mean, number of rows in it], whose memory the first lies in."""
+    """What is asked for, and for a mean also the number of rows in it."""
     if reduction == "mean":
-        losses, mean = _ops.cross_entropy(logits, ids, None, 1.0, ignore_index)
-    else:
-        mean = None
-        dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        losses = torch.empty_like(ids, dtype=dtype, memory_format=torch.contiguous_format)
-        _ops.cross_entropy.out(logits, ids, None, 1.0, ignore_index, losses=losses, dlogits=None, mean=None)
-    return _reduced(losses, mean, reduction), mean
+        losses, mean, counted = _ops.cross_entropy(logits, ids, None, 1.0, ignore_index)
+        return mean if losses.numel() else losses.mean(), counted
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    losses = torch.empty_like(ids, dtype=dtype, memory_format=torch.contiguous_format)
+    _write_cross_entropy(logits, ids, None, ignore_index, losses, None)
+    return losses.sum() if reduction == "sum" else losses, None
 
 
-def _reduced(losses: Tensor, mean: Tensor | None, reduction: str) -> Tensor:
-    if mean is None:
-        return losses.sum() if reduction == "sum" else losses
-    return mean[0] if losses.numel() else losses.mean()
+def _write_cross_entropy(logits, ids, dlosses, ignore_index, losses, dlogits) -> None:
+    _ops.cross_entropy.out(
+        logits, ids, dlosses, 1.0, ignore_index, losses=losses, dlogits=dlogits, mean=None, counted=None
+    )
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -193,21 +192,19 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits, ids, ignore_index, reduction):
-        loss, mean = _cross_entropy(logits, ids, ignore_index, reduction)
-        ctx.save_for_backward(logits, ids, mean)
+        loss, counted = _cross_entropy(logits, ids, ignore_index, reduction)
+        ctx.save_for_backward(logits, ids, counted)
         ctx.ignore_index = ignore_index
-        return loss if mean is None else loss.clone()  # which the caller may change in place
+        return loss
 
     @staticmethod
     def backward(ctx, dloss):
         _refuse_second("cross_entropy")
-        logits, ids, mean = ctx.saved_tensors
-        dlosses = (dloss if mean is None else dloss / mean[1]).expand(ids.shape).contiguous()
+        logits, ids, counted = ctx.saved_tensors
+        dlosses = (dloss if counted is None else dloss / counted).expand(ids.shape)
         dlogits = torch.empty_like(logits, memory_format=torch.contiguous_format)
-        again = torch.empty_like(dlosses)
-        _ops.cross_entropy.out(
-            logits, ids, dlosses, 1.0, ctx.ignore_index, losses=again, dlogits=dlogits, mean=None
-        )
+        losses = torch.empty_like(ids, dtype=dlosses.dtype, memory_format=torch.contiguous_format)
+        _write_cross_entropy(logits, ids, dlosses, ctx.ignore_index, losses, dlogits)
         return dlogits, None, None, None
 
 

@@ -305,7 +305,7 @@ def test_peers_compute_the_operation(operation, label, way, mode, monkeypatch):
     letters = {"dweight": "G", "m": "M", "v": "M"}
     for name, value in found.items():
         dtype = case.dtype[letters.get(name, "T")]
-        if name in ("losses", "mean", "norm", "cis", "master"):
+        if name in ("losses", "mean", "counted", "norm", "cis", "master"):
             dtype = torch.float32
         elif way.name == "autograd" and name[1:] in way.leaves:
             dtype = inputs[name[1:]].dtype

@@ -181,8 +181,7 @@ def cross_entropy(i):
 
 def mean_loss(i):
     counted = i["losses"].to(stat(i["losses"]))[i["targets"] != -100]
-    count = torch.tensor([counted.numel()], dtype=counted.dtype, device=counted.device)
-    return {"mean": torch.stack((counted.sum() / count[0], count[0]))}
+    return {"mean": counted.mean(), "counted": torch.full_like(counted.sum(), counted.numel())}
 
 
 def global_norm(i):

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -235,6 +236,24 @@ def test_training_goes_on_from_a_hugging_face_folder(train, data, tmp_path):
         events(tmp_path / "second", "val")[0]["loss"],
     )
     assert ends == begins
+
+
+def test_weights_of_float16_are_read(train, data, tmp_path):
+    """The bits of the same values in float32."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    train(*flags(data, tmp_path / "first"))
+    checkpoint = tmp_path / "first/step_000008"
+    halves = {n: x.half() for n, x in load_file(checkpoint / "model.safetensors").items()}
+    updates = []
+    for dtype in (torch.float16, torch.float32):
+        folder = shutil.copytree(checkpoint, tmp_path / str(dtype))
+        save_file({n: x.to(dtype) for n, x in halves.items()}, folder / "model.safetensors")
+        out = tmp_path / f"from {dtype}"
+        train(*flags(data, out, model=folder, init="load"))
+        updates.append(losses(out))
+    assert updates[0] == updates[1]
 
 
 def test_weights_of_other_tokens_are_pointed_out(train, data, tmp_path):

@@ -214,7 +214,7 @@ def test_no_rows(operation):
     """Nothing to do, in any variant."""
     shapes = {
         "rmsnorm_forward": ([(0, 8), (0,)], [(0, 8), (8,)], [EPS]),
-        "cross_entropy": ([(0,), (0, 8), None], [(0, 8), (0,), None], [1.0, -100]),
+        "cross_entropy": ([(0,), (0, 8), None, None], [(0, 8), (0,), None], [1.0, -100]),
         "embedding_forward": ([(0, 8)], [(0,), (4, 8)], []),
         "repeat_kv_forward": ([(1, 0, 4, 8)], [(1, 0, 2, 8)], []),
     }

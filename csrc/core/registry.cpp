@@ -90,9 +90,11 @@ void parse_operands(Operation& op, Parser& p, bool output) {
         p.need(":");
         parse_type(op, o, p.word());
         p.need("[");
-        do o.shape.push_back(parse_dimension(op, p));
-        while (p.eat(","));
-        p.need("]");
+        while (!p.eat("]")) {
+            o.shape.push_back(parse_dimension(op, p));
+            if (p.eat("]")) break;
+            p.need(",");
+        }
         o.strided = p.eat("strided");
         o.positive = p.eat(">0");
         if (p.eat("<")) o.bound = symbol_index(op, p.word());

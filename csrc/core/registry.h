@@ -5,7 +5,7 @@
 //
 // Types:  T storage (f32, bf16, f64), A its arithmetic (f64 if T is, else f32), G a gradient's storage, M a
 //         moment's, or f32, i32 as they are.
-// Shapes: dimension letters (core/tensor.h), a factor or divisor allowed: 2F, HD/2.
+// Shapes: dimension letters (core/tensor.h), a factor or divisor allowed: 2F, HD/2; [] is one number.
 // Marks:  ?   may be null
 //         +=  added to where the scalar `accumulate` is true, else written
 //         ~   read and written in place

@@ -136,7 +136,7 @@ inline Tensor reshape(const Tensor& t, std::initializer_list<int64_t> shape) {
 template <class T, int R>
 struct View {
     T* data;
-    int64_t shape[R], stride[R];
+    int64_t shape[R ? R : 1], stride[R ? R : 1];  // C++ has no empty arrays
 
     __host__ __device__ explicit operator bool() const { return data != nullptr; }
     // An output that the next step of the same call reads.
@@ -149,7 +149,7 @@ struct View {
     template <class... Index>
     __host__ __device__ T& operator()(Index... index) const {
         static_assert(sizeof...(Index) == R, "one index a dimension");
-        const int64_t i[] = {static_cast<int64_t>(index)...};
+        const int64_t i[R + 1] = {static_cast<int64_t>(index)...};
         int64_t offset = 0;
         for (int d = 0; d < R; d++) offset += i[d] * stride[d];
         return data[offset];

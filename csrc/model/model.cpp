@@ -144,7 +144,7 @@ void run_head(Model& m, const HeadGradient& gradient) {
         call(m, "matmul_forward", {logits}, {x, weight, Tensor{}});
         show(m, "logits", logits);
         const Tensor dlogits = gradient.wanted ? logits : Tensor{};
-        call(m, "cross_entropy", {losses, dlogits, Tensor{}}, {logits, chunk_targets, Tensor{}},
+        call(m, "cross_entropy", {losses, dlogits, Tensor{}, Tensor{}}, {logits, chunk_targets, Tensor{}},
              {gradient.dloss, ignore_index});
         if (!gradient.wanted) continue;
         show(m, "dact.logits", dlogits);

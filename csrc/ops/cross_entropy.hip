@@ -5,8 +5,9 @@
 //
 // Rows whose target is ignore_index have loss 0 and gradient 0. dlogits may be logits' memory, so that the
 // largest activation of the model exists once; null: losses only. dlosses null: ones. e^ is taken of
-// logits - max, which cannot overflow. mean null: none is taken; else it is a launch of mean_loss's kernel more, in the
-// same call. targets may have any stride: PyTorch's are int64, whose lower halves are the int32 that are wanted.
+// logits - max, which cannot overflow. mean and counted null: none is taken; else it is a launch of mean_loss's kernel
+// more, in the same call. targets may have any stride: PyTorch's are int64, whose lower halves are the int32 that are wanted. So may
+// dlosses: a mean's gradient is one number for all rows.
 //
 // reference: plain loops. The sum is double whatever the storage: a serial float sum over a vocabulary of
 //            128,256 loses more than PyTorch's, which adds in vector lanes.
@@ -18,7 +19,7 @@
 //            row in the caches.
 // 3          as 2, but the row stays on the chip, in registers and LDS: memory is read once.
 //
-//   mean[1] = the number of n with targets[n] != ignore_index,   mean[0] = sum_n losses[n] / mean[1]
+//   counted = the number of n with targets[n] != ignore_index,   mean = sum_n losses[n] / counted
 //
 // The mean, of rows that count (NaN where none does), and their number, for who has no host to take it on: a
 // framework's graph. mean_loss is for losses of several calls.
@@ -49,8 +50,8 @@ namespace {
 // ---- the mean
 
 template <class A>
-void mean_loss_reference(View<A, 1> mean, View<const A, 1> losses, View<const int32_t, 1> targets,
-                         int64_t ignore_index) {
+void mean_loss_reference(View<A, 0> mean, View<A, 0> counted, View<const A, 1> losses,
+                         View<const int32_t, 1> targets, int64_t ignore_index) {
     double sum = 0;
     int64_t rows = 0;
     for (int64_t n = 0; n < losses.shape[0]; n++) {
@@ -58,22 +59,22 @@ void mean_loss_reference(View<A, 1> mean, View<const A, 1> losses, View<const in
         sum += double(losses(n));
         rows++;
     }
-    mean(0) = A(sum / double(rows));
-    mean(1) = A(rows);
+    if (mean) mean() = A(sum / double(rows));
+    if (counted) counted() = A(rows);
 }
 
-void mean_loss_cpu(View<float, 1> mean, View<const float, 1> losses, View<const int32_t, 1> targets,
-                   int64_t ignore_index) {
+void mean_loss_cpu(View<float, 0> mean, View<float, 0> counted, View<const float, 1> losses,
+                   View<const int32_t, 1> targets, int64_t ignore_index) {
     const int64_t N = losses.shape[0];
     const auto counts = [=](int64_t n) { return targets(n) == ignore_index ? 0.0f : 1.0f; };
     const double rows = block_sum(N, counts);
     const double sum = block_sum(N, [=](int64_t n) { return counts(n) > 0 ? losses.data[n] : 0.0f; });
-    mean(0) = static_cast<float>(sum / rows);
-    mean(1) = static_cast<float>(rows);
+    if (mean) mean() = static_cast<float>(sum / rows);
+    if (counted) counted() = static_cast<float>(rows);
 }
 
-__global__ void mean_loss_kernel1(float* mean, const float* losses, View<const int32_t, 1> targets, int64_t N,
-                                  int64_t ignore_index) {
+__global__ void mean_loss_kernel1(float* mean, float* counted, const float* losses,
+                                  View<const int32_t, 1> targets, int64_t N, int64_t ignore_index) {
     if (blockIdx.x > 0 || threadIdx.x > 0) return;
     double sum = 0;
     int64_t rows = 0;
@@ -82,19 +83,19 @@ __global__ void mean_loss_kernel1(float* mean, const float* losses, View<const i
         sum += double(losses[n]);
         rows++;
     }
-    mean[0] = static_cast<float>(sum / double(rows));
-    mean[1] = static_cast<float>(rows);
+    if (mean) *mean = static_cast<float>(sum / double(rows));
+    if (counted) *counted = static_cast<float>(rows);
 }
 
-void mean_loss_1(View<float, 1> mean, View<const float, 1> losses, View<const int32_t, 1> targets,
-                 int64_t ignore_index, Device device) {
-    launch(Grid(1, device.threads, device.stream), mean_loss_kernel1, mean.data, losses.data, targets,
-           losses.shape[0], ignore_index);
+void mean_loss_1(View<float, 0> mean, View<float, 0> counted, View<const float, 1> losses,
+                 View<const int32_t, 1> targets, int64_t ignore_index, Device device) {
+    launch(Grid(1, device.threads, device.stream), mean_loss_kernel1, mean.data, counted.data, losses.data,
+           targets, losses.shape[0], ignore_index);
 }
 
 __global__ void __launch_bounds__(most_threads)
-    mean_loss_kernel2(float* mean, const float* losses, View<const int32_t, 1> targets, int64_t N,
-                      int64_t ignore_index) {
+    mean_loss_kernel2(float* mean, float* counted, const float* losses, View<const int32_t, 1> targets,
+                      int64_t N, int64_t ignore_index) {
     constexpr int at_once = 4;
     struct Shared {
         float sums[most_warps], rows[most_warps];
@@ -120,36 +121,38 @@ __global__ void __launch_bounds__(most_threads)
     sum = block_sum(sum, shared.sums);
     rows = block_sum(rows, shared.rows);
     if (threadIdx.x != 0) return;
-    mean[0] = sum / rows;
-    mean[1] = rows;
+    if (mean) *mean = sum / rows;
+    if (counted) *counted = rows;
 }
 
-void mean_loss_2(View<float, 1> mean, View<const float, 1> losses, View<const int32_t, 1> targets,
-                 int64_t ignore_index, Device device) {
-    launch(Grid(1, device.threads, device.stream), mean_loss_kernel2, mean.data, losses.data, targets,
-           losses.shape[0], ignore_index);
+void mean_loss_2(View<float, 0> mean, View<float, 0> counted, View<const float, 1> losses,
+                 View<const int32_t, 1> targets, int64_t ignore_index, Device device) {
+    launch(Grid(1, device.threads, device.stream), mean_loss_kernel2, mean.data, counted.data, losses.data,
+           targets, losses.shape[0], ignore_index);
 }
 
-Operation mean_loss("mean_loss(mean: A[2]; losses: A[N] >0, targets: i32[N] strided; ignore_index: int)",
-                    "mean = sum of losses / rows whose target is not ignore_index, and those rows' number",
-                    {{"cpu", "one thread", Where::host, entries<mean_loss_cpu>()},
-                     {"2",
-                      "a block, four rows' loads in flight a thread",
-                      Where::device,
-                      entries<mean_loss_2>(),
-                      nullptr,
-                      {1024, 256}},
-                     {"1", "naive: a thread", Where::device, entries<mean_loss_1>(), nullptr, {64}},
-                     {"reference", "plain loops", Where::host,
-                      entries<mean_loss_reference<float>, mean_loss_reference<double>>()}},
-                    [](const Call& c) { return 1.0 * c["N"]; });
+Operation mean_loss(
+    "mean_loss(mean: A[], counted?: A[]; losses: A[N] >0, targets: i32[N] strided; ignore_index: int)",
+    "mean = sum of losses / rows whose target is not ignore_index, and those rows' number",
+    {{"cpu", "one thread", Where::host, entries<mean_loss_cpu>()},
+     {"2",
+      "a block, four rows' loads in flight a thread",
+      Where::device,
+      entries<mean_loss_2>(),
+      nullptr,
+      {1024, 256}},
+     {"1", "naive: a thread", Where::device, entries<mean_loss_1>(), nullptr, {64}},
+     {"reference", "plain loops", Where::host,
+      entries<mean_loss_reference<float>, mean_loss_reference<double>>()}},
+    [](const Call& c) { return 1.0 * c["N"]; });
 
 // ---- the losses
 
 template <class T>
-void cross_entropy_reference(View<arithmetic<T>, 1> losses, View<T, 2> dlogits, View<arithmetic<T>, 1> mean,
-                             View<const T, 2> logits, View<const int32_t, 1> targets,
-                             View<const arithmetic<T>, 1> dlosses, double dloss, int64_t ignore_index) {
+void cross_entropy_reference(View<arithmetic<T>, 1> losses, View<T, 2> dlogits, View<arithmetic<T>, 0> mean,
+                             View<arithmetic<T>, 0> counted, View<const T, 2> logits,
+                             View<const int32_t, 1> targets, View<const arithmetic<T>, 1> dlosses,
+                             double dloss, int64_t ignore_index) {
     using A = arithmetic<T>;
     const int64_t N = logits.shape[0], V = logits.shape[1];
     for (int64_t n = 0; n < N; n++) {
@@ -170,7 +173,7 @@ void cross_entropy_reference(View<arithmetic<T>, 1> losses, View<T, 2> dlogits, 
             dlogits(n, v) = T(factor * (probability - (v == target ? A(1) : A(0))));
         }
     }
-    if (mean) mean_loss_reference<A>(mean, losses, targets, ignore_index);
+    if (mean || counted) mean_loss_reference<A>(mean, counted, losses, targets, ignore_index);
 }
 
 // One row; dx may be x, or null.
@@ -191,7 +194,7 @@ float cross_entropy_row(T* dx, const T* x, int64_t target, int64_t V, float fact
 }
 
 template <class T>
-void cross_entropy_cpu(View<float, 1> losses, View<T, 2> dlogits, View<float, 1> mean,
+void cross_entropy_cpu(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean, View<float, 0> counted,
                        View<const T, 2> logits, View<const int32_t, 1> targets, View<const float, 1> dlosses,
                        double dloss, int64_t ignore_index) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
@@ -206,14 +209,14 @@ void cross_entropy_cpu(View<float, 1> losses, View<T, 2> dlogits, View<float, 1>
             losses(n) = cross_entropy_row(dx, &logits(n, 0), targets(n), V, factor);
         }
     }
-    if (mean) mean_loss_cpu(mean, losses, targets, ignore_index);
+    if (mean || counted) mean_loss_cpu(mean, counted, losses, targets, ignore_index);
 }
 
 // ---- 1: naive
 
 template <class T>
 __global__ void cross_entropy_kernel1(float* losses, T* dlogits, const T* logits,
-                                      View<const int32_t, 1> targets, const float* dlosses, int64_t N,
+                                      View<const int32_t, 1> targets, View<const float, 1> dlosses, int64_t N,
                                       int64_t V, float dloss, int64_t ignore_index) {
     const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (n >= N) return;
@@ -229,7 +232,7 @@ __global__ void cross_entropy_kernel1(float* losses, T* dlogits, const T* logits
     double sum = 0;
     for (int64_t v = 0; v < V; v++) sum += double(expf(float(x[v]) - largest));
     losses[n] = static_cast<float>(log(sum)) + (largest - float(x[target]));
-    const float factor = dlosses ? dloss * dlosses[n] : dloss;
+    const float factor = dlosses ? dloss * dlosses(n) : dloss;
     for (int64_t v = 0; dlogits && v < V; v++) {
         const float probability = expf(float(x[v]) - largest) / static_cast<float>(sum);
         dlogits[n * V + v] = T(factor * (probability - (v == target ? 1.0f : 0.0f)));
@@ -237,13 +240,13 @@ __global__ void cross_entropy_kernel1(float* losses, T* dlogits, const T* logits
 }
 
 template <class T>
-void cross_entropy_1(View<float, 1> losses, View<T, 2> dlogits, View<float, 1> mean, View<const T, 2> logits,
-                     View<const int32_t, 1> targets, View<const float, 1> dlosses, double dloss,
-                     int64_t ignore_index, Device device) {
+void cross_entropy_1(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean, View<float, 0> counted,
+                     View<const T, 2> logits, View<const int32_t, 1> targets, View<const float, 1> dlosses,
+                     double dloss, int64_t ignore_index, Device device) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
     launch(Grid(blocks_for(N, device.threads), device.threads, device.stream), cross_entropy_kernel1<T>,
-           losses.data, dlogits.data, logits.data, targets, dlosses.data, N, V, dloss, ignore_index);
-    if (mean) mean_loss_1(mean, losses, targets, ignore_index, device);
+           losses.data, dlogits.data, logits.data, targets, dlosses, N, V, dloss, ignore_index);
+    if (mean || counted) mean_loss_1(mean, counted, losses, targets, ignore_index, device);
 }
 
 // ---- what 2 and 3 share
@@ -368,7 +371,7 @@ constexpr Limits rows_have_vectors{
 template <class T>
 __global__ void __launch_bounds__(most_threads)
     cross_entropy_kernel2(float* losses, T* dlogits, const T* logits, View<const int32_t, 1> targets,
-                          const float* dlosses, int64_t V, float dloss, int64_t ignore_index) {
+                          View<const float, 1> dlosses, int64_t V, float dloss, int64_t ignore_index) {
     constexpr int at_once = 4;
     SoftmaxShared& shared = shared_memory<SoftmaxShared>();
     const int64_t n = blockIdx.x;
@@ -393,7 +396,7 @@ __global__ void __launch_bounds__(most_threads)
     }
     add_one<T>(own, edge);
     const Softmax all = block_softmax<T>(own, shared);
-    const float factor = dlosses ? dloss * dlosses[n] : dloss;
+    const float factor = dlosses ? dloss * dlosses(n) : dloss;
     if (drow) {
         const float scale = factor / all.sum;
         T* dx = drow + shape.head;
@@ -420,13 +423,13 @@ __global__ void __launch_bounds__(most_threads)
 }
 
 template <class T>
-void cross_entropy_2(View<float, 1> losses, View<T, 2> dlogits, View<float, 1> mean, View<const T, 2> logits,
-                     View<const int32_t, 1> targets, View<const float, 1> dlosses, double dloss,
-                     int64_t ignore_index, Device device) {
+void cross_entropy_2(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean, View<float, 0> counted,
+                     View<const T, 2> logits, View<const int32_t, 1> targets, View<const float, 1> dlosses,
+                     double dloss, int64_t ignore_index, Device device) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
     launch(Grid(blocks_for(N, 1), device.threads, device.stream), cross_entropy_kernel2<T>, losses.data,
-           dlogits.data, logits.data, targets, dlosses.data, V, dloss, ignore_index);
-    if (mean) mean_loss_2(mean, losses, targets, ignore_index, device);
+           dlogits.data, logits.data, targets, dlosses, V, dloss, ignore_index);
+    if (mean || counted) mean_loss_2(mean, counted, losses, targets, ignore_index, device);
 }
 
 // ---- 3: the row on the chip
@@ -465,8 +468,8 @@ Keep keep_row(int64_t V, int size, int wanted) {
 template <class T, int window>
 __global__ void __launch_bounds__(most_threads)
     cross_entropy_kernel3(float* losses, T* dlogits, const T* logits, View<const int32_t, 1> targets,
-                          const float* dlosses, int64_t N, int64_t V, float dloss, int64_t ignore_index,
-                          int parked) {
+                          View<const float, 1> dlosses, int64_t N, int64_t V, float dloss,
+                          int64_t ignore_index, int parked) {
     SoftmaxShared& shared = shared_memory<SoftmaxShared>();
     const int thread = threadIdx.x, step = blockDim.x;
     uint4* lds = reinterpret_cast<uint4*>(dynamic_shared_memory()) + thread;  // read by this thread alone
@@ -503,7 +506,7 @@ __global__ void __launch_bounds__(most_threads)
         for (int v = 0; v < window; v++, j = opaque(j + step))
             if (v < parked) add<T>(own, masked<T>(kept[v], j, shape.vectors));
         const Softmax all = block_softmax<T>(own, shared);
-        const float factor = dlosses ? dloss * dlosses[n] : dloss, scale = factor / all.sum;
+        const float factor = dlosses ? dloss * dlosses(n) : dloss, scale = factor / all.sum;
         T* dx = drow + shape.head;
         const int vectors = shape.vectors;
         const int64_t edge_at = shape.edge;
@@ -544,26 +547,26 @@ constexpr Limits row_fits{
     }};
 
 template <class T>
-void cross_entropy_3(View<float, 1> losses, View<T, 2> dlogits, View<float, 1> mean, View<const T, 2> logits,
-                     View<const int32_t, 1> targets, View<const float, 1> dlosses, double dloss,
-                     int64_t ignore_index, Device device) {
+void cross_entropy_3(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean, View<float, 0> counted,
+                     View<const T, 2> logits, View<const int32_t, 1> targets, View<const float, 1> dlosses,
+                     double dloss, int64_t ignore_index, Device device) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
     const Keep keep = keep_row(V, vector_size<T>, device.threads);
     const auto kernel = keep.window == 2   ? cross_entropy_kernel3<T, 2>
                         : keep.window == 4 ? cross_entropy_kernel3<T, 4>
                                            : cross_entropy_kernel3<T, 8>;
     const size_t lds = static_cast<size_t>(keep.parked) * static_cast<size_t>(keep.threads) * 16;
-    const int64_t resident =
-        int64_t{device_properties().multiprocessors} * resident_blocks(kernel, keep.threads, lds);
+    // At least one a multiprocessor is resident; to ask for more costs the host a microsecond.
+    int64_t resident = device_properties().multiprocessors;
+    if (N > resident) resident *= resident_blocks(kernel, keep.threads, lds);
     launch(Grid(static_cast<unsigned>(std::min(N, resident)), keep.threads, device.stream, lds), kernel,
-           losses.data, dlogits.data, logits.data, targets, dlosses.data, N, V, dloss, ignore_index,
-           keep.parked);
-    if (mean) mean_loss_2(mean, losses, targets, ignore_index, device);
+           losses.data, dlogits.data, logits.data, targets, dlosses, N, V, dloss, ignore_index, keep.parked);
+    if (mean || counted) mean_loss_2(mean, counted, losses, targets, ignore_index, device);
 }
 
 Operation cross_entropy(
-    "cross_entropy(losses: A[N], dlogits?: T[N,V], mean?: A[2]; logits: T[N,V], targets: i32[N] strided <V,"
-    " dlosses?: A[N];"
+    "cross_entropy(losses: A[N], dlogits?: T[N,V], mean?: A[], counted?: A[]; logits: T[N,V],"
+    " targets: i32[N] strided <V, dlosses?: A[N] strided;"
     " dloss: float, ignore_index: int)",
     "losses = logsumexp(logits) - logits[target], their mean, and the gradient of logits",
     {{"cpu", "rows over threads, three passes over a cached row", Where::host,

@@ -30,16 +30,19 @@ c10::TypedOperatorHandle<Signature> find(const char* name, const char* overload)
 }
 
 void cross_entropy(const Tensor& logits, const Tensor& targets, int64_t ignore_index, Tensor& losses,
-                   const OptionalTensor& dlogits, const OptionalTensor& mean) {
+                   const OptionalTensor& dlogits, const OptionalTensor& mean, const OptionalTensor& counted) {
     static const auto op =
         find<void(const Tensor&, const Tensor&, const OptionalTensor&, double, int64_t, Tensor&,
-                  const OptionalTensor&, const OptionalTensor&)>("llamac::cross_entropy", "out");
-    op.call(logits, targets, std::nullopt, 1.0, ignore_index, losses, dlogits, mean);
+                  const OptionalTensor&, const OptionalTensor&, const OptionalTensor&)>(
+            "llamac::cross_entropy", "out");
+    op.call(logits, targets, std::nullopt, 1.0, ignore_index, losses, dlogits, mean, counted);
 }
 
-Tensor mean_loss(const Tensor& losses, const Tensor& targets, int64_t ignore_index) {
-    static const auto op = find<Tensor(const Tensor&, const Tensor&, int64_t)>("llamac::mean_loss", "");
-    return op.call(losses, targets, ignore_index);
+void mean_loss(const Tensor& losses, const Tensor& targets, int64_t ignore_index, Tensor& mean,
+               const OptionalTensor& counted) {
+    static const auto op = find<void(const Tensor&, const Tensor&, int64_t, Tensor&, const OptionalTensor&)>(
+        "llamac::mean_loss", "out");
+    op.call(losses, targets, ignore_index, mean, counted);
 }
 
 void add_weight_gradient(const Tensor& dout, const Tensor& x, bool accumulate, Tensor& dweight) {
@@ -101,13 +104,16 @@ Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targ
     const Tensor ids = targets.dim() == 1 ? targets : targets.reshape({rows});
     const Tensor transposed = weight.t();
     const auto arithmetic = hidden.options().dtype(statistics(hidden));
-    Tensor losses = at::empty({rows}, arithmetic), mean, dhidden, dweight;
+    Tensor losses = at::empty({rows}, arithmetic), dhidden, dweight;
     const Tensor logits = at::empty({std::min(height, rows), vocabulary}, hidden.options());
     if (gradients) dhidden = at::empty(x.sizes(), x.options());
     if (gradients) dweight = at::empty(weight.sizes(), wide ? arithmetic : weight.options());
     if (gradients && rows == 0) dweight.zero_();
-    const bool mean_of_one = wants_mean && rows > 0 && chunks == 1;
-    if (mean_of_one) mean = at::empty({2}, arithmetic);
+    const OptionalTensor none;
+    OptionalTensor mean, counted;
+    if (wants_mean && rows > 0) mean = at::empty({}, arithmetic);
+    if (mean && gradients) counted = at::empty({}, arithmetic);
+    const bool at_once = chunks == 1;  // then the mean is the losses' own call's
 
     for (int64_t begin = 0; begin < rows; begin += height) {
         const int64_t count = std::min(height, rows - begin);
@@ -115,8 +121,8 @@ Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targ
         Tensor out = rows_of(logits, 0, count), own_losses = rows_of(losses, begin, count);
         at::mm_out(out, part, transposed);
         cross_entropy(out, rows_of(ids, begin, count), ignore_index, own_losses,
-                      gradients ? OptionalTensor(out) : std::nullopt,
-                      mean_of_one ? OptionalTensor(mean) : std::nullopt);
+                      gradients ? OptionalTensor(out) : none, at_once ? mean : none,
+                      at_once ? counted : none);
         if (!gradients) continue;
         Tensor dpart = rows_of(dhidden, begin, count);
         at::mm_out(dpart, out, weight);
@@ -127,15 +133,15 @@ Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targ
         else
             dweight.addmm_(out.t(), part);
     }
-    if (wants_mean && rows > 0 && !mean_of_one) mean = mean_loss(losses, ids, ignore_index);
+    if (mean && !at_once) mean_loss(losses, ids, ignore_index, *mean, counted);
 
     Results r;
-    r.loss = mean.defined() ? mean.select(0, 0) : wants_mean ? losses.mean() : losses.sum();
-    if (!gradients) return r;
-    // Where no row counts, the gradients are 0 and stay it.
-    r.scale = mean.defined() ? mean.narrow(0, 1, 1).clamp_min(1).reciprocal() : at::ones({1}, arithmetic);
-    r.dhidden = dhidden.view(hidden.sizes());
-    r.dweight = dweight.to(weight.scalar_type());
+    if (gradients) {  // where no row counts, they are 0 and stay it
+        r.scale = counted ? counted->clamp_min(1).reciprocal().view({1}) : at::ones({1}, arithmetic);
+        r.dhidden = dhidden.view(hidden.sizes());
+        r.dweight = dweight.to(weight.scalar_type());
+    }
+    r.loss = mean ? *mean : wants_mean ? losses.mean() : losses.sum();
     return r;
 }
 

@@ -213,13 +213,27 @@ struct Kernel final : c10::OperatorKernel {
     }
 
   private:
+    // The distance of rows that several dimensions number, where it is one; of one number for all rows it is 0.
+    static std::optional<int64_t> distance_of_rows(const at::Tensor& t) {
+        int64_t distance = 0, rows = 1;
+        for (int64_t d = t.dim() - 1; d >= 0; d--) {
+            if (t.size(d) == 1) continue;
+            if (rows == 1) distance = t.stride(d);
+            if (t.stride(d) != rows * distance) return std::nullopt;
+            rows *= t.size(d);
+        }
+        return distance;
+    }
+
     // Contiguous where the description wants it, copied if it has to be. What is written cannot be a copy:
     // run() refuses it.
     static void arrange(const Operand& o, at::Tensor& t) {
         if (o.output || t.is_contiguous()) return;
         const bool in_rows = t.dim() <= 1 || t.size(-1) <= 1 || t.stride(-1) == 1;
-        const bool as_described = t.dim() == static_cast<int64_t>(o.shape.size());
-        if (!o.strided || !in_rows || !as_described) t = t.contiguous();
+        const bool as_described = o.shape.size() == 1
+                                      ? distance_of_rows(t).has_value()
+                                      : in_rows && t.dim() == static_cast<int64_t>(o.shape.size());
+        if (!o.strided || !as_described) t = t.contiguous();
     }
 
     static Tensor view(const Operation& op, const Operand& o, const at::Tensor& t) {
@@ -232,8 +246,9 @@ struct Kernel final : c10::OperatorKernel {
             for (int d = 0; d < r.rank; d++) r.shape[d] = t.size(d), r.stride[d] = step * t.stride(d);
             return r;
         }
-        if (!t.is_contiguous()) fail(op.name, ": ", o.name, " must be contiguous");
-        int64_t rest = 1;
+        const bool rows_alone = o.strided && r.rank == 1;
+        if (!rows_alone && !t.is_contiguous()) fail(op.name, ": ", o.name, " must be contiguous");
+        int64_t rest = rows_alone ? distance_of_rows(t).value() : 1;
         for (int d = r.rank - 1; d > 0; d--) {
             r.shape[d] = t.size(d - r.rank), r.stride[d] = rest;
             rest *= r.shape[d];

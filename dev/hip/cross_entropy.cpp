@@ -3,5 +3,6 @@
 
 int main(int argc, char** argv) {
     return llamac::run_benchmarks(
-        argc, argv, {{"cross_entropy", {"dlosses", "mean"}, {"dlogits", "logits"}, {{"N", 4096}}}});
+        argc, argv,
+        {{"cross_entropy", {"dlosses", "mean", "counted"}, {"dlogits", "logits"}, {{"N", 4096}}}});
 }

@@ -105,8 +105,10 @@ FUNCTIONS = {
         torch_ops.mean_cross_entropy,
         torch_ops.cross_entropy_inputs,
         ("logits",),
-        {"cross_entropy": ("dlogits", "dlosses", "mean")},
-        {"cross_entropy": ("dlosses", "mean")},  # in the place of the forward's: one call makes both
+        {"cross_entropy": ("dlogits", "dlosses", "mean", "counted")},
+        {
+            "cross_entropy": ("dlosses", "mean", "counted")
+        },  # in the place of the forward's: one call makes both
     ),
     "linear_cross_entropy": Function(
         ops.linear_cross_entropy,

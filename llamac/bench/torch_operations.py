@@ -263,7 +263,7 @@ def cross_entropy(logits, targets, dlosses):
 def mean_loss(losses, targets):
     counted = targets != -100
     count = counted.sum(dtype=torch.float32)
-    return torch.stack(((losses * counted).sum().div(count), count))
+    return (losses * counted).sum() / count, count
 
 
 def global_norm(x):
