@@ -216,14 +216,15 @@ def linear_cross_entropy(
     2024).
 
     hidden [..., C], weight [V, C], targets [...] -> float32 (float64 for float64), the "mean" over rows that
-    count or the "sum". Both gradients are computed with the loss, where any is wanted, and exist once, unless
+    count or the "sum". The gradients that are wanted are computed with the loss, and exist once, unless
     retain_graph keeps them for a second backward.
     """
     _check_reduction("linear_cross_entropy", reduction, ("mean", "sum"))
     hidden, weight = _autocast(hidden, weight)
     arguments = hidden, weight, _ids(targets), ignore_index, reduction == "mean", CHUNK_BYTES
-    if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        return _LinearCrossEntropy.apply(*arguments)
+    wanted = hidden.requires_grad, weight.requires_grad
+    if torch.is_grad_enabled() and any(wanted):
+        return _LinearCrossEntropy.apply(*arguments, *wanted)
     return _ops.linear_cross_entropy.default(*arguments)
 
 
@@ -234,25 +235,27 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(ctx, *arguments):
         loss, *saved = _ops.linear_cross_entropy.gradients(*arguments)
         ctx.save_for_backward(*saved)
+        ctx.wanted = arguments[-2:]
         return loss
 
     @staticmethod
     def backward(ctx, dloss):
         _refuse_second("linear_cross_entropy")
-        scale, dhidden, dweight = ctx.saved_tensors
+        scale, *gradients = ctx.saved_tensors
         # scale has one dimension: a number without any would be rounded to the gradients' type first.
         factor = scale * dloss
         # In place where nobody can ask again: a second copy of dweight is what this operation is there to
         # save. A compiler plans memory itself.
         keep = (
             torch.compiler.is_compiling()
-            or type(dweight) is not Tensor
+            or type(scale) is not Tensor
             or torch._C._autograd._get_current_graph_task_keep_graph()
         )
-        dhidden, dweight = (
-            torch.mul(d, factor, out=torch.empty_like(d) if keep else d) for d in (dhidden, dweight)
+        scaled = (
+            torch.mul(d, factor, out=torch.empty_like(d) if keep else d) if wanted else None
+            for d, wanted in zip(gradients, ctx.wanted)
         )
-        return dhidden, dweight, None, None, None, None
+        return *scaled, *[None] * 6
 
 
 # For torch.utils.flop_counter, which knows PyTorch's products alone; counted as it counts them, attention in
@@ -270,9 +273,8 @@ def _(dout, *_, **__):
 
 
 @register_flop_formula(_ops.linear_cross_entropy)
-def _(hidden, weight, *_, out_shape, **__):
-    gradients = len(out_shape) > 0  # the loss alone has no dimension
-    return (6 if gradients else 2) * math.prod(hidden) * weight[0]
+def _(hidden, weight, targets, ignore_index, mean, chunk_bytes, *wanted, **__):
+    return 2 * (1 + sum(wanted)) * math.prod(hidden) * weight[0]
 
 
 @register_flop_formula(_ops.matmul_forward)

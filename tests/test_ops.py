@@ -254,12 +254,13 @@ def test_rows_of_any_dimensions(name, shape):
         assert found[n].shape == like.shape and torch.equal(found[n], like), n
 
 
-@pytest.mark.parametrize("overload", ["default", "gradients"])
+@pytest.mark.parametrize("wanted", [(), (True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("mean", [False, True])
-def test_opcheck_linear_cross_entropy(overload, mean):
+def test_opcheck_linear_cross_entropy(wanted, mean):
     hidden, weight = (x.float() for x in CASES["linear_cross_entropy-mean"].inputs)
     arguments = (hidden, weight, targets(65, 3, 11), IGNORED, mean, 65 * 4 * 10)  # chunks of 9 rows
-    torch.library.opcheck(getattr(torch.ops.llamac.linear_cross_entropy, overload), arguments)
+    overload = "gradients" if wanted else "default"
+    torch.library.opcheck(getattr(torch.ops.llamac.linear_cross_entropy, overload), arguments + wanted)
 
 
 def test_every_operation_is_there():
@@ -590,6 +591,18 @@ def test_one_gradient_alone(name):
         arguments[index].requires_grad_()
         _, (alone,) = case.results(case.ours, arguments)
         torch.testing.assert_close(alone, gradient, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("frozen", [(), (0,), (1,), (0, 1)])
+def test_products_that_nobody_wants_are_not_made(frozen):
+    """As of a head that an adapter leaves alone."""
+    case = CASES["linear_cross_entropy-mean"]
+    arguments = case.arguments(torch.float32)
+    for index in frozen:
+        arguments[index].requires_grad_(False)
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        case.call(case.ours, arguments)
+    assert sum(event.name == "aten::mm" for event in profiled.events()) == 3 - len(frozen)
 
 
 def test_gradients_of_operations_that_no_function_has():

@@ -6,7 +6,8 @@
 //   hidden [..., C], weight [V, C], targets [...] int32 or int64, chunk_bytes: of logits at most, but for one row
 //   -> the mean over rows that count, or the sum: f32 (f64 for f64)
 //
-// .gradients: also the sum's gradients, which want to be multiplied by scale [1], in float32, and by the loss's own.
+// .gradients: also the sum's gradients, those that are wanted (else [0]); they are to be multiplied by scale [1], in
+// float32, and by the loss's own.
 // Throws ValueError, in one line, for what does not fit; targets' type and values are checked by our cross-entropy.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
@@ -88,9 +89,12 @@ Tensor rows_of(const Tensor& t, int64_t begin, int64_t count) {
 struct Results {
     Tensor loss, scale, dhidden, dweight;  // the last three: where gradients are wanted
 };
+struct Wanted {
+    bool dhidden, dweight;
+};
 
 Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targets, int64_t ignore_index,
-                  bool wants_mean, int64_t chunk_bytes, bool gradients) {
+                  bool wants_mean, int64_t chunk_bytes, Wanted wanted) {
     check(hidden, weight, targets);
     const at::AutoDispatchBelowADInplaceOrView guard;
     const int64_t rows = targets.numel(), channels = hidden.size(-1), vocabulary = weight.size(0);
@@ -98,7 +102,7 @@ Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targ
     const int64_t chunks = std::max<int64_t>(1, (bytes + chunk_bytes - 1) / chunk_bytes);
     const int64_t height = std::max<int64_t>(1, (rows + chunks - 1) / chunks);
     // Each chunk's addition rounds to the storage type: a few stay within what the products themselves lose.
-    const bool wide = chunks > most_roundings;
+    const bool wide = chunks > most_roundings, gradients = wanted.dhidden || wanted.dweight;
 
     const Tensor x = hidden.dim() == 2 ? hidden : hidden.reshape({rows, channels});
     const Tensor ids = targets.dim() == 1 ? targets : targets.reshape({rows});
@@ -106,9 +110,9 @@ Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targ
     const auto arithmetic = hidden.options().dtype(statistics(hidden));
     Tensor losses = at::empty({rows}, arithmetic), dhidden, dweight;
     const Tensor logits = at::empty({std::min(height, rows), vocabulary}, hidden.options());
-    if (gradients) dhidden = at::empty(x.sizes(), x.options());
-    if (gradients) dweight = at::empty(weight.sizes(), wide ? arithmetic : weight.options());
-    if (gradients && rows == 0) dweight.zero_();
+    if (wanted.dhidden) dhidden = at::empty(x.sizes(), x.options());
+    if (wanted.dweight) dweight = at::empty(weight.sizes(), wide ? arithmetic : weight.options());
+    if (wanted.dweight && rows == 0) dweight.zero_();
     const OptionalTensor none;
     OptionalTensor mean, counted;
     if (wants_mean && rows > 0) mean = at::empty({}, arithmetic);
@@ -123,9 +127,11 @@ Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targ
         cross_entropy(out, rows_of(ids, begin, count), ignore_index, own_losses,
                       gradients ? OptionalTensor(out) : none, at_once ? mean : none,
                       at_once ? counted : none);
-        if (!gradients) continue;
-        Tensor dpart = rows_of(dhidden, begin, count);
-        at::mm_out(dpart, out, weight);
+        if (wanted.dhidden) {
+            Tensor dpart = rows_of(dhidden, begin, count);
+            at::mm_out(dpart, out, weight);
+        }
+        if (!wanted.dweight) continue;
         if (wide)
             add_weight_gradient(out, part, begin > 0, dweight);
         else if (begin == 0)
@@ -138,8 +144,8 @@ Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targ
     Results r;
     if (gradients) {  // where no row counts, they are 0 and stay it
         r.scale = counted ? counted->clamp_min(1).reciprocal().view({1}) : at::ones({1}, arithmetic);
-        r.dhidden = dhidden.view(hidden.sizes());
-        r.dweight = dweight.to(weight.scalar_type());
+        r.dhidden = wanted.dhidden ? dhidden.view(hidden.sizes()) : at::empty({0}, hidden.options());
+        r.dweight = wanted.dweight ? dweight.to(weight.scalar_type()) : at::empty({0}, weight.options());
     }
     r.loss = mean ? *mean : wants_mean ? losses.mean() : losses.sum();
     return r;
@@ -149,11 +155,13 @@ using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 Tensor loss_alone(const Tensor& hidden, const Tensor& weight, const Tensor& targets, int64_t ignore_index,
                   bool mean, int64_t chunk_bytes) {
-    return by_chunks(hidden, weight, targets, ignore_index, mean, chunk_bytes, false).loss;
+    return by_chunks(hidden, weight, targets, ignore_index, mean, chunk_bytes, {false, false}).loss;
 }
 Gradients loss_and_gradients(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
-                             int64_t ignore_index, bool mean, int64_t chunk_bytes) {
-    Results r = by_chunks(hidden, weight, targets, ignore_index, mean, chunk_bytes, true);
+                             int64_t ignore_index, bool mean, int64_t chunk_bytes, bool dhidden,
+                             bool dweight) {
+    TORCH_CHECK_VALUE(dhidden || dweight, "linear_cross_entropy.gradients: none is wanted");
+    Results r = by_chunks(hidden, weight, targets, ignore_index, mean, chunk_bytes, {dhidden, dweight});
     return {std::move(r.loss), std::move(r.scale), std::move(r.dhidden), std::move(r.dweight)};
 }
 
@@ -162,21 +170,23 @@ Tensor fake_loss(const Tensor& hidden, const Tensor& weight, const Tensor& targe
     return at::empty({}, hidden.options().dtype(statistics(hidden)));
 }
 Gradients fake_gradients(const Tensor& hidden, const Tensor& weight, const Tensor& targets, int64_t, bool,
-                         int64_t) {
+                         int64_t, bool dhidden, bool dweight) {
     check(hidden, weight, targets);
     const auto arithmetic = hidden.options().dtype(statistics(hidden));
-    return {at::empty({}, arithmetic), at::empty({1}, arithmetic),
-            at::empty_symint(hidden.sym_sizes(), hidden.options()),
-            at::empty_symint(weight.sym_sizes(), weight.options())};
+    const auto gradient = [](const Tensor& t, bool wanted) {
+        return wanted ? at::empty_symint(t.sym_sizes(), t.options()) : at::empty({0}, t.options());
+    };
+    return {at::empty({}, arithmetic), at::empty({1}, arithmetic), gradient(hidden, dhidden),
+            gradient(weight, dweight)};
 }
 
 template <class Kernel, class Fake>
-void define(torch::Library& library, const std::string& name, const char* results, Kernel* kernel,
+void define(torch::Library& library, const std::string& name, const std::string& more, Kernel* kernel,
             Fake* fake) {
     const std::string schema = name +
-                               "(Tensor hidden, Tensor weight, Tensor targets, int ignore_index, bool mean, "
-                               "int chunk_bytes) -> " +
-                               results;
+                               "(Tensor hidden, Tensor weight, Tensor targets, int ignore_index, "
+                               "bool mean, int chunk_bytes" +
+                               more;
     library.def(torch::schema(schema.c_str()), {at::Tag::pt2_compliant_tag});
     const auto implement = [&](c10::DispatchKey key, auto&& function) {
         library.impl(name.c_str(), torch::dispatch(key, std::forward<decltype(function)>(function)));
@@ -191,8 +201,9 @@ void define(torch::Library& library, const std::string& name, const char* result
 }  // namespace llamac
 
 TORCH_LIBRARY_FRAGMENT(llamac, library) {
-    llamac::define(library, "linear_cross_entropy", "Tensor", llamac::loss_alone, llamac::fake_loss);
+    llamac::define(library, "linear_cross_entropy", ") -> Tensor", llamac::loss_alone, llamac::fake_loss);
     llamac::define(library, "linear_cross_entropy.gradients",
-                   "(Tensor loss, Tensor scale, Tensor dhidden, Tensor dweight)", llamac::loss_and_gradients,
-                   llamac::fake_gradients);
+                   ", bool wants_dhidden, bool wants_dweight)"
+                   " -> (Tensor loss, Tensor scale, Tensor dhidden, Tensor dweight)",
+                   llamac::loss_and_gradients, llamac::fake_gradients);
 }
