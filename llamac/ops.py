@@ -25,8 +25,9 @@ from llamac import extension
 extension.load()
 _ops = torch.ops.llamac
 
-# Of logits, in linear_cross_entropy: what it needs beside the gradients stays below 1 GiB. Fewer chunks are
-# faster: each reads and writes the weight's whole gradient.
+# Of logits, in linear_cross_entropy: what it needs beside the gradients stays below 1 GiB; in bfloat16, of
+# more than 8 chunks, the weight's gradient in float32 comes to it. Fewer chunks are faster: each reads and
+# writes the weight's whole gradient.
 CHUNK_BYTES = 1008 << 20
 
 
@@ -148,23 +149,23 @@ def cross_entropy(
 ) -> Tensor:
     """logsumexp(logits) - logits[target] for every row.
 
-    logits [..., V]; targets [...], any integer type but uint64, from 0 to V - 1 or ignore_index, whose rows
-    count for nothing. -> float32 (float64 for float64): the mean over rows that count (NaN where none does),
-    the "sum", or with "none" all of them, [...].
+    logits [..., V]; targets [...], any integer type but uint64, from 0 to V - 1 or ignore_index (of 32 bits),
+    whose rows count for nothing. -> float32 (float64 for float64): the mean over rows that count (NaN where
+    none does), the "sum", or with "none" all of them, [...].
     """
     _check_reduction("cross_entropy", reduction, ("mean", "sum", "none"))
-    ids = _ids(targets)
+    ids = _ids("cross_entropy", targets)
     if torch.is_grad_enabled() and logits.requires_grad:
         return _CrossEntropy.apply(logits, ids, ignore_index, reduction)
     return _cross_entropy(logits, ids, ignore_index, reduction)[0]
 
 
-def _ids(targets: Tensor) -> Tensor:
+def _ids(operation: str, targets: Tensor) -> Tensor:
     """For the operations, which read int32, and of an int64 its lower halves where they are."""
     if targets.dtype in (torch.int64, torch.int32):
         return targets
     if targets.dtype not in (torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32):
-        raise ValueError(f"cross_entropy: targets is {targets.dtype}, expected an integer type but uint64")
+        raise ValueError(f"{operation}: targets is {targets.dtype}, expected an integer type but uint64")
     return targets.to(torch.int64)
 
 
@@ -173,8 +174,8 @@ def _cross_entropy(
 ) -> tuple[Tensor, Tensor | None]:
     """What is asked for, and for a mean also the number of rows in it."""
     if reduction == "mean":
-        losses, mean, counted = _ops.cross_entropy(logits, ids, None, 1.0, ignore_index)
-        return mean if losses.numel() else losses.mean(), counted
+        _, mean, counted = _ops.cross_entropy(logits, ids, None, 1.0, ignore_index)
+        return mean, counted
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     losses = torch.empty_like(ids, dtype=dtype, memory_format=torch.contiguous_format)
     _write_cross_entropy(logits, ids, None, ignore_index, losses, None)
@@ -221,7 +222,8 @@ def linear_cross_entropy(
     """
     _check_reduction("linear_cross_entropy", reduction, ("mean", "sum"))
     hidden, weight = _autocast(hidden, weight)
-    arguments = hidden, weight, _ids(targets), ignore_index, reduction == "mean", CHUNK_BYTES
+    ids = _ids("linear_cross_entropy", targets)
+    arguments = hidden, weight, ids, ignore_index, reduction == "mean", CHUNK_BYTES
     wanted = hidden.requires_grad, weight.requires_grad
     if torch.is_grad_enabled() and any(wanted):
         return _LinearCrossEntropy.apply(*arguments, *wanted)

@@ -349,14 +349,14 @@ def test_losses_without_a_gradient(name):
     assert not found.requires_grad and torch.equal(found, wanted)
 
 
-@pytest.mark.parametrize("rows", [0, 11])
+@pytest.mark.parametrize("shape", [(1, 0), (0, 11), (2, 0), (1, 11)])
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses_of_rows_that_do_not_count(name, rows):
+def test_losses_of_rows_that_do_not_count(name, shape):
     """No rows, and rows that are all ignored: a mean is NaN, gradients are 0, as PyTorch's."""
     case = CASES[name]
     logits, *weight = case.arguments(torch.float32)
-    arguments = [logits[:1, :rows], *weight]
-    ids = torch.full((1, rows), IGNORED)
+    arguments = [logits[: shape[0], : shape[1]], *weight]
+    ids = torch.full(shape, IGNORED)
     ours, theirs = (f(*arguments, ids) for f in (case.ours, case.torch))
     torch.testing.assert_close(ours, theirs, equal_nan=True)
     gradients = (torch.autograd.grad(loss.sum(), [logits, *weight]) for loss in (ours, theirs))
@@ -384,6 +384,21 @@ def test_targets_of_any_integers_and_strides(name):
     assert torch.equal(case.ours(wide, *weight, flat[::2]).flatten(), expected.flatten())
     with torch.no_grad():
         assert torch.equal(case.ours(wide, *weight, flat[::2]).flatten(), expected.flatten())
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_of_as_many_rows_as_the_data_says(name):
+    """Compiled without a guard on their number."""
+    case = CASES[name]
+    arguments, ids = case.arguments(torch.float32), case.ids.flatten()
+
+    def picked(x, *rest):
+        return case.ours(x.flatten(0, 1)[ids >= 0], *rest, ids[ids >= 0])
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(picked, fullgraph=True, backend="aot_eager")
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(*arguments), picked(*arguments))
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -504,6 +519,20 @@ ERRORS = {
     ),
     "linear_cross_entropy: weight is BFloat16, expected Float": lambda: ops.linear_cross_entropy(
         torch.ones(3, 8), torch.ones(5, 8).bfloat16(), torch.zeros(3).int()
+    ),
+    "linear_cross_entropy: hidden is Half, expected Float, BFloat16 or Double": lambda: (
+        ops.linear_cross_entropy(torch.ones(3, 8).half(), torch.ones(5, 8).half(), torch.zeros(3).int())
+    ),
+    "linear_cross_entropy: chunk_bytes is 0, expected at least 1": lambda: (
+        torch.ops.llamac.linear_cross_entropy(
+            torch.ones(3, 8), torch.ones(5, 8), torch.zeros(3).int(), IGNORED, True, 0
+        )
+    ),
+    "linear_cross_entropy: targets is torch.float32, expected an integer type but uint64": lambda: (
+        ops.linear_cross_entropy(torch.ones(3, 8), torch.ones(5, 8), torch.zeros(3))
+    ),
+    "cross_entropy: ignore_index is 4294967196, expected one of 32 bits": lambda: ops.cross_entropy(
+        torch.ones(3, 8), torch.zeros(3).long(), ignore_index=2**32 - 100
     ),
     "linear_cross_entropy: targets is on meta, expected cpu": lambda: ops.linear_cross_entropy(
         torch.ones(3, 8), torch.ones(5, 8), torch.zeros(3, dtype=torch.int32, device="meta")
@@ -674,8 +703,14 @@ def test_captured_in_a_graph_without_waiting(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_forward_derivative(name):
-    """Said, not left out."""
+    """Said, not left out: by dual numbers and by torch.func."""
     case = CASES[name]
     x, *rest = (t.detach() for t in case.arguments(torch.float32))
+
+    def ours(x):
+        return case.call(case.ours, [x, *rest])[0]
+
     with fwAD.dual_level(), pytest.raises(NotImplementedError, match=r"forward (derivative|AD)"):
-        case.call(case.ours, [fwAD.make_dual(x, torch.ones_like(x)), *rest])
+        ours(fwAD.make_dual(x, torch.ones_like(x)))
+    with pytest.raises(NotImplementedError, match=r"forward (derivative|AD)"):
+        torch.func.jvp(ours, (x,), (x,))

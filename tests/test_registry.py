@@ -214,18 +214,30 @@ def test_no_rows(operation):
     """Nothing to do, in any variant."""
     shapes = {
         "rmsnorm_forward": ([(0, 8), (0,)], [(0, 8), (8,)], [EPS]),
-        "cross_entropy": ([(0,), (0, 8), None, None], [(0, 8), (0,), None], [1.0, -100]),
+        "cross_entropy": ([(0,), (0, 8), (), ()], [(0, 8), (0,), None], [1.0, -100]),
         "embedding_forward": ([(0, 8)], [(0,), (4, 8)], []),
         "repeat_kv_forward": ([(1, 0, 4, 8)], [(1, 0, 2, 8)], []),
     }
     outputs, inputs, scalars = shapes[operation]
     indices = {"cross_entropy": 1, "embedding_forward": 0}
-    arrays = [shape and np.zeros(shape, np.float32) for shape in outputs + inputs]
+    arrays = [None if shape is None else np.ones(shape, np.float32) for shape in outputs + inputs]
     if operation in indices:
         k = len(outputs) + indices[operation]
         arrays[k] = arrays[k].astype(np.int32)
     for variant in every_variant(operation):
         llamac.run(operation, arrays[: len(outputs)], arrays[len(outputs) :], scalars, variant)
+        if operation == "cross_entropy":
+            mean, counted = arrays[2:4]
+            assert np.isnan(mean) and counted == 0
+
+
+def test_losses_of_large_logits():
+    """Their maximum is taken off before the logarithm is added, which it would swallow."""
+    logits, targets = np.full((3, 16), 1e18, np.float32), np.arange(3, dtype=np.int32)
+    for variant in every_variant("cross_entropy"):
+        losses = np.zeros(3, np.float32)
+        llamac.run("cross_entropy", [losses, None, None, None], [logits, targets, None], [1.0, -100], variant)
+        np.testing.assert_allclose(losses, np.log(16), rtol=1e-6)
 
 
 def test_a_size_of_nothing():

@@ -90,13 +90,14 @@ void parse_operands(Operation& op, Parser& p, bool output) {
         p.need(":");
         parse_type(op, o, p.word());
         p.need("[");
-        while (!p.eat("]")) {
-            o.shape.push_back(parse_dimension(op, p));
-            if (p.eat("]")) break;
-            p.need(",");
+        if (!p.eat("]")) {
+            do o.shape.push_back(parse_dimension(op, p));
+            while (p.eat(","));
+            p.need("]");
         }
         o.strided = p.eat("strided");
         o.positive = p.eat(">0");
+        o.mean = p.eat("mean");
         if (p.eat("<")) o.bound = symbol_index(op, p.word());
         if (o.shape.size() > Tensor::max_rank)
             bad_description(op.name + ": " + o.name + " has too many dimensions");
@@ -259,7 +260,7 @@ Choice choose(const Operation& op, const Call& call, Where where, const char* va
     fail(op.name, ": variant ", names, " does not take these shapes, types or strides");
 }
 
-// A call without rows (N, B, T or P is 0) launches nothing: what is left to write are sums over none.
+// A call without rows (N, B, T or P is 0) launches nothing: what is left to write are sums and means over none.
 bool is_empty(const std::vector<Tensor>& tensors) {
     return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t.elements() == 0; });
 }
@@ -277,10 +278,11 @@ void run_empty(const Call& call) {
             continue;
         CHECK(t.contiguous());
         const size_t bytes = static_cast<size_t>(t.bytes());
+        const int byte = o.mean ? 0xff : 0;  // all bits set are a NaN
         if (call.device.queue.where == Where::host)
-            std::memset(t.data, 0, bytes);
+            std::memset(t.data, byte, bytes);
         else
-            CHECK(hipMemsetAsync(t.data, 0, bytes, call.device.stream));
+            CHECK(hipMemsetAsync(t.data, byte, bytes, call.device.stream));
     }
 }
 

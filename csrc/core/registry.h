@@ -11,6 +11,7 @@
 //         ~   read and written in place
 //         strided  any strides, but of several dimensions the last one's is 1; all others are contiguous
 //         <V  (after an i32 input) values lie in [0, V);  >0  values are positive
+//         mean    (after an output) over rows: NaN where there are none; what else needs no row is 0 then
 #pragma once
 #include <initializer_list>
 #include <string>
@@ -115,7 +116,7 @@ struct Operand {
     DType dtype;  // where type is 0
     std::vector<Dimension> shape;
     bool output = false, nullable = false, accumulated = false, in_place = false, strided = false,
-         positive = false;
+         positive = false, mean = false;
     int bound = -1;  // the dimension that limits an index operand's values
 };
 struct ScalarInfo {

@@ -5,9 +5,10 @@
 //
 // Rows whose target is ignore_index have loss 0 and gradient 0. dlogits may be logits' memory, so that the
 // largest activation of the model exists once; null: losses only. dlosses null: ones. e^ is taken of
-// logits - max, which cannot overflow. mean and counted null: none is taken; else it is a launch of mean_loss's kernel
-// more, in the same call. targets may have any stride: PyTorch's are int64, whose lower halves are the int32 that are wanted. So may
-// dlosses: a mean's gradient is one number for all rows.
+// logits - max, which cannot overflow, and the target's is subtracted from max before log(sum) is added: exact
+// near the maximum. mean and counted null: none is taken; else it is a launch of mean_loss's kernel more, in the
+// same call. targets may have any stride: PyTorch's are int64, whose lower halves are the int32 that are wanted.
+// So may dlosses: a mean's gradient is one number for all rows.
 //
 // reference: plain loops. The sum is double whatever the storage: a serial float sum over a vocabulary of
 //            128,256 loses more than PyTorch's, which adds in vector lanes.
@@ -132,7 +133,7 @@ void mean_loss_2(View<float, 0> mean, View<float, 0> counted, View<const float, 
 }
 
 Operation mean_loss(
-    "mean_loss(mean: A[], counted?: A[]; losses: A[N] >0, targets: i32[N] strided; ignore_index: int)",
+    "mean_loss(mean: A[] mean, counted?: A[]; losses: A[N] >0, targets: i32[N] strided; ignore_index: int)",
     "mean = sum of losses / rows whose target is not ignore_index, and those rows' number",
     {{"cpu", "one thread", Where::host, entries<mean_loss_cpu>()},
      {"2",
@@ -166,7 +167,7 @@ void cross_entropy_reference(View<arithmetic<T>, 1> losses, View<T, 2> dlogits, 
         for (int64_t v = 1; v < V; v++) largest = std::max(largest, A(logits(n, v)));
         double sum = 0;
         for (int64_t v = 0; v < V; v++) sum += std::exp(A(logits(n, v)) - largest);
-        losses(n) = A(std::log(sum) + double(largest) - double(logits(n, target)));
+        losses(n) = A(std::log(sum) + (double(largest) - double(logits(n, target))));
         const A factor = A(dloss) * (dlosses ? dlosses(n) : A(1));
         for (int64_t v = 0; dlogits && v < V; v++) {
             const A probability = std::exp(A(logits(n, v)) - largest) / A(sum);
@@ -190,7 +191,7 @@ float cross_entropy_row(T* dx, const T* x, int64_t target, int64_t V, float fact
         for (int64_t v = 0; v < V; v++) store(dx + v, fast_exp(float(x[v]) - largest) * scale);
         dx[target] = T(factor * (static_cast<float>(fast_exp(at_target - largest) / sum) - 1.0f));
     }
-    return static_cast<float>(std::log(sum) + double(largest) - double(at_target));
+    return static_cast<float>(std::log(sum) + (double(largest) - double(at_target)));
 }
 
 template <class T>
@@ -341,7 +342,7 @@ __device__ uint4 gradient(uint4 bits, float largest, float scale) {
 template <class T>
 __device__ void finish_row(float* loss, T* dx, int target, float at_target, Softmax s, float factor) {
     if (threadIdx.x != 0) return;
-    const float below = at_target - s.largest;  // subtracted before log(sum) is added: exact near the maximum
+    const float below = at_target - s.largest;
     *loss = logf(s.sum) - below;
     if (dx) dx[target] = T(factor * (exponential<T>(below) / s.sum - 1.0f));
 }
@@ -565,7 +566,7 @@ void cross_entropy_3(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> m
 }
 
 Operation cross_entropy(
-    "cross_entropy(losses: A[N], dlogits?: T[N,V], mean?: A[], counted?: A[]; logits: T[N,V],"
+    "cross_entropy(losses: A[N], dlogits?: T[N,V], mean?: A[] mean, counted?: A[]; logits: T[N,V],"
     " targets: i32[N] strided <V, dlosses?: A[N] strided;"
     " dloss: float, ignore_index: int)",
     "losses = logsumexp(logits) - logits[target], their mean, and the gradient of logits",

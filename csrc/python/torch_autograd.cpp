@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <optional>
@@ -236,11 +237,30 @@ struct Function : torch::autograd::Function<Function> {
     }
 };
 
+// They would be dropped without a word.
+void refuse_forward_derivatives(const c10::OperatorHandle& op, const Stack& stack) {
+    const std::vector<c10::Argument>& arguments = op.schema().arguments();
+    const c10::IValue* given = stack.data() + (stack.size() - arguments.size());
+    for (size_t a = 0; a < arguments.size(); a++)
+        TORCH_CHECK_NOT_IMPLEMENTED(!given[a].isTensor() || !given[a].toTensor()._fw_grad(0).defined(),
+                                    op.schema().name().substr(std::strlen("llamac::")),
+                                    " has no forward derivative, which ", arguments[a].name(), " asks for");
+}
+
+struct Underivable final : c10::OperatorKernel {
+    void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
+        refuse_forward_derivatives(op, *stack);
+        const at::AutoDispatchBelowADInplaceOrView guard;
+        op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+    }
+};
+
 struct Autograd final : c10::OperatorKernel {
     const Derivative* derivative;
     explicit Autograd(const Derivative* d) : derivative(d) {}
 
     void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
+        refuse_forward_derivatives(op, *stack);
         const size_t count = derivative->arguments.size();
         const c10::IValue* arguments = stack->data() + (stack->size() - count);
         bool wanted = false;
@@ -272,6 +292,12 @@ void define_derivative(torch::Library& library, const Form& form) {
         form.op->name.c_str(),
         torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFromBoxedFunctor(
                                                         std::make_unique<Autograd>(&derivatives.back()))));
+}
+
+void refuse_derivative(torch::Library& library, const Form& form) {
+    library.impl(form.name().c_str(),
+                 torch::dispatch(c10::DispatchKey::Autograd,
+                                 torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Underivable>())));
 }
 
 }  // namespace llamac

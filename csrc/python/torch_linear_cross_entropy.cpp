@@ -8,7 +8,8 @@
 //
 // .gradients: also the sum's gradients, those that are wanted (else [0]); they are to be multiplied by scale [1], in
 // float32, and by the loss's own.
-// Throws ValueError, in one line, for what does not fit; targets' type and values are checked by our cross-entropy.
+// Throws ValueError, in one line, for what does not fit; ignore_index, and targets' type and values where there are
+// rows, are checked by our cross-entropy.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
@@ -23,7 +24,7 @@ namespace {
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-constexpr int64_t most_roundings = 8;  // of a weight's gradient in its own type, as chunks are added
+constexpr int64_t most_roundings = 8;  // of a weight's gradient in bf16, as chunks are added
 
 template <class Signature>
 c10::TypedOperatorHandle<Signature> find(const char* name, const char* overload) {
@@ -56,7 +57,7 @@ at::ScalarType statistics(const Tensor& x) {
     return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-void check(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
+void check(const Tensor& hidden, const Tensor& weight, const Tensor& targets, int64_t chunk_bytes) {
     const auto same = [](const c10::SymInt& a, const c10::SymInt& b) {
         return a.sym_eq(b).expect_true(__FILE__, __LINE__);
     };
@@ -68,8 +69,11 @@ void check(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
     };
     check_device(weight, "weight");
     check_device(targets, "targets");
-    TORCH_CHECK_VALUE(weight.scalar_type() == hidden.scalar_type(), op, "weight is ", weight.scalar_type(),
-                      ", expected ", hidden.scalar_type());
+    const at::ScalarType type = hidden.scalar_type();
+    TORCH_CHECK_VALUE(type == at::kFloat || type == at::kBFloat16 || type == at::kDouble, op, "hidden is ",
+                      type, ", expected Float, BFloat16 or Double");
+    TORCH_CHECK_VALUE(weight.scalar_type() == type, op, "weight is ", weight.scalar_type(), ", expected ",
+                      type);
     const c10::SymIntArrayRef sizes = hidden.sym_sizes(), matrix = weight.sym_sizes(),
                               found = targets.sym_sizes();
     TORCH_CHECK_VALUE(!sizes.empty(), op, "hidden has shape [], expected [...,C]");
@@ -78,6 +82,7 @@ void check(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
     const c10::SymIntArrayRef rows = sizes.slice(0, sizes.size() - 1);
     bool fit = found.size() == rows.size();
     for (size_t d = 0; fit && d < found.size(); d++) fit = same(found[d], rows[d]);
+    TORCH_CHECK_VALUE(chunk_bytes > 0, op, "chunk_bytes is ", chunk_bytes, ", expected at least 1");
     TORCH_CHECK_VALUE(fit, op, "targets has shape ", found, ", expected ", rows);
 }
 
@@ -95,14 +100,15 @@ struct Wanted {
 
 Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targets, int64_t ignore_index,
                   bool wants_mean, int64_t chunk_bytes, Wanted wanted) {
-    check(hidden, weight, targets);
+    check(hidden, weight, targets, chunk_bytes);
     const at::AutoDispatchBelowADInplaceOrView guard;
     const int64_t rows = targets.numel(), channels = hidden.size(-1), vocabulary = weight.size(0);
     const int64_t bytes = rows * vocabulary * static_cast<int64_t>(hidden.element_size());
     const int64_t chunks = std::max<int64_t>(1, (bytes + chunk_bytes - 1) / chunk_bytes);
     const int64_t height = std::max<int64_t>(1, (rows + chunks - 1) / chunks);
     // Each chunk's addition rounds to the storage type: a few stay within what the products themselves lose.
-    const bool wide = chunks > most_roundings, gradients = wanted.dhidden || wanted.dweight;
+    const bool wide = chunks > most_roundings && hidden.scalar_type() == at::kBFloat16;
+    const bool gradients = wanted.dhidden || wanted.dweight;
 
     const Tensor x = hidden.dim() == 2 ? hidden : hidden.reshape({rows, channels});
     const Tensor ids = targets.dim() == 1 ? targets : targets.reshape({rows});
@@ -115,9 +121,9 @@ Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targ
     if (wanted.dweight && rows == 0) dweight.zero_();
     const OptionalTensor none;
     OptionalTensor mean, counted;
-    if (wants_mean && rows > 0) mean = at::empty({}, arithmetic);
+    if (wants_mean) mean = at::empty({}, arithmetic);
     if (mean && gradients) counted = at::empty({}, arithmetic);
-    const bool at_once = chunks == 1;  // then the mean is the losses' own call's
+    const bool at_once = chunks == 1 && rows > 0;  // then the mean is the losses' own call's
 
     for (int64_t begin = 0; begin < rows; begin += height) {
         const int64_t count = std::min(height, rows - begin);
@@ -147,7 +153,7 @@ Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targ
         r.dhidden = wanted.dhidden ? dhidden.view(hidden.sizes()) : at::empty({0}, hidden.options());
         r.dweight = wanted.dweight ? dweight.to(weight.scalar_type()) : at::empty({0}, weight.options());
     }
-    r.loss = mean ? *mean : wants_mean ? losses.mean() : losses.sum();
+    r.loss = mean ? *mean : losses.sum();
     return r;
 }
 
@@ -165,13 +171,14 @@ Gradients loss_and_gradients(const Tensor& hidden, const Tensor& weight, const T
     return {std::move(r.loss), std::move(r.scale), std::move(r.dhidden), std::move(r.dweight)};
 }
 
-Tensor fake_loss(const Tensor& hidden, const Tensor& weight, const Tensor& targets, int64_t, bool, int64_t) {
-    check(hidden, weight, targets);
+Tensor fake_loss(const Tensor& hidden, const Tensor& weight, const Tensor& targets, int64_t, bool,
+                 int64_t chunk_bytes) {
+    check(hidden, weight, targets, chunk_bytes);
     return at::empty({}, hidden.options().dtype(statistics(hidden)));
 }
 Gradients fake_gradients(const Tensor& hidden, const Tensor& weight, const Tensor& targets, int64_t, bool,
-                         int64_t, bool dhidden, bool dweight) {
-    check(hidden, weight, targets);
+                         int64_t chunk_bytes, bool dhidden, bool dweight) {
+    check(hidden, weight, targets, chunk_bytes);
     const auto arithmetic = hidden.options().dtype(statistics(hidden));
     const auto gradient = [](const Tensor& t, bool wanted) {
         return wanted ? at::empty_symint(t.sym_sizes(), t.options()) : at::empty({0}, t.options());

@@ -86,7 +86,7 @@ struct Arguments {
             if (tensors[i].defined()) device = tensors[i].device();
     }
 
-    // Of devices, also of one without memory, and of numbers with derivatives forward, which would be dropped.
+    // Of devices, also of one without memory; and an ignore_index that no int32, or lower half of a target, is.
     void refuse_mixtures() const {
         const Operation& op = *form.op;
         for (size_t i = 0; i < tensors.size(); i++) {
@@ -94,9 +94,17 @@ struct Arguments {
             const std::string& name = op.operands[i].name;
             TORCH_CHECK_VALUE(tensors[i].device() == device, op.name, ": ", name, " is on ",
                               tensors[i].device().str(), ", expected ", device.str());
-            TORCH_CHECK_NOT_IMPLEMENTED(!tensors[i]._fw_grad(0).defined(), op.name,
-                                        " has no forward derivative, which ", name, " asks for");
         }
+        if (const auto none = ignore_index())
+            TORCH_CHECK_VALUE(static_cast<int32_t>(*none) == *none, op.name, ": ignore_index is ", *none,
+                              ", expected one of 32 bits");
+    }
+
+    std::optional<int64_t> ignore_index() const {
+        const std::vector<ScalarInfo>& known = form.op->scalars;
+        for (size_t s = 0; s < known.size(); s++)
+            if (known[s].name == "ignore_index") return scalars[s].integer;
+        return std::nullopt;
     }
 
     // Sizes by the tensors' shapes, inputs first, compared where they are known: symbolic ones as well.
@@ -178,9 +186,7 @@ void check_bounds(const Arguments& a, const std::vector<Tensor>& views) {
         const Operand& o = op.operands[i];
         if (o.bound < 0 || views[i].dtype != DType::i32) continue;
         const int64_t below = a.size[static_cast<size_t>(o.bound)].expect_int();
-        int64_t none = 0;
-        for (size_t s = 0; s < op.scalars.size(); s++)
-            if (op.scalars[s].name == "ignore_index") none = a.scalars[s].integer;
+        const int64_t none = a.ignore_index().value_or(0);
         const bool wide = has_halves(o, a.tensors[i]);
         for (int64_t n = 0; n < views[i].elements(); n++) {
             const int32_t* at = views[i].as<int32_t>() + n * views[i].stride[0];
@@ -215,6 +221,7 @@ struct Kernel final : c10::OperatorKernel {
   private:
     // The distance of rows that several dimensions number, where it is one; of one number for all rows it is 0.
     static std::optional<int64_t> distance_of_rows(const at::Tensor& t) {
+        if (t.is_contiguous()) return 1;
         int64_t distance = 0, rows = 1;
         for (int64_t d = t.dim() - 1; d >= 0; d--) {
             if (t.size(d) == 1) continue;
@@ -325,7 +332,9 @@ extern "C" __attribute__((visibility("default"))) void llamac_register_operation
         if (!form.results.empty()) llamac::define(library, llamac::Form(*op, true));
     }
     for (const llamac::Operation* op : llamac::operations()) {
-        const llamac::Form form(*op, false);
-        if (!form.results.empty() && !form.factory) llamac::define_derivative(library, form);
+        const llamac::Form form(*op, false), out(*op, true);
+        const bool gives = !form.results.empty();
+        if (gives && !form.factory) llamac::define_derivative(library, form);
+        llamac::refuse_derivative(library, gives ? out : form);
     }
 }
