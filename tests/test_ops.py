@@ -350,13 +350,14 @@ def test_losses_without_a_gradient(name):
 
 
 @pytest.mark.parametrize("shape", [(1, 0), (0, 11), (2, 0), (1, 11)])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses_of_rows_that_do_not_count(name, shape):
+def test_losses_of_rows_that_do_not_count(name, device, shape):
     """No rows, and rows that are all ignored: a mean is NaN, gradients are 0, as PyTorch's."""
     case = CASES[name]
-    logits, *weight = case.arguments(torch.float32)
+    logits, *weight = case.arguments(torch.float32, device)
     arguments = [logits[: shape[0], : shape[1]], *weight]
-    ids = torch.full(shape, IGNORED)
+    ids = torch.full(shape, IGNORED, device=device)
     ours, theirs = (f(*arguments, ids) for f in (case.ours, case.torch))
     torch.testing.assert_close(ours, theirs, equal_nan=True)
     gradients = (torch.autograd.grad(loss.sum(), [logits, *weight]) for loss in (ours, theirs))

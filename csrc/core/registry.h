@@ -11,7 +11,7 @@
 //         ~   read and written in place
 //         strided  any strides, but of several dimensions the last one's is 1; all others are contiguous
 //         <V  (after an i32 input) values lie in [0, V);  >0  values are positive
-//         mean    (after an output) over rows: NaN where there are none; what else needs no row is 0 then
+//         mean    (after an output) NaN in a call without rows, where all other outputs are 0
 #pragma once
 #include <initializer_list>
 #include <string>

@@ -86,8 +86,8 @@ struct Arguments {
             if (tensors[i].defined()) device = tensors[i].device();
     }
 
-    // Of devices, also of one without memory; and an ignore_index that no int32, or lower half of a target, is.
-    void refuse_mixtures() const {
+    // Several devices, one without memory among them; an ignore_index that no int32, or lower half of a target, is.
+    void refuse_misfits() const {
         const Operation& op = *form.op;
         for (size_t i = 0; i < tensors.size(); i++) {
             if (!tensors[i].defined()) continue;
@@ -205,7 +205,7 @@ struct Kernel final : c10::OperatorKernel {
 
     void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) const {
         Arguments a(form, *stack);
-        a.refuse_mixtures();
+        a.refuse_misfits();
         a.bind_sizes();
         a.allocate_results();
         if (!fake && !a.device.is_meta()) {
@@ -253,7 +253,7 @@ struct Kernel final : c10::OperatorKernel {
             for (int d = 0; d < r.rank; d++) r.shape[d] = t.size(d), r.stride[d] = step * t.stride(d);
             return r;
         }
-        const bool rows_alone = o.strided && r.rank == 1;
+        const bool rows_alone = o.strided && !o.output && r.rank == 1;
         if (!rows_alone && !t.is_contiguous()) fail(op.name, ": ", o.name, " must be contiguous");
         int64_t rest = rows_alone ? distance_of_rows(t).value() : 1;
         for (int d = r.rank - 1; d > 0; d--) {
