@@ -570,8 +570,15 @@ def test_errors_are_one_line(message):
 
 
 def test_fakes_refuse_what_kernels_refuse():
-    with torch.device("meta"), pytest.raises(ValueError, match="weight has shape"):
-        ops.rmsnorm(torch.ones(3, 8), torch.ones(7))
+    with torch.device("meta"):
+        x, weight = torch.ones(3, 8), torch.ones(8)
+        for message, arguments in {
+            "weight has shape": (x, torch.ones(7)),
+            "x is Half": (x.half(), weight.half()),
+            "weight is bf16, expected f32": (x, weight.bfloat16()),
+        }.items():
+            with pytest.raises(ValueError, match=message):
+                ops.rmsnorm(*arguments)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -132,19 +132,6 @@ void parse(Operation& op, const char* description) {
         if (o.accumulated && !flag) bad_description(op.name + ": += wants the scalar accumulate: bool");
 }
 
-// What the type letters stand for in one entry or one call; -1: not bound yet.
-struct Types {
-    int T = -1, A = -1, G = -1, M = -1;
-
-    int& of(char letter) { return letter == 'T' ? T : letter == 'A' ? A : letter == 'G' ? G : M; }
-    // Binds the letter, or compares.
-    bool match(char letter, DType found) {
-        int& bound = of(letter);
-        if (bound < 0) bound = static_cast<int>(found);
-        return bound == static_cast<int>(found);
-    }
-};
-
 void check_entry(const Operation& op, const Variant& v, const Entry& e) {
     const std::string where = op.name + " variant " + v.name;
     if (e.operands.size() != op.operands.size()) bad_description(where + ": number of operands");
@@ -205,10 +192,7 @@ void check_operand(const Operation& op, const Operand& o, const Tensor& t, int64
         if (!o.nullable) fail(op.name, ": ", o.name, " is missing");
         return;
     }
-    const int wanted = o.type ? types.of(o.type) : static_cast<int>(o.dtype);
-    if (o.type ? !types.match(o.type, t.dtype) : t.dtype != o.dtype)
-        fail(op.name, ": ", o.name, " is ", llamac::name(t.dtype), ", expected ",
-             llamac::name(static_cast<DType>(wanted)));
+    types.check(op, o, t.dtype);
     bind_shape(op, o, t, size);
     check_strides(op, o, t);
 }
@@ -313,6 +297,22 @@ Operation::Operation(const char* description, const char* summary_, std::vector<
     all.insert(std::upper_bound(all.begin(), all.end(), this,
                                 [](const Operation* a, const Operation* b) { return a->name < b->name; }),
                this);
+}
+
+int& Types::of(char letter) {
+    return letter == 'T' ? T : letter == 'A' ? A : letter == 'G' ? G : M;
+}
+
+bool Types::match(char letter, DType found) {
+    int& bound = of(letter);
+    if (bound < 0) bound = static_cast<int>(found);
+    return bound == static_cast<int>(found);
+}
+
+void Types::check(const Operation& op, const Operand& o, DType found) {
+    if (o.type ? match(o.type, found) : found == o.dtype) return;
+    const int wanted = o.type ? of(o.type) : static_cast<int>(o.dtype);
+    fail(op.name, ": ", o.name, " is ", name(found), ", expected ", name(static_cast<DType>(wanted)));
 }
 
 std::string dimension_text(const Operation& op, const Operand& o) {

@@ -143,6 +143,17 @@ struct Operation {
     std::vector<const Variant*> selected;  // by select_kernel: the first that supports a call runs it
 };
 
+// What the type letters stand for in one entry or one call; -1: not bound yet.
+struct Types {
+    int T = -1, A = -1, G = -1, M = -1;
+
+    int& of(char letter);
+    // Binds the letter, or compares.
+    bool match(char letter, DType found);
+    // The same for an operand; throws Error where it has another type than its description, or those before it.
+    void check(const Operation& op, const Operand& o, DType found);
+};
+
 // All operations by name; they register themselves before main().
 const std::vector<Operation*>& operations();
 // Throws Error where there is no such operation.

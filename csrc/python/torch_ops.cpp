@@ -208,17 +208,29 @@ struct Kernel final : c10::OperatorKernel {
         a.refuse_misfits();
         a.bind_sizes();
         a.allocate_results();
-        if (!fake && !a.device.is_meta()) {
-            try {
+        try {
+            if (fake || a.device.is_meta())
+                check_types(a);
+            else
                 compute(a);
-            } catch (const Error& e) {
-                TORCH_CHECK_VALUE(false, e.what());
-            }
+        } catch (const Error& e) {
+            TORCH_CHECK_VALUE(false, e.what());
         }
         for (const size_t i : form.results) stack->emplace_back(std::move(a.tensors[i]));
     }
 
   private:
+    // As run() does, so that a compiler's user hears of it before the graph runs.
+    static void check_types(const Arguments& a) {
+        const Operation& op = *a.form.op;
+        Types types;
+        for (size_t k = 0; k < a.tensors.size(); k++) {
+            const size_t i = (k + static_cast<size_t>(op.outputs)) % a.tensors.size();
+            const Operand& o = op.operands[i];
+            if (a.tensors[i].defined()) types.check(op, o, type_of(op, o, a.tensors[i]));
+        }
+    }
+
     // The distance of rows that several dimensions number, where it is one; of one number for all rows it is 0.
     static std::optional<int64_t> distance_of_rows(const at::Tensor& t) {
         if (t.is_contiguous()) return 1;
