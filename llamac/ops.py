@@ -224,9 +224,8 @@ def linear_cross_entropy(
     hidden, weight = _autocast(hidden, weight)
     ids = _ids("linear_cross_entropy", targets)
     arguments = hidden, weight, ids, ignore_index, reduction == "mean", CHUNK_BYTES
-    wanted = hidden.requires_grad, weight.requires_grad
-    if torch.is_grad_enabled() and any(wanted):
-        return _LinearCrossEntropy.apply(*arguments, *wanted)
+    if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
+        return _LinearCrossEntropy.apply(*arguments)
     return _ops.linear_cross_entropy.default(*arguments)
 
 
@@ -235,9 +234,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *arguments):
-        loss, *saved = _ops.linear_cross_entropy.gradients(*arguments)
+        loss, *saved = _ops.linear_cross_entropy.gradients(*arguments, *ctx.needs_input_grad[:2])
         ctx.save_for_backward(*saved)
-        ctx.wanted = arguments[-2:]
         return loss
 
     @staticmethod
@@ -255,9 +253,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         )
         scaled = (
             torch.mul(d, factor, out=torch.empty_like(d) if keep else d) if wanted else None
-            for d, wanted in zip(gradients, ctx.wanted)
+            for d, wanted in zip(gradients, ctx.needs_input_grad)
         )
-        return *scaled, *[None] * 6
+        return *scaled, None, None, None, None
 
 
 # For torch.utils.flop_counter, which knows PyTorch's products alone; counted as it counts them, attention in

@@ -62,6 +62,7 @@ void check(const Tensor& hidden, const Tensor& weight, const Tensor& targets, in
         return a.sym_eq(b).expect_true(__FILE__, __LINE__);
     };
     constexpr auto op = "linear_cross_entropy: ";
+    TORCH_CHECK_VALUE(chunk_bytes > 0, op, "chunk_bytes is ", chunk_bytes, ", expected at least 1");
     // Else one on meta, beside others, would make the fake a result of memory that nobody wrote.
     const auto check_device = [&](const Tensor& t, const char* name) {
         TORCH_CHECK_VALUE(t.device() == hidden.device(), op, name, " is on ", t.device().str(), ", expected ",
@@ -82,7 +83,6 @@ void check(const Tensor& hidden, const Tensor& weight, const Tensor& targets, in
     const c10::SymIntArrayRef rows = sizes.slice(0, sizes.size() - 1);
     bool fit = found.size() == rows.size();
     for (size_t d = 0; fit && d < found.size(); d++) fit = same(found[d], rows[d]);
-    TORCH_CHECK_VALUE(chunk_bytes > 0, op, "chunk_bytes is ", chunk_bytes, ", expected at least 1");
     TORCH_CHECK_VALUE(fit, op, "targets has shape ", found, ", expected ", rows);
 }
 

@@ -106,9 +106,8 @@ FUNCTIONS = {
         torch_ops.cross_entropy_inputs,
         ("logits",),
         {"cross_entropy": ("dlogits", "dlosses", "mean", "counted")},
-        {
-            "cross_entropy": ("dlosses", "mean", "counted")
-        },  # in the place of the forward's: one call makes both
+        # In the place of the forward's: one call makes both.
+        {"cross_entropy": ("dlosses", "mean", "counted")},
     ),
     "linear_cross_entropy": Function(
         ops.linear_cross_entropy,
