@@ -32,7 +32,8 @@ CHUNK_BYTES = 1008 << 20
 
 
 def _autocasting(x: Tensor) -> bool:
-    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
+    # By is_cuda: a device's type makes a string for each call.
+    return torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu") and not x.is_meta
 
 
 def _widest(*tensors: Tensor) -> Sequence[Tensor]:

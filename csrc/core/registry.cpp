@@ -225,9 +225,14 @@ const Variant& variant_called(const Operation& op, const std::string& name) {
 
 // variant: the only one that will do; null: one of those selected, else of those at home there.
 Choice choose(const Operation& op, const Call& call, Where where, const char* variant) {
+    if (!variant && op.selected.empty()) {
+        for (const Variant& v : op.variants)
+            if (v.where == where && v.deterministic)
+                if (const Entry* entry = entry_for(v, call)) return {&v, entry};
+        fail(op.name, ": no variant takes these shapes, types or strides");
+    }
     std::vector<const Variant*> candidates = op.selected;
     if (variant) candidates = {&variant_called(op, variant)};
-    const bool free = candidates.empty();
     std::string names;
     for (const Variant* v : candidates) {
         names += std::string(names.empty() ? "" : ", ") + v->name;
@@ -236,11 +241,8 @@ Choice choose(const Operation& op, const Call& call, Where where, const char* va
                  where == Where::host ? "device, the call's operands are the host's"
                                       : "host, the call's operands are the device's");
     }
-    for (const Variant& v : op.variants)
-        if (free && v.where == where && v.deterministic) candidates.push_back(&v);
     for (const Variant* v : candidates)
         if (const Entry* entry = entry_for(*v, call)) return {v, entry};
-    if (free) fail(op.name, ": no variant takes these shapes, types or strides");
     fail(op.name, ": variant ", names, " does not take these shapes, types or strides");
 }
 

@@ -17,6 +17,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <string_view>
 
 namespace llamac {
 namespace {
@@ -94,7 +95,6 @@ struct Derivative {
             exception.backward = {op.name.substr(0, stem) + "_backward"};
         for (const std::string& name : exception.backward)
             add_step(Form(find_operation(name), false), exception);
-        if (steps.empty()) differentiable.flip();  // to say so in the backward, and no earlier
     }
 
     void keep(AutogradContext& ctx, const std::vector<c10::IValue>& call, const variable_list& found) const {
@@ -115,8 +115,6 @@ struct Derivative {
     // By argument; wanted likewise.
     variable_list gradients(AutogradContext& ctx, const variable_list& given,
                             std::vector<bool> wanted) const {
-        if (steps.empty())
-            TORCH_CHECK_NOT_IMPLEMENTED(false, "torch.ops.llamac.", form.op->name, " has no derivative");
         variable_list found(form.leading.size());
         if (std::none_of(given.begin(), given.end(), [](const at::Tensor& g) { return g.defined(); }))
             return found;
@@ -199,6 +197,36 @@ struct Derivative {
     }
 };
 
+std::string_view name_of(const c10::OperatorHandle& op) {
+    return std::string_view(op.schema().name()).substr(std::strlen("llamac::"));
+}
+
+const c10::IValue* arguments_of(const c10::OperatorHandle& op, const Stack& stack) {
+    return stack.data() + (stack.size() - op.schema().arguments().size());
+}
+
+// They would be dropped without a word.
+void refuse_forward_derivatives(const c10::OperatorHandle& op, const Stack& stack) {
+    const std::vector<c10::Argument>& arguments = op.schema().arguments();
+    const c10::IValue* given = arguments_of(op, stack);
+    for (size_t a = 0; a < arguments.size(); a++)
+        TORCH_CHECK_NOT_IMPLEMENTED(!given[a].isTensor() || !given[a].toTensor()._fw_grad(0).defined(),
+                                    name_of(op), " has no forward derivative, which ", arguments[a].name(),
+                                    " asks for");
+}
+
+// Its results, taken off the stack.
+variable_list call_below(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack) {
+    {
+        const at::AutoDispatchBelowADInplaceOrView guard;
+        op.redispatchBoxed(below, stack);
+    }
+    variable_list results;
+    for (const c10::IValue& v : torch::jit::pop(*stack, op.schema().returns().size()))
+        results.push_back(v.toTensor());
+    return results;
+}
+
 struct Function : torch::autograd::Function<Function> {
     // The arguments lie on the stack. given: the tensors among them, for the engine; present: a bit for each
     // that is not null.
@@ -207,13 +235,7 @@ struct Function : torch::autograd::Function<Function> {
                                  Stack* stack) {
         const std::vector<c10::IValue> call(stack->end() - static_cast<std::ptrdiff_t>(d->arguments.size()),
                                             stack->end());
-        {
-            const at::AutoDispatchBelowADInplaceOrView guard;
-            op->redispatchBoxed(below, stack);
-        }
-        variable_list results;
-        for (const c10::IValue& v : torch::jit::pop(*stack, d->results.size()))
-            results.push_back(v.toTensor());
+        variable_list results = call_below(*op, below, stack);
         ctx->saved_data["derivative"] = reinterpret_cast<int64_t>(d);
         ctx->saved_data["present"] = present;
         d->keep(*ctx, call, results);
@@ -237,21 +259,32 @@ struct Function : torch::autograd::Function<Function> {
     }
 };
 
-// They would be dropped without a word.
-void refuse_forward_derivatives(const c10::OperatorHandle& op, const Stack& stack) {
-    const std::vector<c10::Argument>& arguments = op.schema().arguments();
-    const c10::IValue* given = stack.data() + (stack.size() - arguments.size());
-    for (size_t a = 0; a < arguments.size(); a++)
-        TORCH_CHECK_NOT_IMPLEMENTED(!given[a].isTensor() || !given[a].toTensor()._fw_grad(0).defined(),
-                                    op.schema().name().substr(std::strlen("llamac::")),
-                                    " has no forward derivative, which ", arguments[a].name(), " asks for");
-}
+struct NoDerivative : torch::autograd::Function<NoDerivative> {
+    static variable_list forward(AutogradContext* ctx, at::TensorList /*given*/,
+                                 const c10::OperatorHandle* op, c10::DispatchKeySet below, Stack* stack) {
+        ctx->saved_data["operation"] = std::string(name_of(*op));
+        return call_below(*op, below, stack);
+    }
+    static variable_list backward(AutogradContext* ctx, const variable_list&) {
+        TORCH_CHECK_NOT_IMPLEMENTED(false, "torch.ops.llamac.", ctx->saved_data["operation"].toStringRef(),
+                                    " has no derivative");
+    }
+};
 
 struct Underivable final : c10::OperatorKernel {
     void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
         refuse_forward_derivatives(op, *stack);
-        const at::AutoDispatchBelowADInplaceOrView guard;
-        op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+        const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
+        variable_list given;
+        if (at::GradMode::is_enabled())
+            for (const c10::IValue* v = arguments_of(op, *stack); v != stack->data() + stack->size(); v++)
+                if (v->isTensor() && v->toTensor().requires_grad()) given.push_back(v->toTensor());
+        if (given.empty() || op.schema().returns().empty()) {
+            const at::AutoDispatchBelowADInplaceOrView guard;
+            return op.redispatchBoxed(below, stack);
+        }
+        for (at::Tensor& t : NoDerivative::apply(at::TensorList(given), &op, below, stack))
+            stack->emplace_back(std::move(t));
     }
 };
 
@@ -261,8 +294,7 @@ struct Autograd final : c10::OperatorKernel {
 
     void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
         refuse_forward_derivatives(op, *stack);
-        const size_t count = derivative->arguments.size();
-        const c10::IValue* arguments = stack->data() + (stack->size() - count);
+        const c10::IValue* arguments = arguments_of(op, *stack);
         bool wanted = false;
         for (size_t a = 0; a < derivative->form.leading.size(); a++)
             wanted |= arguments[a].isTensor() && arguments[a].toTensor().requires_grad();
@@ -288,14 +320,15 @@ struct Autograd final : c10::OperatorKernel {
 void define_derivative(torch::Library& library, const Form& form) {
     static std::deque<Derivative> derivatives;  // for good: graphs hold their addresses
     derivatives.emplace_back(form);
+    if (derivatives.back().steps.empty()) return refuse_derivative(library, form.name());
     library.impl(
         form.op->name.c_str(),
         torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFromBoxedFunctor(
                                                         std::make_unique<Autograd>(&derivatives.back()))));
 }
 
-void refuse_derivative(torch::Library& library, const Form& form) {
-    library.impl(form.name().c_str(),
+void refuse_derivative(torch::Library& library, const std::string& name) {
+    library.impl(name.c_str(),
                  torch::dispatch(c10::DispatchKey::Autograd,
                                  torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Underivable>())));
 }

@@ -7,9 +7,9 @@
 
 namespace llamac {
 
-// Gives the operation its derivative, or one that says that there is none. All operations have to be defined.
+// Gives the operation its derivative, or refuses one. All operations have to be defined.
 void define_derivative(torch::Library& library, const Form& form);
-// For a form that writes where it is told, of which autograd knows nothing: derivatives forward are refused.
-void refuse_derivative(torch::Library& library, const Form& form);
+// Of an operation in torch by its name: derivatives forward at once, others in the backward, where it gives results.
+void refuse_derivative(torch::Library& library, const std::string& name);
 
 }  // namespace llamac

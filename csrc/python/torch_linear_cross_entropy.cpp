@@ -11,46 +11,38 @@
 // Throws ValueError, in one line, for what does not fit; ignore_index, and targets' type and values where there are
 // rows, are checked by our cross-entropy.
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
 #include <algorithm>
-#include <optional>
 #include <tuple>
+
+#include "torch_autograd.h"
+#include "torch_compute.h"
 
 namespace llamac {
 namespace {
 
 using at::Tensor;
-using OptionalTensor = std::optional<Tensor>;
 
 constexpr int64_t most_roundings = 8;  // of a weight's gradient in bf16, as chunks are added
 
-template <class Signature>
-c10::TypedOperatorHandle<Signature> find(const char* name, const char* overload) {
-    return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).typed<Signature>();
+// What is not defined is not wanted.
+void cross_entropy(const Tensor& logits, const Tensor& targets, int64_t ignore_index, const Tensor& losses,
+                   const Tensor& dlogits, const Tensor& mean, const Tensor& counted) {
+    static const Operation& op = find_operation("cross_entropy");
+    const Tensor all_ones;
+    compute(op, {losses, dlogits, mean, counted, logits, targets, all_ones}, {1.0, ignore_index});
 }
 
-void cross_entropy(const Tensor& logits, const Tensor& targets, int64_t ignore_index, Tensor& losses,
-                   const OptionalTensor& dlogits, const OptionalTensor& mean, const OptionalTensor& counted) {
-    static const auto op =
-        find<void(const Tensor&, const Tensor&, const OptionalTensor&, double, int64_t, Tensor&,
-                  const OptionalTensor&, const OptionalTensor&, const OptionalTensor&)>(
-            "llamac::cross_entropy", "out");
-    op.call(logits, targets, std::nullopt, 1.0, ignore_index, losses, dlogits, mean, counted);
+void mean_loss(const Tensor& losses, const Tensor& targets, int64_t ignore_index, const Tensor& mean,
+               const Tensor& counted) {
+    static const Operation& op = find_operation("mean_loss");
+    compute(op, {mean, counted, losses, targets}, {ignore_index});
 }
 
-void mean_loss(const Tensor& losses, const Tensor& targets, int64_t ignore_index, Tensor& mean,
-               const OptionalTensor& counted) {
-    static const auto op = find<void(const Tensor&, const Tensor&, int64_t, Tensor&, const OptionalTensor&)>(
-        "llamac::mean_loss", "out");
-    op.call(losses, targets, ignore_index, mean, counted);
-}
-
-void add_weight_gradient(const Tensor& dout, const Tensor& x, bool accumulate, Tensor& dweight) {
-    static const auto op =
-        find<void(const Tensor&, const Tensor&, bool, Tensor&)>("llamac::matmul_backward_weight", "out");
-    op.call(dout, x, accumulate, dweight);
+void add_weight_gradient(const Tensor& dout, const Tensor& x, bool accumulate, const Tensor& dweight) {
+    static const Operation& op = find_operation("matmul_backward_weight");
+    compute(op, {dweight, dout, x}, {accumulate});
 }
 
 at::ScalarType statistics(const Tensor& x) {
@@ -86,9 +78,23 @@ void check(const Tensor& hidden, const Tensor& weight, const Tensor& targets, in
     TORCH_CHECK_VALUE(fit, op, "targets has shape ", found, ", expected ", rows);
 }
 
-// A view costs the host half a microsecond: none where there is one chunk.
+// Views as PyTorch's own kernels make them: one by its operations costs the host a microsecond, for what only callers
+// outside, or autograd, could ask of it.
+Tensor view_of(const Tensor& t, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset = 0) {
+    Tensor view = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(t.storage()),
+                                                           t.key_set(), t.dtype());
+    view.unsafeGetTensorImpl()->set_storage_offset(t.storage_offset() + offset);
+    view.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+    return view;
+}
+Tensor transposed(const Tensor& t) {
+    return view_of(t, {t.size(1), t.size(0)}, {t.stride(1), t.stride(0)});
+}
 Tensor rows_of(const Tensor& t, int64_t begin, int64_t count) {
-    return count == t.size(0) ? t : t.narrow(0, begin, count);
+    if (count == t.size(0)) return t;
+    at::DimVector sizes(t.sizes());
+    sizes[0] = count;
+    return view_of(t, sizes, t.strides(), begin * t.stride(0));
 }
 
 struct Results {
@@ -112,27 +118,26 @@ Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targ
 
     const Tensor x = hidden.dim() == 2 ? hidden : hidden.reshape({rows, channels});
     const Tensor ids = targets.dim() == 1 ? targets : targets.reshape({rows});
-    const Tensor transposed = weight.t();
+    const Tensor columns = transposed(weight);
     const auto arithmetic = hidden.options().dtype(statistics(hidden));
     Tensor losses = at::empty({rows}, arithmetic), dhidden, dweight;
     const Tensor logits = at::empty({std::min(height, rows), vocabulary}, hidden.options());
     if (wanted.dhidden) dhidden = at::empty(x.sizes(), x.options());
     if (wanted.dweight) dweight = at::empty(weight.sizes(), wide ? arithmetic : weight.options());
     if (wanted.dweight && rows == 0) dweight.zero_();
-    const OptionalTensor none;
-    OptionalTensor mean, counted;
+    const Tensor none;
+    Tensor mean, counted;
     if (wants_mean) mean = at::empty({}, arithmetic);
-    if (mean && gradients) counted = at::empty({}, arithmetic);
+    if (wants_mean && gradients) counted = at::empty({}, arithmetic);
     const bool at_once = chunks == 1 && rows > 0;  // then the mean is the losses' own call's
 
     for (int64_t begin = 0; begin < rows; begin += height) {
         const int64_t count = std::min(height, rows - begin);
         const Tensor part = rows_of(x, begin, count);
-        Tensor out = rows_of(logits, 0, count), own_losses = rows_of(losses, begin, count);
-        at::mm_out(out, part, transposed);
-        cross_entropy(out, rows_of(ids, begin, count), ignore_index, own_losses,
-                      gradients ? OptionalTensor(out) : none, at_once ? mean : none,
-                      at_once ? counted : none);
+        Tensor out = rows_of(logits, 0, count);
+        at::mm_out(out, part, columns);
+        cross_entropy(out, rows_of(ids, begin, count), ignore_index, rows_of(losses, begin, count),
+                      gradients ? out : none, at_once ? mean : none, at_once ? counted : none);
         if (wanted.dhidden) {
             Tensor dpart = rows_of(dhidden, begin, count);
             at::mm_out(dpart, out, weight);
@@ -141,19 +146,19 @@ Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targ
         if (wide)
             add_weight_gradient(out, part, begin > 0, dweight);
         else if (begin == 0)
-            at::mm_out(dweight, out.t(), part);
+            at::mm_out(dweight, transposed(out), part);
         else
-            dweight.addmm_(out.t(), part);
+            dweight.addmm_(transposed(out), part);
     }
-    if (mean && !at_once) mean_loss(losses, ids, ignore_index, *mean, counted);
+    if (wants_mean && !at_once) mean_loss(losses, ids, ignore_index, mean, counted);
 
     Results r;
     if (gradients) {  // where no row counts, they are 0 and stay it
-        r.scale = counted ? counted->clamp_min(1).reciprocal().view({1}) : at::ones({1}, arithmetic);
+        r.scale = wants_mean ? counted.clamp_min(1).reciprocal().view({1}) : at::ones({1}, arithmetic);
         r.dhidden = wanted.dhidden ? dhidden.view(hidden.sizes()) : at::empty({0}, hidden.options());
         r.dweight = wanted.dweight ? dweight.to(weight.scalar_type()) : at::empty({0}, weight.options());
     }
-    r.loss = mean ? *mean : losses.sum();
+    r.loss = wants_mean ? mean : losses.sum();
     return r;
 }
 
@@ -201,7 +206,7 @@ void define(torch::Library& library, const std::string& name, const std::string&
     implement(c10::DispatchKey::Meta, fake);
     implement(c10::DispatchKey::CPU, kernel);
     implement(c10::DispatchKey::CUDA, kernel);
-    implement(c10::DispatchKey::Autograd, torch::autograd::autogradNotImplementedFallback());
+    refuse_derivative(library, name);
 }
 
 }  // namespace

@@ -13,8 +13,6 @@
 // comes first may be any number of dimensions: results have those of the first tensor that has it. An i32 that may be
 // strided may be an int64, as PyTorch's targets are: its values are those of the lower halves.
 #include <ATen/ATen.h>
-#include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -22,27 +20,10 @@
 #include <optional>
 
 #include "torch_autograd.h"
+#include "torch_compute.h"
 
 namespace llamac {
 namespace {
-
-at::ScalarType torch_type(DType t) {
-    constexpr at::ScalarType types[] = {at::kFloat, at::kBFloat16, at::kDouble, at::kInt};
-    return types[static_cast<size_t>(t)];
-}
-
-// An int64 whose lower halves are a described int32 with gaps; every device here is little-endian.
-bool has_halves(const Operand& o, const at::Tensor& t) {
-    return t.scalar_type() == at::kLong && !o.type && o.dtype == DType::i32 && o.strided &&
-           o.shape.size() == 1;
-}
-
-DType type_of(const Operation& op, const Operand& o, const at::Tensor& t) {
-    if (has_halves(o, t)) return DType::i32;
-    for (const DType d : {DType::f32, DType::bf16, DType::f64, DType::i32})
-        if (t.scalar_type() == torch_type(d)) return d;
-    fail(op.name, ": ", o.name, " is ", c10::toString(t.scalar_type()), ", expected f32, bf16, f64 or i32");
-}
 
 bool begins_with_rows(const Operation& op, const Operand& o) {
     return !o.shape.empty() && o.shape[0].symbol >= 0 &&
@@ -86,25 +67,13 @@ struct Arguments {
             if (tensors[i].defined()) device = tensors[i].device();
     }
 
-    // Several devices, one without memory among them; an ignore_index that no int32, or lower half of a target, is.
-    void refuse_misfits() const {
+    // Else one without memory among others would make the call a fake of itself.
+    void check_devices() const {
         const Operation& op = *form.op;
-        for (size_t i = 0; i < tensors.size(); i++) {
-            if (!tensors[i].defined()) continue;
-            const std::string& name = op.operands[i].name;
-            TORCH_CHECK_VALUE(tensors[i].device() == device, op.name, ": ", name, " is on ",
-                              tensors[i].device().str(), ", expected ", device.str());
-        }
-        if (const auto none = ignore_index())
-            TORCH_CHECK_VALUE(static_cast<int32_t>(*none) == *none, op.name, ": ignore_index is ", *none,
-                              ", expected one of 32 bits");
-    }
-
-    std::optional<int64_t> ignore_index() const {
-        const std::vector<ScalarInfo>& known = form.op->scalars;
-        for (size_t s = 0; s < known.size(); s++)
-            if (known[s].name == "ignore_index") return scalars[s].integer;
-        return std::nullopt;
+        for (size_t i = 0; i < tensors.size(); i++)
+            if (tensors[i].defined())
+                TORCH_CHECK_VALUE(tensors[i].device() == device, op.name, ": ", op.operands[i].name,
+                                  " is on ", tensors[i].device().str(), ", expected ", device.str());
     }
 
     // Sizes by the tensors' shapes, inputs first, compared where they are known: symbolic ones as well.
@@ -179,24 +148,6 @@ struct Arguments {
     }
 };
 
-// Values that address memory, where the host can see them: in bounds, or the scalar that means "none".
-void check_bounds(const Arguments& a, const std::vector<Tensor>& views) {
-    const Operation& op = *a.form.op;
-    for (size_t i = 0; i < views.size(); i++) {
-        const Operand& o = op.operands[i];
-        if (o.bound < 0 || views[i].dtype != DType::i32) continue;
-        const int64_t below = a.size[static_cast<size_t>(o.bound)].expect_int();
-        const int64_t none = a.ignore_index().value_or(0);
-        const bool wide = has_halves(o, a.tensors[i]);
-        for (int64_t n = 0; n < views[i].elements(); n++) {
-            const int32_t* at = views[i].as<int32_t>() + n * views[i].stride[0];
-            const int64_t value = wide ? *reinterpret_cast<const int64_t*>(at) : *at;
-            if (value != none && (value < 0 || value >= below))
-                fail(op.name, ": ", o.name, " holds ", value, ", expected values from 0 to ", below - 1);
-        }
-    }
-}
-
 // One form of one operation.
 struct Kernel final : c10::OperatorKernel {
     Form form;
@@ -205,113 +156,14 @@ struct Kernel final : c10::OperatorKernel {
 
     void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) const {
         Arguments a(form, *stack);
-        a.refuse_misfits();
+        a.check_devices();
         a.bind_sizes();
         a.allocate_results();
-        try {
-            if (fake || a.device.is_meta())
-                check_types(a);
-            else
-                compute(a);
-        } catch (const Error& e) {
-            TORCH_CHECK_VALUE(false, e.what());
-        }
+        if (fake || a.device.is_meta())
+            check_types(*form.op, a.tensors, a.scalars);
+        else
+            compute(*form.op, a.tensors, a.scalars);
         for (const size_t i : form.results) stack->emplace_back(std::move(a.tensors[i]));
-    }
-
-  private:
-    // As run() does, so that a compiler's user hears of it before the graph runs.
-    static void check_types(const Arguments& a) {
-        const Operation& op = *a.form.op;
-        Types types;
-        for (size_t k = 0; k < a.tensors.size(); k++) {
-            const size_t i = (k + static_cast<size_t>(op.outputs)) % a.tensors.size();
-            const Operand& o = op.operands[i];
-            if (a.tensors[i].defined()) types.check(op, o, type_of(op, o, a.tensors[i]));
-        }
-    }
-
-    // The distance of rows that several dimensions number, where it is one; of one number for all rows it is 0.
-    static std::optional<int64_t> distance_of_rows(const at::Tensor& t) {
-        if (t.is_contiguous()) return 1;
-        int64_t distance = 0, rows = 1;
-        for (int64_t d = t.dim() - 1; d >= 0; d--) {
-            if (t.size(d) == 1) continue;
-            if (rows == 1) distance = t.stride(d);
-            if (t.stride(d) != rows * distance) return std::nullopt;
-            rows *= t.size(d);
-        }
-        return distance;
-    }
-
-    // Contiguous where the description wants it, copied if it has to be. What is written cannot be a copy:
-    // run() refuses it.
-    static void arrange(const Operand& o, at::Tensor& t) {
-        if (o.output || t.is_contiguous()) return;
-        const bool in_rows = t.dim() <= 1 || t.size(-1) <= 1 || t.stride(-1) == 1;
-        const bool as_described = o.shape.size() == 1
-                                      ? distance_of_rows(t).has_value()
-                                      : in_rows && t.dim() == static_cast<int64_t>(o.shape.size());
-        if (!o.strided || !as_described) t = t.contiguous();
-    }
-
-    static Tensor view(const Operation& op, const Operand& o, const at::Tensor& t) {
-        Tensor r;
-        r.data = t.data_ptr();
-        r.dtype = type_of(op, o, t);
-        r.rank = static_cast<int>(o.shape.size());
-        const int64_t step = has_halves(o, t) ? 2 : 1;
-        if (t.dim() == r.rank) {
-            for (int d = 0; d < r.rank; d++) r.shape[d] = t.size(d), r.stride[d] = step * t.stride(d);
-            return r;
-        }
-        const bool rows_alone = o.strided && !o.output && r.rank == 1;
-        if (!rows_alone && !t.is_contiguous()) fail(op.name, ": ", o.name, " must be contiguous");
-        int64_t rest = rows_alone ? distance_of_rows(t).value() : 1;
-        for (int d = r.rank - 1; d > 0; d--) {
-            r.shape[d] = t.size(d - r.rank), r.stride[d] = rest;
-            rest *= r.shape[d];
-        }
-        r.shape[0] = 1, r.stride[0] = step * rest;
-        for (int64_t d = 0; d <= t.dim() - r.rank; d++) r.shape[0] *= t.size(d);
-        return r;
-    }
-
-    void compute(Arguments& a) const {
-        const Operation& op = *form.op;
-        const size_t n = a.tensors.size();
-        std::vector<Tensor> views(n);
-        for (size_t k = 0; k < n; k++) {  // inputs first: outputs have followed them
-            const size_t i = (k + static_cast<size_t>(op.outputs)) % n;
-            at::Tensor& t = a.tensors[i];
-            if (!t.defined()) continue;
-            arrange(op.operands[i], t);
-            views[i] = view(op, op.operands[i], t);
-        }
-        // Autograd refuses saved tensors that have changed since.
-        for (size_t i = 0; i < a.tensors.size(); i++)
-            if (op.operands[i].output && a.tensors[i].defined() && !a.tensors[i].is_inference())
-                a.tensors[i].unsafeGetTensorImpl()->bump_version();
-        if (a.device.is_cpu()) {
-            check_bounds(a, views);
-            return run(op, std::move(views), a.scalars);
-        }
-        run_on_device(op, std::move(views), a);
-    }
-
-    // On the current stream. The workspace comes from torch's allocator, which knows of streams and graphs.
-    static void run_on_device(const Operation& op, std::vector<Tensor> views, const Arguments& a) {
-        const c10::DeviceGuard guard(a.device);
-        const c10::impl::VirtualGuardImpl streams(a.device.type());
-        at::Tensor memory;
-        Workspace workspace;
-        workspace.source = [&](int64_t bytes) {
-            memory = at::empty({bytes}, at::TensorOptions(a.device).dtype(at::kByte));
-            return memory.data_ptr();
-        };
-        const Queue queue{Where::device,
-                          static_cast<hipStream_t>(streams.getStream(a.device).native_handle()), &workspace};
-        run(op, std::move(views), a.scalars, queue);
     }
 };
 
@@ -347,6 +199,6 @@ extern "C" __attribute__((visibility("default"))) void llamac_register_operation
         const llamac::Form form(*op, false), out(*op, true);
         const bool gives = !form.results.empty();
         if (gives && !form.factory) llamac::define_derivative(library, form);
-        llamac::refuse_derivative(library, gives ? out : form);
+        llamac::refuse_derivative(library, (gives ? out : form).name());
     }
 }

@@ -1,0 +1,184 @@
+#include "torch_compute.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <optional>
+
+namespace llamac {
+namespace {
+
+// Inputs bind what outputs are compared with.
+size_t inputs_first(const Operation& op, size_t k) {
+    return (k + static_cast<size_t>(op.outputs)) % op.operands.size();
+}
+
+// An int64 whose lower halves are a described int32 with gaps; every device here is little-endian.
+bool has_halves(const Operand& o, const at::Tensor& t) {
+    return t.scalar_type() == at::kLong && !o.type && o.dtype == DType::i32 && o.strided &&
+           o.shape.size() == 1;
+}
+
+DType type_of(const Operation& op, const Operand& o, const at::Tensor& t) {
+    if (has_halves(o, t)) return DType::i32;
+    for (const DType d : {DType::f32, DType::bf16, DType::f64, DType::i32})
+        if (t.scalar_type() == torch_type(d)) return d;
+    fail(op.name, ": ", o.name, " is ", c10::toString(t.scalar_type()), ", expected f32, bf16, f64 or i32");
+}
+
+// One that no int32, or lower half of a target, is would be ignored nowhere.
+std::optional<int64_t> ignore_index(const Operation& op, const std::vector<Scalar>& scalars) {
+    for (size_t s = 0; s < op.scalars.size(); s++) {
+        if (op.scalars[s].name != "ignore_index") continue;
+        const int64_t value = scalars[s].integer;
+        if (static_cast<int32_t>(value) != value)
+            fail(op.name, ": ignore_index is ", value, ", expected one of 32 bits");
+        return value;
+    }
+    return std::nullopt;
+}
+
+int64_t size_of_dimension(const Operation& op, const std::vector<Tensor>& views, int dimension) {
+    for (size_t i = 0; i < views.size(); i++)
+        for (int d = 0; d < views[i].rank; d++)
+            if (const Dimension& known = op.operands[i].shape[static_cast<size_t>(d)];
+                known.symbol == dimension)
+                return views[i].shape[d] * known.divisor / known.factor;
+    return 0;
+}
+
+// Values that address memory, where the host can see them: in bounds, or the scalar that means "none".
+void check_bounds(const Operation& op, const std::vector<at::Tensor>& operands,
+                  const std::vector<Tensor>& views, std::optional<int64_t> none) {
+    for (size_t i = 0; i < views.size(); i++) {
+        const Operand& o = op.operands[i];
+        if (o.bound < 0 || views[i].dtype != DType::i32) continue;
+        const int64_t below = size_of_dimension(op, views, o.bound);
+        const bool wide = has_halves(o, operands[i]);
+        for (int64_t n = 0; n < views[i].elements(); n++) {
+            const int32_t* at = views[i].as<int32_t>() + n * views[i].stride[0];
+            const int64_t value = wide ? *reinterpret_cast<const int64_t*>(at) : *at;
+            if (value != none && (value < 0 || value >= below))
+                fail(op.name, ": ", o.name, " holds ", value, ", expected values from 0 to ", below - 1);
+        }
+    }
+}
+
+// The distance of rows that several dimensions number, where it is one; of one number for all rows it is 0.
+std::optional<int64_t> distance_of_rows(const at::Tensor& t) {
+    if (t.is_contiguous()) return 1;
+    int64_t distance = 0, rows = 1;
+    for (int64_t d = t.dim() - 1; d >= 0; d--) {
+        if (t.size(d) == 1) continue;
+        if (rows == 1) distance = t.stride(d);
+        if (t.stride(d) != rows * distance) return std::nullopt;
+        rows *= t.size(d);
+    }
+    return distance;
+}
+
+// Contiguous where the description wants it, copied if it has to be. What is written cannot be a copy:
+// run() refuses it.
+void arrange(const Operand& o, at::Tensor& t) {
+    if (o.output || t.is_contiguous()) return;
+    const bool in_rows = t.dim() <= 1 || t.size(-1) <= 1 || t.stride(-1) == 1;
+    const bool as_described = o.shape.size() == 1
+                                  ? distance_of_rows(t).has_value()
+                                  : in_rows && t.dim() == static_cast<int64_t>(o.shape.size());
+    if (!o.strided || !as_described) t = t.contiguous();
+}
+
+Tensor view(const Operation& op, const Operand& o, const at::Tensor& t) {
+    Tensor r;
+    r.data = t.data_ptr();
+    r.dtype = type_of(op, o, t);
+    r.rank = static_cast<int>(o.shape.size());
+    const int64_t step = has_halves(o, t) ? 2 : 1;
+    if (t.dim() == r.rank) {
+        for (int d = 0; d < r.rank; d++) r.shape[d] = t.size(d), r.stride[d] = step * t.stride(d);
+        return r;
+    }
+    const bool rows_alone = o.strided && !o.output && r.rank == 1;
+    if (!rows_alone && !t.is_contiguous()) fail(op.name, ": ", o.name, " must be contiguous");
+    int64_t rest = rows_alone ? distance_of_rows(t).value() : 1;
+    for (int d = r.rank - 1; d > 0; d--) {
+        r.shape[d] = t.size(d - r.rank), r.stride[d] = rest;
+        rest *= r.shape[d];
+    }
+    r.shape[0] = 1, r.stride[0] = step * rest;
+    for (int64_t d = 0; d <= t.dim() - r.rank; d++) r.shape[0] *= t.size(d);
+    return r;
+}
+
+// On the current stream. The workspace comes from torch's allocator, which knows of streams and graphs.
+void run_on_device(const Operation& op, std::vector<Tensor> views, const std::vector<Scalar>& scalars,
+                   c10::Device device) {
+    const c10::DeviceGuard guard(device);
+    const c10::impl::VirtualGuardImpl streams(device.type());
+    at::Tensor memory;
+    Workspace workspace;
+    workspace.source = [&](int64_t bytes) {
+        memory = at::empty({bytes}, at::TensorOptions(device).dtype(at::kByte));
+        return memory.data_ptr();
+    };
+    const Queue queue{Where::device, static_cast<hipStream_t>(streams.getStream(device).native_handle()),
+                      &workspace};
+    run(op, std::move(views), scalars, queue);
+}
+
+void compute_or_fail(const Operation& op, std::vector<at::Tensor> operands,
+                     const std::vector<Scalar>& scalars) {
+    const std::optional<int64_t> none = ignore_index(op, scalars);
+    std::vector<Tensor> views(operands.size());
+    c10::Device device = at::kCPU;
+    for (size_t k = 0; k < operands.size(); k++) {
+        const size_t i = inputs_first(op, k);
+        const Operand& o = op.operands[i];
+        at::Tensor& t = operands[i];
+        if (!t.defined()) continue;
+        arrange(o, t);
+        views[i] = view(op, o, t);
+        device = t.device();
+        // Autograd refuses saved tensors that have changed since.
+        if (o.output && !t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
+    }
+    if (!device.is_cpu()) return run_on_device(op, std::move(views), scalars, device);
+    check_bounds(op, operands, views, none);
+    run(op, std::move(views), scalars);
+}
+
+template <class Function>
+void with_value_errors(Function&& function) {
+    try {
+        function();
+    } catch (const Error& e) {
+        TORCH_CHECK_VALUE(false, e.what());
+    }
+}
+
+}  // namespace
+
+at::ScalarType torch_type(DType t) {
+    constexpr at::ScalarType types[] = {at::kFloat, at::kBFloat16, at::kDouble, at::kInt};
+    return types[static_cast<size_t>(t)];
+}
+
+void compute(const Operation& op, std::vector<at::Tensor> operands, const std::vector<Scalar>& scalars) {
+    with_value_errors([&] { compute_or_fail(op, std::move(operands), scalars); });
+}
+
+void check_types(const Operation& op, const std::vector<at::Tensor>& operands,
+                 const std::vector<Scalar>& scalars) {
+    with_value_errors([&] {
+        ignore_index(op, scalars);
+        Types types;
+        for (size_t k = 0; k < operands.size(); k++) {
+            const size_t i = inputs_first(op, k);
+            const Operand& o = op.operands[i];
+            if (operands[i].defined()) types.check(op, o, type_of(op, o, operands[i]));
+        }
+    });
+}
+
+}  // namespace llamac

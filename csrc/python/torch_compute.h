@@ -1,0 +1,24 @@
+// An operation on torch's tensors.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#undef CHECK  // c10's; ours is core/error.h's
+#include "core/registry.h"
+
+namespace llamac {
+
+at::ScalarType torch_type(DType t);
+
+// Runs it where its operands are (by the description, on one device; null: not defined), on a GPU on the current
+// stream. An input is copied where the description does not take its strides. Shapes may have more dimensions, as
+// torch_ops.cpp says.
+// Throws ValueError, in one line, for what does not fit.
+void compute(const Operation& op, std::vector<at::Tensor> operands, const std::vector<Scalar>& scalars);
+
+// Throws as compute() does for types and scalars, which is all that tensors without memory show beside their shapes.
+void check_types(const Operation& op, const std::vector<at::Tensor>& operands,
+                 const std::vector<Scalar>& scalars);
+
+}  // namespace llamac
