@@ -329,12 +329,10 @@ def test_chunks_of_linear_cross_entropy(wide, monkeypatch):
     assert not differences(case, "bf16")
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
         case.results(case.ours, case.arguments(torch.bfloat16))
-    products = [event for event in profiled.events() if event.name in ("aten::mm", "aten::addmm_")]
-    heights = [p.input_shapes[0][0] for p in products if p.input_shapes[1][-1] == vocabulary]
+    names = [event.name for event in profiled.events()]
+    heights = [e.input_shapes[0][0] for e in profiled.events() if e.name == "llamac::cross_entropy"]
     assert max(heights) == height and sum(heights) == case.ids.numel()
-    # of PyTorch's, in the weight's own type; ours add to float32
-    added = "aten::addmm_" in {p.name for p in products}
-    assert (not added) == (len(heights) > 8) == wide
+    assert ("llamac::matmul_backward_weight" in names) == (len(heights) > 8) == wide
 
 
 LOSSES = [name for name in CASES if "cross_entropy" in name]
@@ -581,6 +579,9 @@ def test_fakes_refuse_what_kernels_refuse():
         }.items():
             with pytest.raises(ValueError, match=message):
                 ops.rmsnorm(*arguments)
+        targets = torch.zeros(3, dtype=torch.int64)
+        with pytest.raises(ValueError, match="ignore_index is 1099511627776, expected one of 32 bits"):
+            ops.linear_cross_entropy(x, torch.ones(5, 8), targets, ignore_index=1 << 40)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -618,6 +619,10 @@ def test_out_accumulates_and_is_noticed():
     torch.ops.llamac.matmul_backward_weight.out(dout, x, True, dweight=dweight)
     torch.testing.assert_close(dweight, 1 + dout.T @ x)
     assert dweight._version > version
+    version = dweight._version
+    with pytest.raises(ValueError, match="x is Half"):
+        torch.ops.llamac.matmul_backward_weight.out(dout, x.half(), True, dweight=dweight)
+    assert dweight._version == version
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if len(case.inputs) > 1])
@@ -664,9 +669,34 @@ def test_what_only_the_backward_reads_has_no_derivative():
 
 
 def test_operations_without_a_derivative_say_so():
-    x = torch.ones(5, requires_grad=True)
-    with pytest.raises(NotImplementedError, match="global_norm has no derivative"):
-        torch.ops.llamac.global_norm(x).sum().backward()
+    x, weight = torch.ones(5, 8, requires_grad=True), torch.ones(8)
+    loss = torch.ops.llamac.linear_cross_entropy
+    arguments = x, torch.ones(7, 8), torch.zeros(5, dtype=torch.int64), IGNORED, True, 1 << 20
+    for result in (
+        torch.ops.llamac.global_norm(x.view(-1)),
+        loss.default(*arguments),
+        loss.gradients(*arguments, True, False)[0],
+    ):
+        with pytest.raises(RuntimeError, match=r"derivative for llamac::\w+ is not implemented"):
+            result.sum().backward()
+    out = torch.ops.llamac.rmsnorm_forward.out
+    with pytest.raises(NotImplementedError, match=r"rmsnorm_forward has no derivative, which x asks for"):
+        out(x, weight, EPS, out=torch.empty(5, 8), rstd=torch.empty(5))
+    with torch.no_grad():
+        out(x, weight, EPS, out=torch.empty(5, 8), rstd=torch.empty(5))
+
+
+def test_a_loss_as_a_metric():
+    """Beside what torch.func differentiates."""
+
+    def both(x):
+        loss = torch.ops.llamac.linear_cross_entropy(x, weight, targets(7, 5), IGNORED, True, 1 << 20)
+        return x.square().sum(), loss
+
+    x, weight = randn(5, 8).float(), randn(7, 8).float()
+    gradient, loss = torch.func.grad(both, has_aux=True)(x)
+    torch.testing.assert_close(gradient, 2 * x)
+    torch.testing.assert_close(loss, ops.linear_cross_entropy(x, weight, targets(7, 5), IGNORED))
 
 
 @pytest.mark.parametrize("name", ["cross_entropy-mean", "linear_cross_entropy-mean", "rmsnorm"])
@@ -674,7 +704,7 @@ def test_no_second_derivative(name):
     """Said, where another term's would hide that it is missing."""
     case = CASES[name]
     arguments = case.arguments(torch.float32)
-    with pytest.raises(NotImplementedError, match=r"has no (second )?derivative"):
+    with pytest.raises(RuntimeError, match=r"has no second derivative|derivative for .* is not implemented"):
         (gradient,) = torch.autograd.grad(
             case.call(case.ours, arguments)[0].sum(), arguments[0], create_graph=True
         )

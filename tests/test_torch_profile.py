@@ -9,9 +9,9 @@ import torch
 from run import flags
 
 import train_llama3 as ref
-from llamac import peak, profile
+from llamac import ops, peak, profile
 from llamac.options import parse
-from llamac.torch_profile import flops_of, operation_of, summarise
+from llamac.torch_profile import Profiler, flops_of, operation_of, summarise
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -48,6 +48,21 @@ def test_a_run(data, tmp_path, capsys, ops):
     found = [line.split()[0] for line in report.splitlines() if line]
     names = {"GEMM", "attention", "norm", "SwiGLU", "loss", "optimizer", "embedding", "copy", "idle"}
     assert (names | {"RoPE"} if ops == "llamac" else names) <= set(found)
+
+
+@pytest.mark.parametrize("chunks", [2, 9])  # of more than eight our product adds the weight's gradient up
+def test_products_of_a_loss(chunks, tmp_path, monkeypatch):
+    rows, channels, vocabulary = 45, 16, 33
+    monkeypatch.setattr(ops, "CHUNK_BYTES", -(-2 * vocabulary * rows // chunks))
+    hidden, weight = (torch.randn(n, channels).bfloat16().requires_grad_() for n in (rows, vocabulary))
+    profiler = Profiler(tmp_path, count=1, steps=1, device="cpu", dtype=torch.bfloat16)
+    with profiler.step(1):
+        ops.linear_cross_entropy(hidden, weight, torch.arange(rows) % vocabulary).backward()
+    found = json.loads(profiler.finish().read_text())["operations"]
+    products = [row for row in found if row["operation"].startswith("matmul")]
+    assert sum(row["calls"] for row in products) == 3 * chunks
+    assert sum(row["flops"] for row in products) == 3 * 2 * rows * channels * vocabulary
+    assert sum(row["calls"] for row in found if row["operation"] == "cross_entropy") == chunks
 
 
 def event(cat: str, name: str, ts: float, dur: float, **args) -> dict:

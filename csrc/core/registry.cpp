@@ -443,9 +443,8 @@ void run(const Operation& op, std::vector<Tensor> tensors, const std::vector<Sca
     int64_t size[max_dimensions];
     std::fill(size, size + max_dimensions, -1);
     Types types;
-    const size_t n = tensors.size(), outputs = static_cast<size_t>(op.outputs);
-    for (size_t k = 0; k < n; k++) {  // inputs bind the sizes, outputs are compared with them
-        const size_t i = (k + outputs) % n;
+    for (size_t k = 0; k < tensors.size(); k++) {
+        const size_t i = op.in_order(k);
         check_operand(op, op.operands[i], tensors[i], size, types);
     }
     Call call{&op, tensors.data(), scalars.data(), size, {queue.stream, 0, nullptr, queue}};

@@ -131,6 +131,9 @@ struct Operation {
               double (*flops)(const Call&) = nullptr, double (*bytes)(const Call&) = nullptr);
     Operation(const Operation&) = delete;
 
+    // The k-th operand as calls are checked: inputs come first, since they bind what outputs are compared with.
+    size_t in_order(size_t k) const { return (k + static_cast<size_t>(outputs)) % operands.size(); }
+
     std::string name;
     const char* summary;
     std::vector<Operand> operands;  // outputs, then inputs

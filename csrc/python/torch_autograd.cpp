@@ -11,13 +11,17 @@
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
+#include <torch/csrc/autograd/functions/utils.h>
 
 #include <algorithm>
 #include <cstring>
 #include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string_view>
+#include <type_traits>
 
 namespace llamac {
 namespace {
@@ -197,36 +201,6 @@ struct Derivative {
     }
 };
 
-std::string_view name_of(const c10::OperatorHandle& op) {
-    return std::string_view(op.schema().name()).substr(std::strlen("llamac::"));
-}
-
-const c10::IValue* arguments_of(const c10::OperatorHandle& op, const Stack& stack) {
-    return stack.data() + (stack.size() - op.schema().arguments().size());
-}
-
-// They would be dropped without a word.
-void refuse_forward_derivatives(const c10::OperatorHandle& op, const Stack& stack) {
-    const std::vector<c10::Argument>& arguments = op.schema().arguments();
-    const c10::IValue* given = arguments_of(op, stack);
-    for (size_t a = 0; a < arguments.size(); a++)
-        TORCH_CHECK_NOT_IMPLEMENTED(!given[a].isTensor() || !given[a].toTensor()._fw_grad(0).defined(),
-                                    name_of(op), " has no forward derivative, which ", arguments[a].name(),
-                                    " asks for");
-}
-
-// Its results, taken off the stack.
-variable_list call_below(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack) {
-    {
-        const at::AutoDispatchBelowADInplaceOrView guard;
-        op.redispatchBoxed(below, stack);
-    }
-    variable_list results;
-    for (const c10::IValue& v : torch::jit::pop(*stack, op.schema().returns().size()))
-        results.push_back(v.toTensor());
-    return results;
-}
-
 struct Function : torch::autograd::Function<Function> {
     // The arguments lie on the stack. given: the tensors among them, for the engine; present: a bit for each
     // that is not null.
@@ -235,7 +209,13 @@ struct Function : torch::autograd::Function<Function> {
                                  Stack* stack) {
         const std::vector<c10::IValue> call(stack->end() - static_cast<std::ptrdiff_t>(d->arguments.size()),
                                             stack->end());
-        variable_list results = call_below(*op, below, stack);
+        {
+            const at::AutoDispatchBelowADInplaceOrView guard;
+            op->redispatchBoxed(below, stack);
+        }
+        variable_list results;
+        for (const c10::IValue& v : torch::jit::pop(*stack, d->results.size()))
+            results.push_back(v.toTensor());
         ctx->saved_data["derivative"] = reinterpret_cast<int64_t>(d);
         ctx->saved_data["present"] = present;
         d->keep(*ctx, call, results);
@@ -259,32 +239,62 @@ struct Function : torch::autograd::Function<Function> {
     }
 };
 
-struct NoDerivative : torch::autograd::Function<NoDerivative> {
-    static variable_list forward(AutogradContext* ctx, at::TensorList /*given*/,
-                                 const c10::OperatorHandle* op, c10::DispatchKeySet below, Stack* stack) {
-        ctx->saved_data["operation"] = std::string(name_of(*op));
-        return call_below(*op, below, stack);
-    }
-    static variable_list backward(AutogradContext* ctx, const variable_list&) {
-        TORCH_CHECK_NOT_IMPLEMENTED(false, "torch.ops.llamac.", ctx->saved_data["operation"].toStringRef(),
-                                    " has no derivative");
+std::string_view name_of(const c10::OperatorHandle& op) {
+    return std::string_view(op.schema().name()).substr(std::strlen("llamac::"));
+}
+
+// On the stack.
+struct CallArguments {
+    const std::vector<c10::Argument>& known;
+    const c10::IValue* given;
+
+    CallArguments(const c10::OperatorHandle& op, const Stack& stack)
+        : known(op.schema().arguments()), given(stack.data() + (stack.size() - known.size())) {}
+
+    bool wants_gradient(size_t a) const { return given[a].isTensor() && given[a].toTensor().requires_grad(); }
+
+    // They would be dropped without a word.
+    void refuse_forward_derivatives(const c10::OperatorHandle& op) const {
+        for (size_t a = 0; a < known.size(); a++)
+            TORCH_CHECK_NOT_IMPLEMENTED(!given[a].isTensor() || !given[a].toTensor()._fw_grad(0).defined(),
+                                        name_of(op), " has no forward derivative, which ", known[a].name(),
+                                        " asks for");
     }
 };
 
+// Says it in the backward, and no earlier. Pointer: to nodes, which PyTorch 2.13 counts in another way than 2.11.
+template <class Pointer>
+Pointer no_derivative(const std::string& operation, const variable_list& of) {
+    using torch::autograd::NotImplemented;
+    torch::autograd::edge_list next = torch::autograd::collect_next_edges(of);
+    if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>)
+        return std::make_shared<NotImplemented>(operation, std::move(next));
+    else
+        return c10::make_intrusive<NotImplemented>(operation, std::move(next));
+}
+
+// What PyTorch's fallback for such operations does, which costs the host half a microsecond where nobody asks for one.
 struct Underivable final : c10::OperatorKernel {
     void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
-        refuse_forward_derivatives(op, *stack);
-        const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
-        variable_list given;
-        if (at::GradMode::is_enabled())
-            for (const c10::IValue* v = arguments_of(op, *stack); v != stack->data() + stack->size(); v++)
-                if (v->isTensor() && v->toTensor().requires_grad()) given.push_back(v->toTensor());
-        if (given.empty() || op.schema().returns().empty()) {
-            const at::AutoDispatchBelowADInplaceOrView guard;
-            return op.redispatchBoxed(below, stack);
+        const CallArguments arguments(op, *stack);
+        arguments.refuse_forward_derivatives(op);
+        const size_t results = op.schema().returns().size();
+        variable_list wanting;
+        for (size_t a = 0; at::GradMode::is_enabled() && a < arguments.known.size(); a++) {
+            if (!arguments.wants_gradient(a)) continue;
+            TORCH_CHECK_NOT_IMPLEMENTED(results, name_of(op), " has no derivative, which ",
+                                        arguments.known[a].name(), " asks for: it writes where it is told");
+            wanting.push_back(arguments.given[a].toTensor());
         }
-        for (at::Tensor& t : NoDerivative::apply(at::TensorList(given), &op, below, stack))
-            stack->emplace_back(std::move(t));
+        {
+            const at::AutoDispatchBelowADInplaceOrView guard;
+            op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+        }
+        if (wanting.empty()) return;
+        const auto node =
+            no_derivative<decltype(torch::autograd::Edge::function)>(op.schema().name(), wanting);
+        for (const c10::IValue& result : torch::jit::last(*stack, results))
+            torch::autograd::set_history(result.toTensor(), node);
     }
 };
 
@@ -293,11 +303,10 @@ struct Autograd final : c10::OperatorKernel {
     explicit Autograd(const Derivative* d) : derivative(d) {}
 
     void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
-        refuse_forward_derivatives(op, *stack);
-        const c10::IValue* arguments = arguments_of(op, *stack);
+        const CallArguments arguments(op, *stack);
+        arguments.refuse_forward_derivatives(op);
         bool wanted = false;
-        for (size_t a = 0; a < derivative->form.leading.size(); a++)
-            wanted |= arguments[a].isTensor() && arguments[a].toTensor().requires_grad();
+        for (size_t a = 0; a < derivative->form.leading.size(); a++) wanted |= arguments.wants_gradient(a);
         const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
         if (!wanted || !at::GradMode::is_enabled()) {
             const at::AutoDispatchBelowADInplaceOrView guard;
@@ -306,8 +315,8 @@ struct Autograd final : c10::OperatorKernel {
         variable_list given;
         int64_t present = 0;
         for (size_t a = 0; a < derivative->form.leading.size(); a++) {
-            if (!arguments[a].isTensor()) continue;
-            given.push_back(arguments[a].toTensor());
+            if (!arguments.given[a].isTensor()) continue;
+            given.push_back(arguments.given[a].toTensor());
             present |= int64_t{1} << a;
         }
         for (at::Tensor& t : Function::apply(derivative, at::TensorList(given), present, &op, below, stack))
@@ -319,8 +328,9 @@ struct Autograd final : c10::OperatorKernel {
 
 void define_derivative(torch::Library& library, const Form& form) {
     static std::deque<Derivative> derivatives;  // for good: graphs hold their addresses
-    derivatives.emplace_back(form);
-    if (derivatives.back().steps.empty()) return refuse_derivative(library, form.name());
+    Derivative derivative(form);
+    if (derivative.steps.empty()) return refuse_derivative(library, form.name());
+    derivatives.push_back(std::move(derivative));
     library.impl(
         form.op->name.c_str(),
         torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFromBoxedFunctor(

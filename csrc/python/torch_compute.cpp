@@ -9,11 +9,6 @@
 namespace llamac {
 namespace {
 
-// Inputs bind what outputs are compared with.
-size_t inputs_first(const Operation& op, size_t k) {
-    return (k + static_cast<size_t>(op.outputs)) % op.operands.size();
-}
-
 // An int64 whose lower halves are a described int32 with gaps; every device here is little-endian.
 bool has_halves(const Operand& o, const at::Tensor& t) {
     return t.scalar_type() == at::kLong && !o.type && o.dtype == DType::i32 && o.strided &&
@@ -55,6 +50,7 @@ void check_bounds(const Operation& op, const std::vector<at::Tensor>& operands,
         const Operand& o = op.operands[i];
         if (o.bound < 0 || views[i].dtype != DType::i32) continue;
         const int64_t below = size_of_dimension(op, views, o.bound);
+        if (below <= 0) continue;  // run() says it
         const bool wide = has_halves(o, operands[i]);
         for (int64_t n = 0; n < views[i].elements(); n++) {
             const int32_t* at = views[i].as<int32_t>() + n * views[i].stride[0];
@@ -129,22 +125,25 @@ void run_on_device(const Operation& op, std::vector<Tensor> views, const std::ve
 
 void compute_or_fail(const Operation& op, std::vector<at::Tensor> operands,
                      const std::vector<Scalar>& scalars) {
+    CHECK(operands.size() == op.operands.size() && scalars.size() == op.scalars.size());
     const std::optional<int64_t> none = ignore_index(op, scalars);
     std::vector<Tensor> views(operands.size());
     c10::Device device = at::kCPU;
     for (size_t k = 0; k < operands.size(); k++) {
-        const size_t i = inputs_first(op, k);
+        const size_t i = op.in_order(k);
         const Operand& o = op.operands[i];
         at::Tensor& t = operands[i];
         if (!t.defined()) continue;
         arrange(o, t);
         views[i] = view(op, o, t);
         device = t.device();
-        // Autograd refuses saved tensors that have changed since.
-        if (o.output && !t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
     }
+    if (device.is_cpu()) check_bounds(op, operands, views, none);
+    // Autograd refuses saved tensors that have changed since.
+    for (size_t i = 0; i < operands.size(); i++)
+        if (op.operands[i].output && operands[i].defined() && !operands[i].is_inference())
+            operands[i].unsafeGetTensorImpl()->bump_version();
     if (!device.is_cpu()) return run_on_device(op, std::move(views), scalars, device);
-    check_bounds(op, operands, views, none);
     run(op, std::move(views), scalars);
 }
 
@@ -174,7 +173,7 @@ void check_types(const Operation& op, const std::vector<at::Tensor>& operands,
         ignore_index(op, scalars);
         Types types;
         for (size_t k = 0; k < operands.size(); k++) {
-            const size_t i = inputs_first(op, k);
+            const size_t i = op.in_order(k);
             const Operand& o = op.operands[i];
             if (operands[i].defined()) types.check(op, o, type_of(op, o, operands[i]));
         }

@@ -4,8 +4,7 @@
 
 #include <vector>
 
-#undef CHECK  // c10's; ours is core/error.h's
-#include "core/registry.h"
+#include "torch_registry.h"
 
 namespace llamac {
 

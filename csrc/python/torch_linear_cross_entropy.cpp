@@ -8,9 +8,10 @@
 //
 // .gradients: also the sum's gradients, those that are wanted (else [0]); they are to be multiplied by scale [1], in
 // float32, and by the loss's own.
-// Throws ValueError, in one line, for what does not fit; ignore_index, and targets' type and values where there are
-// rows, are checked by our cross-entropy.
+// Throws ValueError, in one line, for what does not fit; ignore_index, and targets' type and values, are checked by our
+// cross-entropy.
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -26,21 +27,31 @@ using at::Tensor;
 
 constexpr int64_t most_roundings = 8;  // of a weight's gradient in bf16, as chunks are added
 
+// Our operations, without PyTorch's dispatcher, which would cost the host half as much as a launch; profilers see them.
 // What is not defined is not wanted.
+
+const Operation& losses_operation() {
+    static const Operation& op = find_operation("cross_entropy");
+    return op;
+}
+
 void cross_entropy(const Tensor& logits, const Tensor& targets, int64_t ignore_index, const Tensor& losses,
                    const Tensor& dlogits, const Tensor& mean, const Tensor& counted) {
-    static const Operation& op = find_operation("cross_entropy");
+    RECORD_FUNCTION("llamac::cross_entropy", std::vector<c10::IValue>({logits, targets}));
     const Tensor all_ones;
-    compute(op, {losses, dlogits, mean, counted, logits, targets, all_ones}, {1.0, ignore_index});
+    compute(losses_operation(), {losses, dlogits, mean, counted, logits, targets, all_ones},
+            {1.0, ignore_index});
 }
 
 void mean_loss(const Tensor& losses, const Tensor& targets, int64_t ignore_index, const Tensor& mean,
                const Tensor& counted) {
+    RECORD_FUNCTION("llamac::mean_loss", std::vector<c10::IValue>({losses, targets}));
     static const Operation& op = find_operation("mean_loss");
     compute(op, {mean, counted, losses, targets}, {ignore_index});
 }
 
 void add_weight_gradient(const Tensor& dout, const Tensor& x, bool accumulate, const Tensor& dweight) {
+    RECORD_FUNCTION("llamac::matmul_backward_weight", std::vector<c10::IValue>({dout, x}));
     static const Operation& op = find_operation("matmul_backward_weight");
     compute(op, {dweight, dout, x}, {accumulate});
 }
@@ -49,7 +60,8 @@ at::ScalarType statistics(const Tensor& x) {
     return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-void check(const Tensor& hidden, const Tensor& weight, const Tensor& targets, int64_t chunk_bytes) {
+void check(const Tensor& hidden, const Tensor& weight, const Tensor& targets, int64_t ignore_index,
+           int64_t chunk_bytes) {
     const auto same = [](const c10::SymInt& a, const c10::SymInt& b) {
         return a.sym_eq(b).expect_true(__FILE__, __LINE__);
     };
@@ -76,6 +88,8 @@ void check(const Tensor& hidden, const Tensor& weight, const Tensor& targets, in
     bool fit = found.size() == rows.size();
     for (size_t d = 0; fit && d < found.size(); d++) fit = same(found[d], rows[d]);
     TORCH_CHECK_VALUE(fit, op, "targets has shape ", found, ", expected ", rows);
+    const Tensor &logits = hidden, none;  // as far as types go
+    check_types(losses_operation(), {none, none, none, none, logits, targets, none}, {1.0, ignore_index});
 }
 
 // Views as PyTorch's own kernels make them: one by its operations costs the host a microsecond, for what only callers
@@ -106,7 +120,7 @@ struct Wanted {
 
 Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targets, int64_t ignore_index,
                   bool wants_mean, int64_t chunk_bytes, Wanted wanted) {
-    check(hidden, weight, targets, chunk_bytes);
+    check(hidden, weight, targets, ignore_index, chunk_bytes);
     const at::AutoDispatchBelowADInplaceOrView guard;
     const int64_t rows = targets.numel(), channels = hidden.size(-1), vocabulary = weight.size(0);
     const int64_t bytes = rows * vocabulary * static_cast<int64_t>(hidden.element_size());
@@ -176,14 +190,14 @@ Gradients loss_and_gradients(const Tensor& hidden, const Tensor& weight, const T
     return {std::move(r.loss), std::move(r.scale), std::move(r.dhidden), std::move(r.dweight)};
 }
 
-Tensor fake_loss(const Tensor& hidden, const Tensor& weight, const Tensor& targets, int64_t, bool,
-                 int64_t chunk_bytes) {
-    check(hidden, weight, targets, chunk_bytes);
+Tensor fake_loss(const Tensor& hidden, const Tensor& weight, const Tensor& targets, int64_t ignore_index,
+                 bool, int64_t chunk_bytes) {
+    check(hidden, weight, targets, ignore_index, chunk_bytes);
     return at::empty({}, hidden.options().dtype(statistics(hidden)));
 }
-Gradients fake_gradients(const Tensor& hidden, const Tensor& weight, const Tensor& targets, int64_t, bool,
-                         int64_t chunk_bytes, bool dhidden, bool dweight) {
-    check(hidden, weight, targets, chunk_bytes);
+Gradients fake_gradients(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
+                         int64_t ignore_index, bool, int64_t chunk_bytes, bool dhidden, bool dweight) {
+    check(hidden, weight, targets, ignore_index, chunk_bytes);
     const auto arithmetic = hidden.options().dtype(statistics(hidden));
     const auto gradient = [](const Tensor& t, bool wanted) {
         return wanted ? at::empty_symint(t.sym_sizes(), t.options()) : at::empty({0}, t.options());

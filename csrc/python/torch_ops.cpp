@@ -79,9 +79,8 @@ struct Arguments {
     // Sizes by the tensors' shapes, inputs first, compared where they are known: symbolic ones as well.
     void bind_sizes() {
         const Operation& op = *form.op;
-        const size_t n = tensors.size();
-        for (size_t k = 0; k < n; k++) {
-            const size_t i = (k + static_cast<size_t>(op.outputs)) % n;
+        for (size_t k = 0; k < tensors.size(); k++) {
+            const size_t i = op.in_order(k);
             if (tensors[i].defined()) bind_shape(op.operands[i], tensors[i].sym_sizes());
         }
     }
