@@ -93,22 +93,24 @@ void check(const Tensor& hidden, const Tensor& weight, const Tensor& targets, in
 }
 
 // Views as PyTorch's own kernels make them: one by its operations costs the host a microsecond, for what only callers
-// outside, or autograd, could ask of it.
-Tensor view_of(const Tensor& t, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset = 0) {
+// outside, or autograd, could ask of it. offset: in elements of the type.
+Tensor view_of(const Tensor& t, at::ScalarType type, at::IntArrayRef sizes, at::IntArrayRef strides,
+               int64_t offset) {
     Tensor view = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(t.storage()),
-                                                           t.key_set(), t.dtype());
-    view.unsafeGetTensorImpl()->set_storage_offset(t.storage_offset() + offset);
+                                                           t.key_set(), c10::scalarTypeToTypeMeta(type));
+    view.unsafeGetTensorImpl()->set_storage_offset(offset);
     view.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
     return view;
 }
 Tensor transposed(const Tensor& t) {
-    return view_of(t, {t.size(1), t.size(0)}, {t.stride(1), t.stride(0)});
+    return view_of(t, t.scalar_type(), {t.size(1), t.size(0)}, {t.stride(1), t.stride(0)},
+                   t.storage_offset());
 }
 Tensor rows_of(const Tensor& t, int64_t begin, int64_t count) {
     if (count == t.size(0)) return t;
     at::DimVector sizes(t.sizes());
     sizes[0] = count;
-    return view_of(t, sizes, t.strides(), begin * t.stride(0));
+    return view_of(t, t.scalar_type(), sizes, t.strides(), t.storage_offset() + begin * t.stride(0));
 }
 
 struct Results {
@@ -123,19 +125,26 @@ Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targ
     check(hidden, weight, targets, ignore_index, chunk_bytes);
     const at::AutoDispatchBelowADInplaceOrView guard;
     const int64_t rows = targets.numel(), channels = hidden.size(-1), vocabulary = weight.size(0);
-    const int64_t bytes = rows * vocabulary * static_cast<int64_t>(hidden.element_size());
+    const at::ScalarType type = hidden.scalar_type(), wide_type = statistics(hidden);
+    const int64_t element = static_cast<int64_t>(c10::elementSize(type)), bytes = rows * vocabulary * element;
     const int64_t chunks = std::max<int64_t>(1, (bytes + chunk_bytes - 1) / chunk_bytes);
     const int64_t height = std::max<int64_t>(1, (rows + chunks - 1) / chunks);
     // Each chunk's addition rounds to the storage type: a few stay within what the products themselves lose.
-    const bool wide = chunks > most_roundings && hidden.scalar_type() == at::kBFloat16;
+    const bool wide = chunks > most_roundings && type == at::kBFloat16;
     const bool gradients = wanted.dhidden || wanted.dweight;
 
     const Tensor x = hidden.dim() == 2 ? hidden : hidden.reshape({rows, channels});
     const Tensor ids = targets.dim() == 1 ? targets : targets.reshape({rows});
     const Tensor columns = transposed(weight);
-    const auto arithmetic = hidden.options().dtype(statistics(hidden));
-    Tensor losses = at::empty({rows}, arithmetic), dhidden, dweight;
-    const Tensor logits = at::empty({std::min(height, rows), vocabulary}, hidden.options());
+    const auto arithmetic = hidden.options().dtype(wide_type);
+    // The losses lie behind the logits: one more allocation costs the host a microsecond, too.
+    const int64_t most = std::min(height, rows);
+    const int64_t ratio = static_cast<int64_t>(c10::elementSize(wide_type)) / element;
+    const int64_t behind = (most * vocabulary + ratio - 1) / ratio;
+    const Tensor memory = at::empty({(behind + rows) * ratio}, hidden.options());
+    const Tensor logits = view_of(memory, type, {most, vocabulary}, {vocabulary, 1}, 0);
+    const Tensor losses = view_of(memory, wide_type, {rows}, {1}, behind);
+    Tensor dhidden, dweight;
     if (wanted.dhidden) dhidden = at::empty(x.sizes(), x.options());
     if (wanted.dweight) dweight = at::empty(weight.sizes(), wide ? arithmetic : weight.options());
     if (wanted.dweight && rows == 0) dweight.zero_();
