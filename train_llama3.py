@@ -911,6 +911,28 @@ def sample_token(logits: Tensor, temperature: float, top_k: int, u: float) -> in
     return int(ids[torch.searchsorted(cumulative[:-1], u * cumulative[-1])])
 
 
+Moment = torch.cuda.Event | float
+
+
+def moment(device: str) -> Moment:
+    """Now; on a GPU, when it has done what is queued. By the host's clock it would be when the host hears of
+    that, which is late where it waits for room in the queue.
+    """
+    if device == "cpu":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def milliseconds(begin: Moment, end: Moment) -> float:
+    """Between them; waits for the later one."""
+    if isinstance(end, float):
+        return 1e3 * (end - begin)
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
 @dataclass
 class Update:
     """An update that the device may still be computing."""
@@ -918,7 +940,7 @@ class Update:
     step: int
     lr: float
     result: Tensor  # loss and gradient norm, on the host once `done`
-    done: torch.cuda.Event | None
+    done: Moment
 
 
 @dataclass
@@ -938,7 +960,7 @@ class Run:
     profiler: Profiler | None
     checkpoints: list[Path] = field(default_factory=list)  # written by this run, oldest first
     running: list[Update] = field(default_factory=list)  # begun and not yet logged, oldest first
-    clock: float = 0.0  # when the last one was logged
+    begun: Moment = 0.0  # when the time of the next one to be logged began
 
 
 def start(o: Options) -> Run:
@@ -1015,19 +1037,15 @@ def update(r: Run, step: int) -> None:
     """
     o = r.options
     if not r.running:
-        r.clock = time.perf_counter()
+        r.begun = moment(r.device)
     schedule = {"min_lr_frac": o.min_lr_frac, "warmup_steps": o.warmup_steps, "schedule": o.schedule}
     lr = learning_rate(step, lr=o.lr, steps=o.steps, **schedule)
     profiled = r.profiler.step(step) if r.profiler else nullcontext()
     with profiled, sdpa_kernel(ATTENTION, set_priority=True):
         batches = [to_device(r.data.micro_batch(step - 1, micro), r.device) for micro in range(r.data.accum)]
         result = train_step(r.forward, batches, r.cis, r.optimizer, lr, o.grad_clip, DTYPES[o.grad_dtype])
-    result, done = result.to("cpu", non_blocking=True), None
-    if r.device == "cuda":
-        done = torch.cuda.Event()
-        done.record()
-    r.running.append(Update(step, lr, result, done))
-    finish(r, late=1 if done else 0)
+    r.running.append(Update(step, lr, result.to("cpu", non_blocking=True), moment(r.device)))
+    finish(r, late=0 if r.device == "cpu" else 1)
 
 
 def busy_percent() -> float | None:
@@ -1044,13 +1062,11 @@ def finish(r: Run, late: int = 0) -> None:
     """
     while len(r.running) > late:
         u = r.running.pop(0)
-        if u.done:
-            u.done.synchronize()
+        ms = milliseconds(r.begun, u.done)
+        r.begun = u.done
         loss, norm = u.result.tolist()
-        now = time.perf_counter()
         gpu = (torch.cuda.max_memory_allocated() / 2**30, busy_percent()) if r.device == "cuda" else ()
-        r.log.step(u.step, loss, norm, u.lr, (now - r.clock) * 1e3, *gpu)
-        r.clock = now
+        r.log.step(u.step, loss, norm, u.lr, ms, *gpu)
         # Every weight is as bad from here on, and the next checkpoints would replace the good ones.
         if not (math.isfinite(loss) and math.isfinite(norm)):
             last = (
