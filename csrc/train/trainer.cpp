@@ -143,6 +143,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     check_memory(model, o);  // before the host's is taken, too
     model.allocate();
     while (flights.size() < on_device.size()) flights.emplace_back(tokens_per_update());
+    while (ends.size() <= flights.size()) ends.emplace_back();
     remarks = take_gemm_choices(o);
     if (!resumed_from.empty())
         resume(*this);
@@ -171,6 +172,10 @@ void Trainer::launch(Replayed& r) {
     r.launched = true;
 }
 
+const Event& Trainer::end_of(int64_t updates) const {
+    return ends[static_cast<size_t>(updates) % ends.size()];
+}
+
 void Trainer::start_update() {
     start_update([this](int64_t micro, int32_t* tokens, int32_t* targets) {
         train->micro_batch(step, micro, 0, devices, tokens, targets);
@@ -184,7 +189,7 @@ void Trainer::start_update(const Batch& batch) {
     const GemmTuning tuning(first && options.tune == "on");
     const size_t slot = static_cast<size_t>(step) % flights.size();
     Flight& f = flights[slot];
-    f.started = Clock::now();
+    if (in_flight() == 0) end_of(step).record(model.stream.handle);
     const int64_t rows = options.batch_size * options.seq_len;
     for (int64_t micro = 0; micro < accumulation; micro++) {
         const int64_t first_id = micro * rows;
@@ -208,7 +213,7 @@ void Trainer::start_update(const Batch& batch) {
     set_update(model, f.scalars.data, f.step.data);
     launch(optimizer);
     copy_bytes_async(f.scalars.data + 1, model.grad_norm.data, sizeof(float), model.stream.handle);
-    f.done.record(model.stream.handle);
+    end_of(step + 1).record(model.stream.handle);
     step++;
     if (first) keep_gemm_choices(options);
 }
@@ -216,11 +221,9 @@ void Trainer::start_update(const Batch& batch) {
 UpdateResult Trainer::finish_update() {
     CHECK(in_flight() > 0);
     const Flight& f = flights[static_cast<size_t>(finished) % flights.size()];
-    f.done.wait();
-    const Clock::time_point now = Clock::now();
-    const double ms =
-        std::chrono::duration<double, std::milli>(now - std::max(f.started, last_finish)).count();
-    last_finish = now;
+    const Event &begin = end_of(finished), &end = end_of(finished + 1);
+    end.wait();
+    const double ms = end.ms_since(begin);
     finished++;
     return {finished, mean(f.losses.data, tokens_per_update()), f.scalars.data[1],
             learning_rate(schedule, finished), ms};

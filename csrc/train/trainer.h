@@ -1,6 +1,5 @@
 // A training run without its loop: the model, its data, one update, validation, sampling, saving.
 #pragma once
-#include <chrono>
 #include <deque>
 #include <functional>
 #include <optional>
@@ -77,7 +76,6 @@ struct Trainer {
     int64_t tokens_per_update() const { return accumulation * options.batch_size * options.seq_len; }
 
   private:
-    using Clock = std::chrono::steady_clock;
     // What an update reads from and writes to host memory.
     struct Flight {
         explicit Flight(int64_t tokens);
@@ -86,8 +84,6 @@ struct Trainer {
         PinnedMemory<float> losses;
         PinnedMemory<float> scalars;  // learning rate, gradient norm
         PinnedMemory<int32_t> step;
-        Event done;
-        Clock::time_point started;
     };
     // A flight's tokens and targets, copied ahead of the micro-step that wants them.
     struct OnDevice {
@@ -102,13 +98,16 @@ struct Trainer {
     };
     void launch(Replayed& work);
     Manifest manifest() const;
+    // Of the first `updates`; or, if that was later, when the next one began.
+    const Event& end_of(int64_t updates) const;
 
     Replayed first_micro_step, later_micro_step, optimizer;
     const Stream copies;              // of ids to the device, beside the model's work
     std::deque<Flight> flights;       // the update `step` is flights[step % size]
     std::vector<OnDevice> on_device;  // of each flight
     int64_t finished;
-    Clock::time_point last_finish;
+    // Updates are timed on the stream: the host hears late of an end while it waits for room to queue the next one.
+    std::deque<Event> ends;
 };
 
 }  // namespace llamac
