@@ -1,6 +1,6 @@
 """What only a GPU can show: the same bits however a step is launched, tuned or resumed; the CPU's losses; the
-memory that was promised. `make test` on a machine with a GPU runs it. The debug states are compared there by
-tests/test_model.py, all else by tests/test_program.py.
+memory that was promised; the time of an update. `make test` on a machine with a GPU runs it. The debug states
+are compared there by tests/test_model.py, all else by tests/test_program.py.
 """
 
 import json
@@ -182,3 +182,21 @@ def test_the_memory_is_what_the_table_said(train, data, tmp_path, precision, bat
     assert sum(rows.values()) == pytest.approx(2 * rows["total"], abs=1)
     used = events(tmp_path / "out", "step")[-1]["gpu_mem_gib"] * 1024
     assert used == pytest.approx(rows["total"], rel=0.02)
+
+
+# Time
+
+
+def test_every_update_takes_its_time(train, data, tmp_path):
+    """The last one, too: in the middle of it the host had waited for room among CUDA's 1,024 launches."""
+    long = {
+        "model": "tiny",
+        "batch_size": 64,
+        "seq_len": 1024,
+        "total_batch_size": 32 * 64 * 1024,
+        "steps": 6,
+    }
+    rest = {"graphs": "off", "tune": "off", "val_data": "", "checkpoint_every": -1}
+    train(*flags(data, tmp_path / "out", **long, **rest, **PRECISIONS["bf16-throughout"]))
+    times = [e["ms"] for e in events(tmp_path / "out", "step")][1:]  # the first one loads the kernels
+    assert min(times) > 0.8 * float(np.median(times)), times
