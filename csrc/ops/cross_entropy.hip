@@ -95,8 +95,9 @@ void mean_loss_1(View<float, 0> mean, View<float, 0> counted, View<const float, 
 }
 
 __global__ void __launch_bounds__(most_threads)
-    mean_loss_kernel2(float* mean, float* counted, const float* losses, View<const int32_t, 1> targets,
-                      int64_t N, int64_t ignore_index) {
+    mean_loss_kernel2(Predecessor before, float* mean, float* counted, const float* losses,
+                      View<const int32_t, 1> targets, int64_t N, int64_t ignore_index) {
+    before.await();
     constexpr int at_once = 4;
     struct Shared {
         float sums[most_warps], rows[most_warps];
@@ -371,8 +372,10 @@ constexpr Limits rows_have_vectors{
 
 template <class T>
 __global__ void __launch_bounds__(most_threads)
-    cross_entropy_kernel2(float* losses, T* dlogits, const T* logits, View<const int32_t, 1> targets,
-                          View<const float, 1> dlosses, int64_t V, float dloss, int64_t ignore_index) {
+    cross_entropy_kernel2(Predecessor before, float* losses, T* dlogits, const T* logits,
+                          View<const int32_t, 1> targets, View<const float, 1> dlosses, int64_t V,
+                          float dloss, int64_t ignore_index) {
+    before.await();
     constexpr int at_once = 4;
     SoftmaxShared& shared = shared_memory<SoftmaxShared>();
     const int64_t n = blockIdx.x;
@@ -468,9 +471,10 @@ Keep keep_row(int64_t V, int size, int wanted) {
 // while the exponentials are computed, and the block never waits for a whole row.
 template <class T, int window>
 __global__ void __launch_bounds__(most_threads)
-    cross_entropy_kernel3(float* losses, T* dlogits, const T* logits, View<const int32_t, 1> targets,
-                          View<const float, 1> dlosses, int64_t N, int64_t V, float dloss,
-                          int64_t ignore_index, int parked) {
+    cross_entropy_kernel3(Predecessor before, float* losses, T* dlogits, const T* logits,
+                          View<const int32_t, 1> targets, View<const float, 1> dlosses, int64_t N, int64_t V,
+                          float dloss, int64_t ignore_index, int parked) {
+    before.await();
     SoftmaxShared& shared = shared_memory<SoftmaxShared>();
     const int thread = threadIdx.x, step = blockDim.x;
     uint4* lds = reinterpret_cast<uint4*>(dynamic_shared_memory()) + thread;  // read by this thread alone

@@ -174,8 +174,9 @@ Slabs slabs_of(int64_t C, int size, int wanted) {
 
 template <class T, bool whole>
 __global__ void __launch_bounds__(copy_threads)
-    embedding_forward_kernel2(T* out, const int32_t* tokens, const T* weight, int64_t N, int64_t C,
-                              int slabs) {
+    embedding_forward_kernel2(Predecessor before, T* out, const int32_t* tokens, const T* weight, int64_t N,
+                              int64_t C, int slabs) {
+    before.await();
     const int64_t first = int64_t{blockIdx.x / slabs} * forward_rows;
     const int64_t c = (int64_t{blockIdx.x % slabs} * blockDim.x + threadIdx.x) * vector_size<T>;
     int64_t token[forward_rows];
@@ -226,7 +227,9 @@ __device__ Scan block_scan(int value, int* warps) {
 // thread a token, blocks of most_threads, over V+1 (first[V] = N). Each block reads all tokens and so knows
 // without the others where its groups begin.
 __global__ void __launch_bounds__(most_threads)
-    embedding_backward_kernel2_group(int* first, int* group, const int32_t* tokens, int N, int64_t V) {
+    embedding_backward_kernel2_group(Predecessor before, int* first, int* group, const int32_t* tokens, int N,
+                                     int64_t V) {
+    before.await();
     struct Shared {
         int next[most_threads];  // how many, then where the next one goes
         int warps[2][most_warps];
@@ -255,8 +258,9 @@ __global__ void __launch_bounds__(most_threads)
 }
 
 // The positions of each group in ascending order: a thread a position, which counts the lower ones.
-__global__ void embedding_backward_kernel2_order(int* ordered, const int* group, const int* first,
-                                                 const int32_t* tokens, int N) {
+__global__ void embedding_backward_kernel2_order(Predecessor before, int* ordered, const int* group,
+                                                 const int* first, const int32_t* tokens, int N) {
+    before.await();
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (i >= N) return;
     const int n = group[i], token = tokens[n], begin = first[token], end = first[int64_t{token} + 1];
@@ -317,8 +321,9 @@ __device__ void store_zeros(G* dweight, int64_t begin, int64_t end, int64_t C) {
 
 template <class T, class G, bool whole>
 __global__ void __launch_bounds__(copy_threads)
-    embedding_backward_kernel2(G* dweight, const T* dout, const int* ordered, const int* first, int64_t V,
-                               int64_t C, int slabs, bool accumulate) {
+    embedding_backward_kernel2(Predecessor before, G* dweight, const T* dout, const int* ordered,
+                               const int* first, int64_t V, int64_t C, int slabs, bool accumulate) {
+    before.await();
     constexpr int size = vector_size<T>;
     const int64_t begin_row = int64_t{blockIdx.x / slabs} * table_rows;
     const int64_t end_row = begin_row + table_rows < V ? begin_row + table_rows : V;

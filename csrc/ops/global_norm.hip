@@ -79,7 +79,9 @@ constexpr int loads_a_thread = 4, block_threads = 1024;
 constexpr int64_t chunk_vectors = 8192;
 
 template <class T, bool whole>
-__global__ void __launch_bounds__(block_threads) global_norm_kernel2(float* partial, const T* x, int64_t P) {
+__global__ void __launch_bounds__(block_threads)
+    global_norm_kernel2(Predecessor before, float* partial, const T* x, int64_t P) {
+    before.await();
     constexpr int size = vector_size<T>;
     struct Shared {
         float warps[most_warps];
@@ -119,7 +121,9 @@ __global__ void __launch_bounds__(block_threads) global_norm_kernel2(float* part
 
 // One block.
 __global__ void __launch_bounds__(block_threads)
-    global_norm_kernel2_finish(float* norm, const float* partial, int count, bool accumulate) {
+    global_norm_kernel2_finish(Predecessor before, float* norm, const float* partial, int count,
+                               bool accumulate) {
+    before.await();
     struct Shared {
         double warps[most_warps];
     };

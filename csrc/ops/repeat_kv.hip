@@ -121,8 +121,9 @@ struct Divisor {
 // out. A thread's heads lie blockDim.y apart.
 template <class T, bool whole>
 __global__ void __launch_bounds__(block_threads)
-    repeat_kv_forward_kernel2(T* out, Heads<const T> x, unsigned count, Divisor time, Divisor NH,
-                              Divisor group, int64_t HD) {
+    repeat_kv_forward_kernel2(Predecessor before, T* out, Heads<const T> x, unsigned count, Divisor time,
+                              Divisor NH, Divisor group, int64_t HD) {
+    before.await();
     const int64_t c = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * vector_size<T>;
     const unsigned first = blockIdx.x * (heads_a_thread * blockDim.y) + threadIdx.y;
     if (c >= HD) return;
@@ -148,8 +149,9 @@ __global__ void __launch_bounds__(block_threads)
 
 template <class T, bool whole>
 __global__ void __launch_bounds__(block_threads)
-    repeat_kv_backward_kernel2(Heads<T> dx, const T* dout, unsigned count, Divisor time, Divisor NKV,
-                               int64_t HD, unsigned group) {
+    repeat_kv_backward_kernel2(Predecessor before, Heads<T> dx, const T* dout, unsigned count, Divisor time,
+                               Divisor NKV, int64_t HD, unsigned group) {
+    before.await();
     constexpr int size = vector_size<T>;
     const int64_t c = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * size;
     const unsigned head = blockIdx.x * blockDim.y + threadIdx.y;

@@ -294,8 +294,9 @@ constexpr Limits backward_fits{"C at most 8192",
 
 template <class T, int elements, bool whole, bool residual_too>
 __global__ void __launch_bounds__(forward_threads)
-    rmsnorm_forward_kernel2(T* sum, T* out, float* rstd, const T* x, const T* residual, const T* weight,
-                            int64_t C, float eps) {
+    rmsnorm_forward_kernel2(Predecessor before, T* sum, T* out, float* rstd, const T* x, const T* residual,
+                            const T* weight, int64_t C, float eps) {
+    before.await();
     constexpr int size = vector_size<T>, vectors = elements / size;
     struct Shared {
         float warps[most_warps];
@@ -340,7 +341,7 @@ __global__ void __launch_bounds__(forward_threads)
 template <class T, bool residual_too>
 void launch_forward_2(T* sum, T* out, float* rstd, const T* x, const T* residual, const T* weight, int64_t N,
                       int64_t C, float eps, const Device& device) {
-    using Kernel = void (*)(T*, T*, float*, const T*, const T*, const T*, int64_t, float);
+    using Kernel = void (*)(Predecessor, T*, T*, float*, const T*, const T*, const T*, int64_t, float);
     static constexpr Kernel kernels[2][3] = {{rmsnorm_forward_kernel2<T, 8, false, residual_too>,
                                               rmsnorm_forward_kernel2<T, 16, false, residual_too>},
                                              {rmsnorm_forward_kernel2<T, 8, true, residual_too>,
@@ -372,8 +373,9 @@ void residual_rmsnorm_forward_2(View<T, 2> sum, View<T, 2> out, View<float, 1> r
 // under way while this one's sum is made. Dynamic LDS: C floats where blockDim.y > 1.
 template <class T, bool whole>
 __global__ void __launch_bounds__(backward_threads)
-    rmsnorm_backward_kernel2(T* dx, float* partial, T* out, const T* dout, const T* x, const T* weight,
-                             const float* rstd, const T* dresidual, int64_t N, int C) {
+    rmsnorm_backward_kernel2(Predecessor before, T* dx, float* partial, T* out, const T* dout, const T* x,
+                             const T* weight, const float* rstd, const T* dresidual, int64_t N, int C) {
+    before.await();
     constexpr int size = vector_size<T>, vectors = most_backward / size;
     struct Shared {
         float warps[2][most_warps];  // two: a row's sums are read while the next one's are written
@@ -459,8 +461,9 @@ __global__ void __launch_bounds__(backward_threads)
 
 // dweight[c] = the sum of partial[rows, C]: a block has one column a lane, its warps share out the rows.
 template <class G>
-__global__ void rmsnorm_backward_kernel2_columns(G* dweight, const float* partial, int rows, int64_t C,
-                                                 bool accumulate) {
+__global__ void rmsnorm_backward_kernel2_columns(Predecessor before, G* dweight, const float* partial,
+                                                 int rows, int64_t C, bool accumulate) {
+    before.await();
     struct Shared {
         float sums[most_warps][warp_size];
     };

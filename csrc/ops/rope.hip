@@ -146,8 +146,10 @@ __device__ inline void rotate(float (&x)[size], float (&y)[size], const float (&
 // ends.
 template <class T, bool whole, bool interleaved>
 __global__ void __launch_bounds__(block_threads)
-    rope_forward_kernel2(Heads<T> out, Heads<const T> x, const float* cis, unsigned positions, unsigned time,
-                         unsigned NH, int64_t HD, unsigned groups, float direction) {
+    rope_forward_kernel2(Predecessor before, Heads<T> out, Heads<const T> x, const float* cis,
+                         unsigned positions, unsigned time, unsigned NH, int64_t HD, unsigned groups,
+                         float direction) {
+    before.await();
     constexpr int size = vector_size<T>, heads = heads_a_thread<whole>;
     const unsigned place = blockIdx.x * blockDim.y + threadIdx.y, position = place / groups,
                    group = place % groups;
@@ -193,8 +195,8 @@ bool whole_strides(const Heads<T>& x) {
 
 template <class T, int direction>
 void rope_2(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved, Device device) {
-    using Kernel = void (*)(Heads<T>, Heads<const T>, const float*, unsigned, unsigned, unsigned, int64_t,
-                            unsigned, float);
+    using Kernel = void (*)(Predecessor, Heads<T>, Heads<const T>, const float*, unsigned, unsigned, unsigned,
+                            int64_t, unsigned, float);
     static constexpr Kernel kernels[2][2] = {
         {rope_forward_kernel2<T, false, false>, rope_forward_kernel2<T, false, true>},
         {rope_forward_kernel2<T, true, false>, rope_forward_kernel2<T, true, true>}};
@@ -219,8 +221,10 @@ void rope_2(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool i
 // exchange them by shuffle. lanes = HD / size, a power of two that divides the warp.
 template <class T, bool interleaved>
 __global__ void __launch_bounds__(block_threads)
-    rope_forward_kernel3(Heads<T> out, Heads<const T> x, const float* cis, unsigned positions, unsigned time,
-                         unsigned NH, unsigned lanes, unsigned groups, float direction) {
+    rope_forward_kernel3(Predecessor before, Heads<T> out, Heads<const T> x, const float* cis,
+                         unsigned positions, unsigned time, unsigned NH, unsigned lanes, unsigned groups,
+                         float direction) {
+    before.await();
     constexpr int size = vector_size<T>, heads = heads_a_thread<true>;
     const unsigned lane = threadIdx.x & (lanes - 1),
                    place = blockIdx.x * (blockDim.x / lanes) + threadIdx.x / lanes;

@@ -160,7 +160,9 @@ __device__ float sigmoid(float g) {
 // blockDim.y apart.
 template <class T, bool whole>
 __global__ void __launch_bounds__(block_threads, 2)
-    swiglu_forward_kernel2(T* out, const T* gate_up, int64_t N, int64_t F, unsigned across) {
+    swiglu_forward_kernel2(Predecessor before, T* out, const T* gate_up, int64_t N, int64_t F,
+                           unsigned across) {
+    before.await();
     constexpr int size = vector_size<T>, rows = rows_a_thread<whole>;
     const int64_t f = (int64_t{blockIdx.x % across} * blockDim.x + threadIdx.x) * size;
     const int64_t first = int64_t{blockIdx.x / across} * (rows * blockDim.y) + threadIdx.y;
@@ -185,8 +187,9 @@ __global__ void __launch_bounds__(block_threads, 2)
 
 template <class T, bool whole>
 __global__ void __launch_bounds__(block_threads, 2)
-    swiglu_backward_kernel2(T* dgate_up, T* out, const T* dout, const T* gate_up, int64_t N, int64_t F,
-                            unsigned across) {
+    swiglu_backward_kernel2(Predecessor before, T* dgate_up, T* out, const T* dout, const T* gate_up,
+                            int64_t N, int64_t F, unsigned across) {
+    before.await();
     constexpr int size = vector_size<T>, rows = rows_a_thread<whole>;
     const int64_t f = (int64_t{blockIdx.x % across} * blockDim.x + threadIdx.x) * size;
     const int64_t first = int64_t{blockIdx.x / across} * (rows * blockDim.y) + threadIdx.y;

@@ -128,6 +128,8 @@ inline bool any_lane(bool so, const char* file = __builtin_FILE(), int line = __
     return so;
 }
 
+inline void await_predecessor() {}
+
 // The same number, but what is computed from it is computed anew: addresses that the compiler would otherwise
 // keep in registers through a loop.
 inline int opaque(int x) {

@@ -4,7 +4,6 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <tuple>
 
 #if defined(LLAMAC_AMD)
 #include <hip/hip_runtime.h>
@@ -72,11 +71,22 @@ struct Grid {
           line(line_) {}
 };
 
+// First parameter of a kernel that may be set up while the one before it in the stream still ends; launch gives
+// it. Memory is as that one leaves it after await(), which has to be the kernel's first statement. It pays for
+// kernels of some ten microseconds on Hopper (programmatic dependent launch), and is nothing elsewhere.
+struct Predecessor {
+    __device__ void await() const { await_predecessor(); }
+};
+template <class... P>
+constexpr bool begins_early = false;
+template <class... P>
+constexpr bool begins_early<Predecessor, P...> = true;
+
 #if defined(LLAMAC_CPU)
-template <class... P, class... A>
-void launch(const Grid& grid, void (*kernel)(P...), A... arguments) {
+template <class... P>
+void start(const Grid& grid, void (*kernel)(P...), P... arguments) {
     emulation::launch(grid.blocks, grid.threads, grid.shared_bytes, {grid.file, grid.line}, kernel,
-                      static_cast<P>(arguments)...);
+                      arguments...);
 }
 template <class... P>
 int resident_blocks(void (*)(P...), int, size_t) {
@@ -91,19 +101,14 @@ inline void grant_shared_memory(const void* kernel, size_t bytes, const char* fi
             hipFuncSetAttribute(kernel, hipFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
             "dynamic shared memory of a kernel", file, line);
 }
-template <class... P, class... A>
-void launch(const Grid& grid, void (*kernel)(P...), A... arguments) {
+template <class... P>
+void start(const Grid& grid, void (*kernel)(P...), P... arguments) {
     const void* function = reinterpret_cast<const void*>(kernel);
     grant_shared_memory(function, grid.shared_bytes, grid.file, grid.line);
-    std::tuple<P...> typed{static_cast<P>(arguments)...};
-    std::apply(
-        [&](P&... argument) {
-            void* pointers[] = {&argument..., nullptr};
-            check(hipLaunchKernel(function, grid.blocks, grid.threads, pointers, grid.shared_bytes,
-                                  grid.stream),
-                  "launch", grid.file, grid.line);
-        },
-        typed);
+    void* pointers[] = {&arguments..., nullptr};
+    const bool early = begins_early<P...> && device_properties().warpgroups;
+    check(launch_kernel(function, grid.blocks, grid.threads, pointers, grid.shared_bytes, grid.stream, early),
+          "launch", grid.file, grid.line);
 }
 // Blocks of a kernel that one multiprocessor holds at a time: what a grid that stays resident is sized by.
 template <class... P>
@@ -115,5 +120,14 @@ int resident_blocks(void (*kernel)(P...), int threads, size_t shared_bytes) {
     return blocks > 0 ? blocks : 1;
 }
 #endif
+
+template <class... P, class... A>
+void launch(const Grid& grid, void (*kernel)(P...), A... arguments) {
+    start<P...>(grid, kernel, static_cast<P>(arguments)...);
+}
+template <class... P, class... A>
+void launch(const Grid& grid, void (*kernel)(Predecessor, P...), A... arguments) {
+    start<Predecessor, P...>(grid, kernel, Predecessor{}, static_cast<P>(arguments)...);
+}
 
 }  // namespace llamac

@@ -41,7 +41,6 @@ using hipGraphExec_t = cudaGraphExec_t;
 #define hipEventRecord cudaEventRecord
 #define hipEventSynchronize cudaEventSynchronize
 #define hipEventElapsedTime cudaEventElapsedTime
-#define hipLaunchKernel cudaLaunchKernel
 #define hipOccupancyMaxActiveBlocksPerMultiprocessor cudaOccupancyMaxActiveBlocksPerMultiprocessor
 #define hipFuncSetAttribute cudaFuncSetAttribute
 #define hipFuncAttributeMaxDynamicSharedMemorySize cudaFuncAttributeMaxDynamicSharedMemorySize
@@ -75,6 +74,26 @@ inline hipError_t hipHostMalloc(void** memory, size_t bytes) {
 }
 inline hipError_t instantiate_graph(hipGraphExec_t* instance, hipGraph_t graph) {
     return cudaGraphInstantiate(instance, graph, 0);
+}
+
+// early: for a kernel that waits by await_predecessor().
+inline hipError_t launch_kernel(const void* kernel, dim3 blocks, dim3 threads, void** arguments,
+                                size_t shared_bytes, hipStream_t stream, bool early) {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = blocks, config.blockDim = threads;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = &attribute, config.numAttrs = early;
+    return cudaLaunchKernelExC(&config, kernel, arguments);
+}
+
+inline __device__ void await_predecessor() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 #if defined(__CUDACC__)
