@@ -72,8 +72,9 @@ struct Grid {
 };
 
 // First parameter of a kernel that may be set up while the one before it in the stream still ends; launch gives
-// it. Memory is as that one leaves it after await(), which has to be the kernel's first statement. It pays for
-// kernels of some ten microseconds on Hopper (programmatic dependent launch), and is nothing elsewhere.
+// it. Memory is as that one leaves it after await(), which has to be the first statement for every thread, also
+// one with nothing to do: the next kernel waits for this one alone. It pays for kernels of some ten microseconds
+// on Hopper (programmatic dependent launch), and is nothing elsewhere.
 struct Predecessor {
     __device__ void await() const { await_predecessor(); }
 };
