@@ -19,6 +19,7 @@ OLDEST_TORCH = (2, 11)
 RUNTIMES = {"amd": ("libamdhip64", "libhipblaslt"), "nvidia": ("libcudart", "libcublasLt"), "cpu": ()}
 OTHERS = ("libcudnn", "libMIOpen", "libnccl", "librccl", "libgomp", "libomp", "libiomp5")
 PREFIX = {"amd": "hip", "nvidia": "cuda"}  # of the runtime's functions
+DRIVERS = {"amd": Path("/dev/kfd"), "nvidia": Path("/dev/nvidiactl")}  # where it is loaded
 NAMES = {"amd": "ROCm", "nvidia": "CUDA", "cpu": "CPU"}
 REINSTALL = "in llamac's folder: pip install --no-build-isolation --no-deps -e ."
 
@@ -56,6 +57,11 @@ def import_torch() -> ModuleType:
     return torch
 
 
+def has_driver(platform: str) -> bool:
+    """Whether this machine has a device that torch should find. A torch for GPUs is no fault elsewhere."""
+    return platform != "cpu" and DRIVERS[platform].exists()
+
+
 def check_torch(torch: ModuleType, platform: str) -> Iterator[Line]:
     found = f"{torch.__version__} for {NAMES[platform]}"
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
@@ -63,7 +69,7 @@ def check_torch(torch: ModuleType, platform: str) -> Iterator[Line]:
         yield failed("torch", found, f"{oldest} or newer", "upgrade torch, then reinstall llamac beside it")
     else:
         yield Line("torch", f"{found}, {Path(torch.__file__).parent}")
-    if platform == "cpu":
+    if not has_driver(platform):
         return
     tool, driver = ("rocminfo", "amdgpu") if platform == "amd" else ("nvidia-smi", "NVIDIA")
     try:
@@ -215,7 +221,7 @@ def check_extension(extension: ModuleType, torch: ModuleType) -> Iterator[Line]:
     except ImportError as error:
         yield failed("extension", one_line(error), "what it was built for", REINSTALL)
         return
-    found = f"built for torch {facts['torch']} ({facts['platform']})"
+    found = f"built for torch {facts['torch']} ({facts['platform']}), kernels for {facts['kernels']}"
     if not extension.matches(facts):
         yield failed("extension", found, f"{torch.__version__} ({extension.platform()})", REINSTALL)
         return
@@ -224,7 +230,11 @@ def check_extension(extension: ModuleType, torch: ModuleType) -> Iterator[Line]:
     except Exception as error:
         yield failed("extension", one_line(error), "a library that torch can load", REINSTALL)
         return
-    yield Line("extension", f"{found}, {path}")
+    if facts["without_gpu"] and torch.cuda.is_available():
+        yield failed("extension", found, f"kernels for {facts['platform']}", facts["without_gpu"])
+    else:
+        parts = (f"{found}, {path}", facts["without_gpu"])
+        yield Line("extension", "; ".join(part for part in parts if part))
 
 
 def check_devices(torch: ModuleType, platform: str, architectures: list[str]) -> Iterator[Line]:
@@ -311,31 +321,37 @@ def examine() -> Iterator[Line]:
     yield Line("llamac", str(Path(__file__).parent))
     try:
         torch = import_torch()
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            yield failed("torch", one_line(error), "what torch needs", "reinstall torch")
+        else:
+            need = "llamac.ops and llamac.patch need 2.11 or newer, the rest does not"
+            yield Line("torch", f"not installed: {need}")
+        yield check_registry()
+        return
     except Exception as error:
-        yield failed(
-            "torch", one_line(error), "2.11 or newer",
-            "install torch for this machine's devices first (pytorch.org says how), then reinstall llamac",
-        )  # fmt: skip
+        yield failed("torch", one_line(error), "2.11 or newer", "reinstall torch for this machine's devices")
         return
     from llamac import extension
 
     platform = extension.platform()
     lines = Lines()
     yield from lines.of(check_torch(torch, platform))
+    gpus = torch.cuda.device_count() if has_driver(platform) and not lines.failed else 0
     if not lines.failed:
-        for device in ["cpu"] if platform == "cpu" else range(torch.cuda.device_count()):
+        for device in range(gpus) or ["cpu"]:
             yield from check_product(torch, device)
     yield from lines.of(check_extension(extension, torch))
     files = loaded_files()
     yield from check_libraries(platform, files)
-    if platform == "cpu":
-        yield Line("device", f"CPU, {torch.get_num_threads()} threads")
-    else:
+    if has_driver(platform):
         yield from check_versions(platform, files)
-        if torch.cuda.is_available():
-            yield from lines.of(check_devices(torch, platform, architectures(extension)))
+        yield from lines.of(check_devices(torch, platform, architectures(extension)))
+    else:
+        unused = "" if platform == "cpu" else f"; no driver for torch's {NAMES[platform]} devices is loaded"
+        yield Line("device", f"CPU, {torch.get_num_threads()} threads{unused}")
     if not lines.failed:
-        yield from check_functions("cpu" if platform == "cpu" else "cuda")
+        yield from check_functions("cuda" if gpus else "cpu")
 
 
 @dataclass

@@ -24,13 +24,14 @@ def file() -> Path | None:
 
 
 def built(extension: Path) -> dict:
-    """What it was built for: {"torch": version, "platform", "architectures": CMake's names of them}. Raises
-    ImportError where it does not say."""
+    """What it was built for: {"torch": version, "platform": torch's, "kernels": the platform they are for,
+    "without_gpu": why that is the CPU beside a torch for GPUs, and what to do; "architectures": CMake's names
+    of them}. Raises ImportError where it does not say."""
     record = extension.with_name("_C.json")
     try:
         facts = json.loads(record.read_text())
-        if not {"torch", "platform"} <= facts.keys():
-            raise ValueError("it names no torch or no platform")
+        if missing := {"torch", "platform", "kernels", "without_gpu"} - facts.keys():
+            raise ValueError(f"it names no {min(missing)}")
     except (OSError, ValueError, AttributeError) as error:
         raise ImportError(f"{record} does not say what llamac was built for ({error}); {REINSTALL}") from None
     return facts
@@ -40,6 +41,18 @@ def matches(facts: dict) -> bool:
     """Whether this is the torch it was built for: between releases torch changes what C++ sees of it."""
     release = torch.__version__.split(".")[:2]
     return facts["torch"].split(".")[:2] == release and facts["platform"] == platform()
+
+
+def without_gpu() -> str:
+    """Why the extension has no kernels for torch's GPUs and what to do, in one line; empty where it has them,
+    or torch is for the CPU alone."""
+    load()
+    return built(file())["without_gpu"]
+
+
+def device() -> str:
+    """Where the operations can compute: "cuda", as ROCm's torch calls its devices too, or "cpu"."""
+    return "cuda" if torch.cuda.is_available() and not without_gpu() else "cpu"
 
 
 @cache
@@ -56,4 +69,4 @@ def load() -> None:
             f"this is torch {torch.__version__} ({platform()}); {REINSTALL}"
         )
     torch.ops.load_library(str(extension))
-    ctypes.CDLL(str(extension)).llamac_register_operations()
+    ctypes.CDLL(str(extension)).llamac_register_operations(facts["without_gpu"].encode())

@@ -30,7 +30,7 @@ SCHEMAS = {
     for schema in torch._C._jit_get_all_schemas()
     if schema.name.removeprefix("llamac::") in OPERATIONS
 }
-DEVICES = ["cpu"] + (["cuda"] if extension.platform() != "cpu" and torch.cuda.is_available() else [])
+DEVICES = ["cpu"] + [device for device in [extension.device()] if device != "cpu"]
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64}
 SIZES = {"B": 2, "T": 5, "C": 24, "NH": 4, "NKV": 2, "HD": 16, "F": 20, "V": 33, "N": 7, "K": 9, "P": 130}
 EPS, SCALE, IGNORED = 1e-5, 0.3, -100

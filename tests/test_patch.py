@@ -45,7 +45,7 @@ from llamac.rule import FORWARD, violation
 from llamac.transformers_patch import report
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-DEVICES = ["cpu"] + (["cuda"] if extension.platform() != "cpu" and torch.cuda.is_available() else [])
+DEVICES = ["cpu"] + [device for device in [extension.device()] if device != "cpu"]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from llamac import registry
+from llamac import extension, registry
 from llamac.bench import __main__ as bench
 from llamac.bench import liger, measure, overhead, timing
 from llamac.bench import torch_operations as torch_ops
@@ -17,7 +17,7 @@ from llamac.bench.functions import FUNCTIONS, Function, arguments_of, call_of, c
 from llamac.errors import InputError
 
 SIZE = sizes("tiny", 1, 8)
-DEVICE = measure.this_device()
+DEVICE = extension.device()
 KEYS = {"device", "torch", "preset", "operation", "direction", "dtype", "peer"}
 MEASURED = {"ms", "rate", "unit", "limit", "percent", "peak_bytes", "extra_bytes", "ratio"}
 
@@ -29,7 +29,8 @@ def quick(monkeypatch, one_thread):
     monkeypatch.setattr(torch, "compile", lambda f, **k: right(f, **{**k, "mode": None}, backend="eager"))
     monkeypatch.setattr(timing, "ROUNDS", (3, 3))
     monkeypatch.setattr(timing, "SETS", 2)
-    monkeypatch.setattr(measure, "this_device", lambda: "cpu")
+    monkeypatch.setattr(extension, "device", lambda: "cpu")
+    monkeypatch.setattr(extension, "without_gpu", lambda: "")
 
 
 # ---- the functions
@@ -254,9 +255,16 @@ def test_bad_arguments(tmp_path, monkeypatch, capsys):
         run(tmp_path)
 
 
+def test_a_gpu_without_kernels_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(extension, "without_gpu", lambda: "no CUDA compiler was found: do this")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(InputError, match="the GPU cannot be measured: no CUDA compiler was found: do this"):
+        run(tmp_path)
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 def test_the_whole_command_on_a_gpu(tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "this_device", lambda: DEVICE)
+    monkeypatch.setattr(extension, "device", lambda: DEVICE)
     code, rows = run(tmp_path, "--preset", "tiny")
     assert code == 0
     for row in rows:

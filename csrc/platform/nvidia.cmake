@@ -15,6 +15,8 @@ endif()
 target_include_directories(llamac_platform SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
 target_link_libraries(llamac_platform INTERFACE OpenMP::OpenMP_CXX)
 target_link_libraries(llamac_runtime INTERFACE CUDA::cudart_static)
+# CMake itself finds it in nvcc's output, where a path with spaces falls apart.
+target_link_directories(llamac_runtime INTERFACE ${CUDAToolkit_LIBRARY_DIR})
 # The toolkit's, or the wheel's, which has the library without its plain name: torch's own, or the one in .venv.
 file(GLOB wheel ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/nvidia/cu13)
 if(LLAMAC_TORCH_BLASLT)

@@ -1,16 +1,15 @@
 # Resolves LLAMAC_PLATFORM and defines llamac_platform: the flags and libraries that everything is built with; and
 # llamac_runtime: the device's libraries, for programs. In a Python process with torch they are torch's.
-# "auto" looks for the device, not for the compiler: a toolkit on a machine without a GPU is no reason to use it.
+include(${CMAKE_CURRENT_LIST_DIR}/compiler.cmake)
 if(LLAMAC_PLATFORM STREQUAL auto)
-  if(EXISTS /dev/kfd)
-    set(LLAMAC_PLATFORM amd)
-  elseif(EXISTS /dev/nvidiactl)
-    set(LLAMAC_PLATFORM nvidia)
-  else()
-    set(LLAMAC_PLATFORM cpu)
-  endif()
+  llamac_detect_platform(LLAMAC_PLATFORM)
 endif()
 message(STATUS "llamac platform: ${LLAMAC_PLATFORM}")
+llamac_find_compiler(${LLAMAC_PLATFORM} LLAMAC_COMPILER)
+if(NOT LLAMAC_COMPILER)
+  message(FATAL_ERROR "llamac: no ${LLAMAC_COMPILER_${LLAMAC_PLATFORM}} compiler was found. `make setup "
+    "PLATFORM=${LLAMAC_PLATFORM}` says what to install; -DLLAMAC_PLATFORM=cpu works without it.")
+endif()
 
 # No code of ours reads errno or floating-point traps; without these, sqrt and exp do not vectorise.
 set(LLAMAC_HOST_FLAGS -fno-math-errno -fno-trapping-math)

@@ -1,6 +1,12 @@
-# The torch that is installed chooses the platform. Nothing of torch is built with: its headers, c10 and torch_cpu are
-# enough. find_package(Torch) would look for a whole CUDA toolkit.
+# The extension llamac._C is for the torch that is installed. Nothing of torch is built with: its headers, c10 and
+# torch_cpu are enough. find_package(Torch) would look for a whole CUDA toolkit.
+#
+# Sets LLAMAC_TORCH, empty where the extension is left out, and LLAMAC_PLATFORM, if it was auto: torch's platform where
+# this machine has a compiler for its kernels, else cpu: the extension then serves CPU tensors, beside any torch.
+# LLAMAC_WITHOUT_GPU is then what is wrong and what to do, one sentence for whoever brings a GPU's tensors.
+include(csrc/platform/compiler.cmake)
 set(LLAMAC_TORCH "")
+set(LLAMAC_WITHOUT_GPU "")
 find_package(Python 3.11 REQUIRED COMPONENTS Interpreter Development.Module)
 # -I: an isolated build hides the interpreter's own packages behind PYTHONPATH.
 foreach(flag "" "-I")
@@ -25,28 +31,55 @@ list(GET LLAMAC_TORCH 5 LLAMAC_TORCH_BLASLT)
 if(LLAMAC_TORCH_VERSION VERSION_LESS 2.11)
   message(FATAL_ERROR "llamac: PyTorch ${LLAMAC_TORCH_VERSION} is installed, 2.11 or newer is needed")
 endif()
-if(LLAMAC_PLATFORM STREQUAL auto)
-  set(LLAMAC_PLATFORM ${LLAMAC_TORCH_PLATFORM})
-elseif(NOT LLAMAC_PLATFORM STREQUAL LLAMAC_TORCH_PLATFORM)
+
+set(name_amd ROCm)
+set(name_nvidia CUDA)
+set(name ${name_${LLAMAC_TORCH_PLATFORM}})
+
+# Sets `reason` to why there are no kernels for torch's GPUs; empty where there can be.
+function(llamac_why_without_gpu reason)
+  set(${reason} "" PARENT_SCOPE)
+  if(LLAMAC_PLATFORM STREQUAL cpu)
+    set(${reason} "LLAMAC_PLATFORM was cpu" PARENT_SCOPE)
+    return()
+  endif()
+  llamac_find_compiler(${LLAMAC_TORCH_PLATFORM} compiler)
+  if(NOT compiler)
+    set(${reason} "no ${LLAMAC_COMPILER_${LLAMAC_TORCH_PLATFORM}} compiler was found" PARENT_SCOPE)
+    return()
+  endif()
+  # The names of the runtime's functions, and its structures, change with its major version.
+  string(REGEX MATCH "^[0-9]+" wanted "${LLAMAC_TORCH_TOOLKIT}")
+  llamac_toolkit_version(${LLAMAC_TORCH_PLATFORM} ${compiler} found)
+  if(NOT found STREQUAL wanted)
+    set(${reason} "${compiler} is of ${name} ${found} and PyTorch of ${LLAMAC_TORCH_TOOLKIT}" PARENT_SCOPE)
+  elseif(NOT LLAMAC_TORCH_RUNTIME)
+    set(${reason} "PyTorch had loaded no ${name} runtime" PARENT_SCOPE)
+  endif()
+endfunction()
+
+if(NOT LLAMAC_PLATFORM MATCHES "^(auto|cpu|${LLAMAC_TORCH_PLATFORM})$")
   message(STATUS "llamac: PyTorch ${LLAMAC_TORCH_VERSION} is for ${LLAMAC_TORCH_PLATFORM}, LLAMAC_PLATFORM is "
     "${LLAMAC_PLATFORM}, so the extension llamac._C is left out")
   set(LLAMAC_TORCH "")
   return()
 endif()
-
-include(CheckLanguage)
-set(compiler_cpu "")
-set(compiler_nvidia CUDA)
-set(compiler_amd HIP)
-if(compiler_${LLAMAC_PLATFORM})
-  check_language(${compiler_${LLAMAC_PLATFORM}})
-  if(NOT CMAKE_${compiler_${LLAMAC_PLATFORM}}_COMPILER)
-    message(FATAL_ERROR "llamac: PyTorch ${LLAMAC_TORCH_VERSION} is for ${LLAMAC_PLATFORM}, but no "
-      "${compiler_${LLAMAC_PLATFORM}} compiler was found. Install that platform's toolkit, or build without kernels "
-      "for it: -C cmake.define.LLAMAC_PLATFORM=cpu")
-  endif()
-  if(NOT LLAMAC_TORCH_RUNTIME)
-    message(FATAL_ERROR "llamac: PyTorch ${LLAMAC_TORCH_VERSION} has loaded no ${LLAMAC_PLATFORM} runtime")
+if(NOT LLAMAC_TORCH_PLATFORM STREQUAL cpu)
+  llamac_why_without_gpu(reason)
+  if(reason AND LLAMAC_PLATFORM STREQUAL LLAMAC_TORCH_PLATFORM)
+    message(FATAL_ERROR "llamac: no ${name} kernels for PyTorch ${LLAMAC_TORCH_VERSION}, because ${reason}. `make setup "
+      "PLATFORM=${LLAMAC_PLATFORM}` says what to install; -C cmake.define.LLAMAC_PLATFORM=cpu works without it.")
+  elseif(reason)
+    set(LLAMAC_PLATFORM cpu)
+    set(LLAMAC_WITHOUT_GPU "llamac has kernels for the CPU only, because ${reason} when it was built. In its folder, \
+`make setup PLATFORM=${LLAMAC_TORCH_PLATFORM}` says what to install; then: \
+pip install --no-build-isolation --no-deps -e .")
   endif()
 endif()
-message(STATUS "llamac: the extension llamac._C is for PyTorch ${LLAMAC_TORCH_VERSION}")
+if(LLAMAC_PLATFORM STREQUAL auto)
+  set(LLAMAC_PLATFORM ${LLAMAC_TORCH_PLATFORM})
+elseif(LLAMAC_PLATFORM STREQUAL cpu)    # no GPU's library is linked or loaded
+  set(LLAMAC_TORCH_RUNTIME "")
+  set(LLAMAC_TORCH_BLASLT "")
+endif()
+message(STATUS "llamac: the extension llamac._C is for PyTorch ${LLAMAC_TORCH_VERSION}, its kernels for ${LLAMAC_PLATFORM}")

@@ -5,6 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <optional>
+#include <string>
 
 namespace llamac {
 namespace {
@@ -107,6 +108,8 @@ Tensor view(const Operation& op, const Operand& o, const at::Tensor& t) {
     return r;
 }
 
+std::string without_gpu;  // set once, before any call
+
 // On the current stream. The workspace comes from torch's allocator, which knows of streams and graphs.
 void run_on_device(const Operation& op, std::vector<Tensor> views, const std::vector<Scalar>& scalars,
                    c10::Device device) {
@@ -137,6 +140,8 @@ void compute_or_fail(const Operation& op, std::vector<at::Tensor> operands,
         arrange(o, t);
         views[i] = view(op, o, t);
         device = t.device();
+        if (!device.is_cpu() && !without_gpu.empty())
+            fail(op.name, ": ", o.name, " is on ", device.str(), ", but ", without_gpu);
     }
     if (device.is_cpu()) check_bounds(op, operands, views, none);
     // Autograd refuses saved tensors that have changed since.
@@ -157,6 +162,8 @@ void with_value_errors(Function&& function) {
 }
 
 }  // namespace
+
+void refuse_gpus(std::string why) { without_gpu = std::move(why); }
 
 at::ScalarType torch_type(DType t) {
     constexpr at::ScalarType types[] = {at::kFloat, at::kBFloat16, at::kDouble, at::kInt};

@@ -2,6 +2,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <string>
 #include <vector>
 
 #include "torch_registry.h"
@@ -9,6 +10,9 @@
 namespace llamac {
 
 at::ScalarType torch_type(DType t);
+
+// From now on compute() refuses tensors of a GPU with this reason, if there is one: torch.cmake's LLAMAC_WITHOUT_GPU.
+void refuse_gpus(std::string why);
 
 // Runs it where its operands are (by the description, on one device; null: not defined), on a GPU on the current
 // stream. An input is copied where the description does not take its strides. Shapes may have more dimensions, as

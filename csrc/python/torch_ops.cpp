@@ -186,8 +186,9 @@ void define(torch::Library& library, const Form& form) {
 
 // Called once by llamac/extension.py. TORCH_LIBRARY would run while the library is loaded, maybe before the operations
 // have registered themselves: files are initialised in the order in which they were linked.
-extern "C" __attribute__((visibility("default"))) void llamac_register_operations() {
+extern "C" __attribute__((visibility("default"))) void llamac_register_operations(const char* without_gpu) {
     llamac::raise_failed_checks();
+    llamac::refuse_gpus(without_gpu);
     static torch::Library library(torch::Library::DEF, "llamac", std::nullopt, __FILE__, __LINE__);
     for (const llamac::Operation* op : llamac::operations()) {
         const llamac::Form form(*op, false);

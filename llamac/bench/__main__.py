@@ -122,10 +122,14 @@ def write(rows: list[dict], text: str, name: str, out: Path) -> None:
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     try:
+        from llamac import extension
         from llamac.bench import measure, overhead
+
+        device = extension.device()
     except ImportError as error:
         raise InputError(f"{error} (python -m llamac.doctor says more)") from None
-    device = measure.this_device()
+    if (advice := extension.without_gpu()) and measure.torch.cuda.is_available():
+        raise InputError(f"the GPU cannot be measured: {advice}")
     facts = measure.facts(device)
     names = options.operation or list(measure.FUNCTIONS)
     for name in set(names) - measure.FUNCTIONS.keys():

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch.nn.attention import sdpa_kernel
 
-from llamac import extension
 from llamac.bench import liger
 from llamac.bench.functions import FUNCTIONS, Function, call_of, case_of, differences, outputs_of, sizes
 from llamac.bench.timing import Call, Inputs, make_sets, medians_ms, reason
@@ -170,11 +169,6 @@ def checked(name: str, function: Function, case: Case) -> list[str]:
         return differences(function, Case(name, size, case.dtype, case.absent, case.device))
     except Exception as error:
         return [reason(error)]
-
-
-def this_device() -> str:
-    """Where torch computes: "cuda", as ROCm's torch calls its devices too, or "cpu"."""
-    return "cuda" if extension.platform() != "cpu" and torch.cuda.is_available() else "cpu"
 
 
 def facts(device: str) -> dict[str, str]:
