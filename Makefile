@@ -1,5 +1,6 @@
 # A thin front: CMake builds, pip installs, scripts do the rest.
 #
+#   make setup          installs what training needs (dev/setup.sh), as the targets below do where they need more
 #   make train_llama3   builds the program for the device found (PLATFORM=cpu|amd|nvidia overrides), prepares the text
 #   make test           sets up and runs the tests: minutes on two cores
 #   make test-all       the same, then `make sanitize`, `make race` and `make targets`
@@ -7,7 +8,7 @@
 #   make race           every kernel under TSan, on the emulated device
 #   make memcheck       on an NVIDIA GPU: every kernel under compute-sanitizer's four tools
 #   make targets        every kernel compiled for gfx942, gfx90a, gfx1100 (gated on registers, scratch, spills, wide
-#                       accesses) and, where nvcc is there, for sm_80 and sm_90a
+#                       accesses) and, where CUDA's compiler is there, for sm_80 and sm_90a
 #   make bench          every kernel beside PyTorch eager and torch.compile on this machine's GPU, one table
 #   make bench-train    training beside PyTorch eager and torch.compile on this machine's GPU, one table
 #   make bench-cpu      tokens/s and peak memory beside PyTorch, same model and batch, two threads
@@ -15,17 +16,26 @@
 #   make format         clang-format and ruff, as the tests want it
 PLATFORM ?= auto
 PYTHON   ?= python3
-TORCH    ?= torch==2.13.0
 JOBS     ?= $(shell getconf _NPROCESSORS_ONLN)
 BUILD     = build/$(PLATFORM)
 VENV      = .venv/bin/python
 PIP       = $(VENV) -m pip --disable-pip-version-check --quiet install
+SETUP     = PYTHON='$(PYTHON)' PLATFORM='$(PLATFORM)' TOOLKIT='$(TOOLKIT)' TORCH='$(TORCH)' dev/setup.sh
 # Side by side: a thread each, but where a test says otherwise. What measures a GPU's memory is not among them.
 PYTEST    = OMP_NUM_THREADS=1 $(VENV) -m pytest -q -n $(JOBS) --maxprocesses 8
 
-.PHONY: train_llama3 test test-all sanitize race memcheck targets bench bench-train bench-cpu reference format clean packages test-packages text native
+# Ninja compiles again what a kill left half written; a tree that another generator made is kept.
+export CMAKE_GENERATOR ?= Ninja
 
-train_llama3: packages text
+.PHONY: train_llama3 test test-all sanitize race memcheck targets bench bench-train bench-cpu reference format clean setup setup-test text native
+
+setup:
+	@$(SETUP)
+
+setup-test: setup
+	@$(SETUP) test
+
+train_llama3: text
 	cmake -S . -B $(BUILD) -DLLAMAC_PLATFORM=$(PLATFORM)
 	cmake --build $(BUILD) --parallel $(JOBS) --target train_llama3
 	ln -sf $(BUILD)/train_llama3 train_llama3
@@ -38,13 +48,13 @@ test: train_llama3 native reference
 
 test-all: test sanitize race targets
 
-sanitize: train_llama3 .venv/test reference
+sanitize: train_llama3 setup-test reference
 	cmake -S . -B build/sanitize -DLLAMAC_PLATFORM=cpu -DLLAMAC_SANITIZE=address -DLLAMAC_WERROR=ON
 	cmake --build build/sanitize --parallel $(JOBS)
 	ctest --test-dir build/sanitize --parallel $(JOBS) --output-on-failure
 	LLAMAC_BUILD=build/sanitize $(PYTEST) tests -m program
 
-race: packages .venv/test
+race: setup-test
 	cmake -S . -B build/thread -DLLAMAC_PLATFORM=cpu -DLLAMAC_SANITIZE=thread -DLLAMAC_WERROR=ON
 	cmake --build build/thread --parallel $(JOBS) --target kernel_checks
 	ctest --test-dir build/thread --parallel $(JOBS) --output-on-failure -R 'check_(operations|emulation|tile)'
@@ -56,59 +66,40 @@ memcheck: train_llama3
 	    compute-sanitizer --tool $$tool --error-exitcode 1 $(BUILD)/check_operations --where device --once || exit 1; \
 	done
 
-targets: train_llama3 .venv/test
-	PYTHON=$(PYTHON) dev/packages.sh targets
+targets: train_llama3 setup-test
+	@$(SETUP) targets
 	dev/hip/rocm_folder.sh
 	$(VENV) dev/hip/resources.py --arch gfx942 --arch gfx90a --arch gfx1100 --program $(BUILD)/train_llama3
-	if command -v nvcc >/dev/null; then \
-	    $(PIP) --no-deps 'nvidia-cublas>=13,<14' && \
+	if [ -n "$$(dev/platform.sh compiler nvidia)" ]; then \
 	    cmake -S . -B build/targets -DLLAMAC_PLATFORM=nvidia -DCMAKE_CUDA_ARCHITECTURES='80-real;90a-real' -DLLAMAC_WERROR=ON && \
 	    bash -o pipefail -c 'cmake --build build/targets --parallel $(JOBS) --target train_llama3 2>&1 | \
 	        tee build/targets/log' && \
 	    ! grep 'Potential Performance Loss' build/targets/log; \
-	else echo "no nvcc: not compiled for NVIDIA"; fi
+	else echo "no CUDA compiler: not compiled for NVIDIA"; fi
 
-bench: train_llama3 .venv/test
+bench: train_llama3 setup-test
 	cmake --build $(BUILD) --parallel $(JOBS) --target benchmarks
 	$(VENV) dev/bench.py --build $(BUILD)
 
-bench-train: train_llama3 .venv/test
+bench-train: train_llama3 setup-test
 	$(VENV) dev/bench_train.py --build $(BUILD)
 
-bench-cpu: train_llama3 .venv/test
+bench-cpu: train_llama3 setup-test
 	$(VENV) dev/bench_cpu.py
 
-reference: .venv/test
+reference: setup-test
 	$(VENV) train_llama3.py
 
-format: .venv/test
+format: setup-test
 	.venv/bin/clang-format -i $$(git ls-files '*.cpp' '*.h' '*.hip')
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .
 
 clean:
 	rm -rf build train_llama3
 
-packages:
-	PYTHON=$(PYTHON) dev/packages.sh
-
-test-packages:
-	PYTHON=$(PYTHON) dev/packages.sh test
-
-text: .venv/run
+text: setup
 	$(VENV) dev/data/stdlib.py
 
-# The Python package with its compiled module, as `pip install -e .` gives it to a user.
-native: test-packages .venv/test
+# The Python package with its compiled modules, as `pip install -e .` gives it to a user.
+native: setup-test
 	$(PIP) --no-build-isolation --no-deps -e .
-
-.venv/run: pyproject.toml | packages
-	$(PYTHON) -m venv .venv
-	$(PIP) 'pip>=25.1'
-	$(PIP) --group run
-	touch $@
-
-# A torch that is there already is kept: pip would replace a ROCm build by a CUDA one.
-.venv/test: .venv/run
-	$(VENV) -c 'import torch' 2>/dev/null || $(PIP) $(TORCH)
-	$(PIP) --group test
-	touch $@

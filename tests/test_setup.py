@@ -1,0 +1,194 @@
+"""dev/setup.sh, dev/platform.sh and dev/install_torch.py: what a machine that lacks something is told."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "dev"))
+import install_torch
+
+SYSTEM_PACKAGES = (
+    "libcli11-dev nlohmann-json3-dev libtomlplusplus-dev libxxhash-dev libboost-context-dev "
+    "libopenblas-openmp-dev"
+)
+
+
+def program(folder: Path, name: str, text: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def setup(*arguments: str, **variables: str) -> list[str]:
+    """The lines of a set-up that has to stop."""
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", **variables}
+    found = subprocess.run(
+        [ROOT / "dev/setup.sh", *arguments], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert found.returncode == 1, found.stdout + found.stderr
+    return [line.removeprefix("setup: ") for line in found.stderr.splitlines()]
+
+
+@pytest.mark.parametrize(
+    "platform, variable, compiler, packages",
+    [("nvidia", "CUDACXX", "CUDA", "cuda-toolkit-13-0"), ("amd", "HIPCXX", "HIP", "amdrocm-core-sdk")],
+)
+def test_a_gpu_without_its_compiler(platform, variable, compiler, packages):
+    head, *ways = setup(PLATFORM=platform, **{variable: "/none"})
+    assert head.startswith(f"no {compiler} compiler") and head.endswith("Any one of these helps:")
+    assert any(packages in way for way in ways) and "PLATFORM=cpu" in ways[-1]
+    assert any("TOOLKIT=pip" in way for way in ways) is (platform == "nvidia")
+
+
+@pytest.mark.parametrize("platform", ["cpu", "amd"])
+def test_pip_has_only_nvidias_compiler(platform):
+    (line,) = setup(PLATFORM=platform, TOOLKIT="pip")
+    assert line == f"TOOLKIT=pip is for PLATFORM=nvidia, found PLATFORM={platform}"
+
+
+def test_an_old_python(tmp_path):
+    """One that is older, beside no .venv that would do."""
+    old = program(
+        tmp_path, "python3", '[ "$1" = -c ] && case "$2" in *exit*) exit 1;; *) echo 3.10.12;; esac'
+    )
+    checkout = tmp_path / "a checkout"
+    (checkout / "dev").mkdir(parents=True)
+    for name in ("setup.sh", "platform.sh"):
+        (checkout / "dev" / name).symlink_to(ROOT / "dev" / name)
+    found = subprocess.run(
+        [checkout / "dev/setup.sh"],
+        env={"PATH": os.environ["PATH"], "PYTHON": str(old)},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 1
+    head, advice = found.stderr.splitlines()
+    assert (
+        head.startswith(f"setup: {old} is Python 3.10.12, expected 3.11 or newer")
+        and "python3.11-venv" in advice
+    )
+
+
+@pytest.mark.parametrize("kind", ["run", "test"])
+def test_missing_packages_without_root(tmp_path, kind):
+    """Named, with the line that installs them; nothing is installed."""
+    program(tmp_path, "id", "echo 1000")
+    program(tmp_path, "apt-get", "echo apt was called >&2")
+    program(tmp_path, "c++", 'case "$1" in -print-multiarch) echo none;; *) exit 1;; esac')
+    missing, advice = setup(kind, PATH=f"{tmp_path}:{os.environ['PATH']}", PYTHON=sys.executable)
+    assert missing == f"system packages are missing: {SYSTEM_PACKAGES}"
+    assert advice == f"install them with: sudo apt-get install {SYSTEM_PACKAGES}"
+
+
+def test_cmake_without_the_compiler(tmp_path):
+    """Whoever calls CMake directly is told as well."""
+    found = subprocess.run(
+        ["cmake", "-S", ROOT, "-B", tmp_path, "-DLLAMAC_PLATFORM=nvidia"],
+        env={"PATH": os.environ["PATH"], "CUDACXX": "/none"},
+        capture_output=True,
+        text=True,
+    )
+    text = " ".join(found.stderr.split())
+    assert found.returncode != 0 and "no CUDA compiler was found. `make setup PLATFORM=nvidia` says" in text
+
+
+def compiler(platform: str, **variables: str) -> str:
+    found = subprocess.run(
+        [ROOT / "dev/platform.sh", "compiler", platform],
+        env={"PATH": os.environ["PATH"], **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return found.stdout.strip()
+
+
+def test_where_a_compiler_is_looked_for(tmp_path):
+    nvcc = program(tmp_path / "bin", "nvcc", "")
+    assert compiler("nvidia", CUDACXX=str(nvcc)) == str(nvcc)
+    assert compiler("nvidia", CUDACXX="/none") == ""
+    if not list(ROOT.glob(".venv/lib/python3*/site-packages/nvidia/cu13/bin/nvcc")):
+        assert compiler("nvidia", PATH=f"{nvcc.parent}:/usr/bin:/bin") == str(nvcc)
+        assert compiler("nvidia", PATH="/usr/bin:/bin", CUDA_PATH=str(tmp_path)) == str(nvcc)
+    clang = program(tmp_path / "rocm/llvm/bin", "clang++", "")
+    assert compiler("amd", ROCM_PATH=str(tmp_path / "rocm")) == str(clang)
+    assert compiler("amd", HIPCXX="/none", ROCM_PATH=str(tmp_path / "rocm")) == ""
+
+
+# ---- PyTorch
+
+
+def package(name: str, version: str, url: str) -> dict:
+    return {"metadata": {"name": name, "version": version}, "download_info": {"url": url}}
+
+
+def test_the_download_is_described(tmp_path):
+    wheel = tmp_path / "a wheel.whl"
+    wheel.write_bytes(b"0" * 2_000_000)
+    packages = [package("torch", "2.13.0+cpu", wheel.as_uri())]
+    assert (
+        install_torch.describe(packages)
+        == "installing PyTorch 2.13.0+cpu: 1 package, 2 MB, from this machine"
+    )
+    packages.append(package("sympy", "1.14", "http://127.0.0.1:9/sympy.whl"))
+    assert install_torch.describe(packages) == (
+        "installing PyTorch 2.13.0+cpu: 2 packages, 2 MB and 1 file of unknown size, "
+        "from 127.0.0.1 and this machine"
+    )
+
+
+@pytest.mark.parametrize("platform, first", [("cpu", "+cpu"), ("amd", "+cpu"), ("nvidia", "")])
+def test_which_build_is_preferred(platform, first, monkeypatch):
+    monkeypatch.setattr(install_torch, "platform", lambda: platform)
+    wanted = [choice[0] for choice in install_torch.choices()]
+    assert (
+        wanted[0] == f"torch=={install_torch.VERSION}{first}"
+        and wanted[-1] == f"torch=={install_torch.VERSION}"
+    )
+
+
+def run(monkeypatch, arguments: list[str], offered: dict[str, str]) -> tuple[int, list[str]]:
+    """Exit code and what pip is then asked for, where an index offers these."""
+    asked: list[str] = []
+
+    def plan(candidate):
+        url = offered.get(" ".join(candidate))
+        return None if url is None else [package("torch", "2.13.0", url)]
+
+    def install(command, **keywords):
+        asked.extend(command[command.index("install") + 2 :])
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(install_torch, "plan", plan)
+    monkeypatch.setattr(install_torch, "find_spec", lambda name: None)
+    monkeypatch.setattr(install_torch, "platform", lambda: "cpu")
+    monkeypatch.setattr(install_torch, "size", lambda url: 1)
+    monkeypatch.setattr(install_torch.subprocess, "run", install)
+    return install_torch.main(arguments), asked
+
+
+def test_the_first_build_that_is_offered(monkeypatch, capsys):
+    plain = f"torch=={install_torch.VERSION}"
+    assert run(monkeypatch, [], {plain: "https://a/torch", f"{plain}+cpu": "https://b/torch"}) == (
+        0,
+        [f"{plain}+cpu"],
+    )
+    assert "from b" in capsys.readouterr().out
+    assert run(monkeypatch, [], {plain: "https://a/torch"}) == (0, [plain])
+    assert run(monkeypatch, ["torch==2.12", "-i", "x"], {"torch==2.12 -i x": "https://a/torch"}) == (
+        0,
+        ["torch==2.12", "-i", "x"],
+    )
+    assert run(monkeypatch, [], {})[0] == 1
+    assert "pip finds no torch 2.13.0: name another with TORCH='...'" in capsys.readouterr().err
+
+
+def test_a_torch_that_is_there_is_kept(monkeypatch):
+    monkeypatch.setattr(install_torch, "plan", lambda candidate: pytest.fail("pip was asked"))
+    assert install_torch.main(["torch==1.0"]) == 0
