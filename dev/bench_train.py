@@ -145,7 +145,8 @@ def command(o: argparse.Namespace, w: Workload, program: str, folder: Path) -> l
         return [str((o.build / "train_llama3").resolve()), *words, *shlex.split(o.ours_flags)]
     line = [sys.executable]
     if w.devices > 1:
-        line += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(w.devices)]
+        line += ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+        line += ["--nproc-per-node", str(w.devices)]
     line += [str(ROOT / "train_llama3.py"), "--train", *words]
     if program == "ops":
         line += ["--ops", "llamac"]

@@ -127,9 +127,10 @@ def test_sharded_workloads():
     o = bench_train.parse_arguments(["--build", "b"])
     o.data, w = "tokens.bin", bench_train.SHARDED["8b-b2-t8192-fsdp"]
     lines = [bench_train.command(o, w, program, Path("out")) for program in ("ops", "compile")]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "8"]
-    assert all(line[1:6] == launcher and line[7] == "--train" for line in lines)
-    ours, theirs = (parse(line[8:]) for line in lines)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    launcher += ["--nproc-per-node", "8"]
+    assert all(line[1:8] == launcher and line[9] == "--train" for line in lines)
+    ours, theirs = (parse(line[10:]) for line in lines)
     assert (ours.ops, theirs.ops) == ("llamac", "torch") and ours.compile and theirs.compile
     assert (ours.batch_size, ours.seq_len, ours.master_weights, ours.grad_dtype) == (2, 8192, "on", "bf16")
     ours.ops = "torch"

@@ -28,7 +28,9 @@ SMALL = {"dtype": "bf16", "grad_dtype": "bf16", "master_weights": "off", "optimi
 
 
 def torchrun(script: Path, *arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    # The agent's own address by number: where the host's name does not resolve, it waits for ever.
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    command += ["--nproc-per-node", "2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command += [str(script), *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
