@@ -717,6 +717,20 @@ def test_another_torch_is_refused(monkeypatch):
         extension.load.__wrapped__()
 
 
+@pytest.mark.skipif(torch.cuda.is_available() <= ("cuda" in DEVICES), reason="needs a GPU without kernels")
+@pytest.mark.parametrize("name", CASES)
+def test_a_gpu_without_kernels_for_it(name):
+    """One line says what is missing and how to build with it."""
+    case = CASES[name]
+    ids = None if case.ids is None else case.ids.cuda()
+    with pytest.raises(
+        ValueError, match=r"is on cuda:0, but llamac has kernels for the CPU only, because"
+    ) as e:
+        case = Case(case.ours, case.torch, case.inputs, ids)
+        case.results(case.ours, case.arguments(torch.float32, "cuda"))
+    assert str(e.value).endswith(extension.without_gpu()) and "\n" not in str(e.value)
+
+
 @pytest.mark.skipif("cuda" not in DEVICES, reason="needs a GPU")
 @pytest.mark.parametrize("name", CASES)
 def test_captured_in_a_graph_without_waiting(name):
