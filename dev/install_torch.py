@@ -11,11 +11,12 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
-VERSION = "2.13.0"
+VERSION, OLDEST = "2.13.0", (2, 11)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 
@@ -78,7 +79,14 @@ def describe(packages: list[dict]) -> str:
 
 def main(arguments: list[str]) -> int:
     if find_spec("torch") is not None:
-        return 0
+        found = version("torch")
+        if tuple(int(part) for part in found.split(".")[:2]) >= OLDEST:
+            return 0
+        expected = (
+            f"expected {OLDEST[0]}.{OLDEST[1]} or newer: upgrade it, or remove it for another to be installed"
+        )
+        print(f"install_torch.py: PyTorch {found} is in .venv, {expected}", file=sys.stderr)
+        return 1
     for candidate in [arguments] if arguments else choices():
         packages = plan(candidate)
         if packages is not None:

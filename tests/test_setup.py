@@ -1,5 +1,6 @@
 """dev/setup.sh, dev/platform.sh and dev/install_torch.py: what a machine that lacks something is told."""
 
+import json
 import os
 import subprocess
 import sys
@@ -189,6 +190,77 @@ def test_the_first_build_that_is_offered(monkeypatch, capsys):
     assert "pip finds no torch 2.13.0: name another with TORCH='...'" in capsys.readouterr().err
 
 
-def test_a_torch_that_is_there_is_kept(monkeypatch):
+def test_a_torch_that_is_there_is_kept(monkeypatch, capsys):
     monkeypatch.setattr(install_torch, "plan", lambda candidate: pytest.fail("pip was asked"))
     assert install_torch.main(["torch==1.0"]) == 0
+    monkeypatch.setattr(install_torch, "version", lambda name: "2.9.1+rocm6.4")
+    assert install_torch.main([]) == 1
+    assert "PyTorch 2.9.1+rocm6.4 is in .venv, expected 2.11 or newer: upgrade it" in capsys.readouterr().err
+
+
+# ---- which kernels the extension gets
+
+FAKE_TORCH = """
+from types import SimpleNamespace
+__version__ = "2.13.0+{toolkit}"
+version = SimpleNamespace(cuda={cuda!r}, hip={hip!r})
+"""
+
+
+def configure(tmp_path: Path, cuda=None, hip=None, compiler="/none", platform="auto") -> tuple[dict, str]:
+    """What CMake decides beside a torch of this toolkit and with this compiler: the facts of _C.json and what
+    it says."""
+    torch = tmp_path / "torch"
+    torch.mkdir()
+    (torch / "__init__.py").write_text(FAKE_TORCH.format(toolkit=cuda or hip or "cpu", cuda=cuda, hip=hip))
+    pybind11 = subprocess.run(
+        [sys.executable, "-m", "pybind11", "--cmakedir"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    command = ["cmake", "-S", ROOT, "-B", tmp_path / "build", "-DLLAMAC_PYTHON=ON", "-DBUILD_TESTING=OFF"]
+    command += [f"-DLLAMAC_PLATFORM={platform}", f"-Dpybind11_DIR={pybind11}"]
+    compilers = {"CUDACXX": compiler, "HIPCXX": compiler}
+    found = subprocess.run(
+        [*command, f"-DPython_EXECUTABLE={sys.executable}"],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path), **compilers},
+        capture_output=True,
+        text=True,
+    )
+    facts = tmp_path / "build/csrc/python/_C.json"
+    return json.loads(facts.read_text()) if facts.exists() else {}, " ".join(found.stderr.split())
+
+
+def test_kernels_beside_a_torch_for_gpus_without_a_compiler(tmp_path):
+    facts, _ = configure(tmp_path, cuda="13.0")
+    assert (facts["platform"], facts["kernels"], facts["libraries"]) == ("nvidia", "cpu", [])
+    assert (
+        "because no CUDA compiler was found" in facts["without_gpu"] and "TOOLKIT=pip" in facts["without_gpu"]
+    )
+
+
+def test_kernels_beside_a_torch_of_another_toolkit(tmp_path):
+    nvcc = program(tmp_path / "bin", "nvcc", "echo Cuda compilation tools, release 12.4, V12.4.131")
+    facts, _ = configure(tmp_path, cuda="13.0", compiler=str(nvcc))
+    assert facts["kernels"] == "cpu"
+    assert f"because {nvcc} is of CUDA 12 and PyTorch of 13.0 when" in facts["without_gpu"]
+
+
+def test_kernels_beside_rocms_torch(tmp_path):
+    facts, _ = configure(tmp_path, hip="7.0.51831")
+    assert (facts["platform"], facts["kernels"]) == ("amd", "cpu")
+    assert "because no HIP compiler was found" in facts["without_gpu"]
+    assert "Install ROCm 7's toolkit, then" in facts["without_gpu"]
+
+
+def test_kernels_that_were_asked_for(tmp_path):
+    facts, _ = configure(tmp_path, cuda="13.0", platform="cpu")
+    assert facts["kernels"] == "cpu" and "because LLAMAC_PLATFORM was cpu" in facts["without_gpu"]
+    (tmp_path / "again").mkdir()
+    facts, said = configure(tmp_path / "again", cuda="13.0", platform="nvidia")
+    assert (
+        facts == {} and "no CUDA kernels for PyTorch 2.13.0+13.0, because no CUDA compiler was found" in said
+    )
+
+
+def test_kernels_beside_a_torch_for_the_cpu(tmp_path):
+    facts, _ = configure(tmp_path)
+    assert (facts["platform"], facts["kernels"], facts["without_gpu"]) == ("cpu", "cpu", "")

@@ -66,14 +66,18 @@ if(NOT LLAMAC_PLATFORM MATCHES "^(auto|cpu|${LLAMAC_TORCH_PLATFORM})$")
 endif()
 if(NOT LLAMAC_TORCH_PLATFORM STREQUAL cpu)
   llamac_why_without_gpu(reason)
+  string(REGEX MATCH "^[0-9]+" major "${LLAMAC_TORCH_TOOLKIT}")
+  set(toolkit "${name} ${major}'s toolkit")
+  if(toolkit STREQUAL "CUDA 13's toolkit")    # what dev/setup.sh takes from PyPI
+    string(APPEND toolkit " (in llamac's folder: make setup PLATFORM=nvidia TOOLKIT=pip)")
+  endif()
   if(reason AND LLAMAC_PLATFORM STREQUAL LLAMAC_TORCH_PLATFORM)
-    message(FATAL_ERROR "llamac: no ${name} kernels for PyTorch ${LLAMAC_TORCH_VERSION}, because ${reason}. `make setup "
-      "PLATFORM=${LLAMAC_PLATFORM}` says what to install; -C cmake.define.LLAMAC_PLATFORM=cpu works without it.")
+    message(FATAL_ERROR "llamac: no ${name} kernels for PyTorch ${LLAMAC_TORCH_VERSION}, because ${reason}. Install "
+      "${toolkit}, or build without: -C cmake.define.LLAMAC_PLATFORM=cpu")
   elseif(reason)
     set(LLAMAC_PLATFORM cpu)
-    set(LLAMAC_WITHOUT_GPU "llamac has kernels for the CPU only, because ${reason} when it was built. In its folder, \
-`make setup PLATFORM=${LLAMAC_TORCH_PLATFORM}` says what to install; then: \
-pip install --no-build-isolation --no-deps -e .")
+    set(LLAMAC_WITHOUT_GPU "llamac has kernels for the CPU only, because ${reason} when it was built. Install \
+${toolkit}, then, in llamac's folder: pip install --no-build-isolation --no-deps -e .")
   endif()
 endif()
 if(LLAMAC_PLATFORM STREQUAL auto)
