@@ -79,7 +79,7 @@ def fake(tmp_path, monkeypatch):
         text = "\n".join(json.dumps(line) for line in lines)
         program.write_text(
             f"#!{sys.executable}\nimport sys\nopen({str(build / 'calls')!r}, 'a').write("
-            f"' '.join([{name!r}, *sys.argv[1:]]) + '\\n')\nprint({text!r})\n{body}\n"
+            f"' '.join([{name!r}, *sys.argv[1:]]) + '\\n')\nprint({text!r}, flush=True)\n{body}\n"
             if lines
             else f"#!{sys.executable}\nimport sys\n{body}\n"
         )

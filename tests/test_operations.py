@@ -219,9 +219,11 @@ HEADS = [
     )
 ]
 FEED = [{"N": n, "F": f} for n, f in ((1, 1), (7, 63), (3, 64), (2, 65), (5, 1031))]
+# A long sum has many results: few of them PyTorch (MKL) computes by dot products on some processors, whose
+# errors are half of its matrix products'.
 PRODUCTS = [
     {"N": n, "C": c, "K": k}
-    for n, c, k in ((1, 1, 1), (7, 63, 65), (64, 64, 64), (33, 129, 31), (2, 1031, 5), (257, 96, 320))
+    for n, c, k in ((1, 1, 1), (7, 63, 65), (64, 64, 64), (33, 129, 31), (66, 1031, 67), (257, 96, 320))
 ]
 CLASSES = [
     {"N": n, "V": v} for n, v in ((1, 1), (7, 2), (3, 63), (2, 65), (5, 4096), (3, 50257), (2, 128256))
