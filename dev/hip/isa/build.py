@@ -1,0 +1,59 @@
+"""Compiles the AMD build of the operations (gfx942, no GPU needed) into shared libraries for device.py."""
+
+import os
+import subprocess
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+LIBRARIES = ROOT / "build/isa_libraries"
+OPENBLAS = "openblas-openmp"  # Debian's folder of the OpenMP build
+
+
+def objects_of(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.o"))
+
+
+def build(folder: Path, program: bool = False) -> None:
+    """libamdhip64.so.5 is fake_hip.cpp; libllamac.so has the operations, bridge.cpp and the check programs.
+
+    program: train_llama3 too. CMake keeps its objects in build/isa.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rocm, objects = ROOT / "build/rocm", ROOT / "build/isa"
+    clang = rocm / "llvm/bin/clang++"
+
+    def run(*command: str | Path, **keywords) -> None:
+        subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, **keywords)
+
+    run("dev/hip/rocm_folder.sh", rocm)
+    environment = os.environ | {"ROCM_PATH": str(rocm), "HIPCXX": str(clang)}
+    configure = ("-DLLAMAC_PLATFORM=amd", "-DCMAKE_HIP_ARCHITECTURES=gfx942")
+    run("cmake", "-S", ROOT, "-B", objects, *configure, env=environment)
+    targets = ["llamac_operations", *(["llamac"] if program else [])]
+    run("cmake", "--build", objects, "--parallel", "2", "--target", *targets, env=environment)
+
+    common = ["-std=c++20", "-fPIC", "-fopenmp", "-DLLAMAC_AMD", f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests'}"]
+    host = [*common, "-D__HIP_PLATFORM_AMD__=1", "-isystem", rocm / "include"]
+    device = [*common, "-x", "hip", "--offload-arch=gfx942", f"--rocm-path={rocm}"]
+    runtime = folder / "libamdhip64.so.5"
+    run(clang, "-shared", *host, "-O1", HERE / "fake_hip.cpp", f"-Wl,-soname,{runtime.name}", "-o", runtime)
+    sources = [
+        (host, HERE / "bridge.cpp", ""),
+        (host, ROOT / "tests/check_operations.cpp", "check_operations_main"),
+        (device, ROOT / "tests/check_tile.cpp", "check_tile_main"),
+    ]
+    if program:
+        sources.append((host, ROOT / "csrc/train/main.cpp", "train_llama3_main"))
+    linked = []
+    for flags, source, main in sources:
+        output = folder / f"{source.stem}.o"
+        rename = [f"-Dmain={main}"] if main else []
+        run(clang, *flags, "-O2", *rename, "-c", source, "-o", output)
+        linked.append(output)
+    for target in targets:
+        linked += objects_of(objects / f"CMakeFiles/{target}.dir")
+    multiarch = subprocess.run(["c++", "-print-multiarch"], capture_output=True, text=True).stdout.strip()
+    blas = ["-L", f"/usr/lib/{multiarch}/{OPENBLAS}", "-lopenblas"]
+    libraries = ["-L", folder, f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN", "-lxxhash", *blas, "-ldl"]
+    run(clang, "-shared", *linked, "-fopenmp", *libraries, "-o", folder / "libllamac.so")

@@ -1,0 +1,84 @@
+"""gfx942 code objects: kernels with their descriptors and metadata, loaded into this process."""
+
+import ctypes
+import struct
+
+from emulator import elf_loader
+
+
+def msgpack(b: bytes, o: int = 0):
+    """The value that begins at b[o], and the offset after it, for the types that code objects use."""
+    t = b[o]
+    if t < 0x80:
+        return t, o + 1
+    if t >= 0xE0:
+        return t - 256, o + 1
+    if t in (0xC0, 0xC2, 0xC3):
+        return {0xC0: None, 0xC2: False, 0xC3: True}[t], o + 1
+    if 0xCC <= t <= 0xCF or 0xD0 <= t <= 0xD3:
+        n = 1 << (t & 3)
+        return int.from_bytes(b[o + 1 : o + 1 + n], "big", signed=t >= 0xD0), o + 1 + n
+    if 0xA0 <= t <= 0xBF or 0xD9 <= t <= 0xDB:
+        k = 0 if t <= 0xBF else 1 << (t - 0xD9)
+        n = int.from_bytes(b[o + 1 : o + 1 + k], "big") if k else t & 31
+        return b[o + 1 + k : o + 1 + k + n].decode(), o + 1 + k + n
+    if 0x90 <= t <= 0x9F or t in (0xDC, 0xDD) or 0x80 <= t <= 0x8F or t in (0xDE, 0xDF):
+        k = 0 if t < 0xA0 else 2 << (t & 1)
+        n = int.from_bytes(b[o + 1 : o + 1 + k], "big") if k else t & 15
+        is_map = t < 0x90 or t >= 0xDE
+        o += 1 + k
+        items = []
+        for _ in range(2 * n if is_map else n):
+            v, o = msgpack(b, o)
+            items.append(v)
+        return (dict(zip(items[::2], items[1::2])) if is_map else items), o
+    raise ValueError(hex(t))
+
+
+class Kernel:
+    """A kernel's descriptor and its entry in the metadata."""
+
+    def __init__(self, module, meta):
+        self.module, self.meta, self.name = module, meta, meta[".name"]
+        self.descriptor = module.base + module.symbols[meta[".symbol"]]
+        descriptor = ctypes.string_at(self.descriptor, 64)
+
+        def read(offset, fmt):
+            return struct.unpack_from(fmt, descriptor, offset)[0]
+
+        self.lds, self.scratch = read(0, "<I"), read(4, "<I")
+        self.entry = self.descriptor + read(16, "<q")
+        self.rsrc3, self.rsrc1, self.rsrc2 = read(44, "<I"), read(48, "<I"), read(52, "<I")
+        self.properties, self.preload = read(56, "<H"), read(58, "<H")
+        self.explicit = [a for a in meta[".args"] if not a[".value_kind"].startswith("hidden")]
+        self.keeps_denormals = (self.rsrc1 >> 16 & 3) == 3
+        assert (self.rsrc1 >> 12 & 3) == 0, "rounds to nearest"
+        self.preloaded = self.preload & 0x7F
+        if self.preloaded:
+            self.entry += 256  # as firmware that preloads arguments does
+
+
+class Module:
+    """A code object in memory, relocated as a HIP runtime does."""
+
+    def __init__(self, blob):
+        image, sections, relocs = elf_loader(blob)
+        for off, sym, typ, add in relocs:
+            assert typ == 5, typ
+            image[off : off + 8] = struct.pack("<q", sym - off + add)
+        self.size = len(image)
+        self.memory = ctypes.create_string_buffer(self.size + 0x2000)
+        self.base = (ctypes.addressof(self.memory) + 0xFFF) & ~0xFFF
+        ctypes.memmove(self.base, bytes(image), self.size)
+        assert struct.unpack_from("<I", blob, 0x30)[0] & 0xFF == 0x4C, "gfx942"
+        note = next(s.content for s in sections if s.name == ".note")
+        name_size, data_size, _ = struct.unpack_from("<III", note)
+        begin = 12 + (name_size + 3 & ~3)
+        meta, _ = msgpack(note[begin : begin + data_size])
+        named = {s.name: s for s in sections}
+        table, strings = named[".dynsym"].content, named[".dynstr"].content
+        self.symbols = {}
+        for o in range(0, len(table), 24):
+            at, _, _, _, value, _ = struct.unpack_from("<IBBHQQ", table, o)
+            self.symbols[strings[at : strings.index(b"\0", at)].decode()] = value
+        self.kernels = {k[".name"]: Kernel(self, k) for k in meta["amdhsa.kernels"]}

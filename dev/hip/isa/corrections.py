@@ -1,0 +1,121 @@
+"""Instructions that the emulator lacks or gets wrong, executed here or refused. README.md lists them."""
+
+import ctypes
+import re
+
+import numpy as np
+
+# Instructions that the emulator gets wrong: a kernel with one of them is not checked.
+REFUSED = re.compile(
+    r"_DPP|ROW_BCAST|GETPC|SETPC|SWAPPC|BUFFER_|CMPSWAP|SWIZZLE|MEMTIME|MEMREALTIME|LOAD_LDS|"
+    r"ATOMIC_PK|XF32|_FP8|_BF8|SMFMAC|PERMLANE"
+)
+
+APERTURE = 0x00010000  # the upper half of a flat address in LDS
+
+
+def lanes_of(wave):
+    mask = int(wave.sgpr[126]) | int(wave.sgpr[127]) << 32
+    return np.nonzero(np.array([mask >> i & 1 for i in range(64)], bool))[0]
+
+
+def bits_of(word: int):
+    """bits(hi, lo) of an instruction word."""
+
+    def bits(hi: int, lo: int) -> int:
+        return word >> lo & (1 << hi - lo + 1) - 1
+
+    return bits
+
+
+def corrected(name: str, word: int, lds):
+    """A function of the wave that executes the instruction but for the PC; None: the emulator is right."""
+    bits = bits_of(word)
+    if name == "S_MOV_B64" and bits(7, 0) == 235:  # src_shared_base
+        to = bits(22, 16)
+
+        def shared_base(wave):
+            wave.sgpr[to], wave.sgpr[to + 1] = 0, APERTURE
+
+        return shared_base
+    if name.startswith("DS_WRITE_B") and bits(
+        25, 25
+    ):  # from AGPRs; the emulator reads the VGPRs of the same number
+        count, offset, addr, data = int(name[10:]) // 32, bits(15, 0), bits(39, 32), bits(47, 40)
+
+        def write(wave):
+            on = lanes_of(wave)
+            at = wave.vgpr[addr, on].astype(np.int64) + offset
+            assert (at % 4 == 0).all() and (at + 4 * count <= lds.size).all(), "LDS address"
+            for i in range(count):
+                lds.words[at // 4 + i] = wave.acc[data + i, on]
+
+        return write
+    if name.startswith(("DS_WRITE", "DS_ADD")) and bits(25, 25):
+        raise NotImplementedError(f"{name} from AGPRs")
+    if m := re.fullmatch(r"FLAT_(STORE|LOAD)_DWORD(X\d)?", name):
+        stores, count = m[1] == "STORE", int((m[2] or "X1")[1:])
+        offset, addr, data, to, acc = bits(11, 0), bits(39, 32), bits(47, 40), bits(63, 56), bits(55, 55)
+
+        def flat(wave):
+            file = wave.acc if acc else wave.vgpr
+            on = lanes_of(wave)
+            loaded = np.zeros((count, len(on)), np.uint32)
+            for k, lane in enumerate(on):
+                low, high = int(wave.vgpr[addr, lane]), int(wave.vgpr[addr + 1, lane])
+                if high == APERTURE:
+                    assert low + offset + 4 * count <= lds.size, "LDS address"
+                    words = lds.words[(low + offset) // 4 :]
+                else:
+                    at = (high << 32 | low) + offset
+                    words = np.frombuffer((ctypes.c_uint32 * count).from_address(at), np.uint32)
+                for i in range(count):
+                    if stores:
+                        words[i] = file[data + i, lane]
+                    else:
+                        loaded[i, k] = words[i]
+            if not stores:
+                for i in range(count):
+                    file[to + i, on] = loaded[i]
+
+        return flat
+    if name.startswith("FLAT_"):
+        raise NotImplementedError(name)
+    if re.match(r"V_MFMA_F32_(16X16X16|32X32X8)_BF16", name) and (bits(60, 59) or "32X32" in name):
+        return mfma_bf16(32 if "32X32" in name else 16, bits)
+    if "MFMA" in name and "32X32" in name:
+        raise NotImplementedError(name)
+    return None
+
+
+def mfma_bf16(R, bits):
+    """R x R sums of bf16 products. A and B: lane l holds row l % R, k = 4 (l / R) + j.
+
+    D: register i of lane l holds column l % R; its row is 8 (i / 4) + 4 (l / 32) + i % 4 for R = 32, and
+    4 (l / 16) + i for R = 16.
+    """
+    groups, K = 64 // R, 256 // R
+    d, a, b, c = bits(7, 0), bits(40, 32), bits(49, 41), bits(58, 50)
+    acc_d, acc_ab = bits(15, 15), bits(60, 59)
+    lane = np.arange(64)
+
+    def row(i):
+        return 4 * groups * (i // 4) + 4 * (lane // R) + i % 4
+
+    def run(wave):
+        def operand(src, acc):
+            words = (wave.acc if acc else wave.vgpr)[src - 256 : src - 254]
+            halves = np.stack([words[0] << 16, words[0] & 0xFFFF0000, words[1] << 16, words[1] & 0xFFFF0000])
+            x = halves.astype(np.uint32).view(np.float32).astype(np.float64)
+            out = np.zeros((R, K))
+            for j in range(4):
+                out[lane % R, 4 * (lane // R) + j] = x[j]
+            return out
+
+        product = operand(a, acc_ab & 1) @ operand(b, acc_ab >> 1).T  # [row of a][row of b]
+        sums = wave.acc if acc_d else wave.vgpr
+        for i in range(R * R // 64):
+            old = sums[c - 256 + i].view(np.float32) if c >= 256 else wave.sgpr[c : c + 1].view(np.float32)
+            sums[d + i] = (product[row(i), lane % R] + old).astype(np.float32).view(np.uint32)
+
+    return run

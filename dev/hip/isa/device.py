@@ -1,0 +1,182 @@
+"""The AMD build in this process: its registry and launchers run unchanged, its kernels on machine.Machine."""
+
+import argparse
+import ctypes
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from code_object import Module
+from machine import Launch, Machine
+
+from build import LIBRARIES
+
+DTYPES = {np.dtype(np.float32): 0, "bf16": 1, np.dtype(np.float64): 2, np.dtype(np.int32): 3}  # core/dtype.h
+PAGE = 4096
+NAIVE = ("naive", "1")  # the variants that explain; all others of the device are optimized
+
+
+def bf16_bits(x: np.ndarray) -> np.ndarray:
+    """bf16 of f32, rounded to nearest, ties to even."""
+    u = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((u + 0x7FFF + ((u >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def from_bf16(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def demangle(name: str) -> str:
+    return subprocess.run(["llvm-cxxfilt-19", name], capture_output=True, text=True).stdout.strip()
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A variant of an operation that runs on the device."""
+
+    name: str
+    deterministic: bool
+    threads: tuple[int, ...]  # per block; the default first
+
+
+class Tensor:
+    """Device memory of the fake runtime, with NaN before it and an inaccessible page after it.
+
+    Its end is rounded up to 16 bytes. shift: bytes by which it misses a boundary of 16.
+    """
+
+    def __init__(self, device, shape, dtype, values=None, shift=0):
+        self.device, self.shape, self.dtype = device, tuple(shape), dtype
+        n = int(np.prod(shape)) if len(shape) else 1
+        size = 2 if dtype == "bf16" else np.dtype(dtype).itemsize
+        self.bytes = n * size
+        room = (self.bytes + shift + 15) // 16 * 16
+        total = (room + 256 + PAGE - 1) // PAGE * PAGE
+        p = ctypes.c_void_p()
+        assert device.hip.hipMalloc(ctypes.byref(p), ctypes.c_size_t(total)) == 0
+        self.block = p.value
+        self.at = p.value + total - room + shift
+        self.total = total
+        raw = np.uint16 if dtype == "bf16" else np.dtype(dtype)
+        self.raw = np.frombuffer((ctypes.c_char * max(self.bytes, 1)).from_address(self.at), np.uint8)
+        self.raw = self.raw[: self.bytes]
+        self.data = self.raw.view(raw).reshape(self.shape)
+        self.all = np.frombuffer((ctypes.c_char * total).from_address(self.block), np.uint8)
+        self.all[:] = 0xFF
+        if values is not None:
+            self.set(values)
+
+    def set(self, values) -> None:
+        is_bf16 = self.dtype == "bf16"
+        self.data[...] = bf16_bits(values).reshape(self.shape) if is_bf16 else np.asarray(values, self.dtype)
+
+    def get(self) -> np.ndarray:
+        return (from_bf16(self.data) if self.dtype == "bf16" else self.data).astype(np.float64)
+
+    def guards_intact(self) -> bool:
+        before = self.at - self.block
+        return bool((self.all[:before] == 0xFF).all() and (self.all[before + self.bytes :] == 0xFF).all())
+
+
+class Device:
+    """The two libraries of build.py, with the launches of one going to the machine."""
+
+    def __init__(self, build: Path, compute_units: int = 304):
+        self.hip = ctypes.CDLL(f"{build}/libamdhip64.so.5", mode=ctypes.RTLD_GLOBAL)
+        self.lib = ctypes.CDLL(f"{build}/libllamac.so", mode=ctypes.RTLD_GLOBAL)
+        self.machine = Machine()
+        self.hip.fake_code.restype = ctypes.c_void_p
+        self.modules = []
+        for i in range(self.hip.fake_codes()):
+            size = ctypes.c_size_t()
+            at = self.hip.fake_code(i, ctypes.byref(size))
+            blob = ctypes.string_at(at, size.value)
+            self.modules.append(Module(blob))
+            os.makedirs(f"{build}/code", exist_ok=True)
+            with open(f"{build}/code/{i}.hsaco", "wb") as file:  # for hazards.py
+                file.write(blob)
+        integer, text, size = ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t
+        extent, pointers = ctypes.POINTER(ctypes.c_uint * 3), ctypes.POINTER(ctypes.c_void_p)
+        self.launch_callback = ctypes.CFUNCTYPE(integer, integer, text, extent, extent, pointers, size)(
+            self.launch
+        )
+        self.occupancy_callback = ctypes.CFUNCTYPE(integer, integer, text, integer, size)(self.occupancy)
+        self.hip.fake_set(self.launch_callback, self.occupancy_callback, compute_units)
+        self.error: BaseException | None = None  # of a launch
+        self.operations = self.read_operations()
+
+    def read_operations(self) -> dict[str, list[Variant]]:
+        """The registry's operations with their device variants, in order of preference."""
+        text = ctypes.create_string_buffer(1 << 16)
+        self.lib.describe_operations(text, len(text))
+        operations: dict[str, list[Variant]] = {}
+        for line in text.value.decode().splitlines():
+            operation, name, deterministic, *threads = line.split()
+            variants = operations.setdefault(operation, [])
+            variants.append(Variant(name, deterministic == "1", tuple(map(int, threads))))
+        return operations
+
+    def optimized(self, operation: str) -> list[Variant]:
+        """All device variants but the one that explains."""
+        return [variant for variant in self.operations[operation] if variant.name not in NAIVE]
+
+    def launch(self, code, name, grid, block, arguments, dynamic):
+        try:
+            kernel = self.modules[code].kernels[name.decode()]
+            args = [arguments[i] for i in range(len(kernel.explicit))]
+            self.machine.launch(kernel, tuple(grid.contents), tuple(block.contents), args, dynamic)
+            return 0
+        except BaseException as error:  # C++ lies in between: call() raises it
+            self.error = error
+            return 1
+
+    def occupancy(self, code, name, threads, dynamic) -> int:
+        """Blocks per compute unit, which has four SIMDs of 512 VGPRs and 8 waves each, and 64 KiB of LDS."""
+        kernel = self.modules[code].kernels[name.decode()]
+        waves = -(-threads // 64)
+        vgprs = -(-max(kernel.meta[".vgpr_count"], 1) // 8) * 8
+        by_registers = min(8, 512 // vgprs) * 4 // waves
+        lds = kernel.lds + dynamic
+        return max(0, min(by_registers, 65536 // lds if lds else 32))
+
+    def tensor(self, shape, dtype, values=None, shift: int = 0) -> Tensor:
+        return Tensor(self, shape, dtype, values, shift)
+
+    def call(
+        self, operation: str, variant: str, tensors, scalars=(), threads: int = 0, strides=None
+    ) -> list[Launch]:
+        """The launches of the call. tensors: None for a null operand. strides: by the index of a tensor."""
+        n = len(tensors)
+        data, dtype, rank = (ctypes.c_void_p * n)(), (ctypes.c_int * n)(), (ctypes.c_int * n)()
+        shape, stride = (ctypes.c_int64 * (4 * n))(), (ctypes.c_int64 * (4 * n))()
+        for i, t in enumerate(tensors):
+            if t is None:
+                continue
+            data[i], rank[i] = t.at, len(t.shape)
+            dtype[i] = DTYPES[t.dtype if t.dtype == "bf16" else np.dtype(t.dtype)]
+            contiguous = [int(np.prod(t.shape[d + 1 :])) for d in range(rank[i])]
+            for d, (extent, step) in enumerate(zip(t.shape, (strides or {}).get(i, contiguous))):
+                shape[4 * i + d], stride[4 * i + d] = extent, step
+        real = (ctypes.c_double * max(1, len(scalars)))(*map(float, scalars))
+        integer = (ctypes.c_int64 * max(1, len(scalars)))(*map(int, scalars))
+        message = ctypes.create_string_buffer(1000)
+        self.error = None
+        self.machine.log.clear()
+        operands = n, data, dtype, rank, shape, stride
+        names = operation.encode(), variant.encode()
+        if self.lib.call_operation(*names, *operands, len(scalars), real, integer, threads, message):
+            raise self.error or RuntimeError(message.value.decode())
+        return list(self.machine.log)
+
+
+def device_of_arguments(description: str | None) -> Device:
+    """For programs without flags of their own but these."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--libraries", type=Path, default=LIBRARIES, help="folder that check.py built")
+    parser.add_argument("--compute-units", type=int, default=304, help="of the device (default: %(default)s)")
+    options = parser.parse_args()
+    return Device(options.libraries, options.compute_units)

@@ -1,0 +1,90 @@
+"""LDS of the emulated device, and the search for races in it."""
+
+import ctypes
+import mmap
+import re
+from collections import Counter
+
+import numpy as np
+from corrections import APERTURE, bits_of, lanes_of
+
+
+class Lds:
+    """64 KiB at the start of a reserved range: the emulator touches the addresses of inactive lanes, too."""
+
+    def __init__(self):
+        libc = ctypes.CDLL(None)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_long,
+        ]
+        self.at = libc.mmap(None, 9 << 30, 3, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, -1, 0)
+        assert self.at not in (None, ctypes.c_void_p(-1).value)
+        self.words = np.frombuffer((ctypes.c_uint32 * 32768).from_address(self.at), np.uint32)
+
+    def fill(self, size):
+        self.size = size
+        self.words[:] = 0xFFFFFFFF
+
+    def intact(self):
+        return bool((self.words[(self.size + 3) // 4 :] == 0xFFFFFFFF).all())
+
+
+class Races:
+    """Pairs of LDS accesses by two waves, one a write, without a barrier in between, in whatever order."""
+
+    def __init__(self):
+        self.found, self.checked = Counter(), 0
+        self.reset()
+
+    def reset(self):
+        self.write_epoch, self.read_epoch = np.full(16384, -1), np.full(16384, -1)
+        self.write_wave, self.readers = np.full(16384, -1), np.zeros(16384, np.int64)
+
+    def access(self, kernel, name, pc, words, writes, wave, epoch):
+        self.checked += 1
+        other = (self.write_epoch[words] == epoch) & (self.write_wave[words] != wave)
+        if writes:
+            other |= (self.read_epoch[words] == epoch) & (self.readers[words] & ~(1 << wave) != 0)
+        if other.any():
+            self.found[kernel, name, pc] += 1
+        if writes:
+            self.write_epoch[words], self.write_wave[words] = epoch, wave
+        else:
+            fresh = words[self.read_epoch[words] != epoch]
+            self.readers[fresh] = 0
+            self.read_epoch[words] = epoch
+            self.readers[words] |= 1 << wave
+
+
+def lds_access(name, word):
+    """For an LDS instruction: a function of the wave that returns its words, and whether it writes."""
+    if name.startswith("FLAT_STORE_DWORD"):
+        addr, offset = word >> 32 & 0xFF, word & 0xFFF
+
+        def flat_words(wave):
+            on = [k for k in lanes_of(wave) if wave.vgpr[addr + 1, k] == APERTURE]
+            return np.unique((wave.vgpr[addr, on].astype(np.int64) + offset) // 4)
+
+        return flat_words, True
+    m = re.fullmatch(r"DS_(READ|WRITE)(2)?(ST64)?_B(\d+)|DS_(ADD)(_RTN)?_[UF](\d+)", name)
+    if not m:
+        return None
+    bits = bits_of(word)
+    if m[5]:
+        return None  # atomic: every order is right
+    size, addr = int(m[4]) // 8, bits(39, 32)
+    unit = size * (64 if m[3] else 1)
+    offsets = [bits(7, 0) * unit, bits(15, 8) * unit] if m[2] else [bits(15, 0)]
+
+    def words(wave):
+        at = wave.vgpr[addr, lanes_of(wave)].astype(np.int64)
+        each = [(at + o) // 4 + i for o in offsets for i in range(max(1, size // 4))]
+        return np.unique(np.concatenate(each))
+
+    return words, m[1] == "WRITE"
