@@ -10,6 +10,7 @@
 #include "train/peak.h"
 #include "train/plot.h"
 #include "train/profile.h"
+#include "train/resume.h"
 #include "train/trainer.h"
 
 namespace llamac {

@@ -4,6 +4,7 @@
 
 #include "core/gemm.h"
 #include "train/memory.h"
+#include "train/resume.h"
 #include "train/sample.h"
 
 namespace llamac {
@@ -292,15 +293,17 @@ Manifest Trainer::manifest() const {
     return m;
 }
 
-std::string Trainer::save() {
-    return write_checkpoint(options.out, options.keep_checkpoints, manifest(),
-                            config_json(config, model.options.precision.weights),
+std::vector<CheckpointFile> Trainer::files() const {
+    return checkpoint_files(config_json(config, model.options.precision.weights),
                             weight_tensors(model.parameters), optimizer_tensors(model.parameters));
 }
 
+std::string Trainer::save() {
+    return write_checkpoint(options.out, options.keep_checkpoints, manifest(), files());
+}
+
 void Trainer::save_to(const std::string& directory) {
-    write_checkpoint_to(directory, manifest(), config_json(config, model.options.precision.weights),
-                        weight_tensors(model.parameters), optimizer_tensors(model.parameters));
+    write_checkpoint_to(directory, manifest(), files());
 }
 
 }  // namespace llamac

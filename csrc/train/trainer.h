@@ -98,6 +98,7 @@ struct Trainer {
     };
     void launch(Replayed& work);
     Manifest manifest() const;
+    std::vector<CheckpointFile> files() const;
     // Of the first `updates`; or, if that was later, when the next one began.
     const Event& end_of(int64_t updates) const;
 

@@ -1,18 +1,16 @@
-// The log and the checkpoints: what is written reads back, what is malformed, cut short or interrupted is
-// refused in one line that names it, and no earlier checkpoint is lost.
+// Checkpoints: what is written reads back, what is malformed, cut short or interrupted is refused in one line that
+// names it, and no earlier checkpoint is lost; which checkpoint a run resumes, and what becomes of its output folder.
+#include "check.h"
+
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <xxhash.h>
 
-#include <cmath>
-#include <limits>
-#include <sstream>
-
-#include "check.h"
+#include "core/folder.h"
 #include "train/checkpoint.h"
-#include "train/log.h"
+#include "train/resume.h"
 
 using namespace llamac;
 namespace fs = std::filesystem;
@@ -47,115 +45,10 @@ Options with_flags(std::vector<const char*> flags) {
     return parse_options(static_cast<int>(flags.size()), flags.data());
 }
 
-// ---- log ----
-
-std::vector<json> events_of(const std::string& path) {
-    std::vector<json> events;
-    std::ifstream file(path);
-    for (std::string line; std::getline(file, line);) events.push_back(json::parse(line));
-    return events;
+int64_t lines_of(const std::string& path) {
+    const std::string text = get(path);
+    return std::count(text.begin(), text.end(), '\n');
 }
-
-void check_log() {
-    const std::string out = fresh_folder("log");
-    char* text = nullptr;
-    size_t size = 0;
-    std::FILE* console = open_memstream(&text, &size);
-    {
-        Log log(out, {20, 2048, 1e9, 1e13, true}, console);
-        for (const auto& [heading, rows] : configuration_rows(Options())) log.table(heading, rows);
-        log.memory({{"weights", 38, 10 << 20}, {"activations", 7, 1 << 19}});
-        log.start(to_json(Options()));
-        log.val(0, 8.3);
-        log.step({1, 8.0, 1.5, 1e-3, 1000.0, {2.5, 90, 0.25, 4.5, 150}});
-        const double nan = std::numeric_limits<double>::quiet_NaN();
-        log.step({2, nan, 1.5, 1e-3, 500.0, {3, nan, 0.375, 4, 75}});
-        log.sample(2, "def f():\n\t\"\xff\x1b[2J");
-        log.checkpoint(2, out + "/step_000002");
-        log.print_usage();
-    }
-    std::fclose(console);
-    const std::string shown(text, size);
-    std::free(text);
-
-    const auto events = events_of(out + "/log.jsonl");
-    check(events.size() == 6, "one line an event");
-    check(events[0]["event"] == "start" && events[0]["batch-size"] == 8 &&
-              events[0].size() == to_json(Options()).size() + 1,
-          "start event");
-    check(events[1] == json{{"event", "val"}, {"step", 0}, {"loss", 8.3}}, "val event");
-    const std::vector<std::string> names = {
-        "event",       "step",         "loss",           "grad_norm",  "lr",
-        "ms",          "tokens_per_s", "tflops",         "mfu",        "gpu_mem_gib",
-        "gpu_percent", "rss_gib",      "system_mem_gib", "cpu_percent"};
-    const json& step = events[2];
-    check(step.size() == names.size(), "fields of a step");
-    for (const std::string& name : names) check(step.contains(name), "a step's " + name);
-    check(step["step"] == 1 && step["tokens_per_s"] == 2048.0 && step["gpu_mem_gib"] == 2.5, "step event");
-    check(std::abs(step["tflops"].get<double>() - 2.048) < 1e-12 &&
-              std::abs(step["mfu"].get<double>() - 0.2048) < 1e-12,
-          "step's speed");
-    check(step["gpu_percent"] == 90.0 && step["rss_gib"] == 0.25 && step["system_mem_gib"] == 4.5 &&
-              step["cpu_percent"] == 150.0,
-          "what a step takes of the machine");
-    check(events[3]["loss"].is_null() && events[3]["gpu_percent"].is_null(), "NaN is null");
-    check(events[4] == json{{"event", "sample"}, {"step", 2}, {"text", "def f():\n\t\"\ufffd\x1b[2J"}},
-          "sample event");
-    check(events[5] == json{{"event", "checkpoint"}, {"step", 2}, {"path", out + "/step_000002"}},
-          "checkpoint event");
-
-    check(shown.find('\x1b') == shown.npos, "no escape sequence reaches the terminal");
-    for (const char* part : {"1/20", "8.0000", "2.0", "20.5", "19 s", "validation", "step_000002", "tokens/s",
-                             "TFLOP/s", "% of peak", "weight-decay", "10.5", "45",
-                             "GPU memory 3.0 GiB, GPU 90% busy, process 0.4 GiB, system 4.5 GiB, CPU 125%"})
-        check(shown.find(part) != shown.npos, std::string("console shows ") + part);
-    std::istringstream lines(shown);
-    for (std::string line; std::getline(lines, line);)
-        check(line.size() <= 110 + folder.size(), "110 columns: " + line);
-
-    const std::string missing = folder + "/none";
-    refused("log without a folder", {missing + "/log.jsonl", "No such file"}, [&] { Log(missing, {}); });
-    if (access("/dev/full", W_OK) == 0) {
-        const std::string full = fresh_folder("full");
-        fs::create_symlink("/dev/full", full + "/log.jsonl");
-        Log log(full, {10, 1, 1, 0, false}, stdout);
-        refused("log on a full disk", {full, "No space left"}, [&] { log.val(1, 1.0); });
-    }
-    check(duration(0.4) == "0 s" && duration(59.6) == "1:00" && duration(185) == "3:05", "short durations");
-    check(duration(25325) == "7:02:05" && duration(NAN) == "-" && duration(INFINITY) == "-",
-          "long durations");
-    check(grouped(1) == "1" && grouped(999) == "999" && grouped(1000) == "1,000", "grouped");
-    check(grouped(1234567) == "1,234,567" && grouped(-123456) == "-123,456" && grouped(123456) == "123,456",
-          "grouped");
-}
-
-void check_truncate_log() {
-    const std::string path = fresh_folder("truncate") + "/log.jsonl";
-    truncate_log(path, 5);
-    check(!fs::exists(path), "no log, nothing to truncate");
-    const std::string kept =
-        "{\"event\":\"start\"}\n{\"event\":\"val\",\"step\":0}\n{\"event\":\"step\",\"step\":1}\n"
-        "{\"event\":\"step\",\"step\":2}\n{\"event\":\"checkpoint\",\"step\":2}\n";
-    const std::string more =
-        "{\"event\":\"step\",\"step\":3}\n{\"event\":\"start\"}\n{\"event\":\"step\",\"step\":4}\n";
-    for (size_t cut = 0; cut <= more.size(); cut++) {  // wherever the run died
-        overwrite(path, kept + more.substr(0, cut));
-        truncate_log(path, 2);
-        if (get(path) != kept) check(false, "log cut after " + std::to_string(cut) + " bytes: " + get(path));
-    }
-    passed++;
-    for (const std::string& tail : {std::string(7, '\0'), std::string("[1]\n"), std::string("\n\n")}) {
-        overwrite(path, kept + tail);
-        truncate_log(path, 2);
-        check(get(path) == kept, "a torn tail is dropped");
-    }
-    truncate_log(path, 0);
-    check(events_of(path).size() == 2, "back to the start");
-    for (const auto& entry : fs::directory_iterator(fs::path(path).parent_path()))
-        check(entry.path() == path, "nothing is left beside the log");
-}
-
-// ---- checkpoints ----
 
 float weight_data[6] = {1, 2, 3, 4, 5, 6}, moment_data[2][6];
 
@@ -166,16 +59,10 @@ std::string save(const std::string& out, int64_t step, int64_t keep = 100) {
     m.sequences = 123;
     m.gemms = {"Some Device", "someBLASLt 1", {{"nt 8x6x4 f32 f32", {"00ff", 0.375, 32}}}};
     const Tensor w = make_tensor(weight_data, DType::f32, {2, 3});
-    return write_checkpoint(out, keep, m, "{\"model_type\": \"llama\"}\n", {{"w", w}},
-                            {{"m.w", make_tensor(moment_data[0], DType::f32, {2, 3})},
-                             {"v.w", make_tensor(moment_data[1], DType::f32, {2, 3})}});
-}
-
-std::vector<std::string> names_in(const std::string& out) {
-    std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(out)) names.push_back(entry.path().filename());
-    std::sort(names.begin(), names.end());
-    return names;
+    return write_checkpoint(out, keep, m,
+                            checkpoint_files("{\"model_type\": \"llama\"}\n", {{"w", w}},
+                                             {{"m.w", make_tensor(moment_data[0], DType::f32, {2, 3})},
+                                              {"v.w", make_tensor(moment_data[1], DType::f32, {2, 3})}}));
 }
 
 void check_checkpoint() {
@@ -433,7 +320,7 @@ void check_prepare_output() {
     check(branch.find(out + "/previous_1") != branch.npos, "going on from an older one: " + branch);
     check(names_in(out + "/previous_1") == std::vector<std::string>{"step_000003"},
           "newer checkpoints are set aside");
-    check(events_of(out + "/log.jsonl").size() == 2, "the log is cut back");
+    check(lines_of(out + "/log.jsonl") == 2, "the log is cut back");
     const std::string moved = prepare_output(out, "", 0);
     check(moved.find(out + "/previous_2") != moved.npos, "anew: " + moved);
     check(names_in(out) == std::vector<std::string>{"notes.txt", "previous_1", "previous_2"},
@@ -453,7 +340,6 @@ void check_prepare_output() {
 }  // namespace
 
 int main() {
-    return run_checks({check_log, check_truncate_log, check_checkpoint, check_resume_rules,
-                       check_bad_manifests, check_bad_files, check_full_disk, check_killed,
-                       check_prepare_output});
+    return run_checks({check_checkpoint, check_resume_rules, check_bad_manifests, check_bad_files,
+                       check_full_disk, check_killed, check_prepare_output});
 }
