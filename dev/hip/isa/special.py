@@ -48,8 +48,8 @@ def rounding(s: Special) -> None:
 def swiglu(s: Special) -> None:
     """Every bf16 as a gate. The baseline is the same formula in f32: exp overflows below -88."""
     gate_up = s.of_bits(np.concatenate([EVERY_BF16.reshape(8, -1), np.full((8, 8192), 0x3F80, np.uint16)], 1))
-    gate = from_bf16(EVERY_BF16).astype(np.float64)
     with np.errstate(all="ignore"):
+        gate = from_bf16(EVERY_BF16).astype(np.float64)
         expected = gate / (1 + np.exp(-gate))
         baseline = gate.astype(F) / (F(1) + np.exp(-gate.astype(F)))
     finite = np.isfinite(expected)

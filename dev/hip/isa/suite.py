@@ -5,6 +5,7 @@ suite.py [--libraries DIR] [--order forward|reverse|random] PROGRAM [its argumen
 
 import argparse
 import ctypes
+import os
 import sys
 import time
 from pathlib import Path
@@ -22,6 +23,7 @@ MAIN = {
 
 def run_main(device: Device, words: list[str]) -> int:
     """main() of the program that words[0] names, with the words as its arguments."""
+    os.environ.setdefault("KMP_BLOCKTIME", "0")  # else it sets this itself, and executes this process anew
     main = getattr(device.lib, MAIN[words[0]])
     arguments = (ctypes.c_char_p * (len(words) + 1))(*(word.encode() for word in words), None)
     start = time.time()
