@@ -87,7 +87,11 @@ void check_checkpoint() {
               R"({"ms":0.375,"tried":32,"algorithm":"00ff"}}})",
           "manifest's matrix products");
     check(m.config == json(to_json(Options())), "manifest's configuration");
-    check(m.files.at("config.json").bytes == 24 && m.files.size() == 3, "manifest's files");
+    check(m.files.size() == 3 && m.files[0].name == "config.json" && m.files[0].bytes == 24,
+          "manifest's files");
+    const std::vector<std::string> roles = {"config", "weights", "optimizer"};
+    for (size_t i = 0; i < roles.size(); i++)
+        check(m.files[i].role == roles[i] && !m.files[i].rank, "role and rank of " + m.files[i].name);
     const SafetensorsFile model(path + "/model.safetensors"), optimizer(path + "/optimizer.safetensors");
     check(static_cast<const float*>(model.find("w")->data)[0] == 7 && model.metadata.at("format") == "pt",
           "weights");
@@ -151,6 +155,45 @@ std::string sealed(const ordered_json& fields) {
     return text + ",\n \"xxh3\": \"" + hash + "\"\n}\n";
 }
 
+using Damaged =
+    std::function<void(const std::string& what, const std::string& text, const std::string& word)>;
+
+// Entries of the list of files.
+void check_bad_records(const ordered_json& fields, const Damaged& damaged) {
+    const auto with = [&](const char* field, const ordered_json& value) {
+        ordered_json changed = fields;
+        changed["files"][1][field] = value;
+        return sealed(changed);
+    };
+    const std::vector<ordered_json> wrong_names = {"../x", "/etc/x", "a/b",           "a\\b", "",     ".",
+                                                   "..",   ".x",     "manifest.json", 1,      nullptr};
+    for (const ordered_json& name : wrong_names)
+        damaged("a file called " + name.dump(), with("name", name), "files: 1: name: ");
+    damaged("a name twice", with("name", "config.json"), "files: 1: name: found \"config.json\" twice");
+    damaged("unknown field of a file", with("x", 1), "files: 1: unknown field \"x\"");
+    damaged("negative size", with("bytes", -1), "files: 1: bytes");
+    damaged("short hash", with("xxh3", "12"), "files: 1: xxh3");
+    damaged("hash of other digits", with("xxh3", "0123456789ABCDEF"), "files: 1: xxh3");
+    damaged("role of another type", with("role", 1), "files: 1: role");
+    const std::vector<ordered_json> wrong_ranks = {1, -1, "0", 0.5};
+    for (const ordered_json& rank : wrong_ranks)
+        damaged("rank " + rank.dump() + " of one", with("rank", rank), "files: 1: rank");
+    for (const char* field : {"name", "bytes", "xxh3", "role", "rank"}) {
+        ordered_json without = fields;
+        without["files"][1].erase(field);
+        damaged(std::string("a file without ") + field, sealed(without), std::string("files: 1: ") + field);
+    }
+    const char* const roles[] = {"config", "weights", "optimizer"};
+    for (size_t i = 0; i < 3; i++) {
+        ordered_json without = fields;
+        without["files"].erase(i);
+        damaged(std::string("no file of the role ") + roles[i], sealed(without), roles[i]);
+    }
+    ordered_json number = fields;
+    number["files"][2] = 3;
+    damaged("a file that is a number", sealed(number), "files: 2: expected an object, found 3");
+}
+
 void check_bad_manifests() {
     const std::string path = save(fresh_folder("manifest"), 3), file = path + "/manifest.json",
                       good = get(file);
@@ -188,14 +231,9 @@ void check_bad_manifests() {
     damaged("unknown field", with(json::json_pointer("/colour"), 1), "colour");
     damaged("huge step", with(json::json_pointer("/step"), UINT64_MAX), "step");
     damaged("no world", with(json::json_pointer("/world_size"), 0), "world_size");
-    damaged("a later format", with(json::json_pointer("/format"), "llamac checkpoint 2"),
-            "llamac checkpoint 1");
-    damaged("unknown file", with(json::json_pointer("/files/..~1x"), fields["files"]["config.json"]), "../x");
-    damaged("unknown field of a file", with(json::json_pointer("/files/config.json/x"), 1), "config.json");
-    damaged("negative size", with(json::json_pointer("/files/config.json/bytes"), -1), "bytes");
-    damaged("short hash", with(json::json_pointer("/files/config.json/xxh3"), "12"), "xxh3");
-    damaged("hash of other digits", with(json::json_pointer("/files/config.json/xxh3"), "0123456789ABCDEF"),
-            "xxh3");
+    damaged("a later format", with(json::json_pointer("/format"), "llamac checkpoint 3"),
+            "expected llamac checkpoint 2 or llamac checkpoint 1");
+    check_bad_records(fields, damaged);
     damaged("kernel of another type", with(json::json_pointer("/kernels/x"), 2), "kernels: \"x\"");
     for (const char* field : {"device", "library", "choices"}) {
         ordered_json without = fields;
@@ -205,14 +243,67 @@ void check_bad_manifests() {
     }
     damaged("a matrix product of another type", with(json::json_pointer("/gemms/choices/x"), 2),
             "gemms: expected");
-    ordered_json no_file = fields;
-    no_file["files"].erase("model.safetensors");
-    damaged("a file left out", sealed(no_file), "model.safetensors");
     damaged("deep manifest", std::string(100000, '['), ": ");
     damaged("empty manifest", "", ": ");
     damaged("a list", "[]", "object");
     overwrite(file, good);
     check(open_checkpoint(path).step == 3, "the undamaged manifest");
+}
+
+// A later version may list more files: they are verified, and left alone.
+void check_further_files() {
+    const std::string path = save(fresh_folder("further"), 3), file = path + "/manifest.json";
+    overwrite(path + "/scales_0.bin", "12345678");
+    ordered_json fields = ordered_json::parse(get(file));
+    fields.erase("xxh3");
+    char hash[17];
+    std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(XXH3_64bits("12345678", 8)));
+    fields["files"].push_back(
+        {{"name", "scales_0.bin"}, {"bytes", 8}, {"xxh3", hash}, {"role", "scales"}, {"rank", 0}});
+    overwrite(file, sealed(fields));
+    const Manifest m = open_checkpoint(path);
+    check(m.files.size() == 4 && m.files[3].role == "scales" && m.files[3].rank == 0,
+          "a role of later versions");
+    overwrite(path + "/scales_0.bin", "12345679");
+    refused("its file damaged", {"scales_0.bin", "checksum"}, [&] { open_checkpoint(path); });
+}
+
+// Format 1 had an object of three names. tests/data has a checkpoint of it that the program resumes.
+void check_first_format() {
+    const std::string path = save(fresh_folder("first"), 3), file = path + "/manifest.json";
+    ordered_json fields = ordered_json::parse(get(file)), files = ordered_json::object();
+    fields.erase("xxh3");
+    for (const auto& record : fields["files"])
+        files[record["name"].get<std::string>()] = {{"bytes", record["bytes"]}, {"xxh3", record["xxh3"]}};
+    fields["format"] = "llamac checkpoint 1";
+    fields["files"] = files;
+    overwrite(file, sealed(fields));
+    const Manifest m = open_checkpoint(path);
+    check(m.step == 3 && m.files.size() == 3 && m.files[1].name == "model.safetensors" &&
+              m.files[1].role == "weights",
+          "format 1");
+    const auto damaged = [&](const char* what, const std::function<void(ordered_json&)>& change,
+                             const char* word) {
+        ordered_json changed = fields;
+        change(changed);
+        overwrite(file, sealed(changed));
+        refused(what, {file, word}, [&] { open_checkpoint(path); });
+    };
+    damaged(
+        "format 1 without a file", [](ordered_json& f) { f["files"].erase("model.safetensors"); },
+        "files: model.safetensors: expected an object, found none");
+    damaged(
+        "format 1 with another file", [&](ordered_json& f) { f["files"]["x"] = files["config.json"]; },
+        "files: unknown field \"x\"");
+    damaged(
+        "format 1 with a field more", [](ordered_json& f) { f["files"]["config.json"]["role"] = "config"; },
+        "files: config.json: unknown field \"role\"");
+    damaged(
+        "format 1 with a list", [](ordered_json& f) { f["files"] = ordered_json::array(); },
+        "expected an object");
+    damaged(
+        "format 2 with an object", [](ordered_json& f) { f["format"] = "llamac checkpoint 2"; },
+        "expected a list");
 }
 
 void check_bad_files() {
@@ -340,6 +431,7 @@ void check_prepare_output() {
 }  // namespace
 
 int main() {
-    return run_checks({check_checkpoint, check_resume_rules, check_bad_manifests, check_bad_files,
-                       check_full_disk, check_killed, check_prepare_output});
+    return run_checks({check_checkpoint, check_resume_rules, check_bad_manifests, check_further_files,
+                       check_first_format, check_bad_files, check_full_disk, check_killed,
+                       check_prepare_output});
 }

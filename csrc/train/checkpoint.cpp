@@ -59,10 +59,10 @@ std::vector<CheckpointFile> checkpoint_files(const std::string& config_json,
                                              const std::vector<NamedTensor>& weights,
                                              const std::vector<NamedTensor>& optimizer) {
     return {
-        {"config.json", [=](const std::string& path) { return write_file(path, config_json); }},
-        {"model.safetensors",
+        {"config.json", "config", [=](const std::string& path) { return write_file(path, config_json); }},
+        {"model.safetensors", "weights",
          [=](const std::string& path) { return write_safetensors(path, weights, {{"format", "pt"}}); }},
-        {"optimizer.safetensors",
+        {"optimizer.safetensors", "optimizer",
          [=](const std::string& path) { return write_safetensors(path, optimizer); }},
     };
 }
@@ -73,7 +73,7 @@ void write_checkpoint_to(const std::string& directory, Manifest manifest,
     for (const CheckpointFile& file : files) {
         const std::string path = folder.path(file.name);
         const uint64_t xxh3 = file.write(path);
-        manifest.files[file.name] = {MappedFile(path).size, xxh3};
+        manifest.files.push_back({file.name, MappedFile(path).size, xxh3, file.role, std::nullopt});
     }
     write_file(folder.path("manifest.json"), manifest_text(manifest));
     folder.finish();
@@ -96,8 +96,8 @@ Manifest open_checkpoint(const std::string& directory) {
              exists(directory) ? "something else" : "nothing");
     if (!exists(where)) fail(directory, ": expected a checkpoint, found a directory without manifest.json");
     const Manifest manifest = parse_manifest(std::string(MappedFile(where).text()), where);
-    for (const auto& [name, record] : manifest.files) {
-        const std::string path = directory + "/" + name;
+    for (const FileRecord& record : manifest.files) {
+        const std::string path = directory + "/" + record.name;
         const int64_t bytes = MappedFile(path).size;
         if (bytes != record.bytes) fail(path, ": expected ", record.bytes, " bytes, found ", bytes);
         const uint64_t xxh3 = hash_file(path);

@@ -16,9 +16,10 @@
 
 namespace llamac {
 
-// A file of a checkpoint that is to be written. write: makes it at the path and returns its XXH3_64.
+// A file of a checkpoint that is to be written. role: as in FileRecord. write: makes it at the path and returns its
+// XXH3_64.
 struct CheckpointFile {
-    std::string name;
+    std::string name, role;
     std::function<uint64_t(const std::string& path)> write;
 };
 

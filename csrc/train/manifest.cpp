@@ -13,8 +13,13 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-constexpr const char* manifest_format = "llamac checkpoint 1";
-const char* const checkpoint_files[] = {"config.json", "model.safetensors", "optimizer.safetensors"};
+constexpr const char *format_1 = "llamac checkpoint 1", *format_2 = "llamac checkpoint 2";
+
+// The files of format 1; every format has at least one file of each role.
+constexpr struct {
+    const char *name, *role;
+} first_files[] = {
+    {"config.json", "config"}, {"model.safetensors", "weights"}, {"optimizer.safetensors", "optimizer"}};
 
 // The manifest's last line is a checksum of all bytes before it: no change to the file goes unseen.
 std::string seal(const std::string& text) {
@@ -58,14 +63,73 @@ struct Fields {
     }
 };
 
-FileRecord parse_record(const json& object, const std::string& where) {
-    if (!object.is_object()) fail(where, ": expected an object, found ", excerpt(object));
-    const Fields fields{object, where};
-    fields.only({"bytes", "xxh3"});
+// Bytes and hash, which both formats have.
+FileRecord parse_record(const Fields& fields) {
     const std::string hash = fields.text("xxh3");
     const bool is_hash = hash.size() == 16 && hash.find_first_not_of("0123456789abcdef") == hash.npos;
-    if (!is_hash) fail(where, ": xxh3: expected 16 hexadecimal digits, found ", quote(hash));
-    return {fields.integer("bytes", 0), std::stoull(hash, nullptr, 16)};
+    if (!is_hash) fail(fields.where, ": xxh3: expected 16 hexadecimal digits, found ", quote(hash));
+    FileRecord record;
+    record.bytes = fields.integer("bytes", 0);
+    record.xxh3 = std::stoull(hash, nullptr, 16);
+    return record;
+}
+
+// Format 1: {"config.json": {"bytes": 1, "xxh3": "..."}, ...}, these three names.
+std::vector<FileRecord> parse_files_1(const json& files, const std::string& where) {
+    if (!files.is_object()) fail(where, ": expected an object, found ", excerpt(files));
+    std::vector<FileRecord> records;
+    for (const auto& [name, role] : first_files) {
+        const std::string at = where + ": " + name;
+        const auto found = files.find(name);
+        if (found == files.end()) fail(at, ": expected an object, found none");
+        if (!found->is_object()) fail(at, ": expected an object, found ", excerpt(*found));
+        const Fields fields{*found, at};
+        fields.only({"bytes", "xxh3"});
+        FileRecord record = parse_record(fields);
+        record.name = name, record.role = role;
+        records.push_back(record);
+    }
+    for (const auto& item : files.items())
+        if (std::none_of(records.begin(), records.end(),
+                         [&](const FileRecord& r) { return r.name == item.key(); }))
+            fail(where, ": unknown field ", quote(item.key()));
+    return records;
+}
+
+// The name of a file in the checkpoint's own directory.
+void check_name(const std::string& name, const std::vector<FileRecord>& before, const std::string& where) {
+    const bool plain =
+        !name.empty() && name[0] != '.' && name.find_first_of("/\\") == name.npos && name != "manifest.json";
+    if (!plain) fail(where, ": name: expected a file in the checkpoint, found ", quote(name));
+    if (std::any_of(before.begin(), before.end(), [&](const FileRecord& r) { return r.name == name; }))
+        fail(where, ": name: found ", quote(name), " twice");
+}
+
+// Format 2: [{"name": "config.json", "bytes": 1, "xxh3": "...", "role": "config", "rank": null}, ...].
+std::vector<FileRecord> parse_files_2(const json& files, int64_t world_size, const std::string& where) {
+    if (!files.is_array()) fail(where, ": expected a list, found ", excerpt(files));
+    std::vector<FileRecord> records;
+    for (const json& file : files) {
+        const std::string at = where + ": " + std::to_string(records.size());
+        if (!file.is_object()) fail(at, ": expected an object, found ", excerpt(file));
+        const Fields fields{file, at};
+        fields.only({"name", "bytes", "xxh3", "role", "rank"});
+        FileRecord record = parse_record(fields);
+        record.name = fields.text("name");
+        record.role = fields.text("role");
+        check_name(record.name, records, at);
+        if (!file.contains("rank")) fail(at, ": rank: expected null or an integer, found none");
+        if (!file["rank"].is_null()) {
+            record.rank = fields.integer("rank", 0);
+            if (*record.rank >= world_size)
+                fail(at, ": rank: expected less than world_size ", world_size, ", found ", *record.rank);
+        }
+        records.push_back(record);
+    }
+    for (const auto& [name, role] : first_files)
+        if (std::none_of(records.begin(), records.end(), [&](const FileRecord& r) { return r.role == role; }))
+            fail(where, ": expected a file of the role ", role, " (", name, "), found none");
+    return records;
 }
 
 }  // namespace
@@ -88,10 +152,14 @@ Manifest describe_run(const Options& options, int64_t world_size, int64_t step) 
 }
 
 std::string manifest_text(const Manifest& m) {
-    ordered_json files = ordered_json::object();
-    for (const auto& [name, record] : m.files)
-        files[name] = {{"bytes", record.bytes}, {"xxh3", hex(record.xxh3)}};
-    const ordered_json fields = {{"format", manifest_format},
+    ordered_json files = ordered_json::array();
+    for (const FileRecord& file : m.files)
+        files.push_back({{"name", file.name},
+                         {"bytes", file.bytes},
+                         {"xxh3", hex(file.xxh3)},
+                         {"role", file.role},
+                         {"rank", file.rank ? ordered_json(*file.rank) : ordered_json()}});
+    const ordered_json fields = {{"format", format_2},
                                  {"step", m.step},
                                  {"data_position", m.data_position},
                                  {"seed", m.seed},
@@ -117,8 +185,7 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
     const json object = parse_json(text, where);
     if (!object.is_object()) fail(where, ": expected a JSON object, found ", excerpt(object));
     const Fields fields{object, where};
-    if (const std::string format = fields.text("format"); format != manifest_format)
-        fail(where, ": format: expected ", quote(manifest_format), ", found ", quote(format));
+    const std::string format = fields.one_of("format", format_2, format_1);
     const size_t end = text.rfind(",\n");
     if (end == text.npos || text.substr(end) != seal(text.substr(0, end)))
         fail(where, ": its checksum is not that of its text: it was changed or cut short");
@@ -146,13 +213,10 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
     }
     m.gemms = parse_gemm_choices(fields.object_at("gemms"), where + ": gemms");
     m.config = fields.object_at("config");
-    const json& files = fields.object_at("files");
-    Fields{files, where + ": files"}.only(checkpoint_files);
-    for (const char* name : checkpoint_files) {
-        const std::string at = where + ": files: " + name;
-        if (!files.contains(name)) fail(at, ": expected an object, found none");
-        m.files[name] = parse_record(files[name], at);
-    }
+    if (!object.contains("files")) fail(where, ": files: expected a list, found none");
+    const json& files = object["files"];
+    const std::string at = where + ": files";
+    m.files = format == format_2 ? parse_files_2(files, m.world_size, at) : parse_files_1(files, at);
     return m;
 }
 

@@ -2,16 +2,23 @@
 #pragma once
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "core/gemm.h"
 #include "train/options.h"
 
 namespace llamac {
 
+// A file of the checkpoint. Later versions add roles: a file with a role that this version does not know is verified
+// and left alone.
 struct FileRecord {
+    std::string name;  // in the checkpoint's directory
     int64_t bytes = 0;
-    uint64_t xxh3 = 0;  // XXH3_64
+    uint64_t xxh3 = 0;            // XXH3_64
+    std::string role;             // config, weights, optimizer
+    std::optional<int64_t> rank;  // the one that wrote it; none: it holds all ranks' part
 };
 
 struct Manifest {
@@ -25,14 +32,16 @@ struct Manifest {
     std::map<std::string, std::string> kernels;                      // operation -> variant
     GemmChoices gemms;                                               // what computed the matrix products
     nlohmann::json config;                                           // the resolved options
-    std::map<std::string, FileRecord> files;                         // by write_checkpoint
+    std::vector<FileRecord> files;                                   // by write_checkpoint
 };
 
 // The manifest of a run after `step` updates; sequences, kernels, gemms and files stay empty.
 Manifest describe_run(const Options& options, int64_t world_size, int64_t step);
 
+// Format 2.
 std::string manifest_text(const Manifest& manifest);
-// Throws Error, which `where` begins, for whatever manifest_text does not write.
+// Reads format 2, and format 1 of version 0.1, whose files are an object: three names, to bytes and hash. Throws Error,
+// which `where` begins, for whatever manifest_text does not write, but for roles that it does not know.
 Manifest parse_manifest(const std::string& text, const std::string& where);
 
 }  // namespace llamac
