@@ -65,19 +65,72 @@ std::string bytes_of(const std::vector<T>& values) {
     return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
-// Runs the checks in a scratch folder; returns main's exit status.
-inline int run_checks(const std::vector<void (*)()>& checks) {
+struct Check {
+    std::string name;  // "": runs always
+    void (*run)();
+};
+
+// The compiler's spelling of an instantiation, which ends with the function's name: "... = {anonymous}::check_log]".
+template <void (*run)()>
+const char* spelling() {
+    return __PRETTY_FUNCTION__;
+}
+inline std::string last_name(const std::string& text) {
+    const char* const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_";
+    const size_t last = text.find_last_of(letters), before = text.find_last_not_of(letters, last);
+    return text.substr(before + 1, last - before);
+}
+// checks<check_log, check_truncate_log>(): with their names.
+template <void (*... run)()>
+std::vector<Check> checks() {
+    return {{last_name(spelling<run>()), run}...};
+}
+
+// The checks whose names contain one of the words; none: all. A word that no name contains ends the program.
+inline std::vector<Check> chosen_checks(const std::vector<Check>& all,
+                                        const std::vector<std::string>& words) {
+    const auto contains = [](const Check& c, const std::string& word) {
+        return c.name.find(word) != c.name.npos;
+    };
+    for (const std::string& word : words)
+        if (std::none_of(all.begin(), all.end(), [&](const Check& c) { return contains(c, word); })) {
+            std::cerr << "expected a part of a check's name, found " << word << "; --list shows the names\n";
+            std::exit(2);
+        }
+    std::vector<Check> chosen;
+    for (const Check& c : all)
+        if (c.name.empty() || words.empty() ||
+            std::any_of(words.begin(), words.end(),
+                        [&](const std::string& word) { return contains(c, word); }))
+            chosen.push_back(c);
+    return chosen;
+}
+
+// Runs the checks in a scratch folder; returns main's exit status. Arguments: --list prints the names; else parts of the
+// names of those to run.
+inline int run_checks(int argc, char** argv, const std::vector<Check>& all) {
+    const std::vector<std::string> words(argv + 1, argv + argc);
+    if (words == std::vector<std::string>{"--list"}) {
+        std::vector<std::string> listed;
+        for (const Check& c : all)
+            if (!c.name.empty() && std::find(listed.begin(), listed.end(), c.name) == listed.end()) {
+                std::cout << c.name << "\n";
+                listed.push_back(c.name);
+            }
+        return 0;
+    }
+    const std::vector<Check> chosen = chosen_checks(all, words);
     std::string pattern = (std::filesystem::temp_directory_path() / "llamac_check_XXXXXX").string();
     if (!mkdtemp(pattern.data())) {
         std::perror(pattern.c_str());
         return 1;
     }
     folder = pattern;
-    for (const auto run : checks) {
+    for (const Check& c : chosen) {
         try {
-            run();
+            c.run();
         } catch (const std::exception& e) {
-            check(false, std::string("unexpected: ") + e.what());
+            check(false, c.name + ": unexpected: " + e.what());
         }
     }
     std::filesystem::remove_all(folder);

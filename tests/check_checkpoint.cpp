@@ -430,8 +430,9 @@ void check_prepare_output() {
 
 }  // namespace
 
-int main() {
-    return run_checks({check_checkpoint, check_resume_rules, check_bad_manifests, check_further_files,
-                       check_first_format, check_bad_files, check_full_disk, check_killed,
-                       check_prepare_output});
+int main(int argc, char** argv) {
+    return run_checks(
+        argc, argv,
+        checks<check_checkpoint, check_resume_rules, check_bad_manifests, check_further_files,
+               check_first_format, check_bad_files, check_full_disk, check_killed, check_prepare_output>());
 }

@@ -325,7 +325,8 @@ void check_schedule() {
 
 }  // namespace
 
-int main() {
-    return run_checks({check_bin_header, check_token_ids, check_large_shard, check_permutation, check_loader,
-                       check_tokenizer, check_find_tokenizer, check_schedule});
+int main(int argc, char** argv) {
+    return run_checks(argc, argv,
+                      checks<check_bin_header, check_token_ids, check_large_shard, check_permutation,
+                             check_loader, check_tokenizer, check_find_tokenizer, check_schedule>());
 }

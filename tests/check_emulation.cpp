@@ -435,16 +435,16 @@ void orders() {
 }
 #endif
 
-const std::vector<void (*)()> checks = {indices,  shuffles,  reductions, lds,     vectors,
-                                        rounding, functions, unchanged,  atomics, runtime};
+const std::vector<Check> each =
+    checks<indices, shuffles, reductions, lds, vectors, rounding, functions, unchanged, atomics, runtime>();
 #if defined(LLAMAC_CPU)
-const std::vector<void (*)()> promises = {unwritten_memory, leaving_lanes, orders};
+const std::vector<Check> promises = checks<unwritten_memory, leaving_lanes, orders>();
 #else
-const std::vector<void (*)()> promises = {};
+const std::vector<Check> promises = {};
 #endif
 
 }  // namespace
 
-int main(int, char** argv) {
-    return run_device_checks(argv, checks, promises);
+int main(int argc, char** argv) {
+    return run_device_checks(argc, argv, each, promises);
 }

@@ -367,8 +367,9 @@ void check_malformed_gemm_cache() {
 
 }  // namespace
 
-int main() {
-    return run_checks({check_files, check_full_disk, check_round_trip, check_malformed_safetensors,
-                       check_damaged_safetensors, check_large_safetensors, check_weight_files,
-                       check_gemm_cache, check_malformed_gemm_cache});
+int main(int argc, char** argv) {
+    return run_checks(argc, argv,
+                      checks<check_files, check_full_disk, check_round_trip, check_malformed_safetensors,
+                             check_damaged_safetensors, check_large_safetensors, check_weight_files,
+                             check_gemm_cache, check_malformed_gemm_cache>());
 }

@@ -134,6 +134,6 @@ void check_truncate_log() {
 
 }  // namespace
 
-int main() {
-    return run_checks({check_log, check_truncate_log});
+int main(int argc, char** argv) {
+    return run_checks(argc, argv, checks<check_log, check_truncate_log>());
 }

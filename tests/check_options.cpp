@@ -245,6 +245,7 @@ void check_print_config() {
 
 }  // namespace
 
-int main() {
-    return run_checks({check_flags, check_bad_flags, check_help, check_toml, check_print_config});
+int main(int argc, char** argv) {
+    return run_checks(argc, argv,
+                      checks<check_flags, check_bad_flags, check_help, check_toml, check_print_config>());
 }

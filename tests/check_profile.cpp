@@ -176,7 +176,8 @@ void check_usage() {
 
 }  // namespace
 
-int main() {
-    return run_checks(
-        {check_counts, check_trace, check_early_end, check_calls_within_calls, check_peaks, check_usage});
+int main(int argc, char** argv) {
+    return run_checks(argc, argv,
+                      checks<check_counts, check_trace, check_early_end, check_calls_within_calls,
+                             check_peaks, check_usage>());
 }

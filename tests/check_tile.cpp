@@ -329,10 +329,10 @@ void all_tiles() {
 
 }  // namespace
 
-int main(int, char** argv) {
+int main(int argc, char** argv) {
 #if defined(LLAMAC_CPU)
-    return run_device_checks(argv, {swizzle, copies, instructions, all_tiles});
+    return run_device_checks(argc, argv, checks<swizzle, copies, instructions, all_tiles>());
 #else
-    return run_device_checks(argv, {swizzle, copies, all_tiles});
+    return run_device_checks(argc, argv, checks<swizzle, copies, all_tiles>());
 #endif
 }

@@ -484,9 +484,10 @@ void check_interrupted() {
 
 }  // namespace
 
-int main(int, char** argv) {
+int main(int argc, char** argv) {
     limit_spinning(argv);
-    return run_checks({check_arena, check_workspace, check_plans, check_rehearsal, check_recomputed_calls,
-                       check_refusal, check_sizes, check_planning_is_quick, check_updates_ahead, check_graphs,
-                       check_first_token, check_interrupted});
+    return run_checks(argc, argv,
+                      checks<check_arena, check_workspace, check_plans, check_rehearsal,
+                             check_recomputed_calls, check_refusal, check_sizes, check_planning_is_quick,
+                             check_updates_ahead, check_graphs, check_first_token, check_interrupted>());
 }

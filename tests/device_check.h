@@ -30,24 +30,24 @@ inline int device_warp() {
 }
 
 // The checks, on the emulated device in each order of lanes, then the `last` ones; returns main's exit status.
-inline int run_device_checks(char** argv, const std::vector<void (*)()>& checks,
-                             const std::vector<void (*)()>& last = {}) {
+inline int run_device_checks(int argc, char** argv, const std::vector<Check>& each,
+                             const std::vector<Check>& last = {}) {
     limit_spinning(argv);
-    std::vector<void (*)()> all;
+    std::vector<Check> all;
 #if defined(LLAMAC_CPU)
     using Order = emulation::Order;
-    const std::vector<void (*)()> orders = {[] { emulation::set_order(Order::forward); },
-                                            [] { emulation::set_order(Order::reversed); },
-                                            [] { emulation::set_order(Order::shuffled); }};
+    const std::vector<Check> orders = {{"", [] { emulation::set_order(Order::forward); }},
+                                       {"", [] { emulation::set_order(Order::reversed); }},
+                                       {"", [] { emulation::set_order(Order::shuffled); }}};
 #else
-    const std::vector<void (*)()> orders = {[] {}};
+    const std::vector<Check> orders = {{"", [] {}}};
 #endif
-    for (const auto set_order : orders) {
+    for (const Check& set_order : orders) {
         all.push_back(set_order);
-        all.insert(all.end(), checks.begin(), checks.end());
+        all.insert(all.end(), each.begin(), each.end());
     }
     all.insert(all.end(), last.begin(), last.end());
-    return run_checks(all);
+    return run_checks(argc, argv, all);
 }
 
 }  // namespace llamac

@@ -1,0 +1,36 @@
+"""tests/check.h: check programs list their checks, and run those whose names contain an argument."""
+
+import re
+import subprocess
+
+import pytest
+
+
+@pytest.fixture
+def check_log(build):
+    """Runs check_log, which is quick."""
+
+    def run(*words) -> subprocess.CompletedProcess:
+        return subprocess.run([build / "check_log", *words], capture_output=True, text=True)
+
+    return run
+
+
+def passed(result) -> int:
+    found = re.fullmatch(r"(\d+) passed, 0 failed\n", result.stdout)
+    assert found and result.returncode == 0, result.stdout
+    return int(found[1])
+
+
+def test_lists_and_filters(check_log):
+    names = check_log("--list").stdout.split()
+    assert names == ["check_log", "check_truncate_log"]
+    each = [passed(check_log(name)) for name in ("check_log", "truncate")]
+    assert all(each) and sum(each) == passed(check_log())
+    assert passed(check_log("check_log", "check_truncate")) == sum(each)
+
+
+def test_refuses_a_name_that_is_none(check_log):
+    result = check_log("truncate", "nonsense")
+    assert result.returncode == 2 and not result.stdout
+    assert result.stderr == "expected a part of a check's name, found nonsense; --list shows the names\n"
