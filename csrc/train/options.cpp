@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "train/toml.h"
+#include "train/version.h"
 
 namespace llamac {
 namespace {
@@ -291,6 +292,9 @@ void parse_command_line(CLI::App& app, int argc, const char* const* argv) {
         for (size_t at; (at = help.find("\n\n\n")) != help.npos;) help.erase(at, 1);
         std::fputs(help.c_str(), stdout);
         std::exit(0);
+    } catch (const CLI::CallForVersion& version) {
+        std::puts(version.what());
+        std::exit(0);
     } catch (const CLI::ArgumentMismatch& error) {  // "--steps: 1 required TEXT missing"
         const std::string text = error.what();
         fail(text.substr(0, text.find(':')), ": expected a value, found none");
@@ -335,6 +339,9 @@ Options parse_options(int argc, const char* const* argv) {
         "Trains Llama 3. Without flags: the tiny preset on the text that make train_llama3 prepared.\n"
         "Defaults in brackets.\n"};
     app.set_help_flag("-h,--help", "print this help")->group("Configuration");
+    app.set_version_flag("--version", version_text(),
+                         "print version, commit, compiler, platform and libraries")
+        ->group("Configuration");
     app.get_formatter()->column_width(34);
     app.allow_extras();
     std::vector<Given> given(flags().size());
