@@ -34,11 +34,11 @@ def build(folder: Path, program: bool = False) -> None:
     run("cmake", "--build", objects, "--parallel", "2", "--target", *targets, env=environment)
 
     common = ["-std=c++20", "-fPIC", "-fopenmp", "-DLLAMAC_AMD", f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests'}"]
-    host = [*common, "-D__HIP_PLATFORM_AMD__=1", "-isystem", rocm / "include"]
+    host = [*common, "-D__HIP_PLATFORM_AMD__=1", "-isystem", f"{rocm}/include"]
     device = [*common, "-x", "hip", "--offload-arch=gfx942", f"--rocm-path={rocm}"]
     runtime = folder / "libamdhip64.so.5"
     run(clang, "-shared", *host, "-O1", HERE / "fake_hip.cpp", f"-Wl,-soname,{runtime.name}", "-o", runtime)
-    sources = [
+    sources: list[tuple[list[str], Path, str]] = [
         (host, HERE / "bridge.cpp", ""),
         (host, ROOT / "tests/check_operations.cpp", "check_operations_main"),
         (device, ROOT / "tests/check_tile.cpp", "check_tile_main"),
@@ -55,5 +55,5 @@ def build(folder: Path, program: bool = False) -> None:
         linked += objects_of(objects / f"CMakeFiles/{target}.dir")
     multiarch = subprocess.run(["c++", "-print-multiarch"], capture_output=True, text=True).stdout.strip()
     blas = ["-L", f"/usr/lib/{multiarch}/{OPENBLAS}", "-lopenblas"]
-    libraries = ["-L", folder, f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN", "-lxxhash", *blas, "-ldl"]
+    libraries = ["-L", str(folder), f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN", "-lxxhash", *blas, "-ldl"]
     run(clang, "-shared", *linked, "-fopenmp", *libraries, "-o", folder / "libllamac.so")

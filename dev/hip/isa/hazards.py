@@ -18,7 +18,8 @@ STORES = ("global_store", "global_atomic", "buffer_store", "scratch_store")
 MOST_STATES = 40  # per instruction: further paths to it are cut off, and counted
 
 Instruction = tuple[int, str, str]  # address, opcode, operands
-State = tuple[tuple, tuple, bool]
+Access = tuple[str, frozenset[tuple[str, int]]]
+State = tuple[tuple[Access, ...], tuple[Access, ...], bool]
 
 
 def registers(operands: str) -> frozenset[tuple[str, int]]:
@@ -38,8 +39,8 @@ class Queues:
     flight, only lgkmcnt(0) helps.
     """
 
-    vm: list = field(default_factory=list)
-    lgkm: list = field(default_factory=list)
+    vm: list[Access] = field(default_factory=list)
+    lgkm: list[Access] = field(default_factory=list)
     scalar: bool = False
 
     def state(self) -> State:
@@ -67,7 +68,8 @@ class Queues:
 
     def issue(self, opcode: str, operands: str) -> None:
         result = registers(operands.split(",")[0])
-        read, write = ("read", result), ("write", frozenset())
+        read: Access = ("read", result)
+        write: Access = ("write", frozenset())
         if opcode.startswith(LOADS):
             self.vm.append(read)
         elif opcode.startswith(STORES):
@@ -150,7 +152,8 @@ def main() -> int:
             f"hazards.py: {folder}: expected *.hsaco files, found none: check.py writes them", file=sys.stderr
         )
         return 2
-    faults, kernels, cut = [], 0, 0
+    faults: list[str] = []
+    kernels, cut = 0, 0
     for path in paths:
         command = ["llvm-objdump-19", "-d", "--no-show-raw-insn", path]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,65 @@
+#!/bin/bash
+# lint.sh [BASE]: checks without building or running anything: clang-format, ruff, codespell and mypy on all tracked
+# files; shell syntax; clang-tidy (.clang-tidy) on the C++ files that differ from the commit BASE (default: where this
+# branch left main; on main, the commit before), by the compilation database of build/cpu.
+#
+# The tools come from the dependency group `lint` of pyproject.toml; LLAMAC_VENV names another folder than .venv. All
+# checks run; the exit status is 1 where one of them failed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+tools=${LLAMAC_VENV:-.venv}/bin
+jobs=$(getconf _NPROCESSORS_ONLN)
+failed=0
+
+for tool in clang-format ruff codespell mypy clang-tidy; do
+    if [ ! -x "$tools/$tool" ]; then
+        echo "lint.sh: $tools/$tool is missing: $tools/python -m pip install --group lint" >&2
+        exit 2
+    fi
+done
+
+run() {    # run NAME COMMAND...: says which check failed
+    local name=$1
+    shift
+    echo "lint: $name"
+    "$@" || { echo "lint: $name FAILED" >&2; failed=1; }
+}
+sources() { git ls-files -z -- "$@"; }
+
+check_format() { sources '*.cpp' '*.h' '*.hip' | xargs -0 -n 20 -P "$jobs" "$tools/clang-format" --dry-run --Werror; }
+check_spelling() { sources ':!*.bin' ':!*.safetensors' ':!*.png' | xargs -0 "$tools/codespell"; }
+check_shell() {
+    local file bad=0
+    while IFS= read -r -d '' file; do bash -n "$file" || bad=1; done < <(sources '*.sh' .ci/run)
+    return $bad
+}
+check_tidy() {
+    local base=${1:-} database=build/cpu
+    if [ -z "$base" ]; then
+        base=$(git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main 2>/dev/null || git rev-parse HEAD)
+        # On main itself, with nothing changed: its last commit.
+        if [ "$base" = "$(git rev-parse HEAD)" ] && git diff --quiet HEAD; then base=HEAD~1; fi
+    fi
+    if [ ! -f $database/compile_commands.json ]; then
+        echo "lint.sh: $database/compile_commands.json is missing: make train_llama3 PLATFORM=cpu" >&2
+        return 1
+    fi
+    local changed=(git diff --name-only --diff-filter=d "$base" --) headers
+    headers=$("${changed[@]}" 'csrc/*.h' 'tests/*.h' | sed 's|.*|/&|; s|[.+]|\\&|g' | paste -sd '|')
+    local files
+    files=$("${changed[@]}" 'csrc/*.cpp' 'csrc/*.hip' 'tests/*.cpp' 'dev/hip/*.cpp' | while IFS= read -r file; do
+        if grep -qF "/$file\"" $database/compile_commands.json; then echo "$file"; fi
+    done)
+    echo "lint: $(grep -c . <<<"$files") sources that differ from $base"
+    # Of the headers, those that changed: seen through the changed sources that include them.
+    xargs -r -n 1 -P "$jobs" "$tools/clang-tidy" --quiet --header-filter="(${headers:-^$})$" -p $database <<<"$files"
+}
+
+run "ruff check" "$tools/ruff" check --quiet .
+run "ruff format" "$tools/ruff" format --check --quiet .
+run "shell syntax" check_shell
+run codespell check_spelling
+run clang-format check_format
+run mypy "$tools/mypy"
+run clang-tidy check_tidy "${1:-}"
+exit $failed
