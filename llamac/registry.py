@@ -14,7 +14,8 @@ def kernels() -> list[dict[str, Any]]:
 
     name, summary; `operands`: outputs, then inputs, each with name, type (T storage, A its arithmetic type, G
     a gradient's storage, M a moment's, or f32, i32), shape ((letter or "", factor, divisor) a dimension) and
-    the marks output, nullable, accumulated, in_place, strided, positive, bound; `scalars`: (name, f|i|b);
+    the marks output, nullable, in_place, strided, positive, bound, may_share (operands), adds_if, except and
+    random (a scalar's name or ""), as docs/operations.md says; `scalars`: (name, f|i|b);
     `variants` in order of preference: name, idea, where ("host" or "device"), types (the operands' types, one
     list for each combination that it takes), limits (what else it asks of a call, in words, or ""), threads
     (a block's, the default first), deterministic;

@@ -1,6 +1,6 @@
 // Every operation of the registry, every variant of it, every combination of types, on odd shapes, against
 // the operation's own reference in f64 on the same values. What is called comes from the descriptions; only
-// sizes by dimension letter and scalars by name stand here.
+// sizes by dimension letter stand here.
 //
 // A case: operands between guard bytes (in the gaps of strided ones too), outputs full of NaN, those that are
 // updated or accumulated full of noise. Afterwards: outputs within the bound, guards and inputs as they were,
@@ -34,7 +34,7 @@ std::string describe_values(const Case& c) {
         text += (i ? " " : "") + std::string(c.absent[i] ? "-" : name(c.entry->operands[i].dtype));
     text += ")";
     for (size_t d = 0; d < c.size.size(); d++)
-        text += " " + c.op->dimensions[d] + "=" + std::to_string(c.size[d]);
+        text += " " + c.op->dimensions[d].name + "=" + std::to_string(c.size[d]);
     for (size_t i = 0; i < c.scalars.size(); i++)
         if (c.op->scalars[i].kind == 'b')
             text += " " + c.op->scalars[i].name + "=" + std::to_string(c.scalars[i].integer);
@@ -61,16 +61,15 @@ std::string compare_orders([[maybe_unused]] const Case& c, [[maybe_unused]] cons
 
 // In place, where that is allowed.
 std::string compare_aliases(const Case& c, const Variant& v, const Run& first) {
-    for (const Alias& a : aliases) {
-        bool whole = c.op->name == a.operation;
-        for (size_t i = 0; i < c.absent.size(); i++)
-            whole &=
-                !c.absent[i] || (c.op->operands[i].name != a.output && c.op->operands[i].name != a.input);
-        if (!whole) continue;
-        const Run in_place = run_variant(c, v, 2, &a);
-        if (in_place.supported && in_place.bits != first.bits)
-            return std::string(a.output) + " in " + a.input + "'s memory gives other bits";
-    }
+    for (size_t i = 0; i < c.absent.size(); i++)
+        for (const int shared : c.op->operands[i].may_share) {
+            const Alias a{i, static_cast<size_t>(shared)};
+            if (c.absent[a.output] || c.absent[a.input]) continue;
+            const Run in_place = run_variant(c, v, 2, &a);
+            if (in_place.supported && in_place.bits != first.bits)
+                return c.op->operands[i].name + " in " + c.op->operands[a.input].name +
+                       "'s memory gives other bits";
+        }
     return "";
 }
 
@@ -78,8 +77,7 @@ std::string compare_aliases(const Case& c, const Variant& v, const Run& first) {
 std::string compare_runs(const Case& c, const Variant& v, const Run& first) {
     const bool device = v.where == Where::device;
     if (run_variant(c, v, 2).bits != first.bits) return "a second run gives other bits";
-    const bool library = std::strcmp(v.name, "blas") == 0;  // divides its sums by threads as it likes
-    if (!device && !library && run_variant(c, v, 1).bits != first.bits)
+    if (!device && !v.bits_depend_on_threads && run_variant(c, v, 1).bits != first.bits)
         return "the bits depend on the number of threads";
     const std::string wrong = device ? compare_orders(c, v, first) : "";
     return wrong.empty() ? compare_aliases(c, v, first) : wrong;

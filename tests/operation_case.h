@@ -1,6 +1,6 @@
 // A case of check_operations: sizes, scalars and values for one operation with one combination of types, its
-// memory between guards, and the f64 reference's answer to it. Only sizes by dimension letter and scalars by
-// name are listed here.
+// memory between guards, and the f64 reference's answer to it. Only sizes by dimension letter are listed here; an
+// operation's description has further ones, and the values of its scalars.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -18,8 +18,7 @@ namespace llamac {
 
 constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 
-// Shapes: a case takes one value a letter. NH is a multiple of NKV, so its values are heads a group where
-// both occur.
+// Shapes: a case takes one value per letter; of a letter that is a multiple of another, the factor.
 struct Sizes {
     const char* letter;
     std::vector<int64_t> values;
@@ -37,42 +36,6 @@ inline const std::vector<Sizes> size_rules = {
 };
 inline const std::vector<int64_t> other_sizes = {1, 31, 63, 64, 65, 131, 136};
 constexpr int shapes_an_entry = 12;
-
-// Further shapes of single operations: what their tiles want to see. Names that begin so. large: too slow for
-// the emulated device.
-struct Shape {
-    const char* operation;
-    std::vector<std::pair<const char*, int64_t>> size;
-    bool large = false;
-};
-inline const std::vector<Shape> further_shapes = {
-    {"attention_", {{"B", 1}, {"T", 1}, {"NH", 8}, {"NKV", 1}, {"HD", 128}}},
-    {"attention_", {{"B", 2}, {"T", 64}, {"NH", 4}, {"NKV", 1}, {"HD", 64}}},
-    {"attention_", {{"B", 1}, {"T", 63}, {"NH", 4}, {"NKV", 2}, {"HD", 128}}},
-    {"attention_", {{"B", 1}, {"T", 129}, {"NH", 3}, {"NKV", 3}, {"HD", 128}}},
-    {"attention_", {{"B", 1}, {"T", 200}, {"NH", 8}, {"NKV", 2}, {"HD", 64}}},
-    {"attention_", {{"B", 1}, {"T", 520}, {"NH", 2}, {"NKV", 1}, {"HD", 128}}},
-    {"attention_", {{"B", 1}, {"T", 1000}, {"NH", 4}, {"NKV", 1}, {"HD", 64}}, true},
-    {"attention_", {{"B", 1}, {"T", 4096}, {"NH", 1}, {"NKV", 1}, {"HD", 128}}, true},
-    {"attention_", {{"B", 1}, {"T", 4096}, {"NH", 2}, {"NKV", 1}, {"HD", 64}}, true},
-    {"matmul_", {{"N", 128}, {"C", 96}, {"K", 256}}},
-    {"matmul_", {{"N", 200}, {"C", 328}, {"K", 136}}},
-    {"matmul_", {{"N", 40}, {"C", 520}, {"K", 264}}},
-    {"matmul_", {{"N", 2184}, {"C", 72}, {"K", 136}}},
-    {"matmul_", {{"N", 1000}, {"C", 1032}, {"K", 520}}, true},
-};
-
-struct Values {
-    const char* scalar;
-    std::vector<double> values;
-};
-inline const std::vector<Values> scalar_rules = {
-    {"eps", {1e-5, 1e-6}},      {"theta", {10000, 500000}}, {"factor", {1, 8, 32}},
-    {"low_freq_factor", {1}},   {"high_freq_factor", {4}},  {"original_context", {64, 8192}},
-    {"scale", {0.125, 0.3, 4}}, {"dloss", {0.25, 1}},       {"ignore_index", {-100, 0, 5}},
-    {"beta1", {0.9}},           {"beta2", {0.95, 0.999}},   {"weight_decay", {0.1, 0}},
-    {"grad_clip", {1, 0}},      {"seed", {42, 1e12}},       {"stream", {4}},
-};
 
 inline void set_threads([[maybe_unused]] int n) {
 #ifdef _OPENMP
@@ -167,14 +130,10 @@ struct Case {
     std::vector<std::vector<double>> values;  // by operand, exactly as its type holds them; NaN: not read
     int threads = 0;                          // a block; 0: by number
 
-    bool flag(const char* name) const {
-        for (size_t i = 0; i < op->scalars.size(); i++)
-            if (op->scalars[i].name == name) return scalars[i].integer != 0;
-        return false;
+    bool adds(const Operand& o) const {
+        return o.accumulated() && scalars[static_cast<size_t>(o.adds_if)].integer != 0;
     }
-    bool reads(const Operand& o) const {
-        return !o.output || o.in_place || (o.accumulated && flag("accumulate"));
-    }
+    bool reads(const Operand& o) const { return !o.output || o.in_place || adds(o); }
 };
 
 inline Tensor shape_of(const Case& c, size_t operand, DType dtype) {
@@ -309,14 +268,6 @@ inline Outputs oracle(const Case& c, const std::vector<std::vector<double>>& val
     return outputs;
 }
 
-inline size_t position(const std::vector<std::string>& names, const std::string& name) {
-    return static_cast<size_t>(std::find(names.begin(), names.end(), name) - names.begin());
-}
-inline size_t operand_called(const Operation& op, const std::string& name) {
-    const auto is = [&](const Operand& o) { return o.name == name; };
-    return static_cast<size_t>(std::find_if(op.operands.begin(), op.operands.end(), is) -
-                               op.operands.begin());
-}
 inline std::vector<double> rounded(std::vector<double> values, DType dtype) {
     for (double& x : values) {
         alignas(8) uint8_t bytes[8];
@@ -326,10 +277,8 @@ inline std::vector<double> rounded(std::vector<double> values, DType dtype) {
     return values;
 }
 
-inline Scalar scalar_for(const std::string& name, int number) {
-    for (const Values& rule : scalar_rules)
-        if (name == rule.scalar) return rule.values[static_cast<size_t>(number) % rule.values.size()];
-    return 1;
+inline Scalar scalar_for(const ScalarInfo& s, int number) {
+    return s.values.empty() ? 1 : s.values[static_cast<size_t>(number) % s.values.size()];
 }
 
 inline int64_t pick(const std::vector<int64_t>& values, int number, size_t salt) {
@@ -338,36 +287,31 @@ inline int64_t pick(const std::vector<int64_t>& values, int number, size_t salt)
     return values[(i + salt * (1 + i / n)) % n];
 }
 
-inline std::vector<const Shape*> further(const Operation& op) {
-    std::vector<const Shape*> shapes;
-    for (const Shape& s : further_shapes)
-        if (op.name.rfind(s.operation, 0) == 0 && !(s.large && device_properties().emulated))
-            shapes.push_back(&s);
+inline std::vector<const TestShape*> further(const Operation& op) {
+    std::vector<const TestShape*> shapes;
+    for (const TestShape& s : op.test_shapes)
+        if (!(s.large && device_properties().emulated)) shapes.push_back(&s);
     return shapes;
 }
-// Cases of an entry: the further shapes stand at even numbers, which are aligned (run_variant).
+// Cases of an entry: the description's shapes stand at even numbers, which are aligned (run_variant).
 inline int shape_count(const Operation& op) {
     return shapes_an_entry + 2 * static_cast<int>(further(op).size());
 }
 
-// Sizes by dimension, from the lists above; empty: no such case.
+// Sizes by dimension, from the list above and the description; empty: no such case.
 inline std::vector<int64_t> test_sizes(const Operation& op, int number) {
     std::vector<int64_t> size;
     if (number >= shapes_an_entry) {
         if (number % 2) return {};
-        const Shape& shape = *further(op)[static_cast<size_t>(number - shapes_an_entry) / 2];
-        for (const std::string& letter : op.dimensions)
-            for (const auto& [name, value] : shape.size)
-                if (letter == name) size.push_back(value);
-        return size;
+        return further(op)[static_cast<size_t>(number - shapes_an_entry) / 2]->size;
     }
     for (size_t d = 0; d < op.dimensions.size(); d++) {
         const auto rule = std::find_if(size_rules.begin(), size_rules.end(),
-                                       [&](const Sizes& s) { return op.dimensions[d] == s.letter; });
+                                       [&](const Sizes& s) { return op.dimensions[d].name == s.letter; });
         size.push_back(pick(rule == size_rules.end() ? other_sizes : rule->values, number, d));
     }
-    const size_t heads = position(op.dimensions, "NH"), groups = position(op.dimensions, "NKV");
-    if (heads < size.size() && groups < size.size()) size[heads] *= size[groups];
+    for (size_t d = 0; d < size.size(); d++)
+        if (const int of = op.dimensions[d].multiple_of; of >= 0) size[d] *= size[static_cast<size_t>(of)];
     return size;
 }
 
@@ -375,7 +319,7 @@ inline Case make_case(const Operation& op, const Entry& entry, std::vector<int64
                       bool strided, unsigned flags, unsigned nulls) {
     Case c{&op, &entry, number, strided, std::move(size), {}, {}, {}, {}};
     for (const ScalarInfo& s : op.scalars) {
-        c.scalars.push_back(s.kind == 'b' ? Scalar((flags & 1) != 0) : scalar_for(s.name, number));
+        c.scalars.push_back(s.kind == 'b' ? Scalar((flags & 1) != 0) : scalar_for(s, number));
         if (s.kind == 'b') flags >>= 1;
     }
     c.derived.resize(op.operands.size());
@@ -387,43 +331,50 @@ inline Case make_case(const Operation& op, const Entry& entry, std::vector<int64
     return c;
 }
 
-// The forward operation of X_backward, where all that it reads is there; else null.
-inline const Operation* forward_of(const Operation& backward) {
-    const size_t suffix = backward.name.rfind("_backward");
-    const std::string wanted = backward.name.substr(0, suffix) + "_forward";
-    for (const Operation* op : operations()) {
-        if (op->name != wanted || suffix == std::string::npos) continue;
-        const auto has = [&](const Operand& o) {
-            return o.output || o.nullable || operand_called(backward, o.name) < backward.operands.size();
-        };
-        return std::all_of(op->operands.begin(), op->operands.end(), has) ? op : nullptr;
-    }
+// The operation whose derivative `backward` is, where that reads all of its inputs as they are, and how; else null.
+inline const Operation* forward_of(const Operation& backward, const Derivative** how) {
+    for (const Operation* op : operations())
+        for (const Derivative& d : op->derivatives) {
+            if (d.operation != backward.name) continue;
+            const auto reads = [&](const Operand& o) {
+                return o.output || o.nullable ||
+                       std::any_of(d.takes.begin(), d.takes.end(), [&](const Derivative::Binding& b) {
+                           return !b.gradient && &op->operands[static_cast<size_t>(b.source)] == &o;
+                       });
+            };
+            *how = &d;
+            if (std::all_of(op->operands.begin(), op->operands.end(), reads)) return op;
+        }
     return nullptr;
 }
 
-// X_backward's inputs that are called as an output of X_forward is (attention's lse, rmsnorm's rstd) hold
-// what that gives: a variant may rely on it.
+// A derivative's inputs that are outputs of the forward operation (attention's lse, rmsnorm's rstd) hold what that
+// gives: a variant may rely on it.
 inline void take_from_forward(Case& c) {
-    const Operation* op = forward_of(*c.op);
+    const Derivative* how = nullptr;
+    const Operation* op = forward_of(*c.op, &how);
     if (!op) return;
     Case f{op, nullptr, c.number, false, {}, {}, {}, {}, {}};
-    for (const std::string& letter : op->dimensions)
-        f.size.push_back(c.size[position(c.op->dimensions, letter)]);
-    for (const ScalarInfo& s : op->scalars) f.scalars.push_back(scalar_for(s.name, c.number));
+    for (const DimensionInfo& d : op->dimensions)
+        f.size.push_back(c.size[static_cast<size_t>(c.op->find_dimension(d.name))]);
+    for (const ScalarInfo& s : op->scalars) f.scalars.push_back(scalar_for(s, c.number));
     for (size_t i = 0; i < op->operands.size(); i++) {
         const Operand& o = op->operands[i];
-        const size_t from = operand_called(*c.op, o.name);
         f.absent.push_back(o.nullable);
-        if (o.output)
-            f.values.push_back(std::vector<double>(shape_of(f, i, DType::f64).elements(), not_a_number));
-        else
-            f.values.push_back(o.nullable ? std::vector<double>() : c.values[from]);
+        f.values.emplace_back();
+        if (o.output) f.values[i].assign(shape_of(f, i, DType::f64).elements(), not_a_number);
     }
+    const auto bound = [&](const Derivative::Binding& b) {
+        return static_cast<size_t>(c.op->find_operand(b.operand));
+    };
+    for (const Derivative::Binding& b : how->takes)
+        if (const size_t from = static_cast<size_t>(b.source); !b.gradient && !op->operands[from].output)
+            f.values[from] = c.values[bound(b)];
     const Outputs outputs = oracle(f, f.values);
-    for (size_t i = 0; i < outputs.size(); i++) {
-        const size_t to = operand_called(*c.op, op->operands[i].name);
-        if (to >= c.values.size() || c.op->operands[to].output) continue;
-        c.values[to] = rounded(outputs[i], c.entry->operands[to].dtype);
+    for (const Derivative::Binding& b : how->takes) {
+        if (b.gradient || b.source >= op->outputs) continue;
+        const size_t to = bound(b);
+        c.values[to] = rounded(outputs[static_cast<size_t>(b.source)], c.entry->operands[to].dtype);
         c.derived[to] = true;
     }
 }

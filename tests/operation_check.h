@@ -10,7 +10,7 @@
 // moves by its storage's u: a variant may read it or compute it anew. Operations without FLOPs copy: exact.
 // Everything is compared so that NaN fails.
 //
-// Stochastic rounding (bf16 in an operation with a seed): within one ulp of the element, and
+// Stochastic rounding (bf16 outputs that are marked random): within one ulp of the element, and
 // unbiased (below).
 #pragma once
 #include <cstdio>
@@ -20,21 +20,9 @@
 
 namespace llamac {
 
-// Outputs that may lie in an input's memory: the descriptions have no mark for it.
+// An output in an input's memory.
 struct Alias {
-    const char *operation, *output, *input;
-};
-inline const std::vector<Alias> aliases = {
-    {"rope_forward", "out", "x"},
-    {"rope_backward", "dx", "dout"},
-    {"swiglu_backward", "dgate_up", "gate_up"},
-    {"swiglu_backward", "out", "dout"},
-    {"cross_entropy", "dlogits", "logits"},
-    {"rmsnorm_backward", "dx", "dresidual"},
-    {"rmsnorm_backward", "dx", "dout"},
-    {"residual_rmsnorm_forward", "sum", "x"},
-    {"residual_rmsnorm_forward", "sum", "residual"},
-    {"matmul_forward", "out", "residual"},
+    size_t output, input;
 };
 
 struct Size {
@@ -93,15 +81,11 @@ inline std::vector<Bound> bounds(const Case& c, const Outputs& truth) {
     return bound;
 }
 
-// Whether output i is rounded stochastically. Beside a master copy (A), the storage (T) is the master's
-// nearest.
+// Whether output i is rounded stochastically.
 inline bool is_stochastic(const Case& c, size_t i) {
-    const auto seeded = [](const ScalarInfo& s) { return s.name == "seed"; };
-    if (c.entry->operands[i].dtype != DType::bf16 || !c.op->operands[i].in_place) return false;
-    if (std::none_of(c.op->scalars.begin(), c.op->scalars.end(), seeded)) return false;
-    for (int k = 0; k < c.op->outputs; k++)
-        if (c.op->operands[i].type == 'T' && c.op->operands[k].type == 'A' && !c.absent[k]) return false;
-    return true;
+    const Operand& o = c.op->operands[i];
+    const bool has_nearest = o.nearest_beside >= 0 && !c.absent[static_cast<size_t>(o.nearest_beside)];
+    return c.entry->operands[i].dtype == DType::bf16 && o.random >= 0 && !has_nearest;
 }
 
 // f: how far the truth lies above the lower neighbour, in ulp. The error, 1 - f with probability f and else
@@ -151,11 +135,7 @@ inline Run run_variant(const Case& c, const Variant& v, int threads, const Alias
         memory[i].place(shape, c.values[i], c.number % 2 == 1);
         tensors[i] = device ? memory[i].to_device() : memory[i].tensor;
     }
-    size_t output = tensors.size(), input = tensors.size();
-    for (size_t i = 0; alias && i < tensors.size(); i++) {
-        if (c.op->operands[i].name == alias->output) output = i;
-        if (c.op->operands[i].name == alias->input) input = i;
-    }
+    const size_t output = alias ? alias->output : tensors.size(), input = alias ? alias->input : output;
     if (alias) tensors[output] = tensors[input];
     Run r;
     r.supported = v.supports({c.op, tensors.data(), c.scalars.data(), c.size.data(), {}});

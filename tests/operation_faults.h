@@ -23,9 +23,9 @@ inline bool swapped_index(const Call& c, Launch launch) {
 inline bool missing_accumulate(const Call& c, Launch launch) {
     std::vector<Scalar> scalars(c.scalar, c.scalar + c.op->scalars.size());
     bool changed = false;
-    for (size_t i = 0; i < scalars.size(); i++)
-        if (c.op->scalars[i].name == "accumulate" && scalars[i].integer)
-            scalars[i] = Scalar(false), changed = true;
+    for (const Operand& o : c.op->operands)
+        if (o.accumulated() && c.adds(o))
+            scalars[static_cast<size_t>(o.adds_if)] = Scalar(false), changed = true;
     launch({c.op, c.tensor, scalars.data(), c.size, c.device});
     return changed;
 }
@@ -110,8 +110,8 @@ inline const Entry* reference_for(const Operation& op, const std::vector<Tensor>
 }
 // The same in f32, then rounded to nearest where storage is bf16.
 inline bool nearest_rounding(const Call& c, Launch launch) {
-    const bool seeded = std::any_of(c.op->scalars.begin(), c.op->scalars.end(),
-                                    [](const ScalarInfo& s) { return s.name == "seed"; });
+    const bool seeded = std::any_of(c.op->operands.begin(), c.op->operands.end(),
+                                    [](const Operand& o) { return o.random >= 0; });
     std::vector<Tensor> wide(c.tensor, c.tensor + c.op->operands.size());
     std::vector<Memory> memory(wide.size());
     bool changed = false;

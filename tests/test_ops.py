@@ -500,7 +500,7 @@ ERRORS = {
     "swiglu_forward: gate_up has shape [3, 7], expected [N,2F] with dimension 1 = 6": lambda: ops.swiglu(
         torch.ones(3, 7)
     ),
-    "repeat_kv_forward: no variant takes these shapes, types or strides": lambda: ops.repeat_kv(
+    "repeat_kv_forward: NH = 3, expected a multiple of NKV = 2": lambda: ops.repeat_kv(
         torch.ones(1, 3, 2, 8), 3
     ),
     "rmsnorm_forward: weight is on meta, expected cpu": lambda: ops.rmsnorm(

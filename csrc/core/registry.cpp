@@ -15,142 +15,8 @@ const Observer* observer = nullptr;
 
 // Descriptions are ours: a wrong one is a bug, found when the program starts.
 [[noreturn]] void bad_description(const std::string& what) {
-    std::fprintf(stderr, "llamac: bad operation description: %s\n", what.c_str());
+    std::fprintf(stderr, "llamac: bad operation: %s\n", what.c_str());
     std::abort();
-}
-
-struct Parser {
-    const char* text;
-    const char* at;
-
-    void skip_space() {
-        while (*at == ' ') at++;
-    }
-    bool eat(const char* token) {
-        skip_space();
-        const size_t n = std::strlen(token);
-        if (std::strncmp(at, token, n) != 0) return false;
-        at += n;
-        return true;
-    }
-    void need(const char* token) {
-        if (!eat(token)) bad_description(std::string(text) + ": expected '" + token + "' at '" + at + "'");
-    }
-    std::string word() {
-        skip_space();
-        const char* begin = at;
-        while (std::isalnum(static_cast<unsigned char>(*at)) || *at == '_') at++;
-        if (begin == at) bad_description(std::string(text) + ": expected a name at '" + at + "'");
-        return {begin, at};
-    }
-    int number() {
-        skip_space();
-        int n = 0;
-        while (std::isdigit(static_cast<unsigned char>(*at))) n = 10 * n + (*at++ - '0');
-        return n;
-    }
-};
-
-int symbol_index(Operation& op, const std::string& symbol) {
-    const auto found = std::find(op.dimensions.begin(), op.dimensions.end(), symbol);
-    const int index = static_cast<int>(found - op.dimensions.begin());
-    if (found == op.dimensions.end()) op.dimensions.push_back(symbol);
-    return index;
-}
-
-// "2F", "HD/2", "N", or a plain number, which is a factor of the empty symbol.
-Dimension parse_dimension(Operation& op, Parser& p) {
-    Dimension d{};
-    if (const int factor = p.number()) d.factor = factor;
-    const bool symbol = std::isalpha(static_cast<unsigned char>(*p.at));
-    d.symbol = symbol ? symbol_index(op, p.word()) : -1;
-    if (p.eat("/")) d.divisor = p.number();
-    return d;
-}
-
-void parse_type(const Operation& op, Operand& o, const std::string& type) {
-    if (type.size() == 1 && std::strchr("TAGM", type[0]))
-        o.type = type[0];
-    else if (type == "f32")
-        o.dtype = DType::f32;
-    else if (type == "i32")
-        o.dtype = DType::i32;
-    else
-        bad_description(op.name + ": " + o.name + " has unknown type " + type);
-}
-
-void parse_operands(Operation& op, Parser& p, bool output) {
-    do {
-        Operand o{};
-        o.name = p.word();
-        o.output = output;
-        o.nullable = p.eat("?");
-        o.accumulated = p.eat("+=");
-        o.in_place = p.eat("~");
-        p.need(":");
-        parse_type(op, o, p.word());
-        p.need("[");
-        if (!p.eat("]")) {
-            do o.shape.push_back(parse_dimension(op, p));
-            while (p.eat(","));
-            p.need("]");
-        }
-        o.strided = p.eat("strided");
-        o.positive = p.eat(">0");
-        o.mean = p.eat("mean");
-        if (p.eat("<")) o.bound = symbol_index(op, p.word());
-        if (o.shape.size() > Tensor::max_rank)
-            bad_description(op.name + ": " + o.name + " has too many dimensions");
-        op.operands.push_back(o);
-    } while (p.eat(","));
-}
-
-void parse(Operation& op, const char* description) {
-    Parser p{description, description};
-    op.name = p.word();
-    p.need("(");
-    parse_operands(op, p, true);
-    op.outputs = static_cast<int>(op.operands.size());
-    p.need(";");
-    p.skip_space();
-    if (*p.at != ';') parse_operands(op, p, false);
-    if (p.eat(";")) {
-        do {
-            const std::string scalar = p.word();
-            p.need(":");
-            const std::string kind = p.word();
-            if (kind != "float" && kind != "int" && kind != "bool")
-                bad_description(op.name + ": scalar type " + kind);
-            op.scalars.push_back({scalar, kind[0]});
-        } while (p.eat(","));
-    }
-    p.need(")");
-    const bool flag = std::any_of(op.scalars.begin(), op.scalars.end(), [](const ScalarInfo& s) {
-        return s.name == "accumulate" && s.kind == 'b';
-    });
-    for (const Operand& o : op.operands)
-        if (o.accumulated && !flag) bad_description(op.name + ": += wants the scalar accumulate: bool");
-}
-
-void check_entry(const Operation& op, const Variant& v, const Entry& e) {
-    const std::string where = op.name + " variant " + v.name;
-    if (e.operands.size() != op.operands.size()) bad_description(where + ": number of operands");
-    Types types;
-    for (size_t i = 0; i < e.operands.size(); i++) {
-        const Operand& o = op.operands[i];
-        const Slot& slot = e.operands[i];
-        if (slot.rank != static_cast<int>(o.shape.size())) bad_description(where + ": rank of " + o.name);
-        if (slot.is_const == o.output)
-            bad_description(where + ": inputs are const, outputs are not: " + o.name);
-        if (o.type ? !types.match(o.type, slot.dtype) : slot.dtype != o.dtype)
-            bad_description(where + ": type of " + o.name);
-    }
-    const bool wide = types.T == static_cast<int>(DType::f64);
-    if (types.A >= 0 && types.T >= 0 && types.A != static_cast<int>(wide ? DType::f64 : DType::f32))
-        bad_description(where + ": A is the arithmetic type of T");
-    std::string kinds;
-    for (const ScalarInfo& s : op.scalars) kinds += s.kind;
-    if (e.scalars != kinds) bad_description(where + ": scalars are " + e.scalars + ", described as " + kinds);
 }
 
 constexpr int max_dimensions = 12, max_operands = 16;
@@ -171,8 +37,8 @@ void bind_shape(const Operation& op, const Operand& o, const Tensor& t, int64_t*
             if (size[dim.symbol] < 0) size[dim.symbol] = scaled / dim.factor;
             expected *= size[dim.symbol];
             if (expected % dim.divisor)
-                fail(op.name, ": ", op.dimensions[static_cast<size_t>(dim.symbol)], " = ", size[dim.symbol],
-                     ", expected a multiple of ", dim.divisor);
+                fail(op.name, ": ", op.dimensions[static_cast<size_t>(dim.symbol)].name, " = ",
+                     size[dim.symbol], ", expected a multiple of ", dim.divisor);
         }
         if (scaled != expected)
             fail(op.name, ": ", o.name, " has shape ", found(), ", expected ", dimension_text(op, o),
@@ -246,22 +112,30 @@ Choice choose(const Operation& op, const Call& call, Where where, const char* va
     fail(op.name, ": variant ", names, " does not take these shapes, types or strides");
 }
 
-// A call without rows (N, B, T or P is 0) launches nothing: what is left to write are sums and means over none.
+// Whole groups of heads, say.
+void check_multiples(const Operation& op, const int64_t* size) {
+    for (size_t d = 0; d < op.dimensions.size(); d++) {
+        const int of = op.dimensions[d].multiple_of;
+        if (of >= 0 && size[of] > 0 && size[d] % size[of])
+            fail(op.name, ": ", op.dimensions[d].name, " = ", size[d], ", expected a multiple of ",
+                 op.dimensions[static_cast<size_t>(of)].name, " = ", size[of]);
+    }
+}
+
+// A call without rows launches nothing: what is left to write are sums and means over none.
 bool is_empty(const std::vector<Tensor>& tensors) {
     return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t.elements() == 0; });
 }
 void run_empty(const Call& call) {
     const Operation& op = *call.op;
     for (size_t d = 0; d < op.dimensions.size(); d++) {
-        const std::string& name = op.dimensions[d];
-        if (call.size[d] == 0 && name != "N" && name != "B" && name != "T" && name != "P")
-            fail(op.name, ": ", name, " = 0, expected at least 1");
+        if (call.size[d] == 0 && !op.dimensions[d].may_be_zero)
+            fail(op.name, ": ", op.dimensions[d].name, " = 0, expected at least 1");
     }
     for (int i = 0; i < op.outputs && !call.device.queue.rehearsal; i++) {
         const Operand& o = op.operands[static_cast<size_t>(i)];
         const Tensor& t = call.tensor[i];
-        if (!t.data || t.elements() == 0 || o.in_place || (o.accumulated && call.flag("accumulate")))
-            continue;
+        if (!t.data || t.elements() == 0 || o.in_place || call.adds(o)) continue;
         CHECK(t.contiguous());
         const size_t bytes = static_cast<size_t>(t.bytes());
         const int byte = o.mean ? 0xff : 0;  // all bits set are a NaN
@@ -290,11 +164,14 @@ void prepare_launch(Call& call, const Variant& v, int threads) {
 Operation::Operation(const char* description, const char* summary_, std::vector<Variant> variants_,
                      double (*flops_)(const Call&), double (*bytes_)(const Call&))
     : summary(summary_), variants(std::move(variants_)), flops(flops_), bytes(bytes_) {
-    parse(*this, description);
-    if (dimensions.size() > max_dimensions || operands.size() > max_operands)
-        bad_description(name + ": too large");
-    for (const Variant& v : variants)
-        for (const Entry& e : v.entries) check_entry(*this, v, e);
+    try {
+        Description::operator=(parse_description(description));
+        if (dimensions.size() > max_dimensions || operands.size() > max_operands) fail(name, ": too large");
+        for (const Variant& v : variants)
+            for (const Entry& e : v.entries) check_entry(*this, v.name, e);
+    } catch (const Error& e) {
+        bad_description(e.what());
+    }
     auto& all = table();
     all.insert(std::upper_bound(all.begin(), all.end(), this,
                                 [](const Operation* a, const Operation* b) { return a->name < b->name; }),
@@ -317,20 +194,66 @@ void Types::check(const Operation& op, const Operand& o, DType found) {
     fail(op.name, ": ", o.name, " is ", name(found), ", expected ", name(static_cast<DType>(wanted)));
 }
 
-std::string dimension_text(const Operation& op, const Operand& o) {
-    std::string text = "[";
-    for (const Dimension& d : o.shape) {
-        if (text.size() > 1) text += ",";
-        if (d.factor != 1 || d.symbol < 0) text += std::to_string(d.factor);
-        if (d.symbol >= 0) text += op.dimensions[d.symbol];
-        if (d.divisor != 1) text += "/" + std::to_string(d.divisor);
+void check_entry(const Description& op, const char* variant, const Entry& e) {
+    const std::string where = op.name + " variant " + variant + ": ";
+    if (e.operands.size() != op.operands.size())
+        fail(where, "takes ", e.operands.size(), " operands, described are ", op.operands.size());
+    Types types;
+    for (size_t i = 0; i < e.operands.size(); i++) {
+        const Operand& o = op.operands[i];
+        const Slot& slot = e.operands[i];
+        if (slot.rank != static_cast<int>(o.shape.size()))
+            fail(where, o.name, " has rank ", slot.rank, ", described is ", o.shape.size());
+        if (slot.is_const == o.output)
+            fail(where, o.name,
+                 slot.is_const ? " is const, described as an output" : " is an input, expected const");
+        if (o.type ? !types.match(o.type, slot.dtype) : slot.dtype != o.dtype)
+            fail(where, o.name, " is ", llamac::name(slot.dtype),
+                 ", other than its description or other operands");
     }
-    return text + "]";
+    const bool wide = types.T == static_cast<int>(DType::f64);
+    if (types.A >= 0 && types.T >= 0 && types.A != static_cast<int>(wide ? DType::f64 : DType::f32))
+        fail(where, "A is not the arithmetic type of T");
+    std::string kinds;
+    for (const ScalarInfo& s : op.scalars) kinds += s.kind;
+    if (e.scalars != kinds) fail(where, "scalars are '", e.scalars, "', described are '", kinds, "'");
+}
+
+void check_derivative(const Description& op, const Derivative& d) {
+    const Operation& other = find_operation(d.operation);
+    const auto check = [&](const Derivative::Binding& b, bool output) {
+        const int i = other.find_operand(b.operand);
+        if (i < 0 || other.operands[static_cast<size_t>(i)].output != output)
+            fail(op.name, ": derivative ", d.operation, ": ", b.operand, " is no ",
+                 output ? "output" : "input", " of it");
+    };
+    for (const Derivative::Binding& b : d.gives) check(b, true);
+    for (const Derivative::Binding& b : d.takes) check(b, false);
+    for (const Operand& o : other.operands) {
+        const auto& given = o.output ? d.gives : d.takes;
+        const bool bound = std::any_of(given.begin(), given.end(),
+                                       [&](const Derivative::Binding& b) { return b.operand == o.name; });
+        if (!bound && !o.nullable) fail(op.name, ": derivative ", d.operation, ": ", o.name, " is left out");
+    }
+    for (size_t s = 0; s < other.scalars.size(); s++) {
+        const auto is_flag = [&](const Operand& o) { return o.adds_if == static_cast<int>(s); };
+        const bool passed = std::any_of(d.scalars.begin(), d.scalars.end(), [&](int own) {
+            return op.scalars[static_cast<size_t>(own)].name == other.scalars[s].name;
+        });
+        if (!passed && std::none_of(other.operands.begin(), other.operands.end(), is_flag))
+            fail(op.name, ": derivative ", d.operation, ": the scalar ", other.scalars[s].name,
+                 " is left out");
+    }
+}
+
+void check_derivatives() {
+    for (const Operation* op : operations())
+        for (const Derivative& d : op->derivatives) check_derivative(*op, d);
 }
 
 int64_t Call::operator[](const char* dimension) const {
     for (size_t d = 0; d < op->dimensions.size(); d++)
-        if (op->dimensions[d] == dimension) return size[d];
+        if (op->dimensions[d].name == dimension) return size[d];
     bad_description(op->name + " has no dimension " + dimension);
 }
 
@@ -346,8 +269,8 @@ double Call::number(const char* name) const {
     bad_description(op->name + " has no scalar " + name);
 }
 
-bool Call::flag(const char* name) const {
-    return number(name) != 0;
+bool Call::adds(const Operand& o) const {
+    return o.accumulated() && scalar[o.adds_if].integer != 0;
 }
 
 const std::vector<Operation*>& operations() {
@@ -409,9 +332,8 @@ double least_bytes(const Call& call) {
     double bytes = 0;
     for (size_t i = 0; i < call.op->operands.size(); i++) {
         const Operand& o = call.op->operands[i];
-        const bool accumulates = o.accumulated && call.flag("accumulate");
         if (call.tensor[i].data)
-            bytes += static_cast<double>(call.tensor[i].bytes()) * (o.in_place || accumulates ? 2 : 1);
+            bytes += static_cast<double>(call.tensor[i].bytes()) * (o.in_place || call.adds(o) ? 2 : 1);
     }
     return bytes;
 }
@@ -447,6 +369,7 @@ void run(const Operation& op, std::vector<Tensor> tensors, const std::vector<Sca
         const size_t i = op.in_order(k);
         check_operand(op, op.operands[i], tensors[i], size, types);
     }
+    check_multiples(op, size);
     Call call{&op, tensors.data(), scalars.data(), size, {queue.stream, 0, nullptr, queue}};
     if (is_empty(tensors)) return run_empty(call);
     const Choice chosen = choose(op, call, queue.where, variant);

@@ -1,17 +1,5 @@
-// One description an operation: checks, dispatch, listing, tests, benchmarks, the torch schema come from it.
-//
-//   "rmsnorm_backward(dx: T[N,C], dweight +=: G[C]; dout: T[N,C], x: T[N,C], y?: T[N,C]; accumulate: bool)"
-//    name             outputs                       inputs                               scalars
-//
-// Types:  T storage (f32, bf16, f64), A its arithmetic (f64 if T is, else f32), G a gradient's storage, M a
-//         moment's, or f32, i32 as they are.
-// Shapes: dimension letters (core/tensor.h), a factor or divisor allowed: 2F, HD/2; [] is one number.
-// Marks:  ?   may be null
-//         +=  added to where the scalar `accumulate` is true, else written
-//         ~   read and written in place
-//         strided  any strides, but of several dimensions the last one's is 1; all others are contiguous
-//         <V  (after an i32 input) values lie in [0, V);  >0  values are positive
-//         mean    (after an output) NaN in a call without rows, where all other outputs are 0
+// Operations: descriptions with their variants, and the calls of them. Checks, dispatch, listing, tests, benchmarks and the
+// torch schema come from the description.
 #pragma once
 #include <initializer_list>
 #include <string>
@@ -20,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/description.h"
 #include "core/device_memory.h"
 #include "core/tensor.h"
 
@@ -67,8 +56,8 @@ struct Call {
 
     int64_t operator[](const char* dimension) const;   // call["HD"]
     const Tensor& operand(const char* operand) const;  // call.operand("x")
-    bool flag(const char* name) const;                 // call.flag("accumulate")
     double number(const char* name) const;             // call.number("scale")
+    bool adds(const Operand& o) const;                 // whether the output is added to, not written
 };
 
 // A launcher's signature, read off its C++ type: what each operand's View holds.
@@ -104,42 +93,17 @@ struct Variant {
     std::vector<int> threads = {};
     int64_t (*workspace)(const Call&) = nullptr;
     bool deterministic = true;  // false: sums come in any order; runs only where it is asked for by name
+    bool bits_depend_on_threads = false;  // of the host
 };
 
-struct Dimension {
-    int symbol;  // index into Operation::dimensions
-    int factor = 1, divisor = 1;
-};
-struct Operand {
-    std::string name;
-    char type;    // 'T', 'A', 'G', 'M', or 0: dtype
-    DType dtype;  // where type is 0
-    std::vector<Dimension> shape;
-    bool output = false, nullable = false, accumulated = false, in_place = false, strided = false,
-         positive = false, mean = false;
-    int bound = -1;  // the dimension that limits an index operand's values
-};
-struct ScalarInfo {
-    std::string name;
-    char kind;  // as in Entry::scalars
-};
-
-struct Operation {
+struct Operation : Description {
     // variants: in order of preference. flops, bytes: the least a call must do; null: none, and each operand
     // once.
     Operation(const char* description, const char* summary, std::vector<Variant> variants,
               double (*flops)(const Call&) = nullptr, double (*bytes)(const Call&) = nullptr);
     Operation(const Operation&) = delete;
 
-    // The k-th operand as calls are checked: inputs come first, since they bind what outputs are compared with.
-    size_t in_order(size_t k) const { return (k + static_cast<size_t>(outputs)) % operands.size(); }
-
-    std::string name;
     const char* summary;
-    std::vector<Operand> operands;  // outputs, then inputs
-    int outputs = 0;
-    std::vector<ScalarInfo> scalars;
-    std::vector<std::string> dimensions;
     std::vector<Variant> variants;
     double (*flops)(const Call&);
     double (*bytes)(const Call&);
@@ -161,8 +125,12 @@ struct Types {
 const std::vector<Operation*>& operations();
 // Throws Error where there is no such operation.
 Operation& find_operation(const std::string& name);
-// "[N,2F]", for messages.
-std::string dimension_text(const Operation& op, const Operand& operand);
+// Throws Error where a launcher's parameters are not what the description says.
+void check_entry(const Description& op, const char* variant, const Entry& entry);
+// Throws Error where a derivative names an operation or an operand that does not exist, or leaves out what may not be.
+// Operations register themselves in any order: to be called once main() has begun.
+void check_derivative(const Description& op, const Derivative& derivative);
+void check_derivatives();  // of all operations
 // choice: "rmsnorm_forward=2", as --kernel takes it; "rope_forward=3,2,1": the first that supports a call.
 void select_kernel(const std::string& choice);
 // While it lives, exactly these --kernel choices hold; then those from before again.

@@ -511,9 +511,11 @@ double adamw_bytes(const Call& c) {
 }
 
 Operation adamw(
-    "adamw(weight ~: T[P], master? ~: A[P], m ~: M[P], v ~: M[P] >0;"
+    "adamw(weight~: T[P] random(seed, master), master?~: A[P], m~: M[P] random(seed), v~: M[P] >0 "
+    "random(seed);"
     " grad: G[P], grad_norm: A[1] >0, lr: A[1] >0, step: i32[1] >0;"
-    " beta1: float, beta2: float, eps: float, weight_decay: float, grad_clip: float, seed: int, stream: int)",
+    " beta1: float {0.9}, beta2: float {0.95, 0.999}, eps: float {1e-5, 1e-6}, weight_decay: float {0.1, 0},"
+    " grad_clip: float {1, 0}, seed: int {42, 1e12}, stream: int {4}) empty(P)",
     "one update: clipping, moments, decoupled weight decay, rounding to storage",
     {{"cpu", "fixed chunks over threads", Where::host,
       entries<adamw_cpu<float, float, float>, adamw_cpu<float, float, bf16>, adamw_cpu<bf16, float, float>,

@@ -134,7 +134,8 @@ void mean_loss_2(View<float, 0> mean, View<float, 0> counted, View<const float, 
 }
 
 Operation mean_loss(
-    "mean_loss(mean: A[] mean, counted?: A[]; losses: A[N] >0, targets: i32[N] strided; ignore_index: int)",
+    "mean_loss(mean: A[] mean, counted?: A[]; losses: A[N] >0, targets: i32[N] strided except(ignore_index);"
+    " ignore_index: int {-100, 0, 5}) rows(N) empty(N)",
     "mean = sum of losses / rows whose target is not ignore_index, and those rows' number",
     {{"cpu", "one thread", Where::host, entries<mean_loss_cpu>()},
      {"2",
@@ -570,9 +571,9 @@ void cross_entropy_3(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> m
 }
 
 Operation cross_entropy(
-    "cross_entropy(losses: A[N], dlogits?: T[N,V], mean?: A[] mean, counted?: A[]; logits: T[N,V],"
-    " targets: i32[N] strided <V, dlosses?: A[N] strided;"
-    " dloss: float, ignore_index: int)",
+    "cross_entropy(losses: A[N], dlogits?: T[N,V] may_share(logits), mean?: A[] mean, counted?: A[];"
+    " logits: T[N,V], targets: i32[N] strided <V except(ignore_index), dlosses?: A[N] strided;"
+    " dloss: float {0.25, 1}, ignore_index: int {-100, 0, 5}) rows(N) empty(N)",
     "losses = logsumexp(logits) - logits[target], their mean, and the gradient of logits",
     {{"cpu", "rows over threads, three passes over a cached row", Where::host,
       entries<cross_entropy_cpu<float>, cross_entropy_cpu<bf16>>()},

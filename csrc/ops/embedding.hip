@@ -375,7 +375,9 @@ double embedding_forward_bytes(const Call& c) {
 }
 
 Operation embedding_forward(
-    "embedding_forward(out: T[N,C]; tokens: i32[N] <V, weight: T[V,C])", "out = weight[tokens]",
+    "embedding_forward(out: T[N,C]; tokens: i32[N] <V, weight: T[V,C]) rows(N) empty(N)"
+    " derivative embedding_backward(dweight: grad weight; dout: grad out, tokens)",
+    "out = weight[tokens]",
     {{"cpu", "rows over threads", Where::host,
       entries<embedding_forward_cpu<float>, embedding_forward_cpu<bf16>>()},
      {"2", "rows in 128-bit accesses, several under way", Where::device,
@@ -388,7 +390,9 @@ Operation embedding_forward(
     nullptr, embedding_forward_bytes);
 
 Operation embedding_backward(
-    "embedding_backward(dweight +=: G[V,C]; dout: T[N,C], tokens: i32[N] <V; accumulate: bool)",
+    "embedding_backward(dweight: G[V,C] adds_if(accumulate); dout: T[N,C], tokens: i32[N] <V; accumulate: "
+    "bool)"
+    " rows(N) empty(N)",
     "dweight[tokens] += dout, the rows of a token added before they are rounded",
     {{"cpu", "tokens sorted, vocabulary over threads", Where::host,
       entries<embedding_backward_cpu<float, float>, embedding_backward_cpu<bf16, bf16>,

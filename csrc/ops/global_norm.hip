@@ -160,7 +160,8 @@ void global_norm_2(View<float, 1> norm, View<const T, 1> x, bool accumulate, Dev
 }
 
 Operation global_norm(
-    "global_norm(norm +=: A[1]; x: T[P]; accumulate: bool)", "norm = sqrt(sum of squares)",
+    "global_norm(norm: A[1] adds_if(accumulate); x: T[P]; accumulate: bool) empty(P)",
+    "norm = sqrt(sum of squares)",
     {{"cpu", "fixed chunks over threads", Where::host,
       entries<global_norm_cpu<float>, global_norm_cpu<bf16>>()},
      {"2",

@@ -140,7 +140,8 @@ void precompute_cis_2(View<float, 3> cis, double theta, double factor, double lo
 
 Operation precompute_cis(
     "precompute_cis(cis: A[T,HD/2,2];;"
-    " theta: float, factor: float, low_freq_factor: float, high_freq_factor: float, original_context: float)",
+    " theta: float {10000, 500000}, factor: float {1, 8, 32}, low_freq_factor: float {1},"
+    " high_freq_factor: float {4}, original_context: float {64, 8192}) empty(T)",
     "cosine and sine of every position's RoPE angles",
     {{"2",
       "frequencies once a thread, angles reduced in double, 128-bit accesses",

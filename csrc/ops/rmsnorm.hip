@@ -516,23 +516,28 @@ void rmsnorm_backward_2(View<T, 2> dx, View<G, 1> dweight, View<T, 2> out, View<
 const std::vector<int> row_block_sizes = {256, 128, 512};
 const std::vector<int> backward_block_sizes = {512, 256, 1024};
 
-Operation rmsnorm_forward("rmsnorm_forward(out: T[N,C], rstd: A[N]; x: T[N,C], weight: T[C]; eps: float)",
-                          "out = x / rms(x) * weight",
-                          {{"cpu", "rows over threads, vector lanes over columns", Where::host,
-                            entries<rmsnorm_forward_cpu<float>, rmsnorm_forward_cpu<bf16>>()},
-                           {"2", "a block a row, which stays in registers, 128-bit accesses", Where::device,
-                            entries<rmsnorm_forward_2<float>, rmsnorm_forward_2<bf16>>(), forward_fits,
-                            row_block_sizes},
-                           {"1", "naive: a thread a row", Where::device,
-                            entries<rmsnorm_forward_1<float>, rmsnorm_forward_1<bf16>>()},
-                           {"reference", "plain loops", Where::host,
-                            entries<rmsnorm_forward_reference<float>, rmsnorm_forward_reference<bf16>,
-                                    rmsnorm_forward_reference<double>>()}},
-                          [](const Call& c) { return 4.0 * c["N"] * c["C"]; });
+Operation rmsnorm_forward(
+    "rmsnorm_forward(out: T[N,C], rstd: A[N]; x: T[N,C], weight: T[C]; eps: float {1e-5, 1e-6})"
+    " rows(N) empty(N)"
+    " derivative rmsnorm_backward(dx: grad x, dweight: grad weight; dout: grad out, x, weight, rstd)",
+    "out = x / rms(x) * weight",
+    {{"cpu", "rows over threads, vector lanes over columns", Where::host,
+      entries<rmsnorm_forward_cpu<float>, rmsnorm_forward_cpu<bf16>>()},
+     {"2", "a block a row, which stays in registers, 128-bit accesses", Where::device,
+      entries<rmsnorm_forward_2<float>, rmsnorm_forward_2<bf16>>(), forward_fits, row_block_sizes},
+     {"1", "naive: a thread a row", Where::device,
+      entries<rmsnorm_forward_1<float>, rmsnorm_forward_1<bf16>>()},
+     {"reference", "plain loops", Where::host,
+      entries<rmsnorm_forward_reference<float>, rmsnorm_forward_reference<bf16>,
+              rmsnorm_forward_reference<double>>()}},
+    [](const Call& c) { return 4.0 * c["N"] * c["C"]; });
 
 Operation residual_rmsnorm_forward(
-    "residual_rmsnorm_forward(sum: T[N,C], out: T[N,C], rstd: A[N];"
-    " x: T[N,C], residual: T[N,C], weight: T[C]; eps: float)",
+    "residual_rmsnorm_forward(sum: T[N,C] may_share(x, residual), out: T[N,C], rstd: A[N];"
+    " x: T[N,C], residual: T[N,C], weight: T[C]; eps: float {1e-5, 1e-6}) rows(N) empty(N)"
+    " derivative rmsnorm_backward(dx: grad x, dweight: grad weight;"
+    " dout: grad out, x: sum, weight, rstd, dresidual: grad sum)"
+    " grad residual = grad x",
     "sum = x + residual, out = sum / rms(sum) * weight",
     {{"cpu", "rows over threads, vector lanes over columns", Where::host,
       entries<residual_rmsnorm_forward_cpu<float>, residual_rmsnorm_forward_cpu<bf16>>()},
@@ -547,8 +552,9 @@ Operation residual_rmsnorm_forward(
     [](const Call& c) { return 5.0 * c["N"] * c["C"]; });
 
 Operation rmsnorm_backward(
-    "rmsnorm_backward(dx: T[N,C], dweight +=: G[C], out?: T[N,C];"
-    " dout: T[N,C], x: T[N,C], weight: T[C], rstd: A[N], dresidual?: T[N,C]; accumulate: bool)",
+    "rmsnorm_backward(dx: T[N,C] may_share(dresidual, dout), dweight: G[C] adds_if(accumulate), out?: T[N,C];"
+    " dout: T[N,C], x: T[N,C], weight: T[C], rstd: A[N], dresidual?: T[N,C]; accumulate: bool)"
+    " rows(N) empty(N)",
     "gradients of rmsnorm_forward, and of residual_rmsnorm_forward with the sum as x",
     {{"cpu", "rows over threads; dweight by blocks of rows", Where::host,
       entries<rmsnorm_backward_cpu<float, float>, rmsnorm_backward_cpu<bf16, bf16>,

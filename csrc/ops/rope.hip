@@ -307,8 +307,9 @@ double rope_flops(const Call& c) {
 }
 
 Operation rope_forward(
-    "rope_forward(out: T[B,T,NH,HD] strided; x: T[B,T,NH,HD] strided, cis: A[T,HD/2,2];"
-    " interleaved: bool)",
+    "rope_forward(out: T[B,T,NH,HD] strided may_share(x); x: T[B,T,NH,HD] strided, cis: A[T,HD/2,2];"
+    " interleaved: bool) empty(B, T)"
+    " derivative rope_backward(dx: grad x; dout: grad out, cis; interleaved)",
     "turns every pair of a head's channels by its position's angle",
     {{"cpu", "positions over threads", Where::host, entries<rope_cpu<float, 1>, rope_cpu<bf16, 1>>()},
      {"3", "neighbouring lanes read whole heads, halves meet by shuffle, 128-bit accesses", Where::device,
@@ -321,8 +322,8 @@ Operation rope_forward(
     rope_flops);
 
 Operation rope_backward(
-    "rope_backward(dx: T[B,T,NH,HD] strided; dout: T[B,T,NH,HD] strided, cis: A[T,HD/2,2];"
-    " interleaved: bool)",
+    "rope_backward(dx: T[B,T,NH,HD] strided may_share(dout); dout: T[B,T,NH,HD] strided, cis: A[T,HD/2,2];"
+    " interleaved: bool) empty(B, T)",
     "turns the gradient of rope_forward back",
     {{"cpu", "positions over threads", Where::host, entries<rope_cpu<float, -1>, rope_cpu<bf16, -1>>()},
      {"3", "neighbouring lanes read whole heads, halves meet by shuffle, 128-bit accesses", Where::device,

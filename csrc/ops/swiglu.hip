@@ -258,31 +258,35 @@ void swiglu_backward_2(View<T, 2> dgate_up, View<T, 2> out, View<const T, 2> dou
 
 const std::vector<int> block_sizes = {256, 128, block_threads};
 
-Operation swiglu_forward("swiglu_forward(out: T[N,F]; gate_up: T[N,2F])", "out = silu(gate) * up",
-                         {{"cpu", "rows over threads, vector lanes over columns", Where::host,
-                           entries<swiglu_forward_cpu<float>, swiglu_forward_cpu<bf16>>()},
-                          {"2", "two rows' loads in flight a thread, 128-bit accesses", Where::device,
-                           entries<swiglu_forward_2<float>, swiglu_forward_2<bf16>>(), nullptr, block_sizes},
-                          {"1", "naive: a thread an element", Where::device,
-                           entries<swiglu_forward_1<float>, swiglu_forward_1<bf16>>()},
-                          {"reference", "plain loops", Where::host,
-                           entries<swiglu_forward_reference<float>, swiglu_forward_reference<bf16>,
-                                   swiglu_forward_reference<double>>()}},
-                         [](const Call& c) { return 5.0 * c["N"] * c["F"]; });
+Operation swiglu_forward(
+    "swiglu_forward(out: T[N,F]; gate_up: T[N,2F]) rows(N) empty(N)"
+    " derivative swiglu_backward(dgate_up: grad gate_up; dout: grad out, gate_up)",
+    "out = silu(gate) * up",
+    {{"cpu", "rows over threads, vector lanes over columns", Where::host,
+      entries<swiglu_forward_cpu<float>, swiglu_forward_cpu<bf16>>()},
+     {"2", "two rows' loads in flight a thread, 128-bit accesses", Where::device,
+      entries<swiglu_forward_2<float>, swiglu_forward_2<bf16>>(), nullptr, block_sizes},
+     {"1", "naive: a thread an element", Where::device,
+      entries<swiglu_forward_1<float>, swiglu_forward_1<bf16>>()},
+     {"reference", "plain loops", Where::host,
+      entries<swiglu_forward_reference<float>, swiglu_forward_reference<bf16>,
+              swiglu_forward_reference<double>>()}},
+    [](const Call& c) { return 5.0 * c["N"] * c["F"]; });
 
-Operation swiglu_backward("swiglu_backward(dgate_up: T[N,2F], out?: T[N,F]; dout: T[N,F], gate_up: T[N,2F])",
-                          "gradients of swiglu_forward, and its result again",
-                          {{"cpu", "rows over threads, vector lanes over columns", Where::host,
-                            entries<swiglu_backward_cpu<float>, swiglu_backward_cpu<bf16>>()},
-                           {"2", "two rows' loads in flight a thread, 128-bit accesses", Where::device,
-                            entries<swiglu_backward_2<float>, swiglu_backward_2<bf16>>(), nullptr,
-                            block_sizes},
-                           {"1", "naive: a thread an element", Where::device,
-                            entries<swiglu_backward_1<float>, swiglu_backward_1<bf16>>()},
-                           {"reference", "plain loops", Where::host,
-                            entries<swiglu_backward_reference<float>, swiglu_backward_reference<bf16>,
-                                    swiglu_backward_reference<double>>()}},
-                          [](const Call& c) { return 12.0 * c["N"] * c["F"]; });
+Operation swiglu_backward(
+    "swiglu_backward(dgate_up: T[N,2F] may_share(gate_up), out?: T[N,F] may_share(dout);"
+    " dout: T[N,F], gate_up: T[N,2F]) rows(N) empty(N)",
+    "gradients of swiglu_forward, and its result again",
+    {{"cpu", "rows over threads, vector lanes over columns", Where::host,
+      entries<swiglu_backward_cpu<float>, swiglu_backward_cpu<bf16>>()},
+     {"2", "two rows' loads in flight a thread, 128-bit accesses", Where::device,
+      entries<swiglu_backward_2<float>, swiglu_backward_2<bf16>>(), nullptr, block_sizes},
+     {"1", "naive: a thread an element", Where::device,
+      entries<swiglu_backward_1<float>, swiglu_backward_1<bf16>>()},
+     {"reference", "plain loops", Where::host,
+      entries<swiglu_backward_reference<float>, swiglu_backward_reference<bf16>,
+              swiglu_backward_reference<double>>()}},
+    [](const Call& c) { return 12.0 * c["N"] * c["F"]; });
 
 }  // namespace
 }  // namespace llamac

@@ -21,6 +21,9 @@ if(LLAMAC_NATIVE)
 endif()
 
 set(LLAMAC_WARNINGS -Wall -Wextra)
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  list(APPEND LLAMAC_WARNINGS -Wno-restrict)    # GCC bug 105651: "literal" + std::string in C++20
+endif()
 option(LLAMAC_WERROR "a warning ends the build; off for compilers that nobody has tried" OFF)
 if(LLAMAC_WERROR)
   list(APPEND LLAMAC_WARNINGS -Werror)

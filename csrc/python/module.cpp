@@ -25,7 +25,7 @@ namespace {
 py::dict describe_operand(const Operation& op, const Operand& o) {
     py::list shape;
     for (const Dimension& d : o.shape)
-        shape.append(py::make_tuple(d.symbol < 0 ? "" : op.dimensions[static_cast<size_t>(d.symbol)],
+        shape.append(py::make_tuple(d.symbol < 0 ? "" : op.dimensions[static_cast<size_t>(d.symbol)].name,
                                     d.factor, d.divisor));
     py::dict r;
     r["name"] = o.name;
@@ -33,11 +33,17 @@ py::dict describe_operand(const Operation& op, const Operand& o) {
     r["shape"] = shape;
     r["output"] = o.output;
     r["nullable"] = o.nullable;
-    r["accumulated"] = o.accumulated;
+    py::list may_share;
+    for (const int i : o.may_share) may_share.append(op.operands[static_cast<size_t>(i)].name);
+    const auto scalar = [&](int s) { return s < 0 ? "" : op.scalars[static_cast<size_t>(s)].name; };
+    r["adds_if"] = scalar(o.adds_if);
+    r["except"] = scalar(o.except);
+    r["random"] = scalar(o.random);
+    r["may_share"] = may_share;
     r["in_place"] = o.in_place;
     r["strided"] = o.strided;
     r["positive"] = o.positive;
-    r["bound"] = o.bound < 0 ? "" : op.dimensions[static_cast<size_t>(o.bound)];
+    r["bound"] = o.bound < 0 ? "" : op.dimensions[static_cast<size_t>(o.bound)].name;
     return r;
 }
 
@@ -181,9 +187,9 @@ py::tuple find_least_work(const std::string& operation, const std::map<std::stri
                           const std::string& dtype, const std::vector<std::string>& absent) {
     const Operation& op = find_operation(operation);
     std::vector<int64_t> size;
-    for (const std::string& letter : op.dimensions) {
-        const auto found = sizes.find(letter);
-        if (found == sizes.end()) fail(operation, ": expected the size ", letter, ", found none");
+    for (const DimensionInfo& d : op.dimensions) {
+        const auto found = sizes.find(d.name);
+        if (found == sizes.end()) fail(operation, ": expected the size ", d.name, ", found none");
         size.push_back(found->second);
     }
     if (dtype != "f32" && dtype != "bf16") fail("dtype ", dtype, ": expected f32 or bf16");

@@ -1,11 +1,6 @@
-// One operation's backward is another operation, found by the names in both descriptions:
-//
-//   rmsnorm_forward (out, rstd;   x, weight; eps)
-//   rmsnorm_backward(dx, dweight; dout, x, weight, rstd, dresidual?)
-//
-// dx is the gradient of x, dout that of out. What has a name of the forward's is kept for the backward,
-// dresidual is null. Results whose gradient no backward takes (rstd) have no derivative. `exceptions` holds
-// what names do not tell.
+// One operation's backward is another operation, or several, as the clauses `derivative` and `grad` of its description
+// say. Operands of a backward that they do not list are null. Results whose gradient no backward takes (rstd) have no
+// derivative.
 #include "torch_autograd.h"
 
 #include <ATen/ATen.h>
@@ -32,25 +27,9 @@ using torch::jit::Stack;
 using Names = std::vector<std::string>;
 using Index = std::optional<size_t>;
 
-struct Exception {
-    Names backward;                                // operations, instead of the one named alike
-    std::map<std::string, std::string> read = {};  // what a backward's argument is called here
-    std::string also = "", same = "";              // a gradient, and another that it is the same as
-};
-const std::map<std::string, Exception> exceptions = {
-    {"matmul_forward", {{"matmul_backward_input", "matmul_backward_weight"}, {}, "dresidual", "dout"}},
-    {"residual_rmsnorm_forward",
-     {{"rmsnorm_backward"}, {{"x", "sum"}, {"dresidual", "dsum"}}, "dresidual", "dx"}},
-};
-
 Index find(const Names& names, const std::string& name) {
     const auto at = std::find(names.begin(), names.end(), name);
     return at == names.end() ? Index() : Index(at - names.begin());
-}
-
-// The one whose gradient a name stands for: out, for "dout".
-Index find_gradient(const Names& names, const std::string& name) {
-    return !name.empty() && name[0] == 'd' ? find(names, name.substr(1)) : std::nullopt;
 }
 
 // An argument of a backward: null, the gradient of a result, or something kept.
@@ -73,7 +52,7 @@ struct Number {
 };
 
 // How an operation's gradients come about.
-struct Derivative {
+struct Gradients {
     Form form;
     Names arguments, results;          // tensors come first among the arguments
     std::vector<size_t> tensors;       // kept: arguments, and results counted on behind those
@@ -82,23 +61,19 @@ struct Derivative {
     std::vector<Step> steps;
     Index also, same, same_result;  // an argument with the gradient of another one, or of a result
 
-    explicit Derivative(const Form& f) : form(f) {
+    explicit Gradients(const Form& f) : form(f) {
         const Operation& op = *form.op;
         for (const size_t i : form.leading) arguments.push_back(op.operands[i].name);
         for (const size_t d : form.sizes) arguments.push_back(op.dimensions[d]);
         for (const size_t s : form.scalars) arguments.push_back(op.scalars[s].name);
         for (const size_t i : form.results) results.push_back(op.operands[i].name);
         differentiable.resize(results.size());
-        const auto known = exceptions.find(op.name);
-        Exception exception = known == exceptions.end() ? Exception{} : known->second;
-        also = find_gradient(arguments, exception.also);
-        same = find_gradient(arguments, exception.same);
-        same_result = find_gradient(results, exception.same);
-        const size_t stem = op.name.rfind("_forward");
-        if (exception.backward.empty() && stem != std::string::npos)
-            exception.backward = {op.name.substr(0, stem) + "_backward"};
-        for (const std::string& name : exception.backward)
-            add_step(Form(find_operation(name), false), exception);
+        for (const SameGradient& g : op.same_gradients) {
+            also = find(arguments, name_of(g.input));
+            same = find(arguments, name_of(g.source));
+            same_result = find(results, name_of(g.source));
+        }
+        for (const Derivative& d : op.derivatives) add_step(Form(find_operation(d.operation), false), d);
     }
 
     void keep(AutogradContext& ctx, const std::vector<c10::IValue>& call, const variable_list& found) const {
@@ -130,39 +105,54 @@ struct Derivative {
     }
 
   private:
-    void add_step(const Form& backward, const Exception& exception) {
+    const std::string& name_of(int operand) const {
+        return form.op->operands[static_cast<size_t>(operand)].name;
+    }
+
+    void add_step(const Form& backward, const Derivative& described) {
         const Operation& op = *backward.op;
         Step step{c10::Dispatcher::singleton().findSchemaOrThrow(("llamac::" + op.name).c_str(), ""), {}, {}};
+        const auto binding = [](const std::vector<Derivative::Binding>& all, const std::string& operand) {
+            const auto found = std::find_if(
+                all.begin(), all.end(), [&](const Derivative::Binding& b) { return b.operand == operand; });
+            return found == all.end() ? nullptr : &*found;
+        };
         for (const size_t i : backward.leading) {
-            const auto renamed = exception.read.find(op.operands[i].name);
-            step.arguments.push_back(
-                source(renamed == exception.read.end() ? op.operands[i].name : renamed->second));
+            const Derivative::Binding* b = binding(described.takes, op.operands[i].name);
+            step.arguments.push_back(b ? source(*b) : Source{Source::null, 0});
             step.arguments.back().nullable = op.operands[i].nullable;
         }
-        for (const size_t d : backward.sizes) step.arguments.push_back(source(op.dimensions[d]));
-        for (const size_t s : backward.scalars) step.arguments.push_back(source(op.scalars[s].name));
-        for (const size_t i : backward.results)
-            step.gives.push_back(find_gradient(arguments, op.operands[i].name));
+        for (const size_t d : backward.sizes) step.arguments.push_back(size_called(op.dimensions[d].name));
+        for (const size_t s : backward.scalars) {
+            const std::string& name = op.scalars[s].name;
+            step.arguments.push_back(keep_number({name, *find(arguments, name), 0}));
+        }
+        for (const size_t i : backward.results) {
+            const Derivative::Binding* b = binding(described.gives, op.operands[i].name);
+            step.gives.push_back(b ? find(arguments, name_of(b->source)) : std::nullopt);
+        }
         steps.push_back(std::move(step));
     }
 
-    Source source(const std::string& name) {
-        const Index argument = find(arguments, name), result = find(results, name);
-        if (argument && *argument >= form.leading.size()) return keep_number({name, *argument, 0});
-        if (argument) return keep_tensor(*argument);
-        if (result) return keep_tensor(arguments.size() + *result);
-        if (const Index of = find_gradient(results, name)) {
-            differentiable[*of] = true;
-            return {Source::gradient, *of};
-        }
+    Source source(const Derivative::Binding& b) {
+        const Index argument = find(arguments, name_of(b.source)), result = find(results, name_of(b.source));
+        if (!b.gradient) return keep_tensor(argument ? *argument : arguments.size() + *result);
+        differentiable[*result] = true;
+        return {Source::gradient, *result};
+    }
+
+    // A letter stands for the same size in both operations.
+    Source size_called(const std::string& letter) {
+        if (const Index argument = find(arguments, letter)) return keep_number({letter, *argument, 0});
         for (size_t a = 0; a < form.leading.size(); a++) {
             const std::vector<Dimension>& shape = form.op->operands[form.leading[a]].shape;
             for (size_t d = 0; d < shape.size(); d++)
-                if (shape[d].symbol >= 0 && form.op->dimensions[static_cast<size_t>(shape[d].symbol)] == name)
+                if (shape[d].symbol >= 0 &&
+                    form.op->dimensions[static_cast<size_t>(shape[d].symbol)].name == letter)
                     return keep_number(
-                        {name, a, static_cast<int64_t>(d) - static_cast<int64_t>(shape.size())});
+                        {letter, a, static_cast<int64_t>(d) - static_cast<int64_t>(shape.size())});
         }
-        return {Source::null, 0};
+        fail(form.op->name, ": the size ", letter, " of its derivative is not known");
     }
 
     Source keep_tensor(size_t index) {
@@ -204,7 +194,7 @@ struct Derivative {
 struct Function : torch::autograd::Function<Function> {
     // The arguments lie on the stack. given: the tensors among them, for the engine; present: a bit for each
     // that is not null.
-    static variable_list forward(AutogradContext* ctx, const Derivative* d, at::TensorList /*given*/,
+    static variable_list forward(AutogradContext* ctx, const Gradients* d, at::TensorList /*given*/,
                                  int64_t present, const c10::OperatorHandle* op, c10::DispatchKeySet below,
                                  Stack* stack) {
         const std::vector<c10::IValue> call(stack->end() - static_cast<std::ptrdiff_t>(d->arguments.size()),
@@ -224,7 +214,7 @@ struct Function : torch::autograd::Function<Function> {
 
     // By forward's parameters behind ctx, of which `given` counts as its tensors.
     static variable_list backward(AutogradContext* ctx, const variable_list& given) {
-        const auto* d = reinterpret_cast<const Derivative*>(ctx->saved_data["derivative"].toInt());
+        const auto* d = reinterpret_cast<const Gradients*>(ctx->saved_data["derivative"].toInt());
         const int64_t present = ctx->saved_data["present"].toInt();
         std::vector<bool> wanted(d->form.leading.size());
         size_t edge = 0;
@@ -299,8 +289,8 @@ struct Underivable final : c10::OperatorKernel {
 };
 
 struct Autograd final : c10::OperatorKernel {
-    const Derivative* derivative;
-    explicit Autograd(const Derivative* d) : derivative(d) {}
+    const Gradients* derivative;
+    explicit Autograd(const Gradients* d) : derivative(d) {}
 
     void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
         const CallArguments arguments(op, *stack);
@@ -327,8 +317,8 @@ struct Autograd final : c10::OperatorKernel {
 }  // namespace
 
 void define_derivative(torch::Library& library, const Form& form) {
-    static std::deque<Derivative> derivatives;  // for good: graphs hold their addresses
-    Derivative derivative(form);
+    static std::deque<Gradients> derivatives;  // for good: graphs hold their addresses
+    Gradients derivative(form);
     if (derivative.steps.empty()) return refuse_derivative(library, form.name());
     derivatives.push_back(std::move(derivative));
     library.impl(

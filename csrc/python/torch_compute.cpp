@@ -23,16 +23,18 @@ DType type_of(const Operation& op, const Operand& o, const at::Tensor& t) {
     fail(op.name, ": ", o.name, " is ", c10::toString(t.scalar_type()), ", expected f32, bf16, f64 or i32");
 }
 
-// One that no int32, or lower half of a target, is would be ignored nowhere.
-std::optional<int64_t> ignore_index(const Operation& op, const std::vector<Scalar>& scalars) {
-    for (size_t s = 0; s < op.scalars.size(); s++) {
-        if (op.scalars[s].name != "ignore_index") continue;
-        const int64_t value = scalars[s].integer;
-        if (static_cast<int32_t>(value) != value)
-            fail(op.name, ": ignore_index is ", value, ", expected one of 32 bits");
-        return value;
-    }
-    return std::nullopt;
+// The value that is no index. One that no int32, or lower half of a target, is would be ignored nowhere.
+std::optional<int64_t> exception_of(const Operation& op, const Operand& o,
+                                    const std::vector<Scalar>& scalars) {
+    if (o.except < 0) return std::nullopt;
+    const int64_t value = scalars[static_cast<size_t>(o.except)].integer;
+    if (static_cast<int32_t>(value) != value)
+        fail(op.name, ": ", op.scalars[static_cast<size_t>(o.except)].name, " is ", value,
+             ", expected one of 32 bits");
+    return value;
+}
+void check_exceptions(const Operation& op, const std::vector<Scalar>& scalars) {
+    for (const Operand& o : op.operands) exception_of(op, o, scalars);
 }
 
 int64_t size_of_dimension(const Operation& op, const std::vector<Tensor>& views, int dimension) {
@@ -46,13 +48,14 @@ int64_t size_of_dimension(const Operation& op, const std::vector<Tensor>& views,
 
 // Values that address memory, where the host can see them: in bounds, or the scalar that means "none".
 void check_bounds(const Operation& op, const std::vector<at::Tensor>& operands,
-                  const std::vector<Tensor>& views, std::optional<int64_t> none) {
+                  const std::vector<Tensor>& views, const std::vector<Scalar>& scalars) {
     for (size_t i = 0; i < views.size(); i++) {
         const Operand& o = op.operands[i];
         if (o.bound < 0 || views[i].dtype != DType::i32) continue;
         const int64_t below = size_of_dimension(op, views, o.bound);
         if (below <= 0) continue;  // run() says it
         const bool wide = has_halves(o, operands[i]);
+        const std::optional<int64_t> none = exception_of(op, o, scalars);
         for (int64_t n = 0; n < views[i].elements(); n++) {
             const int32_t* at = views[i].as<int32_t>() + n * views[i].stride[0];
             const int64_t value = wide ? *reinterpret_cast<const int64_t*>(at) : *at;
@@ -129,7 +132,7 @@ void run_on_device(const Operation& op, std::vector<Tensor> views, const std::ve
 void compute_or_fail(const Operation& op, std::vector<at::Tensor> operands,
                      const std::vector<Scalar>& scalars) {
     CHECK(operands.size() == op.operands.size() && scalars.size() == op.scalars.size());
-    const std::optional<int64_t> none = ignore_index(op, scalars);
+    check_exceptions(op, scalars);
     std::vector<Tensor> views(operands.size());
     c10::Device device = at::kCPU;
     for (size_t k = 0; k < operands.size(); k++) {
@@ -143,7 +146,7 @@ void compute_or_fail(const Operation& op, std::vector<at::Tensor> operands,
         if (!device.is_cpu() && !without_gpu.empty())
             fail(op.name, ": ", o.name, " is on ", device.str(), ", but ", without_gpu);
     }
-    if (device.is_cpu()) check_bounds(op, operands, views, none);
+    if (device.is_cpu()) check_bounds(op, operands, views, scalars);
     // Autograd refuses saved tensors that have changed since.
     for (size_t i = 0; i < operands.size(); i++)
         if (op.operands[i].output && operands[i].defined() && !operands[i].is_inference())
@@ -177,7 +180,7 @@ void compute(const Operation& op, std::vector<at::Tensor> operands, const std::v
 void check_types(const Operation& op, const std::vector<at::Tensor>& operands,
                  const std::vector<Scalar>& scalars) {
     with_value_errors([&] {
-        ignore_index(op, scalars);
+        check_exceptions(op, scalars);
         Types types;
         for (size_t k = 0; k < operands.size(); k++) {
             const size_t i = op.in_order(k);

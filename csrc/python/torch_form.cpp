@@ -28,8 +28,12 @@ Form::Form(const Operation& op_, bool out_) : op(&op_), out(out_) {
     }
     factory = leading.empty() && last.empty();
     find_sizes();
+    const auto decides = [&](size_t s) {
+        return std::any_of(op->operands.begin(), op->operands.end(),
+                           [&](const Operand& o) { return o.adds_if == static_cast<int>(s); });
+    };
     for (size_t i = 0; i < op->scalars.size(); i++)
-        if (out || op->scalars[i].name != "accumulate") scalars.push_back(i);
+        if (out || !decides(i)) scalars.push_back(i);
 }
 
 void Form::find_sizes() {
@@ -57,7 +61,7 @@ std::string Form::schema() const {
         arguments.push_back(type + (o.nullable ? "? " : " ") + o.name);
     };
     for (const size_t i : leading) add(i);
-    for (const size_t d : sizes) arguments.push_back("SymInt " + op->dimensions[d]);
+    for (const size_t d : sizes) arguments.push_back("SymInt " + op->dimensions[d].name);
     for (const size_t i : scalars) {
         const char kind = op->scalars[i].kind;
         arguments.push_back((kind == 'f' ? "float " : kind == 'i' ? "int " : "bool ") + op->scalars[i].name);

@@ -1,7 +1,8 @@
 // torch.ops.llamac.*: every described operation, by one boxed kernel that also is its own fake. No operation
 // is named here; the schema comes from the description:
 //
-//   rmsnorm_backward(dx: T[N,C], dweight +=: G[C]; dout: T[N,C], ..., dresidual?: T[N,C]; accumulate: bool)
+//   rmsnorm_backward(dx: T[N,C], dweight: G[C] adds_if(accumulate); dout: T[N,C], ..., dresidual?: T[N,C];
+//                    accumulate: bool)
 //     rmsnorm_backward(Tensor dout, ..., Tensor? dresidual) -> (Tensor dx, Tensor dweight)
 //     rmsnorm_backward.out(Tensor dout, ..., Tensor? dresidual, bool accumulate,
 //                          *, Tensor(a!) dx, Tensor(b!) dweight) -> ()
@@ -9,8 +10,8 @@
 // The first allocates its outputs, without those that may be null, unless their size is fixed (cross_entropy's mean);
 // G and M, which no input may tell, are T there. A size that no tensor tells is an argument by its letter
 // (repeat_kv_forward(Tensor x, SymInt NH)); an operation without any tensor takes dtype and device too. `.out` writes
-// where it is told, to null where that is allowed. Operands marked ~ are mutated arguments of both forms. An N that
-// comes first may be any number of dimensions: results have those of the first tensor that has it. An i32 that may be
+// where it is told, to null where that is allowed. Operands marked ~ are mutated arguments of both forms. A letter marked
+// rows(N) may be any number of dimensions: results have those of the first tensor that has it. An i32 that may be
 // strided may be an int64, as PyTorch's targets are: its values are those of the lower halves.
 #include <ATen/ATen.h>
 #include <torch/library.h>
@@ -27,7 +28,7 @@ namespace {
 
 bool begins_with_rows(const Operation& op, const Operand& o) {
     return !o.shape.empty() && o.shape[0].symbol >= 0 &&
-           op.dimensions[static_cast<size_t>(o.shape[0].symbol)] == "N";
+           op.dimensions[static_cast<size_t>(o.shape[0].symbol)].splits;
 }
 
 // One call's arguments, taken off the stack.
@@ -35,7 +36,7 @@ struct Arguments {
     const Form& form;
     std::vector<at::Tensor> tensors;        // by operand
     c10::SymDimVector size;                 // by dimension; -1: not told yet
-    std::optional<c10::SymDimVector> rows;  // what N is made of
+    std::optional<c10::SymDimVector> rows;  // what the rows are made of
     std::vector<Scalar> scalars;            // by the description's order
     at::ScalarType dtype = at::kFloat;
     c10::Device device = at::kCPU;
@@ -189,6 +190,7 @@ void define(torch::Library& library, const Form& form) {
 extern "C" __attribute__((visibility("default"))) void llamac_register_operations(const char* without_gpu) {
     llamac::raise_failed_checks();
     llamac::refuse_gpus(without_gpu);
+    llamac::check_derivatives();
     static torch::Library library(torch::Library::DEF, "llamac", std::nullopt, __FILE__, __LINE__);
     for (const llamac::Operation* op : llamac::operations()) {
         const llamac::Form form(*op, false);

@@ -56,7 +56,7 @@ std::string variant_of(const Span& s) {
 std::string shape_of(const Span& s) {
     std::string text;
     for (size_t d = 0; d < s.size.size(); d++)
-        text += (d ? " " : "") + s.op->dimensions[d] + "=" + std::to_string(s.size[d]);
+        text += (d ? " " : "") + s.op->dimensions[d].name + "=" + std::to_string(s.size[d]);
     return text;
 }
 

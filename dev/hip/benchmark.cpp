@@ -88,8 +88,9 @@ std::vector<int64_t> checked_sizes(const Job& job) {
     constexpr int64_t most = 1 << 22, longest = 512;
     std::vector<int64_t> size = job.size;
     for (const char* letter : {"B", "T", "N", "P", "V", "C", "K"}) {
-        const size_t d = position(job.op->dimensions, letter);
-        if (d == size.size()) continue;
+        const int found = job.op->find_dimension(letter);
+        if (found < 0) continue;
+        const size_t d = static_cast<size_t>(found);
         if (*letter == 'T') size[d] = std::min(size[d], longest);
         while (size[d] > 1 && largest_operand(job, size) > most) size[d] = (size[d] + 1) / 2;
     }
@@ -131,7 +132,7 @@ std::vector<Job> jobs_of(const Benchmark& b, const Flags& flags) {
     for (const std::string& item : flags.shape) {
         const size_t equals = item.find('=');
         const std::string letter = item.substr(0, equals);
-        const bool known = position(op.dimensions, letter) < op.dimensions.size();
+        const bool known = op.find_dimension(letter) >= 0;
         char* end = nullptr;
         const int64_t value =
             equals == std::string::npos ? 0 : std::strtoll(item.c_str() + equals + 1, &end, 10);
@@ -153,7 +154,7 @@ std::vector<Job> jobs_of(const Benchmark& b, const Flags& flags) {
             const bool known =
                 std::any_of(jobs.begin(), jobs.end(), [&](const Job& j) { return same_types(*j.types, e); });
             if (!wanted || known) continue;
-            for (const std::string& letter : op.dimensions) job.size.push_back(widths.at(letter));
+            for (const DimensionInfo& d : op.dimensions) job.size.push_back(widths.at(d.name));
             job.checked = checked_sizes(job);
             unsigned bit = 1;
             for (const Operand& o : op.operands) {
@@ -230,9 +231,11 @@ Operands make_operands(const Job& job) {
         }
     }
     for (std::vector<Tensor>& set : r.sets)
-        if (output) set[operand_called(*job.op, output)].data = set[operand_called(*job.op, input)].data;
+        if (output)
+            set[static_cast<size_t>(job.op->find_operand(output))].data =
+                set[static_cast<size_t>(job.op->find_operand(input))].data;
     for (const ScalarInfo& s : job.op->scalars)
-        r.scalars.push_back(s.kind == 'b' ? Scalar(false) : scalar_for(s.name, 0));
+        r.scalars.push_back(s.kind == 'b' ? Scalar(false) : scalar_for(s, 0));
     return r;
 }
 
@@ -299,7 +302,7 @@ Result time_job(const Job& job, const Flags& flags, Checker& checker) {
 
 nlohmann::ordered_json sizes_json(const Job& job, const std::vector<int64_t>& size) {
     nlohmann::ordered_json j;
-    for (size_t d = 0; d < size.size(); d++) j[job.op->dimensions[d]] = size[d];
+    for (size_t d = 0; d < size.size(); d++) j[job.op->dimensions[d].name] = size[d];
     return j;
 }
 

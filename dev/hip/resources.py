@@ -33,7 +33,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 OPERATIONS = ROOT / "csrc/ops"
 FLAGS = [
-    *("-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-O3", "-std=c++17", "-fopenmp"),
+    *("-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-O3", "-std=c++20", "-fopenmp"),
     *("-Wall", "-Wextra", "-Werror", "-DLLAMAC_AMD", f"-I{ROOT / 'csrc'}"),
 ]
 

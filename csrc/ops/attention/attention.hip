@@ -131,17 +131,15 @@ void attention_backward_reference(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, V
 
 // The tests stand beside the kernels.
 constexpr Limits flash_limits{
-    "HD 64 or 128, NH a multiple of NKV, T at most 2^30, scale above 0, heads that begin at multiples of 16 "
+    "HD 64 or 128, T at most 2^30, scale above 0, heads that begin at multiples of 16 "
     "bytes",
     flash_supports};
 #if defined(LLAMAC_WARPGROUPS)
 constexpr Limits hopper_limits{
-    "a Hopper GPU, HD 64 or 128, NH a multiple of NKV, T at most 2^30, scale above 0, heads that begin at "
+    "a Hopper GPU, HD 64 or 128, T at most 2^30, scale above 0, heads that begin at "
     "multiples of 16 bytes",
     hopper_supports};
 #endif
-constexpr Limits whole_groups{"NH a multiple of NKV",
-                              [](const Call& call) { return call["NH"] % call["NKV"] == 0; }};
 
 // Only the causal half counts: T(T+1)/2 pairs of query and key.
 double forward_flops(const Call& call) {
@@ -153,13 +151,23 @@ double backward_flops(const Call& call) {
     return 2.5 * forward_flops(call);
 }
 
+// What tiles want to see: one row, whole tiles, one row less and more, several tiles, long rows.
+#define LLAMAC_ATTENTION_TESTS                                                                  \
+    " test(B=1, T=1, NH=8, NKV=1, HD=128) test(B=2, T=64, NH=4, NKV=1, HD=64)"                  \
+    " test(B=1, T=63, NH=4, NKV=2, HD=128) test(B=1, T=129, NH=3, NKV=3, HD=128)"               \
+    " test(B=1, T=200, NH=8, NKV=2, HD=64) test(B=1, T=520, NH=2, NKV=1, HD=128)"               \
+    " test_large(B=1, T=1000, NH=4, NKV=1, HD=64) test_large(B=1, T=4096, NH=1, NKV=1, HD=128)" \
+    " test_large(B=1, T=4096, NH=2, NKV=1, HD=64)"
+
 Operation attention_forward(
-    "attention_forward(out: T[B,T,NH,HD] strided, lse: A[B,NH,T]; q: T[B,T,NH,HD] strided, k:"
-    " T[B,T,NKV,HD] strided, v: T[B,T,NKV,HD] strided; scale: float)",
+    "attention_forward(out: T[B,T,NH,HD] strided, lse: A[B,NH,T]; q: T[B,T,NH,HD] strided,"
+    " k: T[B,T,NKV,HD] strided, v: T[B,T,NKV,HD] strided; scale: float {0.125, 0.3, 4})"
+    " empty(B, T) multiple(NH, NKV)"
+    " derivative attention_backward(dq: grad q, dk: grad k, dv: grad v; dout: grad out, out, lse, q, k, v; "
+    "scale)" LLAMAC_ATTENTION_TESTS,
     "out = causal softmax(scale * q * transposed k) * v",
     {{"cpu", "query tiles, packed keys, whole rows of scores", Where::host,
-      entries<attention_forward_cpu<float>, attention_forward_cpu<bf16>, attention_forward_cpu<double>>(),
-      whole_groups},
+      entries<attention_forward_cpu<float>, attention_forward_cpu<bf16>, attention_forward_cpu<double>>()},
 #if defined(LLAMAC_WARPGROUPS)
      {"3", "flash for Hopper: wgmma, TMA, warps that copy and warps that compute", Where::device,
       entries<attention_forward_3>(), hopper_limits},
@@ -170,23 +178,22 @@ Operation attention_forward(
       "naive: repeated keys and values, whole scores in memory",
       Where::device,
       entries<attention_forward_1<float>, attention_forward_1<bf16>>(),
-      whole_groups,
+      nullptr,
       {256},
       attention_forward_workspace_1},
      {"reference", "plain loops", Where::host,
       entries<attention_forward_reference<float>, attention_forward_reference<bf16>,
-              attention_forward_reference<double>>(),
-      whole_groups}},
+              attention_forward_reference<double>>()}},
     forward_flops);
 
 Operation attention_backward(
     "attention_backward(dq: T[B,T,NH,HD] strided, dk: T[B,T,NKV,HD] strided, dv: T[B,T,NKV,HD] strided;"
     " dout: T[B,T,NH,HD] strided, out: T[B,T,NH,HD] strided, lse: A[B,NH,T], q: T[B,T,NH,HD] strided,"
-    " k: T[B,T,NKV,HD] strided, v: T[B,T,NKV,HD] strided; scale: float)",
+    " k: T[B,T,NKV,HD] strided, v: T[B,T,NKV,HD] strided; scale: float {0.125, 0.3, 4})"
+    " empty(B, T) multiple(NH, NKV)" LLAMAC_ATTENTION_TESTS,
     "gradients of attention_forward",
     {{"cpu", "query tiles, p from lse, dk and dv summed by owners", Where::host,
-      entries<attention_backward_cpu<float>, attention_backward_cpu<bf16>, attention_backward_cpu<double>>(),
-      whole_groups},
+      entries<attention_backward_cpu<float>, attention_backward_cpu<bf16>, attention_backward_cpu<double>>()},
 #if defined(LLAMAC_WARPGROUPS)
      {"4",
       "flash for Hopper: as 2, with wgmma, TMA, warps that copy and warps that compute",
@@ -223,13 +230,12 @@ Operation attention_backward(
       "naive: repeated keys and values, whole p and ds in memory",
       Where::device,
       entries<attention_backward_1<float>, attention_backward_1<bf16>>(),
-      whole_groups,
+      nullptr,
       {256},
       attention_backward_workspace_1},
      {"reference", "plain loops", Where::host,
       entries<attention_backward_reference<float>, attention_backward_reference<bf16>,
-              attention_backward_reference<double>>(),
-      whole_groups}},
+              attention_backward_reference<double>>()}},
     backward_flops);
 
 }  // namespace

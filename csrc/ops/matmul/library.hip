@@ -59,8 +59,8 @@ bool library_supports_backward_input(const Call& c) {
 }
 bool library_supports_backward_weight(const Call& c) {
     const Tensor &dweight = c.operand("dweight"), &x = c.operand("x");
-    return aligned(c) &&
-           gemm_supports(weight_product(x.dtype, dweight.dtype, c.operand("dout"), x, c.flag("accumulate")));
+    const bool adds = c.adds(c.op->operands.front());
+    return aligned(c) && gemm_supports(weight_product(x.dtype, dweight.dtype, c.operand("dout"), x, adds));
 }
 int64_t library_workspace(const Call&) {
     return gemm_workspace_bytes;

@@ -97,14 +97,26 @@ constexpr Limits backward_weight_library_limits{
     "a product that the library takes, operands aligned to 16 bytes", library_supports_backward_weight};
 #endif
 
+// What tiles want to see: whole ones, parts of one in each direction, many.
+#define LLAMAC_MATMUL_TESTS                                                        \
+    " test(N=128, C=96, K=256) test(N=200, C=328, K=136) test(N=40, C=520, K=264)" \
+    " test(N=2184, C=72, K=136) test_large(N=1000, C=1032, K=520)"
+
 Operation matmul_forward(
-    "matmul_forward(out: T[N,K]; x: T[N,C], weight: T[K,C], residual?: T[N,K])",
+    "matmul_forward(out: T[N,K] may_share(residual); x: T[N,C], weight: T[K,C], residual?: T[N,K])"
+    " rows(N) empty(N)"
+    " derivative matmul_backward_input(dx: grad x; dout: grad out, weight)"
+    " derivative matmul_backward_weight(dweight: grad weight; dout: grad out, x)"
+    " grad residual = grad out" LLAMAC_MATMUL_TESTS,
     "out = x * transposed weight (+ residual)",
     {{"cpu", "packed product, register tiles", Where::host,
       entries<matmul_forward_cpu<float>, matmul_forward_cpu<bf16>, matmul_forward_cpu<double>>()},
 #ifdef LLAMAC_CBLAS
-     {"blas", "the system's CBLAS", Where::host,
-      entries<matmul_forward_blas<float>, matmul_forward_blas<double>>()},
+     {.name = "blas",
+      .idea = "the system's CBLAS",
+      .where = Where::host,
+      .entries = entries<matmul_forward_blas<float>, matmul_forward_blas<double>>(),
+      .bits_depend_on_threads = true},
 #endif
 #if defined(LLAMAC_BLASLT)
      {"library",
@@ -125,13 +137,17 @@ Operation matmul_forward(
     flops);
 
 Operation matmul_backward_input(
-    "matmul_backward_input(dx: T[N,C]; dout: T[N,K], weight: T[K,C])", "dx = dout * weight",
+    "matmul_backward_input(dx: T[N,C]; dout: T[N,K], weight: T[K,C]) rows(N) empty(N)" LLAMAC_MATMUL_TESTS,
+    "dx = dout * weight",
     {{"cpu", "packed product, register tiles", Where::host,
       entries<matmul_backward_input_cpu<float>, matmul_backward_input_cpu<bf16>,
               matmul_backward_input_cpu<double>>()},
 #ifdef LLAMAC_CBLAS
-     {"blas", "the system's CBLAS", Where::host,
-      entries<matmul_backward_input_blas<float>, matmul_backward_input_blas<double>>()},
+     {.name = "blas",
+      .idea = "the system's CBLAS",
+      .where = Where::host,
+      .entries = entries<matmul_backward_input_blas<float>, matmul_backward_input_blas<double>>(),
+      .bits_depend_on_threads = true},
 #endif
 #if defined(LLAMAC_BLASLT)
      {"library",
@@ -152,14 +168,18 @@ Operation matmul_backward_input(
     flops);
 
 Operation matmul_backward_weight(
-    "matmul_backward_weight(dweight +=: G[K,C]; dout: T[N,K], x: T[N,C]; accumulate: bool)",
+    "matmul_backward_weight(dweight: G[K,C] adds_if(accumulate); dout: T[N,K], x: T[N,C]; accumulate: bool)"
+    " rows(N) empty(N)" LLAMAC_MATMUL_TESTS,
     "dweight = transposed dout * x",
     {{"cpu", "packed product, register tiles", Where::host,
       entries<matmul_backward_weight_cpu<float, float>, matmul_backward_weight_cpu<bf16, float>,
               matmul_backward_weight_cpu<bf16, bf16>, matmul_backward_weight_cpu<double, double>>()},
 #ifdef LLAMAC_CBLAS
-     {"blas", "the system's CBLAS", Where::host,
-      entries<matmul_backward_weight_blas<float>, matmul_backward_weight_blas<double>>()},
+     {.name = "blas",
+      .idea = "the system's CBLAS",
+      .where = Where::host,
+      .entries = entries<matmul_backward_weight_blas<float>, matmul_backward_weight_blas<double>>(),
+      .bits_depend_on_threads = true},
 #endif
 #if defined(LLAMAC_BLASLT)
      {"library",

@@ -1,0 +1,94 @@
+// The description of an operation: one string that says all that other code needs to know about it. docs/operations.md
+// gives the grammar and an annotated example.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace llamac {
+
+// One entry of a shape: factor * letter / divisor, or the factor alone.
+struct Dimension {
+    int symbol = -1;  // index into Description::dimensions; -1: a plain number
+    int factor = 1, divisor = 1;
+};
+
+struct Operand {
+    std::string name;
+    char type = 0;             // 'T', 'A', 'G', 'M', or 0: dtype
+    DType dtype = DType::f32;  // where type is 0
+    std::vector<Dimension> shape;
+    bool output = false, nullable = false, in_place = false, strided = false, positive = false, mean = false;
+    int bound = -1;    // <V: the dimension that limits the values of indices
+    int except = -1;   // except(...): the scalar whose value is no index and marks rows that do not count
+    int adds_if = -1;  // adds_if(...): the scalar that decides whether an output is added to or written
+    int random = -1;   // random(...): the scalar that seeds stochastic rounding
+    int nearest_beside = -1;     // random(seed, OPERAND): rounded to nearest where that operand is given
+    std::vector<int> may_share;  // operands whose memory an output may be
+
+    bool accumulated() const { return adds_if >= 0; }
+};
+
+struct ScalarInfo {
+    std::string name;
+    char kind;                   // 'f' float or double, 'i' int64_t, 'b' bool
+    std::vector<double> values;  // what tests take, in turns
+};
+
+struct DimensionInfo {
+    std::string name;
+    bool may_be_zero = false;  // empty(N): a call with 0 of them computes nothing
+    bool splits = false;       // rows(N): callers may pass several dimensions whose product it is
+    int multiple_of = -1;      // multiple(NH, NKV)
+};
+
+// How gradients of an operation's inputs come from another operation.
+struct Derivative {
+    // The other operation's operand, and what it is here: an operand of this operation, or the gradient of one.
+    struct Binding {
+        std::string operand;
+        int source;
+        bool gradient;
+    };
+    std::string operation;
+    std::vector<Binding> gives, takes;  // its outputs, its inputs; what is not listed is null
+    std::vector<int> scalars;           // of this operation, passed to the scalar of the same name
+};
+
+// grad residual = grad out: an input whose gradient is another input's, or an output's.
+struct SameGradient {
+    int input, source;
+};
+
+// Sizes that tests run beside those that they choose by dimension letter. large: too slow for the emulated device.
+struct TestShape {
+    std::vector<int64_t> size;  // by dimension
+    bool large = false;
+};
+
+struct Description {
+    std::string name;
+    std::vector<Operand> operands;  // outputs, then inputs
+    int outputs = 0;
+    std::vector<ScalarInfo> scalars;
+    std::vector<DimensionInfo> dimensions;
+    std::vector<Derivative> derivatives;
+    std::vector<SameGradient> same_gradients;
+    std::vector<TestShape> test_shapes;
+
+    // The k-th operand as calls are checked: inputs come first, since they bind what outputs are compared with.
+    size_t in_order(size_t k) const { return (k + static_cast<size_t>(outputs)) % operands.size(); }
+    // Their indices; -1 where there is no such name.
+    int find_operand(const std::string& name) const;
+    int find_scalar(const std::string& name) const;
+    int find_dimension(const std::string& name) const;
+};
+
+// Throws Error with the operation, the column and what was expected and found there.
+Description parse_description(const char* text);
+
+// "[N,2F]", for messages.
+std::string dimension_text(const Description& op, const Operand& operand);
+
+}  // namespace llamac

@@ -1,0 +1,172 @@
+// The language of operation descriptions: what a description says, each error of its parser, and the descriptions that
+// the program has.
+#include "check.h"
+#include "core/registry.h"
+
+using namespace llamac;
+
+namespace {
+
+const char* const norm =
+    "norm(dx: T[N,2C] may_share(x), sum: G[C] adds_if(accumulate), m?~: M[N,C/2] random(seed, y);"
+    " x: T[N,2C] strided >0, y?: A[], ids: i32[N] <V except(none), table: T[V,C], f: f32[1];"
+    " accumulate: bool, seed: int {42, 1e12}, none: int, eps: float {1e-5})"
+    " rows(N) empty(N, V) multiple(C, V) derivative norm_backward(dq: grad x; dout: grad dx, x, z: sum; eps, "
+    "seed)"
+    " grad table = grad dx test(N=1, C=2, V=3) test_large(V=4, C=8, N=5)";
+
+void check_all_marks() {
+    const Description d = parse_description(norm);
+    check(d.name == "norm" && d.operands.size() == 8 && d.outputs == 3, "operands");
+    const Operand &dx = d.operands[0], &sum = d.operands[1], &m = d.operands[2], &x = d.operands[3],
+                  &ids = d.operands[5], &f = d.operands[7];
+    check(dx.output && dx.type == 'T' && dx.may_share == std::vector<int>{3}, "may_share");
+    check(dimension_text(d, dx) == "[N,2C]" && dimension_text(d, m) == "[N,C/2]" &&
+              dimension_text(d, f) == "[1]" && dimension_text(d, d.operands[4]) == "[]",
+          "shapes");
+    check(sum.adds_if == 0 && sum.accumulated() && !dx.accumulated(), "adds_if");
+    check(m.nullable && m.in_place && m.random == 1 && m.nearest_beside == 4, "random");
+    check(!x.output && x.strided && x.positive, "strided >0");
+    check(ids.type == 0 && ids.dtype == DType::i32 && ids.bound == d.find_dimension("V") && ids.except == 2,
+          "<V except");
+    check(d.scalars[0].kind == 'b' && d.scalars[1].kind == 'i' && d.scalars[3].kind == 'f', "scalars");
+    check(d.scalars[1].values == std::vector<double>{42, 1e12} && d.scalars[2].values.empty(), "values");
+    const DimensionInfo &N = d.dimensions[0], &C = d.dimensions[1], &V = d.dimensions[2];
+    check(N.name == "N" && N.splits && N.may_be_zero && V.may_be_zero && !C.may_be_zero && !C.splits, "rows");
+    check(C.multiple_of == 2 && V.multiple_of < 0, "multiple");
+    const Derivative& b = d.derivatives.at(0);
+    check(b.operation == "norm_backward" && b.gives.size() == 1 && b.takes.size() == 3, "derivative");
+    check(b.gives[0].operand == "dq" && b.gives[0].source == 3 && b.gives[0].gradient, "a gradient given");
+    check(b.takes[0].operand == "dout" && b.takes[0].source == 0 && b.takes[0].gradient, "a gradient taken");
+    check(b.takes[1].operand == "x" && b.takes[1].source == 3 && !b.takes[1].gradient, "an operand taken");
+    check(b.takes[2].operand == "z" && b.takes[2].source == 1 && b.scalars == std::vector<int>{3, 1},
+          "others");
+    check(d.same_gradients.at(0).input == 6 && d.same_gradients[0].source == 0, "grad");
+    check(d.test_shapes.at(0).size == std::vector<int64_t>{1, 2, 3} && !d.test_shapes[0].large, "test");
+    check(d.test_shapes.at(1).size == std::vector<int64_t>{5, 8, 4} && d.test_shapes[1].large, "test_large");
+}
+
+// Each error of the parser: the text, and what the message says of it.
+const std::vector<std::pair<const char*, std::vector<std::string>>> errors = {
+    {"", {"an operation, column 1", "the name of an operation", "the end"}},
+    {"2f(a: T[N];)", {"the name of an operation", "'2f(a: T[N];)'"}},
+    {"f a: T[N];)", {"description of f, column 3", "expected '('"}},
+    {"f(;)", {"the name of an operand"}},
+    {"f(a: T[N], a: T[N];)", {"a name that no other operand has", "column 12"}},
+    {"f(a T[N];)", {"expected ':'"}},
+    {"f(a: Q[N];)", {"expected a type: T, A, G, M, f32 or i32", "'Q[N]"}},
+    {"f(a: i64[N];)", {"expected a type", "'i64[N]"}},
+    {"f(a: ;)", {"expected a type"}},
+    {"f(a: T N;)", {"expected '['"}},
+    {"f(a: T[N;)", {"expected ']'"}},
+    {"f(a: T[N,];)", {"a dimension letter or a number"}},
+    {"f(a: T[0];)", {"a number from 1 to 2^30"}},
+    {"f(a: T[2000000000];)", {"a number from 1 to 2^30"}},
+    {"f(a: T[C/x];)", {"expected a number"}},
+    {"f(a: T[A,B,C,D,E];)", {"at most 4 dimensions"}},
+    {"f(a: T[N]; b~: T[N])", {"'~' after an output alone"}},
+    {"f(a: T[N]; b: A[] mean)", {"'mean' after an output alone"}},
+    {"f(a: T[N]; b: T[N] <N)", {"'<' after an i32 alone"}},
+    {"f(a: T[N]; b: i32[N] <)", {"a dimension letter"}},
+    {"f(a: T[N]; b: i32[N] <V)", {"a dimension letter of the operands", "'V)'"}},
+    {"f(a: T[N]; b: T[N] except(s); s: int)", {"'except' after an i32 alone"}},
+    {"f(a: T[N]; b: i32[N] except(s); s: bool)", {"a scalar of type int", "'s); s"}},
+    {"f(a: T[N] adds_if(s);)", {"a scalar of type bool"}},
+    {"f(a: T[N] adds_if(s);; s: int)", {"a scalar of type bool"}},
+    {"f(a: T[N] adds_if s;; s: bool)", {"expected '('"}},
+    {"f(a~: T[N] adds_if(s);; s: bool)", {"'adds_if' after an output without ~ alone"}},
+    {"f(a: T[N]; b: T[N] adds_if(s); s: bool)", {"'adds_if' after an output without ~ alone"}},
+    {"f(a: T[N] random(s);; s: int)", {"'random' after an output with ~ alone"}},
+    {"f(a~: T[N] random(s);; s: float)", {"a scalar of type int"}},
+    {"f(a~: T[N] random(s, b);; s: int)", {"an operand", "'b);; s"}},
+    {"f(a: T[N]; b: T[N] may_share(a))", {"'may_share' after an output alone"}},
+    {"f(a: T[N] may_share(a);)", {"an input"}},
+    {"f(a: T[N] may_share(b);)", {"an input"}},
+    {"f(a: T[N] odd;)", {"expected ';'", "'odd;)'"}},
+    {"f(a: T[N];; a: int)", {"a name that no other scalar or operand has"}},
+    {"f(a: T[N];; s: int, s: int)", {"a name that no other scalar or operand has"}},
+    {"f(a: T[N];; s: double)", {"float, int or bool"}},
+    {"f(a: T[N];; s)", {"expected ':'"}},
+    {"f(a: T[N];; )", {"the name of a scalar"}},
+    {"f(a: T[N];; s: int {x})", {"a value that tests take"}},
+    {"f(a: T[N];; s: int {1)", {"expected '}'"}},
+    {"f(a: T[N];", {"expected ')'", "found the end"}},
+    {"f(a: T[N];) often(N)", {"empty, rows, multiple, derivative, grad, test, test_large or the end"}},
+    {"f(a: T[N];) empty(C)", {"a dimension letter of the operands"}},
+    {"f(a: T[N];) empty()", {"a dimension letter"}},
+    {"f(a: T[C,N];) rows(N)", {"a letter that only begins shapes"}},
+    {"f(a: T[2N];) rows(N)", {"a letter that only begins shapes"}},
+    {"f(a: T[N];) multiple(N)", {"expected ','"}},
+    {"f(a: T[N];) multiple(N, C)", {"a dimension letter of the operands"}},
+    {"f(a: T[N]; b: T[N]) derivative (db: grad b;)", {"the name of an operation"}},
+    {"f(a: T[N]; b: T[N]) derivative g(db: b;)", {"': grad' and an input"}},
+    {"f(a: T[N]; b: T[N]) derivative g(db: grad a;)", {"an input"}},
+    {"f(a: T[N]; b: T[N]) derivative g(db: grad c;)", {"an input"}},
+    {"f(a: T[N]; b: T[N]) derivative g(db: grad b)", {"expected ';'"}},
+    {"f(a: T[N]; b: T[N]) derivative g(db: grad b; c)", {"an operand"}},
+    {"f(a: T[N]; b: T[N]) derivative g(db: grad b; x: grad b)", {"an output"}},
+    {"f(a: T[N]; b: T[N]) derivative g(db: grad b; b; s)", {"a scalar"}},
+    {"f(a: T[N]; b: T[N]) grad a = grad a", {"an input"}},
+    {"f(a: T[N]; b: T[N]) grad b = a", {"expected 'grad'"}},
+    {"f(a: T[N]; b: T[N]) grad b grad a", {"expected '='"}},
+    {"f(a: T[N]; b: T[N]) grad b = grad c", {"an operand"}},
+    {"f(a: T[N,C];) test(N=1)", {"a size for every letter"}},
+    {"f(a: T[N];) test(N)", {"expected '='"}},
+    {"f(a: T[N];) test(C=1)", {"a dimension letter of the operands"}},
+};
+void check_errors() {
+    for (const auto& [text, words] : errors) refused(text, words, [text = text] { parse_description(text); });
+}
+
+// A launcher against a description.
+template <class T>
+void launcher(View<T, 2>, View<const float, 1>, double) {}
+
+void check_launchers() {
+    const std::vector<Entry> fits = entries<launcher<float>>();
+    const auto refuse = [&](const char* text, const std::vector<std::string>& words) {
+        const Description d = parse_description(text);
+        refused(text, words, [&] { check_entry(d, "v", fits[0]); });
+    };
+    check_entry(parse_description("f(a: T[N,C]; b: A[N]; s: float)"), "v", fits[0]);
+    refuse("f(a: T[N,C];; s: float)", {"f variant v: takes 2 operands, described are 1"});
+    refuse("f(a: T[N]; b: A[N]; s: float)", {"a has rank 2, described is 1"});
+    refuse("f(a: T[N,C], b: A[N];; s: float)", {"b is const, described as an output"});
+    refuse("f(a: T[N,C]; b: i32[N]; s: float)", {"b is f32, other than"});
+    refuse("f(a: T[N,C]; b: A[N]; s: int)", {"scalars are 'f', described are 'i'"});
+    check_entry(parse_description("f(a: T[N,C]; b: T[N]; s: float)"), "v", fits[0]);
+    const std::vector<Entry> wide = entries<launcher<double>>();
+    refused("A", {"A is not the arithmetic type of T"},
+            [&] { check_entry(parse_description("f(a: T[N,C]; b: A[N]; s: float)"), "v", wide[0]); });
+    refused("T", {"b is f32, other than its description or other operands"},
+            [&] { check_entry(parse_description("f(a: T[N,C]; b: T[N]; s: float)"), "v", wide[0]); });
+}
+
+void check_derivatives_of_the_program() {
+    check(error_of(check_derivatives).empty(), error_of(check_derivatives));
+    const Operation& op = find_operation("matmul_forward");
+    check(op.derivatives.size() == 2 && op.same_gradients.size() == 1, "matmul_forward has two");
+}
+
+// The same, of descriptions that are wrong.
+void check_wrong_derivatives() {
+    const std::pair<const char*, const char*> wrong[] = {
+        {"nowhere(dx: grad x; dout: grad out)", "no operation is called nowhere"},
+        {"swiglu_backward(dx: grad x; dout: grad out, gate_up: x)", "dx is no output of it"},
+        {"swiglu_backward(dgate_up: grad x; y: grad out, gate_up: x)", "y is no input of it"},
+        {"swiglu_backward(dgate_up: grad x; dout: grad out)", "gate_up is left out"},
+        {"rope_backward(dx: grad x; dout: grad out, cis: x)", "the scalar interleaved is left out"},
+    };
+    for (const auto& [clause, message] : wrong) {
+        const Description d =
+            parse_description((std::string("f(out: T[N]; x: T[N]) derivative ") + clause).c_str());
+        refused(clause, {message}, [&] { check_derivative(d, d.derivatives[0]); });
+    }
+}
+
+}  // namespace
+
+int main() {
+    return run_checks({check_all_marks, check_errors, check_launchers, check_derivatives_of_the_program,
+                       check_wrong_derivatives});
+}
