@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "check.h"
-#include "core/registry.h"
+#include "ops/operations.h"
 #include "train/peak.h"
 #include "train/profile.h"
 #include "train/usage.h"
@@ -26,7 +26,8 @@ struct Norm {
         const auto rows = [&](const DeviceMemory& m) { return make_tensor(m.data, DType::f32, {N, C}); };
         const Tensor statistics = make_tensor(rstd.data, DType::f32, {N});
         const Tensor w = make_tensor(weight.data, DType::f32, {C});
-        run("rmsnorm_forward", {rows(out), statistics}, {rows(x), w}, {1e-5}, computing_queue());
+        rmsnorm_forward(computing_context(),
+                        {.out = rows(out), .rstd = statistics, .x = rows(x), .weight = w, .eps = 1e-5});
     }
 };
 
@@ -129,14 +130,15 @@ void check_calls_within_calls() {
     };
     Profile profile({1, 1}, nullptr, out, 0);
     profile.begin_step(1);
-    Queue rehearsal = computing_queue();
-    rehearsal.rehearsal = true;
-    run("global_norm", {make_tensor(lse.data(), DType::f32, {1})}, {make_tensor(q.data(), DType::f32, {4})},
-        {false}, rehearsal);
-    run(find_operation("attention_forward"),
-        {heads(to, NH), make_tensor(lse.data(), DType::f32, {B, NH, T}), heads(q, NH), heads(k, NKV),
-         heads(v, NKV)},
-        {0.25}, {}, "1");
+    Context dry_run = computing_context();
+    dry_run.dry_run = true;
+    global_norm(dry_run, {.norm = make_tensor(lse.data(), DType::f32, {1}),
+                          .x = make_tensor(q.data(), DType::f32, {4}),
+                          .accumulate = false});
+    const std::vector<Tensor> tensors = {heads(to, NH), make_tensor(lse.data(), DType::f32, {B, NH, T}),
+                                         heads(q, NH), heads(k, NKV), heads(v, NKV)};
+    const std::vector<Scalar> scalars = {0.25};
+    run(find_operation("attention_forward"), tensors, scalars, {}, "1");
     profile.end_step();
     profile.finish();
     const json rows = read_json(out + "/profile.json");

@@ -192,20 +192,20 @@ void check_plans() {
     check(Model(narrow, many).activations.logits.shape[0] == 16384, "no more than eight chunks of logits");
 }
 
-// What operations work in is asked for in the rehearsal, whatever a run does later.
+// What operations work in is asked for in the dry_run, whatever a run does later.
 void check_rehearsal() {
     choose_kernels();
     for (const Words& precision : precisions) {
         Options o = small_run(precision);
         o.recompute = o.dtype == "f32" ? "none" : "block";
         Model m(load_config(o.model), model_options(o));
-        const int64_t planned = m.queue.workspace->asked;
+        const int64_t planned = m.context.workspace->asked;
         const Arena::Row& last = m.arena.rows.back();
         check(planned > 0 && last.group == "work space of operations" && last.tensor->bytes() >= planned,
               "what operations work in has its row in the table");
         m.allocate();
         initialize(m.parameters, m.config, 1);
-        const void* const memory = m.queue.workspace->reserve(0);
+        const void* const memory = m.context.workspace->reserve(0);
         const std::vector<int32_t> tokens(64, 3);
         set_batch(m, tokens.data(), tokens.data(), 4, 16);
         for (const bool first : {true, false}) forward_backward(m, first, 0.5);
@@ -217,8 +217,8 @@ void check_rehearsal() {
         std::vector<float> logits;
         for (int64_t length = 1; length <= 16; length += 5) next_logits(m, tokens.data(), length, logits);
         check(std::isfinite(mean_loss(m)) && std::isfinite(logits[0]), "the step computes");
-        check(m.queue.workspace->asked == planned && m.queue.workspace->reserve(0) == memory,
-              "a step asks for no more than its rehearsal, dtype " + o.dtype);
+        check(m.context.workspace->asked == planned && m.context.workspace->reserve(0) == memory,
+              "a step asks for no more than its dry_run, dtype " + o.dtype);
     }
     choose_defaults();
 }

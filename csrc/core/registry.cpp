@@ -123,7 +123,7 @@ void check_multiples(const Operation& op, const int64_t* size) {
 }
 
 // A call without rows launches nothing: what is left to write are sums and means over none.
-bool is_empty(const std::vector<Tensor>& tensors) {
+bool is_empty(std::span<const Tensor> tensors) {
     return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t.elements() == 0; });
 }
 void run_empty(const Call& call) {
@@ -132,14 +132,14 @@ void run_empty(const Call& call) {
         if (call.size[d] == 0 && !op.dimensions[d].may_be_zero)
             fail(op.name, ": ", op.dimensions[d].name, " = 0, expected at least 1");
     }
-    for (int i = 0; i < op.outputs && !call.device.queue.rehearsal; i++) {
+    for (int i = 0; i < op.outputs && !call.device.context.dry_run; i++) {
         const Operand& o = op.operands[static_cast<size_t>(i)];
         const Tensor& t = call.tensor[i];
         if (!t.data || t.elements() == 0 || o.in_place || call.adds(o)) continue;
         CHECK(t.contiguous());
         const size_t bytes = static_cast<size_t>(t.bytes());
         const int byte = o.mean ? 0xff : 0;  // all bits set are a NaN
-        if (call.device.queue.where == Where::host)
+        if (call.device.context.where == Where::host)
             std::memset(t.data, byte, bytes);
         else
             CHECK(hipMemsetAsync(t.data, byte, bytes, call.device.stream));
@@ -150,13 +150,13 @@ void run_empty(const Call& call) {
 void prepare_launch(Call& call, const Variant& v, int threads) {
     if (v.where == Where::host) return;
     call.device.threads = threads ? threads : v.threads.empty() ? 256 : v.threads.front();
-    call.device.queue.where = Where::device;
+    call.device.context.where = Where::device;
     if (!v.workspace) return;
     static Workspace own;
-    Workspace& workspace = call.device.queue.workspace ? *call.device.queue.workspace : own;
+    Workspace& workspace = call.device.context.workspace ? *call.device.context.workspace : own;
     const int64_t bytes = v.workspace(call);
     workspace.asked = std::max(workspace.asked, bytes);
-    if (!call.device.queue.rehearsal) call.device.workspace = workspace.reserve(bytes);
+    if (!call.device.context.dry_run) call.device.workspace = workspace.reserve(bytes);
 }
 
 }  // namespace
@@ -338,7 +338,7 @@ double least_bytes(const Call& call) {
     return bytes;
 }
 
-Queue computing_queue() {
+Context computing_context() {
     return {device_properties().emulated ? Where::host : Where::device};
 }
 
@@ -356,8 +356,8 @@ void copy_bytes_async(void* to, const void* from, int64_t bytes, hipStream_t str
     if (observer) observer->after_copy(bytes, stream);
 }
 
-void run(const Operation& op, std::vector<Tensor> tensors, const std::vector<Scalar>& scalars, Queue queue,
-         const char* variant, int threads) {
+void run(const Operation& op, std::span<const Tensor> tensors, std::span<const Scalar> scalars,
+         const Context& context, const char* variant, int threads) {
     if (tensors.size() != op.operands.size())
         fail(op.name, ": expected ", op.operands.size(), " tensors, found ", tensors.size());
     if (scalars.size() != op.scalars.size())
@@ -370,21 +370,14 @@ void run(const Operation& op, std::vector<Tensor> tensors, const std::vector<Sca
         check_operand(op, op.operands[i], tensors[i], size, types);
     }
     check_multiples(op, size);
-    Call call{&op, tensors.data(), scalars.data(), size, {queue.stream, 0, nullptr, queue}};
+    Call call{&op, tensors.data(), scalars.data(), size, {context.stream, 0, nullptr, context}};
     if (is_empty(tensors)) return run_empty(call);
-    const Choice chosen = choose(op, call, queue.where, variant);
+    const Choice chosen = choose(op, call, context.where, variant);
     prepare_launch(call, *chosen.variant, threads);
-    if (queue.rehearsal) return;
-    if (observer) observer->before(queue.stream);
+    if (context.dry_run) return;
+    if (observer) observer->before(context.stream);
     chosen.entry->launch(call);
     if (observer) observer->after_run(call, *chosen.variant);
-}
-
-void run(const char* name, std::initializer_list<Tensor> outputs, std::initializer_list<Tensor> inputs,
-         std::initializer_list<Scalar> scalars, Queue queue) {
-    std::vector<Tensor> tensors(outputs);
-    tensors.insert(tensors.end(), inputs);
-    run(find_operation(name), std::move(tensors), scalars, queue);
 }
 
 }  // namespace llamac

@@ -1,16 +1,15 @@
 // Operations: descriptions with their variants, and the calls of them. Checks, dispatch, listing, tests, benchmarks and the
 // torch schema come from the description.
 #pragma once
-#include <initializer_list>
+#include <span>
 #include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "core/context.h"
 #include "core/description.h"
-#include "core/device_memory.h"
-#include "core/tensor.h"
 
 namespace llamac {
 
@@ -25,25 +24,12 @@ struct Scalar {
 
 struct Operation;
 
-enum class Where : uint8_t { host, device };
-
-// Where calls run. workspace: null, the process's own, for callers with one stream.
-struct Queue {
-    Where where = Where::host;
-    hipStream_t stream = nullptr;
-    Workspace* workspace = nullptr;
-    bool rehearsal = false;  // calls are checked, and workspace told what they ask for; nothing runs
-};
-
-// Where the model computes: the device, or the host in a CPU build. Throws Error where there is no device.
-Queue computing_queue();
-
 // What a launcher of kernels gets beside its operands: as its last parameter, where it asks for it.
 struct Device {
     hipStream_t stream = nullptr;
     int threads = 0;            // a block, from the variant's list or the caller's choice
     void* workspace = nullptr;  // Variant::workspace bytes, aligned as hipMalloc does
-    Queue queue = {};           // for a launcher that calls another operation
+    Context context = {};       // for a launcher that calls another operation
 };
 
 // A call that has passed the checks: operands in the description's order (outputs first), sizes by dimension.
@@ -147,12 +133,9 @@ void list_kernels();
 
 // Checks shapes, types and strides, picks the variant (`variant`, else the selected one, else the first that
 // supports the call) and runs it, with `threads` a block where that is not 0. Throws Error with the
-// operation, the operand, what was expected and what was found.
-void run(const Operation& op, std::vector<Tensor> tensors, const std::vector<Scalar>& scalars,
-         Queue queue = {}, const char* variant = nullptr, int threads = 0);
-// run("rmsnorm_forward", {out, rstd}, {x, weight}, {eps}): what the model calls.
-void run(const char* name, std::initializer_list<Tensor> outputs, std::initializer_list<Tensor> inputs,
-         std::initializer_list<Scalar> scalars = {}, Queue queue = {});
+// operation, the operand, what was expected and what was found. Callers in C++ use ops/operations.h.
+void run(const Operation& op, std::span<const Tensor> tensors, std::span<const Scalar> scalars,
+         const Context& context = {}, const char* variant = nullptr, int threads = 0);
 
 // What a call must at least move and compute, by its description.
 double least_bytes(const Call& call);

@@ -3,15 +3,12 @@
 #include <cmath>
 #include <numeric>
 
+#include "ops/operations.h"
+
 namespace llamac {
 namespace {
 
 constexpr int64_t ignore_index = -100;  // PyTorch's
-
-void call(const Model& m, const char* op, std::initializer_list<Tensor> outputs,
-          std::initializer_list<Tensor> inputs, std::initializer_list<Scalar> scalars = {}) {
-    run(op, outputs, inputs, scalars, m.queue);
-}
 
 void show(const Model& m, const std::string& name, const Tensor& value) {
     if (m.tap) m.tap(name, value);
@@ -57,26 +54,40 @@ void forward_block(Model& m, int64_t layer, unsigned parts) {
     const BlockActivations& a = m.activations.blocks[layer];
     const Tensor in = residual_in(m, layer);
     if (parts & input_norm_part)
-        call(m, "rmsnorm_forward", {a.input_norm, a.input_rstd}, {in, p.weight(w.input_norm)},
-             {m.config.eps});
+        rmsnorm_forward(m.context, {.out = a.input_norm,
+                                    .rstd = a.input_rstd,
+                                    .x = in,
+                                    .weight = p.weight(w.input_norm),
+                                    .eps = m.config.eps});
     const Heads h = split_heads(m, a.qkv);
     if (parts & qkv_part) {
-        call(m, "matmul_forward", {a.qkv}, {a.input_norm, p.weight(w.qkv, 3), Tensor{}});
-        call(m, "rope_forward", {h.rotated}, {h.rotated, m.activations.cis}, {false});
+        matmul_forward(m.context, {.out = a.qkv, .x = a.input_norm, .weight = p.weight(w.qkv, 3)});
+        rope_forward(m.context,
+                     {.out = h.rotated, .x = h.rotated, .cis = m.activations.cis, .interleaved = false});
     }
     if (parts & attention_part)
-        call(m, "attention_forward", {attention_heads(m, a.attention), a.lse}, {h.q, h.k, h.v},
-             {attention_scale(m)});
+        attention_forward(m.context, {.out = attention_heads(m, a.attention),
+                                      .lse = a.lse,
+                                      .q = h.q,
+                                      .k = h.k,
+                                      .v = h.v,
+                                      .scale = attention_scale(m)});
     if (parts & residual_mid_part)
-        call(m, "matmul_forward", {a.residual_mid}, {a.attention, p.weight(w.o), in});
+        matmul_forward(m.context,
+                       {.out = a.residual_mid, .x = a.attention, .weight = p.weight(w.o), .residual = in});
     if (parts & post_norm_part)
-        call(m, "rmsnorm_forward", {a.post_norm, a.post_rstd}, {a.residual_mid, p.weight(w.post_norm)},
-             {m.config.eps});
+        rmsnorm_forward(m.context, {.out = a.post_norm,
+                                    .rstd = a.post_rstd,
+                                    .x = a.residual_mid,
+                                    .weight = p.weight(w.post_norm),
+                                    .eps = m.config.eps});
     if (parts & gate_up_part)
-        call(m, "matmul_forward", {a.gate_up}, {a.post_norm, p.weight(w.gate_up, 2), Tensor{}});
-    if (parts & swiglu_part) call(m, "swiglu_forward", {a.swiglu}, {a.gate_up});
+        matmul_forward(m.context, {.out = a.gate_up, .x = a.post_norm, .weight = p.weight(w.gate_up, 2)});
+    if (parts & swiglu_part) swiglu_forward(m.context, {.out = a.swiglu, .gate_up = a.gate_up});
     if (parts & residual_out_part)
-        call(m, "matmul_forward", {a.residual_out}, {a.swiglu, p.weight(w.down), a.residual_mid});
+        matmul_forward(
+            m.context,
+            {.out = a.residual_out, .x = a.swiglu, .weight = p.weight(w.down), .residual = a.residual_mid});
 }
 
 void show_block(const Model& m, int64_t layer) {
@@ -103,16 +114,20 @@ void show_block(const Model& m, int64_t layer) {
 // Embedding to final norm.
 void forward_trunk(Model& m) {
     const Activations& a = m.activations;
-    call(m, "embedding_forward", {a.embedding},
-         {reshape(a.tokens, {a.tokens.elements()}), m.parameters.weight(embedding_parameter)});
+    embedding_forward(m.context, {.out = a.embedding,
+                                  .tokens = reshape(a.tokens, {a.tokens.elements()}),
+                                  .weight = m.parameters.weight(embedding_parameter)});
     show(m, "act.embedding", a.embedding);
     for (int64_t layer = 0; layer < m.config.L; layer++) {
         forward_block(m, layer, all_parts);
         show_block(m, layer);
     }
     const Tensor weight = m.parameters.weight(final_norm_parameter(m.config));
-    call(m, "rmsnorm_forward", {a.final_norm, a.final_rstd}, {residual_in(m, m.config.L), weight},
-         {m.config.eps});
+    rmsnorm_forward(m.context, {.out = a.final_norm,
+                                .rstd = a.final_rstd,
+                                .x = residual_in(m, m.config.L),
+                                .weight = weight,
+                                .eps = m.config.eps});
     show(m, "act.final_norm", a.final_norm);
 }
 
@@ -141,16 +156,23 @@ void run_head(Model& m, const HeadGradient& gradient) {
         const Tensor x = slice_rows(a.final_norm, first, count), logits = slice_rows(a.logits, 0, count);
         const Tensor losses = slice_rows(a.losses, first, count),
                      chunk_targets = slice_rows(all_targets, first, count);
-        call(m, "matmul_forward", {logits}, {x, weight, Tensor{}});
+        matmul_forward(m.context, {.out = logits, .x = x, .weight = weight});
         show(m, "logits", logits);
         const Tensor dlogits = gradient.wanted ? logits : Tensor{};
-        call(m, "cross_entropy", {losses, dlogits, Tensor{}, Tensor{}}, {logits, chunk_targets, Tensor{}},
-             {gradient.dloss, ignore_index});
+        cross_entropy(m.context, {.losses = losses,
+                                  .dlogits = dlogits,
+                                  .logits = logits,
+                                  .targets = chunk_targets,
+                                  .dloss = gradient.dloss,
+                                  .ignore_index = ignore_index});
         if (!gradient.wanted) continue;
         show(m, "dact.logits", dlogits);
-        call(m, "matmul_backward_input", {slice_rows(a.dnorm, first, count)}, {dlogits, weight});
-        call(m, "matmul_backward_weight", {m.parameters.gradient(m.parameters.head)}, {dlogits, x},
-             {gradient.accumulate || first > 0});
+        matmul_backward_input(m.context,
+                              {.dx = slice_rows(a.dnorm, first, count), .dout = dlogits, .weight = weight});
+        matmul_backward_weight(m.context, {.dweight = m.parameters.gradient(m.parameters.head),
+                                           .dout = dlogits,
+                                           .x = x,
+                                           .accumulate = gradient.accumulate || first > 0});
     }
     show(m, "losses", a.losses);
 }
@@ -163,18 +185,31 @@ void backward_feed_forward(Model& m, int64_t layer, unsigned again, bool accumul
     const BlockActivations& a = m.activations.blocks[layer];
     const Activations& d = m.activations;
     const std::string name = block_name("dact.", layer);
-    call(m, "matmul_backward_input", {d.dswiglu}, {d.dresidual, p.weight(w.down)});
+    matmul_backward_input(m.context, {.dx = d.dswiglu, .dout = d.dresidual, .weight = p.weight(w.down)});
     show(m, name + "swiglu", d.dswiglu);
-    call(m, "swiglu_backward", {d.dgate_up, again & swiglu_part ? a.swiglu : Tensor{}},
-         {d.dswiglu, a.gate_up});
+    swiglu_backward(m.context, {.dgate_up = d.dgate_up,
+                                .out = again & swiglu_part ? a.swiglu : Tensor{},
+                                .dout = d.dswiglu,
+                                .gate_up = a.gate_up});
     show(m, name + "gate_up", d.dgate_up);
-    call(m, "matmul_backward_weight", {p.gradient(w.down)}, {d.dresidual, a.swiglu}, {accumulate});
-    call(m, "matmul_backward_input", {d.dnorm}, {d.dgate_up, p.weight(w.gate_up, 2)});
+    matmul_backward_weight(
+        m.context,
+        {.dweight = p.gradient(w.down), .dout = d.dresidual, .x = a.swiglu, .accumulate = accumulate});
+    matmul_backward_input(m.context, {.dx = d.dnorm, .dout = d.dgate_up, .weight = p.weight(w.gate_up, 2)});
     show(m, name + "post_norm", d.dnorm);
-    call(m, "rmsnorm_backward",
-         {d.dresidual, p.gradient(w.post_norm), again & post_norm_part ? a.post_norm : Tensor{}},
-         {d.dnorm, a.residual_mid, p.weight(w.post_norm), a.post_rstd, d.dresidual}, {accumulate});
-    call(m, "matmul_backward_weight", {p.gradient(w.gate_up, 2)}, {d.dgate_up, a.post_norm}, {accumulate});
+    rmsnorm_backward(m.context, {.dx = d.dresidual,
+                                 .dweight = p.gradient(w.post_norm),
+                                 .out = again & post_norm_part ? a.post_norm : Tensor{},
+                                 .dout = d.dnorm,
+                                 .x = a.residual_mid,
+                                 .weight = p.weight(w.post_norm),
+                                 .rstd = a.post_rstd,
+                                 .dresidual = d.dresidual,
+                                 .accumulate = accumulate});
+    matmul_backward_weight(m.context, {.dweight = p.gradient(w.gate_up, 2),
+                                       .dout = d.dgate_up,
+                                       .x = a.post_norm,
+                                       .accumulate = accumulate});
     show(m, name + "residual_mid", d.dresidual);
 }
 
@@ -184,23 +219,40 @@ void backward_attention(Model& m, int64_t layer, unsigned again, bool accumulate
     const BlockActivations& a = m.activations.blocks[layer];
     const Activations& d = m.activations;
     const std::string name = block_name("dact.", layer);
-    call(m, "matmul_backward_input", {d.dattention}, {d.dresidual, p.weight(w.o)});
-    call(m, "matmul_backward_weight", {p.gradient(w.o)}, {d.dresidual, a.attention}, {accumulate});
+    matmul_backward_input(m.context, {.dx = d.dattention, .dout = d.dresidual, .weight = p.weight(w.o)});
+    matmul_backward_weight(
+        m.context,
+        {.dweight = p.gradient(w.o), .dout = d.dresidual, .x = a.attention, .accumulate = accumulate});
     show(m, name + "attention", d.dattention);
     const Heads h = split_heads(m, a.qkv), dh = split_heads(m, d.dqkv);
-    call(m, "attention_backward", {dh.q, dh.k, dh.v},
-         {attention_heads(m, d.dattention), attention_heads(m, a.attention), a.lse, h.q, h.k, h.v},
-         {attention_scale(m)});
+    attention_backward(m.context, {.dq = dh.q,
+                                   .dk = dh.k,
+                                   .dv = dh.v,
+                                   .dout = attention_heads(m, d.dattention),
+                                   .out = attention_heads(m, a.attention),
+                                   .lse = a.lse,
+                                   .q = h.q,
+                                   .k = h.k,
+                                   .v = h.v,
+                                   .scale = attention_scale(m)});
     show(m, name + "q", dh.q);
     show(m, name + "k", dh.k);
     show(m, name + "v", dh.v);
-    call(m, "rope_backward", {dh.rotated}, {dh.rotated, d.cis}, {false});
-    call(m, "matmul_backward_input", {d.dnorm}, {d.dqkv, p.weight(w.qkv, 3)});
+    rope_backward(m.context, {.dx = dh.rotated, .dout = dh.rotated, .cis = d.cis, .interleaved = false});
+    matmul_backward_input(m.context, {.dx = d.dnorm, .dout = d.dqkv, .weight = p.weight(w.qkv, 3)});
     show(m, name + "input_norm", d.dnorm);
-    call(m, "rmsnorm_backward",
-         {d.dresidual, p.gradient(w.input_norm), again & input_norm_part ? a.input_norm : Tensor{}},
-         {d.dnorm, residual_in(m, layer), p.weight(w.input_norm), a.input_rstd, d.dresidual}, {accumulate});
-    call(m, "matmul_backward_weight", {p.gradient(w.qkv, 3)}, {d.dqkv, a.input_norm}, {accumulate});
+    rmsnorm_backward(m.context, {.dx = d.dresidual,
+                                 .dweight = p.gradient(w.input_norm),
+                                 .out = again & input_norm_part ? a.input_norm : Tensor{},
+                                 .dout = d.dnorm,
+                                 .x = residual_in(m, layer),
+                                 .weight = p.weight(w.input_norm),
+                                 .rstd = a.input_rstd,
+                                 .dresidual = d.dresidual,
+                                 .accumulate = accumulate});
+    matmul_backward_weight(
+        m.context,
+        {.dweight = p.gradient(w.qkv, 3), .dout = d.dqkv, .x = a.input_norm, .accumulate = accumulate});
 }
 
 // Of the parts to compute again, those that no other needs: their own backward writes their result, which only the
@@ -218,8 +270,13 @@ void backward_trunk(Model& m, bool accumulate) {
     const Parameters& p = m.parameters;
     const size_t norm = final_norm_parameter(m.config);
     show(m, "dact.final_norm", a.dnorm);
-    call(m, "rmsnorm_backward", {a.dresidual, p.gradient(norm), Tensor{}},
-         {a.dnorm, residual_in(m, m.config.L), p.weight(norm), a.final_rstd, Tensor{}}, {accumulate});
+    rmsnorm_backward(m.context, {.dx = a.dresidual,
+                                 .dweight = p.gradient(norm),
+                                 .dout = a.dnorm,
+                                 .x = residual_in(m, m.config.L),
+                                 .weight = p.weight(norm),
+                                 .rstd = a.final_rstd,
+                                 .accumulate = accumulate});
     for (int64_t layer = m.config.L - 1; layer >= 0; layer--) {
         show(m, block_name("dact.", layer) + "residual_out", a.dresidual);
         const unsigned again = recomputed_parts(m.options.recompute, layer), written = written_again(again);
@@ -228,24 +285,29 @@ void backward_trunk(Model& m, bool accumulate) {
         backward_attention(m, layer, written, accumulate);
     }
     show(m, "dact.embedding", a.dresidual);
-    call(m, "embedding_backward", {p.gradient(embedding_parameter)},
-         {a.dresidual, reshape(a.tokens, {a.tokens.elements()})},
-         {accumulate || m.config.tied});  // tied: the head has written its share already
+    embedding_backward(m.context,
+                       {.dweight = p.gradient(embedding_parameter),
+                        .dout = a.dresidual,
+                        .tokens = reshape(a.tokens, {a.tokens.elements()}),
+                        .accumulate = accumulate || m.config.tied});  // tied: the head has written its share
 }
 
 void make_cis(const Model& m) {
     const RopeScaling& s = m.config.rope_scaling;
-    call(m, "precompute_cis", {m.activations.cis}, {},
-         {m.config.rope_theta, s.factor, s.low_freq_factor, s.high_freq_factor,
-          static_cast<double>(s.original_context)});
+    precompute_cis(m.context, {.cis = m.activations.cis,
+                               .theta = m.config.rope_theta,
+                               .factor = s.factor,
+                               .low_freq_factor = s.low_freq_factor,
+                               .high_freq_factor = s.high_freq_factor,
+                               .original_context = static_cast<double>(s.original_context)});
 }
 
 }  // namespace
 
 Model::Model(const Config& config_, const ModelOptions& options_)
-    : config(config_), options(options_), queue(computing_queue()) {
-    queue.stream = stream.handle;
-    queue.workspace = &workspace;
+    : config(config_), options(options_), context(computing_context()) {
+    context.stream = stream.handle;
+    context.workspace = &workspace;
     plan_parameters(parameters, config, options.precision, arena);
     plan_activations(activations, config, options.batch_size, options.seq_len, options.precision.weights,
                      options.recompute, options.logits_bytes, arena);
@@ -256,13 +318,13 @@ Model::Model(const Config& config_, const ModelOptions& options_)
     // A step that only asks its operations what they work in, on addresses that nobody reads.
     arena.place(reinterpret_cast<void*>(uintptr_t{1} << 20));
     reshape_activations(activations, config, options.batch_size, options.seq_len);
-    queue.rehearsal = true;
+    context.dry_run = true;
     make_cis(*this);
     forward(*this);
     forward_backward(*this, true, 1);
     forward_backward(*this, false, 1);
     llamac::update(*this, {}, 0);
-    queue.rehearsal = false;
+    context.dry_run = false;
     if (workspace.asked)
         arena.plan("work space of operations", &workspace_bytes,
                    shaped(DType::i32, {(workspace.asked + 3) / 4}));
@@ -300,16 +362,26 @@ void set_update(Model& m, const float* lr, const int32_t* step) {
 
 void update(Model& m, const AdamW& adamw, uint64_t seed) {
     const Parameters& p = m.parameters;
-    call(m, "global_norm", {m.grad_norm}, {p.gradients}, {false});
+    global_norm(m.context, {.norm = m.grad_norm, .x = p.gradients, .accumulate = false});
     for (size_t k = 0; k < p.table.size(); k++) {
         const int64_t n = p.table[k].elements;
         const Tensor master = p.master.data ? reshape(p.view(p.master, k), {n}) : Tensor{};
         const double decay = p.table[k].is_matrix() ? adamw.weight_decay : 0.0;
-        call(m, "adamw",
-             {reshape(p.weight(k), {n}), master, reshape(p.view(p.m, k), {n}), reshape(p.view(p.v, k), {n})},
-             {reshape(p.gradient(k), {n}), m.grad_norm, m.lr, m.step},
-             {adamw.beta1, adamw.beta2, adamw.eps, decay, adamw.grad_clip, static_cast<int64_t>(seed),
-              static_cast<int64_t>(4 * k)});
+        llamac::adamw(m.context, {.weight = reshape(p.weight(k), {n}),
+                                  .master = master,
+                                  .m = reshape(p.view(p.m, k), {n}),
+                                  .v = reshape(p.view(p.v, k), {n}),
+                                  .grad = reshape(p.gradient(k), {n}),
+                                  .grad_norm = m.grad_norm,
+                                  .lr = m.lr,
+                                  .step = m.step,
+                                  .beta1 = adamw.beta1,
+                                  .beta2 = adamw.beta2,
+                                  .eps = adamw.eps,
+                                  .weight_decay = decay,
+                                  .grad_clip = adamw.grad_clip,
+                                  .seed = seed,
+                                  .stream = 4 * k});
     }
 }
 
@@ -328,8 +400,9 @@ void next_logits(Model& m, const int32_t* tokens, int64_t T, std::vector<float>&
     set_batch(m, tokens, tokens, 1, T);  // no losses are made: targets are not read
     forward_trunk(m);
     const Tensor row = slice_rows(m.activations.logits, 0, 1);
-    call(m, "matmul_forward", {row},
-         {slice_rows(m.activations.final_norm, T - 1, 1), m.parameters.weight(m.parameters.head), Tensor{}});
+    matmul_forward(m.context, {.out = row,
+                               .x = slice_rows(m.activations.final_norm, T - 1, 1),
+                               .weight = m.parameters.weight(m.parameters.head)});
     logits.resize(static_cast<size_t>(m.config.V));
     HostCopy copy(row.data, row.bytes());
     const void* values = copy.from_device().data;

@@ -31,7 +31,7 @@ struct Model {
     const Config config;
     const ModelOptions options;
     const Stream stream;
-    Queue queue;
+    Context context;
     Arena arena;
     Parameters parameters;
     Activations activations;

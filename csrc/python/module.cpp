@@ -68,7 +68,7 @@ py::dict describe_variant(const Variant& v) {
 // Where arrays lie that a build is made for; a device's build on a machine without one still means the device.
 Where home() {
     try {
-        return computing_queue().where;
+        return computing_context().where;
     } catch (const Error&) {
         return Where::device;
     }

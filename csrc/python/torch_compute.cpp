@@ -124,9 +124,9 @@ void run_on_device(const Operation& op, std::vector<Tensor> views, const std::ve
         memory = at::empty({bytes}, at::TensorOptions(device).dtype(at::kByte));
         return memory.data_ptr();
     };
-    const Queue queue{Where::device, static_cast<hipStream_t>(streams.getStream(device).native_handle()),
-                      &workspace};
-    run(op, std::move(views), scalars, queue);
+    const Context context{Where::device, static_cast<hipStream_t>(streams.getStream(device).native_handle()),
+                          &workspace};
+    run(op, std::move(views), scalars, context);
 }
 
 void compute_or_fail(const Operation& op, std::vector<at::Tensor> operands,

@@ -109,7 +109,7 @@ std::string train(Trainer& t, Log& log, double peak) {
 int run_training(const Options& options) {
     if (options.train_data.empty()) fail("--train-data: expected a pattern of files, found none");
     const KernelSelection selection(options.kernel);
-    computing_queue();  // a machine without the device is told so before any work
+    computing_context();  // a machine without the device is told so before any work
     Trainer t(options);
     const std::string moved = prepare_output(options.out, t.resumed_from, t.step);
     const RunShape shape{options.steps, static_cast<double>(t.tokens_per_update()),

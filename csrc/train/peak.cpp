@@ -64,7 +64,8 @@ double measured_flops() {
     double best = 1e30;
     for (int tries = 0; tries < 3 || seconds_since(start) < 0.1; tries++) {
         const auto begin = Clock::now();
-        run(product, {square(out), square(x), square(weight), Tensor{}}, {}, {}, fastest);
+        const Tensor operands[] = {square(out), square(x), square(weight), Tensor{}};
+        run(product, operands, {}, {}, fastest);
         best = std::min(best, seconds_since(begin));
     }
     return 2.0 * n * n * n / best;

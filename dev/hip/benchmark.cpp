@@ -276,7 +276,7 @@ Result time_job(const Job& job, const Flags& flags, Checker& checker) {
     Operands operands = make_operands(job);
     const Stream stream;
     Workspace workspace;
-    const Queue queue{Where::device, stream.handle, &workspace};
+    const Context context{Where::device, stream.handle, &workspace};
     const Call call{job.op, operands.sets[0].data(), operands.scalars.data(), job.size.data(), {}};
     Result result{{}, least_bytes(call), least_flops(call)};
     for (const Variant& v : job.op->variants) {
@@ -291,7 +291,7 @@ Result time_job(const Job& job, const Flags& flags, Checker& checker) {
         for (size_t b = 0; b < blocks.size(); b++) {
             const double error = checker.error(v, blocks[b]);
             const double ms = median_ms(stream.handle, static_cast<int>(operands.sets.size()), [&](int k) {
-                run(*job.op, operands.sets[static_cast<size_t>(k)], operands.scalars, queue, v.name,
+                run(*job.op, operands.sets[static_cast<size_t>(k)], operands.scalars, context, v.name,
                     blocks[b]);
             });
             result.timings.push_back({v.name, blocks[b], ms, error});

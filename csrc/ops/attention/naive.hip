@@ -8,6 +8,7 @@
 
 #include "core/device.h"
 #include "ops/attention/attention.h"
+#include "ops/operations.h"
 
 namespace llamac {
 namespace {
@@ -57,8 +58,8 @@ Parts<T> prepare(View<const T, 4> q, View<const T, 4> k, View<const T, 4> v, con
                          contiguous<T, 4>(at + heads, {B, time, NH, HD}),
                          contiguous<float, 4>(at + 2 * heads, {B, NH, time, time}),
                          contiguous<float, 4>(at + 2 * heads + scores, {B, NH, time, time})};
-    run("repeat_kv_forward", {tensor_of(parts.k)}, {tensor_of(k)}, {}, device.queue);
-    run("repeat_kv_forward", {tensor_of(parts.v)}, {tensor_of(v)}, {}, device.queue);
+    repeat_kv_forward(device.context, {.out = tensor_of(parts.k), .x = tensor_of(k)});
+    repeat_kv_forward(device.context, {.out = tensor_of(parts.v), .x = tensor_of(v)});
     return parts;
 }
 

@@ -1,0 +1,323 @@
+// The typed call of every operation. Written from the descriptions by `check_declarations --write`; not to be
+// edited. docs/operations.md explains types and shapes.
+// clang-format off
+#pragma once
+#include "core/typed_call.h"
+
+namespace llamac {
+
+// one update: clipping, moments, decoupled weight decay, rounding to storage
+struct AdamwCall {
+    Required weight;  // T[P]
+    Tensor master = {};  // A[P]
+    Required m;  // M[P]
+    Required v;  // M[P]
+    Required grad;  // G[P]
+    Required grad_norm;  // A[1]
+    Required lr;  // A[1]
+    Required step;  // i32[1]
+    Real beta1;
+    Real beta2;
+    Real eps;
+    Real weight_decay;
+    Real grad_clip;
+    Integer seed;
+    Integer stream;
+};
+inline void adamw(const Context& context, const AdamwCall& call) {
+    static const Operation& operation = find_operation("adamw");
+    const Tensor tensors[] = {call.weight, call.master, call.m, call.v, call.grad, call.grad_norm, call.lr, call.step};
+    const Scalar scalars[] = {call.beta1, call.beta2, call.eps, call.weight_decay, call.grad_clip, call.seed, call.stream};
+    run(operation, tensors, scalars, context);
+}
+
+// gradients of attention_forward
+struct AttentionBackwardCall {
+    Required dq;  // T[B,T,NH,HD]
+    Required dk;  // T[B,T,NKV,HD]
+    Required dv;  // T[B,T,NKV,HD]
+    Required dout;  // T[B,T,NH,HD]
+    Required out;  // T[B,T,NH,HD]
+    Required lse;  // A[B,NH,T]
+    Required q;  // T[B,T,NH,HD]
+    Required k;  // T[B,T,NKV,HD]
+    Required v;  // T[B,T,NKV,HD]
+    Real scale;
+};
+inline void attention_backward(const Context& context, const AttentionBackwardCall& call) {
+    static const Operation& operation = find_operation("attention_backward");
+    const Tensor tensors[] = {call.dq, call.dk, call.dv, call.dout, call.out, call.lse, call.q, call.k, call.v};
+    const Scalar scalars[] = {call.scale};
+    run(operation, tensors, scalars, context);
+}
+
+// out = causal softmax(scale * q * transposed k) * v
+struct AttentionForwardCall {
+    Required out;  // T[B,T,NH,HD]
+    Required lse;  // A[B,NH,T]
+    Required q;  // T[B,T,NH,HD]
+    Required k;  // T[B,T,NKV,HD]
+    Required v;  // T[B,T,NKV,HD]
+    Real scale;
+};
+inline void attention_forward(const Context& context, const AttentionForwardCall& call) {
+    static const Operation& operation = find_operation("attention_forward");
+    const Tensor tensors[] = {call.out, call.lse, call.q, call.k, call.v};
+    const Scalar scalars[] = {call.scale};
+    run(operation, tensors, scalars, context);
+}
+
+// losses = logsumexp(logits) - logits[target], their mean, and the gradient of logits
+struct CrossEntropyCall {
+    Required losses;  // A[N]
+    Tensor dlogits = {};  // T[N,V]
+    Tensor mean = {};  // A[]
+    Tensor counted = {};  // A[]
+    Required logits;  // T[N,V]
+    Required targets;  // i32[N]
+    Tensor dlosses = {};  // A[N]
+    Real dloss;
+    Integer ignore_index;
+};
+inline void cross_entropy(const Context& context, const CrossEntropyCall& call) {
+    static const Operation& operation = find_operation("cross_entropy");
+    const Tensor tensors[] = {call.losses, call.dlogits, call.mean, call.counted, call.logits, call.targets, call.dlosses};
+    const Scalar scalars[] = {call.dloss, call.ignore_index};
+    run(operation, tensors, scalars, context);
+}
+
+// dweight[tokens] += dout, the rows of a token added before they are rounded
+struct EmbeddingBackwardCall {
+    Required dweight;  // G[V,C]
+    Required dout;  // T[N,C]
+    Required tokens;  // i32[N]
+    Flag accumulate;
+};
+inline void embedding_backward(const Context& context, const EmbeddingBackwardCall& call) {
+    static const Operation& operation = find_operation("embedding_backward");
+    const Tensor tensors[] = {call.dweight, call.dout, call.tokens};
+    const Scalar scalars[] = {call.accumulate};
+    run(operation, tensors, scalars, context);
+}
+
+// out = weight[tokens]
+struct EmbeddingForwardCall {
+    Required out;  // T[N,C]
+    Required tokens;  // i32[N]
+    Required weight;  // T[V,C]
+};
+inline void embedding_forward(const Context& context, const EmbeddingForwardCall& call) {
+    static const Operation& operation = find_operation("embedding_forward");
+    const Tensor tensors[] = {call.out, call.tokens, call.weight};
+    run(operation, tensors, {}, context);
+}
+
+// norm = sqrt(sum of squares)
+struct GlobalNormCall {
+    Required norm;  // A[1]
+    Required x;  // T[P]
+    Flag accumulate;
+};
+inline void global_norm(const Context& context, const GlobalNormCall& call) {
+    static const Operation& operation = find_operation("global_norm");
+    const Tensor tensors[] = {call.norm, call.x};
+    const Scalar scalars[] = {call.accumulate};
+    run(operation, tensors, scalars, context);
+}
+
+// dx = dout * weight
+struct MatmulBackwardInputCall {
+    Required dx;  // T[N,C]
+    Required dout;  // T[N,K]
+    Required weight;  // T[K,C]
+};
+inline void matmul_backward_input(const Context& context, const MatmulBackwardInputCall& call) {
+    static const Operation& operation = find_operation("matmul_backward_input");
+    const Tensor tensors[] = {call.dx, call.dout, call.weight};
+    run(operation, tensors, {}, context);
+}
+
+// dweight = transposed dout * x
+struct MatmulBackwardWeightCall {
+    Required dweight;  // G[K,C]
+    Required dout;  // T[N,K]
+    Required x;  // T[N,C]
+    Flag accumulate;
+};
+inline void matmul_backward_weight(const Context& context, const MatmulBackwardWeightCall& call) {
+    static const Operation& operation = find_operation("matmul_backward_weight");
+    const Tensor tensors[] = {call.dweight, call.dout, call.x};
+    const Scalar scalars[] = {call.accumulate};
+    run(operation, tensors, scalars, context);
+}
+
+// out = x * transposed weight (+ residual)
+struct MatmulForwardCall {
+    Required out;  // T[N,K]
+    Required x;  // T[N,C]
+    Required weight;  // T[K,C]
+    Tensor residual = {};  // T[N,K]
+};
+inline void matmul_forward(const Context& context, const MatmulForwardCall& call) {
+    static const Operation& operation = find_operation("matmul_forward");
+    const Tensor tensors[] = {call.out, call.x, call.weight, call.residual};
+    run(operation, tensors, {}, context);
+}
+
+// mean = sum of losses / rows whose target is not ignore_index, and those rows' number
+struct MeanLossCall {
+    Required mean;  // A[]
+    Tensor counted = {};  // A[]
+    Required losses;  // A[N]
+    Required targets;  // i32[N]
+    Integer ignore_index;
+};
+inline void mean_loss(const Context& context, const MeanLossCall& call) {
+    static const Operation& operation = find_operation("mean_loss");
+    const Tensor tensors[] = {call.mean, call.counted, call.losses, call.targets};
+    const Scalar scalars[] = {call.ignore_index};
+    run(operation, tensors, scalars, context);
+}
+
+// cosine and sine of every position's RoPE angles
+struct PrecomputeCisCall {
+    Required cis;  // A[T,HD/2,2]
+    Real theta;
+    Real factor;
+    Real low_freq_factor;
+    Real high_freq_factor;
+    Real original_context;
+};
+inline void precompute_cis(const Context& context, const PrecomputeCisCall& call) {
+    static const Operation& operation = find_operation("precompute_cis");
+    const Tensor tensors[] = {call.cis};
+    const Scalar scalars[] = {call.theta, call.factor, call.low_freq_factor, call.high_freq_factor, call.original_context};
+    run(operation, tensors, scalars, context);
+}
+
+// the gradients of a group's heads, added
+struct RepeatKvBackwardCall {
+    Required dx;  // T[B,T,NKV,HD]
+    Required dout;  // T[B,T,NH,HD]
+};
+inline void repeat_kv_backward(const Context& context, const RepeatKvBackwardCall& call) {
+    static const Operation& operation = find_operation("repeat_kv_backward");
+    const Tensor tensors[] = {call.dx, call.dout};
+    run(operation, tensors, {}, context);
+}
+
+// every key/value head NH/NKV times
+struct RepeatKvForwardCall {
+    Required out;  // T[B,T,NH,HD]
+    Required x;  // T[B,T,NKV,HD]
+};
+inline void repeat_kv_forward(const Context& context, const RepeatKvForwardCall& call) {
+    static const Operation& operation = find_operation("repeat_kv_forward");
+    const Tensor tensors[] = {call.out, call.x};
+    run(operation, tensors, {}, context);
+}
+
+// sum = x + residual, out = sum / rms(sum) * weight
+struct ResidualRmsnormForwardCall {
+    Required sum;  // T[N,C]
+    Required out;  // T[N,C]
+    Required rstd;  // A[N]
+    Required x;  // T[N,C]
+    Required residual;  // T[N,C]
+    Required weight;  // T[C]
+    Real eps;
+};
+inline void residual_rmsnorm_forward(const Context& context, const ResidualRmsnormForwardCall& call) {
+    static const Operation& operation = find_operation("residual_rmsnorm_forward");
+    const Tensor tensors[] = {call.sum, call.out, call.rstd, call.x, call.residual, call.weight};
+    const Scalar scalars[] = {call.eps};
+    run(operation, tensors, scalars, context);
+}
+
+// gradients of rmsnorm_forward, and of residual_rmsnorm_forward with the sum as x
+struct RmsnormBackwardCall {
+    Required dx;  // T[N,C]
+    Required dweight;  // G[C]
+    Tensor out = {};  // T[N,C]
+    Required dout;  // T[N,C]
+    Required x;  // T[N,C]
+    Required weight;  // T[C]
+    Required rstd;  // A[N]
+    Tensor dresidual = {};  // T[N,C]
+    Flag accumulate;
+};
+inline void rmsnorm_backward(const Context& context, const RmsnormBackwardCall& call) {
+    static const Operation& operation = find_operation("rmsnorm_backward");
+    const Tensor tensors[] = {call.dx, call.dweight, call.out, call.dout, call.x, call.weight, call.rstd, call.dresidual};
+    const Scalar scalars[] = {call.accumulate};
+    run(operation, tensors, scalars, context);
+}
+
+// out = x / rms(x) * weight
+struct RmsnormForwardCall {
+    Required out;  // T[N,C]
+    Required rstd;  // A[N]
+    Required x;  // T[N,C]
+    Required weight;  // T[C]
+    Real eps;
+};
+inline void rmsnorm_forward(const Context& context, const RmsnormForwardCall& call) {
+    static const Operation& operation = find_operation("rmsnorm_forward");
+    const Tensor tensors[] = {call.out, call.rstd, call.x, call.weight};
+    const Scalar scalars[] = {call.eps};
+    run(operation, tensors, scalars, context);
+}
+
+// turns the gradient of rope_forward back
+struct RopeBackwardCall {
+    Required dx;  // T[B,T,NH,HD]
+    Required dout;  // T[B,T,NH,HD]
+    Required cis;  // A[T,HD/2,2]
+    Flag interleaved;
+};
+inline void rope_backward(const Context& context, const RopeBackwardCall& call) {
+    static const Operation& operation = find_operation("rope_backward");
+    const Tensor tensors[] = {call.dx, call.dout, call.cis};
+    const Scalar scalars[] = {call.interleaved};
+    run(operation, tensors, scalars, context);
+}
+
+// turns every pair of a head's channels by its position's angle
+struct RopeForwardCall {
+    Required out;  // T[B,T,NH,HD]
+    Required x;  // T[B,T,NH,HD]
+    Required cis;  // A[T,HD/2,2]
+    Flag interleaved;
+};
+inline void rope_forward(const Context& context, const RopeForwardCall& call) {
+    static const Operation& operation = find_operation("rope_forward");
+    const Tensor tensors[] = {call.out, call.x, call.cis};
+    const Scalar scalars[] = {call.interleaved};
+    run(operation, tensors, scalars, context);
+}
+
+// gradients of swiglu_forward, and its result again
+struct SwigluBackwardCall {
+    Required dgate_up;  // T[N,2F]
+    Tensor out = {};  // T[N,F]
+    Required dout;  // T[N,F]
+    Required gate_up;  // T[N,2F]
+};
+inline void swiglu_backward(const Context& context, const SwigluBackwardCall& call) {
+    static const Operation& operation = find_operation("swiglu_backward");
+    const Tensor tensors[] = {call.dgate_up, call.out, call.dout, call.gate_up};
+    run(operation, tensors, {}, context);
+}
+
+// out = silu(gate) * up
+struct SwigluForwardCall {
+    Required out;  // T[N,F]
+    Required gate_up;  // T[N,2F]
+};
+inline void swiglu_forward(const Context& context, const SwigluForwardCall& call) {
+    static const Operation& operation = find_operation("swiglu_forward");
+    const Tensor tensors[] = {call.out, call.gate_up};
+    run(operation, tensors, {}, context);
+}
+
+}  // namespace llamac

@@ -1,0 +1,135 @@
+// ops/operations.h declares the typed call of every operation. This program writes it from the registry (--write) or
+// compares it, and shows what such a call refuses.
+//
+//   check_declarations csrc/ops/operations.h [--write]
+#include <cctype>
+#include <cstring>
+
+#include "check.h"
+#include "ops/operations.h"
+
+using namespace llamac;
+
+namespace {
+
+// "rmsnorm_forward" -> "RmsnormForwardCall"
+std::string type_of(const Operation& op) {
+    std::string type;
+    bool upper = true;
+    for (const char c : op.name) {
+        if (c != '_') type += static_cast<char>(upper ? std::toupper(c) : c);
+        upper = c == '_';
+    }
+    return type + "Call";
+}
+
+std::string comment_of(const Operation& op, const Operand& o) {
+    const std::string type = o.type ? std::string(1, o.type) : name(o.dtype);
+    return type + dimension_text(op, o);
+}
+
+std::string list(const std::vector<std::string>& names) {
+    std::string text;
+    for (const std::string& n : names) text += (text.empty() ? "call." : ", call.") + n;
+    return text;
+}
+
+std::string declare(const Operation& op) {
+    const std::string type = type_of(op);
+    std::string text = "\n// " + std::string(op.summary) + "\nstruct " + type + " {\n";
+    std::vector<std::string> operands, scalars;
+    for (const Operand& o : op.operands) {
+        text += std::string("    ") + (o.nullable ? "Tensor " : "Required ") + o.name +
+                (o.nullable ? " = {}" : "") + ";  // " + comment_of(op, o) + "\n";
+        operands.push_back(o.name);
+    }
+    for (const ScalarInfo& s : op.scalars) {
+        text += std::string("    ") +
+                (s.kind == 'f'   ? "Real "
+                 : s.kind == 'i' ? "Integer "
+                                 : "Flag ") +
+                s.name + ";\n";
+        scalars.push_back(s.name);
+    }
+    text += "};\ninline void " + op.name + "(const Context& context, const " + type + "& call) {\n";
+    text += "    static const Operation& operation = find_operation(\"" + op.name + "\");\n";
+    text += "    const Tensor tensors[] = {" + list(operands) + "};\n";
+    if (!scalars.empty()) text += "    const Scalar scalars[] = {" + list(scalars) + "};\n";
+    text += std::string("    run(operation, tensors, ") + (scalars.empty() ? "{}" : "scalars") +
+            ", context);\n}\n";
+    return text;
+}
+
+std::string declarations() {
+    std::string text =
+        "// The typed call of every operation. Written from the descriptions by `check_declarations "
+        "--write`; not to be\n"
+        "// edited. docs/operations.md explains types and shapes.\n"
+        "// clang-format off\n"
+        "#pragma once\n"
+        "#include \"core/typed_call.h\"\n\n"
+        "namespace llamac {\n";
+    for (const Operation* op : operations()) text += declare(*op);
+    return text + "\n}  // namespace llamac\n";
+}
+
+std::string path;
+
+void check_file() {
+    check(
+        get(path) == declarations(),
+        path + ": is not what the descriptions say; write it anew: check_declarations " + path + " --write");
+}
+
+template <class Call>
+concept complete = requires(Tensor t) { Call{.out = t, .rstd = t, .x = t, .weight = t, .eps = 1e-5}; };
+template <class Call>
+concept without_output = requires(Tensor t) { Call{.out = t, .x = t, .weight = t, .eps = 1e-5}; };
+template <class Call>
+concept without_input = requires(Tensor t) { Call{.out = t, .rstd = t, .x = t, .eps = 1e-5}; };
+template <class Call>
+concept without_scalar = requires(Tensor t) { Call{.out = t, .rstd = t, .x = t, .weight = t}; };
+template <class Call>
+concept with_another =
+    requires(Tensor t) { Call{.out = t, .rstd = t, .y = t, .x = t, .weight = t, .eps = 1e-5}; };
+static_assert(complete<RmsnormForwardCall>);
+static_assert(!without_output<RmsnormForwardCall> && !without_input<RmsnormForwardCall>);
+static_assert(!without_scalar<RmsnormForwardCall> && !with_another<RmsnormForwardCall>);
+template <class Call, class Value>
+concept takes_flag = requires(Tensor t, Value v) { Call{.norm = t, .x = t, .accumulate = v}; };
+static_assert(takes_flag<GlobalNormCall, bool> && !takes_flag<GlobalNormCall, double>);
+template <class Call>
+concept without_nullable = requires(Tensor t) { Call{.out = t, .x = t, .weight = t}; };
+static_assert(without_nullable<MatmulForwardCall>);
+
+// A typed call is the call by name.
+void check_call() {
+    const int64_t N = 3, C = 8;
+    std::vector<float> x(N * C, 2), weight(C, 3), out(N * C), named(N * C), rstd(N);
+    const auto rows = [&](std::vector<float>& v) { return make_tensor(v.data(), DType::f32, {N, C}); };
+    const Tensor w = make_tensor(weight.data(), DType::f32, {C}),
+                 r = make_tensor(rstd.data(), DType::f32, {N});
+    rmsnorm_forward({}, {.out = rows(out), .rstd = r, .x = rows(x), .weight = w, .eps = 1e-5});
+    const std::vector<Tensor> tensors = {rows(named), r, rows(x), w};
+    const std::vector<Scalar> scalars = {1e-5};
+    run(find_operation("rmsnorm_forward"), tensors, scalars);
+    check(out == named && out[0] > 2.9f && out[0] < 3.1f, "the same values");
+    refused("a shape", {"rmsnorm_forward: weight has shape [3], expected [C]"}, [&] {
+        rmsnorm_forward({}, {.out = rows(out), .rstd = r, .x = rows(x), .weight = r, .eps = 1e-5});
+    });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (argc < 2) {
+        std::fprintf(stderr, "usage: check_declarations csrc/ops/operations.h [--write]\n");
+        return 2;
+    }
+    path = argv[1];
+    if (argc > 2 && std::strcmp(argv[2], "--write") == 0) {
+        std::ofstream(path, std::ios::binary | std::ios::trunc) << declarations();
+        return 0;
+    }
+    return run_checks({check_file, check_call});
+}
