@@ -324,15 +324,15 @@ void check_gemm_cache() {
     check((Gemm{8192, 6144, 4096, false, true, DType::bf16, DType::f32, true}).name() ==
               "nt 8192x6144x4096 bf16 f32 +c",
           "a product's name");
+    GemmAlgorithms gemms;
     if (!gemm_supports({16, 16, 16, false, true, DType::f32, DType::f32, false})) {
-        check(gemm_choices().choices.empty() && use_gemm_choices(some_choices).empty(),
-              "without the library");
+        check(gemms.choices().choices.empty() && gemms.use(some_choices).empty(), "without the library");
         return;
     }
-    const std::string why = use_gemm_choices(some_choices);
+    const std::string why = gemms.use(some_choices);
     check(why.find("Some Device") != why.npos && why.find("someBLASLt") != why.npos,
           "another device's: " + why);
-    check(gemm_choices().choices.count("tn 128x64x33 bf16 f32 +c") == 0, "another device's are not taken");
+    check(gemms.choices().choices.count("tn 128x64x33 bf16 f32 +c") == 0, "another device's are not taken");
 }
 
 void check_malformed_gemm_cache() {

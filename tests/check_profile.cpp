@@ -22,11 +22,11 @@ struct Norm {
     static constexpr int64_t N = 64, C = 128;
     DeviceMemory x{N * C * 4}, out{N * C * 4}, weight{C * 4}, rstd{N * 4};
 
-    void run_once() const {
+    void run_once(const Context& context) const {
         const auto rows = [&](const DeviceMemory& m) { return make_tensor(m.data, DType::f32, {N, C}); };
         const Tensor statistics = make_tensor(rstd.data, DType::f32, {N});
         const Tensor w = make_tensor(weight.data, DType::f32, {C});
-        rmsnorm_forward(computing_context(),
+        rmsnorm_forward(context,
                         {.out = rows(out), .rstd = statistics, .x = rows(x), .weight = w, .eps = 1e-5});
     }
 };
@@ -47,19 +47,20 @@ std::string profile_norms(int64_t begun, int64_t count) {
     std::filesystem::create_directories(out);
     const Norm norm;
     std::vector<float> host(Norm::N * Norm::C);
-    Profile profile({5, count}, nullptr, out, 1e12);
+    Context context = computing_context();
+    Profile profile({5, count}, context, out, 1e12);
     for (int64_t step = 4; step < 4 + begun; step++) {
-        norm.run_once();
+        norm.run_once(context);
         profile.begin_step(step);
-        for (int k = 0; k < 3; k++) norm.run_once();
-        check(runs_are_observed() == (step >= 5 && step - 5 < count), "observed only in the profiled steps");
+        for (int k = 0; k < 3; k++) norm.run_once(context);
+        check(!!context.observer == (step >= 5 && step - 5 < count), "observed only in the profiled steps");
         wait_ms(20);
-        copy_bytes_async(host.data(), norm.out.data, norm.out.bytes, nullptr);
+        copy_bytes_async(context, host.data(), norm.out.data, norm.out.bytes);
         profile.end_step();
         if (profile.is_complete()) profile.finish();
-        norm.run_once();
+        norm.run_once(context);
     }
-    check(!runs_are_observed(), "not observed after the steps");
+    check(!context.observer, "not observed after the steps");
     profile.finish();
     return out;
 }
@@ -128,9 +129,10 @@ void check_calls_within_calls() {
     const auto heads = [](std::vector<float>& x, int64_t count) {
         return make_tensor(x.data(), DType::f32, {B, T, count, HD});
     };
-    Profile profile({1, 1}, nullptr, out, 0);
+    Context context = computing_context();
+    Profile profile({1, 1}, context, out, 0);
     profile.begin_step(1);
-    Context dry_run = computing_context();
+    Context dry_run = context;
     dry_run.dry_run = true;
     global_norm(dry_run, {.norm = make_tensor(lse.data(), DType::f32, {1}),
                           .x = make_tensor(q.data(), DType::f32, {4}),
@@ -138,7 +140,7 @@ void check_calls_within_calls() {
     const std::vector<Tensor> tensors = {heads(to, NH), make_tensor(lse.data(), DType::f32, {B, NH, T}),
                                          heads(q, NH), heads(k, NKV), heads(v, NKV)};
     const std::vector<Scalar> scalars = {0.25};
-    run(find_operation("attention_forward"), tensors, scalars, {}, "1");
+    run(find_operation("attention_forward"), tensors, scalars, context, "1");
     profile.end_step();
     profile.finish();
     const json rows = read_json(out + "/profile.json");

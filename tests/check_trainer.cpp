@@ -5,95 +5,17 @@
 #include <map>
 #include <sstream>
 
-#include "check.h"
 #include "platform/threads.h"
+#include "small_run.h"
 #include "train/memory.h"
-#include "train/trainer.h"
 
 using namespace llamac;
-namespace fs = std::filesystem;
 
 namespace {
-
-// Heads of 64 channels, which the kernels on matrix cores take.
-constexpr const char* model_json = R"({"model_type": "llama", "vocab_size": 128, "hidden_size": 64,
-    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
-    "head_dim": 64, "max_position_embeddings": 64, "tie_word_embeddings": true, "initializer_range": 0.1})";
-
-std::string tokens_bin(uint32_t count) {
-    std::vector<uint32_t> header(256);
-    header[0] = 20240520, header[1] = 1, header[2] = count;
-    std::vector<uint16_t> tokens(count);
-    for (uint32_t i = 1; i < count; i++)
-        tokens[i] = static_cast<uint16_t>((tokens[i - 1] + (i * i % 7 < 3 ? 2 : 5)) % 128);
-    return bytes_of(header) + bytes_of(tokens);
-}
-
-using Words = std::vector<std::string>;
-
-// Six updates of two micro-steps of 4 sequences of 16 tokens; `more` wins over that.
-Options small_run(const Words& more = {}) {
-    if (!fs::exists(in_folder("model"))) {
-        fs::create_directories(in_folder("model"));
-        put("model/config.json", model_json);
-        put("train.bin", tokens_bin(3000));
-        put("val.bin", tokens_bin(500));
-    }
-    Words words = {"train_llama3",
-                   "--model",
-                   in_folder("model"),
-                   "--train-data",
-                   in_folder("train.bin"),
-                   "--val-data",
-                   in_folder("val.bin"),
-                   "--gemm-cache",
-                   in_folder("gemm.json"),
-                   "--out",
-                   in_folder("out"),
-                   "--tokenizer",
-                   "none",
-                   "--steps",
-                   "6",
-                   "--batch-size",
-                   "4",
-                   "--seq-len",
-                   "16",
-                   "--lr",
-                   "0.01",
-                   "--warmup-steps",
-                   "2",
-                   "--val-steps",
-                   "2",
-                   "--total-batch-size",
-                   "128"};
-    words.insert(words.end(), more.begin(), more.end());
-    std::vector<const char*> arguments;
-    for (const std::string& word : words) arguments.push_back(word.c_str());
-    return parse_options(static_cast<int>(arguments.size()), arguments.data());
-}
 
 Words words_of(const std::string& text) {
     std::istringstream stream(text);
     return {std::istream_iterator<std::string>(stream), {}};
-}
-
-const Words precisions[] = {
-    {},
-    {"--dtype", "bf16"},
-    {"--dtype", "bf16", "--grad-dtype", "bf16", "--optimizer-state", "bf16", "--master-weights", "off"}};
-
-// Kernels for all operations, the first that takes a call; emulated where the host computes by default.
-void choose_kernels() {
-    for (const Operation* op : operations()) {
-        std::string names;
-        for (const Variant& v : op->variants)
-            if (v.where == Where::device && v.deterministic)
-                names += (names.empty() ? "" : ",") + std::string(v.name);
-        select_kernel(op->name + "=" + names);
-    }
-}
-void choose_defaults() {
-    for (const Operation* op : operations()) find_operation(op->name).selected.clear();
 }
 
 // ---- memory ----
@@ -192,11 +114,11 @@ void check_plans() {
     check(Model(narrow, many).activations.logits.shape[0] == 16384, "no more than eight chunks of logits");
 }
 
-// What operations work in is asked for in the dry_run, whatever a run does later.
-void check_rehearsal() {
-    choose_kernels();
+// What operations work in is asked for in the dry run, whatever a run does later.
+void check_dry_run() {
     for (const Words& precision : precisions) {
         Options o = small_run(precision);
+        o.kernel = all_kernels();
         o.recompute = o.dtype == "f32" ? "none" : "block";
         Model m(load_config(o.model), model_options(o));
         const int64_t planned = m.context.workspace->asked;
@@ -218,14 +140,13 @@ void check_rehearsal() {
         for (int64_t length = 1; length <= 16; length += 5) next_logits(m, tokens.data(), length, logits);
         check(std::isfinite(mean_loss(m)) && std::isfinite(logits[0]), "the step computes");
         check(m.context.workspace->asked == planned && m.context.workspace->reserve(0) == memory,
-              "a step asks for no more than its dry_run, dtype " + o.dtype);
+              "a step asks for no more than its dry run, dtype " + o.dtype);
     }
-    choose_defaults();
 }
 
 // How often each operation runs in a micro-step.
 std::map<std::string, int> calls_with(const std::string& recompute) {
-    static std::map<std::string, int> calls;
+    std::map<std::string, int> calls;
     Options o = small_run();
     o.recompute = recompute;
     Model m(load_config(o.model), model_options(o));
@@ -233,13 +154,11 @@ std::map<std::string, int> calls_with(const std::string& recompute) {
     initialize(m.parameters, m.config, 1);
     const std::vector<int32_t> tokens(64, 3);
     set_batch(m, tokens.data(), tokens.data(), 4, 16);
-    calls.clear();
     const Observer counter = {[](hipStream_t) {},
-                              [](const Call& call, const Variant&) { calls[call.op->name]++; },
+                              [&](const Call& call, const Variant&) { calls[call.op->name]++; },
                               [](int64_t, hipStream_t) {}};
-    observe_runs(&counter);
+    m.context.observer = &counter;
     forward_backward(m, true, 1);
-    observe_runs(nullptr);
     return calls;
 }
 
@@ -372,40 +291,6 @@ void check_planning_is_quick() {
 
 // ---- updates ----
 
-struct Trained {
-    std::vector<double> numbers;  // of each update: its step, loss, gradient norm, learning rate
-    std::string weights;
-
-    bool operator==(const Trained& other) const {
-        return numbers == other.numbers && weights == other.weights;
-    }
-};
-
-void finish(Trainer& t, int64_t in_flight, Trained& trained) {
-    while (t.in_flight() > in_flight) {
-        const UpdateResult r = t.finish_update();
-        trained.numbers.insert(trained.numbers.end(), {double(r.step), r.loss, r.grad_norm, r.lr});
-    }
-}
-
-// The updates from where `t` stands to the run's end.
-Trained train(Trainer& t) {
-    Trained trained;
-    while (t.step < t.options.steps) {
-        t.start_update();
-        finish(t, t.most_in_flight, trained);
-    }
-    finish(t, 0, trained);
-    const Tensor& weights = t.model.parameters.weights;
-    trained.weights.resize(static_cast<size_t>(weights.bytes()));
-    copy_bytes(trained.weights.data(), weights.data, weights.bytes());
-    return trained;
-}
-Trained train(const Options& o, int64_t ahead) {
-    Trainer t(o, ahead);
-    return train(t);
-}
-
 // However far the host is ahead, each update's numbers are its own.
 void check_updates_ahead() {
     for (const Words& precision : precisions) {
@@ -423,10 +308,10 @@ void check_updates_ahead() {
 
 void check_graphs() {
     for (const bool kernels : {false, true}) {
-        if (kernels) choose_kernels();
         for (const Words& precision : precisions) {
             Options o = small_run(precision);
             if (kernels && o.master_weights == "on") continue;  // emulated ones take their time
+            if (kernels) o.kernel = all_kernels();
             o.graphs = "off";
             const Trained launched = train(o, 0);
             o.graphs = "on";
@@ -435,7 +320,6 @@ void check_graphs() {
                       std::string("graphs give other bits, ") + (kernels ? "kernels" : o.dtype));
         }
     }
-    choose_defaults();
 }
 
 // What begins a sample is a token of the model.
@@ -487,7 +371,7 @@ void check_interrupted() {
 int main(int argc, char** argv) {
     limit_spinning(argv);
     return run_checks(argc, argv,
-                      checks<check_arena, check_workspace, check_plans, check_rehearsal,
-                             check_recomputed_calls, check_refusal, check_sizes, check_planning_is_quick,
-                             check_updates_ahead, check_graphs, check_first_token, check_interrupted>());
+                      checks<check_arena, check_workspace, check_plans, check_dry_run, check_recomputed_calls,
+                             check_refusal, check_sizes, check_planning_is_quick, check_updates_ahead,
+                             check_graphs, check_first_token, check_interrupted>());
 }

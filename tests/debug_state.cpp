@@ -114,7 +114,7 @@ int main(int argc, char** argv) {
         }
         if (argc > 4) options.recompute = parse_recompute(argv[4]);
         if (argc > 5) options.logits_bytes = std::stoll(argv[5]);
-        for (int i = 6; i < argc; i++) select_kernel(argv[i]);
+        for (int i = 6; i < argc; i++) options.kernels.push_back(argv[i]);
         record(argv[1], argv[2], options);
     } catch (const Error& error) {
         std::fprintf(stderr, "debug_state: %s\n", error.what());

@@ -230,20 +230,26 @@ def test_other_threads_run_on():
 
 
 def test_two_trainers_in_two_threads():
-    def train(found: list, kernel: tuple[str, ...] = ()) -> list:
+    """Different kernels, side by side: the bits of each are those that it has alone."""
+
+    def train(kernel: tuple[str, ...], found: list) -> list:
         trainer = small(kernel=kernel)
         found += [trainer.step(*ids()) for _ in range(4)]
+        found += [value.tobytes() for value in trainer.parameters().values()]
         return found
 
-    alone, one, two = train([]), [], []
+    choices = (), ("swiglu_forward=1", "swiglu_backward=1", "rmsnorm_forward=reference")
+    alone = [train(kernel, []) for kernel in choices]
+    assert alone[0] != alone[1]
+    together: list[list] = [[], []]
     threads = [
-        threading.Thread(target=train, args=arguments) for arguments in ((one,), (two, ("swiglu_forward=1",)))
+        threading.Thread(target=train, args=(kernel, found)) for kernel, found in zip(choices, together)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert one == alone and len(two) == 4
+    assert together == alone
 
 
 def test_the_manifest_has_the_kernels(tmp_path):

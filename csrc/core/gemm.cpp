@@ -33,23 +33,22 @@ struct Plan {
     hipblasLtMatmulDesc_t product = nullptr;
     hipblasLtMatrixLayout_t a = nullptr, b = nullptr, out = nullptr;  // as the library names them
     std::vector<Candidate> candidates;                                // its best guess first
-    GemmChoices::Choice choice;
-    hipblasLtMatmulAlgo_t chosen;
-    enum { open, guessed, settled } decision = open;
 };
 
+// What the process has of the library on a device: nothing that depends on who asked for it first.
 struct Library {
+    std::mutex lock;  // for all that follows, and while a product is timed: PyTorch's backward has threads
     hipblasLtHandle_t handle = nullptr;
     std::map<hipStream_t, hipblasLtHandle_t> handles;  // of streams, where each wants its own
-    std::map<std::string, Plan> plans;
-    GemmChoices known;  // from files
+    std::map<Gemm, Plan> plans;
+    std::string device, version;
 
     Library() {
         check_blas(hipblasLtCreate(&handle), "hipblasLtCreate");
         hipDeviceProp_t properties;
         CHECK(hipGetDeviceProperties(&properties, current_device()));
-        known.device = properties.name;
-        known.library = std::string(blaslt_name) + " " + std::to_string(blaslt_version(handle));
+        device = properties.name;
+        version = std::string(blaslt_name) + " " + std::to_string(blaslt_version(handle));
     }
     hipblasLtHandle_t handle_for(hipStream_t stream) {
         if (!handle_for_each_stream) return handle;
@@ -58,13 +57,19 @@ struct Library {
         return own;
     }
 };
-// The current device's. Whoever asks holds the lock: PyTorch's backward has a thread for each device.
-std::mutex lock;
+// The current device's.
 Library& library() {
+    static std::mutex lock;
     static std::map<int, Library> libraries;
+    const std::lock_guard<std::mutex> held(lock);
     return libraries[current_device()];
 }
-thread_local bool tuning = false;
+
+struct Decision {
+    GemmChoices::Choice choice;
+    hipblasLtMatmulAlgo_t chosen;
+    enum { open, guessed, settled } state = open;
+};
 
 hipDataType library_type(DType type) {
     return type == DType::bf16 ? HIP_R_16BF : HIP_R_32F;
@@ -78,8 +83,7 @@ hipblasLtMatrixLayout_t make_layout(DType type, int64_t rows, int64_t columns) {
     return layout;
 }
 
-Plan make_plan(const Gemm& g) {
-    Library& lib = library();
+Plan make_plan(Library& lib, const Gemm& g) {
     Plan plan;
     check_blas(hipblasLtMatmulDescCreate(&plan.product, HIPBLAS_COMPUTE_32F, HIP_R_32F),
                "hipblasLtMatmulDescCreate");
@@ -117,11 +121,10 @@ Plan make_plan(const Gemm& g) {
     return plan;
 }
 
-Plan& plan_of(const Gemm& gemm) {
-    auto& plans = library().plans;
-    const std::string name = gemm.name();
-    const auto found = plans.find(name);
-    return found != plans.end() ? found->second : plans.emplace(name, make_plan(gemm)).first->second;
+const Plan& plan_of(Library& lib, const Gemm& gemm) {
+    const auto found = lib.plans.find(gemm);
+    return found != lib.plans.end() ? found->second
+                                    : lib.plans.emplace(gemm, make_plan(lib, gemm)).first->second;
 }
 
 // An algorithm is the library's own to read; written down, it is valid for the same version.
@@ -136,15 +139,16 @@ std::string text_of(const hipblasLtMatmulAlgo_t& algorithm) {
     return text;
 }
 // Whether the text is an algorithm that the library takes for the product.
-bool read_algorithm(const Plan& plan, const std::string& text, hipblasLtMatmulAlgo_t* algorithm) {
+bool read_algorithm(Library& lib, const Plan& plan, const std::string& text,
+                    hipblasLtMatmulAlgo_t* algorithm) {
     auto* bytes = reinterpret_cast<unsigned char*>(algorithm);
     if (text.size() != 2 * sizeof *algorithm || text.find_first_not_of("0123456789abcdef") != text.npos)
         return false;
     for (size_t i = 0; i < sizeof *algorithm; i++)
         bytes[i] = static_cast<unsigned char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
     size_t workspace = 0;
-    return takes_algorithm(library().handle, plan.product, plan.a, plan.b, plan.out, plan.candidates,
-                           *algorithm, &workspace) &&
+    return takes_algorithm(lib.handle, plan.product, plan.a, plan.b, plan.out, plan.candidates, *algorithm,
+                           &workspace) &&
            workspace <= size_t{gemm_workspace_bytes};
 }
 
@@ -153,12 +157,13 @@ struct Operands {
     const void *a, *b, *c;
     void* workspace;
     hipStream_t stream;
+    hipblasLtHandle_t handle;
 };
 
 bool compute(const Gemm& g, const Plan& plan, const hipblasLtMatmulAlgo_t& algorithm, const Operands& o) {
     const float one = 1, beta = g.adds ? 1.0f : 0.0f;
-    return hipblasLtMatmul(library().handle_for(o.stream), plan.product, &one, o.b, plan.a, o.a, plan.b,
-                           &beta, g.adds ? o.c : o.out, plan.out, o.out, plan.out, &algorithm, o.workspace,
+    return hipblasLtMatmul(o.handle, plan.product, &one, o.b, plan.a, o.a, plan.b, &beta,
+                           g.adds ? o.c : o.out, plan.out, o.out, plan.out, &algorithm, o.workspace,
                            size_t{gemm_workspace_bytes}, o.stream) == HIPBLAS_STATUS_SUCCESS;
 }
 
@@ -183,7 +188,7 @@ double median(std::vector<double> values) {
 // Times the candidates in turns, each for so long that it finds the clock that it keeps: in a step the card is at its
 // power limit, where the clock follows what a product draws. Medians of turns in changing order: a cool card is fast
 // for 50 ms, and a card at its limit is slow for a tenth of a second every now and then.
-void tune(const Gemm& g, Plan& plan, const Operands& o) {
+void tune(const Gemm& g, const Plan& plan, Decision& decision, const Operands& o) {
     constexpr double stretch_ms = 25, near = 1.05;
     constexpr int most_calls = 200, rounds = 5, rounds_of_all = 2;
     const size_t count = plan.candidates.size();
@@ -206,14 +211,14 @@ void tune(const Gemm& g, Plan& plan, const Operands& o) {
     size_t best = 0;
     for (size_t k = 1; k < count; k++)
         if (time(k) < time(best)) best = k;
-    plan.chosen = plan.candidates[best].algo;
-    plan.choice = {text_of(plan.chosen), time(best), static_cast<int>(count)};
+    decision.chosen = plan.candidates[best].algo;
+    decision.choice = {text_of(decision.chosen), time(best), static_cast<int>(count)};
 }
 
 // tune, with what stands in `out` kept where the product adds to it. Without memory for that, the library's guess
 // stays.
-void tune_in_place(const Gemm& g, Plan& plan, const Operands& o) {
-    if (!g.adds || o.c != o.out) return tune(g, plan, o);
+void tune_in_place(const Gemm& g, const Plan& plan, Decision& decision, const Operands& o) {
+    if (!g.adds || o.c != o.out) return tune(g, plan, decision, o);
     DeviceMemory kept;
     try {
         kept = DeviceMemory(g.rows * g.columns * size_of(g.out));
@@ -222,88 +227,105 @@ void tune_in_place(const Gemm& g, Plan& plan, const Operands& o) {
     }
     const size_t bytes = static_cast<size_t>(kept.bytes);
     CHECK(hipMemcpyAsync(kept.data, o.out, bytes, hipMemcpyDefault, o.stream));
-    tune(g, plan, o);
+    tune(g, plan, decision, o);
     CHECK(hipMemcpyAsync(o.out, kept.data, bytes, hipMemcpyDefault, o.stream));
     CHECK(hipStreamSynchronize(o.stream));
 }
 
-void decide(const Gemm& g, Plan& plan, const Operands& o) {
-    if (plan.decision == Plan::open) {
-        const auto kept = library().known.choices.find(g.name());
-        if (kept != library().known.choices.end()) {
-            if (read_algorithm(plan, kept->second.algorithm, &plan.chosen)) {
-                plan.choice = kept->second;
-                plan.decision = Plan::settled;
+}  // namespace
+
+struct GemmAlgorithms::State {
+    std::map<Gemm, Decision> decisions;
+    std::map<std::string, GemmChoices::Choice> known;  // from files
+};
+
+namespace {
+
+void decide(Library& lib, const Gemm& g, const Plan& plan, const GemmAlgorithms& algorithms,
+            Decision& decision, const Operands& o) {
+    if (decision.state == Decision::open) {
+        const auto kept = algorithms.state->known.find(g.name());
+        if (kept != algorithms.state->known.end()) {
+            if (read_algorithm(lib, plan, kept->second.algorithm, &decision.chosen)) {
+                decision.choice = kept->second;
+                decision.state = Decision::settled;
                 return;
             }
             std::fprintf(stderr, "llamac: matrix product %s: %s does not take the algorithm that was kept\n",
-                         g.name().c_str(), library().known.library.c_str());
+                         g.name().c_str(), lib.version.c_str());
         }
-        plan.chosen = plan.candidates[0].algo;
-        plan.choice = {text_of(plan.chosen), 0, 0};
-        plan.decision = Plan::guessed;
+        decision.chosen = plan.candidates[0].algo;
+        decision.choice = {text_of(decision.chosen), 0, 0};
+        decision.state = Decision::guessed;
     }
-    if (!tuning) return;
-    plan.decision = Plan::settled;
-    if (plan.candidates.size() > 1) tune_in_place(g, plan, o);
+    if (!algorithms.tuning) return;
+    decision.state = Decision::settled;
+    if (plan.candidates.size() > 1) tune_in_place(g, plan, decision, o);
 }
 
 }  // namespace
 
 bool gemm_supports(const Gemm& gemm) {
-    const std::lock_guard<std::mutex> held(lock);
-    return !plan_of(gemm).candidates.empty();
+    Library& lib = library();
+    const std::lock_guard<std::mutex> held(lib.lock);
+    return !plan_of(lib, gemm).candidates.empty();
 }
 
 void run_gemm(const Gemm& gemm, void* out, const void* a, const void* b, const void* c, void* workspace,
-              hipStream_t stream) {
-    const std::lock_guard<std::mutex> held(lock);
-    Plan& plan = plan_of(gemm);
-    const Operands operands{out, a, b, c, workspace, stream};
-    if (plan.decision != Plan::settled) decide(gemm, plan, operands);
-    if (!compute(gemm, plan, plan.chosen, operands)) fail(library().known.library, " refused ", gemm.name());
+              GemmAlgorithms* algorithms, hipStream_t stream) {
+    Library& lib = library();
+    const std::lock_guard<std::mutex> held(lib.lock);
+    const Plan& plan = plan_of(lib, gemm);
+    const Operands operands{out, a, b, c, workspace, stream, lib.handle_for(stream)};
+    const hipblasLtMatmulAlgo_t* algorithm = &plan.candidates[0].algo;
+    if (algorithms) {
+        Decision& decision = algorithms->state->decisions[gemm];
+        if (decision.state != Decision::settled) decide(lib, gemm, plan, *algorithms, decision, operands);
+        algorithm = &decision.chosen;
+    }
+    if (!compute(gemm, plan, *algorithm, operands)) fail(lib.version, " refused ", gemm.name());
 }
 
-GemmTuning::GemmTuning(bool on) : before(tuning) {
-    tuning = on;
-}
-GemmTuning::~GemmTuning() {
-    tuning = before;
-}
+GemmAlgorithms::GemmAlgorithms() : state(std::make_unique<State>()) {}
+GemmAlgorithms::~GemmAlgorithms() = default;
 
-GemmChoices gemm_choices() {
-    const std::lock_guard<std::mutex> held(lock);
-    GemmChoices used{library().known.device, library().known.library, {}};
-    for (const auto& [name, plan] : library().plans)
-        if (plan.decision == Plan::settled) used.choices[name] = plan.choice;
+GemmChoices GemmAlgorithms::choices() const {
+    Library& lib = library();
+    const std::lock_guard<std::mutex> held(lib.lock);
+    GemmChoices used{lib.device, lib.version, {}};
+    for (const auto& [gemm, decision] : state->decisions)
+        if (decision.state == Decision::settled) used.choices[gemm.name()] = decision.choice;
     return used;
 }
 
-std::string use_gemm_choices(const GemmChoices& choices) {
-    const std::lock_guard<std::mutex> held(lock);
-    const GemmChoices& own = library().known;
+std::string GemmAlgorithms::use(const GemmChoices& choices) {
+    Library& lib = library();
+    const std::lock_guard<std::mutex> held(lib.lock);
     if (choices.choices.empty()) return "";
-    if (choices.device != own.device || choices.library != own.library)
-        return "of " + choices.device + " with " + choices.library + ", not of " + own.device + " with " +
-               own.library;
-    for (const auto& [name, choice] : choices.choices) library().known.choices[name] = choice;
+    if (choices.device != lib.device || choices.library != lib.version)
+        return "of " + choices.device + " with " + choices.library + ", not of " + lib.device + " with " +
+               lib.version;
+    for (const auto& [name, choice] : choices.choices) state->known[name] = choice;
     return "";
 }
 
 #else
 
+struct GemmAlgorithms::State {};
+
 bool gemm_supports(const Gemm&) {
     return false;
 }
-void run_gemm(const Gemm& gemm, void*, const void*, const void*, const void*, void*, hipStream_t) {
+void run_gemm(const Gemm& gemm, void*, const void*, const void*, const void*, void*, GemmAlgorithms*,
+              hipStream_t) {
     fail(gemm.name(), ": this build has no vendor's library");
 }
-GemmTuning::GemmTuning(bool) : before(false) {}
-GemmTuning::~GemmTuning() = default;
-GemmChoices gemm_choices() {
+GemmAlgorithms::GemmAlgorithms() = default;
+GemmAlgorithms::~GemmAlgorithms() = default;
+GemmChoices GemmAlgorithms::choices() const {
     return {};
 }
-std::string use_gemm_choices(const GemmChoices&) {
+std::string GemmAlgorithms::use(const GemmChoices&) {
     return "";
 }
 

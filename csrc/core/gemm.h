@@ -1,10 +1,13 @@
-// Matrix products by the vendor's library (hipBLASLt, cuBLASLt). What a product needs is made once; which of
-// the library's candidates computes it is the library's guess, or, while tuning is on, what a timing finds. A
-// choice decides the bits: checkpoints keep it, and a file saves the timing.
+// Matrix products by the vendor's library (hipBLASLt, cuBLASLt). What a product needs of the library is made once per
+// device; which of the library's candidates computes it is the library's guess, or, while tuning is on, what a timing
+// finds. A choice decides the bits: each model has its own, checkpoints keep them, and a file saves the timing.
 #pragma once
+#include <compare>
 #include <map>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <utility>
 
 #include "core/tensor.h"
 
@@ -17,8 +20,9 @@ struct Gemm {
     DType in, out;                    // of a and b; of c and out. Sums are f32.
     bool adds;                        // + c, which may be out
 
-    // "nt 8192x6144x4096 bf16 bf16 +c": what choices are kept by.
+    // "nt 8192x6144x4096 bf16 bf16 +c": what files keep choices by.
     std::string name() const;
+    std::strong_ordering operator<=>(const Gemm&) const = default;
 };
 
 // What all addresses must be multiples of, whatever the candidate: other addresses, the same bits.
@@ -28,11 +32,12 @@ constexpr int64_t gemm_workspace_bytes = int64_t{64} << 20;
 
 // Whether this build and the device's library can compute it.
 bool gemm_supports(const Gemm& gemm);
-// c: null where nothing is added. workspace: gemm_workspace_bytes.
+struct GemmAlgorithms;
+// c: null where nothing is added. workspace: gemm_workspace_bytes. algorithms: null for the library's guess.
 void run_gemm(const Gemm& gemm, void* out, const void* a, const void* b, const void* c, void* workspace,
-              hipStream_t stream);
+              GemmAlgorithms* algorithms, hipStream_t stream);
 
-// The candidates that compute the products of this process, by their names.
+// The candidates that compute products, by the products' names.
 struct GemmChoices {
     std::string device, library;  // of which they are candidates
     struct Choice {
@@ -42,21 +47,35 @@ struct GemmChoices {
     };
     std::map<std::string, Choice> choices;
 };
-// While a GemmTuning(true) lives, a call, on this thread, of a product that has no timing yet times the library's
-// candidates: it waits for the device, and takes device memory for a moment.
+// Which candidates compute the products of one model, on one device. Calls that share it take turns.
+struct GemmAlgorithms {
+    GemmAlgorithms();
+    ~GemmAlgorithms();
+    GemmAlgorithms(const GemmAlgorithms&) = delete;
+
+    // A product that has no timing yet is timed at its next call, which waits for the device and takes device memory
+    // for a moment. One product is timed at a time on a device.
+    bool tuning = false;
+    // What has been timed or taken, and used. Without the library: empty.
+    GemmChoices choices() const;
+    // Products that have not been used yet take these candidates. Returns "", or why they are not taken: "another
+    // device's ...". One that the library refuses is said on stderr, and not taken.
+    std::string use(const GemmChoices& choices);
+
+    struct State;  // the library's
+    std::unique_ptr<State> state;
+};
+// While it lives, algorithms.tuning is `on`.
 struct GemmTuning {
-    explicit GemmTuning(bool on);
-    ~GemmTuning();
+    GemmTuning(GemmAlgorithms& algorithms_, bool on)
+        : algorithms(algorithms_), before(std::exchange(algorithms_.tuning, on)) {}
+    ~GemmTuning() { algorithms.tuning = before; }
     GemmTuning(const GemmTuning&) = delete;
 
   private:
-    [[maybe_unused]] bool before;  // only a build with the library tunes
+    GemmAlgorithms& algorithms;
+    const bool before;
 };
-// What has been timed or taken from a file, and used, on the current device. Without the library: empty.
-GemmChoices gemm_choices();
-// Products that have not been used yet take these candidates. Returns "", or why they are not taken: "another
-// device's ...". One that the library refuses is said on stderr, and not taken.
-std::string use_gemm_choices(const GemmChoices& choices);
 
 nlohmann::ordered_json to_json(const GemmChoices& choices);
 // where: begins the message of an Error, where the object is not what to_json made.

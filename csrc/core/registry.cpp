@@ -11,7 +11,6 @@ std::vector<Operation*>& table() {
     static std::vector<Operation*> t;  // constructed on first use: registration runs before main()
     return t;
 }
-const Observer* observer = nullptr;
 
 // Descriptions are ours: a wrong one is a bug, found when the program starts.
 [[noreturn]] void bad_description(const std::string& what) {
@@ -89,27 +88,33 @@ const Variant& variant_called(const Operation& op, const std::string& name) {
     fail(op.name, ": no variant ", name, ", expected one of ", known);
 }
 
-// variant: the only one that will do; null: one of those selected, else of those at home there.
-Choice choose(const Operation& op, const Call& call, Where where, const char* variant) {
-    if (!variant && op.selected.empty()) {
-        for (const Variant& v : op.variants)
-            if (v.where == where && v.deterministic)
-                if (const Entry* entry = entry_for(v, call)) return {&v, entry};
-        fail(op.name, ": no variant takes these shapes, types or strides");
-    }
-    std::vector<const Variant*> candidates = op.selected;
-    if (variant) candidates = {&variant_called(op, variant)};
+// The first of them that supports the call; each has to be at home where the operands are, or the device emulated.
+Choice choose_among(const Operation& op, const Call& call, Where where,
+                    std::span<const Variant* const> candidates) {
     std::string names;
-    for (const Variant* v : candidates) {
-        names += std::string(names.empty() ? "" : ", ") + v->name;
+    for (const Variant* v : candidates)
         if (v->where != where && !device_properties().emulated)
             fail(op.name, ": variant ", v->name, " computes on the ",
                  where == Where::host ? "device, the call's operands are the host's"
                                       : "host, the call's operands are the device's");
-    }
     for (const Variant* v : candidates)
         if (const Entry* entry = entry_for(*v, call)) return {v, entry};
+    for (const Variant* v : candidates) names += std::string(names.empty() ? "" : ", ") + v->name;
     fail(op.name, ": variant ", names, " does not take these shapes, types or strides");
+}
+
+// variant: the only one that will do; null: one of those that the context chooses, else of those at home there.
+Choice choose(const Operation& op, const Call& call, const Context& context, const char* variant) {
+    if (variant) {
+        const Variant* const only = &variant_called(op, variant);
+        return choose_among(op, call, context.where, {&only, 1});
+    }
+    if (const auto* chosen = context.kernels ? context.kernels->of(op) : nullptr)
+        return choose_among(op, call, context.where, *chosen);
+    for (const Variant& v : op.variants)
+        if (v.where == context.where && v.deterministic)
+            if (const Entry* entry = entry_for(v, call)) return {&v, entry};
+    fail(op.name, ": no variant takes these shapes, types or strides");
 }
 
 // Whole groups of heads, say.
@@ -152,8 +157,7 @@ void prepare_launch(Call& call, const Variant& v, int threads) {
     call.device.threads = threads ? threads : v.threads.empty() ? 256 : v.threads.front();
     call.device.context.where = Where::device;
     if (!v.workspace) return;
-    static Workspace own;
-    Workspace& workspace = call.device.context.workspace ? *call.device.context.workspace : own;
+    Workspace& workspace = *call.device.context.workspace;
     const int64_t bytes = v.workspace(call);
     workspace.asked = std::max(workspace.asked, bytes);
     if (!call.device.context.dry_run) call.device.workspace = workspace.reserve(bytes);
@@ -283,35 +287,25 @@ Operation& find_operation(const std::string& name) {
     fail("no operation is called ", name, " (--list-kernels shows them)");
 }
 
-void select_kernel(const std::string& choice) {
-    const size_t equals = choice.find('=');
-    if (equals == std::string::npos) fail("--kernel ", choice, ": expected OPERATION=VARIANT[,VARIANT...]");
-    Operation& op = find_operation(choice.substr(0, equals));
-    std::vector<const Variant*> selected;
-    for (size_t begin = equals + 1; begin <= choice.size();) {
-        const size_t end = std::min(choice.find(',', begin), choice.size());
-        selected.push_back(&variant_called(op, choice.substr(begin, end - begin)));
-        begin = end + 1;
-    }
-    op.selected = std::move(selected);
-}
-
-KernelSelection::KernelSelection(const std::vector<std::string>& choices) {
-    for (Operation* op : table()) before.push_back(std::exchange(op->selected, {}));
-    try {
-        for (const std::string& choice : choices) select_kernel(choice);
-    } catch (...) {
-        restore();
-        throw;
+KernelChoices::KernelChoices(const std::vector<std::string>& choices) {
+    for (const std::string& choice : choices) {
+        const size_t equals = choice.find('=');
+        if (equals == std::string::npos)
+            fail("--kernel ", choice, ": expected OPERATION=VARIANT[,VARIANT...]");
+        const Operation& op = find_operation(choice.substr(0, equals));
+        std::vector<const Variant*>& variants = chosen[&op];
+        variants.clear();
+        for (size_t begin = equals + 1; begin <= choice.size();) {
+            const size_t end = std::min(choice.find(',', begin), choice.size());
+            variants.push_back(&variant_called(op, choice.substr(begin, end - begin)));
+            begin = end + 1;
+        }
     }
 }
 
-KernelSelection::~KernelSelection() {
-    restore();
-}
-
-void KernelSelection::restore() {
-    for (size_t i = 0; i < before.size(); i++) table()[i]->selected = std::move(before[i]);
+const std::vector<const Variant*>* KernelChoices::of(const Operation& op) const {
+    const auto found = chosen.empty() ? chosen.end() : chosen.find(&op);
+    return found == chosen.end() ? nullptr : &found->second;
 }
 
 void list_kernels() {
@@ -342,18 +336,10 @@ Context computing_context() {
     return {device_properties().emulated ? Where::host : Where::device};
 }
 
-void observe_runs(const Observer* o) {
-    observer = o;
-}
-
-bool runs_are_observed() {
-    return observer != nullptr;
-}
-
-void copy_bytes_async(void* to, const void* from, int64_t bytes, hipStream_t stream) {
-    if (observer) observer->before(stream);
-    CHECK(hipMemcpyAsync(to, from, static_cast<size_t>(bytes), hipMemcpyDefault, stream));
-    if (observer) observer->after_copy(bytes, stream);
+void copy_bytes_async(const Context& context, void* to, const void* from, int64_t bytes) {
+    if (context.observer) context.observer->before(context.stream);
+    CHECK(hipMemcpyAsync(to, from, static_cast<size_t>(bytes), hipMemcpyDefault, context.stream));
+    if (context.observer) context.observer->after_copy(bytes, context.stream);
 }
 
 void run(const Operation& op, std::span<const Tensor> tensors, std::span<const Scalar> scalars,
@@ -371,13 +357,15 @@ void run(const Operation& op, std::span<const Tensor> tensors, std::span<const S
     }
     check_multiples(op, size);
     Call call{&op, tensors.data(), scalars.data(), size, {context.stream, 0, nullptr, context}};
+    Workspace own;
+    if (!context.workspace) call.device.context.workspace = &own;
     if (is_empty(tensors)) return run_empty(call);
-    const Choice chosen = choose(op, call, context.where, variant);
+    const Choice chosen = choose(op, call, context, variant);
     prepare_launch(call, *chosen.variant, threads);
     if (context.dry_run) return;
-    if (observer) observer->before(context.stream);
+    if (context.observer) context.observer->before(context.stream);
     chosen.entry->launch(call);
-    if (observer) observer->after_run(call, *chosen.variant);
+    if (context.observer) context.observer->after_run(call, *chosen.variant);
 }
 
 }  // namespace llamac

@@ -5,6 +5,7 @@
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -93,7 +94,6 @@ struct Operation : Description {
     std::vector<Variant> variants;
     double (*flops)(const Call&);
     double (*bytes)(const Call&);
-    std::vector<const Variant*> selected;  // by select_kernel: the first that supports a call runs it
 };
 
 // What the type letters stand for in one entry or one call; -1: not bound yet.
@@ -117,21 +117,21 @@ void check_entry(const Description& op, const char* variant, const Entry& entry)
 // Operations register themselves in any order: to be called once main() has begun.
 void check_derivative(const Description& op, const Derivative& derivative);
 void check_derivatives();  // of all operations
-// choice: "rmsnorm_forward=2", as --kernel takes it; "rope_forward=3,2,1": the first that supports a call.
-void select_kernel(const std::string& choice);
-// While it lives, exactly these --kernel choices hold; then those from before again.
-struct KernelSelection {
-    explicit KernelSelection(const std::vector<std::string>& choices);
-    ~KernelSelection();
-    KernelSelection(const KernelSelection&) = delete;
+
+// Variants that are to run instead of the default ones, by operation: the first of them that supports a call.
+struct KernelChoices {
+    KernelChoices() = default;
+    // "rmsnorm_forward=2", as --kernel takes it, or "rope_forward=3,2,1". Throws Error for a name that there is not.
+    explicit KernelChoices(const std::vector<std::string>& choices);
+    // Null: none for this operation.
+    const std::vector<const Variant*>* of(const Operation& op) const;
 
   private:
-    void restore();
-    std::vector<std::vector<const Variant*>> before;  // by operation
+    std::unordered_map<const Operation*, std::vector<const Variant*>> chosen;
 };
 void list_kernels();
 
-// Checks shapes, types and strides, picks the variant (`variant`, else the selected one, else the first that
+// Checks shapes, types and strides, picks the variant (`variant`, else the context's choice, else the first that
 // supports the call) and runs it, with `threads` a block where that is not 0. Throws Error with the
 // operation, the operand, what was expected and what was found. Callers in C++ use ops/operations.h.
 void run(const Operation& op, std::span<const Tensor> tensors, std::span<const Scalar> scalars,
@@ -140,19 +140,6 @@ void run(const Operation& op, std::span<const Tensor> tensors, std::span<const S
 // What a call must at least move and compute, by its description.
 double least_bytes(const Call& call);
 double least_flops(const Call& call);
-
-// Brackets whatever is put on a stream: --profile records events there. Calls that a launcher makes lie within its own.
-struct Observer {
-    void (*before)(hipStream_t stream);
-    void (*after_run)(const Call& call, const Variant& variant);
-    void (*after_copy)(int64_t bytes, hipStream_t stream);
-};
-void observe_runs(const Observer* observer);  // null: no more
-// Launches replayed by a graph are not seen: work that is observed has to be launched directly.
-bool runs_are_observed();
-
-// Between host and device, either way, in the stream's order; without waiting where the host's side is pinned.
-void copy_bytes_async(void* to, const void* from, int64_t bytes, hipStream_t stream);
 
 namespace detail {
 

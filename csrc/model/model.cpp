@@ -305,9 +305,11 @@ void make_cis(const Model& m) {
 }  // namespace
 
 Model::Model(const Config& config_, const ModelOptions& options_)
-    : config(config_), options(options_), context(computing_context()) {
+    : config(config_), options(options_), kernels(options_.kernels), context(computing_context()) {
     context.stream = stream.handle;
     context.workspace = &workspace;
+    context.kernels = &kernels;
+    context.gemms = &gemms;
     plan_parameters(parameters, config, options.precision, arena);
     plan_activations(activations, config, options.batch_size, options.seq_len, options.precision.weights,
                      options.recompute, options.logits_bytes, arena);
@@ -340,8 +342,8 @@ void set_batch(Model& m, const int32_t* tokens, const int32_t* targets, int64_t 
     CHECK(B * T <= m.options.batch_size * m.options.seq_len && T <= m.options.seq_len);
     const Activations& a = m.activations;
     reshape_activations(m.activations, m.config, B, T);
-    copy_bytes_async(a.tokens.data, tokens, a.tokens.bytes(), m.stream.handle);
-    copy_bytes_async(a.targets.data, targets, a.targets.bytes(), m.stream.handle);
+    copy_bytes_async(m.context, a.tokens.data, tokens, a.tokens.bytes());
+    copy_bytes_async(m.context, a.targets.data, targets, a.targets.bytes());
 }
 
 void forward(Model& m) {
@@ -356,8 +358,8 @@ void forward_backward(Model& m, bool first, double scale) {
 }
 
 void set_update(Model& m, const float* lr, const int32_t* step) {
-    copy_bytes_async(m.lr.data, lr, sizeof *lr, m.stream.handle);
-    copy_bytes_async(m.step.data, step, sizeof *step, m.stream.handle);
+    copy_bytes_async(m.context, m.lr.data, lr, sizeof *lr);
+    copy_bytes_async(m.context, m.step.data, step, sizeof *step);
 }
 
 void update(Model& m, const AdamW& adamw, uint64_t seed) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <functional>
 
+#include "core/gemm.h"
 #include "core/registry.h"
 #include "model/activations.h"
 #include "model/config.h"
@@ -14,7 +15,8 @@ struct ModelOptions {
     int64_t batch_size = 1, seq_len = 1;  // the largest batch that a step will see
     Precision precision;
     Recompute recompute;
-    int64_t logits_bytes = 0;  // of the logits' chunks, as plan_activations takes it
+    int64_t logits_bytes = 0;               // of the logits' chunks, as plan_activations takes it
+    std::vector<std::string> kernels = {};  // as KernelChoices takes them
 };
 
 struct AdamW {
@@ -31,7 +33,9 @@ struct Model {
     const Config config;
     const ModelOptions options;
     const Stream stream;
-    Context context;
+    const KernelChoices kernels;
+    GemmAlgorithms gemms;
+    Context context;  // of all its calls
     Arena arena;
     Parameters parameters;
     Activations activations;

@@ -119,7 +119,7 @@ void run_on_copies(const Operation& op, const std::vector<Array>& arrays, const 
         copy_bytes(memory.back().data, arrays[i].data, arrays[i].span_bytes());
         copies[i].data = memory.back().data;
     }
-    run(op, copies, scalars, {Where::device, nullptr, nullptr}, variant);
+    run(op, copies, scalars, {.where = Where::device}, variant);
     CHECK(hipDeviceSynchronize());
     for (size_t i = 0; i < arrays.size() && static_cast<int>(i) < op.outputs; i++)
         if (copies[i].data) copy_bytes(arrays[i].data, copies[i].data, arrays[i].span_bytes());
@@ -128,10 +128,13 @@ void run_on_copies(const Operation& op, const std::vector<Array>& arrays, const 
 // Device arrays, in place. Without a stream of the caller's: the default one, and done on return.
 void run_in_place(const Operation& op, const std::vector<Tensor>& tensors, const std::vector<Scalar>& scalars,
                   const char* variant, std::optional<int64_t> stream) {
-    static std::map<std::pair<int, int64_t>, Workspace> workspaces;  // of calls that may overlap
+    // Of each thread and stream, on which calls follow one another.
+    static thread_local std::map<std::pair<int, int64_t>, Workspace> workspaces;
     const int64_t number = stream.value_or(0);
     Workspace& workspace = workspaces[{current_device(), number}];
-    run(op, tensors, scalars, {Where::device, reinterpret_cast<hipStream_t>(number), &workspace}, variant);
+    run(op, tensors, scalars,
+        {.where = Where::device, .stream = reinterpret_cast<hipStream_t>(number), .workspace = &workspace},
+        variant);
     if (!stream) CHECK(hipDeviceSynchronize());
 }
 
@@ -175,7 +178,7 @@ void run_operation(const std::string& operation, const std::vector<py::object>& 
         scalars.push_back(real ? Scalar(v.cast<double>()) : Scalar(v.cast<int64_t>()));
     }
     const char* named = variant.empty() ? nullptr : variant.c_str();
-    const NativeCall call;
+    const py::gil_scoped_release others_run_on;
     if (operands.on_device) return run_in_place(op, operands.tensors, scalars, named, stream);
     if (is_device_variant(op, variant))
         return run_on_copies(op, operands.arrays, operands.tensors, scalars, named);

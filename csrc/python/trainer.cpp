@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <mutex>
 #include <nlohmann/json.hpp>
 
 #include "native.h"
@@ -18,20 +19,23 @@ namespace {
 
 using Ids = py::array_t<int32_t, py::array::c_style>;
 
-// One call of a trainer: with the kernels that its run chose.
+// Python's other threads run on while a trainer computes; two that call the same one take turns.
+struct LockedTrainer : Trainer {
+    using Trainer::Trainer;
+    mutable std::mutex lock;
+};
 struct TrainerCall {
-    explicit TrainerCall(const Options& options) : selection(options.kernel) {}
+    explicit TrainerCall(const LockedTrainer& t) : held(t.lock) {}
 
   private:
-    NativeCall call;
-    KernelSelection selection;
+    py::gil_scoped_release release;  // before the lock: whoever holds it may want the GIL
+    std::lock_guard<std::mutex> held;
 };
 
-// Throws what a trainer's constructor throws, but holds no lock while Python has the GIL.
-std::unique_ptr<Trainer> make_trainer(const std::string& options_json) {
+std::unique_ptr<LockedTrainer> make_trainer(const std::string& options_json) {
     const Options options = parse_options(nlohmann::json::parse(options_json));
-    const TrainerCall call(options);
-    return std::make_unique<Trainer>(options, 0);  // step() waits for its loss: nothing is ever ahead
+    const py::gil_scoped_release others_run_on;
+    return std::make_unique<LockedTrainer>(options, 0);  // step() waits for its loss: nothing is ever ahead
 }
 
 py::dict as_dict(const UpdateResult& r) {
@@ -44,8 +48,8 @@ py::dict as_dict(const UpdateResult& r) {
     return d;
 }
 
-UpdateResult update(Trainer& t, const Trainer::Batch* batch) {
-    const TrainerCall call(t.options);
+UpdateResult update(LockedTrainer& t, const Trainer::Batch* batch) {
+    const TrainerCall call(t);
     if (batch)
         t.start_update(*batch);
     else
@@ -54,7 +58,7 @@ UpdateResult update(Trainer& t, const Trainer::Batch* batch) {
 }
 
 // tokens, targets: [tokens_per_update].
-py::dict step(Trainer& t, const Ids& tokens, const Ids& targets) {
+py::dict step(LockedTrainer& t, const Ids& tokens, const Ids& targets) {
     CHECK(tokens.size() == t.tokens_per_update() && targets.size() == t.tokens_per_update());
     const int64_t rows = t.options.batch_size * t.options.seq_len;
     const Trainer::Batch batch = [&, from = tokens.data(), to = targets.data()](
@@ -66,10 +70,10 @@ py::dict step(Trainer& t, const Ids& tokens, const Ids& targets) {
 }
 
 // tokens, targets: [rows,T].
-double validate(Trainer& t, const Ids& tokens, const Ids& targets) {
+double validate(LockedTrainer& t, const Ids& tokens, const Ids& targets) {
     const int64_t rows = tokens.shape(0), T = tokens.shape(1);
     const int32_t *from = tokens.data(), *to = targets.data();
-    const TrainerCall call(t.options);
+    const TrainerCall call(t);
     return t.mean_loss_of(rows, T,
                           [&](int64_t first, int64_t count, int32_t* some_tokens, int32_t* some_targets) {
                               std::copy_n(from + first * T, count * T, some_tokens);
@@ -78,7 +82,7 @@ double validate(Trainer& t, const Ids& tokens, const Ids& targets) {
 }
 
 // In f32, which holds bf16 exactly; numpy has no bf16.
-py::dict parameters(const Trainer& t) {
+py::dict parameters(const LockedTrainer& t) {
     py::dict all;
     for (const NamedTensor& p : weight_tensors(t.model.parameters)) {
         const std::vector<int64_t> shape(p.tensor.shape, p.tensor.shape + p.tensor.rank);
@@ -86,7 +90,7 @@ py::dict parameters(const Trainer& t) {
         float* to = values.mutable_data();
         const int64_t count = p.tensor.elements();
         {
-            const NativeCall call;
+            const TrainerCall call(t);
             if (p.tensor.dtype == DType::f32) {
                 copy_bytes(to, p.tensor.data, p.tensor.bytes());
             } else {
@@ -100,41 +104,44 @@ py::dict parameters(const Trainer& t) {
     return all;
 }
 
-void save(Trainer& t, const std::string& directory) {
-    const TrainerCall call(t.options);
+void save(LockedTrainer& t, const std::string& directory) {
+    const TrainerCall call(t);
     t.save_to(directory);
 }
 
 }  // namespace
 
 void define_trainer(py::module_& m) {
-    py::class_<Trainer>(m, "Trainer")
+    py::class_<LockedTrainer>(m, "Trainer")
         .def(py::init(&make_trainer), py::arg("options"))
         .def("step", &step)
-        .def("step", [](Trainer& t) { return as_dict(update(t, nullptr)); })
+        .def("step", [](LockedTrainer& t) { return as_dict(update(t, nullptr)); })
         .def("validate", &validate)
         .def("validate",
-             [](Trainer& t) {
-                 const TrainerCall call(t.options);
+             [](LockedTrainer& t) {
+                 const TrainerCall call(t);
                  return t.validate();
              })
         .def("sample",
-             [](Trainer& t, std::vector<int32_t> prompt, int64_t count, double temperature, int64_t top_k) {
-                 const TrainerCall call(t.options);
+             [](LockedTrainer& t, std::vector<int32_t> prompt, int64_t count, double temperature,
+                int64_t top_k) {
+                 const TrainerCall call(t);
                  return t.sample(std::move(prompt), count, temperature, top_k);
              })
-        .def("text_of",
-             [](const Trainer& t, const std::vector<int32_t>& ids) { return py::bytes(t.text_of(ids)); })
+        .def("text_of", [](const LockedTrainer& t,
+                           const std::vector<int32_t>& ids) { return py::bytes(t.text_of(ids)); })
         .def("first_token", &Trainer::first_token)
         .def("parameters", &parameters)
         .def("save", &save)
-        .def_property_readonly("updates", [](const Trainer& t) { return t.step; })
-        .def_property_readonly("accumulation", [](const Trainer& t) { return t.accumulation; })
-        .def_property_readonly("remarks", [](const Trainer& t) { return t.remarks; })
-        .def_property_readonly("has_training_data", [](const Trainer& t) { return t.train.has_value(); })
-        .def_property_readonly("has_validation_data", [](const Trainer& t) { return t.val.has_value(); })
-        .def_property_readonly("options", [](const Trainer& t) { return to_json(t.options).dump(); })
-        .def_property_readonly("config", [](const Trainer& t) {
+        .def_property_readonly("updates", [](const LockedTrainer& t) { return t.step; })
+        .def_property_readonly("accumulation", [](const LockedTrainer& t) { return t.accumulation; })
+        .def_property_readonly("remarks", [](const LockedTrainer& t) { return t.remarks; })
+        .def_property_readonly("has_training_data",
+                               [](const LockedTrainer& t) { return t.train.has_value(); })
+        .def_property_readonly("has_validation_data",
+                               [](const LockedTrainer& t) { return t.val.has_value(); })
+        .def_property_readonly("options", [](const LockedTrainer& t) { return to_json(t.options).dump(); })
+        .def_property_readonly("config", [](const LockedTrainer& t) {
             return config_json(t.config, t.model.options.precision.weights);
         });
 }

@@ -32,7 +32,8 @@ void handle_signals() {
 }
 
 std::string computing_device() {
-    if (device_properties().emulated) return "the processor, " + std::to_string(host_threads()) + " threads";
+    if (computing_context().where == Where::host)
+        return "the processor, " + std::to_string(host_threads()) + " threads";
     return device_properties().name;
 }
 
@@ -71,8 +72,7 @@ std::string train(Trainer& t, Log& log, double peak) {
     };
     if (t.step == 0) validate(t, log);
     UsageMeter usage;
-    Profile profile(choose_profiled_steps(t.step + 1, o.steps, o.profile), t.model.stream.handle, o.out,
-                    peak);
+    Profile profile(choose_profiled_steps(t.step + 1, o.steps, o.profile), t.model.context, o.out, peak);
     const auto finish = [&](int64_t in_flight) {
         while (t.in_flight() > in_flight) {
             const UpdateResult r = t.finish_update();
@@ -108,13 +108,12 @@ std::string train(Trainer& t, Log& log, double peak) {
 
 int run_training(const Options& options) {
     if (options.train_data.empty()) fail("--train-data: expected a pattern of files, found none");
-    const KernelSelection selection(options.kernel);
-    computing_context();  // a machine without the device is told so before any work
+    const Where where = computing_context().where;  // a machine without the device is told so before any work
     Trainer t(options);
     const std::string moved = prepare_output(options.out, t.resumed_from, t.step);
     const RunShape shape{options.steps, static_cast<double>(t.tokens_per_update()),
                          t.config.flops_per_token(options.seq_len),
-                         peak_flops(t.model.options.precision.weights), !device_properties().emulated};
+                         peak_flops(t.model.options.precision.weights), where == Where::device};
     Log log(options.out, shape);
     if (!moved.empty()) log.print(moved);
     describe(log, t);

@@ -106,6 +106,7 @@ ModelOptions model_options(const Options& o) {
     m.precision = {storage_type(o.dtype), storage_type(o.grad_dtype), storage_type(o.optimizer_state),
                    o.master_weights == "on"};
     m.recompute = parse_recompute(o.recompute);
+    m.kernels = o.kernel;
     return m;
 }
 
@@ -118,7 +119,7 @@ std::vector<MemoryRow> memory_rows(const Model& model) {
         it->tensors++;
         it->bytes += row.bytes;
     }
-    if (device_properties().emulated) return rows;
+    if (model.context.where == Where::host) return rows;
     const DeviceMemoryInfo device = device_memory();
     rows.push_back({"runtime, other programs", 0, device.total - device.free - model.arena.bytes()});
     return rows;
@@ -126,7 +127,7 @@ std::vector<MemoryRow> memory_rows(const Model& model) {
 
 void check_memory(const Model& model, const Options& options) {
     // The runtime takes more later: for kernels that it loads at their first call, graphs, the library.
-    const int64_t later = device_properties().emulated ? 0 : int64_t{512} << 20;
+    const int64_t later = model.context.where == Where::host ? 0 : int64_t{512} << 20;
     const DeviceMemoryInfo device = device_memory();
     const int64_t needed = model.arena.bytes() + later;
     if (needed <= device.free) return;

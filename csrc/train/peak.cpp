@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "core/registry.h"
+#include "ops/operations.h"
 #include "platform/stream.h"
 #include "platform/threads.h"
 
@@ -59,13 +59,10 @@ double measured_flops() {
     std::vector<float> x(n * n, 0.5f), weight(n * n, 0.25f), out(n * n);
     const auto square = [](std::vector<float>& data) { return make_tensor(data.data(), DType::f32, {n, n}); };
     const auto start = Clock::now();
-    const Operation& product = find_operation("matmul_forward");
-    const char* fastest = product.variants.front().name;  // whatever --kernel chose for the run
     double best = 1e30;
     for (int tries = 0; tries < 3 || seconds_since(start) < 0.1; tries++) {
         const auto begin = Clock::now();
-        const Tensor operands[] = {square(out), square(x), square(weight), Tensor{}};
-        run(product, operands, {}, {}, fastest);
+        matmul_forward({}, {.out = square(out), .x = square(x), .weight = square(weight)});
         best = std::min(best, seconds_since(begin));
     }
     return 2.0 * n * n * n / best;
@@ -99,11 +96,13 @@ double published_flops(const char* name, int multiprocessors, DType dtype) {
 
 double peak_flops(DType dtype) {
     const DeviceProperties& device = device_properties();
-    return device.emulated ? measured_flops() : published_flops(device.name, device.multiprocessors, dtype);
+    return computing_context().where == Where::host
+               ? measured_flops()
+               : published_flops(device.name, device.multiprocessors, dtype);
 }
 
 double measure_copy_rate() {
-    const bool host = device_properties().emulated;
+    const bool host = computing_context().where == Where::host;
     // Several times any cache, MI300X's 256 MiB of it included.
     const int64_t most = int64_t{host ? 64 : 1024} << 20, least = 16 << 20;
     for (int64_t bytes = most; bytes >= least; bytes /= 2) {

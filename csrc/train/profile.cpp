@@ -60,6 +60,10 @@ std::string shape_of(const Span& s) {
     return text;
 }
 
+std::string device_name() {
+    return computing_context().where == Where::host ? "CPU" : device_properties().name;
+}
+
 // Nanoseconds are what events resolve at best; more digits only make the file longer.
 double rounded(double us) {
     return std::round(us * 1e3) / 1e3;
@@ -73,6 +77,11 @@ struct Recording {
     std::vector<Step> steps;
     const Event* begin = nullptr;  // of the call under way
     int depth = 0;                 // calls within calls
+    const Observer observer = {
+        [this](hipStream_t stream) { before(stream); },
+        [this](const Call& call, const Variant& variant) { after(call, variant); },
+        [this](int64_t bytes, hipStream_t stream) { after_copy(bytes, stream); },
+    };
 
     const Event* record(hipStream_t stream) {
         events.emplace_back().record(stream);
@@ -142,18 +151,6 @@ struct Recording {
 
 namespace {
 
-Recording* observed = nullptr;  // while a step is recorded
-
-void observe(Recording* recording) {
-    static const Observer observer = {
-        [](hipStream_t stream) { observed->before(stream); },
-        [](const Call& call, const Variant& variant) { observed->after(call, variant); },
-        [](int64_t bytes, hipStream_t stream) { observed->after_copy(bytes, stream); },
-    };
-    observed = recording;
-    observe_runs(recording ? &observer : nullptr);
-}
-
 // A total for each operation and variant, and beneath it for each shape.
 struct Row {
     std::string operation, variant;
@@ -207,10 +204,9 @@ ordered_json profile_json(const std::vector<Row>& rows, size_t steps, double sec
         operations.push_back(total_json({{"operation", row.operation}, {"variant", row.variant}}, row.total));
         operations.back()["shapes"] = shapes;
     }
-    const DeviceProperties& device = device_properties();
     return {{"device",
-             {{"name", device.emulated ? "CPU" : device.name},
-              {"gpu", !device.emulated},
+             {{"name", device_name()},
+              {"gpu", computing_context().where == Where::device},
               {"peak_tflops", or_null(1e-12 * peak_flops)},
               {"copy_gbps", or_null(1e-9 * measure_copy_rate())}}},
             {"steps", steps},
@@ -230,12 +226,9 @@ ordered_json track_name(int track, const std::string& name) {
 }
 
 ordered_json trace_json(const std::vector<Step>& steps, const std::vector<Span>& spans, hipStream_t main) {
-    const DeviceProperties& device = device_properties();
-    ordered_json events = {{{"name", "process_name"},
-                            {"ph", "M"},
-                            {"pid", 0},
-                            {"args", {{"name", device.emulated ? "CPU" : device.name}}}},
-                           track_name(0, "steps")};
+    ordered_json events = {
+        {{"name", "process_name"}, {"ph", "M"}, {"pid", 0}, {"args", {{"name", device_name()}}}},
+        track_name(0, "steps")};
     for (const Step& s : steps)
         events.push_back(trace_event("step " + std::to_string(s.number), "step", 0, s.start_us, s.us,
                                      ordered_json::object()));
@@ -267,28 +260,28 @@ ProfiledSteps choose_profiled_steps(int64_t first, int64_t last, int64_t count) 
     return {first + (count > 0 && all > count ? 1 : 0), count};
 }
 
-Profile::Profile(const ProfiledSteps& steps_, hipStream_t stream_, const std::string& out_, double peak)
+Profile::Profile(const ProfiledSteps& steps_, Context& context_, const std::string& out_, double peak)
     : steps(steps_),
-      stream(stream_),
+      context(context_),
       out(out_),
       peak_flops(peak),
       recording(steps_.count > 0 ? std::make_unique<Recording>() : nullptr) {}
 
 Profile::~Profile() {
-    if (observed == recording.get()) observe(nullptr);
+    if (recording && context.observer == &recording->observer) context.observer = nullptr;
 }
 
 void Profile::begin_step(int64_t step) {
     if (!recording || step < steps.first || step - steps.first >= steps.count) return;
-    const Event* begin = recording->record(stream);
+    const Event* begin = recording->record(context.stream);
     recording->steps.push_back({step, begin, nullptr});
-    observe(recording.get());
+    context.observer = &recording->observer;
 }
 
 void Profile::end_step() {
-    if (!observed) return;
-    observe(nullptr);
-    recording->steps.back().end = recording->record(stream);
+    if (!recording || context.observer != &recording->observer) return;
+    context.observer = nullptr;
+    recording->steps.back().end = recording->record(context.stream);
 }
 
 bool Profile::is_complete() const {
@@ -304,7 +297,7 @@ void Profile::finish() {
     print_table(rows, static_cast<double>(r->steps.size()), seconds, idle);
     const ordered_json profile = profile_json(rows, r->steps.size(), seconds, idle, peak_flops);
     write_file(out + "/profile.json", profile.dump(2) + "\n");
-    write_file(out + "/trace.json", trace_json(r->steps, r->spans, stream).dump() + "\n");
+    write_file(out + "/trace.json", trace_json(r->steps, r->spans, context.stream).dump() + "\n");
 }
 
 }  // namespace llamac

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "platform/hip.h"
+#include "core/context.h"
 
 namespace llamac {
 
@@ -19,8 +19,9 @@ struct ProfiledSteps {
 ProfiledSteps choose_profiled_steps(int64_t first, int64_t last, int64_t count);
 
 struct Profile {
-    // stream: the one that the steps run on. out: the run's folder. peak_flops: per second, 0 where unknown.
-    Profile(const ProfiledSteps& steps, hipStream_t stream, const std::string& out, double peak_flops);
+    // context: the one that the steps run with; observed while they do. out: the run's folder. peak_flops: per second, 0
+    // where unknown.
+    Profile(const ProfiledSteps& steps, Context& context, const std::string& out, double peak_flops);
     ~Profile();
     Profile(const Profile&) = delete;
 
@@ -35,7 +36,7 @@ struct Profile {
 
   private:
     const ProfiledSteps steps;
-    const hipStream_t stream;
+    Context& context;
     const std::string out;
     const double peak_flops;
     std::unique_ptr<Recording> recording;  // null: nothing to profile, or it is written

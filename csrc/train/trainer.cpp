@@ -55,11 +55,11 @@ std::string gemm_cache(const Options& o) {
 
 // Takes what the file keeps. Returns "", or the line that says why it is not taken. A file that the user names has to
 // be one; our own is made anew.
-std::string take_gemm_choices(const Options& o) {
+std::string take_gemm_choices(GemmAlgorithms& gemms, const Options& o) {
     const std::string file = gemm_cache(o);
     if (file.empty()) return "";
     try {
-        const std::string why = use_gemm_choices(read_gemm_cache(file));
+        const std::string why = gemms.use(read_gemm_cache(file));
         return why.empty() ? "" : file + ": the matrix products' choices are " + why + ": they are made anew";
     } catch (const Error& error) {
         if (o.gemm_cache != "auto") throw;
@@ -67,10 +67,10 @@ std::string take_gemm_choices(const Options& o) {
     }
 }
 // What cannot be kept is timed again next time: no reason to end a run.
-void keep_gemm_choices(const Options& o) {
+void keep_gemm_choices(const GemmAlgorithms& gemms, const Options& o) {
     const std::string file = gemm_cache(o);
     try {
-        if (!file.empty()) add_to_gemm_cache(file, gemm_choices());
+        if (!file.empty()) add_to_gemm_cache(file, gemms.choices());
     } catch (const Error& error) {
         std::fprintf(stderr, "train_llama3: %s; the matrix products' choices are not kept\n", error.what());
     }
@@ -106,7 +106,7 @@ void resume(Trainer& t) {
     const DType dtype = t.model.options.precision.weights;
     if (config_json(load_config(t.resumed_from), dtype) != config_json(t.config, dtype))
         fail(t.resumed_from, "/config.json: is not the model that --model ", t.options.model, " means");
-    if (const std::string not_taken = use_gemm_choices(manifest.gemms); !not_taken.empty())
+    if (const std::string not_taken = t.model.gemms.use(manifest.gemms); !not_taken.empty())
         remark(t, t.resumed_from + ": the matrix products' choices are " + not_taken + ": other bits");
     if (const std::string changed = changed_flags(manifest, t.options, t.train ? t.train->sequences : 0);
         !changed.empty())
@@ -145,7 +145,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     model.allocate();
     while (flights.size() < on_device.size()) flights.emplace_back(tokens_per_update());
     while (ends.size() <= flights.size()) ends.emplace_back();
-    remarks = take_gemm_choices(o);
+    remarks = take_gemm_choices(model.gemms, o);
     if (!resumed_from.empty())
         resume(*this);
     else if (o.init == "load") {
@@ -165,7 +165,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
 }
 
 void Trainer::launch(Replayed& r) {
-    if (replays && r.launched && !runs_are_observed()) {
+    if (replays && r.launched && !model.context.observer) {
         if (!r.graph) r.graph.emplace(model.stream.handle, r.work);
         return r.graph->replay();
     }
@@ -187,9 +187,11 @@ void Trainer::start_update(const Batch& batch) {
     CHECK(in_flight() <= most_in_flight);
     // The first update meets all products that are worth a timing; samples have others at every length.
     const bool first = !optimizer.launched;
-    const GemmTuning tuning(first && options.tune == "on");
+    const GemmTuning tuning(model.gemms, first && options.tune == "on");
     const size_t slot = static_cast<size_t>(step) % flights.size();
     Flight& f = flights[slot];
+    Context copying = model.context;
+    copying.stream = copies.handle;
     if (in_flight() == 0) end_of(step).record(model.stream.handle);
     const int64_t rows = options.batch_size * options.seq_len;
     for (int64_t micro = 0; micro < accumulation; micro++) {
@@ -197,7 +199,7 @@ void Trainer::start_update(const Batch& batch) {
         batch(micro, f.tokens.data + first_id, f.targets.data + first_id);
         const auto copy_ahead = [&](const PinnedMemory<int32_t>& from, const Tensor& to) {
             int32_t* ids = static_cast<int32_t*>(to.data) + first_id;
-            copy_bytes_async(ids, from.data + first_id, rows * size_of(to.dtype), copies.handle);
+            copy_bytes_async(copying, ids, from.data + first_id, rows * size_of(to.dtype));
             return ids;
         };
         const int32_t *tokens = copy_ahead(f.tokens, on_device[slot].tokens),
@@ -207,16 +209,16 @@ void Trainer::start_update(const Batch& batch) {
         set_batch(model, tokens, targets, options.batch_size, options.seq_len);
         launch(micro == 0 ? first_micro_step : later_micro_step);
         const Tensor& losses = model.activations.losses;
-        copy_bytes_async(f.losses.data + first_id, losses.data, losses.bytes(), model.stream.handle);
+        copy_bytes_async(model.context, f.losses.data + first_id, losses.data, losses.bytes());
     }
     f.scalars.data[0] = static_cast<float>(learning_rate(schedule, step + 1));
     f.step.data[0] = static_cast<int32_t>(step + 1);
     set_update(model, f.scalars.data, f.step.data);
     launch(optimizer);
-    copy_bytes_async(f.scalars.data + 1, model.grad_norm.data, sizeof(float), model.stream.handle);
+    copy_bytes_async(model.context, f.scalars.data + 1, model.grad_norm.data, sizeof(float));
     end_of(step + 1).record(model.stream.handle);
     step++;
-    if (first) keep_gemm_choices(options);
+    if (first) keep_gemm_choices(model.gemms, options);
 }
 
 UpdateResult Trainer::finish_update() {
@@ -231,7 +233,7 @@ UpdateResult Trainer::finish_update() {
 }
 
 double Trainer::validate() {
-    const GemmTuning tuning(options.tune == "on");  // its products are the updates'
+    const GemmTuning tuning(model.gemms, options.tune == "on");  // its products are the updates'
     const int64_t B = options.batch_size, batches = val->validation_batches(options.val_steps);
     return mean_loss_of(batches * B, options.seq_len,
                         [&](int64_t first, int64_t, int32_t* tokens, int32_t* targets) {
@@ -284,11 +286,12 @@ Manifest Trainer::manifest() const {
     CHECK(in_flight() == 0);
     Manifest m = describe_run(options, devices, step);
     for (const Operation* op : operations())
-        for (const Variant* v : op->selected) {
-            std::string& names = m.kernels[op->name];
-            names += std::string(names.empty() ? "" : ",") + v->name;
-        }
-    m.gemms = gemm_choices();
+        if (const auto* chosen = model.kernels.of(*op))
+            for (const Variant* v : *chosen) {
+                std::string& names = m.kernels[op->name];
+                names += std::string(names.empty() ? "" : ",") + v->name;
+            }
+    m.gemms = model.gemms.choices();
     m.sequences = train ? train->sequences : 0;
     return m;
 }

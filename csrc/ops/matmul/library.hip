@@ -32,19 +32,19 @@ template <class T>
 void matmul_forward_library(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
                             View<const T, 2> residual, Device device) {
     run_gemm(forward_product(dtype_of<T>(), x, weight, bool(residual)), out.data, x.data, weight.data,
-             residual.data, device.workspace, device.stream);
+             residual.data, device.workspace, device.context.gemms, device.stream);
 }
 template <class T>
 void matmul_backward_input_library(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight,
                                    Device device) {
     run_gemm(input_product(dtype_of<T>(), dout, weight), dx.data, dout.data, weight.data, nullptr,
-             device.workspace, device.stream);
+             device.workspace, device.context.gemms, device.stream);
 }
 template <class T, class G>
 void matmul_backward_weight_library(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
                                     bool accumulate, Device device) {
     run_gemm(weight_product(dtype_of<T>(), dtype_of<G>(), dout, x, accumulate), dweight.data, dout.data,
-             x.data, dweight.data, device.workspace, device.stream);
+             x.data, dweight.data, device.workspace, device.context.gemms, device.stream);
 }
 
 bool library_supports_forward(const Call& c) {

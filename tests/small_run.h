@@ -1,0 +1,119 @@
+// A run of seconds, without its loop, for tests: its model, data and options, and what its updates give.
+#pragma once
+#include "check.h"
+#include "train/trainer.h"
+
+namespace llamac {
+
+namespace fs = std::filesystem;
+
+// Heads of 64 channels, which the kernels on matrix cores take.
+inline constexpr const char* model_json = R"({"model_type": "llama", "vocab_size": 128, "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 64, "max_position_embeddings": 64, "tie_word_embeddings": true, "initializer_range": 0.1})";
+
+inline std::string tokens_bin(uint32_t count) {
+    std::vector<uint32_t> header(256);
+    header[0] = 20240520, header[1] = 1, header[2] = count;
+    std::vector<uint16_t> tokens(count);
+    for (uint32_t i = 1; i < count; i++)
+        tokens[i] = static_cast<uint16_t>((tokens[i - 1] + (i * i % 7 < 3 ? 2 : 5)) % 128);
+    return bytes_of(header) + bytes_of(tokens);
+}
+
+using Words = std::vector<std::string>;
+
+// Six updates of two micro-steps of 4 sequences of 16 tokens; `more` wins over that.
+inline Options small_run(const Words& more = {}) {
+    if (!fs::exists(in_folder("model"))) {
+        fs::create_directories(in_folder("model"));
+        put("model/config.json", model_json);
+        put("train.bin", tokens_bin(3000));
+        put("val.bin", tokens_bin(500));
+    }
+    Words words = {"train_llama3",
+                   "--model",
+                   in_folder("model"),
+                   "--train-data",
+                   in_folder("train.bin"),
+                   "--val-data",
+                   in_folder("val.bin"),
+                   "--gemm-cache",
+                   in_folder("gemm.json"),
+                   "--out",
+                   in_folder("out"),
+                   "--tokenizer",
+                   "none",
+                   "--steps",
+                   "6",
+                   "--batch-size",
+                   "4",
+                   "--seq-len",
+                   "16",
+                   "--lr",
+                   "0.01",
+                   "--warmup-steps",
+                   "2",
+                   "--val-steps",
+                   "2",
+                   "--total-batch-size",
+                   "128"};
+    words.insert(words.end(), more.begin(), more.end());
+    std::vector<const char*> arguments;
+    for (const std::string& word : words) arguments.push_back(word.c_str());
+    return parse_options(static_cast<int>(arguments.size()), arguments.data());
+}
+
+inline const Words precisions[] = {
+    {},
+    {"--dtype", "bf16"},
+    {"--dtype", "bf16", "--grad-dtype", "bf16", "--optimizer-state", "bf16", "--master-weights", "off"}};
+
+// Kernels for all operations, the first that takes a call; emulated where the host computes by default.
+inline std::vector<std::string> all_kernels() {
+    std::vector<std::string> choices;
+    for (const Operation* op : operations()) {
+        std::string names;
+        for (const Variant& v : op->variants)
+            if (v.where == Where::device && v.deterministic)
+                names += (names.empty() ? "" : ",") + std::string(v.name);
+        choices.push_back(op->name + "=" + names);
+    }
+    return choices;
+}
+
+struct Trained {
+    std::vector<double> numbers;  // of each update: its step, loss, gradient norm, learning rate
+    std::string weights;
+
+    bool operator==(const Trained& other) const {
+        return numbers == other.numbers && weights == other.weights;
+    }
+};
+
+inline void finish(Trainer& t, int64_t in_flight, Trained& trained) {
+    while (t.in_flight() > in_flight) {
+        const UpdateResult r = t.finish_update();
+        trained.numbers.insert(trained.numbers.end(), {double(r.step), r.loss, r.grad_norm, r.lr});
+    }
+}
+
+// The updates from where `t` stands to the run's end.
+inline Trained train(Trainer& t) {
+    Trained trained;
+    while (t.step < t.options.steps) {
+        t.start_update();
+        finish(t, t.most_in_flight, trained);
+    }
+    finish(t, 0, trained);
+    const Tensor& weights = t.model.parameters.weights;
+    trained.weights.resize(static_cast<size_t>(weights.bytes()));
+    copy_bytes(trained.weights.data(), weights.data, weights.bytes());
+    return trained;
+}
+inline Trained train(const Options& o, int64_t ahead) {
+    Trainer t(o, ahead);
+    return train(t);
+}
+
+}  // namespace llamac
