@@ -64,7 +64,7 @@ struct Gradients {
     explicit Gradients(const Form& f) : form(f) {
         const Operation& op = *form.op;
         for (const size_t i : form.leading) arguments.push_back(op.operands[i].name);
-        for (const size_t d : form.sizes) arguments.push_back(op.dimensions[d]);
+        for (const size_t d : form.sizes) arguments.push_back(op.dimensions[d].name);
         for (const size_t s : form.scalars) arguments.push_back(op.scalars[s].name);
         for (const size_t i : form.results) results.push_back(op.operands[i].name);
         differentiable.resize(results.size());
