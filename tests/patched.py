@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from test_reference_model import DoubleTorch
+from double import DoubleTorch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 

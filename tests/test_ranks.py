@@ -18,6 +18,7 @@ import train_llama3 as ref
 from llamac import random
 from llamac.config import load_config
 from llamac.options import parse
+from llamac.training.weights import Part
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -93,6 +94,7 @@ import torch
 from torch._dynamo.utils import counters
 import train_llama3 as ref
 from llamac.options import parse
+from llamac.training.ranks import leave, rank
 torch.compile = partial(torch.compile, backend="aot_eager")
 optimizers = []
 class AdamW(ref.AdamW):
@@ -106,8 +108,8 @@ assert not counters["graph_break"], counters["graph_break"]
 sizes = {(part.weight().numel(), part.weight().dim()) for part in parts}
 held = sum(part.weight().numel() for part in parts)
 found = counters["stats"]["unique_graphs"] - len(sizes), held
-Path(__file__).with_name(f"found{ref.rank()}").write_text("%d %d" % found)
-ref.leave()
+Path(__file__).with_name(f"found{rank()}").write_text("%d %d" % found)
+leave()
 """
 
 
@@ -130,12 +132,14 @@ def test_compiled_on_our_operations(data, tmp_path):
 FAILING = """
 import os, sys
 import train_llama3 as ref
-from llamac.options import parse
-def update(r, step):
-    if step == 2 and ref.rank() == 1:
+from llamac.training.ranks import rank
+calls = []
+def train_step(*arguments):
+    calls.append(arguments)
+    if len(calls) == 2 and rank() == 1:
         raise OSError("this rank's disk is full")
-    return UPDATE(r, step)
-UPDATE, ref.update = ref.update, update
+    return TRAIN_STEP(*arguments)
+TRAIN_STEP, ref.train_step = ref.train_step, train_step
 sys.argv[1:] = ["--train", *sys.argv[1:]]
 ref.run(ref.main)
 """
@@ -174,7 +178,7 @@ def test_rounding_does_not_depend_on_who_holds_an_element(hashed):
     ends = []
     for cuts in ([0, 30], [0, 11, 12, 30]):
         weight = torch.nn.Parameter(start.clone())
-        parts = [ref.Part("w", 3, (30, 7), a, weight, slice(a, b)) for a, b in pairwise(cuts)]
+        parts = [Part("w", 3, (30, 7), a, weight, slice(a, b)) for a, b in pairwise(cuts)]
         optimizer = ref.AdamW(parts, 0.9, 0.95, 0.1, master_weights=False, state_dtype=torch.bfloat16, seed=2)
         optimizer.hashed = hashed
         g = torch.randn(30, 7, generator=torch.Generator().manual_seed(2))

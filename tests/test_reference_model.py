@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from double import DoubleTorch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, modeling_rope_utils
 from transformers.models.llama import modeling_llama
@@ -17,6 +18,7 @@ from llamac import hf
 from llamac.config import RopeScaling, load_config
 from llamac.errors import InputError
 from llamac.rule import BACKWARD, FORWARD, violation
+from llamac.training.weights import init_weights, load_weights, parts, save_model
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ["tied-gqa", "untied-mha", "scaled8", "scaled32", "wide-heads"]
@@ -43,7 +45,7 @@ def batch(vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
 def our_results(directory: Path, dtype: torch.dtype) -> Tensors:
     """Logits, loss and gradients of every parameter, by our model loaded from a directory."""
     model = ref.empty_model(load_config(directory), dtype)
-    ref.load_weights(model, directory)
+    load_weights(model, directory)
     tokens, targets = batch(model.config.vocab_size)
     logits = model(tokens, ref.precompute_cis(model.config, T, dtype=dtype))
     loss = ref.cross_entropy(logits, targets).mean()
@@ -61,17 +63,6 @@ def their_results(directory: Path, dtype: torch.dtype) -> Tensors:
     loss.backward()
     grads = {name: p.grad for name, p in model.named_parameters()}
     return {"logits": logits.detach(), "loss": loss.detach(), **grads}
-
-
-class DoubleTorch:
-    """torch, except that fp32 is double: transformers computes norms, softmax and RoPE in fp32 whatever the
-    model's dtype, and would not reach float64's truth.
-    """
-
-    float32 = float = torch.float64
-
-    def __getattr__(self, name):
-        return getattr(torch, name)
 
 
 def true_results(directory: Path, monkeypatch) -> Tensors:
@@ -114,17 +105,17 @@ def unscaled(config, *args, **kwargs):
     return PRECOMPUTE_CIS(replace(config, rope_scaling=None), *args, **kwargs)
 
 
-def heads_in_turn(self, q, k, v):  # query head h reads key head h % NKV instead of h // (NH/NKV)
+def heads_in_turn(q, k, v):  # query head h reads key head h % NKV instead of h // (NH/NKV)
     k, v = (x.repeat(1, 1, q.shape[2] // x.shape[2], 1) for x in (k, v))
-    return ATTENTION(self, q, k, v)
+    return ref.attention(q, k, v)
 
 
-PRECOMPUTE_CIS, ATTENTION, RMSNORM = ref.precompute_cis, ref.CausalAttention.forward, ref.rmsnorm
+PRECOMPUTE_CIS, RMSNORM = ref.precompute_cis, ref.rmsnorm
 FAULTS = {
     "interleaved": ("tied-gqa", ref.TORCH, "rope", interleaved_rope),
     "unscaled8": ("scaled8", ref, "precompute_cis", unscaled),
     "unscaled32": ("scaled32", ref, "precompute_cis", unscaled),
-    "heads": ("tied-gqa", ref.CausalAttention, "forward", heads_in_turn),
+    "heads": ("tied-gqa", ref.TORCH, "attention", heads_in_turn),
     "norm": ("untied-mha", ref.TORCH, "rmsnorm", lambda x, weight, eps: RMSNORM(x, weight, eps) / weight),
     "nan": ("untied-mha", ref, "cross_entropy", lambda logits, targets: logits.sum() * math.nan),
 }
@@ -165,7 +156,7 @@ def test_reads_what_transformers_writes(tmp_path, factor):
     assert (config.rope_theta, config.rope_scaling, config.head_dim) == (1e5, scaling, 12)
     assert config.tie_word_embeddings == (factor == 8.0)
     ours = ref.empty_model(config, torch.float32)
-    ref.load_weights(ours, tmp_path)
+    load_weights(ours, tmp_path)
     state = model.state_dict()
     assert [name for name, _ in ours.named_parameters()] == [name for name, _ in config.parameters()]
     for name, weight in ours.named_parameters():
@@ -176,11 +167,11 @@ def test_reads_what_transformers_writes(tmp_path, factor):
 @pytest.mark.parametrize("name", MODELS)
 def test_directory_holds_the_same_weights(tmp_path, name, dtype):
     model = ref.empty_model(load_config(ROOT / "tests" / "models" / f"{name}.json"), dtype)
-    ref.init_weights(model, 5)
-    ref.save_model(model, tmp_path / "model", dtype)
+    init_weights(model, 5)
+    save_model(model, tmp_path / "model", dtype)
     assert load_config(tmp_path / "model") == model.config
     again = ref.empty_model(load_config(tmp_path / "model"), dtype)
-    ref.load_weights(again, tmp_path / "model")
+    load_weights(again, tmp_path / "model")
     assert [(n, w.tolist()) for n, w in again.named_parameters()] == [
         (n, w.tolist()) for n, w in model.named_parameters()
     ]
@@ -196,19 +187,19 @@ def test_refuses_directories_that_do_not_fit(tmp_path, references):
     with pytest.raises(
         InputError, match=r"model\.safetensors: model\.embed_tokens\.weight: expected shape \[101, 64\]"
     ):
-        ref.load_weights(model, references / "tied-gqa" / "f32")
+        load_weights(model, references / "tied-gqa" / "f32")
     with pytest.raises(InputError, match=r"model\.safetensors"):
-        ref.load_weights(model, tmp_path)
+        load_weights(model, tmp_path)
     save_file({"model.embed_tokens.weight": torch.zeros(97, 48)}, tmp_path / "model.safetensors")
     with pytest.raises(InputError, match=r"expected a tensor model\.layers\.0\..*, found none"):
-        ref.load_weights(ref.empty_model(config, torch.float32), tmp_path)
+        load_weights(ref.empty_model(config, torch.float32), tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
     with pytest.raises(InputError, match=r"model\.safetensors"):
-        ref.load_weights(model, tmp_path)
+        load_weights(model, tmp_path)
     (tmp_path / "model.safetensors").unlink()
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../b"}}')
     with pytest.raises(InputError, match=r"index\.json: weight_map"):
-        ref.load_weights(model, tmp_path)
+        load_weights(model, tmp_path)
 
 
 def documented_names(layers: int, parameters: list[str]) -> list[str]:
@@ -312,7 +303,7 @@ def test_explicit_attention_is_causal_attention(NH, NKV):
     torch.manual_seed(2)
     q, k, v = (torch.randn(2, 17, heads, 10, dtype=torch.float64) for heads in (NH, NKV, NKV))
     torch.testing.assert_close(
-        ref.explicit_attention(q, k, v)[0], ref.CausalAttention()(q, k, v), rtol=1e-12, atol=1e-12
+        ref.explicit_attention(q, k, v)[0], ref.attention(q, k, v).flatten(2), rtol=1e-12, atol=1e-12
     )
 
 
@@ -322,7 +313,7 @@ def test_ten_updates_are_torchs(references, name):
     directory = references / name / "f32"
     state = load_file(directory / "truth.safetensors")
     model = ref.empty_model(load_config(directory), torch.float64)
-    ref.load_weights(model, directory)
+    load_weights(model, directory)
     matrices, vectors = (
         [p for p in model.parameters() if (p.dim() == 2) == decays] for decays in (True, False)
     )
@@ -345,8 +336,8 @@ def test_clipping_never_enlarges(references):
     config, results = load_config(references / "tied-gqa" / "f32"), []
     for grad_clip in (0.0, 100.0):
         model = ref.empty_model(config, torch.float32)
-        ref.load_weights(model, references / "tied-gqa" / "f32")
-        optimizer = ref.AdamW(ref.parts(model), 0.9, 0.95, 0.1)
+        load_weights(model, references / "tied-gqa" / "f32")
+        optimizer = ref.AdamW(parts(model), 0.9, 0.95, 0.1)
         data = [batch(config.vocab_size)]
         ref.train_step(model, data, ref.precompute_cis(config, T), optimizer, 0.01, grad_clip, torch.float32)
         results.append(optimizer.m)

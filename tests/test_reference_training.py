@@ -22,6 +22,10 @@ from llamac.data import write_bin
 from llamac.errors import InputError
 from llamac.options import parse
 from llamac.plot import read_log
+from llamac.training.rounding import hashed_words, moment_words, stochastic_round
+from llamac.training.run import Update, finish
+from llamac.training.sampling import sample_token
+from llamac.training.weights import Part, fuse_products, init_weights, parts
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -34,8 +38,8 @@ def gradients(shapes: list[torch.Size], step: int) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
-def whole(weights: list[torch.nn.Parameter]) -> list[ref.Part]:
-    return [ref.Part(f"{k}", k, tuple(p.shape), 0, p, slice(None)) for k, p in enumerate(weights)]
+def whole(weights: list[torch.nn.Parameter]) -> list[Part]:
+    return [Part(f"{k}", k, tuple(p.shape), 0, p, slice(None)) for k, p in enumerate(weights)]
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -85,7 +89,7 @@ def test_bf16_weights_follow_fp32_ones(hashed):
 def test_stochastic_rounding():
     x = torch.tensor([1.0, 1 + 2**-9, -1 - 3 * 2**-9, 0.0, 3e-40]).repeat_interleave(1 << 16)
     words = (torch.arange(1 << 16, dtype=torch.int32) << 16).repeat(5)  # every value of the upper half once
-    rounded = ref.stochastic_round(x, words).float().view(5, -1)
+    rounded = stochastic_round(x, words).float().view(5, -1)
     torch.testing.assert_close(rounded.double().mean(1), x.view(5, -1)[:, 0].double(), rtol=0, atol=1e-45)
     assert [len(row.unique()) for row in rounded] == [1, 2, 2, 1, 2]
 
@@ -97,15 +101,15 @@ def test_a_byte_rounds_a_moment():
     tails = torch.arange(1 << 16, dtype=torch.int32)
     x = (tails + 0x3F80_0000).view(torch.float32)
     word = np.arange(256, dtype=np.uint32)
-    m, v = ref.moment_words(word << 8 | 0xAB00_0000)[0], ref.moment_words(word | 0xAB00_FF00)[1]
+    m, v = moment_words(word << 8 | 0xAB00_0000)[0], moment_words(word | 0xAB00_FF00)[1]
     for words in (m, v):
         assert len(np.unique(words)) == 256
         ups = sum(
-            (ref.stochastic_round(x, torch.tensor(w).expand(1 << 16)) > 1).int() for w in words.view(np.int32)
+            (stochastic_round(x, torch.tensor(w).expand(1 << 16)) > 1).int() for w in words.view(np.int32)
         )
         error = ups.double() / 256 - tails.double() / 65536
         assert error.abs().max() <= 2**-9 and abs(error.mean()) < 1e-5
-    unmoved = ref.moment_words(word << 16)
+    unmoved = moment_words(word << 16)
     assert all(len(np.unique(w)) == 1 for w in unmoved)
 
 
@@ -115,7 +119,7 @@ def test_stochastic_rounding_by_a_hash():
     """
     n, share = 1 << 20, 0.3
     x = torch.full((n,), 1 + share * 2**-7)
-    ups = [ref.stochastic_round(x, torch.tensor(seed, dtype=torch.int32)) > 1 for seed in (0, 1, -(2**31))]
+    ups = [stochastic_round(x, torch.tensor(seed, dtype=torch.int32)) > 1 for seed in (0, 1, -(2**31))]
     error = math.sqrt(share * (1 - share) / n)
     for up in ups:
         assert abs(up.double().mean() - share) < 5 * error
@@ -133,28 +137,28 @@ def test_hashed_words_are_murmurs():
         x = (x ^ x >> 16) * np.uint32(0x85EBCA6B)
         x = (x ^ x >> 13) * np.uint32(0xC2B2AE35)
     expected = (x ^ x >> 16).view(np.int32).tolist()
-    for hashed_words in (ref.hashed_words, torch.compile(ref.hashed_words)):
-        assert hashed_words(torch.tensor(seed, dtype=torch.int32), n).tolist() == expected
+    for function in (hashed_words, torch.compile(hashed_words)):
+        assert function(torch.tensor(seed, dtype=torch.int32), n).tolist() == expected
 
 
 @pytest.mark.parametrize("name", ["tied-gqa", "wide-heads"])
-def test_joined_weights_change_nothing(name):
+def test_fused_products_change_nothing(name):
     """Names, weights, logits and the gradients of two backward passes, in double."""
     config = load_config(ROOT / "tests" / "models" / f"{name}.json")
     tokens, targets = torch.from_numpy(np.random.default_rng(7).integers(config.vocab_size, size=(2, 2, 17)))
     cis, results = ref.precompute_cis(config, 17, dtype=torch.float64), []
-    for joined in (False, True):
+    for fused in (False, True):
         model = ref.empty_model(config, torch.float64)
-        if joined:
-            ref.join_weights(model)
+        if fused:
+            fuse_products(model)
             assert len(list(model.model.layers[1].parameters())) == 6  # qkv, o, gate_up, down and two norms
-        ref.init_weights(model, 5)
-        parts = ref.parts(model)
-        assert [(part.name, part.shape) for part in parts] == config.parameters()
-        found = {part.name: part.weight().clone() for part in parts}
+        init_weights(model, 5)
+        found_parts = parts(model)
+        assert [(part.name, part.shape) for part in found_parts] == config.parameters()
+        found = {part.name: part.weight().clone() for part in found_parts}
         for _ in range(2):
             model(tokens, cis, targets).backward()
-        found |= {f"grad {part.name}": part.of(part.parameter.grad) for part in parts}
+        found |= {f"grad {part.name}": part.of(part.parameter.grad) for part in found_parts}
         results.append(found)
     for tensor, expected in results[0].items():
         torch.testing.assert_close(results[1][tensor], expected, rtol=1e-10, atol=1e-14)
@@ -162,10 +166,10 @@ def test_joined_weights_change_nothing(name):
 
 def test_sample_token():
     logits = torch.tensor([1.0, 3.0, 2.0, 3.0, -math.inf])
-    assert ref.sample_token(logits, 0.0, 0, 0.99) == 1
-    assert ref.sample_token(logits, 1.0, 1, 0.99) == 1
-    assert [ref.sample_token(logits, 1.0, 2, u) for u in (0.01, 0.49, 0.51, 0.99)] == [1, 1, 3, 3]
-    drawn = [ref.sample_token(logits, 0.7, 0, (i + 0.5) / 20000) for i in range(20000)]
+    assert sample_token(logits, 0.0, 0, 0.99) == 1
+    assert sample_token(logits, 1.0, 1, 0.99) == 1
+    assert [sample_token(logits, 1.0, 2, u) for u in (0.01, 0.49, 0.51, 0.99)] == [1, 1, 3, 3]
+    drawn = [sample_token(logits, 0.7, 0, (i + 0.5) / 20000) for i in range(20000)]
     shares = torch.bincount(torch.tensor(drawn), minlength=5) / 20000
     torch.testing.assert_close(shares, (logits / 0.7).softmax(0), rtol=0, atol=1e-4)
 
@@ -194,7 +198,7 @@ def generated(model: LlamaForCausalLM, step: int) -> str:
     tokens = [model.config.bos_token_id]
     for u in random.uniform(42, step, 0xFFFFFFFF, 5):
         logits = model(torch.tensor([tokens])).logits[0, -1]
-        tokens.append(ref.sample_token(logits, 0.8, 50, u))
+        tokens.append(sample_token(logits, 0.8, 50, u))
     return " ".join(map(str, tokens[1:]))
 
 
@@ -270,10 +274,10 @@ def test_results_are_read_late():
     r = SimpleNamespace(running=[], log=log, device="cpu", begun=Event(100))
     ends = [600, 800, 1100]
     for step, end in enumerate(ends, 1):
-        r.running.append(ref.Update(step, 0.1 * step, torch.tensor([1.0 * step, 2.0]), Event(end)))
-        ref.finish(r, late=1)
+        r.running.append(Update(step, 0.1 * step, torch.tensor([1.0 * step, 2.0]), Event(end)))
+        finish(r, late=1)
         assert waited == ends[: step - 1]
-    ref.finish(r)
+    finish(r)
     assert waited == ends and r.running == []
     assert logged == [(s, float(s), 2.0, 0.1 * s, ms) for s, ms in ((1, 500), (2, 200), (3, 300))]
 

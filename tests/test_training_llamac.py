@@ -13,6 +13,8 @@ import train_llama3 as ref
 from llamac.config import Config, load_config
 from llamac.options import parse
 from llamac.rule import BACKWARD, FORWARD, violation
+from llamac.training.operations import adamw_step, llamac_operations
+from llamac.training.weights import Part, fuse_products, init_weights, parts
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ["tied-gqa", "untied-mha", "scaled8", "wide-heads"]
@@ -24,15 +26,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def results(config: Config, weights: dict, dtype: torch.dtype, ops: ref.Operations) -> dict[str, np.ndarray]:
     """Logits and gradients of one batch, losses of sixteen: one alone may be right by luck."""
     model = ref.empty_model(config, dtype, ops=ops)
-    ref.join_weights(model)
+    fuse_products(model)
     with torch.no_grad():
-        for part in ref.parts(model):
+        for part in parts(model):
             part.weight().copy_(weights[part.name])
     ids = np.random.default_rng(7).integers(config.vocab_size, size=(2, BATCHES, 2, 33))
     tokens, targets = torch.from_numpy(ids)
     cis = ops.precompute_cis(config, 40, dtype=torch.promote_types(dtype, torch.float32))
     model(tokens[0], cis, targets[0]).backward()
-    found = {part.name: part.of(part.parameter.grad) for part in ref.parts(model)}
+    found = {part.name: part.of(part.parameter.grad) for part in parts(model)}
     with torch.no_grad():
         found["logits"] = model(tokens[0], cis)
         found["losses"] = torch.stack([model(x, cis, y) for x, y in zip(tokens, targets, strict=True)])
@@ -44,11 +46,11 @@ def results(config: Config, weights: dict, dtype: torch.dtype, ops: ref.Operatio
 def test_the_model_keeps_the_rule(name, dtype):
     config = load_config(ROOT / "tests" / "models" / f"{name}.json")
     model = ref.empty_model(config, ref.DTYPES[dtype])
-    ref.init_weights(model, 5)
-    weights = {part.name: part.weight() for part in ref.parts(model)}
+    init_weights(model, 5)
+    weights = {part.name: part.weight() for part in parts(model)}
     truth = results(config, weights, torch.float64, ref.TORCH)
     peer = results(config, weights, ref.DTYPES[dtype], ref.TORCH)
-    ours = results(config, weights, ref.DTYPES[dtype], ref.llamac_operations())
+    ours = results(config, weights, ref.DTYPES[dtype], ref.Operations(**llamac_operations()))
     wrong = {}
     for tensor in truth:
         factor = FORWARD if tensor in ("losses", "logits") else BACKWARD
@@ -96,8 +98,13 @@ def test_the_fused_update_is_the_files_own(master):
     ends = []
     for fused in (False, True):
         weight = torch.nn.Parameter(start.clone())
-        part = ref.Part("w", 5, tuple(start.shape), 0, weight, slice(None))
-        settings = {"master_weights": master, "state_dtype": torch.bfloat16, "seed": 9, "fused": fused}
+        part = Part("w", 5, tuple(start.shape), 0, weight, slice(None))
+        settings = {
+            "master_weights": master,
+            "state_dtype": torch.bfloat16,
+            "seed": 9,
+            "fused": adamw_step if fused else None,
+        }
         optimizer = ref.AdamW([part], 0.9, 0.95, 0.1, **settings)
         for step in range(1, 4):
             g = torch.randn(300, 100, generator=torch.Generator().manual_seed(step))

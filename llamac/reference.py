@@ -1,0 +1,1 @@
+../train_llama3.py

@@ -1,0 +1,45 @@
+"""--ops llamac: the model's operations and AdamW by llamac's kernels, in the reference's signatures."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llamac.config import Config
+from llamac.errors import InputError
+from llamac.training.rounding import upload
+
+
+def llamac_operations() -> dict[str, Callable]:
+    """By the names of the reference's Operations. Raises InputError where the extension is missing."""
+    try:
+        from llamac import ops
+    except ImportError as error:
+        raise InputError(f"--ops llamac: {error}") from None
+
+    def precompute_cis(config: Config, T: int, device="cpu", dtype=torch.float32) -> Tensor:
+        s = config.rope_scaling
+        scaling = (s.factor, s.low_freq_factor, s.high_freq_factor) if s else ()
+        context = (float(s.original_max_position_embeddings),) if s else ()
+        where = {"dtype": dtype, "device": device}
+        return ops.precompute_cis(T, config.head_dim, config.rope_theta, *scaling, *context, **where)
+
+    names = ("rmsnorm", "residual_rmsnorm", "rope", "attention", "swiglu", "linear_cross_entropy")
+    return {"precompute_cis": precompute_cis} | {name: getattr(ops, name) for name in names}
+
+
+def adamw_step(optimizer: Any, grads: list[Tensor], lr: float, norm: Tensor | None, grad_clip: float) -> None:
+    """The step of the reference's AdamW by llamac's operation. Its bits are the C program's everywhere."""
+    o = optimizer
+    exact = torch.promote_types(o.weights[0].dtype, torch.float32)
+    rate = upload(np.array([lr]), o.device).to(exact)
+    step = upload(np.array([o.steps], np.int32), o.device)
+    norm = torch.zeros_like(rate) if norm is None else norm.view(1)
+    for k, (part, weight, g) in enumerate(zip(o.parts, o.weights, grads, strict=True)):
+        master = None if o.master[k].dtype == weight.dtype else o.master[k].view(-1)
+        tensors = weight.view(-1), master, o.m[k].view(-1), o.v[k].view(-1), g.reshape(-1)
+        decay = o.weight_decay if part.is_matrix() else 0.0
+        scalars = *o.constants.values(), decay, grad_clip, o.seed, 4 * part.index
+        torch.ops.llamac.adamw(*tensors, norm, rate, step, *scalars)

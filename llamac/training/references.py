@@ -1,0 +1,57 @@
+"""The reference tensors of the test models: what tests compare the C program with."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import llamac.random
+from llamac import hf
+from llamac.config import Config, load_config
+from llamac.training.ranks import DTYPES
+from llamac.training.weights import init_weights, save_model
+
+B, T = 2, 33
+
+
+def write_reference(
+    config: Config,
+    dtype: torch.dtype,
+    directory: Path,
+    empty_model: Callable,
+    debug_state: Callable,
+    settings: dict,
+    seed: int = 1,
+) -> None:
+    """One model's reference: a Hugging Face directory; debug_state.safetensors in dtype; truth.safetensors,
+    the same in double arithmetic from the same, already rounded, weights. The files note the settings.
+    """
+    model = empty_model(config, dtype)
+    init_weights(model, seed)
+    for k, weight in enumerate(model.parameters()):
+        if weight.dim() == 1:  # norm weights other than 1: one that is forgotten or swapped must show
+            noise = torch.from_numpy(llamac.random.normal(seed, 0, 4 * k, weight.numel()))
+            weight.data += 0.2 * noise
+    save_model(model, directory, dtype)
+    ids = np.random.default_rng(seed).integers(config.vocab_size, size=(2, B, T))
+    tokens, targets = torch.from_numpy(ids)
+    metadata = {name: repr(x) for name, x in settings.items()}
+    for file, precision in (("debug_state", dtype), ("truth", torch.float64)):
+        state = debug_state(directory, precision, tokens, targets)
+        hf.write_ordered(directory / f"{file}.safetensors", state, metadata)
+
+
+def write_references(
+    models: Path, root: Path, empty_model: Callable, debug_state: Callable, settings: dict
+) -> None:
+    """The references of every model in a folder of configurations, in both dtypes, at root/MODEL/DTYPE."""
+    torch.use_deterministic_algorithms(True)
+    for file in sorted(models.glob("*.json")):
+        for name, dtype in DTYPES.items():
+            started = time.perf_counter()
+            directory = root / file.stem / name
+            write_reference(load_config(file), dtype, directory, empty_model, debug_state, settings)
+            size = sum(f.stat().st_size for f in directory.iterdir()) / 2**20
+            print(f"{directory}  {size:.1f} MiB  {time.perf_counter() - started:.2f} s", flush=True)

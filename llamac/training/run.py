@@ -1,0 +1,381 @@
+"""A training run's state and what it does around its optimizer steps: data, log, profile, validation,
+samples, checkpoints.
+"""
+
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import llamac.options
+import llamac.plot
+import llamac.profile
+import llamac.random
+import llamac.tokenizer
+from llamac.config import Config, load_config
+from llamac.data import Loader, check_same_tokenizer
+from llamac.errors import InputError
+from llamac.log import Log, set_aside
+from llamac.options import Options, recompute_parts
+from llamac.peak import peak_tflops
+from llamac.schedule import learning_rate
+from llamac.torch_profile import Profiler
+from llamac.training.operations import adamw_step, llamac_operations
+from llamac.training.ranks import DTYPES, join_ranks, leave, rank, shard, world
+from llamac.training.rounding import upload
+from llamac.training.sampling import SAMPLING_STREAM, sample_token
+from llamac.training.weights import fuse_products, init_weights, load_weights, parts, save_model
+
+Moment = torch.cuda.Event | float
+# Libraries that compute attention, the fastest first: each takes what those before it do not.
+ATTENTION = [
+    *(SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION),
+    *(SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH),
+]
+
+
+@dataclass
+class Update:
+    """An optimizer step that the device may still be computing."""
+
+    step: int
+    lr: float
+    result: Tensor | None = None  # loss and gradient norm, on the host once `done`
+    done: Moment = 0.0
+    batches: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (tokens, targets), both [B,T]
+
+
+@dataclass
+class Run:
+    """What a training run consists of. prepare() fills in what comes before the model, begin() the rest."""
+
+    options: Options
+    config: Config
+    device: str
+    data: Loader
+    val_data: Loader | None
+    tokenizer: llamac.tokenizer.Tokenizer | None
+    model: nn.Module | None = None
+    forward: Callable | None = None  # the model, compiled or not
+    cis: Any = None
+    optimizer: Any = None
+    log: Log | None = None
+    profiler: Profiler | None = None
+    checkpoints: list[Path] = field(default_factory=list)  # written by this run, oldest first
+    running: list[Update] = field(default_factory=list)  # begun and not yet logged, oldest first
+    begun: Moment = 0.0  # start of the time that the next logged step took
+
+
+# The start ==================================================================================================
+
+
+def check_supported(o: Options) -> None:
+    """Refuse what the C program does and train_llama3.py does not."""
+    if o.resume != "none":
+        raise InputError("--resume: only the C program resumes; --model DIR --init load takes the weights")
+    if o.kernel:
+        raise InputError("--kernel: only the C program has it")
+    if not o.train_data:
+        raise InputError("--train-data: expected a pattern of files, found none")
+    if parts := recompute_parts(o.recompute).keys() - {"block"}:
+        raise InputError(f"--recompute: expected none, block or block:K, found {min(parts)} (C program only)")
+
+
+def prepare(o: Options) -> Run:
+    """The run that the options describe, with its data open. Raises InputError."""
+    check_supported(o)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+    config, T, B, micro_steps = load_config(o.model), o.seq_len, o.batch_size, o.micro_steps(world())
+    data = Loader(o.train_data, T, config.vocab_size, B, micro_steps, rank(), world(), o.seed)
+    val_data = Loader(o.val_data, T, config.vocab_size, B, 1, rank(), world()) if o.val_data else None
+    if val_data:
+        check_same_tokenizer(data.shards, val_data.shards)
+    if o.init == "load" and not Path(o.model).is_dir():
+        raise InputError(f"--init load: expected a directory as --model, found {o.model}")
+    if (longest := config.max_position_embeddings) < T:
+        raise InputError(f"--seq-len: expected at most max_position_embeddings {longest}, found {T}")
+    tokenizer = llamac.tokenizer.find(o.tokenizer, data.shards)
+    if o.sample_every:
+        first_token(tokenizer, config)  # refused now, not after the first hour
+    join_ranks(device)
+    return Run(o, config, device, data, val_data, tokenizer)
+
+
+def operations(o: Options, torchs: SimpleNamespace) -> SimpleNamespace:
+    """Those of --ops: llamac's, or PyTorch's, which are given."""
+    ops = SimpleNamespace(**(llamac_operations() if o.ops == "llamac" else vars(torchs)))
+    if o.compile and world() > 1:  # block by block, as shard() compiles the rest
+        ops.linear_cross_entropy = torch.compile(ops.linear_cross_entropy, fullgraph=True, dynamic=False)
+    return ops
+
+
+def stored_dtype(o: Options) -> torch.dtype:
+    """Of the model's parameters: on several devices the master weights', which are gathered rounded."""
+    return torch.float32 if world() > 1 and o.master_weights == "on" else DTYPES[o.dtype]
+
+
+def set_up(model: nn.Module, o: Options, device: str) -> None:
+    """Move a model without values to the device, or to all of them, and give it its first weights."""
+    model.model.recompute_every = recompute_parts(o.recompute).get("block", 0)
+    fuse_products(model)
+    if world() > 1:
+        shard(model, o, device)
+    model.to_empty(device=device)
+    if o.init == "load":
+        load_weights(model, o.model)
+    else:
+        init_weights(model, o.seed)
+    if stored_dtype(o) != DTYPES[o.dtype]:  # as they start on one device
+        for part in parts(model):
+            part.weight().copy_(part.weight().to(DTYPES[o.dtype]))
+    torch.cuda.empty_cache()  # of random numbers
+
+
+def adamw_options(o: Options, device: str) -> dict:
+    """The reference's AdamW as the flags want it."""
+    rounds = o.optimizer_state == "bf16" or (o.dtype == "bf16" and o.master_weights == "off")
+    return {
+        "beta1": o.beta1,
+        "beta2": o.beta2,
+        "weight_decay": o.weight_decay,
+        "master_weights": o.master_weights == "on",
+        "state_dtype": DTYPES[o.optimizer_state],
+        "seed": o.seed,
+        "compiled": o.compile or device == "cuda",
+        # llamac's operation numbers a tensor's elements from 0: a shard's random bits would be another's.
+        "fused": adamw_step if o.ops == "llamac" and not (rounds and world() > 1) else None,
+    }
+
+
+def begin(r: Run) -> None:
+    """Open the log, say what the run is, prepare the profile. An earlier run's output is moved away."""
+    o, config, T = r.options, r.config, r.options.seq_len
+    out = o.out if rank() == 0 else None
+    peak = peak_tflops(r.device, DTYPES[o.dtype])
+    rates = {"flops_per_token": config.flops_per_token(T), "peak_tflops": peak * world() if peak else None}
+    previous = set_aside(out) if out else None
+    r.log = Log(out, steps=o.steps, tokens=o.batch_size * T * r.data.accum * world(), **rates)
+    if o.init == "load" and (found := r.data.shards[0].vocab_size) not in (0, config.vocab_size):
+        which = f"tokens of a vocabulary of {found}, the weights' is {config.vocab_size}"
+        r.log.print(f"{r.data.shards[0].path}: {which}: were they trained on these tokens?")
+    if previous:
+        r.log.print(f"an earlier run's log and checkpoints are now in {previous}")
+    name = torch.cuda.get_device_name() if r.device == "cuda" else "the CPU"
+    r.log.print(f"PyTorch {torch.__version__} on {name}, {o.model}: {config.num_parameters():,} parameters")
+    ranks = f"{world()} devices x " if world() > 1 else ""
+    sizes = f"{ranks}{r.data.accum} x {o.batch_size} x {T} tokens an update"
+    r.log.print(f"{sizes}, {r.data.tokens:,} to train on")
+    r.log.start(o.to_dict())
+    if out and o.profile:
+        r.profiler = Profiler(out, o.profile, o.steps, r.device, DTYPES[o.dtype])
+
+
+def first_token(tokenizer: llamac.tokenizer.Tokenizer | None, config: Config) -> int:
+    """What a sample begins with. Raises InputError where the model has no such token."""
+    token = tokenizer.bos if tokenizer else config.bos_token_id or 0
+    if token >= config.vocab_size:
+        expected = f"expected one below the vocabulary's {config.vocab_size}"
+        raise InputError(f"the token that begins a sample: {expected}, found {token}")
+    return token
+
+
+# An optimizer step ==========================================================================================
+
+
+def to_device(batch: tuple[np.ndarray, np.ndarray], device: str) -> tuple[Tensor, Tensor]:
+    """tokens and targets, int32[B,T] -> int64[B,T] on the device."""
+    tokens, targets = (upload(x, device).long() for x in batch)
+    return tokens, targets
+
+
+def report_profile(r: Run, step: int) -> None:
+    """Print the report after the last profiled step."""
+    if r.profiler and r.profiler.is_complete(step):
+        finish(r)
+        r.log.print(llamac.profile.report(llamac.profile.read(r.profiler.finish())))
+
+
+def moment(device: str) -> Moment:
+    """Now, by the clock of the device: a GPU reaches this moment when it has done what is queued. The host's
+    clock would be late whenever the host waits for room in the queue.
+    """
+    if device == "cpu":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def milliseconds(begin: Moment, end: Moment) -> float:
+    """Between the two; waits for the later one."""
+    if isinstance(end, float):
+        return 1e3 * (end - begin)
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+@contextmanager
+def optimizer_step(r: Run, step: int) -> Iterator[Update]:
+    """Surrounds the work of a step: hands out its learning rate and micro-batches, and takes its result. Logs
+    what has ended: on a GPU one step late, so that the host queues the next step before it waits for this
+    one's loss.
+    """
+    o = r.options
+    if not r.running:
+        r.begun = moment(r.device)
+    schedule = {"min_lr_frac": o.min_lr_frac, "warmup_steps": o.warmup_steps, "schedule": o.schedule}
+    u = Update(step, learning_rate(step, lr=o.lr, steps=o.steps, **schedule))
+    profiled = r.profiler.step(step) if r.profiler else nullcontext()
+    with profiled, sdpa_kernel(ATTENTION, set_priority=True):
+        u.batches = [to_device(r.data.micro_batch(step - 1, k), r.device) for k in range(r.data.accum)]
+        yield u
+    u.batches, u.result = [], u.result.to("cpu", non_blocking=True)
+    u.done = moment(r.device)
+    r.running.append(u)
+    finish(r, late=0 if r.device == "cpu" else 1)
+
+
+def busy_percent() -> float | None:
+    """Share of its last sample period in which the GPU ran a kernel; None where its library does not say."""
+    try:
+        return float(torch.cuda.utilization())
+    except Exception:  # the vendors' modules have their own kinds
+        return None
+
+
+def finish(r: Run, late: int = 0) -> None:
+    """Wait for the steps begun, except for the last `late`, and log them. A step's time starts at the end of
+    the step before it, or at its own begin where none was running.
+    """
+    while len(r.running) > late:
+        u = r.running.pop(0)
+        ms = milliseconds(r.begun, u.done)
+        r.begun = u.done
+        loss, norm = u.result.tolist()
+        gpu = (torch.cuda.max_memory_allocated() / 2**30, busy_percent()) if r.device == "cuda" else ()
+        r.log.step(u.step, loss, norm, u.lr, ms, *gpu)
+        # Every weight is as bad from here on, and the next checkpoints would replace the good ones.
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            last = (
+                f"the last checkpoint is {r.checkpoints[-1]}" if r.checkpoints else "there is no checkpoint"
+            )
+            expected = "expected a finite loss and gradient norm"
+            raise InputError(f"update {u.step}: {expected}, found {loss} and {norm}; {last}")
+
+
+# Between steps ==============================================================================================
+
+
+def due(o: Options, step: int, every: int) -> bool:
+    """Whether what comes every so many steps, and after the last, comes after this one."""
+    return step == o.steps or (every > 0 and step % every == 0)
+
+
+@torch.no_grad()
+@torch.compiler.set_stance("force_eager")
+def validate(r: Run) -> float:
+    """Mean loss over --val-steps batches, in nats per token. Ranks take turns with them; a rank that has none
+    left computes any batch without counting it: all ranks are needed to gather the weights.
+    """
+    finish(r)
+    data = r.val_data
+    count = data.validation_batches(r.options.val_steps)
+    none = np.zeros((2, data.batch_size, data.seq_len), np.int32)
+    own, losses = data.validation(r.options.val_steps), []
+    for batch in range(rank(), -(-count // world()) * world(), world()):
+        tokens, targets = to_device(next(own, none), r.device)
+        losses.append(r.model(tokens, r.cis, targets).double() * (batch < count))
+    total = torch.stack(losses).sum() / count
+    if world() > 1:
+        dist.all_reduce(total)
+    return total.item()
+
+
+@torch.no_grad()
+@torch.compiler.set_stance("force_eager")
+def sample(r: Run, step: int) -> str:
+    """--sample-tokens tokens behind the one that begins a text, as text where there is a tokenizer. Each
+    costs a forward over the last --seq-len: a cache of keys and values is more code than an occasional sample
+    is worth.
+    """
+    finish(r)
+    o = r.options
+    tokens = [first_token(r.tokenizer, r.config)]
+    for i in range(o.sample_tokens):
+        context = torch.tensor([tokens[-o.seq_len :]], device=r.device)
+        logits = r.model(context, r.cis)[0, -1]
+        u = llamac.random.uniform(o.seed, step, SAMPLING_STREAM, 1, start=i).item()
+        tokens.append(sample_token(logits, o.sample_temperature, o.sample_top_k, u))
+    return r.tokenizer.decode(tokens[1:]) if r.tokenizer else " ".join(map(str, tokens[1:]))
+
+
+def save_checkpoint(r: Run, step: int) -> None:
+    """Write OUT/step_NNNNNN and remove this run's oldest checkpoints beyond --keep-checkpoints."""
+    finish(r)
+    path = Path(r.options.out) / f"step_{step:06d}"
+    save_model(r.model, path, DTYPES[r.options.dtype])
+    r.log.checkpoint(step, path)
+    r.checkpoints.append(path)
+    while len(r.checkpoints) > r.options.keep_checkpoints:
+        oldest = r.checkpoints.pop(0)
+        if rank() == 0:
+            shutil.rmtree(oldest)
+
+
+# The end ====================================================================================================
+
+
+def end(r: Run) -> None:
+    """Wait for the last step, close the log, say where everything is."""
+    finish(r)
+    r.log.print_usage()
+    r.log.close()
+    if world() > 1:
+        dist.destroy_process_group()
+    if rank() == 0:
+        conclude(r)
+
+
+def conclude(r: Run) -> None:
+    """Draw the loss and print the last line."""
+    out = Path(r.options.out)
+    model = f"model {r.checkpoints[-1]}" if r.checkpoints else "no model"
+    result = f"done: {model}, log {out}/log.jsonl"
+    try:
+        llamac.plot.draw(llamac.plot.read_log(out / "log.jsonl"), out / "loss.png")
+        result += f", loss plot {out}/loss.png"
+    except ImportError:
+        result += " (no loss plot: matplotlib is not installed)"
+    print(result)
+
+
+def command_line(argv: list[str], train: Callable[[Options], None], help: str) -> None:
+    """train_llama3.py with arguments: --train and flags, or --help. Raises InputError."""
+    if "--train" in argv:
+        try:
+            options = llamac.options.parse([arg for arg in argv if arg != "--train"])
+            print(options.to_toml(), end="") if options.print_config else train(options)
+            leave()
+        except (InputError, OSError) as error:
+            if rank() == 0:
+                raise
+            time.sleep(5)  # what is wrong for all is said by rank 0, whose end is the others'
+            raise InputError(f"rank {rank()}: {error}") from None
+    elif argv[0] in ("-h", "--help"):
+        print(help)
+    else:
+        raise InputError(f"expected --train, or nothing (reference tensors), found {' '.join(argv)}")

@@ -1,0 +1,163 @@
+"""A model's weights as parts: the rows of each weight that this process holds. Fused products, initial
+values, files.
+
+One parameter may hold several weights (fused products), and a process may hold a few rows of a parameter
+(sharded models). Random streams, files and AdamW's weight decay go by weight, under Hugging Face's names.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import MethodType
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+import llamac.random
+from llamac import hf
+from llamac.training.ranks import local, rank
+
+
+@dataclass
+class Part:
+    """The rows of one weight that this process holds: all of them, unless the model is sharded."""
+
+    name: str  # Hugging Face's
+    index: int  # among all weights
+    shape: tuple[int, ...]  # of the whole weight
+    first: int  # first row of the part
+    parameter: nn.Parameter  # the module's; it may hold several weights
+    rows: slice  # of the parameter's local tensor
+
+    def of(self, x: Tensor) -> Tensor:
+        """The part's rows of the parameter or of its gradient."""
+        return local(x)[self.rows]
+
+    def weight(self) -> Tensor:
+        return self.of(self.parameter.detach())
+
+    def is_matrix(self) -> bool:
+        """Matrices decay and have random values at first."""
+        return len(self.shape) == 2
+
+    def start(self) -> int:
+        """Number of the part's first element within the whole weight."""
+        return self.first * math.prod(self.shape[1:])
+
+
+# Fused products =============================================================================================
+
+FUSED = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj")}
+
+
+def _fused_qkv(attention: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    sizes = [getattr(attention, name).out_features for name in FUSED["self_attn"]]
+    return F.linear(x, attention.fused).split(sizes, -1)
+
+
+def _fused_gate_up(mlp: nn.Module, x: Tensor) -> tuple[Tensor]:
+    return (F.linear(x, mlp.fused),)
+
+
+def fuse_products(model: nn.Module) -> None:
+    """Make q, k, v one product, and gate, up another, each with one parameter, `fused`, that holds the
+    weights one below the other. parts() still tells them apart.
+    """
+    for block in model.model.layers:
+        for name, products in (("self_attn", _fused_qkv), ("mlp", _fused_gate_up)):
+            module = getattr(block, name)
+            layers = [getattr(module, layer) for layer in FUSED[name]]
+            module.fused = nn.Parameter(torch.cat([layer.weight.detach() for layer in layers]))
+            module.products = MethodType(products, module)
+            for layer in layers:
+                layer.weight = None
+
+
+# Parts ======================================================================================================
+
+
+def weight_names(model: nn.Module) -> list[tuple[list[str], nn.Parameter]]:
+    """Every parameter, with Hugging Face's names of the weights that it holds."""
+    found = []
+    for path, parameter in model.named_parameters():
+        owner, _, name = path.rpartition(".")
+        layers = FUSED[owner.rpartition(".")[2]] if name == "fused" else ()
+        found.append(([f"{owner}.{layer}.weight" for layer in layers] or [path], parameter))
+    return found
+
+
+def parts(model: nn.Module) -> list[Part]:
+    """What this process holds of every weight, in the order of files and random streams."""
+    shapes, found = dict(model.config.parameters()), []
+    index = {name: k for k, name in enumerate(shapes)}
+    for names, parameter in weight_names(model):
+        begin, at = 0, 0
+        if isinstance(parameter, DTensor):  # split as torch.chunk splits
+            begin = dist.get_rank() * -(-len(parameter) // dist.get_world_size())
+        end = begin + len(local(parameter))
+        for name in names:
+            low, high = max(begin, at), min(end, at + shapes[name][0])
+            if low < high:
+                rows = slice(low - begin, high - begin)
+                found.append(Part(name, index[name], shapes[name], low - at, parameter, rows))
+            at += shapes[name][0]
+    return found
+
+
+# Values =====================================================================================================
+
+
+@torch.no_grad()
+def init_weights(model: nn.Module, seed: int) -> None:
+    """Matrices and the embedding: normal with standard deviation initializer_range; norms: 1. Weight k draws
+    from the random stream 4k: the C program, and any number of devices, start from the same weights.
+    """
+    for part in parts(model):
+        weight = part.weight()
+        if weight.dim() == 1:
+            weight.fill_(1.0)
+            continue
+        where = seed, 0, 4 * part.index, weight.numel(), part.start()
+        if weight.is_cuda:
+            values = llamac.random.normal_on(weight.device, *where)
+        else:
+            values = torch.from_numpy(llamac.random.normal(*where))
+        weight.copy_(values.mul_(model.config.initializer_range).view_as(weight))
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, directory: str | Path) -> None:
+    """Fill the model from a Hugging Face directory, rounding to the model's dtype. Raises InputError."""
+    held = {part.name: part for part in parts(model)}
+    for name, values in hf.read_weights(directory, dict(model.config.parameters())):
+        if part := held.get(name):
+            weight = part.weight()
+            weight.copy_(values[part.first : part.first + len(weight)])
+
+
+@torch.no_grad()
+def whole_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """(name, weight on the host) of every weight, one at a time, on rank 0; the other ranks help gather."""
+    shapes = dict(model.config.parameters())
+    for module in model.modules():  # a forward without a backward leaves its weights gathered
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    for names, parameter in weight_names(model):
+        weight = parameter.detach().to(dtype)
+        weight = weight.full_tensor() if isinstance(weight, DTensor) else weight
+        if rank() == 0:
+            yield from zip(names, weight.cpu().split([shapes[name][0] for name in names]), strict=True)
+
+
+def save_model(model: nn.Module, directory: str | Path, dtype: torch.dtype) -> None:
+    """Write a Hugging Face directory that transformers opens as it is. Rank 0 writes, all ranks call."""
+    weights = whole_weights(model, dtype)
+    if rank() == 0:
+        hf.write_directory(directory, model.config, dtype, weights)
+    for _ in weights:
+        pass
