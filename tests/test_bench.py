@@ -5,8 +5,8 @@ import re
 import sys
 from pathlib import Path
 
+import described as formulas
 import pytest
-import test_operations as formulas
 import torch
 from conftest import ROOT
 

@@ -7,9 +7,10 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+import described
 import pytest
-import test_operations as described
 import torch
 import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
@@ -19,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from llamac import extension, ops
+from llamac import extension, ops, reference
 from llamac.registry import kernels
 from llamac.rule import BACKWARD, FORWARD, violation
 
@@ -33,7 +34,7 @@ SCHEMAS = {
 DEVICES = ["cpu"] + [device for device in [extension.device()] if device != "cpu"]
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64}
 SIZES = {"B": 2, "T": 5, "C": 24, "NH": 4, "NKV": 2, "HD": 16, "F": 20, "V": 33, "N": 7, "K": 9, "P": 130}
-EPS, SCALE, IGNORED = 1e-5, 0.3, -100
+EPS, SCALE, IGNORED = described.EPS, described.SCALE, reference.IGNORED
 
 
 def randn(*shape: int) -> torch.Tensor:
@@ -45,14 +46,6 @@ def targets(vocabulary: int, *shape: int) -> torch.Tensor:
     ids = torch.randint(vocabulary, shape, generator=generator)
     ids.view(-1)[1::5] = IGNORED
     return ids
-
-
-def rmsnorm(x, weight):
-    return F.rms_norm(x, (x.shape[-1],), weight, EPS)
-
-
-def residual_rmsnorm(x, residual, weight):
-    return x + residual, rmsnorm(x + residual, weight)
 
 
 @functools.cache
@@ -67,18 +60,16 @@ def angles(like: torch.Tensor) -> torch.Tensor:
 
 
 def rope(x, interleaved=False):
-    function = described.interleaved_rope if interleaved else described.rope
-    return function(x, angles(x)[: x.shape[1]])
+    return reference.rope(x, described.pair(angles(x)), interleaved)
 
 
 def cross_entropy(logits, ids, reduction="mean"):
-    x, ids = logits.flatten(0, -2), ids.flatten()
-    losses = F.cross_entropy(x.to(described.stat(x)), ids, ignore_index=IGNORED, reduction=reduction)
-    return losses.view(logits.shape[:-1]) if reduction == "none" else losses
+    losses = reference.cross_entropy(logits, ids)
+    return {"none": losses, "sum": losses.sum(), "mean": reference.mean_loss(losses, ids)[0]}[reduction]
 
 
 def linear_cross_entropy(hidden, weight, ids, reduction="mean"):
-    return cross_entropy(hidden @ weight.T, ids, reduction)
+    return cross_entropy(F.linear(hidden, weight), ids, reduction)
 
 
 @dataclass
@@ -109,17 +100,19 @@ class Case:
 
 HEADS = (randn(2, 7, 4, 16), randn(2, 7, 2, 16), randn(2, 7, 2, 16) + 1)
 CASES = {
-    "rmsnorm": Case(ops.rmsnorm, rmsnorm, (randn(2, 5, 96), randn(96))),
+    "rmsnorm": Case(ops.rmsnorm, partial(reference.rmsnorm, eps=EPS), (randn(2, 5, 96), randn(96))),
     "residual_rmsnorm": Case(
-        ops.residual_rmsnorm, residual_rmsnorm, (randn(2, 5, 96), randn(5, 2, 96).view(2, 5, 96), randn(96))
+        ops.residual_rmsnorm,
+        partial(reference.residual_rmsnorm, eps=EPS),
+        (randn(2, 5, 96), randn(5, 2, 96).view(2, 5, 96), randn(96)),
     ),
     "rope": Case(lambda x: ops.rope(x, angles(x)), rope, (randn(2, 7, 4, 16),)),
     "rope-interleaved": Case(
         lambda x: ops.rope(x, angles(x), interleaved=True), lambda x: rope(x, True), (randn(2, 7, 4, 16),)
     ),
-    "repeat_kv": Case(lambda x: ops.repeat_kv(x, 6), lambda x: x.repeat_interleave(3, 2), HEADS[1:2]),
+    "repeat_kv": Case(lambda x: ops.repeat_kv(x, 6), lambda x: reference.repeat_kv(x, 6), HEADS[1:2]),
     "attention": Case(lambda *x: ops.attention(*x, scale=SCALE), described.attention, HEADS),
-    "swiglu": Case(ops.swiglu, described.swiglu, (randn(2, 5, 62),)),
+    "swiglu": Case(ops.swiglu, reference.swiglu, (randn(2, 5, 62),)),
 } | {
     f"{name}-{reduction}": Case(
         lambda *x, f=ours, r=reduction: f(*x, reduction=r),

@@ -1,18 +1,24 @@
 """Every operation as PyTorch's users write it, and inputs for it: what ours is compared with.
 
-Inputs and outputs have the names of the operation's description (--list-kernels).
+The formulas are the reference's (train_llama3.py). Those of derivatives stand here: the reference leaves them
+to autograd, and torch.compile makes more of some as functions of their own. Inputs and outputs have the names
+of the operation's description (--list-kernels).
 """
 
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 
+from llamac import reference
+
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 EPS = 1e-5
 THETA = 500000.0
-ADAMW = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+ADAMW = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}  # as torch.optim names them
 STEP = 3
 SDPA = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}  # named ones, for attention
 
@@ -153,6 +159,13 @@ def adamw_inputs(c: Case) -> Inputs:
 
 # Functions: parameters are inputs by name; results are the operation's outputs, as Peer names them.
 
+rmsnorm = partial(reference.rmsnorm, eps=EPS)
+residual_rmsnorm = partial(reference.residual_rmsnorm, eps=EPS)
+attention = reference.attention
+cross_entropy_losses = reference.cross_entropy
+linear_cross_entropy = reference.linear_cross_entropy
+mean_loss = reference.mean_loss
+
 
 def embedding(tokens, weight):
     return F.embedding(tokens, weight)
@@ -160,15 +173,6 @@ def embedding(tokens, weight):
 
 def embedding_as(tokens, weight, dout):
     return F.embedding(tokens, weight).to(dout.dtype)
-
-
-def rmsnorm(x, weight):
-    return F.rms_norm(x, (x.shape[-1],), weight, EPS)
-
-
-def residual_rmsnorm(x, residual, weight):
-    total = x + residual
-    return total, rmsnorm(total, weight)
 
 
 def rmsnorm_backward(dout, x, weight, rstd, dweight_like, dresidual=None):
@@ -181,18 +185,13 @@ def rmsnorm_backward(dout, x, weight, rstd, dweight_like, dresidual=None):
 
 
 def precompute_cis(position, pair):
-    angle = torch.outer(position, THETA**-pair)
-    return torch.stack((angle.cos(), angle.sin()), -1)
-
-
-def wide(x):
-    """The type that arithmetic on x is done in."""
-    return x if x.dtype == torch.float64 else x.float()
+    config = SimpleNamespace(head_dim=2 * pair.numel(), rope_theta=THETA, rope_scaling=None)
+    how = {"device": position.device, "dtype": position.dtype, "arithmetic": position.dtype}
+    return torch.stack(reference.precompute_cis(config, position.numel(), **how), -1).squeeze(1)
 
 
 def rope(x, cos, sin):
-    x1, x2 = wide(x).chunk(2, -1)
-    return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), -1).to(x.dtype)
+    return reference.rope(x, (cos, sin))
 
 
 def rope_backward(dout, cos, sin):
@@ -200,22 +199,15 @@ def rope_backward(dout, cos, sin):
 
 
 def repeat_kv(x, dout):
-    b, t, nkv, hd = x.shape
-    return x[:, :, :, None].expand(b, t, nkv, dout.shape[2] // nkv, hd).reshape(dout.shape)
+    return reference.repeat_kv(x, dout.shape[2])
 
 
 def repeat_kv_backward(x, dout):
     return dout.unflatten(2, (x.shape[2], -1)).sum(3)
 
 
-def attention(q, k, v):
-    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
-
-
 def swiglu(gate_up):
-    gate, up = gate_up.chunk(2, -1)
-    return F.silu(gate) * up
+    return reference.swiglu(gate_up)
 
 
 def swiglu_backward(dout, gate_up):
@@ -239,16 +231,8 @@ def matmul_backward_weight(dout, x, dweight_like):
     return torch.mm(dout.T, x, out_dtype=dweight_like.dtype)
 
 
-def cross_entropy_losses(logits, targets):
-    return F.cross_entropy(wide(logits), targets, reduction="none")
-
-
 def mean_cross_entropy(logits, targets):
-    return F.cross_entropy(wide(logits), targets)
-
-
-def linear_cross_entropy(hidden, weight, targets):
-    return mean_cross_entropy(hidden @ weight.T, targets)
+    return reference.cross_entropy(logits, targets).mean()
 
 
 def cross_entropy(logits, targets, dlosses):
@@ -260,28 +244,22 @@ def cross_entropy(logits, targets, dlosses):
     return losses, (dlosses[:, None] * ((x - log_sum).exp() - hit.float())).to(logits.dtype)
 
 
-def mean_loss(losses, targets):
-    counted = targets != -100
-    count = counted.sum(dtype=torch.float32)
-    return (losses * counted).sum() / count, count
-
-
 def global_norm(x):
     return torch.linalg.vector_norm(x, dtype=torch.float32).reshape(1)
 
 
 def adamw(weight, m, v, grad, scale, lr, correction1, correction2, master=None):
-    """scale: the clipping factor; correction1, correction2: 1 - beta^step; f32[] on the device, as lr is."""
-    source = weight if master is None else master
-    beta1, beta2 = ADAMW["betas"]
-    g = grad.float() * scale
-    new_m = beta1 * m.float() + (1 - beta1) * g
-    new_v = beta2 * v.float() + (1 - beta2) * g * g
-    step = (new_m / correction1) / ((new_v / correction2).sqrt() + ADAMW["eps"])
-    new_weight = source.float() * (1 - lr * ADAMW["weight_decay"]) - lr * step
-    m.copy_(new_m)
-    v.copy_(new_v)
-    weight.copy_(new_weight)
+    """scale: the clipping factor; correction1, correction2: 1 - beta^step; f32[] on the device, as lr is.
+    Rounds to nearest what is not f32.
+    """
+    stored = [weight if master is None else master, m, v]
+    exact = [reference.at_least_fp32(x) for x in stored]
+    g = reference.at_least_fp32(grad) * scale
+    constants = *ADAMW["betas"], ADAMW["eps"], ADAMW["weight_decay"]
+    reference.adamw_update(exact[0], g, *exact[1:], lr, correction1, correction2, *constants)
+    for low, high in zip(stored, exact):
+        if low.dtype != high.dtype:
+            low.copy_(high)
     if master is not None:
-        master.copy_(new_weight)
+        weight.copy_(master)
     return weight, m, v

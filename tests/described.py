@@ -1,0 +1,264 @@
+"""Every described operation as PyTorch computes it: its case by name, inputs for it, shapes to try. The
+formulas are the reference's; what has none there is one call of PyTorch's.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+
+from llamac import reference, registry
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64, "i32": torch.int32}
+OPERATIONS = {op["name"]: op for op in registry.kernels()}
+SCALE, EPS, THETA = 0.3, 1e-5, 10000.0
+ADAMW = {
+    "lr": 1e-2,
+    "step": 3,
+    "norm": 5.0,
+    "betas": (0.9, 0.95),
+    "eps": 1e-8,
+    "weight_decay": 0.1,
+    "clip": 1.0,
+}
+
+
+@dataclass
+class Case:
+    """One operation as PyTorch does it: inputs by operand name -> outputs by operand name, in their type."""
+
+    torch: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+    shapes: list[dict[str, int]]
+    scalars: tuple = ()
+    backward: bool = False
+
+
+def gradients(function: Callable, inputs: list[torch.Tensor], dout: torch.Tensor) -> list[torch.Tensor]:
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    return list(torch.autograd.grad(function(*leaves), leaves, dout))
+
+
+# A function per operation, from inputs by name to outputs by name.
+
+
+def embedding_forward(i):
+    return {"out": F.embedding(i["tokens"].long(), i["weight"])}
+
+
+def embedding_backward(i):
+    dout = i["dout"]
+    dweight = torch.zeros(i["V"], dout.shape[1], dtype=dout.dtype)
+    return {"dweight": dweight.index_add(0, i["tokens"].long(), dout)}
+
+
+def rmsnorm_forward(i):
+    return {"out": reference.rmsnorm(i["x"], i["weight"], EPS), "rstd": reference.rstd(i["x"], EPS)}
+
+
+def residual_rmsnorm_forward(i):
+    total, out = reference.residual_rmsnorm(i["x"], i["residual"], i["weight"], EPS)
+    return {"sum": total, "out": out, "rstd": reference.rstd(total, EPS)}
+
+
+def rmsnorm_backward(i):
+    norm = partial(reference.rmsnorm, eps=EPS)
+    dx, dweight = gradients(norm, [i["x"], i["weight"]], i["dout"])
+    return {"dx": dx + i["dresidual"], "dweight": dweight, "out": norm(i["x"], i["weight"])}
+
+
+def precompute_cis(i):
+    config = SimpleNamespace(head_dim=i["HD"], rope_theta=THETA, rope_scaling=None)
+    cis = reference.precompute_cis(config, i["T"], dtype=i["stat"], arithmetic=i["stat"])
+    return {"cis": torch.stack(cis, -1).squeeze(1)}
+
+
+def pair(cis: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """cis [T,HD/2,2] as the reference has it: cos and sin [T,1,HD/2]."""
+    return tuple(part[:, None] for part in cis.unbind(-1))
+
+
+def rope_forward(i, interleaved=False):
+    return {"out": reference.rope(i["x"], pair(i["cis"]), interleaved)}
+
+
+def rope_backward(i, interleaved=False):
+    rope = partial(reference.rope, cis=pair(i["cis"]), interleaved=interleaved)
+    (dx,) = gradients(rope, [torch.zeros_like(i["dout"])], i["dout"])
+    return {"dx": dx}
+
+
+def repeat_kv_forward(i):
+    return {"out": reference.repeat_kv(i["x"], i["NH"])}
+
+
+def repeat_kv_backward(i):
+    dout = i["dout"]
+    x = torch.zeros(*dout.shape[:2], i["NKV"], dout.shape[3], dtype=dout.dtype)
+    (dx,) = gradients(partial(reference.repeat_kv, NH=i["NH"]), [x], dout)
+    return {"dx": dx}
+
+
+def attention(q, k, v):
+    return reference.attention(q, k, v, SCALE)
+
+
+def log_sum_exp(q, k):
+    return reference.explicit_attention(q, k, k, SCALE)[1]
+
+
+def attention_forward(i):
+    return {"out": attention(i["q"], i["k"], i["v"]), "lse": log_sum_exp(i["q"], i["k"])}
+
+
+def attention_backward(i):
+    return dict(zip(("dq", "dk", "dv"), gradients(attention, [i["q"], i["k"], i["v"]], i["dout"])))
+
+
+def swiglu_forward(i):
+    return {"out": reference.swiglu(i["gate_up"])}
+
+
+def swiglu_backward(i):
+    (dgate_up,) = gradients(reference.swiglu, [i["gate_up"]], i["dout"])
+    return {"dgate_up": dgate_up, "out": reference.swiglu(i["gate_up"])}
+
+
+def matmul_forward(i):
+    return {"out": i["x"] @ i["weight"].T + i["residual"]}
+
+
+def matmul_backward_input(i):
+    return {"dx": i["dout"] @ i["weight"]}
+
+
+def matmul_backward_weight(i):
+    return {"dweight": i["dout"].T @ i["x"]}
+
+
+def cross_entropy(i):
+    logits = i["logits"].detach().clone().requires_grad_()
+    losses = reference.cross_entropy(logits, i["targets"].long())
+    (dlogits,) = torch.autograd.grad((losses * i["dlosses"]).sum() * SCALE, logits)
+    mean = mean_loss({"losses": losses.detach(), "targets": i["targets"]})
+    return {"losses": losses.detach(), "dlogits": dlogits} | mean
+
+
+def mean_loss(i):
+    mean, count = reference.mean_loss(reference.at_least_fp32(i["losses"]), i["targets"])
+    return {"mean": mean, "counted": count}
+
+
+def global_norm(i):
+    x = reference.at_least_fp32(i["x"])
+    return {"norm": torch.linalg.vector_norm(x).reshape(1)}
+
+
+def adamw(i):
+    """A step in the middle of a run."""
+    a, stored = ADAMW, i["weight"] if i["master"] is None else i["master"]
+    p, m, v = (reference.at_least_fp32(x).clone() for x in (stored, i["m"], i["v"]))
+    g = reference.at_least_fp32(i["grad"]) * min(1.0, a["clip"] / (a["norm"] + 1e-6))
+    bias1, bias2 = (1 - beta ** a["step"] for beta in a["betas"])
+    reference.adamw_update(p, g, m, v, a["lr"], bias1, bias2, *a["betas"], a["eps"], a["weight_decay"])
+    out = {"weight": p.to(i["weight"].dtype), "m": m, "v": v}
+    return out | ({} if i["master"] is None else {"master": p})
+
+
+ROWS = [{"N": n, "C": c} for n, c in ((1, 1), (7, 63), (3, 64), (2, 65), (33, 129), (1, 1031), (5, 4096))]
+HEADS = [
+    {"B": b, "T": t, "NH": h, "NKV": kv, "HD": d}
+    for b, t, h, kv, d in (
+        (1, 1, 1, 1, 2),
+        (2, 7, 3, 1, 8),
+        (1, 63, 4, 2, 16),
+        (1, 64, 2, 2, 64),
+        (2, 65, 8, 1, 20),
+        (1, 129, 4, 4, 128),
+        (1, 300, 3, 3, 32),
+    )
+]
+FEED = [{"N": n, "F": f} for n, f in ((1, 1), (7, 63), (3, 64), (2, 65), (5, 1031))]
+# A long sum has many results: few of them PyTorch (MKL) computes by dot products on some processors, whose
+# errors are half of its matrix products'.
+PRODUCTS = [
+    {"N": n, "C": c, "K": k}
+    for n, c, k in ((1, 1, 1), (7, 63, 65), (64, 64, 64), (33, 129, 31), (66, 1031, 67), (257, 96, 320))
+]
+CLASSES = [
+    {"N": n, "V": v} for n, v in ((1, 1), (7, 2), (3, 63), (2, 65), (5, 4096), (3, 50257), (2, 128256))
+]
+ANGLES = [{"T": t, "HD": d} for t, d in ((1, 2), (7, 6), (65, 64), (1031, 128))]
+ELEMENTS = [{"P": p} for p in (1, 7, 63, 64, 65, 1031, 100003)]
+WORDS = [{"N": n, "C": c, "V": v} for n, c, v in ((1, 1, 1), (7, 63, 5), (65, 64, 1031), (130, 33, 2))]
+
+ADAMW_SCALARS = (*ADAMW["betas"], ADAMW["eps"], ADAMW["weight_decay"], ADAMW["clip"], 42, 0)
+CASES = {
+    "embedding_forward": Case(embedding_forward, WORDS),
+    "embedding_backward": Case(embedding_backward, WORDS, (False,), backward=True),
+    "rmsnorm_forward": Case(rmsnorm_forward, ROWS, (EPS,)),
+    "residual_rmsnorm_forward": Case(residual_rmsnorm_forward, ROWS, (EPS,)),
+    "rmsnorm_backward": Case(rmsnorm_backward, ROWS, (False,), backward=True),
+    "precompute_cis": Case(precompute_cis, ANGLES, (THETA, 1.0, 1.0, 4.0, 8192.0)),
+    "rope_forward": Case(rope_forward, HEADS, (False,)),
+    "rope_backward": Case(rope_backward, HEADS, (False,), backward=True),
+    "repeat_kv_forward": Case(repeat_kv_forward, HEADS),
+    "repeat_kv_backward": Case(repeat_kv_backward, HEADS, backward=True),
+    "attention_forward": Case(attention_forward, HEADS, (SCALE,)),
+    "attention_backward": Case(attention_backward, HEADS, (SCALE,), backward=True),
+    "swiglu_forward": Case(swiglu_forward, FEED),
+    "swiglu_backward": Case(swiglu_backward, FEED, backward=True),
+    "matmul_forward": Case(matmul_forward, PRODUCTS),
+    "matmul_backward_input": Case(matmul_backward_input, PRODUCTS, backward=True),
+    "matmul_backward_weight": Case(matmul_backward_weight, PRODUCTS, (False,), backward=True),
+    "cross_entropy": Case(cross_entropy, CLASSES, (SCALE, -100)),
+    "mean_loss": Case(mean_loss, [{"N": n} for n in (1, 7, 65, 1031, 100003)], (-100,)),
+    "global_norm": Case(global_norm, ELEMENTS, (False,)),
+    "adamw": Case(adamw, ELEMENTS, ADAMW_SCALARS),
+}
+
+
+def shape_of(operand: dict, sizes: dict[str, int]) -> list[int]:
+    return [
+        factor * (sizes[symbol] if symbol else 1) // divisor for symbol, factor, divisor in operand["shape"]
+    ]
+
+
+def make_inputs(op: dict, types: list[str], sizes: dict[str, int], seed: int) -> dict[str, torch.Tensor]:
+    """Random normal values for all that the operation reads; values that belong together do."""
+    generator = torch.Generator().manual_seed(seed)
+    values = {}
+    for operand, dtype in zip(op["operands"], types):
+        if operand["output"] and not operand["in_place"]:
+            continue
+        shape = shape_of(operand, sizes)
+        if operand["bound"]:
+            value = torch.randint(sizes[operand["bound"]], shape, generator=generator, dtype=torch.int32)
+        else:
+            value = torch.randn(shape, generator=generator, dtype=torch.float64).to(DTYPES[dtype])
+        values[operand["name"]] = value.abs() if operand["positive"] else value
+    if op["name"] == "adamw":
+        for name, value in (("lr", ADAMW["lr"]), ("step", ADAMW["step"]), ("grad_norm", ADAMW["norm"])):
+            values[name].fill_(value)
+        if types[0] == "bf16":
+            values["master"] = values["weight"].float()
+    if op["name"] in ("cross_entropy", "mean_loss") and sizes["N"] > 2:
+        values["targets"][1] = -100
+    if op["name"] == "rmsnorm_backward":
+        values["rstd"] = rmsnorm_forward(values)["rstd"]
+    if op["name"] == "attention_backward":
+        values["out"] = attention(*(values[n].double() for n in "qkv")).to(values["q"].dtype)
+        values["lse"] = log_sum_exp(values["q"].double(), values["k"].double()).to(values["lse"].dtype)
+    if op["name"] == "adamw" and types[0] != "bf16":
+        values["master"] = None
+    return values
+
+
+def as_type(values: dict, storage: torch.dtype | None) -> dict:
+    """The same values; where storage is given, all floats in that type."""
+    return {
+        name: value.to(storage) if value is not None and storage and value.is_floating_point() else value
+        for name, value in values.items()
+    }
