@@ -13,14 +13,13 @@ ValueError, in one line, names the operation, the operand, what was expected and
 types that do not fit; on the CPU also targets out of range, which on a GPU address memory that is not theirs.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from llamac import extension
+from llamac import extension, flops
 
 extension.load()
 _ops = torch.ops.llamac
@@ -264,28 +263,28 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 @register_flop_formula(_ops.attention_forward)
-def _(q, *_, **__):
-    return 4 * math.prod(q) * q[1]
+def _(*shapes, **__):
+    return round(flops.attention_forward(shapes) * _whole(shapes[0][1]))
 
 
 @register_flop_formula(_ops.attention_backward)
-def _(dout, *_, **__):
-    return 10 * math.prod(dout) * dout[1]
+def _(*shapes, **__):
+    return round(flops.attention_backward(shapes) * _whole(shapes[0][1]))
+
+
+def _whole(T: int) -> float:
+    """All pairs of positions over those of a position and those before it."""
+    return 2 * T / (T + 1)
 
 
 @register_flop_formula(_ops.linear_cross_entropy)
 def _(hidden, weight, targets, ignore_index, mean, chunk_bytes, *wanted, **__):
-    return 2 * (1 + sum(wanted)) * math.prod(hidden) * weight[0]
+    return round((1 + sum(wanted)) * flops.matmul_forward((hidden, weight)))
 
 
-@register_flop_formula(_ops.matmul_forward)
-def _(x, weight, *_, **__):
-    return 2 * math.prod(x) * weight[0]
-
-
-@register_flop_formula([_ops.matmul_backward_input, _ops.matmul_backward_weight])
-def _(dout, other, *_, **__):
-    return 2 * math.prod(dout) * other[1]
+for _name in ("matmul_forward", "matmul_backward_input", "matmul_backward_weight"):
+    _formula = getattr(flops, _name)
+    register_flop_formula(getattr(_ops, _name))(lambda *shapes, f=_formula, **__: round(f(shapes)))
 
 
 __all__ = [

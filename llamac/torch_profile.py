@@ -3,7 +3,6 @@ by operation, for the report that the C program's runs have as well (llamac.prof
 """
 
 import json
-import math
 import re
 from bisect import bisect_right
 from collections import Counter
@@ -15,6 +14,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from llamac import flops
 from llamac.peak import copy_gbps, peak_tflops
 from llamac.profile import OTHER, category
 
@@ -73,16 +73,14 @@ def short_name(kernel: str) -> str:
 def flops_of(call: str, dims: list) -> float:
     """Of a matrix product or of causal attention, by the shapes of its operands; 0 of all others."""
     if match := re.match(r"aten::(mm|addmm|addmm_|bmm|baddbmm)$", call):
-        a, b = dims[:2] if match[1] in ("mm", "bmm") else dims[1:3]
-        return 2.0 * math.prod(a) * b[-1]
-    if call.startswith("llamac::matmul_backward_weight"):
-        return 2.0 * math.prod(dims[0]) * dims[1][-1]
-    if call.startswith("llamac::matmul"):
-        return 2.0 * math.prod(dims[0]) * dims[1][-1 if "input" in call else 0]
+        return flops.matmul_backward_input(dims[:2] if match[1] in ("mm", "bmm") else dims[1:3])
+    if match := re.match(r"llamac::(matmul_(forward|backward_input|backward_weight))", call):
+        return getattr(flops, match[1])(dims)
     if re.match(r"aten::_scaled_dot_product|(aten::_(cudnn|flash|efficient)|llamac::)_?attention", call):
-        heads_first = re.match(r"aten::_(scaled_dot_product|cudnn)", call)
-        T = dims[0][2 if heads_first else 1]
-        return 2.0 * math.prod(dims[0]) * T * (2.5 if "backward" in call else 1.0)
+        if re.match(r"aten::_(scaled_dot_product|cudnn)", call):  # heads before positions
+            B, NH, T, HD = dims[0]
+            dims = [[B, T, NH, HD]]
+        return (flops.attention_backward if "backward" in call else flops.attention_forward)(dims)
     return 0.0
 
 
@@ -208,11 +206,11 @@ def summarise(events: list[dict], device: dict) -> dict:
         if category(name) == OTHER or (not w.kernel and w.call == f"llamac::{name}"):
             variant = ""
         total, shapes = rows.setdefault((name, variant), (_Total(), {}))
-        flops = w.share * flops_of(w.call, w.dims)
-        total.add(w.us, flops)
-        if flops:
+        work = w.share * flops_of(w.call, w.dims)
+        total.add(w.us, work)
+        if work:
             text = " ".join("x".join(map(str, d)) for d in w.dims if isinstance(d, list) and d)
-            shapes.setdefault(text, _Total()).add(w.us, flops)
+            shapes.setdefault(text, _Total()).add(w.us, work)
     small = [key for key in rows if category(key[0]) == OTHER and rows[key][0].seconds < SMALL * seconds]
     for total, _ in (rows.pop(key) for key in small):
         rest, _ = rows.setdefault((OTHER, "small ones"), (_Total(), {}))

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import llamac
+from llamac import flops
+from llamac.registry import least_work
 
 ROWS, C, EPS = 5, 24, 1e-5
 
@@ -266,6 +268,16 @@ def test_a_scalar_of_any_library(eps):
     llamac.run("rmsnorm_forward", outputs, inputs, [eps])
     x = inputs[0].astype(np.float64)
     np.testing.assert_allclose(outputs[1], 1 / np.sqrt((x**2).mean(-1) + 0.5), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in vars(flops) if name.startswith(("attention", "matmul"))])
+def test_flops_by_shape(name):
+    """llamac.flops, of the shapes of the description's inputs."""
+    sizes = {"B": 2, "T": 5, "NH": 6, "NKV": 3, "HD": 4, "N": 7, "C": 11, "K": 13}
+    (op,) = (op for op in llamac.kernels() if op["name"] == name)
+    inputs = [operand for operand in op["operands"] if not operand["output"]]
+    shapes = [[f * (sizes[s] if s else 1) // d for s, f, d in operand["shape"]] for operand in inputs]
+    assert getattr(flops, name)(shapes) == least_work(name, sizes, "f32")[1] > 0
 
 
 def test_an_odd_size():
