@@ -1,34 +1,22 @@
-"""What PyTorch's device could do at best: the 100% that rates are measured against, as in the C program
-(csrc/train/peak.cpp, which has the same table).
+"""What PyTorch's device could do at best: the 100% that rates are measured against, as in the C program. The
+published rates are configs/tables/devices.toml's, which the package carries as llamac/devices.toml.
 """
 
 import time
+import tomllib
+from functools import cache
+from pathlib import Path
 
 import torch
 
-# Name as the runtime reports it: (multiprocessors of the whole device, TFLOP/s of dense matrix products in
-# bf16, in f32). Vendors' data sheets and white papers; csrc/train/peak.cpp says which.
-PUBLISHED = {
-    "AMD Instinct MI300X": (304, 1307.4, 163.4),
-    "AMD Instinct MI300X VF": (304, 1307.4, 163.4),
-    "AMD Instinct MI325X": (304, 1307.4, 163.4),
-    "AMD Instinct MI325X VF": (304, 1307.4, 163.4),
-    "AMD Instinct MI250X": (220, 383.0, 95.7),
-    "AMD Instinct MI250X/MI250": (220, 383.0, 95.7),
-    "AMD Instinct MI250X / MI250": (220, 383.0, 95.7),
-    "AMD Radeon RX 7900 XTX": (48, 122.8, 61.4),
-    "Radeon RX 7900 XTX": (48, 122.8, 61.4),
-    "NVIDIA H200": (132, 989.4, 66.9),
-    "NVIDIA H200 NVL": (132, 835.5, 60.0),
-    "NVIDIA H100 80GB HBM3": (132, 989.4, 66.9),
-    "NVIDIA H100 PCIe": (114, 756.0, 51.2),
-    "NVIDIA H100 NVL": (132, 835.5, 60.0),
-    "NVIDIA A100-SXM4-40GB": (108, 312.0, 19.5),
-    "NVIDIA A100-SXM4-80GB": (108, 312.0, 19.5),
-    "NVIDIA A100-PCIE-40GB": (108, 312.0, 19.5),
-    "NVIDIA A100 80GB PCIe": (108, 312.0, 19.5),
-    "NVIDIA GeForce RTX 4090": (128, 165.2, 82.6),
-}
+_NAMES = {torch.bfloat16: "bf16", torch.float32: "f32"}
+
+
+@cache
+def published() -> dict[str, dict]:
+    """The table's rows by the device's name, as the runtime reports it: multiprocessors, tflops, source."""
+    table = tomllib.loads(Path(__file__).with_name("devices.toml").read_text(encoding="utf-8"))
+    return {name: row for row in table["device"] for name in row["names"]}
 
 
 def peak_tflops(device: str, dtype: torch.dtype) -> float | None:
@@ -38,10 +26,11 @@ def peak_tflops(device: str, dtype: torch.dtype) -> float | None:
     if device == "cpu":
         return _measured_tflops()
     properties = torch.cuda.get_device_properties(device)
-    units, bf16, f32 = PUBLISHED.get(properties.name, (0, 0.0, 0.0))
-    if not units:
+    row = published().get(properties.name)
+    if row is None or _NAMES[dtype] not in row["tflops"]:
         return None
-    return (bf16 if dtype == torch.bfloat16 else f32) * min(1.0, properties.multi_processor_count / units)
+    share = properties.multi_processor_count / row["multiprocessors"]
+    return row["tflops"][_NAMES[dtype]] * min(1.0, share)
 
 
 def _measured_tflops() -> float:

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -153,11 +154,27 @@ def test_categories(kernel, call, category):
     assert profile.category(operation_of(kernel, call)) == category
 
 
-def test_peaks_are_the_c_programs():
-    text = (ROOT / "csrc/train/peak.cpp").read_text()
-    rows = re.findall(r'^    \{"([^"]+)", (\d+), ([\d.]+), ([\d.]+)\},$', text, re.MULTILINE)
-    assert len(rows) > 15
-    assert {name: (int(n), float(bf16), float(f32)) for name, n, bf16, f32 in rows} == peak.PUBLISHED
+def test_published_rates(monkeypatch):
+    """tests/check_profile.cpp asks the C program for the same."""
+
+    def tflops(name: str, units: int, dtype: torch.dtype) -> float | None:
+        device = SimpleNamespace(name=name, multi_processor_count=units)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
+        return peak.peak_tflops("cuda", dtype)
+
+    assert tflops("NVIDIA H200", 132, torch.bfloat16) == 989.4
+    assert tflops("NVIDIA H200", 132, torch.float32) == 66.9
+    assert tflops("AMD Instinct MI300X VF", 38, torch.bfloat16) == pytest.approx(1307.4 / 8)
+    assert tflops("AMD Radeon RX 7900 XTX", 96, torch.bfloat16) == 122.8
+    assert tflops("NVIDIA GeForce RTX 4090 D", 114, torch.bfloat16) is None
+
+
+def test_every_device_has_a_source():
+    rows = list(peak.published().values())
+    assert len(rows) == sum(len(row["names"]) for row in {id(row): row for row in rows}.values()) > 15
+    for row in rows:
+        assert set(row) == {"names", "multiprocessors", "tflops", "source"} and row["source"]
+        assert row["multiprocessors"] > 0 and 0 < row["tflops"]["f32"] < row["tflops"]["bf16"]
 
 
 def test_measured_rates():

@@ -2,52 +2,17 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "ops/operations.h"
 #include "platform/stream.h"
 #include "platform/threads.h"
+#include "train/tables.h"
+#include "train/toml.h"
 
 namespace llamac {
 namespace {
-
-// TFLOP/s of dense matrix products, bf16 and f32 with sums in f32, no TF32, no sparsity: vendors' data sheets and white
-// papers, read 2026-11. Where those print a rate with sparsity only, half of it.
-struct Published {
-    const char* name;     // as the runtime reports it
-    int multiprocessors;  // of the whole device, as the runtime counts them
-    double bf16, f32;
-};
-constexpr Published table[] = {
-    // AMD Instinct MI300X data sheet; f32: matrix cores
-    {"AMD Instinct MI300X", 304, 1307.4, 163.4},
-    {"AMD Instinct MI300X VF", 304, 1307.4, 163.4},
-    // AMD Instinct MI325X data sheet
-    {"AMD Instinct MI325X", 304, 1307.4, 163.4},
-    {"AMD Instinct MI325X VF", 304, 1307.4, 163.4},
-    // AMD Instinct MI200 series data sheet. A module is two devices of 110 units, an MI250's of 104: the share counts.
-    {"AMD Instinct MI250X", 220, 383.0, 95.7},
-    {"AMD Instinct MI250X/MI250", 220, 383.0, 95.7},
-    {"AMD Instinct MI250X / MI250", 220, 383.0, 95.7},
-    // AMD Radeon RX 7900 XTX product page; the runtime counts pairs of its 96 units
-    {"AMD Radeon RX 7900 XTX", 48, 122.8, 61.4},
-    {"Radeon RX 7900 XTX", 48, 122.8, 61.4},
-    // NVIDIA H200 data sheet and Hopper white paper (SXM); H200 NVL data sheet
-    {"NVIDIA H200", 132, 989.4, 66.9},
-    {"NVIDIA H200 NVL", 132, 835.5, 60.0},
-    // NVIDIA H100 data sheet and Hopper white paper: SXM, PCIe, NVL
-    {"NVIDIA H100 80GB HBM3", 132, 989.4, 66.9},
-    {"NVIDIA H100 PCIe", 114, 756.0, 51.2},
-    {"NVIDIA H100 NVL", 132, 835.5, 60.0},
-    // NVIDIA A100 data sheet
-    {"NVIDIA A100-SXM4-40GB", 108, 312.0, 19.5},
-    {"NVIDIA A100-SXM4-80GB", 108, 312.0, 19.5},
-    {"NVIDIA A100-PCIE-40GB", 108, 312.0, 19.5},
-    {"NVIDIA A100 80GB PCIe", 108, 312.0, 19.5},
-    // NVIDIA Ada GPU architecture white paper, appendix A
-    {"NVIDIA GeForce RTX 4090", 128, 165.2, 82.6},
-};
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) {
@@ -85,12 +50,14 @@ double best_of_ten(const DeviceMemory& to, const DeviceMemory& from, const Copy&
 
 }  // namespace
 
-double published_flops(const char* name, int multiprocessors, DType dtype) {
-    for (const Published& device : table)
-        if (std::strcmp(device.name, name) == 0) {
-            const double share = static_cast<double>(multiprocessors) / device.multiprocessors;
-            return 1e12 * (dtype == DType::bf16 ? device.bf16 : device.f32) * std::min(share, 1.0);
-        }
+double published_flops(const std::string& device, int multiprocessors, DType dtype) {
+    static const nlohmann::json table = parse_table(devices_table);
+    for (const nlohmann::json& row : table.at("device")) {
+        const nlohmann::json &names = row.at("names"), &tflops = row.at("tflops");
+        if (std::find(names.begin(), names.end(), device) == names.end()) continue;
+        const double share = multiprocessors / row.at("multiprocessors").get<double>();
+        return 1e12 * tflops.value(name(dtype), 0.0) * std::min(share, 1.0);
+    }
     return 0;
 }
 

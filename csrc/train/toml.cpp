@@ -22,7 +22,8 @@ std::string place(const std::string& path, const toml::source_region& source) {
     return path + ": line " + std::to_string(source.begin.line) + ": ";
 }
 
-nlohmann::json to_json(const std::string& path, std::string_view key, const toml::node& node) {
+nlohmann::json to_json(const std::string& path, std::string_view key, const toml::node& node,
+                       bool tables = false) {
     if (const auto* text = node.as_string()) return text->get();
     if (const auto* number = node.as_integer()) return number->get();
     if (const auto* flag = node.as_boolean()) return flag->get();
@@ -30,8 +31,14 @@ nlohmann::json to_json(const std::string& path, std::string_view key, const toml
         return number->get();
     if (const auto* list = node.as_array()) {
         nlohmann::json items = nlohmann::json::array();
-        for (const toml::node& item : *list) items.push_back(to_json(path, key, item));
+        for (const toml::node& item : *list) items.push_back(to_json(path, key, item, tables));
         return items;
+    }
+    if (const auto* table = node.as_table(); table && tables) {
+        nlohmann::json object = nlohmann::json::object();
+        for (const auto& [name, item] : *table)
+            object[std::string(std::string_view(name))] = to_json(path, name, item, tables);
+        return object;
     }
     std::ostringstream found;
     found << node.type();
@@ -55,6 +62,13 @@ std::vector<TomlEntry> read_toml(const std::string& path) {
     const auto earlier = [](const TomlEntry& a, const TomlEntry& b) { return a.line < b.line; };
     std::stable_sort(entries.begin(), entries.end(), earlier);
     return entries;
+}
+
+nlohmann::json parse_table(const char* text) {
+    const toml::parse_result parsed = toml::parse(std::string_view(text));
+    if (!parsed)
+        fail(place("built-in table", parsed.error().source()), one_line(parsed.error().description()));
+    return to_json("built-in table", "", parsed.table(), true);
 }
 
 std::string toml_value(const nlohmann::ordered_json& value) {

@@ -13,8 +13,11 @@ struct TomlEntry {
     int line;  // from 1
 };
 
-// The file's keys in their order. Throws Error with the file and the line; a table is one too.
+// The file's keys in their order. Throws Error with the file and the line; a table in it is an error too.
 std::vector<TomlEntry> read_toml(const std::string& path);
+
+// A table of the program's own (train/tables.h) as JSON; its tables are objects. Throws Error.
+nlohmann::json parse_table(const char* text);
 
 // A string, number, boolean or array of them as TOML.
 std::string toml_value(const nlohmann::ordered_json& value);

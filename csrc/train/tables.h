@@ -1,0 +1,8 @@
+// The tables that C and Python share: the texts of configs/tables/*.toml, made part of the program by tables.cmake.
+#pragma once
+
+namespace llamac {
+
+extern const char* const devices_table;
+
+}  // namespace llamac
