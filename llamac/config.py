@@ -1,4 +1,6 @@
-"""The model's configuration, read from and written to Hugging Face's config.json.
+"""Written twice on purpose: csrc/model/config.cpp reads the same; test_agreement.py::test_models.
+
+The model's configuration, read from and written to Hugging Face's config.json.
 
 Every size that follows from another one is computed here and nowhere else. Dimensions: C hidden_size, NH
 query heads, NKV key/value heads, HD head size, F intermediate_size, V vocab_size, L layers, T time.

@@ -1,4 +1,6 @@
-"""Token files (.bin), the order in which training visits them, and writing them.
+"""Written twice on purpose: csrc/train/tokens.cpp has the same; test_agreement.py::test_order_of_the_data.
+
+Token files (.bin), the order in which training visits them, and writing them.
 
 A .bin is llm.c's: int32[256] little-endian header, then tokens. Header words: [0] magic, [1] version, [2],[5]
 low and high half of the number of tokens; and ours, zero where unknown: [3] vocabulary size, [6],[7] low and

@@ -1,4 +1,6 @@
-"""Counter-based random numbers: Philox4x32-10.
+"""Written twice on purpose: csrc/core/random.h has the same numbers; test_agreement.py::test_random_numbers.
+
+Counter-based random numbers: Philox4x32-10.
 
 Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011. Element e of the stream `stream` at `step`
 takes word e % 4 of the block whose counter is (lo32(e/4), hi32(e/4), stream, step) under the key (lo32(seed),

@@ -1,4 +1,7 @@
-"""The learning rate of each update: linear warm-up, then cosine, linear, constant or warm-up-stable-decay."""
+"""Written twice on purpose: csrc/train/schedule.cpp has the same rule; test_agreement.py::test_learning_rate.
+
+The learning rate of each step: linear warm-up, then cosine, linear, constant or warm-up-stable-decay.
+"""
 
 import math
 

@@ -8,6 +8,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = str(ROOT / "tests/models/tied-gqa.json")
 V, T = 97, 16
+# Of a step in log.jsonl, in C and in Python.
+STEP_KEYS = ["event", "step", "loss", "grad_norm", "lr", "ms", "tokens_per_s", "tflops", "mfu", "gpu_mem_gib",
+             "gpu_percent", "rss_gib", "system_mem_gib", "cpu_percent"]  # fmt: skip
 
 PRECISIONS = {
     "f32": {},

@@ -4,6 +4,7 @@ numbers, models and their FLOPs.
 
 import dataclasses
 import json
+import re
 import subprocess
 import tomllib
 from pathlib import Path
@@ -23,7 +24,22 @@ PRESETS = sorted((ROOT / "configs/models").glob("*.json"))
 TEST_MODELS = sorted((ROOT / "tests/models").glob("*.json"))
 ONLY_PYTHON = {"ops", "compile"}  # flags that choose how PyTorch computes
 ONLY_C = {"list-kernels"}
+WRITTEN_TWICE = ["config", "data", "flops", "random", "sampling", "schedule"]
 NO_KEYS = {"config", "print-config", "list-kernels"}  # flags that are no keys of a configuration
+
+
+TWICE = re.compile(r'^(?://|""") ?Written twice on purpose: (\S+) .*?; (?:tests/)?(\w+\.py)::(\w+)\.')
+
+
+def test_what_is_written_twice_names_the_other_and_the_test():
+    """In the first line of the Python file and of the header or source in C."""
+    files = [*ROOT.glob("llamac/**/*.py"), *ROOT.glob("csrc/**/*.h"), *ROOT.glob("csrc/**/*.cpp")]
+    found = {file: TWICE.match(file.read_text().split("\n")[0]) for file in files}
+    found = {file: match for file, match in found.items() if match}
+    assert {file.stem for file in found if file.suffix == ".py"} == set(WRITTEN_TWICE)
+    for file, match in found.items():
+        assert (ROOT / match[1]).is_file(), file
+        assert f"def {match[3]}(" in (ROOT / "tests" / match[2]).read_text(), file
 
 
 def test_flags_and_defaults(build):

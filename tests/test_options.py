@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from run import STEP_KEYS
 
 from llamac import plot
 from llamac.config import Config, load_config, presets
@@ -16,9 +17,6 @@ from llamac.log import Log, duration
 from llamac.options import Options, parse, recompute_parts
 
 ROOT = Path(__file__).parent.parent
-# Of a step in log.jsonl, in C and in Python.
-STEP_KEYS = ["event", "step", "loss", "grad_norm", "lr", "ms", "tokens_per_s", "tflops", "mfu", "gpu_mem_gib",
-             "gpu_percent", "rss_gib", "system_mem_gib", "cpu_percent"]  # fmt: skip
 
 
 def refused(function, *arguments) -> str:

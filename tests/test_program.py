@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run import MODEL, PRECISIONS, ROOT, T, V, bits, events, flags, losses, one_line
-from test_options import STEP_KEYS
+from run import MODEL, PRECISIONS, ROOT, STEP_KEYS, T, V, bits, events, flags, losses, one_line
 
 from llamac.data import write_bin
 from llamac.rule import FORWARD, violation
@@ -155,7 +154,8 @@ def test_a_second_run_keeps_the_first(train, data, tmp_path):
 # What others read
 
 
-def test_python_trains_the_same_losses(train, data, tmp_path):
+def test_the_same_losses(train, data, tmp_path):
+    """And samples, in C and in Python."""
     arguments = flags(
         data,
         tmp_path / "c",

@@ -1,3 +1,5 @@
+// Written twice on purpose: llamac/training/sampling.py has the same; tests/test_program.py::test_the_same_losses.
+//
 // Text from a model: one token after another.
 #pragma once
 #include "model/model.h"

@@ -1,5 +1,6 @@
-// The learning rate of each update: linear warm-up, then one of four shapes; llamac/schedule.py holds the
-// same.
+// Written twice on purpose: llamac/schedule.py has the same rule; tests/test_agreement.py::test_learning_rate.
+//
+// The learning rate of each step: linear warm-up, then one of four shapes.
 #pragma once
 #include <cstdint>
 #include <string>

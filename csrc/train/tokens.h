@@ -1,5 +1,6 @@
-// Token files (llm.c's .bin) and the order in which training visits them; llamac/data.py holds the same
-// rules.
+// Written twice on purpose: llamac/data.py has the same; tests/test_agreement.py::test_order_of_the_data.
+//
+// Token files (llm.c's .bin) and the order in which training visits them.
 //
 // A .bin is an int32[256] little-endian header, then tokens. Header words: [0] magic, [1] version, [2] and
 // [5] low and high half of the number of tokens, and ours, zero where unknown: [3] vocabulary size, [6] and
