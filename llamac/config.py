@@ -13,6 +13,8 @@ from pathlib import Path
 
 from llamac.errors import InputError
 
+# The largest sizes; csrc/model/config.cpp has the same.
+WIDEST, DEEPEST, LONGEST, MOST_PARAMETERS = 2**24, 2**16, 2**31 - 1, 2**48
 # A wheel carries the presets inside the package, a source tree beside it.
 _PRESET_DIRS = (Path(__file__).parent / "models", Path(__file__).parent.parent / "configs" / "models")
 
@@ -143,10 +145,10 @@ class _Reader:
         value = self.values.get(key)
         return default if value is None else value
 
-    def size(self, key: str, default: int | None = None) -> int:
+    def size(self, key: str, default: int | None = None, most: int = WIDEST) -> int:
         value = self.get(key, default)
-        if type(value) is not int or not 0 < value < 2**31:
-            raise self.fail(key, "a positive integer")
+        if type(value) is not int or not 0 < value <= most:
+            raise self.fail(key, f"an integer from 1 to {most}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -183,7 +185,7 @@ class _Reader:
         if kind != "llama3":
             expected = '"llama3" or "default"'
             raise InputError(f"{inner.file}: rope_type: expected {expected}, found {json.dumps(kind)}")
-        original = inner.size("original_max_position_embeddings")
+        original = inner.size("original_max_position_embeddings", most=LONGEST)
         factors = [inner.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor")]
         if factors[1] >= factors[2]:
             raise inner.fail("low_freq_factor", f"less than high_freq_factor {factors[2]:g}")
@@ -206,16 +208,19 @@ class _Reader:
         HD = self.size("head_dim", C // NH)
         if HD % 2 != 0:
             raise InputError(f"{self.file}: head_dim: expected an even number, found {HD}")
+        if (width := (NH + 2 * NKV) * HD) > WIDEST:
+            expected = f"queries, keys and values of together at most {WIDEST}"
+            raise InputError(f"{self.file}: head_dim: expected {expected}, found {width}")
         theta, scaling = self.rope()
-        return Config(
+        config = Config(
             vocab_size=self.size("vocab_size"),
             hidden_size=C,
             intermediate_size=self.size("intermediate_size"),
-            num_hidden_layers=self.size("num_hidden_layers"),
+            num_hidden_layers=self.size("num_hidden_layers", most=DEEPEST),
             num_attention_heads=NH,
             num_key_value_heads=NKV,
             head_dim=HD,
-            max_position_embeddings=self.size("max_position_embeddings", 2048),
+            max_position_embeddings=self.size("max_position_embeddings", 2048, LONGEST),
             rms_norm_eps=self.number("rms_norm_eps", 1e-6),
             rope_theta=theta,
             rope_scaling=scaling,
@@ -224,3 +229,7 @@ class _Reader:
             bos_token_id=self.token("bos_token_id", 1),
             eos_token_id=self.token("eos_token_id", 2, several=True),
         )
+        block = C * (2 * config.q_size + 2 * config.kv_size + 3 * config.intermediate_size)
+        if config.num_hidden_layers * block + 2 * config.vocab_size * C > MOST_PARAMETERS:
+            raise InputError(f"{self.file}: expected fewer than 2^48 parameters")
+        return config

@@ -1,4 +1,5 @@
-"""The flags of a training run: the fields of Options are the one table of names, types, defaults and help.
+"""The flags of a training run, by the table configs/tables/flags.toml, which the C program reads as well. The
+package has it as llamac/flags.toml.
 
 The same names are flat keys of the TOML file given with --config; flags win over the file, the file over the
 defaults.
@@ -11,100 +12,33 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import Field, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from llamac.errors import InputError
 
-
-def flag(
-    default,
-    help: str,
-    *,
-    choices: tuple[str, ...] = (),
-    low: float = -math.inf,
-    high: float = math.inf,
-    below: float = math.inf,
-    metavar: str = "",
-) -> Field:
-    """A field of Options. Allowed values: `choices`, or low <= value <= high, value < below."""
-    rule = {"choices": choices, "low": low, "high": high, "below": below}
-    return field(default=default, metadata={"help": help, "metavar": metavar, **rule})
+_TYPES = {"text": str, "integer": int, "number": float, "switch": bool, "list": tuple[str, ...]}
 
 
-@dataclass
-class Options:
+def _table() -> list[dict]:
+    """The rows of the flags that are not the C program's alone."""
+    text = Path(__file__).with_name("flags.toml").read_text(encoding="utf-8")
+    return [row for row in tomllib.loads(text)["flag"] if row.get("only") != "c"]
+
+
+def _member(row: dict) -> tuple[str, type, Field]:
+    """A row as a field of Options: name, type, default, with what is accepted as metadata."""
+    default = tuple(row["default"]) if row["type"] == "list" else row["default"]
+    rule = {"choices": tuple(row.get("choices", ())), "below": row.get("below", math.inf)}
+    rule |= {"low": row.get("min", -math.inf), "high": row.get("max", math.inf)}
+    words = {name: row.get(name, "") for name in ("help", "group", "value", "only")}
+    metadata = rule | words | {"key": row.get("key", True)}
+    return row["name"].replace("-", "_"), _TYPES[row["type"]], field(default=default, metadata=metadata)
+
+
+class Options(make_dataclass("Flags", map(_member, _table()))):  # type: ignore[misc]
     """One training run. Field `batch_size` is the flag --batch-size and the TOML key batch-size."""
-
-    config: str = flag("", "TOML file with these names as keys; flags win", metavar="FILE")
-    print_config: bool = flag(False, "print the resolved configuration as TOML and exit")
-    model: str = flag("tiny", "preset, or a Hugging Face directory", metavar="PRESET|DIR")
-    init: str = flag(
-        "random", "initial weights; load takes them from --model DIR", choices=("random", "load")
-    )
-    train_data: str = flag("data/stdlib/train_*.bin", "training shards", metavar="GLOB")
-    val_data: str = flag(
-        "data/stdlib/val_*.bin",
-        "validation shards; none: no validation, as with --train-data alone",
-        metavar="GLOB",
-    )
-    tokenizer: str = flag(
-        "auto", "rank file for samples; auto looks beside the first shard", metavar="FILE|auto|none"
-    )
-    out: str = flag("out", "directory for the log and the checkpoints", metavar="DIR")
-    steps: int = flag(600, "updates", low=1)
-    batch_size: int = flag(8, "sequences a device a micro-step", low=1)
-    seq_len: int = flag(256, "tokens a sequence", low=1)
-    total_batch_size: int = flag(0, "tokens an update; 0 for one micro-step", low=0)
-    lr: float = flag(0.003, "peak learning rate", low=0)
-    min_lr_frac: float = flag(0.02, "learning rate at the end, as a fraction of --lr", low=0, high=1)
-    warmup_steps: int = flag(200, "updates of linear warm-up", low=0)
-    schedule: str = flag("cosine", "after the warm-up", choices=("cosine", "linear", "constant", "wsd"))
-    weight_decay: float = flag(0.1, "AdamW's decay of the matrices", low=0)
-    beta1: float = flag(0.9, "AdamW's decay of the first moment", low=0, below=1)
-    beta2: float = flag(0.95, "AdamW's decay of the second moment", low=0, below=1)
-    grad_clip: float = flag(1.0, "largest gradient norm; 0 for no clipping", low=0)
-    dtype: str = flag("f32", "weights and activations", choices=("f32", "bf16"))
-    grad_dtype: str = flag("f32", "gradients", choices=("f32", "bf16"))
-    master_weights: str = flag(
-        "on", "f32 copy of bf16 weights; off rounds stochastically", choices=("on", "off")
-    )
-    optimizer_state: str = flag("f32", "AdamW's moments", choices=("f32", "bf16"))
-    recompute: str = flag(
-        "none",
-        "parts computed again in the backward: norm,swiglu,qkv,attention,block,block:K",
-        metavar="LIST",
-    )
-    val_every: int = flag(100, "updates between validations; 0 for at the start and the end only", low=0)
-    val_steps: int = flag(16, "batches of batch_size sequences in a validation", low=1)
-    sample_every: int = flag(200, "updates between samples; 0 for none", low=0)
-    sample_tokens: int = flag(192, "tokens of a sample", low=1)
-    sample_temperature: float = flag(0.8, "temperature of sampling; 0 for the likeliest token", low=0)
-    sample_top_k: int = flag(50, "sample from this many likeliest tokens; 0 for all", low=0)
-    checkpoint_every: int = flag(
-        200, "updates between checkpoints; 0 for at the end only, -1 for none", low=-1
-    )
-    keep_checkpoints: int = flag(2, "newest checkpoints kept", low=1)
-    resume: str = flag(
-        "none", "checkpoint to go on from; auto is the newest in --out", metavar="auto|none|DIR"
-    )
-    seed: int = flag(42, "seed of weights, data order and samples", low=0)
-    kernel: tuple[str, ...] = flag(
-        (), "variant of an operation, or N,M: the first that can; repeatable", metavar="OP=N"
-    )
-    tune: str = flag(
-        "on", "on a GPU, time the library's candidates for each matrix product once", choices=("on", "off")
-    )
-    gemm_cache: str = flag(
-        "auto",
-        "keeps what was timed; auto is llamac/gemm.json in the user's cache folder",
-        metavar="FILE|auto|none",
-    )
-    graphs: str = flag("on", "on a GPU, replay the step's launches as graphs", choices=("on", "off"))
-    profile: int = flag(0, "updates to profile", low=0)
-    ops: str = flag("torch", "whose operations the model is made of", choices=("torch", "llamac"))
-    compile: bool = flag(False, "torch.compile the model")
 
     def micro_steps(self, devices: int = 1) -> int:
         """Micro-steps of an update: total_batch_size / (batch_size·seq_len·devices). Raises InputError."""
@@ -112,6 +46,8 @@ class Options:
             raise InputError(
                 f"--batch-size {self.batch_size} --seq-len {self.seq_len}: expected a product below 2^31"
             )
+        if self.total_batch_size >= 2**48:
+            raise InputError(f"--total-batch-size {self.total_batch_size}: expected less than 2^48")
         micro = self.batch_size * self.seq_len * devices
         if self.total_batch_size % micro != 0:
             raise InputError(
@@ -122,14 +58,11 @@ class Options:
 
     def to_dict(self) -> dict:
         """The resolved configuration under the flags' names."""
-        return {_name(f): getattr(self, f.name) for f in fields(self) if f.name not in _FLAGS_ONLY}
+        return {_name(f): getattr(self, f.name) for f in fields(self) if f.metadata["key"]}
 
     def to_toml(self) -> str:
         """The resolved configuration; --config reads it back, here and in the C program."""
         return "".join(f"{name} = {_toml(value)}\n" for name, value in self.to_dict().items())
-
-
-_FLAGS_ONLY = ("config", "print_config", "ops", "compile")  # the C program would not know the last two
 
 
 def _name(f: Field) -> str:
@@ -147,6 +80,7 @@ def _toml(value) -> str:
     return repr(value)
 
 
+_LETTERS = {int: "N", float: "X"}  # of values in --help
 _KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "text in UTF-8"}
 
 
@@ -211,13 +145,13 @@ def read_toml(path: str) -> dict:
 
 def from_keys(values: dict, where: str) -> dict:
     """{field name: value} of {flag's name: value}, checked. Raises InputError."""
-    known = {_name(f): f for f in fields(Options) if f.name not in _FLAGS_ONLY}
+    known = {_name(f): f for f in fields(Options) if f.metadata["key"]}
     return {f.name: _check(f, value, f"{where}: {key}") for f, key, value in _known(values, known, where)}
 
 
 def override(options: Options, flags: dict) -> Options:
     """Options with {field name: value} over them, checked. Raises InputError."""
-    known = {f.name: f for f in fields(Options) if f.name not in _FLAGS_ONLY}
+    known = {f.name: f for f in fields(Options) if f.metadata["key"]}
 
     def plain(value: Any) -> Any:
         if isinstance(value, os.PathLike):
@@ -253,17 +187,20 @@ def _from_text(f: Field, text: str):
 def parse(argv: list[str], description: str = "Train Llama 3.") -> Options:
     """Options from the command line and the file that --config names. Raises InputError; --help exits."""
     parser = _Parser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    defaults = Options()
+    groups: dict[str, argparse._ArgumentGroup] = {}
     for f in fields(Options):
-        how: dict = {"help": f"{f.metadata['help']} (default: {getattr(defaults, f.name)})", "dest": f.name}
+        default = "" if f.default == "" or f.type in (bool, tuple[str, ...]) else f" [{f.default}]"
+        how: dict = {"help": f.metadata["help"].replace("%", "%%") + default, "dest": f.name}
         if f.type is bool:
             how["action"] = "store_true"
         else:
             how["action"] = "append" if f.type == tuple[str, ...] else "store"
             how["metavar"] = (
-                "|".join(f.metadata["choices"]) or f.metadata["metavar"] or getattr(f.type, "__name__", "")
+                f.metadata["value"] or "|".join(f.metadata["choices"]) or _LETTERS.get(f.type, "")
             )
-        parser.add_argument("--" + _name(f), **how)
+        title = f.metadata["group"]
+        groups[title] = groups.get(title) or parser.add_argument_group(title)
+        groups[title].add_argument("--" + _name(f), **how)
     given = vars(parser.parse_args(argv))
     by_name = {f.name: f for f in fields(Options)}
     flags = {name: _check(by_name[name], _from_text(by_name[name], value), "--" + _name(by_name[name]))

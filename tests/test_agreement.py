@@ -16,16 +16,14 @@ import llamac.random
 from llamac import _native
 from llamac.config import load_config
 from llamac.data import Loader, permute, write_bin
+from llamac.errors import InputError
 from llamac.options import Options, parse
 from llamac.schedule import learning_rate
 
 ROOT = Path(__file__).resolve().parents[1]
 PRESETS = sorted((ROOT / "configs/models").glob("*.json"))
 TEST_MODELS = sorted((ROOT / "tests/models").glob("*.json"))
-ONLY_PYTHON = {"ops", "compile"}  # flags that choose how PyTorch computes
-ONLY_C = {"list-kernels"}
 WRITTEN_TWICE = ["config", "data", "flops", "random", "sampling", "schedule"]
-NO_KEYS = {"config", "print-config", "list-kernels"}  # flags that are no keys of a configuration
 
 
 TWICE = re.compile(r'^(?://|""") ?Written twice on purpose: (\S+) .*?; (?:tests/)?(\w+\.py)::(\w+)\.')
@@ -42,22 +40,46 @@ def test_what_is_written_twice_names_the_other_and_the_test():
         assert f"def {match[3]}(" in (ROOT / "tests" / match[2]).read_text(), file
 
 
-def test_flags_and_defaults(build):
+def test_flags(build):
+    """The table makes both: names, defaults, help."""
+    table = tomllib.loads((ROOT / "configs/tables/flags.toml").read_text())["flag"]
+    keys = {row["name"]: row["default"] for row in table if row.get("key", True)}
     ours = json.loads(_native.default_options())
     theirs = {f.name.replace("_", "-"): getattr(Options(), f.name) for f in dataclasses.fields(Options)}
     theirs = {name: list(value) if isinstance(value, tuple) else value for name, value in theirs.items()}
-    keys = set(theirs) - ONLY_PYTHON - NO_KEYS
-    assert set(ours) == keys
-    assert ours == {name: theirs[name] for name in keys}
+    assert ours == {name: theirs[name] for name in keys} == keys
     assert all(type(ours[name]) is type(theirs[name]) for name in keys)
-    printed = subprocess.run(
-        [build / "train_llama3", "--print-config"], capture_output=True, text=True, check=True
-    )
-    assert tomllib.loads(printed.stdout) == ours
-    listed = subprocess.run(
-        [build / "train_llama3", "--help"], capture_output=True, text=True, check=True
-    ).stdout
-    assert all(f"--{name}" in listed for name in keys | ONLY_C)
+    only = {name: {row["name"] for row in table if row.get("only") == name} for name in ("c", "torch")}
+    assert theirs.keys() == {row["name"] for row in table} - only["c"]
+
+    def output(flag: str) -> str:
+        return subprocess.run(
+            [build / "train_llama3", flag], capture_output=True, text=True, check=True
+        ).stdout
+
+    assert tomllib.loads(output("--print-config")) == ours
+    listed = " ".join(output("--help").split())
+    for row in table:
+        found = f"--{row['name']} " in listed and row["help"] in listed
+        assert found == (row["name"] not in only["torch"]), row["name"]
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings"])
+def test_limits_of_a_model(tmp_path, key):
+    """The largest size is taken by both or by none, one more by none, for the same reason."""
+    path, values = tmp_path / "config.json", json.loads(PRESETS[0].read_text())
+    most = {"num_hidden_layers": 2**16, "max_position_embeddings": 2**31 - 1}.get(key, 2**24)
+    reasons = []
+    for value in (most, most + 1):
+        path.write_text(json.dumps(values | {key: value}))
+        for read in (load_config, lambda file: _native.model(file, 512)):
+            try:
+                read(str(path))
+                reasons.append("")
+            except InputError as error:
+                reasons.append(str(error))
+    assert reasons[0] == reasons[1] and reasons[2] == reasons[3] != reasons[0]
+    assert f"{key}: expected an integer from 1 to {most}, found {most + 1}" in reasons[2]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.stem)

@@ -7,12 +7,14 @@
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <variant>
 
 #include "core/error.h"
 #include "core/file.h"
+#include "train/tables.h"
 #include "train/toml.h"
 #include "train/version.h"
 
@@ -31,98 +33,48 @@ struct Rule {
     double low = -infinity, high = infinity;
     bool high_excluded = false;
 };
-Rule at_least(double low) {
-    return {{}, low};
-}
-Rule one_of(Words choices) {
-    return {std::move(choices)};
-}
 
-// A flag; its default is the field's in struct Options.
+// A row of configs/tables/flags.toml; its default is the member's in struct Options.
 struct Flag {
-    const char* group;
-    const char* name;
-    const char* value;  // what --help calls it
-    const char* help;
+    std::string group, name;
+    std::string value;  // what --help calls it
+    std::string help;
     Field field;
-    Rule rule = {};
-    bool in_file = true;  // may stand in the TOML file
+    Rule rule;
+    bool in_file;  // may stand in the TOML file
 };
 
-const std::vector<Flag>& flags() {
-    using O = Options;
-    const Rule any, positive = at_least(1), not_negative = at_least(0), type = one_of({"f32", "bf16"});
-    const Rule fraction{{}, 0, 1}, decay{{}, 0, 1, true};
-    static const std::vector<Flag> table = {
-        {"Configuration", "config", "FILE", "TOML file with these names as keys; flags win", &O::config, any,
-         false},
-        {"Configuration", "print-config", "", "print the resolved configuration as TOML", &O::print_config,
-         any, false},
-        {"Configuration", "list-kernels", "", "print the operations and their variants", &O::list_kernels,
-         any, false},
+std::string value_name(const json& row) {
+    if (row.contains("value")) return row["value"];
+    std::string choices;
+    for (const std::string& choice : row.value("choices", Words()))
+        choices += (choices.empty() ? "" : "|") + choice;
+    return !choices.empty() ? choices : row["type"] == "integer" ? "N" : row["type"] == "number" ? "X" : "";
+}
 
-        {"Model", "model", "PRESET|DIR", "preset (configs/models), or a Hugging Face directory", &O::model},
-        {"Model", "init", "random|load", "initial weights; load: those of --model DIR", &O::init,
-         one_of({"random", "load"})},
-
-        {"Data", "train-data", "GLOB", "training shards", &O::train_data},
-        {"Data", "val-data", "GLOB", "validation shards; \"\" or --train-data alone: none", &O::val_data},
-        {"Data", "tokenizer", "FILE|auto|none", "rank file for samples; auto: beside the first shard",
-         &O::tokenizer},
-        {"Data", "seq-len", "N", "tokens a sequence", &O::seq_len, positive},
-        {"Data", "batch-size", "N", "sequences a device a micro-step", &O::batch_size, positive},
-        {"Data", "total-batch-size", "N", "tokens an update; 0: one micro-step", &O::total_batch_size,
-         not_negative},
-        {"Data", "seed", "N", "of weights, data order and samples", &O::seed, not_negative},
-
-        {"Optimisation", "steps", "N", "updates", &O::steps, positive},
-        {"Optimisation", "lr", "X", "peak learning rate", &O::lr, not_negative},
-        {"Optimisation", "min-lr-frac", "X", "learning rate at the end, as a fraction of --lr",
-         &O::min_lr_frac, fraction},
-        {"Optimisation", "warmup-steps", "N", "updates of linear warm-up", &O::warmup_steps, not_negative},
-        {"Optimisation", "schedule", "NAME", "cosine, linear, constant or wsd, after the warm-up",
-         &O::schedule, one_of({"cosine", "linear", "constant", "wsd"})},
-        {"Optimisation", "weight-decay", "X", "AdamW's decay of the matrices", &O::weight_decay,
-         not_negative},
-        {"Optimisation", "beta1", "X", "AdamW's decay of the first moment", &O::beta1, decay},
-        {"Optimisation", "beta2", "X", "AdamW's decay of the second moment", &O::beta2, decay},
-        {"Optimisation", "grad-clip", "X", "largest gradient norm; 0: no clipping", &O::grad_clip,
-         not_negative},
-
-        {"Precision and memory", "dtype", "f32|bf16", "weights and activations", &O::dtype, type},
-        {"Precision and memory", "grad-dtype", "f32|bf16", "gradients", &O::grad_dtype, type},
-        {"Precision and memory", "master-weights", "on|off",
-         "f32 copy of bf16 weights; off: stochastic rounding", &O::master_weights, one_of({"on", "off"})},
-        {"Precision and memory", "optimizer-state", "f32|bf16", "AdamW's moments", &O::optimizer_state, type},
-        {"Precision and memory", "recompute", "LIST",
-         "in the backward: norm,swiglu,qkv,attention,block,block:K", &O::recompute},
-        {"Precision and memory", "kernel", "OP=N",
-         "variant of an operation, or N,M: the first that can; repeatable", &O::kernel},
-        {"Precision and memory", "tune", "on|off",
-         "on a GPU, time the library's candidates for each matrix product once", &O::tune,
-         one_of({"on", "off"})},
-        {"Precision and memory", "gemm-cache", "FILE|auto|none",
-         "keeps the timings; auto: llamac/gemm.json in the user's cache", &O::gemm_cache},
-        {"Precision and memory", "graphs", "on|off", "on a GPU, replay the step's launches as graphs",
-         &O::graphs, one_of({"on", "off"})},
-
-        {"Output", "out", "DIR", "log, loss plot and checkpoints", &O::out},
-        {"Output", "resume", "auto|none|DIR", "checkpoint to go on from; auto: the newest in --out",
-         &O::resume},
-        {"Output", "checkpoint-every", "N", "updates; 0: at the end only; -1: none", &O::checkpoint_every,
-         at_least(-1)},
-        {"Output", "keep-checkpoints", "N", "newest checkpoints kept", &O::keep_checkpoints, positive},
-        {"Output", "val-every", "N", "updates; 0: at the start and the end only", &O::val_every,
-         not_negative},
-        {"Output", "val-steps", "N", "batches of --batch-size sequences a validation", &O::val_steps,
-         positive},
-        {"Output", "sample-every", "N", "updates; 0: no samples", &O::sample_every, not_negative},
-        {"Output", "sample-tokens", "N", "tokens of a sample", &O::sample_tokens, positive},
-        {"Output", "sample-temperature", "X", "0: the likeliest token", &O::sample_temperature, not_negative},
-        {"Output", "sample-top-k", "N", "sample from the N likeliest tokens; 0: all", &O::sample_top_k,
-         not_negative},
-        {"Output", "profile", "STEPS", "updates to profile", &O::profile, not_negative},
+std::vector<Flag> read_flags() {
+    static const std::map<std::string, Field> fields = {
+#include "train/flag_bindings.inc"
     };
+    std::vector<Flag> flags;
+    const json table = parse_table(flags_table);
+    for (const json& row : table.at("flag")) {
+        if (row.value("only", "c") != "c") continue;
+        const bool below = row.contains("below");
+        const double high = below ? row["below"].get<double>() : row.value("max", infinity);
+        flags.push_back({row.at("group"),
+                         row.at("name"),
+                         value_name(row),
+                         row.at("help"),
+                         fields.at(row.at("name")),
+                         {row.value("choices", Words()), row.value("min", -infinity), high, below},
+                         row.value("key", true)});
+    }
+    return flags;
+}
+
+const std::vector<Flag>& flags() {
+    static const std::vector<Flag> table = read_flags();
     return table;
 }
 
@@ -259,7 +211,7 @@ void add_flags(CLI::App& app, std::vector<Given>& given) {
     for (size_t i = 0; i < flags().size(); i++) {
         const Flag& flag = flags()[i];
         Given& g = given[i];
-        const std::string name = std::string("--") + flag.name, initial = default_text(flag);
+        const std::string name = "--" + flag.name, initial = default_text(flag);
         const std::string help = flag.help + (initial.empty() ? "" : " [" + initial + "]");
         if (std::holds_alternative<bool Options::*>(flag.field)) {
             g.option = app.add_flag(name, g.on, help);
@@ -359,7 +311,7 @@ Options parse_options(int argc, const char* const* argv) {
             const bool is_list = std::holds_alternative<std::vector<std::string> Options::*>(flag.field);
             const bool is_switch = std::holds_alternative<bool Options::*>(flag.field);
             const json value = is_list ? json(g.list) : is_switch ? json(g.on) : from_text(flag, g.text);
-            assign(options, flag, value, std::string("--") + flag.name);
+            assign(options, flag, value, "--" + flag.name);
         }
     };
     assign_flags(false);
@@ -412,9 +364,8 @@ std::string to_toml(const Options& options) {
             group = flag.group;
             text += (text.empty() ? "# " : "\n# ") + group + "\n";
         }
-        std::visit(
-            [&](auto field) { text += std::string(flag.name) + " = " + toml_value(options.*field) + "\n"; },
-            flag.field);
+        std::visit([&](auto field) { text += flag.name + " = " + toml_value(options.*field) + "\n"; },
+                   flag.field);
     }
     return text;
 }

@@ -1,6 +1,6 @@
-// The flags of a training run, which are also the flat keys of the TOML file that --config names. Flags win
-// over the file, the file over the defaults below. llamac/options.py holds the same names, defaults and
-// ranges (tests/test_agreement.py); settle() and micro_steps() check more than it does.
+// The flags of a training run, which are also the flat keys of the TOML file that --config names. Flags win over the
+// file, the file over the defaults. The table is configs/tables/flags.toml, which llamac/options.py reads as well;
+// settle() and micro_steps() check what values are together.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
@@ -13,55 +13,10 @@
 
 namespace llamac {
 
-// Field batch_size is the flag --batch-size and the key batch-size; options.cpp says what each means and may
-// be.
+// A member for each flag of configs/tables/flags.toml, with its default: batch_size is the flag --batch-size and the
+// key batch-size. Text is std::string, an integer int64_t, a number double, a switch bool, a list a vector of strings.
 struct Options {
-    std::string config;
-    bool print_config = false;
-    bool list_kernels = false;
-
-    std::string model = "tiny";
-    std::string init = "random";
-
-    std::string train_data = "data/stdlib/train_*.bin";
-    std::string val_data = "data/stdlib/val_*.bin";
-    std::string tokenizer = "auto";
-    int64_t seq_len = 256;
-    int64_t batch_size = 8;
-    int64_t total_batch_size = 0;
-    int64_t seed = 42;
-
-    int64_t steps = 600;
-    double lr = 0.003;
-    double min_lr_frac = 0.02;
-    int64_t warmup_steps = 200;
-    std::string schedule = "cosine";
-    double weight_decay = 0.1;
-    double beta1 = 0.9;
-    double beta2 = 0.95;
-    double grad_clip = 1.0;
-
-    std::string dtype = "f32";
-    std::string grad_dtype = "f32";
-    std::string master_weights = "on";
-    std::string optimizer_state = "f32";
-    std::string recompute = "none";
-    std::vector<std::string> kernel;
-    std::string tune = "on";
-    std::string gemm_cache = "auto";
-    std::string graphs = "on";
-
-    std::string out = "out";
-    std::string resume = "none";
-    int64_t checkpoint_every = 200;
-    int64_t keep_checkpoints = 2;
-    int64_t val_every = 100;
-    int64_t val_steps = 16;
-    int64_t sample_every = 200;
-    int64_t sample_tokens = 192;
-    double sample_temperature = 0.8;
-    int64_t sample_top_k = 50;
-    int64_t profile = 0;
+#include "train/flag_members.inc"
 };
 
 // Reads the command line and the file that --config names, and checks each value and what they are together.

@@ -4,5 +4,6 @@
 namespace llamac {
 
 extern const char* const devices_table;
+extern const char* const flags_table;
 
 }  // namespace llamac
