@@ -131,5 +131,5 @@ int main(int argc, char** argv) {
         std::ofstream(path, std::ios::binary | std::ios::trunc) << declarations();
         return 0;
     }
-    return run_checks({check_file, check_call});
+    return run_checks(1, argv, checks<check_file, check_call>());
 }

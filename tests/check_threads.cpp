@@ -59,7 +59,7 @@ void check_two_trainers() {
 
 }  // namespace
 
-int main(int, char** argv) {
+int main(int argc, char** argv) {
     limit_spinning(argv);
-    return run_checks({check_two_trainers});
+    return run_checks(argc, argv, checks<check_two_trainers>());
 }
