@@ -1,5 +1,6 @@
 """llamac.data and the scripts of dev/data: .bin files, the order of the data, tokens of texts."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -448,7 +449,13 @@ def test_text_folder(tmp_path):
     documents = {f"document {i}, " * 20 for i in range(20)}
     for i, document in enumerate(sorted(documents)):
         (source / ("sub" if i % 2 else ".") / f"{i}.txt").write_text(document)
-    ran("text.py", source, "--out", tmp_path / "a", "--vocab-size", 270, "--val-fraction", 0)
+    (source / "table.jsonl").write_text('{"text": "a document"}\n')
+    (source / "nothing").touch()
+    said = ran("text.py", source, "--out", tmp_path / "a", "--vocab-size", 270, "--val-fraction", 0)
+    reasons = {"binary": "not UTF-8", "nothing": "empty", "table.jsonl": "JSON lines: .*", "zeros": ".*NUL.*"}
+    for line, (name, reason) in zip(said.splitlines(), reasons.items()):
+        assert re.fullmatch(f"left out: {source / name}: {reason}", line), said
+    assert "20 text files, 4 others left out" in said
     read = text_of(tmp_path / "a" / "train_*.bin", tmp_path / "a").split("<|endoftext|>")[1:]
     assert len(read) == 20 and set(read) == documents and read != sorted(read)
     rank_file = tmp_path / "a" / "tokenizer.tiktoken"
@@ -474,8 +481,9 @@ def test_tokens_that_a_file_cannot_hold(tmp_path, tokens):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["missing.txt", "--vocab-size", 300], "no such file or folder"),
-        (["bad.txt", "--vocab-size", 300], "expected UTF-8 text"),
+        (["missing.txt", "--vocab-size", 300], "missing.txt: no such file or folder"),
+        (["bad.txt", "--vocab-size", 300], "expected UTF-8 text, found a file that is no text: not UTF-8"),
+        (["table.jsonl", "--vocab-size", 300], "table.jsonl: expected UTF-8 text, .*: JSON lines: there"),
         (["good.txt", "--vocab-size", 200], "--vocab-size: expected at least"),
         (["good.txt", "--vocab-size", 5000], "expected text that gives 4999 tokens"),
         (["good.txt", "--tokenizer", "missing"], "missing: No such file"),
@@ -486,8 +494,10 @@ def test_text_bad_input(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     Path("good.txt").write_text("some text\n")
     Path("bad.txt").write_bytes(b"\xff\xff")
+    Path("table.jsonl").write_text('{"text": "a document"}\n')
     result = script("text.py", *arguments, "--out", "out")
-    assert result.returncode == 2 and message in result.stderr and len(result.stderr.splitlines()) == 1
+    assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
+    assert re.search(message, result.stderr), result.stderr
 
 
 def test_tinyshakespeare_paragraphs(tmp_path, monkeypatch):

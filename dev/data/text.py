@@ -23,23 +23,28 @@ from llamac.errors import InputError, run
 BLOCK_BYTES = 1 << 20
 BATCH_PIECES = 64
 ORDER_SEED = 1
+MOST_NAMED = 20  # files that are left out of a folder
 # No token of the split patterns spans a line's end between two characters that are no white space, nor looks
 # beyond it: text may be cut there without a change to its tokens.
 SAFE_CUT = re.compile(r"(?<=\S)\n(?=\S)")
 
 
-def is_text(path: Path) -> bool:
-    """Whether the whole file is UTF-8 without NUL characters, and not empty."""
+def refusal(path: Path) -> str:
+    """Why the file is not read as text, or "". It must be UTF-8 throughout, without NUL characters, and not
+    empty; JSON lines would be read with their keys and quotes.
+    """
+    if path.suffix in (".jsonl", ".ndjson"):
+        return "JSON lines: there is no reader for them; write each document into a text file"
     decoder = codecs.getincrementaldecoder("utf-8")()
     with open(path, "rb") as file:
         try:
             while block := file.read(BLOCK_BYTES):
                 if "\0" in decoder.decode(block):
-                    return False
+                    return "contains NUL characters"
             decoder.decode(b"", final=True)
         except UnicodeDecodeError:
-            return False
-    return path.stat().st_size > 0
+            return "not UTF-8"
+    return "" if path.stat().st_size else "empty"
 
 
 def documents(source: Path, out: Path) -> list[Path]:
@@ -47,8 +52,8 @@ def documents(source: Path, out: Path) -> list[Path]:
     one file.
     """
     if source.is_file():
-        if not is_text(source):
-            raise InputError(f"{source}: expected UTF-8 text, found other bytes or nothing")
+        if reason := refusal(source):
+            raise InputError(f"{source}: expected UTF-8 text, found a file that is no text: {reason}")
         return [source]
     if not source.is_dir():
         raise InputError(f"{source}: no such file or folder")
@@ -56,10 +61,15 @@ def documents(source: Path, out: Path) -> list[Path]:
         path for path in sorted(source.rglob("*")) if path.is_file() and out not in path.resolve().parents
     ]
     files = [path for path in files if not any(part[0] == "." for part in path.relative_to(source).parts)]
-    texts = [path for path in files if is_text(path)]
+    refused = {path: reason for path in files if (reason := refusal(path))}
+    for path, reason in list(refused.items())[:MOST_NAMED]:
+        print(f"left out: {path}: {reason}")
+    if len(refused) > MOST_NAMED:
+        print(f"left out: {len(refused) - MOST_NAMED} more files")
+    texts = [path for path in files if path not in refused]
     if not texts:
         raise InputError(f"{source}: expected UTF-8 text files, found none")
-    print(f"{source}: {len(texts)} text files, {len(files) - len(texts)} others left out")
+    print(f"{source}: {len(texts)} text files, {len(refused)} others left out")
     return [texts[int(i)] for i in permute(np.arange(len(texts)), len(texts), ORDER_SEED, 0)]
 
 
