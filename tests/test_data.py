@@ -1,5 +1,6 @@
 """llamac.data and the scripts of dev/data: .bin files, the order of the data, tokens of texts."""
 
+import codecs
 import re
 import shutil
 import subprocess
@@ -418,6 +419,17 @@ def test_llama3s_texts_have_a_begin_and_an_end(tmp_path):
     assert read_bin(tmp_path / "out/train_000.bin").tokens.tolist() == [128000, 97, 98, 128001]
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    """Some editors begin a file with one. Elsewhere U+FEFF is a character as others are."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/a.txt").write_text("a\ufeffb\n", encoding="utf-8-sig")
+    (tmp_path / "source/mark").write_bytes(codecs.BOM_UTF8)
+    named = ("--vocab-size", 257, "--val-fraction", 0)
+    said = ran("text.py", tmp_path / "source", "--out", tmp_path / "out", *named)
+    assert text_of(tmp_path / "out/train_*.bin", tmp_path / "out") == "<|endoftext|>a\ufeffb\n"
+    assert f"left out: {tmp_path / 'source/mark'}: empty" in said
+
+
 @pytest.mark.parametrize("n_ranks", [256 + 775, tokenizer.GPT2_RANKS])  # Llama 3's and GPT-2's split pattern
 def test_text_pieces_keep_the_tokens(tmp_path, monkeypatch, n_ranks):
     """Wherever a file is cut. A vocabulary of all short strings of these characters would show a bad cut."""
@@ -506,7 +518,7 @@ def test_tinyshakespeare_paragraphs(tmp_path, monkeypatch):
     import tinyshakespeare
 
     text = "First Citizen:\nBefore we proceed\n\nAll:\nSpeak, speak.\n\n\n\nlast"
-    (tmp_path / "input.txt").write_text(text)
+    (tmp_path / "input.txt").write_text(text, encoding="utf-8-sig")  # the mark is no part of it
     monkeypatch.setattr(tokenizer, "gpt2_ranks", lambda: {bytes([i]): i for i in range(256)})
     arguments = [
         "x",

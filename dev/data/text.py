@@ -22,6 +22,7 @@ from llamac.errors import InputError, run
 
 BLOCK_BYTES = 1 << 20
 BATCH_PIECES = 64
+ENCODING = "utf-8-sig"  # a byte-order mark at the beginning of a file is no part of its text
 ORDER_SEED = 1
 MOST_NAMED = 20  # files that are left out of a folder
 # No token of the split patterns spans a line's end between two characters that are no white space, nor looks
@@ -35,16 +36,19 @@ def refusal(path: Path) -> str:
     """
     if path.suffix in (".jsonl", ".ndjson"):
         return "JSON lines: there is no reader for them; write each document into a text file"
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    decoder = codecs.getincrementaldecoder(ENCODING)()
+    characters = 0
     with open(path, "rb") as file:
         try:
             while block := file.read(BLOCK_BYTES):
-                if "\0" in decoder.decode(block):
+                text = decoder.decode(block)
+                characters += len(text)
+                if "\0" in text:
                     return "contains NUL characters"
             decoder.decode(b"", final=True)
         except UnicodeDecodeError:
             return "not UTF-8"
-    return "" if path.stat().st_size else "empty"
+    return "" if characters else "empty"
 
 
 def documents(source: Path, out: Path) -> list[Path]:
@@ -76,7 +80,7 @@ def documents(source: Path, out: Path) -> list[Path]:
 def pieces(path: Path) -> Iterator[str]:
     """The text of a file in pieces of about BLOCK_BYTES whose tokens are those of the whole."""
     rest = ""
-    with open(path, encoding="utf-8", newline="") as file:
+    with open(path, encoding=ENCODING, newline="") as file:
         while block := file.read(BLOCK_BYTES):
             new = max(0, len(rest) - 1)  # what comes before has no safe cut
             rest += block

@@ -40,7 +40,7 @@ def main() -> None:
     tokenizer.save(out / "tokenizer.tiktoken", tokenizer.gpt2_ranks())
     gpt2 = tokenizer.load(out / "tokenizer.tiktoken")
     try:
-        tokens = gpt2.encode_documents(paragraphs(content.decode("utf-8")))
+        tokens = gpt2.encode_documents(paragraphs(content.decode("utf-8-sig")))
     except UnicodeDecodeError as error:
         raise InputError(f"{arguments.input or URL}: expected UTF-8: {error}") from None
     if len(tokens) <= arguments.val_tokens:
