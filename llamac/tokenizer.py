@@ -172,5 +172,14 @@ def train(texts: Iterable[str], n_ranks: int) -> dict[bytes, int]:
 
 
 def gpt2_ranks() -> dict[bytes, int]:
-    """GPT-2's ranks, through tiktoken (which downloads them once, or takes them from TIKTOKEN_CACHE_DIR)."""
-    return tiktoken.get_encoding("gpt2")._mergeable_ranks
+    """GPT-2's ranks through tiktoken, which downloads them once, or takes them from TIKTOKEN_CACHE_DIR.
+    Raises InputError where neither is possible."""
+    try:
+        return tiktoken.get_encoding("gpt2")._mergeable_ranks
+    except (OSError, ValueError) as error:  # no connection; a download that is damaged
+        reason = type(error).__name__ if isinstance(error, OSError) else error
+        fill = "TIKTOKEN_CACHE_DIR=DIR python -c 'import tiktoken; tiktoken.get_encoding(\"gpt2\")'"
+        raise InputError(
+            f"tokenizer gpt2: cannot download its ranks ({reason}); without a network, set "
+            f"TIKTOKEN_CACHE_DIR to a folder that `{fill}` filled on another machine"
+        ) from None

@@ -243,3 +243,20 @@ def test_training_is_repeatable():
     assert BYTES.keys() <= ranks.keys()
     with pytest.raises(InputError, match="expected text that gives 600 tokens, found 256"):
         tokenizer.train(["x"], 600)
+
+
+def test_gpt2_without_a_network(tmp_path, monkeypatch):
+    """A folder without the ranks, and no way to get them: tiktoken's own error is a page long."""
+    requests = pytest.importorskip("requests")
+
+    def no_network(*_, **__):
+        raise requests.exceptions.ConnectionError("Failed to resolve host")
+
+    monkeypatch.setattr(requests, "get", no_network)
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})
+    with pytest.raises(InputError) as error:
+        tokenizer.gpt2_ranks()
+    message = str(error.value)
+    assert "gpt2" in message and "ConnectionError" in message and "\n" not in message
+    assert message.count("TIKTOKEN_CACHE_DIR") == 2 and 'tiktoken.get_encoding("gpt2")' in message
