@@ -507,7 +507,9 @@ def test_text_bad_input(tmp_path, monkeypatch, arguments, message):
     Path("good.txt").write_text("some text\n")
     Path("bad.txt").write_bytes(b"\xff\xff")
     Path("table.jsonl").write_text('{"text": "a document"}\n')
-    result = script("text.py", *arguments, "--out", "out")
+    before = sorted(tmp_path.rglob("*"))
+    result = script("text.py", *arguments, "--out", "new/out")
+    assert sorted(tmp_path.rglob("*")) == before
     assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
     assert re.search(message, result.stderr), result.stderr
 

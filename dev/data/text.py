@@ -8,8 +8,10 @@ that has no line's end between two characters; files without such are read whole
 import argparse
 import codecs
 import re
+import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -91,6 +93,19 @@ def pieces(path: Path) -> Iterator[str]:
     yield rest
 
 
+@contextmanager
+def output_folder(folder: Path) -> Iterator[None]:
+    """Makes the folder and those above it that are missing; where the block fails, removes what it made."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:  # Ctrl-C, too
+        if missing:
+            shutil.rmtree(missing[-1], ignore_errors=True)
+        raise
+
+
 def choose_tokenizer(arguments: argparse.Namespace, paths: list[Path]) -> tokenizer.Tokenizer:
     """The tokenizer asked for; its rank file is left beside the tokens."""
     file = arguments.out / "tokenizer.tiktoken"
@@ -118,6 +133,20 @@ def spool(paths: list[Path], encoder: tokenizer.Tokenizer, file: Path) -> np.nda
     return np.memmap(file, np.uint32, "r")
 
 
+def write(arguments: argparse.Namespace, paths: list[Path]) -> None:
+    """The tokenizer and the shards of these files."""
+    encoder = choose_tokenizer(arguments, paths)
+    temporary = arguments.out / "tokens.tmp"
+    try:
+        tokens = spool(paths, encoder, temporary)
+        n_val = round(arguments.val_fraction * len(tokens))
+        for split, part in (("val", tokens[:n_val]), ("train", tokens[n_val:])):
+            write_shards(arguments.out, split, part, encoder.vocab_size, encoder.hash, arguments.shard_tokens)
+            print(f"{split}: {len(part):,} tokens")
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("input", type=Path, help="text file, or folder of text files")
@@ -140,17 +169,8 @@ def main() -> None:
         raise InputError(f"--vocab-size: expected at least 256 bytes + 1, found {arguments.vocab_size}")
 
     paths = documents(arguments.input, arguments.out.resolve())
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    encoder = choose_tokenizer(arguments, paths)
-    temporary = arguments.out / "tokens.tmp"
-    try:
-        tokens = spool(paths, encoder, temporary)
-        n_val = round(arguments.val_fraction * len(tokens))
-        for split, part in (("val", tokens[:n_val]), ("train", tokens[n_val:])):
-            write_shards(arguments.out, split, part, encoder.vocab_size, encoder.hash, arguments.shard_tokens)
-            print(f"{split}: {len(part):,} tokens")
-    finally:
-        temporary.unlink(missing_ok=True)
+    with output_folder(arguments.out):
+        write(arguments, paths)
 
 
 if __name__ == "__main__":
