@@ -181,7 +181,8 @@ class _Reader:
         if kind != "llama3":
             expected = '"llama3" or "default"'
             raise InputError(f"{inner.file}: rope_type: expected {expected}, found {json.dumps(kind)}")
-        original = inner.size("original_max_position_embeddings")
+        longest = self.size("max_position_embeddings", 2048)
+        original = inner.size("original_max_position_embeddings", longest)  # the default is transformers'
         factors = [inner.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor")]
         if factors[1] >= factors[2]:
             raise inner.fail("low_freq_factor", f"less than high_freq_factor {factors[2]:g}")

@@ -283,6 +283,20 @@ def test_rope_of_transformers_4_and_5(tmp_path):
     assert config_of(tmp_path, rope_theta=500000, rope_scaling=old) == four
 
 
+@pytest.mark.parametrize("beside", [{"max_position_embeddings": 512}, {}])
+def test_scaling_without_the_original_context(tmp_path, beside):
+    """It is what transformers takes, in both programs."""
+    transformers = pytest.importorskip("transformers")
+    _native = pytest.importorskip("llamac._native")
+    scaling = {key: value for key, value in SCALING.items() if "original" not in key}
+    ours = config_of(tmp_path, rope_scaling=scaling, **beside)
+    theirs = transformers.LlamaConfig(**SMALL, rope_scaling=dict(scaling), **beside)
+    expected = theirs.rope_parameters["original_max_position_embeddings"]
+    assert ours.rope_scaling.original_max_position_embeddings == expected
+    text = json.loads(_native.model(str(tmp_path), 8)[2])
+    assert text["rope_scaling"]["original_max_position_embeddings"] == expected
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [

@@ -89,7 +89,8 @@ void read_rope(const Fields& f, Config& c) {
     c.rope_scaling.factor = s.positive("factor");
     c.rope_scaling.low_freq_factor = s.positive("low_freq_factor");
     c.rope_scaling.high_freq_factor = s.positive("high_freq_factor");
-    c.rope_scaling.original_context = s.size("original_max_position_embeddings", INT32_MAX);
+    // The default is transformers'.
+    c.rope_scaling.original_context = s.size_or("original_max_position_embeddings", INT32_MAX, c.max_context);
     if (c.rope_scaling.high_freq_factor <= c.rope_scaling.low_freq_factor)
         s.wrong("high_freq_factor", "above low_freq_factor", (*scaling)["high_freq_factor"].dump());
 }
