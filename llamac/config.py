@@ -193,6 +193,10 @@ class _Reader:
             raise self.fail("model_type", '"llama"')
         if self.get("hidden_act", "silu") != "silu":
             raise self.fail("hidden_act", '"silu"')
+        if self.get("quantization_config", None) is not None:
+            raise self.fail(
+                "quantization_config", "none, as quantized weights cannot be trained; use the original"
+            )
         for key in ("attention_bias", "mlp_bias"):
             if self.flag(key):
                 raise self.fail(key, "false")

@@ -303,6 +303,7 @@ def test_scaling_without_the_original_context(tmp_path, beside):
         ({"model_type": "mistral"}, 'model_type: expected "llama", found "mistral"'),
         ({"hidden_act": "gelu"}, 'hidden_act: expected "silu", found "gelu"'),
         ({"attention_bias": True}, "attention_bias: expected false, found true"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: expected none, as quantized weights"),
         ({"mlp_bias": True}, "mlp_bias: expected false, found true"),
         ({"mlp_bias": 0}, "mlp_bias: expected true or false, found 0"),
         *[({key: "absent"}, f"{key}: expected a positive integer, found nothing") for key in list(SMALL)[1:]],

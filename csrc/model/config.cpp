@@ -100,6 +100,9 @@ void refuse_other_models(const Fields& f) {
         f.wrong("model_type", "\"llama\"", '"' + type + '"');
     if (const std::string act = f.text_or("hidden_act", "silu"); act != "silu")
         f.wrong("hidden_act", "\"silu\"", '"' + act + '"');
+    if (const json* method = f.find("quantization_config"))
+        f.wrong("quantization_config", "none, as quantized weights cannot be trained; use the original model",
+                excerpt(*method));
     for (const char* bias : {"attention_bias", "mlp_bias"})
         if (f.flag_or(bias, false)) f.wrong(bias, "false", "true");
 }
