@@ -38,7 +38,7 @@ import llamac.profile
 import llamac.random
 import llamac.tokenizer
 from llamac import hf
-from llamac.config import Config, load_config
+from llamac.config import Config, has_weights, load_config
 from llamac.data import Loader, check_same_tokenizer
 from llamac.errors import InputError, run
 from llamac.log import Log, set_aside
@@ -864,7 +864,7 @@ SAMPLING_STREAM = 0xFFFFFFFF  # of random numbers
 def check_supported(o: Options) -> None:
     """Refuse what the C program does and this one does not."""
     if o.resume != "none":
-        raise InputError("--resume: only the C program resumes; --model DIR --init load takes the weights")
+        raise InputError("--resume: only the C program resumes; --model DIR takes its weights")
     if o.kernel:
         raise InputError("--kernel: only the C program has it")
     if not o.train_data:
@@ -1006,6 +1006,8 @@ def start(o: Options) -> Run:
         log.print(f"{data.shards[0].path}: {which}: were they trained on these tokens?")
     if previous:
         log.print(f"an earlier run's log and checkpoints are now in {previous}")
+    if Path(o.model).is_dir() and not has_weights(o.model):
+        log.print(f"--model {o.model}: the directory has no weights: the initial ones are random")
     name = torch.cuda.get_device_name() if device == "cuda" else "the CPU"
     log.print(f"PyTorch {torch.__version__} on {name}, {o.model}: {config.num_parameters():,} parameters")
     ranks = f"{world()} devices x " if world() > 1 else ""

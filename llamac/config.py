@@ -106,6 +106,12 @@ def presets() -> dict[str, Path]:
     return {file.stem: file for file in reversed(files)}
 
 
+def has_weights(directory: str | Path) -> bool:
+    """Whether a Hugging Face directory has weights, in a format that can be read or not."""
+    names = ("model.safetensors", "pytorch_model.bin")
+    return any((Path(directory) / f"{name}{end}").exists() for name in names for end in ("", ".index.json"))
+
+
 def load_config(model: str | Path) -> Config:
     """Configuration of a preset's name, a Hugging Face directory or a config.json. Raises InputError."""
     path = Path(model)

@@ -15,6 +15,7 @@ from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from llamac.config import has_weights
 from llamac.errors import InputError
 
 
@@ -41,7 +42,9 @@ class Options:
     print_config: bool = flag(False, "print the resolved configuration as TOML and exit")
     model: str = flag("tiny", "preset, or a Hugging Face directory", metavar="PRESET|DIR")
     init: str = flag(
-        "random", "initial weights; load takes them from --model DIR", choices=("random", "load")
+        "auto",
+        "initial weights; auto takes those of --model DIR where it has any",
+        choices=("auto", "random", "load"),
     )
     train_data: str = flag("data/stdlib/train_*.bin", "training shards", metavar="GLOB")
     val_data: str = flag(
@@ -272,8 +275,10 @@ def parse(argv: list[str], description: str = "Train Llama 3.") -> Options:
     options = Options(**(file | flags))
     if options.dtype == "f32" and options.grad_dtype == "bf16":
         raise InputError("--grad-dtype bf16: expected f32, which --dtype f32 needs")
-    data = {name: "" for name in ("train_data", "val_data") if getattr(options, name) == "none"}
+    meant = {name: "" for name in ("train_data", "val_data") if getattr(options, name) == "none"}
     # Another text, of another tokenizer perhaps, says nothing of this one's.
     if options.train_data != Options.train_data and options.val_data == Options.val_data:
-        data["val_data"] = ""
-    return replace(options, **data)
+        meant["val_data"] = ""
+    if options.init == "auto":
+        meant["init"] = "load" if has_weights(options.model) else "random"
+    return replace(options, **meant)

@@ -30,7 +30,7 @@ def _configured(config: Options | str | os.PathLike | None) -> Options:
         return Options(model=str(config), **no_data)
     manifest = path / "manifest.json"
     if not manifest.exists():
-        return Options(model=str(path), init="load", **no_data)
+        return Options(model=str(path), **no_data)
     try:
         values = json.loads(manifest.read_text(encoding="utf-8"))["config"]
     except (OSError, ValueError, TypeError, KeyError):
@@ -41,11 +41,12 @@ def _configured(config: Options | str | os.PathLike | None) -> Options:
 class Trainer:
     """One training run, with the model on the device (the processor in a CPU build).
 
-    config: Options; a TOML file that `--config` takes; a preset's name; a Hugging Face directory, with whose
-    weights the run begins; or a checkpoint, Trainer's or the program's, that it goes on from, with the run's
-    options. flags: the program's flags over these, with underscores: `Trainer("tiny", lr=1e-3)`. Options,
-    files and checkpoints name training and validation data, which are opened; a model alone names none, nor
-    does `train_data="none"`. A run's learning rates follow its schedule, so `steps` says how long it will be.
+    config: Options; a TOML file that `--config` takes; a preset's name; a Hugging Face directory, with
+    whose weights, where it has any, the run begins (unless `init="random"`); or a checkpoint, Trainer's
+    or the program's, that it goes on from, with the run's options. flags: the program's flags over these,
+    with underscores: `Trainer("tiny", lr=1e-3)`. Options, files and checkpoints name training and
+    validation data, which are opened; a model alone names none, nor does `train_data="none"`. A run's
+    learning rates follow its schedule, so `steps` says how long it will be.
 
     The caller is the loop: the flags of the program's own (val_every, checkpoint_every, out, profile, ...) do
     nothing, and nothing is written but by save(). One call computes at a time in a process; other Python

@@ -97,7 +97,7 @@ void check_bad_flags() {
         {{"--schedule", "step"}, {"--schedule: expected cosine, linear, constant or wsd", "step"}},
         {{"--dtype", "fp16"}, {"--dtype: expected f32 or bf16", "fp16"}},
         {{"--master-weights", "yes"}, {"--master-weights: expected on or off"}},
-        {{"--init", "zero"}, {"--init: expected random or load"}},
+        {{"--init", "zero"}, {"--init: expected auto, random or load"}},
         {{"--init", "load"}, {"--init load", "--model", "tiny"}},
         {{"--grad-dtype", "bf16"}, {"--grad-dtype bf16", "--dtype f32"}},
         {{"--recompute", ""}, {"--recompute: expected none"}},

@@ -238,6 +238,34 @@ def test_training_goes_on_from_a_hugging_face_folder(train, data, tmp_path):
     assert ends == begins
 
 
+def test_a_folders_weights_are_the_default(train, data, tmp_path):
+    """--init says otherwise; a folder that has none is said."""
+    train(*flags(data, tmp_path / "first"))
+    folder = tmp_path / "first/step_000008"
+    trained = events(tmp_path / "first", "val")[-1]["loss"]
+
+    def begin(name: str, **extra) -> tuple[float, str]:
+        said = train(*flags(data, tmp_path / name, **{"model": folder, "steps": 1} | extra)).stdout
+        return events(tmp_path / name, "val")[0]["loss"], said
+
+    assert begin("default")[0] == trained
+    assert events(tmp_path / "default", "start")[0]["init"] == "load"
+    loss, said = begin("random", init="random")
+    assert loss > trained + 0.05 and "no weights" not in said
+    (tmp_path / "bare").mkdir()
+    shutil.copy(folder / "config.json", tmp_path / "bare")
+    bare, said = begin("new", model=tmp_path / "bare")
+    assert bare == loss and f"{tmp_path / 'bare'}: the directory has no weights: the initial ones are" in said
+    python = [sys.executable, "train_llama3.py", "--train"]
+    for name, expected in (("default", trained), ("random", loss), ("new", loss)):
+        model = tmp_path / "bare" if name == "new" else folder
+        extra = {"init": "random"} if name == "random" else {}
+        line = flags(data, tmp_path / f"python-{name}", model=model, steps=1, **extra)
+        done = subprocess.run([*python, *line], cwd=ROOT, check=True, capture_output=True, text=True)
+        assert events(tmp_path / f"python-{name}", "val")[0]["loss"] == pytest.approx(expected, rel=1e-5)
+        assert ("no weights" in done.stdout) == (name == "new")
+
+
 def test_weights_of_float16_are_read(train, data, tmp_path):
     """The bits of the same values in float32."""
     import torch

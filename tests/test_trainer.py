@@ -193,6 +193,10 @@ def test_weights_in_and_out(tmp_path, dtype):
     started = llamac.Trainer(tmp_path / "saved", seq_len=T, batch_size=2, dtype=dtype, gemm_cache="none")
     assert started.updates == 0 and started.options.init == "load"
     assert all(np.array_equal(value, ours[name]) for name, value in started.parameters().items())
+    fresh = llamac.Trainer(
+        tmp_path / "saved", init="random", seq_len=T, batch_size=2, dtype=dtype, gemm_cache="none"
+    )
+    assert not all(np.array_equal(value, ours[name]) for name, value in fresh.parameters().items())
 
 
 def test_samples():

@@ -61,8 +61,8 @@ const std::vector<Flag>& flags() {
          any, false},
 
         {"Model", "model", "PRESET|DIR", "preset (configs/models), or a Hugging Face directory", &O::model},
-        {"Model", "init", "random|load", "initial weights; load: those of --model DIR", &O::init,
-         one_of({"random", "load"})},
+        {"Model", "init", "auto|random|load", "initial weights; auto: those of --model DIR where it has any",
+         &O::init, one_of({"auto", "random", "load"})},
 
         {"Data", "train-data", "GLOB", "training shards", &O::train_data},
         {"Data", "val-data", "GLOB", "validation shards; \"\" or --train-data alone: none", &O::val_data},
@@ -305,7 +305,7 @@ void parse_command_line(CLI::App& app, int argc, const char* const* argv) {
     fail(quote(rest[0]), ": expected a flag; --help lists them");
 }
 
-// What values are together; "none" becomes what it stands for.
+// What values are together; "none" and "auto" become what they stand for.
 void settle(Options& options) {
     for (std::string* data : {&options.train_data, &options.val_data})
         if (*data == "none") data->clear();
@@ -318,6 +318,7 @@ void settle(Options& options) {
         if (equals == choice.npos || equals == 0 || equals + 1 == choice.size())
             fail("--kernel: expected OP=N, found ", quote(choice));
     }
+    if (options.init == "auto") options.init = holds_weights(options.model) ? "load" : "random";
     std::error_code none;  // what cannot be looked at is no directory
     if (options.init == "load" && !std::filesystem::is_directory(options.model, none))
         fail("--init load: expected --model to be a Hugging Face directory, found ", quote(options.model));
@@ -367,6 +368,14 @@ Options parse_options(const json& values) {
     for (const auto& [key, value] : values.items()) assign(options, flag_of(key, ""), value, key);
     settle(options);
     return options;
+}
+
+bool holds_weights(const std::string& directory) {
+    std::error_code none;  // what cannot be looked at is not there
+    for (const char* file : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+                             "pytorch_model.bin.index.json"})
+        if (std::filesystem::exists(directory + "/" + file, none)) return true;
+    return false;
 }
 
 int64_t micro_steps(const Options& o, int64_t devices) {

@@ -21,7 +21,7 @@ struct Options {
     bool list_kernels = false;
 
     std::string model = "tiny";
-    std::string init = "random";
+    std::string init = "auto";  // parse_options puts what it stands for in its place
 
     std::string train_data = "data/stdlib/train_*.bin";
     std::string val_data = "data/stdlib/val_*.bin";
@@ -69,6 +69,9 @@ struct Options {
 Options parse_options(int argc, const char* const* argv);
 // The same of a JSON object with a file's keys; what it does not name is as it is by default.
 Options parse_options(const nlohmann::json& values);
+
+// Whether a Hugging Face directory has weights, in a format that can be read or not.
+bool holds_weights(const std::string& directory);
 
 // Micro-steps of an update: total-batch-size / (batch-size * seq-len * devices). Throws Error where they do
 // not divide it.

@@ -1,6 +1,7 @@
 #include "train/trainer.h"
 
 #include <cstdlib>
+#include <filesystem>
 
 #include "core/gemm.h"
 #include "train/memory.h"
@@ -150,8 +151,12 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     else if (o.init == "load") {
         load_weights(model.parameters, o.model);
         check_vocabulary(*this);
-    } else
+    } else {
+        if (std::error_code none; std::filesystem::is_directory(o.model, none) && !holds_weights(o.model))
+            remark(*this,
+                   "--model " + o.model + ": the directory has no weights: the initial ones are random");
         initialize(model.parameters, config, static_cast<uint64_t>(o.seed));
+    }
     finished = step;
 
     const double scale = 1.0 / static_cast<double>(accumulation);
