@@ -6,6 +6,7 @@ query heads, NKV key/value heads, HD head size, F intermediate_size, V vocab_siz
 
 import json
 import math
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -106,6 +107,15 @@ def presets() -> dict[str, Path]:
     return {file.stem: file for file in reversed(files)}
 
 
+def how_to_fetch(model: str) -> str:
+    """How to get it, where the name may be a model's on the Hugging Face hub, "owner/name"; else ""."""
+    if not re.fullmatch(r"[^/.~][^/]*/[^/]+", model):
+        return ""
+    name = model.partition("/")[2]
+    command = f"`hf download {model} --local-dir {name}` (pip install huggingface_hub)"
+    return f"; a model of the Hugging Face hub is fetched with {command}, then --model {name}"
+
+
 def has_weights(directory: str | Path) -> bool:
     """Whether a Hugging Face directory has weights, in a format that can be read or not."""
     names = ("model.safetensors", "pytorch_model.bin")
@@ -121,7 +131,8 @@ def load_config(model: str | Path) -> Config:
         path = presets().get(str(model), path)
     if not path.is_file():
         names = ", ".join(sorted(presets()))
-        raise InputError(f"model {model}: expected a directory with config.json or a preset ({names})")
+        expected = f"expected a directory with config.json or a preset ({names})"
+        raise InputError(f"model {model}: {expected}{how_to_fetch(str(model))}")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:

@@ -353,6 +353,9 @@ def test_no_config(tmp_path):
         load_config, "llama9"
     )
     assert "expected a directory" in refused(load_config, tmp_path)
+    assert "hub" not in refused(load_config, tmp_path) + refused(load_config, "./llama9")
+    fetched = "`hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B`"
+    assert fetched in refused(load_config, "meta-llama/Llama-3.2-1B")
     for text, message in (
         ("{", "expected JSON"),
         ("[]", "expected a JSON object, found list"),

@@ -337,6 +337,7 @@ def test_print_config_reads_back(train, data, tmp_path):
         (["--recompute", "norm,all"], "recompute all"),
         (["--model", "llama9"], "llama9 configs/models"),
         (["--model", "a" * 300], "configs/models"),
+        (["--model", "meta-llama/Llama-3.2-1B"], "hf download meta-llama/Llama-3.2-1B --local-dir hub"),
         (["--model", "/no/such/folder/config.json"], "/no/such/folder/config.json No such file"),
         (["--train-data", "/no/such/*.bin"], "/no/such/*.bin"),
         (["--tokenizer", "/no/such/ranks"], "/no/such/ranks No such file"),

@@ -112,6 +112,17 @@ std::vector<fs::path>& preset_folders() {
     return folders;
 }
 
+// " (...)" with how to get it, where the name may be a model's on the Hugging Face hub: "owner/name".
+std::string how_to_fetch(const std::string& model) {
+    const size_t slash = model.find('/');
+    const bool is_id = slash != model.npos && slash > 0 && slash + 1 < model.size() && model[0] != '.' &&
+                       model[0] != '~' && model.find('/', slash + 1) == model.npos;
+    if (!is_id) return "";
+    const std::string name = model.substr(slash + 1);
+    return "; a model of the Hugging Face hub is fetched with `hf download " + model + " --local-dir " +
+           name + "` (pip install huggingface_hub), then --model " + name;
+}
+
 fs::path config_path(const std::string& model) {
     std::error_code none;  // what cannot be looked at is not there
     if (fs::is_directory(model, none)) return fs::path(model) / "config.json";
@@ -119,7 +130,7 @@ fs::path config_path(const std::string& model) {
     for (const fs::path& folder : preset_folders())
         if (const fs::path preset = folder / (model + ".json"); fs::exists(preset, none)) return preset;
     fail("--model ", model, ": expected a preset (", preset_folders().front().string(),
-         "/*.json) or a folder with a config.json, found neither");
+         "/*.json) or a folder with a config.json, found neither", how_to_fetch(model));
 }
 
 }  // namespace
