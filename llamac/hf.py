@@ -23,6 +23,8 @@ def weight_files(directory: str | Path) -> list[Path]:
     """model.safetensors, or else the shards that model.safetensors.index.json names. Raises InputError."""
     single = Path(directory) / "model.safetensors"
     index = Path(directory) / "model.safetensors.index.json"
+    if not single.exists() and not index.exists():
+        _refuse_pickled(directory)
     if single.exists() or not index.exists():
         return [single]
     try:
@@ -35,6 +37,17 @@ def weight_files(directory: str | Path) -> list[Path]:
                 f"{index}: weight_map: expected the name of a file in this directory, found {name!r}"
             )
     return [Path(directory) / name for name in names]
+
+
+def _refuse_pickled(directory: str | Path) -> None:
+    """Raise InputError where the weights are in PyTorch's own format, which is a program more than data."""
+    for name in ("pytorch_model.bin", "pytorch_model.bin.index.json"):
+        if (Path(directory) / name).exists():
+            convert = f"M.from_pretrained('{directory}', dtype='auto').save_pretrained('{directory}')"
+            raise InputError(
+                f"{directory}: expected model.safetensors, found {name} alone; convert it: python -c "
+                f'"from transformers import AutoModelForCausalLM as M; {convert}"'
+            )
 
 
 def read_weights(

@@ -266,6 +266,27 @@ def test_a_folders_weights_are_the_default(train, data, tmp_path):
         assert ("no weights" in done.stdout) == (name == "new")
 
 
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json"])
+def test_pickled_weights_alone(train, data, tmp_path, name):
+    """They are never read; the line says how to convert them, and --init random trains without them."""
+    (tmp_path / "old").mkdir()
+    shutil.copy(MODEL, tmp_path / "old/config.json")
+    (tmp_path / "old" / name).write_text("{}")
+    line = one_line(train(*flags(data, tmp_path / "out", model=tmp_path / "old"), code=2))
+    words = f"{tmp_path / 'old'}: expected model.safetensors, found {name} alone; convert it: python -c "
+    convert = f"from_pretrained('{tmp_path / 'old'}', dtype='auto').save_pretrained("
+    assert words in line and convert in line
+    python = [
+        sys.executable,
+        "train_llama3.py",
+        "--train",
+        *flags(data, tmp_path / "p", model=tmp_path / "old"),
+    ]
+    done = subprocess.run(python, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.replace("train_llama3.py", "train_llama3") == line + "\n"
+    train(*flags(data, tmp_path / "out", model=tmp_path / "old", init="random", steps=1))
+
+
 def test_weights_of_float16_are_read(train, data, tmp_path):
     """The bits of the same values in float32."""
     import torch
