@@ -201,10 +201,20 @@ def recompute_parts(text: str) -> dict[str, int]:
     return parts
 
 
+# A wheel carries the run configurations inside the package, a source tree beside it.
+_CONFIGURATION_DIRS = (Path(__file__).parent / "configs", Path(__file__).parent.parent / "configs")
+
+
+def find_configuration(path: str) -> Path:
+    """The file; one of llamac's run configurations where there is none and the path is a name alone."""
+    known = (folder / path for folder in _CONFIGURATION_DIRS if Path(path).name == path)
+    return next((file for file in (Path(path), *known) if file.exists()), Path(path))
+
+
 def read_toml(path: str) -> dict:
     """{field name: value} of a configuration file, checked. Raises InputError."""
     try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        values = tomllib.loads(find_configuration(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"--config {path}: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

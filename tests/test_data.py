@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamac import tokenizer
+from llamac import text, tokenizer
 from llamac.data import Loader, permute, read_bin, write_bin, write_shards
 from llamac.errors import InputError
 
@@ -433,9 +433,6 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
 @pytest.mark.parametrize("n_ranks", [256 + 775, tokenizer.GPT2_RANKS])  # Llama 3's and GPT-2's split pattern
 def test_text_pieces_keep_the_tokens(tmp_path, monkeypatch, n_ranks):
     """Wherever a file is cut. A vocabulary of all short strings of these characters would show a bad cut."""
-    monkeypatch.syspath_prepend(str(ROOT / "dev" / "data"))
-    import text
-
     letters = [b" ", b"\n", b"\r", b";", b"a"]
     strings = [b"".join(parts) for n in (1, 2, 3, 4) for parts in product(letters, repeat=n)]
     ranks = {token: i for i, token in enumerate([*(bytes([i]) for i in range(256)), *strings[5:]])}

@@ -3,7 +3,10 @@
 import io
 import json
 import math
+import subprocess
+import sys
 import tomllib
+import zipfile
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -177,6 +180,29 @@ def test_run_configurations_load(path):
     assert o.micro_steps() * o.batch_size * o.seq_len == (o.total_batch_size or o.batch_size * o.seq_len)
     assert o.warmup_steps < o.steps
     assert o.model in presets()
+
+
+def test_run_configurations_by_name(tmp_path, monkeypatch):
+    """From any folder, where no file of this name lies."""
+    monkeypatch.chdir(tmp_path)
+    assert parse(["--config", "llama3.2-1b.toml"]).model == "llama3.2-1b"
+    (tmp_path / "llama3.2-1b.toml").write_text('model = "tiny"\n')
+    assert parse(["--config", "llama3.2-1b.toml"]).model == "tiny"
+    for missing in ("none.toml", "elsewhere/llama3.2-1b.toml"):
+        assert f"--config {missing}: No such file" in refused(parse, ["--config", missing])
+
+
+def test_what_a_wheel_carries(tmp_path):
+    """Without the compiled modules, which CMake installs with the presets."""
+    pytest.importorskip("scikit_build_core")
+    build = "from scikit_build_core.build import build_wheel; import sys; "
+    build += "build_wheel(sys.argv[1], {'wheel.cmake': 'false'})"
+    subprocess.run([sys.executable, "-c", build, tmp_path], cwd=ROOT, check=True)
+    (wheel,) = tmp_path.glob("llamac-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    configurations = {f"llamac/configs/{path.name}" for path in (ROOT / "configs").glob("*.toml")}
+    assert len(configurations) > 5 and configurations | {"llamac/text.py"} <= set(names)
+    assert len(names) == len(set(names)) and not any("configs/models" in name for name in names)
 
 
 def test_every_preset_has_a_run_configuration():
