@@ -38,12 +38,13 @@ import llamac.profile
 import llamac.random
 import llamac.tokenizer
 from llamac import hf
-from llamac.config import Config, has_weights, load_config
+from llamac.config import Config, load_config
 from llamac.data import Loader, check_same_tokenizer
 from llamac.errors import InputError, run
 from llamac.log import Log, set_aside
 from llamac.options import Options, recompute_parts
 from llamac.peak import peak_tflops
+from llamac.run_warnings import run_warnings
 from llamac.schedule import learning_rate
 from llamac.torch_profile import Profiler
 
@@ -1001,13 +1002,10 @@ def start(o: Options) -> Run:
     rates = {"flops_per_token": config.flops_per_token(T), "peak_tflops": peak * world() if peak else None}
     previous = set_aside(out) if out else None
     log = Log(out, steps=o.steps, tokens=tokens, **rates)
-    if o.init == "load" and (found := data.shards[0].vocab_size) not in (0, config.vocab_size):
-        which = f"tokens of a vocabulary of {found}, the weights' is {config.vocab_size}"
-        log.print(f"{data.shards[0].path}: {which}: were they trained on these tokens?")
+    for line in run_warnings(o, config, data, world()):
+        log.print(line)
     if previous:
         log.print(f"an earlier run's log and checkpoints are now in {previous}")
-    if Path(o.model).is_dir() and not has_weights(o.model):
-        log.print(f"--model {o.model}: the directory has no weights: the initial ones are random")
     name = torch.cuda.get_device_name() if device == "cuda" else "the CPU"
     log.print(f"PyTorch {torch.__version__} on {name}, {o.model}: {config.num_parameters():,} parameters")
     ranks = f"{world()} devices x " if world() > 1 else ""

@@ -65,8 +65,8 @@ class Trainer:
         self.options = Options(**from_keys(json.loads(self._native.options), "options"))
         self.config: dict[str, Any] = json.loads(self._native.config)
         self._last: dict[str, float] = {}
-        if self._native.remarks:
-            warnings.warn(self._native.remarks, stacklevel=2)
+        for line in self._native.remarks.splitlines():
+            warnings.warn(line, stacklevel=2)
 
     @property
     def updates(self) -> int:

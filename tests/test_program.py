@@ -305,17 +305,42 @@ def test_weights_of_float16_are_read(train, data, tmp_path):
     assert updates[0] == updates[1]
 
 
-def test_weights_of_other_tokens_are_pointed_out(train, data, tmp_path):
-    """Fewer ids than the model has fit, and are another tokenizer's all the same."""
+def test_what_looks_wrong_is_said(train, data, tmp_path):
+    """A line each, the same from both programs: tokens of another tokenizer, which may have fewer ids than
+    the model; a warm-up that the run does not outlive; data that is read again."""
     train(*flags(data, tmp_path / "first"))
+    loaded = {"model": tmp_path / "first/step_000008"}
     write_bin(tmp_path / "few.bin", np.arange(500, dtype=np.uint32) % 50, 50)
-    few = {"train_data": tmp_path / "few.bin", "val_data": ""}
-    loaded = flags(data, tmp_path / "out", model=tmp_path / "first/step_000008", init="load", **few)
-    said = f"few.bin: tokens of a vocabulary of 50, the weights' is {V}"
-    assert said in train(*loaded).stdout
-    python = [sys.executable, "train_llama3.py", "--train", *loaded, "--out", str(tmp_path / "python")]
-    assert said in subprocess.run(python, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert "vocabulary of" not in train(*flags(data, tmp_path / "random", **few)).stdout
+    few = {"train_data": tmp_path / "few.bin", "val_data": "", "steps": 3}
+    vocabulary = f"{tmp_path / 'few.bin'}: tokens of a vocabulary of 50, the model's is {V}: "
+    warm_up = "--warmup-steps 7: the run ends at step 3, before its learning rate has reached --lr 0.003"
+    for extra, expected in (
+        ({"steps": 8, "warmup_steps": 8}, []),
+        (few, [f"{vocabulary}the ids from 50 on never occur"]),
+        (few | loaded, [f"{vocabulary}were the weights trained on these tokens?"]),
+        ({"steps": 3, "warmup_steps": 7}, [warm_up]),
+        (
+            {"total_batch_size": 64 * T},
+            ["--steps 8: the run reads its training data 1.6 times (312 sequences)"],
+        ),
+    ):
+        line = flags(data, tmp_path / "out", **extra)
+        python = [sys.executable, "train_llama3.py", "--train", *line]
+        theirs = subprocess.run(python, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        for said in (train(*line).stdout, theirs):
+            found = [
+                x
+                for x in said.splitlines()
+                if re.search("vocabulary of|warmup-steps .*:|training data .* t", x)
+            ]
+            assert found == expected, said
+
+
+def test_resume_auto_without_a_checkpoint(train, data, tmp_path):
+    said = f"--resume auto: no checkpoint in {tmp_path / 'out'}: the run begins at step 0"
+    arguments = flags(data, tmp_path / "out")
+    assert said in train(*arguments, "--resume", "auto").stdout.splitlines()
+    assert said not in train(*arguments, "--resume", "auto").stdout
 
 
 def test_a_resume_says_what_is_not_as_it_was(train, data, tmp_path):

@@ -6,6 +6,7 @@
 #include "core/gemm.h"
 #include "train/memory.h"
 #include "train/sample.h"
+#include "train/warnings.h"
 
 namespace llamac {
 namespace {
@@ -86,18 +87,19 @@ void load_optimizer(Model& model, const std::string& checkpoint) {
     }
 }
 
-void remark(Trainer& t, const std::string& text) {
-    t.remarks += (t.remarks.empty() ? "" : "; ") + text;
+void remark(Trainer& t, const std::string& line) {
+    if (!line.empty()) t.remarks += (t.remarks.empty() ? "" : "\n") + line;
 }
 
-// Ids of another tokenizer are below the model's vocabulary often enough.
-void check_vocabulary(Trainer& t) {
-    if (!t.train) return;
-    const TokenShard& shard = t.train->shards[0];
-    if (shard.vocab_size && shard.vocab_size != t.config.V)
-        remark(t, shard.file.path + ": tokens of a vocabulary of " + std::to_string(shard.vocab_size) +
-                      ", the weights' is " + std::to_string(t.config.V) +
-                      ": were they trained on these tokens?");
+void set_initial_weights(Trainer& t) {
+    const Options& o = t.options;
+    if (o.resume == "auto")
+        remark(t, "--resume auto: no checkpoint in " + o.out + ": the run begins at step 0");
+    if (o.init == "load") return load_weights(t.model.parameters, o.model);
+    std::error_code none;  // what cannot be looked at is no directory
+    if (std::filesystem::is_directory(o.model, none) && !holds_weights(o.model))
+        remark(t, "--model " + o.model + ": the directory has no weights: the initial ones are random");
+    initialize(t.model.parameters, t.config, static_cast<uint64_t>(o.seed));
 }
 
 void resume(Trainer& t) {
@@ -145,18 +147,14 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     model.allocate();
     while (flights.size() < on_device.size()) flights.emplace_back(tokens_per_update());
     while (ends.size() <= flights.size()) ends.emplace_back();
-    remarks = take_gemm_choices(o);
+    remark(*this, take_gemm_choices(o));
+    if (train)
+        for (const std::string& line : run_warnings(o, config, *train, accumulation * o.batch_size))
+            remark(*this, line);
     if (!resumed_from.empty())
         resume(*this);
-    else if (o.init == "load") {
-        load_weights(model.parameters, o.model);
-        check_vocabulary(*this);
-    } else {
-        if (std::error_code none; std::filesystem::is_directory(o.model, none) && !holds_weights(o.model))
-            remark(*this,
-                   "--model " + o.model + ": the directory has no weights: the initial ones are random");
-        initialize(model.parameters, config, static_cast<uint64_t>(o.seed));
-    }
+    else
+        set_initial_weights(*this);
     finished = step;
 
     const double scale = 1.0 / static_cast<double>(accumulation);

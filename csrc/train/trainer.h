@@ -39,7 +39,7 @@ struct Trainer {
     Model model;
     int64_t step = 0;  // updates started
     bool replays;  // launches are recorded in graphs, which later updates replay, but where runs are observed
-    std::string remarks;  // a line on what was not taken over or looks wrong, or ""
+    std::string remarks;  // a line for each thing that was not taken over or looks wrong
 
     // Puts the next update into the model's stream: micro-steps, gradient norm, AdamW. The host gathers its tokens and
     // goes on; so it may start the next before this one is done, by most_in_flight.
