@@ -1162,6 +1162,8 @@ def conclude(r: Run) -> None:
     out = Path(r.options.out)
     model = f"model {r.checkpoints[-1]}" if r.checkpoints else "no model"
     result = f"done: {model}, log {out}/log.jsonl"
+    if not r.options.steps:
+        return print(f"{result}, no loss plot (there was no step)")
     try:
         llamac.plot.draw(llamac.plot.read_log(out / "log.jsonl"), out / "loss.png")
         result += f", loss plot {out}/loss.png"

@@ -56,7 +56,7 @@ class Options:
         "auto", "rank file for samples; auto looks beside the first shard", metavar="FILE|auto|none"
     )
     out: str = flag("out", "directory for the log and the checkpoints", metavar="DIR")
-    steps: int = flag(600, "updates", low=1)
+    steps: int = flag(600, "updates; 0 to validate and end", low=0)
     batch_size: int = flag(8, "sequences a device a micro-step", low=1)
     seq_len: int = flag(256, "tokens a sequence", low=1)
     total_batch_size: int = flag(0, "tokens an update; 0 for one micro-step", low=0)

@@ -63,7 +63,7 @@ void check_flags() {
 void check_bad_flags() {
     const std::string endless(300, 'a');  // longer than a file's name may be
     const std::vector<std::pair<std::vector<std::string>, std::vector<std::string>>> bad = {
-        {{"--steps", "0"}, {"--steps: expected an integer of at least 1, found 0"}},
+        {{"--steps", "-1"}, {"--steps: expected an integer of at least 0, found -1"}},
         {{"--steps", "1.5"}, {"--steps: expected an integer", "1.5"}},
         {{"--steps", "1e3"}, {"--steps: expected an integer", "1e3"}},
         {{"--steps", "5x"}, {"--steps: expected an integer", "5x"}},
@@ -169,7 +169,7 @@ void check_toml() {
         {"config = \"a\"", {"unknown key", "config"}},
         {"list-kernels = true", {"unknown key", "list-kernels"}},
         {"steps = 3.0", {"line 1: steps: expected an integer of at least 1, found 3.0"}},
-        {"steps = 0", {"steps: expected an integer of at least 1, found 0"}},
+        {"steps = -1", {"steps: expected an integer of at least 0, found -1"}},
         {"steps = true", {"steps", "found true"}},
         {"steps = \"3\"", {"steps: expected an integer", "\"3\""}},
         {"steps = [3]", {"steps: expected an integer", "[3]"}},

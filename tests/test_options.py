@@ -102,8 +102,8 @@ def test_toml_round_trip(tmp_path, arguments):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--steps", "0"], "--steps: expected an integer of at least 1, found 0"),
-        (["--steps", "1.5"], "--steps: expected an integer of at least 1, found '1.5'"),
+        (["--steps", "-1"], "--steps: expected an integer of at least 0, found -1"),
+        (["--steps", "1.5"], "--steps: expected an integer of at least 0, found '1.5'"),
         (["--steps"], "argument --steps: expected one argument"),
         (["--step", "3"], "unrecognized arguments: --step 3"),
         (["extra"], "unrecognized arguments: extra"),

@@ -43,6 +43,23 @@ def test_run_and_its_log(train, data, tmp_path):
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_no_steps_validate_and_end(train, data, tmp_path):
+    """The loss that a run of some steps begins with, of given weights, too; nothing is saved."""
+    train(*flags(data, tmp_path / "first"))
+    model = tmp_path / "first/step_000008"
+    said = train(*flags(data, tmp_path / "out", steps=0, model=model, sample_every=1)).stdout
+    (found,) = events(tmp_path / "out", "val")
+    assert found == {"event": "val", "step": 0, "loss": events(tmp_path / "first", "val")[-1]["loss"]}
+    assert said.splitlines()[-1].startswith("done: no model, log ") and "--warmup-steps" not in said
+    assert not events(tmp_path / "out", "sample") and not list((tmp_path / "out").glob("step_*"))
+    line = flags(data, tmp_path / "python", steps=0, model=model, sample_every=1)
+    python = [sys.executable, "train_llama3.py", "--train", *line]
+    theirs = subprocess.run(python, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert events(tmp_path / "python", "val")[0]["loss"] == pytest.approx(found["loss"], rel=1e-5)
+    assert theirs.splitlines()[-1].startswith("done: no model, log ")
+    assert sorted(p.name for p in (tmp_path / "python").iterdir()) == ["log.jsonl"]
+
+
 def test_the_same_run_twice_gives_the_same_bits(train, data, tmp_path):
     for name in ("a", "b"):
         train(*flags(data, tmp_path / name))

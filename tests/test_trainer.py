@@ -274,7 +274,7 @@ def refused(pattern: str, call, *arguments, **keywords) -> None:
         ("unknown key learning_rate", MODEL, {"learning_rate": 1}),
         (r"batchsize.*did you mean batch_size", MODEL, {"batchsize": 1}),
         ("lr: expected a number of at least 0, found 'high'", MODEL, {"lr": "high"}),
-        ("steps: expected an integer of at least 1, found 0", MODEL, {"steps": 0}),
+        ("steps: expected an integer of at least 0, found -1", MODEL, {"steps": -1}),
         ("total-batch-size.*multiple", MODEL, {"total_batch_size": 100}),
         ("seq-len 256", MODEL, {}),
         ("no/such/.*no such file", MODEL, {"train_data": "no/such/*.bin", "seq_len": T}),

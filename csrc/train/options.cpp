@@ -74,7 +74,7 @@ const std::vector<Flag>& flags() {
          not_negative},
         {"Data", "seed", "N", "of weights, data order and samples", &O::seed, not_negative},
 
-        {"Optimisation", "steps", "N", "updates", &O::steps, positive},
+        {"Optimisation", "steps", "N", "updates; 0: validate and end", &O::steps, not_negative},
         {"Optimisation", "lr", "X", "peak learning rate", &O::lr, not_negative},
         {"Optimisation", "min-lr-frac", "X", "learning rate at the end, as a fraction of --lr",
          &O::min_lr_frac, fraction},
