@@ -1001,7 +1001,7 @@ def start(o: Options) -> Run:
     peak = peak_tflops(device, DTYPES[o.dtype])
     rates = {"flops_per_token": config.flops_per_token(T), "peak_tflops": peak * world() if peak else None}
     previous = set_aside(out) if out else None
-    log = Log(out, steps=o.steps, tokens=tokens, **rates)
+    log = Log(out, steps=o.steps, tokens=tokens, every=o.log_every, **rates)
     for line in run_warnings(o, config, data, world()):
         log.print(line)
     if previous:

@@ -60,7 +60,8 @@ def set_aside(out: str | Path) -> Path | None:
 
 class Log:
     """Writes the events of one run into the folder `out`; None: nothing, nowhere. `tokens` is those of an
-    update over all devices, `peak_tflops` the devices' peak together, None where unknown."""
+    update over all devices, `peak_tflops` the devices' peak together, None where unknown. `every`: steps
+    per line on the console, besides the first and the last one."""
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class Log:
         tokens: int,
         flops_per_token: float,
         peak_tflops: float | None = None,
+        every: int = 1,
         console: TextIO | None = None,
     ):
         path = Path(os.devnull)
@@ -79,6 +81,7 @@ class Log:
         self.file = open(path, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
         self.console = self.file if out is None else console or sys.stdout
         self.steps, self.tokens, self.flops_per_token, self.peak = steps, tokens, flops_per_token, peak_tflops
+        self.every = every
         self.clocks = time.perf_counter(), time.process_time()  # at the last step
         self.typical_ms = 0.0  # running mean: one slow step does not move the time left
         self.used: list[tuple[float, dict]] = []  # (ms, what it took of the machine) of every step
@@ -134,7 +137,10 @@ class Log:
         }
         self.event("step", **event, tflops=tflops, mfu=mfu, **use)
         self.used.append((ms, use))
+        first, last = not self.typical_ms, step == self.steps
         self.typical_ms = 0.9 * self.typical_ms + 0.1 * ms if self.typical_ms else ms
+        if not first and not last and step % self.every:
+            return
         left = duration((self.steps - step) * self.typical_ms / 1e3)
         of_peak = f"{100 * mfu:.1f}" if mfu is not None else "-"
         self.print(

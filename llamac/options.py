@@ -79,6 +79,7 @@ class Options:
         "parts computed again in the backward: norm,swiglu,qkv,attention,block,block:K",
         metavar="LIST",
     )
+    log_every: int = flag(1, "steps per line on the console; log.jsonl has every step", low=1)
     val_every: int = flag(100, "updates between validations; 0 for at the start and the end only", low=0)
     val_steps: int = flag(16, "batches of batch_size sequences in a validation", low=1)
     sample_every: int = flag(200, "updates between samples; 0 for none", low=0)

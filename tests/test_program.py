@@ -43,6 +43,16 @@ def test_run_and_its_log(train, data, tmp_path):
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_log_every(train, data, tmp_path):
+    """Lines of steps 1, 3, 6 and 8 on the console, every step in the log, from both programs."""
+    line = flags(data, tmp_path / "c", log_every=3)
+    python = [sys.executable, "train_llama3.py", "--train", *line, "--out", str(tmp_path / "python")]
+    theirs = subprocess.run(python, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name, said in (("c", train(*line).stdout), ("python", theirs)):
+        assert re.findall(r"^ +(\d+)/8 .* s$", said, re.MULTILINE) == ["1", "3", "6", "8"], said
+        assert [e["step"] for e in events(tmp_path / name, "step")] == list(range(1, 9))
+
+
 def test_no_steps_validate_and_end(train, data, tmp_path):
     """The loss that a run of some steps begins with, of given weights, too; nothing is saved."""
     train(*flags(data, tmp_path / "first"))

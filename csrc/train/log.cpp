@@ -132,7 +132,9 @@ void Log::step(const StepResult& r) {
            {"system_mem_gib", r.usage.system_mem_gib},
            {"cpu_percent", r.usage.cpu_percent}});
     count_usage(r);
+    const bool first = typical_ms == 0, last = r.step == run.steps;
     typical_ms = typical_ms == 0 ? r.ms : 0.9 * typical_ms + 0.1 * r.ms;
+    if (!first && !last && r.step % run.log_every != 0) return;
     std::string line = format("%13s  %8.4f  %9.4f  %8.2e  %8.1f  %9.0f  %8.1f",
                               (std::to_string(r.step) + "/" + std::to_string(run.steps)).c_str(), r.loss,
                               r.grad_norm, r.lr, r.ms, speed, flops / (run.gpu ? 1e12 : 1e9));

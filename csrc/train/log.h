@@ -18,6 +18,7 @@ struct RunShape {
     double flops_per_token = 0;
     double peak_flops = 0;  // per second, of all devices together; 0: not known, no "% of peak"
     bool gpu = false;       // TFLOP/s on the console, else GFLOP/s
+    int64_t log_every = 1;  // steps per line on the console, besides the first and the last one
 };
 
 struct StepResult {

@@ -111,9 +111,12 @@ int run_training(const Options& options) {
     computing_queue();  // a machine without the device is told so before any work
     Trainer t(options);
     const std::string moved = prepare_output(options.out, t.resumed_from, t.step);
-    const RunShape shape{options.steps, static_cast<double>(t.tokens_per_update()),
+    const RunShape shape{options.steps,
+                         static_cast<double>(t.tokens_per_update()),
                          t.config.flops_per_token(options.seq_len),
-                         peak_flops(t.model.options.precision.weights), !device_properties().emulated};
+                         peak_flops(t.model.options.precision.weights),
+                         !device_properties().emulated,
+                         options.log_every};
     Log log(options.out, shape);
     if (!moved.empty()) log.print(moved);
     describe(log, t);

@@ -111,6 +111,8 @@ const std::vector<Flag>& flags() {
         {"Output", "checkpoint-every", "N", "updates; 0: at the end only; -1: none", &O::checkpoint_every,
          at_least(-1)},
         {"Output", "keep-checkpoints", "N", "newest checkpoints kept", &O::keep_checkpoints, positive},
+        {"Output", "log-every", "N", "steps per line on the console; log.jsonl has every step", &O::log_every,
+         positive},
         {"Output", "val-every", "N", "updates; 0: at the start and the end only", &O::val_every,
          not_negative},
         {"Output", "val-steps", "N", "batches of --batch-size sequences a validation", &O::val_steps,

@@ -55,6 +55,7 @@ struct Options {
     std::string resume = "none";
     int64_t checkpoint_every = 200;
     int64_t keep_checkpoints = 2;
+    int64_t log_every = 1;
     int64_t val_every = 100;
     int64_t val_steps = 16;
     int64_t sample_every = 200;
