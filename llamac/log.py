@@ -13,7 +13,7 @@ from typing import TextIO
 
 _COLUMNS = (
     f"{'step':>13}  {'loss':>8}  {'grad norm':>9}  {'lr':>8}  {'ms':>8}  {'tokens/s':>9}  "
-    f"{'TFLOP/s':>8}  {'% of peak':>9}  {'time left':>9}"
+    f"{'TFLOP/s':>8}  {'% of peak':>9}  {'mem GiB':>7}  {'time left':>9}"
 )
 
 
@@ -142,10 +142,11 @@ class Log:
         if not first and not last and step % self.every:
             return
         left = duration((self.steps - step) * self.typical_ms / 1e3)
+        memory = gpu_mem_gib or rss_kib / 2**20  # the device's, or where the CPU computes the process's
         of_peak = f"{100 * mfu:.1f}" if mfu is not None else "-"
         self.print(
             f"{f'{step}/{self.steps}':>13}  {loss:8.4f}  {grad_norm:9.4f}  {lr:8.2e}  {ms:8.1f}  "
-            f"{speed:9.0f}  {tflops:8.3f}  {of_peak:>9}  {left:>9}"
+            f"{speed:9.0f}  {tflops:8.3f}  {of_peak:>9}  {memory:7.2f}  {left:>9}"
         )
 
     def val(self, step: int, loss: float) -> None:

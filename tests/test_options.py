@@ -434,9 +434,11 @@ def test_log(tmp_path):
         "2048",
         "2.048",
         "20.5",
+        f"{step['rss_gib']:.2f}",
         "2",
         "s",
     ]
+    assert "mem GiB  time left" in console and max(map(len, console.splitlines())) <= 110
 
 
 def test_duration():

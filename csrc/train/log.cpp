@@ -110,7 +110,7 @@ void Log::start(const ordered_json& config) {
     std::string heading = format("%13s  %8s  %9s  %8s  %8s  %9s  %8s", "step", "loss", "grad norm", "lr",
                                  "ms", "tokens/s", run.gpu ? "TFLOP/s" : "GFLOP/s");
     if (run.peak_flops > 0) heading += "  % of peak";
-    print(heading + "  time left");
+    print(heading + "  mem GiB  time left");
 }
 
 void Log::step(const StepResult& r) {
@@ -140,7 +140,9 @@ void Log::step(const StepResult& r) {
                               r.grad_norm, r.lr, r.ms, speed, flops / (run.gpu ? 1e12 : 1e9));
     if (run.peak_flops > 0) line += format("  %9.1f", 100 * flops / run.peak_flops);
     const double left = static_cast<double>(run.steps - r.step) * typical_ms / 1e3;
-    print(line + format("  %9s", duration(left).c_str()));
+    // The device's; where the host computes, the process's at its peak.
+    const double memory = run.gpu ? r.usage.gpu_mem_gib : r.usage.rss_gib;
+    print(line + format("  %7.2f  %9s", memory, duration(left).c_str()));
 }
 
 void Log::note(int64_t step, const std::string& text) {
