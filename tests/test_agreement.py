@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PRESETS = sorted((ROOT / "configs/models").glob("*.json"))
 TEST_MODELS = sorted((ROOT / "tests/models").glob("*.json"))
 ONLY_PYTHON = {"ops", "compile"}  # flags that choose how PyTorch computes
-ONLY_C = {"list-kernels"}
+ONLY_C = {"list-kernels", "dry-run"}
 NO_KEYS = {"config", "print-config", "list-kernels"}  # flags that are no keys of a configuration
 
 

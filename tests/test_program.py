@@ -43,6 +43,19 @@ def test_run_and_its_log(train, data, tmp_path):
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_dry_run(train, data, tmp_path):
+    """The tables of the run itself, without a trace of one; a run that cannot fit ends as it would."""
+    line = flags(data, tmp_path / "out", total_batch_size=8 * T)
+    table = re.compile(r"^this run\n.*^  total  .*?\n", re.MULTILINE | re.DOTALL)
+    said = train(*line, "--dry-run").stdout
+    assert not (tmp_path / "out").exists() and said.splitlines()[-1].startswith("dry run: the run fits")
+    assert table.search(said)[0] == table.search(train(*line).stdout)[0]
+    large = {"batch_size": 1 << 25, "total_batch_size": 0, "val_data": ""}
+    result = train(*flags(data, tmp_path / "none", **large), "--dry-run", code=2)
+    assert "memory: the run needs" in one_line(result) and table.search(result.stdout)
+    assert not (tmp_path / "none").exists()
+
+
 def test_log_every(train, data, tmp_path):
     """Lines of steps 1, 3, 6 and 8 on the console, every step in the log, from both programs."""
     line = flags(data, tmp_path / "c", log_every=3)

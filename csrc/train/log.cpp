@@ -53,7 +53,10 @@ std::string padded(const std::string& text, size_t to) {
 }  // namespace
 
 Log::Log(const std::string& out, const RunShape& run_shape, std::FILE* to)
-    : path(out + "/log.jsonl"), file(std::fopen(path.c_str(), "ae")), console(to), run(run_shape) {
+    : path(out.empty() ? "/dev/null" : out + "/log.jsonl"),
+      file(std::fopen(path.c_str(), "ae")),
+      console(to),
+      run(run_shape) {
     if (!file) fail(path, ": cannot write: ", std::strerror(errno));
 }
 

@@ -36,8 +36,8 @@ struct MemoryRow {
 };
 
 struct Log {
-    // Appends to out/log.jsonl (see truncate_log) and prints to `console`. Throws Error with the path where a
-    // line cannot be written.
+    // Appends to out/log.jsonl (see truncate_log), with out "" to no file, and prints to `console`. Throws
+    // Error with the path where a line cannot be written.
     Log(const std::string& out, const RunShape& run, std::FILE* console = stdout);
 
     void print(const std::string& line);

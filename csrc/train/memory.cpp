@@ -109,7 +109,7 @@ ModelOptions model_options(const Options& o) {
     return m;
 }
 
-std::vector<MemoryRow> memory_rows(const Model& model) {
+std::vector<MemoryRow> memory_rows(const Model& model, bool allocated) {
     std::vector<MemoryRow> rows;
     for (const Arena::Row& row : model.arena.rows) {
         auto it = rows.begin();
@@ -120,7 +120,8 @@ std::vector<MemoryRow> memory_rows(const Model& model) {
     }
     if (device_properties().emulated) return rows;
     const DeviceMemoryInfo device = device_memory();
-    rows.push_back({"runtime, other programs", 0, device.total - device.free - model.arena.bytes()});
+    const int64_t ours = allocated ? model.arena.bytes() : 0;
+    rows.push_back({"runtime, other programs", 0, device.total - device.free - ours});
     return rows;
 }
 

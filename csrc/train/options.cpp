@@ -59,6 +59,7 @@ const std::vector<Flag>& flags() {
          any, false},
         {"Configuration", "list-kernels", "", "print the operations and their variants", &O::list_kernels,
          any, false},
+        {"Configuration", "dry-run", "", "plan the run, print its memory, and end", &O::dry_run, any, false},
 
         {"Model", "model", "PRESET|DIR", "preset (configs/models), or a Hugging Face directory", &O::model},
         {"Model", "init", "auto|random|load", "initial weights; auto: those of --model DIR where it has any",

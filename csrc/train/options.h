@@ -19,6 +19,7 @@ struct Options {
     std::string config;
     bool print_config = false;
     bool list_kernels = false;
+    bool dry_run = false;
 
     std::string model = "tiny";
     std::string init = "auto";  // parse_options puts what it stands for in its place

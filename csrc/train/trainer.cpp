@@ -143,14 +143,15 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     for (OnDevice& f : on_device)
         for (Tensor* t : {&f.tokens, &f.targets})
             model.arena.plan("tokens", t, shaped(DType::i32, {tokens_per_update()}));
+    if (train)
+        for (const std::string& line : run_warnings(o, config, *train, accumulation * o.batch_size))
+            remark(*this, line);
+    if (o.dry_run) return;
     check_memory(model, o);  // before the host's is taken, too
     model.allocate();
     while (flights.size() < on_device.size()) flights.emplace_back(tokens_per_update());
     while (ends.size() <= flights.size()) ends.emplace_back();
     remark(*this, take_gemm_choices(o));
-    if (train)
-        for (const std::string& line : run_warnings(o, config, *train, accumulation * o.batch_size))
-            remark(*this, line);
     if (!resumed_from.empty())
         resume(*this);
     else

@@ -26,6 +26,7 @@ struct UpdateResult {
 struct Trainer {
     // Reads the model, the data and, where it goes on from one, the checkpoint; writes nothing. Throws Error, for a
     // run that the device has no memory for with the least change that would make it fit. ahead: most_in_flight.
+    // After --dry-run the model is planned, and nothing is allocated or read: what follows is not to be called.
     explicit Trainer(const Options& options, std::optional<int64_t> ahead = {});
 
     const Options options;
@@ -105,7 +106,7 @@ struct Trainer {
     const Stream copies;              // of ids to the device, beside the model's work
     std::deque<Flight> flights;       // the update `step` is flights[step % size]
     std::vector<OnDevice> on_device;  // of each flight
-    int64_t finished;
+    int64_t finished = 0;
     // Updates are timed on the stream: the host hears late of an end while it waits for room to queue the next one.
     std::deque<Event> ends;
 };
