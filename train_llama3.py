@@ -42,7 +42,7 @@ from llamac.config import Config, load_config
 from llamac.data import Loader, check_same_tokenizer
 from llamac.errors import InputError, run
 from llamac.log import Log, set_aside
-from llamac.options import Options, recompute_parts
+from llamac.options import Options, prompt_ids, recompute_parts
 from llamac.peak import peak_tflops
 from llamac.run_warnings import run_warnings
 from llamac.schedule import learning_rate
@@ -977,7 +977,7 @@ def start(o: Options) -> Run:
         check_same_tokenizer(data.shards, val_data.shards)
     tokenizer = llamac.tokenizer.find(o.tokenizer, data.shards)
     if o.sample_every:
-        first_token(tokenizer, config)  # refused now, not after the first hour
+        sample_prompt(o, tokenizer, config)  # refused now, not after the first hour
     join_ranks(device)
     if o.compile and world() > 1:
         ops.linear_cross_entropy = torch.compile(ops.linear_cross_entropy, fullgraph=True, dynamic=False)
@@ -1016,13 +1016,18 @@ def start(o: Options) -> Run:
     return Run(o, device, model, forward, cis, optimizer, data, val_data, tokenizer, log, profiler)
 
 
-def first_token(tokenizer: llamac.tokenizer.Tokenizer | None, config: Config) -> int:
-    """What a sample begins with. Raises InputError where the model has no such token."""
-    token = tokenizer.bos if tokenizer else config.bos_token_id or 0
-    if token >= config.vocab_size:
-        expected = f"expected one below the vocabulary's {config.vocab_size}"
-        raise InputError(f"the token that begins a sample: {expected}, found {token}")
-    return token
+def sample_prompt(o: Options, tokenizer: llamac.tokenizer.Tokenizer | None, config: Config) -> list[int]:
+    """What samples begin with: --sample-prompt-ids, else the token before a document. Raises InputError where
+    the model has no such token.
+    """
+    tokens = prompt_ids(o.sample_prompt_ids) or [tokenizer.bos if tokenizer else config.bos_token_id or 0]
+    for token in tokens:
+        if token >= config.vocab_size:
+            which = "--sample-prompt-ids" if o.sample_prompt_ids else "the token that begins a sample"
+            raise InputError(
+                f"{which}: expected one below the vocabulary's {config.vocab_size}, found {token}"
+            )
+    return tokens
 
 
 def to_device(batch: tuple[np.ndarray, np.ndarray], device: str) -> tuple[Tensor, Tensor]:
@@ -1105,13 +1110,14 @@ def sample(r: Run, step: int) -> str:
     """
     finish(r)
     o = r.options
-    tokens = [first_token(r.tokenizer, r.model.config)]
+    tokens = sample_prompt(o, r.tokenizer, r.model.config)
+    shown = 0 if o.sample_prompt_ids else len(tokens)
     for i in range(o.sample_tokens):
         context = torch.tensor([tokens[-o.seq_len :]], device=r.device)
         logits = r.model(context, r.cis)[0, -1]
         u = llamac.random.uniform(o.seed, step, SAMPLING_STREAM, 1, start=i).item()
         tokens.append(sample_token(logits, o.sample_temperature, o.sample_top_k, u))
-    return r.tokenizer.decode(tokens[1:]) if r.tokenizer else " ".join(map(str, tokens[1:]))
+    return r.tokenizer.decode(tokens[shown:]) if r.tokenizer else " ".join(map(str, tokens[shown:]))
 
 
 def save_checkpoint(r: Run, step: int) -> None:

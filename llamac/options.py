@@ -6,6 +6,7 @@ defaults.
 
 import argparse
 import difflib
+import json
 import math
 import os
 import re
@@ -86,6 +87,9 @@ class Options:
     sample_tokens: int = flag(192, "tokens of a sample", low=1)
     sample_temperature: float = flag(0.8, "temperature of sampling; 0 for the likeliest token", low=0)
     sample_top_k: int = flag(50, "sample from this many likeliest tokens; 0 for all", low=0)
+    sample_prompt_ids: str = flag(
+        "", "ids that samples begin with, commas between; none: the token before a document", metavar="LIST"
+    )
     checkpoint_every: int = flag(
         200, "updates between checkpoints; 0 for at the end only, -1 for none", low=-1
     )
@@ -187,7 +191,19 @@ def _check(f: Field, value, where: str):
         raise InputError(f"{where}: expected {_expected(f)}, found {value!r}")
     if f.name == "recompute":
         recompute_parts(value)
+    if f.name == "sample_prompt_ids":
+        prompt_ids(value)
     return f.type(value)
+
+
+def prompt_ids(text: str) -> list[int]:
+    """The ids of a --sample-prompt-ids list like "17,4,250"; "": []. Raises InputError."""
+    parts = text.split(",") if text else []
+    for part in parts:
+        if not re.fullmatch(r"[0-9]{1,10}", part) or int(part) >= 2**31:
+            expected = "ids with commas between, as in 17,4,250"
+            raise InputError(f"--sample-prompt-ids: expected {expected}, found {json.dumps(part)}")
+    return [int(part) for part in parts]
 
 
 def recompute_parts(text: str) -> dict[str, int]:

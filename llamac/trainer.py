@@ -11,7 +11,7 @@ import numpy as np
 
 from llamac.errors import InputError
 from llamac.native import native
-from llamac.options import Options, from_keys, override, read_toml
+from llamac.options import Options, from_keys, override, prompt_ids, read_toml
 
 IGNORED = -100  # PyTorch's ignore_index
 
@@ -117,13 +117,15 @@ class Trainer:
         top_k: int | None = None,
         prompt: Sequence[int] | None = None,
     ) -> list[int]:
-        """Ids of n tokens that the model writes after the prompt (by default: after the token that stands
-        before a document). The flags sample_tokens, sample_temperature (0: the likeliest token) and
-        sample_top_k (0: all) are the defaults. The same of the same weights: random numbers come from the
-        seed and the number of updates."""
+        """Ids of n tokens that the model writes after the prompt (by default the flag sample_prompt_ids,
+        else the token that stands before a document). The flags sample_tokens, sample_temperature (0: the
+        likeliest token) and sample_top_k (0: all) are the defaults. The same of the same weights: random
+        numbers come from the seed and the number of updates."""
         given = {"sample_tokens": n, "sample_temperature": temperature, "sample_top_k": top_k}
         o = override(self.options, {name: value for name, value in given.items() if value is not None})
-        start = [self._native.first_token()] if prompt is None else self._ids(prompt, "prompt", 1).tolist()
+        if prompt is None:
+            prompt = prompt_ids(o.sample_prompt_ids) or [self._native.first_token()]
+        start = self._ids(prompt, "prompt", 1).tolist()
         return self._native.sample(start, o.sample_tokens, o.sample_temperature, o.sample_top_k)
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ from llamac import plot
 from llamac.config import Config, load_config, presets
 from llamac.errors import InputError
 from llamac.log import Log, duration
-from llamac.options import Options, parse, recompute_parts
+from llamac.options import Options, parse, prompt_ids, recompute_parts
 
 ROOT = Path(__file__).parent.parent
 # Of a step in log.jsonl, in C and in Python.
@@ -165,6 +165,12 @@ def test_micro_steps():
     refused(Options(batch_size=2, seq_len=8, total_batch_size=64).micro_steps, 8)
     line = refused(Options(batch_size=1 << 23, seq_len=256).micro_steps)
     assert line == "--batch-size 8388608 --seq-len 256: expected a product below 2^31"
+
+
+def test_prompt_ids():
+    assert prompt_ids("") == [] and prompt_ids("17,4,250") == [17, 4, 250]
+    for bad in ("1,", ",", "x", "-1", "1, 2", str(2**31)):
+        assert "ids with commas between" in refused(parse, [f"--sample-prompt-ids={bad}"])
 
 
 def test_recompute_parts():

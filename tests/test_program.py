@@ -56,6 +56,20 @@ def test_dry_run(train, data, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def test_samples_begin_with_a_prompt(train, data, tmp_path):
+    """The given ids, then what the model writes: the same from both programs, another than without them."""
+    extra = {"sample_every": 8, "sample_tokens": 6}
+    line = flags(data, tmp_path / "c", **extra, sample_prompt_ids="3,1,41")
+    train(*line)
+    python = [sys.executable, "train_llama3.py", "--train", *line, "--out", str(tmp_path / "python")]
+    subprocess.run(python, cwd=ROOT, check=True, capture_output=True)
+    (ours,), (theirs,) = (events(tmp_path / name, "sample") for name in ("c", "python"))
+    assert ours == theirs and ours["text"].startswith("3 1 41 ") and len(ours["text"].split()) == 3 + 6
+    train(*flags(data, tmp_path / "plain", **extra))
+    plain = events(tmp_path / "plain", "sample")[0]["text"].split()
+    assert len(plain) == 6 and plain != ours["text"].split()[3:]
+
+
 def test_log_every(train, data, tmp_path):
     """Lines of steps 1, 3, 6 and 8 on the console, every step in the log, from both programs."""
     line = flags(data, tmp_path / "c", log_every=3)
@@ -437,6 +451,9 @@ def test_print_config_reads_back(train, data, tmp_path):
         (["--resume", "/no/such"], "/no/such"),
         (["--init", "load"], "init load"),
         (["--grad-dtype", "bf16"], "grad-dtype bf16 dtype"),
+        (["--sample-prompt-ids", "3,x"], "--sample-prompt-ids ids commas x"),
+        (["--sample-prompt-ids", "3,"], "--sample-prompt-ids ids commas"),
+        (["--sample-every", "1", "--sample-prompt-ids", "3,97"], f"--sample-prompt-ids {V} 97"),
         (["--out", "{data}/train_000.bin"], "train_000.bin"),
     ],
 )

@@ -205,6 +205,7 @@ def test_samples():
     likeliest = trainer.sample(6, temperature=0)
     assert likeliest == trainer.sample(6, top_k=1) and all(0 <= id < V for id in likeliest)
     assert trainer.sample(5, temperature=0, prompt=[BOS, likeliest[0]]) == likeliest[1:]
+    assert small(seed=7, sample_prompt_ids=f"{BOS},{likeliest[0]}").sample(5, temperature=0) == likeliest[1:]
     assert trainer.decode([3, 5]) == "3 5"
     assert trainer.sample(6, temperature=5.0, top_k=0) != likeliest
 

@@ -123,6 +123,9 @@ const std::vector<Flag>& flags() {
         {"Output", "sample-temperature", "X", "0: the likeliest token", &O::sample_temperature, not_negative},
         {"Output", "sample-top-k", "N", "sample from the N likeliest tokens; 0: all", &O::sample_top_k,
          not_negative},
+        {"Output", "sample-prompt-ids", "LIST",
+         "ids that samples begin with, commas between; \"\": the token before a document",
+         &O::sample_prompt_ids},
         {"Output", "profile", "STEPS", "updates to profile", &O::profile, not_negative},
     };
     return table;
@@ -316,6 +319,7 @@ void settle(Options& options) {
     if (options.train_data != Options().train_data && options.val_data == Options().val_data)
         options.val_data.clear();
     parse_recompute(options.recompute);
+    parse_prompt_ids(options.sample_prompt_ids);
     for (const std::string& choice : options.kernel) {
         const size_t equals = choice.find('=');
         if (equals == choice.npos || equals == 0 || equals + 1 == choice.size())
@@ -371,6 +375,22 @@ Options parse_options(const json& values) {
     for (const auto& [key, value] : values.items()) assign(options, flag_of(key, ""), value, key);
     settle(options);
     return options;
+}
+
+std::vector<int32_t> parse_prompt_ids(const std::string& list) {
+    std::vector<int32_t> ids;
+    for (size_t start = 0; start < list.size() + !list.empty();) {
+        const size_t end = std::min(list.find(',', start), list.size());
+        const std::string part = list.substr(start, end - start);
+        start = end + 1;
+        int32_t id = -1;
+        const auto [stop, error] = std::from_chars(part.data(), part.data() + part.size(), id);
+        if (error != std::errc() || stop != part.data() + part.size() || id < 0)
+            fail("--sample-prompt-ids: expected ids with commas between, as in 17,4,250, found ",
+                 quote(part));
+        ids.push_back(id);
+    }
+    return ids;
 }
 
 bool holds_weights(const std::string& directory) {

@@ -63,6 +63,7 @@ struct Options {
     int64_t sample_tokens = 192;
     double sample_temperature = 0.8;
     int64_t sample_top_k = 50;
+    std::string sample_prompt_ids;
     int64_t profile = 0;
 };
 
@@ -71,6 +72,9 @@ struct Options {
 Options parse_options(int argc, const char* const* argv);
 // The same of a JSON object with a file's keys; what it does not name is as it is by default.
 Options parse_options(const nlohmann::json& values);
+
+// A --sample-prompt-ids list: ids with commas between; "": none.
+std::vector<int32_t> parse_prompt_ids(const std::string& list);
 
 // Whether a Hugging Face directory has weights, in a format that can be read or not.
 bool holds_weights(const std::string& directory);

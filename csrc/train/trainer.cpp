@@ -138,7 +138,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
         if (train) check_same_tokenizer(*train, *val);
         val->validation_batches(o.val_steps);  // refuses too little data now, not after the first hour
     }
-    if (o.sample_every > 0) first_token();  // likewise, where the model has none
+    if (o.sample_every > 0) sample_prompt();  // likewise, where the model has no such token
     on_device.resize(static_cast<size_t>(most_in_flight) + 1);
     for (OnDevice& f : on_device)
         for (Tensor* t : {&f.tokens, &f.targets})
@@ -264,6 +264,14 @@ int32_t Trainer::first_token() const {
     return static_cast<int32_t>(token);
 }
 
+std::vector<int32_t> Trainer::sample_prompt() const {
+    const std::vector<int32_t> ids = parse_prompt_ids(options.sample_prompt_ids);
+    for (int32_t id : ids)
+        if (id >= config.V)
+            fail("--sample-prompt-ids: expected ids below the vocabulary's ", config.V, ", found ", id);
+    return ids.empty() ? std::vector<int32_t>{first_token()} : ids;
+}
+
 std::vector<int32_t> Trainer::sample(std::vector<int32_t> prompt, int64_t count, double temperature,
                                      int64_t top_k) {
     CHECK(in_flight() == 0);
@@ -279,8 +287,11 @@ std::string Trainer::text_of(const std::vector<int32_t>& ids) const {
 }
 
 std::string Trainer::sample() {
-    return text_of(
-        sample({first_token()}, options.sample_tokens, options.sample_temperature, options.sample_top_k));
+    const std::vector<int32_t> prompt = sample_prompt();
+    std::vector<int32_t> ids =
+        sample(prompt, options.sample_tokens, options.sample_temperature, options.sample_top_k);
+    if (!options.sample_prompt_ids.empty()) ids.insert(ids.begin(), prompt.begin(), prompt.end());
+    return text_of(ids);
 }
 
 Manifest Trainer::manifest() const {

@@ -63,12 +63,14 @@ struct Trainer {
     double mean_loss_of(int64_t rows, int64_t T, const Rows& fill);
     // What stands before a document: the tokenizer's, or else the model's first token.
     int32_t first_token() const;
+    // What samples begin with: --sample-prompt-ids, else the first token.
+    std::vector<int32_t> sample_prompt() const;
     // Tokens that the model writes after the prompt; the same of the same weights at the same step.
     std::vector<int32_t> sample(std::vector<int32_t> prompt, int64_t count, double temperature,
                                 int64_t top_k);
     // Their text (Tokenizer::decode); without a tokenizer their ids.
     std::string text_of(const std::vector<int32_t>& ids) const;
-    // Text as the flags say: --sample-tokens tokens after the first one.
+    // Text as the flags say: --sample-tokens tokens after the first one, or --sample-prompt-ids and what follows.
     std::string sample();
     // Writes OUT/step_NNNNNN; returns its path.
     std::string save();
