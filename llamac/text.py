@@ -1,9 +1,9 @@
 """Tokens of any text: a file, or the UTF-8 files of a folder, each between its opening and closing token.
 
-`python -m llamac.text INPUT --out DIR` writes to DIR: tokenizer.tiktoken, train_000.bin, … and val_000.bin, …
-Files are shuffled with a fixed seed, the first --val-fraction of the tokens is validation. Needs as much
-memory as the longest stretch of a text that has no line's end between two characters; files without such are
-read whole.
+`python -m llamac.text INPUT --out DIR` writes to DIR: tokenizer.tiktoken, tokenizer.json and
+tokenizer_config.json (the same for transformers), train_000.bin, … and val_000.bin, … Files are shuffled with
+a fixed seed, the first --val-fraction of the tokens is validation. Needs as much memory as the longest
+stretch of a text that has no line's end between two characters; files without such are read whole.
 """
 
 import argparse
@@ -115,7 +115,9 @@ def choose_tokenizer(arguments: argparse.Namespace, paths: list[Path]) -> tokeni
         tokenizer.save(file, tokenizer.gpt2_ranks())
     else:
         tokenizer.save(file, tokenizer.load(arguments.tokenizer).ranks)
-    return tokenizer.load(file)
+    encoder = tokenizer.load(file)
+    tokenizer.export(arguments.out, encoder)
+    return encoder
 
 
 def spool(paths: list[Path], encoder: tokenizer.Tokenizer, file: Path) -> np.ndarray:

@@ -324,6 +324,21 @@ def test_stdlib(stdlib):
     assert "class TarFile(" not in text_of(Path(train.path), stdlib)
 
 
+def test_transformers_has_the_tokenizer(stdlib):
+    """AutoTokenizer opens what stdlib.py leaves beside the tokens: 4,096 ids, and our tokens."""
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(stdlib)
+    assert len(theirs) == 4096
+    assert theirs.bos_token_id == theirs.eos_token_id == theirs.pad_token_id == 4095
+    val = read_bin(stdlib / "val_000.bin").tokens
+    documents = np.split(val, np.flatnonzero(val == 4095))[1:]
+    assert len(documents) > 20
+    ours = tokenizer.load(stdlib / "tokenizer.tiktoken")
+    for ids in documents:
+        text = ours.decode(ids[1:])
+        assert theirs.encode(text) == ids[1:].tolist() and theirs.decode(ids) == "<|endoftext|>" + text
+
+
 def test_stdlib_again(stdlib):
     """A finished data set is left alone; a damaged one is made again, to the same bytes."""
     files = sorted(stdlib.iterdir())
@@ -333,6 +348,10 @@ def test_stdlib_again(stdlib):
     (stdlib / "val_000.bin").write_bytes(before[-1][0][:-1])
     assert "already there" not in ran("stdlib.py", "--out", stdlib)
     assert sorted(stdlib.iterdir()) == files
+    assert [content for content, _ in before] == [path.read_bytes() for path in files]
+    for name in ("tokenizer.json", "tokenizer_config.json"):  # an earlier version did not write these
+        (stdlib / name).unlink()
+    assert "already there" in ran("stdlib.py", "--out", stdlib) and sorted(stdlib.iterdir()) == files
     assert [content for content, _ in before] == [path.read_bytes() for path in files]
 
 
