@@ -38,6 +38,7 @@ import llamac.profile
 import llamac.random
 import llamac.tokenizer
 from llamac import hf
+from llamac.carried_files import read_carried_files
 from llamac.config import Config, load_config
 from llamac.data import Loader, check_same_tokenizer
 from llamac.errors import InputError, run
@@ -453,11 +454,15 @@ def whole_weights(model: Llama, dtype: torch.dtype) -> Iterator[tuple[str, Tenso
             yield from zip(names, weight.cpu().split([shapes[name][0] for name in names]), strict=True)
 
 
-def save_model(model: Llama, directory: str | Path, dtype: torch.dtype) -> None:
-    """Write a Hugging Face directory; transformers opens it as it is. Rank 0 writes, all ranks call."""
+def save_model(
+    model: Llama, directory: str | Path, dtype: torch.dtype, files: dict[str, bytes] | None = None
+) -> None:
+    """Write a Hugging Face directory, and files {name: content} into it; transformers opens it as it is. Rank
+    0 writes, all ranks call.
+    """
     weights = whole_weights(model, dtype)
     if rank() == 0:
-        hf.write_directory(directory, model.config, dtype, weights)
+        hf.write_directory(directory, model.config, dtype, weights, files)
     for _ in weights:
         pass
 
@@ -959,6 +964,7 @@ class Run:
     tokenizer: llamac.tokenizer.Tokenizer | None
     log: Log
     profiler: Profiler | None
+    carried: dict[str, bytes]  # files into every checkpoint: {name: content}
     checkpoints: list[Path] = field(default_factory=list)  # written by this run, oldest first
     running: list[Update] = field(default_factory=list)  # begun and not yet logged, oldest first
     begun: Moment = 0.0  # when the time of the next one to be logged began
@@ -976,6 +982,7 @@ def start(o: Options) -> Run:
     if val_data:
         check_same_tokenizer(data.shards, val_data.shards)
     tokenizer = llamac.tokenizer.find(o.tokenizer, data.shards)
+    carried = read_carried_files(o.model, tokenizer.path if tokenizer else None)
     if o.sample_every:
         sample_prompt(o, tokenizer, config)  # refused now, not after the first hour
     join_ranks(device)
@@ -1013,7 +1020,7 @@ def start(o: Options) -> Run:
     log.start(o.to_dict())
     cis = ops.precompute_cis(config, T, device)
     profiler = Profiler(out, o.profile, o.steps, device, DTYPES[o.dtype]) if out and o.profile else None
-    return Run(o, device, model, forward, cis, optimizer, data, val_data, tokenizer, log, profiler)
+    return Run(o, device, model, forward, cis, optimizer, data, val_data, tokenizer, log, profiler, carried)
 
 
 def sample_prompt(o: Options, tokenizer: llamac.tokenizer.Tokenizer | None, config: Config) -> list[int]:
@@ -1124,7 +1131,7 @@ def save_checkpoint(r: Run, step: int) -> None:
     """Write OUT/step_NNNNNN and remove the oldest of this run beyond --keep-checkpoints."""
     finish(r)
     path = Path(r.options.out) / f"step_{step:06d}"
-    save_model(r.model, path, DTYPES[r.options.dtype])
+    save_model(r.model, path, DTYPES[r.options.dtype], r.carried)
     r.log.checkpoint(step, path)
     r.checkpoints.append(path)
     while len(r.checkpoints) > r.options.keep_checkpoints:

@@ -45,6 +45,7 @@ class Config:
     initializer_range: float = 0.02
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
+    pad_token_id: int | None = None  # carried along where config.json has it, as it is
 
     @property
     def q_size(self) -> int:
@@ -97,6 +98,8 @@ class Config:
         values = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"} | asdict(self)
         if self.rope_scaling is not None:
             values["rope_scaling"] = {"rope_type": "llama3", **values["rope_scaling"]}
+        if self.pad_token_id is None:
+            del values["pad_token_id"]
         values |= {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
         return values | {"torch_dtype": torch_dtype}
 
@@ -243,4 +246,5 @@ class _Reader:
             initializer_range=self.number("initializer_range", 0.02),
             bos_token_id=self.token("bos_token_id", 1),
             eos_token_id=self.token("eos_token_id", 2, several=True),
+            pad_token_id=pad if type(pad := self.get("pad_token_id", None)) is int else None,
         )

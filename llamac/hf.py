@@ -74,11 +74,15 @@ def read_weights(
 
 
 def write_directory(
-    directory: str | Path, config: Config, dtype: torch.dtype, weights: Iterable[tuple[str, torch.Tensor]]
+    directory: str | Path,
+    config: Config,
+    dtype: torch.dtype,
+    weights: Iterable[tuple[str, torch.Tensor]],
+    files: dict[str, bytes] | None = None,
 ) -> None:
-    """Write config.json and model.safetensors. They are made under a temporary name: what stands at
-    `directory` is replaced only by a whole one. weights: (name, tensor on the host) of config.parameters(),
-    in their order, all of the dtype, f32 or bf16; none is kept.
+    """Write config.json, model.safetensors and files {name: content}. They are made under a temporary
+    name: what stands at `directory` is replaced only by a whole one. weights: (name, tensor on the host)
+    of config.parameters(), in their order, all of the dtype, f32 or bf16; none is kept.
     """
     directory = Path(directory)
     temporary = directory.with_name(directory.name + ".tmp")
@@ -87,6 +91,8 @@ def write_directory(
     (temporary / "config.json").write_text(
         json.dumps(config.to_dict(_CONFIG_NAMES[dtype]), indent=2) + "\n", encoding="utf-8"
     )
+    for name, content in (files or {}).items():
+        (temporary / name).write_bytes(content)
     entries = [(name, dtype, shape) for name, shape in config.parameters()]
     _write_safetensors(temporary / "model.safetensors", entries, weights, {"format": "pt"})
     if directory.exists():

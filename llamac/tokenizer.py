@@ -51,8 +51,8 @@ class Tokenizer:
     elsewhere <|endoftext|> alone. `pad` fills a batch's short rows. `hash` is XXH3_64 of the rank file's
     bytes, as the .bin headers hold it."""
 
-    def __init__(self, ranks: dict[bytes, int], hash: int):
-        self.ranks, self.n_ranks = ranks, len(ranks)
+    def __init__(self, ranks: dict[bytes, int], hash: int, path: Path | None = None):
+        self.ranks, self.n_ranks, self.path = ranks, len(ranks), path
         self.special = special_tokens(self.n_ranks)
         self.vocab_size = self.n_ranks + len(self.special)
         llama3 = self.n_ranks == LLAMA3_RANKS
@@ -122,7 +122,7 @@ def load(path: str | Path) -> Tokenizer:
         content = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
-    return Tokenizer(_read_ranks(path, content), xxhash.xxh3_64_intdigest(content))
+    return Tokenizer(_read_ranks(path, content), xxhash.xxh3_64_intdigest(content), path)
 
 
 def find(setting: str, shards: list[Shard]) -> Tokenizer | None:

@@ -17,6 +17,7 @@ import pytest
 from run import MODEL, PRECISIONS, ROOT, T, V, bits, events, flags, losses, one_line
 from test_options import STEP_KEYS
 
+from llamac import tokenizer
 from llamac.data import write_bin
 from llamac.rule import FORWARD, violation
 
@@ -359,6 +360,45 @@ def test_weights_of_float16_are_read(train, data, tmp_path):
     assert updates[0] == updates[1]
 
 
+def test_checkpoints_carry_the_tokenizer(train, data, tmp_path):
+    """The files of the model's directory, else those beside the rank file; the same from both programs."""
+    tokens = shutil.copytree(data, tmp_path / "tokens")
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    tokenizer.save(tokens / "tokenizer.tiktoken", ranks)
+    tokenizer.export(tokens, tokenizer.load(tokens / "tokenizer.tiktoken"))
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(CONFIG | {"pad_token_id": -1}))
+    for name in ("generation_config.json", "tokenizer.json", "tokenizer.model", "chat_template.jinja"):
+        (model / name).write_text(f"{name} of the model")
+    base = {"config.json", "model.safetensors", "optimizer.safetensors", "manifest.json"}
+    exported = {"tokenizer.json", "tokenizer_config.json"}
+    for name, extra, expected, source in (
+        ("preset", {"tokenizer": "auto"}, exported, tokens),
+        ("without", {"tokenizer": "none"}, set(), tokens),
+        ("loaded", {"tokenizer": "auto", "model": model}, {p.name for p in model.iterdir()} - base, model),
+    ):
+        line = flags(tokens, tmp_path / name, steps=4, **extra)
+        train(*line)
+        python = [sys.executable, "train_llama3.py", "--train", *line, "--out", str(tmp_path / f"p-{name}")]
+        subprocess.run(python, cwd=ROOT, check=True, capture_output=True)
+        ours, theirs = tmp_path / name / "step_000004", tmp_path / f"p-{name}" / "step_000004"
+        assert {p.name for p in ours.iterdir()} == base | expected
+        assert {p.name for p in theirs.iterdir()} == {"config.json", "model.safetensors"} | expected
+        for file in expected:
+            assert (ours / file).read_bytes() == (theirs / file).read_bytes() == (source / file).read_bytes()
+        configs = [json.loads((path / "config.json").read_text()) for path in (ours, theirs)]
+        assert configs[0] == configs[1] and configs[0].get("pad_token_id") == (
+            -1 if name == "loaded" else None
+        )
+    # A checkpoint that the run itself moves away: its files were read before.
+    again = flags(tokens, tmp_path / "loaded", model=tmp_path / "loaded/step_000004", tokenizer="none")
+    train(*again)
+    last = tmp_path / "loaded/step_000008"
+    assert (last / "tokenizer.json").read_text() == "tokenizer.json of the model"
+    assert json.loads((last / "config.json").read_text())["pad_token_id"] == -1
+
+
 def test_what_looks_wrong_is_said(train, data, tmp_path):
     """A line each, the same from both programs: tokens of another tokenizer, which may have fewer ids than
     the model; a warm-up that the run does not outlive; data that is read again."""
@@ -540,8 +580,8 @@ def test_bad_tokens(train, data, tmp_path):
 
 
 def test_validation_by_another_tokenizer(train, data, tmp_path):
-    for name, tokenizer in (("a.bin", 1), ("b.bin", 2)):
-        write_bin(tmp_path / name, np.arange(500, dtype=np.uint32) % V, V, tokenizer)
+    for name, made_with in (("a.bin", 1), ("b.bin", 2)):
+        write_bin(tmp_path / name, np.arange(500, dtype=np.uint32) % V, V, made_with)
     files = {"train_data": tmp_path / "a.bin", "val_data": tmp_path / "b.bin"}
     line = one_line(train(*flags(data, tmp_path / "out", **files), code=2))
     assert "a.bin" in line and "b.bin" in line and "tokenizer" in line

@@ -182,6 +182,8 @@ Config load_config(const std::string& model) {
     c.initializer_range = f.positive_or("initializer_range", c.initializer_range);
     c.bos = f.token_or("bos_token_id", c.bos);
     c.eos = f.tokens_or("eos_token_id", c.eos);
+    if (const json* pad = f.find("pad_token_id"); pad && pad->is_number_integer())
+        c.pad = pad->get<int64_t>();
     read_rope(f, c);
     const double layer = static_cast<double>(c.C) * static_cast<double>(c.qkv_size() + c.q_size() + 3 * c.F);
     if (static_cast<double>(c.L) * layer + 2.0 * static_cast<double>(c.V * c.C) > most_parameters)
@@ -198,29 +200,30 @@ std::string config_json(const Config& c, DType dtype) {
                    {"low_freq_factor", c.rope_scaling.low_freq_factor},
                    {"high_freq_factor", c.rope_scaling.high_freq_factor},
                    {"original_max_position_embeddings", c.rope_scaling.original_context}};
-    const ordered values = {{"architectures", {"LlamaForCausalLM"}},
-                            {"model_type", "llama"},
-                            {"vocab_size", c.V},
-                            {"hidden_size", c.C},
-                            {"intermediate_size", c.F},
-                            {"num_hidden_layers", c.L},
-                            {"num_attention_heads", c.NH},
-                            {"num_key_value_heads", c.NKV},
-                            {"head_dim", c.HD},
-                            {"max_position_embeddings", c.max_context},
-                            {"rms_norm_eps", c.eps},
-                            {"rope_theta", c.rope_theta},
-                            {"rope_scaling", scaling},
-                            {"tie_word_embeddings", c.tied},
-                            {"initializer_range", c.initializer_range},
-                            {"hidden_act", "silu"},
-                            {"attention_bias", false},
-                            {"mlp_bias", false},
-                            {"bos_token_id", c.bos < 0 ? ordered(nullptr) : ordered(c.bos)},
-                            {"eos_token_id", c.eos.empty()       ? ordered(nullptr)
-                                             : c.eos.size() == 1 ? ordered(c.eos[0])
-                                                                 : ordered(c.eos)},
-                            {"torch_dtype", dtype == DType::bf16 ? "bfloat16" : "float32"}};
+    ordered values = {{"architectures", {"LlamaForCausalLM"}},
+                      {"model_type", "llama"},
+                      {"vocab_size", c.V},
+                      {"hidden_size", c.C},
+                      {"intermediate_size", c.F},
+                      {"num_hidden_layers", c.L},
+                      {"num_attention_heads", c.NH},
+                      {"num_key_value_heads", c.NKV},
+                      {"head_dim", c.HD},
+                      {"max_position_embeddings", c.max_context},
+                      {"rms_norm_eps", c.eps},
+                      {"rope_theta", c.rope_theta},
+                      {"rope_scaling", scaling},
+                      {"tie_word_embeddings", c.tied},
+                      {"initializer_range", c.initializer_range},
+                      {"hidden_act", "silu"},
+                      {"attention_bias", false},
+                      {"mlp_bias", false},
+                      {"bos_token_id", c.bos < 0 ? ordered(nullptr) : ordered(c.bos)},
+                      {"eos_token_id", c.eos.empty()       ? ordered(nullptr)
+                                       : c.eos.size() == 1 ? ordered(c.eos[0])
+                                                           : ordered(c.eos)},
+                      {"torch_dtype", dtype == DType::bf16 ? "bfloat16" : "float32"}};
+    if (c.pad) values["pad_token_id"] = *c.pad;
     return values.dump(2) + "\n";
 }
 

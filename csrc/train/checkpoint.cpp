@@ -236,7 +236,8 @@ Manifest describe_run(const Options& options, int64_t world_size, int64_t step) 
 }
 
 void write_checkpoint_to(const std::string& directory, Manifest manifest, const std::string& config_json,
-                         const std::vector<NamedTensor>& weights, const std::vector<NamedTensor>& optimizer) {
+                         const std::vector<NamedTensor>& weights, const std::vector<NamedTensor>& optimizer,
+                         const std::vector<CarriedFile>& carried) {
     if (type_of(directory) != fs::file_type::not_found)
         fail(directory, ": expected no file or directory of this name yet, found one");
     const fs::path path(directory);
@@ -251,6 +252,7 @@ void write_checkpoint_to(const std::string& directory, Manifest manifest, const 
         record("model.safetensors",
                write_safetensors(temporary + "/model.safetensors", weights, {{"format", "pt"}}));
         record("optimizer.safetensors", write_safetensors(temporary + "/optimizer.safetensors", optimizer));
+        write_carried_files(temporary, carried);
         write_file(temporary + "/manifest.json", manifest_text(manifest));
         rename_durably(temporary, directory);
     } catch (const Error&) {  // a full disk, for one: what was written would only keep it full
@@ -262,11 +264,12 @@ void write_checkpoint_to(const std::string& directory, Manifest manifest, const 
 
 std::string write_checkpoint(const std::string& out, int64_t keep, Manifest manifest,
                              const std::string& config_json, const std::vector<NamedTensor>& weights,
-                             const std::vector<NamedTensor>& optimizer) {
+                             const std::vector<NamedTensor>& optimizer,
+                             const std::vector<CarriedFile>& carried) {
     CHECK(keep >= 1);
     remove_leftovers(out);
     const std::string directory = out + "/" + step_name(manifest.step);
-    write_checkpoint_to(directory, std::move(manifest), config_json, weights, optimizer);
+    write_checkpoint_to(directory, std::move(manifest), config_json, weights, optimizer, carried);
     prune(out, keep);
     return directory;
 }

@@ -12,6 +12,7 @@
 
 #include "core/gemm.h"
 #include "core/safetensors.h"
+#include "train/carried_files.h"
 #include "train/options.h"
 
 namespace llamac {
@@ -43,10 +44,12 @@ Manifest describe_run(const Options& options, int64_t world_size, int64_t step);
 // checkpoint's path.
 std::string write_checkpoint(const std::string& out, int64_t keep, Manifest manifest,
                              const std::string& config_json, const std::vector<NamedTensor>& weights,
-                             const std::vector<NamedTensor>& optimizer);
+                             const std::vector<NamedTensor>& optimizer,
+                             const std::vector<CarriedFile>& carried = {});
 // The same into a directory of any name, which must not exist, and nothing is removed.
 void write_checkpoint_to(const std::string& directory, Manifest manifest, const std::string& config_json,
-                         const std::vector<NamedTensor>& weights, const std::vector<NamedTensor>& optimizer);
+                         const std::vector<NamedTensor>& weights, const std::vector<NamedTensor>& optimizer,
+                         const std::vector<CarriedFile>& carried = {});
 
 // The directory that --resume means: none: ""; auto: the newest checkpoint in `out`, "" if there is none;
 // else itself.

@@ -106,7 +106,9 @@ void resume(Trainer& t) {
     const Manifest manifest = open_checkpoint(t.resumed_from);
     check_resume(manifest, t.resumed_from, t.options);
     const DType dtype = t.model.options.precision.weights;
-    if (config_json(load_config(t.resumed_from), dtype) != config_json(t.config, dtype))
+    Config saved = load_config(t.resumed_from);
+    saved.pad = t.config.pad;  // checkpoints of earlier versions lack it
+    if (config_json(saved, dtype) != config_json(t.config, dtype))
         fail(t.resumed_from, "/config.json: is not the model that --model ", t.options.model, " means");
     if (const std::string not_taken = use_gemm_choices(manifest.gemms); !not_taken.empty())
         remark(t, t.resumed_from + ": the matrix products' choices are " + not_taken + ": other bits");
@@ -157,6 +159,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     else
         set_initial_weights(*this);
     finished = step;
+    carried = read_carried_files(o.model, tokenizer ? tokenizer->path : "");
 
     const double scale = 1.0 / static_cast<double>(accumulation);
     first_micro_step.work = [this, scale] { forward_backward(model, true, scale); };
@@ -310,12 +313,12 @@ Manifest Trainer::manifest() const {
 std::string Trainer::save() {
     return write_checkpoint(options.out, options.keep_checkpoints, manifest(),
                             config_json(config, model.options.precision.weights),
-                            weight_tensors(model.parameters), optimizer_tensors(model.parameters));
+                            weight_tensors(model.parameters), optimizer_tensors(model.parameters), carried);
 }
 
 void Trainer::save_to(const std::string& directory) {
     write_checkpoint_to(directory, manifest(), config_json(config, model.options.precision.weights),
-                        weight_tensors(model.parameters), optimizer_tensors(model.parameters));
+                        weight_tensors(model.parameters), optimizer_tensors(model.parameters), carried);
 }
 
 }  // namespace llamac

@@ -36,6 +36,7 @@ struct Trainer {
     std::optional<Loader> train;  // none: --train-data "", for whoever brings the batches
     std::optional<Loader> val;    // none: --val-data ""
     std::optional<Tokenizer> tokenizer;
+    std::vector<CarriedFile> carried;  // into every checkpoint
     Schedule schedule;
     Model model;
     int64_t step = 0;  // updates started
