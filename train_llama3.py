@@ -1017,6 +1017,7 @@ def start(o: Options) -> Run:
     log.print(f"PyTorch {torch.__version__} on {name}, {o.model}: {config.num_parameters():,} parameters")
     ranks = f"{world()} devices x " if world() > 1 else ""
     log.print(f"{ranks}{micro_steps} x {B} x {T} tokens an update, {data.tokens:,} to train on")
+    log.run(name, config.num_parameters())
     log.start(o.to_dict())
     cis = ops.precompute_cis(config, T, device)
     profiler = Profiler(out, o.profile, o.steps, device, DTYPES[o.dtype]) if out and o.profile else None

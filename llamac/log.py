@@ -94,6 +94,10 @@ class Log:
     def print(self, line: str) -> None:
         print(line, file=self.console, flush=True)
 
+    def run(self, device: str, parameters: int) -> None:
+        """What the run is, besides its configuration."""
+        self.event("run", device=device, parameters=parameters, tokens_per_step=self.tokens)
+
     def start(self, configuration: dict) -> None:
         """The resolved configuration (such as Options.to_dict()), and the heading of the table of steps."""
         self.event("start", **configuration)

@@ -467,6 +467,39 @@ def test_plot(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == f"{tmp_path / 'loss.png'}\n"
 
 
+def test_plot_of_a_short_run(tmp_path, monkeypatch):
+    """Whole steps on the axis, the last value right of the curves, a title that says what ran."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    seen = []
+    monkeypatch.setattr(pyplot, "close", seen.append)
+    events = [
+        {"event": "run", "device": "Abacus", "parameters": 2_400_000, "tokens_per_step": 2048},
+        {"event": "start", "model": "models/tiny"},
+        {"event": "val", "step": 0, "loss": 8.3},
+        *(
+            {"event": "step", "step": k, "loss": 8.0 - k, "lr": 1e-3 * k, "tokens_per_s": 1e4}
+            for k in (1, 2, 3)
+        ),
+        {"event": "val", "step": 3, "loss": 5.1},
+    ]
+    plot.draw(events, tmp_path / "loss.png")
+    (figure,) = seen
+    top, bottom = figure.axes
+    assert top.get_title(loc="left") == "tiny · 2.4M parameters · 6.14K tokens · Abacus · 10,000 tokens/s"
+    figure.canvas.draw()
+    ticks = [tick for tick in bottom.get_xticks() if bottom.get_xlim()[0] <= tick <= bottom.get_xlim()[1]]
+    assert len(ticks) > 1 and all(tick == round(tick) for tick in ticks)
+    (label,) = top.texts
+    left = label.get_window_extent().x0
+    curves = max(line.get_transform().transform(line.get_xydata())[:, 0].max() for line in top.lines)
+    assert label.get_text() == "5.100" and left > curves
+    assert label.get_window_extent().x1 <= figure.bbox.x1
+    plot.draw(events[1:], tmp_path / "loss.png")  # a log of an earlier version
+    assert seen[1].axes[0].get_title(loc="left") == "tiny · 10,000 tokens/s"
+    monkeypatch.undo()
+    pyplot.close("all")
+
+
 def test_plot_reads_what_a_killed_run_left(tmp_path):
     written_log(tmp_path, [8.0, 7.0])
     path = tmp_path / "log.jsonl"

@@ -18,6 +18,7 @@ from run import MODEL, PRECISIONS, ROOT, T, V, bits, events, flags, losses, one_
 from test_options import STEP_KEYS
 
 from llamac import tokenizer
+from llamac.config import load_config
 from llamac.data import write_bin
 from llamac.rule import FORWARD, violation
 
@@ -36,6 +37,8 @@ def test_run_and_its_log(train, data, tmp_path):
         steps[0]["loss"] == pytest.approx(np.log(V), abs=1.0) and steps[-1]["loss"] < steps[0]["loss"] - 0.5
     )
     assert list(steps[0]) == STEP_KEYS
+    (run,) = events(out, "run")
+    assert run["parameters"] == load_config(MODEL).num_parameters() and run["tokens_per_step"] == 4 * T
     assert [e["step"] for e in events(out, "val")] == list(range(0, 41, 4))
     assert [e["step"] for e in events(out, "sample")] == [20, 40]
     assert sorted(p.name for p in out.glob("step_*")) == ["step_000036", "step_000040"]

@@ -106,6 +106,13 @@ void Log::memory(const std::vector<MemoryRow>& rows) {
     print_row(total);
 }
 
+void Log::describe_run(const std::string& device, int64_t parameters) {
+    event({{"event", "run"},
+           {"device", device},
+           {"parameters", parameters},
+           {"tokens_per_step", static_cast<int64_t>(run.tokens_per_update)}});
+}
+
 void Log::start(const ordered_json& config) {
     ordered_json fields = {{"event", "start"}};
     fields.update(config);

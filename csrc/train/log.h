@@ -45,6 +45,8 @@ struct Log {
     void table(const std::string& heading, const Rows& rows);
     void memory(const std::vector<MemoryRow>& rows);
 
+    // What the run is, besides its configuration.
+    void describe_run(const std::string& device, int64_t parameters);
     // The event that opens a run, with the resolved configuration, then the heading of the table of steps.
     void start(const nlohmann::ordered_json& config);
     void step(const StepResult& result);

@@ -133,6 +133,7 @@ int run_training(const Options& options) {
     describe(log, t);
     if (!t.remarks.empty()) log.print(t.remarks);
     if (!t.resumed_from.empty()) log.print("resuming from " + t.resumed_from);
+    log.describe_run(computing_device(), t.config.parameters());
     log.start(to_json(options));
     handle_signals();
     const std::string saved = train(t, log, shape.peak_flops), plot = draw_loss_plot(options.out);
