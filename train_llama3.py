@@ -1201,7 +1201,8 @@ def main() -> None:
             time.sleep(5)  # what is wrong for all is said by rank 0, whose end is the others'
             raise InputError(f"rank {rank()}: {error}") from None
     elif argv[0] in ("-h", "--help"):
-        print(__doc__)
+        print(f"{__doc__}\nWith --train:\n")
+        llamac.options.parse(["--help"])
     else:
         raise InputError(f"expected --train, or nothing (reference tensors), found {' '.join(argv)}")
 

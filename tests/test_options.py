@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 import subprocess
 import sys
 import tomllib
@@ -97,6 +98,28 @@ def test_toml_round_trip(tmp_path, arguments):
     assert (
         len(o.to_dict()) == len(fields(Options)) - 4
     )  # config, print-config, ops and compile are flags only
+
+
+def test_help():
+    """train_llama3.py --help has what its text says, and the flags of --train."""
+    command = [sys.executable, ROOT / "train_llama3.py", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "write the reference tensors" in done.stdout
+    flags = ["--" + f.name.replace("_", "-") for f in fields(Options)]
+    assert all(f"  {flag}" in done.stdout for flag in flags)
+
+
+def test_commands_of_the_package():
+    done = subprocess.run(
+        [sys.executable, "-m", "llamac"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    found = re.findall(r"python -m (llamac\.\w+)", done.stdout)
+    assert {"llamac.doctor", "llamac.bench", "llamac.profile", "llamac.plot", "llamac.text"} == set(found)
+    for module in found:
+        path = ROOT / module.replace(".", "/")
+        source = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+        assert 'if __name__ == "__main__":' in source.read_text()
 
 
 @pytest.mark.parametrize(
