@@ -10,6 +10,7 @@ query heads, NKV key/value heads, HD head size, F feed-forward width, V vocabula
 Face's names, weight matrices are [out, in].
 """
 
+import json
 import math
 import os
 import shutil
@@ -827,6 +828,13 @@ def join_ranks(device: str) -> None:
         dist.init_process_group("gloo")
 
 
+def tell_launcher(error: Exception) -> None:
+    """Put the error into the report with which torchrun ends: a page that ours would be lost before."""
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        what = {"message": str(error), "extraInfo": {"timestamp": str(int(time.time()))}}
+        Path(file).write_text(json.dumps({"message": what}), encoding="utf-8")
+
+
 def leave() -> None:
     """End this process, if it is one of several, without the libraries' own endings: with gloo (torch 2.13)
     one in 25 runs was seen to abort in them, all work done, and torchrun to end the other ranks for it.
@@ -1196,9 +1204,13 @@ def main() -> None:
             print(options.to_toml(), end="") if options.print_config else train(options)
             leave()
         except (InputError, OSError) as error:
+            tell_launcher(error)
             if rank() == 0:
                 raise
-            time.sleep(5)  # what is wrong for all is said by rank 0, whose end is the others'
+            if not dist.is_initialized():  # found in flags and files, which are the same for all
+                time.sleep(60)  # rank 0 says it, and its end is the others'
+                os._exit(2)
+            time.sleep(5)  # as above, where all find the same
             raise InputError(f"rank {rank()}: {error}") from None
     elif argv[0] in ("-h", "--help"):
         print(f"{__doc__}\nWith --train:\n")
