@@ -8,6 +8,7 @@ query heads, NKV key/value heads, HD head size, F intermediate_size, V vocab_siz
 
 import json
 import math
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -48,6 +49,7 @@ class Config:
     initializer_range: float = 0.02
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
+    pad_token_id: int | None = None  # carried along where config.json has it, as it is
 
     @property
     def q_size(self) -> int:
@@ -100,6 +102,8 @@ class Config:
         values = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"} | asdict(self)
         if self.rope_scaling is not None:
             values["rope_scaling"] = {"rope_type": "llama3", **values["rope_scaling"]}
+        if self.pad_token_id is None:
+            del values["pad_token_id"]
         values |= {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
         return values | {"torch_dtype": torch_dtype}
 
@@ -108,6 +112,21 @@ def presets() -> dict[str, Path]:
     """Name and file of every preset."""
     files = [file for folder in _PRESET_DIRS for file in sorted(folder.glob("*.json"))]
     return {file.stem: file for file in reversed(files)}
+
+
+def how_to_fetch(model: str) -> str:
+    """How to get it, where the name may be a model's on the Hugging Face hub, "owner/name"; else ""."""
+    if not re.fullmatch(r"[^/.~][^/]*/[^/]+", model):
+        return ""
+    name = model.partition("/")[2]
+    command = f"`hf download {model} --local-dir {name}` (pip install huggingface_hub)"
+    return f"; a model of the Hugging Face hub is fetched with {command}, then --model {name}"
+
+
+def has_weights(directory: str | Path) -> bool:
+    """Whether a Hugging Face directory has weights, in a format that can be read or not."""
+    names = ("model.safetensors", "pytorch_model.bin")
+    return any((Path(directory) / f"{name}{end}").exists() for name in names for end in ("", ".index.json"))
 
 
 def load_config(model: str | Path) -> Config:
@@ -119,7 +138,8 @@ def load_config(model: str | Path) -> Config:
         path = presets().get(str(model), path)
     if not path.is_file():
         names = ", ".join(sorted(presets()))
-        raise InputError(f"model {model}: expected a directory with config.json or a preset ({names})")
+        expected = f"expected a directory with config.json or a preset ({names})"
+        raise InputError(f"model {model}: {expected}{how_to_fetch(str(model))}")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -185,7 +205,9 @@ class _Reader:
         if kind != "llama3":
             expected = '"llama3" or "default"'
             raise InputError(f"{inner.file}: rope_type: expected {expected}, found {json.dumps(kind)}")
-        original = inner.size("original_max_position_embeddings", most=LONGEST)
+        longest = self.size("max_position_embeddings", 2048, LONGEST)
+        # The default is transformers'.
+        original = inner.size("original_max_position_embeddings", longest, LONGEST)
         factors = [inner.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor")]
         if factors[1] >= factors[2]:
             raise inner.fail("low_freq_factor", f"less than high_freq_factor {factors[2]:g}")
@@ -196,6 +218,10 @@ class _Reader:
             raise self.fail("model_type", '"llama"')
         if self.get("hidden_act", "silu") != "silu":
             raise self.fail("hidden_act", '"silu"')
+        if self.get("quantization_config", None) is not None:
+            raise self.fail(
+                "quantization_config", "none, as quantized weights cannot be trained; use the original"
+            )
         for key in ("attention_bias", "mlp_bias"):
             if self.flag(key):
                 raise self.fail(key, "false")
@@ -228,6 +254,7 @@ class _Reader:
             initializer_range=self.number("initializer_range", 0.02),
             bos_token_id=self.token("bos_token_id", 1),
             eos_token_id=self.token("eos_token_id", 2, several=True),
+            pad_token_id=pad if type(pad := self.get("pad_token_id", None)) is int else None,
         )
         block = C * (2 * config.q_size + 2 * config.kv_size + 3 * config.intermediate_size)
         if config.num_hidden_layers * block + 2 * config.vocab_size * C > MOST_PARAMETERS:

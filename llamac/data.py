@@ -149,6 +149,14 @@ def check_same_tokenizer(train: list[Shard], val: list[Shard]) -> None:
             raise InputError(f"{shard.path}: expected {expected}, found another's")
 
 
+def how_to_make(pattern: str) -> str:
+    """The script that makes such files: each of the project's texts has its own, and its own folder."""
+    folder = os.path.dirname(pattern) or "."
+    if folder in ("data/stdlib", "data/tinyshakespeare"):
+        return f"python dev/{folder}.py"
+    return f"python -m llamac.text TEXT --tokenizer FILE --out {folder}"
+
+
 class Loader:
     """Sequences of T = seq_len tokens out of all shards that match a glob, for one of `world` ranks.
 
@@ -168,7 +176,7 @@ class Loader:
     ):
         paths = sorted(glob.glob(pattern), key=os.fsencode)
         if not paths:
-            raise InputError(f"{pattern}: no such file")
+            raise InputError(f"{pattern}: no such file; `{how_to_make(pattern)}` makes token files there")
         self.shards = [read_bin(path) for path in paths]
         self.seq_len, self.vocab_size, self.batch_size, self.accum = seq_len, vocab_size, batch_size, accum
         self.rank, self.world, self.seed = rank, world, seed

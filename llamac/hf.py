@@ -23,6 +23,8 @@ def weight_files(directory: str | Path) -> list[Path]:
     """model.safetensors, or else the shards that model.safetensors.index.json names. Raises InputError."""
     single = Path(directory) / "model.safetensors"
     index = Path(directory) / "model.safetensors.index.json"
+    if not single.exists() and not index.exists():
+        _refuse_pickled(directory)
     if single.exists() or not index.exists():
         return [single]
     try:
@@ -35,6 +37,17 @@ def weight_files(directory: str | Path) -> list[Path]:
                 f"{index}: weight_map: expected the name of a file in this directory, found {name!r}"
             )
     return [Path(directory) / name for name in names]
+
+
+def _refuse_pickled(directory: str | Path) -> None:
+    """Raise InputError where the weights are in PyTorch's own format, which is a program more than data."""
+    for name in ("pytorch_model.bin", "pytorch_model.bin.index.json"):
+        if (Path(directory) / name).exists():
+            convert = f"M.from_pretrained('{directory}', dtype='auto').save_pretrained('{directory}')"
+            raise InputError(
+                f"{directory}: expected model.safetensors, found {name} alone; convert it: python -c "
+                f'"from transformers import AutoModelForCausalLM as M; {convert}"'
+            )
 
 
 def read_weights(
@@ -61,11 +74,15 @@ def read_weights(
 
 
 def write_directory(
-    directory: str | Path, config: Config, dtype: torch.dtype, weights: Iterable[tuple[str, torch.Tensor]]
+    directory: str | Path,
+    config: Config,
+    dtype: torch.dtype,
+    weights: Iterable[tuple[str, torch.Tensor]],
+    files: dict[str, bytes] | None = None,
 ) -> None:
-    """Write config.json and model.safetensors. They are made under a temporary name: what stands at
-    `directory` is replaced only by a whole one. weights: (name, tensor on the host) of config.parameters(),
-    in their order, all of the dtype, f32 or bf16; none is kept.
+    """Write config.json, model.safetensors and files {name: content}. They are made under a temporary
+    name: what stands at `directory` is replaced only by a whole one. weights: (name, tensor on the host)
+    of config.parameters(), in their order, all of the dtype, f32 or bf16; none is kept.
     """
     directory = Path(directory)
     temporary = directory.with_name(directory.name + ".tmp")
@@ -74,6 +91,8 @@ def write_directory(
     (temporary / "config.json").write_text(
         json.dumps(config.to_dict(_CONFIG_NAMES[dtype]), indent=2) + "\n", encoding="utf-8"
     )
+    for name, content in (files or {}).items():
+        (temporary / name).write_bytes(content)
     entries = [(name, dtype, shape) for name, shape in config.parameters()]
     _write_safetensors(temporary / "model.safetensors", entries, weights, {"format": "pt"})
     if directory.exists():

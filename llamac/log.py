@@ -13,7 +13,7 @@ from typing import TextIO
 
 _COLUMNS = (
     f"{'step':>13}  {'loss':>8}  {'grad norm':>9}  {'lr':>8}  {'ms':>8}  {'tokens/s':>9}  "
-    f"{'TFLOP/s':>8}  {'% of peak':>9}  {'time left':>9}"
+    f"{'TFLOP/s':>8}  {'% of peak':>9}  {'mem GiB':>7}  {'time left':>9}"
 )
 
 
@@ -60,7 +60,8 @@ def set_aside(out: str | Path) -> Path | None:
 
 class Log:
     """Writes the events of one run into the folder `out`; None: nothing, nowhere. `tokens` is those of an
-    update over all devices, `peak_tflops` the devices' peak together, None where unknown."""
+    update over all devices, `peak_tflops` the devices' peak together, None where unknown. `every`: steps
+    per line on the console, besides the first and the last one."""
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class Log:
         tokens: int,
         flops_per_token: float,
         peak_tflops: float | None = None,
+        every: int = 1,
         console: TextIO | None = None,
     ):
         path = Path(os.devnull)
@@ -79,6 +81,7 @@ class Log:
         self.file = open(path, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
         self.console = self.file if out is None else console or sys.stdout
         self.steps, self.tokens, self.flops_per_token, self.peak = steps, tokens, flops_per_token, peak_tflops
+        self.every = every
         self.clocks = time.perf_counter(), time.process_time()  # at the last step
         self.typical_ms = 0.0  # running mean: one slow step does not move the time left
         self.used: list[tuple[float, dict]] = []  # (ms, what it took of the machine) of every step
@@ -90,6 +93,10 @@ class Log:
 
     def print(self, line: str) -> None:
         print(line, file=self.console, flush=True)
+
+    def run(self, device: str, parameters: int) -> None:
+        """What the run is, besides its configuration."""
+        self.event("run", device=device, parameters=parameters, tokens_per_step=self.tokens)
 
     def start(self, configuration: dict) -> None:
         """The resolved configuration (such as Options.to_dict()), and the heading of the table of steps."""
@@ -134,12 +141,16 @@ class Log:
         }
         self.event("step", **event, tflops=tflops, mfu=mfu, **use)
         self.used.append((ms, use))
+        first, last = not self.typical_ms, step == self.steps
         self.typical_ms = 0.9 * self.typical_ms + 0.1 * ms if self.typical_ms else ms
+        if not first and not last and step % self.every:
+            return
         left = duration((self.steps - step) * self.typical_ms / 1e3)
+        memory = gpu_mem_gib or rss_kib / 2**20  # the device's, or where the CPU computes the process's
         of_peak = f"{100 * mfu:.1f}" if mfu is not None else "-"
         self.print(
             f"{f'{step}/{self.steps}':>13}  {loss:8.4f}  {grad_norm:9.4f}  {lr:8.2e}  {ms:8.1f}  "
-            f"{speed:9.0f}  {tflops:8.3f}  {of_peak:>9}  {left:>9}"
+            f"{speed:9.0f}  {tflops:8.3f}  {of_peak:>9}  {memory:7.2f}  {left:>9}"
         )
 
     def val(self, step: int, loss: float) -> None:

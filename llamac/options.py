@@ -7,6 +7,7 @@ defaults.
 
 import argparse
 import difflib
+import json
 import math
 import os
 import re
@@ -16,6 +17,7 @@ from dataclasses import Field, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from llamac.config import has_weights
 from llamac.errors import InputError
 
 _TYPES = {"text": str, "integer": int, "number": float, "switch": bool, "list": tuple[str, ...]}
@@ -117,7 +119,19 @@ def _check(f: Field, value, where: str):
         raise InputError(f"{where}: expected {_expected(f)}, found {value!r}")
     if f.name == "recompute":
         recompute_parts(value)
+    if f.name == "sample_prompt_ids":
+        prompt_ids(value)
     return f.type(value)
+
+
+def prompt_ids(text: str) -> list[int]:
+    """The ids of a --sample-prompt-ids list like "17,4,250"; "": []. Raises InputError."""
+    parts = text.split(",") if text else []
+    for part in parts:
+        if not re.fullmatch(r"[0-9]{1,10}", part) or int(part) >= 2**31:
+            expected = "ids with commas between, as in 17,4,250"
+            raise InputError(f"--sample-prompt-ids: expected {expected}, found {json.dumps(part)}")
+    return [int(part) for part in parts]
 
 
 def recompute_parts(text: str) -> dict[str, int]:
@@ -132,10 +146,20 @@ def recompute_parts(text: str) -> dict[str, int]:
     return parts
 
 
+# A wheel carries the run configurations inside the package, a source tree beside it.
+_CONFIGURATION_DIRS = (Path(__file__).parent / "configs", Path(__file__).parent.parent / "configs")
+
+
+def find_configuration(path: str) -> Path:
+    """The file; one of llamac's run configurations where there is none and the path is a name alone."""
+    known = (folder / path for folder in _CONFIGURATION_DIRS if Path(path).name == path)
+    return next((file for file in (Path(path), *known) if file.exists()), Path(path))
+
+
 def read_toml(path: str) -> dict:
     """{field name: value} of a configuration file, checked. Raises InputError."""
     try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        values = tomllib.loads(find_configuration(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"--config {path}: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -209,8 +233,10 @@ def parse(argv: list[str], description: str = "Train Llama 3.") -> Options:
     options = Options(**(file | flags))
     if options.dtype == "f32" and options.grad_dtype == "bf16":
         raise InputError("--grad-dtype bf16: expected f32, which --dtype f32 needs")
-    data = {name: "" for name in ("train_data", "val_data") if getattr(options, name) == "none"}
+    meant = {name: "" for name in ("train_data", "val_data") if getattr(options, name) == "none"}
     # Another text, of another tokenizer perhaps, says nothing of this one's.
     if options.train_data != Options.train_data and options.val_data == Options.val_data:
-        data["val_data"] = ""
-    return replace(options, **data)
+        meant["val_data"] = ""
+    if options.init == "auto":
+        meant["init"] = "load" if has_weights(options.model) else "random"
+    return replace(options, **meant)

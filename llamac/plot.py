@@ -7,7 +7,8 @@ from pathlib import Path
 
 from llamac.errors import InputError, run
 
-_BLUE, _ORANGE, _GREY = "#4c78a8", "#f58518", "#6b7280"
+COLORS = ("#4c78a8", "#f58518", "#6b7280", "#54a24b", "#b279a2", "#9d755d")
+_BLUE, _ORANGE, _GREY = COLORS[:3]
 STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -58,6 +59,7 @@ def draw(events: list[dict], path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     with plt.rc_context(STYLE):
         figure, (top, bottom) = plt.subplots(
@@ -71,24 +73,49 @@ def draw(events: list[dict], path: Path) -> None:
             top.plot(
                 val_steps, val_losses, "o-", color=_ORANGE, markersize=4.5, linewidth=1.2, label="validation"
             )
-            top.annotate(f"{val_losses[-1]:.3f}", (val_steps[-1], val_losses[-1]), (0, 7), color=_ORANGE,
-                         textcoords="offset points", ha="right", weight="bold")  # fmt: skip
-        top.set_ylabel("loss (nats a token)")
-        top.set_title(_title(events), loc="left", fontsize=11)
+            # Right of all curves, where there is nothing to hide.
+            top.annotate(f"{val_losses[-1]:.3f}", (val_steps[-1], val_losses[-1]), (7, 0), color=_ORANGE,
+                         textcoords="offset points", ha="left", va="center", weight="bold",
+                         annotation_clip=False)  # fmt: skip
+        top.set_ylabel("loss (nats per token)")
+        top.set_title(_title(events), loc="left", fontsize=10)
         top.legend()
         bottom.plot(*series(events, "step", "lr"), color=_GREY, linewidth=1.4)
         bottom.set_ylabel("learning rate")
         bottom.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
         bottom.set_ylim(bottom=0)
         bottom.set_xlabel("step")
+        bottom.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
         figure.savefig(path, dpi=150)
         plt.close(figure)
 
 
+def _short(number: float) -> str:
+    """1.24B, 2.4M, 8.19K: at most three digits."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if number >= 0.9995 * size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:.3g}"
+
+
 def _title(events: list[dict]) -> str:
-    model = next((e["model"] for e in reversed(events) if e.get("event") == "start" and "model" in e), "")
-    speeds = sorted(value for value in series(events, "step", "tokens_per_s")[1] if math.isfinite(value))
-    return f"{Path(model).name}   {speeds[len(speeds) // 2]:,.0f} tokens/s" if speeds else Path(model).name
+    """Model, parameters, tokens, device and the median speed: what the log has of them."""
+    start, run = ({}, {})
+    for event in events:
+        start = event if event.get("event") == "start" else start
+        run = event if event.get("event") == "run" else run
+    steps = series(events, "step", "tokens_per_s")
+    speeds = sorted(value for value in steps[1] if math.isfinite(value))
+    parts = [Path(start.get("model", "")).name]
+    if "parameters" in run:
+        parts.append(f"{_short(run['parameters'])} parameters")
+    if steps[0] and "tokens_per_step" in run:
+        parts.append(f"{_short(steps[0][-1] * run['tokens_per_step'])} tokens")
+    if "device" in run:
+        parts.append(run["device"])
+    if speeds:
+        parts.append(f"{speeds[len(speeds) // 2]:,.0f} tokens/s")
+    return " · ".join(part for part in parts if part)
 
 
 def main() -> None:

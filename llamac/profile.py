@@ -31,7 +31,8 @@ CATEGORIES = {
 }
 OTHER, IDLE = "other", "idle"
 
-MUCH_IDLE, MUCH_COPY, LITTLE = 0.05, 0.02, 0.01  # shares of a step
+MUCH_IDLE, MUCH_COPY, MUCH_OTHER, LITTLE = 0.05, 0.02, 0.05, 0.01  # shares of a step
+PYTORCH = "PyTorch"  # "runtime" in the profile.json of a run in PyTorch; the program's has none
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Profile:
-    """peak_tflops: of matrix products in the run's type. copy_gbps: read and written. None: not known."""
+    """peak_tflops: of matrix products in the run's type. copy_gbps: read and written. None: not known.
+    pytorch: a run of train_llama3.py, which has other flags than the program."""
 
     device: str
     gpu: bool
@@ -61,6 +63,7 @@ class Profile:
     seconds: float  # of all profiled steps
     idle_seconds: float  # of them, without any operation or copy
     rows: tuple[Row, ...]
+    pytorch: bool = False
 
 
 # Reading
@@ -132,6 +135,7 @@ def read(path: str | Path) -> Profile:
         seconds=_field(values, "seconds", "a number above 0", where),
         idle_seconds=_field(values, "idle_seconds", "a number of at least 0", where),
         rows=tuple(_row(rows, k, where) for k in range(len(rows))),
+        pytorch=_field({"runtime": ""} | values, "runtime", "text", where) == PYTORCH,
     )
 
 
@@ -177,6 +181,10 @@ def shares(profile: Profile) -> dict[str, float]:
     return dict(sorted(seconds.items(), key=lambda item: -item[1])) | {IDLE: profile.idle_seconds}
 
 
+# What a run in PyTorch can do about its own operations; whether it does is not in its profile.
+FUSING = "fuse it with its neighbours (--compile) or use llamac's operations (--ops llamac)"
+
+
 def advice(profile: Profile) -> list[str]:
     """What to do next, one sentence or two each, the largest gain first."""
     seconds = shares(profile)
@@ -185,12 +193,17 @@ def advice(profile: Profile) -> list[str]:
     lines = [(saved, _about_row(profile, row, saved)) for saved, row in found[:3]]
     idle, copies = seconds[IDLE] / profile.seconds, seconds.get("copy", 0.0) / profile.seconds
     if idle > MUCH_IDLE:
-        cure = (
-            "compare ms of profiled and other steps in log.jsonl (those replay graphs, unless --graphs off), "
-            "give it more to do (--batch-size), wait for nothing in a step"
-            if profile.gpu
-            else "look for work outside the operations"
-        )
+        cure = "look for work outside the operations"
+        if profile.gpu and profile.pytorch:
+            cure = (
+                "launch fewer kernels (--compile), give it more to do (--batch-size), wait for nothing in a "
+                "step"
+            )
+        elif profile.gpu:
+            cure = (
+                "compare ms of profiled and other steps in log.jsonl (those replay graphs, unless --graphs "
+                "off), give it more to do (--batch-size), wait for nothing in a step"
+            )
         text = f"{IDLE}: {idle:.1%} of the step nothing runs; trace.json shows where. Then {cure}."
         lines.append((seconds[IDLE], text))
     if copies > MUCH_COPY:
@@ -198,6 +211,8 @@ def advice(profile: Profile) -> list[str]:
             f"copy: {copies:.1%} of the step. Pin the host's memory, copy on a stream of its own, copy less."
         )
         lines.append((seconds["copy"], text))
+    if seconds.get(OTHER, 0.0) > MUCH_OTHER * profile.seconds:
+        lines.append((seconds[OTHER], _about_other(profile, seconds[OTHER])))
     texts = [text for _, text in sorted(lines, key=lambda line: -line[0])]
     if not texts:
         texts.append(
@@ -217,15 +232,27 @@ def _about_row(profile: Profile, row: Row, saved: float) -> str:
     usual = CATEGORIES.get(category(row.operation), (0.9,))[0]
     worst = max(row.shapes, key=lambda shape: gain(profile, shape), default=None)
     blame = f", most of it at {worst.shape}" if worst and len(row.shapes) > 1 else ""
-    cure = "try its other variants (--kernel)"
-    if by == "memory":
+    cure = FUSING if profile.pytorch else "try its other variants (--kernel)"
+    if by == "memory" and not profile.pytorch:
         cure += ", or fuse it with its neighbour: fewer bytes move then"
-    elif profile.gpu:
+    elif by == "compute" and profile.gpu:
         cure += ", tune it for these shapes, count how busy the matrix cores are with ncu or rocprofv3"
     return (
         f"{_label(row)}: {row.seconds * ms:.3f} ms a step, {least / row.seconds:.0%} of its {by} limit; its "
         f"kind reaches {usual:.0%}: {saved * ms:.3f} ms ({saved / profile.seconds:.1%} of the step) to "
         f"win{blame}. Next: {cure}."
+    )
+
+
+def _about_other(profile: Profile, seconds: float) -> str:
+    """What the work of no category is: it has no limit to be judged by."""
+    rows = (row for row in profile.rows if category(row.operation) == OTHER)
+    largest = sorted(rows, key=lambda row: -row.seconds)[:3]
+    names = ", ".join(f"{_label(row)} {row.seconds / profile.seconds:.1%}" for row in largest)
+    cure = FUSING if profile.pytorch else "find in trace.json what calls it"
+    return (
+        f"{OTHER}: {seconds / profile.seconds:.1%} of the step is work of no known operation, without a "
+        f"limit to judge it by; the largest: {names}. Next: {cure}."
     )
 
 

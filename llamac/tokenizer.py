@@ -6,6 +6,7 @@ any other file gets one, <|endoftext|>, as in GPT-2.
 
 import base64
 import binascii
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -45,21 +46,23 @@ def special_tokens(n_ranks: int) -> dict[str, int]:
 
 
 class Tokenizer:
-    """Text to token ids and back; load() makes one. In our data `bos` stands before each document, and `eos`,
-    where that is another token, behind it: Llama 3's <|begin_of_text|> and <|end_of_text|>; elsewhere
-    <|endoftext|> alone. `hash` is XXH3_64 of the rank file's bytes, as the .bin headers hold it."""
+    """Text to token ids and back; load() makes one. In our data `bos` stands before each document, and
+    `eos`, where that is another token, behind it: Llama 3's <|begin_of_text|> and <|end_of_text|>;
+    elsewhere <|endoftext|> alone. `pad` fills a batch's short rows. `hash` is XXH3_64 of the rank file's
+    bytes, as the .bin headers hold it."""
 
-    def __init__(self, ranks: dict[bytes, int], hash: int):
-        self.ranks, self.n_ranks = ranks, len(ranks)
+    def __init__(self, ranks: dict[bytes, int], hash: int, path: Path | None = None):
+        self.ranks, self.n_ranks, self.path = ranks, len(ranks), path
         self.special = special_tokens(self.n_ranks)
         self.vocab_size = self.n_ranks + len(self.special)
         llama3 = self.n_ranks == LLAMA3_RANKS
         self.bos = self.special["<|begin_of_text|>" if llama3 else "<|endoftext|>"]
         self.eos = self.special["<|end_of_text|>"] if llama3 else None
         self.hash = hash
-        split = GPT2_SPLIT if self.n_ranks == GPT2_RANKS else LLAMA3_SPLIT
+        self.pad = self.special["<|finetune_right_pad_id|>"] if llama3 else self.bos
+        self.split = GPT2_SPLIT if self.n_ranks == GPT2_RANKS else LLAMA3_SPLIT
         self._encoding = tiktoken.Encoding(
-            "llamac", pat_str=split, mergeable_ranks=ranks, special_tokens=self.special
+            "llamac", pat_str=self.split, mergeable_ranks=ranks, special_tokens=self.special
         )
         by_id = {rank: token for token, rank in ranks.items()}
         self._bytes = by_id | {rank: name.encode() for name, rank in self.special.items()}
@@ -119,7 +122,7 @@ def load(path: str | Path) -> Tokenizer:
         content = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
-    return Tokenizer(_read_ranks(path, content), xxhash.xxh3_64_intdigest(content))
+    return Tokenizer(_read_ranks(path, content), xxhash.xxh3_64_intdigest(content), path)
 
 
 def find(setting: str, shards: list[Shard]) -> Tokenizer | None:
@@ -147,6 +150,50 @@ def _byte_letters() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
+def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
+    """Every pair of tokens that makes a third one, in the order in which tiktoken joins them: by the rank of
+    what they make."""
+    pairs = []
+    for token, rank in ranks.items():
+        halves = ((token[:i], token[i:]) for i in range(1, len(token)))
+        pairs += [(rank, ranks[a], ranks[b], a, b) for a, b in halves if a in ranks and b in ranks]
+    return [(a, b) for *_, a, b in sorted(pairs)]
+
+
+def export(folder: str | Path, tokenizer: Tokenizer) -> None:
+    """Write tokenizer.json and tokenizer_config.json, with which transformers.AutoTokenizer encodes and
+    decodes as the tokenizer does: the names of special tokens are ordinary text, and none is added."""
+    from tokenizers import Regex, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Bpe
+
+    letter = {byte: letter for letter, byte in _byte_letters().items()}
+    word = {token: "".join(letter[byte] for byte in token) for token in tokenizer.ranks}
+    vocabulary = {word[token]: rank for token, rank in tokenizer.ranks.items()}
+    merges = [(word[a], word[b]) for a, b in _merges(tokenizer.ranks)]
+    bpe = Bpe(models.BPE(vocabulary, merges, ignore_merges=True))
+    split = pre_tokenizers.Split(Regex(tokenizer.split), behavior="isolated")
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([split, letters])
+    bpe.decoder = decoders.ByteLevel()
+    names = sorted(tokenizer.special, key=tokenizer.special.__getitem__)
+    bpe.add_special_tokens(names)
+    by_id = {id: name for name, id in tokenizer.special.items()}
+    eos = tokenizer.bos if tokenizer.eos is None else tokenizer.eos
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": by_id[tokenizer.bos],
+        "eos_token": by_id[eos],
+        "pad_token": by_id[tokenizer.pad],
+        "clean_up_tokenization_spaces": False,
+        "split_special_tokens": True,
+    }
+    texts = {"tokenizer.json": bpe.to_str(), "tokenizer_config.json": json.dumps(settings, indent=2) + "\n"}
+    for name, text in texts.items():
+        temporary = Path(folder) / f"{name}.tmp"
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, Path(folder) / name)
+
+
 def train_bpe(texts: Iterable[str], n_ranks: int):
     """A byte-level BPE (tokenizers.Tokenizer) trained on texts, with Llama 3's split pattern."""
     from tokenizers import Regex, models, pre_tokenizers, trainers
@@ -172,5 +219,14 @@ def train(texts: Iterable[str], n_ranks: int) -> dict[bytes, int]:
 
 
 def gpt2_ranks() -> dict[bytes, int]:
-    """GPT-2's ranks, through tiktoken (which downloads them once, or takes them from TIKTOKEN_CACHE_DIR)."""
-    return tiktoken.get_encoding("gpt2")._mergeable_ranks
+    """GPT-2's ranks through tiktoken, which downloads them once, or takes them from TIKTOKEN_CACHE_DIR.
+    Raises InputError where neither is possible."""
+    try:
+        return tiktoken.get_encoding("gpt2")._mergeable_ranks
+    except (OSError, ValueError) as error:  # no connection; a download that is damaged
+        reason = type(error).__name__ if isinstance(error, OSError) else error
+        fill = "TIKTOKEN_CACHE_DIR=DIR python -c 'import tiktoken; tiktoken.get_encoding(\"gpt2\")'"
+        raise InputError(
+            f"tokenizer gpt2: cannot download its ranks ({reason}); without a network, set "
+            f"TIKTOKEN_CACHE_DIR to a folder that `{fill}` filled on another machine"
+        ) from None

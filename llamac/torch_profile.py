@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from llamac import flops
 from llamac.peak import copy_gbps, peak_tflops
-from llamac.profile import OTHER, category
+from llamac.profile import OTHER, PYTORCH, category
 
 # What a kernel, or on the CPU a call, is: the first pattern that is found in its own name, or in the name of
 # the call that launched it. Compiled kernels have the names of what was fused into them.
@@ -223,7 +223,7 @@ def summarise(events: list[dict], device: dict) -> dict:
         for (name, variant), (total, shapes) in sorted(rows.items(), key=lambda row: -row[1][0].seconds)
     ]
     counts = {"steps": len(marks), "seconds": seconds, "idle_seconds": idle}
-    return {"device": device, **counts, "operations": operations}
+    return {"runtime": PYTORCH, "device": device, **counts, "operations": operations}
 
 
 class Profiler:

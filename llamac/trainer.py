@@ -4,14 +4,17 @@ import json
 import os
 import warnings
 from collections.abc import Sequence
+from glob import glob
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from llamac import tokenizer
+from llamac.data import read_bin
 from llamac.errors import InputError
 from llamac.native import native
-from llamac.options import Options, from_keys, override, read_toml
+from llamac.options import Options, from_keys, override, prompt_ids, read_toml
 
 IGNORED = -100  # PyTorch's ignore_index
 
@@ -30,7 +33,7 @@ def _configured(config: Options | str | os.PathLike | None) -> Options:
         return Options(model=str(config), **no_data)
     manifest = path / "manifest.json"
     if not manifest.exists():
-        return Options(model=str(path), init="load", **no_data)
+        return Options(model=str(path), **no_data)
     try:
         values = json.loads(manifest.read_text(encoding="utf-8"))["config"]
     except (OSError, ValueError, TypeError, KeyError):
@@ -41,11 +44,12 @@ def _configured(config: Options | str | os.PathLike | None) -> Options:
 class Trainer:
     """One training run, with the model on the device (the processor in a CPU build).
 
-    config: Options; a TOML file that `--config` takes; a preset's name; a Hugging Face directory, with whose
-    weights the run begins; or a checkpoint, Trainer's or the program's, that it goes on from, with the run's
-    options. flags: the program's flags over these, with underscores: `Trainer("tiny", lr=1e-3)`. Options,
-    files and checkpoints name training and validation data, which are opened; a model alone names none, nor
-    does `train_data="none"`. A run's learning rates follow its schedule, so `steps` says how long it will be.
+    config: Options; a TOML file that `--config` takes; a preset's name; a Hugging Face directory, with
+    whose weights, where it has any, the run begins (unless `init="random"`); or a checkpoint, Trainer's
+    or the program's, that it goes on from, with the run's options. flags: the program's flags over these,
+    with underscores: `Trainer("tiny", lr=1e-3)`. Options, files and checkpoints name training and
+    validation data, which are opened; a model alone names none, nor does `train_data="none"`. A run's
+    learning rates follow its schedule, so `steps` says how long it will be.
 
     The caller is the loop: the flags of the program's own (val_every, checkpoint_every, out, profile, ...) do
     nothing, and nothing is written but by save(). One call computes at a time in a process; other Python
@@ -64,8 +68,9 @@ class Trainer:
         self.options = Options(**from_keys(json.loads(self._native.options), "options"))
         self.config: dict[str, Any] = json.loads(self._native.config)
         self._last: dict[str, float] = {}
-        if self._native.remarks:
-            warnings.warn(self._native.remarks, stacklevel=2)
+        self._tokenizer: tokenizer.Tokenizer | None = None  # once encode() has found it
+        for line in self._native.remarks.splitlines():
+            warnings.warn(line, stacklevel=2)
 
     @property
     def updates(self) -> int:
@@ -111,19 +116,45 @@ class Trainer:
 
     def sample(
         self,
-        n: int | None = None,
+        n: int | str | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
-        prompt: Sequence[int] | None = None,
-    ) -> list[int]:
-        """Ids of n tokens that the model writes after the prompt (by default: after the token that stands
-        before a document). The flags sample_tokens, sample_temperature (0: the likeliest token) and
-        sample_top_k (0: all) are the defaults. The same of the same weights: random numbers come from the
-        seed and the number of updates."""
+        prompt: Sequence[int] | str | None = None,
+    ) -> list[int] | str:
+        """Ids of n tokens that the model writes after the prompt (by default the flag sample_prompt_ids, else
+        the token that stands before a document); after a text, as in `sample("def ")` or with prompt="def ",
+        their text. The flags sample_tokens, sample_temperature (0: the likeliest token) and sample_top_k (0:
+        all) are the defaults. The same of the same weights: random numbers come from the seed and the number
+        of updates."""
+        if isinstance(n, str):
+            if prompt is not None:
+                raise InputError(f"sample: expected one prompt, found {n!r} and another")
+            n, prompt = None, n
         given = {"sample_tokens": n, "sample_temperature": temperature, "sample_top_k": top_k}
         o = override(self.options, {name: value for name, value in given.items() if value is not None})
-        start = [self._native.first_token()] if prompt is None else self._ids(prompt, "prompt", 1).tolist()
-        return self._native.sample(start, o.sample_tokens, o.sample_temperature, o.sample_top_k)
+        if isinstance(prompt, str):
+            ids = [self._native.first_token(), *self.encode(prompt)]
+        else:
+            ids = prompt if prompt is not None else prompt_ids(o.sample_prompt_ids)
+            if prompt is None and not ids:
+                ids = [self._native.first_token()]
+        start = self._ids(ids, "prompt", 1).tolist()
+        made = self._native.sample(start, o.sample_tokens, o.sample_temperature, o.sample_top_k)
+        return self.decode(made) if isinstance(prompt, str) else made
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a text, by the tokenizer beside the training data or of the flag tokenizer."""
+        if self._tokenizer is None:
+            o = self.options
+            if o.train_data:
+                shards = [read_bin(path) for path in sorted(glob(o.train_data), key=os.fsencode)]
+                self._tokenizer = tokenizer.find(o.tokenizer, shards)
+            elif o.tokenizer not in ("auto", "none"):
+                self._tokenizer = tokenizer.load(o.tokenizer)
+        if self._tokenizer is None:
+            expected = "expected train_data with a tokenizer beside it, or the flag tokenizer"
+            raise InputError(f"encode: {expected}, found neither")
+        return self._tokenizer.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, by the tokenizer beside the training data or of the flag tokenizer; without

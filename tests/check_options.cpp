@@ -64,7 +64,7 @@ void check_flags() {
 void check_bad_flags() {
     const std::string endless(300, 'a');  // longer than a file's name may be
     const std::vector<std::pair<std::vector<std::string>, std::vector<std::string>>> bad = {
-        {{"--steps", "0"}, {"--steps: expected an integer of at least 1, found 0"}},
+        {{"--steps", "-1"}, {"--steps: expected an integer of at least 0, found -1"}},
         {{"--steps", "1.5"}, {"--steps: expected an integer", "1.5"}},
         {{"--steps", "1e3"}, {"--steps: expected an integer", "1e3"}},
         {{"--steps", "5x"}, {"--steps: expected an integer", "5x"}},
@@ -98,7 +98,7 @@ void check_bad_flags() {
         {{"--schedule", "step"}, {"--schedule: expected cosine, linear, constant or wsd", "step"}},
         {{"--dtype", "fp16"}, {"--dtype: expected f32 or bf16", "fp16"}},
         {{"--master-weights", "yes"}, {"--master-weights: expected on or off"}},
-        {{"--init", "zero"}, {"--init: expected random or load"}},
+        {{"--init", "zero"}, {"--init: expected auto, random or load"}},
         {{"--init", "load"}, {"--init load", "--model", "tiny"}},
         {{"--grad-dtype", "bf16"}, {"--grad-dtype bf16", "--dtype f32"}},
         {{"--recompute", ""}, {"--recompute: expected none"}},
@@ -170,7 +170,7 @@ void check_toml() {
         {"config = \"a\"", {"unknown key", "config"}},
         {"list-kernels = true", {"unknown key", "list-kernels"}},
         {"steps = 3.0", {"line 1: steps: expected an integer of at least 1, found 3.0"}},
-        {"steps = 0", {"steps: expected an integer of at least 1, found 0"}},
+        {"steps = -1", {"steps: expected an integer of at least 0, found -1"}},
         {"steps = true", {"steps", "found true"}},
         {"steps = \"3\"", {"steps: expected an integer", "\"3\""}},
         {"steps = [3]", {"steps: expected an integer", "[3]"}},

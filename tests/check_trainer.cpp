@@ -63,7 +63,7 @@ void check_plan(const Options& o, const std::string& what) {
     Model m(load_config(o.model), model_options(o));
     m.arena.place(reinterpret_cast<void*>(uintptr_t{1} << 20));  // with what its plan ended with
     int64_t bytes = 0, tensors = 0;
-    for (const MemoryRow& row : memory_rows(m)) {
+    for (const MemoryRow& row : memory_rows(m, true)) {
         if (row.tensors == 0) continue;  // what others have of the device
         bytes += row.bytes;
         tensors += row.tensors;

@@ -57,7 +57,8 @@ def test_flags(build):
             [build / "train_llama3", flag], capture_output=True, text=True, check=True
         ).stdout
 
-    assert tomllib.loads(output("--print-config")) == ours
+    printed = tomllib.loads(output("--print-config"))
+    assert printed == ours | {"init": "random"}  # what auto means for a preset
     listed = " ".join(output("--help").split())
     for row in table:
         found = f"--{row['name']} " in listed and row["help"] in listed
@@ -116,6 +117,25 @@ def test_micro_batches(tmp_path, vocab, rank, world):
             ours = np.full((2, B, T), -1, np.int32)
             _native.micro_batch(pattern, T, vocab, B, A, seed, update, micro, rank, world, *ours)
             assert np.array_equal(ours, loader.micro_batch(update, micro))
+
+
+@pytest.mark.parametrize(
+    "pattern, script",
+    [
+        ("data/text/train_*.bin", "python -m llamac.text TEXT --tokenizer FILE --out data/text"),
+        ("none_*.bin", "python -m llamac.text TEXT --tokenizer FILE --out ."),
+        ("data/tinyshakespeare/none_*.bin", "python dev/data/tinyshakespeare.py"),
+        ("data/stdlib/none_*.bin", "python dev/data/stdlib.py"),
+    ],
+)
+def test_missing_tokens_name_the_script_that_makes_them(build, pattern, script):
+    said = f"{pattern}: no such file; `{script}` makes token files there"
+    with pytest.raises(InputError) as error:
+        Loader(pattern, 8, 100, 1)
+    command = [build / "train_llama3", "--train-data", pattern, "--out", "/nowhere"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, f"train_llama3: {said}\n") and str(error.value) == said
+    assert not script.startswith("python dev") or (ROOT / script.split()[1]).exists()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """llamac.data and the scripts of dev/data: .bin files, the order of the data, tokens of texts."""
 
+import codecs
+import re
 import shutil
 import subprocess
 import sys
@@ -9,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamac import tokenizer
+from llamac import text, tokenizer
 from llamac.data import Loader, permute, read_bin, write_bin, write_shards
 from llamac.errors import InputError
 
@@ -322,6 +324,21 @@ def test_stdlib(stdlib):
     assert "class TarFile(" not in text_of(Path(train.path), stdlib)
 
 
+def test_transformers_has_the_tokenizer(stdlib):
+    """AutoTokenizer opens what stdlib.py leaves beside the tokens: 4,096 ids, and our tokens."""
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(stdlib)
+    assert len(theirs) == 4096
+    assert theirs.bos_token_id == theirs.eos_token_id == theirs.pad_token_id == 4095
+    val = read_bin(stdlib / "val_000.bin").tokens
+    documents = np.split(val, np.flatnonzero(val == 4095))[1:]
+    assert len(documents) > 20
+    ours = tokenizer.load(stdlib / "tokenizer.tiktoken")
+    for ids in documents:
+        text = ours.decode(ids[1:])
+        assert theirs.encode(text) == ids[1:].tolist() and theirs.decode(ids) == "<|endoftext|>" + text
+
+
 def test_stdlib_again(stdlib):
     """A finished data set is left alone; a damaged one is made again, to the same bytes."""
     files = sorted(stdlib.iterdir())
@@ -331,6 +348,10 @@ def test_stdlib_again(stdlib):
     (stdlib / "val_000.bin").write_bytes(before[-1][0][:-1])
     assert "already there" not in ran("stdlib.py", "--out", stdlib)
     assert sorted(stdlib.iterdir()) == files
+    assert [content for content, _ in before] == [path.read_bytes() for path in files]
+    for name in ("tokenizer.json", "tokenizer_config.json"):  # an earlier version did not write these
+        (stdlib / name).unlink()
+    assert "already there" in ran("stdlib.py", "--out", stdlib) and sorted(stdlib.iterdir()) == files
     assert [content for content, _ in before] == [path.read_bytes() for path in files]
 
 
@@ -417,12 +438,20 @@ def test_llama3s_texts_have_a_begin_and_an_end(tmp_path):
     assert read_bin(tmp_path / "out/train_000.bin").tokens.tolist() == [128000, 97, 98, 128001]
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    """Some editors begin a file with one. Elsewhere U+FEFF is a character as others are."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/a.txt").write_text("a\ufeffb\n", encoding="utf-8-sig")
+    (tmp_path / "source/mark").write_bytes(codecs.BOM_UTF8)
+    named = ("--vocab-size", 257, "--val-fraction", 0)
+    said = ran("text.py", tmp_path / "source", "--out", tmp_path / "out", *named)
+    assert text_of(tmp_path / "out/train_*.bin", tmp_path / "out") == "<|endoftext|>a\ufeffb\n"
+    assert f"left out: {tmp_path / 'source/mark'}: empty" in said
+
+
 @pytest.mark.parametrize("n_ranks", [256 + 775, tokenizer.GPT2_RANKS])  # Llama 3's and GPT-2's split pattern
 def test_text_pieces_keep_the_tokens(tmp_path, monkeypatch, n_ranks):
     """Wherever a file is cut. A vocabulary of all short strings of these characters would show a bad cut."""
-    monkeypatch.syspath_prepend(str(ROOT / "dev" / "data"))
-    import text
-
     letters = [b" ", b"\n", b"\r", b";", b"a"]
     strings = [b"".join(parts) for n in (1, 2, 3, 4) for parts in product(letters, repeat=n)]
     ranks = {token: i for i, token in enumerate([*(bytes([i]) for i in range(256)), *strings[5:]])}
@@ -448,7 +477,13 @@ def test_text_folder(tmp_path):
     documents = {f"document {i}, " * 20 for i in range(20)}
     for i, document in enumerate(sorted(documents)):
         (source / ("sub" if i % 2 else ".") / f"{i}.txt").write_text(document)
-    ran("text.py", source, "--out", tmp_path / "a", "--vocab-size", 270, "--val-fraction", 0)
+    (source / "table.jsonl").write_text('{"text": "a document"}\n')
+    (source / "nothing").touch()
+    said = ran("text.py", source, "--out", tmp_path / "a", "--vocab-size", 270, "--val-fraction", 0)
+    reasons = {"binary": "not UTF-8", "nothing": "empty", "table.jsonl": "JSON lines: .*", "zeros": ".*NUL.*"}
+    for line, (name, reason) in zip(said.splitlines(), reasons.items()):
+        assert re.fullmatch(f"left out: {source / name}: {reason}", line), said
+    assert "20 text files, 4 others left out" in said
     read = text_of(tmp_path / "a" / "train_*.bin", tmp_path / "a").split("<|endoftext|>")[1:]
     assert len(read) == 20 and set(read) == documents and read != sorted(read)
     rank_file = tmp_path / "a" / "tokenizer.tiktoken"
@@ -474,8 +509,9 @@ def test_tokens_that_a_file_cannot_hold(tmp_path, tokens):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["missing.txt", "--vocab-size", 300], "no such file or folder"),
-        (["bad.txt", "--vocab-size", 300], "expected UTF-8 text"),
+        (["missing.txt", "--vocab-size", 300], "missing.txt: no such file or folder"),
+        (["bad.txt", "--vocab-size", 300], "expected UTF-8 text, found a file that is no text: not UTF-8"),
+        (["table.jsonl", "--vocab-size", 300], "table.jsonl: expected UTF-8 text, .*: JSON lines: there"),
         (["good.txt", "--vocab-size", 200], "--vocab-size: expected at least"),
         (["good.txt", "--vocab-size", 5000], "expected text that gives 4999 tokens"),
         (["good.txt", "--tokenizer", "missing"], "missing: No such file"),
@@ -486,8 +522,12 @@ def test_text_bad_input(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     Path("good.txt").write_text("some text\n")
     Path("bad.txt").write_bytes(b"\xff\xff")
-    result = script("text.py", *arguments, "--out", "out")
-    assert result.returncode == 2 and message in result.stderr and len(result.stderr.splitlines()) == 1
+    Path("table.jsonl").write_text('{"text": "a document"}\n')
+    before = sorted(tmp_path.rglob("*"))
+    result = script("text.py", *arguments, "--out", "new/out")
+    assert sorted(tmp_path.rglob("*")) == before
+    assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
+    assert re.search(message, result.stderr), result.stderr
 
 
 def test_tinyshakespeare_paragraphs(tmp_path, monkeypatch):
@@ -496,7 +536,7 @@ def test_tinyshakespeare_paragraphs(tmp_path, monkeypatch):
     import tinyshakespeare
 
     text = "First Citizen:\nBefore we proceed\n\nAll:\nSpeak, speak.\n\n\n\nlast"
-    (tmp_path / "input.txt").write_text(text)
+    (tmp_path / "input.txt").write_text(text, encoding="utf-8-sig")  # the mark is no part of it
     monkeypatch.setattr(tokenizer, "gpt2_ranks", lambda: {bytes([i]): i for i in range(256)})
     arguments = [
         "x",

@@ -3,8 +3,12 @@
 import io
 import json
 import math
+import re
+import subprocess
+import sys
 import tomllib
-from dataclasses import fields
+import zipfile
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +18,7 @@ from llamac import plot
 from llamac.config import Config, load_config, presets
 from llamac.errors import InputError
 from llamac.log import Log, duration
-from llamac.options import Options, parse, recompute_parts
+from llamac.options import Options, parse, prompt_ids, recompute_parts
 
 ROOT = Path(__file__).parent.parent
 
@@ -32,7 +36,7 @@ def refused(function, *arguments) -> str:
 
 def test_defaults():
     o = parse([])
-    assert o == Options()
+    assert o == replace(Options(), init="random")  # what auto means for a preset
     assert (o.model, o.steps, o.batch_size, o.seq_len, o.lr, o.schedule) == (
         "tiny",
         600,
@@ -93,11 +97,33 @@ def test_toml_round_trip(tmp_path, arguments):
     assert o.to_dict().keys() == {f.name.replace("_", "-") for f in fields(Options)} - flags_only
 
 
+def test_help():
+    """train_llama3.py --help has what its text says, and the flags of --train."""
+    command = [sys.executable, ROOT / "train_llama3.py", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "write the reference tensors" in done.stdout
+    flags = ["--" + f.name.replace("_", "-") for f in fields(Options)]
+    assert all(f"  {flag}" in done.stdout for flag in flags)
+
+
+def test_commands_of_the_package():
+    done = subprocess.run(
+        [sys.executable, "-m", "llamac"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    found = re.findall(r"python -m (llamac\.\w+)", done.stdout)
+    assert {"llamac.doctor", "llamac.bench", "llamac.profile", "llamac.plot", "llamac.text"} == set(found)
+    for module in found:
+        path = ROOT / module.replace(".", "/")
+        source = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+        assert 'if __name__ == "__main__":' in source.read_text()
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--steps", "0"], "--steps: expected an integer of at least 1, found 0"),
-        (["--steps", "1.5"], "--steps: expected an integer of at least 1, found '1.5'"),
+        (["--steps", "-1"], "--steps: expected an integer of at least 0, found -1"),
+        (["--steps", "1.5"], "--steps: expected an integer of at least 0, found '1.5'"),
         (["--steps"], "argument --steps: expected one argument"),
         (["--step", "3"], "unrecognized arguments: --step 3"),
         (["extra"], "unrecognized arguments: extra"),
@@ -161,6 +187,12 @@ def test_micro_steps():
     assert line == "--batch-size 8388608 --seq-len 256: expected a product below 2^31"
 
 
+def test_prompt_ids():
+    assert prompt_ids("") == [] and prompt_ids("17,4,250") == [17, 4, 250]
+    for bad in ("1,", ",", "x", "-1", "1, 2", str(2**31)):
+        assert "ids with commas between" in refused(parse, [f"--sample-prompt-ids={bad}"])
+
+
 def test_recompute_parts():
     assert recompute_parts("none") == {}
     assert recompute_parts("norm,swiglu,block:4") == {"norm": 1, "swiglu": 1, "block": 4}
@@ -174,6 +206,29 @@ def test_run_configurations_load(path):
     assert o.micro_steps() * o.batch_size * o.seq_len == (o.total_batch_size or o.batch_size * o.seq_len)
     assert o.warmup_steps < o.steps
     assert o.model in presets()
+
+
+def test_run_configurations_by_name(tmp_path, monkeypatch):
+    """From any folder, where no file of this name lies."""
+    monkeypatch.chdir(tmp_path)
+    assert parse(["--config", "llama3.2-1b.toml"]).model == "llama3.2-1b"
+    (tmp_path / "llama3.2-1b.toml").write_text('model = "tiny"\n')
+    assert parse(["--config", "llama3.2-1b.toml"]).model == "tiny"
+    for missing in ("none.toml", "elsewhere/llama3.2-1b.toml"):
+        assert f"--config {missing}: No such file" in refused(parse, ["--config", missing])
+
+
+def test_what_a_wheel_carries(tmp_path):
+    """Without the compiled modules, which CMake installs with the presets."""
+    pytest.importorskip("scikit_build_core")
+    build = "from scikit_build_core.build import build_wheel; import sys; "
+    build += "build_wheel(sys.argv[1], {'wheel.cmake': 'false'})"
+    subprocess.run([sys.executable, "-c", build, tmp_path], cwd=ROOT, check=True)
+    (wheel,) = tmp_path.glob("llamac-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    configurations = {f"llamac/configs/{path.name}" for path in (ROOT / "configs").glob("*.toml")}
+    assert len(configurations) > 5 and configurations | {"llamac/text.py"} <= set(names)
+    assert len(names) == len(set(names)) and not any("configs/models" in name for name in names)
 
 
 def test_every_preset_has_a_run_configuration():
@@ -283,12 +338,27 @@ def test_rope_of_transformers_4_and_5(tmp_path):
     assert config_of(tmp_path, rope_theta=500000, rope_scaling=old) == four
 
 
+@pytest.mark.parametrize("beside", [{"max_position_embeddings": 512}, {}])
+def test_scaling_without_the_original_context(tmp_path, beside):
+    """It is what transformers takes, in both programs."""
+    transformers = pytest.importorskip("transformers")
+    _native = pytest.importorskip("llamac._native")
+    scaling = {key: value for key, value in SCALING.items() if "original" not in key}
+    ours = config_of(tmp_path, rope_scaling=scaling, **beside)
+    theirs = transformers.LlamaConfig(**SMALL, rope_scaling=dict(scaling), **beside)
+    expected = theirs.rope_parameters["original_max_position_embeddings"]
+    assert ours.rope_scaling.original_max_position_embeddings == expected
+    text = json.loads(_native.model(str(tmp_path), 8)[2])
+    assert text["rope_scaling"]["original_max_position_embeddings"] == expected
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
         ({"model_type": "mistral"}, 'model_type: expected "llama", found "mistral"'),
         ({"hidden_act": "gelu"}, 'hidden_act: expected "silu", found "gelu"'),
         ({"attention_bias": True}, "attention_bias: expected false, found true"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: expected none, as quantized weights"),
         ({"mlp_bias": True}, "mlp_bias: expected false, found true"),
         ({"mlp_bias": 0}, "mlp_bias: expected true or false, found 0"),
         *[({key: "absent"}, f"{key}: expected an integer from 1 to {m}, found nothing") for key, m in SIZES],
@@ -338,6 +408,9 @@ def test_no_config(tmp_path):
         load_config, "llama9"
     )
     assert "expected a directory" in refused(load_config, tmp_path)
+    assert "hub" not in refused(load_config, tmp_path) + refused(load_config, "./llama9")
+    fetched = "`hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B`"
+    assert fetched in refused(load_config, "meta-llama/Llama-3.2-1B")
     for text, message in (
         ("{", "expected JSON"),
         ("[]", "expected a JSON object, found list"),
@@ -390,9 +463,11 @@ def test_log(tmp_path):
         "2048",
         "2.048",
         "20.5",
+        f"{step['rss_gib']:.2f}",
         "2",
         "s",
     ]
+    assert "mem GiB  time left" in console and max(map(len, console.splitlines())) <= 110
 
 
 def test_duration():
@@ -413,6 +488,39 @@ def test_plot(tmp_path, monkeypatch, capsys):
     plot.main()
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert capsys.readouterr().out == f"{tmp_path / 'loss.png'}\n"
+
+
+def test_plot_of_a_short_run(tmp_path, monkeypatch):
+    """Whole steps on the axis, the last value right of the curves, a title that says what ran."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    seen = []
+    monkeypatch.setattr(pyplot, "close", seen.append)
+    events = [
+        {"event": "run", "device": "Abacus", "parameters": 2_400_000, "tokens_per_step": 2048},
+        {"event": "start", "model": "models/tiny"},
+        {"event": "val", "step": 0, "loss": 8.3},
+        *(
+            {"event": "step", "step": k, "loss": 8.0 - k, "lr": 1e-3 * k, "tokens_per_s": 1e4}
+            for k in (1, 2, 3)
+        ),
+        {"event": "val", "step": 3, "loss": 5.1},
+    ]
+    plot.draw(events, tmp_path / "loss.png")
+    (figure,) = seen
+    top, bottom = figure.axes
+    assert top.get_title(loc="left") == "tiny · 2.4M parameters · 6.14K tokens · Abacus · 10,000 tokens/s"
+    figure.canvas.draw()
+    ticks = [tick for tick in bottom.get_xticks() if bottom.get_xlim()[0] <= tick <= bottom.get_xlim()[1]]
+    assert len(ticks) > 1 and all(tick == round(tick) for tick in ticks)
+    (label,) = top.texts
+    left = label.get_window_extent().x0
+    curves = max(line.get_transform().transform(line.get_xydata())[:, 0].max() for line in top.lines)
+    assert label.get_text() == "5.100" and left > curves
+    assert label.get_window_extent().x1 <= figure.bbox.x1
+    plot.draw(events[1:], tmp_path / "loss.png")  # a log of an earlier version
+    assert seen[1].axes[0].get_title(loc="left") == "tiny · 10,000 tokens/s"
+    monkeypatch.undo()
+    pyplot.close("all")
 
 
 def test_plot_reads_what_a_killed_run_left(tmp_path):

@@ -216,6 +216,22 @@ def test_advice_about_copies_and_unknown_limits():
     assert "graph" not in profile.advice(made_up(row("x", 1), idle_ms=1, gpu=False))[0]
 
 
+def test_advice_for_a_run_in_pytorch():
+    """It has neither --kernel nor --graphs; what no category knows is the first thing to look at."""
+    rows = row("aten::add", 40), row("attention", 20, tflop=1), row("triton_poi_fused_9", 25)
+    lines = profile.advice(made_up(*rows, idle_ms=15, pytorch=True))
+    assert [line.split()[0] for line in lines] == ["other:", "idle:", "attention"]
+    assert lines[0].startswith("other: 65.0% of the step") and "aten::add (2) 40.0%, triton_poi" in lines[0]
+    text = " ".join(lines)
+    assert "--kernel" not in text and "--graphs" not in text
+    assert all("--compile" in line for line in lines) and "--ops llamac" in lines[0]
+    assert not any(
+        "other" in line for line in profile.advice(made_up(row("new", 4), row("adamw", 96, gb=90)))
+    )
+    (line,) = profile.advice(made_up(row("new", 10), row("adamw", 90, gb=85)))
+    assert line.startswith("other: 10.0%") and "trace.json" in line and "--compile" not in line
+
+
 GOOD = {
     "device": {"name": "Abacus", "gpu": True, "peak_tflops": None, "copy_gbps": 3},
     "steps": 2,
@@ -229,6 +245,7 @@ def test_read(tmp_path):
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(GOOD))
     p = profile.read(path)
+    assert not p.pytorch
     assert (p.device, p.peak_tflops, p.copy_gbps, p.rows) == ("Abacus", None, 3, (Row("x", "", 1, 1, 0, 0),))
 
 
@@ -246,6 +263,7 @@ def test_read(tmp_path):
         ({"steps": 0}, "steps: expected a number above 0, found 0"),
         ({"seconds": "1"}, 'seconds: expected a number above 0, found "1"'),
         ({"idle_seconds": -1}, "idle_seconds: expected a number of at least 0, found -1"),
+        ({"runtime": 1}, "runtime: expected text, found 1"),
         ({"operations": {}}, "operations: expected a list, found {}"),
         ({"operations": [3]}, "operations[0]: expected an object, found 3"),
         ({"operations": [{"operation": "x"}]}, "operations[0].variant: expected text, found nothing"),

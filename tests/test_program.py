@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from run import MODEL, PRECISIONS, ROOT, STEP_KEYS, T, V, bits, events, flags, losses, one_line
 
+from llamac import tokenizer
+from llamac.config import load_config
 from llamac.data import write_bin
 from llamac.rule import FORWARD, violation
 
@@ -34,12 +36,68 @@ def test_run_and_its_log(train, data, tmp_path):
         steps[0]["loss"] == pytest.approx(np.log(V), abs=1.0) and steps[-1]["loss"] < steps[0]["loss"] - 0.5
     )
     assert list(steps[0]) == STEP_KEYS
+    (run,) = events(out, "run")
+    assert run["parameters"] == load_config(MODEL).num_parameters() and run["tokens_per_step"] == 4 * T
     assert [e["step"] for e in events(out, "val")] == list(range(0, 41, 4))
     assert [e["step"] for e in events(out, "sample")] == [20, 40]
     assert sorted(p.name for p in out.glob("step_*")) == ["step_000036", "step_000040"]
     last = result.stdout.strip().splitlines()[-1]
     assert all(str(out / name) in last for name in ("step_000040", "log.jsonl", "loss.png"))
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_dry_run(train, data, tmp_path):
+    """The tables of the run itself, without a trace of one; a run that cannot fit ends as it would."""
+    line = flags(data, tmp_path / "out", total_batch_size=8 * T)
+    table = re.compile(r"^this run\n.*^  total  .*?\n", re.MULTILINE | re.DOTALL)
+    said = train(*line, "--dry-run").stdout
+    assert not (tmp_path / "out").exists() and said.splitlines()[-1].startswith("dry run: the run fits")
+    assert table.search(said)[0] == table.search(train(*line).stdout)[0]
+    large = {"batch_size": 1 << 25, "total_batch_size": 0, "val_data": ""}
+    result = train(*flags(data, tmp_path / "none", **large), "--dry-run", code=2)
+    assert "memory: the run needs" in one_line(result) and table.search(result.stdout)
+    assert not (tmp_path / "none").exists()
+
+
+def test_samples_begin_with_a_prompt(train, data, tmp_path):
+    """The given ids, then what the model writes: the same from both programs, another than without them."""
+    extra = {"sample_every": 8, "sample_tokens": 6}
+    line = flags(data, tmp_path / "c", **extra, sample_prompt_ids="3,1,41")
+    train(*line)
+    python = [sys.executable, "train_llama3.py", "--train", *line, "--out", str(tmp_path / "python")]
+    subprocess.run(python, cwd=ROOT, check=True, capture_output=True)
+    (ours,), (theirs,) = (events(tmp_path / name, "sample") for name in ("c", "python"))
+    assert ours == theirs and ours["text"].startswith("3 1 41 ") and len(ours["text"].split()) == 3 + 6
+    train(*flags(data, tmp_path / "plain", **extra))
+    plain = events(tmp_path / "plain", "sample")[0]["text"].split()
+    assert len(plain) == 6 and plain != ours["text"].split()[3:]
+
+
+def test_log_every(train, data, tmp_path):
+    """Lines of steps 1, 3, 6 and 8 on the console, every step in the log, from both programs."""
+    line = flags(data, tmp_path / "c", log_every=3)
+    python = [sys.executable, "train_llama3.py", "--train", *line, "--out", str(tmp_path / "python")]
+    theirs = subprocess.run(python, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name, said in (("c", train(*line).stdout), ("python", theirs)):
+        assert re.findall(r"^ +(\d+)/8 .* s$", said, re.MULTILINE) == ["1", "3", "6", "8"], said
+        assert [e["step"] for e in events(tmp_path / name, "step")] == list(range(1, 9))
+
+
+def test_no_steps_validate_and_end(train, data, tmp_path):
+    """The loss that a run of some steps begins with, of given weights, too; nothing is saved."""
+    train(*flags(data, tmp_path / "first"))
+    model = tmp_path / "first/step_000008"
+    said = train(*flags(data, tmp_path / "out", steps=0, model=model, sample_every=1)).stdout
+    (found,) = events(tmp_path / "out", "val")
+    assert found == {"event": "val", "step": 0, "loss": events(tmp_path / "first", "val")[-1]["loss"]}
+    assert said.splitlines()[-1].startswith("done: no model, log ") and "--warmup-steps" not in said
+    assert not events(tmp_path / "out", "sample") and not list((tmp_path / "out").glob("step_*"))
+    line = flags(data, tmp_path / "python", steps=0, model=model, sample_every=1)
+    python = [sys.executable, "train_llama3.py", "--train", *line]
+    theirs = subprocess.run(python, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert events(tmp_path / "python", "val")[0]["loss"] == pytest.approx(found["loss"], rel=1e-5)
+    assert theirs.splitlines()[-1].startswith("done: no model, log ")
+    assert sorted(p.name for p in (tmp_path / "python").iterdir()) == ["log.jsonl"]
 
 
 def test_the_same_run_twice_gives_the_same_bits(train, data, tmp_path):
@@ -238,6 +296,55 @@ def test_training_goes_on_from_a_hugging_face_folder(train, data, tmp_path):
     assert ends == begins
 
 
+def test_a_folders_weights_are_the_default(train, data, tmp_path):
+    """--init says otherwise; a folder that has none is said."""
+    train(*flags(data, tmp_path / "first"))
+    folder = tmp_path / "first/step_000008"
+    trained = events(tmp_path / "first", "val")[-1]["loss"]
+
+    def begin(name: str, **extra) -> tuple[float, str]:
+        said = train(*flags(data, tmp_path / name, **{"model": folder, "steps": 1} | extra)).stdout
+        return events(tmp_path / name, "val")[0]["loss"], said
+
+    assert begin("default")[0] == trained
+    assert events(tmp_path / "default", "start")[0]["init"] == "load"
+    loss, said = begin("random", init="random")
+    assert loss > trained + 0.05 and "no weights" not in said
+    (tmp_path / "bare").mkdir()
+    shutil.copy(folder / "config.json", tmp_path / "bare")
+    bare, said = begin("new", model=tmp_path / "bare")
+    assert bare == loss and f"{tmp_path / 'bare'}: the directory has no weights: the initial ones are" in said
+    python = [sys.executable, "train_llama3.py", "--train"]
+    for name, expected in (("default", trained), ("random", loss), ("new", loss)):
+        model = tmp_path / "bare" if name == "new" else folder
+        extra = {"init": "random"} if name == "random" else {}
+        line = flags(data, tmp_path / f"python-{name}", model=model, steps=1, **extra)
+        done = subprocess.run([*python, *line], cwd=ROOT, check=True, capture_output=True, text=True)
+        assert events(tmp_path / f"python-{name}", "val")[0]["loss"] == pytest.approx(expected, rel=1e-5)
+        assert ("no weights" in done.stdout) == (name == "new")
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json"])
+def test_pickled_weights_alone(train, data, tmp_path, name):
+    """They are never read; the line says how to convert them, and --init random trains without them."""
+    (tmp_path / "old").mkdir()
+    shutil.copy(MODEL, tmp_path / "old/config.json")
+    (tmp_path / "old" / name).write_text("{}")
+    line = one_line(train(*flags(data, tmp_path / "out", model=tmp_path / "old"), code=2))
+    words = f"{tmp_path / 'old'}: expected model.safetensors, found {name} alone; convert it: python -c "
+    convert = f"from_pretrained('{tmp_path / 'old'}', dtype='auto').save_pretrained("
+    assert words in line and convert in line
+    python = [
+        sys.executable,
+        "train_llama3.py",
+        "--train",
+        *flags(data, tmp_path / "p", model=tmp_path / "old"),
+    ]
+    done = subprocess.run(python, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.replace("train_llama3.py", "train_llama3") == line + "\n"
+    train(*flags(data, tmp_path / "out", model=tmp_path / "old", init="random", steps=1))
+
+
 def test_weights_of_float16_are_read(train, data, tmp_path):
     """The bits of the same values in float32."""
     import torch
@@ -256,17 +363,81 @@ def test_weights_of_float16_are_read(train, data, tmp_path):
     assert updates[0] == updates[1]
 
 
-def test_weights_of_other_tokens_are_pointed_out(train, data, tmp_path):
-    """Fewer ids than the model has fit, and are another tokenizer's all the same."""
+def test_checkpoints_carry_the_tokenizer(train, data, tmp_path):
+    """The files of the model's directory, else those beside the rank file; the same from both programs."""
+    tokens = shutil.copytree(data, tmp_path / "tokens")
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    tokenizer.save(tokens / "tokenizer.tiktoken", ranks)
+    tokenizer.export(tokens, tokenizer.load(tokens / "tokenizer.tiktoken"))
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(CONFIG | {"pad_token_id": -1}))
+    for name in ("generation_config.json", "tokenizer.json", "tokenizer.model", "chat_template.jinja"):
+        (model / name).write_text(f"{name} of the model")
+    base = {"config.json", "model.safetensors", "optimizer.safetensors", "manifest.json"}
+    exported = {"tokenizer.json", "tokenizer_config.json"}
+    for name, extra, expected, source in (
+        ("preset", {"tokenizer": "auto"}, exported, tokens),
+        ("without", {"tokenizer": "none"}, set(), tokens),
+        ("loaded", {"tokenizer": "auto", "model": model}, {p.name for p in model.iterdir()} - base, model),
+    ):
+        line = flags(tokens, tmp_path / name, steps=4, **extra)
+        train(*line)
+        python = [sys.executable, "train_llama3.py", "--train", *line, "--out", str(tmp_path / f"p-{name}")]
+        subprocess.run(python, cwd=ROOT, check=True, capture_output=True)
+        ours, theirs = tmp_path / name / "step_000004", tmp_path / f"p-{name}" / "step_000004"
+        assert {p.name for p in ours.iterdir()} == base | expected
+        assert {p.name for p in theirs.iterdir()} == {"config.json", "model.safetensors"} | expected
+        for file in expected:
+            assert (ours / file).read_bytes() == (theirs / file).read_bytes() == (source / file).read_bytes()
+        configs = [json.loads((path / "config.json").read_text()) for path in (ours, theirs)]
+        assert configs[0] == configs[1] and configs[0].get("pad_token_id") == (
+            -1 if name == "loaded" else None
+        )
+    # A checkpoint that the run itself moves away: its files were read before.
+    again = flags(tokens, tmp_path / "loaded", model=tmp_path / "loaded/step_000004", tokenizer="none")
+    train(*again)
+    last = tmp_path / "loaded/step_000008"
+    assert (last / "tokenizer.json").read_text() == "tokenizer.json of the model"
+    assert json.loads((last / "config.json").read_text())["pad_token_id"] == -1
+
+
+def test_what_looks_wrong_is_said(train, data, tmp_path):
+    """A line each, the same from both programs: tokens of another tokenizer, which may have fewer ids than
+    the model; a warm-up that the run does not outlive; data that is read again."""
     train(*flags(data, tmp_path / "first"))
+    loaded = {"model": tmp_path / "first/step_000008"}
     write_bin(tmp_path / "few.bin", np.arange(500, dtype=np.uint32) % 50, 50)
-    few = {"train_data": tmp_path / "few.bin", "val_data": ""}
-    loaded = flags(data, tmp_path / "out", model=tmp_path / "first/step_000008", init="load", **few)
-    said = f"few.bin: tokens of a vocabulary of 50, the weights' is {V}"
-    assert said in train(*loaded).stdout
-    python = [sys.executable, "train_llama3.py", "--train", *loaded, "--out", str(tmp_path / "python")]
-    assert said in subprocess.run(python, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert "vocabulary of" not in train(*flags(data, tmp_path / "random", **few)).stdout
+    few = {"train_data": tmp_path / "few.bin", "val_data": "", "steps": 3}
+    vocabulary = f"{tmp_path / 'few.bin'}: tokens of a vocabulary of 50, the model's is {V}: "
+    warm_up = "--warmup-steps 7: the run ends at step 3, before its learning rate has reached --lr 0.003"
+    for extra, expected in (
+        ({"steps": 8, "warmup_steps": 8}, []),
+        (few, [f"{vocabulary}the ids from 50 on never occur"]),
+        (few | loaded, [f"{vocabulary}were the weights trained on these tokens?"]),
+        ({"steps": 3, "warmup_steps": 7}, [warm_up]),
+        (
+            {"total_batch_size": 64 * T},
+            ["--steps 8: the run reads its training data 1.6 times (312 sequences)"],
+        ),
+    ):
+        line = flags(data, tmp_path / "out", **extra)
+        python = [sys.executable, "train_llama3.py", "--train", *line]
+        theirs = subprocess.run(python, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        for said in (train(*line).stdout, theirs):
+            found = [
+                x
+                for x in said.splitlines()
+                if re.search("vocabulary of|warmup-steps .*:|training data .* t", x)
+            ]
+            assert found == expected, said
+
+
+def test_resume_auto_without_a_checkpoint(train, data, tmp_path):
+    said = f"--resume auto: no checkpoint in {tmp_path / 'out'}: the run begins at step 0"
+    arguments = flags(data, tmp_path / "out")
+    assert said in train(*arguments, "--resume", "auto").stdout.splitlines()
+    assert said not in train(*arguments, "--resume", "auto").stdout
 
 
 def test_a_resume_says_what_is_not_as_it_was(train, data, tmp_path):
@@ -309,6 +480,7 @@ def test_print_config_reads_back(train, data, tmp_path):
         (["--recompute", "norm,all"], "recompute all"),
         (["--model", "llama9"], "llama9 configs/models"),
         (["--model", "a" * 300], "configs/models"),
+        (["--model", "meta-llama/Llama-3.2-1B"], "hf download meta-llama/Llama-3.2-1B --local-dir hub"),
         (["--model", "/no/such/folder/config.json"], "/no/such/folder/config.json No such file"),
         (["--train-data", "/no/such/*.bin"], "/no/such/*.bin"),
         (["--tokenizer", "/no/such/ranks"], "/no/such/ranks No such file"),
@@ -322,6 +494,9 @@ def test_print_config_reads_back(train, data, tmp_path):
         (["--resume", "/no/such"], "/no/such"),
         (["--init", "load"], "init load"),
         (["--grad-dtype", "bf16"], "grad-dtype bf16 dtype"),
+        (["--sample-prompt-ids", "3,x"], "--sample-prompt-ids ids commas x"),
+        (["--sample-prompt-ids", "3,"], "--sample-prompt-ids ids commas"),
+        (["--sample-every", "1", "--sample-prompt-ids", "3,97"], f"--sample-prompt-ids {V} 97"),
         (["--out", "{data}/train_000.bin"], "train_000.bin"),
     ],
 )
@@ -367,6 +542,7 @@ CONFIG = json.loads(Path(MODEL).read_text())
         ({"hidden_act": "gelu"}, "hidden_act silu gelu"),
         ({"model_type": "mistral"}, "model_type llama mistral"),
         ({"attention_bias": True}, "attention_bias false"),
+        ({"quantization_config": {"bits": 4}}, 'quantization_config quantized original {"bits":4}'),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type yarn"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
         ({"rope_scaling": 8}, "rope_scaling 8"),
@@ -407,8 +583,8 @@ def test_bad_tokens(train, data, tmp_path):
 
 
 def test_validation_by_another_tokenizer(train, data, tmp_path):
-    for name, tokenizer in (("a.bin", 1), ("b.bin", 2)):
-        write_bin(tmp_path / name, np.arange(500, dtype=np.uint32) % V, V, tokenizer)
+    for name, made_with in (("a.bin", 1), ("b.bin", 2)):
+        write_bin(tmp_path / name, np.arange(500, dtype=np.uint32) % V, V, made_with)
     files = {"train_data": tmp_path / "a.bin", "val_data": tmp_path / "b.bin"}
     line = one_line(train(*flags(data, tmp_path / "out", **files), code=2))
     assert "a.bin" in line and "b.bin" in line and "tokenizer" in line

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from llamac import extension, registry
+from llamac import extension, plot, registry
 from llamac.bench import __main__ as bench
 from llamac.bench import liger, measure, overhead, timing
 from llamac.bench import torch_operations as torch_ops
@@ -204,6 +204,36 @@ def run(tmp_path, *arguments: str) -> tuple[int, list[dict]]:
     code = bench.main(["--out", str(tmp_path), "--seconds", "0", *arguments])
     name = "overhead" if "--overhead" in arguments else "bench"
     return code, json.loads((tmp_path / f"{name}.json").read_text())
+
+
+def test_the_chart(tmp_path, monkeypatch):
+    """Copies and products have an axis each; a call that the caches serve hides no other; ours is in the blue
+    of loss.png, and behind the others stands how many times as fast it is.
+    """
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    seen = []
+    monkeypatch.setattr(pyplot, "close", seen.append)
+    known = {"preset": "8b", "device": "Abacus", "torch": "2", "dtype": "bf16"}
+    kinds = {"rmsnorm": ("GB/s", 90), "precompute_cis": ("GB/s", 900), "attention": ("TFLOP/s", 70)}
+    rows = [
+        known | {"operation": name, "direction": "forward", "peer": peer, "unit": unit} | value
+        for name, (unit, percent) in kinds.items()
+        for peer, value in (
+            ("ours", {"percent": percent, "ratio": None}),
+            ("eager", {"percent": percent / 2, "ratio": 2.0}),
+        )
+    ]
+    bench.chart(rows, tmp_path / "chart.png")
+    copies, products = seen[0].axes
+    blue = [int(plot.COLORS[0][k : k + 2], 16) / 255 for k in (1, 3, 5)] + [1]
+    assert "copy" in copies.get_xlabel() and "product" in products.get_xlabel()
+    assert copies.get_xlim()[1] < 200 and products.get_xlim()[1] < 100
+    assert [bar.get_width() for bar in copies.patches] == [90, 120, 45, 120]
+    assert [text.get_text() for text in copies.texts] == ["90%", "… 900%", "45%   2.00x", "… 450%   2.00x"]
+    assert products.patches[0].get_facecolor() == pytest.approx(blue)
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.undo()
+    pyplot.close("all")
 
 
 def test_the_whole_command(tmp_path, capsys):

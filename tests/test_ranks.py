@@ -158,6 +158,9 @@ def test_bad_input_is_one_line(data, tmp_path):
     done = torchrun(ROOT / "train_llama3.py", "--train", *line)
     said = [text for text in done.stderr.splitlines() if text.startswith("train_llama3.py: ")]
     assert done.returncode != 0 and len(said) == 1 and "devices = 64 tokens, found 96" in said[0]
+    # What torchrun says at last, behind a page of its own, is the same.
+    root_cause = done.stderr.partition("Root Cause")[2]
+    assert f"traceback : {said[0].removeprefix('train_llama3.py: ')}\n" in root_cause, done.stderr
 
 
 # Without processes: what a rank draws, rounds and starts from is its part of the whole

@@ -51,6 +51,35 @@ def test_equal_to_tokenizers(trained):
         assert ours.encode(text) == bpe.encode(text).ids, repr(text)
 
 
+@pytest.mark.parametrize("kind", ["trained", "llama3", "gpt2"])
+def test_transformers_has_the_same_tokens(request, tmp_path, kind):
+    """AutoTokenizer beside a model's configuration: text, names of special tokens in it, and any ids."""
+    transformers = pytest.importorskip("transformers")
+    if kind == "gpt2":  # its split pattern comes with the number of ranks
+        ranks = tokenizer.train([path.read_text(encoding="utf-8") for path in SOURCES[:9]], 600)
+        while len(ranks) < tokenizer.GPT2_RANKS:
+            ranks[b"\xff\xff" + len(ranks).to_bytes(4, "big")] = len(ranks)
+        ours = tokenizer.Tokenizer(ranks, 0)
+    else:
+        ours = (
+            request.getfixturevalue("trained")[1] if kind == "trained" else request.getfixturevalue("llama3")
+        )
+    tokenizer.export(tmp_path, ours)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert len(theirs) == ours.vocab_size and theirs.bos_token_id == ours.bos
+    assert theirs.pad_token_id == (128004 if kind == "llama3" else ours.bos)
+    assert theirs.eos_token_id == (ours.eos or ours.bos)
+    texts = [path.read_text(encoding="utf-8") for path in SOURCES[:20]]
+    texts += [noise(seed, 1 + seed * 3) for seed in range(200)]
+    texts += ["", " a  b .", *(f" {name}a{name}\n" for name in [*ours.special][:3])]
+    for text in texts:
+        ids = ours.encode(text)
+        assert theirs.encode(text) == ids and theirs.decode(ids) == text, text[:60]
+    for ids in np.random.default_rng(0).integers(0, ours.vocab_size, (50, 20)):
+        assert theirs.decode(ids) == ours.decode(ids)
+
+
 def test_split_pattern():
     """Llama 3's pattern, seen through a vocabulary of bytes and of every substring of a text."""
     text = "It's 12345 o'clock,  don't\n\n  WE'LL!?\n"
@@ -243,3 +272,20 @@ def test_training_is_repeatable():
     assert BYTES.keys() <= ranks.keys()
     with pytest.raises(InputError, match="expected text that gives 600 tokens, found 256"):
         tokenizer.train(["x"], 600)
+
+
+def test_gpt2_without_a_network(tmp_path, monkeypatch):
+    """A folder without the ranks, and no way to get them: tiktoken's own error is a page long."""
+    requests = pytest.importorskip("requests")
+
+    def no_network(*_, **__):
+        raise requests.exceptions.ConnectionError("Failed to resolve host")
+
+    monkeypatch.setattr(requests, "get", no_network)
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})
+    with pytest.raises(InputError) as error:
+        tokenizer.gpt2_ranks()
+    message = str(error.value)
+    assert "gpt2" in message and "ConnectionError" in message and "\n" not in message
+    assert message.count("TIKTOKEN_CACHE_DIR") == 2 and 'tiktoken.get_encoding("gpt2")' in message

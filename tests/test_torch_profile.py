@@ -45,6 +45,7 @@ def test_a_run(data, tmp_path, capsys, ops):
     assert sum(row["flops"] for row in products) == 2 * 2 * 3 * 2 * 64 * elements
     assert all(row["flops"] == sum(part["flops"] for part in row["shapes"]) for row in products)
     report = profile.report(profile.read(tmp_path / "profile.json"))
+    assert "--kernel" not in report and "--graphs" not in report  # flags that this program refuses
     assert report in capsys.readouterr().out
     found = [line.split()[0] for line in report.splitlines() if line]
     names = {"GEMM", "attention", "norm", "SwiGLU", "loss", "optimizer", "embedding", "copy", "idle"}

@@ -5,6 +5,7 @@ The program has to be compiled like the module: under the sanitizers (mark "prog
 
 import json
 import re
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from run import MODEL, PRECISIONS, T, V, events, flags, losses
 
 import llamac
+from llamac import tokenizer
 from llamac.data import Loader
 from llamac.native import native
 from llamac.options import Options, parse
@@ -193,6 +195,10 @@ def test_weights_in_and_out(tmp_path, dtype):
     started = llamac.Trainer(tmp_path / "saved", seq_len=T, batch_size=2, dtype=dtype, gemm_cache="none")
     assert started.updates == 0 and started.options.init == "load"
     assert all(np.array_equal(value, ours[name]) for name, value in started.parameters().items())
+    fresh = llamac.Trainer(
+        tmp_path / "saved", init="random", seq_len=T, batch_size=2, dtype=dtype, gemm_cache="none"
+    )
+    assert not all(np.array_equal(value, ours[name]) for name, value in fresh.parameters().items())
 
 
 def test_samples():
@@ -201,8 +207,30 @@ def test_samples():
     likeliest = trainer.sample(6, temperature=0)
     assert likeliest == trainer.sample(6, top_k=1) and all(0 <= id < V for id in likeliest)
     assert trainer.sample(5, temperature=0, prompt=[BOS, likeliest[0]]) == likeliest[1:]
+    assert small(seed=7, sample_prompt_ids=f"{BOS},{likeliest[0]}").sample(5, temperature=0) == likeliest[1:]
     assert trainer.decode([3, 5]) == "3 5"
     assert trainer.sample(6, temperature=5.0, top_k=0) != likeliest
+
+
+def test_text_in_and_out(data, tmp_path):
+    """encode() is the tokenizer's beside the data; a sample that begins with text is text."""
+    shutil.copytree(data, tmp_path / "data")
+    bytes_alone = tmp_path / "data/tokenizer.tiktoken"
+    tokenizer.save(bytes_alone, {bytes([byte]): byte for byte in range(256)})
+    config = json.loads(Path(MODEL).read_text()) | {"vocab_size": 257}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    beside = {"train_data": str(tmp_path / "data/train_*.bin"), "init": "random"}
+    for extra in (beside, {"tokenizer": str(bytes_alone)}):
+        trainer = llamac.Trainer(
+            tmp_path, seq_len=T, batch_size=2, gemm_cache="none", warmup_steps=0, **extra
+        )
+        assert trainer.encode("née") == list("née".encode()) and trainer.encode("") == []
+        ids = trainer.sample(6, prompt=[256, *b"def "], temperature=0)
+        assert trainer.sample("def ", temperature=0)[:2] == trainer.decode(ids)[:2]
+        assert trainer.sample(6, prompt="def ", temperature=0) == trainer.decode(ids)
+        refused("sample: expected one prompt, found 'def ' and another", trainer.sample, "def ", prompt=[1])
+    refused("encode: expected train_data with a tokenizer beside it, or the flag tok", small().encode, "a")
+    refused("encode: expected train_data with a tokenizer", small().sample, "text")
 
 
 def test_kernels_are_the_trainers_own():
@@ -276,7 +304,7 @@ def refused(pattern: str, call, *arguments, **keywords) -> None:
         ("unknown key learning_rate", MODEL, {"learning_rate": 1}),
         (r"batchsize.*did you mean batch_size", MODEL, {"batchsize": 1}),
         ("lr: expected a number of at least 0, found 'high'", MODEL, {"lr": "high"}),
-        ("steps: expected an integer of at least 1, found 0", MODEL, {"steps": 0}),
+        ("steps: expected an integer of at least 0, found -1", MODEL, {"steps": -1}),
         ("total-batch-size.*multiple", MODEL, {"total_batch_size": 100}),
         ("seq-len 256", MODEL, {}),
         ("no/such/.*no such file", MODEL, {"train_data": "no/such/*.bin", "seq_len": T}),

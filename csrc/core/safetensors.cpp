@@ -229,6 +229,13 @@ uint64_t write_safetensors(const std::string& path, const std::vector<NamedTenso
 WeightFiles::WeightFiles(const std::string& folder) : directory(folder) {
     const std::string single = directory + "/model.safetensors", listing = single + ".index.json";
     struct stat status;
+    const bool none = stat(single.c_str(), &status) != 0 && stat(listing.c_str(), &status) != 0;
+    for (const char* pickled : {"pytorch_model.bin", "pytorch_model.bin.index.json"})
+        if (none && stat((directory + "/" + pickled).c_str(), &status) == 0)
+            fail(directory, ": expected model.safetensors, found ", pickled,
+                 " alone; convert it: python -c \"from transformers import AutoModelForCausalLM as M; "
+                 "M.from_pretrained('",
+                 directory, "', dtype='auto').save_pretrained('", directory, "')\"");
     if (stat(single.c_str(), &status) == 0 || stat(listing.c_str(), &status) != 0) {
         files.emplace_back(single);
         for (const SafetensorsFile::Entry& entry : files[0].entries()) file_of[entry.name] = 0;

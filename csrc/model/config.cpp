@@ -89,7 +89,8 @@ void read_rope(const Fields& f, Config& c) {
     c.rope_scaling.factor = s.positive("factor");
     c.rope_scaling.low_freq_factor = s.positive("low_freq_factor");
     c.rope_scaling.high_freq_factor = s.positive("high_freq_factor");
-    c.rope_scaling.original_context = s.size("original_max_position_embeddings", INT32_MAX);
+    // The default is transformers'.
+    c.rope_scaling.original_context = s.size_or("original_max_position_embeddings", INT32_MAX, c.max_context);
     if (c.rope_scaling.high_freq_factor <= c.rope_scaling.low_freq_factor)
         s.wrong("high_freq_factor", "above low_freq_factor", (*scaling)["high_freq_factor"].dump());
 }
@@ -99,6 +100,9 @@ void refuse_other_models(const Fields& f) {
         f.wrong("model_type", "\"llama\"", '"' + type + '"');
     if (const std::string act = f.text_or("hidden_act", "silu"); act != "silu")
         f.wrong("hidden_act", "\"silu\"", '"' + act + '"');
+    if (const json* method = f.find("quantization_config"))
+        f.wrong("quantization_config", "none, as quantized weights cannot be trained; use the original model",
+                excerpt(*method));
     for (const char* bias : {"attention_bias", "mlp_bias"})
         if (f.flag_or(bias, false)) f.wrong(bias, "false", "true");
 }
@@ -108,6 +112,17 @@ std::vector<fs::path>& preset_folders() {
     return folders;
 }
 
+// " (...)" with how to get it, where the name may be a model's on the Hugging Face hub: "owner/name".
+std::string how_to_fetch(const std::string& model) {
+    const size_t slash = model.find('/');
+    const bool is_id = slash != model.npos && slash > 0 && slash + 1 < model.size() && model[0] != '.' &&
+                       model[0] != '~' && model.find('/', slash + 1) == model.npos;
+    if (!is_id) return "";
+    const std::string name = model.substr(slash + 1);
+    return "; a model of the Hugging Face hub is fetched with `hf download " + model + " --local-dir " +
+           name + "` (pip install huggingface_hub), then --model " + name;
+}
+
 fs::path config_path(const std::string& model) {
     std::error_code none;  // what cannot be looked at is not there
     if (fs::is_directory(model, none)) return fs::path(model) / "config.json";
@@ -115,7 +130,7 @@ fs::path config_path(const std::string& model) {
     for (const fs::path& folder : preset_folders())
         if (const fs::path preset = folder / (model + ".json"); fs::exists(preset, none)) return preset;
     fail("--model ", model, ": expected a preset (", preset_folders().front().string(),
-         "/*.json) or a folder with a config.json, found neither");
+         "/*.json) or a folder with a config.json, found neither", how_to_fetch(model));
 }
 
 }  // namespace
@@ -167,6 +182,8 @@ Config load_config(const std::string& model) {
     c.initializer_range = f.positive_or("initializer_range", c.initializer_range);
     c.bos = f.token_or("bos_token_id", c.bos);
     c.eos = f.tokens_or("eos_token_id", c.eos);
+    if (const json* pad = f.find("pad_token_id"); pad && pad->is_number_integer())
+        c.pad = pad->get<int64_t>();
     read_rope(f, c);
     const double layer = static_cast<double>(c.C) * static_cast<double>(c.qkv_size() + c.q_size() + 3 * c.F);
     if (static_cast<double>(c.L) * layer + 2.0 * static_cast<double>(c.V * c.C) > most_parameters)
@@ -183,29 +200,30 @@ std::string config_json(const Config& c, DType dtype) {
                    {"low_freq_factor", c.rope_scaling.low_freq_factor},
                    {"high_freq_factor", c.rope_scaling.high_freq_factor},
                    {"original_max_position_embeddings", c.rope_scaling.original_context}};
-    const ordered values = {{"architectures", {"LlamaForCausalLM"}},
-                            {"model_type", "llama"},
-                            {"vocab_size", c.V},
-                            {"hidden_size", c.C},
-                            {"intermediate_size", c.F},
-                            {"num_hidden_layers", c.L},
-                            {"num_attention_heads", c.NH},
-                            {"num_key_value_heads", c.NKV},
-                            {"head_dim", c.HD},
-                            {"max_position_embeddings", c.max_context},
-                            {"rms_norm_eps", c.eps},
-                            {"rope_theta", c.rope_theta},
-                            {"rope_scaling", scaling},
-                            {"tie_word_embeddings", c.tied},
-                            {"initializer_range", c.initializer_range},
-                            {"hidden_act", "silu"},
-                            {"attention_bias", false},
-                            {"mlp_bias", false},
-                            {"bos_token_id", c.bos < 0 ? ordered(nullptr) : ordered(c.bos)},
-                            {"eos_token_id", c.eos.empty()       ? ordered(nullptr)
-                                             : c.eos.size() == 1 ? ordered(c.eos[0])
-                                                                 : ordered(c.eos)},
-                            {"torch_dtype", dtype == DType::bf16 ? "bfloat16" : "float32"}};
+    ordered values = {{"architectures", {"LlamaForCausalLM"}},
+                      {"model_type", "llama"},
+                      {"vocab_size", c.V},
+                      {"hidden_size", c.C},
+                      {"intermediate_size", c.F},
+                      {"num_hidden_layers", c.L},
+                      {"num_attention_heads", c.NH},
+                      {"num_key_value_heads", c.NKV},
+                      {"head_dim", c.HD},
+                      {"max_position_embeddings", c.max_context},
+                      {"rms_norm_eps", c.eps},
+                      {"rope_theta", c.rope_theta},
+                      {"rope_scaling", scaling},
+                      {"tie_word_embeddings", c.tied},
+                      {"initializer_range", c.initializer_range},
+                      {"hidden_act", "silu"},
+                      {"attention_bias", false},
+                      {"mlp_bias", false},
+                      {"bos_token_id", c.bos < 0 ? ordered(nullptr) : ordered(c.bos)},
+                      {"eos_token_id", c.eos.empty()       ? ordered(nullptr)
+                                       : c.eos.size() == 1 ? ordered(c.eos[0])
+                                                           : ordered(c.eos)},
+                      {"torch_dtype", dtype == DType::bf16 ? "bfloat16" : "float32"}};
+    if (c.pad) values["pad_token_id"] = *c.pad;
     return values.dump(2) + "\n";
 }
 

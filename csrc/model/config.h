@@ -2,6 +2,7 @@
 // else.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@ struct Config {
     // transformers', where config.json has none. -1, {}: null there.
     int64_t bos = 1;
     std::vector<int64_t> eos = {2};
+    std::optional<int64_t> pad;  // carried along where config.json has it, as it is
 
     int64_t q_size() const { return NH * HD; }
     int64_t kv_size() const { return NKV * HD; }

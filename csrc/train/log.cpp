@@ -53,7 +53,10 @@ std::string padded(const std::string& text, size_t to) {
 }  // namespace
 
 Log::Log(const std::string& out, const RunShape& run_shape, std::FILE* to)
-    : path(out + "/log.jsonl"), file(std::fopen(path.c_str(), "ae")), console(to), run(run_shape) {
+    : path(out.empty() ? "/dev/null" : out + "/log.jsonl"),
+      file(std::fopen(path.c_str(), "ae")),
+      console(to),
+      run(run_shape) {
     if (!file) fail(path, ": cannot write: ", std::strerror(errno));
 }
 
@@ -103,6 +106,13 @@ void Log::memory(const std::vector<MemoryRow>& rows) {
     print_row(total);
 }
 
+void Log::describe_run(const std::string& device, int64_t parameters) {
+    event({{"event", "run"},
+           {"device", device},
+           {"parameters", parameters},
+           {"tokens_per_step", static_cast<int64_t>(run.tokens_per_update)}});
+}
+
 void Log::start(const ordered_json& config) {
     ordered_json fields = {{"event", "start"}};
     fields.update(config);
@@ -110,7 +120,7 @@ void Log::start(const ordered_json& config) {
     std::string heading = format("%13s  %8s  %9s  %8s  %8s  %9s  %8s", "step", "loss", "grad norm", "lr",
                                  "ms", "tokens/s", run.gpu ? "TFLOP/s" : "GFLOP/s");
     if (run.peak_flops > 0) heading += "  % of peak";
-    print(heading + "  time left");
+    print(heading + "  mem GiB  time left");
 }
 
 void Log::step(const StepResult& r) {
@@ -132,13 +142,17 @@ void Log::step(const StepResult& r) {
            {"system_mem_gib", r.usage.system_mem_gib},
            {"cpu_percent", r.usage.cpu_percent}});
     count_usage(r);
+    const bool first = typical_ms == 0, last = r.step == run.steps;
     typical_ms = typical_ms == 0 ? r.ms : 0.9 * typical_ms + 0.1 * r.ms;
+    if (!first && !last && r.step % run.log_every != 0) return;
     std::string line = format("%13s  %8.4f  %9.4f  %8.2e  %8.1f  %9.0f  %8.1f",
                               (std::to_string(r.step) + "/" + std::to_string(run.steps)).c_str(), r.loss,
                               r.grad_norm, r.lr, r.ms, speed, flops / (run.gpu ? 1e12 : 1e9));
     if (run.peak_flops > 0) line += format("  %9.1f", 100 * flops / run.peak_flops);
     const double left = static_cast<double>(run.steps - r.step) * typical_ms / 1e3;
-    print(line + format("  %9s", duration(left).c_str()));
+    // The device's; where the host computes, the process's at its peak.
+    const double memory = run.gpu ? r.usage.gpu_mem_gib : r.usage.rss_gib;
+    print(line + format("  %7.2f  %9s", memory, duration(left).c_str()));
 }
 
 void Log::note(int64_t step, const std::string& text) {

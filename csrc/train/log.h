@@ -18,6 +18,7 @@ struct RunShape {
     double flops_per_token = 0;
     double peak_flops = 0;  // per second, of all devices together; 0: not known, no "% of peak"
     bool gpu = false;       // TFLOP/s on the console, else GFLOP/s
+    int64_t log_every = 1;  // steps per line on the console, besides the first and the last one
 };
 
 struct StepResult {
@@ -35,8 +36,8 @@ struct MemoryRow {
 };
 
 struct Log {
-    // Appends to out/log.jsonl (see truncate_log) and prints to `console`. Throws Error with the path where a
-    // line cannot be written.
+    // Appends to out/log.jsonl (see truncate_log), with out "" to no file, and prints to `console`. Throws
+    // Error with the path where a line cannot be written.
     Log(const std::string& out, const RunShape& run, std::FILE* console = stdout);
 
     void print(const std::string& line);
@@ -44,6 +45,8 @@ struct Log {
     void table(const std::string& heading, const Rows& rows);
     void memory(const std::vector<MemoryRow>& rows);
 
+    // What the run is, besides its configuration.
+    void describe_run(const std::string& device, int64_t parameters);
     // The event that opens a run, with the resolved configuration, then the heading of the table of steps.
     void start(const nlohmann::ordered_json& config);
     void step(const StepResult& result);

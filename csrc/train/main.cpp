@@ -52,7 +52,17 @@ void describe(Log& log, const Trainer& t) {
                {"tokens an update", grouped(t.tokens_per_update())},
                {"training tokens", grouped(t.train->tokens)},
                {"validation tokens", grouped(t.val ? t.val->tokens : 0)}});
-    log.memory(memory_rows(t.model));
+    log.memory(memory_rows(t.model, !t.options.dry_run));
+}
+
+// The plan of a run that is not begun: nothing is written.
+int finish_dry_run(const Trainer& t) {
+    Log log("", {});
+    describe(log, t);
+    if (!t.remarks.empty()) log.print(t.remarks);
+    check_memory(t.model, t.options);
+    log.print("dry run: the run fits; nothing was allocated, computed or written");
+    return 0;
 }
 
 void validate(Trainer& t, Log& log) {
@@ -110,15 +120,20 @@ int run_training(const Options& options) {
     if (options.train_data.empty()) fail("--train-data: expected a pattern of files, found none");
     const Where where = computing_context().where;  // a machine without the device is told so before any work
     Trainer t(options);
+    if (options.dry_run) return finish_dry_run(t);
     const std::string moved = prepare_output(options.out, t.resumed_from, t.step);
-    const RunShape shape{options.steps, static_cast<double>(t.tokens_per_update()),
+    const RunShape shape{options.steps,
+                         static_cast<double>(t.tokens_per_update()),
                          t.config.flops_per_token(options.seq_len),
-                         peak_flops(t.model.options.precision.weights), where == Where::device};
+                         peak_flops(t.model.options.precision.weights),
+                         where == Where::device,
+                         options.log_every};
     Log log(options.out, shape);
     if (!moved.empty()) log.print(moved);
     describe(log, t);
     if (!t.remarks.empty()) log.print(t.remarks);
     if (!t.resumed_from.empty()) log.print("resuming from " + t.resumed_from);
+    log.describe_run(computing_device(), t.config.parameters());
     log.start(to_json(options));
     handle_signals();
     const std::string saved = train(t, log, shape.peak_flops), plot = draw_loss_plot(options.out);

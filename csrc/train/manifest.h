@@ -17,7 +17,7 @@ struct FileRecord {
     std::string name;  // in the checkpoint's directory
     int64_t bytes = 0;
     uint64_t xxh3 = 0;            // XXH3_64
-    std::string role;             // config, weights, optimizer
+    std::string role;             // config, weights, optimizer, tokenizer, generation
     std::optional<int64_t> rank;  // the one that wrote it; none: it holds all ranks' part
 };
 

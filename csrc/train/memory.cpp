@@ -110,7 +110,7 @@ ModelOptions model_options(const Options& o) {
     return m;
 }
 
-std::vector<MemoryRow> memory_rows(const Model& model) {
+std::vector<MemoryRow> memory_rows(const Model& model, bool allocated) {
     std::vector<MemoryRow> rows;
     for (const Arena::Row& row : model.arena.rows) {
         auto it = rows.begin();
@@ -121,7 +121,8 @@ std::vector<MemoryRow> memory_rows(const Model& model) {
     }
     if (model.context.where == Where::host) return rows;
     const DeviceMemoryInfo device = device_memory();
-    rows.push_back({"runtime, other programs", 0, device.total - device.free - model.arena.bytes()});
+    const int64_t ours = allocated ? model.arena.bytes() : 0;
+    rows.push_back({"runtime, other programs", 0, device.total - device.free - ours});
     return rows;
 }
 

@@ -11,7 +11,7 @@ namespace llamac {
 ModelOptions model_options(const Options& options);
 
 // The model's tensors by group; what the runtime and other programs have taken; what the device has in all.
-std::vector<MemoryRow> memory_rows(const Model& model);
+std::vector<MemoryRow> memory_rows(const Model& model, bool allocated);
 
 // Error where the planned model does not fit in what the device has free now: what is needed, what is there, and the
 // least change of the flags that would make it fit: more recomputation, then smaller micro-steps, then fewer bytes a

@@ -261,7 +261,7 @@ void parse_command_line(CLI::App& app, int argc, const char* const* argv) {
     fail(quote(rest[0]), ": expected a flag; --help lists them");
 }
 
-// What values are together; "none" becomes what it stands for.
+// What values are together; "none" and "auto" become what they stand for.
 void settle(Options& options) {
     for (std::string* data : {&options.train_data, &options.val_data})
         if (*data == "none") data->clear();
@@ -269,11 +269,13 @@ void settle(Options& options) {
     if (options.train_data != Options().train_data && options.val_data == Options().val_data)
         options.val_data.clear();
     parse_recompute(options.recompute);
+    parse_prompt_ids(options.sample_prompt_ids);
     for (const std::string& choice : options.kernel) {
         const size_t equals = choice.find('=');
         if (equals == choice.npos || equals == 0 || equals + 1 == choice.size())
             fail("--kernel: expected OP=N, found ", quote(choice));
     }
+    if (options.init == "auto") options.init = holds_weights(options.model) ? "load" : "random";
     std::error_code none;  // what cannot be looked at is no directory
     if (options.init == "load" && !std::filesystem::is_directory(options.model, none))
         fail("--init load: expected --model to be a Hugging Face directory, found ", quote(options.model));
@@ -326,6 +328,30 @@ Options parse_options(const json& values) {
     for (const auto& [key, value] : values.items()) assign(options, flag_of(key, ""), value, key);
     settle(options);
     return options;
+}
+
+std::vector<int32_t> parse_prompt_ids(const std::string& list) {
+    std::vector<int32_t> ids;
+    for (size_t start = 0; start < list.size() + !list.empty();) {
+        const size_t end = std::min(list.find(',', start), list.size());
+        const std::string part = list.substr(start, end - start);
+        start = end + 1;
+        int32_t id = -1;
+        const auto [stop, error] = std::from_chars(part.data(), part.data() + part.size(), id);
+        if (error != std::errc() || stop != part.data() + part.size() || id < 0)
+            fail("--sample-prompt-ids: expected ids with commas between, as in 17,4,250, found ",
+                 quote(part));
+        ids.push_back(id);
+    }
+    return ids;
+}
+
+bool holds_weights(const std::string& directory) {
+    std::error_code none;  // what cannot be looked at is not there
+    for (const char* file : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+                             "pytorch_model.bin.index.json"})
+        if (std::filesystem::exists(directory + "/" + file, none)) return true;
+    return false;
 }
 
 int64_t micro_steps(const Options& o, int64_t devices) {

@@ -25,6 +25,12 @@ Options parse_options(int argc, const char* const* argv);
 // The same of a JSON object with a file's keys; what it does not name is as it is by default.
 Options parse_options(const nlohmann::json& values);
 
+// A --sample-prompt-ids list: ids with commas between; "": none.
+std::vector<int32_t> parse_prompt_ids(const std::string& list);
+
+// Whether a Hugging Face directory has weights, in a format that can be read or not.
+bool holds_weights(const std::string& directory);
+
 // Micro-steps of an update: total-batch-size / (batch-size * seq-len * devices). Throws Error where they do
 // not divide it.
 int64_t micro_steps(const Options& options, int64_t devices);

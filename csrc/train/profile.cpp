@@ -257,7 +257,7 @@ ordered_json trace_json(const std::vector<Step>& steps, const std::vector<Span>&
 
 ProfiledSteps choose_profiled_steps(int64_t first, int64_t last, int64_t count) {
     const int64_t all = last - first + 1;
-    return {first + (count > 0 && all > count ? 1 : 0), count};
+    return {first + (count > 0 && all > count ? 1 : 0), all > 0 ? count : 0};
 }
 
 Profile::Profile(const ProfiledSteps& steps_, Context& context_, const std::string& out_, double peak)

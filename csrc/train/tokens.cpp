@@ -20,6 +20,15 @@ uint64_t splitmix64(uint64_t x) {
     return z ^ z >> 31;
 }
 
+// The script that makes such files: each of the project's texts has its own, and its own folder.
+std::string how_to_make(const std::string& pattern) {
+    const size_t slash = pattern.find_last_of('/');
+    const std::string folder = slash == pattern.npos ? "." : pattern.substr(0, slash);
+    for (const char* name : {"stdlib", "tinyshakespeare"})
+        if (folder == std::string("data/") + name) return std::string("python dev/data/") + name + ".py";
+    return "python -m llamac.text TEXT --tokenizer FILE --out " + folder;
+}
+
 std::vector<std::string> matching_paths(const std::string& pattern) {
     glob_t found{};
     // Sorted below, by bytes: glob's own order depends on the locale. NOESCAPE as in Python's glob.
@@ -27,7 +36,7 @@ std::vector<std::string> matching_paths(const std::string& pattern) {
     std::vector<std::string> paths;
     if (rc == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
     globfree(&found);
-    if (paths.empty()) fail(pattern, ": no such file");
+    if (paths.empty()) fail(pattern, ": no such file; `", how_to_make(pattern), "` makes token files there");
     std::sort(paths.begin(), paths.end());
     return paths;
 }

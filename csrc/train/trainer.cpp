@@ -1,11 +1,13 @@
 #include "train/trainer.h"
 
 #include <cstdlib>
+#include <filesystem>
 
 #include "core/gemm.h"
 #include "train/memory.h"
 #include "train/resume.h"
 #include "train/sample.h"
+#include "train/warnings.h"
 
 namespace llamac {
 namespace {
@@ -86,25 +88,28 @@ void load_optimizer(Model& model, const std::string& checkpoint) {
     }
 }
 
-void remark(Trainer& t, const std::string& text) {
-    t.remarks += (t.remarks.empty() ? "" : "; ") + text;
+void remark(Trainer& t, const std::string& line) {
+    if (!line.empty()) t.remarks += (t.remarks.empty() ? "" : "\n") + line;
 }
 
-// Ids of another tokenizer are below the model's vocabulary often enough.
-void check_vocabulary(Trainer& t) {
-    if (!t.train) return;
-    const TokenShard& shard = t.train->shards[0];
-    if (shard.vocab_size && shard.vocab_size != t.config.V)
-        remark(t, shard.file.path + ": tokens of a vocabulary of " + std::to_string(shard.vocab_size) +
-                      ", the weights' is " + std::to_string(t.config.V) +
-                      ": were they trained on these tokens?");
+void set_initial_weights(Trainer& t) {
+    const Options& o = t.options;
+    if (o.resume == "auto")
+        remark(t, "--resume auto: no checkpoint in " + o.out + ": the run begins at step 0");
+    if (o.init == "load") return load_weights(t.model.parameters, o.model);
+    std::error_code none;  // what cannot be looked at is no directory
+    if (std::filesystem::is_directory(o.model, none) && !holds_weights(o.model))
+        remark(t, "--model " + o.model + ": the directory has no weights: the initial ones are random");
+    initialize(t.model.parameters, t.config, static_cast<uint64_t>(o.seed));
 }
 
 void resume(Trainer& t) {
     const Manifest manifest = open_checkpoint(t.resumed_from);
     check_resume(manifest, t.resumed_from, t.options);
     const DType dtype = t.model.options.precision.weights;
-    if (config_json(load_config(t.resumed_from), dtype) != config_json(t.config, dtype))
+    Config saved = load_config(t.resumed_from);
+    saved.pad = t.config.pad;  // checkpoints of earlier versions lack it
+    if (config_json(saved, dtype) != config_json(t.config, dtype))
         fail(t.resumed_from, "/config.json: is not the model that --model ", t.options.model, " means");
     if (const std::string not_taken = t.model.gemms.use(manifest.gemms); !not_taken.empty())
         remark(t, t.resumed_from + ": the matrix products' choices are " + not_taken + ": other bits");
@@ -136,24 +141,26 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
         if (train) check_same_tokenizer(*train, *val);
         val->validation_batches(o.val_steps);  // refuses too little data now, not after the first hour
     }
-    if (o.sample_every > 0) first_token();  // likewise, where the model has none
+    if (o.sample_every > 0) sample_prompt();  // likewise, where the model has no such token
     on_device.resize(static_cast<size_t>(most_in_flight) + 1);
     for (OnDevice& f : on_device)
         for (Tensor* t : {&f.tokens, &f.targets})
             model.arena.plan("tokens", t, shaped(DType::i32, {tokens_per_update()}));
+    if (train)
+        for (const std::string& line : run_warnings(o, config, *train, accumulation * o.batch_size))
+            remark(*this, line);
+    if (o.dry_run) return;
     check_memory(model, o);  // before the host's is taken, too
     model.allocate();
     while (flights.size() < on_device.size()) flights.emplace_back(tokens_per_update());
     while (ends.size() <= flights.size()) ends.emplace_back();
-    remarks = take_gemm_choices(model.gemms, o);
+    remark(*this, take_gemm_choices(model.gemms, o));
     if (!resumed_from.empty())
         resume(*this);
-    else if (o.init == "load") {
-        load_weights(model.parameters, o.model);
-        check_vocabulary(*this);
-    } else
-        initialize(model.parameters, config, static_cast<uint64_t>(o.seed));
+    else
+        set_initial_weights(*this);
     finished = step;
+    carried = read_carried_files(o.model, tokenizer ? tokenizer->path : "");
 
     const double scale = 1.0 / static_cast<double>(accumulation);
     first_micro_step.work = [this, scale] { forward_backward(model, true, scale); };
@@ -263,6 +270,14 @@ int32_t Trainer::first_token() const {
     return static_cast<int32_t>(token);
 }
 
+std::vector<int32_t> Trainer::sample_prompt() const {
+    const std::vector<int32_t> ids = parse_prompt_ids(options.sample_prompt_ids);
+    for (int32_t id : ids)
+        if (id >= config.V)
+            fail("--sample-prompt-ids: expected ids below the vocabulary's ", config.V, ", found ", id);
+    return ids.empty() ? std::vector<int32_t>{first_token()} : ids;
+}
+
 std::vector<int32_t> Trainer::sample(std::vector<int32_t> prompt, int64_t count, double temperature,
                                      int64_t top_k) {
     CHECK(in_flight() == 0);
@@ -278,8 +293,11 @@ std::string Trainer::text_of(const std::vector<int32_t>& ids) const {
 }
 
 std::string Trainer::sample() {
-    return text_of(
-        sample({first_token()}, options.sample_tokens, options.sample_temperature, options.sample_top_k));
+    const std::vector<int32_t> prompt = sample_prompt();
+    std::vector<int32_t> ids =
+        sample(prompt, options.sample_tokens, options.sample_temperature, options.sample_top_k);
+    if (!options.sample_prompt_ids.empty()) ids.insert(ids.begin(), prompt.begin(), prompt.end());
+    return text_of(ids);
 }
 
 Manifest Trainer::manifest() const {
@@ -297,8 +315,13 @@ Manifest Trainer::manifest() const {
 }
 
 std::vector<CheckpointFile> Trainer::files() const {
-    return checkpoint_files(config_json(config, model.options.precision.weights),
-                            weight_tensors(model.parameters), optimizer_tensors(model.parameters));
+    std::vector<CheckpointFile> files =
+        checkpoint_files(config_json(config, model.options.precision.weights),
+                         weight_tensors(model.parameters), optimizer_tensors(model.parameters));
+    for (const CarriedFile& file : carried)
+        files.push_back({file.name, file.role,
+                         [text = file.text](const std::string& path) { return write_file(path, text); }});
+    return files;
 }
 
 std::string Trainer::save() {

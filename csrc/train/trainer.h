@@ -7,6 +7,7 @@
 
 #include "model/model.h"
 #include "platform/stream.h"
+#include "train/carried_files.h"
 #include "train/checkpoint.h"
 #include "train/options.h"
 #include "train/schedule.h"
@@ -26,6 +27,7 @@ struct UpdateResult {
 struct Trainer {
     // Reads the model, the data and, where it goes on from one, the checkpoint; writes nothing. Throws Error, for a
     // run that the device has no memory for with the least change that would make it fit. ahead: most_in_flight.
+    // After --dry-run the model is planned, and nothing is allocated or read: what follows is not to be called.
     explicit Trainer(const Options& options, std::optional<int64_t> ahead = {});
 
     const Options options;
@@ -35,11 +37,12 @@ struct Trainer {
     std::optional<Loader> train;  // none: --train-data "", for whoever brings the batches
     std::optional<Loader> val;    // none: --val-data ""
     std::optional<Tokenizer> tokenizer;
+    std::vector<CarriedFile> carried;  // into every checkpoint
     Schedule schedule;
     Model model;
     int64_t step = 0;  // updates started
     bool replays;  // launches are recorded in graphs, which later updates replay, but where runs are observed
-    std::string remarks;  // a line on what was not taken over or looks wrong, or ""
+    std::string remarks;  // a line for each thing that was not taken over or looks wrong
 
     // Puts the next update into the model's stream: micro-steps, gradient norm, AdamW. The host gathers its tokens and
     // goes on; so it may start the next before this one is done, by most_in_flight.
@@ -62,12 +65,14 @@ struct Trainer {
     double mean_loss_of(int64_t rows, int64_t T, const Rows& fill);
     // What stands before a document: the tokenizer's, or else the model's first token.
     int32_t first_token() const;
+    // What samples begin with: --sample-prompt-ids, else the first token.
+    std::vector<int32_t> sample_prompt() const;
     // Tokens that the model writes after the prompt; the same of the same weights at the same step.
     std::vector<int32_t> sample(std::vector<int32_t> prompt, int64_t count, double temperature,
                                 int64_t top_k);
     // Their text (Tokenizer::decode); without a tokenizer their ids.
     std::string text_of(const std::vector<int32_t>& ids) const;
-    // Text as the flags say: --sample-tokens tokens after the first one.
+    // Text as the flags say: --sample-tokens tokens after the first one, or --sample-prompt-ids and what follows.
     std::string sample();
     // Writes OUT/step_NNNNNN; returns its path.
     std::string save();
@@ -106,7 +111,7 @@ struct Trainer {
     const Stream copies;              // of ids to the device, beside the model's work
     std::deque<Flight> flights;       // the update `step` is flights[step % size]
     std::vector<OnDevice> on_device;  // of each flight
-    int64_t finished;
+    int64_t finished = 0;
     // Updates are timed on the stream: the host hears late of an end while it waits for room to queue the next one.
     std::deque<Event> ends;
 };

@@ -1,6 +1,7 @@
 """Tokens of the Python standard library's own sources: real text that every machine has.
 
-Writes to --out: tokenizer.tiktoken (byte-level BPE of the training part), train_000.bin, val_000.bin.
+Writes to --out: tokenizer.tiktoken (byte-level BPE of the training part), tokenizer.json and
+tokenizer_config.json (the same for transformers), train_000.bin, val_000.bin.
 Validation is whole top-level packages, chosen by name alone, so that every machine holds out the same ones.
 """
 
@@ -82,6 +83,7 @@ def build(out: Path, root: Path, vocab_size: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(out / "tokenizer.tiktoken", tokenizer.train(train, vocab_size - 1))
     bpe = tokenizer.load(out / "tokenizer.tiktoken")
+    tokenizer.export(out, bpe)
     for split, texts in (("val", val), ("train", train)):
         write_shards(out, split, bpe.encode_documents(texts), bpe.vocab_size, bpe.hash)
         print(f"{split}: {len(texts)} files, {sum(map(len, texts)):,} characters")
@@ -98,6 +100,8 @@ def main() -> None:
     found = None if arguments.force else ready(out, vocab_size)
     if not found:
         build(out, arguments.root, vocab_size)
+    elif not (out / "tokenizer_config.json").exists():  # a data set of an earlier version
+        tokenizer.export(out, tokenizer.load(out / "tokenizer.tiktoken"))
     print(f"{out}: {found or ready(out, vocab_size)}{', already there' if found else ''}")
 
 

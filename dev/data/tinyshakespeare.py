@@ -1,7 +1,8 @@
 """Tiny Shakespeare in GPT-2's tokens: 32,768 for validation, 305,260 for training, as in llm.c.
 
-Writes to --out: tokenizer.tiktoken (GPT-2's ranks), val_000.bin, train_000.bin. The ranks come through
-tiktoken, which downloads them once (TIKTOKEN_CACHE_DIR says where they stay).
+Writes to --out: tokenizer.tiktoken (GPT-2's ranks), tokenizer.json and tokenizer_config.json (the same for
+transformers), val_000.bin, train_000.bin. The ranks come through tiktoken, which downloads them once
+(TIKTOKEN_CACHE_DIR says where they stay).
 """
 
 import argparse
@@ -36,11 +37,13 @@ def main() -> None:
         with urllib.request.urlopen(URL, timeout=60) as answer:
             content = answer.read()
     out = arguments.out
+    ranks = tokenizer.gpt2_ranks()  # before the folder is made: there may be none
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(out / "tokenizer.tiktoken", tokenizer.gpt2_ranks())
+    tokenizer.save(out / "tokenizer.tiktoken", ranks)
     gpt2 = tokenizer.load(out / "tokenizer.tiktoken")
+    tokenizer.export(out, gpt2)
     try:
-        tokens = gpt2.encode_documents(paragraphs(content.decode("utf-8")))
+        tokens = gpt2.encode_documents(paragraphs(content.decode("utf-8-sig")))
     except UnicodeDecodeError as error:
         raise InputError(f"{arguments.input or URL}: expected UTF-8: {error}") from None
     if len(tokens) <= arguments.val_tokens:

@@ -212,17 +212,20 @@ Operands make_operands(const Job& job) {
     std::vector<Tensor> tensors;
     int64_t bytes = 0;
     const auto [output, input] = job.benchmark->in_place;
+    std::vector<bool> has_memory;  // its own: neither absent nor in the memory of another
     for (size_t i = 0; i < job.op->operands.size(); i++) {
         const Operand& o = job.op->operands[i];
-        tensors.push_back(is_absent(*job.benchmark, o) ? Tensor{}
-                                                       : shape_of(c, i, job.types->operands[i].dtype));
-        bytes += tensors[i].rank && o.name != (output ? output : "") ? tensors[i].bytes() : 0;
+        const bool absent = is_absent(*job.benchmark, o);
+        tensors.push_back(absent ? Tensor{} : shape_of(c, i, job.types->operands[i].dtype));
+        has_memory.push_back(!absent && !(output && o.name == output));
+        if (has_memory[i]) bytes += tensors[i].bytes();
     }
     constexpr int64_t most = int64_t{24} << 30;
-    const int64_t wanted = std::max<int64_t>(2, 4 * device_properties().cache_bytes / bytes + 1);
+    const DeviceProperties& device = device_properties();
+    const int64_t wanted = device.emulated ? 2 : std::max<int64_t>(2, 4 * device.cache_bytes / bytes + 1);
     r.sets.assign(static_cast<size_t>(std::max<int64_t>(1, std::min(wanted, most / bytes))), tensors);
     for (size_t i = 0; i < tensors.size(); i++) {
-        if (!tensors[i].rank || (output && job.op->operands[i].name == output)) continue;
+        if (!has_memory[i]) continue;
         const std::vector<uint8_t> values = pattern(job, i);
         for (std::vector<Tensor>& set : r.sets) {
             r.memory.emplace_back(tensors[i].bytes());

@@ -21,7 +21,7 @@ import json
 import sys
 from pathlib import Path
 
-from llamac.bench.report import bars, markdown
+from llamac.bench.report import Bar, bars, markdown
 from llamac.errors import InputError, run
 
 # Model, sequences and tokens in each.
@@ -31,6 +31,7 @@ PRESETS = {
     "70b": ("llama3.1-70b", 2, 8192),
     "tiny": ("tiny", 1, 32),
 }
+LIMITS = {"GB/s": "% of the device's copy of as many bytes", "TFLOP/s": "% of the device's matrix product"}
 MODES = ("default", "max-autotune-no-cudagraphs")
 HEAD = ("operation", "direction", "peer", "ms", "rate", "% of limit", "peak MiB", "extra MiB", "ratio")
 
@@ -67,14 +68,19 @@ def report(rows: list[dict]) -> str:
 
 
 def chart(rows: list[dict], path: Path) -> None:
-    """One preset's percents of the limit."""
-    groups: dict[str, dict[str, float]] = {}
+    """One preset's percents of the limit: a panel for a copy's, one for a matrix product's. Behind a peer's
+    bar, how many times as fast ours is.
+    """
+    panels: dict[str, dict[str, dict[str, Bar]]] = {}
     for row in rows:
         if "percent" in row:
             label = f"{row['operation']}\n{row['direction']}"
-            groups.setdefault(label, {})[row["peer"]] = row["percent"]
+            known = row["ratio"] is not None and row["peer"] != "ours"
+            times = f"   {row['ratio']:.2f}x" if known else ""
+            groups = panels.setdefault(LIMITS[row["unit"]], {})
+            groups.setdefault(label, {})[row["peer"]] = Bar(row["percent"], f"{row['percent']:.3g}%{times}")
     title = f"{rows[0]['preset']}: {rows[0]['device']}, PyTorch {rows[0]['torch']}, {rows[0]['dtype']}"
-    bars(groups, title, "% of the device's copy (attention, linear_cross_entropy: of its product)", path)
+    bars(panels, f"{title}. 2x: ours is twice as fast", path)
 
 
 def draw(rows: list[dict], folder: Path) -> None:

@@ -24,16 +24,18 @@ import llamac.plot
 import llamac.profile
 import llamac.random
 import llamac.tokenizer
+from llamac.carried_files import read_carried_files
 from llamac.config import Config, load_config
 from llamac.data import Loader, check_same_tokenizer
 from llamac.errors import InputError
 from llamac.log import Log, set_aside
-from llamac.options import Options, recompute_parts
+from llamac.options import Options, prompt_ids, recompute_parts
 from llamac.peak import peak_tflops
+from llamac.run_warnings import run_warnings
 from llamac.schedule import learning_rate
 from llamac.torch_profile import Profiler
 from llamac.training.operations import adamw_step, llamac_operations
-from llamac.training.ranks import DTYPES, join_ranks, leave, rank, shard, world
+from llamac.training.ranks import DTYPES, join_ranks, leave, rank, shard, tell_launcher, world
 from llamac.training.rounding import upload
 from llamac.training.sampling import SAMPLING_STREAM, sample_token
 from llamac.training.weights import fuse_products, init_weights, load_weights, parts, save_model
@@ -73,6 +75,7 @@ class Run:
     optimizer: Any = None
     log: Log | None = None
     profiler: Profiler | None = None
+    carried: dict[str, bytes] = field(default_factory=dict)  # files into every checkpoint: {name: content}
     checkpoints: list[Path] = field(default_factory=list)  # written by this run, oldest first
     running: list[Update] = field(default_factory=list)  # begun and not yet logged, oldest first
     begun: Moment = 0.0  # start of the time that the next logged step took
@@ -84,7 +87,7 @@ class Run:
 def check_supported(o: Options) -> None:
     """Refuse what the C program does and train_llama3.py does not."""
     if o.resume != "none":
-        raise InputError("--resume: only the C program resumes; --model DIR --init load takes the weights")
+        raise InputError("--resume: only the C program resumes; --model DIR takes its weights")
     if o.kernel:
         raise InputError("--kernel: only the C program has it")
     if not o.train_data:
@@ -110,9 +113,10 @@ def prepare(o: Options) -> Run:
         raise InputError(f"--seq-len: expected at most max_position_embeddings {longest}, found {T}")
     tokenizer = llamac.tokenizer.find(o.tokenizer, data.shards)
     if o.sample_every:
-        first_token(tokenizer, config)  # refused now, not after the first hour
+        sample_prompt(o, tokenizer, config)  # refused now, not after the first hour
     join_ranks(device)
-    return Run(o, config, device, data, val_data, tokenizer)
+    carried = read_carried_files(o.model, tokenizer.path if tokenizer else None)
+    return Run(o, config, device, data, val_data, tokenizer, carried=carried)
 
 
 def operations(o: Options, torchs: SimpleNamespace) -> SimpleNamespace:
@@ -168,10 +172,10 @@ def begin(r: Run) -> None:
     peak = peak_tflops(r.device, DTYPES[o.dtype])
     rates = {"flops_per_token": config.flops_per_token(T), "peak_tflops": peak * world() if peak else None}
     previous = set_aside(out) if out else None
-    r.log = Log(out, steps=o.steps, tokens=o.batch_size * T * r.data.accum * world(), **rates)
-    if o.init == "load" and (found := r.data.shards[0].vocab_size) not in (0, config.vocab_size):
-        which = f"tokens of a vocabulary of {found}, the weights' is {config.vocab_size}"
-        r.log.print(f"{r.data.shards[0].path}: {which}: were they trained on these tokens?")
+    tokens = o.batch_size * T * r.data.accum * world()
+    r.log = Log(out, steps=o.steps, tokens=tokens, every=o.log_every, **rates)
+    for line in run_warnings(o, config, r.data, world()):
+        r.log.print(line)
     if previous:
         r.log.print(f"an earlier run's log and checkpoints are now in {previous}")
     name = torch.cuda.get_device_name() if r.device == "cuda" else "the CPU"
@@ -179,18 +183,24 @@ def begin(r: Run) -> None:
     ranks = f"{world()} devices x " if world() > 1 else ""
     sizes = f"{ranks}{r.data.accum} x {o.batch_size} x {T} tokens an update"
     r.log.print(f"{sizes}, {r.data.tokens:,} to train on")
+    r.log.run(name, config.num_parameters())
     r.log.start(o.to_dict())
     if out and o.profile:
         r.profiler = Profiler(out, o.profile, o.steps, r.device, DTYPES[o.dtype])
 
 
-def first_token(tokenizer: llamac.tokenizer.Tokenizer | None, config: Config) -> int:
-    """What a sample begins with. Raises InputError where the model has no such token."""
-    token = tokenizer.bos if tokenizer else config.bos_token_id or 0
-    if token >= config.vocab_size:
-        expected = f"expected one below the vocabulary's {config.vocab_size}"
-        raise InputError(f"the token that begins a sample: {expected}, found {token}")
-    return token
+def sample_prompt(o: Options, tokenizer: llamac.tokenizer.Tokenizer | None, config: Config) -> list[int]:
+    """What samples begin with: --sample-prompt-ids, else the token before a document. Raises InputError where
+    the model has no such token.
+    """
+    tokens = prompt_ids(o.sample_prompt_ids) or [tokenizer.bos if tokenizer else config.bos_token_id or 0]
+    for token in tokens:
+        if token >= config.vocab_size:
+            which = "--sample-prompt-ids" if o.sample_prompt_ids else "the token that begins a sample"
+            raise InputError(
+                f"{which}: expected one below the vocabulary's {config.vocab_size}, found {token}"
+            )
+    return tokens
 
 
 # An optimizer step ==========================================================================================
@@ -314,20 +324,21 @@ def sample(r: Run, step: int) -> str:
     """
     finish(r)
     o = r.options
-    tokens = [first_token(r.tokenizer, r.config)]
+    tokens = sample_prompt(o, r.tokenizer, r.config)
+    shown = 0 if o.sample_prompt_ids else len(tokens)
     for i in range(o.sample_tokens):
         context = torch.tensor([tokens[-o.seq_len :]], device=r.device)
         logits = r.model(context, r.cis)[0, -1]
         u = llamac.random.uniform(o.seed, step, SAMPLING_STREAM, 1, start=i).item()
         tokens.append(sample_token(logits, o.sample_temperature, o.sample_top_k, u))
-    return r.tokenizer.decode(tokens[1:]) if r.tokenizer else " ".join(map(str, tokens[1:]))
+    return r.tokenizer.decode(tokens[shown:]) if r.tokenizer else " ".join(map(str, tokens[shown:]))
 
 
 def save_checkpoint(r: Run, step: int) -> None:
     """Write OUT/step_NNNNNN and remove this run's oldest checkpoints beyond --keep-checkpoints."""
     finish(r)
     path = Path(r.options.out) / f"step_{step:06d}"
-    save_model(r.model, path, DTYPES[r.options.dtype])
+    save_model(r.model, path, DTYPES[r.options.dtype], r.carried)
     r.log.checkpoint(step, path)
     r.checkpoints.append(path)
     while len(r.checkpoints) > r.options.keep_checkpoints:
@@ -355,6 +366,8 @@ def conclude(r: Run) -> None:
     out = Path(r.options.out)
     model = f"model {r.checkpoints[-1]}" if r.checkpoints else "no model"
     result = f"done: {model}, log {out}/log.jsonl"
+    if not r.options.steps:
+        return print(f"{result}, no loss plot (there was no step)")
     try:
         llamac.plot.draw(llamac.plot.read_log(out / "log.jsonl"), out / "loss.png")
         result += f", loss plot {out}/loss.png"
@@ -371,11 +384,16 @@ def command_line(argv: list[str], train: Callable[[Options], None], help: str) -
             print(options.to_toml(), end="") if options.print_config else train(options)
             leave()
         except (InputError, OSError) as error:
+            tell_launcher(error)
             if rank() == 0:
                 raise
-            time.sleep(5)  # what is wrong for all is said by rank 0, whose end is the others'
+            if not dist.is_initialized():  # found in flags and files, which are the same for all
+                time.sleep(60)  # rank 0 says it, and its end is the others'
+                os._exit(2)
+            time.sleep(5)  # as above, where all find the same
             raise InputError(f"rank {rank()}: {error}") from None
     elif argv[0] in ("-h", "--help"):
-        print(help)
+        print(f"{help}\nWith --train:\n")
+        llamac.options.parse(["--help"])
     else:
         raise InputError(f"expected --train, or nothing (reference tensors), found {' '.join(argv)}")

@@ -154,10 +154,14 @@ def whole_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, T
             yield from zip(names, weight.cpu().split([shapes[name][0] for name in names]), strict=True)
 
 
-def save_model(model: nn.Module, directory: str | Path, dtype: torch.dtype) -> None:
-    """Write a Hugging Face directory that transformers opens as it is. Rank 0 writes, all ranks call."""
+def save_model(
+    model: nn.Module, directory: str | Path, dtype: torch.dtype, files: dict[str, bytes] | None = None
+) -> None:
+    """Write a Hugging Face directory that transformers opens as it is, and files {name: content} into it.
+    Rank 0 writes, all ranks call.
+    """
     weights = whole_weights(model, dtype)
     if rank() == 0:
-        hf.write_directory(directory, model.config, dtype, weights)
+        hf.write_directory(directory, model.config, dtype, weights, files)
     for _ in weights:
         pass

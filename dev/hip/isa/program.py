@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-
 from build import LIBRARIES
 
 CONFIG = {

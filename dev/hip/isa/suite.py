@@ -10,9 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from device import Device
-
 from build import LIBRARIES
+from device import Device
 
 MAIN = {
     "check_operations": "_Z21check_operations_mainiPPc",

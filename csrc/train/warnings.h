@@ -1,0 +1,17 @@
+// What looks wrong about a run that can be computed: one line each. llamac/run_warnings.py holds the same lines
+// (tests/test_program.py compares them).
+#pragma once
+#include <string>
+#include <vector>
+
+#include "model/config.h"
+#include "train/options.h"
+#include "train/tokens.h"
+
+namespace llamac {
+
+// data: the training data. sequences: per optimizer step, over all devices.
+std::vector<std::string> run_warnings(const Options& options, const Config& config, const Loader& data,
+                                      int64_t sequences);
+
+}  // namespace llamac

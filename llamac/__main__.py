@@ -1,0 +1,25 @@
+"""`python -m llamac`: the commands of this package."""
+
+COMMANDS = {
+    "doctor": "what is installed, whether it fits together, and what to do if not",
+    "bench": "llamac.ops beside PyTorch eager, torch.compile and Liger: tables, JSON, charts",
+    "profile OUT": "where the time of a run with --profile went, and what to do next",
+    "plot OUT": "draws OUT/loss.png from a run's OUT/log.jsonl",
+    "text INPUT --out DIR": "tokens of any text, to train on",
+}
+
+
+def main() -> None:
+    import llamac
+
+    width = max(map(len, COMMANDS))
+    print(f"llamac {llamac.__version__}\n")
+    for command, purpose in COMMANDS.items():
+        print(f"  python -m llamac.{command.ljust(width)}  {purpose}")
+    print(
+        "\nEach has --help. In Python: llamac.Trainer, llamac.ops, llamac.patch, llamac.kernels, llamac.run."
+    )
+
+
+if __name__ == "__main__":
+    main()

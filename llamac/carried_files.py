@@ -1,0 +1,25 @@
+"""Files that belong to a model beside its weights and that training does not change: a tokenizer's, and how
+to generate. A checkpoint carries them along, by the rule of the C program (train/carried_files.h;
+tests/test_program.py compares checkpoints).
+"""
+
+from pathlib import Path
+
+TOKENIZER = (
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json"),
+)
+
+
+def read_carried_files(model: str | Path, rank_file: str | Path | None) -> dict[str, bytes]:
+    """{name: content} of those of the model's directory; where that has no tokenizer, or is none, of the
+    tokenizer's that lies beside the rank file, if there is one.
+    """
+    found = _contents(Path(model), TOKENIZER)
+    if not found and rank_file:
+        found = _contents(Path(rank_file).parent, TOKENIZER)
+    return found | _contents(Path(model), ("generation_config.json",))
+
+
+def _contents(folder: Path, names: tuple[str, ...]) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
