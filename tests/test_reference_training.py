@@ -205,7 +205,7 @@ def generated(model: LlamaForCausalLM, step: int) -> str:
 def test_training_run(tmp_path):
     events = run_training(tmp_path, "a")
     kinds = [e["event"] for e in events]
-    assert (kinds[:2], kinds.count("step"), kinds.count("sample")) == (["start", "val"], 4, 2)
+    assert (kinds[:3], kinds.count("step"), kinds.count("sample")) == (["run", "start", "val"], 4, 2)
     assert values(events, "val", "step") == [0, 4]
     assert values(events, "step", "lr") == pytest.approx([0.0015, 0.003, 0.00165, 0.0003])
     assert sorted(p.name for p in (tmp_path / "a").glob("step_*")) == ["step_000003", "step_000004"]
