@@ -5,7 +5,7 @@
 #   make test           sets up and runs the tests: minutes on two cores
 #   make test-all       the same, then `make sanitize`, `make race` and `make targets`
 #   make sanitize       the program and its checks under ASan and UBSan
-#   make race           every kernel under TSan, on the emulated device
+#   make race           every kernel, and two trainers in two threads, under TSan
 #   make memcheck       on an NVIDIA GPU: every kernel under compute-sanitizer's four tools
 #   make targets        every kernel compiled for gfx942, gfx90a, gfx1100 (gated on registers, scratch, spills, wide
 #                       accesses) and, where CUDA's compiler is there, for sm_80 and sm_90a
@@ -13,7 +13,8 @@
 #   make bench-train    training beside PyTorch eager and torch.compile on this machine's GPU, one table
 #   make bench-cpu      tokens/s and peak memory beside PyTorch, same model and batch, two threads
 #   make reference      the reference tensors that the C code is checked against
-#   make format         clang-format and ruff, as the tests want it
+#   make lint           formatting, spelling, types, and clang-tidy on changed files; builds and runs nothing
+#   make format         clang-format and ruff, as `make lint` wants it
 PLATFORM ?= auto
 PYTHON   ?= python3
 JOBS     ?= $(shell getconf _NPROCESSORS_ONLN)
@@ -27,7 +28,7 @@ PYTEST    = OMP_NUM_THREADS=1 $(VENV) -m pytest -q -n $(JOBS) --maxprocesses 8
 # Ninja compiles again what a kill left half written; a tree that another generator made is kept.
 export CMAKE_GENERATOR ?= Ninja
 
-.PHONY: train_llama3 test test-all sanitize race memcheck targets bench bench-train bench-cpu reference format clean setup setup-test text native
+.PHONY: train_llama3 test test-all sanitize race memcheck targets bench bench-train bench-cpu reference lint format clean setup setup-test text native
 
 setup:
 	@$(SETUP)
@@ -56,8 +57,8 @@ sanitize: train_llama3 setup-test reference
 
 race: setup-test
 	cmake -S . -B build/thread -DLLAMAC_PLATFORM=cpu -DLLAMAC_SANITIZE=thread -DLLAMAC_WERROR=ON
-	cmake --build build/thread --parallel $(JOBS) --target kernel_checks
-	ctest --test-dir build/thread --parallel $(JOBS) --output-on-failure -R 'check_(operations|emulation|tile)'
+	cmake --build build/thread --parallel $(JOBS) --target kernel_checks check_threads
+	ctest --test-dir build/thread --parallel $(JOBS) --output-on-failure -R 'check_(operations|emulation|tile|threads)'
 	LLAMAC_BUILD=build/thread $(PYTEST) tests/test_platform.py -m program
 
 memcheck: train_llama3
@@ -86,6 +87,10 @@ bench-train: train_llama3 setup-test
 
 bench-cpu: train_llama3 setup-test
 	$(VENV) dev/bench_cpu.py
+
+lint: train_llama3 setup-test
+	@$(SETUP) lint
+	LLAMAC_BUILD=$(BUILD) dev/lint.sh
 
 reference: setup-test
 	$(VENV) train_llama3.py

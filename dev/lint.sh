@@ -1,7 +1,7 @@
 #!/bin/bash
 # lint.sh [BASE]: checks without building or running anything: clang-format, ruff, codespell and mypy on all tracked
 # files; shell syntax; clang-tidy (.clang-tidy) on the C++ files that differ from the commit BASE (default: where this
-# branch left main; on main, the commit before), by the compilation database of build/cpu.
+# branch left main; on main, the commit before), by the compilation database of LLAMAC_BUILD (build/auto).
 #
 # The tools come from the dependency group `lint` of pyproject.toml; LLAMAC_VENV names another folder than .venv. All
 # checks run; the exit status is 1 where one of them failed.
@@ -13,7 +13,7 @@ failed=0
 
 for tool in clang-format ruff codespell mypy clang-tidy; do
     if [ ! -x "$tools/$tool" ]; then
-        echo "lint.sh: $tools/$tool is missing: $tools/python -m pip install --group lint" >&2
+        echo "lint.sh: $tools/$tool is missing: make lint" >&2
         exit 2
     fi
 done
@@ -34,14 +34,14 @@ check_shell() {
     return $bad
 }
 check_tidy() {
-    local base=${1:-} database=build/cpu
+    local base=${1:-} database=${LLAMAC_BUILD:-build/auto}
     if [ -z "$base" ]; then
         base=$(git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main 2>/dev/null || git rev-parse HEAD)
         # On main itself, with nothing changed: its last commit.
         if [ "$base" = "$(git rev-parse HEAD)" ] && git diff --quiet HEAD; then base=HEAD~1; fi
     fi
     if [ ! -f $database/compile_commands.json ]; then
-        echo "lint.sh: $database/compile_commands.json is missing: make train_llama3 PLATFORM=cpu" >&2
+        echo "lint.sh: $database/compile_commands.json is missing: make lint" >&2
         return 1
     fi
     local changed=(git diff --name-only --diff-filter=d "$base" --) headers

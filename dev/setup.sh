@@ -1,6 +1,6 @@
 #!/bin/sh
-# setup.sh [test|targets]: installs what training needs; with "test", also what the Python package and the tests need;
-# with "targets", also what compiling for AMD without ROCm needs. Nothing else in the project installs anything, and what
+# setup.sh [test|targets|lint]: installs what training needs; with "test", also what the Python package and the tests need;
+# with "targets", also what compiling for AMD without ROCm needs; with "lint", also dev/lint.sh's tools. Nothing else in the project installs anything, and what
 # is there already is kept, so it can be called, or interrupted, at any time.
 #
 # System packages are installed with apt as root; otherwise they are named with the line that installs them. Python
@@ -134,6 +134,10 @@ install_python_packages() {
         "$venv" dev/install_torch.py ${TORCH:-}
         pip_install --group test
         stamp test >.venv/test
+    fi
+    if [ "$kind" = lint ] && ! is_done lint; then
+        pip_install --group lint
+        stamp lint >.venv/lint
     fi
     if [ "$kind" = targets ] && [ -n "$(dev/platform.sh compiler nvidia)" ]; then
         pip_install --no-deps 'nvidia-cublas>=13,<14'    # cublasLt.h, which not every toolkit has

@@ -167,5 +167,7 @@ void check_wrong_derivatives() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    return run_checks(argc, argv, checks<check_all_marks, check_errors, check_launchers, check_derivatives_of_the_program, check_wrong_derivatives>());
+    return run_checks(argc, argv,
+                      checks<check_all_marks, check_errors, check_launchers, check_derivatives_of_the_program,
+                             check_wrong_derivatives>());
 }

@@ -166,7 +166,9 @@ void with_value_errors(Function&& function) {
 
 }  // namespace
 
-void refuse_gpus(std::string why) { without_gpu = std::move(why); }
+void refuse_gpus(std::string why) {
+    without_gpu = std::move(why);
+}
 
 at::ScalarType torch_type(DType t) {
     constexpr at::ScalarType types[] = {at::kFloat, at::kBFloat16, at::kDouble, at::kInt};
