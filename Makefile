@@ -9,6 +9,7 @@
 #   make memcheck       on an NVIDIA GPU: every kernel under compute-sanitizer's four tools
 #   make targets        every kernel compiled for gfx942, gfx90a, gfx1100 (gated on registers, scratch, spills, wide
 #                       accesses) and, where CUDA's compiler is there, for sm_80 and sm_90a
+#   make isa            the gfx942 code of every optimized kernel on an emulated MI300X (TINYGRAD: dev/hip/isa/README.md)
 #   make bench          every kernel beside PyTorch eager and torch.compile on this machine's GPU, one table
 #   make bench-train    training beside PyTorch eager and torch.compile on this machine's GPU, one table
 #   make bench-cpu      tokens/s and peak memory beside PyTorch, same model and batch, two threads
@@ -28,7 +29,7 @@ PYTEST    = OMP_NUM_THREADS=1 $(VENV) -m pytest -q -n $(JOBS) --maxprocesses 8
 # Ninja compiles again what a kill left half written; a tree that another generator made is kept.
 export CMAKE_GENERATOR ?= Ninja
 
-.PHONY: train_llama3 test test-all sanitize race memcheck targets bench bench-train bench-cpu reference lint format clean setup setup-test text native
+.PHONY: train_llama3 test test-all sanitize race memcheck targets isa bench bench-train bench-cpu reference lint format clean setup setup-test text native
 
 setup:
 	@$(SETUP)
@@ -49,8 +50,9 @@ test: train_llama3 native reference
 
 test-all: test sanitize race targets
 
+# LLAMAC_NATIVE=OFF: the checkpoint in tests/data resumes to its bits on every processor.
 sanitize: train_llama3 setup-test reference
-	cmake -S . -B build/sanitize -DLLAMAC_PLATFORM=cpu -DLLAMAC_SANITIZE=address -DLLAMAC_WERROR=ON
+	cmake -S . -B build/sanitize -DLLAMAC_PLATFORM=cpu -DLLAMAC_SANITIZE=address -DLLAMAC_NATIVE=OFF -DLLAMAC_WERROR=ON
 	cmake --build build/sanitize --parallel $(JOBS)
 	ctest --test-dir build/sanitize --parallel $(JOBS) --output-on-failure
 	LLAMAC_BUILD=build/sanitize $(PYTEST) tests -m program
@@ -77,6 +79,10 @@ targets: train_llama3 setup-test
 	        tee build/targets/log' && \
 	    ! grep 'Potential Performance Loss' build/targets/log; \
 	else echo "no CUDA compiler: not compiled for NVIDIA"; fi
+
+isa: setup-test
+	@$(SETUP) targets
+	$(VENV) dev/hip/isa/check.py --quick
 
 bench: train_llama3 setup-test
 	cmake --build $(BUILD) --parallel $(JOBS) --target benchmarks

@@ -337,7 +337,7 @@ void print_json(const Job& job, const Flags& flags, const Result& r, const Limit
 void print_table(const Job& job, const Result& r, const Limit& limit) {
     std::string shape;
     for (size_t d = 0; d < job.size.size(); d++)
-        shape += " " + job.op->dimensions[d] + "=" + std::to_string(job.size[d]);
+        shape += " " + job.op->dimensions[d].name + "=" + std::to_string(job.size[d]);
     std::printf("%s (%s)%s on %s; limit %.0f GB/s by %s\n", job.op->name.c_str(), job.label.c_str(),
                 shape.c_str(), device_properties().name, limit.gbps, limit.by);
     std::printf("  %-8s %6s %11s %9s %9s %11s %14s\n", "variant", "block", "ms", "GB/s", "TFLOP/s",

@@ -39,9 +39,9 @@ extern "C" int call_operation(const char* name, const char* variant, int operand
             value.integer = integer[i];
             values.push_back(value);
         }
-        Queue queue;
-        queue.where = Where::device;
-        run(find_operation(name), tensors, values, queue, variant, threads);
+        Context context;
+        context.where = Where::device;
+        run(find_operation(name), tensors, values, context, variant, threads);
         return 0;
     } catch (const std::exception& e) {
         std::snprintf(error, 1000, "%s", e.what());
