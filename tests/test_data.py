@@ -332,7 +332,7 @@ def test_transformers_has_the_tokenizer(stdlib):
     assert theirs.bos_token_id == theirs.eos_token_id == theirs.pad_token_id == 4095
     val = read_bin(stdlib / "val_000.bin").tokens
     documents = np.split(val, np.flatnonzero(val == 4095))[1:]
-    assert len(documents) > 20
+    assert len(documents) >= 10
     ours = tokenizer.load(stdlib / "tokenizer.tiktoken")
     for ids in documents:
         text = ours.decode(ids[1:])
