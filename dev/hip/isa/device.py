@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from build import LIBRARIES
 from code_object import Module
 from machine import Launch, Machine
+
+from build import LIBRARIES
 
 DTYPES = {np.dtype(np.float32): 0, "bf16": 1, np.dtype(np.float64): 2, np.dtype(np.int32): 3}  # core/dtype.h
 PAGE = 4096

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+
 from build import LIBRARIES
 
 CONFIG = {

@@ -10,8 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from build import LIBRARIES
 from device import Device
+
+from build import LIBRARIES
 
 MAIN = {
     "check_operations": "_Z21check_operations_mainiPPc",
