@@ -14,8 +14,8 @@ from pathlib import Path
 from llamac.errors import InputError, run
 
 # An operation belongs to the category whose prefix its name begins with, and to OTHER where none does. The
-# number: the share of its limit that good kernels of that kind reach. docs/log.md has what was measured on an
-# H200: cuBLAS 0.81 of the published peak, cuDNN's attention 0.64 forward and 0.49 backward, ours 0.85 to 1.0
+# number: the share of its limit that good kernels of that kind reach. Measured on an H200 (docs/benchmarks):
+# cuBLAS 0.81 of the published peak, cuDNN's attention 0.64 forward and 0.49 backward, ours 0.85 to 1.0
 # of a copy. A copy to or from the host has no limit here: it is the link's, not the device's.
 CATEGORIES = {
     "GEMM": (0.80, ("matmul",)),

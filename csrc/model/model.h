@@ -1,4 +1,4 @@
-// Llama: forward, backward, update. docs/walk.md walks through one step.
+// Llama: forward, backward, update. docs/architecture.md follows one step.
 #pragma once
 #include <functional>
 

@@ -6,7 +6,7 @@ namespace llamac {
 // GNU's OpenMP spins for milliseconds at the end of each parallel loop. Where another process holds a core,
 // the thread that is waited for then cannot run on the spinning one's: with one busy process on two cores, a
 // step took 5 times as long as with a spin of some 20 microseconds, which costs nothing on a quiet machine
-// (docs/log.md). LLVM's, which the HIP compiler brings, spins for 200 ms. The runtime reads the setting before
+// (docs/log/cpu.md). LLVM's, which the HIP compiler brings, spins for 200 ms. The runtime reads the setting before
 // main(), so this sets it and starts the program again, once; it returns where the environment holds a setting
 // already.
 void limit_spinning(char** argv);

@@ -27,7 +27,7 @@
 //
 //   forward 440 / 799    backward_input 442 / 773    backward_weight f32 436, bf16 435 / 772
 //
-// The same, `library` in the step of a training run and alone: docs/log.md. Kernel 1, N=2048 K=C=4096: 139, 22 and 31 ms.
+// The same, `library` in the step of a training run and alone: docs/benchmarks. Kernel 1, N=2048 K=C=4096: 139, 22 and 31 ms.
 #include "ops/matmul/matmul.h"
 
 #include <algorithm>
