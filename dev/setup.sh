@@ -96,7 +96,7 @@ check_compiler() {    # of the GPU's kernels; before CMake looks for it
     [ "$kind" = run ] && [ -z "$(dev/platform.sh compiler "$platform")" ] || return 0
     case "$platform" in
         nvidia) stop "no CUDA compiler (nvcc) was found for this machine's NVIDIA GPU. Any one of these helps:" \
-            "  make setup TOOLKIT=pip       takes it from PyPI into .venv (0.7 GB; driver 580 or newer)" \
+            "  make setup TOOLKIT=pip       takes it from PyPI into .venv (0.6 GB; driver 580 or newer)" \
             "  NVIDIA's system packages     cuda-toolkit-13-0 (CUDA 13.0 is tested), or CUDACXX=/path/to/nvcc" \
             "  make PLATFORM=cpu ...        works now, on the CPU" ;;
         amd) stop "no HIP compiler was found for this machine's AMD GPU. Any one of these helps:" \
