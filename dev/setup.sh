@@ -1,7 +1,7 @@
 #!/bin/sh
-# setup.sh [test|targets|lint]: installs what training needs; with "test", also what the Python package and the tests need;
-# with "targets", also what compiling for AMD without ROCm needs; with "lint", also dev/lint.sh's tools. Nothing else in the project installs anything, and what
-# is there already is kept, so it can be called, or interrupted, at any time.
+# setup.sh [test|targets|lint]: installs what training needs; with "test", also what the Python package and the tests
+# need; with "targets", also what compiling for AMD without ROCm needs; with "lint", also dev/lint.sh's tools. Nothing
+# else in the project installs anything. What is there already is kept: it can be called, or interrupted, at any time.
 #
 # System packages are installed with apt as root; otherwise they are named with the line that installs them. Python
 # packages go into .venv. Environment (the Makefile passes its variables on):
