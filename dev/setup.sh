@@ -82,7 +82,7 @@ install_system_packages() {
     dpkg --configure -a >/dev/null    # what an interrupted installation left half done
     apt-get update -qq -o DPkg::Lock::Timeout=300
     # shellcheck disable=SC2086 # words
-    apt-get install -y -qq -o DPkg::Lock::Timeout=300 $missing >/dev/null
+    apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 $missing >/dev/null
 }
 
 # A CUDA toolkit of PyTorch's version, so that either can be installed after the other.

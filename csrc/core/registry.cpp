@@ -281,7 +281,7 @@ const std::vector<Operation*>& operations() {
     return table();
 }
 
-Operation& find_operation(const std::string& name) {
+Operation& find_operation(std::string_view name) {
     for (Operation* op : table())
         if (op->name == name) return *op;
     fail("no operation is called ", name, " (--list-kernels shows them)");

@@ -3,6 +3,7 @@
 #pragma once
 #include <span>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <unordered_map>
@@ -110,7 +111,7 @@ struct Types {
 // All operations by name; they register themselves before main().
 const std::vector<Operation*>& operations();
 // Throws Error where there is no such operation.
-Operation& find_operation(const std::string& name);
+Operation& find_operation(std::string_view name);
 // Throws Error where a launcher's parameters are not what the description says.
 void check_entry(const Description& op, const char* variant, const Entry& entry);
 // Throws Error where a derivative names an operation or an operand that does not exist, or leaves out what may not be.

@@ -1,6 +1,7 @@
 # What --version says of a build: definitions and a generated header for csrc/train/version.cpp. As a script (cmake -P)
 # it writes that header, at each build, and only where the commit has changed.
 if(CMAKE_SCRIPT_MODE_FILE)
+  cmake_minimum_required(VERSION 3.21...3.31)    # a script has no policies of the project
   set(commit unknown)
   execute_process(COMMAND git -C ${SOURCE} describe --always --abbrev=12 --dirty=\ \(modified\) --exclude=*
     OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)

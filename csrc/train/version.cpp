@@ -35,8 +35,9 @@ std::string libraries() {
 }  // namespace
 
 std::string version_text() {
-    return std::string("llamac ") + LLAMAC_VERSION + "\ncommit    " + LLAMAC_COMMIT + "\ncompiler  " +
-           LLAMAC_COMPILER + "\nplatform  " + LLAMAC_BUILT_FOR + "\nlibraries " + libraries();
+    return "llamac " LLAMAC_VERSION "\ncommit    " LLAMAC_COMMIT "\ncompiler  " LLAMAC_COMPILER
+           "\nplatform  " LLAMAC_BUILT_FOR "\nlibraries " +
+           libraries();
 }
 
 }  // namespace llamac
