@@ -1,6 +1,7 @@
 """Training beside PyTorch on this machine's device: BUILD/train_llama3 and train_llama3.py --train, eager and
-by torch.compile, with the same model, batch, precision and random tokens. On several devices (not by default:
---workload) train_llama3.py on llamac's operations (ops) beside PyTorch's (compile), both sharded by torchrun.
+by torch.compile, with the same model, batch, precision and random tokens. --base adds the train_llama3 of another
+build, such as that of an earlier commit. On several devices (not by default: --workload) train_llama3.py on llamac's
+operations (ops) beside PyTorch's (compile), both sharded by torchrun.
 
 The programs take turns: each round runs each of them once on each workload. A run is a process of its own,
 because two of them do not fit into one GPU's memory; PyTorch's second start finds its compiled graphs in its
@@ -77,7 +78,7 @@ TRIAL = {
     "tiny-x2": Workload("tiny", 2, 64, exact=True, programs=OPS, devices=2),
     "tiny": Workload("tiny", 2, 64, programs=("ours", "compile", "eager")),
 }
-PROGRAMS = ("ours", "ops", "compile", "eager", "peer")
+PROGRAMS = ("ours", "base", "ops", "compile", "eager", "peer")
 HEAD = (
     *("workload", "program", "recomputed", "tokens/s", "TFLOP/s", "peak GiB", "spread %", "runs", "loss"),
     "ours / it",
@@ -115,7 +116,7 @@ def say(text: str) -> None:
 
 
 def recomputed(w: Workload, program: str) -> str:
-    return w.recompute if program == "ours" else w.torch_recompute
+    return w.recompute if program in ("ours", "base") else w.torch_recompute
 
 
 def command(o: argparse.Namespace, w: Workload, program: str, folder: Path) -> list[str]:
@@ -143,6 +144,8 @@ def command(o: argparse.Namespace, w: Workload, program: str, folder: Path) -> l
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     if program == "ours":
         return [str((o.build / "train_llama3").resolve()), *words, *shlex.split(o.ours_flags)]
+    if program == "base":
+        return [str((o.base / "train_llama3").resolve()), *words]
     line = [sys.executable]
     if w.devices > 1:
         line += ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
@@ -306,6 +309,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     )
     peer += "of JSON with ms, tok_s, tflops, peak_gib"
     add("--build", type=Path, default=ROOT / "build/auto", help="folder of train_llama3")
+    add("--base", type=Path, help="folder of another build, whose train_llama3 takes its turns as base")
     add("--workload", nargs="+", choices=known, default=list(WORKLOADS), metavar="NAME", help=names)
     add("--only", default="", help=f"programs, comma-separated: {','.join(PROGRAMS)}")
     add("--rounds", type=int, default=2, help="runs of each program on each workload")
@@ -321,7 +325,10 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     for name, w in o.workloads.items():
         if w.devices > 1 and o.devices:
             o.workloads[name] = replace(w, devices=o.devices)
-    o.only = o.only.split(",") if o.only else [p for p in PROGRAMS if p != "peer" or o.peer]
+        if o.base and "ours" in w.programs:
+            o.workloads[name] = replace(w, programs=(*w.programs, "base"))
+    missing = {name for name in ("peer", "base") if not getattr(o, name)}
+    o.only = o.only.split(",") if o.only else [p for p in PROGRAMS if p not in missing]
     o.out = o.out or o.build / "bench_train.json"
     return o
 
@@ -333,6 +340,8 @@ def check(o: argparse.Namespace) -> None:
     ours = "ours" in o.only and any("ours" in w.programs for w in o.workloads.values())
     if ours and not (o.build / "train_llama3").is_file():
         raise ValueError(f"--build {o.build}: expected train_llama3 in it, found none")
+    if "base" in o.only and not (o.base and (o.base / "train_llama3").is_file()):
+        raise ValueError(f"--base: expected a folder with train_llama3 in it, found {o.base}")
     if "peer" in o.only and not (o.peer and o.peer.is_file()):
         raise ValueError(f"--peer: expected a script, found {o.peer}")
     if o.devices is not None and o.devices < 2:

@@ -83,6 +83,24 @@ def test_programs_take_turns_and_are_compared(fake, tmp_path, capsys):
     assert "## Training: Some GPU · PyTorch 9.9 on Some GPU, 2" in out and "Left out" not in out
 
 
+def test_another_build_takes_its_turns(fake, tmp_path, capsys):
+    """The base of a comparison: the same run by the program of another folder, without --ours-flags."""
+    arguments, base = fake(), tmp_path / "base"
+    base.mkdir()
+    program = (tmp_path / "train_llama3").read_text().replace("'train_llama3'", "'base'")
+    (base / "train_llama3").write_text(program.replace("(1000 if", "(500 if"))
+    (base / "train_llama3").chmod(0o755)
+    arguments += ["--only", "ours,base", "--ours-flags", "--kernel a=b", "--base", str(base)]
+    assert bench_train.main(arguments) == 0
+    # Ours 1000 and 1100 in the two rounds, base 500 and 1100.
+    assert [row[-1] for row in cells(capsys.readouterr().out)] == ["-", "1.500"]
+    assert [words[0] for words in calls(tmp_path)] == ["train_llama3", "base"] * 2
+    ours, other = (dict(zip(words[1::2], words[2::2])) for words in calls(tmp_path)[:2])
+    assert ours.pop("--kernel") == "a=b" and ours.pop("--out") != other.pop("--out") and ours == other
+    assert bench_train.main([*fake(), "--base", str(tmp_path / "none")]) == 2
+    assert "--base: expected a folder with train_llama3" in capsys.readouterr().err
+
+
 def test_each_program_gets_the_same_run(fake, tmp_path):
     """The flags are ones that the programs take, and the tokens are there while they run."""
     check = "import shutil; shutil.copy(flags['--train-data'], folder + '/tokens.bin'); steps()"
@@ -236,7 +254,7 @@ def test_ended_from_outside(fake, tmp_path):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--only", "ours,torch"], "--only: expected some of ours, ops, compile, eager, peer, found torch"),
+        (["--only", "ours,torch"], "--only: expected some of ours, base, ops, compile, eager, peer, found torch"),
         (["--only", "peer"], "--peer: expected a script, found None"),
         (["--build", "/nowhere"], "--build /nowhere: expected train_llama3 in it"),
         (["--rounds", "0"], "--rounds, --steps: expected at least 1"),
