@@ -1,4 +1,4 @@
-// Attention backward on matrix cores (Dao 2023, FlashAttention-2), variants 2 and 3 of attention.hip. The scores
+// Attention backward on matrix cores (Dao 2023, FlashAttention-2), variants `flash` and `flash_atomic` of attention.hip. The scores
 // are made anew from q, k and lse:
 //
 //   keys      a block owns rows of k and v and walks over the queries that see them, through all query heads
@@ -8,10 +8,10 @@
 //
 // with c = scale * log2 e, p = 2^(c s - lse * log2 e), ds = p (dp - delta).
 //
-// 2   both, one after the other. Seven products instead of the five of one pass, but every sum is one warp's
+// flash:        both, one after the other. Seven products instead of the five of one pass, but every sum is one warp's
 //     own, in the same order in every run, and p and ds go straight from accumulators to operands in both. The
 //     workspace is delta, f32[B,NH,T].
-// 3   the keys' kernel alone: its blocks hand ds' around in LDS and add the step's ds k to dq in memory, in
+// flash_atomic: the keys' kernel alone: its blocks hand ds' around in LDS and add the step's ds k to dq in memory, in
 //     fp32, in whatever order they come: not deterministic. The workspace is dq's sums, after which a kernel
 //     rounds them, and delta.
 #include "ops/attention/attention.h"
@@ -71,7 +71,7 @@ constexpr int queries_step = small<M>                  ? 16
 template <int HD, class M = Machine>
 struct Queries : Walk<HD, small<M> ? 64 : 128, queries_step<HD, M>, small<M> ? 16 : 32, M> {};
 
-// Variant 3. k stays in LDS; ds' of a step lies there as rows of keys. Of a step's dq a warp makes 32 rows of
+// flash_atomic: k stays in LDS; ds' of a step lies there as rows of keys. Of a step's dq a warp makes 32 rows of
 // some columns. MI300X and WMMA have LDS for fewer rows; WMMA for one buffer, and no registers for rows that are
 // on their way.
 template <int HD, class M>
@@ -97,7 +97,7 @@ struct Pass : Walk<HD, mma_sync<M> ? 128 : 64, pass_step<HD, M>, keys_of_warp<HD
 
 template <int HD>
 __global__ void __launch_bounds__(256)
-    attention_backward_kernel2_delta(float* delta, View<const bf16, 4> dout, View<const bf16, 4> out) {
+    attention_backward_flash_kernel_delta(float* delta, View<const bf16, 4> dout, View<const bf16, 4> out) {
     constexpr int lanes = HD / vector_size<bf16>;
     const int64_t time = out.shape[1], heads = out.shape[2];
     const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / lanes;  // of [B,T,NH]
@@ -219,7 +219,7 @@ __device__ void add_queries(float* sums, SharedTile<C::step> ds, SharedTile<HD> 
 // dq of a step's queries from their sums.
 template <int HD>
 __global__ void __launch_bounds__(Pass<HD>::threads)
-    attention_backward_kernel3_round(View<bf16, 4> dq, const float* sums, float scale) {
+    attention_backward_flash_atomic_kernel_round(View<bf16, 4> dq, const float* sums, float scale) {
     using C = Pass<HD>;
     const int64_t time = dq.shape[1], heads = dq.shape[2], steps = (time + C::step - 1) / C::step;
     const int64_t head = blockIdx.x / steps, step = blockIdx.x % steps;
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(Pass<HD>::threads)
                                         rounded, static_cast<int>(time - step * C::step));
 }
 
-// The keys' kernel of both variants. dq_sums: of variant 3, C::step * HD a step of a head.
+// The keys' kernel of both variants. dq_sums: of flash_atomic, C::step * HD a step of a head.
 template <class C, int HD>
 __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& dv,
                                  const View<const bf16, 4>& dout, const float* lse, const float* delta,
@@ -343,7 +343,7 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
 
 template <int HD>
 __global__ void __launch_bounds__(Keys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
-    attention_backward_kernel2_keys(View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+    attention_backward_flash_kernel_keys(View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                                     const float* lse, const float* delta, View<const bf16, 4> q,
                                     View<const bf16, 4> k, View<const bf16, 4> v, float scale) {
     backward_of_keys<Keys<HD>, HD>(dk, dv, dout, lse, delta, q, k, v, scale, nullptr);
@@ -351,7 +351,7 @@ __global__ void __launch_bounds__(Keys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
 
 template <int HD>
 __global__ void __launch_bounds__(Pass<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
-    attention_backward_kernel3(float* dq_sums, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+    attention_backward_flash_atomic_kernel(float* dq_sums, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                                const float* lse, const float* delta, View<const bf16, 4> q,
                                View<const bf16, 4> k, View<const bf16, 4> v, float scale) {
     backward_of_keys<Pass<HD>, HD>(dk, dv, dout, lse, delta, q, k, v, scale, dq_sums);
@@ -359,7 +359,7 @@ __global__ void __launch_bounds__(Pass<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
 
 template <int HD>
 __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
-    attention_backward_kernel2_queries(View<bf16, 4> dq, View<const bf16, 4> dout, const float* lse,
+    attention_backward_flash_kernel_queries(View<bf16, 4> dq, View<const bf16, 4> dout, const float* lse,
                                        const float* delta, View<const bf16, 4> q, View<const bf16, 4> k,
                                        View<const bf16, 4> v, float scale) {
     using C = Queries<HD>;
@@ -426,7 +426,7 @@ __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
 template <int HD>
 void find_delta(float* delta, View<const bf16, 4> dout, View<const bf16, 4> out, const Device& device) {
     const int64_t vectors = out.shape[0] * out.shape[1] * out.shape[2] * (HD / vector_size<bf16>);
-    launch(Grid(blocks_for(vectors, 256), 256, device.stream), attention_backward_kernel2_delta<HD>, delta,
+    launch(Grid(blocks_for(vectors, 256), 256, device.stream), attention_backward_flash_kernel_delta<HD>, delta,
            dout, out);
 }
 template <class C>
@@ -435,7 +435,7 @@ unsigned blocks_of(const View<const bf16, 4>& rows) {
 }
 
 template <int HD>
-void attention_backward_flash(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+void launch_backward(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                               View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
                               View<const bf16, 4> k, View<const bf16, 4> v, float scale,
                               const Device& device) {
@@ -446,9 +446,9 @@ void attention_backward_flash(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> 
         using OfQueries = Queries<HD, decltype(machine)>;
         launch(Grid(blocks_of<OfKeys>(k), OfKeys::threads, device.stream,
                     OfKeys::tiles_end + 2 * sizeof(Statistics<OfKeys>)),
-               attention_backward_kernel2_keys<HD>, dk, dv, dout, lse.data, delta, q, k, v, scale);
+               attention_backward_flash_kernel_keys<HD>, dk, dv, dout, lse.data, delta, q, k, v, scale);
         launch(Grid(blocks_of<OfQueries>(q), OfQueries::threads, device.stream, OfQueries::tiles_end),
-               attention_backward_kernel2_queries<HD>, dq, dout, lse.data, delta, q, k, v, scale);
+               attention_backward_flash_kernel_queries<HD>, dq, dout, lse.data, delta, q, k, v, scale);
     });
 }
 
@@ -471,19 +471,19 @@ int64_t sums_bytes(int64_t B, int64_t time, int64_t NH, int64_t HD) {
 
 }  // namespace
 
-void attention_backward_2(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+void attention_backward_flash(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                           View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
                           View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
-    (q.shape[3] == 64 ? attention_backward_flash<64>
-                      : attention_backward_flash<128>)(dq, dk, dv, dout, out, lse, q, k, v,
+    (q.shape[3] == 64 ? launch_backward<64>
+                      : launch_backward<128>)(dq, dk, dv, dout, out, lse, q, k, v,
                                                        static_cast<float>(scale), device);
 }
 
-int64_t attention_backward_workspace_2(const Call& call) {
+int64_t attention_backward_flash_workspace(const Call& call) {
     return call["B"] * call["NH"] * call["T"] * 4;
 }
 
-void attention_backward_3(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+void attention_backward_flash_atomic(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                           View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
                           View<const bf16, 4> k, View<const bf16, 4> v, double scale_, Device device) {
     const float scale = static_cast<float>(scale_);
@@ -495,14 +495,14 @@ void attention_backward_3(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, 
         CHECK(hipMemsetAsync(sums, 0, static_cast<size_t>(bytes), device.stream));
         find_delta<HD>(delta, dout, out, device);
         launch(Grid(blocks_of<C>(k), C::threads, device.stream, C::tiles_end + 2 * sizeof(Statistics<C>)),
-               attention_backward_kernel3<HD>, sums, dk, dv, dout, lse.data, delta, q, k, v, scale);
+               attention_backward_flash_atomic_kernel<HD>, sums, dk, dv, dout, lse.data, delta, q, k, v, scale);
         launch(Grid(blocks_for(bytes / 4, C::step * HD), C::threads, device.stream, C::step_bytes),
-               attention_backward_kernel3_round<HD>, dq, sums, scale);
+               attention_backward_flash_atomic_kernel_round<HD>, dq, sums, scale);
     });
 }
 
-int64_t attention_backward_workspace_3(const Call& call) {
-    int64_t bytes = attention_backward_workspace_2(call);
+int64_t attention_backward_flash_atomic_workspace(const Call& call) {
+    int64_t bytes = attention_backward_flash_workspace(call);
     on_pass(call["HD"], [&](auto, auto pass) {
         bytes += sums_bytes<decltype(pass)>(call["B"], call["T"], call["NH"], call["HD"]);
     });

@@ -1,4 +1,4 @@
-// Attention forward on matrix cores, variant 2 of attention.hip (Dao et al. 2022, FlashAttention; Dao 2023,
+// Attention forward on matrix cores, variant `flash` of attention.hip (Dao et al. 2022, FlashAttention; Dao 2023,
 // FlashAttention-2). A block owns `queries` rows of one head and walks over its keys, `keys` at a time:
 //
 //   s = q k'                          accumulators, a warp's rows with all keys of the step
@@ -94,7 +94,7 @@ __device__ void softmax(T::Accumulator (&s)[C::row_tiles][C::key_tiles],
 
 template <int HD>
 __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
-    attention_forward_kernel2(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
+    attention_forward_flash_kernel(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
                               View<const bf16, 4> k, View<const bf16, 4> v, float scale) {
     using C = Forward<HD>;
     const int time = static_cast<int>(q.shape[1]);
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
 }
 
 template <int HD>
-void attention_forward_flash(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
+void launch_forward(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
                              View<const bf16, 4> k, View<const bf16, 4> v, float scale,
                              const Device& device) {
     on_machine([&](auto machine) {
@@ -198,15 +198,15 @@ void attention_forward_flash(View<bf16, 4> out, View<float, 3> lse, View<const b
         const int64_t blocks = (q.shape[1] + C::queries - 1) / C::queries;
         launch(
             Grid(blocks_for(blocks * q.shape[2] * q.shape[0], 1), C::threads, device.stream, C::shared_bytes),
-            attention_forward_kernel2<HD>, out, lse, q, k, v, scale);
+            attention_forward_flash_kernel<HD>, out, lse, q, k, v, scale);
     });
 }
 
 }  // namespace
 
-void attention_forward_2(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
+void attention_forward_flash(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
                          View<const bf16, 4> v, double scale, Device device) {
-    (q.shape[3] == 64 ? attention_forward_flash<64> : attention_forward_flash<128>)(out, lse, q, k, v, scale,
+    (q.shape[3] == 64 ? launch_forward<64> : launch_forward<128>)(out, lse, q, k, v, scale,
                                                                                     device);
 }
 

@@ -1,4 +1,4 @@
-// How a GEMM is tiled: matmul's variant 2, one kernel for the three products of training.
+// How a GEMM is tiled: matmul's variant `tiled`, one kernel for the three products of training.
 //
 //   out[m][n] = sum_k a[m][k] b[n][k]  (+ initial[m][n])
 //
@@ -304,7 +304,7 @@ __device__ Block block_of(int rows, int columns) {
 
 template <class P, class O>
 __global__ void __launch_bounds__(S::threads)
-    matmul_kernel2(O* out, const O* initial, const bf16* a, const bf16* b, int M, int N, int K) {
+    matmul_tiled_kernel(O* out, const O* initial, const bf16* a, const bf16* b, int M, int N, int K) {
     const Block block = block_of((M + S::block_m - 1) / S::block_m, (N + S::block_n - 1) / S::block_n);
     const int piece_m = warp_index() / S::warps_n * S::piece_m,
               piece_n = warp_index() % S::warps_n * S::piece_n;
@@ -318,39 +318,39 @@ __global__ void __launch_bounds__(S::threads)
 }
 
 template <Layout a_layout, Layout b_layout, class O>
-void matmul_2(O* out, const O* initial, const bf16* a, const bf16* b, int64_t M, int64_t N, int64_t K,
+void matmul_tiled(O* out, const O* initial, const bf16* a, const bf16* b, int64_t M, int64_t N, int64_t K,
               const Device& device) {
     on_machine([&](auto machine) {
         using Z = Sizes<decltype(machine)>;
         const int64_t blocks = int64_t{blocks_for(M, Z::block_m)} * blocks_for(N, Z::block_n);
         launch(Grid(blocks_for(blocks, 1), Z::threads, device.stream, Z::shared_bytes),
-               matmul_kernel2<Product<a_layout, b_layout>, O>, out, initial, a, b, M, N, K);
+               matmul_tiled_kernel<Product<a_layout, b_layout>, O>, out, initial, a, b, M, N, K);
     });
 }
 
 }  // namespace
 
-void matmul_forward_2(View<bf16, 2> out, View<const bf16, 2> x, View<const bf16, 2> weight,
+void matmul_forward_tiled(View<bf16, 2> out, View<const bf16, 2> x, View<const bf16, 2> weight,
                       View<const bf16, 2> residual, Device device) {
-    matmul_2<Layout::along_k, Layout::along_k, bf16>(out.data, residual.data, x.data, weight.data, x.shape[0],
+    matmul_tiled<Layout::along_k, Layout::along_k, bf16>(out.data, residual.data, x.data, weight.data, x.shape[0],
                                                      weight.shape[0], x.shape[1], device);
 }
 
-void matmul_backward_input_2(View<bf16, 2> dx, View<const bf16, 2> dout, View<const bf16, 2> weight,
+void matmul_backward_input_tiled(View<bf16, 2> dx, View<const bf16, 2> dout, View<const bf16, 2> weight,
                              Device device) {
-    matmul_2<Layout::along_k, Layout::down_k, bf16>(dx.data, nullptr, dout.data, weight.data, dx.shape[0],
+    matmul_tiled<Layout::along_k, Layout::down_k, bf16>(dx.data, nullptr, dout.data, weight.data, dx.shape[0],
                                                     dx.shape[1], dout.shape[1], device);
 }
 
 template <class G>
-void matmul_backward_weight_2(View<G, 2> dweight, View<const bf16, 2> dout, View<const bf16, 2> x,
+void matmul_backward_weight_tiled(View<G, 2> dweight, View<const bf16, 2> dout, View<const bf16, 2> x,
                               bool accumulate, Device device) {
-    matmul_2<Layout::down_k, Layout::down_k, G>(dweight.data, accumulate ? dweight.data : nullptr, dout.data,
+    matmul_tiled<Layout::down_k, Layout::down_k, G>(dweight.data, accumulate ? dweight.data : nullptr, dout.data,
                                                 x.data, dweight.shape[0], dweight.shape[1], x.shape[0],
                                                 device);
 }
-template decltype(matmul_backward_weight_2<float>) matmul_backward_weight_2<float>;
-template decltype(matmul_backward_weight_2<bf16>) matmul_backward_weight_2<bf16>;
+template decltype(matmul_backward_weight_tiled<float>) matmul_backward_weight_tiled<float>;
+template decltype(matmul_backward_weight_tiled<bf16>) matmul_backward_weight_tiled<bf16>;
 
 bool tiled_supports(const Call& call) {
     bool whole = call["C"] % 8 == 0 && call["K"] % 8 == 0;

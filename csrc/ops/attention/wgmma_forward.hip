@@ -1,4 +1,4 @@
-// Attention forward for Hopper, variant 3 of attention.hip (Shah et al. 2024, FlashAttention-3). mma.sync cannot
+// Attention forward for Hopper, variant `wgmma` of attention.hip (Shah et al. 2024, FlashAttention-3). mma.sync cannot
 // reach more than about 60% of what Hopper's tensor cores do; wgmma can, but takes 128 threads, reads LDS by
 // itself and runs asynchronously: another shape of kernel. A block is three warpgroups, four at HD 64, where
 // products are too short to hide the exponentials of one other warpgroup and sums leave registers for it:
@@ -11,7 +11,7 @@
 // Keys are walked from the last to the first. A warpgroup's rows lie within one step's keys: only the first step
 // that it takes part in has a diagonal. With three of them the block's first step is not the first of all.
 #include "ops/attention/attention.h"
-#include "ops/attention/hopper.h"
+#include "ops/attention/wgmma.h"
 
 #if defined(LLAMAC_WARPGROUPS)
 namespace llamac {
@@ -171,7 +171,7 @@ __device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& 
 
 template <int HD>
 __global__ void __launch_bounds__(Team<workers<HD>>::threads, 1)
-    attention_forward_kernel3(View<bf16, 4> out, View<float, 3> lse, LLAMAC_KERNEL_CONSTANT const TensorMap q,
+    attention_forward_wgmma_kernel(View<bf16, 4> out, View<float, 3> lse, LLAMAC_KERNEL_CONSTANT const TensorMap q,
                               LLAMAC_KERNEL_CONSTANT const TensorMap k,
                               LLAMAC_KERNEL_CONSTANT const TensorMap v, int group, float scale) {
 #if defined(LLAMAC_WARPGROUP_CODE)
@@ -197,25 +197,25 @@ __global__ void __launch_bounds__(Team<workers<HD>>::threads, 1)
 }
 
 template <int HD>
-void attention_forward_hopper(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
+void launch_forward(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
                               View<const bf16, 4> k, View<const bf16, 4> v, float scale,
                               const Device& device) {
     const int64_t blocks = (q.shape[1] + rows<HD> - 1) / rows<HD>;
     launch(Grid(blocks_for(blocks * q.shape[2] * q.shape[0], 1), Team<workers<HD>>::threads, device.stream,
                 aligned_shared_bytes<Shared<HD>>),
-           attention_forward_kernel3<HD>, out, lse, map_of(q, rows<HD>), map_of(k, step), map_of(v, step),
+           attention_forward_wgmma_kernel<HD>, out, lse, map_of(q, rows<HD>), map_of(k, step), map_of(v, step),
            static_cast<int>(q.shape[2] / k.shape[2]), scale);
 }
 
 }  // namespace
 
-void attention_forward_3(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
+void attention_forward_wgmma(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
                          View<const bf16, 4> v, double scale, Device device) {
-    (q.shape[3] == 64 ? attention_forward_hopper<64>
-                      : attention_forward_hopper<128>)(out, lse, q, k, v, static_cast<float>(scale), device);
+    (q.shape[3] == 64 ? launch_forward<64>
+                      : launch_forward<128>)(out, lse, q, k, v, static_cast<float>(scale), device);
 }
 
-bool hopper_supports(const Call& call) {
+bool wgmma_supports(const Call& call) {
     return device_properties().warpgroups && flash_supports(call);
 }
 

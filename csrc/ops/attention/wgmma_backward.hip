@@ -1,15 +1,15 @@
-// Attention backward for Hopper, variant 4 of attention.hip: the two kernels of flash_backward.hip, one that owns
-// keys and one that owns queries, in the shape of hopper_forward.hip. Deterministic: a sum belongs to one
+// Attention backward for Hopper, variant `wgmma` of attention.hip: the two kernels of flash_backward.hip, one that owns
+// keys and one that owns queries, in the shape of wgmma_forward.hip. Deterministic: a sum belongs to one
 // warpgroup. A warpgroup's products run one after another on the tensor cores while it computes p and ds of what
 // has come out of them; the last one of a step runs beside the first ones of the next.
 //
-// Variant 5 is one pass of five products: the keys' kernel makes dq too, by adding in memory, in whatever order
+// Variant `wgmma_atomic` is one pass of five products: the keys' kernel makes dq too, by adding in memory, in whatever order
 // blocks come: its bits differ from run to run.
 //
 // The workspace: lse * log2 e and delta, f32[2,B,NH,T to whole blocks], infinity and 0 for queries that do not
-// exist; of variant 5 also the sums of dq, f32[B,NH,T to whole blocks,HD].
+// exist; of `wgmma_atomic` also the sums of dq, f32[B,NH,T to whole blocks,HD].
 #include "ops/attention/attention.h"
-#include "ops/attention/hopper.h"
+#include "ops/attention/wgmma.h"
 
 #if defined(LLAMAC_WARPGROUPS)
 namespace llamac {
@@ -24,7 +24,7 @@ int64_t padded_time(int64_t time) {
 
 template <int HD>
 __global__ void __launch_bounds__(256)
-    attention_backward_kernel4_statistics(float* scaled_lse, float* delta, View<const bf16, 4> dout,
+    attention_backward_wgmma_kernel_statistics(float* scaled_lse, float* delta, View<const bf16, 4> dout,
                                           View<const bf16, 4> out, View<const float, 3> lse, int64_t padded) {
     constexpr int lanes = HD / vector_size<bf16>;
     const int64_t heads = out.shape[2];
@@ -283,7 +283,7 @@ __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const fl
 
 template <int HD, bool one_pass>
 __global__ void __launch_bounds__(Threads::threads, 1)
-    attention_backward_kernel4_keys(View<bf16, 4> dk, View<bf16, 4> dv, float* dq,
+    attention_backward_wgmma_kernel_keys(View<bf16, 4> dk, View<bf16, 4> dv, float* dq,
                                     LLAMAC_KERNEL_CONSTANT const TensorMap dout,
                                     LLAMAC_KERNEL_CONSTANT const TensorMap q,
                                     LLAMAC_KERNEL_CONSTANT const TensorMap k,
@@ -312,7 +312,7 @@ __global__ void __launch_bounds__(Threads::threads, 1)
 
 template <int HD>
 __global__ void __launch_bounds__(Threads::threads, 1)
-    attention_backward_kernel4_queries(View<bf16, 4> dq, LLAMAC_KERNEL_CONSTANT const TensorMap dout,
+    attention_backward_wgmma_kernel_queries(View<bf16, 4> dq, LLAMAC_KERNEL_CONSTANT const TensorMap dout,
                                        LLAMAC_KERNEL_CONSTANT const TensorMap q,
                                        LLAMAC_KERNEL_CONSTANT const TensorMap k,
                                        LLAMAC_KERNEL_CONSTANT const TensorMap v, const float* lse,
@@ -342,7 +342,7 @@ __global__ void __launch_bounds__(Threads::threads, 1)
 // dq as add_queries leaves it, scaled and rounded. A block, 128 threads, 64 rows.
 template <int HD>
 __global__ void __launch_bounds__(warpgroup_size)
-    attention_backward_kernel5_round(View<bf16, 4> dq, const float* sums, int64_t padded, float scale) {
+    attention_backward_wgmma_atomic_kernel_round(View<bf16, 4> dq, const float* sums, int64_t padded, float scale) {
     const int64_t blocks = padded / step, i = blockIdx.x;  // of [B,NH,blocks]
     const int64_t head = i / blocks % dq.shape[2], batch = i / blocks / dq.shape[2];
     const int thread = static_cast<int>(threadIdx.x), row = thread / warp_size * 16 + lane_index() / 4;
@@ -360,7 +360,7 @@ __global__ void __launch_bounds__(warpgroup_size)
 }
 
 template <int HD, bool one_pass>
-void attention_backward_hopper(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+void launch_backward(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                                View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
                                View<const bf16, 4> k, View<const bf16, 4> v, float scale,
                                const Device& device) {
@@ -369,45 +369,45 @@ void attention_backward_hopper(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4>
     float *const scaled_lse = static_cast<float*>(device.workspace),
                  *const delta = scaled_lse + B * NH * padded, *const sums = delta + B * NH * padded;
     launch(Grid(blocks_for(B * padded * NH * (HD / vector_size<bf16>), 256), 256, device.stream),
-           attention_backward_kernel4_statistics<HD>, scaled_lse, delta, dout, out, lse, padded);
+           attention_backward_wgmma_kernel_statistics<HD>, scaled_lse, delta, dout, out, lse, padded);
     if (one_pass)
         CHECK(hipMemsetAsync(sums, 0, static_cast<size_t>(B * NH * padded * HD * 4), device.stream));
     launch(Grid(blocks_for(padded / rows * NKV * B, 1), Threads::threads, device.stream,
                 aligned_shared_bytes<Keys<HD, one_pass>>),
-           attention_backward_kernel4_keys<HD, one_pass>, dk, dv, sums, map_of(dout, step), map_of(q, step),
+           attention_backward_wgmma_kernel_keys<HD, one_pass>, dk, dv, sums, map_of(dout, step), map_of(q, step),
            map_of(k, rows), map_of(v, rows), scaled_lse, delta, group, padded, scale);
     if constexpr (one_pass)
         launch(Grid(blocks_for(padded / step * NH * B, 1), warpgroup_size, device.stream),
-               attention_backward_kernel5_round<HD>, dq, sums, padded, scale);
+               attention_backward_wgmma_atomic_kernel_round<HD>, dq, sums, padded, scale);
     else
         launch(Grid(blocks_for(padded / rows * NH * B, 1), Threads::threads, device.stream,
                     aligned_shared_bytes<Queries<HD>>),
-               attention_backward_kernel4_queries<HD>, dq, map_of(dout, rows), map_of(q, rows),
+               attention_backward_wgmma_kernel_queries<HD>, dq, map_of(dout, rows), map_of(q, rows),
                map_of(k, rows), map_of(v, rows), scaled_lse, delta, group, padded, scale);
 }
 
 }  // namespace
 
-void attention_backward_4(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+void attention_backward_wgmma(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                           View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
                           View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
-    (q.shape[3] == 64 ? attention_backward_hopper<64, false>
-                      : attention_backward_hopper<128, false>)(dq, dk, dv, dout, out, lse, q, k, v,
+    (q.shape[3] == 64 ? launch_backward<64, false>
+                      : launch_backward<128, false>)(dq, dk, dv, dout, out, lse, q, k, v,
                                                                static_cast<float>(scale), device);
 }
 
-void attention_backward_5(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+void attention_backward_wgmma_atomic(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                           View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
                           View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
-    (q.shape[3] == 64 ? attention_backward_hopper<64, true>
-                      : attention_backward_hopper<128, true>)(dq, dk, dv, dout, out, lse, q, k, v,
+    (q.shape[3] == 64 ? launch_backward<64, true>
+                      : launch_backward<128, true>)(dq, dk, dv, dout, out, lse, q, k, v,
                                                               static_cast<float>(scale), device);
 }
 
-int64_t attention_backward_workspace_4(const Call& call) {
+int64_t attention_backward_wgmma_workspace(const Call& call) {
     return 2 * call["B"] * call["NH"] * padded_time(call["T"]) * 4;
 }
-int64_t attention_backward_workspace_5(const Call& call) {
+int64_t attention_backward_wgmma_atomic_workspace(const Call& call) {
     return (2 + call["HD"]) * call["B"] * call["NH"] * padded_time(call["T"]) * 4;
 }
 
