@@ -408,7 +408,7 @@ __device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, 
         load_unit<whole>(grad, at, g);
         load_unit<whole>(m, at, mean);
         load_unit<whole>(v, at, square);
-        keep_order();
+        scheduling_barrier();
     };
     if constexpr (whole) load();
     Factors& shared = shared_memory<Factors>();
@@ -430,10 +430,10 @@ __device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, 
         w[e] -= k.rate * direction;
         sum += w[e];
     }
-    // A NaN in a moment is one in the weight and in the sum, too. keep_order: else the compiler makes 48
+    // A NaN in a moment is one in the weight and in the sum, too. scheduling_barrier: else the compiler makes 48
     // instructions that always run of a branch that is hardly ever taken.
     if ((random_weight || random_moments) && sum != sum) {
-        keep_order();
+        scheduling_barrier();
         for (int e = 0; e < unit; e++) {
             if constexpr (random_weight) w[e] = quiet(w[e]);
             if constexpr (random_moments) {

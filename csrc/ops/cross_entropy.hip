@@ -433,52 +433,52 @@ void cross_entropy_vectorized(View<float, 1> losses, View<T, 2> dlogits, View<fl
 
 // ---- on_chip: the row on the chip
 
-// How a row is kept: `window` vectors a thread in registers, `parked` more in LDS.
-struct Keep {
-    int window, parked, threads;
+// How a row is resident on the chip: of each thread `in_registers` vectors, its register tile, and `in_lds` more.
+struct Residency {
+    int in_registers, in_lds, threads;
     bool fits;
 };
-Keep keep_row(int64_t V, int size, int wanted) {
-    constexpr int64_t most_window = 8;  // 16 would spill the registers that 1,024 threads have
+Residency residency_of(int64_t V, int size, int wanted) {
+    constexpr int64_t most_in_registers = 8;  // 16 would spill the registers that 1,024 threads have
     const DeviceProperties& d = device_properties();
     const int64_t vectors = V / size;
     const auto room = [&](int64_t threads) {
         const int64_t lds = d.shared_bytes - static_cast<int64_t>(sizeof(SoftmaxShared));
-        return std::min(most_window, lds / (threads * 16));
+        return std::min(most_in_registers, lds / (threads * 16));
     };
     const auto needed = [&](int64_t threads) { return (vectors + threads - 1) / threads; };
     const auto whole_warps = [&](int64_t threads) {
         return std::min<int64_t>(most_threads, (threads + d.warp_size - 1) / d.warp_size * d.warp_size);
     };
     int64_t threads = whole_warps(std::min<int64_t>(wanted, vectors));
-    while (threads < most_threads && needed(threads) > most_window + room(threads))
+    while (threads < most_threads && needed(threads) > most_in_registers + room(threads))
         threads = whole_warps(threads + 1);
-    int64_t window = 2;
-    while (window < most_window && window + std::min(window, room(threads)) < needed(threads)) window *= 2;
-    const int64_t parked = std::max<int64_t>(0, needed(threads) - window);
-    return {static_cast<int>(window), static_cast<int>(parked), static_cast<int>(threads),
-            parked <= std::min(window, room(threads))};
+    int64_t in_registers = 2;
+    while (in_registers < most_in_registers && in_registers + std::min(in_registers, room(threads)) < needed(threads)) in_registers *= 2;
+    const int64_t in_lds = std::max<int64_t>(0, needed(threads) - in_registers);
+    return {static_cast<int>(in_registers), static_cast<int>(in_lds), static_cast<int>(threads),
+            in_lds <= std::min(in_registers, room(threads))};
 }
 
-// A block takes every gridDim.x-th row. `window` vectors of every thread are on their way from memory or in
-// registers. The first `parked` of them move to LDS as soon as their sum is taken, and their registers get
+// A block takes every gridDim.x-th row. The register tile of a thread, `in_registers` vectors, is filled or in
+// flight. The first `in_lds` of them move to LDS as soon as their sum is taken, and their registers get
 // the row's next vectors; a register whose gradient is written gets the next row's. So loads are in flight
 // while the exponentials are computed, and the block never waits for a whole row.
-template <class T, int window>
+template <class T, int in_registers>
 __global__ void __launch_bounds__(most_threads)
     cross_entropy_on_chip_kernel(Predecessor before, float* losses, T* dlogits, const T* logits,
                           View<const int32_t, 1> targets, View<const float, 1> dlosses, int64_t N, int64_t V,
-                          float dloss, int64_t ignore_index, int parked) {
+                          float dloss, int64_t ignore_index, int in_lds) {
     before.await();
     SoftmaxShared& shared = shared_memory<SoftmaxShared>();
     const int thread = threadIdx.x, step = blockDim.x;
     uint4* lds = reinterpret_cast<uint4*>(dynamic_shared_memory()) + thread;  // read by this thread alone
-    uint4 kept[window];
+    uint4 tile[in_registers];
     const T* x = logits + blockIdx.x * V;  // the row whose vectors are loaded
     RowShape shape = row_shape(x, V);
     x += shape.head;
 #pragma unroll
-    for (int v = 0; v < window; v++) kept[v] = load_logits<true>(x, v * step + thread, shape.vectors);
+    for (int v = 0; v < in_registers; v++) tile[v] = load_logits<true>(x, v * step + thread, shape.vectors);
     for (int64_t n = blockIdx.x; n < N; n += gridDim.x) {
         const T* row = logits + n * V;
         T* drow = dlogits ? dlogits + n * V : nullptr;
@@ -488,23 +488,23 @@ __global__ void __launch_bounds__(most_threads)
         const float at_target = ignored ? 0.0f : float(row[target]);  // before it is overwritten
 
         Softmax own;
-        // Opaque: a register for each vector's place, and for each comparison, would be too many.
+        // Optimization barriers: a register for each vector's place, and for each comparison, would be too many.
         int j = thread;
-        parked = opaque_uniform(parked);
+        in_lds = optimization_barrier_uniform(in_lds);
 #pragma unroll
-        for (int v = 0; v < window; v++, j = opaque(j + step)) {
-            add<T>(own, masked<T>(kept[v], j, shape.vectors));
-            if (v < parked) {
-                lds[j - thread] = kept[v];
-                kept[v] = load_logits<true>(x, j + window * step, shape.vectors);
-                keep_order();
+        for (int v = 0; v < in_registers; v++, j = optimization_barrier(j + step)) {
+            add<T>(own, masked<T>(tile[v], j, shape.vectors));
+            if (v < in_lds) {
+                lds[j - thread] = tile[v];
+                tile[v] = load_logits<true>(x, j + in_registers * step, shape.vectors);
+                scheduling_barrier();
             }
         }
         add_one<T>(own, edge);
-        j = window * step + thread;
+        j = in_registers * step + thread;
 #pragma unroll
-        for (int v = 0; v < window; v++, j = opaque(j + step))
-            if (v < parked) add<T>(own, masked<T>(kept[v], j, shape.vectors));
+        for (int v = 0; v < in_registers; v++, j = optimization_barrier(j + step))
+            if (v < in_lds) add<T>(own, masked<T>(tile[v], j, shape.vectors));
         const Softmax all = block_softmax<T>(own, shared);
         const float factor = dlosses ? dloss * dlosses(n) : dloss, scale = factor / all.sum;
         T* dx = drow + shape.head;
@@ -515,18 +515,18 @@ __global__ void __launch_bounds__(most_threads)
                 store128_streaming(vector_at(dx, at),
                                    ignored ? make_uint4(0, 0, 0, 0) : gradient<T>(bits, all.largest, scale));
         };
-        for (int v = 0; v < parked; v++) write(v * step + thread, lds[v * step]);
+        for (int v = 0; v < in_lds; v++) write(v * step + thread, lds[v * step]);
         const bool more = n + gridDim.x < N;  // no loads after the last row: this one is being written
         x = logits + (more ? n + gridDim.x : n) * V;
         shape = row_shape(x, V);
         x += shape.head;
         j = thread;
-        parked = opaque_uniform(parked);
+        in_lds = optimization_barrier_uniform(in_lds);
 #pragma unroll
-        for (int v = 0; v < window; v++, j = opaque(j + step)) {
-            write(v < parked ? j + window * step : j, kept[v]);
-            if (more) kept[v] = load_logits<true>(x, j, shape.vectors);
-            keep_order();
+        for (int v = 0; v < in_registers; v++, j = optimization_barrier(j + step)) {
+            write(v < in_lds ? j + in_registers * step : j, tile[v]);
+            if (more) tile[v] = load_logits<true>(x, j, shape.vectors);
+            scheduling_barrier();
         }
         if (drow && edge_at < V)
             drow[edge_at] = T(ignored ? 0.0f : exponential<T>(edge - all.largest) * scale);
@@ -543,7 +543,7 @@ constexpr Limits row_fits{
     "16",
     [](const Call& c) {
         const int size = static_cast<int>(16 / size_of(c.operand("logits").dtype));
-        return rows_have_vectors(c) && keep_row(c["V"], size, most_threads).fits;
+        return rows_have_vectors(c) && residency_of(c["V"], size, most_threads).fits;
     }};
 
 template <class T>
@@ -551,16 +551,16 @@ void cross_entropy_on_chip(View<float, 1> losses, View<T, 2> dlogits, View<float
                      View<const T, 2> logits, View<const int32_t, 1> targets, View<const float, 1> dlosses,
                      double dloss, int64_t ignore_index, Device device) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
-    const Keep keep = keep_row(V, vector_size<T>, device.threads);
-    const auto kernel = keep.window == 2   ? cross_entropy_on_chip_kernel<T, 2>
-                        : keep.window == 4 ? cross_entropy_on_chip_kernel<T, 4>
+    const Residency row = residency_of(V, vector_size<T>, device.threads);
+    const auto kernel = row.in_registers == 2   ? cross_entropy_on_chip_kernel<T, 2>
+                        : row.in_registers == 4 ? cross_entropy_on_chip_kernel<T, 4>
                                            : cross_entropy_on_chip_kernel<T, 8>;
-    const size_t lds = static_cast<size_t>(keep.parked) * static_cast<size_t>(keep.threads) * 16;
+    const size_t lds = static_cast<size_t>(row.in_lds) * static_cast<size_t>(row.threads) * 16;
     // At least one a multiprocessor is resident; to ask for more costs the host a microsecond.
     int64_t resident = device_properties().multiprocessors;
-    if (N > resident) resident *= resident_blocks(kernel, keep.threads, lds);
-    launch(Grid(static_cast<unsigned>(std::min(N, resident)), keep.threads, device.stream, lds), kernel,
-           losses.data, dlogits.data, logits.data, targets, dlosses, N, V, dloss, ignore_index, keep.parked);
+    if (N > resident) resident *= resident_blocks(kernel, row.threads, lds);
+    launch(Grid(static_cast<unsigned>(std::min(N, resident)), row.threads, device.stream, lds), kernel,
+           losses.data, dlogits.data, logits.data, targets, dlosses, N, V, dloss, ignore_index, row.in_lds);
     if (mean || counted) mean_loss_one_block(mean, counted, losses, targets, ignore_index, device);
 }
 

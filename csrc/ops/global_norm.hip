@@ -69,7 +69,7 @@ void global_norm_naive(View<float, 1> norm, View<const T, 1> x, bool accumulate,
 
 // ---- vectorized: one partial sum per block
 
-constexpr int loads_a_thread = 4, block_threads = 1024;
+constexpr int loads_per_thread = 4, block_threads = 1024;
 // Vectors a block, one after another: few enough that blocks that end early get more of them, and the same on
 // every device, so that the bits are, too.
 constexpr int64_t chunk_vectors = 8192;
@@ -97,12 +97,12 @@ __global__ void __launch_bounds__(block_threads)
     const int64_t vectors = whole ? P / size : (P + size - 1) / size, begin = blockIdx.x * chunk_vectors;
     const int64_t end = begin + chunk_vectors < vectors ? begin + chunk_vectors : vectors, step = blockDim.x;
     int64_t v = begin + threadIdx.x;
-    for (; v + (loads_a_thread - 1) * step < end; v += loads_a_thread * step) {
-        uint4 bits[loads_a_thread];
+    for (; v + (loads_per_thread - 1) * step < end; v += loads_per_thread * step) {
+        uint4 bits[loads_per_thread];
 #pragma unroll
-        for (int k = 0; k < loads_a_thread; k++) bits[k] = load(v + k * step);
+        for (int k = 0; k < loads_per_thread; k++) bits[k] = load(v + k * step);
 #pragma unroll
-        for (int k = 0; k < loads_a_thread; k++) add(bits[k]);
+        for (int k = 0; k < loads_per_thread; k++) add(bits[k]);
     }
     for (; v < end; v += step) add(load(v));
     if (whole && blockIdx.x == 0 && vectors * size + threadIdx.x < P) {

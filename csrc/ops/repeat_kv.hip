@@ -90,8 +90,8 @@ void repeat_kv_backward_naive(View<T, 4> dx, View<const T, 4> dout, Device devic
 // ---- vectorized: 128-bit accesses
 
 constexpr int block_threads = 512;  // at most
-constexpr int heads_a_thread = 2;   // forward
-constexpr int loads_a_thread = 4;   // backward, before the first is added
+constexpr int heads_per_thread = 2;   // forward
+constexpr int loads_per_thread = 4;   // backward, before the first is added
 
 // n / d for n < 2^31 as a product and a shift: three divisions a vector of 16 bytes would take longer than
 // its way through memory.
@@ -115,18 +115,18 @@ __global__ void __launch_bounds__(block_threads)
                               Divisor NH, Divisor group, int64_t HD) {
     before.await();
     const int64_t c = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * vector_size<T>;
-    const unsigned first = blockIdx.x * (heads_a_thread * blockDim.y) + threadIdx.y;
+    const unsigned first = blockIdx.x * (heads_per_thread * blockDim.y) + threadIdx.y;
     if (c >= HD) return;
-    uint4 part[heads_a_thread];
+    uint4 part[heads_per_thread];
 #pragma unroll
-    for (int k = 0; k < heads_a_thread; k++) {
+    for (int k = 0; k < heads_per_thread; k++) {
         const unsigned head = first + k * blockDim.y, position = NH.quotient(head);
         const unsigned b = time.quotient(position);
         const T* from = x.at(b, position - b * time.d, group.quotient(head - position * NH.d));
         part[k] = load_part<whole>(from, c, head < count ? HD : 0);
     }
 #pragma unroll
-    for (int k = 0; k < heads_a_thread; k++) {
+    for (int k = 0; k < heads_per_thread; k++) {
         const unsigned head = first + k * blockDim.y;
         if (head >= count) return;
         T* to = out + int64_t{head} * HD;
@@ -148,13 +148,13 @@ __global__ void __launch_bounds__(block_threads)
     if (c >= HD || head >= count) return;
     const T* from = dout + int64_t{head} * group * HD;
     float sum[size] = {};
-    for (unsigned g = 0; g < group; g += loads_a_thread) {
-        uint4 part[loads_a_thread];
+    for (unsigned g = 0; g < group; g += loads_per_thread) {
+        uint4 part[loads_per_thread];
 #pragma unroll
-        for (int k = 0; k < loads_a_thread; k++)
+        for (int k = 0; k < loads_per_thread; k++)
             part[k] = load_part<whole>(from + (g + k) * HD, c, g + k < group ? HD : 0);
 #pragma unroll
-        for (int k = 0; k < loads_a_thread; k++) {
+        for (int k = 0; k < loads_per_thread; k++) {
             float d[size];
             unpack(part[k], d);
             for (int i = 0; i < size; i++) sum[i] += d[i];
@@ -186,7 +186,7 @@ bool whole_heads(const View<T, 4>& x, const void* contiguous) {
 template <class T>
 void repeat_kv_forward_vectorized(View<T, 4> out, View<const T, 4> x, Device device) {
     const int64_t time = x.shape[1], NH = out.shape[2], HD = x.shape[3], count = x.shape[0] * time * NH;
-    const Tiles t = tiles(count, HD, vector_size<T>, heads_a_thread, device.threads);
+    const Tiles t = tiles(count, HD, vector_size<T>, heads_per_thread, device.threads);
     launch(
         Grid(t.blocks, t.threads, device.stream),
         whole_heads(x, out.data) ? repeat_kv_forward_vectorized_kernel<T, true> : repeat_kv_forward_vectorized_kernel<T, false>,

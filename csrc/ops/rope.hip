@@ -114,7 +114,7 @@ void rope_naive(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bo
 constexpr int block_threads = 512;  // at most
 // One where accesses are narrow: there more addresses than registers would be in flight.
 template <bool whole>
-constexpr int heads_a_thread = whole ? 4 : 1;
+constexpr int heads_per_thread = whole ? 4 : 1;
 
 // x[0 .. size) are first channels, y[0 .. size) second ones (half split), or each holds whole pairs
 // (interleaved). turn[2 size]: the pairs' (cos, sin), x's before y's where they differ.
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(block_threads)
                          unsigned positions, unsigned time, unsigned NH, int64_t HD, unsigned groups,
                          float direction) {
     before.await();
-    constexpr int size = vector_size<T>, heads = heads_a_thread<whole>;
+    constexpr int size = vector_size<T>, heads = heads_per_thread<whole>;
     const unsigned place = blockIdx.x * blockDim.y + threadIdx.y, position = place / groups,
                    group = place % groups;
     const unsigned b = position / time, t = position % time;
@@ -197,7 +197,7 @@ void rope_vectorized(View<T, 4> out, View<const T, 4> x, View<const float, 3> ci
     const bool whole = is_whole({out.data, x.data, cis.data}, interleaved ? HD : HD / 2, size) &&
                        whole_strides(heads(out)) && whole_strides(heads(x));
     const int64_t vectors = (HD / 2 + size - 1) / size,
-                  groups = blocks_for(NH, whole ? heads_a_thread<true> : heads_a_thread<false>);
+                  groups = blocks_for(NH, whole ? heads_per_thread<true> : heads_per_thread<false>);
     const unsigned across = static_cast<unsigned>(std::min<int64_t>(vectors, device.threads));
     const unsigned places = static_cast<unsigned>(device.threads) / across;
     launch(Grid(dim3(blocks_for(positions * groups, places), blocks_for(vectors, across)),
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(block_threads)
                          unsigned positions, unsigned time, unsigned NH, unsigned lanes, unsigned groups,
                          float direction) {
     before.await();
-    constexpr int size = vector_size<T>, heads = heads_a_thread<true>;
+    constexpr int size = vector_size<T>, heads = heads_per_thread<true>;
     const unsigned lane = threadIdx.x & (lanes - 1),
                    place = blockIdx.x * (blockDim.x / lanes) + threadIdx.x / lanes;
     const unsigned position = place / groups, group = place % groups, b = position / time,
@@ -286,7 +286,7 @@ void rope_shuffle(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, 
     const int64_t positions = x.shape[0] * x.shape[1], NH = x.shape[2];
     const unsigned lanes = static_cast<unsigned>(x.shape[3] / vector_size<T>);
     const unsigned places = static_cast<unsigned>(device.threads) / lanes;
-    const unsigned groups = blocks_for(NH, heads_a_thread<true>);
+    const unsigned groups = blocks_for(NH, heads_per_thread<true>);
     launch(Grid(blocks_for(positions * groups, places), device.threads, device.stream),
            interleaved ? rope_shuffle_kernel<T, true> : rope_shuffle_kernel<T, false>, heads(out), heads(x),
            cis.data, positions, x.shape[1], NH, lanes, groups, direction);

@@ -139,7 +139,7 @@ void swiglu_backward_naive(View<T, 2> dgate_up, View<T, 2> out, View<const T, 2>
 constexpr int block_threads = 512;
 // One where accesses are narrow: those of two would be more than registers.
 template <bool whole>
-constexpr int rows_a_thread = whole ? 2 : 1;
+constexpr int rows_per_thread = whole ? 2 : 1;
 
 // 1 / (1 + e^-g); 0 where e^-g is infinite. bf16's own rounding hides what the fast functions do: an error of
 // 1e-5 of the value at most, and 0 for a quotient below 2^-126.
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(block_threads, 2)
     swiglu_forward_vectorized_kernel(Predecessor before, T* out, const T* gate_up, int64_t N, int64_t F,
                            unsigned across) {
     before.await();
-    constexpr int size = vector_size<T>, rows = rows_a_thread<whole>;
+    constexpr int size = vector_size<T>, rows = rows_per_thread<whole>;
     const int64_t f = (int64_t{blockIdx.x % across} * blockDim.x + threadIdx.x) * size;
     const int64_t first = int64_t{blockIdx.x / across} * (rows * blockDim.y) + threadIdx.y;
     if (f >= F) return;
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(block_threads, 2)
     swiglu_backward_vectorized_kernel(Predecessor before, T* dgate_up, T* out, const T* dout, const T* gate_up,
                             int64_t N, int64_t F, unsigned across) {
     before.await();
-    constexpr int size = vector_size<T>, rows = rows_a_thread<whole>;
+    constexpr int size = vector_size<T>, rows = rows_per_thread<whole>;
     const int64_t f = (int64_t{blockIdx.x % across} * blockDim.x + threadIdx.x) * size;
     const int64_t first = int64_t{blockIdx.x / across} * (rows * blockDim.y) + threadIdx.y;
     if (f >= F) return;
@@ -226,7 +226,7 @@ Tiles tiles(int64_t N, int64_t F, int size, bool whole, int threads) {
     const int64_t vectors = (F + size - 1) / size;
     const unsigned columns = static_cast<unsigned>(std::min<int64_t>(vectors, threads));
     const unsigned down = static_cast<unsigned>(threads) / columns, across = blocks_for(vectors, columns);
-    const int64_t rows = int64_t{whole ? rows_a_thread<true> : rows_a_thread<false>} * down;
+    const int64_t rows = int64_t{whole ? rows_per_thread<true> : rows_per_thread<false>} * down;
     return {dim3(columns, down), across, blocks_for(int64_t{across} * blocks_for(N, rows), 1)};
 }
 
