@@ -116,7 +116,7 @@ def default_presets(programs: list[Path], flags: list[str], seconds: float) -> l
 
 def fastest(line: dict, naive: bool) -> dict | None:
     """The fastest run of the naive variant, or of all others."""
-    runs = [run for run in line["runs"] if (run["variant"] == "1") == naive and run["ms"]]
+    runs = [run for run in line["runs"] if (run["variant"] == "naive") == naive and run["ms"]]
     return min(runs, key=lambda run: run["ms"], default=None)
 
 

@@ -316,7 +316,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--warm-up", type=int, default=3, help="first updates of a run, not timed")
     add("--steps", type=int, default=8, help="timed updates of a run")
     add("--seconds", type=float, default=7200, help="in all; what does not fit is left out, and said")
-    add("--ours-flags", default="", help='more flags for our program: "--kernel matmul_forward=2"')
+    add("--ours-flags", default="", help='more flags for our program: "--kernel matmul_forward=tiled"')
     add("--peer", type=Path, help=peer)
     add("--devices", type=int, help="of a workload on several (default: 8, tiny-x2: 2)")
     add("--out", type=Path, help="JSON of everything (default: BUILD/bench_train.json)")

@@ -232,7 +232,7 @@ def _about_row(profile: Profile, row: Row, saved: float) -> str:
     usual = CATEGORIES.get(category(row.operation), (0.9,))[0]
     worst = max(row.shapes, key=lambda shape: gain(profile, shape), default=None)
     blame = f", most of it at {worst.shape}" if worst and len(row.shapes) > 1 else ""
-    cure = FUSING if profile.pytorch else "try its other variants (--kernel)"
+    cure = FUSING if profile.pytorch else f"try its other variants (--kernel {row.operation}=NAME)"
     if by == "memory" and not profile.pytorch:
         cure += ", or fuse it with its neighbour: fewer bytes move then"
     elif by == "compute" and profile.gpu:

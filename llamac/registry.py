@@ -18,7 +18,7 @@ def kernels() -> list[dict[str, Any]]:
     random (a scalar's name or ""), as docs/operations.md says; `scalars`: (name, f|i|b);
     `variants` in order of preference: name, idea, where ("host" or "device"), types (the operands' types, one
     list for each combination that it takes), limits (what else it asks of a call, in words, or ""), threads
-    (a block's, the default first), deterministic;
+    (per block, the default first), deterministic, chip (the only one that it runs on, or "");
     `default`: the variant that a call where this build computes asks first: those behind it in `variants`
     that compute in the same place follow, until one takes the call. None: no variant does.
     """
@@ -37,7 +37,7 @@ def run(
 
     outputs, inputs: arrays of the description's shapes and types, f32, bf16 (ml_dtypes' in numpy), f64 or
     i32; numpy's, or any object with `__dlpack__`; None for an operand that is left out. scalars: in the
-    description's order. variant: its name; empty: the first that supports the call.
+    description's order. variant: its name; empty or "optimized": the first default that supports the call.
     Arrays on the current device are used in place, on `stream` (its address; the call does not wait), or on
     the default stream, which is waited for. Arrays in host memory go to a variant of the host in place, to
     one of the device by way of copies. Indices are not checked: they address memory.

@@ -1,5 +1,8 @@
 // The language of operation descriptions: what a description says, each error of its parser, and the descriptions that
 // the program has.
+#include <cctype>
+#include <set>
+
 #include "check.h"
 #include "core/registry.h"
 
@@ -164,10 +167,46 @@ void check_wrong_derivatives() {
     }
 }
 
+// Every variant has a name of its own, which is no number; what has kernels has a naive one.
+void check_variant_names() {
+    for (const Operation* op : operations()) {
+        std::set<std::string> names;
+        for (const Variant& v : op->variants)
+            check(names.insert(v.name).second && std::isalpha(static_cast<unsigned char>(v.name[0])),
+                  op->name + ": " + v.name);
+        check(names.count("reference") && names.count("naive") && !names.count("optimized"), op->name);
+    }
+}
+
+std::string names_of(const std::string& choice) {
+    const KernelChoices choices({choice});
+    const Operation& op = find_operation(choice.substr(0, choice.find('=')));
+    std::string names;
+    for (const Variant* v : *choices.of(op)) names += std::string(names.empty() ? "" : ",") + v->name;
+    return names;
+}
+
+// As --kernel takes them; `optimized` is what runs by default, in its order.
+void check_kernel_choices() {
+    const bool host = computing_context().where == Where::host;
+    check(names_of("rope_forward=vectorized,naive") == "vectorized,naive", "a list");
+    check(names_of("rope_forward=optimized") == (host ? "cpu,reference" : "shuffle,vectorized,naive"),
+          "optimized");
+    check(names_of("rope_forward=naive,optimized") ==
+              (host ? "naive,cpu,reference" : "naive,shuffle,vectorized"),
+          "optimized in a list");
+    check(names_of("attention_backward=optimized").find("atomic") == std::string::npos,
+          "optimized is deterministic");
+    refused("magic",
+            {"rope_forward: no variant magic, expected one of optimized, cpu, shuffle, vectorized, naive, reference"},
+            [] { KernelChoices({"rope_forward=magic"}); });
+    refused("empty", {"rope_forward: no variant , expected"}, [] { KernelChoices({"rope_forward=naive,"}); });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
     return run_checks(argc, argv,
                       checks<check_all_marks, check_errors, check_launchers, check_derivatives_of_the_program,
-                             check_wrong_derivatives>());
+                             check_wrong_derivatives, check_variant_names, check_kernel_choices>());
 }

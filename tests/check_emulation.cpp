@@ -313,9 +313,9 @@ void functions() {
 }
 
 __global__ void unchanged_kernel(uint4* out) {
-    const int t = opaque(static_cast<int>(threadIdx.x)), block = opaque_uniform(static_cast<int>(blockIdx.x));
+    const int t = optimization_barrier(static_cast<int>(threadIdx.x)), block = optimization_barrier_uniform(static_cast<int>(blockIdx.x));
     const uint32_t i = static_cast<uint32_t>(block) * blockDim.x + static_cast<uint32_t>(t);
-    keep_order();
+    scheduling_barrier();
     store_vector(out + i, make_uint4(i, i + 1, i + 2, i + 3));
 }
 void unchanged() {

@@ -109,7 +109,7 @@ void check_bad_flags() {
         {{"--recompute", "none,norm"}, {"--recompute", "none"}},
         {{"--recompute", "block:0"}, {"--recompute", "block:0"}},
         {{"--recompute", "block:2x"}, {"--recompute", "block:2x"}},
-        {{"--kernel", "rmsnorm_forward"}, {"--kernel: expected OP=N", "rmsnorm_forward"}},
+        {{"--kernel", "rmsnorm_forward"}, {"--kernel: expected OP=NAME", "rmsnorm_forward"}},
         {{"--kernel", "=2"}, {"--kernel"}},
         {{"--step", "3"}, {"--step", "no such flag", "did you mean --steps?"}},
         {{"--batch_size=3"}, {"--batch_size", "did you mean --batch-size?"}},

@@ -228,7 +228,7 @@ __global__ void columns_kernel(float* out, const bf16* a, const float* p, const 
     for (int o = 0; o < count; o++)
         for (int i = 0; i < T::elements; i++) {
             const int r = T::row(T::slot(i)), s = T::column(i);
-            const int m = transposed ? s : r, n = T::template spread<count>(o, transposed ? r : s);
+            const int m = transposed ? s : r, n = T::template interleaved<count>(o, transposed ? r : s);
             out[(row + m) * count * R + n] = c[o].x[i];
         }
 }
@@ -285,7 +285,7 @@ __global__ void store_rows_kernel(bf16* out, const float* in, const bf16* before
     typename T::Accumulator c[count];
     for (int o = 0; o < count; o++)
         for (int i = 0; i < T::elements; i++)
-            c[o].x[i] = in[(row + T::row(T::slot(i))) * columns + T::template spread<count>(o, T::column(i))];
+            c[o].x[i] = in[(row + T::row(T::slot(i))) * columns + T::template interleaved<count>(o, T::column(i))];
     T::store_rows(tile, row, c);
     __syncthreads();
     dump(out, tile, warps * R);

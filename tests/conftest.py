@@ -1,6 +1,7 @@
 """Where the compiled programs are, and the reference tensors (written by `python train_llama3.py`, once)."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -59,29 +60,23 @@ def train(build) -> Callable[..., subprocess.CompletedProcess]:
 
 @pytest.fixture(scope="session")
 def chosen(build, gpu) -> Callable[[str], list[str]]:
-    """OPERATION=VARIANT for every operation. "reference"; "naive": kernel 1; "optimised": all kernels, those
+    """OPERATION=VARIANT for every operation. "reference", "naive", "optimized"; "kernels": all of them, those
     preferred first, as not every one takes every shape.
     """
     listing = subprocess.run(
         [build / "train_llama3", "--list-kernels"], check=True, capture_output=True, text=True
     ).stdout
-    variants: dict[str, list[tuple[str, str]]] = {}
+    kernels: dict[str, list[str]] = {}
     for line in listing.splitlines():
-        if line.startswith(" "):
-            name, where, *_ = line.split()
-            next(reversed(variants.values())).append((name, where))
-        else:
-            variants[line.split(":")[0]] = []
+        if found := re.match(r"(\w+):", line):
+            kernels[found[1]] = []
+        elif (found := re.match(r"  (\S+) +(\S.*?)  (?:yes|no) ", line)) and found[2] != "host":
+            next(reversed(kernels.values())).append(found[1])
 
     def choose(kind: str) -> list[str]:
         if kind == "reference" and gpu:
             pytest.skip("this build is for a GPU: the plain loops cannot reach its memory")
-        choices = []
-        for operation, known in variants.items():
-            kernels = ",".join(name for name, where in known if where == "device")
-            variant = {"reference": "reference", "naive": "1", "optimised": kernels}[kind]
-            choices.append(f"{operation}={variant}")
-        return choices
+        return [f"{op}={','.join(names) if kind == 'kernels' else kind}" for op, names in kernels.items()]
 
     return choose
 

@@ -133,7 +133,7 @@ def test_logits_in_chunks(build, states, series, tmp_path, model, dtype, gradien
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("kind", ["reference", "naive", "optimised"])
+@pytest.mark.parametrize("kind", ["reference", "naive", "kernels"])
 @pytest.mark.parametrize("model", ["scaled32", "wide-heads"])
 def test_variants(build, chosen, states, series, tmp_path, model, kind, dtype):
     """The plain loops, which explain the operations, and the kernels compute the same model; in bf16 the one

@@ -237,7 +237,7 @@ def test_the_same_losses(train, data, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("kind", ["naive", "optimised"])
+@pytest.mark.parametrize("kind", ["naive", "kernels", "optimized"])
 def test_training_with_kernels(train, chosen, data, tmp_path, kind):
     """Every operation a kernel: the losses that the variants in use without --kernel give."""
     kernels = [word for choice in chosen(kind) for word in ("--kernel", choice)]
@@ -246,15 +246,28 @@ def test_training_with_kernels(train, chosen, data, tmp_path, kind):
     np.testing.assert_allclose(losses(tmp_path / "kernels"), losses(tmp_path / "default"), rtol=1e-5, atol=0)
 
 
+def test_list_kernels(train):
+    """A line for each variant, or several: name, device, whether its bits are the same in every run, idea."""
+    text = train("--list-kernels").stdout
+    assert max(map(len, text.splitlines())) <= 100
+    blocks = dict(re.findall(r"^(\w+): (.*(?:\n .*)*)", text, re.MULTILINE))
+    for block in blocks.values():
+        assert re.search(r"^  naive +device +yes +\w", block, re.MULTILINE), block
+        assert re.search(r"^  reference +host +yes +plain loops", block, re.MULTILINE), block
+    block = " ".join(blocks["attention_backward"].split())
+    assert "flash device yes tiles on" in block and "flash_atomic device no as flash" in block
+    assert "takes HD 64 or 128, T at most 2^30, scale above 0, heads that begin at multiples" in block
+
+
 def test_kernels_are_tried_in_turn(train, data, tmp_path):
     """The tiled kernel takes no f32: alone it is refused, with another behind it that one runs."""
-    line = one_line(train(*flags(data, tmp_path / "a"), "--kernel", "matmul_forward=2", code=2))
-    assert "matmul_forward: variant 2 does not take" in line
-    train(*flags(data, tmp_path / "b"), "--kernel", "matmul_forward=2,1")
+    line = one_line(train(*flags(data, tmp_path / "a"), "--kernel", "matmul_forward=tiled", code=2))
+    assert "matmul_forward: variant tiled does not take" in line
+    train(*flags(data, tmp_path / "b"), "--kernel", "matmul_forward=tiled,naive")
     manifest = next((tmp_path / "b").glob("*/manifest.json"))
-    assert json.loads(manifest.read_text())["kernels"] == {"matmul_forward": "2,1"}
-    line = one_line(train(*flags(data, tmp_path / "c"), "--kernel", "matmul_forward=2,9", code=2))
-    assert "matmul_forward: no variant 9, expected one of" in line
+    assert json.loads(manifest.read_text())["kernels"] == {"matmul_forward": "tiled,naive"}
+    line = one_line(train(*flags(data, tmp_path / "c"), "--kernel", "matmul_forward=tiled,magic", code=2))
+    assert "matmul_forward: no variant magic, expected one of optimized, cpu, " in line
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -487,8 +500,8 @@ def test_print_config_reads_back(train, data, tmp_path):
         (["--seq-len", "100000"], "seq-len 100000 64"),
         (["--seq-len", "63", "--val-data", "{data}/val_000.bin", "--batch-size", "64"], "val_000.bin 64"),
         (["--total-batch-size", "100"], "total-batch-size 100 64"),
-        (["--kernel", "rope_forward=9"], "rope_forward 9 reference"),
-        (["--kernel", "rope=1"], "rope"),
+        (["--kernel", "rope_forward=9"], "rope_forward 9 optimized reference"),
+        (["--kernel", "rope=naive"], "rope"),
         (["--config", "/no/such.toml"], "/no/such.toml"),
         (["--resume", "{data}"], "{data} manifest.json"),
         (["--resume", "/no/such"], "/no/such"),

@@ -340,7 +340,7 @@ def test_bf16_training_follows_f32(tmp_path, flags):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--kernel", "swiglu_forward=1"], "--kernel"),
+        (["--kernel", "swiglu_forward=naive"], "--kernel"),
         (["--resume", "auto"], "--resume"),
         (["--recompute", "norm"], "--recompute"),
         (["--init", "load"], "--init load"),

@@ -14,35 +14,39 @@ import loops
 import resources
 
 LISTING = """\
+  variant     runs on       deterministic  idea; limits
 planted: kernels with faults
-  2          device  128-bit accesses
-  1          device  the obvious translation
-  reference  host    plain loops, not 128-bit
+  wide        device        yes            128-bit accesses
+  naive       device        yes            the obvious translation
+  reference   host          yes            plain loops, not 128-bit
 clean: kernels without
-  2          device  128-bit loads
-  3          device  128-bit loads, a scalar path of its own
-matrix_forward: kernels on matrix cores
-  2          device  tiles on matrix cores
-  3          device  passes on matrix cores, without a kernel of the plain name
-matrix_backward: the same
-  2          device  tiles on matrix cores
+  wide        device        yes            128-bit
+                                           loads
+  wide_split  NVIDIA sm_90  no             128-bit loads, a scalar path of its own
+mm_forward: kernels on matrix cores
+  tiled       device        yes            tiles on matrix
+                                           cores
+  two         device        yes            passes on matrix cores, without a kernel of the plain name
+mm_backward: the same, of a summary
+    that goes on
+  tiled       device        yes            tiles on matrix cores
 """
 HEADER = "#include <hip/hip_runtime.h>\n"
 CLEAN = """
 template <class T>
-__global__ void __launch_bounds__(256) clean_kernel2(T* out, const T* x) {
+__global__ void __launch_bounds__(256) clean_wide_kernel(T* out, const T* x) {
     reinterpret_cast<float4*>(out)[threadIdx.x] = reinterpret_cast<const float4*>(x)[threadIdx.x];
 }
-template __global__ void clean_kernel2<float>(float*, const float*);
-template __global__ void clean_kernel2<short>(short*, const short*);
+template __global__ void clean_wide_kernel<float>(float*, const float*);
+template __global__ void clean_wide_kernel<short>(short*, const short*);
 template <class T, bool whole, bool other>
-__global__ void __launch_bounds__(256) clean_kernel3(T* out, const T* x) {
+__global__ void __launch_bounds__(256) clean_wide_split_kernel(T* out, const T* x) {
     if (whole) reinterpret_cast<float4*>(out)[threadIdx.x] = reinterpret_cast<const float4*>(x)[threadIdx.x];
     else out[threadIdx.x] = x[threadIdx.x];
 }
-template __global__ void clean_kernel3<float, true, false>(float*, const float*);
-template __global__ void clean_kernel3<float, false, false>(float*, const float*);
-__global__ void clean_kernel2_tail(float* out, const float* x) { out[threadIdx.x] = x[threadIdx.x]; }
+template __global__ void clean_wide_split_kernel<float, true, false>(float*, const float*);
+template __global__ void clean_wide_split_kernel<float, false, false>(float*, const float*);
+__global__ void clean_wide_kernel_tail(float* out, const float* x) { out[threadIdx.x] = x[threadIdx.x]; }
 """
 MATRIX = """
 #if defined(__GFX11__)
@@ -69,56 +73,56 @@ __device__ void product(Sums* out, const Read* x, Half h) {
 }
 """
 CLEAN_MATRIX = """
-__global__ void __launch_bounds__(256) matrix_kernel2(Sums* out, const float4* x, Half h) {
+__global__ void __launch_bounds__(256) mm_tiled_kernel(Sums* out, const float4* x, Half h) {
     product(out, x, h);
     asm volatile("" ::: "v199");  // two waves a SIMD
 }
-__global__ void __launch_bounds__(256) matrix_forward_kernel3_rows(Sums* out, const float4* x, Half h) {
+__global__ void __launch_bounds__(256) mm_forward_two_kernel_rows(Sums* out, const float4* x, Half h) {
     product(out, x, h);
 }
-__global__ void matrix_forward_kernel3_sums(float* out, const float* x) { out[threadIdx.x] = x[threadIdx.x]; }
+__global__ void mm_forward_two_kernel_sums(float* out, const float* x) { out[0] = x[threadIdx.x]; }
 """
 MATRIX_FAULTS = """
-__global__ void __launch_bounds__(256) matrix_kernel2(Sums* out, const float* x, Half h) {
+__global__ void __launch_bounds__(256) mm_tiled_kernel(Sums* out, const float* x, Half h) {
     product(out, x, h);
 }
-__global__ void matrix_backward_kernel2(float* out, const float* x) { out[threadIdx.x] = x[threadIdx.x]; }
-__global__ void matrix_forward_kernel3_rows(float* out, const float* x) { out[threadIdx.x] = x[threadIdx.x]; }
-__global__ void __launch_bounds__(256) matrix_kernel2_greedy(Sums* out, const float4* x, Half h) {
+__global__ void mm_backward_tiled_kernel(float* out, const float* x) { out[threadIdx.x] = x[threadIdx.x]; }
+__global__ void mm_forward_two_kernel_rows(float* out, const float* x) { out[threadIdx.x] = x[threadIdx.x]; }
+__global__ void __launch_bounds__(256) mm_tiled_kernel_greedy(Sums* out, const float4* x, Half h) {
     product(out, x, h);
     asm volatile("" ::: "v250", "a99");
 }
-__global__ void __launch_bounds__(256) matrix_kernel2_flat(Sums* out, const float4* x, Half h, bool lds) {
+__global__ void __launch_bounds__(256) mm_tiled_kernel_flat(Sums* out, const float4* x, Half h, bool lds) {
     __shared__ Sums s[256];
     product(lds ? s : out, x, h);
     if (lds) out[threadIdx.x] = s[threadIdx.x ^ 1];
 }
-__global__ void __launch_bounds__(256) matrix_kernel2_helper() { asm volatile("" ::: "v199"); }
+__global__ void __launch_bounds__(256) mm_tiled_kernel_helper() { asm volatile("" ::: "v199"); }
 """
 FAULTS = """
-__global__ void planted_kernel1(float* out, const int* index) {  // an array indexed at run time: scratch
+__global__ void planted_naive_kernel(float* out, const int* index) {  // an array indexed at run time: scratch
     float a[64];
     for (int i = 0; i < 64; i++) a[i] = out[i];
     out[threadIdx.x] = a[index[threadIdx.x] & 63];
 }
 template <class T, bool whole>
-__global__ void planted_kernel2(T* out, const T* x) { out[threadIdx.x] = x[threadIdx.x]; }
-template __global__ void planted_kernel2<float, true>(float*, const float*);
-template __global__ void planted_kernel2<float, false>(float*, const float*);
-__global__ void __launch_bounds__(1024) planted_kernel1_spill(float* out) {
+__global__ void planted_wide_kernel(T* out, const T* x) { out[threadIdx.x] = x[threadIdx.x]; }
+template __global__ void planted_wide_kernel<float, true>(float*, const float*);
+template __global__ void planted_wide_kernel<float, false>(float*, const float*);
+__global__ void __launch_bounds__(1024) planted_naive_kernel_spill(float* out) {
     float a[160];
     for (int i = 0; i < 160; i++) a[i] = out[i * 1024 + threadIdx.x];
     __syncthreads();
     for (int i = 0; i < 160; i++) out[i * 1023 + threadIdx.x] = a[i];
 }
-__global__ void __launch_bounds__(256) planted_kernel1_greedy() { asm volatile("" ::: "v199"); }
-__global__ void planted_kernel3() {}
+__global__ void __launch_bounds__(256) planted_naive_kernel_greedy() { asm volatile("" ::: "v199"); }
+__global__ void planted_other_kernel() {}
 __global__ void stranger() {}
 """
 COUNTED = """
 using v4 = __attribute__((ext_vector_type(4))) float;
 using h4 = __attribute__((ext_vector_type(4))) short;
-__global__ void __launch_bounds__(256) planted_kernel1(v4* out, const v4* x, const float* y, h4 h) {
+__global__ void __launch_bounds__(256) planted_naive_kernel(v4* out, const v4* x, const float* y, h4 h) {
     __shared__ v4 s[256];
     s[threadIdx.x] = x[threadIdx.x];
     __syncthreads();
@@ -164,11 +168,11 @@ def test_clean_kernels_pass(judge, arch):
     head, *rows = [re.split(r"  +", line) for line in printed.splitlines()[1:] if line]
     assert head[:3] == ["operation", "variant", "kernel"]
     assert [row[:3] for row in rows] == [
-        ["clean", "2", "clean_kernel2<float>"],
-        ["clean", "2", "clean_kernel2<short>"],
-        ["clean", "2", "clean_kernel2_tail"],
-        ["clean", "3", "clean_kernel3<float, false, false>"],
-        ["clean", "3", "clean_kernel3<float, true, false>"],
+        ["clean", "wide", "clean_wide_kernel<float>"],
+        ["clean", "wide", "clean_wide_kernel<short>"],
+        ["clean", "wide", "clean_wide_kernel_tail"],
+        ["clean", "wide_split", "clean_wide_split_kernel<float, false, false>"],
+        ["clean", "wide_split", "clean_wide_split_kernel<float, true, false>"],
     ]
 
 
@@ -176,14 +180,14 @@ def test_faults_are_seen(judge):
     code, faults, _ = judge(HEADER + CLEAN + FAULTS)
     assert code == 1
     expected = {
-        r"planted_kernel1: \d+ bytes of scratch, .*",
-        r"planted_kernel2<float, true>: expected the 128-bit accesses .*",
-        r"planted_kernel2<float, false>: expected the 128-bit accesses .*",
-        r"planted_kernel1_spill: \d+ bytes of scratch, .*",
-        r"planted_kernel1_spill: \d+ VGPR spills, .*",
-        r"planted_kernel1_greedy: 2 waves a SIMD, expected at least 4",
-        r"planted_kernel3: expected <operation>_kernel<N> .*",
-        r"stranger: expected <operation>_kernel<N> .*",
+        r"planted_naive_kernel: \d+ bytes of scratch, .*",
+        r"planted_wide_kernel<float, true>: expected the 128-bit accesses .*",
+        r"planted_wide_kernel<float, false>: expected the 128-bit accesses .*",
+        r"planted_naive_kernel_spill: \d+ bytes of scratch, .*",
+        r"planted_naive_kernel_spill: \d+ VGPR spills, .*",
+        r"planted_naive_kernel_greedy: 2 waves a SIMD, expected at least 4",
+        r"planted_other_kernel: expected <operation>_<variant>_kernel .*",
+        r"stranger: expected <operation>_<variant>_kernel .*",
     }
     for pattern in expected:
         assert sum(bool(re.fullmatch(f"gfx942 planted.hip {pattern}", fault)) for fault in faults) == 1, (
@@ -204,18 +208,18 @@ def test_faults_of_matrix_kernels_are_seen(judge, arch):
     assert sorted(faults) == [
         f"{arch} planted.hip {fault}"
         for fault in (
-            "matrix_backward_kernel2: expected the matrix instructions of its variant's idea, found none",
-            "matrix_forward_kernel3_rows: expected the matrix instructions of its variant's idea, found none",
-            "matrix_kernel2: expected 128-bit reads of LDS beside its matrix instructions, found none",
-            "matrix_kernel2_flat: 2 flat accesses, expected none: to the compiler they may be LDS or memory",
-            "matrix_kernel2_greedy: 1 waves a SIMD, expected at least 2",
-            "matrix_kernel2_helper: 2 waves a SIMD, expected at least 4",
+            "mm_backward_tiled_kernel: expected the matrix instructions of its variant's idea, found none",
+            "mm_forward_two_kernel_rows: expected the matrix instructions of its variant's idea, found none",
+            "mm_tiled_kernel: expected 128-bit reads of LDS beside its matrix instructions, found none",
+            "mm_tiled_kernel_flat: 2 flat accesses, expected none: to the compiler they may be LDS or memory",
+            "mm_tiled_kernel_greedy: 1 waves a SIMD, expected at least 2",
+            "mm_tiled_kernel_helper: 2 waves a SIMD, expected at least 4",
         )
     ]
 
 
 def test_fewest_waves_are_a_choice(judge):
-    greedy = '\n__global__ void __launch_bounds__(256) planted_kernel1() { asm volatile("" ::: "v199"); }\n'
+    greedy = '__global__ void __launch_bounds__(256) planted_naive_kernel() { asm volatile("":::"v199"); }\n'
     assert judge(HEADER + greedy, "--min-waves", "3")[0] == 1
     assert judge(HEADER + greedy, "--min-waves", "2")[0] == 0
 
@@ -300,7 +304,7 @@ def test_waves_are_the_compilers(rocm, tmp_path, arch):
     remarks = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     remark = r"Function Name: (\S+).*?Occupancy \[waves/SIMD\]: (\d+)"
     said = {name: int(waves) for name, waves in re.findall(remark, remarks, re.DOTALL)}
-    kernels = resources.compile_kernels(rocm, source, arch, tmp_path)
+    kernels = resources.compile_kernels(rocm, source, arch, tmp_path, {})
     ours = {kernel.name: kernel.waves for kernel in kernels}
     assert ours == {re.search(r"planted_kernel\d+", name)[0]: waves for name, waves in said.items()}
     assert len(ours) > 40 and len(set(ours.values())) > 5
@@ -308,16 +312,17 @@ def test_waves_are_the_compilers(rocm, tmp_path, arch):
 
 def test_names_are_shortened():
     short = resources.short_name
-    assert short("llamac::(anonymous namespace)::f_kernel1(float*, void (*)(int))") == "f_kernel1"
-    assert short("void llamac::f_kernel2<llamac::bf16, 4, (llamac::D)1>(int)") == "f_kernel2<bf16, 4, (D)1>"
+    assert short("llamac::(anonymous namespace)::f_kernel(float*, void (*)(int))") == "f_kernel"
+    assert short("void llamac::f_kernel<llamac::bf16, 4, (llamac::D)1>(int)") == "f_kernel<bf16, 4, (D)1>"
     lambda_type = "llamac::g(float*)::'lambda0'(float)"
     assert (
-        short(f"void f_kernel2<float, {lambda_type}>(float*, {lambda_type})") == "f_kernel2<float, lambda0>"
+        short(f"void f_kernel<float, {lambda_type}>(float*, {lambda_type})") == "f_kernel<float, lambda0>"
     )
 
 
 def test_the_programs_list_is_read(build):
     listing = resources.run(build / "train_llama3", "--list-kernels")
     variants = resources.parse_variants(listing)
-    assert variants["rmsnorm_forward", "reference"]
-    assert len(variants) == len([line for line in listing.splitlines() if line.startswith("  ")])
+    assert variants["rmsnorm_forward", "reference"] == "plain loops"
+    assert "matrix cores" in variants["attention_backward", "flash_atomic"]
+    assert len(variants) == len(re.findall(r"^  \S.* (?:yes|no) ", listing, re.MULTILINE))

@@ -92,8 +92,8 @@ def test_a_gpus_trace():
         *launched("nvjet_hsh_128x256", "aten::mm", 2, 10, 30, 1, product),
         *launched("ncclDevKernel_AllGather_RING_LL(a)", "c10d::_allgather_base_", 6, 20, 30, 2),
         event("user_annotation", "step 2", 22, 10),
-        *launched("void x::attention_forward_kernel3<bf16>(y)", "llamac::attention_forward", 24, 60, 10, 3,
-                  [[1, 8, 2, 4], [1, 8, 1, 4], [1, 8, 1, 4]]),
+        *launched("void x::attention_forward_wgmma_kernel<bf16>(y)", "llamac::attention_forward", 24, 60, 10,
+                  3, [[1, 8, 2, 4], [1, 8, 1, 4], [1, 8, 1, 4]]),
         *launched("nvjet_hsh_128x256", "aten::mm", 26, 70, 10, 4, product),
         *launched("nvjet_hsh_128x256", "aten::mm", 40, 90, 10, 5, product),  # behind the steps
     ]  # fmt: skip
@@ -108,7 +108,7 @@ def test_a_gpus_trace():
     one = 2 * 8 * 16 * 4  # of the second product, the clearing has its share of the time
     assert rows["matmul", "nvjet_hsh_128x256"]["flops"] == one + one * 10 / 12.5
     assert rows["matmul", "Memset"]["flops"] == one * 2.5 / 12.5
-    attention = rows["attention_forward", "attention_forward_kernel3"]
+    attention = rows["attention_forward", "attention_forward_wgmma_kernel"]
     assert attention["flops"] == 2 * 2 * (8 * 9 / 2) * 2 * 4  # two products, 36 pairs of positions
     assert rows["communication", "ncclDevKernel_AllGather_RING_LL"]["seconds"] == pytest.approx(30e-6)
     assert len(rows) == 4
@@ -141,8 +141,8 @@ def test_attentions_flops(name):
         ("triton_red_fused__log_softmax_nll_loss_forward_9", "", "loss"),
         ("triton_poi_fused_add_addcmul_copy_lerp_sqrt_0", "", "optimizer"),
         ("void at::native::multi_tensor_apply_kernel<LpNorm>(x)", "aten::_foreach_norm", "optimizer"),
-        ("void llamac::adamw_kernel2<float>(x)", "llamac::adamw", "optimizer"),
-        ("void llamac::rope_backward_kernel3(x)", "llamac::rope_backward", "RoPE"),
+        ("void llamac::adamw_vectorized_kernel<float>(x)", "llamac::adamw", "optimizer"),
+        ("void llamac::rope_backward_shuffle_kernel(x)", "llamac::rope_backward", "RoPE"),
         ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(x)", "c10d::_reduce_scatter_base_", "communication"),
         ("Memcpy DtoD (Device -> Device)", "aten::copy_", "copy"),
         ("void at::native::CatArrayBatchedCopy(x)", "fsdp::chunk_cat", "copy"),

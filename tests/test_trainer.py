@@ -235,15 +235,15 @@ def test_text_in_and_out(data, tmp_path):
 
 def test_kernels_are_the_trainers_own():
     """A run's choice of variants stays in its calls: those of others, and the manifest, do not see it."""
-    ours = small(kernel=("rmsnorm_forward=1", "swiglu_forward=1"))
+    ours = small(kernel=("rmsnorm_forward=naive", "swiglu_forward=naive"))
     plain = small()
     batch = ids()
     assert abs(plain.step(*batch) - ours.step(*batch)) < 1e-5
     x, weight, out, rstd = np.ones((2, 8)), np.ones(8), np.full((2, 8), np.nan), np.full(2, np.nan)
-    llamac.run("rmsnorm_forward", [out, rstd], [x, weight], [0.0])  # kernel 1 has no f64
+    llamac.run("rmsnorm_forward", [out, rstd], [x, weight], [0.0])  # naive has no f64
     assert np.array_equal(out, x)
-    with pytest.raises(llamac.Error, match="rmsnorm_forward: no variant 9"):
-        small(kernel=["rmsnorm_forward=9"])
+    with pytest.raises(llamac.Error, match="rmsnorm_forward: no variant magic"):
+        small(kernel=["rmsnorm_forward=magic"])
 
 
 def test_other_threads_run_on():
@@ -266,7 +266,7 @@ def test_two_trainers_in_two_threads():
         found += [value.tobytes() for value in trainer.parameters().values()]
         return found
 
-    choices = (), ("swiglu_forward=1", "swiglu_backward=1", "rmsnorm_forward=reference")
+    choices = (), ("swiglu_forward=naive", "swiglu_backward=naive", "rmsnorm_forward=reference")
     alone = [train(kernel, []) for kernel in choices]
     assert alone[0] != alone[1]
     together: list[list] = [[], []]
@@ -281,10 +281,10 @@ def test_two_trainers_in_two_threads():
 
 
 def test_the_manifest_has_the_kernels(tmp_path):
-    for name, kernel in (("a", ["rope_forward=1"]), ("b", [])):
+    for name, kernel in (("a", ["rope_forward=naive"]), ("b", [])):
         small(kernel=kernel).save(tmp_path / name)
     found = [json.loads((tmp_path / name / "manifest.json").read_text())["kernels"] for name in "ab"]
-    assert found == [{"rope_forward": "1"}, {}]
+    assert found == [{"rope_forward": "naive"}, {}]
 
 
 # Bad input: llamac.Error, one line

@@ -79,11 +79,22 @@ struct Choice {
     const Variant* variant;
     const Entry* entry;
 };
-const Variant& variant_called(const Operation& op, const std::string& name) {
-    std::string known;
+constexpr const char* optimized = "optimized";  // the name that stands for the default variants
+
+// The variants that a call tries in turn if nothing else is chosen.
+std::vector<const Variant*> default_variants(const Operation& op, Where where) {
+    std::vector<const Variant*> variants;
+    for (const Variant& v : op.variants)
+        if (v.where == where && v.deterministic) variants.push_back(&v);
+    return variants;
+}
+
+std::vector<const Variant*> variants_called(const Operation& op, const std::string& name, Where where) {
+    if (name == optimized) return default_variants(op, where);
+    std::string known = optimized;
     for (const Variant& v : op.variants) {
-        if (name == v.name) return v;
-        known += std::string(known.empty() ? "" : ", ") + v.name;
+        if (name == v.name) return {&v};
+        known += std::string(", ") + v.name;
     }
     fail(op.name, ": no variant ", name, ", expected one of ", known);
 }
@@ -103,12 +114,9 @@ Choice choose_among(const Operation& op, const Call& call, Where where,
     fail(op.name, ": variant ", names, " does not take these shapes, types or strides");
 }
 
-// variant: the only one that will do; null: one of those that the context chooses, else of those at home there.
+// variant: the name of what is to run; null: one of those that the context chooses, else of the default ones.
 Choice choose(const Operation& op, const Call& call, const Context& context, const char* variant) {
-    if (variant) {
-        const Variant* const only = &variant_called(op, variant);
-        return choose_among(op, call, context.where, {&only, 1});
-    }
+    if (variant) return choose_among(op, call, context.where, variants_called(op, variant, context.where));
     if (const auto* chosen = context.kernels ? context.kernels->of(op) : nullptr)
         return choose_among(op, call, context.where, *chosen);
     for (const Variant& v : op.variants)
@@ -161,6 +169,22 @@ void prepare_launch(Call& call, const Variant& v, int threads) {
     const int64_t bytes = v.workspace(call);
     workspace.asked = std::max(workspace.asked, bytes);
     if (!call.device.context.dry_run) call.device.workspace = workspace.reserve(bytes);
+}
+
+// The words in lines of at most `width` characters, each but the first after `indent` blanks.
+std::string wrapped(const std::string& words, size_t indent, size_t width) {
+    std::string text;
+    size_t column = 0;
+    for (size_t begin = 0; begin < words.size();) {
+        const size_t end = std::min(words.find(' ', begin), words.size());
+        const size_t length = end - begin;
+        if (column && column + 1 + length > width) text += "\n" + std::string(indent, ' '), column = 0;
+        if (column) text += " ", column++;
+        text += words.substr(begin, length);
+        column += length;
+        begin = end + 1;
+    }
+    return text;
 }
 
 }  // namespace
@@ -297,7 +321,9 @@ KernelChoices::KernelChoices(const std::vector<std::string>& choices) {
         variants.clear();
         for (size_t begin = equals + 1; begin <= choice.size();) {
             const size_t end = std::min(choice.find(',', begin), choice.size());
-            variants.push_back(&variant_called(op, choice.substr(begin, end - begin)));
+            for (const Variant* v :
+                 variants_called(op, choice.substr(begin, end - begin), computing_context().where))
+                if (std::find(variants.begin(), variants.end(), v) == variants.end()) variants.push_back(v);
             begin = end + 1;
         }
     }
@@ -309,11 +335,19 @@ const std::vector<const Variant*>* KernelChoices::of(const Operation& op) const 
 }
 
 void list_kernels() {
+    constexpr int columns[] = {14, 14, 15}, indent = 2;
+    constexpr size_t width = 100, start = indent + columns[0] + columns[1] + columns[2];
+    const auto print = [&](const char* name, const char* device, const char* same, const std::string& words) {
+        std::printf("%*s%-*s%-*s%-*s%s\n", indent, "", columns[0], name, columns[1], device, columns[2], same,
+                    wrapped(words, start, width - start).c_str());
+    };
+    print("variant", "runs on", "deterministic", "idea; limits");
     for (const Operation* op : table()) {
-        std::printf("%s: %s\n", op->name.c_str(), op->summary);
+        std::printf("%s\n", wrapped(op->name + ": " + op->summary, 2 * indent, width).c_str());
         for (const Variant& v : op->variants)
-            std::printf("  %-9s  %-6s  %s%s%s\n", v.name, v.where == Where::host ? "host" : "device", v.idea,
-                        *v.supports.words ? "; takes: " : "", v.supports.words);
+            print(v.name, v.where == Where::host ? "host" : *v.chip ? v.chip : "device",
+                  v.deterministic ? "yes" : "no",
+                  v.idea + std::string(*v.supports.words ? "; takes " : "") + v.supports.words);
     }
 }
 

@@ -71,17 +71,18 @@ struct Limits {
 };
 
 struct Variant {
-    const char* name;  // "reference", "cpu", "blas", "library", or the kernel's number
+    const char* name;  // says the idea in a word, the same in all operations: docs/operations.md has the list
     const char* idea;
     Where where;
     std::vector<Entry> entries;  // one for each combination of storage types
     Limits supports = {};
-    // Of kernels: threads a block, the default first; what the call needs of the workspace, in bytes, given
+    // Of kernels: threads per block, the default first; what the call needs of the workspace, in bytes, given
     // Device::threads.
     std::vector<int> threads = {};
     int64_t (*workspace)(const Call&) = nullptr;
     bool deterministic = true;  // false: sums come in any order; runs only where it is asked for by name
     bool bits_depend_on_threads = false;  // of the host
+    const char* chip = "";  // the only one that a kernel runs on; empty: any device
 };
 
 struct Operation : Description {
@@ -122,7 +123,8 @@ void check_derivatives();  // of all operations
 // Variants that are to run instead of the default ones, by operation: the first of them that supports a call.
 struct KernelChoices {
     KernelChoices() = default;
-    // "rmsnorm_forward=2", as --kernel takes it, or "rope_forward=3,2,1". Throws Error for a name that there is not.
+    // "rmsnorm_forward=naive", as --kernel takes it, or "rope_forward=shuffle,naive". The name `optimized` stands for
+    // the default variants of the computing context, in their order. Throws Error for a name that does not exist.
     explicit KernelChoices(const std::vector<std::string>& choices);
     // Null: none for this operation.
     const std::vector<const Variant*>* of(const Operation& op) const;

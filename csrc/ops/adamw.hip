@@ -15,28 +15,16 @@
 // it right on average. A byte is off by at most 2^-9 of an ulp; a moment changes by 1 - beta of itself, an ulp
 // is at most 2^-7 of it. The update itself uses m and v before they are rounded.
 //
-// reference: plain loops.
-// cpu:       fixed chunks over threads; the random words of a chunk come first, four elements a Philox block.
-// 1          naive: a thread an element.
-// 2          eight elements a thread, 128-bit accesses, all of a thread's loads in flight before the first is
-//            used; one thread of a block computes meanwhile what depends on the step alone. Small blocks pass
-//            over memory once, in order: a grid that stays resident is 5% slower. Where everything is bf16,
-//            arithmetic counts beside memory, most of all at the lower clock of a training step: 14 bytes and
-//            a Philox word an element, and 41 instructions after the loads.
+// reference:  plain loops.
+// cpu:        fixed chunks over threads; the random words of a chunk come first, four elements per Philox block.
+// naive:      one thread per element.
+// vectorized: eight elements per thread, 128-bit accesses, all loads of a thread in flight before the first is
+//             used; meanwhile one thread of a block computes what depends on the step alone. Small blocks pass
+//             over memory once, in order: a grid that stays resident is 5% slower. If everything is bf16,
+//             arithmetic counts beside memory, most of all at the lower clock of a training step: 14 bytes and
+//             a Philox word per element, and 41 instructions after the loads.
 //
-// NVIDIA H200, bf16 where nothing is said, 2026-11-22; %: of what a copy of as many bytes does there and then:
-//
-//   adamw T=bf16 G=f32 M=f32, no master P=268435456:
-//     kernel 1 2.8337 ms, kernel 2 1.5048 ms, 4281 GB/s, 103.7%
-//   adamw T=bf16 G=f32 M=bf16, no master P=268435456:
-//     kernel 1 2.8526 ms, kernel 2 0.9919 ms, 4330 GB/s, 105.1%
-//   adamw T=bf16 G=bf16 M=f32, no master P=268435456:
-//     kernel 1 2.8037 ms, kernel 2 1.3944 ms, 4235 GB/s, 102.6%
-//   adamw T=bf16 G=bf16 M=bf16, no master P=268435456:
-//     kernel 1 2.8595 ms, kernel 2 0.8834 ms, 4254 GB/s, 99.9%
-//   adamw T=bf16 G=f32 M=f32 P=268435456: kernel 1 2.9119 ms, kernel 2 1.9094 ms, 4218 GB/s, 98.5%
-//   adamw T=bf16 G=bf16 M=bf16 P=268435456:
-//     kernel 1 2.9121 ms, kernel 2 1.2861 ms, 4175 GB/s, 101.2%
+// Measured: docs/benchmarks/nvidia-h200.md.
 #include <algorithm>
 #include <cmath>
 
@@ -230,7 +218,7 @@ __device__ inline Coefficients<float> device_coefficients(const Settings& s, flo
 }
 
 template <class T, class G, class M>
-__global__ void adamw_kernel1(T* weight, float* master, M* m, M* v, const G* grad, const float* grad_norm,
+__global__ void adamw_naive_kernel(T* weight, float* master, M* m, M* v, const G* grad, const float* grad_norm,
                               const float* lr, const int32_t* step, Settings settings, int64_t P) {
     const int64_t p = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (p >= P) return;
@@ -252,12 +240,12 @@ __global__ void adamw_kernel1(T* weight, float* master, M* m, M* v, const G* gra
 }
 
 template <class T, class G, class M>
-void adamw_1(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1> v, View<const G, 1> grad,
+void adamw_naive(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1> v, View<const G, 1> grad,
              View<const float, 1> grad_norm, View<const float, 1> lr, View<const int32_t, 1> step,
              double beta1, double beta2, double eps, double weight_decay, double grad_clip, int64_t seed,
              int64_t stream, Device device) {
     const int64_t P = weight.shape[0];
-    launch(Grid(blocks_for(P, device.threads), device.threads, device.stream), adamw_kernel1<T, G, M>,
+    launch(Grid(blocks_for(P, device.threads), device.threads, device.stream), adamw_naive_kernel<T, G, M>,
            weight.data, master.data, m.data, v.data, grad.data, grad_norm.data, lr.data, step.data,
            settings_of(beta1, beta2, eps, weight_decay, grad_clip, seed, stream), P);
 }
@@ -420,7 +408,7 @@ __device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, 
         load_unit<whole>(grad, at, g);
         load_unit<whole>(m, at, mean);
         load_unit<whole>(v, at, square);
-        keep_order();
+        scheduling_barrier();
     };
     if constexpr (whole) load();
     Factors& shared = shared_memory<Factors>();
@@ -442,10 +430,10 @@ __device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, 
         w[e] -= k.rate * direction;
         sum += w[e];
     }
-    // A NaN in a moment is one in the weight and in the sum, too. keep_order: else the compiler makes 48
+    // A NaN in a moment is one in the weight and in the sum, too. scheduling_barrier: else the compiler makes 48
     // instructions that always run of a branch that is hardly ever taken.
     if ((random_weight || random_moments) && sum != sum) {
-        keep_order();
+        scheduling_barrier();
         for (int e = 0; e < unit; e++) {
             if constexpr (random_weight) w[e] = quiet(w[e]);
             if constexpr (random_moments) {
@@ -472,7 +460,7 @@ __device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, 
 
 template <class T, class G, class M, bool aligned, bool has_master, int run = run_of<T, M, has_master>>
 __global__ void __launch_bounds__(bound_threads<run>, bound_blocks<run>)
-    adamw_kernel2(Predecessor before, T* weight, float* master, M* m, M* v, const G* grad,
+    adamw_vectorized_kernel(Predecessor before, T* weight, float* master, M* m, M* v, const G* grad,
                   const float* grad_norm, const float* lr, const int32_t* step, Settings settings,
                   int64_t P) {
     before.await();
@@ -486,16 +474,16 @@ __global__ void __launch_bounds__(bound_threads<run>, bound_blocks<run>)
 }
 
 template <class T, class G, class M>
-void adamw_2(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1> v, View<const G, 1> grad,
+void adamw_vectorized(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1> v, View<const G, 1> grad,
              View<const float, 1> grad_norm, View<const float, 1> lr, View<const int32_t, 1> step,
              double beta1, double beta2, double eps, double weight_decay, double grad_clip, int64_t seed,
              int64_t stream, Device device) {
     const int64_t P = weight.shape[0];
     const bool aligned = is_whole({weight.data, master.data, m.data, v.data, grad.data}, 0, unit);
     const auto kernel =
-        master    ? aligned ? adamw_kernel2<T, G, M, true, true> : adamw_kernel2<T, G, M, false, true>
-        : aligned ? adamw_kernel2<T, G, M, true, false>
-                  : adamw_kernel2<T, G, M, false, false>;
+        master    ? aligned ? adamw_vectorized_kernel<T, G, M, true, true> : adamw_vectorized_kernel<T, G, M, false, true>
+        : aligned ? adamw_vectorized_kernel<T, G, M, true, false>
+                  : adamw_vectorized_kernel<T, G, M, false, false>;
     const unsigned blocks = blocks_for(P, int64_t{unit} * device.threads);
     launch(Grid(blocks, device.threads, device.stream), kernel, weight.data, master.data, m.data, v.data,
            grad.data, grad_norm.data, lr.data, step.data,
@@ -520,16 +508,16 @@ Operation adamw(
     {{"cpu", "fixed chunks over threads", Where::host,
       entries<adamw_cpu<float, float, float>, adamw_cpu<float, float, bf16>, adamw_cpu<bf16, float, float>,
               adamw_cpu<bf16, float, bf16>, adamw_cpu<bf16, bf16, float>, adamw_cpu<bf16, bf16, bf16>>()},
-     {"2",
-      "eight elements a thread, 128-bit accesses",
+     {"vectorized",
+      "eight elements per thread, 128-bit accesses",
       Where::device,
-      entries<adamw_2<float, float, float>, adamw_2<float, float, bf16>, adamw_2<bf16, float, float>,
-              adamw_2<bf16, float, bf16>, adamw_2<bf16, bf16, float>, adamw_2<bf16, bf16, bf16>>(),
+      entries<adamw_vectorized<float, float, float>, adamw_vectorized<float, float, bf16>, adamw_vectorized<bf16, float, float>,
+              adamw_vectorized<bf16, float, bf16>, adamw_vectorized<bf16, bf16, float>, adamw_vectorized<bf16, bf16, bf16>>(),
       nullptr,
       {128, 256}},
-     {"1", "naive: a thread an element", Where::device,
-      entries<adamw_1<float, float, float>, adamw_1<float, float, bf16>, adamw_1<bf16, float, float>,
-              adamw_1<bf16, float, bf16>, adamw_1<bf16, bf16, float>, adamw_1<bf16, bf16, bf16>>()},
+     {"naive", "one thread per element", Where::device,
+      entries<adamw_naive<float, float, float>, adamw_naive<float, float, bf16>, adamw_naive<bf16, float, float>,
+              adamw_naive<bf16, float, bf16>, adamw_naive<bf16, bf16, float>, adamw_naive<bf16, bf16, bf16>>()},
      {"reference", "plain loops", Where::host,
       entries<adamw_reference<float, float, float>, adamw_reference<float, float, bf16>,
               adamw_reference<bf16, float, float>, adamw_reference<bf16, float, bf16>,

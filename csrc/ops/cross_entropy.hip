@@ -10,33 +10,27 @@
 // same call. targets may have any stride: PyTorch's are int64, whose lower halves are the int32 that are wanted.
 // So may dlosses: a mean's gradient is one number for all rows.
 //
-// reference: plain loops. The sum is double whatever the storage: a serial float sum over a vocabulary of
-//            128,256 loses more than PyTorch's, which adds in vector lanes.
-// cpu:       rows over threads; a row (16 KB at V = 4,096 in f32) stays in cache for its passes: maximum,
-//            sum, gradient.
-// 1          naive: a thread a row, three passes.
-// 2          a block a row, 128-bit accesses: maximum and sum in one pass (Milakov and Gimelshein, "Online
-//            normalizer calculation for softmax", 2018), gradient in a second one, which finds part of the
-//            row in the caches.
-// 3          as 2, but the row stays on the chip, in registers and LDS: memory is read once.
+// reference:  plain loops. The sum is double whatever the storage: a serial float sum over a vocabulary of
+//             128,256 loses more than PyTorch's, which adds in vector lanes.
+// cpu:        rows over threads; a row (16 KB at V = 4,096 in f32) stays in cache for its passes: maximum,
+//             sum, gradient.
+// naive:      one thread per row, three passes.
+// vectorized: one block per row, 128-bit accesses: maximum and sum in one pass (Milakov and Gimelshein, "Online
+//             normalizer calculation for softmax", 2018), gradient in a second one, which finds part of the
+//             row in the caches.
+// on_chip:    as vectorized, but the row stays on the chip, in registers and LDS: memory is read once.
 //
 //   counted = the number of n with targets[n] != ignore_index,   mean = sum_n losses[n] / counted
 //
 // The mean, of rows that count (NaN where none does), and their number, for who has no host to take it on: a
 // framework's graph. mean_loss is for losses of several calls.
 //
-// reference: plain loops.
-// cpu:       one thread: thousands of rows are too few for more.
-// 1          naive: a thread.
-// 2          one block, loads of four rows in flight a thread: a batch has some ten thousand rows of 8 bytes.
+// reference:  plain loops.
+// cpu:        one thread: thousands of rows are too few for more.
+// naive:      one thread.
+// one_block:  one block, loads of four rows per thread in flight: a batch has some ten thousand rows of 8 bytes.
 //
-// NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
-// there and then; compile: torch.compile's time over ours (PyTorch 2.11); cross_entropy: without dlosses, the
-// mean (the first again on 2026-11-22: 0.5596 ms, 88.4%):
-//
-//   cross_entropy N=4096 V=128256: kernel 1 99.8846 ms, kernel 3 0.5588 ms, 3761 GB/s, 87.9%, compile 2.13
-//   cross_entropy N=8192 V=32000: kernel 1 24.6898 ms, kernel 2 0.2680 ms, 3912 GB/s, 92.7%, compile -
-//   mean_loss N=16384: kernel 1 1.2032 ms, kernel 2 0.0064 ms, 21 GB/s, 22%, compile -
+// Measured: docs/benchmarks/nvidia-h200.md.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -74,7 +68,7 @@ void mean_loss_cpu(View<float, 0> mean, View<float, 0> counted, View<const float
     if (counted) counted() = static_cast<float>(rows);
 }
 
-__global__ void mean_loss_kernel1(float* mean, float* counted, const float* losses,
+__global__ void mean_loss_naive_kernel(float* mean, float* counted, const float* losses,
                                   View<const int32_t, 1> targets, int64_t N, int64_t ignore_index) {
     if (blockIdx.x > 0 || threadIdx.x > 0) return;
     double sum = 0;
@@ -88,14 +82,14 @@ __global__ void mean_loss_kernel1(float* mean, float* counted, const float* loss
     if (counted) *counted = static_cast<float>(rows);
 }
 
-void mean_loss_1(View<float, 0> mean, View<float, 0> counted, View<const float, 1> losses,
+void mean_loss_naive(View<float, 0> mean, View<float, 0> counted, View<const float, 1> losses,
                  View<const int32_t, 1> targets, int64_t ignore_index, Device device) {
-    launch(Grid(1, device.threads, device.stream), mean_loss_kernel1, mean.data, counted.data, losses.data,
+    launch(Grid(1, device.threads, device.stream), mean_loss_naive_kernel, mean.data, counted.data, losses.data,
            targets, losses.shape[0], ignore_index);
 }
 
 __global__ void __launch_bounds__(most_threads)
-    mean_loss_kernel2(Predecessor before, float* mean, float* counted, const float* losses,
+    mean_loss_one_block_kernel(Predecessor before, float* mean, float* counted, const float* losses,
                       View<const int32_t, 1> targets, int64_t N, int64_t ignore_index) {
     before.await();
     constexpr int at_once = 4;
@@ -127,9 +121,9 @@ __global__ void __launch_bounds__(most_threads)
     if (counted) *counted = rows;
 }
 
-void mean_loss_2(View<float, 0> mean, View<float, 0> counted, View<const float, 1> losses,
+void mean_loss_one_block(View<float, 0> mean, View<float, 0> counted, View<const float, 1> losses,
                  View<const int32_t, 1> targets, int64_t ignore_index, Device device) {
-    launch(Grid(1, device.threads, device.stream), mean_loss_kernel2, mean.data, counted.data, losses.data,
+    launch(Grid(1, device.threads, device.stream), mean_loss_one_block_kernel, mean.data, counted.data, losses.data,
            targets, losses.shape[0], ignore_index);
 }
 
@@ -138,13 +132,13 @@ Operation mean_loss(
     " ignore_index: int {-100, 0, 5}) rows(N) empty(N)",
     "mean = sum of losses / rows whose target is not ignore_index, and those rows' number",
     {{"cpu", "one thread", Where::host, entries<mean_loss_cpu>()},
-     {"2",
-      "a block, four rows' loads in flight a thread",
+     {"one_block",
+      "one block, the loads of four rows per thread in flight",
       Where::device,
-      entries<mean_loss_2>(),
+      entries<mean_loss_one_block>(),
       nullptr,
       {1024, 256}},
-     {"1", "naive: a thread", Where::device, entries<mean_loss_1>(), nullptr, {64}},
+     {"naive", "one thread", Where::device, entries<mean_loss_naive>(), nullptr, {64}},
      {"reference", "plain loops", Where::host,
       entries<mean_loss_reference<float>, mean_loss_reference<double>>()}},
     [](const Call& c) { return 1.0 * c["N"]; });
@@ -215,10 +209,10 @@ void cross_entropy_cpu(View<float, 1> losses, View<T, 2> dlogits, View<float, 0>
     if (mean || counted) mean_loss_cpu(mean, counted, losses, targets, ignore_index);
 }
 
-// ---- 1: naive
+// ---- naive
 
 template <class T>
-__global__ void cross_entropy_kernel1(float* losses, T* dlogits, const T* logits,
+__global__ void cross_entropy_naive_kernel(float* losses, T* dlogits, const T* logits,
                                       View<const int32_t, 1> targets, View<const float, 1> dlosses, int64_t N,
                                       int64_t V, float dloss, int64_t ignore_index) {
     const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -243,16 +237,16 @@ __global__ void cross_entropy_kernel1(float* losses, T* dlogits, const T* logits
 }
 
 template <class T>
-void cross_entropy_1(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean, View<float, 0> counted,
+void cross_entropy_naive(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean, View<float, 0> counted,
                      View<const T, 2> logits, View<const int32_t, 1> targets, View<const float, 1> dlosses,
                      double dloss, int64_t ignore_index, Device device) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
-    launch(Grid(blocks_for(N, device.threads), device.threads, device.stream), cross_entropy_kernel1<T>,
+    launch(Grid(blocks_for(N, device.threads), device.threads, device.stream), cross_entropy_naive_kernel<T>,
            losses.data, dlogits.data, logits.data, targets, dlosses, N, V, dloss, ignore_index);
-    if (mean || counted) mean_loss_1(mean, counted, losses, targets, ignore_index, device);
+    if (mean || counted) mean_loss_naive(mean, counted, losses, targets, ignore_index, device);
 }
 
-// ---- what 2 and 3 share
+// ---- what vectorized and on_chip share
 
 // A row as vectors from its first 16-byte border on, so that rows of any length move by 128 bits. What stands
 // before and behind them, less than two vectors, is the edge: one element a thread.
@@ -369,11 +363,11 @@ constexpr Limits rows_have_vectors{
         return agree && c["V"] * size_of(c.operand("logits").dtype) >= 2 * 16;
     }};
 
-// ---- 2: one pass for maximum and sum, one for the gradient
+// ---- vectorized: one pass for maximum and sum, one for the gradient
 
 template <class T>
 __global__ void __launch_bounds__(most_threads)
-    cross_entropy_kernel2(Predecessor before, float* losses, T* dlogits, const T* logits,
+    cross_entropy_vectorized_kernel(Predecessor before, float* losses, T* dlogits, const T* logits,
                           View<const int32_t, 1> targets, View<const float, 1> dlosses, int64_t V,
                           float dloss, int64_t ignore_index) {
     before.await();
@@ -428,63 +422,63 @@ __global__ void __launch_bounds__(most_threads)
 }
 
 template <class T>
-void cross_entropy_2(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean, View<float, 0> counted,
+void cross_entropy_vectorized(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean, View<float, 0> counted,
                      View<const T, 2> logits, View<const int32_t, 1> targets, View<const float, 1> dlosses,
                      double dloss, int64_t ignore_index, Device device) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
-    launch(Grid(blocks_for(N, 1), device.threads, device.stream), cross_entropy_kernel2<T>, losses.data,
+    launch(Grid(blocks_for(N, 1), device.threads, device.stream), cross_entropy_vectorized_kernel<T>, losses.data,
            dlogits.data, logits.data, targets, dlosses, V, dloss, ignore_index);
-    if (mean || counted) mean_loss_2(mean, counted, losses, targets, ignore_index, device);
+    if (mean || counted) mean_loss_one_block(mean, counted, losses, targets, ignore_index, device);
 }
 
-// ---- 3: the row on the chip
+// ---- on_chip: the row on the chip
 
-// How a row is kept: `window` vectors a thread in registers, `parked` more in LDS.
-struct Keep {
-    int window, parked, threads;
+// How a row is resident on the chip: of each thread `in_registers` vectors, its register tile, and `in_lds` more.
+struct Residency {
+    int in_registers, in_lds, threads;
     bool fits;
 };
-Keep keep_row(int64_t V, int size, int wanted) {
-    constexpr int64_t most_window = 8;  // 16 would spill the registers that 1,024 threads have
+Residency residency_of(int64_t V, int size, int wanted) {
+    constexpr int64_t most_in_registers = 8;  // 16 would spill the registers that 1,024 threads have
     const DeviceProperties& d = device_properties();
     const int64_t vectors = V / size;
     const auto room = [&](int64_t threads) {
         const int64_t lds = d.shared_bytes - static_cast<int64_t>(sizeof(SoftmaxShared));
-        return std::min(most_window, lds / (threads * 16));
+        return std::min(most_in_registers, lds / (threads * 16));
     };
     const auto needed = [&](int64_t threads) { return (vectors + threads - 1) / threads; };
     const auto whole_warps = [&](int64_t threads) {
         return std::min<int64_t>(most_threads, (threads + d.warp_size - 1) / d.warp_size * d.warp_size);
     };
     int64_t threads = whole_warps(std::min<int64_t>(wanted, vectors));
-    while (threads < most_threads && needed(threads) > most_window + room(threads))
+    while (threads < most_threads && needed(threads) > most_in_registers + room(threads))
         threads = whole_warps(threads + 1);
-    int64_t window = 2;
-    while (window < most_window && window + std::min(window, room(threads)) < needed(threads)) window *= 2;
-    const int64_t parked = std::max<int64_t>(0, needed(threads) - window);
-    return {static_cast<int>(window), static_cast<int>(parked), static_cast<int>(threads),
-            parked <= std::min(window, room(threads))};
+    int64_t in_registers = 2;
+    while (in_registers < most_in_registers && in_registers + std::min(in_registers, room(threads)) < needed(threads)) in_registers *= 2;
+    const int64_t in_lds = std::max<int64_t>(0, needed(threads) - in_registers);
+    return {static_cast<int>(in_registers), static_cast<int>(in_lds), static_cast<int>(threads),
+            in_lds <= std::min(in_registers, room(threads))};
 }
 
-// A block takes every gridDim.x-th row. `window` vectors of every thread are on their way from memory or in
-// registers. The first `parked` of them move to LDS as soon as their sum is taken, and their registers get
+// A block takes every gridDim.x-th row. The register tile of a thread, `in_registers` vectors, is filled or in
+// flight. The first `in_lds` of them move to LDS as soon as their sum is taken, and their registers get
 // the row's next vectors; a register whose gradient is written gets the next row's. So loads are in flight
 // while the exponentials are computed, and the block never waits for a whole row.
-template <class T, int window>
+template <class T, int in_registers>
 __global__ void __launch_bounds__(most_threads)
-    cross_entropy_kernel3(Predecessor before, float* losses, T* dlogits, const T* logits,
+    cross_entropy_on_chip_kernel(Predecessor before, float* losses, T* dlogits, const T* logits,
                           View<const int32_t, 1> targets, View<const float, 1> dlosses, int64_t N, int64_t V,
-                          float dloss, int64_t ignore_index, int parked) {
+                          float dloss, int64_t ignore_index, int in_lds) {
     before.await();
     SoftmaxShared& shared = shared_memory<SoftmaxShared>();
     const int thread = threadIdx.x, step = blockDim.x;
     uint4* lds = reinterpret_cast<uint4*>(dynamic_shared_memory()) + thread;  // read by this thread alone
-    uint4 kept[window];
+    uint4 tile[in_registers];
     const T* x = logits + blockIdx.x * V;  // the row whose vectors are loaded
     RowShape shape = row_shape(x, V);
     x += shape.head;
 #pragma unroll
-    for (int v = 0; v < window; v++) kept[v] = load_logits<true>(x, v * step + thread, shape.vectors);
+    for (int v = 0; v < in_registers; v++) tile[v] = load_logits<true>(x, v * step + thread, shape.vectors);
     for (int64_t n = blockIdx.x; n < N; n += gridDim.x) {
         const T* row = logits + n * V;
         T* drow = dlogits ? dlogits + n * V : nullptr;
@@ -494,23 +488,23 @@ __global__ void __launch_bounds__(most_threads)
         const float at_target = ignored ? 0.0f : float(row[target]);  // before it is overwritten
 
         Softmax own;
-        // Opaque: a register for each vector's place, and for each comparison, would be too many.
+        // Optimization barriers: a register for each vector's place, and for each comparison, would be too many.
         int j = thread;
-        parked = opaque_uniform(parked);
+        in_lds = optimization_barrier_uniform(in_lds);
 #pragma unroll
-        for (int v = 0; v < window; v++, j = opaque(j + step)) {
-            add<T>(own, masked<T>(kept[v], j, shape.vectors));
-            if (v < parked) {
-                lds[j - thread] = kept[v];
-                kept[v] = load_logits<true>(x, j + window * step, shape.vectors);
-                keep_order();
+        for (int v = 0; v < in_registers; v++, j = optimization_barrier(j + step)) {
+            add<T>(own, masked<T>(tile[v], j, shape.vectors));
+            if (v < in_lds) {
+                lds[j - thread] = tile[v];
+                tile[v] = load_logits<true>(x, j + in_registers * step, shape.vectors);
+                scheduling_barrier();
             }
         }
         add_one<T>(own, edge);
-        j = window * step + thread;
+        j = in_registers * step + thread;
 #pragma unroll
-        for (int v = 0; v < window; v++, j = opaque(j + step))
-            if (v < parked) add<T>(own, masked<T>(kept[v], j, shape.vectors));
+        for (int v = 0; v < in_registers; v++, j = optimization_barrier(j + step))
+            if (v < in_lds) add<T>(own, masked<T>(tile[v], j, shape.vectors));
         const Softmax all = block_softmax<T>(own, shared);
         const float factor = dlosses ? dloss * dlosses(n) : dloss, scale = factor / all.sum;
         T* dx = drow + shape.head;
@@ -521,18 +515,18 @@ __global__ void __launch_bounds__(most_threads)
                 store128_streaming(vector_at(dx, at),
                                    ignored ? make_uint4(0, 0, 0, 0) : gradient<T>(bits, all.largest, scale));
         };
-        for (int v = 0; v < parked; v++) write(v * step + thread, lds[v * step]);
+        for (int v = 0; v < in_lds; v++) write(v * step + thread, lds[v * step]);
         const bool more = n + gridDim.x < N;  // no loads after the last row: this one is being written
         x = logits + (more ? n + gridDim.x : n) * V;
         shape = row_shape(x, V);
         x += shape.head;
         j = thread;
-        parked = opaque_uniform(parked);
+        in_lds = optimization_barrier_uniform(in_lds);
 #pragma unroll
-        for (int v = 0; v < window; v++, j = opaque(j + step)) {
-            write(v < parked ? j + window * step : j, kept[v]);
-            if (more) kept[v] = load_logits<true>(x, j, shape.vectors);
-            keep_order();
+        for (int v = 0; v < in_registers; v++, j = optimization_barrier(j + step)) {
+            write(v < in_lds ? j + in_registers * step : j, tile[v]);
+            if (more) tile[v] = load_logits<true>(x, j, shape.vectors);
+            scheduling_barrier();
         }
         if (drow && edge_at < V)
             drow[edge_at] = T(ignored ? 0.0f : exponential<T>(edge - all.largest) * scale);
@@ -549,25 +543,25 @@ constexpr Limits row_fits{
     "16",
     [](const Call& c) {
         const int size = static_cast<int>(16 / size_of(c.operand("logits").dtype));
-        return rows_have_vectors(c) && keep_row(c["V"], size, most_threads).fits;
+        return rows_have_vectors(c) && residency_of(c["V"], size, most_threads).fits;
     }};
 
 template <class T>
-void cross_entropy_3(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean, View<float, 0> counted,
+void cross_entropy_on_chip(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean, View<float, 0> counted,
                      View<const T, 2> logits, View<const int32_t, 1> targets, View<const float, 1> dlosses,
                      double dloss, int64_t ignore_index, Device device) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
-    const Keep keep = keep_row(V, vector_size<T>, device.threads);
-    const auto kernel = keep.window == 2   ? cross_entropy_kernel3<T, 2>
-                        : keep.window == 4 ? cross_entropy_kernel3<T, 4>
-                                           : cross_entropy_kernel3<T, 8>;
-    const size_t lds = static_cast<size_t>(keep.parked) * static_cast<size_t>(keep.threads) * 16;
+    const Residency row = residency_of(V, vector_size<T>, device.threads);
+    const auto kernel = row.in_registers == 2   ? cross_entropy_on_chip_kernel<T, 2>
+                        : row.in_registers == 4 ? cross_entropy_on_chip_kernel<T, 4>
+                                           : cross_entropy_on_chip_kernel<T, 8>;
+    const size_t lds = static_cast<size_t>(row.in_lds) * static_cast<size_t>(row.threads) * 16;
     // At least one a multiprocessor is resident; to ask for more costs the host a microsecond.
     int64_t resident = device_properties().multiprocessors;
-    if (N > resident) resident *= resident_blocks(kernel, keep.threads, lds);
-    launch(Grid(static_cast<unsigned>(std::min(N, resident)), keep.threads, device.stream, lds), kernel,
-           losses.data, dlogits.data, logits.data, targets, dlosses, N, V, dloss, ignore_index, keep.parked);
-    if (mean || counted) mean_loss_2(mean, counted, losses, targets, ignore_index, device);
+    if (N > resident) resident *= resident_blocks(kernel, row.threads, lds);
+    launch(Grid(static_cast<unsigned>(std::min(N, resident)), row.threads, device.stream, lds), kernel,
+           losses.data, dlogits.data, logits.data, targets, dlosses, N, V, dloss, ignore_index, row.in_lds);
+    if (mean || counted) mean_loss_one_block(mean, counted, losses, targets, ignore_index, device);
 }
 
 Operation cross_entropy(
@@ -577,19 +571,19 @@ Operation cross_entropy(
     "losses = logsumexp(logits) - logits[target], their mean, and the gradient of logits",
     {{"cpu", "rows over threads, three passes over a cached row", Where::host,
       entries<cross_entropy_cpu<float>, cross_entropy_cpu<bf16>>()},
-     {"3",
-      "a block a row, which stays in registers and LDS, 128-bit accesses",
+     {"on_chip",
+      "one block per row, which stays in registers and LDS, 128-bit accesses",
       Where::device,
-      entries<cross_entropy_3<float>, cross_entropy_3<bf16>>(),
+      entries<cross_entropy_on_chip<float>, cross_entropy_on_chip<bf16>>(),
       row_fits,
       {1024, 128, 64}},
-     {"2",
-      "a block a row, sum and maximum in one pass, gradient in a second, 128-bit accesses",
+     {"vectorized",
+      "one block per row, sum and maximum in one pass, gradient in a second, 128-bit accesses",
       Where::device,
-      entries<cross_entropy_2<float>, cross_entropy_2<bf16>>(),
+      entries<cross_entropy_vectorized<float>, cross_entropy_vectorized<bf16>>(),
       rows_have_vectors,
       {512, 1024, 256}},
-     {"1", "naive: a thread a row", Where::device, entries<cross_entropy_1<float>, cross_entropy_1<bf16>>()},
+     {"naive", "one thread per row", Where::device, entries<cross_entropy_naive<float>, cross_entropy_naive<bf16>>()},
      {"reference", "plain loops", Where::host,
       entries<cross_entropy_reference<float>, cross_entropy_reference<bf16>,
               cross_entropy_reference<double>>()}},

@@ -6,28 +6,14 @@
 // Backward adds the rows of equal tokens first, in their order and in fp32, and rounds each sum once:
 // deterministic without atomics, and a bf16 gradient loses nothing to a token that is frequent.
 //
-// reference: plain loops; backward holds a whole table of sums.
-// cpu:       backward sorts the tokens by counting, then the threads share out the vocabulary.
-// 1          naive: forward a thread an element, backward a block a row of the table, which looks at all
-//            tokens.
-// 2          128-bit accesses, the loads of several rows under way. Backward: the rows of dout are ordered by
-//            their tokens, then a block has some rows of the table, which it writes once: sums or zeros.
+// reference:  plain loops; backward holds a whole table of sums.
+// cpu:        backward sorts the tokens by counting, then the threads share the vocabulary.
+// naive:      forward one thread per element, backward one block per row of the table, which looks at all tokens.
+// vectorized: forward, 128-bit accesses, the loads of several rows in flight.
+// sorted:     backward, likewise. The rows of dout are sorted by their tokens; then a block has some rows of the
+//             table and writes each once: sums or zeros.
 //
-// NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
-// there and then; compile: torch.compile's time over ours (PyTorch 2.11):
-//
-//   embedding_forward N=16384 C=4096 V=128256:
-//     kernel 1 0.2671 ms, kernel 2 0.0669 ms, 4011 GB/s, 97.1%, compile 1.05
-//   embedding_forward N=8192 C=768 V=32000:
-//     kernel 1 0.0287 ms, kernel 2 0.0084 ms, 3008 GB/s, 93.0%, compile -
-//   embedding_backward T=bf16 G=bf16 V=128256 C=4096 N=16384:
-//     kernel 1 168.1577 ms, kernel 2 0.3171 ms, 3736 GB/s, 87.9%, compile 4.35
-//   embedding_backward T=bf16 G=f32 V=128256 C=4096 N=16384:
-//     kernel 1 168.0055 ms, kernel 2 0.6055 ms, 3692 GB/s, 89.6%, compile 1.09
-//   embedding_backward T=bf16 G=bf16 V=32000 C=768 N=8192:
-//     kernel 1 21.0692 ms, kernel 2 0.0261 ms, 2363 GB/s, 64.9%, compile -
-//   embedding_backward T=bf16 G=f32 V=32000 C=768 N=8192:
-//     kernel 1 21.0633 ms, kernel 2 0.0409 ms, 2712 GB/s, 70.0%, compile -
+// Measured: docs/benchmarks/nvidia-h200.md.
 #include <algorithm>
 #include <cstring>
 
@@ -108,26 +94,26 @@ void embedding_backward_cpu(View<G, 2> dweight, View<const T, 2> dout, View<cons
     }
 }
 
-// ---- 1: naive
+// ---- naive
 
 template <class T>
-__global__ void embedding_forward_kernel1(T* out, const int32_t* tokens, const T* weight, int64_t N,
+__global__ void embedding_forward_naive_kernel(T* out, const int32_t* tokens, const T* weight, int64_t N,
                                           int64_t C) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (i < N * C) out[i] = weight[tokens[i / C] * C + i % C];
 }
 
 template <class T>
-void embedding_forward_1(View<T, 2> out, View<const int32_t, 1> tokens, View<const T, 2> weight,
+void embedding_forward_naive(View<T, 2> out, View<const int32_t, 1> tokens, View<const T, 2> weight,
                          Device device) {
     const int64_t N = out.shape[0], C = out.shape[1];
     launch(Grid(blocks_for(N * C, device.threads), device.threads, device.stream),
-           embedding_forward_kernel1<T>, out.data, tokens.data, weight.data, N, C);
+           embedding_forward_naive_kernel<T>, out.data, tokens.data, weight.data, N, C);
 }
 
 // Dynamic LDS: the row's sums, C floats. A thread has its columns for itself, so that none waits.
 template <class T, class G>
-__global__ void embedding_backward_kernel1(G* dweight, const T* dout, const int32_t* tokens, int64_t N,
+__global__ void embedding_backward_naive_kernel(G* dweight, const T* dout, const int32_t* tokens, int64_t N,
                                            int64_t C, bool accumulate) {
     float* sum = reinterpret_cast<float*>(dynamic_shared_memory());
     const int64_t row = blockIdx.x * C;
@@ -146,16 +132,16 @@ constexpr Limits sums_fit{"a row of C floats in a block's LDS",
                           [](const Call& c) { return c["C"] * 4 <= device_properties().shared_bytes; }};
 
 template <class T, class G>
-void embedding_backward_1(View<G, 2> dweight, View<const T, 2> dout, View<const int32_t, 1> tokens,
+void embedding_backward_naive(View<G, 2> dweight, View<const T, 2> dout, View<const int32_t, 1> tokens,
                           bool accumulate, Device device) {
     const int64_t N = dout.shape[0], C = dout.shape[1], V = dweight.shape[0];
     launch(Grid(blocks_for(V, 1), device.threads, device.stream, static_cast<size_t>(C) * 4),
-           embedding_backward_kernel1<T, G>, dweight.data, dout.data, tokens.data, N, C, accumulate);
+           embedding_backward_naive_kernel<T, G>, dweight.data, dout.data, tokens.data, N, C, accumulate);
 }
 
-// ---- 2: 128-bit accesses
+// ---- vectorized and sorted: 128-bit accesses
 
-// Of a block of kernel 2, whose threads have a vector of each row: what of a row it has is a slab, and the
+// Of a block whose threads have a vector of each row: what of a row it has is a slab, and the
 // slabs of some rows are neighbours in the grid.
 constexpr int forward_rows = 4, table_rows = 8;
 // Rows of dout that backward has under way at a time.
@@ -174,7 +160,7 @@ Slabs slabs_of(int64_t C, int size, int wanted) {
 
 template <class T, bool whole>
 __global__ void __launch_bounds__(copy_threads)
-    embedding_forward_kernel2(Predecessor before, T* out, const int32_t* tokens, const T* weight, int64_t N,
+    embedding_forward_vectorized_kernel(Predecessor before, T* out, const int32_t* tokens, const T* weight, int64_t N,
                               int64_t C, int slabs) {
     before.await();
     const int64_t first = int64_t{blockIdx.x / slabs} * forward_rows;
@@ -191,14 +177,14 @@ __global__ void __launch_bounds__(copy_threads)
 }
 
 template <class T>
-void embedding_forward_2(View<T, 2> out, View<const int32_t, 1> tokens, View<const T, 2> weight,
+void embedding_forward_vectorized(View<T, 2> out, View<const int32_t, 1> tokens, View<const T, 2> weight,
                          Device device) {
     const int64_t N = out.shape[0], C = out.shape[1];
     const Slabs slabs = slabs_of(C, vector_size<T>, device.threads);
     const bool whole = is_whole({out.data, weight.data}, C, vector_size<T>);
     launch(Grid(blocks_for((N + forward_rows - 1) / forward_rows * slabs.count, 1), slabs.threads,
                 device.stream),
-           whole ? embedding_forward_kernel2<T, true> : embedding_forward_kernel2<T, false>, out.data,
+           whole ? embedding_forward_vectorized_kernel<T, true> : embedding_forward_vectorized_kernel<T, false>, out.data,
            tokens.data, weight.data, N, C, slabs.count);
 }
 
@@ -227,7 +213,7 @@ __device__ Scan block_scan(int value, int* warps) {
 // thread a token, blocks of most_threads, over V+1 (first[V] = N). Each block reads all tokens and so knows
 // without the others where its groups begin.
 __global__ void __launch_bounds__(most_threads)
-    embedding_backward_kernel2_group(Predecessor before, int* first, int* group, const int32_t* tokens, int N,
+    embedding_backward_sorted_kernel_group(Predecessor before, int* first, int* group, const int32_t* tokens, int N,
                                      int64_t V) {
     before.await();
     struct Shared {
@@ -258,7 +244,7 @@ __global__ void __launch_bounds__(most_threads)
 }
 
 // The positions of each group in ascending order: a thread a position, which counts the lower ones.
-__global__ void embedding_backward_kernel2_order(Predecessor before, int* ordered, const int* group,
+__global__ void embedding_backward_sorted_kernel_order(Predecessor before, int* ordered, const int* group,
                                                  const int* first, const int32_t* tokens, int N) {
     before.await();
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -321,7 +307,7 @@ __device__ void store_zeros(G* dweight, int64_t begin, int64_t end, int64_t C) {
 
 template <class T, class G, bool whole>
 __global__ void __launch_bounds__(copy_threads)
-    embedding_backward_kernel2(Predecessor before, G* dweight, const T* dout, const int* ordered,
+    embedding_backward_sorted_kernel(Predecessor before, G* dweight, const T* dout, const int* ordered,
                                const int* first, int64_t V, int64_t C, int slabs, bool accumulate) {
     before.await();
     constexpr int size = vector_size<T>;
@@ -352,18 +338,18 @@ int64_t backward_workspace(const Call& c) {
 }
 
 template <class T, class G>
-void embedding_backward_2(View<G, 2> dweight, View<const T, 2> dout, View<const int32_t, 1> tokens,
+void embedding_backward_sorted(View<G, 2> dweight, View<const T, 2> dout, View<const int32_t, 1> tokens,
                           bool accumulate, Device device) {
     const int64_t N = dout.shape[0], C = dout.shape[1], V = dweight.shape[0];
     int *first = static_cast<int*>(device.workspace), *group = first + V + 1, *ordered = group + N;
     launch(Grid(blocks_for(V + 1, most_threads), most_threads, device.stream),
-           embedding_backward_kernel2_group, first, group, tokens.data, static_cast<int>(N), V);
+           embedding_backward_sorted_kernel_group, first, group, tokens.data, static_cast<int>(N), V);
     launch(Grid(blocks_for(N, device.threads), device.threads, device.stream),
-           embedding_backward_kernel2_order, ordered, group, first, tokens.data, static_cast<int>(N));
+           embedding_backward_sorted_kernel_order, ordered, group, first, tokens.data, static_cast<int>(N));
     const Slabs slabs = slabs_of(C, vector_size<T>, device.threads);
     const bool whole = is_whole({dweight.data, dout.data}, C, std::max(vector_size<T>, vector_size<G>));
     launch(Grid(blocks_for((V + table_rows - 1) / table_rows * slabs.count, 1), slabs.threads, device.stream),
-           whole ? embedding_backward_kernel2<T, G, true> : embedding_backward_kernel2<T, G, false>,
+           whole ? embedding_backward_sorted_kernel<T, G, true> : embedding_backward_sorted_kernel<T, G, false>,
            dweight.data, dout.data, ordered, first, V, C, slabs.count, accumulate);
 }
 
@@ -380,10 +366,10 @@ Operation embedding_forward(
     "out = weight[tokens]",
     {{"cpu", "rows over threads", Where::host,
       entries<embedding_forward_cpu<float>, embedding_forward_cpu<bf16>>()},
-     {"2", "rows in 128-bit accesses, several under way", Where::device,
-      entries<embedding_forward_2<float>, embedding_forward_2<bf16>>(), nullptr, block_sizes},
-     {"1", "naive: a thread an element", Where::device,
-      entries<embedding_forward_1<float>, embedding_forward_1<bf16>>(), nullptr, block_sizes},
+     {"vectorized", "rows in 128-bit accesses, several in flight", Where::device,
+      entries<embedding_forward_vectorized<float>, embedding_forward_vectorized<bf16>>(), nullptr, block_sizes},
+     {"naive", "one thread per element", Where::device,
+      entries<embedding_forward_naive<float>, embedding_forward_naive<bf16>>(), nullptr, block_sizes},
      {"reference", "plain loops", Where::host,
       entries<embedding_forward_reference<float>, embedding_forward_reference<bf16>,
               embedding_forward_reference<double>>()}},
@@ -397,14 +383,14 @@ Operation embedding_backward(
     {{"cpu", "tokens sorted, vocabulary over threads", Where::host,
       entries<embedding_backward_cpu<float, float>, embedding_backward_cpu<bf16, bf16>,
               embedding_backward_cpu<bf16, float>>()},
-     {"2", "positions ordered by token, each row of the table written once in 128-bit accesses",
+     {"sorted", "positions sorted by token, each row of the table written once in 128-bit accesses",
       Where::device,
-      entries<embedding_backward_2<float, float>, embedding_backward_2<bf16, bf16>,
-              embedding_backward_2<bf16, float>>(),
+      entries<embedding_backward_sorted<float, float>, embedding_backward_sorted<bf16, bf16>,
+              embedding_backward_sorted<bf16, float>>(),
       positions_fit, block_sizes, backward_workspace},
-     {"1", "naive: a block a row of the table looks at all tokens", Where::device,
-      entries<embedding_backward_1<float, float>, embedding_backward_1<bf16, bf16>,
-              embedding_backward_1<bf16, float>>(),
+     {"naive", "one block per row of the table looks at all tokens", Where::device,
+      entries<embedding_backward_naive<float, float>, embedding_backward_naive<bf16, bf16>,
+              embedding_backward_naive<bf16, float>>(),
       sums_fit, block_sizes},
      {"reference", "plain loops", Where::host,
       entries<embedding_backward_reference<float, float>, embedding_backward_reference<bf16, bf16>,

@@ -1,19 +1,15 @@
 // The L2 norm of all gradients as one vector, for clipping (Pascanu et al., 2013): norm = sqrt(sum_p x[p]^2).
 // Gradients of several types make several calls: accumulate continues with norm = sqrt(norm^2 + the sum).
 //
-// reference: one sum in double: a serial float sum over millions of terms would stall.
-// cpu:       chunks of fixed size over threads, each summed by block_sum, then the chunks in order: the
-//            number of threads does not show in the bits.
-// 1          naive: one block adds everything.
-// 2          a chunk of 128 KB and one partial sum a block, four 128-bit loads in flight a thread; a second
-//            kernel, of one block, adds the partial sums in double. (A grid that stays resident, each load a
-//            grid's width from the last, is 3% slower.)
+// reference:  one sum in double: a serial float sum over millions of terms would stall.
+// cpu:        chunks of fixed size over threads, each summed by block_sum, then the chunks in order: the number
+//             of threads does not change the bits.
+// naive:      one block adds everything.
+// vectorized: a chunk of 128 KB and one partial sum per block, four 128-bit loads per thread in flight; a second
+//             kernel, of one block, adds the partial sums in double. (A grid that stays resident, each load a
+//             grid's width from the last, is 3% slower.)
 //
-// NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
-// there and then; compile: torch.compile's time over ours (PyTorch 2.11):
-//
-//   global_norm P=268435456: kernel 1 380.2110 ms, kernel 2 0.1214 ms, 4421 GB/s, 104.2%, compile 1.01
-//   global_norm P=16777216: kernel 1 24.0315 ms, kernel 2 0.0113 ms, 2968 GB/s, 88.3%, compile -
+// Measured: docs/benchmarks/nvidia-h200.md.
 #include <algorithm>
 #include <cmath>
 
@@ -47,11 +43,11 @@ void global_norm_cpu(View<float, 1> norm, View<const T, 1> x, bool accumulate) {
     norm(0) = static_cast<float>(std::sqrt(sum));
 }
 
-// ---- 1: naive
+// ---- naive
 
 template <class T>
 __global__ void __launch_bounds__(most_threads)
-    global_norm_kernel1(float* norm, const T* x, int64_t P, bool accumulate) {
+    global_norm_naive_kernel(float* norm, const T* x, int64_t P, bool accumulate) {
     struct Shared {
         double sums[most_threads];
     };
@@ -66,21 +62,21 @@ __global__ void __launch_bounds__(most_threads)
 }
 
 template <class T>
-void global_norm_1(View<float, 1> norm, View<const T, 1> x, bool accumulate, Device device) {
-    launch(Grid(1, device.threads, device.stream), global_norm_kernel1<T>, norm.data, x.data, x.shape[0],
+void global_norm_naive(View<float, 1> norm, View<const T, 1> x, bool accumulate, Device device) {
+    launch(Grid(1, device.threads, device.stream), global_norm_naive_kernel<T>, norm.data, x.data, x.shape[0],
            accumulate);
 }
 
-// ---- 2
+// ---- vectorized: one partial sum per block
 
-constexpr int loads_a_thread = 4, block_threads = 1024;
+constexpr int loads_per_thread = 4, block_threads = 1024;
 // Vectors a block, one after another: few enough that blocks that end early get more of them, and the same on
 // every device, so that the bits are, too.
 constexpr int64_t chunk_vectors = 8192;
 
 template <class T, bool whole>
 __global__ void __launch_bounds__(block_threads)
-    global_norm_kernel2(Predecessor before, float* partial, const T* x, int64_t P) {
+    global_norm_vectorized_kernel(Predecessor before, float* partial, const T* x, int64_t P) {
     before.await();
     constexpr int size = vector_size<T>;
     struct Shared {
@@ -101,12 +97,12 @@ __global__ void __launch_bounds__(block_threads)
     const int64_t vectors = whole ? P / size : (P + size - 1) / size, begin = blockIdx.x * chunk_vectors;
     const int64_t end = begin + chunk_vectors < vectors ? begin + chunk_vectors : vectors, step = blockDim.x;
     int64_t v = begin + threadIdx.x;
-    for (; v + (loads_a_thread - 1) * step < end; v += loads_a_thread * step) {
-        uint4 bits[loads_a_thread];
+    for (; v + (loads_per_thread - 1) * step < end; v += loads_per_thread * step) {
+        uint4 bits[loads_per_thread];
 #pragma unroll
-        for (int k = 0; k < loads_a_thread; k++) bits[k] = load(v + k * step);
+        for (int k = 0; k < loads_per_thread; k++) bits[k] = load(v + k * step);
 #pragma unroll
-        for (int k = 0; k < loads_a_thread; k++) add(bits[k]);
+        for (int k = 0; k < loads_per_thread; k++) add(bits[k]);
     }
     for (; v < end; v += step) add(load(v));
     if (whole && blockIdx.x == 0 && vectors * size + threadIdx.x < P) {
@@ -121,7 +117,7 @@ __global__ void __launch_bounds__(block_threads)
 
 // One block.
 __global__ void __launch_bounds__(block_threads)
-    global_norm_kernel2_finish(Predecessor before, float* norm, const float* partial, int count,
+    global_norm_vectorized_kernel_finish(Predecessor before, float* norm, const float* partial, int count,
                                bool accumulate) {
     before.await();
     struct Shared {
@@ -148,14 +144,14 @@ int64_t norm_workspace(const Call& c) {
 }
 
 template <class T>
-void global_norm_2(View<float, 1> norm, View<const T, 1> x, bool accumulate, Device device) {
+void global_norm_vectorized(View<float, 1> norm, View<const T, 1> x, bool accumulate, Device device) {
     float* partial = static_cast<float*>(device.workspace);
     const int64_t P = x.shape[0];
     const int blocks = norm_blocks(P, vector_size<T>);
     const bool whole = is_whole({x.data}, 0, vector_size<T>);
     launch(Grid(blocks, device.threads, device.stream),
-           whole ? global_norm_kernel2<T, true> : global_norm_kernel2<T, false>, partial, x.data, P);
-    launch(Grid(1, block_threads, device.stream), global_norm_kernel2_finish, norm.data, partial, blocks,
+           whole ? global_norm_vectorized_kernel<T, true> : global_norm_vectorized_kernel<T, false>, partial, x.data, P);
+    launch(Grid(1, block_threads, device.stream), global_norm_vectorized_kernel_finish, norm.data, partial, blocks,
            accumulate);
 }
 
@@ -164,14 +160,14 @@ Operation global_norm(
     "norm = sqrt(sum of squares)",
     {{"cpu", "fixed chunks over threads", Where::host,
       entries<global_norm_cpu<float>, global_norm_cpu<bf16>>()},
-     {"2",
-      "a partial sum a block, 128-bit accesses",
+     {"vectorized",
+      "one partial sum per block, 128-bit accesses",
       Where::device,
-      entries<global_norm_2<float>, global_norm_2<bf16>>(),
+      entries<global_norm_vectorized<float>, global_norm_vectorized<bf16>>(),
       nullptr,
       {512, 256, 1024},
       norm_workspace},
-     {"1", "naive: one block", Where::device, entries<global_norm_1<float>, global_norm_1<bf16>>()},
+     {"naive", "one block", Where::device, entries<global_norm_naive<float>, global_norm_naive<bf16>>()},
      {"reference", "plain loops", Where::host,
       entries<global_norm_reference<float>, global_norm_reference<bf16>, global_norm_reference<double>>()}},
     [](const Call& c) { return 2.0 * c["P"]; });

@@ -13,16 +13,12 @@
 // Angles reach t itself (frequency 1), where a float keeps only 0.008 rad at t = 131,072: they are computed
 // in double and only their cosine and sine are rounded.
 //
-// reference: plain loops in double.
-// 1          naive: a thread a pair, its power, cosine and sine in double.
-// 2          128-bit accesses: a thread has two pairs at every k-th position and computes their frequencies
-//            once. Double only takes an angle to the nearest quarter turn; the rest is done in float.
+// reference:  plain loops in double.
+// naive:      one thread per pair, its power, cosine and sine in double.
+// vectorized: 128-bit accesses: a thread has two pairs at every k-th position and computes their frequencies
+//             once. Double only takes an angle to the nearest quarter turn; the rest is done in float.
 //
-// NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
-// there and then; compile: torch.compile's time over ours (PyTorch 2.11):
-//
-//   precompute_cis T=131072 HD=128: kernel 1 0.1295 ms, kernel 2 0.0208 ms, 3232 GB/s, 84.7%, compile 3.99
-//   precompute_cis T=1024 HD=64: kernel 1 0.0023 ms, kernel 2 0.0016 ms, 169 GB/s, 94.7%, compile -
+// Measured: docs/benchmarks/nvidia-h200.md.
 #include <algorithm>
 #include <cmath>
 
@@ -60,9 +56,9 @@ void precompute_cis_reference(View<A, 3> cis, double theta, double factor, doubl
     }
 }
 
-// ---- 1: naive
+// ---- naive
 
-__global__ void precompute_cis_kernel1(float* cis, int64_t T, int64_t half, double theta, double factor,
+__global__ void precompute_cis_naive_kernel(float* cis, int64_t T, int64_t half, double theta, double factor,
                                        double low_freq_factor, double high_freq_factor,
                                        double original_context) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -75,14 +71,14 @@ __global__ void precompute_cis_kernel1(float* cis, int64_t T, int64_t half, doub
     cis[2 * i + 1] = static_cast<float>(sin(angle));
 }
 
-void precompute_cis_1(View<float, 3> cis, double theta, double factor, double low_freq_factor,
+void precompute_cis_naive(View<float, 3> cis, double theta, double factor, double low_freq_factor,
                       double high_freq_factor, double original_context, Device device) {
     const int64_t T = cis.shape[0], half = cis.shape[1];
-    launch(Grid(blocks_for(T * half, device.threads), device.threads, device.stream), precompute_cis_kernel1,
+    launch(Grid(blocks_for(T * half, device.threads), device.threads, device.stream), precompute_cis_naive_kernel,
            cis.data, T, half, theta, factor, low_freq_factor, high_freq_factor, original_context);
 }
 
-// ---- 2: two pairs of many positions a thread
+// ---- vectorized: two pairs of many positions per thread
 
 constexpr int block_threads = 512;  // at most
 
@@ -102,7 +98,7 @@ __device__ inline void cosine_sine(double quarters, float& c, float& s) {
 // threadIdx.x and blockIdx.y: which two pairs; threadIdx.y and blockIdx.x: the first position.
 template <bool whole>
 __global__ void __launch_bounds__(block_threads)
-    precompute_cis_kernel2(Predecessor before, float* cis, int64_t T, int64_t half, double log2_theta,
+    precompute_cis_vectorized_kernel(Predecessor before, float* cis, int64_t T, int64_t half, double log2_theta,
                            double factor, double low_freq_factor, double high_freq_factor,
                            double original_context) {
     before.await();
@@ -123,7 +119,7 @@ __global__ void __launch_bounds__(block_threads)
     }
 }
 
-void precompute_cis_2(View<float, 3> cis, double theta, double factor, double low_freq_factor,
+void precompute_cis_vectorized(View<float, 3> cis, double theta, double factor, double low_freq_factor,
                       double high_freq_factor, double original_context, Device device) {
     const int64_t T = cis.shape[0], half = cis.shape[1], columns = (half + 1) / 2;
     const unsigned across = static_cast<unsigned>(std::min<int64_t>(columns, device.threads));
@@ -133,8 +129,8 @@ void precompute_cis_2(View<float, 3> cis, double theta, double factor, double lo
     const unsigned places = static_cast<unsigned>(std::min<int64_t>(blocks_for(T, down), resident));
     const dim3 blocks(places, blocks_for(columns, across));
     launch(Grid(blocks, dim3(across, down), device.stream),
-           is_whole({cis.data}, 2 * half, vector_size<float>) ? precompute_cis_kernel2<true>
-                                                              : precompute_cis_kernel2<false>,
+           is_whole({cis.data}, 2 * half, vector_size<float>) ? precompute_cis_vectorized_kernel<true>
+                                                              : precompute_cis_vectorized_kernel<false>,
            cis.data, T, half, std::log2(theta), factor, low_freq_factor, high_freq_factor, original_context);
 }
 
@@ -143,13 +139,13 @@ Operation precompute_cis(
     " theta: float {10000, 500000}, factor: float {1, 8, 32}, low_freq_factor: float {1},"
     " high_freq_factor: float {4}, original_context: float {64, 8192}) empty(T)",
     "cosine and sine of every position's RoPE angles",
-    {{"2",
-      "frequencies once a thread, angles reduced in double, 128-bit accesses",
+    {{"vectorized",
+      "frequencies once per thread, angles reduced in double, 128-bit accesses",
       Where::device,
-      entries<precompute_cis_2>(),
+      entries<precompute_cis_vectorized>(),
       nullptr,
       {256, 128, block_threads}},
-     {"1", "naive: a thread a pair", Where::device, entries<precompute_cis_1>()},
+     {"naive", "one thread per pair", Where::device, entries<precompute_cis_naive>()},
      {"reference", "plain loops in double", Where::host,
       entries<precompute_cis_reference<float>, precompute_cis_reference<double>>()}},
     [](const Call& c) { return 1.5 * c["T"] * c["HD"]; });

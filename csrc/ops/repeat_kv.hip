@@ -6,24 +6,14 @@
 //
 // Only the naive attention uses it; the others read the shared head in place.
 //
-// reference: plain loops.
-// 1          naive: a thread an element of out, of dx.
-// 2          128-bit accesses. Forward: a thread writes two vectors of out, so that stores are one run
-//            without gaps through memory; a group's reads of their head meet in the cache. (A thread that
-//            reads a vector once and writes it to its group's heads is 4% slower.) Backward: four heads'
-//            loads in flight, added in their order.
+// reference:  plain loops.
+// naive:      one thread per element of out, of dx.
+// vectorized: 128-bit accesses. Forward: a thread writes two vectors of out, so that stores are one run
+//             without gaps through memory; a group's reads of their head meet in the cache. (A thread that
+//             reads a vector once and writes it to its group's heads is 4% slower.) Backward: the loads of four
+//             heads in flight, added in their order.
 //
-// NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
-// there and then; compile: torch.compile's time over ours (PyTorch 2.11):
-//
-//   repeat_kv_forward B=2 T=8192 NH=32 HD=128 NKV=8:
-//     kernel 1 0.3815 ms, kernel 2 0.0421 ms, 3987 GB/s, 97.4%, compile 1.03
-//   repeat_kv_forward B=8 T=1024 NH=12 HD=64 NKV=4:
-//     kernel 1 0.0377 ms, kernel 2 0.0058 ms, 2876 GB/s, 96.6%, compile -
-//   repeat_kv_backward B=2 T=8192 NKV=8 HD=128 NH=32:
-//     kernel 1 0.1660 ms, kernel 2 0.0397 ms, 4231 GB/s, 103.3%, compile 1.03
-//   repeat_kv_backward B=8 T=1024 NKV=4 HD=64 NH=12:
-//     kernel 1 0.0243 ms, kernel 2 0.0059 ms, 2860 GB/s, 95.2%, compile -
+// Measured: docs/benchmarks/nvidia-h200.md.
 #include <algorithm>
 
 #include "core/device.h"
@@ -59,10 +49,10 @@ void repeat_kv_backward_reference(View<T, 4> dx, View<const T, 4> dout) {
                 }
 }
 
-// ---- 1: naive
+// ---- naive
 
 template <class T>
-__global__ void repeat_kv_forward_kernel1(T* out, Heads<const T> x, int64_t count, int64_t time, int64_t NH,
+__global__ void repeat_kv_forward_naive_kernel(T* out, Heads<const T> x, int64_t count, int64_t time, int64_t NH,
                                           int64_t HD, int64_t group) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (i >= count) return;
@@ -71,15 +61,15 @@ __global__ void repeat_kv_forward_kernel1(T* out, Heads<const T> x, int64_t coun
 }
 
 template <class T>
-void repeat_kv_forward_1(View<T, 4> out, View<const T, 4> x, Device device) {
+void repeat_kv_forward_naive(View<T, 4> out, View<const T, 4> x, Device device) {
     const int64_t B = out.shape[0], time = out.shape[1], NH = out.shape[2], HD = out.shape[3];
     const int64_t count = B * time * NH * HD;
     launch(Grid(blocks_for(count, device.threads), device.threads, device.stream),
-           repeat_kv_forward_kernel1<T>, out.data, heads(x), count, time, NH, HD, NH / x.shape[2]);
+           repeat_kv_forward_naive_kernel<T>, out.data, heads(x), count, time, NH, HD, NH / x.shape[2]);
 }
 
 template <class T>
-__global__ void repeat_kv_backward_kernel1(Heads<T> dx, const T* dout, int64_t count, int64_t time,
+__global__ void repeat_kv_backward_naive_kernel(Heads<T> dx, const T* dout, int64_t count, int64_t time,
                                            int64_t NKV, int64_t HD, int64_t group) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (i >= count) return;
@@ -90,18 +80,18 @@ __global__ void repeat_kv_backward_kernel1(Heads<T> dx, const T* dout, int64_t c
 }
 
 template <class T>
-void repeat_kv_backward_1(View<T, 4> dx, View<const T, 4> dout, Device device) {
+void repeat_kv_backward_naive(View<T, 4> dx, View<const T, 4> dout, Device device) {
     const int64_t B = dx.shape[0], time = dx.shape[1], NKV = dx.shape[2], HD = dx.shape[3];
     const int64_t count = B * time * NKV * HD;
     launch(Grid(blocks_for(count, device.threads), device.threads, device.stream),
-           repeat_kv_backward_kernel1<T>, heads(dx), dout.data, count, time, NKV, HD, dout.shape[2] / NKV);
+           repeat_kv_backward_naive_kernel<T>, heads(dx), dout.data, count, time, NKV, HD, dout.shape[2] / NKV);
 }
 
-// ---- 2: 128-bit accesses
+// ---- vectorized: 128-bit accesses
 
 constexpr int block_threads = 512;  // at most
-constexpr int heads_a_thread = 2;   // forward
-constexpr int loads_a_thread = 4;   // backward, before the first is added
+constexpr int heads_per_thread = 2;   // forward
+constexpr int loads_per_thread = 4;   // backward, before the first is added
 
 // n / d for n < 2^31 as a product and a shift: three divisions a vector of 16 bytes would take longer than
 // its way through memory.
@@ -121,22 +111,22 @@ struct Divisor {
 // out. A thread's heads lie blockDim.y apart.
 template <class T, bool whole>
 __global__ void __launch_bounds__(block_threads)
-    repeat_kv_forward_kernel2(Predecessor before, T* out, Heads<const T> x, unsigned count, Divisor time,
+    repeat_kv_forward_vectorized_kernel(Predecessor before, T* out, Heads<const T> x, unsigned count, Divisor time,
                               Divisor NH, Divisor group, int64_t HD) {
     before.await();
     const int64_t c = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * vector_size<T>;
-    const unsigned first = blockIdx.x * (heads_a_thread * blockDim.y) + threadIdx.y;
+    const unsigned first = blockIdx.x * (heads_per_thread * blockDim.y) + threadIdx.y;
     if (c >= HD) return;
-    uint4 part[heads_a_thread];
+    uint4 part[heads_per_thread];
 #pragma unroll
-    for (int k = 0; k < heads_a_thread; k++) {
+    for (int k = 0; k < heads_per_thread; k++) {
         const unsigned head = first + k * blockDim.y, position = NH.quotient(head);
         const unsigned b = time.quotient(position);
         const T* from = x.at(b, position - b * time.d, group.quotient(head - position * NH.d));
         part[k] = load_part<whole>(from, c, head < count ? HD : 0);
     }
 #pragma unroll
-    for (int k = 0; k < heads_a_thread; k++) {
+    for (int k = 0; k < heads_per_thread; k++) {
         const unsigned head = first + k * blockDim.y;
         if (head >= count) return;
         T* to = out + int64_t{head} * HD;
@@ -149,7 +139,7 @@ __global__ void __launch_bounds__(block_threads)
 
 template <class T, bool whole>
 __global__ void __launch_bounds__(block_threads)
-    repeat_kv_backward_kernel2(Predecessor before, Heads<T> dx, const T* dout, unsigned count, Divisor time,
+    repeat_kv_backward_vectorized_kernel(Predecessor before, Heads<T> dx, const T* dout, unsigned count, Divisor time,
                                Divisor NKV, int64_t HD, unsigned group) {
     before.await();
     constexpr int size = vector_size<T>;
@@ -158,13 +148,13 @@ __global__ void __launch_bounds__(block_threads)
     if (c >= HD || head >= count) return;
     const T* from = dout + int64_t{head} * group * HD;
     float sum[size] = {};
-    for (unsigned g = 0; g < group; g += loads_a_thread) {
-        uint4 part[loads_a_thread];
+    for (unsigned g = 0; g < group; g += loads_per_thread) {
+        uint4 part[loads_per_thread];
 #pragma unroll
-        for (int k = 0; k < loads_a_thread; k++)
+        for (int k = 0; k < loads_per_thread; k++)
             part[k] = load_part<whole>(from + (g + k) * HD, c, g + k < group ? HD : 0);
 #pragma unroll
-        for (int k = 0; k < loads_a_thread; k++) {
+        for (int k = 0; k < loads_per_thread; k++) {
             float d[size];
             unpack(part[k], d);
             for (int i = 0; i < size; i++) sum[i] += d[i];
@@ -194,22 +184,22 @@ bool whole_heads(const View<T, 4>& x, const void* contiguous) {
 }
 
 template <class T>
-void repeat_kv_forward_2(View<T, 4> out, View<const T, 4> x, Device device) {
+void repeat_kv_forward_vectorized(View<T, 4> out, View<const T, 4> x, Device device) {
     const int64_t time = x.shape[1], NH = out.shape[2], HD = x.shape[3], count = x.shape[0] * time * NH;
-    const Tiles t = tiles(count, HD, vector_size<T>, heads_a_thread, device.threads);
+    const Tiles t = tiles(count, HD, vector_size<T>, heads_per_thread, device.threads);
     launch(
         Grid(t.blocks, t.threads, device.stream),
-        whole_heads(x, out.data) ? repeat_kv_forward_kernel2<T, true> : repeat_kv_forward_kernel2<T, false>,
+        whole_heads(x, out.data) ? repeat_kv_forward_vectorized_kernel<T, true> : repeat_kv_forward_vectorized_kernel<T, false>,
         out.data, heads(x), count, Divisor(time), Divisor(NH), Divisor(NH / x.shape[2]), HD);
 }
 
 template <class T>
-void repeat_kv_backward_2(View<T, 4> dx, View<const T, 4> dout, Device device) {
+void repeat_kv_backward_vectorized(View<T, 4> dx, View<const T, 4> dout, Device device) {
     const int64_t time = dx.shape[1], NKV = dx.shape[2], HD = dx.shape[3], count = dx.shape[0] * time * NKV;
     const Tiles t = tiles(count, HD, vector_size<T>, 1, device.threads);
     launch(Grid(t.blocks, t.threads, device.stream),
-           whole_heads(dx, dout.data) ? repeat_kv_backward_kernel2<T, true>
-                                      : repeat_kv_backward_kernel2<T, false>,
+           whole_heads(dx, dout.data) ? repeat_kv_backward_vectorized_kernel<T, true>
+                                      : repeat_kv_backward_vectorized_kernel<T, false>,
            heads(dx), dout.data, count, Divisor(time), Divisor(NKV), HD, dout.shape[2] / NKV);
 }
 
@@ -222,10 +212,10 @@ Operation repeat_kv_forward(
     "repeat_kv_forward(out: T[B,T,NH,HD]; x: T[B,T,NKV,HD] strided)"
     " empty(B, T) multiple(NH, NKV) derivative repeat_kv_backward(dx: grad x; dout: grad out)",
     "every key/value head NH/NKV times",
-    {{"2", "stores in one run, 128-bit accesses", Where::device,
-      entries<repeat_kv_forward_2<float>, repeat_kv_forward_2<bf16>>(), few_heads, block_sizes},
-     {"1", "naive: a thread an element", Where::device,
-      entries<repeat_kv_forward_1<float>, repeat_kv_forward_1<bf16>>()},
+    {{"vectorized", "stores in one run, 128-bit accesses", Where::device,
+      entries<repeat_kv_forward_vectorized<float>, repeat_kv_forward_vectorized<bf16>>(), few_heads, block_sizes},
+     {"naive", "one thread per element", Where::device,
+      entries<repeat_kv_forward_naive<float>, repeat_kv_forward_naive<bf16>>()},
      {"reference", "plain loops", Where::host,
       entries<repeat_kv_forward_reference<float>, repeat_kv_forward_reference<bf16>,
               repeat_kv_forward_reference<double>>()}});
@@ -234,10 +224,10 @@ Operation repeat_kv_backward(
     "repeat_kv_backward(dx: T[B,T,NKV,HD] strided; dout: T[B,T,NH,HD])"
     " empty(B, T) multiple(NH, NKV)",
     "the gradients of a group's heads, added",
-    {{"2", "four heads' loads in flight, 128-bit accesses", Where::device,
-      entries<repeat_kv_backward_2<float>, repeat_kv_backward_2<bf16>>(), few_heads, block_sizes},
-     {"1", "naive: a thread an element", Where::device,
-      entries<repeat_kv_backward_1<float>, repeat_kv_backward_1<bf16>>()},
+    {{"vectorized", "the loads of four heads in flight, 128-bit accesses", Where::device,
+      entries<repeat_kv_backward_vectorized<float>, repeat_kv_backward_vectorized<bf16>>(), few_heads, block_sizes},
+     {"naive", "one thread per element", Where::device,
+      entries<repeat_kv_backward_naive<float>, repeat_kv_backward_naive<bf16>>()},
      {"reference", "plain loops", Where::host,
       entries<repeat_kv_backward_reference<float>, repeat_kv_backward_reference<bf16>,
               repeat_kv_backward_reference<double>>()}},

@@ -15,43 +15,18 @@
 //
 // sum may be x's or residual's memory, dx may be dresidual's or dout's.
 //
-// reference: plain loops. Sums over a row or a column are double whatever the storage: a serial float sum of
-//            some thousand terms loses more than PyTorch's, which adds in vector lanes.
-// cpu:       rows over threads, a row stays in the first cache between its two passes. dweight is summed over
-//            blocks of rows that N alone determines, then over the blocks, so that the bits do not depend on
-//            the threads.
-// 1          naive: a thread a row, a thread a column for dweight.
-// 2          a block a row, 128-bit accesses, the row stays in registers between the sum and the product:
-//            every byte moves once. Backward: a block takes every k-th row, loads the next while it works on
-//            one, and keeps its share of dweight in registers too, so that dweight is one partial row a
-//            block, added by a second kernel in their order.
+// reference:  plain loops. Sums over a row or a column are double whatever the storage: a serial float sum of
+//             some thousand terms loses more than PyTorch's, which adds in vector lanes.
+// cpu:        rows over threads, a row stays in the first cache between its two passes. dweight is summed over
+//             blocks of rows that N alone determines, then over the blocks, so that the bits do not depend on
+//             the threads.
+// naive:      one thread per row, one thread per column for dweight.
+// vectorized: one block per row, 128-bit accesses, the row stays in registers between the sum and the product:
+//             every byte moves once. Backward: a block takes every k-th row, loads the next while it works on
+//             one, and keeps its share of dweight in registers too, so that dweight is one partial row per
+//             block, added by a second kernel in their order.
 //
-// NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
-// there and then; compile: torch.compile's time over ours (PyTorch 2.11); backward without out (at C=4096 again
-// on 2026-11-22: within 1%):
-//
-//   rmsnorm_forward N=16384 C=4096: kernel 1 2.6244 ms, kernel 2 0.0653 ms, 4114 GB/s, 98.7%, compile 1.13
-//   rmsnorm_forward N=8192 C=768: kernel 1 0.5658 ms, kernel 2 0.0083 ms, 3035 GB/s, 94.2%, compile -
-//   residual_rmsnorm_forward N=16384 C=4096:
-//     kernel 1 5.3367 ms, kernel 2 0.1301 ms, 4127 GB/s, 100.9%, compile 1.04
-//   residual_rmsnorm_forward N=8192 C=768:
-//     kernel 1 1.1347 ms, kernel 2 0.0146 ms, 3455 GB/s, 100.7%, compile -
-//   rmsnorm_backward T=bf16 G=bf16, no dresidual N=16384 C=4096:
-//     kernel 1 10.1201 ms, kernel 2 0.1119 ms, 3600 GB/s, 85.9%, compile 1.22
-//   rmsnorm_backward T=bf16 G=f32, no dresidual N=16384 C=4096:
-//     kernel 1 10.1612 ms, kernel 2 0.1126 ms, 3578 GB/s, 85.5%, compile 1.19
-//   rmsnorm_backward T=bf16 G=bf16 N=16384 C=4096:
-//     kernel 1 10.6256 ms, kernel 2 0.1342 ms, 4000 GB/s, 94.7%, compile 1.22
-//   rmsnorm_backward T=bf16 G=f32 N=16384 C=4096:
-//     kernel 1 10.6201 ms, kernel 2 0.1340 ms, 4007 GB/s, 98.0%, compile 1.21
-//   rmsnorm_backward T=bf16 G=bf16, no dresidual N=8192 C=768:
-//     kernel 1 4.0349 ms, kernel 2 0.0184 ms, 2051 GB/s, 63.3%, compile -
-//   rmsnorm_backward T=bf16 G=f32, no dresidual N=8192 C=768:
-//     kernel 1 4.0330 ms, kernel 2 0.0191 ms, 1982 GB/s, 61.2%, compile -
-//   rmsnorm_backward T=bf16 G=bf16 N=8192 C=768:
-//     kernel 1 4.1180 ms, kernel 2 0.0213 ms, 2368 GB/s, 68.8%, compile -
-//   rmsnorm_backward T=bf16 G=f32 N=8192 C=768:
-//     kernel 1 4.1153 ms, kernel 2 0.0213 ms, 2366 GB/s, 68.8%, compile -
+// Measured: docs/benchmarks/nvidia-h200.md.
 #include <algorithm>
 #include <cmath>
 
@@ -180,7 +155,7 @@ void rmsnorm_backward_cpu(View<T, 2> dx, View<G, 1> dweight, View<T, 2> out, Vie
     for (int64_t c = 0; c < C; c++) dweight(c) = G((accumulate ? float(dweight(c)) : 0.0f) + dw[c]);
 }
 
-// ---- 1: naive
+// ---- naive
 
 template <class T>
 __device__ float normalise_row_naive(T* out, const T* x, const T* weight, int64_t C, float eps) {
@@ -192,22 +167,22 @@ __device__ float normalise_row_naive(T* out, const T* x, const T* weight, int64_
 }
 
 template <class T>
-__global__ void rmsnorm_forward_kernel1(T* out, float* rstd, const T* x, const T* weight, int64_t N,
+__global__ void rmsnorm_forward_naive_kernel(T* out, float* rstd, const T* x, const T* weight, int64_t N,
                                         int64_t C, float eps) {
     const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (n < N) rstd[n] = normalise_row_naive(out + n * C, x + n * C, weight, C, eps);
 }
 
 template <class T>
-void rmsnorm_forward_1(View<T, 2> out, View<float, 1> rstd, View<const T, 2> x, View<const T, 1> weight,
+void rmsnorm_forward_naive(View<T, 2> out, View<float, 1> rstd, View<const T, 2> x, View<const T, 1> weight,
                        double eps, Device device) {
     const int64_t N = x.shape[0], C = x.shape[1];
-    launch(Grid(blocks_for(N, device.threads), device.threads, device.stream), rmsnorm_forward_kernel1<T>,
+    launch(Grid(blocks_for(N, device.threads), device.threads, device.stream), rmsnorm_forward_naive_kernel<T>,
            out.data, rstd.data, x.data, weight.data, N, C, eps);
 }
 
 template <class T>
-__global__ void residual_rmsnorm_forward_kernel1(T* sum, T* out, float* rstd, const T* x, const T* residual,
+__global__ void residual_rmsnorm_forward_naive_kernel(T* sum, T* out, float* rstd, const T* x, const T* residual,
                                                  const T* weight, int64_t N, int64_t C, float eps) {
     const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (n >= N) return;
@@ -216,17 +191,17 @@ __global__ void residual_rmsnorm_forward_kernel1(T* sum, T* out, float* rstd, co
 }
 
 template <class T>
-void residual_rmsnorm_forward_1(View<T, 2> sum, View<T, 2> out, View<float, 1> rstd, View<const T, 2> x,
+void residual_rmsnorm_forward_naive(View<T, 2> sum, View<T, 2> out, View<float, 1> rstd, View<const T, 2> x,
                                 View<const T, 2> residual, View<const T, 1> weight, double eps,
                                 Device device) {
     const int64_t N = x.shape[0], C = x.shape[1];
     launch(Grid(blocks_for(N, device.threads), device.threads, device.stream),
-           residual_rmsnorm_forward_kernel1<T>, sum.data, out.data, rstd.data, x.data, residual.data,
+           residual_rmsnorm_forward_naive_kernel<T>, sum.data, out.data, rstd.data, x.data, residual.data,
            weight.data, N, C, eps);
 }
 
 template <class T>
-__global__ void rmsnorm_backward_kernel1(T* dx, T* out, const T* dout, const T* x, const T* weight,
+__global__ void rmsnorm_backward_naive_kernel(T* dx, T* out, const T* dout, const T* x, const T* weight,
                                          const float* rstd, const T* dresidual, int64_t N, int64_t C) {
     const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (n >= N) return;
@@ -244,7 +219,7 @@ __global__ void rmsnorm_backward_kernel1(T* dx, T* out, const T* dout, const T* 
 }
 
 template <class T, class G>
-__global__ void rmsnorm_backward_kernel1_columns(G* dweight, const T* dout, const T* x, const float* rstd,
+__global__ void rmsnorm_backward_naive_kernel_columns(G* dweight, const T* dout, const T* x, const float* rstd,
                                                  int64_t N, int64_t C, bool accumulate) {
     const int64_t c = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (c >= C) return;
@@ -255,19 +230,19 @@ __global__ void rmsnorm_backward_kernel1_columns(G* dweight, const T* dout, cons
 }
 
 template <class T, class G>
-void rmsnorm_backward_1(View<T, 2> dx, View<G, 1> dweight, View<T, 2> out, View<const T, 2> dout,
+void rmsnorm_backward_naive(View<T, 2> dx, View<G, 1> dweight, View<T, 2> out, View<const T, 2> dout,
                         View<const T, 2> x, View<const T, 1> weight, View<const float, 1> rstd,
                         View<const T, 2> dresidual, bool accumulate, Device device) {
     const int64_t N = x.shape[0], C = x.shape[1];
     // dweight first: dx may take dout's place.
     launch(Grid(blocks_for(C, device.threads), device.threads, device.stream),
-           rmsnorm_backward_kernel1_columns<T, G>, dweight.data, dout.data, x.data, rstd.data, N, C,
+           rmsnorm_backward_naive_kernel_columns<T, G>, dweight.data, dout.data, x.data, rstd.data, N, C,
            accumulate);
-    launch(Grid(blocks_for(N, device.threads), device.threads, device.stream), rmsnorm_backward_kernel1<T>,
+    launch(Grid(blocks_for(N, device.threads), device.threads, device.stream), rmsnorm_backward_naive_kernel<T>,
            dx.data, out.data, dout.data, x.data, weight.data, rstd.data, dresidual.data, N, C);
 }
 
-// ---- 2: the row in registers
+// ---- vectorized: the row in registers
 
 // Elements of a row that one thread keeps: 8, 16 or 32 forward, 8 backward. More would spill the registers
 // that a block of this many threads has, and so would 32 where they are loaded one at a time.
@@ -294,7 +269,7 @@ constexpr Limits backward_fits{"C at most 8192",
 
 template <class T, int elements, bool whole, bool residual_too>
 __global__ void __launch_bounds__(forward_threads)
-    rmsnorm_forward_kernel2(Predecessor before, T* sum, T* out, float* rstd, const T* x, const T* residual,
+    rmsnorm_forward_vectorized_kernel(Predecessor before, T* sum, T* out, float* rstd, const T* x, const T* residual,
                             const T* weight, int64_t C, float eps) {
     before.await();
     constexpr int size = vector_size<T>, vectors = elements / size;
@@ -339,14 +314,14 @@ __global__ void __launch_bounds__(forward_threads)
 }
 
 template <class T, bool residual_too>
-void launch_forward_2(T* sum, T* out, float* rstd, const T* x, const T* residual, const T* weight, int64_t N,
+void launch_forward(T* sum, T* out, float* rstd, const T* x, const T* residual, const T* weight, int64_t N,
                       int64_t C, float eps, const Device& device) {
     using Kernel = void (*)(Predecessor, T*, T*, float*, const T*, const T*, const T*, int64_t, float);
-    static constexpr Kernel kernels[2][3] = {{rmsnorm_forward_kernel2<T, 8, false, residual_too>,
-                                              rmsnorm_forward_kernel2<T, 16, false, residual_too>},
-                                             {rmsnorm_forward_kernel2<T, 8, true, residual_too>,
-                                              rmsnorm_forward_kernel2<T, 16, true, residual_too>,
-                                              rmsnorm_forward_kernel2<T, 32, true, residual_too>}};
+    static constexpr Kernel kernels[2][3] = {{rmsnorm_forward_vectorized_kernel<T, 8, false, residual_too>,
+                                              rmsnorm_forward_vectorized_kernel<T, 16, false, residual_too>},
+                                             {rmsnorm_forward_vectorized_kernel<T, 8, true, residual_too>,
+                                              rmsnorm_forward_vectorized_kernel<T, 16, true, residual_too>,
+                                              rmsnorm_forward_vectorized_kernel<T, 32, true, residual_too>}};
     const bool whole = is_whole({sum, out, x, residual, weight}, C, vector_size<T>);
     const int threads = row_threads(C, whole ? most_forward : most_forward / 2, device.threads);
     launch(Grid(blocks_for(N, 1), threads, device.stream), kernels[whole][kernel_index(C, threads)], sum, out,
@@ -354,17 +329,17 @@ void launch_forward_2(T* sum, T* out, float* rstd, const T* x, const T* residual
 }
 
 template <class T>
-void rmsnorm_forward_2(View<T, 2> out, View<float, 1> rstd, View<const T, 2> x, View<const T, 1> weight,
+void rmsnorm_forward_vectorized(View<T, 2> out, View<float, 1> rstd, View<const T, 2> x, View<const T, 1> weight,
                        double eps, Device device) {
-    launch_forward_2<T, false>(nullptr, out.data, rstd.data, x.data, nullptr, weight.data, x.shape[0],
+    launch_forward<T, false>(nullptr, out.data, rstd.data, x.data, nullptr, weight.data, x.shape[0],
                                x.shape[1], static_cast<float>(eps), device);
 }
 
 template <class T>
-void residual_rmsnorm_forward_2(View<T, 2> sum, View<T, 2> out, View<float, 1> rstd, View<const T, 2> x,
+void residual_rmsnorm_forward_vectorized(View<T, 2> sum, View<T, 2> out, View<float, 1> rstd, View<const T, 2> x,
                                 View<const T, 2> residual, View<const T, 1> weight, double eps,
                                 Device device) {
-    launch_forward_2<T, true>(sum.data, out.data, rstd.data, x.data, residual.data, weight.data, x.shape[0],
+    launch_forward<T, true>(sum.data, out.data, rstd.data, x.data, residual.data, weight.data, x.shape[0],
                               x.shape[1], static_cast<float>(eps), device);
 }
 
@@ -373,7 +348,7 @@ void residual_rmsnorm_forward_2(View<T, 2> sum, View<T, 2> out, View<float, 1> r
 // under way while this one's sum is made. Dynamic LDS: C floats where blockDim.y > 1.
 template <class T, bool whole>
 __global__ void __launch_bounds__(backward_threads)
-    rmsnorm_backward_kernel2(Predecessor before, T* dx, float* partial, T* out, const T* dout, const T* x,
+    rmsnorm_backward_vectorized_kernel(Predecessor before, T* dx, float* partial, T* out, const T* dout, const T* x,
                              const T* weight, const float* rstd, const T* dresidual, int64_t N, int C) {
     before.await();
     constexpr int size = vector_size<T>, vectors = most_backward / size;
@@ -461,7 +436,7 @@ __global__ void __launch_bounds__(backward_threads)
 
 // dweight[c] = the sum of partial[rows, C]: a block has one column a lane, its warps share out the rows.
 template <class G>
-__global__ void rmsnorm_backward_kernel2_columns(Predecessor before, G* dweight, const float* partial,
+__global__ void rmsnorm_backward_vectorized_kernel_columns(Predecessor before, G* dweight, const float* partial,
                                                  int rows, int64_t C, bool accumulate) {
     before.await();
     struct Shared {
@@ -497,7 +472,7 @@ int64_t backward_workspace(const Call& c) {
 }
 
 template <class T, class G>
-void rmsnorm_backward_2(View<T, 2> dx, View<G, 1> dweight, View<T, 2> out, View<const T, 2> dout,
+void rmsnorm_backward_vectorized(View<T, 2> dx, View<G, 1> dweight, View<T, 2> out, View<const T, 2> dout,
                         View<const T, 2> x, View<const T, 1> weight, View<const float, 1> rstd,
                         View<const T, 2> dresidual, bool accumulate, Device device) {
     const int64_t N = x.shape[0], C = x.shape[1];
@@ -507,10 +482,10 @@ void rmsnorm_backward_2(View<T, 2> dx, View<G, 1> dweight, View<T, 2> out, View<
     const size_t sums_bytes = shape.threads.y > 1 ? static_cast<size_t>(C) * 4 : 0;
     float* partial = static_cast<float*>(device.workspace);
     launch(Grid(shape.blocks, shape.threads, device.stream, sums_bytes),
-           whole ? rmsnorm_backward_kernel2<T, true> : rmsnorm_backward_kernel2<T, false>, dx.data, partial,
+           whole ? rmsnorm_backward_vectorized_kernel<T, true> : rmsnorm_backward_vectorized_kernel<T, false>, dx.data, partial,
            out.data, dout.data, x.data, weight.data, rstd.data, dresidual.data, N, static_cast<int>(C));
     launch(Grid(blocks_for(C, device_properties().warp_size), most_threads, device.stream),
-           rmsnorm_backward_kernel2_columns<G>, dweight.data, partial, shape.blocks, C, accumulate);
+           rmsnorm_backward_vectorized_kernel_columns<G>, dweight.data, partial, shape.blocks, C, accumulate);
 }
 
 const std::vector<int> row_block_sizes = {256, 128, 512};
@@ -523,10 +498,10 @@ Operation rmsnorm_forward(
     "out = x / rms(x) * weight",
     {{"cpu", "rows over threads, vector lanes over columns", Where::host,
       entries<rmsnorm_forward_cpu<float>, rmsnorm_forward_cpu<bf16>>()},
-     {"2", "a block a row, which stays in registers, 128-bit accesses", Where::device,
-      entries<rmsnorm_forward_2<float>, rmsnorm_forward_2<bf16>>(), forward_fits, row_block_sizes},
-     {"1", "naive: a thread a row", Where::device,
-      entries<rmsnorm_forward_1<float>, rmsnorm_forward_1<bf16>>()},
+     {"vectorized", "one block per row, which stays in registers, 128-bit accesses", Where::device,
+      entries<rmsnorm_forward_vectorized<float>, rmsnorm_forward_vectorized<bf16>>(), forward_fits, row_block_sizes},
+     {"naive", "one thread per row", Where::device,
+      entries<rmsnorm_forward_naive<float>, rmsnorm_forward_naive<bf16>>()},
      {"reference", "plain loops", Where::host,
       entries<rmsnorm_forward_reference<float>, rmsnorm_forward_reference<bf16>,
               rmsnorm_forward_reference<double>>()}},
@@ -541,11 +516,11 @@ Operation residual_rmsnorm_forward(
     "sum = x + residual, out = sum / rms(sum) * weight",
     {{"cpu", "rows over threads, vector lanes over columns", Where::host,
       entries<residual_rmsnorm_forward_cpu<float>, residual_rmsnorm_forward_cpu<bf16>>()},
-     {"2", "a block a row, which stays in registers, 128-bit accesses", Where::device,
-      entries<residual_rmsnorm_forward_2<float>, residual_rmsnorm_forward_2<bf16>>(), forward_fits,
+     {"vectorized", "one block per row, which stays in registers, 128-bit accesses", Where::device,
+      entries<residual_rmsnorm_forward_vectorized<float>, residual_rmsnorm_forward_vectorized<bf16>>(), forward_fits,
       row_block_sizes},
-     {"1", "naive: a thread a row", Where::device,
-      entries<residual_rmsnorm_forward_1<float>, residual_rmsnorm_forward_1<bf16>>()},
+     {"naive", "one thread per row", Where::device,
+      entries<residual_rmsnorm_forward_naive<float>, residual_rmsnorm_forward_naive<bf16>>()},
      {"reference", "plain loops", Where::host,
       entries<residual_rmsnorm_forward_reference<float>, residual_rmsnorm_forward_reference<bf16>,
               residual_rmsnorm_forward_reference<double>>()}},
@@ -559,13 +534,13 @@ Operation rmsnorm_backward(
     {{"cpu", "rows over threads; dweight by blocks of rows", Where::host,
       entries<rmsnorm_backward_cpu<float, float>, rmsnorm_backward_cpu<bf16, bf16>,
               rmsnorm_backward_cpu<bf16, float>>()},
-     {"2", "rows in registers, 128-bit accesses, dweight as a partial row a block", Where::device,
-      entries<rmsnorm_backward_2<float, float>, rmsnorm_backward_2<bf16, bf16>,
-              rmsnorm_backward_2<bf16, float>>(),
+     {"vectorized", "rows in registers, 128-bit accesses, dweight as one partial row per block", Where::device,
+      entries<rmsnorm_backward_vectorized<float, float>, rmsnorm_backward_vectorized<bf16, bf16>,
+              rmsnorm_backward_vectorized<bf16, float>>(),
       backward_fits, backward_block_sizes, backward_workspace},
-     {"1", "naive: a thread a row, a thread a column for dweight", Where::device,
-      entries<rmsnorm_backward_1<float, float>, rmsnorm_backward_1<bf16, bf16>,
-              rmsnorm_backward_1<bf16, float>>()},
+     {"naive", "one thread per row, one thread per column for dweight", Where::device,
+      entries<rmsnorm_backward_naive<float, float>, rmsnorm_backward_naive<bf16, bf16>,
+              rmsnorm_backward_naive<bf16, float>>()},
      {"reference", "plain loops", Where::host,
       entries<rmsnorm_backward_reference<float, float>, rmsnorm_backward_reference<bf16, bf16>,
               rmsnorm_backward_reference<bf16, float>, rmsnorm_backward_reference<double, double>>()}},

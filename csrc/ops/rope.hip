@@ -7,24 +7,16 @@
 // Backward turns the gradient back: the same with -sin. Output may be input's memory: a pair is read before
 // it is written.
 //
-// reference: plain loops.
-// cpu:       positions over threads; a position's cosines and sines are laid out as vectors once for all its
-//            heads.
-// 1          naive: a thread a pair.
-// 2          128-bit accesses: a thread has the same channels in four heads of one position, with all loads
-//            in flight before the first is used, the cosines and sines once for the four.
-// 3          as 2, but neighbouring lanes read a head from end to end, whole cache lines also where half a head
-//            is shorter than one; the halves of a pair meet by shuffle.
+// reference:  plain loops.
+// cpu:        positions over threads; a position's cosines and sines are laid out as vectors once for all its
+//             heads.
+// naive:      one thread per pair.
+// vectorized: 128-bit accesses: a thread has the same channels in four heads of one position, with all loads
+//             in flight before the first is used, the cosines and sines once for the four.
+// shuffle:    as vectorized, but neighbouring lanes read a head from end to end, whole cache lines also if half a
+//             head is shorter than one; the halves of a pair meet by shuffle.
 //
-// NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
-// there and then; compile: torch.compile's time over ours (PyTorch 2.11):
-//
-//   rope_forward B=2 T=8192 NH=32 HD=128:
-//     kernel 1 0.2487 ms, kernel 2 0.0682 ms, 3998 GB/s, 95.4%, compile 1.18
-//   rope_forward B=8 T=1024 NH=12 HD=64: kernel 1 0.0254 ms, kernel 3 0.0091 ms, 2791 GB/s, 86.9%, compile -
-//   rope_backward B=2 T=8192 NH=32 HD=128:
-//     kernel 1 0.2487 ms, kernel 2 0.0682 ms, 3997 GB/s, 95.3%, compile 1.19
-//   rope_backward B=8 T=1024 NH=12 HD=64: kernel 1 0.0254 ms, kernel 3 0.0091 ms, 2795 GB/s, 86.9%, compile -
+// Measured: docs/benchmarks/nvidia-h200.md.
 #include <algorithm>
 
 #include "core/device.h"
@@ -92,11 +84,11 @@ void rope_cpu(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool
     }
 }
 
-// ---- 1: naive
+// ---- naive
 
 // direction: 1 forward, -1 backward.
 template <class T>
-__global__ void rope_forward_kernel1(Heads<T> out, Heads<const T> x, const float* cis, int64_t B,
+__global__ void rope_naive_kernel(Heads<T> out, Heads<const T> x, const float* cis, int64_t B,
                                      int64_t time, int64_t NH, int64_t half, bool interleaved,
                                      float direction) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -110,19 +102,19 @@ __global__ void rope_forward_kernel1(Heads<T> out, Heads<const T> x, const float
 }
 
 template <class T, int direction>
-void rope_1(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved, Device device) {
+void rope_naive(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved, Device device) {
     const int64_t B = x.shape[0], time = x.shape[1], NH = x.shape[2], half = x.shape[3] / 2;
     launch(Grid(blocks_for(B * time * NH * half, device.threads), device.threads, device.stream),
-           rope_forward_kernel1<T>, heads(out), heads(x), cis.data, B, time, NH, half, interleaved,
+           rope_naive_kernel<T>, heads(out), heads(x), cis.data, B, time, NH, half, interleaved,
            direction);
 }
 
-// ---- 2: four heads a thread
+// ---- vectorized: four heads per thread
 
 constexpr int block_threads = 512;  // at most
 // One where accesses are narrow: there more addresses than registers would be in flight.
 template <bool whole>
-constexpr int heads_a_thread = whole ? 4 : 1;
+constexpr int heads_per_thread = whole ? 4 : 1;
 
 // x[0 .. size) are first channels, y[0 .. size) second ones (half split), or each holds whole pairs
 // (interleaved). turn[2 size]: the pairs' (cos, sin), x's before y's where they differ.
@@ -146,11 +138,11 @@ __device__ inline void rotate(float (&x)[size], float (&y)[size], const float (&
 // ends.
 template <class T, bool whole, bool interleaved>
 __global__ void __launch_bounds__(block_threads)
-    rope_forward_kernel2(Predecessor before, Heads<T> out, Heads<const T> x, const float* cis,
+    rope_vectorized_kernel(Predecessor before, Heads<T> out, Heads<const T> x, const float* cis,
                          unsigned positions, unsigned time, unsigned NH, int64_t HD, unsigned groups,
                          float direction) {
     before.await();
-    constexpr int size = vector_size<T>, heads = heads_a_thread<whole>;
+    constexpr int size = vector_size<T>, heads = heads_per_thread<whole>;
     const unsigned place = blockIdx.x * blockDim.y + threadIdx.y, position = place / groups,
                    group = place % groups;
     const unsigned b = position / time, t = position % time;
@@ -194,18 +186,18 @@ bool whole_strides(const Heads<T>& x) {
 }
 
 template <class T, int direction>
-void rope_2(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved, Device device) {
+void rope_vectorized(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved, Device device) {
     using Kernel = void (*)(Predecessor, Heads<T>, Heads<const T>, const float*, unsigned, unsigned, unsigned,
                             int64_t, unsigned, float);
     static constexpr Kernel kernels[2][2] = {
-        {rope_forward_kernel2<T, false, false>, rope_forward_kernel2<T, false, true>},
-        {rope_forward_kernel2<T, true, false>, rope_forward_kernel2<T, true, true>}};
+        {rope_vectorized_kernel<T, false, false>, rope_vectorized_kernel<T, false, true>},
+        {rope_vectorized_kernel<T, true, false>, rope_vectorized_kernel<T, true, true>}};
     constexpr int size = vector_size<T>;
     const int64_t positions = x.shape[0] * x.shape[1], NH = x.shape[2], HD = x.shape[3];
     const bool whole = is_whole({out.data, x.data, cis.data}, interleaved ? HD : HD / 2, size) &&
                        whole_strides(heads(out)) && whole_strides(heads(x));
     const int64_t vectors = (HD / 2 + size - 1) / size,
-                  groups = blocks_for(NH, whole ? heads_a_thread<true> : heads_a_thread<false>);
+                  groups = blocks_for(NH, whole ? heads_per_thread<true> : heads_per_thread<false>);
     const unsigned across = static_cast<unsigned>(std::min<int64_t>(vectors, device.threads));
     const unsigned places = static_cast<unsigned>(device.threads) / across;
     launch(Grid(dim3(blocks_for(positions * groups, places), blocks_for(vectors, across)),
@@ -214,18 +206,18 @@ void rope_2(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool i
            direction);
 }
 
-// ---- 3: whole heads side by side in a warp
+// ---- shuffle: whole heads side by side in a warp
 
-// As kernel 2, but neighbouring lanes read one head from end to end, so that every access is of whole cache
+// As vectorized, but neighbouring lanes read one head from end to end, so that every access is of whole cache
 // lines also where half a head is shorter than one. Half split, the two lanes that hold a pair's channels
 // exchange them by shuffle. lanes = HD / size, a power of two that divides the warp.
 template <class T, bool interleaved>
 __global__ void __launch_bounds__(block_threads)
-    rope_forward_kernel3(Predecessor before, Heads<T> out, Heads<const T> x, const float* cis,
+    rope_shuffle_kernel(Predecessor before, Heads<T> out, Heads<const T> x, const float* cis,
                          unsigned positions, unsigned time, unsigned NH, unsigned lanes, unsigned groups,
                          float direction) {
     before.await();
-    constexpr int size = vector_size<T>, heads = heads_a_thread<true>;
+    constexpr int size = vector_size<T>, heads = heads_per_thread<true>;
     const unsigned lane = threadIdx.x & (lanes - 1),
                    place = blockIdx.x * (blockDim.x / lanes) + threadIdx.x / lanes;
     const unsigned position = place / groups, group = place % groups, b = position / time,
@@ -290,13 +282,13 @@ constexpr Limits heads_fit_lanes{
     }};
 
 template <class T, int direction>
-void rope_3(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved, Device device) {
+void rope_shuffle(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved, Device device) {
     const int64_t positions = x.shape[0] * x.shape[1], NH = x.shape[2];
     const unsigned lanes = static_cast<unsigned>(x.shape[3] / vector_size<T>);
     const unsigned places = static_cast<unsigned>(device.threads) / lanes;
-    const unsigned groups = blocks_for(NH, heads_a_thread<true>);
+    const unsigned groups = blocks_for(NH, heads_per_thread<true>);
     launch(Grid(blocks_for(positions * groups, places), device.threads, device.stream),
-           interleaved ? rope_forward_kernel3<T, true> : rope_forward_kernel3<T, false>, heads(out), heads(x),
+           interleaved ? rope_shuffle_kernel<T, true> : rope_shuffle_kernel<T, false>, heads(out), heads(x),
            cis.data, positions, x.shape[1], NH, lanes, groups, direction);
 }
 
@@ -312,11 +304,11 @@ Operation rope_forward(
     " derivative rope_backward(dx: grad x; dout: grad out, cis; interleaved)",
     "turns every pair of a head's channels by its position's angle",
     {{"cpu", "positions over threads", Where::host, entries<rope_cpu<float, 1>, rope_cpu<bf16, 1>>()},
-     {"3", "neighbouring lanes read whole heads, halves meet by shuffle, 128-bit accesses", Where::device,
-      entries<rope_3<float, 1>, rope_3<bf16, 1>>(), heads_fit_lanes, block_sizes},
-     {"2", "four heads a thread share cosines and sines, 128-bit accesses", Where::device,
-      entries<rope_2<float, 1>, rope_2<bf16, 1>>(), few_heads, block_sizes},
-     {"1", "naive: a thread a pair", Where::device, entries<rope_1<float, 1>, rope_1<bf16, 1>>()},
+     {"shuffle", "neighbouring lanes read whole heads, halves meet by shuffle, 128-bit accesses", Where::device,
+      entries<rope_shuffle<float, 1>, rope_shuffle<bf16, 1>>(), heads_fit_lanes, block_sizes},
+     {"vectorized", "four heads per thread share cosines and sines, 128-bit accesses", Where::device,
+      entries<rope_vectorized<float, 1>, rope_vectorized<bf16, 1>>(), few_heads, block_sizes},
+     {"naive", "one thread per pair", Where::device, entries<rope_naive<float, 1>, rope_naive<bf16, 1>>()},
      {"reference", "plain loops", Where::host,
       entries<rope_reference<float, 1>, rope_reference<bf16, 1>, rope_reference<double, 1>>()}},
     rope_flops);
@@ -326,11 +318,11 @@ Operation rope_backward(
     " interleaved: bool) empty(B, T)",
     "turns the gradient of rope_forward back",
     {{"cpu", "positions over threads", Where::host, entries<rope_cpu<float, -1>, rope_cpu<bf16, -1>>()},
-     {"3", "neighbouring lanes read whole heads, halves meet by shuffle, 128-bit accesses", Where::device,
-      entries<rope_3<float, -1>, rope_3<bf16, -1>>(), heads_fit_lanes, block_sizes},
-     {"2", "four heads a thread share cosines and sines, 128-bit accesses", Where::device,
-      entries<rope_2<float, -1>, rope_2<bf16, -1>>(), few_heads, block_sizes},
-     {"1", "naive: a thread a pair", Where::device, entries<rope_1<float, -1>, rope_1<bf16, -1>>()},
+     {"shuffle", "neighbouring lanes read whole heads, halves meet by shuffle, 128-bit accesses", Where::device,
+      entries<rope_shuffle<float, -1>, rope_shuffle<bf16, -1>>(), heads_fit_lanes, block_sizes},
+     {"vectorized", "four heads per thread share cosines and sines, 128-bit accesses", Where::device,
+      entries<rope_vectorized<float, -1>, rope_vectorized<bf16, -1>>(), few_heads, block_sizes},
+     {"naive", "one thread per pair", Where::device, entries<rope_naive<float, -1>, rope_naive<bf16, -1>>()},
      {"reference", "plain loops", Where::host,
       entries<rope_reference<float, -1>, rope_reference<bf16, -1>, rope_reference<double, -1>>()}},
     rope_flops);

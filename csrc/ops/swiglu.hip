@@ -7,18 +7,13 @@
 // dgate_up may be gate_up's memory, and out dout's: an element is read before its gradients are written. The
 // backward writes out again, the same bits, where that was thrown away; null: it does not.
 //
-// reference: plain loops.
-// cpu:       rows over threads, vector lanes over columns, fast_exp.
-// 1          naive: a thread an element.
-// 2          128-bit accesses: a thread has one vector of columns in two rows, with all loads in flight
-//            before the first is used.
+// reference:  plain loops.
+// cpu:        rows over threads, vector lanes over columns, fast_exp.
+// naive:      one thread per element.
+// vectorized: 128-bit accesses: a thread has one vector of columns in two rows, with all loads in flight
+//             before the first is used.
 //
-// NVIDIA H200, bf16 where nothing is said, 2026-11-21, `make bench`; %: of what a copy of as many bytes does
-// there and then; compile: torch.compile's time over ours (PyTorch 2.11); backward without out:
-//
-//   swiglu_forward N=16384 F=14336: kernel 1 0.9123 ms, kernel 2 0.3210 ms, 4391 GB/s, 102.9%, compile 1.01
-//   swiglu_backward N=16384 F=14336: kernel 1 1.0807 ms, kernel 2 0.5431 ms, 4325 GB/s, 101.1%, compile 1.44
-//   swiglu_backward N=8192 F=2048: kernel 1 0.0805 ms, kernel 2 0.0424 ms, 3958 GB/s, 100.0%, compile -
+// Measured: docs/benchmarks/nvidia-h200.md.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -98,10 +93,10 @@ void swiglu_backward_cpu(View<T, 2> dgate_up, View<T, 2> out, View<const T, 2> d
     }
 }
 
-// ---- 1: naive
+// ---- naive
 
 template <class T>
-__global__ void swiglu_forward_kernel1(T* out, const T* gate_up, int64_t N, int64_t F) {
+__global__ void swiglu_forward_naive_kernel(T* out, const T* gate_up, int64_t N, int64_t F) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (i >= N * F) return;
     const int64_t n = i / F, f = i % F;
@@ -110,14 +105,14 @@ __global__ void swiglu_forward_kernel1(T* out, const T* gate_up, int64_t N, int6
 }
 
 template <class T>
-void swiglu_forward_1(View<T, 2> out, View<const T, 2> gate_up, Device device) {
+void swiglu_forward_naive(View<T, 2> out, View<const T, 2> gate_up, Device device) {
     const int64_t N = out.shape[0], F = out.shape[1];
-    launch(Grid(blocks_for(N * F, device.threads), device.threads, device.stream), swiglu_forward_kernel1<T>,
+    launch(Grid(blocks_for(N * F, device.threads), device.threads, device.stream), swiglu_forward_naive_kernel<T>,
            out.data, gate_up.data, N, F);
 }
 
 template <class T>
-__global__ void swiglu_backward_kernel1(T* dgate_up, T* out, const T* dout, const T* gate_up, int64_t N,
+__global__ void swiglu_backward_naive_kernel(T* dgate_up, T* out, const T* dout, const T* gate_up, int64_t N,
                                         int64_t F) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (i >= N * F) return;
@@ -130,21 +125,21 @@ __global__ void swiglu_backward_kernel1(T* dgate_up, T* out, const T* dout, cons
 }
 
 template <class T>
-void swiglu_backward_1(View<T, 2> dgate_up, View<T, 2> out, View<const T, 2> dout, View<const T, 2> gate_up,
+void swiglu_backward_naive(View<T, 2> dgate_up, View<T, 2> out, View<const T, 2> dout, View<const T, 2> gate_up,
                        Device device) {
     const int64_t N = dout.shape[0], F = dout.shape[1];
-    launch(Grid(blocks_for(N * F, device.threads), device.threads, device.stream), swiglu_backward_kernel1<T>,
+    launch(Grid(blocks_for(N * F, device.threads), device.threads, device.stream), swiglu_backward_naive_kernel<T>,
            dgate_up.data, out.data, dout.data, gate_up.data, N, F);
 }
 
-// ---- 2: 128-bit accesses
+// ---- vectorized: 128-bit accesses
 
 // At most. Two such blocks a multiprocessor are asked of the compiler (on AMD the number means waves a SIMD), not
 // more: that leaves it registers for all loads of a thread at once.
 constexpr int block_threads = 512;
 // One where accesses are narrow: those of two would be more than registers.
 template <bool whole>
-constexpr int rows_a_thread = whole ? 2 : 1;
+constexpr int rows_per_thread = whole ? 2 : 1;
 
 // 1 / (1 + e^-g); 0 where e^-g is infinite. bf16's own rounding hides what the fast functions do: an error of
 // 1e-5 of the value at most, and 0 for a quotient below 2^-126.
@@ -160,10 +155,10 @@ __device__ float sigmoid(float g) {
 // blockDim.y apart.
 template <class T, bool whole>
 __global__ void __launch_bounds__(block_threads, 2)
-    swiglu_forward_kernel2(Predecessor before, T* out, const T* gate_up, int64_t N, int64_t F,
+    swiglu_forward_vectorized_kernel(Predecessor before, T* out, const T* gate_up, int64_t N, int64_t F,
                            unsigned across) {
     before.await();
-    constexpr int size = vector_size<T>, rows = rows_a_thread<whole>;
+    constexpr int size = vector_size<T>, rows = rows_per_thread<whole>;
     const int64_t f = (int64_t{blockIdx.x % across} * blockDim.x + threadIdx.x) * size;
     const int64_t first = int64_t{blockIdx.x / across} * (rows * blockDim.y) + threadIdx.y;
     if (f >= F) return;
@@ -187,10 +182,10 @@ __global__ void __launch_bounds__(block_threads, 2)
 
 template <class T, bool whole>
 __global__ void __launch_bounds__(block_threads, 2)
-    swiglu_backward_kernel2(Predecessor before, T* dgate_up, T* out, const T* dout, const T* gate_up,
+    swiglu_backward_vectorized_kernel(Predecessor before, T* dgate_up, T* out, const T* dout, const T* gate_up,
                             int64_t N, int64_t F, unsigned across) {
     before.await();
-    constexpr int size = vector_size<T>, rows = rows_a_thread<whole>;
+    constexpr int size = vector_size<T>, rows = rows_per_thread<whole>;
     const int64_t f = (int64_t{blockIdx.x % across} * blockDim.x + threadIdx.x) * size;
     const int64_t first = int64_t{blockIdx.x / across} * (rows * blockDim.y) + threadIdx.y;
     if (f >= F) return;
@@ -231,28 +226,28 @@ Tiles tiles(int64_t N, int64_t F, int size, bool whole, int threads) {
     const int64_t vectors = (F + size - 1) / size;
     const unsigned columns = static_cast<unsigned>(std::min<int64_t>(vectors, threads));
     const unsigned down = static_cast<unsigned>(threads) / columns, across = blocks_for(vectors, columns);
-    const int64_t rows = int64_t{whole ? rows_a_thread<true> : rows_a_thread<false>} * down;
+    const int64_t rows = int64_t{whole ? rows_per_thread<true> : rows_per_thread<false>} * down;
     return {dim3(columns, down), across, blocks_for(int64_t{across} * blocks_for(N, rows), 1)};
 }
 
 template <class T>
-void swiglu_forward_2(View<T, 2> out, View<const T, 2> gate_up, Device device) {
+void swiglu_forward_vectorized(View<T, 2> out, View<const T, 2> gate_up, Device device) {
     const int64_t N = out.shape[0], F = out.shape[1];
     const bool whole = is_whole({out.data, gate_up.data}, F, vector_size<T>);
     const Tiles t = tiles(N, F, vector_size<T>, whole, device.threads);
     launch(Grid(t.blocks, t.threads, device.stream),
-           whole ? swiglu_forward_kernel2<T, true> : swiglu_forward_kernel2<T, false>, out.data, gate_up.data,
+           whole ? swiglu_forward_vectorized_kernel<T, true> : swiglu_forward_vectorized_kernel<T, false>, out.data, gate_up.data,
            N, F, t.across);
 }
 
 template <class T>
-void swiglu_backward_2(View<T, 2> dgate_up, View<T, 2> out, View<const T, 2> dout, View<const T, 2> gate_up,
+void swiglu_backward_vectorized(View<T, 2> dgate_up, View<T, 2> out, View<const T, 2> dout, View<const T, 2> gate_up,
                        Device device) {
     const int64_t N = dout.shape[0], F = dout.shape[1];
     const bool whole = is_whole({dgate_up.data, out.data, dout.data, gate_up.data}, F, vector_size<T>);
     const Tiles t = tiles(N, F, vector_size<T>, whole, device.threads);
     launch(Grid(t.blocks, t.threads, device.stream),
-           whole ? swiglu_backward_kernel2<T, true> : swiglu_backward_kernel2<T, false>, dgate_up.data,
+           whole ? swiglu_backward_vectorized_kernel<T, true> : swiglu_backward_vectorized_kernel<T, false>, dgate_up.data,
            out.data, dout.data, gate_up.data, N, F, t.across);
 }
 
@@ -264,10 +259,10 @@ Operation swiglu_forward(
     "out = silu(gate) * up",
     {{"cpu", "rows over threads, vector lanes over columns", Where::host,
       entries<swiglu_forward_cpu<float>, swiglu_forward_cpu<bf16>>()},
-     {"2", "two rows' loads in flight a thread, 128-bit accesses", Where::device,
-      entries<swiglu_forward_2<float>, swiglu_forward_2<bf16>>(), nullptr, block_sizes},
-     {"1", "naive: a thread an element", Where::device,
-      entries<swiglu_forward_1<float>, swiglu_forward_1<bf16>>()},
+     {"vectorized", "the loads of two rows per thread in flight, 128-bit accesses", Where::device,
+      entries<swiglu_forward_vectorized<float>, swiglu_forward_vectorized<bf16>>(), nullptr, block_sizes},
+     {"naive", "one thread per element", Where::device,
+      entries<swiglu_forward_naive<float>, swiglu_forward_naive<bf16>>()},
      {"reference", "plain loops", Where::host,
       entries<swiglu_forward_reference<float>, swiglu_forward_reference<bf16>,
               swiglu_forward_reference<double>>()}},
@@ -279,10 +274,10 @@ Operation swiglu_backward(
     "gradients of swiglu_forward, and its result again",
     {{"cpu", "rows over threads, vector lanes over columns", Where::host,
       entries<swiglu_backward_cpu<float>, swiglu_backward_cpu<bf16>>()},
-     {"2", "two rows' loads in flight a thread, 128-bit accesses", Where::device,
-      entries<swiglu_backward_2<float>, swiglu_backward_2<bf16>>(), nullptr, block_sizes},
-     {"1", "naive: a thread an element", Where::device,
-      entries<swiglu_backward_1<float>, swiglu_backward_1<bf16>>()},
+     {"vectorized", "the loads of two rows per thread in flight, 128-bit accesses", Where::device,
+      entries<swiglu_backward_vectorized<float>, swiglu_backward_vectorized<bf16>>(), nullptr, block_sizes},
+     {"naive", "one thread per element", Where::device,
+      entries<swiglu_backward_naive<float>, swiglu_backward_naive<bf16>>()},
      {"reference", "plain loops", Where::host,
       entries<swiglu_backward_reference<float>, swiglu_backward_reference<bf16>,
               swiglu_backward_reference<double>>()}},

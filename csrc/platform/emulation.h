@@ -132,7 +132,7 @@ inline void await_predecessor() {}
 
 // The same number, but what is computed from it is computed anew: addresses that the compiler would otherwise
 // keep in registers through a loop.
-inline int opaque(int x) {
+inline int optimization_barrier(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
@@ -150,13 +150,13 @@ inline float fast_sqrt(float x) {
 inline float fast_reciprocal(float x) {
     return 1.0f / x;
 }
-// As opaque, for a number that is the same in all lanes.
-inline int opaque_uniform(int x) {
+// As optimization_barrier, for a number that is the same in all lanes.
+inline int optimization_barrier_uniform(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
 // The compiler moves no load up or down across this: each would hold registers for longer.
-inline void keep_order() {}
+inline void scheduling_barrier() {}
 // p[i] += x[i], four of them, whatever else adds there: in no order.
 inline void add_to_memory(float* p, const float* x) {
     for (int i = 0; i < 4; i++) {

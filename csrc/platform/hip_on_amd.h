@@ -57,13 +57,13 @@ inline __device__ bool any_lane(bool so) {
 
 // The same number, but what is computed from it is computed anew: addresses that the compiler would otherwise
 // keep in registers through a loop.
-inline __device__ int opaque(int x) {
+inline __device__ int optimization_barrier(int x) {
     asm volatile("" : "+v"(x));
     return x;
 }
 
-// As opaque, for a number that is the same in all lanes.
-inline __device__ int opaque_uniform(int x) {
+// As optimization_barrier, for a number that is the same in all lanes.
+inline __device__ int optimization_barrier_uniform(int x) {
     asm volatile("" : "+s"(x));
     return x;
 }
@@ -74,7 +74,7 @@ __device__ void store_vector(V* p, V v) {
 }
 
 // The compiler moves no load up or down across this: each would hold registers for longer.
-inline __device__ void keep_order() {
+inline __device__ void scheduling_barrier() {
     __builtin_amdgcn_sched_barrier(0);
 }
 

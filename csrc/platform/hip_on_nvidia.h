@@ -123,7 +123,7 @@ inline __device__ bool any_lane(bool so) {
 
 // The same number, but what is computed from it is computed anew: addresses that the compiler would otherwise
 // keep in registers through a loop.
-inline __device__ int opaque(int x) {
+inline __device__ int optimization_barrier(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
@@ -134,14 +134,14 @@ __device__ void store_vector(V* p, V v) {
     __stwb(p, v);
 }
 
-// As opaque, for a number that is the same in all lanes.
-inline __device__ int opaque_uniform(int x) {
+// As optimization_barrier, for a number that is the same in all lanes.
+inline __device__ int optimization_barrier_uniform(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
 
 // The compiler moves no load up or down across this: each would hold registers for longer.
-inline __device__ void keep_order() {
+inline __device__ void scheduling_barrier() {
     asm volatile("" ::: "memory");
 }
 

@@ -1,6 +1,6 @@
 // The matrix cores: one interface over MFMA, WMMA and mma.sync, whatever a lane holds. Device code; .hip only.
 //
-// Tile<R> is a warp's R x R piece of a product, R = tile_rows or another that the platform has. Operands
+// Tile<R> is a warp's R x R tile of a product, R = tile_rows or another that the platform has. Operands
 // are bf16, sums fp32:
 //
 //   Tile<R>::Operand       R rows x 16 of the dimension that is summed over, k
@@ -20,7 +20,7 @@
 //   store_operand      the way back of load_rows<Order::natural>: ds', made of accumulators, for other warps
 // In which order k runs through the lanes is the layout's own: the same for two operands that were both loaded
 // with Order::any; Order::natural is that of operands made of accumulators.
-// A product with load_columns has its columns (or rows) spread over the tiles as spread() tells, not tile by
+// A product with load_columns has its columns (or rows) interleaved over the tiles as interleaved() tells, not tile by
 // tile.
 //
 // TileCopy moves a block's next SharedTile from memory while the warps compute.
@@ -29,12 +29,12 @@
 
 namespace llamac {
 
-// Dies that a grid's blocks are dealt out to in turn, each with a cache of its own: the XCDs of MI300X, and of
-// the emulated device that stands for it.
+// XCDs that a grid's blocks are distributed to in turn, each with a cache of its own: those of MI300X, and of the
+// emulated device that stands for it.
 #if defined(__gfx942__) || (defined(LLAMAC_CPU) && LLAMAC_WARP == 64)
-constexpr int dies = 8;
+constexpr int xcds = 8;
 #else
-constexpr int dies = 1;
+constexpr int xcds = 1;
 #endif
 
 // A kernel for which that many waves a SIMD must find registers.
@@ -73,7 +73,7 @@ struct SharedTile {
     // The same for an offset() that a lane keeps, `rows` further down, its chunk xor-ed with `flip`: one
     // register in a loop, not one for each place that it reads.
     __device__ char* at(int kept, int rows, int flip) const {
-        return data + ((opaque(kept) ^ flip * 16) + rows * chunks * 16);
+        return data + ((optimization_barrier(kept) ^ flip * 16) + rows * chunks * 16);
     }
 };
 

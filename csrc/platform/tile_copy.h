@@ -20,8 +20,8 @@ struct TileCopy {
                           int valid_columns = columns) {
         static_assert(sizeof(T) == 2);
         shared = to;
-        // opaque: a loop would keep each chunk's address in registers.
-        const int64_t pitch = opaque_uniform(static_cast<int>(stride));
+        // The barrier: a loop would keep each chunk's address in registers.
+        const int64_t pitch = optimization_barrier_uniform(static_cast<int>(stride));
         const int inside = chunk() * 8 < valid_columns ? valid_rows - row() : 0;
         const T* source = from + row() * pitch + chunk() * 8;
 #pragma unroll

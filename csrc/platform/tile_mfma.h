@@ -1,7 +1,7 @@
 // tile.h for MFMA. Products are computed transposed, c' = b a': a lane then holds one row of c, four
 // neighbouring columns at a time, which is just how it holds a row of an operand.
 #pragma once
-#include "platform/tile_dealt.h"
+#include "platform/tile_interleaved.h"
 
 namespace llamac {
 
@@ -10,7 +10,7 @@ constexpr int tile_rows = 16;
 
 // R = 16: 16 deep an instruction, lanes in four groups; R = 32: 8 deep, two groups.
 template <int R>
-struct Tile : DealtColumns<Tile<R>, R, 8> {
+struct Tile : InterleavedColumns<Tile<R>, R, 8> {
     static constexpr int groups = 64 / R, steps = R / 16;
     static constexpr int slots = 1, elements = R * R / 64;
     static constexpr int depth = 2 / steps;  // operands that load_rows<Order::any> gives at once
@@ -86,7 +86,7 @@ struct Tile : DealtColumns<Tile<R>, R, 8> {
     // Operands `first` to `first + width - 1` of the `count` that hold all columns from `column` on; k is the
     // first of 16 rows. A lane takes `width` neighbouring columns of four rows and gives one to each.
     template <int count>
-    static constexpr int width = DealtColumns<Tile<R>, R, 8>::template width<count>;
+    static constexpr int width = InterleavedColumns<Tile<R>, R, 8>::template width<count>;
     template <Order order, int count, int columns>
     static __device__ void load_columns(Operand (&out)[width<count>], SharedTile<columns> from, int k,
                                         int first, int column = 0) {

@@ -81,7 +81,7 @@ struct Tile<16> {
     }
     // Of a product with load_columns of `count` operands: the column that column `c` of tile `o` is.
     template <int count>
-    static constexpr __device__ int spread(int o, int c) {
+    static constexpr __device__ int interleaved(int o, int c) {
         return 16 * o + c;
     }
     // The rows of `count` tiles that are such a product, rounded to bf16, into rows of LDS from `first` on.

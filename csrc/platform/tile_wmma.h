@@ -1,7 +1,7 @@
 // tile.h for WMMA (gfx11, 32 lanes). Products are computed transposed, c' = b a': lane l then holds row l % 16
 // of c, its even columns in lanes 0 to 15, its odd ones in lanes 16 to 31. Operands stand in both halves.
 #pragma once
-#include "platform/tile_dealt.h"
+#include "platform/tile_interleaved.h"
 
 namespace llamac {
 
@@ -10,7 +10,7 @@ constexpr int tile_rows = 16;
 
 // Four columns at once: more would not fit in registers.
 template <>
-struct Tile<16> : DealtColumns<Tile<16>, 16, 4> {
+struct Tile<16> : InterleavedColumns<Tile<16>, 16, 4> {
     static constexpr int slots = 1, elements = 8;
     static constexpr int depth = 1;  // operands that load_rows<Order::any> gives at once
     struct Operand {

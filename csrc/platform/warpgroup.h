@@ -126,11 +126,11 @@ inline __device__ void load_bytes(void* to, const void* from, int bytes, SharedB
 // ---- registers
 
 template <int count>
-__device__ void take_registers() {
+__device__ void warpgroup_acquire_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
 }
 template <int count>
-__device__ void give_registers() {
+__device__ void warpgroup_release_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
 }
 
@@ -233,21 +233,21 @@ __device__ void warpgroup_multiply(float (&c)[64], const uint32_t (&a)[4], uint6
 #undef LLAMAC_UPDATED
 
 // Before the first product of a group, and after registers that it reads or adds to were written.
-inline __device__ void products_begin() {
+inline __device__ void warpgroup_arrive() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-inline __device__ void products_commit() {
+inline __device__ void warpgroup_commit() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 // Until at most `pending` committed groups run.
 template <int pending>
-__device__ void products_wait() {
+__device__ void warpgroup_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 // The compiler does not see that a product still writes these registers: it may not touch them before this. Sums
 // that begin as zeros go through it too, or it makes the zeros where products already run, and waits for them.
 template <int n>
-__device__ void keep_in_place(float (&c)[n]) {
+__device__ void operand_fence(float (&c)[n]) {
 #pragma unroll
     for (int i = 0; i < n; i++) asm volatile("" : "+f"(c[i])::"memory");
 }

@@ -62,6 +62,7 @@ py::dict describe_variant(const Variant& v) {
     r["limits"] = v.supports.words;
     r["threads"] = v.threads;
     r["deterministic"] = v.deterministic;
+    r["chip"] = v.chip;
     return r;
 }
 

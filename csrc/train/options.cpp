@@ -273,7 +273,7 @@ void settle(Options& options) {
     for (const std::string& choice : options.kernel) {
         const size_t equals = choice.find('=');
         if (equals == choice.npos || equals == 0 || equals + 1 == choice.size())
-            fail("--kernel: expected OP=N, found ", quote(choice));
+            fail("--kernel: expected OP=NAME, found ", quote(choice));
     }
     if (options.init == "auto") options.init = holds_weights(options.model) ? "load" : "random";
     std::error_code none;  // what cannot be looked at is no directory

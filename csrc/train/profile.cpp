@@ -175,11 +175,11 @@ std::vector<Row> rows_of(const std::vector<Span>& spans) {
 
 void print_table(std::vector<Row> rows, double steps, double seconds, double idle) {
     rows.push_back({"idle", "", {0, idle, 0, 0}, {}});
-    std::printf("%-26s %-10s %8s %9s %6s %9s %8s\n", "operation", "variant", "calls", "ms/step", "share",
+    std::printf("%-26s %-12s %8s %9s %6s %9s %8s\n", "operation", "variant", "calls", "ms/step", "share",
                 "GFLOP/s", "GB/s");
     for (const auto& [operation, variant, t, shapes] : rows) {
         const double rate = t.seconds > 0 ? 1e-9 / t.seconds : 0;
-        std::printf("%-26s %-10s %8.0f %9.3f %5.1f%% %9.1f %8.1f\n", operation.c_str(), variant.c_str(),
+        std::printf("%-26s %-12s %8.0f %9.3f %5.1f%% %9.1f %8.1f\n", operation.c_str(), variant.c_str(),
                     static_cast<double>(t.calls) / steps, 1e3 * t.seconds / steps, 100 * t.seconds / seconds,
                     t.flops * rate, t.bytes * rate);
     }

@@ -340,11 +340,11 @@ void print_table(const Job& job, const Result& r, const Limit& limit) {
         shape += " " + job.op->dimensions[d].name + "=" + std::to_string(job.size[d]);
     std::printf("%s (%s)%s on %s; limit %.0f GB/s by %s\n", job.op->name.c_str(), job.label.c_str(),
                 shape.c_str(), device_properties().name, limit.gbps, limit.by);
-    std::printf("  %-8s %6s %11s %9s %9s %11s %14s\n", "variant", "block", "ms", "GB/s", "TFLOP/s",
+    std::printf("  %-12s %6s %11s %9s %9s %11s %14s\n", "variant", "block", "ms", "GB/s", "TFLOP/s",
                 "% of limit", "error / bound");
     for (const Timing& t : r.timings) {
         const std::string block = t.threads ? std::to_string(t.threads) : "own";
-        std::printf("  %-8s %6s %11.4f %9.1f %9.3f %11.1f %14.2f\n", t.variant.c_str(), block.c_str(), t.ms,
+        std::printf("  %-12s %6s %11.4f %9.1f %9.3f %11.1f %14.2f\n", t.variant.c_str(), block.c_str(), t.ms,
                     1e-6 * r.bytes / t.ms, 1e-9 * r.flops / t.ms, 1e-4 * r.bytes / t.ms / limit.gbps,
                     t.error);
     }

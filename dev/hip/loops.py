@@ -101,7 +101,7 @@ def main() -> int:
     for path in sorted(folder.glob("**/*.s")):
         parts = re.split(r"^[0-9a-f]+ <([^>]+)>:\n", path.read_text(), flags=re.MULTILINE)[1:]
         for symbol, body in zip(parts[::2], parts[1::2]):
-            name = re.search(r"\d([a-z][a-z_]*_kernel\d+(?:_[a-z]+)?)I(.*?)EEv", symbol)
+            name = re.search(r"\d([a-z][a-z_]*_kernel(?:_[a-z]+)?)I(.*?)EEv", symbol)
             if name and (loop := loop_of(body)):
                 arguments = ", ".join(re.findall(r"L\w+?(\d+)E", f"{name[2]}E"))
                 rows.append(row_of(f"{name[1]}<{arguments}>", loop))

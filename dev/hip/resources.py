@@ -11,9 +11,10 @@ idea says:
 "matrix cores"   MFMA or WMMA instructions, 128-bit reads of LDS beside them, no flat accesses. Two waves a
                  SIMD are enough: sums and operands are in registers. Helpers may be without.
 
-A kernel that several operations share is named after the start of their names: matmul_kernel2. LDS whose size
-the launch gives is not in the code, so waves do not count it. build/resources keeps the code objects and
-their disassembly.
+A kernel is named <operation>_<variant>_kernel, a helper of it <operation>_<variant>_kernel_<what>. One that
+several operations share is named after the start of their names: matmul_tiled_kernel. LDS whose size the
+launch gives is not in the code, so waves do not count it. build/resources keeps the code objects and their
+disassembly.
 
 The compiler is that of ROCm ($ROCM_PATH, else /opt/rocm), else Debian's by way of dev/hip/rocm_folder.sh.
 """
@@ -54,6 +55,8 @@ class Chip:
     sgprs: int | None  # more than these cost one wave; None: every wave has its own
 
 
+Variants = dict[tuple[str, str], str]  # operation and variant to its idea, in words
+
 CDNA = Chip(vgprs=512, granule=8, waves=8, lds=65536, simds=4, sgprs=100)
 CHIPS = {
     "gfx90a": CDNA,
@@ -88,10 +91,10 @@ class Kernel:
 
     arch: str
     source: str
-    operation: str  # with variant: of <operation>_kernel<variant>; empty where the name is another
+    operation: str  # with variant: of <operation>_<variant>_kernel; empty where there is no such variant
     variant: str
     name: str  # demangled, without namespaces and parameters
-    main: bool  # not a helper <operation>_kernel<variant>_<what>
+    main: bool  # not a helper <operation>_<variant>_kernel_<what>
     vgpr: int
     agpr: int
     sgpr: int
@@ -175,7 +178,9 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
-def compile_kernels(rocm: Path, source: Path, arch: str, folder: Path) -> list[Kernel]:
+def compile_kernels(
+    rocm: Path, source: Path, arch: str, folder: Path, variants: Variants
+) -> list[Kernel]:
     """The kernels of one file; folder/<arch>/ keeps its code object and disassembly."""
     tools = rocm / "llvm/bin"
     inside = source.absolute().is_relative_to(OPERATIONS)
@@ -191,24 +196,36 @@ def compile_kernels(rocm: Path, source: Path, arch: str, folder: Path) -> list[K
     counts = parse_disassembly(disassembly)
     names = run(tools / "llvm-cxxfilt", *(note["name"] for note in notes)).splitlines()
     return [
-        describe(note, short_name(kernel), counts[note["name"]], str(name), arch)
+        describe(note, short_name(kernel), counts[note["name"]], str(name), arch, variants)
         for note, kernel in zip(notes, names)
     ]
 
 
-def describe(note: dict[str, str], name: str, instructions: dict[str, int], source: str, arch: str) -> Kernel:
+def variant_of(name: str, variants: Variants) -> tuple[str, str, bool]:
+    """Operation (or the start of several names) and variant of a kernel, and whether it is no helper."""
+    if found := re.match(r"(\w+?)_kernel(_\w+)?(?=<|$)", name):
+        for operation, variant in variants:
+            start = found[1].removesuffix(f"_{variant}")
+            if start != found[1] and (operation == start or operation.startswith(f"{start}_")):
+                return start, variant, not found[2]
+    return "", "", False
+
+
+def describe(
+    note: dict[str, str], name: str, instructions: dict[str, int], source: str, arch: str, variants: Variants
+) -> Kernel:
     """A kernel from its entry in the notes and its instructions."""
-    found = re.match(r"(\w+?)_kernel(\d+)(_\w+)?(?=<|$)", name)
+    operation, variant, main = variant_of(name, variants)
     value = {key: int(text) for key, text in note.items() if text.isdigit()}
     vgpr, sgpr, agpr = value["vgpr_count"], value["sgpr_count"], value.get("agpr_count", 0)
     lds, block = value["group_segment_fixed_size"], value["max_flat_workgroup_size"]
     return Kernel(
         arch=arch,
         source=source,
-        operation=found[1] if found else "",
-        variant=found[2] if found else "",
+        operation=operation,
+        variant=variant,
         name=name,
-        main=bool(found and not found[3]),
+        main=main,
         vgpr=vgpr - agpr,  # the notes count both kinds of a unified file
         agpr=agpr,
         sgpr=sgpr,
@@ -222,15 +239,18 @@ def describe(note: dict[str, str], name: str, instructions: dict[str, int], sour
     )
 
 
-def parse_variants(listing: str) -> dict[tuple[str, str], str]:
-    """Operation and variant to its idea, from what `train_llama3 --list-kernels` prints."""
+def parse_variants(listing: str) -> Variants:
+    """The variants that `train_llama3 --list-kernels` prints."""
     variants = {}
-    operation = ""
+    operation = variant = ""
     for line in listing.splitlines():
-        if found := re.match(r"  (\S+) +(?:host|device) +(.*)", line):
-            variants[operation, found[1]] = found[2]
-        elif found := re.match(r"(\w+):", line):
-            operation = found[1]
+        if found := re.match(r"(\w+):", line):
+            operation, variant = found[1], ""
+        elif found := re.match(r"  (\S+) +\S.*?  (?:yes|no) +(.*)", line):
+            variant = found[1]
+            variants[operation, variant] = found[2]
+        elif variant:  # the idea goes on
+            variants[operation, variant] += f" {line.strip()}"
     if not variants:
         raise Error("--list-kernels: expected operations with variants, found none")
     return variants
@@ -256,8 +276,8 @@ def vector_twin(name: str) -> str:
     return name[: flag.start()] + "true" + name[flag.end() :] if flag else name
 
 
-def ideas(kernel: Kernel, variants: dict[tuple[str, str], str]) -> str:
-    """Of the variants that the kernel belongs to, one or (matmul_kernel2) several operations'."""
+def ideas(kernel: Kernel, variants: Variants) -> str:
+    """Of the variants that the kernel belongs to, one or (matmul_tiled_kernel) several operations'."""
     name = kernel.operation
     return "; ".join(
         idea
@@ -266,7 +286,7 @@ def ideas(kernel: Kernel, variants: dict[tuple[str, str], str]) -> str:
     )
 
 
-def faults(kernels: list[Kernel], variants: dict[tuple[str, str], str], min_waves: int) -> Iterator[str]:
+def faults(kernels: list[Kernel], variants: Variants, min_waves: int) -> Iterator[str]:
     """What is wrong with the kernels, a line each."""
     wide = {(kernel.arch, kernel.name) for kernel in kernels if is_wide(kernel)}
     matrix = {(k.arch, k.operation, k.variant) for k in kernels if k.instructions["mfma"]}
@@ -283,7 +303,7 @@ def faults(kernels: list[Kernel], variants: dict[tuple[str, str], str], min_wave
         if k.waves < fewest:
             yield f"{where} {k.waves} waves a SIMD, expected at least {fewest}"
         if not idea:
-            yield f"{where} expected <operation>_kernel<N> of a variant that --list-kernels shows, found none"
+            yield f"{where} expected <operation>_<variant>_kernel of a variant in --list-kernels, found none"
         narrow = not {(k.arch, k.name), (k.arch, vector_twin(k.name))} & wide
         if "128-bit" in idea and (k.main or multiplies) and narrow:
             yield f"{where} expected the 128-bit accesses to global memory of its variant's idea, found none"
@@ -340,11 +360,11 @@ def main() -> int:
     rocm = rocm_folder()
     jobs = [(source, arch) for arch in archs for source in sources]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = pool.map(lambda job: compile_kernels(rocm, *job, options.out), jobs)
+        results = pool.map(lambda job: compile_kernels(rocm, *job, options.out, variants), jobs)
         kernels = [kernel for result in results for kernel in result]
-    kernels.sort(key=lambda k: (archs.index(k.arch), k.operation, int(k.variant or 0), not k.main, k.name))
+    kernels.sort(key=lambda k: (archs.index(k.arch), k.operation, k.variant, not k.main, k.name))
     wrong = list(faults(kernels, variants, options.min_waves))
-    if not (kernels or options.sources) and any(variant.isdigit() for _, variant in variants):
+    if not (kernels or options.sources) and any(variant == "naive" for _, variant in variants):
         wrong.append("csrc/ops: expected the kernels of the variants that --list-kernels shows, found none")
     if options.json:
         print(json.dumps({"kernels": [asdict(kernel) for kernel in kernels], "faults": wrong}))

@@ -15,14 +15,14 @@ void attention_backward_cpu(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<co
 
 // naive.hip
 template <class T>
-void attention_forward_1(View<T, 4> out, View<float, 3> lse, View<const T, 4> q, View<const T, 4> k,
+void attention_forward_naive(View<T, 4> out, View<float, 3> lse, View<const T, 4> q, View<const T, 4> k,
                          View<const T, 4> v, double scale, Device device);
 template <class T>
-void attention_backward_1(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<const T, 4> dout,
+void attention_backward_naive(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<const T, 4> dout,
                           View<const T, 4> out, View<const float, 3> lse, View<const T, 4> q,
                           View<const T, 4> k, View<const T, 4> v, double scale, Device device);
-int64_t attention_forward_workspace_1(const Call& call);
-int64_t attention_backward_workspace_1(const Call& call);
+int64_t attention_forward_naive_workspace(const Call& call);
+int64_t attention_backward_naive_workspace(const Call& call);
 
 using ForwardLauncher = void(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
                              View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device);
@@ -33,14 +33,14 @@ using WorkspaceBytes = int64_t(const Call& call);
 
 // flash_forward.hip, flash_backward.hip
 bool flash_supports(const Call& call);
-ForwardLauncher attention_forward_2;
-BackwardLauncher attention_backward_2, attention_backward_3;
-WorkspaceBytes attention_backward_workspace_2, attention_backward_workspace_3;
+ForwardLauncher attention_forward_flash;
+BackwardLauncher attention_backward_flash, attention_backward_flash_atomic;
+WorkspaceBytes attention_backward_flash_workspace, attention_backward_flash_atomic_workspace;
 
-// hopper_forward.hip, hopper_backward.hip; where LLAMAC_WARPGROUPS
-bool hopper_supports(const Call& call);
-ForwardLauncher attention_forward_3;
-BackwardLauncher attention_backward_4, attention_backward_5;
-WorkspaceBytes attention_backward_workspace_4, attention_backward_workspace_5;
+// wgmma_forward.hip, wgmma_backward.hip; where LLAMAC_WARPGROUPS
+bool wgmma_supports(const Call& call);
+ForwardLauncher attention_forward_wgmma;
+BackwardLauncher attention_backward_wgmma, attention_backward_wgmma_atomic;
+WorkspaceBytes attention_backward_wgmma_workspace, attention_backward_wgmma_atomic_workspace;
 
 }  // namespace llamac

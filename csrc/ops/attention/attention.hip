@@ -14,38 +14,18 @@
 //   dk[s,d] = scale * sum_{h,t} ds[s] * q[t,d]     over the query heads that read this key head
 //   dv[s,d] = sum_{h,t} p[s] * dout[t,d]
 //
-// cpu   a tile of queries against all keys before its last: scores of the tile are whole rows, so softmax is
-//       one pass and memory is linear in T; register tiles above the diagonal are skipped. Keys and values
-//       are packed once for all query heads that share them.
-// forward 2, backward 2 and 3: flash, on any machine's matrix cores (flash_forward.hip, flash_backward.hip);
-//       backward 3 is one pass with atomic adds, not deterministic
-// forward 3, backward 4 and 5: the same for Hopper's own instructions (hopper_forward.hip, hopper_backward.hip);
-//       backward 5 is one pass with atomic adds
-// 1     naive: the formulas, a kernel each, whole scores in memory
+// reference:    plain loops.
+// cpu:          a tile of queries against all keys before its last: scores of the tile are whole rows, so softmax
+//               is one pass and memory is linear in T; register tiles above the diagonal are skipped. Keys and
+//               values are packed once for all query heads that share them.
+// naive:        the formulas, one kernel each, whole scores in memory (naive.hip).
+// flash:        tiles on any device's matrix cores, scores never in memory (flash_forward.hip,
+//               flash_backward.hip).
+// flash_atomic: backward in one pass, dq by atomic adds: not deterministic (flash_backward.hip).
+// wgmma:        as flash, with Hopper's own instructions (wgmma_forward.hip, wgmma_backward.hip).
+// wgmma_atomic: as flash_atomic, with Hopper's own instructions (wgmma_backward.hip).
 //
-// One NVIDIA H200, bf16, NH 32, NKV 8, 2026-11-21, TFLOP/s with the causal half counted; FA2 (FlashAttention-2)
-// and cuDNN are PyTorch 2.11's; FA2 was timed in the run of variants 2 and 3, cuDNN and Hopper's in other runs
-// of the day:
-//
-//                           HD 128, B 2 T 8192   HD 128, B 8 T 2048   HD 64, B 2 T 8192   HD 64, B 8 T 2048
-//   forward 2                      412                  355                  356                 291
-//   forward 3 (Hopper)             590                  486                  471                 376
-//   FA2; cuDNN                  338; 638             306; 553             293; 456            262; 398
-//   backward 2                     254                  237                  249                 223
-//   backward 4 (Hopper)            447                  381                  363                 311
-//   FA2, deterministic             204                  195                  179                 172
-//   backward 3, atomic             294                  256                  322                 277
-//   backward 5 (Hopper), atomic    455                  368                  379                 306
-//   FA2; cuDNN, atomic          284; 489             214; 412             250; 411            189; 316
-//
-// `attention_forward --shape B=2,T=8192,NH=32,NKV=8,HD=128 --dtype bf16` prints the first column's rows.
-//
-// f32, one core of an AMD EPYC (Zen 4, AVX-512; a loop of nothing but FMA: 117 GFLOP/s), forward / backward,
-// November 2026; torch is scaled_dot_product_attention 2.13 with enable_gqa:
-//
-//    B     T  NH  NKV  HD   cpu ms       GFLOP/s   torch ms
-//    8   256   3    1  64   2.7 / 5.8    74 / 87   5.1 / 12.0
-//    1  2048   3    1  64   17.2 / 40.9  94 / 99   24.0 / 62.4
+// Measured: docs/benchmarks/nvidia-h200.md, docs/benchmarks/cpu.md.
 #include "ops/attention/attention.h"
 
 #include <algorithm>
@@ -130,15 +110,12 @@ void attention_backward_reference(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, V
 }
 
 // The tests stand beside the kernels.
-constexpr Limits flash_limits{
-    "HD 64 or 128, T at most 2^30, scale above 0, heads that begin at multiples of 16 "
-    "bytes",
-    flash_supports};
+constexpr const char* limits =
+    "HD 64 or 128, T at most 2^30, scale above 0, heads that begin at multiples of 16 bytes";
+constexpr Limits flash_limits{limits, flash_supports};
 #if defined(LLAMAC_WARPGROUPS)
-constexpr Limits hopper_limits{
-    "a Hopper GPU, HD 64 or 128, T at most 2^30, scale above 0, heads that begin at "
-    "multiples of 16 bytes",
-    hopper_supports};
+constexpr Limits wgmma_limits{limits, wgmma_supports};
+constexpr const char* hopper = "NVIDIA sm_90";
 #endif
 
 // Only the causal half counts: T(T+1)/2 pairs of query and key.
@@ -169,18 +146,22 @@ Operation attention_forward(
     {{"cpu", "query tiles, packed keys, whole rows of scores", Where::host,
       entries<attention_forward_cpu<float>, attention_forward_cpu<bf16>, attention_forward_cpu<double>>()},
 #if defined(LLAMAC_WARPGROUPS)
-     {"3", "flash for Hopper: wgmma, TMA, warps that copy and warps that compute", Where::device,
-      entries<attention_forward_3>(), hopper_limits},
+     {.name = "wgmma",
+      .idea = "as flash, with wgmma, TMA, warps that copy and warps that compute",
+      .where = Where::device,
+      .entries = entries<attention_forward_wgmma>(),
+      .supports = wgmma_limits,
+      .chip = hopper},
 #endif
-     {"2", "flash: tiles on matrix cores, running softmax, 128-bit accesses", Where::device,
-      entries<attention_forward_2>(), flash_limits},
-     {"1",
-      "naive: repeated keys and values, whole scores in memory",
+     {"flash", "tiles on matrix cores, running softmax, 128-bit accesses", Where::device,
+      entries<attention_forward_flash>(), flash_limits},
+     {"naive",
+      "repeated keys and values, whole scores in memory",
       Where::device,
-      entries<attention_forward_1<float>, attention_forward_1<bf16>>(),
+      entries<attention_forward_naive<float>, attention_forward_naive<bf16>>(),
       nullptr,
       {256},
-      attention_forward_workspace_1},
+      attention_forward_naive_workspace},
      {"reference", "plain loops", Where::host,
       entries<attention_forward_reference<float>, attention_forward_reference<bf16>,
               attention_forward_reference<double>>()}},
@@ -195,44 +176,42 @@ Operation attention_backward(
     {{"cpu", "query tiles, p from lse, dk and dv summed by owners", Where::host,
       entries<attention_backward_cpu<float>, attention_backward_cpu<bf16>, attention_backward_cpu<double>>()},
 #if defined(LLAMAC_WARPGROUPS)
-     {"4",
-      "flash for Hopper: as 2, with wgmma, TMA, warps that copy and warps that compute",
-      Where::device,
-      entries<attention_backward_4>(),
-      hopper_limits,
-      {},
-      attention_backward_workspace_4},
-     {"5",
-      "as 4 in one pass, dq by atomic adds: faster, not deterministic",
-      Where::device,
-      entries<attention_backward_5>(),
-      hopper_limits,
-      {},
-      attention_backward_workspace_5,
-      false},
+     {.name = "wgmma",
+      .idea = "as flash, with wgmma, TMA, warps that copy and warps that compute",
+      .where = Where::device,
+      .entries = entries<attention_backward_wgmma>(),
+      .supports = wgmma_limits,
+      .workspace = attention_backward_wgmma_workspace,
+      .chip = hopper},
+     {.name = "wgmma_atomic",
+      .idea = "as wgmma, in one pass, dq by atomic adds",
+      .where = Where::device,
+      .entries = entries<attention_backward_wgmma_atomic>(),
+      .supports = wgmma_limits,
+      .workspace = attention_backward_wgmma_atomic_workspace,
+      .deterministic = false,
+      .chip = hopper},
 #endif
-     {"2",
-      "flash: tiles on matrix cores, p made again from lse, 128-bit accesses",
+     {.name = "flash",
+      .idea = "tiles on matrix cores, p made again from lse, 128-bit accesses",
+      .where = Where::device,
+      .entries = entries<attention_backward_flash>(),
+      .supports = flash_limits,
+      .workspace = attention_backward_flash_workspace},
+     {.name = "flash_atomic",
+      .idea = "as flash on matrix cores, in one pass, dq by 128-bit atomic adds",
+      .where = Where::device,
+      .entries = entries<attention_backward_flash_atomic>(),
+      .supports = flash_limits,
+      .workspace = attention_backward_flash_atomic_workspace,
+      .deterministic = false},
+     {"naive",
+      "repeated keys and values, whole p and ds in memory",
       Where::device,
-      entries<attention_backward_2>(),
-      flash_limits,
-      {},
-      attention_backward_workspace_2},
-     {"3",
-      "as 2 in one pass on matrix cores, dq by 128-bit atomic adds: faster, not deterministic",
-      Where::device,
-      entries<attention_backward_3>(),
-      flash_limits,
-      {},
-      attention_backward_workspace_3,
-      false},
-     {"1",
-      "naive: repeated keys and values, whole p and ds in memory",
-      Where::device,
-      entries<attention_backward_1<float>, attention_backward_1<bf16>>(),
+      entries<attention_backward_naive<float>, attention_backward_naive<bf16>>(),
       nullptr,
       {256},
-      attention_backward_workspace_1},
+      attention_backward_naive_workspace},
      {"reference", "plain loops", Where::host,
       entries<attention_backward_reference<float>, attention_backward_reference<bf16>,
               attention_backward_reference<double>>()}},

@@ -7,19 +7,19 @@ namespace llamac {
 
 constexpr float log2_e = 1.44269504088896341f;
 
-// A piece of the grid: which rows of which head. Heads come in sections; in a section the first rows of all its
+// The block tile of a block: which rows of which head. Heads come in sections; in a section the first rows of all its
 // heads come first, so that the last blocks to run are short ones: which rows are first is the kernel's choice,
-// those with the most work. Where blocks are dealt out to dies in turn, each with a cache of its own, a die gets
+// those with the most work. Where blocks are distributed to XCDs in turn, each with a cache of its own, an XCD gets
 // whole heads.
-struct Piece {
+struct BlockTile {
     int64_t batch, head, block;
 };
 constexpr int section_heads = 16;
-__device__ inline Piece piece_of(int64_t blocks, int64_t heads) {
-    const int64_t all = gridDim.x / blocks, of_die = all % dies == 0 ? all / dies : all;
-    const int64_t section = of_die % section_heads == 0 ? section_heads : of_die;
+__device__ inline BlockTile block_tile_of(int64_t blocks, int64_t heads) {
+    const int64_t all = gridDim.x / blocks, of_xcd = all % xcds == 0 ? all / xcds : all;
+    const int64_t section = of_xcd % section_heads == 0 ? section_heads : of_xcd;
     int64_t i = blockIdx.x, first = 0;
-    if (of_die != all) first = i % dies * of_die, i /= dies;
+    if (of_xcd != all) first = i % xcds * of_xcd, i /= xcds;
     const int64_t head = first + i / (section * blocks) * section + i % section;
     return {head / heads, head % heads, i % (section * blocks) / section};
 }
@@ -91,15 +91,15 @@ __device__ void add_rows_product(typename T::Accumulator (&c)[row_tiles][count],
             for (int i = 0; i < T::depth; i++)
 #pragma unroll
                 for (int r = 0; r < row_tiles; r++) T::multiply(c[r][n], rows[r][i], columns[i]);
-            if constexpr (std::is_same_v<Machine, Wmma>) keep_order();
+            if constexpr (std::is_same_v<Machine, Wmma>) scheduling_barrier();
         }
     }
 }
 
 // Scores that causality forbids are -inf: those whose column comes after its row, or before. first: how far
 // column 0 of c[.][0] is after row 0 of c[0][.].
-enum class Side { columns_after, columns_before };
-template <class T, Side forbidden, int row_tiles, int count>
+enum class Masked { columns_after, columns_before };
+template <class T, Masked forbidden, int row_tiles, int count>
 __device__ void mask(typename T::Accumulator (&c)[row_tiles][count], int first) {
 #pragma unroll
     for (int r = 0; r < row_tiles; r++)
@@ -109,7 +109,7 @@ __device__ void mask(typename T::Accumulator (&c)[row_tiles][count], int first) 
             for (int i = 0; i < T::elements; i++) {
                 const int column = first + n * tile_rows + T::column(i);
                 const int row = r * tile_rows + T::row(T::slot(i));
-                if (forbidden == Side::columns_after ? column > row : column < row) c[r][n].x[i] = -INFINITY;
+                if (forbidden == Masked::columns_after ? column > row : column < row) c[r][n].x[i] = -INFINITY;
             }
 }
 
@@ -141,7 +141,7 @@ __device__ void add_columns_product(typename T::Accumulator (&c)[row_tiles][coun
             for (int w = 0; w < width; w++)
 #pragma unroll
                 for (int r = 0; r < row_tiles; r++) T::multiply(c[r][n + w], p.operands[r][d], columns[w]);
-            if constexpr (std::is_same_v<Machine, Wmma>) keep_order();
+            if constexpr (std::is_same_v<Machine, Wmma>) scheduling_barrier();
         }
 }
 

@@ -1,4 +1,4 @@
-// Attention backward on matrix cores (Dao 2023, FlashAttention-2), variants 2 and 3 of attention.hip. The scores
+// Attention backward on matrix cores (Dao 2023, FlashAttention-2), variants `flash` and `flash_atomic` of attention.hip. The scores
 // are made anew from q, k and lse:
 //
 //   keys      a block owns rows of k and v and walks over the queries that see them, through all query heads
@@ -8,10 +8,10 @@
 //
 // with c = scale * log2 e, p = 2^(c s - lse * log2 e), ds = p (dp - delta).
 //
-// 2   both, one after the other. Seven products instead of the five of one pass, but every sum is one warp's
+// flash:        both, one after the other. Seven products instead of the five of one pass, but every sum is one warp's
 //     own, in the same order in every run, and p and ds go straight from accumulators to operands in both. The
 //     workspace is delta, f32[B,NH,T].
-// 3   the keys' kernel alone: its blocks hand ds' around in LDS and add the step's ds k to dq in memory, in
+// flash_atomic: the keys' kernel alone: its blocks hand ds' around in LDS and add the step's ds k to dq in memory, in
 //     fp32, in whatever order they come: not deterministic. The workspace is dq's sums, after which a kernel
 //     rounds them, and delta.
 #include "ops/attention/attention.h"
@@ -33,7 +33,7 @@ constexpr bool small = std::is_same_v<M, Wmma>;  // half the registers
 template <class M>
 constexpr bool mma_sync = std::is_same_v<M, MmaSync>;
 
-// A block's `rows` of two tensors, and `step` rows a step of the two that it walks over, in two buffers: one is
+// A block's `rows` of two tensors, and `step` rows a step of the two that it walks over, in two stages: one is
 // filled while the other is used. mine: rows a warp. Scores are in registers for `part` rows of a step at a
 // time.
 template <int HD, int rows_, int step_, int mine_, class M, int part_ = step_>
@@ -42,10 +42,10 @@ struct Walk {
     static constexpr int row_tiles = warp_rows / R, part_tiles = part / R, head_tiles = HD / R;
     static constexpr int warps = rows / warp_rows, threads = warps * M::warp;
     static constexpr int row_bytes = rows * HD * 2, step_bytes = step * HD * 2;
-    static constexpr int buffers = 2;
+    static constexpr int stages = 2;
     // Where operands go to registers the rows come through the steps' place, one tensor after the other.
     static constexpr int second_at = M::operands_in_registers ? 0 : row_bytes, steps_at = 2 * second_at;
-    static constexpr int tiles_end = steps_at + 2 * buffers * step_bytes;
+    static constexpr int tiles_end = steps_at + 2 * stages * step_bytes;
     static_assert(tiles_end >= row_bytes);
 };
 
@@ -71,8 +71,8 @@ constexpr int queries_step = small<M>                  ? 16
 template <int HD, class M = Machine>
 struct Queries : Walk<HD, small<M> ? 64 : 128, queries_step<HD, M>, small<M> ? 16 : 32, M> {};
 
-// Variant 3. k stays in LDS; ds' of a step lies there as rows of keys. Of a step's dq a warp makes 32 rows of
-// some columns. MI300X and WMMA have LDS for fewer rows; WMMA for one buffer, and no registers for rows that are
+// flash_atomic: k stays in LDS; ds' of a step lies there as rows of keys. Of a step's dq a warp makes 32 rows of
+// some columns. MI300X and WMMA have LDS for fewer rows; WMMA for one stage, and no registers for rows that are
 // on their way.
 template <int HD, class M>
 constexpr int pass_step = mma_sync<M> || (small<M> && HD == 64) ? 64 : 32;
@@ -85,10 +85,10 @@ template <int HD, class M = Machine>
 struct Pass : Walk<HD, mma_sync<M> ? 128 : 64, pass_step<HD, M>, keys_of_warp<HD, M>, M, pass_part<HD, M>> {
     using Base = Walk<HD, mma_sync<M> ? 128 : 64, pass_step<HD, M>, keys_of_warp<HD, M>, M, pass_part<HD, M>>;
     static constexpr bool adds_queries = true;
-    static constexpr int buffers = small<M> ? 1 : 2;
+    static constexpr int stages = small<M> ? 1 : 2;
     static constexpr int second_at = Base::row_bytes;
     static constexpr int steps_at = M::operands_in_registers ? second_at : 2 * second_at;
-    static constexpr int ds_at = steps_at + 2 * buffers * Base::step_bytes;
+    static constexpr int ds_at = steps_at + 2 * stages * Base::step_bytes;
     static constexpr int tiles_end = ds_at + Base::rows * Base::step * 2;
     static constexpr int query_parts = Base::step / 32, head_parts = Base::warps / query_parts;
     static constexpr int query_tiles = 2, columns = HD / head_parts, column_tiles = columns / 16;
@@ -97,7 +97,7 @@ struct Pass : Walk<HD, mma_sync<M> ? 128 : 64, pass_step<HD, M>, keys_of_warp<HD
 
 template <int HD>
 __global__ void __launch_bounds__(256)
-    attention_backward_kernel2_delta(float* delta, View<const bf16, 4> dout, View<const bf16, 4> out) {
+    attention_backward_flash_kernel_delta(float* delta, View<const bf16, 4> dout, View<const bf16, 4> out) {
     constexpr int lanes = HD / vector_size<bf16>;
     const int64_t time = out.shape[1], heads = out.shape[2];
     const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / lanes;  // of [B,T,NH]
@@ -163,7 +163,7 @@ __device__ Packed<T, C::row_tiles, C::part_tiles> add_values(
     const float* part_lse, const float* part_delta, int ahead, float scale) {
     T::Accumulator p[C::row_tiles][C::part_tiles] = {}, dp[C::row_tiles][C::part_tiles] = {};
     add_rows_product<T>(p, rows_k, shared_q);
-    if (ahead < C::warp_rows - 1) mask<T, Side::columns_before>(p, ahead);
+    if (ahead < C::warp_rows - 1) mask<T, Masked::columns_before>(p, ahead);
 #pragma unroll
     for (int m = 0; m < C::part_tiles; m++)
 #pragma unroll
@@ -219,7 +219,7 @@ __device__ void add_queries(float* sums, SharedTile<C::step> ds, SharedTile<HD> 
 // dq of a step's queries from their sums.
 template <int HD>
 __global__ void __launch_bounds__(Pass<HD>::threads)
-    attention_backward_kernel3_round(View<bf16, 4> dq, const float* sums, float scale) {
+    attention_backward_flash_atomic_kernel_round(View<bf16, 4> dq, const float* sums, float scale) {
     using C = Pass<HD>;
     const int64_t time = dq.shape[1], heads = dq.shape[2], steps = (time + C::step - 1) / C::step;
     const int64_t head = blockIdx.x / steps, step = blockIdx.x % steps;
@@ -236,8 +236,8 @@ __global__ void __launch_bounds__(Pass<HD>::threads)
                 float x[4];
                 unpack(load128_streaming(from), x);
                 for (int e = 0; e < 4; e++) {
-                    const int row = query + T::template spread<C::query_tiles>(r, T::row(T::slot(i + e)));
-                    const int column = d + T::template spread<C::column_tiles>(n, T::column(i + e));
+                    const int row = query + T::template interleaved<C::query_tiles>(r, T::row(T::slot(i + e)));
+                    const int column = d + T::template interleaved<C::column_tiles>(n, T::column(i + e));
                     *reinterpret_cast<bf16*>(rounded.at(row, column / 8) + column % 8 * 2) =
                         bf16(x[e] * scale);
                 }
@@ -247,23 +247,23 @@ __global__ void __launch_bounds__(Pass<HD>::threads)
                                         rounded, static_cast<int>(time - step * C::step));
 }
 
-// The keys' kernel of both variants. dq_sums: of variant 3, C::step * HD a step of a head.
+// The keys' kernel of both variants. dq_sums: of flash_atomic, C::step * HD a step of a head.
 template <class C, int HD>
 __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& dv,
                                  const View<const bf16, 4>& dout, const float* lse, const float* delta,
                                  const View<const bf16, 4>& q, const View<const bf16, 4>& k,
                                  const View<const bf16, 4>& v, float scale, float* dq_sums) {
     const int time = static_cast<int>(q.shape[1]), group = static_cast<int>(q.shape[2] / k.shape[2]);
-    const Piece piece = piece_of((time + C::rows - 1) / C::rows, k.shape[2]);
-    const int first = static_cast<int>(piece.block) * C::rows;  // more queries come first
+    const BlockTile tile = block_tile_of((time + C::rows - 1) / C::rows, k.shape[2]);
+    const int first = static_cast<int>(tile.block) * C::rows;  // more queries come first
     const int row = first + warp_index() * C::warp_rows;
     char* const steps = dynamic_shared_memory() + C::steps_at;
     Statistics<C>* const statistics =
         reinterpret_cast<Statistics<C>*>(dynamic_shared_memory() + C::tiles_end);
 
     WarpRows<T, HD, C::row_tiles> rows_k, rows_v;
-    take_rows<C>(rows_k, row_of(k, piece.batch, first, piece.head), k.stride[1], rows_v,
-                 row_of(v, piece.batch, first, piece.head), v.stride[1], time - first);
+    take_rows<C>(rows_k, row_of(k, tile.batch, first, tile.head), k.stride[1], rows_v,
+                 row_of(v, tile.batch, first, tile.head), v.stride[1], time - first);
     T::Accumulator sum_k[C::row_tiles][C::head_tiles] = {}, sum_v[C::row_tiles][C::head_tiles] = {};
 
     TileCopy<C::step, HD, C::threads> copy_q, copy_dout;
@@ -278,22 +278,22 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
     };
     float next_lse = 0, next_delta = 0;
     const auto begin_step = [&](Step step, int n) {
-        const int64_t head = piece.head * group + step.head;
+        const int64_t head = tile.head * group + step.head;
         const int t0 = step.t0, mine = static_cast<int>(threadIdx.x);
-        char* const buffer = steps + n % C::buffers * 2 * C::step_bytes;
-        copy_q.begin(SharedTile<HD>{buffer}, row_of(q, piece.batch, t0, head), q.stride[1], time - t0);
-        copy_dout.begin(SharedTile<HD>{buffer + C::step_bytes}, row_of(dout, piece.batch, t0, head),
+        char* const stage = steps + n % C::stages * 2 * C::step_bytes;
+        copy_q.begin(SharedTile<HD>{stage}, row_of(q, tile.batch, t0, head), q.stride[1], time - t0);
+        copy_dout.begin(SharedTile<HD>{stage + C::step_bytes}, row_of(dout, tile.batch, t0, head),
                         dout.stride[1], time - t0);
         // Queries that do not exist get p = 2^-inf.
         const bool exists = mine < C::step && t0 + mine < time;
-        const int64_t at = (piece.batch * q.shape[2] + head) * time + t0 + mine;
+        const int64_t at = (tile.batch * q.shape[2] + head) * time + t0 + mine;
         next_lse = exists ? lse[at] : INFINITY;  // used a step later: nothing waits for it here
         next_delta = exists ? delta[at] : 0;
     };
     Step now{0, start};
-    if (C::buffers == 2) begin_step(now, 0);
+    if (C::stages == 2) begin_step(now, 0);
     for (int n = 0; now.head < group; n++) {
-        if (C::buffers == 1) {
+        if (C::stages == 1) {
             __syncthreads();  // nobody uses the last step's tiles any more
             begin_step(now, n);
         }
@@ -306,9 +306,9 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
         __syncthreads();  // the step's tiles are there, nobody uses the others
         const int t0 = now.t0, of_group = now.head;
         now = after(now);
-        if (C::buffers == 2 && now.head < group) begin_step(now, n + 1);
+        if (C::stages == 2 && now.head < group) begin_step(now, n + 1);
 
-        const SharedTile<HD> shared_q{steps + n % C::buffers * 2 * C::step_bytes};
+        const SharedTile<HD> shared_q{steps + n % C::stages * 2 * C::step_bytes};
 #pragma unroll
         for (int part = 0; part < C::step; part += C::part) {
             if (!C::adds_queries && t0 + part + C::part <= row) continue;  // all before the warp's keys
@@ -329,7 +329,7 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
         }
         if constexpr (C::adds_queries) {
             __syncthreads();  // the block's ds' is there
-            const int64_t head = piece.batch * q.shape[2] + piece.head * group + of_group;
+            const int64_t head = tile.batch * q.shape[2] + tile.head * group + of_group;
             const int64_t step = head * ((time + C::step - 1) / C::step) + t0 / C::step;
             add_queries<C>(dq_sums + step * C::step * HD,
                            SharedTile<C::step>{dynamic_shared_memory() + C::ds_at},
@@ -337,13 +337,13 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
         }
     }
     __syncthreads();
-    store_sum<C, HD>(row_of(dk, piece.batch, first, piece.head), dk.stride[1], sum_k, scale, time - first);
-    store_sum<C, HD>(row_of(dv, piece.batch, first, piece.head), dv.stride[1], sum_v, 1, time - first);
+    store_sum<C, HD>(row_of(dk, tile.batch, first, tile.head), dk.stride[1], sum_k, scale, time - first);
+    store_sum<C, HD>(row_of(dv, tile.batch, first, tile.head), dv.stride[1], sum_v, 1, time - first);
 }
 
 template <int HD>
 __global__ void __launch_bounds__(Keys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
-    attention_backward_kernel2_keys(View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+    attention_backward_flash_kernel_keys(View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                                     const float* lse, const float* delta, View<const bf16, 4> q,
                                     View<const bf16, 4> k, View<const bf16, 4> v, float scale) {
     backward_of_keys<Keys<HD>, HD>(dk, dv, dout, lse, delta, q, k, v, scale, nullptr);
@@ -351,7 +351,7 @@ __global__ void __launch_bounds__(Keys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
 
 template <int HD>
 __global__ void __launch_bounds__(Pass<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
-    attention_backward_kernel3(float* dq_sums, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+    attention_backward_flash_atomic_kernel(float* dq_sums, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                                const float* lse, const float* delta, View<const bf16, 4> q,
                                View<const bf16, 4> k, View<const bf16, 4> v, float scale) {
     backward_of_keys<Pass<HD>, HD>(dk, dv, dout, lse, delta, q, k, v, scale, dq_sums);
@@ -359,27 +359,27 @@ __global__ void __launch_bounds__(Pass<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
 
 template <int HD>
 __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
-    attention_backward_kernel2_queries(View<bf16, 4> dq, View<const bf16, 4> dout, const float* lse,
+    attention_backward_flash_kernel_queries(View<bf16, 4> dq, View<const bf16, 4> dout, const float* lse,
                                        const float* delta, View<const bf16, 4> q, View<const bf16, 4> k,
                                        View<const bf16, 4> v, float scale) {
     using C = Queries<HD>;
     const int time = static_cast<int>(q.shape[1]), blocks = (time + C::rows - 1) / C::rows;
-    const Piece piece = piece_of(blocks, q.shape[2]);
-    const int first = (blocks - 1 - static_cast<int>(piece.block)) * C::rows;  // more keys come first
+    const BlockTile tile = block_tile_of(blocks, q.shape[2]);
+    const int first = (blocks - 1 - static_cast<int>(tile.block)) * C::rows;  // more keys come first
     const int row = first + warp_index() * C::warp_rows;
-    const int64_t key_head = piece.head / (q.shape[2] / k.shape[2]);
+    const int64_t key_head = tile.head / (q.shape[2] / k.shape[2]);
     char* const steps = dynamic_shared_memory() + C::steps_at;
 
     WarpRows<T, HD, C::row_tiles> rows_q, rows_dout;
-    take_rows<C>(rows_q, row_of(q, piece.batch, first, piece.head), q.stride[1], rows_dout,
-                 row_of(dout, piece.batch, first, piece.head), dout.stride[1], time - first);
+    take_rows<C>(rows_q, row_of(q, tile.batch, first, tile.head), q.stride[1], rows_dout,
+                 row_of(dout, tile.batch, first, tile.head), dout.stride[1], time - first);
     float row_lse[C::row_tiles][T::slots], row_delta[C::row_tiles][T::slots];
 #pragma unroll
     for (int r = 0; r < C::row_tiles; r++)
 #pragma unroll
         for (int slot = 0; slot < T::slots; slot++) {
             const int t = row + r * C::R + T::row(slot);
-            const int64_t at = (piece.batch * q.shape[2] + piece.head) * time + t;
+            const int64_t at = (tile.batch * q.shape[2] + tile.head) * time + t;
             row_lse[r][slot] = t < time ? same_nan(lse[at]) * log2_e : INFINITY;
             row_delta[r][slot] = t < time ? same_nan(delta[at]) : 0;
         }
@@ -388,9 +388,9 @@ __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     TileCopy<C::step, HD, C::threads> copy_k, copy_v;
     const int end = time < first + C::rows ? time : first + C::rows;
     const auto begin_step = [&](int s0) {
-        char* const buffer = steps + s0 / C::step % 2 * 2 * C::step_bytes;
-        copy_k.begin(SharedTile<HD>{buffer}, row_of(k, piece.batch, s0, key_head), k.stride[1], time - s0);
-        copy_v.begin(SharedTile<HD>{buffer + C::step_bytes}, row_of(v, piece.batch, s0, key_head),
+        char* const stage = steps + s0 / C::step % 2 * 2 * C::step_bytes;
+        copy_k.begin(SharedTile<HD>{stage}, row_of(k, tile.batch, s0, key_head), k.stride[1], time - s0);
+        copy_v.begin(SharedTile<HD>{stage + C::step_bytes}, row_of(v, tile.batch, s0, key_head),
                      v.stride[1], time - s0);
     };
     begin_step(0);
@@ -406,7 +406,7 @@ __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
         T::Accumulator p[C::row_tiles][C::part_tiles] = {}, dp[C::row_tiles][C::part_tiles] = {};
         add_rows_product<T>(p, rows_q, shared_k);
         add_rows_product<T>(dp, rows_dout, shared_v);
-        if (s0 + C::step - 1 > row) mask<T, Side::columns_after>(p, s0 - row);
+        if (s0 + C::step - 1 > row) mask<T, Masked::columns_after>(p, s0 - row);
 #pragma unroll
         for (int r = 0; r < C::row_tiles; r++)
 #pragma unroll
@@ -420,13 +420,13 @@ __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
         add_columns_product<T>(sum, Packed<T, C::row_tiles, C::part_tiles>(dp), shared_k);
     }
     __syncthreads();
-    store_sum<C, HD>(row_of(dq, piece.batch, first, piece.head), dq.stride[1], sum, scale, time - first);
+    store_sum<C, HD>(row_of(dq, tile.batch, first, tile.head), dq.stride[1], sum, scale, time - first);
 }
 
 template <int HD>
 void find_delta(float* delta, View<const bf16, 4> dout, View<const bf16, 4> out, const Device& device) {
     const int64_t vectors = out.shape[0] * out.shape[1] * out.shape[2] * (HD / vector_size<bf16>);
-    launch(Grid(blocks_for(vectors, 256), 256, device.stream), attention_backward_kernel2_delta<HD>, delta,
+    launch(Grid(blocks_for(vectors, 256), 256, device.stream), attention_backward_flash_kernel_delta<HD>, delta,
            dout, out);
 }
 template <class C>
@@ -435,7 +435,7 @@ unsigned blocks_of(const View<const bf16, 4>& rows) {
 }
 
 template <int HD>
-void attention_backward_flash(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+void launch_backward(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                               View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
                               View<const bf16, 4> k, View<const bf16, 4> v, float scale,
                               const Device& device) {
@@ -446,9 +446,9 @@ void attention_backward_flash(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> 
         using OfQueries = Queries<HD, decltype(machine)>;
         launch(Grid(blocks_of<OfKeys>(k), OfKeys::threads, device.stream,
                     OfKeys::tiles_end + 2 * sizeof(Statistics<OfKeys>)),
-               attention_backward_kernel2_keys<HD>, dk, dv, dout, lse.data, delta, q, k, v, scale);
+               attention_backward_flash_kernel_keys<HD>, dk, dv, dout, lse.data, delta, q, k, v, scale);
         launch(Grid(blocks_of<OfQueries>(q), OfQueries::threads, device.stream, OfQueries::tiles_end),
-               attention_backward_kernel2_queries<HD>, dq, dout, lse.data, delta, q, k, v, scale);
+               attention_backward_flash_kernel_queries<HD>, dq, dout, lse.data, delta, q, k, v, scale);
     });
 }
 
@@ -471,19 +471,19 @@ int64_t sums_bytes(int64_t B, int64_t time, int64_t NH, int64_t HD) {
 
 }  // namespace
 
-void attention_backward_2(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+void attention_backward_flash(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                           View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
                           View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
-    (q.shape[3] == 64 ? attention_backward_flash<64>
-                      : attention_backward_flash<128>)(dq, dk, dv, dout, out, lse, q, k, v,
+    (q.shape[3] == 64 ? launch_backward<64>
+                      : launch_backward<128>)(dq, dk, dv, dout, out, lse, q, k, v,
                                                        static_cast<float>(scale), device);
 }
 
-int64_t attention_backward_workspace_2(const Call& call) {
+int64_t attention_backward_flash_workspace(const Call& call) {
     return call["B"] * call["NH"] * call["T"] * 4;
 }
 
-void attention_backward_3(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+void attention_backward_flash_atomic(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                           View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
                           View<const bf16, 4> k, View<const bf16, 4> v, double scale_, Device device) {
     const float scale = static_cast<float>(scale_);
@@ -495,14 +495,14 @@ void attention_backward_3(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, 
         CHECK(hipMemsetAsync(sums, 0, static_cast<size_t>(bytes), device.stream));
         find_delta<HD>(delta, dout, out, device);
         launch(Grid(blocks_of<C>(k), C::threads, device.stream, C::tiles_end + 2 * sizeof(Statistics<C>)),
-               attention_backward_kernel3<HD>, sums, dk, dv, dout, lse.data, delta, q, k, v, scale);
+               attention_backward_flash_atomic_kernel<HD>, sums, dk, dv, dout, lse.data, delta, q, k, v, scale);
         launch(Grid(blocks_for(bytes / 4, C::step * HD), C::threads, device.stream, C::step_bytes),
-               attention_backward_kernel3_round<HD>, dq, sums, scale);
+               attention_backward_flash_atomic_kernel_round<HD>, dq, sums, scale);
     });
 }
 
-int64_t attention_backward_workspace_3(const Call& call) {
-    int64_t bytes = attention_backward_workspace_2(call);
+int64_t attention_backward_flash_atomic_workspace(const Call& call) {
+    int64_t bytes = attention_backward_flash_workspace(call);
     on_pass(call["HD"], [&](auto, auto pass) {
         bytes += sums_bytes<decltype(pass)>(call["B"], call["T"], call["NH"], call["HD"]);
     });

@@ -1,4 +1,4 @@
-// Attention forward on matrix cores, variant 2 of attention.hip (Dao et al. 2022, FlashAttention; Dao 2023,
+// Attention forward on matrix cores, variant `flash` of attention.hip (Dao et al. 2022, FlashAttention; Dao 2023,
 // FlashAttention-2). A block owns `queries` rows of one head and walks over its keys, `keys` at a time:
 //
 //   s = q k'                          accumulators, a warp's rows with all keys of the step
@@ -6,7 +6,7 @@
 //   o += p v                          p straight from the accumulators
 //
 // and at the end out = o / sum of p. Scores never leave the registers, so memory is linear in T. Keys and values
-// are on their way to LDS while others are computed with: in two buffers each, or, in one, the values during
+// are on their way to LDS while others are computed with: in two stages each, or, in one, the values during
 // the scores, the next keys during p v.
 #include "ops/attention/attention.h"
 #include "ops/attention/flash.h"
@@ -15,7 +15,7 @@ namespace llamac {
 namespace {
 
 // `queries` rows a block, `keys` a step. 32 rows a warp: with 16, reading k and v from LDS takes longer than
-// the products; WMMA's accumulators leave no room for more. buffers 2: both tiles of a step are on their way
+// the products; WMMA's accumulators leave no room for more. stages 2: both tiles of a step are on their way
 // during all of the step before, and it has one barrier; MI300X's LDS would hold half as many blocks then.
 template <int HD_, class M = Machine>
 struct Forward {
@@ -24,11 +24,11 @@ struct Forward {
     static constexpr int row_tiles = small ? 1 : 2, warp_rows = row_tiles * R;
     static constexpr int threads = queries / warp_rows * M::warp;
     static constexpr int key_tiles = keys / R, value_tiles = HD / R;
-    static constexpr int buffers = std::is_same_v<M, MmaSync> ? 2 : 1;
+    static constexpr int stages = std::is_same_v<M, MmaSync> ? 2 : 1;
     static constexpr bool q_kept = M::operands_in_registers || (HD == 64 && !small);
     // q's place serves k and v where q is in registers; in the end out goes through it.
     static constexpr int q_bytes = queries * HD * 2, k_bytes = keys * HD * 2;
-    static constexpr int k_at = q_kept ? 0 : q_bytes, steps_end = k_at + buffers * 2 * k_bytes;
+    static constexpr int k_at = q_kept ? 0 : q_bytes, steps_end = k_at + stages * 2 * k_bytes;
     static constexpr int shared_bytes = steps_end > q_bytes ? steps_end : q_bytes;
 };
 using T = Tile<16>;
@@ -94,20 +94,20 @@ __device__ void softmax(T::Accumulator (&s)[C::row_tiles][C::key_tiles],
 
 template <int HD>
 __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
-    attention_forward_kernel2(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
+    attention_forward_flash_kernel(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
                               View<const bf16, 4> k, View<const bf16, 4> v, float scale) {
     using C = Forward<HD>;
     const int time = static_cast<int>(q.shape[1]);
-    const Piece piece = piece_of((time + C::queries - 1) / C::queries, q.shape[2]);
-    const int64_t key_head = piece.head / (q.shape[2] / k.shape[2]);
+    const BlockTile tile = block_tile_of((time + C::queries - 1) / C::queries, q.shape[2]);
+    const int64_t key_head = tile.head / (q.shape[2] / k.shape[2]);
     const int blocks = (time + C::queries - 1) / C::queries;
-    const int first = (blocks - 1 - static_cast<int>(piece.block)) * C::queries;  // more keys come first
+    const int first = (blocks - 1 - static_cast<int>(tile.block)) * C::queries;  // more keys come first
     const int row = warp_index() * C::warp_rows;
     const SharedTile<HD> shared_q{dynamic_shared_memory()}, shared_k{dynamic_shared_memory() + C::k_at},
         shared_v{shared_k.data + C::k_bytes};
 
     TileCopy<C::queries, HD, C::threads> copy_q;
-    copy_q.begin(shared_q, row_of(q, piece.batch, first, piece.head), q.stride[1], time - first);
+    copy_q.begin(shared_q, row_of(q, tile.batch, first, tile.head), q.stride[1], time - first);
     copy_q.end();
     __syncthreads();
     WarpRows<T, HD, C::row_tiles, C::q_kept> rows_q;
@@ -122,48 +122,48 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
         for (int slot = 0; slot < T::slots; slot++) rows.largest[r][slot] = -INFINITY, rows.sum[r][slot] = 0;
 
     TileCopy<C::keys, HD, C::threads> copy_k, copy_v;
-    const bf16* next_k = row_of(k, piece.batch, 0, key_head);
-    const bf16* next_v = row_of(v, piece.batch, 0, key_head);
-    const auto begin_k = [&](int buffer, int valid) {
-        copy_k.begin({shared_k.data + buffer}, next_k, k.stride[1], valid);
+    const bf16* next_k = row_of(k, tile.batch, 0, key_head);
+    const bf16* next_v = row_of(v, tile.batch, 0, key_head);
+    const auto begin_k = [&](int stage, int valid) {
+        copy_k.begin({shared_k.data + stage}, next_k, k.stride[1], valid);
         next_k += C::keys * k.stride[1];
     };
-    const auto begin_v = [&](int buffer, int valid) {
-        copy_v.begin({shared_v.data + buffer}, next_v, v.stride[1], valid);
+    const auto begin_v = [&](int stage, int valid) {
+        copy_v.begin({shared_v.data + stage}, next_v, v.stride[1], valid);
         next_v += C::keys * v.stride[1];
     };
     const int end = time < first + C::queries ? time : first + C::queries;
     begin_k(0, time);
-    if (C::buffers == 2) begin_v(0, time);
+    if (C::stages == 2) begin_v(0, time);
     for (int s0 = 0; s0 < end; s0 += C::keys) {
-        const int buffer = s0 / C::keys % C::buffers * 2 * C::k_bytes, next = s0 + C::keys;
+        const int stage = s0 / C::keys % C::stages * 2 * C::k_bytes, next = s0 + C::keys;
         const int before = first + row - s0;  // keys of this step that the warp's first row has before it
         const bool any = before + C::warp_rows > 0;
         copy_k.end();
-        if (C::buffers == 2) copy_v.end();
+        if (C::stages == 2) copy_v.end();
         __syncthreads();  // and nobody uses the last step's v any more
-        if (C::buffers == 2 && next < end) {
-            begin_k(2 * C::k_bytes - buffer, time - next);
-            begin_v(2 * C::k_bytes - buffer, time - next);
-        } else if (C::buffers == 1)
+        if (C::stages == 2 && next < end) {
+            begin_k(2 * C::k_bytes - stage, time - next);
+            begin_v(2 * C::k_bytes - stage, time - next);
+        } else if (C::stages == 1)
             begin_v(0, time - s0);
-        if (C::buffers == 2 && !any) continue;  // of one buffer the barrier below is still to come
+        if (C::stages == 2 && !any) continue;  // of one stage the barrier below is still to come
         T::Accumulator s[C::row_tiles][C::key_tiles] = {};
         if (any) {
             set_priority<1>();  // of two waves of a SIMD the one in its products goes first
-            add_rows_product<T>(s, rows_q, SharedTile<HD>{shared_k.data + buffer});
+            add_rows_product<T>(s, rows_q, SharedTile<HD>{shared_k.data + stage});
             set_priority<0>();
-            if (before < C::keys - 1) mask<T, Side::columns_after>(s, -before);
+            if (before < C::keys - 1) mask<T, Masked::columns_after>(s, -before);
             softmax<C>(s, o, rows, scale * log2_e);
         }
         const Packed<T, C::row_tiles, C::key_tiles> p(s);
-        if (C::buffers == 1) {
+        if (C::stages == 1) {
             copy_v.end();
             __syncthreads();  // and nobody uses k any more
             if (next < end) begin_k(0, time - next);
         }
         set_priority<1>();
-        if (any) add_columns_product<T>(o, p, SharedTile<HD>{shared_v.data + buffer});
+        if (any) add_columns_product<T>(o, p, SharedTile<HD>{shared_v.data + stage});
         set_priority<0>();
     }
 
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
             const float sum = T::row_sum(rows.sum[r][slot]), share = 1 / sum;
             const int t = first + row + r * C::R + T::row(slot);
             if (t < time && T::column(0) == 0)
-                lse(piece.batch, piece.head, t) = rows.largest[r][slot] * scale + logf(sum);
+                lse(tile.batch, tile.head, t) = rows.largest[r][slot] * scale + logf(sum);
 #pragma unroll
             for (int n = 0; n < C::value_tiles; n++)
 #pragma unroll
@@ -185,12 +185,12 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
         T::store_rows(shared_q, row + r * C::R, o[r]);
     }
     __syncthreads();
-    store_tile<C::queries, HD, C::threads>(row_of(out, piece.batch, first, piece.head), out.stride[1],
+    store_tile<C::queries, HD, C::threads>(row_of(out, tile.batch, first, tile.head), out.stride[1],
                                            shared_q, time - first);
 }
 
 template <int HD>
-void attention_forward_flash(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
+void launch_forward(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
                              View<const bf16, 4> k, View<const bf16, 4> v, float scale,
                              const Device& device) {
     on_machine([&](auto machine) {
@@ -198,15 +198,15 @@ void attention_forward_flash(View<bf16, 4> out, View<float, 3> lse, View<const b
         const int64_t blocks = (q.shape[1] + C::queries - 1) / C::queries;
         launch(
             Grid(blocks_for(blocks * q.shape[2] * q.shape[0], 1), C::threads, device.stream, C::shared_bytes),
-            attention_forward_kernel2<HD>, out, lse, q, k, v, scale);
+            attention_forward_flash_kernel<HD>, out, lse, q, k, v, scale);
     });
 }
 
 }  // namespace
 
-void attention_forward_2(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
+void attention_forward_flash(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
                          View<const bf16, 4> v, double scale, Device device) {
-    (q.shape[3] == 64 ? attention_forward_flash<64> : attention_forward_flash<128>)(out, lse, q, k, v, scale,
+    (q.shape[3] == 64 ? launch_forward<64> : launch_forward<128>)(out, lse, q, k, v, scale,
                                                                                     device);
 }
 

@@ -1,4 +1,4 @@
-// Attention as its formulas stand, each step a kernel: variant 1 of attention.hip. Keys and values are
+// Attention as its formulas stand, each step a kernel: variant `naive` of attention.hip. Keys and values are
 // repeated for their query heads first (repeat_kv); the scores exist as a whole, so memory grows with T^2.
 //
 // The workspace of forward: k and v repeated T[B,T,NH,HD], scores f32[B,NH,T,T]; of backward the same, with p
@@ -82,7 +82,7 @@ __device__ Index element_of(const View<T, 4>& v) {
 
 // scores[b,h,t,s] = scale * sum_d q[b,t,h,d] * k[b,s,h,d] for s <= t.
 template <class T>
-__global__ void attention_forward_kernel1_scores(View<float, 4> scores, View<const T, 4> q, View<T, 4> k,
+__global__ void attention_forward_naive_kernel_scores(View<float, 4> scores, View<const T, 4> q, View<T, 4> k,
                                                  float scale) {
     const Index at = element_of(scores);
     const int64_t b = at.i[0], h = at.i[1], t = at.i[2], s = at.i[3];
@@ -93,7 +93,7 @@ __global__ void attention_forward_kernel1_scores(View<float, 4> scores, View<con
 }
 
 // A row of scores becomes probabilities, in place; a thread a row.
-__global__ void attention_forward_kernel1_softmax(View<float, 3> lse, View<float, 4> scores) {
+__global__ void attention_forward_naive_kernel_softmax(View<float, 3> lse, View<float, 4> scores) {
     const int64_t NH = scores.shape[1], time = scores.shape[2];
     const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (row >= scores.shape[0] * NH * time) return;
@@ -109,7 +109,7 @@ __global__ void attention_forward_kernel1_softmax(View<float, 3> lse, View<float
 
 // out[b,t,h,d] = sum_s p[b,h,t,s] * v[b,s,h,d].
 template <class T>
-__global__ void attention_forward_kernel1(View<T, 4> out, View<float, 4> p, View<T, 4> v) {
+__global__ void attention_forward_naive_kernel(View<T, 4> out, View<float, 4> p, View<T, 4> v) {
     const Index at = element_of(out);
     const int64_t b = at.i[0], t = at.i[1], h = at.i[2], d = at.i[3];
     if (!at.inside) return;
@@ -120,7 +120,7 @@ __global__ void attention_forward_kernel1(View<T, 4> out, View<float, 4> p, View
 
 // p and ds of one pair of query and key.
 template <class T>
-__global__ void attention_backward_kernel1_scores(View<float, 4> p, View<float, 4> ds, View<const T, 4> dout,
+__global__ void attention_backward_naive_kernel_scores(View<float, 4> p, View<float, 4> ds, View<const T, 4> dout,
                                                   View<const T, 4> out, View<const float, 3> lse,
                                                   View<const T, 4> q, View<T, 4> k, View<T, 4> v,
                                                   float scale) {
@@ -140,7 +140,7 @@ __global__ void attention_backward_kernel1_scores(View<float, 4> p, View<float, 
 }
 
 template <class T>
-__global__ void attention_backward_kernel1_queries(View<T, 4> dq, View<float, 4> ds, View<T, 4> k) {
+__global__ void attention_backward_naive_kernel_queries(View<T, 4> dq, View<float, 4> ds, View<T, 4> k) {
     const Index at = element_of(dq);
     const int64_t b = at.i[0], t = at.i[1], h = at.i[2], d = at.i[3];
     if (!at.inside) return;
@@ -151,7 +151,7 @@ __global__ void attention_backward_kernel1_queries(View<T, 4> dq, View<float, 4>
 
 // dk and dv: the query heads of a group are added before the sum is rounded.
 template <class T>
-__global__ void attention_backward_kernel1(View<T, 4> dk, View<T, 4> dv, View<float, 4> p, View<float, 4> ds,
+__global__ void attention_backward_naive_kernel(View<T, 4> dk, View<T, 4> dv, View<float, 4> p, View<float, 4> ds,
                                            View<const T, 4> dout, View<const T, 4> q) {
     const Index at = element_of(dk);
     const int64_t b = at.i[0], s = at.i[1], g = at.i[2], d = at.i[3];
@@ -178,40 +178,40 @@ Grid grid_over(const View<T, 4>& v, const Device& device) {
 
 }  // namespace
 
-int64_t attention_forward_workspace_1(const Call& c) {
+int64_t attention_forward_naive_workspace(const Call& c) {
     return 2 * heads_bytes(c) + scores_bytes(c);
 }
-int64_t attention_backward_workspace_1(const Call& c) {
+int64_t attention_backward_naive_workspace(const Call& c) {
     return 2 * heads_bytes(c) + 2 * scores_bytes(c);
 }
 
 template <class T>
-void attention_forward_1(View<T, 4> out, View<float, 3> lse, View<const T, 4> q, View<const T, 4> k,
+void attention_forward_naive(View<T, 4> out, View<float, 3> lse, View<const T, 4> q, View<const T, 4> k,
                          View<const T, 4> v, double scale, Device device) {
     const Parts<T> parts = prepare(q, k, v, device);
     const int64_t rows = q.shape[0] * q.shape[1] * q.shape[2];
-    launch(grid_over(parts.scores, device), attention_forward_kernel1_scores<T>, parts.scores, q, parts.k,
+    launch(grid_over(parts.scores, device), attention_forward_naive_kernel_scores<T>, parts.scores, q, parts.k,
            scale);
     launch(Grid(blocks_for(rows, device.threads), device.threads, device.stream),
-           attention_forward_kernel1_softmax, lse, parts.scores);
-    launch(grid_over(out, device), attention_forward_kernel1<T>, out, parts.scores, parts.v);
+           attention_forward_naive_kernel_softmax, lse, parts.scores);
+    launch(grid_over(out, device), attention_forward_naive_kernel<T>, out, parts.scores, parts.v);
 }
 
 template <class T>
-void attention_backward_1(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<const T, 4> dout,
+void attention_backward_naive(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<const T, 4> dout,
                           View<const T, 4> out, View<const float, 3> lse, View<const T, 4> q,
                           View<const T, 4> k, View<const T, 4> v, double scale, Device device) {
     const Parts<T> parts = prepare(q, k, v, device);
-    launch(grid_over(parts.scores, device), attention_backward_kernel1_scores<T>, parts.scores, parts.dscores,
+    launch(grid_over(parts.scores, device), attention_backward_naive_kernel_scores<T>, parts.scores, parts.dscores,
            dout, out, lse, q, parts.k, parts.v, scale);
-    launch(grid_over(dq, device), attention_backward_kernel1_queries<T>, dq, parts.dscores, parts.k);
-    launch(grid_over(dk, device), attention_backward_kernel1<T>, dk, dv, parts.scores, parts.dscores, dout,
+    launch(grid_over(dq, device), attention_backward_naive_kernel_queries<T>, dq, parts.dscores, parts.k);
+    launch(grid_over(dk, device), attention_backward_naive_kernel<T>, dk, dv, parts.scores, parts.dscores, dout,
            q);
 }
 
-template decltype(attention_forward_1<float>) attention_forward_1<float>;
-template decltype(attention_forward_1<bf16>) attention_forward_1<bf16>;
-template decltype(attention_backward_1<float>) attention_backward_1<float>;
-template decltype(attention_backward_1<bf16>) attention_backward_1<bf16>;
+template decltype(attention_forward_naive<float>) attention_forward_naive<float>;
+template decltype(attention_forward_naive<bf16>) attention_forward_naive<bf16>;
+template decltype(attention_backward_naive<float>) attention_backward_naive<float>;
+template decltype(attention_backward_naive<bf16>) attention_backward_naive<bf16>;
 
 }  // namespace llamac

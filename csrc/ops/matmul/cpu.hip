@@ -1,4 +1,4 @@
-// Matmul on the host: our own packed product (core/blas.h) and the system's CBLAS, variants "cpu" and "blas"
+// Matmul on the host: our own packed product (core/blas.h) and the system's CBLAS, variants `cpu` and `blas`
 // of matmul.hip.
 #include <algorithm>
 
@@ -60,6 +60,8 @@ void matmul_backward_weight_cpu(View<G, 2> dweight, View<const T, 2> dout, View<
 }
 
 #ifdef LLAMAC_CBLAS
+namespace {
+
 template <class T>
 void matmul_forward_blas(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
                          View<const T, 2> residual) {
@@ -80,13 +82,18 @@ void matmul_backward_weight_blas(View<T, 2> dweight, View<const T, 2> dout, View
                static_cast<const T*>(accumulate ? dweight.data : nullptr), dweight.data);
 }
 
-template decltype(matmul_forward_blas<float>) matmul_forward_blas<float>;
-template decltype(matmul_forward_blas<double>) matmul_forward_blas<double>;
-template decltype(matmul_backward_input_blas<float>) matmul_backward_input_blas<float>;
-template decltype(matmul_backward_input_blas<double>) matmul_backward_input_blas<double>;
-template decltype(matmul_backward_weight_blas<float>) matmul_backward_weight_blas<float>;
-template decltype(matmul_backward_weight_blas<double>) matmul_backward_weight_blas<double>;
+}  // namespace
 #endif
+
+LibraryEntries blas_entries() {
+#ifdef LLAMAC_CBLAS
+    return {entries<matmul_forward_blas<float>, matmul_forward_blas<double>>(),
+            entries<matmul_backward_input_blas<float>, matmul_backward_input_blas<double>>(),
+            entries<matmul_backward_weight_blas<float>, matmul_backward_weight_blas<double>>()};
+#else
+    return {};
+#endif
+}
 
 template decltype(matmul_forward_cpu<float>) matmul_forward_cpu<float>;
 template decltype(matmul_forward_cpu<bf16>) matmul_forward_cpu<bf16>;

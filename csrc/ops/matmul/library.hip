@@ -1,4 +1,4 @@
-// Matrix products by the vendor's library (core/gemm.h): variant "library" of matmul.hip. The residual, or the
+// Matrix products by the vendor's library (core/gemm.h): variant `library` of matmul.hip. The residual, or the
 // gradient that is there, is added by the product itself.
 #include "core/gemm.h"
 #include "ops/matmul/matmul.h"
@@ -26,8 +26,6 @@ bool aligned(const Call& c) {
     return bits % gemm_alignment == 0;
 }
 
-}  // namespace
-
 template <class T>
 void matmul_forward_library(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
                             View<const T, 2> residual, Device device) {
@@ -46,6 +44,8 @@ void matmul_backward_weight_library(View<G, 2> dweight, View<const T, 2> dout, V
     run_gemm(weight_product(dtype_of<T>(), dtype_of<G>(), dout, x, accumulate), dweight.data, dout.data,
              x.data, dweight.data, device.workspace, device.context.gemms, device.stream);
 }
+
+}  // namespace
 
 bool library_supports_forward(const Call& c) {
     const Tensor &x = c.operand("x"), &residual = c.operand("residual");
@@ -66,18 +66,15 @@ int64_t library_workspace(const Call&) {
     return gemm_workspace_bytes;
 }
 
-template void matmul_forward_library(View<float, 2>, View<const float, 2>, View<const float, 2>,
-                                     View<const float, 2>, Device);
-template void matmul_forward_library(View<bf16, 2>, View<const bf16, 2>, View<const bf16, 2>,
-                                     View<const bf16, 2>, Device);
-template void matmul_backward_input_library(View<float, 2>, View<const float, 2>, View<const float, 2>,
-                                            Device);
-template void matmul_backward_input_library(View<bf16, 2>, View<const bf16, 2>, View<const bf16, 2>, Device);
-template void matmul_backward_weight_library(View<float, 2>, View<const float, 2>, View<const float, 2>, bool,
-                                             Device);
-template void matmul_backward_weight_library(View<float, 2>, View<const bf16, 2>, View<const bf16, 2>, bool,
-                                             Device);
-template void matmul_backward_weight_library(View<bf16, 2>, View<const bf16, 2>, View<const bf16, 2>, bool,
-                                             Device);
+LibraryEntries library_entries() {
+#if defined(LLAMAC_BLASLT)
+    return {entries<matmul_forward_library<float>, matmul_forward_library<bf16>>(),
+            entries<matmul_backward_input_library<float>, matmul_backward_input_library<bf16>>(),
+            entries<matmul_backward_weight_library<float, float>, matmul_backward_weight_library<bf16, float>,
+                    matmul_backward_weight_library<bf16, bf16>>()};
+#else
+    return {};
+#endif
+}
 
 }  // namespace llamac

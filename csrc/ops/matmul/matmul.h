@@ -13,47 +13,33 @@ void matmul_backward_input_cpu(View<T, 2> dx, View<const T, 2> dout, View<const 
 template <class T, class G>
 void matmul_backward_weight_cpu(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
                                 bool accumulate);
-#ifdef LLAMAC_CBLAS
-template <class T>
-void matmul_forward_blas(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
-                         View<const T, 2> residual);
-template <class T>
-void matmul_backward_input_blas(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight);
-template <class T>
-void matmul_backward_weight_blas(View<T, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
-                                 bool accumulate);
-#endif
 
 // naive.hip
 template <class T>
-void matmul_forward_1(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight, View<const T, 2> residual,
+void matmul_forward_naive(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight, View<const T, 2> residual,
                       Device device);
 template <class T>
-void matmul_backward_input_1(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight, Device device);
+void matmul_backward_input_naive(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight, Device device);
 template <class T, class G>
-void matmul_backward_weight_1(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x, bool accumulate,
+void matmul_backward_weight_naive(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x, bool accumulate,
                               Device device);
 
 // tiled.hip
-void matmul_forward_2(View<bf16, 2> out, View<const bf16, 2> x, View<const bf16, 2> weight,
+void matmul_forward_tiled(View<bf16, 2> out, View<const bf16, 2> x, View<const bf16, 2> weight,
                       View<const bf16, 2> residual, Device device);
-void matmul_backward_input_2(View<bf16, 2> dx, View<const bf16, 2> dout, View<const bf16, 2> weight,
+void matmul_backward_input_tiled(View<bf16, 2> dx, View<const bf16, 2> dout, View<const bf16, 2> weight,
                              Device device);
 template <class G>
-void matmul_backward_weight_2(View<G, 2> dweight, View<const bf16, 2> dout, View<const bf16, 2> x,
+void matmul_backward_weight_tiled(View<G, 2> dweight, View<const bf16, 2> dout, View<const bf16, 2> x,
                               bool accumulate, Device device);
 bool tiled_supports(const Call& call);
 
-// library.hip; where LLAMAC_BLASLT
-template <class T>
-void matmul_forward_library(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
-                            View<const T, 2> residual, Device device);
-template <class T>
-void matmul_backward_input_library(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight,
-                                   Device device);
-template <class T, class G>
-void matmul_backward_weight_library(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
-                                    bool accumulate, Device device);
+// A library's launchers for the three products: none where the build has not the library.
+struct LibraryEntries {
+    std::vector<Entry> forward, backward_input, backward_weight;
+};
+LibraryEntries blas_entries();     // cpu.hip
+LibraryEntries library_entries();  // library.hip
 bool library_supports_forward(const Call& call);
 bool library_supports_backward_input(const Call& call);
 bool library_supports_backward_weight(const Call& call);

@@ -5,29 +5,15 @@
 //   dx[n,c]      = sum_k dout[n,k] * weight[k,c]
 //   dweight[k,c] = sum_n dout[n,k] * x[n,c]    (+ what was there)
 //
-// cpu   our own packed product (core/blas.h): reads bf16 as it packs, adds the residual or the old gradient
-//       as it stores
-// blas  the system's CBLAS, f32 and f64
-// library  the vendor's, where the build found it (library.hip)
-// 2     tiled: a block keeps a piece of the result in registers (tiled.hip: how a GEMM is tiled)
-// 1     naive: a thread an element of the result
+// reference: plain loops.
+// cpu:       our own packed product (core/blas.h): reads bf16 as it packs, adds the residual or the old gradient
+//            as it stores (cpu.hip).
+// blas:      the system's CBLAS, f32 and f64 (cpu.hip).
+// naive:     one thread per element of the result (naive.hip).
+// tiled:     a block keeps its part of the result in registers (tiled.hip: how a GEMM is tiled).
+// library:   the vendor's, where the build found it (library.hip).
 //
-// f32, one core of an AMD EPYC (Zen 4, AVX-512; a loop of nothing but FMA: 117 GFLOP/s), N = 2048, operands
-// not in L2, GFLOP/s of forward / dx / dweight, November 2026; two threads do 1.8 to 2 times as much:
-//
-//      C     K   cpu           OpenBLAS 0.3.21   torch.mm 2.13 (MKL)
-//    192   320   110/111/109   102/102/100       98/97/99
-//    192   192   111/113/109   103/103/102       99/101/100
-//    192  1024   107/108/94     98/96/95         91/95/89
-//    512   192   105/109/100    97/98/97         92/95/95
-//    192  4096   108/108/111    99/95/95         94/95/89
-//
-// NVIDIA H200, bf16, N = C = K = 8192, 2026-11-21, TFLOP/s of kernel 2 / torch.matmul (PyTorch 2.11, cuBLAS); in
-// another run, library / torch.matmul: 672 / 672, 673 / 691, f32 683 / 687, bf16 678 / 706:
-//
-//   forward 440 / 799    backward_input 442 / 773    backward_weight f32 436, bf16 435 / 772
-//
-// The same, `library` in the step of a training run and alone: docs/benchmarks. Kernel 1, N=2048 K=C=4096: 139, 22 and 31 ms.
+// Measured: docs/benchmarks/nvidia-h200.md, docs/benchmarks/cpu.md, docs/log/gemm.md, docs/log/cpu.md.
 #include "ops/matmul/matmul.h"
 
 #include <algorithm>
@@ -87,15 +73,39 @@ double flops(const Call& call) {
 // The tests stand beside the kernels.
 constexpr Limits tiled_limits{"C and K multiples of 8, N, C and K at most 2^30, operands aligned to 16 bytes",
                               tiled_supports};
-#if defined(LLAMAC_BLASLT)
 constexpr Limits forward_library_limits{
     "a product that the library takes, operands aligned to 16 bytes, out not in the residual's memory",
     library_supports_forward};
-constexpr Limits backward_input_library_limits{
-    "a product that the library takes, operands aligned to 16 bytes", library_supports_backward_input};
-constexpr Limits backward_weight_library_limits{
-    "a product that the library takes, operands aligned to 16 bytes", library_supports_backward_weight};
-#endif
+constexpr const char* library_words = "a product that the library takes, operands aligned to 16 bytes";
+constexpr Limits backward_input_library_limits{library_words, library_supports_backward_input};
+constexpr Limits backward_weight_library_limits{library_words, library_supports_backward_weight};
+
+// The launchers of one of the three products.
+struct Launchers {
+    std::vector<Entry> cpu, blas, library, tiled, naive, reference;
+    Limits library_limits;
+};
+std::vector<Variant> variants_of(const Launchers& of) {
+    std::vector<Variant> variants = {
+        {"cpu", "packed product, register tiles", Where::host, of.cpu},
+        {.name = "blas",
+         .idea = "the system's CBLAS",
+         .where = Where::host,
+         .entries = of.blas,
+         .bits_depend_on_threads = true},
+        {.name = "library",
+         .idea = "the vendor's library (hipBLASLt, cuBLASLt), the fastest of its candidates",
+         .where = Where::device,
+         .entries = of.library,
+         .supports = of.library_limits,
+         .workspace = library_workspace},
+        {"tiled", "blocks on matrix cores, copies ahead of use, 128-bit accesses", Where::device, of.tiled,
+         tiled_limits},
+        {"naive", "one thread per element", Where::device, of.naive},
+        {"reference", "plain loops", Where::host, of.reference}};
+    std::erase_if(variants, [](const Variant& v) { return v.entries.empty(); });
+    return variants;
+}
 
 // What tiles want to see: whole ones, parts of one in each direction, many.
 #define LLAMAC_MATMUL_TESTS                                                        \
@@ -109,97 +119,38 @@ Operation matmul_forward(
     " derivative matmul_backward_weight(dweight: grad weight; dout: grad out, x)"
     " grad residual = grad out" LLAMAC_MATMUL_TESTS,
     "out = x * transposed weight (+ residual)",
-    {{"cpu", "packed product, register tiles", Where::host,
-      entries<matmul_forward_cpu<float>, matmul_forward_cpu<bf16>, matmul_forward_cpu<double>>()},
-#ifdef LLAMAC_CBLAS
-     {.name = "blas",
-      .idea = "the system's CBLAS",
-      .where = Where::host,
-      .entries = entries<matmul_forward_blas<float>, matmul_forward_blas<double>>(),
-      .bits_depend_on_threads = true},
-#endif
-#if defined(LLAMAC_BLASLT)
-     {"library",
-      "the vendor's library (hipBLASLt, cuBLASLt), the fastest of its candidates",
-      Where::device,
-      entries<matmul_forward_library<float>, matmul_forward_library<bf16>>(),
-      forward_library_limits,
-      {},
-      library_workspace},
-#endif
-     {"2", "tiled: blocks on matrix cores, copies ahead of use, 128-bit accesses", Where::device,
-      entries<matmul_forward_2>(), tiled_limits},
-     {"1", "naive: a thread an element", Where::device,
-      entries<matmul_forward_1<float>, matmul_forward_1<bf16>>()},
-     {"reference", "plain loops", Where::host,
-      entries<matmul_forward_reference<float>, matmul_forward_reference<bf16>,
-              matmul_forward_reference<double>>()}},
+    variants_of({.cpu = entries<matmul_forward_cpu<float>, matmul_forward_cpu<bf16>, matmul_forward_cpu<double>>(),
+                 .blas = blas_entries().forward,
+                 .library = library_entries().forward,
+                 .tiled = entries<matmul_forward_tiled>(),
+                 .naive = entries<matmul_forward_naive<float>, matmul_forward_naive<bf16>>(),
+                 .reference = entries<matmul_forward_reference<float>, matmul_forward_reference<bf16>, matmul_forward_reference<double>>(),
+                 .library_limits = forward_library_limits}),
     flops);
 
 Operation matmul_backward_input(
     "matmul_backward_input(dx: T[N,C]; dout: T[N,K], weight: T[K,C]) rows(N) empty(N)" LLAMAC_MATMUL_TESTS,
     "dx = dout * weight",
-    {{"cpu", "packed product, register tiles", Where::host,
-      entries<matmul_backward_input_cpu<float>, matmul_backward_input_cpu<bf16>,
-              matmul_backward_input_cpu<double>>()},
-#ifdef LLAMAC_CBLAS
-     {.name = "blas",
-      .idea = "the system's CBLAS",
-      .where = Where::host,
-      .entries = entries<matmul_backward_input_blas<float>, matmul_backward_input_blas<double>>(),
-      .bits_depend_on_threads = true},
-#endif
-#if defined(LLAMAC_BLASLT)
-     {"library",
-      "the vendor's library (hipBLASLt, cuBLASLt), the fastest of its candidates",
-      Where::device,
-      entries<matmul_backward_input_library<float>, matmul_backward_input_library<bf16>>(),
-      backward_input_library_limits,
-      {},
-      library_workspace},
-#endif
-     {"2", "tiled: blocks on matrix cores, copies ahead of use, 128-bit accesses", Where::device,
-      entries<matmul_backward_input_2>(), tiled_limits},
-     {"1", "naive: a thread an element", Where::device,
-      entries<matmul_backward_input_1<float>, matmul_backward_input_1<bf16>>()},
-     {"reference", "plain loops", Where::host,
-      entries<matmul_backward_input_reference<float>, matmul_backward_input_reference<bf16>,
-              matmul_backward_input_reference<double>>()}},
+    variants_of({.cpu = entries<matmul_backward_input_cpu<float>, matmul_backward_input_cpu<bf16>, matmul_backward_input_cpu<double>>(),
+                 .blas = blas_entries().backward_input,
+                 .library = library_entries().backward_input,
+                 .tiled = entries<matmul_backward_input_tiled>(),
+                 .naive = entries<matmul_backward_input_naive<float>, matmul_backward_input_naive<bf16>>(),
+                 .reference = entries<matmul_backward_input_reference<float>, matmul_backward_input_reference<bf16>, matmul_backward_input_reference<double>>(),
+                 .library_limits = backward_input_library_limits}),
     flops);
 
 Operation matmul_backward_weight(
     "matmul_backward_weight(dweight: G[K,C] adds_if(accumulate); dout: T[N,K], x: T[N,C]; accumulate: bool)"
     " rows(N) empty(N)" LLAMAC_MATMUL_TESTS,
     "dweight = transposed dout * x",
-    {{"cpu", "packed product, register tiles", Where::host,
-      entries<matmul_backward_weight_cpu<float, float>, matmul_backward_weight_cpu<bf16, float>,
-              matmul_backward_weight_cpu<bf16, bf16>, matmul_backward_weight_cpu<double, double>>()},
-#ifdef LLAMAC_CBLAS
-     {.name = "blas",
-      .idea = "the system's CBLAS",
-      .where = Where::host,
-      .entries = entries<matmul_backward_weight_blas<float>, matmul_backward_weight_blas<double>>(),
-      .bits_depend_on_threads = true},
-#endif
-#if defined(LLAMAC_BLASLT)
-     {"library",
-      "the vendor's library (hipBLASLt, cuBLASLt), the fastest of its candidates",
-      Where::device,
-      entries<matmul_backward_weight_library<float, float>, matmul_backward_weight_library<bf16, float>,
-              matmul_backward_weight_library<bf16, bf16>>(),
-      backward_weight_library_limits,
-      {},
-      library_workspace},
-#endif
-     {"2", "tiled: blocks on matrix cores, copies ahead of use, 128-bit accesses", Where::device,
-      entries<matmul_backward_weight_2<float>, matmul_backward_weight_2<bf16>>(), tiled_limits},
-     {"1", "naive: a thread an element", Where::device,
-      entries<matmul_backward_weight_1<float, float>, matmul_backward_weight_1<bf16, float>,
-              matmul_backward_weight_1<bf16, bf16>>()},
-     {"reference", "plain loops", Where::host,
-      entries<matmul_backward_weight_reference<float, float>, matmul_backward_weight_reference<bf16, float>,
-              matmul_backward_weight_reference<bf16, bf16>,
-              matmul_backward_weight_reference<double, double>>()}},
+    variants_of({.cpu = entries<matmul_backward_weight_cpu<float, float>, matmul_backward_weight_cpu<bf16, float>, matmul_backward_weight_cpu<bf16, bf16>, matmul_backward_weight_cpu<double, double>>(),
+                 .blas = blas_entries().backward_weight,
+                 .library = library_entries().backward_weight,
+                 .tiled = entries<matmul_backward_weight_tiled<float>, matmul_backward_weight_tiled<bf16>>(),
+                 .naive = entries<matmul_backward_weight_naive<float, float>, matmul_backward_weight_naive<bf16, float>, matmul_backward_weight_naive<bf16, bf16>>(),
+                 .reference = entries<matmul_backward_weight_reference<float, float>, matmul_backward_weight_reference<bf16, float>, matmul_backward_weight_reference<bf16, bf16>, matmul_backward_weight_reference<double, double>>(),
+                 .library_limits = backward_weight_library_limits}),
     flops);
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Matmul as its formulas stand, a thread an element of the result: variant 1 of matmul.hip. Sums in double:
+// Matmul as its formulas stand, one thread per element of the result: variant `naive` of matmul.hip. Sums in double:
 // one long chain of float additions would be less exact than any BLAS.
 #include "core/device.h"
 #include "ops/matmul/matmul.h"
@@ -7,7 +7,7 @@ namespace llamac {
 namespace {
 
 template <class T>
-__global__ void matmul_forward_kernel1(T* out, const T* x, const T* weight, const T* residual, int64_t N,
+__global__ void matmul_forward_naive_kernel(T* out, const T* x, const T* weight, const T* residual, int64_t N,
                                        int64_t C, int64_t K) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, n = i / K, k = i % K;
     if (n >= N) return;
@@ -17,7 +17,7 @@ __global__ void matmul_forward_kernel1(T* out, const T* x, const T* weight, cons
 }
 
 template <class T>
-__global__ void matmul_backward_input_kernel1(T* dx, const T* dout, const T* weight, int64_t N, int64_t C,
+__global__ void matmul_backward_input_naive_kernel(T* dx, const T* dout, const T* weight, int64_t N, int64_t C,
                                               int64_t K) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, n = i / C, c = i % C;
     if (n >= N) return;
@@ -27,7 +27,7 @@ __global__ void matmul_backward_input_kernel1(T* dx, const T* dout, const T* wei
 }
 
 template <class T, class G>
-__global__ void matmul_backward_weight_kernel1(G* dweight, const T* dout, const T* x, int64_t N, int64_t C,
+__global__ void matmul_backward_weight_naive_kernel(G* dweight, const T* dout, const T* x, int64_t N, int64_t C,
                                                int64_t K, bool accumulate) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, k = i / C, c = i % C;
     if (k >= K) return;
@@ -39,34 +39,34 @@ __global__ void matmul_backward_weight_kernel1(G* dweight, const T* dout, const 
 }  // namespace
 
 template <class T>
-void matmul_forward_1(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight, View<const T, 2> residual,
+void matmul_forward_naive(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight, View<const T, 2> residual,
                       Device device) {
     const int64_t N = x.shape[0], C = x.shape[1], K = weight.shape[0];
-    launch(Grid(blocks_for(N * K, device.threads), device.threads, device.stream), matmul_forward_kernel1<T>,
+    launch(Grid(blocks_for(N * K, device.threads), device.threads, device.stream), matmul_forward_naive_kernel<T>,
            out.data, x.data, weight.data, residual.data, N, C, K);
 }
 
 template <class T>
-void matmul_backward_input_1(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight, Device device) {
+void matmul_backward_input_naive(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight, Device device) {
     const int64_t N = dout.shape[0], K = dout.shape[1], C = weight.shape[1];
     launch(Grid(blocks_for(N * C, device.threads), device.threads, device.stream),
-           matmul_backward_input_kernel1<T>, dx.data, dout.data, weight.data, N, C, K);
+           matmul_backward_input_naive_kernel<T>, dx.data, dout.data, weight.data, N, C, K);
 }
 
 template <class T, class G>
-void matmul_backward_weight_1(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x, bool accumulate,
+void matmul_backward_weight_naive(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x, bool accumulate,
                               Device device) {
     const int64_t N = x.shape[0], C = x.shape[1], K = dout.shape[1];
     launch(Grid(blocks_for(K * C, device.threads), device.threads, device.stream),
-           matmul_backward_weight_kernel1<T, G>, dweight.data, dout.data, x.data, N, C, K, accumulate);
+           matmul_backward_weight_naive_kernel<T, G>, dweight.data, dout.data, x.data, N, C, K, accumulate);
 }
 
-template decltype(matmul_forward_1<float>) matmul_forward_1<float>;
-template decltype(matmul_forward_1<bf16>) matmul_forward_1<bf16>;
-template decltype(matmul_backward_input_1<float>) matmul_backward_input_1<float>;
-template decltype(matmul_backward_input_1<bf16>) matmul_backward_input_1<bf16>;
-template decltype(matmul_backward_weight_1<float, float>) matmul_backward_weight_1<float, float>;
-template decltype(matmul_backward_weight_1<bf16, float>) matmul_backward_weight_1<bf16, float>;
-template decltype(matmul_backward_weight_1<bf16, bf16>) matmul_backward_weight_1<bf16, bf16>;
+template decltype(matmul_forward_naive<float>) matmul_forward_naive<float>;
+template decltype(matmul_forward_naive<bf16>) matmul_forward_naive<bf16>;
+template decltype(matmul_backward_input_naive<float>) matmul_backward_input_naive<float>;
+template decltype(matmul_backward_input_naive<bf16>) matmul_backward_input_naive<bf16>;
+template decltype(matmul_backward_weight_naive<float, float>) matmul_backward_weight_naive<float, float>;
+template decltype(matmul_backward_weight_naive<bf16, float>) matmul_backward_weight_naive<bf16, float>;
+template decltype(matmul_backward_weight_naive<bf16, bf16>) matmul_backward_weight_naive<bf16, bf16>;
 
 }  // namespace llamac

@@ -1,4 +1,4 @@
-// How a GEMM is tiled: matmul's variant 2, one kernel for the three products of training.
+// How a GEMM is tiled: matmul's variant `tiled`, one kernel for the three products of training.
 //
 //   out[m][n] = sum_k a[m][k] b[n][k]  (+ initial[m][n])
 //
@@ -11,17 +11,17 @@
 //
 // Every number of a is needed for N results, every one of b for M. Fetched from memory each time, they would
 // take two bytes a FLOP, and a GPU has 200 times as many FLOP/s as bytes/s. So each level of memory hands
-// down pieces that the next level uses many times. A piece of m x n results takes, for each k, m + n numbers
+// down tiles that the next level uses many times. A tile of m x n results takes, for each k, m + n numbers
 // of two bytes and gives 2 m n FLOP: m n / (m + n) FLOP a byte, the more the larger and the squarer it is.
 // What limits m and n is the room for sums and operands. On an H200 (132 SMs, 440 TFLOP/s with this kernel):
 //
-//   from     to          piece         m x n         FLOP a byte   it takes     there are
+//   from     to          tile of       m x n         FLOP a byte   it takes     there are
 //   memory   L2          all blocks    2048 x 2112   1040          0.4 TB/s     4.8 TB/s
 //   L2       LDS         a block       128 x 256     85            5.2 TB/s     about 7 TB/s
 //   LDS      registers   a warp        64 x 64       32            13.8 TB/s    33 TB/s
 //
 // - All blocks that run at a time: `group` rows of blocks, so that they are a square of the result and not a
-//   stripe (block_of). Where the machine is several dies with a cache each, every die has its own square.
+//   stripe (block_tile_of). If the device has several XCDs with a cache each, every XCD has its own square.
 // - A block walks over k in steps; a tile of a and one of b, `step` deep, come to LDS while it multiplies
 //   those before them (Copies). Chunks of a tile change places, so that neither copies nor loads meet in a
 //   bank (SharedTile).
@@ -38,37 +38,38 @@
 
 namespace llamac {
 
-// Sizes by matrix instruction. block: of the result, a block; piece: a warp. step: of k. buffers: in LDS, each for
-// a tile of both operands. pipelined: two sets of operands in registers, the next are loaded while these are
-// multiplied. strip: rows of tiles of a warp that go through LDS at a time, at the end. pad: floats between
-// its rows, so that lanes that store down a column (four rows of 32 bytes, or eight of 16) meet in no bank.
+// Sizes by matrix instruction. block_tile, warp_tile: of the result. step: of k. stages: of the pipeline in LDS, each
+// for a tile of both operands. pipelined: two sets of operands in registers, the next are loaded while these are
+// multiplied. epilogue_tiles: rows of tiles of a warp that go through LDS at a time, at the end. pad: floats
+// between its rows, so that lanes that store down a column (four rows of 32 bytes, or eight of 16) meet in no
+// bank.
 template <class Machine>
 struct MatmulSizes;
 
-// One block of 8 warps an SM: 255 registers a lane are all there are. 4 buffers of 48 KiB: copies are three
-// tiles ahead. A longer step means fewer barriers: 64 is 7% faster than 32.
+// One block of 8 warps an SM: 255 registers a lane are all there are. 4 stages of 48 KiB: three
+// tiles are in flight. A longer step means fewer barriers: 64 is 7% faster than 32.
 template <>
 struct MatmulSizes<MmaSync> {
-    static constexpr int block_m = 128, block_n = 256, piece_m = 64, piece_n = 64;
-    static constexpr int step = 64, buffers = 4, strip = 2, pad = 8;
+    static constexpr int block_tile_m = 128, block_tile_n = 256, warp_tile_m = 64, warp_tile_n = 64;
+    static constexpr int step = 64, stages = 4, epilogue_tiles = 2, pad = 8;
     static constexpr bool pipelined = true;
 };
 
 // Two blocks of 4 waves a CU, which wait for memory and barriers at different times: 256 registers a lane, 32
 // KiB of LDS a block. A wave of 64 lanes holds 128 x 64 sums in 128 registers. The next tile waits in 24
-// registers, so one buffer of 24 KiB will do: it is written when all waves have read it.
+// registers, so one stage of 24 KiB will do: it is written when all waves have read it.
 template <>
 struct MatmulSizes<Mfma> {
-    static constexpr int block_m = 256, block_n = 128, piece_m = 128, piece_n = 64;
-    static constexpr int step = 32, buffers = 1, strip = 1, pad = 4;
+    static constexpr int block_tile_m = 256, block_tile_n = 128, warp_tile_m = 128, warp_tile_n = 64;
+    static constexpr int step = 32, stages = 1, epilogue_tiles = 1, pad = 4;
     static constexpr bool pipelined = false;
 };
 
 // Operands stand in both halves of a wave of 32 and take twice the registers, so sums get 64.
 template <>
 struct MatmulSizes<Wmma> {
-    static constexpr int block_m = 128, block_n = 128, piece_m = 64, piece_n = 32;
-    static constexpr int step = 32, buffers = 2, strip = 1, pad = 4;
+    static constexpr int block_tile_m = 128, block_tile_n = 128, warp_tile_m = 64, warp_tile_n = 32;
+    static constexpr int step = 32, stages = 2, epilogue_tiles = 1, pad = 4;
     static constexpr bool pipelined = false;
 };
 
@@ -78,26 +79,26 @@ namespace {
 template <class M>
 struct Sizes : MatmulSizes<M> {
     using Given = MatmulSizes<M>;
-    static constexpr int warps_m = Given::block_m / Given::piece_m, warps_n = Given::block_n / Given::piece_n;
+    static constexpr int warps_m = Given::block_tile_m / Given::warp_tile_m, warps_n = Given::block_tile_n / Given::warp_tile_n;
     static constexpr int threads = warps_m * warps_n * M::warp;
-    static constexpr int ahead = Given::buffers > 1 ? Given::buffers - 1 : 1;  // tiles on their way
-    static constexpr int group = 2048 / Given::block_m;                        // rows of blocks, see block_of
-    // LDS: the buffers; in their place, when the last is read, a strip of sums for each warp.
-    static constexpr int a_bytes = Given::block_m * Given::step * 2,
-                         b_bytes = Given::block_n * Given::step * 2;
-    static constexpr int buffer_bytes = a_bytes + b_bytes, buffers_bytes = Given::buffers * buffer_bytes;
-    static constexpr int strip_row = Given::piece_n + Given::pad;
-    static constexpr int strip_bytes = Given::strip * tile_rows * strip_row * 4;
-    static constexpr int strips_bytes = warps_m * warps_n * strip_bytes;
-    static constexpr int shared_bytes = buffers_bytes > strips_bytes ? buffers_bytes : strips_bytes;
+    static constexpr int in_flight = Given::stages > 1 ? Given::stages - 1 : 1;  // tiles on their way
+    static constexpr int group = 2048 / Given::block_tile_m;                        // rows of blocks, see block_tile_of
+    // LDS: the stages; in their place, when the last is read, an epilogue tile for each warp.
+    static constexpr int a_bytes = Given::block_tile_m * Given::step * 2,
+                         b_bytes = Given::block_tile_n * Given::step * 2;
+    static constexpr int stage_bytes = a_bytes + b_bytes, stages_bytes = Given::stages * stage_bytes;
+    static constexpr int epilogue_row = Given::warp_tile_n + Given::pad;
+    static constexpr int epilogue_tile_bytes = Given::epilogue_tiles * tile_rows * epilogue_row * 4;
+    static constexpr int epilogue_bytes = warps_m * warps_n * epilogue_tile_bytes;
+    static constexpr int shared_bytes = stages_bytes > epilogue_bytes ? stages_bytes : epilogue_bytes;
 };
 
 // And for the kernel. parts: of a step, each `depth` operands deep.
 using T = Tile<tile_rows>;
 struct S : Sizes<Machine> {
-    static constexpr int R = tile_rows, tiles_m = piece_m / R, tiles_n = piece_n / R;
+    static constexpr int R = tile_rows, tiles_m = warp_tile_m / R, tiles_n = warp_tile_n / R;
     static constexpr int depth = T::depth, parts = step / 16 / depth;
-    static_assert(pipelined ? parts % 2 == 0 : ahead == 1);
+    static_assert(pipelined ? parts % 2 == 0 : in_flight == 1);
 };
 
 // How an operand, of m or n rows, lies in memory.
@@ -106,7 +107,7 @@ enum class Layout { along_k, down_k };
 // One operand of the product: `extent` rows a block, `tiles` tiles of rows a warp. A tile lies in LDS as it
 // does in memory; what is down k is turned on its way to registers (load_columns).
 template <class Operand, Layout layout, int extent, int tiles>
-struct Side {
+struct OperandLoader {
     static constexpr bool along = layout == Layout::along_k;
     static constexpr int lds_rows = along ? extent : S::step, lds_columns = along ? S::step : extent;
     using Shared = SharedTile<lds_columns>;
@@ -139,13 +140,13 @@ struct Side {
         }
     }
     // Which of the warp's rows row `i` of tile `t` is.
-    static __device__ int place(int t, int i) { return along ? t * S::R + i : T::spread<tiles>(t, i); }
+    static __device__ int place(int t, int i) { return along ? t * S::R + i : T::interleaved<tiles>(t, i); }
 };
 
 template <Layout a_layout, Layout b_layout>
 struct Product {
-    using A = Side<T::Operand, a_layout, S::block_m, S::tiles_m>;
-    using B = Side<T::RightOperand, b_layout, S::block_n, S::tiles_n>;
+    using A = OperandLoader<T::Operand, a_layout, S::block_tile_m, S::tiles_m>;
+    using B = OperandLoader<T::RightOperand, b_layout, S::block_tile_n, S::tiles_n>;
     struct Operands {
         T::Operand a[S::tiles_m][S::depth];
         T::RightOperand b[S::tiles_n][S::depth];
@@ -157,9 +158,9 @@ struct Sums {
 };
 
 template <class P>
-__device__ void load(typename P::Operands& out, const char* buffer, int piece_m, int piece_n, int part) {
-    P::A::load(out.a, buffer, piece_m, part * S::depth * 16);
-    P::B::load(out.b, buffer + S::a_bytes, piece_n, part * S::depth * 16);
+__device__ void load(typename P::Operands& out, const char* stage, int warp_m, int warp_n, int part) {
+    P::A::load(out.a, stage, warp_m, part * S::depth * 16);
+    P::B::load(out.b, stage + S::a_bytes, warp_n, part * S::depth * 16);
 }
 template <class P>
 __device__ void multiply(Sums& sums, const typename P::Operands& x) {
@@ -171,49 +172,49 @@ __device__ void multiply(Sums& sums, const typename P::Operands& x) {
             for (int n = 0; n < S::tiles_n; n++) T::multiply(sums.tile[m][n], x.a[m][d], x.b[n][d]);
 }
 
-// A block's tiles on their way to LDS, S::ahead of them at a time.
+// A block's tiles on their way to LDS, S::in_flight of them at a time.
 template <class P>
 struct Copies {
     const bf16 *a, *b;
     int m, n;  // the block's first row of a, of b
     int M, N, K;
     char* shared;
-    typename P::A::Copy copy_a[S::ahead];
-    typename P::B::Copy copy_b[S::ahead];
+    typename P::A::Copy copy_a[S::in_flight];
+    typename P::B::Copy copy_b[S::in_flight];
 
     __device__ int tiles() const { return (K + S::step - 1) / S::step; }
-    __device__ char* buffer(int tile) const { return shared + tile % S::buffers * S::buffer_bytes; }
+    __device__ char* stage(int tile) const { return shared + tile % S::stages * S::stage_bytes; }
     __device__ void begin(int tile) {
         if (tile < tiles()) {
-            P::A::begin(copy_a[tile % S::ahead], buffer(tile), a, m, tile * S::step, M, K);
-            P::B::begin(copy_b[tile % S::ahead], buffer(tile) + S::a_bytes, b, n, tile * S::step, N, K);
-        } else if (S::ahead > 1) {  // arrive() counts copies
-            copy_a[tile % S::ahead].begin_none();
-            copy_b[tile % S::ahead].begin_none();
+            P::A::begin(copy_a[tile % S::in_flight], stage(tile), a, m, tile * S::step, M, K);
+            P::B::begin(copy_b[tile % S::in_flight], stage(tile) + S::a_bytes, b, n, tile * S::step, N, K);
+        } else if (S::in_flight > 1) {  // arrive() counts copies
+            copy_a[tile % S::in_flight].begin_none();
+            copy_b[tile % S::in_flight].begin_none();
         }
     }
     // Afterwards everybody may read the tile, and nobody reads the one before it any more.
     __device__ void arrive(int tile) {
-        if (S::buffers == 1) __syncthreads();  // it comes in the place of the one before
-        constexpr int later = 2 * (S::ahead - 1);
-        copy_a[tile % S::ahead].template end<later>();
-        copy_b[tile % S::ahead].template end<later>();
+        if (S::stages == 1) __syncthreads();  // it comes in the place of the one before
+        constexpr int later = 2 * (S::in_flight - 1);
+        copy_a[tile % S::in_flight].template end<later>();
+        copy_b[tile % S::in_flight].template end<later>();
         __syncthreads();
     }
 };
 
 // Loaded, then multiplied: meanwhile the other block's waves multiply.
 template <class P>
-__device__ void add_tiles(Sums& sums, Copies<P>& copies, int piece_m, int piece_n) {
+__device__ void add_tiles(Sums& sums, Copies<P>& copies, int warp_m, int warp_n) {
     typename P::Operands operands;
     copies.begin(0);
     for (int tile = 0; tile < copies.tiles(); tile++) {
         copies.arrive(tile);
         copies.begin(tile + 1);
-        keep_order();  // or the compiler loads from memory when the numbers are needed, not before
+        scheduling_barrier();  // or the compiler loads from memory when the numbers are needed, not before
 #pragma unroll
         for (int part = 0; part < S::parts; part++) {
-            load<P>(operands, copies.buffer(tile), piece_m, piece_n, part);
+            load<P>(operands, copies.stage(tile), warp_m, warp_n, part);
             multiply<P>(sums, operands);
         }
     }
@@ -222,44 +223,44 @@ __device__ void add_tiles(Sums& sums, Copies<P>& copies, int piece_m, int piece_
 // The next part's operands are loaded while this one's are multiplied. The next part of the last is the next
 // tile's first, so the next tile has to be there one part early.
 template <class P>
-__device__ void add_tiles_pipelined(Sums& sums, Copies<P>& copies, int piece_m, int piece_n) {
+__device__ void add_tiles_pipelined(Sums& sums, Copies<P>& copies, int warp_m, int warp_n) {
     typename P::Operands operands[2];
 #pragma unroll
-    for (int tile = 0; tile < S::ahead; tile++) copies.begin(tile);
+    for (int tile = 0; tile < S::in_flight; tile++) copies.begin(tile);
     copies.arrive(0);
-    load<P>(operands[0], copies.buffer(0), piece_m, piece_n, 0);
+    load<P>(operands[0], copies.stage(0), warp_m, warp_n, 0);
     for (int tile = 0; tile < copies.tiles(); tile++) {
 #pragma unroll
         for (int part = 0; part < S::parts; part++) {
             const bool last = part == S::parts - 1;
             if (last) copies.arrive(tile + 1);
-            load<P>(operands[(part + 1) % 2], copies.buffer(tile + last), piece_m, piece_n,
+            load<P>(operands[(part + 1) % 2], copies.stage(tile + last), warp_m, warp_n,
                     last ? 0 : part + 1);
             // In the place of the tile before this one: its last part was loaded before this one's arrival.
-            if (part == 0) copies.begin(tile + S::ahead);
+            if (part == 0) copies.begin(tile + S::in_flight);
             multiply<P>(sums, operands[part % 2]);
         }
     }
 }
 
-// out = sums (+ initial). A lane holds pieces of rows; through LDS, a strip at a time, neighbouring lanes get
+// out = sums (+ initial). A lane holds parts of rows; through LDS, an epilogue tile at a time, neighbouring lanes get
 // neighbouring 16 bytes of a row. A thread reads `initial` where it writes `out`: they may be the same.
 template <class P, class O>
 __device__ void store(O* out, const O* initial, const Sums& sums, int first_m, int first_n, int M, int N) {
-    constexpr int size = vector_size<O>, lanes = S::piece_n / size, rows = warp_size / lanes;
-    constexpr int vectors = S::strip * S::R / rows;
-    float* strip = reinterpret_cast<float*>(dynamic_shared_memory() + warp_index() * S::strip_bytes);
+    constexpr int size = vector_size<O>, lanes = S::warp_tile_n / size, rows = warp_size / lanes;
+    constexpr int vectors = S::epilogue_tiles * S::R / rows;
+    float* epilogue = reinterpret_cast<float*>(dynamic_shared_memory() + warp_index() * S::epilogue_tile_bytes);
     const int n = first_n + lane_index() % lanes * size;
 #pragma unroll
-    for (int t0 = 0; t0 < S::tiles_m; t0 += S::strip) {
-        __syncthreads();  // nobody reads operands, or the strip before this one, any more
+    for (int t0 = 0; t0 < S::tiles_m; t0 += S::epilogue_tiles) {
+        __syncthreads();  // nobody reads operands, or the epilogue tile before this one, any more
 #pragma unroll
-        for (int t = 0; t < S::strip; t++)
+        for (int t = 0; t < S::epilogue_tiles; t++)
 #pragma unroll
             for (int u = 0; u < S::tiles_n; u++)
 #pragma unroll
                 for (int i = 0; i < T::elements; i++)
-                    strip[(t * S::R + T::row(T::slot(i))) * S::strip_row + P::B::place(u, T::column(i))] =
+                    epilogue[(t * S::R + T::row(T::slot(i))) * S::epilogue_row + P::B::place(u, T::column(i))] =
                         sums.tile[t0 + t][u].x[i];
         int64_t at[vectors];
         uint4 old[vectors] = {};
@@ -273,7 +274,7 @@ __device__ void store(O* out, const O* initial, const Sums& sums, int first_m, i
         __syncthreads();
 #pragma unroll
         for (int v = 0; v < vectors; v++) {
-            const float* row = strip + (v * rows + lane_index() / lanes) * S::strip_row + n - first_n;
+            const float* row = epilogue + (v * rows + lane_index() / lanes) * S::epilogue_row + n - first_n;
             float x[size], sum[size];
             unpack(old[v], x);
 #pragma unroll
@@ -287,70 +288,70 @@ __device__ void store(O* out, const O* initial, const Sums& sums, int first_m, i
     }
 }
 
-// Which piece of the result is this block's: `group` rows of blocks, column by column, then the next rows.
-// Blocks are dealt out to dies in turn; a die gets neighbours.
-struct Block {
+// Which block tile of the result is this block's: `group` rows of blocks, column by column, then the next rows.
+// Blocks are distributed to XCDs in turn; an XCD gets neighbours.
+struct BlockTile {
     int m, n;
 };
-__device__ Block block_of(int rows, int columns) {
-    const int all = static_cast<int>(gridDim.x), die = static_cast<int>(blockIdx.x) % dies;
-    const int share = all / dies, more = all % dies;  // the first `more` dies have one block more
-    int i = die * share + (die < more ? die : more) + static_cast<int>(blockIdx.x) / dies;
+__device__ BlockTile block_tile_of(int rows, int columns) {
+    const int all = static_cast<int>(gridDim.x), xcd = static_cast<int>(blockIdx.x) % xcds;
+    const int share = all / xcds, more = all % xcds;  // the first `more` XCDs have one block more
+    int i = xcd * share + (xcd < more ? xcd : more) + static_cast<int>(blockIdx.x) / xcds;
     const int first = i / (S::group * columns) * S::group;
     const int height = rows - first < S::group ? rows - first : S::group;
     i %= S::group * columns;
-    return {(first + i % height) * S::block_m, i / height * S::block_n};
+    return {(first + i % height) * S::block_tile_m, i / height * S::block_tile_n};
 }
 
 template <class P, class O>
 __global__ void __launch_bounds__(S::threads)
-    matmul_kernel2(O* out, const O* initial, const bf16* a, const bf16* b, int M, int N, int K) {
-    const Block block = block_of((M + S::block_m - 1) / S::block_m, (N + S::block_n - 1) / S::block_n);
-    const int piece_m = warp_index() / S::warps_n * S::piece_m,
-              piece_n = warp_index() % S::warps_n * S::piece_n;
+    matmul_tiled_kernel(O* out, const O* initial, const bf16* a, const bf16* b, int M, int N, int K) {
+    const BlockTile block = block_tile_of((M + S::block_tile_m - 1) / S::block_tile_m, (N + S::block_tile_n - 1) / S::block_tile_n);
+    const int warp_m = warp_index() / S::warps_n * S::warp_tile_m,
+              warp_n = warp_index() % S::warps_n * S::warp_tile_n;
     Copies<P> copies{a, b, block.m, block.n, M, N, K, dynamic_shared_memory(), {}, {}};
     Sums sums = {};
     if constexpr (S::pipelined)
-        add_tiles_pipelined<P>(sums, copies, piece_m, piece_n);
+        add_tiles_pipelined<P>(sums, copies, warp_m, warp_n);
     else
-        add_tiles<P>(sums, copies, piece_m, piece_n);
-    store<P>(out, initial, sums, block.m + piece_m, block.n + piece_n, M, N);
+        add_tiles<P>(sums, copies, warp_m, warp_n);
+    store<P>(out, initial, sums, block.m + warp_m, block.n + warp_n, M, N);
 }
 
 template <Layout a_layout, Layout b_layout, class O>
-void matmul_2(O* out, const O* initial, const bf16* a, const bf16* b, int64_t M, int64_t N, int64_t K,
+void matmul_tiled(O* out, const O* initial, const bf16* a, const bf16* b, int64_t M, int64_t N, int64_t K,
               const Device& device) {
     on_machine([&](auto machine) {
         using Z = Sizes<decltype(machine)>;
-        const int64_t blocks = int64_t{blocks_for(M, Z::block_m)} * blocks_for(N, Z::block_n);
+        const int64_t blocks = int64_t{blocks_for(M, Z::block_tile_m)} * blocks_for(N, Z::block_tile_n);
         launch(Grid(blocks_for(blocks, 1), Z::threads, device.stream, Z::shared_bytes),
-               matmul_kernel2<Product<a_layout, b_layout>, O>, out, initial, a, b, M, N, K);
+               matmul_tiled_kernel<Product<a_layout, b_layout>, O>, out, initial, a, b, M, N, K);
     });
 }
 
 }  // namespace
 
-void matmul_forward_2(View<bf16, 2> out, View<const bf16, 2> x, View<const bf16, 2> weight,
+void matmul_forward_tiled(View<bf16, 2> out, View<const bf16, 2> x, View<const bf16, 2> weight,
                       View<const bf16, 2> residual, Device device) {
-    matmul_2<Layout::along_k, Layout::along_k, bf16>(out.data, residual.data, x.data, weight.data, x.shape[0],
+    matmul_tiled<Layout::along_k, Layout::along_k, bf16>(out.data, residual.data, x.data, weight.data, x.shape[0],
                                                      weight.shape[0], x.shape[1], device);
 }
 
-void matmul_backward_input_2(View<bf16, 2> dx, View<const bf16, 2> dout, View<const bf16, 2> weight,
+void matmul_backward_input_tiled(View<bf16, 2> dx, View<const bf16, 2> dout, View<const bf16, 2> weight,
                              Device device) {
-    matmul_2<Layout::along_k, Layout::down_k, bf16>(dx.data, nullptr, dout.data, weight.data, dx.shape[0],
+    matmul_tiled<Layout::along_k, Layout::down_k, bf16>(dx.data, nullptr, dout.data, weight.data, dx.shape[0],
                                                     dx.shape[1], dout.shape[1], device);
 }
 
 template <class G>
-void matmul_backward_weight_2(View<G, 2> dweight, View<const bf16, 2> dout, View<const bf16, 2> x,
+void matmul_backward_weight_tiled(View<G, 2> dweight, View<const bf16, 2> dout, View<const bf16, 2> x,
                               bool accumulate, Device device) {
-    matmul_2<Layout::down_k, Layout::down_k, G>(dweight.data, accumulate ? dweight.data : nullptr, dout.data,
+    matmul_tiled<Layout::down_k, Layout::down_k, G>(dweight.data, accumulate ? dweight.data : nullptr, dout.data,
                                                 x.data, dweight.shape[0], dweight.shape[1], x.shape[0],
                                                 device);
 }
-template decltype(matmul_backward_weight_2<float>) matmul_backward_weight_2<float>;
-template decltype(matmul_backward_weight_2<bf16>) matmul_backward_weight_2<bf16>;
+template decltype(matmul_backward_weight_tiled<float>) matmul_backward_weight_tiled<float>;
+template decltype(matmul_backward_weight_tiled<bf16>) matmul_backward_weight_tiled<bf16>;
 
 bool tiled_supports(const Call& call) {
     bool whole = call["C"] % 8 == 0 && call["K"] % 8 == 0;

@@ -15,7 +15,7 @@ from build import LIBRARIES
 
 DTYPES = {np.dtype(np.float32): 0, "bf16": 1, np.dtype(np.float64): 2, np.dtype(np.int32): 3}  # core/dtype.h
 PAGE = 4096
-NAIVE = ("naive", "1")  # the variants that explain; all others of the device are optimized
+NAIVE = "naive"  # the variant that explains; all others of the device are optimized
 
 
 def bf16_bits(x: np.ndarray) -> np.ndarray:
@@ -120,7 +120,7 @@ class Device:
 
     def optimized(self, operation: str) -> list[Variant]:
         """All device variants but the one that explains."""
-        return [variant for variant in self.operations[operation] if variant.name not in NAIVE]
+        return [variant for variant in self.operations[operation] if variant.name != NAIVE]
 
     def launch(self, code, name, grid, block, arguments, dynamic):
         try:

@@ -1,9 +1,9 @@
-// Attention forward for Hopper, variant 3 of attention.hip (Shah et al. 2024, FlashAttention-3). mma.sync cannot
+// Attention forward for Hopper, variant `wgmma` of attention.hip (Shah et al. 2024, FlashAttention-3). mma.sync cannot
 // reach more than about 60% of what Hopper's tensor cores do; wgmma can, but takes 128 threads, reads LDS by
 // itself and runs asynchronously: another shape of kernel. A block is three warpgroups, four at HD 64, where
 // products are too short to hide the exponentials of one other warpgroup and sums leave registers for it:
 //
-//   one thread of the first   copies q, then k and v step by step (TMA) into buffers
+//   one thread of the first   copies q, then k and v step by step (TMA) into stages
 //   the others                own 64 rows of q each. While the tensor cores work on s_n = q k_n' and o += p v_n-1,
 //                             the exponentials of the other warpgroups are computed: named barriers let them
 //                             take turns; within a warpgroup the exponentials of s_n run beside p v.
@@ -11,7 +11,7 @@
 // Keys are walked from the last to the first. A warpgroup's rows lie within one step's keys: only the first step
 // that it takes part in has a diagonal. With three of them the block's first step is not the first of all.
 #include "ops/attention/attention.h"
-#include "ops/attention/hopper.h"
+#include "ops/attention/wgmma.h"
 
 #if defined(LLAMAC_WARPGROUPS)
 namespace llamac {
@@ -19,19 +19,19 @@ namespace {
 
 constexpr int step = 128;  // keys
 template <int HD>
-constexpr int workers = HD == 64 ? 3 : 2;
+constexpr int consumers = HD == 64 ? 3 : 2;
 template <int HD>
-constexpr int buffers = HD == 64 ? 3 : 2;
+constexpr int stages = HD == 64 ? 3 : 2;
 template <int HD>
-constexpr int rows = 64 * workers<HD>;  // of q, of a block
+constexpr int rows = 64 * consumers<HD>;  // of q, of a block
 
 template <int HD>
 struct Shared {
-    using Queue = Ring<buffers<HD>, workers<HD>>;
+    using StepPipeline = Pipeline<stages<HD>, consumers<HD>>;
     Panels<HD, rows<HD>> q;
-    Panels<HD, step> k[buffers<HD>], v[buffers<HD>];
+    Panels<HD, step> k[stages<HD>], v[stages<HD>];
     SharedBarrier q_full;
-    Queue of_k, of_v;
+    StepPipeline of_k, of_v;
 };
 
 #if defined(LLAMAC_WARPGROUP_CODE)
@@ -42,17 +42,17 @@ __device__ int steps_until(int row) {
 
 template <int HD>
 __device__ void copy_all(Shared<HD>& shared, const TensorMap& q, const TensorMap& k, const TensorMap& v,
-                         int block, const Piece& piece, int64_t key_head) {
+                         int block, const BlockTile& tile, int64_t key_head) {
     shared.q_full.arrive_expecting(shared.q.bytes);
-    load_rows(shared.q, q, shared.q_full, block * rows<HD>, piece.head, piece.batch);
+    load_rows(shared.q, q, shared.q_full, block * rows<HD>, tile.head, tile.batch);
     const int steps = steps_until((block + 1) * rows<HD>);
-    const auto load = [&](Panels<HD, step>(&to)[buffers<HD>], const TensorMap& map,
-                          typename Shared<HD>::Queue& ring, int n) {
-        const Turn<buffers<HD>> turn(n);
-        ring.free[turn.buffer].wait(turn.parity ^ 1);
-        ring.full[turn.buffer].arrive_expecting(to[turn.buffer].bytes);
-        load_rows(to[turn.buffer], map, ring.full[turn.buffer], (steps - 1 - n) * step, key_head,
-                  piece.batch);
+    const auto load = [&](Panels<HD, step>(&to)[stages<HD>], const TensorMap& map,
+                          typename Shared<HD>::StepPipeline& pipeline, int n) {
+        const Stage<stages<HD>> stage(n);
+        pipeline.free[stage.index].wait(stage.phase ^ 1);
+        pipeline.full[stage.index].arrive_expecting(to[stage.index].bytes);
+        load_rows(to[stage.index], map, pipeline.full[stage.index], (steps - 1 - n) * step, key_head,
+                  tile.batch);
     };
     for (int n = 0; n < steps; n++) {
         load(shared.k, k, shared.of_k, n);
@@ -92,21 +92,21 @@ struct Rows {
 
 template <int HD>
 __device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& lse, int block,
-                        const Piece& piece, float scale) {
-    constexpr int turns = 6;  // barriers from here on, one a worker
-    const Worker worker;
-    const int next = worker.index == workers<HD> - 1 ? 0 : worker.index + 1;
-    const auto wait_turn = [&] { named_barrier_wait(turns + worker.index, 2 * warpgroup_size); };
+                        const BlockTile& tile, float scale) {
+    constexpr int turns = 6;  // barriers from here on, one per consumer
+    const Consumer consumer;
+    const int next = consumer.index == consumers<HD> - 1 ? 0 : consumer.index + 1;
+    const auto wait_turn = [&] { named_barrier_wait(turns + consumer.index, 2 * warpgroup_size); };
     const auto give_turn = [&] { named_barrier_arrive(turns + next, 2 * warpgroup_size); };
 
-    const int first = block * rows<HD> + worker.index * 64;
+    const int first = block * rows<HD> + consumer.index * 64;
     const int steps = steps_until((block + 1) * rows<HD>), begin = steps - steps_until(first + 64);
     // Turns begin when all have begun.
     constexpr int begun = rows<HD> % step == 0 ? 0 : 1;
     Rows state;
     float s[step / 2], o[HD / 2] = {}, shrink[2];
     uint32_t p[step / 16][4];
-    keep_in_place(o);
+    operand_fence(o);
     if (next == 0) give_turn();
     shared.q_full.wait(0);
     if (begin > 0) {
@@ -114,43 +114,43 @@ __device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& 
         shared.of_v.free[0].arrive_as_warp();
     }
     shared.of_k.full[begin].wait(0);
-    products_begin();
-    begin_rows_product(s, shared.q, worker.index * 64, shared.k[begin]);
-    products_wait<0>();
-    keep_in_place(s);
+    warpgroup_arrive();
+    begin_rows_product(s, shared.q, consumer.index * 64, shared.k[begin]);
+    warpgroup_wait<0>();
+    operand_fence(s);
     shared.of_k.free[begin].arrive_as_warp();
 #pragma unroll
     for (int i = 0; i < step / 2; i++)
-        if (i / 4 * 8 + worker.column + i % 2 > first % step + worker.row + i / 2 % 2 * 8) s[i] = -INFINITY;
+        if (i / 4 * 8 + consumer.column + i % 2 > first % step + consumer.row + i / 2 % 2 * 8) s[i] = -INFINITY;
     state.softmax(s, scale * log2_e, shrink);
     pack(p, s);
     for (int n = begin + 1; n < steps; n++) {
-        const Turn<buffers<HD>> keys(n), values(n - 1);
-        shared.of_k.full[keys.buffer].wait(keys.parity);
+        const Stage<stages<HD>> keys(n), values(n - 1);
+        shared.of_k.full[keys.index].wait(keys.phase);
         if (n > begun) wait_turn();
-        products_begin();
-        begin_rows_product(s, shared.q, worker.index * 64, shared.k[keys.buffer]);
-        shared.of_v.full[values.buffer].wait(values.parity);
-        products_begin();
-        begin_columns_product(o, p, shared.v[values.buffer]);
+        warpgroup_arrive();
+        begin_rows_product(s, shared.q, consumer.index * 64, shared.k[keys.index]);
+        shared.of_v.full[values.index].wait(values.phase);
+        warpgroup_arrive();
+        begin_columns_product(o, p, shared.v[values.index]);
         if (n > begun) give_turn();
-        products_wait<1>();
-        keep_in_place(s);
-        shared.of_k.free[keys.buffer].arrive_as_warp();
+        warpgroup_wait<1>();
+        operand_fence(s);
+        shared.of_k.free[keys.index].arrive_as_warp();
         state.softmax(s, scale * log2_e, shrink);
-        products_wait<0>();
-        keep_in_place(o);
-        shared.of_v.free[values.buffer].arrive_as_warp();
+        warpgroup_wait<0>();
+        operand_fence(o);
+        shared.of_v.free[values.index].arrive_as_warp();
 #pragma unroll
         for (int i = 0; i < HD / 2; i++) o[i] *= shrink[i / 2 % 2];
         pack(p, s);
     }
-    const Turn<buffers<HD>> last(steps - 1);
-    shared.of_v.full[last.buffer].wait(last.parity);
-    products_begin();
-    begin_columns_product(o, p, shared.v[last.buffer]);
-    products_wait<0>();
-    keep_in_place(o);
+    const Stage<stages<HD>> last(steps - 1);
+    shared.of_v.full[last.index].wait(last.phase);
+    warpgroup_arrive();
+    begin_columns_product(o, p, shared.v[last.index]);
+    warpgroup_wait<0>();
+    operand_fence(o);
 
     const int time = static_cast<int>(out.shape[1]);
     float inverse[2];
@@ -160,18 +160,18 @@ __device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& 
         sum += __shfl_xor(sum, 1);
         sum += __shfl_xor(sum, 2);
         inverse[slot] = 1 / sum;
-        const int t = first + worker.row + 8 * slot;
-        if (worker.column == 0 && t < time)
-            lse(piece.batch, piece.head, t) = state.largest[slot] * scale + logf(sum);
+        const int t = first + consumer.row + 8 * slot;
+        if (consumer.column == 0 && t < time)
+            lse(tile.batch, tile.head, t) = state.largest[slot] * scale + logf(sum);
     }
-    store_product(row_of(out, piece.batch, first, piece.head), out.stride[1], o, inverse, shared.q, worker,
+    store_product(row_of(out, tile.batch, first, tile.head), out.stride[1], o, inverse, shared.q, consumer,
                   time - first);
 }
 #endif
 
 template <int HD>
-__global__ void __launch_bounds__(Team<workers<HD>>::threads, 1)
-    attention_forward_kernel3(View<bf16, 4> out, View<float, 3> lse, LLAMAC_KERNEL_CONSTANT const TensorMap q,
+__global__ void __launch_bounds__(Warpgroups<consumers<HD>>::threads, 1)
+    attention_forward_wgmma_kernel(View<bf16, 4> out, View<float, 3> lse, LLAMAC_KERNEL_CONSTANT const TensorMap q,
                               LLAMAC_KERNEL_CONSTANT const TensorMap k,
                               LLAMAC_KERNEL_CONSTANT const TensorMap v, int group, float scale) {
 #if defined(LLAMAC_WARPGROUP_CODE)
@@ -184,38 +184,38 @@ __global__ void __launch_bounds__(Team<workers<HD>>::threads, 1)
     }
     __syncthreads();
     const int blocks = static_cast<int>((out.shape[1] + rows<HD> - 1) / rows<HD>);
-    const Piece piece = piece_of(blocks, out.shape[2]);
-    const int block = blocks - 1 - static_cast<int>(piece.block);  // more keys come first
+    const BlockTile tile = block_tile_of(blocks, out.shape[2]);
+    const int block = blocks - 1 - static_cast<int>(tile.block);  // more keys come first
     if (threadIdx.x < warpgroup_size) {
-        give_registers<Team<workers<HD>>::to_copy>();
-        if (threadIdx.x == 0) copy_all(shared, q, k, v, block, piece, piece.head / group);
+        warpgroup_release_registers<Warpgroups<consumers<HD>>::producer_registers>();
+        if (threadIdx.x == 0) copy_all(shared, q, k, v, block, tile, tile.head / group);
     } else {
-        take_registers<Team<workers<HD>>::to_compute>();
-        compute(shared, out, lse, block, piece, scale);
+        warpgroup_acquire_registers<Warpgroups<consumers<HD>>::consumer_registers>();
+        compute(shared, out, lse, block, tile, scale);
     }
 #endif
 }
 
 template <int HD>
-void attention_forward_hopper(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
+void launch_forward(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
                               View<const bf16, 4> k, View<const bf16, 4> v, float scale,
                               const Device& device) {
     const int64_t blocks = (q.shape[1] + rows<HD> - 1) / rows<HD>;
-    launch(Grid(blocks_for(blocks * q.shape[2] * q.shape[0], 1), Team<workers<HD>>::threads, device.stream,
+    launch(Grid(blocks_for(blocks * q.shape[2] * q.shape[0], 1), Warpgroups<consumers<HD>>::threads, device.stream,
                 aligned_shared_bytes<Shared<HD>>),
-           attention_forward_kernel3<HD>, out, lse, map_of(q, rows<HD>), map_of(k, step), map_of(v, step),
+           attention_forward_wgmma_kernel<HD>, out, lse, map_of(q, rows<HD>), map_of(k, step), map_of(v, step),
            static_cast<int>(q.shape[2] / k.shape[2]), scale);
 }
 
 }  // namespace
 
-void attention_forward_3(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
+void attention_forward_wgmma(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
                          View<const bf16, 4> v, double scale, Device device) {
-    (q.shape[3] == 64 ? attention_forward_hopper<64>
-                      : attention_forward_hopper<128>)(out, lse, q, k, v, static_cast<float>(scale), device);
+    (q.shape[3] == 64 ? launch_forward<64>
+                      : launch_forward<128>)(out, lse, q, k, v, static_cast<float>(scale), device);
 }
 
-bool hopper_supports(const Call& call) {
+bool wgmma_supports(const Call& call) {
     return device_properties().warpgroups && flash_supports(call);
 }
 

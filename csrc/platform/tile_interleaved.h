@@ -1,5 +1,5 @@
 // Where no instruction transposes while it reads LDS: a lane of load_columns takes `width` neighbouring columns
-// and deals them out, one to each of `width` tiles. The tiles' columns then lie `width` apart, and `width` of
+// and distributes them, one to each of `width` tiles. The tiles' columns then lie `width` apart, and `width` of
 // them side by side when they are stored. For tiles of which a lane holds one row.
 #pragma once
 
@@ -7,13 +7,13 @@ namespace llamac {
 
 // Self: the Tile<R>. most: columns a lane takes at once.
 template <class Self, int R, int most>
-struct DealtColumns {
+struct InterleavedColumns {
     template <int count>
     static constexpr int width = count < most ? count : most;
 
     // Of a product with load_columns of `count` operands: the column that column `c` of tile `o` is.
     template <int count>
-    static constexpr __device__ int spread(int o, int c) {
+    static constexpr __device__ int interleaved(int o, int c) {
         constexpr int w = width<count>;
         static_assert(count % w == 0 && (w == 2 || w == 4 || w == 8));
         return o / w * w * R + w * c + o % w;
@@ -24,7 +24,7 @@ struct DealtColumns {
         constexpr int w = width<count>;
         for (int o = 0; o < count; o += w)
             for (int i = 0; i < Self::elements; i++) {
-                const int place = spread<count>(o, Self::column(i));
+                const int place = interleaved<count>(o, Self::column(i));
                 uint32_t words[w / 2];
                 for (int t = 0; t < w; t += 2) words[t / 2] = bf16_pair(c[o + t].x[i], c[o + t + 1].x[i]);
                 __builtin_memcpy(to.at(first + Self::row(), place / 8) + place % 8 * 2, words, sizeof(words));

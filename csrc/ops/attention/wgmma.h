@@ -1,5 +1,5 @@
-// What the kernels for Hopper share: tiles of rows in LDS, the ring of buffers between the thread that copies
-// and the warpgroups that compute, a warpgroup's two kinds of product.
+// What the kernels for Hopper share: tiles of rows in LDS, the pipeline between the producer, a thread that copies,
+// and the consumer warpgroups, a warpgroup's two kinds of product.
 #pragma once
 #include "ops/attention/flash.h"
 #include "platform/warpgroup.h"
@@ -36,41 +36,42 @@ __device__ S& aligned_shared_memory() {
 template <class S>
 constexpr size_t aligned_shared_bytes = sizeof(S) + panels_alignment;
 
-// Warpgroups that compute, and how many registers their threads have and those of the one more that copies: all
-// that there are.
-template <int workers>
-struct Team {
-    static_assert(workers == 2 || workers == 3);
-    static constexpr int threads = (1 + workers) * warpgroup_size;
-    static constexpr int to_compute = workers == 2 ? 240 : 160, to_copy = workers == 2 ? 24 : 32;
+// A producer warpgroup and the consumers: how many registers a thread of each has. Together they have all that
+// there are.
+template <int consumers>
+struct Warpgroups {
+    static_assert(consumers == 2 || consumers == 3);
+    static constexpr int threads = (1 + consumers) * warpgroup_size;
+    static constexpr int consumer_registers = consumers == 2 ? 240 : 160;
+    static constexpr int producer_registers = consumers == 2 ? 24 : 32;
 };
 
-// A ring of buffers: which of them is the n-th, and the parity of its phase.
-template <int buffers>
-struct Turn {
-    int buffer, parity;
-    __device__ explicit Turn(int n) : buffer(n % buffers), parity(n / buffers % 2) {}
+// The pipeline stage of step n, and its phase: 0 and 1 in turn.
+template <int stages>
+struct Stage {
+    int index, phase;
+    __device__ explicit Stage(int n) : index(n % stages), phase(n / stages % 2) {}
 };
 // `full` ends a phase when the tiles have come, `free` when all who compute have read them: their warps say so,
 // after products, or, with `arrivals` as many, their threads, after loads of their own.
-template <int buffers, int workers>
-struct Ring {
-    static constexpr int threads = workers * warpgroup_size, warps = threads / warp_size;
-    SharedBarrier full[buffers], free[buffers];
+template <int stages, int consumers>
+struct Pipeline {
+    static constexpr int threads = consumers * warpgroup_size, warps = threads / warp_size;
+    SharedBarrier full[stages], free[stages];
 
     __device__ void init(int arrivals) {
-        for (int i = 0; i < buffers; i++) {
+        for (int i = 0; i < stages; i++) {
             full[i].init(1);
             free[i].init(arrivals);
         }
     }
 };
 
-// A warpgroup's place among those that compute, a thread's in its products: rows row and row + 8 of 64, of
+// A consumer warpgroup's place among them, a thread's in its products: rows row and row + 8 of 64, of
 // every eight columns two from `column` on.
-struct Worker {
+struct Consumer {
     int index, thread, row, column;
-    __device__ Worker()
+    __device__ Consumer()
         : index(static_cast<int>(threadIdx.x) / warpgroup_size - 1),
           thread(static_cast<int>(threadIdx.x) % warpgroup_size),
           row(thread / warp_size * 16 + lane_index() / 4),
@@ -100,7 +101,7 @@ __device__ void begin_rows_product(float (&c)[rows / 2], const Panels<HD, a_rows
         else
             warpgroup_multiply<false, false>(c, at_left, at_right);
     }
-    products_commit();
+    warpgroup_commit();
 }
 // c += p b, p as pack() gives it.
 template <int HD, int rows>
@@ -110,7 +111,7 @@ __device__ void begin_columns_product(float (&c)[HD / 2], const uint32_t (&p)[ro
 #pragma unroll
     for (int d = 0; d < rows / 16; d++)
         warpgroup_multiply<false, true>(c, p[d], advance(right, d * 16 * 128));
-    products_commit();
+    warpgroup_commit();
 }
 // A product's sums as the operand of another, rounded.
 template <int n>
@@ -119,20 +120,20 @@ __device__ void pack(uint32_t (&p)[n / 8][4], const float (&s)[n]) {
     for (int i = 0; i < n; i += 2) p[i / 8][i / 2 % 4] = bf16_pair(s[i], s[i + 1]);
 }
 
-// A worker's 64 rows of a product, each scaled, rounded, through its own rows of `through` to memory: those below
+// A consumer's 64 rows of a product, each scaled, rounded, through its own rows of `through` to memory: those below
 // `valid`, `to` being the first.
 template <int HD, int rows>
 __device__ void store_product(bf16* to, int64_t stride, const float (&c)[HD / 2], const float (&scale)[2],
-                              Panels<HD, rows>& through, const Worker& worker, int valid) {
-    const int first = worker.index * 64;
+                              Panels<HD, rows>& through, const Consumer& consumer, int valid) {
+    const int first = consumer.index * 64;
 #pragma unroll
     for (int i = 0; i < HD / 2; i += 2) {
         const int slot = i / 2 % 2;
-        *reinterpret_cast<uint32_t*>(through.at(first + worker.row + 8 * slot, i / 4) + worker.column * 2) =
+        *reinterpret_cast<uint32_t*>(through.at(first + consumer.row + 8 * slot, i / 4) + consumer.column * 2) =
             bf16_pair(c[i] * scale[slot], c[i + 1] * scale[slot]);
     }
-    named_barrier_wait(3 + worker.index, warpgroup_size);
-    for (int i = worker.thread; i < 64 * HD / 8; i += warpgroup_size) {
+    named_barrier_wait(3 + consumer.index, warpgroup_size);
+    for (int i = consumer.thread; i < 64 * HD / 8; i += warpgroup_size) {
         const int row = i / (HD / 8), chunk = i % (HD / 8);
         if (row < valid)
             store128(to + row * stride + 8 * chunk,

@@ -1,22 +1,22 @@
-// Attention backward for Hopper, variant 4 of attention.hip: the two kernels of flash_backward.hip, one that owns
-// keys and one that owns queries, in the shape of hopper_forward.hip. Deterministic: a sum belongs to one
+// Attention backward for Hopper, variant `wgmma` of attention.hip: the two kernels of flash_backward.hip, one that owns
+// keys and one that owns queries, in the shape of wgmma_forward.hip. Deterministic: a sum belongs to one
 // warpgroup. A warpgroup's products run one after another on the tensor cores while it computes p and ds of what
 // has come out of them; the last one of a step runs beside the first ones of the next.
 //
-// Variant 5 is one pass of five products: the keys' kernel makes dq too, by adding in memory, in whatever order
+// Variant `wgmma_atomic` is one pass of five products: the keys' kernel makes dq too, by adding in memory, in whatever order
 // blocks come: its bits differ from run to run.
 //
 // The workspace: lse * log2 e and delta, f32[2,B,NH,T to whole blocks], infinity and 0 for queries that do not
-// exist; of variant 5 also the sums of dq, f32[B,NH,T to whole blocks,HD].
+// exist; of `wgmma_atomic` also the sums of dq, f32[B,NH,T to whole blocks,HD].
 #include "ops/attention/attention.h"
-#include "ops/attention/hopper.h"
+#include "ops/attention/wgmma.h"
 
 #if defined(LLAMAC_WARPGROUPS)
 namespace llamac {
 namespace {
 
-constexpr int workers = 2, rows = 64 * workers;  // rows of a block
-using Threads = Team<workers>;
+constexpr int consumers = 2, rows = 64 * consumers;  // rows of a block
+using Threads = Warpgroups<consumers>;
 
 int64_t padded_time(int64_t time) {
     return (time + rows - 1) / rows * rows;
@@ -24,7 +24,7 @@ int64_t padded_time(int64_t time) {
 
 template <int HD>
 __global__ void __launch_bounds__(256)
-    attention_backward_kernel4_statistics(float* scaled_lse, float* delta, View<const bf16, 4> dout,
+    attention_backward_wgmma_kernel_statistics(float* scaled_lse, float* delta, View<const bf16, 4> dout,
                                           View<const bf16, 4> out, View<const float, 3> lse, int64_t padded) {
     constexpr int lanes = HD / vector_size<bf16>;
     const int64_t heads = out.shape[2];
@@ -50,12 +50,12 @@ struct Differences<true> {
 };
 template <int HD, bool one_pass>
 struct Keys : Differences<one_pass> {
-    static constexpr int buffers = 3;
+    static constexpr int stages = 3;
     Panels<HD, rows> k, v;
-    Panels<HD, step> q[buffers], dout[buffers];
-    alignas(16) float lse[buffers][step], delta[buffers][step];
+    Panels<HD, step> q[stages], dout[stages];
+    alignas(16) float lse[stages][step], delta[stages][step];
     SharedBarrier own_full;
-    Ring<buffers, workers> ring;
+    Pipeline<stages, consumers> pipeline;
 
     // The steps of a block that begins at key `first`: all queries from there on, head after head.
     struct Steps {
@@ -70,35 +70,35 @@ struct Keys : Differences<one_pass> {
 
 template <int HD>
 struct Queries {
-    static constexpr int buffers = 2;
-    Panels<HD, rows> q, dout, k[buffers], v[buffers];
+    static constexpr int stages = 2;
+    Panels<HD, rows> q, dout, k[stages], v[stages];
     SharedBarrier own_full;
-    Ring<buffers, workers> of_k, of_v;
+    Pipeline<stages, consumers> of_k, of_v;
 };
 
 #if defined(LLAMAC_WARPGROUP_CODE)
 template <int HD, bool one_pass>
 __device__ void copy_queries(Keys<HD, one_pass>& shared, const TensorMap& q, const TensorMap& dout,
                              const TensorMap& k, const TensorMap& v, const float* lse, const float* delta,
-                             const Piece& piece, int64_t heads, int group, int time, int64_t padded) {
+                             const BlockTile& tile, int64_t heads, int group, int time, int64_t padded) {
     using C = Keys<HD, one_pass>;
-    const int first = static_cast<int>(piece.block) * rows;
+    const int first = static_cast<int>(tile.block) * rows;
     shared.own_full.arrive_expecting(shared.k.bytes + shared.v.bytes);
-    load_rows(shared.k, k, shared.own_full, first, piece.head, piece.batch);
-    load_rows(shared.v, v, shared.own_full, first, piece.head, piece.batch);
+    load_rows(shared.k, k, shared.own_full, first, tile.head, tile.batch);
+    load_rows(shared.v, v, shared.own_full, first, tile.head, tile.batch);
     const typename C::Steps steps(first, time);
     for (int n = 0; n < group * steps.a_head; n++) {
-        const Turn<C::buffers> turn(n);
-        SharedBarrier& full = shared.ring.full[turn.buffer];
-        const int64_t head = piece.head * group + steps.head(n);
+        const Stage<C::stages> stage(n);
+        SharedBarrier& full = shared.pipeline.full[stage.index];
+        const int64_t head = tile.head * group + steps.head(n);
         const int t0 = steps.query(n);
-        shared.ring.free[turn.buffer].wait(turn.parity ^ 1);
+        shared.pipeline.free[stage.index].wait(stage.phase ^ 1);
         full.arrive_expecting(2 * shared.q[0].bytes + 2 * step * 4);
-        load_rows(shared.q[turn.buffer], q, full, t0, head, piece.batch);
-        load_rows(shared.dout[turn.buffer], dout, full, t0, head, piece.batch);
-        const int64_t at = (piece.batch * heads + head) * padded + t0;
-        load_bytes(shared.lse[turn.buffer], lse + at, step * 4, full);
-        load_bytes(shared.delta[turn.buffer], delta + at, step * 4, full);
+        load_rows(shared.q[stage.index], q, full, t0, head, tile.batch);
+        load_rows(shared.dout[stage.index], dout, full, t0, head, tile.batch);
+        const int64_t at = (tile.batch * heads + head) * padded + t0;
+        load_bytes(shared.lse[stage.index], lse + at, step * 4, full);
+        load_bytes(shared.delta[stage.index], delta + at, step * 4, full);
     }
 }
 
@@ -107,18 +107,18 @@ __device__ void copy_queries(Keys<HD, one_pass>& shared, const TensorMap& q, con
 // time, four sums of each of the 128 threads after another.
 template <int HD>
 __device__ void add_queries(float* dq, const uint32_t (&ds)[step / 16][4], Panels<step, rows>& through,
-                            const Panels<HD, rows>& k, const Worker& worker, int n) {
+                            const Panels<HD, rows>& k, const Consumer& consumer, int n) {
 #pragma unroll
     for (int i = 0; i < step / 2; i += 2)
-        *reinterpret_cast<uint32_t*>(through.at(worker.index * 64 + worker.row + i / 2 % 2 * 8, i / 4) +
-                                     worker.column * 2) = ds[i / 8][i / 2 % 4];
+        *reinterpret_cast<uint32_t*>(through.at(consumer.index * 64 + consumer.row + i / 2 % 2 * 8, i / 4) +
+                                     consumer.column * 2) = ds[i / 8][i / 2 % 4];
     fence_shared();
-    named_barrier_wait(5, workers * warpgroup_size);
-    if (HD == 64 && worker.index != n % 2) return;
-    const int panel = HD == 64 ? 0 : worker.index;
+    named_barrier_wait(5, consumers * warpgroup_size);
+    if (HD == 64 && consumer.index != n % 2) return;
+    const int panel = HD == 64 ? 0 : consumer.index;
     float sum[32];
     const uint64_t left = shared_operand(through.data), right = shared_operand(k.data + panel * k.panel);
-    products_begin();
+    warpgroup_arrive();
 #pragma unroll
     for (int d = 0; d < rows / 16; d++) {
         const uint64_t at_left = advance(left, d * 16 * 128), at_right = advance(right, d * 16 * 128);
@@ -127,47 +127,47 @@ __device__ void add_queries(float* dq, const uint32_t (&ds)[step / 16][4], Panel
         else
             warpgroup_multiply<false, true, true>(sum, at_left, at_right);
     }
-    products_commit();
-    products_wait<0>();
-    keep_in_place(sum);
+    warpgroup_commit();
+    warpgroup_wait<0>();
+    operand_fence(sum);
 #pragma unroll
     for (int i = 0; i < 32; i += 4)
-        add_to_memory(dq + ((panel * 8 + i / 4) * warpgroup_size + worker.thread) * 4, sum + i);
+        add_to_memory(dq + ((panel * 8 + i / 4) * warpgroup_size + consumer.thread) * 4, sum + i);
 }
 
 template <int HD, bool one_pass>
 __device__ void compute_keys(Keys<HD, one_pass>& shared, View<bf16, 4>& dk, View<bf16, 4>& dv, float* dq,
-                             const Piece& piece, int64_t heads, int group, int time, int64_t padded,
+                             const BlockTile& tile, int64_t heads, int group, int time, int64_t padded,
                              float scale) {
     using C = Keys<HD, one_pass>;
-    const Worker worker;
-    const int block = static_cast<int>(piece.block) * rows, first = block + worker.index * 64;
+    const Consumer consumer;
+    const int block = static_cast<int>(tile.block) * rows, first = block + consumer.index * 64;
     const typename C::Steps steps(block, time);
     float sum_k[HD / 2] = {}, sum_v[HD / 2] = {}, s[step / 2], dp[step / 2];
     uint32_t p[step / 16][4], ds[step / 16][4];
-    keep_in_place(sum_k);
-    keep_in_place(sum_v);
+    operand_fence(sum_k);
+    operand_fence(sum_v);
     shared.own_full.wait(0);
     for (int n = 0; n < group * steps.a_head; n++) {
-        const Turn<C::buffers> turn(n), last(n - 1);
+        const Stage<C::stages> stage(n), last(n - 1);
         const int t0 = steps.query(n);
-        shared.ring.full[turn.buffer].wait(turn.parity);
-        products_begin();
-        begin_rows_product(s, shared.k, worker.index * 64, shared.q[turn.buffer]);
+        shared.pipeline.full[stage.index].wait(stage.phase);
+        warpgroup_arrive();
+        begin_rows_product(s, shared.k, consumer.index * 64, shared.q[stage.index]);
         // For the step before: its operand leaves the registers that dp's sums take. Short of them, ptxas would run
         // all products one after another, with a line of information.
-        products_wait<1>();
-        keep_in_place(sum_k);
-        keep_in_place(sum_v);
-        if (n > 0) shared.ring.free[last.buffer].arrive();
-        products_begin();
-        begin_rows_product(dp, shared.v, worker.index * 64, shared.dout[turn.buffer]);
-        products_wait<1>();
-        keep_in_place(s);
+        warpgroup_wait<1>();
+        operand_fence(sum_k);
+        operand_fence(sum_v);
+        if (n > 0) shared.pipeline.free[last.index].arrive();
+        warpgroup_arrive();
+        begin_rows_product(dp, shared.v, consumer.index * 64, shared.dout[stage.index]);
+        warpgroup_wait<1>();
+        operand_fence(s);
 #pragma unroll
         for (int i = 0; i < step / 2; i += 4) {
-            const int column = i / 4 * 8 + worker.column;
-            const float2 shift = *reinterpret_cast<const float2*>(shared.lse[turn.buffer] + column);
+            const int column = i / 4 * 8 + consumer.column;
+            const float2 shift = *reinterpret_cast<const float2*>(shared.lse[stage.index] + column);
             s[i] = fast_exp2(fmaf(s[i], scale * log2_e, -shift.x));
             s[i + 1] = fast_exp2(fmaf(s[i + 1], scale * log2_e, -shift.y));
             s[i + 2] = fast_exp2(fmaf(s[i + 2], scale * log2_e, -shift.x));
@@ -176,55 +176,55 @@ __device__ void compute_keys(Keys<HD, one_pass>& shared, View<bf16, 4>& dk, View
         if (t0 < first + 63) {
 #pragma unroll
             for (int i = 0; i < step / 2; i++)
-                if (t0 + i / 4 * 8 + worker.column + i % 2 < first + worker.row + i / 2 % 2 * 8) s[i] = 0;
+                if (t0 + i / 4 * 8 + consumer.column + i % 2 < first + consumer.row + i / 2 % 2 * 8) s[i] = 0;
         }
         pack(p, s);
-        products_begin();
-        begin_columns_product(sum_v, p, shared.dout[turn.buffer]);
-        products_wait<1>();
-        keep_in_place(dp);
+        warpgroup_arrive();
+        begin_columns_product(sum_v, p, shared.dout[stage.index]);
+        warpgroup_wait<1>();
+        operand_fence(dp);
 #pragma unroll
         for (int i = 0; i < step / 2; i += 4) {
-            const int column = i / 4 * 8 + worker.column;
-            const float2 d = *reinterpret_cast<const float2*>(shared.delta[turn.buffer] + column);
+            const int column = i / 4 * 8 + consumer.column;
+            const float2 d = *reinterpret_cast<const float2*>(shared.delta[stage.index] + column);
             dp[i] = s[i] * (dp[i] - d.x);
             dp[i + 1] = s[i + 1] * (dp[i + 1] - d.y);
             dp[i + 2] = s[i + 2] * (dp[i + 2] - d.x);
             dp[i + 3] = s[i + 3] * (dp[i + 3] - d.y);
         }
         pack(ds, dp);
-        products_begin();
-        begin_columns_product(sum_k, ds, shared.q[turn.buffer]);
+        warpgroup_arrive();
+        begin_columns_product(sum_k, ds, shared.q[stage.index]);
         if constexpr (one_pass) {
-            const int64_t head = piece.head * group + steps.head(n);
-            add_queries<HD>(dq + ((piece.batch * heads + head) * padded + t0) * HD, ds, shared.ds[n % 2],
-                            shared.k, worker, n);
+            const int64_t head = tile.head * group + steps.head(n);
+            add_queries<HD>(dq + ((tile.batch * heads + head) * padded + t0) * HD, ds, shared.ds[n % 2],
+                            shared.k, consumer, n);
         }
     }
-    products_wait<0>();
-    keep_in_place(sum_k);
-    keep_in_place(sum_v);
+    warpgroup_wait<0>();
+    operand_fence(sum_k);
+    operand_fence(sum_v);
     // dk goes through the place of k, which the other warpgroup may still be multiplying with.
-    if (one_pass) named_barrier_wait(5, workers * warpgroup_size);
-    store_product(row_of(dk, piece.batch, first, piece.head), dk.stride[1], sum_k, {scale, scale}, shared.k,
-                  worker, time - first);
-    store_product(row_of(dv, piece.batch, first, piece.head), dv.stride[1], sum_v, {1, 1}, shared.v, worker,
+    if (one_pass) named_barrier_wait(5, consumers * warpgroup_size);
+    store_product(row_of(dk, tile.batch, first, tile.head), dk.stride[1], sum_k, {scale, scale}, shared.k,
+                  consumer, time - first);
+    store_product(row_of(dv, tile.batch, first, tile.head), dv.stride[1], sum_v, {1, 1}, shared.v, consumer,
                   time - first);
 }
 
 template <int HD>
 __device__ void copy_keys(Queries<HD>& shared, const TensorMap& q, const TensorMap& dout, const TensorMap& k,
-                          const TensorMap& v, int block, const Piece& piece, int64_t key_head) {
+                          const TensorMap& v, int block, const BlockTile& tile, int64_t key_head) {
     using C = Queries<HD>;
     shared.own_full.arrive_expecting(shared.q.bytes + shared.dout.bytes);
-    load_rows(shared.q, q, shared.own_full, block * rows, piece.head, piece.batch);
-    load_rows(shared.dout, dout, shared.own_full, block * rows, piece.head, piece.batch);
-    const auto load = [&](Panels<HD, rows>(&to)[C::buffers], const TensorMap& map,
-                          Ring<C::buffers, workers>& ring, int n) {
-        const Turn<C::buffers> turn(n);
-        ring.free[turn.buffer].wait(turn.parity ^ 1);
-        ring.full[turn.buffer].arrive_expecting(to[turn.buffer].bytes);
-        load_rows(to[turn.buffer], map, ring.full[turn.buffer], (block - n) * rows, key_head, piece.batch);
+    load_rows(shared.q, q, shared.own_full, block * rows, tile.head, tile.batch);
+    load_rows(shared.dout, dout, shared.own_full, block * rows, tile.head, tile.batch);
+    const auto load = [&](Panels<HD, rows>(&to)[C::stages], const TensorMap& map,
+                          Pipeline<C::stages, consumers>& pipeline, int n) {
+        const Stage<C::stages> stage(n);
+        pipeline.free[stage.index].wait(stage.phase ^ 1);
+        pipeline.full[stage.index].arrive_expecting(to[stage.index].bytes);
+        load_rows(to[stage.index], map, pipeline.full[stage.index], (block - n) * rows, key_head, tile.batch);
     };
     for (int n = 0; n <= block; n++) {
         load(shared.k, k, shared.of_k, n);
@@ -234,56 +234,56 @@ __device__ void copy_keys(Queries<HD>& shared, const TensorMap& q, const TensorM
 
 template <int HD>
 __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const float* lse, const float* delta,
-                                int block, const Piece& piece, int64_t padded, float scale) {
+                                int block, const BlockTile& tile, int64_t padded, float scale) {
     using C = Queries<HD>;
-    const Worker worker;
-    const int first = block * rows + worker.index * 64;
-    const int64_t at = (piece.batch * dq.shape[2] + piece.head) * padded + first + worker.row;
+    const Consumer consumer;
+    const int first = block * rows + consumer.index * 64;
+    const int64_t at = (tile.batch * dq.shape[2] + tile.head) * padded + first + consumer.row;
     const float shift[2] = {lse[at], lse[at + 8]}, d[2] = {delta[at], delta[at + 8]};
     float sum[HD / 2] = {}, s[rows / 2], dp[rows / 2];
     uint32_t ds[rows / 16][4];
-    keep_in_place(sum);
+    operand_fence(sum);
     shared.own_full.wait(0);
     for (int n = 0; n <= block; n++) {
-        const Turn<C::buffers> turn(n), last(n - 1);
-        shared.of_k.full[turn.buffer].wait(turn.parity);
-        shared.of_v.full[turn.buffer].wait(turn.parity);
-        products_begin();
-        begin_rows_product(s, shared.q, worker.index * 64, shared.k[turn.buffer]);
-        products_wait<1>();  // as above
-        keep_in_place(sum);
-        if (n > 0) shared.of_k.free[last.buffer].arrive_as_warp();
-        products_begin();
-        begin_rows_product(dp, shared.dout, worker.index * 64, shared.v[turn.buffer]);
-        products_wait<1>();
-        keep_in_place(s);
+        const Stage<C::stages> stage(n), last(n - 1);
+        shared.of_k.full[stage.index].wait(stage.phase);
+        shared.of_v.full[stage.index].wait(stage.phase);
+        warpgroup_arrive();
+        begin_rows_product(s, shared.q, consumer.index * 64, shared.k[stage.index]);
+        warpgroup_wait<1>();  // as above
+        operand_fence(sum);
+        if (n > 0) shared.of_k.free[last.index].arrive_as_warp();
+        warpgroup_arrive();
+        begin_rows_product(dp, shared.dout, consumer.index * 64, shared.v[stage.index]);
+        warpgroup_wait<1>();
+        operand_fence(s);
 #pragma unroll
         for (int i = 0; i < rows / 2; i++) s[i] = fast_exp2(fmaf(s[i], scale * log2_e, -shift[i / 2 % 2]));
         if (n == 0) {
 #pragma unroll
             for (int i = 0; i < rows / 2; i++)
-                if (i / 4 * 8 + worker.column + i % 2 > worker.index * 64 + worker.row + i / 2 % 2 * 8)
+                if (i / 4 * 8 + consumer.column + i % 2 > consumer.index * 64 + consumer.row + i / 2 % 2 * 8)
                     s[i] = 0;
         }
-        products_wait<0>();
-        keep_in_place(dp);
-        shared.of_v.free[turn.buffer].arrive_as_warp();
+        warpgroup_wait<0>();
+        operand_fence(dp);
+        shared.of_v.free[stage.index].arrive_as_warp();
 #pragma unroll
         for (int i = 0; i < rows / 2; i++) dp[i] = s[i] * (dp[i] - d[i / 2 % 2]);
         pack(ds, dp);
-        products_begin();
-        begin_columns_product(sum, ds, shared.k[turn.buffer]);
+        warpgroup_arrive();
+        begin_columns_product(sum, ds, shared.k[stage.index]);
     }
-    products_wait<0>();
-    keep_in_place(sum);
-    store_product(row_of(dq, piece.batch, first, piece.head), dq.stride[1], sum, {scale, scale}, shared.q,
-                  worker, static_cast<int>(dq.shape[1]) - first);
+    warpgroup_wait<0>();
+    operand_fence(sum);
+    store_product(row_of(dq, tile.batch, first, tile.head), dq.stride[1], sum, {scale, scale}, shared.q,
+                  consumer, static_cast<int>(dq.shape[1]) - first);
 }
 #endif
 
 template <int HD, bool one_pass>
 __global__ void __launch_bounds__(Threads::threads, 1)
-    attention_backward_kernel4_keys(View<bf16, 4> dk, View<bf16, 4> dv, float* dq,
+    attention_backward_wgmma_kernel_keys(View<bf16, 4> dk, View<bf16, 4> dv, float* dq,
                                     LLAMAC_KERNEL_CONSTANT const TensorMap dout,
                                     LLAMAC_KERNEL_CONSTANT const TensorMap q,
                                     LLAMAC_KERNEL_CONSTANT const TensorMap k,
@@ -293,26 +293,26 @@ __global__ void __launch_bounds__(Threads::threads, 1)
     Keys<HD, one_pass>& shared = aligned_shared_memory<Keys<HD, one_pass>>();
     if (threadIdx.x == 0) {
         shared.own_full.init(1);
-        shared.ring.init(shared.ring.threads);
+        shared.pipeline.init(shared.pipeline.threads);
         fence_barrier_init();
     }
     __syncthreads();
     const int time = static_cast<int>(dk.shape[1]);
-    const Piece piece = piece_of((time + rows - 1) / rows, dk.shape[2]);  // more queries come first
+    const BlockTile tile = block_tile_of((time + rows - 1) / rows, dk.shape[2]);  // more queries come first
     if (threadIdx.x < warpgroup_size) {
-        give_registers<Threads::to_copy>();
+        warpgroup_release_registers<Threads::producer_registers>();
         if (threadIdx.x == 0)
-            copy_queries(shared, q, dout, k, v, lse, delta, piece, dk.shape[2] * group, group, time, padded);
+            copy_queries(shared, q, dout, k, v, lse, delta, tile, dk.shape[2] * group, group, time, padded);
     } else {
-        take_registers<Threads::to_compute>();
-        compute_keys(shared, dk, dv, dq, piece, dk.shape[2] * group, group, time, padded, scale);
+        warpgroup_acquire_registers<Threads::consumer_registers>();
+        compute_keys(shared, dk, dv, dq, tile, dk.shape[2] * group, group, time, padded, scale);
     }
 #endif
 }
 
 template <int HD>
 __global__ void __launch_bounds__(Threads::threads, 1)
-    attention_backward_kernel4_queries(View<bf16, 4> dq, LLAMAC_KERNEL_CONSTANT const TensorMap dout,
+    attention_backward_wgmma_kernel_queries(View<bf16, 4> dq, LLAMAC_KERNEL_CONSTANT const TensorMap dout,
                                        LLAMAC_KERNEL_CONSTANT const TensorMap q,
                                        LLAMAC_KERNEL_CONSTANT const TensorMap k,
                                        LLAMAC_KERNEL_CONSTANT const TensorMap v, const float* lse,
@@ -327,14 +327,14 @@ __global__ void __launch_bounds__(Threads::threads, 1)
     }
     __syncthreads();
     const int blocks = static_cast<int>((dq.shape[1] + rows - 1) / rows);
-    const Piece piece = piece_of(blocks, dq.shape[2]);
-    const int block = blocks - 1 - static_cast<int>(piece.block);  // more keys come first
+    const BlockTile tile = block_tile_of(blocks, dq.shape[2]);
+    const int block = blocks - 1 - static_cast<int>(tile.block);  // more keys come first
     if (threadIdx.x < warpgroup_size) {
-        give_registers<Threads::to_copy>();
-        if (threadIdx.x == 0) copy_keys(shared, q, dout, k, v, block, piece, piece.head / group);
+        warpgroup_release_registers<Threads::producer_registers>();
+        if (threadIdx.x == 0) copy_keys(shared, q, dout, k, v, block, tile, tile.head / group);
     } else {
-        take_registers<Threads::to_compute>();
-        compute_queries(shared, dq, lse, delta, block, piece, padded, scale);
+        warpgroup_acquire_registers<Threads::consumer_registers>();
+        compute_queries(shared, dq, lse, delta, block, tile, padded, scale);
     }
 #endif
 }
@@ -342,7 +342,7 @@ __global__ void __launch_bounds__(Threads::threads, 1)
 // dq as add_queries leaves it, scaled and rounded. A block, 128 threads, 64 rows.
 template <int HD>
 __global__ void __launch_bounds__(warpgroup_size)
-    attention_backward_kernel5_round(View<bf16, 4> dq, const float* sums, int64_t padded, float scale) {
+    attention_backward_wgmma_atomic_kernel_round(View<bf16, 4> dq, const float* sums, int64_t padded, float scale) {
     const int64_t blocks = padded / step, i = blockIdx.x;  // of [B,NH,blocks]
     const int64_t head = i / blocks % dq.shape[2], batch = i / blocks / dq.shape[2];
     const int thread = static_cast<int>(threadIdx.x), row = thread / warp_size * 16 + lane_index() / 4;
@@ -360,7 +360,7 @@ __global__ void __launch_bounds__(warpgroup_size)
 }
 
 template <int HD, bool one_pass>
-void attention_backward_hopper(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+void launch_backward(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                                View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
                                View<const bf16, 4> k, View<const bf16, 4> v, float scale,
                                const Device& device) {
@@ -369,45 +369,45 @@ void attention_backward_hopper(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4>
     float *const scaled_lse = static_cast<float*>(device.workspace),
                  *const delta = scaled_lse + B * NH * padded, *const sums = delta + B * NH * padded;
     launch(Grid(blocks_for(B * padded * NH * (HD / vector_size<bf16>), 256), 256, device.stream),
-           attention_backward_kernel4_statistics<HD>, scaled_lse, delta, dout, out, lse, padded);
+           attention_backward_wgmma_kernel_statistics<HD>, scaled_lse, delta, dout, out, lse, padded);
     if (one_pass)
         CHECK(hipMemsetAsync(sums, 0, static_cast<size_t>(B * NH * padded * HD * 4), device.stream));
     launch(Grid(blocks_for(padded / rows * NKV * B, 1), Threads::threads, device.stream,
                 aligned_shared_bytes<Keys<HD, one_pass>>),
-           attention_backward_kernel4_keys<HD, one_pass>, dk, dv, sums, map_of(dout, step), map_of(q, step),
+           attention_backward_wgmma_kernel_keys<HD, one_pass>, dk, dv, sums, map_of(dout, step), map_of(q, step),
            map_of(k, rows), map_of(v, rows), scaled_lse, delta, group, padded, scale);
     if constexpr (one_pass)
         launch(Grid(blocks_for(padded / step * NH * B, 1), warpgroup_size, device.stream),
-               attention_backward_kernel5_round<HD>, dq, sums, padded, scale);
+               attention_backward_wgmma_atomic_kernel_round<HD>, dq, sums, padded, scale);
     else
         launch(Grid(blocks_for(padded / rows * NH * B, 1), Threads::threads, device.stream,
                     aligned_shared_bytes<Queries<HD>>),
-               attention_backward_kernel4_queries<HD>, dq, map_of(dout, rows), map_of(q, rows),
+               attention_backward_wgmma_kernel_queries<HD>, dq, map_of(dout, rows), map_of(q, rows),
                map_of(k, rows), map_of(v, rows), scaled_lse, delta, group, padded, scale);
 }
 
 }  // namespace
 
-void attention_backward_4(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+void attention_backward_wgmma(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                           View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
                           View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
-    (q.shape[3] == 64 ? attention_backward_hopper<64, false>
-                      : attention_backward_hopper<128, false>)(dq, dk, dv, dout, out, lse, q, k, v,
+    (q.shape[3] == 64 ? launch_backward<64, false>
+                      : launch_backward<128, false>)(dq, dk, dv, dout, out, lse, q, k, v,
                                                                static_cast<float>(scale), device);
 }
 
-void attention_backward_5(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+void attention_backward_wgmma_atomic(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                           View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
                           View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
-    (q.shape[3] == 64 ? attention_backward_hopper<64, true>
-                      : attention_backward_hopper<128, true>)(dq, dk, dv, dout, out, lse, q, k, v,
+    (q.shape[3] == 64 ? launch_backward<64, true>
+                      : launch_backward<128, true>)(dq, dk, dv, dout, out, lse, q, k, v,
                                                               static_cast<float>(scale), device);
 }
 
-int64_t attention_backward_workspace_4(const Call& call) {
+int64_t attention_backward_wgmma_workspace(const Call& call) {
     return 2 * call["B"] * call["NH"] * padded_time(call["T"]) * 4;
 }
-int64_t attention_backward_workspace_5(const Call& call) {
+int64_t attention_backward_wgmma_atomic_workspace(const Call& call) {
     return (2 + call["HD"]) * call["B"] * call["NH"] * padded_time(call["T"]) * 4;
 }
 
