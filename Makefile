@@ -2,6 +2,7 @@
 #
 #   make setup          installs what training needs (dev/setup.sh), as the targets below do where they need more
 #   make train_llama3   builds the program for the device found (PLATFORM=cpu|amd|nvidia overrides), prepares the text
+#   make install        the program and its run configurations into PREFIX (default /usr/local)
 #   make test           sets up and runs the tests: minutes on two cores
 #   make test-all       the same, then `make sanitize`, `make race` and `make targets`
 #   make sanitize       the program and its checks under ASan and UBSan
@@ -18,6 +19,7 @@
 #   make format         clang-format and ruff, as `make lint` wants it
 PLATFORM ?= auto
 PYTHON   ?= python3
+PREFIX   ?= /usr/local
 JOBS     ?= $(shell getconf _NPROCESSORS_ONLN)
 BUILD     = build/$(PLATFORM)
 VENV      = .venv/bin/python
@@ -29,7 +31,7 @@ PYTEST    = OMP_NUM_THREADS=1 $(VENV) -m pytest -q -n $(JOBS) --maxprocesses 8
 # Ninja compiles again what a kill left half written; a tree that another generator made is kept.
 export CMAKE_GENERATOR ?= Ninja
 
-.PHONY: train_llama3 test test-all sanitize race memcheck targets isa bench bench-train bench-cpu reference lint format clean setup setup-test text native
+.PHONY: train_llama3 install test test-all sanitize race memcheck targets isa bench bench-train bench-cpu reference lint format clean setup setup-test text native
 
 setup:
 	@$(SETUP)
@@ -41,6 +43,11 @@ train_llama3: text
 	cmake -S . -B $(BUILD) -DLLAMAC_PLATFORM=$(PLATFORM)
 	cmake --build $(BUILD) --parallel $(JOBS) --target train_llama3
 	ln -sf $(BUILD)/train_llama3 train_llama3
+
+install: setup
+	cmake -S . -B $(BUILD) -DLLAMAC_PLATFORM=$(PLATFORM)
+	cmake --build $(BUILD) --parallel $(JOBS) --target train_llama3
+	cmake --install $(BUILD) --prefix '$(PREFIX)'
 
 test: train_llama3 native reference
 	cmake --build $(BUILD) --parallel $(JOBS)

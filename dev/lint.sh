@@ -45,7 +45,7 @@ check_tidy() {
         return 1
     fi
     local changed=(git diff --name-only --diff-filter=d "$base" --) headers
-    headers=$("${changed[@]}" 'csrc/*.h' 'tests/*.h' | sed 's|.*|/&|; s|[.+]|\\&|g' | paste -sd '|')
+    headers=$("${changed[@]}" 'csrc/*.h' 'dev/hip/*.h' 'tests/*.h' | sed 's|.*|/&|; s|[.+]|\\&|g' | paste -sd '|')
     local files
     files=$("${changed[@]}" 'csrc/*.cpp' 'csrc/*.hip' 'tests/*.cpp' 'dev/hip/*.cpp' | while IFS= read -r file; do
         if grep -qF "/$file\"" $database/compile_commands.json; then echo "$file"; fi

@@ -13,11 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from llamac.errors import InputError
+from llamac.folders import CONFIGS
 
 # The largest sizes; csrc/model/config.cpp has the same.
 WIDEST, DEEPEST, LONGEST, MOST_PARAMETERS = 2**24, 2**16, 2**31 - 1, 2**48
-# A wheel carries the presets inside the package, a source tree beside it.
-_PRESET_DIRS = (Path(__file__).parent / "models", Path(__file__).parent.parent / "configs" / "models")
 
 
 @dataclass(frozen=True)
@@ -110,8 +109,7 @@ class Config:
 
 def presets() -> dict[str, Path]:
     """Name and file of every preset."""
-    files = [file for folder in _PRESET_DIRS for file in sorted(folder.glob("*.json"))]
-    return {file.stem: file for file in reversed(files)}
+    return {file.stem: file for file in sorted((CONFIGS / "models").glob("*.json"))}
 
 
 def how_to_fetch(model: str) -> str:

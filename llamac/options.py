@@ -1,5 +1,4 @@
-"""The flags of a training run, by the table configs/tables/flags.toml, which the C program reads as well. The
-package has it as llamac/flags.toml.
+"""The flags of a training run, by the table configs/tables/flags.toml, which the C program reads as well.
 
 The same names are flat keys of the TOML file given with --config; flags win over the file, the file over the
 defaults.
@@ -19,13 +18,14 @@ from typing import Any
 
 from llamac.config import has_weights
 from llamac.errors import InputError
+from llamac.folders import CONFIGS
 
 _TYPES = {"text": str, "integer": int, "number": float, "switch": bool, "list": tuple[str, ...]}
 
 
 def _table() -> list[dict]:
     """The rows of the flags that are not the C program's alone."""
-    text = Path(__file__).with_name("flags.toml").read_text(encoding="utf-8")
+    text = (CONFIGS / "tables/flags.toml").read_text(encoding="utf-8")
     return [row for row in tomllib.loads(text)["flag"] if row.get("only") != "c"]
 
 
@@ -146,14 +146,10 @@ def recompute_parts(text: str) -> dict[str, int]:
     return parts
 
 
-# A wheel carries the run configurations inside the package, a source tree beside it.
-_CONFIGURATION_DIRS = (Path(__file__).parent / "configs", Path(__file__).parent.parent / "configs")
-
-
 def find_configuration(path: str) -> Path:
     """The file; one of llamac's run configurations where there is none and the path is a name alone."""
-    known = (folder / path for folder in _CONFIGURATION_DIRS if Path(path).name == path)
-    return next((file for file in (Path(path), *known) if file.exists()), Path(path))
+    own = CONFIGS / path
+    return own if Path(path).name == path and not Path(path).exists() and own.exists() else Path(path)
 
 
 def read_toml(path: str) -> dict:

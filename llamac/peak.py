@@ -1,13 +1,14 @@
 """What PyTorch's device could do at best: the 100% that rates are measured against, as in the C program. The
-published rates are configs/tables/devices.toml's, which the package carries as llamac/devices.toml.
+published rates are configs/tables/devices.toml's.
 """
 
 import time
 import tomllib
 from functools import cache
-from pathlib import Path
 
 import torch
+
+from llamac.folders import CONFIGS
 
 _NAMES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
@@ -15,7 +16,7 @@ _NAMES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 @cache
 def published() -> dict[str, dict]:
     """The table's rows by the device's name, as the runtime reports it: multiprocessors, tflops, source."""
-    table = tomllib.loads(Path(__file__).with_name("devices.toml").read_text(encoding="utf-8"))
+    table = tomllib.loads((CONFIGS / "tables/devices.toml").read_text(encoding="utf-8"))
     return {name: row for row in table["device"] for name in row["names"]}
 
 

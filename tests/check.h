@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "core/error.h"
+#include "platform/error.h"
 
 namespace llamac {
 

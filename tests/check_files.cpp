@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "core/gemm.h"
+#include "core/json.h"
 #include "core/safetensors.h"
 
 using namespace llamac;

@@ -19,7 +19,7 @@
 #include <map>
 #include <memory>
 
-#include "operation_check.h"
+#include "dev/hip/operation_check.h"
 #include "operation_faults.h"
 #include "platform/threads.h"
 

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "check.h"
+#include "core/json.h"
 #include "ops/operations.h"
 #include "train/peak.h"
 #include "train/profile.h"

@@ -8,6 +8,7 @@
 #include "platform/threads.h"
 #include "small_run.h"
 #include "train/memory.h"
+#include "train/model_options.h"
 
 using namespace llamac;
 

@@ -51,7 +51,8 @@ def train(build) -> Callable[..., subprocess.CompletedProcess]:
 
     def run(*arguments, code=0, program=build / "train_llama3", **keywords) -> subprocess.CompletedProcess:
         command = [program, *arguments]
-        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, **keywords)
+        keywords = {"cwd": ROOT} | keywords
+        result = subprocess.run(command, capture_output=True, text=True, timeout=300, **keywords)
         assert result.returncode == code, result.stdout[-2000:] + result.stderr
         return result
 

@@ -219,16 +219,16 @@ def test_run_configurations_by_name(tmp_path, monkeypatch):
 
 
 def test_what_a_wheel_carries(tmp_path):
-    """Without the compiled modules, which CMake installs with the presets."""
+    """Without the compiled modules, which CMake installs."""
     pytest.importorskip("scikit_build_core")
     build = "from scikit_build_core.build import build_wheel; import sys; "
     build += "build_wheel(sys.argv[1], {'wheel.cmake': 'false'})"
     subprocess.run([sys.executable, "-c", build, tmp_path], cwd=ROOT, check=True)
     (wheel,) = tmp_path.glob("llamac-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    configurations = {f"llamac/configs/{path.name}" for path in (ROOT / "configs").glob("*.toml")}
-    assert len(configurations) > 5 and configurations | {"llamac/text.py"} <= set(names)
-    assert len(names) == len(set(names)) and not any("configs/models" in name for name in names)
+    configurations = {f"llamac/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*.*")}
+    assert len(configurations) > 12 and configurations | {"llamac/text.py"} <= set(names)
+    assert len(names) == len(set(names))
 
 
 def test_every_preset_has_a_run_configuration():

@@ -92,7 +92,7 @@ def test_faults_are_seen(fault, warp):
     assert re.search(wanted, found.stdout, re.MULTILINE), found.stdout
     named = re.search(r"^emulated kernel: (\S+):(\d+): ", found.stdout)
     if named:  # the line that it names is the one
-        line = Path(named[1]).read_text().splitlines()[int(named[2]) - 1]
+        line = (ROOT / named[1]).read_text().splitlines()[int(named[2]) - 1]
         assert any(call in line for call in ("__syncthreads()", "__shfl_xor(", "mfma<R>(", "mma_m16n8k16("))
 
 

@@ -171,7 +171,7 @@ def test_what_a_run_says_at_its_end(train, data, tmp_path):
     whole = tmp_path / "a/step_000008"
     result = train(*flags(data, tmp_path / "b"), "--resume", whole)
     last = result.stdout.strip().splitlines()[-1]
-    assert last.startswith(f"done: model {whole}, log ") and "no plot (it wants steps" in last
+    assert last.startswith(f"done: model {whole}, log ") and "no plot (there are no steps in the log)" in last
 
 
 def test_a_run_without_checkpoints(build, train, data, tmp_path):
@@ -491,8 +491,8 @@ def test_print_config_reads_back(train, data, tmp_path):
         (["--schedule", "cubic"], "cubic cosine linear constant wsd"),
         (["--dtype", "f16"], "f16 f32 bf16"),
         (["--recompute", "norm,all"], "recompute all"),
-        (["--model", "llama9"], "llama9 configs/models"),
-        (["--model", "a" * 300], "configs/models"),
+        (["--model", "llama9"], "llama9 llama3.1-8b, tiny"),
+        (["--model", "a" * 300], "llama3.1-8b"),
         (["--model", "meta-llama/Llama-3.2-1B"], "hf download meta-llama/Llama-3.2-1B --local-dir hub"),
         (["--model", "/no/such/folder/config.json"], "/no/such/folder/config.json No such file"),
         (["--train-data", "/no/such/*.bin"], "/no/such/*.bin"),

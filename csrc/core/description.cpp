@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "core/error.h"
+#include "platform/error.h"
 
 namespace llamac {
 namespace {

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/error.h"
+#include "platform/error.h"
 #include "platform/hip.h"
 
 namespace llamac {

@@ -2,7 +2,6 @@
 // Every function here throws Error with the file's path and the system's reason.
 #pragma once
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 
@@ -54,16 +53,5 @@ std::string hex(uint64_t hash);
 // Renames a file or folder and syncs the folder it lies in: after a power failure it has one of the two
 // names, and the new one once this has returned. What lies inside must be synced before (FileWriter does it).
 void rename_durably(const std::string& from, const std::string& to);
-
-// The text as JSON; `where` begins the message of an Error. Stricter than JSON in that an object has no key
-// twice and nesting ends at 32 levels.
-nlohmann::json parse_json(std::string_view text, const std::string& where);
-nlohmann::json read_json(const std::string& path);
-
-bool is_utf8(std::string_view text);
-
-// Something from a file for one line of an error message: as ASCII JSON, cut to a readable length.
-std::string excerpt(const nlohmann::json& value);
-std::string quote(std::string_view text);
 
 }  // namespace llamac

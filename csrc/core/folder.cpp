@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "core/error.h"
 #include "core/file.h"
+#include "platform/error.h"
 
 namespace llamac {
 namespace {

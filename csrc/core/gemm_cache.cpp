@@ -5,6 +5,7 @@
 
 #include "core/file.h"
 #include "core/gemm.h"
+#include "core/json.h"
 
 namespace llamac {
 

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "core/device_memory.h"
+#include "core/json.h"
 
 namespace llamac {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <type_traits>
 
-#include "core/error.h"
+#include "platform/error.h"
 #include "platform/hip.h"
 
 namespace llamac {

@@ -3,7 +3,8 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "core/file.h"
+#include "core/embedded.h"
+#include "core/json.h"
 
 namespace llamac {
 namespace {
@@ -107,11 +108,6 @@ void refuse_other_models(const Fields& f) {
         if (f.flag_or(bias, false)) f.wrong(bias, "false", "true");
 }
 
-std::vector<fs::path>& preset_folders() {
-    static std::vector<fs::path> folders = {"configs/models", fs::path(LLAMAC_SOURCE_DIR) / "configs/models"};
-    return folders;
-}
-
 // " (...)" with how to get it, where the name may be a model's on the Hugging Face hub: "owner/name".
 std::string how_to_fetch(const std::string& model) {
     const size_t slash = model.find('/');
@@ -123,21 +119,35 @@ std::string how_to_fetch(const std::string& model) {
            name + "` (pip install huggingface_hub), then --model " + name;
 }
 
-fs::path config_path(const std::string& model) {
+std::string preset_names() {
+    const std::string_view folder = "models/", end = ".json";
+    std::string names;
+    for (const EmbeddedFile& file : embedded_files()) {
+        if (file.name.substr(0, folder.size()) != folder) continue;
+        const std::string_view name = file.name.substr(folder.size());
+        names += (names.empty() ? "" : ", ") + std::string(name.substr(0, name.size() - end.size()));
+    }
+    return names;
+}
+
+// The values of a model's config.json, and what messages call it.
+std::pair<std::string, json> read_config(const std::string& model) {
     std::error_code none;  // what cannot be looked at is not there
-    if (fs::is_directory(model, none)) return fs::path(model) / "config.json";
-    if (fs::path(model).extension() == ".json") return model;
-    for (const fs::path& folder : preset_folders())
-        if (const fs::path preset = folder / (model + ".json"); fs::exists(preset, none)) return preset;
-    fail("--model ", model, ": expected a preset (", preset_folders().front().string(),
-         "/*.json) or a folder with a config.json, found neither", how_to_fetch(model));
+    std::string file = model;
+    if (fs::is_directory(model, none))
+        file = fs::path(model) / "config.json";
+    else if (fs::path(model).extension() != ".json") {
+        const EmbeddedFile* const preset = find_embedded("models/" + model + ".json");
+        if (!preset)
+            fail("--model ", model, ": expected a directory with config.json or a preset (", preset_names(),
+                 "), found neither", how_to_fetch(model));
+        file = "preset " + model;
+        return {file, parse_json(preset->text, file)};
+    }
+    return {file, read_json(file)};
 }
 
 }  // namespace
-
-void add_preset_folder(const std::string& folder) {
-    preset_folders().push_back(folder);
-}
 
 int64_t Config::matmul_parameters() const {
     return L * (C * (qkv_size() + q_size()) + 3 * C * F) + V * C;
@@ -152,8 +162,7 @@ double Config::flops_per_token(int64_t T) const {
 }
 
 Config load_config(const std::string& model) {
-    const std::string file = config_path(model).string();
-    const json values = read_json(file);
+    const auto [file, values] = read_config(model);
     if (!values.is_object()) fail(file, ": expected a JSON object, found ", values.type_name());
     const Fields f{file, values};
     refuse_other_models(f);

@@ -39,11 +39,9 @@ struct Config {
         int64_t T) const;  // forward and backward, causal attention: 6*matmul_parameters + 6*L*NH*HD*T
 };
 
-// model: a preset (configs/models/NAME.json), a folder with a config.json, or a .json file.
+// model: a preset's NAME (configs/models/NAME.json), a folder with a config.json, or a .json file.
 // Throws Error naming the file, the field, what was expected and what was found.
 Config load_config(const std::string& model);
-// One more folder to look for presets in, after configs/models here and where the program was built.
-void add_preset_folder(const std::string& folder);
 // The text of a config.json that transformers reads back to the same model.
 std::string config_json(const Config& config, DType dtype);
 

@@ -1,13 +1,13 @@
 set(LLAMAC_LANGUAGE CXX)
 find_package(OpenMP REQUIRED COMPONENTS CXX)
-find_package(Boost QUIET COMPONENTS context)    # the fibers of the emulated device
+find_package(Boost QUIET COMPONENTS context)    # the fibers of llamac_emulation
 if(NOT Boost_CONTEXT_FOUND)
   message(FATAL_ERROR "llamac: Boost.Context is missing. Install it with: apt-get install libboost-context-dev")
 endif()
 set(LLAMAC_WARP 64 CACHE STRING "lanes of a warp of the emulated device: 64 as on MI300X, or 32")
 set_property(CACHE LLAMAC_WARP PROPERTY STRINGS 64 32)
 target_compile_definitions(llamac_platform INTERFACE LLAMAC_CPU)
-target_link_libraries(llamac_platform INTERFACE OpenMP::OpenMP_CXX Boost::context)
+target_link_libraries(llamac_platform INTERFACE OpenMP::OpenMP_CXX)
 set(sanitizers_address address,undefined)
 set(sanitizers_thread thread)
 if(LLAMAC_SANITIZE)
@@ -18,9 +18,17 @@ if(LLAMAC_SANITIZE)
 endif()
 if(LLAMAC_SANITIZE STREQUAL thread)
   # The emulation tells ThreadSanitizer itself what it does.
-  set_source_files_properties(csrc/platform/emulation.cpp PROPERTIES
+  set_source_files_properties(csrc/platform/emulation/emulation.cpp PROPERTIES
     COMPILE_DEFINITIONS LLAMAC_RACES COMPILE_OPTIONS "-O2;-fno-sanitize=thread")
   # How ctest runs a program.
   set(LLAMAC_LAUNCHER setarch -R)                     # it fails with addresses that are randomised too far
   set(LLAMAC_TEST_ENVIRONMENT OMP_THREAD_LIMIT=1)     # it does not know what libgomp orders
 endif()
+
+# The emulated device, on which a CPU build runs the GPU's kernels: a library of its own, and all that needs Boost.
+function(llamac_add_emulation name warp)
+  add_library(${name} STATIC csrc/platform/emulation/emulation.cpp)
+  target_compile_definitions(${name} PUBLIC LLAMAC_WARP=${warp})
+  target_include_directories(${name} PUBLIC csrc)
+  target_link_libraries(${name} PUBLIC llamac_platform PRIVATE Boost::context)
+endfunction()

@@ -1,4 +1,4 @@
-#include "core/error.h"
+#include "platform/error.h"
 #include "platform/hip.h"
 
 namespace llamac {
@@ -8,24 +8,7 @@ void device_failed(hipError_t error, const char* expression, const char* file, i
                  hipGetErrorString(error));
 }
 
-#if defined(LLAMAC_CPU)
-int current_device() {
-    return 0;
-}
-const DeviceProperties& device_properties() {
-    // Few multiprocessors, so that grids sized by them have to loop at the tests' sizes. LDS: what MI300X has,
-    // and H100.
-    static const DeviceProperties properties{"emulated block on the CPU",
-                                             warp_size,
-                                             3,
-                                             (warp_size == 64 ? 64 : 227) << 10,
-                                             1 << 20,
-                                             int64_t{1} << 34,
-                                             true,
-                                             false};
-    return properties;
-}
-#else
+#if !defined(LLAMAC_CPU)  // the emulated device describes itself
 int current_device() {
     int device = 0;
     CHECK(hipGetDevice(&device));

@@ -4,7 +4,7 @@
 #include <initializer_list>
 #include <limits>
 
-#include "core/error.h"
+#include "platform/error.h"
 #include "platform/hip.h"
 
 #if !defined(LLAMAC_CPU)

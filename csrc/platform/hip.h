@@ -1,5 +1,5 @@
 // What every kernel and every caller of the runtime includes: HIP's names, whatever is underneath.
-// AMD: HIP itself. NVIDIA: a name map (hip_on_nvidia.h). CPU: an emulated device (emulation.h).
+// AMD: HIP itself. NVIDIA: a name map (hip_on_nvidia.h). CPU: an emulated device (emulation/).
 // docs/porting.md tells how to write a kernel that runs on all three.
 #pragma once
 #include <cstddef>
@@ -12,7 +12,7 @@
 #elif defined(LLAMAC_NVIDIA)
 #include "platform/hip_on_nvidia.h"
 #else
-#include "platform/emulation.h"
+#include "platform/emulation/emulation.h"
 #endif
 
 namespace llamac {

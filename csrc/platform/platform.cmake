@@ -31,7 +31,8 @@ endif()
 
 add_library(llamac_platform INTERFACE)
 add_library(llamac_runtime INTERFACE)
+# A message names a file as "csrc/core/tensor.h", wherever the sources were.
 target_compile_options(llamac_platform INTERFACE
-  "$<$<COMPILE_LANGUAGE:CXX>:${LLAMAC_WARNINGS};${LLAMAC_HOST_FLAGS}>")
+  "$<$<COMPILE_LANGUAGE:CXX>:${LLAMAC_WARNINGS};${LLAMAC_HOST_FLAGS};-fmacro-prefix-map=${CMAKE_SOURCE_DIR}/=>")
 target_link_libraries(llamac_platform INTERFACE ${CMAKE_DL_LIBS})    # device_use.cpp; empty where libc has dlopen
 include(${CMAKE_CURRENT_LIST_DIR}/${LLAMAC_PLATFORM}.cmake)

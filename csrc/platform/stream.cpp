@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "core/error.h"
+#include "platform/error.h"
 
 namespace llamac {
 

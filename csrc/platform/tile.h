@@ -84,7 +84,7 @@ struct SharedTile {
 #elif defined(LLAMAC_AMD)
 #include "platform/matrix_on_amd.h"
 #else
-#include "platform/matrix_emulated.h"
+#include "platform/emulation/matrix.h"
 #endif
 
 namespace llamac {

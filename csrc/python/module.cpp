@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -239,8 +238,6 @@ PYBIND11_MODULE(_native, m) {
     m.doc() = "The registry of llamac's operations, and the rules that C and Python share.";
     raise_failed_checks();
     const py::module_ errors = py::module_::import("llamac.errors");
-    const std::filesystem::path package(errors.attr("__file__").cast<std::string>());
-    add_preset_folder(package.parent_path() / "models");
     // Never given back: the interpreter is gone before this library's statics are.
     static const py::handle error = py::object(errors.attr("InputError")).release();
     py::register_exception_translator([](std::exception_ptr thrown) {

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "core/error.h"
 #include "core/file.h"
 #include "core/folder.h"
+#include "platform/error.h"
 
 namespace llamac {
 namespace {

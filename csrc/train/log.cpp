@@ -8,8 +8,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "core/error.h"
 #include "core/file.h"
+#include "platform/error.h"
 
 namespace llamac {
 namespace {

@@ -4,8 +4,9 @@
 
 #include <algorithm>
 
-#include "core/error.h"
 #include "core/file.h"
+#include "core/json.h"
+#include "platform/error.h"
 
 namespace llamac {
 namespace {

@@ -3,6 +3,8 @@
 #include <functional>
 #include <set>
 
+#include "train/model_options.h"
+
 namespace llamac {
 namespace {
 
@@ -98,17 +100,6 @@ std::string least_change(const Config& config, const Options& options, int64_t f
 }
 
 }  // namespace
-
-ModelOptions model_options(const Options& o) {
-    ModelOptions m;
-    m.batch_size = o.batch_size;
-    m.seq_len = o.seq_len;
-    m.precision = {storage_type(o.dtype), storage_type(o.grad_dtype), storage_type(o.optimizer_state),
-                   o.master_weights == "on"};
-    m.recompute = parse_recompute(o.recompute);
-    m.kernels = o.kernel;
-    return m;
-}
 
 std::vector<MemoryRow> memory_rows(const Model& model, bool allocated) {
     std::vector<MemoryRow> rows;

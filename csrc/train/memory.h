@@ -8,8 +8,6 @@
 
 namespace llamac {
 
-ModelOptions model_options(const Options& options);
-
 // The model's tensors by group; what the runtime and other programs have taken; what the device has in all.
 std::vector<MemoryRow> memory_rows(const Model& model, bool allocated);
 

@@ -12,9 +12,8 @@
 #include <numeric>
 #include <variant>
 
-#include "core/error.h"
-#include "core/file.h"
-#include "train/tables.h"
+#include "core/json.h"
+#include "platform/error.h"
 #include "train/toml.h"
 #include "train/version.h"
 
@@ -57,7 +56,7 @@ std::vector<Flag> read_flags() {
 #include "train/flag_bindings.inc"
     };
     std::vector<Flag> flags;
-    const json table = parse_table(flags_table);
+    const json table = read_table("flags");
     for (const json& row : table.at("flag")) {
         if (row.value("only", "c") != "c") continue;
         const bool below = row.contains("below");

@@ -8,7 +8,6 @@
 #include "ops/operations.h"
 #include "platform/stream.h"
 #include "platform/threads.h"
-#include "train/tables.h"
 #include "train/toml.h"
 
 namespace llamac {
@@ -51,7 +50,7 @@ double best_of_ten(const DeviceMemory& to, const DeviceMemory& from, const Copy&
 }  // namespace
 
 double published_flops(const std::string& device, int multiprocessors, DType dtype) {
-    static const nlohmann::json table = parse_table(devices_table);
+    static const nlohmann::json table = read_table("devices");
     for (const nlohmann::json& row : table.at("device")) {
         const nlohmann::json &names = row.at("names"), &tflops = row.at("tflops");
         if (std::find(names.begin(), names.end(), device) == names.end()) continue;

@@ -14,15 +14,23 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The active environment's Python, else the project's own, else the system's.
-std::string find_python() {
-    std::vector<fs::path> candidates;
-    if (const char* environment = std::getenv("VIRTUAL_ENV"))
-        candidates.push_back(fs::path(environment) / "bin/python");
-    candidates.push_back(fs::path(LLAMAC_SOURCE_DIR) / ".venv/bin/python");
-    for (const fs::path& python : candidates)
-        if (access(python.c_str(), X_OK) == 0) return python.string();
-    return "python3";
+// What draws the plot: a Python, and the folder of its package llamac where that is not installed.
+struct Plotter {
+    std::string python;
+    fs::path package;
+};
+
+Plotter find_plotter() {
+    const char* const named = std::getenv("LLAMAC_PYTHON");
+    if (named && *named) return {named, ""};
+    std::error_code none;  // what cannot be looked at is not there
+    const fs::path folder = fs::read_symlink("/proc/self/exe", none).parent_path();
+    const fs::path build = folder.parent_path();
+    const fs::path checkout = build.filename() == "build" ? build.parent_path() : fs::path();
+    const fs::path package = fs::exists(checkout / "llamac/plot.py", none) ? checkout : fs::path();
+    for (const fs::path& python : {package / ".venv/bin/python", folder / "python3"})
+        if (python.is_absolute() && access(python.c_str(), X_OK) == 0) return {python, package};
+    return {"python3", package};
 }
 
 // Quietly: what it prints is of no use beside the run's own output. Returns the exit status, -1 if it did not
@@ -46,13 +54,18 @@ int run_quietly(const std::vector<std::string>& command) {
 }  // namespace
 
 std::string draw_loss_plot(const std::string& out) {
-    // The package lies beside the sources; an installed one would be found without.
-    const std::string bootstrap =
-        "import sys; sys.path.insert(0, sys.argv.pop(1)); import runpy; "
-        "runpy.run_module('llamac.plot', run_name='__main__')";
-    if (run_quietly({find_python(), "-c", bootstrap, LLAMAC_SOURCE_DIR, out}) == 0)
-        return "plot " + out + "/loss.png";
-    return "no plot (it wants steps in the log, and Python with matplotlib)";
+    const Plotter plotter = find_plotter();
+    std::vector<std::string> command = {plotter.python, "-m", "llamac.plot", out};
+    if (!plotter.package.empty()) {
+        const char* const path = std::getenv("PYTHONPATH");
+        const std::string further = path && *path ? std::string(":") + path : "";
+        command.insert(command.begin(), {"env", "PYTHONPATH=" + plotter.package.string() + further});
+    }
+    const int status = run_quietly(command);
+    if (status == 0) return "plot " + out + "/loss.png";
+    if (status == 2) return "no plot (there are no steps in the log)";
+    return "no plot (" + plotter.python + " has no llamac with matplotlib; run `python -m llamac.plot " +
+           out + "` with a Python that has, or name it by LLAMAC_PYTHON)";
 }
 
 }  // namespace llamac

@@ -2,9 +2,9 @@
 
 #include <vector>
 
-#include "core/error.h"
 #include "core/file.h"
 #include "core/folder.h"
+#include "platform/error.h"
 #include "train/checkpoint.h"
 #include "train/log.h"
 

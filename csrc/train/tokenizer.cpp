@@ -6,7 +6,8 @@
 #include <string_view>
 #include <unordered_set>
 
-#include "core/error.h"
+#include "core/json.h"
+#include "platform/error.h"
 
 namespace llamac {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/error.h"
+#include "platform/error.h"
 
 namespace llamac {
 namespace {

@@ -1,12 +1,16 @@
 #include "train/toml.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <optional>
 
 #define TOML_EXCEPTIONS 0
 #include <toml++/toml.h>
 
-#include "core/error.h"
+#include "core/embedded.h"
 #include "core/file.h"
+#include "core/json.h"
+#include "platform/error.h"
 
 namespace llamac {
 namespace {
@@ -50,8 +54,12 @@ nlohmann::json to_json(const std::string& path, std::string_view key, const toml
 }  // namespace
 
 std::vector<TomlEntry> read_toml(const std::string& path) {
-    const MappedFile file(path);
-    const toml::parse_result parsed = toml::parse(file.text());
+    std::error_code none;  // what cannot be looked at is not there
+    const bool is_name = path.find('/') == path.npos && !std::filesystem::exists(path, none);
+    const EmbeddedFile* const own = is_name ? find_embedded(path) : nullptr;
+    std::optional<MappedFile> file;
+    if (!own) file.emplace(path);
+    const toml::parse_result parsed = toml::parse(own ? own->text : file->text());
     if (!parsed) fail(place(path, parsed.error().source()), one_line(parsed.error().description()));
     std::vector<TomlEntry> entries;
     for (const auto& [key, node] : parsed.table()) {
@@ -64,11 +72,13 @@ std::vector<TomlEntry> read_toml(const std::string& path) {
     return entries;
 }
 
-nlohmann::json parse_table(const char* text) {
-    const toml::parse_result parsed = toml::parse(std::string_view(text));
-    if (!parsed)
-        fail(place("built-in table", parsed.error().source()), one_line(parsed.error().description()));
-    return to_json("built-in table", "", parsed.table(), true);
+nlohmann::json read_table(const std::string& name) {
+    const EmbeddedFile* const file = find_embedded("tables/" + name + ".toml");
+    CHECK(file != nullptr);
+    const toml::parse_result parsed = toml::parse(file->text);
+    const std::string path = "configs/" + std::string(file->name);
+    if (!parsed) fail(place(path, parsed.error().source()), one_line(parsed.error().description()));
+    return to_json(path, "", parsed.table(), true);
 }
 
 std::string toml_value(const nlohmann::ordered_json& value) {

@@ -13,11 +13,12 @@ struct TomlEntry {
     int line;  // from 1
 };
 
-// The file's keys in their order. Throws Error with the file and the line; a table in it is an error too.
+// The keys, in their order, of a file, or of llamac's run configuration configs/NAME where there is no file NAME.
+// Throws Error with the file and the line; a table in it is an error too.
 std::vector<TomlEntry> read_toml(const std::string& path);
 
-// A table of the program's own (train/tables.h) as JSON; its tables are objects. Throws Error.
-nlohmann::json parse_table(const char* text);
+// configs/tables/NAME.toml as JSON; its tables are objects.
+nlohmann::json read_table(const std::string& name);
 
 // A string, number, boolean or array of them as TOML.
 std::string toml_value(const nlohmann::ordered_json& value);

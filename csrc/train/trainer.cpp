@@ -5,6 +5,7 @@
 
 #include "core/gemm.h"
 #include "train/memory.h"
+#include "train/model_options.h"
 #include "train/resume.h"
 #include "train/sample.h"
 #include "train/warnings.h"

@@ -4,7 +4,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "../../tests/operation_check.h"
+#include "operation_check.h"
 #include "platform/stream.h"
 
 namespace llamac {

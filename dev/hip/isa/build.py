@@ -33,7 +33,7 @@ def build(folder: Path, program: bool = False) -> None:
     targets = ["llamac_operations", *(["llamac"] if program else [])]
     run("cmake", "--build", objects, "--parallel", "2", "--target", *targets, env=environment)
 
-    common = ["-std=c++20", "-fPIC", "-fopenmp", "-DLLAMAC_AMD", f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests'}"]
+    common = ["-std=c++20", "-fPIC", "-fopenmp", "-DLLAMAC_AMD", f"-I{ROOT / 'csrc'}", f"-I{ROOT}"]
     host = [*common, "-D__HIP_PLATFORM_AMD__=1", "-isystem", f"{rocm}/include"]
     device = [*common, "-x", "hip", "--offload-arch=gfx942", f"--rocm-path={rocm}"]
     runtime = folder / "libamdhip64.so.5"

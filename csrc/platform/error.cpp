@@ -1,4 +1,4 @@
-#include "core/error.h"
+#include "platform/error.h"
 
 #include <cstdio>
 #include <cstdlib>

@@ -1,4 +1,3 @@
-#if defined(LLAMAC_CPU)
 #include <unistd.h>
 
 #include <algorithm>
@@ -437,4 +436,24 @@ hipError_t hipMemGetInfo(size_t* free, size_t* total) {
     *free = *total;
     return hipSuccess;
 }
-#endif
+
+namespace llamac {
+
+int current_device() {
+    return 0;
+}
+const DeviceProperties& device_properties() {
+    // Few multiprocessors, so that grids sized by them have to loop at the tests' sizes. LDS: what MI300X has,
+    // and H100.
+    static const DeviceProperties properties{"emulated block on the CPU",
+                                             warp_size,
+                                             3,
+                                             (warp_size == 64 ? 64 : 227) << 10,
+                                             1 << 20,
+                                             int64_t{1} << 34,
+                                             true,
+                                             false};
+    return properties;
+}
+
+}  // namespace llamac

@@ -1,6 +1,6 @@
 // The matrix instructions, emulated: each is one warp operation, lanes and registers as the hardware has them.
 #pragma once
-#include "platform/emulation.h"
+#include "platform/emulation/emulation.h"
 
 namespace llamac {
 namespace emulation {

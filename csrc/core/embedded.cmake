@@ -1,0 +1,11 @@
+# The files of configs/, for core/embedded.h: {"name", "text"}, one after another.
+set(configs ${CMAKE_SOURCE_DIR}/configs)
+file(GLOB files CONFIGURE_DEPENDS RELATIVE ${configs} ${configs}/*.toml ${configs}/models/*.json ${configs}/tables/*.toml)
+set(LLAMAC_EMBEDDED "")
+foreach(file IN LISTS files)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${configs}/${file})
+  file(READ ${configs}/${file} text)
+  string(APPEND LLAMAC_EMBEDDED "{\"${file}\", R\"text(${text})text\"},\n")
+endforeach()
+file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/generated/core/embedded_files.inc CONTENT "@LLAMAC_EMBEDDED@" @ONLY)
+target_include_directories(llamac_libraries INTERFACE ${CMAKE_BINARY_DIR}/generated)

@@ -1,0 +1,20 @@
+// JSON from files, and text from files in error messages.
+#pragma once
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+
+namespace llamac {
+
+// The text as JSON; `where` begins the message of an Error. Stricter than JSON in that an object has no key
+// twice and nesting ends at 32 levels.
+nlohmann::json parse_json(std::string_view text, const std::string& where);
+nlohmann::json read_json(const std::string& path);
+
+bool is_utf8(std::string_view text);
+
+// Something from a file for one line of an error message: as ASCII JSON, cut to a readable length.
+std::string excerpt(const nlohmann::json& value);
+std::string quote(std::string_view text);
+
+}  // namespace llamac

@@ -1,0 +1,100 @@
+"""An installed program that was moved since: presets, run configurations, and who draws its plot."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from run import events, flags
+
+
+@pytest.fixture(scope="module")
+def moved(build, tmp_path_factory) -> Path:
+    """The prefix of an installation."""
+    folder = tmp_path_factory.mktemp("installation")
+    command = ["cmake", "--install", build, "--prefix", folder / "first"]
+    subprocess.run(command, check=True, capture_output=True)
+    return (folder / "first").rename(folder / "moved")
+
+
+def test_what_is_installed(build, moved):
+    files = {str(path.relative_to(moved)) for path in moved.rglob("*") if path.is_file()}
+    configs = [*(ROOT / "configs").glob("*.toml"), *(ROOT / "configs/models").glob("*.json")]
+    shared = {f"share/llamac/{path.relative_to(ROOT)}" for path in configs} | {"share/llamac/LICENSE"}
+    assert files == {"bin/train_llama3"} | shared
+    cache = (build / "CMakeCache.txt").read_text()
+    if "LLAMAC_PLATFORM:STRING=cpu" in cache and "LLAMAC_SANITIZE:STRING=\n" in cache:  # no debugger's paths
+        assert str(ROOT).encode() not in (moved / "bin/train_llama3").read_bytes()
+
+
+@pytest.mark.program
+def test_presets_and_configurations_by_name(moved, train, data, tmp_path):
+    program = {"program": moved / "bin/train_llama3", "cwd": tmp_path}
+    small = flags(data, tmp_path / "out", model="tiny", steps=2, seq_len=8, checkpoint_every=2)
+    train(*small, **program)
+    assert [event["step"] for event in events(tmp_path / "out", "step")] == [1, 2]
+    assert (tmp_path / "out/step_000002/model.safetensors").exists()
+
+    by_name = ("--config", "llama3.2-1b.toml", "--print-config")
+    assert 'model = "llama3.2-1b"' in train(*by_name, **program).stdout
+    (tmp_path / "llama3.2-1b.toml").write_text('model = "tiny"\n')
+    assert 'model = "tiny"' in train(*by_name, **program).stdout
+    for missing in ("none.toml", "elsewhere/llama3.2-1b.toml", "tables/flags.toml"):
+        refused = train("--config", missing, code=2, **program)
+        assert refused.stderr == f"train_llama3: {missing}: cannot open: No such file or directory\n"
+
+
+@pytest.fixture
+def said(moved, train, data, tmp_path):
+    """The part about the plot of a short run's last line, with these variables of the environment."""
+
+    def run(**environment: str) -> str:
+        short = flags(data, tmp_path / "out", steps=1, checkpoint_every=-1, val_data="none")
+        program = {"program": moved / "bin/train_llama3", "cwd": tmp_path}
+        done = train(*short, **program, env=os.environ | environment)
+        return done.stdout.strip().splitlines()[-1].partition("log.jsonl, ")[2]
+
+    return run
+
+
+def write_python(path: Path, status: int) -> Path:
+    """A program that notes its arguments in PATH.log."""
+    path.write_text(f'#!/bin/sh\necho "$@" >> {path}.log\nexit {status}\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_the_plot_of_a_named_python(moved, said, tmp_path):
+    out = tmp_path / "out"
+    for status, expected in [
+        (0, f"plot {out}/loss.png"),
+        (2, "no plot (there are no steps in the log)"),
+        (1, f"has no llamac with matplotlib; run `python -m llamac.plot {out}` with a Python that has, or "
+            "name it by LLAMAC_PYTHON)"),
+    ]:  # fmt: skip
+        python = write_python(tmp_path / f"python{status}", status)
+        assert said(LLAMAC_PYTHON=str(python)).endswith(expected)
+        assert Path(f"{python}.log").read_text() == f"-m llamac.plot {out}\n"
+
+
+def test_the_plot_of_other_pythons(moved, said, tmp_path):
+    """The one on PATH; before it the one beside the program; before both LLAMAC_PYTHON, also where it fails."""
+    (tmp_path / "bin").mkdir()
+    write_python(tmp_path / "bin/python3", 0)
+    path = f"{tmp_path}/bin:/usr/bin:/bin"
+    assert said(LLAMAC_PYTHON="", PATH="").startswith("no plot (python3 has no llamac")
+    assert said(LLAMAC_PYTHON="", PATH=path).startswith("plot ")
+    beside = write_python(moved / "bin/python3", 1)
+    try:
+        assert said(LLAMAC_PYTHON="", PATH=path).startswith(f"no plot ({beside} has no llamac")
+        assert said(LLAMAC_PYTHON="/none/python", PATH=path).startswith("no plot (/none/python has no llamac")
+    finally:
+        beside.unlink()
+
+
+def test_the_plot_is_drawn(said, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert said(LLAMAC_PYTHON=sys.executable, PYTHONPATH=str(ROOT)).startswith("plot ")
+    assert (tmp_path / "out/loss.png").stat().st_size > 1000
