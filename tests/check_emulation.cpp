@@ -313,7 +313,8 @@ void functions() {
 }
 
 __global__ void unchanged_kernel(uint4* out) {
-    const int t = optimization_barrier(static_cast<int>(threadIdx.x)), block = optimization_barrier_uniform(static_cast<int>(blockIdx.x));
+    const int t = optimization_barrier(static_cast<int>(threadIdx.x)),
+              block = optimization_barrier_uniform(static_cast<int>(blockIdx.x));
     const uint32_t i = static_cast<uint32_t>(block) * blockDim.x + static_cast<uint32_t>(t);
     scheduling_barrier();
     store_vector(out + i, make_uint4(i, i + 1, i + 2, i + 3));
@@ -371,6 +372,40 @@ void runtime() {
     const DeviceProperties& p = device_properties();
     check((p.warp_size == 32 || p.warp_size == 64) && p.multiprocessors > 0 && p.shared_bytes >= 48 << 10,
           "device_properties");
+}
+
+// ---- programmatic dependent launch
+
+// Nothing but wait() unwraps an operand.
+template <class D>
+concept gives_operand = requires(D d) { d.operand; } || requires(D d) { *d; } || requires(D d) { get<0>(d); };
+static_assert(gives_operand<ReadyOperands<int*>> && !gives_operand<Dependent<int*>>);
+static_assert(!std::is_convertible_v<Dependent<int*>, int*>);
+
+struct Stride {
+    int64_t length;
+    int8_t sign;
+};
+__global__ void dependent_kernel(Dependent<int*> to_, int8_t shift, Dependent<const int*> from_, float factor,
+                                 Dependent<Stride> stride_, int count) {
+    const auto [to, from, stride] = wait(to_, from_, stride_);
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= count) return;
+    const int neighbour = static_cast<int>((i + stride.length) % count);
+    to[i] = from[neighbour] + shift + static_cast<int>(factor) * stride.sign;
+}
+// Each kernel reads what the one before it has written.
+void dependent_launches() {
+    constexpr int count = 500, launches = 40;
+    std::vector<int> values(count), expected(count);
+    std::iota(values.begin(), values.end(), 0);
+    const Buffer<int> a(values), b(count);
+    for (int k = 0; k < launches; k++) {
+        int *const to = k % 2 ? a.data : b.data, *const from = k % 2 ? b.data : a.data;
+        launch(Grid(2, 256, nullptr), dependent_kernel, to, int8_t{-3}, from, 5.0f, Stride{7, -2}, count);
+    }
+    for (int i = 0; i < count; i++) expected[i] = (i + 7 * launches) % count - launches * (3 + 5 * 2);
+    check(a.read() == expected, "a chain of dependent launches");
 }
 
 #if defined(LLAMAC_CPU)
@@ -435,8 +470,8 @@ void orders() {
 }
 #endif
 
-const std::vector<Check> each =
-    checks<indices, shuffles, reductions, lds, vectors, rounding, functions, unchanged, atomics, runtime>();
+const std::vector<Check> each = checks<indices, shuffles, reductions, lds, vectors, rounding, functions,
+                                       unchanged, atomics, runtime, dependent_launches>();
 #if defined(LLAMAC_CPU)
 const std::vector<Check> promises = checks<unwritten_memory, leaving_lanes, orders>();
 #else

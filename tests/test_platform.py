@@ -151,33 +151,6 @@ def test_no_literal_warp_size():
     assert found_in(WARP, sources("csrc/ops", "csrc/core")) == []
 
 
-EARLY = re.compile(r"\bPredecessor ?(\w*)[^{};]*\)\s*\{\s*([^;]*;)")
-
-
-def test_early_kernels_wait_first():
-    """nvcc does not tell of one that forgets to, and the emulation runs one kernel at a time."""
-    found = [head for path in sources("csrc") for head in EARLY.findall(path.read_text())]
-    assert found and [head for head in found if head[1] != f"{head[0]}.await();"] == []
-
-
-@pytest.mark.parametrize(
-    "kernel, first",
-    [
-        (
-            "(Predecessor before, T* out, int64_t N) {\n    before.await();\n    out[0] = T(N);",
-            "before.await();",
-        ),
-        (
-            "k(Predecessor p, View<T, 2> x)\n{\n    if (!x.data) return;\n    p.await();",
-            "if (!x.data) return;",
-        ),
-        ("void k(Predecessor, float* y) { *y = 0; }", "*y = 0;"),
-    ],
-)
-def test_early_kernels_are_recognised(kernel, first):
-    assert [head[1] for head in EARLY.findall(kernel)] == [first]
-
-
 @pytest.mark.parametrize(
     "line",
     [

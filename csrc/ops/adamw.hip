@@ -460,10 +460,12 @@ __device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, 
 
 template <class T, class G, class M, bool aligned, bool has_master, int run = run_of<T, M, has_master>>
 __global__ void __launch_bounds__(bound_threads<run>, bound_blocks<run>)
-    adamw_vectorized_kernel(Predecessor before, T* weight, float* master, M* m, M* v, const G* grad,
-                  const float* grad_norm, const float* lr, const int32_t* step, Settings settings,
-                  int64_t P) {
-    before.await();
+    adamw_vectorized_kernel(Dependent<T*> weight_, Dependent<float*> master_, Dependent<M*> m_,
+                            Dependent<M*> v_, Dependent<const G*> grad_, Dependent<const float*> grad_norm_,
+                            Dependent<const float*> lr_, Dependent<const int32_t*> step_,
+                            Dependent<Settings> settings_, int64_t P) {
+    const auto [weight, master, m, v, grad, grad_norm, lr, step, settings] =
+        wait(weight_, master_, m_, v_, grad_, grad_norm_, lr_, step_, settings_);
     const int64_t width = int64_t{blockDim.x} * unit, base = blockIdx.x * width;
     Place<run> at{{}, P, static_cast<uint32_t>(base >> 34)};
     for (int r = 0; r < unit / run; r++) at.begin[r] = base + (int64_t{r} * blockDim.x + threadIdx.x) * run;

@@ -89,9 +89,10 @@ void mean_loss_naive(View<float, 0> mean, View<float, 0> counted, View<const flo
 }
 
 __global__ void __launch_bounds__(most_threads)
-    mean_loss_one_block_kernel(Predecessor before, float* mean, float* counted, const float* losses,
-                      View<const int32_t, 1> targets, int64_t N, int64_t ignore_index) {
-    before.await();
+    mean_loss_one_block_kernel(Dependent<float*> mean_, Dependent<float*> counted_,
+                               Dependent<const float*> losses_, Dependent<View<const int32_t, 1>> targets_,
+                               int64_t N, int64_t ignore_index) {
+    const auto [mean, counted, losses, targets] = wait(mean_, counted_, losses_, targets_);
     constexpr int at_once = 4;
     struct Shared {
         float sums[most_warps], rows[most_warps];
@@ -367,10 +368,12 @@ constexpr Limits rows_have_vectors{
 
 template <class T>
 __global__ void __launch_bounds__(most_threads)
-    cross_entropy_vectorized_kernel(Predecessor before, float* losses, T* dlogits, const T* logits,
-                          View<const int32_t, 1> targets, View<const float, 1> dlosses, int64_t V,
-                          float dloss, int64_t ignore_index) {
-    before.await();
+    cross_entropy_vectorized_kernel(Dependent<float*> losses_, Dependent<T*> dlogits_,
+                                    Dependent<const T*> logits_, Dependent<View<const int32_t, 1>> targets_,
+                                    Dependent<View<const float, 1>> dlosses_, int64_t V, float dloss,
+                                    int64_t ignore_index) {
+    const auto [losses, dlogits, logits, targets, dlosses] =
+        wait(losses_, dlogits_, logits_, targets_, dlosses_);
     constexpr int at_once = 4;
     SoftmaxShared& shared = shared_memory<SoftmaxShared>();
     const int64_t n = blockIdx.x;
@@ -466,10 +469,12 @@ Residency residency_of(int64_t V, int size, int wanted) {
 // while the exponentials are computed, and the block never waits for a whole row.
 template <class T, int in_registers>
 __global__ void __launch_bounds__(most_threads)
-    cross_entropy_on_chip_kernel(Predecessor before, float* losses, T* dlogits, const T* logits,
-                          View<const int32_t, 1> targets, View<const float, 1> dlosses, int64_t N, int64_t V,
-                          float dloss, int64_t ignore_index, int in_lds) {
-    before.await();
+    cross_entropy_on_chip_kernel(Dependent<float*> losses_, Dependent<T*> dlogits_,
+                                 Dependent<const T*> logits_, Dependent<View<const int32_t, 1>> targets_,
+                                 Dependent<View<const float, 1>> dlosses_, int64_t N, int64_t V, float dloss,
+                                 int64_t ignore_index, int in_lds) {
+    const auto [losses, dlogits, logits, targets, dlosses] =
+        wait(losses_, dlogits_, logits_, targets_, dlosses_);
     SoftmaxShared& shared = shared_memory<SoftmaxShared>();
     const int thread = threadIdx.x, step = blockDim.x;
     uint4* lds = reinterpret_cast<uint4*>(dynamic_shared_memory()) + thread;  // read by this thread alone

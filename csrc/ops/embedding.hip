@@ -160,9 +160,9 @@ Slabs slabs_of(int64_t C, int size, int wanted) {
 
 template <class T, bool whole>
 __global__ void __launch_bounds__(copy_threads)
-    embedding_forward_vectorized_kernel(Predecessor before, T* out, const int32_t* tokens, const T* weight, int64_t N,
-                              int64_t C, int slabs) {
-    before.await();
+    embedding_forward_vectorized_kernel(Dependent<T*> out_, Dependent<const int32_t*> tokens_,
+                                        Dependent<const T*> weight_, int64_t N, int64_t C, int slabs) {
+    const auto [out, tokens, weight] = wait(out_, tokens_, weight_);
     const int64_t first = int64_t{blockIdx.x / slabs} * forward_rows;
     const int64_t c = (int64_t{blockIdx.x % slabs} * blockDim.x + threadIdx.x) * vector_size<T>;
     int64_t token[forward_rows];
@@ -213,9 +213,9 @@ __device__ Scan block_scan(int value, int* warps) {
 // thread a token, blocks of most_threads, over V+1 (first[V] = N). Each block reads all tokens and so knows
 // without the others where its groups begin.
 __global__ void __launch_bounds__(most_threads)
-    embedding_backward_sorted_kernel_group(Predecessor before, int* first, int* group, const int32_t* tokens, int N,
-                                     int64_t V) {
-    before.await();
+    embedding_backward_sorted_kernel_group(Dependent<int*> first_, Dependent<int*> group_,
+                                           Dependent<const int32_t*> tokens_, int N, int64_t V) {
+    const auto [first, group, tokens] = wait(first_, group_, tokens_);
     struct Shared {
         int next[most_threads];  // how many, then where the next one goes
         int warps[2][most_warps];
@@ -244,9 +244,10 @@ __global__ void __launch_bounds__(most_threads)
 }
 
 // The positions of each group in ascending order: a thread a position, which counts the lower ones.
-__global__ void embedding_backward_sorted_kernel_order(Predecessor before, int* ordered, const int* group,
-                                                 const int* first, const int32_t* tokens, int N) {
-    before.await();
+__global__ void embedding_backward_sorted_kernel_order(Dependent<int*> ordered_, Dependent<const int*> group_,
+                                                       Dependent<const int*> first_,
+                                                       Dependent<const int32_t*> tokens_, int N) {
+    const auto [ordered, group, first, tokens] = wait(ordered_, group_, first_, tokens_);
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (i >= N) return;
     const int n = group[i], token = tokens[n], begin = first[token], end = first[int64_t{token} + 1];
@@ -307,9 +308,10 @@ __device__ void store_zeros(G* dweight, int64_t begin, int64_t end, int64_t C) {
 
 template <class T, class G, bool whole>
 __global__ void __launch_bounds__(copy_threads)
-    embedding_backward_sorted_kernel(Predecessor before, G* dweight, const T* dout, const int* ordered,
-                               const int* first, int64_t V, int64_t C, int slabs, bool accumulate) {
-    before.await();
+    embedding_backward_sorted_kernel(Dependent<G*> dweight_, Dependent<const T*> dout_,
+                                     Dependent<const int*> ordered_, Dependent<const int*> first_, int64_t V,
+                                     int64_t C, int slabs, bool accumulate) {
+    const auto [dweight, dout, ordered, first] = wait(dweight_, dout_, ordered_, first_);
     constexpr int size = vector_size<T>;
     const int64_t begin_row = int64_t{blockIdx.x / slabs} * table_rows;
     const int64_t end_row = begin_row + table_rows < V ? begin_row + table_rows : V;

@@ -76,8 +76,8 @@ constexpr int64_t chunk_vectors = 8192;
 
 template <class T, bool whole>
 __global__ void __launch_bounds__(block_threads)
-    global_norm_vectorized_kernel(Predecessor before, float* partial, const T* x, int64_t P) {
-    before.await();
+    global_norm_vectorized_kernel(Dependent<float*> partial_, Dependent<const T*> x_, int64_t P) {
+    const auto [partial, x] = wait(partial_, x_);
     constexpr int size = vector_size<T>;
     struct Shared {
         float warps[most_warps];
@@ -117,9 +117,9 @@ __global__ void __launch_bounds__(block_threads)
 
 // One block.
 __global__ void __launch_bounds__(block_threads)
-    global_norm_vectorized_kernel_finish(Predecessor before, float* norm, const float* partial, int count,
-                               bool accumulate) {
-    before.await();
+    global_norm_vectorized_kernel_finish(Dependent<float*> norm_, Dependent<const float*> partial_, int count,
+                                         bool accumulate) {
+    const auto [norm, partial] = wait(norm_, partial_);
     struct Shared {
         double warps[most_warps];
     };

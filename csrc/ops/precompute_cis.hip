@@ -98,10 +98,10 @@ __device__ inline void cosine_sine(double quarters, float& c, float& s) {
 // threadIdx.x and blockIdx.y: which two pairs; threadIdx.y and blockIdx.x: the first position.
 template <bool whole>
 __global__ void __launch_bounds__(block_threads)
-    precompute_cis_vectorized_kernel(Predecessor before, float* cis, int64_t T, int64_t half, double log2_theta,
-                           double factor, double low_freq_factor, double high_freq_factor,
-                           double original_context) {
-    before.await();
+    precompute_cis_vectorized_kernel(Dependent<float*> cis_, int64_t T, int64_t half, double log2_theta,
+                                     double factor, double low_freq_factor, double high_freq_factor,
+                                     double original_context) {
+    const auto [cis] = wait(cis_);
     constexpr double two_over_pi = 0.63661977236758134307553505349006;
     const int64_t j = 2 * (int64_t{blockIdx.y} * blockDim.x + threadIdx.x);
     double quarters[2];  // from one position to the next

@@ -111,9 +111,10 @@ struct Divisor {
 // out. A thread's heads lie blockDim.y apart.
 template <class T, bool whole>
 __global__ void __launch_bounds__(block_threads)
-    repeat_kv_forward_vectorized_kernel(Predecessor before, T* out, Heads<const T> x, unsigned count, Divisor time,
-                              Divisor NH, Divisor group, int64_t HD) {
-    before.await();
+    repeat_kv_forward_vectorized_kernel(Dependent<T*> out_, Dependent<Heads<const T>> x_, unsigned count,
+                                        Dependent<Divisor> time_, Dependent<Divisor> NH_,
+                                        Dependent<Divisor> group_, int64_t HD) {
+    const auto [out, x, time, NH, group] = wait(out_, x_, time_, NH_, group_);
     const int64_t c = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * vector_size<T>;
     const unsigned first = blockIdx.x * (heads_per_thread * blockDim.y) + threadIdx.y;
     if (c >= HD) return;
@@ -139,9 +140,10 @@ __global__ void __launch_bounds__(block_threads)
 
 template <class T, bool whole>
 __global__ void __launch_bounds__(block_threads)
-    repeat_kv_backward_vectorized_kernel(Predecessor before, Heads<T> dx, const T* dout, unsigned count, Divisor time,
-                               Divisor NKV, int64_t HD, unsigned group) {
-    before.await();
+    repeat_kv_backward_vectorized_kernel(Dependent<Heads<T>> dx_, Dependent<const T*> dout_, unsigned count,
+                                         Dependent<Divisor> time_, Dependent<Divisor> NKV_, int64_t HD,
+                                         unsigned group) {
+    const auto [dx, dout, time, NKV] = wait(dx_, dout_, time_, NKV_);
     constexpr int size = vector_size<T>;
     const int64_t c = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * size;
     const unsigned head = blockIdx.x * blockDim.y + threadIdx.y;

@@ -269,9 +269,10 @@ constexpr Limits backward_fits{"C at most 8192",
 
 template <class T, int elements, bool whole, bool residual_too>
 __global__ void __launch_bounds__(forward_threads)
-    rmsnorm_forward_vectorized_kernel(Predecessor before, T* sum, T* out, float* rstd, const T* x, const T* residual,
-                            const T* weight, int64_t C, float eps) {
-    before.await();
+    rmsnorm_forward_vectorized_kernel(Dependent<T*> sum_, Dependent<T*> out_, Dependent<float*> rstd_,
+                                      Dependent<const T*> x_, Dependent<const T*> residual_,
+                                      Dependent<const T*> weight_, int64_t C, float eps) {
+    const auto [sum, out, rstd, x, residual, weight] = wait(sum_, out_, rstd_, x_, residual_, weight_);
     constexpr int size = vector_size<T>, vectors = elements / size;
     struct Shared {
         float warps[most_warps];
@@ -316,7 +317,8 @@ __global__ void __launch_bounds__(forward_threads)
 template <class T, bool residual_too>
 void launch_forward(T* sum, T* out, float* rstd, const T* x, const T* residual, const T* weight, int64_t N,
                       int64_t C, float eps, const Device& device) {
-    using Kernel = void (*)(Predecessor, T*, T*, float*, const T*, const T*, const T*, int64_t, float);
+    using Kernel = void (*)(Dependent<T*>, Dependent<T*>, Dependent<float*>, Dependent<const T*>,
+                            Dependent<const T*>, Dependent<const T*>, int64_t, float);
     static constexpr Kernel kernels[2][3] = {{rmsnorm_forward_vectorized_kernel<T, 8, false, residual_too>,
                                               rmsnorm_forward_vectorized_kernel<T, 16, false, residual_too>},
                                              {rmsnorm_forward_vectorized_kernel<T, 8, true, residual_too>,
@@ -348,9 +350,12 @@ void residual_rmsnorm_forward_vectorized(View<T, 2> sum, View<T, 2> out, View<fl
 // under way while this one's sum is made. Dynamic LDS: C floats where blockDim.y > 1.
 template <class T, bool whole>
 __global__ void __launch_bounds__(backward_threads)
-    rmsnorm_backward_vectorized_kernel(Predecessor before, T* dx, float* partial, T* out, const T* dout, const T* x,
-                             const T* weight, const float* rstd, const T* dresidual, int64_t N, int C) {
-    before.await();
+    rmsnorm_backward_vectorized_kernel(Dependent<T*> dx_, Dependent<float*> partial_, Dependent<T*> out_,
+                                       Dependent<const T*> dout_, Dependent<const T*> x_,
+                                       Dependent<const T*> weight_, Dependent<const float*> rstd_,
+                                       Dependent<const T*> dresidual_, int64_t N, int C) {
+    const auto [dx, partial, out, dout, x, weight, rstd, dresidual] =
+        wait(dx_, partial_, out_, dout_, x_, weight_, rstd_, dresidual_);
     constexpr int size = vector_size<T>, vectors = most_backward / size;
     struct Shared {
         float warps[2][most_warps];  // two: a row's sums are read while the next one's are written
@@ -436,9 +441,10 @@ __global__ void __launch_bounds__(backward_threads)
 
 // dweight[c] = the sum of partial[rows, C]: a block has one column a lane, its warps share out the rows.
 template <class G>
-__global__ void rmsnorm_backward_vectorized_kernel_columns(Predecessor before, G* dweight, const float* partial,
-                                                 int rows, int64_t C, bool accumulate) {
-    before.await();
+__global__ void rmsnorm_backward_vectorized_kernel_columns(Dependent<G*> dweight_,
+                                                           Dependent<const float*> partial_, int rows,
+                                                           int64_t C, bool accumulate) {
+    const auto [dweight, partial] = wait(dweight_, partial_);
     struct Shared {
         float sums[most_warps][warp_size];
     };

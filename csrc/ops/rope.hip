@@ -138,10 +138,10 @@ __device__ inline void rotate(float (&x)[size], float (&y)[size], const float (&
 // ends.
 template <class T, bool whole, bool interleaved>
 __global__ void __launch_bounds__(block_threads)
-    rope_vectorized_kernel(Predecessor before, Heads<T> out, Heads<const T> x, const float* cis,
-                         unsigned positions, unsigned time, unsigned NH, int64_t HD, unsigned groups,
-                         float direction) {
-    before.await();
+    rope_vectorized_kernel(Dependent<Heads<T>> out_, Dependent<Heads<const T>> x_,
+                           Dependent<const float*> cis_, unsigned positions, unsigned time, unsigned NH,
+                           int64_t HD, unsigned groups, float direction) {
+    const auto [out, x, cis] = wait(out_, x_, cis_);
     constexpr int size = vector_size<T>, heads = heads_per_thread<whole>;
     const unsigned place = blockIdx.x * blockDim.y + threadIdx.y, position = place / groups,
                    group = place % groups;
@@ -187,8 +187,8 @@ bool whole_strides(const Heads<T>& x) {
 
 template <class T, int direction>
 void rope_vectorized(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved, Device device) {
-    using Kernel = void (*)(Predecessor, Heads<T>, Heads<const T>, const float*, unsigned, unsigned, unsigned,
-                            int64_t, unsigned, float);
+    using Kernel = void (*)(Dependent<Heads<T>>, Dependent<Heads<const T>>, Dependent<const float*>, unsigned,
+                            unsigned, unsigned, int64_t, unsigned, float);
     static constexpr Kernel kernels[2][2] = {
         {rope_vectorized_kernel<T, false, false>, rope_vectorized_kernel<T, false, true>},
         {rope_vectorized_kernel<T, true, false>, rope_vectorized_kernel<T, true, true>}};
@@ -213,10 +213,10 @@ void rope_vectorized(View<T, 4> out, View<const T, 4> x, View<const float, 3> ci
 // exchange them by shuffle. lanes = HD / size, a power of two that divides the warp.
 template <class T, bool interleaved>
 __global__ void __launch_bounds__(block_threads)
-    rope_shuffle_kernel(Predecessor before, Heads<T> out, Heads<const T> x, const float* cis,
-                         unsigned positions, unsigned time, unsigned NH, unsigned lanes, unsigned groups,
-                         float direction) {
-    before.await();
+    rope_shuffle_kernel(Dependent<Heads<T>> out_, Dependent<Heads<const T>> x_, Dependent<const float*> cis_,
+                        unsigned positions, unsigned time, unsigned NH, unsigned lanes, unsigned groups,
+                        float direction) {
+    const auto [out, x, cis] = wait(out_, x_, cis_);
     constexpr int size = vector_size<T>, heads = heads_per_thread<true>;
     const unsigned lane = threadIdx.x & (lanes - 1),
                    place = blockIdx.x * (blockDim.x / lanes) + threadIdx.x / lanes;

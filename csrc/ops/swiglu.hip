@@ -155,9 +155,9 @@ __device__ float sigmoid(float g) {
 // blockDim.y apart.
 template <class T, bool whole>
 __global__ void __launch_bounds__(block_threads, 2)
-    swiglu_forward_vectorized_kernel(Predecessor before, T* out, const T* gate_up, int64_t N, int64_t F,
-                           unsigned across) {
-    before.await();
+    swiglu_forward_vectorized_kernel(Dependent<T*> out_, Dependent<const T*> gate_up_, int64_t N, int64_t F,
+                                     unsigned across) {
+    const auto [out, gate_up] = wait(out_, gate_up_);
     constexpr int size = vector_size<T>, rows = rows_per_thread<whole>;
     const int64_t f = (int64_t{blockIdx.x % across} * blockDim.x + threadIdx.x) * size;
     const int64_t first = int64_t{blockIdx.x / across} * (rows * blockDim.y) + threadIdx.y;
@@ -182,9 +182,9 @@ __global__ void __launch_bounds__(block_threads, 2)
 
 template <class T, bool whole>
 __global__ void __launch_bounds__(block_threads, 2)
-    swiglu_backward_vectorized_kernel(Predecessor before, T* dgate_up, T* out, const T* dout, const T* gate_up,
-                            int64_t N, int64_t F, unsigned across) {
-    before.await();
+    swiglu_backward_vectorized_kernel(Dependent<T*> dgate_up_, Dependent<T*> out_, Dependent<const T*> dout_,
+                                      Dependent<const T*> gate_up_, int64_t N, int64_t F, unsigned across) {
+    const auto [dgate_up, out, dout, gate_up] = wait(dgate_up_, out_, dout_, gate_up_);
     constexpr int size = vector_size<T>, rows = rows_per_thread<whole>;
     const int64_t f = (int64_t{blockIdx.x % across} * blockDim.x + threadIdx.x) * size;
     const int64_t first = int64_t{blockIdx.x / across} * (rows * blockDim.y) + threadIdx.y;

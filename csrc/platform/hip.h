@@ -4,6 +4,9 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <tuple>
+#include <type_traits>
+#include <utility>
 
 #if defined(LLAMAC_AMD)
 #include <hip/hip_runtime.h>
@@ -71,17 +74,47 @@ struct Grid {
           line(line_) {}
 };
 
-// First parameter of a kernel that may be set up while the one before it in the stream still ends; launch gives
-// it. Memory is as that one leaves it after await(), which has to be the first statement for every thread, also
-// one with nothing to do: the next kernel waits for this one alone. It pays for kernels of some ten microseconds
-// on Hopper (programmatic dependent launch), and is nothing elsewhere.
-struct Predecessor {
-    __device__ void await() const { await_predecessor(); }
+// What wait() returns, for a structured binding: values by their positions.
+template <size_t position, class P>
+struct ReadyOperand {
+    P value;
 };
+template <size_t position, class P>
+__host__ __device__ const P& get(const ReadyOperand<position, P>& operand) {
+    return operand.value;
+}
+template <class Positions, class... P>
+struct ReadyOperandList;
+template <size_t... position, class... P>
+struct ReadyOperandList<std::index_sequence<position...>, P...> : ReadyOperand<position, P>... {};
 template <class... P>
-constexpr bool begins_early = false;
+struct ReadyOperands : ReadyOperandList<std::index_sequence_for<P...>, P...> {};
+
+// An operand of a kernel for programmatic dependent launch: such a kernel may start while the kernel before it in
+// the stream still runs, and all of its operands but numbers are wrapped (launch sees to it). Only wait() unwraps
+// them. It pays for kernels of some ten microseconds on Hopper, and is nothing elsewhere.
+template <class P>
+class Dependent {
+  public:
+    explicit Dependent(P operand_) : operand(operand_) {}
+
+  private:
+    P operand;
+    template <class... Q>
+    friend __device__ ReadyOperands<Q...> wait(const Dependent<Q>&... operands);
+};
+// Returns the operands when the kernel before this one has ended and its memory is visible.
+//     const auto [out, x] = wait(out_, x_);
+// Every thread calls it first, also one with nothing to do: the next kernel waits for this one alone.
 template <class... P>
-constexpr bool begins_early<Predecessor, P...> = true;
+__device__ ReadyOperands<P...> wait(const Dependent<P>&... operands) {
+    grid_dependency_wait();
+    return {{{operands.operand}...}};
+}
+template <class P>
+constexpr bool is_dependent = false;
+template <class P>
+constexpr bool is_dependent<Dependent<P>> = true;
 
 #if defined(LLAMAC_CPU)
 template <class... P>
@@ -107,8 +140,9 @@ void start(const Grid& grid, void (*kernel)(P...), P... arguments) {
     const void* function = reinterpret_cast<const void*>(kernel);
     grant_shared_memory(function, grid.shared_bytes, grid.file, grid.line);
     void* pointers[] = {&arguments..., nullptr};
-    const bool early = begins_early<P...> && device_properties().warpgroups;
-    check(launch_kernel(function, grid.blocks, grid.threads, pointers, grid.shared_bytes, grid.stream, early),
+    const bool dependent = (is_dependent<P> || ...) && device_properties().warpgroups;
+    check(launch_kernel(function, grid.blocks, grid.threads, pointers, grid.shared_bytes, grid.stream,
+                        dependent),
           "launch", grid.file, grid.line);
 }
 // Blocks of a kernel that one multiprocessor holds at a time: what a grid that stays resident is sized by.
@@ -124,11 +158,15 @@ int resident_blocks(void (*kernel)(P...), int threads, size_t shared_bytes) {
 
 template <class... P, class... A>
 void launch(const Grid& grid, void (*kernel)(P...), A... arguments) {
+    static_assert(!(is_dependent<P> || ...) || ((is_dependent<P> || std::is_arithmetic_v<P>) && ...),
+                  "a kernel with a Dependent operand has no others but numbers");
     start<P...>(grid, kernel, static_cast<P>(arguments)...);
-}
-template <class... P, class... A>
-void launch(const Grid& grid, void (*kernel)(Predecessor, P...), A... arguments) {
-    start<Predecessor, P...>(grid, kernel, Predecessor{}, static_cast<P>(arguments)...);
 }
 
 }  // namespace llamac
+
+template <class... P>
+struct std::tuple_size<llamac::ReadyOperands<P...>> : std::integral_constant<size_t, sizeof...(P)> {};
+template <size_t position, class... P>
+struct std::tuple_element<position, llamac::ReadyOperands<P...>>
+    : std::tuple_element<position, std::tuple<P...>> {};

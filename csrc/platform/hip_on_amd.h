@@ -30,11 +30,11 @@ inline hipError_t instantiate_graph(hipGraphExec_t* instance, hipGraph_t graph) 
     return hipGraphInstantiate(instance, graph, nullptr, nullptr, 0);
 }
 inline hipError_t launch_kernel(const void* kernel, dim3 blocks, dim3 threads, void** arguments,
-                                size_t shared_bytes, hipStream_t stream, bool /*early*/) {
+                                size_t shared_bytes, hipStream_t stream, bool /*dependent*/) {
     return hipLaunchKernel(kernel, blocks, threads, arguments, shared_bytes, stream);
 }
 
-inline __device__ void await_predecessor() {}
+inline __device__ void grid_dependency_wait() {}
 
 #if defined(__HIPCC__)
 // 2^x in one instruction, to 2 ulp; results below the smallest normal number are 0.

@@ -76,9 +76,9 @@ inline hipError_t instantiate_graph(hipGraphExec_t* instance, hipGraph_t graph) 
     return cudaGraphInstantiate(instance, graph, 0);
 }
 
-// early: for a kernel that waits by await_predecessor().
+// dependent: programmatic dependent launch, for a kernel that calls grid_dependency_wait().
 inline hipError_t launch_kernel(const void* kernel, dim3 blocks, dim3 threads, void** arguments,
-                                size_t shared_bytes, hipStream_t stream, bool early) {
+                                size_t shared_bytes, hipStream_t stream, bool dependent) {
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -86,11 +86,11 @@ inline hipError_t launch_kernel(const void* kernel, dim3 blocks, dim3 threads, v
     config.gridDim = blocks, config.blockDim = threads;
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
-    config.attrs = &attribute, config.numAttrs = early;
+    config.attrs = &attribute, config.numAttrs = dependent;
     return cudaLaunchKernelExC(&config, kernel, arguments);
 }
 
-inline __device__ void await_predecessor() {
+inline __device__ void grid_dependency_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif

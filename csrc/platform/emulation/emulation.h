@@ -129,7 +129,7 @@ inline bool any_lane(bool so, const char* file = __builtin_FILE(), int line = __
     return so;
 }
 
-inline void await_predecessor() {}
+inline void grid_dependency_wait() {}
 
 // The same number, but what is computed from it is computed anew: addresses that the compiler would otherwise
 // keep in registers through a loop.
