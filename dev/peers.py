@@ -148,7 +148,7 @@ PEERS = {
         ),
     ),
     "mean_loss": Peer(("mean", "counted"), ops.mean_loss_inputs, (Way("function", ops.mean_loss),)),
-    "global_norm": forward_peer("norm", ops.global_norm_inputs, ops.global_norm),
+    "global_norm": forward_peer("squares", ops.global_norm_inputs, ops.global_norm),
     "adamw": Peer(
         ("weight", "m", "v"),
         ops.adamw_inputs,

@@ -17,6 +17,14 @@ from llamac.folders import CONFIGS
 
 # The largest sizes; csrc/model/config.cpp has the same.
 WIDEST, DEEPEST, LONGEST, MOST_PARAMETERS = 2**24, 2**16, 2**31 - 1, 2**48
+# Fields that choose an architecture, with the values that are computed, Llama's, the default first.
+WORDS: dict[str, tuple[str, ...]] = {
+    "model_type": ("llama",),
+    "hidden_act": ("silu",),
+    "normalization_function": ("rmsnorm",),
+    "position_embedding_type": ("rope",),
+}
+FLAGS = ("attention_bias", "mlp_bias", "use_qk_norm")  # false alone
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,13 @@ class Config:
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
     pad_token_id: int | None = None  # carried along where config.json has it, as it is
+    hidden_act: str = "silu"
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    use_qk_norm: bool = False
+    sliding_window: int | None = None
+    normalization_function: str = "rmsnorm"
+    position_embedding_type: str = "rope"
 
     @property
     def q_size(self) -> int:
@@ -103,7 +118,8 @@ class Config:
             values["rope_scaling"] = {"rope_type": "llama3", **values["rope_scaling"]}
         if self.pad_token_id is None:
             del values["pad_token_id"]
-        values |= {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+        for name in ("use_qk_norm", "sliding_window", "normalization_function", "position_embedding_type"):
+            del values[name]  # Llama's config.json has no such field
         return values | {"torch_dtype": torch_dtype}
 
 
@@ -181,6 +197,19 @@ class _Reader:
             raise self.fail(key, "true or false")
         return value
 
+    def architecture(self) -> dict[str, str | bool | int | None]:
+        """The fields that choose one. Raises InputError for what is not computed."""
+        values = {key: self.get(key, words[0]) for key, words in WORDS.items()}
+        values |= {key: self.flag(key) for key in FLAGS}
+        window = self.get("sliding_window", None)
+        values["sliding_window"] = None if window is None else self.size("sliding_window", most=LONGEST)
+        accepted = WORDS | dict.fromkeys(FLAGS, (False,)) | {"sliding_window": (None,)}
+        for key, value in values.items():
+            if value not in accepted[key]:
+                raise self.fail(key, " or ".join(map(json.dumps, accepted[key])))
+        del values["model_type"]
+        return values
+
     def token(self, key: str, default: int, several: bool = False) -> int | list[int] | None:
         """A token id, null for none; instruction-tuned models list several ends of text."""
         value = self.values.get(key, default)
@@ -212,17 +241,11 @@ class _Reader:
         return theta, RopeScaling(*factors, original)
 
     def config(self) -> Config:
-        if self.get("model_type", "llama") != "llama":
-            raise self.fail("model_type", '"llama"')
-        if self.get("hidden_act", "silu") != "silu":
-            raise self.fail("hidden_act", '"silu"')
+        architecture = self.architecture()
         if self.get("quantization_config", None) is not None:
             raise self.fail(
                 "quantization_config", "none, as quantized weights cannot be trained; use the original"
             )
-        for key in ("attention_bias", "mlp_bias"):
-            if self.flag(key):
-                raise self.fail(key, "false")
         C, NH = self.size("hidden_size"), self.size("num_attention_heads")
         NKV = self.size("num_key_value_heads", NH)
         if NH % NKV != 0:
@@ -253,6 +276,7 @@ class _Reader:
             bos_token_id=self.token("bos_token_id", 1),
             eos_token_id=self.token("eos_token_id", 2, several=True),
             pad_token_id=pad if type(pad := self.get("pad_token_id", None)) is int else None,
+            **architecture,
         )
         block = C * (2 * config.q_size + 2 * config.kv_size + 3 * config.intermediate_size)
         if config.num_hidden_layers * block + 2 * config.vocab_size * C > MOST_PARAMETERS:

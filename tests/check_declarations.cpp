@@ -48,7 +48,7 @@ std::string declare(const Operation& op) {
                 (s.kind == 'f'   ? "Real "
                  : s.kind == 'i' ? "Integer "
                                  : "Flag ") +
-                s.name + ";\n";
+                s.name + (s.missing ? " = " + missing_text(s) : "") + ";\n";
         scalars.push_back(s.name);
     }
     text += "};\ninline void " + op.name + "(const Context& context, const " + type + "& call) {\n";
@@ -96,11 +96,30 @@ static_assert(complete<RmsnormForwardCall>);
 static_assert(!without_output<RmsnormForwardCall> && !without_input<RmsnormForwardCall>);
 static_assert(!without_scalar<RmsnormForwardCall> && !with_another<RmsnormForwardCall>);
 template <class Call, class Value>
-concept takes_flag = requires(Tensor t, Value v) { Call{.norm = t, .x = t, .accumulate = v}; };
+concept takes_flag = requires(Tensor t, Value v) { Call{.squares = t, .x = t, .accumulate = v}; };
 static_assert(takes_flag<GlobalNormCall, bool> && !takes_flag<GlobalNormCall, double>);
 template <class Call>
 concept without_nullable = requires(Tensor t) { Call{.out = t, .x = t, .weight = t}; };
 static_assert(without_nullable<MatmulForwardCall>);
+
+template <class Call>
+concept without_last_scalar = requires(Tensor t) {
+    Call{.weight = t,
+         .m = t,
+         .v = t,
+         .grad = t,
+         .squares = t,
+         .lr = t,
+         .step = t,
+         .beta1 = 0.,
+         .beta2 = 0.,
+         .eps = 0.,
+         .weight_decay = 0.,
+         .grad_clip = 0.,
+         .seed = 1,
+         .stream = 0};
+};
+static_assert(without_last_scalar<AdamwCall>);
 
 // A typed call is the call by name.
 void check_call() {

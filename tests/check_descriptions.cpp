@@ -12,8 +12,9 @@ namespace {
 
 const char* const norm =
     "norm(dx: T[N,2C] may_share(x), sum: G[C] adds_if(accumulate), m?~: M[N,C/2] random(seed, y);"
-    " x: T[N,2C] strided >0, y?: A[], ids: i32[N] <V except(none), table: T[V,C], f: f32[1];"
-    " accumulate: bool, seed: int {42, 1e12}, none: int, eps: float {1e-5})"
+    " x: T[N,2C] strided >0, y?: A[], ids: i32[N] <V except(none), table: T[V,C], f: f64[1];"
+    " accumulate: bool, seed: int {42, 1e12}, none: int, eps: float {1e-5}, first: int = 3 {0, 5}, on: bool "
+    "= 1)"
     " rows(N) empty(N, V) multiple(C, V) derivative norm_backward(dq: grad x; dout: grad dx, x, z: sum; eps, "
     "seed)"
     " grad table = grad dx test(N=1, C=2, V=3) test_large(V=4, C=8, N=5)";
@@ -32,8 +33,14 @@ void check_all_marks() {
     check(!x.output && x.strided && x.positive, "strided >0");
     check(ids.type == 0 && ids.dtype == DType::i32 && ids.bound == d.find_dimension("V") && ids.except == 2,
           "<V except");
+    check(f.type == 0 && f.dtype == DType::f64, "f64");
     check(d.scalars[0].kind == 'b' && d.scalars[1].kind == 'i' && d.scalars[3].kind == 'f', "scalars");
     check(d.scalars[1].values == std::vector<double>{42, 1e12} && d.scalars[2].values.empty(), "values");
+    const ScalarInfo &eps = d.scalars[3], &first = d.scalars[4], &on = d.scalars[5];
+    check(!eps.missing && first.missing == 3 && first.values == std::vector<double>{0, 5} && on.missing == 1,
+          "values where they are left out");
+    check(missing_text(eps).empty() && missing_text(first) == "3" && missing_text(on) == "true",
+          "their text");
     const DimensionInfo &N = d.dimensions[0], &C = d.dimensions[1], &V = d.dimensions[2];
     check(N.name == "N" && N.splits && N.may_be_zero && V.may_be_zero && !C.may_be_zero && !C.splits, "rows");
     check(C.multiple_of == 2 && V.multiple_of < 0, "multiple");
@@ -57,7 +64,7 @@ const std::vector<std::pair<const char*, std::vector<std::string>>> errors = {
     {"f(;)", {"the name of an operand"}},
     {"f(a: T[N], a: T[N];)", {"a name that no other operand has", "column 12"}},
     {"f(a T[N];)", {"expected ':'"}},
-    {"f(a: Q[N];)", {"expected a type: T, A, G, M, f32 or i32", "'Q[N]"}},
+    {"f(a: Q[N];)", {"expected a type: T, A, G, M, f32, f64 or i32", "'Q[N]"}},
     {"f(a: i64[N];)", {"expected a type", "'i64[N]"}},
     {"f(a: ;)", {"expected a type"}},
     {"f(a: T N;)", {"expected '['"}},
@@ -91,6 +98,8 @@ const std::vector<std::pair<const char*, std::vector<std::string>>> errors = {
     {"f(a: T[N];; s: double)", {"float, int or bool"}},
     {"f(a: T[N];; s)", {"expected ':'"}},
     {"f(a: T[N];; )", {"the name of a scalar"}},
+    {"f(a: T[N];; s: int = {1})", {"the value of a call that leaves it out"}},
+    {"f(a: T[N];; s: int = 1, t: int {1})", {"'=' and a value, as the scalar before has", "'{1})'"}},
     {"f(a: T[N];; s: int {x})", {"a value that tests take"}},
     {"f(a: T[N];; s: int {1)", {"expected '}'"}},
     {"f(a: T[N];", {"expected ')'", "found the end"}},

@@ -115,6 +115,35 @@ void check_plans() {
     check(Model(narrow, many).activations.logits.shape[0] == 16384, "no more than eight chunks of logits");
 }
 
+// Named members and the rows of the table are the same memory; fused rows lie behind one another.
+void check_parameters() {
+    Model m(load_config(small_run().model), model_options(small_run()));
+    const Parameters& p = m.parameters;
+    const auto row = [&](const std::string& name) {
+        return *std::find_if(p.table.begin(), p.table.end(),
+                             [&](const Parameter& r) { return r.name == name; });
+    };
+    const Config& c = m.config;
+    for (size_t k = 0; k < p.table.size(); k++) {
+        check(p.table[k].stream == 4 * k, p.table[k].name + ": its stream");
+        const int64_t end = p.table[k].offset + p.table[k].elements();
+        check(k + 1 == p.table.size() || (end <= p.table[k + 1].offset && p.table[k + 1].offset < end + 64),
+              p.table[k].name + ": behind it the next one");
+    }
+    const BlockParameters& b = p.blocks[1];
+    const Parameter q = row("model.layers.1.self_attn.q_proj.weight"),
+                    v = row("model.layers.1.self_attn.v_proj.weight"),
+                    up = row("model.layers.1.mlp.up_proj.weight");
+    check(b.qkv.offset == q.offset && b.qkv.shape == std::vector<int64_t>{c.qkv_size(), c.C} &&
+              b.qkv.offset + b.qkv.elements() == v.offset + v.elements(),
+          "queries, keys and values are one matrix");
+    check(b.gate_up.shape[0] == 2 * c.F && b.gate_up.offset + up.elements() == up.offset, "gate and up, too");
+    check(b.o.offset % 64 == 0 && b.o.offset == row("model.layers.1.self_attn.o_proj.weight").offset,
+          "what is not fused begins at a border");
+    check(c.tied && p.head.offset == p.embedding.offset, "a tied head is the embedding");
+    check(row("model.norm.weight").group.initial == Initial::ones && q.group.decays, "groups");
+}
+
 // What operations work in is asked for in the dry run, whatever a run does later.
 void check_dry_run() {
     for (const Words& precision : precisions) {
@@ -372,7 +401,7 @@ void check_interrupted() {
 int main(int argc, char** argv) {
     limit_spinning(argv);
     return run_checks(argc, argv,
-                      checks<check_arena, check_workspace, check_plans, check_dry_run, check_recomputed_calls,
-                             check_refusal, check_sizes, check_planning_is_quick, check_updates_ahead,
-                             check_graphs, check_first_token, check_interrupted>());
+                      checks<check_arena, check_workspace, check_plans, check_parameters, check_dry_run,
+                             check_recomputed_calls, check_refusal, check_sizes, check_planning_is_quick,
+                             check_updates_ahead, check_graphs, check_first_token, check_interrupted>());
 }

@@ -75,8 +75,8 @@ void record(const std::string& reference, const std::string& out, const ModelOpt
     const double loss = mean_loss(model);
     model.tap = nullptr;
     recorder.add_floats("loss", {static_cast<float>(loss)});
-    for (size_t k = 0; k < model.parameters.table.size(); k++)
-        recorder.add("grad." + model.parameters.table[k].name, model.parameters.gradient(k));
+    for (const Parameter& parameter : model.parameters.table)
+        recorder.add("grad." + parameter.name, model.parameters.gradient(parameter));
 
     const AdamW adamw{setting("beta1"), setting("beta2"), setting("eps"), setting("weight_decay"),
                       setting("grad_clip")};
@@ -87,9 +87,9 @@ void record(const std::string& reference, const std::string& out, const ModelOpt
         losses.push_back(static_cast<float>(mean_loss(model)));
         set_update(model, &lr, &step);
         update(model, adamw, 42);
-        float norm = 0;
-        copy_bytes(&norm, model.grad_norm.data, sizeof norm);
-        norms.push_back(norm);
+        double squares = 0;
+        copy_bytes(&squares, model.squares.data, sizeof squares);
+        norms.push_back(static_cast<float>(grad_norm(squares)));
     }
     recorder.add_floats("train.losses", losses);
     recorder.add_floats("train.grad_norms", norms);

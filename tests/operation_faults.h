@@ -75,13 +75,15 @@ inline bool ignored_strides(const Call& c, Launch launch) {
 inline bool low_precision(const Call& c, Launch launch) {
     launch(c);
     bool changed = false;
+    const DType storage = storage_of(*c.op, c.tensor);
     for (int i = 0; i < c.op->outputs; i++) {
         const Tensor& t = c.tensor[i];
+        const DType precision = precision_of(t.dtype, storage);
         for (int64_t e = 0; t.data && e < t.elements(); e++) {
-            const double x = get(t, e), y = t.dtype == DType::f64   ? float(x)
-                                            : t.dtype == DType::f32 ? float(bf16(float(x)))
-                                                                    : x;
-            changed |= std::fabs(x - y) > 4 * ulp(x, t.dtype);
+            const double x = get(t, e), y = precision == DType::f64   ? float(x)
+                                            : precision == DType::f32 ? float(bf16(float(x)))
+                                                                      : x;
+            changed |= std::fabs(x - y) > 4 * ulp(x, precision);
             set(t, e, y);
         }
     }

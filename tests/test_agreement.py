@@ -83,6 +83,38 @@ def test_limits_of_a_model(tmp_path, key):
     assert f"{key}: expected an integer from 1 to {most}, found {most + 1}" in reasons[2]
 
 
+@pytest.mark.parametrize(
+    "change, expected",
+    [
+        ({"model_type": "qwen3"}, 'model_type: expected "llama", found "qwen3"'),
+        ({"hidden_act": "gelu_pytorch_tanh"}, 'hidden_act: expected "silu", found "gelu_pytorch_tanh"'),
+        (
+            {"normalization_function": "layernorm"},
+            'normalization_function: expected "rmsnorm", found "layernorm"',
+        ),
+        ({"position_embedding_type": "nope"}, 'position_embedding_type: expected "rope", found "nope"'),
+        ({"attention_bias": True}, "attention_bias: expected false, found true"),
+        ({"mlp_bias": True}, "mlp_bias: expected false, found true"),
+        ({"use_qk_norm": True}, "use_qk_norm: expected false, found true"),
+        ({"use_qk_norm": 1}, "use_qk_norm: expected true or false, found 1"),
+        ({"sliding_window": 4096}, "sliding_window: expected null, found 4096"),
+        ({"sliding_window": 0}, "sliding_window: expected an integer from 1 to 2147483647, found 0"),
+    ],
+)
+def test_architecture(tmp_path, change, expected):
+    """Both take Llama's values, written out or not, and refuse others in the same line."""
+    path, values = tmp_path / "config.json", json.loads(PRESETS[0].read_text())
+    llamas = {"normalization_function": "rmsnorm", "position_embedding_type": "rope"}
+    llamas |= {"hidden_act": "silu", "attention_bias": False, "use_qk_norm": False, "sliding_window": None}
+    for read in (load_config, lambda file: _native.model(file, 512)):
+        path.write_text(json.dumps(values | llamas))
+        read(str(path))
+        path.write_text(json.dumps(values | change))
+        with pytest.raises(InputError) as error:
+            read(str(path))
+        assert str(error.value) == f"{path}: {expected}"
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.stem)
 def test_run_configurations(build, path):
     """C and Python read the same run from each; comments give every file its reasons."""

@@ -226,7 +226,7 @@ def test_programs_of_the_repository_have_peers():
     names = bench.choose_programs(ROOT / "dev/hip", [])
     assert "rmsnorm_forward" in names and "benchmark" not in names
     assert set(names) <= set(peers.PEERS)
-    assert set(peers.PEERS) == set(formulas.CASES)
+    assert set(peers.PEERS) <= set(formulas.CASES)
 
 
 def test_peers_are_timed_until_the_time_is_over(fake, capsys, monkeypatch):
@@ -306,7 +306,7 @@ def test_peers_compute_the_operation(operation, label, way, mode, monkeypatch):
     letters = {"dweight": "G", "m": "M", "v": "M"}
     for name, value in found.items():
         dtype = case.dtype[letters.get(name, "T")]
-        if name in ("losses", "mean", "counted", "norm", "cis", "master"):
+        if name in ("losses", "mean", "counted", "squares", "cis", "master"):
             dtype = torch.float32
         elif way.name == "autograd" and name[1:] in way.leaves:
             dtype = inputs[name[1:]].dtype

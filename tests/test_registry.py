@@ -292,7 +292,7 @@ def test_a_norm_that_is_no_number_leaves_none(variant):
     """As torch's clip_grad_norm_: one NaN among the gradients is one in every weight, seen at once."""
     n = 40
     weight, m, v = (np.zeros(n, np.float32) for _ in range(3))
-    inputs = [np.full(n, 50, np.float32), np.full(1, np.nan, np.float32), np.ones(1, np.float32)]
+    inputs = [np.full(n, 50, np.float32), np.full(1, np.nan), np.ones(1, np.float32)]
     inputs += [np.ones(1, np.int32)]
     scalars = [0.9, 0.95, 1e-8, 0.1, 1.0, 42, 0]
     llamac.run("adamw", [weight, None, m, v], inputs, scalars, variant)

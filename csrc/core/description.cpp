@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -128,13 +129,18 @@ struct Parser {
     void parse_type(Operand& o) {
         skip_space();
         const char* begin = at;
-        const std::string type = word("a type: T, A, G, M, f32 or i32");
-        if (type.size() == 1 && std::strchr("TAGM", type[0]))
+        const char* const expected = "a type: T, A, G, M, f32, f64 or i32";
+        const std::string type = word(expected);
+        if (type.size() == 1 && std::strchr("TAGM", type[0])) {
             o.type = type[0];
-        else if (type == "f32" || type == "i32")
-            o.dtype = type == "f32" ? DType::f32 : DType::i32;
-        else
-            at = begin, fail_here("a type: T, A, G, M, f32 or i32");
+            return;
+        }
+        for (const DType dtype : {DType::f32, DType::f64, DType::i32})
+            if (type == name(dtype)) {
+                o.dtype = dtype;
+                return;
+            }
+        at = begin, fail_here(expected);
     }
     void parse_shape(Operand& o) {
         need("[");
@@ -207,10 +213,18 @@ struct Parser {
 
     // ---- scalars
 
+    double value(const char* expected) {
+        skip_space();
+        char* end = nullptr;
+        const double v = std::strtod(at, &end);
+        if (end == at) fail_here(expected);
+        at = end;
+        return v;
+    }
     void parse_scalar() {
         skip_space();
         const char* begin = at;
-        ScalarInfo s{word("the name of a scalar"), 0, {}};
+        ScalarInfo s{word("the name of a scalar"), 0, {}, {}};
         if (op.find_scalar(s.name) >= 0 || op.find_operand(s.name) >= 0)
             at = begin, fail_here("a name that no other scalar or operand has");
         need(":");
@@ -222,14 +236,15 @@ struct Parser {
             s.kind = 'b';
         else
             fail_here("float, int or bool");
+        skip_space();
+        const char* const after = at;
+        if (eat("="))
+            s.missing = value("the value of a call that leaves it out");
+        else if (!op.scalars.empty() && op.scalars.back().missing)
+            at = after, fail_here("'=' and a value, as the scalar before has");
         if (eat("{")) {
-            do {
-                skip_space();
-                char* end = nullptr;
-                s.values.push_back(std::strtod(at, &end));
-                if (end == at) fail_here("a value that tests take");
-                at = end;
-            } while (eat(","));
+            do s.values.push_back(value("a value that tests take"));
+            while (eat(","));
             need("}");
         }
         op.scalars.push_back(std::move(s));
@@ -392,6 +407,15 @@ int Description::find_scalar(const std::string& wanted) const {
 }
 int Description::find_dimension(const std::string& wanted) const {
     return find_named(dimensions, wanted);
+}
+
+std::string missing_text(const ScalarInfo& s) {
+    if (!s.missing) return "";
+    char real[32];
+    std::snprintf(real, sizeof real, "%.17g", *s.missing);
+    return s.kind == 'f'   ? real
+           : s.kind == 'b' ? (*s.missing ? "true" : "false")
+                           : std::to_string(static_cast<int64_t>(*s.missing));
 }
 
 Description parse_description(const char* text) {

@@ -1,6 +1,7 @@
 // The description of an operation: one string that says all that other code needs to know about it. docs/operations.md
 // gives the grammar and an annotated example.
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,8 +33,9 @@ struct Operand {
 
 struct ScalarInfo {
     std::string name;
-    char kind;                   // 'f' float or double, 'i' int64_t, 'b' bool
-    std::vector<double> values;  // what tests take, in turns
+    char kind;                      // 'f' float or double, 'i' int64_t, 'b' bool
+    std::vector<double> values;     // what tests take, in turns
+    std::optional<double> missing;  // the value in calls that leave it out, with all scalars behind it
 };
 
 struct DimensionInfo {
@@ -42,6 +44,9 @@ struct DimensionInfo {
     bool splits = false;       // rows(N): callers may pass several dimensions whose product it is
     int multiple_of = -1;      // multiple(NH, NKV)
 };
+
+// The value in calls that leave a scalar out, as C++ and torch's schemas write it; empty: none may.
+std::string missing_text(const ScalarInfo& scalar);
 
 // How gradients of an operation's inputs come from another operation.
 struct Derivative {

@@ -125,6 +125,16 @@ Choice choose(const Operation& op, const Call& call, const Context& context, con
     fail(op.name, ": no variant takes these shapes, types or strides");
 }
 
+// The scalars of a call that leaves out the last ones.
+std::vector<Scalar> complete(const Operation& op, std::span<const Scalar> given) {
+    const size_t count = op.scalars.size();
+    if (given.size() > count || !op.scalars[given.size()].missing)
+        fail(op.name, ": expected ", count, " scalars, found ", given.size());
+    std::vector<Scalar> all(given.begin(), given.end());
+    while (all.size() < count) all.push_back(*op.scalars[all.size()].missing);
+    return all;
+}
+
 // Whole groups of heads, say.
 void check_multiples(const Operation& op, const int64_t* size) {
     for (size_t d = 0; d < op.dimensions.size(); d++) {
@@ -381,7 +391,7 @@ void run(const Operation& op, std::span<const Tensor> tensors, std::span<const S
     if (tensors.size() != op.operands.size())
         fail(op.name, ": expected ", op.operands.size(), " tensors, found ", tensors.size());
     if (scalars.size() != op.scalars.size())
-        fail(op.name, ": expected ", op.scalars.size(), " scalars, found ", scalars.size());
+        return run(op, tensors, complete(op, scalars), context, variant, threads);
     int64_t size[max_dimensions];
     std::fill(size, size + max_dimensions, -1);
     Types types;

@@ -134,7 +134,7 @@ struct KernelChoices {
 };
 void list_kernels();
 
-// Checks shapes, types and strides, picks the variant (`variant`, else the context's choice, else the first that
+// Checks shapes, types and strides, gives scalars that are left out their values, picks the variant (`variant`, else the context's choice, else the first that
 // supports the call) and runs it, with `threads` a block where that is not 0. Throws Error with the
 // operation, the operand, what was expected and what was found. Callers in C++ use ops/operations.h.
 void run(const Operation& op, std::span<const Tensor> tensors, std::span<const Scalar> scalars,

@@ -5,53 +5,9 @@
 namespace llamac {
 namespace {
 
-struct BlockRow {
-    Tensor BlockActivations::* slot;
-    Tensor like;
-    unsigned part;
-};
-
-// N = B*T rows. In the order of computation.
-std::vector<BlockRow> block_table(const Config& c, int64_t B, int64_t T, DType t) {
-    using A = BlockActivations;
-    const int64_t N = B * T;
-    constexpr unsigned kept = 0;  // four bytes a row, by which a norm's backward writes the norm again
-    return {{&A::input_norm, shaped(t, {N, c.C}), input_norm_part},
-            {&A::input_rstd, shaped(DType::f32, {N}), kept},
-            {&A::qkv, shaped(t, {N, c.qkv_size()}), qkv_part},
-            {&A::attention, shaped(t, {N, c.q_size()}), attention_part},
-            {&A::lse, shaped(DType::f32, {B, c.NH, T}), attention_part},
-            {&A::residual_mid, shaped(t, {N, c.C}), residual_mid_part},
-            {&A::post_norm, shaped(t, {N, c.C}), post_norm_part},
-            {&A::post_rstd, shaped(DType::f32, {N}), kept},
-            {&A::gate_up, shaped(t, {N, 2 * c.F}), gate_up_part},
-            {&A::swiglu, shaped(t, {N, c.F}), swiglu_part},
-            {&A::residual_out, shaped(t, {N, c.C}), residual_out_part}};
-}
-
-struct ModelRow {
-    const char* group;
-    Tensor Activations::* slot;
-    Tensor like;
-};
-
-std::vector<ModelRow> model_table(const Config& c, int64_t B, int64_t T, DType t) {
-    using A = Activations;
-    const int64_t N = B * T;
-    const char *kept = "activations", *gradients = "activation gradients";
-    return {{"tokens", &A::tokens, shaped(DType::i32, {B, T})},
-            {"tokens", &A::targets, shaped(DType::i32, {B, T})},
-            {kept, &A::cis, shaped(DType::f32, {T, c.HD / 2, 2})},
-            {kept, &A::embedding, shaped(t, {N, c.C})},
-            {kept, &A::final_norm, shaped(t, {N, c.C})},
-            {kept, &A::final_rstd, shaped(DType::f32, {N})},
-            {kept, &A::losses, shaped(DType::f32, {N})},
-            {gradients, &A::dresidual, shaped(t, {N, c.C})},
-            {gradients, &A::dnorm, shaped(t, {N, c.C})},
-            {gradients, &A::dqkv, shaped(t, {N, c.qkv_size()})},
-            {gradients, &A::dattention, shaped(t, {N, c.q_size()})},
-            {gradients, &A::dgate_up, shaped(t, {N, 2 * c.F})},
-            {gradients, &A::dswiglu, shaped(t, {N, c.F})}};
+const char* group_of(Needed until) {
+    const char* groups[] = {"tokens", "activations", "activation gradients"};
+    return groups[static_cast<int>(until)];
 }
 
 // Rows of a chunk of logits, for at most `bytes`: chunks of the same size, of rows that fill tiles of a product.
@@ -80,7 +36,8 @@ void plan_logits(Activations& a, const Config& config, int64_t bytes, Arena& are
 }
 
 // The planned memory under the shape of this batch.
-void set_shape(Tensor& t, const Tensor& like, void* data) {
+void set_shape(Tensor& t, const Tensor& like) {
+    void* const data = t.data;
     t = like;
     t.data = data;
 }
@@ -95,20 +52,20 @@ unsigned recomputed_parts(const Recompute& r, int64_t layer) {
 
 void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T, DType dtype,
                       const Recompute& recompute, int64_t logits_bytes, Arena& arena) {
-    for (const ModelRow& row : model_table(config, B, T, dtype))
-        arena.plan(row.group, &(a.*row.slot), row.like);
+    for (const auto& row : model_activations(config, B, T, dtype))
+        if (row.present) arena.plan(group_of(row.until), &(a.*row.member), row.like);
     plan_logits(a, config, logits_bytes, arena);
     a.blocks.resize(static_cast<size_t>(config.L));
-    for (const BlockRow& row : block_table(config, B, T, dtype)) {
-        // Of those that share one memory. swiglu's backward writes it where it has read dswiglu.
-        Tensor* first = row.slot == &BlockActivations::swiglu ? &a.dswiglu : nullptr;
+    for (const auto& row : block_activations(config, B, T, dtype)) {
+        if (!row.present) continue;
+        Tensor* first = row.shares ? &(a.*row.shares) : nullptr;  // of those that share one memory
         for (int64_t layer = 0; layer < config.L; layer++) {
-            Tensor* const tensor = &(a.blocks[static_cast<size_t>(layer)].*row.slot);
+            Tensor* const tensor = &(a.blocks[static_cast<size_t>(layer)].*row.member);
             const bool shares = recomputed_parts(recompute, layer) & row.part;
             if (shares && first)
                 arena.share(tensor, row.like, first);
             else
-                arena.plan(shares ? "recomputed activations" : "activations", tensor, row.like);
+                arena.plan(shares ? "recomputed activations" : group_of(row.until), tensor, row.like);
             if (shares && !first) first = tensor;
         }
     }
@@ -116,10 +73,11 @@ void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T
 
 void reshape_activations(Activations& a, const Config& config, int64_t B, int64_t T) {
     const DType dtype = a.embedding.dtype;
-    for (const ModelRow& row : model_table(config, B, T, dtype))
-        set_shape(a.*row.slot, row.like, (a.*row.slot).data);
-    for (const BlockRow& row : block_table(config, B, T, dtype))
-        for (BlockActivations& block : a.blocks) set_shape(block.*row.slot, row.like, (block.*row.slot).data);
+    for (const auto& row : model_activations(config, B, T, dtype))
+        if (row.present) set_shape(a.*row.member, row.like);
+    for (const auto& row : block_activations(config, B, T, dtype))
+        for (BlockActivations& block : a.blocks)
+            if (row.present) set_shape(block.*row.member, row.like);
 }
 
 }  // namespace llamac

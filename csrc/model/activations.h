@@ -1,6 +1,7 @@
-// The table of activations: shapes, types, and the part of a block that makes each. It drives allocation,
-// recomputation and the memory report.
+// The table of activations: names, shapes, types, until when they are needed, and the part of a block that makes each.
+// It drives allocation, recomputation, the debug state and the memory report.
 #pragma once
+#include <string>
 #include <vector>
 
 #include "core/arena.h"
@@ -22,36 +23,103 @@ enum Part : unsigned {
     all_parts = 255,
 };
 
-// N = B*T rows, as operations take them.
 struct BlockActivations {
-    Tensor input_norm, input_rstd;  // [N,C], [N]
-    Tensor qkv;                     // [N,QKV]: queries and keys after RoPE, values
-    Tensor attention, lse;          // [N,NH*HD], [B,NH,T]
-    Tensor residual_mid;            // [N,C]
-    Tensor post_norm, post_rstd;    // [N,C], [N]
-    Tensor gate_up, swiglu;         // [N,2F], [N,F]
-    Tensor residual_out;            // [N,C]
+    Tensor input_norm, input_rstd;
+    Tensor qkv;  // queries and keys after RoPE, values
+    Tensor attention, lse;
+    Tensor residual_mid;
+    Tensor post_norm, post_rstd;
+    Tensor gate_up, swiglu;
+    Tensor residual_out;
 };
 
 struct Activations {
-    Tensor tokens, targets;  // [B,T] i32
-    Tensor cis;        // [T,HD/2,2] cosines and sines of RoPE: of the longest sequence, seen as the batch's T
-    Tensor embedding;  // [N,C]
-    std::vector<BlockActivations> blocks;  // what is recomputed shares one memory over the layers, swiglu
-                                           // with its gradient
-    Tensor final_norm, final_rstd;         // [N,C], [N]
-    Tensor logits;                         // [rows of a chunk, V]; their gradient takes their place
-    Tensor more_logits;                    // what they need beyond dqkv to dswiglu, right behind
-    Tensor losses;                         // [N]
-    // Gradients: one layer's at a time.
-    Tensor dresidual, dnorm, dqkv, dattention, dgate_up, dswiglu;
+    Tensor tokens, targets;
+    Tensor cis;  // cosines and sines of RoPE: of the longest sequence, seen as the batch's T
+    Tensor embedding;
+    std::vector<BlockActivations> blocks;
+    Tensor final_norm, final_rstd;
+    Tensor logits;       // [rows of a chunk, V]; their gradient takes their place
+    Tensor more_logits;  // what they need beyond dqkv to dswiglu, right behind
+    Tensor losses;
+    Tensor dresidual, dnorm, dqkv, dattention, dgate_up, dswiglu;  // gradients: one layer's at a time
 };
+
+// Until when a tensor holds its value, which is its group in the memory report.
+enum class Needed : uint8_t { batch, backward, layer };  // layer: the end of one layer's backward pass
+
+template <class Owner>
+struct ActivationRow {
+    const char* name;  // in the debug state, behind "act." or "dact."; "": not shown
+    Tensor Owner::* member;
+    Tensor like;  // type and shape
+    Needed until = Needed::backward;
+    unsigned part = 0;                       // of a block, that makes it; 0: never computed again
+    Tensor Activations::* shares = nullptr;  // a gradient in whose memory it is computed again
+    bool present = true;
+};
+
+// B sequences of T tokens, N = B*T rows as operations take them, t: storage. In the order of computation.
+inline std::vector<ActivationRow<BlockActivations>> block_activations(const Config& c, int64_t B, int64_t T,
+                                                                      DType t) {
+    using A = BlockActivations;
+    constexpr Needed until = Needed::backward;
+    const int64_t N = B * T;
+    const Tensor rows = shaped(t, {N, c.C}), one_per_row = shaped(DType::f32, {N});
+    return {{"input_norm", &A::input_norm, rows, until, input_norm_part},
+            {"input_rstd", &A::input_rstd, one_per_row},  // a norm's backward writes the norm again by it
+            {"qkv", &A::qkv, shaped(t, {N, c.qkv_size()}), until, qkv_part},
+            {"attention", &A::attention, shaped(t, {N, c.q_size()}), until, attention_part},
+            {"attention_lse", &A::lse, shaped(DType::f32, {B, c.NH, T}), until, attention_part},
+            {"residual_mid", &A::residual_mid, rows, until, residual_mid_part},
+            {"post_norm", &A::post_norm, rows, until, post_norm_part},
+            {"post_rstd", &A::post_rstd, one_per_row},
+            {"gate_up", &A::gate_up, shaped(t, {N, 2 * c.F}), until, gate_up_part},
+            // swiglu's backward writes it where it has read dswiglu.
+            {"swiglu", &A::swiglu, shaped(t, {N, c.F}), until, swiglu_part, &Activations::dswiglu},
+            {"residual_out", &A::residual_out, rows, until, residual_out_part}};
+}
+
+inline std::vector<ActivationRow<Activations>> model_activations(const Config& c, int64_t B, int64_t T,
+                                                                 DType t) {
+    using A = Activations;
+    const int64_t N = B * T;
+    const Tensor rows = shaped(t, {N, c.C});
+    return {{"", &A::tokens, shaped(DType::i32, {B, T}), Needed::batch},
+            {"", &A::targets, shaped(DType::i32, {B, T}), Needed::batch},
+            {"", &A::cis, shaped(DType::f32, {T, c.HD / 2, 2})},
+            {"embedding", &A::embedding, rows},
+            {"final_norm", &A::final_norm, rows},
+            {"", &A::final_rstd, shaped(DType::f32, {N})},
+            {"", &A::losses, shaped(DType::f32, {N})},
+            {"", &A::dresidual, rows, Needed::layer},
+            {"", &A::dnorm, rows, Needed::layer},
+            {"", &A::dqkv, shaped(t, {N, c.qkv_size()}), Needed::layer},
+            {"", &A::dattention, shaped(t, {N, c.q_size()}), Needed::layer},
+            {"", &A::dgate_up, shaped(t, {N, 2 * c.F}), Needed::layer},
+            {"", &A::dswiglu, shaped(t, {N, c.F}), Needed::layer}};
+}
+
+// Heads in a row of qkv.
+struct HeadRange {
+    const char* name;  // in the debug state, which shows them instead of qkv
+    int64_t first, count;
+};
+inline std::vector<HeadRange> head_ranges(const Config& c) {
+    return {{"q", 0, c.NH}, {"k", c.NH, c.NKV}, {"v", c.NH + c.NKV, c.NKV}};
+}
+// What RoPE turns, a call per range: queries and keys together, but each alone behind norms of their own.
+inline std::vector<HeadRange> rotated_ranges(const Config& c) {
+    if (c.qk_norm) return {{"q", 0, c.NH}, {"k", c.NH, c.NKV}};
+    return {{"qk", 0, c.NH + c.NKV}};
+}
 
 // The parts of block `layer` that the backward pass computes again.
 unsigned recomputed_parts(const Recompute& recompute, int64_t layer);
 
-// Plans memory for B sequences of T tokens. logits_bytes: of a chunk of logits, which use the memory of the blocks'
-// gradients first; 0: the largest of that memory, an eighth of the logits, 64 MiB, and half of the logits up to 2 GiB.
+// Plans memory for B sequences of T tokens. What is computed again shares one memory over the layers. logits_bytes: of a
+// chunk of logits, which use the memory of the blocks' gradients first; 0: the largest of that memory, an eighth of the
+// logits, 64 MiB, and half of the logits up to 2 GiB.
 void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T, DType dtype,
                       const Recompute& recompute, int64_t logits_bytes, Arena& arena);
 

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "core/embedded.h"
 #include "core/json.h"
@@ -57,6 +58,16 @@ struct Fields {
         if (v && !v->is_string()) wrong(key, "a string", v->dump());
         return v ? v->get<std::string>() : missing;
     }
+    // The index of the word; 0 where there is none.
+    size_t choice(const char* key, std::span<const char* const> words) const {
+        const std::string found = text_or(key, words[0]);
+        std::string expected;
+        for (size_t i = 0; i < words.size(); i++) {
+            if (found == words[i]) return i;
+            expected += std::string(i ? " or " : "") + '"' + words[i] + '"';
+        }
+        wrong(key, expected.c_str(), '"' + found + '"');
+    }
     // Empty where it is null.
     std::vector<int64_t> tokens_or(const char* key, const std::vector<int64_t>& missing) const {
         const auto found = values.find(key);
@@ -96,16 +107,30 @@ void read_rope(const Fields& f, Config& c) {
         s.wrong("high_freq_factor", "above low_freq_factor", (*scaling)["high_freq_factor"].dump());
 }
 
-void refuse_other_models(const Fields& f) {
-    if (const std::string type = f.text_or("model_type", "llama"); type != "llama")
-        f.wrong("model_type", "\"llama\"", '"' + type + '"');
-    if (const std::string act = f.text_or("hidden_act", "silu"); act != "silu")
-        f.wrong("hidden_act", "\"silu\"", '"' + act + '"');
+// Words of config.json, in the order of the enumeration.
+constexpr const char *model_types[] = {"llama"}, *norms[] = {"rmsnorm"}, *activations[] = {"silu"},
+                     *positions[] = {"rope"};
+
+void read_architecture(const Fields& f, Config& c) {
+    f.choice("model_type", model_types);
+    c.activation = static_cast<ActivationKind>(f.choice("hidden_act", activations));
+    c.norm = static_cast<NormKind>(f.choice("normalization_function", norms));
+    c.positions = static_cast<PositionKind>(f.choice("position_embedding_type", positions));
+    c.qkv_bias = c.output_bias = f.flag_or("attention_bias", false);
+    c.mlp_bias = f.flag_or("mlp_bias", false);
+    c.qk_norm = f.flag_or("use_qk_norm", false);
+    c.window = f.size_or("sliding_window", INT32_MAX, 0);
+    c.tied = f.flag_or("tie_word_embeddings", c.tied);
+}
+
+void refuse_other_models(const Fields& f, const Config& c) {
     if (const json* method = f.find("quantization_config"))
         f.wrong("quantization_config", "none, as quantized weights cannot be trained; use the original model",
                 excerpt(*method));
-    for (const char* bias : {"attention_bias", "mlp_bias"})
-        if (f.flag_or(bias, false)) f.wrong(bias, "false", "true");
+    if (c.qkv_bias || c.output_bias) f.wrong("attention_bias", "false", "true");
+    if (c.mlp_bias) f.wrong("mlp_bias", "false", "true");
+    if (c.qk_norm) f.wrong("use_qk_norm", "false", "true");
+    if (c.window) f.wrong("sliding_window", "null", std::to_string(c.window));
 }
 
 // " (...)" with how to get it, where the name may be a model's on the Hugging Face hub: "owner/name".
@@ -149,24 +174,15 @@ std::pair<std::string, json> read_config(const std::string& model) {
 
 }  // namespace
 
-int64_t Config::matmul_parameters() const {
-    return L * (C * (qkv_size() + q_size()) + 3 * C * F) + V * C;
-}
-
-int64_t Config::parameters() const {
-    return matmul_parameters() + (tied ? 0 : V * C) + (2 * L + 1) * C;
-}
-
-double Config::flops_per_token(int64_t T) const {
-    return 6.0 * static_cast<double>(matmul_parameters()) + 6.0 * static_cast<double>(L * q_size() * T);
 }
 
 Config load_config(const std::string& model) {
     const auto [file, values] = read_config(model);
     if (!values.is_object()) fail(file, ": expected a JSON object, found ", values.type_name());
     const Fields f{file, values};
-    refuse_other_models(f);
     Config c{};
+    read_architecture(f, c);
+    refuse_other_models(f, c);
     c.V = f.size("vocab_size", widest);
     c.C = f.size("hidden_size", widest);
     c.F = f.size("intermediate_size", widest);
@@ -187,7 +203,6 @@ Config load_config(const std::string& model) {
                 std::to_string(c.qkv_size()));
     c.max_context = f.size_or("max_position_embeddings", INT32_MAX, c.max_context);
     c.eps = f.positive_or("rms_norm_eps", c.eps);
-    c.tied = f.flag_or("tie_word_embeddings", c.tied);
     c.initializer_range = f.positive_or("initializer_range", c.initializer_range);
     c.bos = f.token_or("bos_token_id", c.bos);
     c.eos = f.tokens_or("eos_token_id", c.eos);
@@ -224,9 +239,9 @@ std::string config_json(const Config& c, DType dtype) {
                       {"rope_scaling", scaling},
                       {"tie_word_embeddings", c.tied},
                       {"initializer_range", c.initializer_range},
-                      {"hidden_act", "silu"},
-                      {"attention_bias", false},
-                      {"mlp_bias", false},
+                      {"hidden_act", activations[static_cast<int>(c.activation)]},
+                      {"attention_bias", c.qkv_bias},
+                      {"mlp_bias", c.mlp_bias},
                       {"bos_token_id", c.bos < 0 ? ordered(nullptr) : ordered(c.bos)},
                       {"eos_token_id", c.eos.empty()       ? ordered(nullptr)
                                        : c.eos.size() == 1 ? ordered(c.eos[0])

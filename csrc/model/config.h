@@ -16,13 +16,24 @@ struct RopeScaling {
     int64_t original_context = 8192;  // in tokens
 };
 
+enum class NormKind : uint8_t { rms };
+enum class ActivationKind : uint8_t { silu };
+enum class PositionKind : uint8_t { rope };
+
 struct Config {
     int64_t V, C, F, L, NH, NKV, HD;  // core/tensor.h says what the letters mean
     int64_t max_context = 2048;       // max_position_embeddings: the longest sequence the model is meant for
     double eps = 1e-6;
     double rope_theta = 10000;
     RopeScaling rope_scaling;
-    bool tied = false;  // the LM head's matrix is the embedding's
+    // What the architecture is made of. load_config accepts what is computed: Llama's.
+    NormKind norm = NormKind::rms;
+    ActivationKind activation = ActivationKind::silu;  // of the gate
+    PositionKind positions = PositionKind::rope;
+    bool qkv_bias = false, output_bias = false, mlp_bias = false;
+    bool qk_norm = false;  // of each head's queries and keys, before RoPE
+    int64_t window = 0;    // tokens that attention looks back on; 0: all
+    bool tied = false;     // the LM head's matrix is the embedding's
     double initializer_range = 0.02;
     // transformers', where config.json has none. -1, {}: null there.
     int64_t bos = 1;
@@ -32,11 +43,6 @@ struct Config {
     int64_t q_size() const { return NH * HD; }
     int64_t kv_size() const { return NKV * HD; }
     int64_t qkv_size() const { return q_size() + 2 * kv_size(); }
-    int64_t parameters() const;  // elements of all separate tensors
-    int64_t matmul_parameters()
-        const;  // of the matrices that take part in a product: not an untied input embedding
-    double flops_per_token(
-        int64_t T) const;  // forward and backward, causal attention: 6*matmul_parameters + 6*L*NH*HD*T
 };
 
 // model: a preset's NAME (configs/models/NAME.json), a folder with a config.json, or a .json file.

@@ -13,8 +13,11 @@ constexpr int64_t ignore_index = -100;  // PyTorch's
 void show(const Model& m, const std::string& name, const Tensor& value) {
     if (m.tap) m.tap(name, value);
 }
-std::string block_name(const char* prefix, int64_t layer) {
-    return prefix + std::to_string(layer) + ".";
+// kind: "act" for the value of the activation, "dact" for its gradient.
+void show(const Model& m, const std::string& kind, Tensor Activations::* activation, const Tensor& value) {
+    if (!m.tap) return;
+    for (const auto& row : model_activations(m.config, 1, 1, value.dtype))
+        if (row.member == activation) m.tap(kind + "." + row.name, value);
 }
 
 // heads [B,T,count,HD] out of joined rows [N,QKV], the first of them at head `first`.
@@ -28,12 +31,19 @@ Tensor heads(const Model& m, const Tensor& rows, int64_t first, int64_t count) {
     return t;
 }
 struct Heads {
-    Tensor q, k, v, rotated;  // rotated: queries and keys, which RoPE turns alike
+    Tensor q, k, v;
 };
 Heads split_heads(const Model& m, const Tensor& qkv) {
     const int64_t NH = m.config.NH, NKV = m.config.NKV;
-    return {heads(m, qkv, 0, NH), heads(m, qkv, NH, NKV), heads(m, qkv, NH + NKV, NKV),
-            heads(m, qkv, 0, NH + NKV)};
+    return {heads(m, qkv, 0, NH), heads(m, qkv, NH, NKV), heads(m, qkv, NH + NKV, NKV)};
+}
+// The value or the gradient of a block's activation; queries, keys and values one by one.
+void show_row(const Model& m, const char* kind, int64_t layer, const ActivationRow<BlockActivations>& row,
+              const Tensor& value) {
+    const std::string prefix = kind + std::to_string(layer) + ".";
+    if (row.member != &BlockActivations::qkv) return m.tap(prefix + row.name, value);
+    for (const HeadRange& range : head_ranges(m.config))
+        m.tap(prefix + range.name, heads(m, value, range.first, range.count));
 }
 Tensor attention_heads(const Model& m, const Tensor& attention) {
     return heads(m, attention, 0, m.config.NH);
@@ -50,7 +60,7 @@ Tensor residual_in(const Model& m, int64_t layer) {
 // pass.
 void forward_block(Model& m, int64_t layer, unsigned parts) {
     const Parameters& p = m.parameters;
-    const BlockParameters w = block_parameters(layer);
+    const BlockParameters& w = p.blocks[layer];
     const BlockActivations& a = m.activations.blocks[layer];
     const Tensor in = residual_in(m, layer);
     if (parts & input_norm_part)
@@ -59,19 +69,22 @@ void forward_block(Model& m, int64_t layer, unsigned parts) {
                                     .x = in,
                                     .weight = p.weight(w.input_norm),
                                     .eps = m.config.eps});
-    const Heads h = split_heads(m, a.qkv);
     if (parts & qkv_part) {
-        matmul_forward(m.context, {.out = a.qkv, .x = a.input_norm, .weight = p.weight(w.qkv, 3)});
-        rope_forward(m.context,
-                     {.out = h.rotated, .x = h.rotated, .cis = m.activations.cis, .interleaved = false});
+        matmul_forward(m.context, {.out = a.qkv, .x = a.input_norm, .weight = p.weight(w.qkv)});
+        for (const HeadRange& range : rotated_ranges(m.config)) {
+            const Tensor x = heads(m, a.qkv, range.first, range.count);
+            rope_forward(m.context, {.out = x, .x = x, .cis = m.activations.cis, .interleaved = false});
+        }
     }
-    if (parts & attention_part)
+    if (parts & attention_part) {
+        const Heads h = split_heads(m, a.qkv);
         attention_forward(m.context, {.out = attention_heads(m, a.attention),
                                       .lse = a.lse,
                                       .q = h.q,
                                       .k = h.k,
                                       .v = h.v,
                                       .scale = attention_scale(m)});
+    }
     if (parts & residual_mid_part)
         matmul_forward(m.context,
                        {.out = a.residual_mid, .x = a.attention, .weight = p.weight(w.o), .residual = in});
@@ -82,7 +95,7 @@ void forward_block(Model& m, int64_t layer, unsigned parts) {
                                     .weight = p.weight(w.post_norm),
                                     .eps = m.config.eps});
     if (parts & gate_up_part)
-        matmul_forward(m.context, {.out = a.gate_up, .x = a.post_norm, .weight = p.weight(w.gate_up, 2)});
+        matmul_forward(m.context, {.out = a.gate_up, .x = a.post_norm, .weight = p.weight(w.gate_up)});
     if (parts & swiglu_part) swiglu_forward(m.context, {.out = a.swiglu, .gate_up = a.gate_up});
     if (parts & residual_out_part)
         matmul_forward(
@@ -93,22 +106,13 @@ void forward_block(Model& m, int64_t layer, unsigned parts) {
 void show_block(const Model& m, int64_t layer) {
     if (!m.tap) return;
     const BlockActivations& a = m.activations.blocks[layer];
-    const Heads h = split_heads(m, a.qkv);
-    const std::string name = block_name("act.", layer);
-    const std::pair<const char*, Tensor> shown[] = {{"input_norm", a.input_norm},
-                                                    {"input_rstd", a.input_rstd},
-                                                    {"q", h.q},
-                                                    {"k", h.k},
-                                                    {"v", h.v},
-                                                    {"attention", a.attention},
-                                                    {"attention_lse", a.lse},
-                                                    {"residual_mid", a.residual_mid},
-                                                    {"post_norm", a.post_norm},
-                                                    {"post_rstd", a.post_rstd},
-                                                    {"gate_up", a.gate_up},
-                                                    {"swiglu", a.swiglu},
-                                                    {"residual_out", a.residual_out}};
-    for (const auto& [what, value] : shown) show(m, name + what, value);
+    for (const auto& row : block_activations(m.config, 1, 1, a.qkv.dtype))
+        if (row.present && *row.name) show_row(m, "act.", layer, row, a.*row.member);
+}
+void show_gradient(const Model& m, int64_t layer, Tensor BlockActivations::* of, const Tensor& value) {
+    if (!m.tap) return;
+    for (const auto& row : block_activations(m.config, 1, 1, value.dtype))
+        if (row.member == of) show_row(m, "dact.", layer, row, value);
 }
 
 // Embedding to final norm.
@@ -116,19 +120,19 @@ void forward_trunk(Model& m) {
     const Activations& a = m.activations;
     embedding_forward(m.context, {.out = a.embedding,
                                   .tokens = reshape(a.tokens, {a.tokens.elements()}),
-                                  .weight = m.parameters.weight(embedding_parameter)});
-    show(m, "act.embedding", a.embedding);
+                                  .weight = m.parameters.weight(m.parameters.embedding)});
+    show(m, "act", &Activations::embedding, a.embedding);
     for (int64_t layer = 0; layer < m.config.L; layer++) {
         forward_block(m, layer, all_parts);
         show_block(m, layer);
     }
-    const Tensor weight = m.parameters.weight(final_norm_parameter(m.config));
+    const Tensor weight = m.parameters.weight(m.parameters.final_norm);
     rmsnorm_forward(m.context, {.out = a.final_norm,
                                 .rstd = a.final_rstd,
                                 .x = residual_in(m, m.config.L),
                                 .weight = weight,
                                 .eps = m.config.eps});
-    show(m, "act.final_norm", a.final_norm);
+    show(m, "act", &Activations::final_norm, a.final_norm);
 }
 
 // rows first .. first+count of a [N,X] tensor, or of a [N] one.
@@ -181,22 +185,21 @@ void run_head(Model& m, const HeadGradient& gradient) {
 // thrown away and whose backward, which reads what it was made of anyway, writes it once more.
 void backward_feed_forward(Model& m, int64_t layer, unsigned again, bool accumulate) {
     const Parameters& p = m.parameters;
-    const BlockParameters w = block_parameters(layer);
+    const BlockParameters& w = p.blocks[layer];
     const BlockActivations& a = m.activations.blocks[layer];
     const Activations& d = m.activations;
-    const std::string name = block_name("dact.", layer);
     matmul_backward_input(m.context, {.dx = d.dswiglu, .dout = d.dresidual, .weight = p.weight(w.down)});
-    show(m, name + "swiglu", d.dswiglu);
+    show_gradient(m, layer, &BlockActivations::swiglu, d.dswiglu);
     swiglu_backward(m.context, {.dgate_up = d.dgate_up,
                                 .out = again & swiglu_part ? a.swiglu : Tensor{},
                                 .dout = d.dswiglu,
                                 .gate_up = a.gate_up});
-    show(m, name + "gate_up", d.dgate_up);
+    show_gradient(m, layer, &BlockActivations::gate_up, d.dgate_up);
     matmul_backward_weight(
         m.context,
         {.dweight = p.gradient(w.down), .dout = d.dresidual, .x = a.swiglu, .accumulate = accumulate});
-    matmul_backward_input(m.context, {.dx = d.dnorm, .dout = d.dgate_up, .weight = p.weight(w.gate_up, 2)});
-    show(m, name + "post_norm", d.dnorm);
+    matmul_backward_input(m.context, {.dx = d.dnorm, .dout = d.dgate_up, .weight = p.weight(w.gate_up)});
+    show_gradient(m, layer, &BlockActivations::post_norm, d.dnorm);
     rmsnorm_backward(m.context, {.dx = d.dresidual,
                                  .dweight = p.gradient(w.post_norm),
                                  .out = again & post_norm_part ? a.post_norm : Tensor{},
@@ -206,24 +209,22 @@ void backward_feed_forward(Model& m, int64_t layer, unsigned again, bool accumul
                                  .rstd = a.post_rstd,
                                  .dresidual = d.dresidual,
                                  .accumulate = accumulate});
-    matmul_backward_weight(m.context, {.dweight = p.gradient(w.gate_up, 2),
-                                       .dout = d.dgate_up,
-                                       .x = a.post_norm,
-                                       .accumulate = accumulate});
-    show(m, name + "residual_mid", d.dresidual);
+    matmul_backward_weight(
+        m.context,
+        {.dweight = p.gradient(w.gate_up), .dout = d.dgate_up, .x = a.post_norm, .accumulate = accumulate});
+    show_gradient(m, layer, &BlockActivations::residual_mid, d.dresidual);
 }
 
 void backward_attention(Model& m, int64_t layer, unsigned again, bool accumulate) {
     const Parameters& p = m.parameters;
-    const BlockParameters w = block_parameters(layer);
+    const BlockParameters& w = p.blocks[layer];
     const BlockActivations& a = m.activations.blocks[layer];
     const Activations& d = m.activations;
-    const std::string name = block_name("dact.", layer);
     matmul_backward_input(m.context, {.dx = d.dattention, .dout = d.dresidual, .weight = p.weight(w.o)});
     matmul_backward_weight(
         m.context,
         {.dweight = p.gradient(w.o), .dout = d.dresidual, .x = a.attention, .accumulate = accumulate});
-    show(m, name + "attention", d.dattention);
+    show_gradient(m, layer, &BlockActivations::attention, d.dattention);
     const Heads h = split_heads(m, a.qkv), dh = split_heads(m, d.dqkv);
     attention_backward(m.context, {.dq = dh.q,
                                    .dk = dh.k,
@@ -235,12 +236,13 @@ void backward_attention(Model& m, int64_t layer, unsigned again, bool accumulate
                                    .k = h.k,
                                    .v = h.v,
                                    .scale = attention_scale(m)});
-    show(m, name + "q", dh.q);
-    show(m, name + "k", dh.k);
-    show(m, name + "v", dh.v);
-    rope_backward(m.context, {.dx = dh.rotated, .dout = dh.rotated, .cis = d.cis, .interleaved = false});
-    matmul_backward_input(m.context, {.dx = d.dnorm, .dout = d.dqkv, .weight = p.weight(w.qkv, 3)});
-    show(m, name + "input_norm", d.dnorm);
+    show_gradient(m, layer, &BlockActivations::qkv, d.dqkv);
+    for (const HeadRange& range : rotated_ranges(m.config)) {
+        const Tensor dx = heads(m, d.dqkv, range.first, range.count);
+        rope_backward(m.context, {.dx = dx, .dout = dx, .cis = d.cis, .interleaved = false});
+    }
+    matmul_backward_input(m.context, {.dx = d.dnorm, .dout = d.dqkv, .weight = p.weight(w.qkv)});
+    show_gradient(m, layer, &BlockActivations::input_norm, d.dnorm);
     rmsnorm_backward(m.context, {.dx = d.dresidual,
                                  .dweight = p.gradient(w.input_norm),
                                  .out = again & input_norm_part ? a.input_norm : Tensor{},
@@ -252,7 +254,7 @@ void backward_attention(Model& m, int64_t layer, unsigned again, bool accumulate
                                  .accumulate = accumulate});
     matmul_backward_weight(
         m.context,
-        {.dweight = p.gradient(w.qkv, 3), .dout = d.dqkv, .x = a.input_norm, .accumulate = accumulate});
+        {.dweight = p.gradient(w.qkv), .dout = d.dqkv, .x = a.input_norm, .accumulate = accumulate});
 }
 
 // Of the parts to compute again, those that no other needs: their own backward writes their result, which only the
@@ -268,25 +270,24 @@ unsigned written_again(unsigned again) {
 void backward_trunk(Model& m, bool accumulate) {
     const Activations& a = m.activations;
     const Parameters& p = m.parameters;
-    const size_t norm = final_norm_parameter(m.config);
-    show(m, "dact.final_norm", a.dnorm);
+    show(m, "dact", &Activations::final_norm, a.dnorm);
     rmsnorm_backward(m.context, {.dx = a.dresidual,
-                                 .dweight = p.gradient(norm),
+                                 .dweight = p.gradient(p.final_norm),
                                  .dout = a.dnorm,
                                  .x = residual_in(m, m.config.L),
-                                 .weight = p.weight(norm),
+                                 .weight = p.weight(p.final_norm),
                                  .rstd = a.final_rstd,
                                  .accumulate = accumulate});
     for (int64_t layer = m.config.L - 1; layer >= 0; layer--) {
-        show(m, block_name("dact.", layer) + "residual_out", a.dresidual);
+        show_gradient(m, layer, &BlockActivations::residual_out, a.dresidual);
         const unsigned again = recomputed_parts(m.options.recompute, layer), written = written_again(again);
         forward_block(m, layer, again & ~written);
         backward_feed_forward(m, layer, written, accumulate);
         backward_attention(m, layer, written, accumulate);
     }
-    show(m, "dact.embedding", a.dresidual);
+    show(m, "dact", &Activations::embedding, a.dresidual);
     embedding_backward(m.context,
-                       {.dweight = p.gradient(embedding_parameter),
+                       {.dweight = p.gradient(p.embedding),
                         .dout = a.dresidual,
                         .tokens = reshape(a.tokens, {a.tokens.elements()}),
                         .accumulate = accumulate || m.config.tied});  // tied: the head has written its share
@@ -313,7 +314,7 @@ Model::Model(const Config& config_, const ModelOptions& options_)
     plan_parameters(parameters, config, options.precision, arena);
     plan_activations(activations, config, options.batch_size, options.seq_len, options.precision.weights,
                      options.recompute, options.logits_bytes, arena);
-    arena.plan("scalars", &grad_norm, shaped(DType::f32, {1}));
+    arena.plan("scalars", &squares, shaped(DType::f64, {1}));
     arena.plan("scalars", &lr, shaped(DType::f32, {1}));
     arena.plan("scalars", &step, shaped(DType::i32, {1}));
 
@@ -364,27 +365,31 @@ void set_update(Model& m, const float* lr, const int32_t* step) {
 
 void update(Model& m, const AdamW& adamw, uint64_t seed) {
     const Parameters& p = m.parameters;
-    global_norm(m.context, {.norm = m.grad_norm, .x = p.gradients, .accumulate = false});
-    for (size_t k = 0; k < p.table.size(); k++) {
-        const int64_t n = p.table[k].elements;
-        const Tensor master = p.master.data ? reshape(p.view(p.master, k), {n}) : Tensor{};
-        const double decay = p.table[k].is_matrix() ? adamw.weight_decay : 0.0;
-        llamac::adamw(m.context, {.weight = reshape(p.weight(k), {n}),
-                                  .master = master,
-                                  .m = reshape(p.view(p.m, k), {n}),
-                                  .v = reshape(p.view(p.v, k), {n}),
-                                  .grad = reshape(p.gradient(k), {n}),
-                                  .grad_norm = m.grad_norm,
+    global_norm(m.context, {.squares = m.squares, .x = p.gradients, .accumulate = false});
+    for (const Parameter& parameter : p.table) {
+        const auto flat = [&](const Tensor& buffer) {
+            return buffer.data ? reshape(p.view(buffer, parameter), {parameter.elements()}) : Tensor{};
+        };
+        llamac::adamw(m.context, {.weight = flat(p.weights),
+                                  .master = flat(p.master),
+                                  .m = flat(p.m),
+                                  .v = flat(p.v),
+                                  .grad = flat(p.gradients),
+                                  .squares = m.squares,
                                   .lr = m.lr,
                                   .step = m.step,
                                   .beta1 = adamw.beta1,
                                   .beta2 = adamw.beta2,
                                   .eps = adamw.eps,
-                                  .weight_decay = decay,
+                                  .weight_decay = parameter.group.decays ? adamw.weight_decay : 0.0,
                                   .grad_clip = adamw.grad_clip,
                                   .seed = seed,
-                                  .stream = 4 * k});
+                                  .stream = parameter.stream});
     }
+}
+
+double grad_norm(double squares) {
+    return static_cast<float>(std::sqrt(squares));
 }
 
 double mean(const float* losses, int64_t count) {

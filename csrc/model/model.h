@@ -39,7 +39,8 @@ struct Model {
     Arena arena;
     Parameters parameters;
     Activations activations;
-    Tensor grad_norm, lr, step;  // [1] each: read by the optimizer where the weights are
+    Tensor squares, lr,
+        step;  // [1] each, read by the optimizer where the weights are: squares of the gradients
     // Where set, sees every activation and gradient, by its name in the debug state, while it holds its
     // value.
     std::function<void(const std::string& name, const Tensor& value)> tap;
@@ -60,9 +61,11 @@ void forward(Model& model);
 void forward_backward(Model& model, bool first, double scale);
 // model.lr and model.step for the update, step = 1, 2, ...
 void set_update(Model& model, const float* lr, const int32_t* step);
-// model.grad_norm, before clipping, and one AdamW update.
+// model.squares, the sum over all gradients before clipping, and one AdamW update.
 void update(Model& model, const AdamW& adamw, uint64_t seed);
 
+// The norm of the gradients, as AdamW rounds it, from the sum of their squares.
+double grad_norm(double squares);
 // Of losses [count] in host memory. Does not wait.
 double mean(const float* losses, int64_t count);
 // These wait.

@@ -1,6 +1,8 @@
 #include "model/parameters.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 #include "core/random.h"
 
@@ -8,34 +10,45 @@ namespace llamac {
 namespace {
 
 constexpr int64_t alignment = 64;  // elements: 128 bytes of bf16
-constexpr size_t per_block = 9;
 
-// joins: lies directly behind the parameter before, so that one matrix product serves both.
-void add(Parameters& p, const std::string& name, std::vector<int64_t> shape, bool joins = false) {
-    int64_t offset = p.table.empty() ? 0 : p.table.back().offset + p.table.back().elements;
-    if (!joins) offset = (offset + alignment - 1) / alignment * alignment;
-    int64_t elements = 1;
-    for (int64_t size : shape) elements *= size;
-    p.table.push_back({name, std::move(shape), offset, elements});
+void add(Parameters& p, const std::string& prefix, const std::vector<ParameterRow>& rows) {
+    const Placement* before = nullptr;
+    for (const ParameterRow& row : rows) {
+        if (!row.present) continue;
+        int64_t offset = p.table.empty() ? 0 : p.table.back().offset + p.table.back().elements();
+        if (row.placement == before) {
+            row.placement->shape[0] += row.shape[0];
+        } else {
+            offset = (offset + alignment - 1) / alignment * alignment;
+            *row.placement = {offset, row.shape};
+        }
+        const uint32_t stream = static_cast<uint32_t>(4 * p.table.size());
+        p.table.push_back({{offset, row.shape}, prefix + row.name, row.group, stream});
+        before = row.placement;
+    }
 }
 
 void fill_table(Parameters& p, const Config& c) {
-    add(p, "model.embed_tokens.weight", {c.V, c.C});
-    for (int64_t l = 0; l < c.L; l++) {
-        const std::string layer = "model.layers." + std::to_string(l) + ".";
-        add(p, layer + "input_layernorm.weight", {c.C});
-        add(p, layer + "self_attn.q_proj.weight", {c.q_size(), c.C});
-        add(p, layer + "self_attn.k_proj.weight", {c.kv_size(), c.C}, true);
-        add(p, layer + "self_attn.v_proj.weight", {c.kv_size(), c.C}, true);
-        add(p, layer + "self_attn.o_proj.weight", {c.C, c.q_size()});
-        add(p, layer + "post_attention_layernorm.weight", {c.C});
-        add(p, layer + "mlp.gate_proj.weight", {c.F, c.C});
-        add(p, layer + "mlp.up_proj.weight", {c.F, c.C}, true);
-        add(p, layer + "mlp.down_proj.weight", {c.C, c.F});
-    }
-    add(p, "model.norm.weight", {c.C});
-    if (!c.tied) add(p, "lm_head.weight", {c.V, c.C});
-    p.head = c.tied ? embedding_parameter : p.table.size() - 1;
+    p.blocks.resize(static_cast<size_t>(c.L));
+    add(p, "", parameters_before_blocks(c, p));
+    for (size_t l = 0; l < p.blocks.size(); l++)
+        add(p, "model.layers." + std::to_string(l) + ".", block_parameters(c, p.blocks[l]));
+    add(p, "", parameters_after_blocks(c, p));
+    if (c.tied) p.head = p.embedding;
+}
+
+// Elements of all rows that are chosen, without a table of every layer.
+int64_t count(const Config& c, bool (*chosen)(const ParameterRow&)) {
+    ModelParameters model;
+    BlockParameters block;
+    const auto sum = [&](const std::vector<ParameterRow>& rows) {
+        int64_t elements = 0;
+        for (const ParameterRow& row : rows)
+            if (row.present && chosen(row)) elements += Placement{0, row.shape}.elements();
+        return elements;
+    };
+    return sum(parameters_before_blocks(c, model)) + c.L * sum(block_parameters(c, block)) +
+           sum(parameters_after_blocks(c, model));
 }
 
 // Everything that starts from zero: also the gaps between tensors, which the gradient norm runs over.
@@ -45,38 +58,41 @@ void zero_all(const Parameters& p) {
 }
 
 template <class T>
-void fill(const Parameter& parameter, const Tensor& weight, float deviation, uint64_t seed, uint32_t stream) {
+void fill(const Parameter& parameter, const Tensor& weight, float deviation, uint64_t seed) {
     const HostCopy copy(weight.data, weight.bytes());
     T* values = static_cast<T*>(copy.data);
+    const int64_t elements = parameter.elements();
+    const bool is_random = parameter.group.initial == Initial::normal;
 #pragma omp parallel for
-    for (int64_t i = 0; i < parameter.elements; i++)
-        values[i] = T(parameter.is_matrix() ? deviation * random_normal(seed, 0, stream, i) : 1.0f);
+    for (int64_t i = 0; i < elements; i++)
+        values[i] = T(is_random ? deviation * random_normal(seed, 0, parameter.stream, i) : 1.0f);
     copy.to_device();
 }
 
 }  // namespace
 
-BlockParameters block_parameters(int64_t layer) {
-    const size_t first = 1 + static_cast<size_t>(layer) * per_block;
-    return {first, first + 1, first + 4, first + 5, first + 6, first + 8};
+int64_t Placement::elements() const {
+    return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-size_t final_norm_parameter(const Config& config) {
-    return 1 + static_cast<size_t>(config.L) * per_block;
-}
-
-Tensor Parameters::view(const Tensor& buffer, size_t k, size_t count) const {
-    const Parameter& p = table[k];
+Tensor Parameters::view(const Tensor& buffer, const Placement& p) const {
     char* data = static_cast<char*>(buffer.data) + p.offset * size_of(buffer.dtype);
-    if (!p.is_matrix()) return make_tensor(data, buffer.dtype, {p.shape[0]});
-    int64_t rows = 0;
-    for (size_t i = k; i < k + count; i++) rows += table[i].shape[0];
-    return make_tensor(data, buffer.dtype, {rows, p.shape[1]});
+    if (p.shape.size() == 1) return make_tensor(data, buffer.dtype, {p.shape[0]});
+    return make_tensor(data, buffer.dtype, {p.shape[0], p.shape[1]});
+}
+
+int64_t count_parameters(const Config& config) {
+    return count(config, [](const ParameterRow&) { return true; });
+}
+
+double flops_per_token(const Config& c, int64_t T) {
+    const int64_t multiplied = count(c, [](const ParameterRow& row) { return row.group.multiplied; });
+    return 6.0 * static_cast<double>(multiplied) + 6.0 * static_cast<double>(c.L * c.q_size() * T);
 }
 
 void plan_parameters(Parameters& p, const Config& config, const Precision& precision, Arena& arena) {
     fill_table(p, config);
-    const int64_t elements = p.table.back().offset + p.table.back().elements;
+    const int64_t elements = p.table.back().offset + p.table.back().elements();
     arena.plan("weights", &p.weights, shaped(precision.weights, {elements}));
     if (precision.keeps_master()) arena.plan("master weights", &p.master, shaped(DType::f32, {elements}));
     arena.plan("gradients", &p.gradients, shaped(precision.gradients, {elements}));
@@ -87,11 +103,10 @@ void plan_parameters(Parameters& p, const Config& config, const Precision& preci
 void initialize(Parameters& p, const Config& config, uint64_t seed) {
     zero_all(p);
     const float deviation = static_cast<float>(config.initializer_range);
-    for (size_t k = 0; k < p.table.size(); k++) {
-        const uint32_t stream = static_cast<uint32_t>(4 * k);
-        const Tensor weight = p.weight(k);
+    for (const Parameter& parameter : p.table) {
+        const Tensor weight = p.weight(parameter);
         const auto fill_as = weight.dtype == DType::f32 ? fill<float> : fill<bf16>;
-        fill_as(p.table[k], weight, deviation, seed, stream);
+        fill_as(parameter, weight, deviation, seed);
     }
     if (!p.master.data) return;
     HostCopy weights(p.weights.data, p.weights.bytes());
@@ -104,15 +119,15 @@ void initialize(Parameters& p, const Config& config, uint64_t seed) {
 void load_weights(Parameters& p, const std::string& directory) {
     const WeightFiles files(directory);
     zero_all(p);
-    for (size_t k = 0; k < p.table.size(); k++) {
-        files.read(p.table[k].name, p.weight(k));
-        if (p.master.data) files.read(p.table[k].name, p.view(p.master, k));
+    for (const Parameter& parameter : p.table) {
+        files.read(parameter.name, p.weight(parameter));
+        if (p.master.data) files.read(parameter.name, p.view(p.master, parameter));
     }
 }
 
 std::vector<NamedTensor> weight_tensors(const Parameters& p) {
     std::vector<NamedTensor> tensors;
-    for (size_t k = 0; k < p.table.size(); k++) tensors.push_back({p.table[k].name, p.weight(k)});
+    for (const Parameter& parameter : p.table) tensors.push_back({parameter.name, p.weight(parameter)});
     return tensors;
 }
 
@@ -120,9 +135,11 @@ std::vector<NamedTensor> optimizer_tensors(const Parameters& p) {
     std::vector<NamedTensor> tensors;
     const std::pair<const char*, const Tensor*> states[] = {
         {"m.", &p.m}, {"v.", &p.v}, {"master.", &p.master}};
-    for (const auto& [prefix, buffer] : states)
-        for (size_t k = 0; buffer->data && k < p.table.size(); k++)
-            tensors.push_back({prefix + p.table[k].name, p.view(*buffer, k)});
+    for (const auto& [prefix, buffer] : states) {
+        if (!buffer->data) continue;
+        for (const Parameter& parameter : p.table)
+            tensors.push_back({prefix + parameter.name, p.view(*buffer, parameter)});
+    }
     return tensors;
 }
 

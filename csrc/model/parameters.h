@@ -1,5 +1,5 @@
-// The table of parameters: it drives allocation, initialisation, files, optimizer groups and the memory
-// report.
+// The table of parameters: it drives allocation, initialization, files, optimizer groups, the counts of parameters and
+// FLOPs, and the memory report.
 #pragma once
 #include <string>
 #include <vector>
@@ -20,39 +20,88 @@ struct Precision {
     bool keeps_master() const { return master && weights == DType::bf16; }
 };
 
-struct Parameter {
-    std::string name;            // Hugging Face's
-    std::vector<int64_t> shape;  // [out,in] or [C]
-    int64_t offset;              // in elements, into every buffer that holds one element a parameter
-    int64_t elements;
+// Where a parameter lies in every buffer that holds one element per parameter. Fused parameters lie behind one another
+// and have one placement: their rows are those of one matrix.
+struct Placement {
+    int64_t offset = 0;               // in elements
+    std::vector<int64_t> shape = {};  // [out,in] or [C]
 
-    bool is_matrix() const { return shape.size() == 2; }
+    int64_t elements() const;
 };
 
-struct Parameters {
-    std::vector<Parameter> table;             // the order of the files, and of the random streams (4k)
-    Tensor weights, gradients, master, m, v;  // [elements]; master has no data where it is not kept
-    size_t head;                              // index of the matrix that makes the logits
-
-    // Parameter k in a buffer of [elements]; with count > 1, as many tensors that lie together as one matrix
-    // (q/k/v, gate/up).
-    Tensor view(const Tensor& buffer, size_t k, size_t count = 1) const;
-    Tensor weight(size_t k, size_t count = 1) const { return view(weights, k, count); }
-    Tensor gradient(size_t k, size_t count = 1) const { return view(gradients, k, count); }
-};
-
-// Indices into Parameters::table.
 struct BlockParameters {
-    size_t input_norm, qkv, o, post_norm, gate_up, down;
+    Placement input_norm, qkv, o, post_norm, gate_up, down;
 };
-constexpr size_t embedding_parameter = 0;
-BlockParameters block_parameters(int64_t layer);
-size_t final_norm_parameter(const Config& config);
+
+struct ModelParameters {
+    Placement embedding;
+    std::vector<BlockParameters> blocks;
+    Placement final_norm;
+    Placement head;  // makes the logits; the embedding where they are tied
+};
+
+enum class Initial : uint8_t { normal, ones };  // normal: of standard deviation Config::initializer_range
+
+struct ParameterGroup {
+    Initial initial;
+    bool decays;      // weight decay applies
+    bool multiplied;  // takes part in a matrix product, which counts as FLOPs
+};
+constexpr ParameterGroup matrices{Initial::normal, true, true}, norms{Initial::ones, false, false};
+
+// A row of the table. Consecutive rows of one placement are fused.
+struct ParameterRow {
+    std::string name;  // Hugging Face's
+    Placement* placement;
+    std::vector<int64_t> shape;
+    ParameterGroup group;
+    bool present = true;
+};
+
+// In the order of files and of random streams.
+inline std::vector<ParameterRow> block_parameters(const Config& c, BlockParameters& p) {
+    return {{"input_layernorm.weight", &p.input_norm, {c.C}, norms},
+            {"self_attn.q_proj.weight", &p.qkv, {c.q_size(), c.C}, matrices},
+            {"self_attn.k_proj.weight", &p.qkv, {c.kv_size(), c.C}, matrices},
+            {"self_attn.v_proj.weight", &p.qkv, {c.kv_size(), c.C}, matrices},
+            {"self_attn.o_proj.weight", &p.o, {c.C, c.q_size()}, matrices},
+            {"post_attention_layernorm.weight", &p.post_norm, {c.C}, norms},
+            {"mlp.gate_proj.weight", &p.gate_up, {c.F, c.C}, matrices},
+            {"mlp.up_proj.weight", &p.gate_up, {c.F, c.C}, matrices},
+            {"mlp.down_proj.weight", &p.down, {c.C, c.F}, matrices}};
+}
+inline std::vector<ParameterRow> parameters_before_blocks(const Config& c, ModelParameters& p) {
+    return {{"model.embed_tokens.weight", &p.embedding, {c.V, c.C}, {Initial::normal, true, c.tied}}};
+}
+inline std::vector<ParameterRow> parameters_after_blocks(const Config& c, ModelParameters& p) {
+    return {{"model.norm.weight", &p.final_norm, {c.C}, norms},
+            {"lm_head.weight", &p.head, {c.V, c.C}, matrices, !c.tied}};
+}
+
+// One tensor of the files.
+struct Parameter : Placement {
+    std::string name;
+    ParameterGroup group;
+    uint32_t stream;  // of random numbers
+};
+
+struct Parameters : ModelParameters {
+    std::vector<Parameter> table;             // what is present, in order
+    Tensor weights, gradients, master, m, v;  // [elements]; master has no data where it is not kept
+
+    Tensor view(const Tensor& buffer, const Placement& p) const;
+    Tensor weight(const Placement& p) const { return view(weights, p); }
+    Tensor gradient(const Placement& p) const { return view(gradients, p); }
+};
+
+// Elements of all separate tensors.
+int64_t count_parameters(const Config& config);
+// Forward and backward, causal attention: 6 * (parameters that are multiplied) + 6*L*NH*HD*T.
+double flops_per_token(const Config& config, int64_t T);
 
 // Fills the table and plans its buffers.
 void plan_parameters(Parameters& p, const Config& config, const Precision& precision, Arena& arena);
-// As transformers initialises a Llama: matrices normal(0, initializer_range), norms 1. Moments and gradients
-// are zeroed.
+// As transformers initializes a Llama. Moments and gradients are zeroed.
 void initialize(Parameters& p, const Config& config, uint64_t seed);
 // Weights from Hugging Face's files, converted to the weights' type. Throws Error naming the tensor and the
 // file.

@@ -1,12 +1,12 @@
 // AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), with the clipping of the
 // gradient's global norm folded in.
 //
-//   g = grad * min(1, grad_clip / (grad_norm + 1e-6))              where grad_clip > 0
+//   g = grad * min(1, grad_clip / (sqrt(squares) + 1e-6))          where grad_clip > 0
 //   m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
 //   w = w - lr (m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + eps) + weight_decay w)
 //
-// lr, step and grad_norm are read from memory, not passed as scalars, so that a captured step can be
-// replayed.
+// squares is the sum of all gradients' squares (global_norm). It, lr and step are read from memory, not passed as
+// scalars, so that a captured step can be replayed.
 //
 // With master weights the update is made on master, and weight is master rounded. Without them a
 // bf16 weight, and bf16 moments always, are rounded stochastically, so that updates far below half an ulp are
@@ -14,6 +14,9 @@
 // stream, element): the upper half of its word for the weight, and for m and v a byte each, above what makes
 // it right on average. A byte is off by at most 2^-9 of an ulp; a moment changes by 1 - beta of itself, an ulp
 // is at most 2^-7 of it. The update itself uses m and v before they are rounded.
+//
+// offset is the number of the first element within its tensor: a tensor that is updated in pieces gets the bits of the
+// whole.
 //
 // reference:  plain loops.
 // cpu:        fixed chunks over threads; the random words of a chunk come first, four elements per Philox block.
@@ -44,9 +47,10 @@ struct Coefficients {
 };
 
 template <class A>
-Coefficients<A> coefficients(A grad_norm, A lr, int32_t step, double beta1, double beta2, double eps,
+Coefficients<A> coefficients(double squares, A lr, int32_t step, double beta1, double beta2, double eps,
                              double weight_decay, double grad_clip) {
-    const double ratio = grad_clip > 0 ? grad_clip / (double(grad_norm) + 1e-6) : 1.0;
+    const A norm = A(std::sqrt(squares));
+    const double ratio = grad_clip > 0 ? grad_clip / (double(norm) + 1e-6) : 1.0;
     const double clip = ratio >= 1 ? 1 : ratio;  // NaN, too: the gradients are no better than their norm
     const double bias1 = 1 / (1 - std::pow(beta1, step)), bias2 = 1 / (1 - std::pow(beta2, step));
     return {A(beta1), A(1 - beta1), A(beta2), A(1 - beta2), A(bias1),
@@ -90,15 +94,16 @@ __host__ __device__ inline void store_stochastic(T* p, arithmetic<T> value, uint
 
 template <class T, class G, class M>
 void adamw_reference(View<T, 1> weight, View<arithmetic<T>, 1> master, View<M, 1> m, View<M, 1> v,
-                     View<const G, 1> grad, View<const arithmetic<T>, 1> grad_norm,
-                     View<const arithmetic<T>, 1> lr, View<const int32_t, 1> step, double beta1, double beta2,
-                     double eps, double weight_decay, double grad_clip, int64_t seed, int64_t stream) {
+                     View<const G, 1> grad, View<const double, 1> squares, View<const arithmetic<T>, 1> lr,
+                     View<const int32_t, 1> step, double beta1, double beta2, double eps, double weight_decay,
+                     double grad_clip, int64_t seed, int64_t stream, int64_t offset) {
     using A = arithmetic<T>;
-    const auto k = coefficients<A>(grad_norm(0), lr(0), step(0), beta1, beta2, eps, weight_decay, grad_clip);
+    const auto k = coefficients<A>(squares(0), lr(0), step(0), beta1, beta2, eps, weight_decay, grad_clip);
     for (int64_t p = 0; p < weight.shape[0]; p++) {
+        const int64_t element = offset + p;
         const Philox block = random_block(static_cast<uint64_t>(seed), static_cast<uint32_t>(step(0)),
-                                          static_cast<uint32_t>(stream), p / 4);
-        const uint32_t word = block.word[p % 4];
+                                          static_cast<uint32_t>(stream), element / 4);
+        const uint32_t word = block.word[element % 4];
         A mean = A(m(p)), square = A(v(p));
         const A updated = adamw_element(master ? master(p) : A(weight(p)), mean, square, A(grad(p)), k);
         if (master) {
@@ -120,12 +125,12 @@ inline void store_block(uint32_t* words, uint64_t seed, uint32_t step, uint32_t 
     for (int i = 0; i < 4; i++) words[i] = p.word[i];
 }
 
-// The words of elements first .. first + chunk - 1; first is a multiple of 4.
-void random_words(uint32_t* words, int64_t first, int64_t seed, int32_t step, int64_t stream) {
+// The words of `count` blocks from `first` on.
+void random_words(uint32_t* words, int64_t first, int64_t count, int64_t seed, int32_t step, int64_t stream) {
 #pragma omp simd
-    for (int64_t b = 0; b < chunk / 4; b++)
+    for (int64_t b = 0; b < count; b++)
         store_block(words + 4 * b, static_cast<uint64_t>(seed), static_cast<uint32_t>(step),
-                    static_cast<uint32_t>(stream), first / 4 + b);
+                    static_cast<uint32_t>(stream), first + b);
 }
 
 template <bool has_master, class T, class G, class M>
@@ -148,20 +153,21 @@ void adamw_chunk(T* weight, float* master, M* m, M* v, const G* grad, const uint
 
 template <class T, class G, class M>
 void adamw_cpu(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1> v, View<const G, 1> grad,
-               View<const float, 1> grad_norm, View<const float, 1> lr, View<const int32_t, 1> step,
+               View<const double, 1> squares, View<const float, 1> lr, View<const int32_t, 1> step,
                double beta1, double beta2, double eps, double weight_decay, double grad_clip, int64_t seed,
-               int64_t stream) {
+               int64_t stream, int64_t offset) {
     const auto k =
-        coefficients<float>(grad_norm(0), lr(0), step(0), beta1, beta2, eps, weight_decay, grad_clip);
-    const int64_t P = weight.shape[0];
+        coefficients<float>(squares(0), lr(0), step(0), beta1, beta2, eps, weight_decay, grad_clip);
+    const int64_t P = weight.shape[0], within = offset % 4;
     const bool random = (sizeof(T) == 2 && !master) || sizeof(M) == 2;
 #pragma omp parallel for
     for (int64_t begin = 0; begin < P; begin += chunk) {
-        uint32_t words[chunk];
-        if (random) random_words(words, begin, seed, step(0), stream);
+        uint32_t words[chunk + 4];
+        if (random)
+            random_words(words, (offset + begin) / 4, chunk / 4 + (within != 0), seed, step(0), stream);
         const auto update = master ? adamw_chunk<true, T, G, M> : adamw_chunk<false, T, G, M>;
-        update(&weight(begin), master ? &master(begin) : nullptr, &m(begin), &v(begin), &grad(begin), words,
-               std::min(chunk, P - begin), k);
+        update(&weight(begin), master ? &master(begin) : nullptr, &m(begin), &v(begin), &grad(begin),
+               words + within, std::min(chunk, P - begin), k);
     }
 }
 
@@ -177,10 +183,11 @@ struct Settings {
         grad_of_scaled;
     uint64_t seed;
     uint32_t stream;
+    int64_t offset;
     uint32_t key[philox_rounds][2];
 };
 Settings settings_of(double beta1, double beta2, double eps, double weight_decay, double grad_clip,
-                     int64_t seed, int64_t stream) {
+                     int64_t seed, int64_t stream, int64_t offset) {
     const auto f = [](double x) { return static_cast<float>(x); };
     Settings s{f(beta1),
                f(1 - beta1),
@@ -195,6 +202,7 @@ Settings settings_of(double beta1, double beta2, double eps, double weight_decay
                f((1 - beta1) / std::sqrt(1 - beta2)),
                static_cast<uint64_t>(seed),
                static_cast<uint32_t>(stream),
+               offset,
                {}};
     uint32_t low = static_cast<uint32_t>(s.seed), high = static_cast<uint32_t>(s.seed >> 32);
     for (auto& key : s.key) {
@@ -207,10 +215,10 @@ Settings settings_of(double beta1, double beta2, double eps, double weight_decay
 }
 
 // 1 - beta^step by expm1: the difference itself would lose the digits that count while step is small.
-__device__ inline Coefficients<float> device_coefficients(const Settings& s, float grad_norm, float lr,
+__device__ inline Coefficients<float> device_coefficients(const Settings& s, double squares, float lr,
                                                           int32_t step) {
-    const float t = static_cast<float>(step);
-    const float ratio = s.grad_clip > 0 ? s.grad_clip / (grad_norm + 1e-6f) : 1.0f;
+    const float t = static_cast<float>(step), norm = static_cast<float>(sqrt(squares));
+    const float ratio = s.grad_clip > 0 ? s.grad_clip / (norm + 1e-6f) : 1.0f;
     const float clip = ratio >= 1 ? 1 : ratio;
     return {
         s.beta1, s.rest1, s.beta2, s.rest2, -1.0f / expm1f(t * s.log_beta1), -1.0f / expm1f(t * s.log_beta2),
@@ -218,17 +226,18 @@ __device__ inline Coefficients<float> device_coefficients(const Settings& s, flo
 }
 
 template <class T, class G, class M>
-__global__ void adamw_naive_kernel(T* weight, float* master, M* m, M* v, const G* grad, const float* grad_norm,
-                              const float* lr, const int32_t* step, Settings settings, int64_t P) {
+__global__ void adamw_naive_kernel(T* weight, float* master, M* m, M* v, const G* grad, const double* squares,
+                                   const float* lr, const int32_t* step, Settings settings, int64_t P) {
     const int64_t p = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (p >= P) return;
-    const Coefficients<float> k = device_coefficients(settings, *grad_norm, *lr, *step);
+    const Coefficients<float> k = device_coefficients(settings, *squares, *lr, *step);
     const uint32_t now = static_cast<uint32_t>(*step);
     const float g = float(grad[p]) * k.clip, old = master ? master[p] : float(weight[p]);
     const float mean = k.beta1 * float(m[p]) + k.rest1 * g,
                 square = k.beta2 * float(v[p]) + k.rest2 * (g * g);
     const float updated = old - k.lr * (mean * k.bias1 / (sqrtf(square * k.bias2) + k.eps) + k.decay * old);
-    const uint32_t word = random_block(settings.seed, now, settings.stream, p / 4).word[p % 4];
+    const int64_t element = settings.offset + p;
+    const uint32_t word = random_block(settings.seed, now, settings.stream, element / 4).word[element % 4];
     if (master) {
         master[p] = updated;
         weight[p] = T(updated);
@@ -241,13 +250,13 @@ __global__ void adamw_naive_kernel(T* weight, float* master, M* m, M* v, const G
 
 template <class T, class G, class M>
 void adamw_naive(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1> v, View<const G, 1> grad,
-             View<const float, 1> grad_norm, View<const float, 1> lr, View<const int32_t, 1> step,
-             double beta1, double beta2, double eps, double weight_decay, double grad_clip, int64_t seed,
-             int64_t stream, Device device) {
+                 View<const double, 1> squares, View<const float, 1> lr, View<const int32_t, 1> step,
+                 double beta1, double beta2, double eps, double weight_decay, double grad_clip, int64_t seed,
+                 int64_t stream, int64_t offset, Device device) {
     const int64_t P = weight.shape[0];
     launch(Grid(blocks_for(P, device.threads), device.threads, device.stream), adamw_naive_kernel<T, G, M>,
-           weight.data, master.data, m.data, v.data, grad.data, grad_norm.data, lr.data, step.data,
-           settings_of(beta1, beta2, eps, weight_decay, grad_clip, seed, stream), P);
+           weight.data, master.data, m.data, v.data, grad.data, squares.data, lr.data, step.data,
+           settings_of(beta1, beta2, eps, weight_decay, grad_clip, seed, stream, offset), P);
 }
 
 constexpr int unit = 8;  // elements a thread: two Philox blocks
@@ -314,7 +323,8 @@ template <int run>
 struct Place {
     int64_t begin[unit / run];
     int64_t P;
-    uint32_t high;  // of the number of every Philox block of the unit: the same in all threads of a block
+    uint32_t block,
+        high;  // the number of the thread block's first Philox block; `high` is the same for all of them
 };
 // whole: all elements are there, and at the borders that the accesses want.
 template <bool whole, int run, class X>
@@ -356,8 +366,8 @@ __device__ inline void random_unit(uint32_t (&words)[unit], const Settings& s, u
                                    const Place<run>& at) {
 #pragma unroll
     for (int first = 0; first < unit; first += 4) {
-        const uint32_t block = static_cast<uint32_t>((at.begin[first / run] + first % run) / 4);
-        uint32_t c0 = block, c1 = at.high, c2 = s.stream, c3 = step;
+        const uint32_t runs = (first / run) * blockDim.x + threadIdx.x;
+        uint32_t c0 = at.block + runs * (run / 4) + first % run / 4, c1 = at.high, c2 = s.stream, c3 = step;
 #pragma unroll
         for (int round = 0; round < philox_rounds; round++) {
             const uint64_t p0 = uint64_t{0xD2511F53u} * c0, p1 = uint64_t{0xCD9E8D57u} * c2;
@@ -396,7 +406,7 @@ __device__ inline Factors factors_of(const Settings& s, const Coefficients<float
 // A thread's unit. What depends on the step alone is computed by one thread of a block while the loads of all
 // are in flight, and is told by LDS.
 template <bool has_master, bool whole, int run, class T, class G, class M>
-__device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, const float* grad_norm,
+__device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, const double* squares,
                            const float* lr, const int32_t* step, const Settings& s, const Place<run>& at) {
     constexpr bool random_weight = !has_master && sizeof(T) == 2, random_moments = sizeof(M) == 2;
     float w[unit], g[unit], mean[unit], square[unit];
@@ -412,7 +422,7 @@ __device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, 
     };
     if constexpr (whole) load();
     Factors& shared = shared_memory<Factors>();
-    if (threadIdx.x == 0) shared = factors_of(s, device_coefficients(s, *grad_norm, *lr, *step));
+    if (threadIdx.x == 0) shared = factors_of(s, device_coefficients(s, *squares, *lr, *step));
     const uint32_t now = static_cast<uint32_t>(*step);
     __syncthreads();
     if constexpr (!whole) {
@@ -461,35 +471,43 @@ __device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, 
 template <class T, class G, class M, bool aligned, bool has_master, int run = run_of<T, M, has_master>>
 __global__ void __launch_bounds__(bound_threads<run>, bound_blocks<run>)
     adamw_vectorized_kernel(Dependent<T*> weight_, Dependent<float*> master_, Dependent<M*> m_,
-                            Dependent<M*> v_, Dependent<const G*> grad_, Dependent<const float*> grad_norm_,
+                            Dependent<M*> v_, Dependent<const G*> grad_, Dependent<const double*> squares_,
                             Dependent<const float*> lr_, Dependent<const int32_t*> step_,
                             Dependent<Settings> settings_, int64_t P) {
-    const auto [weight, master, m, v, grad, grad_norm, lr, step, settings] =
-        wait(weight_, master_, m_, v_, grad_, grad_norm_, lr_, step_, settings_);
+    const auto [weight, master, m, v, grad, squares, lr, step, settings] =
+        wait(weight_, master_, m_, v_, grad_, squares_, lr_, step_, settings_);
     const int64_t width = int64_t{blockDim.x} * unit, base = blockIdx.x * width;
-    Place<run> at{{}, P, static_cast<uint32_t>(base >> 34)};
+    const int64_t block = (settings.offset + base) / 4;
+    Place<run> at{{}, P, static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32)};
     for (int r = 0; r < unit / run; r++) at.begin[r] = base + (int64_t{r} * blockDim.x + threadIdx.x) * run;
     if (aligned && base + width <= P)
-        adamw_unit<has_master, true>(weight, master, m, v, grad, grad_norm, lr, step, settings, at);
+        adamw_unit<has_master, true>(weight, master, m, v, grad, squares, lr, step, settings, at);
     else
-        adamw_unit<has_master, false>(weight, master, m, v, grad, grad_norm, lr, step, settings, at);
+        adamw_unit<has_master, false>(weight, master, m, v, grad, squares, lr, step, settings, at);
+}
+
+// Whole Philox blocks, and no thread block with numbers of them both below and above 2^32.
+bool adamw_vectorized_takes(const Call& c) {
+    const int64_t offset = static_cast<int64_t>(c.number("offset")), widest = 256 * unit;
+    return offset % 4 == 0 && (offset % widest == 0 || offset >> 34 == (offset + c["P"]) >> 34);
 }
 
 template <class T, class G, class M>
-void adamw_vectorized(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1> v, View<const G, 1> grad,
-             View<const float, 1> grad_norm, View<const float, 1> lr, View<const int32_t, 1> step,
-             double beta1, double beta2, double eps, double weight_decay, double grad_clip, int64_t seed,
-             int64_t stream, Device device) {
+void adamw_vectorized(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1> v,
+                      View<const G, 1> grad, View<const double, 1> squares, View<const float, 1> lr,
+                      View<const int32_t, 1> step, double beta1, double beta2, double eps,
+                      double weight_decay, double grad_clip, int64_t seed, int64_t stream, int64_t offset,
+                      Device device) {
     const int64_t P = weight.shape[0];
     const bool aligned = is_whole({weight.data, master.data, m.data, v.data, grad.data}, 0, unit);
-    const auto kernel =
-        master    ? aligned ? adamw_vectorized_kernel<T, G, M, true, true> : adamw_vectorized_kernel<T, G, M, false, true>
-        : aligned ? adamw_vectorized_kernel<T, G, M, true, false>
-                  : adamw_vectorized_kernel<T, G, M, false, false>;
+    const auto kernel = master    ? aligned ? adamw_vectorized_kernel<T, G, M, true, true>
+                                            : adamw_vectorized_kernel<T, G, M, false, true>
+                        : aligned ? adamw_vectorized_kernel<T, G, M, true, false>
+                                  : adamw_vectorized_kernel<T, G, M, false, false>;
     const unsigned blocks = blocks_for(P, int64_t{unit} * device.threads);
     launch(Grid(blocks, device.threads, device.stream), kernel, weight.data, master.data, m.data, v.data,
-           grad.data, grad_norm.data, lr.data, step.data,
-           settings_of(beta1, beta2, eps, weight_decay, grad_clip, seed, stream), P);
+           grad.data, squares.data, lr.data, step.data,
+           settings_of(beta1, beta2, eps, weight_decay, grad_clip, seed, stream, offset), P);
 }
 
 // What is updated in place is read and written; beside a master the stored weight is only written.
@@ -503,9 +521,10 @@ double adamw_bytes(const Call& c) {
 Operation adamw(
     "adamw(weight~: T[P] random(seed, master), master?~: A[P], m~: M[P] random(seed), v~: M[P] >0 "
     "random(seed);"
-    " grad: G[P], grad_norm: A[1] >0, lr: A[1] >0, step: i32[1] >0;"
+    " grad: G[P], squares: f64[1] >0, lr: A[1] >0, step: i32[1] >0;"
     " beta1: float {0.9}, beta2: float {0.95, 0.999}, eps: float {1e-5, 1e-6}, weight_decay: float {0.1, 0},"
-    " grad_clip: float {1, 0}, seed: int {42, 1e12}, stream: int {4}) empty(P)",
+    " grad_clip: float {1, 0}, seed: int {42, 1e12}, stream: int {4},"
+    " offset: int = 0 {0, 17179867136, 3}) empty(P)",
     "one update: clipping, moments, decoupled weight decay, rounding to storage",
     {{"cpu", "fixed chunks over threads", Where::host,
       entries<adamw_cpu<float, float, float>, adamw_cpu<float, float, bf16>, adamw_cpu<bf16, float, float>,
@@ -513,13 +532,16 @@ Operation adamw(
      {"vectorized",
       "eight elements per thread, 128-bit accesses",
       Where::device,
-      entries<adamw_vectorized<float, float, float>, adamw_vectorized<float, float, bf16>, adamw_vectorized<bf16, float, float>,
-              adamw_vectorized<bf16, float, bf16>, adamw_vectorized<bf16, bf16, float>, adamw_vectorized<bf16, bf16, bf16>>(),
-      nullptr,
+      entries<adamw_vectorized<float, float, float>, adamw_vectorized<float, float, bf16>,
+              adamw_vectorized<bf16, float, float>, adamw_vectorized<bf16, float, bf16>,
+              adamw_vectorized<bf16, bf16, float>, adamw_vectorized<bf16, bf16, bf16>>(),
+      {"an offset that is a multiple of 4, or of 2048 where elements pass number 2^34",
+       adamw_vectorized_takes},
       {128, 256}},
      {"naive", "one thread per element", Where::device,
-      entries<adamw_naive<float, float, float>, adamw_naive<float, float, bf16>, adamw_naive<bf16, float, float>,
-              adamw_naive<bf16, float, bf16>, adamw_naive<bf16, bf16, float>, adamw_naive<bf16, bf16, bf16>>()},
+      entries<adamw_naive<float, float, float>, adamw_naive<float, float, bf16>,
+              adamw_naive<bf16, float, float>, adamw_naive<bf16, float, bf16>, adamw_naive<bf16, bf16, float>,
+              adamw_naive<bf16, bf16, bf16>>()},
      {"reference", "plain loops", Where::host,
       entries<adamw_reference<float, float, float>, adamw_reference<float, float, bf16>,
               adamw_reference<bf16, float, float>, adamw_reference<bf16, float, bf16>,

@@ -1,5 +1,8 @@
-// The L2 norm of all gradients as one vector, for clipping (Pascanu et al., 2013): norm = sqrt(sum_p x[p]^2).
-// Gradients of several types make several calls: accumulate continues with norm = sqrt(norm^2 + the sum).
+// The square of the L2 norm of all gradients as one vector, for clipping (Pascanu et al., 2013), in double:
+//
+//   squares = sum_p x[p]^2
+//
+// Sums of several types of gradients, or of several ranks, are added. adamw takes the root.
 //
 // reference:  one sum in double: a serial float sum over millions of terms would stall.
 // cpu:        chunks of fixed size over threads, each summed by block_sum, then the chunks in order: the number
@@ -11,7 +14,6 @@
 //
 // Measured: docs/benchmarks/nvidia-h200.md.
 #include <algorithm>
-#include <cmath>
 
 #include "core/device.h"
 #include "core/registry.h"
@@ -21,14 +23,14 @@ namespace llamac {
 namespace {
 
 template <class T>
-void global_norm_reference(View<arithmetic<T>, 1> norm, View<const T, 1> x, bool accumulate) {
-    double sum = accumulate ? double(norm(0)) * double(norm(0)) : 0.0;
+void global_norm_reference(View<double, 1> squares, View<const T, 1> x, bool accumulate) {
+    double sum = accumulate ? squares(0) : 0.0;
     for (int64_t p = 0; p < x.shape[0]; p++) sum += double(x(p)) * double(x(p));
-    norm(0) = arithmetic<T>(std::sqrt(sum));
+    squares(0) = sum;
 }
 
 template <class T>
-void global_norm_cpu(View<float, 1> norm, View<const T, 1> x, bool accumulate) {
+void global_norm_cpu(View<double, 1> squares, View<const T, 1> x, bool accumulate) {
     constexpr int64_t chunk = 16384;
     const int64_t P = x.shape[0], chunks = (P + chunk - 1) / chunk;
     std::vector<double> partial(chunks);
@@ -38,16 +40,16 @@ void global_norm_cpu(View<float, 1> norm, View<const T, 1> x, bool accumulate) {
         partial[k] = block_sum(std::min(chunk, P - k * chunk),
                                [begin](int64_t i) { return float(begin[i]) * float(begin[i]); });
     }
-    double sum = accumulate ? double(norm(0)) * double(norm(0)) : 0.0;
+    double sum = accumulate ? squares(0) : 0.0;
     for (const double s : partial) sum += s;
-    norm(0) = static_cast<float>(std::sqrt(sum));
+    squares(0) = sum;
 }
 
 // ---- naive
 
 template <class T>
 __global__ void __launch_bounds__(most_threads)
-    global_norm_naive_kernel(float* norm, const T* x, int64_t P, bool accumulate) {
+    global_norm_naive_kernel(double* squares, const T* x, int64_t P, bool accumulate) {
     struct Shared {
         double sums[most_threads];
     };
@@ -58,13 +60,13 @@ __global__ void __launch_bounds__(most_threads)
     __syncthreads();
     if (threadIdx.x != 0) return;
     for (unsigned t = 1; t < blockDim.x; t++) sum += shared.sums[t];
-    *norm = static_cast<float>(sqrt(sum + (accumulate ? double(*norm) * double(*norm) : 0.0)));
+    *squares = accumulate ? *squares + sum : sum;
 }
 
 template <class T>
-void global_norm_naive(View<float, 1> norm, View<const T, 1> x, bool accumulate, Device device) {
-    launch(Grid(1, device.threads, device.stream), global_norm_naive_kernel<T>, norm.data, x.data, x.shape[0],
-           accumulate);
+void global_norm_naive(View<double, 1> squares, View<const T, 1> x, bool accumulate, Device device) {
+    launch(Grid(1, device.threads, device.stream), global_norm_naive_kernel<T>, squares.data, x.data,
+           x.shape[0], accumulate);
 }
 
 // ---- vectorized: one partial sum per block
@@ -117,9 +119,9 @@ __global__ void __launch_bounds__(block_threads)
 
 // One block.
 __global__ void __launch_bounds__(block_threads)
-    global_norm_vectorized_kernel_finish(Dependent<float*> norm_, Dependent<const float*> partial_, int count,
+    global_norm_vectorized_kernel_finish(Dependent<double*> squares_, Dependent<const float*> partial_, int count,
                                          bool accumulate) {
-    const auto [norm, partial] = wait(norm_, partial_);
+    const auto [squares, partial] = wait(squares_, partial_);
     struct Shared {
         double warps[most_warps];
     };
@@ -131,9 +133,9 @@ __global__ void __launch_bounds__(block_threads)
     if (lane_index() == 0) shared.warps[warp_index()] = sum;
     __syncthreads();
     if (threadIdx.x != 0) return;
-    sum = accumulate ? double(*norm) * double(*norm) : 0.0;
+    sum = accumulate ? *squares : 0.0;
     for (int w = 0; w < static_cast<int>(blockDim.x) / warp_size; w++) sum += shared.warps[w];
-    *norm = static_cast<float>(sqrt(sum));
+    *squares = sum;
 }
 
 int norm_blocks(int64_t P, int size) {
@@ -144,20 +146,21 @@ int64_t norm_workspace(const Call& c) {
 }
 
 template <class T>
-void global_norm_vectorized(View<float, 1> norm, View<const T, 1> x, bool accumulate, Device device) {
+void global_norm_vectorized(View<double, 1> squares, View<const T, 1> x, bool accumulate, Device device) {
     float* partial = static_cast<float*>(device.workspace);
     const int64_t P = x.shape[0];
     const int blocks = norm_blocks(P, vector_size<T>);
     const bool whole = is_whole({x.data}, 0, vector_size<T>);
     launch(Grid(blocks, device.threads, device.stream),
-           whole ? global_norm_vectorized_kernel<T, true> : global_norm_vectorized_kernel<T, false>, partial, x.data, P);
-    launch(Grid(1, block_threads, device.stream), global_norm_vectorized_kernel_finish, norm.data, partial, blocks,
-           accumulate);
+           whole ? global_norm_vectorized_kernel<T, true> : global_norm_vectorized_kernel<T, false>, partial,
+           x.data, P);
+    launch(Grid(1, block_threads, device.stream), global_norm_vectorized_kernel_finish, squares.data, partial,
+           blocks, accumulate);
 }
 
 Operation global_norm(
-    "global_norm(norm: A[1] adds_if(accumulate); x: T[P]; accumulate: bool) empty(P)",
-    "norm = sqrt(sum of squares)",
+    "global_norm(squares: f64[1] adds_if(accumulate); x: T[P]; accumulate: bool) empty(P)",
+    "squares = sum of x^2, the square of the norm",
     {{"cpu", "fixed chunks over threads", Where::host,
       entries<global_norm_cpu<float>, global_norm_cpu<bf16>>()},
      {"vectorized",

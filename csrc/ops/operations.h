@@ -13,7 +13,7 @@ struct AdamwCall {
     Required m;  // M[P]
     Required v;  // M[P]
     Required grad;  // G[P]
-    Required grad_norm;  // A[1]
+    Required squares;  // f64[1]
     Required lr;  // A[1]
     Required step;  // i32[1]
     Real beta1;
@@ -23,11 +23,12 @@ struct AdamwCall {
     Real grad_clip;
     Integer seed;
     Integer stream;
+    Integer offset = 0;
 };
 inline void adamw(const Context& context, const AdamwCall& call) {
     static const Operation& operation = find_operation("adamw");
-    const Tensor tensors[] = {call.weight, call.master, call.m, call.v, call.grad, call.grad_norm, call.lr, call.step};
-    const Scalar scalars[] = {call.beta1, call.beta2, call.eps, call.weight_decay, call.grad_clip, call.seed, call.stream};
+    const Tensor tensors[] = {call.weight, call.master, call.m, call.v, call.grad, call.squares, call.lr, call.step};
+    const Scalar scalars[] = {call.beta1, call.beta2, call.eps, call.weight_decay, call.grad_clip, call.seed, call.stream, call.offset};
     run(operation, tensors, scalars, context);
 }
 
@@ -112,15 +113,15 @@ inline void embedding_forward(const Context& context, const EmbeddingForwardCall
     run(operation, tensors, {}, context);
 }
 
-// norm = sqrt(sum of squares)
+// squares = sum of x^2, the square of the norm
 struct GlobalNormCall {
-    Required norm;  // A[1]
+    Required squares;  // f64[1]
     Required x;  // T[P]
     Flag accumulate;
 };
 inline void global_norm(const Context& context, const GlobalNormCall& call) {
     static const Operation& operation = find_operation("global_norm");
-    const Tensor tensors[] = {call.norm, call.x};
+    const Tensor tensors[] = {call.squares, call.x};
     const Scalar scalars[] = {call.accumulate};
     run(operation, tensors, scalars, context);
 }

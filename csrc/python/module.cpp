@@ -10,7 +10,7 @@
 #include "core/device_memory.h"
 #include "core/random.h"
 #include "core/registry.h"
-#include "model/config.h"
+#include "model/parameters.h"
 #include "native.h"
 #include "train/options.h"
 #include "train/schedule.h"
@@ -214,7 +214,7 @@ py::tuple find_least_work(const std::string& operation, const std::map<std::stri
 
 py::tuple describe_model(const std::string& model, int64_t seq_len) {
     const Config c = load_config(model);
-    return py::make_tuple(c.parameters(), c.flops_per_token(seq_len), config_json(c, DType::f32));
+    return py::make_tuple(count_parameters(c), flops_per_token(c, seq_len), config_json(c, DType::f32));
 }
 
 using Ids = py::array_t<int32_t, py::array::c_style>;

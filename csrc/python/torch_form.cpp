@@ -64,7 +64,11 @@ std::string Form::schema() const {
     for (const size_t d : sizes) arguments.push_back("SymInt " + op->dimensions[d].name);
     for (const size_t i : scalars) {
         const char kind = op->scalars[i].kind;
-        arguments.push_back((kind == 'f' ? "float " : kind == 'i' ? "int " : "bool ") + op->scalars[i].name);
+        const std::string missing = missing_text(op->scalars[i]);
+        arguments.push_back((kind == 'f'   ? "float "
+                             : kind == 'i' ? "int "
+                                           : "bool ") +
+                            op->scalars[i].name + (missing.empty() ? "" : "=" + missing));
     }
     if (factory || !last.empty()) arguments.push_back("*");
     for (const size_t i : last) add(i);

@@ -46,7 +46,7 @@ void describe(Log& log, const Trainer& t) {
     const Config& c = t.config;
     log.table("this run",
               {{"computes on", computing_device()},
-               {"parameters", grouped(c.parameters())},
+               {"parameters", grouped(count_parameters(c))},
                {"layers, channels, heads", std::to_string(c.L) + ", " + std::to_string(c.C) + ", " +
                                                std::to_string(c.NH) + "/" + std::to_string(c.NKV)},
                {"tokens an update", grouped(t.tokens_per_update())},
@@ -124,7 +124,7 @@ int run_training(const Options& options) {
     const std::string moved = prepare_output(options.out, t.resumed_from, t.step);
     const RunShape shape{options.steps,
                          static_cast<double>(t.tokens_per_update()),
-                         t.config.flops_per_token(options.seq_len),
+                         flops_per_token(t.config, options.seq_len),
                          peak_flops(t.model.options.precision.weights),
                          where == Where::device,
                          options.log_every};
@@ -133,7 +133,7 @@ int run_training(const Options& options) {
     describe(log, t);
     if (!t.remarks.empty()) log.print(t.remarks);
     if (!t.resumed_from.empty()) log.print("resuming from " + t.resumed_from);
-    log.describe_run(computing_device(), t.config.parameters());
+    log.describe_run(computing_device(), count_parameters(t.config));
     log.start(to_json(options));
     handle_signals();
     const std::string saved = train(t, log, shape.peak_flops), plot = draw_loss_plot(options.out);

@@ -13,8 +13,6 @@
 namespace llamac {
 namespace {
 
-constexpr int64_t devices = 1;
-
 Config model_config(const Options& o) {
     const Config config = load_config(o.model);
     if (o.seq_len > config.max_context)
@@ -106,7 +104,7 @@ void set_initial_weights(Trainer& t) {
 
 void resume(Trainer& t) {
     const Manifest manifest = open_checkpoint(t.resumed_from);
-    check_resume(manifest, t.resumed_from, t.options);
+    check_resume(manifest, t.resumed_from, t.options, t.ranks.count);
     const DType dtype = t.model.options.precision.weights;
     Config saved = load_config(t.resumed_from);
     saved.pad = t.config.pad;  // checkpoints of earlier versions lack it
@@ -124,13 +122,14 @@ void resume(Trainer& t) {
 
 }  // namespace
 
-Trainer::Flight::Flight(int64_t count) : tokens(count), targets(count), losses(count), scalars(2), step(1) {}
+Trainer::Flight::Flight(int64_t count)
+    : tokens(count), targets(count), losses(count), squares(1), lr(1), step(1) {}
 
 Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     : options(o),
       resumed_from(checkpoint_to_resume(o.out, o.resume)),
       config(model_config(o)),
-      accumulation(micro_steps(o, devices)),
+      accumulation(micro_steps(o, ranks.count)),
       train(load_training_data(o, config, accumulation)),
       tokenizer(load_tokenizer(o, train)),
       schedule{o.schedule, o.lr, o.min_lr_frac, o.warmup_steps, o.steps},
@@ -187,7 +186,7 @@ const Event& Trainer::end_of(int64_t updates) const {
 
 void Trainer::start_update() {
     start_update([this](int64_t micro, int32_t* tokens, int32_t* targets) {
-        train->micro_batch(step, micro, 0, devices, tokens, targets);
+        train->micro_batch(step, micro, ranks.own, ranks.count, tokens, targets);
     });
 }
 
@@ -219,11 +218,11 @@ void Trainer::start_update(const Batch& batch) {
         const Tensor& losses = model.activations.losses;
         copy_bytes_async(model.context, f.losses.data + first_id, losses.data, losses.bytes());
     }
-    f.scalars.data[0] = static_cast<float>(learning_rate(schedule, step + 1));
+    f.lr.data[0] = static_cast<float>(learning_rate(schedule, step + 1));
     f.step.data[0] = static_cast<int32_t>(step + 1);
-    set_update(model, f.scalars.data, f.step.data);
+    set_update(model, f.lr.data, f.step.data);
     launch(optimizer);
-    copy_bytes_async(model.context, f.scalars.data + 1, model.grad_norm.data, sizeof(float));
+    copy_bytes_async(model.context, f.squares.data, model.squares.data, sizeof(double));
     end_of(step + 1).record(model.stream.handle);
     step++;
     if (first) keep_gemm_choices(model.gemms, options);
@@ -236,7 +235,7 @@ UpdateResult Trainer::finish_update() {
     end.wait();
     const double ms = end.ms_since(begin);
     finished++;
-    return {finished, mean(f.losses.data, tokens_per_update()), f.scalars.data[1],
+    return {finished, mean(f.losses.data, tokens_per_update()), grad_norm(f.squares.data[0]),
             learning_rate(schedule, finished), ms};
 }
 
@@ -303,7 +302,7 @@ std::string Trainer::sample() {
 
 Manifest Trainer::manifest() const {
     CHECK(in_flight() == 0);
-    Manifest m = describe_run(options, devices, step);
+    Manifest m = describe_run(options, ranks.count, step);
     for (const Operation* op : operations())
         if (const auto* chosen = model.kernels.of(*op))
             for (const Variant* v : *chosen) {

@@ -24,6 +24,11 @@ struct UpdateResult {
     double ms;  // since the update before was done, or since this one was started where nothing went before
 };
 
+// The processes that train together, a device each.
+struct Ranks {
+    int64_t own = 0, count = 1;
+};
+
 struct Trainer {
     // Reads the model, the data and, where it goes on from one, the checkpoint; writes nothing. Throws Error, for a
     // run that the device has no memory for with the least change that would make it fit. ahead: most_in_flight.
@@ -33,6 +38,7 @@ struct Trainer {
     const Options options;
     const std::string resumed_from;  // a checkpoint, or ""
     const Config config;
+    const Ranks ranks = {};
     const int64_t accumulation;   // micro-steps an update
     std::optional<Loader> train;  // none: --train-data "", for whoever brings the batches
     std::optional<Loader> val;    // none: --val-data ""
@@ -87,7 +93,8 @@ struct Trainer {
         PinnedMemory<int32_t> tokens, targets;  // of all micro-steps
         Event copied;
         PinnedMemory<float> losses;
-        PinnedMemory<float> scalars;  // learning rate, gradient norm
+        PinnedMemory<double> squares;  // of the gradients
+        PinnedMemory<float> lr;
         PinnedMemory<int32_t> step;
     };
     // A flight's tokens and targets, copied ahead of the micro-step that wants them.

@@ -114,8 +114,20 @@ inline std::vector<double> read(const Tensor& t) {
 inline int digits(DType t) {
     return t == DType::f64 ? 52 : t == DType::f32 ? 23 : 7;
 }
+// What an operand is precise to: its type, but f32 where f32 arithmetic gives f64 (a sum, say). T: the storage type.
+inline DType precision_of(DType operand, DType T) {
+    return operand == DType::f64 && T != DType::f64 ? DType::f32 : operand;
+}
 inline double ulp(double x, DType t) {
     return x == 0 ? 0 : std::ldexp(1.0, std::ilogb(x) - digits(t));
+}
+
+// The storage type of a call or an entry, by its operands' types.
+template <class Typed>
+DType storage_of(const Operation& op, const Typed& typed) {
+    for (size_t i = 0; i < op.operands.size(); i++)
+        if (op.operands[i].type == 'T' && !op.operands[i].nullable) return typed[i].dtype;
+    return typed[0].dtype;
 }
 
 struct Case {

@@ -47,9 +47,8 @@ inline Size distance(const std::vector<double>& a, const std::vector<double>& b)
 inline std::vector<Bound> bounds(const Case& c, const Outputs& truth) {
     std::vector<Bound> bound(truth.size());
     if (!c.op->flops) return bound;
-    const auto is_wide = [](const Slot& s) { return s.dtype == DType::f64; };
-    const bool wide = std::any_of(c.entry->operands.begin(), c.entry->operands.end(), is_wide);
-    const double u = wide ? 0x1p-53 : 0x1p-24;
+    const DType storage = storage_of(*c.op, c.entry->operands);
+    const double u = storage == DType::f64 ? 0x1p-53 : 0x1p-24;
     const double terms = static_cast<double>(*std::max_element(c.size.begin(), c.size.end()));
     for (uint32_t trial = 0; trial < 3; trial++) {
         auto moved = c.values;
@@ -71,7 +70,7 @@ inline std::vector<Bound> bounds(const Case& c, const Outputs& truth) {
         }
     }
     for (size_t i = 0; i < truth.size(); i++) {
-        const DType dtype = c.entry->operands[i].dtype;
+        const DType dtype = precision_of(c.entry->operands[i].dtype, storage);
         std::vector<double> zero = truth[i];
         for (double& x : zero) x *= 0;  // where the truth is NaN (a mean of nothing), NaN is right
         const Size norm = distance(truth[i], zero), &e = bound[i].element;

@@ -245,7 +245,7 @@ def cross_entropy(logits, targets, dlosses):
 
 
 def global_norm(x):
-    return torch.linalg.vector_norm(x, dtype=torch.float32).reshape(1)
+    return torch.linalg.vector_norm(x, dtype=torch.float32).square().reshape(1)
 
 
 def adamw(weight, m, v, grad, scale, lr, correction1, correction2, master=None):

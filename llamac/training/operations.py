@@ -36,10 +36,12 @@ def adamw_step(optimizer: Any, grads: list[Tensor], lr: float, norm: Tensor | No
     exact = torch.promote_types(o.weights[0].dtype, torch.float32)
     rate = upload(np.array([lr]), o.device).to(exact)
     step = upload(np.array([o.steps], np.int32), o.device)
-    norm = torch.zeros_like(rate) if norm is None else norm.view(1)
+    squares = torch.zeros(1, dtype=torch.float64, device=o.device)
+    if norm is not None:
+        squares = norm.view(1).double().square()
     for k, (part, weight, g) in enumerate(zip(o.parts, o.weights, grads, strict=True)):
         master = None if o.master[k].dtype == weight.dtype else o.master[k].view(-1)
         tensors = weight.view(-1), master, o.m[k].view(-1), o.v[k].view(-1), g.reshape(-1)
         decay = o.weight_decay if part.is_matrix() else 0.0
         scalars = *o.constants.values(), decay, grad_clip, o.seed, 4 * part.index
-        torch.ops.llamac.adamw(*tensors, norm, rate, step, *scalars)
+        torch.ops.llamac.adamw(*tensors, squares, rate, step, *scalars)

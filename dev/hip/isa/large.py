@@ -158,8 +158,8 @@ def adamw(t: Large) -> None:
         tensor.data[-last:] = bf16_bits(np.abs(t.random.standard_normal(last)) * scale + scale)
     old = [tensor.data[-last:].copy() for tensor in (weight, m, v)]
     expected = 0.9 * numbers(m.data[-last:]) + 0.1 * numbers(gradient.data[-last:])
-    norm, lr, step = Sparse((1,), F), Sparse((1,), F), Sparse((1,), np.int32)
-    norm.data[0], lr.data[0], step.data[0] = 1, 1e-3, 3
+    squares, lr, step = Sparse((1,), np.float64), Sparse((1,), F), Sparse((1,), np.int32)
+    squares.data[0], lr.data[0], step.data[0] = 1, 1e-3, 3
 
     def compare():
         found = numbers(m.data[-last:])
@@ -167,7 +167,7 @@ def adamw(t: Large) -> None:
             tensor.data[-last:] = bits  # for the next variant
         return [(f"P={P} m", found, expected, "bf16")]
 
-    operands = [weight, None, m, v, gradient, norm, lr, step]
+    operands = [weight, None, m, v, gradient, squares, lr, step]
     t.call("adamw", operands, [0.9, 0.95, 1e-8, 0.1, 0.0, 1, 0], compare)
 
 

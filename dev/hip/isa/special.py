@@ -115,10 +115,10 @@ def adamw(s: Special) -> None:
             tensors = [s.device.tensor((1024,), "bf16", np.full(1024, x)) for x in (0.1, 0.0, 0.0, 0.01)]
             weight, m, v, gradient = tensors
             gradient.data[7] = bits
-            norm, lr = s.device.tensor((1,), F, [1.0]), s.device.tensor((1,), F, [1e-3])
+            squares, lr = s.device.tensor((1,), np.float64, [1.0]), s.device.tensor((1,), F, [1e-3])
             step = s.device.tensor((1,), np.int32, [1])
             scalars = [0.9, 0.95, 1e-8, 0.1, 0.0, 1, 0]
-            s.device.call("adamw", variant.name, [weight, None, m, v, gradient, norm, lr, step], scalars)
+            s.device.call("adamw", variant.name, [weight, None, m, v, gradient, squares, lr, step], scalars)
             finite = np.isfinite(weight.get())
             right = not finite[7] and np.delete(finite, 7).all()
             s.check(right, f"adamw {variant.name}: a gradient of {from_bf16(np.array([bits]))[0]}")
