@@ -265,7 +265,7 @@ def check_product(torch: ModuleType, device: str | int) -> Iterator[Line]:
     roundings add up like a walk of n steps, which bf16's own rounding hides.
     """
     from llamac.bench.timing import medians_ms
-    from llamac.rule import error_of, floor_of
+    from llamac.tolerance import error_of, floor_of
 
     n, kind, where = (256, "cpu", "") if device == "cpu" else (1024, "cuda", f" on device {device}")
     for label, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
@@ -289,7 +289,7 @@ def check_product(torch: ModuleType, device: str | int) -> Iterator[Line]:
 
 
 def check_functions(device: str) -> Iterator[Line]:
-    """Every function of llamac.ops by the rule of llamac/rule.py, and its time."""
+    """Every function of llamac.ops within the tolerance (llamac/tolerance.py), and its time."""
     try:
         from llamac.bench.functions import FUNCTIONS, call_of, case_of, differences, sizes
         from llamac.bench.timing import medians_ms

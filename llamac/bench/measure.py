@@ -162,7 +162,7 @@ def times_of(
 
 
 def checked(name: str, function: Function, case: Case) -> list[str]:
-    """What breaks the rule at the same widths and few rows, in float64 as well."""
+    """What is outside the tolerance at the same widths and few rows, in float64 as well."""
     size = case.size | {"B": 1, "T": min(64, case.size["T"]), "V": min(4096, case.size["V"])}
     size |= {"N": size["T"], "K": size["V"]}
     try:
