@@ -42,7 +42,7 @@ def _configured(config: Options | str | os.PathLike | None) -> Options:
 
 
 class Trainer:
-    """One training run, with the model on the device (the processor in a CPU build).
+    """One training run, with the model on the device (the CPU in a CPU build).
 
     config: Options; a TOML file that `--config` takes; a preset's name; a Hugging Face directory, with
     whose weights, where it has any, the run begins (unless `init="random"`); or a checkpoint, Trainer's
