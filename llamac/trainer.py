@@ -133,7 +133,7 @@ class Trainer:
         given = {"sample_tokens": n, "sample_temperature": temperature, "sample_top_k": top_k}
         o = override(self.options, {name: value for name, value in given.items() if value is not None})
         if isinstance(prompt, str):
-            ids = [self._native.first_token(), *self.encode(prompt)]
+            ids: Sequence[int] = [self._native.first_token(), *self.encode(prompt)]
         else:
             ids = prompt if prompt is not None else prompt_ids(o.sample_prompt_ids)
             if prompt is None and not ids:

@@ -192,8 +192,8 @@ def _differences_of_a_draw(function: Function, case: Case) -> list[str]:
     for kind, factor, *columns in zip(("output", "gradient"), (FORWARD, BACKWARD), *found, strict=True):
         for index, (mine, theirs, truth) in enumerate(zip(*columns, strict=True)):
             dtype = "bf16" if mine.dtype == torch.bfloat16 else "f32"
-            arrays = (t.detach().double().cpu().numpy() for t in (mine, theirs, truth))
-            if message := violation(*arrays, dtype, factor):
+            arrays = [t.detach().double().cpu().numpy() for t in (mine, theirs, truth)]
+            if message := violation(arrays[0], arrays[1], arrays[2], dtype, factor):
                 wrong.append(f"{kind} {index}: {message}")
     return wrong
 
