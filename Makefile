@@ -57,7 +57,7 @@ test: train_llama3 native reference
 
 test-all: test sanitize race targets
 
-# LLAMAC_NATIVE=OFF: the checkpoint in tests/data resumes to its bits on every processor.
+# LLAMAC_NATIVE=OFF: the checkpoint in tests/data resumes to its bits on every CPU.
 sanitize: train_llama3 setup-test reference
 	cmake -S . -B build/sanitize -DLLAMAC_PLATFORM=cpu -DLLAMAC_SANITIZE=address -DLLAMAC_NATIVE=OFF -DLLAMAC_WERROR=ON
 	cmake --build build/sanitize --parallel $(JOBS)

@@ -351,7 +351,7 @@ class AdamW:
             return self.fused(self, grads, lr, norm, grad_clip)
         bias1, bias2 = 1 - self.beta1**self.steps, 1 - self.beta2**self.steps
         scalars = upload(np.array([lr, bias1, bias2]), self.device)
-        clip = (grad_clip / (norm + 1e-6)).clamp(max=1.0) if grad_clip > 0 else None
+        clip = (grad_clip / (norm + 1e-6)).clamp(max=1.0) if grad_clip > 0 else None  # type: ignore
         words = random_words(self.parts, self.seed, self.steps, self.hashed)
         for k, (part, weight, g) in enumerate(zip(self.parts, self.weights, grads, strict=True)):
             stored = [x.view(-1) for x in (self.master[k], self.m[k], self.v[k])]
@@ -426,7 +426,7 @@ def train(o: Options) -> None:
 # Reference tensors: every activation, every gradient and ten updates of the test models =====================
 
 ROOT = Path(__file__).resolve().parent
-OPTIMIZER = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+OPTIMIZER: dict = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
 LR, GRAD_CLIP, UPDATES = 0.001, 1.0, 10
 
 

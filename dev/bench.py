@@ -9,7 +9,6 @@ Exit code: 1 where a program or one of its checks failed, 2 for bad arguments.
 """
 
 import argparse
-import datetime
 import json
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from llamac.bench.report import markdown
+from llamac.version import provenance, provenance_text
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = {"benchmark"}  # sources of dev/hip that are no program
@@ -151,14 +151,14 @@ def table(lines: list[dict]) -> str:
     return markdown(HEAD, rule, map(row, lines))
 
 
-def report(results: Results, date: str) -> str:
+def report(results: Results, when: dict[str, str]) -> str:
     """The markdown: what was measured where, a table a preset, what failed."""
     parts = []
     for preset in dict.fromkeys(line["preset"] for line in results.lines):
         lines = [line for line in results.lines if line["preset"] == preset]
         limits = sorted(line["limit"]["gbps"] for line in lines)
         copies = " or ".join(sorted({line["limit"]["by"] for line in lines}))
-        head = f"## {preset}: {lines[0]['device']}, {results.torch}, {date}\n\n"
+        head = f"## {preset}: {lines[0]['device']}, {results.torch}, {provenance_text(when)}\n\n"
         if lines[0]["emulated"]:
             head += "Emulated on the CPU: these times say nothing about a GPU.\n\n"
         head += f"Limit: {limits[0]:.0f} to {limits[-1]:.0f} GB/s by {copies}, at each operation's bytes.\n\n"
@@ -169,10 +169,10 @@ def report(results: Results, date: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def write(results: Results, out: Path, date: str) -> None:
-    content = {"date": date, "torch": results.torch, "results": results.lines, "failures": results.failures}
+def write(results: Results, out: Path, when: dict[str, str]) -> None:
+    content = when | {"torch": results.torch, "results": results.lines, "failures": results.failures}
     out.write_text(json.dumps(content, indent=1) + "\n")
-    out.with_name("bench.md").write_text(report(results, date))
+    out.with_name("bench.md").write_text(report(results, when))
 
 
 def add_peers(results: Results, modes: list[str], seconds: float, save) -> None:
@@ -236,7 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
     programs = [options.build / name for name in names]
     flags = ["--dtype", options.dtype] if options.dtype else []
     results = Results()
-    date = datetime.date.today().isoformat()
+    when = provenance()
     for preset in options.preset or default_presets(programs, flags, options.program_seconds):
         for program in programs:
             start = time.monotonic()
@@ -245,10 +245,10 @@ def main(arguments: list[str] | None = None) -> int:
             if wrong:
                 results.fail(program.name, preset, wrong)
             say(f"{program.name} {preset}: {time.monotonic() - start:.1f} s")
-            write(results, out, date)
-    add_peers(results, MODES[options.peers], options.peer_seconds, lambda: write(results, out, date))
-    write(results, out, date)
-    print(report(results, date), end="")
+            write(results, out, when)
+    add_peers(results, MODES[options.peers], options.peer_seconds, lambda: write(results, out, when))
+    write(results, out, when)
+    print(report(results, when), end="")
     return 1 if results.failures else 0
 
 

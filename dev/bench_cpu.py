@@ -12,6 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from llamac.version import provenance, provenance_text
+
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP = 5  # first steps left out: pages are touched, threads are started, PyTorch fills its caches
 
@@ -52,6 +55,9 @@ def main() -> None:
     }
     results: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
     os.chdir(ROOT)
+    when = provenance()
+    if not options.json:
+        print(provenance_text(when), flush=True)
     for number in range(options.rounds):
         for name, command in programs.items():
             with tempfile.TemporaryDirectory() as folder:
@@ -66,7 +72,7 @@ def main() -> None:
     memory = {name: max(m for _, m in rows) for name, rows in results.items()}
     ratio = rate["llamac"] / rate["PyTorch"]
     if options.json:
-        print(json.dumps({"tokens_per_s": rate, "peak_mib": memory, "ratio": ratio}))
+        print(json.dumps(when | {"tokens_per_s": rate, "peak_mib": memory, "ratio": ratio}))
     else:
         mode = "compiled" if options.compile else "eager"
         print(

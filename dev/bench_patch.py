@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import llamac
 from llamac.config import load_config
 from llamac.transformers_patch import report
+from llamac.version import provenance, provenance_text
 
 WARM_UP = 3
 
@@ -49,6 +50,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = build(o.model, device)
     ids = torch.randint(model.config.vocab_size, (o.batch, o.length), device=device)
+    print(provenance_text(provenance()), flush=True)
     found = {}
     for name, change in (("as it was", None), ("patched", llamac.patch), ("again", llamac.unpatch)):
         if change:

@@ -1,7 +1,7 @@
 """Training beside PyTorch on this machine's device: BUILD/train_llama3 and train_llama3.py --train, eager and
-by torch.compile, with the same model, batch, precision and random tokens. --base adds the train_llama3 of another
-build, such as that of an earlier commit. On several devices (not by default: --workload) train_llama3.py on llamac's
-operations (ops) beside PyTorch's (compile), both sharded by torchrun.
+by torch.compile, with the same model, batch, precision and random tokens. --base adds the train_llama3 of
+another build, such as that of an earlier commit. On several devices (not by default: --workload)
+train_llama3.py on llamac's operations (ops) beside PyTorch's (compile), both sharded by torchrun.
 
 The programs take turns: each round runs each of them once on each workload. A run is a process of its own,
 because two of them do not fit into one GPU's memory; PyTorch's second start finds its compiled graphs in its

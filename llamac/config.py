@@ -11,6 +11,7 @@ import math
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from llamac.errors import InputError
 from llamac.folders import CONFIGS
@@ -210,7 +211,7 @@ class _Reader:
         del values["model_type"]
         return values
 
-    def token(self, key: str, default: int, several: bool = False) -> int | list[int] | None:
+    def token(self, key: str, default: int, several: bool = False) -> Any:
         """A token id, null for none; instruction-tuned models list several ends of text."""
         value = self.values.get(key, default)
         ids = value if several and type(value) is list and value else [value]
@@ -235,10 +236,10 @@ class _Reader:
         longest = self.size("max_position_embeddings", 2048, LONGEST)
         # The default is transformers'.
         original = inner.size("original_max_position_embeddings", longest, LONGEST)
-        factors = [inner.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor")]
-        if factors[1] >= factors[2]:
-            raise inner.fail("low_freq_factor", f"less than high_freq_factor {factors[2]:g}")
-        return theta, RopeScaling(*factors, original)
+        factor, low, high = (inner.number(f) for f in ("factor", "low_freq_factor", "high_freq_factor"))
+        if low >= high:
+            raise inner.fail("low_freq_factor", f"less than high_freq_factor {high:g}")
+        return theta, RopeScaling(factor, low, high, original)
 
     def config(self) -> Config:
         architecture = self.architecture()

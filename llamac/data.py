@@ -12,13 +12,15 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from llamac.errors import InputError
 
 HEADER_BYTES = 1024
-_FORMATS = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}  # (magic, version) -> token
+# (magic, version) -> token
+_FORMATS: dict[tuple[int, int], np.dtype] = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def check_tokens(shard: Shard, tokens: np.ndarray, start: int, vocab_size: int) 
         raise InputError(f"{where}: expected an id below {vocab_size}, found {tokens[at]}")
 
 
-def splitmix64(x: np.ndarray) -> np.ndarray:
+def splitmix64(x: np.ndarray | np.uint64) -> Any:
     """The finaliser of splitmix64 (Steele, Lea & Flood 2014) on uint64, modulo 2^64."""
     with np.errstate(over="ignore"):
         z = x + np.uint64(0x9E3779B97F4A7C15)
@@ -118,7 +120,7 @@ def splitmix64(x: np.ndarray) -> np.ndarray:
         return z ^ (z >> np.uint64(31))
 
 
-def permute(index: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
+def permute(index: np.ndarray | list[int], size: int, seed: int, epoch: int) -> np.ndarray:
     """Where each index in 0 .. size-1 goes in this epoch: a bijection of 0 .. size-1, uint64 in and out.
 
     A six-round Feistel network over the smallest 4^h >= size, repeated until the value falls below size

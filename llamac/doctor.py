@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -68,7 +69,7 @@ def check_torch(torch: ModuleType, platform: str) -> Iterator[Line]:
         oldest = ".".join(map(str, OLDEST_TORCH))
         yield failed("torch", found, f"{oldest} or newer", "upgrade torch, then reinstall llamac beside it")
     else:
-        yield Line("torch", f"{found}, {Path(torch.__file__).parent}")
+        yield Line("torch", f"{found}, {Path(str(torch.__file__)).parent}")
     if not has_driver(platform):
         return
     tool, driver = ("rocminfo", "amdgpu") if platform == "amd" else ("nvidia-smi", "NVIDIA")
@@ -265,7 +266,7 @@ def check_product(torch: ModuleType, device: str | int) -> Iterator[Line]:
     roundings add up like a walk of n steps, which bf16's own rounding hides.
     """
     from llamac.bench.timing import medians_ms
-    from llamac.rule import error_of, floor_of
+    from llamac.tolerance import error_of, floor_of
 
     n, kind, where = (256, "cpu", "") if device == "cpu" else (1024, "cuda", f" on device {device}")
     for label, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
@@ -275,7 +276,7 @@ def check_product(torch: ModuleType, device: str | int) -> Iterator[Line]:
                 x, y = (torch.randn(n, n, dtype=dtype, device=kind) for _ in range(2))
                 truth = (x.double() @ y.double()).cpu().numpy()
                 error = error_of((x @ y).double().cpu().numpy(), truth).largest
-                ms = medians_ms({"": [lambda x=x, y=y: x @ y]}, kind, 0.05)[""]
+                ms = medians_ms({"": [partial(torch.matmul, x, y)]}, kind, 0.05)[""]
         except Exception as failure:
             yield failed(what, one_line(failure), "a product", "torch itself does not compute: reinstall it")
             continue
@@ -289,7 +290,7 @@ def check_product(torch: ModuleType, device: str | int) -> Iterator[Line]:
 
 
 def check_functions(device: str) -> Iterator[Line]:
-    """Every function of llamac.ops by the rule of llamac/rule.py, and its time."""
+    """Every function of llamac.ops within the tolerance (llamac/tolerance.py), and its time."""
     try:
         from llamac.bench.functions import FUNCTIONS, call_of, case_of, differences, sizes
         from llamac.bench.timing import medians_ms

@@ -47,7 +47,9 @@ def without_gpu() -> str:
     """Why the extension has no kernels for torch's GPUs and what to do, in one line; empty where it has them,
     or torch is for the CPU alone."""
     load()
-    return built(file())["without_gpu"]
+    extension = file()
+    assert extension is not None  # it is loaded
+    return built(extension)["without_gpu"]
 
 
 def device() -> str:

@@ -14,7 +14,7 @@ def _load_torchs_runtime() -> None:
     for them: loaded by their paths, they are known by both.
     """
     module = find_spec("llamac._native")
-    if module is None:
+    if module is None or module.origin is None:
         return
     with suppress(OSError, ValueError, KeyError):  # no torch when it was built, or another since
         for path in json.loads(Path(module.origin).with_name("_C.json").read_text())["libraries"]:

@@ -22,7 +22,7 @@ def published() -> dict[str, dict]:
 
 def peak_tflops(device: str, dtype: torch.dtype) -> float | None:
     """TFLOP/s of matrix products of this type: a GPU's published ones, in the share of the device that this
-    process has, None where they are not known; the processor's of a 1024^3 product in f32.
+    process has, None where they are not known; the CPU's of a 1024^3 product in f32.
     """
     if device == "cpu":
         return _measured_tflops()

@@ -100,7 +100,8 @@ def _short(number: float) -> str:
 
 def _title(events: list[dict]) -> str:
     """Model, parameters, tokens, device and the median speed: what the log has of them."""
-    start, run = ({}, {})
+    start: dict = {}
+    run: dict = {}
     for event in events:
         start = event if event.get("event") == "start" else start
         run = event if event.get("event") == "run" else run

@@ -103,14 +103,14 @@ def _row(operations: list, k: int, where: str) -> Row:
     values = operations[k]
     if not isinstance(values, dict):
         raise InputError(f"{here}: expected an object, found {json.dumps(values)[:60]}")
-    name = [_field(values, key, "text", f"{here}.") for key in ("operation", "variant")]
+    operation, variant = (_field(values, key, "text", f"{here}.") for key in ("operation", "variant"))
     shapes = []
     for j, part in enumerate(_field({"shapes": []} | values, "shapes", "a list", f"{here}.")):
         if not isinstance(part, dict):
             raise InputError(f"{here}.shapes[{j}]: expected an object, found {json.dumps(part)[:60]}")
         shape = _field(part, "shape", "text", f"{here}.shapes[{j}].")
-        shapes.append(Row(*name, *_totals(part, f"{here}.shapes[{j}]."), shape))
-    return Row(*name, *_totals(values, f"{here}."), shapes=tuple(shapes))
+        shapes.append(Row(operation, variant, *_totals(part, f"{here}.shapes[{j}]."), shape))
+    return Row(operation, variant, *_totals(values, f"{here}."), shapes=tuple(shapes))
 
 
 def read(path: str | Path) -> Profile:
@@ -267,8 +267,8 @@ def _category_cells(profile: Profile) -> Iterable[list[str]]:
     for name, seconds in shares(profile).items():
         rows = [row for row in profile.rows if category(row.operation) == name]
         limits = [limit(profile, row) for row in rows]
-        known = rows and all(limits)
-        least = math.fsum(found[0] for found in limits) if known else 0.0
+        known = bool(rows) and all(limits)
+        least = math.fsum(found[0] for found in limits if found) if known else 0.0
         yield [
             name,
             f"{1e3 * seconds / profile.steps:.3f}",

@@ -206,11 +206,11 @@ def summarise(events: list[dict], device: dict) -> dict:
         if category(name) == OTHER or (not w.kernel and w.call == f"llamac::{name}"):
             variant = ""
         total, shapes = rows.setdefault((name, variant), (_Total(), {}))
-        work = w.share * flops_of(w.call, w.dims)
-        total.add(w.us, work)
-        if work:
+        flops = w.share * flops_of(w.call, w.dims)
+        total.add(w.us, flops)
+        if flops:
             text = " ".join("x".join(map(str, d)) for d in w.dims if isinstance(d, list) and d)
-            shapes.setdefault(text, _Total()).add(w.us, work)
+            shapes.setdefault(text, _Total()).add(w.us, flops)
     small = [key for key in rows if category(key[0]) == OTHER and rows[key][0].seconds < SMALL * seconds]
     for total, _ in (rows.pop(key) for key in small):
         rest, _ = rows.setdefault((OTHER, "small ones"), (_Total(), {}))
@@ -262,6 +262,7 @@ class Profiler:
         gpu = self.device != "cpu"
         if gpu:
             torch.cuda.synchronize()
+        assert self.profile is not None  # is_complete() says so
         self.profile.stop()
         trace = self.out / "trace.json"
         self.profile.export_chrome_trace(str(trace))

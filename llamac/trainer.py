@@ -42,7 +42,7 @@ def _configured(config: Options | str | os.PathLike | None) -> Options:
 
 
 class Trainer:
-    """One training run, with the model on the device (the processor in a CPU build).
+    """One training run, with the model on the device (the CPU in a CPU build).
 
     config: Options; a TOML file that `--config` takes; a preset's name; a Hugging Face directory, with
     whose weights, where it has any, the run begins (unless `init="random"`); or a checkpoint, Trainer's
@@ -133,7 +133,7 @@ class Trainer:
         given = {"sample_tokens": n, "sample_temperature": temperature, "sample_top_k": top_k}
         o = override(self.options, {name: value for name, value in given.items() if value is not None})
         if isinstance(prompt, str):
-            ids = [self._native.first_token(), *self.encode(prompt)]
+            ids: Sequence[int] = [self._native.first_token(), *self.encode(prompt)]
         else:
             ids = prompt if prompt is not None else prompt_ids(o.sample_prompt_ids)
             if prompt is None and not ids:

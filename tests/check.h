@@ -55,6 +55,17 @@ inline std::string put(const std::string& name, const std::string& bytes) {
     return path;
 }
 
+// As put(), at a path.
+inline void overwrite(const std::string& path, const std::string& bytes) {
+    put(std::filesystem::relative(path, folder), bytes);
+}
+
+inline std::string fresh_folder(const std::string& name) {
+    const std::string path = in_folder(name);
+    std::filesystem::create_directories(path);
+    return path;
+}
+
 inline std::string get(const std::string& path) {
     std::ifstream file(path, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};

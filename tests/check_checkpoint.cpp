@@ -19,17 +19,6 @@ using nlohmann::ordered_json;
 
 namespace {
 
-// As put(), at a path.
-void overwrite(const std::string& path, const std::string& bytes) {
-    put(fs::relative(path, folder), bytes);
-}
-
-std::string fresh_folder(const std::string& name) {
-    const std::string path = in_folder(name);
-    fs::create_directories(path);
-    return path;
-}
-
 // Runs f in a child process; returns its exit status: 0, or 2 for an Error; -1 if a signal ended it.
 int in_child(const std::function<void()>& f) {
     std::cout.flush();

@@ -15,17 +15,6 @@ using nlohmann::json;
 
 namespace {
 
-// As put(), at a path.
-void overwrite(const std::string& path, const std::string& bytes) {
-    put(fs::relative(path, folder), bytes);
-}
-
-std::string fresh_folder(const std::string& name) {
-    const std::string path = in_folder(name);
-    fs::create_directories(path);
-    return path;
-}
-
 std::vector<json> events_of(const std::string& path) {
     std::vector<json> events;
     std::ifstream file(path);

@@ -8,8 +8,9 @@
 //
 // The bound on the error: operation_check.h.
 //
-// --once: each case once, and once in place, with all operands that may be null or none; its values are not
-// compared. All that ThreadSanitizer needs.
+// --once: each shape once, and once in place; the combinations of scalars, operands that are left out (all or none)
+// and strides rotate over the shapes, and each of them runs. Values are not compared. For sanitizers: which accesses a
+// kernel makes depends on shape and combination, hardly on their pairs.
 //
 // --fault NAME puts a wrong variant in the place of all others: the checks have to see it in every operation
 // to which it applies, for every combination of types; then the program ends with 1, as with any failure,
@@ -129,46 +130,69 @@ Verdict check_case(Case& c, const Variant& v, bool once, double& tightest) {
     return {true, wrong()};
 }
 
-// All cases of one variant with one combination of types.
-void check_entry(const Operation& op, const Variant& v, const Entry& entry, Tally& tally) {
+// What cases of one shape differ in; flags and absent have a bit per bool scalar and per operand that may be null.
+struct Combination {
+    unsigned flags, absent;
+    bool strided;
+};
+std::vector<Combination> combinations(const Operation& op, bool once) {
     const auto count = [](const auto& items, auto is) {
         return std::count_if(items.begin(), items.end(), is);
     };
     const unsigned flags = 1u << count(op.scalars, [](const ScalarInfo& s) { return s.kind == 'b'; });
     const unsigned nulls = 1u << count(op.operands, [](const Operand& o) { return o.nullable; });
     const int layouts = count(op.operands, [](const Operand& o) { return o.strided; }) ? 2 : 1;
-    int ran = 0, seen = 0, mattered = 0;
+    std::vector<Combination> all;
+    for (unsigned k = 0; k < flags * nulls * layouts; k++) {
+        const Combination c{k % flags, k / flags % nulls, k >= flags * nulls};
+        if (c.strided && c.absent) continue;  // neither has to do with the other
+        if (!once || c.absent == 0 || c.absent == nulls - 1) all.push_back(c);
+    }
+    return all;
+}
+
+// All cases of one variant with one combination of types.
+void check_entry(const Operation& op, const Variant& v, const Entry& entry, Tally& tally) {
+    const std::vector<Combination> all = combinations(op, tally.once);
+    size_t ran = 0;
+    int seen = 0, mattered = 0;
     double tightest = 0;
     const auto report = [&](const std::string& what) {
         if (tally.reported++ < 40) std::printf("FAILED %s\n", what.c_str());
     };
     const auto enough = [&] { return planted && seen > 0 && !tally.verbose; };
-    for (int number = 0; number < shape_count(op) && !enough(); number++)
-        for (unsigned k = 0; k < flags * nulls * layouts && !enough(); k++) {
-            const std::vector<int64_t> sizes = test_sizes(op, number);
-            const unsigned absent = k / flags % nulls;
-            const bool strided = k / (flags * nulls);
-            if (strided && absent) continue;  // neither has to do with the other
-            if (sizes.empty() || (tally.once && absent != 0 && absent != nulls - 1)) continue;
-            Case c = make_case(op, entry, sizes, number, strided, k % flags, absent);
-            planted_matters = false;
-            Verdict verdict;
-            try {
-                verdict = check_case(c, v, tally.once, tightest);
-            } catch (const Error& e) {
-                verdict = {true, e.what()};
-            }
-            if (!verdict.ran) continue;
-            const bool right = verdict.wrong.empty();
-            ran++;
-            mattered += planted_matters;
-            seen += planted_matters && !right;
-            (right ? tally.passed : tally.failed)++;
-            if (!right && !planted) report(describe(c, v) + ": " + verdict.wrong);
+    // Whether the variant takes the case.
+    const auto check_combination = [&](int number, const Combination& k) {
+        const std::vector<int64_t> sizes = test_sizes(op, number);
+        if (sizes.empty()) return false;
+        Case c = make_case(op, entry, sizes, number, k.strided, k.flags, k.absent);
+        planted_matters = false;
+        Verdict verdict;
+        try {
+            verdict = check_case(c, v, tally.once, tightest);
+        } catch (const Error& e) {
+            verdict = {true, e.what()};
         }
+        if (!verdict.ran) return false;
+        const bool right = verdict.wrong.empty();
+        ran++;
+        mattered += planted_matters;
+        seen += planted_matters && !right;
+        (right ? tally.passed : tally.failed)++;
+        if (!right && !planted) report(describe(c, v) + ": " + verdict.wrong);
+        return true;
+    };
+    for (size_t before = 0; !enough();) {
+        for (int number = 0; number < shape_count(op); number++)
+            for (size_t k = 0, turn = tally.once ? ran : 0; k < all.size() && !enough(); k++)
+                if (check_combination(number, all[(turn + k) % all.size()]) && tally.once) break;
+        // A variant that takes few shapes: again, until each combination has run.
+        if (!tally.once || ran >= all.size() || ran == before) break;
+        before = ran;
+    }
     if (ran == 0) tally.failed++, report(op.name + " " + v.name + ": supports none of the cases");
     if (tally.verbose)
-        std::printf("%s %s: %d cases, %.2f of the bound\n", op.name.c_str(), v.name, ran, tightest);
+        std::printf("%s %s: %zu cases, %.2f of the bound\n", op.name.c_str(), v.name, ran, tightest);
     if (planted && mattered)
         std::printf("%s %s: seen in %d of %d cases\n", op.name.c_str(), planted->name, seen, mattered);
     tally.unseen += mattered > 0 && seen == 0;

@@ -163,7 +163,7 @@ void check_peaks() {
     check(tflops("AMD Radeon RX 7900 XTX", 96, DType::bf16) == 122.8, "never more than the whole");
     check(tflops("NVIDIA GeForce RTX 4090 D", 114, DType::bf16) == 0 && tflops("", 1, DType::bf16) == 0,
           "not known: none");
-    if (device_properties().emulated) check(peak_flops(DType::bf16) > 1e8, "the processor's is measured");
+    if (device_properties().emulated) check(peak_flops(DType::bf16) > 1e8, "the CPU's is measured");
 }
 
 void check_usage() {

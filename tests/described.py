@@ -180,7 +180,7 @@ HEADS = [
     )
 ]
 FEED = [{"N": n, "F": f} for n, f in ((1, 1), (7, 63), (3, 64), (2, 65), (5, 1031))]
-# A long sum has many results: few of them PyTorch (MKL) computes by dot products on some processors, whose
+# A long sum has many results: few of them PyTorch (MKL) computes by dot products on some CPUs, whose
 # errors are half of its matrix products'.
 PRODUCTS = [
     {"N": n, "C": c, "K": k}

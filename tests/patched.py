@@ -14,7 +14,7 @@ from double import DoubleTorch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from llamac.rule import BACKWARD, FORWARD, violation
+from llamac.tolerance import BACKWARD, FORWARD, violation
 from llamac.transformers_patch import FAMILIES
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}

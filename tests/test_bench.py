@@ -16,6 +16,7 @@ import peers
 
 from llamac.bench import timing, torch_operations
 from llamac.bench.torch_operations import Case
+from llamac.version import commit, provenance_text
 
 LINE = {
     "operation": "rmsnorm_forward",
@@ -120,7 +121,9 @@ def test_the_fastest_block_of_each_kind_stands_in_the_table(fake, capsys):
     ]
     build = Path(arguments[1])
     assert (build / "bench.md").read_text() == markdown
-    (line,) = json.loads((build / "bench.json").read_text())["results"]
+    content = json.loads((build / "bench.json").read_text())
+    assert provenance_text(content) in markdown and content["commit"] == commit()
+    (line,) = content["results"]
     assert line == LINE | {"preset": "8b"}
     assert calls(arguments) == ["rmsnorm_forward --json --preset 8b --dtype bf16"]
 

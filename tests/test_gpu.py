@@ -23,7 +23,7 @@ pytestmark = pytest.mark.program
 @pytest.fixture(autouse=True, scope="module")
 def on_a_gpu(gpu):
     if not gpu:
-        pytest.skip("this build computes on the processor: LLAMAC_BUILD names one for a GPU")
+        pytest.skip("this build computes on the CPU: LLAMAC_BUILD names one for a GPU")
 
 
 @pytest.fixture(scope="module")

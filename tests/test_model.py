@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from llamac.rule import BACKWARD, FORWARD, Error, error_of, violation_of
+from llamac.tolerance import BACKWARD, FORWARD, Error, error_of, violation_of
 
 MODELS = sorted(p.stem for p in (Path(__file__).parent / "models").glob("*.json"))
 RECOMPUTE = ["norm", "swiglu", "qkv", "attention", "norm,swiglu,qkv,attention", "block", "block:2"]
@@ -33,11 +33,11 @@ def load(file: Path) -> dict[str, np.ndarray]:
 
 
 def first_difference(ours: dict, torch: dict, truth: dict, dtype: str, series: dict[str, Error]) -> str:
-    """The first tensor, in the order of computation, that breaks the rule; empty if none does. series:
-    PyTorch's errors of the ten updates' numbers, relative to the largest.
+    """The first tensor, in the order of computation, that is outside the tolerance; empty if none is.
+    series: PyTorch's errors of the ten updates' numbers, relative to the largest.
     """
     for name, found in ours.items():
-        if name == "loss":  # one number's error is one draw; that its rows' errors keep the rule bounds it
+        if name == "loss":  # one number's error is one draw; its rows' errors within the tolerance bound it
             continue
         backward = name.startswith(("dact.", "grad.", "train."))
         kept_in = (
@@ -61,7 +61,7 @@ def first_difference(ours: dict, torch: dict, truth: dict, dtype: str, series: d
 def series(states) -> Callable[[str], dict[str, Error]]:
     """PyTorch's errors of the ten updates' numbers in a type, relative to the largest: the root mean square
     over the test models. Ten numbers that follow from each other are one draw, which differs between models,
-    and with PyTorch's kernels between processors, by a factor of 7.
+    and with PyTorch's kernels between CPUs, by a factor of 7.
     """
 
     def get(dtype: str) -> dict[str, Error]:

@@ -1,6 +1,6 @@
 """torch.ops.llamac.* and llamac.ops on CPU tensors, and on the GPU's where the extension is built for one:
-what torch asks of an operation (opcheck, gradcheck, fullgraph), agreement with PyTorch by the rule, and
-errors.
+what torch asks of an operation (opcheck, gradcheck, fullgraph), agreement with PyTorch within the
+tolerance, and errors.
 """
 
 import functools
@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from llamac import extension, ops, reference
 from llamac.registry import kernels
-from llamac.rule import BACKWARD, FORWARD, violation
+from llamac.tolerance import BACKWARD, FORWARD, violation
 
 OPERATIONS = {op["name"]: op for op in kernels()}
 # By name, ".out" behind those that write into given tensors.
@@ -135,7 +135,7 @@ CASES = {
 
 
 def differences(case: Case, dtype: str, device: str = "cpu") -> list[str]:
-    """What breaks the rule, of outputs and gradients."""
+    """What is outside the tolerance, of outputs and gradients."""
     ours = case.results(case.ours, case.arguments(DTYPES[dtype], device))
     theirs = case.results(case.torch, case.arguments(DTYPES[dtype], device))
     rounded = [x.to(DTYPES[dtype]).double().requires_grad_() for x in case.inputs]

@@ -1,5 +1,5 @@
-"""llamac.patch on transformers' models: losses and gradients by the rule, beside the unpatched model's; that
-our operations run; and that what they do not take is left to the model's own code.
+"""llamac.patch on transformers' models: losses and gradients within the tolerance, beside the unpatched
+model's; that our operations run; and that what they do not take is left to the model's own code.
 """
 
 import copy
@@ -41,7 +41,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 import llamac
 from llamac import extension
-from llamac.rule import FORWARD, violation
+from llamac.tolerance import FORWARD, violation
 from llamac.transformers_patch import report
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -1,6 +1,9 @@
-"""--profile as a user meets it: the program's files, and the report that llamac.profile makes of them."""
+"""--profile as a user meets it: the program's files, and the report that llamac.profile makes of them; the
+ranges that a profiler sees.
+"""
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -10,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from run import flags, one_line
 
 from llamac import profile
 from llamac.data import write_bin
@@ -18,6 +22,68 @@ from llamac.profile import Profile, Row
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 3
+
+
+# Ranges
+
+# Stands in for roctx: a line per range that begins, an empty one where it ends.
+RECORDER = """
+#include <stdio.h>
+#include <stdlib.h>
+static int note(const char* text) {
+    FILE* file = fopen(getenv("RANGES"), "a");
+    fprintf(file, "%s\\n", text);
+    return fclose(file);
+}
+int roctxRangePushA(const char* name) { return note(name); }
+int roctxRangePop(void) { return note(""); }
+"""
+
+
+def nested(text: str) -> set[str]:
+    """Every range with those around it: "step 1/backward/rope_backward"."""
+    open_ranges, found = [], set()
+    for line in text.splitlines():
+        if line:
+            open_ranges.append(line)
+            found.add("/".join(open_ranges))
+        else:
+            open_ranges.pop()
+    assert not open_ranges
+    return found
+
+
+@pytest.mark.program
+def test_phases_and_calls_are_ranges(train, data, tmp_path):
+    source, library, written = (tmp_path / name for name in ("recorder.c", "librecorder.so", "ranges"))
+    source.write_text(RECORDER)
+    subprocess.run(["cc", "-shared", "-fPIC", source, "-o", library], check=True)
+    run = {"steps": 2, "total_batch_size": 128, "val_every": 1, "sample_every": 2, "sample_tokens": 2}
+    environment = os.environ | {"LLAMAC_RANGES": str(library), "RANGES": str(written)}
+    train(*flags(data, tmp_path / "out", graphs="off", **run), env=environment)
+    found = nested(written.read_text())
+    assert {
+        "validation/forward/rmsnorm_forward",
+        "step 1/micro-batch 0/copy",
+        "step 2/micro-batch 1/forward/attention_forward",
+        "step 2/micro-batch 1/head/cross_entropy",
+        "step 2/micro-batch 1/backward/embedding_backward",
+        "step 2/optimizer/adamw",
+        "sample/forward/matmul_forward",
+        "checkpoint",
+    } <= found
+    assert not any(name.startswith(("step 3", "step 1/validation")) for name in found)
+
+
+@pytest.mark.program
+@pytest.mark.parametrize("library", ["/nowhere/libroctx.so", "libm.so.6"])
+def test_a_library_without_ranges_is_refused(train, data, tmp_path, library):
+    environment = os.environ | {"LLAMAC_RANGES": library}
+    result = train(*flags(data, tmp_path / "out"), env=environment, code=2)
+    assert (
+        f"LLAMAC_RANGES: expected a library with roctxRangePushA and roctxRangePop, found {library}"
+        in one_line(result)
+    )
 
 
 # The program's files

@@ -19,7 +19,7 @@ from run import MODEL, PRECISIONS, ROOT, STEP_KEYS, T, V, bits, events, flags, l
 from llamac import tokenizer
 from llamac.config import load_config
 from llamac.data import write_bin
-from llamac.rule import FORWARD, violation
+from llamac.tolerance import FORWARD, violation
 
 pytestmark = pytest.mark.program
 

@@ -17,7 +17,7 @@ import train_llama3 as ref
 from llamac import hf
 from llamac.config import RopeScaling, load_config
 from llamac.errors import InputError
-from llamac.rule import BACKWARD, FORWARD, violation
+from llamac.tolerance import BACKWARD, FORWARD, violation
 from llamac.training.weights import init_weights, load_weights, parts, save_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,7 +74,7 @@ def true_results(directory: Path, monkeypatch) -> Tensors:
 
 
 def mismatches(ours: Tensors, peer: Tensors, truth: Tensors) -> list[str]:
-    """The tensors of ours that break the rule, and how; forward first."""
+    """The tensors of ours outside the tolerance, and how; forward first."""
     assert ours.keys() == peer.keys() == truth.keys()
     wrong = []
     for name, exact in truth.items():

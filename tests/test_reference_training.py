@@ -283,7 +283,7 @@ def test_results_are_read_late():
 
 
 def test_no_checkpoints(tmp_path, capsys):
-    """Also what the last lines say of memory and processor."""
+    """Also what the last lines say of memory and CPU."""
     events = run_training(tmp_path, "a", "--checkpoint-every", "-1")
     assert len(values(events, "step", "loss")) == 4
     assert list((tmp_path / "a").glob("step_*")) == [] and values(events, "checkpoint", "path") == []

@@ -63,7 +63,7 @@ def gpu():
     """torch, where our kernels and it compute on a GPU."""
     torch = pytest.importorskip("torch")
     if variants("rmsnorm_forward")[""]["where"] != "device" or not torch.cuda.is_available():
-        pytest.skip("this build computes on the processor")
+        pytest.skip("this build computes on the CPU")
     return torch
 
 

@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 import train_llama3 as ref
 from llamac.config import Config, load_config
 from llamac.options import parse
-from llamac.rule import BACKWARD, FORWARD, violation
+from llamac.tolerance import BACKWARD, FORWARD, violation
 from llamac.training.operations import adamw_step, llamac_operations
 from llamac.training.weights import Part, fuse_products, init_weights, parts
 
@@ -43,7 +43,7 @@ def results(config: Config, weights: dict, dtype: torch.dtype, ops: ref.Operatio
 
 @pytest.mark.parametrize("dtype", ref.DTYPES)
 @pytest.mark.parametrize("name", MODELS)
-def test_the_model_keeps_the_rule(name, dtype):
+def test_the_model_is_within_the_tolerance(name, dtype):
     config = load_config(ROOT / "tests" / "models" / f"{name}.json")
     model = ref.empty_model(config, ref.DTYPES[dtype])
     init_weights(model, 5)

@@ -1,4 +1,4 @@
-"""--version, the one place of the version, and the table of tests/README.md."""
+"""--version, the one place of the version, what measured numbers say of it; the table of tests/README.md."""
 
 import re
 import subprocess
@@ -6,6 +6,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
+import llamac.version
+from llamac.version import commit, provenance, provenance_text
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -38,6 +41,40 @@ def test_the_version_stands_once():
     assert "version" not in project and "version" in project["dynamic"]
     assert f"## {version()}\n" in (ROOT / "CHANGELOG.md").read_text()
     assert version() not in (ROOT / "CMakeLists.txt").read_text()
+
+
+def test_measured_numbers_name_the_commit(monkeypatch, tmp_path):
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    found = commit()
+    assert (
+        head.stdout.startswith(found.removesuffix(" (modified)"))
+        if head.returncode == 0
+        else found == "unknown"
+    )
+    facts = provenance() | {"device": "D"}
+    assert facts["version"] == version() and re.fullmatch(r"\d{4}-\d\d-\d\d", facts["date"])
+    assert provenance_text(facts) == f"llamac {version()}, commit {found}, {facts['date']}"
+
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / "site-packages").mkdir()
+    for folder in (
+        tmp_path,
+        tmp_path / "site-packages",
+    ):  # without a commit, and in another project's checkout
+        monkeypatch.setattr(llamac.version, "FOLDER", folder)
+        assert commit() == "unknown"
+
+
+def test_tests_do_not_import_each_other():
+    tests = {path.stem: path.read_text() for path in (ROOT / "tests").glob("*.py")}
+    imported = {
+        name: found
+        for name, text in tests.items()
+        if (found := re.findall(r"^\s*(?:from|import) (test_\w+)", text, re.MULTILINE))
+    }
+    assert not imported
+    helpers = [name for name in tests if not name.startswith("test_") and "def test_" in tests[name]]
+    assert not helpers, "pytest does not collect what they test"
 
 
 def test_the_readme_names_every_test():

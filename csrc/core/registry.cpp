@@ -4,6 +4,8 @@
 #include <cctype>
 #include <cstring>
 
+#include "platform/ranges.h"
+
 namespace llamac {
 namespace {
 
@@ -381,6 +383,7 @@ Context computing_context() {
 }
 
 void copy_bytes_async(const Context& context, void* to, const void* from, int64_t bytes) {
+    const Range range("copy");
     if (context.observer) context.observer->before(context.stream);
     CHECK(hipMemcpyAsync(to, from, static_cast<size_t>(bytes), hipMemcpyDefault, context.stream));
     if (context.observer) context.observer->after_copy(bytes, context.stream);
@@ -407,6 +410,7 @@ void run(const Operation& op, std::span<const Tensor> tensors, std::span<const S
     const Choice chosen = choose(op, call, context, variant);
     prepare_launch(call, *chosen.variant, threads);
     if (context.dry_run) return;
+    const Range range(op.name.c_str());
     if (context.observer) context.observer->before(context.stream);
     chosen.entry->launch(call);
     if (context.observer) context.observer->after_run(call, *chosen.variant);

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "ops/operations.h"
+#include "platform/ranges.h"
 
 namespace llamac {
 namespace {
@@ -117,6 +118,7 @@ void show_gradient(const Model& m, int64_t layer, Tensor BlockActivations::* of,
 
 // Embedding to final norm.
 void forward_trunk(Model& m) {
+    const Range range("forward");
     const Activations& a = m.activations;
     embedding_forward(m.context, {.out = a.embedding,
                                   .tokens = reshape(a.tokens, {a.tokens.elements()}),
@@ -151,6 +153,7 @@ struct HeadGradient {  // what the head computes on top of the losses; nothing w
 // LM head and cross-entropy, a chunk of rows at a time, so that the logits never exist as a whole; with
 // gradients, the logits' gradient takes the logits' place and is used before the next chunk.
 void run_head(Model& m, const HeadGradient& gradient) {
+    const Range range("head");
     const Activations& a = m.activations;
     const int64_t N = a.losses.shape[0];
     const Tensor weight = m.parameters.weight(m.parameters.head), all_targets = reshape(a.targets, {N});
@@ -268,6 +271,7 @@ unsigned written_again(unsigned again) {
 
 // From the final norm's gradient, in dnorm, down to the embedding.
 void backward_trunk(Model& m, bool accumulate) {
+    const Range range("backward");
     const Activations& a = m.activations;
     const Parameters& p = m.parameters;
     show(m, "dact", &Activations::final_norm, a.dnorm);
@@ -322,6 +326,7 @@ Model::Model(const Config& config_, const ModelOptions& options_)
     arena.place(reinterpret_cast<void*>(uintptr_t{1} << 20));
     reshape_activations(activations, config, options.batch_size, options.seq_len);
     context.dry_run = true;
+    const Range range("dry run");
     make_cis(*this);
     forward(*this);
     forward_backward(*this, true, 1);

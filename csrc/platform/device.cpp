@@ -22,7 +22,7 @@ const DeviceProperties& device_properties() {
         if (error == hipSuccess) error = hipGetDeviceProperties(&p, device);
         if (error != hipSuccess)
             fail("no GPU was found (", hipGetErrorString(error),
-                 "): this program was built for one; make PLATFORM=cpu builds one for the processor");
+                 "): this program was built for one; make PLATFORM=cpu builds one for the CPU");
         return DeviceProperties{p.name,
                                 p.warpSize,
                                 p.multiProcessorCount,

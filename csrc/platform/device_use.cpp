@@ -1,15 +1,11 @@
 #include "platform/device_use.h"
 
 #include <cstdio>
-#include <initializer_list>
 #include <limits>
 
 #include "platform/error.h"
 #include "platform/hip.h"
-
-#if !defined(LLAMAC_CPU)
-#include <dlfcn.h>
-#endif
+#include "platform/shared_library.h"
 
 namespace llamac {
 
@@ -22,20 +18,7 @@ DeviceUse device_use() {
 #else
 namespace {
 
-// The vendor's library is looked up when the program runs: building needs nothing of it, and where it is missing, or
-// does not answer, the device's utilisation is not known. It stays loaded for the life of the process.
-struct Library {
-    void* handle = nullptr;
-    explicit Library(std::initializer_list<const char*> names) {  // of its versions: the first that is there
-        for (const char* name : names)
-            if (!handle) handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    }
-    template <class F>
-    bool find(F*& function, const char* name) const {
-        function = handle ? reinterpret_cast<F*>(dlsym(handle, name)) : nullptr;
-        return function != nullptr;
-    }
-};
+// The device's utilisation is not known where the vendor's library is missing or does not answer.
 
 // "0000:c1:00.0": what the runtime and the vendor's library both know the device by; they number devices differently.
 struct PciAddress {
@@ -54,7 +37,7 @@ struct Monitor {
     int (*rates)(void* device, Utilization*) = nullptr;
 
     Monitor() {
-        const Library library({"libnvidia-ml.so.1"});
+        const SharedLibrary library({"libnvidia-ml.so.1"});
         int (*init)() = nullptr;
         int (*by_pci)(const char*, void** device) = nullptr;
         if (!library.find(init, "nvmlInit_v2") || !library.find(by_pci, "nvmlDeviceGetHandleByPciBusId_v2") ||
@@ -76,7 +59,7 @@ struct Monitor {
     int (*busy)(uint32_t index, uint32_t* percent) = nullptr;
 
     Monitor() {
-        const Library library({"librocm_smi64.so.1", "librocm_smi64.so.7", "librocm_smi64.so.6"});
+        const SharedLibrary library({"librocm_smi64.so.1", "librocm_smi64.so.7", "librocm_smi64.so.6"});
         int (*init)(uint64_t flags) = nullptr;
         int (*count)(uint32_t*) = nullptr;
         int (*pci)(uint32_t index, uint64_t*) = nullptr;

@@ -4,7 +4,7 @@
 namespace llamac {
 
 struct DeviceUse {
-    double used_bytes = 0;  // of the device's memory; 0 where the processor computes
+    double used_bytes = 0;  // of the device's memory; 0 where the CPU computes
     double busy_percent;    // of the driver's last sample period, a second at most; NaN: not known
 };
 DeviceUse device_use();

@@ -33,7 +33,7 @@ void handle_signals() {
 
 std::string computing_device() {
     if (computing_context().where == Where::host)
-        return "the processor, " + std::to_string(host_threads()) + " threads";
+        return "CPU, " + std::to_string(host_threads()) + " threads";
     return device_properties().name;
 }
 

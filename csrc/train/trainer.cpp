@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "core/gemm.h"
+#include "platform/ranges.h"
 #include "train/memory.h"
 #include "train/model_options.h"
 #include "train/resume.h"
@@ -195,6 +196,7 @@ void Trainer::start_update(const Batch& batch) {
     // The first update meets all products that are worth a timing; samples have others at every length.
     const bool first = !optimizer.launched;
     const GemmTuning tuning(model.gemms, first && options.tune == "on");
+    const Range step_range("step", step + 1);
     const size_t slot = static_cast<size_t>(step) % flights.size();
     Flight& f = flights[slot];
     Context copying = model.context;
@@ -202,6 +204,7 @@ void Trainer::start_update(const Batch& batch) {
     if (in_flight() == 0) end_of(step).record(model.stream.handle);
     const int64_t rows = options.batch_size * options.seq_len;
     for (int64_t micro = 0; micro < accumulation; micro++) {
+        const Range range("micro-batch", micro);
         const int64_t first_id = micro * rows;
         batch(micro, f.tokens.data + first_id, f.targets.data + first_id);
         const auto copy_ahead = [&](const PinnedMemory<int32_t>& from, const Tensor& to) {
@@ -218,6 +221,7 @@ void Trainer::start_update(const Batch& batch) {
         const Tensor& losses = model.activations.losses;
         copy_bytes_async(model.context, f.losses.data + first_id, losses.data, losses.bytes());
     }
+    const Range range("optimizer");
     f.lr.data[0] = static_cast<float>(learning_rate(schedule, step + 1));
     f.step.data[0] = static_cast<int32_t>(step + 1);
     set_update(model, f.lr.data, f.step.data);
@@ -240,6 +244,7 @@ UpdateResult Trainer::finish_update() {
 }
 
 double Trainer::validate() {
+    const Range range("validation");
     const GemmTuning tuning(model.gemms, options.tune == "on");  // its products are the updates'
     const int64_t B = options.batch_size, batches = val->validation_batches(options.val_steps);
     return mean_loss_of(batches * B, options.seq_len,
@@ -281,6 +286,7 @@ std::vector<int32_t> Trainer::sample_prompt() const {
 std::vector<int32_t> Trainer::sample(std::vector<int32_t> prompt, int64_t count, double temperature,
                                      int64_t top_k) {
     CHECK(in_flight() == 0);
+    const Range range("sample");
     return generate(model, std::move(prompt), count,
                     {temperature, top_k, static_cast<uint64_t>(options.seed), static_cast<uint32_t>(step)});
 }
@@ -325,6 +331,7 @@ std::vector<CheckpointFile> Trainer::files() const {
 }
 
 std::string Trainer::save() {
+    const Range range("checkpoint");
     return write_checkpoint(options.out, options.keep_checkpoints, manifest(), files());
 }
 

@@ -5,7 +5,7 @@
 namespace llamac {
 
 struct Usage {
-    double gpu_mem_gib = 0;  // in use on the device, by all processes; 0: the processor computes
+    double gpu_mem_gib = 0;  // in use on the device, by all processes; 0: the CPU computes
     double gpu_percent = 0;  // of the driver's last sample period that the device was busy; NaN: not known
     double rss_gib = 0;      // this process, its peak
     double system_mem_gib =

@@ -1,9 +1,10 @@
 // How check_operations and the microbenchmarks run one variant on a case and judge what it gives.
 //
-// The bound. An error may be 2 ulp of the largest output (design: the floor of the rule against PyTorch), or
-// what rounding can do to this input: the f64 reference is run again with every input moved at random by up
-// to two rounding errors u of the arithmetic (2^-24; 2^-53 for f64), three times. How far the outputs move is
-// the problem's own sensitivity: no algorithm in that arithmetic can be blamed for as much. A sum of n terms
+// The rounding bound. There is no PyTorch here to compare with (llamac/tolerance.py does, in the Python tests).
+// An error may be 2 ulp of the largest output, for the storage, or what rounding can do to this input: the f64
+// reference is run again with every input moved at random by up to two rounding errors u of the arithmetic (2^-24;
+// 2^-53 for f64), three times. How far the outputs move is the problem's own sensitivity: no algorithm in that
+// arithmetic can be blamed for as much. A sum of n terms
 // adds a factor sqrt(n) with probability near one (Higham and Mary, "A New Approach to Probabilistic Rounding
 // Error Analysis", 2019); n is at most the largest dimension. The constant in front is 4: the handful of
 // roundings that an element goes through beside its sum. What the forward pass has made of the other inputs

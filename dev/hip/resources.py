@@ -178,9 +178,7 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
-def compile_kernels(
-    rocm: Path, source: Path, arch: str, folder: Path, variants: Variants
-) -> list[Kernel]:
+def compile_kernels(rocm: Path, source: Path, arch: str, folder: Path, variants: Variants) -> list[Kernel]:
     """The kernels of one file; folder/<arch>/ keeps its code object and disassembly."""
     tools = rocm / "llvm/bin"
     inside = source.absolute().is_relative_to(OPERATIONS)

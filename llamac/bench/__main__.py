@@ -23,6 +23,7 @@ from pathlib import Path
 
 from llamac.bench.report import Bar, bars, markdown
 from llamac.errors import InputError, run
+from llamac.version import provenance, provenance_text
 
 # Model, sequences and tokens in each.
 PRESETS = {
@@ -63,6 +64,7 @@ def report(rows: list[dict]) -> str:
     for preset in dict.fromkeys(row["preset"] for row in rows):
         mine = [row for row in rows if row["preset"] == preset]
         head = f"## {preset}: {mine[0]['device']}, PyTorch {mine[0]['torch']}, {mine[0]['dtype']}"
+        head += f", {provenance_text(mine[0])}"
         parts.append(f"{head}\n\n{markdown(HEAD, ['---'] * 3 + ['---:'] * 6, map(cells, mine))}")
     return "\n\n".join(parts) + "\n"
 
@@ -101,6 +103,7 @@ def overhead_report(rows: list[dict]) -> str:
 
     head = ("operation", "peer", *kinds)
     title = f"## Host time a call: {rows[0]['device']}, PyTorch {rows[0]['torch']}, {rows[0]['dtype']}"
+    title += f", {provenance_text(rows[0])}"
     return f"{title}\n\n{markdown(head, ['---'] * 2 + ['---:'] * len(kinds), map(cells, rows))}\n"
 
 
@@ -136,7 +139,7 @@ def main(arguments: list[str] | None = None) -> int:
         raise InputError(f"{error} (python -m llamac.doctor says more)") from None
     if (advice := extension.without_gpu()) and measure.torch.cuda.is_available():
         raise InputError(f"the GPU cannot be measured: {advice}")
-    facts = measure.facts(device)
+    facts = measure.facts(device) | provenance()
     names = options.operation or list(measure.FUNCTIONS)
     for name in set(names) - measure.FUNCTIONS.keys():
         raise InputError(f"--operation {name}: expected one of {', '.join(measure.FUNCTIONS)}")

@@ -15,7 +15,7 @@ from llamac.bench.timing import Call
 from llamac.bench.torch_operations import DTYPES, Case, Inputs
 from llamac.config import load_config
 from llamac.registry import least_work
-from llamac.rule import BACKWARD, FORWARD, violation
+from llamac.tolerance import BACKWARD, FORWARD, violation
 
 # Described operations by name, with the operands that are left out.
 Work = dict[str, tuple[str, ...]]
@@ -163,7 +163,7 @@ def call_of(
 
 
 def differences(function: Function, case: Case) -> list[str]:
-    """What breaks the rule (llamac/rule.py), of outputs and gradients; empty: nothing. Seeds torch.
+    """What is outside the tolerance, of outputs and gradients; empty: nothing. Seeds torch.
 
     One of a few thousand draws breaks it by chance, as the largest of PyTorch's errors is a small one: two
     have to.
@@ -192,8 +192,8 @@ def _differences_of_a_draw(function: Function, case: Case) -> list[str]:
     for kind, factor, *columns in zip(("output", "gradient"), (FORWARD, BACKWARD), *found, strict=True):
         for index, (mine, theirs, truth) in enumerate(zip(*columns, strict=True)):
             dtype = "bf16" if mine.dtype == torch.bfloat16 else "f32"
-            arrays = (t.detach().double().cpu().numpy() for t in (mine, theirs, truth))
-            if message := violation(*arrays, dtype, factor):
+            arrays = [t.detach().double().cpu().numpy() for t in (mine, theirs, truth)]
+            if message := violation(arrays[0], arrays[1], arrays[2], dtype, factor):
                 wrong.append(f"{kind} {index}: {message}")
     return wrong
 

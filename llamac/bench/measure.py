@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn.attention import sdpa_kernel
@@ -74,8 +75,8 @@ def copies(bytes_moved: float, device: str) -> dict[str, list[Call]]:
 
     sets = make_sets(inputs, 8 * count)
     return {
-        "memcpy": [lambda s=s: s["to"].copy_(s["from"]) for s in sets],
-        "copy": [lambda s=s: torch.neg(s["from"], out=s["to"]) for s in sets],
+        "memcpy": [partial(s["to"].copy_, s["from"]) for s in sets],
+        "copy": [partial(torch.neg, s["from"], out=s["to"]) for s in sets],
     }
 
 
@@ -162,7 +163,7 @@ def times_of(
 
 
 def checked(name: str, function: Function, case: Case) -> list[str]:
-    """What breaks the rule at the same widths and few rows, in float64 as well."""
+    """What is outside the tolerance at the same widths and few rows, in float64 as well."""
     size = case.size | {"B": 1, "T": min(64, case.size["T"]), "V": min(4096, case.size["V"])}
     size |= {"N": size["T"], "K": size["V"]}
     try:

@@ -6,6 +6,7 @@ kernel's own time is, some microseconds at these shapes.
 
 import statistics
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -63,7 +64,9 @@ def measure(name: str, dtype: str, device: str, rounds: int = ROUNDS) -> list[di
     """A row for ours and for eager: microseconds by kind of call, "forward us"."""
     function, case = FUNCTIONS[name], case_of(name, sizes("tiny", 1, 8), dtype, device)
     formulas = {"ours": function.ours, "eager": function.torch}
-    rows = {peer: {"operation": name, "dtype": dtype, "peer": peer} for peer in formulas}
+    rows: dict[str, dict[str, Any]] = {
+        peer: {"operation": name, "dtype": dtype, "peer": peer} for peer in formulas
+    }
     for kind in KINDS if function.leaves else KINDS[:1]:
         calls = {}
         for peer, formula in formulas.items():

@@ -38,7 +38,8 @@ def hashed_words(seed: Tensor, n: int) -> Tensor:
 
 def moment_words(word: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """From the random uint32[n] that round a weight, those that round m and v: one byte each, centred."""
-    return tuple((word >> shift & 0xFF) << 24 | 0x80_0000 for shift in (8, 0))
+    m, v = ((word >> shift & 0xFF) << 24 | 0x80_0000 for shift in (8, 0))
+    return m, v
 
 
 def philox_words(part: Part, stored: list[Tensor], seed: int, step: int) -> list[Tensor | None]:

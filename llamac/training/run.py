@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ from llamac.training.rounding import upload
 from llamac.training.sampling import SAMPLING_STREAM, sample_token
 from llamac.training.weights import fuse_products, init_weights, load_weights, parts, save_model
 
-Moment = torch.cuda.Event | float
+Moment: TypeAlias = torch.cuda.Event | float
 # Libraries that compute attention, the fastest first: each takes what those before it do not.
 ATTENTION = [
     *(SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION),
@@ -54,7 +54,7 @@ class Update:
 
     step: int
     lr: float
-    result: Tensor | None = None  # loss and gradient norm, on the host once `done`
+    result: Tensor = field(init=False)  # loss and gradient norm, on the host once `done`
     done: Moment = 0.0
     batches: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (tokens, targets), both [B,T]
 
@@ -69,11 +69,11 @@ class Run:
     data: Loader
     val_data: Loader | None
     tokenizer: llamac.tokenizer.Tokenizer | None
-    model: nn.Module | None = None
-    forward: Callable | None = None  # the model, compiled or not
+    model: nn.Module = field(init=False)
+    forward: Callable = field(init=False)  # the model, compiled or not
     cis: Any = None
     optimizer: Any = None
-    log: Log | None = None
+    log: Log = field(init=False)
     profiler: Profiler | None = None
     carried: dict[str, bytes] = field(default_factory=dict)  # files into every checkpoint: {name: content}
     checkpoints: list[Path] = field(default_factory=list)  # written by this run, oldest first
@@ -170,7 +170,10 @@ def begin(r: Run) -> None:
     o, config, T = r.options, r.config, r.options.seq_len
     out = o.out if rank() == 0 else None
     peak = peak_tflops(r.device, DTYPES[o.dtype])
-    rates = {"flops_per_token": config.flops_per_token(T), "peak_tflops": peak * world() if peak else None}
+    rates: dict[str, Any] = {
+        "flops_per_token": config.flops_per_token(T),
+        "peak_tflops": peak * world() if peak else None,
+    }
     previous = set_aside(out) if out else None
     tokens = o.batch_size * T * r.data.accum * world()
     r.log = Log(out, steps=o.steps, tokens=tokens, every=o.log_every, **rates)
@@ -232,7 +235,7 @@ def moment(device: str) -> Moment:
 
 def milliseconds(begin: Moment, end: Moment) -> float:
     """Between the two; waits for the later one."""
-    if isinstance(end, float):
+    if isinstance(begin, float) or isinstance(end, float):
         return 1e3 * (end - begin)
     end.synchronize()
     return begin.elapsed_time(end)
@@ -303,11 +306,12 @@ def validate(r: Run) -> float:
     """
     finish(r)
     data = r.val_data
+    assert data is not None
     count = data.validation_batches(r.options.val_steps)
-    none = np.zeros((2, data.batch_size, data.seq_len), np.int32)
+    zeros = np.zeros((data.batch_size, data.seq_len), np.int32)
     own, losses = data.validation(r.options.val_steps), []
     for batch in range(rank(), -(-count // world()) * world(), world()):
-        tokens, targets = to_device(next(own, none), r.device)
+        tokens, targets = to_device(next(own, (zeros, zeros)), r.device)
         losses.append(r.model(tokens, r.cis, targets).double() * (batch < count))
     total = torch.stack(losses).sum() / count
     if world() > 1:

@@ -3,7 +3,9 @@
 import numpy as np
 from device import from_bf16
 from harness import Harness
-from output import Output, dtype_name, ulp
+from output import Output, dtype_name
+
+from llamac.tolerance import ulp
 
 F = np.float32
 

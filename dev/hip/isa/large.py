@@ -7,9 +7,13 @@ reserves up to 20 GB of address space and takes memory where it is touched.
 import ctypes
 import mmap
 import sys
+from pathlib import Path
 
 import numpy as np
 from device import Device, bf16_bits, device_of_arguments, from_bf16
+
+sys.path.append(str(Path(__file__).resolve().parents[3]))
+from llamac.tolerance import floor_of
 
 F = np.float32
 PAGE, MAP_NORESERVE = 4096, 0x4000
@@ -67,13 +71,12 @@ class Large:
             taken += 1
             for name, found, expected, dtype in compare():
                 error = np.abs(found - expected).max()
-                largest = np.abs(expected).max()
-                ulp = 2.0 ** (np.floor(np.log2(largest)) - (7 if dtype == "bf16" else 23))
-                right = bool(error <= 2 * ulp)
+                allowed = floor_of(expected, dtype).largest
+                right = bool(error <= allowed)
                 self.failed += not right
                 print(
                     f"{'right' if right else 'WRONG'}  {operation} {variant.name} {name}: "
-                    f"{error / ulp:.2f} ulp of the largest",
+                    f"{error / allowed:.2f} of the tolerance",
                     flush=True,
                 )
         if not taken:

@@ -1,17 +1,14 @@
 """An output of a call, its expected values and its tolerance. Needs no emulator."""
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-
-def ulp(x, dtype) -> np.ndarray:
-    """The distance between neighbouring numbers of the dtype at x."""
-    x = np.abs(np.asarray(x, np.float64))
-    exponent = np.maximum(np.floor(np.log2(np.where(x > 0, x, 1.0))), -126)
-    mantissa, smallest = (7, 2.0**-133) if dtype == "bf16" else (23, 2.0**-149)
-    return np.where(x > 0, np.exp2(exponent - mantissa), smallest)
+sys.path.append(str(Path(__file__).resolve().parents[3]))
+from llamac.tolerance import FORWARD, error_of, floor_of, ulp
 
 
 def dtype_name(dtype) -> str:
@@ -24,8 +21,8 @@ class Output:
 
     The largest error is at most `largest` ulp of the largest expected value, and each element's at most
     `each` ulp of itself plus `slack` of the largest value. With a baseline, what another implementation
-    computes in the same precision, the largest error and the L2 error are at most twice the baseline's
-    instead. `exact`: no error.
+    computes in the same precision, llamac.tolerance applies instead, without the floor for the L2 error.
+    `exact`: no error.
     """
 
     tensor: Any  # device.Tensor
@@ -48,12 +45,14 @@ class Output:
             equal = bool((error == 0).all())
             return (0.0 if equal else float("inf")), f"{self.name} {'exact' if equal else 'DIFFERS'}"
         top = np.abs(expected).max()
-        unit = float(ulp(top, self.tensor.dtype))
+        dtype = dtype_name(self.tensor.dtype)
+        unit = float(ulp(top, dtype))
         text = f"{self.name} {error.max() / unit:.2f} ulp"
         if self.baseline is not None:
-            other = np.abs(np.asarray(self.baseline, np.float64).reshape(self.tensor.shape) - expected)
-            l2, other_l2 = np.sqrt((error**2).mean()), np.sqrt((other**2).mean())
-            share = max(error.max() / max(2 * other.max(), 2 * unit), l2 / (2 * other_l2))
-            return share, f"{text} (baseline {other.max() / unit:.2f}, L2 {l2 / other_l2:.2f} of it)"
-        each = (error / (self.each * ulp(expected, self.tensor.dtype) + self.slack * top)).max()
+            ours, other = error_of(found, expected), error_of(self.baseline, expected)
+            allowed = max(FORWARD * other.largest, floor_of(expected, dtype).largest)
+            l2 = ours.relative_l2 / other.relative_l2
+            share = max(ours.largest / allowed, l2 / FORWARD)
+            return share, f"{text} (baseline {other.largest / unit:.2f}, L2 {l2:.2f} of it)"
+        each = (error / (self.each * ulp(expected, dtype) + self.slack * top)).max()
         return max(error.max() / unit / self.largest, each), text

@@ -1,0 +1,23 @@
+// A library that is looked up when the program runs: building needs nothing of it, and it may be missing.
+#pragma once
+#include <dlfcn.h>
+
+#include <initializer_list>
+
+namespace llamac {
+
+// Stays loaded for the life of the process.
+struct SharedLibrary {
+    void* handle = nullptr;
+    explicit SharedLibrary(std::initializer_list<const char*> names) {  // the first of them that is there
+        for (const char* name : names)
+            if (!handle) handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    }
+    template <class F>
+    bool find(F*& function, const char* name) const {
+        function = handle ? reinterpret_cast<F*>(dlsym(handle, name)) : nullptr;
+        return function != nullptr;
+    }
+};
+
+}  // namespace llamac

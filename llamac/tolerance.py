@@ -1,0 +1,75 @@
+"""How far a result may be from float64's: at most a factor of the error that PyTorch's own operation makes in
+the same type on the same input, by relative L2 norm and by largest element. The floor is two units in the
+last place of the largest value: no result has to be closer. Nothing else states this: tests, benchmarks,
+llamac.doctor and dev/hip/isa import it. Needs numpy alone.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+FORWARD, BACKWARD = 2.0, 3.0
+FLOOR_ULP = 2.0
+MANTISSA_BITS = {"f32": 23, "bf16": 7}
+SMALLEST_EXPONENT = -126  # of a normal number, in both
+
+
+@dataclass
+class Error:
+    relative_l2: float
+    largest: float
+
+
+def error_of(found: np.ndarray, truth: np.ndarray) -> Error:
+    """Of `found` against `truth`, same shape, any float types. NaN or infinity is an infinite error."""
+    found, truth = np.asarray(found, np.float64).ravel(), np.asarray(truth, np.float64).ravel()
+    if found.shape != truth.shape or not np.isfinite(found).all():
+        return Error(np.inf, np.inf)
+    difference = np.abs(found - truth)
+    norm = np.linalg.norm(truth)
+    return Error(
+        float(np.linalg.norm(difference) / norm) if norm else float(np.linalg.norm(difference)),
+        float(difference.max(initial=0.0)),
+    )
+
+
+def ulp(x: np.ndarray | float, dtype: str) -> np.ndarray:
+    """The distance between neighbouring numbers of the type at each x; at 0 that of the denormals."""
+    x = np.abs(np.asarray(x, np.float64))
+    exponent = np.floor(np.log2(np.where(x > 0, x, 2.0**SMALLEST_EXPONENT)))
+    return np.exp2(np.maximum(exponent, SMALLEST_EXPONENT) - MANTISSA_BITS[dtype])
+
+
+def floor_of(truth: np.ndarray, dtype: str) -> Error:
+    """The floor for one element, and for all of them at once."""
+    truth = np.asarray(truth, np.float64)
+    largest = np.abs(truth).max(initial=0.0)
+    floor = FLOOR_ULP * float(ulp(largest, dtype)) if largest else 0.0
+    norm = np.linalg.norm(truth)
+    return Error(float(floor * np.sqrt(truth.size) / norm) if norm else 0.0, floor)
+
+
+def allowed_of(baseline: Error, truth: np.ndarray, dtype: str, factor: float) -> Error:
+    """The tolerance beside a baseline, PyTorch's error: the largest error that is accepted."""
+    floor = floor_of(truth, dtype)
+    return Error(
+        max(factor * baseline.relative_l2, floor.relative_l2), max(factor * baseline.largest, floor.largest)
+    )
+
+
+def violation(ours: np.ndarray, torch: np.ndarray, truth: np.ndarray, dtype: str, factor: float) -> str:
+    """Empty if `ours` is within the tolerance beside `torch`, else what is wrong."""
+    return violation_of(ours, error_of(torch, truth), truth, dtype, factor)
+
+
+def violation_of(ours: np.ndarray, baseline: Error, truth: np.ndarray, dtype: str, factor: float) -> str:
+    """The same where PyTorch's error is known otherwise."""
+    error, allowed = error_of(ours, truth), allowed_of(baseline, truth, dtype, factor)
+    for kind in ("relative_l2", "largest"):
+        mine, theirs, most = (getattr(e, kind) for e in (error, baseline, allowed))
+        if not mine <= most:
+            return (
+                f"{kind.replace('_', ' ')} error {mine:.3g}, allowed {most:.3g} "
+                f"(PyTorch's {theirs:.3g}, factor {factor:g})"
+            )
+    return ""
