@@ -174,8 +174,6 @@ std::pair<std::string, json> read_config(const std::string& model) {
 
 }  // namespace
 
-}
-
 Config load_config(const std::string& model) {
     const auto [file, values] = read_config(model);
     if (!values.is_object()) fail(file, ": expected a JSON object, found ", values.type_name());

@@ -2,7 +2,7 @@
 
 #include <cstdlib>
 
-#include "core/error.h"
+#include "platform/error.h"
 #include "platform/shared_library.h"
 
 #if defined(LLAMAC_NVIDIA) && __has_include(<nvtx3/nvToolsExt.h>)
