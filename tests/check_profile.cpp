@@ -142,7 +142,7 @@ void check_calls_within_calls() {
     const std::vector<Tensor> tensors = {heads(to, NH), make_tensor(lse.data(), DType::f32, {B, NH, T}),
                                          heads(q, NH), heads(k, NKV), heads(v, NKV)};
     const std::vector<Scalar> scalars = {0.25};
-    run(find_operation("attention_forward"), tensors, scalars, context, "1");
+    run(find_operation("attention_forward"), tensors, scalars, context, "naive");
     profile.end_step();
     profile.finish();
     const json rows = read_json(out + "/profile.json");
