@@ -11,8 +11,8 @@
 #include <numeric>
 #include <tuple>
 
-#include "core/gemm.h"
 #include "core/json.h"
+#include "core/library_gemm.h"
 #include "core/safetensors.h"
 
 using namespace llamac;

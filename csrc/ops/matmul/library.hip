@@ -1,6 +1,6 @@
-// Matrix products by the vendor's library (core/gemm.h): variant `library` of matmul.hip. The residual, or the
+// Matrix products by the vendor's library (core/library_gemm.h): variant `library` of matmul.hip. The residual, or the
 // gradient that is there, is added by the product itself.
-#include "core/gemm.h"
+#include "core/library_gemm.h"
 #include "ops/matmul/matmul.h"
 
 namespace llamac {

@@ -6,7 +6,7 @@
 //   dweight[k,c] = sum_n dout[n,k] * x[n,c]    (+ what was there)
 //
 // reference: plain loops.
-// cpu:       our own packed product (core/blas.h): reads bf16 as it packs, adds the residual or the old gradient
+// cpu:       our own packed product (core/cpu_gemm.h): reads bf16 as it packs, adds the residual or the old gradient
 //            as it stores (cpu.hip).
 // blas:      the system's CBLAS, f32 and f64 (cpu.hip).
 // naive:     one thread per element of the result (naive.hip).

@@ -1,4 +1,4 @@
-#include "core/gemm.h"
+#include "core/library_gemm.h"
 
 #include <algorithm>
 #include <cstdio>
