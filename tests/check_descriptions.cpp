@@ -270,7 +270,8 @@ void check_kernel_choices() {
     check(names_of("attention_backward=optimized").find("atomic") == std::string::npos,
           "optimized is deterministic");
     refused("magic",
-            {"rope_forward: no variant magic, expected one of optimized, cpu, shuffle, vectorized, naive, reference"},
+            {"rope_forward: no variant magic, expected one of optimized, cpu, shuffle, vectorized, naive, "
+             "reference"},
             [] { KernelChoices({"rope_forward=magic"}); });
     refused("empty", {"rope_forward: no variant , expected"}, [] { KernelChoices({"rope_forward=naive,"}); });
 }
@@ -278,8 +279,8 @@ void check_kernel_choices() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    return run_checks(argc, argv,
-                      checks<check_all_marks, check_errors, check_launchers, check_derivatives_of_the_program,
-                             check_wrong_derivatives, check_variant_names, check_kernel_choices,
-                             check_mixed_types>());
+    return run_checks(
+        argc, argv,
+        checks<check_all_marks, check_errors, check_launchers, check_derivatives_of_the_program,
+               check_wrong_derivatives, check_variant_names, check_kernel_choices, check_mixed_types>());
 }
