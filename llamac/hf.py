@@ -13,10 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from llamac.config import Config
+from llamac.dtypes import dtype_row
 from llamac.errors import InputError
-
-_CONFIG_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-_SAFETENSORS_NAMES = {torch.int32: "I32", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64"}
 
 
 def weight_files(directory: str | Path) -> list[Path]:
@@ -89,7 +87,7 @@ def write_directory(
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     (temporary / "config.json").write_text(
-        json.dumps(config.to_dict(_CONFIG_NAMES[dtype]), indent=2) + "\n", encoding="utf-8"
+        json.dumps(config.to_dict(dtype_row(dtype).torch), indent=2) + "\n", encoding="utf-8"
     )
     for name, content in (files or {}).items():
         (temporary / name).write_bytes(content)
@@ -120,7 +118,7 @@ def _write_safetensors(
         if start % dtype.itemsize != 0:
             raise ValueError(f"{name} would not be aligned: a tensor before it has an odd number of elements")
         header[name] = {
-            "dtype": _SAFETENSORS_NAMES[dtype],
+            "dtype": dtype_row(dtype).safetensors,
             "shape": list(shape),
             "data_offsets": [start, end],
         }

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from llamac.config import has_weights
+from llamac.dtypes import TABLE
 from llamac.errors import InputError
 from llamac.folders import CONFIGS
 
@@ -227,8 +228,10 @@ def parse(argv: list[str], description: str = "Train Llama 3.") -> Options:
              for name, value in given.items()}  # fmt: skip
     file = read_toml(flags["config"]) if flags.get("config") else {}
     options = Options(**(file | flags))
-    if options.dtype == "f32" and options.grad_dtype == "bf16":
-        raise InputError("--grad-dtype bf16: expected f32, which --dtype f32 needs")
+    weights, gradients = TABLE[options.dtype], TABLE[options.grad_dtype]
+    if gradients.mantissa_bits < weights.mantissa_bits:
+        needed = f"expected {weights.name}, which --dtype {weights.name} needs"
+        raise InputError(f"--grad-dtype {gradients.name}: {needed}")
     meant = {name: "" for name in ("train_data", "val_data") if getattr(options, name) == "none"}
     # Another text, of another tokenizer perhaps, says nothing of this one's.
     if options.train_data != Options.train_data and options.val_data == Options.val_data:

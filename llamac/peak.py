@@ -8,9 +8,8 @@ from functools import cache
 
 import torch
 
+from llamac.dtypes import dtype_row
 from llamac.folders import CONFIGS
-
-_NAMES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
 @cache
@@ -28,10 +27,11 @@ def peak_tflops(device: str, dtype: torch.dtype) -> float | None:
         return _measured_tflops()
     properties = torch.cuda.get_device_properties(device)
     row = published().get(properties.name)
-    if row is None or _NAMES[dtype] not in row["tflops"]:
+    name = dtype_row(dtype).name
+    if row is None or name not in row["tflops"]:
         return None
     share = properties.multi_processor_count / row["multiprocessors"]
-    return row["tflops"][_NAMES[dtype]] * min(1.0, share)
+    return row["tflops"][name] * min(1.0, share)
 
 
 def _measured_tflops() -> float:

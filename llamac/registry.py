@@ -12,8 +12,8 @@ from llamac.native import native
 def kernels() -> list[dict[str, Any]]:
     """Every operation, by name; dictionaries that the caller may change.
 
-    name, summary; `operands`: outputs, then inputs, each with name, type (T storage, A its arithmetic type, G
-    a gradient's storage, M a moment's, or f32, i32), shape ((letter or "", factor, divisor) a dimension) and
+    name, summary; `types`: the types that each type letter may take; `operands`: outputs, then inputs, each
+    with name, type (a letter, or a type), shape ((letter or "", factor, divisor) a dimension) and
     the marks output, nullable, in_place, strided, positive, bound, may_share (operands), adds_if, except and
     random (a scalar's name or ""), as docs/operations.md says; `scalars`: (name, f|i|b);
     `variants` in order of preference: name, idea, where ("host" or "device"), types (the operands' types, one
@@ -51,7 +51,7 @@ def least_work(
 ) -> tuple[float, float]:
     """(bytes, FLOPs) that a call must at least move and compute, by its description.
 
-    sizes: by dimension letter; dtype: "f32" or "bf16", of storage; absent: operands that are left out. Raises
-    Error (a ValueError).
+    sizes: by dimension letter; dtype: "f32", "bf16" or "f64", of storage; absent: operands that are left out.
+    Raises Error (a ValueError).
     """
     return native.least_work(operation, dict(sizes), dtype, list(absent))

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llamac.dtypes import TABLE
+
 FORWARD, BACKWARD = 2.0, 3.0
 FLOOR_ULP = 2.0
-MANTISSA_BITS = {"f32": 23, "bf16": 7}
 SMALLEST_EXPONENT = -126  # of a normal number, in both
 
 
@@ -37,7 +38,7 @@ def ulp(x: np.ndarray | float, dtype: str) -> np.ndarray:
     """The distance between neighbouring numbers of the type at each x; at 0 that of the denormals."""
     x = np.abs(np.asarray(x, np.float64))
     exponent = np.floor(np.log2(np.where(x > 0, x, 2.0**SMALLEST_EXPONENT)))
-    return np.exp2(np.maximum(exponent, SMALLEST_EXPONENT) - MANTISSA_BITS[dtype])
+    return np.exp2(np.maximum(exponent, SMALLEST_EXPONENT) - TABLE[dtype].mantissa_bits)
 
 
 def floor_of(truth: np.ndarray, dtype: str) -> Error:

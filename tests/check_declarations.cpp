@@ -24,8 +24,7 @@ std::string type_of(const Operation& op) {
 }
 
 std::string comment_of(const Operation& op, const Operand& o) {
-    const std::string type = o.type ? std::string(1, o.type) : name(o.dtype);
-    return type + dimension_text(op, o);
+    return type_text(op, o) + dimension_text(op, o);
 }
 
 std::string list(const std::vector<std::string>& names) {

@@ -11,8 +11,9 @@ using namespace llamac;
 namespace {
 
 const char* const norm =
-    "norm(dx: T[N,2C] may_share(x), sum: G[C] adds_if(accumulate), m?~: M[N,C/2] random(seed, y);"
-    " x: T[N,2C] strided >0, y?: A[], ids: i32[N] <V except(none), table: T[V,C], f: f64[1];"
+    "norm<T: f32 bf16, A: arithmetic(T), G: f32, M: bf16 f64, W: f64 f32>"
+    "(dx: T[N,2C] may_share(x), sum: G[C] adds_if(accumulate), m?~: M[N,C/2] random(seed, y);"
+    " x: T[N,2C] strided >0, y?: A[], ids: i32[N] <V except(none), table: W[V,C], f: f64[1];"
     " accumulate: bool, seed: int {42, 1e12}, none: int, eps: float {1e-5}, first: int = 3 {0, 5}, on: bool "
     "= 1)"
     " rows(N) empty(N, V) multiple(C, V) derivative norm_backward(dq: grad x; dout: grad dx, x, z: sum; eps, "
@@ -24,16 +25,24 @@ void check_all_marks() {
     check(d.name == "norm" && d.operands.size() == 8 && d.outputs == 3, "operands");
     const Operand &dx = d.operands[0], &sum = d.operands[1], &m = d.operands[2], &x = d.operands[3],
                   &ids = d.operands[5], &f = d.operands[7];
-    check(dx.output && dx.type == 'T' && dx.may_share == std::vector<int>{3}, "may_share");
+    check(d.types.size() == 5 && d.types[0].letter == 'T' && d.types[4].letter == 'W', "type letters");
+    check(d.types[3].choices == std::vector<DType>{DType::bf16, DType::f64}, "the types of a letter");
+    check(d.types[1].arithmetic_of == 0 && d.types[1].choices == std::vector<DType>{DType::f32} &&
+              d.types[0].arithmetic_of < 0,
+          "arithmetic");
+    check(dx.letter == 0 && sum.letter == 2 && m.letter == 3 && d.operands[4].letter == 1 &&
+              d.operands[6].letter == 4 && f.letter < 0 && f.dtype == DType::f64,
+          "types of operands");
+    check(type_text(d, m) == "M" && type_text(d, ids) == "i32", "a type's text");
+    check(dx.output && dx.may_share == std::vector<int>{3}, "may_share");
     check(dimension_text(d, dx) == "[N,2C]" && dimension_text(d, m) == "[N,C/2]" &&
               dimension_text(d, f) == "[1]" && dimension_text(d, d.operands[4]) == "[]",
           "shapes");
     check(sum.adds_if == 0 && sum.accumulated() && !dx.accumulated(), "adds_if");
     check(m.nullable && m.in_place && m.random == 1 && m.nearest_beside == 4, "random");
     check(!x.output && x.strided && x.positive, "strided >0");
-    check(ids.type == 0 && ids.dtype == DType::i32 && ids.bound == d.find_dimension("V") && ids.except == 2,
+    check(ids.letter < 0 && ids.holds_integers() && ids.bound == d.find_dimension("V") && ids.except == 2,
           "<V except");
-    check(f.type == 0 && f.dtype == DType::f64, "f64");
     check(d.scalars[0].kind == 'b' && d.scalars[1].kind == 'i' && d.scalars[3].kind == 'f', "scalars");
     check(d.scalars[1].values == std::vector<double>{42, 1e12} && d.scalars[2].values.empty(), "values");
     const ScalarInfo &eps = d.scalars[3], &first = d.scalars[4], &on = d.scalars[5];
@@ -61,70 +70,86 @@ const std::vector<std::pair<const char*, std::vector<std::string>>> errors = {
     {"", {"an operation, column 1", "the name of an operation", "the end"}},
     {"2f(a: T[N];)", {"the name of an operation", "'2f(a: T[N];)'"}},
     {"f a: T[N];)", {"description of f, column 3", "expected '('"}},
-    {"f(;)", {"the name of an operand"}},
-    {"f(a: T[N], a: T[N];)", {"a name that no other operand has", "column 12"}},
-    {"f(a T[N];)", {"expected ':'"}},
-    {"f(a: Q[N];)", {"expected a type: T, A, G, M, f32, f64 or i32", "'Q[N]"}},
-    {"f(a: i64[N];)", {"expected a type", "'i64[N]"}},
-    {"f(a: ;)", {"expected a type"}},
-    {"f(a: T N;)", {"expected '['"}},
-    {"f(a: T[N;)", {"expected ']'"}},
-    {"f(a: T[N,];)", {"a dimension letter or a number"}},
-    {"f(a: T[0];)", {"a number from 1 to 2^30"}},
-    {"f(a: T[2000000000];)", {"a number from 1 to 2^30"}},
-    {"f(a: T[C/x];)", {"expected a number"}},
-    {"f(a: T[A,B,C,D,E];)", {"at most 4 dimensions"}},
-    {"f(a: T[N]; b~: T[N])", {"'~' after an output alone"}},
-    {"f(a: T[N]; b: A[] mean)", {"'mean' after an output alone"}},
-    {"f(a: T[N]; b: T[N] <N)", {"'<' after an i32 alone"}},
-    {"f(a: T[N]; b: i32[N] <)", {"a dimension letter"}},
-    {"f(a: T[N]; b: i32[N] <V)", {"a dimension letter of the operands", "'V)'"}},
-    {"f(a: T[N]; b: T[N] except(s); s: int)", {"'except' after an i32 alone"}},
-    {"f(a: T[N]; b: i32[N] except(s); s: bool)", {"a scalar of type int", "'s); s"}},
-    {"f(a: T[N] adds_if(s);)", {"a scalar of type bool"}},
-    {"f(a: T[N] adds_if(s);; s: int)", {"a scalar of type bool"}},
-    {"f(a: T[N] adds_if s;; s: bool)", {"expected '('"}},
-    {"f(a~: T[N] adds_if(s);; s: bool)", {"'adds_if' after an output without ~ alone"}},
-    {"f(a: T[N]; b: T[N] adds_if(s); s: bool)", {"'adds_if' after an output without ~ alone"}},
-    {"f(a: T[N] random(s);; s: int)", {"'random' after an output with ~ alone"}},
-    {"f(a~: T[N] random(s);; s: float)", {"a scalar of type int"}},
-    {"f(a~: T[N] random(s, b);; s: int)", {"an operand", "'b);; s"}},
-    {"f(a: T[N]; b: T[N] may_share(a))", {"'may_share' after an output alone"}},
-    {"f(a: T[N] may_share(a);)", {"an input"}},
-    {"f(a: T[N] may_share(b);)", {"an input"}},
-    {"f(a: T[N] odd;)", {"expected ';'", "'odd;)'"}},
-    {"f(a: T[N];; a: int)", {"a name that no other scalar or operand has"}},
-    {"f(a: T[N];; s: int, s: int)", {"a name that no other scalar or operand has"}},
-    {"f(a: T[N];; s: double)", {"float, int or bool"}},
-    {"f(a: T[N];; s)", {"expected ':'"}},
-    {"f(a: T[N];; )", {"the name of a scalar"}},
-    {"f(a: T[N];; s: int = {1})", {"the value of a call that leaves it out"}},
-    {"f(a: T[N];; s: int = 1, t: int {1})", {"'=' and a value, as the scalar before has", "'{1})'"}},
-    {"f(a: T[N];; s: int {x})", {"a value that tests take"}},
-    {"f(a: T[N];; s: int {1)", {"expected '}'"}},
-    {"f(a: T[N];", {"expected ')'", "found the end"}},
-    {"f(a: T[N];) often(N)", {"empty, rows, multiple, derivative, grad, test, test_large or the end"}},
-    {"f(a: T[N];) empty(C)", {"a dimension letter of the operands"}},
-    {"f(a: T[N];) empty()", {"a dimension letter"}},
-    {"f(a: T[C,N];) rows(N)", {"a letter that only begins shapes"}},
-    {"f(a: T[2N];) rows(N)", {"a letter that only begins shapes"}},
-    {"f(a: T[N];) multiple(N)", {"expected ','"}},
-    {"f(a: T[N];) multiple(N, C)", {"a dimension letter of the operands"}},
-    {"f(a: T[N]; b: T[N]) derivative (db: grad b;)", {"the name of an operation"}},
-    {"f(a: T[N]; b: T[N]) derivative g(db: b;)", {"': grad' and an input"}},
-    {"f(a: T[N]; b: T[N]) derivative g(db: grad a;)", {"an input"}},
-    {"f(a: T[N]; b: T[N]) derivative g(db: grad c;)", {"an input"}},
-    {"f(a: T[N]; b: T[N]) derivative g(db: grad b)", {"expected ';'"}},
-    {"f(a: T[N]; b: T[N]) derivative g(db: grad b; c)", {"an operand"}},
-    {"f(a: T[N]; b: T[N]) derivative g(db: grad b; x: grad b)", {"an output"}},
-    {"f(a: T[N]; b: T[N]) derivative g(db: grad b; b; s)", {"a scalar"}},
-    {"f(a: T[N]; b: T[N]) grad a = grad a", {"an input"}},
-    {"f(a: T[N]; b: T[N]) grad b = a", {"expected 'grad'"}},
-    {"f(a: T[N]; b: T[N]) grad b grad a", {"expected '='"}},
-    {"f(a: T[N]; b: T[N]) grad b = grad c", {"an operand"}},
-    {"f(a: T[N,C];) test(N=1)", {"a size for every letter"}},
-    {"f(a: T[N];) test(N)", {"expected '='"}},
-    {"f(a: T[N];) test(C=1)", {"a dimension letter of the operands"}},
+    {"f<T: f32>(;)", {"the name of an operand"}},
+    {"f<T: f32>(a: T[N], a: T[N];)", {"a name that no other operand has", "column 20"}},
+    {"f<T: f32>(a T[N];)", {"expected ':'"}},
+    {"f<(a: T[N];)", {"expected a type letter"}},
+    {"f<t: f32>(a: t[N];)", {"a capital letter that no other type has", "column 3"}},
+    {"f<TA: f32>(a: TA[N];)", {"a capital letter that no other type has"}},
+    {"f<T: f32, T: f32>(a: T[N];)", {"a capital letter that no other type has", "column 11"}},
+    {"f<T f32>(a: T[N];)", {"expected ':'"}},
+    {"f<T: >(a: T[N];)", {"types or 'arithmetic'"}},
+    {"f<T: f32 f31>(a: T[N];)", {"expected f32, bf16, f64 or i32", "'f31>"}},
+    {"f<T: f16>(a: T[N];)", {"expected f32, bf16, f64 or i32"}},
+    {"f<T: f32(a: T[N];)", {"expected '>'"}},
+    {"f<A: arithmetic T>(a: T[N];)", {"expected '('"}},
+    {"f<A: arithmetic(T), T: f32>(a: T[N];)", {"a type letter before this one", "'T), T"}},
+    {"f<T: f32, A: arithmetic(T>(a: T[N];)", {"expected ')'"}},
+    {"f<A: f32, B: f32, C: f32, D: f32, E: f32, F: f32, G: f32, H: f32, I: f32>(a: I[N];)",
+     {"at most 8 type letters", "'I: f32"}},
+    {"f<T: f32>(a: Q[N];)", {"expected a type letter or f32, bf16, f64 or i32", "'Q[N]"}},
+    {"f<T: f32>(a: i64[N];)", {"expected a type letter or", "'i64[N]"}},
+    {"f<T: f32>(a: f16[N];)", {"expected a type letter or", "'f16[N]"}},
+    {"f<T: f32>(a: ;)", {"expected a type letter or"}},
+    {"f<T: f32>(a: T N;)", {"expected '['"}},
+    {"f<T: f32>(a: T[N;)", {"expected ']'"}},
+    {"f<T: f32>(a: T[N,];)", {"a dimension letter or a number"}},
+    {"f<T: f32>(a: T[0];)", {"a number from 1 to 2^30"}},
+    {"f<T: f32>(a: T[2000000000];)", {"a number from 1 to 2^30"}},
+    {"f<T: f32>(a: T[C/x];)", {"expected a number"}},
+    {"f<T: f32>(a: T[A,B,C,D,E];)", {"at most 4 dimensions"}},
+    {"f<T: f32>(a: T[N]; b~: T[N])", {"'~' after an output alone"}},
+    {"f<T: f32>(a: T[N]; b: T[] mean)", {"'mean' after an output alone"}},
+    {"f<T: f32>(a: T[N]; b: T[N] <N)", {"'<' after an i32 alone"}},
+    {"f<T: f32>(a: T[N]; b: i32[N] <)", {"a dimension letter"}},
+    {"f<T: f32>(a: T[N]; b: i32[N] <V)", {"a dimension letter of the operands", "'V)'"}},
+    {"f<T: f32>(a: T[N]; b: T[N] except(s); s: int)", {"'except' after an i32 alone"}},
+    {"f<T: f32>(a: T[N]; b: i32[N] except(s); s: bool)", {"a scalar of type int", "'s); s"}},
+    {"f<T: f32>(a: T[N] adds_if(s);)", {"a scalar of type bool"}},
+    {"f<T: f32>(a: T[N] adds_if(s);; s: int)", {"a scalar of type bool"}},
+    {"f<T: f32>(a: T[N] adds_if s;; s: bool)", {"expected '('"}},
+    {"f<T: f32>(a~: T[N] adds_if(s);; s: bool)", {"'adds_if' after an output without ~ alone"}},
+    {"f<T: f32>(a: T[N]; b: T[N] adds_if(s); s: bool)", {"'adds_if' after an output without ~ alone"}},
+    {"f<T: f32>(a: T[N] random(s);; s: int)", {"'random' after an output with ~ alone"}},
+    {"f<T: f32>(a~: T[N] random(s);; s: float)", {"a scalar of type int"}},
+    {"f<T: f32>(a~: T[N] random(s, b);; s: int)", {"an operand", "'b);; s"}},
+    {"f<T: f32>(a: T[N]; b: T[N] may_share(a))", {"'may_share' after an output alone"}},
+    {"f<T: f32>(a: T[N] may_share(a);)", {"an input"}},
+    {"f<T: f32>(a: T[N] may_share(b);)", {"an input"}},
+    {"f<T: f32>(a: T[N] odd;)", {"expected ';'", "'odd;)'"}},
+    {"f<T: f32>(a: T[N];; a: int)", {"a name that no other scalar or operand has"}},
+    {"f<T: f32>(a: T[N];; s: int, s: int)", {"a name that no other scalar or operand has"}},
+    {"f<T: f32>(a: T[N];; s: double)", {"float, int or bool"}},
+    {"f<T: f32>(a: T[N];; s)", {"expected ':'"}},
+    {"f<T: f32>(a: T[N];; )", {"the name of a scalar"}},
+    {"f<T: f32>(a: T[N];; s: int = {1})", {"the value of a call that leaves it out"}},
+    {"f<T: f32>(a: T[N];; s: int = 1, t: int {1})", {"'=' and a value, as the scalar before has", "'{1})'"}},
+    {"f<T: f32>(a: T[N];; s: int {x})", {"a value that tests take"}},
+    {"f<T: f32>(a: T[N];; s: int {1)", {"expected '}'"}},
+    {"f<T: f32>(a: T[N];", {"expected ')'", "found the end"}},
+    {"f<T: f32>(a: T[N];) often(N)",
+     {"empty, rows, multiple, derivative, grad, test, test_large or the end"}},
+    {"f<T: f32>(a: T[N];) empty(C)", {"a dimension letter of the operands"}},
+    {"f<T: f32>(a: T[N];) empty()", {"a dimension letter"}},
+    {"f<T: f32>(a: T[C,N];) rows(N)", {"a letter that only begins shapes"}},
+    {"f<T: f32>(a: T[2N];) rows(N)", {"a letter that only begins shapes"}},
+    {"f<T: f32>(a: T[N];) multiple(N)", {"expected ','"}},
+    {"f<T: f32>(a: T[N];) multiple(N, C)", {"a dimension letter of the operands"}},
+    {"f<T: f32>(a: T[N]; b: T[N]) derivative (db: grad b;)", {"the name of an operation"}},
+    {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: b;)", {"': grad' and an input"}},
+    {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad a;)", {"an input"}},
+    {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad c;)", {"an input"}},
+    {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad b)", {"expected ';'"}},
+    {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad b; c)", {"an operand"}},
+    {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad b; x: grad b)", {"an output"}},
+    {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad b; b; s)", {"a scalar"}},
+    {"f<T: f32>(a: T[N]; b: T[N]) grad a = grad a", {"an input"}},
+    {"f<T: f32>(a: T[N]; b: T[N]) grad b = a", {"expected 'grad'"}},
+    {"f<T: f32>(a: T[N]; b: T[N]) grad b grad a", {"expected '='"}},
+    {"f<T: f32>(a: T[N]; b: T[N]) grad b = grad c", {"an operand"}},
+    {"f<T: f32>(a: T[N,C];) test(N=1)", {"a size for every letter"}},
+    {"f<T: f32>(a: T[N];) test(N)", {"expected '='"}},
+    {"f<T: f32>(a: T[N];) test(C=1)", {"a dimension letter of the operands"}},
 };
 void check_errors() {
     for (const auto& [text, words] : errors) refused(text, words, [text = text] { parse_description(text); });
@@ -135,23 +160,61 @@ template <class T>
 void launcher(View<T, 2>, View<const float, 1>, double) {}
 
 void check_launchers() {
-    const std::vector<Entry> fits = entries<launcher<float>>();
-    const auto refuse = [&](const char* text, const std::vector<std::string>& words) {
-        const Description d = parse_description(text);
-        refused(text, words, [&] { check_entry(d, "v", fits[0]); });
+    const Entry fits = entries<launcher<float>>()[0], wide = entries<launcher<double>>()[0];
+    const auto take = [](const std::string& text, const Entry& e) {
+        const Description d = parse_description(("f<T: f32 f64, A: arithmetic(T), W: f32>" + text).c_str());
+        check_entry(d, "v", e);
     };
-    check_entry(parse_description("f(a: T[N,C]; b: A[N]; s: float)"), "v", fits[0]);
-    refuse("f(a: T[N,C];; s: float)", {"f variant v: takes 2 operands, described are 1"});
-    refuse("f(a: T[N]; b: A[N]; s: float)", {"a has rank 2, described is 1"});
-    refuse("f(a: T[N,C], b: A[N];; s: float)", {"b is const, described as an output"});
-    refuse("f(a: T[N,C]; b: i32[N]; s: float)", {"b is f32, other than"});
-    refuse("f(a: T[N,C]; b: A[N]; s: int)", {"scalars are 'f', described are 'i'"});
-    check_entry(parse_description("f(a: T[N,C]; b: T[N]; s: float)"), "v", fits[0]);
-    const std::vector<Entry> wide = entries<launcher<double>>();
-    refused("A", {"A is not the arithmetic type of T"},
-            [&] { check_entry(parse_description("f(a: T[N,C]; b: A[N]; s: float)"), "v", wide[0]); });
-    refused("T", {"b is f32, other than its description or other operands"},
-            [&] { check_entry(parse_description("f(a: T[N,C]; b: T[N]; s: float)"), "v", wide[0]); });
+    const auto refuse = [&](const std::string& text, const Entry& e, const std::vector<std::string>& words) {
+        refused(text, words, [&] { take(text, e); });
+    };
+    take("(a: T[N,C]; b: A[N]; s: float)", fits);
+    take("(a: T[N,C]; b: T[N]; s: float)", fits);
+    take("(a: T[N,C]; b: W[N]; s: float)", wide);
+    refuse("(a: T[N,C];; s: float)", fits, {"f variant v: takes 2 operands, described are 1"});
+    refuse("(a: T[N]; b: A[N]; s: float)", fits, {"a has rank 2, described is 1"});
+    refuse("(a: T[N,C], b: A[N];; s: float)", fits, {"b is const, described as an output"});
+    refuse("(a: T[N,C]; b: i32[N]; s: float)", fits, {"b is f32, expected i32"});
+    refuse("(a: T[N,C]; b: A[N]; s: int)", fits, {"scalars are 'f', described are 'i'"});
+    refuse("(a: T[N,C]; b: A[N]; s: float)", wide, {"b is f32, expected f64"});
+    refuse("(a: A[N,C]; b: T[N]; s: float)", wide, {"b is f32, expected f64"});
+    refuse("(a: T[N,C]; b: T[N]; s: float)", wide, {"b is f32, expected f64"});
+    refuse("(a: W[N,C]; b: T[N]; s: float)", wide, {"a is f64, expected f32"});
+}
+
+// An operation whose inputs are stored in types of their own.
+template <class X, class W>
+void mixed_reference(View<float, 1> out, View<const X, 1> x, View<const W, 1> weight) {
+    for (int64_t n = 0; n < out.shape[0]; n++) out(n) = float(x(n)) * float(weight(n));
+}
+void check_mixed_types() {
+    static const Operation mixed(  // registers itself: the last of the checks
+        "mixed<X: f32 bf16, W: f32 bf16 f64>(out: f32[N]; x: X[N], weight: W[N])", "out = x * weight",
+        {{"reference", "plain loops", Where::host,
+          entries<mixed_reference<float, bf16>, mixed_reference<bf16, float>,
+                  mixed_reference<bf16, double>>()}});
+    constexpr int64_t N = 3;
+    float out[N], wide[N] = {1, 2, 3};
+    const bf16 narrow[N] = {bf16(2.0f), bf16(3.0f), bf16(-1.5f)};
+    double widest[N] = {0.5, 0.25, 2};
+    int32_t integers[N] = {};
+    const auto tensor = [](const void* data, DType type) {
+        return make_tensor(const_cast<void*>(data), type, {N});
+    };
+    const auto product = [&](const Tensor& x, const Tensor& weight) {
+        const Tensor tensors[] = {tensor(out, DType::f32), x, weight};
+        run(mixed, tensors, {});
+        return std::vector<float>(out, out + N);
+    };
+    const Tensor f32 = tensor(wide, DType::f32), bf = tensor(narrow, DType::bf16),
+                 f64 = tensor(widest, DType::f64);
+    check(product(f32, bf) == std::vector<float>{2, 6, -4.5f}, "x in f32, weight in bf16");
+    check(product(bf, f32) == std::vector<float>{2, 6, -4.5f}, "x in bf16, weight in f32");
+    check(product(bf, f64) == std::vector<float>{1, 0.75f, -3}, "x in bf16, weight in f64");
+    refused("no such variant", {"mixed", "no variant takes"}, [&] { product(f32, f32); });
+    refused("no such type", {"mixed: x is f64, expected f32 or bf16"}, [&] { product(f64, f32); });
+    refused("an integer", {"mixed: weight is i32, expected f32, bf16 or f64"},
+            [&] { product(f32, tensor(integers, DType::i32)); });
 }
 
 void check_derivatives_of_the_program() {
@@ -171,7 +234,7 @@ void check_wrong_derivatives() {
     };
     for (const auto& [clause, message] : wrong) {
         const Description d =
-            parse_description((std::string("f(out: T[N]; x: T[N]) derivative ") + clause).c_str());
+            parse_description((std::string("f<T: f32>(out: T[N]; x: T[N]) derivative ") + clause).c_str());
         refused(clause, {message}, [&] { check_derivative(d, d.derivatives[0]); });
     }
 }
@@ -207,7 +270,8 @@ void check_kernel_choices() {
     check(names_of("attention_backward=optimized").find("atomic") == std::string::npos,
           "optimized is deterministic");
     refused("magic",
-            {"rope_forward: no variant magic, expected one of optimized, cpu, shuffle, vectorized, naive, reference"},
+            {"rope_forward: no variant magic, expected one of optimized, cpu, shuffle, vectorized, naive, "
+             "reference"},
             [] { KernelChoices({"rope_forward=magic"}); });
     refused("empty", {"rope_forward: no variant , expected"}, [] { KernelChoices({"rope_forward=naive,"}); });
 }
@@ -215,7 +279,8 @@ void check_kernel_choices() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    return run_checks(argc, argv,
-                      checks<check_all_marks, check_errors, check_launchers, check_derivatives_of_the_program,
-                             check_wrong_derivatives, check_variant_names, check_kernel_choices>());
+    return run_checks(
+        argc, argv,
+        checks<check_all_marks, check_errors, check_launchers, check_derivatives_of_the_program,
+               check_wrong_derivatives, check_variant_names, check_kernel_choices, check_mixed_types>());
 }

@@ -11,8 +11,8 @@
 #include <numeric>
 #include <tuple>
 
-#include "core/gemm.h"
 #include "core/json.h"
+#include "core/library_gemm.h"
 #include "core/safetensors.h"
 
 using namespace llamac;
@@ -322,11 +322,16 @@ void check_gemm_cache() {
     refused("a folder for a cache", {in_folder("cache")}, [] { read_gemm_cache(in_folder("cache")); });
     refused("no place for a cache", {in_folder("text") + "/x"},
             [] { add_to_gemm_cache(put("text", "") + "/x", some_choices); });
-    check((Gemm{8192, 6144, 4096, false, true, DType::bf16, DType::f32, true}).name() ==
+    constexpr DType f32 = DType::f32, bf16 = DType::bf16;
+    check((Gemm{8192, 6144, 4096, false, true, bf16, bf16, f32, f32, true}).name() ==
               "nt 8192x6144x4096 bf16 f32 +c",
           "a product's name");
+    check(
+        (Gemm{8, 6, 4, true, false, f32, bf16, f32, bf16, true, GemmScale::tensor, GemmScale::row}).name() ==
+            "tn 8x6x4 f32/bf16 bf16 +c/f32 a*1 b*row",
+        "a product's name with a type for each operand, and scales");
     GemmAlgorithms gemms;
-    if (!gemm_supports({16, 16, 16, false, true, DType::f32, DType::f32, false})) {
+    if (!gemm_supports({16, 16, 16, false, true, f32, f32, f32, f32, false})) {
         check(gemms.choices().choices.empty() && gemms.use(some_choices).empty(), "without the library");
         return;
     }

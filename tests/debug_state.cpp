@@ -108,9 +108,9 @@ int main(int argc, char** argv) {
         if (argc > 3) {
             const std::string types = argv[3];
             const size_t comma = types.find(',');
-            options.precision.weights = storage_type(types.substr(0, comma));
+            options.precision.weights = float_dtype(types.substr(0, comma));
             if (comma != std::string::npos)
-                options.precision.gradients = storage_type(types.substr(comma + 1));
+                options.precision.gradients = float_dtype(types.substr(comma + 1));
         }
         if (argc > 4) options.recompute = parse_recompute(argv[4]);
         if (argc > 5) options.logits_bytes = std::stoll(argv[5]);

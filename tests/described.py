@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from llamac import reference, registry
+from llamac.dtypes import TABLE, torch_dtypes
 
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64, "i32": torch.int32}
+DTYPES = torch_dtypes(*TABLE)
 OPERATIONS = {op["name"]: op for op in registry.kernels()}
 SCALE, EPS, THETA = 0.3, 1e-5, 10000.0
 ADAMW = {

@@ -71,6 +71,17 @@ inline bool ignored_strides(const Call& c, Launch launch) {
     launch({c.op, tensors.data(), c.scalar, c.size, c.device});
     return changed;
 }
+// The operations' type with the most mantissa bits below those of t; t where there is none.
+inline DType next_smaller(DType t) {
+    DType best = t;
+    for (size_t i = 0; i < dtype_count; i++) {
+        const DTypeInfo& d = dtype_table[i];
+        const bool smaller = is_float(d) && d.mantissa_bits < info(t).mantissa_bits;
+        if (smaller && (best == t || d.mantissa_bits > info(best).mantissa_bits))
+            best = static_cast<DType>(i);
+    }
+    return best;
+}
 // Results of the next smaller type: f32 in f64's place, bf16 in f32's.
 inline bool low_precision(const Call& c, Launch launch) {
     launch(c);
@@ -78,11 +89,9 @@ inline bool low_precision(const Call& c, Launch launch) {
     const DType storage = storage_of(*c.op, c.tensor);
     for (int i = 0; i < c.op->outputs; i++) {
         const Tensor& t = c.tensor[i];
-        const DType precision = precision_of(t.dtype, storage);
+        const DType precision = precision_of(t.dtype, storage), low = next_smaller(precision);
         for (int64_t e = 0; t.data && e < t.elements(); e++) {
-            const double x = get(t, e), y = precision == DType::f64   ? float(x)
-                                            : precision == DType::f32 ? float(bf16(float(x)))
-                                                                      : x;
+            const double x = get(t, e), y = rounded(x, low);
             changed |= std::fabs(x - y) > 4 * ulp(x, precision);
             set(t, e, y);
         }
@@ -110,7 +119,7 @@ inline const Entry* reference_for(const Operation& op, const std::vector<Tensor>
         }
     return nullptr;
 }
-// The same in f32, then rounded to nearest where storage is bf16.
+// The same in the type of the arithmetic, then rounded to nearest where storage is narrower.
 inline bool nearest_rounding(const Call& c, Launch launch) {
     const bool seeded = std::any_of(c.op->operands.begin(), c.op->operands.end(),
                                     [](const Operand& o) { return o.random >= 0; });
@@ -118,9 +127,9 @@ inline bool nearest_rounding(const Call& c, Launch launch) {
     std::vector<Memory> memory(wide.size());
     bool changed = false;
     for (size_t i = 0; i < wide.size(); i++)
-        if (wide[i].data && wide[i].dtype == DType::bf16) {
+        if (wide[i].data && is_narrow(wide[i].dtype)) {
             const std::vector<double> values = read(wide[i]);
-            wide[i].dtype = DType::f32;
+            wide[i].dtype = info(wide[i].dtype).arithmetic;
             memory[i].place(wide[i], values, false);
             wide[i] = memory[i].tensor;
             changed = true;

@@ -308,7 +308,7 @@ def test_peers_compute_the_operation(operation, label, way, mode, monkeypatch):
     found |= {"master": inputs["master"]} if "master" in inputs else {}
     letters = {"dweight": "G", "m": "M", "v": "M"}
     for name, value in found.items():
-        dtype = case.dtype[letters.get(name, "T")]
+        dtype = case.type_of(letters.get(name, "T"))
         if name in ("losses", "mean", "counted", "squares", "cis", "master"):
             dtype = torch.float32
         elif way.name == "autograd" and name[1:] in way.leaves:

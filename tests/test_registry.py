@@ -51,6 +51,19 @@ def test_the_listing_says_what_runs():
     assert variants["flash"]["limits"] and variants["flash"]["types"][0][0] == "bf16"
 
 
+def test_types_of_letters_are_those_that_variants_take():
+    """Each declared type occurs in a variant, and no other."""
+    for op in llamac.kernels():
+        taken: dict[str, set[str]] = {}
+        for variant in op["variants"]:
+            for types in variant["types"]:
+                for operand, dtype in zip(op["operands"], types, strict=True):
+                    taken.setdefault(operand["type"], set()).add(dtype)
+        declared = {letter: set(choices) for letter, choices in op["types"].items()}
+        assert declared == {letter: t for letter, t in taken.items() if letter in declared}, op["name"]
+        assert {t for t in taken if t not in declared} <= {"i32", "f32", "f64"}, op["name"]
+
+
 def variants(operation: str) -> dict[str, dict]:
     """By name; "" is the one that runs by default."""
     op = next(op for op in llamac.kernels() if op["name"] == operation)

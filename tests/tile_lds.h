@@ -79,17 +79,19 @@ inline void swizzle() {
     check_swizzle<256>();
 }
 
-template <int rows, int columns, int threads>
+// T: as whose elements the bytes are copied.
+template <int rows, int columns, int threads, class T>
 __global__ void copy_kernel(bf16* out, const bf16* from, int64_t stride, int valid_rows, int valid_columns) {
+    constexpr int parts = sizeof(bf16) / sizeof(T);
     const SharedTile<columns> tile{dynamic_shared_memory()};
     TileCopy<rows, columns, threads> copy;
-    copy.begin(tile, from, stride, valid_rows, valid_columns);
+    copy.begin(tile, reinterpret_cast<const T*>(from), stride * parts, valid_rows, valid_columns * parts);
     copy.end();
     __syncthreads();
     dump(out, tile, rows);
 }
 // What is read ends with the last valid element: AddressSanitizer sees one more.
-template <int rows, int columns, int threads>
+template <int rows, int columns, int threads, class T = bf16>
 void check_copies() {
     constexpr int stride = columns + 24;
     for (const int valid_rows : {-3, 0, 1, rows - 1, rows, rows + 5})
@@ -99,7 +101,8 @@ void check_copies() {
             from.values.resize(static_cast<size_t>(given - 1) * stride + valid_columns);
             const Buffer<bf16> in(from.values), out(rows * columns);
             launch(Grid(1, threads, nullptr, SharedTile<columns>::bytes(rows)),
-                   copy_kernel<rows, columns, threads>, out.data, in.data, stride, valid_rows, valid_columns);
+                   copy_kernel<rows, columns, threads, T>, out.data, in.data, stride, valid_rows,
+                   valid_columns);
             Matrix<bf16> expected{rows, columns};
             for (int m = 0; m < rows; m++)
                 for (int n = 0; n < columns; n++)
@@ -145,13 +148,14 @@ void check_stream() {
          "two copies of " + text(rows) + "x" + text(columns) + " on their way, then none");
 }
 
-template <int rows, int columns, int threads>
+template <int rows, int columns, int threads, class T>
 __global__ void store_tile_kernel(bf16* out, int64_t stride, const bf16* from, int valid_rows) {
     const SharedTile<columns> tile{dynamic_shared_memory()};
     fill(tile, from, rows);
-    store_tile<rows, columns, threads>(out, stride, tile, valid_rows);
+    store_tile<rows, columns, threads>(reinterpret_cast<T*>(out), stride * (sizeof(bf16) / sizeof(T)), tile,
+                                       valid_rows);
 }
-template <int rows, int columns, int threads>
+template <int rows, int columns, int threads, class T = bf16>
 void check_store_tile() {
     constexpr int stride = columns + 8;
     for (const int valid_rows : {-1, 0, 1, rows - 1, rows, rows + 3}) {
@@ -159,7 +163,7 @@ void check_store_tile() {
         Matrix<bf16> expected = integers<bf16>(rows, stride, 13);
         const Buffer<bf16> in(from.values), out(expected.values);
         launch(Grid(1, threads, nullptr, SharedTile<columns>::bytes(rows)),
-               store_tile_kernel<rows, columns, threads>, out.data, stride, in.data, valid_rows);
+               store_tile_kernel<rows, columns, threads, T>, out.data, stride, in.data, valid_rows);
         for (int m = 0; m < std::min(rows, valid_rows); m++)
             for (int n = 0; n < columns; n++) expected(m, n) = from(m, n);
         same(result(out, rows, stride), expected,
@@ -171,10 +175,12 @@ inline void copies() {
     check_copies<64, 128, 256>();
     check_copies<20, 64, 128>();  // 160 chunks: some threads have two, some one
     check_copies<16, 32, 256>();  // 64 chunks: some have none
+    check_copies<64, 128, 256, uint8_t>();
     check_stream<32, 128, 128>();
     check_stream<20, 64, 128>();
     check_store_tile<64, 128, 256>();
     check_store_tile<20, 64, 128>();
+    check_store_tile<20, 64, 128, uint8_t>();
 }
 
 }  // namespace llamac

@@ -108,6 +108,45 @@ struct Parser {
         return all;
     }
 
+    // ---- types
+
+    void parse_choices(TypeLetter& t) {
+        skip_space();
+        const char* begin = at;
+        if (eat_word("arithmetic")) {
+            need("(");
+            const Place of = reference("a type letter before this one");
+            t.arithmetic_of = of.name.size() == 1 ? op.find_type(of.name[0]) : -1;
+            if (t.arithmetic_of < 0) at = of.at, fail_here("a type letter before this one");
+            for (const DType of_choice : op.types[static_cast<size_t>(t.arithmetic_of)].choices)
+                if (const DType a = info(of_choice).arithmetic; !t.takes(a)) t.choices.push_back(a);
+            need(")");
+            return;
+        }
+        while (at_word()) t.choices.push_back(parse_dtype());
+        if (t.choices.empty()) at = begin, fail_here("types or 'arithmetic'");
+    }
+    void parse_type_letter() {
+        skip_space();
+        const char* begin = at;
+        const std::string letter = word("a type letter");
+        if (letter.size() != 1 || !std::isupper(static_cast<unsigned char>(letter[0])) ||
+            op.find_type(letter[0]) >= 0)
+            at = begin, fail_here("a capital letter that no other type has");
+        if (op.types.size() == Description::max_types)
+            at = begin, fail_here("at most " + std::to_string(Description::max_types) + " type letters");
+        TypeLetter t{letter[0], {}};
+        need(":");
+        parse_choices(t);
+        op.types.push_back(std::move(t));
+    }
+    DType parse_dtype() {
+        const Place p = reference("the name of a type");
+        const std::optional<DType> found = find_dtype(p.name);
+        if (!found || !info(*found).in_operations) at = p.at, fail_here(dtype_names(in_operations));
+        return *found;
+    }
+
     // ---- operands
 
     int symbol_index(const std::string& symbol) {
@@ -127,20 +166,13 @@ struct Parser {
         return d;
     }
     void parse_type(Operand& o) {
-        skip_space();
-        const char* begin = at;
-        const char* const expected = "a type: T, A, G, M, f32, f64 or i32";
-        const std::string type = word(expected);
-        if (type.size() == 1 && std::strchr("TAGM", type[0])) {
-            o.type = type[0];
-            return;
-        }
-        for (const DType dtype : {DType::f32, DType::f64, DType::i32})
-            if (type == name(dtype)) {
-                o.dtype = dtype;
-                return;
-            }
-        at = begin, fail_here(expected);
+        const Place p = reference("a type letter or a type");
+        const std::optional<DType> fixed = find_dtype(p.name);
+        o.letter = p.name.size() == 1 ? op.find_type(p.name[0]) : -1;
+        if (fixed && info(*fixed).in_operations)
+            o.dtype = *fixed;
+        else if (o.letter < 0)
+            at = p.at, fail_here("a type letter or " + dtype_names(in_operations));
     }
     void parse_shape(Operand& o) {
         need("[");
@@ -166,10 +198,10 @@ struct Parser {
             return o.mean = true;
         }
         if (eat("<")) {
-            only(!o.type && o.dtype == DType::i32, "'<' after an i32 alone");
+            only(o.holds_integers(), "'<' after an i32 alone");
             m.bound = {reference("a dimension letter")};
         } else if (eat_word("except")) {
-            only(!o.type && o.dtype == DType::i32, "'except' after an i32 alone");
+            only(o.holds_integers(), "'except' after an i32 alone");
             m.except = arguments("a scalar of type int");
         } else if (eat_word("adds_if")) {
             only(o.output && !o.in_place, "'adds_if' after an output without ~ alone");
@@ -381,6 +413,11 @@ struct Parser {
     }
     Description parse() {
         op.name = word("the name of an operation");
+        if (eat("<")) {
+            do parse_type_letter();
+            while (eat(","));
+            need(">");
+        }
         need("(");
         parse_operands(true);
         op.outputs = static_cast<int>(op.operands.size());
@@ -399,6 +436,11 @@ struct Parser {
 
 }  // namespace
 
+int Description::find_type(char wanted) const {
+    const auto found =
+        std::find_if(types.begin(), types.end(), [&](const TypeLetter& t) { return t.letter == wanted; });
+    return found == types.end() ? -1 : static_cast<int>(found - types.begin());
+}
 int Description::find_operand(const std::string& wanted) const {
     return find_named(operands, wanted);
 }
@@ -420,6 +462,10 @@ std::string missing_text(const ScalarInfo& s) {
 
 Description parse_description(const char* text) {
     return Parser(text).parse();
+}
+
+std::string type_text(const Description& op, const Operand& o) {
+    return o.letter < 0 ? name(o.dtype) : std::string(1, op.types[static_cast<size_t>(o.letter)].letter);
 }
 
 std::string dimension_text(const Description& op, const Operand& o) {

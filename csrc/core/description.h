@@ -1,6 +1,7 @@
 // The description of an operation: one string that says all that other code needs to know about it. docs/operations.md
 // gives the grammar and an annotated example.
 #pragma once
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,10 +16,21 @@ struct Dimension {
     int factor = 1, divisor = 1;
 };
 
+// A letter of <T: f32 bf16 f64, A: arithmetic(T)>: one storage type of those that it may take, in all its operands.
+struct TypeLetter {
+    char letter;
+    std::vector<DType> choices;
+    int arithmetic_of = -1;  // the letter in whose arithmetic type it is; -1: any of the choices
+
+    bool takes(DType t) const { return std::find(choices.begin(), choices.end(), t) != choices.end(); }
+    // What the letter is beside storage of type t, if it may be: in a call that names one type.
+    DType beside(DType t) const { return arithmetic_of < 0 && takes(t) ? t : info(t).arithmetic; }
+};
+
 struct Operand {
     std::string name;
-    char type = 0;             // 'T', 'A', 'G', 'M', or 0: dtype
-    DType dtype = DType::f32;  // where type is 0
+    int letter = -1;           // index into Description::types; -1: dtype
+    DType dtype = DType::f32;  // where there is no letter
     std::vector<Dimension> shape;
     bool output = false, nullable = false, in_place = false, strided = false, positive = false, mean = false;
     int bound = -1;    // <V: the dimension that limits the values of indices
@@ -29,6 +41,7 @@ struct Operand {
     std::vector<int> may_share;  // operands whose memory an output may be
 
     bool accumulated() const { return adds_if >= 0; }
+    bool holds_integers() const { return letter < 0 && info(dtype).is_integer(); }
 };
 
 struct ScalarInfo {
@@ -73,7 +86,9 @@ struct TestShape {
 };
 
 struct Description {
+    static constexpr size_t max_types = 8;
     std::string name;
+    std::vector<TypeLetter> types;
     std::vector<Operand> operands;  // outputs, then inputs
     int outputs = 0;
     std::vector<ScalarInfo> scalars;
@@ -85,6 +100,7 @@ struct Description {
     // The k-th operand as calls are checked: inputs come first, since they bind what outputs are compared with.
     size_t in_order(size_t k) const { return (k + static_cast<size_t>(outputs)) % operands.size(); }
     // Their indices; -1 where there is no such name.
+    int find_type(char letter) const;
     int find_operand(const std::string& name) const;
     int find_scalar(const std::string& name) const;
     int find_dimension(const std::string& name) const;
@@ -93,7 +109,8 @@ struct Description {
 // Throws Error with the operation, the column and what was expected and found there.
 Description parse_description(const char* text);
 
-// "[N,2F]", for messages.
+// "T" or "i32", for listings; "[N,2F]", for messages.
+std::string type_text(const Description& op, const Operand& operand);
 std::string dimension_text(const Description& op, const Operand& operand);
 
 }  // namespace llamac

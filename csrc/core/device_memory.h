@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "platform/error.h"
+#include "core/tensor.h"
 #include "platform/hip.h"
 
 namespace llamac {
@@ -79,6 +79,13 @@ struct HostCopy {
     int64_t bytes;
     std::vector<char> copy;
 };
+
+// The elements of host or device memory, contiguous, in host memory and another type.
+inline void copy_as(DType type, void* to, const Tensor& from) {
+    if (from.dtype == type) return copy_bytes(to, from.data, from.bytes());
+    HostCopy copy(from.data, from.bytes());
+    convert(copy.from_device().data, from.dtype, to, type, from.elements());
+}
 
 // What operations use between their kernels: one for each stream, as large as the largest call has asked for.
 // Growing waits for the device; a call of a size that was seen before allocates nothing.

@@ -59,7 +59,7 @@ void check_operand(const Operation& op, const Operand& o, const Tensor& t, int64
         if (!o.nullable) fail(op.name, ": ", o.name, " is missing");
         return;
     }
-    types.check(op, o, t.dtype);
+    types.check(o, t.dtype);
     bind_shape(op, o, t, size);
     check_strides(op, o, t);
 }
@@ -218,27 +218,40 @@ Operation::Operation(const char* description, const char* summary_, std::vector<
                this);
 }
 
-int& Types::of(char letter) {
-    return letter == 'T' ? T : letter == 'A' ? A : letter == 'G' ? G : M;
+// By the letters that are bound, which may be in the arithmetic type of one another.
+bool Types::may_be(int letter, DType found) const {
+    const TypeLetter& own = op.types[static_cast<size_t>(letter)];
+    if (bound[letter] >= 0) return bound[letter] == static_cast<int>(found);
+    for (size_t i = 0; i < op.types.size(); i++) {
+        if (bound[i] < 0) continue;
+        const DType other = static_cast<DType>(bound[i]);
+        if (own.arithmetic_of == static_cast<int>(i) && info(other).arithmetic != found) return false;
+        if (op.types[i].arithmetic_of == letter && info(found).arithmetic != other) return false;
+    }
+    return own.takes(found);
 }
 
-bool Types::match(char letter, DType found) {
-    int& bound = of(letter);
-    if (bound < 0) bound = static_cast<int>(found);
-    return bound == static_cast<int>(found);
+bool Types::match(const Operand& o, DType found) {
+    if (o.letter < 0) return found == o.dtype;
+    if (!may_be(o.letter, found)) return false;
+    bound[o.letter] = static_cast<int>(found);
+    return true;
 }
 
-void Types::check(const Operation& op, const Operand& o, DType found) {
-    if (o.type ? match(o.type, found) : found == o.dtype) return;
-    const int wanted = o.type ? of(o.type) : static_cast<int>(o.dtype);
-    fail(op.name, ": ", o.name, " is ", name(found), ", expected ", name(static_cast<DType>(wanted)));
+std::string Types::expected(const Operand& o) const {
+    if (o.letter < 0) return name(o.dtype);
+    return dtype_names([&](const DTypeInfo& d) { return may_be(o.letter, *find_dtype(d.name)); });
+}
+
+void Types::check(const Operand& o, DType found) {
+    if (!match(o, found)) fail(op.name, ": ", o.name, " is ", name(found), ", expected ", expected(o));
 }
 
 void check_entry(const Description& op, const char* variant, const Entry& e) {
     const std::string where = op.name + " variant " + variant + ": ";
     if (e.operands.size() != op.operands.size())
         fail(where, "takes ", e.operands.size(), " operands, described are ", op.operands.size());
-    Types types;
+    Types types(op);
     for (size_t i = 0; i < e.operands.size(); i++) {
         const Operand& o = op.operands[i];
         const Slot& slot = e.operands[i];
@@ -247,13 +260,9 @@ void check_entry(const Description& op, const char* variant, const Entry& e) {
         if (slot.is_const == o.output)
             fail(where, o.name,
                  slot.is_const ? " is const, described as an output" : " is an input, expected const");
-        if (o.type ? !types.match(o.type, slot.dtype) : slot.dtype != o.dtype)
-            fail(where, o.name, " is ", llamac::name(slot.dtype),
-                 ", other than its description or other operands");
+        if (!types.match(o, slot.dtype))
+            fail(where, o.name, " is ", name(slot.dtype), ", expected ", types.expected(o));
     }
-    const bool wide = types.T == static_cast<int>(DType::f64);
-    if (types.A >= 0 && types.T >= 0 && types.A != static_cast<int>(wide ? DType::f64 : DType::f32))
-        fail(where, "A is not the arithmetic type of T");
     std::string kinds;
     for (const ScalarInfo& s : op.scalars) kinds += s.kind;
     if (e.scalars != kinds) fail(where, "scalars are '", e.scalars, "', described are '", kinds, "'");
@@ -397,7 +406,7 @@ void run(const Operation& op, std::span<const Tensor> tensors, std::span<const S
         return run(op, tensors, complete(op, scalars), context, variant, threads);
     int64_t size[max_dimensions];
     std::fill(size, size + max_dimensions, -1);
-    Types types;
+    Types types(op);
     for (size_t k = 0; k < tensors.size(); k++) {
         const size_t i = op.in_order(k);
         check_operand(op, op.operands[i], tensors[i], size, types);

@@ -98,15 +98,21 @@ struct Operation : Description {
     double (*bytes)(const Call&);
 };
 
-// What the type letters stand for in one entry or one call; -1: not bound yet.
+// What the type letters stand for in one entry or one call.
 struct Types {
-    int T = -1, A = -1, G = -1, M = -1;
+    explicit Types(const Description& op_) : op(op_) { std::fill_n(bound, Description::max_types, -1); }
+    // Binds the operand's letter, or compares; false where it has another type than its description, or those before it.
+    bool match(const Operand& o, DType found);
+    // The same; throws Error.
+    void check(const Operand& o, DType found);
+    // The types that the operand may have, for messages.
+    std::string expected(const Operand& o) const;
 
-    int& of(char letter);
-    // Binds the letter, or compares.
-    bool match(char letter, DType found);
-    // The same for an operand; throws Error where it has another type than its description, or those before it.
-    void check(const Operation& op, const Operand& o, DType found);
+  private:
+    bool may_be(int letter, DType found) const;
+
+    const Description& op;
+    int bound[Description::max_types];  // a DType; -1: not yet
 };
 
 // All operations by name; they register themselves before main().

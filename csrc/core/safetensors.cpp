@@ -18,8 +18,7 @@ using nlohmann::json;
 
 constexpr int64_t max_header = 100'000'000;  // the limit of the format's own library
 
-// By DType.
-constexpr const char* dtype_names[] = {"F32", "BF16", "F64", "I32", "F16"};
+constexpr DTypeColumn type_name = &DTypeInfo::safetensors;
 
 const json& field(const json& entry, const char* key, const std::string& where) {
     const auto found = entry.find(key);
@@ -36,9 +35,9 @@ int64_t integer(const json& value, const std::string& where) {
 }
 
 DType parse_dtype(const json& value, const std::string& where) {
-    for (size_t t = 0; t < std::size(dtype_names); t++)
-        if (value == dtype_names[t]) return static_cast<DType>(t);
-    fail(where, ": dtype: expected F32, BF16, F64, I32 or F16, found ", excerpt(value));
+    if (value.is_string())
+        if (const auto known = find_dtype(value.get_ref<const std::string&>(), type_name)) return *known;
+    fail(where, ": dtype: expected ", dtype_names(is_any, type_name), ", found ", excerpt(value));
 }
 
 std::vector<int64_t> parse_shape(const json& value, const std::string& where) {
@@ -81,41 +80,11 @@ SafetensorsFile::Entry parse_entry(const std::string& name, const json& value, c
         fail(where, ": data_offsets: expected begin <= end <= ", data_bytes,
              " (the bytes after the header), found [", begin, ",", end, "]");
     if (end - begin != entry.bytes)
-        fail(where, ": data_offsets: expected ", entry.bytes, " bytes for ",
-             dtype_names[static_cast<int>(entry.dtype)], " ",
-             shape_text(entry.shape.data(), static_cast<int>(entry.shape.size())), ", found ", end - begin);
+        fail(where, ": data_offsets: expected ", entry.bytes, " bytes for ", info(entry.dtype).safetensors,
+             " ", shape_text(entry.shape.data(), static_cast<int>(entry.shape.size())), ", found ",
+             end - begin);
     entry.data = data + begin;
     return entry;
-}
-
-struct f16 {  // IEEE binary16
-    uint16_t bits;
-
-    operator float() const {
-        const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-        const float size = exponent == 0    ? std::ldexp(float(fraction), -24)
-                           : exponent == 31 ? (fraction ? NAN : INFINITY)
-                                            : std::ldexp(float(fraction | 1024), exponent - 25);
-        return bits >> 15 ? -size : size;
-    }
-};
-
-template <class From, class To>
-void convert(const void* from, int64_t n, void* to) {
-    const char* source = static_cast<const char*>(from);
-    To* out = static_cast<To*>(to);
-    for (int64_t i = 0; i < n; i++) {
-        From value;
-        std::memcpy(&value, source + i * static_cast<int64_t>(sizeof(From)), sizeof(From));
-        out[i] = To(static_cast<std::conditional_t<std::is_same_v<To, bf16>, float, To>>(value));
-    }
-}
-
-template <class From>
-void convert_from(const void* from, const Tensor& out) {
-    if (out.dtype == DType::f32) convert<From, float>(from, out.elements(), out.data);
-    if (out.dtype == DType::bf16) convert<From, bf16>(from, out.elements(), out.data);
-    if (out.dtype == DType::f64) convert<From, double>(from, out.elements(), out.data);
 }
 
 }  // namespace
@@ -178,20 +147,18 @@ void SafetensorsFile::read(const std::string& name, const Tensor& out) const {
     if (!std::equal(entry->shape.begin(), entry->shape.end(), out.shape, out.shape + out.rank))
         fail(where, ": shape: expected ", shape_text(out.shape, out.rank), ", found ",
              shape_text(entry->shape.data(), static_cast<int>(entry->shape.size())));
-    if ((entry->dtype == DType::i32) != (out.dtype == DType::i32))
-        fail(where, ": dtype: expected ", out.dtype == DType::i32 ? "I32" : "F32, BF16, F64 or F16",
-             ", found ", dtype_names[static_cast<int>(entry->dtype)]);
+    const auto converts = [&](const DTypeInfo& from) {
+        return from.is_integer() == info(out.dtype).is_integer();
+    };
+    if (!converts(info(entry->dtype)))
+        fail(where, ": dtype: expected ", dtype_names(converts, type_name), ", found ",
+             info(entry->dtype).safetensors);
     if (entry->dtype == out.dtype) {
         if (entry->bytes > 0) copy_bytes(out.data, entry->data, entry->bytes);
         return;
     }
     const HostCopy copy(out.data, out.bytes());
-    Tensor host = out;
-    host.data = copy.data;
-    if (entry->dtype == DType::f32) convert_from<float>(entry->data, host);
-    if (entry->dtype == DType::bf16) convert_from<bf16>(entry->data, host);
-    if (entry->dtype == DType::f64) convert_from<double>(entry->data, host);
-    if (entry->dtype == DType::f16) convert_from<f16>(entry->data, host);
+    convert(entry->data, entry->dtype, copy.data, out.dtype, out.elements());
     copy.to_device();
 }
 
@@ -206,7 +173,7 @@ uint64_t write_safetensors(const std::string& path, const std::vector<NamedTenso
     for (const auto& [name, tensor] : tensors) {
         CHECK(tensor.contiguous() && names.insert(name).second);
         const int64_t end = begin + tensor.bytes();
-        header += "," + json_text(name) + ":{\"dtype\":\"" + dtype_names[static_cast<int>(tensor.dtype)] +
+        header += "," + json_text(name) + ":{\"dtype\":\"" + info(tensor.dtype).safetensors +
                   "\",\"shape\":" + shape_text(tensor.shape, tensor.rank) + ",\"data_offsets\":[" +
                   std::to_string(begin) + "," + std::to_string(end) + "]}";
         begin = end;

@@ -11,7 +11,7 @@
 namespace llamac {
 
 // A file's tensors, checked when it is opened (Error): sizes, overflow, offsets without gap, overlap or rest;
-// F32, BF16, F64, I32 and F16 of up to 4 dimensions.
+// the types of core/dtype.h, of up to 4 dimensions.
 struct SafetensorsFile {
     struct Entry {
         std::string name;

@@ -1,83 +1,11 @@
-// Storage types, the untyped Tensor that crosses file borders, and the typed View that a kernel's host side
-// reads.
+// The untyped Tensor that crosses file borders, and the typed View that a kernel's host side reads.
 //
 // Dimension letters, everywhere: B batch, T time, C channels, NH query heads, NKV key/value heads, HD head
 // size, F feed-forward width, V vocabulary, L layers, N = B*T rows.
 #pragma once
-#include <cstring>
-#include <string>
-#include <type_traits>
-
-#include "platform/error.h"
-#include "platform/hip.h"
+#include "core/dtype.h"
 
 namespace llamac {
-
-// bfloat16: the upper half of a float; rounds to nearest, ties to even; NaN stays NaN.
-struct bf16 {
-    uint16_t bits;
-
-    bf16() = default;
-    __host__ __device__ explicit bf16(float value) {
-        union {
-            float f;
-            uint32_t u;
-        } v{value};
-        const uint32_t rounded = (v.u + 0x7fffu + (v.u >> 16 & 1u)) >> 16;
-        const bool is_nan = (v.u & 0x7fffffffu) > 0x7f800000u;
-        bits = static_cast<uint16_t>(is_nan ? (v.u >> 16 | 0x40u) : rounded);
-    }
-    __host__ __device__ operator float() const {
-        union {
-            uint32_t u;
-            float f;
-        } v{static_cast<uint32_t>(bits) << 16};
-        return v.f;
-    }
-};
-static_assert(sizeof(bf16) == 2);
-
-enum class DType : uint8_t { f32, bf16, f64, i32, f16 };  // f16: in other programs' files alone
-
-inline const char* name(DType t) {
-    const char* names[] = {"f32", "bf16", "f64", "i32", "f16"};
-    return names[static_cast<int>(t)];
-}
-inline int64_t size_of(DType t) {
-    const int64_t sizes[] = {4, 2, 8, 4, 2};
-    return sizes[static_cast<int>(t)];
-}
-
-template <class T>
-constexpr DType dtype_of();
-template <>
-constexpr DType dtype_of<float>() {
-    return DType::f32;
-}
-template <>
-constexpr DType dtype_of<bf16>() {
-    return DType::bf16;
-}
-template <>
-constexpr DType dtype_of<double>() {
-    return DType::f64;
-}
-template <>
-constexpr DType dtype_of<int32_t>() {
-    return DType::i32;
-}
-
-// What is computed in: fp32 for f32 and bf16 storage; f64 storage makes a reference the oracle of the tests.
-template <class T>
-struct ArithmeticOf {
-    using type = float;
-};
-template <>
-struct ArithmeticOf<double> {
-    using type = double;
-};
-template <class T>
-using arithmetic = typename ArithmeticOf<T>::type;
 
 // data, dtype, shape and strides in elements. data == nullptr: an operand that was left out.
 struct Tensor {

@@ -244,7 +244,7 @@ std::string config_json(const Config& c, DType dtype) {
                       {"eos_token_id", c.eos.empty()       ? ordered(nullptr)
                                        : c.eos.size() == 1 ? ordered(c.eos[0])
                                                            : ordered(c.eos)},
-                      {"torch_dtype", dtype == DType::bf16 ? "bfloat16" : "float32"}};
+                      {"torch_dtype", info(dtype).python}};
     if (c.pad) values["pad_token_id"] = *c.pad;
     return values.dump(2) + "\n";
 }

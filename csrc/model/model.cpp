@@ -416,11 +416,7 @@ void next_logits(Model& m, const int32_t* tokens, int64_t T, std::vector<float>&
                                .x = slice_rows(m.activations.final_norm, T - 1, 1),
                                .weight = m.parameters.weight(m.parameters.head)});
     logits.resize(static_cast<size_t>(m.config.V));
-    HostCopy copy(row.data, row.bytes());
-    const void* values = copy.from_device().data;
-    for (size_t v = 0; v < logits.size(); v++)
-        logits[v] = row.dtype == DType::f32 ? static_cast<const float*>(values)[v]
-                                            : float(static_cast<const bf16*>(values)[v]);
+    copy_as(DType::f32, logits.data(), row);
 }
 
 }  // namespace llamac

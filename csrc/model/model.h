@@ -2,7 +2,7 @@
 #pragma once
 #include <functional>
 
-#include "core/gemm.h"
+#include "core/library_gemm.h"
 #include "core/registry.h"
 #include "model/activations.h"
 #include "model/config.h"

@@ -94,7 +94,8 @@ void plan_parameters(Parameters& p, const Config& config, const Precision& preci
     fill_table(p, config);
     const int64_t elements = p.table.back().offset + p.table.back().elements();
     arena.plan("weights", &p.weights, shaped(precision.weights, {elements}));
-    if (precision.keeps_master()) arena.plan("master weights", &p.master, shaped(DType::f32, {elements}));
+    if (precision.keeps_master())
+        arena.plan("master weights", &p.master, shaped(info(precision.weights).arithmetic, {elements}));
     arena.plan("gradients", &p.gradients, shaped(precision.gradients, {elements}));
     arena.plan("first moments", &p.m, shaped(precision.moments, {elements}));
     arena.plan("second moments", &p.v, shaped(precision.moments, {elements}));
@@ -105,14 +106,12 @@ void initialize(Parameters& p, const Config& config, uint64_t seed) {
     const float deviation = static_cast<float>(config.initializer_range);
     for (const Parameter& parameter : p.table) {
         const Tensor weight = p.weight(parameter);
-        const auto fill_as = weight.dtype == DType::f32 ? fill<float> : fill<bf16>;
-        fill_as(parameter, weight, deviation, seed);
+        visit_dtype<is_float>(weight.dtype, [&]<class T>() { fill<T>(parameter, weight, deviation, seed); });
     }
     if (!p.master.data) return;
     HostCopy weights(p.weights.data, p.weights.bytes());
     const HostCopy master(p.master.data, p.master.bytes());
-    const bf16* from = static_cast<const bf16*>(weights.from_device().data);
-    std::copy_n(from, p.master.shape[0], static_cast<float*>(master.data));
+    convert(weights.from_device().data, p.weights.dtype, master.data, p.master.dtype, p.master.shape[0]);
     master.to_device();
 }
 

@@ -14,10 +14,11 @@ struct Precision {
     DType weights = DType::f32;  // and activations
     DType gradients = DType::f32;
     DType moments = DType::f32;
-    // fp32 master weights beside bf16 weights; without them bf16 weights are rounded stochastically.
+    // Master weights in the type of the arithmetic beside narrower weights, which without them are rounded
+    // stochastically.
     bool master = true;
 
-    bool keeps_master() const { return master && weights == DType::bf16; }
+    bool keeps_master() const { return master && is_narrow(weights); }
 };
 
 // Where a parameter lies in every buffer that holds one element per parameter. Fused parameters lie behind one another

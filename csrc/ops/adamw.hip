@@ -83,13 +83,13 @@ __host__ __device__ inline uint32_t bits_for_v(uint32_t word) {
     return (word << 8 & 0xff00u) | 0x80u;
 }
 
-// *p = value, rounded so where T is bf16.
+// *p = value, rounded so where *p is narrower.
+__host__ __device__ inline void store_stochastic(bf16* p, float value, uint32_t random) {
+    p->bits = static_cast<uint16_t>(round_stochastic(value, random));
+}
 template <class T>
-__host__ __device__ inline void store_stochastic(T* p, arithmetic<T> value, uint32_t random) {
-    if constexpr (sizeof(T) == 2)
-        p->bits = static_cast<uint16_t>(round_stochastic(value, random));
-    else
-        *p = value;
+__host__ __device__ inline void store_stochastic(T* p, T value, uint32_t) {
+    *p = value;
 }
 
 template <class T, class G, class M>
@@ -159,7 +159,7 @@ void adamw_cpu(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1
     const auto k =
         coefficients<float>(squares(0), lr(0), step(0), beta1, beta2, eps, weight_decay, grad_clip);
     const int64_t P = weight.shape[0], within = offset % 4;
-    const bool random = (sizeof(T) == 2 && !master) || sizeof(M) == 2;
+    const bool random = (narrow<T> && !master) || narrow<M>;
 #pragma omp parallel for
     for (int64_t begin = 0; begin < P; begin += chunk) {
         uint32_t words[chunk + 4];
@@ -408,7 +408,7 @@ __device__ inline Factors factors_of(const Settings& s, const Coefficients<float
 template <bool has_master, bool whole, int run, class T, class G, class M>
 __device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, const double* squares,
                            const float* lr, const int32_t* step, const Settings& s, const Place<run>& at) {
-    constexpr bool random_weight = !has_master && sizeof(T) == 2, random_moments = sizeof(M) == 2;
+    constexpr bool random_weight = !has_master && narrow<T>, random_moments = narrow<M>;
     float w[unit], g[unit], mean[unit], square[unit];
     const auto load = [&] {
         if constexpr (has_master)
@@ -519,7 +519,8 @@ double adamw_bytes(const Call& c) {
 }
 
 Operation adamw(
-    "adamw(weight~: T[P] random(seed, master), master?~: A[P], m~: M[P] random(seed), v~: M[P] >0 "
+    "adamw<T: f32 bf16 f64, A: arithmetic(T), G: f32 bf16 f64, M: f32 bf16 f64>"
+    "(weight~: T[P] random(seed, master), master?~: A[P], m~: M[P] random(seed), v~: M[P] >0 "
     "random(seed);"
     " grad: G[P], squares: f64[1] >0, lr: A[1] >0, step: i32[1] >0;"
     " beta1: float {0.9}, beta2: float {0.95, 0.999}, eps: float {1e-5, 1e-6}, weight_decay: float {0.1, 0},"

@@ -129,7 +129,8 @@ void mean_loss_one_block(View<float, 0> mean, View<float, 0> counted, View<const
 }
 
 Operation mean_loss(
-    "mean_loss(mean: A[] mean, counted?: A[]; losses: A[N] >0, targets: i32[N] strided except(ignore_index);"
+    "mean_loss<A: f32 f64>"
+    "(mean: A[] mean, counted?: A[]; losses: A[N] >0, targets: i32[N] strided except(ignore_index);"
     " ignore_index: int {-100, 0, 5}) rows(N) empty(N)",
     "mean = sum of losses / rows whose target is not ignore_index, and those rows' number",
     {{"cpu", "one thread", Where::host, entries<mean_loss_cpu>()},
@@ -279,17 +280,27 @@ __device__ uint4 load_logits(const T* x, int j, int vectors) {
     const T* p = vector_at(x, j < vectors ? j : vectors - 1);
     return streaming ? load128_streaming(p) : load128(p);
 }
-// -infinity, which adds nothing to a softmax, in the place of a vector past the end.
+// 32 bits of -infinity, which adds nothing to a softmax, in the place of a vector past the end.
+template <class T>
+struct MinusInfinity;
+template <>
+struct MinusInfinity<float> {
+    static constexpr uint32_t bits = 0xff800000u;
+};
+template <>
+struct MinusInfinity<bf16> {
+    static constexpr uint32_t bits = 0xff80ff80u;
+};
 template <class T>
 __device__ uint4 masked(uint4 bits, int j, int vectors) {
-    constexpr uint32_t none = sizeof(T) == 2 ? 0xff80ff80u : 0xff800000u;
+    constexpr uint32_t none = MinusInfinity<T>::bits;
     return j < vectors ? bits : make_uint4(none, none, none, none);
 }
 
-// bf16 results have 8 bits: the quick exponential loses nothing.
+// Narrow results have 8 bits or fewer: the quick exponential loses nothing.
 template <class T>
 __device__ float exponential(float x) {
-    if constexpr (sizeof(T) == 2)
+    if constexpr (narrow<T>)
         return fast_exp2(x * 1.44269504f);
     else
         return expf(x);
@@ -570,7 +581,8 @@ void cross_entropy_on_chip(View<float, 1> losses, View<T, 2> dlogits, View<float
 }
 
 Operation cross_entropy(
-    "cross_entropy(losses: A[N], dlogits?: T[N,V] may_share(logits), mean?: A[] mean, counted?: A[];"
+    "cross_entropy<T: f32 bf16 f64, A: arithmetic(T)>"
+    "(losses: A[N], dlogits?: T[N,V] may_share(logits), mean?: A[] mean, counted?: A[];"
     " logits: T[N,V], targets: i32[N] strided <V except(ignore_index), dlosses?: A[N] strided;"
     " dloss: float {0.25, 1}, ignore_index: int {-100, 0, 5}) rows(N) empty(N)",
     "losses = logsumexp(logits) - logits[target], their mean, and the gradient of logits",

@@ -363,7 +363,8 @@ double embedding_forward_bytes(const Call& c) {
 }
 
 Operation embedding_forward(
-    "embedding_forward(out: T[N,C]; tokens: i32[N] <V, weight: T[V,C]) rows(N) empty(N)"
+    "embedding_forward<T: f32 bf16 f64>"
+    "(out: T[N,C]; tokens: i32[N] <V, weight: T[V,C]) rows(N) empty(N)"
     " derivative embedding_backward(dweight: grad weight; dout: grad out, tokens)",
     "out = weight[tokens]",
     {{"cpu", "rows over threads", Where::host,
@@ -378,7 +379,8 @@ Operation embedding_forward(
     nullptr, embedding_forward_bytes);
 
 Operation embedding_backward(
-    "embedding_backward(dweight: G[V,C] adds_if(accumulate); dout: T[N,C], tokens: i32[N] <V; accumulate: "
+    "embedding_backward<T: f32 bf16 f64, G: f32 bf16 f64>"
+    "(dweight: G[V,C] adds_if(accumulate); dout: T[N,C], tokens: i32[N] <V; accumulate: "
     "bool)"
     " rows(N) empty(N)",
     "dweight[tokens] += dout, the rows of a token added before they are rounded",

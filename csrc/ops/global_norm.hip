@@ -159,7 +159,8 @@ void global_norm_vectorized(View<double, 1> squares, View<const T, 1> x, bool ac
 }
 
 Operation global_norm(
-    "global_norm(squares: f64[1] adds_if(accumulate); x: T[P]; accumulate: bool) empty(P)",
+    "global_norm<T: f32 bf16 f64>"
+    "(squares: f64[1] adds_if(accumulate); x: T[P]; accumulate: bool) empty(P)",
     "squares = sum of x^2, the square of the norm",
     {{"cpu", "fixed chunks over threads", Where::host,
       entries<global_norm_cpu<float>, global_norm_cpu<bf16>>()},

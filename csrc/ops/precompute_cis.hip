@@ -135,7 +135,8 @@ void precompute_cis_vectorized(View<float, 3> cis, double theta, double factor, 
 }
 
 Operation precompute_cis(
-    "precompute_cis(cis: A[T,HD/2,2];;"
+    "precompute_cis<A: f32 f64>"
+    "(cis: A[T,HD/2,2];;"
     " theta: float {10000, 500000}, factor: float {1, 8, 32}, low_freq_factor: float {1},"
     " high_freq_factor: float {4}, original_context: float {64, 8192}) empty(T)",
     "cosine and sine of every position's RoPE angles",

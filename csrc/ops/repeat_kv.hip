@@ -211,7 +211,8 @@ constexpr Limits few_heads{"fewer than 2^31 heads",
                            [](const Call& c) { return c["B"] * c["T"] < (int64_t{1} << 31) / c["NH"]; }};
 
 Operation repeat_kv_forward(
-    "repeat_kv_forward(out: T[B,T,NH,HD]; x: T[B,T,NKV,HD] strided)"
+    "repeat_kv_forward<T: f32 bf16 f64>"
+    "(out: T[B,T,NH,HD]; x: T[B,T,NKV,HD] strided)"
     " empty(B, T) multiple(NH, NKV) derivative repeat_kv_backward(dx: grad x; dout: grad out)",
     "every key/value head NH/NKV times",
     {{"vectorized", "stores in one run, 128-bit accesses", Where::device,
@@ -223,7 +224,8 @@ Operation repeat_kv_forward(
               repeat_kv_forward_reference<double>>()}});
 
 Operation repeat_kv_backward(
-    "repeat_kv_backward(dx: T[B,T,NKV,HD] strided; dout: T[B,T,NH,HD])"
+    "repeat_kv_backward<T: f32 bf16 f64>"
+    "(dx: T[B,T,NKV,HD] strided; dout: T[B,T,NH,HD])"
     " empty(B, T) multiple(NH, NKV)",
     "the gradients of a group's heads, added",
     {{"vectorized", "the loads of four heads in flight, 128-bit accesses", Where::device,

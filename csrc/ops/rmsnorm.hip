@@ -498,7 +498,8 @@ const std::vector<int> row_block_sizes = {256, 128, 512};
 const std::vector<int> backward_block_sizes = {512, 256, 1024};
 
 Operation rmsnorm_forward(
-    "rmsnorm_forward(out: T[N,C], rstd: A[N]; x: T[N,C], weight: T[C]; eps: float {1e-5, 1e-6})"
+    "rmsnorm_forward<T: f32 bf16 f64, A: arithmetic(T)>"
+    "(out: T[N,C], rstd: A[N]; x: T[N,C], weight: T[C]; eps: float {1e-5, 1e-6})"
     " rows(N) empty(N)"
     " derivative rmsnorm_backward(dx: grad x, dweight: grad weight; dout: grad out, x, weight, rstd)",
     "out = x / rms(x) * weight",
@@ -514,7 +515,8 @@ Operation rmsnorm_forward(
     [](const Call& c) { return 4.0 * c["N"] * c["C"]; });
 
 Operation residual_rmsnorm_forward(
-    "residual_rmsnorm_forward(sum: T[N,C] may_share(x, residual), out: T[N,C], rstd: A[N];"
+    "residual_rmsnorm_forward<T: f32 bf16 f64, A: arithmetic(T)>"
+    "(sum: T[N,C] may_share(x, residual), out: T[N,C], rstd: A[N];"
     " x: T[N,C], residual: T[N,C], weight: T[C]; eps: float {1e-5, 1e-6}) rows(N) empty(N)"
     " derivative rmsnorm_backward(dx: grad x, dweight: grad weight;"
     " dout: grad out, x: sum, weight, rstd, dresidual: grad sum)"
@@ -533,7 +535,8 @@ Operation residual_rmsnorm_forward(
     [](const Call& c) { return 5.0 * c["N"] * c["C"]; });
 
 Operation rmsnorm_backward(
-    "rmsnorm_backward(dx: T[N,C] may_share(dresidual, dout), dweight: G[C] adds_if(accumulate), out?: T[N,C];"
+    "rmsnorm_backward<T: f32 bf16 f64, A: arithmetic(T), G: f32 bf16 f64>"
+    "(dx: T[N,C] may_share(dresidual, dout), dweight: G[C] adds_if(accumulate), out?: T[N,C];"
     " dout: T[N,C], x: T[N,C], weight: T[C], rstd: A[N], dresidual?: T[N,C]; accumulate: bool)"
     " rows(N) empty(N)",
     "gradients of rmsnorm_forward, and of residual_rmsnorm_forward with the sum as x",

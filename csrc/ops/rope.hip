@@ -299,7 +299,8 @@ double rope_flops(const Call& c) {
 }
 
 Operation rope_forward(
-    "rope_forward(out: T[B,T,NH,HD] strided may_share(x); x: T[B,T,NH,HD] strided, cis: A[T,HD/2,2];"
+    "rope_forward<T: f32 bf16 f64, A: arithmetic(T)>"
+    "(out: T[B,T,NH,HD] strided may_share(x); x: T[B,T,NH,HD] strided, cis: A[T,HD/2,2];"
     " interleaved: bool) empty(B, T)"
     " derivative rope_backward(dx: grad x; dout: grad out, cis; interleaved)",
     "turns every pair of a head's channels by its position's angle",
@@ -314,7 +315,8 @@ Operation rope_forward(
     rope_flops);
 
 Operation rope_backward(
-    "rope_backward(dx: T[B,T,NH,HD] strided may_share(dout); dout: T[B,T,NH,HD] strided, cis: A[T,HD/2,2];"
+    "rope_backward<T: f32 bf16 f64, A: arithmetic(T)>"
+    "(dx: T[B,T,NH,HD] strided may_share(dout); dout: T[B,T,NH,HD] strided, cis: A[T,HD/2,2];"
     " interleaved: bool) empty(B, T)",
     "turns the gradient of rope_forward back",
     {{"cpu", "positions over threads", Where::host, entries<rope_cpu<float, -1>, rope_cpu<bf16, -1>>()},

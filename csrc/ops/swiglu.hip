@@ -141,11 +141,11 @@ constexpr int block_threads = 512;
 template <bool whole>
 constexpr int rows_per_thread = whole ? 2 : 1;
 
-// 1 / (1 + e^-g); 0 where e^-g is infinite. bf16's own rounding hides what the fast functions do: an error of
+// 1 / (1 + e^-g); 0 where e^-g is infinite. The rounding of narrow types hides what the fast functions do: an error of
 // 1e-5 of the value at most, and 0 for a quotient below 2^-126.
 template <class T>
 __device__ float sigmoid(float g) {
-    if constexpr (std::is_same_v<T, bf16>)
+    if constexpr (narrow<T>)
         return fast_reciprocal(1.0f + __expf(-g));  // one instruction; HIP's __fdividef divides
     else
         return 1.0f / (1.0f + expf(-g));
@@ -254,7 +254,8 @@ void swiglu_backward_vectorized(View<T, 2> dgate_up, View<T, 2> out, View<const 
 const std::vector<int> block_sizes = {256, 128, block_threads};
 
 Operation swiglu_forward(
-    "swiglu_forward(out: T[N,F]; gate_up: T[N,2F]) rows(N) empty(N)"
+    "swiglu_forward<T: f32 bf16 f64>"
+    "(out: T[N,F]; gate_up: T[N,2F]) rows(N) empty(N)"
     " derivative swiglu_backward(dgate_up: grad gate_up; dout: grad out, gate_up)",
     "out = silu(gate) * up",
     {{"cpu", "rows over threads, vector lanes over columns", Where::host,
@@ -269,7 +270,8 @@ Operation swiglu_forward(
     [](const Call& c) { return 5.0 * c["N"] * c["F"]; });
 
 Operation swiglu_backward(
-    "swiglu_backward(dgate_up: T[N,2F] may_share(gate_up), out?: T[N,F] may_share(dout);"
+    "swiglu_backward<T: f32 bf16 f64>"
+    "(dgate_up: T[N,2F] may_share(gate_up), out?: T[N,F] may_share(dout);"
     " dout: T[N,F], gate_up: T[N,2F]) rows(N) empty(N)",
     "gradients of swiglu_forward, and its result again",
     {{"cpu", "rows over threads, vector lanes over columns", Where::host,

@@ -15,6 +15,7 @@
 using hipblasStatus_t = cublasStatus_t;
 using hipblasLtHandle_t = cublasLtHandle_t;
 using hipblasLtMatmulDesc_t = cublasLtMatmulDesc_t;
+using hipblasLtMatmulDescAttributes_t = cublasLtMatmulDescAttributes_t;
 using hipblasLtMatrixLayout_t = cublasLtMatrixLayout_t;
 using hipblasLtMatmulPreference_t = cublasLtMatmulPreference_t;
 using hipblasLtMatmulHeuristicResult_t = cublasLtMatmulHeuristicResult_t;
@@ -30,6 +31,8 @@ using hipblasOperation_t = cublasOperation_t;
 #define HIPBLAS_OP_T CUBLAS_OP_T
 #define HIPBLASLT_MATMUL_DESC_TRANSA CUBLASLT_MATMUL_DESC_TRANSA
 #define HIPBLASLT_MATMUL_DESC_TRANSB CUBLASLT_MATMUL_DESC_TRANSB
+#define HIPBLASLT_MATMUL_DESC_A_SCALE_POINTER CUBLASLT_MATMUL_DESC_A_SCALE_POINTER
+#define HIPBLASLT_MATMUL_DESC_B_SCALE_POINTER CUBLASLT_MATMUL_DESC_B_SCALE_POINTER
 #define HIPBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
 #define hipblasLtCreate cublasLtCreate
 #define hipblasLtMatmulDescCreate cublasLtMatmulDescCreate
@@ -44,6 +47,12 @@ using hipblasOperation_t = cublasOperation_t;
 
 namespace llamac {
 
+// ..._DESC_A_SCALE_MODE, ..._DESC_B_SCALE_MODE and ..._MATRIX_SCALE_OUTER_VEC_32F, which have the same numbers in both
+// libraries; headers before CUDA 12.9 and ROCm 7 lack the names, and those libraries refuse the attributes.
+constexpr auto first_scale_mode = static_cast<hipblasLtMatmulDescAttributes_t>(31),
+               second_scale_mode = static_cast<hipblasLtMatmulDescAttributes_t>(32);
+constexpr int32_t scale_by_row = 3;
+
 #if defined(LLAMAC_AMD)
 constexpr const char* blaslt_name = "hipBLASLt";
 inline int blaslt_version(hipblasLtHandle_t handle) {
@@ -53,10 +62,10 @@ inline int blaslt_version(hipblasLtHandle_t handle) {
 }
 // A handle owns memory by which the blocks of one product wait for each other: two streams' would meet there.
 constexpr bool handle_for_each_stream = true;
-// Whether the library takes the algorithm, which an earlier run wrote down, for out = a * b (+ out); and the workspace
+// Whether the library takes the algorithm, which an earlier run wrote down, for out = a * b (+ c); and the workspace
 // that it wants then. hipBLASLt crashes on one that it does not know: it is looked for among those that it offers.
 inline bool takes_algorithm(hipblasLtHandle_t, hipblasLtMatmulDesc_t, hipblasLtMatrixLayout_t,
-                            hipblasLtMatrixLayout_t, hipblasLtMatrixLayout_t,
+                            hipblasLtMatrixLayout_t, hipblasLtMatrixLayout_t, hipblasLtMatrixLayout_t,
                             const std::vector<hipblasLtMatmulHeuristicResult_t>& offered,
                             hipblasLtMatmulAlgo_t algorithm, size_t* workspace) {
     for (hipblasLtMatmulHeuristicResult_t one : offered) {
@@ -76,12 +85,11 @@ inline int blaslt_version(hipblasLtHandle_t) {
 constexpr bool handle_for_each_stream = false;
 // What cuBLASLt offers may be other algorithms in another process (in f32, beside PyTorch); it takes those as well.
 inline bool takes_algorithm(hipblasLtHandle_t handle, hipblasLtMatmulDesc_t product,
-                            hipblasLtMatrixLayout_t a, hipblasLtMatrixLayout_t b, hipblasLtMatrixLayout_t out,
-                            const std::vector<hipblasLtMatmulHeuristicResult_t>&,
+                            hipblasLtMatrixLayout_t a, hipblasLtMatrixLayout_t b, hipblasLtMatrixLayout_t c,
+                            hipblasLtMatrixLayout_t out, const std::vector<hipblasLtMatmulHeuristicResult_t>&,
                             hipblasLtMatmulAlgo_t algorithm, size_t* workspace) {
     hipblasLtMatmulHeuristicResult_t found = {};
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoCheck(handle, product, a, b, out, out, &algorithm, &found);
+    const cublasStatus_t status = cublasLtMatmulAlgoCheck(handle, product, a, b, c, out, &algorithm, &found);
     *workspace = found.workspaceSize;
     return status == CUBLAS_STATUS_SUCCESS && found.state == CUBLAS_STATUS_SUCCESS;
 }

@@ -9,9 +9,13 @@ struct Device {
     int32_t type, id;
 };
 struct DataType {
-    uint8_t code, bits;  // code: 0 int, 1 unsigned, 2 float, 4 bfloat, 6 bool
+    uint8_t code, bits;
     uint16_t lanes;
+
+    bool operator==(const DataType&) const = default;
 };
+constexpr uint8_t integer = 0, unsigned_integer = 1, floating = 2, opaque = 3, bfloat = 4,
+                  boolean = 6;  // codes
 struct Tensor {
     void* data;
     Device device;

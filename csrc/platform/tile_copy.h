@@ -3,10 +3,10 @@
 
 namespace llamac {
 
-// `rows` rows of `columns` bf16 by a block of `threads`. Between begin() and end() nobody may use the
-// SharedTile (with MFMA and WMMA: it changes in end(), so until then everybody may read what is there); after
-// end() and a __syncthreads everybody may read it. Copies of one thread end in the order in
-// which they began.
+// `rows` rows of `columns` bf16, or of as many bytes in another type, by a block of `threads`. Between begin()
+// and end() nobody may use the SharedTile (with MFMA and WMMA: it changes in end(), so until then everybody may
+// read what is there); after end() and a __syncthreads everybody may read it. Copies of one thread end in the
+// order in which they began.
 template <int rows, int columns, int threads>
 struct TileCopy {
     // A thread's chunks: the same chunk of every `pass`-th row.
@@ -14,16 +14,16 @@ struct TileCopy {
     static_assert(threads % chunks == 0 && pass % 8 == 0);
 
     // from: the first row, rows are `stride` < 2^31 elements apart. What lies at or beyond valid_rows,
-    // valid_columns (a multiple of 8) is zero and not read.
+    // valid_columns (in elements, whole chunks) is zero and not read.
     template <class T>
     __device__ void begin(SharedTile<columns> to, const T* from, int64_t stride, int valid_rows,
-                          int valid_columns = columns) {
-        static_assert(sizeof(T) == 2);
+                          int valid_columns = columns * 2 / int{sizeof(T)}) {
+        constexpr int size = 16 / sizeof(T);  // elements of a chunk
         shared = to;
         // The barrier: a loop would keep each chunk's address in registers.
         const int64_t pitch = optimization_barrier_uniform(static_cast<int>(stride));
-        const int inside = chunk() * 8 < valid_columns ? valid_rows - row() : 0;
-        const T* source = from + row() * pitch + chunk() * 8;
+        const int inside = chunk() * size < valid_columns ? valid_rows - row() : 0;
+        const T* source = from + row() * pitch + chunk() * size;
 #pragma unroll
         for (int i = 0; i < each; i++) {
             if (rows % pass != 0 && row() + i * pass >= rows) break;
@@ -79,11 +79,11 @@ struct TileCopy {
 // The way back: rows of LDS to memory, those below valid_rows. After a __syncthreads.
 template <int rows, int columns, int threads, class T>
 __device__ void store_tile(T* to, int64_t stride, SharedTile<columns> from, int valid_rows) {
-    static_assert(sizeof(T) == 2);
+    constexpr int size = 16 / sizeof(T);
     for (int i = static_cast<int>(threadIdx.x); i < rows * columns / 8; i += threads) {
         const int row = i / (columns / 8), chunk = i % (columns / 8);
         if (row < valid_rows)
-            store_vector(reinterpret_cast<uint4*>(to + row * stride + chunk * 8),
+            store_vector(reinterpret_cast<uint4*>(to + row * stride + chunk * size),
                          *reinterpret_cast<const uint4*>(from.at(row, chunk)));
     }
 }

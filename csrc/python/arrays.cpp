@@ -1,7 +1,8 @@
 #include "arrays.h"
 
+#include <algorithm>
+
 #include "core/device_memory.h"
-#include "platform/dlpack.h"
 
 namespace py = pybind11;
 
@@ -34,11 +35,13 @@ py::object capsule_of(py::handle object, const dlpack::Device& device, std::opti
     return method(**arguments);
 }
 
-char kind_of(const dlpack::DataType& t) {
-    constexpr const char kinds[] = {'i', 'u', 'f', 0, 'V', 0, 'b'};
-    if (t.lanes != 1 || t.code >= sizeof kinds) return 0;
-    return t.code == 4 && t.bits != 16 ? 0 : kinds[t.code];
-}
+// Of what numpy has: numpy's letters by DLPack's codes.
+struct Kind {
+    char letter;
+    uint8_t code;
+};
+constexpr Kind kinds[] = {
+    {'i', dlpack::integer}, {'u', dlpack::unsigned_integer}, {'f', dlpack::floating}, {'b', dlpack::boolean}};
 
 Array from_dlpack(py::handle object, const std::string& what, std::optional<int64_t> stream) {
     const auto numbers = object.attr("__dlpack_device__")().cast<std::pair<int32_t, int32_t>>();
@@ -62,8 +65,8 @@ Array from_dlpack(py::handle object, const std::string& what, std::optional<int6
              std::string(py::str(py::type::of(a.owner))));
     }
     a.data = static_cast<char*>(t->data) + t->byte_offset;
-    a.kind = kind_of(t->dtype);
-    a.itemsize = t->dtype.bits / 8;
+    a.type = t->dtype;
+    a.itemsize = t->dtype.bits * t->dtype.lanes / 8;
     a.shape.assign(t->shape, t->shape + t->ndim);
     a.strides.resize(a.shape.size());
     int64_t elements = 1;
@@ -78,9 +81,12 @@ Array from_numpy(const py::array& array, const std::string& what) {
     a.data = const_cast<void*>(array.data());
     a.read_only = !array.writeable();
     const py::dtype dtype = array.dtype();
-    const bool named_bf16 = dtype.attr("name").cast<std::string>() == "bfloat16";  // package ml_dtypes
-    a.kind = named_bf16 ? 'V' : dtype.kind() == 'V' ? 0 : dtype.kind();
     a.itemsize = array.itemsize();
+    if (const auto known = find_dtype(dtype.attr("name").cast<std::string>(), &DTypeInfo::python))
+        a.type = info(*known).dlpack;
+    else
+        for (const Kind& k : kinds)
+            if (dtype.kind() == k.letter) a.type = {k.code, static_cast<uint8_t>(8 * a.itemsize), 1};
     if (a.itemsize == 0) fail(what, ": expected numbers, found elements of no bytes");
     if (!dtype.attr("isnative").cast<bool>()) fail(what, ": expected this machine's byte order");
     for (py::ssize_t d = 0; d < array.ndim(); d++) {
@@ -93,8 +99,10 @@ Array from_numpy(const py::array& array, const std::string& what) {
 }
 
 std::string type_text(const Array& a) {
-    return a.kind == 0 ? "another type"
-                       : (a.kind == 'V' ? "bf" : std::string(1, a.kind)) + std::to_string(8 * a.itemsize);
+    if (const auto known = find_dtype(a.type)) return name(*known);
+    for (const Kind& k : kinds)
+        if (a.type.code == k.code && a.type.lanes == 1) return k.letter + std::to_string(a.type.bits);
+    return "another type";
 }
 
 }  // namespace
@@ -128,16 +136,10 @@ Tensor tensor_of(const Array& a, const std::string& what) {
     Tensor t;
     if (a.shape.size() > Tensor::max_rank)
         fail(what, ": expected at most ", Tensor::max_rank, " dimensions, found ", a.shape.size());
-    if (a.kind == 'f' && a.itemsize == 4)
-        t.dtype = DType::f32;
-    else if (a.kind == 'V')
-        t.dtype = DType::bf16;
-    else if (a.kind == 'f' && a.itemsize == 8)
-        t.dtype = DType::f64;
-    else if (a.kind == 'i' && a.itemsize == 4)
-        t.dtype = DType::i32;
-    else
-        fail(what, ": is ", type_text(a), ", expected f32, bf16, f64 or i32");
+    const std::optional<DType> type = find_dtype(a.type);
+    if (!type || !info(*type).in_operations)
+        fail(what, ": is ", type_text(a), ", expected ", dtype_names(in_operations));
+    t.dtype = *type;
     t.data = a.data;
     for (size_t d = 0; d < a.shape.size(); d++, t.rank++) t.shape[d] = a.shape[d], t.stride[d] = a.strides[d];
     for (const int64_t stride : a.strides)
@@ -146,9 +148,12 @@ Tensor tensor_of(const Array& a, const std::string& what) {
 }
 
 py::array host_array(const Array& a, const std::string& what) {
-    if (a.kind == 0 || a.kind == 'V')
+    const Kind* kind = std::find_if(std::begin(kinds), std::end(kinds), [&](const Kind& k) {
+        return a.type.code == k.code && a.type.lanes == 1;
+    });
+    if (kind == std::end(kinds))
         fail(what, ": is ", type_text(a), ", expected integers or floats that numpy has");
-    const py::dtype dtype(std::string(1, a.kind) + std::to_string(a.itemsize));
+    const py::dtype dtype(kind->letter + std::to_string(a.itemsize));
     std::vector<int64_t> strides;
     for (const int64_t s : a.strides) strides.push_back(s * a.itemsize);
     if (!a.on_device) return py::array(dtype, a.shape, strides, a.data, a.owner);

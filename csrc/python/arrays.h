@@ -9,12 +9,13 @@
 #include <vector>
 
 #include "core/tensor.h"
+#include "platform/dlpack.h"
 
 namespace llamac {
 
 struct Array {
     void* data = nullptr;
-    char kind = 0;  // as numpy has it: f, i, u, b; V: bfloat16
+    dlpack::DataType type = {dlpack::opaque, 0, 1};  // opaque: none that DLPack has
     int64_t itemsize = 0;
     std::vector<int64_t> shape, strides;  // strides in elements
     bool on_device = false;               // the one that this build computes on

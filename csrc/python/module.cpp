@@ -28,7 +28,7 @@ py::dict describe_operand(const Operation& op, const Operand& o) {
                                     d.factor, d.divisor));
     py::dict r;
     r["name"] = o.name;
-    r["type"] = o.type ? std::string(1, o.type) : name(o.dtype);
+    r["type"] = type_text(op, o);
     r["shape"] = shape;
     r["output"] = o.output;
     r["nullable"] = o.nullable;
@@ -89,11 +89,36 @@ py::dict describe_operation(const Operation& op) {
     py::dict r;
     r["name"] = op.name;
     r["summary"] = op.summary;
+    py::dict types;
+    for (const TypeLetter& t : op.types) {
+        py::list choices;
+        for (const DType choice : t.choices) choices.append(name(choice));
+        types[py::str(std::string(1, t.letter))] = choices;
+    }
+    r["types"] = types;
     r["operands"] = operands;
     r["variants"] = variants;
     r["scalars"] = scalars;
     r["default"] = default_variant(op);
     return r;
+}
+
+py::list dtypes() {
+    py::list all;
+    for (const DTypeInfo& d : dtype_table) {
+        py::dict r;
+        r["name"] = d.name;
+        r["bytes"] = d.bytes;
+        r["mantissa_bits"] = d.mantissa_bits;
+        r["arithmetic"] = name(d.arithmetic);
+        r["in_operations"] = d.in_operations;
+        r["safetensors"] = d.safetensors;
+        r["python"] = d.python;
+        r["dlpack"] = py::make_tuple(d.dlpack.code, d.dlpack.bits, d.dlpack.lanes);
+        r["library"] = d.library;
+        all.append(r);
+    }
+    return all;
 }
 
 py::list kernels() {
@@ -185,7 +210,7 @@ void run_operation(const std::string& operation, const std::vector<py::object>& 
     run(op, operands.tensors, scalars, {}, named);
 }
 
-// Of a call of these sizes, whose T, G and M are of one type.
+// Of a call of these sizes, in storage of one type.
 py::tuple find_least_work(const std::string& operation, const std::map<std::string, int64_t>& sizes,
                           const std::string& dtype, const std::vector<std::string>& absent) {
     const Operation& op = find_operation(operation);
@@ -195,14 +220,14 @@ py::tuple find_least_work(const std::string& operation, const std::map<std::stri
         if (found == sizes.end()) fail(operation, ": expected the size ", d.name, ", found none");
         size.push_back(found->second);
     }
-    if (dtype != "f32" && dtype != "bf16") fail("dtype ", dtype, ": expected f32 or bf16");
+    const DType storage = float_dtype(dtype);
     static char somewhere;  // where an operand is that is there; nobody reads it
     std::vector<Tensor> tensors;
     for (const Operand& o : op.operands) {
         Tensor& t = tensors.emplace_back();
         if (std::find(absent.begin(), absent.end(), o.name) != absent.end()) continue;
         t.data = &somewhere;
-        t.dtype = !o.type ? o.dtype : o.type == 'A' ? DType::f32 : storage_type(dtype);
+        t.dtype = o.letter < 0 ? o.dtype : op.types[static_cast<size_t>(o.letter)].beside(storage);
         for (const Dimension& d : o.shape)
             t.shape[t.rank++] =
                 (d.symbol < 0 ? 1 : size[static_cast<size_t>(d.symbol)]) * d.factor / d.divisor;
@@ -248,6 +273,7 @@ PYBIND11_MODULE(_native, m) {
         }
     });
     define_trainer(m);
+    m.def("dtypes", &dtypes, "The table of storage types.");
     m.def("kernels", &kernels, "Every operation: operands, scalars and variants, as its description says.");
     m.def("run", &run_operation, py::arg("operation"), py::arg("arrays"), py::arg("scalars"),
           py::arg("variant") = "", py::arg("stream") = py::none(),

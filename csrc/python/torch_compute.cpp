@@ -1,10 +1,10 @@
 #include "torch_compute.h"
 
 #include <ATen/ATen.h>
+#include <ATen/DLConvertor.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <optional>
 #include <string>
 
 namespace llamac {
@@ -12,15 +12,15 @@ namespace {
 
 // An int64 whose lower halves are a described int32 with gaps; every device here is little-endian.
 bool has_halves(const Operand& o, const at::Tensor& t) {
-    return t.scalar_type() == at::kLong && !o.type && o.dtype == DType::i32 && o.strided &&
+    return t.scalar_type() == at::kLong && o.letter < 0 && o.dtype == DType::i32 && o.strided &&
            o.shape.size() == 1;
 }
 
 DType type_of(const Operation& op, const Operand& o, const at::Tensor& t) {
     if (has_halves(o, t)) return DType::i32;
-    for (const DType d : {DType::f32, DType::bf16, DType::f64, DType::i32})
-        if (t.scalar_type() == torch_type(d)) return d;
-    fail(op.name, ": ", o.name, " is ", c10::toString(t.scalar_type()), ", expected f32, bf16, f64 or i32");
+    if (const std::optional<DType> known = find_dtype(t.scalar_type())) return *known;
+    fail(op.name, ": ", o.name, " is ", c10::toString(t.scalar_type()), ", expected ",
+         dtype_names(in_operations));
 }
 
 // The value that is no index. One that no int32, or lower half of a target, is would be ignored nowhere.
@@ -171,8 +171,20 @@ void refuse_gpus(std::string why) {
 }
 
 at::ScalarType torch_type(DType t) {
-    constexpr at::ScalarType types[] = {at::kFloat, at::kBFloat16, at::kDouble, at::kInt};
+    static const std::vector<at::ScalarType> types = [] {
+        std::vector<at::ScalarType> all;
+        for (const DTypeInfo& d : dtype_table)
+            all.push_back(at::toScalarType({d.dlpack.code, d.dlpack.bits, d.dlpack.lanes}));
+        return all;
+    }();
     return types[static_cast<size_t>(t)];
+}
+
+std::optional<DType> find_dtype(at::ScalarType type) {
+    for (size_t t = 0; t < dtype_count; t++)
+        if (dtype_table[t].in_operations && torch_type(static_cast<DType>(t)) == type)
+            return static_cast<DType>(t);
+    return std::nullopt;
 }
 
 void compute(const Operation& op, std::vector<at::Tensor> operands, const std::vector<Scalar>& scalars) {
@@ -183,11 +195,11 @@ void check_types(const Operation& op, const std::vector<at::Tensor>& operands,
                  const std::vector<Scalar>& scalars) {
     with_value_errors([&] {
         check_exceptions(op, scalars);
-        Types types;
+        Types types(op);
         for (size_t k = 0; k < operands.size(); k++) {
             const size_t i = op.in_order(k);
             const Operand& o = op.operands[i];
-            if (operands[i].defined()) types.check(op, o, type_of(op, o, operands[i]));
+            if (operands[i].defined()) types.check(o, type_of(op, o, operands[i]));
         }
     });
 }

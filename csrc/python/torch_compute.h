@@ -2,6 +2,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,8 @@
 namespace llamac {
 
 at::ScalarType torch_type(DType t);
+// Nothing for a type that operations do not have.
+std::optional<DType> find_dtype(at::ScalarType type);
 
 // From now on compute() refuses tensors of a GPU with this reason, if there is one: torch.cmake's LLAMAC_WITHOUT_GPU.
 void refuse_gpus(std::string why);

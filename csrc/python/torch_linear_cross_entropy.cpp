@@ -57,7 +57,8 @@ void add_weight_gradient(const Tensor& dout, const Tensor& x, bool accumulate, c
 }
 
 at::ScalarType statistics(const Tensor& x) {
-    return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const std::optional<DType> type = find_dtype(x.scalar_type());
+    return type ? torch_type(info(*type).arithmetic) : at::kFloat;  // check() refuses other types
 }
 
 void check(const Tensor& hidden, const Tensor& weight, const Tensor& targets, int64_t ignore_index,
@@ -75,8 +76,9 @@ void check(const Tensor& hidden, const Tensor& weight, const Tensor& targets, in
     check_device(weight, "weight");
     check_device(targets, "targets");
     const at::ScalarType type = hidden.scalar_type();
-    TORCH_CHECK_VALUE(type == at::kFloat || type == at::kBFloat16 || type == at::kDouble, op, "hidden is ",
-                      type, ", expected Float, BFloat16 or Double");
+    const std::optional<DType> known = find_dtype(type);
+    TORCH_CHECK_VALUE(known && is_float(info(*known)), op, "hidden is ", type, ", expected ",
+                      dtype_names(is_float));
     TORCH_CHECK_VALUE(weight.scalar_type() == type, op, "weight is ", weight.scalar_type(), ", expected ",
                       type);
     const c10::SymIntArrayRef sizes = hidden.sym_sizes(), matrix = weight.sym_sizes(),
@@ -130,7 +132,7 @@ Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targ
     const int64_t chunks = std::max<int64_t>(1, (bytes + chunk_bytes - 1) / chunk_bytes);
     const int64_t height = std::max<int64_t>(1, (rows + chunks - 1) / chunks);
     // Each chunk's addition rounds to the storage type: a few stay within what the products themselves lose.
-    const bool wide = chunks > most_roundings && type == at::kBFloat16;
+    const bool wide = chunks > most_roundings && type != wide_type;
     const bool gradients = wanted.dhidden || wanted.dweight;
 
     const Tensor x = hidden.dim() == 2 ? hidden : hidden.reshape({rows, channels});

@@ -136,15 +136,16 @@ struct Arguments {
     }
 
     at::ScalarType result_type(const Operand& o) const {
-        if (!o.type) return torch_type(o.dtype);
-        at::ScalarType storage = dtype;
+        if (o.letter < 0) return torch_type(o.dtype);
+        at::ScalarType storage = dtype;  // that of the first letter
         for (size_t i = tensors.size(); i-- > 0;) {
             if (!tensors[i].defined()) continue;
-            const char letter = form.op->operands[i].type;
-            if (letter == o.type) return tensors[i].scalar_type();
-            if (letter == 'T') storage = tensors[i].scalar_type();
+            const int letter = form.op->operands[i].letter;
+            if (letter == o.letter) return tensors[i].scalar_type();
+            if (letter == 0) storage = tensors[i].scalar_type();
         }
-        return o.type != 'A' ? storage : storage == at::kDouble ? at::kDouble : at::kFloat;
+        const std::optional<DType> known = find_dtype(storage);
+        return known ? torch_type(form.op->types[static_cast<size_t>(o.letter)].beside(*known)) : storage;
     }
 };
 

@@ -81,23 +81,16 @@ double validate(LockedTrainer& t, const Ids& tokens, const Ids& targets) {
                           });
 }
 
-// In f32, which holds bf16 exactly; numpy has no bf16.
+// In f32, which holds narrower types exactly; numpy has no bf16.
 py::dict parameters(const LockedTrainer& t) {
     py::dict all;
     for (const NamedTensor& p : weight_tensors(t.model.parameters)) {
         const std::vector<int64_t> shape(p.tensor.shape, p.tensor.shape + p.tensor.rank);
         py::array_t<float> values(shape);
         float* to = values.mutable_data();
-        const int64_t count = p.tensor.elements();
         {
             const TrainerCall call(t);
-            if (p.tensor.dtype == DType::f32) {
-                copy_bytes(to, p.tensor.data, p.tensor.bytes());
-            } else {
-                HostCopy copy(p.tensor.data, p.tensor.bytes());
-                const bf16* from = static_cast<const bf16*>(copy.from_device().data);
-                std::transform(from, from + count, to, [](bf16 x) { return float(x); });
-            }
+            copy_as(DType::f32, to, p.tensor);
         }
         all[p.name.c_str()] = values;
     }

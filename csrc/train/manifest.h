@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/gemm.h"
+#include "core/library_gemm.h"
 #include "train/options.h"
 
 namespace llamac {

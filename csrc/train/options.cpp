@@ -278,8 +278,9 @@ void settle(Options& options) {
     std::error_code none;  // what cannot be looked at is no directory
     if (options.init == "load" && !std::filesystem::is_directory(options.model, none))
         fail("--init load: expected --model to be a Hugging Face directory, found ", quote(options.model));
-    if (options.grad_dtype == "bf16" && options.dtype == "f32")
-        fail("--grad-dtype bf16: expected f32, which --dtype f32 needs");
+    if (info(float_dtype(options.grad_dtype)).mantissa_bits < info(float_dtype(options.dtype)).mantissa_bits)
+        fail("--grad-dtype ", options.grad_dtype, ": expected ", options.dtype, ", which --dtype ",
+             options.dtype, " needs");
     if (options.out.empty()) fail("--out: expected a directory, found \"\"");
     if (options.resume.empty()) fail("--resume: expected auto, none or a directory, found \"\"");
     micro_steps(options, 1);
@@ -406,11 +407,6 @@ std::vector<std::pair<std::string, Rows>> configuration_rows(const Options& opti
             {flag.name, value.is_string() ? value.get<std::string>() : value.dump()});
     }
     return groups;
-}
-
-DType storage_type(const std::string& name) {
-    CHECK(name == "f32" || name == "bf16");
-    return name == "f32" ? DType::f32 : DType::bf16;
 }
 
 Recompute parse_recompute(const std::string& list) {

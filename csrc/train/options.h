@@ -43,8 +43,6 @@ nlohmann::ordered_json to_json(const Options& options);
 using Rows = std::vector<std::pair<std::string, std::string>>;
 std::vector<std::pair<std::string, Rows>> configuration_rows(const Options& options);
 
-// "f32" or "bf16".
-DType storage_type(const std::string& name);
 // A --recompute list: none, or parts with commas between: norm, swiglu, qkv, attention, block (= block:1),
 // block:K.
 Recompute parse_recompute(const std::string& list);

@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "core/gemm.h"
+#include "core/library_gemm.h"
 #include "platform/ranges.h"
 #include "train/memory.h"
 #include "train/model_options.h"

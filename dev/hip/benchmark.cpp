@@ -108,16 +108,20 @@ const Entry* entry_of(const Variant& v, const Job& job) {
     return nullptr;
 }
 
-// "T=bf16 M=f32": the letters whose type is not given by another's.
+// The storage type of an operation's type letter.
+DType type_of(const Operation& op, const Entry& e, size_t letter) {
+    size_t i = 0;
+    while (op.operands[i].letter != static_cast<int>(letter)) i++;
+    return e.operands[i].dtype;
+}
+
+// "T=bf16 M=f32": the letters whose type is not given by another's; "bf16" of a single one.
 std::string type_label(const Operation& op, const Entry& e) {
     std::string text;
-    for (const char letter : {'T', 'G', 'M'})
-        for (size_t i = 0; i < op.operands.size(); i++)
-            if (op.operands[i].type == letter) {
-                text += std::string(text.empty() ? "" : " ") + letter + "=" + name(e.operands[i].dtype);
-                break;
-            }
-    return text.find(' ') == std::string::npos && text.size() > 2 ? text.substr(2) : text;
+    for (size_t k = 0; k < op.types.size(); k++)
+        if (op.types[k].arithmetic_of < 0)
+            text += std::string(text.empty() ? "" : " ") + op.types[k].letter + "=" + name(type_of(op, e, k));
+    return text.find(' ') == std::string::npos ? text.substr(2) : text;
 }
 
 bool is_absent(const Benchmark& b, const Operand& o) {
@@ -143,14 +147,9 @@ std::vector<Job> jobs_of(const Benchmark& b, const Flags& flags) {
     std::vector<Job> jobs;
     for (const Variant& v : op.variants)
         for (const Entry& e : v.entries) {
-            const auto has_type = [&](DType t) {
-                for (size_t i = 0; i < op.operands.size(); i++)
-                    if (op.operands[i].type == 'T') return e.operands[i].dtype == t;
-                return t == DType::f32 || flags.dtype == "bf16";  // operations without T have one type
-            };
             Job job{&op, &b, &e, {}, {}, type_label(op, e)};
-            const bool wanted =
-                v.where == Where::device && has_type(flags.dtype == "bf16" ? DType::bf16 : DType::f32);
+            const bool wanted = v.where == Where::device &&
+                                type_of(op, e, 0) == op.types.front().beside(float_dtype(flags.dtype));
             const bool known =
                 std::any_of(jobs.begin(), jobs.end(), [&](const Job& j) { return same_types(*j.types, e); });
             if (!wanted || known) continue;
@@ -178,15 +177,16 @@ std::vector<uint8_t> pattern(const Job& job, size_t operand) {
     std::vector<uint8_t> bytes(static_cast<size_t>(count * size_of(dtype)));
     const uint32_t stream = static_cast<uint32_t>(operand);
     // Statistics that a forward pass has left (rstd, lse) are positive, too.
-    const bool positive = o.positive || (o.type == 'A' && !o.output);
+    const bool statistic = o.letter >= 0 && job.op->types[static_cast<size_t>(o.letter)].arithmetic_of >= 0;
+    const bool positive = o.positive || (statistic && !o.output);
     Philox words{};
     for (int64_t i = 0; i < count; i++) {
         if (i % 4 == 0) words = random_block(3, 0, stream, i / 4);
         const uint32_t word = words.word[i % 4];
-        const double value = o.bound >= 0          ? word % job.size[o.bound]
-                             : dtype == DType::i32 ? 1 + word % 9
-                             : positive            ? 0.5 + uniform(word)
-                                                   : random_normal(3, 0, stream, i);
+        const double value = o.bound >= 0               ? word % job.size[o.bound]
+                             : info(dtype).is_integer() ? 1 + word % 9
+                             : positive                 ? 0.5 + uniform(word)
+                                                        : random_normal(3, 0, stream, i);
         store(dtype, &bytes[static_cast<size_t>(i * size_of(dtype))], value);
     }
     return bytes;

@@ -59,37 +59,10 @@ inline uint8_t* address(const Tensor& t, int64_t element) {
     return static_cast<uint8_t*>(t.data) + offset_of(t, element) * size_of(t.dtype);
 }
 inline double load(DType dtype, const uint8_t* p) {
-    switch (dtype) {
-    case DType::f32:
-        return *reinterpret_cast<const float*>(p);
-    case DType::bf16:
-        return *reinterpret_cast<const bf16*>(p);
-    case DType::f64:
-        return *reinterpret_cast<const double*>(p);
-    case DType::i32:
-        return *reinterpret_cast<const int32_t*>(p);
-    case DType::f16:  // no operation's
-        break;
-    }
-    return not_a_number;
+    return visit_dtype(dtype, [&]<class T>() { return to_storage<double>(*reinterpret_cast<const T*>(p)); });
 }
 inline void store(DType dtype, uint8_t* p, double value) {
-    switch (dtype) {
-    case DType::f32:
-        *reinterpret_cast<float*>(p) = static_cast<float>(value);
-        break;
-    case DType::bf16:
-        *reinterpret_cast<bf16*>(p) = bf16(static_cast<float>(value));
-        break;
-    case DType::f64:
-        *reinterpret_cast<double*>(p) = value;
-        break;
-    case DType::i32:
-        *reinterpret_cast<int32_t*>(p) = static_cast<int32_t>(value);
-        break;
-    case DType::f16:
-        break;
-    }
+    visit_dtype(dtype, [&]<class T>() { *reinterpret_cast<T*>(p) = to_storage<T>(value); });
 }
 inline double get(const Tensor& t, int64_t element) {
     return load(t.dtype, address(t, element));
@@ -111,22 +84,20 @@ inline std::vector<double> read(const Tensor& t) {
     });
     return values;
 }
-inline int digits(DType t) {
-    return t == DType::f64 ? 52 : t == DType::f32 ? 23 : 7;
-}
-// What an operand is precise to: its type, but f32 where f32 arithmetic gives f64 (a sum, say). T: the storage type.
+// What an operand is precise to: its type, but that of the arithmetic where it is wider (a sum, say). T: the storage type.
 inline DType precision_of(DType operand, DType T) {
-    return operand == DType::f64 && T != DType::f64 ? DType::f32 : operand;
+    const DType computed = info(T).arithmetic;
+    return info(operand).mantissa_bits > info(computed).mantissa_bits ? computed : operand;
 }
 inline double ulp(double x, DType t) {
-    return x == 0 ? 0 : std::ldexp(1.0, std::ilogb(x) - digits(t));
+    return x == 0 ? 0 : std::ldexp(1.0, std::ilogb(x) - info(t).mantissa_bits);
 }
 
 // The storage type of a call or an entry, by its operands' types.
 template <class Typed>
 DType storage_of(const Operation& op, const Typed& typed) {
     for (size_t i = 0; i < op.operands.size(); i++)
-        if (op.operands[i].type == 'T' && !op.operands[i].nullable) return typed[i].dtype;
+        if (op.operands[i].letter == 0 && !op.operands[i].nullable) return typed[i].dtype;
     return typed[0].dtype;
 }
 
@@ -240,6 +211,7 @@ inline std::vector<double> initial_values(const Case& c, size_t operand) {
     const Tensor shape = shape_of(c, operand, dtype);
     std::vector<double> values(shape.elements(), not_a_number);
     const uint32_t step = static_cast<uint32_t>(c.number), stream = static_cast<uint32_t>(operand);
+    const uint32_t half = is_narrow(dtype) ? 1u << (info(dtype).mantissa_bits - 1) : 1;
     Philox p{};
     for (size_t i = 0; c.reads(o) && i < values.size(); i++) {
         const int64_t e = static_cast<int64_t>(i);
@@ -247,14 +219,14 @@ inline std::vector<double> initial_values(const Case& c, size_t operand) {
         const uint32_t word = p.word[e % 4];
         if (o.bound >= 0)
             values[i] = word % c.size[o.bound];
-        else if (dtype == DType::i32)
+        else if (info(dtype).is_integer())
             values[i] = 1 + word % 9;
         else if (o.positive)
             values[i] = bf16(static_cast<float>(0.5 + uniform(word)));
-        // A grid on which the sum of two is a bf16 too, so that an operation that rounds one to storage
-        // before it goes on (residual_rmsnorm_forward) still has the f64 reference's values.
-        else if (dtype == DType::bf16)
-            values[i] = (word % 127 - 63.0) / 32;
+        // A grid on which the sum of two is of the type too (in bf16: multiples of 1/32 below 2), so that an operation
+        // that rounds one to storage before it goes on (residual_rmsnorm_forward) still has the f64 reference's values.
+        else if (is_narrow(dtype))
+            values[i] = (word % (2 * half - 1) - (half - 1.0)) / (half / 2);
         else
             values[i] = random_normal(1, step, stream, e);
     }
@@ -270,7 +242,7 @@ inline Outputs oracle(const Case& c, const std::vector<std::vector<double>>& val
     for (size_t i = 0; i < values.size(); i++) {
         const Operand& o = c.op->operands[i];
         if (c.absent[i]) continue;
-        memory[i].place(shape_of(c, i, o.type ? DType::f64 : o.dtype), values[i], false);
+        memory[i].place(shape_of(c, i, o.letter < 0 ? o.dtype : DType::f64), values[i], false);
         tensors[i] = memory[i].tensor;
     }
     run(*c.op, tensors, c.scalars, {}, "reference");
@@ -280,12 +252,13 @@ inline Outputs oracle(const Case& c, const std::vector<std::vector<double>>& val
     return outputs;
 }
 
+inline double rounded(double x, DType dtype) {
+    alignas(8) uint8_t bytes[8];
+    store(dtype, bytes, x);
+    return load(dtype, bytes);
+}
 inline std::vector<double> rounded(std::vector<double> values, DType dtype) {
-    for (double& x : values) {
-        alignas(8) uint8_t bytes[8];
-        store(dtype, bytes, x);
-        x = load(dtype, bytes);
-    }
+    for (double& x : values) x = rounded(x, dtype);
     return values;
 }
 

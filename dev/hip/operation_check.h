@@ -11,7 +11,7 @@
 // moves by its storage's u: a variant may read it or compute it anew. Operations without FLOPs copy: exact.
 // Everything is compared so that NaN fails.
 //
-// Stochastic rounding (bf16 outputs that are marked random): within one ulp of the element, and
+// Stochastic rounding (narrow outputs that are marked random): within one ulp of the element, and
 // unbiased (below).
 #pragma once
 #include <cstdio>
@@ -49,15 +49,15 @@ inline std::vector<Bound> bounds(const Case& c, const Outputs& truth) {
     std::vector<Bound> bound(truth.size());
     if (!c.op->flops) return bound;
     const DType storage = storage_of(*c.op, c.entry->operands);
-    const double u = storage == DType::f64 ? 0x1p-53 : 0x1p-24;
+    const double u = std::ldexp(0.5, -info(info(storage).arithmetic).mantissa_bits);
     const double terms = static_cast<double>(*std::max_element(c.size.begin(), c.size.end()));
     for (uint32_t trial = 0; trial < 3; trial++) {
         auto moved = c.values;
         for (size_t i = 0; i < moved.size(); i++) {
             const DType dtype = c.entry->operands[i].dtype;
-            const double step = c.derived[i] ? std::ldexp(0.5, -digits(dtype)) : u;
+            const double step = c.derived[i] ? std::ldexp(0.5, -info(dtype).mantissa_bits) : u;
             Philox p{};
-            for (size_t e = 0; dtype != DType::i32 && e < moved[i].size(); e++) {
+            for (size_t e = 0; !info(dtype).is_integer() && e < moved[i].size(); e++) {
                 if (e % 4 == 0)
                     p = random_block(2, trial, static_cast<uint32_t>(i), static_cast<int64_t>(e / 4));
                 moved[i][e] *= 1 + step * (4 * uniform(p.word[e % 4]) - 2);
@@ -75,8 +75,9 @@ inline std::vector<Bound> bounds(const Case& c, const Outputs& truth) {
         std::vector<double> zero = truth[i];
         for (double& x : zero) x *= 0;  // where the truth is NaN (a mean of nothing), NaN is right
         const Size norm = distance(truth[i], zero), &e = bound[i].element;
-        bound[i].total = {std::max(std::sqrt(terms) * e.l2, 2 * std::ldexp(norm.l2, -digits(dtype))),
-                          std::max(std::sqrt(terms) * e.largest, 2 * ulp(norm.largest, dtype))};
+        bound[i].total = {
+            std::max(std::sqrt(terms) * e.l2, 2 * std::ldexp(norm.l2, -info(dtype).mantissa_bits)),
+            std::max(std::sqrt(terms) * e.largest, 2 * ulp(norm.largest, dtype))};
     }
     return bound;
 }
@@ -85,7 +86,7 @@ inline std::vector<Bound> bounds(const Case& c, const Outputs& truth) {
 inline bool is_stochastic(const Case& c, size_t i) {
     const Operand& o = c.op->operands[i];
     const bool has_nearest = o.nearest_beside >= 0 && !c.absent[static_cast<size_t>(o.nearest_beside)];
-    return c.entry->operands[i].dtype == DType::bf16 && o.random >= 0 && !has_nearest;
+    return is_narrow(c.entry->operands[i].dtype) && o.random >= 0 && !has_nearest;
 }
 
 // f: how far the truth lies above the lower neighbour, in ulp. The error, 1 - f with probability f and else
@@ -93,10 +94,10 @@ inline bool is_stochastic(const Case& c, size_t i) {
 // (which sees rounding to nearest) may be more than five standard deviations from 0. slack: the error of
 // the arithmetic before the rounding, which has no sums.
 inline std::string check_stochastic(const std::vector<double>& found, const std::vector<double>& truth,
-                                    double slack) {
+                                    DType dtype, double slack) {
     double sum = 0, toward_nearest = 0, variance = 0;
     for (size_t i = 0; i < truth.size(); i++) {
-        const double unit = ulp(truth[i], DType::bf16), error = found[i] - truth[i];
+        const double unit = ulp(truth[i], dtype), error = found[i] - truth[i];
         if (!(std::fabs(error) <= unit + slack))
             return "element " + std::to_string(i) + " is more than an ulp away";
         if (unit < 64 * slack) continue;  // the arithmetic's error blurs f
@@ -181,7 +182,8 @@ inline std::string compare(const Case& c, const Run& found, const Truth& expecte
     for (size_t i = 0; i < truth.size(); i++) {
         const std::string& output = c.op->operands[i].name;
         if (is_stochastic(c, i)) {
-            const std::string wrong = check_stochastic(found.values[i], truth[i], bound[i].element.largest);
+            const std::string wrong = check_stochastic(found.values[i], truth[i], c.entry->operands[i].dtype,
+                                                       bound[i].element.largest);
             if (!wrong.empty()) return output + ": " + wrong;
             continue;
         }

@@ -14,6 +14,7 @@ from llamac.bench import torch_operations as torch_ops
 from llamac.bench.timing import Call
 from llamac.bench.torch_operations import DTYPES, Case, Inputs
 from llamac.config import load_config
+from llamac.dtypes import dtype_row
 from llamac.registry import least_work
 from llamac.tolerance import BACKWARD, FORWARD, violation
 
@@ -38,7 +39,7 @@ class Function:
 
     def work(self, case: Case, backward: bool) -> tuple[float, float]:
         """(bytes, FLOPs) that a call must at least move and compute."""
-        dtype = next(name for name, dtype in DTYPES.items() if dtype == case.dtype["T"])
+        dtype = dtype_row(case.dtype["T"]).name
         parts = self.forward | self.backward if backward else self.forward
         each = [least_work(name, case.size, dtype, absent) for name, absent in parts.items()]
         return sum(b for b, _ in each), sum(f for _, f in each)
@@ -191,9 +192,8 @@ def _differences_of_a_draw(function: Function, case: Case) -> list[str]:
     wrong = []
     for kind, factor, *columns in zip(("output", "gradient"), (FORWARD, BACKWARD), *found, strict=True):
         for index, (mine, theirs, truth) in enumerate(zip(*columns, strict=True)):
-            dtype = "bf16" if mine.dtype == torch.bfloat16 else "f32"
             arrays = [t.detach().double().cpu().numpy() for t in (mine, theirs, truth)]
-            if message := violation(arrays[0], arrays[1], arrays[2], dtype, factor):
+            if message := violation(arrays[0], arrays[1], arrays[2], dtype_row(mine.dtype).name, factor):
                 wrong.append(f"{kind} {index}: {message}")
     return wrong
 
@@ -217,4 +217,4 @@ def sizes(model: str, batch: int, length: int) -> dict[str, int]:
 
 def case_of(name: str, size: dict[str, int], dtype: str, device: str) -> Case:
     """dtype: "f32" or "bf16"; size by dimension letter."""
-    return Case(name, size, dict.fromkeys("TGM", DTYPES[dtype]), frozenset(), device)
+    return Case(name, size, {"T": DTYPES[dtype]}, frozenset(), device)

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 
 from llamac import reference
+from llamac.dtypes import torch_dtypes
 
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = torch_dtypes("f32", "bf16")
 EPS = 1e-5
 THETA = 500000.0
 ADAMW = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}  # as torch.optim names them
@@ -31,7 +32,7 @@ class Case:
 
     operation: str
     size: dict[str, int]  # by dimension letter
-    dtype: dict[str, torch.dtype]  # by type letter: T storage, G gradient, M moment
+    dtype: dict[str, torch.dtype]  # by the description's type letter; T's where it names no other
     absent: frozenset[str]  # operands that are left out
     device: str
 
@@ -40,7 +41,7 @@ class Case:
         """Reads the label of types: "bf16", "T=bf16 G=f32 M=f32, no master", or "" where all are f32."""
         types, *absent = line["dtype"].split(", ")
         letters = dict(word.split("=") for word in types.split()) if "=" in types else {"T": types or "f32"}
-        dtype = {letter: DTYPES[letters.get(letter, letters["T"])] for letter in "TGM"}
+        dtype = {letter: DTYPES[name] for letter, name in letters.items()}
         names = frozenset(name.removeprefix("no ") for name in absent)
         return Case(line["operation"], line["shape"], dtype, names, device)
 
@@ -48,7 +49,10 @@ class Case:
         return [self.size[d] if isinstance(d, str) else d for d in dimensions]
 
     def randn(self, *dimensions: str | int, letter: str = "T") -> torch.Tensor:
-        return torch.randn(self.shape(dimensions), dtype=self.dtype[letter], device=self.device)
+        return torch.randn(self.shape(dimensions), dtype=self.type_of(letter), device=self.device)
+
+    def type_of(self, letter: str) -> torch.dtype:
+        return self.dtype.get(letter, self.dtype["T"])
 
     def randint(self, below: str, *dimensions: str) -> torch.Tensor:
         return torch.randint(self.size[below], self.shape(dimensions), device=self.device)
@@ -82,7 +86,7 @@ def rmsnorm_backward_inputs(c: Case) -> Inputs:
     if "dresidual" not in c.absent:
         inputs["dresidual"] = c.randn("N", "C")
     rstd = torch.rsqrt(inputs["x"].float().square().mean(-1) + EPS)
-    return inputs | {"rstd": rstd, "dweight_like": torch.empty(0, dtype=c.dtype["G"], device=c.device)}
+    return inputs | {"rstd": rstd, "dweight_like": torch.empty(0, dtype=c.type_of("G"), device=c.device)}
 
 
 def precompute_cis_inputs(c: Case) -> Inputs:
@@ -117,7 +121,7 @@ def swiglu_inputs(c: Case) -> Inputs:
 def matmul_inputs(c: Case) -> Inputs:
     inputs = {"x": c.randn("N", "C"), "weight": c.randn("K", "C")}
     if c.operation != "matmul_forward":
-        dweight_like = torch.empty(0, dtype=c.dtype["G"], device=c.device)
+        dweight_like = torch.empty(0, dtype=c.type_of("G"), device=c.device)
         return inputs | {"dout": c.randn("N", "K"), "dweight_like": dweight_like}
     return inputs | ({} if "residual" in c.absent else {"residual": c.randn("N", "K")})
 

@@ -15,9 +15,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from llamac.dtypes import torch_dtypes
 from llamac.options import Options
 
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = torch_dtypes("f32", "bf16")
 
 
 def rank() -> int:

@@ -27,6 +27,7 @@ import llamac.tokenizer
 from llamac.carried_files import read_carried_files
 from llamac.config import Config, load_config
 from llamac.data import Loader, check_same_tokenizer
+from llamac.dtypes import TABLE
 from llamac.errors import InputError
 from llamac.log import Log, set_aside
 from llamac.options import Options, prompt_ids, recompute_parts
@@ -151,7 +152,7 @@ def set_up(model: nn.Module, o: Options, device: str) -> None:
 
 def adamw_options(o: Options, device: str) -> dict:
     """The reference's AdamW as the flags want it."""
-    rounds = o.optimizer_state == "bf16" or (o.dtype == "bf16" and o.master_weights == "off")
+    rounds = TABLE[o.optimizer_state].narrow or (TABLE[o.dtype].narrow and o.master_weights == "off")
     return {
         "beta1": o.beta1,
         "beta2": o.beta2,

@@ -137,7 +137,8 @@ double backward_flops(const Call& call) {
     " test_large(B=1, T=4096, NH=2, NKV=1, HD=64)"
 
 Operation attention_forward(
-    "attention_forward(out: T[B,T,NH,HD] strided, lse: A[B,NH,T]; q: T[B,T,NH,HD] strided,"
+    "attention_forward<T: f32 bf16 f64, A: arithmetic(T)>"
+    "(out: T[B,T,NH,HD] strided, lse: A[B,NH,T]; q: T[B,T,NH,HD] strided,"
     " k: T[B,T,NKV,HD] strided, v: T[B,T,NKV,HD] strided; scale: float {0.125, 0.3, 4})"
     " empty(B, T) multiple(NH, NKV)"
     " derivative attention_backward(dq: grad q, dk: grad k, dv: grad v; dout: grad out, out, lse, q, k, v; "
@@ -168,7 +169,8 @@ Operation attention_forward(
     forward_flops);
 
 Operation attention_backward(
-    "attention_backward(dq: T[B,T,NH,HD] strided, dk: T[B,T,NKV,HD] strided, dv: T[B,T,NKV,HD] strided;"
+    "attention_backward<T: f32 bf16 f64, A: arithmetic(T)>"
+    "(dq: T[B,T,NH,HD] strided, dk: T[B,T,NKV,HD] strided, dv: T[B,T,NKV,HD] strided;"
     " dout: T[B,T,NH,HD] strided, out: T[B,T,NH,HD] strided, lse: A[B,NH,T], q: T[B,T,NH,HD] strided,"
     " k: T[B,T,NKV,HD] strided, v: T[B,T,NKV,HD] strided; scale: float {0.125, 0.3, 4})"
     " empty(B, T) multiple(NH, NKV)" LLAMAC_ATTENTION_TESTS,

@@ -5,7 +5,7 @@
 #include <tuple>
 #include <vector>
 
-#include "core/blas.h"
+#include "core/cpu_gemm.h"
 #include "core/simd.h"
 #include "ops/attention/attention.h"
 

@@ -1,8 +1,8 @@
-// Matmul on the host: our own packed product (core/blas.h) and the system's CBLAS, variants `cpu` and `blas`
+// Matmul on the host: our own packed product (core/cpu_gemm.h) and the system's CBLAS, variants `cpu` and `blas`
 // of matmul.hip.
 #include <algorithm>
 
-#include "core/blas.h"
+#include "core/cpu_gemm.h"
 #include "ops/matmul/matmul.h"
 
 namespace llamac {

@@ -1,6 +1,6 @@
-// Matrix products by the vendor's library (core/gemm.h): variant `library` of matmul.hip. The residual, or the
+// Matrix products by the vendor's library (core/library_gemm.h): variant `library` of matmul.hip. The residual, or the
 // gradient that is there, is added by the product itself.
-#include "core/gemm.h"
+#include "core/library_gemm.h"
 #include "ops/matmul/matmul.h"
 
 namespace llamac {
@@ -9,15 +9,15 @@ namespace {
 // The operands are Views of a launch, or Tensors of a Call that asks whether it can be.
 template <class X, class W>
 Gemm forward_product(DType type, const X& x, const W& weight, bool adds) {
-    return {x.shape[0], weight.shape[0], x.shape[1], false, true, type, type, adds};
+    return {x.shape[0], weight.shape[0], x.shape[1], false, true, type, type, type, type, adds};
 }
 template <class D, class W>
 Gemm input_product(DType type, const D& dout, const W& weight) {
-    return {dout.shape[0], weight.shape[1], dout.shape[1], false, false, type, type, false};
+    return {dout.shape[0], weight.shape[1], dout.shape[1], false, false, type, type, type, type, false};
 }
 template <class D, class X>
 Gemm weight_product(DType type, DType gradient, const D& dout, const X& x, bool adds) {
-    return {dout.shape[1], x.shape[1], dout.shape[0], true, false, type, gradient, adds};
+    return {dout.shape[1], x.shape[1], dout.shape[0], true, false, type, type, gradient, gradient, adds};
 }
 
 bool aligned(const Call& c) {
@@ -29,20 +29,22 @@ bool aligned(const Call& c) {
 template <class T>
 void matmul_forward_library(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
                             View<const T, 2> residual, Device device) {
-    run_gemm(forward_product(dtype_of<T>(), x, weight, bool(residual)), out.data, x.data, weight.data,
-             residual.data, device.workspace, device.context.gemms, device.stream);
+    run_gemm(forward_product(dtype_of<T>(), x, weight, bool(residual)),
+             {out.data, x.data, weight.data, residual.data}, device.workspace, device.context.gemms,
+             device.stream);
 }
 template <class T>
 void matmul_backward_input_library(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight,
                                    Device device) {
-    run_gemm(input_product(dtype_of<T>(), dout, weight), dx.data, dout.data, weight.data, nullptr,
-             device.workspace, device.context.gemms, device.stream);
+    run_gemm(input_product(dtype_of<T>(), dout, weight), {dx.data, dout.data, weight.data}, device.workspace,
+             device.context.gemms, device.stream);
 }
 template <class T, class G>
 void matmul_backward_weight_library(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
                                     bool accumulate, Device device) {
-    run_gemm(weight_product(dtype_of<T>(), dtype_of<G>(), dout, x, accumulate), dweight.data, dout.data,
-             x.data, dweight.data, device.workspace, device.context.gemms, device.stream);
+    run_gemm(weight_product(dtype_of<T>(), dtype_of<G>(), dout, x, accumulate),
+             {dweight.data, dout.data, x.data, dweight.data}, device.workspace, device.context.gemms,
+             device.stream);
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 //   dweight[k,c] = sum_n dout[n,k] * x[n,c]    (+ what was there)
 //
 // reference: plain loops.
-// cpu:       our own packed product (core/blas.h): reads bf16 as it packs, adds the residual or the old gradient
+// cpu:       our own packed product (core/cpu_gemm.h): reads bf16 as it packs, adds the residual or the old gradient
 //            as it stores (cpu.hip).
 // blas:      the system's CBLAS, f32 and f64 (cpu.hip).
 // naive:     one thread per element of the result (naive.hip).
@@ -113,7 +113,8 @@ std::vector<Variant> variants_of(const Launchers& of) {
     " test(N=2184, C=72, K=136) test_large(N=1000, C=1032, K=520)"
 
 Operation matmul_forward(
-    "matmul_forward(out: T[N,K] may_share(residual); x: T[N,C], weight: T[K,C], residual?: T[N,K])"
+    "matmul_forward<T: f32 bf16 f64>"
+    "(out: T[N,K] may_share(residual); x: T[N,C], weight: T[K,C], residual?: T[N,K])"
     " rows(N) empty(N)"
     " derivative matmul_backward_input(dx: grad x; dout: grad out, weight)"
     " derivative matmul_backward_weight(dweight: grad weight; dout: grad out, x)"
@@ -129,7 +130,8 @@ Operation matmul_forward(
     flops);
 
 Operation matmul_backward_input(
-    "matmul_backward_input(dx: T[N,C]; dout: T[N,K], weight: T[K,C]) rows(N) empty(N)" LLAMAC_MATMUL_TESTS,
+    "matmul_backward_input<T: f32 bf16 f64>"
+    "(dx: T[N,C]; dout: T[N,K], weight: T[K,C]) rows(N) empty(N)" LLAMAC_MATMUL_TESTS,
     "dx = dout * weight",
     variants_of({.cpu = entries<matmul_backward_input_cpu<float>, matmul_backward_input_cpu<bf16>, matmul_backward_input_cpu<double>>(),
                  .blas = blas_entries().backward_input,
@@ -141,7 +143,8 @@ Operation matmul_backward_input(
     flops);
 
 Operation matmul_backward_weight(
-    "matmul_backward_weight(dweight: G[K,C] adds_if(accumulate); dout: T[N,K], x: T[N,C]; accumulate: bool)"
+    "matmul_backward_weight<T: f32 bf16 f64, G: f32 bf16 f64>"
+    "(dweight: G[K,C] adds_if(accumulate); dout: T[N,K], x: T[N,C]; accumulate: bool)"
     " rows(N) empty(N)" LLAMAC_MATMUL_TESTS,
     "dweight = transposed dout * x",
     variants_of({.cpu = entries<matmul_backward_weight_cpu<float, float>, matmul_backward_weight_cpu<bf16, float>, matmul_backward_weight_cpu<bf16, bf16>, matmul_backward_weight_cpu<double, double>>(),

@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "core/file.h"
-#include "core/gemm.h"
 #include "core/json.h"
+#include "core/library_gemm.h"
 
 namespace llamac {
 

@@ -1,4 +1,4 @@
-#include "core/gemm.h"
+#include "core/library_gemm.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -12,9 +12,17 @@
 namespace llamac {
 
 std::string Gemm::name() const {
+    const auto other = [](DType type, DType than) {
+        return type == than ? std::string() : std::string("/") + llamac::name(type);
+    };
+    const auto scale = [](const char* operand, GemmScale s) {
+        constexpr const char* texts[] = {"", "*1", "*row"};
+        return s == GemmScale::none ? std::string() : std::string(operand) + texts[static_cast<int>(s)];
+    };
     return std::string(a_transposed ? "t" : "n") + (b_transposed ? "t" : "n") + " " + std::to_string(rows) +
-           "x" + std::to_string(columns) + "x" + std::to_string(inner) + " " + llamac::name(in) + " " +
-           llamac::name(out) + (adds ? " +c" : "");
+           "x" + std::to_string(columns) + "x" + std::to_string(inner) + " " + llamac::name(a) + other(b, a) +
+           " " + llamac::name(out) + (adds ? " +c" + other(c, out) : "") + scale(" a", a_scale) +
+           scale(" b", b_scale);
 }
 
 #if defined(LLAMAC_BLASLT)
@@ -31,8 +39,9 @@ void check_blas(hipblasStatus_t status, const char* what) {
 // in its order, are transposed already.
 struct Plan {
     hipblasLtMatmulDesc_t product = nullptr;
-    hipblasLtMatrixLayout_t a = nullptr, b = nullptr, out = nullptr;  // as the library names them
-    std::vector<Candidate> candidates;                                // its best guess first
+    hipblasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr,
+                            out = nullptr;  // as the library names them
+    std::vector<Candidate> candidates;      // its best guess first
 };
 
 // What the process has of the library on a device: nothing that depends on who asked for it first.
@@ -71,33 +80,41 @@ struct Decision {
     enum { open, guessed, settled } state = open;
 };
 
-hipDataType library_type(DType type) {
-    return type == DType::bf16 ? HIP_R_16BF : HIP_R_32F;
-}
-
+static_assert(info(DType::f32).library == HIP_R_32F && info(DType::bf16).library == HIP_R_16BF);
 hipblasLtMatrixLayout_t make_layout(DType type, int64_t rows, int64_t columns) {
     hipblasLtMatrixLayout_t layout = nullptr;
-    check_blas(hipblasLtMatrixLayoutCreate(&layout, library_type(type), static_cast<uint64_t>(rows),
-                                           static_cast<uint64_t>(columns), rows),
+    check_blas(hipblasLtMatrixLayoutCreate(&layout, static_cast<hipDataType>(info(type).library),
+                                           static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), rows),
                "hipblasLtMatrixLayoutCreate");
     return layout;
 }
 
-Plan make_plan(Library& lib, const Gemm& g) {
-    Plan plan;
+template <class T>
+bool set(const Plan& plan, hipblasLtMatmulDescAttributes_t attribute, const T& value) {
+    return hipblasLtMatmulDescSetAttribute(plan.product, attribute, &value, sizeof value) ==
+           HIPBLAS_STATUS_SUCCESS;
+}
+
+// The product's description; false where the library is too old for its scales.
+bool describe(Plan& plan, const Gemm& g) {
     check_blas(hipblasLtMatmulDescCreate(&plan.product, HIPBLAS_COMPUTE_32F, HIP_R_32F),
                "hipblasLtMatmulDescCreate");
     const int32_t first = g.b_transposed ? HIPBLAS_OP_T : HIPBLAS_OP_N,
                   second = g.a_transposed ? HIPBLAS_OP_T : HIPBLAS_OP_N;
-    check_blas(
-        hipblasLtMatmulDescSetAttribute(plan.product, HIPBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first),
-        "hipblasLtMatmulDescSetAttribute");
-    check_blas(
-        hipblasLtMatmulDescSetAttribute(plan.product, HIPBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second),
-        "hipblasLtMatmulDescSetAttribute");
-    plan.a = g.b_transposed ? make_layout(g.in, g.inner, g.columns) : make_layout(g.in, g.columns, g.inner);
-    plan.b = g.a_transposed ? make_layout(g.in, g.rows, g.inner) : make_layout(g.in, g.inner, g.rows);
+    bool taken = set(plan, HIPBLASLT_MATMUL_DESC_TRANSA, first);
+    taken &= set(plan, HIPBLASLT_MATMUL_DESC_TRANSB, second);
+    if (g.b_scale == GemmScale::row) taken &= set(plan, first_scale_mode, scale_by_row);
+    if (g.a_scale == GemmScale::row) taken &= set(plan, second_scale_mode, scale_by_row);
+    plan.a = g.b_transposed ? make_layout(g.b, g.inner, g.columns) : make_layout(g.b, g.columns, g.inner);
+    plan.b = g.a_transposed ? make_layout(g.a, g.rows, g.inner) : make_layout(g.a, g.inner, g.rows);
+    plan.c = make_layout(g.c, g.columns, g.rows);
     plan.out = make_layout(g.out, g.columns, g.rows);
+    return taken;
+}
+
+Plan make_plan(Library& lib, const Gemm& g) {
+    Plan plan;
+    if (!describe(plan, g)) return plan;
 
     hipblasLtMatmulPreference_t preference = nullptr;
     check_blas(hipblasLtMatmulPreferenceCreate(&preference), "hipblasLtMatmulPreferenceCreate");
@@ -109,7 +126,7 @@ Plan make_plan(Library& lib, const Gemm& g) {
     plan.candidates.resize(most_candidates);
     int found = 0;
     const hipblasStatus_t status =
-        hipblasLtMatmulAlgoGetHeuristic(lib.handle, plan.product, plan.a, plan.b, plan.out, plan.out,
+        hipblasLtMatmulAlgoGetHeuristic(lib.handle, plan.product, plan.a, plan.b, plan.c, plan.out,
                                         preference, most_candidates, plan.candidates.data(), &found);
     static_cast<void>(hipblasLtMatmulPreferenceDestroy(preference));
     plan.candidates.resize(status == HIPBLAS_STATUS_SUCCESS ? static_cast<size_t>(found) : 0);
@@ -147,14 +164,12 @@ bool read_algorithm(Library& lib, const Plan& plan, const std::string& text,
     for (size_t i = 0; i < sizeof *algorithm; i++)
         bytes[i] = static_cast<unsigned char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
     size_t workspace = 0;
-    return takes_algorithm(lib.handle, plan.product, plan.a, plan.b, plan.out, plan.candidates, *algorithm,
-                           &workspace) &&
+    return takes_algorithm(lib.handle, plan.product, plan.a, plan.b, plan.c, plan.out, plan.candidates,
+                           *algorithm, &workspace) &&
            workspace <= size_t{gemm_workspace_bytes};
 }
 
-struct Operands {
-    void* out;
-    const void *a, *b, *c;
+struct Operands : GemmOperands {
     void* workspace;
     hipStream_t stream;
     hipblasLtHandle_t handle;
@@ -162,8 +177,12 @@ struct Operands {
 
 bool compute(const Gemm& g, const Plan& plan, const hipblasLtMatmulAlgo_t& algorithm, const Operands& o) {
     const float one = 1, beta = g.adds ? 1.0f : 0.0f;
+    if (g.b_scale != GemmScale::none && !set(plan, HIPBLASLT_MATMUL_DESC_A_SCALE_POINTER, o.b_scale))
+        return false;
+    if (g.a_scale != GemmScale::none && !set(plan, HIPBLASLT_MATMUL_DESC_B_SCALE_POINTER, o.a_scale))
+        return false;
     return hipblasLtMatmul(o.handle, plan.product, &one, o.b, plan.a, o.a, plan.b, &beta,
-                           g.adds ? o.c : o.out, plan.out, o.out, plan.out, &algorithm, o.workspace,
+                           g.adds ? o.c : o.out, plan.c, o.out, plan.out, &algorithm, o.workspace,
                            size_t{gemm_workspace_bytes}, o.stream) == HIPBLAS_STATUS_SUCCESS;
 }
 
@@ -271,12 +290,12 @@ bool gemm_supports(const Gemm& gemm) {
     return !plan_of(lib, gemm).candidates.empty();
 }
 
-void run_gemm(const Gemm& gemm, void* out, const void* a, const void* b, const void* c, void* workspace,
-              GemmAlgorithms* algorithms, hipStream_t stream) {
+void run_gemm(const Gemm& gemm, const GemmOperands& given, void* workspace, GemmAlgorithms* algorithms,
+              hipStream_t stream) {
     Library& lib = library();
     const std::lock_guard<std::mutex> held(lib.lock);
     const Plan& plan = plan_of(lib, gemm);
-    const Operands operands{out, a, b, c, workspace, stream, lib.handle_for(stream)};
+    const Operands operands{given, workspace, stream, lib.handle_for(stream)};
     const hipblasLtMatmulAlgo_t* algorithm = &plan.candidates[0].algo;
     if (algorithms) {
         Decision& decision = algorithms->state->decisions[gemm];
@@ -316,8 +335,7 @@ struct GemmAlgorithms::State {};
 bool gemm_supports(const Gemm&) {
     return false;
 }
-void run_gemm(const Gemm& gemm, void*, const void*, const void*, const void*, void*, GemmAlgorithms*,
-              hipStream_t) {
+void run_gemm(const Gemm& gemm, const GemmOperands&, void*, GemmAlgorithms*, hipStream_t) {
     fail(gemm.name(), ": this build has no vendor's library");
 }
 GemmAlgorithms::GemmAlgorithms() = default;

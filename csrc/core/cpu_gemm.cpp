@@ -1,4 +1,4 @@
-#include "core/blas.h"
+#include "core/cpu_gemm.h"
 
 #include <algorithm>
 #include <utility>

@@ -13,14 +13,19 @@
 
 namespace llamac {
 
-// Row-major out[rows,columns] = a * b (+ c), summed over `inner`.
+// What an operand is multiplied by as it is read: nothing, one number, or one number for each row of a (column of b).
+enum class GemmScale : uint8_t { none, tensor, row };
+
+// Row-major out[rows,columns] = a * b (+ c), summed over `inner` in f32.
 struct Gemm {
     int64_t rows, columns, inner;
     bool a_transposed, b_transposed;  // a is stored [inner,rows]; b is stored [columns,inner]
-    DType in, out;                    // of a and b; of c and out. Sums are f32.
+    DType a, b, c, out;               // c: of what is added; where nothing is, that of out
     bool adds;                        // + c, which may be out
+    GemmScale a_scale = GemmScale::none, b_scale = GemmScale::none;
 
-    // "nt 8192x6144x4096 bf16 bf16 +c": what files keep choices by.
+    // "nt 8192x6144x4096 bf16 bf16 +c", the types of a and out: what files keep choices by. Where b's type is another
+    // than a's, or c's than out's, it follows behind a slash; scales come last: "nt 64x64x64 e4m3/e5m2 bf16 +c/f32 a*1 b*row".
     std::string name() const;
     std::strong_ordering operator<=>(const Gemm&) const = default;
 };
@@ -33,9 +38,15 @@ constexpr int64_t gemm_workspace_bytes = int64_t{64} << 20;
 // Whether this build and the device's library can compute it.
 bool gemm_supports(const Gemm& gemm);
 struct GemmAlgorithms;
-// c: null where nothing is added. workspace: gemm_workspace_bytes. algorithms: null for the library's guess.
-void run_gemm(const Gemm& gemm, void* out, const void* a, const void* b, const void* c, void* workspace,
-              GemmAlgorithms* algorithms, hipStream_t stream);
+struct GemmOperands {
+    void* out;
+    const void *a, *b;
+    const void* c = nullptr;                             // where the product adds
+    const float *a_scale = nullptr, *b_scale = nullptr;  // device memory, where the product scales
+};
+// workspace: gemm_workspace_bytes. algorithms: null for the library's guess.
+void run_gemm(const Gemm& gemm, const GemmOperands& operands, void* workspace, GemmAlgorithms* algorithms,
+              hipStream_t stream);
 
 // The candidates that compute products, by the products' names.
 struct GemmChoices {

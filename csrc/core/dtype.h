@@ -1,0 +1,182 @@
+// Storage types. One table says what all other code needs to know of each: nothing else lists or tests them. A new type
+// is a C++ type that converts to and from float, an enumerator and a row; then the operations that take it name it in
+// their descriptions. llamac/dtypes.py holds the names for Python on purpose; tests/test_dtypes.py compares the two, and
+// the names with numpy, safetensors and torch.
+#pragma once
+#include <array>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "platform/dlpack.h"
+#include "platform/error.h"
+#include "platform/hip.h"
+
+namespace llamac {
+
+// bfloat16: the upper half of a float; rounds to nearest, ties to even; NaN stays NaN.
+struct bf16 {
+    uint16_t bits;
+
+    bf16() = default;
+    __host__ __device__ explicit bf16(float value) {
+        union {
+            float f;
+            uint32_t u;
+        } v{value};
+        const uint32_t rounded = (v.u + 0x7fffu + (v.u >> 16 & 1u)) >> 16;
+        const bool is_nan = (v.u & 0x7fffffffu) > 0x7f800000u;
+        bits = static_cast<uint16_t>(is_nan ? (v.u >> 16 | 0x40u) : rounded);
+    }
+    __host__ __device__ operator float() const {
+        union {
+            uint32_t u;
+            float f;
+        } v{static_cast<uint32_t>(bits) << 16};
+        return v.f;
+    }
+};
+static_assert(sizeof(bf16) == 2);
+
+// IEEE binary16, which is read from files alone.
+struct f16 {
+    uint16_t bits;
+
+    operator float() const;
+};
+
+enum class DType : uint8_t { f32, bf16, f64, i32, f16 };
+
+struct DTypeInfo {
+    const char* name;         // in descriptions, flags and messages
+    int mantissa_bits;        // those that are stored; 0: an integer
+    bool in_operations;       // else in files alone, which are converted as they are read
+    const char* safetensors;  // in a file's header
+    const char* python;       // of torch, of numpy (bfloat16: of its extension ml_dtypes) and of config.json
+    dlpack::DataType dlpack;  // by which other libraries' arrays, torch's among them, are recognised
+    int library;              // hipDataType and cudaDataType, which have the same numbers
+    int64_t bytes = 0;
+    DType arithmetic = {};  // what is computed in
+
+    constexpr bool is_integer() const { return mantissa_bits == 0; }
+};
+
+// T: the C++ type. Arithmetic: fp32 for types that are no wider; f64 makes a reference the oracle of the tests.
+template <DType type, class T, DType arithmetic_type>
+struct DTypeRow {
+    using Storage = T;
+    static constexpr DType dtype = type, arithmetic = arithmetic_type;
+    DTypeInfo info;
+};
+
+inline constexpr std::tuple dtype_rows{
+    DTypeRow<DType::f32, float, DType::f32>{
+        {"f32", 23, true, "F32", "float32", {dlpack::floating, 32, 1}, 0}},
+    DTypeRow<DType::bf16, bf16, DType::f32>{
+        {"bf16", 7, true, "BF16", "bfloat16", {dlpack::bfloat, 16, 1}, 14}},
+    DTypeRow<DType::f64, double, DType::f64>{
+        {"f64", 52, true, "F64", "float64", {dlpack::floating, 64, 1}, 1}},
+    DTypeRow<DType::i32, int32_t, DType::f32>{{"i32", 0, true, "I32", "int32", {dlpack::integer, 32, 1}, 10}},
+    DTypeRow<DType::f16, f16, DType::f32>{{"f16", 10, false, "F16", "float16", {dlpack::floating, 16, 1}, 2}},
+};
+
+// ---- rows by enumerator and by C++ type
+
+constexpr size_t dtype_count = std::tuple_size_v<decltype(dtype_rows)>;
+template <size_t... i>
+constexpr std::array<DTypeInfo, dtype_count> make_dtype_table(std::index_sequence<i...>) {
+    const auto complete = [](const auto& row) {
+        DTypeInfo info = row.info;
+        info.bytes = sizeof(typename std::decay_t<decltype(row)>::Storage);
+        info.arithmetic = row.arithmetic;
+        return info;
+    };
+    return {complete(std::get<i>(dtype_rows))...};
+}
+inline constexpr auto dtype_table = make_dtype_table(std::make_index_sequence<dtype_count>());
+
+constexpr const DTypeInfo& info(DType t) {
+    return dtype_table[static_cast<size_t>(t)];
+}
+constexpr const char* name(DType t) {
+    return info(t).name;
+}
+constexpr int64_t size_of(DType t) {
+    return info(t).bytes;
+}
+// Whether values are rounded from the type of the arithmetic as they are stored.
+constexpr bool is_narrow(DType t) {
+    return !info(t).is_integer() && info(t).arithmetic != t;
+}
+
+template <size_t i>
+using DTypeRowAt = std::tuple_element_t<i, decltype(dtype_rows)>;
+template <class T, size_t i = 0>
+constexpr DType dtype_of() {
+    static_assert(DTypeRowAt<i>::dtype == static_cast<DType>(i), "rows stand in the enumerators' order");
+    if constexpr (std::is_same_v<T, typename DTypeRowAt<i>::Storage>)
+        return DTypeRowAt<i>::dtype;
+    else
+        return dtype_of<T, i + 1>();
+}
+// What values of T are computed in.
+template <class T>
+using arithmetic = typename DTypeRowAt<static_cast<size_t>(info(dtype_of<T>()).arithmetic)>::Storage;
+template <class T>
+constexpr bool narrow = is_narrow(dtype_of<T>());
+
+// ---- dispatch: f.operator()<T>() with the C++ type of t
+
+constexpr bool is_any(const DTypeInfo&) {
+    return true;
+}
+constexpr bool in_operations(const DTypeInfo& d) {
+    return d.in_operations;
+}
+constexpr bool is_float(const DTypeInfo& d) {
+    return d.in_operations && !d.is_integer();
+}
+// Over the types that operations have, or that `wanted` selects. Throws Error for another.
+template <bool (*wanted)(const DTypeInfo&) = in_operations, size_t i = 0, class F>
+auto visit_dtype(DType t, const F& f) -> decltype(f.template operator()<float>()) {
+    if constexpr (i == dtype_count) {
+        fail("dtype ", name(t), ": no operation has it");
+    } else {
+        if constexpr (wanted(dtype_table[i]))
+            if (t == static_cast<DType>(i)) return f.template operator()<typename DTypeRowAt<i>::Storage>();
+        return visit_dtype<wanted, i + 1>(t, f);
+    }
+}
+
+// x as storage of another type: to nearest, to what is narrower than f32 by way of f32.
+template <class To, class From>
+To to_storage(From x) {
+    return To(static_cast<std::conditional_t<std::is_arithmetic_v<To>, To, float>>(x));
+}
+// n elements on the host; `from` need not be aligned.
+void convert(const void* from, DType from_type, void* to, DType to_type, int64_t n);
+
+// ---- names
+
+using DTypeColumn = const char* DTypeInfo::*;
+std::optional<DType> find_dtype(std::string_view text, DTypeColumn column = &DTypeInfo::name);
+std::optional<DType> find_dtype(const dlpack::DataType& type);
+// A floating-point type of operations, by its name; Error where there is none.
+DType float_dtype(std::string_view name);
+// "f32, bf16 or f64": those that `wanted` selects, for messages.
+template <class Wanted>
+std::string dtype_names(const Wanted& wanted, DTypeColumn column = &DTypeInfo::name) {
+    std::string text, last;
+    for (const DTypeInfo& d : dtype_table) {
+        if (!wanted(d)) continue;
+        if (!last.empty()) text += (text.empty() ? "" : ", ") + last;
+        last = d.*column;
+    }
+    return text.empty() ? last : text + " or " + last;
+}
+
+}  // namespace llamac

@@ -1,0 +1,49 @@
+"""Storage types by llamac's names. csrc/core/dtype.h holds the same table on purpose, for the compiled
+program; tests/test_dtypes.py compares the two, and both with numpy, safetensors and torch.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class DType:
+    """A row. mantissa_bits: those that are stored, 0 for an integer; torch: also config.json's name."""
+
+    name: str
+    mantissa_bits: int
+    safetensors: str
+    torch: str
+
+    @property
+    def narrow(self) -> bool:
+        """Whether values are rounded from the type of the arithmetic as they are stored."""
+        return 0 < self.mantissa_bits < TABLE["f32"].mantissa_bits
+
+
+TABLE = {
+    row.name: row
+    for row in (
+        DType("f32", 23, "F32", "float32"),
+        DType("bf16", 7, "BF16", "bfloat16"),
+        DType("f64", 52, "F64", "float64"),
+        DType("i32", 0, "I32", "int32"),
+        DType("f16", 10, "F16", "float16"),
+    )
+}
+_BY_TORCH = {f"torch.{row.torch}": row for row in TABLE.values()}
+
+
+def dtype_row(dtype: "torch.dtype") -> DType:
+    """The row of one of torch's types."""
+    return _BY_TORCH[str(dtype)]
+
+
+def torch_dtypes(*names: str) -> dict[str, "torch.dtype"]:
+    """Torch's types by our names."""
+    import torch
+
+    return {name: getattr(torch, TABLE[name].torch) for name in names}

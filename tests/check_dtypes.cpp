@@ -1,0 +1,88 @@
+// The table of storage types and what is made from it; test_dtypes.py compares its names with other libraries'.
+#include <cmath>
+
+#include "check.h"
+#include "core/dtype.h"
+
+using namespace llamac;
+
+namespace {
+
+void check_rows() {
+    static_assert(std::is_same_v<arithmetic<float>, float> && std::is_same_v<arithmetic<bf16>, float> &&
+                  std::is_same_v<arithmetic<double>, double>);
+    static_assert(narrow<bf16> && !narrow<float> && !narrow<double> && !narrow<int32_t>);
+    for (size_t i = 0; i < dtype_count; i++) {
+        const DType t = static_cast<DType>(i);
+        const DTypeInfo& d = info(t);
+        const std::string text = d.name;
+        check(find_dtype(d.name) == t && find_dtype(d.safetensors, &DTypeInfo::safetensors) == t &&
+                  find_dtype(d.python, &DTypeInfo::python) == t && find_dtype(d.dlpack) == t,
+              text + ": each name finds it");
+        check(d.bytes == d.dlpack.bits / 8 && d.dlpack.lanes == 1 && size_of(t) == d.bytes, text + ": bytes");
+        check(info(d.arithmetic).arithmetic == d.arithmetic && info(d.arithmetic).bytes >= d.bytes &&
+                  info(d.arithmetic).mantissa_bits >= d.mantissa_bits,
+              text + ": the type of the arithmetic");
+        check(visit_dtype<is_any>(
+                  t, [&]<class T>() { return dtype_of<T>() == t && int64_t{sizeof(T)} == d.bytes; }),
+              text + ": its C++ type");
+    }
+    check(is_narrow(DType::bf16) && is_narrow(DType::f16) && !is_narrow(DType::f32) && !is_narrow(DType::i32),
+          "narrow types");
+    check(!find_dtype("f8") && !find_dtype("F32") && !find_dtype(dlpack::DataType{dlpack::floating, 32, 2}),
+          "no such type");
+    check(dtype_names(in_operations) == "f32, bf16, f64 or i32", "names for messages");
+    check(dtype_names([](const DTypeInfo& d) { return d.is_integer(); }) == "i32", "one name");
+    check(float_dtype("bf16") == DType::bf16, "by name");
+    refused("an integer", {"dtype i32: expected f32, bf16 or f64"}, [] { float_dtype("i32"); });
+    refused("a type of files", {"dtype f16: expected f32, bf16 or f64"}, [] { float_dtype("f16"); });
+    refused("a type of files", {"dtype f16"}, [] { visit_dtype(DType::f16, []<class T>() {}); });
+}
+
+// 1 and the next value, which differ by the last mantissa bit.
+void check_mantissas() {
+    for (size_t i = 0; i < dtype_count; i++) {
+        const DType t = static_cast<DType>(i);
+        if (!is_float(info(t))) continue;
+        const double step = std::ldexp(1.0, -info(t).mantissa_bits);
+        visit_dtype<is_float>(t, [&]<class T>() {
+            check(double(to_storage<T>(1 + step)) == 1 + step && double(to_storage<T>(1 + step / 4)) == 1,
+                  std::string(name(t)) + ": mantissa bits");
+        });
+    }
+}
+
+void check_conversions() {
+    const double values[] = {0, 1, -2.5, 0.333, 1e30, -1e-30, INFINITY};
+    constexpr int64_t n = std::size(values);
+    for (size_t i = 0; i < dtype_count; i++)
+        for (size_t k = 0; k < dtype_count; k++) {
+            const DType from = static_cast<DType>(i), to = static_cast<DType>(k);
+            if (!is_float(info(from)) || !is_float(info(to))) continue;
+            alignas(8) char first[8 * n], second[8 * n], shifted[8 * n + 1];
+            double expected[n], found[n];
+            convert(values, DType::f64, first, from, n);
+            std::memcpy(shifted + 1, first, sizeof first);
+            convert(shifted + 1, from, expected, DType::f64, n);
+            convert(shifted + 1, from, second, to, n);
+            convert(second, to, found, DType::f64, n);
+            bool right = true;
+            for (int64_t v = 0; v < n; v++)
+                right &= visit_dtype<is_float>(
+                    to, [&]<class T>() { return found[v] == double(to_storage<T>(expected[v])); });
+            check(right, std::string(name(from)) + " to " + name(to));
+        }
+    const uint16_t halves[] = {0x3c00, 0xc100, 0x0001, 0x7bff, 0xfc00, 0x7e00};  // IEEE binary16
+    float found[std::size(halves)];
+    convert(halves, DType::f16, found, DType::f32, std::size(halves));
+    check(found[0] == 1 && found[1] == -2.5f && found[2] == 0x1p-24f && found[3] == 65504 &&
+              found[4] == -INFINITY && std::isnan(found[5]),
+          "f16 to f32");
+    refused("to a type of files", {"dtype f16"}, [&] { convert(found, DType::f32, found, DType::f16, 1); });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    return run_checks(argc, argv, checks<check_rows, check_mantissas, check_conversions>());
+}
