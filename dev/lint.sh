@@ -1,7 +1,8 @@
 #!/bin/bash
 # lint.sh [BASE]: checks without building or running anything: clang-format, ruff, codespell and mypy on all tracked
 # files; shell syntax; clang-tidy (.clang-tidy) on the C++ files that differ from the commit BASE (default: where this
-# branch left main; on main, the commit before), by the compilation database of LLAMAC_BUILD (build/auto).
+# branch left main; on main, the files of the last commit that is no merge), by the compilation database of LLAMAC_BUILD
+# (build/auto).
 #
 # The tools come from the dependency group `lint` of pyproject.toml; LLAMAC_VENV names another folder than .venv. All
 # checks run; the exit status is 1 where one of them failed.
@@ -37,14 +38,17 @@ check_tidy() {
     local base=${1:-} database=${LLAMAC_BUILD:-build/auto}
     if [ -z "$base" ]; then
         base=$(git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main 2>/dev/null || git rev-parse HEAD)
-        # On main itself, with nothing changed: its last commit.
-        if [ "$base" = "$(git rev-parse HEAD)" ] && git diff --quiet HEAD; then base=HEAD~1; fi
+    fi
+    local changed=(git diff --name-only --diff-filter=d "$base" --) headers
+    # On main itself, with nothing changed.
+    if [ -z "${1:-}" ] && [ "$base" = "$(git rev-parse HEAD)" ] && git diff --quiet HEAD; then
+        base=$(git rev-list -1 --no-merges HEAD)^
+        changed=(git diff --name-only --diff-filter=d "$base" "${base%^}" --)
     fi
     if [ ! -f $database/compile_commands.json ]; then
         echo "lint.sh: $database/compile_commands.json is missing: make lint" >&2
         return 1
     fi
-    local changed=(git diff --name-only --diff-filter=d "$base" --) headers
     headers=$("${changed[@]}" 'csrc/*.h' 'dev/hip/*.h' 'tests/*.h' | sed 's|.*|/&|; s|[.+]|\\&|g' | paste -sd '|')
     local files
     files=$("${changed[@]}" 'csrc/*.cpp' 'csrc/*.hip' 'tests/*.cpp' 'dev/hip/*.cpp' | while IFS= read -r file; do

@@ -315,9 +315,7 @@ def test_names_are_shortened():
     assert short("llamac::(anonymous namespace)::f_kernel(float*, void (*)(int))") == "f_kernel"
     assert short("void llamac::f_kernel<llamac::bf16, 4, (llamac::D)1>(int)") == "f_kernel<bf16, 4, (D)1>"
     lambda_type = "llamac::g(float*)::'lambda0'(float)"
-    assert (
-        short(f"void f_kernel<float, {lambda_type}>(float*, {lambda_type})") == "f_kernel<float, lambda0>"
-    )
+    assert short(f"void f_kernel<float, {lambda_type}>(float*, {lambda_type})") == "f_kernel<float, lambda0>"
 
 
 def test_the_programs_list_is_read(build):

@@ -245,6 +245,7 @@ UpdateResult Trainer::finish_update() {
 
 double Trainer::validate() {
     const Range range("validation");
+    if (!val) fail("validation: expected --val-data, found none");
     const GemmTuning tuning(model.gemms, options.tune == "on");  // its products are the updates'
     const int64_t B = options.batch_size, batches = val->validation_batches(options.val_steps);
     return mean_loss_of(batches * B, options.seq_len,
