@@ -285,7 +285,8 @@ __global__ void store_rows_kernel(bf16* out, const float* in, const bf16* before
     typename T::Accumulator c[count];
     for (int o = 0; o < count; o++)
         for (int i = 0; i < T::elements; i++)
-            c[o].x[i] = in[(row + T::row(T::slot(i))) * columns + T::template interleaved<count>(o, T::column(i))];
+            c[o].x[i] =
+                in[(row + T::row(T::slot(i))) * columns + T::template interleaved<count>(o, T::column(i))];
     T::store_rows(tile, row, c);
     __syncthreads();
     dump(out, tile, warps * R);

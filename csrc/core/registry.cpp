@@ -366,7 +366,10 @@ void list_kernels() {
     for (const Operation* op : table()) {
         std::printf("%s\n", wrapped(op->name + ": " + op->summary, 2 * indent, width).c_str());
         for (const Variant& v : op->variants)
-            print(v.name, v.where == Where::host ? "host" : *v.chip ? v.chip : "device",
+            print(v.name,
+                  v.where == Where::host ? "host"
+                  : *v.chip              ? v.chip
+                                         : "device",
                   v.deterministic ? "yes" : "no",
                   v.idea + std::string(*v.supports.words ? "; takes " : "") + v.supports.words);
     }

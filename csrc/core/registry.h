@@ -82,7 +82,7 @@ struct Variant {
     int64_t (*workspace)(const Call&) = nullptr;
     bool deterministic = true;  // false: sums come in any order; runs only where it is asked for by name
     bool bits_depend_on_threads = false;  // of the host
-    const char* chip = "";  // the only one that a kernel runs on; empty: any device
+    const char* chip = "";                // the only one that a kernel runs on; empty: any device
 };
 
 struct Operation : Description {

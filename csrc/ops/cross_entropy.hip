@@ -69,7 +69,7 @@ void mean_loss_cpu(View<float, 0> mean, View<float, 0> counted, View<const float
 }
 
 __global__ void mean_loss_naive_kernel(float* mean, float* counted, const float* losses,
-                                  View<const int32_t, 1> targets, int64_t N, int64_t ignore_index) {
+                                       View<const int32_t, 1> targets, int64_t N, int64_t ignore_index) {
     if (blockIdx.x > 0 || threadIdx.x > 0) return;
     double sum = 0;
     int64_t rows = 0;
@@ -83,9 +83,9 @@ __global__ void mean_loss_naive_kernel(float* mean, float* counted, const float*
 }
 
 void mean_loss_naive(View<float, 0> mean, View<float, 0> counted, View<const float, 1> losses,
-                 View<const int32_t, 1> targets, int64_t ignore_index, Device device) {
-    launch(Grid(1, device.threads, device.stream), mean_loss_naive_kernel, mean.data, counted.data, losses.data,
-           targets, losses.shape[0], ignore_index);
+                     View<const int32_t, 1> targets, int64_t ignore_index, Device device) {
+    launch(Grid(1, device.threads, device.stream), mean_loss_naive_kernel, mean.data, counted.data,
+           losses.data, targets, losses.shape[0], ignore_index);
 }
 
 __global__ void __launch_bounds__(most_threads)
@@ -123,9 +123,9 @@ __global__ void __launch_bounds__(most_threads)
 }
 
 void mean_loss_one_block(View<float, 0> mean, View<float, 0> counted, View<const float, 1> losses,
-                 View<const int32_t, 1> targets, int64_t ignore_index, Device device) {
-    launch(Grid(1, device.threads, device.stream), mean_loss_one_block_kernel, mean.data, counted.data, losses.data,
-           targets, losses.shape[0], ignore_index);
+                         View<const int32_t, 1> targets, int64_t ignore_index, Device device) {
+    launch(Grid(1, device.threads, device.stream), mean_loss_one_block_kernel, mean.data, counted.data,
+           losses.data, targets, losses.shape[0], ignore_index);
 }
 
 Operation mean_loss(
@@ -215,8 +215,8 @@ void cross_entropy_cpu(View<float, 1> losses, View<T, 2> dlogits, View<float, 0>
 
 template <class T>
 __global__ void cross_entropy_naive_kernel(float* losses, T* dlogits, const T* logits,
-                                      View<const int32_t, 1> targets, View<const float, 1> dlosses, int64_t N,
-                                      int64_t V, float dloss, int64_t ignore_index) {
+                                           View<const int32_t, 1> targets, View<const float, 1> dlosses,
+                                           int64_t N, int64_t V, float dloss, int64_t ignore_index) {
     const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (n >= N) return;
     const T* x = logits + n * V;
@@ -239,9 +239,9 @@ __global__ void cross_entropy_naive_kernel(float* losses, T* dlogits, const T* l
 }
 
 template <class T>
-void cross_entropy_naive(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean, View<float, 0> counted,
-                     View<const T, 2> logits, View<const int32_t, 1> targets, View<const float, 1> dlosses,
-                     double dloss, int64_t ignore_index, Device device) {
+void cross_entropy_naive(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean,
+                         View<float, 0> counted, View<const T, 2> logits, View<const int32_t, 1> targets,
+                         View<const float, 1> dlosses, double dloss, int64_t ignore_index, Device device) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
     launch(Grid(blocks_for(N, device.threads), device.threads, device.stream), cross_entropy_naive_kernel<T>,
            losses.data, dlogits.data, logits.data, targets, dlosses, N, V, dloss, ignore_index);
@@ -436,12 +436,13 @@ __global__ void __launch_bounds__(most_threads)
 }
 
 template <class T>
-void cross_entropy_vectorized(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean, View<float, 0> counted,
-                     View<const T, 2> logits, View<const int32_t, 1> targets, View<const float, 1> dlosses,
-                     double dloss, int64_t ignore_index, Device device) {
+void cross_entropy_vectorized(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean,
+                              View<float, 0> counted, View<const T, 2> logits, View<const int32_t, 1> targets,
+                              View<const float, 1> dlosses, double dloss, int64_t ignore_index,
+                              Device device) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
-    launch(Grid(blocks_for(N, 1), device.threads, device.stream), cross_entropy_vectorized_kernel<T>, losses.data,
-           dlogits.data, logits.data, targets, dlosses, V, dloss, ignore_index);
+    launch(Grid(blocks_for(N, 1), device.threads, device.stream), cross_entropy_vectorized_kernel<T>,
+           losses.data, dlogits.data, logits.data, targets, dlosses, V, dloss, ignore_index);
     if (mean || counted) mean_loss_one_block(mean, counted, losses, targets, ignore_index, device);
 }
 
@@ -468,7 +469,9 @@ Residency residency_of(int64_t V, int size, int wanted) {
     while (threads < most_threads && needed(threads) > most_in_registers + room(threads))
         threads = whole_warps(threads + 1);
     int64_t in_registers = 2;
-    while (in_registers < most_in_registers && in_registers + std::min(in_registers, room(threads)) < needed(threads)) in_registers *= 2;
+    while (in_registers < most_in_registers &&
+           in_registers + std::min(in_registers, room(threads)) < needed(threads))
+        in_registers *= 2;
     const int64_t in_lds = std::max<int64_t>(0, needed(threads) - in_registers);
     return {static_cast<int>(in_registers), static_cast<int>(in_lds), static_cast<int>(threads),
             in_lds <= std::min(in_registers, room(threads))};
@@ -563,14 +566,14 @@ constexpr Limits row_fits{
     }};
 
 template <class T>
-void cross_entropy_on_chip(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean, View<float, 0> counted,
-                     View<const T, 2> logits, View<const int32_t, 1> targets, View<const float, 1> dlosses,
-                     double dloss, int64_t ignore_index, Device device) {
+void cross_entropy_on_chip(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean,
+                           View<float, 0> counted, View<const T, 2> logits, View<const int32_t, 1> targets,
+                           View<const float, 1> dlosses, double dloss, int64_t ignore_index, Device device) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
     const Residency row = residency_of(V, vector_size<T>, device.threads);
     const auto kernel = row.in_registers == 2   ? cross_entropy_on_chip_kernel<T, 2>
                         : row.in_registers == 4 ? cross_entropy_on_chip_kernel<T, 4>
-                                           : cross_entropy_on_chip_kernel<T, 8>;
+                                                : cross_entropy_on_chip_kernel<T, 8>;
     const size_t lds = static_cast<size_t>(row.in_lds) * static_cast<size_t>(row.threads) * 16;
     // At least one a multiprocessor is resident; to ask for more costs the host a microsecond.
     int64_t resident = device_properties().multiprocessors;
@@ -600,7 +603,8 @@ Operation cross_entropy(
       entries<cross_entropy_vectorized<float>, cross_entropy_vectorized<bf16>>(),
       rows_have_vectors,
       {512, 1024, 256}},
-     {"naive", "one thread per row", Where::device, entries<cross_entropy_naive<float>, cross_entropy_naive<bf16>>()},
+     {"naive", "one thread per row", Where::device,
+      entries<cross_entropy_naive<float>, cross_entropy_naive<bf16>>()},
      {"reference", "plain loops", Where::host,
       entries<cross_entropy_reference<float>, cross_entropy_reference<bf16>,
               cross_entropy_reference<double>>()}},

@@ -98,14 +98,14 @@ void embedding_backward_cpu(View<G, 2> dweight, View<const T, 2> dout, View<cons
 
 template <class T>
 __global__ void embedding_forward_naive_kernel(T* out, const int32_t* tokens, const T* weight, int64_t N,
-                                          int64_t C) {
+                                               int64_t C) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (i < N * C) out[i] = weight[tokens[i / C] * C + i % C];
 }
 
 template <class T>
 void embedding_forward_naive(View<T, 2> out, View<const int32_t, 1> tokens, View<const T, 2> weight,
-                         Device device) {
+                             Device device) {
     const int64_t N = out.shape[0], C = out.shape[1];
     launch(Grid(blocks_for(N * C, device.threads), device.threads, device.stream),
            embedding_forward_naive_kernel<T>, out.data, tokens.data, weight.data, N, C);
@@ -114,7 +114,7 @@ void embedding_forward_naive(View<T, 2> out, View<const int32_t, 1> tokens, View
 // Dynamic LDS: the row's sums, C floats. A thread has its columns for itself, so that none waits.
 template <class T, class G>
 __global__ void embedding_backward_naive_kernel(G* dweight, const T* dout, const int32_t* tokens, int64_t N,
-                                           int64_t C, bool accumulate) {
+                                                int64_t C, bool accumulate) {
     float* sum = reinterpret_cast<float*>(dynamic_shared_memory());
     const int64_t row = blockIdx.x * C;
     bool present = false;
@@ -133,7 +133,7 @@ constexpr Limits sums_fit{"a row of C floats in a block's LDS",
 
 template <class T, class G>
 void embedding_backward_naive(View<G, 2> dweight, View<const T, 2> dout, View<const int32_t, 1> tokens,
-                          bool accumulate, Device device) {
+                              bool accumulate, Device device) {
     const int64_t N = dout.shape[0], C = dout.shape[1], V = dweight.shape[0];
     launch(Grid(blocks_for(V, 1), device.threads, device.stream, static_cast<size_t>(C) * 4),
            embedding_backward_naive_kernel<T, G>, dweight.data, dout.data, tokens.data, N, C, accumulate);
@@ -178,14 +178,15 @@ __global__ void __launch_bounds__(copy_threads)
 
 template <class T>
 void embedding_forward_vectorized(View<T, 2> out, View<const int32_t, 1> tokens, View<const T, 2> weight,
-                         Device device) {
+                                  Device device) {
     const int64_t N = out.shape[0], C = out.shape[1];
     const Slabs slabs = slabs_of(C, vector_size<T>, device.threads);
     const bool whole = is_whole({out.data, weight.data}, C, vector_size<T>);
-    launch(Grid(blocks_for((N + forward_rows - 1) / forward_rows * slabs.count, 1), slabs.threads,
-                device.stream),
-           whole ? embedding_forward_vectorized_kernel<T, true> : embedding_forward_vectorized_kernel<T, false>, out.data,
-           tokens.data, weight.data, N, C, slabs.count);
+    launch(
+        Grid(blocks_for((N + forward_rows - 1) / forward_rows * slabs.count, 1), slabs.threads,
+             device.stream),
+        whole ? embedding_forward_vectorized_kernel<T, true> : embedding_forward_vectorized_kernel<T, false>,
+        out.data, tokens.data, weight.data, N, C, slabs.count);
 }
 
 struct Scan {
@@ -341,7 +342,7 @@ int64_t backward_workspace(const Call& c) {
 
 template <class T, class G>
 void embedding_backward_sorted(View<G, 2> dweight, View<const T, 2> dout, View<const int32_t, 1> tokens,
-                          bool accumulate, Device device) {
+                               bool accumulate, Device device) {
     const int64_t N = dout.shape[0], C = dout.shape[1], V = dweight.shape[0];
     int *first = static_cast<int*>(device.workspace), *group = first + V + 1, *ordered = group + N;
     launch(Grid(blocks_for(V + 1, most_threads), most_threads, device.stream),
@@ -350,9 +351,10 @@ void embedding_backward_sorted(View<G, 2> dweight, View<const T, 2> dout, View<c
            embedding_backward_sorted_kernel_order, ordered, group, first, tokens.data, static_cast<int>(N));
     const Slabs slabs = slabs_of(C, vector_size<T>, device.threads);
     const bool whole = is_whole({dweight.data, dout.data}, C, std::max(vector_size<T>, vector_size<G>));
-    launch(Grid(blocks_for((V + table_rows - 1) / table_rows * slabs.count, 1), slabs.threads, device.stream),
-           whole ? embedding_backward_sorted_kernel<T, G, true> : embedding_backward_sorted_kernel<T, G, false>,
-           dweight.data, dout.data, ordered, first, V, C, slabs.count, accumulate);
+    launch(
+        Grid(blocks_for((V + table_rows - 1) / table_rows * slabs.count, 1), slabs.threads, device.stream),
+        whole ? embedding_backward_sorted_kernel<T, G, true> : embedding_backward_sorted_kernel<T, G, false>,
+        dweight.data, dout.data, ordered, first, V, C, slabs.count, accumulate);
 }
 
 const std::vector<int> block_sizes = {256, 128, 512};
@@ -370,7 +372,8 @@ Operation embedding_forward(
     {{"cpu", "rows over threads", Where::host,
       entries<embedding_forward_cpu<float>, embedding_forward_cpu<bf16>>()},
      {"vectorized", "rows in 128-bit accesses, several in flight", Where::device,
-      entries<embedding_forward_vectorized<float>, embedding_forward_vectorized<bf16>>(), nullptr, block_sizes},
+      entries<embedding_forward_vectorized<float>, embedding_forward_vectorized<bf16>>(), nullptr,
+      block_sizes},
      {"naive", "one thread per element", Where::device,
       entries<embedding_forward_naive<float>, embedding_forward_naive<bf16>>(), nullptr, block_sizes},
      {"reference", "plain loops", Where::host,

@@ -119,8 +119,8 @@ __global__ void __launch_bounds__(block_threads)
 
 // One block.
 __global__ void __launch_bounds__(block_threads)
-    global_norm_vectorized_kernel_finish(Dependent<double*> squares_, Dependent<const float*> partial_, int count,
-                                         bool accumulate) {
+    global_norm_vectorized_kernel_finish(Dependent<double*> squares_, Dependent<const float*> partial_,
+                                         int count, bool accumulate) {
     const auto [squares, partial] = wait(squares_, partial_);
     struct Shared {
         double warps[most_warps];

@@ -59,8 +59,8 @@ void precompute_cis_reference(View<A, 3> cis, double theta, double factor, doubl
 // ---- naive
 
 __global__ void precompute_cis_naive_kernel(float* cis, int64_t T, int64_t half, double theta, double factor,
-                                       double low_freq_factor, double high_freq_factor,
-                                       double original_context) {
+                                            double low_freq_factor, double high_freq_factor,
+                                            double original_context) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (i >= T * half) return;
     const double frequency =
@@ -72,10 +72,11 @@ __global__ void precompute_cis_naive_kernel(float* cis, int64_t T, int64_t half,
 }
 
 void precompute_cis_naive(View<float, 3> cis, double theta, double factor, double low_freq_factor,
-                      double high_freq_factor, double original_context, Device device) {
+                          double high_freq_factor, double original_context, Device device) {
     const int64_t T = cis.shape[0], half = cis.shape[1];
-    launch(Grid(blocks_for(T * half, device.threads), device.threads, device.stream), precompute_cis_naive_kernel,
-           cis.data, T, half, theta, factor, low_freq_factor, high_freq_factor, original_context);
+    launch(Grid(blocks_for(T * half, device.threads), device.threads, device.stream),
+           precompute_cis_naive_kernel, cis.data, T, half, theta, factor, low_freq_factor, high_freq_factor,
+           original_context);
 }
 
 // ---- vectorized: two pairs of many positions per thread
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(block_threads)
 }
 
 void precompute_cis_vectorized(View<float, 3> cis, double theta, double factor, double low_freq_factor,
-                      double high_freq_factor, double original_context, Device device) {
+                               double high_freq_factor, double original_context, Device device) {
     const int64_t T = cis.shape[0], half = cis.shape[1], columns = (half + 1) / 2;
     const unsigned across = static_cast<unsigned>(std::min<int64_t>(columns, device.threads));
     const unsigned down = static_cast<unsigned>(device.threads) / across;

@@ -52,8 +52,8 @@ void repeat_kv_backward_reference(View<T, 4> dx, View<const T, 4> dout) {
 // ---- naive
 
 template <class T>
-__global__ void repeat_kv_forward_naive_kernel(T* out, Heads<const T> x, int64_t count, int64_t time, int64_t NH,
-                                          int64_t HD, int64_t group) {
+__global__ void repeat_kv_forward_naive_kernel(T* out, Heads<const T> x, int64_t count, int64_t time,
+                                               int64_t NH, int64_t HD, int64_t group) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (i >= count) return;
     const int64_t h = i / HD % NH, t = i / HD / NH % time, b = i / HD / NH / time;
@@ -70,7 +70,7 @@ void repeat_kv_forward_naive(View<T, 4> out, View<const T, 4> x, Device device) 
 
 template <class T>
 __global__ void repeat_kv_backward_naive_kernel(Heads<T> dx, const T* dout, int64_t count, int64_t time,
-                                           int64_t NKV, int64_t HD, int64_t group) {
+                                                int64_t NKV, int64_t HD, int64_t group) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (i >= count) return;
     const int64_t row = i / HD, t = row / NKV % time, b = row / NKV / time;
@@ -84,14 +84,15 @@ void repeat_kv_backward_naive(View<T, 4> dx, View<const T, 4> dout, Device devic
     const int64_t B = dx.shape[0], time = dx.shape[1], NKV = dx.shape[2], HD = dx.shape[3];
     const int64_t count = B * time * NKV * HD;
     launch(Grid(blocks_for(count, device.threads), device.threads, device.stream),
-           repeat_kv_backward_naive_kernel<T>, heads(dx), dout.data, count, time, NKV, HD, dout.shape[2] / NKV);
+           repeat_kv_backward_naive_kernel<T>, heads(dx), dout.data, count, time, NKV, HD,
+           dout.shape[2] / NKV);
 }
 
 // ---- vectorized: 128-bit accesses
 
-constexpr int block_threads = 512;  // at most
-constexpr int heads_per_thread = 2;   // forward
-constexpr int loads_per_thread = 4;   // backward, before the first is added
+constexpr int block_threads = 512;   // at most
+constexpr int heads_per_thread = 2;  // forward
+constexpr int loads_per_thread = 4;  // backward, before the first is added
 
 // n / d for n < 2^31 as a product and a shift: three divisions a vector of 16 bytes would take longer than
 // its way through memory.
@@ -189,10 +190,10 @@ template <class T>
 void repeat_kv_forward_vectorized(View<T, 4> out, View<const T, 4> x, Device device) {
     const int64_t time = x.shape[1], NH = out.shape[2], HD = x.shape[3], count = x.shape[0] * time * NH;
     const Tiles t = tiles(count, HD, vector_size<T>, heads_per_thread, device.threads);
-    launch(
-        Grid(t.blocks, t.threads, device.stream),
-        whole_heads(x, out.data) ? repeat_kv_forward_vectorized_kernel<T, true> : repeat_kv_forward_vectorized_kernel<T, false>,
-        out.data, heads(x), count, Divisor(time), Divisor(NH), Divisor(NH / x.shape[2]), HD);
+    launch(Grid(t.blocks, t.threads, device.stream),
+           whole_heads(x, out.data) ? repeat_kv_forward_vectorized_kernel<T, true>
+                                    : repeat_kv_forward_vectorized_kernel<T, false>,
+           out.data, heads(x), count, Divisor(time), Divisor(NH), Divisor(NH / x.shape[2]), HD);
 }
 
 template <class T>
@@ -216,7 +217,8 @@ Operation repeat_kv_forward(
     " empty(B, T) multiple(NH, NKV) derivative repeat_kv_backward(dx: grad x; dout: grad out)",
     "every key/value head NH/NKV times",
     {{"vectorized", "stores in one run, 128-bit accesses", Where::device,
-      entries<repeat_kv_forward_vectorized<float>, repeat_kv_forward_vectorized<bf16>>(), few_heads, block_sizes},
+      entries<repeat_kv_forward_vectorized<float>, repeat_kv_forward_vectorized<bf16>>(), few_heads,
+      block_sizes},
      {"naive", "one thread per element", Where::device,
       entries<repeat_kv_forward_naive<float>, repeat_kv_forward_naive<bf16>>()},
      {"reference", "plain loops", Where::host,
@@ -229,7 +231,8 @@ Operation repeat_kv_backward(
     " empty(B, T) multiple(NH, NKV)",
     "the gradients of a group's heads, added",
     {{"vectorized", "the loads of four heads in flight, 128-bit accesses", Where::device,
-      entries<repeat_kv_backward_vectorized<float>, repeat_kv_backward_vectorized<bf16>>(), few_heads, block_sizes},
+      entries<repeat_kv_backward_vectorized<float>, repeat_kv_backward_vectorized<bf16>>(), few_heads,
+      block_sizes},
      {"naive", "one thread per element", Where::device,
       entries<repeat_kv_backward_naive<float>, repeat_kv_backward_naive<bf16>>()},
      {"reference", "plain loops", Where::host,

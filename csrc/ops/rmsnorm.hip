@@ -168,22 +168,23 @@ __device__ float normalise_row_naive(T* out, const T* x, const T* weight, int64_
 
 template <class T>
 __global__ void rmsnorm_forward_naive_kernel(T* out, float* rstd, const T* x, const T* weight, int64_t N,
-                                        int64_t C, float eps) {
+                                             int64_t C, float eps) {
     const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (n < N) rstd[n] = normalise_row_naive(out + n * C, x + n * C, weight, C, eps);
 }
 
 template <class T>
 void rmsnorm_forward_naive(View<T, 2> out, View<float, 1> rstd, View<const T, 2> x, View<const T, 1> weight,
-                       double eps, Device device) {
+                           double eps, Device device) {
     const int64_t N = x.shape[0], C = x.shape[1];
-    launch(Grid(blocks_for(N, device.threads), device.threads, device.stream), rmsnorm_forward_naive_kernel<T>,
-           out.data, rstd.data, x.data, weight.data, N, C, eps);
+    launch(Grid(blocks_for(N, device.threads), device.threads, device.stream),
+           rmsnorm_forward_naive_kernel<T>, out.data, rstd.data, x.data, weight.data, N, C, eps);
 }
 
 template <class T>
-__global__ void residual_rmsnorm_forward_naive_kernel(T* sum, T* out, float* rstd, const T* x, const T* residual,
-                                                 const T* weight, int64_t N, int64_t C, float eps) {
+__global__ void residual_rmsnorm_forward_naive_kernel(T* sum, T* out, float* rstd, const T* x,
+                                                      const T* residual, const T* weight, int64_t N,
+                                                      int64_t C, float eps) {
     const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (n >= N) return;
     for (int64_t c = n * C; c < (n + 1) * C; c++) sum[c] = T(float(x[c]) + float(residual[c]));
@@ -192,8 +193,8 @@ __global__ void residual_rmsnorm_forward_naive_kernel(T* sum, T* out, float* rst
 
 template <class T>
 void residual_rmsnorm_forward_naive(View<T, 2> sum, View<T, 2> out, View<float, 1> rstd, View<const T, 2> x,
-                                View<const T, 2> residual, View<const T, 1> weight, double eps,
-                                Device device) {
+                                    View<const T, 2> residual, View<const T, 1> weight, double eps,
+                                    Device device) {
     const int64_t N = x.shape[0], C = x.shape[1];
     launch(Grid(blocks_for(N, device.threads), device.threads, device.stream),
            residual_rmsnorm_forward_naive_kernel<T>, sum.data, out.data, rstd.data, x.data, residual.data,
@@ -202,7 +203,7 @@ void residual_rmsnorm_forward_naive(View<T, 2> sum, View<T, 2> out, View<float, 
 
 template <class T>
 __global__ void rmsnorm_backward_naive_kernel(T* dx, T* out, const T* dout, const T* x, const T* weight,
-                                         const float* rstd, const T* dresidual, int64_t N, int64_t C) {
+                                              const float* rstd, const T* dresidual, int64_t N, int64_t C) {
     const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (n >= N) return;
     const float r = rstd[n];
@@ -219,8 +220,9 @@ __global__ void rmsnorm_backward_naive_kernel(T* dx, T* out, const T* dout, cons
 }
 
 template <class T, class G>
-__global__ void rmsnorm_backward_naive_kernel_columns(G* dweight, const T* dout, const T* x, const float* rstd,
-                                                 int64_t N, int64_t C, bool accumulate) {
+__global__ void rmsnorm_backward_naive_kernel_columns(G* dweight, const T* dout, const T* x,
+                                                      const float* rstd, int64_t N, int64_t C,
+                                                      bool accumulate) {
     const int64_t c = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (c >= C) return;
     double sum = accumulate ? double(float(dweight[c])) : 0.0;
@@ -231,15 +233,16 @@ __global__ void rmsnorm_backward_naive_kernel_columns(G* dweight, const T* dout,
 
 template <class T, class G>
 void rmsnorm_backward_naive(View<T, 2> dx, View<G, 1> dweight, View<T, 2> out, View<const T, 2> dout,
-                        View<const T, 2> x, View<const T, 1> weight, View<const float, 1> rstd,
-                        View<const T, 2> dresidual, bool accumulate, Device device) {
+                            View<const T, 2> x, View<const T, 1> weight, View<const float, 1> rstd,
+                            View<const T, 2> dresidual, bool accumulate, Device device) {
     const int64_t N = x.shape[0], C = x.shape[1];
     // dweight first: dx may take dout's place.
     launch(Grid(blocks_for(C, device.threads), device.threads, device.stream),
            rmsnorm_backward_naive_kernel_columns<T, G>, dweight.data, dout.data, x.data, rstd.data, N, C,
            accumulate);
-    launch(Grid(blocks_for(N, device.threads), device.threads, device.stream), rmsnorm_backward_naive_kernel<T>,
-           dx.data, out.data, dout.data, x.data, weight.data, rstd.data, dresidual.data, N, C);
+    launch(Grid(blocks_for(N, device.threads), device.threads, device.stream),
+           rmsnorm_backward_naive_kernel<T>, dx.data, out.data, dout.data, x.data, weight.data, rstd.data,
+           dresidual.data, N, C);
 }
 
 // ---- vectorized: the row in registers
@@ -316,7 +319,7 @@ __global__ void __launch_bounds__(forward_threads)
 
 template <class T, bool residual_too>
 void launch_forward(T* sum, T* out, float* rstd, const T* x, const T* residual, const T* weight, int64_t N,
-                      int64_t C, float eps, const Device& device) {
+                    int64_t C, float eps, const Device& device) {
     using Kernel = void (*)(Dependent<T*>, Dependent<T*>, Dependent<float*>, Dependent<const T*>,
                             Dependent<const T*>, Dependent<const T*>, int64_t, float);
     static constexpr Kernel kernels[2][3] = {{rmsnorm_forward_vectorized_kernel<T, 8, false, residual_too>,
@@ -331,18 +334,18 @@ void launch_forward(T* sum, T* out, float* rstd, const T* x, const T* residual, 
 }
 
 template <class T>
-void rmsnorm_forward_vectorized(View<T, 2> out, View<float, 1> rstd, View<const T, 2> x, View<const T, 1> weight,
-                       double eps, Device device) {
+void rmsnorm_forward_vectorized(View<T, 2> out, View<float, 1> rstd, View<const T, 2> x,
+                                View<const T, 1> weight, double eps, Device device) {
     launch_forward<T, false>(nullptr, out.data, rstd.data, x.data, nullptr, weight.data, x.shape[0],
-                               x.shape[1], static_cast<float>(eps), device);
+                             x.shape[1], static_cast<float>(eps), device);
 }
 
 template <class T>
-void residual_rmsnorm_forward_vectorized(View<T, 2> sum, View<T, 2> out, View<float, 1> rstd, View<const T, 2> x,
-                                View<const T, 2> residual, View<const T, 1> weight, double eps,
-                                Device device) {
+void residual_rmsnorm_forward_vectorized(View<T, 2> sum, View<T, 2> out, View<float, 1> rstd,
+                                         View<const T, 2> x, View<const T, 2> residual,
+                                         View<const T, 1> weight, double eps, Device device) {
     launch_forward<T, true>(sum.data, out.data, rstd.data, x.data, residual.data, weight.data, x.shape[0],
-                              x.shape[1], static_cast<float>(eps), device);
+                            x.shape[1], static_cast<float>(eps), device);
 }
 
 // Threads (x: a row's columns, y: rows at a time). A block's rows are blockIdx.x * blockDim.y + threadIdx.y,
@@ -479,8 +482,8 @@ int64_t backward_workspace(const Call& c) {
 
 template <class T, class G>
 void rmsnorm_backward_vectorized(View<T, 2> dx, View<G, 1> dweight, View<T, 2> out, View<const T, 2> dout,
-                        View<const T, 2> x, View<const T, 1> weight, View<const float, 1> rstd,
-                        View<const T, 2> dresidual, bool accumulate, Device device) {
+                                 View<const T, 2> x, View<const T, 1> weight, View<const float, 1> rstd,
+                                 View<const T, 2> dresidual, bool accumulate, Device device) {
     const int64_t N = x.shape[0], C = x.shape[1];
     const BackwardShape shape = backward_shape(N, C, device.threads);
     const bool whole =
@@ -488,8 +491,9 @@ void rmsnorm_backward_vectorized(View<T, 2> dx, View<G, 1> dweight, View<T, 2> o
     const size_t sums_bytes = shape.threads.y > 1 ? static_cast<size_t>(C) * 4 : 0;
     float* partial = static_cast<float*>(device.workspace);
     launch(Grid(shape.blocks, shape.threads, device.stream, sums_bytes),
-           whole ? rmsnorm_backward_vectorized_kernel<T, true> : rmsnorm_backward_vectorized_kernel<T, false>, dx.data, partial,
-           out.data, dout.data, x.data, weight.data, rstd.data, dresidual.data, N, static_cast<int>(C));
+           whole ? rmsnorm_backward_vectorized_kernel<T, true> : rmsnorm_backward_vectorized_kernel<T, false>,
+           dx.data, partial, out.data, dout.data, x.data, weight.data, rstd.data, dresidual.data, N,
+           static_cast<int>(C));
     launch(Grid(blocks_for(C, device_properties().warp_size), most_threads, device.stream),
            rmsnorm_backward_vectorized_kernel_columns<G>, dweight.data, partial, shape.blocks, C, accumulate);
 }
@@ -506,7 +510,8 @@ Operation rmsnorm_forward(
     {{"cpu", "rows over threads, vector lanes over columns", Where::host,
       entries<rmsnorm_forward_cpu<float>, rmsnorm_forward_cpu<bf16>>()},
      {"vectorized", "one block per row, which stays in registers, 128-bit accesses", Where::device,
-      entries<rmsnorm_forward_vectorized<float>, rmsnorm_forward_vectorized<bf16>>(), forward_fits, row_block_sizes},
+      entries<rmsnorm_forward_vectorized<float>, rmsnorm_forward_vectorized<bf16>>(), forward_fits,
+      row_block_sizes},
      {"naive", "one thread per row", Where::device,
       entries<rmsnorm_forward_naive<float>, rmsnorm_forward_naive<bf16>>()},
      {"reference", "plain loops", Where::host,
@@ -525,8 +530,8 @@ Operation residual_rmsnorm_forward(
     {{"cpu", "rows over threads, vector lanes over columns", Where::host,
       entries<residual_rmsnorm_forward_cpu<float>, residual_rmsnorm_forward_cpu<bf16>>()},
      {"vectorized", "one block per row, which stays in registers, 128-bit accesses", Where::device,
-      entries<residual_rmsnorm_forward_vectorized<float>, residual_rmsnorm_forward_vectorized<bf16>>(), forward_fits,
-      row_block_sizes},
+      entries<residual_rmsnorm_forward_vectorized<float>, residual_rmsnorm_forward_vectorized<bf16>>(),
+      forward_fits, row_block_sizes},
      {"naive", "one thread per row", Where::device,
       entries<residual_rmsnorm_forward_naive<float>, residual_rmsnorm_forward_naive<bf16>>()},
      {"reference", "plain loops", Where::host,
@@ -543,7 +548,8 @@ Operation rmsnorm_backward(
     {{"cpu", "rows over threads; dweight by blocks of rows", Where::host,
       entries<rmsnorm_backward_cpu<float, float>, rmsnorm_backward_cpu<bf16, bf16>,
               rmsnorm_backward_cpu<bf16, float>>()},
-     {"vectorized", "rows in registers, 128-bit accesses, dweight as one partial row per block", Where::device,
+     {"vectorized", "rows in registers, 128-bit accesses, dweight as one partial row per block",
+      Where::device,
       entries<rmsnorm_backward_vectorized<float, float>, rmsnorm_backward_vectorized<bf16, bf16>,
               rmsnorm_backward_vectorized<bf16, float>>(),
       backward_fits, backward_block_sizes, backward_workspace},

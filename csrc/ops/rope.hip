@@ -88,9 +88,8 @@ void rope_cpu(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool
 
 // direction: 1 forward, -1 backward.
 template <class T>
-__global__ void rope_naive_kernel(Heads<T> out, Heads<const T> x, const float* cis, int64_t B,
-                                     int64_t time, int64_t NH, int64_t half, bool interleaved,
-                                     float direction) {
+__global__ void rope_naive_kernel(Heads<T> out, Heads<const T> x, const float* cis, int64_t B, int64_t time,
+                                  int64_t NH, int64_t half, bool interleaved, float direction) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     const int64_t j = i % half, h = i / half % NH, t = i / half / NH % time, b = i / half / NH / time;
     if (b >= B) return;
@@ -102,11 +101,11 @@ __global__ void rope_naive_kernel(Heads<T> out, Heads<const T> x, const float* c
 }
 
 template <class T, int direction>
-void rope_naive(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved, Device device) {
+void rope_naive(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved,
+                Device device) {
     const int64_t B = x.shape[0], time = x.shape[1], NH = x.shape[2], half = x.shape[3] / 2;
     launch(Grid(blocks_for(B * time * NH * half, device.threads), device.threads, device.stream),
-           rope_naive_kernel<T>, heads(out), heads(x), cis.data, B, time, NH, half, interleaved,
-           direction);
+           rope_naive_kernel<T>, heads(out), heads(x), cis.data, B, time, NH, half, interleaved, direction);
 }
 
 // ---- vectorized: four heads per thread
@@ -186,7 +185,8 @@ bool whole_strides(const Heads<T>& x) {
 }
 
 template <class T, int direction>
-void rope_vectorized(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved, Device device) {
+void rope_vectorized(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved,
+                     Device device) {
     using Kernel = void (*)(Dependent<Heads<T>>, Dependent<Heads<const T>>, Dependent<const float*>, unsigned,
                             unsigned, unsigned, int64_t, unsigned, float);
     static constexpr Kernel kernels[2][2] = {
@@ -282,7 +282,8 @@ constexpr Limits heads_fit_lanes{
     }};
 
 template <class T, int direction>
-void rope_shuffle(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved, Device device) {
+void rope_shuffle(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved,
+                  Device device) {
     const int64_t positions = x.shape[0] * x.shape[1], NH = x.shape[2];
     const unsigned lanes = static_cast<unsigned>(x.shape[3] / vector_size<T>);
     const unsigned places = static_cast<unsigned>(device.threads) / lanes;
@@ -305,8 +306,8 @@ Operation rope_forward(
     " derivative rope_backward(dx: grad x; dout: grad out, cis; interleaved)",
     "turns every pair of a head's channels by its position's angle",
     {{"cpu", "positions over threads", Where::host, entries<rope_cpu<float, 1>, rope_cpu<bf16, 1>>()},
-     {"shuffle", "neighbouring lanes read whole heads, halves meet by shuffle, 128-bit accesses", Where::device,
-      entries<rope_shuffle<float, 1>, rope_shuffle<bf16, 1>>(), heads_fit_lanes, block_sizes},
+     {"shuffle", "neighbouring lanes read whole heads, halves meet by shuffle, 128-bit accesses",
+      Where::device, entries<rope_shuffle<float, 1>, rope_shuffle<bf16, 1>>(), heads_fit_lanes, block_sizes},
      {"vectorized", "four heads per thread share cosines and sines, 128-bit accesses", Where::device,
       entries<rope_vectorized<float, 1>, rope_vectorized<bf16, 1>>(), few_heads, block_sizes},
      {"naive", "one thread per pair", Where::device, entries<rope_naive<float, 1>, rope_naive<bf16, 1>>()},
@@ -320,8 +321,9 @@ Operation rope_backward(
     " interleaved: bool) empty(B, T)",
     "turns the gradient of rope_forward back",
     {{"cpu", "positions over threads", Where::host, entries<rope_cpu<float, -1>, rope_cpu<bf16, -1>>()},
-     {"shuffle", "neighbouring lanes read whole heads, halves meet by shuffle, 128-bit accesses", Where::device,
-      entries<rope_shuffle<float, -1>, rope_shuffle<bf16, -1>>(), heads_fit_lanes, block_sizes},
+     {"shuffle", "neighbouring lanes read whole heads, halves meet by shuffle, 128-bit accesses",
+      Where::device, entries<rope_shuffle<float, -1>, rope_shuffle<bf16, -1>>(), heads_fit_lanes,
+      block_sizes},
      {"vectorized", "four heads per thread share cosines and sines, 128-bit accesses", Where::device,
       entries<rope_vectorized<float, -1>, rope_vectorized<bf16, -1>>(), few_heads, block_sizes},
      {"naive", "one thread per pair", Where::device, entries<rope_naive<float, -1>, rope_naive<bf16, -1>>()},

@@ -107,13 +107,13 @@ __global__ void swiglu_forward_naive_kernel(T* out, const T* gate_up, int64_t N,
 template <class T>
 void swiglu_forward_naive(View<T, 2> out, View<const T, 2> gate_up, Device device) {
     const int64_t N = out.shape[0], F = out.shape[1];
-    launch(Grid(blocks_for(N * F, device.threads), device.threads, device.stream), swiglu_forward_naive_kernel<T>,
-           out.data, gate_up.data, N, F);
+    launch(Grid(blocks_for(N * F, device.threads), device.threads, device.stream),
+           swiglu_forward_naive_kernel<T>, out.data, gate_up.data, N, F);
 }
 
 template <class T>
 __global__ void swiglu_backward_naive_kernel(T* dgate_up, T* out, const T* dout, const T* gate_up, int64_t N,
-                                        int64_t F) {
+                                             int64_t F) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (i >= N * F) return;
     const int64_t n = i / F, gate = n * 2 * F + i % F, up = gate + F;
@@ -125,11 +125,11 @@ __global__ void swiglu_backward_naive_kernel(T* dgate_up, T* out, const T* dout,
 }
 
 template <class T>
-void swiglu_backward_naive(View<T, 2> dgate_up, View<T, 2> out, View<const T, 2> dout, View<const T, 2> gate_up,
-                       Device device) {
+void swiglu_backward_naive(View<T, 2> dgate_up, View<T, 2> out, View<const T, 2> dout,
+                           View<const T, 2> gate_up, Device device) {
     const int64_t N = dout.shape[0], F = dout.shape[1];
-    launch(Grid(blocks_for(N * F, device.threads), device.threads, device.stream), swiglu_backward_naive_kernel<T>,
-           dgate_up.data, out.data, dout.data, gate_up.data, N, F);
+    launch(Grid(blocks_for(N * F, device.threads), device.threads, device.stream),
+           swiglu_backward_naive_kernel<T>, dgate_up.data, out.data, dout.data, gate_up.data, N, F);
 }
 
 // ---- vectorized: 128-bit accesses
@@ -236,19 +236,19 @@ void swiglu_forward_vectorized(View<T, 2> out, View<const T, 2> gate_up, Device 
     const bool whole = is_whole({out.data, gate_up.data}, F, vector_size<T>);
     const Tiles t = tiles(N, F, vector_size<T>, whole, device.threads);
     launch(Grid(t.blocks, t.threads, device.stream),
-           whole ? swiglu_forward_vectorized_kernel<T, true> : swiglu_forward_vectorized_kernel<T, false>, out.data, gate_up.data,
-           N, F, t.across);
+           whole ? swiglu_forward_vectorized_kernel<T, true> : swiglu_forward_vectorized_kernel<T, false>,
+           out.data, gate_up.data, N, F, t.across);
 }
 
 template <class T>
-void swiglu_backward_vectorized(View<T, 2> dgate_up, View<T, 2> out, View<const T, 2> dout, View<const T, 2> gate_up,
-                       Device device) {
+void swiglu_backward_vectorized(View<T, 2> dgate_up, View<T, 2> out, View<const T, 2> dout,
+                                View<const T, 2> gate_up, Device device) {
     const int64_t N = dout.shape[0], F = dout.shape[1];
     const bool whole = is_whole({dgate_up.data, out.data, dout.data, gate_up.data}, F, vector_size<T>);
     const Tiles t = tiles(N, F, vector_size<T>, whole, device.threads);
     launch(Grid(t.blocks, t.threads, device.stream),
-           whole ? swiglu_backward_vectorized_kernel<T, true> : swiglu_backward_vectorized_kernel<T, false>, dgate_up.data,
-           out.data, dout.data, gate_up.data, N, F, t.across);
+           whole ? swiglu_backward_vectorized_kernel<T, true> : swiglu_backward_vectorized_kernel<T, false>,
+           dgate_up.data, out.data, dout.data, gate_up.data, N, F, t.across);
 }
 
 const std::vector<int> block_sizes = {256, 128, block_threads};

@@ -16,11 +16,11 @@ void attention_backward_cpu(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<co
 // naive.hip
 template <class T>
 void attention_forward_naive(View<T, 4> out, View<float, 3> lse, View<const T, 4> q, View<const T, 4> k,
-                         View<const T, 4> v, double scale, Device device);
+                             View<const T, 4> v, double scale, Device device);
 template <class T>
 void attention_backward_naive(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<const T, 4> dout,
-                          View<const T, 4> out, View<const float, 3> lse, View<const T, 4> q,
-                          View<const T, 4> k, View<const T, 4> v, double scale, Device device);
+                              View<const T, 4> out, View<const float, 3> lse, View<const T, 4> q,
+                              View<const T, 4> k, View<const T, 4> v, double scale, Device device);
 int64_t attention_forward_naive_workspace(const Call& call);
 int64_t attention_backward_naive_workspace(const Call& call);
 

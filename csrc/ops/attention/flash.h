@@ -109,7 +109,8 @@ __device__ void mask(typename T::Accumulator (&c)[row_tiles][count], int first) 
             for (int i = 0; i < T::elements; i++) {
                 const int column = first + n * tile_rows + T::column(i);
                 const int row = r * tile_rows + T::row(T::slot(i));
-                if (forbidden == Masked::columns_after ? column > row : column < row) c[r][n].x[i] = -INFINITY;
+                if (forbidden == Masked::columns_after ? column > row : column < row)
+                    c[r][n].x[i] = -INFINITY;
             }
 }
 

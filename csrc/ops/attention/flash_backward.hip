@@ -236,7 +236,8 @@ __global__ void __launch_bounds__(Pass<HD>::threads)
                 float x[4];
                 unpack(load128_streaming(from), x);
                 for (int e = 0; e < 4; e++) {
-                    const int row = query + T::template interleaved<C::query_tiles>(r, T::row(T::slot(i + e)));
+                    const int row =
+                        query + T::template interleaved<C::query_tiles>(r, T::row(T::slot(i + e)));
                     const int column = d + T::template interleaved<C::column_tiles>(n, T::column(i + e));
                     *reinterpret_cast<bf16*>(rounded.at(row, column / 8) + column % 8 * 2) =
                         bf16(x[e] * scale);
@@ -344,24 +345,25 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
 template <int HD>
 __global__ void __launch_bounds__(Keys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     attention_backward_flash_kernel_keys(View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                                    const float* lse, const float* delta, View<const bf16, 4> q,
-                                    View<const bf16, 4> k, View<const bf16, 4> v, float scale) {
+                                         const float* lse, const float* delta, View<const bf16, 4> q,
+                                         View<const bf16, 4> k, View<const bf16, 4> v, float scale) {
     backward_of_keys<Keys<HD>, HD>(dk, dv, dout, lse, delta, q, k, v, scale, nullptr);
 }
 
 template <int HD>
 __global__ void __launch_bounds__(Pass<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
-    attention_backward_flash_atomic_kernel(float* dq_sums, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                               const float* lse, const float* delta, View<const bf16, 4> q,
-                               View<const bf16, 4> k, View<const bf16, 4> v, float scale) {
+    attention_backward_flash_atomic_kernel(float* dq_sums, View<bf16, 4> dk, View<bf16, 4> dv,
+                                           View<const bf16, 4> dout, const float* lse, const float* delta,
+                                           View<const bf16, 4> q, View<const bf16, 4> k,
+                                           View<const bf16, 4> v, float scale) {
     backward_of_keys<Pass<HD>, HD>(dk, dv, dout, lse, delta, q, k, v, scale, dq_sums);
 }
 
 template <int HD>
 __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     attention_backward_flash_kernel_queries(View<bf16, 4> dq, View<const bf16, 4> dout, const float* lse,
-                                       const float* delta, View<const bf16, 4> q, View<const bf16, 4> k,
-                                       View<const bf16, 4> v, float scale) {
+                                            const float* delta, View<const bf16, 4> q, View<const bf16, 4> k,
+                                            View<const bf16, 4> v, float scale) {
     using C = Queries<HD>;
     const int time = static_cast<int>(q.shape[1]), blocks = (time + C::rows - 1) / C::rows;
     const BlockTile tile = block_tile_of(blocks, q.shape[2]);
@@ -390,8 +392,8 @@ __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     const auto begin_step = [&](int s0) {
         char* const stage = steps + s0 / C::step % 2 * 2 * C::step_bytes;
         copy_k.begin(SharedTile<HD>{stage}, row_of(k, tile.batch, s0, key_head), k.stride[1], time - s0);
-        copy_v.begin(SharedTile<HD>{stage + C::step_bytes}, row_of(v, tile.batch, s0, key_head),
-                     v.stride[1], time - s0);
+        copy_v.begin(SharedTile<HD>{stage + C::step_bytes}, row_of(v, tile.batch, s0, key_head), v.stride[1],
+                     time - s0);
     };
     begin_step(0);
     for (int s0 = 0; s0 < end; s0 += C::step) {
@@ -426,8 +428,8 @@ __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
 template <int HD>
 void find_delta(float* delta, View<const bf16, 4> dout, View<const bf16, 4> out, const Device& device) {
     const int64_t vectors = out.shape[0] * out.shape[1] * out.shape[2] * (HD / vector_size<bf16>);
-    launch(Grid(blocks_for(vectors, 256), 256, device.stream), attention_backward_flash_kernel_delta<HD>, delta,
-           dout, out);
+    launch(Grid(blocks_for(vectors, 256), 256, device.stream), attention_backward_flash_kernel_delta<HD>,
+           delta, dout, out);
 }
 template <class C>
 unsigned blocks_of(const View<const bf16, 4>& rows) {
@@ -436,9 +438,8 @@ unsigned blocks_of(const View<const bf16, 4>& rows) {
 
 template <int HD>
 void launch_backward(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                              View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                              View<const bf16, 4> k, View<const bf16, 4> v, float scale,
-                              const Device& device) {
+                     View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
+                     View<const bf16, 4> k, View<const bf16, 4> v, float scale, const Device& device) {
     float* const delta = static_cast<float*>(device.workspace);
     find_delta<HD>(delta, dout, out, device);
     on_machine([&](auto machine) {
@@ -472,20 +473,20 @@ int64_t sums_bytes(int64_t B, int64_t time, int64_t NH, int64_t HD) {
 }  // namespace
 
 void attention_backward_flash(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                          View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                          View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
-    (q.shape[3] == 64 ? launch_backward<64>
-                      : launch_backward<128>)(dq, dk, dv, dout, out, lse, q, k, v,
-                                                       static_cast<float>(scale), device);
+                              View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
+                              View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
+    (q.shape[3] == 64 ? launch_backward<64> : launch_backward<128>)(dq, dk, dv, dout, out, lse, q, k, v,
+                                                                    static_cast<float>(scale), device);
 }
 
 int64_t attention_backward_flash_workspace(const Call& call) {
     return call["B"] * call["NH"] * call["T"] * 4;
 }
 
-void attention_backward_flash_atomic(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                          View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                          View<const bf16, 4> k, View<const bf16, 4> v, double scale_, Device device) {
+void attention_backward_flash_atomic(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv,
+                                     View<const bf16, 4> dout, View<const bf16, 4> out,
+                                     View<const float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
+                                     View<const bf16, 4> v, double scale_, Device device) {
     const float scale = static_cast<float>(scale_);
     on_pass(q.shape[3], [&](auto head, auto pass) {
         constexpr int HD = decltype(head)::value;
@@ -495,7 +496,8 @@ void attention_backward_flash_atomic(View<bf16, 4> dq, View<bf16, 4> dk, View<bf
         CHECK(hipMemsetAsync(sums, 0, static_cast<size_t>(bytes), device.stream));
         find_delta<HD>(delta, dout, out, device);
         launch(Grid(blocks_of<C>(k), C::threads, device.stream, C::tiles_end + 2 * sizeof(Statistics<C>)),
-               attention_backward_flash_atomic_kernel<HD>, sums, dk, dv, dout, lse.data, delta, q, k, v, scale);
+               attention_backward_flash_atomic_kernel<HD>, sums, dk, dv, dout, lse.data, delta, q, k, v,
+               scale);
         launch(Grid(blocks_for(bytes / 4, C::step * HD), C::threads, device.stream, C::step_bytes),
                attention_backward_flash_atomic_kernel_round<HD>, dq, sums, scale);
     });

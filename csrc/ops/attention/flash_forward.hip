@@ -95,7 +95,7 @@ __device__ void softmax(T::Accumulator (&s)[C::row_tiles][C::key_tiles],
 template <int HD>
 __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     attention_forward_flash_kernel(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
-                              View<const bf16, 4> k, View<const bf16, 4> v, float scale) {
+                                   View<const bf16, 4> k, View<const bf16, 4> v, float scale) {
     using C = Forward<HD>;
     const int time = static_cast<int>(q.shape[1]);
     const BlockTile tile = block_tile_of((time + C::queries - 1) / C::queries, q.shape[2]);
@@ -185,14 +185,13 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
         T::store_rows(shared_q, row + r * C::R, o[r]);
     }
     __syncthreads();
-    store_tile<C::queries, HD, C::threads>(row_of(out, tile.batch, first, tile.head), out.stride[1],
-                                           shared_q, time - first);
+    store_tile<C::queries, HD, C::threads>(row_of(out, tile.batch, first, tile.head), out.stride[1], shared_q,
+                                           time - first);
 }
 
 template <int HD>
-void launch_forward(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
-                             View<const bf16, 4> k, View<const bf16, 4> v, float scale,
-                             const Device& device) {
+void launch_forward(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
+                    View<const bf16, 4> v, float scale, const Device& device) {
     on_machine([&](auto machine) {
         using C = Forward<HD, decltype(machine)>;
         const int64_t blocks = (q.shape[1] + C::queries - 1) / C::queries;
@@ -204,10 +203,9 @@ void launch_forward(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q
 
 }  // namespace
 
-void attention_forward_flash(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
-                         View<const bf16, 4> v, double scale, Device device) {
-    (q.shape[3] == 64 ? launch_forward<64> : launch_forward<128>)(out, lse, q, k, v, scale,
-                                                                                    device);
+void attention_forward_flash(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
+                             View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
+    (q.shape[3] == 64 ? launch_forward<64> : launch_forward<128>)(out, lse, q, k, v, scale, device);
 }
 
 bool flash_supports(const Call& call) {

@@ -83,7 +83,7 @@ __device__ Index element_of(const View<T, 4>& v) {
 // scores[b,h,t,s] = scale * sum_d q[b,t,h,d] * k[b,s,h,d] for s <= t.
 template <class T>
 __global__ void attention_forward_naive_kernel_scores(View<float, 4> scores, View<const T, 4> q, View<T, 4> k,
-                                                 float scale) {
+                                                      float scale) {
     const Index at = element_of(scores);
     const int64_t b = at.i[0], h = at.i[1], t = at.i[2], s = at.i[3];
     if (!at.inside || s > t) return;
@@ -120,10 +120,10 @@ __global__ void attention_forward_naive_kernel(View<T, 4> out, View<float, 4> p,
 
 // p and ds of one pair of query and key.
 template <class T>
-__global__ void attention_backward_naive_kernel_scores(View<float, 4> p, View<float, 4> ds, View<const T, 4> dout,
-                                                  View<const T, 4> out, View<const float, 3> lse,
-                                                  View<const T, 4> q, View<T, 4> k, View<T, 4> v,
-                                                  float scale) {
+__global__ void attention_backward_naive_kernel_scores(View<float, 4> p, View<float, 4> ds,
+                                                       View<const T, 4> dout, View<const T, 4> out,
+                                                       View<const float, 3> lse, View<const T, 4> q,
+                                                       View<T, 4> k, View<T, 4> v, float scale) {
     const Index at = element_of(p);
     const int64_t b = at.i[0], h = at.i[1], t = at.i[2], s = at.i[3];
     if (!at.inside || s > t) return;
@@ -151,8 +151,9 @@ __global__ void attention_backward_naive_kernel_queries(View<T, 4> dq, View<floa
 
 // dk and dv: the query heads of a group are added before the sum is rounded.
 template <class T>
-__global__ void attention_backward_naive_kernel(View<T, 4> dk, View<T, 4> dv, View<float, 4> p, View<float, 4> ds,
-                                           View<const T, 4> dout, View<const T, 4> q) {
+__global__ void attention_backward_naive_kernel(View<T, 4> dk, View<T, 4> dv, View<float, 4> p,
+                                                View<float, 4> ds, View<const T, 4> dout,
+                                                View<const T, 4> q) {
     const Index at = element_of(dk);
     const int64_t b = at.i[0], s = at.i[1], g = at.i[2], d = at.i[3];
     if (!at.inside) return;
@@ -187,11 +188,11 @@ int64_t attention_backward_naive_workspace(const Call& c) {
 
 template <class T>
 void attention_forward_naive(View<T, 4> out, View<float, 3> lse, View<const T, 4> q, View<const T, 4> k,
-                         View<const T, 4> v, double scale, Device device) {
+                             View<const T, 4> v, double scale, Device device) {
     const Parts<T> parts = prepare(q, k, v, device);
     const int64_t rows = q.shape[0] * q.shape[1] * q.shape[2];
-    launch(grid_over(parts.scores, device), attention_forward_naive_kernel_scores<T>, parts.scores, q, parts.k,
-           scale);
+    launch(grid_over(parts.scores, device), attention_forward_naive_kernel_scores<T>, parts.scores, q,
+           parts.k, scale);
     launch(Grid(blocks_for(rows, device.threads), device.threads, device.stream),
            attention_forward_naive_kernel_softmax, lse, parts.scores);
     launch(grid_over(out, device), attention_forward_naive_kernel<T>, out, parts.scores, parts.v);
@@ -199,14 +200,14 @@ void attention_forward_naive(View<T, 4> out, View<float, 3> lse, View<const T, 4
 
 template <class T>
 void attention_backward_naive(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<const T, 4> dout,
-                          View<const T, 4> out, View<const float, 3> lse, View<const T, 4> q,
-                          View<const T, 4> k, View<const T, 4> v, double scale, Device device) {
+                              View<const T, 4> out, View<const float, 3> lse, View<const T, 4> q,
+                              View<const T, 4> k, View<const T, 4> v, double scale, Device device) {
     const Parts<T> parts = prepare(q, k, v, device);
-    launch(grid_over(parts.scores, device), attention_backward_naive_kernel_scores<T>, parts.scores, parts.dscores,
-           dout, out, lse, q, parts.k, parts.v, scale);
+    launch(grid_over(parts.scores, device), attention_backward_naive_kernel_scores<T>, parts.scores,
+           parts.dscores, dout, out, lse, q, parts.k, parts.v, scale);
     launch(grid_over(dq, device), attention_backward_naive_kernel_queries<T>, dq, parts.dscores, parts.k);
-    launch(grid_over(dk, device), attention_backward_naive_kernel<T>, dk, dv, parts.scores, parts.dscores, dout,
-           q);
+    launch(grid_over(dk, device), attention_backward_naive_kernel<T>, dk, dv, parts.scores, parts.dscores,
+           dout, q);
 }
 
 template decltype(attention_forward_naive<float>) attention_forward_naive<float>;

@@ -129,7 +129,8 @@ __device__ void store_product(bf16* to, int64_t stride, const float (&c)[HD / 2]
 #pragma unroll
     for (int i = 0; i < HD / 2; i += 2) {
         const int slot = i / 2 % 2;
-        *reinterpret_cast<uint32_t*>(through.at(first + consumer.row + 8 * slot, i / 4) + consumer.column * 2) =
+        *reinterpret_cast<uint32_t*>(through.at(first + consumer.row + 8 * slot, i / 4) +
+                                     consumer.column * 2) =
             bf16_pair(c[i] * scale[slot], c[i + 1] * scale[slot]);
     }
     named_barrier_wait(3 + consumer.index, warpgroup_size);

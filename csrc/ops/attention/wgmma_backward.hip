@@ -25,7 +25,8 @@ int64_t padded_time(int64_t time) {
 template <int HD>
 __global__ void __launch_bounds__(256)
     attention_backward_wgmma_kernel_statistics(float* scaled_lse, float* delta, View<const bf16, 4> dout,
-                                          View<const bf16, 4> out, View<const float, 3> lse, int64_t padded) {
+                                               View<const bf16, 4> out, View<const float, 3> lse,
+                                               int64_t padded) {
     constexpr int lanes = HD / vector_size<bf16>;
     const int64_t heads = out.shape[2];
     const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / lanes;  // of [B,padded,NH]
@@ -284,11 +285,11 @@ __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const fl
 template <int HD, bool one_pass>
 __global__ void __launch_bounds__(Threads::threads, 1)
     attention_backward_wgmma_kernel_keys(View<bf16, 4> dk, View<bf16, 4> dv, float* dq,
-                                    LLAMAC_KERNEL_CONSTANT const TensorMap dout,
-                                    LLAMAC_KERNEL_CONSTANT const TensorMap q,
-                                    LLAMAC_KERNEL_CONSTANT const TensorMap k,
-                                    LLAMAC_KERNEL_CONSTANT const TensorMap v, const float* lse,
-                                    const float* delta, int group, int64_t padded, float scale) {
+                                         LLAMAC_KERNEL_CONSTANT const TensorMap dout,
+                                         LLAMAC_KERNEL_CONSTANT const TensorMap q,
+                                         LLAMAC_KERNEL_CONSTANT const TensorMap k,
+                                         LLAMAC_KERNEL_CONSTANT const TensorMap v, const float* lse,
+                                         const float* delta, int group, int64_t padded, float scale) {
 #if defined(LLAMAC_WARPGROUP_CODE)
     Keys<HD, one_pass>& shared = aligned_shared_memory<Keys<HD, one_pass>>();
     if (threadIdx.x == 0) {
@@ -313,10 +314,10 @@ __global__ void __launch_bounds__(Threads::threads, 1)
 template <int HD>
 __global__ void __launch_bounds__(Threads::threads, 1)
     attention_backward_wgmma_kernel_queries(View<bf16, 4> dq, LLAMAC_KERNEL_CONSTANT const TensorMap dout,
-                                       LLAMAC_KERNEL_CONSTANT const TensorMap q,
-                                       LLAMAC_KERNEL_CONSTANT const TensorMap k,
-                                       LLAMAC_KERNEL_CONSTANT const TensorMap v, const float* lse,
-                                       const float* delta, int group, int64_t padded, float scale) {
+                                            LLAMAC_KERNEL_CONSTANT const TensorMap q,
+                                            LLAMAC_KERNEL_CONSTANT const TensorMap k,
+                                            LLAMAC_KERNEL_CONSTANT const TensorMap v, const float* lse,
+                                            const float* delta, int group, int64_t padded, float scale) {
 #if defined(LLAMAC_WARPGROUP_CODE)
     Queries<HD>& shared = aligned_shared_memory<Queries<HD>>();
     if (threadIdx.x == 0) {
@@ -342,7 +343,8 @@ __global__ void __launch_bounds__(Threads::threads, 1)
 // dq as add_queries leaves it, scaled and rounded. A block, 128 threads, 64 rows.
 template <int HD>
 __global__ void __launch_bounds__(warpgroup_size)
-    attention_backward_wgmma_atomic_kernel_round(View<bf16, 4> dq, const float* sums, int64_t padded, float scale) {
+    attention_backward_wgmma_atomic_kernel_round(View<bf16, 4> dq, const float* sums, int64_t padded,
+                                                 float scale) {
     const int64_t blocks = padded / step, i = blockIdx.x;  // of [B,NH,blocks]
     const int64_t head = i / blocks % dq.shape[2], batch = i / blocks / dq.shape[2];
     const int thread = static_cast<int>(threadIdx.x), row = thread / warp_size * 16 + lane_index() / 4;
@@ -361,9 +363,8 @@ __global__ void __launch_bounds__(warpgroup_size)
 
 template <int HD, bool one_pass>
 void launch_backward(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                               View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                               View<const bf16, 4> k, View<const bf16, 4> v, float scale,
-                               const Device& device) {
+                     View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
+                     View<const bf16, 4> k, View<const bf16, 4> v, float scale, const Device& device) {
     const int64_t B = q.shape[0], NH = q.shape[2], NKV = k.shape[2], padded = padded_time(q.shape[1]);
     const int group = static_cast<int>(NH / NKV);
     float *const scaled_lse = static_cast<float*>(device.workspace),
@@ -374,8 +375,8 @@ void launch_backward(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<
         CHECK(hipMemsetAsync(sums, 0, static_cast<size_t>(B * NH * padded * HD * 4), device.stream));
     launch(Grid(blocks_for(padded / rows * NKV * B, 1), Threads::threads, device.stream,
                 aligned_shared_bytes<Keys<HD, one_pass>>),
-           attention_backward_wgmma_kernel_keys<HD, one_pass>, dk, dv, sums, map_of(dout, step), map_of(q, step),
-           map_of(k, rows), map_of(v, rows), scaled_lse, delta, group, padded, scale);
+           attention_backward_wgmma_kernel_keys<HD, one_pass>, dk, dv, sums, map_of(dout, step),
+           map_of(q, step), map_of(k, rows), map_of(v, rows), scaled_lse, delta, group, padded, scale);
     if constexpr (one_pass)
         launch(Grid(blocks_for(padded / step * NH * B, 1), warpgroup_size, device.stream),
                attention_backward_wgmma_atomic_kernel_round<HD>, dq, sums, padded, scale);
@@ -389,19 +390,20 @@ void launch_backward(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<
 }  // namespace
 
 void attention_backward_wgmma(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                          View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                          View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
+                              View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
+                              View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
     (q.shape[3] == 64 ? launch_backward<64, false>
                       : launch_backward<128, false>)(dq, dk, dv, dout, out, lse, q, k, v,
-                                                               static_cast<float>(scale), device);
+                                                     static_cast<float>(scale), device);
 }
 
-void attention_backward_wgmma_atomic(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                          View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                          View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
+void attention_backward_wgmma_atomic(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv,
+                                     View<const bf16, 4> dout, View<const bf16, 4> out,
+                                     View<const float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
+                                     View<const bf16, 4> v, double scale, Device device) {
     (q.shape[3] == 64 ? launch_backward<64, true>
                       : launch_backward<128, true>)(dq, dk, dv, dout, out, lse, q, k, v,
-                                                              static_cast<float>(scale), device);
+                                                    static_cast<float>(scale), device);
 }
 
 int64_t attention_backward_wgmma_workspace(const Call& call) {

@@ -121,7 +121,8 @@ __device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& 
     shared.of_k.free[begin].arrive_as_warp();
 #pragma unroll
     for (int i = 0; i < step / 2; i++)
-        if (i / 4 * 8 + consumer.column + i % 2 > first % step + consumer.row + i / 2 % 2 * 8) s[i] = -INFINITY;
+        if (i / 4 * 8 + consumer.column + i % 2 > first % step + consumer.row + i / 2 % 2 * 8)
+            s[i] = -INFINITY;
     state.softmax(s, scale * log2_e, shrink);
     pack(p, s);
     for (int n = begin + 1; n < steps; n++) {
@@ -171,9 +172,10 @@ __device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& 
 
 template <int HD>
 __global__ void __launch_bounds__(Warpgroups<consumers<HD>>::threads, 1)
-    attention_forward_wgmma_kernel(View<bf16, 4> out, View<float, 3> lse, LLAMAC_KERNEL_CONSTANT const TensorMap q,
-                              LLAMAC_KERNEL_CONSTANT const TensorMap k,
-                              LLAMAC_KERNEL_CONSTANT const TensorMap v, int group, float scale) {
+    attention_forward_wgmma_kernel(View<bf16, 4> out, View<float, 3> lse,
+                                   LLAMAC_KERNEL_CONSTANT const TensorMap q,
+                                   LLAMAC_KERNEL_CONSTANT const TensorMap k,
+                                   LLAMAC_KERNEL_CONSTANT const TensorMap v, int group, float scale) {
 #if defined(LLAMAC_WARPGROUP_CODE)
     Shared<HD>& shared = aligned_shared_memory<Shared<HD>>();
     if (threadIdx.x == 0) {
@@ -197,22 +199,21 @@ __global__ void __launch_bounds__(Warpgroups<consumers<HD>>::threads, 1)
 }
 
 template <int HD>
-void launch_forward(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
-                              View<const bf16, 4> k, View<const bf16, 4> v, float scale,
-                              const Device& device) {
+void launch_forward(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
+                    View<const bf16, 4> v, float scale, const Device& device) {
     const int64_t blocks = (q.shape[1] + rows<HD> - 1) / rows<HD>;
-    launch(Grid(blocks_for(blocks * q.shape[2] * q.shape[0], 1), Warpgroups<consumers<HD>>::threads, device.stream,
-                aligned_shared_bytes<Shared<HD>>),
-           attention_forward_wgmma_kernel<HD>, out, lse, map_of(q, rows<HD>), map_of(k, step), map_of(v, step),
-           static_cast<int>(q.shape[2] / k.shape[2]), scale);
+    launch(Grid(blocks_for(blocks * q.shape[2] * q.shape[0], 1), Warpgroups<consumers<HD>>::threads,
+                device.stream, aligned_shared_bytes<Shared<HD>>),
+           attention_forward_wgmma_kernel<HD>, out, lse, map_of(q, rows<HD>), map_of(k, step),
+           map_of(v, step), static_cast<int>(q.shape[2] / k.shape[2]), scale);
 }
 
 }  // namespace
 
-void attention_forward_wgmma(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
-                         View<const bf16, 4> v, double scale, Device device) {
-    (q.shape[3] == 64 ? launch_forward<64>
-                      : launch_forward<128>)(out, lse, q, k, v, static_cast<float>(scale), device);
+void attention_forward_wgmma(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
+                             View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
+    (q.shape[3] == 64 ? launch_forward<64> : launch_forward<128>)(out, lse, q, k, v,
+                                                                  static_cast<float>(scale), device);
 }
 
 bool wgmma_supports(const Call& call) {

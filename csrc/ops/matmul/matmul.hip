@@ -120,26 +120,31 @@ Operation matmul_forward(
     " derivative matmul_backward_weight(dweight: grad weight; dout: grad out, x)"
     " grad residual = grad out" LLAMAC_MATMUL_TESTS,
     "out = x * transposed weight (+ residual)",
-    variants_of({.cpu = entries<matmul_forward_cpu<float>, matmul_forward_cpu<bf16>, matmul_forward_cpu<double>>(),
-                 .blas = blas_entries().forward,
-                 .library = library_entries().forward,
-                 .tiled = entries<matmul_forward_tiled>(),
-                 .naive = entries<matmul_forward_naive<float>, matmul_forward_naive<bf16>>(),
-                 .reference = entries<matmul_forward_reference<float>, matmul_forward_reference<bf16>, matmul_forward_reference<double>>(),
-                 .library_limits = forward_library_limits}),
+    variants_of(
+        {.cpu = entries<matmul_forward_cpu<float>, matmul_forward_cpu<bf16>, matmul_forward_cpu<double>>(),
+         .blas = blas_entries().forward,
+         .library = library_entries().forward,
+         .tiled = entries<matmul_forward_tiled>(),
+         .naive = entries<matmul_forward_naive<float>, matmul_forward_naive<bf16>>(),
+         .reference = entries<matmul_forward_reference<float>, matmul_forward_reference<bf16>,
+                              matmul_forward_reference<double>>(),
+         .library_limits = forward_library_limits}),
     flops);
 
 Operation matmul_backward_input(
     "matmul_backward_input<T: f32 bf16 f64>"
     "(dx: T[N,C]; dout: T[N,K], weight: T[K,C]) rows(N) empty(N)" LLAMAC_MATMUL_TESTS,
     "dx = dout * weight",
-    variants_of({.cpu = entries<matmul_backward_input_cpu<float>, matmul_backward_input_cpu<bf16>, matmul_backward_input_cpu<double>>(),
-                 .blas = blas_entries().backward_input,
-                 .library = library_entries().backward_input,
-                 .tiled = entries<matmul_backward_input_tiled>(),
-                 .naive = entries<matmul_backward_input_naive<float>, matmul_backward_input_naive<bf16>>(),
-                 .reference = entries<matmul_backward_input_reference<float>, matmul_backward_input_reference<bf16>, matmul_backward_input_reference<double>>(),
-                 .library_limits = backward_input_library_limits}),
+    variants_of(
+        {.cpu = entries<matmul_backward_input_cpu<float>, matmul_backward_input_cpu<bf16>,
+                        matmul_backward_input_cpu<double>>(),
+         .blas = blas_entries().backward_input,
+         .library = library_entries().backward_input,
+         .tiled = entries<matmul_backward_input_tiled>(),
+         .naive = entries<matmul_backward_input_naive<float>, matmul_backward_input_naive<bf16>>(),
+         .reference = entries<matmul_backward_input_reference<float>, matmul_backward_input_reference<bf16>,
+                              matmul_backward_input_reference<double>>(),
+         .library_limits = backward_input_library_limits}),
     flops);
 
 Operation matmul_backward_weight(
@@ -147,13 +152,20 @@ Operation matmul_backward_weight(
     "(dweight: G[K,C] adds_if(accumulate); dout: T[N,K], x: T[N,C]; accumulate: bool)"
     " rows(N) empty(N)" LLAMAC_MATMUL_TESTS,
     "dweight = transposed dout * x",
-    variants_of({.cpu = entries<matmul_backward_weight_cpu<float, float>, matmul_backward_weight_cpu<bf16, float>, matmul_backward_weight_cpu<bf16, bf16>, matmul_backward_weight_cpu<double, double>>(),
-                 .blas = blas_entries().backward_weight,
-                 .library = library_entries().backward_weight,
-                 .tiled = entries<matmul_backward_weight_tiled<float>, matmul_backward_weight_tiled<bf16>>(),
-                 .naive = entries<matmul_backward_weight_naive<float, float>, matmul_backward_weight_naive<bf16, float>, matmul_backward_weight_naive<bf16, bf16>>(),
-                 .reference = entries<matmul_backward_weight_reference<float, float>, matmul_backward_weight_reference<bf16, float>, matmul_backward_weight_reference<bf16, bf16>, matmul_backward_weight_reference<double, double>>(),
-                 .library_limits = backward_weight_library_limits}),
+    variants_of(
+        {.cpu = entries<matmul_backward_weight_cpu<float, float>, matmul_backward_weight_cpu<bf16, float>,
+                        matmul_backward_weight_cpu<bf16, bf16>, matmul_backward_weight_cpu<double, double>>(),
+         .blas = blas_entries().backward_weight,
+         .library = library_entries().backward_weight,
+         .tiled = entries<matmul_backward_weight_tiled<float>, matmul_backward_weight_tiled<bf16>>(),
+         .naive =
+             entries<matmul_backward_weight_naive<float, float>, matmul_backward_weight_naive<bf16, float>,
+                     matmul_backward_weight_naive<bf16, bf16>>(),
+         .reference = entries<matmul_backward_weight_reference<float, float>,
+                              matmul_backward_weight_reference<bf16, float>,
+                              matmul_backward_weight_reference<bf16, bf16>,
+                              matmul_backward_weight_reference<double, double>>(),
+         .library_limits = backward_weight_library_limits}),
     flops);
 
 }  // namespace

@@ -8,7 +8,7 @@ namespace {
 
 template <class T>
 __global__ void matmul_forward_naive_kernel(T* out, const T* x, const T* weight, const T* residual, int64_t N,
-                                       int64_t C, int64_t K) {
+                                            int64_t C, int64_t K) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, n = i / K, k = i % K;
     if (n >= N) return;
     double sum = residual ? double(float(residual[i])) : 0.0;
@@ -17,8 +17,8 @@ __global__ void matmul_forward_naive_kernel(T* out, const T* x, const T* weight,
 }
 
 template <class T>
-__global__ void matmul_backward_input_naive_kernel(T* dx, const T* dout, const T* weight, int64_t N, int64_t C,
-                                              int64_t K) {
+__global__ void matmul_backward_input_naive_kernel(T* dx, const T* dout, const T* weight, int64_t N,
+                                                   int64_t C, int64_t K) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, n = i / C, c = i % C;
     if (n >= N) return;
     double sum = 0;
@@ -27,8 +27,8 @@ __global__ void matmul_backward_input_naive_kernel(T* dx, const T* dout, const T
 }
 
 template <class T, class G>
-__global__ void matmul_backward_weight_naive_kernel(G* dweight, const T* dout, const T* x, int64_t N, int64_t C,
-                                               int64_t K, bool accumulate) {
+__global__ void matmul_backward_weight_naive_kernel(G* dweight, const T* dout, const T* x, int64_t N,
+                                                    int64_t C, int64_t K, bool accumulate) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, k = i / C, c = i % C;
     if (k >= K) return;
     double sum = accumulate ? double(float(dweight[i])) : 0.0;
@@ -39,23 +39,24 @@ __global__ void matmul_backward_weight_naive_kernel(G* dweight, const T* dout, c
 }  // namespace
 
 template <class T>
-void matmul_forward_naive(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight, View<const T, 2> residual,
-                      Device device) {
+void matmul_forward_naive(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
+                          View<const T, 2> residual, Device device) {
     const int64_t N = x.shape[0], C = x.shape[1], K = weight.shape[0];
-    launch(Grid(blocks_for(N * K, device.threads), device.threads, device.stream), matmul_forward_naive_kernel<T>,
-           out.data, x.data, weight.data, residual.data, N, C, K);
+    launch(Grid(blocks_for(N * K, device.threads), device.threads, device.stream),
+           matmul_forward_naive_kernel<T>, out.data, x.data, weight.data, residual.data, N, C, K);
 }
 
 template <class T>
-void matmul_backward_input_naive(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight, Device device) {
+void matmul_backward_input_naive(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight,
+                                 Device device) {
     const int64_t N = dout.shape[0], K = dout.shape[1], C = weight.shape[1];
     launch(Grid(blocks_for(N * C, device.threads), device.threads, device.stream),
            matmul_backward_input_naive_kernel<T>, dx.data, dout.data, weight.data, N, C, K);
 }
 
 template <class T, class G>
-void matmul_backward_weight_naive(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x, bool accumulate,
-                              Device device) {
+void matmul_backward_weight_naive(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
+                                  bool accumulate, Device device) {
     const int64_t N = x.shape[0], C = x.shape[1], K = dout.shape[1];
     launch(Grid(blocks_for(K * C, device.threads), device.threads, device.stream),
            matmul_backward_weight_naive_kernel<T, G>, dweight.data, dout.data, x.data, N, C, K, accumulate);

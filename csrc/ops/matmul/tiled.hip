@@ -79,10 +79,11 @@ namespace {
 template <class M>
 struct Sizes : MatmulSizes<M> {
     using Given = MatmulSizes<M>;
-    static constexpr int warps_m = Given::block_tile_m / Given::warp_tile_m, warps_n = Given::block_tile_n / Given::warp_tile_n;
+    static constexpr int warps_m = Given::block_tile_m / Given::warp_tile_m,
+                         warps_n = Given::block_tile_n / Given::warp_tile_n;
     static constexpr int threads = warps_m * warps_n * M::warp;
     static constexpr int in_flight = Given::stages > 1 ? Given::stages - 1 : 1;  // tiles on their way
-    static constexpr int group = 2048 / Given::block_tile_m;                        // rows of blocks, see block_tile_of
+    static constexpr int group = 2048 / Given::block_tile_m;  // rows of blocks, see block_tile_of
     // LDS: the stages; in their place, when the last is read, an epilogue tile for each warp.
     static constexpr int a_bytes = Given::block_tile_m * Given::step * 2,
                          b_bytes = Given::block_tile_n * Given::step * 2;
@@ -234,8 +235,7 @@ __device__ void add_tiles_pipelined(Sums& sums, Copies<P>& copies, int warp_m, i
         for (int part = 0; part < S::parts; part++) {
             const bool last = part == S::parts - 1;
             if (last) copies.arrive(tile + 1);
-            load<P>(operands[(part + 1) % 2], copies.stage(tile + last), warp_m, warp_n,
-                    last ? 0 : part + 1);
+            load<P>(operands[(part + 1) % 2], copies.stage(tile + last), warp_m, warp_n, last ? 0 : part + 1);
             // In the place of the tile before this one: its last part was loaded before this one's arrival.
             if (part == 0) copies.begin(tile + S::in_flight);
             multiply<P>(sums, operands[part % 2]);
@@ -249,7 +249,8 @@ template <class P, class O>
 __device__ void store(O* out, const O* initial, const Sums& sums, int first_m, int first_n, int M, int N) {
     constexpr int size = vector_size<O>, lanes = S::warp_tile_n / size, rows = warp_size / lanes;
     constexpr int vectors = S::epilogue_tiles * S::R / rows;
-    float* epilogue = reinterpret_cast<float*>(dynamic_shared_memory() + warp_index() * S::epilogue_tile_bytes);
+    float* epilogue =
+        reinterpret_cast<float*>(dynamic_shared_memory() + warp_index() * S::epilogue_tile_bytes);
     const int n = first_n + lane_index() % lanes * size;
 #pragma unroll
     for (int t0 = 0; t0 < S::tiles_m; t0 += S::epilogue_tiles) {
@@ -260,8 +261,8 @@ __device__ void store(O* out, const O* initial, const Sums& sums, int first_m, i
             for (int u = 0; u < S::tiles_n; u++)
 #pragma unroll
                 for (int i = 0; i < T::elements; i++)
-                    epilogue[(t * S::R + T::row(T::slot(i))) * S::epilogue_row + P::B::place(u, T::column(i))] =
-                        sums.tile[t0 + t][u].x[i];
+                    epilogue[(t * S::R + T::row(T::slot(i))) * S::epilogue_row +
+                             P::B::place(u, T::column(i))] = sums.tile[t0 + t][u].x[i];
         int64_t at[vectors];
         uint4 old[vectors] = {};
 #pragma unroll
@@ -306,7 +307,8 @@ __device__ BlockTile block_tile_of(int rows, int columns) {
 template <class P, class O>
 __global__ void __launch_bounds__(S::threads)
     matmul_tiled_kernel(O* out, const O* initial, const bf16* a, const bf16* b, int M, int N, int K) {
-    const BlockTile block = block_tile_of((M + S::block_tile_m - 1) / S::block_tile_m, (N + S::block_tile_n - 1) / S::block_tile_n);
+    const BlockTile block = block_tile_of((M + S::block_tile_m - 1) / S::block_tile_m,
+                                          (N + S::block_tile_n - 1) / S::block_tile_n);
     const int warp_m = warp_index() / S::warps_n * S::warp_tile_m,
               warp_n = warp_index() % S::warps_n * S::warp_tile_n;
     Copies<P> copies{a, b, block.m, block.n, M, N, K, dynamic_shared_memory(), {}, {}};
@@ -320,7 +322,7 @@ __global__ void __launch_bounds__(S::threads)
 
 template <Layout a_layout, Layout b_layout, class O>
 void matmul_tiled(O* out, const O* initial, const bf16* a, const bf16* b, int64_t M, int64_t N, int64_t K,
-              const Device& device) {
+                  const Device& device) {
     on_machine([&](auto machine) {
         using Z = Sizes<decltype(machine)>;
         const int64_t blocks = int64_t{blocks_for(M, Z::block_tile_m)} * blocks_for(N, Z::block_tile_n);
@@ -332,23 +334,23 @@ void matmul_tiled(O* out, const O* initial, const bf16* a, const bf16* b, int64_
 }  // namespace
 
 void matmul_forward_tiled(View<bf16, 2> out, View<const bf16, 2> x, View<const bf16, 2> weight,
-                      View<const bf16, 2> residual, Device device) {
-    matmul_tiled<Layout::along_k, Layout::along_k, bf16>(out.data, residual.data, x.data, weight.data, x.shape[0],
-                                                     weight.shape[0], x.shape[1], device);
+                          View<const bf16, 2> residual, Device device) {
+    matmul_tiled<Layout::along_k, Layout::along_k, bf16>(out.data, residual.data, x.data, weight.data,
+                                                         x.shape[0], weight.shape[0], x.shape[1], device);
 }
 
 void matmul_backward_input_tiled(View<bf16, 2> dx, View<const bf16, 2> dout, View<const bf16, 2> weight,
-                             Device device) {
+                                 Device device) {
     matmul_tiled<Layout::along_k, Layout::down_k, bf16>(dx.data, nullptr, dout.data, weight.data, dx.shape[0],
-                                                    dx.shape[1], dout.shape[1], device);
+                                                        dx.shape[1], dout.shape[1], device);
 }
 
 template <class G>
 void matmul_backward_weight_tiled(View<G, 2> dweight, View<const bf16, 2> dout, View<const bf16, 2> x,
-                              bool accumulate, Device device) {
-    matmul_tiled<Layout::down_k, Layout::down_k, G>(dweight.data, accumulate ? dweight.data : nullptr, dout.data,
-                                                x.data, dweight.shape[0], dweight.shape[1], x.shape[0],
-                                                device);
+                                  bool accumulate, Device device) {
+    matmul_tiled<Layout::down_k, Layout::down_k, G>(dweight.data, accumulate ? dweight.data : nullptr,
+                                                    dout.data, x.data, dweight.shape[0], dweight.shape[1],
+                                                    x.shape[0], device);
 }
 template decltype(matmul_backward_weight_tiled<float>) matmul_backward_weight_tiled<float>;
 template decltype(matmul_backward_weight_tiled<bf16>) matmul_backward_weight_tiled<bf16>;
