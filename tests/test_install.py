@@ -80,7 +80,7 @@ def test_the_plot_of_a_named_python(moved, said, tmp_path):
 
 
 def test_the_plot_of_other_pythons(moved, said, tmp_path):
-    """The one on PATH; before it the one beside the program; before both LLAMAC_PYTHON, also where it fails."""
+    """LLAMAC_PYTHON, also if it fails; else the one beside the program; else the one on PATH."""
     (tmp_path / "bin").mkdir()
     write_python(tmp_path / "bin/python3", 0)
     path = f"{tmp_path}/bin:/usr/bin:/bin"
