@@ -14,7 +14,6 @@ Exit code: 1 where a run failed (PyTorch may run out of memory), 2 for bad argum
 """
 
 import argparse
-import datetime
 import itertools
 import json
 import os
@@ -37,6 +36,7 @@ from llamac.config import load_config
 from llamac.data import write_bin
 from llamac.errors import InputError
 from llamac.plot import read_log
+from llamac.version import provenance, provenance_text
 
 ROOT = Path(__file__).resolve().parents[1]
 STOPPED, NO_MEMORY = "the time was over", "out of memory"
@@ -247,7 +247,7 @@ def row(runs: list[Run], ours: dict[int, float], w: Workload) -> list[str]:
     return [*cells, f"{len(good)}/{len(runs)}", loss, ratio]
 
 
-def report(runs: list[Run], workloads: dict[str, Workload], left_out: list[str], date: str) -> str:
+def report(runs: list[Run], workloads: dict[str, Workload], left_out: list[str], when: dict[str, str]) -> str:
     """The markdown: where, the table, its notes, what was left out."""
     rows = []
     for name, w in workloads.items():
@@ -259,20 +259,20 @@ def report(runs: list[Run], workloads: dict[str, Workload], left_out: list[str],
                 rows.append(row(mine, ours, w))
     devices = " · ".join(dict.fromkeys(run.device for run in runs if run.device))
     table = markdown(HEAD, ["---"] * 3 + ["---:"] * 7, rows)
-    text = f"## Training: {devices}, {date}\n\n{table}\n\n{NOTES}"
+    text = f"## Training: {devices}, {provenance_text(when)}\n\n{table}\n\n{NOTES}"
     return text + (f"\nLeft out, {STOPPED}: {'; '.join(left_out)}.\n" if left_out else "")
 
 
-def write(runs: list[Run], left_out: list[str], o: argparse.Namespace, date: str) -> str:
+def write(runs: list[Run], left_out: list[str], o: argparse.Namespace, when: dict[str, str]) -> str:
     """Both files; returns the markdown."""
-    content = {"date": date, "warm_up": o.warm_up, "runs": [asdict(r) for r in runs], "left_out": left_out}
+    content = when | {"warm_up": o.warm_up, "runs": [asdict(r) for r in runs], "left_out": left_out}
     o.out.write_text(json.dumps(content, indent=1) + "\n")
-    text = report(runs, o.workloads, left_out, date)
+    text = report(runs, o.workloads, left_out, when)
     o.out.with_name("bench_train.md").write_text(text)
     return text
 
 
-def bench(o: argparse.Namespace, date: str) -> list[Run]:
+def bench(o: argparse.Namespace, when: dict[str, str]) -> list[Run]:
     """All runs that the time allows."""
     end = time.monotonic() + o.seconds
     runs: list[Run] = []
@@ -293,8 +293,8 @@ def bench(o: argparse.Namespace, date: str) -> list[Run]:
             left_out.append(label)
         else:
             runs.append(run)
-        write(runs, left_out, o, date)
-    print(write(runs, left_out, o, date), end="")
+        write(runs, left_out, o, when)
+    print(write(runs, left_out, o, when), end="")
     return runs
 
 
@@ -365,7 +365,7 @@ def main(arguments: list[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             o.data = Path(folder) / "tokens.bin"
             write_tokens(o, o.data)
-            runs = bench(o, datetime.date.today().isoformat())
+            runs = bench(o, provenance())
     except (ValueError, OSError) as error:
         say(str(error))
         return 2
