@@ -81,7 +81,7 @@ def test_programs_take_turns_and_are_compared(fake, tmp_path, capsys):
     turns = [(words[0], words[-1] == "--compile") for words in calls(tmp_path)]
     assert turns == [("train_llama3", False), ("train_llama3.py", True), ("train_llama3.py", False)] * 2
     assert (
-        "## Training: Some GPU · PyTorch 9.9 on Some GPU, llamac {llamac.__version__}, commit " in out
+        f"## Training: Some GPU · PyTorch 9.9 on Some GPU, llamac {llamac.__version__}, commit " in out
         and "Left out" not in out
     )
 
