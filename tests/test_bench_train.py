@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+import llamac
 from llamac.data import Loader
 from llamac.options import parse
 
