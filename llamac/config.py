@@ -26,6 +26,8 @@ WORDS: dict[str, tuple[str, ...]] = {
     "position_embedding_type": ("rope",),
 }
 FLAGS = ("attention_bias", "mlp_bias", "use_qk_norm")  # false alone
+# Those that other architectures' config.json has and Llama's has not.
+NOT_LLAMAS = ("use_qk_norm", "sliding_window", "normalization_function", "position_embedding_type")
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,8 @@ class Config:
             values["rope_scaling"] = {"rope_type": "llama3", **values["rope_scaling"]}
         if self.pad_token_id is None:
             del values["pad_token_id"]
-        for name in ("use_qk_norm", "sliding_window", "normalization_function", "position_embedding_type"):
-            del values[name]  # Llama's config.json has no such field
+        for name in NOT_LLAMAS:
+            del values[name]
         return values | {"torch_dtype": torch_dtype}
 
 

@@ -160,12 +160,14 @@ template <class T>
 void launcher(View<T, 2>, View<const float, 1>, double) {}
 
 void check_launchers() {
-    const Entry fits = entries<launcher<float>>()[0], wide = entries<launcher<double>>()[0];
-    const auto take = [](const std::string& text, const Entry& e) {
+    const Instantiation fits = instantiations<launcher<float>>()[0],
+                        wide = instantiations<launcher<double>>()[0];
+    const auto take = [](const std::string& text, const Instantiation& e) {
         const Description d = parse_description(("f<T: f32 f64, A: arithmetic(T), W: f32>" + text).c_str());
-        check_entry(d, "v", e);
+        check_instantiation(d, "v", e);
     };
-    const auto refuse = [&](const std::string& text, const Entry& e, const std::vector<std::string>& words) {
+    const auto refuse = [&](const std::string& text, const Instantiation& e,
+                            const std::vector<std::string>& words) {
         refused(text, words, [&] { take(text, e); });
     };
     take("(a: T[N,C]; b: A[N]; s: float)", fits);
@@ -190,9 +192,9 @@ void mixed_reference(View<float, 1> out, View<const X, 1> x, View<const W, 1> we
 void check_mixed_types() {
     static const Operation mixed(  // registers itself: the last of the checks
         "mixed<X: f32 bf16, W: f32 bf16 f64>(out: f32[N]; x: X[N], weight: W[N])", "out = x * weight",
-        {{"reference", "plain loops", Where::host,
-          entries<mixed_reference<float, bf16>, mixed_reference<bf16, float>,
-                  mixed_reference<bf16, double>>()}});
+        {{"reference", "plain loops", Backend::host,
+          instantiations<mixed_reference<float, bf16>, mixed_reference<bf16, float>,
+                         mixed_reference<bf16, double>>()}});
     constexpr int64_t N = 3;
     float out[N], wide[N] = {1, 2, 3};
     const bf16 narrow[N] = {bf16(2.0f), bf16(3.0f), bf16(-1.5f)};
@@ -260,7 +262,7 @@ std::string names_of(const std::string& choice) {
 
 // As --kernel takes them; `optimized` is what runs by default, in its order.
 void check_kernel_choices() {
-    const bool host = computing_context().where == Where::host;
+    const bool host = computing_context().backend == Backend::host;
     check(names_of("rope_forward=vectorized,naive") == "vectorized,naive", "a list");
     check(names_of("rope_forward=optimized") == (host ? "cpu,reference" : "shuffle,vectorized,naive"),
           "optimized");

@@ -76,7 +76,7 @@ std::string compare_aliases(const Case& c, const Variant& v, const Run& first) {
 
 // Empty, or how the bits of other runs differ from the first one's.
 std::string compare_runs(const Case& c, const Variant& v, const Run& first) {
-    const bool device = v.where == Where::device;
+    const bool device = v.backend == Backend::device;
     if (run_variant(c, v, 2).bits != first.bits) return "a second run gives other bits";
     if (!device && !v.bits_depend_on_threads && run_variant(c, v, 1).bits != first.bits)
         return "the bits depend on the number of threads";
@@ -152,7 +152,7 @@ std::vector<Combination> combinations(const Operation& op, bool once) {
 }
 
 // All cases of one variant with one combination of types.
-void check_entry(const Operation& op, const Variant& v, const Entry& entry, Tally& tally) {
+void check_instantiation(const Operation& op, const Variant& v, const Instantiation& entry, Tally& tally) {
     const std::vector<Combination> all = combinations(op, tally.once);
     size_t ran = 0;
     int seen = 0, mattered = 0;
@@ -236,11 +236,12 @@ int main(int argc, char** argv) {
     if (planted) plant();
     for (const Operation* op : operations())
         for (const Variant& v : op->variants)
-            for (const Entry& e : v.entries)
+            for (const Instantiation& e : v.instantiations)
                 if ((!only || op->name == only) && (!variant || std::strcmp(v.name, variant) == 0) &&
                     !planted == (std::strcmp(v.name, "fault") != 0) &&
-                    (!where || v.where == (std::strcmp(where, "host") == 0 ? Where::host : Where::device)))
-                    check_entry(*op, v, e, tally);
+                    (!where ||
+                     v.backend == (std::strcmp(where, "host") == 0 ? Backend::host : Backend::device)))
+                    check_instantiation(*op, v, e, tally);
     std::printf("%d passed, %d failed\n", tally.passed, tally.failed);
     if (tally.unseen)
         std::printf("the fault was not seen in %d combinations of operation and types\n", tally.unseen);

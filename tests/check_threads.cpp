@@ -52,7 +52,7 @@ void check_together(const std::string& what, Run a, Run b) {
 
 void check_two_trainers() {
     // The host's plain loops cannot reach a GPU's memory; on a CPU the naive kernels are emulated, which takes minutes.
-    const std::string other = computing_context().where == Where::host ? "reference" : "naive";
+    const std::string other = computing_context().backend == Backend::host ? "reference" : "naive";
     const std::vector<std::string> slow = {"matmul_forward=" + other, "rmsnorm_forward=" + other};
     check_together("the same weights, two choices", run_of(1, {}), run_of(1, slow));
     check_together("bf16, kernels beside the host's", run_of(1, {}, precisions[1]),

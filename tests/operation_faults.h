@@ -26,7 +26,7 @@ inline bool missing_accumulate(const Call& c, Launch launch) {
     for (const Operand& o : c.op->operands)
         if (o.accumulated() && c.adds(o))
             scalars[static_cast<size_t>(o.adds_if)] = Scalar(false), changed = true;
-    launch({c.op, c.tensor, scalars.data(), c.size, c.device});
+    launch({c.op, c.tensor, scalars.data(), c.size, c.launch});
     return changed;
 }
 inline bool dropped_tail(const Call& c, Launch launch) {
@@ -68,7 +68,7 @@ inline bool ignored_strides(const Call& c, Launch launch) {
         int64_t stride = indices ? 0 : 1;
         for (int d = t.rank - 1; d >= 0; stride *= t.shape[d--]) t.stride[d] = stride;
     }
-    launch({c.op, tensors.data(), c.scalar, c.size, c.device});
+    launch({c.op, tensors.data(), c.scalar, c.size, c.launch});
     return changed;
 }
 // The operations' type with the most mantissa bits below those of t; t where there is none.
@@ -109,9 +109,9 @@ inline bool depends_on_threads(const Call& c, Launch launch) {
     if (max_threads() > 1) flip(c.tensor[0], 0);
     return true;
 }
-inline const Entry* reference_for(const Operation& op, const std::vector<Tensor>& tensors) {
+inline const Instantiation* reference_for(const Operation& op, const std::vector<Tensor>& tensors) {
     for (const Variant& v : op.variants)
-        for (const Entry& e : v.entries) {
+        for (const Instantiation& e : v.instantiations) {
             bool fits = std::strcmp(v.name, "reference") == 0;
             for (size_t i = 0; i < tensors.size(); i++)
                 fits &= !tensors[i].data || tensors[i].dtype == e.operands[i].dtype;
@@ -134,9 +134,9 @@ inline bool nearest_rounding(const Call& c, Launch launch) {
             wide[i] = memory[i].tensor;
             changed = true;
         }
-    const Entry* entry = reference_for(*c.op, wide);
+    const Instantiation* entry = reference_for(*c.op, wide);
     if (!seeded || !changed || !entry) return launch(c), false;
-    entry->launch({c.op, wide.data(), c.scalar, c.size, c.device});
+    entry->launch({c.op, wide.data(), c.scalar, c.size, c.launch});
     for (int i = 0; i < c.op->outputs; i++)
         for (int64_t e = 0; c.tensor[i].data && e < wide[i].elements(); e++)
             set(c.tensor[i], e, get(wide[i], e));
@@ -173,8 +173,8 @@ inline void plant() {
         Operation& o = find_operation(op->name);
         for (const Variant& v : std::vector<Variant>(o.variants)) {
             if (std::strcmp(v.name, "reference") != 0) continue;
-            Variant fault{"fault", planted->name, Where::host, v.entries, v.supports};
-            for (Entry& e : fault.entries) e.launch = launch_fault;
+            Variant fault{"fault", planted->name, Backend::host, v.instantiations, v.supports};
+            for (Instantiation& e : fault.instantiations) e.launch = launch_fault;
             o.variants.push_back(fault);
         }
     }

@@ -140,7 +140,7 @@ def test_products_are_given_in_tflops_and_only_naive_ones_are_ours():
         "runs": LINE["runs"][2:],
         "peers": {"compile": {"ms": 1.0, "way": "x"}},
     }
-    assert bench.row(line)[3:8] == ["2.0000", "-", "1, 256", "1.0 TFLOP/s", "-"]
+    assert bench.row(line)[3:8] == ["2.0000", "-", "naive, 256", "1.0 TFLOP/s", "-"]
     assert bench.row(line)[-1] == "0.50"
 
 

@@ -240,7 +240,7 @@ def test_the_whole_command(tmp_path, capsys):
     code, rows = run(tmp_path)
     text = capsys.readouterr().out
     assert code == 0 and (tmp_path / "bench.md").read_text() == text
-    assert text.startswith(f"## tiny: CPU, 1 threads, PyTorch {torch.__version__}, bf16\n")
+    assert text.startswith(f"## tiny: CPU, 1 threads, PyTorch {torch.__version__}, bf16, llamac ")
     assert (tmp_path / "bench-tiny.png").read_bytes().startswith(b"\x89PNG")
     found = {(r["operation"], r["direction"], r["peer"]) for r in rows}
     for name, function in FUNCTIONS.items():

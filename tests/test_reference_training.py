@@ -274,7 +274,9 @@ def test_results_are_read_late():
     r = SimpleNamespace(running=[], log=log, device="cpu", begun=Event(100))
     ends = [600, 800, 1100]
     for step, end in enumerate(ends, 1):
-        r.running.append(Update(step, 0.1 * step, torch.tensor([1.0 * step, 2.0]), Event(end)))
+        u = Update(step, lr=0.1 * step, done=Event(end))
+        u.result = torch.tensor([1.0 * step, 2.0])
+        r.running.append(u)
         finish(r, late=1)
         assert waited == ends[: step - 1]
     finish(r)

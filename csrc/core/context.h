@@ -1,4 +1,4 @@
-// Where and how calls run: goes through every one of them. Nothing else can change what a call computes.
+// Backend and how calls run: goes through every one of them. Nothing else can change what a call computes.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -12,7 +12,7 @@ struct Variant;
 struct KernelChoices;
 struct GemmAlgorithms;
 
-enum class Where : uint8_t { host, device };
+enum class Backend : uint8_t { host, device };
 
 // Is told of whatever is put on a stream: --profile records events there. Calls that a launcher makes lie within its
 // own.
@@ -23,7 +23,7 @@ struct Observer {
 };
 
 struct Context {
-    Where where = Where::host;
+    Backend backend = Backend::host;
     hipStream_t stream = nullptr;
     Workspace* workspace = nullptr;          // null: each call takes memory of its own, and gives it back
     const KernelChoices* kernels = nullptr;  // null: the default variants
@@ -33,7 +33,7 @@ struct Context {
     bool dry_run = false;  // calls are checked, and workspace told what they ask for; nothing runs
 };
 
-// Where the model computes: the device, or the host in a CPU build. Throws Error where there is no device.
+// Backend the model computes: the device, or the host in a CPU build. Throws Error where there is no device.
 Context computing_context();
 
 // Between host and device, either way, on the context's stream; without waiting where the host's side is pinned.

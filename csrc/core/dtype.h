@@ -58,7 +58,7 @@ struct DTypeInfo {
     const char* safetensors;  // in a file's header
     const char* python;       // of torch, of numpy (bfloat16: of its extension ml_dtypes) and of config.json
     dlpack::DataType dlpack;  // by which other libraries' arrays, torch's among them, are recognised
-    int library;              // hipDataType and cudaDataType, which have the same numbers
+    int library;              // the number that both vendors' libraries have for it
     int64_t bytes = 0;
     DType arithmetic = {};  // what is computed in
 

@@ -64,35 +64,35 @@ void check_operand(const Operation& op, const Operand& o, const Tensor& t, int64
     check_strides(op, o, t);
 }
 
-bool takes(const Entry& e, const Operation& op, const Tensor* tensors) {
+bool takes(const Instantiation& e, const Operation& op, const Tensor* tensors) {
     for (size_t i = 0; i < op.operands.size(); i++)
         if (tensors[i].data && tensors[i].dtype != e.operands[i].dtype) return false;
     return true;
 }
 
-const Entry* entry_for(const Variant& v, const Call& call) {
+const Instantiation* instantiation_for(const Variant& v, const Call& call) {
     if (!v.supports(call)) return nullptr;
-    for (const Entry& e : v.entries)
+    for (const Instantiation& e : v.instantiations)
         if (takes(e, *call.op, call.tensor)) return &e;
     return nullptr;
 }
 
 struct Choice {
     const Variant* variant;
-    const Entry* entry;
+    const Instantiation* entry;
 };
 constexpr const char* optimized = "optimized";  // the name that stands for the default variants
 
 // The variants that a call tries in turn if nothing else is chosen.
-std::vector<const Variant*> default_variants(const Operation& op, Where where) {
+std::vector<const Variant*> default_variants(const Operation& op, Backend backend) {
     std::vector<const Variant*> variants;
     for (const Variant& v : op.variants)
-        if (v.where == where && v.deterministic) variants.push_back(&v);
+        if (v.backend == backend && v.deterministic) variants.push_back(&v);
     return variants;
 }
 
-std::vector<const Variant*> variants_called(const Operation& op, const std::string& name, Where where) {
-    if (name == optimized) return default_variants(op, where);
+std::vector<const Variant*> variants_called(const Operation& op, const std::string& name, Backend backend) {
+    if (name == optimized) return default_variants(op, backend);
     std::string known = optimized;
     for (const Variant& v : op.variants) {
         if (name == v.name) return {&v};
@@ -102,28 +102,29 @@ std::vector<const Variant*> variants_called(const Operation& op, const std::stri
 }
 
 // The first of them that supports the call; each has to be at home where the operands are, or the device emulated.
-Choice choose_among(const Operation& op, const Call& call, Where where,
+Choice choose_among(const Operation& op, const Call& call, Backend backend,
                     std::span<const Variant* const> candidates) {
     std::string names;
     for (const Variant* v : candidates)
-        if (v->where != where && !device_properties().emulated)
+        if (v->backend != backend && !device_properties().emulated)
             fail(op.name, ": variant ", v->name, " computes on the ",
-                 where == Where::host ? "device, the call's operands are the host's"
-                                      : "host, the call's operands are the device's");
+                 backend == Backend::host ? "device, the call's operands are the host's"
+                                          : "host, the call's operands are the device's");
     for (const Variant* v : candidates)
-        if (const Entry* entry = entry_for(*v, call)) return {v, entry};
+        if (const Instantiation* entry = instantiation_for(*v, call)) return {v, entry};
     for (const Variant* v : candidates) names += std::string(names.empty() ? "" : ", ") + v->name;
     fail(op.name, ": variant ", names, " does not take these shapes, types or strides");
 }
 
 // variant: the name of what is to run; null: one of those that the context chooses, else of the default ones.
 Choice choose(const Operation& op, const Call& call, const Context& context, const char* variant) {
-    if (variant) return choose_among(op, call, context.where, variants_called(op, variant, context.where));
+    if (variant)
+        return choose_among(op, call, context.backend, variants_called(op, variant, context.backend));
     if (const auto* chosen = context.kernels ? context.kernels->of(op) : nullptr)
-        return choose_among(op, call, context.where, *chosen);
+        return choose_among(op, call, context.backend, *chosen);
     for (const Variant& v : op.variants)
-        if (v.where == context.where && v.deterministic)
-            if (const Entry* entry = entry_for(v, call)) return {&v, entry};
+        if (v.backend == context.backend && v.deterministic)
+            if (const Instantiation* entry = instantiation_for(v, call)) return {&v, entry};
     fail(op.name, ": no variant takes these shapes, types or strides");
 }
 
@@ -157,30 +158,30 @@ void run_empty(const Call& call) {
         if (call.size[d] == 0 && !op.dimensions[d].may_be_zero)
             fail(op.name, ": ", op.dimensions[d].name, " = 0, expected at least 1");
     }
-    for (int i = 0; i < op.outputs && !call.device.context.dry_run; i++) {
+    for (int i = 0; i < op.outputs && !call.launch.caller.dry_run; i++) {
         const Operand& o = op.operands[static_cast<size_t>(i)];
         const Tensor& t = call.tensor[i];
         if (!t.data || t.elements() == 0 || o.in_place || call.adds(o)) continue;
         CHECK(t.contiguous());
         const size_t bytes = static_cast<size_t>(t.bytes());
         const int byte = o.mean ? 0xff : 0;  // all bits set are a NaN
-        if (call.device.context.where == Where::host)
+        if (call.launch.caller.backend == Backend::host)
             std::memset(t.data, byte, bytes);
         else
-            CHECK(hipMemsetAsync(t.data, byte, bytes, call.device.stream));
+            CHECK(hipMemsetAsync(t.data, byte, bytes, call.launch.stream));
     }
 }
 
 // Threads a block and workspace of a device variant.
 void prepare_launch(Call& call, const Variant& v, int threads) {
-    if (v.where == Where::host) return;
-    call.device.threads = threads ? threads : v.threads.empty() ? 256 : v.threads.front();
-    call.device.context.where = Where::device;
+    if (v.backend == Backend::host) return;
+    call.launch.threads = threads ? threads : v.threads.empty() ? 256 : v.threads.front();
+    call.launch.caller.backend = Backend::device;
     if (!v.workspace) return;
-    Workspace& workspace = *call.device.context.workspace;
+    Workspace& workspace = *call.launch.caller.workspace;
     const int64_t bytes = v.workspace(call);
     workspace.asked = std::max(workspace.asked, bytes);
-    if (!call.device.context.dry_run) call.device.workspace = workspace.reserve(bytes);
+    if (!call.launch.caller.dry_run) call.launch.workspace = workspace.reserve(bytes);
 }
 
 // The words in lines of at most `width` characters, each but the first after `indent` blanks.
@@ -208,7 +209,7 @@ Operation::Operation(const char* description, const char* summary_, std::vector<
         Description::operator=(parse_description(description));
         if (dimensions.size() > max_dimensions || operands.size() > max_operands) fail(name, ": too large");
         for (const Variant& v : variants)
-            for (const Entry& e : v.entries) check_entry(*this, v.name, e);
+            for (const Instantiation& e : v.instantiations) check_instantiation(*this, v.name, e);
     } catch (const Error& e) {
         bad_description(e.what());
     }
@@ -247,21 +248,21 @@ void Types::check(const Operand& o, DType found) {
     if (!match(o, found)) fail(op.name, ": ", o.name, " is ", name(found), ", expected ", expected(o));
 }
 
-void check_entry(const Description& op, const char* variant, const Entry& e) {
+void check_instantiation(const Description& op, const char* variant, const Instantiation& e) {
     const std::string where = op.name + " variant " + variant + ": ";
     if (e.operands.size() != op.operands.size())
         fail(where, "takes ", e.operands.size(), " operands, described are ", op.operands.size());
     Types types(op);
     for (size_t i = 0; i < e.operands.size(); i++) {
         const Operand& o = op.operands[i];
-        const Slot& slot = e.operands[i];
-        if (slot.rank != static_cast<int>(o.shape.size()))
-            fail(where, o.name, " has rank ", slot.rank, ", described is ", o.shape.size());
-        if (slot.is_const == o.output)
+        const ParameterType& type = e.operands[i];
+        if (type.rank != static_cast<int>(o.shape.size()))
+            fail(where, o.name, " has rank ", type.rank, ", described is ", o.shape.size());
+        if (type.is_const == o.output)
             fail(where, o.name,
-                 slot.is_const ? " is const, described as an output" : " is an input, expected const");
-        if (!types.match(o, slot.dtype))
-            fail(where, o.name, " is ", name(slot.dtype), ", expected ", types.expected(o));
+                 type.is_const ? " is const, described as an output" : " is an input, expected const");
+        if (!types.match(o, type.dtype))
+            fail(where, o.name, " is ", name(type.dtype), ", expected ", types.expected(o));
     }
     std::string kinds;
     for (const ScalarInfo& s : op.scalars) kinds += s.kind;
@@ -343,7 +344,7 @@ KernelChoices::KernelChoices(const std::vector<std::string>& choices) {
         for (size_t begin = equals + 1; begin <= choice.size();) {
             const size_t end = std::min(choice.find(',', begin), choice.size());
             for (const Variant* v :
-                 variants_called(op, choice.substr(begin, end - begin), computing_context().where))
+                 variants_called(op, choice.substr(begin, end - begin), computing_context().backend))
                 if (std::find(variants.begin(), variants.end(), v) == variants.end()) variants.push_back(v);
             begin = end + 1;
         }
@@ -367,9 +368,9 @@ void list_kernels() {
         std::printf("%s\n", wrapped(op->name + ": " + op->summary, 2 * indent, width).c_str());
         for (const Variant& v : op->variants)
             print(v.name,
-                  v.where == Where::host ? "host"
-                  : *v.chip              ? v.chip
-                                         : "device",
+                  v.backend == Backend::host ? "host"
+                  : *v.chip                  ? v.chip
+                                             : "device",
                   v.deterministic ? "yes" : "no",
                   v.idea + std::string(*v.supports.words ? "; takes " : "") + v.supports.words);
     }
@@ -391,7 +392,7 @@ double least_bytes(const Call& call) {
 }
 
 Context computing_context() {
-    return {device_properties().emulated ? Where::host : Where::device};
+    return {device_properties().emulated ? Backend::host : Backend::device};
 }
 
 void copy_bytes_async(const Context& context, void* to, const void* from, int64_t bytes) {
@@ -417,7 +418,7 @@ void run(const Operation& op, std::span<const Tensor> tensors, std::span<const S
     check_multiples(op, size);
     Call call{&op, tensors.data(), scalars.data(), size, {context.stream, 0, nullptr, context}};
     Workspace own;
-    if (!context.workspace) call.device.context.workspace = &own;
+    if (!context.workspace) call.launch.caller.workspace = &own;
     if (is_empty(tensors)) return run_empty(call);
     const Choice chosen = choose(op, call, context, variant);
     prepare_launch(call, *chosen.variant, threads);

@@ -27,11 +27,11 @@ struct Scalar {
 struct Operation;
 
 // What a launcher of kernels gets beside its operands: as its last parameter, where it asks for it.
-struct Device {
+struct LaunchContext {
     hipStream_t stream = nullptr;
     int threads = 0;            // a block, from the variant's list or the caller's choice
     void* workspace = nullptr;  // Variant::workspace bytes, aligned as hipMalloc does
-    Context context = {};       // for a launcher that calls another operation
+    Context caller = {};        // for a launcher that calls another operation
 };
 
 // A call that has passed the checks: operands in the description's order (outputs first), sizes by dimension.
@@ -40,7 +40,7 @@ struct Call {
     const Tensor* tensor;
     const Scalar* scalar;
     const int64_t* size;
-    Device device;
+    LaunchContext launch;
 
     int64_t operator[](const char* dimension) const;   // call["HD"]
     const Tensor& operand(const char* operand) const;  // call.operand("x")
@@ -49,35 +49,35 @@ struct Call {
 };
 
 // A launcher's signature, read off its C++ type: what each operand's View holds.
-struct Slot {
+struct ParameterType {
     DType dtype;
     int rank;
     bool is_const;
 };
-struct Entry {
+struct Instantiation {
     void (*launch)(const Call&);
-    std::vector<Slot> operands;
+    std::vector<ParameterType> operands;
     std::string scalars;  // a letter each: 'f' float or double, 'i' int64_t, 'b' bool
 };
 
 // What a variant asks of a call beyond the checks and its entries' types: in words, and as a test.
-struct Limits {
+struct Constraints {
     const char* words = "";
     bool (*hold)(const Call&) = nullptr;
 
-    constexpr Limits(std::nullptr_t = nullptr) {}
-    constexpr Limits(const char* words_, bool (*hold_)(const Call&)) : words(words_), hold(hold_) {}
+    constexpr Constraints(std::nullptr_t = nullptr) {}
+    constexpr Constraints(const char* words_, bool (*hold_)(const Call&)) : words(words_), hold(hold_) {}
     bool operator()(const Call& call) const { return !hold || hold(call); }
 };
 
 struct Variant {
     const char* name;  // says the idea in a word, the same in all operations: docs/operations.md has the list
     const char* idea;
-    Where where;
-    std::vector<Entry> entries;  // one for each combination of storage types
-    Limits supports = {};
+    Backend backend;
+    std::vector<Instantiation> instantiations;  // one for each combination of storage types
+    Constraints supports = {};
     // Of kernels: threads per block, the default first; what the call needs of the workspace, in bytes, given
-    // Device::threads.
+    // LaunchContext::threads.
     std::vector<int> threads = {};
     int64_t (*workspace)(const Call&) = nullptr;
     bool deterministic = true;  // false: sums come in any order; runs only where it is asked for by name
@@ -120,7 +120,7 @@ const std::vector<Operation*>& operations();
 // Throws Error where there is no such operation.
 Operation& find_operation(std::string_view name);
 // Throws Error where a launcher's parameters are not what the description says.
-void check_entry(const Description& op, const char* variant, const Entry& entry);
+void check_instantiation(const Description& op, const char* variant, const Instantiation& entry);
 // Throws Error where a derivative names an operation or an operand that does not exist, or leaves out what may not be.
 // Operations register themselves in any order: to be called once main() has begun.
 void check_derivative(const Description& op, const Derivative& derivative);
@@ -156,7 +156,7 @@ template <class P>
 struct Parameter;
 template <class T, int R>
 struct Parameter<View<T, R>> {
-    static void describe(Entry& e) {
+    static void describe(Instantiation& e) {
         e.operands.push_back({dtype_of<std::remove_const_t<T>>(), R, std::is_const_v<T>});
     }
     static View<T, R> take(const Call& c, int& operand, int&) {
@@ -168,7 +168,7 @@ struct Parameter<View<T, R>> {
 };
 template <class P, char Letter>
 struct ScalarParameter {
-    static void describe(Entry& e) { e.scalars += Letter; }
+    static void describe(Instantiation& e) { e.scalars += Letter; }
     static P take(const Call& c, int&, int& scalar) {
         const Scalar& s = c.scalar[scalar++];
         return static_cast<P>(Letter == 'f' ? s.real : static_cast<double>(s.integer));
@@ -182,13 +182,13 @@ template <>
 struct Parameter<bool> : ScalarParameter<bool, 'b'> {};
 template <>
 struct Parameter<int64_t> {
-    static void describe(Entry& e) { e.scalars += 'i'; }
+    static void describe(Instantiation& e) { e.scalars += 'i'; }
     static int64_t take(const Call& c, int&, int& scalar) { return c.scalar[scalar++].integer; }
 };
 template <>
-struct Parameter<Device> {
-    static void describe(Entry&) {}
-    static Device take(const Call& c, int&, int&) { return c.device; }
+struct Parameter<LaunchContext> {
+    static void describe(Instantiation&) {}
+    static LaunchContext take(const Call& c, int&, int&) { return c.launch; }
 };
 
 template <auto F>
@@ -201,8 +201,8 @@ struct Launcher<F> {
         std::tuple<P...> arguments{Parameter<P>::take(c, operand, scalar)...};
         std::apply(F, arguments);
     }
-    static Entry entry() {
-        Entry e{&launch, {}, {}};
+    static Instantiation entry() {
+        Instantiation e{&launch, {}, {}};
         (Parameter<P>::describe(e), ...);
         return e;
     }
@@ -210,10 +210,10 @@ struct Launcher<F> {
 
 }  // namespace detail
 
-// entries<f<float>, f<bf16>, f<double>>(): functions that take Views in the description's order, then its
-// scalars, then, where they launch kernels, the Device.
+// instantiations<f<float>, f<bf16>, f<double>>(): functions that take Views in the description's order, then its
+// scalars, then, where they launch kernels, the LaunchContext.
 template <auto... F>
-std::vector<Entry> entries() {
+std::vector<Instantiation> instantiations() {
     return {detail::Launcher<F>::entry()...};
 }
 

@@ -252,9 +252,9 @@ template <class T, class G, class M>
 void adamw_naive(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1> v, View<const G, 1> grad,
                  View<const double, 1> squares, View<const float, 1> lr, View<const int32_t, 1> step,
                  double beta1, double beta2, double eps, double weight_decay, double grad_clip, int64_t seed,
-                 int64_t stream, int64_t offset, Device device) {
+                 int64_t stream, int64_t offset, LaunchContext context) {
     const int64_t P = weight.shape[0];
-    launch(Grid(blocks_for(P, device.threads), device.threads, device.stream), adamw_naive_kernel<T, G, M>,
+    launch(Grid(blocks_for(P, context.threads), context.threads, context.stream), adamw_naive_kernel<T, G, M>,
            weight.data, master.data, m.data, v.data, grad.data, squares.data, lr.data, step.data,
            settings_of(beta1, beta2, eps, weight_decay, grad_clip, seed, stream, offset), P);
 }
@@ -318,7 +318,7 @@ __device__ inline void store_run(X* x, const float* v) {
     }
 }
 
-// Where a thread's runs begin, and how many elements there are.
+// Backend a thread's runs begin, and how many elements there are.
 template <int run>
 struct Place {
     int64_t begin[unit / run];
@@ -497,15 +497,15 @@ void adamw_vectorized(View<T, 1> weight, View<float, 1> master, View<M, 1> m, Vi
                       View<const G, 1> grad, View<const double, 1> squares, View<const float, 1> lr,
                       View<const int32_t, 1> step, double beta1, double beta2, double eps,
                       double weight_decay, double grad_clip, int64_t seed, int64_t stream, int64_t offset,
-                      Device device) {
+                      LaunchContext context) {
     const int64_t P = weight.shape[0];
     const bool aligned = is_whole({weight.data, master.data, m.data, v.data, grad.data}, 0, unit);
     const auto kernel = master    ? aligned ? adamw_vectorized_kernel<T, G, M, true, true>
                                             : adamw_vectorized_kernel<T, G, M, false, true>
                         : aligned ? adamw_vectorized_kernel<T, G, M, true, false>
                                   : adamw_vectorized_kernel<T, G, M, false, false>;
-    const unsigned blocks = blocks_for(P, int64_t{unit} * device.threads);
-    launch(Grid(blocks, device.threads, device.stream), kernel, weight.data, master.data, m.data, v.data,
+    const unsigned blocks = blocks_for(P, int64_t{unit} * context.threads);
+    launch(Grid(blocks, context.threads, context.stream), kernel, weight.data, master.data, m.data, v.data,
            grad.data, squares.data, lr.data, step.data,
            settings_of(beta1, beta2, eps, weight_decay, grad_clip, seed, stream, offset), P);
 }
@@ -527,27 +527,28 @@ Operation adamw(
     " grad_clip: float {1, 0}, seed: int {42, 1e12}, stream: int {4},"
     " offset: int = 0 {0, 17179867136, 3}) empty(P)",
     "one update: clipping, moments, decoupled weight decay, rounding to storage",
-    {{"cpu", "fixed chunks over threads", Where::host,
-      entries<adamw_cpu<float, float, float>, adamw_cpu<float, float, bf16>, adamw_cpu<bf16, float, float>,
-              adamw_cpu<bf16, float, bf16>, adamw_cpu<bf16, bf16, float>, adamw_cpu<bf16, bf16, bf16>>()},
+    {{"cpu", "fixed chunks over threads", Backend::host,
+      instantiations<adamw_cpu<float, float, float>, adamw_cpu<float, float, bf16>,
+                     adamw_cpu<bf16, float, float>, adamw_cpu<bf16, float, bf16>,
+                     adamw_cpu<bf16, bf16, float>, adamw_cpu<bf16, bf16, bf16>>()},
      {"vectorized",
       "eight elements per thread, 128-bit accesses",
-      Where::device,
-      entries<adamw_vectorized<float, float, float>, adamw_vectorized<float, float, bf16>,
-              adamw_vectorized<bf16, float, float>, adamw_vectorized<bf16, float, bf16>,
-              adamw_vectorized<bf16, bf16, float>, adamw_vectorized<bf16, bf16, bf16>>(),
+      Backend::device,
+      instantiations<adamw_vectorized<float, float, float>, adamw_vectorized<float, float, bf16>,
+                     adamw_vectorized<bf16, float, float>, adamw_vectorized<bf16, float, bf16>,
+                     adamw_vectorized<bf16, bf16, float>, adamw_vectorized<bf16, bf16, bf16>>(),
       {"an offset that is a multiple of 4, or of 2048 where elements pass number 2^34",
        adamw_vectorized_takes},
       {128, 256}},
-     {"naive", "one thread per element", Where::device,
-      entries<adamw_naive<float, float, float>, adamw_naive<float, float, bf16>,
-              adamw_naive<bf16, float, float>, adamw_naive<bf16, float, bf16>, adamw_naive<bf16, bf16, float>,
-              adamw_naive<bf16, bf16, bf16>>()},
-     {"reference", "plain loops", Where::host,
-      entries<adamw_reference<float, float, float>, adamw_reference<float, float, bf16>,
-              adamw_reference<bf16, float, float>, adamw_reference<bf16, float, bf16>,
-              adamw_reference<bf16, bf16, float>, adamw_reference<bf16, bf16, bf16>,
-              adamw_reference<double, double, double>>()}},
+     {"naive", "one thread per element", Backend::device,
+      instantiations<adamw_naive<float, float, float>, adamw_naive<float, float, bf16>,
+                     adamw_naive<bf16, float, float>, adamw_naive<bf16, float, bf16>,
+                     adamw_naive<bf16, bf16, float>, adamw_naive<bf16, bf16, bf16>>()},
+     {"reference", "plain loops", Backend::host,
+      instantiations<adamw_reference<float, float, float>, adamw_reference<float, float, bf16>,
+                     adamw_reference<bf16, float, float>, adamw_reference<bf16, float, bf16>,
+                     adamw_reference<bf16, bf16, float>, adamw_reference<bf16, bf16, bf16>,
+                     adamw_reference<double, double, double>>()}},
     [](const Call& c) { return 15.0 * c["P"]; }, adamw_bytes);
 
 }  // namespace

@@ -83,8 +83,8 @@ __global__ void mean_loss_naive_kernel(float* mean, float* counted, const float*
 }
 
 void mean_loss_naive(View<float, 0> mean, View<float, 0> counted, View<const float, 1> losses,
-                     View<const int32_t, 1> targets, int64_t ignore_index, Device device) {
-    launch(Grid(1, device.threads, device.stream), mean_loss_naive_kernel, mean.data, counted.data,
+                     View<const int32_t, 1> targets, int64_t ignore_index, LaunchContext context) {
+    launch(Grid(1, context.threads, context.stream), mean_loss_naive_kernel, mean.data, counted.data,
            losses.data, targets, losses.shape[0], ignore_index);
 }
 
@@ -123,8 +123,8 @@ __global__ void __launch_bounds__(most_threads)
 }
 
 void mean_loss_one_block(View<float, 0> mean, View<float, 0> counted, View<const float, 1> losses,
-                         View<const int32_t, 1> targets, int64_t ignore_index, Device device) {
-    launch(Grid(1, device.threads, device.stream), mean_loss_one_block_kernel, mean.data, counted.data,
+                         View<const int32_t, 1> targets, int64_t ignore_index, LaunchContext context) {
+    launch(Grid(1, context.threads, context.stream), mean_loss_one_block_kernel, mean.data, counted.data,
            losses.data, targets, losses.shape[0], ignore_index);
 }
 
@@ -133,16 +133,16 @@ Operation mean_loss(
     "(mean: A[] mean, counted?: A[]; losses: A[N] >0, targets: i32[N] strided except(ignore_index);"
     " ignore_index: int {-100, 0, 5}) rows(N) empty(N)",
     "mean = sum of losses / rows whose target is not ignore_index, and those rows' number",
-    {{"cpu", "one thread", Where::host, entries<mean_loss_cpu>()},
+    {{"cpu", "one thread", Backend::host, instantiations<mean_loss_cpu>()},
      {"one_block",
       "one block, the loads of four rows per thread in flight",
-      Where::device,
-      entries<mean_loss_one_block>(),
+      Backend::device,
+      instantiations<mean_loss_one_block>(),
       nullptr,
       {1024, 256}},
-     {"naive", "one thread", Where::device, entries<mean_loss_naive>(), nullptr, {64}},
-     {"reference", "plain loops", Where::host,
-      entries<mean_loss_reference<float>, mean_loss_reference<double>>()}},
+     {"naive", "one thread", Backend::device, instantiations<mean_loss_naive>(), nullptr, {64}},
+     {"reference", "plain loops", Backend::host,
+      instantiations<mean_loss_reference<float>, mean_loss_reference<double>>()}},
     [](const Call& c) { return 1.0 * c["N"]; });
 
 // ---- the losses
@@ -241,11 +241,13 @@ __global__ void cross_entropy_naive_kernel(float* losses, T* dlogits, const T* l
 template <class T>
 void cross_entropy_naive(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean,
                          View<float, 0> counted, View<const T, 2> logits, View<const int32_t, 1> targets,
-                         View<const float, 1> dlosses, double dloss, int64_t ignore_index, Device device) {
+                         View<const float, 1> dlosses, double dloss, int64_t ignore_index,
+                         LaunchContext context) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
-    launch(Grid(blocks_for(N, device.threads), device.threads, device.stream), cross_entropy_naive_kernel<T>,
-           losses.data, dlogits.data, logits.data, targets, dlosses, N, V, dloss, ignore_index);
-    if (mean || counted) mean_loss_naive(mean, counted, losses, targets, ignore_index, device);
+    launch(Grid(blocks_for(N, context.threads), context.threads, context.stream),
+           cross_entropy_naive_kernel<T>, losses.data, dlogits.data, logits.data, targets, dlosses, N, V,
+           dloss, ignore_index);
+    if (mean || counted) mean_loss_naive(mean, counted, losses, targets, ignore_index, context);
 }
 
 // ---- what vectorized and on_chip share
@@ -366,7 +368,7 @@ __device__ void ignore_row(float* loss, T* dx, int64_t V) {
 }
 
 // Rows of logits and dlogits have their borders at the same elements, and at least one whole vector.
-constexpr Limits rows_have_vectors{
+constexpr Constraints rows_have_vectors{
     "rows of at least 32 bytes, logits and dlogits alike aligned to 16", [](const Call& c) {
         const auto past = [&](const char* name) {
             return reinterpret_cast<uintptr_t>(c.operand(name).data) % 16;
@@ -439,11 +441,11 @@ template <class T>
 void cross_entropy_vectorized(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean,
                               View<float, 0> counted, View<const T, 2> logits, View<const int32_t, 1> targets,
                               View<const float, 1> dlosses, double dloss, int64_t ignore_index,
-                              Device device) {
+                              LaunchContext context) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
-    launch(Grid(blocks_for(N, 1), device.threads, device.stream), cross_entropy_vectorized_kernel<T>,
+    launch(Grid(blocks_for(N, 1), context.threads, context.stream), cross_entropy_vectorized_kernel<T>,
            losses.data, dlogits.data, logits.data, targets, dlosses, V, dloss, ignore_index);
-    if (mean || counted) mean_loss_one_block(mean, counted, losses, targets, ignore_index, device);
+    if (mean || counted) mean_loss_one_block(mean, counted, losses, targets, ignore_index, context);
 }
 
 // ---- on_chip: the row on the chip
@@ -557,7 +559,7 @@ __global__ void __launch_bounds__(most_threads)
     }
 }
 
-constexpr Limits row_fits{
+constexpr Constraints row_fits{
     "rows of at least 32 bytes that fit in a block's registers and LDS, logits and dlogits alike aligned to "
     "16",
     [](const Call& c) {
@@ -568,9 +570,10 @@ constexpr Limits row_fits{
 template <class T>
 void cross_entropy_on_chip(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean,
                            View<float, 0> counted, View<const T, 2> logits, View<const int32_t, 1> targets,
-                           View<const float, 1> dlosses, double dloss, int64_t ignore_index, Device device) {
+                           View<const float, 1> dlosses, double dloss, int64_t ignore_index,
+                           LaunchContext context) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
-    const Residency row = residency_of(V, vector_size<T>, device.threads);
+    const Residency row = residency_of(V, vector_size<T>, context.threads);
     const auto kernel = row.in_registers == 2   ? cross_entropy_on_chip_kernel<T, 2>
                         : row.in_registers == 4 ? cross_entropy_on_chip_kernel<T, 4>
                                                 : cross_entropy_on_chip_kernel<T, 8>;
@@ -578,9 +581,9 @@ void cross_entropy_on_chip(View<float, 1> losses, View<T, 2> dlogits, View<float
     // At least one a multiprocessor is resident; to ask for more costs the host a microsecond.
     int64_t resident = device_properties().multiprocessors;
     if (N > resident) resident *= resident_blocks(kernel, row.threads, lds);
-    launch(Grid(static_cast<unsigned>(std::min(N, resident)), row.threads, device.stream, lds), kernel,
+    launch(Grid(static_cast<unsigned>(std::min(N, resident)), row.threads, context.stream, lds), kernel,
            losses.data, dlogits.data, logits.data, targets, dlosses, N, V, dloss, ignore_index, row.in_lds);
-    if (mean || counted) mean_loss_one_block(mean, counted, losses, targets, ignore_index, device);
+    if (mean || counted) mean_loss_one_block(mean, counted, losses, targets, ignore_index, context);
 }
 
 Operation cross_entropy(
@@ -589,25 +592,25 @@ Operation cross_entropy(
     " logits: T[N,V], targets: i32[N] strided <V except(ignore_index), dlosses?: A[N] strided;"
     " dloss: float {0.25, 1}, ignore_index: int {-100, 0, 5}) rows(N) empty(N)",
     "losses = logsumexp(logits) - logits[target], their mean, and the gradient of logits",
-    {{"cpu", "rows over threads, three passes over a cached row", Where::host,
-      entries<cross_entropy_cpu<float>, cross_entropy_cpu<bf16>>()},
+    {{"cpu", "rows over threads, three passes over a cached row", Backend::host,
+      instantiations<cross_entropy_cpu<float>, cross_entropy_cpu<bf16>>()},
      {"on_chip",
       "one block per row, which stays in registers and LDS, 128-bit accesses",
-      Where::device,
-      entries<cross_entropy_on_chip<float>, cross_entropy_on_chip<bf16>>(),
+      Backend::device,
+      instantiations<cross_entropy_on_chip<float>, cross_entropy_on_chip<bf16>>(),
       row_fits,
       {1024, 128, 64}},
      {"vectorized",
       "one block per row, sum and maximum in one pass, gradient in a second, 128-bit accesses",
-      Where::device,
-      entries<cross_entropy_vectorized<float>, cross_entropy_vectorized<bf16>>(),
+      Backend::device,
+      instantiations<cross_entropy_vectorized<float>, cross_entropy_vectorized<bf16>>(),
       rows_have_vectors,
       {512, 1024, 256}},
-     {"naive", "one thread per row", Where::device,
-      entries<cross_entropy_naive<float>, cross_entropy_naive<bf16>>()},
-     {"reference", "plain loops", Where::host,
-      entries<cross_entropy_reference<float>, cross_entropy_reference<bf16>,
-              cross_entropy_reference<double>>()}},
+     {"naive", "one thread per row", Backend::device,
+      instantiations<cross_entropy_naive<float>, cross_entropy_naive<bf16>>()},
+     {"reference", "plain loops", Backend::host,
+      instantiations<cross_entropy_reference<float>, cross_entropy_reference<bf16>,
+                     cross_entropy_reference<double>>()}},
     [](const Call& c) { return 6.0 * c["N"] * c["V"]; });
 
 }  // namespace

@@ -105,9 +105,9 @@ __global__ void embedding_forward_naive_kernel(T* out, const int32_t* tokens, co
 
 template <class T>
 void embedding_forward_naive(View<T, 2> out, View<const int32_t, 1> tokens, View<const T, 2> weight,
-                             Device device) {
+                             LaunchContext context) {
     const int64_t N = out.shape[0], C = out.shape[1];
-    launch(Grid(blocks_for(N * C, device.threads), device.threads, device.stream),
+    launch(Grid(blocks_for(N * C, context.threads), context.threads, context.stream),
            embedding_forward_naive_kernel<T>, out.data, tokens.data, weight.data, N, C);
 }
 
@@ -128,14 +128,14 @@ __global__ void embedding_backward_naive_kernel(G* dweight, const T* dout, const
     for (int64_t c = threadIdx.x; c < C; c += blockDim.x)
         dweight[row + c] = G((accumulate ? float(dweight[row + c]) : 0.0f) + sum[c]);
 }
-constexpr Limits sums_fit{"a row of C floats in a block's LDS",
-                          [](const Call& c) { return c["C"] * 4 <= device_properties().shared_bytes; }};
+constexpr Constraints sums_fit{"a row of C floats in a block's LDS",
+                               [](const Call& c) { return c["C"] * 4 <= device_properties().shared_bytes; }};
 
 template <class T, class G>
 void embedding_backward_naive(View<G, 2> dweight, View<const T, 2> dout, View<const int32_t, 1> tokens,
-                              bool accumulate, Device device) {
+                              bool accumulate, LaunchContext context) {
     const int64_t N = dout.shape[0], C = dout.shape[1], V = dweight.shape[0];
-    launch(Grid(blocks_for(V, 1), device.threads, device.stream, static_cast<size_t>(C) * 4),
+    launch(Grid(blocks_for(V, 1), context.threads, context.stream, static_cast<size_t>(C) * 4),
            embedding_backward_naive_kernel<T, G>, dweight.data, dout.data, tokens.data, N, C, accumulate);
 }
 
@@ -178,13 +178,13 @@ __global__ void __launch_bounds__(copy_threads)
 
 template <class T>
 void embedding_forward_vectorized(View<T, 2> out, View<const int32_t, 1> tokens, View<const T, 2> weight,
-                                  Device device) {
+                                  LaunchContext context) {
     const int64_t N = out.shape[0], C = out.shape[1];
-    const Slabs slabs = slabs_of(C, vector_size<T>, device.threads);
+    const Slabs slabs = slabs_of(C, vector_size<T>, context.threads);
     const bool whole = is_whole({out.data, weight.data}, C, vector_size<T>);
     launch(
         Grid(blocks_for((N + forward_rows - 1) / forward_rows * slabs.count, 1), slabs.threads,
-             device.stream),
+             context.stream),
         whole ? embedding_forward_vectorized_kernel<T, true> : embedding_forward_vectorized_kernel<T, false>,
         out.data, tokens.data, weight.data, N, C, slabs.count);
 }
@@ -334,7 +334,7 @@ __global__ void __launch_bounds__(copy_threads)
 }
 
 // Positions are ints.
-constexpr Limits positions_fit{"N below 2^31", [](const Call& c) { return c["N"] < int64_t{1} << 31; }};
+constexpr Constraints positions_fit{"N below 2^31", [](const Call& c) { return c["N"] < int64_t{1} << 31; }};
 // first[V+1], group[N], ordered[N]
 int64_t backward_workspace(const Call& c) {
     return (c["V"] + 1 + 2 * c["N"]) * 4;
@@ -342,17 +342,17 @@ int64_t backward_workspace(const Call& c) {
 
 template <class T, class G>
 void embedding_backward_sorted(View<G, 2> dweight, View<const T, 2> dout, View<const int32_t, 1> tokens,
-                               bool accumulate, Device device) {
+                               bool accumulate, LaunchContext context) {
     const int64_t N = dout.shape[0], C = dout.shape[1], V = dweight.shape[0];
-    int *first = static_cast<int*>(device.workspace), *group = first + V + 1, *ordered = group + N;
-    launch(Grid(blocks_for(V + 1, most_threads), most_threads, device.stream),
+    int *first = static_cast<int*>(context.workspace), *group = first + V + 1, *ordered = group + N;
+    launch(Grid(blocks_for(V + 1, most_threads), most_threads, context.stream),
            embedding_backward_sorted_kernel_group, first, group, tokens.data, static_cast<int>(N), V);
-    launch(Grid(blocks_for(N, device.threads), device.threads, device.stream),
+    launch(Grid(blocks_for(N, context.threads), context.threads, context.stream),
            embedding_backward_sorted_kernel_order, ordered, group, first, tokens.data, static_cast<int>(N));
-    const Slabs slabs = slabs_of(C, vector_size<T>, device.threads);
+    const Slabs slabs = slabs_of(C, vector_size<T>, context.threads);
     const bool whole = is_whole({dweight.data, dout.data}, C, std::max(vector_size<T>, vector_size<G>));
     launch(
-        Grid(blocks_for((V + table_rows - 1) / table_rows * slabs.count, 1), slabs.threads, device.stream),
+        Grid(blocks_for((V + table_rows - 1) / table_rows * slabs.count, 1), slabs.threads, context.stream),
         whole ? embedding_backward_sorted_kernel<T, G, true> : embedding_backward_sorted_kernel<T, G, false>,
         dweight.data, dout.data, ordered, first, V, C, slabs.count, accumulate);
 }
@@ -369,16 +369,16 @@ Operation embedding_forward(
     "(out: T[N,C]; tokens: i32[N] <V, weight: T[V,C]) rows(N) empty(N)"
     " derivative embedding_backward(dweight: grad weight; dout: grad out, tokens)",
     "out = weight[tokens]",
-    {{"cpu", "rows over threads", Where::host,
-      entries<embedding_forward_cpu<float>, embedding_forward_cpu<bf16>>()},
-     {"vectorized", "rows in 128-bit accesses, several in flight", Where::device,
-      entries<embedding_forward_vectorized<float>, embedding_forward_vectorized<bf16>>(), nullptr,
+    {{"cpu", "rows over threads", Backend::host,
+      instantiations<embedding_forward_cpu<float>, embedding_forward_cpu<bf16>>()},
+     {"vectorized", "rows in 128-bit accesses, several in flight", Backend::device,
+      instantiations<embedding_forward_vectorized<float>, embedding_forward_vectorized<bf16>>(), nullptr,
       block_sizes},
-     {"naive", "one thread per element", Where::device,
-      entries<embedding_forward_naive<float>, embedding_forward_naive<bf16>>(), nullptr, block_sizes},
-     {"reference", "plain loops", Where::host,
-      entries<embedding_forward_reference<float>, embedding_forward_reference<bf16>,
-              embedding_forward_reference<double>>()}},
+     {"naive", "one thread per element", Backend::device,
+      instantiations<embedding_forward_naive<float>, embedding_forward_naive<bf16>>(), nullptr, block_sizes},
+     {"reference", "plain loops", Backend::host,
+      instantiations<embedding_forward_reference<float>, embedding_forward_reference<bf16>,
+                     embedding_forward_reference<double>>()}},
     nullptr, embedding_forward_bytes);
 
 Operation embedding_backward(
@@ -387,21 +387,22 @@ Operation embedding_backward(
     "bool)"
     " rows(N) empty(N)",
     "dweight[tokens] += dout, the rows of a token added before they are rounded",
-    {{"cpu", "tokens sorted, vocabulary over threads", Where::host,
-      entries<embedding_backward_cpu<float, float>, embedding_backward_cpu<bf16, bf16>,
-              embedding_backward_cpu<bf16, float>>()},
+    {{"cpu", "tokens sorted, vocabulary over threads", Backend::host,
+      instantiations<embedding_backward_cpu<float, float>, embedding_backward_cpu<bf16, bf16>,
+                     embedding_backward_cpu<bf16, float>>()},
      {"sorted", "positions sorted by token, each row of the table written once in 128-bit accesses",
-      Where::device,
-      entries<embedding_backward_sorted<float, float>, embedding_backward_sorted<bf16, bf16>,
-              embedding_backward_sorted<bf16, float>>(),
+      Backend::device,
+      instantiations<embedding_backward_sorted<float, float>, embedding_backward_sorted<bf16, bf16>,
+                     embedding_backward_sorted<bf16, float>>(),
       positions_fit, block_sizes, backward_workspace},
-     {"naive", "one block per row of the table looks at all tokens", Where::device,
-      entries<embedding_backward_naive<float, float>, embedding_backward_naive<bf16, bf16>,
-              embedding_backward_naive<bf16, float>>(),
+     {"naive", "one block per row of the table looks at all tokens", Backend::device,
+      instantiations<embedding_backward_naive<float, float>, embedding_backward_naive<bf16, bf16>,
+                     embedding_backward_naive<bf16, float>>(),
       sums_fit, block_sizes},
-     {"reference", "plain loops", Where::host,
-      entries<embedding_backward_reference<float, float>, embedding_backward_reference<bf16, bf16>,
-              embedding_backward_reference<bf16, float>, embedding_backward_reference<double, double>>()}},
+     {"reference", "plain loops", Backend::host,
+      instantiations<embedding_backward_reference<float, float>, embedding_backward_reference<bf16, bf16>,
+                     embedding_backward_reference<bf16, float>,
+                     embedding_backward_reference<double, double>>()}},
     [](const Call& c) { return 1.0 * c["N"] * c["C"]; });
 
 }  // namespace

@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(most_threads)
 }
 
 template <class T>
-void global_norm_naive(View<double, 1> squares, View<const T, 1> x, bool accumulate, Device device) {
-    launch(Grid(1, device.threads, device.stream), global_norm_naive_kernel<T>, squares.data, x.data,
+void global_norm_naive(View<double, 1> squares, View<const T, 1> x, bool accumulate, LaunchContext context) {
+    launch(Grid(1, context.threads, context.stream), global_norm_naive_kernel<T>, squares.data, x.data,
            x.shape[0], accumulate);
 }
 
@@ -146,34 +146,37 @@ int64_t norm_workspace(const Call& c) {
 }
 
 template <class T>
-void global_norm_vectorized(View<double, 1> squares, View<const T, 1> x, bool accumulate, Device device) {
-    float* partial = static_cast<float*>(device.workspace);
+void global_norm_vectorized(View<double, 1> squares, View<const T, 1> x, bool accumulate,
+                            LaunchContext context) {
+    float* partial = static_cast<float*>(context.workspace);
     const int64_t P = x.shape[0];
     const int blocks = norm_blocks(P, vector_size<T>);
     const bool whole = is_whole({x.data}, 0, vector_size<T>);
-    launch(Grid(blocks, device.threads, device.stream),
+    launch(Grid(blocks, context.threads, context.stream),
            whole ? global_norm_vectorized_kernel<T, true> : global_norm_vectorized_kernel<T, false>, partial,
            x.data, P);
-    launch(Grid(1, block_threads, device.stream), global_norm_vectorized_kernel_finish, squares.data, partial,
-           blocks, accumulate);
+    launch(Grid(1, block_threads, context.stream), global_norm_vectorized_kernel_finish, squares.data,
+           partial, blocks, accumulate);
 }
 
 Operation global_norm(
     "global_norm<T: f32 bf16 f64>"
     "(squares: f64[1] adds_if(accumulate); x: T[P]; accumulate: bool) empty(P)",
     "squares = sum of x^2, the square of the norm",
-    {{"cpu", "fixed chunks over threads", Where::host,
-      entries<global_norm_cpu<float>, global_norm_cpu<bf16>>()},
+    {{"cpu", "fixed chunks over threads", Backend::host,
+      instantiations<global_norm_cpu<float>, global_norm_cpu<bf16>>()},
      {"vectorized",
       "one partial sum per block, 128-bit accesses",
-      Where::device,
-      entries<global_norm_vectorized<float>, global_norm_vectorized<bf16>>(),
+      Backend::device,
+      instantiations<global_norm_vectorized<float>, global_norm_vectorized<bf16>>(),
       nullptr,
       {512, 256, 1024},
       norm_workspace},
-     {"naive", "one block", Where::device, entries<global_norm_naive<float>, global_norm_naive<bf16>>()},
-     {"reference", "plain loops", Where::host,
-      entries<global_norm_reference<float>, global_norm_reference<bf16>, global_norm_reference<double>>()}},
+     {"naive", "one block", Backend::device,
+      instantiations<global_norm_naive<float>, global_norm_naive<bf16>>()},
+     {"reference", "plain loops", Backend::host,
+      instantiations<global_norm_reference<float>, global_norm_reference<bf16>,
+                     global_norm_reference<double>>()}},
     [](const Call& c) { return 2.0 * c["P"]; });
 
 }  // namespace

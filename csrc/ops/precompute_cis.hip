@@ -72,9 +72,9 @@ __global__ void precompute_cis_naive_kernel(float* cis, int64_t T, int64_t half,
 }
 
 void precompute_cis_naive(View<float, 3> cis, double theta, double factor, double low_freq_factor,
-                          double high_freq_factor, double original_context, Device device) {
+                          double high_freq_factor, double original_context, LaunchContext context) {
     const int64_t T = cis.shape[0], half = cis.shape[1];
-    launch(Grid(blocks_for(T * half, device.threads), device.threads, device.stream),
+    launch(Grid(blocks_for(T * half, context.threads), context.threads, context.stream),
            precompute_cis_naive_kernel, cis.data, T, half, theta, factor, low_freq_factor, high_freq_factor,
            original_context);
 }
@@ -121,15 +121,15 @@ __global__ void __launch_bounds__(block_threads)
 }
 
 void precompute_cis_vectorized(View<float, 3> cis, double theta, double factor, double low_freq_factor,
-                               double high_freq_factor, double original_context, Device device) {
+                               double high_freq_factor, double original_context, LaunchContext context) {
     const int64_t T = cis.shape[0], half = cis.shape[1], columns = (half + 1) / 2;
-    const unsigned across = static_cast<unsigned>(std::min<int64_t>(columns, device.threads));
-    const unsigned down = static_cast<unsigned>(device.threads) / across;
+    const unsigned across = static_cast<unsigned>(std::min<int64_t>(columns, context.threads));
+    const unsigned down = static_cast<unsigned>(context.threads) / across;
     // No more positions at once than keep the device busy: every thread has to compute its frequencies.
-    const int64_t resident = int64_t{device_properties().multiprocessors} * most_threads / device.threads;
+    const int64_t resident = int64_t{device_properties().multiprocessors} * most_threads / context.threads;
     const unsigned places = static_cast<unsigned>(std::min<int64_t>(blocks_for(T, down), resident));
     const dim3 blocks(places, blocks_for(columns, across));
-    launch(Grid(blocks, dim3(across, down), device.stream),
+    launch(Grid(blocks, dim3(across, down), context.stream),
            is_whole({cis.data}, 2 * half, vector_size<float>) ? precompute_cis_vectorized_kernel<true>
                                                               : precompute_cis_vectorized_kernel<false>,
            cis.data, T, half, std::log2(theta), factor, low_freq_factor, high_freq_factor, original_context);
@@ -143,13 +143,13 @@ Operation precompute_cis(
     "cosine and sine of every position's RoPE angles",
     {{"vectorized",
       "frequencies once per thread, angles reduced in double, 128-bit accesses",
-      Where::device,
-      entries<precompute_cis_vectorized>(),
+      Backend::device,
+      instantiations<precompute_cis_vectorized>(),
       nullptr,
       {256, 128, block_threads}},
-     {"naive", "one thread per pair", Where::device, entries<precompute_cis_naive>()},
-     {"reference", "plain loops in double", Where::host,
-      entries<precompute_cis_reference<float>, precompute_cis_reference<double>>()}},
+     {"naive", "one thread per pair", Backend::device, instantiations<precompute_cis_naive>()},
+     {"reference", "plain loops in double", Backend::host,
+      instantiations<precompute_cis_reference<float>, precompute_cis_reference<double>>()}},
     [](const Call& c) { return 1.5 * c["T"] * c["HD"]; });
 
 }  // namespace

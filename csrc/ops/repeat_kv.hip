@@ -61,10 +61,10 @@ __global__ void repeat_kv_forward_naive_kernel(T* out, Heads<const T> x, int64_t
 }
 
 template <class T>
-void repeat_kv_forward_naive(View<T, 4> out, View<const T, 4> x, Device device) {
+void repeat_kv_forward_naive(View<T, 4> out, View<const T, 4> x, LaunchContext context) {
     const int64_t B = out.shape[0], time = out.shape[1], NH = out.shape[2], HD = out.shape[3];
     const int64_t count = B * time * NH * HD;
-    launch(Grid(blocks_for(count, device.threads), device.threads, device.stream),
+    launch(Grid(blocks_for(count, context.threads), context.threads, context.stream),
            repeat_kv_forward_naive_kernel<T>, out.data, heads(x), count, time, NH, HD, NH / x.shape[2]);
 }
 
@@ -80,10 +80,10 @@ __global__ void repeat_kv_backward_naive_kernel(Heads<T> dx, const T* dout, int6
 }
 
 template <class T>
-void repeat_kv_backward_naive(View<T, 4> dx, View<const T, 4> dout, Device device) {
+void repeat_kv_backward_naive(View<T, 4> dx, View<const T, 4> dout, LaunchContext context) {
     const int64_t B = dx.shape[0], time = dx.shape[1], NKV = dx.shape[2], HD = dx.shape[3];
     const int64_t count = B * time * NKV * HD;
-    launch(Grid(blocks_for(count, device.threads), device.threads, device.stream),
+    launch(Grid(blocks_for(count, context.threads), context.threads, context.stream),
            repeat_kv_backward_naive_kernel<T>, heads(dx), dout.data, count, time, NKV, HD,
            dout.shape[2] / NKV);
 }
@@ -187,20 +187,20 @@ bool whole_heads(const View<T, 4>& x, const void* contiguous) {
 }
 
 template <class T>
-void repeat_kv_forward_vectorized(View<T, 4> out, View<const T, 4> x, Device device) {
+void repeat_kv_forward_vectorized(View<T, 4> out, View<const T, 4> x, LaunchContext context) {
     const int64_t time = x.shape[1], NH = out.shape[2], HD = x.shape[3], count = x.shape[0] * time * NH;
-    const Tiles t = tiles(count, HD, vector_size<T>, heads_per_thread, device.threads);
-    launch(Grid(t.blocks, t.threads, device.stream),
+    const Tiles t = tiles(count, HD, vector_size<T>, heads_per_thread, context.threads);
+    launch(Grid(t.blocks, t.threads, context.stream),
            whole_heads(x, out.data) ? repeat_kv_forward_vectorized_kernel<T, true>
                                     : repeat_kv_forward_vectorized_kernel<T, false>,
            out.data, heads(x), count, Divisor(time), Divisor(NH), Divisor(NH / x.shape[2]), HD);
 }
 
 template <class T>
-void repeat_kv_backward_vectorized(View<T, 4> dx, View<const T, 4> dout, Device device) {
+void repeat_kv_backward_vectorized(View<T, 4> dx, View<const T, 4> dout, LaunchContext context) {
     const int64_t time = dx.shape[1], NKV = dx.shape[2], HD = dx.shape[3], count = dx.shape[0] * time * NKV;
-    const Tiles t = tiles(count, HD, vector_size<T>, 1, device.threads);
-    launch(Grid(t.blocks, t.threads, device.stream),
+    const Tiles t = tiles(count, HD, vector_size<T>, 1, context.threads);
+    launch(Grid(t.blocks, t.threads, context.stream),
            whole_heads(dx, dout.data) ? repeat_kv_backward_vectorized_kernel<T, true>
                                       : repeat_kv_backward_vectorized_kernel<T, false>,
            heads(dx), dout.data, count, Divisor(time), Divisor(NKV), HD, dout.shape[2] / NKV);
@@ -208,36 +208,36 @@ void repeat_kv_backward_vectorized(View<T, 4> dx, View<const T, 4> dout, Device 
 
 const std::vector<int> block_sizes = {block_threads, 256, 128};
 
-constexpr Limits few_heads{"fewer than 2^31 heads",
-                           [](const Call& c) { return c["B"] * c["T"] < (int64_t{1} << 31) / c["NH"]; }};
+constexpr Constraints few_heads{"fewer than 2^31 heads",
+                                [](const Call& c) { return c["B"] * c["T"] < (int64_t{1} << 31) / c["NH"]; }};
 
 Operation repeat_kv_forward(
     "repeat_kv_forward<T: f32 bf16 f64>"
     "(out: T[B,T,NH,HD]; x: T[B,T,NKV,HD] strided)"
     " empty(B, T) multiple(NH, NKV) derivative repeat_kv_backward(dx: grad x; dout: grad out)",
     "every key/value head NH/NKV times",
-    {{"vectorized", "stores in one run, 128-bit accesses", Where::device,
-      entries<repeat_kv_forward_vectorized<float>, repeat_kv_forward_vectorized<bf16>>(), few_heads,
+    {{"vectorized", "stores in one run, 128-bit accesses", Backend::device,
+      instantiations<repeat_kv_forward_vectorized<float>, repeat_kv_forward_vectorized<bf16>>(), few_heads,
       block_sizes},
-     {"naive", "one thread per element", Where::device,
-      entries<repeat_kv_forward_naive<float>, repeat_kv_forward_naive<bf16>>()},
-     {"reference", "plain loops", Where::host,
-      entries<repeat_kv_forward_reference<float>, repeat_kv_forward_reference<bf16>,
-              repeat_kv_forward_reference<double>>()}});
+     {"naive", "one thread per element", Backend::device,
+      instantiations<repeat_kv_forward_naive<float>, repeat_kv_forward_naive<bf16>>()},
+     {"reference", "plain loops", Backend::host,
+      instantiations<repeat_kv_forward_reference<float>, repeat_kv_forward_reference<bf16>,
+                     repeat_kv_forward_reference<double>>()}});
 
 Operation repeat_kv_backward(
     "repeat_kv_backward<T: f32 bf16 f64>"
     "(dx: T[B,T,NKV,HD] strided; dout: T[B,T,NH,HD])"
     " empty(B, T) multiple(NH, NKV)",
     "the gradients of a group's heads, added",
-    {{"vectorized", "the loads of four heads in flight, 128-bit accesses", Where::device,
-      entries<repeat_kv_backward_vectorized<float>, repeat_kv_backward_vectorized<bf16>>(), few_heads,
+    {{"vectorized", "the loads of four heads in flight, 128-bit accesses", Backend::device,
+      instantiations<repeat_kv_backward_vectorized<float>, repeat_kv_backward_vectorized<bf16>>(), few_heads,
       block_sizes},
-     {"naive", "one thread per element", Where::device,
-      entries<repeat_kv_backward_naive<float>, repeat_kv_backward_naive<bf16>>()},
-     {"reference", "plain loops", Where::host,
-      entries<repeat_kv_backward_reference<float>, repeat_kv_backward_reference<bf16>,
-              repeat_kv_backward_reference<double>>()}},
+     {"naive", "one thread per element", Backend::device,
+      instantiations<repeat_kv_backward_naive<float>, repeat_kv_backward_naive<bf16>>()},
+     {"reference", "plain loops", Backend::host,
+      instantiations<repeat_kv_backward_reference<float>, repeat_kv_backward_reference<bf16>,
+                     repeat_kv_backward_reference<double>>()}},
     [](const Call& c) { return 1.0 * c["B"] * c["T"] * c["NH"] * c["HD"]; });
 
 }  // namespace

@@ -175,9 +175,9 @@ __global__ void rmsnorm_forward_naive_kernel(T* out, float* rstd, const T* x, co
 
 template <class T>
 void rmsnorm_forward_naive(View<T, 2> out, View<float, 1> rstd, View<const T, 2> x, View<const T, 1> weight,
-                           double eps, Device device) {
+                           double eps, LaunchContext context) {
     const int64_t N = x.shape[0], C = x.shape[1];
-    launch(Grid(blocks_for(N, device.threads), device.threads, device.stream),
+    launch(Grid(blocks_for(N, context.threads), context.threads, context.stream),
            rmsnorm_forward_naive_kernel<T>, out.data, rstd.data, x.data, weight.data, N, C, eps);
 }
 
@@ -194,9 +194,9 @@ __global__ void residual_rmsnorm_forward_naive_kernel(T* sum, T* out, float* rst
 template <class T>
 void residual_rmsnorm_forward_naive(View<T, 2> sum, View<T, 2> out, View<float, 1> rstd, View<const T, 2> x,
                                     View<const T, 2> residual, View<const T, 1> weight, double eps,
-                                    Device device) {
+                                    LaunchContext context) {
     const int64_t N = x.shape[0], C = x.shape[1];
-    launch(Grid(blocks_for(N, device.threads), device.threads, device.stream),
+    launch(Grid(blocks_for(N, context.threads), context.threads, context.stream),
            residual_rmsnorm_forward_naive_kernel<T>, sum.data, out.data, rstd.data, x.data, residual.data,
            weight.data, N, C, eps);
 }
@@ -234,13 +234,13 @@ __global__ void rmsnorm_backward_naive_kernel_columns(G* dweight, const T* dout,
 template <class T, class G>
 void rmsnorm_backward_naive(View<T, 2> dx, View<G, 1> dweight, View<T, 2> out, View<const T, 2> dout,
                             View<const T, 2> x, View<const T, 1> weight, View<const float, 1> rstd,
-                            View<const T, 2> dresidual, bool accumulate, Device device) {
+                            View<const T, 2> dresidual, bool accumulate, LaunchContext context) {
     const int64_t N = x.shape[0], C = x.shape[1];
     // dweight first: dx may take dout's place.
-    launch(Grid(blocks_for(C, device.threads), device.threads, device.stream),
+    launch(Grid(blocks_for(C, context.threads), context.threads, context.stream),
            rmsnorm_backward_naive_kernel_columns<T, G>, dweight.data, dout.data, x.data, rstd.data, N, C,
            accumulate);
-    launch(Grid(blocks_for(N, device.threads), device.threads, device.stream),
+    launch(Grid(blocks_for(N, context.threads), context.threads, context.stream),
            rmsnorm_backward_naive_kernel<T>, dx.data, out.data, dout.data, x.data, weight.data, rstd.data,
            dresidual.data, N, C);
 }
@@ -265,10 +265,10 @@ int kernel_index(int64_t C, int threads) {
 }
 static_assert(most_forward / 2 * forward_threads == 16384 && most_backward * backward_threads == 8192,
               "what the limits say");
-constexpr Limits forward_fits{"C at most 16384",
-                              [](const Call& c) { return c["C"] <= most_forward / 2 * forward_threads; }};
-constexpr Limits backward_fits{"C at most 8192",
-                               [](const Call& c) { return c["C"] <= most_backward * backward_threads; }};
+constexpr Constraints forward_fits{
+    "C at most 16384", [](const Call& c) { return c["C"] <= most_forward / 2 * forward_threads; }};
+constexpr Constraints backward_fits{"C at most 8192",
+                                    [](const Call& c) { return c["C"] <= most_backward * backward_threads; }};
 
 template <class T, int elements, bool whole, bool residual_too>
 __global__ void __launch_bounds__(forward_threads)
@@ -319,7 +319,7 @@ __global__ void __launch_bounds__(forward_threads)
 
 template <class T, bool residual_too>
 void launch_forward(T* sum, T* out, float* rstd, const T* x, const T* residual, const T* weight, int64_t N,
-                    int64_t C, float eps, const Device& device) {
+                    int64_t C, float eps, const LaunchContext& context) {
     using Kernel = void (*)(Dependent<T*>, Dependent<T*>, Dependent<float*>, Dependent<const T*>,
                             Dependent<const T*>, Dependent<const T*>, int64_t, float);
     static constexpr Kernel kernels[2][3] = {{rmsnorm_forward_vectorized_kernel<T, 8, false, residual_too>,
@@ -328,24 +328,24 @@ void launch_forward(T* sum, T* out, float* rstd, const T* x, const T* residual, 
                                               rmsnorm_forward_vectorized_kernel<T, 16, true, residual_too>,
                                               rmsnorm_forward_vectorized_kernel<T, 32, true, residual_too>}};
     const bool whole = is_whole({sum, out, x, residual, weight}, C, vector_size<T>);
-    const int threads = row_threads(C, whole ? most_forward : most_forward / 2, device.threads);
-    launch(Grid(blocks_for(N, 1), threads, device.stream), kernels[whole][kernel_index(C, threads)], sum, out,
-           rstd, x, residual, weight, C, eps);
+    const int threads = row_threads(C, whole ? most_forward : most_forward / 2, context.threads);
+    launch(Grid(blocks_for(N, 1), threads, context.stream), kernels[whole][kernel_index(C, threads)], sum,
+           out, rstd, x, residual, weight, C, eps);
 }
 
 template <class T>
 void rmsnorm_forward_vectorized(View<T, 2> out, View<float, 1> rstd, View<const T, 2> x,
-                                View<const T, 1> weight, double eps, Device device) {
+                                View<const T, 1> weight, double eps, LaunchContext context) {
     launch_forward<T, false>(nullptr, out.data, rstd.data, x.data, nullptr, weight.data, x.shape[0],
-                             x.shape[1], static_cast<float>(eps), device);
+                             x.shape[1], static_cast<float>(eps), context);
 }
 
 template <class T>
 void residual_rmsnorm_forward_vectorized(View<T, 2> sum, View<T, 2> out, View<float, 1> rstd,
                                          View<const T, 2> x, View<const T, 2> residual,
-                                         View<const T, 1> weight, double eps, Device device) {
+                                         View<const T, 1> weight, double eps, LaunchContext context) {
     launch_forward<T, true>(sum.data, out.data, rstd.data, x.data, residual.data, weight.data, x.shape[0],
-                            x.shape[1], static_cast<float>(eps), device);
+                            x.shape[1], static_cast<float>(eps), context);
 }
 
 // Threads (x: a row's columns, y: rows at a time). A block's rows are blockIdx.x * blockDim.y + threadIdx.y,
@@ -477,24 +477,24 @@ BackwardShape backward_shape(int64_t N, int64_t C, int wanted) {
     return {dim3(static_cast<unsigned>(columns), static_cast<unsigned>(rows)), static_cast<int>(blocks)};
 }
 int64_t backward_workspace(const Call& c) {
-    return backward_shape(c["N"], c["C"], c.device.threads).blocks * c["C"] * 4;
+    return backward_shape(c["N"], c["C"], c.launch.threads).blocks * c["C"] * 4;
 }
 
 template <class T, class G>
 void rmsnorm_backward_vectorized(View<T, 2> dx, View<G, 1> dweight, View<T, 2> out, View<const T, 2> dout,
                                  View<const T, 2> x, View<const T, 1> weight, View<const float, 1> rstd,
-                                 View<const T, 2> dresidual, bool accumulate, Device device) {
+                                 View<const T, 2> dresidual, bool accumulate, LaunchContext context) {
     const int64_t N = x.shape[0], C = x.shape[1];
-    const BackwardShape shape = backward_shape(N, C, device.threads);
+    const BackwardShape shape = backward_shape(N, C, context.threads);
     const bool whole =
         is_whole({dx.data, out.data, dout.data, x.data, weight.data, dresidual.data}, C, vector_size<T>);
     const size_t sums_bytes = shape.threads.y > 1 ? static_cast<size_t>(C) * 4 : 0;
-    float* partial = static_cast<float*>(device.workspace);
-    launch(Grid(shape.blocks, shape.threads, device.stream, sums_bytes),
+    float* partial = static_cast<float*>(context.workspace);
+    launch(Grid(shape.blocks, shape.threads, context.stream, sums_bytes),
            whole ? rmsnorm_backward_vectorized_kernel<T, true> : rmsnorm_backward_vectorized_kernel<T, false>,
            dx.data, partial, out.data, dout.data, x.data, weight.data, rstd.data, dresidual.data, N,
            static_cast<int>(C));
-    launch(Grid(blocks_for(C, device_properties().warp_size), most_threads, device.stream),
+    launch(Grid(blocks_for(C, device_properties().warp_size), most_threads, context.stream),
            rmsnorm_backward_vectorized_kernel_columns<G>, dweight.data, partial, shape.blocks, C, accumulate);
 }
 
@@ -507,16 +507,16 @@ Operation rmsnorm_forward(
     " rows(N) empty(N)"
     " derivative rmsnorm_backward(dx: grad x, dweight: grad weight; dout: grad out, x, weight, rstd)",
     "out = x / rms(x) * weight",
-    {{"cpu", "rows over threads, vector lanes over columns", Where::host,
-      entries<rmsnorm_forward_cpu<float>, rmsnorm_forward_cpu<bf16>>()},
-     {"vectorized", "one block per row, which stays in registers, 128-bit accesses", Where::device,
-      entries<rmsnorm_forward_vectorized<float>, rmsnorm_forward_vectorized<bf16>>(), forward_fits,
+    {{"cpu", "rows over threads, vector lanes over columns", Backend::host,
+      instantiations<rmsnorm_forward_cpu<float>, rmsnorm_forward_cpu<bf16>>()},
+     {"vectorized", "one block per row, which stays in registers, 128-bit accesses", Backend::device,
+      instantiations<rmsnorm_forward_vectorized<float>, rmsnorm_forward_vectorized<bf16>>(), forward_fits,
       row_block_sizes},
-     {"naive", "one thread per row", Where::device,
-      entries<rmsnorm_forward_naive<float>, rmsnorm_forward_naive<bf16>>()},
-     {"reference", "plain loops", Where::host,
-      entries<rmsnorm_forward_reference<float>, rmsnorm_forward_reference<bf16>,
-              rmsnorm_forward_reference<double>>()}},
+     {"naive", "one thread per row", Backend::device,
+      instantiations<rmsnorm_forward_naive<float>, rmsnorm_forward_naive<bf16>>()},
+     {"reference", "plain loops", Backend::host,
+      instantiations<rmsnorm_forward_reference<float>, rmsnorm_forward_reference<bf16>,
+                     rmsnorm_forward_reference<double>>()}},
     [](const Call& c) { return 4.0 * c["N"] * c["C"]; });
 
 Operation residual_rmsnorm_forward(
@@ -527,16 +527,16 @@ Operation residual_rmsnorm_forward(
     " dout: grad out, x: sum, weight, rstd, dresidual: grad sum)"
     " grad residual = grad x",
     "sum = x + residual, out = sum / rms(sum) * weight",
-    {{"cpu", "rows over threads, vector lanes over columns", Where::host,
-      entries<residual_rmsnorm_forward_cpu<float>, residual_rmsnorm_forward_cpu<bf16>>()},
-     {"vectorized", "one block per row, which stays in registers, 128-bit accesses", Where::device,
-      entries<residual_rmsnorm_forward_vectorized<float>, residual_rmsnorm_forward_vectorized<bf16>>(),
+    {{"cpu", "rows over threads, vector lanes over columns", Backend::host,
+      instantiations<residual_rmsnorm_forward_cpu<float>, residual_rmsnorm_forward_cpu<bf16>>()},
+     {"vectorized", "one block per row, which stays in registers, 128-bit accesses", Backend::device,
+      instantiations<residual_rmsnorm_forward_vectorized<float>, residual_rmsnorm_forward_vectorized<bf16>>(),
       forward_fits, row_block_sizes},
-     {"naive", "one thread per row", Where::device,
-      entries<residual_rmsnorm_forward_naive<float>, residual_rmsnorm_forward_naive<bf16>>()},
-     {"reference", "plain loops", Where::host,
-      entries<residual_rmsnorm_forward_reference<float>, residual_rmsnorm_forward_reference<bf16>,
-              residual_rmsnorm_forward_reference<double>>()}},
+     {"naive", "one thread per row", Backend::device,
+      instantiations<residual_rmsnorm_forward_naive<float>, residual_rmsnorm_forward_naive<bf16>>()},
+     {"reference", "plain loops", Backend::host,
+      instantiations<residual_rmsnorm_forward_reference<float>, residual_rmsnorm_forward_reference<bf16>,
+                     residual_rmsnorm_forward_reference<double>>()}},
     [](const Call& c) { return 5.0 * c["N"] * c["C"]; });
 
 Operation rmsnorm_backward(
@@ -545,20 +545,20 @@ Operation rmsnorm_backward(
     " dout: T[N,C], x: T[N,C], weight: T[C], rstd: A[N], dresidual?: T[N,C]; accumulate: bool)"
     " rows(N) empty(N)",
     "gradients of rmsnorm_forward, and of residual_rmsnorm_forward with the sum as x",
-    {{"cpu", "rows over threads; dweight by blocks of rows", Where::host,
-      entries<rmsnorm_backward_cpu<float, float>, rmsnorm_backward_cpu<bf16, bf16>,
-              rmsnorm_backward_cpu<bf16, float>>()},
+    {{"cpu", "rows over threads; dweight by blocks of rows", Backend::host,
+      instantiations<rmsnorm_backward_cpu<float, float>, rmsnorm_backward_cpu<bf16, bf16>,
+                     rmsnorm_backward_cpu<bf16, float>>()},
      {"vectorized", "rows in registers, 128-bit accesses, dweight as one partial row per block",
-      Where::device,
-      entries<rmsnorm_backward_vectorized<float, float>, rmsnorm_backward_vectorized<bf16, bf16>,
-              rmsnorm_backward_vectorized<bf16, float>>(),
+      Backend::device,
+      instantiations<rmsnorm_backward_vectorized<float, float>, rmsnorm_backward_vectorized<bf16, bf16>,
+                     rmsnorm_backward_vectorized<bf16, float>>(),
       backward_fits, backward_block_sizes, backward_workspace},
-     {"naive", "one thread per row, one thread per column for dweight", Where::device,
-      entries<rmsnorm_backward_naive<float, float>, rmsnorm_backward_naive<bf16, bf16>,
-              rmsnorm_backward_naive<bf16, float>>()},
-     {"reference", "plain loops", Where::host,
-      entries<rmsnorm_backward_reference<float, float>, rmsnorm_backward_reference<bf16, bf16>,
-              rmsnorm_backward_reference<bf16, float>, rmsnorm_backward_reference<double, double>>()}},
+     {"naive", "one thread per row, one thread per column for dweight", Backend::device,
+      instantiations<rmsnorm_backward_naive<float, float>, rmsnorm_backward_naive<bf16, bf16>,
+                     rmsnorm_backward_naive<bf16, float>>()},
+     {"reference", "plain loops", Backend::host,
+      instantiations<rmsnorm_backward_reference<float, float>, rmsnorm_backward_reference<bf16, bf16>,
+                     rmsnorm_backward_reference<bf16, float>, rmsnorm_backward_reference<double, double>>()}},
     [](const Call& c) { return 10.0 * c["N"] * c["C"]; });
 
 }  // namespace

@@ -102,9 +102,9 @@ __global__ void rope_naive_kernel(Heads<T> out, Heads<const T> x, const float* c
 
 template <class T, int direction>
 void rope_naive(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved,
-                Device device) {
+                LaunchContext context) {
     const int64_t B = x.shape[0], time = x.shape[1], NH = x.shape[2], half = x.shape[3] / 2;
-    launch(Grid(blocks_for(B * time * NH * half, device.threads), device.threads, device.stream),
+    launch(Grid(blocks_for(B * time * NH * half, context.threads), context.threads, context.stream),
            rope_naive_kernel<T>, heads(out), heads(x), cis.data, B, time, NH, half, interleaved, direction);
 }
 
@@ -186,7 +186,7 @@ bool whole_strides(const Heads<T>& x) {
 
 template <class T, int direction>
 void rope_vectorized(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved,
-                     Device device) {
+                     LaunchContext context) {
     using Kernel = void (*)(Dependent<Heads<T>>, Dependent<Heads<const T>>, Dependent<const float*>, unsigned,
                             unsigned, unsigned, int64_t, unsigned, float);
     static constexpr Kernel kernels[2][2] = {
@@ -198,10 +198,10 @@ void rope_vectorized(View<T, 4> out, View<const T, 4> x, View<const float, 3> ci
                        whole_strides(heads(out)) && whole_strides(heads(x));
     const int64_t vectors = (HD / 2 + size - 1) / size,
                   groups = blocks_for(NH, whole ? heads_per_thread<true> : heads_per_thread<false>);
-    const unsigned across = static_cast<unsigned>(std::min<int64_t>(vectors, device.threads));
-    const unsigned places = static_cast<unsigned>(device.threads) / across;
+    const unsigned across = static_cast<unsigned>(std::min<int64_t>(vectors, context.threads));
+    const unsigned places = static_cast<unsigned>(context.threads) / across;
     launch(Grid(dim3(blocks_for(positions * groups, places), blocks_for(vectors, across)),
-                dim3(across, places), device.stream),
+                dim3(across, places), context.stream),
            kernels[whole][interleaved], heads(out), heads(x), cis.data, positions, x.shape[1], NH, HD, groups,
            direction);
 }
@@ -263,11 +263,11 @@ __global__ void __launch_bounds__(block_threads)
     }
 }
 
-constexpr Limits few_heads{"fewer than 2^31 heads",
-                           [](const Call& c) { return c["B"] * c["T"] < (int64_t{1} << 31) / c["NH"]; }};
+constexpr Constraints few_heads{"fewer than 2^31 heads",
+                                [](const Call& c) { return c["B"] * c["T"] < (int64_t{1} << 31) / c["NH"]; }};
 
 // Whether a head is a power of two of lanes of a warp, at least two, and everything is whole vectors.
-constexpr Limits heads_fit_lanes{
+constexpr Constraints heads_fit_lanes{
     "heads of 32 bytes to 16 a lane of the warp, a power of two, that begin at multiples of 16 bytes; "
     "fewer than 2^31 heads",
     [](const Call& call) {
@@ -283,12 +283,12 @@ constexpr Limits heads_fit_lanes{
 
 template <class T, int direction>
 void rope_shuffle(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved,
-                  Device device) {
+                  LaunchContext context) {
     const int64_t positions = x.shape[0] * x.shape[1], NH = x.shape[2];
     const unsigned lanes = static_cast<unsigned>(x.shape[3] / vector_size<T>);
-    const unsigned places = static_cast<unsigned>(device.threads) / lanes;
+    const unsigned places = static_cast<unsigned>(context.threads) / lanes;
     const unsigned groups = blocks_for(NH, heads_per_thread<true>);
-    launch(Grid(blocks_for(positions * groups, places), device.threads, device.stream),
+    launch(Grid(blocks_for(positions * groups, places), context.threads, context.stream),
            interleaved ? rope_shuffle_kernel<T, true> : rope_shuffle_kernel<T, false>, heads(out), heads(x),
            cis.data, positions, x.shape[1], NH, lanes, groups, direction);
 }
@@ -305,14 +305,17 @@ Operation rope_forward(
     " interleaved: bool) empty(B, T)"
     " derivative rope_backward(dx: grad x; dout: grad out, cis; interleaved)",
     "turns every pair of a head's channels by its position's angle",
-    {{"cpu", "positions over threads", Where::host, entries<rope_cpu<float, 1>, rope_cpu<bf16, 1>>()},
+    {{"cpu", "positions over threads", Backend::host,
+      instantiations<rope_cpu<float, 1>, rope_cpu<bf16, 1>>()},
      {"shuffle", "neighbouring lanes read whole heads, halves meet by shuffle, 128-bit accesses",
-      Where::device, entries<rope_shuffle<float, 1>, rope_shuffle<bf16, 1>>(), heads_fit_lanes, block_sizes},
-     {"vectorized", "four heads per thread share cosines and sines, 128-bit accesses", Where::device,
-      entries<rope_vectorized<float, 1>, rope_vectorized<bf16, 1>>(), few_heads, block_sizes},
-     {"naive", "one thread per pair", Where::device, entries<rope_naive<float, 1>, rope_naive<bf16, 1>>()},
-     {"reference", "plain loops", Where::host,
-      entries<rope_reference<float, 1>, rope_reference<bf16, 1>, rope_reference<double, 1>>()}},
+      Backend::device, instantiations<rope_shuffle<float, 1>, rope_shuffle<bf16, 1>>(), heads_fit_lanes,
+      block_sizes},
+     {"vectorized", "four heads per thread share cosines and sines, 128-bit accesses", Backend::device,
+      instantiations<rope_vectorized<float, 1>, rope_vectorized<bf16, 1>>(), few_heads, block_sizes},
+     {"naive", "one thread per pair", Backend::device,
+      instantiations<rope_naive<float, 1>, rope_naive<bf16, 1>>()},
+     {"reference", "plain loops", Backend::host,
+      instantiations<rope_reference<float, 1>, rope_reference<bf16, 1>, rope_reference<double, 1>>()}},
     rope_flops);
 
 Operation rope_backward(
@@ -320,15 +323,17 @@ Operation rope_backward(
     "(dx: T[B,T,NH,HD] strided may_share(dout); dout: T[B,T,NH,HD] strided, cis: A[T,HD/2,2];"
     " interleaved: bool) empty(B, T)",
     "turns the gradient of rope_forward back",
-    {{"cpu", "positions over threads", Where::host, entries<rope_cpu<float, -1>, rope_cpu<bf16, -1>>()},
+    {{"cpu", "positions over threads", Backend::host,
+      instantiations<rope_cpu<float, -1>, rope_cpu<bf16, -1>>()},
      {"shuffle", "neighbouring lanes read whole heads, halves meet by shuffle, 128-bit accesses",
-      Where::device, entries<rope_shuffle<float, -1>, rope_shuffle<bf16, -1>>(), heads_fit_lanes,
+      Backend::device, instantiations<rope_shuffle<float, -1>, rope_shuffle<bf16, -1>>(), heads_fit_lanes,
       block_sizes},
-     {"vectorized", "four heads per thread share cosines and sines, 128-bit accesses", Where::device,
-      entries<rope_vectorized<float, -1>, rope_vectorized<bf16, -1>>(), few_heads, block_sizes},
-     {"naive", "one thread per pair", Where::device, entries<rope_naive<float, -1>, rope_naive<bf16, -1>>()},
-     {"reference", "plain loops", Where::host,
-      entries<rope_reference<float, -1>, rope_reference<bf16, -1>, rope_reference<double, -1>>()}},
+     {"vectorized", "four heads per thread share cosines and sines, 128-bit accesses", Backend::device,
+      instantiations<rope_vectorized<float, -1>, rope_vectorized<bf16, -1>>(), few_heads, block_sizes},
+     {"naive", "one thread per pair", Backend::device,
+      instantiations<rope_naive<float, -1>, rope_naive<bf16, -1>>()},
+     {"reference", "plain loops", Backend::host,
+      instantiations<rope_reference<float, -1>, rope_reference<bf16, -1>, rope_reference<double, -1>>()}},
     rope_flops);
 
 }  // namespace

@@ -105,9 +105,9 @@ __global__ void swiglu_forward_naive_kernel(T* out, const T* gate_up, int64_t N,
 }
 
 template <class T>
-void swiglu_forward_naive(View<T, 2> out, View<const T, 2> gate_up, Device device) {
+void swiglu_forward_naive(View<T, 2> out, View<const T, 2> gate_up, LaunchContext context) {
     const int64_t N = out.shape[0], F = out.shape[1];
-    launch(Grid(blocks_for(N * F, device.threads), device.threads, device.stream),
+    launch(Grid(blocks_for(N * F, context.threads), context.threads, context.stream),
            swiglu_forward_naive_kernel<T>, out.data, gate_up.data, N, F);
 }
 
@@ -126,9 +126,9 @@ __global__ void swiglu_backward_naive_kernel(T* dgate_up, T* out, const T* dout,
 
 template <class T>
 void swiglu_backward_naive(View<T, 2> dgate_up, View<T, 2> out, View<const T, 2> dout,
-                           View<const T, 2> gate_up, Device device) {
+                           View<const T, 2> gate_up, LaunchContext context) {
     const int64_t N = dout.shape[0], F = dout.shape[1];
-    launch(Grid(blocks_for(N * F, device.threads), device.threads, device.stream),
+    launch(Grid(blocks_for(N * F, context.threads), context.threads, context.stream),
            swiglu_backward_naive_kernel<T>, dgate_up.data, out.data, dout.data, gate_up.data, N, F);
 }
 
@@ -231,22 +231,22 @@ Tiles tiles(int64_t N, int64_t F, int size, bool whole, int threads) {
 }
 
 template <class T>
-void swiglu_forward_vectorized(View<T, 2> out, View<const T, 2> gate_up, Device device) {
+void swiglu_forward_vectorized(View<T, 2> out, View<const T, 2> gate_up, LaunchContext context) {
     const int64_t N = out.shape[0], F = out.shape[1];
     const bool whole = is_whole({out.data, gate_up.data}, F, vector_size<T>);
-    const Tiles t = tiles(N, F, vector_size<T>, whole, device.threads);
-    launch(Grid(t.blocks, t.threads, device.stream),
+    const Tiles t = tiles(N, F, vector_size<T>, whole, context.threads);
+    launch(Grid(t.blocks, t.threads, context.stream),
            whole ? swiglu_forward_vectorized_kernel<T, true> : swiglu_forward_vectorized_kernel<T, false>,
            out.data, gate_up.data, N, F, t.across);
 }
 
 template <class T>
 void swiglu_backward_vectorized(View<T, 2> dgate_up, View<T, 2> out, View<const T, 2> dout,
-                                View<const T, 2> gate_up, Device device) {
+                                View<const T, 2> gate_up, LaunchContext context) {
     const int64_t N = dout.shape[0], F = dout.shape[1];
     const bool whole = is_whole({dgate_up.data, out.data, dout.data, gate_up.data}, F, vector_size<T>);
-    const Tiles t = tiles(N, F, vector_size<T>, whole, device.threads);
-    launch(Grid(t.blocks, t.threads, device.stream),
+    const Tiles t = tiles(N, F, vector_size<T>, whole, context.threads);
+    launch(Grid(t.blocks, t.threads, context.stream),
            whole ? swiglu_backward_vectorized_kernel<T, true> : swiglu_backward_vectorized_kernel<T, false>,
            dgate_up.data, out.data, dout.data, gate_up.data, N, F, t.across);
 }
@@ -258,15 +258,16 @@ Operation swiglu_forward(
     "(out: T[N,F]; gate_up: T[N,2F]) rows(N) empty(N)"
     " derivative swiglu_backward(dgate_up: grad gate_up; dout: grad out, gate_up)",
     "out = silu(gate) * up",
-    {{"cpu", "rows over threads, vector lanes over columns", Where::host,
-      entries<swiglu_forward_cpu<float>, swiglu_forward_cpu<bf16>>()},
-     {"vectorized", "the loads of two rows per thread in flight, 128-bit accesses", Where::device,
-      entries<swiglu_forward_vectorized<float>, swiglu_forward_vectorized<bf16>>(), nullptr, block_sizes},
-     {"naive", "one thread per element", Where::device,
-      entries<swiglu_forward_naive<float>, swiglu_forward_naive<bf16>>()},
-     {"reference", "plain loops", Where::host,
-      entries<swiglu_forward_reference<float>, swiglu_forward_reference<bf16>,
-              swiglu_forward_reference<double>>()}},
+    {{"cpu", "rows over threads, vector lanes over columns", Backend::host,
+      instantiations<swiglu_forward_cpu<float>, swiglu_forward_cpu<bf16>>()},
+     {"vectorized", "the loads of two rows per thread in flight, 128-bit accesses", Backend::device,
+      instantiations<swiglu_forward_vectorized<float>, swiglu_forward_vectorized<bf16>>(), nullptr,
+      block_sizes},
+     {"naive", "one thread per element", Backend::device,
+      instantiations<swiglu_forward_naive<float>, swiglu_forward_naive<bf16>>()},
+     {"reference", "plain loops", Backend::host,
+      instantiations<swiglu_forward_reference<float>, swiglu_forward_reference<bf16>,
+                     swiglu_forward_reference<double>>()}},
     [](const Call& c) { return 5.0 * c["N"] * c["F"]; });
 
 Operation swiglu_backward(
@@ -274,15 +275,16 @@ Operation swiglu_backward(
     "(dgate_up: T[N,2F] may_share(gate_up), out?: T[N,F] may_share(dout);"
     " dout: T[N,F], gate_up: T[N,2F]) rows(N) empty(N)",
     "gradients of swiglu_forward, and its result again",
-    {{"cpu", "rows over threads, vector lanes over columns", Where::host,
-      entries<swiglu_backward_cpu<float>, swiglu_backward_cpu<bf16>>()},
-     {"vectorized", "the loads of two rows per thread in flight, 128-bit accesses", Where::device,
-      entries<swiglu_backward_vectorized<float>, swiglu_backward_vectorized<bf16>>(), nullptr, block_sizes},
-     {"naive", "one thread per element", Where::device,
-      entries<swiglu_backward_naive<float>, swiglu_backward_naive<bf16>>()},
-     {"reference", "plain loops", Where::host,
-      entries<swiglu_backward_reference<float>, swiglu_backward_reference<bf16>,
-              swiglu_backward_reference<double>>()}},
+    {{"cpu", "rows over threads, vector lanes over columns", Backend::host,
+      instantiations<swiglu_backward_cpu<float>, swiglu_backward_cpu<bf16>>()},
+     {"vectorized", "the loads of two rows per thread in flight, 128-bit accesses", Backend::device,
+      instantiations<swiglu_backward_vectorized<float>, swiglu_backward_vectorized<bf16>>(), nullptr,
+      block_sizes},
+     {"naive", "one thread per element", Backend::device,
+      instantiations<swiglu_backward_naive<float>, swiglu_backward_naive<bf16>>()},
+     {"reference", "plain loops", Backend::host,
+      instantiations<swiglu_backward_reference<float>, swiglu_backward_reference<bf16>,
+                     swiglu_backward_reference<double>>()}},
     [](const Call& c) { return 12.0 * c["N"] * c["F"]; });
 
 }  // namespace

@@ -48,15 +48,15 @@ py::dict describe_operand(const Operation& op, const Operand& o) {
 
 py::dict describe_variant(const Variant& v) {
     py::list types;  // one list of dtypes, operand by operand, for each combination that the variant takes
-    for (const Entry& e : v.entries) {
+    for (const Instantiation& e : v.instantiations) {
         py::list row;
-        for (const Slot& s : e.operands) row.append(name(s.dtype));
+        for (const ParameterType& s : e.operands) row.append(name(s.dtype));
         types.append(row);
     }
     py::dict r;
     r["name"] = v.name;
     r["idea"] = v.idea;
-    r["where"] = v.where == Where::host ? "host" : "device";
+    r["where"] = v.backend == Backend::host ? "host" : "device";
     r["types"] = types;
     r["limits"] = v.supports.words;
     r["threads"] = v.threads;
@@ -65,19 +65,19 @@ py::dict describe_variant(const Variant& v) {
     return r;
 }
 
-// Where arrays lie that a build is made for; a device's build on a machine without one still means the device.
-Where home() {
+// Backend arrays lie that a build is made for; a device's build on a machine without one still means the device.
+Backend home() {
     try {
-        return computing_context().where;
+        return computing_context().backend;
     } catch (const Error&) {
-        return Where::device;
+        return Backend::device;
     }
 }
 
 // The variant that is asked first.
 py::object default_variant(const Operation& op) {
     for (const Variant& v : op.variants)
-        if (v.where == home() && v.deterministic) return py::str(v.name);
+        if (v.backend == home() && v.deterministic) return py::str(v.name);
     return py::none();
 }
 
@@ -129,7 +129,7 @@ py::list kernels() {
 
 bool is_device_variant(const Operation& op, const std::string& variant) {
     for (const Variant& v : op.variants)
-        if (variant == v.name) return v.where == Where::device;
+        if (variant == v.name) return v.backend == Backend::device;
     return false;
 }
 
@@ -144,7 +144,7 @@ void run_on_copies(const Operation& op, const std::vector<Array>& arrays, const 
         copy_bytes(memory.back().data, arrays[i].data, arrays[i].span_bytes());
         copies[i].data = memory.back().data;
     }
-    run(op, copies, scalars, {.where = Where::device}, variant);
+    run(op, copies, scalars, {.backend = Backend::device}, variant);
     CHECK(hipDeviceSynchronize());
     for (size_t i = 0; i < arrays.size() && static_cast<int>(i) < op.outputs; i++)
         if (copies[i].data) copy_bytes(arrays[i].data, copies[i].data, arrays[i].span_bytes());
@@ -158,7 +158,9 @@ void run_in_place(const Operation& op, const std::vector<Tensor>& tensors, const
     const int64_t number = stream.value_or(0);
     Workspace& workspace = workspaces[{current_device(), number}];
     run(op, tensors, scalars,
-        {.where = Where::device, .stream = reinterpret_cast<hipStream_t>(number), .workspace = &workspace},
+        {.backend = Backend::device,
+         .stream = reinterpret_cast<hipStream_t>(number),
+         .workspace = &workspace},
         variant);
     if (!stream) CHECK(hipDeviceSynchronize());
 }
@@ -287,7 +289,7 @@ PYBIND11_MODULE(_native, m) {
         },
         py::arg("array"), py::arg("what"), "The array as numpy's, copied if it is on the device.");
     m.def("permute", &permute, py::arg("index"), py::arg("size"), py::arg("seed"), py::arg("epoch"),
-          "Where the data order takes an index in this epoch.");
+          "Backend the data order takes an index in this epoch.");
     m.def("random_normal", &random_normal, py::arg("seed"), py::arg("step"), py::arg("stream"),
           py::arg("element"));
     m.def("random_words", [](uint64_t seed, uint32_t step, uint32_t stream, int64_t block) {

@@ -124,8 +124,8 @@ void run_on_device(const Operation& op, std::vector<Tensor> views, const std::ve
         memory = at::empty({bytes}, at::TensorOptions(device).dtype(at::kByte));
         return memory.data_ptr();
     };
-    const Context context{Where::device, static_cast<hipStream_t>(streams.getStream(device).native_handle()),
-                          &workspace};
+    const Context context{Backend::device,
+                          static_cast<hipStream_t>(streams.getStream(device).native_handle()), &workspace};
     run(op, std::move(views), scalars, context);
 }
 

@@ -32,7 +32,7 @@ void handle_signals() {
 }
 
 std::string computing_device() {
-    if (computing_context().where == Where::host)
+    if (computing_context().backend == Backend::host)
         return "CPU, " + std::to_string(host_threads()) + " threads";
     return device_properties().name;
 }
@@ -118,7 +118,8 @@ std::string train(Trainer& t, Log& log, double peak) {
 
 int run_training(const Options& options) {
     if (options.train_data.empty()) fail("--train-data: expected a pattern of files, found none");
-    const Where where = computing_context().where;  // a machine without the device is told so before any work
+    const Backend backend =
+        computing_context().backend;  // a machine without the device is told so before any work
     Trainer t(options);
     if (options.dry_run) return finish_dry_run(t);
     const std::string moved = prepare_output(options.out, t.resumed_from, t.step);
@@ -126,7 +127,7 @@ int run_training(const Options& options) {
                          static_cast<double>(t.tokens_per_update()),
                          flops_per_token(t.config, options.seq_len),
                          peak_flops(t.model.options.precision.weights),
-                         where == Where::device,
+                         backend == Backend::device,
                          options.log_every};
     Log log(options.out, shape);
     if (!moved.empty()) log.print(moved);

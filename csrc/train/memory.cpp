@@ -110,7 +110,7 @@ std::vector<MemoryRow> memory_rows(const Model& model, bool allocated) {
         it->tensors++;
         it->bytes += row.bytes;
     }
-    if (model.context.where == Where::host) return rows;
+    if (model.context.backend == Backend::host) return rows;
     const DeviceMemoryInfo device = device_memory();
     const int64_t ours = allocated ? model.arena.bytes() : 0;
     rows.push_back({"runtime, other programs", 0, device.total - device.free - ours});
@@ -119,7 +119,7 @@ std::vector<MemoryRow> memory_rows(const Model& model, bool allocated) {
 
 void check_memory(const Model& model, const Options& options) {
     // The runtime takes more later: for kernels that it loads at their first call, graphs, the library.
-    const int64_t later = model.context.where == Where::host ? 0 : int64_t{512} << 20;
+    const int64_t later = model.context.backend == Backend::host ? 0 : int64_t{512} << 20;
     const DeviceMemoryInfo device = device_memory();
     const int64_t needed = model.arena.bytes() + later;
     if (needed <= device.free) return;

@@ -62,13 +62,13 @@ double published_flops(const std::string& device, int multiprocessors, DType dty
 
 double peak_flops(DType dtype) {
     const DeviceProperties& device = device_properties();
-    return computing_context().where == Where::host
+    return computing_context().backend == Backend::host
                ? measured_flops()
                : published_flops(device.name, device.multiprocessors, dtype);
 }
 
 double measure_copy_rate() {
-    const bool host = computing_context().where == Where::host;
+    const bool host = computing_context().backend == Backend::host;
     // Several times any cache, MI300X's 256 MiB of it included.
     const int64_t most = int64_t{host ? 64 : 1024} << 20, least = 16 << 20;
     for (int64_t bytes = most; bytes >= least; bytes /= 2) {

@@ -61,7 +61,7 @@ std::string shape_of(const Span& s) {
 }
 
 std::string device_name() {
-    return computing_context().where == Where::host ? "CPU" : device_properties().name;
+    return computing_context().backend == Backend::host ? "CPU" : device_properties().name;
 }
 
 // Nanoseconds are what events resolve at best; more digits only make the file longer.
@@ -92,13 +92,13 @@ struct Recording {
     }
     void after(const Call& call, const Variant& variant) {
         if (--depth > 0) return;
-        const Event* end = record(call.device.stream);
+        const Event* end = record(call.launch.stream);
         spans.push_back({call.op,
                          &variant,
                          {call.size, call.size + call.op->dimensions.size()},
                          least_flops(call),
                          least_bytes(call),
-                         call.device.stream,
+                         call.launch.stream,
                          begin,
                          end,
                          steps.size() - 1});
@@ -206,7 +206,7 @@ ordered_json profile_json(const std::vector<Row>& rows, size_t steps, double sec
     }
     return {{"device",
              {{"name", device_name()},
-              {"gpu", computing_context().where == Where::device},
+              {"gpu", computing_context().backend == Backend::device},
               {"peak_tflops", or_null(1e-12 * peak_flops)},
               {"copy_gbps", or_null(1e-9 * measure_copy_rate())}}},
             {"steps", steps},

@@ -136,7 +136,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
       schedule{o.schedule, o.lr, o.min_lr_frac, o.warmup_steps, o.steps},
       model(config, model_options(o)),
       replays(o.graphs == "on"),
-      most_in_flight(ahead.value_or(model.context.where == Where::device ? 1 : 0)) {
+      most_in_flight(ahead.value_or(model.context.backend == Backend::device ? 1 : 0)) {
     if (!o.val_data.empty()) {
         val.emplace(load_data(o.val_data, o, config, 1));
         if (train) check_same_tokenizer(*train, *val);

@@ -69,7 +69,7 @@ struct Timing {
 struct Job {
     const Operation* op;
     const Benchmark* benchmark;
-    const Entry* types;
+    const Instantiation* types;
     std::vector<int64_t> size, checked;  // by dimension: what is timed, what is checked
     std::string label;                   // "T=bf16 G=f32", and what is left out
     unsigned nulls = 0;                  // as make_case takes them
@@ -97,26 +97,26 @@ std::vector<int64_t> checked_sizes(const Job& job) {
     return size;
 }
 
-bool same_types(const Entry& a, const Entry& b) {
+bool same_types(const Instantiation& a, const Instantiation& b) {
     for (size_t i = 0; i < a.operands.size(); i++)
         if (a.operands[i].dtype != b.operands[i].dtype) return false;
     return true;
 }
-const Entry* entry_of(const Variant& v, const Job& job) {
-    for (const Entry& e : v.entries)
+const Instantiation* instantiation_of(const Variant& v, const Job& job) {
+    for (const Instantiation& e : v.instantiations)
         if (same_types(e, *job.types)) return &e;
     return nullptr;
 }
 
 // The storage type of an operation's type letter.
-DType type_of(const Operation& op, const Entry& e, size_t letter) {
+DType type_of(const Operation& op, const Instantiation& e, size_t letter) {
     size_t i = 0;
     while (op.operands[i].letter != static_cast<int>(letter)) i++;
     return e.operands[i].dtype;
 }
 
 // "T=bf16 M=f32": the letters whose type is not given by another's; "bf16" of a single one.
-std::string type_label(const Operation& op, const Entry& e) {
+std::string type_label(const Operation& op, const Instantiation& e) {
     std::string text;
     for (size_t k = 0; k < op.types.size(); k++)
         if (op.types[k].arithmetic_of < 0)
@@ -146,9 +146,9 @@ std::vector<Job> jobs_of(const Benchmark& b, const Flags& flags) {
     }
     std::vector<Job> jobs;
     for (const Variant& v : op.variants)
-        for (const Entry& e : v.entries) {
+        for (const Instantiation& e : v.instantiations) {
             Job job{&op, &b, &e, {}, {}, type_label(op, e)};
-            const bool wanted = v.where == Where::device &&
+            const bool wanted = v.backend == Backend::device &&
                                 type_of(op, e, 0) == op.types.front().beside(float_dtype(flags.dtype));
             const bool known =
                 std::any_of(jobs.begin(), jobs.end(), [&](const Job& j) { return same_types(*j.types, e); });
@@ -279,16 +279,16 @@ Result time_job(const Job& job, const Flags& flags, Checker& checker) {
     Operands operands = make_operands(job);
     const Stream stream;
     Workspace workspace;
-    const Context context{Where::device, stream.handle, &workspace};
+    const Context context{Backend::device, stream.handle, &workspace};
     const Call call{job.op, operands.sets[0].data(), operands.scalars.data(), job.size.data(), {}};
     Result result{{}, least_bytes(call), least_flops(call)};
     for (const Variant& v : job.op->variants) {
-        if (v.where != Where::device || !entry_of(v, job)) continue;
+        if (v.backend != Backend::device || !instantiation_of(v, job)) continue;
         if (!flags.variant.empty() && flags.variant != v.name) continue;
         if (!v.supports(call)) continue;
         const std::vector<int> blocks = v.threads.empty() ? std::vector<int>{0} : v.threads;
         Call first = call;
-        first.device.threads = blocks[0];
+        first.launch.threads = blocks[0];
         // Naive attention keeps whole scores.
         if (v.workspace && v.workspace(first) > device_properties().memory_bytes / 2) continue;
         for (size_t b = 0; b < blocks.size(); b++) {

@@ -103,7 +103,7 @@ DType storage_of(const Operation& op, const Typed& typed) {
 
 struct Case {
     const Operation* op;
-    const Entry* entry;
+    const Instantiation* entry;
     int number;
     bool strided;  // number also says which memory order, how much padding
     std::vector<int64_t> size;
@@ -300,7 +300,7 @@ inline std::vector<int64_t> test_sizes(const Operation& op, int number) {
     return size;
 }
 
-inline Case make_case(const Operation& op, const Entry& entry, std::vector<int64_t> size, int number,
+inline Case make_case(const Operation& op, const Instantiation& entry, std::vector<int64_t> size, int number,
                       bool strided, unsigned flags, unsigned nulls) {
     Case c{&op, &entry, number, strided, std::move(size), {}, {}, {}, {}};
     for (const ScalarInfo& s : op.scalars) {

@@ -16,19 +16,21 @@ void attention_backward_cpu(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<co
 // naive.hip
 template <class T>
 void attention_forward_naive(View<T, 4> out, View<float, 3> lse, View<const T, 4> q, View<const T, 4> k,
-                             View<const T, 4> v, double scale, Device device);
+                             View<const T, 4> v, double scale, LaunchContext context);
 template <class T>
 void attention_backward_naive(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<const T, 4> dout,
                               View<const T, 4> out, View<const float, 3> lse, View<const T, 4> q,
-                              View<const T, 4> k, View<const T, 4> v, double scale, Device device);
+                              View<const T, 4> k, View<const T, 4> v, double scale, LaunchContext context);
 int64_t attention_forward_naive_workspace(const Call& call);
 int64_t attention_backward_naive_workspace(const Call& call);
 
 using ForwardLauncher = void(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
-                             View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device);
+                             View<const bf16, 4> k, View<const bf16, 4> v, double scale,
+                             LaunchContext context);
 using BackwardLauncher = void(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                               View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                              View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device);
+                              View<const bf16, 4> k, View<const bf16, 4> v, double scale,
+                              LaunchContext context);
 using WorkspaceBytes = int64_t(const Call& call);
 
 // flash_forward.hip, flash_backward.hip

@@ -112,9 +112,9 @@ void attention_backward_reference(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, V
 // The tests stand beside the kernels.
 constexpr const char* limits =
     "HD 64 or 128, T at most 2^30, scale above 0, heads that begin at multiples of 16 bytes";
-constexpr Limits flash_limits{limits, flash_supports};
+constexpr Constraints flash_constraints{limits, flash_supports};
 #if defined(LLAMAC_WARPGROUPS)
-constexpr Limits wgmma_limits{limits, wgmma_supports};
+constexpr Constraints wgmma_constraints{limits, wgmma_supports};
 constexpr const char* hopper = "NVIDIA sm_90";
 #endif
 
@@ -144,28 +144,29 @@ Operation attention_forward(
     " derivative attention_backward(dq: grad q, dk: grad k, dv: grad v; dout: grad out, out, lse, q, k, v; "
     "scale)" LLAMAC_ATTENTION_TESTS,
     "out = causal softmax(scale * q * transposed k) * v",
-    {{"cpu", "query tiles, packed keys, whole rows of scores", Where::host,
-      entries<attention_forward_cpu<float>, attention_forward_cpu<bf16>, attention_forward_cpu<double>>()},
+    {{"cpu", "query tiles, packed keys, whole rows of scores", Backend::host,
+      instantiations<attention_forward_cpu<float>, attention_forward_cpu<bf16>,
+                     attention_forward_cpu<double>>()},
 #if defined(LLAMAC_WARPGROUPS)
      {.name = "wgmma",
       .idea = "as flash, with wgmma, TMA, warps that copy and warps that compute",
-      .where = Where::device,
-      .entries = entries<attention_forward_wgmma>(),
-      .supports = wgmma_limits,
+      .backend = Backend::device,
+      .instantiations = instantiations<attention_forward_wgmma>(),
+      .supports = wgmma_constraints,
       .chip = hopper},
 #endif
-     {"flash", "tiles on matrix cores, running softmax, 128-bit accesses", Where::device,
-      entries<attention_forward_flash>(), flash_limits},
+     {"flash", "tiles on matrix cores, running softmax, 128-bit accesses", Backend::device,
+      instantiations<attention_forward_flash>(), flash_constraints},
      {"naive",
       "repeated keys and values, whole scores in memory",
-      Where::device,
-      entries<attention_forward_naive<float>, attention_forward_naive<bf16>>(),
+      Backend::device,
+      instantiations<attention_forward_naive<float>, attention_forward_naive<bf16>>(),
       nullptr,
       {256},
       attention_forward_naive_workspace},
-     {"reference", "plain loops", Where::host,
-      entries<attention_forward_reference<float>, attention_forward_reference<bf16>,
-              attention_forward_reference<double>>()}},
+     {"reference", "plain loops", Backend::host,
+      instantiations<attention_forward_reference<float>, attention_forward_reference<bf16>,
+                     attention_forward_reference<double>>()}},
     forward_flops);
 
 Operation attention_backward(
@@ -175,48 +176,49 @@ Operation attention_backward(
     " k: T[B,T,NKV,HD] strided, v: T[B,T,NKV,HD] strided; scale: float {0.125, 0.3, 4})"
     " empty(B, T) multiple(NH, NKV)" LLAMAC_ATTENTION_TESTS,
     "gradients of attention_forward",
-    {{"cpu", "query tiles, p from lse, dk and dv summed by owners", Where::host,
-      entries<attention_backward_cpu<float>, attention_backward_cpu<bf16>, attention_backward_cpu<double>>()},
+    {{"cpu", "query tiles, p from lse, dk and dv summed by owners", Backend::host,
+      instantiations<attention_backward_cpu<float>, attention_backward_cpu<bf16>,
+                     attention_backward_cpu<double>>()},
 #if defined(LLAMAC_WARPGROUPS)
      {.name = "wgmma",
       .idea = "as flash, with wgmma, TMA, warps that copy and warps that compute",
-      .where = Where::device,
-      .entries = entries<attention_backward_wgmma>(),
-      .supports = wgmma_limits,
+      .backend = Backend::device,
+      .instantiations = instantiations<attention_backward_wgmma>(),
+      .supports = wgmma_constraints,
       .workspace = attention_backward_wgmma_workspace,
       .chip = hopper},
      {.name = "wgmma_atomic",
       .idea = "as wgmma, in one pass, dq by atomic adds",
-      .where = Where::device,
-      .entries = entries<attention_backward_wgmma_atomic>(),
-      .supports = wgmma_limits,
+      .backend = Backend::device,
+      .instantiations = instantiations<attention_backward_wgmma_atomic>(),
+      .supports = wgmma_constraints,
       .workspace = attention_backward_wgmma_atomic_workspace,
       .deterministic = false,
       .chip = hopper},
 #endif
      {.name = "flash",
       .idea = "tiles on matrix cores, p made again from lse, 128-bit accesses",
-      .where = Where::device,
-      .entries = entries<attention_backward_flash>(),
-      .supports = flash_limits,
+      .backend = Backend::device,
+      .instantiations = instantiations<attention_backward_flash>(),
+      .supports = flash_constraints,
       .workspace = attention_backward_flash_workspace},
      {.name = "flash_atomic",
       .idea = "as flash on matrix cores, in one pass, dq by 128-bit atomic adds",
-      .where = Where::device,
-      .entries = entries<attention_backward_flash_atomic>(),
-      .supports = flash_limits,
+      .backend = Backend::device,
+      .instantiations = instantiations<attention_backward_flash_atomic>(),
+      .supports = flash_constraints,
       .workspace = attention_backward_flash_atomic_workspace,
       .deterministic = false},
      {"naive",
       "repeated keys and values, whole p and ds in memory",
-      Where::device,
-      entries<attention_backward_naive<float>, attention_backward_naive<bf16>>(),
+      Backend::device,
+      instantiations<attention_backward_naive<float>, attention_backward_naive<bf16>>(),
       nullptr,
       {256},
       attention_backward_naive_workspace},
-     {"reference", "plain loops", Where::host,
-      entries<attention_backward_reference<float>, attention_backward_reference<bf16>,
-              attention_backward_reference<double>>()}},
+     {"reference", "plain loops", Backend::host,
+      instantiations<attention_backward_reference<float>, attention_backward_reference<bf16>,
+                     attention_backward_reference<double>>()}},
     backward_flops);
 
 }  // namespace

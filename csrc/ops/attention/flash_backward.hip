@@ -43,7 +43,7 @@ struct Walk {
     static constexpr int warps = rows / warp_rows, threads = warps * M::warp;
     static constexpr int row_bytes = rows * HD * 2, step_bytes = step * HD * 2;
     static constexpr int stages = 2;
-    // Where operands go to registers the rows come through the steps' place, one tensor after the other.
+    // Backend operands go to registers the rows come through the steps' place, one tensor after the other.
     static constexpr int second_at = M::operands_in_registers ? 0 : row_bytes, steps_at = 2 * second_at;
     static constexpr int tiles_end = steps_at + 2 * stages * step_bytes;
     static_assert(tiles_end >= row_bytes);
@@ -426,9 +426,10 @@ __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
 }
 
 template <int HD>
-void find_delta(float* delta, View<const bf16, 4> dout, View<const bf16, 4> out, const Device& device) {
+void find_delta(float* delta, View<const bf16, 4> dout, View<const bf16, 4> out,
+                const LaunchContext& context) {
     const int64_t vectors = out.shape[0] * out.shape[1] * out.shape[2] * (HD / vector_size<bf16>);
-    launch(Grid(blocks_for(vectors, 256), 256, device.stream), attention_backward_flash_kernel_delta<HD>,
+    launch(Grid(blocks_for(vectors, 256), 256, context.stream), attention_backward_flash_kernel_delta<HD>,
            delta, dout, out);
 }
 template <class C>
@@ -439,16 +440,17 @@ unsigned blocks_of(const View<const bf16, 4>& rows) {
 template <int HD>
 void launch_backward(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                      View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                     View<const bf16, 4> k, View<const bf16, 4> v, float scale, const Device& device) {
-    float* const delta = static_cast<float*>(device.workspace);
-    find_delta<HD>(delta, dout, out, device);
+                     View<const bf16, 4> k, View<const bf16, 4> v, float scale,
+                     const LaunchContext& context) {
+    float* const delta = static_cast<float*>(context.workspace);
+    find_delta<HD>(delta, dout, out, context);
     on_machine([&](auto machine) {
         using OfKeys = Keys<HD, decltype(machine)>;
         using OfQueries = Queries<HD, decltype(machine)>;
-        launch(Grid(blocks_of<OfKeys>(k), OfKeys::threads, device.stream,
+        launch(Grid(blocks_of<OfKeys>(k), OfKeys::threads, context.stream,
                     OfKeys::tiles_end + 2 * sizeof(Statistics<OfKeys>)),
                attention_backward_flash_kernel_keys<HD>, dk, dv, dout, lse.data, delta, q, k, v, scale);
-        launch(Grid(blocks_of<OfQueries>(q), OfQueries::threads, device.stream, OfQueries::tiles_end),
+        launch(Grid(blocks_of<OfQueries>(q), OfQueries::threads, context.stream, OfQueries::tiles_end),
                attention_backward_flash_kernel_queries<HD>, dq, dout, lse.data, delta, q, k, v, scale);
     });
 }
@@ -474,9 +476,10 @@ int64_t sums_bytes(int64_t B, int64_t time, int64_t NH, int64_t HD) {
 
 void attention_backward_flash(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                               View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                              View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
+                              View<const bf16, 4> k, View<const bf16, 4> v, double scale,
+                              LaunchContext context) {
     (q.shape[3] == 64 ? launch_backward<64> : launch_backward<128>)(dq, dk, dv, dout, out, lse, q, k, v,
-                                                                    static_cast<float>(scale), device);
+                                                                    static_cast<float>(scale), context);
 }
 
 int64_t attention_backward_flash_workspace(const Call& call) {
@@ -486,19 +489,19 @@ int64_t attention_backward_flash_workspace(const Call& call) {
 void attention_backward_flash_atomic(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv,
                                      View<const bf16, 4> dout, View<const bf16, 4> out,
                                      View<const float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
-                                     View<const bf16, 4> v, double scale_, Device device) {
+                                     View<const bf16, 4> v, double scale_, LaunchContext context) {
     const float scale = static_cast<float>(scale_);
     on_pass(q.shape[3], [&](auto head, auto pass) {
         constexpr int HD = decltype(head)::value;
         using C = decltype(pass);
         const int64_t bytes = sums_bytes<C>(q.shape[0], q.shape[1], q.shape[2], HD);
-        float *const sums = static_cast<float*>(device.workspace), *const delta = sums + bytes / 4;
-        CHECK(hipMemsetAsync(sums, 0, static_cast<size_t>(bytes), device.stream));
-        find_delta<HD>(delta, dout, out, device);
-        launch(Grid(blocks_of<C>(k), C::threads, device.stream, C::tiles_end + 2 * sizeof(Statistics<C>)),
+        float *const sums = static_cast<float*>(context.workspace), *const delta = sums + bytes / 4;
+        CHECK(hipMemsetAsync(sums, 0, static_cast<size_t>(bytes), context.stream));
+        find_delta<HD>(delta, dout, out, context);
+        launch(Grid(blocks_of<C>(k), C::threads, context.stream, C::tiles_end + 2 * sizeof(Statistics<C>)),
                attention_backward_flash_atomic_kernel<HD>, sums, dk, dv, dout, lse.data, delta, q, k, v,
                scale);
-        launch(Grid(blocks_for(bytes / 4, C::step * HD), C::threads, device.stream, C::step_bytes),
+        launch(Grid(blocks_for(bytes / 4, C::step * HD), C::threads, context.stream, C::step_bytes),
                attention_backward_flash_atomic_kernel_round<HD>, dq, sums, scale);
     });
 }

@@ -191,21 +191,22 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
 
 template <int HD>
 void launch_forward(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
-                    View<const bf16, 4> v, float scale, const Device& device) {
+                    View<const bf16, 4> v, float scale, const LaunchContext& context) {
     on_machine([&](auto machine) {
         using C = Forward<HD, decltype(machine)>;
         const int64_t blocks = (q.shape[1] + C::queries - 1) / C::queries;
-        launch(
-            Grid(blocks_for(blocks * q.shape[2] * q.shape[0], 1), C::threads, device.stream, C::shared_bytes),
-            attention_forward_flash_kernel<HD>, out, lse, q, k, v, scale);
+        launch(Grid(blocks_for(blocks * q.shape[2] * q.shape[0], 1), C::threads, context.stream,
+                    C::shared_bytes),
+               attention_forward_flash_kernel<HD>, out, lse, q, k, v, scale);
     });
 }
 
 }  // namespace
 
 void attention_forward_flash(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
-                             View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
-    (q.shape[3] == 64 ? launch_forward<64> : launch_forward<128>)(out, lse, q, k, v, scale, device);
+                             View<const bf16, 4> k, View<const bf16, 4> v, double scale,
+                             LaunchContext context) {
+    (q.shape[3] == 64 ? launch_forward<64> : launch_forward<128>)(out, lse, q, k, v, scale, context);
 }
 
 bool flash_supports(const Call& call) {

@@ -49,17 +49,17 @@ Tensor tensor_of(View<T, 4> v) {
 
 // Lays the parts out and repeats k and v.
 template <class T>
-Parts<T> prepare(View<const T, 4> q, View<const T, 4> k, View<const T, 4> v, const Device& device) {
+Parts<T> prepare(View<const T, 4> q, View<const T, 4> k, View<const T, 4> v, const LaunchContext& context) {
     const int64_t B = q.shape[0], time = q.shape[1], NH = q.shape[2], HD = q.shape[3];
     const int64_t heads = padded(B * time * NH * HD * int64_t{sizeof(T)}),
                   scores = padded(B * NH * time * time * 4);
-    char* at = static_cast<char*>(device.workspace);
+    char* at = static_cast<char*>(context.workspace);
     const Parts<T> parts{contiguous<T, 4>(at, {B, time, NH, HD}),
                          contiguous<T, 4>(at + heads, {B, time, NH, HD}),
                          contiguous<float, 4>(at + 2 * heads, {B, NH, time, time}),
                          contiguous<float, 4>(at + 2 * heads + scores, {B, NH, time, time})};
-    repeat_kv_forward(device.context, {.out = tensor_of(parts.k), .x = tensor_of(k)});
-    repeat_kv_forward(device.context, {.out = tensor_of(parts.v), .x = tensor_of(v)});
+    repeat_kv_forward(context.caller, {.out = tensor_of(parts.k), .x = tensor_of(k)});
+    repeat_kv_forward(context.caller, {.out = tensor_of(parts.v), .x = tensor_of(v)});
     return parts;
 }
 
@@ -170,11 +170,11 @@ __global__ void attention_backward_naive_kernel(View<T, 4> dk, View<T, 4> dv, Vi
 
 // In two dimensions: AMD takes fewer than 2^32 threads in one, which scores exceed.
 template <class T>
-Grid grid_over(const View<T, 4>& v, const Device& device) {
+Grid grid_over(const View<T, 4>& v, const LaunchContext& context) {
     constexpr unsigned widest = 1 << 20;
     const int64_t elements = v.shape[0] * v.shape[1] * v.shape[2] * v.shape[3];
-    const unsigned blocks = blocks_for(elements, device.threads), across = std::min(blocks, widest);
-    return Grid(dim3(across, (blocks + across - 1) / across), device.threads, device.stream);
+    const unsigned blocks = blocks_for(elements, context.threads), across = std::min(blocks, widest);
+    return Grid(dim3(across, (blocks + across - 1) / across), context.threads, context.stream);
 }
 
 }  // namespace
@@ -188,25 +188,25 @@ int64_t attention_backward_naive_workspace(const Call& c) {
 
 template <class T>
 void attention_forward_naive(View<T, 4> out, View<float, 3> lse, View<const T, 4> q, View<const T, 4> k,
-                             View<const T, 4> v, double scale, Device device) {
-    const Parts<T> parts = prepare(q, k, v, device);
+                             View<const T, 4> v, double scale, LaunchContext context) {
+    const Parts<T> parts = prepare(q, k, v, context);
     const int64_t rows = q.shape[0] * q.shape[1] * q.shape[2];
-    launch(grid_over(parts.scores, device), attention_forward_naive_kernel_scores<T>, parts.scores, q,
+    launch(grid_over(parts.scores, context), attention_forward_naive_kernel_scores<T>, parts.scores, q,
            parts.k, scale);
-    launch(Grid(blocks_for(rows, device.threads), device.threads, device.stream),
+    launch(Grid(blocks_for(rows, context.threads), context.threads, context.stream),
            attention_forward_naive_kernel_softmax, lse, parts.scores);
-    launch(grid_over(out, device), attention_forward_naive_kernel<T>, out, parts.scores, parts.v);
+    launch(grid_over(out, context), attention_forward_naive_kernel<T>, out, parts.scores, parts.v);
 }
 
 template <class T>
 void attention_backward_naive(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<const T, 4> dout,
                               View<const T, 4> out, View<const float, 3> lse, View<const T, 4> q,
-                              View<const T, 4> k, View<const T, 4> v, double scale, Device device) {
-    const Parts<T> parts = prepare(q, k, v, device);
-    launch(grid_over(parts.scores, device), attention_backward_naive_kernel_scores<T>, parts.scores,
+                              View<const T, 4> k, View<const T, 4> v, double scale, LaunchContext context) {
+    const Parts<T> parts = prepare(q, k, v, context);
+    launch(grid_over(parts.scores, context), attention_backward_naive_kernel_scores<T>, parts.scores,
            parts.dscores, dout, out, lse, q, parts.k, parts.v, scale);
-    launch(grid_over(dq, device), attention_backward_naive_kernel_queries<T>, dq, parts.dscores, parts.k);
-    launch(grid_over(dk, device), attention_backward_naive_kernel<T>, dk, dv, parts.scores, parts.dscores,
+    launch(grid_over(dq, context), attention_backward_naive_kernel_queries<T>, dq, parts.dscores, parts.k);
+    launch(grid_over(dk, context), attention_backward_naive_kernel<T>, dk, dv, parts.scores, parts.dscores,
            dout, q);
 }
 

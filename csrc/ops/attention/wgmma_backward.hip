@@ -364,24 +364,25 @@ __global__ void __launch_bounds__(warpgroup_size)
 template <int HD, bool one_pass>
 void launch_backward(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                      View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                     View<const bf16, 4> k, View<const bf16, 4> v, float scale, const Device& device) {
+                     View<const bf16, 4> k, View<const bf16, 4> v, float scale,
+                     const LaunchContext& context) {
     const int64_t B = q.shape[0], NH = q.shape[2], NKV = k.shape[2], padded = padded_time(q.shape[1]);
     const int group = static_cast<int>(NH / NKV);
-    float *const scaled_lse = static_cast<float*>(device.workspace),
+    float *const scaled_lse = static_cast<float*>(context.workspace),
                  *const delta = scaled_lse + B * NH * padded, *const sums = delta + B * NH * padded;
-    launch(Grid(blocks_for(B * padded * NH * (HD / vector_size<bf16>), 256), 256, device.stream),
+    launch(Grid(blocks_for(B * padded * NH * (HD / vector_size<bf16>), 256), 256, context.stream),
            attention_backward_wgmma_kernel_statistics<HD>, scaled_lse, delta, dout, out, lse, padded);
     if (one_pass)
-        CHECK(hipMemsetAsync(sums, 0, static_cast<size_t>(B * NH * padded * HD * 4), device.stream));
-    launch(Grid(blocks_for(padded / rows * NKV * B, 1), Threads::threads, device.stream,
+        CHECK(hipMemsetAsync(sums, 0, static_cast<size_t>(B * NH * padded * HD * 4), context.stream));
+    launch(Grid(blocks_for(padded / rows * NKV * B, 1), Threads::threads, context.stream,
                 aligned_shared_bytes<Keys<HD, one_pass>>),
            attention_backward_wgmma_kernel_keys<HD, one_pass>, dk, dv, sums, map_of(dout, step),
            map_of(q, step), map_of(k, rows), map_of(v, rows), scaled_lse, delta, group, padded, scale);
     if constexpr (one_pass)
-        launch(Grid(blocks_for(padded / step * NH * B, 1), warpgroup_size, device.stream),
+        launch(Grid(blocks_for(padded / step * NH * B, 1), warpgroup_size, context.stream),
                attention_backward_wgmma_atomic_kernel_round<HD>, dq, sums, padded, scale);
     else
-        launch(Grid(blocks_for(padded / rows * NH * B, 1), Threads::threads, device.stream,
+        launch(Grid(blocks_for(padded / rows * NH * B, 1), Threads::threads, context.stream,
                     aligned_shared_bytes<Queries<HD>>),
                attention_backward_wgmma_kernel_queries<HD>, dq, map_of(dout, rows), map_of(q, rows),
                map_of(k, rows), map_of(v, rows), scaled_lse, delta, group, padded, scale);
@@ -391,19 +392,20 @@ void launch_backward(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<
 
 void attention_backward_wgmma(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                               View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                              View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
+                              View<const bf16, 4> k, View<const bf16, 4> v, double scale,
+                              LaunchContext context) {
     (q.shape[3] == 64 ? launch_backward<64, false>
                       : launch_backward<128, false>)(dq, dk, dv, dout, out, lse, q, k, v,
-                                                     static_cast<float>(scale), device);
+                                                     static_cast<float>(scale), context);
 }
 
 void attention_backward_wgmma_atomic(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv,
                                      View<const bf16, 4> dout, View<const bf16, 4> out,
                                      View<const float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
-                                     View<const bf16, 4> v, double scale, Device device) {
+                                     View<const bf16, 4> v, double scale, LaunchContext context) {
     (q.shape[3] == 64 ? launch_backward<64, true>
                       : launch_backward<128, true>)(dq, dk, dv, dout, out, lse, q, k, v,
-                                                    static_cast<float>(scale), device);
+                                                    static_cast<float>(scale), context);
 }
 
 int64_t attention_backward_wgmma_workspace(const Call& call) {

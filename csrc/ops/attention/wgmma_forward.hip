@@ -200,10 +200,10 @@ __global__ void __launch_bounds__(Warpgroups<consumers<HD>>::threads, 1)
 
 template <int HD>
 void launch_forward(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
-                    View<const bf16, 4> v, float scale, const Device& device) {
+                    View<const bf16, 4> v, float scale, const LaunchContext& context) {
     const int64_t blocks = (q.shape[1] + rows<HD> - 1) / rows<HD>;
     launch(Grid(blocks_for(blocks * q.shape[2] * q.shape[0], 1), Warpgroups<consumers<HD>>::threads,
-                device.stream, aligned_shared_bytes<Shared<HD>>),
+                context.stream, aligned_shared_bytes<Shared<HD>>),
            attention_forward_wgmma_kernel<HD>, out, lse, map_of(q, rows<HD>), map_of(k, step),
            map_of(v, step), static_cast<int>(q.shape[2] / k.shape[2]), scale);
 }
@@ -211,9 +211,10 @@ void launch_forward(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q
 }  // namespace
 
 void attention_forward_wgmma(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
-                             View<const bf16, 4> k, View<const bf16, 4> v, double scale, Device device) {
+                             View<const bf16, 4> k, View<const bf16, 4> v, double scale,
+                             LaunchContext context) {
     (q.shape[3] == 64 ? launch_forward<64> : launch_forward<128>)(out, lse, q, k, v,
-                                                                  static_cast<float>(scale), device);
+                                                                  static_cast<float>(scale), context);
 }
 
 bool wgmma_supports(const Call& call) {

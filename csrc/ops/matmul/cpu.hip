@@ -85,11 +85,11 @@ void matmul_backward_weight_blas(View<T, 2> dweight, View<const T, 2> dout, View
 }  // namespace
 #endif
 
-LibraryEntries blas_entries() {
+LibraryEntries blas_instantiations() {
 #ifdef LLAMAC_CBLAS
-    return {entries<matmul_forward_blas<float>, matmul_forward_blas<double>>(),
-            entries<matmul_backward_input_blas<float>, matmul_backward_input_blas<double>>(),
-            entries<matmul_backward_weight_blas<float>, matmul_backward_weight_blas<double>>()};
+    return {instantiations<matmul_forward_blas<float>, matmul_forward_blas<double>>(),
+            instantiations<matmul_backward_input_blas<float>, matmul_backward_input_blas<double>>(),
+            instantiations<matmul_backward_weight_blas<float>, matmul_backward_weight_blas<double>>()};
 #else
     return {};
 #endif

@@ -28,23 +28,23 @@ bool aligned(const Call& c) {
 
 template <class T>
 void matmul_forward_library(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
-                            View<const T, 2> residual, Device device) {
+                            View<const T, 2> residual, LaunchContext context) {
     run_gemm(forward_product(dtype_of<T>(), x, weight, bool(residual)),
-             {out.data, x.data, weight.data, residual.data}, device.workspace, device.context.gemms,
-             device.stream);
+             {out.data, x.data, weight.data, residual.data}, context.workspace, context.caller.gemms,
+             context.stream);
 }
 template <class T>
 void matmul_backward_input_library(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight,
-                                   Device device) {
-    run_gemm(input_product(dtype_of<T>(), dout, weight), {dx.data, dout.data, weight.data}, device.workspace,
-             device.context.gemms, device.stream);
+                                   LaunchContext context) {
+    run_gemm(input_product(dtype_of<T>(), dout, weight), {dx.data, dout.data, weight.data}, context.workspace,
+             context.caller.gemms, context.stream);
 }
 template <class T, class G>
 void matmul_backward_weight_library(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
-                                    bool accumulate, Device device) {
+                                    bool accumulate, LaunchContext context) {
     run_gemm(weight_product(dtype_of<T>(), dtype_of<G>(), dout, x, accumulate),
-             {dweight.data, dout.data, x.data, dweight.data}, device.workspace, device.context.gemms,
-             device.stream);
+             {dweight.data, dout.data, x.data, dweight.data}, context.workspace, context.caller.gemms,
+             context.stream);
 }
 
 }  // namespace
@@ -68,12 +68,13 @@ int64_t library_workspace(const Call&) {
     return gemm_workspace_bytes;
 }
 
-LibraryEntries library_entries() {
+LibraryEntries library_instantiations() {
 #if defined(LLAMAC_BLASLT)
-    return {entries<matmul_forward_library<float>, matmul_forward_library<bf16>>(),
-            entries<matmul_backward_input_library<float>, matmul_backward_input_library<bf16>>(),
-            entries<matmul_backward_weight_library<float, float>, matmul_backward_weight_library<bf16, float>,
-                    matmul_backward_weight_library<bf16, bf16>>()};
+    return {instantiations<matmul_forward_library<float>, matmul_forward_library<bf16>>(),
+            instantiations<matmul_backward_input_library<float>, matmul_backward_input_library<bf16>>(),
+            instantiations<matmul_backward_weight_library<float, float>,
+                           matmul_backward_weight_library<bf16, float>,
+                           matmul_backward_weight_library<bf16, bf16>>()};
 #else
     return {};
 #endif

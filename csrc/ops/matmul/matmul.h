@@ -17,30 +17,30 @@ void matmul_backward_weight_cpu(View<G, 2> dweight, View<const T, 2> dout, View<
 // naive.hip
 template <class T>
 void matmul_forward_naive(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
-                          View<const T, 2> residual, Device device);
+                          View<const T, 2> residual, LaunchContext context);
 template <class T>
 void matmul_backward_input_naive(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight,
-                                 Device device);
+                                 LaunchContext context);
 template <class T, class G>
 void matmul_backward_weight_naive(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
-                                  bool accumulate, Device device);
+                                  bool accumulate, LaunchContext context);
 
 // tiled.hip
 void matmul_forward_tiled(View<bf16, 2> out, View<const bf16, 2> x, View<const bf16, 2> weight,
-                          View<const bf16, 2> residual, Device device);
+                          View<const bf16, 2> residual, LaunchContext context);
 void matmul_backward_input_tiled(View<bf16, 2> dx, View<const bf16, 2> dout, View<const bf16, 2> weight,
-                                 Device device);
+                                 LaunchContext context);
 template <class G>
 void matmul_backward_weight_tiled(View<G, 2> dweight, View<const bf16, 2> dout, View<const bf16, 2> x,
-                                  bool accumulate, Device device);
+                                  bool accumulate, LaunchContext context);
 bool tiled_supports(const Call& call);
 
 // A library's launchers for the three products: none where the build has not the library.
 struct LibraryEntries {
-    std::vector<Entry> forward, backward_input, backward_weight;
+    std::vector<Instantiation> forward, backward_input, backward_weight;
 };
-LibraryEntries blas_entries();     // cpu.hip
-LibraryEntries library_entries();  // library.hip
+LibraryEntries blas_instantiations();     // cpu.hip
+LibraryEntries library_instantiations();  // library.hip
 bool library_supports_forward(const Call& call);
 bool library_supports_backward_input(const Call& call);
 bool library_supports_backward_weight(const Call& call);

@@ -71,39 +71,39 @@ double flops(const Call& call) {
 }
 
 // The tests stand beside the kernels.
-constexpr Limits tiled_limits{"C and K multiples of 8, N, C and K at most 2^30, operands aligned to 16 bytes",
-                              tiled_supports};
-constexpr Limits forward_library_limits{
+constexpr Constraints tiled_constraints{
+    "C and K multiples of 8, N, C and K at most 2^30, operands aligned to 16 bytes", tiled_supports};
+constexpr Constraints forward_library_constraints{
     "a product that the library takes, operands aligned to 16 bytes, out not in the residual's memory",
     library_supports_forward};
 constexpr const char* library_words = "a product that the library takes, operands aligned to 16 bytes";
-constexpr Limits backward_input_library_limits{library_words, library_supports_backward_input};
-constexpr Limits backward_weight_library_limits{library_words, library_supports_backward_weight};
+constexpr Constraints backward_input_library_constraints{library_words, library_supports_backward_input};
+constexpr Constraints backward_weight_library_constraints{library_words, library_supports_backward_weight};
 
 // The launchers of one of the three products.
 struct Launchers {
-    std::vector<Entry> cpu, blas, library, tiled, naive, reference;
-    Limits library_limits;
+    std::vector<Instantiation> cpu, blas, library, tiled, naive, reference;
+    Constraints library_constraints;
 };
 std::vector<Variant> variants_of(const Launchers& of) {
     std::vector<Variant> variants = {
-        {"cpu", "packed product, register tiles", Where::host, of.cpu},
+        {"cpu", "packed product, register tiles", Backend::host, of.cpu},
         {.name = "blas",
          .idea = "the system's CBLAS",
-         .where = Where::host,
-         .entries = of.blas,
+         .backend = Backend::host,
+         .instantiations = of.blas,
          .bits_depend_on_threads = true},
         {.name = "library",
          .idea = "the vendor's library (hipBLASLt, cuBLASLt), the fastest of its candidates",
-         .where = Where::device,
-         .entries = of.library,
-         .supports = of.library_limits,
+         .backend = Backend::device,
+         .instantiations = of.library,
+         .supports = of.library_constraints,
          .workspace = library_workspace},
-        {"tiled", "blocks on matrix cores, copies ahead of use, 128-bit accesses", Where::device, of.tiled,
-         tiled_limits},
-        {"naive", "one thread per element", Where::device, of.naive},
-        {"reference", "plain loops", Where::host, of.reference}};
-    std::erase_if(variants, [](const Variant& v) { return v.entries.empty(); });
+        {"tiled", "blocks on matrix cores, copies ahead of use, 128-bit accesses", Backend::device, of.tiled,
+         tiled_constraints},
+        {"naive", "one thread per element", Backend::device, of.naive},
+        {"reference", "plain loops", Backend::host, of.reference}};
+    std::erase_if(variants, [](const Variant& v) { return v.instantiations.empty(); });
     return variants;
 }
 
@@ -120,15 +120,15 @@ Operation matmul_forward(
     " derivative matmul_backward_weight(dweight: grad weight; dout: grad out, x)"
     " grad residual = grad out" LLAMAC_MATMUL_TESTS,
     "out = x * transposed weight (+ residual)",
-    variants_of(
-        {.cpu = entries<matmul_forward_cpu<float>, matmul_forward_cpu<bf16>, matmul_forward_cpu<double>>(),
-         .blas = blas_entries().forward,
-         .library = library_entries().forward,
-         .tiled = entries<matmul_forward_tiled>(),
-         .naive = entries<matmul_forward_naive<float>, matmul_forward_naive<bf16>>(),
-         .reference = entries<matmul_forward_reference<float>, matmul_forward_reference<bf16>,
-                              matmul_forward_reference<double>>(),
-         .library_limits = forward_library_limits}),
+    variants_of({.cpu = instantiations<matmul_forward_cpu<float>, matmul_forward_cpu<bf16>,
+                                       matmul_forward_cpu<double>>(),
+                 .blas = blas_instantiations().forward,
+                 .library = library_instantiations().forward,
+                 .tiled = instantiations<matmul_forward_tiled>(),
+                 .naive = instantiations<matmul_forward_naive<float>, matmul_forward_naive<bf16>>(),
+                 .reference = instantiations<matmul_forward_reference<float>, matmul_forward_reference<bf16>,
+                                             matmul_forward_reference<double>>(),
+                 .library_constraints = forward_library_constraints}),
     flops);
 
 Operation matmul_backward_input(
@@ -136,15 +136,16 @@ Operation matmul_backward_input(
     "(dx: T[N,C]; dout: T[N,K], weight: T[K,C]) rows(N) empty(N)" LLAMAC_MATMUL_TESTS,
     "dx = dout * weight",
     variants_of(
-        {.cpu = entries<matmul_backward_input_cpu<float>, matmul_backward_input_cpu<bf16>,
-                        matmul_backward_input_cpu<double>>(),
-         .blas = blas_entries().backward_input,
-         .library = library_entries().backward_input,
-         .tiled = entries<matmul_backward_input_tiled>(),
-         .naive = entries<matmul_backward_input_naive<float>, matmul_backward_input_naive<bf16>>(),
-         .reference = entries<matmul_backward_input_reference<float>, matmul_backward_input_reference<bf16>,
-                              matmul_backward_input_reference<double>>(),
-         .library_limits = backward_input_library_limits}),
+        {.cpu = instantiations<matmul_backward_input_cpu<float>, matmul_backward_input_cpu<bf16>,
+                               matmul_backward_input_cpu<double>>(),
+         .blas = blas_instantiations().backward_input,
+         .library = library_instantiations().backward_input,
+         .tiled = instantiations<matmul_backward_input_tiled>(),
+         .naive = instantiations<matmul_backward_input_naive<float>, matmul_backward_input_naive<bf16>>(),
+         .reference =
+             instantiations<matmul_backward_input_reference<float>, matmul_backward_input_reference<bf16>,
+                            matmul_backward_input_reference<double>>(),
+         .library_constraints = backward_input_library_constraints}),
     flops);
 
 Operation matmul_backward_weight(
@@ -153,19 +154,20 @@ Operation matmul_backward_weight(
     " rows(N) empty(N)" LLAMAC_MATMUL_TESTS,
     "dweight = transposed dout * x",
     variants_of(
-        {.cpu = entries<matmul_backward_weight_cpu<float, float>, matmul_backward_weight_cpu<bf16, float>,
-                        matmul_backward_weight_cpu<bf16, bf16>, matmul_backward_weight_cpu<double, double>>(),
-         .blas = blas_entries().backward_weight,
-         .library = library_entries().backward_weight,
-         .tiled = entries<matmul_backward_weight_tiled<float>, matmul_backward_weight_tiled<bf16>>(),
-         .naive =
-             entries<matmul_backward_weight_naive<float, float>, matmul_backward_weight_naive<bf16, float>,
-                     matmul_backward_weight_naive<bf16, bf16>>(),
-         .reference = entries<matmul_backward_weight_reference<float, float>,
-                              matmul_backward_weight_reference<bf16, float>,
-                              matmul_backward_weight_reference<bf16, bf16>,
-                              matmul_backward_weight_reference<double, double>>(),
-         .library_limits = backward_weight_library_limits}),
+        {.cpu = instantiations<
+             matmul_backward_weight_cpu<float, float>, matmul_backward_weight_cpu<bf16, float>,
+             matmul_backward_weight_cpu<bf16, bf16>, matmul_backward_weight_cpu<double, double>>(),
+         .blas = blas_instantiations().backward_weight,
+         .library = library_instantiations().backward_weight,
+         .tiled = instantiations<matmul_backward_weight_tiled<float>, matmul_backward_weight_tiled<bf16>>(),
+         .naive = instantiations<matmul_backward_weight_naive<float, float>,
+                                 matmul_backward_weight_naive<bf16, float>,
+                                 matmul_backward_weight_naive<bf16, bf16>>(),
+         .reference = instantiations<matmul_backward_weight_reference<float, float>,
+                                     matmul_backward_weight_reference<bf16, float>,
+                                     matmul_backward_weight_reference<bf16, bf16>,
+                                     matmul_backward_weight_reference<double, double>>(),
+         .library_constraints = backward_weight_library_constraints}),
     flops);
 
 }  // namespace

@@ -322,11 +322,11 @@ __global__ void __launch_bounds__(S::threads)
 
 template <Layout a_layout, Layout b_layout, class O>
 void matmul_tiled(O* out, const O* initial, const bf16* a, const bf16* b, int64_t M, int64_t N, int64_t K,
-                  const Device& device) {
+                  const LaunchContext& context) {
     on_machine([&](auto machine) {
         using Z = Sizes<decltype(machine)>;
         const int64_t blocks = int64_t{blocks_for(M, Z::block_tile_m)} * blocks_for(N, Z::block_tile_n);
-        launch(Grid(blocks_for(blocks, 1), Z::threads, device.stream, Z::shared_bytes),
+        launch(Grid(blocks_for(blocks, 1), Z::threads, context.stream, Z::shared_bytes),
                matmul_tiled_kernel<Product<a_layout, b_layout>, O>, out, initial, a, b, M, N, K);
     });
 }
@@ -334,23 +334,23 @@ void matmul_tiled(O* out, const O* initial, const bf16* a, const bf16* b, int64_
 }  // namespace
 
 void matmul_forward_tiled(View<bf16, 2> out, View<const bf16, 2> x, View<const bf16, 2> weight,
-                          View<const bf16, 2> residual, Device device) {
+                          View<const bf16, 2> residual, LaunchContext context) {
     matmul_tiled<Layout::along_k, Layout::along_k, bf16>(out.data, residual.data, x.data, weight.data,
-                                                         x.shape[0], weight.shape[0], x.shape[1], device);
+                                                         x.shape[0], weight.shape[0], x.shape[1], context);
 }
 
 void matmul_backward_input_tiled(View<bf16, 2> dx, View<const bf16, 2> dout, View<const bf16, 2> weight,
-                                 Device device) {
+                                 LaunchContext context) {
     matmul_tiled<Layout::along_k, Layout::down_k, bf16>(dx.data, nullptr, dout.data, weight.data, dx.shape[0],
-                                                        dx.shape[1], dout.shape[1], device);
+                                                        dx.shape[1], dout.shape[1], context);
 }
 
 template <class G>
 void matmul_backward_weight_tiled(View<G, 2> dweight, View<const bf16, 2> dout, View<const bf16, 2> x,
-                                  bool accumulate, Device device) {
+                                  bool accumulate, LaunchContext context) {
     matmul_tiled<Layout::down_k, Layout::down_k, G>(dweight.data, accumulate ? dweight.data : nullptr,
                                                     dout.data, x.data, dweight.shape[0], dweight.shape[1],
-                                                    x.shape[0], device);
+                                                    x.shape[0], context);
 }
 template decltype(matmul_backward_weight_tiled<float>) matmul_backward_weight_tiled<float>;
 template decltype(matmul_backward_weight_tiled<bf16>) matmul_backward_weight_tiled<bf16>;

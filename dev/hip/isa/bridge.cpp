@@ -12,7 +12,7 @@ extern "C" void describe_operations(char* out, size_t size) {
     std::string text;
     for (const Operation* op : operations())
         for (const Variant& v : op->variants) {
-            if (v.where != Where::device) continue;
+            if (v.backend != Backend::device) continue;
             text += op->name + " " + v.name + (v.deterministic ? " 1" : " 0");
             for (const int threads : v.threads) text += " " + std::to_string(threads);
             text += "\n";
@@ -40,7 +40,7 @@ extern "C" int call_operation(const char* name, const char* variant, int operand
             values.push_back(value);
         }
         Context context;
-        context.where = Where::device;
+        context.backend = Backend::device;
         run(find_operation(name), tensors, values, context, variant, threads);
         return 0;
     } catch (const std::exception& e) {
