@@ -1,9 +1,9 @@
 """All microbenchmarks beside PyTorch, as one table a preset.
 
 Runs the programs of dev/hip in the build folder, then, where torch sees a GPU, times PyTorch eager and
-torch.compile on the same calls (dev/peers.py). Prints markdown tables, writes them to bench.md beside --out,
-which gets every number as JSON: both after each step, so that an interrupted run keeps what it has. What is
-missing, and why, goes to stderr.
+torch.compile on the same calls (dev/baselines.py). Prints markdown tables, writes them to bench.md beside
+--out, which gets every number as JSON: both after each step, so that an interrupted run keeps what it has.
+What is missing, and why, goes to stderr.
 
 Exit code: 1 where a program or one of its checks failed, 2 for bad arguments.
 """
@@ -34,7 +34,7 @@ HEAD = (
 
 @dataclass
 class Results:
-    """What was measured: lines are the programs' JSON lines, with PyTorch's "peers" added."""
+    """What was measured: lines are the programs' JSON lines, with PyTorch's "baselines" added."""
 
     lines: list[dict] = field(default_factory=list)
     failures: list[dict] = field(default_factory=list)
@@ -123,9 +123,10 @@ def fastest(line: dict, naive: bool) -> dict | None:
 def row(line: dict) -> list[str]:
     naive, best = fastest(line, naive=True), fastest(line, naive=False)
     ours = best or naive
-    peers = line.get("peers", {})
+    baselines = line.get("baselines", {})
     theirs = [
-        f"{peers[mode]['ms']:.4f} {peers[mode]['way']}" if mode in peers else "-" for mode in MODES["compile"]
+        f"{baselines[mode]['ms']:.4f} {baselines[mode]['method']}" if mode in baselines else "-"
+        for mode in MODES["compile"]
     ]
     shape = " ".join(f"{letter}={size}" for letter, size in line["shape"].items())
     cells = [line["operation"], line["dtype"] or "f32", shape, f"{naive['ms']:.4f}" if naive else "-"]
@@ -134,7 +135,7 @@ def row(line: dict) -> list[str]:
     computes = line["operation"].startswith(COMPUTE_BOUND)
     rate = f"{ours['tflops']:.1f} TFLOP/s" if computes else f"{ours['gbps']:.0f} GB/s"
     percent = "-" if computes or ours["percent"] is None else f"{ours['percent']:.1f}"
-    ratio = f"{peers['compile']['ms'] / ours['ms']:.2f}" if "compile" in peers else "-"
+    ratio = f"{baselines['compile']['ms'] / ours['ms']:.2f}" if "compile" in baselines else "-"
     if not line["check"]["passed"]:
         ratio += " CHECK FAILED"
     cells += [
@@ -175,7 +176,7 @@ def write(results: Results, out: Path, when: dict[str, str]) -> None:
     out.with_name("bench.md").write_text(report(results, when))
 
 
-def add_peers(results: Results, modes: list[str], seconds: float, save) -> None:
+def add_baselines(results: Results, modes: list[str], seconds: float, save) -> None:
     """PyTorch's times, until `seconds` are over; nothing where torch or its GPU is missing."""
     if not modes or all(line["emulated"] for line in results.lines):
         return
@@ -185,9 +186,9 @@ def add_peers(results: Results, modes: list[str], seconds: float, save) -> None:
         return say("no PyTorch times: torch is not installed")
     if not torch.cuda.is_available():
         return say("no PyTorch times: torch sees no GPU")
-    import peers
+    import baselines
 
-    results.torch = f"PyTorch {torch.__version__} ({peers.COMPILE})"
+    results.torch = f"PyTorch {torch.__version__} ({baselines.COMPILE})"
     start = time.monotonic()
     for line in results.lines:
         label = f"PyTorch {line['operation']} ({line['dtype']}) {line['preset']}"
@@ -195,8 +196,8 @@ def add_peers(results: Results, modes: list[str], seconds: float, save) -> None:
         if spent > seconds:
             say(f"{label}: left out, {seconds:.0f} s are over")
             continue
-        line["peers"], line["peer_failures"] = peers.measure(line, modes)
-        for failure in line["peer_failures"]:
+        line["baselines"], line["baseline_failures"] = baselines.measure(line, modes)
+        for failure in line["baseline_failures"]:
             say(f"PyTorch {failure}")
         say(f"{label}: {time.monotonic() - start - spent:.1f} s")
         save()
@@ -213,9 +214,9 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--preset", nargs="+", choices=PRESETS, help="8b small on a GPU, tiny where emulated")
     parser.add_argument("--operation", nargs="+", default=[], help="only these: rmsnorm, rope_forward")
     parser.add_argument("--dtype", choices=("bf16", "f32"), help="storage, as the programs take it")
-    parser.add_argument("--peers", choices=MODES, default="compile", help="compile: eager too")
+    parser.add_argument("--baselines", choices=MODES, default="compile", help="compile: eager too")
     parser.add_argument(
-        "--peer-seconds", type=float, default=360, help="no PyTorch call is begun after these"
+        "--baseline-seconds", type=float, default=360, help="no PyTorch call is begun after these"
     )
     parser.add_argument("--program-seconds", type=float, default=120, help="a program is stopped after these")
     parser.add_argument("--out", type=Path, help="JSON of everything (default: BUILD/bench.json)")
@@ -246,7 +247,9 @@ def main(arguments: list[str] | None = None) -> int:
                 results.fail(program.name, preset, wrong)
             say(f"{program.name} {preset}: {time.monotonic() - start:.1f} s")
             write(results, out, when)
-    add_peers(results, MODES[options.peers], options.peer_seconds, lambda: write(results, out, when))
+    add_baselines(
+        results, MODES[options.baselines], options.baseline_seconds, lambda: write(results, out, when)
+    )
     write(results, out, when)
     print(report(results, when), end="")
     return 1 if results.failures else 0

@@ -1,5 +1,5 @@
 """Training beside PyTorch on this machine's device: BUILD/train_llama3 and train_llama3.py --train, eager and
-by torch.compile, with the same model, batch, precision and random tokens. --base adds the train_llama3 of
+by torch.compile, with the same model, batch, precision and random tokens. --other adds the train_llama3 of
 another build, such as that of an earlier commit. On several devices (not by default: --workload)
 train_llama3.py on llamac's operations (ops) beside PyTorch's (compile), both sharded by torchrun.
 
@@ -51,18 +51,23 @@ class Workload:
     T: int
     recompute: str = "none"  # ours
     torch_recompute: str = "none"
-    peer: str = ""  # the model's name in --peer's script
+    baseline: str = ""  # the model's name in --baseline's script
     exact: bool = False  # fp32 master weights and moments; else bf16 weights and moments only
-    programs: tuple[str, ...] = ("ours", "compile", "eager", "peer")  # the others are compared with the first
+    programs: tuple[str, ...] = (
+        "ours",
+        "compile",
+        "eager",
+        "baseline",
+    )  # the others are compared with the first
     devices: int = 1
 
 
 WORKLOADS = {
-    "70b-proxy-b2-t4096": Workload("llama3.1-70b-proxy", 2, 4096, peer="proxy70b"),
-    "8b-b1-t8192": Workload("llama3.1-8b", 1, 8192, "norm,swiglu", peer="8b"),
-    "8b-b4-t8192": Workload("llama3.1-8b", 4, 8192, "block", "block", peer="8b"),
-    "1b-b4-t8192": Workload("llama3.2-1b", 4, 8192, peer="1b"),
-    "1b-b8-t2048": Workload("llama3.2-1b", 8, 2048, peer="1b"),
+    "70b-proxy-b2-t4096": Workload("llama3.1-70b-proxy", 2, 4096, baseline="proxy70b"),
+    "8b-b1-t8192": Workload("llama3.1-8b", 1, 8192, "norm,swiglu", baseline="8b"),
+    "8b-b4-t8192": Workload("llama3.1-8b", 4, 8192, "block", "block", baseline="8b"),
+    "1b-b4-t8192": Workload("llama3.2-1b", 4, 8192, baseline="1b"),
+    "1b-b8-t2048": Workload("llama3.2-1b", 8, 2048, baseline="1b"),
     "8b-b1-t8192-fp32": Workload("llama3.1-8b", 1, 8192, "block", exact=True, programs=("ours",)),
 }
 OPS = ("ops", "compile")
@@ -78,19 +83,19 @@ TRIAL = {
     "tiny-x2": Workload("tiny", 2, 64, exact=True, programs=OPS, devices=2),
     "tiny": Workload("tiny", 2, 64, programs=("ours", "compile", "eager")),
 }
-PROGRAMS = ("ours", "base", "ops", "compile", "eager", "peer")
+PROGRAMS = ("ours", "other", "ops", "compile", "eager", "baseline")
 HEAD = (
     *("workload", "program", "recomputed", "tokens/s", "TFLOP/s", "peak GiB", "spread %", "runs", "loss"),
     "ours / it",
 )
 NOTES = """\
 Tokens/s and TFLOP/s: median over runs of the median update. Spread: largest less smallest run, of the median.
-Peak: allocated on the device. Loss: after the last update, on the same tokens for all but peer. Ours / it:
-median over rounds of the ratio of tokens/s; where ours is no program, that of ops.
+Peak: allocated on the device. Loss: after the last optimizer step, on the same tokens for all but baseline.
+Ours / it: median over rounds of the ratio of tokens/s; where ours is no program, that of ops.
 ops: train_llama3.py --ops llamac --compile. On several devices: tokens/s and TFLOP/s of all of them, peak of
 one.
 compile, eager: train_llama3.py, attention by cuDNN where it can, q/k/v and gate/up as one product each, AdamW
-compiled (also for eager). They and ours round bf16 weights and moments stochastically; peer to nearest.
+compiled (also for eager). They and ours round bf16 weights and moments stochastically; baseline to nearest.
 """
 
 
@@ -116,17 +121,17 @@ def say(text: str) -> None:
 
 
 def recomputed(w: Workload, program: str) -> str:
-    return w.recompute if program in ("ours", "base") else w.torch_recompute
+    return w.recompute if program in ("ours", "other") else w.torch_recompute
 
 
 def command(o: argparse.Namespace, w: Workload, program: str, folder: Path) -> list[str]:
     """The command line of a run that writes into folder."""
-    if program == "peer":
+    if program == "baseline":
         line = [
             sys.executable,
-            str(o.peer.resolve()),
+            str(o.baseline.resolve()),
             "--model",
-            w.peer,
+            w.baseline,
             "--batch",
             str(w.B),
             "--seq",
@@ -144,8 +149,8 @@ def command(o: argparse.Namespace, w: Workload, program: str, folder: Path) -> l
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     if program == "ours":
         return [str((o.build / "train_llama3").resolve()), *words, *shlex.split(o.ours_flags)]
-    if program == "base":
-        return [str((o.base / "train_llama3").resolve()), *words]
+    if program == "other":
+        return [str((o.other / "train_llama3").resolve()), *words]
     line = [sys.executable]
     if w.devices > 1:
         line += ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
@@ -179,8 +184,8 @@ def execute(line: list[str], console: Path, seconds: float) -> str:
     return f"exit code {code}: {last_line(text)}" if code else ""
 
 
-def read_peer(run: Run, console: str) -> None:
-    """What the peer's JSON line says."""
+def read_baseline(run: Run, console: str) -> None:
+    """What the baseline's JSON line says."""
     try:
         line = json.loads(last_line(console))
         if "error" in line:
@@ -222,7 +227,9 @@ def measure(o: argparse.Namespace, name: str, program: str, number: int, seconds
         if not run.failure:
             text = console.read_text(errors="replace")
             try:
-                read_peer(run, text) if program == "peer" else read_steps(run, Path(folder), o.warm_up, text)
+                read_baseline(run, text) if program == "baseline" else read_steps(
+                    run, Path(folder), o.warm_up, text
+                )
             except (InputError, KeyError) as error:
                 run.failure = f"its log: {error}"
     return run
@@ -304,12 +311,12 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     )
     known, add = WORKLOADS | SHARDED | TRIAL, parser.add_argument
     names = f"of {', '.join(known)} (default: the first {len(WORKLOADS)})"
-    peer = (
+    baseline = (
         "a script to time as well: it takes --model --batch --seq --steps --backend --ac, and prints a line "
     )
-    peer += "of JSON with ms, tok_s, tflops, peak_gib"
+    baseline += "of JSON with ms, tok_s, tflops, peak_gib"
     add("--build", type=Path, default=ROOT / "build/auto", help="folder of train_llama3")
-    add("--base", type=Path, help="folder of another build, whose train_llama3 takes its turns as base")
+    add("--other", type=Path, help="folder of another build, whose train_llama3 takes its turns as other")
     add("--workload", nargs="+", choices=known, default=list(WORKLOADS), metavar="NAME", help=names)
     add("--only", default="", help=f"programs, comma-separated: {','.join(PROGRAMS)}")
     add("--rounds", type=int, default=2, help="runs of each program on each workload")
@@ -317,7 +324,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--steps", type=int, default=8, help="timed updates of a run")
     add("--seconds", type=float, default=7200, help="in all; what does not fit is left out, and said")
     add("--ours-flags", default="", help='more flags for our program: "--kernel matmul_forward=tiled"')
-    add("--peer", type=Path, help=peer)
+    add("--baseline", type=Path, help=baseline)
     add("--devices", type=int, help="of a workload on several (default: 8, tiny-x2: 2)")
     add("--out", type=Path, help="JSON of everything (default: BUILD/bench_train.json)")
     o = parser.parse_args(arguments)
@@ -325,9 +332,9 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     for name, w in o.workloads.items():
         if w.devices > 1 and o.devices:
             o.workloads[name] = replace(w, devices=o.devices)
-        if o.base and "ours" in w.programs:
-            o.workloads[name] = replace(w, programs=(*w.programs, "base"))
-    missing = {name for name in ("peer", "base") if not getattr(o, name)}
+        if o.other and "ours" in w.programs:
+            o.workloads[name] = replace(w, programs=(*w.programs, "other"))
+    missing = {name for name in ("baseline", "other") if not getattr(o, name)}
     o.only = o.only.split(",") if o.only else [p for p in PROGRAMS if p not in missing]
     o.out = o.out or o.build / "bench_train.json"
     return o
@@ -340,10 +347,10 @@ def check(o: argparse.Namespace) -> None:
     ours = "ours" in o.only and any("ours" in w.programs for w in o.workloads.values())
     if ours and not (o.build / "train_llama3").is_file():
         raise ValueError(f"--build {o.build}: expected train_llama3 in it, found none")
-    if "base" in o.only and not (o.base and (o.base / "train_llama3").is_file()):
-        raise ValueError(f"--base: expected a folder with train_llama3 in it, found {o.base}")
-    if "peer" in o.only and not (o.peer and o.peer.is_file()):
-        raise ValueError(f"--peer: expected a script, found {o.peer}")
+    if "other" in o.only and not (o.other and (o.other / "train_llama3").is_file()):
+        raise ValueError(f"--other: expected a folder with train_llama3 in it, found {o.other}")
+    if "baseline" in o.only and not (o.baseline and o.baseline.is_file()):
+        raise ValueError(f"--baseline: expected a script, found {o.baseline}")
     if o.devices is not None and o.devices < 2:
         raise ValueError(f"--devices: expected at least 2, found {o.devices}")
     if min(o.rounds, o.steps, o.warm_up + 1) < 1:

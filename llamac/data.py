@@ -210,7 +210,7 @@ class Loader:
         return rows[:, :-1].copy(), rows[:, 1:].copy()
 
     def micro_batch(self, update: int, micro: int) -> tuple[np.ndarray, np.ndarray]:
-        """(tokens, targets), int32[B,T] each, of micro-step `micro` of update `update`, counted from 0."""
+        """(tokens, targets), int32[B,T] each, of micro-batch `micro` of update `update`, counted from 0."""
         first = (update * self.accum + micro) * self.batch_size
         positions = [(first + row) * self.world + self.rank for row in range(self.batch_size)]
         S = self.sequences

@@ -43,8 +43,8 @@ def _member(row: dict) -> tuple[str, type, Field]:
 class Options(make_dataclass("Flags", map(_member, _table()))):  # type: ignore[misc]
     """One training run. Field `batch_size` is the flag --batch-size and the TOML key batch-size."""
 
-    def micro_steps(self, devices: int = 1) -> int:
-        """Micro-steps of an update: total_batch_size / (batch_size·seq_len·devices). Raises InputError."""
+    def micro_batches(self, devices: int = 1) -> int:
+        """Micro-batchs of an update: total_batch_size / (batch_size·seq_len·devices). Raises InputError."""
         if self.batch_size * self.seq_len >= 2**31:
             raise InputError(
                 f"--batch-size {self.batch_size} --seq-len {self.seq_len}: expected a product below 2^31"

@@ -22,7 +22,7 @@ def run_warnings(o: Options, config: Config, data: Loader, devices: int = 1) -> 
     if 0 < o.steps < o.warmup_steps:
         end = f"the run ends at step {o.steps}, before its learning rate has reached --lr {o.lr!r}"
         lines.append(f"--warmup-steps {o.warmup_steps}: {end}")
-    passes = o.steps * o.micro_steps(devices) * o.batch_size * devices / data.sequences
+    passes = o.steps * o.micro_batches(devices) * o.batch_size * devices / data.sequences
     if passes > 1:
         times = f"{passes:.1f} times ({data.sequences} sequences)"
         lines.append(f"--steps {o.steps}: the run reads its training data {times}")

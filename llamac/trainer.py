@@ -69,7 +69,7 @@ class Trainer:
         self.config: dict[str, Any] = json.loads(self._native.config)
         self._last: dict[str, float] = {}
         self._tokenizer: tokenizer.Tokenizer | None = None  # once encode() has found it
-        for line in self._native.remarks.splitlines():
+        for line in self._native.warnings.splitlines():
             warnings.warn(line, stacklevel=2)
 
     @property
@@ -84,7 +84,7 @@ class Trainer:
         return dict(self._last)
 
     def step(self, tokens: Any = None, targets: Any = None) -> float:
-        """One update: micro-steps, gradient norm, AdamW. Returns its loss, the mean over its tokens.
+        """One update: micro-batches, gradient norm, AdamW. Returns its loss, the mean over its tokens.
 
         tokens, targets: integers [accumulation * B, T], micro-batch after micro-batch, B = batch_size and T =
         seq_len; numpy's, or with `__dlpack__`, on the host or on the device; or nested lists. Targets are the

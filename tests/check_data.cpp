@@ -175,7 +175,7 @@ void check_loader() {
                         check(row_is(row, sequence_at(((update * A + micro) * B + row) * world + rank)),
                               "micro-batch");
                 }
-    // An update sees the same sequences on two devices as in two micro-steps on one.
+    // An update sees the same sequences on two devices as in two micro-batches on one.
     std::multiset<int32_t> one, two;
     for (int64_t i = 0; i < 2; i++) {
         loader.micro_batch(3, i, 0, 1, tokens.data(), targets.data());

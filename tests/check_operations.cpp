@@ -160,13 +160,13 @@ void check_instantiation(const Operation& op, const Variant& v, const Instantiat
     const auto report = [&](const std::string& what) {
         if (tally.reported++ < 40) std::printf("FAILED %s\n", what.c_str());
     };
-    const auto enough = [&] { return planted && seen > 0 && !tally.verbose; };
+    const auto enough = [&] { return injected && seen > 0 && !tally.verbose; };
     // Whether the variant takes the case.
     const auto check_combination = [&](int number, const Combination& k) {
         const std::vector<int64_t> sizes = test_sizes(op, number);
         if (sizes.empty()) return false;
         Case c = make_case(op, entry, sizes, number, k.strided, k.flags, k.absent);
-        planted_matters = false;
+        injected_matters = false;
         Verdict verdict;
         try {
             verdict = check_case(c, v, tally.once, tightest);
@@ -176,10 +176,10 @@ void check_instantiation(const Operation& op, const Variant& v, const Instantiat
         if (!verdict.ran) return false;
         const bool right = verdict.wrong.empty();
         ran++;
-        mattered += planted_matters;
-        seen += planted_matters && !right;
+        mattered += injected_matters;
+        seen += injected_matters && !right;
         (right ? tally.passed : tally.failed)++;
-        if (!right && !planted) report(describe(c, v) + ": " + verdict.wrong);
+        if (!right && !injected) report(describe(c, v) + ": " + verdict.wrong);
         return true;
     };
     for (size_t before = 0; !enough();) {
@@ -193,8 +193,8 @@ void check_instantiation(const Operation& op, const Variant& v, const Instantiat
     if (ran == 0) tally.failed++, report(op.name + " " + v.name + ": supports none of the cases");
     if (tally.verbose)
         std::printf("%s %s: %zu cases, %.2f of the bound\n", op.name.c_str(), v.name, ran, tightest);
-    if (planted && mattered)
-        std::printf("%s %s: seen in %d of %d cases\n", op.name.c_str(), planted->name, seen, mattered);
+    if (injected && mattered)
+        std::printf("%s %s: seen in %d of %d cases\n", op.name.c_str(), injected->name, seen, mattered);
     tally.unseen += mattered > 0 && seen == 0;
 }
 
@@ -228,17 +228,17 @@ int main(int argc, char** argv) {
         else if (flag == "--fault" && i + 1 < argc) {
             const std::string name = argv[++i];
             for (const Fault& f : faults)
-                if (name == f.name) planted = &f;
-            if (!planted) usage();
+                if (name == f.name) injected = &f;
+            if (!injected) usage();
         } else
             usage();
     }
-    if (planted) plant();
+    if (injected) inject();
     for (const Operation* op : operations())
         for (const Variant& v : op->variants)
             for (const Instantiation& e : v.instantiations)
                 if ((!only || op->name == only) && (!variant || std::strcmp(v.name, variant) == 0) &&
-                    !planted == (std::strcmp(v.name, "fault") != 0) &&
+                    !injected == (std::strcmp(v.name, "fault") != 0) &&
                     (!where ||
                      v.backend == (std::strcmp(where, "host") == 0 ? Backend::host : Backend::device)))
                     check_instantiation(*op, v, e, tally);

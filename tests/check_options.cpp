@@ -49,12 +49,12 @@ void check_flags() {
     check(parse({"--val-data", ""}).val_data.empty(), "no validation: empty argument");
     check(parse({"--seed", "9223372036854775807"}).seed == INT64_MAX, "largest seed");
 
-    check(micro_steps(defaults, 1) == 1 && micro_steps(defaults, 8) == 1,
-          "no total batch size: one micro-step");
+    check(micro_batches(defaults, 1) == 1 && micro_batches(defaults, 8) == 1,
+          "no total batch size: one micro-batch");
     const Options total = parse({"--batch-size", "2", "--seq-len", "8", "--total-batch-size", "64"});
-    check(micro_steps(total, 1) == 4 && micro_steps(total, 2) == 2, "micro-steps of a total batch size");
+    check(micro_batches(total, 1) == 4 && micro_batches(total, 2) == 2, "micro-batches of a total batch size");
     refused("too many devices", {"--total-batch-size", "2 * 8 * 8 = 128", "64"},
-            [&] { micro_steps(total, 8); });
+            [&] { micro_batches(total, 8); });
 
     const Recompute r = parse_recompute("norm,attention,block:3");
     check(r.norm && r.attention && !r.swiglu && !r.qkv && r.block_every == 3, "recompute list");

@@ -174,7 +174,7 @@ void check_dry_run() {
     }
 }
 
-// How often each operation runs in a micro-step.
+// How often each operation runs in a micro-batch.
 std::map<std::string, int> calls_with(const std::string& recompute) {
     std::map<std::string, int> calls;
     Options o = small_run();
@@ -232,7 +232,7 @@ Options proposed(const Config& config, const Words& flags, const std::string& wh
     const Options changed = small_run(words);
     check(Model(config, model_options(changed)).arena.bytes() <= free_bytes(),
           what + ": it does fit: " + message);
-    check(micro_steps(changed, 1) * changed.batch_size == micro_steps(o, 1) * o.batch_size,
+    check(micro_batches(changed, 1) * changed.batch_size == micro_batches(o, 1) * o.batch_size,
           what + ": the update is of as many tokens: " + message);
     return changed;
 }

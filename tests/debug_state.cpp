@@ -69,11 +69,11 @@ void record(const std::string& reference, const std::string& out, const ModelOpt
     model.allocate();
     load_weights(model.parameters, reference);
     Recorder recorder;
-    model.tap = [&](const std::string& name, const Tensor& value) { recorder.add(name, value); };
+    model.hook = [&](const std::string& name, const Tensor& value) { recorder.add(name, value); };
     set_batch(model, tokens.data(), targets.data(), B, T);
     forward_backward(model, true, 1.0);
     const double loss = mean_loss(model);
-    model.tap = nullptr;
+    model.hook = nullptr;
     recorder.add_floats("loss", {static_cast<float>(loss)});
     for (const Parameter& parameter : model.parameters.table)
         recorder.add("grad." + parameter.name, model.parameters.gradient(parameter));

@@ -160,20 +160,20 @@ inline const std::vector<Fault> faults = {
     {"thread-dependent", depends_on_threads},
     {"nearest-rounding", nearest_rounding},
 };
-inline const Fault* planted = nullptr;
-inline bool planted_matters = false;  // whether the fault has made a difference since this was reset
+inline const Fault* injected = nullptr;
+inline bool injected_matters = false;  // whether the fault has made a difference since this was reset
 
 inline void launch_fault(const Call& c) {
     const std::vector<Tensor> tensors(c.tensor, c.tensor + c.op->operands.size());
-    planted_matters |= planted->run(c, reference_for(*c.op, tensors)->launch);
+    injected_matters |= injected->run(c, reference_for(*c.op, tensors)->launch);
 }
 // A variant "fault" of every operation, for all types of the reference.
-inline void plant() {
+inline void inject() {
     for (const Operation* op : operations()) {
         Operation& o = find_operation(op->name);
         for (const Variant& v : std::vector<Variant>(o.variants)) {
             if (std::strcmp(v.name, "reference") != 0) continue;
-            Variant fault{"fault", planted->name, Backend::host, v.instantiations, v.supports};
+            Variant fault{"fault", injected->name, Backend::host, v.instantiations, v.supports};
             for (Instantiation& e : fault.instantiations) e.launch = launch_fault;
             o.variants.push_back(fault);
         }

@@ -23,7 +23,7 @@ inline std::string tokens_bin(uint32_t count) {
 
 using Words = std::vector<std::string>;
 
-// Six updates of two micro-steps of 4 sequences of 16 tokens; `more` wins over that.
+// Six updates of two micro-batches of 4 sequences of 16 tokens; `more` wins over that.
 inline Options small_run(const Words& more = {}) {
     if (!fs::exists(in_folder("model"))) {
         fs::create_directories(in_folder("model"));

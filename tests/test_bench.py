@@ -1,4 +1,4 @@
-"""dev/bench.py on programs that are scripts; PyTorch's side (dev/peers.py) against formulas in float64."""
+"""dev/bench.py on programs that are scripts; dev/baselines.py against formulas in float64."""
 
 import json
 import re
@@ -11,8 +11,8 @@ import torch
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "dev"))
+import baselines
 import bench
-import peers
 
 from llamac.bench import timing, torch_operations
 from llamac.bench.torch_operations import Case
@@ -129,16 +129,19 @@ def test_the_fastest_block_of_each_kind_stands_in_the_table(fake, capsys):
 
 
 def test_ratio_and_ways():
-    found = {"eager": {"ms": 1.6, "way": "autograd"}, "compile": {"ms": 0.8, "way": "formula"}}
-    assert bench.row(LINE | {"peers": found})[-3:] == ["1.6000 autograd", "0.8000 formula", "2.00"]
-    assert bench.row(LINE | {"peers": {"eager": found["eager"]}})[-3:] == ["1.6000 autograd", "-", "-"]
+    found = {
+        "eager": {"ms": 1.6, "method": "autograd"},
+        "compile": {"ms": 0.8, "method": "formula"},
+    }
+    assert bench.row(LINE | {"baselines": found})[-3:] == ["1.6000 autograd", "0.8000 formula", "2.00"]
+    assert bench.row(LINE | {"baselines": {"eager": found["eager"]}})[-3:] == ["1.6000 autograd", "-", "-"]
 
 
 def test_products_are_given_in_tflops_and_only_naive_ones_are_ours():
     line = LINE | {
         "operation": "matmul_forward",
         "runs": LINE["runs"][2:],
-        "peers": {"compile": {"ms": 1.0, "way": "x"}},
+        "baselines": {"compile": {"ms": 1.0, "method": "x"}},
     }
     assert bench.row(line)[3:8] == ["2.0000", "-", "naive, 256", "1.0 TFLOP/s", "-"]
     assert bench.row(line)[-1] == "0.50"
@@ -225,18 +228,20 @@ def test_bad_folders(fake, tmp_path, capsys):
     assert "expected the folder of a build" in errors[0] and "no sources of microbenchmarks" in errors[1]
 
 
-def test_programs_of_the_repository_have_peers():
+def test_programs_of_the_repository_have_baselines():
     names = bench.choose_programs(ROOT / "dev/hip", [])
     assert "rmsnorm_forward" in names and "benchmark" not in names
-    assert set(names) <= set(peers.PEERS)
-    assert set(peers.PEERS) <= set(formulas.CASES)
+    assert set(names) <= set(baselines.BASELINES)
+    assert set(baselines.BASELINES) <= set(formulas.CASES)
 
 
-def test_peers_are_timed_until_the_time_is_over(fake, capsys, monkeypatch):
+def test_baselines_are_timed_until_the_time_is_over(fake, capsys, monkeypatch):
     arguments = fake("rmsnorm_forward", [LINE])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
-        peers, "measure", lambda line, modes: ({m: {"ms": 0.8, "way": "w"} for m in modes}, ["why"])
+        baselines,
+        "measure",
+        lambda line, modes: ({m: {"ms": 0.8, "method": "w"} for m in modes}, ["why"]),
     )
     assert bench.main([*arguments, "--preset", "8b"]) == 0
     streams = capsys.readouterr()
@@ -245,10 +250,10 @@ def test_peers_are_timed_until_the_time_is_over(fake, capsys, monkeypatch):
         f"PyTorch {torch.__version__} (torch.compile(dynamic=False)" in streams.out and "why" in streams.err
     )
     (line,) = json.loads((Path(arguments[1]) / "bench.json").read_text())["results"]
-    assert line["peer_failures"] == ["why"] and set(line["peers"]) == {"eager", "compile"}
-    assert bench.main([*arguments, "--preset", "8b", "--peers", "eager"]) == 0
+    assert line["baseline_failures"] == ["why"] and set(line["baselines"]) == {"eager", "compile"}
+    assert bench.main([*arguments, "--preset", "8b", "--baselines", "eager"]) == 0
     assert cells(capsys.readouterr().out)[0][-3:] == ["0.8000 w", "-", "-"]
-    assert bench.main([*arguments, "--preset", "8b", "--peer-seconds", "-1"]) == 0
+    assert bench.main([*arguments, "--preset", "8b", "--baseline-seconds", "-1"]) == 0
     streams = capsys.readouterr()
     assert cells(streams.out)[0][-3:] == ["-", "-", "-"] and "left out" in streams.err
 
@@ -265,12 +270,12 @@ LABELS = {
     "mean_loss": [""],
 }
 CALLS = [
-    pytest.param(name, label, way, mode, id=f"{name}-{label}-{way.name}-{mode}")
-    for name, peer in peers.PEERS.items()
+    pytest.param(name, label, method, mode, id=f"{name}-{label}-{method.name}-{mode}")
+    for name, baseline in baselines.BASELINES.items()
     for label in LABELS.get(name, ["f32", "bf16"])
-    for way in peer.ways
-    for mode in way.modes
-    if way.name not in ("cudnn", "fused" if "M=" in label or "master" not in label else "")
+    for method in baseline.methods
+    for mode in method.modes
+    if method.name not in ("cudnn", "fused" if "M=" in label or "master" not in label else "")
 ]
 
 
@@ -279,7 +284,7 @@ def line_of(operation: str, label: str) -> dict:
 
 
 def truth_of(operation: str, label: str, inputs: dict, monkeypatch) -> dict[str, torch.Tensor]:
-    """The tests' formula in float64, with PyTorch's defaults for the scalars that the peers leave to it."""
+    """The tests' formula in float64, with PyTorch's defaults for scalars that the baselines leave out."""
     scale = 1.0 if operation == "cross_entropy" else SIZES["HD"] ** -0.5
     monkeypatch.setattr(formulas, "SCALE", scale)
     adamw = torch_operations.ADAMW | {"step": torch_operations.STEP, "norm": 0.5, "clip": 1.0}
@@ -292,26 +297,26 @@ def truth_of(operation: str, label: str, inputs: dict, monkeypatch) -> dict[str,
     return formulas.CASES[operation].torch(SIZES | {"stat": torch.float64} | without | wide)
 
 
-@pytest.mark.parametrize("operation, label, way, mode", CALLS)
-def test_peers_compute_the_operation(operation, label, way, mode, monkeypatch):
+@pytest.mark.parametrize("operation, label, method, mode", CALLS)
+def test_baselines_compute_the_operation(operation, label, method, mode, monkeypatch):
     torch.manual_seed(1)
-    peer = peers.PEERS[operation]
+    baseline = baselines.BASELINES[operation]
     case = Case.of(line_of(operation, label), "cpu")
-    inputs = peer.inputs(case)
+    inputs = baseline.inputs(case)
     truth = truth_of(operation, label, {n: t.clone() for n, t in inputs.items()}, monkeypatch)
-    (call,) = peers.calls_of(way, mode, [inputs], backend="aot_eager")
+    (call,) = baselines.calls_of(method, mode, [inputs], backend="aot_eager")
     if operation != "adamw":  # in place: each call is a step
         call()
     results = call()
     results = results if isinstance(results, (tuple, list)) else (results,)
-    found = dict(zip(peer.outputs, results, strict=True))
+    found = dict(zip(baseline.outputs, results, strict=True))
     found |= {"master": inputs["master"]} if "master" in inputs else {}
     letters = {"dweight": "G", "m": "M", "v": "M"}
     for name, value in found.items():
         dtype = case.type_of(letters.get(name, "T"))
         if name in ("losses", "mean", "counted", "squares", "cis", "master"):
             dtype = torch.float32
-        elif way.name == "autograd" and name[1:] in way.leaves:
+        elif method.name == "autograd" and name[1:] in method.leaves:
             dtype = inputs[name[1:]].dtype
         assert value.dtype == dtype and not value.requires_grad, name
         # bf16: autograd rounds what lies between two of its operations, four of them at most.
@@ -321,28 +326,31 @@ def test_peers_compute_the_operation(operation, label, way, mode, monkeypatch):
         assert ((value.double() - expected).abs() <= unit * expected.abs().max()).all(), name
 
 
-def test_a_wrong_peer_would_be_seen(monkeypatch):
-    way = peers.Way("wrong", lambda dout, cos, sin: torch_operations.rope(dout, cos, sin))
+def test_a_wrong_baseline_would_be_seen(monkeypatch):
+    method = baselines.Method("wrong", lambda dout, cos, sin: torch_operations.rope(dout, cos, sin))
     with pytest.raises(AssertionError):
-        test_peers_compute_the_operation("rope_backward", "f32", way, "eager", monkeypatch)
+        test_baselines_compute_the_operation("rope_backward", "f32", method, "eager", monkeypatch)
 
 
 @pytest.mark.parametrize("operation", ["rmsnorm_backward", "cross_entropy", "adamw"])
 def test_measure_takes_the_fastest_way_and_says_what_failed(operation, monkeypatch):
     monkeypatch.setattr(timing, "SETS", 2)
     line = line_of(operation, "T=bf16 G=bf16 M=f32" if operation == "adamw" else "f32")
-    found, failures = peers.measure(line, ["eager", "compile"], "cpu", 0.0, "aot_eager")
+    found, failures = baselines.measure(line, ["eager", "compile"], "cpu", 0.0, "aot_eager")
     assert set(found) == ({"compile"} if operation == "adamw" else {"eager", "compile"})
     assert len(failures) == (operation == "adamw")
     for mode in found.values():
         assert (
-            mode["ms"] == mode["ways"][mode["way"]]["ms"] == min(w["ms"] for w in mode["ways"].values()) > 0
+            mode["ms"]
+            == mode["methods"][mode["method"]]["ms"]
+            == min(w["ms"] for w in mode["methods"].values())
+            > 0
         )
 
 
 def test_measure_survives_what_it_does_not_know():
     for change in ({"operation": "new"}, {"dtype": "f8"}, {"dtype": "bf16 f32"}, {"shape": {}}):
-        found, (failure,) = peers.measure(LINE | change, ["eager"], "cpu")
+        found, (failure,) = baselines.measure(LINE | change, ["eager"], "cpu")
         assert found == {} and "no inputs" in failure
 
 
@@ -381,10 +389,10 @@ def test_the_device_is_timed_without_the_host(monkeypatch):
 
 
 def test_sets_of_inputs_fill_the_rotation_and_no_more(monkeypatch):
-    case, peer = Case.of(LINE, "cpu"), peers.PEERS["rmsnorm_forward"]
+    case, baseline = Case.of(LINE, "cpu"), baselines.BASELINES["rmsnorm_forward"]
 
     def inputs():
-        return peer.inputs(case)
+        return baseline.inputs(case)
 
     sets = timing.make_sets(inputs, timing.ROTATED / 8)
     assert len(sets) == 8 and len({s["x"].data_ptr() for s in sets}) == 8

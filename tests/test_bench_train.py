@@ -46,10 +46,10 @@ def fake(tmp_path, monkeypatch):
     """fake(ours=body, torch=body): both programs -> their folder as a flag. Without a body: a good run."""
     monkeypatch.setattr(bench_train, "ROOT", tmp_path)
 
-    def make(ours: str = "steps()", torch: str = "steps()", peer: str = "") -> list[str]:
+    def make(ours: str = "steps()", torch: str = "steps()", baseline: str = "") -> list[str]:
         texts = {"train_llama3": (ours, "  computes on   Some GPU    tokens  1", 1000, 1100)}
         texts["train_llama3.py"] = (torch, "PyTorch 9.9 on Some GPU, tiny: 5 parameters", 400, 320)
-        texts["peer.py"] = (peer, "", 0, 0)
+        texts["baseline.py"] = (baseline, "", 0, 0)
         for name, (body, greeting, speed, later) in texts.items():
             values = {"name": name, "greeting": greeting, "speed": speed, "later": later, "body": body}
             text = PROGRAM.format(folder=str(tmp_path), **values)
@@ -88,21 +88,21 @@ def test_programs_take_turns_and_are_compared(fake, tmp_path, capsys):
 
 
 def test_another_build_takes_its_turns(fake, tmp_path, capsys):
-    """The base of a comparison: the same run by the program of another folder, without --ours-flags."""
-    arguments, base = fake(), tmp_path / "base"
-    base.mkdir()
-    program = (tmp_path / "train_llama3").read_text().replace("'train_llama3'", "'base'")
-    (base / "train_llama3").write_text(program.replace("(1000 if", "(500 if"))
-    (base / "train_llama3").chmod(0o755)
-    arguments += ["--only", "ours,base", "--ours-flags", "--kernel a=b", "--base", str(base)]
+    """The other of a comparison: the same run by the program of another folder, without --ours-flags."""
+    arguments, other = fake(), tmp_path / "other"
+    other.mkdir()
+    program = (tmp_path / "train_llama3").read_text().replace("'train_llama3'", "'other'")
+    (other / "train_llama3").write_text(program.replace("(1000 if", "(500 if"))
+    (other / "train_llama3").chmod(0o755)
+    arguments += ["--only", "ours,other", "--ours-flags", "--kernel a=b", "--other", str(other)]
     assert bench_train.main(arguments) == 0
-    # Ours 1000 and 1100 in the two rounds, base 500 and 1100.
+    # Ours 1000 and 1100 in the two rounds, other 500 and 1100.
     assert [row[-1] for row in cells(capsys.readouterr().out)] == ["-", "1.500"]
-    assert [words[0] for words in calls(tmp_path)] == ["train_llama3", "base"] * 2
+    assert [words[0] for words in calls(tmp_path)] == ["train_llama3", "other"] * 2
     ours, other = (dict(zip(words[1::2], words[2::2])) for words in calls(tmp_path)[:2])
     assert ours.pop("--kernel") == "a=b" and ours.pop("--out") != other.pop("--out") and ours == other
-    assert bench_train.main([*fake(), "--base", str(tmp_path / "none")]) == 2
-    assert "--base: expected a folder with train_llama3" in capsys.readouterr().err
+    assert bench_train.main([*fake(), "--other", str(tmp_path / "none")]) == 2
+    assert "--other: expected a folder with train_llama3" in capsys.readouterr().err
 
 
 def test_each_program_gets_the_same_run(fake, tmp_path):
@@ -163,24 +163,24 @@ def test_sharded_workloads():
     assert [o.workloads[name].devices for name in names] == [4, 1]
 
 
-def test_a_peer_is_one_more_program(fake, tmp_path, capsys, monkeypatch):
+def test_a_baseline_is_one_more_program(fake, tmp_path, capsys, monkeypatch):
     line = {"ms": 9.0, "tok_s": 555, "tflops": 5.5, "peak_gib": 7.7, "loss": 8.1}
-    arguments = [*fake(peer=f"print({json.dumps(line)!r})"), "--rounds", "1", "--only", "peer"]
-    work = bench_train.Workload("tiny", 2, 64, torch_recompute="block", peer="small")
+    arguments = [*fake(baseline=f"print({json.dumps(line)!r})"), "--rounds", "1", "--only", "baseline"]
+    work = bench_train.Workload("tiny", 2, 64, torch_recompute="block", baseline="small")
     monkeypatch.setitem(bench_train.TRIAL, "tiny", work)
-    assert bench_train.main([*arguments, "--peer", str(tmp_path / "peer.py")]) == 0
+    assert bench_train.main([*arguments, "--baseline", str(tmp_path / "baseline.py")]) == 0
     assert cells(capsys.readouterr().out) == [
-        ["peer", "block", "555", "5.5", "7.7", "0.0", "1/1", "8.100", "-"]
+        ["baseline", "block", "555", "5.5", "7.7", "0.0", "1/1", "8.100", "-"]
     ]
-    words = "peer.py --model small --batch 2 --seq 64 --steps 8 --backend cudnn --ac"
+    words = "baseline.py --model small --batch 2 --seq 64 --steps 8 --backend cudnn --ac"
     assert calls(tmp_path) == [words.split()]
     for text, failure in (
         ('{"error": "OOM"}', "out of memory"),
         ('{"ms": 1}', "expected a JSON line"),
         ("", "exp"),
     ):
-        fake(peer=f"print({text!r})")
-        bench_train.main([*arguments, "--peer", str(tmp_path / "peer.py")])
+        fake(baseline=f"print({text!r})")
+        bench_train.main([*arguments, "--baseline", str(tmp_path / "baseline.py")])
         assert cells(capsys.readouterr().out)[0][-1].startswith(failure)
 
 
@@ -258,8 +258,8 @@ def test_ended_from_outside(fake, tmp_path):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--only", "ours,torch"], "some of ours, base, ops, compile, eager, peer, found torch"),
-        (["--only", "peer"], "--peer: expected a script, found None"),
+        (["--only", "ours,torch"], "some of ours, other, ops, compile, eager, baseline, found torch"),
+        (["--only", "baseline"], "--baseline: expected a script, found None"),
         (["--build", "/nowhere"], "--build /nowhere: expected train_llama3 in it"),
         (["--rounds", "0"], "--rounds, --steps: expected at least 1"),
     ],

@@ -1,4 +1,4 @@
-"""llamac.doctor: the happy path on this machine, and every line that can fail, by planted faults."""
+"""llamac.doctor: the happy path on this machine, and every line that can fail, by injected faults."""
 
 import json
 import subprocess
@@ -359,10 +359,10 @@ def test_a_wrong_function(name, fault, monkeypatch, one_thread):
         return (fault(out[0]), *out[1:]) if isinstance(out, tuple) else fault(out)
 
     wrong.__signature__ = functions.inspect.signature(right.ours)
-    planted = functions.Function(
+    injected = functions.Function(
         wrong, right.torch, right.inputs, right.leaves, right.forward, right.backward, right.computes
     )
-    monkeypatch.setattr(functions, "FUNCTIONS", {name: planted})
+    monkeypatch.setattr(functions, "FUNCTIONS", {name: injected})
     lines = list(doctor.check_functions("cpu"))
     assert len(lines) == 2
     for line in lines:
@@ -380,8 +380,8 @@ def test_a_function_that_raises(monkeypatch):
     def broken(gate_up):
         raise RuntimeError("no kernel image is available for execution on the device")
 
-    planted = functions.Function(broken, right.torch, right.inputs, right.leaves, right.forward)
-    monkeypatch.setattr(functions, "FUNCTIONS", {"swiglu": planted})
+    injected = functions.Function(broken, right.torch, right.inputs, right.leaves, right.forward)
+    monkeypatch.setattr(functions, "FUNCTIONS", {"swiglu": injected})
     lines = texts(doctor.check_functions("cpu"))
     assert len(lines) == 2 and all("no kernel image is available" in line for line in lines)
 

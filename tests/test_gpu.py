@@ -131,10 +131,11 @@ def test_the_losses_of_the_cpu(train, cpu_program, tmp_path):
     """200 updates of the tiny model in f32, on the GPU and on the CPU.
 
     Sums in another order differ by roundings, and training makes any small difference grow alike. How much,
-    the CPU's run says beside itself with each update in two micro-steps: up to 1e-5 of the loss. Other orders
-    there (plain loops for attention, another BLAS, eight micro-steps) gave 0.25 to 2 times that. On the GPU
-    every operation rounds in its own way: 16 times are allowed, and at the first updates, where nothing has
-    grown yet, what the mean of a few ulps a row can be. A learning rate that is off by 0.03% is seen.
+    the CPU's run says beside itself with each update in two micro-batches: up to 1e-5 of the loss. Other
+    orders there (plain loops for attention, another BLAS, eight micro-batches) gave 0.25 to 2 times that. On
+    the GPU every operation rounds in its own way: 16 times are allowed, and at the first updates, where
+    nothing has grown yet, what the mean of a few ulps a row can be. A learning rate that is off by 0.03% is
+    seen.
     """
     rng = np.random.default_rng(1)
     walk = np.cumsum(rng.choice([1, 2, 5], 100_000)) % 4096

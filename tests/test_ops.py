@@ -398,7 +398,7 @@ def test_losses_of_as_many_rows_as_the_data_says(name):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_changed_in_place(name):
-    """As trainers do that take the mean over ranks or micro-steps: *=, before the backward."""
+    """As trainers do that take the mean over ranks or micro-batches: *=, before the backward."""
     case = CASES[name]
     losses, _ = case.results(case.ours, case.arguments(torch.float32))
     arguments = case.arguments(torch.float32)

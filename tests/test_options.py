@@ -175,15 +175,15 @@ def test_bad_toml(tmp_path, text, message):
 
 
 def test_micro_steps():
-    assert Options().micro_steps() == 1
-    assert Options(batch_size=2, seq_len=8, total_batch_size=64).micro_steps() == 4
-    assert Options(batch_size=2, seq_len=8, total_batch_size=64).micro_steps(devices=2) == 2
-    line = refused(Options(batch_size=3, seq_len=8, total_batch_size=64).micro_steps)
+    assert Options().micro_batches() == 1
+    assert Options(batch_size=2, seq_len=8, total_batch_size=64).micro_batches() == 4
+    assert Options(batch_size=2, seq_len=8, total_batch_size=64).micro_batches(devices=2) == 2
+    line = refused(Options(batch_size=3, seq_len=8, total_batch_size=64).micro_batches)
     assert (
         line == "--total-batch-size: expected a multiple of batch-size·seq-len·devices = 24 tokens, found 64"
     )
-    refused(Options(batch_size=2, seq_len=8, total_batch_size=64).micro_steps, 8)
-    line = refused(Options(batch_size=1 << 23, seq_len=256).micro_steps)
+    refused(Options(batch_size=2, seq_len=8, total_batch_size=64).micro_batches, 8)
+    line = refused(Options(batch_size=1 << 23, seq_len=256).micro_batches)
     assert line == "--batch-size 8388608 --seq-len 256: expected a product below 2^31"
 
 
@@ -203,7 +203,7 @@ def test_recompute_parts():
 def test_run_configurations_load(path):
     o = parse(["--config", str(path)])
     assert o.seq_len <= load_config(o.model).max_position_embeddings
-    assert o.micro_steps() * o.batch_size * o.seq_len == (o.total_batch_size or o.batch_size * o.seq_len)
+    assert o.micro_batches() * o.batch_size * o.seq_len == (o.total_batch_size or o.batch_size * o.seq_len)
     assert o.warmup_steps < o.steps
     assert o.model in presets()
 

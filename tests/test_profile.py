@@ -148,7 +148,7 @@ def test_trace(out):
         for before, after in pairwise(own):
             assert before["ts"] + before["dur"] <= after["ts"] + 1, "events of one stream overlap"
         calls = Counter(e["name"] for e in own)
-        assert calls["attention_forward"] == calls["attention_backward"] == 2 * layers()  # two micro-steps
+        assert calls["attention_forward"] == calls["attention_backward"] == 2 * layers()  # two micro-batches
         assert calls["copy"] > 0, "tokens in, losses out"
         assert 0 < sum(e["dur"] for e in own) <= step["dur"] + 1
         inside += len(own)

@@ -1,4 +1,4 @@
-"""llamac.bench on the CPU: its rows against what was planted, its amounts against the formulas, its files."""
+"""llamac.bench on the CPU: its rows for injected results, its amounts against the formulas, its files."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from llamac.errors import InputError
 
 SIZE = sizes("tiny", 1, 8)
 DEVICE = extension.device()
-KEYS = {"device", "torch", "preset", "operation", "direction", "dtype", "peer"}
+KEYS = {"device", "torch", "preset", "operation", "direction", "dtype", "baseline"}
 MEASURED = {"ms", "rate", "unit", "limit", "percent", "peak_bytes", "extra_bytes", "ratio"}
 
 
@@ -57,8 +57,8 @@ def test_a_wrong_gradient_is_a_difference():
     def wrong(gate_up):
         return right.ours(Wrong.apply(gate_up))
 
-    planted = Function(wrong, right.torch, right.inputs, right.leaves, right.forward, right.backward)
-    (message,) = differences(planted, case_of("swiglu", SIZE, "f32", "cpu"))[:1]
+    injected = Function(wrong, right.torch, right.inputs, right.leaves, right.forward, right.backward)
+    (message,) = differences(injected, case_of("swiglu", SIZE, "f32", "cpu"))[:1]
     assert message.startswith("gradient 0: ")
 
 
@@ -122,42 +122,42 @@ def test_bad_calls_of_least_work():
 
 
 def test_rows_follow_from_the_times(monkeypatch):
-    planted = {"ours": 2.0, "eager": 6.0, "compile": 3.0, "memcpy": 1.5, "copy": 1.0}
+    injected = {"ours": 2.0, "eager": 6.0, "compile": 3.0, "memcpy": 1.5, "copy": 1.0}
     monkeypatch.setattr(
-        measure, "medians_ms", lambda calls, device, seconds: {name: planted[name] for name in calls}
+        measure, "medians_ms", lambda calls, device, seconds: {name: injected[name] for name in calls}
     )
     function, case = FUNCTIONS["swiglu"], case_of("swiglu", SIZE, "bf16", "cpu")
-    rows = {r["peer"]: r for r in measure.measure("swiglu", function, case, True, "default", 0)}
+    rows = {r["baseline"]: r for r in measure.measure("swiglu", function, case, True, "default", 0)}
     moved = function.work(case, True)[0]
     limit = 8 * (int(moved) // 8) / 1e-3
     assert rows.keys() == {"ours", "eager", "compile"}
-    for peer, row in rows.items():
-        rate = moved / planted[peer] * 1e3
+    for baseline, row in rows.items():
+        rate = moved / injected[baseline] * 1e3
         assert row["rate"] == pytest.approx(rate) and row["limit"] == pytest.approx(limit)
         assert row["percent"] == pytest.approx(100 * rate / limit) and row["unit"] == "GB/s"
-        assert row["ratio"] == planted[peer] / 2.0
+        assert row["ratio"] == injected[baseline] / 2.0
         assert row["peak_bytes"] is None and row["extra_bytes"] is None  # nobody counts them here
 
 
 def test_products_are_the_limit_of_what_computes(monkeypatch):
     monkeypatch.setattr(measure, "medians_ms", lambda calls, device, seconds: dict.fromkeys(calls, 4.0))
     function, case = FUNCTIONS["attention"], case_of("attention", SIZE, "bf16", "cpu")
-    rows = {r["peer"]: r for r in measure.measure("attention", function, case, False, "default", 0)}
+    rows = {r["baseline"]: r for r in measure.measure("attention", function, case, False, "default", 0)}
     assert {"ours", "eager", "compile", "sdpa flash", "sdpa cudnn"} == rows.keys()
     assert rows["ours"]["unit"] == "TFLOP/s" and rows["ours"]["limit"] == 2 * 256**3 / 4e-3
     assert "ms" in rows["sdpa flash"] and "RuntimeError" in rows["sdpa cudnn"]["error"]
 
 
-def test_a_failing_peer_leaves_the_others(monkeypatch):
+def test_a_failing_baseline_leaves_the_others(monkeypatch):
     right = FUNCTIONS["swiglu"]
 
     def broken(gate_up):
         raise RuntimeError("out of memory\nby far")
 
     for field, failing in ((broken, {"ours"}), (right.ours, set())):
-        planted = Function(field, right.torch, right.inputs, right.leaves, right.forward, right.backward)
-        rows = measure.measure("swiglu", planted, case_of("swiglu", SIZE, "f32", "cpu"), True, "default", 0)
-        assert {r["peer"] for r in rows if "error" in r} == failing
+        injected = Function(field, right.torch, right.inputs, right.leaves, right.forward, right.backward)
+        rows = measure.measure("swiglu", injected, case_of("swiglu", SIZE, "f32", "cpu"), True, "default", 0)
+        assert {r["baseline"] for r in rows if "error" in r} == failing
         assert all(r["error"] == "RuntimeError: out of memory" for r in rows if "error" in r)
         assert all((r["ratio"] is None) == bool(failing) for r in rows if "ms" in r)
 
@@ -172,7 +172,7 @@ def test_peers_that_do_not_fit_together_are_timed_alone(monkeypatch):
 
     monkeypatch.setattr(measure, "medians_ms", medians)
     function, case = FUNCTIONS["swiglu"], case_of("swiglu", SIZE, "bf16", "cpu")
-    rows = {r["peer"]: r for r in measure.measure("swiglu", function, case, False, "default", 0)}
+    rows = {r["baseline"]: r for r in measure.measure("swiglu", function, case, False, "default", 0)}
     assert rows["ours"]["ms"] == rows["compile"]["ms"] == 2.0 and "ms" not in rows["eager"]
     assert "out of memory" in rows["eager"]["error"]
 
@@ -216,9 +216,9 @@ def test_the_chart(tmp_path, monkeypatch):
     known = {"preset": "8b", "device": "Abacus", "torch": "2", "dtype": "bf16"}
     kinds = {"rmsnorm": ("GB/s", 90), "precompute_cis": ("GB/s", 900), "attention": ("TFLOP/s", 70)}
     rows = [
-        known | {"operation": name, "direction": "forward", "peer": peer, "unit": unit} | value
+        known | {"operation": name, "direction": "forward", "baseline": baseline, "unit": unit} | value
         for name, (unit, percent) in kinds.items()
-        for peer, value in (
+        for baseline, value in (
             ("ours", {"percent": percent, "ratio": None}),
             ("eager", {"percent": percent / 2, "ratio": 2.0}),
         )
@@ -242,10 +242,10 @@ def test_the_whole_command(tmp_path, capsys):
     assert code == 0 and (tmp_path / "bench.md").read_text() == text
     assert text.startswith(f"## tiny: CPU, 1 threads, PyTorch {torch.__version__}, bf16, llamac ")
     assert (tmp_path / "bench-tiny.png").read_bytes().startswith(b"\x89PNG")
-    found = {(r["operation"], r["direction"], r["peer"]) for r in rows}
+    found = {(r["operation"], r["direction"], r["baseline"]) for r in rows}
     for name, function in FUNCTIONS.items():
         for direction in ("forward", "forward+backward") if function.leaves else ("forward",):
-            assert {(name, direction, peer) for peer in ("ours", "eager", "compile")} <= found
+            assert {(name, direction, baseline) for baseline in ("ours", "eager", "compile")} <= found
     for row in rows:
         assert row.keys() >= KEYS
         if "error" not in row:
@@ -260,12 +260,12 @@ def test_a_wrong_function_is_the_exit_code(tmp_path, capsys, monkeypatch):
     def wrong(gate_up):
         return right.ours(gate_up) * 1.05
 
-    planted = Function(wrong, right.torch, right.inputs, right.leaves, right.forward, right.backward)
-    monkeypatch.setitem(FUNCTIONS, "swiglu", planted)
+    injected = Function(wrong, right.torch, right.inputs, right.leaves, right.forward, right.backward)
+    monkeypatch.setitem(FUNCTIONS, "swiglu", injected)
     code, rows = run(tmp_path, "--operation", "swiglu")
     streams = capsys.readouterr()
     assert code == 1 and streams.out.count("CHECK FAILED") == 2 and "output 0: " in streams.err
-    assert [bool(r.get("wrong")) for r in rows if r["peer"] == "ours"] == [True, True]
+    assert [bool(r.get("wrong")) for r in rows if r["baseline"] == "ours"] == [True, True]
 
 
 def test_f32_and_one_operation(tmp_path):
@@ -308,9 +308,9 @@ def test_overhead(tmp_path, capsys):
     code, rows = run(tmp_path, "--overhead", "--operation", "rmsnorm", "precompute_cis")
     text = capsys.readouterr().out
     assert code == 0 and text == (tmp_path / "overhead.md").read_text()
-    assert "| operation | peer | no gradient us | forward us | forward+backward us |" in text
-    assert [(r["operation"], r["peer"]) for r in rows] == [
-        (name, peer) for name in ("rmsnorm", "precompute_cis") for peer in ("ours", "eager")
+    assert "| operation | baseline | no gradient us | forward us | forward+backward us |" in text
+    assert [(r["operation"], r["baseline"]) for r in rows] == [
+        (name, baseline) for name in ("rmsnorm", "precompute_cis") for baseline in ("ours", "eager")
     ]
     for row in rows[:2]:
         assert 0 < row["no gradient us"] < row["forward+backward us"]
@@ -391,8 +391,8 @@ def test_liger_is_given_the_same_operation(fake_liger):
 
 def test_liger_is_timed_where_it_is(fake_liger, tmp_path):
     code, rows = run(tmp_path, "--operation", "swiglu", "attention")
-    peers = {(r["operation"], r["peer"]) for r in rows if "ms" in r}
-    assert code == 0 and ("swiglu", "liger") in peers and ("attention", "liger") not in peers
+    baselines = {(r["operation"], r["baseline"]) for r in rows if "ms" in r}
+    assert code == 0 and ("swiglu", "liger") in baselines and ("attention", "liger") not in baselines
 
 
 def test_liger_is_left_out_where_it_is_not(monkeypatch):

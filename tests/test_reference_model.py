@@ -73,13 +73,13 @@ def true_results(directory: Path, monkeypatch) -> Tensors:
         return their_results(directory, torch.float64)
 
 
-def mismatches(ours: Tensors, peer: Tensors, truth: Tensors) -> list[str]:
+def mismatches(ours: Tensors, baseline: Tensors, truth: Tensors) -> list[str]:
     """The tensors of ours outside the tolerance, and how; forward first."""
-    assert ours.keys() == peer.keys() == truth.keys()
+    assert ours.keys() == baseline.keys() == truth.keys()
     wrong = []
     for name, exact in truth.items():
         factor = FORWARD if name in ("logits", "loss") else BACKWARD
-        if message := violation(ours[name].numpy(), peer[name].numpy(), exact.numpy(), "f32", factor):
+        if message := violation(ours[name].numpy(), baseline[name].numpy(), exact.numpy(), "f32", factor):
             wrong.append(f"{name}: {message}")
     return wrong
 
@@ -88,8 +88,8 @@ def mismatches(ours: Tensors, peer: Tensors, truth: Tensors) -> list[str]:
 def test_agrees_with_transformers(references, monkeypatch, name):
     directory = references / name / "f32"
     truth = true_results(directory, monkeypatch)
-    peer = their_results(directory, torch.float32)
-    assert mismatches(our_results(directory, torch.float32), peer, truth) == []
+    baseline = their_results(directory, torch.float32)
+    assert mismatches(our_results(directory, torch.float32), baseline, truth) == []
     ours = our_results(directory, torch.float64)  # in double both are right to its rounding
     for tensor, exact in truth.items():
         torch.testing.assert_close(ours[tensor], exact, rtol=0, atol=1e-12)
@@ -125,11 +125,11 @@ FAULTS = {
 def test_catches_a_fault(references, monkeypatch, fault):
     name, where, what, wrong = FAULTS[fault]
     directory = references / name / "f32"
-    truth, peer = true_results(directory, monkeypatch), their_results(directory, torch.float32)
+    truth, baseline = true_results(directory, monkeypatch), their_results(directory, torch.float32)
     monkeypatch.setattr(where, what, wrong)
     ours = our_results(directory, torch.float32)
     unused = {name: torch.zeros_like(truth[name]) for name, x in ours.items() if x is None}
-    assert mismatches(ours | unused, peer, truth) != []
+    assert mismatches(ours | unused, baseline, truth) != []
 
 
 @pytest.mark.parametrize("factor", [None, 8.0, 32.0])

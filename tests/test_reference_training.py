@@ -225,7 +225,7 @@ def test_training_run(tmp_path):
     "flags", [("--batch-size", "2", "--total-batch-size", "64"), ("--recompute", "block:2")]
 )
 def test_same_training_by_other_means(tmp_path, flags):
-    """Micro-steps and recomputed blocks change rounding at most."""
+    """Micro-batchs and recomputed blocks change rounding at most."""
     expected, found = run_training(tmp_path, "a"), run_training(tmp_path, "b", *flags)
     assert values(found, "step", "loss") == pytest.approx(values(expected, "step", "loss"), rel=1e-6)
 

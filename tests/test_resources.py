@@ -1,4 +1,4 @@
-"""dev/hip/resources.py: planted kernels are judged as they should be, and its waves are the compiler's."""
+"""dev/hip/resources.py: injected kernels are judged as they should be, and its waves are the compiler's."""
 
 import json
 import re
@@ -15,7 +15,7 @@ import resources
 
 LISTING = """\
   variant     runs on       deterministic  idea; limits
-planted: kernels with faults
+injected: kernels with faults
   wide        device        yes            128-bit accesses
   naive       device        yes            the obvious translation
   reference   host          yes            plain loops, not 128-bit
@@ -100,29 +100,29 @@ __global__ void __launch_bounds__(256) mm_tiled_kernel_flat(Sums* out, const flo
 __global__ void __launch_bounds__(256) mm_tiled_kernel_helper() { asm volatile("" ::: "v199"); }
 """
 FAULTS = """
-__global__ void planted_naive_kernel(float* out, const int* index) {  // an array indexed at run time: scratch
+__global__ void injected_naive_kernel(float* out, const int* index) {  // indexed at run time: scratch
     float a[64];
     for (int i = 0; i < 64; i++) a[i] = out[i];
     out[threadIdx.x] = a[index[threadIdx.x] & 63];
 }
 template <class T, bool whole>
-__global__ void planted_wide_kernel(T* out, const T* x) { out[threadIdx.x] = x[threadIdx.x]; }
-template __global__ void planted_wide_kernel<float, true>(float*, const float*);
-template __global__ void planted_wide_kernel<float, false>(float*, const float*);
-__global__ void __launch_bounds__(1024) planted_naive_kernel_spill(float* out) {
+__global__ void injected_wide_kernel(T* out, const T* x) { out[threadIdx.x] = x[threadIdx.x]; }
+template __global__ void injected_wide_kernel<float, true>(float*, const float*);
+template __global__ void injected_wide_kernel<float, false>(float*, const float*);
+__global__ void __launch_bounds__(1024) injected_naive_kernel_spill(float* out) {
     float a[160];
     for (int i = 0; i < 160; i++) a[i] = out[i * 1024 + threadIdx.x];
     __syncthreads();
     for (int i = 0; i < 160; i++) out[i * 1023 + threadIdx.x] = a[i];
 }
-__global__ void __launch_bounds__(256) planted_naive_kernel_greedy() { asm volatile("" ::: "v199"); }
-__global__ void planted_other_kernel() {}
+__global__ void __launch_bounds__(256) injected_naive_kernel_greedy() { asm volatile("" ::: "v199"); }
+__global__ void injected_other_kernel() {}
 __global__ void stranger() {}
 """
 COUNTED = """
 using v4 = __attribute__((ext_vector_type(4))) float;
 using h4 = __attribute__((ext_vector_type(4))) short;
-__global__ void __launch_bounds__(256) planted_naive_kernel(v4* out, const v4* x, const float* y, h4 h) {
+__global__ void __launch_bounds__(256) injected_naive_kernel(v4* out, const v4* x, const float* y, h4 h) {
     __shared__ v4 s[256];
     s[threadIdx.x] = x[threadIdx.x];
     __syncthreads();
@@ -150,7 +150,7 @@ def judge(rocm, tmp_path):
     program.chmod(0o755)
 
     def run(text: str, *arguments: str) -> tuple[int, list[str], str]:
-        source = tmp_path / "planted.hip"
+        source = tmp_path / "injected.hip"
         source.write_text(text)
         command = [sys.executable, ROOT / "dev/hip/resources.py", source, "--program", program]
         done = subprocess.run(
@@ -180,17 +180,17 @@ def test_faults_are_seen(judge):
     code, faults, _ = judge(HEADER + CLEAN + FAULTS)
     assert code == 1
     expected = {
-        r"planted_naive_kernel: \d+ bytes of scratch, .*",
-        r"planted_wide_kernel<float, true>: expected the 128-bit accesses .*",
-        r"planted_wide_kernel<float, false>: expected the 128-bit accesses .*",
-        r"planted_naive_kernel_spill: \d+ bytes of scratch, .*",
-        r"planted_naive_kernel_spill: \d+ VGPR spills, .*",
-        r"planted_naive_kernel_greedy: 2 waves a SIMD, expected at least 4",
-        r"planted_other_kernel: expected <operation>_<variant>_kernel .*",
+        r"injected_naive_kernel: \d+ bytes of scratch, .*",
+        r"injected_wide_kernel<float, true>: expected the 128-bit accesses .*",
+        r"injected_wide_kernel<float, false>: expected the 128-bit accesses .*",
+        r"injected_naive_kernel_spill: \d+ bytes of scratch, .*",
+        r"injected_naive_kernel_spill: \d+ VGPR spills, .*",
+        r"injected_naive_kernel_greedy: 2 waves a SIMD, expected at least 4",
+        r"injected_other_kernel: expected <operation>_<variant>_kernel .*",
         r"stranger: expected <operation>_<variant>_kernel .*",
     }
     for pattern in expected:
-        assert sum(bool(re.fullmatch(f"gfx942 planted.hip {pattern}", fault)) for fault in faults) == 1, (
+        assert sum(bool(re.fullmatch(f"gfx942 injected.hip {pattern}", fault)) for fault in faults) == 1, (
             pattern
         )
     assert len(faults) == len(expected), faults
@@ -206,7 +206,7 @@ def test_faults_of_matrix_kernels_are_seen(judge, arch):
     code, faults, _ = judge(HEADER + MATRIX + MATRIX_FAULTS, "--arch", arch)
     assert code == 1
     assert sorted(faults) == [
-        f"{arch} planted.hip {fault}"
+        f"{arch} injected.hip {fault}"
         for fault in (
             "mm_backward_tiled_kernel: expected the matrix instructions of its variant's idea, found none",
             "mm_forward_two_kernel_rows: expected the matrix instructions of its variant's idea, found none",
@@ -219,7 +219,7 @@ def test_faults_of_matrix_kernels_are_seen(judge, arch):
 
 
 def test_fewest_waves_are_a_choice(judge):
-    greedy = '__global__ void __launch_bounds__(256) planted_naive_kernel() { asm volatile("":::"v199"); }\n'
+    greedy = '__global__ void __launch_bounds__(256) injected_naive_kernel() { asm volatile("":::"v199"); }\n'
     assert judge(HEADER + greedy, "--min-waves", "3")[0] == 1
     assert judge(HEADER + greedy, "--min-waves", "2")[0] == 0
 
@@ -271,7 +271,7 @@ def test_a_file_without_kernels(judge):
 def test_what_does_not_compile_is_shown(judge):
     code, lines, _ = judge("int host() { return nothing; }\n")
     assert code == 2
-    assert "planted.hip" in lines[0] and any("undeclared identifier 'nothing'" in line for line in lines)
+    assert "injected.hip" in lines[0] and any("undeclared identifier 'nothing'" in line for line in lines)
 
 
 def test_a_missing_program_is_one_line(judge, tmp_path):
@@ -290,14 +290,14 @@ def occupancy_source(arch: str) -> str:
         body = f'asm volatile("" ::: "v{vgprs - 1}", "s{sgprs - 1}"{accumulators});'
         if lds:
             body += f"__shared__ float s[{lds // 4}]; s[*x] = 1; __syncthreads(); *x = int(s[*x + 1]);"
-        head = f"__global__ void __launch_bounds__({block}) planted_kernel{i}([[maybe_unused]] int* x)"
+        head = f"__global__ void __launch_bounds__({block}) injected_kernel{i}([[maybe_unused]] int* x)"
         text += f"{head} {{ {body} }}\n"
     return text
 
 
 @pytest.mark.parametrize("arch", resources.CHIPS)
 def test_waves_are_the_compilers(rocm, tmp_path, arch):
-    source = tmp_path / "planted.hip"
+    source = tmp_path / "injected.hip"
     source.write_text(occupancy_source(arch))
     command = [rocm / "llvm/bin/clang++", *resources.FLAGS, f"--rocm-path={rocm}", f"--offload-arch={arch}"]
     command += ["-Rpass-analysis=kernel-resource-usage", source, "-o", tmp_path / "code"]
@@ -306,7 +306,7 @@ def test_waves_are_the_compilers(rocm, tmp_path, arch):
     said = {name: int(waves) for name, waves in re.findall(remark, remarks, re.DOTALL)}
     kernels = resources.compile_kernels(rocm, source, arch, tmp_path, {})
     ours = {kernel.name: kernel.waves for kernel in kernels}
-    assert ours == {re.search(r"planted_kernel\d+", name)[0]: waves for name, waves in said.items()}
+    assert ours == {re.search(r"injected_kernel\d+", name)[0]: waves for name, waves in said.items()}
     assert len(ours) > 40 and len(set(ours.values())) > 5
 
 

@@ -36,7 +36,7 @@ def test_a_run(data, tmp_path, capsys, ops):
     calls = {(row["operation"], row["variant"]): row for row in values["operations"]}
     layers = 2
     if ops == "llamac":
-        assert calls["attention_forward", ""]["calls"] == 2 * 2 * layers  # steps, micro-steps
+        assert calls["attention_forward", ""]["calls"] == 2 * 2 * layers  # steps, micro-batches
         assert calls["residual_rmsnorm_forward", ""]["calls"] == 2 * 2 * layers
     products = [row for row in values["operations"] if row["operation"] == "matmul"]
     # q/k/v, o, gate/up, down and the head, forward and two backward, on 4 x 16 tokens

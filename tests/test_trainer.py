@@ -29,8 +29,8 @@ def options(data: Path, out: Path, **extra) -> Options:
     return parse(flags(data, out, **extra))
 
 
-def batches(o: Options, micro_steps: int = ACCUMULATION) -> Loader:
-    return Loader(o.train_data, o.seq_len, V, o.batch_size, micro_steps, seed=o.seed)
+def batches(o: Options, micro_batches: int = ACCUMULATION) -> Loader:
+    return Loader(o.train_data, o.seq_len, V, o.batch_size, micro_batches, seed=o.seed)
 
 
 def train_by_hand(trainer: llamac.Trainer, updates: int) -> list[float]:

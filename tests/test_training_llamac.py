@@ -49,13 +49,13 @@ def test_the_model_is_within_the_tolerance(name, dtype):
     init_weights(model, 5)
     weights = {part.name: part.weight() for part in parts(model)}
     truth = results(config, weights, torch.float64, ref.TORCH)
-    peer = results(config, weights, ref.DTYPES[dtype], ref.TORCH)
+    baseline = results(config, weights, ref.DTYPES[dtype], ref.TORCH)
     ours = results(config, weights, ref.DTYPES[dtype], ref.Operations(**llamac_operations()))
     wrong = {}
     for tensor in truth:
         factor = FORWARD if tensor in ("losses", "logits") else BACKWARD
         stored = "f32" if tensor == "losses" else dtype
-        wrong[tensor] = violation(ours[tensor], peer[tensor], truth[tensor], stored, factor)
+        wrong[tensor] = violation(ours[tensor], baseline[tensor], truth[tensor], stored, factor)
     assert not {tensor: what for tensor, what in wrong.items() if what}
 
 

@@ -12,13 +12,13 @@ namespace {
 constexpr int64_t ignore_index = -100;  // PyTorch's
 
 void show(const Model& m, const std::string& name, const Tensor& value) {
-    if (m.tap) m.tap(name, value);
+    if (m.hook) m.hook(name, value);
 }
 // kind: "act" for the value of the activation, "dact" for its gradient.
 void show(const Model& m, const std::string& kind, Tensor Activations::* activation, const Tensor& value) {
-    if (!m.tap) return;
+    if (!m.hook) return;
     for (const auto& row : model_activations(m.config, 1, 1, value.dtype))
-        if (row.member == activation) m.tap(kind + "." + row.name, value);
+        if (row.member == activation) m.hook(kind + "." + row.name, value);
 }
 
 // heads [B,T,count,HD] out of joined rows [N,QKV], the first of them at head `first`.
@@ -42,9 +42,9 @@ Heads split_heads(const Model& m, const Tensor& qkv) {
 void show_row(const Model& m, const char* kind, int64_t layer, const ActivationRow<BlockActivations>& row,
               const Tensor& value) {
     const std::string prefix = kind + std::to_string(layer) + ".";
-    if (row.member != &BlockActivations::qkv) return m.tap(prefix + row.name, value);
+    if (row.member != &BlockActivations::qkv) return m.hook(prefix + row.name, value);
     for (const HeadRange& range : head_ranges(m.config))
-        m.tap(prefix + range.name, heads(m, value, range.first, range.count));
+        m.hook(prefix + range.name, heads(m, value, range.first, range.count));
 }
 Tensor attention_heads(const Model& m, const Tensor& attention) {
     return heads(m, attention, 0, m.config.NH);
@@ -105,13 +105,13 @@ void forward_block(Model& m, int64_t layer, unsigned parts) {
 }
 
 void show_block(const Model& m, int64_t layer) {
-    if (!m.tap) return;
+    if (!m.hook) return;
     const BlockActivations& a = m.activations.blocks[layer];
     for (const auto& row : block_activations(m.config, 1, 1, a.qkv.dtype))
         if (row.present && *row.name) show_row(m, "act.", layer, row, a.*row.member);
 }
 void show_gradient(const Model& m, int64_t layer, Tensor BlockActivations::* of, const Tensor& value) {
-    if (!m.tap) return;
+    if (!m.hook) return;
     for (const auto& row : block_activations(m.config, 1, 1, value.dtype))
         if (row.member == of) show_row(m, "dact.", layer, row, value);
 }

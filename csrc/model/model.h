@@ -43,7 +43,7 @@ struct Model {
         step;  // [1] each, read by the optimizer where the weights are: squares of the gradients
     // Backend set, sees every activation and gradient, by its name in the debug state, while it holds its
     // value.
-    std::function<void(const std::string& name, const Tensor& value)> tap;
+    std::function<void(const std::string& name, const Tensor& value)> hook;
 
   private:
     Tensor workspace_bytes;

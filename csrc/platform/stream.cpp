@@ -18,7 +18,7 @@ void Event::record(hipStream_t stream) const {
 void Event::wait() const {
     CHECK(hipEventSynchronize(handle));
 }
-void Event::hold_back(hipStream_t stream) const {
+void Event::wait_event(hipStream_t stream) const {
     CHECK(hipStreamWaitEvent(stream, handle, 0));
 }
 double Event::ms_since(const Event& begin) const {

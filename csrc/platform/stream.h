@@ -21,7 +21,7 @@ struct Event {
     Event(const Event&) = delete;
     void record(hipStream_t stream) const;
     void wait() const;                          // the host, until the work before it is done
-    void hold_back(hipStream_t stream) const;   // later work on that stream waits for this moment
+    void wait_event(hipStream_t stream) const;  // later work on that stream waits for this moment
     double ms_since(const Event& begin) const;  // both done
 
   private:

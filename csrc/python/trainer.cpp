@@ -128,7 +128,7 @@ void define_trainer(py::module_& m) {
         .def("save", &save)
         .def_property_readonly("updates", [](const LockedTrainer& t) { return t.step; })
         .def_property_readonly("accumulation", [](const LockedTrainer& t) { return t.accumulation; })
-        .def_property_readonly("remarks", [](const LockedTrainer& t) { return t.remarks; })
+        .def_property_readonly("warnings", [](const LockedTrainer& t) { return t.warnings; })
         .def_property_readonly("has_training_data",
                                [](const LockedTrainer& t) { return t.train.has_value(); })
         .def_property_readonly("has_validation_data",

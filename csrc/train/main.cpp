@@ -59,7 +59,7 @@ void describe(Log& log, const Trainer& t) {
 int finish_dry_run(const Trainer& t) {
     Log log("", {});
     describe(log, t);
-    if (!t.remarks.empty()) log.print(t.remarks);
+    if (!t.warnings.empty()) log.print(t.warnings);
     check_memory(t.model, t.options);
     log.print("dry run: the run fits; nothing was allocated, computed or written");
     return 0;
@@ -132,7 +132,7 @@ int run_training(const Options& options) {
     Log log(options.out, shape);
     if (!moved.empty()) log.print(moved);
     describe(log, t);
-    if (!t.remarks.empty()) log.print(t.remarks);
+    if (!t.warnings.empty()) log.print(t.warnings);
     if (!t.resumed_from.empty()) log.print("resuming from " + t.resumed_from);
     log.describe_run(computing_device(), count_parameters(t.config));
     log.start(to_json(options));

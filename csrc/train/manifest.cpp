@@ -142,7 +142,8 @@ Manifest describe_run(const Options& options, int64_t world_size, int64_t step) 
     m.world_size = world_size;
     m.seq_len = options.seq_len;
     m.batch_size = options.batch_size;
-    m.total_batch_size = micro_steps(options, world_size) * options.batch_size * options.seq_len * world_size;
+    m.total_batch_size =
+        micro_batches(options, world_size) * options.batch_size * options.seq_len * world_size;
     m.data_position = step * (m.total_batch_size / m.seq_len);
     m.dtype = options.dtype;
     m.grad_dtype = options.grad_dtype;

@@ -49,13 +49,13 @@ std::vector<Change> recompute_changes(const Options& o, int64_t layers) {
     }
     return changes;
 }
-// The same update in more micro-steps.
+// The same update in more micro-batches.
 std::vector<Change> batch_changes(const Options& o) {
     std::set<int64_t, std::greater<>> batches;
     for (int64_t parts = 1; parts * parts <= o.batch_size; parts++)
         if (o.batch_size % parts == 0) batches.insert({parts, o.batch_size / parts});
     batches.erase(o.batch_size);
-    const int64_t update = micro_steps(o, 1) * o.batch_size * o.seq_len;
+    const int64_t update = micro_batches(o, 1) * o.batch_size * o.seq_len;
     const std::string keep = o.total_batch_size ? "" : " --total-batch-size " + std::to_string(update);
     std::vector<Change> changes;
     for (const int64_t batch : batches) {

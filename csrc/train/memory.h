@@ -12,7 +12,7 @@ namespace llamac {
 std::vector<MemoryRow> memory_rows(const Model& model, bool allocated);
 
 // Error where the planned model does not fit in what the device has free now: what is needed, what is there, and the
-// least change of the flags that would make it fit: more recomputation, then smaller micro-steps, then fewer bytes a
+// least change of the flags that would make it fit: more recomputation, then smaller micro-batches, then fewer bytes a
 // parameter, then all of them.
 void check_memory(const Model& model, const Options& options);
 

@@ -261,7 +261,7 @@ void parse_command_line(CLI::App& app, int argc, const char* const* argv) {
 }
 
 // What values are together; "none" and "auto" become what they stand for.
-void settle(Options& options) {
+void resolve(Options& options) {
     for (std::string* data : {&options.train_data, &options.val_data})
         if (*data == "none") data->clear();
     // Another text, of another tokenizer perhaps, says nothing of this one's.
@@ -283,7 +283,7 @@ void settle(Options& options) {
              options.dtype, " needs");
     if (options.out.empty()) fail("--out: expected a directory, found \"\"");
     if (options.resume.empty()) fail("--resume: expected auto, none or a directory, found \"\"");
-    micro_steps(options, 1);
+    micro_batches(options, 1);
 }
 
 }  // namespace
@@ -319,14 +319,14 @@ Options parse_options(int argc, const char* const* argv) {
     assign_flags(false);
     if (!options.config.empty()) read_file(options, options.config);
     assign_flags(true);
-    settle(options);
+    resolve(options);
     return options;
 }
 
 Options parse_options(const json& values) {
     Options options;
     for (const auto& [key, value] : values.items()) assign(options, flag_of(key, ""), value, key);
-    settle(options);
+    resolve(options);
     return options;
 }
 
@@ -354,7 +354,7 @@ bool holds_weights(const std::string& directory) {
     return false;
 }
 
-int64_t micro_steps(const Options& o, int64_t devices) {
+int64_t micro_batches(const Options& o, int64_t devices) {
     CHECK(devices > 0);
     // Beyond, bytes of activations and of an update's tokens would not be numbers of 64 bits; no device has the
     // memory.

@@ -1,6 +1,6 @@
 // The flags of a training run, which are also the flat keys of the TOML file that --config names. Flags win over the
 // file, the file over the defaults. The table is configs/tables/flags.toml, which llamac/options.py reads as well;
-// settle() and micro_steps() check what values are together.
+// resolve() and micro_batches() check what values are together.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
@@ -31,9 +31,9 @@ std::vector<int32_t> parse_prompt_ids(const std::string& list);
 // Whether a Hugging Face directory has weights, in a format that can be read or not.
 bool holds_weights(const std::string& directory);
 
-// Micro-steps of an update: total-batch-size / (batch-size * seq-len * devices). Throws Error where they do
+// Micro-batchs of an update: total-batch-size / (batch-size * seq-len * devices). Throws Error where they do
 // not divide it.
-int64_t micro_steps(const Options& options, int64_t devices);
+int64_t micro_batches(const Options& options, int64_t devices);
 
 // The resolved configuration: one line a key; --config and Python's tomllib read it back to the same values.
 std::string to_toml(const Options& options);

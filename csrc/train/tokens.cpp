@@ -109,12 +109,12 @@ uint64_t permute(uint64_t index, uint64_t size, uint64_t seed, uint64_t epoch) {
 }
 
 Loader::Loader(const std::string& files, int64_t length, int64_t vocabulary, int64_t batch,
-               int64_t micro_steps, uint64_t random_seed)
+               int64_t micro_batches, uint64_t random_seed)
     : pattern(files),
       seq_len(length),
       vocab_size(vocabulary),
       batch_size(batch),
-      accumulation(micro_steps),
+      accumulation(micro_batches),
       seed(random_seed) {
     CHECK(seq_len > 0 && vocab_size > 0 && batch_size > 0 && accumulation > 0);
     for (const std::string& path : matching_paths(pattern)) {

@@ -37,13 +37,13 @@ struct Loader {
     int64_t sequences = 0;  // S, over all shards
     int64_t tokens = 0;     // over all shards
 
-    // B = batch_size sequences of T = seq_len tokens a micro-step, `accumulation` micro-steps an update.
+    // B = batch_size sequences of T = seq_len tokens a micro-batch, `accumulation` micro-batches an update.
     // Error where no file matches, one is malformed or says it has a larger vocabulary, or there is not one
     // sequence.
     Loader(const std::string& pattern, int64_t seq_len, int64_t vocab_size, int64_t batch_size,
            int64_t accumulation = 1, uint64_t seed = 0);
 
-    // Micro-step `micro` of update `update` on rank `rank` of `world`, all from 0: tokens, targets [B,T].
+    // Micro-batch `micro` of update `update` on rank `rank` of `world`, all from 0: tokens, targets [B,T].
     void micro_batch(int64_t update, int64_t micro, int64_t rank, int64_t world, int32_t* tokens,
                      int32_t* targets) const;
 

@@ -88,18 +88,18 @@ void load_optimizer(Model& model, const std::string& checkpoint) {
     }
 }
 
-void remark(Trainer& t, const std::string& line) {
-    if (!line.empty()) t.remarks += (t.remarks.empty() ? "" : "\n") + line;
+void warn(Trainer& t, const std::string& line) {
+    if (!line.empty()) t.warnings += (t.warnings.empty() ? "" : "\n") + line;
 }
 
 void set_initial_weights(Trainer& t) {
     const Options& o = t.options;
     if (o.resume == "auto")
-        remark(t, "--resume auto: no checkpoint in " + o.out + ": the run begins at step 0");
+        warn(t, "--resume auto: no checkpoint in " + o.out + ": the run begins at step 0");
     if (o.init == "load") return load_weights(t.model.parameters, o.model);
     std::error_code none;  // what cannot be looked at is no directory
     if (std::filesystem::is_directory(o.model, none) && !holds_weights(o.model))
-        remark(t, "--model " + o.model + ": the directory has no weights: the initial ones are random");
+        warn(t, "--model " + o.model + ": the directory has no weights: the initial ones are random");
     initialize(t.model.parameters, t.config, static_cast<uint64_t>(o.seed));
 }
 
@@ -112,10 +112,10 @@ void resume(Trainer& t) {
     if (config_json(saved, dtype) != config_json(t.config, dtype))
         fail(t.resumed_from, "/config.json: is not the model that --model ", t.options.model, " means");
     if (const std::string not_taken = t.model.gemms.use(manifest.gemms); !not_taken.empty())
-        remark(t, t.resumed_from + ": the matrix products' choices are " + not_taken + ": other bits");
+        warn(t, t.resumed_from + ": the matrix products' choices are " + not_taken + ": other bits");
     if (const std::string changed = changed_flags(manifest, t.options, t.train ? t.train->sequences : 0);
         !changed.empty())
-        remark(t, t.resumed_from + ": goes on with other settings: " + changed);
+        warn(t, t.resumed_from + ": goes on with other settings: " + changed);
     load_weights(t.model.parameters, t.resumed_from);
     load_optimizer(t.model, t.resumed_from);
     t.step = manifest.step;
@@ -123,14 +123,14 @@ void resume(Trainer& t) {
 
 }  // namespace
 
-Trainer::Flight::Flight(int64_t count)
+Trainer::StagingBuffers::StagingBuffers(int64_t count)
     : tokens(count), targets(count), losses(count), squares(1), lr(1), step(1) {}
 
 Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     : options(o),
       resumed_from(checkpoint_to_resume(o.out, o.resume)),
       config(model_config(o)),
-      accumulation(micro_steps(o, ranks.count)),
+      accumulation(micro_batches(o, ranks.count)),
       train(load_training_data(o, config, accumulation)),
       tokenizer(load_tokenizer(o, train)),
       schedule{o.schedule, o.lr, o.min_lr_frac, o.warmup_steps, o.steps},
@@ -143,19 +143,19 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
         val->validation_batches(o.val_steps);  // refuses too little data now, not after the first hour
     }
     if (o.sample_every > 0) sample_prompt();  // likewise, where the model has no such token
-    on_device.resize(static_cast<size_t>(most_in_flight) + 1);
-    for (OnDevice& f : on_device)
+    token_slots.resize(static_cast<size_t>(most_in_flight) + 1);
+    for (TokenSlot& f : token_slots)
         for (Tensor* t : {&f.tokens, &f.targets})
             model.arena.plan("tokens", t, shaped(DType::i32, {tokens_per_update()}));
     if (train)
         for (const std::string& line : run_warnings(o, config, *train, accumulation * o.batch_size))
-            remark(*this, line);
+            warn(*this, line);
     if (o.dry_run) return;
     check_memory(model, o);  // before the host's is taken, too
     model.allocate();
-    while (flights.size() < on_device.size()) flights.emplace_back(tokens_per_update());
-    while (ends.size() <= flights.size()) ends.emplace_back();
-    remark(*this, take_gemm_choices(model.gemms, o));
+    while (staging.size() < token_slots.size()) staging.emplace_back(tokens_per_update());
+    while (ends.size() <= staging.size()) ends.emplace_back();
+    warn(*this, take_gemm_choices(model.gemms, o));
     if (!resumed_from.empty())
         resume(*this);
     else
@@ -164,15 +164,15 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     carried = read_carried_files(o.model, tokenizer ? tokenizer->path : "");
 
     const double scale = 1.0 / static_cast<double>(accumulation);
-    first_micro_step.work = [this, scale] { forward_backward(model, true, scale); };
-    later_micro_step.work = [this, scale] { forward_backward(model, false, scale); };
+    first_micro_batch.work = [this, scale] { forward_backward(model, true, scale); };
+    later_micro_batch.work = [this, scale] { forward_backward(model, false, scale); };
     optimizer.work = [this] {
         const AdamW adamw{options.beta1, options.beta2, 1e-8, options.weight_decay, options.grad_clip};
         llamac::update(model, adamw, static_cast<uint64_t>(options.seed));
     };
 }
 
-void Trainer::launch(Replayed& r) {
+void Trainer::launch(CapturedGraph& r) {
     if (replays && r.launched && !model.context.observer) {
         if (!r.graph) r.graph.emplace(model.stream.handle, r.work);
         return r.graph->replay();
@@ -197,8 +197,8 @@ void Trainer::start_update(const Batch& batch) {
     const bool first = !optimizer.launched;
     const GemmTuning tuning(model.gemms, first && options.tune == "on");
     const Range step_range("step", step + 1);
-    const size_t slot = static_cast<size_t>(step) % flights.size();
-    Flight& f = flights[slot];
+    const size_t slot = static_cast<size_t>(step) % staging.size();
+    StagingBuffers& f = staging[slot];
     Context copying = model.context;
     copying.stream = copies.handle;
     if (in_flight() == 0) end_of(step).record(model.stream.handle);
@@ -212,12 +212,12 @@ void Trainer::start_update(const Batch& batch) {
             copy_bytes_async(copying, ids, from.data + first_id, rows * size_of(to.dtype));
             return ids;
         };
-        const int32_t *tokens = copy_ahead(f.tokens, on_device[slot].tokens),
-                      *targets = copy_ahead(f.targets, on_device[slot].targets);
+        const int32_t *tokens = copy_ahead(f.tokens, token_slots[slot].tokens),
+                      *targets = copy_ahead(f.targets, token_slots[slot].targets);
         f.copied.record(copies.handle);
-        f.copied.hold_back(model.stream.handle);
+        f.copied.wait_event(model.stream.handle);
         set_batch(model, tokens, targets, options.batch_size, options.seq_len);
-        launch(micro == 0 ? first_micro_step : later_micro_step);
+        launch(micro == 0 ? first_micro_batch : later_micro_batch);
         const Tensor& losses = model.activations.losses;
         copy_bytes_async(model.context, f.losses.data + first_id, losses.data, losses.bytes());
     }
@@ -234,7 +234,7 @@ void Trainer::start_update(const Batch& batch) {
 
 UpdateResult Trainer::finish_update() {
     CHECK(in_flight() > 0);
-    const Flight& f = flights[static_cast<size_t>(finished) % flights.size()];
+    const StagingBuffers& f = staging[static_cast<size_t>(finished) % staging.size()];
     const Event &begin = end_of(finished), &end = end_of(finished + 1);
     end.wait();
     const double ms = end.ms_since(begin);
@@ -256,7 +256,7 @@ double Trainer::validate() {
 
 double Trainer::mean_loss_of(int64_t rows, int64_t T, const Rows& fill) {
     CHECK(in_flight() == 0 && rows > 0);
-    Flight& f = flights[0];
+    StagingBuffers& f = staging[0];
     double sum = 0;
     for (int64_t first = 0; first < rows; first += options.batch_size) {
         const int64_t count = std::min(options.batch_size, rows - first);

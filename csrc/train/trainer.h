@@ -39,7 +39,7 @@ struct Trainer {
     const std::string resumed_from;  // a checkpoint, or ""
     const Config config;
     const Ranks ranks = {};
-    const int64_t accumulation;   // micro-steps an update
+    const int64_t accumulation;   // micro-batches an update
     std::optional<Loader> train;  // none: --train-data "", for whoever brings the batches
     std::optional<Loader> val;    // none: --val-data ""
     std::optional<Tokenizer> tokenizer;
@@ -48,12 +48,12 @@ struct Trainer {
     Model model;
     int64_t step = 0;  // updates started
     bool replays;  // launches are recorded in graphs, which later updates replay, but where runs are observed
-    std::string remarks;  // a line for each thing that was not taken over or looks wrong
+    std::string warnings;  // a line for each thing that was not taken over or looks wrong
 
-    // Puts the next update into the model's stream: micro-steps, gradient norm, AdamW. The host gathers its tokens and
+    // Puts the next update into the model's stream: micro-batches, gradient norm, AdamW. The host gathers its tokens and
     // goes on; so it may start the next before this one is done, by most_in_flight.
     void start_update();
-    // The same on batches of the caller's: fills tokens and targets [B,T] of micro-step `micro`, counted from 0.
+    // The same on batches of the caller's: fills tokens and targets [B,T] of micro-batch `micro`, counted from 0.
     using Batch = std::function<void(int64_t micro, int32_t* tokens, int32_t* targets)>;
     void start_update(const Batch& batch);
     int64_t in_flight() const { return step - finished; }
@@ -88,36 +88,36 @@ struct Trainer {
 
   private:
     // What an update reads from and writes to host memory.
-    struct Flight {
-        explicit Flight(int64_t tokens);
-        PinnedMemory<int32_t> tokens, targets;  // of all micro-steps
+    struct StagingBuffers {
+        explicit StagingBuffers(int64_t tokens);
+        PinnedMemory<int32_t> tokens, targets;  // of all micro-batches
         Event copied;
         PinnedMemory<float> losses;
         PinnedMemory<double> squares;  // of the gradients
         PinnedMemory<float> lr;
         PinnedMemory<int32_t> step;
     };
-    // A flight's tokens and targets, copied ahead of the micro-step that wants them.
-    struct OnDevice {
+    // A flight's tokens and targets, copied ahead of the micro-batch that wants them.
+    struct TokenSlot {
         Tensor tokens, targets;
     };
     // Work that every update does alike: the first time launched as it is, which makes what is made once; then
     // recorded, and replayed.
-    struct Replayed {
+    struct CapturedGraph {
         std::function<void()> work;
         bool launched = false;
         std::optional<Graph> graph;
     };
-    void launch(Replayed& work);
+    void launch(CapturedGraph& work);
     Manifest manifest() const;
     std::vector<CheckpointFile> files() const;
     // Of the first `updates`; or, if that was later, when the next one began.
     const Event& end_of(int64_t updates) const;
 
-    Replayed first_micro_step, later_micro_step, optimizer;
-    const Stream copies;              // of ids to the device, beside the model's work
-    std::deque<Flight> flights;       // the update `step` is flights[step % size]
-    std::vector<OnDevice> on_device;  // of each flight
+    CapturedGraph first_micro_batch, later_micro_batch, optimizer;
+    const Stream copies;                 // of ids to the device, beside the model's work
+    std::deque<StagingBuffers> staging;  // the update `step` is staging[step % size]
+    std::vector<TokenSlot> token_slots;  // of each flight
     int64_t finished = 0;
     // Updates are timed on the stream: the host hears late of an end while it waits for room to queue the next one.
     std::deque<Event> ends;

@@ -3,14 +3,14 @@ torch.compile and Liger (where it is installed), forward and forward with backwa
 scaled_dot_product_attention by FlashAttention-2 and by cuDNN ("sdpa flash", "sdpa cudnn").
 
 Widths are those of Llama 3.2 1B, 3.1 8B and 70B at 2 x 8192 tokens; on a CPU the small preset "tiny". Data
-is normal. Peers take turns within one run; inputs and outputs rotate through more memory than the caches
+is normal. Baselines take turns within one run; inputs and outputs rotate through more memory than the caches
 hold, so every call finds them cold. On a GPU times are the device's, by events; on a CPU they are the host's.
 A time is a median.
 
 Rate: the bytes or FLOPs that the operation's description says it must at least move or compute, by the time.
 Limit: a copy of as many bytes (the faster of memcpy and an elementwise kernel), for attention and
 linear_cross_entropy a square matrix product, measured in the same run. Peak memory: what a call allocates
-beyond its inputs; extra: beyond inputs, outputs and gradients. Ratio: the peer's time by ours.
+beyond its inputs; extra: beyond inputs, outputs and gradients. Ratio: the baseline's time by ours.
 
 Writes bench.json, bench.md and a chart bench-PRESET.png to --out. Exit code: 1 where ours failed, 2 for
 bad arguments.
@@ -34,7 +34,7 @@ PRESETS = {
 }
 LIMITS = {"GB/s": "% of the device's copy of as many bytes", "TFLOP/s": "% of the device's matrix product"}
 MODES = ("default", "max-autotune-no-cudagraphs")
-HEAD = ("operation", "direction", "peer", "ms", "rate", "% of limit", "peak MiB", "extra MiB", "ratio")
+HEAD = ("operation", "direction", "baseline", "ms", "rate", "% of limit", "peak MiB", "extra MiB", "ratio")
 
 
 def say(text: str) -> None:
@@ -42,7 +42,7 @@ def say(text: str) -> None:
 
 
 def cells(row: dict) -> list[str]:
-    head = [row["operation"], row["direction"], row["peer"]]
+    head = [row["operation"], row["direction"], row["baseline"]]
     if "ms" not in row:
         return [*head, *["-"] * 6]
     rate = row["rate"] * (1e-9 if row["unit"] == "GB/s" else 1e-12)
@@ -70,17 +70,19 @@ def report(rows: list[dict]) -> str:
 
 
 def chart(rows: list[dict], path: Path) -> None:
-    """One preset's percents of the limit: a panel for a copy's, one for a matrix product's. Behind a peer's
-    bar, how many times as fast ours is.
+    """One preset's percents of the limit: a panel for a copy's, one for a matrix product's. Behind a
+    baseline's bar, how many times as fast ours is.
     """
     panels: dict[str, dict[str, dict[str, Bar]]] = {}
     for row in rows:
         if "percent" in row:
             label = f"{row['operation']}\n{row['direction']}"
-            known = row["ratio"] is not None and row["peer"] != "ours"
+            known = row["ratio"] is not None and row["baseline"] != "ours"
             times = f"   {row['ratio']:.2f}x" if known else ""
             groups = panels.setdefault(LIMITS[row["unit"]], {})
-            groups.setdefault(label, {})[row["peer"]] = Bar(row["percent"], f"{row['percent']:.3g}%{times}")
+            groups.setdefault(label, {})[row["baseline"]] = Bar(
+                row["percent"], f"{row['percent']:.3g}%{times}"
+            )
     title = f"{rows[0]['preset']}: {rows[0]['device']}, PyTorch {rows[0]['torch']}, {rows[0]['dtype']}"
     bars(panels, f"{title}. 2x: ours is twice as fast", path)
 
@@ -99,9 +101,9 @@ def overhead_report(rows: list[dict]) -> str:
 
     def cells(row: dict) -> list[str]:
         times = (row.get(kind) for kind in kinds)
-        return [row["operation"], row["peer"], *("-" if us is None else f"{us:.1f}" for us in times)]
+        return [row["operation"], row["baseline"], *("-" if us is None else f"{us:.1f}" for us in times)]
 
-    head = ("operation", "peer", *kinds)
+    head = ("operation", "baseline", *kinds)
     title = f"## Host time a call: {rows[0]['device']}, PyTorch {rows[0]['torch']}, {rows[0]['dtype']}"
     title += f", {provenance_text(rows[0])}"
     return f"{title}\n\n{markdown(head, ['---'] * 2 + ['---:'] * len(kinds), map(cells, rows))}\n"
@@ -117,7 +119,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--operation", nargs="+", default=[], help="only these functions of llamac.ops")
     parser.add_argument("--dtype", choices=("bf16", "f32"), default="bf16", help="storage")
     parser.add_argument("--compile-mode", choices=MODES, default=MODES[0], help="torch.compile's")
-    parser.add_argument("--seconds", type=float, default=0.3, help="of timed calls, a peer and operation")
+    parser.add_argument("--seconds", type=float, default=0.3, help="of timed calls, a baseline and operation")
     parser.add_argument("--overhead", action="store_true", help="the host's time a call instead: tiny shapes")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder of the results")
     return parser.parse_args(arguments)
@@ -149,7 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
     def add(found: list[dict], head: dict, name: str, report) -> None:
         for row in found:
             if trouble := row.get("error") or "; ".join(row.get("wrong", [])):
-                say(f"{row['operation']} {row.get('direction', '')} {row['peer']}: {trouble}")
+                say(f"{row['operation']} {row.get('direction', '')} {row['baseline']}: {trouble}")
             rows.append(facts | head | row)
         write(rows, report(rows), name, options.out)
 
@@ -166,7 +168,7 @@ def main(arguments: list[str] | None = None) -> int:
                 add(found, {"preset": preset, "compile_mode": options.compile_mode}, "bench", report)
         draw(rows, options.out)
         print(report(rows), end="")
-    return int(any(row["peer"] == "ours" and (row.get("error") or row.get("wrong")) for row in rows))
+    return int(any(row["baseline"] == "ours" and (row.get("error") or row.get("wrong")) for row in rows))
 
 
 if __name__ == "__main__":

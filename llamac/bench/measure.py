@@ -18,7 +18,7 @@ PRODUCT = {"cuda": 8192, "cpu": 256}  # rows, columns and depth
 
 
 @dataclass(frozen=True)
-class Peer:
+class Baseline:
     """prepare: its own inputs from the others', where it wants them otherwise or destroys them."""
 
     function: Callable
@@ -26,28 +26,30 @@ class Peer:
     prepare: Callable[[Inputs], Inputs] | None = None
 
 
-def peers_of(name: str, function: Function, mode: str) -> dict[str, Peer]:
+def baselines_of(name: str, function: Function, mode: str) -> dict[str, Baseline]:
     leaves = function.leaves
     compiled = torch.compile(function.torch, dynamic=False, mode=None if mode == "default" else mode)
-    peers = {
-        "ours": Peer(function.ours, leaves),
-        "eager": Peer(function.torch, leaves),
-        "compile": Peer(compiled, leaves),
+    baselines = {
+        "ours": Baseline(function.ours, leaves),
+        "eager": Baseline(function.torch, leaves),
+        "compile": Baseline(compiled, leaves),
     }
     if name == "attention":
         for kind, backend in SDPA.items():
-            peers[f"sdpa {kind}"] = Peer(sdpa_kernel(backend)(function.torch), leaves)
+            baselines[f"sdpa {kind}"] = Baseline(sdpa_kernel(backend)(function.torch), leaves)
     if form := liger.forms().get(name):
-        peers["liger"] = Peer(form.function, form.leaves, form.prepare)
-    return peers
+        baselines["liger"] = Baseline(form.function, form.leaves, form.prepare)
+    return baselines
 
 
-def calls_of(peer: Peer, sets: list[Inputs], douts: list[list[torch.Tensor]], backward: bool) -> list[Call]:
+def calls_of(
+    baseline: Baseline, sets: list[Inputs], douts: list[list[torch.Tensor]], backward: bool
+) -> list[Call]:
     """A call for each set of inputs; douts: the outputs' gradients, shared as the inputs are."""
-    leaves = peer.leaves if backward else ()
-    if peer.prepare:
-        return [call_of(peer.function, peer.prepare(inputs), leaves) for inputs in sets]
-    return [call_of(peer.function, inputs, leaves, d) for inputs, d in zip(sets, douts, strict=True)]
+    leaves = baseline.leaves if backward else ()
+    if baseline.prepare:
+        return [call_of(baseline.function, baseline.prepare(inputs), leaves) for inputs in sets]
+    return [call_of(baseline.function, inputs, leaves, d) for inputs, d in zip(sets, douts, strict=True)]
 
 
 def memory_of(call: Call, device: str) -> tuple[int | None, int | None]:
@@ -109,37 +111,37 @@ def limit_of(function: Function, case: Case, moved: float) -> Limit:
 def measure(
     name: str, function: Function, case: Case, backward: bool, mode: str, seconds: float
 ) -> list[dict]:
-    """A row for each peer: its time, rate and memory, or why it has none ("error")."""
+    """A row for each baseline: its time, rate and memory, or why it has none ("error")."""
     torch.compiler.reset()  # else shapes and operations before this one count towards the recompile limit
     moved, computed = function.work(case, backward)
     rows: dict[str, dict] = {}
     ready: dict[str, list[Call]] = {}
     sets = make_sets(lambda: function.inputs(case), moved)
     douts: list[list[torch.Tensor]] = [[] for _ in sets]
-    for peer_name, peer in peers_of(name, function, mode).items():
-        rows[peer_name] = {"peer": peer_name}
+    for baseline_name, baseline in baselines_of(name, function, mode).items():
+        rows[baseline_name] = {"baseline": baseline_name}
         try:
-            calls = calls_of(peer, sets, douts, backward)
+            calls = calls_of(baseline, sets, douts, backward)
             for call in calls[:3]:
                 call()
             peak, extra = memory_of(calls[0], case.device)
         except Exception as error:
-            rows[peer_name]["error"] = reason(error)
+            rows[baseline_name]["error"] = reason(error)
             continue
-        rows[peer_name] |= {"peak_bytes": peak, "extra_bytes": extra}
-        ready[peer_name] = calls
+        rows[baseline_name] |= {"peak_bytes": peak, "extra_bytes": extra}
+        ready[baseline_name] = calls
     limit = limit_of(function, case, moved)
     ms = times_of(ready, limit, rows, case.device, seconds)
     amount, top = computed if function.computes else moved, limit.rate(ms)
-    for peer_name in ready.keys() & ms.keys():
-        rate = amount / ms[peer_name] * 1e3
-        rows[peer_name] |= {
-            "ms": ms[peer_name],
+    for baseline_name in ready.keys() & ms.keys():
+        rate = amount / ms[baseline_name] * 1e3
+        rows[baseline_name] |= {
+            "ms": ms[baseline_name],
             "rate": rate,
             "limit": top,
             "unit": limit.unit,
             "percent": 100 * rate / top,
-            "ratio": ms[peer_name] / ms["ours"] if "ours" in ms else None,
+            "ratio": ms[baseline_name] / ms["ours"] if "ours" in ms else None,
         }
     return list(rows.values())
 
@@ -147,8 +149,8 @@ def measure(
 def times_of(
     ready: dict[str, list[Call]], limit: Limit, rows: dict[str, dict], device: str, seconds: float
 ) -> dict[str, float]:
-    """ms by peer and by the limit's calls: together, or one by one where all their results at once are more
-    than the memory holds; what fails alone gets an "error" in its row.
+    """ms by baseline and by the limit's calls: together, or one by one where all their results at once are
+    more than the memory holds; what fails alone gets an "error" in its row.
     """
     try:
         return medians_ms(ready | limit.calls, device, seconds)
@@ -189,9 +191,9 @@ def measure_operation(
         try:
             found = measure(name, function, case, direction != "forward", mode, seconds)
         except Exception as error:  # of the device's memory, most likely
-            found = [{"peer": "ours", "error": reason(error)}]
+            found = [{"baseline": "ours", "error": reason(error)}]
         for row in found:
-            more = {"wrong": wrong} if row["peer"] == "ours" else {}
+            more = {"wrong": wrong} if row["baseline"] == "ours" else {}
             head = {"operation": name, "direction": direction, "dtype": dtype, "shape": case.size}
             rows.append(head | row | more)
         if device != "cpu":

@@ -65,19 +65,19 @@ def measure(name: str, dtype: str, device: str, rounds: int = ROUNDS) -> list[di
     function, case = FUNCTIONS[name], case_of(name, sizes("tiny", 1, 8), dtype, device)
     formulas = {"ours": function.ours, "eager": function.torch}
     rows: dict[str, dict[str, Any]] = {
-        peer: {"operation": name, "dtype": dtype, "peer": peer} for peer in formulas
+        baseline: {"operation": name, "dtype": dtype, "baseline": baseline} for baseline in formulas
     }
     for kind in KINDS if function.leaves else KINDS[:1]:
         calls = {}
-        for peer, formula in formulas.items():
+        for baseline, formula in formulas.items():
             try:
-                calls[peer] = _call(kind, function, formula, case)
-                calls[peer]()
+                calls[baseline] = _call(kind, function, formula, case)
+                calls[baseline]()
             except Exception as error:
-                rows[peer]["error"] = reason(error)
-                calls.pop(peer, None)
+                rows[baseline]["error"] = reason(error)
+                calls.pop(baseline, None)
         with torch.set_grad_enabled(kind != "no gradient"):
             times = host_medians_us(calls, device, rounds)
-        for peer, us in times.items():
-            rows[peer][f"{kind} us"] = us
+        for baseline, us in times.items():
+            rows[baseline][f"{kind} us"] = us
     return list(rows.values())

@@ -74,8 +74,8 @@ def device_ms(make: Callable[[int], None], count: int, wait: float) -> float:
     return start.elapsed_time(end) / count
 
 
-class _Peer:
-    """One peer's calls, warm, and how many of them lie between two events."""
+class _Warm:
+    """One baseline's calls, warm, and how many of them lie between two events."""
 
     def __init__(self, calls: Sequence[Call], device: str) -> None:
         self.turns = _Turns(calls)
@@ -100,18 +100,19 @@ class _Peer:
         return device_ms(self.turns.make, self.together, self.wait)
 
 
-def medians_ms(peers: Mapping[str, Sequence[Call]], device: str, seconds: float) -> dict[str, float]:
-    """Median time of a call by peer, in ms. Peers take turns round by round, and each one's calls in it.
+def medians_ms(baselines: Mapping[str, Sequence[Call]], device: str, seconds: float) -> dict[str, float]:
+    """Median time of a call by baseline, in ms. Baselines take turns round by round, and each one's calls in
+    it.
 
-    device: "cpu" or "cuda". seconds: about so many for each peer's timed calls.
+    device: "cpu" or "cuda". seconds: about so many for each baseline's timed calls.
     """
-    warm = {name: _Peer(calls, device) for name, calls in peers.items()}
+    warm = {name: _Warm(calls, device) for name, calls in baselines.items()}
     times: dict[str, list[float]] = {name: [] for name in warm}
-    a_round = sum(peer.seconds * peer.together for peer in warm.values())
+    a_round = sum(baseline.seconds * baseline.together for baseline in warm.values())
     least, most = ROUNDS
     for _ in range(least if device == "cpu" else min(max(least, int(seconds * len(warm) / a_round)), most)):
-        for name, peer in warm.items():
-            times[name].append(peer.ms())
+        for name, baseline in warm.items():
+            times[name].append(baseline.ms())
     return {name: statistics.median(found) for name, found in times.items()}
 
 

@@ -161,7 +161,7 @@ def adamw_inputs(c: Case) -> Inputs:
     return inputs
 
 
-# Functions: parameters are inputs by name; results are the operation's outputs, as Peer names them.
+# Functions: parameters are inputs by name; results are the operation's outputs, as Baseline names them.
 
 rmsnorm = partial(reference.rmsnorm, eps=EPS)
 residual_rmsnorm = partial(reference.residual_rmsnorm, eps=EPS)

@@ -103,8 +103,8 @@ def prepare(o: Options) -> Run:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
-    config, T, B, micro_steps = load_config(o.model), o.seq_len, o.batch_size, o.micro_steps(world())
-    data = Loader(o.train_data, T, config.vocab_size, B, micro_steps, rank(), world(), o.seed)
+    config, T, B, micro_batches = load_config(o.model), o.seq_len, o.batch_size, o.micro_batches(world())
+    data = Loader(o.train_data, T, config.vocab_size, B, micro_batches, rank(), world(), o.seed)
     val_data = Loader(o.val_data, T, config.vocab_size, B, 1, rank(), world()) if o.val_data else None
     if val_data:
         check_same_tokenizer(data.shards, val_data.shards)

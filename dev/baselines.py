@@ -2,8 +2,8 @@
 eager and by torch.compile. dev/bench.py puts it beside ours.
 
 Inputs are normal; llamac/bench/timing.py says how calls are timed. A backward is timed as autograd runs it,
-with the forward done before, and where the formula is simple also as a function of its own; the fastest way
-counts.
+with the forward done before, and where the formula is simple also as a function of its own; the fastest
+method counts.
 """
 
 import gc
@@ -83,7 +83,7 @@ def fused_adamw(function: Function, arguments: list[torch.Tensor], inputs: Input
 
 
 @dataclass(frozen=True)
-class Way:
+class Method:
     name: str
     function: Function
     bind: Callable[[Function, list[torch.Tensor], Inputs], Call] = plain
@@ -92,86 +92,92 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Peer:
+class Baseline:
     outputs: tuple[str, ...]
     inputs: Callable[[Case], Inputs]
-    ways: tuple[Way, ...]
+    methods: tuple[Method, ...]
 
 
-def forward_peer(output: str, inputs: Callable[[Case], Inputs], function: Function, modes=MODES) -> Peer:
-    return Peer((output,), inputs, (Way("function", function, modes=modes),))
+def forward_baseline(
+    output: str, inputs: Callable[[Case], Inputs], function: Function, modes=MODES
+) -> Baseline:
+    return Baseline((output,), inputs, (Method("function", function, modes=modes),))
 
 
-def backward_peer(inputs, function, leaves: tuple[str, ...], formula: Function | None = None) -> Peer:
-    ways = (Way("autograd", function, gradient, leaves),)
-    ways += (Way("formula", formula, modes=("compile",)),) if formula else ()
-    return Peer(tuple(f"d{leaf}" for leaf in leaves), inputs, ways)
+def backward_baseline(inputs, function, leaves: tuple[str, ...], formula: Function | None = None) -> Baseline:
+    methods = (Method("autograd", function, gradient, leaves),)
+    methods += (Method("formula", formula, modes=("compile",)),) if formula else ()
+    return Baseline(tuple(f"d{leaf}" for leaf in leaves), inputs, methods)
 
 
-def attention_peer(outputs: tuple[str, ...], bind: Callable[..., Call], leaves: tuple[str, ...]) -> Peer:
+def attention_baseline(
+    outputs: tuple[str, ...], bind: Callable[..., Call], leaves: tuple[str, ...]
+) -> Baseline:
     binds = {"default": bind} | {name: within(backend, bind) for name, backend in ops.SDPA.items()}
-    ways = (Way(name, ops.attention, b, leaves, ("eager",)) for name, b in binds.items())
-    return Peer(outputs, ops.attention_inputs, tuple(ways))
+    methods = (Method(name, ops.attention, b, leaves, ("eager",)) for name, b in binds.items())
+    return Baseline(outputs, ops.attention_inputs, tuple(methods))
 
 
-PEERS = {
-    "embedding_forward": forward_peer("out", ops.embedding_inputs, ops.embedding),
-    "embedding_backward": backward_peer(ops.embedding_backward_inputs, ops.embedding_as, ("weight",)),
-    "rmsnorm_forward": forward_peer("out", ops.rmsnorm_inputs, ops.rmsnorm),
-    "residual_rmsnorm_forward": Peer(
-        ("sum", "out"), ops.residual_rmsnorm_inputs, (Way("function", ops.residual_rmsnorm),)
+BASELINES = {
+    "embedding_forward": forward_baseline("out", ops.embedding_inputs, ops.embedding),
+    "embedding_backward": backward_baseline(ops.embedding_backward_inputs, ops.embedding_as, ("weight",)),
+    "rmsnorm_forward": forward_baseline("out", ops.rmsnorm_inputs, ops.rmsnorm),
+    "residual_rmsnorm_forward": Baseline(
+        ("sum", "out"), ops.residual_rmsnorm_inputs, (Method("function", ops.residual_rmsnorm),)
     ),
-    "rmsnorm_backward": backward_peer(
+    "rmsnorm_backward": backward_baseline(
         ops.rmsnorm_backward_inputs, ops.rmsnorm, ("x", "weight"), ops.rmsnorm_backward
     ),
-    "precompute_cis": forward_peer("cis", ops.precompute_cis_inputs, ops.precompute_cis),
-    "rope_forward": forward_peer("out", ops.rope_inputs, ops.rope),
-    "rope_backward": backward_peer(ops.rope_inputs, ops.rope, ("x",), ops.rope_backward),
-    "repeat_kv_forward": forward_peer("out", ops.repeat_kv_inputs, ops.repeat_kv),
-    "repeat_kv_backward": backward_peer(ops.repeat_kv_inputs, ops.repeat_kv, ("x",), ops.repeat_kv_backward),
-    "attention_forward": attention_peer(("out",), plain, ()),
-    "attention_backward": attention_peer(("dq", "dk", "dv"), gradient, ("q", "k", "v")),
-    "swiglu_forward": forward_peer("out", ops.swiglu_inputs, ops.swiglu),
-    "swiglu_backward": backward_peer(ops.swiglu_inputs, ops.swiglu, ("gate_up",), ops.swiglu_backward),
+    "precompute_cis": forward_baseline("cis", ops.precompute_cis_inputs, ops.precompute_cis),
+    "rope_forward": forward_baseline("out", ops.rope_inputs, ops.rope),
+    "rope_backward": backward_baseline(ops.rope_inputs, ops.rope, ("x",), ops.rope_backward),
+    "repeat_kv_forward": forward_baseline("out", ops.repeat_kv_inputs, ops.repeat_kv),
+    "repeat_kv_backward": backward_baseline(
+        ops.repeat_kv_inputs, ops.repeat_kv, ("x",), ops.repeat_kv_backward
+    ),
+    "attention_forward": attention_baseline(("out",), plain, ()),
+    "attention_backward": attention_baseline(("dq", "dk", "dv"), gradient, ("q", "k", "v")),
+    "swiglu_forward": forward_baseline("out", ops.swiglu_inputs, ops.swiglu),
+    "swiglu_backward": backward_baseline(ops.swiglu_inputs, ops.swiglu, ("gate_up",), ops.swiglu_backward),
     # Products and attention are library calls, which the compiler leaves as they are.
-    "matmul_forward": forward_peer("out", ops.matmul_inputs, ops.matmul, ("eager",)),
-    "matmul_backward_input": forward_peer("dx", ops.matmul_inputs, ops.matmul_backward_input, ("eager",)),
-    "matmul_backward_weight": forward_peer(
+    "matmul_forward": forward_baseline("out", ops.matmul_inputs, ops.matmul, ("eager",)),
+    "matmul_backward_input": forward_baseline("dx", ops.matmul_inputs, ops.matmul_backward_input, ("eager",)),
+    "matmul_backward_weight": forward_baseline(
         "dweight", ops.matmul_inputs, ops.matmul_backward_weight, ("eager",)
     ),
-    "cross_entropy": Peer(
+    "cross_entropy": Baseline(
         ("losses", "dlogits"),
         ops.cross_entropy_inputs,
         (
-            Way("autograd", ops.cross_entropy_losses, forward_and_gradient, ("logits",)),
-            Way("formula", ops.cross_entropy, modes=("compile",)),
+            Method("autograd", ops.cross_entropy_losses, forward_and_gradient, ("logits",)),
+            Method("formula", ops.cross_entropy, modes=("compile",)),
         ),
     ),
-    "mean_loss": Peer(("mean", "counted"), ops.mean_loss_inputs, (Way("function", ops.mean_loss),)),
-    "global_norm": forward_peer("squares", ops.global_norm_inputs, ops.global_norm),
-    "adamw": Peer(
+    "mean_loss": Baseline(("mean", "counted"), ops.mean_loss_inputs, (Method("function", ops.mean_loss),)),
+    "global_norm": forward_baseline("squares", ops.global_norm_inputs, ops.global_norm),
+    "adamw": Baseline(
         ("weight", "m", "v"),
         ops.adamw_inputs,
         (
-            Way("fused", ops.adamw, fused_adamw, modes=("eager",)),
-            Way("formula", ops.adamw, modes=("compile",)),
+            Method("fused", ops.adamw, fused_adamw, modes=("eager",)),
+            Method("formula", ops.adamw, modes=("compile",)),
         ),
     ),
 }
 
 
-def calls_of(way: Way, mode: str, sets: list[Inputs], backend: str = "inductor") -> list[Call]:
+def calls_of(method: Method, mode: str, sets: list[Inputs], backend: str = "inductor") -> list[Call]:
     """A call for each set of inputs."""
-    function = way.function
+    function = method.function
     if mode == "compile":
         torch.compiler.reset()  # else shapes and operations before this one count towards the recompile limit
         torch._functorch.config.donated_buffer = False  # a donated buffer cannot serve a second backward
         function = torch.compile(function, dynamic=False, backend=backend)
     calls = []
     for inputs in sets:
-        named = inputs | {leaf: inputs[leaf].detach().requires_grad_() for leaf in way.leaves}
-        names = [name for name in inspect.signature(way.function).parameters if name in named]
-        calls.append(way.bind(function, [named[name] for name in names], named))
+        named = inputs | {leaf: inputs[leaf].detach().requires_grad_() for leaf in method.leaves}
+        names = [name for name in inspect.signature(method.function).parameters if name in named]
+        calls.append(method.bind(function, [named[name] for name in names], named))
     return calls
 
 
@@ -180,31 +186,34 @@ def measure(
 ) -> tuple[dict[str, dict], list[str]]:
     """Times PyTorch on what a microbenchmark's JSON line describes.
 
-    Returns by mode ("eager", "compile") {"ms", "way", "ways"} of the fastest way, without the modes that have
-    none, and a line for every way that failed.
+    Returns by mode ("eager", "compile") {"ms", "method", "methods"} of the fastest method, without the modes
+    that have none, and a line for every method that failed.
     """
     found: dict[str, dict] = {}
     failures: list[str] = []
     name = line["operation"]
     try:
-        peer, case = PEERS[name], Case.of(line, device)
-        sets = make_sets(lambda: peer.inputs(case), line["bytes"])
+        baseline, case = BASELINES[name], Case.of(line, device)
+        sets = make_sets(lambda: baseline.inputs(case), line["bytes"])
     except Exception as error:
         return found, [f"{name}: no inputs: {reason(error)}"]
-    for mode, way in itertools.product(modes, peer.ways):
-        if mode not in way.modes:
+    for mode, method in itertools.product(modes, baseline.methods):
+        if mode not in method.modes:
             continue
         start = time.perf_counter()
         try:
-            calls = calls_of(way, mode, sets, backend)
-            ms = medians_ms({way.name: calls}, device, seconds)[way.name]
+            calls = calls_of(method, mode, sets, backend)
+            ms = medians_ms({method.name: calls}, device, seconds)[method.name]
         except Exception as error:
-            failures.append(f"{name} {mode} {way.name}: {reason(error)}")
+            failures.append(f"{name} {mode} {method.name}: {reason(error)}")
             continue
-        best = found.setdefault(mode, {"ms": ms, "way": way.name, "ways": {}})
-        best["ways"][way.name] = {"ms": ms, "seconds": round(time.perf_counter() - start, 2)}
+        best = found.setdefault(mode, {"ms": ms, "method": method.name, "methods": {}})
+        best["methods"][method.name] = {
+            "ms": ms,
+            "seconds": round(time.perf_counter() - start, 2),
+        }
         if ms < best["ms"]:
-            best |= {"ms": ms, "way": way.name}
+            best |= {"ms": ms, "method": method.name}
     sets.clear()
     gc.collect()
     if device != "cpu":
