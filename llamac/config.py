@@ -200,7 +200,7 @@ class _Reader:
             raise self.fail(key, "true or false")
         return value
 
-    def architecture(self) -> dict[str, str | bool | int | None]:
+    def architecture(self) -> dict[str, Any]:
         """The fields that choose one. Raises InputError for what is not computed."""
         values = {key: self.get(key, words[0]) for key, words in WORDS.items()}
         values |= {key: self.flag(key) for key in FLAGS}

@@ -52,7 +52,8 @@ void check_flags() {
     check(micro_batches(defaults, 1) == 1 && micro_batches(defaults, 8) == 1,
           "no total batch size: one micro-batch");
     const Options total = parse({"--batch-size", "2", "--seq-len", "8", "--total-batch-size", "64"});
-    check(micro_batches(total, 1) == 4 && micro_batches(total, 2) == 2, "micro-batches of a total batch size");
+    check(micro_batches(total, 1) == 4 && micro_batches(total, 2) == 2,
+          "micro-batches of a total batch size");
     refused("too many devices", {"--total-batch-size", "2 * 8 * 8 = 128", "64"},
             [&] { micro_batches(total, 8); });
 
