@@ -15,7 +15,7 @@
 #   make bench-train    training beside PyTorch eager and torch.compile on this machine's GPU, one table
 #   make bench-cpu      tokens/s and peak memory beside PyTorch, same model and batch, two threads
 #   make reference      the reference tensors that the C code is checked against
-#   make lint           formatting, spelling, types, and clang-tidy on changed files; builds and runs nothing
+#   make lint           formatting, spelling, types, and clang-tidy on the files changed since BASE; runs nothing
 #   make format         clang-format and ruff, as `make lint` wants it
 PLATFORM ?= auto
 PYTHON   ?= python3
@@ -103,7 +103,7 @@ bench-cpu: train_llama3 setup-test
 
 lint: train_llama3 setup-test
 	@$(SETUP) lint
-	LLAMAC_BUILD=$(BUILD) dev/lint.sh
+	LLAMAC_BUILD=$(BUILD) dev/lint.sh $(BASE)
 
 reference: setup-test
 	$(VENV) train_llama3.py
