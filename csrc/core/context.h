@@ -1,4 +1,4 @@
-// Backend and how calls run: goes through every one of them. Nothing else can change what a call computes.
+// Where and how calls run: goes through every one of them. Nothing else can change what a call computes.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -33,7 +33,7 @@ struct Context {
     bool dry_run = false;  // calls are checked, and workspace told what they ask for; nothing runs
 };
 
-// Backend the model computes: the device, or the host in a CPU build. Throws Error where there is no device.
+// Where the model computes: the device, or the host in a CPU build. Throws Error where there is no device.
 Context computing_context();
 
 // Between host and device, either way, on the context's stream; without waiting where the host's side is pinned.

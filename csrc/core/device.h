@@ -110,7 +110,7 @@ __device__ inline float block_max(float value, float* warps) {
 }
 
 // ---- operands
-// Backend the heads [B,T,NH,HD] of a strided operand lie.
+// Where the heads [B,T,NH,HD] of a strided operand lie.
 template <class T>
 struct Heads {
     T* data;

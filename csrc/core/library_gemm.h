@@ -24,7 +24,7 @@ struct Gemm {
     bool adds;                        // + c, which may be out
     GemmScale a_scale = GemmScale::none, b_scale = GemmScale::none;
 
-    // "nt 8192x6144x4096 bf16 bf16 +c", the types of a and out: what files keep choices by. Backend b's type is another
+    // "nt 8192x6144x4096 bf16 bf16 +c", the types of a and out: what files keep choices by. Where b's type is another
     // than a's, or c's than out's, it follows behind a slash; scales come last: "nt 64x64x64 e4m3/e5m2 bf16 +c/f32 a*1 b*row".
     std::string name() const;
     std::strong_ordering operator<=>(const Gemm&) const = default;

@@ -41,7 +41,7 @@ struct Model {
     Activations activations;
     Tensor squares, lr,
         step;  // [1] each, read by the optimizer where the weights are: squares of the gradients
-    // Backend set, sees every activation and gradient, by its name in the debug state, while it holds its
+    // Where set, sees every activation and gradient, by its name in the debug state, while it holds its
     // value.
     std::function<void(const std::string& name, const Tensor& value)> hook;
 

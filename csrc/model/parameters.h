@@ -21,7 +21,7 @@ struct Precision {
     bool keeps_master() const { return master && is_narrow(weights); }
 };
 
-// Backend a parameter lies in every buffer that holds one element per parameter. Fused parameters lie behind one another
+// Where a parameter lies in every buffer that holds one element per parameter. Fused parameters lie behind one another
 // and have one placement: their rows are those of one matrix.
 struct Placement {
     int64_t offset = 0;               // in elements

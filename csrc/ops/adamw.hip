@@ -318,7 +318,7 @@ __device__ inline void store_run(X* x, const float* v) {
     }
 }
 
-// Backend a thread's runs begin, and how many elements there are.
+// Where a thread's runs begin, and how many elements there are.
 template <int run>
 struct Place {
     int64_t begin[unit / run];

@@ -55,7 +55,7 @@ inline void check(hipError_t error, const char* expression, const char* file, in
     if (error != hipSuccess) device_failed(error, expression, file, line);
 }
 
-// A launch: blocks, threads a block, stream, bytes of dynamic_shared_memory(). Backend it stands is remembered
+// A launch: blocks, threads a block, stream, bytes of dynamic_shared_memory(). Where it stands is remembered
 // for error messages.
 struct Grid {
     dim3 blocks, threads;

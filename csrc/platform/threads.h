@@ -3,7 +3,7 @@
 
 namespace llamac {
 
-// GNU's OpenMP spins for milliseconds at the end of each parallel loop. Backend another process holds a core,
+// GNU's OpenMP spins for milliseconds at the end of each parallel loop. Where another process holds a core,
 // the thread that is waited for then cannot run on the spinning one's: with one busy process on two cores, a
 // step took 5 times as long as with a spin of some 20 microseconds, which costs nothing on a quiet machine
 // (docs/log/cpu.md). LLVM's, which the HIP compiler brings, spins for 200 ms. The runtime reads the setting before

@@ -33,7 +33,7 @@ struct TileCopy {
 #else
             staged[i] = valid ? *reinterpret_cast<const uint4*>(source) : make_uint4(0, 0, 0, 0);
 #if defined(LLAMAC_CPU) && LLAMAC_WARP == 32
-            // Backend copies are asynchronous the tile changes from here on.
+            // Where copies are asynchronous the tile changes from here on.
             *reinterpret_cast<uint4*>(place(i)) = make_uint4(~0u, ~0u, ~0u, ~0u);
 #endif
 #endif

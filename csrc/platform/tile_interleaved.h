@@ -1,4 +1,4 @@
-// Backend no instruction transposes while it reads LDS: a lane of load_columns takes `width` neighbouring columns
+// Where no instruction transposes while it reads LDS: a lane of load_columns takes `width` neighbouring columns
 // and distributes them, one to each of `width` tiles. The tiles' columns then lie `width` apart, and `width` of
 // them side by side when they are stored. For tiles of which a lane holds one row.
 #pragma once

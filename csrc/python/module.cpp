@@ -65,7 +65,7 @@ py::dict describe_variant(const Variant& v) {
     return r;
 }
 
-// Backend arrays lie that a build is made for; a device's build on a machine without one still means the device.
+// Where arrays lie that a build is made for; a device's build on a machine without one still means the device.
 Backend home() {
     try {
         return computing_context().backend;
@@ -289,7 +289,7 @@ PYBIND11_MODULE(_native, m) {
         },
         py::arg("array"), py::arg("what"), "The array as numpy's, copied if it is on the device.");
     m.def("permute", &permute, py::arg("index"), py::arg("size"), py::arg("seed"), py::arg("epoch"),
-          "Backend the data order takes an index in this epoch.");
+          "Where the data order takes an index in this epoch.");
     m.def("random_normal", &random_normal, py::arg("seed"), py::arg("step"), py::arg("stream"),
           py::arg("element"));
     m.def("random_words", [](uint64_t seed, uint32_t step, uint32_t stream, int64_t block) {

@@ -26,7 +26,7 @@ struct TokenShard {
     void read(int64_t first, int64_t n, int64_t vocab_size, int32_t* out) const;
 };
 
-// Backend each index 0 .. size-1 goes in this epoch: a bijection of 0 .. size-1, by a Feistel network with
+// Where each index 0 .. size-1 goes in this epoch: a bijection of 0 .. size-1, by a Feistel network with
 // cycle walking (Black & Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
 uint64_t permute(uint64_t index, uint64_t size, uint64_t seed, uint64_t epoch);
 

@@ -9,7 +9,7 @@ constexpr float log2_e = 1.44269504088896341f;
 
 // The block tile of a block: which rows of which head. Heads come in sections; in a section the first rows of all its
 // heads come first, so that the last blocks to run are short ones: which rows are first is the kernel's choice,
-// those with the most work. Backend blocks are distributed to XCDs in turn, each with a cache of its own, an XCD gets
+// those with the most work. Where blocks are distributed to XCDs in turn, each with a cache of its own, an XCD gets
 // whole heads.
 struct BlockTile {
     int64_t batch, head, block;
@@ -49,7 +49,7 @@ __device__ float row_delta(const View<const bf16, 4>& dout, const View<const bf1
 }
 
 // A warp's rows of an operand that stays the same through a loop: in registers where there are enough, else
-// in LDS. Backend they are, their place in LDS is free after the next __syncthreads.
+// in LDS. Where they are, their place in LDS is free after the next __syncthreads.
 template <class T, int HD, int row_tiles, bool kept = Machine::operands_in_registers>
 struct WarpRows {
     SharedTile<HD> tile;

@@ -43,7 +43,7 @@ struct Walk {
     static constexpr int warps = rows / warp_rows, threads = warps * M::warp;
     static constexpr int row_bytes = rows * HD * 2, step_bytes = step * HD * 2;
     static constexpr int stages = 2;
-    // Backend operands go to registers the rows come through the steps' place, one tensor after the other.
+    // Where operands go to registers the rows come through the steps' place, one tensor after the other.
     static constexpr int second_at = M::operands_in_registers ? 0 : row_bytes, steps_at = 2 * second_at;
     static constexpr int tiles_end = steps_at + 2 * stages * step_bytes;
     static_assert(tiles_end >= row_bytes);
