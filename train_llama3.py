@@ -32,7 +32,7 @@ from llamac.options import Options
 from llamac.training import references
 from llamac.training import run as training
 from llamac.training.ranks import DTYPES, across_ranks, sharded_gradients, world
-from llamac.training.rounding import random_words, stochastic_round, upload
+from llamac.training.rounding import random_bits, stochastic_round, upload
 from llamac.training.trace import Calls, traced
 from llamac.training.weights import Part, load_weights, parts
 
@@ -300,7 +300,7 @@ def adamw_update(p, g, m, v, lr, bias1, bias2, beta1: float, beta2: float, eps: 
     p.sub_(change.mul_(lr))
 
 
-def update_stored(weight, stored, g, clip, scalars, words, constants: dict[str, float]) -> None:
+def update_stored(weight, stored, g, clip, scalars, bits, constants: dict[str, float]) -> None:
     """adamw_update on the tensors [n] in which p, m and v are stored, each in its type, with `clip` times g;
     `weight` is p's bf16 copy, if there is one. Compiled, all of it is one pass over memory.
     """
@@ -310,7 +310,7 @@ def update_stored(weight, stored, g, clip, scalars, words, constants: dict[str, 
     adamw_update(p, g if clip is None else g * clip, m, v, lr, bias1, bias2, **constants)
     for i, (low, high) in enumerate(zip(stored, exact, strict=True)):
         if low.dtype != high.dtype:
-            low.copy_(stochastic_round(high, words[i]))
+            low.copy_(stochastic_round(high, bits[i]))
     if weight is not None:
         weight.copy_(p)
 
@@ -352,12 +352,12 @@ class AdamW:
         bias1, bias2 = 1 - self.beta1**self.steps, 1 - self.beta2**self.steps
         scalars = upload(np.array([lr, bias1, bias2]), self.device)
         clip = (grad_clip / (norm + 1e-6)).clamp(max=1.0) if grad_clip > 0 else None  # type: ignore
-        words = random_words(self.parts, self.seed, self.steps, self.hashed)
+        bits = random_bits(self.parts, self.seed, self.steps, self.hashed)
         for k, (part, weight, g) in enumerate(zip(self.parts, self.weights, grads, strict=True)):
             stored = [x.view(-1) for x in (self.master[k], self.m[k], self.v[k])]
             copy = None if self.master[k].dtype == weight.dtype else weight.view(-1)
             constants = self.constants | {"weight_decay": self.weight_decay if part.is_matrix() else 0.0}
-            self.update(copy, stored, g.reshape(-1), clip, scalars, words(k, stored), constants)
+            self.update(copy, stored, g.reshape(-1), clip, scalars, bits(k, stored), constants)
 
 
 # Training ===================================================================================================

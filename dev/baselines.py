@@ -153,7 +153,7 @@ BASELINES = {
             Method("formula", ops.cross_entropy, modes=("compile",)),
         ),
     ),
-    "mean_loss": Baseline(("mean", "counted"), ops.mean_loss_inputs, (Method("function", ops.mean_loss),)),
+    "mean_loss": Baseline(("mean", "num_valid"), ops.mean_loss_inputs, (Method("function", ops.mean_loss),)),
     "global_norm": forward_baseline("squares", ops.global_norm_inputs, ops.global_norm),
     "adamw": Baseline(
         ("weight", "m", "v"),

@@ -38,7 +38,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each program")
-    parser.add_argument("--steps", type=int, default=40, help="updates a run")
+    parser.add_argument("--steps", type=int, default=40, help="steps per run")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--compile", action="store_true", help="torch.compile instead of eager")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")

@@ -5,7 +5,7 @@ train_llama3.py on llamac's operations (ops) beside PyTorch's (compile), both sh
 
 The programs take turns: each round runs each of them once on each workload. A run is a process of its own,
 because two of them do not fit into one GPU's memory; PyTorch's second start finds its compiled graphs in its
-cache. A run's figures are medians of its updates after the warm-up, out of its log.
+cache. A run's figures are medians of its steps after the warm-up, out of its log.
 
 Prints a markdown table, writes it to bench_train.md beside --out, which gets every number as JSON: both after
 each run, so that an interrupted benchmark keeps what it has. What is missing, and why, is said.
@@ -44,7 +44,7 @@ STOPPED, NO_MEMORY = "the time was over", "out of memory"
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained: B sequences of T tokens an update and device, and what each side computes again."""
+    """What is trained: B sequences of T tokens per device and step, and what each side computes again."""
 
     model: str
     B: int
@@ -89,7 +89,7 @@ HEAD = (
     "ours / it",
 )
 NOTES = """\
-Tokens/s and TFLOP/s: median over runs of the median update. Spread: largest less smallest run, of the median.
+Tokens/s and TFLOP/s: median over runs of the median step. Spread: largest less smallest run, of the median.
 Peak: allocated on the device. Loss: after the last optimizer step, on the same tokens for all but baseline.
 Ours / it: median over rounds of the ratio of tokens/s; where ours is no program, that of ops.
 ops: train_llama3.py --ops llamac --compile. On several devices: tokens/s and TFLOP/s of all of them, peak of
@@ -107,11 +107,11 @@ class Run:
     program: str
     round: int
     seconds: float = 0.0
-    ms: list[float] = field(default_factory=list)  # of each update after the warm-up
+    ms: list[float] = field(default_factory=list)  # of each step after the warm-up
     tokens_per_s: float = 0.0
     tflops: float = 0.0
     gpu_mem_gib: float = 0.0
-    loss: float | None = None  # of the last update: they all train the same
+    loss: float | None = None  # of the last step: they all train the same
     device: str = ""
     failure: str = ""
 
@@ -200,11 +200,11 @@ def read_baseline(run: Run, console: str) -> None:
 
 
 def read_steps(run: Run, folder: Path, warm_up: int, console: str) -> None:
-    """What the log says of the updates after the warm-up."""
+    """What the log says of the steps after the warm-up."""
     events = [e for e in read_log(folder / "log.jsonl") if e["event"] == "step"]
     timed = [e for e in events if e["step"] > warm_up]
     if not timed:
-        run.failure = f"its log has {len(events)} updates, expected more than {warm_up}"
+        run.failure = f"its log has {len(events)} steps, expected more than {warm_up}"
         return
     run.ms = [e["ms"] for e in timed]
     run.tokens_per_s, run.tflops = (
@@ -320,8 +320,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--workload", nargs="+", choices=known, default=list(WORKLOADS), metavar="NAME", help=names)
     add("--only", default="", help=f"programs, comma-separated: {','.join(PROGRAMS)}")
     add("--rounds", type=int, default=2, help="runs of each program on each workload")
-    add("--warm-up", type=int, default=3, help="first updates of a run, not timed")
-    add("--steps", type=int, default=8, help="timed updates of a run")
+    add("--warm-up", type=int, default=3, help="steps before the timed ones")
+    add("--steps", type=int, default=8, help="timed steps of a run")
     add("--seconds", type=float, default=7200, help="in all; what does not fit is left out, and said")
     add("--ours-flags", default="", help='more flags for our program: "--kernel matmul_forward=tiled"')
     add("--baseline", type=Path, help=baseline)

@@ -209,9 +209,9 @@ class Loader:
         rows = np.stack([self.sequence(int(index)) for index in indices])
         return rows[:, :-1].copy(), rows[:, 1:].copy()
 
-    def micro_batch(self, update: int, micro: int) -> tuple[np.ndarray, np.ndarray]:
-        """(tokens, targets), int32[B,T] each, of micro-batch `micro` of update `update`, counted from 0."""
-        first = (update * self.accum + micro) * self.batch_size
+    def micro_batch(self, step: int, micro: int) -> tuple[np.ndarray, np.ndarray]:
+        """(tokens, targets), int32[B,T] each, of micro-batch `micro` of step `step`, counted from 0."""
+        first = (step * self.accum + micro) * self.batch_size
         positions = [(first + row) * self.world + self.rank for row in range(self.batch_size)]
         S = self.sequences
         return self._batch(permute([p % S], S, self.seed, p // S)[0] for p in positions)

@@ -59,8 +59,8 @@ def set_aside(out: str | Path) -> Path | None:
 
 
 class Log:
-    """Writes the events of one run into the folder `out`; None: nothing, nowhere. `tokens` is those of an
-    update over all devices, `peak_tflops` the devices' peak together, None where unknown. `every`: steps
+    """Writes the events of one run into the folder `out`; None: nothing, nowhere. `tokens` is those of a
+    step over all devices, `peak_tflops` the devices' peak together, None where unknown. `every`: steps
     per line on the console, besides the first and the last one."""
 
     def __init__(
@@ -113,7 +113,7 @@ class Log:
         gpu_mem_gib: float = 0.0,
         gpu_percent: float | None = None,
     ) -> None:
-        """One update: loss in nats a token, gradient norm before clipping, milliseconds it took.
+        """One step: loss in nats a token, gradient norm before clipping, milliseconds it took.
 
         gpu_percent: of the time that the GPU was busy. The log adds this process's memory at its peak, the
         machine's in use, and cpu_percent, this process's since the last step; 100 is one core.

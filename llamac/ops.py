@@ -174,8 +174,8 @@ def _cross_entropy(
 ) -> tuple[Tensor, Tensor | None]:
     """What is asked for, and for a mean also the number of rows in it."""
     if reduction == "mean":
-        _, mean, counted = _ops.cross_entropy(logits, ids, None, 1.0, ignore_index)
-        return mean, counted
+        _, mean, num_valid = _ops.cross_entropy(logits, ids, None, 1.0, ignore_index)
+        return mean, num_valid
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     losses = torch.empty_like(ids, dtype=dtype, memory_format=torch.contiguous_format)
     _write_cross_entropy(logits, ids, None, ignore_index, losses, None)
@@ -184,7 +184,7 @@ def _cross_entropy(
 
 def _write_cross_entropy(logits, ids, dlosses, ignore_index, losses, dlogits) -> None:
     _ops.cross_entropy.out(
-        logits, ids, dlosses, 1.0, ignore_index, losses=losses, dlogits=dlogits, mean=None, counted=None
+        logits, ids, dlosses, 1.0, ignore_index, losses=losses, dlogits=dlogits, mean=None, num_valid=None
     )
 
 
@@ -193,16 +193,16 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits, ids, ignore_index, reduction):
-        loss, counted = _cross_entropy(logits, ids, ignore_index, reduction)
-        ctx.save_for_backward(logits, ids, counted)
+        loss, num_valid = _cross_entropy(logits, ids, ignore_index, reduction)
+        ctx.save_for_backward(logits, ids, num_valid)
         ctx.ignore_index = ignore_index
         return loss
 
     @staticmethod
     def backward(ctx, dloss):
         _refuse_second("cross_entropy")
-        logits, ids, counted = ctx.saved_tensors
-        dlosses = (dloss if counted is None else dloss / counted).expand(ids.shape)
+        logits, ids, num_valid = ctx.saved_tensors
+        dlosses = (dloss if num_valid is None else dloss / num_valid).expand(ids.shape)
         dlogits = torch.empty_like(logits, memory_format=torch.contiguous_format)
         losses = torch.empty_like(ids, dtype=dlosses.dtype, memory_format=torch.contiguous_format)
         _write_cross_entropy(logits, ids, dlosses, ctx.ignore_index, losses, dlogits)
@@ -258,7 +258,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return *scaled, None, None, None, None
 
 
-# For torch.utils.flop_counter, which knows PyTorch's products alone; counted as it counts them, attention in
+# For torch.utils.flop_counter, which knows PyTorch's products alone; num_valid as it counts them, attention in
 # whole squares. Operands are given as their shapes.
 
 

@@ -44,7 +44,7 @@ class Options(make_dataclass("Flags", map(_member, _table()))):  # type: ignore[
     """One training run. Field `batch_size` is the flag --batch-size and the TOML key batch-size."""
 
     def micro_batches(self, devices: int = 1) -> int:
-        """Micro-batchs of an update: total_batch_size / (batch_size·seq_len·devices). Raises InputError."""
+        """Micro-batches of a step: total_batch_size / (batch_size·seq_len·devices). Raises InputError."""
         if self.batch_size * self.seq_len >= 2**31:
             raise InputError(
                 f"--batch-size {self.batch_size} --seq-len {self.seq_len}: expected a product below 2^31"

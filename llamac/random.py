@@ -39,20 +39,20 @@ def philox4x32(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
     return np.stack(words, axis=1).astype(np.uint32)
 
 
-def words(seed: int, step: int, stream: int, n: int, start: int = 0) -> np.ndarray:
+def bits(seed: int, step: int, stream: int, n: int, start: int = 0) -> np.ndarray:
     """The 32 random bits of elements start .. start+n-1: uint32[n]."""
     first, last = start // 4, (start + n + 3) // 4
     block = np.arange(first, last, dtype=np.uint64)
     counter = np.empty((last - first, 4), np.uint32)
     counter[:, 0], counter[:, 1] = block & _LOW, block >> 32
     counter[:, 2], counter[:, 3] = stream, step
-    bits = philox4x32(counter, _key(seed)).reshape(-1)
-    return bits[start - 4 * first :][:n]
+    drawn = philox4x32(counter, _key(seed)).reshape(-1)
+    return drawn[start - 4 * first :][:n]
 
 
 def uniform(seed: int, step: int, stream: int, n: int, start: int = 0) -> np.ndarray:
-    """Uniform numbers in (0,1), never an end point: (word + 0.5)·2^-32, float64[n]."""
-    return (words(seed, step, stream, n, start) + 0.5) * 2.0**-32
+    """Uniform numbers in (0,1), never an end point: (bits + 0.5)·2^-32, float64[n]."""
+    return (bits(seed, step, stream, n, start) + 0.5) * 2.0**-32
 
 
 def normal(seed: int, step: int, stream: int, n: int, start: int = 0) -> np.ndarray:

@@ -9,7 +9,7 @@ import math
 def learning_rate(
     step: int, *, lr: float, min_lr_frac: float, warmup_steps: int, steps: int, schedule: str
 ) -> float:
-    """Learning rate of update `step` (1 .. steps); the same double arithmetic as the C program's."""
+    """Learning rate of step `step` (1 .. steps); the same double arithmetic as the C program's."""
     if step <= warmup_steps:
         return lr * step / warmup_steps
     minimum = lr * min_lr_frac

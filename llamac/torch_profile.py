@@ -227,7 +227,7 @@ def summarise(events: list[dict], device: dict) -> dict:
 
 
 class Profiler:
-    """Profiles `count` of the updates 1 .. steps into the folder `out`: without the first one, in which
+    """Profiles `count` of the steps 1 to `steps` into the folder `out`: without the first one, in which
     memory is touched and kernels are made, if there are enough. count 0: none.
     """
 
@@ -239,7 +239,7 @@ class Profiler:
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
-        """Around the launches of an update."""
+        """Around the launches of a step."""
         if not self.first <= step <= self.last:
             yield
             return
@@ -254,7 +254,7 @@ class Profiler:
             yield
 
     def is_complete(self, step: int) -> bool:
-        """Update `step` was the last to profile, and finish() is due."""
+        """Step `step` was the last to profile, and finish() is due."""
         return self.profile is not None and step == self.last
 
     def finish(self) -> Path:

@@ -1,4 +1,4 @@
-"""The program's trainer for Python: `./train_llama3`, update by update, with the same bits."""
+"""The program's trainer for Python: `./train_llama3`, step by step, with the same bits."""
 
 import json
 import os
@@ -73,27 +73,27 @@ class Trainer:
             warnings.warn(line, stacklevel=2)
 
     @property
-    def updates(self) -> int:
-        """Updates done, those before a checkpoint included."""
-        return self._native.updates
+    def steps_done(self) -> int:
+        """Optimizer steps done, including those before the checkpoint that the run resumed."""
+        return self._native.steps_done
 
     @property
     def last(self) -> dict[str, float]:
-        """Of the last update: step (from 1), loss, grad_norm (before clipping), lr, ms. Empty before the
+        """Of the last step: step (from 1), loss, grad_norm (before clipping), lr, ms. Empty before the
         first."""
         return dict(self._last)
 
     def step(self, tokens: Any = None, targets: Any = None) -> float:
-        """One update: micro-batches, gradient norm, AdamW. Returns its loss, the mean over its tokens.
+        """One step: micro-batches, gradient norm, AdamW. Returns its loss, the mean over its tokens.
 
         tokens, targets: integers [accumulation * B, T], micro-batch after micro-batch, B = batch_size and T =
         seq_len; numpy's, or with `__dlpack__`, on the host or on the device; or nested lists. Targets are the
         next tokens; -100 counts as loss 0. Without arguments: the run's own next batch, as the program draws
         it.
         """
-        if self.updates >= self.options.steps:
+        if self.steps_done >= self.options.steps:
             raise InputError(
-                f"step {self.updates + 1}: expected at most steps = {self.options.steps} updates"
+                f"step {self.steps_done + 1}: expected at most steps = {self.options.steps} steps"
             )
         if tokens is None and targets is None:
             if not self._native.has_training_data:
@@ -125,7 +125,7 @@ class Trainer:
         the token that stands before a document); after a text, as in `sample("def ")` or with prompt="def ",
         their text. The flags sample_tokens, sample_temperature (0: the likeliest token) and sample_top_k (0:
         all) are the defaults. The same of the same weights: random numbers come from the seed and the number
-        of updates."""
+        of steps."""
         if isinstance(n, str):
             if prompt is not None:
                 raise InputError(f"sample: expected one prompt, found {n!r} and another")

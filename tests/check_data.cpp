@@ -167,15 +167,15 @@ void check_loader() {
                                             static_cast<uint64_t>(position / S)));
     };
     for (int64_t world : {1, 2, 3})
-        for (int64_t update = 0; update < 4; update++)
+        for (int64_t step = 0; step < 4; step++)
             for (int64_t micro = 0; micro < A; micro++)
                 for (int64_t rank = 0; rank < world; rank++) {
-                    loader.micro_batch(update, micro, rank, world, tokens.data(), targets.data());
+                    loader.micro_batch(step, micro, rank, world, tokens.data(), targets.data());
                     for (int64_t row = 0; row < B; row++)
-                        check(row_is(row, sequence_at(((update * A + micro) * B + row) * world + rank)),
+                        check(row_is(row, sequence_at(((step * A + micro) * B + row) * world + rank)),
                               "micro-batch");
                 }
-    // An update sees the same sequences on two devices as in two micro-batches on one.
+    // A step sees the same sequences on two devices as in two micro-batches on one.
     std::multiset<int32_t> one, two;
     for (int64_t i = 0; i < 2; i++) {
         loader.micro_batch(3, i, 0, 1, tokens.data(), targets.data());

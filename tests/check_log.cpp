@@ -33,9 +33,9 @@ void check_log() {
         log.memory({{"weights", 38, 10 << 20}, {"activations", 7, 1 << 19}});
         log.start(to_json(Options()));
         log.val(0, 8.3);
-        log.step({1, 8.0, 1.5, 1e-3, 1000.0, {2.5, 90, 0.25, 4.5, 150}});
+        log.step({1, 8.0, 1.5, 1e-3, 1000.0}, {2.5, 90, 0.25, 4.5, 150});
         const double nan = std::numeric_limits<double>::quiet_NaN();
-        log.step({2, nan, 1.5, 1e-3, 500.0, {3, nan, 0.375, 4, 75}});
+        log.step({2, nan, 1.5, 1e-3, 500.0}, {3, nan, 0.375, 4, 75});
         log.sample(2, "def f():\n\t\"\xff\x1b[2J");
         log.checkpoint(2, out + "/step_000002");
         log.print_usage();

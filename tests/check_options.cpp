@@ -86,7 +86,7 @@ void check_bad_flags() {
         {{"--total-batch-size", "4611686018427387904"},
          {"--total-batch-size 4611686018427387904: expected less than 2^48"}},
         {{"--total-batch-size", "3000"},
-         {"micro-batches do not divide the update", "8 * 256 * 1 = 2048", "3000"}},
+         {"micro-batches do not divide it", "8 * 256 * 1 = 2048", "3000"}},
         {{"--total-batch-size", "1"}, {"--total-batch-size", "2048", "found 1"}},
         {{"--lr", "-0.1"}, {"--lr: expected a number of at least 0, found -0.1"}},
         {{"--lr", "nan"}, {"--lr: expected a number", "nan"}},

@@ -11,7 +11,7 @@ namespace {
 
 struct Run {
     Options options;
-    std::vector<std::string> calls;  // "operation variant", of an update
+    std::vector<std::string> calls;  // "operation variant", of a step
     Trained trained;
 
     void operator()() {
@@ -21,8 +21,8 @@ struct Run {
             [this](const Call& call, const Variant& v) { calls.push_back(call.op->name + " " + v.name); },
             [](int64_t, hipStream_t) {}};
         t.model.context.observer = &observer;
-        t.start_update();
-        t.finish_update();
+        t.start_step();
+        t.finish_step();
         t.model.context.observer = nullptr;
         trained = train(t);
         trained.numbers.push_back(t.validate());

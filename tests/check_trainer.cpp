@@ -1,4 +1,4 @@
-// A run without its loop: the memory that it is planned to take, and its updates, which may be started ahead,
+// A run without its loop: the memory that it is planned to take, and its steps, which may be started ahead,
 // replayed as graphs, interrupted and resumed without a changed bit.
 #include <cmath>
 #include <ctime>
@@ -163,8 +163,8 @@ void check_dry_run() {
         for (const bool first : {true, false}) forward_backward(m, first, 0.5);
         const float lr = 0.01f;
         const int32_t step = 1;
-        set_update(m, &lr, &step);
-        update(m, {0.9, 0.95, 1e-8, 0.1, 1.0}, 1);
+        set_step(m, &lr, &step);
+        optimizer_step(m, {0.9, 0.95, 1e-8, 0.1, 1.0}, 1);
         forward(m);
         std::vector<float> logits;
         for (int64_t length = 1; length <= 16; length += 5) next_logits(m, tokens.data(), length, logits);
@@ -233,7 +233,7 @@ Options proposed(const Config& config, const Words& flags, const std::string& wh
     check(Model(config, model_options(changed)).arena.bytes() <= free_bytes(),
           what + ": it does fit: " + message);
     check(micro_batches(changed, 1) * changed.batch_size == micro_batches(o, 1) * o.batch_size,
-          what + ": the update is of as many tokens: " + message);
+          what + ": the step is of as many tokens: " + message);
     return changed;
 }
 
@@ -281,7 +281,7 @@ void check_refusal() {
             [&] { check_memory(Model(wide, model_options(none)), none); });
     // Refused for the device's memory: the host's, of the same size, is not asked for.
     const Options endless = small_run({"--total-batch-size", std::to_string(int64_t{1} << 47)});
-    refused("an update of too many tokens",
+    refused("a step of too many tokens",
             {"memory: the run needs ", "no recomputation, batch size or precision makes it fit"},
             [&] { Trainer t(endless); });
 }
@@ -319,20 +319,20 @@ void check_planning_is_quick() {
           "every k-th block, k beyond the layers, is proposed what as many as the layers are");
 }
 
-// ---- updates ----
+// ---- steps ----
 
-// However far the host is ahead, each update's numbers are its own.
+// However far the host is ahead, each step's numbers are its own.
 void check_updates_ahead() {
     for (const Words& precision : precisions) {
         const Trained now = train(small_run(precision), 0);
         check(now.numbers.size() == 4 * 6 && now.numbers[0] == 1 && now.numbers[4 * 5] == 6,
-              "six updates in order");
+              "six steps in order");
         for (size_t k = 4; k < now.numbers.size(); k++)
             check(std::isfinite(now.numbers[k]) && now.numbers[k] != now.numbers[k - 4],
-                  "no two updates are alike");
+                  "no two steps are alike");
         for (const int64_t ahead : {1, 2, 5})
             check(train(small_run(precision), ahead) == now,
-                  std::to_string(ahead) + " updates ahead: other bits");
+                  std::to_string(ahead) + " steps ahead: other bits");
     }
 }
 
@@ -365,7 +365,7 @@ void check_first_token() {
             [&] { Trainer t(small_run({"--model", in_folder("first")})); });
 }
 
-// What a signal does: no new update is started, those in flight are finished, then a checkpoint.
+// What a signal does: no new step is started, those in flight are finished, then a checkpoint.
 void check_interrupted() {
     for (const Words& precision : precisions) {
         Words words = precision;
@@ -377,11 +377,11 @@ void check_interrupted() {
         {
             Trainer t(small_run(words), 1);
             for (int k = 0; k < 3; k++) {
-                t.start_update();
+                t.start_step();
                 finish(t, 1, trained);
             }
             check(t.step == 3 && t.in_flight() == 1 && trained.numbers.size() == 4 * 2,
-                  "one update in flight");
+                  "one step in flight");
             finish(t, 0, trained);
             t.validate();
             check(t.save() == out + "/step_000003", "a checkpoint of what was started");

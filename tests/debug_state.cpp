@@ -1,6 +1,6 @@
 // debug_state REFERENCE OUT [dtype] [recompute] [logits bytes] [OPERATION=VARIANT ...]
 // The C model on the tokens of REFERENCE/debug_state.safetensors, from the weights in REFERENCE: writes every
-// activation, gradient and the ten updates to OUT under the reference's names, in the order of computation.
+// activation, gradient and the ten steps to OUT under the reference's names, in the order of computation.
 // tests/test_model.py compares the two.
 #include <deque>
 
@@ -85,8 +85,8 @@ void record(const std::string& reference, const std::string& out, const ModelOpt
     for (int32_t step = 1; step <= 10; step++) {
         forward_backward(model, true, 1.0);
         losses.push_back(static_cast<float>(mean_loss(model)));
-        set_update(model, &lr, &step);
-        update(model, adamw, 42);
+        set_step(model, &lr, &step);
+        optimizer_step(model, adamw, 42);
         double squares = 0;
         copy_bytes(&squares, model.squares.data, sizeof squares);
         norms.push_back(static_cast<float>(grad_norm(squares)));

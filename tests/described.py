@@ -149,7 +149,7 @@ def cross_entropy(i):
 
 def mean_loss(i):
     mean, count = reference.mean_loss(reference.at_least_fp32(i["losses"]), i["targets"])
-    return {"mean": mean, "counted": count}
+    return {"mean": mean, "num_valid": count}
 
 
 def global_norm(i):

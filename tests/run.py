@@ -56,12 +56,12 @@ def losses(out: Path) -> list[float]:
 
 
 def bits(out: Path) -> dict[str, list | str]:
-    """Alike for runs of the same bits: each update's numbers, hashes of the newest checkpoint's tensors."""
+    """Alike for runs of the same bits: each step's numbers, hashes of the newest checkpoint's tensors."""
     newest = max(out.glob("step_*"))
     numbers = [[e[key] for key in ("step", "loss", "grad_norm", "lr")] for e in events(out, "step")]
     files = ("model.safetensors", "optimizer.safetensors")
     hashes = {file: hashlib.sha256((newest / file).read_bytes()).hexdigest() for file in files}
-    return {"updates": numbers, **hashes}
+    return {"steps": numbers, **hashes}
 
 
 def one_line(result: subprocess.CompletedProcess) -> str:

@@ -1,4 +1,4 @@
-// A run of seconds, without its loop, for tests: its model, data and options, and what its updates give.
+// A run of seconds, without its loop, for tests: its model, data and options, and what its steps give.
 #pragma once
 #include "check.h"
 #include "train/trainer.h"
@@ -23,7 +23,7 @@ inline std::string tokens_bin(uint32_t count) {
 
 using Words = std::vector<std::string>;
 
-// Six updates of two micro-batches of 4 sequences of 16 tokens; `more` wins over that.
+// Six steps of two micro-batches of 4 sequences of 16 tokens; `more` wins over that.
 inline Options small_run(const Words& more = {}) {
     if (!fs::exists(in_folder("model"))) {
         fs::create_directories(in_folder("model"));
@@ -83,7 +83,7 @@ inline std::vector<std::string> all_kernels() {
 }
 
 struct Trained {
-    std::vector<double> numbers;  // of each update: its step, loss, gradient norm, learning rate
+    std::vector<double> numbers;  // of each step: its step, loss, gradient norm, learning rate
     std::string weights;
 
     bool operator==(const Trained& other) const {
@@ -93,16 +93,16 @@ struct Trained {
 
 inline void finish(Trainer& t, int64_t in_flight, Trained& trained) {
     while (t.in_flight() > in_flight) {
-        const UpdateResult r = t.finish_update();
+        const StepResult r = t.finish_step();
         trained.numbers.insert(trained.numbers.end(), {double(r.step), r.loss, r.grad_norm, r.lr});
     }
 }
 
-// The updates from where `t` stands to the run's end.
+// The steps from where `t` stands to the run's end.
 inline Trained train(Trainer& t) {
     Trained trained;
     while (t.step < t.options.steps) {
-        t.start_update();
+        t.start_step();
         finish(t, t.most_in_flight, trained);
     }
     finish(t, 0, trained);

@@ -144,11 +144,11 @@ def test_micro_batches(tmp_path, vocab, rank, world):
         write_bin(tmp_path / f"t_{shard}.bin", rng.integers(vocab, size=n).astype(np.uint32), vocab)
     pattern, T, B, A, seed = str(tmp_path / "t_*.bin"), 16, 3, 2, 7
     loader = Loader(pattern, T, vocab, B, A, rank, world, seed)
-    for update in range(12):
+    for step in range(12):
         for micro in range(A):
             ours = np.full((2, B, T), -1, np.int32)
-            _native.micro_batch(pattern, T, vocab, B, A, seed, update, micro, rank, world, *ours)
-            assert np.array_equal(ours, loader.micro_batch(update, micro))
+            _native.micro_batch(pattern, T, vocab, B, A, seed, step, micro, rank, world, *ours)
+            assert np.array_equal(ours, loader.micro_batch(step, micro))
 
 
 @pytest.mark.parametrize(
@@ -192,8 +192,8 @@ def test_learning_rate(schedule, warmup, steps):
 
 def test_random_numbers():
     for seed, step, stream in ((0, 0, 0), (42, 0, 4), (2**53 - 1, 10**6, 2**32 - 1)):
-        words = llamac.random.words(seed, step, stream, 40)
-        assert words.tolist() == [w for b in range(10) for w in _native.random_words(seed, step, stream, b)]
+        bits = llamac.random.bits(seed, step, stream, 40)
+        assert bits.tolist() == [w for b in range(10) for w in _native.random_bits(seed, step, stream, b)]
         normals = llamac.random.normal(seed, step, stream, 1000)
         assert normals.tolist() == [_native.random_normal(seed, step, stream, e) for e in range(1000)]
 

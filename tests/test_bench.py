@@ -314,7 +314,7 @@ def test_baselines_compute_the_operation(operation, label, method, mode, monkeyp
     letters = {"dweight": "G", "m": "M", "v": "M"}
     for name, value in found.items():
         dtype = case.type_of(letters.get(name, "T"))
-        if name in ("losses", "mean", "counted", "squares", "cis", "master"):
+        if name in ("losses", "mean", "num_valid", "squares", "cis", "master"):
             dtype = torch.float32
         elif method.name == "autograd" and name[1:] in method.leaves:
             dtype = inputs[name[1:]].dtype

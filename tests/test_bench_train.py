@@ -188,7 +188,7 @@ FAULTS = {
     "exit": ("print('x\\nno device'); sys.exit(2)", "exit code 2: no device"),
     "memory": ("print('torch.OutOfMemoryError: CUDA out of memory.\\nhint'); sys.exit(1)", "out of memory"),
     "signal": ("os.kill(os.getpid(), 11)", "exit code -11"),
-    "empty": ("open(flags['--out'] + '/log.jsonl', 'w')", "its log has 0 updates, expected more than 3"),
+    "empty": ("open(flags['--out'] + '/log.jsonl', 'w')", "its log has 0 steps, expected more than 3"),
     "nan": ("steps(None)", "its loss is no number"),
     "log": ("", "its log: "),
     "key": (

@@ -217,19 +217,19 @@ def test_micro_batches_follow_the_rule(tmp_path, vocab, B, accum, world):
     loaders = [
         Loader(str(tmp_path / "*.bin"), T, vocab, B, accum, rank, world, seed) for rank in range(world)
     ]
-    for update in range(6):  # several epochs
+    for step in range(6):  # several epochs
         for micro in range(accum):
             for rank, loader in enumerate(loaders):
-                tokens, targets = loader.micro_batch(update, micro)
+                tokens, targets = loader.micro_batch(step, micro)
                 assert tokens.shape == targets.shape == (B, T) and tokens.dtype == targets.dtype == np.int32
                 for b in range(B):
-                    p = ((update * accum + micro) * B + b) * world + rank
+                    p = ((step * accum + micro) * B + b) * world + rank
                     sequence = expected[permute_as_specified(p % S, S, seed, p // S)]
                     assert tokens[b].tolist() == sequence[:-1] and targets[b].tolist() == sequence[1:]
 
 
 def test_stream_does_not_depend_on_the_devices(tmp_path):
-    """Eight sequences an update, however divided, are the same set; an epoch visits each sequence once."""
+    """Eight sequences per step, however divided, are the same set; an epoch visits each sequence once."""
     shards(tmp_path, 16 * 8 + 1)
     seen = {}
     for B, accum, world in ((8, 1, 1), (2, 4, 1), (2, 2, 2), (1, 1, 8), (1, 4, 2)):

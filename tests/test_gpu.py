@@ -1,5 +1,5 @@
 """What only a GPU can show: the same bits however a step is launched, tuned or resumed; the CPU's losses; the
-memory that was promised; the time of an update. `make test` on a machine with a GPU runs it. The debug states
+memory that was promised; the time of a step. `make test` on a machine with a GPU runs it. The debug states
 are compared there by tests/test_model.py, all else by tests/test_program.py.
 """
 
@@ -54,7 +54,7 @@ def test_the_same_seed_gives_the_same_bits(run, precision):
     first = run("first", **PRECISIONS[precision])
     assert run("again", **PRECISIONS[precision]) == first
     assert run("launched", graphs="off", **PRECISIONS[precision]) == first
-    assert run("other", seed=7, **PRECISIONS[precision])["updates"] != first["updates"]
+    assert run("other", seed=7, **PRECISIONS[precision])["steps"] != first["steps"]
 
 
 @pytest.mark.parametrize("precision", ["f32", "bf16-throughout"])
@@ -69,7 +69,7 @@ def test_the_librarys_guesses_give_the_same_bits(run, tmp_path, precision):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_checkpoint_knows_its_products(run, tmp_path, precision):
-    """2N updates are N, a resume, and N more, where the manifest alone says which candidates were chosen."""
+    """2N steps are N, a resume, and N more, where the manifest alone says which candidates were chosen."""
     alone = {"gemm_cache": "none", **PRECISIONS[precision]}
     whole = run("out", **alone)
     (tmp_path / "out/step_000008").rename(tmp_path / "set-aside")
@@ -128,12 +128,12 @@ def cpu_program() -> Path:
 
 
 def test_the_losses_of_the_cpu(train, cpu_program, tmp_path):
-    """200 updates of the tiny model in f32, on the GPU and on the CPU.
+    """200 steps of the tiny model in f32, on the GPU and on the CPU.
 
     Sums in another order differ by roundings, and training makes any small difference grow alike. How much,
-    the CPU's run says beside itself with each update in two micro-batches: up to 1e-5 of the loss. Other
+    the CPU's run says beside itself with each step in two micro-batches: up to 1e-5 of the loss. Other
     orders there (plain loops for attention, another BLAS, eight micro-batches) gave 0.25 to 2 times that. On
-    the GPU every operation rounds in its own way: 16 times are allowed, and at the first updates, where
+    the GPU every operation rounds in its own way: 16 times are allowed, and at the first steps, where
     nothing has grown yet, what the mean of a few ulps a row can be. A learning rate that is off by 0.03% is
     seen.
     """

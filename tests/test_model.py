@@ -1,4 +1,4 @@
-"""The C model against the reference model: every activation, every gradient, ten updates, in order."""
+"""The C model against the reference model: every activation, every gradient, ten steps, in order."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ def load(file: Path) -> dict[str, np.ndarray]:
 
 def first_difference(ours: dict, torch: dict, truth: dict, dtype: str, series: dict[str, Error]) -> str:
     """The first tensor, in the order of computation, that is outside the tolerance; empty if none is.
-    series: PyTorch's errors of the ten updates' numbers, relative to the largest.
+    series: PyTorch's errors of the ten steps' numbers, relative to the largest.
     """
     for name, found in ours.items():
         if name == "loss":  # one number's error is one draw; its rows' errors within the tolerance bound it
@@ -59,7 +59,7 @@ def first_difference(ours: dict, torch: dict, truth: dict, dtype: str, series: d
 
 @pytest.fixture(scope="module")
 def series(states) -> Callable[[str], dict[str, Error]]:
-    """PyTorch's errors of the ten updates' numbers in a type, relative to the largest: the root mean square
+    """PyTorch's errors of the ten steps' numbers in a type, relative to the largest: the root mean square
     over the test models. Ten numbers that follow from each other are one draw, which differs between models,
     and with PyTorch's kernels between CPUs, by a factor of 7.
     """
@@ -127,7 +127,7 @@ def test_logits_in_chunks(build, states, series, tmp_path, model, dtype, gradien
     folder, torch, truth = states(model, dtype)
     row = 97 * (4 if dtype == "f32" else 2)
     ours = run_model(build, folder, tmp_path / "state", f"{dtype},{gradients}", "none", str(9 * row))
-    if gradients != "f32":  # PyTorch's updates have gradients of the reference's type
+    if gradients != "f32":  # PyTorch's steps have gradients of the reference's type
         ours = {name: value for name, value in ours.items() if not name.startswith("train.")}
     assert first_difference(ours, torch, truth, dtype, series(dtype)) == ""
 

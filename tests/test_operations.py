@@ -239,18 +239,18 @@ def test_adamw_in_two_pieces(variant):
     state = [values[name] for name in ("weight", "m", "v")]
     extra = [values[name] for name in ("squares", "lr", "step")]
 
-    def update(first: int, last: int, *offset: int) -> list[torch.Tensor]:
+    def updated(first: int, last: int, *offset: int) -> list[torch.Tensor]:
         weight, m, v = (x[first:last].clone() for x in state)
         inputs = [values["grad"][first:last].clone(), *extra]
         registry.run("adamw", [weight, None, m, v], inputs, (*ADAMW_SCALARS[:-1], *offset), variant)
         return [weight, m, v]
 
-    whole = update(0, n)
+    whole = updated(0, n)
     for cut in (1028, 2048):
-        for piece, offset in ((update(0, cut), 0), (update(cut, n, cut), cut)):
+        for piece, offset in ((updated(0, cut), 0), (updated(cut, n, cut), cut)):
             for found, expected in zip(piece, whole, strict=True):
                 assert torch.equal(found, expected[offset : offset + len(found)]), (cut, offset)
-    for found, expected in zip(update(1028, n), whole, strict=True):
+    for found, expected in zip(updated(1028, n), whole, strict=True):
         assert not torch.equal(found, expected[1028:])
 
 

@@ -91,7 +91,7 @@ def test_a_library_without_ranges_is_refused(train, data, tmp_path, library):
 
 @pytest.fixture(scope="module")
 def out(build, tmp_path_factory) -> Path:
-    """A run of six updates, validation between them, that profiles three: the second to the fourth."""
+    """A run of six steps, validation between them, that profiles three: the second to the fourth."""
     folder = tmp_path_factory.mktemp("profile")
     rng = np.random.default_rng(1)
     for name in ("train", "val"):

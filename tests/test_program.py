@@ -142,7 +142,7 @@ def test_every_precision_learns(train, data, tmp_path):
 
 
 def interrupted(command: list, out: Path) -> int:
-    """Exit code of a program that gets Ctrl-C after a few updates."""
+    """Exit code of a program that gets Ctrl-C after a few steps."""
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     deadline = time.time() + 60
     while time.time() < deadline and not (
@@ -154,7 +154,7 @@ def interrupted(command: list, out: Path) -> int:
 
 
 def test_an_interrupted_run_goes_on_with_the_same_bits(build, train, data, tmp_path):
-    """Updates that are in flight when the signal comes are finished, logged and saved."""
+    """Steps that are in flight when the signal comes are finished, logged and saved."""
     endless = {"checkpoint_every": 0, "val_every": 0, "schedule": "constant"}
     out = tmp_path / "out"
     assert interrupted([build / "train_llama3", *flags(data, out, steps=1000000, **endless)], out) == 130
@@ -193,11 +193,11 @@ def test_a_run_that_diverges_keeps_its_checkpoint(train, data, tmp_path):
     rest = flags(data, tmp_path / "out", steps=40, lr=1e18, keep_checkpoints=1, grad_clip=0)
     result = train(*rest, "--resume", "auto", code=2)
     line = result.stderr.strip()
-    assert re.fullmatch(r"train_llama3: update \d+: expected a finite loss .*, found .*step_000008", line), (
+    assert re.fullmatch(r"train_llama3: step \d+: expected a finite loss .*, found .*step_000008", line), (
         line
     )
     assert sorted(p.name for p in (tmp_path / "out").glob("step_*")) == ["step_000004", "step_000008"]
-    assert events(tmp_path / "out", "step")[-1]["step"] == int(re.search(r"update (\d+)", line)[1])
+    assert events(tmp_path / "out", "step")[-1]["step"] == int(re.search(r"step (\d+)", line)[1])
 
 
 def test_a_second_run_keeps_the_first(train, data, tmp_path):
@@ -366,14 +366,14 @@ def test_weights_of_float16_are_read(train, data, tmp_path):
     train(*flags(data, tmp_path / "first"))
     checkpoint = tmp_path / "first/step_000008"
     halves = {n: x.half() for n, x in load_file(checkpoint / "model.safetensors").items()}
-    updates = []
+    found = []
     for dtype in (torch.float16, torch.float32):
         folder = shutil.copytree(checkpoint, tmp_path / str(dtype))
         save_file({n: x.to(dtype) for n, x in halves.items()}, folder / "model.safetensors")
         out = tmp_path / f"from {dtype}"
         train(*flags(data, out, model=folder, init="load"))
-        updates.append(losses(out))
-    assert updates[0] == updates[1]
+        found.append(losses(out))
+    assert found[0] == found[1]
 
 
 def test_checkpoints_carry_the_tokenizer(train, data, tmp_path):

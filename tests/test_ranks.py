@@ -38,7 +38,7 @@ def torchrun(script: Path, *arguments: str) -> subprocess.CompletedProcess:
 
 
 def size(**extra) -> dict:
-    """Updates of 2·2·2 sequences: on one process twice the micro-batches."""
+    """Steps of 2·2·2 sequences: on one process twice the micro-batches."""
     base = {
         "steps": 4,
         "batch_size": 2,
@@ -78,7 +78,7 @@ def test_two_processes_are_one_with_twice_the_accumulation(data, tmp_path):
     assert done.returncode == 0, done.stderr
     profile = json.loads((tmp_path / "ranks/profile.json").read_text())
     calls = {row["variant"]: row["calls"] for row in profile["operations"]}
-    # Gradients are reduced once an update, not once a micro-batch: three blocks, the embedding, the head.
+    # Gradients are reduced once per step, not once per micro-batch: three blocks, the embedding, the head.
     assert calls["c10d::_reduce_scatter_base_"] == 2 * 5
     assert done.stdout.count("done: ") == 1 and "2 devices x 2 x 2 x 16" in done.stdout
     compare(data, tmp_path, {}, 2e-6)

@@ -22,8 +22,8 @@ from llamac.data import write_bin
 from llamac.errors import InputError
 from llamac.options import parse
 from llamac.plot import read_log
-from llamac.training.rounding import hashed_words, moment_words, stochastic_round
-from llamac.training.run import Update, finish
+from llamac.training.rounding import hashed_bits, moment_bits, stochastic_round
+from llamac.training.run import Step, finish
 from llamac.training.sampling import sample_token
 from llamac.training.weights import Part, fuse_products, init_weights, parts
 
@@ -44,7 +44,7 @@ def whole(weights: list[torch.nn.Parameter]) -> list[Part]:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_adamw_is_torchs(compiled):
-    """Ten updates with a learning rate that changes, which compiled code must not take for a constant."""
+    """Ten steps with a learning rate that changes, which compiled code must not take for a constant."""
     torch.manual_seed(3)
     ours = [torch.nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in ((7, 5), (11,))]
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
@@ -63,7 +63,7 @@ def test_adamw_is_torchs(compiled):
 
 @pytest.mark.parametrize("hashed", [False, True])
 def test_bf16_weights_follow_fp32_ones(hashed):
-    """Updates below half a bf16 step: the master copy is the fp32 run's weight; without one the mean
+    """Updates below half a bf16 ulp: the master copy is the fp32 run's weight; without one the mean
     follows it.
     """
     runs = {}
@@ -101,7 +101,7 @@ def test_a_byte_rounds_a_moment():
     tails = torch.arange(1 << 16, dtype=torch.int32)
     x = (tails + 0x3F80_0000).view(torch.float32)
     word = np.arange(256, dtype=np.uint32)
-    m, v = moment_words(word << 8 | 0xAB00_0000)[0], moment_words(word | 0xAB00_FF00)[1]
+    m, v = moment_bits(word << 8 | 0xAB00_0000)[0], moment_bits(word | 0xAB00_FF00)[1]
     for words in (m, v):
         assert len(np.unique(words)) == 256
         ups = sum(
@@ -109,7 +109,7 @@ def test_a_byte_rounds_a_moment():
         )
         error = ups.double() / 256 - tails.double() / 65536
         assert error.abs().max() <= 2**-9 and abs(error.mean()) < 1e-5
-    unmoved = moment_words(word << 16)
+    unmoved = moment_bits(word << 16)
     assert all(len(np.unique(w)) == 1 for w in unmoved)
 
 
@@ -137,7 +137,7 @@ def test_hashed_words_are_murmurs():
         x = (x ^ x >> 16) * np.uint32(0x85EBCA6B)
         x = (x ^ x >> 13) * np.uint32(0xC2B2AE35)
     expected = (x ^ x >> 16).view(np.int32).tolist()
-    for function in (hashed_words, torch.compile(hashed_words)):
+    for function in (hashed_bits, torch.compile(hashed_bits)):
         assert function(torch.tensor(seed, dtype=torch.int32), n).tolist() == expected
 
 
@@ -255,7 +255,7 @@ def test_compiled_training_has_no_breaks(tmp_path, monkeypatch, flags):
 
 
 def test_results_are_read_late():
-    """On a GPU an update is logged when the next one has been queued; its time is the device's, from the end
+    """On a GPU a step is logged when the next one has been queued; its time is the device's, from the end
     of the one before.
     """
 
@@ -274,7 +274,7 @@ def test_results_are_read_late():
     r = SimpleNamespace(running=[], log=log, device="cpu", begun=Event(100))
     ends = [600, 800, 1100]
     for step, end in enumerate(ends, 1):
-        u = Update(step, lr=0.1 * step, done=Event(end))
+        u = Step(step, lr=0.1 * step, done=Event(end))
         u.result = torch.tensor([1.0 * step, 2.0])
         r.running.append(u)
         finish(r, late=1)
@@ -302,7 +302,7 @@ def test_no_checkpoints(tmp_path, capsys):
 
 def test_a_run_that_diverges_stops(tmp_path):
     flags = ["--lr", "1e18", "--grad-clip", "0", "--steps", "40", "--checkpoint-every", "1"]
-    with pytest.raises(InputError, match=r"update \d+: expected a finite loss .* checkpoint is .*step_"):
+    with pytest.raises(InputError, match=r"step \d+: expected a finite loss .* checkpoint is .*step_"):
         run_training(tmp_path, "a", *flags)
     last = max((tmp_path / "a").glob("step_*"))
     assert all(w.isfinite().all() for w in load_file(last / "model.safetensors").values())

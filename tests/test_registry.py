@@ -242,10 +242,10 @@ def test_no_rows(operation):
         arrays[k] = arrays[k].astype(np.int32)
     for variant in every_variant(operation):
         if operation == "cross_entropy":
-            mean, counted = arrays[2:4] = np.ones((), np.float32), np.ones((), np.float32)
+            mean, num_valid = arrays[2:4] = np.ones((), np.float32), np.ones((), np.float32)
         llamac.run(operation, arrays[: len(outputs)], arrays[len(outputs) :], scalars, variant)
         if operation == "cross_entropy":
-            assert np.isnan(mean) and counted == 0
+            assert np.isnan(mean) and num_valid == 0
 
 
 def test_losses_of_large_logits():

@@ -149,4 +149,4 @@ def test_what_is_resumed_is_what_was_written(tmp_path, monkeypatch):
     for file in FILES:
         assert digest(tmp_path / "saved" / file) == digest(DATA / "step_000006" / file)
     again = llamac.Trainer(tmp_path / "saved")
-    assert again.options.total_batch_size == 64 and again.updates == 6
+    assert again.options.total_batch_size == 64 and again.steps_done == 6

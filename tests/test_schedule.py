@@ -13,7 +13,7 @@ SCHEDULES = ("cosine", "linear", "constant", "wsd")
 
 
 def rates(schedule: str, warmup: int, steps: int, minimum: float = 0.1) -> list[float]:
-    """Learning rates of updates 1 .. steps, at a peak of 2."""
+    """Learning rates of steps 1 .. steps, at a peak of 2."""
     rule = {"lr": 2.0, "min_lr_frac": minimum, "warmup_steps": warmup, "steps": steps, "schedule": schedule}
     return [learning_rate(step, **rule) for step in range(1, steps + 1)]
 
@@ -54,7 +54,7 @@ def test_wsd_falls_in_the_last_fifth():
     values = rates("wsd", 10, 103)
     assert values[10:83] == [2.0] * 73
     assert np.allclose(np.diff(values[82:]), -0.09, rtol=1e-12, atol=0)
-    assert rates("wsd", 0, 3) == pytest.approx([2.0, 2.0, 0.2])  # a decay of at least one update
+    assert rates("wsd", 0, 3) == pytest.approx([2.0, 2.0, 0.2])  # a decay of at least one step
     assert rates("wsd", 95, 100)[94:] == pytest.approx(
         [2.0, 1.64, 1.28, 0.92, 0.56, 0.2]
     )  # from the warm-up on
@@ -89,18 +89,18 @@ def test_philox_known_answers(counter, key, expected):
 def test_words_take_their_place_in_the_counter():
     seed, step, stream, element = 0x299F31D0A4093822, 0x03707344, 0x13198A2E, 4 * 0x85A308D3243F6A88
     expected = [int(word, 16) for word in VECTORS[2][2].split()]
-    assert random.words(seed, step, stream, 4, element).tolist() == expected
-    assert random.words(seed, step, stream, 2, element + 1).tolist() == expected[1:3]
-    whole = random.words(7, 1, 2, 50)
+    assert random.bits(seed, step, stream, 4, element).tolist() == expected
+    assert random.bits(seed, step, stream, 2, element + 1).tolist() == expected[1:3]
+    whole = random.bits(7, 1, 2, 50)
     for start in range(9):
-        assert np.array_equal(random.words(7, 1, 2, 20, start), whole[start : start + 20])
+        assert np.array_equal(random.bits(7, 1, 2, 20, start), whole[start : start + 20])
 
 
 def test_normal():
     n = 1 << 20 | 3  # several chunks, and no multiple of four
     values = random.normal(42, 0, 4, n)
     assert values.dtype == np.float32 and values.shape == (n,)
-    w = random.words(42, 0, 4, 4).tolist()
+    w = random.bits(42, 0, 4, 4).tolist()
     u = [(word + 0.5) / 2**32 for word in w]
     expected = [
         f(2 * math.pi * u[i + 1]) * math.sqrt(-2 * math.log(u[i]))
@@ -126,6 +126,6 @@ def test_normal():
 def test_uniform_never_reaches_its_ends(monkeypatch):
     values = random.uniform(1, 2, 3, 100_000)
     assert 0 < values.min() < 1e-4 and 1 - 1e-4 < values.max() < 1
-    monkeypatch.setattr(random, "words", lambda *_: np.array([0, 2**32 - 1], np.uint32))
+    monkeypatch.setattr(random, "bits", lambda *_: np.array([0, 2**32 - 1], np.uint32))
     low, high = random.uniform(1, 2, 3, 2)
     assert low > 0 and high < 1

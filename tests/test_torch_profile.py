@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's kernels have no operation's time on the host")
 @pytest.mark.parametrize("ops", ["torch", "llamac"])
 def test_a_run(data, tmp_path, capsys, ops):
-    """Two of four updates, the second and the third, with validation between them."""
+    """Two of four steps, the second and the third, with validation between them."""
     extra = {"steps": 4, "val_every": 1, "checkpoint_every": -1, "profile": 2, "total_batch_size": 128}
     ref.train(parse([*flags(data, tmp_path, **extra), "--ops", ops]))
     values = json.loads((tmp_path / "profile.json").read_text())

@@ -33,12 +33,12 @@ def batches(o: Options, micro_batches: int = ACCUMULATION) -> Loader:
     return Loader(o.train_data, o.seq_len, V, o.batch_size, micro_batches, seed=o.seed)
 
 
-def train_by_hand(trainer: llamac.Trainer, updates: int) -> list[float]:
-    """Losses of so many updates more, on micro-batches that Python reads."""
+def train_by_hand(trainer: llamac.Trainer, steps: int) -> list[float]:
+    """Losses of so many steps more, on micro-batches that Python reads."""
     loader = batches(trainer.options)
     found = []
-    for _ in range(updates):
-        parts = [loader.micro_batch(trainer.updates, micro) for micro in range(ACCUMULATION)]
+    for _ in range(steps):
+        parts = [loader.micro_batch(trainer.steps_done, micro) for micro in range(ACCUMULATION)]
         found.append(trainer.step(*(np.concatenate(part) for part in zip(*parts))))
     return found
 
@@ -109,7 +109,7 @@ def test_going_on_from_the_programs_checkpoint(train, data, tmp_path, precision)
     extra = PRECISIONS[precision] | {"total_batch_size": ACCUMULATION * 4 * T}
     train(*flags(data, tmp_path / "whole", **extra))
     trainer = llamac.Trainer(tmp_path / "whole/step_000004")
-    assert trainer.updates == 4 and trainer.options.dtype == extra.get("dtype", "f32")
+    assert trainer.steps_done == 4 and trainer.options.dtype == extra.get("dtype", "f32")
     assert train_by_hand(trainer, 2) == losses(tmp_path / "whole")[4:6]
     trainer.save(tmp_path / "saved")
     again = llamac.Trainer(str(tmp_path / "saved"))
@@ -193,7 +193,7 @@ def test_weights_in_and_out(tmp_path, dtype):
 
     (tmp_path / "saved/manifest.json").unlink()
     started = llamac.Trainer(tmp_path / "saved", seq_len=T, batch_size=2, dtype=dtype, gemm_cache="none")
-    assert started.updates == 0 and started.options.init == "load"
+    assert started.steps_done == 0 and started.options.init == "load"
     assert all(np.array_equal(value, ours[name]) for name, value in started.parameters().items())
     fresh = llamac.Trainer(
         tmp_path / "saved", init="random", seq_len=T, batch_size=2, dtype=dtype, gemm_cache="none"
@@ -358,7 +358,7 @@ def test_bad_batches():
     refused("or val_data", trainer.validate)
     refused("sample_tokens: expected an integer of at least 1", trainer.sample, 0)
     refused("prompt: expected ids", trainer.sample, 1, prompt=[V])
-    assert trainer.updates == 0 and trainer.last == {}
+    assert trainer.steps_done == 0 and trainer.last == {}
     trainer.step(tokens, targets)
     refused("step 2: expected at most steps = 1", trainer.step, tokens, targets)
 

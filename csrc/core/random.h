@@ -9,7 +9,7 @@
 namespace llamac {
 
 struct Philox {
-    uint32_t word[4];
+    uint32_t bits[4];
 };
 
 // Streams: parameter k has 4k; sampling has the last one.
@@ -30,23 +30,23 @@ __host__ __device__ inline Philox philox(uint64_t key, uint32_t c0, uint32_t c1,
     return {{c0, c1, c2, c3}};
 }
 
-// The four words that elements 4*block .. 4*block+3 share.
+// The 4 x 32 random bits of elements 4*block .. 4*block+3.
 __host__ __device__ inline Philox random_block(uint64_t seed, uint32_t step, uint32_t stream, int64_t block) {
     return philox(seed, static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), stream, step);
 }
 
 // In (0, 1): never 0, so that its logarithm is finite.
-__host__ __device__ inline double uniform(uint32_t word) {
-    return (word + 0.5) * (1.0 / 4294967296.0);
+__host__ __device__ inline double uniform(uint32_t bits) {
+    return (bits + 0.5) * (1.0 / 4294967296.0);
 }
 
-// Standard normal number of one element: Box and Muller on a pair of words, in double, rounded to float.
+// Standard normal number of one element: Box and Muller on 2 x 32 bits, in double, rounded to float.
 __host__ __device__ inline float random_normal(uint64_t seed, uint32_t step, uint32_t stream,
                                                int64_t element) {
     const Philox p = random_block(seed, step, stream, element / 4);
     const int pair = static_cast<int>(element % 4) & 2;
-    const double radius = sqrt(-2.0 * log(uniform(p.word[pair])));
-    const double angle = 6.283185307179586476925286766559 * uniform(p.word[pair + 1]);
+    const double radius = sqrt(-2.0 * log(uniform(p.bits[pair])));
+    const double angle = 6.283185307179586476925286766559 * uniform(p.bits[pair + 1]);
     return static_cast<float>(radius * (element % 2 ? sin(angle) : cos(angle)));
 }
 

@@ -331,7 +331,7 @@ Model::Model(const Config& config_, const ModelOptions& options_)
     forward(*this);
     forward_backward(*this, true, 1);
     forward_backward(*this, false, 1);
-    llamac::update(*this, {}, 0);
+    llamac::optimizer_step(*this, {}, 0);
     context.dry_run = false;
     if (workspace.asked)
         arena.plan("work space of operations", &workspace_bytes,
@@ -363,12 +363,12 @@ void forward_backward(Model& m, bool first, double scale) {
     backward_trunk(m, !first);
 }
 
-void set_update(Model& m, const float* lr, const int32_t* step) {
+void set_step(Model& m, const float* lr, const int32_t* step) {
     copy_bytes_async(m.context, m.lr.data, lr, sizeof *lr);
     copy_bytes_async(m.context, m.step.data, step, sizeof *step);
 }
 
-void update(Model& m, const AdamW& adamw, uint64_t seed) {
+void optimizer_step(Model& m, const AdamW& adamw, uint64_t seed) {
     const Parameters& p = m.parameters;
     global_norm(m.context, {.squares = m.squares, .x = p.gradients, .accumulate = false});
     for (const Parameter& parameter : p.table) {

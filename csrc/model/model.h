@@ -1,4 +1,4 @@
-// Llama: forward, backward, update. docs/architecture.md follows one step.
+// Llama: forward, backward, optimizer step. docs/architecture.md follows one step.
 #pragma once
 #include <functional>
 
@@ -59,10 +59,10 @@ void set_batch(Model& model, const int32_t* tokens, const int32_t* targets, int6
 void forward(Model& model);
 // The same, and the gradients of scale * their mean. first: gradients are written, otherwise added to.
 void forward_backward(Model& model, bool first, double scale);
-// model.lr and model.step for the update, step = 1, 2, ...
-void set_update(Model& model, const float* lr, const int32_t* step);
-// model.squares, the sum over all gradients before clipping, and one AdamW update.
-void update(Model& model, const AdamW& adamw, uint64_t seed);
+// Sets model.lr and model.step; step = 1, 2, ...
+void set_step(Model& model, const float* lr, const int32_t* step);
+// model.squares, the sum over all gradients before clipping, and one AdamW step.
+void optimizer_step(Model& model, const AdamW& adamw, uint64_t seed);
 
 // The norm of the gradients, as AdamW rounds it, from the sum of their squares.
 double grad_norm(double squares);

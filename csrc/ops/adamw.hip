@@ -11,7 +11,7 @@
 // With master weights the update is made on master, and weight is master rounded. Without them a
 // bf16 weight, and bf16 moments always, are rounded stochastically, so that updates far below half an ulp are
 // not lost on average: add 16 random bits below those that stay, cut. The bits are Philox's of (seed, step,
-// stream, element): the upper half of its word for the weight, and for m and v a byte each, above what makes
+// stream, element): the upper 16 of its 32 for the weight, and for m and v 8 each, above what makes
 // it right on average. A byte is off by at most 2^-9 of an ulp; a moment changes by 1 - beta of itself, an ulp
 // is at most 2^-7 of it. The update itself uses m and v before they are rounded.
 //
@@ -19,13 +19,13 @@
 // whole.
 //
 // reference:  plain loops.
-// cpu:        fixed chunks over threads; the random words of a chunk come first, four elements per Philox block.
+// cpu:        fixed chunks over threads; the random bits of a chunk come first, four elements per Philox block.
 // naive:      one thread per element.
 // vectorized: eight elements per thread, 128-bit accesses, all loads of a thread in flight before the first is
 //             used; meanwhile one thread of a block computes what depends on the step alone. Small blocks pass
 //             over memory once, in order: a grid that stays resident is 5% slower. If everything is bf16,
 //             arithmetic counts beside memory, most of all at the lower clock of a training step: 14 bytes and
-//             a Philox word per element, and 41 instructions after the loads.
+//             32 Philox bits per element, and 41 instructions after the loads.
 //
 // Measured: docs/benchmarks/nvidia-h200.md.
 #include <algorithm>
@@ -75,12 +75,12 @@ __host__ __device__ inline uint32_t round_stochastic(float value, uint32_t rando
     return value != value ? 0x7fc0u : (bits.u + random) >> 16;
 }
 
-// What m and v add, of a word's lower two bytes.
-__host__ __device__ inline uint32_t bits_for_m(uint32_t word) {
-    return (word & 0xff00u) | 0x80u;
+// What m and v add: of an element's 32 random bits the lower 16, 8 each.
+__host__ __device__ inline uint32_t bits_for_m(uint32_t bits) {
+    return (bits & 0xff00u) | 0x80u;
 }
-__host__ __device__ inline uint32_t bits_for_v(uint32_t word) {
-    return (word << 8 & 0xff00u) | 0x80u;
+__host__ __device__ inline uint32_t bits_for_v(uint32_t bits) {
+    return (bits << 8 & 0xff00u) | 0x80u;
 }
 
 // *p = value, rounded so where *p is narrower.
@@ -103,38 +103,38 @@ void adamw_reference(View<T, 1> weight, View<arithmetic<T>, 1> master, View<M, 1
         const int64_t element = offset + p;
         const Philox block = random_block(static_cast<uint64_t>(seed), static_cast<uint32_t>(step(0)),
                                           static_cast<uint32_t>(stream), element / 4);
-        const uint32_t word = block.word[element % 4];
+        const uint32_t bits = block.bits[element % 4];
         A mean = A(m(p)), square = A(v(p));
         const A updated = adamw_element(master ? master(p) : A(weight(p)), mean, square, A(grad(p)), k);
         if (master) {
             master(p) = updated;
             weight(p) = T(updated);
         } else {
-            store_stochastic(&weight(p), updated, word >> 16);
+            store_stochastic(&weight(p), updated, bits >> 16);
         }
-        store_stochastic(&m(p), mean, bits_for_m(word));
-        store_stochastic(&v(p), square, bits_for_v(word));
+        store_stochastic(&m(p), mean, bits_for_m(bits));
+        store_stochastic(&v(p), square, bits_for_v(bits));
     }
 }
 
-// Elements a chunk: a multiple of the 4 that share a Philox block; its words stay in the first cache.
+// Elements per chunk: a multiple of the 4 that share a Philox block; their random bits stay in the first cache.
 constexpr int64_t chunk = 1024;
 
-inline void store_block(uint32_t* words, uint64_t seed, uint32_t step, uint32_t stream, int64_t block) {
+inline void store_block(uint32_t* bits, uint64_t seed, uint32_t step, uint32_t stream, int64_t block) {
     const Philox p = random_block(seed, step, stream, block);
-    for (int i = 0; i < 4; i++) words[i] = p.word[i];
+    for (int i = 0; i < 4; i++) bits[i] = p.bits[i];
 }
 
-// The words of `count` blocks from `first` on.
-void random_words(uint32_t* words, int64_t first, int64_t count, int64_t seed, int32_t step, int64_t stream) {
+// The bits of `count` blocks from `first` on.
+void random_bits(uint32_t* bits, int64_t first, int64_t count, int64_t seed, int32_t step, int64_t stream) {
 #pragma omp simd
     for (int64_t b = 0; b < count; b++)
-        store_block(words + 4 * b, static_cast<uint64_t>(seed), static_cast<uint32_t>(step),
+        store_block(bits + 4 * b, static_cast<uint64_t>(seed), static_cast<uint32_t>(step),
                     static_cast<uint32_t>(stream), first + b);
 }
 
 template <bool has_master, class T, class G, class M>
-void adamw_chunk(T* weight, float* master, M* m, M* v, const G* grad, const uint32_t* words, int64_t count,
+void adamw_chunk(T* weight, float* master, M* m, M* v, const G* grad, const uint32_t* bits, int64_t count,
                  const Coefficients<float>& k) {
 #pragma omp simd
     for (int64_t p = 0; p < count; p++) {
@@ -144,10 +144,10 @@ void adamw_chunk(T* weight, float* master, M* m, M* v, const G* grad, const uint
             store(weight + p, master[p]);
         } else {
             const float updated = adamw_element(float(weight[p]), mean, square, float(grad[p]), k);
-            store_stochastic(weight + p, updated, words[p] >> 16);
+            store_stochastic(weight + p, updated, bits[p] >> 16);
         }
-        store_stochastic(m + p, mean, bits_for_m(words[p]));
-        store_stochastic(v + p, square, bits_for_v(words[p]));
+        store_stochastic(m + p, mean, bits_for_m(bits[p]));
+        store_stochastic(v + p, square, bits_for_v(bits[p]));
     }
 }
 
@@ -162,12 +162,12 @@ void adamw_cpu(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1
     const bool random = (narrow<T> && !master) || narrow<M>;
 #pragma omp parallel for
     for (int64_t begin = 0; begin < P; begin += chunk) {
-        uint32_t words[chunk + 4];
+        uint32_t bits[chunk + 4];
         if (random)
-            random_words(words, (offset + begin) / 4, chunk / 4 + (within != 0), seed, step(0), stream);
+            random_bits(bits, (offset + begin) / 4, chunk / 4 + (within != 0), seed, step(0), stream);
         const auto update = master ? adamw_chunk<true, T, G, M> : adamw_chunk<false, T, G, M>;
         update(&weight(begin), master ? &master(begin) : nullptr, &m(begin), &v(begin), &grad(begin),
-               words + within, std::min(chunk, P - begin), k);
+               bits + within, std::min(chunk, P - begin), k);
     }
 }
 
@@ -175,7 +175,7 @@ void adamw_cpu(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1
 
 constexpr int philox_rounds = 10;
 
-// The scalars of a call, as the kernels want them. key: Philox's two words in each of its rounds: made here,
+// The scalars of a call, as the kernels want them. key: 2 x 32 bits of Philox in each of its rounds: made here,
 // they are constants of the launch, not additions of every thread. grad_of_scaled: rest1 of a gradient that is
 // scaled by root_of_rest2.
 struct Settings {
@@ -237,15 +237,15 @@ __global__ void adamw_naive_kernel(T* weight, float* master, M* m, M* v, const G
                 square = k.beta2 * float(v[p]) + k.rest2 * (g * g);
     const float updated = old - k.lr * (mean * k.bias1 / (sqrtf(square * k.bias2) + k.eps) + k.decay * old);
     const int64_t element = settings.offset + p;
-    const uint32_t word = random_block(settings.seed, now, settings.stream, element / 4).word[element % 4];
+    const uint32_t bits = random_block(settings.seed, now, settings.stream, element / 4).bits[element % 4];
     if (master) {
         master[p] = updated;
         weight[p] = T(updated);
     } else {
-        store_stochastic(weight + p, updated, word >> 16);
+        store_stochastic(weight + p, updated, bits >> 16);
     }
-    store_stochastic(m + p, mean, bits_for_m(word));
-    store_stochastic(v + p, square, bits_for_v(word));
+    store_stochastic(m + p, mean, bits_for_m(bits));
+    store_stochastic(v + p, square, bits_for_v(bits));
 }
 
 template <class T, class G, class M>
@@ -362,7 +362,7 @@ __device__ inline void store_unit(X* x, const Place<run>& at, const float (&valu
 
 // philox of core/random.h for a unit's elements.
 template <int run>
-__device__ inline void random_unit(uint32_t (&words)[unit], const Settings& s, uint32_t step,
+__device__ inline void random_unit(uint32_t (&bits)[unit], const Settings& s, uint32_t step,
                                    const Place<run>& at) {
 #pragma unroll
     for (int first = 0; first < unit; first += 4) {
@@ -376,10 +376,10 @@ __device__ inline void random_unit(uint32_t (&words)[unit], const Settings& s, u
             c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ s.key[round][1];
             c3 = static_cast<uint32_t>(p0);
         }
-        words[first] = c0;
-        words[first + 1] = c1;
-        words[first + 2] = c2;
-        words[first + 3] = c3;
+        bits[first] = c0;
+        bits[first + 1] = c1;
+        bits[first + 2] = c2;
+        bits[first + 3] = c3;
     }
 }
 
@@ -452,16 +452,16 @@ __device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, 
             }
         }
     }
-    uint32_t words[unit];
-    if constexpr (random_weight || random_moments) random_unit(words, s, now, at);
+    uint32_t bits[unit];
+    if constexpr (random_weight || random_moments) random_unit(bits, s, now, at);
     if constexpr (has_master) store_unit<whole, false>(master, at, w);
     if constexpr (random_weight)
-        for (int e = 0; e < unit; e++) w[e] = add_below(w[e], words[e] >> 16);
+        for (int e = 0; e < unit; e++) w[e] = add_below(w[e], bits[e] >> 16);
     store_unit<whole, random_weight>(weight, at, w);
     if constexpr (random_moments) {
         for (int e = 0; e < unit; e++) {
-            mean[e] = add_below(mean[e], bits_for_m(words[e]));
-            square[e] = add_below(square[e], bits_for_v(words[e]));
+            mean[e] = add_below(mean[e], bits_for_m(bits[e]));
+            square[e] = add_below(square[e], bits_for_v(bits[e]));
         }
     }
     store_unit<whole, random_moments>(m, at, mean);

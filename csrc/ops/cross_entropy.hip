@@ -6,7 +6,7 @@
 // Rows whose target is ignore_index have loss 0 and gradient 0. dlogits may be logits' memory, so that the
 // largest activation of the model exists once; null: losses only. dlosses null: ones. e^ is taken of
 // logits - max, which cannot overflow, and the target's is subtracted from max before log(sum) is added: exact
-// near the maximum. mean and counted null: none is taken; else it is a launch of mean_loss's kernel more, in the
+// near the maximum. mean and num_valid null: none is taken; else it is a launch of mean_loss's kernel more, in the
 // same call. targets may have any stride: PyTorch's are int64, whose lower halves are the int32 that are wanted.
 // So may dlosses: a mean's gradient is one number for all rows.
 //
@@ -20,7 +20,7 @@
 //             row in the caches.
 // on_chip:    as vectorized, but the row stays on the chip, in registers and LDS: memory is read once.
 //
-//   counted = the number of n with targets[n] != ignore_index,   mean = sum_n losses[n] / counted
+//   num_valid = the number of n with targets[n] != ignore_index,   mean = sum_n losses[n] / num_valid
 //
 // The mean, of rows that count (NaN where none does), and their number, for who has no host to take it on: a
 // framework's graph. mean_loss is for losses of several calls.
@@ -45,7 +45,7 @@ namespace {
 // ---- the mean
 
 template <class A>
-void mean_loss_reference(View<A, 0> mean, View<A, 0> counted, View<const A, 1> losses,
+void mean_loss_reference(View<A, 0> mean, View<A, 0> num_valid, View<const A, 1> losses,
                          View<const int32_t, 1> targets, int64_t ignore_index) {
     double sum = 0;
     int64_t rows = 0;
@@ -55,20 +55,20 @@ void mean_loss_reference(View<A, 0> mean, View<A, 0> counted, View<const A, 1> l
         rows++;
     }
     if (mean) mean() = A(sum / double(rows));
-    if (counted) counted() = A(rows);
+    if (num_valid) num_valid() = A(rows);
 }
 
-void mean_loss_cpu(View<float, 0> mean, View<float, 0> counted, View<const float, 1> losses,
+void mean_loss_cpu(View<float, 0> mean, View<float, 0> num_valid, View<const float, 1> losses,
                    View<const int32_t, 1> targets, int64_t ignore_index) {
     const int64_t N = losses.shape[0];
     const auto counts = [=](int64_t n) { return targets(n) == ignore_index ? 0.0f : 1.0f; };
     const double rows = block_sum(N, counts);
     const double sum = block_sum(N, [=](int64_t n) { return counts(n) > 0 ? losses.data[n] : 0.0f; });
     if (mean) mean() = static_cast<float>(sum / rows);
-    if (counted) counted() = static_cast<float>(rows);
+    if (num_valid) num_valid() = static_cast<float>(rows);
 }
 
-__global__ void mean_loss_naive_kernel(float* mean, float* counted, const float* losses,
+__global__ void mean_loss_naive_kernel(float* mean, float* num_valid, const float* losses,
                                        View<const int32_t, 1> targets, int64_t N, int64_t ignore_index) {
     if (blockIdx.x > 0 || threadIdx.x > 0) return;
     double sum = 0;
@@ -79,12 +79,12 @@ __global__ void mean_loss_naive_kernel(float* mean, float* counted, const float*
         rows++;
     }
     if (mean) *mean = static_cast<float>(sum / double(rows));
-    if (counted) *counted = static_cast<float>(rows);
+    if (num_valid) *num_valid = static_cast<float>(rows);
 }
 
-void mean_loss_naive(View<float, 0> mean, View<float, 0> counted, View<const float, 1> losses,
+void mean_loss_naive(View<float, 0> mean, View<float, 0> num_valid, View<const float, 1> losses,
                      View<const int32_t, 1> targets, int64_t ignore_index, LaunchContext context) {
-    launch(Grid(1, context.threads, context.stream), mean_loss_naive_kernel, mean.data, counted.data,
+    launch(Grid(1, context.threads, context.stream), mean_loss_naive_kernel, mean.data, num_valid.data,
            losses.data, targets, losses.shape[0], ignore_index);
 }
 
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(most_threads)
     mean_loss_one_block_kernel(Dependent<float*> mean_, Dependent<float*> counted_,
                                Dependent<const float*> losses_, Dependent<View<const int32_t, 1>> targets_,
                                int64_t N, int64_t ignore_index) {
-    const auto [mean, counted, losses, targets] = wait(mean_, counted_, losses_, targets_);
+    const auto [mean, num_valid, losses, targets] = wait(mean_, counted_, losses_, targets_);
     constexpr int at_once = 4;
     struct Shared {
         float sums[most_warps], rows[most_warps];
@@ -119,18 +119,18 @@ __global__ void __launch_bounds__(most_threads)
     rows = block_sum(rows, shared.rows);
     if (threadIdx.x != 0) return;
     if (mean) *mean = sum / rows;
-    if (counted) *counted = rows;
+    if (num_valid) *num_valid = rows;
 }
 
-void mean_loss_one_block(View<float, 0> mean, View<float, 0> counted, View<const float, 1> losses,
+void mean_loss_one_block(View<float, 0> mean, View<float, 0> num_valid, View<const float, 1> losses,
                          View<const int32_t, 1> targets, int64_t ignore_index, LaunchContext context) {
-    launch(Grid(1, context.threads, context.stream), mean_loss_one_block_kernel, mean.data, counted.data,
+    launch(Grid(1, context.threads, context.stream), mean_loss_one_block_kernel, mean.data, num_valid.data,
            losses.data, targets, losses.shape[0], ignore_index);
 }
 
 Operation mean_loss(
     "mean_loss<A: f32 f64>"
-    "(mean: A[] mean, counted?: A[]; losses: A[N] >0, targets: i32[N] strided except(ignore_index);"
+    "(mean: A[] mean, num_valid?: A[]; losses: A[N] >0, targets: i32[N] strided except(ignore_index);"
     " ignore_index: int {-100, 0, 5}) rows(N) empty(N)",
     "mean = sum of losses / rows whose target is not ignore_index, and those rows' number",
     {{"cpu", "one thread", Backend::host, instantiations<mean_loss_cpu>()},
@@ -149,7 +149,7 @@ Operation mean_loss(
 
 template <class T>
 void cross_entropy_reference(View<arithmetic<T>, 1> losses, View<T, 2> dlogits, View<arithmetic<T>, 0> mean,
-                             View<arithmetic<T>, 0> counted, View<const T, 2> logits,
+                             View<arithmetic<T>, 0> num_valid, View<const T, 2> logits,
                              View<const int32_t, 1> targets, View<const arithmetic<T>, 1> dlosses,
                              double dloss, int64_t ignore_index) {
     using A = arithmetic<T>;
@@ -172,7 +172,7 @@ void cross_entropy_reference(View<arithmetic<T>, 1> losses, View<T, 2> dlogits, 
             dlogits(n, v) = T(factor * (probability - (v == target ? A(1) : A(0))));
         }
     }
-    if (mean || counted) mean_loss_reference<A>(mean, counted, losses, targets, ignore_index);
+    if (mean || num_valid) mean_loss_reference<A>(mean, num_valid, losses, targets, ignore_index);
 }
 
 // One row; dx may be x, or null.
@@ -193,7 +193,7 @@ float cross_entropy_row(T* dx, const T* x, int64_t target, int64_t V, float fact
 }
 
 template <class T>
-void cross_entropy_cpu(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean, View<float, 0> counted,
+void cross_entropy_cpu(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean, View<float, 0> num_valid,
                        View<const T, 2> logits, View<const int32_t, 1> targets, View<const float, 1> dlosses,
                        double dloss, int64_t ignore_index) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
@@ -208,7 +208,7 @@ void cross_entropy_cpu(View<float, 1> losses, View<T, 2> dlogits, View<float, 0>
             losses(n) = cross_entropy_row(dx, &logits(n, 0), targets(n), V, factor);
         }
     }
-    if (mean || counted) mean_loss_cpu(mean, counted, losses, targets, ignore_index);
+    if (mean || num_valid) mean_loss_cpu(mean, num_valid, losses, targets, ignore_index);
 }
 
 // ---- naive
@@ -240,14 +240,14 @@ __global__ void cross_entropy_naive_kernel(float* losses, T* dlogits, const T* l
 
 template <class T>
 void cross_entropy_naive(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean,
-                         View<float, 0> counted, View<const T, 2> logits, View<const int32_t, 1> targets,
+                         View<float, 0> num_valid, View<const T, 2> logits, View<const int32_t, 1> targets,
                          View<const float, 1> dlosses, double dloss, int64_t ignore_index,
                          LaunchContext context) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
     launch(Grid(blocks_for(N, context.threads), context.threads, context.stream),
            cross_entropy_naive_kernel<T>, losses.data, dlogits.data, logits.data, targets, dlosses, N, V,
            dloss, ignore_index);
-    if (mean || counted) mean_loss_naive(mean, counted, losses, targets, ignore_index, context);
+    if (mean || num_valid) mean_loss_naive(mean, num_valid, losses, targets, ignore_index, context);
 }
 
 // ---- what vectorized and on_chip share
@@ -439,13 +439,13 @@ __global__ void __launch_bounds__(most_threads)
 
 template <class T>
 void cross_entropy_vectorized(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean,
-                              View<float, 0> counted, View<const T, 2> logits, View<const int32_t, 1> targets,
+                              View<float, 0> num_valid, View<const T, 2> logits, View<const int32_t, 1> targets,
                               View<const float, 1> dlosses, double dloss, int64_t ignore_index,
                               LaunchContext context) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
     launch(Grid(blocks_for(N, 1), context.threads, context.stream), cross_entropy_vectorized_kernel<T>,
            losses.data, dlogits.data, logits.data, targets, dlosses, V, dloss, ignore_index);
-    if (mean || counted) mean_loss_one_block(mean, counted, losses, targets, ignore_index, context);
+    if (mean || num_valid) mean_loss_one_block(mean, num_valid, losses, targets, ignore_index, context);
 }
 
 // ---- on_chip: the row on the chip
@@ -569,7 +569,7 @@ constexpr Constraints row_fits{
 
 template <class T>
 void cross_entropy_on_chip(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean,
-                           View<float, 0> counted, View<const T, 2> logits, View<const int32_t, 1> targets,
+                           View<float, 0> num_valid, View<const T, 2> logits, View<const int32_t, 1> targets,
                            View<const float, 1> dlosses, double dloss, int64_t ignore_index,
                            LaunchContext context) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
@@ -583,12 +583,12 @@ void cross_entropy_on_chip(View<float, 1> losses, View<T, 2> dlogits, View<float
     if (N > resident) resident *= resident_blocks(kernel, row.threads, lds);
     launch(Grid(static_cast<unsigned>(std::min(N, resident)), row.threads, context.stream, lds), kernel,
            losses.data, dlogits.data, logits.data, targets, dlosses, N, V, dloss, ignore_index, row.in_lds);
-    if (mean || counted) mean_loss_one_block(mean, counted, losses, targets, ignore_index, context);
+    if (mean || num_valid) mean_loss_one_block(mean, num_valid, losses, targets, ignore_index, context);
 }
 
 Operation cross_entropy(
     "cross_entropy<T: f32 bf16 f64, A: arithmetic(T)>"
-    "(losses: A[N], dlogits?: T[N,V] may_share(logits), mean?: A[] mean, counted?: A[];"
+    "(losses: A[N], dlogits?: T[N,V] may_share(logits), mean?: A[] mean, num_valid?: A[];"
     " logits: T[N,V], targets: i32[N] strided <V except(ignore_index), dlosses?: A[N] strided;"
     " dloss: float {0.25, 1}, ignore_index: int {-100, 0, 5}) rows(N) empty(N)",
     "losses = logsumexp(logits) - logits[target], their mean, and the gradient of logits",

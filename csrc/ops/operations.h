@@ -73,7 +73,7 @@ struct CrossEntropyCall {
     Required losses;  // A[N]
     Tensor dlogits = {};  // T[N,V]
     Tensor mean = {};  // A[]
-    Tensor counted = {};  // A[]
+    Tensor num_valid = {};  // A[]
     Required logits;  // T[N,V]
     Required targets;  // i32[N]
     Tensor dlosses = {};  // A[N]
@@ -82,7 +82,7 @@ struct CrossEntropyCall {
 };
 inline void cross_entropy(const Context& context, const CrossEntropyCall& call) {
     static const Operation& operation = find_operation("cross_entropy");
-    const Tensor tensors[] = {call.losses, call.dlogits, call.mean, call.counted, call.logits, call.targets, call.dlosses};
+    const Tensor tensors[] = {call.losses, call.dlogits, call.mean, call.num_valid, call.logits, call.targets, call.dlosses};
     const Scalar scalars[] = {call.dloss, call.ignore_index};
     run(operation, tensors, scalars, context);
 }
@@ -168,14 +168,14 @@ inline void matmul_forward(const Context& context, const MatmulForwardCall& call
 // mean = sum of losses / rows whose target is not ignore_index, and those rows' number
 struct MeanLossCall {
     Required mean;  // A[]
-    Tensor counted = {};  // A[]
+    Tensor num_valid = {};  // A[]
     Required losses;  // A[N]
     Required targets;  // i32[N]
     Integer ignore_index;
 };
 inline void mean_loss(const Context& context, const MeanLossCall& call) {
     static const Operation& operation = find_operation("mean_loss");
-    const Tensor tensors[] = {call.mean, call.counted, call.losses, call.targets};
+    const Tensor tensors[] = {call.mean, call.num_valid, call.losses, call.targets};
     const Scalar scalars[] = {call.ignore_index};
     run(operation, tensors, scalars, context);
 }

@@ -247,14 +247,14 @@ py::tuple describe_model(const std::string& model, int64_t seq_len) {
 using Ids = py::array_t<int32_t, py::array::c_style>;
 
 void read_micro_batch(const std::string& pattern, int64_t seq_len, int64_t vocab_size, int64_t batch_size,
-                      int64_t accumulation, uint64_t seed, int64_t update, int64_t micro, int64_t rank,
+                      int64_t accumulation, uint64_t seed, int64_t step, int64_t micro, int64_t rank,
                       int64_t world, Ids tokens, Ids targets) {
     for (const Ids& ids : {tokens, targets})
         if (ids.size() != batch_size * seq_len)
             fail("an array of token ids: expected ", batch_size, " x ", seq_len, " elements, found ",
                  ids.size());
     const Loader loader(pattern, seq_len, vocab_size, batch_size, accumulation, seed);
-    loader.micro_batch(update, micro, rank, world, tokens.mutable_data(), targets.mutable_data());
+    loader.micro_batch(step, micro, rank, world, tokens.mutable_data(), targets.mutable_data());
 }
 
 }  // namespace
@@ -292,9 +292,9 @@ PYBIND11_MODULE(_native, m) {
           "Where the data order takes an index in this epoch.");
     m.def("random_normal", &random_normal, py::arg("seed"), py::arg("step"), py::arg("stream"),
           py::arg("element"));
-    m.def("random_words", [](uint64_t seed, uint32_t step, uint32_t stream, int64_t block) {
+    m.def("random_bits", [](uint64_t seed, uint32_t step, uint32_t stream, int64_t block) {
         const Philox p = random_block(seed, step, stream, block);
-        return py::make_tuple(p.word[0], p.word[1], p.word[2], p.word[3]);
+        return py::make_tuple(p.bits[0], p.bits[1], p.bits[2], p.bits[3]);
     });
     m.def("learning_rate", [](int64_t step, double lr, double min_lr_frac, int64_t warmup_steps,
                               int64_t steps, const std::string& schedule) {

@@ -36,18 +36,18 @@ const Operation& losses_operation() {
 }
 
 void cross_entropy(const Tensor& logits, const Tensor& targets, int64_t ignore_index, const Tensor& losses,
-                   const Tensor& dlogits, const Tensor& mean, const Tensor& counted) {
+                   const Tensor& dlogits, const Tensor& mean, const Tensor& num_valid) {
     RECORD_FUNCTION("llamac::cross_entropy", std::vector<c10::IValue>({logits, targets}));
     const Tensor all_ones;
-    compute(losses_operation(), {losses, dlogits, mean, counted, logits, targets, all_ones},
+    compute(losses_operation(), {losses, dlogits, mean, num_valid, logits, targets, all_ones},
             {1.0, ignore_index});
 }
 
 void mean_loss(const Tensor& losses, const Tensor& targets, int64_t ignore_index, const Tensor& mean,
-               const Tensor& counted) {
+               const Tensor& num_valid) {
     RECORD_FUNCTION("llamac::mean_loss", std::vector<c10::IValue>({losses, targets}));
     static const Operation& op = find_operation("mean_loss");
-    compute(op, {mean, counted, losses, targets}, {ignore_index});
+    compute(op, {mean, num_valid, losses, targets}, {ignore_index});
 }
 
 void add_weight_gradient(const Tensor& dout, const Tensor& x, bool accumulate, const Tensor& dweight) {
@@ -151,9 +151,9 @@ Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targ
     if (wanted.dweight) dweight = at::empty(weight.sizes(), wide ? arithmetic : weight.options());
     if (wanted.dweight && rows == 0) dweight.zero_();
     const Tensor none;
-    Tensor mean, counted;
+    Tensor mean, num_valid;
     if (wants_mean) mean = at::empty({}, arithmetic);
-    if (wants_mean && gradients) counted = at::empty({}, arithmetic);
+    if (wants_mean && gradients) num_valid = at::empty({}, arithmetic);
     const bool at_once = chunks == 1 && rows > 0;  // then the mean is the losses' own call's
 
     for (int64_t begin = 0; begin < rows; begin += height) {
@@ -162,7 +162,7 @@ Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targ
         Tensor out = rows_of(logits, 0, count);
         at::mm_out(out, part, columns);
         cross_entropy(out, rows_of(ids, begin, count), ignore_index, rows_of(losses, begin, count),
-                      gradients ? out : none, at_once ? mean : none, at_once ? counted : none);
+                      gradients ? out : none, at_once ? mean : none, at_once ? num_valid : none);
         if (wanted.dhidden) {
             Tensor dpart = rows_of(dhidden, begin, count);
             at::mm_out(dpart, out, weight);
@@ -175,11 +175,11 @@ Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targ
         else
             dweight.addmm_(transposed(out), part);
     }
-    if (wants_mean && !at_once) mean_loss(losses, ids, ignore_index, mean, counted);
+    if (wants_mean && !at_once) mean_loss(losses, ids, ignore_index, mean, num_valid);
 
     Results r;
     if (gradients) {  // where no row counts, they are 0 and stay it
-        r.scale = wants_mean ? counted.clamp_min(1).reciprocal().view({1}) : at::ones({1}, arithmetic);
+        r.scale = wants_mean ? num_valid.clamp_min(1).reciprocal().view({1}) : at::ones({1}, arithmetic);
         r.dhidden = wanted.dhidden ? dhidden.view(hidden.sizes()) : at::empty({0}, hidden.options());
         r.dweight = wanted.dweight ? dweight.to(weight.scalar_type()) : at::empty({0}, weight.options());
     }

@@ -38,7 +38,7 @@ std::unique_ptr<LockedTrainer> make_trainer(const std::string& options_json) {
     return std::make_unique<LockedTrainer>(options, 0);  // step() waits for its loss: nothing is ever ahead
 }
 
-py::dict as_dict(const UpdateResult& r) {
+py::dict as_dict(const StepResult& r) {
     py::dict d;
     d["step"] = r.step;
     d["loss"] = r.loss;
@@ -48,25 +48,25 @@ py::dict as_dict(const UpdateResult& r) {
     return d;
 }
 
-UpdateResult update(LockedTrainer& t, const Trainer::Batch* batch) {
+StepResult run_step(LockedTrainer& t, const Trainer::Batch* batch) {
     const TrainerCall call(t);
     if (batch)
-        t.start_update(*batch);
+        t.start_step(*batch);
     else
-        t.start_update();
-    return t.finish_update();
+        t.start_step();
+    return t.finish_step();
 }
 
-// tokens, targets: [tokens_per_update].
+// tokens, targets: [tokens_per_step].
 py::dict step(LockedTrainer& t, const Ids& tokens, const Ids& targets) {
-    CHECK(tokens.size() == t.tokens_per_update() && targets.size() == t.tokens_per_update());
+    CHECK(tokens.size() == t.tokens_per_step() && targets.size() == t.tokens_per_step());
     const int64_t rows = t.options.batch_size * t.options.seq_len;
     const Trainer::Batch batch = [&, from = tokens.data(), to = targets.data()](
                                      int64_t micro, int32_t* micro_tokens, int32_t* micro_targets) {
         std::copy_n(from + micro * rows, rows, micro_tokens);
         std::copy_n(to + micro * rows, rows, micro_targets);
     };
-    return as_dict(update(t, &batch));
+    return as_dict(run_step(t, &batch));
 }
 
 // tokens, targets: [rows,T].
@@ -108,7 +108,7 @@ void define_trainer(py::module_& m) {
     py::class_<LockedTrainer>(m, "Trainer")
         .def(py::init(&make_trainer), py::arg("options"))
         .def("step", &step)
-        .def("step", [](LockedTrainer& t) { return as_dict(update(t, nullptr)); })
+        .def("step", [](LockedTrainer& t) { return as_dict(run_step(t, nullptr)); })
         .def("validate", &validate)
         .def("validate",
              [](LockedTrainer& t) {
@@ -126,7 +126,7 @@ void define_trainer(py::module_& m) {
         .def("first_token", &Trainer::first_token)
         .def("parameters", &parameters)
         .def("save", &save)
-        .def_property_readonly("updates", [](const LockedTrainer& t) { return t.step; })
+        .def_property_readonly("steps_done", [](const LockedTrainer& t) { return t.step; })
         .def_property_readonly("accumulation", [](const LockedTrainer& t) { return t.accumulation; })
         .def_property_readonly("warnings", [](const LockedTrainer& t) { return t.warnings; })
         .def_property_readonly("has_training_data",

@@ -110,7 +110,7 @@ void Log::describe_run(const std::string& device, int64_t parameters) {
     event({{"event", "run"},
            {"device", device},
            {"parameters", parameters},
-           {"tokens_per_step", static_cast<int64_t>(run.tokens_per_update)}});
+           {"tokens_per_step", static_cast<int64_t>(run.tokens_per_step)}});
 }
 
 void Log::start(const ordered_json& config) {
@@ -123,8 +123,8 @@ void Log::start(const ordered_json& config) {
     print(heading + "  mem GiB  time left");
 }
 
-void Log::step(const StepResult& r) {
-    const double speed = run.tokens_per_update / r.ms * 1e3, flops = speed * run.flops_per_token;
+void Log::step(const StepResult& r, const Usage& usage) {
+    const double speed = run.tokens_per_step / r.ms * 1e3, flops = speed * run.flops_per_token;
     ordered_json mfu;  // null where the peak is not known
     if (run.peak_flops > 0) mfu = flops / run.peak_flops;
     event({{"event", "step"},
@@ -136,12 +136,12 @@ void Log::step(const StepResult& r) {
            {"tokens_per_s", speed},
            {"tflops", flops / 1e12},
            {"mfu", mfu},
-           {"gpu_mem_gib", r.usage.gpu_mem_gib},
-           {"gpu_percent", r.usage.gpu_percent},
-           {"rss_gib", r.usage.rss_gib},
-           {"system_mem_gib", r.usage.system_mem_gib},
-           {"cpu_percent", r.usage.cpu_percent}});
-    count_usage(r);
+           {"gpu_mem_gib", usage.gpu_mem_gib},
+           {"gpu_percent", usage.gpu_percent},
+           {"rss_gib", usage.rss_gib},
+           {"system_mem_gib", usage.system_mem_gib},
+           {"cpu_percent", usage.cpu_percent}});
+    count_usage(usage, r.ms);
     const bool first = typical_ms == 0, last = r.step == run.steps;
     typical_ms = typical_ms == 0 ? r.ms : 0.9 * typical_ms + 0.1 * r.ms;
     if (!first && !last && r.step % run.log_every != 0) return;
@@ -151,7 +151,7 @@ void Log::step(const StepResult& r) {
     if (run.peak_flops > 0) line += format("  %9.1f", 100 * flops / run.peak_flops);
     const double left = static_cast<double>(run.steps - r.step) * typical_ms / 1e3;
     // The device's; where the host computes, the process's at its peak.
-    const double memory = run.gpu ? r.usage.gpu_mem_gib : r.usage.rss_gib;
+    const double memory = run.gpu ? usage.gpu_mem_gib : usage.rss_gib;
     print(line + format("  %7.2f  %9s", memory, duration(left).c_str()));
 }
 
@@ -174,16 +174,15 @@ void Log::checkpoint(int64_t step, const std::string& directory) {
     note(step, "checkpoint " + directory);
 }
 
-void Log::count_usage(const StepResult& r) {
-    const Usage& u = r.usage;
+void Log::count_usage(const Usage& u, double step_ms) {
     most.gpu_mem_gib = std::max(most.gpu_mem_gib, u.gpu_mem_gib);
     most.rss_gib = std::max(most.rss_gib, u.rss_gib);
     most.system_mem_gib = std::max(most.system_mem_gib, u.system_mem_gib);
-    most.cpu_percent += r.ms * u.cpu_percent;
-    ms += r.ms;
+    most.cpu_percent += step_ms * u.cpu_percent;
+    ms += step_ms;
     if (std::isnan(u.gpu_percent)) return;
-    most.gpu_percent += r.ms * u.gpu_percent;
-    gpu_known_ms += r.ms;
+    most.gpu_percent += step_ms * u.gpu_percent;
+    gpu_known_ms += step_ms;
 }
 
 void Log::print_usage() {

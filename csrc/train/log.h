@@ -8,26 +8,18 @@
 #include <string>
 
 #include "train/options.h"
+#include "train/step_result.h"
 #include "train/usage.h"
 
 namespace llamac {
 
 struct RunShape {
     int64_t steps = 0;             // the last step's number
-    double tokens_per_update = 0;  // over all devices
+    double tokens_per_step = 0;  // over all devices
     double flops_per_token = 0;
     double peak_flops = 0;  // per second, of all devices together; 0: not known, no "% of peak"
     bool gpu = false;       // TFLOP/s on the console, else GFLOP/s
     int64_t log_every = 1;  // steps per line on the console, besides the first and the last one
-};
-
-struct StepResult {
-    int64_t step = 0;      // from 1
-    double loss = 0;       // nats a token
-    double grad_norm = 0;  // before clipping
-    double lr = 0;
-    double ms = 0;  // the whole update
-    Usage usage = {};
 };
 
 struct MemoryRow {
@@ -49,7 +41,7 @@ struct Log {
     void describe_run(const std::string& device, int64_t parameters);
     // The event that opens a run, with the resolved configuration, then the heading of the table of steps.
     void start(const nlohmann::ordered_json& config);
-    void step(const StepResult& result);
+    void step(const StepResult& result, const Usage& usage = {});
     void val(int64_t step, double loss);
     void sample(int64_t step, const std::string& text);  // any bytes; what is not UTF-8 becomes U+FFFD
     void checkpoint(int64_t step, const std::string& path);
@@ -59,7 +51,7 @@ struct Log {
   private:
     void event(const nlohmann::ordered_json& fields);
     void note(int64_t step, const std::string& text);
-    void count_usage(const StepResult& result);
+    void count_usage(const Usage& usage, double step_ms);
 
     struct Close {
         void operator()(std::FILE* file) const { std::fclose(file); }

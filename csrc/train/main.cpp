@@ -1,4 +1,4 @@
-// train_llama3: the loop of a training run. Flags: options.h; one update: trainer.h; what it prints: log.h.
+// train_llama3: the loop of a training run. Flags: options.h; one step: trainer.h; what it prints: log.h.
 #include <cmath>
 #include <csignal>
 #include <new>
@@ -49,7 +49,7 @@ void describe(Log& log, const Trainer& t) {
                {"parameters", grouped(count_parameters(c))},
                {"layers, channels, heads", std::to_string(c.L) + ", " + std::to_string(c.C) + ", " +
                                                std::to_string(c.NH) + "/" + std::to_string(c.NKV)},
-               {"tokens an update", grouped(t.tokens_per_update())},
+               {"tokens per step", grouped(t.tokens_per_step())},
                {"training tokens", grouped(t.train->tokens)},
                {"validation tokens", grouped(t.val ? t.val->tokens : 0)}});
     log.memory(memory_rows(t.model, !t.options.dry_run));
@@ -69,7 +69,7 @@ void validate(Trainer& t, Log& log) {
     if (t.val) log.val(t.step, t.validate());
 }
 
-// The loop proper, to its end or a signal. Returns the checkpoint of the last update; "": there is none.
+// The loop proper, to its end or a signal. Returns the checkpoint of the last step; "": there is none.
 std::string train(Trainer& t, Log& log, double peak) {
     const Options& o = t.options;
     const bool checkpoints = o.checkpoint_every >= 0;
@@ -85,19 +85,19 @@ std::string train(Trainer& t, Log& log, double peak) {
     Profile profile(choose_profiled_steps(t.step + 1, o.steps, o.profile), t.model.context, o.out, peak);
     const auto finish = [&](int64_t in_flight) {
         while (t.in_flight() > in_flight) {
-            const UpdateResult r = t.finish_update();
-            log.step({r.step, r.loss, r.grad_norm, r.lr, r.ms, usage.read()});
+            const StepResult r = t.finish_step();
+            log.step(r, usage.read());
             // Every weight is as bad from here on, and the next checkpoints would replace the good ones.
             if (std::isfinite(r.loss) && std::isfinite(r.grad_norm)) continue;
-            while (t.in_flight() > 0) t.finish_update();  // its memory goes with the trainer
-            fail("update ", r.step, ": expected a finite loss and gradient norm, found ", r.loss, " and ",
+            while (t.in_flight() > 0) t.finish_step();  // its memory goes with the trainer
+            fail("step ", r.step, ": expected a finite loss and gradient norm, found ", r.loss, " and ",
                  r.grad_norm, "; ",
                  saved.empty() ? "there is no checkpoint" : "the last checkpoint is " + saved);
         }
     };
     while (t.step < o.steps && !interrupted) {
         profile.begin_step(t.step + 1);
-        t.start_update();
+        t.start_step();
         profile.end_step();
         const bool last = t.step == o.steps;
         const bool val = last || is_due(o.val_every, t.step),
@@ -124,7 +124,7 @@ int run_training(const Options& options) {
     if (options.dry_run) return finish_dry_run(t);
     const std::string moved = prepare_output(options.out, t.resumed_from, t.step);
     const RunShape shape{options.steps,
-                         static_cast<double>(t.tokens_per_update()),
+                         static_cast<double>(t.tokens_per_step()),
                          flops_per_token(t.config, options.seq_len),
                          peak_flops(t.model.options.precision.weights),
                          backend == Backend::device,

@@ -49,19 +49,19 @@ std::vector<Change> recompute_changes(const Options& o, int64_t layers) {
     }
     return changes;
 }
-// The same update in more micro-batches.
+// The same tokens per step in more micro-batches.
 std::vector<Change> batch_changes(const Options& o) {
     std::set<int64_t, std::greater<>> batches;
     for (int64_t parts = 1; parts * parts <= o.batch_size; parts++)
         if (o.batch_size % parts == 0) batches.insert({parts, o.batch_size / parts});
     batches.erase(o.batch_size);
-    const int64_t update = micro_batches(o, 1) * o.batch_size * o.seq_len;
-    const std::string keep = o.total_batch_size ? "" : " --total-batch-size " + std::to_string(update);
+    const int64_t tokens = micro_batches(o, 1) * o.batch_size * o.seq_len;
+    const std::string keep = o.total_batch_size ? "" : " --total-batch-size " + std::to_string(tokens);
     std::vector<Change> changes;
     for (const int64_t batch : batches) {
         changes.push_back({"--batch-size " + std::to_string(batch) + keep, o});
         changes.back().options.batch_size = batch;
-        changes.back().options.total_batch_size = update;
+        changes.back().options.total_batch_size = tokens;
     }
     return changes;
 }
@@ -123,7 +123,7 @@ void check_memory(const Model& model, const Options& options) {
     const DeviceMemoryInfo device = device_memory();
     const int64_t needed = model.arena.bytes() + later;
     if (needed <= device.free) return;
-    // What the trainer planned into the model's arena: an update's tokens, whatever the flags.
+    // What the trainer planned into the model's arena: a step's tokens, whatever the flags.
     const int64_t beside = model.arena.bytes() - bytes_of(model.config, options);
     const std::string change = least_change(model.config, options, device.free - later - beside);
     fail("memory: the run needs ", gib(needed), ", the device has ", gib(device.free), " free of ",

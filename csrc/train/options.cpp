@@ -356,7 +356,7 @@ bool holds_weights(const std::string& directory) {
 
 int64_t micro_batches(const Options& o, int64_t devices) {
     CHECK(devices > 0);
-    // Beyond, bytes of activations and of an update's tokens would not be numbers of 64 bits; no device has the
+    // Beyond, bytes of activations and of a step's tokens would not be numbers of 64 bits; no device has the
     // memory.
     constexpr int64_t most_rows = int64_t{1} << 31, most_tokens = int64_t{1} << 48;
     int64_t rows, micro;
@@ -367,7 +367,7 @@ int64_t micro_batches(const Options& o, int64_t devices) {
         fail("--total-batch-size ", o.total_batch_size, ": expected less than 2^48");
     if (o.total_batch_size % micro != 0)
         fail(
-            "--total-batch-size: micro-batches do not divide the update: expected a multiple of batch-size * "
+            "--total-batch-size: micro-batches do not divide it: expected a multiple of batch-size * "
             "seq-len * ",
             "devices = ", o.batch_size, " * ", o.seq_len, " * ", devices, " = ", micro, " tokens, found ",
             o.total_batch_size);

@@ -14,7 +14,7 @@ struct Recording;
 struct ProfiledSteps {
     int64_t first = 1, count = 0;  // count 0: none
 };
-// Of the updates first .. last: `count`, without the first one, in which memory is touched and kernels are loaded for
+// Of the steps first .. last: `count`, without the first one, in which memory is touched and kernels are loaded for
 // the first time, if there are enough.
 ProfiledSteps choose_profiled_steps(int64_t first, int64_t last, int64_t count);
 
@@ -25,7 +25,7 @@ struct Profile {
     ~Profile();
     Profile(const Profile&) = delete;
 
-    // Around the launches of each update; does nothing where that step is not among those to profile.
+    // Around the launches of each step; does nothing where that step is not among those to profile.
     void begin_step(int64_t step);
     void end_step();
     // All steps to profile are launched, and finish() is due.

@@ -11,11 +11,11 @@ namespace llamac {
 std::string checkpoint_to_resume(const std::string& out, const std::string& resume);
 
 // Error where the options ask for what the checkpoint cannot go on with: another seed, sequence length,
-// update, or another type of weights, master copy or moments, or fewer steps than are done.
+// step, or another type of weights, master copy or moments, or fewer steps than are done.
 void check_resume(const Manifest& manifest, const std::string& directory, const Options& options,
                   int64_t world_size = 1);
 
-// "--lr was 0.002, is 0.003": what changes the updates and may change, but goes on with other values than the
+// "--lr was 0.002, is 0.003": what changes the steps and may change, but goes on with other values than the
 // checkpoint's run had; "": nothing does. sequences: of the training data, 0: not known.
 std::string changed_flags(const Manifest& manifest, const Options& options, int64_t sequences);
 

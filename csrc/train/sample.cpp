@@ -38,7 +38,7 @@ std::vector<int32_t> generate(Model& model, std::vector<int32_t> prompt, int64_t
         const int64_t T = std::min<int64_t>(static_cast<int64_t>(prompt.size()), model.options.seq_len);
         next_logits(model, prompt.data() + prompt.size() - static_cast<size_t>(T), T, logits);
         const Philox random = random_block(sampling.seed, sampling.step, sampling_stream, i / 4);
-        made.push_back(pick(logits, sampling, uniform(random.word[i % 4])));
+        made.push_back(pick(logits, sampling, uniform(random.bits[i % 4])));
         prompt.push_back(made.back());
     }
     return made;

@@ -14,7 +14,7 @@ struct Schedule {
     int64_t warmup_steps = 0, steps = 0;
 };
 
-// Of update `step`, 1 .. steps. Error for an unknown shape.
+// Of step `step`, 1 .. steps. Error for an unknown shape.
 double learning_rate(const Schedule& schedule, int64_t step);
 
 }  // namespace llamac

@@ -139,11 +139,11 @@ void Loader::read_sequence(int64_t sequence, int32_t* inputs, int32_t* targets) 
     shard.read(start + 1, seq_len, vocab_size, targets);
 }
 
-void Loader::micro_batch(int64_t update, int64_t micro, int64_t rank, int64_t world, int32_t* inputs,
+void Loader::micro_batch(int64_t step, int64_t micro, int64_t rank, int64_t world, int32_t* inputs,
                          int32_t* targets) const {
     const auto size = static_cast<uint64_t>(sequences);
     for (int64_t row = 0; row < batch_size; row++) {
-        const int64_t position = ((update * accumulation + micro) * batch_size + row) * world + rank;
+        const int64_t position = ((step * accumulation + micro) * batch_size + row) * world + rank;
         const auto p = static_cast<uint64_t>(position);
         const auto sequence = static_cast<int64_t>(permute(p % size, size, seed, p / size));
         read_sequence(sequence, inputs + row * seq_len, targets + row * seq_len);

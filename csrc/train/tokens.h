@@ -37,14 +37,14 @@ struct Loader {
     int64_t sequences = 0;  // S, over all shards
     int64_t tokens = 0;     // over all shards
 
-    // B = batch_size sequences of T = seq_len tokens a micro-batch, `accumulation` micro-batches an update.
+    // B = batch_size sequences of T = seq_len tokens per micro-batch, `accumulation` micro-batches per step.
     // Error where no file matches, one is malformed or says it has a larger vocabulary, or there is not one
     // sequence.
     Loader(const std::string& pattern, int64_t seq_len, int64_t vocab_size, int64_t batch_size,
            int64_t accumulation = 1, uint64_t seed = 0);
 
-    // Micro-batch `micro` of update `update` on rank `rank` of `world`, all from 0: tokens, targets [B,T].
-    void micro_batch(int64_t update, int64_t micro, int64_t rank, int64_t world, int32_t* tokens,
+    // Micro-batch `micro` of step `step` on rank `rank` of `world`, all from 0: tokens, targets [B,T].
+    void micro_batch(int64_t step, int64_t micro, int64_t rank, int64_t world, int32_t* tokens,
                      int32_t* targets) const;
 
     // Full batches in file order, at most `most`; Error if there is none.

@@ -146,14 +146,14 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     token_slots.resize(static_cast<size_t>(most_in_flight) + 1);
     for (TokenSlot& f : token_slots)
         for (Tensor* t : {&f.tokens, &f.targets})
-            model.arena.plan("tokens", t, shaped(DType::i32, {tokens_per_update()}));
+            model.arena.plan("tokens", t, shaped(DType::i32, {tokens_per_step()}));
     if (train)
         for (const std::string& line : run_warnings(o, config, *train, accumulation * o.batch_size))
             warn(*this, line);
     if (o.dry_run) return;
     check_memory(model, o);  // before the host's is taken, too
     model.allocate();
-    while (staging.size() < token_slots.size()) staging.emplace_back(tokens_per_update());
+    while (staging.size() < token_slots.size()) staging.emplace_back(tokens_per_step());
     while (ends.size() <= staging.size()) ends.emplace_back();
     warn(*this, take_gemm_choices(model.gemms, o));
     if (!resumed_from.empty())
@@ -168,7 +168,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     later_micro_batch.work = [this, scale] { forward_backward(model, false, scale); };
     optimizer.work = [this] {
         const AdamW adamw{options.beta1, options.beta2, 1e-8, options.weight_decay, options.grad_clip};
-        llamac::update(model, adamw, static_cast<uint64_t>(options.seed));
+        optimizer_step(model, adamw, static_cast<uint64_t>(options.seed));
     };
 }
 
@@ -181,19 +181,19 @@ void Trainer::launch(CapturedGraph& r) {
     r.launched = true;
 }
 
-const Event& Trainer::end_of(int64_t updates) const {
-    return ends[static_cast<size_t>(updates) % ends.size()];
+const Event& Trainer::end_of(int64_t steps) const {
+    return ends[static_cast<size_t>(steps) % ends.size()];
 }
 
-void Trainer::start_update() {
-    start_update([this](int64_t micro, int32_t* tokens, int32_t* targets) {
+void Trainer::start_step() {
+    start_step([this](int64_t micro, int32_t* tokens, int32_t* targets) {
         train->micro_batch(step, micro, ranks.own, ranks.count, tokens, targets);
     });
 }
 
-void Trainer::start_update(const Batch& batch) {
+void Trainer::start_step(const Batch& batch) {
     CHECK(in_flight() <= most_in_flight);
-    // The first update meets all products that are worth a timing; samples have others at every length.
+    // The first step meets all products that are worth a timing; samples have others at every length.
     const bool first = !optimizer.launched;
     const GemmTuning tuning(model.gemms, first && options.tune == "on");
     const Range step_range("step", step + 1);
@@ -224,7 +224,7 @@ void Trainer::start_update(const Batch& batch) {
     const Range range("optimizer");
     f.lr.data[0] = static_cast<float>(learning_rate(schedule, step + 1));
     f.step.data[0] = static_cast<int32_t>(step + 1);
-    set_update(model, f.lr.data, f.step.data);
+    set_step(model, f.lr.data, f.step.data);
     launch(optimizer);
     copy_bytes_async(model.context, f.squares.data, model.squares.data, sizeof(double));
     end_of(step + 1).record(model.stream.handle);
@@ -232,21 +232,21 @@ void Trainer::start_update(const Batch& batch) {
     if (first) keep_gemm_choices(model.gemms, options);
 }
 
-UpdateResult Trainer::finish_update() {
+StepResult Trainer::finish_step() {
     CHECK(in_flight() > 0);
     const StagingBuffers& f = staging[static_cast<size_t>(finished) % staging.size()];
     const Event &begin = end_of(finished), &end = end_of(finished + 1);
     end.wait();
     const double ms = end.ms_since(begin);
     finished++;
-    return {finished, mean(f.losses.data, tokens_per_update()), grad_norm(f.squares.data[0]),
+    return {finished, mean(f.losses.data, tokens_per_step()), grad_norm(f.squares.data[0]),
             learning_rate(schedule, finished), ms};
 }
 
 double Trainer::validate() {
     const Range range("validation");
     if (!val) fail("validation: expected --val-data, found none");
-    const GemmTuning tuning(model.gemms, options.tune == "on");  // its products are the updates'
+    const GemmTuning tuning(model.gemms, options.tune == "on");  // they are the training steps' products
     const int64_t B = options.batch_size, batches = val->validation_batches(options.val_steps);
     return mean_loss_of(batches * B, options.seq_len,
                         [&](int64_t first, int64_t, int32_t* tokens, int32_t* targets) {

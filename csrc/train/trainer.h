@@ -1,4 +1,4 @@
-// A training run without its loop: the model, its data, one update, validation, sampling, saving.
+// A training run without its loop: the model, its data, one step, validation, sampling, saving.
 #pragma once
 #include <deque>
 #include <functional>
@@ -11,18 +11,11 @@
 #include "train/checkpoint.h"
 #include "train/options.h"
 #include "train/schedule.h"
+#include "train/step_result.h"
 #include "train/tokenizer.h"
 #include "train/tokens.h"
 
 namespace llamac {
-
-struct UpdateResult {
-    int64_t step;      // from 1
-    double loss;       // mean over the update's tokens
-    double grad_norm;  // before clipping
-    double lr;
-    double ms;  // since the update before was done, or since this one was started where nothing went before
-};
 
 // The processes that train together, a device each.
 struct Ranks {
@@ -39,29 +32,29 @@ struct Trainer {
     const std::string resumed_from;  // a checkpoint, or ""
     const Config config;
     const Ranks ranks = {};
-    const int64_t accumulation;   // micro-batches an update
+    const int64_t accumulation;   // micro-batches per step
     std::optional<Loader> train;  // none: --train-data "", for whoever brings the batches
     std::optional<Loader> val;    // none: --val-data ""
     std::optional<Tokenizer> tokenizer;
     std::vector<CarriedFile> carried;  // into every checkpoint
     Schedule schedule;
     Model model;
-    int64_t step = 0;  // updates started
-    bool replays;  // launches are recorded in graphs, which later updates replay, but where runs are observed
+    int64_t step = 0;  // steps started
+    bool replays;  // launches are recorded in graphs, which later steps replay, but where runs are observed
     std::string warnings;  // a line for each thing that was not taken over or looks wrong
 
-    // Puts the next update into the model's stream: micro-batches, gradient norm, AdamW. The host gathers its tokens and
+    // Puts the next step into the model's stream: micro-batches, gradient norm, AdamW. The host gathers its tokens and
     // goes on; so it may start the next before this one is done, by most_in_flight.
-    void start_update();
+    void start_step();
     // The same on batches of the caller's: fills tokens and targets [B,T] of micro-batch `micro`, counted from 0.
     using Batch = std::function<void(int64_t micro, int32_t* tokens, int32_t* targets)>;
-    void start_update(const Batch& batch);
+    void start_step(const Batch& batch);
     int64_t in_flight() const { return step - finished; }
     const int64_t most_in_flight;  // unless told: 1 on a GPU, 0 where the host computes
-    // Waits for the oldest update in flight.
-    UpdateResult finish_update();
+    // Waits for the oldest step in flight.
+    StepResult finish_step();
 
-    // What follows wants no update in flight.
+    // What follows wants no step in flight.
 
     // Mean loss over the validation batches. Only where there is validation data.
     double validate();
@@ -84,10 +77,10 @@ struct Trainer {
     std::string save();
     // Writes the same into a directory of any name, which must not exist.
     void save_to(const std::string& directory);
-    int64_t tokens_per_update() const { return accumulation * options.batch_size * options.seq_len; }
+    int64_t tokens_per_step() const { return accumulation * options.batch_size * options.seq_len; }
 
   private:
-    // What an update reads from and writes to host memory.
+    // What a step reads from and writes to host memory.
     struct StagingBuffers {
         explicit StagingBuffers(int64_t tokens);
         PinnedMemory<int32_t> tokens, targets;  // of all micro-batches
@@ -101,7 +94,7 @@ struct Trainer {
     struct TokenSlot {
         Tensor tokens, targets;
     };
-    // Work that every update does alike: the first time launched as it is, which makes what is made once; then
+    // Work that every step does alike: the first time launched as it is, which makes what is made once; then
     // recorded, and replayed.
     struct CapturedGraph {
         std::function<void()> work;
@@ -111,15 +104,15 @@ struct Trainer {
     void launch(CapturedGraph& work);
     Manifest manifest() const;
     std::vector<CheckpointFile> files() const;
-    // Of the first `updates`; or, if that was later, when the next one began.
-    const Event& end_of(int64_t updates) const;
+    // Of the first `steps`; or, if that was later, when the next one began.
+    const Event& end_of(int64_t steps) const;
 
     CapturedGraph first_micro_batch, later_micro_batch, optimizer;
     const Stream copies;                 // of ids to the device, beside the model's work
-    std::deque<StagingBuffers> staging;  // the update `step` is staging[step % size]
+    std::deque<StagingBuffers> staging;  // the step `step` is staging[step % size]
     std::vector<TokenSlot> token_slots;  // of each flight
     int64_t finished = 0;
-    // Updates are timed on the stream: the host hears late of an end while it waits for room to queue the next one.
+    // Steps are timed on the stream: the host hears late of an end while it waits for room to queue the next one.
     std::deque<Event> ends;
 };
 

@@ -179,13 +179,13 @@ std::vector<uint8_t> pattern(const Job& job, size_t operand) {
     // Statistics that a forward pass has left (rstd, lse) are positive, too.
     const bool statistic = o.letter >= 0 && job.op->types[static_cast<size_t>(o.letter)].arithmetic_of >= 0;
     const bool positive = o.positive || (statistic && !o.output);
-    Philox words{};
+    Philox block{};
     for (int64_t i = 0; i < count; i++) {
-        if (i % 4 == 0) words = random_block(3, 0, stream, i / 4);
-        const uint32_t word = words.word[i % 4];
-        const double value = o.bound >= 0               ? word % job.size[o.bound]
-                             : info(dtype).is_integer() ? 1 + word % 9
-                             : positive                 ? 0.5 + uniform(word)
+        if (i % 4 == 0) block = random_block(3, 0, stream, i / 4);
+        const uint32_t random = block.bits[i % 4];
+        const double value = o.bound >= 0               ? random % job.size[o.bound]
+                             : info(dtype).is_integer() ? 1 + random % 9
+                             : positive                 ? 0.5 + uniform(random)
                                                         : random_normal(3, 0, stream, i);
         store(dtype, &bytes[static_cast<size_t>(i * size_of(dtype))], value);
     }

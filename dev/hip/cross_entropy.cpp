@@ -4,5 +4,5 @@
 int main(int argc, char** argv) {
     return llamac::run_benchmarks(
         argc, argv,
-        {{"cross_entropy", {"dlosses", "mean", "counted"}, {"dlogits", "logits"}, {{"N", 4096}}}});
+        {{"cross_entropy", {"dlosses", "mean", "num_valid"}, {"dlogits", "logits"}, {{"N", 4096}}}});
 }

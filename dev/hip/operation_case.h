@@ -216,17 +216,17 @@ inline std::vector<double> initial_values(const Case& c, size_t operand) {
     for (size_t i = 0; c.reads(o) && i < values.size(); i++) {
         const int64_t e = static_cast<int64_t>(i);
         if (e % 4 == 0) p = random_block(1, step, stream, e / 4);
-        const uint32_t word = p.word[e % 4];
+        const uint32_t random = p.bits[e % 4];
         if (o.bound >= 0)
-            values[i] = word % c.size[o.bound];
+            values[i] = random % c.size[o.bound];
         else if (info(dtype).is_integer())
-            values[i] = 1 + word % 9;
+            values[i] = 1 + random % 9;
         else if (o.positive)
-            values[i] = bf16(static_cast<float>(0.5 + uniform(word)));
+            values[i] = bf16(static_cast<float>(0.5 + uniform(random)));
         // A grid on which the sum of two is of the type too (in bf16: multiples of 1/32 below 2), so that an operation
         // that rounds one to storage before it goes on (residual_rmsnorm_forward) still has the f64 reference's values.
         else if (is_narrow(dtype))
-            values[i] = (word % (2 * half - 1) - (half - 1.0)) / (half / 2);
+            values[i] = (random % (2 * half - 1) - (half - 1.0)) / (half / 2);
         else
             values[i] = random_normal(1, step, stream, e);
     }

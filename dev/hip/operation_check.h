@@ -60,7 +60,7 @@ inline std::vector<Bound> bounds(const Case& c, const Outputs& truth) {
             for (size_t e = 0; !info(dtype).is_integer() && e < moved[i].size(); e++) {
                 if (e % 4 == 0)
                     p = random_block(2, trial, static_cast<uint32_t>(i), static_cast<int64_t>(e / 4));
-                moved[i][e] *= 1 + step * (4 * uniform(p.word[e % 4]) - 2);
+                moved[i][e] *= 1 + step * (4 * uniform(p.bits[e % 4]) - 2);
             }
         }
         const Outputs outputs = oracle(c, moved);

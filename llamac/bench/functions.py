@@ -106,9 +106,9 @@ FUNCTIONS = {
         torch_ops.mean_cross_entropy,
         torch_ops.cross_entropy_inputs,
         ("logits",),
-        {"cross_entropy": ("dlogits", "dlosses", "mean", "counted")},
+        {"cross_entropy": ("dlogits", "dlosses", "mean", "num_valid")},
         # In the place of the forward's: one call makes both.
-        {"cross_entropy": ("dlosses", "mean", "counted")},
+        {"cross_entropy": ("dlosses", "mean", "num_valid")},
     ),
     "linear_cross_entropy": Function(
         ops.linear_cross_entropy,

@@ -17,53 +17,53 @@ from llamac.training.weights import Part
 ROUNDING_STREAM = 0xFFFFFFFE  # of random numbers; the parameters have the lowest ones
 
 
-def stochastic_round(x: Tensor, words: Tensor) -> Tensor:
+def stochastic_round(x: Tensor, bits: Tensor) -> Tensor:
     """x[n], fp32, to bf16: away from zero with the probability that the cut-off bits stand for.
 
-    words: random int32[n], whose upper halves are added below bf16's last bit; or a seed without dimensions,
-    from which hashed_words() makes them.
+    bits: random int32[n], whose upper halves are added below bf16's last bit; or a seed without dimensions,
+    from which hashed_bits() makes them.
     """
-    if words.dim() == 0:
-        words = hashed_words(words, x.numel())
-    return ((x.view(torch.int32) + (words >> 16 & 0xFFFF)) & -0x10000).view(torch.float32).bfloat16()
+    if bits.dim() == 0:
+        bits = hashed_bits(bits, x.numel())
+    return ((x.view(torch.int32) + (bits >> 16 & 0xFFFF)) & -0x10000).view(torch.float32).bfloat16()
 
 
-def hashed_words(seed: Tensor, n: int) -> Tensor:
-    """n random words, int32[n]: MurmurHash3's finalizer (Appleby 2011) of seed + index · 2³²/golden ratio."""
+def hashed_bits(seed: Tensor, n: int) -> Tensor:
+    """n random bits, int32[n]: MurmurHash3's finalizer (Appleby 2011) of seed + index · 2³²/golden ratio."""
     x = torch.arange(n, dtype=torch.int32, device=seed.device) * -0x61C88647 + seed
     for shift, factor in ((16, -0x7A143595), (13, -0x3D4D51CB)):
         x = (x ^ (x >> shift & (1 << 32 - shift) - 1)) * factor
     return x ^ (x >> 16 & 0xFFFF)
 
 
-def moment_words(word: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def moment_bits(bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """From the random uint32[n] that round a weight, those that round m and v: one byte each, centred."""
-    m, v = ((word >> shift & 0xFF) << 24 | 0x80_0000 for shift in (8, 0))
+    m, v = ((bits >> shift & 0xFF) << 24 | 0x80_0000 for shift in (8, 0))
     return m, v
 
 
-def philox_words(part: Part, stored: list[Tensor], seed: int, step: int) -> list[Tensor | None]:
-    """The C program's words, int32[n], of a part's p, m and v at a step; None for those that are not bf16."""
+def philox_bits(part: Part, stored: list[Tensor], seed: int, step: int) -> list[Tensor | None]:
+    """The C program's bits, int32[n], of a part's p, m and v at a step; None for those that are not bf16."""
     narrow = [x.dtype == torch.bfloat16 for x in stored]
     if not any(narrow):
         return [None] * 3
-    word = llamac.random.words(seed, step, 4 * part.index, len(stored[0]), part.start())
-    words = zip((word, *moment_words(word)), narrow, strict=True)
-    return [upload(x.view(np.int32), stored[0].device) if wanted else None for x, wanted in words]
+    bits = llamac.random.bits(seed, step, 4 * part.index, len(stored[0]), part.start())
+    each = zip((bits, *moment_bits(bits)), narrow, strict=True)
+    return [upload(x.view(np.int32), stored[0].device) if wanted else None for x, wanted in each]
 
 
 def hash_seeds(parts: list[Part], seed: int, step: int, device: torch.device) -> Tensor:
-    """int32[parts,4]: what hashed_words() starts from, so that a part's words are its rows' of the weight."""
+    """int32[parts,4]: what hashed_bits() starts from, so that a part's bits are its rows' of the weight."""
     indices = [part.index for part in parts]
-    words = llamac.random.words(seed, step, ROUNDING_STREAM, 4 * (1 + max(indices))).reshape(-1, 4)[indices]
+    bits = llamac.random.bits(seed, step, ROUNDING_STREAM, 4 * (1 + max(indices))).reshape(-1, 4)[indices]
     ahead = np.array([part.start() * 0x9E3779B9 & 0xFFFFFFFF for part in parts], np.uint32)
-    return upload((words + ahead[:, None]).view(np.int32), device)
+    return upload((bits + ahead[:, None]).view(np.int32), device)
 
 
-def random_words(parts: list[Part], seed: int, step: int, hashed: bool) -> Callable:
-    """Of a step: (index of a part, its p, m, v as they are stored) -> stochastic_round()'s words for them."""
+def random_bits(parts: list[Part], seed: int, step: int, hashed: bool) -> Callable:
+    """Of a step: (index of a part, its p, m, v as they are stored) -> stochastic_round()'s bits for them."""
     if not hashed:
-        return lambda k, stored: philox_words(parts[k], stored, seed, step)
+        return lambda k, stored: philox_bits(parts[k], stored, seed, step)
     seeds = hash_seeds(parts, seed, step, parts[0].weight().device)
     return lambda k, stored: seeds[k]
 

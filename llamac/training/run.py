@@ -50,7 +50,7 @@ ATTENTION = [
 
 
 @dataclass
-class Update:
+class Step:
     """An optimizer step that the device may still be computing."""
 
     step: int
@@ -78,7 +78,7 @@ class Run:
     profiler: Profiler | None = None
     carried: dict[str, bytes] = field(default_factory=dict)  # files into every checkpoint: {name: content}
     checkpoints: list[Path] = field(default_factory=list)  # written by this run, oldest first
-    running: list[Update] = field(default_factory=list)  # begun and not yet logged, oldest first
+    running: list[Step] = field(default_factory=list)  # begun and not yet logged, oldest first
     begun: Moment = 0.0  # start of the time that the next logged step took
 
 
@@ -185,7 +185,7 @@ def begin(r: Run) -> None:
     name = torch.cuda.get_device_name() if r.device == "cuda" else "the CPU"
     r.log.print(f"PyTorch {torch.__version__} on {name}, {o.model}: {config.num_parameters():,} parameters")
     ranks = f"{world()} devices x " if world() > 1 else ""
-    sizes = f"{ranks}{r.data.accum} x {o.batch_size} x {T} tokens an update"
+    sizes = f"{ranks}{r.data.accum} x {o.batch_size} x {T} tokens per step"
     r.log.print(f"{sizes}, {r.data.tokens:,} to train on")
     r.log.run(name, config.num_parameters())
     r.log.start(o.to_dict())
@@ -243,7 +243,7 @@ def milliseconds(begin: Moment, end: Moment) -> float:
 
 
 @contextmanager
-def optimizer_step(r: Run, step: int) -> Iterator[Update]:
+def optimizer_step(r: Run, step: int) -> Iterator[Step]:
     """Surrounds the work of a step: hands out its learning rate and micro-batches, and takes its result. Logs
     what has ended: on a GPU one step late, so that the host queues the next step before it waits for this
     one's loss.
@@ -252,7 +252,7 @@ def optimizer_step(r: Run, step: int) -> Iterator[Update]:
     if not r.running:
         r.begun = moment(r.device)
     schedule = {"min_lr_frac": o.min_lr_frac, "warmup_steps": o.warmup_steps, "schedule": o.schedule}
-    u = Update(step, learning_rate(step, lr=o.lr, steps=o.steps, **schedule))
+    u = Step(step, learning_rate(step, lr=o.lr, steps=o.steps, **schedule))
     profiled = r.profiler.step(step) if r.profiler else nullcontext()
     with profiled, sdpa_kernel(ATTENTION, set_priority=True):
         u.batches = [to_device(r.data.micro_batch(step - 1, k), r.device) for k in range(r.data.accum)]
@@ -288,7 +288,7 @@ def finish(r: Run, late: int = 0) -> None:
                 f"the last checkpoint is {r.checkpoints[-1]}" if r.checkpoints else "there is no checkpoint"
             )
             expected = "expected a finite loss and gradient norm"
-            raise InputError(f"update {u.step}: {expected}, found {loss} and {norm}; {last}")
+            raise InputError(f"step {u.step}: {expected}, found {loss} and {norm}; {last}")
 
 
 # Between steps ==============================================================================================

@@ -39,7 +39,7 @@ def cross_entropy(h: Harness) -> None:
         G[np.arange(N), np.maximum(targets, 0)] -= 1
         G *= (0.37 * (dl.get() if dl is not None else np.ones(N)) * counts)[:, None]
         lo, dlog = h.tensor((N,), F), h.tensor((N, V), dt) if with_grad else None
-        mean, counted = (h.tensor((), F), h.tensor((), F)) if with_mean else (None, None)
+        mean, num_valid = (h.tensor((), F), h.tensor((), F)) if with_mean else (None, None)
         outs = [Output(lo, loss, 32, 64, 2.0**-21, name="losses")]
         if with_grad:
             outs.append(Output(dlog, G, 2, 2, 2.0**-16 if dt == "bf16" else 2.0**-20, name="dlogits"))
@@ -48,7 +48,7 @@ def cross_entropy(h: Harness) -> None:
         if with_mean:
             outs += [
                 Output(mean, loss.sum() / counts.sum(), 16, 16, name="mean"),
-                Output(counted, counts.sum(), exact=True, name="counted"),
+                Output(num_valid, counts.sum(), exact=True, name="num_valid"),
             ]
         h.case(
             "cross_entropy",
@@ -56,7 +56,7 @@ def cross_entropy(h: Harness) -> None:
             + (" dlosses" if with_d else "")
             + ("" if with_grad else " no dlogits")
             + (" mean" if with_mean else ""),
-            [lo, dlog, mean, counted, logits, t, dl],
+            [lo, dlog, mean, num_valid, logits, t, dl],
             [0.37, -100],
             outs,
             threads,
@@ -70,12 +70,12 @@ def mean_loss(h: Harness) -> None:
             h.tensor((N,), np.int32, h.random.integers(0, 9, N)),
         )
         targets.data[:ignored] = -100
-        mean, counted = h.tensor((), F), h.tensor((), F)
+        mean, num_valid = h.tensor((), F), h.tensor((), F)
         outputs = [
             Output(mean, losses.get()[ignored:].mean(), 16, 16, name="mean"),
-            Output(counted, N - ignored, exact=True, name="counted"),
+            Output(num_valid, N - ignored, exact=True, name="num_valid"),
         ]
-        h.case("mean_loss", f"N={N} ignored={ignored}", [mean, counted, losses, targets], [-100], outputs)
+        h.case("mean_loss", f"N={N} ignored={ignored}", [mean, num_valid, losses, targets], [-100], outputs)
 
 
 def philox_words(seed: int, step: int, stream: int, count: int) -> np.ndarray:
