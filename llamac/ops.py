@@ -258,7 +258,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return *scaled, None, None, None, None
 
 
-# For torch.utils.flop_counter, which knows PyTorch's products alone; num_valid as it counts them, attention in
+# For torch.utils.flop_counter, which knows PyTorch's products alone; counted as it counts them, attention in
 # whole squares. Operands are given as their shapes.
 
 

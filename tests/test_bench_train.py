@@ -88,8 +88,8 @@ def test_programs_take_turns_and_are_compared(fake, tmp_path, capsys):
 
 
 def test_another_build_takes_its_turns(fake, tmp_path, capsys):
-    """The other build of a comparison: the same run by the program of another folder, without --ours-flags."""
     """`--other`: the same run by the program of another folder, without --ours-flags."""
+    arguments, other = fake(), tmp_path / "other"
     other.mkdir()
     program = (tmp_path / "train_llama3").read_text().replace("'train_llama3'", "'other'")
     (other / "train_llama3").write_text(program.replace("(1000 if", "(500 if"))

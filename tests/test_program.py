@@ -193,9 +193,7 @@ def test_a_run_that_diverges_keeps_its_checkpoint(train, data, tmp_path):
     rest = flags(data, tmp_path / "out", steps=40, lr=1e18, keep_checkpoints=1, grad_clip=0)
     result = train(*rest, "--resume", "auto", code=2)
     line = result.stderr.strip()
-    assert re.fullmatch(r"train_llama3: step \d+: expected a finite loss .*, found .*step_000008", line), (
-        line
-    )
+    assert re.fullmatch(r"train_llama3: step \d+: expected a finite loss .*, found .*step_000008", line), line
     assert sorted(p.name for p in (tmp_path / "out").glob("step_*")) == ["step_000004", "step_000008"]
     assert events(tmp_path / "out", "step")[-1]["step"] == int(re.search(r"step (\d+)", line)[1])
 

@@ -163,8 +163,7 @@ void adamw_cpu(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1
 #pragma omp parallel for
     for (int64_t begin = 0; begin < P; begin += chunk) {
         uint32_t bits[chunk + 4];
-        if (random)
-            random_bits(bits, (offset + begin) / 4, chunk / 4 + (within != 0), seed, step(0), stream);
+        if (random) random_bits(bits, (offset + begin) / 4, chunk / 4 + (within != 0), seed, step(0), stream);
         const auto update = master ? adamw_chunk<true, T, G, M> : adamw_chunk<false, T, G, M>;
         update(&weight(begin), master ? &master(begin) : nullptr, &m(begin), &v(begin), &grad(begin),
                bits + within, std::min(chunk, P - begin), k);

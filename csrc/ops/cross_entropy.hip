@@ -193,9 +193,9 @@ float cross_entropy_row(T* dx, const T* x, int64_t target, int64_t V, float fact
 }
 
 template <class T>
-void cross_entropy_cpu(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean, View<float, 0> num_valid,
-                       View<const T, 2> logits, View<const int32_t, 1> targets, View<const float, 1> dlosses,
-                       double dloss, int64_t ignore_index) {
+void cross_entropy_cpu(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean,
+                       View<float, 0> num_valid, View<const T, 2> logits, View<const int32_t, 1> targets,
+                       View<const float, 1> dlosses, double dloss, int64_t ignore_index) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
 #pragma omp parallel for
     for (int64_t n = 0; n < N; n++) {
@@ -439,9 +439,9 @@ __global__ void __launch_bounds__(most_threads)
 
 template <class T>
 void cross_entropy_vectorized(View<float, 1> losses, View<T, 2> dlogits, View<float, 0> mean,
-                              View<float, 0> num_valid, View<const T, 2> logits, View<const int32_t, 1> targets,
-                              View<const float, 1> dlosses, double dloss, int64_t ignore_index,
-                              LaunchContext context) {
+                              View<float, 0> num_valid, View<const T, 2> logits,
+                              View<const int32_t, 1> targets, View<const float, 1> dlosses, double dloss,
+                              int64_t ignore_index, LaunchContext context) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
     launch(Grid(blocks_for(N, 1), context.threads, context.stream), cross_entropy_vectorized_kernel<T>,
            losses.data, dlogits.data, logits.data, targets, dlosses, V, dloss, ignore_index);

@@ -14,7 +14,7 @@
 namespace llamac {
 
 struct RunShape {
-    int64_t steps = 0;             // the last step's number
+    int64_t steps = 0;           // the last step's number
     double tokens_per_step = 0;  // over all devices
     double flops_per_token = 0;
     double peak_flops = 0;  // per second, of all devices together; 0: not known, no "% of peak"
