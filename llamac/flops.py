@@ -1,4 +1,4 @@
-"""Written twice on purpose: csrc/core/registry.cpp has the same; tests/test_registry.py::test_flops_by_shape.
+"""Written twice on purpose: csrc/core/operation.cpp has the same; test_registry.py::test_flops_by_shape.
 
 FLOPs of matrix products and of causal attention by the shapes of the operands, for what runs in PyTorch: the
 compiled module may be missing there. Names, and the order of the operands, are the described operations'.

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "check.h"
+#include "core/dispatch.h"
 #include "core/registry.h"
 
 using namespace llamac;

@@ -3,6 +3,7 @@
 #pragma once
 #include <concepts>
 
+#include "core/dispatch.h"
 #include "core/registry.h"
 
 namespace llamac {

@@ -2,8 +2,8 @@
 #pragma once
 #include <functional>
 
+#include "core/dispatch.h"
 #include "core/library_gemm.h"
-#include "core/registry.h"
 #include "model/activations.h"
 #include "model/config.h"
 #include "model/parameters.h"

@@ -32,8 +32,8 @@
 #include <cmath>
 
 #include "core/device.h"
+#include "core/operation.h"
 #include "core/random.h"
-#include "core/registry.h"
 #include "core/simd.h"
 
 namespace llamac {

@@ -18,7 +18,7 @@
 #include <cstring>
 
 #include "core/device.h"
-#include "core/registry.h"
+#include "core/operation.h"
 #include "core/simd.h"
 
 namespace llamac {

@@ -23,7 +23,7 @@
 #include <cmath>
 
 #include "core/device.h"
-#include "core/registry.h"
+#include "core/operation.h"
 
 namespace llamac {
 namespace {

@@ -17,7 +17,7 @@
 #include <algorithm>
 
 #include "core/device.h"
-#include "core/registry.h"
+#include "core/operation.h"
 
 namespace llamac {
 namespace {

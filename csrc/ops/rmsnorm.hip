@@ -31,7 +31,7 @@
 #include <cmath>
 
 #include "core/device.h"
-#include "core/registry.h"
+#include "core/operation.h"
 #include "core/simd.h"
 
 namespace llamac {

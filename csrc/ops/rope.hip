@@ -20,7 +20,7 @@
 #include <algorithm>
 
 #include "core/device.h"
-#include "core/registry.h"
+#include "core/operation.h"
 #include "core/simd.h"
 
 namespace llamac {

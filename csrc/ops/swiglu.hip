@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "core/device.h"
-#include "core/registry.h"
+#include "core/operation.h"
 #include "core/simd.h"
 
 namespace llamac {

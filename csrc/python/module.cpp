@@ -8,6 +8,7 @@
 
 #include "arrays.h"
 #include "core/device_memory.h"
+#include "core/dispatch.h"
 #include "core/random.h"
 #include "core/registry.h"
 #include "model/parameters.h"

@@ -3,8 +3,8 @@
 #include <csignal>
 #include <new>
 
-#include "core/registry.h"
 #include "platform/threads.h"
+#include "train/list_kernels.h"
 #include "train/log.h"
 #include "train/memory.h"
 #include "train/peak.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/file.h"
-#include "core/registry.h"
+#include "core/operation.h"
 #include "platform/stream.h"
 #include "train/peak.h"
 

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "core/library_gemm.h"
+#include "core/registry.h"
 #include "platform/ranges.h"
 #include "train/memory.h"
 #include "train/model_options.h"

@@ -4,6 +4,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "core/dispatch.h"
+#include "core/registry.h"
 #include "operation_check.h"
 #include "platform/stream.h"
 

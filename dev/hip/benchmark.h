@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/registry.h"
+#include "core/operation.h"
 
 namespace llamac {
 

@@ -1,6 +1,6 @@
 // The variants of attention that stand in files of their own: their launchers, as attention.hip lists them.
 #pragma once
-#include "core/registry.h"
+#include "core/operation.h"
 
 namespace llamac {
 

@@ -1,6 +1,6 @@
 // The variants of matmul: their launchers, as matmul.hip lists them.
 #pragma once
-#include "core/registry.h"
+#include "core/operation.h"
 
 namespace llamac {
 

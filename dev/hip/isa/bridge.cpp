@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "core/dispatch.h"
 #include "core/registry.h"
 
 using namespace llamac;

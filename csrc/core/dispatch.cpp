@@ -1,0 +1,226 @@
+#include "core/dispatch.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/registry.h"
+#include "platform/ranges.h"
+
+namespace llamac {
+namespace {
+
+// Binds the dimension letters to sizes, or compares.
+void bind_shape(const Operation& op, const Operand& o, const Tensor& t, int64_t* size) {
+    const auto found = [&] { return shape_text(t.shape, t.rank); };  // a call pays for no text
+    if (t.rank != static_cast<int>(o.shape.size()))
+        fail(op.name, ": ", o.name, " has shape ", found(), ", expected ", dimension_text(op, o));
+    for (int d = 0; d < t.rank; d++) {
+        const Dimension& dim = o.shape[d];
+        const int64_t scaled = t.shape[d] * dim.divisor;
+        int64_t expected = dim.factor;
+        if (dim.symbol >= 0) {
+            if (size[dim.symbol] < 0 && scaled % dim.factor)
+                fail(op.name, ": ", o.name, " has shape ", found(), ", expected ", dimension_text(op, o),
+                     " with dimension ", d, " a multiple of ", dim.factor);
+            if (size[dim.symbol] < 0) size[dim.symbol] = scaled / dim.factor;
+            expected *= size[dim.symbol];
+            if (expected % dim.divisor)
+                fail(op.name, ": ", op.dimensions[static_cast<size_t>(dim.symbol)].name, " = ",
+                     size[dim.symbol], ", expected a multiple of ", dim.divisor);
+        }
+        if (scaled != expected)
+            fail(op.name, ": ", o.name, " has shape ", found(), ", expected ", dimension_text(op, o),
+                 " with dimension ", d, " = ", expected / dim.divisor);
+    }
+}
+
+void check_strides(const Operation& op, const Operand& o, const Tensor& t) {
+    if (t.elements() == 0) return;
+    if (!o.strided && !t.contiguous()) fail(op.name, ": ", o.name, " must be contiguous");
+    if (o.strided && t.rank > 1 && t.shape[t.rank - 1] > 1 && t.stride[t.rank - 1] != 1)
+        fail(op.name, ": ", o.name, " must have stride 1 in its last dimension");
+}
+
+void check_operand(const Operation& op, const Operand& o, const Tensor& t, int64_t* size, Types& types) {
+    if (!t.data && t.elements() != 0) {
+        if (!o.nullable) fail(op.name, ": ", o.name, " is missing");
+        return;
+    }
+    types.check(o, t.dtype);
+    bind_shape(op, o, t, size);
+    check_strides(op, o, t);
+}
+
+bool takes(const Instantiation& e, const Operation& op, const Tensor* tensors) {
+    for (size_t i = 0; i < op.operands.size(); i++)
+        if (tensors[i].data && tensors[i].dtype != e.operands[i].dtype) return false;
+    return true;
+}
+
+const Instantiation* instantiation_for(const Variant& v, const Call& call) {
+    if (!v.supports(call)) return nullptr;
+    for (const Instantiation& e : v.instantiations)
+        if (takes(e, *call.op, call.tensor)) return &e;
+    return nullptr;
+}
+
+struct Choice {
+    const Variant* variant;
+    const Instantiation* entry;
+};
+constexpr const char* optimized = "optimized";  // the name that stands for the default variants
+
+// The variants that a call tries in turn if nothing else is chosen.
+std::vector<const Variant*> default_variants(const Operation& op, Backend backend) {
+    std::vector<const Variant*> variants;
+    for (const Variant& v : op.variants)
+        if (v.backend == backend && v.deterministic) variants.push_back(&v);
+    return variants;
+}
+
+std::vector<const Variant*> variants_called(const Operation& op, const std::string& name, Backend backend) {
+    if (name == optimized) return default_variants(op, backend);
+    std::string known = optimized;
+    for (const Variant& v : op.variants) {
+        if (name == v.name) return {&v};
+        known += std::string(", ") + v.name;
+    }
+    fail(op.name, ": no variant ", name, ", expected one of ", known);
+}
+
+// The first of them that supports the call; each has to be at home where the operands are, or the device emulated.
+Choice choose_among(const Operation& op, const Call& call, Backend backend,
+                    std::span<const Variant* const> candidates) {
+    std::string names;
+    for (const Variant* v : candidates)
+        if (v->backend != backend && !device_properties().emulated)
+            fail(op.name, ": variant ", v->name, " computes on the ",
+                 backend == Backend::host ? "device, the call's operands are the host's"
+                                          : "host, the call's operands are the device's");
+    for (const Variant* v : candidates)
+        if (const Instantiation* entry = instantiation_for(*v, call)) return {v, entry};
+    for (const Variant* v : candidates) names += std::string(names.empty() ? "" : ", ") + v->name;
+    fail(op.name, ": variant ", names, " does not take these shapes, types or strides");
+}
+
+// variant: the name of what is to run; null: one of those that the context chooses, else of the default ones.
+Choice choose(const Operation& op, const Call& call, const Context& context, const char* variant) {
+    if (variant)
+        return choose_among(op, call, context.backend, variants_called(op, variant, context.backend));
+    if (const auto* chosen = context.kernels ? context.kernels->of(op) : nullptr)
+        return choose_among(op, call, context.backend, *chosen);
+    for (const Variant& v : op.variants)
+        if (v.backend == context.backend && v.deterministic)
+            if (const Instantiation* entry = instantiation_for(v, call)) return {&v, entry};
+    fail(op.name, ": no variant takes these shapes, types or strides");
+}
+
+// The scalars of a call that leaves out the last ones.
+std::vector<Scalar> complete(const Operation& op, std::span<const Scalar> given) {
+    const size_t count = op.scalars.size();
+    if (given.size() > count || !op.scalars[given.size()].missing)
+        fail(op.name, ": expected ", count, " scalars, found ", given.size());
+    std::vector<Scalar> all(given.begin(), given.end());
+    while (all.size() < count) all.push_back(*op.scalars[all.size()].missing);
+    return all;
+}
+
+// Whole groups of heads, say.
+void check_multiples(const Operation& op, const int64_t* size) {
+    for (size_t d = 0; d < op.dimensions.size(); d++) {
+        const int of = op.dimensions[d].multiple_of;
+        if (of >= 0 && size[of] > 0 && size[d] % size[of])
+            fail(op.name, ": ", op.dimensions[d].name, " = ", size[d], ", expected a multiple of ",
+                 op.dimensions[static_cast<size_t>(of)].name, " = ", size[of]);
+    }
+}
+
+// A call without rows launches nothing: what is left to write are sums and means over none.
+bool is_empty(std::span<const Tensor> tensors) {
+    return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t.elements() == 0; });
+}
+void run_empty(const Call& call) {
+    const Operation& op = *call.op;
+    for (size_t d = 0; d < op.dimensions.size(); d++) {
+        if (call.size[d] == 0 && !op.dimensions[d].may_be_zero)
+            fail(op.name, ": ", op.dimensions[d].name, " = 0, expected at least 1");
+    }
+    for (int i = 0; i < op.outputs && !call.launch.caller.dry_run; i++) {
+        const Operand& o = op.operands[static_cast<size_t>(i)];
+        const Tensor& t = call.tensor[i];
+        if (!t.data || t.elements() == 0 || o.in_place || call.adds(o)) continue;
+        CHECK(t.contiguous());
+        const size_t bytes = static_cast<size_t>(t.bytes());
+        const int byte = o.mean ? 0xff : 0;  // all bits set are a NaN
+        if (call.launch.caller.backend == Backend::host)
+            std::memset(t.data, byte, bytes);
+        else
+            CHECK(hipMemsetAsync(t.data, byte, bytes, call.launch.stream));
+    }
+}
+
+// Threads a block and workspace of a device variant.
+void prepare_launch(Call& call, const Variant& v, int threads) {
+    if (v.backend == Backend::host) return;
+    call.launch.threads = threads ? threads : v.threads.empty() ? 256 : v.threads.front();
+    call.launch.caller.backend = Backend::device;
+    if (!v.workspace) return;
+    Workspace& workspace = *call.launch.caller.workspace;
+    const int64_t bytes = v.workspace(call);
+    workspace.asked = std::max(workspace.asked, bytes);
+    if (!call.launch.caller.dry_run) call.launch.workspace = workspace.reserve(bytes);
+}
+
+}  // namespace
+
+KernelChoices::KernelChoices(const std::vector<std::string>& choices) {
+    for (const std::string& choice : choices) {
+        const size_t equals = choice.find('=');
+        if (equals == std::string::npos)
+            fail("--kernel ", choice, ": expected OPERATION=VARIANT[,VARIANT...]");
+        const Operation& op = find_operation(choice.substr(0, equals));
+        std::vector<const Variant*>& variants = chosen[&op];
+        variants.clear();
+        for (size_t begin = equals + 1; begin <= choice.size();) {
+            const size_t end = std::min(choice.find(',', begin), choice.size());
+            for (const Variant* v :
+                 variants_called(op, choice.substr(begin, end - begin), computing_context().backend))
+                if (std::find(variants.begin(), variants.end(), v) == variants.end()) variants.push_back(v);
+            begin = end + 1;
+        }
+    }
+}
+
+const std::vector<const Variant*>* KernelChoices::of(const Operation& op) const {
+    const auto found = chosen.empty() ? chosen.end() : chosen.find(&op);
+    return found == chosen.end() ? nullptr : &found->second;
+}
+
+void run(const Operation& op, std::span<const Tensor> tensors, std::span<const Scalar> scalars,
+         const Context& context, const char* variant, int threads) {
+    if (tensors.size() != op.operands.size())
+        fail(op.name, ": expected ", op.operands.size(), " tensors, found ", tensors.size());
+    if (scalars.size() != op.scalars.size())
+        return run(op, tensors, complete(op, scalars), context, variant, threads);
+    int64_t size[Description::max_dimensions];
+    std::fill_n(size, Description::max_dimensions, -1);
+    Types types(op);
+    for (size_t k = 0; k < tensors.size(); k++) {
+        const size_t i = op.in_order(k);
+        check_operand(op, op.operands[i], tensors[i], size, types);
+    }
+    check_multiples(op, size);
+    Call call{&op, tensors.data(), scalars.data(), size, {context.stream, 0, nullptr, context}};
+    Workspace own;
+    if (!context.workspace) call.launch.caller.workspace = &own;
+    if (is_empty(tensors)) return run_empty(call);
+    const Choice chosen = choose(op, call, context, variant);
+    prepare_launch(call, *chosen.variant, threads);
+    if (context.dry_run) return;
+    const Range range(op.name.c_str());
+    if (context.observer) context.observer->before(context.stream);
+    chosen.entry->launch(call);
+    if (context.observer) context.observer->after_run(call, *chosen.variant);
+}
+
+}  // namespace llamac

@@ -1,0 +1,119 @@
+#include "core/operation.h"
+
+#include <cstdio>
+
+#include "core/registry.h"
+
+namespace llamac {
+namespace {
+
+// Descriptions are ours: a wrong one is a bug, found when the program starts.
+[[noreturn]] void bad_description(const std::string& what) {
+    std::fprintf(stderr, "llamac: bad operation: %s\n", what.c_str());
+    std::abort();
+}
+
+}  // namespace
+
+Operation::Operation(const char* description, const char* summary_, std::vector<Variant> variants_,
+                     double (*flops_)(const Call&), double (*bytes_)(const Call&))
+    : summary(summary_), variants(std::move(variants_)), flops(flops_), bytes(bytes_) {
+    try {
+        Description::operator=(parse_description(description));
+        if (dimensions.size() > max_dimensions) fail(name, ": more than ", max_dimensions, " dimensions");
+        for (const Variant& v : variants)
+            for (const Instantiation& e : v.instantiations) check_instantiation(*this, v.name, e);
+    } catch (const Error& e) {
+        bad_description(e.what());
+    }
+    register_operation(*this);
+}
+
+// By the letters that are bound, which may be in the arithmetic type of one another.
+bool Types::may_be(int letter, DType found) const {
+    const TypeLetter& own = op.types[static_cast<size_t>(letter)];
+    if (bound[letter] >= 0) return bound[letter] == static_cast<int>(found);
+    for (size_t i = 0; i < op.types.size(); i++) {
+        if (bound[i] < 0) continue;
+        const DType other = static_cast<DType>(bound[i]);
+        if (own.arithmetic_of == static_cast<int>(i) && info(other).arithmetic != found) return false;
+        if (op.types[i].arithmetic_of == letter && info(found).arithmetic != other) return false;
+    }
+    return own.takes(found);
+}
+
+bool Types::match(const Operand& o, DType found) {
+    if (o.letter < 0) return found == o.dtype;
+    if (!may_be(o.letter, found)) return false;
+    bound[o.letter] = static_cast<int>(found);
+    return true;
+}
+
+std::string Types::expected(const Operand& o) const {
+    if (o.letter < 0) return name(o.dtype);
+    return dtype_names([&](const DTypeInfo& d) { return may_be(o.letter, *find_dtype(d.name)); });
+}
+
+void Types::check(const Operand& o, DType found) {
+    if (!match(o, found)) fail(op.name, ": ", o.name, " is ", name(found), ", expected ", expected(o));
+}
+
+void check_instantiation(const Description& op, const char* variant, const Instantiation& e) {
+    const std::string where = op.name + " variant " + variant + ": ";
+    if (e.operands.size() != op.operands.size())
+        fail(where, "takes ", e.operands.size(), " operands, described are ", op.operands.size());
+    Types types(op);
+    for (size_t i = 0; i < e.operands.size(); i++) {
+        const Operand& o = op.operands[i];
+        const ParameterType& type = e.operands[i];
+        if (type.rank != static_cast<int>(o.shape.size()))
+            fail(where, o.name, " has rank ", type.rank, ", described is ", o.shape.size());
+        if (type.is_const == o.output)
+            fail(where, o.name,
+                 type.is_const ? " is const, described as an output" : " is an input, expected const");
+        if (!types.match(o, type.dtype))
+            fail(where, o.name, " is ", name(type.dtype), ", expected ", types.expected(o));
+    }
+    std::string kinds;
+    for (const ScalarInfo& s : op.scalars) kinds += s.kind;
+    if (e.scalars != kinds) fail(where, "scalars are '", e.scalars, "', described are '", kinds, "'");
+}
+
+int64_t Call::operator[](const char* dimension) const {
+    for (size_t d = 0; d < op->dimensions.size(); d++)
+        if (op->dimensions[d].name == dimension) return size[d];
+    bad_description(op->name + " has no dimension " + dimension);
+}
+
+const Tensor& Call::operand(const char* operand) const {
+    for (size_t i = 0; i < op->operands.size(); i++)
+        if (op->operands[i].name == operand) return tensor[i];
+    bad_description(op->name + " has no operand " + operand);
+}
+
+double Call::number(const char* name) const {
+    for (size_t i = 0; i < op->scalars.size(); i++)
+        if (op->scalars[i].name == name) return scalar[i].real;
+    bad_description(op->name + " has no scalar " + name);
+}
+
+bool Call::adds(const Operand& o) const {
+    return o.accumulated() && scalar[o.adds_if].integer != 0;
+}
+
+double least_flops(const Call& call) {
+    return call.op->flops ? call.op->flops(call) : 0;
+}
+
+double least_bytes(const Call& call) {
+    if (call.op->bytes) return call.op->bytes(call);
+    double bytes = 0;
+    for (size_t i = 0; i < call.op->operands.size(); i++) {
+        const Operand& o = call.op->operands[i];
+        if (call.tensor[i].data)
+            bytes += static_cast<double>(call.tensor[i].bytes()) * (o.in_place || call.adds(o) ? 2 : 1);
+    }
+    return bytes;
+}
+
+}  // namespace llamac

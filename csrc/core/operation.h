@@ -1,0 +1,189 @@
+// An operation: its description with its variants, and a call that a variant gets. A file in csrc/ops defines operations
+// with these. Checks, dispatch, listing, tests, benchmarks and the torch schema come from the description.
+#pragma once
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "core/context.h"
+#include "core/description.h"
+
+namespace llamac {
+
+struct Scalar {
+    double real;
+    int64_t integer;
+    Scalar(double v) : real(v), integer(static_cast<int64_t>(v)) {}
+    Scalar(int64_t v) : real(static_cast<double>(v)), integer(v) {}
+    Scalar(int v) : Scalar(static_cast<int64_t>(v)) {}
+    Scalar(bool v) : Scalar(static_cast<int64_t>(v)) {}
+};
+
+struct Operation;
+
+// What a launcher of kernels gets beside its operands: as its last parameter, where it asks for it.
+struct LaunchContext {
+    hipStream_t stream = nullptr;
+    int threads = 0;            // a block, from the variant's list or the caller's choice
+    void* workspace = nullptr;  // Variant::workspace bytes, aligned as hipMalloc does
+    Context caller = {};        // for a launcher that calls another operation
+};
+
+// A call that has passed the checks: operands in the description's order (outputs first), sizes by dimension.
+struct Call {
+    const Operation* op;
+    const Tensor* tensor;
+    const Scalar* scalar;
+    const int64_t* size;
+    LaunchContext launch;
+
+    int64_t operator[](const char* dimension) const;   // call["HD"]
+    const Tensor& operand(const char* operand) const;  // call.operand("x")
+    double number(const char* name) const;             // call.number("scale")
+    bool adds(const Operand& o) const;                 // whether the output is added to, not written
+};
+
+// A launcher's signature, read off its C++ type: what each operand's View holds.
+struct ParameterType {
+    DType dtype;
+    int rank;
+    bool is_const;
+};
+struct Instantiation {
+    void (*launch)(const Call&);
+    std::vector<ParameterType> operands;
+    std::string scalars;  // a letter each: 'f' float or double, 'i' int64_t, 'b' bool
+};
+
+// What a variant asks of a call beyond the checks and its entries' types: in words, and as a test.
+struct Constraints {
+    const char* words = "";
+    bool (*hold)(const Call&) = nullptr;
+
+    constexpr Constraints(std::nullptr_t = nullptr) {}
+    constexpr Constraints(const char* words_, bool (*hold_)(const Call&)) : words(words_), hold(hold_) {}
+    bool operator()(const Call& call) const { return !hold || hold(call); }
+};
+
+struct Variant {
+    const char* name;  // says the idea in a word, the same in all operations: docs/operations.md has the list
+    const char* idea;
+    Backend backend;
+    std::vector<Instantiation> instantiations;  // one for each combination of storage types
+    Constraints supports = {};
+    // Of kernels: threads per block, the default first; what the call needs of the workspace, in bytes, given
+    // LaunchContext::threads.
+    std::vector<int> threads = {};
+    int64_t (*workspace)(const Call&) = nullptr;
+    bool deterministic = true;  // false: sums come in any order; runs only where it is asked for by name
+    bool bits_depend_on_threads = false;  // of the host
+    const char* chip = "";                // the only one that a kernel runs on; empty: any device
+};
+
+struct Operation : Description {
+    // Registers itself (core/registry.h).
+    // variants: in order of preference. flops, bytes: the least a call must do; null: none, and each operand
+    // once.
+    Operation(const char* description, const char* summary, std::vector<Variant> variants,
+              double (*flops)(const Call&) = nullptr, double (*bytes)(const Call&) = nullptr);
+    Operation(const Operation&) = delete;
+
+    const char* summary;
+    std::vector<Variant> variants;
+    double (*flops)(const Call&);
+    double (*bytes)(const Call&);
+};
+
+// What the type letters stand for in one entry or one call.
+struct Types {
+    explicit Types(const Description& op_) : op(op_) { std::fill_n(bound, Description::max_types, -1); }
+    // Binds the operand's letter, or compares; false where it has another type than its description, or those before it.
+    bool match(const Operand& o, DType found);
+    // The same; throws Error.
+    void check(const Operand& o, DType found);
+    // The types that the operand may have, for messages.
+    std::string expected(const Operand& o) const;
+
+  private:
+    bool may_be(int letter, DType found) const;
+
+    const Description& op;
+    int bound[Description::max_types];  // a DType; -1: not yet
+};
+
+// Throws Error where a launcher's parameters are not what the description says.
+void check_instantiation(const Description& op, const char* variant, const Instantiation& entry);
+// What a call must at least move and compute, by its description.
+double least_bytes(const Call& call);
+double least_flops(const Call& call);
+
+namespace detail {
+
+template <class P>
+struct Parameter;
+template <class T, int R>
+struct Parameter<View<T, R>> {
+    static void describe(Instantiation& e) {
+        e.operands.push_back({dtype_of<std::remove_const_t<T>>(), R, std::is_const_v<T>});
+    }
+    static View<T, R> take(const Call& c, int& operand, int&) {
+        const Tensor& t = c.tensor[operand++];
+        View<T, R> v{static_cast<T*>(t.data), {}, {}};
+        for (int d = 0; d < R; d++) v.shape[d] = t.shape[d], v.stride[d] = t.stride[d];
+        return v;
+    }
+};
+template <class P, char Letter>
+struct ScalarParameter {
+    static void describe(Instantiation& e) { e.scalars += Letter; }
+    static P take(const Call& c, int&, int& scalar) {
+        const Scalar& s = c.scalar[scalar++];
+        return static_cast<P>(Letter == 'f' ? s.real : static_cast<double>(s.integer));
+    }
+};
+template <>
+struct Parameter<float> : ScalarParameter<float, 'f'> {};
+template <>
+struct Parameter<double> : ScalarParameter<double, 'f'> {};
+template <>
+struct Parameter<bool> : ScalarParameter<bool, 'b'> {};
+template <>
+struct Parameter<int64_t> {
+    static void describe(Instantiation& e) { e.scalars += 'i'; }
+    static int64_t take(const Call& c, int&, int& scalar) { return c.scalar[scalar++].integer; }
+};
+template <>
+struct Parameter<LaunchContext> {
+    static void describe(Instantiation&) {}
+    static LaunchContext take(const Call& c, int&, int&) { return c.launch; }
+};
+
+template <auto F>
+struct Launcher;
+template <class... P, void (*F)(P...)>
+struct Launcher<F> {
+    static void launch(const Call& c) {
+        int operand = 0, scalar = 0;
+        // Braces: evaluated left to right.
+        std::tuple<P...> arguments{Parameter<P>::take(c, operand, scalar)...};
+        std::apply(F, arguments);
+    }
+    static Instantiation entry() {
+        Instantiation e{&launch, {}, {}};
+        (Parameter<P>::describe(e), ...);
+        return e;
+    }
+};
+
+}  // namespace detail
+
+// instantiations<f<float>, f<bf16>, f<double>>(): functions that take Views in the description's order, then its
+// scalars, then, where they launch kernels, the LaunchContext.
+template <auto... F>
+std::vector<Instantiation> instantiations() {
+    return {detail::Launcher<F>::entry()...};
+}
+
+}  // namespace llamac

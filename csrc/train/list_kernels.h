@@ -1,0 +1,8 @@
+// What --list-kernels prints: every operation with its variants, where they run and their limits.
+#pragma once
+
+namespace llamac {
+
+void list_kernels();
+
+}  // namespace llamac
