@@ -10,10 +10,7 @@
 //   dweight[c] = sum_n dout[n,c] * xhat[n,c]
 //   out        = the forward's, the same bits, for who has not kept it; null: not wanted
 //
-// residual_rmsnorm_forward: sum = x + residual, rounded to storage first, then the norm of that sum, so that
-// backward, which reads the stored sum, sees the same rows.
-//
-// sum may be x's or residual's memory, dx may be dresidual's or dout's.
+// dx may be dresidual's or dout's memory.
 //
 // reference:  plain loops. Sums over a row or a column are double whatever the storage: a serial float sum of
 //             some thousand terms loses more than PyTorch's, which adds in vector lanes.
@@ -26,42 +23,16 @@
 //             one, and keeps its share of dweight in registers too, so that dweight is one partial row per
 //             block, added by a second kernel in their order.
 //
+// What the forward pass shares with residual_rmsnorm_forward is in rmsnorm.h: reference, and one row of each variant.
+//
 // Measured: docs/benchmarks/nvidia-h200.md.
-#include <algorithm>
-#include <cmath>
+#include "ops/rmsnorm.h"
 
-#include "core/device.h"
-#include "core/operation.h"
-#include "core/simd.h"
+#include <algorithm>
+#include <vector>
 
 namespace llamac {
 namespace {
-
-template <class T>
-void rmsnorm_forward_reference(View<T, 2> out, View<arithmetic<T>, 1> rstd, View<const T, 2> x,
-                               View<const T, 1> weight, double eps) {
-    using A = arithmetic<T>;
-    const int64_t N = x.shape[0], C = x.shape[1];
-    for (int64_t n = 0; n < N; n++) {
-        double sum = 0;
-        for (int64_t c = 0; c < C; c++) sum += double(x(n, c)) * double(x(n, c));
-        const A r = A(1 / std::sqrt(sum / double(C) + eps));
-        for (int64_t c = 0; c < C; c++) out(n, c) = T(A(x(n, c)) * r * A(weight(c)));
-        rstd(n) = r;
-    }
-}
-
-template <class T>
-void residual_rmsnorm_forward_reference(View<T, 2> sum, View<T, 2> out, View<arithmetic<T>, 1> rstd,
-                                        View<const T, 2> x, View<const T, 2> residual,
-                                        View<const T, 1> weight, double eps) {
-    using A = arithmetic<T>;
-    const int64_t N = x.shape[0], C = x.shape[1];
-    for (int64_t n = 0; n < N; n++)
-        for (int64_t c = 0; c < C; c++) sum(n, c) = T(A(x(n, c)) + A(residual(n, c)));
-    const View<const T, 2> rows{sum.data, {N, C}, {sum.stride[0], sum.stride[1]}};
-    rmsnorm_forward_reference<T>(out, rstd, rows, weight, eps);
-}
 
 template <class T, class G>
 void rmsnorm_backward_reference(View<T, 2> dx, View<G, 1> dweight, View<T, 2> out, View<const T, 2> dout,
@@ -90,34 +61,11 @@ void rmsnorm_backward_reference(View<T, 2> dx, View<G, 1> dweight, View<T, 2> ou
 }
 
 template <class T>
-float normalise_row(T* out, const T* x, const T* weight, int64_t C, double eps) {
-    const double sum = block_sum(C, [x](int64_t c) { return float(x[c]) * float(x[c]); });
-    const float r = static_cast<float>(1 / std::sqrt(sum / static_cast<double>(C) + eps));
-#pragma omp simd
-    for (int64_t c = 0; c < C; c++) store(out + c, float(x[c]) * r * float(weight[c]));
-    return r;
-}
-
-template <class T>
 void rmsnorm_forward_cpu(View<T, 2> out, View<float, 1> rstd, View<const T, 2> x, View<const T, 1> weight,
                          double eps) {
     const int64_t N = x.shape[0], C = x.shape[1];
 #pragma omp parallel for
     for (int64_t n = 0; n < N; n++) rstd(n) = normalise_row(&out(n, 0), &x(n, 0), weight.data, C, eps);
-}
-
-template <class T>
-void residual_rmsnorm_forward_cpu(View<T, 2> sum, View<T, 2> out, View<float, 1> rstd, View<const T, 2> x,
-                                  View<const T, 2> residual, View<const T, 1> weight, double eps) {
-    const int64_t N = x.shape[0], C = x.shape[1];
-#pragma omp parallel for
-    for (int64_t n = 0; n < N; n++) {
-        const T *a = &x(n, 0), *b = &residual(n, 0);
-        T* s = &sum(n, 0);
-#pragma omp simd
-        for (int64_t c = 0; c < C; c++) store(s + c, float(a[c]) + float(b[c]));
-        rstd(n) = normalise_row(&out(n, 0), s, weight.data, C, eps);
-    }
 }
 
 // One row of the backward pass; dw[C] gathers its share of dweight. out and past, dresidual's row, may be null.
@@ -158,15 +106,6 @@ void rmsnorm_backward_cpu(View<T, 2> dx, View<G, 1> dweight, View<T, 2> out, Vie
 // ---- naive
 
 template <class T>
-__device__ float normalise_row_naive(T* out, const T* x, const T* weight, int64_t C, float eps) {
-    double sum = 0;
-    for (int64_t c = 0; c < C; c++) sum += double(float(x[c])) * double(float(x[c]));
-    const float r = static_cast<float>(1 / sqrt(sum / static_cast<double>(C) + double(eps)));
-    for (int64_t c = 0; c < C; c++) out[c] = T(float(x[c]) * r * float(weight[c]));
-    return r;
-}
-
-template <class T>
 __global__ void rmsnorm_forward_naive_kernel(T* out, float* rstd, const T* x, const T* weight, int64_t N,
                                              int64_t C, float eps) {
     const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -179,26 +118,6 @@ void rmsnorm_forward_naive(View<T, 2> out, View<float, 1> rstd, View<const T, 2>
     const int64_t N = x.shape[0], C = x.shape[1];
     launch(Grid(blocks_for(N, context.threads), context.threads, context.stream),
            rmsnorm_forward_naive_kernel<T>, out.data, rstd.data, x.data, weight.data, N, C, eps);
-}
-
-template <class T>
-__global__ void residual_rmsnorm_forward_naive_kernel(T* sum, T* out, float* rstd, const T* x,
-                                                      const T* residual, const T* weight, int64_t N,
-                                                      int64_t C, float eps) {
-    const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-    if (n >= N) return;
-    for (int64_t c = n * C; c < (n + 1) * C; c++) sum[c] = T(float(x[c]) + float(residual[c]));
-    rstd[n] = normalise_row_naive(out + n * C, sum + n * C, weight, C, eps);
-}
-
-template <class T>
-void residual_rmsnorm_forward_naive(View<T, 2> sum, View<T, 2> out, View<float, 1> rstd, View<const T, 2> x,
-                                    View<const T, 2> residual, View<const T, 1> weight, double eps,
-                                    LaunchContext context) {
-    const int64_t N = x.shape[0], C = x.shape[1];
-    launch(Grid(blocks_for(N, context.threads), context.threads, context.stream),
-           residual_rmsnorm_forward_naive_kernel<T>, sum.data, out.data, rstd.data, x.data, residual.data,
-           weight.data, N, C, eps);
 }
 
 template <class T>
@@ -247,92 +166,6 @@ void rmsnorm_backward_naive(View<T, 2> dx, View<G, 1> dweight, View<T, 2> out, V
 
 // ---- vectorized: the row in registers
 
-// Elements of a row that one thread keeps: 8, 16 or 32 forward, 8 backward. More would spill the registers
-// that a block of this many threads has, and so would 32 where they are loaded one at a time.
-constexpr int most_forward = 32, forward_threads = 1024;
-constexpr int most_backward = 8, backward_threads = 1024;
-
-// Threads for rows of C: whole warps, no more than there is work for, enough that none keeps more than `most`
-// elements.
-int row_threads(int64_t C, int64_t most, int wanted) {
-    const int64_t warp = device_properties().warp_size;
-    const int64_t threads = std::min(std::max<int64_t>(wanted, (C + most - 1) / most), (C + 7) / 8);
-    return static_cast<int>((threads + warp - 1) / warp * warp);
-}
-// 0, 1, 2: 8, 16 or 32 elements a thread.
-int kernel_index(int64_t C, int threads) {
-    return C <= int64_t{8} * threads ? 0 : C <= int64_t{16} * threads ? 1 : 2;
-}
-static_assert(most_forward / 2 * forward_threads == 16384 && most_backward * backward_threads == 8192,
-              "what the limits say");
-constexpr Constraints forward_fits{
-    "C at most 16384", [](const Call& c) { return c["C"] <= most_forward / 2 * forward_threads; }};
-constexpr Constraints backward_fits{"C at most 8192",
-                                    [](const Call& c) { return c["C"] <= most_backward * backward_threads; }};
-
-template <class T, int elements, bool whole, bool residual_too>
-__global__ void __launch_bounds__(forward_threads)
-    rmsnorm_forward_vectorized_kernel(Dependent<T*> sum_, Dependent<T*> out_, Dependent<float*> rstd_,
-                                      Dependent<const T*> x_, Dependent<const T*> residual_,
-                                      Dependent<const T*> weight_, int64_t C, float eps) {
-    const auto [sum, out, rstd, x, residual, weight] = wait(sum_, out_, rstd_, x_, residual_, weight_);
-    constexpr int size = vector_size<T>, vectors = elements / size;
-    struct Shared {
-        float warps[most_warps];
-    };
-    const int64_t row = blockIdx.x * C;
-    uint4 kept[vectors], w[vectors];
-    float squares = 0;
-#pragma unroll
-    for (int v = 0; v < vectors; v++) {
-        const int64_t c = (int64_t{v} * blockDim.x + threadIdx.x) * size;
-        kept[v] = load_part<whole>(x + row, c, C);
-        w[v] = load_part<whole>(weight, c, C);
-        if constexpr (residual_too) {
-            float a[size], b[size];
-            unpack(kept[v], a);
-            unpack(load_part<whole>(residual + row, c, C), b);
-            for (int i = 0; i < size; i++) a[i] += b[i];
-            kept[v] = pack(a);
-        }
-    }
-#pragma unroll
-    for (int v = 0; v < vectors; v++) {
-        float a[size];
-        unpack(kept[v], a);
-        for (int i = 0; i < size; i++) squares += a[i] * a[i];
-    }
-    const float mean = block_sum(squares, shared_memory<Shared>().warps) / static_cast<float>(C);
-    const float r = 1.0f / sqrtf(mean + eps);
-#pragma unroll
-    for (int v = 0; v < vectors; v++) {
-        const int64_t c = (int64_t{v} * blockDim.x + threadIdx.x) * size;
-        if constexpr (residual_too) store_part<whole>(sum + row, c, C, kept[v]);
-        float a[size], b[size];
-        unpack(kept[v], a);
-        unpack(w[v], b);
-        for (int i = 0; i < size; i++) a[i] = a[i] * r * b[i];
-        store_part<whole>(out + row, c, C, pack(a));
-    }
-    if (threadIdx.x == 0) rstd[blockIdx.x] = r;
-}
-
-template <class T, bool residual_too>
-void launch_forward(T* sum, T* out, float* rstd, const T* x, const T* residual, const T* weight, int64_t N,
-                    int64_t C, float eps, const LaunchContext& context) {
-    using Kernel = void (*)(Dependent<T*>, Dependent<T*>, Dependent<float*>, Dependent<const T*>,
-                            Dependent<const T*>, Dependent<const T*>, int64_t, float);
-    static constexpr Kernel kernels[2][3] = {{rmsnorm_forward_vectorized_kernel<T, 8, false, residual_too>,
-                                              rmsnorm_forward_vectorized_kernel<T, 16, false, residual_too>},
-                                             {rmsnorm_forward_vectorized_kernel<T, 8, true, residual_too>,
-                                              rmsnorm_forward_vectorized_kernel<T, 16, true, residual_too>,
-                                              rmsnorm_forward_vectorized_kernel<T, 32, true, residual_too>}};
-    const bool whole = is_whole({sum, out, x, residual, weight}, C, vector_size<T>);
-    const int threads = row_threads(C, whole ? most_forward : most_forward / 2, context.threads);
-    launch(Grid(blocks_for(N, 1), threads, context.stream), kernels[whole][kernel_index(C, threads)], sum,
-           out, rstd, x, residual, weight, C, eps);
-}
-
 template <class T>
 void rmsnorm_forward_vectorized(View<T, 2> out, View<float, 1> rstd, View<const T, 2> x,
                                 View<const T, 1> weight, double eps, LaunchContext context) {
@@ -340,13 +173,11 @@ void rmsnorm_forward_vectorized(View<T, 2> out, View<float, 1> rstd, View<const 
                              x.shape[1], static_cast<float>(eps), context);
 }
 
-template <class T>
-void residual_rmsnorm_forward_vectorized(View<T, 2> sum, View<T, 2> out, View<float, 1> rstd,
-                                         View<const T, 2> x, View<const T, 2> residual,
-                                         View<const T, 1> weight, double eps, LaunchContext context) {
-    launch_forward<T, true>(sum.data, out.data, rstd.data, x.data, residual.data, weight.data, x.shape[0],
-                            x.shape[1], static_cast<float>(eps), context);
-}
+// Elements of a row that one thread keeps; more would spill.
+constexpr int most_backward = 8, backward_threads = 1024;
+static_assert(most_backward * backward_threads == 8192, "what the limit says");
+constexpr Constraints backward_fits{"C at most 8192",
+                                    [](const Call& c) { return c["C"] <= most_backward * backward_threads; }};
 
 // Threads (x: a row's columns, y: rows at a time). A block's rows are blockIdx.x * blockDim.y + threadIdx.y,
 // and on by gridDim.x * blockDim.y; partial[gridDim.x, C] gets its sums of dweight. The next row's loads are
@@ -498,7 +329,6 @@ void rmsnorm_backward_vectorized(View<T, 2> dx, View<G, 1> dweight, View<T, 2> o
            rmsnorm_backward_vectorized_kernel_columns<G>, dweight.data, partial, shape.blocks, C, accumulate);
 }
 
-const std::vector<int> row_block_sizes = {256, 128, 512};
 const std::vector<int> backward_block_sizes = {512, 256, 1024};
 
 Operation rmsnorm_forward(
@@ -518,26 +348,6 @@ Operation rmsnorm_forward(
       instantiations<rmsnorm_forward_reference<float>, rmsnorm_forward_reference<bf16>,
                      rmsnorm_forward_reference<double>>()}},
     [](const Call& c) { return 4.0 * c["N"] * c["C"]; });
-
-Operation residual_rmsnorm_forward(
-    "residual_rmsnorm_forward<T: f32 bf16 f64, A: arithmetic(T)>"
-    "(sum: T[N,C] may_share(x, residual), out: T[N,C], rstd: A[N];"
-    " x: T[N,C], residual: T[N,C], weight: T[C]; eps: float {1e-5, 1e-6}) rows(N) empty(N)"
-    " derivative rmsnorm_backward(dx: grad x, dweight: grad weight;"
-    " dout: grad out, x: sum, weight, rstd, dresidual: grad sum)"
-    " grad residual = grad x",
-    "sum = x + residual, out = sum / rms(sum) * weight",
-    {{"cpu", "rows over threads, vector lanes over columns", Backend::host,
-      instantiations<residual_rmsnorm_forward_cpu<float>, residual_rmsnorm_forward_cpu<bf16>>()},
-     {"vectorized", "one block per row, which stays in registers, 128-bit accesses", Backend::device,
-      instantiations<residual_rmsnorm_forward_vectorized<float>, residual_rmsnorm_forward_vectorized<bf16>>(),
-      forward_fits, row_block_sizes},
-     {"naive", "one thread per row", Backend::device,
-      instantiations<residual_rmsnorm_forward_naive<float>, residual_rmsnorm_forward_naive<bf16>>()},
-     {"reference", "plain loops", Backend::host,
-      instantiations<residual_rmsnorm_forward_reference<float>, residual_rmsnorm_forward_reference<bf16>,
-                     residual_rmsnorm_forward_reference<double>>()}},
-    [](const Call& c) { return 5.0 * c["N"] * c["C"]; });
 
 Operation rmsnorm_backward(
     "rmsnorm_backward<T: f32 bf16 f64, A: arithmetic(T), G: f32 bf16 f64>"

@@ -1,0 +1,96 @@
+// RMSNorm of a sum of two tensors: a branch's output and the residual stream.
+//
+//   sum[n,c]  = x[n,c] + residual[n,c]
+//   rstd, out = rmsnorm_forward(sum)     rmsnorm.hip
+//
+// The sum is rounded to storage before its norm is taken, so that the backward pass, which reads the stored sum, sees the
+// same rows. The backward pass is rmsnorm_backward. sum may be x's or residual's memory.
+//
+// The variants are those of rmsnorm_forward, with the sum made on the way.
+//
+// Measured: docs/benchmarks/nvidia-h200.md.
+#include "ops/rmsnorm.h"
+
+namespace llamac {
+namespace {
+
+template <class T>
+void residual_rmsnorm_forward_reference(View<T, 2> sum, View<T, 2> out, View<arithmetic<T>, 1> rstd,
+                                        View<const T, 2> x, View<const T, 2> residual,
+                                        View<const T, 1> weight, double eps) {
+    using A = arithmetic<T>;
+    const int64_t N = x.shape[0], C = x.shape[1];
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t c = 0; c < C; c++) sum(n, c) = T(A(x(n, c)) + A(residual(n, c)));
+    const View<const T, 2> rows{sum.data, {N, C}, {sum.stride[0], sum.stride[1]}};
+    rmsnorm_forward_reference<T>(out, rstd, rows, weight, eps);
+}
+
+template <class T>
+void residual_rmsnorm_forward_cpu(View<T, 2> sum, View<T, 2> out, View<float, 1> rstd, View<const T, 2> x,
+                                  View<const T, 2> residual, View<const T, 1> weight, double eps) {
+    const int64_t N = x.shape[0], C = x.shape[1];
+#pragma omp parallel for
+    for (int64_t n = 0; n < N; n++) {
+        const T *a = &x(n, 0), *b = &residual(n, 0);
+        T* s = &sum(n, 0);
+#pragma omp simd
+        for (int64_t c = 0; c < C; c++) store(s + c, float(a[c]) + float(b[c]));
+        rstd(n) = normalise_row(&out(n, 0), s, weight.data, C, eps);
+    }
+}
+
+// ---- naive
+
+template <class T>
+__global__ void residual_rmsnorm_forward_naive_kernel(T* sum, T* out, float* rstd, const T* x,
+                                                      const T* residual, const T* weight, int64_t N,
+                                                      int64_t C, float eps) {
+    const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (n >= N) return;
+    for (int64_t c = n * C; c < (n + 1) * C; c++) sum[c] = T(float(x[c]) + float(residual[c]));
+    rstd[n] = normalise_row_naive(out + n * C, sum + n * C, weight, C, eps);
+}
+
+template <class T>
+void residual_rmsnorm_forward_naive(View<T, 2> sum, View<T, 2> out, View<float, 1> rstd, View<const T, 2> x,
+                                    View<const T, 2> residual, View<const T, 1> weight, double eps,
+                                    LaunchContext context) {
+    const int64_t N = x.shape[0], C = x.shape[1];
+    launch(Grid(blocks_for(N, context.threads), context.threads, context.stream),
+           residual_rmsnorm_forward_naive_kernel<T>, sum.data, out.data, rstd.data, x.data, residual.data,
+           weight.data, N, C, eps);
+}
+
+// ---- vectorized
+
+template <class T>
+void residual_rmsnorm_forward_vectorized(View<T, 2> sum, View<T, 2> out, View<float, 1> rstd,
+                                         View<const T, 2> x, View<const T, 2> residual,
+                                         View<const T, 1> weight, double eps, LaunchContext context) {
+    launch_forward<T, true>(sum.data, out.data, rstd.data, x.data, residual.data, weight.data, x.shape[0],
+                            x.shape[1], static_cast<float>(eps), context);
+}
+
+Operation residual_rmsnorm_forward(
+    "residual_rmsnorm_forward<T: f32 bf16 f64, A: arithmetic(T)>"
+    "(sum: T[N,C] may_share(x, residual), out: T[N,C], rstd: A[N];"
+    " x: T[N,C], residual: T[N,C], weight: T[C]; eps: float {1e-5, 1e-6}) rows(N) empty(N)"
+    " derivative rmsnorm_backward(dx: grad x, dweight: grad weight;"
+    " dout: grad out, x: sum, weight, rstd, dresidual: grad sum)"
+    " grad residual = grad x",
+    "sum = x + residual, out = sum / rms(sum) * weight",
+    {{"cpu", "rows over threads, vector lanes over columns", Backend::host,
+      instantiations<residual_rmsnorm_forward_cpu<float>, residual_rmsnorm_forward_cpu<bf16>>()},
+     {"vectorized", "one block per row, which stays in registers, 128-bit accesses", Backend::device,
+      instantiations<residual_rmsnorm_forward_vectorized<float>, residual_rmsnorm_forward_vectorized<bf16>>(),
+      forward_fits, row_block_sizes},
+     {"naive", "one thread per row", Backend::device,
+      instantiations<residual_rmsnorm_forward_naive<float>, residual_rmsnorm_forward_naive<bf16>>()},
+     {"reference", "plain loops", Backend::host,
+      instantiations<residual_rmsnorm_forward_reference<float>, residual_rmsnorm_forward_reference<bf16>,
+                     residual_rmsnorm_forward_reference<double>>()}},
+    [](const Call& c) { return 5.0 * c["N"] * c["C"]; });
+
+}  // namespace
+}  // namespace llamac

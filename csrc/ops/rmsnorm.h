@@ -1,0 +1,131 @@
+// The forward passes of RMSNorm, with a residual before it and without: what rmsnorm.hip and residual_rmsnorm.hip share.
+// rmsnorm.hip has the mathematics and the idea of each variant.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "core/device.h"
+#include "core/operation.h"
+#include "core/simd.h"
+
+namespace llamac {
+
+template <class T>
+void rmsnorm_forward_reference(View<T, 2> out, View<arithmetic<T>, 1> rstd, View<const T, 2> x,
+                               View<const T, 1> weight, double eps) {
+    using A = arithmetic<T>;
+    const int64_t N = x.shape[0], C = x.shape[1];
+    for (int64_t n = 0; n < N; n++) {
+        double sum = 0;
+        for (int64_t c = 0; c < C; c++) sum += double(x(n, c)) * double(x(n, c));
+        const A r = A(1 / std::sqrt(sum / double(C) + eps));
+        for (int64_t c = 0; c < C; c++) out(n, c) = T(A(x(n, c)) * r * A(weight(c)));
+        rstd(n) = r;
+    }
+}
+
+template <class T>
+float normalise_row(T* out, const T* x, const T* weight, int64_t C, double eps) {
+    const double sum = block_sum(C, [x](int64_t c) { return float(x[c]) * float(x[c]); });
+    const float r = static_cast<float>(1 / std::sqrt(sum / static_cast<double>(C) + eps));
+#pragma omp simd
+    for (int64_t c = 0; c < C; c++) store(out + c, float(x[c]) * r * float(weight[c]));
+    return r;
+}
+
+template <class T>
+__device__ float normalise_row_naive(T* out, const T* x, const T* weight, int64_t C, float eps) {
+    double sum = 0;
+    for (int64_t c = 0; c < C; c++) sum += double(float(x[c])) * double(float(x[c]));
+    const float r = static_cast<float>(1 / sqrt(sum / static_cast<double>(C) + double(eps)));
+    for (int64_t c = 0; c < C; c++) out[c] = T(float(x[c]) * r * float(weight[c]));
+    return r;
+}
+
+// ---- vectorized: the row in registers
+
+// Elements of a row that one thread keeps: 8, 16 or 32. More would spill the registers that a block of this many threads
+// has, and so would 32 where they are loaded one at a time.
+constexpr int most_forward = 32, forward_threads = 1024;
+
+// Threads for rows of C: whole warps, no more than there is work for, enough that none keeps more than `most`
+// elements.
+inline int row_threads(int64_t C, int64_t most, int wanted) {
+    const int64_t warp = device_properties().warp_size;
+    const int64_t threads = std::min(std::max<int64_t>(wanted, (C + most - 1) / most), (C + 7) / 8);
+    return static_cast<int>((threads + warp - 1) / warp * warp);
+}
+// 0, 1, 2: 8, 16 or 32 elements a thread.
+inline int kernel_index(int64_t C, int threads) {
+    return C <= int64_t{8} * threads ? 0 : C <= int64_t{16} * threads ? 1 : 2;
+}
+static_assert(most_forward / 2 * forward_threads == 16384, "what the limit says");
+constexpr Constraints forward_fits{
+    "C at most 16384", [](const Call& c) { return c["C"] <= most_forward / 2 * forward_threads; }};
+inline const std::vector<int> row_block_sizes = {256, 128, 512};
+
+template <class T, int elements, bool whole, bool residual_too>
+__global__ void __launch_bounds__(forward_threads)
+    rmsnorm_forward_vectorized_kernel(Dependent<T*> sum_, Dependent<T*> out_, Dependent<float*> rstd_,
+                                      Dependent<const T*> x_, Dependent<const T*> residual_,
+                                      Dependent<const T*> weight_, int64_t C, float eps) {
+    const auto [sum, out, rstd, x, residual, weight] = wait(sum_, out_, rstd_, x_, residual_, weight_);
+    constexpr int size = vector_size<T>, vectors = elements / size;
+    struct Shared {
+        float warps[most_warps];
+    };
+    const int64_t row = blockIdx.x * C;
+    uint4 kept[vectors], w[vectors];
+    float squares = 0;
+#pragma unroll
+    for (int v = 0; v < vectors; v++) {
+        const int64_t c = (int64_t{v} * blockDim.x + threadIdx.x) * size;
+        kept[v] = load_part<whole>(x + row, c, C);
+        w[v] = load_part<whole>(weight, c, C);
+        if constexpr (residual_too) {
+            float a[size], b[size];
+            unpack(kept[v], a);
+            unpack(load_part<whole>(residual + row, c, C), b);
+            for (int i = 0; i < size; i++) a[i] += b[i];
+            kept[v] = pack(a);
+        }
+    }
+#pragma unroll
+    for (int v = 0; v < vectors; v++) {
+        float a[size];
+        unpack(kept[v], a);
+        for (int i = 0; i < size; i++) squares += a[i] * a[i];
+    }
+    const float mean = block_sum(squares, shared_memory<Shared>().warps) / static_cast<float>(C);
+    const float r = 1.0f / sqrtf(mean + eps);
+#pragma unroll
+    for (int v = 0; v < vectors; v++) {
+        const int64_t c = (int64_t{v} * blockDim.x + threadIdx.x) * size;
+        if constexpr (residual_too) store_part<whole>(sum + row, c, C, kept[v]);
+        float a[size], b[size];
+        unpack(kept[v], a);
+        unpack(w[v], b);
+        for (int i = 0; i < size; i++) a[i] = a[i] * r * b[i];
+        store_part<whole>(out + row, c, C, pack(a));
+    }
+    if (threadIdx.x == 0) rstd[blockIdx.x] = r;
+}
+
+template <class T, bool residual_too>
+void launch_forward(T* sum, T* out, float* rstd, const T* x, const T* residual, const T* weight, int64_t N,
+                    int64_t C, float eps, const LaunchContext& context) {
+    using Kernel = void (*)(Dependent<T*>, Dependent<T*>, Dependent<float*>, Dependent<const T*>,
+                            Dependent<const T*>, Dependent<const T*>, int64_t, float);
+    static constexpr Kernel kernels[2][3] = {{rmsnorm_forward_vectorized_kernel<T, 8, false, residual_too>,
+                                              rmsnorm_forward_vectorized_kernel<T, 16, false, residual_too>},
+                                             {rmsnorm_forward_vectorized_kernel<T, 8, true, residual_too>,
+                                              rmsnorm_forward_vectorized_kernel<T, 16, true, residual_too>,
+                                              rmsnorm_forward_vectorized_kernel<T, 32, true, residual_too>}};
+    const bool whole = is_whole({sum, out, x, residual, weight}, C, vector_size<T>);
+    const int threads = row_threads(C, whole ? most_forward : most_forward / 2, context.threads);
+    launch(Grid(blocks_for(N, 1), threads, context.stream), kernels[whole][kernel_index(C, threads)], sum,
+           out, rstd, x, residual, weight, C, eps);
+}
+
+}  // namespace llamac
