@@ -1,4 +1,4 @@
-// Cross-entropy of a softmax over the vocabulary, fused with its gradient; and the mean of losses.
+// Cross-entropy of a softmax over the vocabulary, fused with its gradient.
 //
 //   losses[n]    = log(sum_v e^logits[n,v]) - logits[n,targets[n]]
 //   dlogits[n,v] = dloss * dlosses[n] * (e^logits[n,v] / sum - [v = targets[n]])
@@ -6,9 +6,9 @@
 // Rows whose target is ignore_index have loss 0 and gradient 0. dlogits may be logits' memory, so that the
 // largest activation of the model exists once; null: losses only. dlosses null: ones. e^ is taken of
 // logits - max, which cannot overflow, and the target's is subtracted from max before log(sum) is added: exact
-// near the maximum. mean and num_valid null: none is taken; else it is a launch of mean_loss's kernel more, in the
-// same call. targets may have any stride: PyTorch's are int64, whose lower halves are the int32 that are wanted.
-// So may dlosses: a mean's gradient is one number for all rows.
+// near the maximum. mean and num_valid (mean_loss.hip) null: none is taken; else it is one more launch of
+// mean_loss's kernel, in the same call. targets may have any stride: PyTorch's are int64, whose lower halves are the
+// int32 that are wanted. So may dlosses: a mean's gradient is one number for all rows.
 //
 // reference:  plain loops. The sum is double whatever the storage: a serial float sum over a vocabulary of
 //             128,256 loses more than PyTorch's, which adds in vector lanes.
@@ -20,16 +20,6 @@
 //             row in the caches.
 // on_chip:    as vectorized, but the row stays on the chip, in registers and LDS: memory is read once.
 //
-//   num_valid = the number of n with targets[n] != ignore_index,   mean = sum_n losses[n] / num_valid
-//
-// The mean, of rows that count (NaN where none does), and their number, for who has no host to take it on: a
-// framework's graph. mean_loss is for losses of several calls.
-//
-// reference:  plain loops.
-// cpu:        one thread: thousands of rows are too few for more.
-// naive:      one thread.
-// one_block:  one block, loads of four rows per thread in flight: a batch has some ten thousand rows of 8 bytes.
-//
 // Measured: docs/benchmarks/nvidia-h200.md.
 #include <algorithm>
 #include <cfloat>
@@ -38,114 +28,10 @@
 #include "core/device.h"
 #include "core/operation.h"
 #include "core/simd.h"
+#include "ops/mean_loss.h"
 
 namespace llamac {
 namespace {
-
-// ---- the mean
-
-template <class A>
-void mean_loss_reference(View<A, 0> mean, View<A, 0> num_valid, View<const A, 1> losses,
-                         View<const int32_t, 1> targets, int64_t ignore_index) {
-    double sum = 0;
-    int64_t rows = 0;
-    for (int64_t n = 0; n < losses.shape[0]; n++) {
-        if (targets(n) == ignore_index) continue;
-        sum += double(losses(n));
-        rows++;
-    }
-    if (mean) mean() = A(sum / double(rows));
-    if (num_valid) num_valid() = A(rows);
-}
-
-void mean_loss_cpu(View<float, 0> mean, View<float, 0> num_valid, View<const float, 1> losses,
-                   View<const int32_t, 1> targets, int64_t ignore_index) {
-    const int64_t N = losses.shape[0];
-    const auto counts = [=](int64_t n) { return targets(n) == ignore_index ? 0.0f : 1.0f; };
-    const double rows = block_sum(N, counts);
-    const double sum = block_sum(N, [=](int64_t n) { return counts(n) > 0 ? losses.data[n] : 0.0f; });
-    if (mean) mean() = static_cast<float>(sum / rows);
-    if (num_valid) num_valid() = static_cast<float>(rows);
-}
-
-__global__ void mean_loss_naive_kernel(float* mean, float* num_valid, const float* losses,
-                                       View<const int32_t, 1> targets, int64_t N, int64_t ignore_index) {
-    if (blockIdx.x > 0 || threadIdx.x > 0) return;
-    double sum = 0;
-    int64_t rows = 0;
-    for (int64_t n = 0; n < N; n++) {
-        if (targets(n) == ignore_index) continue;
-        sum += double(losses[n]);
-        rows++;
-    }
-    if (mean) *mean = static_cast<float>(sum / double(rows));
-    if (num_valid) *num_valid = static_cast<float>(rows);
-}
-
-void mean_loss_naive(View<float, 0> mean, View<float, 0> num_valid, View<const float, 1> losses,
-                     View<const int32_t, 1> targets, int64_t ignore_index, LaunchContext context) {
-    launch(Grid(1, context.threads, context.stream), mean_loss_naive_kernel, mean.data, num_valid.data,
-           losses.data, targets, losses.shape[0], ignore_index);
-}
-
-__global__ void __launch_bounds__(most_threads)
-    mean_loss_one_block_kernel(Dependent<float*> mean_, Dependent<float*> counted_,
-                               Dependent<const float*> losses_, Dependent<View<const int32_t, 1>> targets_,
-                               int64_t N, int64_t ignore_index) {
-    const auto [mean, num_valid, losses, targets] = wait(mean_, counted_, losses_, targets_);
-    constexpr int at_once = 4;
-    struct Shared {
-        float sums[most_warps], rows[most_warps];
-    };
-    Shared& shared = shared_memory<Shared>();
-    float sum = 0, rows = 0;  // whole numbers below 2^24 are exact
-    for (int64_t first = threadIdx.x; first < N; first += at_once * blockDim.x) {
-        float value[at_once];
-        int32_t target[at_once];
-#pragma unroll
-        for (int k = 0; k < at_once; k++) {
-            const int64_t n = first + k * blockDim.x, within = n < N ? n : first;
-            value[k] = losses[within];
-            target[k] = targets(within);
-        }
-#pragma unroll
-        for (int k = 0; k < at_once; k++) {
-            if (first + k * blockDim.x >= N || target[k] == ignore_index) continue;
-            sum += value[k];
-            rows += 1;
-        }
-    }
-    sum = block_sum(sum, shared.sums);
-    rows = block_sum(rows, shared.rows);
-    if (threadIdx.x != 0) return;
-    if (mean) *mean = sum / rows;
-    if (num_valid) *num_valid = rows;
-}
-
-void mean_loss_one_block(View<float, 0> mean, View<float, 0> num_valid, View<const float, 1> losses,
-                         View<const int32_t, 1> targets, int64_t ignore_index, LaunchContext context) {
-    launch(Grid(1, context.threads, context.stream), mean_loss_one_block_kernel, mean.data, num_valid.data,
-           losses.data, targets, losses.shape[0], ignore_index);
-}
-
-Operation mean_loss(
-    "mean_loss<A: f32 f64>"
-    "(mean: A[] mean, num_valid?: A[]; losses: A[N] >0, targets: i32[N] strided except(ignore_index);"
-    " ignore_index: int {-100, 0, 5}) rows(N) empty(N)",
-    "mean = sum of losses / rows whose target is not ignore_index, and those rows' number",
-    {{"cpu", "one thread", Backend::host, instantiations<mean_loss_cpu>()},
-     {"one_block",
-      "one block, the loads of four rows per thread in flight",
-      Backend::device,
-      instantiations<mean_loss_one_block>(),
-      nullptr,
-      {1024, 256}},
-     {"naive", "one thread", Backend::device, instantiations<mean_loss_naive>(), nullptr, {64}},
-     {"reference", "plain loops", Backend::host,
-      instantiations<mean_loss_reference<float>, mean_loss_reference<double>>()}},
-    [](const Call& c) { return 1.0 * c["N"]; });
-
-// ---- the losses
 
 template <class T>
 void cross_entropy_reference(View<arithmetic<T>, 1> losses, View<T, 2> dlogits, View<arithmetic<T>, 0> mean,
