@@ -1,9 +1,6 @@
 #include "train/memory.h"
 
-#include <functional>
-#include <set>
-
-#include "train/model_options.h"
+#include "train/memory_advice.h"
 
 namespace llamac {
 namespace {
@@ -21,82 +18,6 @@ std::string gib(int64_t bytes) {
     char text[32];
     std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / (int64_t{1} << 30));
     return text;
-}
-
-int64_t bytes_of(const Config& config, const Options& options) {
-    return Model(config, model_options(options)).arena.bytes();
-}
-
-struct Change {
-    std::string flags;
-    Options options;
-};
-
-// Of each kind, the least first.
-std::vector<Change> recompute_changes(const Options& o, int64_t layers) {
-    std::vector<Change> changes;
-    const Recompute now = parse_recompute(o.recompute);
-    std::vector<std::string> lists;
-    if (now.block_every == 0)
-        lists = {"norm", "norm,swiglu", "norm,swiglu,attention", "norm,swiglu,qkv,attention"};
-    const int64_t first = now.block_every ? std::min(now.block_every, layers) - 1 : 4;
-    for (int64_t every = first; every > 1; every--) lists.push_back("block:" + std::to_string(every));
-    lists.push_back("block");
-    for (const std::string& list : lists) {
-        if (list == o.recompute) continue;
-        changes.push_back({"--recompute " + list, o});
-        changes.back().options.recompute = list;
-    }
-    return changes;
-}
-// The same tokens per step in more micro-batches.
-std::vector<Change> batch_changes(const Options& o) {
-    std::set<int64_t, std::greater<>> batches;
-    for (int64_t parts = 1; parts * parts <= o.batch_size; parts++)
-        if (o.batch_size % parts == 0) batches.insert({parts, o.batch_size / parts});
-    batches.erase(o.batch_size);
-    const int64_t tokens = micro_batches(o, 1) * o.batch_size * o.seq_len;
-    const std::string keep = o.total_batch_size ? "" : " --total-batch-size " + std::to_string(tokens);
-    std::vector<Change> changes;
-    for (const int64_t batch : batches) {
-        changes.push_back({"--batch-size " + std::to_string(batch) + keep, o});
-        changes.back().options.batch_size = batch;
-        changes.back().options.total_batch_size = tokens;
-    }
-    return changes;
-}
-std::vector<Change> precision_changes(const Options& o) {
-    std::vector<Change> changes;
-    if (o.resume != "none") return changes;  // a checkpoint's are its own
-    Change all{"", o};
-    const auto change = [&](std::string Options::* field, const char* flag, const char* value) {
-        if (all.options.*field == value) return;
-        all.options.*field = value;
-        all.flags += std::string(all.flags.empty() ? "--" : " --") + flag + " " + value;
-        changes.push_back(all);
-    };
-    change(&Options::optimizer_state, "optimizer-state", "bf16");
-    change(&Options::dtype, "dtype", "bf16");
-    change(&Options::grad_dtype, "grad-dtype", "bf16");
-    change(&Options::master_weights, "master-weights", "off");
-    return changes;
-}
-
-// The flags that make it fit in `free` bytes, or "".
-std::string least_change(const Config& config, const Options& options, int64_t free) {
-    const std::function<std::vector<Change>(const Options&)> kinds[] = {
-        [&](const Options& o) { return recompute_changes(o, config.L); }, batch_changes, precision_changes};
-    for (const auto& kind : kinds)
-        for (const Change& change : kind(options))
-            if (bytes_of(config, change.options) <= free) return change.flags;
-    Change all{"", options};
-    for (const auto& kind : kinds) {
-        const std::vector<Change> changes = kind(all.options);
-        if (changes.empty()) continue;
-        all = {all.flags + (all.flags.empty() ? "" : " ") + changes.back().flags, changes.back().options};
-        if (bytes_of(config, all.options) <= free) return all.flags;
-    }
-    return "";
 }
 
 }  // namespace
@@ -124,7 +45,7 @@ void check_memory(const Model& model, const Options& options) {
     const int64_t needed = model.arena.bytes() + later;
     if (needed <= device.free) return;
     // What the trainer planned into the model's arena: a step's tokens, whatever the flags.
-    const int64_t beside = model.arena.bytes() - bytes_of(model.config, options);
+    const int64_t beside = model.arena.bytes() - planned_bytes(model.config, options);
     const std::string change = least_change(model.config, options, device.free - later - beside);
     fail("memory: the run needs ", gib(needed), ", the device has ", gib(device.free), " free of ",
          gib(device.total),

@@ -1,4 +1,4 @@
-// What a run needs of the device's memory, and what it can do where that is not there.
+// What a run needs of the device's memory, and whether that is there.
 #pragma once
 #include <vector>
 
@@ -12,8 +12,7 @@ namespace llamac {
 std::vector<MemoryRow> memory_rows(const Model& model, bool allocated);
 
 // Error where the planned model does not fit in what the device has free now: what is needed, what is there, and the
-// least change of the flags that would make it fit: more recomputation, then smaller micro-batches, then fewer bytes a
-// parameter, then all of them.
+// least change of the flags that would make it fit (train/memory_advice.h).
 void check_memory(const Model& model, const Options& options);
 
 }  // namespace llamac

@@ -1,0 +1,17 @@
+// The least change of the flags that makes a run fit in the memory that is there.
+#pragma once
+#include <string>
+
+#include "model/config.h"
+#include "train/options.h"
+
+namespace llamac {
+
+// What the model's arena would take: a complete plan, nothing is allocated.
+int64_t planned_bytes(const Config& config, const Options& options);
+
+// The flags with which it takes at most `free` bytes: more recomputation, then smaller micro-batches, then fewer bytes
+// per parameter, then all of them. Empty: none do.
+std::string least_change(const Config& config, const Options& options, int64_t free);
+
+}  // namespace llamac
