@@ -184,6 +184,21 @@ void run_head(Model& m, const HeadGradient& gradient) {
     show(m, "losses", a.losses);
 }
 
+// The norm of x in a block: dresidual takes up its share of dnorm. out: where the norm is written once more, or null.
+void backward_norm(Model& m, const Placement& weight, const Tensor& out, const Tensor& x, const Tensor& rstd,
+                   bool accumulate) {
+    const Activations& d = m.activations;
+    rmsnorm_backward(m.context, {.dx = d.dresidual,
+                                 .dweight = m.parameters.gradient(weight),
+                                 .out = out,
+                                 .dout = d.dnorm,
+                                 .x = x,
+                                 .weight = m.parameters.weight(weight),
+                                 .rstd = rstd,
+                                 .dresidual = d.dresidual,
+                                 .accumulate = accumulate});
+}
+
 // dresidual enters as the gradient of the block's output and leaves as that of its input. again: parts whose result was
 // thrown away and whose backward, which reads what it was made of anyway, writes it once more.
 void backward_feed_forward(Model& m, int64_t layer, unsigned again, bool accumulate) {
@@ -203,15 +218,8 @@ void backward_feed_forward(Model& m, int64_t layer, unsigned again, bool accumul
         {.dweight = p.gradient(w.down), .dout = d.dresidual, .x = a.swiglu, .accumulate = accumulate});
     matmul_backward_input(m.context, {.dx = d.dnorm, .dout = d.dgate_up, .weight = p.weight(w.gate_up)});
     show_gradient(m, layer, &BlockActivations::post_norm, d.dnorm);
-    rmsnorm_backward(m.context, {.dx = d.dresidual,
-                                 .dweight = p.gradient(w.post_norm),
-                                 .out = again & post_norm_part ? a.post_norm : Tensor{},
-                                 .dout = d.dnorm,
-                                 .x = a.residual_mid,
-                                 .weight = p.weight(w.post_norm),
-                                 .rstd = a.post_rstd,
-                                 .dresidual = d.dresidual,
-                                 .accumulate = accumulate});
+    backward_norm(m, w.post_norm, again & post_norm_part ? a.post_norm : Tensor{}, a.residual_mid,
+                  a.post_rstd, accumulate);
     matmul_backward_weight(
         m.context,
         {.dweight = p.gradient(w.gate_up), .dout = d.dgate_up, .x = a.post_norm, .accumulate = accumulate});
@@ -246,15 +254,8 @@ void backward_attention(Model& m, int64_t layer, unsigned again, bool accumulate
     }
     matmul_backward_input(m.context, {.dx = d.dnorm, .dout = d.dqkv, .weight = p.weight(w.qkv)});
     show_gradient(m, layer, &BlockActivations::input_norm, d.dnorm);
-    rmsnorm_backward(m.context, {.dx = d.dresidual,
-                                 .dweight = p.gradient(w.input_norm),
-                                 .out = again & input_norm_part ? a.input_norm : Tensor{},
-                                 .dout = d.dnorm,
-                                 .x = residual_in(m, layer),
-                                 .weight = p.weight(w.input_norm),
-                                 .rstd = a.input_rstd,
-                                 .dresidual = d.dresidual,
-                                 .accumulate = accumulate});
+    backward_norm(m, w.input_norm, again & input_norm_part ? a.input_norm : Tensor{}, residual_in(m, layer),
+                  a.input_rstd, accumulate);
     matmul_backward_weight(
         m.context,
         {.dweight = p.gradient(w.qkv), .dout = d.dqkv, .x = a.input_norm, .accumulate = accumulate});
