@@ -1,6 +1,7 @@
 #include "core/operation.h"
 
 #include <cstdio>
+#include <string_view>
 
 #include "core/registry.h"
 
@@ -11,6 +12,14 @@ namespace {
 [[noreturn]] void bad_description(const std::string& what) {
     std::fprintf(stderr, "llamac: bad operation: %s\n", what.c_str());
     std::abort();
+}
+
+// Compares lengths first: constraints and workspaces look names up in every call.
+template <class Named>
+size_t index_of(const std::vector<Named>& all, std::string_view name, const Operation& op) {
+    for (size_t i = 0; i < all.size(); i++)
+        if (all[i].name == name) return i;
+    bad_description(op.name + " has no " + std::string(name));
 }
 
 }  // namespace
@@ -80,21 +89,15 @@ void check_instantiation(const Description& op, const char* variant, const Insta
 }
 
 int64_t Call::operator[](const char* dimension) const {
-    for (size_t d = 0; d < op->dimensions.size(); d++)
-        if (op->dimensions[d].name == dimension) return size[d];
-    bad_description(op->name + " has no dimension " + dimension);
+    return size[index_of(op->dimensions, dimension, *op)];
 }
 
 const Tensor& Call::operand(const char* operand) const {
-    for (size_t i = 0; i < op->operands.size(); i++)
-        if (op->operands[i].name == operand) return tensor[i];
-    bad_description(op->name + " has no operand " + operand);
+    return tensor[index_of(op->operands, operand, *op)];
 }
 
 double Call::number(const char* name) const {
-    for (size_t i = 0; i < op->scalars.size(); i++)
-        if (op->scalars[i].name == name) return scalar[i].real;
-    bad_description(op->name + " has no scalar " + name);
+    return scalar[index_of(op->scalars, name, *op)].real;
 }
 
 bool Call::adds(const Operand& o) const {
