@@ -2,6 +2,7 @@
 // and says whether that has made a difference (no accumulation: nothing to forget).
 #pragma once
 #include "dev/hip/operation_case.h"
+#include "dev/hip/tolerance.h"
 
 namespace llamac {
 

@@ -23,7 +23,7 @@ from llamac.schedule import learning_rate
 ROOT = Path(__file__).resolve().parents[1]
 PRESETS = sorted((ROOT / "configs/models").glob("*.json"))
 TEST_MODELS = sorted((ROOT / "tests/models").glob("*.json"))
-WRITTEN_TWICE = ["config", "data", "flops", "random", "sampling", "schedule"]
+WRITTEN_TWICE = ["config", "data", "flops", "random", "sampling", "schedule", "tolerance"]
 
 
 TWICE = re.compile(r'^(?://|""") ?Written twice on purpose: (\S+) .*?; (?:tests/)?(\w+\.py)::(\w+)\.')
@@ -31,7 +31,8 @@ TWICE = re.compile(r'^(?://|""") ?Written twice on purpose: (\S+) .*?; (?:tests/
 
 def test_what_is_written_twice_names_the_other_and_the_test():
     """In the first line of the Python file and of the header or source in C."""
-    files = [*ROOT.glob("llamac/**/*.py"), *ROOT.glob("csrc/**/*.h"), *ROOT.glob("csrc/**/*.cpp")]
+    patterns = ("llamac/**/*.py", "csrc/**/*.h", "csrc/**/*.cpp", "dev/hip/*.h")
+    files = [file for pattern in patterns for file in ROOT.glob(pattern)]
     found = {file: TWICE.match(file.read_text().split("\n")[0]) for file in files}
     found = {file: match for file, match in found.items() if match}
     assert {file.stem for file in found if file.suffix == ".py"} == set(WRITTEN_TWICE)

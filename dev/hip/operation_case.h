@@ -90,9 +90,6 @@ inline DType precision_of(DType operand, DType T) {
     const DType computed = info(T).arithmetic;
     return info(operand).mantissa_bits > info(computed).mantissa_bits ? computed : operand;
 }
-inline double ulp(double x, DType t) {
-    return x == 0 ? 0 : std::ldexp(1.0, std::ilogb(x) - info(t).mantissa_bits);
-}
 
 // The storage type of a call or an entry, by its operands' types.
 template <class Typed>

@@ -1,15 +1,13 @@
 // How check_operations and the microbenchmarks run one variant on a case and judge what it gives.
 //
-// The rounding bound. There is no PyTorch here to compare with (llamac/tolerance.py does, in the Python tests).
-// An error may be 2 ulp of the largest output, for the storage, or what rounding can do to this input: the f64
-// reference is run again with every input moved at random by up to two rounding errors u of the arithmetic (2^-24;
-// 2^-53 for f64), three times. How far the outputs move is the problem's own sensitivity: no algorithm in that
-// arithmetic can be blamed for as much. A sum of n terms
-// adds a factor sqrt(n) with probability near one (Higham and Mary, "A New Approach to Probabilistic Rounding
-// Error Analysis", 2019); n is at most the largest dimension. The constant in front is 4: the handful of
-// roundings that an element goes through beside its sum. What the forward pass has made of the other inputs
-// moves by its storage's u: a variant may read it or compute it anew. Operations without FLOPs copy: exact.
-// Everything is compared so that NaN fails.
+// The baseline of the tolerance (tolerance.h). There is no PyTorch here, whose error it is in the Python tests. Here it is
+// what rounding can do to this input, with the factor 1: the f64 reference is run again with every input moved at random
+// by up to two rounding errors u of the arithmetic (2^-24; 2^-53 for f64), three times. How far the outputs move is the
+// problem's own sensitivity: no algorithm in that arithmetic can be blamed for as much. A sum of n terms adds a factor
+// sqrt(n) with probability near one (Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019);
+// n is at most the largest dimension. The constant in front is 4: the handful of roundings that an element goes through
+// beside its sum. What the forward pass has made of the other inputs moves by its storage's u: a variant may read it or
+// compute it anew. Operations without FLOPs copy: exact.
 //
 // Stochastic rounding (narrow outputs that are marked random): within one ulp of the element, and
 // unbiased (below).
@@ -18,6 +16,7 @@
 #include <cstring>
 
 #include "operation_case.h"
+#include "tolerance.h"
 
 namespace llamac {
 
@@ -26,23 +25,11 @@ struct Alias {
     size_t output, input;
 };
 
-struct Size {
-    double l2 = 0, largest = 0;
-};
+// Of one output.
 struct Bound {
-    Size element, total;  // a handful of roundings; all that is allowed
+    double element;  // what a handful of roundings do
+    Deviation allowed;
 };
-inline Size distance(const std::vector<double>& a, const std::vector<double>& b) {
-    Size s;
-    for (size_t i = 0; i < a.size(); i++) {
-        if (std::isnan(a[i]) && std::isnan(b[i])) continue;
-        const double d = std::fabs(a[i] - b[i]);
-        s.l2 += d * d;
-        if (d > s.largest || std::isnan(d)) s.largest = d;  // NaN stays
-    }
-    s.l2 = std::sqrt(s.l2);
-    return s;
-}
 
 // How far rounding may take each output: see the top of the file.
 inline std::vector<Bound> bounds(const Case& c, const Outputs& truth) {
@@ -51,6 +38,7 @@ inline std::vector<Bound> bounds(const Case& c, const Outputs& truth) {
     const DType storage = storage_of(*c.op, c.entry->operands);
     const double u = std::ldexp(0.5, -info(info(storage).arithmetic).mantissa_bits);
     const double terms = static_cast<double>(*std::max_element(c.size.begin(), c.size.end()));
+    std::vector<Deviation> moves(truth.size());
     for (uint32_t trial = 0; trial < 3; trial++) {
         auto moved = c.values;
         for (size_t i = 0; i < moved.size(); i++) {
@@ -65,19 +53,16 @@ inline std::vector<Bound> bounds(const Case& c, const Outputs& truth) {
         }
         const Outputs outputs = oracle(c, moved);
         for (size_t i = 0; i < truth.size(); i++) {
-            const Size d = distance(outputs[i], truth[i]);
-            Size& element = bound[i].element;
-            element = {std::max(element.l2, 4 * d.l2), std::max(element.largest, 4 * d.largest)};
+            const Deviation move = error_of(outputs[i], truth[i]);
+            moves[i] = {std::max(moves[i].relative_l2, move.relative_l2),
+                        std::max(moves[i].largest, move.largest)};
         }
     }
     for (size_t i = 0; i < truth.size(); i++) {
         const DType dtype = precision_of(c.entry->operands[i].dtype, storage);
-        std::vector<double> zero = truth[i];
-        for (double& x : zero) x *= 0;  // where the truth is NaN (a mean of nothing), NaN is right
-        const Size norm = distance(truth[i], zero), &e = bound[i].element;
-        bound[i].total = {
-            std::max(std::sqrt(terms) * e.l2, 2 * std::ldexp(norm.l2, -info(dtype).mantissa_bits)),
-            std::max(std::sqrt(terms) * e.largest, 2 * ulp(norm.largest, dtype))};
+        const double all = 4 * std::sqrt(terms);
+        const Deviation baseline{all * moves[i].relative_l2, all * moves[i].largest};
+        bound[i] = {4 * moves[i].largest, allowed_of(baseline, truth[i], dtype, 1)};
     }
     return bound;
 }
@@ -182,16 +167,15 @@ inline std::string compare(const Case& c, const Run& found, const Truth& expecte
     for (size_t i = 0; i < truth.size(); i++) {
         const std::string& output = c.op->operands[i].name;
         if (is_stochastic(c, i)) {
-            const std::string wrong = check_stochastic(found.values[i], truth[i], c.entry->operands[i].dtype,
-                                                       bound[i].element.largest);
+            const std::string wrong =
+                check_stochastic(found.values[i], truth[i], c.entry->operands[i].dtype, bound[i].element);
             if (!wrong.empty()) return output + ": " + wrong;
             continue;
         }
-        const Size error = distance(found.values[i], truth[i]), &allowed = bound[i].total;
-        if (!(error.l2 <= allowed.l2))
-            return output + ": L2 error " + number(error.l2) + ", allowed " + number(allowed.l2);
-        if (!(error.largest <= allowed.largest))
-            return output + ": largest error " + number(error.largest) + ", allowed " +
+        const Deviation error = error_of(found.values[i], truth[i]), &allowed = bound[i].allowed;
+        if (!within(error, allowed))
+            return output + ": relative L2 error " + number(error.relative_l2) + ", allowed " +
+                   number(allowed.relative_l2) + "; largest " + number(error.largest) + ", allowed " +
                    number(allowed.largest);
         if (allowed.largest > 0) tightest = std::max(tightest, error.largest / allowed.largest);
     }

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[3]))
-from llamac.tolerance import FORWARD, error_of, floor_of, ulp
+from llamac.tolerance import FORWARD, allowed_of, error_of, ulp
 
 
 def dtype_name(dtype) -> str:
@@ -50,7 +50,7 @@ class Output:
         text = f"{self.name} {error.max() / unit:.2f} ulp"
         if self.baseline is not None:
             ours, other = error_of(found, expected), error_of(self.baseline, expected)
-            allowed = max(FORWARD * other.largest, floor_of(expected, dtype).largest)
+            allowed = allowed_of(other, expected, dtype, FORWARD).largest
             l2 = ours.relative_l2 / other.relative_l2
             share = max(ours.largest / allowed, l2 / FORWARD)
             return share, f"{text} (baseline {other.largest / unit:.2f}, L2 {l2:.2f} of it)"
