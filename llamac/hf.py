@@ -5,7 +5,6 @@ files.
 import json
 import math
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from llamac.config import Config
 from llamac.dtypes import dtype_row
 from llamac.errors import InputError
+from llamac.output import remove
 
 
 def weight_files(directory: str | Path) -> list[Path]:
@@ -83,8 +83,8 @@ def write_directory(
     of config.parameters(), in their order, all of the dtype, f32 or bf16; none is kept.
     """
     directory = Path(directory)
-    temporary = directory.with_name(directory.name + ".tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = directory.with_name(f".{directory.name}.tmp")
+    remove(temporary)
     temporary.mkdir(parents=True)
     (temporary / "config.json").write_text(
         json.dumps(config.to_dict(dtype_row(dtype).torch), indent=2) + "\n", encoding="utf-8"
@@ -93,8 +93,7 @@ def write_directory(
         (temporary / name).write_bytes(content)
     entries = [(name, dtype, shape) for name, shape in config.parameters()]
     _write_safetensors(temporary / "model.safetensors", entries, weights, {"format": "pt"})
-    if directory.exists():
-        shutil.rmtree(directory)
+    remove(directory)
     os.replace(temporary, directory)
 
 

@@ -3,11 +3,10 @@
 import json
 import math
 import os
-import re
 import resource
 import sys
 import time
-from itertools import count
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -41,23 +40,6 @@ def system_mem_gib() -> float | None:
     return (kib["MemTotal"] - kib["MemAvailable"]) / 2**20
 
 
-def set_aside(out: str | Path) -> Path | None:
-    """Move what an earlier run left in the folder `out` into its first free previous_N, as the C program
-    does. Returns that; None where there was nothing.
-    """
-    files = {"log.jsonl", "loss.png", "profile.json", "trace.json"}
-    found = [
-        path for path in Path(out).glob("*") if path.name in files or re.fullmatch(r"step_\d{6,}", path.name)
-    ]
-    if not found:
-        return None
-    previous = next(p for n in count(1) if not (p := Path(out) / f"previous_{n}").exists())
-    previous.mkdir()
-    for path in found:
-        path.rename(previous / path.name)
-    return previous
-
-
 class Log:
     """Writes the events of one run into the folder `out`; None: nothing, nowhere. `tokens` is those of a
     step over all devices, `peak_tflops` the devices' peak together, None where unknown. `every`: steps
@@ -85,9 +67,14 @@ class Log:
         self.clocks = time.perf_counter(), time.process_time()  # at the last step
         self.typical_ms = 0.0  # running mean: one slow step does not move the time left
         self.used: list[tuple[float, dict]] = []  # (ms, what it took of the machine) of every step
+        self.before_write: Callable[[], None] | None = (
+            None  # raises where the folder is not the run's any more
+        )
 
     def event(self, event: str, **fields) -> None:
         """One line of log.jsonl."""
+        if self.before_write:
+            self.before_write()
         values = {"event": event} | {key: _finite(value) for key, value in fields.items()}
         self.file.write(json.dumps(values, ensure_ascii=False) + "\n")
 

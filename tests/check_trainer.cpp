@@ -380,11 +380,10 @@ void check_interrupted() {
                 t.start_step();
                 finish(t, 1, trained);
             }
-            check(t.step == 3 && t.in_flight() == 1 && trained.numbers.size() == 4 * 2,
-                  "one step in flight");
+            check(t.step == 3 && t.in_flight() == 1 && trained.numbers.size() == 4 * 2, "one step in flight");
             finish(t, 0, trained);
             t.validate();
-            check(t.save() == out + "/step_000003", "a checkpoint of what was started");
+            check(t.save(OpenFolder(out)) == out + "/step_000003", "a checkpoint of what was started");
         }
         words.insert(words.end(), {"--resume", "auto"});
         Trainer again(small_run(words), 1);

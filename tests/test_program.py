@@ -97,7 +97,7 @@ def test_no_steps_validate_and_end(train, data, tmp_path):
     theirs = subprocess.run(python, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert events(tmp_path / "python", "val")[0]["loss"] == pytest.approx(found["loss"], rel=1e-5)
     assert theirs.splitlines()[-1].startswith("done: no model, log ")
-    assert sorted(p.name for p in (tmp_path / "python").iterdir()) == ["log.jsonl"]
+    assert sorted(p.name for p in (tmp_path / "python").iterdir()) == [".lock", "log.jsonl"]
 
 
 def test_the_same_run_twice_gives_the_same_bits(train, data, tmp_path):
@@ -193,9 +193,7 @@ def test_a_run_that_diverges_keeps_its_checkpoint(train, data, tmp_path):
     rest = flags(data, tmp_path / "out", steps=40, lr=1e18, keep_checkpoints=1, grad_clip=0)
     result = train(*rest, "--resume", "auto", code=2)
     line = result.stderr.strip()
-    assert re.fullmatch(r"train_llama3: step \d+: expected a finite loss .*, found .*step_000008", line), (
-        line
-    )
+    assert re.fullmatch(r"train_llama3: step \d+: expected a finite loss .*, found .*step_000008", line), line
     assert sorted(p.name for p in (tmp_path / "out").glob("step_*")) == ["step_000004", "step_000008"]
     assert events(tmp_path / "out", "step")[-1]["step"] == int(re.search(r"step (\d+)", line)[1])
 
@@ -637,8 +635,10 @@ def test_bad_checkpoint(train, data, checkpoint, tmp_path, file, change):
     }
     path = broken_copy(checkpoint, tmp_path / "out", file, changes[change])
     before = {p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
-    line = one_line(train(*flags(data, tmp_path / "out", steps=12), "--resume", "auto", code=2))
+    named = ("--resume", path.parent)
+    line = one_line(train(*flags(data, tmp_path / "out", steps=12), *named, code=2))
     assert str(path) in line
+    before |= {(lock := tmp_path / "out/.lock"): lock.read_bytes()}
     assert before == {p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
 
 

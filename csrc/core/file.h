@@ -2,12 +2,25 @@
 // Every function here throws Error with the file's path and the system's reason.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
+
+#include "platform/error.h"
 
 struct XXH3_state_s;
 
 namespace llamac {
+
+struct OpenFolder;
+
+// An Error that the system gave the reason of: `code` is its errno.
+struct SystemError : Error {
+    int code;
+    SystemError(const std::string& line, int reason) : Error(line), code(reason) {}
+};
+// "PATH: cannot open: No such file or directory", by errno.
+[[noreturn]] void fail_with_errno(const std::string& path, const char* action);
 
 // A regular file's bytes, data[0 .. size). Reading them faults if somebody truncates the file meanwhile;
 // renaming a new file over it, as FileWriter does, is harmless.
@@ -24,34 +37,50 @@ struct MappedFile {
     std::string_view text() const { return {reinterpret_cast<const char*>(data), static_cast<size_t>(size)}; }
 };
 
-// Writes path + ".tmp"; finish() makes it durable and renames it to path. Without finish(), after an error
-// for one, what was written is removed and a file that stood at path is untouched.
+// Writes .NAME.RANDOM.tmp, a new file of its own; finish() makes it durable and renames it to NAME. Without finish(),
+// after an error for one, what was written is removed and a file that stood at NAME is untouched. A link at either name
+// is not followed. A process that is killed leaves the temporary file behind.
 struct FileWriter {
+    FileWriter(const OpenFolder& folder, const std::string& name);  // the folder must outlive it
     explicit FileWriter(const std::string& path);
     FileWriter(const FileWriter&) = delete;
     FileWriter& operator=(const FileWriter&) = delete;
     ~FileWriter();
 
     void write(const void* data, int64_t bytes);
+    int64_t bytes() const { return written; }
     // Returns XXH3_64 of the bytes written.
     uint64_t finish();
 
   private:
+    void create();
+
+    const std::unique_ptr<const OpenFolder> parent;  // null: it is the caller's
+    const OpenFolder& folder;
+    const std::string name;
     std::string path, temporary;
     int descriptor = -1;
+    int64_t written = 0;
     XXH3_state_s* hash = nullptr;
 };
 
 // FileWriter for text at hand. Returns its XXH3_64.
 uint64_t write_file(const std::string& path, std::string_view text);
+uint64_t write_file(const OpenFolder& folder, const std::string& name, std::string_view text);
 
-// XXH3_64 of a file's bytes.
+// A file's bytes, and their XXH3_64. Read, not mapped: a disk that fails is an Error, and no signal.
+std::string read_file(const std::string& path);
 uint64_t hash_file(const std::string& path);
 // A hash as files and messages have it: 16 hexadecimal digits.
 std::string hex(uint64_t hash);
 
-// Renames a file or folder and syncs the folder it lies in: after a power failure it has one of the two
-// names, and the new one once this has returned. What lies inside must be synced before (FileWriter does it).
-void rename_durably(const std::string& from, const std::string& to);
+// Renames an entry and syncs the folders: after a power failure it has one of the two names, and the new one once this
+// has returned. What lies inside must be synced before (FileWriter does it).
+void rename_durably(const OpenFolder& from_folder, const std::string& from, const OpenFolder& to_folder,
+                    const std::string& to);
+
+// "a/b/c" in two: "a/b" and "c". "c" lies in ".", "/c" in "/"; slashes at the end do not count.
+std::string parent_of(std::string path);
+std::string name_of(std::string path);
 
 }  // namespace llamac

@@ -1,5 +1,3 @@
-#include <unistd.h>
-
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -54,9 +52,8 @@ void add_to_gemm_cache(const std::string& path, const GemmChoices& choices) {
     const std::filesystem::path folder = std::filesystem::path(path).parent_path();
     std::error_code failed;  // write_file says it
     if (!folder.empty()) std::filesystem::create_directories(folder, failed);
-    const std::string own = path + "." + std::to_string(getpid());  // another run may write, too
-    write_file(own, to_json(all).dump(2) + "\n");
-    rename_durably(own, path);
+    write_file(path,
+               to_json(all).dump(2) + "\n");  // another run may write, too: each to its own temporary file
 }
 
 }  // namespace llamac

@@ -162,8 +162,8 @@ void SafetensorsFile::read(const std::string& name, const Tensor& out) const {
     copy.to_device();
 }
 
-uint64_t write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
-                           const std::map<std::string, std::string>& metadata) {
+void write_safetensors(FileWriter& file, const std::vector<NamedTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
     const auto json_text = [](const json& value) {
         return value.dump(-1, ' ', false, json::error_handler_t::replace);
     };
@@ -184,13 +184,18 @@ uint64_t write_safetensors(const std::string& path, const std::vector<NamedTenso
 
     uint8_t length[8];
     for (int i = 0; i < 8; i++) length[i] = static_cast<uint8_t>(uint64_t{header.size()} >> 8 * i);
-    FileWriter file(path);
     file.write(length, sizeof(length));
     file.write(header.data(), static_cast<int64_t>(header.size()));
     for (const NamedTensor& t : tensors) {
         HostCopy copy(t.tensor.data, t.tensor.bytes());
         file.write(copy.from_device().data, t.tensor.bytes());
     }
+}
+
+uint64_t write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
+                           const std::map<std::string, std::string>& metadata) {
+    FileWriter file(path);
+    write_safetensors(file, tensors, metadata);
     return file.finish();
 }
 

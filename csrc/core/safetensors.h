@@ -48,7 +48,10 @@ struct NamedTensor {
     Tensor tensor;  // host or device memory, contiguous
 };
 
-// Writes the tensors in the order given, durably (FileWriter). Returns XXH3_64 of the file.
+// Writes the tensors in the order given. file.finish() is the caller's.
+void write_safetensors(FileWriter& file, const std::vector<NamedTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
+// The same into a file of its own. Returns its XXH3_64.
 uint64_t write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                            const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 

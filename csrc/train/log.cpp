@@ -61,6 +61,7 @@ Log::Log(const std::string& out, const RunShape& run_shape, std::FILE* to)
 }
 
 void Log::event(const ordered_json& fields) {
+    if (before_write) before_write();
     const std::string line = json_line(fields) + "\n";
     if (std::fwrite(line.data(), 1, line.size(), file.get()) != line.size() || std::fflush(file.get()) != 0)
         fail(path, ": cannot write: ", std::strerror(errno));

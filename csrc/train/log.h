@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -14,7 +15,7 @@
 namespace llamac {
 
 struct RunShape {
-    int64_t steps = 0;             // the last step's number
+    int64_t steps = 0;           // the last step's number
     double tokens_per_step = 0;  // over all devices
     double flops_per_token = 0;
     double peak_flops = 0;  // per second, of all devices together; 0: not known, no "% of peak"
@@ -47,6 +48,8 @@ struct Log {
     void checkpoint(int64_t step, const std::string& path);
     // What the steps took of the machine, in one line: the most memory, the mean of what is a percentage.
     void print_usage();
+
+    std::function<void()> before_write;  // throws where the folder is not the run's any more
 
   private:
     void event(const nlohmann::ordered_json& fields);

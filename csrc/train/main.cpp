@@ -7,10 +7,10 @@
 #include "platform/threads.h"
 #include "train/log.h"
 #include "train/memory.h"
+#include "train/output.h"
 #include "train/peak.h"
 #include "train/plot.h"
 #include "train/profile.h"
-#include "train/resume.h"
 #include "train/trainer.h"
 
 namespace llamac {
@@ -69,27 +69,36 @@ void validate(Trainer& t, Log& log) {
     if (t.val) log.val(t.step, t.validate());
 }
 
+// Waits for the steps in flight also where an error ends the loop: their memory goes with the trainer.
+struct Drain {
+    Trainer& trainer;
+    ~Drain() {
+        while (trainer.in_flight() > 0) trainer.finish_step();
+    }
+};
+
 // The loop proper, to its end or a signal. Returns the checkpoint of the last step; "": there is none.
-std::string train(Trainer& t, Log& log, double peak) {
+std::string train(Trainer& t, const OutputFolder& out, Log& log, double peak) {
     const Options& o = t.options;
+    const Drain drain{t};
     const bool checkpoints = o.checkpoint_every >= 0;
     int64_t saved_step = t.step;
     std::string saved = t.resumed_from;
     const auto save_now = [&] {
         saved_step = t.step;
-        saved = t.save();
+        saved = t.save(out.folder());
         log.checkpoint(t.step, saved);
     };
     if (t.step == 0) validate(t, log);
     UsageMeter usage;
-    Profile profile(choose_profiled_steps(t.step + 1, o.steps, o.profile), t.model.context, o.out, peak);
+    Profile profile(choose_profiled_steps(t.step + 1, o.steps, o.profile), t.model.context, out.folder(),
+                    peak);
     const auto finish = [&](int64_t in_flight) {
         while (t.in_flight() > in_flight) {
             const StepResult r = t.finish_step();
             log.step(r, usage.read());
             // Every weight is as bad from here on, and the next checkpoints would replace the good ones.
             if (std::isfinite(r.loss) && std::isfinite(r.grad_norm)) continue;
-            while (t.in_flight() > 0) t.finish_step();  // its memory goes with the trainer
             fail("step ", r.step, ": expected a finite loss and gradient norm, found ", r.loss, " and ",
                  r.grad_norm, "; ",
                  saved.empty() ? "there is no checkpoint" : "the last checkpoint is " + saved);
@@ -120,9 +129,10 @@ int run_training(const Options& options) {
     if (options.train_data.empty()) fail("--train-data: expected a pattern of files, found none");
     const Backend backend =
         computing_context().backend;  // a machine without the device is told so before any work
+    if (options.dry_run) return finish_dry_run(Trainer(options));
+    OutputFolder out(options.out);
     Trainer t(options);
-    if (options.dry_run) return finish_dry_run(t);
-    const std::string moved = prepare_output(options.out, t.resumed_from, t.step);
+    const std::vector<std::string> moved = out.prepare(t.resumed_from, t.step, t.damaged);
     const RunShape shape{options.steps,
                          static_cast<double>(t.tokens_per_step()),
                          flops_per_token(t.config, options.seq_len),
@@ -130,14 +140,17 @@ int run_training(const Options& options) {
                          backend == Backend::device,
                          options.log_every};
     Log log(options.out, shape);
-    if (!moved.empty()) log.print(moved);
+    log.before_write = [&out] { out.check(); };
+    for (const std::string& line : moved) log.print(line);
     describe(log, t);
     if (!t.warnings.empty()) log.print(t.warnings);
     if (!t.resumed_from.empty()) log.print("resuming from " + t.resumed_from);
     log.describe_run(computing_device(), count_parameters(t.config));
     log.start(to_json(options));
     handle_signals();
-    const std::string saved = train(t, log, shape.peak_flops), plot = draw_loss_plot(options.out);
+    const std::string saved = train(t, out, log, shape.peak_flops);
+    out.check();
+    const std::string plot = draw_loss_plot(options.out);
     const bool complete = t.step >= options.steps;
     log.print(std::string(complete ? "done: " : "interrupted: ") +
               (saved.empty() ? "no model" : "model " + saved) + ", log " + options.out + "/log.jsonl, " +

@@ -183,13 +183,17 @@ std::string manifest_text(const Manifest& m) {
     return text + seal(text);
 }
 
+bool is_whole_manifest(const std::string& text) {
+    const size_t end = text.rfind(",\n");
+    return end != text.npos && text.substr(end) == seal(text.substr(0, end));
+}
+
 Manifest parse_manifest(const std::string& text, const std::string& where) {
     const json object = parse_json(text, where);
     if (!object.is_object()) fail(where, ": expected a JSON object, found ", excerpt(object));
     const Fields fields{object, where};
     const std::string format = fields.one_of("format", format_2, format_1);
-    const size_t end = text.rfind(",\n");
-    if (end == text.npos || text.substr(end) != seal(text.substr(0, end)))
+    if (!is_whole_manifest(text))
         fail(where, ": its checksum is not that of its text: it was changed or cut short");
     fields.only({"format", "step", "data_position", "seed", "world_size", "seq_len", "batch_size",
                  "sequences", "total_batch_size", "dtype", "grad_dtype", "optimizer_state", "master_weights",

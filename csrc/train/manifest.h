@@ -40,6 +40,8 @@ Manifest describe_run(const Options& options, int64_t world_size, int64_t step);
 
 // Format 2.
 std::string manifest_text(const Manifest& manifest);
+// Whether the text has a manifest's checksum at its end, and it is right: nothing was changed or cut short.
+bool is_whole_manifest(const std::string& text);
 // Reads format 2, and format 1 of version 0.1, whose files are an object: three names, to bytes and hash. Throws Error,
 // which `where` begins, for whatever manifest_text does not write, but for roles that it does not know.
 Manifest parse_manifest(const std::string& text, const std::string& where);

@@ -260,7 +260,7 @@ ProfiledSteps choose_profiled_steps(int64_t first, int64_t last, int64_t count) 
     return {first + (count > 0 && all > count ? 1 : 0), all > 0 ? count : 0};
 }
 
-Profile::Profile(const ProfiledSteps& steps_, Context& context_, const std::string& out_, double peak)
+Profile::Profile(const ProfiledSteps& steps_, Context& context_, const OpenFolder& out_, double peak)
     : steps(steps_),
       context(context_),
       out(out_),
@@ -296,8 +296,8 @@ void Profile::finish() {
     const double seconds = r->step_seconds(), idle = r->idle_seconds();
     print_table(rows, static_cast<double>(r->steps.size()), seconds, idle);
     const ordered_json profile = profile_json(rows, r->steps.size(), seconds, idle, peak_flops);
-    write_file(out + "/profile.json", profile.dump(2) + "\n");
-    write_file(out + "/trace.json", trace_json(r->steps, r->spans, context.stream).dump() + "\n");
+    write_file(out, "profile.json", profile.dump(2) + "\n");
+    write_file(out, "trace.json", trace_json(r->steps, r->spans, context.stream).dump() + "\n");
 }
 
 }  // namespace llamac

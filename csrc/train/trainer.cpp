@@ -7,6 +7,7 @@
 #include "platform/ranges.h"
 #include "train/memory.h"
 #include "train/model_options.h"
+#include "train/output.h"
 #include "train/resume.h"
 #include "train/sample.h"
 #include "train/warnings.h"
@@ -103,8 +104,7 @@ void set_initial_weights(Trainer& t) {
     initialize(t.model.parameters, t.config, static_cast<uint64_t>(o.seed));
 }
 
-void resume(Trainer& t) {
-    const Manifest manifest = open_checkpoint(t.resumed_from);
+void resume(Trainer& t, const Manifest& manifest) {
     check_resume(manifest, t.resumed_from, t.options, t.ranks.count);
     const DType dtype = t.model.options.precision.weights;
     Config saved = load_config(t.resumed_from);
@@ -128,7 +128,6 @@ Trainer::StagingBuffers::StagingBuffers(int64_t count)
 
 Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     : options(o),
-      resumed_from(checkpoint_to_resume(o.out, o.resume)),
       config(model_config(o)),
       accumulation(micro_batches(o, ranks.count)),
       train(load_training_data(o, config, accumulation)),
@@ -156,8 +155,14 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     while (staging.size() < token_slots.size()) staging.emplace_back(tokens_per_step());
     while (ends.size() <= staging.size()) ends.emplace_back();
     warn(*this, take_gemm_choices(model.gemms, o));
-    if (!resumed_from.empty())
-        resume(*this);
+    const ResumePoint point = find_checkpoint(o.out, o.resume);
+    resumed_from = point.directory;
+    for (const DamagedName& each : point.damaged) {
+        damaged.push_back(each.name);
+        warn(*this, "--resume auto: " + each.name + " is damaged: " + each.reason);
+    }
+    if (point.manifest)
+        resume(*this, *point.manifest);
     else
         set_initial_weights(*this);
     finished = step;
@@ -325,19 +330,19 @@ std::vector<CheckpointFile> Trainer::files() const {
     std::vector<CheckpointFile> files =
         checkpoint_files(config_json(config, model.options.precision.weights),
                          weight_tensors(model.parameters), optimizer_tensors(model.parameters));
-    for (const CarriedFile& file : carried)
-        files.push_back({file.name, file.role,
-                         [text = file.text](const std::string& path) { return write_file(path, text); }});
+    for (const CarriedFile& file : carried) files.push_back(text_file(file.name, file.role, file.text));
     return files;
 }
 
-std::string Trainer::save() {
+std::string Trainer::save(const OpenFolder& out) {
     const Range range("checkpoint");
-    return write_checkpoint(options.out, options.keep_checkpoints, manifest(), files());
+    return write_checkpoint(out, options.keep_checkpoints, manifest(), files());
 }
 
 void Trainer::save_to(const std::string& directory) {
-    write_checkpoint_to(directory, manifest(), files());
+    const OpenFolder parent(parent_of(directory));
+    const std::optional<FolderLock> lock = lock_for_save(parent, name_of(directory));
+    write_checkpoint_to(parent, name_of(directory), manifest(), files());
 }
 
 }  // namespace llamac

@@ -29,7 +29,6 @@ struct Trainer {
     explicit Trainer(const Options& options, std::optional<int64_t> ahead = {});
 
     const Options options;
-    const std::string resumed_from;  // a checkpoint, or ""
     const Config config;
     const Ranks ranks = {};
     const int64_t accumulation;   // micro-batches per step
@@ -37,6 +36,8 @@ struct Trainer {
     std::optional<Loader> val;    // none: --val-data ""
     std::optional<Tokenizer> tokenizer;
     std::vector<CarriedFile> carried;  // into every checkpoint
+    std::string resumed_from;          // a checkpoint, or ""
+    std::vector<std::string> damaged;  // names of checkpoints in --out that --resume auto passed over
     Schedule schedule;
     Model model;
     int64_t step = 0;  // steps started
@@ -73,9 +74,9 @@ struct Trainer {
     std::string text_of(const std::vector<int32_t>& ids) const;
     // Text as the flags say: --sample-tokens tokens after the first one, or --sample-prompt-ids and what follows.
     std::string sample();
-    // Writes OUT/step_NNNNNN; returns its path.
-    std::string save();
-    // Writes the same into a directory of any name, which must not exist.
+    // Writes OUT/step_NNNNNN into the run's folder; returns its path.
+    std::string save(const OpenFolder& out);
+    // Writes the same into a directory of any name, which must not exist. Among a run's checkpoints under the run's lock.
     void save_to(const std::string& directory);
     int64_t tokens_per_step() const { return accumulation * options.batch_size * options.seq_len; }
 

@@ -4,7 +4,6 @@ samples, checkpoints.
 
 import math
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -29,8 +28,9 @@ from llamac.config import Config, load_config
 from llamac.data import Loader, check_same_tokenizer
 from llamac.dtypes import TABLE
 from llamac.errors import InputError
-from llamac.log import Log, set_aside
+from llamac.log import Log
 from llamac.options import Options, prompt_ids, recompute_parts
+from llamac.output import OutputFolder
 from llamac.peak import peak_tflops
 from llamac.run_warnings import run_warnings
 from llamac.schedule import learning_rate
@@ -70,6 +70,7 @@ class Run:
     data: Loader
     val_data: Loader | None
     tokenizer: llamac.tokenizer.Tokenizer | None
+    output: OutputFolder | None  # rank 0's
     model: nn.Module = field(init=False)
     forward: Callable = field(init=False)  # the model, compiled or not
     cis: Any = None
@@ -100,6 +101,7 @@ def check_supported(o: Options) -> None:
 def prepare(o: Options) -> Run:
     """The run that the options describe, with its data open. Raises InputError."""
     check_supported(o)
+    output = OutputFolder(o.out) if rank() == 0 else None
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -117,7 +119,7 @@ def prepare(o: Options) -> Run:
         sample_prompt(o, tokenizer, config)  # refused now, not after the first hour
     join_ranks(device)
     carried = read_carried_files(o.model, tokenizer.path if tokenizer else None)
-    return Run(o, config, device, data, val_data, tokenizer, carried=carried)
+    return Run(o, config, device, data, val_data, tokenizer, output, carried=carried)
 
 
 def operations(o: Options, torchs: SimpleNamespace) -> SimpleNamespace:
@@ -175,13 +177,13 @@ def begin(r: Run) -> None:
         "flops_per_token": config.flops_per_token(T),
         "peak_tflops": peak * world() if peak else None,
     }
-    previous = set_aside(out) if out else None
+    moved = r.output.prepare() if r.output else []
     tokens = o.batch_size * T * r.data.accum * world()
     r.log = Log(out, steps=o.steps, tokens=tokens, every=o.log_every, **rates)
-    for line in run_warnings(o, config, r.data, world()):
+    if r.output:
+        r.log.before_write = r.output.check
+    for line in (*run_warnings(o, config, r.data, world()), *moved):
         r.log.print(line)
-    if previous:
-        r.log.print(f"an earlier run's log and checkpoints are now in {previous}")
     name = torch.cuda.get_device_name() if r.device == "cuda" else "the CPU"
     r.log.print(f"PyTorch {torch.__version__} on {name}, {o.model}: {config.num_parameters():,} parameters")
     ranks = f"{world()} devices x " if world() > 1 else ""
@@ -220,6 +222,8 @@ def report_profile(r: Run, step: int) -> None:
     """Print the report after the last profiled step."""
     if r.profiler and r.profiler.is_complete(step):
         finish(r)
+        if r.output:
+            r.output.check()
         r.log.print(llamac.profile.report(llamac.profile.read(r.profiler.finish())))
 
 
@@ -343,13 +347,15 @@ def save_checkpoint(r: Run, step: int) -> None:
     """Write OUT/step_NNNNNN and remove this run's oldest checkpoints beyond --keep-checkpoints."""
     finish(r)
     path = Path(r.options.out) / f"step_{step:06d}"
+    if r.output:
+        r.output.check()
     save_model(r.model, path, DTYPES[r.options.dtype], r.carried)
     r.log.checkpoint(step, path)
     r.checkpoints.append(path)
     while len(r.checkpoints) > r.options.keep_checkpoints:
         oldest = r.checkpoints.pop(0)
-        if rank() == 0:
-            shutil.rmtree(oldest)
+        if r.output:
+            r.output.remove(oldest.name)
 
 
 # The end ====================================================================================================
@@ -362,13 +368,16 @@ def end(r: Run) -> None:
     r.log.close()
     if world() > 1:
         dist.destroy_process_group()
-    if rank() == 0:
+    if r.output:
         conclude(r)
+        r.output.close()
 
 
 def conclude(r: Run) -> None:
     """Draw the loss and print the last line."""
     out = Path(r.options.out)
+    assert r.output is not None  # rank 0's
+    r.output.check()
     model = f"model {r.checkpoints[-1]}" if r.checkpoints else "no model"
     result = f"done: {model}, log {out}/log.jsonl"
     if not r.options.steps:
