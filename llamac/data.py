@@ -11,6 +11,7 @@ import glob
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,26 @@ _FORMATS: dict[tuple[int, int], np.dtype] = {(20240520, 1): np.dtype("<u2"), (20
 
 @dataclass(frozen=True)
 class Shard:
-    """One .bin: memory-mapped tokens [n] and what its header says (0 = unknown)."""
+    """One .bin: memory-mapped tokens [n], what its header says (0 = unknown), and the open file."""
 
     path: str
+    file: FileIO
     tokens: np.ndarray
     vocab_size: int
     tokenizer_hash: int
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Tokens start .. start+count-1. Raises InputError where somebody has cut the file, in whose map the
+        process would end by SIGBUS.
+        """
+        size = self.tokens.dtype.itemsize
+        raw = os.pread(self.file.fileno(), count * size, HEADER_BYTES + start * size)
+        if len(raw) < count * size:
+            expected = f"{HEADER_BYTES + len(self.tokens) * size} bytes, as when it was opened"
+            found = os.fstat(self.file.fileno()).st_size
+            cut = "something has cut the file while it was in use"
+            raise InputError(f"{self.path}: expected {expected}, found {found}: {cut}")
+        return np.frombuffer(raw, self.tokens.dtype)
 
 
 def read_bin(path: str | Path) -> Shard:
@@ -38,8 +53,8 @@ def read_bin(path: str | Path) -> Shard:
     path = str(path)
     try:
         size = os.path.getsize(path)
-        with open(path, "rb") as file:
-            raw = file.read(HEADER_BYTES)
+        file = FileIO(path)
+        raw = os.pread(file.fileno(), HEADER_BYTES, 0)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
     if len(raw) < HEADER_BYTES:
@@ -57,7 +72,7 @@ def read_bin(path: str | Path) -> Shard:
         expected = f"{HEADER_BYTES} + {n}·{dtype.itemsize} = {HEADER_BYTES + n * dtype.itemsize} bytes"
         raise InputError(f"{path}: size: expected {expected} for the header's {n} tokens, found {size}")
     tokens = np.memmap(path, dtype, "r", HEADER_BYTES, (n,)) if n else np.empty(0, dtype)
-    return Shard(path, tokens, header[3], header[6] | header[7] << 32)
+    return Shard(path, file, tokens, header[3], header[6] | header[7] << 32)
 
 
 def write_bin(path: str | Path, tokens: np.ndarray, vocab_size: int, tokenizer_hash: int = 0) -> None:
@@ -201,7 +216,7 @@ class Loader:
         which = int(np.searchsorted(self.ends, index, side="right"))
         shard = self.shards[which]
         start = (index - (int(self.ends[which - 1]) if which else 0)) * self.seq_len
-        tokens = shard.tokens[start : start + self.seq_len + 1]
+        tokens = shard.read(start, self.seq_len + 1)
         check_tokens(shard, tokens, start, self.vocab_size)
         return tokens.astype(np.int32)
 

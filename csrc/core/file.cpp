@@ -1,7 +1,6 @@
 #include "core/file.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -9,12 +8,17 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "platform/error.h"
 
 namespace llamac {
 namespace {
+
+// Bytes that are read or written at once: the cache holds them, for the hash.
+constexpr int64_t piece = 1 << 20;
 
 // Closes on every way out of a function.
 struct Descriptor {
@@ -40,31 +44,56 @@ void sync_parent(const std::string& path) {
 
 }  // namespace
 
-MappedFile::MappedFile(const std::string& file_path) : path(file_path) {
+InputFile::InputFile(const std::string& file_path) : path(file_path) {
     // O_NONBLOCK: opening a pipe returns, to be refused below. It means nothing for a regular file.
-    const Descriptor d{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+    Descriptor d{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
     if (d.fd < 0) fail_with_errno(path, "open");
     struct stat status;
     if (fstat(d.fd, &status) != 0) fail_with_errno(path, "read");
     if (!S_ISREG(status.st_mode))
         fail(path, ": expected a file, found ", S_ISDIR(status.st_mode) ? "a folder" : "a device");
     size = status.st_size;
-    if (size == 0) return;  // mmap refuses a length of 0
-    void* mapped = mmap(nullptr, static_cast<size_t>(size), PROT_READ, MAP_PRIVATE, d.fd, 0);
-    if (mapped == MAP_FAILED) fail_with_errno(path, "map");
-    data = static_cast<const uint8_t*>(mapped);
+    descriptor = std::exchange(d.fd, -1);
 }
 
-MappedFile::MappedFile(MappedFile&& other) noexcept
+InputFile::InputFile(InputFile&& other) noexcept
     : path(std::move(other.path)),
-      data(std::exchange(other.data, nullptr)),
-      size(std::exchange(other.size, 0)) {}
+      size(std::exchange(other.size, 0)),
+      descriptor(std::exchange(other.descriptor, -1)) {}
 
-MappedFile::~MappedFile() {
-    if (data) munmap(const_cast<uint8_t*>(data), static_cast<size_t>(size));
+InputFile::~InputFile() {
+    if (descriptor >= 0) close(descriptor);
 }
 
-FileWriter::FileWriter(const std::string& file_path) : path(file_path), temporary(file_path + ".tmp") {
+void InputFile::read(int64_t first, void* to, int64_t bytes) const {
+    CHECK(first >= 0 && bytes >= 0 && first <= size - bytes);
+    char* at = static_cast<char*>(to);
+    while (bytes > 0) {
+        // Linux reads 2 GiB in one call at most.
+        const ssize_t done = pread(descriptor, at, static_cast<size_t>(bytes), first);
+        if (done < 0 && errno == EINTR) continue;
+        if (done < 0) fail_with_errno(path, "read");
+        if (done == 0) {
+            struct stat now{};
+            if (fstat(descriptor, &now) != 0) fail_with_errno(path, "read");
+            fail(path, ": expected ", size, " bytes, as when it was opened, found ", now.st_size,
+                 ": something has cut the file while it was in use");
+        }
+        at += done;
+        first += done;
+        bytes -= done;
+    }
+}
+
+std::string read_file(const std::string& path) {
+    const InputFile file(path);
+    std::string text(static_cast<size_t>(file.size), '\0');
+    file.read(0, text.data(), file.size);
+    return text;
+}
+
+FileWriter::FileWriter(const std::string& file_path, std::function<void()> on_progress)
+    : path(file_path), temporary(file_path + ".tmp"), progress(std::move(on_progress)) {
     descriptor = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (descriptor < 0) fail_with_errno(path, "write");
     hash = XXH3_createState();
@@ -79,22 +108,29 @@ FileWriter::~FileWriter() {
 }
 
 void FileWriter::write(const void* data, int64_t bytes) {
+    // More would be written only in finish(), at once: minutes without a sign of progress.
+    constexpr int64_t most_unsynced = 256 << 20;
     const char* at = static_cast<const char*>(data);
     while (bytes > 0) {
-        // In pieces that the cache holds, for the hash; Linux writes 2 GiB in one call at most.
-        const ssize_t written =
-            ::write(descriptor, at, static_cast<size_t>(std::min<int64_t>(bytes, 1 << 20)));
+        const ssize_t written = ::write(descriptor, at, static_cast<size_t>(std::min(bytes, piece)));
         if (written < 0 && errno == EINTR) continue;
         if (written == 0) errno = ENOSPC;
         if (written <= 0) fail_with_errno(path, "write");
         XXH3_64bits_update(hash, at, static_cast<size_t>(written));
         at += written;
         bytes -= written;
+        unsynced += written;
+        if (unsynced >= most_unsynced) {
+            if (fdatasync(descriptor) != 0) fail_with_errno(path, "write");
+            unsynced = 0;
+        }
+        if (progress) progress();
     }
 }
 
 uint64_t FileWriter::finish() {
     if (fsync(descriptor) != 0) fail_with_errno(path, "write");
+    if (progress) progress();
     if (close(std::exchange(descriptor, -1)) != 0) fail_with_errno(path, "write");
     rename_durably(temporary, path);
     temporary.clear();
@@ -108,8 +144,18 @@ uint64_t write_file(const std::string& path, std::string_view text) {
 }
 
 uint64_t hash_file(const std::string& path) {
-    const MappedFile file(path);
-    return XXH3_64bits(file.data, static_cast<size_t>(file.size));
+    const InputFile file(path);
+    XXH3_state_t* const hash = XXH3_createState();
+    const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(hash, XXH3_freeState);
+    CHECK(hash != nullptr);
+    XXH3_64bits_reset(hash);
+    std::vector<char> bytes(static_cast<size_t>(std::min(file.size, piece)));
+    for (int64_t first = 0; first < file.size; first += piece) {
+        const int64_t count = std::min(piece, file.size - first);
+        file.read(first, bytes.data(), count);
+        XXH3_64bits_update(hash, bytes.data(), static_cast<size_t>(count));
+    }
+    return XXH3_64bits_digest(hash);
 }
 
 std::string hex(uint64_t hash) {

@@ -1,7 +1,8 @@
-// Files that are read whole (mapped, read-only) and files that are either written whole or not at all.
+// Files that are read, and files that are either written whole or not at all.
 // Every function here throws Error with the file's path and the system's reason.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -9,25 +10,32 @@ struct XXH3_state_s;
 
 namespace llamac {
 
-// A regular file's bytes, data[0 .. size). Reading them faults if somebody truncates the file meanwhile;
-// renaming a new file over it, as FileWriter does, is harmless.
-struct MappedFile {
+// A regular file, open. It is not mapped: a mapping of a file that somebody truncates, or whose disk fails, ends the
+// process by SIGBUS, where read() throws. Renaming a new file over it, as FileWriter does, is harmless.
+struct InputFile {
     std::string path;
-    const uint8_t* data = nullptr;
-    int64_t size = 0;
+    int64_t size = 0;  // when it was opened
 
-    explicit MappedFile(const std::string& path);
-    MappedFile(MappedFile&& other) noexcept;
-    MappedFile& operator=(MappedFile&&) = delete;
-    ~MappedFile();
+    explicit InputFile(const std::string& path);
+    InputFile(InputFile&& other) noexcept;
+    InputFile& operator=(InputFile&&) = delete;
+    ~InputFile();
 
-    std::string_view text() const { return {reinterpret_cast<const char*>(data), static_cast<size_t>(size)}; }
+    // Bytes first .. first+bytes-1, all of them below `size`. Several threads may read.
+    void read(int64_t first, void* to, int64_t bytes) const;
+
+  private:
+    int descriptor = -1;
 };
 
+// A file's bytes.
+std::string read_file(const std::string& path);
+
 // Writes path + ".tmp"; finish() makes it durable and renames it to path. Without finish(), after an error
-// for one, what was written is removed and a file that stood at path is untouched.
+// for one, what was written is removed and a file that stood at path is untouched. progress: called after each piece
+// that was written or made durable; a large file takes long.
 struct FileWriter {
-    explicit FileWriter(const std::string& path);
+    explicit FileWriter(const std::string& path, std::function<void()> progress = {});
     FileWriter(const FileWriter&) = delete;
     FileWriter& operator=(const FileWriter&) = delete;
     ~FileWriter();
@@ -38,7 +46,9 @@ struct FileWriter {
 
   private:
     std::string path, temporary;
+    std::function<void()> progress;
     int descriptor = -1;
+    int64_t unsynced = 0;  // bytes since the last fdatasync
     XXH3_state_s* hash = nullptr;
 };
 

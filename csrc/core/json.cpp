@@ -41,7 +41,7 @@ nlohmann::json parse_json(std::string_view text, const std::string& where) {
 }
 
 nlohmann::json read_json(const std::string& path) {
-    return parse_json(MappedFile(path).text(), path);
+    return parse_json(read_file(path), path);
 }
 
 std::string excerpt(const nlohmann::json& value) {

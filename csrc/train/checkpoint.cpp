@@ -57,13 +57,18 @@ void remove_leftovers(const std::string& out) {
 
 std::vector<CheckpointFile> checkpoint_files(const std::string& config_json,
                                              const std::vector<NamedTensor>& weights,
-                                             const std::vector<NamedTensor>& optimizer) {
+                                             const std::vector<NamedTensor>& optimizer,
+                                             const std::function<void()>& progress) {
     return {
         {"config.json", "config", [=](const std::string& path) { return write_file(path, config_json); }},
         {"model.safetensors", "weights",
-         [=](const std::string& path) { return write_safetensors(path, weights, {{"format", "pt"}}); }},
+         [=](const std::string& path) {
+             return write_safetensors(path, weights, {{"format", "pt"}}, progress);
+         }},
         {"optimizer.safetensors", "optimizer",
-         [=](const std::string& path) { return write_safetensors(path, optimizer); }},
+         [=](const std::string& path) {
+             return write_safetensors(path, optimizer, {{"format", "pt"}}, progress);
+         }},
     };
 }
 
@@ -73,7 +78,7 @@ void write_checkpoint_to(const std::string& directory, Manifest manifest,
     for (const CheckpointFile& file : files) {
         const std::string path = folder.path(file.name);
         const uint64_t xxh3 = file.write(path);
-        manifest.files.push_back({file.name, MappedFile(path).size, xxh3, file.role, std::nullopt});
+        manifest.files.push_back({file.name, InputFile(path).size, xxh3, file.role, std::nullopt});
     }
     write_file(folder.path("manifest.json"), manifest_text(manifest));
     folder.finish();
@@ -95,10 +100,10 @@ Manifest open_checkpoint(const std::string& directory) {
         fail(directory, ": expected a checkpoint's directory, found ",
              exists(directory) ? "something else" : "nothing");
     if (!exists(where)) fail(directory, ": expected a checkpoint, found a directory without manifest.json");
-    const Manifest manifest = parse_manifest(std::string(MappedFile(where).text()), where);
+    const Manifest manifest = parse_manifest(read_file(where), where);
     for (const FileRecord& record : manifest.files) {
         const std::string path = directory + "/" + record.name;
-        const int64_t bytes = MappedFile(path).size;
+        const int64_t bytes = InputFile(path).size;
         if (bytes != record.bytes) fail(path, ": expected ", record.bytes, " bytes, found ", bytes);
         const uint64_t xxh3 = hash_file(path);
         if (xxh3 != record.xxh3)

@@ -23,10 +23,12 @@ struct CheckpointFile {
     std::function<uint64_t(const std::string& path)> write;
 };
 
-// config.json, model.safetensors and optimizer.safetensors. The tensors must outlive the result.
+// config.json, model.safetensors and optimizer.safetensors. The tensors must outlive the result. progress: called after
+// each piece of theirs (FileWriter).
 std::vector<CheckpointFile> checkpoint_files(const std::string& config_json,
                                              const std::vector<NamedTensor>& weights,
-                                             const std::vector<NamedTensor>& optimizer);
+                                             const std::vector<NamedTensor>& optimizer,
+                                             const std::function<void()>& progress = {});
 
 // Writes out/step_000100 (it must not exist), then removes the oldest checkpoints beyond `keep` and what
 // interrupted writes left behind. Throws Error, with all earlier checkpoints as they were. Returns the

@@ -14,7 +14,7 @@
 namespace llamac {
 
 struct TokenShard {
-    MappedFile file;
+    InputFile file;
     int64_t count = 0;  // tokens
     int width = 0;      // bytes a token: 2 or 4
     int64_t vocab_size = 0;

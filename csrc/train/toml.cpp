@@ -57,9 +57,8 @@ std::vector<TomlEntry> read_toml(const std::string& path) {
     std::error_code none;  // what cannot be looked at is not there
     const bool is_name = path.find('/') == path.npos && !std::filesystem::exists(path, none);
     const EmbeddedFile* const own = is_name ? find_embedded(path) : nullptr;
-    std::optional<MappedFile> file;
-    if (!own) file.emplace(path);
-    const toml::parse_result parsed = toml::parse(own ? own->text : file->text());
+    const std::string file = own ? "" : read_file(path);
+    const toml::parse_result parsed = toml::parse(own ? own->text : std::string_view(file));
     if (!parsed) fail(place(path, parsed.error().source()), one_line(parsed.error().description()));
     std::vector<TomlEntry> entries;
     for (const auto& [key, node] : parsed.table()) {
