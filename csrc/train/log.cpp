@@ -67,8 +67,7 @@ void Log::event(const ordered_json& fields) {
 }
 
 void Log::print(const std::string& line) {
-    std::fprintf(console, "%s\n", printable(line).c_str());
-    std::fflush(console);
+    console.write(printable(line) + "\n");
 }
 
 void Log::table(const std::string& heading, const Rows& rows) {

@@ -7,6 +7,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "train/console.h"
 #include "train/options.h"
 #include "train/step_result.h"
 #include "train/usage.h"
@@ -14,7 +15,7 @@
 namespace llamac {
 
 struct RunShape {
-    int64_t steps = 0;             // the last step's number
+    int64_t steps = 0;           // the last step's number
     double tokens_per_step = 0;  // over all devices
     double flops_per_token = 0;
     double peak_flops = 0;  // per second, of all devices together; 0: not known, no "% of peak"
@@ -58,7 +59,7 @@ struct Log {
     };
     std::string path;
     std::unique_ptr<std::FILE, Close> file;
-    std::FILE* console;
+    Console console;
     RunShape run;
     double typical_ms = 0;  // running mean: one slow step does not move the time left
     Usage most = {};        // memory: the most of any step; percentages: the sum of ms * percent

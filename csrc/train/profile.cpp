@@ -110,6 +110,10 @@ struct Recording {
             {nullptr, nullptr, {}, 0, static_cast<double>(bytes), stream, begin, end, steps.size() - 1});
     }
 
+    void forget_last_step() {
+        steps.pop_back();
+        while (!spans.empty() && spans.back().step == steps.size()) spans.pop_back();
+    }
     void read_times() {
         for (size_t k = 0; k < steps.size(); k++) {
             Step& s = steps[k];
@@ -290,7 +294,12 @@ bool Profile::is_complete() const {
 
 void Profile::finish() {
     const std::unique_ptr<Recording> r = std::move(recording);
-    if (!r || r->steps.empty()) return;
+    if (!r) return;
+    if (context.observer == &r->observer) {  // the last step was abandoned on the way
+        context.observer = nullptr;
+        r->forget_last_step();
+    }
+    if (r->steps.empty()) return;
     r->read_times();
     const std::vector<Row> rows = rows_of(r->spans);
     const double seconds = r->step_seconds(), idle = r->idle_seconds();

@@ -191,6 +191,31 @@ void Trainer::start_step() {
     });
 }
 
+void Trainer::wait_for_device() {
+    if (micro_batches_queued >= 2) micro_ends[micro_batches_queued % 2].wait();
+    if (between) between();
+}
+
+// Its tokens are in the staging buffers.
+void Trainer::queue_micro_batch(int64_t micro, StagingBuffers& f, const TokenSlot& slot) {
+    const int64_t rows = options.batch_size * options.seq_len, first_id = micro * rows;
+    Context copying = model.context;
+    copying.stream = copies.handle;
+    const auto copy_ahead = [&](const PinnedMemory<int32_t>& from, const Tensor& to) {
+        int32_t* ids = static_cast<int32_t*>(to.data) + first_id;
+        copy_bytes_async(copying, ids, from.data + first_id, rows * size_of(to.dtype));
+        return ids;
+    };
+    const int32_t *tokens = copy_ahead(f.tokens, slot.tokens), *targets = copy_ahead(f.targets, slot.targets);
+    f.copied.record(copies.handle);
+    f.copied.wait_event(model.stream.handle);
+    set_batch(model, tokens, targets, options.batch_size, options.seq_len);
+    launch(micro == 0 ? first_micro_batch : later_micro_batch);
+    const Tensor& losses = model.activations.losses;
+    copy_bytes_async(model.context, f.losses.data + first_id, losses.data, losses.bytes());
+    micro_ends[micro_batches_queued++ % 2].record(model.stream.handle);
+}
+
 void Trainer::start_step(const Batch& batch) {
     CHECK(in_flight() <= most_in_flight);
     // The first step meets all products that are worth a timing; samples have others at every length.
@@ -199,27 +224,19 @@ void Trainer::start_step(const Batch& batch) {
     const Range step_range("step", step + 1);
     const size_t slot = static_cast<size_t>(step) % staging.size();
     StagingBuffers& f = staging[slot];
-    Context copying = model.context;
-    copying.stream = copies.handle;
     if (in_flight() == 0) end_of(step).record(model.stream.handle);
     const int64_t rows = options.batch_size * options.seq_len;
-    for (int64_t micro = 0; micro < accumulation; micro++) {
-        const Range range("micro-batch", micro);
-        const int64_t first_id = micro * rows;
-        batch(micro, f.tokens.data + first_id, f.targets.data + first_id);
-        const auto copy_ahead = [&](const PinnedMemory<int32_t>& from, const Tensor& to) {
-            int32_t* ids = static_cast<int32_t*>(to.data) + first_id;
-            copy_bytes_async(copying, ids, from.data + first_id, rows * size_of(to.dtype));
-            return ids;
-        };
-        const int32_t *tokens = copy_ahead(f.tokens, token_slots[slot].tokens),
-                      *targets = copy_ahead(f.targets, token_slots[slot].targets);
-        f.copied.record(copies.handle);
-        f.copied.wait_event(model.stream.handle);
-        set_batch(model, tokens, targets, options.batch_size, options.seq_len);
-        launch(micro == 0 ? first_micro_batch : later_micro_batch);
-        const Tensor& losses = model.activations.losses;
-        copy_bytes_async(model.context, f.losses.data + first_id, losses.data, losses.bytes());
+    try {
+        for (int64_t micro = 0; micro < accumulation; micro++) {
+            const Range range("micro-batch", micro);
+            batch(micro, f.tokens.data + micro * rows, f.targets.data + micro * rows);
+            wait_for_device();
+            queue_micro_batch(micro, f, token_slots[slot]);
+        }
+    } catch (...) {
+        // The step may be started again: in the same buffers, which micro-batches of this start may still read.
+        if (micro_batches_queued > 0) micro_ends[(micro_batches_queued - 1) % 2].wait();
+        throw;
     }
     const Range range("optimizer");
     f.lr.data[0] = static_cast<float>(learning_rate(schedule, step + 1));
@@ -264,6 +281,7 @@ double Trainer::mean_loss_of(int64_t rows, int64_t T, const Rows& fill) {
         set_batch(model, f.tokens.data, f.targets.data, count, T);
         forward(model);
         sum += mean_loss(model) * static_cast<double>(count);
+        if (between) between();
     }
     return sum / static_cast<double>(rows);
 }
@@ -289,7 +307,8 @@ std::vector<int32_t> Trainer::sample(std::vector<int32_t> prompt, int64_t count,
     CHECK(in_flight() == 0);
     const Range range("sample");
     return generate(model, std::move(prompt), count,
-                    {temperature, top_k, static_cast<uint64_t>(options.seed), static_cast<uint32_t>(step)});
+                    {temperature, top_k, static_cast<uint64_t>(options.seed), static_cast<uint32_t>(step)},
+                    between);
 }
 
 std::string Trainer::text_of(const std::vector<int32_t>& ids) const {
@@ -324,7 +343,7 @@ Manifest Trainer::manifest() const {
 std::vector<CheckpointFile> Trainer::files() const {
     std::vector<CheckpointFile> files =
         checkpoint_files(config_json(config, model.options.precision.weights),
-                         weight_tensors(model.parameters), optimizer_tensors(model.parameters));
+                         weight_tensors(model.parameters), optimizer_tensors(model.parameters), written);
     for (const CarriedFile& file : carried)
         files.push_back({file.name, file.role,
                          [text = file.text](const std::string& path) { return write_file(path, text); }});

@@ -43,8 +43,15 @@ struct Trainer {
     bool replays;  // launches are recorded in graphs, which later steps replay, but where runs are observed
     std::string warnings;  // a line for each thing that was not taken over or looks wrong
 
+    // Between micro-batches, batches of validation and tokens of samples, each of them done. What it throws ends the
+    // call: an optimizer step is abandoned then, and the trainer is as after the step before, once that is finished.
+    std::function<void()> between;
+    // After each piece of a checkpoint (FileWriter).
+    std::function<void()> written;
+
     // Puts the next step into the model's stream: micro-batches, gradient norm, AdamW. The host gathers its tokens and
-    // goes on; so it may start the next before this one is done, by most_in_flight.
+    // goes on; so it may start the next before this one is done, by most_in_flight. It is never more than two
+    // micro-batches ahead of the device.
     void start_step();
     // The same on batches of the caller's: fills tokens and targets [B,T] of micro-batch `micro`, counted from 0.
     using Batch = std::function<void(int64_t micro, int32_t* tokens, int32_t* targets)>;
@@ -104,6 +111,10 @@ struct Trainer {
     void launch(CapturedGraph& work);
     Manifest manifest() const;
     std::vector<CheckpointFile> files() const;
+    void queue_micro_batch(int64_t micro, StagingBuffers& buffers, const TokenSlot& slot);
+    // Waits for the micro-batch two before the next one: then the device computes one, and the next one will be queued
+    // long before it is done. So this costs nothing, and a signal waits for one micro-batch, not for a step.
+    void wait_for_device();
     // Of the first `steps`; or, if that was later, when the next one began.
     const Event& end_of(int64_t steps) const;
 
@@ -111,6 +122,8 @@ struct Trainer {
     const Stream copies;                 // of ids to the device, beside the model's work
     std::deque<StagingBuffers> staging;  // the step `step` is staging[step % size]
     std::vector<TokenSlot> token_slots;  // of each flight
+    Event micro_ends[2];
+    int64_t micro_batches_queued = 0;  // the end of micro-batch i, over all steps, is micro_ends[i % 2]
     int64_t finished = 0;
     // Steps are timed on the stream: the host hears late of an end while it waits for room to queue the next one.
     std::deque<Event> ends;
