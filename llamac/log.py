@@ -92,7 +92,11 @@ class Log:
         self.file.write(json.dumps(values, ensure_ascii=False) + "\n")
 
     def print(self, line: str) -> None:
-        print(line, file=self.console, flush=True)
+        try:
+            print(line, file=self.console, flush=True)
+        except OSError:  # closed: log.jsonl goes on, and what the stream still holds goes nowhere
+            with open(os.devnull, "wb") as null:
+                os.dup2(null.fileno(), self.console.fileno())
 
     def run(self, device: str, parameters: int) -> None:
         """What the run is, besides its configuration."""

@@ -4,7 +4,10 @@ samples, checkpoints.
 
 import math
 import os
+import resource
 import shutil
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -35,6 +38,7 @@ from llamac.peak import peak_tflops
 from llamac.run_warnings import run_warnings
 from llamac.schedule import learning_rate
 from llamac.torch_profile import Profiler
+from llamac.training import stop
 from llamac.training.operations import adamw_step, llamac_operations
 from llamac.training.ranks import DTYPES, join_ranks, leave, rank, shard, tell_launcher, world
 from llamac.training.rounding import upload
@@ -58,6 +62,7 @@ class Step:
     result: Tensor = field(init=False)  # loss and gradient norm, on the host once `done`
     done: Moment = 0.0
     batches: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (tokens, targets), both [B,T]
+    stop: Tensor | None = None  # with several ranks: the signal that one of them has got, 0 for none
 
 
 @dataclass
@@ -79,6 +84,8 @@ class Run:
     carried: dict[str, bytes] = field(default_factory=dict)  # files into every checkpoint: {name: content}
     checkpoints: list[Path] = field(default_factory=list)  # written by this run, oldest first
     running: list[Step] = field(default_factory=list)  # begun and not yet logged, oldest first
+    finished: int = 0  # the last step that was logged
+    stop: int = 0  # with several ranks: the signal that ends the run on all of them
     begun: Moment = 0.0  # start of the time that the next logged step took
 
 
@@ -103,6 +110,8 @@ def prepare(o: Options) -> Run:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # every token file stays open
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     config, T, B, micro_batches = load_config(o.model), o.seq_len, o.batch_size, o.micro_batches(world())
     data = Loader(o.train_data, T, config.vocab_size, B, micro_batches, rank(), world(), o.seed)
     val_data = Loader(o.val_data, T, config.vocab_size, B, 1, rank(), world()) if o.val_data else None
@@ -180,6 +189,7 @@ def begin(r: Run) -> None:
     r.log = Log(out, steps=o.steps, tokens=tokens, every=o.log_every, **rates)
     for line in run_warnings(o, config, r.data, world()):
         r.log.print(line)
+    stop.answer_signals()
     if previous:
         r.log.print(f"an earlier run's log and checkpoints are now in {previous}")
     name = torch.cuda.get_device_name() if r.device == "cuda" else "the CPU"
@@ -255,12 +265,19 @@ def optimizer_step(r: Run, step: int) -> Iterator[Step]:
     u = Step(step, learning_rate(step, lr=o.lr, steps=o.steps, **schedule))
     profiled = r.profiler.step(step) if r.profiler else nullcontext()
     with profiled, sdpa_kernel(ATTENTION, set_priority=True):
-        u.batches = [to_device(r.data.micro_batch(step - 1, k), r.device) for k in range(r.data.accum)]
+        read = (r.data.micro_batch(step - 1, k) for k in range(r.data.accum))
+        u.batches = stop.Batches(r, [to_device(batch, r.device) for batch in read])
         yield u
     u.batches, u.result = [], u.result.to("cpu", non_blocking=True)
+    if world() > 1:  # as their next steps need one another
+        signals = torch.tensor([stop.came()], device=r.device)
+        dist.all_reduce(signals, dist.ReduceOp.MAX)
+        u.stop = signals.to("cpu", non_blocking=True)
     u.done = moment(r.device)
     r.running.append(u)
     finish(r, late=0 if r.device == "cpu" else 1)
+    if r.stop:
+        raise stop.Stopped(r, r.stop)
 
 
 def busy_percent() -> float | None:
@@ -280,6 +297,9 @@ def finish(r: Run, late: int = 0) -> None:
         ms = milliseconds(r.begun, u.done)
         r.begun = u.done
         loss, norm = u.result.tolist()
+        r.finished = u.step
+        if u.stop is not None and not r.stop:
+            r.stop = int(u.stop.item())
         gpu = (torch.cuda.max_memory_allocated() / 2**30, busy_percent()) if r.device == "cuda" else ()
         r.log.step(u.step, loss, norm, u.lr, ms, *gpu)
         # Every weight is as bad from here on, and the next checkpoints would replace the good ones.
@@ -314,6 +334,7 @@ def validate(r: Run) -> float:
     for batch in range(rank(), -(-count // world()) * world(), world()):
         tokens, targets = to_device(next(own, (zeros, zeros)), r.device)
         losses.append(r.model(tokens, r.cis, targets).double() * (batch < count))
+        stop.check(r)
     total = torch.stack(losses).sum() / count
     if world() > 1:
         dist.all_reduce(total)
@@ -336,6 +357,7 @@ def sample(r: Run, step: int) -> str:
         logits = r.model(context, r.cis)[0, -1]
         u = llamac.random.uniform(o.seed, step, SAMPLING_STREAM, 1, start=i).item()
         tokens.append(sample_token(logits, o.sample_temperature, o.sample_top_k, u))
+        stop.check(r)
     return r.tokenizer.decode(tokens[shown:]) if r.tokenizer else " ".join(map(str, tokens[shown:]))
 
 
@@ -355,7 +377,17 @@ def save_checkpoint(r: Run, step: int) -> None:
 # The end ====================================================================================================
 
 
-def end(r: Run) -> None:
+def end_early(r: Run, number: int) -> int:
+    """What follows a signal: a checkpoint of the last finished step. Returns the exit code."""
+    finish(r)
+    saved = int(r.checkpoints[-1].name.removeprefix("step_")) if r.checkpoints else 0
+    if r.options.checkpoint_every >= 0 and r.finished > saved:
+        save_checkpoint(r, r.finished)
+    end(r, f"interrupted by {signal.Signals(number).name}")
+    return 128 + number
+
+
+def end(r: Run, how: str = "done") -> None:
     """Wait for the last step, close the log, say where everything is."""
     finish(r)
     r.log.print_usage()
@@ -363,22 +395,22 @@ def end(r: Run) -> None:
     if world() > 1:
         dist.destroy_process_group()
     if rank() == 0:
-        conclude(r)
+        conclude(r, how)
 
 
-def conclude(r: Run) -> None:
+def conclude(r: Run, how: str) -> None:
     """Draw the loss and print the last line."""
     out = Path(r.options.out)
     model = f"model {r.checkpoints[-1]}" if r.checkpoints else "no model"
-    result = f"done: {model}, log {out}/log.jsonl"
-    if not r.options.steps:
-        return print(f"{result}, no loss plot (there was no step)")
+    result = f"{how}: {model}, log {out}/log.jsonl"
+    if not r.finished:
+        return r.log.print(f"{result}, no loss plot (there was no step)")
     try:
         llamac.plot.draw(llamac.plot.read_log(out / "log.jsonl"), out / "loss.png")
         result += f", loss plot {out}/loss.png"
     except ImportError:
         result += " (no loss plot: matplotlib is not installed)"
-    print(result)
+    r.log.print(result)
 
 
 def command_line(argv: list[str], train: Callable[[Options], None], help: str) -> None:
@@ -388,6 +420,10 @@ def command_line(argv: list[str], train: Callable[[Options], None], help: str) -
             options = llamac.options.parse([arg for arg in argv if arg != "--train"])
             print(options.to_toml(), end="") if options.print_config else train(options)
             leave()
+        except stop.Stopped as stopped:
+            code = end_early(stopped.run, stopped.number)
+            leave(code)
+            sys.exit(code)
         except (InputError, OSError) as error:
             tell_launcher(error)
             if rank() == 0:
