@@ -26,6 +26,7 @@ CATEGORIES = {
     "loss": (0.90, ("cross_entropy", "linear_cross_entropy", "mean_loss")),
     "optimizer": (0.90, ("adamw", "global_norm")),
     "embedding": (0.90, ("embedding",)),
+    "verification": (0.90, ("hash",)),
     "communication": (1.0, ("communication",)),
     "copy": (1.0, ("copy",)),
 }

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -306,10 +307,32 @@ def test_a_norm_that_is_no_number_leaves_none(variant):
     n = 40
     weight, m, v = (np.zeros(n, np.float32) for _ in range(3))
     inputs = [np.full(n, 50, np.float32), np.full(1, np.nan), np.ones(1, np.float32)]
-    inputs += [np.ones(1, np.int32)]
+    inputs += [np.ones(1, np.int32), None]
     scalars = [0.9, 0.95, 1e-8, 0.1, 1.0, 42, 0]
     llamac.run("adamw", [weight, None, m, v], inputs, scalars, variant)
     assert np.isnan(weight).all() and np.isnan(m).all()
+
+
+@pytest.mark.parametrize("squares, guard", [(np.nan, 4), (np.inf, 4), (2e77, 4), (9, np.nan), (9, np.inf)])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("variant", ["cpu", "reference", "naive", "vectorized"])
+def test_a_guarded_step_that_is_not_finite_keeps_every_bit(variant, dtype, squares, guard):
+    """Of whole thread blocks and of the last one, with and without a master."""
+    n, rng = 1500, np.random.default_rng(1)
+    master = None if dtype == np.float32 else rng.random(n, np.float32)
+    weight, m, v, gradient = (rng.random(n, np.float32).astype(dtype) for _ in range(4))
+    state = [x for x in (weight, master, m, v) if x is not None]
+
+    def step(squares: float, guard: float):
+        inputs = [gradient, np.full(1, squares, float), np.ones(1, np.float32), np.ones(1, np.int32)]
+        scalars = [0.9, 0.95, 1e-8, 0.1, 1.0, 42, 0]
+        llamac.run("adamw", [weight, master, m, v], [*inputs, np.full(1, guard, float)], scalars, variant)
+
+    before = [x.tobytes() for x in state]
+    step(squares, guard)
+    assert [x.tobytes() for x in state] == before
+    step(9, 4)
+    assert all(x.tobytes() != b for x, b in zip(state, before))
 
 
 def test_memory_that_nobody_wrote_shows():
