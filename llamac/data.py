@@ -175,6 +175,7 @@ class Loader:
         rank: int = 0,
         world: int = 1,
         seed: int = 0,
+        skip: int = 0,
     ):
         paths = sorted(glob.glob(pattern), key=os.fsencode)
         if not paths:
@@ -182,6 +183,7 @@ class Loader:
         self.shards = [read_bin(path) for path in paths]
         self.seq_len, self.vocab_size, self.batch_size, self.accum = seq_len, vocab_size, batch_size, accum
         self.rank, self.world, self.seed = rank, world, seed
+        self.skip = skip  # sequences of the order that are left out before the first step
         for shard in self.shards:
             if shard.vocab_size > vocab_size:
                 expected = f"at most the model's {vocab_size}"
@@ -212,7 +214,7 @@ class Loader:
     def micro_batch(self, step: int, micro: int) -> tuple[np.ndarray, np.ndarray]:
         """(tokens, targets), int32[B,T] each, of micro-batch `micro` of step `step`, counted from 0."""
         first = (step * self.accum + micro) * self.batch_size
-        positions = [(first + row) * self.world + self.rank for row in range(self.batch_size)]
+        positions = [(first + row) * self.world + self.rank + self.skip for row in range(self.batch_size)]
         S = self.sequences
         return self._batch(permute([p % S], S, self.seed, p // S)[0] for p in positions)
 

@@ -7,9 +7,12 @@ import re
 import resource
 import sys
 import time
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import TextIO
+
+from llamac.spikes import Spike
 
 _COLUMNS = (
     f"{'step':>13}  {'loss':>8}  {'grad norm':>9}  {'lr':>8}  {'ms':>8}  {'tokens/s':>9}  "
@@ -152,6 +155,11 @@ class Log:
             f"{f'{step}/{self.steps}':>13}  {loss:8.4f}  {grad_norm:9.4f}  {lr:8.2e}  {ms:8.1f}  "
             f"{speed:9.0f}  {tflops:8.3f}  {of_peak:>9}  {memory:7.2f}  {left:>9}"
         )
+
+    def spike(self, step: int, s: Spike) -> None:
+        self.event("spike", step=step, **asdict(s))
+        text = f"spike: {s.quantity} {s.found:.4f}, expected about {s.expected:.4f}, at most {s.allowed:.4f}"
+        self.print(f"{f'{step}/{self.steps}':>13}  {text}")
 
     def val(self, step: int, loss: float) -> None:
         """Validation loss, in nats a token."""

@@ -96,6 +96,33 @@ void check_log() {
           "grouped");
 }
 
+// Steps that are skipped, spikes, and what the device's driver says, each only where there is something to say.
+void check_divergence() {
+    const std::string out = fresh_folder("divergence");
+    std::FILE* console = std::tmpfile();
+    {
+        Log log(out, {20, 2048, 1e9, 0, true}, console);
+        Usage usage;
+        usage.sensors.watts = 700, usage.sensors.ecc_corrected = 3;
+        log.step({1, NAN, 1.5, 1e-3, 1000.0, true}, usage);
+        log.step({2, 8.0, 1.5, 1e-3, 1000.0, false});
+        log.spike(2, {"loss", 8.0, 3.0, 3.5});
+    }
+    std::fclose(console);
+    const auto events = events_of(out + "/log.jsonl");
+    check(events[0]["skipped"] == true && !events[1].contains("skipped"), "a skipped step");
+    check(events[0]["device"] == json{{"watts", 700.0}, {"ecc_corrected", 3.0}} &&
+              !events[1].contains("device"),
+          "what the driver says");
+    check(events[2] == json{{"event", "spike"},
+                            {"step", 2},
+                            {"quantity", "loss"},
+                            {"found", 8.0},
+                            {"expected", 3.0},
+                            {"allowed", 3.5}},
+          "a spike");
+}
+
 void check_truncate_log() {
     const std::string path = fresh_folder("truncate") + "/log.jsonl";
     truncate_log(path, 5);
@@ -125,5 +152,5 @@ void check_truncate_log() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    return run_checks(argc, argv, checks<check_log, check_truncate_log>());
+    return run_checks(argc, argv, checks<check_log, check_divergence, check_truncate_log>());
 }

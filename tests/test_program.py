@@ -200,6 +200,38 @@ def test_a_run_that_diverges_keeps_its_checkpoint(train, data, tmp_path):
     assert events(tmp_path / "out", "step")[-1]["step"] == int(re.search(r"step (\d+)", line)[1])
 
 
+def test_steps_that_are_not_finite_are_skipped(train, data, tmp_path):
+    """Two in a row, and the third ends the run. The weights of a checkpoint after them are finite."""
+    line = flags(
+        data, tmp_path / "out", steps=40, lr=1e18, grad_clip=0, checkpoint_every=1, keep_checkpoints=9
+    )
+    result = train(*line, "--skip-nonfinite", "2", "--log-every", "100", code=2)
+    expected = r"train_llama3: step (\d+): expected a finite loss .*, after 2 steps skipped; .*step_(\d+)"
+    step, saved = map(int, re.fullmatch(expected, result.stderr.strip()).groups())
+    assert saved == step - 1
+    skipped = [e["step"] for e in events(tmp_path / "out", "step") if e.get("skipped")]
+    assert skipped == [step - 2, step - 1, step]
+    assert len(re.findall(r"^ +\d+/40 .*  skipped$", result.stdout, re.MULTILINE)) == 3
+    weights = [(tmp_path / f"out/step_{s:06d}/model.safetensors").read_bytes() for s in range(step - 3, step)]
+    assert weights[0] == weights[1] == weights[2]
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16-throughout"])
+def test_a_verified_run_has_the_same_bits(train, data, tmp_path, precision):
+    extra = PRECISIONS[precision] | {"total_batch_size": 8 * T}
+    train(*flags(data, tmp_path / "plain", **extra))
+    train(*flags(data, tmp_path / "verified", **extra, verify_every=3))
+    assert bits(tmp_path / "verified") == bits(tmp_path / "plain")
+    said = train(*flags(data, tmp_path / "dry", **extra, verify_every=3), "--dry-run").stdout
+    assert re.search(r"^  verification +\d+ +[\d.]+$", said, re.MULTILINE)
+
+
+def test_kernels_that_cannot_be_verified_are_refused(train, data, tmp_path):
+    extra = {"verify_every": 1, "kernel": "attention_backward=flash_atomic"}
+    line = one_line(train(*flags(data, tmp_path / "out", **extra), code=2))
+    assert "--verify-every" in line and "attention_backward=flash_atomic" in line
+
+
 def test_a_second_run_keeps_the_first(train, data, tmp_path):
     train(*flags(data, tmp_path / "out"))
     first = (tmp_path / "out/log.jsonl").read_text()

@@ -14,6 +14,7 @@
 #include "native.h"
 #include "train/options.h"
 #include "train/schedule.h"
+#include "train/spikes.h"
 #include "train/tokens.h"
 
 namespace py = pybind11;
@@ -248,13 +249,23 @@ using Ids = py::array_t<int32_t, py::array::c_style>;
 
 void read_micro_batch(const std::string& pattern, int64_t seq_len, int64_t vocab_size, int64_t batch_size,
                       int64_t accumulation, uint64_t seed, int64_t step, int64_t micro, int64_t rank,
-                      int64_t world, Ids tokens, Ids targets) {
+                      int64_t world, Ids tokens, Ids targets, int64_t skip) {
     for (const Ids& ids : {tokens, targets})
         if (ids.size() != batch_size * seq_len)
             fail("an array of token ids: expected ", batch_size, " x ", seq_len, " elements, found ",
                  ids.size());
     const Loader loader(pattern, seq_len, vocab_size, batch_size, accumulation, seed);
-    loader.micro_batch(step, micro, rank, world, tokens.mutable_data(), targets.mutable_data());
+    loader.micro_batch(step, micro, rank, world, tokens.mutable_data(), targets.mutable_data(), skip);
+}
+
+// (step, quantity, found, expected, allowed) of every spike in the losses and norms of a run.
+py::list find_spikes(const std::vector<double>& losses, const std::vector<double>& grad_norms) {
+    SpikeDetector detector;
+    py::list found;
+    for (size_t i = 0; i < losses.size(); i++)
+        for (const Spike& s : detector.add(losses[i], grad_norms.at(i)))
+            found.append(py::make_tuple(i + 1, s.quantity, s.found, s.expected, s.allowed));
+    return found;
 }
 
 }  // namespace
@@ -303,5 +314,10 @@ PYBIND11_MODULE(_native, m) {
     m.def("default_options", [] { return to_json(Options{}).dump(); }, "Every flag's default, as JSON.");
     m.def("model", &describe_model, py::arg("model"), py::arg("seq_len"),
           "Parameters, FLOPs a token and the config.json of a preset, file or folder.");
-    m.def("micro_batch", &read_micro_batch, "Fills tokens and targets [B,T], as the program draws them.");
+    m.def("micro_batch", &read_micro_batch, py::arg("train_data"), py::arg("seq_len"), py::arg("vocab_size"),
+          py::arg("batch_size"), py::arg("accumulation"), py::arg("seed"), py::arg("step"), py::arg("micro"),
+          py::arg("rank"), py::arg("world"), py::arg("tokens"), py::arg("targets"), py::arg("skip") = 0,
+          "Fills tokens and targets [B,T], as the program draws them.");
+    m.def("spikes", &find_spikes, py::arg("losses"), py::arg("grad_norms"),
+          "(step, quantity, found, expected, allowed) of every spike.");
 }

@@ -50,6 +50,20 @@ std::string padded(const std::string& text, size_t to) {
     return text + std::string(to > columns(text) ? to - columns(text) : 0, ' ');
 }
 
+// What a device's driver says, by name; empty where it says nothing.
+ordered_json known(const Sensors& s) {
+    ordered_json object = ordered_json::object();
+    const std::pair<const char*, double> all[] = {{"watts", s.watts},
+                                                  {"celsius", s.celsius},
+                                                  {"clock_mhz", s.clock_mhz},
+                                                  {"memory_clock_mhz", s.memory_clock_mhz},
+                                                  {"ecc_corrected", s.ecc_corrected},
+                                                  {"ecc_uncorrected", s.ecc_uncorrected}};
+    for (const auto& [name, value] : all)
+        if (!std::isnan(value)) object[name] = value;
+    return object;
+}
+
 }  // namespace
 
 Log::Log(const std::string& out, const RunShape& run_shape, std::FILE* to)
@@ -127,24 +141,27 @@ void Log::step(const StepResult& r, const Usage& usage) {
     const double speed = run.tokens_per_step / r.ms * 1e3, flops = speed * run.flops_per_token;
     ordered_json mfu;  // null where the peak is not known
     if (run.peak_flops > 0) mfu = flops / run.peak_flops;
-    event({{"event", "step"},
-           {"step", r.step},
-           {"loss", r.loss},
-           {"grad_norm", r.grad_norm},
-           {"lr", r.lr},
-           {"ms", r.ms},
-           {"tokens_per_s", speed},
-           {"tflops", flops / 1e12},
-           {"mfu", mfu},
-           {"gpu_mem_gib", usage.gpu_mem_gib},
-           {"gpu_percent", usage.gpu_percent},
-           {"rss_gib", usage.rss_gib},
-           {"system_mem_gib", usage.system_mem_gib},
-           {"cpu_percent", usage.cpu_percent}});
+    ordered_json fields = {{"event", "step"},
+                           {"step", r.step},
+                           {"loss", r.loss},
+                           {"grad_norm", r.grad_norm},
+                           {"lr", r.lr},
+                           {"ms", r.ms},
+                           {"tokens_per_s", speed},
+                           {"tflops", flops / 1e12},
+                           {"mfu", mfu},
+                           {"gpu_mem_gib", usage.gpu_mem_gib},
+                           {"gpu_percent", usage.gpu_percent},
+                           {"rss_gib", usage.rss_gib},
+                           {"system_mem_gib", usage.system_mem_gib},
+                           {"cpu_percent", usage.cpu_percent}};
+    if (r.skipped) fields["skipped"] = true;
+    if (const ordered_json device = known(usage.sensors); !device.empty()) fields["device"] = device;
+    event(fields);
     count_usage(usage, r.ms);
     const bool first = typical_ms == 0, last = r.step == run.steps;
     typical_ms = typical_ms == 0 ? r.ms : 0.9 * typical_ms + 0.1 * r.ms;
-    if (!first && !last && r.step % run.log_every != 0) return;
+    if (!first && !last && !r.skipped && r.step % run.log_every != 0) return;
     std::string line = format("%13s  %8.4f  %9.4f  %8.2e  %8.1f  %9.0f  %8.1f",
                               (std::to_string(r.step) + "/" + std::to_string(run.steps)).c_str(), r.loss,
                               r.grad_norm, r.lr, r.ms, speed, flops / (run.gpu ? 1e12 : 1e9));
@@ -152,11 +169,22 @@ void Log::step(const StepResult& r, const Usage& usage) {
     const double left = static_cast<double>(run.steps - r.step) * typical_ms / 1e3;
     // The device's; where the host computes, the process's at its peak.
     const double memory = run.gpu ? usage.gpu_mem_gib : usage.rss_gib;
-    print(line + format("  %7.2f  %9s", memory, duration(left).c_str()));
+    print(line + format("  %7.2f  %9s", memory, duration(left).c_str()) + (r.skipped ? "  skipped" : ""));
 }
 
 void Log::note(int64_t step, const std::string& text) {
     print(format("%13s  ", (std::to_string(step) + "/" + std::to_string(run.steps)).c_str()) + text);
+}
+
+void Log::spike(int64_t step, const Spike& s) {
+    event({{"event", "spike"},
+           {"step", step},
+           {"quantity", s.quantity},
+           {"found", s.found},
+           {"expected", s.expected},
+           {"allowed", s.allowed}});
+    note(step, format("spike: %s %.4f, expected about %.4f, at most %.4f", s.quantity, s.found, s.expected,
+                      s.allowed));
 }
 
 void Log::val(int64_t step, double loss) {

@@ -8,13 +8,14 @@
 #include <string>
 
 #include "train/options.h"
+#include "train/spikes.h"
 #include "train/step_result.h"
 #include "train/usage.h"
 
 namespace llamac {
 
 struct RunShape {
-    int64_t steps = 0;             // the last step's number
+    int64_t steps = 0;           // the last step's number
     double tokens_per_step = 0;  // over all devices
     double flops_per_token = 0;
     double peak_flops = 0;  // per second, of all devices together; 0: not known, no "% of peak"
@@ -42,6 +43,7 @@ struct Log {
     // The event that opens a run, with the resolved configuration, then the heading of the table of steps.
     void start(const nlohmann::ordered_json& config);
     void step(const StepResult& result, const Usage& usage = {});
+    void spike(int64_t step, const Spike& spike);
     void val(int64_t step, double loss);
     void sample(int64_t step, const std::string& text);  // any bytes; what is not UTF-8 becomes U+FFFD
     void checkpoint(int64_t step, const std::string& path);

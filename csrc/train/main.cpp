@@ -11,6 +11,7 @@
 #include "train/plot.h"
 #include "train/profile.h"
 #include "train/resume.h"
+#include "train/spikes.h"
 #include "train/trainer.h"
 
 namespace llamac {
@@ -82,17 +83,23 @@ std::string train(Trainer& t, Log& log, double peak) {
     };
     if (t.step == 0) validate(t, log);
     UsageMeter usage;
+    SpikeDetector spikes;
+    int64_t skipped = 0;  // steps in a row
     Profile profile(choose_profiled_steps(t.step + 1, o.steps, o.profile), t.model.context, o.out, peak);
     const auto finish = [&](int64_t in_flight) {
         while (t.in_flight() > in_flight) {
             const StepResult r = t.finish_step();
             log.step(r, usage.read());
-            // Every weight is as bad from here on, and the next checkpoints would replace the good ones.
-            if (std::isfinite(r.loss) && std::isfinite(r.grad_norm)) continue;
+            const bool finite = std::isfinite(r.loss) && std::isfinite(r.grad_norm);
+            if (finite)
+                for (const Spike& spike : spikes.add(r.loss, r.grad_norm)) log.spike(r.step, spike);
+            skipped = r.skipped ? skipped + 1 : 0;
+            // Else every weight is as bad from here on, and the next checkpoints would replace the good ones.
+            if (r.skipped ? skipped <= o.skip_nonfinite : finite) continue;
             while (t.in_flight() > 0) t.finish_step();  // its memory goes with the trainer
             fail("step ", r.step, ": expected a finite loss and gradient norm, found ", r.loss, " and ",
-                 r.grad_norm, "; ",
-                 saved.empty() ? "there is no checkpoint" : "the last checkpoint is " + saved);
+                 r.grad_norm, r.skipped ? ", after " + std::to_string(skipped - 1) + " steps skipped" : "",
+                 "; ", saved.empty() ? "there is no checkpoint" : "the last checkpoint is " + saved);
         }
     };
     while (t.step < o.steps && !interrupted) {

@@ -144,7 +144,7 @@ Manifest describe_run(const Options& options, int64_t world_size, int64_t step) 
     m.batch_size = options.batch_size;
     m.total_batch_size =
         micro_batches(options, world_size) * options.batch_size * options.seq_len * world_size;
-    m.data_position = step * (m.total_batch_size / m.seq_len);
+    m.data_position = step * sequences_per_step(m);
     m.dtype = options.dtype;
     m.grad_dtype = options.grad_dtype;
     m.optimizer_state = options.optimizer_state;

@@ -140,10 +140,10 @@ void Loader::read_sequence(int64_t sequence, int32_t* inputs, int32_t* targets) 
 }
 
 void Loader::micro_batch(int64_t step, int64_t micro, int64_t rank, int64_t world, int32_t* inputs,
-                         int32_t* targets) const {
+                         int32_t* targets, int64_t skip) const {
     const auto size = static_cast<uint64_t>(sequences);
     for (int64_t row = 0; row < batch_size; row++) {
-        const int64_t position = ((step * accumulation + micro) * batch_size + row) * world + rank;
+        const int64_t position = ((step * accumulation + micro) * batch_size + row) * world + rank + skip;
         const auto p = static_cast<uint64_t>(position);
         const auto sequence = static_cast<int64_t>(permute(p % size, size, seed, p / size));
         read_sequence(sequence, inputs + row * seq_len, targets + row * seq_len);

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "core/library_gemm.h"
+#include "ops/adamw.h"
 #include "platform/ranges.h"
 #include "train/memory.h"
 #include "train/model_options.h"
@@ -88,6 +89,12 @@ void load_optimizer(Model& model, const std::string& checkpoint) {
     }
 }
 
+// Refuses kernels that cannot be verified before it is known whether they take the model's shapes.
+ModelOptions verifiable_model_options(const Options& o) {
+    if (o.verify_every > 0) check_deterministic(KernelChoices(o.kernel));
+    return model_options(o);
+}
+
 void warn(Trainer& t, const std::string& line) {
     if (!line.empty()) t.warnings += (t.warnings.empty() ? "" : "\n") + line;
 }
@@ -103,6 +110,22 @@ void set_initial_weights(Trainer& t) {
     initialize(t.model.parameters, t.config, static_cast<uint64_t>(o.seed));
 }
 
+// The data goes on where the checkpoint's run would have, or behind what is to be left out from here on.
+void resume_data(Trainer& t, const Manifest& manifest) {
+    const int64_t before = manifest.data_position - manifest.step * sequences_per_step(manifest);
+    constexpr int64_t most = int64_t{1} << 53;
+    if (before < 0 || before > most)
+        fail(t.resumed_from, "/manifest.json: data_position: expected ", manifest.data_position - before,
+             ", what its steps have drawn, or up to 2^53 more, found ", manifest.data_position);
+    if (t.data_skip > 0 && t.data_skip < before)
+        fail("--data-skip ", t.data_skip, ": expected at least ", before, ", which ", t.resumed_from,
+             " has left out; without the flag they stay left out");
+    if (t.data_skip > before)
+        warn(t, t.resumed_from + ": the data goes on " + std::to_string(t.data_skip - before) +
+                    " sequences further than the checkpoint's");
+    t.data_skip = std::max(t.data_skip, before);
+}
+
 void resume(Trainer& t) {
     const Manifest manifest = open_checkpoint(t.resumed_from);
     check_resume(manifest, t.resumed_from, t.options, t.ranks.count);
@@ -116,6 +139,7 @@ void resume(Trainer& t) {
     if (const std::string changed = changed_flags(manifest, t.options, t.train ? t.train->sequences : 0);
         !changed.empty())
         warn(t, t.resumed_from + ": goes on with other settings: " + changed);
+    resume_data(t, manifest);
     load_weights(t.model.parameters, t.resumed_from);
     load_optimizer(t.model, t.resumed_from);
     t.step = manifest.step;
@@ -123,18 +147,19 @@ void resume(Trainer& t) {
 
 }  // namespace
 
-Trainer::StagingBuffers::StagingBuffers(int64_t count)
-    : tokens(count), targets(count), losses(count), squares(1), lr(1), step(1) {}
+Trainer::StagingBuffers::StagingBuffers(int64_t count, int64_t hash_count)
+    : tokens(count), targets(count), losses(count), squares(2), lr(1), step(1), hashes(hash_count) {}
 
 Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     : options(o),
       resumed_from(checkpoint_to_resume(o.out, o.resume)),
       config(model_config(o)),
       accumulation(micro_batches(o, ranks.count)),
+      data_skip(o.data_skip),
       train(load_training_data(o, config, accumulation)),
       tokenizer(load_tokenizer(o, train)),
       schedule{o.schedule, o.lr, o.min_lr_frac, o.warmup_steps, o.steps},
-      model(config, model_options(o)),
+      model(config, verifiable_model_options(o)),
       replays(o.graphs == "on"),
       most_in_flight(ahead.value_or(model.context.backend == Backend::device ? 1 : 0)) {
     if (!o.val_data.empty()) {
@@ -150,10 +175,12 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     if (train)
         for (const std::string& line : run_warnings(o, config, *train, accumulation * o.batch_size))
             warn(*this, line);
+    if (o.verify_every > 0) verifier.emplace(model, accumulation, adamw(), static_cast<uint64_t>(o.seed));
     if (o.dry_run) return;
     check_memory(model, o);  // before the host's is taken, too
     model.allocate();
-    while (staging.size() < token_slots.size()) staging.emplace_back(tokens_per_step());
+    while (staging.size() < token_slots.size())
+        staging.emplace_back(tokens_per_step(), verifier ? verifier->hash_count() : 0);
     while (ends.size() <= staging.size()) ends.emplace_back();
     warn(*this, take_gemm_choices(model.gemms, o));
     if (!resumed_from.empty())
@@ -166,10 +193,15 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     const double scale = 1.0 / static_cast<double>(accumulation);
     first_micro_batch.work = [this, scale] { forward_backward(model, true, scale); };
     later_micro_batch.work = [this, scale] { forward_backward(model, false, scale); };
-    optimizer.work = [this] {
-        const AdamW adamw{options.beta1, options.beta2, 1e-8, options.weight_decay, options.grad_clip};
-        optimizer_step(model, adamw, static_cast<uint64_t>(options.seed));
-    };
+    optimizer.work = [this] { optimizer_step(model, adamw(), static_cast<uint64_t>(options.seed)); };
+}
+
+AdamW Trainer::adamw() const {
+    return {options.beta1, options.beta2, 1e-8, options.weight_decay, options.grad_clip};
+}
+
+bool Trainer::is_verified(int64_t number) const {
+    return verifier && number % options.verify_every == 0;
 }
 
 void Trainer::launch(CapturedGraph& r) {
@@ -187,8 +219,17 @@ const Event& Trainer::end_of(int64_t steps) const {
 
 void Trainer::start_step() {
     start_step([this](int64_t micro, int32_t* tokens, int32_t* targets) {
-        train->micro_batch(step, micro, ranks.own, ranks.count, tokens, targets);
+        train->micro_batch(step, micro, ranks.own, ranks.count, tokens, targets, data_skip);
     });
+}
+
+void Trainer::run_micro_batch(int64_t micro, StagingBuffers& f, const TokenSlot& slot) {
+    const int64_t first_id = micro * options.batch_size * options.seq_len;
+    const auto ids = [&](const Tensor& all) { return static_cast<const int32_t*>(all.data) + first_id; };
+    set_batch(model, ids(slot.tokens), ids(slot.targets), options.batch_size, options.seq_len);
+    launch(micro == 0 ? first_micro_batch : later_micro_batch);
+    const Tensor& losses = model.activations.losses;
+    copy_bytes_async(model.context, f.losses.data + first_id, losses.data, losses.bytes());
 }
 
 void Trainer::start_step(const Batch& batch) {
@@ -202,6 +243,8 @@ void Trainer::start_step(const Batch& batch) {
     Context copying = model.context;
     copying.stream = copies.handle;
     if (in_flight() == 0) end_of(step).record(model.stream.handle);
+    const bool verified = is_verified(step + 1);
+    if (verified) verifier->begin();
     const int64_t rows = options.batch_size * options.seq_len;
     for (int64_t micro = 0; micro < accumulation; micro++) {
         const Range range("micro-batch", micro);
@@ -210,23 +253,29 @@ void Trainer::start_step(const Batch& batch) {
         const auto copy_ahead = [&](const PinnedMemory<int32_t>& from, const Tensor& to) {
             int32_t* ids = static_cast<int32_t*>(to.data) + first_id;
             copy_bytes_async(copying, ids, from.data + first_id, rows * size_of(to.dtype));
-            return ids;
         };
-        const int32_t *tokens = copy_ahead(f.tokens, token_slots[slot].tokens),
-                      *targets = copy_ahead(f.targets, token_slots[slot].targets);
+        copy_ahead(f.tokens, token_slots[slot].tokens);
+        copy_ahead(f.targets, token_slots[slot].targets);
         f.copied.record(copies.handle);
         f.copied.wait_event(model.stream.handle);
-        set_batch(model, tokens, targets, options.batch_size, options.seq_len);
-        launch(micro == 0 ? first_micro_batch : later_micro_batch);
-        const Tensor& losses = model.activations.losses;
-        copy_bytes_async(model.context, f.losses.data + first_id, losses.data, losses.bytes());
+        run_micro_batch(micro, f, token_slots[slot]);
+        if (verified) verifier->end_micro_batch(0, micro);
+    }
+    if (verified) verifier->end_first_pass();
+    for (int64_t micro = 0; verified && micro < accumulation; micro++) {
+        run_micro_batch(micro, f, token_slots[slot]);
+        verifier->end_micro_batch(1, micro);
     }
     const Range range("optimizer");
     f.lr.data[0] = static_cast<float>(learning_rate(schedule, step + 1));
     f.step.data[0] = static_cast<int32_t>(step + 1);
     set_step(model, f.lr.data, f.step.data);
+    if (verified) verifier->repeat_optimizer_step();
     launch(optimizer);
     copy_bytes_async(model.context, f.squares.data, model.squares.data, sizeof(double));
+    if (model.loss_squares.data)
+        copy_bytes_async(model.context, f.squares.data + 1, model.loss_squares.data, sizeof(double));
+    if (verified) verifier->end(f.hashes.data);
     end_of(step + 1).record(model.stream.handle);
     step++;
     if (first) keep_gemm_choices(model.gemms, options);
@@ -239,8 +288,18 @@ StepResult Trainer::finish_step() {
     end.wait();
     const double ms = end.ms_since(begin);
     finished++;
-    return {finished, mean(f.losses.data, tokens_per_step()), grad_norm(f.squares.data[0]),
-            learning_rate(schedule, finished), ms};
+    if (const std::string wrong = is_verified(finished) ? verifier->difference(f.hashes.data) : "";
+        !wrong.empty()) {
+        CHECK(hipDeviceSynchronize());  // the memory of later steps goes with the trainer
+        fail("step ", finished, ": ", wrong);
+    }
+    const bool skipped = model.loss_squares.data && is_skipped(f.squares.data[0], f.squares.data + 1);
+    return {finished,
+            mean(f.losses.data, tokens_per_step()),
+            grad_norm(f.squares.data[0]),
+            learning_rate(schedule, finished),
+            ms,
+            skipped};
 }
 
 double Trainer::validate() {
@@ -310,6 +369,8 @@ std::string Trainer::sample() {
 Manifest Trainer::manifest() const {
     CHECK(in_flight() == 0);
     Manifest m = describe_run(options, ranks.count, step);
+    m.data_position += data_skip;
+    m.config["data-skip"] = data_skip;
     for (const Operation* op : operations())
         if (const auto* chosen = model.kernels.of(*op))
             for (const Variant* v : *chosen) {

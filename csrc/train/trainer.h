@@ -14,6 +14,7 @@
 #include "train/step_result.h"
 #include "train/tokenizer.h"
 #include "train/tokens.h"
+#include "train/verify.h"
 
 namespace llamac {
 
@@ -33,6 +34,7 @@ struct Trainer {
     const Config config;
     const Ranks ranks = {};
     const int64_t accumulation;   // micro-batches per step
+    int64_t data_skip;            // sequences of the data's order that the run has left out
     std::optional<Loader> train;  // none: --train-data "", for whoever brings the batches
     std::optional<Loader> val;    // none: --val-data ""
     std::optional<Tokenizer> tokenizer;
@@ -51,7 +53,7 @@ struct Trainer {
     void start_step(const Batch& batch);
     int64_t in_flight() const { return step - finished; }
     const int64_t most_in_flight;  // unless told: 1 on a GPU, 0 where the host computes
-    // Waits for the oldest step in flight.
+    // Waits for the oldest step in flight. Throws Error where it was verified and a result differs.
     StepResult finish_step();
 
     // What follows wants no step in flight.
@@ -82,13 +84,14 @@ struct Trainer {
   private:
     // What a step reads from and writes to host memory.
     struct StagingBuffers {
-        explicit StagingBuffers(int64_t tokens);
+        StagingBuffers(int64_t tokens, int64_t hashes);
         PinnedMemory<int32_t> tokens, targets;  // of all micro-batches
         Event copied;
         PinnedMemory<float> losses;
-        PinnedMemory<double> squares;  // of the gradients
+        PinnedMemory<double> squares;  // of the gradients; of the losses, with --skip-nonfinite
         PinnedMemory<float> lr;
         PinnedMemory<int32_t> step;
+        PinnedMemory<double> hashes;  // of a step that is verified
     };
     // A flight's tokens and targets, copied ahead of the micro-batch that wants them.
     struct TokenSlot {
@@ -102,6 +105,10 @@ struct Trainer {
         std::optional<Graph> graph;
     };
     void launch(CapturedGraph& work);
+    AdamW adamw() const;
+    bool is_verified(int64_t step) const;  // from 1
+    // Of the step in these staging buffers, whose tokens are copied to the device.
+    void run_micro_batch(int64_t micro, StagingBuffers& f, const TokenSlot& tokens);
     Manifest manifest() const;
     std::vector<CheckpointFile> files() const;
     // Of the first `steps`; or, if that was later, when the next one began.
@@ -111,6 +118,7 @@ struct Trainer {
     const Stream copies;                 // of ids to the device, beside the model's work
     std::deque<StagingBuffers> staging;  // the step `step` is staging[step % size]
     std::vector<TokenSlot> token_slots;  // of each flight
+    std::optional<Verifier> verifier;    // --verify-every
     int64_t finished = 0;
     // Steps are timed on the stream: the host hears late of an end while it waits for room to queue the next one.
     std::deque<Event> ends;

@@ -34,6 +34,7 @@ from llamac.options import Options, prompt_ids, recompute_parts
 from llamac.peak import peak_tflops
 from llamac.run_warnings import run_warnings
 from llamac.schedule import learning_rate
+from llamac.spikes import SpikeDetector
 from llamac.torch_profile import Profiler
 from llamac.training.operations import adamw_step, llamac_operations
 from llamac.training.ranks import DTYPES, join_ranks, leave, rank, shard, tell_launcher, world
@@ -80,6 +81,7 @@ class Run:
     checkpoints: list[Path] = field(default_factory=list)  # written by this run, oldest first
     running: list[Step] = field(default_factory=list)  # begun and not yet logged, oldest first
     begun: Moment = 0.0  # start of the time that the next logged step took
+    spikes: SpikeDetector = field(default_factory=SpikeDetector)
 
 
 # The start ==================================================================================================
@@ -89,8 +91,13 @@ def check_supported(o: Options) -> None:
     """Refuse what the C program does and train_llama3.py does not."""
     if o.resume != "none":
         raise InputError("--resume: only the C program resumes; --model DIR takes its weights")
-    if o.kernel:
-        raise InputError("--kernel: only the C program has it")
+    for flag, given in {
+        "kernel": o.kernel,
+        "verify-every": o.verify_every,
+        "skip-nonfinite": o.skip_nonfinite,
+    }.items():
+        if given:
+            raise InputError(f"--{flag}: only the C program has it")
     if not o.train_data:
         raise InputError("--train-data: expected a pattern of files, found none")
     if parts := recompute_parts(o.recompute).keys() - {"block"}:
@@ -104,7 +111,8 @@ def prepare(o: Options) -> Run:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
     config, T, B, micro_batches = load_config(o.model), o.seq_len, o.batch_size, o.micro_batches(world())
-    data = Loader(o.train_data, T, config.vocab_size, B, micro_batches, rank(), world(), o.seed)
+    ranks = rank(), world()
+    data = Loader(o.train_data, T, config.vocab_size, B, micro_batches, *ranks, o.seed, o.data_skip)
     val_data = Loader(o.val_data, T, config.vocab_size, B, 1, rank(), world()) if o.val_data else None
     if val_data:
         check_same_tokenizer(data.shards, val_data.shards)
@@ -289,6 +297,8 @@ def finish(r: Run, late: int = 0) -> None:
             )
             expected = "expected a finite loss and gradient norm"
             raise InputError(f"step {u.step}: {expected}, found {loss} and {norm}; {last}")
+        for spike in r.spikes.add(loss, norm):
+            r.log.spike(u.step, spike)
 
 
 # Between steps ==============================================================================================
