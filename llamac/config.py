@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llamac.errors import InputError
+from llamac.files import excerpt, read_json
 from llamac.folders import CONFIGS
 
 # The largest sizes; csrc/model/config.cpp has the same.
@@ -152,15 +153,12 @@ def load_config(model: str | Path) -> Config:
     if path.is_dir():
         path = path / "config.json"
     elif path.suffix != ".json":
-        path = presets().get(str(model), path)
-    if not path.is_file():
-        names = ", ".join(sorted(presets()))
-        expected = f"expected a directory with config.json or a preset ({names})"
-        raise InputError(f"model {model}: {expected}{how_to_fetch(str(model))}")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"{path}: expected JSON: {error}") from None
+        if str(model) not in presets():
+            names = ", ".join(sorted(presets()))
+            expected = f"expected a directory with config.json or a preset ({names})"
+            raise InputError(f"model {model}: {expected}{how_to_fetch(str(model))}")
+        path = presets()[str(model)]
+    values = read_json(path)
     if not isinstance(values, dict):
         raise InputError(f"{path}: expected a JSON object, found {type(values).__name__}")
     return _Reader(str(path), values).config()
@@ -174,7 +172,7 @@ class _Reader:
     values: dict
 
     def fail(self, key: str, expected: str) -> InputError:
-        found = json.dumps(self.values[key]) if key in self.values else "nothing"
+        found = excerpt(self.values[key]) if key in self.values else "nothing"
         return InputError(f"{self.file}: {key}: expected {expected}, found {found}")
 
     def get(self, key: str, default):
@@ -234,7 +232,7 @@ class _Reader:
             return theta, None
         if kind != "llama3":
             expected = '"llama3" or "default"'
-            raise InputError(f"{inner.file}: rope_type: expected {expected}, found {json.dumps(kind)}")
+            raise InputError(f"{inner.file}: rope_type: expected {expected}, found {excerpt(kind)}")
         longest = self.size("max_position_embeddings", 2048, LONGEST)
         # The default is transformers'.
         original = inner.size("original_max_position_embeddings", longest, LONGEST)
@@ -278,7 +276,7 @@ class _Reader:
             initializer_range=self.number("initializer_range", 0.02),
             bos_token_id=self.token("bos_token_id", 1),
             eos_token_id=self.token("eos_token_id", 2, several=True),
-            pad_token_id=pad if type(pad := self.get("pad_token_id", None)) is int else None,
+            pad_token_id=pad if type(pad := self.get("pad_token_id", None)) is int and pad < 2**63 else None,
             **architecture,
         )
         block = C * (2 * config.q_size + 2 * config.kv_size + 3 * config.intermediate_size)

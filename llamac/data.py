@@ -12,11 +12,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from llamac.errors import InputError
+from llamac.files import open_file
 
 HEADER_BYTES = 1024
 # (magic, version) -> token
@@ -36,12 +37,13 @@ class Shard:
 def read_bin(path: str | Path) -> Shard:
     """Open a .bin, check header and size. Raises InputError. Token ids are checked where they are used."""
     path = str(path)
-    try:
-        size = os.path.getsize(path)
-        with open(path, "rb") as file:
-            raw = file.read(HEADER_BYTES)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
+    with open_file(path) as file:
+        return _read_shard(path, file)
+
+
+def _read_shard(path: str, file: BinaryIO) -> Shard:
+    size = os.fstat(file.fileno()).st_size
+    raw = file.read(HEADER_BYTES)
     if len(raw) < HEADER_BYTES:
         raise InputError(f"{path}: header: expected {HEADER_BYTES} bytes, found {len(raw)}")
     header = np.frombuffer(raw, "<u4").tolist()
@@ -56,7 +58,7 @@ def read_bin(path: str | Path) -> Shard:
     if size != HEADER_BYTES + n * dtype.itemsize:
         expected = f"{HEADER_BYTES} + {n}·{dtype.itemsize} = {HEADER_BYTES + n * dtype.itemsize} bytes"
         raise InputError(f"{path}: size: expected {expected} for the header's {n} tokens, found {size}")
-    tokens = np.memmap(path, dtype, "r", HEADER_BYTES, (n,)) if n else np.empty(0, dtype)
+    tokens = np.memmap(file, dtype, "r", HEADER_BYTES, (n,)) if n else np.empty(0, dtype)
     return Shard(path, tokens, header[3], header[6] | header[7] << 32)
 
 

@@ -23,7 +23,7 @@ from llamac.schedule import learning_rate
 ROOT = Path(__file__).resolve().parents[1]
 PRESETS = sorted((ROOT / "configs/models").glob("*.json"))
 TEST_MODELS = sorted((ROOT / "tests/models").glob("*.json"))
-WRITTEN_TWICE = ["config", "data", "flops", "random", "sampling", "schedule"]
+WRITTEN_TWICE = ["config", "data", "files", "flops", "random", "sampling", "schedule"]
 
 
 TWICE = re.compile(r'^(?://|""") ?Written twice on purpose: (\S+) .*?; (?:tests/)?(\w+\.py)::(\w+)\.')

@@ -41,6 +41,7 @@ void sync_parent(const std::string& path) {
 }  // namespace
 
 MappedFile::MappedFile(const std::string& file_path) : path(file_path) {
+    if (path.find('\0') != path.npos) fail(path, ": expected a path, which has no NUL");
     // O_NONBLOCK: opening a pipe returns, to be refused below. It means nothing for a regular file.
     const Descriptor d{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
     if (d.fd < 0) fail_with_errno(path, "open");

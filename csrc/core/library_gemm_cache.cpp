@@ -20,15 +20,21 @@ ordered_json to_json(const GemmChoices& from) {
 }
 
 GemmChoices parse_gemm_choices(const json& object, const std::string& where) {
+    const auto malformed = [&] {
+        fail(where, ": expected device, library and choices {product: {ms, tried, algorithm}}, found ",
+             excerpt(object));
+    };
     GemmChoices choices;
     try {
         object.at("device").get_to(choices.device);
         object.at("library").get_to(choices.library);
-        for (const auto& [name, c] : object.at("choices").items())
-            choices.choices[name] = {c.at("algorithm"), c.at("ms"), c.at("tried")};
+        for (const auto& [name, c] : object.at("choices").get_ref<const json::object_t&>()) {
+            const json& tried = c.at("tried");  // get<int> would take any number, and overflow
+            if (!tried.is_number_unsigned() || tried.get<uint64_t>() > INT32_MAX) malformed();
+            choices.choices[name] = {c.at("algorithm"), c.at("ms"), tried.get<int>()};
+        }
     } catch (const json::exception&) {
-        fail(where, ": expected device, library and choices {product: {ms, tried, algorithm}}, found ",
-             excerpt(object));
+        malformed();
     }
     return choices;
 }

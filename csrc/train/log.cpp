@@ -5,10 +5,10 @@
 #include <cmath>
 #include <cstdarg>
 #include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/file.h"
+#include "core/folder.h"
 #include "platform/error.h"
 
 namespace llamac {
@@ -195,20 +195,22 @@ void Log::print_usage() {
 }
 
 void truncate_log(const std::string& path, int64_t step) {
-    std::ifstream in(path);
-    if (!in) return;
-    std::string kept, line;
-    while (std::getline(in, line)) {
-        const ordered_json event = ordered_json::parse(line, nullptr, false);
+    if (!exists(path)) return;
+    const MappedFile file(path);
+    std::string kept;
+    for (std::string_view text = file.text(); !text.empty();) {
+        const std::string_view line = text.substr(0, text.find('\n'));
+        text.remove_prefix(std::min(line.size() + 1, text.size()));
+        // Not ordered_json, which takes quadratic time for an object of many keys.
+        const nlohmann::json event = nlohmann::json::parse(line, nullptr, false);
         if (!event.is_object()) continue;
         const auto found = event.find("step");
         // Steps only grow in a log: what follows the first one past `step` belongs to the part that is
         // redone.
         if (found != event.end() && found->is_number() && found->get<double>() > static_cast<double>(step))
             break;
-        kept += line + "\n";
+        kept.append(line) += '\n';
     }
-    in.close();
     write_file(path, kept);
 }
 

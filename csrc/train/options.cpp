@@ -338,7 +338,7 @@ std::vector<int32_t> parse_prompt_ids(const std::string& list) {
         start = end + 1;
         int32_t id = -1;
         const auto [stop, error] = std::from_chars(part.data(), part.data() + part.size(), id);
-        if (error != std::errc() || stop != part.data() + part.size() || id < 0)
+        if (error != std::errc() || stop != part.data() + part.size() || part[0] == '-')
             fail("--sample-prompt-ids: expected ids with commas between, as in 17,4,250, found ",
                  quote(part));
         ids.push_back(id);
