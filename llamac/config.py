@@ -8,6 +8,7 @@ query heads, NKV key/value heads, HD head size, F intermediate_size, V vocab_siz
 
 import json
 import math
+import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -144,13 +145,16 @@ def how_to_fetch(model: str) -> str:
 def has_weights(directory: str | Path) -> bool:
     """Whether a Hugging Face directory has weights, in a format that can be read or not."""
     names = ("model.safetensors", "pytorch_model.bin")
-    return any((Path(directory) / f"{name}{end}").exists() for name in names for end in ("", ".index.json"))
+    # os.path, not Path: what cannot be looked at, as with a name that is too long, is not there.
+    return any(
+        os.path.exists(Path(directory) / f"{name}{end}") for name in names for end in ("", ".index.json")
+    )
 
 
 def load_config(model: str | Path) -> Config:
     """Configuration of a preset's name, a Hugging Face directory or a config.json. Raises InputError."""
     path = Path(model)
-    if path.is_dir():
+    if os.path.isdir(path):
         path = path / "config.json"
     elif path.suffix != ".json":
         if str(model) not in presets():

@@ -161,7 +161,8 @@ def recompute_parts(text: str) -> dict[str, int]:
 def find_configuration(path: str) -> Path:
     """The file; one of llamac's run configurations where there is none and the path is a name alone."""
     own = CONFIGS / path
-    return own if Path(path).name == path and not Path(path).exists() and own.exists() else Path(path)
+    is_name = Path(path).name == path and not os.path.exists(path)
+    return own if is_name and os.path.exists(own) else Path(path)
 
 
 def read_toml(path: str) -> dict:

@@ -29,7 +29,7 @@ def _configured(config: Options | str | os.PathLike | None) -> Options:
     path = Path(config)
     if path.suffix == ".toml":
         return Options(**read_toml(str(path)))
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return Options(model=str(config), **no_data)
     if not (path / "manifest.json").exists():
         return Options(model=str(path), **no_data)

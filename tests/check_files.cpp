@@ -35,6 +35,7 @@ void check_files() {
     refused("missing folder", {"none/x", "No such file"}, [] { write_file(in_folder("none/x"), ""); });
     mkfifo(in_folder("pipe").c_str(), 0600);
     refused("pipe as file", {"pipe", "expected a file"}, [] { MappedFile(in_folder("pipe")); });
+    refused("NUL in a path", {"te\\x00xt", "no NUL"}, [] { MappedFile(in_folder({"te\0xt", 5})); });
     std::filesystem::create_directory(in_folder("occupied"));
     refused("folder in the way", {"occupied", "rename"}, [] { write_file(in_folder("occupied"), "x"); });
     check(access(in_folder("occupied.tmp").c_str(), F_OK) != 0,
@@ -44,6 +45,8 @@ void check_files() {
     refused("JSON key twice", {"a.json", "\"a\" twice"}, [] { parse_json("{\"a\":1,\"a\":2}", "a.json"); });
     refused("JSON too deep", {"a.json", "nesting"}, [] { parse_json(std::string(100000, '['), "a.json"); });
     refused("JSON number", {"a.json"}, [] { parse_json("1e999", "a.json"); });
+    refused("JSON before a NUL", {"a.json", "byte 3"}, [] { parse_json({"{}\0x", 4}, "a.json"); });
+    refused("JSON with a byte-order mark", {"a.json"}, [] { parse_json("\xef\xbb\xbf{}", "a.json"); });
     check(error_of([] { parse_json("[{\"a\":1},{\"a\":{\"a\":2}}]", "a.json"); }).empty(),
           "JSON same key elsewhere");
 }

@@ -111,11 +111,16 @@ void check_truncate_log() {
         if (get(path) != kept) check(false, "log cut after " + std::to_string(cut) + " bytes: " + get(path));
     }
     passed++;
-    for (const std::string& tail : {std::string(7, '\0'), std::string("[1]\n"), std::string("\n\n")}) {
+    for (const std::string& tail :
+         {std::string(7, '\0'), std::string("[1]\n"), std::string("\n\n"), std::string("{}\0\n", 4)}) {
         overwrite(path, kept + tail);
         truncate_log(path, 2);
         check(get(path) == kept, "a torn tail is dropped");
     }
+    fs::create_directory(folder + "/truncate/other");
+    refused("a folder for a log", {"other: expected a file"},
+            [] { truncate_log(folder + "/truncate/other", 2); });
+    fs::remove(folder + "/truncate/other");
     truncate_log(path, 0);
     check(events_of(path).size() == 2, "back to the start");
     for (const auto& entry : fs::directory_iterator(fs::path(path).parent_path()))

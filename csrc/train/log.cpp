@@ -203,7 +203,7 @@ void truncate_log(const std::string& path, int64_t step) {
         text.remove_prefix(std::min(line.size() + 1, text.size()));
         // Not ordered_json, which takes quadratic time for an object of many keys.
         const nlohmann::json event = nlohmann::json::parse(line, nullptr, false);
-        if (!event.is_object()) continue;
+        if (!event.is_object() || line.find('\0') != line.npos) continue;
         const auto found = event.find("step");
         // Steps only grow in a log: what follows the first one past `step` belongs to the part that is
         // redone.
