@@ -131,8 +131,8 @@ def _found(value: Any) -> str:
     """A refused value for a message."""
     try:
         text = repr(value)
-    except ValueError:  # it holds an integer of more digits than Python prints
-        return "an integer of too many digits"
+    except (ValueError, RecursionError):  # an integer of more digits than Python prints, endless nesting
+        return f"a {type(value).__name__} that is too large to print"
     return text if len(text) <= 200 else text[:200] + "..."
 
 

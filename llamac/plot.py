@@ -108,7 +108,7 @@ def draw(events: list[dict], path: Path) -> None:
                          textcoords="offset points", ha="left", va="center", weight="bold",
                          annotation_clip=False)  # fmt: skip
         top.set_ylabel("loss (nats per token)")
-        top.set_title(_title(events), loc="left", fontsize=10)
+        top.set_title(_title(events), loc="left", fontsize=10, parse_math=False)
         top.legend()
         bottom.plot(*series(events, "step", "lr"), color=_GREY, linewidth=1.4)
         bottom.set_ylabel("learning rate")

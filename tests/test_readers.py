@@ -1,5 +1,6 @@
 """Files from elsewhere: C and Python read the inputs of fuzz/inputs.py, or refuse them in one line, alike."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -115,6 +116,19 @@ def test_the_program_waits_for_no_pipe(build, tmp_path):
     command = [build / "train_llama3", "--model", model, "--train-data", tmp_path / "train.bin"]
     done = subprocess.run([*command, "--out", tmp_path / "out"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "one.safetensors: expected a file, found a device" in done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:constrained_layout not applied")
+def test_what_a_log_holds_is_drawn(tmp_path):
+    """The largest numbers that read_log() takes, and names that are no formulas."""
+    steps = [
+        {"step": 2**53 * k, "loss": (-1) ** k * 1e100, "lr": 1e100, "tokens_per_s": 1e100} for k in (0, 1)
+    ]
+    events = [{"event": "step"} | step for step in steps]
+    events += [{"event": "run", "device": "$\\frac{", "parameters": 1e100, "tokens_per_step": 1e100}]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    plot.draw(plot.read_log(tmp_path / "log.jsonl"), tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").stat().st_size > 1000
 
 
 def test_json_is_an_excerpt_in_messages():

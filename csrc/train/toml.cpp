@@ -19,6 +19,7 @@ constexpr void assert_holds(bool holds) {
 }  // namespace
 #undef NDEBUG
 #define TOML_EXCEPTIONS 1
+#define TOML_MAX_NESTED_VALUES 16
 #define TOML_ASSERT(expression) assert_holds(static_cast<bool>(expression))
 #include <toml++/toml.h>
 
@@ -27,6 +28,19 @@ namespace {
 
 std::string place(const std::string& path, int64_t line) {
     return path + ": line " + std::to_string(line) + ": ";
+}
+
+// toml++ 3.3 makes a table of each part of a dotted key, and frees them by recursion. Dots that follow one another are no
+// part of a key, but of a comment.
+void check_dots(std::string_view text, const std::string& path) {
+    constexpr int most = 256;
+    int64_t line = 1;
+    int dots = 0;
+    for (size_t i = 0; i < text.size(); i++) {
+        if (text[i] == '\n') line++, dots = 0;
+        if (text[i] == '.' && text.substr(i + 1, 1) != "." && ++dots > most)
+            fail(place(path, line), "expected at most ", most, " dots, found more");
+    }
 }
 
 bool fails_an_assertion(std::string_view text) {
@@ -50,6 +64,7 @@ int64_t line_of_assertion(std::string_view text) {
 }
 
 toml::table parse(std::string_view text, const std::string& path) {
+    check_dots(text, path);
     try {
         return toml::parse(text);
     } catch (const toml::parse_error& error) {
