@@ -39,7 +39,8 @@ def read_header(path: str | Path) -> dict[str, tuple[DType, tuple[int, ...]]]:
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(item, str) for item in metadata.values()):
         raise InputError(f"{path}: __metadata__: expected an object of strings, found {excerpt(metadata)}")
-    found, ranges = {}, []
+    found: dict[str, tuple[DType, tuple[int, ...]]] = {}
+    ranges: list[tuple[int, int, str]] = []
     for name, entry in header.items():
         where = f"{path}: {excerpt(name)}"
         row, shape, begin, end = _read_entry(entry, where)
@@ -73,7 +74,7 @@ def _read_entry(entry: Any, where: str) -> tuple[DType, tuple[int, ...], int, in
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[1] - offsets[0] != width * math.prod(shape):
         expected = f"[begin, end] of {width * math.prod(shape)} bytes"
         raise InputError(f"{where}: data_offsets: expected {expected}, found {excerpt(offsets)}")
-    return row, tuple(shape), *offsets
+    return row, tuple(shape), offsets[0], offsets[1]
 
 
 def _are_sizes(value: Any) -> bool:

@@ -26,15 +26,15 @@ def run(build: Path, reader: str, seconds: int) -> tuple[bool, str]:
     corpus = build / "corpus" / reader
     corpus.mkdir(parents=True, exist_ok=True)
     (build / "found").mkdir(exist_ok=True)
-    command = [build / f"fuzz_{reader}", *LIMITS, f"-max_total_time={seconds}", "-print_final_stats=1"]
+    command = [build / "fuzz", *LIMITS, f"-max_total_time={seconds}", "-print_final_stats=1"]
     command += [f"-dict={build}/inputs/{reader}.dict", f"-artifact_prefix={build}/found/{reader}-"]
     begin = time.monotonic()
-    symbolizer = {"ASAN_SYMBOLIZER_PATH": "/usr/bin/llvm-symbolizer-19"}
+    chosen = {"LLAMAC_READER": reader, "ASAN_SYMBOLIZER_PATH": "/usr/bin/llvm-symbolizer-19"}
     done = subprocess.run(
         [*command, corpus, build / "inputs/seeds" / reader],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        env=os.environ | symbolizer,
+        env=os.environ | chosen,
     )
     said = done.stderr.decode("utf-8", "replace")
     (build / f"{reader}.log").write_text(said)
@@ -56,7 +56,9 @@ def main() -> None:
     arguments = parser.parse_args()
     build = arguments.build.resolve()
     inputs.write(build / "inputs")
-    readers = arguments.reader or [path.name.removeprefix("fuzz_") for path in sorted(build.glob("fuzz_*"))]
+    readers = arguments.reader or [
+        reader for reader in inputs.SEEDS if reader != "profile"
+    ]  # that is Python's alone
     failed = False
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for good, line in pool.map(lambda reader: run(build, reader, arguments.seconds), readers):
