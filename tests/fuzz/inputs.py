@@ -149,8 +149,8 @@ REGRESSIONS: dict[str, dict[str, bytes]] = {
     },
     "config": {
         "deep": _DEEP,
-        "endless integer": _dumped(_CONFIG)[:-1] + b', "rms_norm_eps": ' + b"9" * 5000 + b"}",
-        "integer past a double": _dumped(_CONFIG)[:-1] + b', "rms_norm_eps": ' + b"9" * 400 + b"}",
+        "endless integer": _dumped(_CONFIG).replace(b"{", b'{"x": ' + b"9" * 5000 + b", ", 1),
+        "integer past a double": _dumped(_CONFIG, rms_norm_eps=10**400),
         "NaN": _dumped(_CONFIG, rms_norm_eps=float("nan")),
         "NUL behind": _dumped(_CONFIG) + b"\0",
         "byte-order mark": b"\xef\xbb\xbf" + _dumped(_CONFIG),
