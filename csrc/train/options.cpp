@@ -174,6 +174,7 @@ std::string suggestion(const std::string& name, const std::string& dashes) {
     const Flag* best = nullptr;
     size_t least = 3;
     for (const Flag& flag : flags()) {
+        if (name.size() >= flag.name.size() + least) continue;  // endless names would take endless time
         const size_t d = distance(name, flag.name);
         if (d < least) best = &flag, least = d;
     }
@@ -201,16 +202,17 @@ struct Given {
     bool on = false;
 };
 
-std::string default_text(const Flag& flag) {
-    const nlohmann::ordered_json value = to_json(Options())[flag.name];
+std::string default_text(const nlohmann::ordered_json& defaults, const Flag& flag) {
+    const nlohmann::ordered_json value = defaults.value(flag.name, nlohmann::ordered_json());
     return value.is_string() ? value.get<std::string>() : value.is_number() ? value.dump() : "";
 }
 
 void add_flags(CLI::App& app, std::vector<Given>& given) {
+    const nlohmann::ordered_json defaults = to_json(Options());
     for (size_t i = 0; i < flags().size(); i++) {
         const Flag& flag = flags()[i];
         Given& g = given[i];
-        const std::string name = "--" + flag.name, initial = default_text(flag);
+        const std::string name = "--" + flag.name, initial = default_text(defaults, flag);
         const std::string help = flag.help + (initial.empty() ? "" : " [" + initial + "]");
         if (std::holds_alternative<bool Options::*>(flag.field)) {
             g.option = app.add_flag(name, g.on, help);

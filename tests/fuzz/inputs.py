@@ -169,6 +169,7 @@ REGRESSIONS: dict[str, dict[str, bytes]] = {
         "assertion at a comma": b"[,]",
         "unreachable": "lr = null \u03a0".encode(),
         "NUL": b'out = "a\\u0000b"',
+        "endless key": b"x" * 1000000 + b" = 1",
         "endless integer": b"steps = " + b"9" * 5000,
         "deep": b"steps = " + _DEEP,
         "dotted deep": b"steps" + b".a" * 20000 + b" = 1",
