@@ -274,7 +274,7 @@ def words() -> dict[str, set[str]]:
 
 
 def _quoted(word: str) -> str:
-    return '"' + "".join(c if c.isalnum() else f"\\x{ord(c):02x}" for c in word) + '"'
+    return '"' + "".join(c if c.isascii() and c.isalnum() else f"\\x{ord(c):02x}" for c in word) + '"'
 
 
 def write(folder: Path) -> None:
