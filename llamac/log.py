@@ -5,11 +5,16 @@ import math
 import os
 import re
 import resource
+import socket
 import sys
 import time
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import TextIO
+
+from llamac import __version__
+from llamac.version import commit
 
 _COLUMNS = (
     f"{'step':>13}  {'loss':>8}  {'grad norm':>9}  {'lr':>8}  {'ms':>8}  {'tokens/s':>9}  "
@@ -20,6 +25,11 @@ _COLUMNS = (
 def _finite(value):
     """JSON has no NaN and no infinity: they are logged as null."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def utc_time() -> str:
+    """2026-11-23T09:05:07.042Z, as the C program writes it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def duration(seconds: float) -> str:
@@ -88,15 +98,25 @@ class Log:
 
     def event(self, event: str, **fields) -> None:
         """One line of log.jsonl."""
-        values = {"event": event} | {key: _finite(value) for key, value in fields.items()}
+        values = {"event": event, "time": utc_time()} | {key: _finite(value) for key, value in fields.items()}
         self.file.write(json.dumps(values, ensure_ascii=False) + "\n")
 
     def print(self, line: str) -> None:
         print(line, file=self.console, flush=True)
 
-    def run(self, device: str, parameters: int) -> None:
-        """What the run is, besides its configuration."""
-        self.event("run", device=device, parameters=parameters, tokens_per_step=self.tokens)
+    def run(self, device: str, parameters: int, weights: str | Path | None = None) -> None:
+        """What the run is, besides its configuration; weights: the folder they were loaded from, if any."""
+        self.event(
+            "run",
+            host=socket.gethostname(),
+            device=device,
+            version=__version__,
+            commit=commit(),
+            origin="loaded" if weights else "fresh",
+            **{"from": str(weights) if weights else None},
+            parameters=parameters,
+            tokens_per_step=self.tokens,
+        )
 
     def start(self, configuration: dict) -> None:
         """The resolved configuration (such as Options.to_dict()), and the heading of the table of steps."""

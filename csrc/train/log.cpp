@@ -1,15 +1,20 @@
 #include "train/log.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <cstdarg>
 #include <cstring>
+#include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/file.h"
 #include "platform/error.h"
+#include "train/version.h"
 
 namespace llamac {
 namespace {
@@ -25,6 +30,23 @@ std::string format(const char* pattern, ...) {
     std::vsnprintf(text, sizeof text, pattern, values);
     va_end(values);
     return text;
+}
+
+// "2026-11-23T09:05:07.042Z", as llamac/log.py writes it.
+std::string utc_time() {
+    using namespace std::chrono;
+    const int64_t ms = duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
+    const std::time_t seconds = ms / 1000;
+    std::tm utc{};
+    gmtime_r(&seconds, &utc);
+    char text[32];
+    std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &utc);
+    return text + format(".%03dZ", static_cast<int>(ms % 1000));
+}
+
+std::string host_name() {
+    char name[256] = "";
+    return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
 }
 
 // Bytes that are not UTF-8 become U+FFFD; infinities and NaN become null.
@@ -61,7 +83,9 @@ Log::Log(const std::string& out, const RunShape& run_shape, std::FILE* to)
 }
 
 void Log::event(const ordered_json& fields) {
-    const std::string line = json_line(fields) + "\n";
+    ordered_json stamped = {{"event", fields.at("event")}, {"time", utc_time()}};
+    stamped.update(fields);
+    const std::string line = json_line(stamped) + "\n";
     if (std::fwrite(line.data(), 1, line.size(), file.get()) != line.size() || std::fflush(file.get()) != 0)
         fail(path, ": cannot write: ", std::strerror(errno));
 }
@@ -106,9 +130,16 @@ void Log::memory(const std::vector<MemoryRow>& rows) {
     print_row(total);
 }
 
-void Log::describe_run(const std::string& device, int64_t parameters) {
+void Log::describe_run(const std::string& device, int64_t parameters, const Origin& origin) {
+    ordered_json from;  // null where there is none
+    if (!origin.from.empty()) from = origin.from;
     event({{"event", "run"},
+           {"host", host_name()},
            {"device", device},
+           {"version", version_number()},
+           {"commit", version_commit()},
+           {"origin", origin.kind},
+           {"from", from},
            {"parameters", parameters},
            {"tokens_per_step", static_cast<int64_t>(run.tokens_per_step)}});
 }

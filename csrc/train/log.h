@@ -14,7 +14,7 @@
 namespace llamac {
 
 struct RunShape {
-    int64_t steps = 0;             // the last step's number
+    int64_t steps = 0;           // the last step's number
     double tokens_per_step = 0;  // over all devices
     double flops_per_token = 0;
     double peak_flops = 0;  // per second, of all devices together; 0: not known, no "% of peak"
@@ -27,6 +27,12 @@ struct MemoryRow {
     int64_t tensors = 0, bytes = 0;
 };
 
+// Where the weights of a run come from.
+struct Origin {
+    std::string kind = "fresh";  // or "resumed", "loaded"
+    std::string from = "";       // the folder; "": none
+};
+
 struct Log {
     // Appends to out/log.jsonl (see truncate_log), with out "" to no file, and prints to `console`. Throws
     // Error with the path where a line cannot be written.
@@ -37,9 +43,9 @@ struct Log {
     void table(const std::string& heading, const Rows& rows);
     void memory(const std::vector<MemoryRow>& rows);
 
-    // What the run is, besides its configuration.
-    void describe_run(const std::string& device, int64_t parameters);
-    // The event that opens a run, with the resolved configuration, then the heading of the table of steps.
+    // The event that opens a run: what it is, besides its configuration.
+    void describe_run(const std::string& device, int64_t parameters, const Origin& origin = {});
+    // The event with the resolved configuration, then the heading of the table of steps.
     void start(const nlohmann::ordered_json& config);
     void step(const StepResult& result, const Usage& usage = {});
     void val(int64_t step, double loss);
@@ -49,6 +55,7 @@ struct Log {
     void print_usage();
 
   private:
+    // Writes the fields behind the time.
     void event(const nlohmann::ordered_json& fields);
     void note(int64_t step, const std::string& text);
     void count_usage(const Usage& usage, double step_ms);

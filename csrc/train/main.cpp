@@ -37,6 +37,12 @@ std::string computing_device() {
     return device_properties().name;
 }
 
+Origin origin_of(const Trainer& t) {
+    if (!t.resumed_from.empty()) return {"resumed", t.resumed_from};
+    if (t.options.init == "load") return {"loaded", t.options.model};
+    return {};
+}
+
 bool is_due(int64_t every, int64_t step) {
     return every > 0 && step % every == 0;
 }
@@ -134,7 +140,7 @@ int run_training(const Options& options) {
     describe(log, t);
     if (!t.warnings.empty()) log.print(t.warnings);
     if (!t.resumed_from.empty()) log.print("resuming from " + t.resumed_from);
-    log.describe_run(computing_device(), count_parameters(t.config));
+    log.describe_run(computing_device(), count_parameters(t.config), origin_of(t));
     log.start(to_json(options));
     handle_signals();
     const std::string saved = train(t, log, shape.peak_flops), plot = draw_loss_plot(options.out);

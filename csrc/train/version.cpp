@@ -40,4 +40,12 @@ std::string version_text() {
            libraries();
 }
 
+const char* version_number() {
+    return LLAMAC_VERSION;
+}
+
+const char* version_commit() {
+    return LLAMAC_COMMIT;
+}
+
 }  // namespace llamac

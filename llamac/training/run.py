@@ -187,7 +187,7 @@ def begin(r: Run) -> None:
     ranks = f"{world()} devices x " if world() > 1 else ""
     sizes = f"{ranks}{r.data.accum} x {o.batch_size} x {T} tokens per step"
     r.log.print(f"{sizes}, {r.data.tokens:,} to train on")
-    r.log.run(name, config.num_parameters())
+    r.log.run(name, config.num_parameters(), o.model if o.init == "load" else None)
     r.log.start(o.to_dict())
     if out and o.profile:
         r.profiler = Profiler(out, o.profile, o.steps, r.device, DTYPES[o.dtype])
