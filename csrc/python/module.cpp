@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "arrays.h"
+#include "core/call_checks.h"
 #include "core/device_memory.h"
 #include "core/random.h"
 #include "core/registry.h"
@@ -85,7 +86,11 @@ py::dict describe_operation(const Operation& op) {
     py::list operands, variants, scalars;
     for (const Operand& o : op.operands) operands.append(describe_operand(op, o));
     for (const Variant& v : op.variants) variants.append(describe_variant(v));
-    for (const ScalarInfo& s : op.scalars) scalars.append(py::make_tuple(s.name, std::string(1, s.kind)));
+    py::dict values;
+    for (const ScalarInfo& s : op.scalars) {
+        scalars.append(py::make_tuple(s.name, std::string(1, s.kind)));
+        values[py::str(s.name)] = s.values;
+    }
     py::dict r;
     r["name"] = op.name;
     r["summary"] = op.summary;
@@ -95,10 +100,21 @@ py::dict describe_operation(const Operation& op) {
         for (const DType choice : t.choices) choices.append(name(choice));
         types[py::str(std::string(1, t.letter))] = choices;
     }
+    py::list dimensions;
+    for (const DimensionInfo& d : op.dimensions) {
+        py::dict one;
+        one["name"] = d.name;
+        one["may_be_zero"] = d.may_be_zero;
+        one["rows"] = d.splits;
+        one["multiple_of"] = d.multiple_of < 0 ? "" : op.dimensions[static_cast<size_t>(d.multiple_of)].name;
+        dimensions.append(one);
+    }
     r["types"] = types;
+    r["dimensions"] = dimensions;
     r["operands"] = operands;
     r["variants"] = variants;
     r["scalars"] = scalars;
+    r["values"] = values;
     r["default"] = default_variant(op);
     return r;
 }
@@ -192,20 +208,43 @@ struct Operands {
     }
 };
 
+// As PyTorch takes it, a bool for a number as well; but nothing is rounded to an integer. A number of another library's
+// is what it is to the operation.
+Scalar scalar_of(const Operation& op, const ScalarInfo& s, py::handle value) {
+    py::detail::make_caster<double> real;
+    py::detail::make_caster<int64_t> integer;
+    py::detail::make_caster<bool> truth;
+    if (s.kind == 'f' && real.load(value, true)) return double{real};
+    if (s.kind == 'b' && truth.load(value, false)) return bool{truth};
+    if (s.kind != 'f' && integer.load(value, false)) return int64_t{integer};
+    std::string found = py::type::of(value).attr("__name__").cast<std::string>();
+    if (py::isinstance<py::int_>(value))
+        found += " of " + value.attr("bit_length")().attr("__str__")().cast<std::string>() + " bits";
+    fail(op.name, ": ", s.name, " is ", found, ", expected ",
+         s.kind == 'f'   ? "a number"
+         : s.kind == 'i' ? "an integer of 64 bits"
+                         : "a bool");
+}
+
+std::vector<Scalar> scalars_of(const Operation& op, const std::vector<py::object>& values) {
+    if (values.size() > op.scalars.size())
+        fail(op.name, ": expected ", op.scalars.size(), " scalars, found ", values.size());
+    std::vector<Scalar> scalars;
+    for (const py::object& value : values)
+        scalars.push_back(scalar_of(op, op.scalars[scalars.size()], value));
+    return scalars;
+}
+
 void run_operation(const std::string& operation, const std::vector<py::object>& objects,
                    const std::vector<py::object>& values, const std::string& variant,
                    std::optional<int64_t> stream) {
     const Operation& op = find_operation(operation);
     Operands operands;
     for (const py::object& object : objects) operands.add(op, object, stream);
-    std::vector<Scalar> scalars;
-    for (const py::object& v : values) {  // a number of another library's is what it is to the operation
-        const size_t i = scalars.size();
-        const bool real = i < op.scalars.size() && op.scalars[i].kind == 'f';
-        scalars.push_back(real ? Scalar(v.cast<double>()) : Scalar(v.cast<int64_t>()));
-    }
+    const std::vector<Scalar> scalars = scalars_of(op, values);
     const char* named = variant.empty() ? nullptr : variant.c_str();
     const py::gil_scoped_release others_run_on;
+    check_memory(op, operands.tensors, scalars, operands.on_device ? Backend::device : Backend::host);
     if (operands.on_device) return run_in_place(op, operands.tensors, scalars, named, stream);
     if (is_device_variant(op, variant))
         return run_on_copies(op, operands.arrays, operands.tensors, scalars, named);
