@@ -371,6 +371,8 @@ def test_outputs_have_memory_of_their_own():
     first, last = rows[: ROWS * C].reshape(ROWS, C), rows[C : (ROWS + 1) * C].reshape(ROWS, C)
     assert "out overlaps x" in refusal(run, [last, rstd], [first, weight], [EPS])
     assert "out overlaps rstd" in refusal(run, [out, out[0, :ROWS]], [x, weight], [EPS])
+    none = np.lib.stride_tricks.as_strided(np.zeros((0, 4, 2, 8), np.float32), strides=(0, 0, 0, 4))
+    llamac.run("repeat_kv_backward", [none], [np.zeros((0, 4, 4, 8), np.float32)], [])
     joined = np.zeros((1, 4, 6, 8), np.float32)
     message = refusal("repeat_kv_forward", [np.zeros((1, 4, 4, 8), np.float32)], [joined[:, :, 1:3, ::2]], [])
     assert "x must have stride 1 in its last dimension" in message
@@ -422,7 +424,8 @@ def test_interleaved_operands():
     for apart in (0, 1, 2, 3, None) * 60:
         out, x = random_slices(rng, apart)
         cis = np.zeros((x.shape[1], x.shape[3] // 2, 2), np.float32)
-        same = out.ctypes.data == x.ctypes.data and out.strides == x.strides
+        steps = [[s for s, n in zip(a.strides, a.shape) if n > 1] for a in (out, x)]
+        same = out.ctypes.data == x.ctypes.data and steps[0] == steps[1]
         if np.shares_memory(out, x) and not same:
             assert "out overlaps x" in refusal("rope_forward", [out], [x, cis], [False])
             refused += 1
@@ -468,7 +471,7 @@ class Shaped(Foreign):
     [
         ((-ROWS, C), "x: expected sizes of at least 0, found -5"),
         ((2**40, C), "x must be contiguous"),
-        ((2**40, 2**40), "x: expected fewer than 2^63 bytes, found shape [1099511627776,1099511627776]"),
+        ((2**40, 2**40), "x: expected fewer than 2^63 bytes, found more"),
         ((2**62, 2**62, 2**62, 2**62), "x: expected fewer than 2^63 bytes"),
     ],
 )

@@ -111,6 +111,7 @@ bool same_elements(const Tensor& a, const Tensor& b) {
 
 // Whether no dimension steps back into the smaller ones.
 bool has_distinct_elements(const Tensor& t) {
+    if (t.elements() == 0) return true;
     std::vector<std::pair<int64_t, int64_t>> dimensions;  // stride, size
     for (int d = 0; d < t.rank; d++)
         if (t.shape[d] > 1) dimensions.emplace_back(t.stride[d], t.shape[d]);
