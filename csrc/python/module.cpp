@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -149,6 +150,18 @@ bool is_device_variant(const Operation& op, const std::string& variant) {
     return false;
 }
 
+// Not what lies in the gaps of the strides: it may be another operand's.
+void copy_elements(const Tensor& t, char* to, const char* from, int d = 0) {
+    if (d == t.rank) {
+        std::memcpy(to, from, static_cast<size_t>(size_of(t.dtype)));
+        return;
+    }
+    for (int64_t i = 0; i < t.shape[d]; i++) {
+        const int64_t at = i * t.stride[d] * size_of(t.dtype);
+        copy_elements(t, to + at, from + at, d + 1);
+    }
+}
+
 // The host's arrays go to the device and back.
 void run_on_copies(const Operation& op, const std::vector<Array>& arrays, const std::vector<Tensor>& tensors,
                    const std::vector<Scalar>& scalars, const char* variant) {
@@ -163,7 +176,11 @@ void run_on_copies(const Operation& op, const std::vector<Array>& arrays, const 
     run(op, copies, scalars, {.backend = Backend::device}, variant);
     CHECK(hipDeviceSynchronize());
     for (size_t i = 0; i < arrays.size() && static_cast<int>(i) < op.outputs; i++)
-        if (copies[i].data) copy_bytes(arrays[i].data, copies[i].data, arrays[i].span_bytes());
+        if (copies[i].data) {
+            std::vector<char> span(static_cast<size_t>(arrays[i].span_bytes()));
+            copy_bytes(span.data(), copies[i].data, arrays[i].span_bytes());
+            copy_elements(tensors[i], static_cast<char*>(arrays[i].data), span.data());
+        }
 }
 
 // Device arrays, in place. Without a stream of the caller's: the default one, and done on return.
