@@ -1,8 +1,8 @@
 """What the harnesses share: a run of milliseconds, what an uninterrupted one leaves, and the checks.
 
-Each harness is a script: `python tests/chaos/NAME.py --count N --seed S`. It prints one line of totals. A case
-that fails prints its seed and keeps its folder; `--case I` repeats it. The program is that of LLAMAC_BUILD
-(build/auto).
+Each harness is a script: `python tests/chaos/NAME.py --count N --seed S`. It prints one line of totals.
+A case that fails prints its seed and keeps its folder; `--case I` repeats it. The program is that of
+LLAMAC_BUILD (build/auto).
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """SIGKILL at any moment of a run, then --resume auto; the history is that of a run that was never killed.
 
-A third of the kills comes at a random time, a third while a checkpoint's temporary folder is there, and a third instead of a
-random call of the file system.
+A third of the kills comes at a random time, a third while a checkpoint's temporary folder is there, a third
+instead of a random call of the file system.
 """
 
 import random
@@ -15,7 +15,7 @@ KILLS = 10  # per case
 
 
 def is_inside_a_save(run: Run) -> bool:
-    """Whether the kill left what only a save that is under way has: a temporary folder, or one to be removed."""
+    """Whether the kill left what only an unfinished save has: a temporary folder, or one to be removed."""
     steps = [path for path in run.out.glob("step_*")]
     return any(run.out.glob(".step_*")) or len(steps) > run.keep
 
