@@ -12,6 +12,7 @@
 using namespace llamac;
 using nlohmann::json;
 using nlohmann::ordered_json;
+namespace fs = std::filesystem;
 
 namespace {
 
@@ -216,6 +217,17 @@ void check_toml() {
     passed++;
 }
 
+// A run must not begin with random weights because the given ones could not be looked at.
+void check_weights_of_a_directory() {
+    const std::string model = fresh_folder("model");
+    check(!holds_weights(model) && !holds_weights("tiny"), "no weights");
+    fs::create_symlink("model.safetensors", model + "/model.safetensors");  // stat: too many links
+    refused("weights that cannot be looked at", {"model.safetensors"}, [&] { parse({"--model", model}); });
+    fs::remove(model + "/model.safetensors");
+    overwrite(model + "/pytorch_model.bin", "");
+    check(holds_weights(model), "weights");
+}
+
 // The file that --print-config writes, read by us and by Python.
 void check_print_config() {
     const std::vector<std::vector<std::string>> cases = {
@@ -251,5 +263,6 @@ void check_print_config() {
 
 int main(int argc, char** argv) {
     return run_checks(argc, argv,
-                      checks<check_flags, check_bad_flags, check_help, check_toml, check_print_config>());
+                      checks<check_flags, check_bad_flags, check_help, check_toml,
+                             check_weights_of_a_directory, check_print_config>());
 }

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/file.h"
+#include "core/folder.h"
 #include "platform/error.h"
 
 namespace llamac {
@@ -195,8 +196,8 @@ void Log::print_usage() {
 }
 
 void truncate_log(const std::string& path, int64_t step) {
+    if (!exists(path)) return;
     std::ifstream in(path);
-    if (!in) return;
     std::string kept, line;
     while (std::getline(in, line)) {
         const ordered_json event = ordered_json::parse(line, nullptr, false);
@@ -208,6 +209,7 @@ void truncate_log(const std::string& path, int64_t step) {
             break;
         kept += line + "\n";
     }
+    if (!in.is_open() || in.bad()) fail(path, ": cannot read: ", std::strerror(errno));
     in.close();
     write_file(path, kept);
 }

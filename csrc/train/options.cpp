@@ -12,6 +12,7 @@
 #include <numeric>
 #include <variant>
 
+#include "core/folder.h"
 #include "core/json.h"
 #include "platform/error.h"
 #include "train/toml.h"
@@ -347,10 +348,9 @@ std::vector<int32_t> parse_prompt_ids(const std::string& list) {
 }
 
 bool holds_weights(const std::string& directory) {
-    std::error_code none;  // what cannot be looked at is not there
     for (const char* file : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
                              "pytorch_model.bin.index.json"})
-        if (std::filesystem::exists(directory + "/" + file, none)) return true;
+        if (exists(directory + "/" + file)) return true;
     return false;
 }
 

@@ -6,6 +6,7 @@ instead of a random call of the file system.
 
 import random
 import time
+from itertools import count
 from pathlib import Path
 
 from common import Case, Reference, Run, Totals, events, expect, last_step, main, newest, poll
@@ -52,9 +53,8 @@ def prepare(folder: Path) -> Case:
     calls = sum(library.count(reference, reference.copy(folder / "counted")).values())
 
     def case(own: Path, rng: random.Random, totals: Totals) -> None:
-        history = 0
-        run = reference.copy(own / "history_0")
-        kills = 0
+        runs = (reference.copy(own / f"history_{i}") for i in count())
+        run, kills = next(runs), 0
         while kills < KILLS:
             before = newest(run.out)
             kind = rng.choice(["time", "save", "call"])
@@ -73,8 +73,7 @@ def prepare(folder: Path) -> Case:
             if code == 0:  # it had ended before: another history begins
                 reference.expect_same(run)
                 totals.count("histories")
-                history += 1
-                run = reference.copy(own / f"history_{history}")
+                run = next(runs)
                 continue
             expect(code == -9, "blocked restart: exit code", code, run.errors()[-3:])
             kills += 1
