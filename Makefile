@@ -4,7 +4,8 @@
 #   make train_llama3   builds the program for the device found (PLATFORM=cpu|amd|nvidia overrides), prepares the text
 #   make install        the program and its run configurations into PREFIX (default /usr/local)
 #   make test           sets up and runs the tests: minutes on two cores
-#   make test-all       the same, then `make sanitize`, `make race` and `make targets`
+#   make test-all       the same, then `make chaos-short`, `make sanitize`, `make race`, `make targets`
+#   make chaos          kills, failing system calls, damaged files, second owners, signals: docs/reliability.md; an hour
 #   make sanitize       the program and its checks under ASan and UBSan
 #   make race           every kernel, and two trainers in two threads, under TSan
 #   make memcheck       on an NVIDIA GPU: every kernel under compute-sanitizer's four tools
@@ -31,7 +32,7 @@ PYTEST    = OMP_NUM_THREADS=1 $(VENV) -m pytest -q -n $(JOBS) --maxprocesses 8
 # Ninja compiles again what a kill left half written; a tree that another generator made is kept.
 export CMAKE_GENERATOR ?= Ninja
 
-.PHONY: train_llama3 install test test-all sanitize race memcheck targets isa bench bench-train bench-cpu reference lint format clean setup setup-test text native
+.PHONY: train_llama3 install test test-all chaos chaos-short sanitize race memcheck targets isa bench bench-train bench-cpu reference lint format clean setup setup-test text native
 
 setup:
 	@$(SETUP)
@@ -55,7 +56,23 @@ test: train_llama3 native reference
 	LLAMAC_BUILD=$(BUILD) $(PYTEST) tests --ignore tests/test_gpu.py
 	LLAMAC_BUILD=$(BUILD) $(VENV) -m pytest -q tests/test_gpu.py
 
-test-all: test sanitize race targets
+test-all: test chaos-short sanitize race targets
+
+# One after the other: each starts a run per core.
+CHAOS = LLAMAC_BUILD=$(BUILD) $(VENV) tests/chaos
+chaos: train_llama3 setup-test
+	$(CHAOS)/kill.py --count 500
+	$(CHAOS)/faults.py --count 300
+	$(CHAOS)/corruption.py --count 2000
+	$(CHAOS)/owners.py --count 200
+	$(CHAOS)/preemption.py --count 100
+
+chaos-short: train_llama3 setup-test
+	$(CHAOS)/kill.py --count 30
+	$(CHAOS)/faults.py --count 30
+	$(CHAOS)/corruption.py --count 60
+	$(CHAOS)/owners.py --count 16
+	$(CHAOS)/preemption.py --count 15
 
 # LLAMAC_NATIVE=OFF: the checkpoint in tests/data resumes to its bits on every CPU.
 sanitize: train_llama3 setup-test reference

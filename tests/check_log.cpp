@@ -120,6 +120,7 @@ void check_truncate_log() {
     check(events_of(path).size() == 2, "back to the start");
     for (const char* target : {"log.jsonl", "/proc/self/mem"}) {  // a link that leads nowhere; EIO
         const std::string link = fresh_folder("unreadable") + "/log.jsonl";
+        fs::remove(link);
         fs::create_symlink(target, link);
         refused(std::string("a log that cannot be read: ") + target, {link}, [&] { truncate_log(link, 2); });
         check(fs::is_symlink(link), "it is as it was");

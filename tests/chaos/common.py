@@ -93,14 +93,13 @@ def last_step(out: Path) -> int:
     return max((e["step"] for e in events(out) if e["event"] == "step"), default=0)
 
 
-def history(out: Path) -> list[list]:
-    """Every number and text that the seed decides, in the order of the log."""
+def history(out: Path, last_start: bool = False) -> list[list]:
+    """Every number and text that the seed decides, in the order of the log; of the last start alone."""
     kept = {"step": ("loss", "grad_norm", "lr"), "val": ("loss",), "sample": ("text",)}
-    return [
-        [e["event"], e["step"], *(e[key] for key in kept[e["event"]])]
-        for e in events(out)
-        if e["event"] in kept
-    ]
+    own = events(out)
+    if last_start:
+        own = own[max(i for i, e in enumerate(own) if e.get("event") == "start") :]
+    return [[e["event"], e["step"], *(e[key] for key in kept[e["event"]])] for e in own if e["event"] in kept]
 
 
 def tensors(checkpoint: Path) -> list[bytes]:
