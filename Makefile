@@ -5,7 +5,7 @@
 #   make install        the program and its run configurations into PREFIX (default /usr/local)
 #   make test           sets up and runs the tests: minutes on two cores
 #   make test-all       the same, then `make chaos-short`, `make sanitize`, `make race`, `make targets`
-#   make chaos          kills, failing system calls, damaged files, second owners, signals: docs/reliability.md; an hour
+#   make chaos          kills, failing system calls, damaged files, second owners, signals: docs/reliability.md
 #   make sanitize       the program and its checks under ASan and UBSan
 #   make race           every kernel, and two trainers in two threads, under TSan
 #   make memcheck       on an NVIDIA GPU: every kernel under compute-sanitizer's four tools

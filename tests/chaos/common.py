@@ -64,9 +64,9 @@ def is_good(checkpoint: Path) -> bool:
         text = (checkpoint / "manifest.json").read_bytes()
         body = text[: text.rfind(b",\n")]
         seal = f',\n "xxh3": "{xxhash.xxh3_64_hexdigest(body)}"\n}}\n'
-        files = {file["name"]: file["xxh3"] for file in json.loads(text)["files"]}
         return text == body + seal.encode() and all(
-            xxhash.xxh3_64_hexdigest((checkpoint / name).read_bytes()) == xxh3 for name, xxh3 in files.items()
+            xxhash.xxh3_64_hexdigest((checkpoint / file["name"]).read_bytes()) == file["xxh3"]
+            for file in json.loads(text)["files"]
         )
     except (OSError, ValueError):
         return False
