@@ -4,9 +4,12 @@
 #   make train_llama3   builds the program for the device found (PLATFORM=cpu|amd|nvidia overrides), prepares the text
 #   make install        the program and its run configurations into PREFIX (default /usr/local)
 #   make test           sets up and runs the tests: minutes on two cores
-#   make test-all       the same, then `make sanitize`, `make race` and `make targets`
+#   make test-all       the same, then `make chaos-short`, `make sanitize`, `make race`, half a minute of `make fuzz`, and
+#                       `make targets`
+#   make chaos          kills, failing system calls, damaged files, second owners, signals: docs/reliability.md
 #   make sanitize       the program and its checks under ASan and UBSan
 #   make race           every kernel, and two trainers in two threads, under TSan
+#   make fuzz           every reader of files under libFuzzer, FUZZ_SECONDS (1800) each, then C beside Python
 #   make memcheck       on an NVIDIA GPU: every kernel under compute-sanitizer's four tools
 #   make targets        every kernel compiled for gfx942, gfx90a, gfx1100 (gated on registers, scratch, spills, wide
 #                       accesses) and, where CUDA's compiler is there, for sm_80 and sm_90a
@@ -31,7 +34,7 @@ PYTEST    = OMP_NUM_THREADS=1 $(VENV) -m pytest -q -n $(JOBS) --maxprocesses 8
 # Ninja compiles again what a kill left half written; a tree that another generator made is kept.
 export CMAKE_GENERATOR ?= Ninja
 
-.PHONY: train_llama3 install test test-all sanitize race memcheck targets isa bench bench-train bench-cpu reference lint format clean setup setup-test text native
+.PHONY: train_llama3 install test test-all chaos chaos-short sanitize race fuzz fuzz-smoke memcheck targets isa bench bench-train bench-cpu reference lint format clean setup setup-test text native
 
 setup:
 	@$(SETUP)
@@ -55,7 +58,23 @@ test: train_llama3 native reference
 	LLAMAC_BUILD=$(BUILD) $(PYTEST) tests --ignore tests/test_gpu.py
 	LLAMAC_BUILD=$(BUILD) $(VENV) -m pytest -q tests/test_gpu.py
 
-test-all: test sanitize race targets
+test-all: test chaos-short sanitize race fuzz-smoke targets
+
+# One after the other: each starts a run per core.
+CHAOS = LLAMAC_BUILD=$(BUILD) $(VENV) tests/chaos
+chaos: train_llama3 setup-test
+	$(CHAOS)/kill.py --count 500
+	$(CHAOS)/faults.py --count 300
+	$(CHAOS)/corruption.py --count 2000
+	$(CHAOS)/owners.py --count 200
+	$(CHAOS)/preemption.py --count 100
+
+chaos-short: train_llama3 setup-test
+	$(CHAOS)/kill.py --count 30
+	$(CHAOS)/faults.py --count 30
+	$(CHAOS)/corruption.py --count 60
+	$(CHAOS)/owners.py --count 16
+	$(CHAOS)/preemption.py --count 15
 
 # LLAMAC_NATIVE=OFF: the checkpoint in tests/data resumes to its bits on every CPU.
 sanitize: train_llama3 setup-test reference
@@ -69,6 +88,16 @@ race: setup-test
 	cmake --build build/thread --parallel $(JOBS) --target kernel_checks check_threads
 	ctest --test-dir build/thread --parallel $(JOBS) --output-on-failure -R 'check_(operations|emulation|tile|threads)'
 	LLAMAC_BUILD=build/thread $(PYTEST) tests/test_platform.py -m program
+
+FUZZ_SECONDS = 1800
+fuzz: setup-test
+	@$(SETUP) fuzz
+	cmake -S . -B build/fuzz -DLLAMAC_FUZZ=ON -DCMAKE_CXX_COMPILER=clang++-19
+	cmake --build build/fuzz --parallel $(JOBS)
+	$(VENV) tests/fuzz/run.py build/fuzz --seconds $(FUZZ_SECONDS) --jobs $(JOBS)
+
+fuzz-smoke: FUZZ_SECONDS = 6
+fuzz-smoke: fuzz
 
 memcheck: train_llama3
 	cmake --build $(BUILD) --parallel $(JOBS) --target check_operations

@@ -201,7 +201,7 @@ def read_baseline(run: Run, console: str) -> None:
 
 def read_steps(run: Run, folder: Path, warm_up: int, console: str) -> None:
     """What the log says of the steps after the warm-up."""
-    events = [e for e in read_log(folder / "log.jsonl") if e["event"] == "step"]
+    events = [e for e in read_log(folder / "log.jsonl") if e.get("event") == "step"]
     timed = [e for e in events if e["step"] > warm_up]
     if not timed:
         run.failure = f"its log has {len(events)} steps, expected more than {warm_up}"

@@ -4,6 +4,7 @@ COMMANDS = {
     "doctor": "what is installed, whether it fits together, and what to do if not",
     "bench": "llamac.ops beside PyTorch eager, torch.compile and Liger: tables, JSON, charts",
     "profile OUT": "where the time of a run with --profile went, and what to do next",
+    "checkpoint list OUT": "the checkpoints of a run and their state; verify OUT|DIR: each file",
     "plot OUT": "draws OUT/loss.png from a run's OUT/log.jsonl",
     "text INPUT --out DIR": "tokens of any text, to train on",
 }

@@ -5,6 +5,8 @@ tests/test_program.py compares checkpoints).
 
 from pathlib import Path
 
+from llamac.files import read_bytes
+
 TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json"),
     *("added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json"),
@@ -22,4 +24,4 @@ def read_carried_files(model: str | Path, rank_file: str | Path | None) -> dict[
 
 
 def _contents(folder: Path, names: tuple[str, ...]) -> dict[str, bytes]:
-    return {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
+    return {name: read_bytes(folder / name) for name in names if (folder / name).exists()}

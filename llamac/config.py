@@ -8,12 +8,14 @@ query heads, NKV key/value heads, HD head size, F intermediate_size, V vocab_siz
 
 import json
 import math
+import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from llamac.errors import InputError
+from llamac.files import excerpt, read_json
 from llamac.folders import CONFIGS
 
 # The largest sizes; csrc/model/config.cpp has the same.
@@ -143,24 +145,24 @@ def how_to_fetch(model: str) -> str:
 def has_weights(directory: str | Path) -> bool:
     """Whether a Hugging Face directory has weights, in a format that can be read or not."""
     names = ("model.safetensors", "pytorch_model.bin")
-    return any((Path(directory) / f"{name}{end}").exists() for name in names for end in ("", ".index.json"))
+    # os.path, not Path: what cannot be looked at, as with a name that is too long, is not there.
+    return any(
+        os.path.exists(Path(directory) / f"{name}{end}") for name in names for end in ("", ".index.json")
+    )
 
 
 def load_config(model: str | Path) -> Config:
     """Configuration of a preset's name, a Hugging Face directory or a config.json. Raises InputError."""
     path = Path(model)
-    if path.is_dir():
+    if os.path.isdir(path):
         path = path / "config.json"
     elif path.suffix != ".json":
-        path = presets().get(str(model), path)
-    if not path.is_file():
-        names = ", ".join(sorted(presets()))
-        expected = f"expected a directory with config.json or a preset ({names})"
-        raise InputError(f"model {model}: {expected}{how_to_fetch(str(model))}")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"{path}: expected JSON: {error}") from None
+        if str(model) not in presets():
+            names = ", ".join(sorted(presets()))
+            expected = f"expected a directory with config.json or a preset ({names})"
+            raise InputError(f"model {model}: {expected}{how_to_fetch(str(model))}")
+        path = presets()[str(model)]
+    values = read_json(path)
     if not isinstance(values, dict):
         raise InputError(f"{path}: expected a JSON object, found {type(values).__name__}")
     return _Reader(str(path), values).config()
@@ -174,7 +176,7 @@ class _Reader:
     values: dict
 
     def fail(self, key: str, expected: str) -> InputError:
-        found = json.dumps(self.values[key]) if key in self.values else "nothing"
+        found = excerpt(self.values[key]) if key in self.values else "nothing"
         return InputError(f"{self.file}: {key}: expected {expected}, found {found}")
 
     def get(self, key: str, default):
@@ -234,7 +236,7 @@ class _Reader:
             return theta, None
         if kind != "llama3":
             expected = '"llama3" or "default"'
-            raise InputError(f"{inner.file}: rope_type: expected {expected}, found {json.dumps(kind)}")
+            raise InputError(f"{inner.file}: rope_type: expected {expected}, found {excerpt(kind)}")
         longest = self.size("max_position_embeddings", 2048, LONGEST)
         # The default is transformers'.
         original = inner.size("original_max_position_embeddings", longest, LONGEST)
@@ -278,7 +280,7 @@ class _Reader:
             initializer_range=self.number("initializer_range", 0.02),
             bos_token_id=self.token("bos_token_id", 1),
             eos_token_id=self.token("eos_token_id", 2, several=True),
-            pad_token_id=pad if type(pad := self.get("pad_token_id", None)) is int else None,
+            pad_token_id=pad if type(pad := self.get("pad_token_id", None)) is int and pad < 2**63 else None,
             **architecture,
         )
         block = C * (2 * config.q_size + 2 * config.kv_size + 3 * config.intermediate_size)

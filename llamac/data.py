@@ -12,11 +12,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from llamac.errors import InputError
+from llamac.files import open_file
 
 HEADER_BYTES = 1024
 # (magic, version) -> token
@@ -25,23 +26,34 @@ _FORMATS: dict[tuple[int, int], np.dtype] = {(20240520, 1): np.dtype("<u2"), (20
 
 @dataclass(frozen=True)
 class Shard:
-    """One .bin: memory-mapped tokens [n] and what its header says (0 = unknown)."""
+    """One .bin: memory-mapped tokens [n], what its header says (0 = unknown), and the open file."""
 
     path: str
+    file: BinaryIO
     tokens: np.ndarray
     vocab_size: int
     tokenizer_hash: int
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Tokens start .. start+count-1. Raises InputError where somebody has cut the file, in whose map the
+        process would end by SIGBUS.
+        """
+        size = self.tokens.dtype.itemsize
+        raw = os.pread(self.file.fileno(), count * size, HEADER_BYTES + start * size)
+        if len(raw) < count * size:
+            expected = f"{HEADER_BYTES + len(self.tokens) * size} bytes, as when it was opened"
+            found = os.fstat(self.file.fileno()).st_size
+            cut = "something has cut the file while it was in use"
+            raise InputError(f"{self.path}: expected {expected}, found {found}: {cut}")
+        return np.frombuffer(raw, self.tokens.dtype)
 
 
 def read_bin(path: str | Path) -> Shard:
     """Open a .bin, check header and size. Raises InputError. Token ids are checked where they are used."""
     path = str(path)
-    try:
-        size = os.path.getsize(path)
-        with open(path, "rb") as file:
-            raw = file.read(HEADER_BYTES)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
+    file = open_file(path)
+    size = os.fstat(file.fileno()).st_size
+    raw = file.read(HEADER_BYTES)
     if len(raw) < HEADER_BYTES:
         raise InputError(f"{path}: header: expected {HEADER_BYTES} bytes, found {len(raw)}")
     header = np.frombuffer(raw, "<u4").tolist()
@@ -56,8 +68,8 @@ def read_bin(path: str | Path) -> Shard:
     if size != HEADER_BYTES + n * dtype.itemsize:
         expected = f"{HEADER_BYTES} + {n}·{dtype.itemsize} = {HEADER_BYTES + n * dtype.itemsize} bytes"
         raise InputError(f"{path}: size: expected {expected} for the header's {n} tokens, found {size}")
-    tokens = np.memmap(path, dtype, "r", HEADER_BYTES, (n,)) if n else np.empty(0, dtype)
-    return Shard(path, tokens, header[3], header[6] | header[7] << 32)
+    tokens = np.memmap(file, dtype, "r", HEADER_BYTES, (n,)) if n else np.empty(0, dtype)
+    return Shard(path, file, tokens, header[3], header[6] | header[7] << 32)
 
 
 def write_bin(path: str | Path, tokens: np.ndarray, vocab_size: int, tokenizer_hash: int = 0) -> None:
@@ -175,6 +187,7 @@ class Loader:
         rank: int = 0,
         world: int = 1,
         seed: int = 0,
+        skip: int = 0,
     ):
         paths = sorted(glob.glob(pattern), key=os.fsencode)
         if not paths:
@@ -182,6 +195,7 @@ class Loader:
         self.shards = [read_bin(path) for path in paths]
         self.seq_len, self.vocab_size, self.batch_size, self.accum = seq_len, vocab_size, batch_size, accum
         self.rank, self.world, self.seed = rank, world, seed
+        self.skip = skip  # sequences of the order that are left out before the first step
         for shard in self.shards:
             if shard.vocab_size > vocab_size:
                 expected = f"at most the model's {vocab_size}"
@@ -201,7 +215,7 @@ class Loader:
         which = int(np.searchsorted(self.ends, index, side="right"))
         shard = self.shards[which]
         start = (index - (int(self.ends[which - 1]) if which else 0)) * self.seq_len
-        tokens = shard.tokens[start : start + self.seq_len + 1]
+        tokens = shard.read(start, self.seq_len + 1)
         check_tokens(shard, tokens, start, self.vocab_size)
         return tokens.astype(np.int32)
 
@@ -212,7 +226,7 @@ class Loader:
     def micro_batch(self, step: int, micro: int) -> tuple[np.ndarray, np.ndarray]:
         """(tokens, targets), int32[B,T] each, of micro-batch `micro` of step `step`, counted from 0."""
         first = (step * self.accum + micro) * self.batch_size
-        positions = [(first + row) * self.world + self.rank for row in range(self.batch_size)]
+        positions = [(first + row) * self.world + self.rank + self.skip for row in range(self.batch_size)]
         S = self.sequences
         return self._batch(permute([p % S], S, self.seed, p // S)[0] for p in positions)
 

@@ -5,36 +5,111 @@ files.
 import json
 import math
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from llamac.config import Config
-from llamac.dtypes import dtype_row
+from llamac.dtypes import TABLE, DType, dtype_row
 from llamac.errors import InputError
+from llamac.files import excerpt, open_file, parse_json, read_json
+from llamac.output import remove
+
+MAX_HEADER = 100_000_000  # bytes: the limit of the format's own library
+MAX_RANK = 4
+_DTYPES = {row.safetensors: row for row in TABLE.values()}
 
 
-def weight_files(directory: str | Path) -> list[Path]:
-    """model.safetensors, or else the shards that model.safetensors.index.json names. Raises InputError."""
+def read_header(path: str | Path) -> dict[str, tuple[DType, tuple[int, ...]]]:
+    """{name: (type, shape)} of the tensors of a safetensors file, which is checked as the C program checks it
+    (core/safetensors.cpp); the format's own library takes more. Raises InputError.
+    """
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, MAX_HEADER):
+            expected = f"at most {max(0, min(size - 8, MAX_HEADER))}, found {length} in a file of {size}"
+            raise InputError(f"{path}: header length: expected {expected} bytes")
+        header = parse_json(file.read(length), f"{path}: header")
+    if not isinstance(header, dict):
+        raise InputError(f"{path}: header: expected an object, found {excerpt(header)}")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(item, str) for item in metadata.values()):
+        raise InputError(f"{path}: __metadata__: expected an object of strings, found {excerpt(metadata)}")
+    found: dict[str, tuple[DType, tuple[int, ...]]] = {}
+    ranges: list[tuple[int, int, str]] = []
+    for name, entry in header.items():
+        where = f"{path}: {excerpt(name)}"
+        row, shape, begin, end = _read_entry(entry, where)
+        found[name] = row, shape
+        ranges.append((begin, end, where))
+    at = 0
+    for begin, end, where in sorted(ranges):
+        if begin != at:
+            raise InputError(f"{where}: data_offsets: expected to begin at {at}, found {begin}")
+        at = end
+    if at != size - 8 - length:
+        raise InputError(f"{path}: size: expected {at} bytes after the header, found {size - 8 - length}")
+    return found
+
+
+def _read_entry(entry: Any, where: str) -> tuple[DType, tuple[int, ...], int, int]:
+    """Type, shape, begin and end of a tensor of a header."""
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise InputError(f"{where}: expected {{dtype, shape, data_offsets}}, found {excerpt(entry)}")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    row = _DTYPES.get(dtype) if isinstance(dtype, str) else None
+    if row is None:
+        raise InputError(f"{where}: dtype: expected one of {', '.join(_DTYPES)}, found {excerpt(dtype)}")
+    if not _are_sizes(shape) or len(shape) > MAX_RANK:
+        expected = f"at most {MAX_RANK} integers from 0 to 2^63-1"
+        raise InputError(f"{where}: shape: expected {expected}, found {excerpt(shape)}")
+    width = getattr(torch, row.torch).itemsize
+    # A size of 0 counts as 1: strides are products without it.
+    if width * math.prod(max(1, size) for size in shape) >= 2**63:
+        raise InputError(f"{where}: shape: expected less than 2^63 bytes, found {excerpt(shape)}")
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[1] - offsets[0] != width * math.prod(shape):
+        expected = f"[begin, end] of {width * math.prod(shape)} bytes"
+        raise InputError(f"{where}: data_offsets: expected {expected}, found {excerpt(offsets)}")
+    return row, tuple(shape), offsets[0], offsets[1]
+
+
+def _are_sizes(value: Any) -> bool:
+    """Whether it is a list of integers that the C program takes for sizes."""
+    return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**63 for size in value)
+
+
+def weight_files(directory: str | Path) -> dict[Path, dict[str, tuple[DType, tuple[int, ...]]]]:
+    """{file: read_header() of the tensors to take from it}: model.safetensors, or else the shards that
+    model.safetensors.index.json names. Raises InputError.
+    """
     single = Path(directory) / "model.safetensors"
     index = Path(directory) / "model.safetensors.index.json"
     if not single.exists() and not index.exists():
         _refuse_pickled(directory)
     if single.exists() or not index.exists():
-        return [single]
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise InputError(f"{index}: expected JSON with an object weight_map of file names") from None
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name:
-            raise InputError(
-                f"{index}: weight_map: expected the name of a file in this directory, found {name!r}"
-            )
-    return [Path(directory) / name for name in names]
+        return {single: read_header(single)}
+    root = read_json(index)
+    weight_map = root.get("weight_map") if isinstance(root, dict) else None
+    if not isinstance(weight_map, dict):
+        raise InputError(f"{index}: expected an object with weight_map, found {excerpt(root)}")
+    headers: dict[Path, dict] = {}
+    chosen: dict[Path, dict] = {}
+    for name, shard in weight_map.items():
+        where = f"{index}: {excerpt(name)}"
+        # A name, never a path that leads out of the directory.
+        if not isinstance(shard, str) or "/" in shard:
+            raise InputError(f"{where}: expected the name of a file in {directory}, found {excerpt(shard)}")
+        file = Path(directory) / shard
+        if file not in headers:
+            headers[file] = read_header(file)
+        if name not in headers[file]:
+            raise InputError(f"{where}: expected it in {shard}, found no tensor of this name")
+        chosen.setdefault(file, {})[name] = headers[file][name]
+    return chosen
 
 
 def _refuse_pickled(directory: str | Path) -> None:
@@ -55,16 +130,18 @@ def read_weights(
     alone. Raises InputError where one is missing or has another shape.
     """
     missing = dict(shapes)
-    for file in weight_files(directory):
+    for file, header in weight_files(directory).items():
         try:
             with safe_open(file, "pt") as tensors:
-                for name in sorted(missing.keys() & set(tensors.keys())):
-                    tensor, shape = tensors.get_tensor(name), missing.pop(name)
-                    if tensor.shape != shape:
+                for name in sorted(missing.keys() & header.keys()):
+                    row, found = header[name]
+                    if found != (shape := missing.pop(name)):
+                        raise InputError(f"{file}: {name}: expected shape {list(shape)}, found {list(found)}")
+                    if row.mantissa_bits == 0:
                         raise InputError(
-                            f"{file}: {name}: expected shape {list(shape)}, found {list(tensor.shape)}"
+                            f"{file}: {name}: dtype: expected floating point, found {row.safetensors}"
                         )
-                    yield name, tensor
+                    yield name, tensors.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise InputError(f"{file}: {error}") from None
     if missing:
@@ -83,8 +160,8 @@ def write_directory(
     of config.parameters(), in their order, all of the dtype, f32 or bf16; none is kept.
     """
     directory = Path(directory)
-    temporary = directory.with_name(directory.name + ".tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = directory.with_name(f".{directory.name}.tmp")
+    remove(temporary)
     temporary.mkdir(parents=True)
     (temporary / "config.json").write_text(
         json.dumps(config.to_dict(dtype_row(dtype).torch), indent=2) + "\n", encoding="utf-8"
@@ -93,8 +170,7 @@ def write_directory(
         (temporary / name).write_bytes(content)
     entries = [(name, dtype, shape) for name, shape in config.parameters()]
     _write_safetensors(temporary / "model.safetensors", entries, weights, {"format": "pt"})
-    if directory.exists():
-        shutil.rmtree(directory)
+    remove(directory)
     os.replace(temporary, directory)
 
 

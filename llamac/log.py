@@ -3,13 +3,19 @@
 import json
 import math
 import os
-import re
 import resource
+import socket
 import sys
 import time
-from itertools import count
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
+
+from llamac import __version__
+from llamac.spikes import Spike
+from llamac.version import commit
 
 _COLUMNS = (
     f"{'step':>13}  {'loss':>8}  {'grad norm':>9}  {'lr':>8}  {'ms':>8}  {'tokens/s':>9}  "
@@ -20,6 +26,11 @@ _COLUMNS = (
 def _finite(value):
     """JSON has no NaN and no infinity: they are logged as null."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def utc_time() -> str:
+    """2026-11-23T09:05:07.042Z, as the C program writes it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def duration(seconds: float) -> str:
@@ -39,23 +50,6 @@ def system_mem_gib() -> float | None:
         return None
     kib = {key: float(value.split()[0]) for key, value in (line.split(":") for line in lines)}
     return (kib["MemTotal"] - kib["MemAvailable"]) / 2**20
-
-
-def set_aside(out: str | Path) -> Path | None:
-    """Move what an earlier run left in the folder `out` into its first free previous_N, as the C program
-    does. Returns that; None where there was nothing.
-    """
-    files = {"log.jsonl", "loss.png", "profile.json", "trace.json"}
-    found = [
-        path for path in Path(out).glob("*") if path.name in files or re.fullmatch(r"step_\d{6,}", path.name)
-    ]
-    if not found:
-        return None
-    previous = next(p for n in count(1) if not (p := Path(out) / f"previous_{n}").exists())
-    previous.mkdir()
-    for path in found:
-        path.rename(previous / path.name)
-    return previous
 
 
 class Log:
@@ -85,18 +79,37 @@ class Log:
         self.clocks = time.perf_counter(), time.process_time()  # at the last step
         self.typical_ms = 0.0  # running mean: one slow step does not move the time left
         self.used: list[tuple[float, dict]] = []  # (ms, what it took of the machine) of every step
+        self.before_write: Callable[[], None] | None = (
+            None  # raises where the folder is not the run's any more
+        )
 
     def event(self, event: str, **fields) -> None:
         """One line of log.jsonl."""
-        values = {"event": event} | {key: _finite(value) for key, value in fields.items()}
+        if self.before_write:
+            self.before_write()
+        values = {"event": event, "time": utc_time()} | {key: _finite(value) for key, value in fields.items()}
         self.file.write(json.dumps(values, ensure_ascii=False) + "\n")
 
     def print(self, line: str) -> None:
-        print(line, file=self.console, flush=True)
+        try:
+            print(line, file=self.console, flush=True)
+        except OSError:  # closed: log.jsonl goes on, and what the stream still holds goes nowhere
+            with open(os.devnull, "wb") as null:
+                os.dup2(null.fileno(), self.console.fileno())
 
-    def run(self, device: str, parameters: int) -> None:
-        """What the run is, besides its configuration."""
-        self.event("run", device=device, parameters=parameters, tokens_per_step=self.tokens)
+    def run(self, device: str, parameters: int, weights: str | Path | None = None) -> None:
+        """What the run is, besides its configuration; weights: the folder they were loaded from, if any."""
+        self.event(
+            "run",
+            host=socket.gethostname(),
+            device=device,
+            version=__version__,
+            commit=commit(),
+            origin="loaded" if weights else "fresh",
+            **{"from": str(weights) if weights else None},
+            parameters=parameters,
+            tokens_per_step=self.tokens,
+        )
 
     def start(self, configuration: dict) -> None:
         """The resolved configuration (such as Options.to_dict()), and the heading of the table of steps."""
@@ -152,6 +165,11 @@ class Log:
             f"{f'{step}/{self.steps}':>13}  {loss:8.4f}  {grad_norm:9.4f}  {lr:8.2e}  {ms:8.1f}  "
             f"{speed:9.0f}  {tflops:8.3f}  {of_peak:>9}  {memory:7.2f}  {left:>9}"
         )
+
+    def spike(self, step: int, s: Spike) -> None:
+        self.event("spike", step=step, **asdict(s))
+        text = f"spike: {s.quantity} {s.found:.4f}, expected about {s.expected:.4f}, at most {s.allowed:.4f}"
+        self.print(f"{f'{step}/{self.steps}':>13}  {text}")
 
     def val(self, step: int, loss: float) -> None:
         """Validation loss, in nats a token."""

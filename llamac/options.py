@@ -19,6 +19,7 @@ from typing import Any
 from llamac.config import has_weights
 from llamac.dtypes import TABLE
 from llamac.errors import InputError
+from llamac.files import read_bytes, read_json
 from llamac.folders import CONFIGS
 
 _TYPES = {"text": str, "integer": int, "number": float, "switch": bool, "list": tuple[str, ...]}
@@ -115,9 +116,10 @@ def _check(f: Field, value, where: str):
         good = type(value) is bool
     else:
         good = type(value) in (int, f.type) and rule["low"] <= value <= rule["high"]
-        good = good and value < rule["below"] and abs(value) < 2**63
+        good = good and value < rule["below"] and (type(value) is float or abs(value) < 2**63)
+        good = good and math.isfinite(value)
     if not good:
-        raise InputError(f"{where}: expected {_expected(f)}, found {value!r}")
+        raise InputError(f"{where}: expected {_expected(f)}, found {_found(value)}")
     if f.name == "recompute":
         recompute_parts(value)
     if f.name == "sample_prompt_ids":
@@ -125,22 +127,31 @@ def _check(f: Field, value, where: str):
     return f.type(value)
 
 
+def _found(value: Any) -> str:
+    """A refused value for a message."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of more digits than Python prints, endless nesting
+        return f"a {type(value).__name__} that is too large to print"
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
 def prompt_ids(text: str) -> list[int]:
     """The ids of a --sample-prompt-ids list like "17,4,250"; "": []. Raises InputError."""
     parts = text.split(",") if text else []
     for part in parts:
-        if not re.fullmatch(r"[0-9]{1,10}", part) or int(part) >= 2**31:
+        if not re.fullmatch(r"0*[0-9]{1,10}", part) or int(part.lstrip("0") or "0") >= 2**31:
             expected = "ids with commas between, as in 17,4,250"
             raise InputError(f"--sample-prompt-ids: expected {expected}, found {json.dumps(part)}")
-    return [int(part) for part in parts]
+    return [int(part.lstrip("0") or "0") for part in parts]
 
 
 def recompute_parts(text: str) -> dict[str, int]:
     """{part: every k-th block} of a --recompute list like "norm,block:2"; none: {}. Raises InputError."""
     parts: dict[str, int] = {}
     for part in [] if text == "none" else text.split(","):
-        match = re.fullmatch(r"(norm|swiglu|qkv|attention|block)|block:([1-9][0-9]{0,8})", part)
-        if not match:
+        match = re.fullmatch(r"(norm|swiglu|qkv|attention|block)|block:([0-9]{1,19})", part)
+        if not match or (match[2] and not 1 <= int(match[2]) < 2**63):
             expected = "none or a list of norm, swiglu, qkv, attention, block, block:K"
             raise InputError(f"--recompute: expected {expected}, found {part!r}")
         parts[match[1] or "block"] = int(match[2] or 1)
@@ -150,18 +161,30 @@ def recompute_parts(text: str) -> dict[str, int]:
 def find_configuration(path: str) -> Path:
     """The file; one of llamac's run configurations where there is none and the path is a name alone."""
     own = CONFIGS / path
-    return own if Path(path).name == path and not Path(path).exists() and own.exists() else Path(path)
+    is_name = Path(path).name == path and not os.path.exists(path)
+    return own if is_name and os.path.exists(own) else Path(path)
 
 
 def read_toml(path: str) -> dict:
     """{field name: value} of a configuration file, checked. Raises InputError."""
+    content = read_bytes(find_configuration(path))
     try:
-        values = tomllib.loads(find_configuration(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"--config {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        values = tomllib.loads(content.decode("utf-8-sig"))  # without a byte-order mark, as toml++ reads it
+    except RecursionError:
+        raise InputError(f"--config {path}: expected TOML, found too many levels of nesting") from None
+    except ValueError as error:  # also of an integer of more digits than Python reads
         raise InputError(f"--config {path}: expected TOML: {error}") from None
     return from_keys(values, path)
+
+
+def read_checkpoint(directory: str | Path) -> dict:
+    """{field name: value} of the run that wrote a checkpoint, checked. Raises InputError."""
+    manifest = Path(directory) / "manifest.json"
+    values = read_json(manifest)
+    values = values.get("config") if isinstance(values, dict) else None
+    if not isinstance(values, dict):
+        raise InputError(f"{manifest}: expected a checkpoint's manifest with a config")
+    return from_keys(values, str(manifest))
 
 
 def from_keys(values: dict, where: str) -> dict:

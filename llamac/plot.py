@@ -1,11 +1,12 @@
 """`python -m llamac.plot OUT` draws OUT/loss.png from OUT/log.jsonl."""
 
 import argparse
-import json
 import math
 from pathlib import Path
+from typing import Any
 
 from llamac.errors import InputError, run
+from llamac.files import excerpt, parse_json, read_bytes
 
 COLORS = ("#4c78a8", "#f58518", "#6b7280", "#54a24b", "#b279a2", "#9d755d")
 _BLUE, _ORANGE, _GREY = COLORS[:3]
@@ -22,21 +23,50 @@ STYLE = {
 
 def read_log(path: Path) -> list[dict]:
     """The events of a log.jsonl. A last line cut short by a run that still writes, or died, is left out."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").rstrip("\n").split("\n")
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
+    lines = read_bytes(path).rstrip(b"\n").split(b"\n")
     events = []
     for number, line in enumerate(lines, 1):
+        where = f"{path}: line {number}"
         try:
-            event = json.loads(line)
-        except json.JSONDecodeError:
+            event = parse_json(line, where)
+        except InputError:
             event = None
         if isinstance(event, dict):
-            events.append(event)
+            events.append(_checked(event, where))
         elif number < len(lines):
-            raise InputError(f"{path}: line {number}: expected a JSON object, found {line[:60]!r}")
+            found = line.decode("utf-8", errors="replace")[:60]
+            raise InputError(f"{where}: expected a JSON object, found {found!r}")
     return events
+
+
+# Of each event, what is drawn. No run has numbers beyond these, and an axis has no room for them.
+_STEP_FIELDS = ("loss", "lr", "tokens_per_s")
+_FIELDS = {"step": _STEP_FIELDS, "val": ("loss",), "run": ("parameters", "tokens_per_step")}
+_WORDS = {"start": "model", "run": "device"}
+_MOST_STEPS, _LARGEST = 2**53, 1e100
+
+
+def _checked(event: dict, where: str) -> dict:
+    """The event, if what is drawn of it can be. Raises InputError."""
+    kind = event["event"] if isinstance(event.get("event"), str) else ""
+    step = event.get("step")
+    if kind in ("step", "val") and not (type(step) is int and 0 <= step <= _MOST_STEPS):
+        found = excerpt(step) if "step" in event else "nothing"
+        raise InputError(f"{where}: step: expected an integer from 0 to 2^53, found {found}")
+    for field in _FIELDS.get(kind, ()):
+        value = event.get(field)
+        if field in event and not (kind != "run" and value is None) and not _is_number(value):
+            raise InputError(
+                f"{where}: {field}: expected a number up to {_LARGEST:g}, found {excerpt(value)}"
+            )
+    word = _WORDS.get(kind)
+    if word and not isinstance(event.get(word, ""), str):
+        raise InputError(f"{where}: {word}: expected text, found {excerpt(event[word])}")
+    return event
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= _LARGEST
 
 
 def series(events: list[dict], event: str, field: str) -> tuple[list[int], list[float]]:
@@ -78,7 +108,7 @@ def draw(events: list[dict], path: Path) -> None:
                          textcoords="offset points", ha="left", va="center", weight="bold",
                          annotation_clip=False)  # fmt: skip
         top.set_ylabel("loss (nats per token)")
-        top.set_title(_title(events), loc="left", fontsize=10)
+        top.set_title(_title(events), loc="left", fontsize=10, parse_math=False)
         top.legend()
         bottom.plot(*series(events, "step", "lr"), color=_GREY, linewidth=1.4)
         bottom.set_ylabel("learning rate")

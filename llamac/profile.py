@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamac.errors import InputError, run
+from llamac.files import read_json
 
 # An operation belongs to the category whose prefix its name begins with, and to OTHER where none does. The
 # number: the share of its limit that good kernels of that kind reach. Measured on an H200 (docs/benchmarks):
@@ -26,6 +27,7 @@ CATEGORIES = {
     "loss": (0.90, ("cross_entropy", "linear_cross_entropy", "mean_loss")),
     "optimizer": (0.90, ("adamw", "global_norm")),
     "embedding": (0.90, ("embedding",)),
+    "verification": (0.90, ("hash",)),
     "communication": (1.0, ("communication",)),
     "copy": (1.0, ("copy",)),
 }
@@ -115,12 +117,7 @@ def _row(operations: list, k: int, where: str) -> Row:
 
 def read(path: str | Path) -> Profile:
     """The profile.json of a run. Raises InputError naming the file and the field."""
-    try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
-        raise InputError(f"{path}: expected JSON: {error}") from None
+    values = read_json(path)
     if not isinstance(values, dict):
         raise InputError(f"{path}: expected a JSON object, found {json.dumps(values)[:60]}")
     where = f"{path}: "

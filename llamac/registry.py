@@ -12,10 +12,12 @@ from llamac.native import native
 def kernels() -> list[dict[str, Any]]:
     """Every operation, by name; dictionaries that the caller may change.
 
-    name, summary; `types`: the types that each type letter may take; `operands`: outputs, then inputs, each
-    with name, type (a letter, or a type), shape ((letter or "", factor, divisor) a dimension) and
-    the marks output, nullable, in_place, strided, positive, bound, may_share (operands), adds_if, except and
-    random (a scalar's name or ""), as docs/operations.md says; `scalars`: (name, f|i|b);
+    name, summary; `types`: the types that each type letter may take; `dimensions`: by letter, each with name,
+    may_be_zero, rows (callers in PyTorch may pass several) and multiple_of (a letter or ""); `operands`:
+    outputs, then inputs, each with name, type (a letter, or a type), shape ((letter or "", factor, divisor) a
+    dimension) and the marks output, nullable, in_place, strided, positive, bound, may_share (operands),
+    adds_if, except and random (a scalar's name or ""), as docs/operations.md says; `scalars`: (name, f|i|b);
+    `values`: by scalar, those that tests take;
     `variants` in order of preference: name, idea, where ("host" or "device"), types (the operands' types, one
     list for each combination that it takes), limits (what else it asks of a call, in words, or ""), threads
     (per block, the default first), deterministic, chip (the only one that it runs on, or "");
@@ -40,8 +42,11 @@ def run(
     description's order. variant: its name; empty or "optimized": the first default that supports the call.
     Arrays on the current device are used in place, on `stream` (its address; the call does not wait), or on
     the default stream, which is waited for. Arrays in host memory go to a variant of the host in place, to
-    one of the device by way of copies. Indices are not checked: they address memory.
-    Raises Error (a ValueError) naming the operand, what was expected and what was found.
+    one of the device by way of copies. Outputs have memory of their own, or exactly that of an input that the
+    description lets them share. Indices in host memory are checked; in a device's they address memory, as in
+    torch.ops.
+    Raises Error (a ValueError) naming the operand, what was expected and what was found; outputs are as they
+    were then.
     """
     native.run(operation, [*outputs, *inputs], list(scalars), variant, stream)
 

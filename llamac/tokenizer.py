@@ -17,6 +17,7 @@ import xxhash
 
 from llamac.data import Shard
 from llamac.errors import InputError
+from llamac.files import read_bytes
 
 LLAMA3_RANKS, GPT2_RANKS = 128000, 50256
 LLAMA3_SPLIT = (
@@ -97,7 +98,8 @@ def save(path: str | Path, ranks: dict[bytes, int]) -> None:
 
 def _read_ranks(path: Path, content: bytes) -> dict[bytes, int]:
     ranks: dict[bytes, int] = {}
-    for number, line in enumerate(content.splitlines(), 1):
+    for number, line in enumerate(content.split(b"\n"), 1):
+        line = line.removesuffix(b"\r")
         if not line:
             continue
         try:
@@ -118,10 +120,7 @@ def _read_ranks(path: Path, content: bytes) -> dict[bytes, int]:
 def load(path: str | Path) -> Tokenizer:
     """The tokenizer of a rank file (tokenizer.tiktoken, or Llama 3's tokenizer.model). Raises InputError."""
     path = Path(path)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
+    content = read_bytes(path)
     return Tokenizer(_read_ranks(path, content), xxhash.xxh3_64_intdigest(content), path)
 
 

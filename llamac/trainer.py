@@ -14,7 +14,7 @@ from llamac import tokenizer
 from llamac.data import read_bin
 from llamac.errors import InputError
 from llamac.native import native
-from llamac.options import Options, from_keys, override, prompt_ids, read_toml
+from llamac.options import Options, from_keys, override, prompt_ids, read_checkpoint, read_toml
 
 IGNORED = -100  # PyTorch's ignore_index
 
@@ -29,16 +29,11 @@ def _configured(config: Options | str | os.PathLike | None) -> Options:
     path = Path(config)
     if path.suffix == ".toml":
         return Options(**read_toml(str(path)))
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return Options(model=str(config), **no_data)
-    manifest = path / "manifest.json"
-    if not manifest.exists():
+    if not (path / "manifest.json").exists():
         return Options(model=str(path), **no_data)
-    try:
-        values = json.loads(manifest.read_text(encoding="utf-8"))["config"]
-    except (OSError, ValueError, TypeError, KeyError):
-        raise InputError(f"{manifest}: expected a checkpoint's manifest with a config") from None
-    return Options(**from_keys(values, str(manifest)) | {"model": str(path), "resume": str(path)})
+    return Options(**read_checkpoint(path) | {"model": str(path), "resume": str(path)})
 
 
 class Trainer:

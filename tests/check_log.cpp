@@ -15,11 +15,27 @@ using nlohmann::json;
 
 namespace {
 
+// Without their times, which have to be there.
 std::vector<json> events_of(const std::string& path) {
     std::vector<json> events;
     std::ifstream file(path);
-    for (std::string line; std::getline(file, line);) events.push_back(json::parse(line));
+    for (std::string line; std::getline(file, line);) {
+        events.push_back(json::parse(line));
+        const std::string time = events.back().value("time", "");
+        std::string form = time;
+        for (char& c : form)
+            if (std::isdigit(static_cast<unsigned char>(c))) c = '9';
+        check(form == "9999-99-99T99:99:99.999Z", "time of an event: " + time);
+        events.back().erase("time");
+    }
     return events;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+    std::vector<std::string> lines;
+    std::istringstream in(text);
+    for (std::string line; std::getline(in, line);) lines.push_back(line);
+    return lines;
 }
 
 void check_log() {
@@ -96,6 +112,33 @@ void check_log() {
           "grouped");
 }
 
+// Steps that are skipped, spikes, and what the device's driver says, each only where there is something to say.
+void check_divergence() {
+    const std::string out = fresh_folder("divergence");
+    std::FILE* console = std::tmpfile();
+    {
+        Log log(out, {20, 2048, 1e9, 0, true}, console);
+        Usage usage;
+        usage.sensors.watts = 700, usage.sensors.ecc_corrected = 3;
+        log.step({1, NAN, 1.5, 1e-3, 1000.0, true}, usage);
+        log.step({2, 8.0, 1.5, 1e-3, 1000.0, false});
+        log.spike(2, {"loss", 8.0, 3.0, 3.5});
+    }
+    std::fclose(console);
+    const auto events = events_of(out + "/log.jsonl");
+    check(events[0]["skipped"] == true && !events[1].contains("skipped"), "a skipped step");
+    check(events[0]["device"] == json{{"watts", 700.0}, {"ecc_corrected", 3.0}} &&
+              !events[1].contains("device"),
+          "what the driver says");
+    check(events[2] == json{{"event", "spike"},
+                            {"step", 2},
+                            {"quantity", "loss"},
+                            {"found", 8.0},
+                            {"expected", 3.0},
+                            {"allowed", 3.5}},
+          "a spike");
+}
+
 void check_truncate_log() {
     const std::string path = fresh_folder("truncate") + "/log.jsonl";
     truncate_log(path, 5);
@@ -111,19 +154,74 @@ void check_truncate_log() {
         if (get(path) != kept) check(false, "log cut after " + std::to_string(cut) + " bytes: " + get(path));
     }
     passed++;
-    for (const std::string& tail : {std::string(7, '\0'), std::string("[1]\n"), std::string("\n\n")}) {
+    for (const std::string& tail :
+         {std::string(7, '\0'), std::string("[1]\n"), std::string("\n\n"), std::string("{}\0\n", 4)}) {
         overwrite(path, kept + tail);
         truncate_log(path, 2);
         check(get(path) == kept, "a torn tail is dropped");
     }
+    fs::create_directory(folder + "/truncate/other");
+    refused("a folder for a log", {"other: expected a file"},
+            [] { truncate_log(folder + "/truncate/other", 2); });
+    fs::remove(folder + "/truncate/other");
+    check(truncate_log(path, 2) == std::set<std::string>{"step", "checkpoint"}, "the last step's events");
     truncate_log(path, 0);
-    check(events_of(path).size() == 2, "back to the start");
+    check(lines_of(get(path)).size() == 2, "back to the start");
+    const std::string link = fresh_folder("unreadable") + "/log.jsonl";
+    fs::remove(link);
+    fs::create_symlink("log.jsonl", link);  // it leads nowhere
+    refused("a log that cannot be read", {link}, [&] { truncate_log(link, 2); });
+    check(fs::is_symlink(link), "it is as it was");
     for (const auto& entry : fs::directory_iterator(fs::path(path).parent_path()))
         check(entry.path() == path, "nothing is left beside the log");
+}
+
+// The run's steps from `first` on, of 4, with a checkpoint after each second one.
+void write_run(const std::string& out, int64_t first) {
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> console(std::fopen("/dev/null", "w"), std::fclose);
+    Log log(out, {4, 2048, 1e9, 0, false}, console.get());
+    log.describe_run("Abacus", 1000, first > 1 ? Origin{"resumed", out} : Origin{});
+    log.start({{"model", "tiny"}});
+    for (int64_t step = first; step <= 4; step++) {
+        log.step({step, 8.0, 1.5, 1e-3, 1000.0});
+        if (step % 2) continue;
+        log.sample(step, "na\u00efve {\n}");
+        log.checkpoint(step, out + "/step");
+    }
+}
+
+// Wherever a run died, the one that goes on from step 2 keeps the events that are whole, and has no step twice.
+void check_continued_log() {
+    const std::string out = fresh_folder("continued"), path = out + "/log.jsonl";
+    write_run(out, 1);
+    const std::string whole = get(path);
+    const auto all = lines_of(whole);
+    check(all.size() == 10, "events of the run");
+    for (size_t cut = 0; cut <= whole.size(); cut++) {
+        overwrite(path, whole.substr(0, cut));
+        truncate_log(path, 2);
+        write_run(out, 3);
+        const auto found = lines_of(get(path));
+        size_t kept = 0, end = 0;
+        while (kept < 6 && (end += all[kept].size()) <= cut) kept++, end++;
+        bool good = found.size() == kept + 6 && std::equal(all.begin(), all.begin() + kept, found.begin());
+        int64_t last = 0;
+        for (const std::string& line : found) {
+            const json event = json::parse(line, nullptr, false);
+            good = good && event.is_object();
+            if (!good || event["event"] != "step") continue;
+            good = event["step"] > last;
+            last = event["step"];
+        }
+        if (!good || last != 4) check(false, "log cut after " + std::to_string(cut) + " bytes: " + get(path));
+    }
+    passed++;
+    check(events_of(path).size() == 12, "the times of a continued log");
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-    return run_checks(argc, argv, checks<check_log, check_truncate_log>());
+    return run_checks(argc, argv,
+                      checks<check_log, check_divergence, check_truncate_log, check_continued_log>());
 }

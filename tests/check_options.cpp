@@ -12,6 +12,7 @@
 using namespace llamac;
 using nlohmann::json;
 using nlohmann::ordered_json;
+namespace fs = std::filesystem;
 
 namespace {
 
@@ -207,12 +208,27 @@ void check_toml() {
         {"out = \"\xff\"", {"line 1"}},
         {std::string("out = \"a\0b\"", 11), {"line 1"}},
         {"# \x01", {"line 1"}},
+        // toml++ 3.3 meets these with an assertion.
+        {"[#", {"line 1: expected TOML"}},
+        {"steps = 3\n\n[[ #\nlr = 1", {"line 3: expected TOML"}},
+        {"[,]", {"line 1"}},
     };
     for (const auto& [text, words] : bad) refused(text, words, [&, &given = text] { with(given); });
     const std::string good = to_toml(parse({"--kernel", "a=1", "--lr", "1e-5"}));
     for (size_t n = 0; n < good.size(); n++)  // cut anywhere: read, or refused, never worse
         error_of([&] { read_toml(toml_file(good.substr(0, n))); });
     passed++;
+}
+
+// A run must not begin with random weights because the given ones could not be looked at.
+void check_weights_of_a_directory() {
+    const std::string model = fresh_folder("model");
+    check(!holds_weights(model) && !holds_weights("tiny"), "no weights");
+    fs::create_symlink("model.safetensors", model + "/model.safetensors");  // stat: too many links
+    refused("weights that cannot be looked at", {"model.safetensors"}, [&] { parse({"--model", model}); });
+    fs::remove(model + "/model.safetensors");
+    overwrite(model + "/pytorch_model.bin", "");
+    check(holds_weights(model), "weights");
 }
 
 // The file that --print-config writes, read by us and by Python.
@@ -250,5 +266,6 @@ void check_print_config() {
 
 int main(int argc, char** argv) {
     return run_checks(argc, argv,
-                      checks<check_flags, check_bad_flags, check_help, check_toml, check_print_config>());
+                      checks<check_flags, check_bad_flags, check_help, check_toml,
+                             check_weights_of_a_directory, check_print_config>());
 }

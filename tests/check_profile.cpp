@@ -49,7 +49,8 @@ std::string profile_norms(int64_t begun, int64_t count) {
     const Norm norm;
     std::vector<float> host(Norm::N * Norm::C);
     Context context = computing_context();
-    Profile profile({5, count}, context, out, 1e12);
+    const OpenFolder opened(out);
+    Profile profile({5, count}, context, opened, 1e12);
     for (int64_t step = 4; step < 4 + begun; step++) {
         norm.run_once(context);
         profile.begin_step(step);
@@ -131,7 +132,8 @@ void check_calls_within_calls() {
         return make_tensor(x.data(), DType::f32, {B, T, count, HD});
     };
     Context context = computing_context();
-    Profile profile({1, 1}, context, out, 0);
+    const OpenFolder opened(out);
+    Profile profile({1, 1}, context, opened, 0);
     profile.begin_step(1);
     Context dry_run = context;
     dry_run.dry_run = true;

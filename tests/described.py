@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from llamac import reference, registry
 from llamac.dtypes import TABLE, torch_dtypes
+from llamac.hashing import hash_halves
 
 DTYPES = torch_dtypes(*TABLE)
 OPERATIONS = {op["name"]: op for op in registry.kernels()}
@@ -156,6 +157,10 @@ def global_norm(i):
     return {"squares": reference.at_least_fp32(i["x"]).square().sum().reshape(1)}
 
 
+def hash_bits(i):
+    return {"sum": torch.from_numpy(hash_halves(i["x"].bfloat16().view(torch.uint8).numpy()))}
+
+
 def adamw(i):
     """A step in the middle of a run."""
     a, stored = ADAMW, i["weight"] if i["master"] is None else i["master"]
@@ -216,6 +221,7 @@ CASES = {
     "cross_entropy": Case(cross_entropy, CLASSES, (SCALE, -100)),
     "mean_loss": Case(mean_loss, [{"N": n} for n in (1, 7, 65, 1031, 100003)], (-100,)),
     "global_norm": Case(global_norm, ELEMENTS, (False,)),
+    "hash": Case(hash_bits, ELEMENTS),
     "adamw": Case(adamw, ELEMENTS, ADAMW_SCALARS),
 }
 
@@ -251,8 +257,9 @@ def make_inputs(op: dict, types: list[str], sizes: dict[str, int], seed: int) ->
     if op["name"] == "attention_backward":
         values["out"] = attention(*(values[n].double() for n in "qkv")).to(values["q"].dtype)
         values["lse"] = log_sum_exp(values["q"].double(), values["k"].double()).to(values["lse"].dtype)
-    if op["name"] == "adamw" and types[0] != "bf16":
-        values["master"] = None
+    if op["name"] == "adamw":
+        values["guard"] = None
+        values["master"] = values["master"] if types[0] == "bf16" else None
     return values
 
 

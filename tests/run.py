@@ -2,15 +2,18 @@
 
 import hashlib
 import json
+import re
 import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = str(ROOT / "tests/models/tied-gqa.json")
 V, T = 97, 16
-# Of a step in log.jsonl, in C and in Python.
-STEP_KEYS = ["event", "step", "loss", "grad_norm", "lr", "ms", "tokens_per_s", "tflops", "mfu", "gpu_mem_gib",
-             "gpu_percent", "rss_gib", "system_mem_gib", "cpu_percent"]  # fmt: skip
+# Of events in log.jsonl, in C and in Python.
+RUN_KEYS = ["event", "time", "host", "device", "version", "commit", "origin", "from", "parameters",
+            "tokens_per_step"]  # fmt: skip
+STEP_KEYS = ["event", "time", "step", "loss", "grad_norm", "lr", "ms", "tokens_per_s", "tflops", "mfu",
+             "gpu_mem_gib", "gpu_percent", "rss_gib", "system_mem_gib", "cpu_percent"]  # fmt: skip
 
 PRECISIONS = {
     "f32": {},
@@ -47,8 +50,18 @@ def flags(data: Path, out: Path, **extra) -> list[str]:
     return [word for key, value in values.items() for word in (f"--{key}", str(value))]
 
 
+def timeless(event: dict) -> dict:
+    """What two runs have in common: the event without its time, which it must have."""
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", event["time"])
+    return {key: value for key, value in event.items() if key != "time"}
+
+
+def timed_events(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().split("\n")[:-1]]
+
+
 def events(out: Path, kind: str) -> list[dict]:
-    return [e for e in map(json.loads, (out / "log.jsonl").read_text().splitlines()) if e["event"] == kind]
+    return [timeless(e) for e in timed_events(out) if e["event"] == kind]
 
 
 def losses(out: Path) -> list[float]:

@@ -1,6 +1,7 @@
 // A run of seconds, without its loop, for tests: its model, data and options, and what its steps give.
 #pragma once
 #include "check.h"
+#include "core/registry.h"
 #include "train/trainer.h"
 
 namespace llamac {

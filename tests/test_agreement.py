@@ -19,11 +19,22 @@ from llamac.data import Loader, permute, write_bin
 from llamac.errors import InputError
 from llamac.options import Options, parse
 from llamac.schedule import learning_rate
+from llamac.spikes import SpikeDetector
 
 ROOT = Path(__file__).resolve().parents[1]
 PRESETS = sorted((ROOT / "configs/models").glob("*.json"))
 TEST_MODELS = sorted((ROOT / "tests/models").glob("*.json"))
-WRITTEN_TWICE = ["config", "data", "flops", "random", "sampling", "schedule", "tolerance"]
+WRITTEN_TWICE = [
+    "config",
+    "data",
+    "files",
+    "flops",
+    "random",
+    "sampling",
+    "schedule",
+    "spikes",
+    "tolerance",
+]
 
 
 TWICE = re.compile(r'^(?://|""") ?Written twice on purpose: (\S+) .*?; (?:tests/)?(\w+\.py)::(\w+)\.')
@@ -144,12 +155,28 @@ def test_micro_batches(tmp_path, vocab, rank, world):
     for shard, n in enumerate((1000, 17, 16, 555)):
         write_bin(tmp_path / f"t_{shard}.bin", rng.integers(vocab, size=n).astype(np.uint32), vocab)
     pattern, T, B, A, seed = str(tmp_path / "t_*.bin"), 16, 3, 2, 7
-    loader = Loader(pattern, T, vocab, B, A, rank, world, seed)
-    for step in range(12):
-        for micro in range(A):
-            ours = np.full((2, B, T), -1, np.int32)
-            _native.micro_batch(pattern, T, vocab, B, A, seed, step, micro, rank, world, *ours)
-            assert np.array_equal(ours, loader.micro_batch(step, micro))
+    for skip in (0, 5):
+        loader = Loader(pattern, T, vocab, B, A, rank, world, seed, skip)
+        for step in range(12):
+            for micro in range(A):
+                ours = np.full((2, B, T), -1, np.int32)
+                _native.micro_batch(pattern, T, vocab, B, A, seed, step, micro, rank, world, *ours, skip)
+                assert np.array_equal(ours, loader.micro_batch(step, micro))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_spikes(seed):
+    """The same spikes in the same numbers: outliers, a level that changes, values that do not move at all."""
+    rng = np.random.default_rng(seed)
+    losses = 3 + 0.05 * rng.standard_normal(400)
+    norms = np.abs(1 + 0.2 * rng.standard_normal(400)) ** (seed + 1)
+    losses[[10, 50, 51, 300]] += (5, 0.5, 1e-9, 40)
+    losses[200:], norms[120:220], norms[90] = losses[200:] + 2, 1, 30
+    detector, found = SpikeDetector(), []
+    for step, (loss, norm) in enumerate(zip(losses.tolist(), norms.tolist()), 1):
+        found += [(step, *dataclasses.astuple(spike)) for spike in detector.add(loss, norm)]
+    assert found == _native.spikes(losses.tolist(), norms.tolist())
+    assert {(51, "loss"), (91, "grad_norm"), (301, "loss")} <= {spike[:2] for spike in found}
 
 
 @pytest.mark.parametrize(

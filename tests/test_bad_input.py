@@ -169,8 +169,10 @@ def test_bad_checkpoint(train, data, checkpoint, tmp_path, file, change):
     }
     path = broken_copy(checkpoint, tmp_path / "out", file, changes[change])
     before = {p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
-    line = one_line(train(*flags(data, tmp_path / "out", steps=12), "--resume", "auto", code=2))
+    named = ("--resume", path.parent)
+    line = one_line(train(*flags(data, tmp_path / "out", steps=12), *named, code=2))
     assert str(path) in line
+    before |= {(lock := tmp_path / "out/.lock"): lock.read_bytes()}
     assert before == {p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
 
 

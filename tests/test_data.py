@@ -514,7 +514,7 @@ def test_tokens_that_a_file_cannot_hold(tmp_path, tokens):
         (["table.jsonl", "--vocab-size", 300], "table.jsonl: expected UTF-8 text, .*: JSON lines: there"),
         (["good.txt", "--vocab-size", 200], "--vocab-size: expected at least"),
         (["good.txt", "--vocab-size", 5000], "expected text that gives 4999 tokens"),
-        (["good.txt", "--tokenizer", "missing"], "missing: No such file"),
+        (["good.txt", "--tokenizer", "missing"], "missing: cannot open: No such file"),
         (["good.txt", "--tokenizer", "bad.txt"], "bad.txt: line 1: expected a new token in base64"),
     ],
 )

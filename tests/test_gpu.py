@@ -57,6 +57,25 @@ def test_the_same_seed_gives_the_same_bits(run, precision):
     assert run("other", seed=7, **PRECISIONS[precision])["steps"] != first["steps"]
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_verified_run_has_the_same_bits(run, precision):
+    """Every step, replayed from graphs and launched one by one; a step in flight is verified, too."""
+    first = run("first", **PRECISIONS[precision])
+    assert run("verified", verify_every=1, **PRECISIONS[precision]) == first
+    assert run("launched", verify_every=2, graphs="off", **PRECISIONS[precision]) == first
+    assert run("guarded", verify_every=3, skip_nonfinite=1, **PRECISIONS[precision]) == first
+
+
+def test_the_driver_says_how_the_device_is(run, tmp_path):
+    """Power and temperature of any GPU that trains; counts of errors where its memory has ECC."""
+    run("out")
+    device = events(tmp_path / "out", "step")[-1].get("device")
+    if device is None:
+        pytest.skip("the vendor's library is missing")
+    assert 10 < device["watts"] < 2000 and 10 < device["celsius"] < 120 and device["clock_mhz"] > 100
+    assert device.get("ecc_uncorrected", 0) >= 0
+
+
 @pytest.mark.parametrize("precision", ["f32", "bf16-throughout"])
 def test_the_librarys_guesses_give_the_same_bits(run, tmp_path, precision):
     """Without timings and their file nothing is left to chance either."""

@@ -9,10 +9,11 @@ import sys
 import tomllib
 import zipfile
 from dataclasses import fields, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from run import STEP_KEYS
+from run import RUN_KEYS, STEP_KEYS, timed_events, timeless
 
 from llamac import plot
 from llamac.config import NOT_LLAMAS, Config, load_config, presets
@@ -141,7 +142,7 @@ def test_commands_of_the_package():
         (["--seed", str(2**63)], "--seed: expected an integer of at least 0, found 9223372036854775808"),
         (["--out", "\udcff"], "--out: expected text in UTF-8"),
         (["--out", "a\0b"], "--out: expected text in UTF-8"),
-        (["--config", "missing.toml"], "--config missing.toml: No such file"),
+        (["--config", "missing.toml"], "missing.toml: cannot open: No such file"),
     ],
 )
 def test_bad_flags(arguments, message):
@@ -215,7 +216,7 @@ def test_run_configurations_by_name(tmp_path, monkeypatch):
     (tmp_path / "llama3.2-1b.toml").write_text('model = "tiny"\n')
     assert parse(["--config", "llama3.2-1b.toml"]).model == "tiny"
     for missing in ("none.toml", "elsewhere/llama3.2-1b.toml"):
-        assert f"--config {missing}: No such file" in refused(parse, ["--config", missing])
+        assert f"{missing}: cannot open: No such file" in refused(parse, ["--config", missing])
 
 
 def test_what_a_wheel_carries(tmp_path):
@@ -407,7 +408,7 @@ def test_no_config(tmp_path):
     assert "expected a directory with config.json or a preset (llama3.1-70b, " in refused(
         load_config, "llama9"
     )
-    assert "expected a directory" in refused(load_config, tmp_path)
+    assert "config.json: cannot open: No such file" in refused(load_config, tmp_path)
     assert "hub" not in refused(load_config, tmp_path) + refused(load_config, "./llama9")
     fetched = "`hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B`"
     assert fetched in refused(load_config, "meta-llama/Llama-3.2-1B")
@@ -427,6 +428,7 @@ def written_log(out: Path, losses: list[float]) -> str:
     """A run's log in out; returns what stood on the console."""
     console = io.StringIO()
     log = Log(out, steps=len(losses), tokens=2048, flops_per_token=1e9, peak_tflops=10, console=console)
+    log.run("Abacus", 2_400_000, "models/mine")
     log.start(Options().to_dict())
     log.val(0, 8.3)
     for step, loss in enumerate(losses, 1):
@@ -439,13 +441,15 @@ def written_log(out: Path, losses: list[float]) -> str:
 
 def test_log(tmp_path):
     console = written_log(tmp_path / "new" / "out", [8.0, math.nan, 7.0])
-    events = [
-        json.loads(line) for line in (tmp_path / "new" / "out" / "log.jsonl").read_text().split("\n")[:-1]
-    ]
+    logged = timed_events(tmp_path / "new" / "out")
+    run, *events = map(timeless, logged)
+    assert (list(logged[0]), list(logged[3])) == (RUN_KEYS, STEP_KEYS)
+    assert run["host"] and run["commit"] and (run["origin"], run["from"]) == ("loaded", "models/mine")
+    times = [datetime.fromisoformat(e["time"]) for e in logged]
+    assert times == sorted(times) and timedelta() <= datetime.now(UTC) - times[-1] < timedelta(minutes=1)
     assert [e["event"] for e in events] == ["start", "val", "step", "step", "step", "sample", "checkpoint"]
     assert events[0]["batch-size"] == 8 and events[1] == {"event": "val", "step": 0, "loss": 8.3}
     step = events[2]
-    assert list(step) == STEP_KEYS
     assert (step["loss"], step["tokens_per_s"], step["mfu"]) == (8.0, 2048, pytest.approx(0.2048))
     assert step["tflops"] == pytest.approx(2.048) and 0 < step["rss_gib"] < 1000
     assert step["gpu_mem_gib"] == 0 and step["gpu_percent"] is None
@@ -532,6 +536,10 @@ def test_plot_reads_what_a_killed_run_left(tmp_path):
     again = plot.read_log(path)
     assert len(again) == len(events) + 1
     assert plot.series(again, "step", "loss") == ([1, 2, 3], [8.0, 7.0, 6.5])
+    written = path.read_bytes()
+    for cut in range(len(written) + 1):  # wherever the run died: the events that are whole, and no other
+        path.write_bytes(written[:cut])
+        assert plot.read_log(path) == again[: written[: cut + 1].count(b"}\n")], cut
     path.write_text('{"event":"st\n{"event":"step"}\n')
     assert "line 1: expected a JSON object" in refused(plot.read_log, path)
     assert "No such file" in refused(plot.read_log, tmp_path / "missing")

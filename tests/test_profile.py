@@ -191,7 +191,7 @@ def test_the_command(out):
         [sys.executable, "-m", "llamac.profile", out / "none"], capture_output=True, text=True, cwd=ROOT
     )
     assert (done.returncode, done.stdout) == (2, "") and len(done.stderr.strip().splitlines()) == 1
-    assert "profile.json: No such file" in done.stderr
+    assert "profile.json: cannot open: No such file" in done.stderr
 
 
 # The report, of a made-up device: 100 TFLOP/s, 1000 GB/s; a step of 100 ms

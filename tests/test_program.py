@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,8 +14,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run import MODEL, PRECISIONS, ROOT, STEP_KEYS, T, V, bits, events, flags, losses, one_line
+from run import (
+    MODEL,
+    PRECISIONS,
+    ROOT,
+    RUN_KEYS,
+    STEP_KEYS,
+    T,
+    V,
+    bits,
+    events,
+    flags,
+    losses,
+    one_line,
+    timed_events,
+)
 
+from llamac import __version__, plot
 from llamac.config import load_config
 from llamac.data import write_bin
 
@@ -31,8 +48,11 @@ def test_run_and_its_log(train, data, tmp_path):
     assert (
         steps[0]["loss"] == pytest.approx(np.log(V), abs=1.0) and steps[-1]["loss"] < steps[0]["loss"] - 0.5
     )
-    assert list(steps[0]) == STEP_KEYS
+    keys = {e["event"]: list(e) for e in timed_events(out)}
+    assert (keys["step"], keys["run"]) == (STEP_KEYS, RUN_KEYS)
     (run,) = events(out, "run")
+    assert (run["host"], run["version"]) == (socket.gethostname(), __version__) and run["commit"]
+    assert (run["origin"], run["from"]) == ("fresh", None)
     assert run["parameters"] == load_config(MODEL).num_parameters() and run["tokens_per_step"] == 4 * T
     assert [e["step"] for e in events(out, "val")] == list(range(0, 41, 4))
     assert [e["step"] for e in events(out, "sample")] == [20, 40]
@@ -64,6 +84,11 @@ def test_samples_begin_with_a_prompt(train, data, tmp_path):
     subprocess.run(python, cwd=ROOT, check=True, capture_output=True)
     (ours,), (theirs,) = (events(tmp_path / name, "sample") for name in ("c", "python"))
     assert ours == theirs and ours["text"].startswith("3 1 41 ") and len(ours["text"].split()) == 3 + 6
+    c, theirs = (
+        {e["event"]: list(e) for e in timed_events(tmp_path / name) if e["event"] != "start"}
+        for name in ("c", "python")
+    )
+    assert c == theirs and c.keys() == {"run", "step", "val", "sample", "checkpoint"}
     train(*flags(data, tmp_path / "plain", **extra))
     plain = events(tmp_path / "plain", "sample")[0]["text"].split()
     assert len(plain) == 6 and plain != ours["text"].split()[3:]
@@ -93,7 +118,30 @@ def test_no_steps_validate_and_end(train, data, tmp_path):
     theirs = subprocess.run(python, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert events(tmp_path / "python", "val")[0]["loss"] == pytest.approx(found["loss"], rel=1e-5)
     assert theirs.splitlines()[-1].startswith("done: no model, log ")
-    assert sorted(p.name for p in (tmp_path / "python").iterdir()) == ["log.jsonl"]
+    assert sorted(p.name for p in (tmp_path / "python").iterdir()) == [".lock", "log.jsonl"]
+    for name in ("out", "python"):
+        (run,) = events(tmp_path / name, "run")
+        assert (run["origin"], run["from"]) == ("loaded", str(model))
+
+
+def test_a_log_that_was_cut_is_continued(train, data, tmp_path):
+    """Within a line, before its newline, and where zeros follow; check_log tries every byte."""
+    out = tmp_path / "out"
+    line = flags(data, out, sample_every=4, sample_tokens=5)
+    train(*line)
+    whole = (out / "log.jsonl").read_bytes()
+    lines = whole.split(b"\n")
+    begin = len(b"\n".join(lines[: next(i for i, text in enumerate(lines) if b'"step":3' in text)])) + 1
+    shutil.rmtree(out / "step_000008")
+    for tail in (whole[: begin + 30], whole[: whole.index(b"\n", begin)], whole[:begin] + bytes(9)):
+        (out / "log.jsonl").write_bytes(tail)
+        train(*line, "--resume", "auto", env=os.environ | {"LLAMAC_PYTHON": "/bin/false"})  # no plot
+        found = timed_events(out)
+        good = [e for e in map(json.loads, tail[: tail.rindex(b"}") + 1].split(b"\n")) if e]
+        assert found[: len(good)] == good and plot.read_log(out / "log.jsonl") == found
+        steps = [e["step"] for e in found if e["event"] == "step"]
+        assert steps == sorted(set(steps)) and steps[-4:] == [5, 6, 7, 8]
+        shutil.rmtree(out / "step_000008")
 
 
 def test_the_same_run_twice_gives_the_same_bits(train, data, tmp_path):
@@ -125,6 +173,8 @@ def test_resume_is_bitwise(train, data, tmp_path, precision):
     newest.rename(tmp_path / "set-aside")
     train(*half, "--resume", "auto")
     assert bits(tmp_path / "half") == bits(tmp_path / "whole")
+    run = events(tmp_path / "half", "run")[-1]
+    assert (run["origin"], run["from"]) == ("resumed", str(tmp_path / "half/step_000006"))
 
 
 def test_every_precision_learns(train, data, tmp_path):
@@ -192,6 +242,38 @@ def test_a_run_that_diverges_keeps_its_checkpoint(train, data, tmp_path):
     assert re.fullmatch(r"train_llama3: step \d+: expected a finite loss .*, found .*step_000008", line), line
     assert sorted(p.name for p in (tmp_path / "out").glob("step_*")) == ["step_000004", "step_000008"]
     assert events(tmp_path / "out", "step")[-1]["step"] == int(re.search(r"step (\d+)", line)[1])
+
+
+def test_steps_that_are_not_finite_are_skipped(train, data, tmp_path):
+    """Two in a row, and the third ends the run. The weights of a checkpoint after them are finite."""
+    line = flags(
+        data, tmp_path / "out", steps=40, lr=1e18, grad_clip=0, checkpoint_every=1, keep_checkpoints=9
+    )
+    result = train(*line, "--skip-nonfinite", "2", "--log-every", "100", code=2)
+    expected = r"train_llama3: step (\d+): expected a finite loss .*, after 2 steps skipped; .*step_(\d+)"
+    step, saved = map(int, re.fullmatch(expected, result.stderr.strip()).groups())
+    assert saved == step - 1
+    skipped = [e["step"] for e in events(tmp_path / "out", "step") if e.get("skipped")]
+    assert skipped == [step - 2, step - 1, step]
+    assert len(re.findall(r"^ +\d+/40 .*  skipped$", result.stdout, re.MULTILINE)) == 3
+    weights = [(tmp_path / f"out/step_{s:06d}/model.safetensors").read_bytes() for s in range(step - 3, step)]
+    assert weights[0] == weights[1] == weights[2]
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16-throughout"])
+def test_a_verified_run_has_the_same_bits(train, data, tmp_path, precision):
+    extra = PRECISIONS[precision] | {"total_batch_size": 8 * T}
+    train(*flags(data, tmp_path / "plain", **extra))
+    train(*flags(data, tmp_path / "verified", **extra, verify_every=3))
+    assert bits(tmp_path / "verified") == bits(tmp_path / "plain")
+    said = train(*flags(data, tmp_path / "dry", **extra, verify_every=3), "--dry-run").stdout
+    assert re.search(r"^  verification +\d+ +[\d.]+$", said, re.MULTILINE)
+
+
+def test_kernels_that_cannot_be_verified_are_refused(train, data, tmp_path):
+    extra = {"verify_every": 1, "kernel": "attention_backward=flash_atomic"}
+    line = one_line(train(*flags(data, tmp_path / "out", **extra), code=2))
+    assert "--verify-every" in line and "attention_backward=flash_atomic" in line
 
 
 def test_a_second_run_keeps_the_first(train, data, tmp_path):

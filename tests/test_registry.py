@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -306,10 +307,32 @@ def test_a_norm_that_is_no_number_leaves_none(variant):
     n = 40
     weight, m, v = (np.zeros(n, np.float32) for _ in range(3))
     inputs = [np.full(n, 50, np.float32), np.full(1, np.nan), np.ones(1, np.float32)]
-    inputs += [np.ones(1, np.int32)]
+    inputs += [np.ones(1, np.int32), None]
     scalars = [0.9, 0.95, 1e-8, 0.1, 1.0, 42, 0]
     llamac.run("adamw", [weight, None, m, v], inputs, scalars, variant)
     assert np.isnan(weight).all() and np.isnan(m).all()
+
+
+@pytest.mark.parametrize("squares, guard", [(np.nan, 4), (np.inf, 4), (2e77, 4), (9, np.nan), (9, np.inf)])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("variant", ["cpu", "reference", "naive", "vectorized"])
+def test_a_guarded_step_that_is_not_finite_keeps_every_bit(variant, dtype, squares, guard):
+    """Of whole thread blocks and of the last one, with and without a master."""
+    n, rng = 1500, np.random.default_rng(1)
+    master = None if dtype == np.float32 else rng.random(n, np.float32)
+    weight, m, v, gradient = (rng.random(n, np.float32).astype(dtype) for _ in range(4))
+    state = [x for x in (weight, master, m, v) if x is not None]
+
+    def step(squares: float, guard: float):
+        inputs = [gradient, np.full(1, squares, float), np.ones(1, np.float32), np.ones(1, np.int32)]
+        scalars = [0.9, 0.95, 1e-8, 0.1, 1.0, 42, 0]
+        llamac.run("adamw", [weight, master, m, v], [*inputs, np.full(1, guard, float)], scalars, variant)
+
+    before = [x.tobytes() for x in state]
+    step(squares, guard)
+    assert [x.tobytes() for x in state] == before
+    step(9, 4)
+    assert all(x.tobytes() != b for x, b in zip(state, before))
 
 
 def test_memory_that_nobody_wrote_shows():
@@ -323,3 +346,203 @@ def test_memory_that_nobody_wrote_shows():
         gradients = [torch.zeros_like(x) for x in (q, k, v)]
         llamac.run("attention_backward", gradients, [dout, out, lse, q, k, v], [HD**-0.5], variant)
         assert all(g.isnan().all() for g in gradients), variant
+
+
+# What could crash, or give a wrong result without a word
+
+
+def refusal(*arguments) -> str:
+    with pytest.raises(llamac.Error) as error:
+        llamac.run(*arguments)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("variant", ["", "reference", "naive"])
+@pytest.mark.parametrize("bad", [-1, 7, 10**9, -(2**31)])
+def test_a_token_id_that_is_none(bad, variant):
+    out, weight = np.full((3, 4), np.nan, np.float32), np.ones((7, 4), np.float32)
+    ids = np.array([0, bad, 6], np.int32)
+    message = refusal("embedding_forward", [out], [ids, weight], [], variant)
+    assert message == f"embedding_forward: tokens holds {bad}, expected values from 0 to 6"
+    assert np.isnan(out).all()
+    message = refusal("embedding_backward", [weight], [out, ids], [True], variant)
+    assert message == f"embedding_backward: tokens holds {bad}, expected values from 0 to 6"
+
+
+def test_a_target_that_is_none():
+    losses, logits, targets = (
+        np.zeros(3, np.float32),
+        np.ones((3, 8), np.float32),
+        np.array([0, -100, 8], "i4"),
+    )
+    arrays = [losses, None, None, None], [logits, targets, None]
+    assert "targets holds 8, expected values from 0 to 7" in refusal("cross_entropy", *arrays, [1.0, -100])
+    assert "targets holds -100" in refusal("cross_entropy", *arrays, [1.0, 8])
+    assert "ignore_index is 4294967196, expected one of 32 bits" in refusal(
+        "cross_entropy", *arrays, [1.0, 2**32 - 100]
+    )
+
+
+def test_outputs_have_memory_of_their_own():
+    (out, rstd), (x, weight) = operands()
+    run = "rmsnorm_forward"
+    assert refusal(run, [x, rstd], [x, weight], [EPS]) == (
+        "rmsnorm_forward: out overlaps x in memory, expected memory of its own"
+    )
+    rows = np.zeros(2 * ROWS * C, np.float32)
+    first, last = rows[: ROWS * C].reshape(ROWS, C), rows[C : (ROWS + 1) * C].reshape(ROWS, C)
+    assert "out overlaps x" in refusal(run, [last, rstd], [first, weight], [EPS])
+    assert "out overlaps rstd" in refusal(run, [out, out[0, :ROWS]], [x, weight], [EPS])
+    none = np.lib.stride_tricks.as_strided(np.zeros((0, 4, 2, 8), np.float32), strides=(0, 0, 0, 4))
+    llamac.run("repeat_kv_backward", [none], [np.zeros((0, 4, 4, 8), np.float32)], [])
+    joined = np.zeros((1, 4, 6, 8), np.float32)
+    message = refusal("repeat_kv_forward", [np.zeros((1, 4, 4, 8), np.float32)], [joined[:, :, 1:3, ::2]], [])
+    assert "x must have stride 1 in its last dimension" in message
+    same = np.lib.stride_tricks.as_strided(joined, (1, 4, 2, 8), (0, 0, 32, 4))
+    assert refusal("rope_forward", [same], [joined[:, :, 2:4], np.zeros((4, 4, 2), np.float32)], [False]) == (
+        "rope_forward: out overlaps itself, expected strides that keep its elements apart"
+    )
+
+
+def test_outputs_may_share_exactly():
+    """As the description says; not with a shift."""
+    memory = np.arange(1, 2 * 3 * 4 * 6 + 1, dtype=np.float32)
+    x, cis = memory[:96].reshape(1, 3, 4, 8), np.random.default_rng(0).standard_normal((3, 4, 2))
+    cis = cis.astype(np.float32)
+    expected = np.zeros_like(x)
+    llamac.run("rope_forward", [expected], [x, cis], [False])
+    message = refusal("rope_forward", [memory[8:104].reshape(x.shape)], [x, cis], [False])
+    assert (
+        message == "rope_forward: out overlaps x in memory, expected memory of its own, or exactly that of x"
+    )
+    llamac.run("rope_forward", [x], [x, cis], [False])
+    np.testing.assert_array_equal(x, expected)
+
+
+def random_slices(rng: np.random.Generator, apart: int | None) -> list[np.ndarray]:
+    """Two slices of an array, of one shape, some dimensions in steps; none where `apart`, a dimension, keeps
+    them in halves of its own."""
+    whole = np.zeros((2, 4, 4, 8) if apart is None else (4, 9, 8, 16), np.float32)
+    sizes = [
+        int(n) for n in (rng.integers(1, 3), rng.integers(1, 4), rng.integers(1, 4), 2 * rng.integers(1, 4))
+    ]
+    slices = []
+    for side in (0, 1):
+        index = []
+        for d, (size, n) in enumerate(zip(sizes, whole.shape)):
+            low, high = (side * n // 2, (side + 1) * n // 2) if d == apart else (0, n)
+            step = int(rng.integers(1, 3)) if d < 3 else 1
+            if low + (size - 1) * step >= high:
+                step = 1
+            begin = int(rng.integers(low, high - (size - 1) * step))
+            index.append(slice(begin, begin + (size - 1) * step + 1, step))
+        slices.append(whole[tuple(index)])
+    return slices
+
+
+def test_interleaved_operands():
+    """Refused if they have an element in common, and taken if a range of one dimension keeps them apart."""
+    rng, refused = np.random.default_rng(0), 0
+    for apart in (0, 1, 2, 3, None) * 60:
+        out, x = random_slices(rng, apart)
+        cis = np.zeros((x.shape[1], x.shape[3] // 2, 2), np.float32)
+        steps = [[s for s, n in zip(a.strides, a.shape) if n > 1] for a in (out, x)]
+        same = out.ctypes.data == x.ctypes.data and steps[0] == steps[1]
+        if np.shares_memory(out, x) and not same:
+            assert "out overlaps x" in refusal("rope_forward", [out], [x, cis], [False])
+            refused += 1
+        elif apart is not None:
+            llamac.run("rope_forward", [out], [x, cis], [False])
+    assert refused > 10
+
+
+@pytest.mark.parametrize("variant", ["", "reference", "naive"])
+def test_addresses_are_aligned(variant):
+    outputs, inputs = operands()
+    memory = np.zeros(inputs[0].nbytes + 4, np.uint8)
+    inputs[0] = np.frombuffer(memory, np.float32, inputs[0].size, 1).reshape(ROWS, C)
+    assert refusal("rmsnorm_forward", outputs, inputs, [EPS], variant) == (
+        "rmsnorm_forward: x begins 1 bytes past a multiple of 4, expected an aligned address"
+    )
+
+
+class Shaped(Foreign):
+    """One number, whose capsule says another shape."""
+
+    def __init__(self, *shape: int):
+        super().__init__(np.zeros(1, np.float32))
+        self.shape = shape
+
+    def __dlpack__(self, stream=None):
+        import ctypes
+
+        capsule = self.array.__dlpack__()
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+        tensor = pointer(capsule, b"dltensor")  # data, device, ndim, dtype, shape, strides, offset
+        self.sizes = (ctypes.c_int64 * len(self.shape))(*self.shape)
+        self.strides = (ctypes.c_int64 * len(self.shape))()
+        ctypes.c_int32.from_address(tensor + 16).value = len(self.shape)
+        ctypes.c_int64.from_address(tensor + 24).value = ctypes.addressof(self.sizes)
+        ctypes.c_int64.from_address(tensor + 32).value = ctypes.addressof(self.strides)
+        return capsule
+
+
+@pytest.mark.parametrize(
+    "shape, message",
+    [
+        ((-ROWS, C), "x: expected sizes of at least 0, found -5"),
+        ((2**40, C), "x must be contiguous"),
+        ((2**40, 2**40), "x: expected fewer than 2^63 bytes, found more"),
+        ((2**62, 2**62, 2**62, 2**62), "x: expected fewer than 2^63 bytes"),
+    ],
+)
+def test_sizes_that_no_memory_has(shape, message):
+    outputs, inputs = operands()
+    assert message in refusal("rmsnorm_forward", outputs, [Shaped(*shape), inputs[1]], [EPS])
+
+
+@pytest.mark.parametrize(
+    "operation, scalars, message",
+    [
+        ("rmsnorm_forward", ["1e-5"], "eps is str, expected a number"),
+        ("rmsnorm_forward", [None], "eps is NoneType, expected a number"),
+        ("rmsnorm_forward", [1j], "eps is complex, expected a number"),
+        ("rmsnorm_forward", [10**400], "eps is int of 1329 bits, expected a number"),
+        ("rmsnorm_forward", [np.zeros(2)], "eps is ndarray, expected a number"),
+        ("mean_loss", [0.5], "ignore_index is float, expected an integer of 64 bits"),
+        ("mean_loss", [np.float32(1)], "ignore_index is float32, expected an integer of 64 bits"),
+        ("mean_loss", [2**63], "ignore_index is int of 64 bits, expected an integer of 64 bits"),
+        ("global_norm", [0.0], "accumulate is float, expected a bool"),
+        ("global_norm", ["yes"], "accumulate is str, expected a bool"),
+        ("global_norm", [True, 1], "expected 1 scalars, found 2"),
+    ],
+)
+def test_scalars_of_another_type(operation, scalars, message):
+    op = next(op for op in llamac.kernels() if op["name"] == operation)
+    split = sum(o["output"] for o in op["operands"])
+    message = f"{operation}: {message}"
+    assert refusal(operation, [None] * split, [None] * (len(op["operands"]) - split), scalars) == message
+
+
+def test_scalars_that_are_taken():
+    """As PyTorch takes them: a bool is a number."""
+    squares, x = np.zeros(1), np.full(3, 2, np.float32)
+    for accumulate, expected in (
+        (False, 12),
+        (True, 24),
+        (np.True_, 36),
+        (1, 48),
+        (0, 12),
+        (np.int32(1), 24),
+    ):
+        llamac.run("global_norm", [squares], [x], [accumulate])
+        assert squares[0] == expected
+    mean, losses, targets = np.zeros((), np.float32), np.array([1, 3], np.float32), np.array([0, 1], "i4")
+    llamac.run("mean_loss", [mean, None], [losses, targets], [True])
+    assert mean == 1
+    outputs, inputs = operands()
+    for eps in (1, True, float("nan")):
+        llamac.run("rmsnorm_forward", outputs, inputs, [eps])
+    assert np.isnan(outputs[0]).all()

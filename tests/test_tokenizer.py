@@ -245,7 +245,7 @@ def test_find(tmp_path):
     write_bin(tmp_path / "train_000.bin", np.zeros(9, np.uint32), 257)
     shard = read_bin(tmp_path / "train_000.bin")
     assert tokenizer.find("auto", [shard]) is None and tokenizer.find("none", [shard]) is None
-    with pytest.raises(InputError, match="missing: No such file"):
+    with pytest.raises(InputError, match="missing: cannot open: No such file"):
         tokenizer.find(str(tmp_path / "missing"), [shard])
     tokenizer.save(tmp_path / "tokenizer.model", BYTES | {b"ab": 256})
     assert tokenizer.find("auto", [shard]).n_ranks == 257

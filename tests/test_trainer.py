@@ -4,8 +4,10 @@ The program has to be compiled like the module: under the sanitizers (mark "prog
 """
 
 import json
+import os
 import re
 import shutil
+import signal
 import threading
 import time
 from pathlib import Path
@@ -378,3 +380,25 @@ def test_a_failed_check_raises():
     """What ends the program is an exception here."""
     with pytest.raises(RuntimeError, match=r"CHECK\(.*step.*\) failed at .*schedule.cpp"):
         native.learning_rate(0, 1.0, 0.0, 0, 10, "constant")
+
+
+def test_signals_are_left_to_python(data, tmp_path):
+    """No handler is changed; Ctrl-C raises KeyboardInterrupt, and training can go on."""
+
+    def handled() -> list[str]:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return [line for line in lines if line.startswith(("SigBlk", "SigIgn", "SigCgt"))]
+
+    before = handled()
+    trainer = llamac.Trainer(options(data, tmp_path, steps=1000000))
+    trainer.step()
+    assert handled() == before
+    interrupt = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            trainer.step()
+    interrupt.join()
+    done = trainer.steps_done
+    trainer.step()
+    assert trainer.steps_done == done + 1 > 2

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "core/registry.h"
 #include "platform/ranges.h"
@@ -118,10 +119,13 @@ Choice choose(const Operation& op, const Call& call, const Context& context, con
 // The scalars of a call that leaves out the last ones.
 std::vector<Scalar> complete(const Operation& op, std::span<const Scalar> given) {
     const size_t count = op.scalars.size();
-    if (given.size() > count || !op.scalars[given.size()].missing)
-        fail(op.name, ": expected ", count, " scalars, found ", given.size());
     std::vector<Scalar> all(given.begin(), given.end());
-    while (all.size() < count) all.push_back(*op.scalars[all.size()].missing);
+    while (all.size() < count) {
+        const std::optional<double>& value = op.scalars[all.size()].missing;
+        if (!value) break;
+        all.push_back(*value);
+    }
+    if (all.size() != count) fail(op.name, ": expected ", count, " scalars, found ", given.size());
     return all;
 }
 

@@ -1,7 +1,6 @@
 #include "core/file.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -9,12 +8,18 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <memory>
+#include <random>
 #include <utility>
+#include <vector>
 
-#include "platform/error.h"
+#include "core/folder.h"
 
 namespace llamac {
 namespace {
+
+// Bytes that are read or written at once: the cache holds them, for the hash.
+constexpr int64_t piece = 1 << 20;
 
 // Closes on every way out of a function.
 struct Descriptor {
@@ -24,48 +29,94 @@ struct Descriptor {
     }
 };
 
-[[noreturn]] void fail_with_errno(const std::string& path, const char* action) {
-    const int reason = errno;
-    fail(path, ": cannot ", action, ": ", std::strerror(reason));
+void sync_folder(const OpenFolder& folder) {
+    // Some network file systems cannot sync a folder and say EINVAL: there is nothing better to do there.
+    if (fsync(folder.fd) != 0 && errno != EINVAL) fail_with_errno(folder.path, "sync");
 }
 
-void sync_parent(const std::string& path) {
-    const size_t slash = path.find_last_of('/');
-    const std::string folder = slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
-    const Descriptor d{open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
-    if (d.fd < 0) fail_with_errno(folder, "open");
-    // Some network file systems cannot sync a folder and say EINVAL: there is nothing better to do there.
-    if (fsync(d.fd) != 0 && errno != EINVAL) fail_with_errno(folder, "sync");
+std::string without_slashes_at_its_end(std::string path) {
+    while (path.size() > 1 && path.back() == '/') path.pop_back();
+    return path;
 }
 
 }  // namespace
 
-MappedFile::MappedFile(const std::string& file_path) : path(file_path) {
+void fail_with_errno(const std::string& path, const char* action) {
+    const int reason = errno;
+    throw SystemError(path + ": cannot " + action + ": " + std::strerror(reason), reason);
+}
+
+InputFile::InputFile(const std::string& file_path) : path(file_path) {
+    if (path.find('\0') != path.npos) fail(path, ": expected a path, which has no NUL");
     // O_NONBLOCK: opening a pipe returns, to be refused below. It means nothing for a regular file.
-    const Descriptor d{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+    Descriptor d{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
     if (d.fd < 0) fail_with_errno(path, "open");
     struct stat status;
     if (fstat(d.fd, &status) != 0) fail_with_errno(path, "read");
     if (!S_ISREG(status.st_mode))
         fail(path, ": expected a file, found ", S_ISDIR(status.st_mode) ? "a folder" : "a device");
     size = status.st_size;
-    if (size == 0) return;  // mmap refuses a length of 0
-    void* mapped = mmap(nullptr, static_cast<size_t>(size), PROT_READ, MAP_PRIVATE, d.fd, 0);
-    if (mapped == MAP_FAILED) fail_with_errno(path, "map");
-    data = static_cast<const uint8_t*>(mapped);
+    descriptor = std::exchange(d.fd, -1);
 }
 
-MappedFile::MappedFile(MappedFile&& other) noexcept
+InputFile::InputFile(InputFile&& other) noexcept
     : path(std::move(other.path)),
-      data(std::exchange(other.data, nullptr)),
-      size(std::exchange(other.size, 0)) {}
+      size(std::exchange(other.size, 0)),
+      descriptor(std::exchange(other.descriptor, -1)) {}
 
-MappedFile::~MappedFile() {
-    if (data) munmap(const_cast<uint8_t*>(data), static_cast<size_t>(size));
+InputFile::~InputFile() {
+    if (descriptor >= 0) close(descriptor);
 }
 
-FileWriter::FileWriter(const std::string& file_path) : path(file_path), temporary(file_path + ".tmp") {
-    descriptor = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+void InputFile::read(int64_t first, void* to, int64_t bytes) const {
+    CHECK(first >= 0 && bytes >= 0 && first <= size - bytes);
+    char* at = static_cast<char*>(to);
+    while (bytes > 0) {
+        // Linux reads 2 GiB in one call at most.
+        const ssize_t done = pread(descriptor, at, static_cast<size_t>(bytes), first);
+        if (done < 0 && errno == EINTR) continue;
+        if (done < 0) fail_with_errno(path, "read");
+        if (done == 0) {
+            struct stat now{};
+            if (fstat(descriptor, &now) != 0) fail_with_errno(path, "read");
+            fail(path, ": expected ", size, " bytes, as when it was opened, found ", now.st_size,
+                 ": something has cut the file while it was in use");
+        }
+        at += done;
+        first += done;
+        bytes -= done;
+    }
+}
+
+std::string read_file(const std::string& path) {
+    const InputFile file(path);
+    std::string text(static_cast<size_t>(file.size), '\0');
+    file.read(0, text.data(), file.size);
+    return text;
+}
+
+FileWriter::FileWriter(const OpenFolder& in, const std::string& called)
+    : folder(in), name(called), path(in.path + "/" + called) {
+    create();
+}
+
+FileWriter::FileWriter(const std::string& file_path)
+    : parent(std::make_unique<OpenFolder>(parent_of(file_path))),
+      folder(*parent),
+      name(name_of(file_path)),
+      path(file_path) {
+    create();
+}
+
+// The name is random, so that two writers of one file each have their own; O_EXCL follows no link.
+void FileWriter::create() {
+    folder.check();
+    std::random_device random;
+    do {
+        temporary = "." + name + "." + hex(uint64_t{random()} << 32 | random()) + ".tmp";
+        descriptor =
+            openat(folder.fd, temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    } while (descriptor < 0 && errno == EEXIST);
     if (descriptor < 0) fail_with_errno(path, "write");
     hash = XXH3_createState();
     CHECK(hash != nullptr);
@@ -75,41 +126,65 @@ FileWriter::FileWriter(const std::string& file_path) : path(file_path), temporar
 FileWriter::~FileWriter() {
     XXH3_freeState(hash);
     if (descriptor >= 0) close(descriptor);
-    if (!temporary.empty()) unlink(temporary.c_str());
+    if (!temporary.empty()) unlinkat(folder.fd, temporary.c_str(), 0);
 }
 
 void FileWriter::write(const void* data, int64_t bytes) {
+    // More would be written only in finish(), at once: minutes without a sign of progress.
+    constexpr int64_t most_unsynced = 256 << 20;
     const char* at = static_cast<const char*>(data);
     while (bytes > 0) {
         // In pieces that the cache holds, for the hash; Linux writes 2 GiB in one call at most.
-        const ssize_t written =
-            ::write(descriptor, at, static_cast<size_t>(std::min<int64_t>(bytes, 1 << 20)));
-        if (written < 0 && errno == EINTR) continue;
-        if (written == 0) errno = ENOSPC;
-        if (written <= 0) fail_with_errno(path, "write");
-        XXH3_64bits_update(hash, at, static_cast<size_t>(written));
-        at += written;
-        bytes -= written;
+        const ssize_t now = ::write(descriptor, at, static_cast<size_t>(std::min(bytes, piece)));
+        if (now < 0 && errno == EINTR) continue;
+        if (now == 0) errno = ENOSPC;
+        if (now <= 0) fail_with_errno(path, "write");
+        XXH3_64bits_update(hash, at, static_cast<size_t>(now));
+        at += now;
+        bytes -= now;
+        written += now;
+        unsynced += now;
+        if (unsynced >= most_unsynced) {
+            if (fdatasync(descriptor) != 0) fail_with_errno(path, "write");
+            unsynced = 0;
+        }
+        if (progress) progress();
     }
 }
 
 uint64_t FileWriter::finish() {
     if (fsync(descriptor) != 0) fail_with_errno(path, "write");
+    if (progress) progress();
     if (close(std::exchange(descriptor, -1)) != 0) fail_with_errno(path, "write");
-    rename_durably(temporary, path);
+    folder.check();
+    rename_durably(folder, temporary, folder, name);
     temporary.clear();
     return XXH3_64bits_digest(hash);
 }
 
-uint64_t write_file(const std::string& path, std::string_view text) {
-    FileWriter writer(path);
+uint64_t write_file(const OpenFolder& folder, const std::string& name, std::string_view text) {
+    FileWriter writer(folder, name);
     writer.write(text.data(), static_cast<int64_t>(text.size()));
     return writer.finish();
 }
 
+uint64_t write_file(const std::string& path, std::string_view text) {
+    return write_file(OpenFolder(parent_of(path)), name_of(path), text);
+}
+
 uint64_t hash_file(const std::string& path) {
-    const MappedFile file(path);
-    return XXH3_64bits(file.data, static_cast<size_t>(file.size));
+    const InputFile file(path);
+    XXH3_state_t* const hash = XXH3_createState();
+    const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(hash, XXH3_freeState);
+    CHECK(hash != nullptr);
+    XXH3_64bits_reset(hash);
+    std::vector<char> bytes(static_cast<size_t>(std::min(file.size, piece)));
+    for (int64_t first = 0; first < file.size; first += piece) {
+        const int64_t count = std::min(piece, file.size - first);
+        file.read(first, bytes.data(), count);
+        XXH3_64bits_update(hash, bytes.data(), static_cast<size_t>(count));
+    }
+    return XXH3_64bits_digest(hash);
 }
 
 std::string hex(uint64_t hash) {
@@ -118,12 +193,27 @@ std::string hex(uint64_t hash) {
     return text;
 }
 
-void rename_durably(const std::string& from, const std::string& to) {
-    if (rename(from.c_str(), to.c_str()) != 0) {
+void rename_durably(const OpenFolder& from_folder, const std::string& from, const OpenFolder& to_folder,
+                    const std::string& to) {
+    if (renameat(from_folder.fd, from.c_str(), to_folder.fd, to.c_str()) != 0) {
         const int reason = errno;
-        fail(from, ": cannot rename to ", to, ": ", std::strerror(reason));
+        throw SystemError(from_folder.path + "/" + from + ": cannot rename to " + to_folder.path + "/" + to +
+                              ": " + std::strerror(reason),
+                          reason);
     }
-    sync_parent(to);
+    sync_folder(to_folder);
+    if (from_folder.fd != to_folder.fd) sync_folder(from_folder);
+}
+
+std::string parent_of(std::string path) {
+    path = without_slashes_at_its_end(std::move(path));
+    const size_t slash = path.find_last_of('/');
+    return slash == path.npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+}
+
+std::string name_of(std::string path) {
+    path = without_slashes_at_its_end(std::move(path));
+    return path.substr(path.find_last_of('/') + 1);
 }
 
 }  // namespace llamac

@@ -1,6 +1,7 @@
 // Folders: std::filesystem with Error, which names the path and the system's reason, in place of its exceptions;
-// and a folder that is either written whole or not at all.
+// a folder that is held open; and a folder that is either written whole or not at all.
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,26 +15,54 @@ bool same_file(const std::string& a, const std::string& b);
 std::vector<std::string> names_in(const std::string& folder);
 // With its parents; an existing folder is left as it is.
 void create_folder(const std::string& path);
-// With all that it contains. What is not there is no error.
-void remove_folder(const std::string& path);
 
-// Creates PARENT/.NAME.tmp; files are written to path(name), each of them made durable by its writer (FileWriter does
+// A folder that stays open. What is changed through it changes in this folder and in no other, also after somebody has
+// moved it, removed it or put another one at its path. A name is one of its entries, and the entry itself: no call
+// follows a link at a name.
+struct OpenFolder {
+    const std::string path;
+    const int fd;
+
+    explicit OpenFolder(const std::string& path);
+    OpenFolder(const OpenFolder& parent, const std::string& name);  // the parent must outlive it
+    OpenFolder(const OpenFolder&) = delete;
+    OpenFolder& operator=(const OpenFolder&) = delete;
+    ~OpenFolder();
+
+    // Throws Error where its path, or its parent's, leads to another folder by now, or to none. While it is open, no new
+    // folder gets its inode number, so a removed folder that was made again counts as another one.
+    void check() const;
+    // Whether there is an entry of this name: a link that leads nowhere is one.
+    bool has(const std::string& name) const;
+    // All names, sorted.
+    std::vector<std::string> names() const;
+    // Removes a file, a link (not what it leads to), or a folder with all that it contains. What is not there is no
+    // error.
+    void remove(const std::string& name) const;
+
+  private:
+    const OpenFolder* const parent;  // null: opened by its path
+};
+
+// Creates PARENT/.NAME.tmp; files are written into folder(), each of them made durable by its writer (FileWriter does
 // it); finish() renames the folder to PARENT/NAME, which must not exist, and makes that durable. Without finish(),
 // after an error for one, what was written is removed. A process that is killed leaves the temporary folder behind:
-// names that end with `temporary_suffix` can be removed.
+// names that end with `temporary_suffix` can be removed. One writer of a name at a time: see train/output.h.
 struct FolderWriter {
     static constexpr const char* temporary_suffix = ".tmp";
 
-    explicit FolderWriter(const std::string& path);
+    FolderWriter(const OpenFolder& parent, const std::string& name);
     FolderWriter(const FolderWriter&) = delete;
     FolderWriter& operator=(const FolderWriter&) = delete;
     ~FolderWriter();
 
-    std::string path(const std::string& name) const { return temporary + "/" + name; }
+    const OpenFolder& folder() const { return *open; }
     void finish();
 
   private:
-    std::string target, temporary;
+    const OpenFolder& parent;
+    const std::string name, temporary;
+    std::optional<OpenFolder> open;
     bool finished = false;
 };
 

@@ -31,6 +31,10 @@ nlohmann::json parse_json(std::string_view text, const std::string& where) {
             fail(where, ": expected each key once, found ", quote(value.get<std::string>()), " twice");
         return true;
     };
+    // nlohmann/json skips a mark, and ends at a NUL.
+    if (text.substr(0, 3) == "\xef\xbb\xbf") fail(where, ": expected JSON, found a byte-order mark");
+    if (const size_t nul = text.find('\0'); nul != text.npos)
+        fail(where, ": expected JSON, found an error at byte ", nul + 1);
     try {
         return json::parse(text.begin(), text.end(), check);
     } catch (const json::parse_error& e) {
@@ -41,7 +45,7 @@ nlohmann::json parse_json(std::string_view text, const std::string& where) {
 }
 
 nlohmann::json read_json(const std::string& path) {
-    return parse_json(MappedFile(path).text(), path);
+    return parse_json(read_file(path), path);
 }
 
 std::string excerpt(const nlohmann::json& value) {

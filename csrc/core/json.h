@@ -1,3 +1,5 @@
+// Written twice on purpose: llamac/files.py has the same; tests/test_readers.py::test_c_and_python_agree.
+//
 // JSON from files, and text from files in error messages.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
@@ -7,7 +9,7 @@
 namespace llamac {
 
 // The text as JSON; `where` begins the message of an Error. Stricter than JSON in that an object has no key
-// twice and nesting ends at 32 levels.
+// twice and nesting ends at 32 levels; also without a byte-order mark.
 nlohmann::json parse_json(std::string_view text, const std::string& where);
 nlohmann::json read_json(const std::string& path);
 

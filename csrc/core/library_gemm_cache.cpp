@@ -1,5 +1,3 @@
-#include <unistd.h>
-
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -20,15 +18,21 @@ ordered_json to_json(const GemmChoices& from) {
 }
 
 GemmChoices parse_gemm_choices(const json& object, const std::string& where) {
+    const auto malformed = [&] {
+        fail(where, ": expected device, library and choices {product: {ms, tried, algorithm}}, found ",
+             excerpt(object));
+    };
     GemmChoices choices;
     try {
         object.at("device").get_to(choices.device);
         object.at("library").get_to(choices.library);
-        for (const auto& [name, c] : object.at("choices").items())
-            choices.choices[name] = {c.at("algorithm"), c.at("ms"), c.at("tried")};
+        for (const auto& [name, c] : object.at("choices").get_ref<const json::object_t&>()) {
+            const json& tried = c.at("tried");  // get<int> would take any number, and overflow
+            if (!tried.is_number_unsigned() || tried.get<uint64_t>() > INT32_MAX) malformed();
+            choices.choices[name] = {c.at("algorithm"), c.at("ms"), tried.get<int>()};
+        }
     } catch (const json::exception&) {
-        fail(where, ": expected device, library and choices {product: {ms, tried, algorithm}}, found ",
-             excerpt(object));
+        malformed();
     }
     return choices;
 }
@@ -54,9 +58,8 @@ void add_to_gemm_cache(const std::string& path, const GemmChoices& choices) {
     const std::filesystem::path folder = std::filesystem::path(path).parent_path();
     std::error_code failed;  // write_file says it
     if (!folder.empty()) std::filesystem::create_directories(folder, failed);
-    const std::string own = path + "." + std::to_string(getpid());  // another run may write, too
-    write_file(own, to_json(all).dump(2) + "\n");
-    rename_durably(own, path);
+    write_file(path,
+               to_json(all).dump(2) + "\n");  // another run may write, too: each to its own temporary file
 }
 
 }  // namespace llamac

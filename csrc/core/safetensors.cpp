@@ -62,14 +62,15 @@ int64_t bytes_of(const std::vector<int64_t>& shape, DType dtype, const std::stri
     return empty ? 0 : product;
 }
 
-SafetensorsFile::Entry parse_entry(const std::string& name, const json& value, const uint8_t* data,
+// begin_of_data: in the file, which has data_bytes from there on.
+SafetensorsFile::Entry parse_entry(const std::string& name, const json& value, int64_t begin_of_data,
                                    int64_t data_bytes, const std::string& where) {
     if (!value.is_object()) fail(where, ": expected {dtype, shape, data_offsets}, found ", excerpt(value));
     for (const auto& item : value.items())
         if (item.key() != "dtype" && item.key() != "shape" && item.key() != "data_offsets")
             fail(where, ": expected dtype, shape and data_offsets, found ", quote(item.key()));
     SafetensorsFile::Entry entry{name, parse_dtype(field(value, "dtype", where), where),
-                                 parse_shape(field(value, "shape", where), where), nullptr, 0};
+                                 parse_shape(field(value, "shape", where), where), 0, 0};
     entry.bytes = bytes_of(entry.shape, entry.dtype, where);
     const json& offsets = field(value, "data_offsets", where);
     if (!offsets.is_array() || offsets.size() != 2)
@@ -83,7 +84,7 @@ SafetensorsFile::Entry parse_entry(const std::string& name, const json& value, c
         fail(where, ": data_offsets: expected ", entry.bytes, " bytes for ", info(entry.dtype).safetensors,
              " ", shape_text(entry.shape.data(), static_cast<int>(entry.shape.size())), ", found ",
              end - begin);
-    entry.data = data + begin;
+    entry.offset = begin_of_data + begin;
     return entry;
 }
 
@@ -92,22 +93,26 @@ SafetensorsFile::Entry parse_entry(const std::string& name, const json& value, c
 SafetensorsFile::SafetensorsFile(const std::string& path) : file(path) {
     constexpr int64_t prefix = 8;
     if (file.size < prefix) fail(path, ": header length: expected 8 bytes, found a file of ", file.size);
+    uint8_t bytes[prefix];
+    file.read(0, bytes, prefix);
     uint64_t length = 0;
-    for (int i = 0; i < prefix; i++) length |= uint64_t{file.data[i]} << 8 * i;
+    for (int i = 0; i < prefix; i++) length |= uint64_t{bytes[i]} << 8 * i;
     const int64_t most = std::min(file.size - prefix, max_header);
     if (length > static_cast<uint64_t>(most))
         fail(path, ": header length: expected at most ", most, ", found ", length);
-    parse_header(file.text().substr(prefix, length), file.size - prefix - static_cast<int64_t>(length));
+    std::string header(length, '\0');
+    file.read(prefix, header.data(), static_cast<int64_t>(length));
+    parse_header(header, file.size - prefix - static_cast<int64_t>(length));
 }
 
 void SafetensorsFile::parse_header(std::string_view text, int64_t data_bytes) {
     const json header = parse_json(text, path() + ": header");
     if (!header.is_object()) fail(path(), ": header: expected an object, found ", excerpt(header));
-    const uint8_t* data = file.data + (file.size - data_bytes);
+    const int64_t begin_of_data = file.size - data_bytes;
     for (const auto& [name, value] : header.items()) {
         const std::string where = path() + ": " + quote(name);
         if (name != "__metadata__") {
-            table.push_back(parse_entry(name, value, data, data_bytes, where));
+            table.push_back(parse_entry(name, value, begin_of_data, data_bytes, where));
             continue;
         }
         if (!value.is_object()) fail(where, ": expected an object, found ", excerpt(value));
@@ -119,11 +124,11 @@ void SafetensorsFile::parse_header(std::string_view text, int64_t data_bytes) {
     }
     // Each tensor begins where the one before ends: an empty one stands before its neighbour.
     std::stable_sort(table.begin(), table.end(), [](const Entry& a, const Entry& b) {
-        return a.data != b.data ? a.data < b.data : a.bytes < b.bytes;
+        return a.offset != b.offset ? a.offset < b.offset : a.bytes < b.bytes;
     });
     int64_t expected = 0;
     for (const Entry& entry : table) {
-        const int64_t begin = static_cast<const uint8_t*>(entry.data) - data;
+        const int64_t begin = entry.offset - begin_of_data;
         if (begin != expected)
             fail(path(), ": ", quote(entry.name), ": data_offsets: expected to begin at ", expected,
                  " where the tensor before ends, found ", begin);
@@ -153,17 +158,25 @@ void SafetensorsFile::read(const std::string& name, const Tensor& out) const {
     if (!converts(info(entry->dtype)))
         fail(where, ": dtype: expected ", dtype_names(converts, type_name), ", found ",
              info(entry->dtype).safetensors);
-    if (entry->dtype == out.dtype) {
-        if (entry->bytes > 0) copy_bytes(out.data, entry->data, entry->bytes);
-        return;
+    const int64_t from_size = size_of(entry->dtype), to_size = size_of(out.dtype);
+    constexpr int64_t piece = 1 << 20;  // elements
+    std::vector<char> bytes(static_cast<size_t>(std::min(piece, out.elements()) * from_size));
+    for (int64_t first = 0; first < out.elements(); first += piece) {
+        const int64_t count = std::min(piece, out.elements() - first);
+        file.read(entry->offset + first * from_size, bytes.data(), count * from_size);
+        char* const to = static_cast<char*>(out.data) + first * to_size;
+        if (entry->dtype == out.dtype) {
+            copy_bytes(to, bytes.data(), count * to_size);
+        } else {
+            const HostCopy copy(to, count * to_size);
+            convert(bytes.data(), entry->dtype, copy.data, out.dtype, count);
+            copy.to_device();
+        }
     }
-    const HostCopy copy(out.data, out.bytes());
-    convert(entry->data, entry->dtype, copy.data, out.dtype, out.elements());
-    copy.to_device();
 }
 
-uint64_t write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
-                           const std::map<std::string, std::string>& metadata) {
+void write_safetensors(FileWriter& file, const std::vector<NamedTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
     const auto json_text = [](const json& value) {
         return value.dump(-1, ' ', false, json::error_handler_t::replace);
     };
@@ -184,13 +197,18 @@ uint64_t write_safetensors(const std::string& path, const std::vector<NamedTenso
 
     uint8_t length[8];
     for (int i = 0; i < 8; i++) length[i] = static_cast<uint8_t>(uint64_t{header.size()} >> 8 * i);
-    FileWriter file(path);
     file.write(length, sizeof(length));
     file.write(header.data(), static_cast<int64_t>(header.size()));
     for (const NamedTensor& t : tensors) {
         HostCopy copy(t.tensor.data, t.tensor.bytes());
         file.write(copy.from_device().data, t.tensor.bytes());
     }
+}
+
+uint64_t write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
+                           const std::map<std::string, std::string>& metadata) {
+    FileWriter file(path);
+    write_safetensors(file, tensors, metadata);
     return file.finish();
 }
 

@@ -17,7 +17,7 @@ struct SafetensorsFile {
         std::string name;
         DType dtype;
         std::vector<int64_t> shape;
-        const void* data;  // into the mapping; the format promises no alignment: copy, or read()
+        int64_t offset;  // of its data in the file
         int64_t bytes;
     };
 
@@ -38,7 +38,7 @@ struct SafetensorsFile {
   private:
     void parse_header(std::string_view header, int64_t data_bytes);
 
-    MappedFile file;
+    InputFile file;
     std::vector<Entry> table;
     std::unordered_map<std::string, size_t> index;
 };
@@ -48,7 +48,10 @@ struct NamedTensor {
     Tensor tensor;  // host or device memory, contiguous
 };
 
-// Writes the tensors in the order given, durably (FileWriter). Returns XXH3_64 of the file.
+// Writes the tensors in the order given. file.finish() is the caller's.
+void write_safetensors(FileWriter& file, const std::vector<NamedTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
+// The same into a file of its own. Returns its XXH3_64.
 uint64_t write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                            const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 

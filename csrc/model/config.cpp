@@ -16,6 +16,11 @@ namespace fs = std::filesystem;
 // So that bytes of tensors are numbers of 64 bits: no model is near.
 constexpr int64_t widest = int64_t{1} << 24, deepest = int64_t{1} << 16, most_parameters = int64_t{1} << 48;
 
+// Of an integer, which JSON's reader also takes up to 2^64.
+bool is_int64(const json& integer) {
+    return !integer.is_number_unsigned() || integer.get<uint64_t>() <= INT64_MAX;
+}
+
 // The fields of one config.json, with the file's name for the messages.
 struct Fields {
     const std::string& file;
@@ -32,7 +37,7 @@ struct Fields {
         const json* v = find(key);
         const std::string expected = "an integer from 1 to " + std::to_string(most);
         if (!v) wrong(key, expected.c_str(), "nothing");
-        if (!v->is_number_integer() || *v < 1 || *v > most) wrong(key, expected.c_str(), v->dump());
+        if (!v->is_number_integer() || *v < 1 || *v > most) wrong(key, expected.c_str(), excerpt(*v));
         return v->get<int64_t>();
     }
     int64_t size_or(const char* key, int64_t most, int64_t missing) const {
@@ -41,7 +46,7 @@ struct Fields {
     double positive_or(const char* key, double missing) const {
         const json* v = find(key);
         if (!v) return missing;
-        if (!v->is_number() || !(v->get<double>() > 0)) wrong(key, "a positive number", v->dump());
+        if (!v->is_number() || !(v->get<double>() > 0)) wrong(key, "a positive number", excerpt(*v));
         return v->get<double>();
     }
     double positive(const char* key) const {
@@ -50,12 +55,12 @@ struct Fields {
     }
     bool flag_or(const char* key, bool missing) const {
         const json* v = find(key);
-        if (v && !v->is_boolean()) wrong(key, "true or false", v->dump());
+        if (v && !v->is_boolean()) wrong(key, "true or false", excerpt(*v));
         return v ? v->get<bool>() : missing;
     }
     std::string text_or(const char* key, const char* missing) const {
         const json* v = find(key);
-        if (v && !v->is_string()) wrong(key, "a string", v->dump());
+        if (v && !v->is_string()) wrong(key, "a string", excerpt(*v));
         return v ? v->get<std::string>() : missing;
     }
     // The index of the word; 0 where there is none.
@@ -66,7 +71,7 @@ struct Fields {
             if (found == words[i]) return i;
             expected += std::string(i ? " or " : "") + '"' + words[i] + '"';
         }
-        wrong(key, expected.c_str(), '"' + found + '"');
+        wrong(key, expected.c_str(), quote(found));
     }
     // Empty where it is null.
     std::vector<int64_t> tokens_or(const char* key, const std::vector<int64_t>& missing) const {
@@ -75,12 +80,14 @@ struct Fields {
         if (found->is_null()) return {};
         const json ids = found->is_array() && !found->empty() ? *found : json::array({*found});
         for (const json& id : ids)
-            if (!id.is_number_integer() || id < 0 || id > INT32_MAX) wrong(key, "a token id", found->dump());
+            if (!id.is_number_integer() || id < 0 || id > INT32_MAX)
+                wrong(key, "a token id", excerpt(*found));
         return ids.get<std::vector<int64_t>>();
     }
     int64_t token_or(const char* key, int64_t missing) const {
+        const auto found = values.find(key);
+        if (found != values.end() && found->is_array()) wrong(key, "a token id", excerpt(*found));
         const std::vector<int64_t> ids = tokens_or(key, {missing});
-        if (ids.size() > 1) wrong(key, "a token id", values.at(key).dump());
         return ids.empty() ? -1 : ids[0];
     }
 };
@@ -92,19 +99,19 @@ void read_rope(const Fields& f, Config& c) {
     c.rope_theta = f.positive_or("rope_theta", c.rope_theta);
     if (!scaling) return;
     if (!scaling->is_object())
-        f.wrong(joined ? "rope_parameters" : "rope_scaling", "an object", scaling->dump());
+        f.wrong(joined ? "rope_parameters" : "rope_scaling", "an object", excerpt(*scaling));
     const Fields s{f.file, *scaling};
     c.rope_theta = s.positive_or("rope_theta", c.rope_theta);
-    const std::string type = s.text_or("rope_type", s.text_or("type", "default").c_str());
+    const std::string type = s.text_or(s.find("rope_type") ? "rope_type" : "type", "default");
     if (type == "default") return;
-    if (type != "llama3") s.wrong("rope_type", "\"llama3\" or \"default\"", '"' + type + '"');
+    if (type != "llama3") s.wrong("rope_type", "\"llama3\" or \"default\"", quote(type));
     c.rope_scaling.factor = s.positive("factor");
     c.rope_scaling.low_freq_factor = s.positive("low_freq_factor");
     c.rope_scaling.high_freq_factor = s.positive("high_freq_factor");
     // The default is transformers'.
     c.rope_scaling.original_context = s.size_or("original_max_position_embeddings", INT32_MAX, c.max_context);
     if (c.rope_scaling.high_freq_factor <= c.rope_scaling.low_freq_factor)
-        s.wrong("high_freq_factor", "above low_freq_factor", (*scaling)["high_freq_factor"].dump());
+        s.wrong("high_freq_factor", "above low_freq_factor", excerpt((*scaling)["high_freq_factor"]));
 }
 
 // Words of config.json, in the order of the enumeration.
@@ -204,7 +211,7 @@ Config load_config(const std::string& model) {
     c.initializer_range = f.positive_or("initializer_range", c.initializer_range);
     c.bos = f.token_or("bos_token_id", c.bos);
     c.eos = f.tokens_or("eos_token_id", c.eos);
-    if (const json* pad = f.find("pad_token_id"); pad && pad->is_number_integer())
+    if (const json* pad = f.find("pad_token_id"); pad && pad->is_number_integer() && is_int64(*pad))
         c.pad = pad->get<int64_t>();
     read_rope(f, c);
     const double layer = static_cast<double>(c.C) * static_cast<double>(c.qkv_size() + c.q_size() + 3 * c.F);

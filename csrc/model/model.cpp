@@ -322,6 +322,7 @@ Model::Model(const Config& config_, const ModelOptions& options_)
     arena.plan("scalars", &squares, shaped(DType::f64, {1}));
     arena.plan("scalars", &lr, shaped(DType::f32, {1}));
     arena.plan("scalars", &step, shaped(DType::i32, {1}));
+    if (options.skip_nonfinite) arena.plan("scalars", &loss_squares, shaped(DType::f64, {1}));
 
     // A step that only asks its operations what they work in, on addresses that nobody reads.
     arena.place(reinterpret_cast<void*>(uintptr_t{1} << 20));
@@ -361,6 +362,8 @@ void forward(Model& m) {
 void forward_backward(Model& m, bool first, double scale) {
     forward_trunk(m);
     run_head(m, {true, !first, scale / static_cast<double>(m.activations.losses.shape[0])});
+    if (m.options.skip_nonfinite)
+        global_norm(m.context, {.squares = m.loss_squares, .x = m.activations.losses, .accumulate = !first});
     backward_trunk(m, !first);
 }
 
@@ -369,29 +372,50 @@ void set_step(Model& m, const float* lr, const int32_t* step) {
     copy_bytes_async(m.context, m.step.data, step, sizeof *step);
 }
 
-void optimizer_step(Model& m, const AdamW& adamw, uint64_t seed) {
+// Elements first .. first+count of a parameter in a buffer; nothing of a buffer without data.
+static Tensor slice(const Parameters& p, const Tensor& buffer, const Parameter& parameter, int64_t first,
+                    int64_t count) {
+    if (!buffer.data) return {};
+    return slice_rows(reshape(p.view(buffer, parameter), {parameter.elements()}), first, count);
+}
+
+OptimizerState optimizer_state(const Parameters& p, const Parameter& parameter, int64_t first,
+                               int64_t count) {
+    const auto of = [&](const Tensor& buffer) { return slice(p, buffer, parameter, first, count); };
+    return {of(p.weights), of(p.master), of(p.m), of(p.v)};
+}
+
+void sum_squares(Model& m) {
+    global_norm(m.context, {.squares = m.squares, .x = m.parameters.gradients, .accumulate = false});
+}
+
+void update(Model& m, const Parameter& parameter, int64_t first, const OptimizerState& state,
+            const AdamW& adamw, uint64_t seed) {
     const Parameters& p = m.parameters;
-    global_norm(m.context, {.squares = m.squares, .x = p.gradients, .accumulate = false});
-    for (const Parameter& parameter : p.table) {
-        const auto flat = [&](const Tensor& buffer) {
-            return buffer.data ? reshape(p.view(buffer, parameter), {parameter.elements()}) : Tensor{};
-        };
-        llamac::adamw(m.context, {.weight = flat(p.weights),
-                                  .master = flat(p.master),
-                                  .m = flat(p.m),
-                                  .v = flat(p.v),
-                                  .grad = flat(p.gradients),
-                                  .squares = m.squares,
-                                  .lr = m.lr,
-                                  .step = m.step,
-                                  .beta1 = adamw.beta1,
-                                  .beta2 = adamw.beta2,
-                                  .eps = adamw.eps,
-                                  .weight_decay = parameter.group.decays ? adamw.weight_decay : 0.0,
-                                  .grad_clip = adamw.grad_clip,
-                                  .seed = seed,
-                                  .stream = parameter.stream});
-    }
+    llamac::adamw(m.context, {.weight = state.weight,
+                              .master = state.master,
+                              .m = state.m,
+                              .v = state.v,
+                              .grad = slice(p, p.gradients, parameter, first, state.weight.shape[0]),
+                              .squares = m.squares,
+                              .lr = m.lr,
+                              .step = m.step,
+                              .guard = m.loss_squares,
+                              .beta1 = adamw.beta1,
+                              .beta2 = adamw.beta2,
+                              .eps = adamw.eps,
+                              .weight_decay = parameter.group.decays ? adamw.weight_decay : 0.0,
+                              .grad_clip = adamw.grad_clip,
+                              .seed = seed,
+                              .stream = parameter.stream,
+                              .offset = first});
+}
+
+void optimizer_step(Model& m, const AdamW& adamw, uint64_t seed) {
+    sum_squares(m);
+    for (const Parameter& parameter : m.parameters.table)
+        update(m, parameter, 0, optimizer_state(m.parameters, parameter, 0, parameter.elements()), adamw,
+               seed);
 }
 
 double grad_norm(double squares) {

@@ -17,6 +17,8 @@ struct ModelOptions {
     Recompute recompute;
     int64_t logits_bytes = 0;               // of the logits' chunks, as plan_activations takes it
     std::vector<std::string> kernels = {};  // as KernelChoices takes them
+    bool skip_nonfinite =
+        false;  // the optimizer writes nothing where a loss or the gradient norm is not finite
 };
 
 struct AdamW {
@@ -40,7 +42,8 @@ struct Model {
     Parameters parameters;
     Activations activations;
     Tensor squares, lr,
-        step;  // [1] each, read by the optimizer where the weights are: squares of the gradients
+        step;             // [1] each, read by the optimizer where the weights are: squares of the gradients
+    Tensor loss_squares;  // [1], with skip_nonfinite: of the losses, the optimizer's guard
     // Where set, sees every activation and gradient, by its name in the debug state, while it holds its
     // value.
     std::function<void(const std::string& name, const Tensor& value)> hook;
@@ -63,6 +66,18 @@ void forward_backward(Model& model, bool first, double scale);
 void set_step(Model& model, const float* lr, const int32_t* step);
 // model.squares, the sum over all gradients before clipping, and one AdamW step.
 void optimizer_step(Model& model, const AdamW& adamw, uint64_t seed);
+
+// What AdamW writes of a parameter: [elements] each; master has no data where it is not kept.
+struct OptimizerState {
+    Tensor weight, master, m, v;
+};
+// Elements first .. first+count of a parameter.
+OptimizerState optimizer_state(const Parameters& p, const Parameter& parameter, int64_t first, int64_t count);
+// model.squares as above.
+void sum_squares(Model& model);
+// AdamW on the elements of a parameter from `first` on that lie in `state`; reads their gradients and model.squares.
+void update(Model& model, const Parameter& parameter, int64_t first, const OptimizerState& state,
+            const AdamW& adamw, uint64_t seed);
 
 // The norm of the gradients, as AdamW rounds it, from the sum of their squares.
 double grad_norm(double squares);

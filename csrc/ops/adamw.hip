@@ -15,6 +15,9 @@
 // it right on average. A byte is off by at most 2^-9 of an ulp; a moment changes by 1 - beta of itself, an ulp
 // is at most 2^-7 of it. The update itself uses m and v before they are rounded.
 //
+// guard, where it is given, is another sum of squares, of the losses. Where squares or guard is not finite, or a float
+// cannot hold the root of their sum, nothing is written: the step is skipped, and the state keeps its bits.
+//
 // offset is the number of the first element within its tensor: a tensor that is updated in pieces gets the bits of the
 // whole.
 //
@@ -30,11 +33,13 @@
 // Measured: docs/benchmarks/nvidia-h200.md.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/device.h"
 #include "core/operation.h"
 #include "core/random.h"
 #include "core/simd.h"
+#include "ops/adamw.h"
 
 namespace llamac {
 namespace {
@@ -95,9 +100,11 @@ __host__ __device__ inline void store_stochastic(T* p, T value, uint32_t) {
 template <class T, class G, class M>
 void adamw_reference(View<T, 1> weight, View<arithmetic<T>, 1> master, View<M, 1> m, View<M, 1> v,
                      View<const G, 1> grad, View<const double, 1> squares, View<const arithmetic<T>, 1> lr,
-                     View<const int32_t, 1> step, double beta1, double beta2, double eps, double weight_decay,
-                     double grad_clip, int64_t seed, int64_t stream, int64_t offset) {
+                     View<const int32_t, 1> step, View<const double, 1> guard, double beta1, double beta2,
+                     double eps, double weight_decay, double grad_clip, int64_t seed, int64_t stream,
+                     int64_t offset) {
     using A = arithmetic<T>;
+    if (is_skipped(squares(0), guard.data)) return;
     const auto k = coefficients<A>(squares(0), lr(0), step(0), beta1, beta2, eps, weight_decay, grad_clip);
     for (int64_t p = 0; p < weight.shape[0]; p++) {
         const int64_t element = offset + p;
@@ -154,8 +161,9 @@ void adamw_chunk(T* weight, float* master, M* m, M* v, const G* grad, const uint
 template <class T, class G, class M>
 void adamw_cpu(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1> v, View<const G, 1> grad,
                View<const double, 1> squares, View<const float, 1> lr, View<const int32_t, 1> step,
-               double beta1, double beta2, double eps, double weight_decay, double grad_clip, int64_t seed,
-               int64_t stream, int64_t offset) {
+               View<const double, 1> guard, double beta1, double beta2, double eps, double weight_decay,
+               double grad_clip, int64_t seed, int64_t stream, int64_t offset) {
+    if (is_skipped(squares(0), guard.data)) return;
     const auto k =
         coefficients<float>(squares(0), lr(0), step(0), beta1, beta2, eps, weight_decay, grad_clip);
     const int64_t P = weight.shape[0], within = offset % 4;
@@ -226,9 +234,10 @@ __device__ inline Coefficients<float> device_coefficients(const Settings& s, dou
 
 template <class T, class G, class M>
 __global__ void adamw_naive_kernel(T* weight, float* master, M* m, M* v, const G* grad, const double* squares,
-                                   const float* lr, const int32_t* step, Settings settings, int64_t P) {
+                                   const float* lr, const int32_t* step, const double* guard,
+                                   Settings settings, int64_t P) {
     const int64_t p = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-    if (p >= P) return;
+    if (p >= P || is_skipped(*squares, guard)) return;
     const Coefficients<float> k = device_coefficients(settings, *squares, *lr, *step);
     const uint32_t now = static_cast<uint32_t>(*step);
     const float g = float(grad[p]) * k.clip, old = master ? master[p] : float(weight[p]);
@@ -250,11 +259,11 @@ __global__ void adamw_naive_kernel(T* weight, float* master, M* m, M* v, const G
 template <class T, class G, class M>
 void adamw_naive(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1> v, View<const G, 1> grad,
                  View<const double, 1> squares, View<const float, 1> lr, View<const int32_t, 1> step,
-                 double beta1, double beta2, double eps, double weight_decay, double grad_clip, int64_t seed,
-                 int64_t stream, int64_t offset, LaunchContext context) {
+                 View<const double, 1> guard, double beta1, double beta2, double eps, double weight_decay,
+                 double grad_clip, int64_t seed, int64_t stream, int64_t offset, LaunchContext context) {
     const int64_t P = weight.shape[0];
     launch(Grid(blocks_for(P, context.threads), context.threads, context.stream), adamw_naive_kernel<T, G, M>,
-           weight.data, master.data, m.data, v.data, grad.data, squares.data, lr.data, step.data,
+           weight.data, master.data, m.data, v.data, grad.data, squares.data, lr.data, step.data, guard.data,
            settings_of(beta1, beta2, eps, weight_decay, grad_clip, seed, stream, offset), P);
 }
 
@@ -395,18 +404,21 @@ __device__ inline float quiet(float value) {
 struct Factors {
     float grad;   // of a gradient, so that its square is rest2 g^2: clip sqrt(rest2)
     float root;   // of sqrt(v): sqrt(bias2)
-    float rate;   // of m / (root sqrt(v) + eps): lr bias1
+    float rate;   // of m / (root sqrt(v) + eps): lr bias1; -infinity: the step is skipped
     float decay;  // of a weight: lr weight_decay
 };
-__device__ inline Factors factors_of(const Settings& s, const Coefficients<float>& k) {
-    return {k.clip * s.root_of_rest2, sqrtf(k.bias2), k.lr * k.bias1, k.lr * k.decay};
+constexpr float skipped_rate = -std::numeric_limits<float>::infinity();
+__device__ inline Factors factors_of(const Settings& s, const Coefficients<float>& k, bool skipped) {
+    return {k.clip * s.root_of_rest2, sqrtf(k.bias2), skipped ? skipped_rate : k.lr * k.bias1,
+            k.lr * k.decay};
 }
 
 // A thread's unit. What depends on the step alone is computed by one thread of a block while the loads of all
 // are in flight, and is told by LDS.
 template <bool has_master, bool whole, int run, class T, class G, class M>
 __device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, const double* squares,
-                           const float* lr, const int32_t* step, const Settings& s, const Place<run>& at) {
+                           const float* lr, const int32_t* step, const double* guard, const Settings& s,
+                           const Place<run>& at) {
     constexpr bool random_weight = !has_master && narrow<T>, random_moments = narrow<M>;
     float w[unit], g[unit], mean[unit], square[unit];
     const auto load = [&] {
@@ -421,7 +433,8 @@ __device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, 
     };
     if constexpr (whole) load();
     Factors& shared = shared_memory<Factors>();
-    if (threadIdx.x == 0) shared = factors_of(s, device_coefficients(s, *squares, *lr, *step));
+    if (threadIdx.x == 0)
+        shared = factors_of(s, device_coefficients(s, *squares, *lr, *step), is_skipped(*squares, guard));
     const uint32_t now = static_cast<uint32_t>(*step);
     __syncthreads();
     if constexpr (!whole) {
@@ -429,6 +442,7 @@ __device__ void adamw_unit(T* weight, float* master, M* m, M* v, const G* grad, 
         load();
     }
     const Factors k = shared;
+    if (k.rate == skipped_rate) return;
     float sum = 0;
     for (int e = 0; e < unit; e++) {
         const float scaled = g[e] * k.grad;
@@ -472,17 +486,17 @@ __global__ void __launch_bounds__(bound_threads<run>, bound_blocks<run>)
     adamw_vectorized_kernel(Dependent<T*> weight_, Dependent<float*> master_, Dependent<M*> m_,
                             Dependent<M*> v_, Dependent<const G*> grad_, Dependent<const double*> squares_,
                             Dependent<const float*> lr_, Dependent<const int32_t*> step_,
-                            Dependent<Settings> settings_, int64_t P) {
-    const auto [weight, master, m, v, grad, squares, lr, step, settings] =
-        wait(weight_, master_, m_, v_, grad_, squares_, lr_, step_, settings_);
+                            Dependent<const double*> guard_, Dependent<Settings> settings_, int64_t P) {
+    const auto [weight, master, m, v, grad, squares, lr, step, guard, settings] =
+        wait(weight_, master_, m_, v_, grad_, squares_, lr_, step_, guard_, settings_);
     const int64_t width = int64_t{blockDim.x} * unit, base = blockIdx.x * width;
     const int64_t block = (settings.offset + base) / 4;
     Place<run> at{{}, P, static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32)};
     for (int r = 0; r < unit / run; r++) at.begin[r] = base + (int64_t{r} * blockDim.x + threadIdx.x) * run;
     if (aligned && base + width <= P)
-        adamw_unit<has_master, true>(weight, master, m, v, grad, squares, lr, step, settings, at);
+        adamw_unit<has_master, true>(weight, master, m, v, grad, squares, lr, step, guard, settings, at);
     else
-        adamw_unit<has_master, false>(weight, master, m, v, grad, squares, lr, step, settings, at);
+        adamw_unit<has_master, false>(weight, master, m, v, grad, squares, lr, step, guard, settings, at);
 }
 
 // Whole Philox blocks, and no thread block with numbers of them both below and above 2^32.
@@ -494,9 +508,9 @@ bool adamw_vectorized_takes(const Call& c) {
 template <class T, class G, class M>
 void adamw_vectorized(View<T, 1> weight, View<float, 1> master, View<M, 1> m, View<M, 1> v,
                       View<const G, 1> grad, View<const double, 1> squares, View<const float, 1> lr,
-                      View<const int32_t, 1> step, double beta1, double beta2, double eps,
-                      double weight_decay, double grad_clip, int64_t seed, int64_t stream, int64_t offset,
-                      LaunchContext context) {
+                      View<const int32_t, 1> step, View<const double, 1> guard, double beta1, double beta2,
+                      double eps, double weight_decay, double grad_clip, int64_t seed, int64_t stream,
+                      int64_t offset, LaunchContext context) {
     const int64_t P = weight.shape[0];
     const bool aligned = is_whole({weight.data, master.data, m.data, v.data, grad.data}, 0, unit);
     const auto kernel = master    ? aligned ? adamw_vectorized_kernel<T, G, M, true, true>
@@ -505,7 +519,7 @@ void adamw_vectorized(View<T, 1> weight, View<float, 1> master, View<M, 1> m, Vi
                                   : adamw_vectorized_kernel<T, G, M, false, false>;
     const unsigned blocks = blocks_for(P, int64_t{unit} * context.threads);
     launch(Grid(blocks, context.threads, context.stream), kernel, weight.data, master.data, m.data, v.data,
-           grad.data, squares.data, lr.data, step.data,
+           grad.data, squares.data, lr.data, step.data, guard.data,
            settings_of(beta1, beta2, eps, weight_decay, grad_clip, seed, stream, offset), P);
 }
 
@@ -521,7 +535,8 @@ Operation adamw(
     "adamw<T: f32 bf16 f64, A: arithmetic(T), G: f32 bf16 f64, M: f32 bf16 f64>"
     "(weight~: T[P] random(seed, master), master?~: A[P], m~: M[P] random(seed), v~: M[P] >0 "
     "random(seed);"
-    " grad: G[P], squares: f64[1] >0, lr: A[1] >0, step: i32[1] >0;"
+    " grad: G[P], squares: f64[1] >0, lr: A[1] >0, step: i32[1] >0,"
+    " guard?: f64[1] >0;"
     " beta1: float {0.9}, beta2: float {0.95, 0.999}, eps: float {1e-5, 1e-6}, weight_decay: float {0.1, 0},"
     " grad_clip: float {1, 0}, seed: int {42, 1e12}, stream: int {4},"
     " offset: int = 0 {0, 17179867136, 3}) empty(P)",

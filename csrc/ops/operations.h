@@ -16,6 +16,7 @@ struct AdamwCall {
     Required squares;  // f64[1]
     Required lr;  // A[1]
     Required step;  // i32[1]
+    Tensor guard = {};  // f64[1]
     Real beta1;
     Real beta2;
     Real eps;
@@ -27,7 +28,7 @@ struct AdamwCall {
 };
 inline void adamw(const Context& context, const AdamwCall& call) {
     static const Operation& operation = find_operation("adamw");
-    const Tensor tensors[] = {call.weight, call.master, call.m, call.v, call.grad, call.squares, call.lr, call.step};
+    const Tensor tensors[] = {call.weight, call.master, call.m, call.v, call.grad, call.squares, call.lr, call.step, call.guard};
     const Scalar scalars[] = {call.beta1, call.beta2, call.eps, call.weight_decay, call.grad_clip, call.seed, call.stream, call.offset};
     run(operation, tensors, scalars, context);
 }
@@ -124,6 +125,17 @@ inline void global_norm(const Context& context, const GlobalNormCall& call) {
     const Tensor tensors[] = {call.squares, call.x};
     const Scalar scalars[] = {call.accumulate};
     run(operation, tensors, scalars, context);
+}
+
+// sum = a hash of x's memory, its lower and upper 32 bits
+struct HashCall {
+    Required sum;  // f64[2]
+    Required x;  // bf16[P]
+};
+inline void hash(const Context& context, const HashCall& call) {
+    static const Operation& operation = find_operation("hash");
+    const Tensor tensors[] = {call.sum, call.x};
+    run(operation, tensors, {}, context);
 }
 
 // dx = dout * weight

@@ -1,7 +1,6 @@
 #include "platform/device_use.h"
 
 #include <cstdio>
-#include <limits>
 
 #include "platform/error.h"
 #include "platform/hip.h"
@@ -9,11 +8,11 @@
 
 namespace llamac {
 
-constexpr double not_known = std::numeric_limits<double>::quiet_NaN();
+constexpr double not_known = Sensors::not_known;
 
 #if defined(LLAMAC_CPU)
 DeviceUse device_use() {
-    return {0, not_known};
+    return {0, not_known, {}};
 }
 #else
 namespace {
@@ -28,16 +27,26 @@ struct PciAddress {
 
 #if defined(LLAMAC_NVIDIA)
 // NVML's C interface, as NVIDIA's reference manual gives it: functions return 0 for success; nvmlUtilization_t is the
-// percent of the last sample period in which a kernel ran, then that in which memory was read or written.
+// percent of the last sample period in which a kernel ran, then that in which memory was read or written. Power is in
+// milliwatts, a clock in MHz. Enumerators: temperature of the GPU 0; clocks of the multiprocessors 1, of the memory 2; ECC
+// errors corrected 0 or not 1, counted since the driver was loaded 0.
 struct Utilization {
     unsigned gpu, memory;
 };
 struct Monitor {
     void* device = nullptr;
     int (*rates)(void* device, Utilization*) = nullptr;
+    int (*power)(void* device, unsigned*) = nullptr;
+    int (*temperature)(void* device, int sensor, unsigned*) = nullptr;
+    int (*clock)(void* device, int which, unsigned*) = nullptr;
+    int (*ecc_errors)(void* device, int kind, int counter, unsigned long long*) = nullptr;
 
     Monitor() {
         const SharedLibrary library({"libnvidia-ml.so.1"});
+        library.find(power, "nvmlDeviceGetPowerUsage");
+        library.find(temperature, "nvmlDeviceGetTemperature");
+        library.find(clock, "nvmlDeviceGetClockInfo");
+        library.find(ecc_errors, "nvmlDeviceGetTotalEccErrors");
         int (*init)() = nullptr;
         int (*by_pci)(const char*, void** device) = nullptr;
         if (!library.find(init, "nvmlInit_v2") || !library.find(by_pci, "nvmlDeviceGetHandleByPciBusId_v2") ||
@@ -48,6 +57,21 @@ struct Monitor {
     double busy_percent() const {
         Utilization u{};
         return device && rates(device, &u) == 0 ? u.gpu : not_known;
+    }
+    // What a function of NVML gives in its last argument, in this unit.
+    template <class T, class F, class... A>
+    double ask(double unit, F function, A... arguments) const {
+        T value = 0;
+        const bool known = device && function && function(device, arguments..., &value) == 0;
+        return known ? unit * static_cast<double>(value) : not_known;
+    }
+    Sensors sensors() const {
+        return {ask<unsigned>(1e-3, power),
+                ask<unsigned>(1, temperature, 0),
+                ask<unsigned>(1, clock, 1),
+                ask<unsigned>(1, clock, 2),
+                ask<unsigned long long>(1, ecc_errors, 0, 0),
+                ask<unsigned long long>(1, ecc_errors, 1, 0)};
     }
 };
 #else
@@ -79,6 +103,10 @@ struct Monitor {
         uint32_t percent = 0;
         return found && busy(index, &percent) == 0 ? percent : not_known;
     }
+    // The kernel's own files say as much as the library, whose structures change from version to version.
+    Sensors sensors() const {
+        return read_amdgpu_sensors(std::string("/sys/bus/pci/devices/") + PciAddress().text);
+    }
 };
 #endif
 
@@ -88,7 +116,7 @@ DeviceUse device_use() {
     static const Monitor monitor;
     size_t free = 0, total = 0;
     CHECK(hipMemGetInfo(&free, &total));
-    return {static_cast<double>(total - free), monitor.busy_percent()};
+    return {static_cast<double>(total - free), monitor.busy_percent(), monitor.sensors()};
 }
 #endif
 

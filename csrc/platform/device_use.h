@@ -1,11 +1,13 @@
 // How much of the current device is in use, as its driver sees it: by all processes.
 #pragma once
+#include "platform/sensors.h"
 
 namespace llamac {
 
 struct DeviceUse {
     double used_bytes = 0;  // of the device's memory; 0 where the CPU computes
     double busy_percent;    // of the driver's last sample period, a second at most; NaN: not known
+    Sensors sensors = {};
 };
 DeviceUse device_use();
 

@@ -5,6 +5,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace llamac {
 
@@ -12,12 +13,15 @@ struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+// The text for one line of a terminal: control characters, NUL among them, as "\x0a", and cut where it is endless.
+std::string one_line(std::string_view text);
+
 // fail("config.json: hidden_size is ", found, ", expected a positive number"): what, where, expected, found.
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
     std::ostringstream text;
     (text << ... << parts);
-    throw Error(text.str());
+    throw Error(one_line(text.str()));
 }
 
 // What follows a failed CHECK, or a call of the runtime that failed: the line on stderr and abort(), or an exception.

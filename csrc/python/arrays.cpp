@@ -141,9 +141,17 @@ Tensor tensor_of(const Array& a, const std::string& what) {
         fail(what, ": is ", type_text(a), ", expected ", dtype_names(in_operations));
     t.dtype = *type;
     t.data = a.data;
-    for (size_t d = 0; d < a.shape.size(); d++, t.rank++) t.shape[d] = a.shape[d], t.stride[d] = a.strides[d];
-    for (const int64_t stride : a.strides)
+    int64_t bytes = a.itemsize, span = a.itemsize, reach = 0;  // of all elements; from the first to the last
+    bool fits = true;
+    for (size_t d = 0; d < a.shape.size(); d++, t.rank++) {
+        const int64_t size = t.shape[d] = a.shape[d], stride = t.stride[d] = a.strides[d];
+        if (size < 0) fail(what, ": expected sizes of at least 0, found ", size);
         if (stride < 0) fail(what, ": expected strides of at least 0, found ", stride);
+        fits = fits && !__builtin_mul_overflow(bytes, size, &bytes) &&
+               !__builtin_mul_overflow(stride, a.itemsize, &reach) &&
+               !__builtin_mul_overflow(reach, size, &reach) && !__builtin_add_overflow(span, reach, &span);
+    }
+    if (!fits) fail(what, ": expected fewer than 2^63 bytes, found more");
     return t;
 }
 

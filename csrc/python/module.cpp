@@ -3,10 +3,12 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "arrays.h"
+#include "core/call_checks.h"
 #include "core/device_memory.h"
 #include "core/dispatch.h"
 #include "core/random.h"
@@ -15,6 +17,7 @@
 #include "native.h"
 #include "train/options.h"
 #include "train/schedule.h"
+#include "train/spikes.h"
 #include "train/tokens.h"
 
 namespace py = pybind11;
@@ -86,7 +89,11 @@ py::dict describe_operation(const Operation& op) {
     py::list operands, variants, scalars;
     for (const Operand& o : op.operands) operands.append(describe_operand(op, o));
     for (const Variant& v : op.variants) variants.append(describe_variant(v));
-    for (const ScalarInfo& s : op.scalars) scalars.append(py::make_tuple(s.name, std::string(1, s.kind)));
+    py::dict values;
+    for (const ScalarInfo& s : op.scalars) {
+        scalars.append(py::make_tuple(s.name, std::string(1, s.kind)));
+        values[py::str(s.name)] = s.values;
+    }
     py::dict r;
     r["name"] = op.name;
     r["summary"] = op.summary;
@@ -96,10 +103,21 @@ py::dict describe_operation(const Operation& op) {
         for (const DType choice : t.choices) choices.append(name(choice));
         types[py::str(std::string(1, t.letter))] = choices;
     }
+    py::list dimensions;
+    for (const DimensionInfo& d : op.dimensions) {
+        py::dict one;
+        one["name"] = d.name;
+        one["may_be_zero"] = d.may_be_zero;
+        one["rows"] = d.splits;
+        one["multiple_of"] = d.multiple_of < 0 ? "" : op.dimensions[static_cast<size_t>(d.multiple_of)].name;
+        dimensions.append(one);
+    }
     r["types"] = types;
+    r["dimensions"] = dimensions;
     r["operands"] = operands;
     r["variants"] = variants;
     r["scalars"] = scalars;
+    r["values"] = values;
     r["default"] = default_variant(op);
     return r;
 }
@@ -134,6 +152,18 @@ bool is_device_variant(const Operation& op, const std::string& variant) {
     return false;
 }
 
+// Not what lies in the gaps of the strides: it may be another operand's.
+void copy_elements(const Tensor& t, char* to, const char* from, int d = 0) {
+    if (d == t.rank) {
+        std::memcpy(to, from, static_cast<size_t>(size_of(t.dtype)));
+        return;
+    }
+    for (int64_t i = 0; i < t.shape[d]; i++) {
+        const int64_t at = i * t.stride[d] * size_of(t.dtype);
+        copy_elements(t, to + at, from + at, d + 1);
+    }
+}
+
 // The host's arrays go to the device and back.
 void run_on_copies(const Operation& op, const std::vector<Array>& arrays, const std::vector<Tensor>& tensors,
                    const std::vector<Scalar>& scalars, const char* variant) {
@@ -148,7 +178,11 @@ void run_on_copies(const Operation& op, const std::vector<Array>& arrays, const 
     run(op, copies, scalars, {.backend = Backend::device}, variant);
     CHECK(hipDeviceSynchronize());
     for (size_t i = 0; i < arrays.size() && static_cast<int>(i) < op.outputs; i++)
-        if (copies[i].data) copy_bytes(arrays[i].data, copies[i].data, arrays[i].span_bytes());
+        if (copies[i].data) {
+            std::vector<char> span(static_cast<size_t>(arrays[i].span_bytes()));
+            copy_bytes(span.data(), copies[i].data, arrays[i].span_bytes());
+            copy_elements(tensors[i], static_cast<char*>(arrays[i].data), span.data());
+        }
 }
 
 // Device arrays, in place. Without a stream of the caller's: the default one, and done on return.
@@ -193,20 +227,43 @@ struct Operands {
     }
 };
 
+// As PyTorch takes it, a bool for a number as well; but nothing is rounded to an integer. A number of another library's
+// is what it is to the operation.
+Scalar scalar_of(const Operation& op, const ScalarInfo& s, py::handle value) {
+    py::detail::make_caster<double> real;
+    py::detail::make_caster<int64_t> integer;
+    py::detail::make_caster<bool> truth;
+    if (s.kind == 'f' && real.load(value, true)) return double{real};
+    if (s.kind == 'b' && truth.load(value, false)) return bool{truth};
+    if (s.kind != 'f' && integer.load(value, false)) return int64_t{integer};
+    std::string found = py::type::of(value).attr("__name__").cast<std::string>();
+    if (py::isinstance<py::int_>(value))
+        found += " of " + value.attr("bit_length")().attr("__str__")().cast<std::string>() + " bits";
+    fail(op.name, ": ", s.name, " is ", found, ", expected ",
+         s.kind == 'f'   ? "a number"
+         : s.kind == 'i' ? "an integer of 64 bits"
+                         : "a bool");
+}
+
+std::vector<Scalar> scalars_of(const Operation& op, const std::vector<py::object>& values) {
+    if (values.size() > op.scalars.size())
+        fail(op.name, ": expected ", op.scalars.size(), " scalars, found ", values.size());
+    std::vector<Scalar> scalars;
+    for (const py::object& value : values)
+        scalars.push_back(scalar_of(op, op.scalars[scalars.size()], value));
+    return scalars;
+}
+
 void run_operation(const std::string& operation, const std::vector<py::object>& objects,
                    const std::vector<py::object>& values, const std::string& variant,
                    std::optional<int64_t> stream) {
     const Operation& op = find_operation(operation);
     Operands operands;
     for (const py::object& object : objects) operands.add(op, object, stream);
-    std::vector<Scalar> scalars;
-    for (const py::object& v : values) {  // a number of another library's is what it is to the operation
-        const size_t i = scalars.size();
-        const bool real = i < op.scalars.size() && op.scalars[i].kind == 'f';
-        scalars.push_back(real ? Scalar(v.cast<double>()) : Scalar(v.cast<int64_t>()));
-    }
+    const std::vector<Scalar> scalars = scalars_of(op, values);
     const char* named = variant.empty() ? nullptr : variant.c_str();
     const py::gil_scoped_release others_run_on;
+    check_memory(op, operands.tensors, scalars, operands.on_device ? Backend::device : Backend::host);
     if (operands.on_device) return run_in_place(op, operands.tensors, scalars, named, stream);
     if (is_device_variant(op, variant))
         return run_on_copies(op, operands.arrays, operands.tensors, scalars, named);
@@ -249,13 +306,23 @@ using Ids = py::array_t<int32_t, py::array::c_style>;
 
 void read_micro_batch(const std::string& pattern, int64_t seq_len, int64_t vocab_size, int64_t batch_size,
                       int64_t accumulation, uint64_t seed, int64_t step, int64_t micro, int64_t rank,
-                      int64_t world, Ids tokens, Ids targets) {
+                      int64_t world, Ids tokens, Ids targets, int64_t skip) {
     for (const Ids& ids : {tokens, targets})
         if (ids.size() != batch_size * seq_len)
             fail("an array of token ids: expected ", batch_size, " x ", seq_len, " elements, found ",
                  ids.size());
     const Loader loader(pattern, seq_len, vocab_size, batch_size, accumulation, seed);
-    loader.micro_batch(step, micro, rank, world, tokens.mutable_data(), targets.mutable_data());
+    loader.micro_batch(step, micro, rank, world, tokens.mutable_data(), targets.mutable_data(), skip);
+}
+
+// (step, quantity, found, expected, allowed) of every spike in the losses and norms of a run.
+py::list find_spikes(const std::vector<double>& losses, const std::vector<double>& grad_norms) {
+    SpikeDetector detector;
+    py::list found;
+    for (size_t i = 0; i < losses.size(); i++)
+        for (const Spike& s : detector.add(losses[i], grad_norms.at(i)))
+            found.append(py::make_tuple(i + 1, s.quantity, s.found, s.expected, s.allowed));
+    return found;
 }
 
 }  // namespace
@@ -304,5 +371,10 @@ PYBIND11_MODULE(_native, m) {
     m.def("default_options", [] { return to_json(Options{}).dump(); }, "Every flag's default, as JSON.");
     m.def("model", &describe_model, py::arg("model"), py::arg("seq_len"),
           "Parameters, FLOPs a token and the config.json of a preset, file or folder.");
-    m.def("micro_batch", &read_micro_batch, "Fills tokens and targets [B,T], as the program draws them.");
+    m.def("micro_batch", &read_micro_batch, py::arg("train_data"), py::arg("seq_len"), py::arg("vocab_size"),
+          py::arg("batch_size"), py::arg("accumulation"), py::arg("seed"), py::arg("step"), py::arg("micro"),
+          py::arg("rank"), py::arg("world"), py::arg("tokens"), py::arg("targets"), py::arg("skip") = 0,
+          "Fills tokens and targets [B,T], as the program draws them.");
+    m.def("spikes", &find_spikes, py::arg("losses"), py::arg("grad_norms"),
+          "(step, quantity, found, expected, allowed) of every spike.");
 }

@@ -7,6 +7,8 @@
 
 #include <string>
 
+#include "core/call_checks.h"
+
 namespace llamac {
 namespace {
 
@@ -21,48 +23,6 @@ DType type_of(const Operation& op, const Operand& o, const at::Tensor& t) {
     if (const std::optional<DType> known = find_dtype(t.scalar_type())) return *known;
     fail(op.name, ": ", o.name, " is ", c10::toString(t.scalar_type()), ", expected ",
          dtype_names(in_operations));
-}
-
-// The value that is no index. One that no int32, or lower half of a target, is would be ignored nowhere.
-std::optional<int64_t> exception_of(const Operation& op, const Operand& o,
-                                    const std::vector<Scalar>& scalars) {
-    if (o.except < 0) return std::nullopt;
-    const int64_t value = scalars[static_cast<size_t>(o.except)].integer;
-    if (static_cast<int32_t>(value) != value)
-        fail(op.name, ": ", op.scalars[static_cast<size_t>(o.except)].name, " is ", value,
-             ", expected one of 32 bits");
-    return value;
-}
-void check_exceptions(const Operation& op, const std::vector<Scalar>& scalars) {
-    for (const Operand& o : op.operands) exception_of(op, o, scalars);
-}
-
-int64_t size_of_dimension(const Operation& op, const std::vector<Tensor>& views, int dimension) {
-    for (size_t i = 0; i < views.size(); i++)
-        for (int d = 0; d < views[i].rank; d++)
-            if (const Dimension& known = op.operands[i].shape[static_cast<size_t>(d)];
-                known.symbol == dimension)
-                return views[i].shape[d] * known.divisor / known.factor;
-    return 0;
-}
-
-// Values that address memory, where the host can see them: in bounds, or the scalar that means "none".
-void check_bounds(const Operation& op, const std::vector<at::Tensor>& operands,
-                  const std::vector<Tensor>& views, const std::vector<Scalar>& scalars) {
-    for (size_t i = 0; i < views.size(); i++) {
-        const Operand& o = op.operands[i];
-        if (o.bound < 0 || views[i].dtype != DType::i32) continue;
-        const int64_t below = size_of_dimension(op, views, o.bound);
-        if (below <= 0) continue;  // run() says it
-        const bool wide = has_halves(o, operands[i]);
-        const std::optional<int64_t> none = exception_of(op, o, scalars);
-        for (int64_t n = 0; n < views[i].elements(); n++) {
-            const int32_t* at = views[i].as<int32_t>() + n * views[i].stride[0];
-            const int64_t value = wide ? *reinterpret_cast<const int64_t*>(at) : *at;
-            if (value != none && (value < 0 || value >= below))
-                fail(op.name, ": ", o.name, " holds ", value, ", expected values from 0 to ", below - 1);
-        }
-    }
 }
 
 // The distance of rows that several dimensions number, where it is one; of one number for all rows it is 0.
@@ -132,8 +92,8 @@ void run_on_device(const Operation& op, std::vector<Tensor> views, const std::ve
 void compute_or_fail(const Operation& op, std::vector<at::Tensor> operands,
                      const std::vector<Scalar>& scalars) {
     CHECK(operands.size() == op.operands.size() && scalars.size() == op.scalars.size());
-    check_exceptions(op, scalars);
     std::vector<Tensor> views(operands.size());
+    uint32_t wide = 0;
     c10::Device device = at::kCPU;
     for (size_t k = 0; k < operands.size(); k++) {
         const size_t i = op.in_order(k);
@@ -142,11 +102,12 @@ void compute_or_fail(const Operation& op, std::vector<at::Tensor> operands,
         if (!t.defined()) continue;
         arrange(o, t);
         views[i] = view(op, o, t);
+        wide |= uint32_t{has_halves(o, t)} << i;
         device = t.device();
         if (!device.is_cpu() && !without_gpu.empty())
             fail(op.name, ": ", o.name, " is on ", device.str(), ", but ", without_gpu);
     }
-    if (device.is_cpu()) check_bounds(op, operands, views, scalars);
+    check_memory(op, views, scalars, device.is_cpu() ? Backend::host : Backend::device, wide);
     // Autograd refuses saved tensors that have changed since.
     for (size_t i = 0; i < operands.size(); i++)
         if (op.operands[i].output && operands[i].defined() && !operands[i].is_inference())
@@ -194,7 +155,7 @@ void compute(const Operation& op, std::vector<at::Tensor> operands, const std::v
 void check_types(const Operation& op, const std::vector<at::Tensor>& operands,
                  const std::vector<Scalar>& scalars) {
     with_value_errors([&] {
-        check_exceptions(op, scalars);
+        check_scalars(op, scalars);
         Types types(op);
         for (size_t k = 0; k < operands.size(); k++) {
             const size_t i = op.in_order(k);

@@ -16,7 +16,7 @@ constexpr const char* tokenizer_files[] = {"tokenizer.json",    "tokenizer_confi
 void add_file(std::vector<CarriedFile>& files, const std::string& directory, const char* name,
               const char* role) {
     const std::string path = directory + "/" + name;
-    if (access(path.c_str(), F_OK) == 0) files.push_back({name, role, std::string(MappedFile(path).text())});
+    if (access(path.c_str(), F_OK) == 0) files.push_back({name, role, read_file(path)});
 }
 
 std::vector<CarriedFile> tokenizer_files_in(const std::string& directory) {

@@ -4,8 +4,6 @@
 #include <cstdio>
 
 #include "core/file.h"
-#include "core/folder.h"
-#include "platform/error.h"
 
 namespace llamac {
 namespace {
@@ -22,13 +20,46 @@ bool ends_with(const std::string& name, const std::string& end) {
     return name.size() > end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0;
 }
 
-void prune(const std::string& out, int64_t keep) {
-    auto found = checkpoints_in(out);
+std::map<int64_t, std::string> checkpoints_among(const std::vector<std::string>& names) {
+    std::map<int64_t, std::string> found;
+    for (const std::string& name : names)
+        if (const auto step = step_of(name)) found[*step] = name;
+    return found;
+}
+
+void prune(const OpenFolder& out, int64_t keep) {
+    auto found = checkpoints_among(out.names());
     for (; static_cast<int64_t>(found.size()) > keep; found.erase(found.begin())) {
-        const std::string name = found.begin()->second, removed = out + "/." + name + removed_suffix;
-        rename_durably(out + "/" + name, removed);
-        remove_folder(removed);
+        const std::string name = found.begin()->second, removed = "." + name + removed_suffix;
+        rename_durably(out, name, out, removed);
+        out.remove(removed);
     }
+}
+
+// An error of reading: whether it says that the file is not there, and not that the system failed.
+bool is_missing(const SystemError& error) {
+    return error.code == ENOENT || error.code == ENOTDIR || error.code == ELOOP;
+}
+
+// Calls check(), which finds damage if it throws something else than an error of the system.
+template <class Check>
+auto finding_damage(const Check& check) {
+    try {
+        return check();
+    } catch (const SystemError& error) {
+        if (!is_missing(error)) throw;
+        throw DamagedCheckpoint(error.what());
+    } catch (const Error& error) {
+        throw DamagedCheckpoint(error.what());
+    }
+}
+
+void check_file(const std::string& path, const FileRecord& record) {
+    const int64_t bytes = InputFile(path).size;
+    if (bytes != record.bytes) fail(path, ": expected ", record.bytes, " bytes, found ", bytes);
+    const uint64_t xxh3 = hash_file(path);
+    if (xxh3 != record.xxh3)
+        fail(path, ": expected the XXH3 checksum ", hex(record.xxh3), ", found ", hex(xxh3));
 }
 
 }  // namespace
@@ -42,68 +73,75 @@ std::optional<int64_t> step_of(const std::string& name) {
 }
 
 std::map<int64_t, std::string> checkpoints_in(const std::string& out) {
-    std::map<int64_t, std::string> found;
-    for (const std::string& name : names_in(out))
-        if (const auto step = step_of(name)) found[*step] = name;
-    return found;
+    return checkpoints_among(names_in(out));
 }
 
-void remove_leftovers(const std::string& out) {
-    for (const std::string& name : names_in(out))
-        if (name.rfind(".step_", 0) == 0 &&
-            (ends_with(name, FolderWriter::temporary_suffix) || ends_with(name, removed_suffix)))
-            remove_folder(out + "/" + name);
+void remove_leftovers(const OpenFolder& out) {
+    constexpr const char* own[] = {".step_", ".log.jsonl.", ".profile.json.", ".trace.json."};
+    for (const std::string& name : out.names()) {
+        const bool ours = std::any_of(std::begin(own), std::end(own),
+                                      [&](const char* begin) { return name.rfind(begin, 0) == 0; });
+        if (ours && (ends_with(name, FolderWriter::temporary_suffix) || ends_with(name, removed_suffix)))
+            out.remove(name);
+    }
+}
+
+CheckpointFile text_file(const std::string& name, const std::string& role, const std::string& text) {
+    return {name, role,
+            [text](FileWriter& file) { file.write(text.data(), static_cast<int64_t>(text.size())); }};
 }
 
 std::vector<CheckpointFile> checkpoint_files(const std::string& config_json,
                                              const std::vector<NamedTensor>& weights,
                                              const std::vector<NamedTensor>& optimizer) {
     return {
-        {"config.json", "config", [=](const std::string& path) { return write_file(path, config_json); }},
-        {"model.safetensors", "weights",
-         [=](const std::string& path) { return write_safetensors(path, weights, {{"format", "pt"}}); }},
-        {"optimizer.safetensors", "optimizer",
-         [=](const std::string& path) { return write_safetensors(path, optimizer); }},
+        text_file("config.json", "config", config_json),
+        {"model.safetensors", "weights", [=](FileWriter& file) { write_safetensors(file, weights); }},
+        {"optimizer.safetensors", "optimizer", [=](FileWriter& file) { write_safetensors(file, optimizer); }},
     };
 }
 
-void write_checkpoint_to(const std::string& directory, Manifest manifest,
-                         const std::vector<CheckpointFile>& files) {
-    FolderWriter folder(directory);
-    for (const CheckpointFile& file : files) {
-        const std::string path = folder.path(file.name);
-        const uint64_t xxh3 = file.write(path);
-        manifest.files.push_back({file.name, MappedFile(path).size, xxh3, file.role, std::nullopt});
+void write_checkpoint_to(const OpenFolder& parent, const std::string& name, Manifest manifest,
+                         const std::vector<CheckpointFile>& files, const std::function<void()>& progress) {
+    FolderWriter folder(parent, name);
+    for (const CheckpointFile& each : files) {
+        FileWriter file(folder.folder(), each.name);
+        file.progress = progress;
+        each.write(file);
+        const uint64_t xxh3 = file.finish();
+        manifest.files.push_back({each.name, file.bytes(), xxh3, each.role, std::nullopt});
     }
-    write_file(folder.path("manifest.json"), manifest_text(manifest));
+    write_file(folder.folder(), "manifest.json", manifest_text(manifest));
     folder.finish();
 }
 
-std::string write_checkpoint(const std::string& out, int64_t keep, Manifest manifest,
-                             const std::vector<CheckpointFile>& files) {
+std::string write_checkpoint(const OpenFolder& out, int64_t keep, Manifest manifest,
+                             const std::vector<CheckpointFile>& files,
+                             const std::function<void()>& progress) {
     CHECK(keep >= 1);
     remove_leftovers(out);
-    const std::string directory = out + "/" + step_name(manifest.step);
-    write_checkpoint_to(directory, std::move(manifest), files);
+    const std::string name = step_name(manifest.step);
+    write_checkpoint_to(out, name, std::move(manifest), files, progress);
     prune(out, keep);
-    return directory;
+    return out.path + "/" + name;
 }
 
 Manifest open_checkpoint(const std::string& directory) {
     const std::string where = directory + "/manifest.json";
-    if (!is_folder(directory))
-        fail(directory, ": expected a checkpoint's directory, found ",
-             exists(directory) ? "something else" : "nothing");
-    if (!exists(where)) fail(directory, ": expected a checkpoint, found a directory without manifest.json");
-    const Manifest manifest = parse_manifest(std::string(MappedFile(where).text()), where);
-    for (const FileRecord& record : manifest.files) {
-        const std::string path = directory + "/" + record.name;
-        const int64_t bytes = MappedFile(path).size;
-        if (bytes != record.bytes) fail(path, ": expected ", record.bytes, " bytes, found ", bytes);
-        const uint64_t xxh3 = hash_file(path);
-        if (xxh3 != record.xxh3)
-            fail(path, ": expected the XXH3 checksum ", hex(record.xxh3), ", found ", hex(xxh3));
-    }
+    const std::string text = finding_damage([&] {
+        if (!is_folder(directory))
+            fail(directory, ": expected a checkpoint's directory, found ",
+                 exists(directory) ? "something else" : "nothing");
+        if (!exists(where))
+            fail(directory, ": expected a checkpoint, found a directory without manifest.json");
+        return read_file(where);
+    });
+    // What the checksum says is whole, and yet is not read, is of another version.
+    const Manifest manifest = is_whole_manifest(text)
+                                  ? parse_manifest(text, where)
+                                  : finding_damage([&] { return parse_manifest(text, where); });
+    for (const FileRecord& record : manifest.files)
+        finding_damage([&] { check_file(directory + "/" + record.name, record); });
     return manifest;
 }
 

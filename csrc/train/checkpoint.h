@@ -11,17 +11,18 @@
 #include <string>
 #include <vector>
 
+#include "core/folder.h"
 #include "core/safetensors.h"
 #include "train/manifest.h"
 
 namespace llamac {
 
-// A file of a checkpoint that is to be written. role: as in FileRecord. write: makes it at the path and returns its
-// XXH3_64.
+// A file of a checkpoint that is to be written. role: as in FileRecord. write: writes its bytes.
 struct CheckpointFile {
     std::string name, role;
-    std::function<uint64_t(const std::string& path)> write;
+    std::function<void(FileWriter& file)> write;
 };
+CheckpointFile text_file(const std::string& name, const std::string& role, const std::string& text);
 
 // config.json, model.safetensors and optimizer.safetensors. The tensors must outlive the result.
 std::vector<CheckpointFile> checkpoint_files(const std::string& config_json,
@@ -29,22 +30,30 @@ std::vector<CheckpointFile> checkpoint_files(const std::string& config_json,
                                              const std::vector<NamedTensor>& optimizer);
 
 // Writes out/step_000100 (it must not exist), then removes the oldest checkpoints beyond `keep` and what
-// interrupted writes left behind. Throws Error, with all earlier checkpoints as they were. Returns the
-// checkpoint's path.
-std::string write_checkpoint(const std::string& out, int64_t keep, Manifest manifest,
-                             const std::vector<CheckpointFile>& files);
-// The same into a directory of any name, which must not exist, and nothing is removed.
-void write_checkpoint_to(const std::string& directory, Manifest manifest,
-                         const std::vector<CheckpointFile>& files);
+// interrupted writes left behind; for the run that owns the folder (train/output.h). Throws Error, with all earlier
+// checkpoints as they were. progress: FileWriter's. Returns the checkpoint's path.
+std::string write_checkpoint(const OpenFolder& out, int64_t keep, Manifest manifest,
+                             const std::vector<CheckpointFile>& files,
+                             const std::function<void()>& progress = {});
+// The same as parent/name, which must not exist, and nothing is removed.
+void write_checkpoint_to(const OpenFolder& parent, const std::string& name, Manifest manifest,
+                         const std::vector<CheckpointFile>& files,
+                         const std::function<void()>& progress = {});
 
+// A checkpoint that is not what was written: a file is missing or has other bytes. Where a file cannot be read
+// (SystemError: permissions, a failing disk, too many open files), and where another version wrote it, nothing is said
+// about the checkpoint, and the Error is not this one.
+struct DamagedCheckpoint : Error {
+    using Error::Error;
+};
 // Reads the manifest and checks it and every file it names, bytes and checksum. Throws Error naming the file.
 Manifest open_checkpoint(const std::string& directory);
 
 // The step of a directory called step_000100; nothing for other names.
 std::optional<int64_t> step_of(const std::string& name);
-// step -> name, oldest first.
+// step -> name, oldest first. The name alone decides: a link to a folder elsewhere is a checkpoint, too.
 std::map<int64_t, std::string> checkpoints_in(const std::string& out);
-// Removes what interrupted writes and removals left in `out`.
-void remove_leftovers(const std::string& out);
+// Removes what interrupted writes and removals left in `out`; for the run that owns it.
+void remove_leftovers(const OpenFolder& out);
 
 }  // namespace llamac

@@ -1,15 +1,20 @@
 #include "train/log.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <cstdarg>
 #include <cstring>
-#include <fstream>
+#include <ctime>
 #include <nlohmann/json.hpp>
 
 #include "core/file.h"
+#include "core/folder.h"
 #include "platform/error.h"
+#include "train/version.h"
 
 namespace llamac {
 namespace {
@@ -25,6 +30,23 @@ std::string format(const char* pattern, ...) {
     std::vsnprintf(text, sizeof text, pattern, values);
     va_end(values);
     return text;
+}
+
+// "2026-11-23T09:05:07.042Z", as llamac/log.py writes it.
+std::string utc_time() {
+    using namespace std::chrono;
+    const int64_t ms = duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
+    const std::time_t seconds = ms / 1000;
+    std::tm utc{};
+    gmtime_r(&seconds, &utc);
+    char text[32];
+    std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &utc);
+    return text + format(".%03dZ", static_cast<int>(ms % 1000));
+}
+
+std::string host_name() {
+    char name[256] = "";
+    return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
 }
 
 // Bytes that are not UTF-8 become U+FFFD; infinities and NaN become null.
@@ -50,6 +72,20 @@ std::string padded(const std::string& text, size_t to) {
     return text + std::string(to > columns(text) ? to - columns(text) : 0, ' ');
 }
 
+// What a device's driver says, by name; empty where it says nothing.
+ordered_json known(const Sensors& s) {
+    ordered_json object = ordered_json::object();
+    const std::pair<const char*, double> all[] = {{"watts", s.watts},
+                                                  {"celsius", s.celsius},
+                                                  {"clock_mhz", s.clock_mhz},
+                                                  {"memory_clock_mhz", s.memory_clock_mhz},
+                                                  {"ecc_corrected", s.ecc_corrected},
+                                                  {"ecc_uncorrected", s.ecc_uncorrected}};
+    for (const auto& [name, value] : all)
+        if (!std::isnan(value)) object[name] = value;
+    return object;
+}
+
 }  // namespace
 
 Log::Log(const std::string& out, const RunShape& run_shape, std::FILE* to)
@@ -61,14 +97,16 @@ Log::Log(const std::string& out, const RunShape& run_shape, std::FILE* to)
 }
 
 void Log::event(const ordered_json& fields) {
-    const std::string line = json_line(fields) + "\n";
+    if (before_write) before_write();
+    ordered_json stamped = {{"event", fields.at("event")}, {"time", utc_time()}};
+    stamped.update(fields);
+    const std::string line = json_line(stamped) + "\n";
     if (std::fwrite(line.data(), 1, line.size(), file.get()) != line.size() || std::fflush(file.get()) != 0)
         fail(path, ": cannot write: ", std::strerror(errno));
 }
 
 void Log::print(const std::string& line) {
-    std::fprintf(console, "%s\n", printable(line).c_str());
-    std::fflush(console);
+    console.write(printable(line) + "\n");
 }
 
 void Log::table(const std::string& heading, const Rows& rows) {
@@ -106,9 +144,16 @@ void Log::memory(const std::vector<MemoryRow>& rows) {
     print_row(total);
 }
 
-void Log::describe_run(const std::string& device, int64_t parameters) {
+void Log::describe_run(const std::string& device, int64_t parameters, const Origin& origin) {
+    ordered_json from;  // null where there is none
+    if (!origin.from.empty()) from = origin.from;
     event({{"event", "run"},
+           {"host", host_name()},
            {"device", device},
+           {"version", version_number()},
+           {"commit", version_commit()},
+           {"origin", origin.kind},
+           {"from", from},
            {"parameters", parameters},
            {"tokens_per_step", static_cast<int64_t>(run.tokens_per_step)}});
 }
@@ -127,24 +172,27 @@ void Log::step(const StepResult& r, const Usage& usage) {
     const double speed = run.tokens_per_step / r.ms * 1e3, flops = speed * run.flops_per_token;
     ordered_json mfu;  // null where the peak is not known
     if (run.peak_flops > 0) mfu = flops / run.peak_flops;
-    event({{"event", "step"},
-           {"step", r.step},
-           {"loss", r.loss},
-           {"grad_norm", r.grad_norm},
-           {"lr", r.lr},
-           {"ms", r.ms},
-           {"tokens_per_s", speed},
-           {"tflops", flops / 1e12},
-           {"mfu", mfu},
-           {"gpu_mem_gib", usage.gpu_mem_gib},
-           {"gpu_percent", usage.gpu_percent},
-           {"rss_gib", usage.rss_gib},
-           {"system_mem_gib", usage.system_mem_gib},
-           {"cpu_percent", usage.cpu_percent}});
+    ordered_json fields = {{"event", "step"},
+                           {"step", r.step},
+                           {"loss", r.loss},
+                           {"grad_norm", r.grad_norm},
+                           {"lr", r.lr},
+                           {"ms", r.ms},
+                           {"tokens_per_s", speed},
+                           {"tflops", flops / 1e12},
+                           {"mfu", mfu},
+                           {"gpu_mem_gib", usage.gpu_mem_gib},
+                           {"gpu_percent", usage.gpu_percent},
+                           {"rss_gib", usage.rss_gib},
+                           {"system_mem_gib", usage.system_mem_gib},
+                           {"cpu_percent", usage.cpu_percent}};
+    if (r.skipped) fields["skipped"] = true;
+    if (const ordered_json device = known(usage.sensors); !device.empty()) fields["device"] = device;
+    event(fields);
     count_usage(usage, r.ms);
     const bool first = typical_ms == 0, last = r.step == run.steps;
     typical_ms = typical_ms == 0 ? r.ms : 0.9 * typical_ms + 0.1 * r.ms;
-    if (!first && !last && r.step % run.log_every != 0) return;
+    if (!first && !last && !r.skipped && r.step % run.log_every != 0) return;
     std::string line = format("%13s  %8.4f  %9.4f  %8.2e  %8.1f  %9.0f  %8.1f",
                               (std::to_string(r.step) + "/" + std::to_string(run.steps)).c_str(), r.loss,
                               r.grad_norm, r.lr, r.ms, speed, flops / (run.gpu ? 1e12 : 1e9));
@@ -152,11 +200,22 @@ void Log::step(const StepResult& r, const Usage& usage) {
     const double left = static_cast<double>(run.steps - r.step) * typical_ms / 1e3;
     // The device's; where the host computes, the process's at its peak.
     const double memory = run.gpu ? usage.gpu_mem_gib : usage.rss_gib;
-    print(line + format("  %7.2f  %9s", memory, duration(left).c_str()));
+    print(line + format("  %7.2f  %9s", memory, duration(left).c_str()) + (r.skipped ? "  skipped" : ""));
 }
 
 void Log::note(int64_t step, const std::string& text) {
     print(format("%13s  ", (std::to_string(step) + "/" + std::to_string(run.steps)).c_str()) + text);
+}
+
+void Log::spike(int64_t step, const Spike& s) {
+    event({{"event", "spike"},
+           {"step", step},
+           {"quantity", s.quantity},
+           {"found", s.found},
+           {"expected", s.expected},
+           {"allowed", s.allowed}});
+    note(step, format("spike: %s %.4f, expected about %.4f, at most %.4f", s.quantity, s.found, s.expected,
+                      s.allowed));
 }
 
 void Log::val(int64_t step, double loss) {
@@ -194,22 +253,29 @@ void Log::print_usage() {
                         most.cpu_percent / ms));
 }
 
-void truncate_log(const std::string& path, int64_t step) {
-    std::ifstream in(path);
-    if (!in) return;
-    std::string kept, line;
-    while (std::getline(in, line)) {
-        const ordered_json event = ordered_json::parse(line, nullptr, false);
-        if (!event.is_object()) continue;
+std::set<std::string> truncate_log(const std::string& path, int64_t step) {
+    if (!exists(path)) return {};
+    const std::string log = read_file(path);
+    std::string kept;
+    std::set<std::string> last;
+    for (std::string_view text = log; !text.empty();) {
+        const std::string_view line = text.substr(0, text.find('\n'));
+        text.remove_prefix(std::min(line.size() + 1, text.size()));
+        // Not ordered_json, which takes quadratic time for an object of many keys.
+        const nlohmann::json event = nlohmann::json::parse(line, nullptr, false);
+        if (!event.is_object() || line.find('\0') != line.npos) continue;
         const auto found = event.find("step");
         // Steps only grow in a log: what follows the first one past `step` belongs to the part that is
         // redone.
         if (found != event.end() && found->is_number() && found->get<double>() > static_cast<double>(step))
             break;
-        kept += line + "\n";
+        kept.append(line) += '\n';
+        const auto name = event.find("event");
+        if (found != event.end() && *found == step && name != event.end() && name->is_string())
+            last.insert(name->get<std::string>());
     }
-    in.close();
     write_file(path, kept);
+    return last;
 }
 
 std::string duration(double seconds) {

@@ -3,11 +3,15 @@
 #pragma once
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <set>
 #include <string>
 
+#include "train/console.h"
 #include "train/options.h"
+#include "train/spikes.h"
 #include "train/step_result.h"
 #include "train/usage.h"
 
@@ -27,6 +31,12 @@ struct MemoryRow {
     int64_t tensors = 0, bytes = 0;
 };
 
+// Where the weights of a run come from.
+struct Origin {
+    std::string kind = "fresh";  // or "resumed", "loaded"
+    std::string from = "";       // the folder; "": none
+};
+
 struct Log {
     // Appends to out/log.jsonl (see truncate_log), with out "" to no file, and prints to `console`. Throws
     // Error with the path where a line cannot be written.
@@ -37,18 +47,22 @@ struct Log {
     void table(const std::string& heading, const Rows& rows);
     void memory(const std::vector<MemoryRow>& rows);
 
-    // What the run is, besides its configuration.
-    void describe_run(const std::string& device, int64_t parameters);
-    // The event that opens a run, with the resolved configuration, then the heading of the table of steps.
+    // The event that opens a run: what it is, besides its configuration.
+    void describe_run(const std::string& device, int64_t parameters, const Origin& origin = {});
+    // The event with the resolved configuration, then the heading of the table of steps.
     void start(const nlohmann::ordered_json& config);
     void step(const StepResult& result, const Usage& usage = {});
+    void spike(int64_t step, const Spike& spike);
     void val(int64_t step, double loss);
     void sample(int64_t step, const std::string& text);  // any bytes; what is not UTF-8 becomes U+FFFD
     void checkpoint(int64_t step, const std::string& path);
     // What the steps took of the machine, in one line: the most memory, the mean of what is a percentage.
     void print_usage();
 
+    std::function<void()> before_write;  // throws where the folder is not the run's any more
+
   private:
+    // Writes the fields behind the time.
     void event(const nlohmann::ordered_json& fields);
     void note(int64_t step, const std::string& text);
     void count_usage(const Usage& usage, double step_ms);
@@ -58,7 +72,7 @@ struct Log {
     };
     std::string path;
     std::unique_ptr<std::FILE, Close> file;
-    std::FILE* console;
+    Console console;
     RunShape run;
     double typical_ms = 0;  // running mean: one slow step does not move the time left
     Usage most = {};        // memory: the most of any step; percentages: the sum of ms * percent
@@ -67,7 +81,8 @@ struct Log {
 
 // Cuts a log back to the events up to and including `step`, so that a run that goes on from there has no step
 // twice. Lines cut short by a crash are dropped. Atomic; nothing happens where there is no log. Throws Error.
-void truncate_log(const std::string& path, int64_t step);
+// Returns the names of the events of `step`.
+std::set<std::string> truncate_log(const std::string& path, int64_t step);
 
 // "12 s", "3:05", "7:02:05".
 std::string duration(double seconds);

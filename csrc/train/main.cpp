@@ -1,40 +1,43 @@
 // train_llama3: the loop of a training run. Flags: options.h; one step: trainer.h; what it prints: log.h.
+#include <sys/resource.h>
+
 #include <cmath>
-#include <csignal>
 #include <new>
 
 #include "platform/threads.h"
 #include "train/list_kernels.h"
 #include "train/log.h"
 #include "train/memory.h"
+#include "train/output.h"
 #include "train/peak.h"
 #include "train/plot.h"
 #include "train/profile.h"
-#include "train/resume.h"
+#include "train/spikes.h"
+#include "train/stop.h"
 #include "train/trainer.h"
+#include "train/watchdog.h"
 
 namespace llamac {
 namespace {
 
-volatile std::sig_atomic_t interrupted = 0;
-
-void on_signal(int) {
-    interrupted = 1;
-}
-
-// Ctrl-C ends the run after the step that is under way, with a checkpoint; a second one ends it at once.
-void handle_signals() {
-    struct sigaction action{};
-    action.sa_handler = on_signal;
-    action.sa_flags = static_cast<int>(SA_RESETHAND);
-    sigaction(SIGINT, &action, nullptr);
-    sigaction(SIGTERM, &action, nullptr);
+// Every token file stays open. The usual limit is 1024, the hard one far above: it is low for programs that call select().
+void allow_many_files() {
+    rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0) return;
+    files.rlim_cur = files.rlim_max;
+    static_cast<void>(setrlimit(RLIMIT_NOFILE, &files));
 }
 
 std::string computing_device() {
     if (computing_context().backend == Backend::host)
         return "CPU, " + std::to_string(host_threads()) + " threads";
     return device_properties().name;
+}
+
+Origin origin_of(const Trainer& t) {
+    if (!t.resumed_from.empty()) return {"resumed", t.resumed_from};
+    if (t.options.init == "load") return {"loaded", t.options.model};
+    return {};
 }
 
 bool is_due(int64_t every, int64_t step) {
@@ -50,7 +53,7 @@ void describe(Log& log, const Trainer& t) {
                {"layers, channels, heads", std::to_string(c.L) + ", " + std::to_string(c.C) + ", " +
                                                std::to_string(c.NH) + "/" + std::to_string(c.NKV)},
                {"tokens per step", grouped(t.tokens_per_step())},
-               {"training tokens", grouped(t.train->tokens)},
+               {"training tokens", grouped(t.train ? t.train->tokens : 0)},
                {"validation tokens", grouped(t.val ? t.val->tokens : 0)}});
     log.memory(memory_rows(t.model, !t.options.dry_run));
 }
@@ -65,64 +68,180 @@ int finish_dry_run(const Trainer& t) {
     return 0;
 }
 
-void validate(Trainer& t, Log& log) {
+// The loop of a run, to its end, a signal or an error; after either, with a checkpoint of what was finished.
+struct Loop {
+    Trainer& t;
+    const OutputFolder& out;
+    Log& log;
+    Watchdog watchdog;
+    Profile profile;
+    UsageMeter usage = {};
+    SpikeDetector spikes = {};
+    int64_t skipped = 0;   // steps in a row
+    std::string saved;     // the newest checkpoint; "": there is none
+    int64_t saved_step;    // of it, or the first one
+    bool sound = true;     // the weights; and the disk, as far as is known
+    bool stopped = false;  // by a signal
+
+    Loop(Trainer& trainer, const OutputFolder& folder, Log& to, double peak)
+        : t(trainer),
+          out(folder),
+          log(to),
+          watchdog(t.options.watchdog),
+          profile(choose_profiled_steps(t.step + 1, t.options.steps, t.options.profile), t.model.context,
+                  out.folder(), peak),
+          saved(t.resumed_from),
+          saved_step(t.step) {
+        t.written = [this] { watchdog.progress(); };
+        t.between = [this] {
+            watchdog.progress();
+            if (stop_signal() != 0) throw Stopped();
+        };
+    }
+    Loop(const Loop&) = delete;
+    ~Loop() { t.written = t.between = nullptr; }
+
+    void run();
+
+  private:
+    void run_steps();
+    void finish(int64_t in_flight);
+    bool val_is_due() const;
+    bool sample_is_due() const;
+    void finish_interrupted_step();
+    void validate();
+    void sample();
+    void save();
+    std::string rescue();
+};
+
+void Loop::validate() {
+    watchdog.begins("validation at step", t.step);
     if (t.val) log.val(t.step, t.validate());
 }
 
-// The loop proper, to its end or a signal. Returns the checkpoint of the last step; "": there is none.
-std::string train(Trainer& t, Log& log, double peak) {
-    const Options& o = t.options;
-    const bool checkpoints = o.checkpoint_every >= 0;
-    int64_t saved_step = t.step;
-    std::string saved = t.resumed_from;
-    const auto save_now = [&] {
-        saved_step = t.step;
-        saved = t.save();
-        log.checkpoint(t.step, saved);
-    };
-    if (t.step == 0) validate(t, log);
-    UsageMeter usage;
-    Profile profile(choose_profiled_steps(t.step + 1, o.steps, o.profile), t.model.context, o.out, peak);
-    const auto finish = [&](int64_t in_flight) {
-        while (t.in_flight() > in_flight) {
-            const StepResult r = t.finish_step();
-            log.step(r, usage.read());
-            // Every weight is as bad from here on, and the next checkpoints would replace the good ones.
-            if (std::isfinite(r.loss) && std::isfinite(r.grad_norm)) continue;
-            while (t.in_flight() > 0) t.finish_step();  // its memory goes with the trainer
+void Loop::sample() {
+    watchdog.begins("sample at step", t.step);
+    log.sample(t.step, t.sample());
+}
+
+void Loop::save() {
+    watchdog.begins("checkpoint of step", t.step);
+    sound = false;  // until it is written
+    saved = t.save(out.folder());
+    sound = true;
+    saved_step = t.step;
+    log.checkpoint(t.step, saved);
+}
+
+void Loop::finish(int64_t in_flight) {
+    while (t.in_flight() > in_flight) {
+        sound = false;  // until the step is known to be right
+        const StepResult r = t.finish_step();
+        watchdog.start();  // not for the first step, which times kernels
+        watchdog.progress();
+        const bool finite = std::isfinite(r.loss) && std::isfinite(r.grad_norm);
+        // Else every weight is as bad from here on, and the next checkpoints would replace the good ones.
+        sound = r.skipped || finite;
+        skipped = r.skipped ? skipped + 1 : 0;
+        log.step(r, usage.read());
+        if (finite)
+            for (const Spike& spike : spikes.add(r.loss, r.grad_norm)) log.spike(r.step, spike);
+        if (!sound || skipped > t.options.skip_nonfinite)
             fail("step ", r.step, ": expected a finite loss and gradient norm, found ", r.loss, " and ",
-                 r.grad_norm, "; ",
-                 saved.empty() ? "there is no checkpoint" : "the last checkpoint is " + saved);
-        }
-    };
-    while (t.step < o.steps && !interrupted) {
+                 r.grad_norm, skipped > 0 ? ", after " + std::to_string(skipped - 1) + " steps skipped" : "");
+    }
+}
+
+bool Loop::val_is_due() const {
+    return t.step == t.options.steps || is_due(t.options.val_every, t.step);
+}
+
+bool Loop::sample_is_due() const {
+    return t.options.sample_every > 0 &&
+           (t.step == t.options.steps || is_due(t.options.sample_every, t.step));
+}
+
+// A signal that comes while a run validates or samples leaves the checkpoint of the step, and the log without the event.
+void Loop::finish_interrupted_step() {
+    const std::set<std::string>& logged = out.logged();
+    if (!logged.count("step")) return;  // the log begins here
+    if (val_is_due() && !logged.count("val")) validate();
+    if (sample_is_due() && !logged.count("sample")) sample();
+}
+
+void Loop::run_steps() {
+    const Options& o = t.options;
+    if (t.step == 0)
+        validate();
+    else
+        finish_interrupted_step();
+    while (t.step < o.steps) {
+        watchdog.begins("step", t.step + 1);
         profile.begin_step(t.step + 1);
         t.start_step();
         profile.end_step();
-        const bool last = t.step == o.steps;
-        const bool val = last || is_due(o.val_every, t.step),
-                   save = checkpoints && (last || is_due(o.checkpoint_every, t.step));
-        const bool sample = o.sample_every > 0 && (last || is_due(o.sample_every, t.step));
-        finish(val || save || sample || profile.is_complete() ? 0 : t.most_in_flight);
+        const bool checkpoint =
+            o.checkpoint_every >= 0 && (t.step == o.steps || is_due(o.checkpoint_every, t.step));
+        const bool all = val_is_due() || sample_is_due() || checkpoint || profile.is_complete();
+        finish(all ? 0 : t.most_in_flight);
         if (profile.is_complete()) profile.finish();
-        if (val) validate(t, log);
-        if (sample) log.sample(t.step, t.sample());
-        if (save) save_now();
+        if (val_is_due()) validate();
+        if (sample_is_due()) sample();
+        if (checkpoint) save();
     }
-    finish(0);
-    profile.finish();
-    log.print_usage();
-    if (checkpoints && t.step > saved_step) save_now();
-    return t.step == saved_step ? saved : "";
+}
+
+// After an error: the steps that are done, in a checkpoint. The log hears nothing: it may be what failed. Returns what to
+// add to the error's line.
+std::string Loop::rescue() {
+    const auto last_checkpoint = [&] {
+        return saved.empty() ? "; there is no checkpoint" : "; the last checkpoint is " + saved;
+    };
+    try {
+        while (t.in_flight() > 0) {
+            const StepResult r = t.finish_step();
+            sound &= r.skipped || (std::isfinite(r.loss) && std::isfinite(r.grad_norm));
+        }
+        if (sound && t.options.checkpoint_every >= 0 && t.step > saved_step) saved = t.save(out.folder());
+    } catch (const Error&) {
+        return last_checkpoint();  // its reason is the one that is reported anyway
+    }
+    return last_checkpoint();
+}
+
+void Loop::run() {
+    try {
+        try {
+            run_steps();
+        } catch (const Stopped&) {
+            stopped = true;
+        }
+        finish(0);
+        profile.finish();
+        log.print_usage();
+        if (t.options.checkpoint_every >= 0 && t.step > saved_step) save();
+    } catch (const Error& error) {
+        fail(error.what(), rescue());
+    }
+}
+
+// The loop's checkpoint of the last step, if there is one, and the signal that ended it, if one did.
+std::pair<std::string, int> train(Trainer& t, const OutputFolder& out, Log& log, double peak) {
+    Loop loop(t, out, log, peak);
+    loop.run();
+    return {t.step == loop.saved_step ? loop.saved : "", loop.stopped ? stop_signal() : 0};
 }
 
 int run_training(const Options& options) {
     if (options.train_data.empty()) fail("--train-data: expected a pattern of files, found none");
     const Backend backend =
         computing_context().backend;  // a machine without the device is told so before any work
+    if (options.dry_run) return finish_dry_run(Trainer(options));
+    OutputFolder out(options.out);
     Trainer t(options);
-    if (options.dry_run) return finish_dry_run(t);
-    const std::string moved = prepare_output(options.out, t.resumed_from, t.step);
+    answer_stop_signals();
+    const std::vector<std::string> moved = out.prepare(t.resumed_from, t.step, t.damaged);
     const RunShape shape{options.steps,
                          static_cast<double>(t.tokens_per_step()),
                          flops_per_token(t.config, options.seq_len),
@@ -130,19 +249,20 @@ int run_training(const Options& options) {
                          backend == Backend::device,
                          options.log_every};
     Log log(options.out, shape);
-    if (!moved.empty()) log.print(moved);
+    log.before_write = [&out] { out.check(); };
+    for (const std::string& line : moved) log.print(line);
     describe(log, t);
     if (!t.warnings.empty()) log.print(t.warnings);
     if (!t.resumed_from.empty()) log.print("resuming from " + t.resumed_from);
-    log.describe_run(computing_device(), count_parameters(t.config));
+    log.describe_run(computing_device(), count_parameters(t.config), origin_of(t));
     log.start(to_json(options));
-    handle_signals();
-    const std::string saved = train(t, log, shape.peak_flops), plot = draw_loss_plot(options.out);
-    const bool complete = t.step >= options.steps;
-    log.print(std::string(complete ? "done: " : "interrupted: ") +
+    const auto [saved, signal] = train(t, out, log, shape.peak_flops);
+    out.check();
+    const std::string plot = draw_loss_plot(options.out);
+    log.print((signal ? std::string("interrupted by ") + signal_name(signal) : "done") + ": " +
               (saved.empty() ? "no model" : "model " + saved) + ", log " + options.out + "/log.jsonl, " +
               plot);
-    return complete ? 0 : 130;
+    return signal ? exit_code_of(signal) : 0;
 }
 
 int run_program(int argc, char** argv) {
@@ -161,6 +281,8 @@ int run_program(int argc, char** argv) {
 
 int main(int argc, char** argv) {
     llamac::limit_spinning(argv);
+    llamac::ignore_write_signals();
+    llamac::allow_many_files();
     try {
         return llamac::run_program(argc, argv);
     } catch (const llamac::Error& error) {

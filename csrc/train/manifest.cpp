@@ -144,7 +144,7 @@ Manifest describe_run(const Options& options, int64_t world_size, int64_t step) 
     m.batch_size = options.batch_size;
     m.total_batch_size =
         micro_batches(options, world_size) * options.batch_size * options.seq_len * world_size;
-    m.data_position = step * (m.total_batch_size / m.seq_len);
+    m.data_position = step * sequences_per_step(m);
     m.dtype = options.dtype;
     m.grad_dtype = options.grad_dtype;
     m.optimizer_state = options.optimizer_state;
@@ -183,13 +183,17 @@ std::string manifest_text(const Manifest& m) {
     return text + seal(text);
 }
 
+bool is_whole_manifest(const std::string& text) {
+    const size_t end = text.rfind(",\n");
+    return end != text.npos && text.substr(end) == seal(text.substr(0, end));
+}
+
 Manifest parse_manifest(const std::string& text, const std::string& where) {
     const json object = parse_json(text, where);
     if (!object.is_object()) fail(where, ": expected a JSON object, found ", excerpt(object));
     const Fields fields{object, where};
     const std::string format = fields.one_of("format", format_2, format_1);
-    const size_t end = text.rfind(",\n");
-    if (end == text.npos || text.substr(end) != seal(text.substr(0, end)))
+    if (!is_whole_manifest(text))
         fail(where, ": its checksum is not that of its text: it was changed or cut short");
     fields.only({"format", "step", "data_position", "seed", "world_size", "seq_len", "batch_size",
                  "sequences", "total_batch_size", "dtype", "grad_dtype", "optimizer_state", "master_weights",

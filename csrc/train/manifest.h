@@ -23,7 +23,7 @@ struct FileRecord {
 
 struct Manifest {
     int64_t step = 0;           // steps done
-    int64_t data_position = 0;  // sequences drawn since the start, over all devices: follows from the rest
+    int64_t data_position = 0;  // sequences drawn or left out since the start, over all devices
     int64_t seed = 0, world_size = 1;
     int64_t seq_len = 0, batch_size = 0;
     int64_t sequences = 0;         // of the training data; 0: it had none of its own
@@ -35,11 +35,17 @@ struct Manifest {
     std::vector<FileRecord> files;                                   // by write_checkpoint
 };
 
+inline int64_t sequences_per_step(const Manifest& m) {
+    return m.total_batch_size / m.seq_len;
+}
+
 // The manifest of a run after `step` steps; sequences, kernels, gemms and files stay empty.
 Manifest describe_run(const Options& options, int64_t world_size, int64_t step);
 
 // Format 2.
 std::string manifest_text(const Manifest& manifest);
+// Whether the text has a manifest's checksum at its end, and it is right: nothing was changed or cut short.
+bool is_whole_manifest(const std::string& text);
 // Reads format 2, and format 1 of version 0.1, whose files are an object: three names, to bytes and hash. Throws Error,
 // which `where` begins, for whatever manifest_text does not write, but for roles that it does not know.
 Manifest parse_manifest(const std::string& text, const std::string& where);

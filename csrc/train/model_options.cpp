@@ -10,6 +10,7 @@ ModelOptions model_options(const Options& o) {
                    o.master_weights == "on"};
     m.recompute = parse_recompute(o.recompute);
     m.kernels = o.kernel;
+    m.skip_nonfinite = o.skip_nonfinite > 0;
     return m;
 }
 

@@ -12,6 +12,7 @@
 #include <numeric>
 #include <variant>
 
+#include "core/folder.h"
 #include "core/json.h"
 #include "platform/error.h"
 #include "train/toml.h"
@@ -174,6 +175,7 @@ std::string suggestion(const std::string& name, const std::string& dashes) {
     const Flag* best = nullptr;
     size_t least = 3;
     for (const Flag& flag : flags()) {
+        if (name.size() >= flag.name.size() + least) continue;  // endless names would take endless time
         const size_t d = distance(name, flag.name);
         if (d < least) best = &flag, least = d;
     }
@@ -201,16 +203,17 @@ struct Given {
     bool on = false;
 };
 
-std::string default_text(const Flag& flag) {
-    const nlohmann::ordered_json value = to_json(Options())[flag.name];
+std::string default_text(const nlohmann::ordered_json& defaults, const Flag& flag) {
+    const nlohmann::ordered_json value = defaults.value(flag.name, nlohmann::ordered_json());
     return value.is_string() ? value.get<std::string>() : value.is_number() ? value.dump() : "";
 }
 
 void add_flags(CLI::App& app, std::vector<Given>& given) {
+    const nlohmann::ordered_json defaults = to_json(Options());
     for (size_t i = 0; i < flags().size(); i++) {
         const Flag& flag = flags()[i];
         Given& g = given[i];
-        const std::string name = "--" + flag.name, initial = default_text(flag);
+        const std::string name = "--" + flag.name, initial = default_text(defaults, flag);
         const std::string help = flag.help + (initial.empty() ? "" : " [" + initial + "]");
         if (std::holds_alternative<bool Options::*>(flag.field)) {
             g.option = app.add_flag(name, g.on, help);
@@ -338,7 +341,7 @@ std::vector<int32_t> parse_prompt_ids(const std::string& list) {
         start = end + 1;
         int32_t id = -1;
         const auto [stop, error] = std::from_chars(part.data(), part.data() + part.size(), id);
-        if (error != std::errc() || stop != part.data() + part.size() || id < 0)
+        if (error != std::errc() || stop != part.data() + part.size() || part[0] == '-')
             fail("--sample-prompt-ids: expected ids with commas between, as in 17,4,250, found ",
                  quote(part));
         ids.push_back(id);
@@ -347,10 +350,9 @@ std::vector<int32_t> parse_prompt_ids(const std::string& list) {
 }
 
 bool holds_weights(const std::string& directory) {
-    std::error_code none;  // what cannot be looked at is not there
     for (const char* file : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
                              "pytorch_model.bin.index.json"})
-        if (std::filesystem::exists(directory + "/" + file, none)) return true;
+        if (exists(directory + "/" + file)) return true;
     return false;
 }
 

@@ -1,18 +1,26 @@
 #include "train/plot.h"
 
 #include <fcntl.h>
-#include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <thread>
 #include <vector>
+
+#include "train/stop.h"
 
 namespace llamac {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr int longest_seconds =
+    60;  // matplotlib's first start lists the fonts, which takes half a minute at worst
 
 // What draws the plot: a Python, and the folder of its package llamac where that is not installed.
 struct Plotter {
@@ -33,22 +41,45 @@ Plotter find_plotter() {
     return {"python3", package};
 }
 
+// In the child: the command in place of this program. Nothing here allocates: other threads may have held locks.
+[[noreturn]] void become(char* const* argv, pid_t parent) {
+    // It dies with the program; if that is over already, nobody tells it any more.
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent) _exit(127);
+    setpgid(0, 0);  // Ctrl-C at the console is the program's
+    for (const int signal : {SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_DFL);  // as Python expects them
+    const int null = open("/dev/null", O_RDWR);
+    for (const int standard : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) dup2(null, standard);
+    execvp(argv[0], argv);
+    _exit(127);
+}
+
+// The exit status of the child; -1: a signal ended it, or this function did, at the limit or at one more signal to the
+// program. A child that is stopped is no different from one that computes.
+int wait_for(pid_t child) {
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point limit = Clock::now() + std::chrono::seconds(longest_seconds);
+    const int signals = stop_signals();
+    int status = 0;
+    pid_t ended = 0;
+    while ((ended = waitpid(child, &status, WNOHANG)) == 0 && Clock::now() < limit &&
+           stop_signals() == signals)
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (ended == 0) {  // not waited for: it may hang in a file system, and the program ends soon
+        kill(-child, SIGKILL);
+        kill(child, SIGKILL);  // it may not be in its own group yet
+    }
+    return ended == child && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
 // Quietly: what it prints is of no use beside the run's own output. Returns the exit status, -1 if it did not
-// start.
+// start or did not end.
 int run_quietly(const std::vector<std::string>& command) {
     std::vector<char*> argv;
     for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
     argv.push_back(nullptr);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
-    posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
-    pid_t child;
-    const int error = posix_spawnp(&child, argv[0], &actions, nullptr, argv.data(), environ);
-    posix_spawn_file_actions_destroy(&actions);
-    int status = 0;
-    if (error != 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status)) return -1;
-    return WEXITSTATUS(status);
+    const pid_t parent = getpid(), child = fork();
+    if (child == 0) become(argv.data(), parent);
+    return child < 0 ? -1 : wait_for(child);
 }
 
 }  // namespace
@@ -62,6 +93,7 @@ std::string draw_loss_plot(const std::string& out) {
         command.insert(command.begin(), {"env", "PYTHONPATH=" + plotter.package.string() + further});
     }
     const int status = run_quietly(command);
+    if (status < 0) return "no plot (`" + plotter.python + " -m llamac.plot " + out + "` did not end)";
     if (status == 0) return "plot " + out + "/loss.png";
     if (status == 2) return "no plot (there are no steps in the log)";
     return "no plot (" + plotter.python + " has no llamac with matplotlib; run `python -m llamac.plot " +

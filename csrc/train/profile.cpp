@@ -110,6 +110,10 @@ struct Recording {
             {nullptr, nullptr, {}, 0, static_cast<double>(bytes), stream, begin, end, steps.size() - 1});
     }
 
+    void forget_last_step() {
+        steps.pop_back();
+        while (!spans.empty() && spans.back().step == steps.size()) spans.pop_back();
+    }
     void read_times() {
         for (size_t k = 0; k < steps.size(); k++) {
             Step& s = steps[k];
@@ -260,7 +264,7 @@ ProfiledSteps choose_profiled_steps(int64_t first, int64_t last, int64_t count) 
     return {first + (count > 0 && all > count ? 1 : 0), all > 0 ? count : 0};
 }
 
-Profile::Profile(const ProfiledSteps& steps_, Context& context_, const std::string& out_, double peak)
+Profile::Profile(const ProfiledSteps& steps_, Context& context_, const OpenFolder& out_, double peak)
     : steps(steps_),
       context(context_),
       out(out_),
@@ -290,14 +294,19 @@ bool Profile::is_complete() const {
 
 void Profile::finish() {
     const std::unique_ptr<Recording> r = std::move(recording);
-    if (!r || r->steps.empty()) return;
+    if (!r) return;
+    if (context.observer == &r->observer) {  // the last step was abandoned on the way
+        context.observer = nullptr;
+        r->forget_last_step();
+    }
+    if (r->steps.empty()) return;
     r->read_times();
     const std::vector<Row> rows = rows_of(r->spans);
     const double seconds = r->step_seconds(), idle = r->idle_seconds();
     print_table(rows, static_cast<double>(r->steps.size()), seconds, idle);
     const ordered_json profile = profile_json(rows, r->steps.size(), seconds, idle, peak_flops);
-    write_file(out + "/profile.json", profile.dump(2) + "\n");
-    write_file(out + "/trace.json", trace_json(r->steps, r->spans, context.stream).dump() + "\n");
+    write_file(out, "profile.json", profile.dump(2) + "\n");
+    write_file(out, "trace.json", trace_json(r->steps, r->spans, context.stream).dump() + "\n");
 }
 
 }  // namespace llamac

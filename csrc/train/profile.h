@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/context.h"
+#include "core/folder.h"
 
 namespace llamac {
 
@@ -21,7 +22,7 @@ ProfiledSteps choose_profiled_steps(int64_t first, int64_t last, int64_t count);
 struct Profile {
     // context: the one that the steps run with; observed while they do. out: the run's folder. peak_flops: per second, 0
     // where unknown.
-    Profile(const ProfiledSteps& steps, Context& context, const std::string& out, double peak_flops);
+    Profile(const ProfiledSteps& steps, Context& context, const OpenFolder& out, double peak_flops);
     ~Profile();
     Profile(const Profile&) = delete;
 
@@ -37,7 +38,7 @@ struct Profile {
   private:
     const ProfiledSteps steps;
     Context& context;
-    const std::string out;
+    const OpenFolder& out;
     const double peak_flops;
     std::unique_ptr<Recording> recording;  // null: nothing to profile, or it is written
 };

@@ -1,36 +1,60 @@
 #include "train/resume.h"
 
-#include <vector>
-
 #include "core/file.h"
 #include "core/folder.h"
-#include "platform/error.h"
 #include "train/checkpoint.h"
-#include "train/log.h"
 
 namespace llamac {
 namespace {
 
 using nlohmann::json;
 
-// Moves what an earlier run left into the first previous_N that does not exist yet; returns its path.
-std::string set_aside(const std::string& out, const std::vector<std::string>& names) {
-    std::string previous;
-    for (int n = 1; previous.empty() || exists(previous); n++)
-        previous = out + "/previous_" + std::to_string(n);
-    create_folder(previous);
-    for (const std::string& name : names) rename_durably(out + "/" + name, previous + "/" + name);
-    return previous;
+// The newest complete checkpoint of a folder, without `except`. Damaged ones that are newer are added to `damaged`.
+std::optional<ResumePoint> newest_complete(const std::string& folder, const std::string& except,
+                                           std::vector<DamagedName>& damaged) {
+    const auto found = checkpoints_in(folder);
+    for (auto each = found.rbegin(); each != found.rend(); ++each) {
+        if (each->second == except) continue;
+        const std::string directory = folder + "/" + each->second;
+        try {
+            return ResumePoint{directory, open_checkpoint(directory), {}};
+        } catch (const DamagedCheckpoint& error) {
+            damaged.push_back({each->second, error.what()});
+        }
+    }
+    return {};
+}
+
+ResumePoint newest_checkpoint(const std::string& out) {
+    if (!exists(out)) return {};
+    std::vector<DamagedName> damaged;
+    auto found = newest_complete(out, "", damaged);
+    if (!found && !damaged.empty())
+        fail("--resume auto: expected a complete checkpoint in ", out, ", found ", damaged.size(),
+             " damaged: ", damaged[0].reason, "; --resume none starts again at step 0");
+    ResumePoint point = found.value_or(ResumePoint{});
+    point.damaged = damaged;
+    return point;
+}
+
+// Whoever names a checkpoint gets this one or an error, and no other.
+ResumePoint named_checkpoint(const std::string& directory) {
+    try {
+        return {directory, open_checkpoint(directory), {}};
+    } catch (const DamagedCheckpoint& error) {
+        std::vector<DamagedName> damaged;
+        const std::string parent = parent_of(directory);
+        const auto other =
+            is_folder(parent) ? newest_complete(parent, name_of(directory), damaged) : std::nullopt;
+        fail(error.what(), other ? "; the newest complete checkpoint beside it is " + other->directory : "");
+    }
 }
 
 }  // namespace
 
-std::string checkpoint_to_resume(const std::string& out, const std::string& resume) {
-    if (resume == "none") return "";
-    if (resume != "auto") return resume;
-    if (!exists(out)) return "";
-    const auto found = checkpoints_in(out);
-    return found.empty() ? "" : out + "/" + found.rbegin()->second;
+ResumePoint find_checkpoint(const std::string& out, const std::string& resume) {
+    if (resume == "none") return {};
+    return resume == "auto" ? newest_checkpoint(out) : named_checkpoint(resume);
 }
 
 void check_resume(const Manifest& m, const std::string& directory, const Options& options,
@@ -64,24 +88,6 @@ std::string changed_flags(const Manifest& m, const Options& options, int64_t seq
     if (m.sequences && sequences)
         add("sequences of training data, whose order hangs on their number:", m.sequences, sequences);
     return text;
-}
-
-std::string prepare_output(const std::string& out, const std::string& checkpoint, int64_t step) {
-    create_folder(out);
-    remove_leftovers(out);
-    const bool goes_on = !checkpoint.empty() && same_file(checkpoint + "/..", out);
-    std::vector<std::string> aside;
-    for (const std::string& name : names_in(out)) {
-        const auto its_step = step_of(name);
-        const bool its_own =
-            name == "log.jsonl" || name == "loss.png" || name == "profile.json" || name == "trace.json";
-        if (goes_on ? its_step && *its_step > step : its_step || its_own) aside.push_back(name);
-    }
-    const std::string previous = aside.empty() ? "" : set_aside(out, aside);
-    if (goes_on) truncate_log(out + "/log.jsonl", step);
-    if (previous.empty()) return "";
-    return (goes_on ? "newer checkpoints are now in " : "an earlier run's log and checkpoints are now in ") +
-           previous;
 }
 
 }  // namespace llamac

@@ -1,14 +1,27 @@
-// Going on from a checkpoint: which one, with which options, and what becomes of the files in the output folder.
+// Going on from a checkpoint: which one, and with which options. What becomes of the others: output.h.
 #pragma once
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "train/manifest.h"
 
 namespace llamac {
 
-// The directory that --resume means: none: ""; auto: the newest checkpoint in `out`, "" if there is none;
-// else itself.
-std::string checkpoint_to_resume(const std::string& out, const std::string& resume);
+// A checkpoint that cannot be resumed: its name in the output folder, and the line that says why.
+struct DamagedName {
+    std::string name, reason;
+};
+// What --resume means.
+struct ResumePoint {
+    std::string directory;             // "": the run starts at step 0
+    std::optional<Manifest> manifest;  // of the directory, whose files are as it says
+    std::vector<DamagedName> damaged;  // newer ones, newest first, that --resume auto passed over
+};
+// none: nothing; auto: the newest complete checkpoint in `out`, nothing if there is none at all; else the directory of
+// this name. Every byte of it is read and verified, once. Throws Error where all that there are, or the directory, are
+// damaged, and where one cannot be read.
+ResumePoint find_checkpoint(const std::string& out, const std::string& resume);
 
 // Error where the options ask for what the checkpoint cannot go on with: another seed, sequence length,
 // step, or another type of weights, master copy or moments, or fewer steps than are done.
@@ -18,11 +31,5 @@ void check_resume(const Manifest& manifest, const std::string& directory, const 
 // "--lr was 0.002, is 0.003": what changes the steps and may change, but goes on with other values than the
 // checkpoint's run had; "": nothing does. sequences: of the training data, 0: not known.
 std::string changed_flags(const Manifest& manifest, const Options& options, int64_t sequences);
-
-// Makes `out` ready for a run that goes on from `checkpoint` at `step`, or starts anew (""). Going on, the
-// log is cut back to that step and newer checkpoints are set aside; anew, whatever an earlier run left is: in
-// out/previous_1, _2, ... Returns the line that says so, or "". Call it after everything has been read: the
-// model may lie in `out`.
-std::string prepare_output(const std::string& out, const std::string& checkpoint, int64_t step);
 
 }  // namespace llamac

@@ -31,7 +31,7 @@ int32_t pick(const std::vector<float>& logits, const Sampling& sampling, double 
 }
 
 std::vector<int32_t> generate(Model& model, std::vector<int32_t> prompt, int64_t count,
-                              const Sampling& sampling) {
+                              const Sampling& sampling, const std::function<void()>& between) {
     std::vector<int32_t> made;
     std::vector<float> logits;
     for (int64_t i = 0; i < count; i++) {
@@ -40,6 +40,7 @@ std::vector<int32_t> generate(Model& model, std::vector<int32_t> prompt, int64_t
         const Philox random = random_block(sampling.seed, sampling.step, sampling_stream, i / 4);
         made.push_back(pick(logits, sampling, uniform(random.bits[i % 4])));
         prompt.push_back(made.back());
+        if (between) between();
     }
     return made;
 }

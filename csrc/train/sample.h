@@ -2,6 +2,8 @@
 //
 // Text from a model: one token after another.
 #pragma once
+#include <functional>
+
 #include "model/model.h"
 
 namespace llamac {
@@ -17,8 +19,9 @@ struct Sampling {
 // id.
 int32_t pick(const std::vector<float>& logits, const Sampling& sampling, double u);
 
-// `count` tokens that follow the prompt, of at least one token. The model sees at most its last seq_len tokens.
+// `count` tokens that follow the prompt, of at least one token. The model sees at most its last seq_len tokens. between:
+// called after each token.
 std::vector<int32_t> generate(Model& model, std::vector<int32_t> prompt, int64_t count,
-                              const Sampling& sampling);
+                              const Sampling& sampling, const std::function<void()>& between = {});
 
 }  // namespace llamac

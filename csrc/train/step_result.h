@@ -11,6 +11,7 @@ struct StepResult {
     double lr = 0;
     // Since the end of the step before; since the start of this one where no step was in flight.
     double ms = 0;
+    bool skipped = false;  // not finite, and --skip-nonfinite: weights and moments are as before
 };
 
 }  // namespace llamac

@@ -84,9 +84,9 @@ void add_llama3_special_tokens(std::vector<std::string>& tokens) {
 }  // namespace
 
 Tokenizer::Tokenizer(const std::string& file_path) : path(file_path) {
-    const MappedFile file(path);
-    hash = XXH3_64bits(file.data, static_cast<size_t>(file.size));
-    read_ranks(file.text(), path, tokens);
+    const std::string text = read_file(path);
+    hash = XXH3_64bits(text.data(), text.size());
+    read_ranks(text, path, tokens);
     ranks = static_cast<int64_t>(tokens.size());
     begin_of_text = static_cast<int32_t>(ranks);  // the first of the special ones
     if (ranks == llama3_ranks)

@@ -43,10 +43,11 @@ std::vector<std::string> matching_paths(const std::string& pattern) {
 
 template <class Word>
 void read_tokens(const TokenShard& shard, int64_t first, int64_t n, int64_t vocab_size, int32_t* out) {
-    const uint8_t* source = shard.file.data + header_bytes + first * static_cast<int64_t>(sizeof(Word));
+    constexpr int64_t bytes = sizeof(Word);
+    std::vector<Word> ids(static_cast<size_t>(n));
+    shard.file.read(header_bytes + first * bytes, ids.data(), n * bytes);
     for (int64_t i = 0; i < n; i++) {
-        Word id;
-        std::memcpy(&id, source + i * static_cast<int64_t>(sizeof(Word)), sizeof(Word));
+        const Word id = ids[static_cast<size_t>(i)];
         if (id >= vocab_size)
             fail(shard.file.path, ": token ", first + i, ": expected an id below ", vocab_size, ", found ",
                  id);
@@ -60,7 +61,7 @@ TokenShard::TokenShard(const std::string& path) : file(path) {
     if (file.size < header_bytes)
         fail(path, ": header: expected ", header_bytes, " bytes, found ", file.size);
     uint32_t header[header_words];
-    std::memcpy(header, file.data, header_bytes);
+    file.read(0, header, header_bytes);
     const bool narrow = header[0] == 20240520 && header[1] == 1,
                wide = header[0] == 20240801 && header[1] == 7;
     if (!narrow && !wide)
@@ -135,15 +136,17 @@ void Loader::read_sequence(int64_t sequence, int32_t* inputs, int32_t* targets) 
     const auto end = std::upper_bound(ends.begin(), ends.end(), sequence);
     const int64_t before = end == ends.begin() ? 0 : end[-1], start = (sequence - before) * seq_len;
     const TokenShard& shard = shards[static_cast<size_t>(end - ends.begin())];
-    shard.read(start, seq_len, vocab_size, inputs);
-    shard.read(start + 1, seq_len, vocab_size, targets);
+    std::vector<int32_t> ids(static_cast<size_t>(seq_len) + 1);
+    shard.read(start, seq_len + 1, vocab_size, ids.data());
+    std::copy_n(ids.begin(), seq_len, inputs);
+    std::copy_n(ids.begin() + 1, seq_len, targets);
 }
 
 void Loader::micro_batch(int64_t step, int64_t micro, int64_t rank, int64_t world, int32_t* inputs,
-                         int32_t* targets) const {
+                         int32_t* targets, int64_t skip) const {
     const auto size = static_cast<uint64_t>(sequences);
     for (int64_t row = 0; row < batch_size; row++) {
-        const int64_t position = ((step * accumulation + micro) * batch_size + row) * world + rank;
+        const int64_t position = ((step * accumulation + micro) * batch_size + row) * world + rank + skip;
         const auto p = static_cast<uint64_t>(position);
         const auto sequence = static_cast<int64_t>(permute(p % size, size, seed, p / size));
         read_sequence(sequence, inputs + row * seq_len, targets + row * seq_len);

@@ -14,7 +14,7 @@
 namespace llamac {
 
 struct TokenShard {
-    MappedFile file;
+    InputFile file;
     int64_t count = 0;  // tokens
     int width = 0;      // bytes a token: 2 or 4
     int64_t vocab_size = 0;
@@ -43,9 +43,10 @@ struct Loader {
     Loader(const std::string& pattern, int64_t seq_len, int64_t vocab_size, int64_t batch_size,
            int64_t accumulation = 1, uint64_t seed = 0);
 
-    // Micro-batch `micro` of step `step` on rank `rank` of `world`, all from 0: tokens, targets [B,T].
+    // Micro-batch `micro` of step `step` on rank `rank` of `world`, all from 0: tokens, targets [B,T]. skip: sequences
+    // that were left out before.
     void micro_batch(int64_t step, int64_t micro, int64_t rank, int64_t world, int32_t* tokens,
-                     int32_t* targets) const;
+                     int32_t* targets, int64_t skip = 0) const;
 
     // Full batches in file order, at most `most`; Error if there is none.
     int64_t validation_batches(int64_t most) const;

@@ -20,6 +20,9 @@ std::vector<TomlEntry> read_toml(const std::string& path);
 // configs/tables/NAME.toml as JSON; its tables are objects.
 nlohmann::json read_table(const std::string& name);
 
+// Name and version of the reader.
+std::string toml_library();
+
 // A string, number, boolean or array of them as TOML.
 std::string toml_value(const nlohmann::ordered_json& value);
 

@@ -5,9 +5,11 @@
 
 #include "core/library_gemm.h"
 #include "core/registry.h"
+#include "ops/adamw.h"
 #include "platform/ranges.h"
 #include "train/memory.h"
 #include "train/model_options.h"
+#include "train/output.h"
 #include "train/resume.h"
 #include "train/sample.h"
 #include "train/warnings.h"
@@ -89,6 +91,12 @@ void load_optimizer(Model& model, const std::string& checkpoint) {
     }
 }
 
+// Refuses kernels that cannot be verified before it is known whether they take the model's shapes.
+ModelOptions verifiable_model_options(const Options& o) {
+    if (o.verify_every > 0) check_deterministic(KernelChoices(o.kernel));
+    return model_options(o);
+}
+
 void warn(Trainer& t, const std::string& line) {
     if (!line.empty()) t.warnings += (t.warnings.empty() ? "" : "\n") + line;
 }
@@ -104,8 +112,23 @@ void set_initial_weights(Trainer& t) {
     initialize(t.model.parameters, t.config, static_cast<uint64_t>(o.seed));
 }
 
-void resume(Trainer& t) {
-    const Manifest manifest = open_checkpoint(t.resumed_from);
+// The data goes on where the checkpoint's run would have, or behind what is to be left out from here on.
+void resume_data(Trainer& t, const Manifest& manifest) {
+    const int64_t before = manifest.data_position - manifest.step * sequences_per_step(manifest);
+    constexpr int64_t most = int64_t{1} << 53;
+    if (before < 0 || before > most)
+        fail(t.resumed_from, "/manifest.json: data_position: expected ", manifest.data_position - before,
+             ", what its steps have drawn, or up to 2^53 more, found ", manifest.data_position);
+    if (t.data_skip > 0 && t.data_skip < before)
+        fail("--data-skip ", t.data_skip, ": expected at least ", before, ", which ", t.resumed_from,
+             " has left out; without the flag they stay left out");
+    if (t.data_skip > before)
+        warn(t, t.resumed_from + ": the data goes on " + std::to_string(t.data_skip - before) +
+                    " sequences further than the checkpoint's");
+    t.data_skip = std::max(t.data_skip, before);
+}
+
+void resume(Trainer& t, const Manifest& manifest) {
     check_resume(manifest, t.resumed_from, t.options, t.ranks.count);
     const DType dtype = t.model.options.precision.weights;
     Config saved = load_config(t.resumed_from);
@@ -117,6 +140,7 @@ void resume(Trainer& t) {
     if (const std::string changed = changed_flags(manifest, t.options, t.train ? t.train->sequences : 0);
         !changed.empty())
         warn(t, t.resumed_from + ": goes on with other settings: " + changed);
+    resume_data(t, manifest);
     load_weights(t.model.parameters, t.resumed_from);
     load_optimizer(t.model, t.resumed_from);
     t.step = manifest.step;
@@ -124,18 +148,18 @@ void resume(Trainer& t) {
 
 }  // namespace
 
-Trainer::StagingBuffers::StagingBuffers(int64_t count)
-    : tokens(count), targets(count), losses(count), squares(1), lr(1), step(1) {}
+Trainer::StagingBuffers::StagingBuffers(int64_t count, int64_t hash_count)
+    : tokens(count), targets(count), losses(count), squares(2), lr(1), step(1), hashes(hash_count) {}
 
 Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     : options(o),
-      resumed_from(checkpoint_to_resume(o.out, o.resume)),
       config(model_config(o)),
       accumulation(micro_batches(o, ranks.count)),
+      data_skip(o.data_skip),
       train(load_training_data(o, config, accumulation)),
       tokenizer(load_tokenizer(o, train)),
       schedule{o.schedule, o.lr, o.min_lr_frac, o.warmup_steps, o.steps},
-      model(config, model_options(o)),
+      model(config, verifiable_model_options(o)),
       replays(o.graphs == "on"),
       most_in_flight(ahead.value_or(model.context.backend == Backend::device ? 1 : 0)) {
     if (!o.val_data.empty()) {
@@ -151,14 +175,22 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     if (train)
         for (const std::string& line : run_warnings(o, config, *train, accumulation * o.batch_size))
             warn(*this, line);
+    if (o.verify_every > 0) verifier.emplace(model, accumulation, adamw(), static_cast<uint64_t>(o.seed));
     if (o.dry_run) return;
     check_memory(model, o);  // before the host's is taken, too
     model.allocate();
-    while (staging.size() < token_slots.size()) staging.emplace_back(tokens_per_step());
+    while (staging.size() < token_slots.size())
+        staging.emplace_back(tokens_per_step(), verifier ? verifier->hash_count() : 0);
     while (ends.size() <= staging.size()) ends.emplace_back();
     warn(*this, take_gemm_choices(model.gemms, o));
-    if (!resumed_from.empty())
-        resume(*this);
+    const ResumePoint point = find_checkpoint(o.out, o.resume);
+    resumed_from = point.directory;
+    for (const DamagedName& each : point.damaged) {
+        damaged.push_back(each.name);
+        warn(*this, "--resume auto: " + each.name + " is damaged: " + each.reason);
+    }
+    if (point.manifest)
+        resume(*this, *point.manifest);
     else
         set_initial_weights(*this);
     finished = step;
@@ -167,10 +199,15 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     const double scale = 1.0 / static_cast<double>(accumulation);
     first_micro_batch.work = [this, scale] { forward_backward(model, true, scale); };
     later_micro_batch.work = [this, scale] { forward_backward(model, false, scale); };
-    optimizer.work = [this] {
-        const AdamW adamw{options.beta1, options.beta2, 1e-8, options.weight_decay, options.grad_clip};
-        optimizer_step(model, adamw, static_cast<uint64_t>(options.seed));
-    };
+    optimizer.work = [this] { optimizer_step(model, adamw(), static_cast<uint64_t>(options.seed)); };
+}
+
+AdamW Trainer::adamw() const {
+    return {options.beta1, options.beta2, 1e-8, options.weight_decay, options.grad_clip};
+}
+
+bool Trainer::is_verified(int64_t number) const {
+    return verifier && number % options.verify_every == 0;
 }
 
 void Trainer::launch(CapturedGraph& r) {
@@ -188,8 +225,37 @@ const Event& Trainer::end_of(int64_t steps) const {
 
 void Trainer::start_step() {
     start_step([this](int64_t micro, int32_t* tokens, int32_t* targets) {
-        train->micro_batch(step, micro, ranks.own, ranks.count, tokens, targets);
+        train->micro_batch(step, micro, ranks.own, ranks.count, tokens, targets, data_skip);
     });
+}
+
+void Trainer::wait_for_device() {
+    if (micro_batches_queued >= 2) micro_ends[micro_batches_queued % 2].wait();
+    if (between) between();
+}
+
+void Trainer::copy_tokens(int64_t micro, StagingBuffers& f, const TokenSlot& slot) {
+    const int64_t rows = options.batch_size * options.seq_len, first_id = micro * rows;
+    Context copying = model.context;
+    copying.stream = copies.handle;
+    const auto copy_ahead = [&](const PinnedMemory<int32_t>& from, const Tensor& to) {
+        copy_bytes_async(copying, static_cast<int32_t*>(to.data) + first_id, from.data + first_id,
+                         rows * size_of(to.dtype));
+    };
+    copy_ahead(f.tokens, slot.tokens);
+    copy_ahead(f.targets, slot.targets);
+    f.copied.record(copies.handle);
+    f.copied.wait_event(model.stream.handle);
+}
+
+void Trainer::queue_micro_batch(int64_t micro, StagingBuffers& f, const TokenSlot& slot) {
+    const int64_t first_id = micro * options.batch_size * options.seq_len;
+    const auto ids = [&](const Tensor& all) { return static_cast<const int32_t*>(all.data) + first_id; };
+    set_batch(model, ids(slot.tokens), ids(slot.targets), options.batch_size, options.seq_len);
+    launch(micro == 0 ? first_micro_batch : later_micro_batch);
+    const Tensor& losses = model.activations.losses;
+    copy_bytes_async(model.context, f.losses.data + first_id, losses.data, losses.bytes());
+    micro_ends[micro_batches_queued++ % 2].record(model.stream.handle);
 }
 
 void Trainer::start_step(const Batch& batch) {
@@ -200,34 +266,40 @@ void Trainer::start_step(const Batch& batch) {
     const Range step_range("step", step + 1);
     const size_t slot = static_cast<size_t>(step) % staging.size();
     StagingBuffers& f = staging[slot];
-    Context copying = model.context;
-    copying.stream = copies.handle;
     if (in_flight() == 0) end_of(step).record(model.stream.handle);
+    const bool verified = is_verified(step + 1);
+    if (verified) verifier->begin();
     const int64_t rows = options.batch_size * options.seq_len;
-    for (int64_t micro = 0; micro < accumulation; micro++) {
-        const Range range("micro-batch", micro);
-        const int64_t first_id = micro * rows;
-        batch(micro, f.tokens.data + first_id, f.targets.data + first_id);
-        const auto copy_ahead = [&](const PinnedMemory<int32_t>& from, const Tensor& to) {
-            int32_t* ids = static_cast<int32_t*>(to.data) + first_id;
-            copy_bytes_async(copying, ids, from.data + first_id, rows * size_of(to.dtype));
-            return ids;
-        };
-        const int32_t *tokens = copy_ahead(f.tokens, token_slots[slot].tokens),
-                      *targets = copy_ahead(f.targets, token_slots[slot].targets);
-        f.copied.record(copies.handle);
-        f.copied.wait_event(model.stream.handle);
-        set_batch(model, tokens, targets, options.batch_size, options.seq_len);
-        launch(micro == 0 ? first_micro_batch : later_micro_batch);
-        const Tensor& losses = model.activations.losses;
-        copy_bytes_async(model.context, f.losses.data + first_id, losses.data, losses.bytes());
+    try {
+        for (int64_t micro = 0; micro < accumulation; micro++) {
+            const Range range("micro-batch", micro);
+            batch(micro, f.tokens.data + micro * rows, f.targets.data + micro * rows);
+            wait_for_device();
+            copy_tokens(micro, f, token_slots[slot]);
+            queue_micro_batch(micro, f, token_slots[slot]);
+            if (verified) verifier->end_micro_batch(0, micro);
+        }
+        if (verified) verifier->end_first_pass();
+        for (int64_t micro = 0; verified && micro < accumulation; micro++) {
+            wait_for_device();
+            queue_micro_batch(micro, f, token_slots[slot]);
+            verifier->end_micro_batch(1, micro);
+        }
+    } catch (...) {
+        // The step may be started again: in the same buffers, which micro-batches of this start may still read.
+        if (micro_batches_queued > 0) micro_ends[(micro_batches_queued - 1) % 2].wait();
+        throw;
     }
     const Range range("optimizer");
     f.lr.data[0] = static_cast<float>(learning_rate(schedule, step + 1));
     f.step.data[0] = static_cast<int32_t>(step + 1);
     set_step(model, f.lr.data, f.step.data);
+    if (verified) verifier->repeat_optimizer_step();
     launch(optimizer);
     copy_bytes_async(model.context, f.squares.data, model.squares.data, sizeof(double));
+    if (model.loss_squares.data)
+        copy_bytes_async(model.context, f.squares.data + 1, model.loss_squares.data, sizeof(double));
+    if (verified) verifier->end(f.hashes.data);
     end_of(step + 1).record(model.stream.handle);
     step++;
     if (first) keep_gemm_choices(model.gemms, options);
@@ -240,8 +312,18 @@ StepResult Trainer::finish_step() {
     end.wait();
     const double ms = end.ms_since(begin);
     finished++;
-    return {finished, mean(f.losses.data, tokens_per_step()), grad_norm(f.squares.data[0]),
-            learning_rate(schedule, finished), ms};
+    if (const std::string wrong = is_verified(finished) ? verifier->difference(f.hashes.data) : "";
+        !wrong.empty()) {
+        CHECK(hipDeviceSynchronize());  // the memory of later steps goes with the trainer
+        fail("step ", finished, ": ", wrong);
+    }
+    const bool skipped = model.loss_squares.data && is_skipped(f.squares.data[0], f.squares.data + 1);
+    return {finished,
+            mean(f.losses.data, tokens_per_step()),
+            grad_norm(f.squares.data[0]),
+            learning_rate(schedule, finished),
+            ms,
+            skipped};
 }
 
 double Trainer::validate() {
@@ -265,6 +347,7 @@ double Trainer::mean_loss_of(int64_t rows, int64_t T, const Rows& fill) {
         set_batch(model, f.tokens.data, f.targets.data, count, T);
         forward(model);
         sum += mean_loss(model) * static_cast<double>(count);
+        if (between) between();
     }
     return sum / static_cast<double>(rows);
 }
@@ -290,7 +373,8 @@ std::vector<int32_t> Trainer::sample(std::vector<int32_t> prompt, int64_t count,
     CHECK(in_flight() == 0);
     const Range range("sample");
     return generate(model, std::move(prompt), count,
-                    {temperature, top_k, static_cast<uint64_t>(options.seed), static_cast<uint32_t>(step)});
+                    {temperature, top_k, static_cast<uint64_t>(options.seed), static_cast<uint32_t>(step)},
+                    between);
 }
 
 std::string Trainer::text_of(const std::vector<int32_t>& ids) const {
@@ -311,6 +395,8 @@ std::string Trainer::sample() {
 Manifest Trainer::manifest() const {
     CHECK(in_flight() == 0);
     Manifest m = describe_run(options, ranks.count, step);
+    m.data_position += data_skip;
+    m.config["data-skip"] = data_skip;
     for (const Operation* op : operations())
         if (const auto* chosen = model.kernels.of(*op))
             for (const Variant* v : *chosen) {
@@ -326,19 +412,19 @@ std::vector<CheckpointFile> Trainer::files() const {
     std::vector<CheckpointFile> files =
         checkpoint_files(config_json(config, model.options.precision.weights),
                          weight_tensors(model.parameters), optimizer_tensors(model.parameters));
-    for (const CarriedFile& file : carried)
-        files.push_back({file.name, file.role,
-                         [text = file.text](const std::string& path) { return write_file(path, text); }});
+    for (const CarriedFile& file : carried) files.push_back(text_file(file.name, file.role, file.text));
     return files;
 }
 
-std::string Trainer::save() {
+std::string Trainer::save(const OpenFolder& out) {
     const Range range("checkpoint");
-    return write_checkpoint(options.out, options.keep_checkpoints, manifest(), files());
+    return write_checkpoint(out, options.keep_checkpoints, manifest(), files(), written);
 }
 
 void Trainer::save_to(const std::string& directory) {
-    write_checkpoint_to(directory, manifest(), files());
+    const OpenFolder parent(parent_of(directory));
+    const std::optional<FolderLock> lock = lock_for_save(parent, name_of(directory));
+    write_checkpoint_to(parent, name_of(directory), manifest(), files(), written);
 }
 
 }  // namespace llamac

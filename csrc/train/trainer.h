@@ -14,6 +14,7 @@
 #include "train/step_result.h"
 #include "train/tokenizer.h"
 #include "train/tokens.h"
+#include "train/verify.h"
 
 namespace llamac {
 
@@ -29,29 +30,38 @@ struct Trainer {
     explicit Trainer(const Options& options, std::optional<int64_t> ahead = {});
 
     const Options options;
-    const std::string resumed_from;  // a checkpoint, or ""
     const Config config;
     const Ranks ranks = {};
     const int64_t accumulation;   // micro-batches per step
+    int64_t data_skip;            // sequences of the data's order that the run has left out
     std::optional<Loader> train;  // none: --train-data "", for whoever brings the batches
     std::optional<Loader> val;    // none: --val-data ""
     std::optional<Tokenizer> tokenizer;
     std::vector<CarriedFile> carried;  // into every checkpoint
+    std::string resumed_from;          // a checkpoint, or ""
+    std::vector<std::string> damaged;  // names of checkpoints in --out that --resume auto passed over
     Schedule schedule;
     Model model;
     int64_t step = 0;  // steps started
     bool replays;  // launches are recorded in graphs, which later steps replay, but where runs are observed
     std::string warnings;  // a line for each thing that was not taken over or looks wrong
 
+    // Between micro-batches, batches of validation and tokens of samples, each of them done. What it throws ends the
+    // call: an optimizer step is abandoned then, and the trainer is as after the step before, once that is finished.
+    std::function<void()> between;
+    // After each piece of a checkpoint (FileWriter).
+    std::function<void()> written;
+
     // Puts the next step into the model's stream: micro-batches, gradient norm, AdamW. The host gathers its tokens and
-    // goes on; so it may start the next before this one is done, by most_in_flight.
+    // goes on; so it may start the next before this one is done, by most_in_flight. It is never more than two
+    // micro-batches ahead of the device.
     void start_step();
     // The same on batches of the caller's: fills tokens and targets [B,T] of micro-batch `micro`, counted from 0.
     using Batch = std::function<void(int64_t micro, int32_t* tokens, int32_t* targets)>;
     void start_step(const Batch& batch);
     int64_t in_flight() const { return step - finished; }
     const int64_t most_in_flight;  // unless told: 1 on a GPU, 0 where the host computes
-    // Waits for the oldest step in flight.
+    // Waits for the oldest step in flight. Throws Error where it was verified and a result differs.
     StepResult finish_step();
 
     // What follows wants no step in flight.
@@ -73,22 +83,23 @@ struct Trainer {
     std::string text_of(const std::vector<int32_t>& ids) const;
     // Text as the flags say: --sample-tokens tokens after the first one, or --sample-prompt-ids and what follows.
     std::string sample();
-    // Writes OUT/step_NNNNNN; returns its path.
-    std::string save();
-    // Writes the same into a directory of any name, which must not exist.
+    // Writes OUT/step_NNNNNN into the run's folder; returns its path.
+    std::string save(const OpenFolder& out);
+    // Writes the same into a directory of any name, which must not exist. Among a run's checkpoints under the run's lock.
     void save_to(const std::string& directory);
     int64_t tokens_per_step() const { return accumulation * options.batch_size * options.seq_len; }
 
   private:
     // What a step reads from and writes to host memory.
     struct StagingBuffers {
-        explicit StagingBuffers(int64_t tokens);
+        StagingBuffers(int64_t tokens, int64_t hashes);
         PinnedMemory<int32_t> tokens, targets;  // of all micro-batches
         Event copied;
         PinnedMemory<float> losses;
-        PinnedMemory<double> squares;  // of the gradients
+        PinnedMemory<double> squares;  // of the gradients; of the losses, with --skip-nonfinite
         PinnedMemory<float> lr;
         PinnedMemory<int32_t> step;
+        PinnedMemory<double> hashes;  // of a step that is verified
     };
     // A flight's tokens and targets, copied ahead of the micro-batch that wants them.
     struct TokenSlot {
@@ -102,8 +113,17 @@ struct Trainer {
         std::optional<Graph> graph;
     };
     void launch(CapturedGraph& work);
+    AdamW adamw() const;
+    bool is_verified(int64_t step) const;  // from 1
     Manifest manifest() const;
     std::vector<CheckpointFile> files() const;
+    // Of the tokens in the staging buffers.
+    void copy_tokens(int64_t micro, StagingBuffers& buffers, const TokenSlot& slot);
+    // Its tokens are on the device.
+    void queue_micro_batch(int64_t micro, StagingBuffers& buffers, const TokenSlot& slot);
+    // Waits for the micro-batch two before the next one: then the device computes one, and the next one will be queued
+    // long before it is done. So this costs nothing, and a signal waits for one micro-batch, not for a step.
+    void wait_for_device();
     // Of the first `steps`; or, if that was later, when the next one began.
     const Event& end_of(int64_t steps) const;
 
@@ -111,6 +131,9 @@ struct Trainer {
     const Stream copies;                 // of ids to the device, beside the model's work
     std::deque<StagingBuffers> staging;  // the step `step` is staging[step % size]
     std::vector<TokenSlot> token_slots;  // of each flight
+    Event micro_ends[2];
+    int64_t micro_batches_queued = 0;  // the end of micro-batch i, over all steps, is micro_ends[i % 2]
+    std::optional<Verifier> verifier;  // --verify-every
     int64_t finished = 0;
     // Steps are timed on the stream: the host hears late of an end while it waits for room to queue the next one.
     std::deque<Event> ends;

@@ -46,8 +46,12 @@ Usage UsageMeter::read() {
     then = now;
     cpu_seconds = cpu;
     const DeviceUse device = device_use();
-    last = {device.used_bytes / gib, device.busy_percent, kib_line("/proc/self/status", "VmHWM:"),
-            kib_line("/proc/meminfo", "MemTotal:") - kib_line("/proc/meminfo", "MemAvailable:"), percent};
+    last = {device.used_bytes / gib,
+            device.busy_percent,
+            kib_line("/proc/self/status", "VmHWM:"),
+            kib_line("/proc/meminfo", "MemTotal:") - kib_line("/proc/meminfo", "MemAvailable:"),
+            percent,
+            device.sensors};
     return last;
 }
 

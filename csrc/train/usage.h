@@ -2,6 +2,8 @@
 #pragma once
 #include <chrono>
 
+#include "platform/sensors.h"
+
 namespace llamac {
 
 struct Usage {
@@ -11,6 +13,7 @@ struct Usage {
     double system_mem_gib =
         0;  // in use on the machine, by all processes, without what the kernel would give back
     double cpu_percent = 0;  // of this process since the last reading; 100: one core
+    Sensors sensors = {};    // of the device
 };
 
 struct UsageMeter {

@@ -1,12 +1,12 @@
 #include "train/version.h"
 
-#include <toml++/toml.h>
 #include <xxhash.h>
 
 #include <CLI/Version.hpp>
 #include <nlohmann/json.hpp>
 
 #include "commit.h"
+#include "train/toml.h"
 #ifdef LLAMAC_CBLAS
 #include <cblas.h>
 #endif
@@ -22,9 +22,8 @@ std::string libraries() {
     const int xxhash = static_cast<int>(XXH_versionNumber());  // of the library that is loaded
     std::string text =
         std::string("CLI11 ") + CLI11_VERSION + ", nlohmann/json " +
-        dotted(NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR, NLOHMANN_JSON_VERSION_PATCH) +
-        ", toml++ " + dotted(TOML_LIB_MAJOR, TOML_LIB_MINOR, TOML_LIB_PATCH) + ", xxHash " +
-        dotted(xxhash / 10000, xxhash / 100 % 100, xxhash % 100);
+        dotted(NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR, NLOHMANN_JSON_VERSION_PATCH) + ", " +
+        toml_library() + ", xxHash " + dotted(xxhash / 10000, xxhash / 100 % 100, xxhash % 100);
 #ifdef LLAMAC_CBLAS
     const std::string blas = openblas_get_config();  // "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH ..."
     text += ", " + blas.substr(0, blas.find(' ', blas.find(' ') + 1));
@@ -38,6 +37,14 @@ std::string version_text() {
     return "llamac " LLAMAC_VERSION "\ncommit    " LLAMAC_COMMIT "\ncompiler  " LLAMAC_COMPILER
            "\nplatform  " LLAMAC_BUILT_FOR "\nlibraries " +
            libraries();
+}
+
+const char* version_number() {
+    return LLAMAC_VERSION;
+}
+
+const char* version_commit() {
+    return LLAMAC_COMMIT;
 }
 
 }  // namespace llamac

@@ -7,4 +7,7 @@ namespace llamac {
 // Version, commit, compiler, platform, libraries: a line each, as --version prints them.
 std::string version_text();
 
+const char* version_number();  // "0.1.0"
+const char* version_commit();  // "0123456789ab (modified)", or "unknown"
+
 }  // namespace llamac

@@ -123,7 +123,7 @@ std::string type_label(const Operation& op, const Instantiation& e) {
     for (size_t k = 0; k < op.types.size(); k++)
         if (op.types[k].arithmetic_of < 0)
             text += std::string(text.empty() ? "" : " ") + op.types[k].letter + "=" + name(type_of(op, e, k));
-    return text.find(' ') == std::string::npos ? text.substr(2) : text;
+    return text.empty() || text.find(' ') != std::string::npos ? text : text.substr(2);
 }
 
 bool is_absent(const Benchmark& b, const Operand& o) {
@@ -150,8 +150,9 @@ std::vector<Job> jobs_of(const Benchmark& b, const Flags& flags) {
     for (const Variant& v : op.variants)
         for (const Instantiation& e : v.instantiations) {
             Job job{&op, &b, &e, {}, {}, type_label(op, e)};
-            const bool wanted = v.backend == Backend::device &&
-                                type_of(op, e, 0) == op.types.front().beside(float_dtype(flags.dtype));
+            const bool in_type =
+                op.types.empty() || type_of(op, e, 0) == op.types.front().beside(float_dtype(flags.dtype));
+            const bool wanted = v.backend == Backend::device && in_type;
             const bool known =
                 std::any_of(jobs.begin(), jobs.end(), [&](const Job& j) { return same_types(*j.types, e); });
             if (!wanted || known) continue;

@@ -19,6 +19,7 @@ from llamac.dtypes import torch_dtypes
 DTYPES = torch_dtypes("f32", "bf16")
 EPS = 1e-5
 THETA = 500000.0
+LOWER = 0xFFFFFFFF  # 32 bits
 ADAMW = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}  # as torch.optim names them
 STEP = 3
 SDPA = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}  # named ones, for attention
@@ -145,6 +146,10 @@ def global_norm_inputs(c: Case) -> Inputs:
     return {"x": c.randn("P")}
 
 
+def hash_inputs(c: Case) -> Inputs:
+    return {"x": c.randn("P").bfloat16()}  # the type of 2 bytes, of whatever they are a part
+
+
 def adamw_inputs(c: Case) -> Inputs:
     inputs = {
         "weight": c.randn("P"),
@@ -250,6 +255,19 @@ def cross_entropy(logits, targets, dlosses):
 
 def global_norm(x):
     return torch.linalg.vector_norm(x, dtype=torch.float32).square().reshape(1)
+
+
+def hash_bits(x):
+    """The operation's formula; int64 wraps around as it wants, and `& LOWER` makes a shift logical."""
+
+    def fold(x):
+        return x ^ (x >> 32 & LOWER)
+
+    words = F.pad(x.view(torch.uint8), (0, -x.nbytes % 16)).view(torch.int64)
+    position = torch.arange(1, words.numel() + 1, device=x.device) * (0x9E3779B97F4A7C15 - 2**64)
+    terms = fold(words + position) * (0xBF58476D1CE4E5B9 - 2**64)
+    total = fold(fold(terms) * (0x94D049BB133111EB - 2**64)).sum()
+    return torch.stack((total & LOWER, total >> 32 & LOWER)).double()
 
 
 def adamw(weight, m, v, grad, scale, lr, correction1, correction2, master=None):

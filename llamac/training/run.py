@@ -4,7 +4,9 @@ samples, checkpoints.
 
 import math
 import os
-import shutil
+import resource
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -29,12 +31,15 @@ from llamac.config import Config, load_config
 from llamac.data import Loader, check_same_tokenizer
 from llamac.dtypes import TABLE
 from llamac.errors import InputError
-from llamac.log import Log, set_aside
+from llamac.log import Log
 from llamac.options import Options, prompt_ids, recompute_parts
+from llamac.output import OutputFolder
 from llamac.peak import peak_tflops
 from llamac.run_warnings import run_warnings
 from llamac.schedule import learning_rate
+from llamac.spikes import SpikeDetector
 from llamac.torch_profile import Profiler
+from llamac.training import stop
 from llamac.training.operations import adamw_step, llamac_operations
 from llamac.training.ranks import DTYPES, join_ranks, leave, rank, shard, tell_launcher, world
 from llamac.training.rounding import upload
@@ -58,6 +63,7 @@ class Step:
     result: Tensor = field(init=False)  # loss and gradient norm, on the host once `done`
     done: Moment = 0.0
     batches: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (tokens, targets), both [B,T]
+    stop: Tensor | None = None  # with several ranks: the signal that one of them has got, 0 for none
 
 
 @dataclass
@@ -70,6 +76,7 @@ class Run:
     data: Loader
     val_data: Loader | None
     tokenizer: llamac.tokenizer.Tokenizer | None
+    output: OutputFolder | None  # rank 0's
     model: nn.Module = field(init=False)
     forward: Callable = field(init=False)  # the model, compiled or not
     cis: Any = None
@@ -79,7 +86,10 @@ class Run:
     carried: dict[str, bytes] = field(default_factory=dict)  # files into every checkpoint: {name: content}
     checkpoints: list[Path] = field(default_factory=list)  # written by this run, oldest first
     running: list[Step] = field(default_factory=list)  # begun and not yet logged, oldest first
+    finished: int = 0  # the last step that was logged
+    stop: int = 0  # with several ranks: the signal that ends the run on all of them
     begun: Moment = 0.0  # start of the time that the next logged step took
+    spikes: SpikeDetector = field(default_factory=SpikeDetector)
 
 
 # The start ==================================================================================================
@@ -89,8 +99,13 @@ def check_supported(o: Options) -> None:
     """Refuse what the C program does and train_llama3.py does not."""
     if o.resume != "none":
         raise InputError("--resume: only the C program resumes; --model DIR takes its weights")
-    if o.kernel:
-        raise InputError("--kernel: only the C program has it")
+    for flag, given in {
+        "kernel": o.kernel,
+        "verify-every": o.verify_every,
+        "skip-nonfinite": o.skip_nonfinite,
+    }.items():
+        if given:
+            raise InputError(f"--{flag}: only the C program has it")
     if not o.train_data:
         raise InputError("--train-data: expected a pattern of files, found none")
     if parts := recompute_parts(o.recompute).keys() - {"block"}:
@@ -100,11 +115,15 @@ def check_supported(o: Options) -> None:
 def prepare(o: Options) -> Run:
     """The run that the options describe, with its data open. Raises InputError."""
     check_supported(o)
+    output = OutputFolder(o.out) if rank() == 0 else None
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # every token file stays open
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     config, T, B, micro_batches = load_config(o.model), o.seq_len, o.batch_size, o.micro_batches(world())
-    data = Loader(o.train_data, T, config.vocab_size, B, micro_batches, rank(), world(), o.seed)
+    ranks = rank(), world()
+    data = Loader(o.train_data, T, config.vocab_size, B, micro_batches, *ranks, o.seed, o.data_skip)
     val_data = Loader(o.val_data, T, config.vocab_size, B, 1, rank(), world()) if o.val_data else None
     if val_data:
         check_same_tokenizer(data.shards, val_data.shards)
@@ -117,7 +136,7 @@ def prepare(o: Options) -> Run:
         sample_prompt(o, tokenizer, config)  # refused now, not after the first hour
     join_ranks(device)
     carried = read_carried_files(o.model, tokenizer.path if tokenizer else None)
-    return Run(o, config, device, data, val_data, tokenizer, carried=carried)
+    return Run(o, config, device, data, val_data, tokenizer, output, carried=carried)
 
 
 def operations(o: Options, torchs: SimpleNamespace) -> SimpleNamespace:
@@ -175,19 +194,20 @@ def begin(r: Run) -> None:
         "flops_per_token": config.flops_per_token(T),
         "peak_tflops": peak * world() if peak else None,
     }
-    previous = set_aside(out) if out else None
+    moved = r.output.prepare() if r.output else []
     tokens = o.batch_size * T * r.data.accum * world()
     r.log = Log(out, steps=o.steps, tokens=tokens, every=o.log_every, **rates)
-    for line in run_warnings(o, config, r.data, world()):
+    if r.output:
+        r.log.before_write = r.output.check
+    for line in (*run_warnings(o, config, r.data, world()), *moved):
         r.log.print(line)
-    if previous:
-        r.log.print(f"an earlier run's log and checkpoints are now in {previous}")
+    stop.answer_signals()
     name = torch.cuda.get_device_name() if r.device == "cuda" else "the CPU"
     r.log.print(f"PyTorch {torch.__version__} on {name}, {o.model}: {config.num_parameters():,} parameters")
     ranks = f"{world()} devices x " if world() > 1 else ""
     sizes = f"{ranks}{r.data.accum} x {o.batch_size} x {T} tokens per step"
     r.log.print(f"{sizes}, {r.data.tokens:,} to train on")
-    r.log.run(name, config.num_parameters())
+    r.log.run(name, config.num_parameters(), o.model if o.init == "load" else None)
     r.log.start(o.to_dict())
     if out and o.profile:
         r.profiler = Profiler(out, o.profile, o.steps, r.device, DTYPES[o.dtype])
@@ -220,6 +240,8 @@ def report_profile(r: Run, step: int) -> None:
     """Print the report after the last profiled step."""
     if r.profiler and r.profiler.is_complete(step):
         finish(r)
+        if r.output:
+            r.output.check()
         r.log.print(llamac.profile.report(llamac.profile.read(r.profiler.finish())))
 
 
@@ -255,12 +277,19 @@ def optimizer_step(r: Run, step: int) -> Iterator[Step]:
     u = Step(step, learning_rate(step, lr=o.lr, steps=o.steps, **schedule))
     profiled = r.profiler.step(step) if r.profiler else nullcontext()
     with profiled, sdpa_kernel(ATTENTION, set_priority=True):
-        u.batches = [to_device(r.data.micro_batch(step - 1, k), r.device) for k in range(r.data.accum)]
+        read = (r.data.micro_batch(step - 1, k) for k in range(r.data.accum))
+        u.batches = stop.Batches(r, [to_device(batch, r.device) for batch in read])
         yield u
     u.batches, u.result = [], u.result.to("cpu", non_blocking=True)
+    if world() > 1:  # as their next steps need one another
+        signals = torch.tensor([stop.came()], device=r.device)
+        dist.all_reduce(signals, dist.ReduceOp.MAX)
+        u.stop = signals.to("cpu", non_blocking=True)
     u.done = moment(r.device)
     r.running.append(u)
     finish(r, late=0 if r.device == "cpu" else 1)
+    if r.stop:
+        raise stop.Stopped(r, r.stop)
 
 
 def busy_percent() -> float | None:
@@ -280,6 +309,9 @@ def finish(r: Run, late: int = 0) -> None:
         ms = milliseconds(r.begun, u.done)
         r.begun = u.done
         loss, norm = u.result.tolist()
+        r.finished = u.step
+        if u.stop is not None and not r.stop:
+            r.stop = int(u.stop.item())
         gpu = (torch.cuda.max_memory_allocated() / 2**30, busy_percent()) if r.device == "cuda" else ()
         r.log.step(u.step, loss, norm, u.lr, ms, *gpu)
         # Every weight is as bad from here on, and the next checkpoints would replace the good ones.
@@ -289,6 +321,8 @@ def finish(r: Run, late: int = 0) -> None:
             )
             expected = "expected a finite loss and gradient norm"
             raise InputError(f"step {u.step}: {expected}, found {loss} and {norm}; {last}")
+        for spike in r.spikes.add(loss, norm):
+            r.log.spike(u.step, spike)
 
 
 # Between steps ==============================================================================================
@@ -314,6 +348,7 @@ def validate(r: Run) -> float:
     for batch in range(rank(), -(-count // world()) * world(), world()):
         tokens, targets = to_device(next(own, (zeros, zeros)), r.device)
         losses.append(r.model(tokens, r.cis, targets).double() * (batch < count))
+        stop.check(r)
     total = torch.stack(losses).sum() / count
     if world() > 1:
         dist.all_reduce(total)
@@ -336,6 +371,7 @@ def sample(r: Run, step: int) -> str:
         logits = r.model(context, r.cis)[0, -1]
         u = llamac.random.uniform(o.seed, step, SAMPLING_STREAM, 1, start=i).item()
         tokens.append(sample_token(logits, o.sample_temperature, o.sample_top_k, u))
+        stop.check(r)
     return r.tokenizer.decode(tokens[shown:]) if r.tokenizer else " ".join(map(str, tokens[shown:]))
 
 
@@ -343,42 +379,57 @@ def save_checkpoint(r: Run, step: int) -> None:
     """Write OUT/step_NNNNNN and remove this run's oldest checkpoints beyond --keep-checkpoints."""
     finish(r)
     path = Path(r.options.out) / f"step_{step:06d}"
+    if r.output:
+        r.output.check()
     save_model(r.model, path, DTYPES[r.options.dtype], r.carried)
     r.log.checkpoint(step, path)
     r.checkpoints.append(path)
     while len(r.checkpoints) > r.options.keep_checkpoints:
         oldest = r.checkpoints.pop(0)
-        if rank() == 0:
-            shutil.rmtree(oldest)
+        if r.output:
+            r.output.remove(oldest.name)
 
 
 # The end ====================================================================================================
 
 
-def end(r: Run) -> None:
+def end_early(r: Run, number: int) -> int:
+    """What follows a signal: a checkpoint of the last finished step. Returns the exit code."""
+    finish(r)
+    saved = int(r.checkpoints[-1].name.removeprefix("step_")) if r.checkpoints else 0
+    if r.options.checkpoint_every >= 0 and r.finished > saved:
+        save_checkpoint(r, r.finished)
+    end(r, f"interrupted by {signal.Signals(number).name}")
+    return 128 + number
+
+
+def end(r: Run, how: str = "done") -> None:
     """Wait for the last step, close the log, say where everything is."""
     finish(r)
     r.log.print_usage()
     r.log.close()
     if world() > 1:
         dist.destroy_process_group()
-    if rank() == 0:
-        conclude(r)
+    if r.output:
+        conclude(r, how)
+        r.output.close()
 
 
-def conclude(r: Run) -> None:
+def conclude(r: Run, how: str) -> None:
     """Draw the loss and print the last line."""
     out = Path(r.options.out)
+    assert r.output is not None  # rank 0's
+    r.output.check()
     model = f"model {r.checkpoints[-1]}" if r.checkpoints else "no model"
-    result = f"done: {model}, log {out}/log.jsonl"
-    if not r.options.steps:
-        return print(f"{result}, no loss plot (there was no step)")
+    result = f"{how}: {model}, log {out}/log.jsonl"
+    if not r.finished:
+        return r.log.print(f"{result}, no loss plot (there was no step)")
     try:
         llamac.plot.draw(llamac.plot.read_log(out / "log.jsonl"), out / "loss.png")
         result += f", loss plot {out}/loss.png"
     except ImportError:
         result += " (no loss plot: matplotlib is not installed)"
-    print(result)
+    r.log.print(result)
 
 
 def command_line(argv: list[str], train: Callable[[Options], None], help: str) -> None:
@@ -388,6 +439,10 @@ def command_line(argv: list[str], train: Callable[[Options], None], help: str) -
             options = llamac.options.parse([arg for arg in argv if arg != "--train"])
             print(options.to_toml(), end="") if options.print_config else train(options)
             leave()
+        except stop.Stopped as stopped:
+            code = end_early(stopped.run, stopped.number)
+            leave(code)
+            sys.exit(code)
         except (InputError, OSError) as error:
             tell_launcher(error)
             if rank() == 0:

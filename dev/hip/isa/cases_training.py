@@ -1,10 +1,11 @@
-"""Cases of the loss, the optimizer and the embedding: cross_entropy, adamw, global_norm, embedding."""
+"""Cases of the loss, the optimizer, the hash and the embedding."""
 
 import numpy as np
 from device import from_bf16
 from harness import Harness
 from output import Output, dtype_name
 
+from llamac.hashing import hash_halves
 from llamac.tolerance import ulp
 
 F = np.float32
@@ -181,7 +182,7 @@ def adamw(h: Harness) -> None:
             + (" master" if with_master else "")
             + f" clip={clip}"
             + (" shifted" if shift else ""),
-            [weight, master, m, v, grad, squares, lr, step],
+            [weight, master, m, v, grad, squares, lr, step, None],
             [b1, b2, eps, wd, clip, seed, stream, offset],
             outs,
             threads,
@@ -207,6 +208,19 @@ def global_norm(h: Harness) -> None:
             [old, x],
             [accumulate],
             [Output(old, want, 8, 8, name="squares")],
+            threads,
+        )
+
+
+def hash_bits(h: Harness) -> None:
+    for P, shift, threads in ((100003, 0, 0), (70001, 0, 1024), (5, 0, 0), (9001, 2, 0), (9002, 4, 256)):
+        x, total = h.tensor((P,), "bf16", h.normal(P), shift), h.tensor((2,), np.float64)
+        h.case(
+            "hash",
+            f"P={P}{' shifted' if shift else ''}",
+            [total, x],
+            [],
+            [Output(total, hash_halves(x.data), exact=True, name="sum")],
             threads,
         )
 

@@ -170,7 +170,7 @@ def adamw(t: Large) -> None:
             tensor.data[-last:] = bits  # for the next variant
         return [(f"P={P} m", found, expected, "bf16")]
 
-    operands = [weight, None, m, v, gradient, squares, lr, step]
+    operands = [weight, None, m, v, gradient, squares, lr, step, None]
     t.call("adamw", operands, [0.9, 0.95, 1e-8, 0.1, 0.0, 1, 0], compare)
 
 

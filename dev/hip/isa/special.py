@@ -118,7 +118,8 @@ def adamw(s: Special) -> None:
             squares, lr = s.device.tensor((1,), np.float64, [1.0]), s.device.tensor((1,), F, [1e-3])
             step = s.device.tensor((1,), np.int32, [1])
             scalars = [0.9, 0.95, 1e-8, 0.1, 0.0, 1, 0]
-            s.device.call("adamw", variant.name, [weight, None, m, v, gradient, squares, lr, step], scalars)
+            operands = [weight, None, m, v, gradient, squares, lr, step, None]
+            s.device.call("adamw", variant.name, operands, scalars)
             finite = np.isfinite(weight.get())
             right = not finite[7] and np.delete(finite, 7).all()
             s.check(right, f"adamw {variant.name}: a gradient of {from_bf16(np.array([bits]))[0]}")

@@ -1,0 +1,21 @@
+// What a call from outside C++ can get wrong about memory: the checks of llamac.run and torch.ops beside those of run(),
+// which typed calls do not pay for.
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "core/operation.h"
+
+namespace llamac {
+
+// Throws Error where an operand's address is not aligned; where an output overlaps itself or another operand, except
+// where it has exactly the memory of an input that it may_share; where a scalar that marks rows is not of 32 bits; and
+// where an index is out of bounds. memory: where the operands are; indices in that of a device are not read. wide: bit i is set
+// where operand i is the lower halves of int64s, whose upper halves count as well. What run() refuses is left to it.
+void check_memory(const Operation& op, std::span<const Tensor> tensors, std::span<const Scalar> scalars,
+                  Backend memory, uint32_t wide = 0);
+
+// The part of it that scalars alone decide.
+void check_scalars(const Operation& op, std::span<const Scalar> scalars);
+
+}  // namespace llamac

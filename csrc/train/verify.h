@@ -1,0 +1,78 @@
+// --verify-every: a step whose every result is computed twice. The same computation gives the same bits, so a difference
+// is a fault of the device, of its memory or of a kernel.
+//
+// The micro-batches of the step run once, then once more. The first of them writes the gradients and the others add to
+// them, so the second time begins from nothing, too: no copy of the gradients is kept. Compared are a hash (ops/hash.hip)
+// of the losses of each micro-batch and of each parameter's gradient. The second time's gradients are hashed after the
+// optimizer step, so a change until AdamW has read them is seen.
+//
+// AdamW runs first on a copy of the weights, master weights and moments, a piece of a tensor at a time, of which a hash
+// is kept; then the step's own runs, and the hashes of what it has written are compared. The copies are also compared
+// with hashes from before the first micro-batch: nothing has written that memory since.
+//
+// Micro-batches and the optimizer step are replayed from the graphs of all other steps: what is verified is what the run
+// executes. Only the repeated AdamW and the hashes are launched directly, between the graphs. Nothing waits: the hashes
+// go to the host with the step's losses.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "model/model.h"
+
+namespace llamac {
+
+// Throws Error for a kernel that --kernel chose and whose bits differ from run to run.
+void check_deterministic(const KernelChoices& kernels);
+
+struct Verifier {
+    // Plans its memory in the model's arena, before that is allocated: 256 MiB and a few KB at most.
+    Verifier(Model& model, int64_t micro_batches, const AdamW& adamw, uint64_t seed);
+    Verifier(const Verifier&) = delete;
+
+    // These put work into the model's stream, in this order.
+    void begin();                                   // before the first micro-batch
+    void end_micro_batch(int pass, int64_t micro);  // each of them in pass 0, then each of them in pass 1
+    void end_first_pass();
+    void repeat_optimizer_step();  // after set_step
+    void end(double* hashes);      // after the step's own optimizer step; fills [hash_count], pinned
+    int64_t hash_count() const { return 4 * static_cast<int64_t>(rows.size()); }
+
+    // What differs, of what `end` has filled: the first in the order of computation; "": nothing.
+    std::string difference(const double* hashes) const;
+
+  private:
+    // What is compared: hashes from pass 0 and from pass 1, or of the repeated and of the step's own result.
+    struct Row {
+        const char* what;
+        std::string name;
+    };
+    // Elements of a parameter that are updated in one call.
+    struct Piece {
+        const Parameter* parameter;
+        int64_t first, count;
+    };
+    void plan_pieces(int64_t most);
+    void name_rows();
+    void plan_workspace();
+    Tensor cell(size_t row, int column) const;  // f64 [2]
+    void hash(const Tensor& x, size_t row, int column);
+    void hash_state(const OptimizerState& state, size_t row, int column);
+    void hash_gradients(int column);
+    OptimizerState copy_of(const Piece& piece) const;
+
+    Model& model;
+    const int64_t micro_batches;
+    const AdamW adamw;
+    const uint64_t seed;
+    std::vector<Piece> pieces;
+    std::vector<Row> rows;
+    size_t losses = 0, gradients = 0, squares = 0,
+           results = 0;   // the first row of each; the state's are before
+    size_t buffers = 0;   // of a state: 3, or 4 with master weights
+    OptimizerState copy;  // [elements of the largest piece and an offset]
+    Tensor hashes;        // f64 [rows, 2 columns, 2]
+    Tensor workspace_bytes;
+    Workspace workspace;  // of hash: its own, as the model's is planned already
+};
+
+}  // namespace llamac

@@ -1,0 +1,51 @@
+// Ends a run that has stopped making progress, so that a scheduler can start it again: a device or a file system that
+// never answers would otherwise hold the machine for good.
+#pragma once
+#include <pthread.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+
+namespace llamac {
+
+// The exit code: EX_TEMPFAIL of sysexits.h, "try again later".
+inline constexpr int no_progress_exit_code = 75;
+
+// Watches the thread that creates it, from start() on. The thread of the watchdog calls no function of the device, which
+// might never return. It counts its own ticks: a process that was stopped, or in a debugger, has not lost any time.
+struct Watchdog {
+    // seconds: between two signs of progress; 0: never ends anything.
+    explicit Watchdog(double seconds);
+    ~Watchdog();
+    Watchdog(const Watchdog&) = delete;
+
+    void start() { started.store(true, std::memory_order_relaxed); }
+    // Something is done.
+    void progress() { done.fetch_add(1, std::memory_order_relaxed); }
+    // What comes next, for the last line: "validation at step" 12. A string literal. It is a sign of progress, too.
+    void begins(const char* what, int64_t step) {
+        activity.store(what, std::memory_order_relaxed);
+        at.store(step, std::memory_order_relaxed);
+        progress();
+    }
+
+  private:
+    void watch();
+    [[noreturn]] void end() const;
+
+    const double seconds;
+    const pthread_t watched;
+    std::atomic<bool> started = false;
+    std::atomic<uint64_t> done = 0;
+    std::atomic<const char*> activity = "step";
+    std::atomic<int64_t> at = 0;
+    std::mutex mutex;
+    std::condition_variable ended;
+    bool over = false;
+    std::thread thread;
+};
+
+}  // namespace llamac

@@ -1,0 +1,6 @@
+// The hash of a tensor's memory. Flags: benchmark.h.
+#include "benchmark.h"
+
+int main(int argc, char** argv) {
+    return llamac::run_benchmarks(argc, argv, {{"hash"}});
+}

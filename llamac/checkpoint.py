@@ -1,0 +1,193 @@
+"""`python -m llamac.checkpoint list OUT` and `... verify OUT|DIR`: which checkpoints there are, and whether
+each file is what was written. Needs no GPU, no extension and no PyTorch, and writes nothing.
+
+The rule is that of the C program (open_checkpoint in csrc/train/checkpoint.cpp); tests/test_output.py
+compares them.
+"""
+
+import argparse
+import json
+import os
+import re
+import stat
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import xxhash
+
+from llamac.errors import InputError, run
+from llamac.output import step_of
+
+_FORMATS = ("llamac checkpoint 1", "llamac checkpoint 2")
+_MISSING = (FileNotFoundError, NotADirectoryError)
+_PIECE = 1 << 20
+_DAMAGED = re.compile(r"damaged_(step_\d+)(_\d+)?")
+
+
+@dataclass(frozen=True)
+class File:
+    """A file as the manifest has it. problem: how it differs from that; "": not at all."""
+
+    name: str
+    bytes: int
+    xxh3: str
+    problem: str = ""
+
+
+@dataclass
+class Checkpoint:
+    """What is found of one. problem: of the manifest, or of the first file that has one; "": complete.
+    readable: whether it could be read; else the problem says why, and nothing is known about the checkpoint.
+    """
+
+    path: Path
+    step: int | None = None
+    files: list[File] = field(default_factory=list)
+    problem: str = ""
+    readable: bool = True
+
+    @property
+    def state(self) -> str:
+        if not self.problem:
+            return "complete"
+        return f"{'damaged' if self.readable else 'cannot be read'}: {self.problem}"
+
+
+class _Damage(Exception):
+    pass
+
+
+def _manifest(path: Path) -> dict:
+    """The manifest's fields. Raises _Damage; InputError where it is whole, and of another version."""
+    try:
+        text = path.read_bytes()
+    except (*_MISSING, IsADirectoryError):
+        raise _Damage(f"{path.name}: expected a file, found none") from None
+    body, comma, end = text.rpartition(b",\n")
+    seal = f' "xxh3": "{xxhash.xxh3_64_hexdigest(body)}"\n}}\n'.encode()
+    if not comma or end != seal:
+        raise _Damage(f"{path.name}: its checksum is not that of its text: it was changed or cut short")
+    fields = json.loads(text)
+    if fields.get("format") not in _FORMATS:
+        raise InputError(f"{path}: format: expected {' or '.join(_FORMATS)}, found {fields.get('format')!r}")
+    return fields
+
+
+def _problem(path: Path, expected: File, sums: bool) -> str:
+    try:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            return f"{path.name}: expected a file, found something else"
+        if status.st_size != expected.bytes:
+            return f"{path.name}: expected {expected.bytes} bytes, found {status.st_size}"
+        if not sums:
+            return ""
+        digest = xxhash.xxh3_64()
+        with open(path, "rb") as file:
+            while piece := file.read(_PIECE):
+                digest.update(piece)
+    except _MISSING:
+        return f"{path.name}: expected a file, found none"
+    if digest.hexdigest() != expected.xxh3:
+        return f"{path.name}: expected the XXH3 checksum {expected.xxh3}, found {digest.hexdigest()}"
+    return ""
+
+
+def _compare(found: Checkpoint, sums: bool) -> None:
+    fields = _manifest(found.path / "manifest.json")
+    found.step = fields["step"]
+    files = fields["files"]
+    if isinstance(files, dict):  # format 1
+        files = [record | {"name": name} for name, record in files.items()]
+    for record in files:
+        file = File(record["name"], record["bytes"], record["xxh3"])
+        problem = _problem(found.path / file.name, file, sums)
+        found.files.append(File(file.name, file.bytes, file.xxh3, problem))
+        found.problem = found.problem or problem
+
+
+def check(path: str | Path, sums: bool = True) -> Checkpoint:
+    """Compare a checkpoint's files with its manifest: sizes, and checksums unless not `sums`."""
+    found = Checkpoint(Path(path))
+    try:
+        _compare(found, sums)
+    except _Damage as damage:
+        found.problem = str(damage)
+    except OSError as error:
+        found.problem, found.readable = f"{error.filename or path}: {error.strerror}", False
+    except InputError as error:  # of another version
+        found.problem, found.readable = str(error), False
+    return found
+
+
+def checkpoints_in(out: str | Path) -> list[Path]:
+    """The checkpoints of an output folder, oldest first, then damaged ones that a resume set aside, then
+    those of earlier runs in previous_N. A link to a folder elsewhere is a checkpoint, too.
+    """
+    out = Path(out)
+    names = os.listdir(out)
+    steps = sorted((step, name) for name in names if (step := step_of(name)) is not None)
+    found = [out / name for _, name in steps]
+    found += [out / name for name in sorted(filter(_DAMAGED.fullmatch, names))]
+    earlier = sorted((int(n[1]), n[0]) for n in map(re.compile(r"previous_(\d+)").fullmatch, names) if n)
+    for _, name in earlier:
+        if (out / name).is_dir():
+            found += checkpoints_in(out / name)
+    return found
+
+
+def _chosen(path: Path) -> list[Path]:
+    """What a command's argument means: a checkpoint, or all of an output folder."""
+    if (path / "manifest.json").exists() or step_of(path.name) is not None or _DAMAGED.fullmatch(path.name):
+        return [path]
+    if not path.is_dir():
+        raise InputError(f"{path}: expected a folder, found {'a file' if path.exists() else 'none'}")
+    found = checkpoints_in(path)
+    if not found:
+        raise InputError(f"{path}: expected checkpoints (step_000100), found none")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m llamac.checkpoint",
+        description="The checkpoints of a run, and whether their files are what was written.",
+        epilog="Exit status: 0, all are complete; 1, one is damaged (those called damaged_* only count where "
+        "they are the argument); 2, one cannot be read, or there is none. previous_*/ is looked into.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="list|verify")
+    listing = commands.add_parser("list", help="a line per checkpoint: name, step, MiB, state")
+    listing.add_argument("path", metavar="OUT", type=Path, help="a run's output folder")
+    listing.add_argument(
+        "--quick", action="store_true", help="compares sizes, and reads no file but the manifest"
+    )
+    verifying = commands.add_parser("verify", help="a line per file: size, checksum, state")
+    verifying.add_argument(
+        "path", metavar="OUT|DIR", type=Path, help="a run's output folder, or one checkpoint"
+    )
+    arguments = parser.parse_args()
+    out: Path = arguments.path
+    paths = _chosen(out)
+    width, status = max(len(str(path)) for path in paths), 0
+    if arguments.command == "list":
+        print(f"{'checkpoint'.ljust(width)}  {'step':>9}  {'MiB':>10}  state")
+    for path in paths:
+        found = check(path, not getattr(arguments, "quick", False))
+        if arguments.command == "list":
+            step = "-" if found.step is None else found.step
+            mib = f"{sum(file.bytes for file in found.files) / 2**20:.1f}"
+            print(f"{str(path).ljust(width)}  {step:>9}  {mib:>10}  {found.state}", flush=True)
+        else:
+            for file in found.files:
+                print(f"{path / file.name}  {file.problem or f'{file.bytes} bytes, {file.xxh3}'}")
+            print(f"{path}  {found.state}", flush=True)
+        if not found.readable:
+            status = 2
+        elif found.problem and (path == out or not _DAMAGED.fullmatch(path.name)):
+            status = max(status, 1)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,192 @@
+"""Written twice on purpose: csrc/train/output.cpp has the same lock; tests/test_output.py compares them.
+
+The output folder of a run: it has one owner at a time, stays the folder that it was, and what an earlier run
+left in it is moved aside, not lost. Why the lock is flock's, and where it holds: csrc/train/output.cpp.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import socket
+import stat
+import time
+from itertools import count
+from pathlib import Path
+
+from llamac.errors import InputError
+
+LOCK = ".lock"
+_ATTEMPTS, _WAIT = 10, 0.05  # seconds
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_OWN = ("log.jsonl", "loss.png", "profile.json", "trace.json")
+_LEFTOVER = re.compile(r"\.(step_|log\.jsonl\.|profile\.json\.|trace\.json\.).*\.(tmp|removed)")
+
+
+def step_of(name: str) -> int | None:
+    """The step of a checkpoint's folder, step_000100; None for other names."""
+    found = re.fullmatch(r"step_(\d{6}|[1-9]\d{6,17})", name, re.ASCII)
+    return int(found[1]) if found else None
+
+
+def remove(path: str | Path) -> None:
+    """Remove a file, a link (not what it leads to), or a folder with all that it contains, if it is there."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        Path(path).unlink(missing_ok=True)
+
+
+def _same(a: os.stat_result, b: os.stat_result) -> bool:
+    return (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
+
+
+class OutputFolder:
+    """The folder, locked for this process until close() or its end; where it does not exist yet, prepare()
+    makes and locks it. Raises InputError, with the owner's host, process and start time where there is one.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.warning = ""  # where the file system has no locks
+        self._folder = self._lock = -1  # descriptors
+        self._process = os.getpid()
+        if os.path.exists(path):
+            self._open()
+
+    def prepare(self) -> list[str]:
+        """Make the folder ready for a new run: what an earlier one left goes to the first free previous_N,
+        and what interrupted writes left is removed. Returns the lines that say so.
+        """
+        if self._folder < 0:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._open()
+        self.check()
+        lines = [self.warning] if self.warning else []
+        for name in filter(_LEFTOVER.fullmatch, os.listdir(self._folder)):
+            remove(self.path / name)
+        names = sorted(
+            name
+            for name in os.listdir(self._folder)
+            if name in _OWN or step_of(name) is not None or name.startswith("damaged_step_")
+        )
+        if names:
+            lines.append(f"an earlier run's log and checkpoints are now in {self._set_aside(names)}")
+        return lines
+
+    def check(self) -> None:
+        """Before each write: raise InputError where the path leads to another folder, or the lock is gone."""
+        try:
+            there = os.stat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            there = None
+        if there is None or not _same(there, os.fstat(self._folder)):
+            raise InputError(
+                f"{self.path}: expected the folder that is being written to, found "
+                f"{'another one' if there else 'none'} at this path: it was moved, removed or replaced; "
+                "nothing more is written"
+            )
+        if not self._in_place():
+            found = "another file" if os.path.lexists(self.path / LOCK) else "none"
+            raise InputError(
+                f"{self.path}/{LOCK}: expected the lock of this run, found {found}: "
+                "a second run may have started; nothing more is written"
+            )
+
+    def remove(self, name: str) -> None:
+        """Remove a checkpoint, renamed first: whatever has its name is complete."""
+        self.check()
+        removed = f".{name}.removed"
+        os.rename(name, removed, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        remove(self.path / removed)
+
+    def close(self) -> None:
+        """Give the lock back, also where a forked child still has the descriptor; not in such a child."""
+        if self._lock >= 0 and os.getpid() == self._process:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+        for descriptor in (self._lock, self._folder):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._lock = self._folder = -1
+
+    def __del__(self):
+        self.close()
+
+    def _open(self) -> None:
+        try:
+            self._folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot open: {error.strerror}") from None
+        for attempt in range(1, _ATTEMPTS + 1):
+            if self._take():
+                break
+            owner = self._owner()
+            os.close(self._lock)
+            self._lock = -1
+            if attempt == _ATTEMPTS:
+                raise InputError(
+                    f"{self.path}: expected a folder that no other run writes to, found {owner}; "
+                    "wait for its end, or choose another folder (--out)"
+                )
+            time.sleep(_WAIT)
+        if not self.warning:
+            self._write_owner()
+
+    def _take(self) -> bool:
+        path, flags = self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            self._lock = os.open(LOCK, flags, 0o666, dir_fd=self._folder)
+        except OSError as error:
+            raise InputError(f"{path}: cannot write: {error.strerror}") from None
+        if not stat.S_ISREG(os.fstat(self._lock).st_mode):
+            raise InputError(f"{path}: expected a file, found something else")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise InputError(f"{path}: cannot lock: {error.strerror}") from None
+            self.warning = f"{path}: the file system has no locks ({error.strerror}): nothing keeps a second "
+            self.warning += f"run out of {self.path}"
+            return True
+        return self._in_place()
+
+    def _in_place(self) -> bool:
+        try:
+            there = os.stat(LOCK, dir_fd=self._folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return _same(there, os.fstat(self._lock))
+
+    def _write_owner(self) -> None:
+        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        owner = {"host": socket.gethostname(), "pid": os.getpid(), "started": started}
+        text = json.dumps(owner, separators=(",", ":")).encode() + b"\n"
+        os.pwrite(self._lock, text, 0)
+        os.ftruncate(self._lock, len(text))
+
+    def _owner(self) -> str:
+        try:
+            owner = json.loads(os.pread(self._lock, 1024, 0))
+            return f"process {owner['pid']} on {owner['host']}, started {owner['started']}"
+        except (ValueError, TypeError, KeyError):
+            return "a process that does not say which"
+
+    def _set_aside(self, names: list[str]) -> Path:
+        previous = next(p for n in count(1) if not os.path.lexists(p := self.path / f"previous_{n}"))
+        os.mkdir(previous.name, dir_fd=self._folder)
+        for name in names:
+            try:
+                target = os.readlink(name, dir_fd=self._folder)
+            except OSError:  # not a link
+                target = "/"
+            into = f"{previous.name}/{name}"
+            if target.startswith("/"):
+                os.rename(name, into, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+            else:  # a relative link would lead elsewhere from one folder down
+                os.symlink(f"../{target}", into, dir_fd=self._folder)
+                os.unlink(name, dir_fd=self._folder)
+        return previous

@@ -1,0 +1,212 @@
+// What a run does where its numbers are no longer usable: steps that are skipped, spikes, data that is left out.
+#include <cmath>
+#include <limits>
+
+#include "platform/sensors.h"
+#include "platform/threads.h"
+#include "small_run.h"
+#include "train/spikes.h"
+
+using namespace llamac;
+
+namespace {
+
+Words with(Words words, const Words& more) {
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+}
+
+std::string bytes_of(const Tensor& t) {
+    std::string bytes(static_cast<size_t>(t.bytes()), 0);
+    if (t.data) copy_bytes(bytes.data(), t.data, t.bytes());
+    return bytes;
+}
+std::string state_of(const Model& m) {
+    const Parameters& p = m.parameters;
+    return bytes_of(p.weights) + bytes_of(p.master) + bytes_of(p.m) + bytes_of(p.v);
+}
+
+// ---- steps that are not finite ----
+
+// A number of the step's losses or gradients becomes `value` after its last micro-batch.
+StepResult spoiled_step(Trainer& t, bool loss, float value) {
+    int64_t calls = 0;
+    const Observer observer{[](hipStream_t) {},
+                            [&](const Call& call, const Variant&) {
+                                if (call.op->name != (loss ? "cross_entropy" : "embedding_backward")) return;
+                                if (++calls != t.accumulation) return;
+                                const Tensor& x =
+                                    loss ? t.model.activations.losses : t.model.parameters.gradients;
+                                if (x.dtype == DType::f32) return copy_bytes(x.data, &value, sizeof value);
+                                const bf16 narrow(value);
+                                copy_bytes(x.data, &narrow, sizeof narrow);
+                            },
+                            [](int64_t, hipStream_t) {}};
+    t.model.context.observer = &observer;
+    t.start_step();
+    const StepResult r = t.finish_step();
+    t.model.context.observer = nullptr;
+    return r;
+}
+
+void check_skipped() {
+    constexpr float nan = std::numeric_limits<float>::quiet_NaN(),
+                    inf = std::numeric_limits<float>::infinity();
+    for (const Words& precision : precisions)
+        for (const bool loss : {false, true})
+            for (const float value : {nan, inf, -inf}) {
+                Trainer t(small_run(with(precision, {"--skip-nonfinite", "1"})), 0);
+                Trained before;
+                t.start_step();
+                finish(t, 0, before);
+                const std::string state = state_of(t.model);
+                const StepResult skipped = spoiled_step(t, loss, value);
+                check(skipped.skipped && skipped.step == 2 && t.step == 2, "skipped, and counted");
+                check(state_of(t.model) == state, "a skipped step changes a bit");
+                check(std::isfinite(loss ? skipped.grad_norm : skipped.loss) &&
+                          !std::isfinite(loss ? skipped.loss : skipped.grad_norm),
+                      "what was not finite is told");
+                t.start_step();
+                const StepResult next = t.finish_step();
+                check(!next.skipped && std::isfinite(next.loss) && state_of(t.model) != state,
+                      "the run goes on");
+            }
+}
+
+// Without the flag, the weights show it; with it, finite steps have the same bits.
+void check_not_skipped() {
+    for (const Words& precision : precisions) {
+        Trainer t(small_run(precision), 0);
+        const StepResult r = spoiled_step(t, false, std::numeric_limits<float>::quiet_NaN());
+        t.start_step();
+        check(!r.skipped && !std::isfinite(t.finish_step().loss), "without the flag a step is not skipped");
+        const Trained plain = train(small_run(precision), 0);
+        for (const Words& more :
+             {Words{"--skip-nonfinite", "3"}, {"--skip-nonfinite", "3", "--verify-every", "2"}})
+            check(train(small_run(with(precision, more)), 1) == plain, "finite steps have other bits");
+    }
+}
+
+// A verified step may be skipped, too.
+void check_verified_and_skipped() {
+    Trainer t(small_run({"--skip-nonfinite", "2", "--verify-every", "1", "--total-batch-size", "64"}), 0);
+    const std::string state = state_of(t.model);
+    int calls = 0;
+    const float inf = std::numeric_limits<float>::infinity();
+    const Observer observer{[](hipStream_t) {},
+                            [&](const Call& call, const Variant&) {
+                                if (call.op->name == "cross_entropy" && ++calls <= 2)
+                                    copy_bytes(t.model.activations.losses.data, &inf, sizeof inf);
+                            },
+                            [](int64_t, hipStream_t) {}};
+    t.model.context.observer = &observer;
+    t.start_step();
+    check(t.finish_step().skipped && state_of(t.model) == state, "a verified step that is skipped");
+}
+
+// ---- spikes ----
+
+void check_spikes() {
+    SpikeDetector detector;
+    for (int i = 0; i < 200; i++) {
+        const double loss = 3 + 0.01 * (i % 5), norm = 1 + 0.05 * (i % 7);
+        const bool high = i == 40 || i == 20;
+        const auto spikes = detector.add(high ? 4 : loss, i == 100 ? 9 : norm);
+        if (i == 40)
+            check(spikes.size() == 1 && std::string(spikes[0].quantity) == "loss" && spikes[0].found == 4 &&
+                      spikes[0].expected == 3.02 && spikes[0].allowed > 3.2 && spikes[0].allowed < 3.3,
+                  "a loss far above the median");
+        else if (i == 100)
+            check(
+                spikes.size() == 1 && std::string(spikes[0].quantity) == "grad_norm" && spikes[0].found == 9,
+                "a gradient norm far above the median");
+        else
+            check(spikes.empty(), "no spike at " + std::to_string(i));
+    }
+    SpikeDetector level;
+    int found = 0;
+    for (int i = 0; i < 200; i++) found += static_cast<int>(level.add(i < 64 ? 1 : 2, 1).size());
+    check(found == 32, "a value that stays high is normal after 32 steps: " + std::to_string(found));
+    SpikeDetector falling;
+    for (int i = 0; i < 200; i++)
+        check(falling.add(10.0 / (1 + i), 1.0 / (1 + i)).empty(), "a loss that falls");
+}
+
+// ---- data that is left out ----
+
+std::vector<int32_t> tokens_of(Trainer& t) {
+    t.start_step();
+    t.finish_step();
+    std::vector<int32_t> tokens(static_cast<size_t>(t.model.activations.tokens.elements()));
+    copy_bytes(tokens.data(), t.model.activations.tokens.data, t.model.activations.tokens.bytes());
+    return tokens;
+}
+std::vector<int32_t> expected_tokens(const Trainer& t, int64_t step) {
+    std::vector<int32_t> tokens(static_cast<size_t>(t.options.batch_size * t.options.seq_len)),
+        targets = tokens;
+    t.train->micro_batch(step, t.accumulation - 1, 0, 1, tokens.data(), targets.data());
+    return tokens;
+}
+
+// Resumed in front of a spike with other data, then resumed again without the flag.
+void check_data_skip() {
+    const Words words = {"--out", in_folder("skip")};
+    fs::create_directories(in_folder("skip"));
+    {
+        Trainer t(small_run(words), 0);
+        for (int64_t step = 0; step < 3; step++) check(tokens_of(t) == expected_tokens(t, step), "all data");
+        t.save(OpenFolder(in_folder("skip")));
+        check(parse_manifest(get(in_folder("skip/step_000003/manifest.json")), "").data_position == 3 * 8,
+              "three steps of eight sequences");
+    }
+    const Words resumed = with(words, {"--resume", in_folder("skip/step_000003")});
+    {
+        Trainer t(small_run(with(resumed, {"--data-skip", "16"})), 0);  // two steps' sequences
+        check(t.warnings.find("16 sequences further") != t.warnings.npos, "it is said: " + t.warnings);
+        check(tokens_of(t) == expected_tokens(t, 5), "the data goes on two steps later");
+        t.save(OpenFolder(in_folder("skip")));
+        const Manifest m = parse_manifest(get(in_folder("skip/step_000004/manifest.json")), "");
+        check(m.data_position == 4 * 8 + 16 && m.config["data-skip"] == 16, "the manifest has it");
+    }
+    const Words later = with(words, {"--resume", in_folder("skip/step_000004")});
+    for (const Words& flag : {Words{}, {"--data-skip", "16"}}) {
+        Trainer t(small_run(with(later, flag)), 0);
+        check(t.warnings.find("sequences") == t.warnings.npos, "nothing more is left out: " + t.warnings);
+        check(tokens_of(t) == expected_tokens(t, 6), "a later resume keeps it");
+    }
+    Trainer more(small_run(with(later, {"--data-skip", "24"})), 0);
+    check(tokens_of(more) == expected_tokens(more, 7), "more is left out");
+    refused("less than was left out", {"--data-skip 8", "expected at least 16", "step_000004"},
+            [&] { Trainer t(small_run(with(later, {"--data-skip", "8"})), 0); });
+    Trainer fresh(small_run({"--data-skip", "8"}), 0);
+    check(tokens_of(fresh) == expected_tokens(fresh, 1), "from the start");
+}
+
+// ---- the device's sensors ----
+
+void check_sensors() {
+    const std::string device = fresh_folder("0000:c1:00.0");
+    check(std::isnan(read_amdgpu_sensors(device).watts) &&
+              std::isnan(read_amdgpu_sensors(device).ecc_corrected),
+          "a driver that says nothing");
+    fs::create_directories(device + "/hwmon/hwmon3");
+    fs::create_directories(device + "/ras");
+    put("0000:c1:00.0/hwmon/hwmon3/power1_input", "750000000\n");
+    put("0000:c1:00.0/hwmon/hwmon3/temp2_input", "61000\n");
+    put("0000:c1:00.0/hwmon/hwmon3/freq1_input", "2100000000\n");
+    put("0000:c1:00.0/hwmon/hwmon3/freq2_input", "none\n");
+    put("0000:c1:00.0/ras/umc_err_count", "ue: 1\nce: 12\n");
+    const Sensors s = read_amdgpu_sensors(device);
+    check(s.watts == 750 && s.celsius == 61 && s.clock_mhz == 2100 && std::isnan(s.memory_clock_mhz) &&
+              s.ecc_corrected == 12 && s.ecc_uncorrected == 1,
+          "what a driver says");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    limit_spinning(argv);
+    return run_checks(argc, argv,
+                      checks<check_skipped, check_not_skipped, check_verified_and_skipped, check_spikes,
+                             check_data_skip, check_sensors>());
+}

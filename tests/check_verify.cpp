@@ -1,0 +1,288 @@
+// --verify-every: a run with it has the bits of a run without, and one flipped bit of whatever a step reads or writes ends
+// it with the tensor's name. The flips are made by an observer of the model's calls, as a profile's is.
+#include <map>
+
+#include "ops/operations.h"
+#include "platform/threads.h"
+#include "small_run.h"
+#include "train/memory.h"
+#include "train/model_options.h"
+
+using namespace llamac;
+
+namespace {
+
+Words with(Words words, const Words& more) {
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+}
+
+// bit: from the highest one on where it is negative; -2 makes 2.0 of 0.
+void flip(const Tensor& t, int64_t element, int bit) {
+    if (bit < 0) bit += 8 * static_cast<int>(size_of(t.dtype));
+    char* const byte = static_cast<char*>(t.data) + element * size_of(t.dtype) + bit / 8;
+    char value;
+    copy_bytes(&value, byte, 1);
+    value = static_cast<char>(value ^ 1 << bit % 8);
+    copy_bytes(byte, &value, 1);
+}
+
+// ---- the hash ----
+
+using Elements = std::vector<uint16_t>;
+
+std::vector<double> hash_of(const Elements& x, const char* variant = nullptr) {
+    const DeviceMemory memory(2 * static_cast<int64_t>(x.size())), sum(16);
+    copy_bytes(memory.data, x.data(), memory.bytes);
+    const Tensor tensors[] = {make_tensor(sum.data, DType::f64, {2}),
+                              make_tensor(memory.data, DType::bf16, {static_cast<int64_t>(x.size())})};
+    run(find_operation("hash"), tensors, {}, computing_context(), variant);
+    std::vector<double> halves(2);
+    copy_bytes(halves.data(), sum.data, sum.bytes);
+    return halves;
+}
+void flip(Elements& x, size_t bit) {
+    x[bit / 16] ^= static_cast<uint16_t>(1u << bit % 16);
+}
+
+void check_every_bit() {
+    Elements x(67);
+    for (size_t i = 0; i < x.size(); i++) x[i] = static_cast<uint16_t>(i * i * 40503);
+    const auto expected = hash_of(x);
+    for (const Variant& v : find_operation("hash").variants) {
+        if (v.backend == Backend::host && !device_properties().emulated) continue;
+        check(hash_of(x, v.name) == expected, std::string(v.name) + ": its hash");
+        int unseen = 0;
+        for (size_t bit = 0; bit < 16 * x.size(); bit += v.backend == Backend::host ? 1 : 7) {
+            flip(x, bit);
+            unseen += hash_of(x, v.name) == expected;
+            flip(x, bit);
+        }
+        check(unseen == 0, std::string(v.name) + ": a flipped bit that the hash does not see");
+    }
+    x.pop_back();
+    check(hash_of(x) != expected, "fewer elements");
+}
+
+// Changes of two words, of the same bit of each, whose terms might cancel.
+void check_pairs_of_bits() {
+    Elements x(64);
+    for (const uint16_t content : {0, 0x3f80, 0xffff}) {
+        std::fill(x.begin(), x.end(), content);
+        const auto before = hash_of(x);
+        int same = 0, near = 0;
+        for (size_t bit = 0; bit < 64; bit++)
+            for (size_t a = 0; a < 16; a++)
+                for (size_t b = 0; b < a; b++) {
+                    for (const size_t word : {a, b}) flip(x, 64 * word + bit);
+                    const auto after = hash_of(x);
+                    same += after == before;
+                    near += static_cast<int64_t>(after[0] - before[0]) % 1024 == 0;
+                    for (const size_t word : {a, b}) flip(x, 64 * word + bit);
+                }
+        check(same == 0, "two flipped bits that the hash does not see");
+        // Of 7680 pairs 7.5, were the differences random numbers.
+        check(near < 30, "the difference's lower 10 bits are 0 " + std::to_string(near) + " times");
+    }
+    x[3] = 7;
+    const auto before = hash_of(x);
+    std::swap(x[0], x[3]);
+    check(hash_of(x) != before, "elements that change places");
+}
+
+// ---- the same bits ----
+
+void check_same_bits() {
+    for (const Words& precision : precisions)
+        for (const Words& how : {Words{}, {"--recompute", "block", "--total-batch-size", "64"}}) {
+            const Words words = with(precision, how);
+            const Trained plain = train(small_run(words), 0);
+            check(train(small_run(with(words, {"--verify-every", "1"})), 1) == plain,
+                  "every step: other bits");
+            check(train(small_run(with(words, {"--verify-every", "4"})), 0) == plain,
+                  "some steps: other bits");
+        }
+}
+
+void check_kernels() {
+    Options o =
+        small_run(with(precisions[2], {"--steps", "2", "--seq-len", "8", "--total-batch-size", "64"}));
+    o.kernel = all_kernels();
+    const Trained plain = train(o, 0);
+    o.verify_every = 1;
+    for (const char* graphs : {"on", "off"}) {
+        o.graphs = graphs;
+        check(train(o, 0) == plain, "verified with kernels: other bits");
+    }
+}
+
+void check_resumed() {
+    const Words words = {"--out", in_folder("resumed"), "--verify-every", "2"};
+    fs::create_directories(in_folder("resumed"));
+    const Trained whole = train(small_run(words), 0);
+    Trainer first(small_run(with(words, {"--steps", "6"})), 0);
+    Trained trained;
+    for (int k = 0; k < 3; k++) {
+        first.start_step();
+        finish(first, 0, trained);
+    }
+    first.save(OpenFolder(in_folder("resumed")));
+    Trainer again(small_run(with(words, {"--resume", "auto"})), 0);
+    check(train(again).weights == whole.weights, "resumed between verified steps: other bits");
+}
+
+// ---- one flipped bit ----
+
+// After the count-th call of an operation, counted from the first step on.
+struct Fault {
+    const char* what;
+    const char* operation;
+    int count;
+    std::function<void(Model&)> make;
+    std::vector<std::string> said;
+};
+
+const Parameter& parameter(const Model& m, const std::string& name) {
+    const auto& table = m.parameters.table;
+    return *std::find_if(table.begin(), table.end(), [&](const Parameter& p) { return p.name == name; });
+}
+
+// What the verified step says where the fault is made; "": nothing.
+std::string said(const Options& o, const Fault& fault) {
+    Trainer t(o, 0);
+    std::map<std::string, int> calls;
+    const Observer observer{[](hipStream_t) {},
+                            [&](const Call& call, const Variant&) {
+                                if (call.op->name == fault.operation && ++calls[call.op->name] == fault.count)
+                                    fault.make(t.model);
+                            },
+                            [](int64_t, hipStream_t) {}};
+    t.model.context.observer = &observer;
+    t.start_step();
+    const std::string message = error_of([&] { t.finish_step(); });
+    if (calls[fault.operation] < fault.count) return "the fault was not made";
+    return message;
+}
+
+// A step of two micro-batches: calls of a pass are twice those of a micro-batch.
+std::vector<Fault> faults(bool master) {
+    const std::string down = "model.layers.0.mlp.down_proj.weight",
+                      o = "model.layers.1.self_attn.o_proj.weight";
+    const auto flip_in = [](Tensor Parameters::* buffer, const std::string& name, int bit) {
+        return [=](Model& m) { flip(m.parameters.view(m.parameters.*buffer, parameter(m, name)), 77, bit); };
+    };
+    const std::string kept = "expected the bits from before the step", twice = "expected the same bits";
+    std::vector<Fault> all = {
+        {"an activation that the loss hangs on",
+         "rmsnorm_forward",
+         14,
+         [](Model& m) { flip(m.activations.blocks[1].residual_mid, 70, 14); },
+         {"the losses of micro-batch 0", twice}},
+        {"an activation that a gradient alone hangs on",
+         "cross_entropy",
+         3,
+         [](Model& m) { flip(m.activations.blocks[0].post_norm, 70, 14); },
+         {"the gradient of model.layers.0.mlp.up_proj.weight", twice}},
+        {"a gradient between micro-batches",
+         "embedding_forward",
+         4,
+         flip_in(&Parameters::gradients, o, 3),
+         {"the gradient of " + o, twice}},
+        {"a gradient before the optimizer step",
+         "global_norm",
+         1,
+         flip_in(&Parameters::gradients, o, 0),
+         {"the gradient of " + o, twice}},
+        {"a weight between the passes",
+         "embedding_forward",
+         3,
+         flip_in(&Parameters::weights, down, 9),
+         {"the weight of " + down, kept}},
+        {"a first moment between the passes",
+         "embedding_forward",
+         3,
+         flip_in(&Parameters::m, down, 15),
+         {"the first moment of " + down, kept}},
+        {"a second moment in the first pass",
+         "embedding_forward",
+         2,
+         flip_in(&Parameters::v, down, 1),
+         {"the second moment of " + down, kept}},
+        {"a second moment between the updates",
+         "adamw",
+         20,
+         flip_in(&Parameters::v, down, -2),
+         {"the new weight of " + down, twice}},
+        {"a new first moment",
+         "adamw",
+         38,
+         flip_in(&Parameters::m, down, 2),
+         {"the new first moment of " + down, twice}},
+        {"the norm",
+         "global_norm",
+         2,
+         [](Model& m) { flip(m.squares, 0, 5); },
+         {"the norm of all gradients", twice}},
+    };
+    if (master)
+        all.push_back({"a master weight between the passes",
+                       "embedding_forward",
+                       3,
+                       flip_in(&Parameters::master, down, 30),
+                       {"the master weight of " + down, kept}});
+    return all;
+}
+
+void check_faults() {
+    for (const Words& precision : precisions) {
+        const Options o = small_run(with(precision, {"--verify-every", "1"}));
+        check(said(o, {"none", "adamw", 1, [](Model&) {}, {}}).empty(), "no fault, no difference");
+        for (const Fault& fault : faults(o.dtype == "bf16" && o.master_weights == "on")) {
+            const std::string message = said(o, fault);
+            bool named = message.rfind("step 1: ", 0) == 0 && message.find('\n') == message.npos;
+            for (const std::string& word : fault.said) named &= message.find(word) != message.npos;
+            check(named, std::string(fault.what) + ", " + o.dtype + ": " + message);
+        }
+    }
+}
+
+// ---- flags and memory ----
+
+void check_refused_kernels() {
+    const Words atomic = {"--kernel", "attention_backward=flash_atomic"};
+    refused(
+        "kernels whose bits differ",
+        {"--verify-every", "the same bits in every run", "attention_backward=flash_atomic", "--list-kernels"},
+        [&] { Trainer t(small_run(with(atomic, {"--verify-every", "5"}))); });
+    check(error_of([&] { check_deterministic(KernelChoices(small_run().kernel)); }).empty(), "all others");
+}
+
+int64_t verification_bytes(const Model& m) {
+    int64_t bytes = 0;
+    for (const MemoryRow& row : memory_rows(m, true)) bytes += row.group == "verification" ? row.bytes : 0;
+    return bytes;
+}
+
+void check_planned_memory() {
+    Trainer with_it(small_run({"--verify-every", "1"}), 0), without(small_run(), 0);
+    check(verification_bytes(with_it.model) > 0 && verification_bytes(without.model) == 0,
+          "the memory table has it");
+    for (const Words& precision : precisions) {
+        ModelOptions large = model_options(small_run(precision));
+        large.batch_size = 1;
+        Model m(load_config("llama3.1-8b"), large);
+        const Verifier verifier(m, 64, {}, 0);
+        const int64_t bytes = verification_bytes(m);
+        check(bytes > int64_t{100} << 20 && bytes < int64_t{300} << 20,
+              "8B: " + std::to_string(bytes >> 20) + " MiB");
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    limit_spinning(argv);
+    return run_checks(argc, argv,
+                      checks<check_every_bit, check_pairs_of_bits, check_same_bits, check_kernels,
+                             check_resumed, check_faults, check_refused_kernels, check_planned_memory>());
+}

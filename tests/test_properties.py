@@ -1,0 +1,199 @@
+"""Random calls of every operation, through llamac.run and torch.ops: a call that fits gives what the
+reference variant gives, one that does not is refused in one line, and only outputs are written.
+
+LLAMAC_CALLS=50000 says how many, over all operations. They are the same in every run, unless that is given.
+"""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from random_calls import TORCH, Call, calls, fill, place
+
+import llamac
+from llamac import ops  # noqa: F401  (registers torch.ops.llamac)
+from llamac.tolerance import BACKWARD, FORWARD, Error, error_of, violation_of
+
+OPERATIONS = {op["name"]: op for op in llamac.kernels()}
+WAYS = ["run", "torch", "out"]
+CALLS = int(os.environ.get("LLAMAC_CALLS", 500))
+HAS_OUT = {name for name in OPERATIONS if hasattr(getattr(torch.ops.llamac, name), "out")}
+CASES = [(name, way) for name in OPERATIONS for way in WAYS if way != "out" or name in HAS_OUT]
+
+
+# ---- a call
+
+
+def as_given(call: Call, name: str):
+    """An operand as it is passed: torch's or numpy's, by its place."""
+    if name in call.given:
+        return call.given[name]
+    p = call.operands[name]
+    if p is None:
+        return None
+    if call.way == "run" and p.dtype != "bf16" and (call.seed + len(name)) % 2:
+        return p.numpy()
+    return p.torch()
+
+
+def run(call: Call) -> dict[str, torch.Tensor] | None:
+    """Results that are no arguments, by name."""
+    name = call.op["name"]
+    if call.way == "run":
+        arrays = [as_given(call, o["name"]) for o in call.op["operands"]]
+        split = sum(o["output"] for o in call.op["operands"])
+        scalars = [] if call.surplus is None else [*call.scalars.values(), *call.surplus]
+        llamac.run(name, arrays[:split], arrays[split:], scalars, call.variant)
+        return None
+    function = getattr(getattr(torch.ops.llamac, name), "out" if call.way == "out" else "default")
+    arguments, keywords = [], {}
+    for a in function._schema.arguments:
+        if a.name in call.operands:
+            value = as_given(call, a.name)
+        elif a.name in call.scalars:
+            value = call.scalars[a.name]
+        elif a.name in call.sizes:
+            value = call.sizes[a.name]
+        else:
+            value = {"dtype": TORCH[call.types[call.op["operands"][0]["name"]]], "device": "cpu"}[a.name]
+        if a.kwarg_only:
+            keywords[a.name] = value
+        else:
+            arguments.append(value)
+    results = function(*arguments, **keywords)
+    names = [r.name for r in function._schema.returns]
+    if call.way == "out" or not names:
+        return None
+    return dict(zip(names, results if isinstance(results, tuple) else (results,)))
+
+
+# ---- what it should give
+
+
+def computed(call: Call, values: dict[str, torch.Tensor | None], types: dict[str, str]) -> dict:
+    """By the reference variant, in contiguous memory of these types; None where it has no such types."""
+    variant = next(v for v in call.op["variants"] if v["name"] == "reference")
+    if [types[o["name"]] for o in call.op["operands"]] not in variant["types"]:
+        return {}
+    arrays: dict[str, torch.Tensor | None] = {}
+    for name, value in values.items():
+        arrays[name] = None if value is None else value.to(TORCH[types[name]]).clone()
+    outputs = [name for name, o in call.described.items() if o["output"]]
+    inputs = [arrays[name] for name in arrays if name not in outputs]
+    scalars = list(call.scalars.values())
+    llamac.run(call.op["name"], [arrays[name] for name in outputs], inputs, scalars, "reference")
+    return {name: arrays[name].double() for name in outputs if arrays[name] is not None}
+
+
+def wide(call: Call) -> dict[str, str]:
+    """The operation's types where it computes in float64."""
+    return {name: "i32" if call.types[name] == "i32" else "f64" for name in call.types}
+
+
+def stored(call: Call, name: str, dtype: str) -> str:
+    """What an output's error is counted in: an f64 one of f32 arithmetic is no more precise than f32."""
+    letter = next(iter(call.op["types"]))
+    storage = next(call.types[n] for n, o in call.described.items() if o["type"] == letter)
+    return "f32" if dtype == "f64" and storage != "f64" else dtype
+
+
+def baseline(call: Call, values: dict, truth: dict, name: str, dtype: str) -> Error:
+    """The reference variant's error in the call's types; without it, that of rounding the truth."""
+    same = computed(call, values, call.types)
+    found = same[name] if name in same else truth[name].to(TORCH[dtype]).double()
+    return error_of(found.numpy(), truth[name].numpy())
+
+
+def worst_baseline(call: Call, name: str, dtype: str) -> Error:
+    """Over other values of the same sizes. One sum of a few terms may be right by chance."""
+    errors = []
+    for seed in range(call.seed + 1, call.seed + 17):
+        again = Call(call.op, "", call.types, call.sizes, {}, call.scalars, seed, "run")
+        for n, p in call.operands.items():
+            again.operands[n] = None if p is None else place(p.dtype, p.shape)
+        fill(again, seed)
+        values = {n: None if p is None else p.values() for n, p in again.operands.items()}
+        errors.append(baseline(again, values, computed(again, values, wide(again)), name, dtype))
+    return Error(max(e.relative_l2 for e in errors), max(e.largest for e in errors))
+
+
+def check_results(call: Call, values: dict, results: dict[str, torch.Tensor] | None) -> None:
+    if not call.sane:
+        return
+    truth = computed(call, values, wide(call))
+    assert truth
+    found = results or {n: p.values() for n, p in call.present().items() if call.described[n]["output"]}
+    names = {value: key for key, value in TORCH.items()}
+    for name, value in found.items():
+        dtype, expected = stored(call, name, names[value.dtype]), truth[name]
+        assert value.shape == expected.shape, name
+        if not expected.isfinite().all():
+            continue
+        ours = value.double().numpy()
+        if dtype == "f64":
+            off = np.abs(ours - expected.numpy()).max(initial=0.0)
+            assert off <= 1e-13 * max(1.0, np.abs(expected.numpy()).max(initial=0.0)), (name, off)
+            continue
+        factor = BACKWARD if "backward" in call.op["name"] or call.described[name]["adds_if"] else FORWARD
+        allowed = baseline(call, values, truth, name, dtype)
+        if violation_of(ours, allowed, expected.numpy(), dtype, factor):
+            allowed = worst_baseline(call, name, dtype)
+            message = violation_of(ours, allowed, expected.numpy(), dtype, factor)
+            assert not message, f"{name}: {message}"
+
+
+# ---- the properties
+
+
+def attempt(call: Call) -> tuple[dict[str, torch.Tensor] | None, str]:
+    """run()'s results; or what refuses it, which has to be one line of the operation's."""
+    try:
+        return run(call), ""
+    except ValueError as error:
+        message = str(error)
+        assert call.way != "run" or isinstance(error, llamac.Error)
+        assert message.startswith(f"{call.op['name']}: ") and "\n" not in message, message
+        return None, message
+
+
+def written(call: Call) -> dict[int, np.ndarray]:
+    """By memory: where the bytes of outputs are that the call was given."""
+    masks = {id(m): np.zeros_like(m) for m in call.memories()}
+    for name, p in call.present().items():
+        if call.described[name]["output"] and (call.way != "torch" or call.described[name]["in_place"]):
+            p.bits(masks[id(p.memory)])[...] = -1
+    return masks
+
+
+def check(call: Call) -> None:
+    values: dict[str, torch.Tensor | None] = {
+        name: None if p is None else p.values() for name, p in call.operands.items()
+    }
+    before = {id(m): m.copy() for m in call.memories()}
+    results, refusal = attempt(call)
+    beyond_limits = bool(call.variant) and "does not take these shapes" in refusal  # a variant's own
+    assert bool(refusal) == bool(call.fault) or beyond_limits, f"{call.fault}: {refusal or 'not refused'}"
+    masks = written(call)
+    for m in call.memories():
+        same = m == before[id(m)]
+        assert (same if refusal else same | (masks[id(m)] != 0)).all(), "written where nothing may be"
+    if not refusal:
+        check_results(call, values, results)
+
+
+@pytest.mark.parametrize("name, way", CASES, ids="-".join)
+def test_random_calls(name, way):
+    @settings(
+        max_examples=max(1, round(CALLS / len(CASES))),
+        deadline=None,
+        database=None,
+        derandomize="LLAMAC_CALLS" not in os.environ,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(calls(OPERATIONS[name], way))
+    def hold(call: Call) -> None:
+        check(call)
+
+    hold()

@@ -1,0 +1,136 @@
+"""Files from elsewhere: C and Python read the inputs of fuzz/inputs.py, or refuse them in one line, alike."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fuzz import inputs, twins
+
+from llamac import carried_files, files, hf, plot, profile, tokenizer
+from llamac.config import load_config
+from llamac.data import read_bin, write_bin
+from llamac.errors import InputError
+from llamac.options import parse
+
+C_READERS = sorted(set(inputs.SEEDS) - {"profile"})
+
+
+@pytest.fixture(scope="module")
+def verdicts(build, tmp_path_factory):
+    """{(reader, name): why C refuses it} of all inputs."""
+    folder, found = tmp_path_factory.mktemp("inputs"), {}
+    for reader in C_READERS:
+        chosen = [(name, content) for which, name, content in inputs.inputs() if which == reader]
+        paths = [folder / f"{reader}_{k}" for k in range(len(chosen))]
+        for path, (_, content) in zip(paths, chosen):
+            path.write_bytes(content)
+        lines = twins.refusals_in_c(build / "read_inputs", reader, paths)
+        found |= {(reader, name): line for (name, _), line in zip(chosen, lines)}
+    return found
+
+
+@pytest.mark.program
+@pytest.mark.parametrize("reader", C_READERS)
+def test_c_survives(verdicts, reader):
+    """read_inputs itself requires one line of an error; seeds are what each reader is for."""
+    for name in inputs.SEEDS[reader]:
+        refused = (reader, name) in {("toml", "table"), ("tokens", "empty")}
+        assert bool(verdicts[reader, name]) == refused, f"{name}: {verdicts[reader, name]}"
+    assert any(verdicts[reader, name] for name in inputs.REGRESSIONS.get(reader, {})) or reader == "log"
+
+
+@pytest.mark.parametrize("reader", [reader for reader in twins.TWINS if reader in C_READERS])
+def test_c_and_python_agree(verdicts, reader):
+    chosen = [(name, content) for which, name, content in inputs.inputs() if which == reader]
+    contents = [content for _, content in chosen]
+    assert twins.differences(reader, contents, [verdicts[reader, name] for name, _ in chosen]) == []
+
+
+def test_python_alone():
+    contents = [content for which, _, content in inputs.inputs() if which == "profile"]
+    assert twins.differences("profile", contents, [""] * len(contents)) == []
+
+
+@pytest.mark.parametrize(
+    "reader, name, expected",
+    [
+        ("toml", "assertion in a table", "line 1: expected TOML"),
+        ("toml", "assertion in a table's list", "line 3: expected TOML"),
+        ("index", "NUL in a name", "one.safetensors\\x00: expected a path, which has no NUL"),
+        ("index", "line feed in a name", "one\\x0asafetensors: cannot open"),
+        ("config", "NUL in a word", 'expected "silu", found "silu\\u0000"'),
+        ("config", "NUL behind", "expected JSON, found an error at byte"),
+        ("gemms", "tried overflows", "expected device, library and choices"),
+        ("manifest", "tried overflows", "gemms: expected device, library and choices"),
+    ],
+)
+@pytest.mark.program
+def test_what_c_says(verdicts, reader, name, expected):
+    assert expected in verdicts[reader, name]
+
+
+def _pipe(path: Path) -> Path:
+    os.mkfifo(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_only_regular_files_are_opened(tmp_path, kind):
+    """A pipe that nobody writes to would be waited for."""
+    make = _pipe if kind == "pipe" else lambda path: path.mkdir() or path
+    for name in ("config.json", "model.safetensors"):
+        make(tmp_path / name)
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    (shards / "model.safetensors.index.json").write_text('{"weight_map": {"a": "one.safetensors"}}')
+    make(shards / "one.safetensors")
+    carried = tmp_path / "carried"
+    carried.mkdir()
+    make(carried / "tokenizer.json")
+    for read in (
+        lambda: load_config(tmp_path),
+        lambda: list(hf.read_weights(tmp_path, {"a": (1,)})),
+        lambda: hf.weight_files(shards),
+        lambda: read_bin(make(tmp_path / "tokens.bin")),
+        lambda: tokenizer.load(make(tmp_path / "tokenizer.model")),
+        lambda: plot.read_log(make(tmp_path / "log.jsonl")),
+        lambda: profile.read(make(tmp_path / "profile.json")),
+        lambda: parse(["--config", str(make(tmp_path / "run.toml"))]),
+        lambda: carried_files.read_carried_files(carried, None),
+    ):
+        with pytest.raises(InputError, match=r"expected a file, found a (device|folder)"):
+            read()
+
+
+@pytest.mark.program
+def test_the_program_waits_for_no_pipe(build, tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_bytes(inputs.MODELS[0].read_bytes())
+    (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "one.safetensors"}}')
+    _pipe(model / "one.safetensors")
+    write_bin(tmp_path / "train.bin", np.arange(3000) % 97, 97)
+    command = [build / "train_llama3", "--model", model, "--train-data", tmp_path / "train.bin"]
+    done = subprocess.run([*command, "--out", tmp_path / "out"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "one.safetensors: expected a file, found a device" in done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:constrained_layout not applied")
+def test_what_a_log_holds_is_drawn(tmp_path):
+    """The largest numbers that read_log() takes, and names that are no formulas."""
+    steps = [
+        {"step": 2**53 * k, "loss": (-1) ** k * 1e100, "lr": 1e100, "tokens_per_s": 1e100} for k in (0, 1)
+    ]
+    events = [{"event": "step"} | step for step in steps]
+    events += [{"event": "run", "device": "$\\frac{", "parameters": 1e100, "tokens_per_step": 1e100}]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    plot.draw(plot.read_log(tmp_path / "log.jsonl"), tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").stat().st_size > 1000
+
+
+def test_json_is_an_excerpt_in_messages():
+    assert files.excerpt("x" * 1000) == '"' + "x" * 99 + "..."
+    assert str(InputError("a\nb\0c")) == "a\\x0ab\\x00c" and len(str(InputError("x" * 10**6))) < 6000

@@ -1,0 +1,302 @@
+"""Signals, a console that goes away, files that shrink or may not grow, hangs: a run goes on, or ends with a
+line that says why, a checkpoint of what was finished, and an exit code of its own.
+"""
+
+import fcntl
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from run import ROOT, T, V, bits, events, flags, one_line
+
+from llamac.data import write_bin
+
+pytestmark = pytest.mark.program
+
+ENDLESS = {"steps": 1000000, "val_every": 0, "checkpoint_every": 0, "schedule": "constant"}
+NO_PLOT = {"LLAMAC_PYTHON": "/bin/false"}  # which costs seconds
+
+
+def until(condition: Callable[[], bool], process: subprocess.Popen) -> None:
+    """Waits for what the process does."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline, "did not happen"
+        time.sleep(0.02)
+
+
+def step_logged(out: Path, step: int = 1) -> Callable[[], bool]:
+    log, entry = out / "log.jsonl", re.compile(rf'"event": ?"step".*"step": ?{step},')
+    return lambda: log.exists() and entry.search(log.read_text()) is not None
+
+
+@pytest.fixture
+def start(build):
+    """Starts the program; what still runs at the end of the test is killed."""
+    started = []
+
+    def run(*arguments, **keywords) -> subprocess.Popen:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        keywords = pipes | {"env": os.environ | NO_PLOT} | keywords
+        started.append(subprocess.Popen([build / "train_llama3", *arguments], cwd=ROOT, **keywords))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def end(process: subprocess.Popen, code: int) -> tuple[str, str]:
+    """What the process, which must end with this exit code, has printed."""
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code, (process.returncode, out[-1000:], err)
+    return out, err
+
+
+def saved_step(out: Path) -> int:
+    """The newest checkpoint, which is of the last step in the log."""
+    newest = max(out.glob("step_*"))
+    assert (newest / "manifest.json").exists()
+    assert int(newest.name[5:]) == events(out, "step")[-1]["step"]
+    return int(newest.name[5:])
+
+
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2"])
+def test_a_signal_ends_the_run_with_a_checkpoint(start, data, tmp_path, name):
+    process = start(*flags(data, tmp_path, **ENDLESS))
+    until(step_logged(tmp_path), process)
+    process.send_signal(getattr(signal, name))
+    out, err = end(process, 128 + getattr(signal, name))
+    step = saved_step(tmp_path)
+    assert out.splitlines()[-1].startswith(f"interrupted by {name}: model {tmp_path}/step_{step:06d}, log ")
+    assert not err
+
+
+def test_a_step_that_a_signal_interrupts_is_done_again(start, train, data, tmp_path):
+    """Steps of 16 micro-batches: the signal comes between two, and a resumed run has the same bits."""
+    long = ENDLESS | {"total_batch_size": 16 * 4 * T}
+    process = start(*flags(data, tmp_path / "out", **long))
+    until(step_logged(tmp_path / "out", 3), process)
+    process.send_signal(signal.SIGTERM)
+    end(process, 143)
+    last = saved_step(tmp_path / "out")
+    environment = {"env": os.environ | NO_PLOT}
+    train(*flags(data, tmp_path / "out", **long | {"steps": last + 1}), "--resume", "auto", **environment)
+    train(*flags(data, tmp_path / "whole", **long | {"steps": last + 1}), **environment)
+    assert bits(tmp_path / "out") == bits(tmp_path / "whole")
+
+
+def test_a_profile_of_a_run_that_a_signal_ends(start, data, tmp_path):
+    """Of the steps that were finished: what the abandoned one had begun is left out."""
+    long = ENDLESS | {"total_batch_size": 16 * 4 * T, "profile": 1000000, "val_data": ""}
+    process = start(*flags(data, tmp_path, **long))
+    until(step_logged(tmp_path, 2), process)
+    process.send_signal(signal.SIGTERM)
+    end(process, 143)
+    profile = json.loads((tmp_path / "profile.json").read_text())
+    assert profile["steps"] == saved_step(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def long_text(tmp_path_factory) -> Path:
+    """Validation on it takes minutes."""
+    path = tmp_path_factory.mktemp("long") / "val_000.bin"
+    write_bin(path, np.arange(1 << 24, dtype=np.uint32) % V, V)
+    return path
+
+
+def test_a_signal_inside_a_step(start, data, tmp_path):
+    """Within a micro-batch, of which this step has 131,072."""
+    process = start(*flags(data, tmp_path, val_data="", total_batch_size=(1 << 17) * 4 * T))
+    until(lambda: (tmp_path / "log.jsonl").exists(), process)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    out, _ = end(process, 143)
+    assert out.splitlines()[-1].startswith("interrupted by SIGTERM: no model, log ")
+    assert not list(tmp_path.glob("step_*"))
+
+
+def test_a_signal_inside_validation(start, data, long_text, tmp_path):
+    process = start(*flags(data, tmp_path, val_data=long_text, val_steps=1 << 18))
+    until(lambda: (tmp_path / "log.jsonl").exists(), process)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    end(process, 143)
+
+
+def test_a_signal_inside_a_sample(start, data, tmp_path):
+    process = start(*flags(data, tmp_path, val_data="", sample_every=1, sample_tokens=1 << 24))
+    until(step_logged(tmp_path), process)
+    process.send_signal(signal.SIGTERM)
+    end(process, 143)
+    assert saved_step(tmp_path) == 1
+
+
+def test_the_third_signal_ends_at_once(start, data, tmp_path):
+    """Signals that wait for a stopped process arrive together when it goes on."""
+    for signals, ends in (([signal.SIGTERM, signal.SIGINT], {143, 130}),
+                          ([signal.SIGTERM, signal.SIGINT, signal.SIGHUP], {143, 130, 129})):  # fmt: skip
+        out = tmp_path / str(len(signals))
+        process = start(*flags(data, out, **ENDLESS))
+        until(step_logged(out), process)
+        for number in (signal.SIGSTOP, *signals, signal.SIGCONT):
+            process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode in ends
+        assert "a third signal ends it at once" in err.splitlines()[0]
+        if len(signals) == 2:
+            saved_step(out)
+            assert len(err.splitlines()) == 1
+        else:
+            assert "third signal: ended at once" in err.splitlines()[1]
+            assert not list(out.glob("step_*"))
+
+
+def test_an_ignored_signal_stays_ignored(start, data, tmp_path):
+    process = start(
+        *flags(data, tmp_path, **ENDLESS), preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    )
+    until(step_logged(tmp_path), process)
+    process.send_signal(signal.SIGHUP)
+    last = events(tmp_path, "step")[-1]["step"]
+    until(step_logged(tmp_path, last + 20), process)
+    process.send_signal(signal.SIGTERM)
+    end(process, 143)
+
+
+def test_a_closed_console_does_not_end_the_run(start, data, tmp_path):
+    """`| head`, of stderr as well: the second signal's line goes nowhere."""
+    process = start(*flags(data, tmp_path, **ENDLESS))
+    process.stdout.readline()
+    process.stdout.close()
+    process.stderr.close()
+    until(step_logged(tmp_path, 20), process)
+    process.send_signal(signal.SIGSTOP)
+    process.send_signal(signal.SIGUSR1)
+    process.send_signal(signal.SIGUSR2)
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(60) in (138, 140)
+    assert saved_step(tmp_path) >= 20
+
+
+def test_a_console_that_nobody_reads_does_not_hold_up_the_run(start, data, tmp_path):
+    read, write = os.pipe()
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+    process = start(*flags(data, tmp_path, steps=60), stdout=write)
+    os.close(write)
+    end(process, 0)
+    assert len(events(tmp_path, "step")) == 60
+    os.close(read)
+
+
+def test_a_shard_that_shrinks(start, data, tmp_path):
+    shard = tmp_path / "train.bin"
+    shutil.copy(data / "train_000.bin", shard)
+    process = start(*flags(data, tmp_path / "out", train_data=shard, **ENDLESS))
+    until(step_logged(tmp_path / "out", 3), process)
+    os.truncate(shard, 1024)
+    result = subprocess.CompletedProcess([], 0, *end(process, 2))
+    line, newest = one_line(result), max((tmp_path / "out").glob("step_*"))
+    assert f"{shard}: expected" in line and "found 1024: " in line
+    assert line.endswith(f"; the last checkpoint is {newest}") and (newest / "manifest.json").exists()
+    saved_step(tmp_path / "out")
+
+
+def test_a_log_beyond_the_file_size_limit(start, data, tmp_path):
+    """The checkpoint, each of whose files is smaller, is written all the same."""
+    process = start(
+        *flags(data, tmp_path, **ENDLESS, optimizer_state="bf16"),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (230_000, 230_000)),
+    )
+    line = one_line(subprocess.CompletedProcess([], 0, *end(process, 2)))
+    newest = max(tmp_path.glob("step_*"))
+    assert re.search(f"log.jsonl: cannot write: File too large; the last checkpoint is {newest}$", line), line
+    assert (newest / "manifest.json").exists()
+
+
+def test_the_watchdog_ends_a_run_without_progress(start, data, tmp_path):
+    """A micro-batch that takes longer than the watchdog waits. The first step is exempt."""
+    slow = {"batch_size": 4096, "val_data": "", "watchdog": 0.2}
+    out, err = end(start(*flags(data, tmp_path, **slow)), 75)
+    assert [e["step"] for e in events(tmp_path, "step")] == [1], out
+    line, *stack = err.splitlines()
+    assert line.startswith(
+        "train_llama3: step 2: expected progress within --watchdog 0.2 seconds, found none"
+    )
+    assert " exit code 75, " in line
+    assert sum("train_llama3" in frame for frame in stack) >= 3, err
+
+
+def test_the_plot_ends_with_the_program(start, data, tmp_path):
+    """A Python that stops itself: it is killed at one more signal, and with the program."""
+    script, pid_file = tmp_path / "python", tmp_path / "pid"
+    script.write_text(f"#!/bin/sh\necho $$ > {pid_file}\nkill -STOP $$\n")
+    script.chmod(0o755)
+
+    def gone(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
+        except OSError:
+            return True
+
+    for number, code in ((signal.SIGTERM, 0), (signal.SIGKILL, -9)):
+        pid_file.unlink(missing_ok=True)
+        process = start(*flags(data, tmp_path / "out"), env=os.environ | {"LLAMAC_PYTHON": str(script)})
+        until(lambda: pid_file.exists() and pid_file.read_text().strip().isdigit(), process)
+        pid = int(pid_file.read_text())
+        process.send_signal(number)
+        out, _ = end(process, code)
+        assert code or "no plot" in out.splitlines()[-1]
+        deadline = time.monotonic() + 20
+        while not gone(pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def test_the_same_in_python(data, tmp_path):
+    """A signal, after the console was closed."""
+    command = [sys.executable, "train_llama3.py", "--train", *flags(data, tmp_path, **ENDLESS)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=ROOT, **pipes)
+    try:
+        process.stdout.readline()
+        process.stdout.close()
+        until(step_logged(tmp_path, 3), process)
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(60) == 138, process.stderr.read()
+        assert not process.stderr.read()
+    finally:
+        process.kill()
+    newest = max(tmp_path.glob("step_*"))
+    assert int(newest.name[5:]) == events(tmp_path, "step")[-1]["step"]
+    assert json.loads((newest / "config.json").read_text())["vocab_size"] == V
+
+
+def test_a_shard_that_shrinks_in_python(data, tmp_path):
+    """A line that says so, from the reader that training has."""
+    shutil.copy(data / "train_000.bin", tmp_path / "train.bin")
+    code = f"""
+import os
+from llamac.data import Loader
+loader = Loader({str(tmp_path / "train.bin")!r}, {T}, {V}, 4)
+os.truncate({str(tmp_path / "train.bin")!r}, 1024)
+try:
+    loader.micro_batch(0, 0)
+except ValueError as error:
+    print(error)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert "expected" in result.stdout and "found 1024" in result.stdout
