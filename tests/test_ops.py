@@ -59,12 +59,12 @@ def arguments_of(name: str, device: str) -> tuple[list, dict]:
     """An operation's arguments in torch, in the order of its schema."""
     schema = SCHEMAS[name]
     op = OPERATIONS[schema.name.removeprefix("llamac::")]
-    types = [o["type"] if o["type"] in ("i32", "f64") else "f32" for o in op["operands"]]
+    types = [o["type"] if o["type"] in described.DTYPES else "f32" for o in op["operands"]]
     values = described.make_inputs(op, types, SIZES, seed=0)
     scalars = dict(zip((name for name, _ in op["scalars"]), described.CASES[op["name"]].scalars))
-    for o in op["operands"]:
-        dtype = torch.float64 if o["type"] == "f64" else torch.float32
-        values.setdefault(o["name"], torch.zeros(described.shape_of(o, SIZES), dtype=dtype))
+    for o, dtype in zip(op["operands"], types):
+        zeros = torch.zeros(described.shape_of(o, SIZES), dtype=described.DTYPES[dtype])
+        values.setdefault(o["name"], zeros)
     derived = name.endswith("_forward")
     values = {
         n: x if x is None else x.to(device).requires_grad_(derived and x.is_floating_point() and n != "cis")

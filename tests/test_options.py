@@ -113,7 +113,8 @@ def test_commands_of_the_package():
         [sys.executable, "-m", "llamac"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     found = re.findall(r"python -m (llamac\.\w+)", done.stdout)
-    assert {"llamac.doctor", "llamac.bench", "llamac.profile", "llamac.plot", "llamac.text"} == set(found)
+    commands = ("bench", "checkpoint", "doctor", "plot", "profile", "text")
+    assert {f"llamac.{name}" for name in commands} == set(found)
     for module in found:
         path = ROOT / module.replace(".", "/")
         source = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")

@@ -328,8 +328,8 @@ def test_trainer_passes_over_a_damaged_checkpoint(data, whole, tmp_path):
         llamac.Trainer(out / "step_000008")
 
 
-def test_each_file_is_read_once(data, whole):
-    """To verify it; its tensors are mapped."""
+def test_each_file_is_verified_once(data, whole):
+    """One pass for its checksum, one for its tensors."""
     import llamac
     from llamac.options import parse
 
@@ -345,7 +345,7 @@ def test_each_file_is_read_once(data, whole):
 
     size = sum(p.stat().st_size for p in (whole / "step_000008").iterdir())
     for resume in ("auto", str(whole / "step_000008")):
-        assert 0.9 * size < bytes_read(resume=resume) - bytes_read() < 1.5 * size
+        assert 1.8 * size < bytes_read(resume=resume) - bytes_read() < 2.5 * size
 
 
 @pytest.mark.program

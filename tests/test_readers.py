@@ -113,7 +113,15 @@ def test_the_program_waits_for_no_pipe(build, tmp_path):
     (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "one.safetensors"}}')
     _pipe(model / "one.safetensors")
     write_bin(tmp_path / "train.bin", np.arange(3000) % 97, 97)
-    command = [build / "train_llama3", "--model", model, "--train-data", tmp_path / "train.bin"]
+    command = [
+        build / "train_llama3",
+        "--model",
+        model,
+        "--train-data",
+        tmp_path / "train.bin",
+        "--seq-len",
+        "64",
+    ]
     done = subprocess.run([*command, "--out", tmp_path / "out"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "one.safetensors: expected a file, found a device" in done.stderr
 

@@ -22,6 +22,7 @@ from llamac.data import write_bin
 from llamac.errors import InputError
 from llamac.options import parse
 from llamac.plot import read_log
+from llamac.spikes import SpikeDetector
 from llamac.training.rounding import hashed_bits, moment_bits, stochastic_round
 from llamac.training.run import Step, finish
 from llamac.training.sampling import sample_token
@@ -271,7 +272,7 @@ def test_results_are_read_late():
 
     waited, logged = [], []
     log = SimpleNamespace(step=lambda step, loss, norm, lr, ms: logged.append((step, loss, norm, lr, ms)))
-    r = SimpleNamespace(running=[], log=log, device="cpu", begun=Event(100))
+    r = SimpleNamespace(running=[], log=log, device="cpu", begun=Event(100), spikes=SpikeDetector())
     ends = [600, 800, 1100]
     for step, end in enumerate(ends, 1):
         u = Step(step, lr=0.1 * step, done=Event(end))

@@ -111,6 +111,7 @@ def with_fault(to: Path, fault: str) -> Path:
         record["xxh3"] = xxhash.xxh3_64_hexdigest(file.read_bytes())
     if fault == "step":
         fields["step"] += 1
+        fields["data_position"] += fields["total_batch_size"] // fields["seq_len"]
     text = json.dumps(fields, indent=1)[:-2]
     path.write_text(f'{text},\n "xxh3": "{xxhash.xxh3_64_hexdigest(text.encode())}"\n}}\n')
     return to

@@ -18,7 +18,7 @@ struct OpenFolder;
 // An Error that the system gave the reason of: `code` is its errno.
 struct SystemError : Error {
     int code;
-    SystemError(const std::string& line, int reason) : Error(line), code(reason) {}
+    SystemError(const std::string& line, int reason) : Error(one_line(line)), code(reason) {}
 };
 // "PATH: cannot open: No such file or directory", by errno.
 [[noreturn]] void fail_with_errno(const std::string& path, const char* action);

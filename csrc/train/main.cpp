@@ -142,12 +142,12 @@ void Loop::finish(int64_t in_flight) {
         watchdog.progress();
         const bool finite = std::isfinite(r.loss) && std::isfinite(r.grad_norm);
         // Else every weight is as bad from here on, and the next checkpoints would replace the good ones.
-        sound = r.skipped || finite;
         skipped = r.skipped ? skipped + 1 : 0;
+        sound = r.skipped ? skipped <= t.options.skip_nonfinite : finite;
         log.step(r, usage.read());
         if (finite)
             for (const Spike& spike : spikes.add(r.loss, r.grad_norm)) log.spike(r.step, spike);
-        if (!sound || skipped > t.options.skip_nonfinite)
+        if (!sound)
             fail("step ", r.step, ": expected a finite loss and gradient norm, found ", r.loss, " and ",
                  r.grad_norm, skipped > 0 ? ", after " + std::to_string(skipped - 1) + " steps skipped" : "");
     }
