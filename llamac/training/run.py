@@ -413,6 +413,7 @@ def end(r: Run, how: str = "done") -> None:
     if r.output:
         conclude(r, how)
         r.output.close()
+    stop.restore_signals()
 
 
 def conclude(r: Run, how: str) -> None:
@@ -452,6 +453,8 @@ def command_line(argv: list[str], train: Callable[[Options], None], help: str) -
                 os._exit(2)
             time.sleep(5)  # as above, where all find the same
             raise InputError(f"rank {rank()}: {error}") from None
+        finally:
+            stop.restore_signals()
     elif argv[0] in ("-h", "--help"):
         print(f"{help}\nWith --train:\n")
         llamac.options.parse(["--help"])

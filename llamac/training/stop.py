@@ -13,6 +13,7 @@ from llamac.training.ranks import world
 
 _ANSWERED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _came: list[int] = []
+_before: dict[int, Any] = {}  # what answered a signal before answer_signals()
 
 
 class Stopped(Exception):
@@ -31,8 +32,15 @@ def answer_signals() -> None:
     ends the process at once. A signal that is ignored, as nohup does it, stays ignored.
     """
     for number in _ANSWERED:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _on_signal)
+        if signal.getsignal(number) not in (signal.SIG_IGN, None):  # None: a library's own handler
+            _before.setdefault(number, signal.signal(number, _on_signal))
+
+
+def restore_signals() -> None:
+    """Undo answer_signals(): the process that called train() goes on."""
+    _came.clear()
+    while _before:
+        signal.signal(*_before.popitem())
 
 
 def _on_signal(number: int, _frame: Any) -> None:
