@@ -14,8 +14,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-# A shell starts what runs in its background with SIGINT ignored, and programs inherit that.
+# A shell starts what runs in its background with SIGINT ignored, nohup with SIGHUP, and programs inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +75,7 @@ def chosen(build, gpu) -> Callable[[str], list[str]]:
     for line in listing.splitlines():
         if found := re.match(r"(\w+):", line):
             kernels[found[1]] = []
-        elif (found := re.match(r"  (\S+) +(\S.*?)  (?:yes|no) ", line)) and found[2] != "host":
+        elif (found := re.match(r"  (\S+) +(\S.*?) {2,}(?:yes|no) ", line)) and found[2] != "host":
             next(reversed(kernels.values())).append(found[1])
 
     def choose(kind: str) -> list[str]:

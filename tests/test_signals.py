@@ -210,7 +210,7 @@ def test_a_shard_that_shrinks(start, data, tmp_path):
     line, newest = one_line(result), max((tmp_path / "out").glob("step_*"))
     assert f"{shard}: expected" in line and "found 1024: " in line
     assert line.endswith(f"; the last checkpoint is {newest}") and (newest / "manifest.json").exists()
-    saved_step(tmp_path / "out")
+    assert saved_step(tmp_path / "out") == events(tmp_path / "out", "checkpoint")[-1]["step"]
 
 
 def test_a_log_beyond_the_file_size_limit(start, data, tmp_path):
@@ -225,14 +225,15 @@ def test_a_log_beyond_the_file_size_limit(start, data, tmp_path):
     assert (newest / "manifest.json").exists()
 
 
-def test_the_watchdog_ends_a_run_without_progress(start, data, tmp_path):
+def test_the_watchdog_ends_a_run_without_progress(start, gpu, data, tmp_path):
     """A micro-batch that takes longer than the watchdog waits. The first step is exempt."""
-    slow = {"batch_size": 4096, "val_data": "", "watchdog": 0.2}
+    seconds = 0.002 if gpu else 0.2
+    slow = {"batch_size": 4096, "val_data": "", "watchdog": seconds}
     out, err = end(start(*flags(data, tmp_path, **slow)), 75)
     assert [e["step"] for e in events(tmp_path, "step")] == [1], out
     line, *stack = err.splitlines()
     assert line.startswith(
-        "train_llama3: step 2: expected progress within --watchdog 0.2 seconds, found none"
+        f"train_llama3: step 2: expected progress within --watchdog {seconds} seconds, found none"
     )
     assert " exit code 75, " in line
     assert sum("train_llama3" in frame for frame in stack) >= 3, err

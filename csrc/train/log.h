@@ -60,6 +60,7 @@ struct Log {
     void print_usage();
 
     std::function<void()> before_write;  // throws where the folder is not the run's any more
+    bool failed = false;                 // an event was not written: the file may end inside its line
 
   private:
     // Writes the fields behind the time.

@@ -192,22 +192,28 @@ void Loop::run_steps() {
     }
 }
 
-// After an error: the steps that are done, in a checkpoint. The log hears nothing: it may be what failed. Returns what to
-// add to the error's line.
+// After an error: the steps that are done, in a checkpoint and, unless it is what failed, in the log. Returns what to add to
+// the error's line.
 std::string Loop::rescue() {
-    const auto last_checkpoint = [&] {
-        return saved.empty() ? "; there is no checkpoint" : "; the last checkpoint is " + saved;
+    const auto tell = [&](const auto& event) {
+        try {
+            if (!log.failed) event();
+        } catch (const Error&) {  // the error that led here is the one that is reported
+        }
     };
     try {
         while (t.in_flight() > 0) {
             const StepResult r = t.finish_step();
             sound &= r.skipped || (std::isfinite(r.loss) && std::isfinite(r.grad_norm));
+            if (sound) tell([&] { log.step(r, usage.read()); });
         }
-        if (sound && t.options.checkpoint_every >= 0 && t.step > saved_step) saved = t.save(out.folder());
-    } catch (const Error&) {
-        return last_checkpoint();  // its reason is the one that is reported anyway
+        if (sound && t.options.checkpoint_every >= 0 && t.step > saved_step) {
+            saved = t.save(out.folder());
+            tell([&] { log.checkpoint(t.step, saved); });
+        }
+    } catch (const Error&) {  // as above
     }
-    return last_checkpoint();
+    return saved.empty() ? "; there is no checkpoint" : "; the last checkpoint is " + saved;
 }
 
 void Loop::run() {
