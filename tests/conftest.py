@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-# A shell starts what runs in its background with SIGINT ignored, nohup with SIGHUP, and programs inherit that.
+# Programs inherit ignored signals: a shell's background ignores SIGINT, nohup SIGHUP.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 

@@ -3,7 +3,7 @@
 import numpy as np
 from device import bf16_bits, from_bf16
 from harness import Harness
-from output import Output, dtype_name
+from output import Output, dtype_name, label
 
 F = np.float32
 
@@ -21,7 +21,7 @@ def matmul(h: Harness) -> None:
         text = f"N={N} C={C} K={K}"
         h.case(
             "matmul_forward",
-            text + (" residual" if residual else ""),
+            label(text, residual=residual),
             [out, x, w, r],
             [],
             [Output(out, x.get() @ w.get().T + (r.get() if residual else 0), 2, 2, 2.0**-19, name="out")],
@@ -90,15 +90,9 @@ def attention_backward_truth(q, k, v, dout, scale, out, lse, round_p=False) -> t
 
 
 def attention(h: Harness) -> None:
-    for B, Tn, NH, NKV, HD in (
-        (1, 37, 2, 1, 64),
-        (1, 130, 2, 2, 64),
-        (2, 70, 4, 2, 64),
-        (1, 37, 2, 1, 128),
-        (1, 150, 3, 1, 128),
-        (1, 257, 1, 1, 64),
-        (2, 33, 8, 4, 64),
-    ):
+    of_64 = (1, 37, 2, 1), (1, 130, 2, 2), (2, 70, 4, 2), (1, 257, 1, 1), (2, 33, 8, 4)
+    of_128 = (1, 37, 2, 1), (1, 150, 3, 1)
+    for B, Tn, NH, NKV, HD in (*((*s, 64) for s in of_64), *((*s, 128) for s in of_128)):
         scale = HD**-0.5
         q, k, v = (h.tensor((B, Tn, n, HD), "bf16", h.normal(B, Tn, n, HD)) for n in (NH, NKV, NKV))
         operands = q.get(), k.get(), v.get()

@@ -3,25 +3,17 @@
 import numpy as np
 from device import bf16_bits, from_bf16
 from harness import Harness
-from output import Output, dtype_name
+from output import Output, dtype_name, label
 
 F = np.float32
 
 
 def rmsnorm(h: Harness) -> None:
     for N, C, dt, threads in (
-        (5, 1000, "bf16", 0),
-        (3, 123, "bf16", 0),
-        (2, 4096, "bf16", 0),
-        (2, 16384, "bf16", 0),
-        (3, 8, "bf16", 0),
-        (1, 7001, "bf16", 0),
-        (3, 260, F, 0),
+        *((n, c, "bf16", 0) for n, c in ((5, 1000), (3, 123), (2, 4096), (2, 16384), (3, 8), (1, 7001))),
+        *((n, c, F, 0) for n, c in ((3, 260), (2, 4096), (2, 8192), (3, 261))),
         (3, 2048, "bf16", 512),
         (3, 5121, F, 128),
-        (2, 4096, F, 0),
-        (2, 8192, F, 0),
-        (3, 261, F, 0),
     ):
         x, w = h.tensor((N, C), dt, h.normal(N, C)), h.tensor((C,), dt, h.normal(C))
         out, rstd = h.tensor((N, C), dt), h.tensor((N,), F)
@@ -92,10 +84,10 @@ def rmsnorm(h: Harness) -> None:
             outs.append(Output(out, xh * W, each, each, name="out"))
         h.case(
             "rmsnorm_backward",
-            f"N={N} C={C} T={dtype_name(dt)} G={dtype_name(g)}"
-            + (" out" if with_out else "")
-            + (" dresidual" if with_past else "")
-            + (" accumulate" if accumulate else ""),
+            label(
+                f"N={N} C={C} T={dtype_name(dt)} G={dtype_name(g)}",
+                **{"out": with_out, "dresidual": with_past, "accumulate": accumulate},
+            ),
             [dx, dw, out, dout, x, w, rstd, past],
             [accumulate],
             outs,
@@ -142,7 +134,7 @@ def swiglu(h: Harness) -> None:
                 outs.append(Output(out, g * s * u, each, each, slack, name="out"))
             h.case(
                 "swiglu_backward",
-                text + (" out" if with_out else ""),
+                label(text, out=with_out),
                 [dgu, out if with_out else None, dout, gu],
                 [],
                 outs,

@@ -3,7 +3,7 @@
 import numpy as np
 from device import from_bf16
 from harness import Harness
-from output import Output, dtype_name
+from output import Output, dtype_name, label
 
 from llamac.hashing import hash_halves
 from llamac.tolerance import ulp
@@ -53,10 +53,7 @@ def cross_entropy(h: Harness) -> None:
             ]
         h.case(
             "cross_entropy",
-            f"N={N} V={V} {dtype_name(dt)}"
-            + (" dlosses" if with_d else "")
-            + ("" if with_grad else " no dlogits")
-            + (" mean" if with_mean else ""),
+            label(f"N={N} V={V} {dtype_name(dt)}", dlosses=with_d, dlogits=with_grad, mean=with_mean),
             [lo, dlog, mean, num_valid, logits, t, dl],
             [0.37, -100],
             outs,
@@ -178,10 +175,10 @@ def adamw(h: Harness) -> None:
 
         h.case(
             "adamw",
-            f"P={P} T={dtype_name(dt)} G={dtype_name(g)} M={dtype_name(m_dt)}"
-            + (" master" if with_master else "")
-            + f" clip={clip}"
-            + (" shifted" if shift else ""),
+            label(
+                f"P={P} T={dtype_name(dt)} G={dtype_name(g)} M={dtype_name(m_dt)} clip={clip}",
+                **{"master": with_master, "shifted": shift},
+            ),
             [weight, master, m, v, grad, squares, lr, step, None],
             [b1, b2, eps, wd, clip, seed, stream, offset],
             outs,

@@ -191,9 +191,21 @@ hipError_t hipMemGetInfo(size_t* free, size_t* total) {
 
 // ---- device, streams, events ----
 
-hipError_t hipGetLastError() {
-    return hipSuccess;
-}
+#define ALWAYS(error, name, ...)   \
+    hipError_t name(__VA_ARGS__) { \
+        return error;              \
+    }
+#define HANDLE(type)                                     \
+    hipError_t type##Create(type##_t* handle) {          \
+        *handle = static_cast<type##_t>(std::malloc(1)); \
+        return hipSuccess;                               \
+    }                                                    \
+    hipError_t type##Destroy(type##_t handle) {          \
+        std::free(handle);                               \
+        return hipSuccess;                               \
+    }
+
+ALWAYS(hipSuccess, hipGetLastError)
 const char* hipGetErrorString(hipError_t) {
     return "error of the emulated runtime";
 }
@@ -213,61 +225,25 @@ hipError_t hipDeviceGetPCIBusId(char* text, int size, int) {
     std::snprintf(text, static_cast<size_t>(size), "0000:00:00.0");
     return hipSuccess;
 }
-hipError_t hipDeviceSynchronize() {
-    return hipSuccess;
-}
-hipError_t hipEventCreate(hipEvent_t* event) {
-    *event = static_cast<hipEvent_t>(std::malloc(1));
-    return hipSuccess;
-}
-hipError_t hipEventDestroy(hipEvent_t event) {
-    std::free(event);
-    return hipSuccess;
-}
-hipError_t hipEventRecord(hipEvent_t, hipStream_t) {
-    return hipSuccess;
-}
-hipError_t hipEventSynchronize(hipEvent_t) {
-    return hipSuccess;
-}
+ALWAYS(hipSuccess, hipDeviceSynchronize)
+HANDLE(hipEvent)
+ALWAYS(hipSuccess, hipEventRecord, hipEvent_t, hipStream_t)
+ALWAYS(hipSuccess, hipEventSynchronize, hipEvent_t)
 hipError_t hipEventElapsedTime(float* ms, hipEvent_t, hipEvent_t) {
     *ms = 1;
     return hipSuccess;
 }
-hipError_t hipStreamCreate(hipStream_t* stream) {
-    *stream = static_cast<hipStream_t>(std::malloc(1));
-    return hipSuccess;
-}
-hipError_t hipStreamDestroy(hipStream_t stream) {
-    std::free(stream);
-    return hipSuccess;
-}
-hipError_t hipStreamSynchronize(hipStream_t) {
-    return hipSuccess;
-}
-hipError_t hipStreamWaitEvent(hipStream_t, hipEvent_t, unsigned) {
-    return hipSuccess;
-}
+HANDLE(hipStream)
+ALWAYS(hipSuccess, hipStreamSynchronize, hipStream_t)
+ALWAYS(hipSuccess, hipStreamWaitEvent, hipStream_t, hipEvent_t, unsigned)
 
 // ---- graphs: the program runs with --graphs off ----
 
-hipError_t hipStreamBeginCapture(hipStream_t, hipStreamCaptureMode) {
-    return hipErrorNotSupported;
-}
-hipError_t hipStreamEndCapture(hipStream_t, hipGraph_t*) {
-    return hipErrorNotSupported;
-}
-hipError_t hipGraphInstantiate(hipGraphExec_t*, hipGraph_t, hipGraphNode_t*, char*, size_t) {
-    return hipErrorNotSupported;
-}
-hipError_t hipGraphLaunch(hipGraphExec_t, hipStream_t) {
-    return hipErrorNotSupported;
-}
-hipError_t hipGraphExecDestroy(hipGraphExec_t) {
-    return hipSuccess;
-}
-hipError_t hipGraphDestroy(hipGraph_t) {
-    return hipSuccess;
-}
+ALWAYS(hipErrorNotSupported, hipStreamBeginCapture, hipStream_t, hipStreamCaptureMode)
+ALWAYS(hipErrorNotSupported, hipStreamEndCapture, hipStream_t, hipGraph_t*)
+ALWAYS(hipErrorNotSupported, hipGraphInstantiate, hipGraphExec_t*, hipGraph_t, hipGraphNode_t*, char*, size_t)
+ALWAYS(hipErrorNotSupported, hipGraphLaunch, hipGraphExec_t, hipStream_t)
+ALWAYS(hipSuccess, hipGraphExecDestroy, hipGraphExec_t)
+ALWAYS(hipSuccess, hipGraphDestroy, hipGraph_t)
 
 }  // extern "C"

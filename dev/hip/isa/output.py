@@ -15,6 +15,11 @@ def dtype_name(dtype) -> str:
     return dtype if dtype == "bf16" else {np.float32: "f32", np.float64: "f64", np.int32: "i32"}[dtype]
 
 
+def label(shape: str, **marks: object) -> str:
+    """The shape and the names of the marks that are set."""
+    return " ".join([shape, *(name for name, given in marks.items() if given)])
+
+
 @dataclass
 class Output:
     """A tensor that a call writes, and its tolerance.
