@@ -7,12 +7,12 @@
 #   make test-all       the same, then `make chaos-short`, `make sanitize`, `make race`, half a minute of `make fuzz`, and
 #                       `make targets`
 #   make chaos          kills, failing system calls, damaged files, second owners, signals: docs/reliability.md
-#   make sanitize       the program and its checks under ASan and UBSan
+#   make sanitize       the program and its checks under ASan and UBSan (SANITIZED: which tests of the program)
 #   make race           every kernel, and two trainers in two threads, under TSan
 #   make fuzz           every reader of files under libFuzzer, FUZZ_SECONDS (1800) each, then C beside Python
 #   make memcheck       on an NVIDIA GPU: every kernel under compute-sanitizer's four tools
-#   make targets        every kernel compiled for gfx942, gfx90a, gfx1100 (gated on registers, scratch, spills, wide
-#                       accesses) and, where CUDA's compiler is there, for sm_80 and sm_90a
+#   make targets        every kernel compiled for AMD's GPUs and, where CUDA's compiler is there, for sm_80 and sm_90a
+#   make targets-amd    for gfx942, gfx90a, gfx1100 (ARCHS), gated on registers, scratch, spills, wide accesses
 #   make isa            the gfx942 code of every optimized kernel on an emulated MI300X (TINYGRAD: dev/hip/isa/README.md)
 #   make bench          every kernel beside PyTorch eager and torch.compile on this machine's GPU, one table
 #   make bench-train    training beside PyTorch eager and torch.compile on this machine's GPU, one table
@@ -34,7 +34,7 @@ PYTEST    = OMP_NUM_THREADS=1 $(VENV) -m pytest -q -n $(JOBS) --maxprocesses 8
 # Ninja compiles again what a kill left half written; a tree that another generator made is kept.
 export CMAKE_GENERATOR ?= Ninja
 
-.PHONY: train_llama3 install test test-all chaos chaos-short sanitize race fuzz fuzz-smoke memcheck targets isa bench bench-train bench-cpu reference lint format clean setup setup-test text native
+.PHONY: train_llama3 install test test-all chaos chaos-short sanitize race fuzz fuzz-smoke memcheck targets targets-amd isa bench bench-train bench-cpu reference lint format clean setup setup-test text native
 
 setup:
 	@$(SETUP)
@@ -76,12 +76,13 @@ chaos-short: train_llama3 setup-test
 	$(CHAOS)/owners.py --count 16
 	$(CHAOS)/preemption.py --count 15
 
+SANITIZED = tests
 # LLAMAC_NATIVE=OFF: the checkpoint in tests/data resumes to its bits on every CPU.
 sanitize: train_llama3 setup-test reference
 	cmake -S . -B build/sanitize -DLLAMAC_PLATFORM=cpu -DLLAMAC_SANITIZE=address -DLLAMAC_NATIVE=OFF -DLLAMAC_WERROR=ON
 	cmake --build build/sanitize --parallel $(JOBS)
 	ctest --test-dir build/sanitize --parallel $(JOBS) --output-on-failure
-	LLAMAC_BUILD=build/sanitize $(PYTEST) tests -m program
+	LLAMAC_BUILD=build/sanitize $(PYTEST) $(SANITIZED) -m program
 
 race: setup-test
 	cmake -S . -B build/thread -DLLAMAC_PLATFORM=cpu -DLLAMAC_SANITIZE=thread -DLLAMAC_WERROR=ON
@@ -105,10 +106,13 @@ memcheck: train_llama3
 	    compute-sanitizer --tool $$tool --error-exitcode 1 $(BUILD)/check_operations --where device --once || exit 1; \
 	done
 
-targets: train_llama3 setup-test
+ARCHS = gfx942 gfx90a gfx1100
+targets-amd: train_llama3 setup-test
 	@$(SETUP) targets
 	dev/hip/rocm_folder.sh
-	$(VENV) dev/hip/resources.py --arch gfx942 --arch gfx90a --arch gfx1100 --program $(BUILD)/train_llama3
+	$(VENV) dev/hip/resources.py $(ARCHS:%=--arch %) --program $(BUILD)/train_llama3
+
+targets: targets-amd
 	if [ -n "$$(dev/platform.sh compiler nvidia)" ]; then \
 	    cmake -S . -B build/targets -DLLAMAC_PLATFORM=nvidia -DCMAKE_CUDA_ARCHITECTURES='80-real;90a-real' -DLLAMAC_WERROR=ON && \
 	    bash -o pipefail -c 'cmake --build build/targets --parallel $(JOBS) --target train_llama3 2>&1 | \

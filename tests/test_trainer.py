@@ -382,6 +382,10 @@ def test_a_failed_check_raises():
         native.learning_rate(0, 1.0, 0.0, 0, 10, "constant")
 
 
+def test_an_error_quotes_any_bytes():
+    refused(r"\\xff\\xfe: ", native.model, b"/\xff\xfe", 8)
+
+
 def test_signals_are_left_to_python(data, tmp_path):
     """No handler is changed; Ctrl-C raises KeyboardInterrupt, and training can go on."""
 
