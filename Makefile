@@ -8,7 +8,7 @@
 #                       `make targets`
 #   make chaos          kills, failing system calls, damaged files, second owners, signals: docs/reliability.md
 #   make sanitize       the program and its checks under ASan and UBSan (SANITIZED: which tests of the program)
-#   make race           every kernel, and two trainers in two threads, under TSan
+#   make race           every kernel, and two trainers in two threads, under TSan (RACED: more arguments of ctest)
 #   make fuzz           every reader of files under libFuzzer, FUZZ_SECONDS (1800) each, then C beside Python
 #   make memcheck       on an NVIDIA GPU: every kernel under compute-sanitizer's four tools
 #   make targets        every kernel compiled for AMD's GPUs and, where CUDA's compiler is there, for sm_80 and sm_90a
@@ -87,7 +87,7 @@ sanitize: train_llama3 setup-test reference
 race: setup-test
 	cmake -S . -B build/thread -DLLAMAC_PLATFORM=cpu -DLLAMAC_SANITIZE=thread -DLLAMAC_WERROR=ON
 	cmake --build build/thread --parallel $(JOBS) --target kernel_checks check_threads
-	ctest --test-dir build/thread --parallel $(JOBS) --output-on-failure -R 'check_(operations|emulation|tile|threads)'
+	ctest --test-dir build/thread --parallel $(JOBS) --output-on-failure -R 'check_(operations|emulation|tile|threads)' $(RACED)
 	LLAMAC_BUILD=build/thread $(PYTEST) tests/test_platform.py -m program
 
 FUZZ_SECONDS = 1800

@@ -8,6 +8,7 @@
 
 #include "check.h"
 #include "train/log.h"
+#include "train/truncate_log.h"
 
 using namespace llamac;
 namespace fs = std::filesystem;

@@ -8,8 +8,10 @@
 //
 // The bound on the error: operation_check.h.
 //
-// --once: each shape once, and once in place; the combinations of scalars, operands that are left out (all or none)
-// and strides rotate over the shapes, and each of them runs. Values are not compared. For sanitizers: which accesses a
+// --brief: each shape once; the combinations of scalars, operands that are left out (all or none) and strides rotate over
+// the shapes, and each of them runs.
+//
+// --once: as --brief, and in place instead of a second run; values are not compared. For sanitizers: which accesses a
 // kernel makes depends on shape and combination, hardly on their pairs.
 //
 // --fault NAME puts a wrong variant in the place of all others: the checks have to see it in every operation
@@ -109,7 +111,7 @@ Known& known_of(Case& c) {
 
 struct Tally {
     int passed = 0, failed = 0, reported = 0, unseen = 0;
-    bool verbose = false, once = false;
+    bool verbose = false, brief = false, once = false;
 };
 struct Verdict {
     bool ran = false;
@@ -135,7 +137,7 @@ struct Combination {
     unsigned flags, absent;
     bool strided;
 };
-std::vector<Combination> combinations(const Operation& op, bool once) {
+std::vector<Combination> combinations(const Operation& op, bool brief) {
     const auto count = [](const auto& items, auto is) {
         return std::count_if(items.begin(), items.end(), is);
     };
@@ -146,14 +148,14 @@ std::vector<Combination> combinations(const Operation& op, bool once) {
     for (unsigned k = 0; k < flags * nulls * layouts; k++) {
         const Combination c{k % flags, k / flags % nulls, k >= flags * nulls};
         if (c.strided && c.absent) continue;  // neither has to do with the other
-        if (!once || c.absent == 0 || c.absent == nulls - 1) all.push_back(c);
+        if (!brief || c.absent == 0 || c.absent == nulls - 1) all.push_back(c);
     }
     return all;
 }
 
 // All cases of one variant with one combination of types.
 void check_instantiation(const Operation& op, const Variant& v, const Instantiation& entry, Tally& tally) {
-    const std::vector<Combination> all = combinations(op, tally.once);
+    const std::vector<Combination> all = combinations(op, tally.brief);
     size_t ran = 0;
     int seen = 0, mattered = 0;
     double tightest = 0;
@@ -184,10 +186,10 @@ void check_instantiation(const Operation& op, const Variant& v, const Instantiat
     };
     for (size_t before = 0; !enough();) {
         for (int number = 0; number < shape_count(op); number++)
-            for (size_t k = 0, turn = tally.once ? ran : 0; k < all.size() && !enough(); k++)
-                if (check_combination(number, all[(turn + k) % all.size()]) && tally.once) break;
+            for (size_t k = 0, turn = tally.brief ? ran : 0; k < all.size() && !enough(); k++)
+                if (check_combination(number, all[(turn + k) % all.size()]) && tally.brief) break;
         // A variant that takes few shapes: again, until each combination has run.
-        if (!tally.once || ran >= all.size() || ran == before) break;
+        if (!tally.brief || ran >= all.size() || ran == before) break;
         before = ran;
     }
     if (ran == 0) tally.failed++, report(op.name + " " + v.name + ": supports none of the cases");
@@ -201,7 +203,7 @@ void check_instantiation(const Operation& op, const Variant& v, const Instantiat
 [[noreturn]] void usage() {
     std::fprintf(stderr,
                  "check_operations: expected [--operation NAME] [--variant NAME] [--where host|device]"
-                 " [--verbose] [--once] [--fault NAME], NAME one of");
+                 " [--verbose] [--brief] [--once] [--fault NAME], NAME one of");
     for (const Fault& f : faults) std::fprintf(stderr, " %s", f.name);
     std::fprintf(stderr, "\n");
     std::exit(2);
@@ -217,8 +219,10 @@ int main(int argc, char** argv) {
         const std::string flag = argv[i];
         if (flag == "--verbose")
             tally.verbose = true;
+        else if (flag == "--brief")
+            tally.brief = true;
         else if (flag == "--once")
-            tally.once = true;
+            tally.brief = tally.once = true;
         else if (flag == "--operation" && i + 1 < argc)
             only = argv[++i];
         else if (flag == "--variant" && i + 1 < argc)

@@ -151,11 +151,13 @@ def test_a_folder_that_is_replaced(build, data, tmp_path, how):
     """The run ends with one line, and writes nothing into the folder that came after its own."""
     out, old = tmp_path / "out", tmp_path / "old"
     with running(build, flags(data, out, **ENDLESS), out) as process:
+        process.send_signal(signal.SIGSTOP)  # it is to find what there is at the end
         out.rename(old)
         if how == "removed":
             shutil.rmtree(old, ignore_errors=True)
         if how == "replaced":
             out.mkdir()
+        process.send_signal(signal.SIGCONT)
         said = process.communicate(timeout=60)[1]
     found = "another one" if how == "replaced" else "none"
     assert process.returncode == 2 and len(said.splitlines()) == 1

@@ -140,8 +140,10 @@ def test_the_tolerance_sees_other_data(resumed, tmp_path):
     assert max(found) > 100 * TOLERANCE, found
 
 
-def test_what_is_resumed_is_what_was_written(tmp_path, monkeypatch):
+def test_what_is_resumed_is_what_was_written(gpu, tmp_path, monkeypatch):
     """Trainer reads the flags from the manifest; before a step, weights and moments have the file's bits."""
+    if gpu:
+        pytest.skip("the checkpoint's run names variants that compute on the host")
     import llamac
 
     monkeypatch.chdir(ROOT)

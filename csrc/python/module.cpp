@@ -341,8 +341,8 @@ PYBIND11_MODULE(_native, m) {
         } catch (const Error& e) {
             const std::string_view text = e.what();  // may quote any bytes of a file or a name
             const auto size = static_cast<Py_ssize_t>(text.size());
-            const auto decoded =
-                py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(text.data(), size, "backslashreplace"));
+            const auto decoded = py::reinterpret_steal<py::object>(
+                PyUnicode_DecodeUTF8(text.data(), size, "backslashreplace"));
             PyErr_SetObject(error.ptr(), decoded.ptr());
         }
     });

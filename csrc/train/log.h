@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
-#include <set>
 #include <string>
 
 #include "train/console.h"
@@ -38,7 +37,7 @@ struct Origin {
 };
 
 struct Log {
-    // Appends to out/log.jsonl (see truncate_log), with out "" to no file, and prints to `console`. Throws
+    // Appends to out/log.jsonl (cut back by truncate_log.h), with out "" to no file, and prints to `console`. Throws
     // Error with the path where a line cannot be written.
     Log(const std::string& out, const RunShape& run, std::FILE* console = stdout);
 
@@ -79,11 +78,6 @@ struct Log {
     Usage most = {};        // memory: the most of any step; percentages: the sum of ms * percent
     double ms = 0, gpu_known_ms = 0;
 };
-
-// Cuts a log back to the events up to and including `step`, so that a run that goes on from there has no step
-// twice. Lines cut short by a crash are dropped. Atomic; nothing happens where there is no log. Throws Error.
-// Returns the names of the events of `step`.
-std::set<std::string> truncate_log(const std::string& path, int64_t step);
 
 // "12 s", "3:05", "7:02:05".
 std::string duration(double seconds);

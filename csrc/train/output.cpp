@@ -17,7 +17,7 @@
 
 #include "core/file.h"
 #include "train/checkpoint.h"
-#include "train/log.h"
+#include "train/truncate_log.h"
 
 namespace llamac {
 namespace {

@@ -15,12 +15,12 @@
 #include "core/library_gemm.h"
 #include "core/safetensors.h"
 #include "model/config.h"
-#include "train/log.h"
 #include "train/manifest.h"
 #include "train/options.h"
 #include "train/tokenizer.h"
 #include "train/tokens.h"
 #include "train/toml.h"
+#include "train/truncate_log.h"
 
 namespace llamac {
 namespace {
