@@ -168,6 +168,7 @@ REGRESSIONS: dict[str, dict[str, bytes]] = {
         "assertion in a table's list": b"steps = 3\n\n[[ #",
         "assertion at a comma": b"[,]",
         "unreachable": "lr = null \u03a0".encode(),
+        "unreachable white space": "\ufebfstep=% 0".encode(),
         "NUL": b'out = "a\\u0000b"',
         "endless key": b"x" * 1000000 + b" = 1",
         "endless integer": b"steps = " + b"9" * 5000,
