@@ -91,13 +91,15 @@ race: setup-test
 	LLAMAC_BUILD=build/thread $(PYTEST) tests/test_platform.py -m program
 
 FUZZ_SECONDS = 1800
+FUZZ_SEED = 0
 fuzz: setup-test
 	@$(SETUP) fuzz
 	cmake -S . -B build/fuzz -DLLAMAC_FUZZ=ON -DCMAKE_CXX_COMPILER=clang++-19
 	cmake --build build/fuzz --parallel $(JOBS)
-	$(VENV) tests/fuzz/run.py build/fuzz --seconds $(FUZZ_SECONDS) --jobs $(JOBS)
+	$(VENV) tests/fuzz/run.py build/fuzz --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) --jobs $(JOBS)
 
 fuzz-smoke: FUZZ_SECONDS = 6
+fuzz-smoke: FUZZ_SEED = 1
 fuzz-smoke: fuzz
 
 memcheck: train_llama3

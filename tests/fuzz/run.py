@@ -21,12 +21,12 @@ from fuzz import inputs, twins
 LIMITS = ["-timeout=10", "-malloc_limit_mb=1024", "-rss_limit_mb=2048", "-max_len=16384", "-detect_leaks=1"]
 
 
-def run(build: Path, reader: str, seconds: int) -> tuple[bool, str]:
+def run(build: Path, reader: str, seconds: int, seed: int) -> tuple[bool, str]:
     """Whether nothing was found, and a line: reader, executions, seconds, edges covered."""
     corpus = build / "corpus" / reader
     corpus.mkdir(parents=True, exist_ok=True)
     (build / "found").mkdir(exist_ok=True)
-    command = [build / "fuzz", *LIMITS, f"-max_total_time={seconds}", "-print_final_stats=1"]
+    command = [build / "fuzz", *LIMITS, f"-max_total_time={seconds}", f"-seed={seed}", "-print_final_stats=1"]
     command += [f"-dict={build}/inputs/{reader}.dict", f"-artifact_prefix={build}/found/{reader}-"]
     begin = time.monotonic()
     chosen = {"LLAMAC_READER": reader, "ASAN_SYMBOLIZER_PATH": "/usr/bin/llvm-symbolizer-19"}
@@ -51,6 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("build", type=Path)
     parser.add_argument("--seconds", type=int, required=True, help="for each reader")
+    parser.add_argument("--seed", type=int, default=0, help="of libFuzzer; 0: another one in each run (0)")
     parser.add_argument("--jobs", type=int, default=1, help="readers side by side")
     parser.add_argument("--reader", action="append", help="this one alone")
     arguments = parser.parse_args()
@@ -61,7 +62,9 @@ def main() -> None:
     ]  # that is Python's alone
     failed = False
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        for good, line in pool.map(lambda reader: run(build, reader, arguments.seconds), readers):
+        for good, line in pool.map(
+            lambda reader: run(build, reader, arguments.seconds, arguments.seed), readers
+        ):
             print(line, flush=True)
             failed |= not good
     failed |= not twins.compare(build / "read_inputs", build / "corpus")
