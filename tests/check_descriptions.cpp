@@ -66,6 +66,8 @@ void check_all_marks() {
     check(d.test_shapes.at(1).size == std::vector<int64_t>{5, 8, 4} && d.test_shapes[1].large, "test_large");
 }
 
+const std::string storage = dtype_names(in_operations);
+
 // Each error of the parser: the text, and what the message says of it.
 const std::vector<std::pair<const char*, std::vector<std::string>>> errors = {
     {"", {"an operation, column 1", "the name of an operation", "the end"}},
@@ -80,15 +82,15 @@ const std::vector<std::pair<const char*, std::vector<std::string>>> errors = {
     {"f<T: f32, T: f32>(a: T[N];)", {"a capital letter that no other type has", "column 11"}},
     {"f<T f32>(a: T[N];)", {"expected ':'"}},
     {"f<T: >(a: T[N];)", {"types or 'arithmetic'"}},
-    {"f<T: f32 f31>(a: T[N];)", {"expected f32, bf16, f64 or i32", "'f31>"}},
-    {"f<T: f16>(a: T[N];)", {"expected f32, bf16, f64 or i32"}},
+    {"f<T: f32 f31>(a: T[N];)", {"expected " + storage, "'f31>"}},
+    {"f<T: f16>(a: T[N];)", {"expected " + storage}},
     {"f<T: f32(a: T[N];)", {"expected '>'"}},
     {"f<A: arithmetic T>(a: T[N];)", {"expected '('"}},
     {"f<A: arithmetic(T), T: f32>(a: T[N];)", {"a type letter before this one", "'T), T"}},
     {"f<T: f32, A: arithmetic(T>(a: T[N];)", {"expected ')'"}},
     {"f<A: f32, B: f32, C: f32, D: f32, E: f32, F: f32, G: f32, H: f32, I: f32>(a: I[N];)",
      {"at most 8 type letters", "'I: f32"}},
-    {"f<T: f32>(a: Q[N];)", {"expected a type letter or f32, bf16, f64 or i32", "'Q[N]"}},
+    {"f<T: f32>(a: Q[N];)", {"expected a type letter or " + storage, "'Q[N]"}},
     {"f<T: f32>(a: i64[N];)", {"expected a type letter or", "'i64[N]"}},
     {"f<T: f32>(a: f16[N];)", {"expected a type letter or", "'f16[N]"}},
     {"f<T: f32>(a: ;)", {"expected a type letter or"}},
