@@ -8,7 +8,7 @@
 #                       `make targets`
 #   make chaos          kills, failing system calls, damaged files, second owners, signals: docs/reliability.md
 #   make sanitize       the program and its checks under ASan and UBSan (SANITIZED: which tests of the program)
-#   make race           every kernel, and two trainers in two threads, under TSan (RACED: more arguments of ctest)
+#   make race           every kernel, and two trainers in two threads, under TSan; WARP=32 as on NVIDIA and RDNA
 #   make fuzz           every reader of files under libFuzzer, FUZZ_SECONDS (1800) each, then C beside Python
 #   make memcheck       on an NVIDIA GPU: every kernel under compute-sanitizer's four tools
 #   make targets        every kernel compiled for AMD's GPUs and, where CUDA's compiler is there, for sm_80 and sm_90a
@@ -59,6 +59,7 @@ test: train_llama3 native reference
 	LLAMAC_BUILD=$(BUILD) $(VENV) -m pytest -q tests/test_gpu.py
 
 test-all: test chaos-short sanitize race fuzz-smoke targets
+	$(MAKE) race WARP=32
 
 # One after the other: each starts a run per core.
 CHAOS = LLAMAC_BUILD=$(BUILD) $(VENV) tests/chaos
@@ -84,11 +85,12 @@ sanitize: train_llama3 setup-test reference
 	ctest --test-dir build/sanitize --parallel $(JOBS) --output-on-failure
 	LLAMAC_BUILD=build/sanitize $(PYTEST) $(SANITIZED) -m program
 
+WARP = 64
 race: setup-test
-	cmake -S . -B build/thread -DLLAMAC_PLATFORM=cpu -DLLAMAC_SANITIZE=thread -DLLAMAC_WERROR=ON
-	cmake --build build/thread --parallel $(JOBS) --target kernel_checks check_threads
-	ctest --test-dir build/thread --parallel $(JOBS) --output-on-failure -R 'check_(operations|emulation|tile|threads)' $(RACED)
-	LLAMAC_BUILD=build/thread $(PYTEST) tests/test_platform.py -m program
+	cmake -S . -B build/thread$(WARP) -DLLAMAC_PLATFORM=cpu -DLLAMAC_WARP=$(WARP) -DLLAMAC_SANITIZE=thread -DLLAMAC_WERROR=ON
+	cmake --build build/thread$(WARP) --parallel $(JOBS) --target kernel_checks check_threads
+	ctest --test-dir build/thread$(WARP) --parallel $(JOBS) --output-on-failure -R 'check_(operations|emulation|tile|threads)'
+	LLAMAC_BUILD=build/thread$(WARP) $(PYTEST) tests/test_platform.py -m program
 
 FUZZ_SECONDS = 1800
 FUZZ_SEED = 0
