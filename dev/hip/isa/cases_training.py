@@ -199,12 +199,13 @@ def global_norm(h: Harness) -> None:
         x = h.tensor((P,), dt, h.normal(P), shift)
         old = h.tensor((1,), np.float64, [9.0])
         want = (x.get() ** 2).sum() + (9 if accumulate else 0)
+        units = 8 * 2.0**29  # 8 of f32, in which partial sums are stored
         h.case(
             "global_norm",
             f"P={P} {dtype_name(dt)}{' accumulate' if accumulate else ''}{' shifted' if shift else ''}",
             [old, x],
             [accumulate],
-            [Output(old, want, 8, 8, name="squares")],
+            [Output(old, want, units, units, name="squares")],
             threads,
         )
 
