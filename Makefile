@@ -4,8 +4,8 @@
 #   make train_llama3   builds the program for the device found (PLATFORM=cpu|amd|nvidia overrides), prepares the text
 #   make install        the program and its run configurations into PREFIX (default /usr/local)
 #   make test           sets up and runs the tests: minutes on two cores
-#   make test-all       the same, then `make chaos-short`, `make sanitize`, `make race`, half a minute of `make fuzz`, and
-#                       `make targets`
+#   make test-all       the same, then `make chaos-short`, `make sanitize`, `make race` at both warp sizes, a minute of
+#                       `make fuzz`, and `make targets`
 #   make chaos          kills, failing system calls, damaged files, second owners, signals: docs/reliability.md
 #   make sanitize       the program and its checks under ASan and UBSan (SANITIZED: which tests of the program)
 #   make race           every kernel, and two trainers in two threads, under TSan; WARP=32 as on NVIDIA and RDNA

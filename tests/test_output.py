@@ -151,7 +151,7 @@ def test_a_folder_that_is_replaced(build, data, tmp_path, how):
     """The run ends with one line, and writes nothing into the folder that came after its own."""
     out, old = tmp_path / "out", tmp_path / "old"
     with running(build, flags(data, out, **ENDLESS), out) as process:
-        process.send_signal(signal.SIGSTOP)  # it is to find what there is at the end
+        process.send_signal(signal.SIGSTOP)  # so that it sees only the final state
         out.rename(old)
         if how == "removed":
             shutil.rmtree(old, ignore_errors=True)

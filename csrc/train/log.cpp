@@ -12,7 +12,6 @@
 #include <nlohmann/json.hpp>
 
 #include "core/file.h"
-#include "core/folder.h"
 #include "platform/error.h"
 #include "train/version.h"
 

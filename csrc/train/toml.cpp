@@ -21,7 +21,8 @@ constexpr void assert_holds(bool holds) {
 #define TOML_EXCEPTIONS 1
 #define TOML_MAX_NESTED_VALUES 16
 #define TOML_ASSERT(expression) assert_holds(static_cast<bool>(expression))
-// Its search for white space among characters such as U+FEBF ends where it says that it never ends: there is none.
+// For characters such as U+FEBF, its test for white space reaches __builtin_unreachable(), which is undefined behaviour.
+// They are no white space.
 #if __has_include(<toml++/impl/preprocessor.hpp>)
 #include <toml++/impl/preprocessor.hpp>
 #undef TOML_UNREACHABLE

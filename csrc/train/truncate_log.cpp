@@ -1,5 +1,6 @@
 #include "train/truncate_log.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string_view>
 

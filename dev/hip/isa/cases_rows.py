@@ -86,7 +86,9 @@ def rmsnorm(h: Harness) -> None:
             "rmsnorm_backward",
             label(
                 f"N={N} C={C} T={dtype_name(dt)} G={dtype_name(g)}",
-                **{"out": with_out, "dresidual": with_past, "accumulate": accumulate},
+                out=with_out,
+                dresidual=with_past,
+                accumulate=accumulate,
             ),
             [dx, dw, out, dout, x, w, rstd, past],
             [accumulate],

@@ -177,7 +177,8 @@ def adamw(h: Harness) -> None:
             "adamw",
             label(
                 f"P={P} T={dtype_name(dt)} G={dtype_name(g)} M={dtype_name(m_dt)} clip={clip}",
-                **{"master": with_master, "shifted": shift},
+                master=with_master,
+                shifted=shift,
             ),
             [weight, master, m, v, grad, squares, lr, step, None],
             [b1, b2, eps, wd, clip, seed, stream, offset],
@@ -202,7 +203,7 @@ def global_norm(h: Harness) -> None:
         units = 8 * 2.0**29  # 8 of f32, in which partial sums are stored
         h.case(
             "global_norm",
-            f"P={P} {dtype_name(dt)}{' accumulate' if accumulate else ''}{' shifted' if shift else ''}",
+            label(f"P={P} {dtype_name(dt)}", accumulate=accumulate, shifted=shift),
             [old, x],
             [accumulate],
             [Output(old, want, units, units, name="squares")],
