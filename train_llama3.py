@@ -395,16 +395,16 @@ def train_step(model, batches: Batches, cis: Cis, optimizer: AdamW, lr: float, g
 def start(o: Options) -> training.Run:
     """The run, with its data open, the model and its optimizer made."""
     r = training.prepare(o)
-    ops = training.operations(o, TORCH)
-    r.model = empty_model(r.config, training.stored_dtype(o), "meta", ops)
+    r.model = empty_model(r.config, training.stored_dtype(o), "meta", training.operations(o, TORCH))
     training.set_up(r.model, o, r.device)
     r.forward = torch.compile(r.model, dynamic=False) if o.compile and world() == 1 else r.model
     r.optimizer = AdamW(parts(r.model), **training.adamw_options(o, r.device))
-    r.cis = ops.precompute_cis(r.config, o.seq_len, r.device)
+    r.cis = r.model.ops.precompute_cis(r.config, o.seq_len, r.device)
     training.begin(r)
     return r
 
 
+@training.stop.restored_on_error()
 def train(o: Options) -> None:
     """The run that the options describe, into OUT: log.jsonl, loss.png and step_NNNNNN/, the model."""
     r, grad_dtype = start(o), DTYPES[o.grad_dtype]

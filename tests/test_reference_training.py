@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -184,7 +185,9 @@ def run_training(folder: Path, out: str, *flags: str) -> list[dict]:
     base += (
         f" --sample-every 2 --sample-tokens 5 --checkpoint-every 1 --keep-checkpoints 2 --out {folder}/{out}"
     )
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     ref.train(parse([*base.split(), *flags]))
+    assert [signal.getsignal(number) for number in signal.valid_signals()] == handlers
     return read_log(folder / out / "log.jsonl")
 
 

@@ -453,8 +453,6 @@ def command_line(argv: list[str], train: Callable[[Options], None], help: str) -
                 os._exit(2)
             time.sleep(5)  # as above, where all find the same
             raise InputError(f"rank {rank()}: {error}") from None
-        finally:
-            stop.restore_signals()
     elif argv[0] in ("-h", "--help"):
         print(f"{help}\nWith --train:\n")
         llamac.options.parse(["--help"])

@@ -43,6 +43,18 @@ def restore_signals() -> None:
         signal.signal(*_before.popitem())
 
 
+@contextlib.contextmanager
+def restored_on_error() -> Iterator[None]:
+    """Decorates what answers signals: an error gives them back. Stopped does not: a checkpoint follows."""
+    try:
+        yield
+    except Stopped:
+        raise
+    except BaseException:
+        restore_signals()
+        raise
+
+
 def _on_signal(number: int, _frame: Any) -> None:
     _came.append(number)
     name = signal.Signals(number).name
