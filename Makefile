@@ -138,9 +138,11 @@ bench-train: train_llama3 setup-test
 bench-cpu: train_llama3 setup-test
 	$(VENV) dev/bench_cpu.py
 
-lint: train_llama3 setup-test
+lint: setup-test
 	@$(SETUP) lint
-	LLAMAC_BUILD=$(BUILD) dev/lint.sh $(BASE)
+	cmake -S . -B build/lint -DLLAMAC_PLATFORM=cpu -DCMAKE_UNITY_BUILD=OFF
+	cmake --build build/lint --target llamac_commit
+	LLAMAC_BUILD=build/lint dev/lint.sh $(BASE)
 
 reference: setup-test
 	$(VENV) train_llama3.py

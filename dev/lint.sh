@@ -2,7 +2,7 @@
 # lint.sh [BASE]: checks without building or running anything: clang-format, ruff, codespell and mypy on all tracked
 # files; shell syntax; clang-tidy (.clang-tidy) on the C++ files that differ from the commit BASE (default: where this
 # branch left main; on main, the files of the last commit that is no merge), by the compilation database of LLAMAC_BUILD
-# (build/auto).
+# (build/lint).
 #
 # The tools come from the dependency group `lint` of pyproject.toml; LLAMAC_VENV names another folder than .venv. All
 # checks run; the exit status is 1 where one of them failed.
@@ -35,7 +35,7 @@ check_shell() {
     return $bad
 }
 check_tidy() {
-    local base=${1:-} database=${LLAMAC_BUILD:-build/auto}
+    local base=${1:-} database=${LLAMAC_BUILD:-build/lint}
     if [ -z "$base" ]; then
         base=$(git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main 2>/dev/null || git rev-parse HEAD)
     fi

@@ -111,7 +111,7 @@ check_compiler() {    # of the GPU's kernels; before CMake looks for it
     esac
 }
 
-pip_install() { "$venv" -m pip --disable-pip-version-check --quiet install "$@"; }
+pip_install() { "$venv" -m pip --disable-pip-version-check --quiet install --no-compile "$@"; }
 
 # make_venv: an environment that works is kept, whoever made it; one without a Python, as a system's upgrade leaves it, is
 # made anew.

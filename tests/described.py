@@ -115,6 +115,13 @@ def attention_forward(i):
     return {"out": attention(i["q"], i["k"], i["v"]), "lse": log_sum_exp(i["q"], i["k"])}
 
 
+def saved_results(name, i):
+    """Inputs of operation `name` that are results of other inputs, saved by the forward pass: in f64."""
+    if name != "attention_backward":
+        return {}
+    return attention_forward({n: i[n].double() for n in "qkv"})
+
+
 def attention_backward(i):
     return dict(zip(("dq", "dk", "dv"), gradients(attention, [i["q"], i["k"], i["v"]], i["dout"])))
 
@@ -254,9 +261,8 @@ def make_inputs(op: dict, types: list[str], sizes: dict[str, int], seed: int) ->
         values["targets"][1] = -100
     if op["name"] == "rmsnorm_backward":
         values["rstd"] = rmsnorm_forward(values)["rstd"]
-    if op["name"] == "attention_backward":
-        values["out"] = attention(*(values[n].double() for n in "qkv")).to(values["q"].dtype)
-        values["lse"] = log_sum_exp(values["q"].double(), values["k"].double()).to(values["lse"].dtype)
+    for name, value in saved_results(op["name"], values).items():
+        values[name] = value.to(values[name].dtype)
     if op["name"] == "adamw":
         values["guard"] = None
         values["master"] = values["master"] if types[0] == "bf16" else None

@@ -22,7 +22,7 @@ bool is_int64(const json& integer) {
 }
 
 // The fields of one config.json, with the file's name for the messages.
-struct Fields {
+struct ConfigFields {
     const std::string& file;
     const json& values;
 
@@ -93,14 +93,14 @@ struct Fields {
 };
 
 // transformers 4 has rope_theta and rope_scaling, transformers 5 one object, rope_parameters.
-void read_rope(const Fields& f, Config& c) {
+void read_rope(const ConfigFields& f, Config& c) {
     const json* joined = f.find("rope_parameters");
     const json* scaling = joined ? joined : f.find("rope_scaling");
     c.rope_theta = f.positive_or("rope_theta", c.rope_theta);
     if (!scaling) return;
     if (!scaling->is_object())
         f.wrong(joined ? "rope_parameters" : "rope_scaling", "an object", excerpt(*scaling));
-    const Fields s{f.file, *scaling};
+    const ConfigFields s{f.file, *scaling};
     c.rope_theta = s.positive_or("rope_theta", c.rope_theta);
     const std::string type = s.text_or(s.find("rope_type") ? "rope_type" : "type", "default");
     if (type == "default") return;
@@ -115,13 +115,13 @@ void read_rope(const Fields& f, Config& c) {
 }
 
 // Words of config.json, in the order of the enumeration.
-constexpr const char *model_types[] = {"llama"}, *norms[] = {"rmsnorm"}, *activations[] = {"silu"},
+constexpr const char *model_types[] = {"llama"}, *norm_names[] = {"rmsnorm"}, *activations[] = {"silu"},
                      *positions[] = {"rope"};
 
-void read_architecture(const Fields& f, Config& c) {
+void read_architecture(const ConfigFields& f, Config& c) {
     f.choice("model_type", model_types);
     c.activation = static_cast<ActivationKind>(f.choice("hidden_act", activations));
-    c.norm = static_cast<NormKind>(f.choice("normalization_function", norms));
+    c.norm = static_cast<NormKind>(f.choice("normalization_function", norm_names));
     c.positions = static_cast<PositionKind>(f.choice("position_embedding_type", positions));
     c.qkv_bias = c.output_bias = f.flag_or("attention_bias", false);
     c.mlp_bias = f.flag_or("mlp_bias", false);
@@ -130,7 +130,7 @@ void read_architecture(const Fields& f, Config& c) {
     c.tied = f.flag_or("tie_word_embeddings", c.tied);
 }
 
-void refuse_other_models(const Fields& f, const Config& c) {
+void refuse_other_models(const ConfigFields& f, const Config& c) {
     if (const json* method = f.find("quantization_config"))
         f.wrong("quantization_config", "none, as quantized weights cannot be trained; use the original model",
                 excerpt(*method));
@@ -184,7 +184,7 @@ std::pair<std::string, json> read_config(const std::string& model) {
 Config load_config(const std::string& model) {
     const auto [file, values] = read_config(model);
     if (!values.is_object()) fail(file, ": expected a JSON object, found ", values.type_name());
-    const Fields f{file, values};
+    const ConfigFields f{file, values};
     Config c{};
     read_architecture(f, c);
     refuse_other_models(f, c);

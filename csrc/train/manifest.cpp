@@ -28,7 +28,7 @@ std::string seal(const std::string& text) {
 }
 
 // A field of the manifest, of the type of the value it goes to.
-struct Fields {
+struct ManifestFields {
     const json& object;
     const std::string& where;
 
@@ -65,7 +65,7 @@ struct Fields {
 };
 
 // Bytes and hash, which both formats have.
-FileRecord parse_record(const Fields& fields) {
+FileRecord parse_record(const ManifestFields& fields) {
     const std::string hash = fields.text("xxh3");
     const bool is_hash = hash.size() == 16 && hash.find_first_not_of("0123456789abcdef") == hash.npos;
     if (!is_hash) fail(fields.where, ": xxh3: expected 16 hexadecimal digits, found ", quote(hash));
@@ -84,7 +84,7 @@ std::vector<FileRecord> parse_files_1(const json& files, const std::string& wher
         const auto found = files.find(name);
         if (found == files.end()) fail(at, ": expected an object, found none");
         if (!found->is_object()) fail(at, ": expected an object, found ", excerpt(*found));
-        const Fields fields{*found, at};
+        const ManifestFields fields{*found, at};
         fields.only({"bytes", "xxh3"});
         FileRecord record = parse_record(fields);
         record.name = name, record.role = role;
@@ -113,7 +113,7 @@ std::vector<FileRecord> parse_files_2(const json& files, int64_t world_size, con
     for (const json& file : files) {
         const std::string at = where + ": " + std::to_string(records.size());
         if (!file.is_object()) fail(at, ": expected an object, found ", excerpt(file));
-        const Fields fields{file, at};
+        const ManifestFields fields{file, at};
         fields.only({"name", "bytes", "xxh3", "role", "rank"});
         FileRecord record = parse_record(fields);
         record.name = fields.text("name");
@@ -191,7 +191,7 @@ bool is_whole_manifest(const std::string& text) {
 Manifest parse_manifest(const std::string& text, const std::string& where) {
     const json object = parse_json(text, where);
     if (!object.is_object()) fail(where, ": expected a JSON object, found ", excerpt(object));
-    const Fields fields{object, where};
+    const ManifestFields fields{object, where};
     const std::string format = fields.one_of("format", format_2, format_1);
     if (!is_whole_manifest(text))
         fail(where, ": its checksum is not that of its text: it was changed or cut short");

@@ -35,7 +35,7 @@ struct Rule {
 };
 
 // A row of configs/tables/flags.toml; its default is the member's in struct Options.
-struct Flag {
+struct FlagRow {
     std::string group, name;
     std::string value;  // what --help calls it
     std::string help;
@@ -52,11 +52,11 @@ std::string value_name(const json& row) {
     return !choices.empty() ? choices : row["type"] == "integer" ? "N" : row["type"] == "number" ? "X" : "";
 }
 
-std::vector<Flag> read_flags() {
+std::vector<FlagRow> read_flags() {
     static const std::map<std::string, Field> fields = {
 #include "train/flag_bindings.inc"
     };
-    std::vector<Flag> flags;
+    std::vector<FlagRow> flags;
     const json table = read_table("flags");
     for (const json& row : table.at("flag")) {
         if (row.value("only", "c") != "c") continue;
@@ -73,12 +73,12 @@ std::vector<Flag> read_flags() {
     return flags;
 }
 
-const std::vector<Flag>& flags() {
-    static const std::vector<Flag> table = read_flags();
+const std::vector<FlagRow>& flags() {
+    static const std::vector<FlagRow> table = read_flags();
     return table;
 }
 
-std::string expected(const Flag& flag) {
+std::string expected(const FlagRow& flag) {
     const Rule& rule = flag.rule;
     std::string text;
     for (size_t i = 0; i < rule.choices.size(); i++)
@@ -134,7 +134,7 @@ bool allowed(const Rule&, const std::vector<std::string>&) {
     return true;
 }
 
-void assign(Options& options, const Flag& flag, const json& value, const std::string& where) {
+void assign(Options& options, const FlagRow& flag, const json& value, const std::string& where) {
     const bool good = std::visit(
         [&](auto field) { return take(options.*field, value) && allowed(flag.rule, options.*field); },
         flag.field);
@@ -143,7 +143,7 @@ void assign(Options& options, const Flag& flag, const json& value, const std::st
 
 // What stands on the command line, as JSON of the flag's type; what does not read as a number stays text, to
 // be refused.
-json from_text(const Flag& flag, const std::string& text) {
+json from_text(const FlagRow& flag, const std::string& text) {
     const auto number = [&](auto value) -> json {
         const char* end = text.data() + text.size();
         const auto [stop, error] = std::from_chars(text.data(), end, value);
@@ -172,9 +172,9 @@ size_t distance(const std::string& a, const std::string& b) {
 
 // " (did you mean ...?)" where a name is near enough.
 std::string suggestion(const std::string& name, const std::string& dashes) {
-    const Flag* best = nullptr;
+    const FlagRow* best = nullptr;
     size_t least = 3;
-    for (const Flag& flag : flags()) {
+    for (const FlagRow& flag : flags()) {
         if (name.size() >= flag.name.size() + least) continue;  // endless names would take endless time
         const size_t d = distance(name, flag.name);
         if (d < least) best = &flag, least = d;
@@ -182,8 +182,8 @@ std::string suggestion(const std::string& name, const std::string& dashes) {
     return best ? " (did you mean " + dashes + best->name + "?)" : "";
 }
 
-const Flag& flag_of(const std::string& key, const std::string& where) {
-    for (const Flag& flag : flags())
+const FlagRow& flag_of(const std::string& key, const std::string& where) {
+    for (const FlagRow& flag : flags())
         if (flag.in_file && key == flag.name) return flag;
     fail(where, "unknown key ", quote(key), suggestion(key, ""));
 }
@@ -203,7 +203,7 @@ struct Given {
     bool on = false;
 };
 
-std::string default_text(const nlohmann::ordered_json& defaults, const Flag& flag) {
+std::string default_text(const nlohmann::ordered_json& defaults, const FlagRow& flag) {
     const nlohmann::ordered_json value = defaults.value(flag.name, nlohmann::ordered_json());
     return value.is_string() ? value.get<std::string>() : value.is_number() ? value.dump() : "";
 }
@@ -211,7 +211,7 @@ std::string default_text(const nlohmann::ordered_json& defaults, const Flag& fla
 void add_flags(CLI::App& app, std::vector<Given>& given) {
     const nlohmann::ordered_json defaults = to_json(Options());
     for (size_t i = 0; i < flags().size(); i++) {
-        const Flag& flag = flags()[i];
+        const FlagRow& flag = flags()[i];
         Given& g = given[i];
         const std::string name = "--" + flag.name, initial = default_text(defaults, flag);
         const std::string help = flag.help + (initial.empty() ? "" : " [" + initial + "]");
@@ -308,7 +308,7 @@ Options parse_options(int argc, const char* const* argv) {
     Options options;
     const auto assign_flags = [&](bool in_file) {
         for (size_t i = 0; i < given.size(); i++) {
-            const Flag& flag = flags()[i];
+            const FlagRow& flag = flags()[i];
             const Given& g = given[i];
             if (g.option->count() == 0 || flag.in_file != in_file) continue;
             if (g.text.rfind("--", 0) == 0)
@@ -378,7 +378,7 @@ int64_t micro_batches(const Options& o, int64_t devices) {
 
 nlohmann::ordered_json to_json(const Options& options) {
     nlohmann::ordered_json values;
-    for (const Flag& flag : flags())
+    for (const FlagRow& flag : flags())
         if (flag.in_file) std::visit([&](auto field) { values[flag.name] = options.*field; }, flag.field);
     return values;
 }
@@ -386,7 +386,7 @@ nlohmann::ordered_json to_json(const Options& options) {
 std::string to_toml(const Options& options) {
     std::string text;
     std::string group;
-    for (const Flag& flag : flags()) {
+    for (const FlagRow& flag : flags()) {
         if (!flag.in_file) continue;
         if (group != flag.group) {
             group = flag.group;
@@ -401,7 +401,7 @@ std::string to_toml(const Options& options) {
 std::vector<std::pair<std::string, Rows>> configuration_rows(const Options& options) {
     std::vector<std::pair<std::string, Rows>> groups;
     const nlohmann::ordered_json values = to_json(options);
-    for (const Flag& flag : flags()) {
+    for (const FlagRow& flag : flags()) {
         if (!flag.in_file) continue;
         if (groups.empty() || groups.back().first != flag.group) groups.push_back({flag.group, {}});
         const auto& value = values[flag.name];

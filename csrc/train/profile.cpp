@@ -14,12 +14,9 @@
 #include "train/peak.h"
 
 namespace llamac {
-namespace {
-
-using nlohmann::ordered_json;
 
 // A call or a copy: what its stream did between two events.
-struct Span {
+struct ProfiledCall {
     const Operation* op;        // null: a copy
     const Variant* variant;     // null: a copy
     std::vector<int64_t> size;  // of the operation's dimensions
@@ -29,16 +26,21 @@ struct Span {
     size_t step;                  // index of the profiled step
     double start_us = 0, us = 0;  // from the first step's begin; known once the events are read
 };
-struct Step {
+struct ProfiledStep {
     int64_t number;
     const Event *begin, *end;
     double start_us = 0, us = 0;
 };
+
+namespace {
+
+using nlohmann::ordered_json;
+
 struct Total {
     int64_t calls = 0;
     double seconds = 0, flops = 0, bytes = 0;
 
-    void add(const Span& s) {
+    void add(const ProfiledCall& s) {
         calls++;
         seconds += 1e-6 * s.us;
         flops += s.flops;
@@ -46,14 +48,14 @@ struct Total {
     }
 };
 
-std::string operation_of(const Span& s) {
+std::string operation_of(const ProfiledCall& s) {
     return s.op ? s.op->name : "copy";
 }
-std::string variant_of(const Span& s) {
+std::string variant_of(const ProfiledCall& s) {
     return s.variant ? s.variant->name : "";
 }
 // "N=2048 C=192"
-std::string shape_of(const Span& s) {
+std::string shape_of(const ProfiledCall& s) {
     std::string text;
     for (size_t d = 0; d < s.size.size(); d++)
         text += (d ? " " : "") + s.op->dimensions[d].name + "=" + std::to_string(s.size[d]);
@@ -73,8 +75,8 @@ double rounded(double us) {
 
 struct Recording {
     std::deque<Event> events;  // stay where they are
-    std::vector<Span> spans;
-    std::vector<Step> steps;
+    std::vector<ProfiledCall> spans;
+    std::vector<ProfiledStep> steps;
     const Event* begin = nullptr;  // of the call under way
     int depth = 0;                 // calls within calls
     const Observer observer = {
@@ -116,13 +118,13 @@ struct Recording {
     }
     void read_times() {
         for (size_t k = 0; k < steps.size(); k++) {
-            Step& s = steps[k];
+            ProfiledStep& s = steps[k];
             s.end->wait();
             s.us = 1e3 * s.end->ms_since(*s.begin);
             if (k > 0) s.start_us = steps[k - 1].start_us + 1e3 * s.begin->ms_since(*steps[k - 1].begin);
         }
         // Against the step's own begin: an interval in milliseconds as a float is exact to nanoseconds only if short.
-        for (Span& s : spans) {
+        for (ProfiledCall& s : spans) {
             s.end->wait();  // the stream may be another than the step's
             s.start_us = steps[s.step].start_us + 1e3 * s.begin->ms_since(*steps[s.step].begin);
             s.us = 1e3 * s.end->ms_since(*s.begin);
@@ -130,16 +132,16 @@ struct Recording {
     }
     double step_seconds() const {
         double us = 0;
-        for (const Step& s : steps) us += s.us;
+        for (const ProfiledStep& s : steps) us += s.us;
         return 1e-6 * us;
     }
     // Of the steps' time, what no span on any stream covers.
     double idle_seconds() const {
         std::vector<std::pair<double, double>> busy;
-        for (const Span& s : spans) busy.push_back({s.start_us, s.start_us + s.us});
+        for (const ProfiledCall& s : spans) busy.push_back({s.start_us, s.start_us + s.us});
         std::sort(busy.begin(), busy.end());
         double idle = 0;
-        for (const Step& step : steps) {
+        for (const ProfiledStep& step : steps) {
             double at = step.start_us;
             const double end = step.start_us + step.us;
             for (const auto& [from, to] : busy) {
@@ -161,9 +163,9 @@ struct Row {
     Total total;
     std::map<std::string, Total> shapes;
 };
-std::vector<Row> rows_of(const std::vector<Span>& spans) {
+std::vector<Row> rows_of(const std::vector<ProfiledCall>& spans) {
     std::map<std::pair<std::string, std::string>, Row> found;
-    for (const Span& s : spans) {
+    for (const ProfiledCall& s : spans) {
         Row& row = found[{operation_of(s), variant_of(s)}];
         row.operation = operation_of(s);
         row.variant = variant_of(s);
@@ -229,11 +231,11 @@ ordered_json track_name(int track, const std::string& name) {
     return {{"name", "thread_name"}, {"ph", "M"}, {"pid", 0}, {"tid", track}, {"args", {{"name", name}}}};
 }
 
-ordered_json trace_json(const std::vector<Step>& steps, const std::vector<Span>& spans, hipStream_t main) {
+ordered_json trace_json(const std::vector<ProfiledStep>& steps, const std::vector<ProfiledCall>& spans, hipStream_t main) {
     ordered_json events = {
         {{"name", "process_name"}, {"ph", "M"}, {"pid", 0}, {"args", {{"name", device_name()}}}},
         track_name(0, "steps")};
-    for (const Step& s : steps)
+    for (const ProfiledStep& s : steps)
         events.push_back(trace_event("step " + std::to_string(s.number), "step", 0, s.start_us, s.us,
                                      ordered_json::object()));
     std::map<hipStream_t, int> tracks;
@@ -245,7 +247,7 @@ ordered_json trace_json(const std::vector<Step>& steps, const std::vector<Span>&
         return at->second;
     };
     track_of(main);
-    for (const Span& s : spans) {
+    for (const ProfiledCall& s : spans) {
         ordered_json arguments;
         if (s.op) arguments = {{"variant", variant_of(s)}, {"shape", shape_of(s)}};
         if (s.us > 0 && s.flops > 0) arguments["TFLOP/s"] = 1e-6 * s.flops / s.us;

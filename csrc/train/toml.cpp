@@ -19,6 +19,7 @@ constexpr void assert_holds(bool holds) {
 }  // namespace
 #undef NDEBUG
 #define TOML_EXCEPTIONS 1
+#define TOML_ENABLE_FORMATTERS 0
 #define TOML_MAX_NESTED_VALUES 16
 #define TOML_ASSERT(expression) assert_holds(static_cast<bool>(expression))
 // For characters such as U+FEBF, its test for white space reaches __builtin_unreachable(), which is undefined behaviour.
