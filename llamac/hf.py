@@ -82,6 +82,11 @@ def _are_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**63 for size in value)
 
 
+def _is_file_name(name: str) -> bool:
+    """Not a path, which might lead out of the directory, and not too long."""
+    return "/" not in name and len(name.encode("utf-8", "surrogatepass")) <= 255
+
+
 def weight_files(directory: str | Path) -> dict[Path, dict[str, tuple[DType, tuple[int, ...]]]]:
     """{file: read_header() of the tensors to take from it}: model.safetensors, or else the shards that
     model.safetensors.index.json names. Raises InputError.
@@ -100,8 +105,7 @@ def weight_files(directory: str | Path) -> dict[Path, dict[str, tuple[DType, tup
     chosen: dict[Path, dict] = {}
     for name, shard in weight_map.items():
         where = f"{index}: {excerpt(name)}"
-        # A name, never a path that leads out of the directory.
-        if not isinstance(shard, str) or "/" in shard:
+        if not isinstance(shard, str) or not _is_file_name(shard):
             raise InputError(f"{where}: expected the name of a file in {directory}, found {excerpt(shard)}")
         file = Path(directory) / shard
         if file not in headers:

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <filesystem>
 #include <memory>
 
@@ -40,6 +41,10 @@ struct CloseListing {
 };
 
 }  // namespace
+
+bool is_file_name(const std::string& name) {
+    return name.size() <= NAME_MAX && name.find('/') == name.npos;
+}
 
 bool exists(const std::string& path) {
     std::error_code error;

@@ -7,6 +7,8 @@
 
 namespace llamac {
 
+// Whether an entry of a folder can have this name: it is no path, which might lead out of the folder, and not too long.
+bool is_file_name(const std::string& name);
 bool exists(const std::string& path);
 bool is_folder(const std::string& path);
 // Whether both exist and are the same file or folder, by whatever path.
@@ -56,7 +58,7 @@ struct FolderWriter {
     FolderWriter& operator=(const FolderWriter&) = delete;
     ~FolderWriter();
 
-    const OpenFolder& folder() const { return *open; }
+    const OpenFolder& folder() const { return open.value(); }
     void finish();
 
   private:

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "core/device_memory.h"
+#include "core/folder.h"
 #include "core/json.h"
 
 namespace llamac {
@@ -233,8 +234,7 @@ WeightFiles::WeightFiles(const std::string& folder) : directory(folder) {
     std::map<std::string, size_t> opened;
     for (const auto& [name, value] : root["weight_map"].items()) {
         const std::string where = listing + ": " + quote(name);
-        // A name, never a path that leads out of the directory.
-        if (!value.is_string() || value.get_ref<const std::string&>().find('/') != std::string::npos)
+        if (!value.is_string() || !is_file_name(value.get_ref<const std::string&>()))
             fail(where, ": expected the name of a file in ", directory, ", found ", excerpt(value));
         const std::string& shard = value.get_ref<const std::string&>();
         const auto [at, is_new] = opened.emplace(shard, files.size());

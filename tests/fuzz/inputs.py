@@ -143,6 +143,7 @@ REGRESSIONS: dict[str, dict[str, bytes]] = {
         "NUL in a name": b'{"weight_map":{"a":"one.safetensors\\u0000"}}',
         "line feed in a name": b'{"weight_map":{"a":"one\\nsafetensors"}}',
         "endless name": b'{"weight_map":{"a":"' + b"x" * 10000 + b'"}}',
+        "long name": b'{"weight_map":{"a":"' + b"x" * 6000 + b'"}}',
         "another shard's tensor": b'{"weight_map":{"a":"two.safetensors"}}',
         "deep": _DEEP,
         "list of names": b'{"weight_map":{"a":["one.safetensors"]}}',
