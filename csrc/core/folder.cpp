@@ -135,7 +135,7 @@ FolderWriter::FolderWriter(const OpenFolder& in, const std::string& called)
     if (parent.has(name)) fail(path, ": expected no file or directory of this name yet, found one");
     parent.remove(temporary);
     if (mkdirat(parent.fd, temporary.c_str(), 0777) != 0) fail_with_errno(path, "write");
-    open.emplace(parent, temporary);
+    open = std::make_unique<OpenFolder>(parent, temporary);
 }
 
 FolderWriter::~FolderWriter() {

@@ -1,7 +1,7 @@
 // Folders: std::filesystem with Error, which names the path and the system's reason, in place of its exceptions;
 // a folder that is held open; and a folder that is either written whole or not at all.
 #pragma once
-#include <optional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -58,13 +58,13 @@ struct FolderWriter {
     FolderWriter& operator=(const FolderWriter&) = delete;
     ~FolderWriter();
 
-    const OpenFolder& folder() const { return open.value(); }
+    const OpenFolder& folder() const { return *open; }
     void finish();
 
   private:
     const OpenFolder& parent;
     const std::string name, temporary;
-    std::optional<OpenFolder> open;
+    std::unique_ptr<OpenFolder> open;
     bool finished = false;
 };
 
