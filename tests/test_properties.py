@@ -104,8 +104,8 @@ def stored(call: Call, name: str, dtype: str) -> str:
 
 
 def exact(call: Call, values: dict) -> dict:
-    """The values, and saved results of the forward pass as they are before rounding: a variant may read them or
-    compute them again, and neither changes the truth.
+    """The values, and saved results of the forward pass as they are before rounding: a variant may read them
+    or compute them again, and neither changes the truth.
     """
     if 0 in call.sizes.values():
         return values

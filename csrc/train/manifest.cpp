@@ -100,8 +100,8 @@ std::vector<FileRecord> parse_files_1(const json& files, const std::string& wher
 
 // The name of a file in the checkpoint's own directory.
 void check_name(const std::string& name, const std::vector<FileRecord>& before, const std::string& where) {
-    const bool plain = !name.empty() && name[0] != '.' && is_file_name(name) && name.find('\\') == name.npos &&
-                       name != "manifest.json";
+    const bool plain = !name.empty() && name[0] != '.' && is_file_name(name) &&
+                       name.find('\\') == name.npos && name != "manifest.json";
     if (!plain) fail(where, ": name: expected a file in the checkpoint, found ", quote(name));
     if (std::any_of(before.begin(), before.end(), [&](const FileRecord& r) { return r.name == name; }))
         fail(where, ": name: found ", quote(name), " twice");

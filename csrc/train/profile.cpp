@@ -231,7 +231,8 @@ ordered_json track_name(int track, const std::string& name) {
     return {{"name", "thread_name"}, {"ph", "M"}, {"pid", 0}, {"tid", track}, {"args", {{"name", name}}}};
 }
 
-ordered_json trace_json(const std::vector<ProfiledStep>& steps, const std::vector<ProfiledCall>& spans, hipStream_t main) {
+ordered_json trace_json(const std::vector<ProfiledStep>& steps, const std::vector<ProfiledCall>& spans,
+                        hipStream_t main) {
     ordered_json events = {
         {{"name", "process_name"}, {"ph", "M"}, {"pid", 0}, {"args", {{"name", device_name()}}}},
         track_name(0, "steps")};
