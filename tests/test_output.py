@@ -152,6 +152,7 @@ def test_a_folder_that_is_replaced(build, data, tmp_path, how):
     out, old = tmp_path / "out", tmp_path / "old"
     with running(build, flags(data, out, **ENDLESS), out) as process:
         process.send_signal(signal.SIGSTOP)  # so that it sees only the final state
+        os.waitpid(process.pid, os.WUNTRACED)
         out.rename(old)
         if how == "removed":
             shutil.rmtree(old, ignore_errors=True)

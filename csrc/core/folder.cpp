@@ -80,11 +80,11 @@ OpenFolder::~OpenFolder() {
 }
 
 void OpenFolder::check() const {
-    if (parent) parent->check();
     struct stat own, there;
     const bool gone = stat(path.c_str(), &there) != 0;
     if (gone && errno != ENOENT && errno != ENOTDIR) fail_with_errno(path, "read");
     if (fstat(fd, &own) != 0) fail_with_errno(path, "read");
+    if (parent) parent->check();  // second: where a parent went meanwhile, the error names the parent
     if (gone || own.st_dev != there.st_dev || own.st_ino != there.st_ino)
         fail(path, ": expected the folder that is being written to, found ", gone ? "none" : "another one",
              " at this path: it was moved, removed or replaced; nothing more is written");
