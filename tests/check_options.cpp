@@ -75,6 +75,7 @@ void check_bad_flags() {
         {{"--steps", ""}, {"--steps: expected an integer"}},
         {{"--steps", "9223372036854775808"}, {"--steps", "9223372036854775808"}},
         {{"--steps", "-1"}, {"--steps", "found -1"}},
+        {{"--dry-run=maybe"}, {"--dry-run: expected true or false, found \"maybe\""}},
         {{"--steps"}, {"--steps: expected a value, found none"}},
         {{"--out", "--steps", "5"}, {"5"}},
         {{"--out", "--steps"}, {"--out: expected a value", "--steps"}},

@@ -227,7 +227,7 @@ def test_a_log_beyond_the_file_size_limit(start, data, tmp_path):
 
 def test_the_watchdog_ends_a_run_without_progress(start, gpu, data, tmp_path):
     """A micro-batch that takes longer than the watchdog waits. The first step is exempt."""
-    seconds, rows = (0.02, 65536) if gpu else (0.2, 4096)
+    seconds, rows = (0.005, 65536) if gpu else (0.2, 4096)
     slow = {"batch_size": rows, "val_data": "", "watchdog": seconds}
     out, err = end(start(*flags(data, tmp_path, **slow)), 75)
     assert [e["step"] for e in events(tmp_path, "step")] == [1], out

@@ -8,13 +8,14 @@ namespace llamac {
 std::string one_line(std::string_view text) {
     constexpr size_t most = 5000;  // longer than a path
     std::string line;
-    for (const char c : text.substr(0, most)) {
+    for (const char c : text) {
         const auto code = static_cast<unsigned char>(c);
         char escape[5];
         std::snprintf(escape, sizeof escape, "\\x%02x", code);
         line += code < 0x20 || code == 0x7f ? escape : std::string(1, c);
+        if (line.size() > most) return line.substr(0, most) + "...";  // escapes count, as in llamac/errors.py
     }
-    return text.size() > most ? line + "..." : line;
+    return line;
 }
 
 static bool failed_checks_raise = false;

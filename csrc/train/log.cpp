@@ -96,11 +96,11 @@ Log::Log(const std::string& out, const RunShape& run_shape, std::FILE* to)
 }
 
 void Log::event(const ordered_json& fields) {
-    failed = true;  // until it is written
     if (before_write) before_write();
     ordered_json stamped = {{"event", fields.at("event")}, {"time", utc_time()}};
     stamped.update(fields);
     const std::string line = json_line(stamped) + "\n";
+    failed = true;  // until it is written
     if (std::fwrite(line.data(), 1, line.size(), file.get()) != line.size() || std::fflush(file.get()) != 0)
         fail(path, ": cannot write: ", std::strerror(errno));
     failed = false;

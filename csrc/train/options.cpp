@@ -86,9 +86,12 @@ std::string expected(const FlagRow& flag) {
     if (!text.empty()) return text;
     const Words kinds = {"text in UTF-8", "an integer", "a number", "true or false", "a list of strings"};
     text = kinds[flag.field.index()];
+    const bool whole = std::holds_alternative<int64_t Options::*>(flag.field);
+    const auto bound = [&](double x) {
+        return whole ? std::to_string(static_cast<int64_t>(x)) : json(x).dump();
+    };
     if (std::isfinite(rule.high))
-        text += " from " + json(rule.low).dump() + (rule.high_excluded ? " to below " : " to ") +
-                json(rule.high).dump();
+        text += " from " + bound(rule.low) + (rule.high_excluded ? " to below " : " to ") + bound(rule.high);
     else if (std::isfinite(rule.low))
         text += " of at least " + std::to_string(static_cast<int64_t>(rule.low));
     return text;
@@ -252,8 +255,13 @@ void parse_command_line(CLI::App& app, int argc, const char* const* argv) {
     } catch (const CLI::ArgumentMismatch& error) {  // "--steps: 1 required TEXT missing"
         const std::string text = error.what();
         fail(text.substr(0, text.find(':')), ": expected a value, found none");
+    } catch (const CLI::ConversionError&
+                 error) {  // "Could not convert: --dry-run = maybe": all but switches are text
+        const std::string text = error.what();
+        const size_t name = text.find("--"), end = text.find(" = ");
+        fail(text.substr(name, end - name), ": expected true or false, found ", quote(text.substr(end + 3)));
     } catch (const CLI::ParseError& error) {
-        fail(error.what());
+        fail("the command line: ", quote(error.what()));
     }
     const std::vector<std::string> rest = app.remaining();
     if (rest.empty()) return;

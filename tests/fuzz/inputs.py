@@ -182,7 +182,12 @@ REGRESSIONS: dict[str, dict[str, bytes]] = {
         "large block": b'recompute = "block:1000000000"',
         "byte-order mark": b"\xef\xbb\xbfsteps = 1",
     },
-    "flags": {"line feed": b"--st\reps", "endless": b"--" + b"x" * 10000},
+    "flags": {
+        "line feed": b"--st\reps",
+        "endless": b"--" + b"x" * 10000,
+        "switch": b"--dry-run=" + b"\\" * 4000,
+        "path": b"--config\n" + b"\x07" * 2000,
+    },
     "tokens": {"size past 64 bits": shard(20240801, 7, {2: 2**32 - 1, 5: 2**32 - 1}, b"")},
     "tokenizer": {"carriage return alone": b"+YWI= 256\rYWJj 257\n", "two of them": b"+YWI= 256\r\r\n"},
     "manifest": {"deep": manifest(_DEEP.decode()),
