@@ -43,10 +43,16 @@ std::string save(const std::string& out, int64_t step, int64_t keep = 100) {
     m.sequences = 123;
     m.gemms = {"Some Device", "someBLASLt 1", {{"nt 8x6x4 f32 f32", {"00ff", 0.375, 32}}}};
     const Tensor w = make_tensor(weight_data, DType::f32, {2, 3});
-    return write_checkpoint(OpenFolder(out), keep, m,
-                            checkpoint_files("{\"model_type\": \"llama\"}\n", {{"w", w}},
-                                             {{"m.w", make_tensor(moment_data[0], DType::f32, {2, 3})},
-                                              {"v.w", make_tensor(moment_data[1], DType::f32, {2, 3})}}));
+    const auto file = [](const char* name, const char* role, const std::vector<NamedTensor>& tensors) {
+        return CheckpointFile{name, role, {}, [=](FileWriter& to) { write_safetensors(to, tensors); }};
+    };
+    const std::vector<CheckpointFile> files{
+        text_file("config.json", "config", "{\"model_type\": \"llama\"}\n"),
+        file("model.safetensors", "weights", {{"w", w}}),
+        file("optimizer.safetensors", "optimizer",
+             {{"m.w", make_tensor(moment_data[0], DType::f32, {2, 3})},
+              {"v.w", make_tensor(moment_data[1], DType::f32, {2, 3})}})};
+    return write_checkpoint(OpenFolder(out), keep, m, files);
 }
 
 void check_checkpoint() {

@@ -20,6 +20,7 @@ struct Observer {
     std::function<void(hipStream_t stream)> before;
     std::function<void(const Call& call, const Variant& variant)> after_run;
     std::function<void(int64_t bytes, hipStream_t stream)> after_copy;
+    std::function<void(const char* name, int64_t bytes, hipStream_t stream)> after_collective = {};
 };
 
 struct Context {

@@ -59,6 +59,7 @@ struct DTypeInfo {
     const char* python;       // of torch, of numpy (bfloat16: of its extension ml_dtypes) and of config.json
     dlpack::DataType dlpack;  // by which other libraries' arrays, torch's among them, are recognised
     int library;              // the number that both vendors' libraries have for it
+    int collectives;          // the number that NCCL and RCCL have for it
     int64_t bytes = 0;
     DType arithmetic = {};  // what is computed in
 
@@ -75,13 +76,15 @@ struct DTypeRow {
 
 inline constexpr std::tuple dtype_rows{
     DTypeRow<DType::f32, float, DType::f32>{
-        {"f32", 23, true, "F32", "float32", {dlpack::floating, 32, 1}, 0}},
+        {"f32", 23, true, "F32", "float32", {dlpack::floating, 32, 1}, 0, 7}},
     DTypeRow<DType::bf16, bf16, DType::f32>{
-        {"bf16", 7, true, "BF16", "bfloat16", {dlpack::bfloat, 16, 1}, 14}},
+        {"bf16", 7, true, "BF16", "bfloat16", {dlpack::bfloat, 16, 1}, 14, 9}},
     DTypeRow<DType::f64, double, DType::f64>{
-        {"f64", 52, true, "F64", "float64", {dlpack::floating, 64, 1}, 1}},
-    DTypeRow<DType::i32, int32_t, DType::f32>{{"i32", 0, true, "I32", "int32", {dlpack::integer, 32, 1}, 10}},
-    DTypeRow<DType::f16, f16, DType::f32>{{"f16", 10, false, "F16", "float16", {dlpack::floating, 16, 1}, 2}},
+        {"f64", 52, true, "F64", "float64", {dlpack::floating, 64, 1}, 1, 8}},
+    DTypeRow<DType::i32, int32_t, DType::f32>{
+        {"i32", 0, true, "I32", "int32", {dlpack::integer, 32, 1}, 10, 2}},
+    DTypeRow<DType::f16, f16, DType::f32>{
+        {"f16", 10, false, "F16", "float16", {dlpack::floating, 16, 1}, 2, 6}},
 };
 
 // ---- rows by enumerator and by C++ type

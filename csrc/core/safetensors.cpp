@@ -146,13 +146,18 @@ const SafetensorsFile::Entry* SafetensorsFile::find(const std::string& name) con
 }
 
 void SafetensorsFile::read(const std::string& name, const Tensor& out) const {
+    read(name, {out.shape, out.shape + out.rank}, 0, out);
+}
+
+void SafetensorsFile::read(const std::string& name, const std::vector<int64_t>& shape, int64_t begin,
+                           const Tensor& out) const {
     CHECK(out.contiguous());
     const std::string where = path() + ": " + quote(name);
     const Entry* entry = find(name);
     if (!entry) fail(where, ": expected a tensor of this name, found none");
-    if (!std::equal(entry->shape.begin(), entry->shape.end(), out.shape, out.shape + out.rank))
-        fail(where, ": shape: expected ", shape_text(out.shape, out.rank), ", found ",
-             shape_text(entry->shape.data(), static_cast<int>(entry->shape.size())));
+    if (entry->shape != shape)
+        fail(where, ": shape: expected ", shape_text(shape.data(), static_cast<int>(shape.size())),
+             ", found ", shape_text(entry->shape.data(), static_cast<int>(entry->shape.size())));
     const auto converts = [&](const DTypeInfo& from) {
         return from.is_integer() == info(out.dtype).is_integer();
     };
@@ -164,7 +169,7 @@ void SafetensorsFile::read(const std::string& name, const Tensor& out) const {
     std::vector<char> bytes(static_cast<size_t>(std::min(piece, out.elements()) * from_size));
     for (int64_t first = 0; first < out.elements(); first += piece) {
         const int64_t count = std::min(piece, out.elements() - first);
-        file.read(entry->offset + first * from_size, bytes.data(), count * from_size);
+        file.read(entry->offset + (begin + first) * from_size, bytes.data(), count * from_size);
         char* const to = static_cast<char*>(out.data) + first * to_size;
         if (entry->dtype == out.dtype) {
             copy_bytes(to, bytes.data(), count * to_size);
@@ -176,8 +181,9 @@ void SafetensorsFile::read(const std::string& name, const Tensor& out) const {
     }
 }
 
-void write_safetensors(FileWriter& file, const std::vector<NamedTensor>& tensors,
-                       const std::map<std::string, std::string>& metadata) {
+SafetensorsWriter::SafetensorsWriter(FileWriter& to, const std::vector<NamedTensor>& tensors,
+                                     const std::map<std::string, std::string>& metadata)
+    : file(to) {
     const auto json_text = [](const json& value) {
         return value.dump(-1, ' ', false, json::error_handler_t::replace);
     };
@@ -200,10 +206,17 @@ void write_safetensors(FileWriter& file, const std::vector<NamedTensor>& tensors
     for (int i = 0; i < 8; i++) length[i] = static_cast<uint8_t>(uint64_t{header.size()} >> 8 * i);
     file.write(length, sizeof(length));
     file.write(header.data(), static_cast<int64_t>(header.size()));
-    for (const NamedTensor& t : tensors) {
-        HostCopy copy(t.tensor.data, t.tensor.bytes());
-        file.write(copy.from_device().data, t.tensor.bytes());
-    }
+}
+
+void SafetensorsWriter::write(const Tensor& tensor) {
+    HostCopy copy(tensor.data, tensor.bytes());
+    file.write(copy.from_device().data, tensor.bytes());
+}
+
+void write_safetensors(FileWriter& file, const std::vector<NamedTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
+    SafetensorsWriter writer(file, tensors, metadata);
+    for (const NamedTensor& t : tensors) writer.write(t.tensor);
 }
 
 uint64_t write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
@@ -251,10 +264,15 @@ const SafetensorsFile::Entry* WeightFiles::find(const std::string& name) const {
 }
 
 void WeightFiles::read(const std::string& name, const Tensor& out) const {
+    read(name, {out.shape, out.shape + out.rank}, 0, out);
+}
+
+void WeightFiles::read(const std::string& name, const std::vector<int64_t>& shape, int64_t first,
+                       const Tensor& out) const {
     const auto found = file_of.find(name);
     if (found == file_of.end())
         fail(directory, ": ", quote(name), ": expected a tensor of this name, found none");
-    files[found->second].read(name, out);
+    files[found->second].read(name, shape, first, out);
 }
 
 }  // namespace llamac

@@ -32,6 +32,9 @@ struct SafetensorsFile {
     // nearest, ties to even (f64 to bf16 by way of f32). Error where it is missing, has another shape, or is
     // an integer where out is not, or the reverse.
     void read(const std::string& name, const Tensor& out) const;
+    // The same of elements first .. first+out.elements() of a tensor of that shape.
+    void read(const std::string& name, const std::vector<int64_t>& shape, int64_t first,
+              const Tensor& out) const;
 
     std::map<std::string, std::string> metadata;
 
@@ -48,7 +51,18 @@ struct NamedTensor {
     Tensor tensor;  // host or device memory, contiguous
 };
 
-// Writes the tensors in the order given. file.finish() is the caller's.
+// Writes a header for tensors of these names, types and shapes, then the data of one after another. file.finish() is the
+// caller's.
+struct SafetensorsWriter {
+    SafetensorsWriter(FileWriter& file, const std::vector<NamedTensor>& tensors,
+                      const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
+    // The next tensor's.
+    void write(const Tensor& tensor);
+
+  private:
+    FileWriter& file;
+};
+// All at once.
 void write_safetensors(FileWriter& file, const std::vector<NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 // The same into a file of its own. Returns its XXH3_64.
@@ -64,6 +78,8 @@ struct WeightFiles {
     const SafetensorsFile::Entry* find(const std::string& name) const;
     // As SafetensorsFile::read.
     void read(const std::string& name, const Tensor& out) const;
+    void read(const std::string& name, const std::vector<int64_t>& shape, int64_t first,
+              const Tensor& out) const;
 
     std::string directory;
     std::vector<SafetensorsFile> files;

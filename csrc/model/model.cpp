@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "model/exchange.h"
 #include "ops/operations.h"
 #include "platform/ranges.h"
 
@@ -120,14 +121,18 @@ void show_gradient(const Model& m, int64_t layer, Tensor BlockActivations::* of,
 void forward_trunk(Model& m) {
     const Range range("forward");
     const Activations& a = m.activations;
+    m.gathered = {};  // the weights may be others by now
+    gather_weights(m, m.parameters.embedding.segment);
     embedding_forward(m.context, {.out = a.embedding,
                                   .tokens = reshape(a.tokens, {a.tokens.elements()}),
                                   .weight = m.parameters.weight(m.parameters.embedding)});
     show(m, "act", &Activations::embedding, a.embedding);
     for (int64_t layer = 0; layer < m.config.L; layer++) {
+        gather_weights(m, m.parameters.blocks[layer].qkv.segment);
         forward_block(m, layer, all_parts);
         show_block(m, layer);
     }
+    gather_weights(m, m.parameters.final_norm.segment);
     const Tensor weight = m.parameters.weight(m.parameters.final_norm);
     rmsnorm_forward(m.context, {.out = a.final_norm,
                                 .rstd = a.final_rstd,
@@ -271,10 +276,11 @@ unsigned written_again(unsigned again) {
 }
 
 // From the final norm's gradient, in dnorm, down to the embedding.
-void backward_trunk(Model& m, bool accumulate) {
+void backward_trunk(Model& m, const Pass& pass) {
     const Range range("backward");
     const Activations& a = m.activations;
     const Parameters& p = m.parameters;
+    const bool accumulate = !pass.first;
     show(m, "dact", &Activations::final_norm, a.dnorm);
     rmsnorm_backward(m.context, {.dx = a.dresidual,
                                  .dweight = p.gradient(p.final_norm),
@@ -283,12 +289,17 @@ void backward_trunk(Model& m, bool accumulate) {
                                  .weight = p.weight(p.final_norm),
                                  .rstd = a.final_rstd,
                                  .accumulate = accumulate});
+    reduce_gradients(m, p.final_norm.segment, pass);
     for (int64_t layer = m.config.L - 1; layer >= 0; layer--) {
         show_gradient(m, layer, &BlockActivations::residual_out, a.dresidual);
         const unsigned again = recomputed_parts(m.options.recompute, layer), written = written_again(again);
+        const int64_t segment = p.blocks[layer].qkv.segment;
+        gather_weights(m, segment);
+        begin_gradients(m, segment, pass);
         forward_block(m, layer, again & ~written);
         backward_feed_forward(m, layer, written, accumulate);
         backward_attention(m, layer, written, accumulate);
+        reduce_gradients(m, segment, pass);
     }
     show(m, "dact", &Activations::embedding, a.dresidual);
     embedding_backward(m.context,
@@ -296,6 +307,7 @@ void backward_trunk(Model& m, bool accumulate) {
                         .dout = a.dresidual,
                         .tokens = reshape(a.tokens, {a.tokens.elements()}),
                         .accumulate = accumulate || m.config.tied});  // tied: the head has written its share
+    reduce_gradients(m, p.embedding.segment, pass);
 }
 
 void make_cis(const Model& m) {
@@ -310,13 +322,17 @@ void make_cis(const Model& m) {
 
 }  // namespace
 
-Model::Model(const Config& config_, const ModelOptions& options_)
-    : config(config_), options(options_), kernels(options_.kernels), context(computing_context()) {
+Model::Model(const Config& config_, const ModelOptions& options_, Communicator* ranks_)
+    : config(config_),
+      options(options_),
+      ranks(ranks_),
+      kernels(options_.kernels),
+      context(computing_context()) {
     context.stream = stream.handle;
     context.workspace = &workspace;
     context.kernels = &kernels;
     context.gemms = &gemms;
-    plan_parameters(parameters, config, options.precision, arena);
+    plan_parameters(parameters, config, options.precision, options.sharding, arena);
     plan_activations(activations, config, options.batch_size, options.seq_len, options.precision.weights,
                      options.recompute, options.logits_bytes, arena);
     arena.plan("scalars", &squares, shaped(DType::f64, {1}));
@@ -359,12 +375,16 @@ void forward(Model& m) {
     run_head(m, {});
 }
 
-void forward_backward(Model& m, bool first, double scale) {
+void forward_backward(Model& m, bool first, double scale, bool last) {
+    const Pass pass{first, last};
     forward_trunk(m);
+    for (const Placement* outer : {&m.parameters.embedding, &m.parameters.final_norm})
+        begin_gradients(m, outer->segment, pass);
     run_head(m, {true, !first, scale / static_cast<double>(m.activations.losses.shape[0])});
     if (m.options.skip_nonfinite)
         global_norm(m.context, {.squares = m.loss_squares, .x = m.activations.losses, .accumulate = !first});
-    backward_trunk(m, !first);
+    if (m.options.skip_nonfinite && last) sum_over_ranks(m, m.loss_squares);
+    backward_trunk(m, pass);
 }
 
 void set_step(Model& m, const float* lr, const int32_t* step) {
@@ -372,21 +392,26 @@ void set_step(Model& m, const float* lr, const int32_t* step) {
     copy_bytes_async(m.context, m.step.data, step, sizeof *step);
 }
 
-// Elements first .. first+count of a parameter in a buffer; nothing of a buffer without data.
-static Tensor slice(const Parameters& p, const Tensor& buffer, const Parameter& parameter, int64_t first,
-                    int64_t count) {
-    if (!buffer.data) return {};
-    return slice_rows(reshape(p.view(buffer, parameter), {parameter.elements()}), first, count);
-}
-
 OptimizerState optimizer_state(const Parameters& p, const Parameter& parameter, int64_t first,
                                int64_t count) {
-    const auto of = [&](const Tensor& buffer) { return slice(p, buffer, parameter, first, count); };
+    const auto of = [&](const Tensor& buffer) {
+        return buffer.data ? p.part(buffer, parameter, first, count) : Tensor{};
+    };
     return {of(p.weights), of(p.master), of(p.m), of(p.v)};
 }
 
 void sum_squares(Model& m) {
-    global_norm(m.context, {.squares = m.squares, .x = m.parameters.gradients, .accumulate = false});
+    const Parameters& p = m.parameters;
+    if (p.sharding.ranks == 1)
+        return global_norm(m.context, {.squares = m.squares, .x = p.gradients, .accumulate = false});
+    bool first = true;
+    for (const Segment& segment : p.segments)
+        for (const Placement& placement : segment.placements) {
+            global_norm(m.context,
+                        {.squares = m.squares, .x = p.own(p.gradients, placement), .accumulate = !first});
+            first = false;
+        }
+    sum_over_ranks(m, m.squares);
 }
 
 void update(Model& m, const Parameter& parameter, int64_t first, const OptimizerState& state,
@@ -396,7 +421,7 @@ void update(Model& m, const Parameter& parameter, int64_t first, const Optimizer
                               .master = state.master,
                               .m = state.m,
                               .v = state.v,
-                              .grad = slice(p, p.gradients, parameter, first, state.weight.shape[0]),
+                              .grad = p.part(p.gradients, parameter, first, state.weight.shape[0]),
                               .squares = m.squares,
                               .lr = m.lr,
                               .step = m.step,
@@ -413,9 +438,12 @@ void update(Model& m, const Parameter& parameter, int64_t first, const Optimizer
 
 void optimizer_step(Model& m, const AdamW& adamw, uint64_t seed) {
     sum_squares(m);
-    for (const Parameter& parameter : m.parameters.table)
-        update(m, parameter, 0, optimizer_state(m.parameters, parameter, 0, parameter.elements()), adamw,
-               seed);
+    for (const Parameter& parameter : m.parameters.table) {
+        const auto [first, count] = m.parameters.held(m.parameters.m, parameter);
+        if (count > 0)
+            update(m, parameter, first, optimizer_state(m.parameters, parameter, first, count), adamw, seed);
+    }
+    exchange_updated_weights(m);
 }
 
 double grad_norm(double squares) {

@@ -1,7 +1,10 @@
 // Llama: forward, backward, optimizer step. docs/architecture.md follows one step.
 #pragma once
+#include <array>
 #include <functional>
+#include <optional>
 
+#include "core/collectives.h"
 #include "core/dispatch.h"
 #include "core/library_gemm.h"
 #include "model/activations.h"
@@ -19,6 +22,7 @@ struct ModelOptions {
     std::vector<std::string> kernels = {};  // as KernelChoices takes them
     bool skip_nonfinite =
         false;  // the optimizer writes nothing where a loss or the gradient norm is not finite
+    Sharding sharding = {};
 };
 
 struct AdamW {
@@ -26,14 +30,16 @@ struct AdamW {
 };
 
 struct Model {
-    // Plans the memory: arena.bytes() of tensors, with what operations work in. Nothing is on the device yet.
-    Model(const Config& config, const ModelOptions& options);
+    // Plans the memory: arena.bytes() of tensors, with what operations work in. Nothing is on the device yet. ranks: of
+    // options.sharding; null for one rank, or for a plan alone.
+    Model(const Config& config, const ModelOptions& options, Communicator* ranks = nullptr);
     Model(const Model&) = delete;
     // Takes the memory. Throws Error where the device has no room.
     void allocate();
 
     const Config config;
     const ModelOptions options;
+    Communicator* const ranks;
     const Stream stream;
     const KernelChoices kernels;
     GemmAlgorithms gemms;
@@ -44,6 +50,7 @@ struct Model {
     Tensor squares, lr,
         step;             // [1] each, read by the optimizer where the weights are: squares of the gradients
     Tensor loss_squares;  // [1], with skip_nonfinite: of the losses, the optimizer's guard
+    std::array<std::optional<int64_t>, 4> gathered;  // the segment in each of the slots of shared weights
     // Where set, sees every activation and gradient, by its name in the debug state, while it holds its
     // value.
     std::function<void(const std::string& name, const Tensor& value)> hook;
@@ -60,18 +67,19 @@ struct Model {
 void set_batch(Model& model, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T);
 // activations.losses of the batch.
 void forward(Model& model);
-// The same, and the gradients of scale * their mean. first: gradients are written, otherwise added to.
-void forward_backward(Model& model, bool first, double scale);
+// The same, and the gradients of scale * their mean. first, last: of the micro-batches of an optimizer step. The first
+// writes the gradients, the others add to them; after the last they are sums over the ranks.
+void forward_backward(Model& model, bool first, double scale, bool last = true);
 // Sets model.lr and model.step; step = 1, 2, ...
 void set_step(Model& model, const float* lr, const int32_t* step);
-// model.squares, the sum over all gradients before clipping, and one AdamW step.
+// model.squares, the sum over all gradients before clipping, and one AdamW step. Ranks end with the same weights.
 void optimizer_step(Model& model, const AdamW& adamw, uint64_t seed);
 
-// What AdamW writes of a parameter: [elements] each; master has no data where it is not kept.
+// What AdamW writes of a parameter: [count] each; master has no data where it is not kept.
 struct OptimizerState {
     Tensor weight, master, m, v;
 };
-// Elements first .. first+count of a parameter.
+// Elements first .. first+count of a parameter, of those whose moments this rank holds.
 OptimizerState optimizer_state(const Parameters& p, const Parameter& parameter, int64_t first, int64_t count);
 // model.squares as above.
 void sum_squares(Model& model);

@@ -1,31 +1,70 @@
 #include "model/parameters.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <numeric>
 
+#include "core/json.h"
 #include "core/random.h"
 
 namespace llamac {
 namespace {
 
-constexpr int64_t alignment = 64;  // elements: 128 bytes of bf16
+constexpr int64_t alignment = 64;   // elements: 128 bytes of bf16
+constexpr int64_t shard_rows = 16;  // of a matrix: a shard has a multiple
+
+int64_t round_up(int64_t value, int64_t multiple) {
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+// Where the next placement begins, in a buffer of all elements; divided by the ranks, in one of shards.
+int64_t end_of(const Parameters& p) {
+    const Segment& last = p.segments.back();
+    return last.offset + last.elements;
+}
 
 void add(Parameters& p, const std::string& prefix, const std::vector<ParameterRow>& rows) {
-    const Placement* before = nullptr;
-    for (const ParameterRow& row : rows) {
-        if (!row.present) continue;
-        int64_t offset = p.table.empty() ? 0 : p.table.back().offset + p.table.back().elements();
-        if (row.placement == before) {
-            row.placement->shape[0] += row.shape[0];
-        } else {
-            offset = (offset + alignment - 1) / alignment * alignment;
-            *row.placement = {offset, row.shape};
+    const int64_t ranks = p.sharding.ranks, segment = static_cast<int64_t>(p.segments.size());
+    Segment added;
+    added.offset = p.segments.empty() ? 0 : end_of(p);
+    p.segments.push_back(std::move(added));
+    const size_t first = p.table.size();
+    std::vector<const ParameterRow*> present;
+    for (const ParameterRow& row : rows)
+        if (row.present) present.push_back(&row);
+    for (size_t i = 0; i < present.size();) {
+        Placement& placement = *present[i]->placement;
+        placement = {end_of(p), present[i]->shape, segment};
+        const size_t begin = i;
+        for (i++; i < present.size() && present[i]->placement == &placement; i++)
+            placement.shape[0] += present[i]->shape[0];
+        const int64_t row = placement.elements() / placement.shape[0];
+        placement.shard = ranks == 1 ? placement.elements()
+                                     : round_up(placement.shape[0], ranks * shard_rows) / ranks * row;
+        int64_t offset = placement.offset;
+        for (size_t k = begin; k < i; k++) {
+            Parameter parameter{};
+            parameter.offset = offset;
+            parameter.shape = present[k]->shape;
+            parameter.segment = segment;
+            parameter.name = prefix + present[k]->name;
+            parameter.group = present[k]->group;
+            parameter.stream = static_cast<uint32_t>(4 * p.table.size());
+            const int64_t own = placement.offset + p.sharding.rank * placement.shard,
+                          elements = parameter.elements();
+            parameter.first = std::clamp<int64_t>(own - offset, 0, elements);
+            parameter.count =
+                std::clamp<int64_t>(own + placement.shard - offset, 0, elements) - parameter.first;
+            parameter.place = placement.offset / ranks + std::max<int64_t>(0, offset - own);
+            offset += elements;
+            p.table.push_back(std::move(parameter));
         }
-        const uint32_t stream = static_cast<uint32_t>(4 * p.table.size());
-        p.table.push_back({{offset, row.shape}, prefix + row.name, row.group, stream});
-        before = row.placement;
+        p.segments.back().elements = round_up(placement.offset + ranks * placement.shard, ranks * alignment) -
+                                     p.segments.back().offset;
+        p.segments.back().placements.push_back(placement);
     }
+    CHECK(p.table.size() > first);
 }
 
 void fill_table(Parameters& p, const Config& c) {
@@ -35,6 +74,10 @@ void fill_table(Parameters& p, const Config& c) {
         add(p, "model.layers." + std::to_string(l) + ".", block_parameters(c, p.blocks[l]));
     add(p, "", parameters_after_blocks(c, p));
     if (c.tied) p.head = p.embedding;
+    // Behind the last tensor is no gap.
+    const Placement& last = p.segments.back().placements.back();
+    p.elements = p.sharding.ranks == 1 ? last.offset + last.elements() : end_of(p);
+    p.segments.back().elements = p.elements - p.segments.back().offset;
 }
 
 // Elements of all rows that are chosen, without a table of every layer.
@@ -53,20 +96,57 @@ int64_t count(const Config& c, bool (*chosen)(const ParameterRow&)) {
 
 // Everything that starts from zero: also the gaps between tensors, which the gradient norm runs over.
 void zero_all(const Parameters& p) {
-    for (const Tensor& t : {p.weights, p.gradients, p.master, p.m, p.v})
+    for (const Tensor& t : {p.weights, p.gradients, p.master, p.m, p.v, p.weight_slots, p.gradient_slots})
         if (t.data) CHECK(hipMemset(t.data, 0, static_cast<size_t>(t.bytes())));
 }
 
+// weight: the parameter's elements from `first` on.
 template <class T>
-void fill(const Parameter& parameter, const Tensor& weight, float deviation, uint64_t seed) {
+void fill(const Parameter& parameter, const Tensor& weight, int64_t first, float deviation, uint64_t seed) {
     const HostCopy copy(weight.data, weight.bytes());
     T* values = static_cast<T*>(copy.data);
-    const int64_t elements = parameter.elements();
+    const int64_t elements = weight.elements();
     const bool is_random = parameter.group.initial == Initial::normal;
 #pragma omp parallel for
     for (int64_t i = 0; i < elements; i++)
-        values[i] = T(is_random ? deviation * random_normal(seed, 0, parameter.stream, i) : 1.0f);
+        values[i] = T(is_random ? deviation * random_normal(seed, 0, parameter.stream, first + i) : 1.0f);
     copy.to_device();
+}
+
+Tensor held_part(const Parameters& p, const Tensor& buffer, const Parameter& parameter) {
+    const auto [first, count] = p.held(buffer, parameter);
+    return p.part(buffer, parameter, first, count);
+}
+
+// The buffers of the optimizer's state and what their tensors' names begin with.
+template <class Parameters>
+auto optimizer_buffers(Parameters& p) {
+    return std::array{std::pair{"m.", &p.m}, std::pair{"v.", &p.v}, std::pair{"master.", &p.master}};
+}
+
+// Elements first .. first+out.elements() of a tensor whose rows lie in several files.
+void read_rows(const std::vector<SafetensorsFile>& files, const std::string& name, const Parameter& parameter,
+               int64_t first, const Tensor& out) {
+    int64_t begin = 0;  // of a file's piece
+    for (const SafetensorsFile& file : files) {
+        const SafetensorsFile::Entry* const entry = file.find(name);
+        if (!entry) continue;
+        if (entry->dtype != out.dtype)
+            fail(file.path(), ": ", name, " is ", llamac::name(entry->dtype), ", expected ",
+                 llamac::name(out.dtype));
+        std::vector<int64_t> shape = parameter.shape;
+        if (!entry->shape.empty()) shape[0] = entry->shape[0];
+        const int64_t elements = Placement{0, shape}.elements();
+        const int64_t from = std::max(first, begin), to = std::min(first + out.elements(), begin + elements);
+        Tensor piece = out;
+        piece.shape[0] = std::max<int64_t>(0, to - from);
+        piece.data = static_cast<char*>(out.data) + (from - first) * size_of(out.dtype);
+        file.read(name, shape, piece.shape[0] ? from - begin : 0, piece);
+        begin += elements;
+    }
+    if (begin != parameter.elements())
+        fail(files[0].path(), files.size() > 1 ? " and the other ranks' files" : "", ": ", quote(name),
+             ": expected ", parameter.elements(), " elements, found ", begin);
 }
 
 }  // namespace
@@ -76,9 +156,50 @@ int64_t Placement::elements() const {
 }
 
 Tensor Parameters::view(const Tensor& buffer, const Placement& p) const {
-    char* data = static_cast<char*>(buffer.data) + p.offset * size_of(buffer.dtype);
-    if (p.shape.size() == 1) return make_tensor(data, buffer.dtype, {p.shape[0]});
-    return make_tensor(data, buffer.dtype, {p.shape[0], p.shape[1]});
+    CHECK(!is_shared(buffer));
+    return in_segment(
+        make_tensor(static_cast<char*>(buffer.data) + segments[p.segment].offset * size_of(buffer.dtype),
+                    buffer.dtype, {segments[p.segment].elements}),
+        p);
+}
+
+Tensor Parameters::in_segment(const Tensor& segment, const Placement& p) const {
+    char* data =
+        static_cast<char*>(segment.data) + (p.offset - segments[p.segment].offset) * size_of(segment.dtype);
+    if (p.shape.size() == 1) return make_tensor(data, segment.dtype, {p.shape[0]});
+    return make_tensor(data, segment.dtype, {p.shape[0], p.shape[1]});
+}
+
+Tensor Parameters::part(const Tensor& buffer, const Parameter& p, int64_t first, int64_t count) const {
+    const int64_t at = is_shared(buffer) ? p.place + first - p.first : p.offset + first;
+    return make_tensor(static_cast<char*>(buffer.data) + at * size_of(buffer.dtype), buffer.dtype, {count});
+}
+
+Tensor Parameters::own(const Tensor& buffer, const Placement& p) const {
+    const int64_t at = is_shared(buffer) ? p.offset / sharding.ranks : p.offset + sharding.rank * p.shard;
+    return make_tensor(static_cast<char*>(buffer.data) + at * size_of(buffer.dtype), buffer.dtype, {p.shard});
+}
+
+// The first segment, the last one, and blocks by turns: one is computed with while the next one comes.
+int64_t Parameters::slot_of(int64_t segment) const {
+    const int64_t last = static_cast<int64_t>(segments.size()) - 1;
+    return segment == 0 ? 0 : segment == last ? 1 : 2 + segment % 2;
+}
+
+Tensor Parameters::in_use(const Tensor& buffer, const Tensor& slots, int64_t segment) const {
+    const Tensor& from = is_shared(buffer) ? slots : buffer;
+    int64_t at = segments[segment].offset;
+    if (is_shared(buffer)) {
+        const int64_t first = segments.front().elements, both = first + segments.back().elements;
+        const int64_t begins[] = {0, first, both, both + segments[1].elements};
+        at = begins[slot_of(segment)];
+    }
+    return make_tensor(static_cast<char*>(from.data) + at * size_of(from.dtype), from.dtype,
+                       {segments[segment].elements});
+}
+
+std::pair<int64_t, int64_t> Parameters::held(const Tensor& buffer, const Parameter& p) const {
+    return is_shared(buffer) ? std::pair{p.first, p.count} : std::pair{int64_t{0}, p.elements()};
 }
 
 int64_t count_parameters(const Config& config) {
@@ -90,56 +211,87 @@ double flops_per_token(const Config& c, int64_t T) {
     return 6.0 * static_cast<double>(multiplied) + 6.0 * static_cast<double>(c.L * c.q_size() * T);
 }
 
-void plan_parameters(Parameters& p, const Config& config, const Precision& precision, Arena& arena) {
+void plan_parameters(Parameters& p, const Config& config, const Precision& precision,
+                     const Sharding& sharding, Arena& arena) {
+    p.sharding = sharding;
     fill_table(p, config);
-    const int64_t elements = p.table.back().offset + p.table.back().elements();
-    arena.plan("weights", &p.weights, shaped(precision.weights, {elements}));
+    const int64_t shard = p.elements / sharding.ranks;
+    const auto plan = [&](const char* group, Tensor* buffer, DType dtype, bool shared) {
+        arena.plan(group, buffer, shaped(dtype, {shared ? shard : p.elements}));
+    };
+    // All blocks have the same shapes.
+    const int64_t slots =
+        p.segments.front().elements + p.segments.back().elements + 2 * p.segments[1].elements;
+    const bool states = sharding.shares_states();
+    plan("weights", &p.weights, precision.weights, sharding.shares_weights());
     if (precision.keeps_master())
-        arena.plan("master weights", &p.master, shaped(info(precision.weights).arithmetic, {elements}));
-    arena.plan("gradients", &p.gradients, shaped(precision.gradients, {elements}));
-    arena.plan("first moments", &p.m, shaped(precision.moments, {elements}));
-    arena.plan("second moments", &p.v, shaped(precision.moments, {elements}));
+        plan("master weights", &p.master, info(precision.weights).arithmetic, states);
+    plan("gradients", &p.gradients, precision.gradients, sharding.shares_gradients());
+    plan("first moments", &p.m, precision.moments, states);
+    plan("second moments", &p.v, precision.moments, states);
+    if (sharding.shares_weights())
+        arena.plan("gathered weights", &p.weight_slots, shaped(precision.weights, {slots}));
+    if (sharding.shares_gradients())
+        arena.plan("gradients in use", &p.gradient_slots, shaped(precision.gradients, {slots}));
 }
 
 void initialize(Parameters& p, const Config& config, uint64_t seed) {
     zero_all(p);
     const float deviation = static_cast<float>(config.initializer_range);
+    // The master weights take the rounded values.
+    const auto convert_to_master = [&](const Tensor& weight, const Tensor& master) {
+        HostCopy weights(weight.data, weight.bytes());
+        const HostCopy copy(master.data, master.bytes());
+        convert(weights.from_device().data, weight.dtype, copy.data, master.dtype, master.shape[0]);
+        copy.to_device();
+    };
     for (const Parameter& parameter : p.table) {
-        const Tensor weight = p.weight(parameter);
-        visit_dtype<is_float>(weight.dtype, [&]<class T>() { fill<T>(parameter, weight, deviation, seed); });
+        const Tensor weight = held_part(p, p.weights, parameter);
+        const int64_t first = p.held(p.weights, parameter).first;
+        visit_dtype<is_float>(weight.dtype,
+                              [&]<class T>() { fill<T>(parameter, weight, first, deviation, seed); });
+        if (!p.master.data) continue;
+        const auto [begin, count] = p.held(p.master, parameter);
+        convert_to_master(p.part(p.weights, parameter, begin, count), held_part(p, p.master, parameter));
     }
-    if (!p.master.data) return;
-    HostCopy weights(p.weights.data, p.weights.bytes());
-    const HostCopy master(p.master.data, p.master.bytes());
-    convert(weights.from_device().data, p.weights.dtype, master.data, p.master.dtype, p.master.shape[0]);
-    master.to_device();
 }
 
 void load_weights(Parameters& p, const std::string& directory) {
     const WeightFiles files(directory);
     zero_all(p);
-    for (const Parameter& parameter : p.table) {
-        files.read(parameter.name, p.weight(parameter));
-        if (p.master.data) files.read(parameter.name, p.view(p.master, parameter));
-    }
-}
-
-std::vector<NamedTensor> weight_tensors(const Parameters& p) {
-    std::vector<NamedTensor> tensors;
-    for (const Parameter& parameter : p.table) tensors.push_back({parameter.name, p.weight(parameter)});
-    return tensors;
+    for (const Parameter& parameter : p.table)
+        for (const Tensor& buffer : {p.weights, p.master}) {
+            if (!buffer.data) continue;
+            files.read(parameter.name, parameter.shape, p.held(buffer, parameter).first,
+                       held_part(p, buffer, parameter));
+        }
 }
 
 std::vector<NamedTensor> optimizer_tensors(const Parameters& p) {
     std::vector<NamedTensor> tensors;
-    const std::pair<const char*, const Tensor*> states[] = {
-        {"m.", &p.m}, {"v.", &p.v}, {"master.", &p.master}};
-    for (const auto& [prefix, buffer] : states) {
+    for (const auto& [prefix, buffer] : optimizer_buffers(p)) {
         if (!buffer->data) continue;
-        for (const Parameter& parameter : p.table)
-            tensors.push_back({prefix + parameter.name, p.view(*buffer, parameter)});
+        for (const Parameter& parameter : p.table) {
+            if (parameter.count == 0) continue;
+            Tensor rows = p.part(*buffer, parameter, parameter.first, parameter.count);
+            if (parameter.shape.size() == 2)
+                rows = reshape(rows, {parameter.count / parameter.shape[1], parameter.shape[1]});
+            tensors.push_back({prefix + parameter.name, rows});
+        }
     }
     return tensors;
+}
+
+void load_optimizer(Parameters& p, const std::vector<std::string>& paths) {
+    std::vector<SafetensorsFile> files;
+    files.reserve(paths.size());
+    for (const std::string& path : paths) files.emplace_back(path);
+    for (const auto& [prefix, buffer] : optimizer_buffers(p)) {
+        if (!buffer->data) continue;
+        for (const Parameter& parameter : p.table)
+            read_rows(files, prefix + parameter.name, parameter, p.held(*buffer, parameter).first,
+                      held_part(p, *buffer, parameter));
+    }
 }
 
 }  // namespace llamac

@@ -7,6 +7,7 @@
 #include "core/arena.h"
 #include "core/safetensors.h"
 #include "model/config.h"
+#include "model/sharding.h"
 
 namespace llamac {
 
@@ -26,8 +27,17 @@ struct Precision {
 struct Placement {
     int64_t offset = 0;               // in elements
     std::vector<int64_t> shape = {};  // [out,in] or [C]
+    int64_t segment = 0;              // where it lies: Parameters::segments
+    int64_t shard = 0;                // elements of each rank's shard, the last of which may end in padding
 
     int64_t elements() const;
+};
+
+// What is gathered and reduced together: all between two places of a buffer. First the embedding, then the blocks, last
+// the final norm and the head.
+struct Segment {
+    int64_t offset = 0, elements = 0;
+    std::vector<Placement> placements = {};
 };
 
 struct BlockParameters {
@@ -84,15 +94,41 @@ struct Parameter : Placement {
     std::string name;
     ParameterGroup group;
     uint32_t stream;  // of random numbers
+    // Elements first .. first+count lie in this rank's shard, from `place` on in a buffer of shards.
+    int64_t first = 0, count = 0, place = 0;
 };
 
 struct Parameters : ModelParameters {
-    std::vector<Parameter> table;             // what is present, in order
-    Tensor weights, gradients, master, m, v;  // [elements]; master has no data where it is not kept
+    Sharding sharding;
+    std::vector<Parameter> table;  // what is present, in order
+    std::vector<Segment> segments;
+    int64_t elements = 0;  // with the gaps between tensors
+    // [elements]; what ranks share, [elements / ranks]: this rank's shards of all placements. master has no data where
+    // it is not kept.
+    Tensor weights, gradients, master, m, v;
+    // Of shared weights and gradients, the segments that are in use: the first, the last, and two blocks.
+    Tensor weight_slots, gradient_slots;
 
+    bool is_shared(const Tensor& buffer) const { return buffer.shape[0] < elements; }
+    // A whole tensor, in a buffer that holds all elements.
     Tensor view(const Tensor& buffer, const Placement& p) const;
-    Tensor weight(const Placement& p) const { return view(weights, p); }
-    Tensor gradient(const Placement& p) const { return view(gradients, p); }
+    // Elements first .. first+count of a parameter, [count]; of a buffer of shards, some of those that lie there.
+    Tensor part(const Tensor& buffer, const Parameter& parameter, int64_t first, int64_t count) const;
+    // This rank's shard of a placement, [shard].
+    Tensor own(const Tensor& buffer, const Placement& p) const;
+    // A segment's elements, in the buffer or in their slot.
+    Tensor weights_of(int64_t segment) const { return in_use(weights, weight_slots, segment); }
+    Tensor gradients_of(int64_t segment) const { return in_use(gradients, gradient_slots, segment); }
+    int64_t slot_of(int64_t segment) const;
+    // What kernels read and write.
+    Tensor weight(const Placement& p) const { return in_segment(weights_of(p.segment), p); }
+    Tensor gradient(const Placement& p) const { return in_segment(gradients_of(p.segment), p); }
+    // The elements of a parameter that lie in a buffer: the first one, and how many.
+    std::pair<int64_t, int64_t> held(const Tensor& buffer, const Parameter& parameter) const;
+
+  private:
+    Tensor in_use(const Tensor& buffer, const Tensor& slots, int64_t segment) const;
+    Tensor in_segment(const Tensor& segment, const Placement& p) const;
 };
 
 // Elements of all separate tensors.
@@ -101,15 +137,19 @@ int64_t count_parameters(const Config& config);
 double flops_per_token(const Config& config, int64_t T);
 
 // Fills the table and plans its buffers.
-void plan_parameters(Parameters& p, const Config& config, const Precision& precision, Arena& arena);
+void plan_parameters(Parameters& p, const Config& config, const Precision& precision,
+                     const Sharding& sharding, Arena& arena);
 // As transformers initializes a Llama. Moments and gradients are zeroed.
 void initialize(Parameters& p, const Config& config, uint64_t seed);
 // Weights from Hugging Face's files, converted to the weights' type. Throws Error naming the tensor and the
 // file.
 void load_weights(Parameters& p, const std::string& directory);
 
-// What a checkpoint's two files hold.
-std::vector<NamedTensor> weight_tensors(const Parameters& p);
+// What a checkpoint holds of the optimizer, of this rank's shards: whole rows of each tensor, which begin where those of
+// the rank before end. Everything, with one rank.
 std::vector<NamedTensor> optimizer_tensors(const Parameters& p);
+// Reads the optimizer's state from the files of all ranks that wrote it, in their order; they may have been others than
+// there are now. Throws Error naming the tensor and the file.
+void load_optimizer(Parameters& p, const std::vector<std::string>& paths);
 
 }  // namespace llamac

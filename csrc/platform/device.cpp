@@ -14,6 +14,14 @@ int current_device() {
     CHECK(hipGetDevice(&device));
     return device;
 }
+int device_count() {
+    int devices = 0;
+    CHECK(hipGetDeviceCount(&devices));
+    return devices;
+}
+void use_device(int device) {
+    CHECK(hipSetDevice(device));
+}
 const DeviceProperties& device_properties() {
     static hipDeviceProp_t p;  // keeps the name
     static const DeviceProperties properties = [] {

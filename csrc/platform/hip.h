@@ -48,6 +48,9 @@ struct DeviceProperties {
 const DeviceProperties& device_properties();
 // The device that calls of the runtime mean, by its number.
 int current_device();
+// How many there are, and the one that this thread's later calls mean.
+int device_count();
+void use_device(int device);
 
 [[noreturn]] void device_failed(hipError_t error, const char* expression, const char* file, int line);
 // CHECK(hipX(...)) prints the platform's error text.

@@ -19,9 +19,21 @@ namespace {
 
 using Ids = py::array_t<int32_t, py::array::c_style>;
 
+// The processes of a script that torchrun, mpirun or srun has started.
+struct JoinedRanks {
+    Ranks joined;
+
+    explicit JoinedRanks(const Options& options) : joined(find_launch(), options.collective_timeout) {
+        joined.together([&] { check_launch(joined, options); });
+        joined.compare(options, {});
+        joined.connect_devices(options.collective_timeout);
+    }
+};
 // Python's other threads run on while a trainer computes; two that call the same one take turns.
-struct LockedTrainer : Trainer {
-    using Trainer::Trainer;
+struct LockedTrainer : private JoinedRanks, Trainer {
+    explicit LockedTrainer(const Options& options)
+        : JoinedRanks(options),
+          Trainer(options, 0, joined) {}  // step() waits for its loss: nothing is ever ahead
     mutable std::mutex lock;
 };
 struct TrainerCall {
@@ -35,7 +47,7 @@ struct TrainerCall {
 std::unique_ptr<LockedTrainer> make_trainer(const std::string& options_json) {
     const Options options = parse_options(nlohmann::json::parse(options_json));
     const py::gil_scoped_release others_run_on;
-    return std::make_unique<LockedTrainer>(options, 0);  // step() waits for its loss: nothing is ever ahead
+    return std::make_unique<LockedTrainer>(options);
 }
 
 py::dict as_dict(const StepResult& r) {
@@ -82,18 +94,17 @@ double validate(LockedTrainer& t, const Ids& tokens, const Ids& targets) {
 }
 
 // In f32, which holds narrower types exactly; numpy has no bf16.
-py::dict parameters(const LockedTrainer& t) {
+py::dict parameters(LockedTrainer& t) {
     py::dict all;
-    for (const NamedTensor& p : weight_tensors(t.model.parameters)) {
-        const std::vector<int64_t> shape(p.tensor.shape, p.tensor.shape + p.tensor.rank);
-        py::array_t<float> values(shape);
-        float* to = values.mutable_data();
-        {
-            const TrainerCall call(t);
-            copy_as(DType::f32, to, p.tensor);
-        }
+    std::vector<float*> to;
+    for (const Parameter& p : t.model.parameters.table) {
+        py::array_t<float> values(p.shape);
+        to.push_back(values.mutable_data());
         all[p.name.c_str()] = values;
     }
+    const TrainerCall call(t);
+    size_t next = 0;
+    t.visit_weights([&](const Parameter&, const Tensor& weight) { copy_as(DType::f32, to[next++], weight); });
     return all;
 }
 

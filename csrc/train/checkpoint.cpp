@@ -1,6 +1,7 @@
 #include "train/checkpoint.h"
 
 #include <algorithm>
+#include <cinttypes>
 #include <cstdio>
 
 #include "core/file.h"
@@ -87,42 +88,58 @@ void remove_leftovers(const OpenFolder& out) {
 }
 
 CheckpointFile text_file(const std::string& name, const std::string& role, const std::string& text) {
-    return {name, role,
-            [text](FileWriter& file) { file.write(text.data(), static_cast<int64_t>(text.size())); }};
+    return {name, role, {}, [text](FileWriter& file) {
+                file.write(text.data(), static_cast<int64_t>(text.size()));
+            }};
 }
 
-std::vector<CheckpointFile> checkpoint_files(const std::string& config_json,
-                                             const std::vector<NamedTensor>& weights,
-                                             const std::vector<NamedTensor>& optimizer) {
-    return {
-        text_file("config.json", "config", config_json),
-        {"model.safetensors", "weights", [=](FileWriter& file) { write_safetensors(file, weights); }},
-        {"optimizer.safetensors", "optimizer", [=](FileWriter& file) { write_safetensors(file, optimizer); }},
-    };
+std::string shard_name(const std::string& stem, const Ranks& ranks, int64_t rank) {
+    if (ranks.count == 1) return stem + ".safetensors";
+    char numbers[48];
+    std::snprintf(numbers, sizeof numbers, "-%05" PRId64 "-of-%05" PRId64, rank + 1, ranks.count);
+    return stem + numbers + ".safetensors";
 }
 
 void write_checkpoint_to(const OpenFolder& parent, const std::string& name, Manifest manifest,
-                         const std::vector<CheckpointFile>& files, const std::function<void()>& progress) {
-    FolderWriter folder(parent, name);
-    for (const CheckpointFile& each : files) {
-        FileWriter file(folder.folder(), each.name);
-        file.progress = progress;
-        each.write(file);
-        const uint64_t xxh3 = file.finish();
-        manifest.files.push_back({each.name, file.bytes(), xxh3, each.role, std::nullopt});
-    }
-    write_file(folder.folder(), "manifest.json", manifest_text(manifest));
-    folder.finish();
+                         const std::vector<CheckpointFile>& files, const std::function<void()>& progress,
+                         const Ranks& ranks) {
+    std::optional<FolderWriter> made;
+    std::optional<OpenFolder> joined;
+    ranks.together([&] {
+        if (ranks.is_first()) made.emplace(parent, name);
+    });
+    ranks.together([&] {
+        if (!ranks.is_first()) joined.emplace(parent, "." + name + FolderWriter::temporary_suffix);
+    });
+    const OpenFolder& folder = made ? made->folder() : *joined;
+    ranks.together([&] {
+        for (const CheckpointFile& each : files) {
+            FileWriter file(folder, each.name);
+            file.progress = progress;
+            each.write(file);
+            const uint64_t xxh3 = file.finish();
+            manifest.files.push_back({each.name, file.bytes(), xxh3, each.role, each.rank});
+        }
+    });
+    const std::vector<std::string> everybodys = ranks.gather(records_text(manifest.files));
+    ranks.together([&] {
+        if (!made) return;
+        for (int64_t rank = 1; rank < ranks.count; rank++)
+            for (const FileRecord& record : parse_records(everybodys[static_cast<size_t>(rank)]))
+                manifest.files.push_back(record);
+        write_file(folder, "manifest.json", manifest_text(manifest));
+        made->finish();
+    });
 }
 
 std::string write_checkpoint(const OpenFolder& out, int64_t keep, Manifest manifest,
-                             const std::vector<CheckpointFile>& files,
-                             const std::function<void()>& progress) {
+                             const std::vector<CheckpointFile>& files, const std::function<void()>& progress,
+                             const Ranks& ranks) {
     CHECK(keep >= 1);
-    remove_leftovers(out);
+    if (ranks.is_first()) remove_leftovers(out);
     const std::string name = step_name(manifest.step);
-    write_checkpoint_to(out, name, std::move(manifest), files, progress);
-    prune(out, keep);
+    write_checkpoint_to(out, name, std::move(manifest), files, progress, ranks);
+    if (ranks.is_first()) prune(out, keep);
     return out.path + "/" + name;
 }
 

@@ -14,31 +14,32 @@
 #include "core/folder.h"
 #include "core/safetensors.h"
 #include "train/manifest.h"
+#include "train/ranks.h"
 
 namespace llamac {
 
-// A file of a checkpoint that is to be written. role: as in FileRecord. write: writes its bytes.
+// A file of a checkpoint that is to be written. role, rank: as in FileRecord. write: writes its bytes.
 struct CheckpointFile {
     std::string name, role;
+    std::optional<int64_t> rank;
     std::function<void(FileWriter& file)> write;
 };
 CheckpointFile text_file(const std::string& name, const std::string& role, const std::string& text);
 
-// config.json, model.safetensors and optimizer.safetensors. The tensors must outlive the result.
-std::vector<CheckpointFile> checkpoint_files(const std::string& config_json,
-                                             const std::vector<NamedTensor>& weights,
-                                             const std::vector<NamedTensor>& optimizer);
+// The name of a rank's file: model.safetensors, or with several ranks model-00001-of-00008.safetensors.
+std::string shard_name(const std::string& stem, const Ranks& ranks, int64_t rank);
 
 // Writes out/step_000100 (it must not exist), then removes the oldest checkpoints beyond `keep` and what
 // interrupted writes left behind; for the run that owns the folder (train/output.h). Throws Error, with all earlier
-// checkpoints as they were. progress: FileWriter's. Returns the checkpoint's path.
+// checkpoints as they were. progress: FileWriter's. Returns the checkpoint's path. With several ranks, all of them call it,
+// each with its own files, which they write at the same time; the first one writes the manifest and renames the directory.
 std::string write_checkpoint(const OpenFolder& out, int64_t keep, Manifest manifest,
                              const std::vector<CheckpointFile>& files,
-                             const std::function<void()>& progress = {});
+                             const std::function<void()>& progress = {}, const Ranks& ranks = one_rank);
 // The same as parent/name, which must not exist, and nothing is removed.
 void write_checkpoint_to(const OpenFolder& parent, const std::string& name, Manifest manifest,
-                         const std::vector<CheckpointFile>& files,
-                         const std::function<void()>& progress = {});
+                         const std::vector<CheckpointFile>& files, const std::function<void()>& progress = {},
+                         const Ranks& ranks = one_rank);
 
 // A checkpoint that is not what was written: a file is missing or has other bytes. Where a file cannot be read
 // (SystemError: permissions, a failing disk, too many open files), and where another version wrote it, nothing is said

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <new>
 
+#include "platform/ranks/spawn.h"
 #include "platform/threads.h"
 #include "train/list_kernels.h"
 #include "train/log.h"
@@ -15,6 +16,7 @@
 #include "train/spikes.h"
 #include "train/stop.h"
 #include "train/trainer.h"
+#include "train/version.h"
 #include "train/watchdog.h"
 
 namespace llamac {
@@ -77,25 +79,31 @@ struct Loop {
     Profile profile;
     UsageMeter usage = {};
     SpikeDetector spikes = {};
-    int64_t skipped = 0;   // steps in a row
-    std::string saved;     // the newest checkpoint; "": there is none
-    int64_t saved_step;    // of it, or the first one
-    bool sound = true;     // the weights; and the disk, as far as is known
-    bool stopped = false;  // by a signal
+    int64_t skipped = 0;                 // steps in a row
+    std::string saved;                   // the newest checkpoint; "": there is none
+    int64_t saved_step;                  // of it, or the first one
+    bool sound = true;                   // the weights; and the disk, as far as is known
+    std::optional<StepResult> unlogged;  // a finished step whose event failed
+    int ended_by = 0;                    // a signal to any rank
 
     Loop(Trainer& trainer, const OutputFolder& folder, Log& to, double peak)
         : t(trainer),
           out(folder),
           log(to),
           watchdog(t.options.watchdog),
-          profile(choose_profiled_steps(t.step + 1, t.options.steps, t.options.profile), t.model.context,
-                  out.folder(), peak),
+          profile(
+              choose_profiled_steps(t.step + 1, t.options.steps, t.ranks.is_first() ? t.options.profile : 0),
+              t.model.context, out.folder(), peak),
           saved(t.resumed_from),
           saved_step(t.step) {
         t.written = [this] { watchdog.progress(); };
         t.between = [this] {
             watchdog.progress();
-            if (stop_signal() != 0) throw Stopped();
+            // Ranks end together, so that none waits for one that has ended.
+            if (ended_by == 0)
+                for (const double signal : t.ranks.gather(static_cast<double>(stop_signal())))
+                    ended_by = std::max(ended_by, static_cast<int>(signal));
+            if (ended_by != 0) throw Stopped();
         };
     }
     Loop(const Loop&) = delete;
@@ -144,7 +152,9 @@ void Loop::finish(int64_t in_flight) {
         // Else every weight is as bad from here on, and the next checkpoints would replace the good ones.
         skipped = r.skipped ? skipped + 1 : 0;
         sound = r.skipped ? skipped <= t.options.skip_nonfinite : finite;
+        unlogged = r;
         log.step(r, usage.read());
+        unlogged.reset();
         if (finite)
             for (const Spike& spike : spikes.add(r.loss, r.grad_norm)) log.spike(r.step, spike);
         if (!sound)
@@ -202,6 +212,7 @@ std::string Loop::rescue() {
         }
     };
     try {
+        if (sound && unlogged) tell([&] { log.step(*unlogged, usage.read()); });
         while (t.in_flight() > 0) {
             const StepResult r = t.finish_step();
             sound &= r.skipped || (std::isfinite(r.loss) && std::isfinite(r.grad_norm));
@@ -221,7 +232,6 @@ void Loop::run() {
         try {
             run_steps();
         } catch (const Stopped&) {
-            stopped = true;
         }
         finish(0);
         profile.finish();
@@ -236,25 +246,38 @@ void Loop::run() {
 std::pair<std::string, int> train(Trainer& t, const OutputFolder& out, Log& log, double peak) {
     Loop loop(t, out, log, peak);
     loop.run();
-    return {t.step == loop.saved_step ? loop.saved : "", loop.stopped ? stop_signal() : 0};
+    return {t.step == loop.saved_step ? loop.saved : "", loop.ended_by};
 }
 
-int run_training(const Options& options) {
-    if (options.train_data.empty()) fail("--train-data: expected a pattern of files, found none");
-    const Backend backend =
-        computing_context().backend;  // a machine without the device is told so before any work
-    if (options.dry_run) return finish_dry_run(Trainer(options));
-    OutputFolder out(options.out);
-    Trainer t(options);
+// The first rank tells; the others compute the same and are silent.
+std::FILE* console_of(const Ranks& ranks) {
+    return ranks.is_first() ? stdout : std::fopen("/dev/null", "w");
+}
+
+int run_training(const Options& options, const Ranks& ranks) {
+    std::optional<OutputFolder> folder;
+    ranks.together([&] { folder.emplace(options.out, ranks.is_first()); });
+    std::optional<Trainer> trainer;
+    ranks.together([&] { trainer.emplace(options, std::nullopt, ranks); });
+    OutputFolder& out = *folder;
+    Trainer& t = *trainer;
+    ranks.compare(options, t.facts());
     answer_stop_signals();
-    const std::vector<std::string> moved = out.prepare(t.resumed_from, t.step, t.damaged);
+    std::vector<std::string> moved;
+    ranks.together([&] {
+        if (ranks.is_first()) moved = out.prepare(t.resumed_from, t.step, t.damaged);
+    });
+    const std::string logged = ranks.gather(out.logged_text())[0];
+    ranks.together([&] {
+        if (!ranks.is_first()) out.join(logged);
+    });
     const RunShape shape{options.steps,
                          static_cast<double>(t.tokens_per_step()),
                          flops_per_token(t.config, options.seq_len),
-                         peak_flops(t.model.options.precision.weights),
-                         backend == Backend::device,
+                         peak_flops(t.model.options.precision.weights) * static_cast<double>(ranks.count),
+                         t.model.context.backend == Backend::device,
                          options.log_every};
-    Log log(options.out, shape);
+    Log log(ranks.is_first() ? options.out : "", shape, console_of(ranks));
     log.before_write = [&out] { out.check(); };
     for (const std::string& line : moved) log.print(line);
     describe(log, t);
@@ -263,23 +286,51 @@ int run_training(const Options& options) {
     log.describe_run(computing_device(), count_parameters(t.config), origin_of(t));
     log.start(to_json(options));
     const auto [saved, signal] = train(t, out, log, shape.peak_flops);
-    out.check();
-    const std::string plot = draw_loss_plot(options.out);
-    log.print((signal ? std::string("interrupted by ") + signal_name(signal) : "done") + ": " +
-              (saved.empty() ? "no model" : "model " + saved) + ", log " + options.out + "/log.jsonl, " +
-              plot);
+    ranks.barrier();  // none ends while another one needs it
+    if (ranks.is_first()) {
+        out.check();
+        const std::string plot = draw_loss_plot(options.out);
+        log.print((signal ? std::string("interrupted by ") + signal_name(signal) : "done") + ": " +
+                  (saved.empty() ? "no model" : "model " + saved) + ", log " + options.out + "/log.jsonl, " +
+                  plot);
+    }
     return signal ? exit_code_of(signal) : 0;
 }
 
+// The plan of one of so many ranks.
+int plan_training(const Options& options, int64_t count) {
+    Ranks planned;
+    planned.count = count;
+    return finish_dry_run(Trainer(options, {}, planned));
+}
+
+// What is done once, and not by every rank. Nothing, where the options ask for a run.
+std::optional<int> run_once(const Options& options, int64_t ranks) {
+    if (options.list_kernels) return list_kernels(), 0;
+    if (options.print_config) return std::fputs(to_toml(options).c_str(), stdout), 0;
+    if (options.train_data.empty()) fail("--train-data: expected a pattern of files, found none");
+    computing_context();  // a machine without the device is told so before any work
+    if (options.dry_run) return plan_training(options, ranks);
+    return {};
+}
+
 int run_program(int argc, char** argv) {
-    const Options options = parse_options(argc, argv);
-    if (options.list_kernels)
-        list_kernels();
-    else if (options.print_config)
-        std::fputs(to_toml(options).c_str(), stdout);
-    else
-        return run_training(options);
-    return 0;
+    Ranks ranks(find_launch(), default_collective_timeout);
+    Options options;
+    std::optional<int> done;
+    ranks.together([&] {
+        options = parse_options(argc, argv);
+        check_launch(ranks, options);
+    });
+    ranks.compare(options, {{"the program's version", version_text()}});
+    ranks.together([&] {
+        if (ranks.is_first()) done = run_once(options, std::max(ranks.count, options.devices));
+    });
+    if (ranks.gather(done ? 1 : 0)[0] != 0) return done.value_or(0);
+    if (ranks.count == 1 && options.devices > 1)
+        return run_ranks(options.devices, argv, options.collective_timeout + 5);
+    ranks.together([&] { ranks.connect_devices(options.collective_timeout); });
+    return run_training(options, ranks);
 }
 
 }  // namespace
@@ -291,6 +342,7 @@ int main(int argc, char** argv) {
     llamac::allow_many_files();
     try {
         return llamac::run_program(argc, argv);
+    } catch (const llamac::ReportedElsewhere&) {
     } catch (const llamac::Error& error) {
         std::fprintf(stderr, "train_llama3: %s\n", error.what());
     } catch (const std::bad_alloc&) {

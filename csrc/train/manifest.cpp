@@ -3,6 +3,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "core/file.h"
 #include "core/folder.h"
@@ -107,31 +108,46 @@ void check_name(const std::string& name, const std::vector<FileRecord>& before, 
         fail(where, ": name: found ", quote(name), " twice");
 }
 
-// Format 2: [{"name": "config.json", "bytes": 1, "xxh3": "...", "role": "config", "rank": null}, ...].
+// Of format 2: {"name": "config.json", "bytes": 1, "xxh3": "...", "role": "config", "rank": null}.
+FileRecord parse_record_2(const json& file, int64_t world_size, const std::string& at) {
+    if (!file.is_object()) fail(at, ": expected an object, found ", excerpt(file));
+    const ManifestFields fields{file, at};
+    fields.only({"name", "bytes", "xxh3", "role", "rank"});
+    FileRecord record = parse_record(fields);
+    record.name = fields.text("name");
+    record.role = fields.text("role");
+    if (!file.contains("rank")) fail(at, ": rank: expected null or an integer, found none");
+    if (file["rank"].is_null()) return record;
+    record.rank = fields.integer("rank", 0);
+    if (*record.rank >= world_size)
+        fail(at, ": rank: expected less than world_size ", world_size, ", found ", *record.rank);
+    return record;
+}
+
 std::vector<FileRecord> parse_files_2(const json& files, int64_t world_size, const std::string& where) {
     if (!files.is_array()) fail(where, ": expected a list, found ", excerpt(files));
     std::vector<FileRecord> records;
     for (const json& file : files) {
         const std::string at = where + ": " + std::to_string(records.size());
-        if (!file.is_object()) fail(at, ": expected an object, found ", excerpt(file));
-        const ManifestFields fields{file, at};
-        fields.only({"name", "bytes", "xxh3", "role", "rank"});
-        FileRecord record = parse_record(fields);
-        record.name = fields.text("name");
-        record.role = fields.text("role");
+        const FileRecord record = parse_record_2(file, world_size, at);
         check_name(record.name, records, at);
-        if (!file.contains("rank")) fail(at, ": rank: expected null or an integer, found none");
-        if (!file["rank"].is_null()) {
-            record.rank = fields.integer("rank", 0);
-            if (*record.rank >= world_size)
-                fail(at, ": rank: expected less than world_size ", world_size, ", found ", *record.rank);
-        }
         records.push_back(record);
     }
     for (const auto& [name, role] : first_files)
         if (std::none_of(records.begin(), records.end(), [&](const FileRecord& r) { return r.role == role; }))
             fail(where, ": expected a file of the role ", role, " (", name, "), found none");
     return records;
+}
+
+ordered_json to_json(const std::vector<FileRecord>& records) {
+    ordered_json files = ordered_json::array();
+    for (const FileRecord& file : records)
+        files.push_back({{"name", file.name},
+                         {"bytes", file.bytes},
+                         {"xxh3", hex(file.xxh3)},
+                         {"role", file.role},
+                         {"rank", file.rank ? ordered_json(*file.rank) : ordered_json()}});
+    return files;
 }
 
 }  // namespace
@@ -154,14 +170,18 @@ Manifest describe_run(const Options& options, int64_t world_size, int64_t step) 
     return m;
 }
 
+std::string records_text(const std::vector<FileRecord>& records) {
+    return to_json(records).dump();
+}
+
+std::vector<FileRecord> parse_records(const std::string& text) {
+    std::vector<FileRecord> records;
+    for (const json& file : json::parse(text))
+        records.push_back(parse_record_2(file, std::numeric_limits<int64_t>::max(), "a rank's files"));
+    return records;
+}
+
 std::string manifest_text(const Manifest& m) {
-    ordered_json files = ordered_json::array();
-    for (const FileRecord& file : m.files)
-        files.push_back({{"name", file.name},
-                         {"bytes", file.bytes},
-                         {"xxh3", hex(file.xxh3)},
-                         {"role", file.role},
-                         {"rank", file.rank ? ordered_json(*file.rank) : ordered_json()}});
     const ordered_json fields = {{"format", format_2},
                                  {"step", m.step},
                                  {"data_position", m.data_position},
@@ -178,7 +198,7 @@ std::string manifest_text(const Manifest& m) {
                                  {"kernels", m.kernels},
                                  {"gemms", to_json(m.gemms)},
                                  {"config", m.config},
-                                 {"files", files}};
+                                 {"files", to_json(m.files)}};
     std::string text = fields.dump(1);
     text.resize(text.size() - 2);  // "\n}"
     return text + seal(text);

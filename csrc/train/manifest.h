@@ -17,7 +17,7 @@ struct FileRecord {
     std::string name;  // in the checkpoint's directory
     int64_t bytes = 0;
     uint64_t xxh3 = 0;            // XXH3_64
-    std::string role;             // config, weights, optimizer, tokenizer, generation
+    std::string role;             // config, weights, index, optimizer, tokenizer, generation
     std::optional<int64_t> rank;  // the one that wrote it; none: it holds all ranks' part
 };
 
@@ -41,6 +41,10 @@ inline int64_t sequences_per_step(const Manifest& m) {
 
 // The manifest of a run after `step` steps; sequences, kernels, gemms and files stay empty.
 Manifest describe_run(const Options& options, int64_t world_size, int64_t step);
+
+// Records as text, for another rank that puts them into the manifest.
+std::string records_text(const std::vector<FileRecord>& records);
+std::vector<FileRecord> parse_records(const std::string& text);
 
 // Format 2.
 std::string manifest_text(const Manifest& manifest);

@@ -45,8 +45,9 @@ void check_memory(const Model& model, const Options& options) {
     const int64_t needed = model.arena.bytes() + later;
     if (needed <= device.free) return;
     // What the trainer planned into the model's arena: a step's tokens, whatever the flags.
-    const int64_t beside = model.arena.bytes() - planned_bytes(model.config, options);
-    const std::string change = least_change(model.config, options, device.free - later - beside);
+    const int64_t ranks = model.options.sharding.ranks;
+    const int64_t beside = model.arena.bytes() - planned_bytes(model.config, options, ranks);
+    const std::string change = least_change(model.config, options, ranks, device.free - later - beside);
     fail("memory: the run needs ", gib(needed), ", the device has ", gib(device.free), " free of ",
          gib(device.total),
          change.empty() ? "; no recomputation, batch size or precision makes it fit"

@@ -15,6 +15,14 @@ struct Change {
 };
 
 // Of each kind, the least first.
+std::vector<Change> sharding_changes(const Options& o, int64_t ranks) {
+    std::vector<Change> changes;
+    for (int64_t level = o.zero + 1; ranks > 1 && level <= 3; level++) {
+        changes.push_back({"--zero " + std::to_string(level), o});
+        changes.back().options.zero = level;
+    }
+    return changes;
+}
 std::vector<Change> recompute_changes(const Options& o, int64_t layers) {
     std::vector<Change> changes;
     const Recompute now = parse_recompute(o.recompute);
@@ -32,12 +40,12 @@ std::vector<Change> recompute_changes(const Options& o, int64_t layers) {
     return changes;
 }
 // The same tokens per step in more micro-batches.
-std::vector<Change> batch_changes(const Options& o) {
+std::vector<Change> batch_changes(const Options& o, int64_t ranks) {
     std::set<int64_t, std::greater<>> batches;
     for (int64_t parts = 1; parts * parts <= o.batch_size; parts++)
         if (o.batch_size % parts == 0) batches.insert({parts, o.batch_size / parts});
     batches.erase(o.batch_size);
-    const int64_t tokens = micro_batches(o, 1) * o.batch_size * o.seq_len;
+    const int64_t tokens = micro_batches(o, ranks) * ranks * o.batch_size * o.seq_len;
     const std::string keep = o.total_batch_size ? "" : " --total-batch-size " + std::to_string(tokens);
     std::vector<Change> changes;
     for (const int64_t batch : batches) {
@@ -66,22 +74,24 @@ std::vector<Change> precision_changes(const Options& o) {
 
 }  // namespace
 
-int64_t planned_bytes(const Config& config, const Options& options) {
-    return Model(config, model_options(options)).arena.bytes();
+int64_t planned_bytes(const Config& config, const Options& options, int64_t ranks) {
+    return Model(config, model_options(options, 0, ranks)).arena.bytes();
 }
 
-std::string least_change(const Config& config, const Options& options, int64_t free) {
+std::string least_change(const Config& config, const Options& options, int64_t ranks, int64_t free) {
     const std::function<std::vector<Change>(const Options&)> kinds[] = {
-        [&](const Options& o) { return recompute_changes(o, config.L); }, batch_changes, precision_changes};
+        [&](const Options& o) { return sharding_changes(o, ranks); },
+        [&](const Options& o) { return recompute_changes(o, config.L); },
+        [&](const Options& o) { return batch_changes(o, ranks); }, precision_changes};
     for (const auto& kind : kinds)
         for (const Change& change : kind(options))
-            if (planned_bytes(config, change.options) <= free) return change.flags;
+            if (planned_bytes(config, change.options, ranks) <= free) return change.flags;
     Change all{"", options};
     for (const auto& kind : kinds) {
         const std::vector<Change> changes = kind(all.options);
         if (changes.empty()) continue;
         all = {all.flags + (all.flags.empty() ? "" : " ") + changes.back().flags, changes.back().options};
-        if (planned_bytes(config, all.options) <= free) return all.flags;
+        if (planned_bytes(config, all.options, ranks) <= free) return all.flags;
     }
     return "";
 }

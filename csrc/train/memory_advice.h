@@ -7,11 +7,11 @@
 
 namespace llamac {
 
-// What the model's arena would take: a complete plan, nothing is allocated.
-int64_t planned_bytes(const Config& config, const Options& options);
+// What the model's arena would take on each of `ranks` devices: a complete plan, nothing is allocated.
+int64_t planned_bytes(const Config& config, const Options& options, int64_t ranks);
 
 // The flags with which it takes at most `free` bytes: more recomputation, then smaller micro-batches, then fewer bytes
 // per parameter, then all of them. Empty: none do.
-std::string least_change(const Config& config, const Options& options, int64_t free);
+std::string least_change(const Config& config, const Options& options, int64_t ranks, int64_t free);
 
 }  // namespace llamac

@@ -2,7 +2,7 @@
 
 namespace llamac {
 
-ModelOptions model_options(const Options& o) {
+ModelOptions model_options(const Options& o, int64_t rank, int64_t ranks) {
     ModelOptions m;
     m.batch_size = o.batch_size;
     m.seq_len = o.seq_len;
@@ -11,6 +11,7 @@ ModelOptions model_options(const Options& o) {
     m.recompute = parse_recompute(o.recompute);
     m.kernels = o.kernel;
     m.skip_nonfinite = o.skip_nonfinite > 0;
+    m.sharding = {rank, ranks, o.zero};
     return m;
 }
 

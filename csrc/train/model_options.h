@@ -5,6 +5,7 @@
 
 namespace llamac {
 
-ModelOptions model_options(const Options& options);
+// rank: of `ranks` devices.
+ModelOptions model_options(const Options& options, int64_t rank = 0, int64_t ranks = 1);
 
 }  // namespace llamac

@@ -128,10 +128,11 @@ bool FolderLock::is_in_place() const {
 }
 
 void FolderLock::check() const {
-    if (!is_in_place())
-        fail(folder.path, "/", name, ": expected the lock of this run, found ",
-             folder.has(name) ? "another file" : "none",
-             ": a second run may have started; nothing more is written");
+    if (is_in_place()) return;
+    folder.check();  // a folder that is gone has no lock either
+    fail(folder.path, "/", name, ": expected the lock of this run, found ",
+         folder.has(name) ? "another file" : "none",
+         ": a second run may have started; nothing more is written");
 }
 
 // For the message of whoever comes next. Written over the old text and then cut, so that there always is one.
@@ -163,8 +164,8 @@ std::optional<FolderLock> lock_for_save(const OpenFolder& parent, const std::str
     return std::optional<FolderLock>(std::in_place, parent);
 }
 
-OutputFolder::OutputFolder(const std::string& out) : path(out) {
-    if (exists(path)) open();
+OutputFolder::OutputFolder(const std::string& out, bool is_owner) : path(out) {
+    if (is_owner && exists(path)) open();
 }
 
 void OutputFolder::open() {
@@ -172,9 +173,18 @@ void OutputFolder::open() {
     lock.emplace(*opened);
 }
 
+void OutputFolder::join(const std::string& logged) {
+    opened.emplace(path);
+    for (const json& event : json::parse(logged)) events.insert(event.get<std::string>());
+}
+
+std::string OutputFolder::logged_text() const {
+    return json(events).dump();
+}
+
 void OutputFolder::check() const {
     opened->check();
-    lock->check();
+    if (lock) lock->check();
 }
 
 const OpenFolder& OutputFolder::folder() const {

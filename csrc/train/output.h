@@ -41,8 +41,13 @@ std::optional<FolderLock> lock_for_save(const OpenFolder& parent, const std::str
 // For the whole of a run. Only its owner writes into the folder, moves things aside and removes leftovers.
 struct OutputFolder {
     // Locks the folder, if it exists; else prepare() makes and locks it, so that a run that is refused leaves nothing.
-    // Before the checkpoint to resume is looked for: the owner may be writing it.
-    explicit OutputFolder(const std::string& path);
+    // Before the checkpoint to resume is looked for: the owner may be writing it. Does nothing for the ranks of a run
+    // that do not own the folder, which join() it.
+    explicit OutputFolder(const std::string& path, bool is_owner = true);
+
+    // Opens the folder that the owner has prepared. logged: the owner's logged_text().
+    void join(const std::string& logged);
+    std::string logged_text() const;
 
     // Makes the folder ready for a run that goes on from `checkpoint` at `step`, or starts anew (""). Going on, the log
     // is cut back to that step and newer checkpoints are set aside; anew, whatever an earlier run left is: in

@@ -2,9 +2,13 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "core/library_gemm.h"
 #include "core/registry.h"
+#include "model/exchange.h"
 #include "ops/adamw.h"
 #include "platform/ranges.h"
 #include "train/memory.h"
@@ -81,20 +85,21 @@ void keep_gemm_choices(const GemmAlgorithms& gemms, const Options& o) {
     }
 }
 
-void load_optimizer(Model& model, const std::string& checkpoint) {
-    const SafetensorsFile file(checkpoint + "/optimizer.safetensors");
-    for (const NamedTensor& t : optimizer_tensors(model.parameters)) {
-        const SafetensorsFile::Entry* entry = file.find(t.name);
-        if (entry && entry->dtype != t.tensor.dtype)
-            fail(file.path(), ": ", t.name, " is ", name(entry->dtype), ", expected ", name(t.tensor.dtype));
-        file.read(t.name, t.tensor);
-    }
+// The files of a checkpoint that have this role, in the order of the ranks that wrote them.
+std::vector<std::string> files_of(const Manifest& manifest, const std::string& role,
+                                  const std::string& checkpoint) {
+    std::map<int64_t, std::string> paths;
+    for (const FileRecord& file : manifest.files)
+        if (file.role == role) paths[file.rank.value_or(0)] = checkpoint + "/" + file.name;
+    std::vector<std::string> ordered;
+    for (const auto& [rank, path] : paths) ordered.push_back(path);
+    return ordered;
 }
 
 // Refuses kernels that cannot be verified before it is known whether they take the model's shapes.
-ModelOptions verifiable_model_options(const Options& o) {
+ModelOptions verifiable_model_options(const Options& o, const Ranks& ranks) {
     if (o.verify_every > 0) check_deterministic(KernelChoices(o.kernel));
-    return model_options(o);
+    return model_options(o, ranks.own, ranks.count);
 }
 
 void warn(Trainer& t, const std::string& line) {
@@ -142,7 +147,7 @@ void resume(Trainer& t, const Manifest& manifest) {
         warn(t, t.resumed_from + ": goes on with other settings: " + changed);
     resume_data(t, manifest);
     load_weights(t.model.parameters, t.resumed_from);
-    load_optimizer(t.model, t.resumed_from);
+    load_optimizer(t.model.parameters, files_of(manifest, "optimizer", t.resumed_from));
     t.step = manifest.step;
 }
 
@@ -151,15 +156,16 @@ void resume(Trainer& t, const Manifest& manifest) {
 Trainer::StagingBuffers::StagingBuffers(int64_t count, int64_t hash_count)
     : tokens(count), targets(count), losses(count), squares(2), lr(1), step(1), hashes(hash_count) {}
 
-Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
+Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& among)
     : options(o),
       config(model_config(o)),
+      ranks(among),
       accumulation(micro_batches(o, ranks.count)),
       data_skip(o.data_skip),
       train(load_training_data(o, config, accumulation)),
       tokenizer(load_tokenizer(o, train)),
       schedule{o.schedule, o.lr, o.min_lr_frac, o.warmup_steps, o.steps},
-      model(config, verifiable_model_options(o)),
+      model(config, verifiable_model_options(o, ranks), ranks.communicator.get()),
       replays(o.graphs == "on"),
       most_in_flight(ahead.value_or(model.context.backend == Backend::device ? 1 : 0)) {
     if (!o.val_data.empty()) {
@@ -171,16 +177,16 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     token_slots.resize(static_cast<size_t>(most_in_flight) + 1);
     for (TokenSlot& f : token_slots)
         for (Tensor* t : {&f.tokens, &f.targets})
-            model.arena.plan("tokens", t, shaped(DType::i32, {tokens_per_step()}));
+            model.arena.plan("tokens", t, shaped(DType::i32, {tokens_per_rank()}));
     if (train)
-        for (const std::string& line : run_warnings(o, config, *train, accumulation * o.batch_size))
+        for (const std::string& line : run_warnings(o, config, *train, tokens_per_step() / o.seq_len))
             warn(*this, line);
     if (o.verify_every > 0) verifier.emplace(model, accumulation, adamw(), static_cast<uint64_t>(o.seed));
     if (o.dry_run) return;
     check_memory(model, o);  // before the host's is taken, too
     model.allocate();
     while (staging.size() < token_slots.size())
-        staging.emplace_back(tokens_per_step(), verifier ? verifier->hash_count() : 0);
+        staging.emplace_back(tokens_per_rank(), verifier ? verifier->hash_count() : 0);
     while (ends.size() <= staging.size()) ends.emplace_back();
     warn(*this, take_gemm_choices(model.gemms, o));
     const ResumePoint point = find_checkpoint(o.out, o.resume);
@@ -196,10 +202,24 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead)
     finished = step;
     carried = read_carried_files(o.model, tokenizer ? tokenizer->path : "");
 
-    const double scale = 1.0 / static_cast<double>(accumulation);
-    first_micro_batch.work = [this, scale] { forward_backward(model, true, scale); };
-    later_micro_batch.work = [this, scale] { forward_backward(model, false, scale); };
+    const double scale = 1.0 / static_cast<double>(accumulation * ranks.count);
+    for (const bool last : {false, true})
+        for (const bool first : {false, true})
+            micro_batches_by_place[last][first].work = [this, scale, first, last] {
+                forward_backward(model, first, scale, last);
+            };
     optimizer.work = [this] { optimizer_step(model, adamw(), static_cast<uint64_t>(options.seed)); };
+}
+
+std::vector<std::pair<std::string, std::string>> Trainer::facts() const {
+    const auto describe = [](const std::optional<Loader>& data) {
+        if (!data) return std::string("none");
+        return std::to_string(data->tokens) + " tokens in " + std::to_string(data->shards.size()) + " files";
+    };
+    return {{"--model", config_json(config, model.options.precision.weights)},
+            {"--train-data", describe(train)},
+            {"--val-data", describe(val)},
+            {"--resume", resumed_from.empty() ? "no checkpoint" : resumed_from}};
 }
 
 AdamW Trainer::adamw() const {
@@ -252,7 +272,9 @@ void Trainer::queue_micro_batch(int64_t micro, StagingBuffers& f, const TokenSlo
     const int64_t first_id = micro * options.batch_size * options.seq_len;
     const auto ids = [&](const Tensor& all) { return static_cast<const int32_t*>(all.data) + first_id; };
     set_batch(model, ids(slot.tokens), ids(slot.targets), options.batch_size, options.seq_len);
-    launch(micro == 0 ? first_micro_batch : later_micro_batch);
+    // What follows the last micro-batch is the same with one rank.
+    const bool last = ranks.count == 1 || micro == accumulation - 1;
+    launch(micro_batches_by_place[last][micro == 0]);
     const Tensor& losses = model.activations.losses;
     copy_bytes_async(model.context, f.losses.data + first_id, losses.data, losses.bytes());
     micro_ends[micro_batches_queued++ % 2].record(model.stream.handle);
@@ -319,35 +341,53 @@ StepResult Trainer::finish_step() {
     }
     const bool skipped = model.loss_squares.data && is_skipped(f.squares.data[0], f.squares.data + 1);
     return {finished,
-            mean(f.losses.data, tokens_per_step()),
+            mean_over_ranks(mean(f.losses.data, tokens_per_rank())),
             grad_norm(f.squares.data[0]),
             learning_rate(schedule, finished),
             ms,
             skipped};
 }
 
+double Trainer::mean_over_ranks(double number) const {
+    const std::vector<double> numbers = ranks.gather(number);
+    return std::accumulate(numbers.begin(), numbers.end(), 0.0) / static_cast<double>(ranks.count);
+}
+
 double Trainer::validate() {
     const Range range("validation");
     if (!val) fail("validation: expected --val-data, found none");
     const GemmTuning tuning(model.gemms, options.tune == "on");  // they are the training steps' products
+    // Rank r takes batches r, r + ranks, ...; where they do not divide, the last ones compute one that does not count.
     const int64_t B = options.batch_size, batches = val->validation_batches(options.val_steps);
-    return mean_loss_of(batches * B, options.seq_len,
-                        [&](int64_t first, int64_t, int32_t* tokens, int32_t* targets) {
-                            val->validation_batch(first / B, tokens, targets);
-                        });
+    std::vector<double> losses(static_cast<size_t>(batches));
+    for (int64_t first = 0; first < batches; first += ranks.count) {
+        const int64_t own = std::min(first + ranks.own, batches - 1);
+        val->validation_batch(own, staging[0].tokens.data, staging[0].targets.data);
+        const std::vector<double> everybodys = ranks.gather(loss_of_staged(B, options.seq_len));
+        for (int64_t rank = 0; rank < std::min(ranks.count, batches - first); rank++)
+            losses[static_cast<size_t>(first + rank)] = everybodys[static_cast<size_t>(rank)];
+    }
+    double sum = 0;
+    for (const double loss : losses) sum += loss * static_cast<double>(B);
+    return sum / static_cast<double>(batches * B);
+}
+
+double Trainer::loss_of_staged(int64_t count, int64_t T) {
+    CHECK(in_flight() == 0);
+    set_batch(model, staging[0].tokens.data, staging[0].targets.data, count, T);
+    forward(model);
+    const double loss = mean_loss(model);
+    if (between) between();
+    return loss;
 }
 
 double Trainer::mean_loss_of(int64_t rows, int64_t T, const Rows& fill) {
-    CHECK(in_flight() == 0 && rows > 0);
-    StagingBuffers& f = staging[0];
+    CHECK(rows > 0);
     double sum = 0;
     for (int64_t first = 0; first < rows; first += options.batch_size) {
         const int64_t count = std::min(options.batch_size, rows - first);
-        fill(first, count, f.tokens.data, f.targets.data);
-        set_batch(model, f.tokens.data, f.targets.data, count, T);
-        forward(model);
-        sum += mean_loss(model) * static_cast<double>(count);
-        if (between) between();
+        fill(first, count, staging[0].tokens.data, staging[0].targets.data);
+        sum += loss_of_staged(count, T) * static_cast<double>(count);
     }
     return sum / static_cast<double>(rows);
 }
@@ -408,23 +448,91 @@ Manifest Trainer::manifest() const {
     return m;
 }
 
-std::vector<CheckpointFile> Trainer::files() const {
-    std::vector<CheckpointFile> files =
-        checkpoint_files(config_json(config, model.options.precision.weights),
-                         weight_tensors(model.parameters), optimizer_tensors(model.parameters));
+void Trainer::visit_weights(
+    const std::function<void(const Parameter& parameter, const Tensor& weight)>& visit) {
+    const Parameters& p = model.parameters;
+    model.gathered = {};
+    for (const Parameter& parameter : p.table) {
+        gather_weights(model, parameter.segment);
+        if (model.options.sharding.shares_weights()) {
+            const Event gathered;
+            gathered.record(model.stream.handle);
+            gathered.wait();
+        }
+        visit(parameter, p.weight(parameter));
+    }
+}
+
+// The rank that writes a parameter: each writes consecutive ones, of about the same size in all.
+int64_t Trainer::writer_of(const Parameter& parameter) const {
+    return (parameter.offset + parameter.elements() / 2) * ranks.count / model.parameters.elements;
+}
+
+void Trainer::write_weights(FileWriter& file) {
+    std::vector<NamedTensor> own;
+    for (const Parameter& parameter : model.parameters.table)
+        if (writer_of(parameter) == ranks.own)
+            own.push_back({parameter.name, model.parameters.weight(parameter)});
+    // Where weights are shared, all ranks take part in gathering them, also one that cannot write its own.
+    std::optional<SafetensorsWriter> writer;
+    std::exception_ptr error;
+    const auto attempt = [&](const auto& write) {
+        try {
+            if (!error) write();
+        } catch (const Error&) {
+            error = std::current_exception();
+        }
+    };
+    attempt([&] { writer.emplace(file, own); });
+    visit_weights([&](const Parameter& parameter, const Tensor& weight) {
+        if (writer_of(parameter) == ranks.own) attempt([&] { writer->write(weight); });
+    });
+    if (error) std::rethrow_exception(error);
+}
+
+// transformers finds the ranks' files by it.
+std::string Trainer::index_text() const {
+    nlohmann::ordered_json index;
+    int64_t bytes = 0;
+    for (const Parameter& parameter : model.parameters.table)
+        bytes += parameter.elements() * size_of(model.options.precision.weights);
+    index["metadata"]["total_size"] = bytes;
+    for (const Parameter& parameter : model.parameters.table)
+        index["weight_map"][parameter.name] = shard_name("model", ranks, writer_of(parameter));
+    return index.dump(2) + "\n";
+}
+
+std::vector<CheckpointFile> Trainer::files() {
+    std::vector<CheckpointFile> files;
+    const std::optional<int64_t> rank = ranks.count > 1 ? std::optional(ranks.own) : std::nullopt;
+    if (ranks.is_first())
+        files.push_back(
+            text_file("config.json", "config", config_json(config, model.options.precision.weights)));
+    files.push_back({shard_name("model", ranks, ranks.own), "weights", rank,
+                     [this](FileWriter& file) { write_weights(file); }});
+    files.push_back({shard_name("optimizer", ranks, ranks.own), "optimizer", rank, [this](FileWriter& file) {
+                         write_safetensors(file, optimizer_tensors(model.parameters));
+                     }});
+    if (!ranks.is_first()) return files;
+    if (ranks.count > 1) files.push_back(text_file("model.safetensors.index.json", "index", index_text()));
     for (const CarriedFile& file : carried) files.push_back(text_file(file.name, file.role, file.text));
     return files;
 }
 
 std::string Trainer::save(const OpenFolder& out) {
     const Range range("checkpoint");
-    return write_checkpoint(out, options.keep_checkpoints, manifest(), files(), written);
+    return write_checkpoint(out, options.keep_checkpoints, manifest(), files(), written, ranks);
 }
 
 void Trainer::save_to(const std::string& directory) {
-    const OpenFolder parent(parent_of(directory));
-    const std::optional<FolderLock> lock = lock_for_save(parent, name_of(directory));
-    write_checkpoint_to(parent, name_of(directory), manifest(), files(), written);
+    std::optional<OpenFolder> parent;
+    std::unique_ptr<std::optional<FolderLock>> lock;
+    ranks.together([&] {
+        parent.emplace(parent_of(directory));
+        if (ranks.is_first())
+            lock.reset(new std::optional<FolderLock>(lock_for_save(*parent, name_of(directory))));
+    });
+    write_checkpoint_to(*parent, name_of(directory), manifest(), files(), written, ranks);
 }
 
 }  // namespace llamac

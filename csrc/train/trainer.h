@@ -10,6 +10,7 @@
 #include "train/carried_files.h"
 #include "train/checkpoint.h"
 #include "train/options.h"
+#include "train/ranks.h"
 #include "train/schedule.h"
 #include "train/step_result.h"
 #include "train/tokenizer.h"
@@ -18,21 +19,18 @@
 
 namespace llamac {
 
-// The processes that train together, a device each.
-struct Ranks {
-    int64_t own = 0, count = 1;
-};
-
 struct Trainer {
     // Reads the model, the data and, where it goes on from one, the checkpoint; writes nothing. Throws Error, for a
     // run that the device has no memory for with the least change that would make it fit. ahead: most_in_flight.
     // After --dry-run the model is planned, and nothing is allocated or read: what follows is not to be called.
-    explicit Trainer(const Options& options, std::optional<int64_t> ahead = {});
+    // ranks: of the run, which every one of them calls the same functions of; for a dry run, as many as are planned.
+    explicit Trainer(const Options& options, std::optional<int64_t> ahead = {},
+                     const Ranks& ranks = one_rank);
 
     const Options options;
     const Config config;
-    const Ranks ranks = {};
-    const int64_t accumulation;   // micro-batches per step
+    const Ranks& ranks;
+    const int64_t accumulation;   // micro-batches per step and rank
     int64_t data_skip;            // sequences of the data's order that the run has left out
     std::optional<Loader> train;  // none: --train-data "", for whoever brings the batches
     std::optional<Loader> val;    // none: --val-data ""
@@ -83,11 +81,16 @@ struct Trainer {
     std::string text_of(const std::vector<int32_t>& ids) const;
     // Text as the flags say: --sample-tokens tokens after the first one, or --sample-prompt-ids and what follows.
     std::string sample();
+    // Calls it for each parameter in turn, with its whole weight, which is there until it returns.
+    void visit_weights(const std::function<void(const Parameter& parameter, const Tensor& weight)>& visit);
     // Writes OUT/step_NNNNNN into the run's folder; returns its path.
     std::string save(const OpenFolder& out);
     // Writes the same into a directory of any name, which must not exist. Among a run's checkpoints under the run's lock.
     void save_to(const std::string& directory);
-    int64_t tokens_per_step() const { return accumulation * options.batch_size * options.seq_len; }
+    // What has to be the same on all ranks besides the options, by name.
+    std::vector<std::pair<std::string, std::string>> facts() const;
+    int64_t tokens_per_step() const { return tokens_per_rank() * ranks.count; }
+    int64_t tokens_per_rank() const { return accumulation * options.batch_size * options.seq_len; }
 
   private:
     // What a step reads from and writes to host memory.
@@ -113,10 +116,16 @@ struct Trainer {
         std::optional<Graph> graph;
     };
     void launch(CapturedGraph& work);
+    double mean_over_ranks(double number) const;
+    // Mean loss of the rows in the first staging buffers.
+    double loss_of_staged(int64_t count, int64_t T);
     AdamW adamw() const;
     bool is_verified(int64_t step) const;  // from 1
     Manifest manifest() const;
-    std::vector<CheckpointFile> files() const;
+    std::vector<CheckpointFile> files();
+    void write_weights(FileWriter& file);
+    int64_t writer_of(const Parameter& parameter) const;
+    std::string index_text() const;
     // Of the tokens in the staging buffers.
     void copy_tokens(int64_t micro, StagingBuffers& buffers, const TokenSlot& slot);
     // Its tokens are on the device.
@@ -127,10 +136,10 @@ struct Trainer {
     // Of the first `steps`; or, if that was later, when the next one began.
     const Event& end_of(int64_t steps) const;
 
-    CapturedGraph first_micro_batch, later_micro_batch, optimizer;
-    const Stream copies;                 // of ids to the device, beside the model's work
-    std::deque<StagingBuffers> staging;  // the step `step` is staging[step % size]
-    std::vector<TokenSlot> token_slots;  // of each flight
+    CapturedGraph micro_batches_by_place[2][2], optimizer;  // [is the last][is the first]
+    const Stream copies;                                    // of ids to the device, beside the model's work
+    std::deque<StagingBuffers> staging;                     // the step `step` is staging[step % size]
+    std::vector<TokenSlot> token_slots;                     // of each flight
     Event micro_ends[2];
     int64_t micro_batches_queued = 0;  // the end of micro-batch i, over all steps, is micro_ends[i % 2]
     std::optional<Verifier> verifier;  // --verify-every

@@ -63,9 +63,12 @@ Verifier::Verifier(Model& m, int64_t micro, const AdamW& a, uint64_t s)
 }
 
 void Verifier::plan_pieces(int64_t most) {
-    for (const Parameter& parameter : model.parameters.table)
-        for (int64_t first = 0; first < parameter.elements(); first += most)
-            pieces.push_back({&parameter, first, std::min(most, parameter.elements() - first)});
+    const Parameters& p = model.parameters;
+    for (const Parameter& parameter : p.table) {
+        const auto [begin, count] = p.held(p.m, parameter);
+        for (int64_t first = begin; first < begin + count; first += most)
+            pieces.push_back({&parameter, first, std::min(most, begin + count - first)});
+    }
 }
 
 // In the order in which they are reported: what nobody may have written, losses, gradients in the order of the backward
@@ -121,8 +124,10 @@ void Verifier::hash_state(const OptimizerState& state, size_t row, int column) {
 void Verifier::hash_gradients(int column) {
     const Parameters& p = model.parameters;
     size_t row = gradients;
-    for (auto parameter = p.table.rbegin(); parameter != p.table.rend(); ++parameter)
-        hash(reshape(p.gradient(*parameter), {parameter->elements()}), row++, column);
+    for (auto parameter = p.table.rbegin(); parameter != p.table.rend(); ++parameter, row++) {
+        const auto [first, count] = p.held(p.m, *parameter);
+        if (count > 0) hash(p.part(p.gradients, *parameter, first, count), row, column);
+    }
 }
 
 // A piece's place in the copies: as far behind an address that vectors want as it is itself.
@@ -188,6 +193,7 @@ void Verifier::end(double* to) {
 
 std::string Verifier::difference(const double* found) const {
     for (size_t row = 0; row < rows.size(); row++) {
+        // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison): the bits count
         if (std::memcmp(found + 4 * row, found + 4 * row + 2, 2 * sizeof(double)) == 0) continue;
         const std::string expected = row < losses
                                          ? "the bits from before the step, which nothing had written since,"

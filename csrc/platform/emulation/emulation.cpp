@@ -442,6 +442,10 @@ namespace llamac {
 int current_device() {
     return 0;
 }
+int device_count() {
+    return 1;
+}
+void use_device(int) {}  // there is one
 const DeviceProperties& device_properties() {
     // Few multiprocessors, so that grids sized by them have to loop at the tests' sizes. LDS: what MI300X has,
     // and H100.

@@ -1,0 +1,83 @@
+#include "core/collectives.h"
+
+#include <algorithm>
+
+namespace llamac {
+namespace {
+
+// In the order of the parts, in the type of the arithmetic, rounded once. Integers: in their own type.
+template <class T>
+void reduce(Reduction reduction, void* out, const std::vector<const void*>& parts, int64_t count) {
+    using A = std::conditional_t<std::is_integral_v<T>, T, arithmetic<T>>;
+    T* const to = static_cast<T*>(out);
+    const bool sum = reduction == Reduction::sum;
+#pragma omp parallel for
+    for (int64_t i = 0; i < count; i++) {
+        A value = A(static_cast<const T*>(parts[0])[i]);
+        for (size_t p = 1; p < parts.size(); p++) {
+            const A next = A(static_cast<const T*>(parts[p])[i]);
+            value = sum ? A(value + next) : std::max(value, next);
+        }
+        to[i] = T(value);
+    }
+}
+
+ElementType element_type(DType dtype) {
+    return visit_dtype(
+        dtype, [&]<class T>() { return ElementType{size_of(dtype), info(dtype).collectives, reduce<T>}; });
+}
+
+// Checks the tensors, calls, and tells the observer.
+template <class Call>
+void run(const Context& context, const char* name, int64_t bytes, const Call& call) {
+    if (context.dry_run) return;
+    const Observer* const observer = context.observer;
+    if (observer) observer->before(context.stream);
+    call();
+    if (observer && observer->after_collective) observer->after_collective(name, bytes, context.stream);
+}
+
+}  // namespace
+
+void all_reduce(const Context& context, Communicator& ranks, const Tensor& x, Reduction reduction) {
+    CHECK(x.contiguous());
+    run(context, "all_reduce", x.bytes(),
+        [&] { ranks.all_reduce(x.data, x.elements(), element_type(x.dtype), reduction, context.stream); });
+}
+
+void reduce_scatter(const Context& context, Communicator& ranks, const Tensor& out, const Tensor& in,
+                    Reduction reduction) {
+    CHECK(out.contiguous() && in.contiguous() && out.dtype == in.dtype);
+    CHECK(in.elements() == ranks.size * out.elements());
+    run(context, "reduce_scatter", in.bytes(), [&] {
+        ranks.reduce_scatter(out.data, in.data, out.elements(), element_type(in.dtype), reduction,
+                             context.stream);
+    });
+}
+
+void all_gather(const Context& context, Communicator& ranks, const Tensor& out, const Tensor& in) {
+    CHECK(out.contiguous() && in.contiguous() && out.dtype == in.dtype);
+    CHECK(out.elements() == ranks.size * in.elements());
+    run(context, "all_gather", out.bytes(),
+        [&] { ranks.all_gather(out.data, in.data, in.elements(), element_type(in.dtype), context.stream); });
+}
+
+void broadcast(const Context& context, Communicator& ranks, const Tensor& x, int64_t root) {
+    CHECK(x.contiguous() && root >= 0 && root < ranks.size);
+    run(context, "broadcast", x.bytes(),
+        [&] { ranks.broadcast(x.data, x.elements(), element_type(x.dtype), root, context.stream); });
+}
+
+void send(const Context& context, Communicator& ranks, const Tensor& x, int64_t to) {
+    CHECK(x.contiguous() && to >= 0 && to < ranks.size && to != ranks.rank);
+    run(context, "send", x.bytes(),
+        [&] { ranks.send(x.data, x.elements(), element_type(x.dtype), to, context.stream); });
+}
+
+void receive(const Context& context, Communicator& ranks, const Tensor& x, int64_t from) {
+    CHECK(x.contiguous() && from >= 0 && from < ranks.size && from != ranks.rank);
+    run(context, "receive", x.bytes(),
+        [&] { ranks.receive(x.data, x.elements(), element_type(x.dtype), from, context.stream); });
+}
+
+}  // namespace llamac

@@ -1,0 +1,23 @@
+// What ranks do together with tensors: platform/ranks/communicator.h, with the dtypes' table and the observer. Tensors are
+// contiguous. Each call is enqueued on context.stream.
+#pragma once
+#include "core/context.h"
+#include "core/tensor.h"
+#include "platform/ranks/communicator.h"
+
+namespace llamac {
+
+// x = its reduction over the ranks.
+void all_reduce(const Context& context, Communicator& ranks, const Tensor& x,
+                Reduction reduction = Reduction::sum);
+// out = the reduction of the own of `in`'s equal parts; out may be that part.
+void reduce_scatter(const Context& context, Communicator& ranks, const Tensor& out, const Tensor& in,
+                    Reduction reduction = Reduction::sum);
+// out's equal parts = everybody's `in`, which may be the own part.
+void all_gather(const Context& context, Communicator& ranks, const Tensor& out, const Tensor& in);
+// x = that of rank `root`.
+void broadcast(const Context& context, Communicator& ranks, const Tensor& x, int64_t root);
+void send(const Context& context, Communicator& ranks, const Tensor& x, int64_t to);
+void receive(const Context& context, Communicator& ranks, const Tensor& x, int64_t from);
+
+}  // namespace llamac

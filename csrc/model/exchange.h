@@ -1,0 +1,28 @@
+// What the ranks of a run exchange during an optimizer step (model/sharding.h). With one rank, nothing.
+//
+// At every level, each placement's gradient is summed by a reduce_scatter of its shards, and what an update needs of
+// other ranks is gathered: at level 0 gradients, at levels 1 and 2 the updated weights, at level 3 the weights of a
+// segment before it computes. So levels differ in who holds what, and not in the order of any sum.
+#pragma once
+#include "model/model.h"
+
+namespace llamac {
+
+// A micro-batch of an optimizer step.
+struct Pass {
+    bool first, last;
+};
+
+// Before a segment computes.
+void gather_weights(Model& model, int64_t segment);
+// Before kernels write or add to the segment's gradients. Shared gradients are summed over the ranks after each
+// micro-batch; those of a later one begin with the sum so far, which the rank that holds a shard brings in.
+void begin_gradients(Model& model, int64_t segment, const Pass& pass);
+// When the segment's gradients are complete.
+void reduce_gradients(Model& model, int64_t segment, const Pass& pass);
+// x = its sum over the ranks.
+void sum_over_ranks(Model& model, const Tensor& x);
+// After the optimizer step.
+void exchange_updated_weights(Model& model);
+
+}  // namespace llamac

@@ -1,0 +1,98 @@
+// Collectives between GPUs: NCCL and RCCL, which have one interface.
+#include "platform/error.h"
+#include "platform/ranks/communicator.h"
+
+#if defined(LLAMAC_NCCL)
+#if __has_include(<rccl/rccl.h>)
+#include <rccl/rccl.h>
+#else
+#include <nccl.h>
+#endif
+
+namespace llamac {
+namespace {
+
+struct DeviceCommunicator : Communicator {
+    ncclComm_t ranks = nullptr;
+    int* barrier_cell = nullptr;  // on the device
+
+    explicit DeviceCommunicator(Transport& channel) : Communicator(channel.rank, channel.size) {
+        ncclUniqueId id{};
+        if (rank == 0) check_call(ncclGetUniqueId(&id), "ncclGetUniqueId");
+        channel.broadcast(&id, sizeof id, 0);
+        check_call(ncclCommInitRank(&ranks, static_cast<int>(size), id, static_cast<int>(rank)),
+                   "ncclCommInitRank");
+        CHECK(hipMalloc(reinterpret_cast<void**>(&barrier_cell), sizeof *barrier_cell));
+        CHECK(hipMemset(barrier_cell, 0, sizeof *barrier_cell));
+    }
+    ~DeviceCommunicator() override {
+        static_cast<void>(hipFree(barrier_cell));
+        ncclCommDestroy(ranks);
+    }
+
+    void check_call(ncclResult_t result, const char* call) const {
+        if (result == ncclSuccess) return;
+        const char* const more = ranks ? ncclGetLastError(ranks) : "";
+        fail("rank ", rank, ": ", call, ": ", ncclGetErrorString(result), *more ? ": " : "", more);
+    }
+    static size_t size_of_count(int64_t count) { return static_cast<size_t>(count); }
+    static ncclDataType_t type_of(const ElementType& type) { return static_cast<ncclDataType_t>(type.nccl); }
+    static ncclRedOp_t operation_of(Reduction reduction) {
+        return reduction == Reduction::sum ? ncclSum : ncclMax;
+    }
+
+    void all_reduce(void* data, int64_t count, const ElementType& type, Reduction reduction,
+                    hipStream_t stream) override {
+        check_call(ncclAllReduce(data, data, size_of_count(count), type_of(type), operation_of(reduction),
+                                 ranks, stream),
+                   "ncclAllReduce");
+    }
+    void reduce_scatter(void* out, const void* in, int64_t count, const ElementType& type,
+                        Reduction reduction, hipStream_t stream) override {
+        check_call(ncclReduceScatter(in, out, size_of_count(count), type_of(type), operation_of(reduction),
+                                     ranks, stream),
+                   "ncclReduceScatter");
+    }
+    void all_gather(void* out, const void* in, int64_t count, const ElementType& type,
+                    hipStream_t stream) override {
+        check_call(ncclAllGather(in, out, size_of_count(count), type_of(type), ranks, stream),
+                   "ncclAllGather");
+    }
+    void broadcast(void* data, int64_t count, const ElementType& type, int64_t root,
+                   hipStream_t stream) override {
+        check_call(ncclBroadcast(data, data, size_of_count(count), type_of(type), static_cast<int>(root),
+                                 ranks, stream),
+                   "ncclBroadcast");
+    }
+    void send(const void* data, int64_t count, const ElementType& type, int64_t to,
+              hipStream_t stream) override {
+        check_call(ncclSend(data, size_of_count(count), type_of(type), static_cast<int>(to), ranks, stream),
+                   "ncclSend");
+    }
+    void receive(void* data, int64_t count, const ElementType& type, int64_t from,
+                 hipStream_t stream) override {
+        check_call(ncclRecv(data, size_of_count(count), type_of(type), static_cast<int>(from), ranks, stream),
+                   "ncclRecv");
+    }
+    void barrier(hipStream_t stream) override {
+        check_call(ncclAllReduce(barrier_cell, barrier_cell, 1, ncclInt32, ncclMax, ranks, stream),
+                   "ncclAllReduce");
+    }
+    void begin_group() override { check_call(ncclGroupStart(), "ncclGroupStart"); }
+    void end_group() override { check_call(ncclGroupEnd(), "ncclGroupEnd"); }
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_device_communicator(Transport& channel) {
+    return std::make_unique<DeviceCommunicator>(channel);
+}
+
+}  // namespace llamac
+#else
+namespace llamac {
+std::unique_ptr<Communicator> make_device_communicator(Transport&) {
+    return nullptr;
+}
+}  // namespace llamac
+#endif

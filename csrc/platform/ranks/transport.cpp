@@ -1,0 +1,69 @@
+#include "platform/ranks/transport.h"
+
+#include "platform/error.h"
+
+namespace llamac {
+
+void Transport::barrier() {
+    std::vector<char> received(static_cast<size_t>(size));
+    char sent = 0;
+    std::vector<Message> messages;
+    for (int64_t peer = 0; peer < size; peer++) {
+        if (peer == rank) continue;
+        messages.push_back({peer, &received[static_cast<size_t>(peer)], 1, true});
+        messages.push_back({peer, &sent, 1, false});
+    }
+    exchange(messages);
+}
+
+void Transport::broadcast(void* data, int64_t bytes, int64_t root) {
+    std::vector<Message> messages;
+    if (rank != root)
+        messages.push_back({root, data, bytes, true});
+    else
+        for (int64_t peer = 0; peer < size; peer++)
+            if (peer != root) messages.push_back({peer, data, bytes, false});
+    exchange(messages);
+}
+
+std::vector<std::string> Transport::gather(const std::string& text) {
+    std::vector<int64_t> lengths(static_cast<size_t>(size));
+    int64_t length = static_cast<int64_t>(text.size());
+    std::string own = text;
+    std::vector<std::string> texts(static_cast<size_t>(size));
+    std::vector<Message> messages;
+    for (int64_t peer = 0; peer < size; peer++) {
+        if (peer == rank) continue;
+        messages.push_back({peer, &lengths[static_cast<size_t>(peer)], sizeof length, true});
+        messages.push_back({peer, &length, sizeof length, false});
+    }
+    exchange(messages);
+    messages.clear();
+    for (int64_t peer = 0; peer < size; peer++) {
+        std::string& theirs = texts[static_cast<size_t>(peer)];
+        if (peer == rank) continue;
+        theirs.resize(static_cast<size_t>(lengths[static_cast<size_t>(peer)]));
+        messages.push_back({peer, theirs.data(), lengths[static_cast<size_t>(peer)], true});
+        messages.push_back({peer, own.data(), length, false});
+    }
+    exchange(messages);
+    texts[static_cast<size_t>(rank)] = text;
+    return texts;
+}
+
+std::unique_ptr<Transport> connect(const Launch& launch, const std::string& purpose, double seconds) {
+    CHECK(launch.size > 1);
+    const bool mpi = launch.launcher == Launcher::mpi;
+    std::unique_ptr<Transport> made =
+        mpi ? connect_mpi(launch, seconds) : connect_gloo(launch, purpose, seconds);
+    if (!made && mpi)
+        fail("rank ", launch.rank, " of ", launch.size,
+             " was started by mpirun, but this program was built without MPI. ",
+             "Install it with: apt-get install libopenmpi-dev, and build again; torchrun needs Gloo alone");
+    if (!made)
+        fail("rank ", launch.rank, " of ", launch.size, ": this program was built without Gloo. ",
+             "Install it with: apt-get install libgloo-dev, and build again");
+    return made;
+}
+
+}  // namespace llamac

@@ -1,0 +1,49 @@
+// Messages between the processes of a run, in host memory: MPI where it started them, else Gloo over TCP. The collectives
+// of CPU runs and the host channel are made of exchange() alone.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "platform/ranks/launch.h"
+
+namespace llamac {
+
+struct Message {
+    int64_t peer;  // another rank
+    void* data;    // of outgoing ones it is read only
+    int64_t bytes;
+    bool incoming;
+};
+
+// One thread at a time. Ranks that were connected for several purposes have a transport for each.
+struct Transport {
+    const int64_t rank, size;
+
+    Transport(int64_t own, int64_t count) : rank(own), size(count) {}
+    Transport(const Transport&) = delete;
+    virtual ~Transport() = default;
+
+    // Starts all messages, and returns when all are done. Between two ranks, messages of a direction arrive in the order
+    // of the calls and of their lists. Throws Error naming a peer that is gone or does not answer in time.
+    virtual void exchange(std::span<const Message> messages) = 0;
+
+    // Returns when all ranks have called it.
+    void barrier();
+    // Rank root's bytes in place of everybody's.
+    void broadcast(void* data, int64_t bytes, int64_t root);
+    // Everybody's text, by rank.
+    std::vector<std::string> gather(const std::string& text);
+};
+
+// Connects to all ranks of the launch; every rank calls it with the same purposes in the same order. seconds: until a
+// missing rank, now or later, is an error. Throws Error, also where this build has no engine for the launcher.
+std::unique_ptr<Transport> connect(const Launch& launch, const std::string& purpose, double seconds);
+
+// What connect() takes; null where the build is without.
+std::unique_ptr<Transport> connect_gloo(const Launch& launch, const std::string& purpose, double seconds);
+std::unique_ptr<Transport> connect_mpi(const Launch& launch, double seconds);
+
+}  // namespace llamac

@@ -1,0 +1,115 @@
+// Gloo: TCP between any processes, by nothing but Debian's libgloo-dev or another build of it.
+#include "platform/error.h"
+#include "platform/ranks/rendezvous.h"
+#include "platform/ranks/transport.h"
+
+#if defined(LLAMAC_GLOO)
+#include <gloo/rendezvous/context.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <map>
+
+namespace llamac {
+namespace {
+
+// What Gloo looks others' addresses up in: as ranks tell their own, they get all of them.
+struct Store : gloo::rendezvous::Store {
+    const Launch& launch;
+    const std::string& purpose;
+    const double seconds;
+    std::map<std::string, std::string> values;
+
+    Store(const Launch& of, const std::string& what, double limit)
+        : launch(of), purpose(what), seconds(limit) {}
+
+    void set(const std::string& key, const std::vector<char>& data) override {
+        const std::string own = key + "\n" + std::string(data.begin(), data.end());
+        for (const std::string& each : meet(launch, purpose, own, seconds)) {
+            const size_t end = each.find('\n');
+            values[each.substr(0, end)] = each.substr(end + 1);
+        }
+    }
+    std::vector<char> get(const std::string& key) override {
+        const std::string& value = values.at(key);
+        return {value.begin(), value.end()};
+    }
+    void wait(const std::vector<std::string>& keys) override {
+        for (const std::string& key : keys) CHECK(values.count(key) == 1);
+    }
+};
+
+struct GlooTransport : Transport {
+    std::shared_ptr<gloo::rendezvous::Context> context;
+    // Messages so far with each peer: a number of its own for each, the same at both ends.
+    std::vector<uint64_t> sent, received;
+
+    GlooTransport(const Launch& launch, const std::string& purpose, double seconds)
+        : Transport(launch.rank, launch.size),
+          context(
+              std::make_shared<gloo::rendezvous::Context>(static_cast<int>(rank), static_cast<int>(size))),
+          sent(static_cast<size_t>(size)),
+          received(static_cast<size_t>(size)) {
+        context->setTimeout(std::chrono::milliseconds(static_cast<int64_t>(1000 * seconds)));
+        gloo::transport::tcp::attr attributes;
+        if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME"))  // as PyTorch's
+            attributes.iface = interface;
+        else
+            attributes.hostname = own_address(launch);
+        Store store(launch, purpose, seconds);
+        try {
+            auto device = gloo::transport::tcp::CreateDevice(attributes);
+            context->connectFullMesh(store, device);
+        } catch (const gloo::Exception& error) {
+            fail("rank ", rank, ": Gloo: ", error.what());
+        }
+    }
+
+    void exchange(std::span<const Message> messages) override {
+        struct Pending {
+            std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
+            const Message* message;
+        };
+        std::vector<Pending> pending;
+        pending.reserve(messages.size());
+        const Message* at = nullptr;
+        try {
+            for (const Message& m : messages) {
+                if (m.bytes == 0) continue;
+                at = &m;
+                const size_t peer = static_cast<size_t>(m.peer);
+                pending.push_back({context->createUnboundBuffer(m.data, static_cast<size_t>(m.bytes)), &m});
+                if (m.incoming)
+                    pending.back().buffer->recv(static_cast<int>(m.peer), received[peer]++);
+                else
+                    pending.back().buffer->send(static_cast<int>(m.peer), sent[peer]++);
+            }
+            for (const Pending& p : pending) {
+                at = p.message;
+                p.message->incoming ? p.buffer->waitRecv() : p.buffer->waitSend();
+            }
+        } catch (const gloo::Exception& error) {
+            // Gloo's own text begins with its source file.
+            const bool late = std::string(error.what()).find("imed out") != std::string::npos;
+            fail("rank ", at->peer, late ? " did not answer in time" : " has ended or cannot be reached",
+                 ", as rank ", rank, " found");
+        }
+    }
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> connect_gloo(const Launch& launch, const std::string& purpose, double seconds) {
+    return std::make_unique<GlooTransport>(launch, purpose, seconds);
+}
+
+}  // namespace llamac
+#else
+namespace llamac {
+std::unique_ptr<Transport> connect_gloo(const Launch&, const std::string&, double) {
+    return nullptr;
+}
+}  // namespace llamac
+#endif

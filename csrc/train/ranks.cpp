@@ -1,0 +1,111 @@
+#include "train/ranks.h"
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "core/context.h"
+
+namespace llamac {
+namespace {
+
+// Chooses the device of a process among those of its host. Without a device, or in a CPU build, nothing.
+void choose_device(const Launch& launch) {
+    if (computing_context().backend == Backend::host) return;
+    const int devices = device_count();
+    // A launcher may show each process its own device alone.
+    if (devices == 1 && launch.local_size > 1 && std::getenv("ROCR_VISIBLE_DEVICES")) return;
+    if (launch.local_rank >= devices)
+        fail("rank ", launch.rank, ": expected a device for each of the ", launch.local_size,
+             " processes on this host, found ", devices);
+    use_device(static_cast<int>(launch.local_rank));
+}
+
+}  // namespace
+
+Ranks::Ranks(const Launch& from, double seconds) : own(from.rank), count(from.size), launch(from) {
+    if (count > 1) channel = connect(launch, "channel", seconds);
+}
+
+void Ranks::connect_devices(double seconds) {
+    if (count == 1) return;
+    choose_device(launch);
+    communicator = computing_context().backend == Backend::host
+                       ? make_host_communicator(connect(launch, "collectives", seconds))
+                       : make_device_communicator(*channel);
+    if (!communicator)
+        fail("rank ", own, " of ", count,
+             ": this program was built without NCCL and RCCL. docs/multi-gpu.md names the packages; then "
+             "build again");
+}
+
+void check_launch(const Ranks& ranks, const Options& options) {
+    if (ranks.count > 1 && options.devices > 1 && options.devices != ranks.count)
+        fail("--devices ", options.devices,
+             ": expected no --devices where a launcher starts the processes, found ", ranks.count,
+             " of them");
+    micro_batches(options, ranks.count);
+}
+
+std::vector<std::string> Ranks::gather(const std::string& text) const {
+    return channel ? channel->gather(text) : std::vector<std::string>{text};
+}
+
+std::vector<double> Ranks::gather(double number) const {
+    std::vector<double> numbers(static_cast<size_t>(count));
+    numbers[static_cast<size_t>(own)] = number;
+    if (!channel) return numbers;
+    std::vector<Message> messages;
+    for (int64_t peer = 0; peer < count; peer++) {
+        if (peer == own) continue;
+        messages.push_back({peer, &numbers[static_cast<size_t>(peer)], sizeof number, true});
+        messages.push_back({peer, &number, sizeof number, false});
+    }
+    channel->exchange(messages);
+    return numbers;
+}
+
+void Ranks::barrier() const {
+    if (channel) channel->barrier();
+}
+
+void Ranks::together(const std::function<void()>& call) const {
+    if (!channel) return call();
+    std::string error;
+    try {
+        call();
+    } catch (const Error& found) {
+        error = found.what();
+    }
+    const std::vector<std::string> errors = gather(error);
+    for (size_t rank = 0; rank < errors.size(); rank++) {
+        if (errors[rank].empty()) continue;
+        if (static_cast<int64_t>(rank) != own) throw ReportedElsewhere(errors[rank]);
+        fail(rank == 0 ? "" : "rank " + std::to_string(rank) + ": ", errors[rank]);
+    }
+}
+
+void Ranks::compare(const Options& options,
+                    const std::vector<std::pair<std::string, std::string>>& facts) const {
+    if (!channel) return;
+    const nlohmann::ordered_json flags = to_json(options);
+    nlohmann::ordered_json values;
+    for (const auto& [flag, value] : flags.items()) values["--" + flag] = value.dump();
+    for (const auto& [name, value] : facts) values[name] = value;
+    const std::vector<std::string> all =
+        gather(values.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    const auto first = nlohmann::json::parse(all[0]);
+    for (size_t rank = 1; rank < all.size(); rank++) {
+        const auto its = nlohmann::json::parse(all[rank]);
+        for (const auto& item : first.items()) {
+            const std::string expected = item.value().get<std::string>(),
+                              found = its.value(item.key(), "none");
+            if (found == expected) continue;
+            const std::string line = "rank " + std::to_string(rank) + ": " + item.key() + ": expected " +
+                                     expected + ", as rank 0 has it, found " + found;
+            if (own != 0) throw ReportedElsewhere(line);
+            fail(line);
+        }
+    }
+}
+
+}  // namespace llamac

@@ -1,0 +1,58 @@
+// The processes that train together, a device each: who they are, and what they tell one another beside the collectives
+// of a step.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "platform/ranks/communicator.h"
+#include "platform/ranks/launch.h"
+#include "platform/ranks/transport.h"
+#include "train/options.h"
+
+namespace llamac {
+
+// Seconds until a missing rank is an error, before the options are known.
+constexpr double default_collective_timeout = 60;
+
+// An error that another rank reports.
+struct ReportedElsewhere : Error {
+    using Error::Error;
+};
+
+struct Ranks {
+    int64_t own = 0, count = 1;
+    // Null with one rank, and where ranks are only planned.
+    std::unique_ptr<Transport> channel;          // between hosts: never waits for a device
+    std::unique_ptr<Communicator> communicator;  // of the step's collectives
+
+    // One process.
+    Ranks() = default;
+    // Those of the launch. Connects the channel; every rank calls it. Throws Error.
+    Ranks(const Launch& launch, double seconds);
+    // Connects the communicator, on the current device. Throws Error.
+    void connect_devices(double seconds);
+
+    bool is_first() const { return own == 0; }
+    // Calls it. If it throws on any rank, the first of these ranks throws its error, and all others ReportedElsewhere.
+    void together(const std::function<void()>& call) const;
+    // Everybody's number, by rank.
+    std::vector<double> gather(double number) const;
+    // Everybody's text, by rank.
+    std::vector<std::string> gather(const std::string& text) const;
+    void barrier() const;
+    // Throws the same Error on all ranks where one of them runs with another value of a flag, another version or other
+    // data than rank 0. facts: what else has to be the same, by name.
+    void compare(const Options& options, const std::vector<std::pair<std::string, std::string>>& facts) const;
+
+  private:
+    Launch launch;
+};
+
+// Throws Error where options ask for other ranks than there are, or for a batch that they do not divide.
+void check_launch(const Ranks& ranks, const Options& options);
+
+inline const Ranks one_rank;
+
+}  // namespace llamac

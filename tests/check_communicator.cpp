@@ -1,0 +1,211 @@
+// Collectives between processes: test_communicator.py starts one of this program per rank. By itself it checks what one
+// process can: the environment of launchers.
+#include <cmath>
+#include <cstring>
+
+#include "check.h"
+#include "core/collectives.h"
+
+namespace llamac {
+namespace {
+
+struct Variables {
+    std::vector<std::string> names;
+    explicit Variables(std::initializer_list<std::pair<const char*, const char*>> values) {
+        for (const char* each :
+             {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+              "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "SLURM_STEP_ID"})
+            unsetenv(each);
+        for (const auto& [name, value] : values) setenv(name, value, 1), names.push_back(name);
+    }
+    Variables(const Variables&) = delete;
+    ~Variables() {
+        for (const std::string& name : names) unsetenv(name.c_str());
+    }
+};
+
+void check_launchers() {
+    {
+        const Variables none({});
+        const Launch one = find_launch();
+        check(one.launcher == Launcher::none && one.rank == 0 && one.size == 1, "no launcher");
+    }
+    {
+        const Variables torchrun({{"RANK", "5"},
+                                  {"WORLD_SIZE", "8"},
+                                  {"LOCAL_RANK", "1"},
+                                  {"LOCAL_WORLD_SIZE", "4"},
+                                  {"MASTER_ADDR", "node1"},
+                                  {"MASTER_PORT", "29500"}});
+        const Launch l = find_launch();
+        check(l.launcher == Launcher::torchrun && l.rank == 5 && l.size == 8 && l.local_rank == 1 &&
+                  l.local_size == 4 && l.address == "node1" && l.port == 21308,
+              "torchrun");
+    }
+    {
+        const Variables mpi({{"OMPI_COMM_WORLD_RANK", "2"},
+                             {"OMPI_COMM_WORLD_SIZE", "3"},
+                             {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
+        const Launch l = find_launch();
+        check(l.launcher == Launcher::mpi && l.rank == 2 && l.size == 3 && l.local_size == 2, "Open MPI");
+    }
+    const std::pair<const char*, const char*> hosts[] = {
+        {"node[003-006,12],login", "node003"}, {"a,b", "a"}, {"single", "single"}, {"n[7,9]", "n7"}};
+    for (const auto& [list, first] : hosts) {
+        const Variables slurm({{"SLURM_PROCID", "1"},
+                               {"SLURM_STEP_ID", "0"},
+                               {"SLURM_NTASKS", "16"},
+                               {"SLURM_LOCALID", "1"},
+                               {"SLURM_TASKS_PER_NODE", "8(x2)"},
+                               {"SLURM_JOB_ID", "4711"},
+                               {"SLURM_STEP_NODELIST", list}});
+        const Launch l = find_launch();
+        check(l.launcher == Launcher::slurm && l.rank == 1 && l.size == 16 && l.local_size == 8 &&
+                  l.address == first && l.port == 16384 + 615,
+              std::string("srun on ") + list);
+    }
+    const auto wrong = [&](const char* what, std::vector<std::string> words,
+                           std::initializer_list<std::pair<const char*, const char*>> values) {
+        const Variables set(values);
+        refused(what, words, [] { find_launch(); });
+    };
+    wrong("a rank that is too large", {"RANK", "from 0 to 1", "2"},
+          {{"RANK", "2"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}});
+    wrong("no WORLD_SIZE", {"WORLD_SIZE", "torchrun", "none"}, {{"RANK", "0"}});
+    wrong("a word", {"WORLD_SIZE", "integer", "two"}, {{"RANK", "0"}, {"WORLD_SIZE", "two"}});
+    wrong("no address", {"MASTER_ADDR"},
+          {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}});
+    check(rendezvous_port(29500) != 29500 && rendezvous_port(1024) == 9216 && rendezvous_port(65535) == 57343,
+          "ports");
+}
+
+// Element i of rank r's tensor: small integers, which every type holds exactly, also their sums.
+double element(int64_t rank, int64_t i) {
+    return static_cast<double>((i * 7 + rank * 3) % 11);
+}
+
+template <class T>
+struct Values {
+    std::vector<T> data;
+    Tensor tensor;
+    Values(DType dtype, int64_t count, int64_t rank) : data(static_cast<size_t>(count)) {
+        for (int64_t i = 0; i < count; i++)
+            data[static_cast<size_t>(i)] = T(static_cast<float>(element(rank, i)));
+        tensor = make_tensor(data.data(), dtype, {count});
+    }
+    double at(int64_t i) const { return static_cast<double>(data[static_cast<size_t>(i)]); }
+};
+
+template <class T>
+void check_type(Communicator& ranks, const Context& context, DType dtype, int64_t part) {
+    const int64_t size = ranks.size, own = ranks.rank, count = size * part;
+    const std::string name = std::string(llamac::name(dtype)) + " x " + std::to_string(part);
+    const auto sum = [&](int64_t i) {
+        double total = 0;
+        for (int64_t r = 0; r < size; r++) total += element(r, i);
+        return total;
+    };
+    const auto all = [&](const Values<T>& v, int64_t n, const auto& expected, const std::string& what) {
+        bool good = true;
+        for (int64_t i = 0; i < n; i++) good &= v.at(i) == expected(i);
+        check(good, what + " " + name);
+    };
+    Values<T> x(dtype, count + 1, own);  // not a multiple of the ranks
+    all_reduce(context, ranks, x.tensor);
+    all(x, count + 1, sum, "all_reduce");
+    Values<T> largest(dtype, count, own);
+    all_reduce(context, ranks, largest.tensor, Reduction::max);
+    all(
+        largest, count,
+        [&](int64_t i) {
+            double most = 0;
+            for (int64_t r = 0; r < size; r++) most = std::max(most, element(r, i));
+            return most;
+        },
+        "max");
+    const Values<T> in(dtype, count, own);
+    Values<T> out(dtype, part, own);
+    reduce_scatter(context, ranks, out.tensor, in.tensor);
+    all(out, part, [&](int64_t i) { return sum(own * part + i); }, "reduce_scatter");
+    Values<T> grouped(dtype, part, own), collected(dtype, count, own), sums(dtype, count, own);
+    const Values<T> given(dtype, part, own);
+    const Tensor own_sums = make_tensor(sums.data.data() + own * part, dtype, {part});
+    ranks.begin_group();
+    reduce_scatter(context, ranks, grouped.tensor, in.tensor);
+    all_gather(context, ranks, collected.tensor, given.tensor);
+    reduce_scatter(context, ranks, own_sums, sums.tensor);
+    ranks.end_group();
+    all(grouped, part, [&](int64_t i) { return out.at(i); }, "reduce_scatter in a group");
+    all(collected, count, [&](int64_t i) { return element(i / part, i % part); }, "all_gather in a group");
+    for (int64_t i = 0; i < part; i++)
+        check(sums.at(own * part + i) == out.at(i), "reduce_scatter in place in a group " + name);
+    Values<T> gathered(dtype, count, 0);
+    const Values<T> mine(dtype, part, own);
+    all_gather(context, ranks, gathered.tensor, mine.tensor);
+    all(gathered, count, [&](int64_t i) { return element(i / part, i % part); }, "all_gather");
+    Values<T> from_last(dtype, part, own);
+    broadcast(context, ranks, from_last.tensor, size - 1);
+    all(from_last, part, [&](int64_t i) { return element(size - 1, i); }, "broadcast");
+    Values<T> ring(dtype, part, own);
+    if (own % 2 == 0 && own + 1 < size) send(context, ranks, ring.tensor, own + 1);
+    if (own % 2 == 1) {
+        receive(context, ranks, ring.tensor, own - 1);
+        all(ring, part, [&](int64_t i) { return element(own - 1, i); }, "receive");
+    }
+}
+
+// Sums that round: the same bits on every rank, and in all_reduce as in reduce_scatter.
+void check_bits(Communicator& ranks, Transport& channel, const Context& context) {
+    const int64_t part = 1001, count = ranks.size * part;
+    std::vector<float> x(static_cast<size_t>(count)), out(static_cast<size_t>(part));
+    for (int64_t i = 0; i < count; i++)
+        x[static_cast<size_t>(i)] = std::sin(static_cast<float>(i + 1000 * ranks.rank)) * 1e3f;
+    const std::vector<float> in = x;
+    all_reduce(context, ranks, make_tensor(x.data(), DType::f32, {count}));
+    reduce_scatter(context, ranks, make_tensor(out.data(), DType::f32, {part}),
+                   make_tensor(const_cast<float*>(in.data()), DType::f32, {count}));
+    check(std::memcmp(out.data(), x.data() + ranks.rank * part, out.size() * sizeof(float)) == 0,
+          "parts have the whole's bits");
+    const std::string bits(reinterpret_cast<const char*>(x.data()), x.size() * sizeof(float));
+    for (const std::string& theirs : channel.gather(bits))
+        check(theirs == bits, "the same bits on every rank");
+}
+
+void check_collectives() {
+    const Launch launch = find_launch();
+    const std::unique_ptr<Transport> channel = connect(launch, "channel", 20);
+    const std::unique_ptr<Communicator> ranks = make_host_communicator(connect(launch, "collectives", 20));
+    const Context context;
+    for (const int64_t part : {1, 64, 4097, 700001}) {
+        check_type<float>(*ranks, context, DType::f32, part);
+        check_type<bf16>(*ranks, context, DType::bf16, part);
+        check_type<double>(*ranks, context, DType::f64, part);
+        check_type<int32_t>(*ranks, context, DType::i32, part);
+    }
+    check_bits(*ranks, *channel, context);
+    const std::vector<std::string> texts = channel->gather("rank " + std::to_string(launch.rank));
+    for (int64_t r = 0; r < launch.size; r++)
+        check(texts[static_cast<size_t>(r)] == "rank " + std::to_string(r), "gather");
+    int64_t word = launch.rank;
+    channel->broadcast(&word, sizeof word, 0);
+    check(word == 0, "broadcast on the host");
+    channel->barrier();
+    ranks->barrier(context.stream);
+    // The last rank goes without a word; the others find out which.
+    if (std::getenv("LLAMAC_LAST_ENDS")) {
+        if (launch.rank == launch.size - 1) std::_Exit(0);
+        const std::string message = error_of([&] { ranks->barrier(context.stream); });
+        check(message.find("rank " + std::to_string(launch.size - 1)) != message.npos,
+              "a rank that ended: " + message);
+    }
+}
+
+}  // namespace
+}  // namespace llamac
+
+int main(int argc, char** argv) {
+    using namespace llamac;
+    if (find_launch().size > 1) return run_checks(argc, argv, checks<check_collectives>());
+    return run_checks(argc, argv, checks<check_launchers>());
+}

@@ -1,0 +1,34 @@
+"""What starts several processes of a run, for tests."""
+
+import socket
+
+
+def free_port() -> int:
+    """One whose rendezvous port (platform/ranks/launch.h) is free, too."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port - 8192))
+            except OSError:
+                continue
+            return port
+
+
+def torchrun_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def has(build, library: str) -> bool:
+    """Whether the build has an engine: GLOO or MPI."""
+    cache = (build / "CMakeCache.txt").read_text()
+    name = {"GLOO": "LLAMAC_GLOO_LIBRARY", "MPI": "MPI_mpi_LIBRARY"}[library]
+    return any(line.startswith(f"{name}:") and "NOTFOUND" not in line for line in cache.splitlines())

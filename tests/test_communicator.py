@@ -1,0 +1,96 @@
+"""Collectives between processes: check_communicator, one process per rank, as each launcher starts it."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+from launch import free_port, has, torchrun_environment
+
+pytestmark = pytest.mark.program
+
+
+def start(build, environments: list[dict[str, str]], **more: str) -> list[subprocess.Popen]:
+    return [
+        subprocess.Popen(
+            [build / "check_communicator"],
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | environment | more,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for environment in environments
+    ]
+
+
+def outputs(processes: list[subprocess.Popen]) -> list[str]:
+    try:
+        return [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_gloo(build, ranks):
+    if not has(build, "GLOO"):
+        pytest.skip("the build is without Gloo")
+    port = free_port()
+    processes = start(build, [torchrun_environment(rank, ranks, port) for rank in range(ranks)])
+    for process, text in zip(processes, outputs(processes)):
+        assert process.returncode == 0 and " 0 failed" in text, text
+        assert int(text.split()[-4]) > 80
+
+
+def test_a_rank_that_ends_is_named(build):
+    if not has(build, "GLOO"):
+        pytest.skip("the build is without Gloo")
+    port = free_port()
+    environments = [torchrun_environment(rank, 3, port) for rank in range(3)]
+    processes = start(build, environments, LLAMAC_LAST_ENDS="1")
+    for process, text in list(zip(processes, outputs(processes)))[:2]:
+        assert process.returncode == 0 and " 0 failed" in text, text
+
+
+def test_mpi(build):
+    if not has(build, "MPI") or not shutil.which("mpirun"):
+        pytest.skip("the build is without MPI, or there is no mpirun")
+    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "3", build / "check_communicator"]
+    done = subprocess.run(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0 and done.stdout.count(" 0 failed") == 3, done.stdout + done.stderr
+
+
+def test_torchrun(build):
+    pytest.importorskip("torch.distributed.run")
+    if not has(build, "GLOO"):
+        pytest.skip("the build is without Gloo")
+    # torchrun's agent listens at MASTER_PORT itself meanwhile.
+    command = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", "2"]
+    command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), build / "check_communicator"]
+    done = subprocess.run(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0 and done.stdout.count(" 0 failed") == 2, done.stdout + done.stderr
+
+
+def test_ranks_that_do_not_come(build):
+    """Rank 0 alone: an error that names the others, after check_communicator's 20 seconds."""
+    if not has(build, "GLOO"):
+        pytest.skip("the build is without Gloo")
+    processes = start(build, [torchrun_environment(0, 3, free_port())])
+    (text,) = outputs(processes)
+    assert "expected 3 ranks" in text and "rank 1, 2" in text
+
+
+def test_a_port_in_use(build):
+    if not has(build, "GLOO"):
+        pytest.skip("the build is without Gloo")
+    port = free_port()
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", port - 8192))
+        taken.listen()
+        (text,) = outputs(start(build, [torchrun_environment(0, 2, port)]))
+    assert f"port {port - 8192}" in text and "MASTER_PORT" in text

@@ -1,0 +1,329 @@
+"""Runs of several processes: what ranks share, launchers, checkpoints, signals, lost ranks, bad input."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from launch import free_port, has, torchrun_environment
+from run import ROOT, T, events, flags, losses, one_line
+from safetensors import safe_open
+
+pytestmark = pytest.mark.program
+SHORT = {"val_every": 0, "val_data": "none", "checkpoint_every": 0}
+
+
+@pytest.fixture(autouse=True)
+def _gloo(build):
+    if not has(build, "GLOO"):
+        pytest.skip("the build is without Gloo")
+
+
+def run(build, *arguments, code: int = 0, **variables) -> subprocess.CompletedProcess:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "LLAMAC_PYTHON": "/bin/false"} | variables
+    done = subprocess.run(
+        [build / "train_llama3", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def tensors(checkpoint: Path, stem: str) -> dict[str, np.ndarray]:
+    """What the ranks' files of a checkpoint hold together, in f32, which holds bf16 exactly."""
+    parts: dict[str, list[np.ndarray]] = {}
+    for path in sorted(checkpoint.glob(f"{stem}*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                parts.setdefault(name, []).append(file.get_tensor(name).float().numpy())
+    return {name: np.concatenate(rows) for name, rows in parts.items()}
+
+
+def assert_same_state(a: Path, b: Path) -> None:
+    for stem in ("model", "optimizer"):
+        left, right = tensors(a, stem), tensors(b, stem)
+        assert left.keys() == right.keys()
+        for name in left:
+            np.testing.assert_array_equal(left[name], right[name], err_msg=name)
+
+
+def numbers(out: Path) -> list[tuple]:
+    return [(e["step"], e["loss"], e["grad_norm"], e["lr"]) for e in events(out, "step")]
+
+
+@pytest.fixture(scope="module")
+def alone(build, data, tmp_path_factory):
+    """20 steps of one rank."""
+    out = tmp_path_factory.mktemp("alone") / "out"
+    run(build, *flags(data, out, steps=20, batch_size=4, **SHORT))
+    return out
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_the_losses_of_one_rank(build, data, tmp_path, alone, devices):
+    """In f32, at every level; levels have the same bits, down to the optimizer's state."""
+    for level in range(4):
+        out = tmp_path / f"zero{level}"
+        size = {"batch_size": 4 // devices, "devices": devices, "zero": level}
+        run(build, *flags(data, out, steps=20, **size, **SHORT))
+        np.testing.assert_allclose(losses(out), losses(alone), rtol=2e-6)
+        assert numbers(out) == numbers(tmp_path / "zero0")
+        assert_same_state(out / "step_000020", tmp_path / "zero0/step_000020")
+
+
+PRECISIONS = {
+    "master": {"dtype": "bf16"},
+    "stochastic": {
+        "dtype": "bf16",
+        "grad_dtype": "bf16",
+        "optimizer_state": "bf16",
+        "master_weights": "off",
+    },
+}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_levels_have_the_same_bits(build, data, tmp_path, precision):
+    """In bf16, where AdamW rounds at random, with recomputation and verified steps."""
+    for level in range(4):
+        more = {"zero": level, "recompute": "block", "verify_every": 2} | PRECISIONS[precision] | SHORT
+        out = tmp_path / f"zero{level}"
+        run(build, *flags(data, out, steps=4, devices=2, batch_size=2, **more))
+        assert numbers(out) == numbers(tmp_path / "zero0")
+        for file in (tmp_path / "zero0/step_000004").glob("*.safetensors"):
+            assert (out / "step_000004" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_accumulation(build, data, tmp_path):
+    """Micro-batches of the same step: where gradients are shared they are summed in another order."""
+    for level in range(4):
+        out = tmp_path / f"zero{level}"
+        more = {"zero": level, "total_batch_size": 4 * T * 4} | SHORT
+        run(build, *flags(data, out, steps=6, devices=2, batch_size=2, **more))
+        np.testing.assert_allclose(losses(out), losses(tmp_path / "zero0"), rtol=2e-6)
+    for a, b in ((0, 1), (2, 3)):
+        assert numbers(tmp_path / f"zero{a}") == numbers(tmp_path / f"zero{b}")
+
+
+def test_the_same_ranks_give_the_same_bits(build, data, tmp_path):
+    for out in (tmp_path / "a", tmp_path / "b"):
+        run(build, *flags(data, out, steps=4, devices=3, batch_size=2, zero=3))
+    assert numbers(tmp_path / "a") == numbers(tmp_path / "b")
+    assert events(tmp_path / "a", "val") == events(tmp_path / "b", "val")
+    assert_same_state(tmp_path / "a/step_000004", tmp_path / "b/step_000004")
+
+
+def test_validation_is_that_of_one_rank(build, data, tmp_path):
+    """Three batches on two ranks, and samples."""
+    more = {"steps": 2, "batch_size": 2, "total_batch_size": 2 * 2 * T, "val_steps": 3, "sample_every": 2}
+    for devices in (1, 2):
+        for level in (1, 3):
+            out = tmp_path / f"{devices}-{level}"
+            run(build, *flags(data, out, devices=devices, zero=level, **more))
+            first = tmp_path / "1-1"
+            found, expected = events(out, "val"), events(first, "val")
+            assert found[0] == expected[0] and len(found) == len(expected) == 2
+            assert [e["text"] for e in events(out, "sample")] == [e["text"] for e in events(first, "sample")]
+
+
+def test_resume_with_the_same_ranks(build, data, tmp_path):
+    """The bits of a run that was not interrupted."""
+    more = {"devices": 2, "zero": 2, "batch_size": 2, "dtype": "bf16"}
+    run(build, *flags(data, tmp_path / "whole", **more))
+    run(build, *flags(data, tmp_path / "parts", **more | {"steps": 4, "schedule": "cosine"}))
+    shutil.rmtree(tmp_path / "parts")
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    shutil.rmtree(tmp_path / "parts/step_000008")
+    run(build, *flags(data, tmp_path / "parts", resume="auto", **more))
+    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+    assert_same_state(tmp_path / "parts/step_000008", tmp_path / "whole/step_000008")
+
+
+SAVE_AGAIN = """
+import sys, llamac
+trainer = llamac.Trainer(sys.argv[1], zero=int(sys.argv[2]), batch_size=1)
+trainer.save(sys.argv[3])
+"""
+
+
+def as_ranks(command: list, ranks: int) -> list[tuple[int, str]]:
+    """Exit codes and error lines of a command whose processes torchrun might have started."""
+    port = free_port()
+    processes = [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | torchrun_environment(rank, ranks, port),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        said = [process.communicate(timeout=120)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(process.returncode, text) for process, text in zip(processes, said)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [((4, 3), (2, 1)), ((2, 2), (1, 0)), ((1, 0), (4, 3)), ((2, 0), (2, 3))]
+)
+def test_resume_with_other_ranks(build, data, tmp_path, before, after):
+    """The state has the same bits, resharded, and the run goes on."""
+    more = {"total_batch_size": 4 * T, "batch_size": 1, "dtype": "bf16", "val_steps": 4}
+    run(build, *flags(data, tmp_path / "a", **more, devices=before[0], zero=before[1]))
+    checkpoint = tmp_path / "a/step_000004"
+    command = [sys.executable, "-c", SAVE_AGAIN, checkpoint, str(after[1]), tmp_path / "again"]
+    for code, text in as_ranks(command, after[0]):
+        assert code == 0, text
+    assert_same_state(tmp_path / "again", checkpoint)
+    again = {"devices": after[0], "zero": after[1], "resume": checkpoint}
+    run(build, *flags(data, tmp_path / "b", **more, **again))
+    np.testing.assert_allclose(losses(tmp_path / "b"), losses(tmp_path / "a")[4:], rtol=2e-3)
+    assert len(losses(tmp_path / "b")) == 4
+
+
+def test_transformers_opens_the_checkpoint(build, data, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    run(build, *flags(data, tmp_path, devices=2, batch_size=2, zero=3, steps=4))
+    checkpoint = tmp_path / "step_000004"
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
+    state = model.state_dict()
+    for name, weight in tensors(checkpoint, "model").items():
+        np.testing.assert_array_equal(state[name].float().numpy(), weight)
+
+
+def test_the_program_among_torchruns_processes(build, data, tmp_path):
+    command = [build / "train_llama3", *flags(data, tmp_path / "a", steps=4, batch_size=2)]
+    assert as_ranks(command, 2) == [(0, ""), (0, "")]
+    run(build, *flags(data, tmp_path / "b", steps=4, batch_size=2, devices=2))
+    assert numbers(tmp_path / "a") == numbers(tmp_path / "b")
+
+
+def test_mpirun(build, data, tmp_path):
+    if not has(build, "MPI") or not shutil.which("mpirun"):
+        pytest.skip("the build is without MPI, or there is no mpirun")
+    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", build / "train_llama3"]
+    subprocess.run(
+        [*command, *flags(data, tmp_path / "a", steps=4, batch_size=2)], check=True, timeout=120, cwd=ROOT
+    )
+    run(build, *flags(data, tmp_path / "b", steps=4, batch_size=2, devices=2))
+    assert numbers(tmp_path / "a") == numbers(tmp_path / "b")
+
+
+def start_ranks(build, data, out, awaited: str = "step", **more) -> tuple[subprocess.Popen, list[int]]:
+    """--devices, once it has logged such an event: its process, and the process ids of its ranks."""
+    process = subprocess.Popen(
+        [build / "train_llama3", *flags(data, out, **more)],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "LLAMAC_PYTHON": "/bin/false"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (out / "log.jsonl").exists() or not events(out, awaited):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ranks = {}
+    for pid in map(int, children):
+        variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+        ranks[next(int(text[5:]) for text in variables if text.startswith("RANK="))] = pid
+    return process, [ranks[rank] for rank in sorted(ranks)]
+
+
+def still_run(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("to_rank", [None, 1])
+def test_a_signal(build, data, tmp_path, number, to_rank):
+    """To the process that started the ranks, or to one: all end, with a checkpoint of the last step."""
+    endless = {"steps": 1000000, "schedule": "constant", "devices": 2, "batch_size": 2, "val_every": 0}
+    process, ranks = start_ranks(build, data, tmp_path, **endless)
+    os.kill(process.pid if to_rank is None else ranks[to_rank], number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number and said == ""
+    last = events(tmp_path, "step")[-1]["step"]
+    assert events(tmp_path, "checkpoint")[-1]["step"] == last
+    assert not still_run(ranks)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_lost_rank(build, data, tmp_path, rank):
+    """The others end, one of them names it, and no process is left; the newest checkpoint resumes."""
+    endless = {"steps": 1000000, "schedule": "constant", "devices": 3, "batch_size": 2, "checkpoint_every": 2}
+    process, ranks = start_ranks(build, data, tmp_path, "checkpoint", **endless, collective_timeout=10)
+    os.kill(ranks[rank], signal.SIGKILL)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGKILL
+    # A rank may end so soon after the lost one that a third names the second.
+    assert any(f"rank {rank} " in line for line in said.splitlines()), said
+    assert not still_run(ranks)
+    newest = int(max(tmp_path.glob("step_*")).name[5:])
+    again = endless | {"steps": newest + 2, "resume": "auto"}
+    run(build, *flags(data, tmp_path, **again))
+    assert [e["step"] for e in events(tmp_path, "step")] == list(range(1, newest + 3))
+
+
+BAD = {
+    "batch": ({"devices": 2, "total_batch_size": 4 * T}, "devices = 4 * 16 * 2 = 128"),
+    "level": ({"devices": 2, "zero": 4}, "--zero: expected an integer from 0 to 3, found 4"),
+    "data": ({"devices": 2, "train_data": "nowhere_*.bin"}, "nowhere_*.bin"),
+    "no devices": ({"devices": 0}, "--devices: expected an integer"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(build, data, tmp_path, case):
+    """One line from one rank."""
+    more, expected = BAD[case]
+    assert expected in one_line(run(build, *flags(data, tmp_path / "out", **more), code=2))
+    assert not (tmp_path / "out").exists()
+
+
+def test_ranks_that_disagree(build, data, tmp_path):
+    port = free_port()
+    processes = []
+    for rank in range(2):
+        rate = 0.001 * (rank + 1)
+        command = [build / "train_llama3", *flags(data, tmp_path / "out", lr=rate, batch_size=2)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | torchrun_environment(rank, 2, port)
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, **pipes))
+    said = [process.communicate(timeout=60)[1] for process in processes]
+    assert [process.returncode for process in processes] == [2, 2]
+    assert said == ["train_llama3: rank 1: --lr: expected 0.001, as rank 0 has it, found 0.002\n", ""]
+
+
+def test_a_missing_shard(build, data, tmp_path):
+    run(build, *flags(data, tmp_path, devices=2, batch_size=2, steps=4))
+    (tmp_path / "step_000004/optimizer-00002-of-00002.safetensors").unlink()
+    again = flags(data, tmp_path, devices=2, batch_size=2, resume=tmp_path / "step_000004")
+    line = one_line(run(build, *again, code=2))
+    assert "optimizer-00002-of-00002.safetensors" in line
+
+
+def test_the_plan_of_many(build, data, tmp_path):
+    """Without any of the devices: less of everything that is shared."""
+    found = {}
+    for level in range(4):
+        more = {"devices": 8, "zero": level, "batch_size": 1, "model": "llama3.2-1b"}
+        out = run(build, *flags(data, tmp_path / "out", **more), "--dry-run").stdout
+        found[level] = float(out.split(" total ")[1].split()[1].replace(",", ""))
+    assert found[0] > found[1] > found[2] > found[3]
+    assert not (tmp_path / "out").exists()
