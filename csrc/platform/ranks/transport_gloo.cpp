@@ -1,6 +1,8 @@
-// Gloo: TCP between any processes, by nothing but Debian's libgloo-dev or another build of it.
+// Gloo: TCP between any processes, by nothing but Debian's libgloo-dev or another build of it; shared memory between those
+// of one host.
 #include "platform/error.h"
 #include "platform/ranks/rendezvous.h"
+#include "platform/ranks/shared_memory.h"
 #include "platform/ranks/transport.h"
 
 #if defined(LLAMAC_GLOO)
@@ -45,6 +47,7 @@ struct GlooTransport : Transport {
     std::shared_ptr<gloo::rendezvous::Context> context;
     // Messages so far with each peer: a number of its own for each, the same at both ends.
     std::vector<uint64_t> sent, received;
+    std::unique_ptr<SharedMemory> shared;
 
     GlooTransport(const Launch& launch, const std::string& purpose, double seconds)
         : Transport(launch.rank, launch.size),
@@ -65,6 +68,7 @@ struct GlooTransport : Transport {
         } catch (const gloo::Exception& error) {
             fail("rank ", rank, ": Gloo: ", error.what());
         }
+        shared = std::make_unique<SharedMemory>(*this, seconds);
     }
 
     void exchange(std::span<const Message> messages) override {
@@ -77,7 +81,7 @@ struct GlooTransport : Transport {
         const Message* at = nullptr;
         try {
             for (const Message& m : messages) {
-                if (m.bytes == 0) continue;
+                if (m.bytes == 0 || (shared && shared->reaches(m.peer))) continue;
                 at = &m;
                 const size_t peer = static_cast<size_t>(m.peer);
                 pending.push_back({context->createUnboundBuffer(m.data, static_cast<size_t>(m.bytes)), &m});
@@ -86,6 +90,7 @@ struct GlooTransport : Transport {
                 else
                     pending.back().buffer->send(static_cast<int>(m.peer), sent[peer]++);
             }
+            if (shared) shared->exchange(messages);
             for (const Pending& p : pending) {
                 at = p.message;
                 p.message->incoming ? p.buffer->waitRecv() : p.buffer->waitSend();
