@@ -245,16 +245,26 @@ def start_ranks(build, data, out, awaited: str = "step", **more) -> tuple[subpro
     return process, [ranks[rank] for rank in sorted(ranks)]
 
 
+def still_runs(pid: int) -> bool:
+    """Also one that is stopped; not one that has ended and was not waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def still_run(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    return [pid for pid in pids if still_runs(pid)]
+
+
+ENDLESS = {"steps": 1000000, "schedule": "constant", "batch_size": 2, "val_every": 0}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 @pytest.mark.parametrize("to_rank", [None, 1])
 def test_a_signal(build, data, tmp_path, number, to_rank):
     """To the process that started the ranks, or to one: all end, with a checkpoint of the last step."""
-    endless = {"steps": 1000000, "schedule": "constant", "devices": 2, "batch_size": 2, "val_every": 0}
-    process, ranks = start_ranks(build, data, tmp_path, **endless)
+    process, ranks = start_ranks(build, data, tmp_path, **ENDLESS, devices=2)
     os.kill(process.pid if to_rank is None else ranks[to_rank], number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + number and said == ""
@@ -265,19 +275,69 @@ def test_a_signal(build, data, tmp_path, number, to_rank):
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_lost_rank(build, data, tmp_path, rank):
-    """The others end, one of them names it, and no process is left; the newest checkpoint resumes."""
-    endless = {"steps": 1000000, "schedule": "constant", "devices": 3, "batch_size": 2, "checkpoint_every": 2}
+    """The others end with a line that names it, and no process is left; the newest checkpoint resumes."""
+    endless = ENDLESS | {"devices": 3, "checkpoint_every": 2}
     process, ranks = start_ranks(build, data, tmp_path, "checkpoint", **endless, collective_timeout=10)
     os.kill(ranks[rank], signal.SIGKILL)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGKILL
-    # A rank may end so soon after the lost one that a third names the second.
-    assert any(f"rank {rank} " in line for line in said.splitlines()), said
+    lines = said.splitlines()
+    assert len(lines) == 2, said
+    for line in lines:
+        assert line.startswith(f"train_llama3: rank {rank} has ended or cannot be reached, as rank "), said
+        assert "; the last checkpoint is " in line
     assert not still_run(ranks)
     newest = int(max(tmp_path.glob("step_*")).name[5:])
     again = endless | {"steps": newest + 2, "resume": "auto"}
     run(build, *flags(data, tmp_path, **again))
     assert [e["step"] for e in events(tmp_path, "step")] == list(range(1, newest + 3))
+
+
+def test_a_rank_that_hangs(build, data, tmp_path):
+    """The others end when --collective-timeout is over, and --devices ends the one that hangs."""
+    process, ranks = start_ranks(build, data, tmp_path, **ENDLESS, devices=3, collective_timeout=3)
+    os.kill(ranks[1], signal.SIGSTOP)
+    began = time.monotonic()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 2 and time.monotonic() - began < 3 + 2 + 5 + 5
+    assert (
+        len(said.splitlines()) == 2 and said.count("train_llama3: rank 1 did not answer in time, as ") == 2
+    ), said
+    assert not still_run(ranks)
+
+
+def test_a_signal_while_a_rank_hangs(build, data, tmp_path):
+    """The ranks cannot agree on a step: they end within seconds, as launchers expect it, and save nothing."""
+    more = ENDLESS | {"devices": 2, "checkpoint_every": -1}
+    process, ranks = start_ranks(build, data, tmp_path, **more)
+    os.kill(ranks[1], signal.SIGSTOP)
+    time.sleep(0.5)
+    os.kill(ranks[0], signal.SIGTERM)
+    deadline = time.monotonic() + 10
+    while still_runs(ranks[0]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(ranks[1], signal.SIGKILL)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert (
+        said == "train_llama3: SIGTERM: the other ranks do not answer: ended at once, without a checkpoint\n"
+    )
+
+
+def test_data_that_one_rank_cannot_read(build, data, tmp_path):
+    """All ranks end at the same step, with its checkpoint and one line."""
+    shard = tmp_path / "train.bin"
+    shutil.copy(data / "train_000.bin", shard)
+    out = tmp_path / "out"
+    more = ENDLESS | {"train_data": str(shard), "devices": 2, "collective_timeout": 10}
+    process, ranks = start_ranks(build, data, out, **more)
+    os.truncate(shard, 1024)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 2 and len(said.splitlines()) == 1, said
+    last = events(out, "step")[-1]["step"]
+    assert str(shard) in said and f"step_{last:06d}" in said
+    assert not still_run(ranks)
 
 
 BAD = {

@@ -33,7 +33,11 @@ void run(const Context& context, const char* name, int64_t bytes, const Call& ca
     if (context.dry_run) return;
     const Observer* const observer = context.observer;
     if (observer) observer->before(context.stream);
-    call();
+    try {
+        call();
+    } catch (const LostRank& lost) {
+        throw LostRank(lost, name);
+    }
     if (observer && observer->after_collective) observer->after_collective(name, bytes, context.stream);
 }
 

@@ -1,6 +1,8 @@
 // train_llama3: the loop of a training run. Flags: options.h; one step: trainer.h; what it prints: log.h.
 #include <sys/resource.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <cmath>
 #include <new>
 
@@ -85,6 +87,9 @@ struct Loop {
     bool sound = true;                   // the weights; and the disk, as far as is known
     std::optional<StepResult> unlogged;  // a finished step whose event failed
     int ended_by = 0;                    // a signal to any rank
+    using Clock = std::chrono::steady_clock;
+    std::optional<Clock::time_point> agreed_at;  // and what they do since is a micro-batch's work
+    Clock::duration longest_work{};
 
     Loop(Trainer& trainer, const OutputFolder& folder, Log& to, double peak)
         : t(trainer),
@@ -100,9 +105,7 @@ struct Loop {
         t.between = [this] {
             watchdog.progress();
             // Ranks end together, so that none waits for one that has ended.
-            if (ended_by == 0)
-                for (const double signal : t.ranks.gather(static_cast<double>(stop_signal())))
-                    ended_by = std::max(ended_by, static_cast<int>(signal));
+            if (ended_by == 0) agree();
             if (ended_by != 0) throw Stopped();
         };
     }
@@ -112,6 +115,8 @@ struct Loop {
     void run();
 
   private:
+    unsigned agreement_seconds() const;
+    void agree();
     void run_steps();
     void finish(int64_t in_flight);
     bool val_is_due() const;
@@ -123,23 +128,50 @@ struct Loop {
     std::string rescue();
 };
 
+// Of the ranks, which compute equally long.
+unsigned Loop::agreement_seconds() const {
+    return 5 + 2 * static_cast<unsigned>(std::chrono::ceil<std::chrono::seconds>(longest_work).count());
+}
+
+// The same signal ends all ranks. With one rank, its own.
+void Loop::agree() {
+    const int own = stop_signal();
+    if (t.ranks.count == 1) {
+        ended_by = own;
+        return;
+    }
+    if (agreed_at) longest_work = std::max(longest_work, Clock::now() - *agreed_at);
+    limit_agreement(5 +
+                    2 * static_cast<unsigned>(std::chrono::ceil<std::chrono::seconds>(longest_work).count()));
+    for (const double signal : t.ranks.gather(static_cast<double>(own)))
+        ended_by = std::max(ended_by, static_cast<int>(signal));
+    agreed_at = Clock::now();
+    if (ended_by != 0) limit_agreement(0);
+}
+
 void Loop::validate() {
     watchdog.begins("validation at step", t.step);
-    if (t.val) log.val(t.step, t.validate());
+    if (!t.val) return;
+    const double loss = t.validate();
+    t.ranks.together([&] { log.val(t.step, loss); });
 }
 
 void Loop::sample() {
     watchdog.begins("sample at step", t.step);
-    log.sample(t.step, t.sample());
+    const std::string text = t.sample();
+    t.ranks.together([&] { log.sample(t.step, text); });
 }
 
 void Loop::save() {
     watchdog.begins("checkpoint of step", t.step);
-    sound = false;  // until it is written
+    limit_agreement(0);  // a save takes its time
+    sound = false;       // until it is written
     saved = t.save(out.folder());
     sound = true;
     saved_step = t.step;
-    log.checkpoint(t.step, saved);
+    if (agreed_at) limit_agreement(agreement_seconds());
+    agreed_at.reset();
+    t.ranks.together([&] { log.checkpoint(t.step, saved); });
 }
 
 void Loop::finish(int64_t in_flight) {
@@ -153,10 +185,11 @@ void Loop::finish(int64_t in_flight) {
         skipped = r.skipped ? skipped + 1 : 0;
         sound = r.skipped ? skipped <= t.options.skip_nonfinite : finite;
         unlogged = r;
-        log.step(r, usage.read());
+        t.ranks.together([&] { log.step(r, usage.read()); });
         unlogged.reset();
         if (finite)
-            for (const Spike& spike : spikes.add(r.loss, r.grad_norm)) log.spike(r.step, spike);
+            for (const Spike& spike : spikes.add(r.loss, r.grad_norm))
+                t.ranks.together([&] { log.spike(r.step, spike); });
         if (!sound)
             fail("step ", r.step, ": expected a finite loss and gradient norm, found ", r.loss, " and ",
                  r.grad_norm, skipped > 0 ? ", after " + std::to_string(skipped - 1) + " steps skipped" : "");
@@ -195,7 +228,9 @@ void Loop::run_steps() {
             o.checkpoint_every >= 0 && (t.step == o.steps || is_due(o.checkpoint_every, t.step));
         const bool all = val_is_due() || sample_is_due() || checkpoint || profile.is_complete();
         finish(all ? 0 : t.most_in_flight);
-        if (profile.is_complete()) profile.finish();
+        t.ranks.together([&] {
+            if (profile.is_complete()) profile.finish();
+        });
         if (val_is_due()) validate();
         if (sample_is_due()) sample();
         if (checkpoint) save();
@@ -234,9 +269,12 @@ void Loop::run() {
         } catch (const Stopped&) {
         }
         finish(0);
-        profile.finish();
+        t.ranks.together([&] { profile.finish(); });
         log.print_usage();
         if (t.options.checkpoint_every >= 0 && t.step > saved_step) save();
+    } catch (const ReportedElsewhere&) {
+        rescue();
+        throw;
     } catch (const Error& error) {
         fail(error.what(), rescue());
     }
@@ -283,8 +321,10 @@ int run_training(const Options& options, const Ranks& ranks) {
     describe(log, t);
     if (!t.warnings.empty()) log.print(t.warnings);
     if (!t.resumed_from.empty()) log.print("resuming from " + t.resumed_from);
-    log.describe_run(computing_device(), count_parameters(t.config), origin_of(t));
-    log.start(to_json(options));
+    ranks.together([&] {
+        log.describe_run(computing_device(), count_parameters(t.config), origin_of(t));
+        log.start(to_json(options));
+    });
     const auto [saved, signal] = train(t, out, log, shape.peak_flops);
     ranks.barrier();  // none ends while another one needs it
     if (ranks.is_first()) {
@@ -314,6 +354,12 @@ std::optional<int> run_once(const Options& options, int64_t ranks) {
     return {};
 }
 
+// The main thread waits for a rank that is lost, in a call of the device.
+void end_abandoned(const LostRank& lost) {
+    std::fprintf(stderr, "train_llama3: %s\n", lost.what());
+    _exit(2);
+}
+
 int run_program(int argc, char** argv) {
     Ranks ranks(find_launch(), default_collective_timeout);
     Options options;
@@ -329,7 +375,7 @@ int run_program(int argc, char** argv) {
     if (ranks.gather(done ? 1 : 0)[0] != 0) return done.value_or(0);
     if (ranks.count == 1 && options.devices > 1)
         return run_ranks(options.devices, argv, options.collective_timeout + 5);
-    ranks.together([&] { ranks.connect_devices(options.collective_timeout); });
+    ranks.together([&] { ranks.connect_devices(options.collective_timeout, end_abandoned); });
     return run_training(options, ranks);
 }
 

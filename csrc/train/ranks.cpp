@@ -1,5 +1,6 @@
 #include "train/ranks.h"
 
+#include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -26,11 +27,18 @@ Ranks::Ranks(const Launch& from, double seconds) : own(from.rank), count(from.si
     if (count > 1) channel = connect(launch, "channel", seconds);
 }
 
-void Ranks::connect_devices(double seconds) {
+void Ranks::connect_devices(double seconds, std::function<void(const LostRank&)> abandoned) {
     if (count == 1) return;
     choose_device(launch);
+    if (launch.launcher != Launcher::mpi)
+        heartbeat = std::make_unique<Heartbeat>(connect(launch, "heartbeat", seconds), std::move(abandoned));
+    channel->seconds = seconds;
+    const auto watch = [&](std::unique_ptr<Transport> transport) {
+        return heartbeat ? watched(std::move(transport), *heartbeat) : std::move(transport);
+    };
+    channel = watch(std::move(channel));
     communicator = computing_context().backend == Backend::host
-                       ? make_host_communicator(connect(launch, "collectives", seconds))
+                       ? make_host_communicator(watch(connect(launch, "collectives", seconds)))
                        : make_device_communicator(*channel);
     if (!communicator)
         fail("rank ", own, " of ", count,
@@ -76,6 +84,8 @@ void Ranks::together(const std::function<void()>& call) const {
     } catch (const Error& found) {
         error = found.what();
     }
+    const std::vector<double> failed = gather(error.empty() ? 0. : 1.);
+    if (std::find(failed.begin(), failed.end(), 1.) == failed.end()) return;
     const std::vector<std::string> errors = gather(error);
     for (size_t rank = 0; rank < errors.size(); rank++) {
         if (errors[rank].empty()) continue;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "platform/ranks/communicator.h"
+#include "platform/ranks/heartbeat.h"
 #include "platform/ranks/launch.h"
 #include "platform/ranks/transport.h"
 #include "train/options.h"
@@ -24,6 +25,7 @@ struct ReportedElsewhere : Error {
 struct Ranks {
     int64_t own = 0, count = 1;
     // Null with one rank, and where ranks are only planned.
+    std::unique_ptr<Heartbeat> heartbeat;        // and with MPI: mpirun ends all ranks where one is lost
     std::unique_ptr<Transport> channel;          // between hosts: never waits for a device
     std::unique_ptr<Communicator> communicator;  // of the step's collectives
 
@@ -31,8 +33,9 @@ struct Ranks {
     Ranks() = default;
     // Those of the launch. Connects the channel; every rank calls it. Throws Error.
     Ranks(const Launch& launch, double seconds);
-    // Connects the communicator, on the current device. Throws Error.
-    void connect_devices(double seconds);
+    // Connects the communicator, on the current device, and the heartbeat. seconds: until a missing rank is an error, from
+    // now on. abandoned: Heartbeat's. Throws Error.
+    void connect_devices(double seconds, std::function<void(const LostRank&)> abandoned = {});
 
     bool is_first() const { return own == 0; }
     // Calls it. If it throws on any rank, the first of these ranks throws its error, and all others ReportedElsewhere.

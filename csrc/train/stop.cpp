@@ -20,6 +20,7 @@ constexpr struct {
     {SIGHUP, "SIGHUP"}, {SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGUSR1, "SIGUSR1"}, {SIGUSR2, "SIGUSR2"}};
 
 std::atomic<int> first_signal = 0, count = 0;
+std::atomic<unsigned> seconds_to_agree = 0;
 static_assert(std::atomic<int>::is_always_lock_free);  // for a handler
 
 // In a handler: nothing that allocates, and nothing that waits for a reader of stderr.
@@ -36,6 +37,7 @@ void on_signal(int signal) {
     int none = 0;
     first_signal.compare_exchange_strong(none, signal);
     const int came = ++count;
+    if (came == 1) alarm(seconds_to_agree);
     if (came == 2)
         say(signal, ": the run is already ending, with a checkpoint; a third signal ends it at once\n");
     if (came >= 3) {
@@ -45,9 +47,20 @@ void on_signal(int signal) {
     errno = error;
 }
 
+void on_alarm(int) {
+    say(first_signal, ": the other ranks do not answer: ended at once, without a checkpoint\n");
+    _exit(exit_code_of(first_signal));
+}
+
 }  // namespace
 
+void limit_agreement(unsigned seconds) {
+    seconds_to_agree = seconds;
+    alarm(first_signal != 0 ? seconds : 0);
+}
+
 void answer_stop_signals() {
+    std::signal(SIGALRM, on_alarm);
     for (const auto& signal : answered) {
         struct sigaction action{};
         CHECK(sigaction(signal.number, nullptr, &action) == 0);

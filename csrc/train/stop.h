@@ -20,6 +20,9 @@ int stop_signal();
 int stop_signals();
 // "SIGTERM"
 const char* signal_name(int signal);
+// The ranks of a run end at the same step, on which they agree after a signal. Where they have not called it again so many
+// seconds after one, the signal ends the program at once, without a checkpoint: a rank is lost. 0: no limit.
+void limit_agreement(unsigned seconds);
 // What a shell reports of a process that the signal ended.
 constexpr int exit_code_of(int signal) {
     return 128 + signal;

@@ -295,7 +295,8 @@ void Trainer::start_step(const Batch& batch) {
     try {
         for (int64_t micro = 0; micro < accumulation; micro++) {
             const Range range("micro-batch", micro);
-            batch(micro, f.tokens.data + micro * rows, f.targets.data + micro * rows);
+            ranks.together(
+                [&] { batch(micro, f.tokens.data + micro * rows, f.targets.data + micro * rows); });
             wait_for_device();
             copy_tokens(micro, f, token_slots[slot]);
             queue_micro_batch(micro, f, token_slots[slot]);

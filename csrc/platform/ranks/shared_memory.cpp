@@ -90,8 +90,8 @@ struct SharedMemory::Region {
     }
 };
 
-SharedMemory::SharedMemory(Transport& transport, double limit)
-    : rank(transport.rank), seconds(limit), theirs(static_cast<size_t>(transport.size)) {
+SharedMemory::SharedMemory(Transport& transport)
+    : rank(transport.rank), theirs(static_cast<size_t>(transport.size)) {
     const auto ranks = static_cast<size_t>(transport.size);
     std::random_device random;
     const uint64_t token = uint64_t{random()} << 32 | random();
@@ -185,7 +185,7 @@ bool SharedMemory::has_ended(int64_t peer) const {
     return true;
 }
 
-void SharedMemory::exchange(std::span<const Message> messages) {
+void SharedMemory::exchange(std::span<const Message> messages, double seconds) {
     for (Flow& flow : flows) {
         flow.messages.clear();
         flow.next = 0;
@@ -210,9 +210,8 @@ void SharedMemory::exchange(std::span<const Message> messages) {
         for (const Flow& flow : flows) {
             if (!remains(flow)) continue;
             if (ended[static_cast<size_t>(flow.peer)])  // and what it had sent has been taken since
-                fail("rank ", flow.peer, " has ended or cannot be reached, as rank ", rank, " found");
-            if (idle > std::chrono::duration<double>(seconds))
-                fail("rank ", flow.peer, " did not answer in time, as rank ", rank, " found");
+                throw LostRank(flow.peer, rank, false);
+            if (idle > std::chrono::duration<double>(seconds)) throw LostRank(flow.peer, rank, true);
         }
         if (idle >= nap)
             for (const Flow& flow : flows)

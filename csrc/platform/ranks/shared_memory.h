@@ -16,14 +16,14 @@ namespace llamac {
 
 struct SharedMemory {
     // Every rank of the transport calls it. Throws Error.
-    SharedMemory(Transport& transport, double seconds);
+    explicit SharedMemory(Transport& transport);
     SharedMemory(const SharedMemory&) = delete;
     ~SharedMemory();
 
     // Whether that rank shares memory with this one: it runs on the same kernel and sees the same processes.
     bool reaches(int64_t peer) const { return theirs[static_cast<size_t>(peer)] != nullptr; }
     // As Transport::exchange, of the messages whose peers it reaches; passes over the others.
-    void exchange(std::span<const Message> messages);
+    void exchange(std::span<const Message> messages, double seconds);
 
   private:
     struct Ring;
@@ -41,7 +41,6 @@ struct SharedMemory {
     bool has_ended(int64_t peer) const;
 
     const int64_t rank;
-    const double seconds;
     std::unique_ptr<Region> own;
     std::vector<std::unique_ptr<Region>> theirs;  // by rank; null: not reached
     std::vector<Flow> flows;

@@ -1,8 +1,16 @@
 #include "platform/ranks/transport.h"
 
-#include "platform/error.h"
-
 namespace llamac {
+
+LostRank::LostRank(int64_t lost, int64_t by, bool is_late)
+    : Error("rank " + std::to_string(lost) +
+            (is_late ? " did not answer in time" : " has ended or cannot be reached") + ", as rank " +
+            std::to_string(by) + " found"),
+      rank(lost),
+      late(is_late) {}
+
+LostRank::LostRank(const LostRank& other, const std::string& during)
+    : Error(other.what() + (" in " + during)), rank(other.rank), late(other.late) {}
 
 void Transport::barrier() {
     std::vector<char> received(static_cast<size_t>(size));

@@ -7,9 +7,18 @@
 #include <string>
 #include <vector>
 
+#include "platform/error.h"
 #include "platform/ranks/launch.h"
 
 namespace llamac {
+
+// A rank has ended or cannot be reached; or, late, it did not answer in time. by: who found it.
+struct LostRank : Error {
+    int64_t rank;
+    bool late;
+    LostRank(int64_t lost, int64_t by, bool is_late);
+    LostRank(const LostRank& other, const std::string& during);
+};
 
 struct Message {
     int64_t peer;  // another rank
@@ -21,13 +30,14 @@ struct Message {
 // One thread at a time. Ranks that were connected for several purposes have a transport for each.
 struct Transport {
     const int64_t rank, size;
+    double seconds;  // until a rank that does not answer is lost
 
-    Transport(int64_t own, int64_t count) : rank(own), size(count) {}
+    Transport(int64_t own, int64_t count, double limit) : rank(own), size(count), seconds(limit) {}
     Transport(const Transport&) = delete;
     virtual ~Transport() = default;
 
     // Starts all messages, and returns when all are done. Between two ranks, messages of a direction arrive in the order
-    // of the calls and of their lists. Throws Error naming a peer that is gone or does not answer in time.
+    // of the calls and of their lists. Throws LostRank.
     virtual void exchange(std::span<const Message> messages) = 0;
 
     // Returns when all ranks have called it.

@@ -49,8 +49,8 @@ struct GlooTransport : Transport {
     std::vector<uint64_t> sent, received;
     std::unique_ptr<SharedMemory> shared;
 
-    GlooTransport(const Launch& launch, const std::string& purpose, double seconds)
-        : Transport(launch.rank, launch.size),
+    GlooTransport(const Launch& launch, const std::string& purpose, double limit)
+        : Transport(launch.rank, launch.size, limit),
           context(
               std::make_shared<gloo::rendezvous::Context>(static_cast<int>(rank), static_cast<int>(size))),
           sent(static_cast<size_t>(size)),
@@ -68,7 +68,7 @@ struct GlooTransport : Transport {
         } catch (const gloo::Exception& error) {
             fail("rank ", rank, ": Gloo: ", error.what());
         }
-        shared = std::make_unique<SharedMemory>(*this, seconds);
+        shared = std::make_unique<SharedMemory>(*this);
     }
 
     void exchange(std::span<const Message> messages) override {
@@ -90,16 +90,16 @@ struct GlooTransport : Transport {
                 else
                     pending.back().buffer->send(static_cast<int>(m.peer), sent[peer]++);
             }
-            if (shared) shared->exchange(messages);
+            if (shared) shared->exchange(messages, seconds);
+            const std::chrono::milliseconds limit(static_cast<int64_t>(1000 * seconds));
             for (const Pending& p : pending) {
                 at = p.message;
-                p.message->incoming ? p.buffer->waitRecv() : p.buffer->waitSend();
+                p.message->incoming ? p.buffer->waitRecv(limit) : p.buffer->waitSend(limit);
             }
         } catch (const gloo::Exception& error) {
             // Gloo's own text begins with its source file.
             const bool late = std::string(error.what()).find("imed out") != std::string::npos;
-            fail("rank ", at->peer, late ? " did not answer in time" : " has ended or cannot be reached",
-                 ", as rank ", rank, " found");
+            throw LostRank(at->peer, rank, late);
         }
     }
 };

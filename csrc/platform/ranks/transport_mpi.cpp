@@ -43,9 +43,8 @@ void start_mpi() {
 
 struct MpiTransport : Transport {
     MPI_Comm ranks = MPI_COMM_NULL;
-    const double seconds;
 
-    MpiTransport(const Launch& launch, double limit) : Transport(launch.rank, launch.size), seconds(limit) {
+    MpiTransport(const Launch& launch, double limit) : Transport(launch.rank, launch.size, limit) {
         start_mpi();
         CHECK_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &ranks));
         CHECK_MPI(MPI_Comm_set_errhandler(ranks, MPI_ERRORS_RETURN));
@@ -87,7 +86,7 @@ struct MpiTransport : Transport {
                 static_cast<size_t>(std::find_if(requests.begin(), requests.end(),
                                                  [](MPI_Request r) { return r != MPI_REQUEST_NULL; }) -
                                     requests.begin());
-            fail("rank ", peers[waiting], " did not answer in time, as rank ", rank, " found");
+            throw LostRank(peers[waiting], rank, true);
         }
     }
 };
