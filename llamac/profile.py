@@ -28,12 +28,12 @@ CATEGORIES = {
     "optimizer": (0.90, ("adamw", "global_norm")),
     "embedding": (0.90, ("embedding",)),
     "verification": (0.90, ("hash",)),
-    "communication": (1.0, ("communication",)),
+    "communication": (1.0, ("communication", "all_gather", "all_reduce", "broadcast", "reduce_scatter")),
     "copy": (1.0, ("copy",)),
 }
 OTHER, IDLE = "other", "idle"
 
-MUCH_IDLE, MUCH_COPY, MUCH_OTHER, LITTLE = 0.05, 0.02, 0.05, 0.01  # shares of a step
+MUCH_IDLE, MUCH_COPY, MUCH_EXPOSED, MUCH_OTHER, LITTLE = 0.05, 0.02, 0.02, 0.05, 0.01  # shares of a step
 PYTORCH = "PyTorch"  # "runtime" in the profile.json of a run in PyTorch; the program's has none
 
 
@@ -63,9 +63,10 @@ class Profile:
     copy_gbps: float | None
     steps: int
     seconds: float  # of all profiled steps
-    idle_seconds: float  # of them, without any operation or copy
+    idle_seconds: float  # of them, without any operation, copy or collective
     rows: tuple[Row, ...]
     pytorch: bool = False
+    exposed_seconds: float = 0.0  # with collectives alone
 
 
 # Reading
@@ -74,6 +75,8 @@ class Profile:
 def _is_number(value) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
+
+_EXPOSED = "exposed_communication_seconds"
 
 _KINDS = {
     "text": lambda value: isinstance(value, str),
@@ -133,6 +136,7 @@ def read(path: str | Path) -> Profile:
         idle_seconds=_field(values, "idle_seconds", "a number of at least 0", where),
         rows=tuple(_row(rows, k, where) for k in range(len(rows))),
         pytorch=_field({"runtime": ""} | values, "runtime", "text", where) == PYTORCH,
+        exposed_seconds=_field({_EXPOSED: 0.0} | values, _EXPOSED, "a number of at least 0", where),
     )
 
 
@@ -150,7 +154,7 @@ def category(operation: str) -> str:
 def limit(profile: Profile, row: Row) -> tuple[float, str] | None:
     """The least seconds that the row could take, and by what: "memory" (its bytes at the device's copy rate)
     or "compute" (its FLOPs at the peak). None where that rate is not known, or does not apply."""
-    if category(row.operation) == "copy":
+    if category(row.operation) in ("copy", "communication"):
         return None
     limits = []
     if profile.peak_tflops:
@@ -203,6 +207,13 @@ def advice(profile: Profile) -> list[str]:
             )
         text = f"{IDLE}: {idle:.1%} of the step nothing runs; trace.json shows where. Then {cure}."
         lines.append((seconds[IDLE], text))
+    if profile.exposed_seconds > MUCH_EXPOSED * profile.seconds:
+        text = (
+            f"communication: {profile.exposed_seconds / profile.seconds:.1%} of the step is spent in "
+            "collectives alone. Give each rank more to do (--batch-size, more micro-batches), share less "
+            "(--zero)."
+        )
+        lines.append((profile.exposed_seconds, text))
     if copies > MUCH_COPY:
         text = (
             f"copy: {copies:.1%} of the step. Pin the host's memory, copy on a stream of its own, copy less."

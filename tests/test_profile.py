@@ -277,6 +277,13 @@ def test_idle_is_said_from_5_percent_on(idle_ms, said):
         assert "as near to its limit as its kind gets" in profile.advice(p)[0]
 
 
+def test_exposed_communication_is_said():
+    p = made_up(row("reduce_scatter", 20, gb=2), row("matmul_forward", 80, tflop=8))
+    assert not any("communication" in line for line in profile.advice(p))
+    lines = profile.advice(replace(p, exposed_seconds=0.01))
+    assert [line for line in lines if line.startswith("communication: 5.0% of the step")]
+
+
 def test_advice_about_copies_and_unknown_limits():
     lines = profile.advice(made_up(row("swiglu_forward", 90, gb=80), row("copy", 10, gb=1)))
     assert lines[0].startswith("copy: 10.0% of the step") and "Pin" in lines[0]

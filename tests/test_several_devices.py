@@ -1,5 +1,6 @@
 """Runs of several processes: what ranks share, launchers, checkpoints, signals, lost ranks, bad input."""
 
+import json
 import os
 import shutil
 import signal
@@ -221,6 +222,22 @@ def test_mpirun(build, data, tmp_path):
     )
     run(build, *flags(data, tmp_path / "b", steps=4, batch_size=2, devices=2))
     assert numbers(tmp_path / "a") == numbers(tmp_path / "b")
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_a_profile(build, data, tmp_path, zero):
+    """Of rank 0: the collectives of a step, with the bytes that move, and the time that they alone take."""
+    run(build, *flags(data, tmp_path, steps=4, batch_size=2, devices=2, zero=zero, profile=2))
+    values = json.loads((tmp_path / "profile.json").read_text())
+    found = {row["operation"]: row for row in values["operations"]}
+    reduced, gathered = found["reduce_scatter"], found["all_gather"]
+    assert "matmul_forward" in found and "all_reduce" in found
+    # Gathered are gradients, or weights of two blocks, which the backward pass still has.
+    assert gathered["bytes"] == reduced["bytes"] > 0
+    seconds = sum(row["seconds"] for row in found.values()) + values["idle_seconds"]
+    assert values["seconds"] == pytest.approx(seconds, rel=1e-3)
+    own = sum(found[name]["seconds"] for name in ("reduce_scatter", "all_gather", "all_reduce"))
+    assert values["exposed_communication_seconds"] == pytest.approx(own, rel=1e-3)
 
 
 def start_ranks(build, data, out, awaited: str = "step", **more) -> tuple[subprocess.Popen, list[int]]:

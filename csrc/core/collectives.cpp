@@ -27,7 +27,12 @@ ElementType element_type(DType dtype) {
         dtype, [&]<class T>() { return ElementType{size_of(dtype), info(dtype).collectives, reduce<T>}; });
 }
 
-// Checks the tensors, calls, and tells the observer.
+// Of what every rank holds after an all_gather or before a reduce_scatter, what moves between each rank and the others.
+int64_t moved(const Communicator& ranks, int64_t bytes) {
+    return bytes / ranks.size * (ranks.size - 1);
+}
+
+// Calls, and tells the observer. bytes: that this rank sends or, where it sends none, receives.
 template <class Call>
 void run(const Context& context, const char* name, int64_t bytes, const Call& call) {
     if (context.dry_run) return;
@@ -45,7 +50,7 @@ void run(const Context& context, const char* name, int64_t bytes, const Call& ca
 
 void all_reduce(const Context& context, Communicator& ranks, const Tensor& x, Reduction reduction) {
     CHECK(x.contiguous());
-    run(context, "all_reduce", x.bytes(),
+    run(context, "all_reduce", 2 * moved(ranks, x.bytes()),
         [&] { ranks.all_reduce(x.data, x.elements(), element_type(x.dtype), reduction, context.stream); });
 }
 
@@ -53,7 +58,7 @@ void reduce_scatter(const Context& context, Communicator& ranks, const Tensor& o
                     Reduction reduction) {
     CHECK(out.contiguous() && in.contiguous() && out.dtype == in.dtype);
     CHECK(in.elements() == ranks.size * out.elements());
-    run(context, "reduce_scatter", in.bytes(), [&] {
+    run(context, "reduce_scatter", moved(ranks, in.bytes()), [&] {
         ranks.reduce_scatter(out.data, in.data, out.elements(), element_type(in.dtype), reduction,
                              context.stream);
     });
@@ -62,7 +67,7 @@ void reduce_scatter(const Context& context, Communicator& ranks, const Tensor& o
 void all_gather(const Context& context, Communicator& ranks, const Tensor& out, const Tensor& in) {
     CHECK(out.contiguous() && in.contiguous() && out.dtype == in.dtype);
     CHECK(out.elements() == ranks.size * in.elements());
-    run(context, "all_gather", out.bytes(),
+    run(context, "all_gather", moved(ranks, out.bytes()),
         [&] { ranks.all_gather(out.data, in.data, in.elements(), element_type(in.dtype), context.stream); });
 }
 
@@ -70,6 +75,15 @@ void broadcast(const Context& context, Communicator& ranks, const Tensor& x, int
     CHECK(x.contiguous() && root >= 0 && root < ranks.size);
     run(context, "broadcast", x.bytes(),
         [&] { ranks.broadcast(x.data, x.elements(), element_type(x.dtype), root, context.stream); });
+}
+
+void grouped(const Context& context, Communicator& ranks, const char* name, int64_t bytes,
+             const std::function<void()>& calls) {
+    run(context, name, moved(ranks, bytes), [&] {
+        ranks.begin_group();
+        calls();
+        ranks.end_group();
+    });
 }
 
 void send(const Context& context, Communicator& ranks, const Tensor& x, int64_t to) {

@@ -1,6 +1,8 @@
 // What ranks do together with tensors: platform/ranks/communicator.h, with the dtypes' table and the observer. Tensors are
 // contiguous. Each call is enqueued on context.stream.
 #pragma once
+#include <functional>
+
 #include "core/context.h"
 #include "core/tensor.h"
 #include "platform/ranks/communicator.h"
@@ -15,6 +17,10 @@ void reduce_scatter(const Context& context, Communicator& ranks, const Tensor& o
                     Reduction reduction = Reduction::sum);
 // out's equal parts = everybody's `in`, which may be the own part.
 void all_gather(const Context& context, Communicator& ranks, const Tensor& out, const Tensor& in);
+// Calls of all_gather, or of reduce_scatter, as one, which is faster; what they are given must not overlap. name: of what
+// is called; bytes: all that the ranks hold after it, or before.
+void grouped(const Context& context, Communicator& ranks, const char* name, int64_t bytes,
+             const std::function<void()>& calls);
 // x = that of rank `root`.
 void broadcast(const Context& context, Communicator& ranks, const Tensor& x, int64_t root);
 void send(const Context& context, Communicator& ranks, const Tensor& x, int64_t to);

@@ -20,6 +20,7 @@ struct Observer {
     std::function<void(hipStream_t stream)> before;
     std::function<void(const Call& call, const Variant& variant)> after_run;
     std::function<void(int64_t bytes, hipStream_t stream)> after_copy;
+    // bytes: that move between this rank and the others.
     std::function<void(const char* name, int64_t bytes, hipStream_t stream)> after_collective = {};
 };
 

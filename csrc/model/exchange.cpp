@@ -18,18 +18,20 @@ Tensor shards(const Parameters& p, const Tensor& segment, const Placement& place
                        {p.sharding.ranks * placement.shard});
 }
 
-// Calls it for each placement, all of them as one collective.
+// Calls it for each placement, all of them as one collective: all_gather or reduce_scatter of a type.
 template <class Call>
-void for_each_placement(Model& m, int64_t segment, const Call& call) {
-    m.ranks->begin_group();
-    for (const Placement& placement : m.parameters.segments[static_cast<size_t>(segment)].placements)
-        call(placement);
-    m.ranks->end_group();
+void for_each_placement(Model& m, const char* name, DType dtype, int64_t segment, const Call& call) {
+    const std::vector<Placement>& all = m.parameters.segments[static_cast<size_t>(segment)].placements;
+    int64_t elements = 0;
+    for (const Placement& placement : all) elements += m.ranks->size * placement.shard;
+    grouped(m.context, *m.ranks, name, elements * size_of(dtype), [&] {
+        for (const Placement& placement : all) call(placement);
+    });
 }
 
 void gather(Model& m, const Tensor& buffer, const Tensor& in_use, int64_t segment) {
     const Parameters& p = m.parameters;
-    for_each_placement(m, segment, [&](const Placement& placement) {
+    for_each_placement(m, "all_gather", buffer.dtype, segment, [&](const Placement& placement) {
         all_gather(m.context, *m.ranks, shards(p, in_use, placement), p.own(buffer, placement));
     });
 }
@@ -60,7 +62,7 @@ void reduce_gradients(Model& m, int64_t segment, const Pass& pass) {
     const Parameters& p = m.parameters;
     if (is_alone(m) || (!p.sharding.shares_gradients() && !pass.last)) return;
     const Tensor in_use = p.gradients_of(segment);
-    for_each_placement(m, segment, [&](const Placement& placement) {
+    for_each_placement(m, "reduce_scatter", in_use.dtype, segment, [&](const Placement& placement) {
         reduce_scatter(m.context, *m.ranks, p.own(p.gradients, placement), shards(p, in_use, placement));
     });
     if (p.sharding.level == 0) gather(m, p.gradients, in_use, segment);

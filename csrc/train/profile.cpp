@@ -15,16 +15,21 @@
 
 namespace llamac {
 
-// A call or a copy: what its stream did between two events.
+constexpr const char* copy_name = "copy";
+
+// A call, a copy or a collective: what its stream did between two events.
 struct ProfiledCall {
-    const Operation* op;        // null: a copy
-    const Variant* variant;     // null: a copy
+    const Operation* op;        // null: a copy or a collective
+    const Variant* variant;     // likewise
+    const char* other;          // the name of these
     std::vector<int64_t> size;  // of the operation's dimensions
     double flops, bytes;
     hipStream_t stream;
     const Event *begin, *end;
     size_t step;                  // index of the profiled step
     double start_us = 0, us = 0;  // from the first step's begin; known once the events are read
+
+    bool is_collective() const { return !op && other != copy_name; }
 };
 struct ProfiledStep {
     int64_t number;
@@ -49,7 +54,7 @@ struct Total {
 };
 
 std::string operation_of(const ProfiledCall& s) {
-    return s.op ? s.op->name : "copy";
+    return s.op ? s.op->name : s.other;
 }
 std::string variant_of(const ProfiledCall& s) {
     return s.variant ? s.variant->name : "";
@@ -82,7 +87,8 @@ struct Recording {
     const Observer observer = {
         [this](hipStream_t stream) { before(stream); },
         [this](const Call& call, const Variant& variant) { after(call, variant); },
-        [this](int64_t bytes, hipStream_t stream) { after_copy(bytes, stream); },
+        [this](int64_t bytes, hipStream_t stream) { after_other(copy_name, bytes, stream); },
+        [this](const char* name, int64_t bytes, hipStream_t stream) { after_other(name, bytes, stream); },
     };
 
     const Event* record(hipStream_t stream) {
@@ -97,6 +103,7 @@ struct Recording {
         const Event* end = record(call.launch.stream);
         spans.push_back({call.op,
                          &variant,
+                         nullptr,
                          {call.size, call.size + call.op->dimensions.size()},
                          least_flops(call),
                          least_bytes(call),
@@ -105,11 +112,19 @@ struct Recording {
                          end,
                          steps.size() - 1});
     }
-    void after_copy(int64_t bytes, hipStream_t stream) {
+    void after_other(const char* name, int64_t bytes, hipStream_t stream) {
         if (--depth > 0) return;
         const Event* end = record(stream);
-        spans.push_back(
-            {nullptr, nullptr, {}, 0, static_cast<double>(bytes), stream, begin, end, steps.size() - 1});
+        spans.push_back({nullptr,
+                         nullptr,
+                         name,
+                         {},
+                         0,
+                         static_cast<double>(bytes),
+                         stream,
+                         begin,
+                         end,
+                         steps.size() - 1});
     }
 
     void forget_last_step() {
@@ -137,21 +152,35 @@ struct Recording {
     }
     // Of the steps' time, what no span on any stream covers.
     double idle_seconds() const {
+        return step_seconds() - covered_seconds([](const ProfiledCall&) { return true; });
+    }
+    // What collectives alone cover: nothing is computed or copied meanwhile.
+    double exposed_seconds() const {
+        const double alone = covered_seconds([](const ProfiledCall&) { return true; }) -
+                             covered_seconds([](const ProfiledCall& s) { return !s.is_collective(); });
+        return std::max(alone, 0.);  // sums round
+    }
+
+  private:
+    // Of the steps' time, what the chosen spans cover, on whatever streams.
+    template <class Choose>
+    double covered_seconds(const Choose& choose) const {
         std::vector<std::pair<double, double>> busy;
-        for (const ProfiledCall& s : spans) busy.push_back({s.start_us, s.start_us + s.us});
+        for (const ProfiledCall& s : spans)
+            if (choose(s)) busy.push_back({s.start_us, s.start_us + s.us});
         std::sort(busy.begin(), busy.end());
-        double idle = 0;
+        double covered = 0;
         for (const ProfiledStep& step : steps) {
             double at = step.start_us;
             const double end = step.start_us + step.us;
             for (const auto& [from, to] : busy) {
-                if (from > at) idle += std::min(from, end) - at;
-                at = std::clamp(to, at, end);
                 if (from >= end) break;
+                const double until = std::clamp(to, at, end);
+                covered += until - std::max(at, std::min(from, until));
+                at = until;
             }
-            idle += end - at;
         }
-        return 1e-6 * idle;
+        return 1e-6 * covered;
     }
 };
 
@@ -179,8 +208,9 @@ std::vector<Row> rows_of(const std::vector<ProfiledCall>& spans) {
     return rows;
 }
 
-void print_table(std::vector<Row> rows, double steps, double seconds, double idle) {
+void print_table(std::vector<Row> rows, double steps, double seconds, double idle, double exposed) {
     rows.push_back({"idle", "", {0, idle, 0, 0}, {}});
+    if (exposed > 0) rows.push_back({"exposed communication", "", {0, exposed, 0, 0}, {}});
     std::printf("%-26s %-12s %8s %9s %6s %9s %8s\n", "operation", "variant", "calls", "ms/step", "share",
                 "GFLOP/s", "GB/s");
     for (const auto& [operation, variant, t, shapes] : rows) {
@@ -202,7 +232,7 @@ ordered_json or_null(double value) {
 }
 
 ordered_json profile_json(const std::vector<Row>& rows, size_t steps, double seconds, double idle,
-                          double peak_flops) {
+                          double exposed, double peak_flops) {
     ordered_json operations = ordered_json::array();
     for (const Row& row : rows) {
         ordered_json shapes = ordered_json::array();
@@ -218,6 +248,7 @@ ordered_json profile_json(const std::vector<Row>& rows, size_t steps, double sec
             {"steps", steps},
             {"seconds", seconds},
             {"idle_seconds", idle},
+            {"exposed_communication_seconds", exposed},
             {"operations", operations}};
 }
 
@@ -254,8 +285,11 @@ ordered_json trace_json(const std::vector<ProfiledStep>& steps, const std::vecto
         if (s.us > 0 && s.flops > 0) arguments["TFLOP/s"] = 1e-6 * s.flops / s.us;
         if (s.us > 0) arguments["GB/s"] = 1e-3 * s.bytes / s.us;
         const int track = track_of(s.stream);
-        events.push_back(
-            trace_event(operation_of(s), s.op ? "operation" : "copy", track, s.start_us, s.us, arguments));
+        events.push_back(trace_event(operation_of(s),
+                                     s.op                ? "operation"
+                                     : s.is_collective() ? "collective"
+                                                         : "copy",
+                                     track, s.start_us, s.us, arguments));
     }
     return {{"displayTimeUnit", "ms"}, {"traceEvents", events}};
 }
@@ -305,9 +339,9 @@ void Profile::finish() {
     if (r->steps.empty()) return;
     r->read_times();
     const std::vector<Row> rows = rows_of(r->spans);
-    const double seconds = r->step_seconds(), idle = r->idle_seconds();
-    print_table(rows, static_cast<double>(r->steps.size()), seconds, idle);
-    const ordered_json profile = profile_json(rows, r->steps.size(), seconds, idle, peak_flops);
+    const double seconds = r->step_seconds(), idle = r->idle_seconds(), exposed = r->exposed_seconds();
+    print_table(rows, static_cast<double>(r->steps.size()), seconds, idle, exposed);
+    const ordered_json profile = profile_json(rows, r->steps.size(), seconds, idle, exposed, peak_flops);
     write_file(out, "profile.json", profile.dump(2) + "\n");
     write_file(out, "trace.json", trace_json(r->steps, r->spans, context.stream).dump() + "\n");
 }
