@@ -370,6 +370,13 @@ def test_a_token_id_that_is_none(bad, variant):
     assert message == f"embedding_backward: tokens holds {bad}, expected values from 0 to 6"
 
 
+def test_a_repeated_token_id_of_any_count():
+    """A view of one element is refused for its size, without reading it 10^12 times."""
+    ids = np.lib.stride_tricks.as_strided(np.zeros(1, np.int32), (2**40,), (0,))
+    arrays = [np.ones((7, 4), np.float32)], [np.zeros((3, 4), np.float32), ids]
+    assert "tokens" in refusal("embedding_backward", *arrays, [True])
+
+
 def test_a_target_that_is_none():
     losses, logits, targets = (
         np.zeros(3, np.float32),

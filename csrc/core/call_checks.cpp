@@ -42,7 +42,9 @@ void check_indices(const Operation& op, std::span<const Tensor> tensors, size_t 
     const int64_t below = size_of_dimension(op, tensors, o.bound);
     if (!t.data || t.rank != 1 || t.dtype != DType::i32 || below <= 0) return;
     const std::optional<int64_t> none = exception_of(op, o, scalars);
-    for (int64_t n = 0; n < t.shape[0]; n++) {
+    // Elements with memory of their own: a view that repeats one may be of any size, which run() has yet to compare.
+    const int64_t count = t.stride[0] == 0 ? std::min<int64_t>(t.shape[0], 1) : t.shape[0];
+    for (int64_t n = 0; n < count; n++) {
         const int32_t* at = t.as<int32_t>() + n * t.stride[0];
         const int64_t value = wide ? *reinterpret_cast<const int64_t*>(at) : *at;
         if (value != none && (value < 0 || value >= below))
