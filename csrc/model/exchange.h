@@ -3,6 +3,9 @@
 // At every level, each placement's gradient is summed by a reduce_scatter of its shards, and what an update needs of
 // other ranks is gathered: at level 0 gradients, at levels 1 and 2 the updated weights, at level 3 the weights of a
 // segment before it computes. So levels differ in who holds what, and not in the order of any sum.
+//
+// All of it runs on a stream of its own (Model::exchanges), beside the kernels of other segments. Every pass begins by a
+// fork of the model's stream and ends by a join, so that both are recorded in one graph.
 #pragma once
 #include "model/model.h"
 
@@ -13,8 +16,11 @@ struct Pass {
     bool first, last;
 };
 
-// Before a segment computes.
-void gather_weights(Model& model, int64_t segment);
+// Around all that follows.
+void fork_exchanges(Model& model);
+void join_exchanges(Model& model);
+// Before a segment computes. next: the one after it, whose weights are gathered meanwhile; none if that is no segment.
+void gather_weights(Model& model, int64_t segment, int64_t next);
 // Before kernels write or add to the segment's gradients. Shared gradients are summed over the ranks after each
 // micro-batch; those of a later one begin with the sum so far, which the rank that holds a shard brings in.
 void begin_gradients(Model& model, int64_t segment, const Pass& pass);
@@ -22,7 +28,7 @@ void begin_gradients(Model& model, int64_t segment, const Pass& pass);
 void reduce_gradients(Model& model, int64_t segment, const Pass& pass);
 // x = its sum over the ranks.
 void sum_over_ranks(Model& model, const Tensor& x);
-// After the optimizer step.
-void exchange_updated_weights(Model& model);
+// When all weights of the segment are updated.
+void exchange_updated_weights(Model& model, int64_t segment);
 
 }  // namespace llamac

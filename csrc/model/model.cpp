@@ -121,18 +121,20 @@ void show_gradient(const Model& m, int64_t layer, Tensor BlockActivations::* of,
 void forward_trunk(Model& m) {
     const Range range("forward");
     const Activations& a = m.activations;
+    fork_exchanges(m);
     m.gathered = {};  // the weights may be others by now
-    gather_weights(m, m.parameters.embedding.segment);
+    gather_weights(m, m.parameters.embedding.segment, m.parameters.embedding.segment + 1);
     embedding_forward(m.context, {.out = a.embedding,
                                   .tokens = reshape(a.tokens, {a.tokens.elements()}),
                                   .weight = m.parameters.weight(m.parameters.embedding)});
     show(m, "act", &Activations::embedding, a.embedding);
     for (int64_t layer = 0; layer < m.config.L; layer++) {
-        gather_weights(m, m.parameters.blocks[layer].qkv.segment);
+        const int64_t segment = m.parameters.blocks[layer].qkv.segment;
+        gather_weights(m, segment, segment + 1);
         forward_block(m, layer, all_parts);
         show_block(m, layer);
     }
-    gather_weights(m, m.parameters.final_norm.segment);
+    gather_weights(m, m.parameters.final_norm.segment, -1);
     const Tensor weight = m.parameters.weight(m.parameters.final_norm);
     rmsnorm_forward(m.context, {.out = a.final_norm,
                                 .rstd = a.final_rstd,
@@ -294,7 +296,7 @@ void backward_trunk(Model& m, const Pass& pass) {
         show_gradient(m, layer, &BlockActivations::residual_out, a.dresidual);
         const unsigned again = recomputed_parts(m.options.recompute, layer), written = written_again(again);
         const int64_t segment = p.blocks[layer].qkv.segment;
-        gather_weights(m, segment);
+        gather_weights(m, segment, layer > 0 ? segment - 1 : -1);
         begin_gradients(m, segment, pass);
         forward_block(m, layer, again & ~written);
         backward_feed_forward(m, layer, written, accumulate);
@@ -328,6 +330,7 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
       ranks(ranks_),
       kernels(options_.kernels),
       context(computing_context()) {
+    if (ranks) exchanges.emplace();
     context.stream = stream.handle;
     context.workspace = &workspace;
     context.kernels = &kernels;
@@ -385,6 +388,7 @@ void forward_backward(Model& m, bool first, double scale, bool last) {
         global_norm(m.context, {.squares = m.loss_squares, .x = m.activations.losses, .accumulate = !first});
     if (m.options.skip_nonfinite && last) sum_over_ranks(m, m.loss_squares);
     backward_trunk(m, pass);
+    join_exchanges(m);
 }
 
 void set_step(Model& m, const float* lr, const int32_t* step) {
@@ -437,13 +441,17 @@ void update(Model& m, const Parameter& parameter, int64_t first, const Optimizer
 }
 
 void optimizer_step(Model& m, const AdamW& adamw, uint64_t seed) {
+    const std::vector<Parameter>& table = m.parameters.table;
+    fork_exchanges(m);
     sum_squares(m);
-    for (const Parameter& parameter : m.parameters.table) {
-        const auto [first, count] = m.parameters.held(m.parameters.m, parameter);
+    for (size_t i = 0; i < table.size(); i++) {
+        const auto [first, count] = m.parameters.held(m.parameters.m, table[i]);
         if (count > 0)
-            update(m, parameter, first, optimizer_state(m.parameters, parameter, first, count), adamw, seed);
+            update(m, table[i], first, optimizer_state(m.parameters, table[i], first, count), adamw, seed);
+        if (i + 1 == table.size() || table[i + 1].segment != table[i].segment)
+            exchange_updated_weights(m, table[i].segment);
     }
-    exchange_updated_weights(m);
+    join_exchanges(m);
 }
 
 double grad_norm(double squares) {

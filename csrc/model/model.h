@@ -50,7 +50,15 @@ struct Model {
     Tensor squares, lr,
         step;             // [1] each, read by the optimizer where the weights are: squares of the gradients
     Tensor loss_squares;  // [1], with skip_nonfinite: of the losses, the optimizer's guard
+    // Of several ranks (model/exchange.h): the stream that collectives run on, and moments of it, by slot of a segment.
+    struct Exchanges {
+        Stream stream;
+        Event computed, done;
+        std::array<Event, 4> gathered, reduced;
+    };
+    std::optional<Exchanges> exchanges;
     std::array<std::optional<int64_t>, 4> gathered;  // the segment in each of the slots of shared weights
+    std::array<bool, 4> reducing = {};               // whether a slot's gradients are being reduced
     // Where set, sees every activation and gradient, by its name in the debug state, while it holds its
     // value.
     std::function<void(const std::string& name, const Tensor& value)> hook;

@@ -454,7 +454,7 @@ void Trainer::visit_weights(
     const Parameters& p = model.parameters;
     model.gathered = {};
     for (const Parameter& parameter : p.table) {
-        gather_weights(model, parameter.segment);
+        gather_weights(model, parameter.segment, -1);
         if (model.options.sharding.shares_weights()) {
             const Event gathered;
             gathered.record(model.stream.handle);
