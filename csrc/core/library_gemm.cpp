@@ -280,6 +280,14 @@ void decide(Library& lib, const Gemm& g, const Plan& plan, const GemmAlgorithms&
     if (!algorithms.tuning) return;
     decision.state = Decision::settled;
     if (plan.candidates.size() > 1) tune_in_place(g, plan, decision, o);
+    if (!algorithms.agree) return;
+    const std::string common = algorithms.agree(decision.choice.algorithm);
+    if (common == decision.choice.algorithm) return;
+    if (!read_algorithm(lib, plan, common, &decision.chosen))
+        fail("matrix product ", g.name(),
+             ": expected the algorithm that rank 0 has chosen, which this device's ", lib.version,
+             " does not take; --tune off needs none");
+    decision.choice = {common, 0, 0};
 }
 
 }  // namespace
@@ -328,6 +336,12 @@ std::string GemmAlgorithms::use(const GemmChoices& choices) {
     return "";
 }
 
+GemmChoices GemmAlgorithms::given() const {
+    Library& lib = library();
+    const std::lock_guard<std::mutex> held(lib.lock);
+    return {lib.device, lib.version, state->known};
+}
+
 #else
 
 struct GemmAlgorithms::State {};
@@ -345,6 +359,9 @@ GemmChoices GemmAlgorithms::choices() const {
 }
 std::string GemmAlgorithms::use(const GemmChoices&) {
     return "";
+}
+GemmChoices GemmAlgorithms::given() const {
+    return {};
 }
 
 #endif

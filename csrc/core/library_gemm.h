@@ -3,6 +3,7 @@
 // finds. A choice decides the bits: each model has its own, checkpoints keep them, and a file saves the timing.
 #pragma once
 #include <compare>
+#include <functional>
 #include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
@@ -67,11 +68,16 @@ struct GemmAlgorithms {
     // A product that has no timing yet is timed at its next call, which waits for the device and takes device memory
     // for a moment. One product is timed at a time on a device.
     bool tuning = false;
+    // The ranks of a run compute alike, for the same bits after a resume: given the candidate that a timing has found,
+    // returns that of rank 0. Null: there is one rank.
+    std::function<std::string(const std::string& algorithm)> agree;
     // What has been timed or taken, and used. Without the library: empty.
     GemmChoices choices() const;
     // Products that have not been used yet take these candidates. Returns "", or why they are not taken: "another
     // device's ...". One that the library refuses is said on stderr, and not taken.
     std::string use(const GemmChoices& choices);
+    // What use() has been given.
+    GemmChoices given() const;
 
     struct State;  // the library's
     std::unique_ptr<State> state;

@@ -33,7 +33,9 @@ struct JoinedRanks {
 struct LockedTrainer : private JoinedRanks, Trainer {
     explicit LockedTrainer(const Options& options)
         : JoinedRanks(options),
-          Trainer(options, 0, joined) {}  // step() waits for its loss: nothing is ever ahead
+          Trainer(options, 0, joined) {  // step() waits for its loss: nothing is ever ahead
+        agree_with_ranks();
+    }
     mutable std::mutex lock;
 };
 struct TrainerCall {

@@ -299,7 +299,7 @@ int run_training(const Options& options, const Ranks& ranks) {
     ranks.together([&] { trainer.emplace(options, std::nullopt, ranks); });
     OutputFolder& out = *folder;
     Trainer& t = *trainer;
-    ranks.compare(options, t.facts());
+    t.agree_with_ranks();
     answer_stop_signals();
     std::vector<std::string> moved;
     ranks.together([&] {

@@ -243,6 +243,14 @@ const Event& Trainer::end_of(int64_t steps) const {
     return ends[static_cast<size_t>(steps) % ends.size()];
 }
 
+void Trainer::agree_with_ranks() {
+    ranks.compare(options, facts());
+    if (ranks.count == 1) return;
+    const std::string choices = ranks.gather(to_json(model.gemms.given()).dump())[0];
+    model.gemms.use(parse_gemm_choices(nlohmann::json::parse(choices), "rank 0's matrix products"));
+    model.gemms.agree = [this](const std::string& algorithm) { return ranks.gather(algorithm)[0]; };
+}
+
 void Trainer::start_step() {
     start_step([this](int64_t micro, int32_t* tokens, int32_t* targets) {
         train->micro_batch(step, micro, ranks.own, ranks.count, tokens, targets, data_skip);
@@ -325,7 +333,7 @@ void Trainer::start_step(const Batch& batch) {
     if (verified) verifier->end(f.hashes.data);
     end_of(step + 1).record(model.stream.handle);
     step++;
-    if (first) keep_gemm_choices(model.gemms, options);
+    if (first && ranks.is_first()) keep_gemm_choices(model.gemms, options);
 }
 
 StepResult Trainer::finish_step() {

@@ -50,6 +50,10 @@ struct Trainer {
     // After each piece of a checkpoint (FileWriter).
     std::function<void()> written;
 
+    // Compares this rank's options, model and data with the others', and takes rank 0's algorithms of matrix products. Every
+    // rank calls it, before anything else.
+    void agree_with_ranks();
+
     // Puts the next step into the model's stream: micro-batches, gradient norm, AdamW. The host gathers its tokens and
     // goes on; so it may start the next before this one is done, by most_in_flight. It is never more than two
     // micro-batches ahead of the device.
@@ -87,12 +91,12 @@ struct Trainer {
     std::string save(const OpenFolder& out);
     // Writes the same into a directory of any name, which must not exist. Among a run's checkpoints under the run's lock.
     void save_to(const std::string& directory);
-    // What has to be the same on all ranks besides the options, by name.
-    std::vector<std::pair<std::string, std::string>> facts() const;
     int64_t tokens_per_step() const { return tokens_per_rank() * ranks.count; }
     int64_t tokens_per_rank() const { return accumulation * options.batch_size * options.seq_len; }
 
   private:
+    // What has to be the same on all ranks besides the options, by name.
+    std::vector<std::pair<std::string, std::string>> facts() const;
     // What a step reads from and writes to host memory.
     struct StagingBuffers {
         StagingBuffers(int64_t tokens, int64_t hashes);
