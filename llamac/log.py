@@ -180,8 +180,9 @@ class Log:
         self.event("sample", step=step, text=text)
         self.print(f"--- sample at step {step}\n{text}\n---")
 
-    def checkpoint(self, step: int, path: str | Path) -> None:
-        self.event("checkpoint", step=step, path=str(path))
+    def checkpoint(self, step: int, path: str | Path, ms: float) -> None:
+        """ms: what training stood still for."""
+        self.event("checkpoint", step=step, path=str(path), ms=ms)
         self.print(f"{f'{step}/{self.steps}':>13}  checkpoint {path}")
 
     def print_usage(self) -> None:

@@ -54,7 +54,7 @@ void check_log() {
         const double nan = std::numeric_limits<double>::quiet_NaN();
         log.step({2, nan, 1.5, 1e-3, 500.0}, {3, nan, 0.375, 4, 75});
         log.sample(2, "def f():\n\t\"\xff\x1b[2J");
-        log.checkpoint(2, out + "/step_000002");
+        log.checkpoint(2, out + "/step_000002", 12.5);
         log.print_usage();
     }
     std::fclose(console);
@@ -84,8 +84,9 @@ void check_log() {
     check(events[3]["loss"].is_null() && events[3]["gpu_percent"].is_null(), "NaN is null");
     check(events[4] == json{{"event", "sample"}, {"step", 2}, {"text", "def f():\n\t\"\ufffd\x1b[2J"}},
           "sample event");
-    check(events[5] == json{{"event", "checkpoint"}, {"step", 2}, {"path", out + "/step_000002"}},
-          "checkpoint event");
+    check(
+        events[5] == json{{"event", "checkpoint"}, {"step", 2}, {"path", out + "/step_000002"}, {"ms", 12.5}},
+        "checkpoint event");
 
     check(shown.find('\x1b') == shown.npos, "no escape sequence reaches the terminal");
     for (const char* part :
@@ -187,7 +188,7 @@ void write_run(const std::string& out, int64_t first) {
         log.step({step, 8.0, 1.5, 1e-3, 1000.0});
         if (step % 2) continue;
         log.sample(step, "na\u00efve {\n}");
-        log.checkpoint(step, out + "/step");
+        log.checkpoint(step, out + "/step", 12.5);
     }
 }
 

@@ -435,7 +435,7 @@ def written_log(out: Path, losses: list[float]) -> str:
     for step, loss in enumerate(losses, 1):
         log.step(step, loss, 1.5, 1e-3, 1000.0)
     log.sample(len(losses), 'a "quoted"\nline é\ufffd\u2028')
-    log.checkpoint(len(losses), "out/step_000003")
+    log.checkpoint(len(losses), "out/step_000003", 12.5)
     log.close()
     return console.getvalue()
 
@@ -457,7 +457,7 @@ def test_log(tmp_path):
     assert 0 < step["system_mem_gib"] < 100_000 and 0 <= step["cpu_percent"] < 100_000
     assert events[3]["loss"] is None
     assert events[5] == {"event": "sample", "step": 3, "text": 'a "quoted"\nline é\ufffd\u2028'}
-    assert events[6] == {"event": "checkpoint", "step": 3, "path": "out/step_000003"}
+    assert events[6] == {"event": "checkpoint", "step": 3, "path": "out/step_000003", "ms": 12.5}
     first = next(line for line in console.splitlines() if "1/3" in line)
     assert first.split() == [
         "1/3",

@@ -279,9 +279,10 @@ ENDLESS = {"steps": 1000000, "schedule": "constant", "batch_size": 2, "val_every
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 @pytest.mark.parametrize("to_rank", [None, 1])
-def test_a_signal(build, data, tmp_path, number, to_rank):
+@pytest.mark.parametrize("saves", [{}, {"checkpoint_async": "on", "checkpoint_every": 1}])
+def test_a_signal(build, data, tmp_path, number, to_rank, saves):
     """To the process that started the ranks, or to one: all end, with a checkpoint of the last step."""
-    process, ranks = start_ranks(build, data, tmp_path, **ENDLESS, devices=2)
+    process, ranks = start_ranks(build, data, tmp_path, **ENDLESS | saves, devices=2)
     os.kill(process.pid if to_rank is None else ranks[to_rank], number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + number and said == ""
@@ -291,9 +292,10 @@ def test_a_signal(build, data, tmp_path, number, to_rank):
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_a_lost_rank(build, data, tmp_path, rank):
+@pytest.mark.parametrize("saves", ["off", "on"])
+def test_a_lost_rank(build, data, tmp_path, rank, saves):
     """The others end with a line that names it, and no process is left; the newest checkpoint resumes."""
-    endless = ENDLESS | {"devices": 3, "checkpoint_every": 2}
+    endless = ENDLESS | {"devices": 3, "checkpoint_every": 2, "checkpoint_async": saves}
     process, ranks = start_ranks(build, data, tmp_path, "checkpoint", **endless, collective_timeout=10)
     os.kill(ranks[rank], signal.SIGKILL)
     _, said = process.communicate(timeout=30)

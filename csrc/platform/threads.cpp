@@ -3,8 +3,11 @@
 #include <omp.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <initializer_list>
+
+#include "platform/error.h"
 
 namespace llamac {
 
@@ -18,6 +21,15 @@ void limit_spinning(char** argv) {
 
 int host_threads() {
     return omp_get_max_threads();
+}
+
+std::thread start_thread_without_signals(const std::function<void()>& work) {
+    sigset_t all, before;
+    sigfillset(&all);
+    CHECK(pthread_sigmask(SIG_SETMASK, &all, &before) == 0);
+    std::thread thread(work);
+    CHECK(pthread_sigmask(SIG_SETMASK, &before, nullptr) == 0);
+    return thread;
 }
 
 }  // namespace llamac

@@ -1,5 +1,7 @@
-// How the host's threads wait for one another.
+// The host's threads, and how they wait for one another.
 #pragma once
+#include <functional>
+#include <thread>
 
 namespace llamac {
 
@@ -13,5 +15,8 @@ void limit_spinning(char** argv);
 
 // Threads that a parallel loop has.
 int host_threads();
+
+// A thread that no signal interrupts: the process's are answered by those that it had before.
+std::thread start_thread_without_signals(const std::function<void()>& work);
 
 }  // namespace llamac

@@ -77,11 +77,10 @@ std::map<int64_t, std::string> checkpoints_in(const std::string& out) {
     return checkpoints_among(names_in(out));
 }
 
-void remove_leftovers(const OpenFolder& out) {
-    constexpr const char* own[] = {".step_", ".log.jsonl.", ".profile.json.", ".trace.json."};
+void remove_leftovers(const OpenFolder& out, const std::vector<std::string>& of) {
     for (const std::string& name : out.names()) {
-        const bool ours = std::any_of(std::begin(own), std::end(own),
-                                      [&](const char* begin) { return name.rfind(begin, 0) == 0; });
+        const bool ours = std::any_of(
+            of.begin(), of.end(), [&](const std::string& begin) { return name.rfind("." + begin, 0) == 0; });
         if (ours && (ends_with(name, FolderWriter::temporary_suffix) || ends_with(name, removed_suffix)))
             out.remove(name);
     }
@@ -136,10 +135,15 @@ std::string write_checkpoint(const OpenFolder& out, int64_t keep, Manifest manif
                              const std::vector<CheckpointFile>& files, const std::function<void()>& progress,
                              const Ranks& ranks) {
     CHECK(keep >= 1);
-    if (ranks.is_first()) remove_leftovers(out);
+    // Of checkpoints alone: the run's other thread may be writing another file.
+    ranks.together([&] {
+        if (ranks.is_first()) remove_leftovers(out, {"step_"});
+    });
     const std::string name = step_name(manifest.step);
     write_checkpoint_to(out, name, std::move(manifest), files, progress, ranks);
-    if (ranks.is_first()) prune(out, keep);
+    ranks.together([&] {
+        if (ranks.is_first()) prune(out, keep);
+    });
     return out.path + "/" + name;
 }
 

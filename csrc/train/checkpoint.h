@@ -30,7 +30,7 @@ CheckpointFile text_file(const std::string& name, const std::string& role, const
 std::string shard_name(const std::string& stem, const Ranks& ranks, int64_t rank);
 
 // Writes out/step_000100 (it must not exist), then removes the oldest checkpoints beyond `keep` and what
-// interrupted writes left behind; for the run that owns the folder (train/output.h). Throws Error, with all earlier
+// interrupted writes of checkpoints left behind; for the run that owns the folder (train/output.h). Throws Error, with all earlier
 // checkpoints as they were. progress: FileWriter's. Returns the checkpoint's path. With several ranks, all of them call it,
 // each with its own files, which they write at the same time; the first one writes the manifest and renames the directory.
 std::string write_checkpoint(const OpenFolder& out, int64_t keep, Manifest manifest,
@@ -54,7 +54,8 @@ Manifest open_checkpoint(const std::string& directory);
 std::optional<int64_t> step_of(const std::string& name);
 // step -> name, oldest first. The name alone decides: a link to a folder elsewhere is a checkpoint, too.
 std::map<int64_t, std::string> checkpoints_in(const std::string& out);
-// Removes what interrupted writes and removals left in `out`; for the run that owns it.
-void remove_leftovers(const OpenFolder& out);
+// Removes what interrupted writes and removals left in `out` of names that begin so; for the run that owns it.
+void remove_leftovers(const OpenFolder& out, const std::vector<std::string>& of = {
+                                                 "step_", "log.jsonl.", "profile.json.", "trace.json."});
 
 }  // namespace llamac

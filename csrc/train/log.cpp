@@ -132,6 +132,7 @@ void Log::memory(const std::vector<MemoryRow>& rows) {
     size_t group = columns("memory");
     for (const MemoryRow& row : rows) {
         group = std::max(group, columns(row.group));
+        if (row.is_on_host) continue;
         total.tensors += row.tensors;
         total.bytes += row.bytes;
     }
@@ -141,8 +142,11 @@ void Log::memory(const std::vector<MemoryRow>& rows) {
               format("  %8lld  %12.1f", static_cast<long long>(row.tensors), mib));
     };
     print(padded("memory", group + 2) + "   tensors           MiB");
-    for (const MemoryRow& row : rows) print_row(row);
+    for (const MemoryRow& row : rows)
+        if (!row.is_on_host) print_row(row);
     print_row(total);
+    for (const MemoryRow& row : rows)
+        if (row.is_on_host) print_row(row);
 }
 
 void Log::describe_run(const std::string& device, int64_t parameters, const Origin& origin) {
@@ -229,8 +233,8 @@ void Log::sample(int64_t step, const std::string& text) {
     print("--- sample at step " + std::to_string(step) + "\n" + text + "\n---");
 }
 
-void Log::checkpoint(int64_t step, const std::string& directory) {
-    event({{"event", "checkpoint"}, {"step", step}, {"path", directory}});
+void Log::checkpoint(int64_t step, const std::string& directory, double pause_ms) {
+    event({{"event", "checkpoint"}, {"step", step}, {"path", directory}, {"ms", pause_ms}});
     note(step, "checkpoint " + directory);
 }
 

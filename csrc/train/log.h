@@ -28,6 +28,7 @@ struct RunShape {
 struct MemoryRow {
     std::string group;  // "weights", "activations", ...
     int64_t tensors = 0, bytes = 0;
+    bool is_on_host = false;  // beside what the model computes in: not part of the total
 };
 
 // Where the weights of a run come from.
@@ -54,7 +55,8 @@ struct Log {
     void spike(int64_t step, const Spike& spike);
     void val(int64_t step, double loss);
     void sample(int64_t step, const std::string& text);  // any bytes; what is not UTF-8 becomes U+FFFD
-    void checkpoint(int64_t step, const std::string& path);
+    // pause_ms: what training stood still for.
+    void checkpoint(int64_t step, const std::string& path, double pause_ms);
     // What the steps took of the machine, in one line: the most memory, the mean of what is a percentage.
     void print_usage();
 

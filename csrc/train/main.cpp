@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <new>
+#include <utility>
 
 #include "platform/ranks/spawn.h"
 #include "platform/threads.h"
@@ -44,6 +45,11 @@ Origin origin_of(const Trainer& t) {
     return {};
 }
 
+using Clock = std::chrono::steady_clock;
+double ms_since(Clock::time_point begin) {
+    return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+}
+
 bool is_due(int64_t every, int64_t step) {
     return every > 0 && step % every == 0;
 }
@@ -59,7 +65,9 @@ void describe(Log& log, const Trainer& t) {
                {"tokens per step", grouped(t.tokens_per_step())},
                {"training tokens", grouped(t.train ? t.train->tokens : 0)},
                {"validation tokens", grouped(t.val ? t.val->tokens : 0)}});
-    log.memory(memory_rows(t.model, !t.options.dry_run));
+    std::vector<MemoryRow> rows = memory_rows(t.model, !t.options.dry_run);
+    if (t.async || (t.options.dry_run && t.saves_async())) rows.push_back(copy_row(t.state()));
+    log.memory(rows);
 }
 
 // The plan of a run that is not begun: nothing is written.
@@ -90,6 +98,12 @@ struct Loop {
     using Clock = std::chrono::steady_clock;
     std::optional<Clock::time_point> agreed_at;  // and what they do since is a micro-batch's work
     Clock::duration longest_work{};
+    // A checkpoint that is being written while training goes on; pause_ms: what training stood still for.
+    struct Writing {
+        int64_t step;
+        double pause_ms;
+    };
+    std::optional<Writing> writing;
 
     Loop(Trainer& trainer, const OutputFolder& folder, Log& to, double peak)
         : t(trainer),
@@ -110,7 +124,10 @@ struct Loop {
         };
     }
     Loop(const Loop&) = delete;
-    ~Loop() { t.written = t.between = nullptr; }
+    ~Loop() {
+        t.async.reset();  // its thread calls t.written
+        t.written = t.between = nullptr;
+    }
 
     void run();
 
@@ -124,7 +141,8 @@ struct Loop {
     void finish_interrupted_step();
     void validate();
     void sample();
-    void save();
+    void save(bool goes_on);
+    void finish_save();
     std::string rescue();
 };
 
@@ -162,16 +180,39 @@ void Loop::sample() {
     t.ranks.together([&] { log.sample(t.step, text); });
 }
 
-void Loop::save() {
+// goes_on: whether training does, so that the checkpoint can be written meanwhile.
+void Loop::save(bool goes_on) {
+    const Clock::time_point begin = Clock::now();
+    finish_save();
     watchdog.begins("checkpoint of step", t.step);
     limit_agreement(0);  // a save takes its time
     sound = false;       // until it is written
-    saved = t.save(out.folder());
-    sound = true;
     saved_step = t.step;
+    if (goes_on && t.async) {
+        t.start_save(out.folder());
+        writing = {t.step, ms_since(begin)};
+        sound = true;
+    } else {
+        saved = t.save(out.folder());
+        sound = true;
+        t.ranks.together([&] { log.checkpoint(t.step, saved, ms_since(begin)); });
+    }
     if (agreed_at) limit_agreement(agreement_seconds());
     agreed_at.reset();
-    t.ranks.together([&] { log.checkpoint(t.step, saved); });
+}
+
+// Waits for the checkpoint that is being written, if there is one.
+void Loop::finish_save() {
+    if (!writing) return;
+    const Writing done = *std::exchange(writing, std::nullopt);
+    watchdog.begins("checkpoint of step", done.step);
+    limit_agreement(0);
+    const bool weights_are = std::exchange(sound, false);  // until it is written
+    saved = t.async->finish();
+    sound = weights_are;
+    t.ranks.together([&] {
+        if (!log.failed) log.checkpoint(done.step, saved, done.pause_ms);
+    });
 }
 
 void Loop::finish(int64_t in_flight) {
@@ -228,12 +269,13 @@ void Loop::run_steps() {
             o.checkpoint_every >= 0 && (t.step == o.steps || is_due(o.checkpoint_every, t.step));
         const bool all = val_is_due() || sample_is_due() || checkpoint || profile.is_complete();
         finish(all ? 0 : t.most_in_flight);
+        if (writing && t.async->is_done()) finish_save();
         t.ranks.together([&] {
             if (profile.is_complete()) profile.finish();
         });
         if (val_is_due()) validate();
         if (sample_is_due()) sample();
-        if (checkpoint) save();
+        if (checkpoint) save(t.step < o.steps);
     }
 }
 
@@ -247,6 +289,10 @@ std::string Loop::rescue() {
         }
     };
     try {
+        finish_save();
+    } catch (const Error&) {  // as above
+    }
+    try {
         if (sound && unlogged) tell([&] { log.step(*unlogged, usage.read()); });
         while (t.in_flight() > 0) {
             const StepResult r = t.finish_step();
@@ -254,8 +300,9 @@ std::string Loop::rescue() {
             if (sound) tell([&] { log.step(r, usage.read()); });
         }
         if (sound && t.options.checkpoint_every >= 0 && t.step > saved_step) {
+            const Clock::time_point begin = Clock::now();
             saved = t.save(out.folder());
-            tell([&] { log.checkpoint(t.step, saved); });
+            tell([&] { log.checkpoint(t.step, saved, ms_since(begin)); });
         }
     } catch (const Error&) {  // as above
     }
@@ -269,9 +316,10 @@ void Loop::run() {
         } catch (const Stopped&) {
         }
         finish(0);
+        finish_save();
         t.ranks.together([&] { profile.finish(); });
         log.print_usage();
-        if (t.options.checkpoint_every >= 0 && t.step > saved_step) save();
+        if (t.options.checkpoint_every >= 0 && t.step > saved_step) save(false);
     } catch (const ReportedElsewhere&) {
         rescue();
         throw;
@@ -300,6 +348,7 @@ int run_training(const Options& options, const Ranks& ranks) {
     OutputFolder& out = *folder;
     Trainer& t = *trainer;
     t.agree_with_ranks();
+    t.prepare_async_saves();
     answer_stop_signals();
     std::vector<std::string> moved;
     ranks.together([&] {
@@ -368,7 +417,8 @@ int run_program(int argc, char** argv) {
         options = parse_options(argc, argv);
         check_launch(ranks, options);
     });
-    ranks.compare(options, {{"the program's version", version_text()}});
+    ranks.compare(options, {{"the program's version", version_text()},
+                            {"--checkpoint-async", options.checkpoint_async}});
     ranks.together([&] {
         if (ranks.is_first()) done = run_once(options, std::max(ranks.count, options.devices));
     });

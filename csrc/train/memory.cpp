@@ -38,6 +38,15 @@ std::vector<MemoryRow> memory_rows(const Model& model, bool allocated) {
     return rows;
 }
 
+MemoryRow copy_row(const std::vector<NamedTensor>& tensors) {
+    MemoryRow row{"checkpoint copy (host)", 0, 0, true};
+    for (const NamedTensor& each : tensors) {
+        row.tensors++;
+        row.bytes += each.tensor.bytes();
+    }
+    return row;
+}
+
 void check_memory(const Model& model, const Options& options) {
     // The runtime takes more later: for kernels that it loads at their first call, graphs, the library.
     const int64_t later = model.context.backend == Backend::host ? 0 : int64_t{512} << 20;

@@ -23,8 +23,19 @@ void choose_device(const Launch& launch) {
 
 }  // namespace
 
-Ranks::Ranks(const Launch& from, double seconds) : own(from.rank), count(from.size), launch(from) {
-    if (count > 1) channel = connect(launch, "channel", seconds);
+Ranks::Ranks(const Launch& from, double seconds, const std::string& purpose)
+    : own(from.rank), count(from.size), launch(from) {
+    if (count > 1) channel = connect(launch, purpose, seconds);
+}
+
+std::unique_ptr<Transport> Ranks::watch(std::unique_ptr<Transport> transport) const {
+    return heartbeat && transport ? watched(std::move(transport), *heartbeat) : std::move(transport);
+}
+
+Ranks Ranks::beside(const std::string& purpose, double seconds) const {
+    Ranks made(launch, seconds, purpose);
+    made.channel = watch(std::move(made.channel));
+    return made;
 }
 
 void Ranks::connect_devices(double seconds, std::function<void(const LostRank&)> abandoned) {
@@ -33,9 +44,6 @@ void Ranks::connect_devices(double seconds, std::function<void(const LostRank&)>
     if (launch.launcher != Launcher::mpi)
         heartbeat = std::make_unique<Heartbeat>(connect(launch, "heartbeat", seconds), std::move(abandoned));
     channel->seconds = seconds;
-    const auto watch = [&](std::unique_ptr<Transport> transport) {
-        return heartbeat ? watched(std::move(transport), *heartbeat) : std::move(transport);
-    };
     channel = watch(std::move(channel));
     communicator = computing_context().backend == Backend::host
                        ? make_host_communicator(watch(connect(launch, "collectives", seconds)))

@@ -32,12 +32,17 @@ struct Ranks {
     // One process.
     Ranks() = default;
     // Those of the launch. Connects the channel; every rank calls it. Throws Error.
-    Ranks(const Launch& launch, double seconds);
+    Ranks(const Launch& launch, double seconds, const std::string& purpose = "channel");
+    // The same ranks with a channel of their own, for another thread. Every rank calls it; this one must outlive it.
+    // Throws Error.
+    Ranks beside(const std::string& purpose, double seconds) const;
     // Connects the communicator, on the current device, and the heartbeat. seconds: until a missing rank is an error, from
     // now on. abandoned: Heartbeat's. Throws Error.
     void connect_devices(double seconds, std::function<void(const LostRank&)> abandoned = {});
 
     bool is_first() const { return own == 0; }
+    // Ranks that share this one's host.
+    int64_t on_this_host() const { return launch.local_size; }
     // Calls it. If it throws on any rank, the first of these ranks throws its error, and all others ReportedElsewhere.
     void together(const std::function<void()>& call) const;
     // Everybody's number, by rank.
@@ -50,6 +55,8 @@ struct Ranks {
     void compare(const Options& options, const std::vector<std::pair<std::string, std::string>>& facts) const;
 
   private:
+    std::unique_ptr<Transport> watch(std::unique_ptr<Transport> transport) const;
+
     Launch launch;
 };
 

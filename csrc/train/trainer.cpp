@@ -16,6 +16,7 @@
 #include "train/output.h"
 #include "train/resume.h"
 #include "train/sample.h"
+#include "train/usage.h"
 #include "train/warnings.h"
 
 namespace llamac {
@@ -149,6 +150,14 @@ void resume(Trainer& t, const Manifest& manifest) {
     load_weights(t.model.parameters, t.resumed_from);
     load_optimizer(t.model.parameters, files_of(manifest, "optimizer", t.resumed_from));
     t.step = manifest.step;
+}
+
+// A file of tensors whose data lies in a copy, one behind another.
+std::function<void(FileWriter&)> writing_copy(const std::vector<NamedTensor>& tensors, const char* copy) {
+    return [tensors, copy](FileWriter& file) {
+        const SafetensorsWriter header(file, tensors);
+        file.write(copy, copy_row(tensors).bytes);
+    };
 }
 
 }  // namespace
@@ -477,11 +486,16 @@ int64_t Trainer::writer_of(const Parameter& parameter) const {
     return (parameter.offset + parameter.elements() / 2) * ranks.count / model.parameters.elements;
 }
 
-void Trainer::write_weights(FileWriter& file) {
+std::vector<NamedTensor> Trainer::own_weights() const {
     std::vector<NamedTensor> own;
     for (const Parameter& parameter : model.parameters.table)
         if (writer_of(parameter) == ranks.own)
             own.push_back({parameter.name, model.parameters.weight(parameter)});
+    return own;
+}
+
+void Trainer::write_weights(FileWriter& file) {
+    const std::vector<NamedTensor> own = own_weights();
     // Where weights are shared, all ranks take part in gathering them, also one that cannot write its own.
     std::optional<SafetensorsWriter> writer;
     std::exception_ptr error;
@@ -511,17 +525,25 @@ std::string Trainer::index_text() const {
     return index.dump(2) + "\n";
 }
 
-std::vector<CheckpointFile> Trainer::files() {
+std::vector<CheckpointFile> Trainer::files(const char* copy) {
     std::vector<CheckpointFile> files;
+    const std::vector<NamedTensor> weights = own_weights(),
+                                   optimizer_state = optimizer_tensors(model.parameters);
     const std::optional<int64_t> rank = ranks.count > 1 ? std::optional(ranks.own) : std::nullopt;
     if (ranks.is_first())
         files.push_back(
             text_file("config.json", "config", config_json(config, model.options.precision.weights)));
-    files.push_back({shard_name("model", ranks, ranks.own), "weights", rank,
-                     [this](FileWriter& file) { write_weights(file); }});
-    files.push_back({shard_name("optimizer", ranks, ranks.own), "optimizer", rank, [this](FileWriter& file) {
-                         write_safetensors(file, optimizer_tensors(model.parameters));
-                     }});
+    const std::string weights_name = shard_name("model", ranks, ranks.own),
+                      optimizer_name = shard_name("optimizer", ranks, ranks.own);
+    if (copy) {
+        files.push_back({weights_name, "weights", rank, writing_copy(weights, copy)});
+        files.push_back({optimizer_name, "optimizer", rank,
+                         writing_copy(optimizer_state, copy + copy_row(weights).bytes)});
+    } else {
+        files.push_back({weights_name, "weights", rank, [this](FileWriter& file) { write_weights(file); }});
+        files.push_back({optimizer_name, "optimizer", rank,
+                         [optimizer_state](FileWriter& file) { write_safetensors(file, optimizer_state); }});
+    }
     if (!ranks.is_first()) return files;
     if (ranks.count > 1) files.push_back(text_file("model.safetensors.index.json", "index", index_text()));
     for (const CarriedFile& file : carried) files.push_back(text_file(file.name, file.role, file.text));
@@ -531,6 +553,61 @@ std::vector<CheckpointFile> Trainer::files() {
 std::string Trainer::save(const OpenFolder& out) {
     const Range range("checkpoint");
     return write_checkpoint(out, options.keep_checkpoints, manifest(), files(), written, ranks);
+}
+
+bool Trainer::saves_async() const {
+    const bool asked = options.checkpoint_async == "auto" ? model.context.backend == Backend::device
+                                                          : options.checkpoint_async == "on";
+    return asked && options.checkpoint_every > 0 && options.checkpoint_every < options.steps;
+}
+
+std::vector<NamedTensor> Trainer::state() const {
+    std::vector<NamedTensor> state = own_weights();
+    const std::vector<NamedTensor> rest = optimizer_tensors(model.parameters);
+    state.insert(state.end(), rest.begin(), rest.end());
+    return state;
+}
+
+void Trainer::prepare_async_saves() {
+    if (!saves_async()) return;
+    const int64_t bytes = copy_row(state()).bytes;
+    const double needed = static_cast<double>(bytes * ranks.on_this_host()) / (1 << 30),
+                 available = available_memory_gib();
+    ranks.barrier();  // nobody takes any before all have looked
+    std::unique_ptr<PinnedMemory<char>> copy;
+    std::string why;
+    try {
+        // What is left is the system's, and the cache's of what is written.
+        if (constexpr double share = 0.9; available > 0 && needed > share * available)
+            fail("memory: the host has ", available, " GiB available, ", needed, " GiB are needed");
+        copy = std::make_unique<PinnedMemory<char>>(bytes);
+    } catch (const Error& error) {
+        why = error.what();
+    }
+    for (const std::string& each : ranks.gather(why))
+        if (!each.empty())
+            return warn(*this, "--checkpoint-async: no copy of the state: " + each +
+                                   "; training stands still while a checkpoint is written");
+    async.emplace(ranks, std::move(copy), options.collective_timeout);
+}
+
+void Trainer::start_save(const OpenFolder& out) {
+    const Range range("checkpoint");
+    char* to = async->copy->data;
+    const auto copy = [&](const Tensor& tensor) {
+        copy_bytes_async(model.context, to, tensor.data, tensor.bytes());
+        to += tensor.bytes();
+    };
+    visit_weights([&](const Parameter& parameter, const Tensor& weight) {
+        if (writer_of(parameter) == ranks.own) copy(weight);
+    });
+    for (const NamedTensor& each : optimizer_tensors(model.parameters)) copy(each.tensor);
+    const Event copied;
+    copied.record(model.stream.handle);
+    copied.wait();
+    async->start([this, &out, manifest = manifest(), files = files(async->copy->data), progress = written] {
+        return write_checkpoint(out, options.keep_checkpoints, manifest, files, progress, async->writers);
+    });
 }
 
 void Trainer::save_to(const std::string& directory) {

@@ -7,6 +7,7 @@
 
 #include "model/model.h"
 #include "platform/stream.h"
+#include "train/async_saves.h"
 #include "train/carried_files.h"
 #include "train/checkpoint.h"
 #include "train/options.h"
@@ -89,6 +90,16 @@ struct Trainer {
     void visit_weights(const std::function<void(const Parameter& parameter, const Tensor& weight)>& visit);
     // Writes OUT/step_NNNNNN into the run's folder; returns its path.
     std::string save(const OpenFolder& out);
+    // Makes ready for start_save(), if the options ask for it; every rank calls it. Where a host has no room for the copy,
+    // a warning says so, and save() is all there is.
+    void prepare_async_saves();
+    // save() while training goes on: returns when the state is copied. async->finish() comes before the next one.
+    void start_save(const OpenFolder& out);
+    std::optional<AsyncSaves> async;  // once it is ready
+    // Whether the options ask for it, and a checkpoint comes before the last step's, which nothing goes on beside.
+    bool saves_async() const;
+    // What start_save() copies: this rank's weights and optimizer state.
+    std::vector<NamedTensor> state() const;
     // Writes the same into a directory of any name, which must not exist. Among a run's checkpoints under the run's lock.
     void save_to(const std::string& directory);
     int64_t tokens_per_step() const { return tokens_per_rank() * ranks.count; }
@@ -126,7 +137,9 @@ struct Trainer {
     AdamW adamw() const;
     bool is_verified(int64_t step) const;  // from 1
     Manifest manifest() const;
-    std::vector<CheckpointFile> files();
+    // copy: of the state(), to be written in its place.
+    std::vector<CheckpointFile> files(const char* copy = nullptr);
+    std::vector<NamedTensor> own_weights() const;
     void write_weights(FileWriter& file);
     int64_t writer_of(const Parameter& parameter) const;
     std::string index_text() const;

@@ -22,7 +22,7 @@ std::set<std::string> truncate_log(const std::string& path, int64_t step) {
         if (!event.is_object() || line.find('\0') != line.npos) continue;
         const auto found = event.find("step");
         // Steps only grow in a log: what follows the first one past `step` belongs to the part that is
-        // redone.
+        // redone. The event of a checkpoint that was written meanwhile, which comes late, is dropped with it.
         if (found != event.end() && found->is_number() && found->get<double>() > static_cast<double>(step))
             break;
         kept.append(line) += '\n';

@@ -35,6 +35,10 @@ double process_cpu_seconds() {
 
 }  // namespace
 
+double available_memory_gib() {
+    return kib_line("/proc/meminfo", "MemAvailable:");
+}
+
 UsageMeter::UsageMeter() : then(std::chrono::steady_clock::now()), cpu_seconds(process_cpu_seconds()) {}
 
 Usage UsageMeter::read() {
@@ -49,7 +53,7 @@ Usage UsageMeter::read() {
     last = {device.used_bytes / gib,
             device.busy_percent,
             kib_line("/proc/self/status", "VmHWM:"),
-            kib_line("/proc/meminfo", "MemTotal:") - kib_line("/proc/meminfo", "MemAvailable:"),
+            kib_line("/proc/meminfo", "MemTotal:") - available_memory_gib(),
             percent,
             device.sensors};
     return last;

@@ -16,6 +16,9 @@ struct Usage {
     Sensors sensors = {};    // of the device
 };
 
+// Of the machine, with what the kernel would give back; 0: not known.
+double available_memory_gib();
+
 struct UsageMeter {
     UsageMeter();
     // The last reading again where it is less than a tenth of a second old.

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "platform/error.h"
+#include "platform/threads.h"
 
 namespace llamac {
 namespace {
@@ -44,11 +45,7 @@ Watchdog::Watchdog(double seconds_) : seconds(seconds_), watched(pthread_self())
     action.sa_handler = print_stack;
     action.sa_flags = SA_RESTART;
     CHECK(sigaction(stack_signal, &action, nullptr) == 0);
-    sigset_t all, before;  // signals interrupt the thread of the run, not this one
-    sigfillset(&all);
-    CHECK(pthread_sigmask(SIG_SETMASK, &all, &before) == 0);
-    thread = std::thread([this] { watch(); });
-    CHECK(pthread_sigmask(SIG_SETMASK, &before, nullptr) == 0);
+    thread = start_thread_without_signals([this] { watch(); });
 }
 
 Watchdog::~Watchdog() {

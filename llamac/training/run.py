@@ -378,11 +378,12 @@ def sample(r: Run, step: int) -> str:
 def save_checkpoint(r: Run, step: int) -> None:
     """Write OUT/step_NNNNNN and remove this run's oldest checkpoints beyond --keep-checkpoints."""
     finish(r)
+    begin = time.perf_counter()
     path = Path(r.options.out) / f"step_{step:06d}"
     if r.output:
         r.output.check()
     save_model(r.model, path, DTYPES[r.options.dtype], r.carried)
-    r.log.checkpoint(step, path)
+    r.log.checkpoint(step, path, 1e3 * (time.perf_counter() - begin))
     r.checkpoints.append(path)
     while len(r.checkpoints) > r.options.keep_checkpoints:
         oldest = r.checkpoints.pop(0)

@@ -1,14 +1,11 @@
 #include "platform/ranks/heartbeat.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <chrono>
-#include <csignal>
 #include <exception>
 #include <vector>
 
-#include "platform/error.h"
+#include "platform/threads.h"
 
 namespace llamac {
 namespace {
@@ -23,11 +20,7 @@ Heartbeat::Heartbeat(std::unique_ptr<Transport> over_transport,
                      std::function<void(const LostRank&)> when_abandoned)
     : transport(std::move(over_transport)), abandoned(std::move(when_abandoned)) {
     if (transport->rank != 0) transport->seconds *= 2;  // rank 0 may be waiting for another one
-    sigset_t all, before;  // signals interrupt the thread of the run, not this one
-    sigfillset(&all);
-    CHECK(pthread_sigmask(SIG_SETMASK, &all, &before) == 0);
-    thread = std::thread([this] { run(); });
-    CHECK(pthread_sigmask(SIG_SETMASK, &before, nullptr) == 0);
+    thread = start_thread_without_signals([this] { run(); });
 }
 
 Heartbeat::~Heartbeat() {
