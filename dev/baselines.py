@@ -155,6 +155,7 @@ BASELINES = {
     ),
     "mean_loss": Baseline(("mean", "num_valid"), ops.mean_loss_inputs, (Method("function", ops.mean_loss),)),
     "global_norm": forward_baseline("squares", ops.global_norm_inputs, ops.global_norm),
+    "convert": forward_baseline("out", ops.convert_inputs, ops.convert),
     "hash": forward_baseline("sum", ops.hash_inputs, ops.hash_bits),
     "adamw": Baseline(
         ("weight", "m", "v"),

@@ -28,7 +28,10 @@ CATEGORIES = {
     "optimizer": (0.90, ("adamw", "global_norm")),
     "embedding": (0.90, ("embedding",)),
     "verification": (0.90, ("hash",)),
-    "communication": (1.0, ("communication", "all_gather", "all_reduce", "broadcast", "reduce_scatter")),
+    "communication": (
+        1.0,
+        ("communication", "all_gather", "all_reduce", "broadcast", "reduce_scatter", "convert"),
+    ),
     "copy": (1.0, ("copy",)),
 }
 OTHER, IDLE = "other", "idle"

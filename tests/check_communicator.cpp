@@ -155,6 +155,35 @@ void check_type(Communicator& ranks, const Context& context, DType dtype, int64_
     }
 }
 
+// Pairs of neighbours, the last of an odd number alone: each sums and gathers its own.
+void check_split(Communicator& ranks, const Context& context) {
+    const int64_t first = ranks.rank / 2 * 2, last = std::min(first + 2, ranks.size), count = 1001;
+    std::vector<int64_t> members;
+    for (int64_t r = first; r < last; r++) members.push_back(r);
+    const std::unique_ptr<Communicator> pair = ranks.split(members);
+    check(pair->size == last - first && pair->rank == ranks.rank - first, "a part's ranks");
+    Values<float> alone(DType::f32, count, ranks.rank), small(DType::f32, 1, ranks.rank),
+        large(DType::f32, count, ranks.rank), gathered(DType::f32, pair->size, 0);
+    const Values<float> own(DType::f32, 1, ranks.rank);
+    all_reduce(context, *pair, alone.tensor);
+    pair->begin_group();  // sums whose parts are of unequal sizes, one of them empty
+    all_reduce(context, *pair, small.tensor);
+    all_reduce(context, *pair, large.tensor);
+    all_gather(context, *pair, gathered.tensor, own.tensor);
+    pair->end_group();
+    bool good = true, same = true;
+    for (int64_t i = 0; i < count; i++) {
+        double sum = 0;
+        for (int64_t r = first; r < last; r++) sum += element(r, i);
+        good &= alone.at(i) == sum;
+        same &= large.at(i) == sum;
+        if (i == 0) same &= small.at(0) == sum;
+    }
+    for (int64_t i = 0; i < pair->size; i++) same &= gathered.at(i) == element(first + i, 0);
+    check(good, "all_reduce in a part");
+    check(same, "all_reduce in a group, in a part");
+}
+
 // Sums that round: the same bits on every rank, and in all_reduce as in reduce_scatter.
 void check_bits(Communicator& ranks, Transport& channel, const Context& context) {
     const int64_t part = 1001, count = ranks.size * part;
@@ -184,6 +213,7 @@ void check_collectives() {
         check_type<int32_t>(*ranks, context, DType::i32, part);
     }
     check_bits(*ranks, *channel, context);
+    check_split(*ranks, context);
     const std::vector<std::string> texts = channel->gather("rank " + std::to_string(launch.rank));
     for (int64_t r = 0; r < launch.size; r++)
         check(texts[static_cast<size_t>(r)] == "rank " + std::to_string(r), "gather");

@@ -168,6 +168,10 @@ def hash_bits(i):
     return {"sum": torch.from_numpy(hash_halves(i["x"].bfloat16().view(torch.uint8).numpy()))}
 
 
+def convert(i):
+    return {"out": i["x"]}
+
+
 def adamw(i):
     """A step in the middle of a run."""
     a, stored = ADAMW, i["weight"] if i["master"] is None else i["master"]
@@ -229,6 +233,7 @@ CASES = {
     "mean_loss": Case(mean_loss, [{"N": n} for n in (1, 7, 65, 1031, 100003)], (-100,)),
     "global_norm": Case(global_norm, ELEMENTS, (False,)),
     "hash": Case(hash_bits, ELEMENTS),
+    "convert": Case(convert, ELEMENTS, (False,)),
     "adamw": Case(adamw, ELEMENTS, ADAMW_SCALARS),
 }
 

@@ -268,6 +268,7 @@ LABELS = {
     "embedding_backward": ["f32", "T=bf16 G=f32", "bf16"],
     "precompute_cis": [""],
     "mean_loss": [""],
+    "convert": ["T=bf16 G=f32", "T=f32 G=bf16"],
     "hash": [""],
 }
 CALLS = [

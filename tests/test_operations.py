@@ -59,7 +59,7 @@ def guards_intact(memory: torch.Tensor) -> bool:
     )
 
 
-EXACT = "embedding_forward", "repeat_kv_forward", "hash"
+EXACT = "embedding_forward", "repeat_kv_forward", "hash", "convert"
 
 
 def run_guarded(op, variant, types, sizes, values, scalars) -> dict[str, torch.Tensor]:

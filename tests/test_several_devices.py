@@ -104,15 +104,63 @@ def test_levels_have_the_same_bits(build, data, tmp_path, precision):
             assert (out / "step_000004" / file.name).read_bytes() == file.read_bytes()
 
 
-def test_accumulation(build, data, tmp_path):
+def test_groups(build, data, tmp_path, alone):
+    """Shards in groups of 2 of 4 ranks: the losses of one rank, and levels with the same bits."""
+    for level in range(4):
+        out = tmp_path / f"zero{level}"
+        more = {"devices": 4, "shard_group": 2, "zero": level, "batch_size": 1}
+        run(build, *flags(data, out, steps=20, **more, **SHORT))
+        np.testing.assert_allclose(losses(out), losses(alone), rtol=2e-6)
+        assert numbers(out) == numbers(tmp_path / "zero0")
+        assert_same_state(out / "step_000020", tmp_path / "zero0/step_000020")
+
+
+def test_groups_have_the_same_bits(build, data, tmp_path):
+    """In bf16, where AdamW rounds at random, with verified steps: at every level, and in another run."""
+    more = {"devices": 4, "shard_group": 2, "batch_size": 1, "verify_every": 2} | PRECISIONS["stochastic"]
+    for name, level in (("first", 0), ("second", 2), ("third", 3), ("again", 3)):
+        run(build, *flags(data, tmp_path / name, zero=level, steps=4, **more, **SHORT))
+        assert numbers(tmp_path / name) == numbers(tmp_path / "first")
+        assert_same_state(tmp_path / name / "step_000004", tmp_path / "first/step_000004")
+
+
+def test_a_group_of_one_is_level_0(build, data, tmp_path):
+    """Nothing is shared: the sums of two ranks have one order."""
+    for name, more in (("a", {"zero": 3, "shard_group": 1}), ("b", {"zero": 0})):
+        run(build, *flags(data, tmp_path / name, steps=4, devices=2, batch_size=2, **more, **SHORT))
+    np.testing.assert_array_equal(losses(tmp_path / "a"), losses(tmp_path / "b"))
+    assert_same_state(tmp_path / "a/step_000004", tmp_path / "b/step_000004")
+
+
+GROUPED = {"devices": 4, "shard_group": 2, "batch_size": 1}
+
+
+@pytest.mark.parametrize("ranks", [{"devices": 2, "batch_size": 2}, GROUPED], ids=["2", "2 groups of 2"])
+def test_accumulation(build, data, tmp_path, ranks):
     """Micro-batches of the same step: where gradients are shared they are summed in another order."""
     for level in range(4):
         out = tmp_path / f"zero{level}"
         more = {"zero": level, "total_batch_size": 4 * T * 4} | SHORT
-        run(build, *flags(data, out, steps=6, devices=2, batch_size=2, **more))
+        run(build, *flags(data, out, steps=6, **ranks, **more))
         np.testing.assert_allclose(losses(out), losses(tmp_path / "zero0"), rtol=2e-6)
     for a, b in ((0, 1), (2, 3)):
         assert numbers(tmp_path / f"zero{a}") == numbers(tmp_path / f"zero{b}")
+
+
+@pytest.mark.parametrize(("grad_dtype", "reduce_dtype"), [("f32", "bf16"), ("bf16", "f32")])
+@pytest.mark.parametrize("group", [0, 2])
+def test_the_type_of_the_sums(build, data, tmp_path, grad_dtype, reduce_dtype, group):
+    """Levels have the same bits, near to those of sums in the gradients' own type."""
+    more = {"dtype": "bf16", "grad_dtype": grad_dtype, "devices": 4, "shard_group": group, "batch_size": 1}
+    run(build, *flags(data, tmp_path / "own", steps=6, **more, **SHORT))
+    for level in range(4):
+        out = tmp_path / f"zero{level}"
+        run(build, *flags(data, out, steps=6, zero=level, reduce_dtype=reduce_dtype, **more, **SHORT))
+        assert numbers(out) == numbers(tmp_path / "zero0")
+        assert_same_state(out / "step_000006", tmp_path / "zero0/step_000006")
+    # The host sums bf16 in f32 and rounds once: only a second sum, over groups, makes a difference.
+    assert (numbers(out) == numbers(tmp_path / "own")) == (reduce_dtype == "f32" and group == 0)
+    np.testing.assert_allclose(losses(out), losses(tmp_path / "own"), rtol=2e-3)
 
 
 def test_the_same_ranks_give_the_same_bits(build, data, tmp_path):
@@ -151,8 +199,8 @@ def test_resume_with_the_same_ranks(build, data, tmp_path):
 
 SAVE_AGAIN = """
 import sys, llamac
-trainer = llamac.Trainer(sys.argv[1], zero=int(sys.argv[2]), batch_size=1)
-trainer.save(sys.argv[3])
+trainer = llamac.Trainer(sys.argv[1], zero=int(sys.argv[2]), shard_group=int(sys.argv[3]), batch_size=1)
+trainer.save(sys.argv[4])
 """
 
 
@@ -178,19 +226,28 @@ def as_ranks(command: list, ranks: int) -> list[tuple[int, str]]:
     return [(process.returncode, text) for process, text in zip(processes, said)]
 
 
-@pytest.mark.parametrize(
-    ("before", "after"), [((4, 3), (2, 1)), ((2, 2), (1, 0)), ((1, 0), (4, 3)), ((2, 0), (2, 3))]
-)
+RESHARDED = [
+    ((4, 3, 0), (2, 1, 0)),
+    ((2, 2, 0), (1, 0, 0)),
+    ((1, 0, 0), (4, 3, 2)),
+    ((2, 0, 0), (2, 3, 0)),
+    ((4, 3, 2), (4, 1, 0)),
+    ((4, 1, 2), (1, 0, 0)),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), RESHARDED)
 def test_resume_with_other_ranks(build, data, tmp_path, before, after):
-    """The state has the same bits, resharded, and the run goes on."""
+    """Ranks, level, group: the state has the same bits, resharded, and the run goes on."""
     more = {"total_batch_size": 4 * T, "batch_size": 1, "dtype": "bf16", "val_steps": 4}
-    run(build, *flags(data, tmp_path / "a", **more, devices=before[0], zero=before[1]))
+    first = {"devices": before[0], "zero": before[1], "shard_group": before[2]}
+    run(build, *flags(data, tmp_path / "a", **more, **first))
     checkpoint = tmp_path / "a/step_000004"
-    command = [sys.executable, "-c", SAVE_AGAIN, checkpoint, str(after[1]), tmp_path / "again"]
+    command = [sys.executable, "-c", SAVE_AGAIN, checkpoint, str(after[1]), str(after[2]), tmp_path / "again"]
     for code, text in as_ranks(command, after[0]):
         assert code == 0, text
     assert_same_state(tmp_path / "again", checkpoint)
-    again = {"devices": after[0], "zero": after[1], "resume": checkpoint}
+    again = {"devices": after[0], "zero": after[1], "shard_group": after[2], "resume": checkpoint}
     run(build, *flags(data, tmp_path / "b", **more, **again))
     np.testing.assert_allclose(losses(tmp_path / "b"), losses(tmp_path / "a")[4:], rtol=2e-3)
     assert len(losses(tmp_path / "b")) == 4
@@ -363,7 +420,11 @@ BAD = {
     "batch": ({"devices": 2, "total_batch_size": 4 * T}, "devices = 4 * 16 * 2 = 128"),
     "level": ({"devices": 2, "zero": 4}, "--zero: expected an integer from 0 to 3, found 4"),
     "data": ({"devices": 2, "train_data": "nowhere_*.bin"}, "nowhere_*.bin"),
+    "type": ({"devices": 2, "reduce_dtype": "f64"}, "--reduce-dtype: expected"),
     "no devices": ({"devices": 0}, "--devices: expected an integer"),
+    "groups": ({"devices": 4, "shard_group": 3}, "--shard-group: expected a divisor of the number of ranks"),
+    "a large group": ({"devices": 2, "shard_group": 4}, "ranks, 2, or 0 for all of them, found 4"),
+    "a group alone": ({"shard_group": 2}, "ranks, 1, or 0 for all of them, found 2"),
 }
 
 
@@ -399,10 +460,15 @@ def test_a_missing_shard(build, data, tmp_path):
 
 def test_the_plan_of_many(build, data, tmp_path):
     """Without any of the devices: less of everything that is shared."""
-    found = {}
-    for level in range(4):
-        more = {"devices": 8, "zero": level, "batch_size": 1, "model": "llama3.2-1b"}
+
+    def planned(**more) -> float:
+        more |= {"batch_size": 1, "model": "llama3.2-1b"}
         out = run(build, *flags(data, tmp_path / "out", **more), "--dry-run").stdout
-        found[level] = float(out.split(" total ")[1].split()[1].replace(",", ""))
+        return float(out.split(" total ")[1].split()[1].replace(",", ""))
+
+    found = [planned(devices=8, zero=level) for level in range(4)]
     assert found[0] > found[1] > found[2] > found[3]
+    assert planned(devices=8, zero=3, shard_group=4) == planned(devices=4, zero=3) > found[3]
+    assert planned(devices=8, zero=3, reduce_dtype="bf16") > found[3]
+    assert planned(devices=8, zero=3, reduce_dtype="f32") == found[3]
     assert not (tmp_path / "out").exists()

@@ -11,11 +11,24 @@ bool is_alone(const Model& m) {
     return m.options.sharding.ranks == 1 || m.context.dry_run;
 }
 
-// A placement's shards of all ranks, [ranks * shard], in the tensor of its segment.
+// The ranks that share.
+Communicator& group_of(Model& m) {
+    return m.group ? *m.group : *m.ranks;
+}
+
+// A placement's shards of all ranks of a group, [group * shard], in the tensor of its segment.
 Tensor shards(const Parameters& p, const Tensor& segment, const Placement& placement) {
     const int64_t at = placement.offset - p.segments[static_cast<size_t>(placement.segment)].offset;
     return make_tensor(static_cast<char*>(segment.data) + at * size_of(segment.dtype), segment.dtype,
-                       {p.sharding.ranks * placement.shard});
+                       {p.sharding.group * placement.shard});
+}
+
+// This rank's of them.
+Tensor own_shard(const Parameters& p, const Tensor& segment, const Placement& placement) {
+    const Tensor all = shards(p, segment, placement);
+    return make_tensor(
+        static_cast<char*>(all.data) + p.sharding.place() * placement.shard * size_of(all.dtype), all.dtype,
+        {placement.shard});
 }
 
 // What the stream of exchanges begins with now comes after all that the model's stream has been given so far.
@@ -30,24 +43,34 @@ Context exchange_context(const Model& m) {
     return context;
 }
 
-// Calls it for each placement, all of them as one collective: all_gather or reduce_scatter of a type.
+// Calls it for each placement, all of them as one collective of that name and type. parts: of the size of a shard, that the
+// collective moves (grouped() of core/collectives.h).
 template <class Call>
-void for_each_placement(Model& m, const char* name, DType dtype, int64_t segment, const Call& call) {
+void for_each_placement(const Model& m, Communicator& among, const char* name, int64_t parts, DType dtype,
+                        int64_t segment, const Call& call) {
     const std::vector<Placement>& all = m.parameters.segments[static_cast<size_t>(segment)].placements;
     int64_t elements = 0;
-    for (const Placement& placement : all) elements += m.ranks->size * placement.shard;
+    for (const Placement& placement : all) elements += parts * placement.shard;
     const Context context = exchange_context(m);
-    grouped(context, *m.ranks, name, elements * size_of(dtype), [&] {
+    grouped(context, among, name, elements * size_of(dtype), [&] {
         for (const Placement& placement : all) call(context, placement);
     });
 }
 
-void gather(Model& m, const Tensor& buffer, const Tensor& in_use, int64_t segment) {
+// own: a rank's shard of a placement.
+template <class Own>
+void gather(Model& m, int64_t segment, const Tensor& in_use, const Own& own) {
+    Communicator& group = group_of(m);
+    for_each_placement(m, group, "all_gather", group.size, in_use.dtype, segment,
+                       [&](const Context& context, const Placement& placement) {
+                           all_gather(context, group, shards(m.parameters, in_use, placement), own(placement));
+                       });
+}
+
+void gather_own_weights(Model& m, int64_t segment) {
     const Parameters& p = m.parameters;
-    for_each_placement(
-        m, "all_gather", buffer.dtype, segment, [&](const Context& context, const Placement& placement) {
-            all_gather(context, *m.ranks, shards(p, in_use, placement), p.own(buffer, placement));
-        });
+    gather(m, segment, p.weights_of(segment),
+           [&](const Placement& placement) { return p.own(p.weights, placement); });
 }
 
 size_t slot_of(const Model& m, int64_t segment) {
@@ -59,9 +82,15 @@ void begin_to_gather(Model& m, int64_t segment) {
     const size_t slot = slot_of(m, segment);
     if (m.gathered[slot] == segment) return;
     follow_model(m);
-    gather(m, m.parameters.weights, m.parameters.weights_of(segment), segment);
+    gather_own_weights(m, segment);
     m.exchanges->gathered[slot].record(m.exchanges->stream.handle);
     m.gathered[slot] = segment;
+}
+
+void sum_among(Model& m, Communicator& among, const Tensor& x) {
+    follow_model(m);
+    all_reduce(exchange_context(m), among, x);
+    join_exchanges(m);
 }
 
 }  // namespace
@@ -85,49 +114,64 @@ void gather_weights(Model& m, int64_t segment, int64_t next) {
     if (next >= 0 && next < static_cast<int64_t>(m.parameters.segments.size())) begin_to_gather(m, next);
 }
 
-void begin_gradients(Model& m, int64_t segment, const Pass& pass) {
-    const Parameters& p = m.parameters;
-    if (is_alone(m) || !p.sharding.shares_gradients()) return;
+bool kernels_add(const Model& m, const Pass& pass) {
+    return !pass.first && !m.options.sharding.shares_gradients();
+}
+
+void begin_gradients(Model& m, int64_t segment) {
+    if (is_alone(m) || !m.options.sharding.shares_gradients()) return;
     const size_t slot = slot_of(m, segment);
-    if (m.reducing[slot]) m.exchanges->reduced[slot].wait_event(m.context.stream);  // what the slot held
-    m.reducing[slot] = false;
-    if (pass.first) return;
-    const Tensor in_use = p.gradients_of(segment);
-    CHECK(hipMemsetAsync(in_use.data, 0, static_cast<size_t>(in_use.bytes()), m.context.stream));
-    for (const Placement& placement : p.segments[static_cast<size_t>(segment)].placements) {
-        const Tensor from = p.own(p.gradients, placement), all = shards(p, in_use, placement);
-        copy_bytes_async(m.context, static_cast<char*>(all.data) + p.sharding.rank * from.bytes(), from.data,
-                         from.bytes());
-    }
+    if (m.reducing[slot]) m.exchanges->reduced[slot].wait_event(m.context.stream);
 }
 
 void reduce_gradients(Model& m, int64_t segment, const Pass& pass) {
     const Parameters& p = m.parameters;
     if (is_alone(m) || (!p.sharding.shares_gradients() && !pass.last)) return;
-    const Tensor in_use = p.gradients_of(segment);
     follow_model(m);
-    for_each_placement(
-        m, "reduce_scatter", in_use.dtype, segment, [&](const Context& context, const Placement& placement) {
-            reduce_scatter(context, *m.ranks, p.own(p.gradients, placement), shards(p, in_use, placement));
-        });
-    if (p.sharding.level == 0) gather(m, p.gradients, in_use, segment);
-    if (!p.sharding.shares_gradients()) return;
+    const Context context = exchange_context(m);
+    const Tensor in_use = p.gradients_of(segment);
+    Tensor summed = in_use;
+    if (p.sums.data) {
+        summed = make_tensor(p.sums.data, p.sums.dtype, {in_use.elements()});
+        convert(context, {.out = summed, .x = in_use, .accumulate = false});
+    }
+    // Where they are not what is wanted yet, sums take the place of their own term.
+    const bool adds = p.sharding.shares_gradients() && !pass.first, in_place = adds || p.sums.data;
+    const auto own = [&](const Placement& placement) {
+        return in_place ? own_shard(p, summed, placement) : p.own(p.gradients, placement);
+    };
+    Communicator& group = group_of(m);
+    for_each_placement(m, group, "reduce_scatter", group.size, summed.dtype, segment,
+                       [&](const Context& on, const Placement& placement) {
+                           reduce_scatter(on, group, own(placement), shards(p, summed, placement));
+                       });
+    if (m.replicas)
+        for_each_placement(m, *m.replicas, "all_reduce", 2, summed.dtype, segment,
+                           [&](const Context& on, const Placement& placement) {
+                               all_reduce(on, *m.replicas, own(placement));
+                           });
+    if (p.sharding.level == 0) gather(m, segment, summed, own);
+    if (in_place && p.sharding.level == 0)
+        convert(context, {.out = in_use, .x = summed, .accumulate = false});
+    else if (in_place)
+        for (const Placement& placement : p.segments[static_cast<size_t>(segment)].placements)
+            convert(context, {.out = p.own(p.gradients, placement), .x = own(placement), .accumulate = adds});
     m.exchanges->reduced[slot_of(m, segment)].record(m.exchanges->stream.handle);
     m.reducing[slot_of(m, segment)] = true;
 }
 
 void sum_over_ranks(Model& m, const Tensor& x) {
-    if (is_alone(m)) return;
-    follow_model(m);
-    all_reduce(exchange_context(m), *m.ranks, x);
-    join_exchanges(m);
+    if (!is_alone(m)) sum_among(m, *m.ranks, x);
+}
+
+void sum_over_shards(Model& m, const Tensor& x) {
+    if (!is_alone(m)) sum_among(m, group_of(m), x);
 }
 
 void exchange_updated_weights(Model& m, int64_t segment) {
-    const Parameters& p = m.parameters;
-    if (is_alone(m) || !p.sharding.shares_states() || p.sharding.shares_weights()) return;
+    if (is_alone(m) || !m.options.sharding.shares_states() || m.options.sharding.shares_weights()) return;
     follow_model(m);
-    gather(m, p.weights, p.weights_of(segment), segment);
+    gather_own_weights(m, segment);
 }
 
 }  // namespace llamac

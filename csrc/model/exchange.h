@@ -1,8 +1,9 @@
 // What the ranks of a run exchange during an optimizer step (model/sharding.h). With one rank, nothing.
 //
-// At every level, each placement's gradient is summed by a reduce_scatter of its shards, and what an update needs of
-// other ranks is gathered: at level 0 gradients, at levels 1 and 2 the updated weights, at level 3 the weights of a
-// segment before it computes. So levels differ in who holds what, and not in the order of any sum.
+// At every level, each placement's gradient is summed by a reduce_scatter of its shards in the group, then by an all_reduce
+// of each shard over the groups, in the type of Sharding::sums. What an update needs of other ranks is gathered in the
+// group: at level 0 gradients, at levels 1 and 2 the updated weights, at level 3 the weights of a segment before it
+// computes. So levels differ in who holds what, and not in the order of any sum.
 //
 // All of it runs on a stream of its own (Model::exchanges), beside the kernels of other segments. Every pass begins by a
 // fork of the model's stream and ends by a join, so that both are recorded in one graph.
@@ -21,13 +22,17 @@ void fork_exchanges(Model& model);
 void join_exchanges(Model& model);
 // Before a segment computes. next: the one after it, whose weights are gathered meanwhile; none if that is no segment.
 void gather_weights(Model& model, int64_t segment, int64_t next);
-// Before kernels write or add to the segment's gradients. Shared gradients are summed over the ranks after each
-// micro-batch; those of a later one begin with the sum so far, which the rank that holds a shard brings in.
-void begin_gradients(Model& model, int64_t segment, const Pass& pass);
-// When the segment's gradients are complete.
+// Whether kernels add to the gradients of earlier micro-batches, and do not write them anew: shared ones are added once they
+// are sums over the ranks.
+bool kernels_add(const Model& model, const Pass& pass);
+// Before kernels write the segment's gradients: waits until what lay in their slot is reduced.
+void begin_gradients(Model& model, int64_t segment);
+// When the segment's gradients are complete. Shared gradients are summed over the ranks after each micro-batch, others after
+// the last one.
 void reduce_gradients(Model& model, int64_t segment, const Pass& pass);
-// x = its sum over the ranks.
+// x = its sum over all ranks, or over those of the group, which hold all shards between them.
 void sum_over_ranks(Model& model, const Tensor& x);
+void sum_over_shards(Model& model, const Tensor& x);
 // When all weights of the segment are updated.
 void exchange_updated_weights(Model& model, int64_t segment);
 

@@ -282,7 +282,7 @@ void backward_trunk(Model& m, const Pass& pass) {
     const Range range("backward");
     const Activations& a = m.activations;
     const Parameters& p = m.parameters;
-    const bool accumulate = !pass.first;
+    const bool accumulate = kernels_add(m, pass);
     show(m, "dact", &Activations::final_norm, a.dnorm);
     rmsnorm_backward(m.context, {.dx = a.dresidual,
                                  .dweight = p.gradient(p.final_norm),
@@ -297,7 +297,7 @@ void backward_trunk(Model& m, const Pass& pass) {
         const unsigned again = recomputed_parts(m.options.recompute, layer), written = written_again(again);
         const int64_t segment = p.blocks[layer].qkv.segment;
         gather_weights(m, segment, layer > 0 ? segment - 1 : -1);
-        begin_gradients(m, segment, pass);
+        begin_gradients(m, segment);
         forward_block(m, layer, again & ~written);
         backward_feed_forward(m, layer, written, accumulate);
         backward_attention(m, layer, written, accumulate);
@@ -310,6 +310,15 @@ void backward_trunk(Model& m, const Pass& pass) {
                         .tokens = reshape(a.tokens, {a.tokens.elements()}),
                         .accumulate = accumulate || m.config.tied});  // tied: the head has written its share
     reduce_gradients(m, p.embedding.segment, pass);
+}
+
+// `count` ranks, `distance` apart; null where there is one group, or no ranks.
+std::unique_ptr<Communicator> every(Communicator* ranks, const Sharding& s, int64_t first, int64_t distance,
+                                    int64_t count) {
+    if (!ranks || s.groups() == 1) return nullptr;
+    std::vector<int64_t> members;
+    for (int64_t i = 0; i < count; i++) members.push_back(first + i * distance);
+    return ranks->split(members);
 }
 
 void make_cis(const Model& m) {
@@ -328,6 +337,10 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     : config(config_),
       options(options_),
       ranks(ranks_),
+      group(every(ranks, options.sharding, options.sharding.rank - options.sharding.place(), 1,
+                  options.sharding.group)),
+      replicas(every(ranks, options.sharding, options.sharding.place(), options.sharding.group,
+                     options.sharding.groups())),
       kernels(options_.kernels),
       context(computing_context()) {
     if (ranks) exchanges.emplace();
@@ -381,9 +394,7 @@ void forward(Model& m) {
 void forward_backward(Model& m, bool first, double scale, bool last) {
     const Pass pass{first, last};
     forward_trunk(m);
-    for (const Placement* outer : {&m.parameters.embedding, &m.parameters.final_norm})
-        begin_gradients(m, outer->segment, pass);
-    run_head(m, {true, !first, scale / static_cast<double>(m.activations.losses.shape[0])});
+    run_head(m, {true, kernels_add(m, pass), scale / static_cast<double>(m.activations.losses.shape[0])});
     if (m.options.skip_nonfinite)
         global_norm(m.context, {.squares = m.loss_squares, .x = m.activations.losses, .accumulate = !first});
     if (m.options.skip_nonfinite && last) sum_over_ranks(m, m.loss_squares);
@@ -406,7 +417,7 @@ OptimizerState optimizer_state(const Parameters& p, const Parameter& parameter, 
 
 void sum_squares(Model& m) {
     const Parameters& p = m.parameters;
-    if (p.sharding.ranks == 1)
+    if (p.sharding.group == 1)
         return global_norm(m.context, {.squares = m.squares, .x = p.gradients, .accumulate = false});
     bool first = true;
     for (const Segment& segment : p.segments)
@@ -415,7 +426,7 @@ void sum_squares(Model& m) {
                         {.squares = m.squares, .x = p.own(p.gradients, placement), .accumulate = !first});
             first = false;
         }
-    sum_over_ranks(m, m.squares);
+    sum_over_shards(m, m.squares);
 }
 
 void update(Model& m, const Parameter& parameter, int64_t first, const OptimizerState& state,

@@ -2,6 +2,7 @@
 #pragma once
 #include <array>
 #include <functional>
+#include <memory>
 #include <optional>
 
 #include "core/collectives.h"
@@ -40,6 +41,8 @@ struct Model {
     const Config config;
     const ModelOptions options;
     Communicator* const ranks;
+    // Where there are several groups: the ranks of the own one, and those of all groups that hold the same shards.
+    const std::unique_ptr<Communicator> group, replicas;
     const Stream stream;
     const KernelChoices kernels;
     GemmAlgorithms gemms;

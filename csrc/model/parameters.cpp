@@ -18,14 +18,14 @@ int64_t round_up(int64_t value, int64_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
 }
 
-// Where the next placement begins, in a buffer of all elements; divided by the ranks, in one of shards.
+// Where the next placement begins, in a buffer of all elements; divided by the number of shards, in one of shards.
 int64_t end_of(const Parameters& p) {
     const Segment& last = p.segments.back();
     return last.offset + last.elements;
 }
 
 void add(Parameters& p, const std::string& prefix, const std::vector<ParameterRow>& rows) {
-    const int64_t ranks = p.sharding.ranks, segment = static_cast<int64_t>(p.segments.size());
+    const int64_t shards = p.sharding.group, segment = static_cast<int64_t>(p.segments.size());
     Segment added;
     added.offset = p.segments.empty() ? 0 : end_of(p);
     p.segments.push_back(std::move(added));
@@ -40,8 +40,8 @@ void add(Parameters& p, const std::string& prefix, const std::vector<ParameterRo
         for (i++; i < present.size() && present[i]->placement == &placement; i++)
             placement.shape[0] += present[i]->shape[0];
         const int64_t row = placement.elements() / placement.shape[0];
-        placement.shard = ranks == 1 ? placement.elements()
-                                     : round_up(placement.shape[0], ranks * shard_rows) / ranks * row;
+        placement.shard = shards == 1 ? placement.elements()
+                                      : round_up(placement.shape[0], shards * shard_rows) / shards * row;
         int64_t offset = placement.offset;
         for (size_t k = begin; k < i; k++) {
             Parameter parameter{};
@@ -51,17 +51,18 @@ void add(Parameters& p, const std::string& prefix, const std::vector<ParameterRo
             parameter.name = prefix + present[k]->name;
             parameter.group = present[k]->group;
             parameter.stream = static_cast<uint32_t>(4 * p.table.size());
-            const int64_t own = placement.offset + p.sharding.rank * placement.shard,
+            const int64_t own = placement.offset + p.sharding.place() * placement.shard,
                           elements = parameter.elements();
             parameter.first = std::clamp<int64_t>(own - offset, 0, elements);
             parameter.count =
                 std::clamp<int64_t>(own + placement.shard - offset, 0, elements) - parameter.first;
-            parameter.place = placement.offset / ranks + std::max<int64_t>(0, offset - own);
+            parameter.place = placement.offset / shards + std::max<int64_t>(0, offset - own);
             offset += elements;
             p.table.push_back(std::move(parameter));
         }
-        p.segments.back().elements = round_up(placement.offset + ranks * placement.shard, ranks * alignment) -
-                                     p.segments.back().offset;
+        p.segments.back().elements =
+            round_up(placement.offset + shards * placement.shard, shards * alignment) -
+            p.segments.back().offset;
         p.segments.back().placements.push_back(placement);
     }
     CHECK(p.table.size() > first);
@@ -76,7 +77,7 @@ void fill_table(Parameters& p, const Config& c) {
     if (c.tied) p.head = p.embedding;
     // Behind the last tensor is no gap.
     const Placement& last = p.segments.back().placements.back();
-    p.elements = p.sharding.ranks == 1 ? last.offset + last.elements() : end_of(p);
+    p.elements = p.sharding.group == 1 ? last.offset + last.elements() : end_of(p);
     p.segments.back().elements = p.elements - p.segments.back().offset;
 }
 
@@ -176,7 +177,7 @@ Tensor Parameters::part(const Tensor& buffer, const Parameter& p, int64_t first,
 }
 
 Tensor Parameters::own(const Tensor& buffer, const Placement& p) const {
-    const int64_t at = is_shared(buffer) ? p.offset / sharding.ranks : p.offset + sharding.rank * p.shard;
+    const int64_t at = is_shared(buffer) ? p.offset / sharding.group : p.offset + sharding.place() * p.shard;
     return make_tensor(static_cast<char*>(buffer.data) + at * size_of(buffer.dtype), buffer.dtype, {p.shard});
 }
 
@@ -198,6 +199,10 @@ Tensor Parameters::in_use(const Tensor& buffer, const Tensor& slots, int64_t seg
                        {segments[segment].elements});
 }
 
+int64_t Parameters::writer_of(const Parameter& p, int64_t writers) const {
+    return (p.offset + p.elements() / 2) * writers / elements;
+}
+
 std::pair<int64_t, int64_t> Parameters::held(const Tensor& buffer, const Parameter& p) const {
     return is_shared(buffer) ? std::pair{p.first, p.count} : std::pair{int64_t{0}, p.elements()};
 }
@@ -215,7 +220,7 @@ void plan_parameters(Parameters& p, const Config& config, const Precision& preci
                      const Sharding& sharding, Arena& arena) {
     p.sharding = sharding;
     fill_table(p, config);
-    const int64_t shard = p.elements / sharding.ranks;
+    const int64_t shard = p.elements / sharding.group;
     const auto plan = [&](const char* group, Tensor* buffer, DType dtype, bool shared) {
         arena.plan(group, buffer, shaped(dtype, {shared ? shard : p.elements}));
     };
@@ -233,6 +238,10 @@ void plan_parameters(Parameters& p, const Config& config, const Precision& preci
         arena.plan("gathered weights", &p.weight_slots, shaped(precision.weights, {slots}));
     if (sharding.shares_gradients())
         arena.plan("gradients in use", &p.gradient_slots, shaped(precision.gradients, {slots}));
+    int64_t largest = 0;
+    for (const Segment& segment : p.segments) largest = std::max(largest, segment.elements);
+    if (sharding.ranks > 1 && sharding.sums.value_or(precision.gradients) != precision.gradients)
+        arena.plan("gradients being summed", &p.sums, shaped(*sharding.sums, {largest}));
 }
 
 void initialize(Parameters& p, const Config& config, uint64_t seed) {
@@ -268,11 +277,12 @@ void load_weights(Parameters& p, const std::string& directory) {
 }
 
 std::vector<NamedTensor> optimizer_tensors(const Parameters& p) {
+    const int64_t group = p.sharding.rank / p.sharding.group;
     std::vector<NamedTensor> tensors;
     for (const auto& [prefix, buffer] : optimizer_buffers(p)) {
         if (!buffer->data) continue;
         for (const Parameter& parameter : p.table) {
-            if (parameter.count == 0) continue;
+            if (parameter.count == 0 || p.writer_of(parameter, p.sharding.groups()) != group) continue;
             Tensor rows = p.part(*buffer, parameter, parameter.first, parameter.count);
             if (parameter.shape.size() == 2)
                 rows = reshape(rows, {parameter.count / parameter.shape[1], parameter.shape[1]});

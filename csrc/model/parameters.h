@@ -28,7 +28,7 @@ struct Placement {
     int64_t offset = 0;               // in elements
     std::vector<int64_t> shape = {};  // [out,in] or [C]
     int64_t segment = 0;              // where it lies: Parameters::segments
-    int64_t shard = 0;                // elements of each rank's shard, the last of which may end in padding
+    int64_t shard = 0;                // elements of each shard, the last of which may end in padding
 
     int64_t elements() const;
 };
@@ -103,11 +103,13 @@ struct Parameters : ModelParameters {
     std::vector<Parameter> table;  // what is present, in order
     std::vector<Segment> segments;
     int64_t elements = 0;  // with the gaps between tensors
-    // [elements]; what ranks share, [elements / ranks]: this rank's shards of all placements. master has no data where
-    // it is not kept.
+    // [elements]; what ranks share, [elements / ranks of a group]: this rank's shards of all placements. master has no data
+    // where it is not kept.
     Tensor weights, gradients, master, m, v;
     // Of shared weights and gradients, the segments that are in use: the first, the last, and two blocks.
     Tensor weight_slots, gradient_slots;
+    // A segment's gradients in the type in which they are summed over the ranks; no data where that is their own.
+    Tensor sums;
 
     bool is_shared(const Tensor& buffer) const { return buffer.shape[0] < elements; }
     // A whole tensor, in a buffer that holds all elements.
@@ -123,6 +125,8 @@ struct Parameters : ModelParameters {
     // What kernels read and write.
     Tensor weight(const Placement& p) const { return in_segment(weights_of(p.segment), p); }
     Tensor gradient(const Placement& p) const { return in_segment(gradients_of(p.segment), p); }
+    // Which of so many writes a parameter: each writes consecutive ones, of about the same size in all.
+    int64_t writer_of(const Parameter& parameter, int64_t writers) const;
     // The elements of a parameter that lie in a buffer: the first one, and how many.
     std::pair<int64_t, int64_t> held(const Tensor& buffer, const Parameter& parameter) const;
 
@@ -145,8 +149,8 @@ void initialize(Parameters& p, const Config& config, uint64_t seed);
 // file.
 void load_weights(Parameters& p, const std::string& directory);
 
-// What a checkpoint holds of the optimizer, of this rank's shards: whole rows of each tensor, which begin where those of
-// the rank before end. Everything, with one rank.
+// What this rank writes of the optimizer into a checkpoint. Each group writes some of the tensors; of these, each rank its
+// shard: whole rows, which begin where those of the rank before end. Everything, with one rank.
 std::vector<NamedTensor> optimizer_tensors(const Parameters& p);
 // Reads the optimizer's state from the files of all ranks that wrote it, in their order; they may have been others than
 // there are now. Throws Error naming the tensor and the file.

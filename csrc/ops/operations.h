@@ -69,6 +69,19 @@ inline void attention_forward(const Context& context, const AttentionForwardCall
     run(operation, tensors, scalars, context);
 }
 
+// out += x of another type
+struct ConvertCall {
+    Required out;  // T[P]
+    Required x;  // G[P]
+    Flag accumulate;
+};
+inline void convert(const Context& context, const ConvertCall& call) {
+    static const Operation& operation = find_operation("convert");
+    const Tensor tensors[] = {call.out, call.x};
+    const Scalar scalars[] = {call.accumulate};
+    run(operation, tensors, scalars, context);
+}
+
 // losses = logsumexp(logits) - logits[target], their mean, and the gradient of logits
 struct CrossEntropyCall {
     Required losses;  // A[N]

@@ -17,9 +17,18 @@ struct Change {
 // Of each kind, the least first.
 std::vector<Change> sharding_changes(const Options& o, int64_t ranks) {
     std::vector<Change> changes;
-    for (int64_t level = o.zero + 1; ranks > 1 && level <= 3; level++) {
-        changes.push_back({"--zero " + std::to_string(level), o});
-        changes.back().options.zero = level;
+    const int64_t now = shard_group(o, ranks);
+    for (int64_t group = now; group <= ranks; group++) {
+        if (group == 1 || ranks % group != 0) continue;
+        for (int64_t level = group == now ? o.zero + 1 : std::max<int64_t>(o.zero, 1); level <= 3; level++) {
+            Change change{level == o.zero ? "" : "--zero " + std::to_string(level), o};
+            if (group != now)
+                change.flags +=
+                    (change.flags.empty() ? "" : " ") + ("--shard-group " + std::to_string(group));
+            change.options.zero = level;
+            change.options.shard_group = group;
+            changes.push_back(change);
+        }
     }
     return changes;
 }

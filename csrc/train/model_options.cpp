@@ -11,7 +11,8 @@ ModelOptions model_options(const Options& o, int64_t rank, int64_t ranks) {
     m.recompute = parse_recompute(o.recompute);
     m.kernels = o.kernel;
     m.skip_nonfinite = o.skip_nonfinite > 0;
-    m.sharding = {rank, ranks, o.zero};
+    m.sharding = {rank, ranks, o.zero, shard_group(o, ranks)};
+    if (o.reduce_dtype != "auto") m.sharding.sums = float_dtype(o.reduce_dtype);
     return m;
 }
 

@@ -384,6 +384,14 @@ int64_t micro_batches(const Options& o, int64_t devices) {
     return std::max<int64_t>(1, o.total_batch_size / micro);
 }
 
+int64_t shard_group(const Options& o, int64_t ranks) {
+    if (o.shard_group == 0) return ranks;
+    if (ranks % o.shard_group != 0)
+        fail("--shard-group: expected a divisor of the number of ranks, ", ranks,
+             ", or 0 for all of them, found ", o.shard_group);
+    return o.shard_group;
+}
+
 nlohmann::ordered_json to_json(const Options& options) {
     nlohmann::ordered_json values;
     for (const FlagRow& flag : flags())

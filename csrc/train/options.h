@@ -1,6 +1,6 @@
 // The flags of a training run, which are also the flat keys of the TOML file that --config names. Flags win over the
 // file, the file over the defaults. The table is configs/tables/flags.toml, which llamac/options.py reads as well;
-// resolve() and micro_batches() check what values are together.
+// resolve(), micro_batches() and shard_group() check what values are together.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
@@ -34,6 +34,9 @@ bool holds_weights(const std::string& directory);
 // Micro-batches of a step: total-batch-size / (batch-size * seq-len * devices). Throws Error where they do
 // not divide it.
 int64_t micro_batches(const Options& options, int64_t devices);
+
+// Ranks that share with one another: --shard-group, or all of them. Throws Error where it does not divide their number.
+int64_t shard_group(const Options& options, int64_t ranks);
 
 // The resolved configuration: one line a key; --config and Python's tomllib read it back to the same values.
 std::string to_toml(const Options& options);

@@ -60,6 +60,7 @@ void check_launch(const Ranks& ranks, const Options& options) {
              ": expected no --devices where a launcher starts the processes, found ", ranks.count,
              " of them");
     micro_batches(options, ranks.count);
+    shard_group(options, std::max(ranks.count, options.devices));
 }
 
 std::vector<std::string> Ranks::gather(const std::string& text) const {

@@ -60,7 +60,7 @@ struct Ranks {
     Launch launch;
 };
 
-// Throws Error where options ask for other ranks than there are, or for a batch that they do not divide.
+// Throws Error where options ask for other ranks than there are, or for a batch or groups that they do not divide.
 void check_launch(const Ranks& ranks, const Options& options);
 
 inline const Ranks one_rank;

@@ -481,9 +481,8 @@ void Trainer::visit_weights(
     }
 }
 
-// The rank that writes a parameter: each writes consecutive ones, of about the same size in all.
 int64_t Trainer::writer_of(const Parameter& parameter) const {
-    return (parameter.offset + parameter.elements() / 2) * ranks.count / model.parameters.elements;
+    return model.parameters.writer_of(parameter, ranks.count);
 }
 
 std::vector<NamedTensor> Trainer::own_weights() const {

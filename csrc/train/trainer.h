@@ -141,7 +141,7 @@ struct Trainer {
     std::vector<CheckpointFile> files(const char* copy = nullptr);
     std::vector<NamedTensor> own_weights() const;
     void write_weights(FileWriter& file);
-    int64_t writer_of(const Parameter& parameter) const;
+    int64_t writer_of(const Parameter& parameter) const;  // the rank, of its weight
     std::string index_text() const;
     // Of the tokens in the staging buffers.
     void copy_tokens(int64_t micro, StagingBuffers& buffers, const TokenSlot& slot);

@@ -146,6 +146,13 @@ def global_norm_inputs(c: Case) -> Inputs:
     return {"x": c.randn("P")}
 
 
+def convert_inputs(c: Case) -> Inputs:
+    return {
+        "out": torch.empty(c.size["P"], dtype=c.type_of("T"), device=c.device),
+        "x": c.randn("P", letter="G"),
+    }
+
+
 def hash_inputs(c: Case) -> Inputs:
     return {"x": c.randn("P").bfloat16()}  # the type of 2 bytes, of whatever they are a part
 
@@ -255,6 +262,10 @@ def cross_entropy(logits, targets, dlosses):
 
 def global_norm(x):
     return torch.linalg.vector_norm(x, dtype=torch.float32).square().reshape(1)
+
+
+def convert(out, x):
+    return out.copy_(x)
 
 
 def hash_bits(x):

@@ -67,9 +67,10 @@ def local(x: Tensor) -> Tensor:
 def shard(model: nn.Module, o: Options, device: str) -> None:
     """Spread the parameters over the ranks (FSDP2: Zhao et al., "PyTorch FSDP", 2023). Each block, the
     embedding and the head gather theirs in --dtype for the time they need them, and the next one's
-    meanwhile; gradients are averaged over the ranks in --grad-dtype.
+    meanwhile; gradients are averaged over the ranks in --reduce-dtype.
     """
-    dtypes = {"param_dtype": DTYPES[o.dtype], "reduce_dtype": DTYPES[o.grad_dtype]}
+    summed = o.grad_dtype if o.reduce_dtype == "auto" else o.reduce_dtype
+    dtypes = {"param_dtype": DTYPES[o.dtype], "reduce_dtype": DTYPES[summed]}
     how = {
         "mesh": init_device_mesh(device, (world(),)),
         "mp_policy": MixedPrecisionPolicy(**dtypes, cast_forward_inputs=False),  # cis stays fp32

@@ -103,6 +103,7 @@ def check_supported(o: Options) -> None:
         "kernel": o.kernel,
         "verify-every": o.verify_every,
         "skip-nonfinite": o.skip_nonfinite,
+        "shard-group": o.shard_group,
     }.items():
         if given:
             raise InputError(f"--{flag}: only the C program has it")

@@ -52,6 +52,10 @@ struct Communicator {
     // Work behind it on the stream begins when all ranks' work before it is done.
     virtual void barrier(hipStream_t stream) = 0;
 
+    // The communicator of some of the ranks, in ascending order, among them the own one. Every rank calls it, for a division
+    // of all ranks. The made one uses this one, and ends first.
+    virtual std::unique_ptr<Communicator> split(const std::vector<int64_t>& members) = 0;
+
     // Calls between the two run as one, which is faster; what they are given must not overlap.
     virtual void begin_group() {}
     virtual void end_group() {}

@@ -3,6 +3,8 @@
 #include "platform/ranks/communicator.h"
 
 #if defined(LLAMAC_NCCL)
+#include <algorithm>
+
 #if __has_include(<rccl/rccl.h>)
 #include <rccl/rccl.h>
 #else
@@ -22,6 +24,18 @@ struct DeviceCommunicator : Communicator {
         channel.broadcast(&id, sizeof id, 0);
         check_call(ncclCommInitRank(&ranks, static_cast<int>(size), id, static_cast<int>(rank)),
                    "ncclCommInitRank");
+        make_barrier_cell();
+    }
+    // members: of the ranks of `whole`.
+    DeviceCommunicator(const DeviceCommunicator& whole, const std::vector<int64_t>& members)
+        : Communicator(std::ranges::find(members, whole.rank) - members.begin(),
+                       static_cast<int64_t>(members.size())) {
+        check_call(ncclCommSplit(whole.ranks, static_cast<int>(members.front()), static_cast<int>(rank),
+                                 &ranks, nullptr),
+                   "ncclCommSplit");
+        make_barrier_cell();
+    }
+    void make_barrier_cell() {
         CHECK(hipMalloc(reinterpret_cast<void**>(&barrier_cell), sizeof *barrier_cell));
         CHECK(hipMemset(barrier_cell, 0, sizeof *barrier_cell));
     }
@@ -77,6 +91,9 @@ struct DeviceCommunicator : Communicator {
     void barrier(hipStream_t stream) override {
         check_call(ncclAllReduce(barrier_cell, barrier_cell, 1, ncclInt32, ncclMax, ranks, stream),
                    "ncclAllReduce");
+    }
+    std::unique_ptr<Communicator> split(const std::vector<int64_t>& members) override {
+        return std::make_unique<DeviceCommunicator>(*this, members);
     }
     void begin_group() override { check_call(ncclGroupStart(), "ncclGroupStart"); }
     void end_group() override { check_call(ncclGroupEnd(), "ncclGroupEnd"); }

@@ -20,26 +20,23 @@ const char* at(const void* data, int64_t element, const ElementType& type) {
     return static_cast<const char*>(data) + element * type.bytes;
 }
 
+// Some of the ranks of another transport, under numbers of their own.
+struct PartOfTransport : Transport {
+    Transport& whole;
+    const std::vector<int64_t> members;
+
+    PartOfTransport(Transport& of, const std::vector<int64_t>& chosen)
+        : Transport(std::ranges::find(chosen, of.rank) - chosen.begin(), static_cast<int64_t>(chosen.size())),
+          whole(of),
+          members(chosen) {}
+    void exchange(std::span<const Message> messages) override {
+        std::vector<Message> renumbered(messages.begin(), messages.end());
+        for (Message& message : renumbered) message.peer = members[static_cast<size_t>(message.peer)];
+        whole.exchange(renumbered);
+    }
+};
+
 struct HostCommunicator : Communicator {
-    // reduce_scatter() or all_gather(), of equal parts.
-    struct Call {
-        void* out;
-        const void* in;
-        int64_t count;
-        ElementType type;
-        std::optional<Reduction> reduction;  // none: all_gather
-
-        int64_t bytes() const { return count * type.bytes; }
-    };
-
-    const std::unique_ptr<Transport> transport;
-    std::vector<char> received;
-    bool grouped = false;
-    std::vector<Call> group;
-
-    explicit HostCommunicator(std::unique_ptr<Transport> over)
-        : Communicator(over->rank, over->size), transport(std::move(over)) {}
-
     // The parts of data[count] that ranks own: rank r's is first(r) .. first(r+1).
     struct Parts {
         int64_t count, size;
@@ -47,6 +44,25 @@ struct HostCommunicator : Communicator {
         int64_t elements(int64_t rank) const { return first(rank + 1) - first(rank); }
         int64_t largest() const { return elements(0); }
     };
+    // Reduces the own part of everybody's `in`, or gathers everybody's part, which is `in`.
+    struct Call {
+        void* out;
+        const void* in;
+        Parts parts;
+        ElementType type;
+        std::optional<Reduction> reduction;  // none: gathers
+
+        int64_t first(int64_t rank) const { return parts.first(rank) * type.bytes; }
+        int64_t bytes(int64_t rank) const { return parts.elements(rank) * type.bytes; }
+    };
+
+    const std::unique_ptr<Transport> transport;
+    std::vector<char> received;
+    bool grouped = false;
+    std::vector<Call> group, afterwards;  // calls that need the results of others
+
+    explicit HostCommunicator(std::unique_ptr<Transport> over)
+        : Communicator(over->rank, over->size), transport(std::move(over)) {}
 
     // out = the reduction of the own part of everybody's `in`.
     void reduce_own(char* out, const void* in, const Parts& parts, const ElementType& type,
@@ -92,65 +108,72 @@ struct HostCommunicator : Communicator {
                     hipStream_t) override {
         const Parts parts{count, size};
         char* const own = at(data, parts.first(rank), type);
-        reduce_own(own, data, parts, type, reduction);
-        gather(data, own, parts, type);
+        put({own, data, parts, type, reduction}, group);
+        put({data, own, parts, type, {}}, afterwards);
     }
     void reduce_scatter(void* out, const void* in, int64_t count, const ElementType& type,
                         Reduction reduction, hipStream_t) override {
-        put({out, in, count, type, reduction});
+        put({out, in, {size * count, size}, type, reduction}, group);
     }
     void all_gather(void* out, const void* in, int64_t count, const ElementType& type, hipStream_t) override {
-        put({out, in, count, type, {}});
+        put({out, in, {size * count, size}, type, {}}, group);
     }
     void begin_group() override { grouped = true; }
     void end_group() override {
         grouped = false;
-        // An exchange costs about a millisecond of waiting, whatever it carries: small calls share one.
-        for (size_t first = 0, end = 0; first < group.size(); first = end) {
-            int64_t bytes = 0;
-            while (end < group.size() && (end == first || bytes + group[end].bytes() <= piece_bytes))
-                bytes += group[end++].bytes();
-            if (end - first == 1)
-                run(group[first]);
-            else
-                run_together({group.begin() + static_cast<ptrdiff_t>(first),
-                              group.begin() + static_cast<ptrdiff_t>(end)});
-        }
-        group.clear();
+        run_all(group);
+        run_all(afterwards);
     }
 
-    void put(const Call& call) {
+    void put(const Call& call, std::vector<Call>& calls) {
         if (grouped)
-            group.push_back(call);
+            calls.push_back(call);
         else
             run(call);
     }
+    void run_all(std::vector<Call>& calls) {
+        // An exchange costs about a millisecond of waiting, whatever it carries: small calls share one.
+        for (size_t first = 0, end = 0; first < calls.size(); first = end) {
+            int64_t bytes = 0;
+            while (end < calls.size() && (end == first || bytes + calls[end].bytes(0) <= piece_bytes))
+                bytes += calls[end++].bytes(0);
+            if (end - first == 1)
+                run(calls[first]);
+            else
+                run_together({calls.begin() + static_cast<ptrdiff_t>(first),
+                              calls.begin() + static_cast<ptrdiff_t>(end)});
+        }
+        calls.clear();
+    }
     void run(const Call& call) {
-        const Parts parts{size * call.count, size};
         if (call.reduction)
-            reduce_own(static_cast<char*>(call.out), call.in, parts, call.type, *call.reduction);
+            reduce_own(static_cast<char*>(call.out), call.in, call.parts, call.type, *call.reduction);
         else
-            gather(call.out, call.in, parts, call.type);
+            gather(call.out, call.in, call.parts, call.type);
     }
     void run_together(const std::vector<Call>& calls) {
-        int64_t bytes = 0;  // of everybody's part of the calls that reduce
-        for (const Call& call : calls) bytes += call.reduction ? size * call.bytes() : 0;
+        int64_t bytes = 0;  // of everybody's term of the calls that reduce
+        for (const Call& call : calls) bytes += call.reduction ? size * call.bytes(rank) : 0;
         received.resize(static_cast<size_t>(bytes));
         std::vector<Message> messages;
         char* place = received.data();
         for (const Call& call : calls) {
-            char* const into = call.reduction ? place : static_cast<char*>(call.out);
-            const bool sends_parts = call.reduction.has_value();
-            if (sends_parts) place += size * call.bytes();
-            if (char* const own = into + rank * call.bytes(); !sends_parts && own != call.in)
-                std::memmove(own, call.in, static_cast<size_t>(call.bytes()));
+            char *const out = static_cast<char*>(call.out), *const own = out + call.first(rank);
+            if (!call.reduction && own != call.in)
+                std::memmove(own, call.in, static_cast<size_t>(call.bytes(rank)));
             for (int64_t peer = 0; peer < size; peer++) {
                 if (peer == rank) continue;
-                const char* const out =
-                    sends_parts ? at(call.in, peer * call.count, call.type) : into + rank * call.bytes();
-                messages.push_back({peer, into + peer * call.bytes(), call.bytes(), true});
-                messages.push_back({peer, const_cast<char*>(out), call.bytes(), false});
+                if (call.reduction) {
+                    char* const term =
+                        const_cast<char*>(static_cast<const char*>(call.in)) + call.first(peer);
+                    messages.push_back({peer, place + peer * call.bytes(rank), call.bytes(rank), true});
+                    messages.push_back({peer, term, call.bytes(peer), false});
+                } else {
+                    messages.push_back({peer, out + call.first(peer), call.bytes(peer), true});
+                    messages.push_back({peer, own, call.bytes(rank), false});
+                }
             }
+            if (call.reduction) place += size * call.bytes(rank);
         }
         transport->exchange(messages);
         place = received.data();
@@ -158,10 +181,10 @@ struct HostCommunicator : Communicator {
         for (const Call& call : calls) {
             if (!call.reduction) continue;
             for (int64_t peer = 0; peer < size; peer++)
-                terms[static_cast<size_t>(peer)] = place + peer * call.bytes();
-            terms[static_cast<size_t>(rank)] = at(call.in, rank * call.count, call.type);
-            call.type.reduce(*call.reduction, call.out, terms, call.count);
-            place += size * call.bytes();
+                terms[static_cast<size_t>(peer)] = place + peer * call.bytes(rank);
+            terms[static_cast<size_t>(rank)] = static_cast<const char*>(call.in) + call.first(rank);
+            call.type.reduce(*call.reduction, call.out, terms, call.parts.elements(rank));
+            place += size * call.bytes(rank);
         }
     }
     void broadcast(void* data, int64_t count, const ElementType& type, int64_t root, hipStream_t) override {
@@ -176,6 +199,9 @@ struct HostCommunicator : Communicator {
         transport->exchange({&message, 1});
     }
     void barrier(hipStream_t) override { transport->barrier(); }
+    std::unique_ptr<Communicator> split(const std::vector<int64_t>& members) override {
+        return std::make_unique<HostCommunicator>(std::make_unique<PartOfTransport>(*transport, members));
+    }
 };
 
 }  // namespace

@@ -1,0 +1,111 @@
+// Conversion between storage types, also into a sum.
+//
+//   out[p] (+)= x[p], in fp32, rounded to nearest (even) where T is narrower
+//
+// Ranks exchange gradients in another type than theirs, and add the sums of micro-batches.
+//
+// reference:  plain loops.
+// cpu:        threads and vector lanes.
+// naive:      one thread per element.
+// vectorized: a thread has eight elements: one 128-bit access of a narrow type, two of a wide one.
+#include "core/device.h"
+#include "core/operation.h"
+#include "core/simd.h"
+
+namespace llamac {
+namespace {
+
+template <class T, class G>
+void convert_reference(View<T, 1> out, View<const G, 1> x, bool accumulate) {
+    for (int64_t p = 0; p < x.shape[0]; p++) {
+        using A = arithmetic<T>;
+        out(p) = T((accumulate ? A(out(p)) : A(0)) + A(x(p)));
+    }
+}
+
+template <class T, class G>
+void convert_cpu(View<T, 1> out, View<const G, 1> x, bool accumulate) {
+    const int64_t P = x.shape[0];
+    T* const to = out.data;
+    const G* const from = x.data;
+#pragma omp parallel for simd
+    for (int64_t p = 0; p < P; p++) store(to + p, (accumulate ? float(to[p]) : 0.0f) + float(from[p]));
+}
+
+// ---- naive
+
+template <class T, class G>
+__global__ void convert_naive_kernel(T* out, const G* x, int64_t P, bool accumulate) {
+    const int64_t p = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (p < P) out[p] = T((accumulate ? float(out[p]) : 0.0f) + float(x[p]));
+}
+
+template <class T, class G>
+void convert_naive(View<T, 1> out, View<const G, 1> x, bool accumulate, LaunchContext context) {
+    const int64_t P = x.shape[0];
+    launch(Grid(blocks_for(P, context.threads), context.threads, context.stream), convert_naive_kernel<T, G>,
+           out.data, x.data, P, accumulate);
+}
+
+// ---- vectorized: 128-bit accesses
+
+constexpr int block_threads = 512;
+constexpr int elements_per_thread = vector_size<bf16>;
+
+template <class T, class G, bool whole>
+__global__ void __launch_bounds__(block_threads)
+    convert_vectorized_kernel(Dependent<T*> out_, Dependent<const G*> x_, int64_t P, bool accumulate) {
+    const auto [out, x] = wait(out_, x_);
+    const int64_t p = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * elements_per_thread;
+    if (p >= P) return;
+    float values[elements_per_thread];
+#pragma unroll
+    for (int begin = 0; begin < elements_per_thread; begin += vector_size<G>) {
+        float part[vector_size<G>];
+        unpack(load_part<whole>(x, p + begin, P), part);
+        for (int i = 0; i < vector_size<G>; i++) values[begin + i] = part[i];
+    }
+#pragma unroll
+    for (int begin = 0; begin < elements_per_thread; begin += vector_size<T>) {
+        float part[vector_size<T>] = {};
+        if (accumulate) unpack(load_part<whole>(out, p + begin, P), part);
+        for (int i = 0; i < vector_size<T>; i++) part[i] += values[begin + i];
+        store_part<whole>(out, p + begin, P, pack(part));
+    }
+}
+
+template <class T, class G>
+void convert_vectorized(View<T, 1> out, View<const G, 1> x, bool accumulate, LaunchContext context) {
+    const int64_t P = x.shape[0];
+    const bool whole = is_whole({out.data, x.data}, P, elements_per_thread);
+    launch(
+        Grid(blocks_for(P, int64_t{context.threads} * elements_per_thread), context.threads, context.stream),
+        whole ? convert_vectorized_kernel<T, G, true> : convert_vectorized_kernel<T, G, false>, out.data,
+        x.data, P, accumulate);
+}
+
+Operation convert(
+    "convert<T: f32 bf16 f64, G: f32 bf16 f64>"
+    "(out: T[P] adds_if(accumulate); x: G[P]; accumulate: bool) empty(P)",
+    "out += x of another type",
+    {{"cpu", "threads and vector lanes", Backend::host,
+      instantiations<convert_cpu<float, float>, convert_cpu<bf16, bf16>, convert_cpu<float, bf16>,
+                     convert_cpu<bf16, float>>()},
+     {"vectorized",
+      "eight elements per thread, 128-bit accesses",
+      Backend::device,
+      instantiations<convert_vectorized<float, float>, convert_vectorized<bf16, bf16>,
+                     convert_vectorized<float, bf16>, convert_vectorized<bf16, float>>(),
+      nullptr,
+      {256, 128, block_threads}},
+     {"naive", "one thread per element", Backend::device,
+      instantiations<convert_naive<float, float>, convert_naive<bf16, bf16>, convert_naive<float, bf16>,
+                     convert_naive<bf16, float>>()},
+     {"reference", "plain loops", Backend::host,
+      instantiations<convert_reference<float, float>, convert_reference<bf16, bf16>,
+                     convert_reference<float, bf16>, convert_reference<bf16, float>,
+                     convert_reference<double, double>>()}},
+    [](const Call& c) { return 1.0 * c["P"]; });
+
+}  // namespace
+}  // namespace llamac
