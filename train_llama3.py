@@ -396,7 +396,7 @@ def start(o: Options) -> training.Run:
     """The run, with its data open, the model and its optimizer made."""
     r = training.prepare(o)
     r.model = empty_model(r.config, training.stored_dtype(o), "meta", training.operations(o, TORCH))
-    training.set_up(r.model, o, r.device)
+    training.set_up(r)
     r.forward = torch.compile(r.model, dynamic=False) if o.compile and world() == 1 else r.model
     r.optimizer = AdamW(parts(r.model), **training.adamw_options(o, r.device))
     r.cis = r.model.ops.precompute_cis(r.config, o.seq_len, r.device)
@@ -408,9 +408,8 @@ def start(o: Options) -> training.Run:
 def train(o: Options) -> None:
     """The run that the options describe, into OUT: log.jsonl, loss.png and step_NNNNNN/, the model."""
     r, grad_dtype = start(o), DTYPES[o.grad_dtype]
-    if r.val_data:
-        r.log.val(0, training.validate(r))
-    for step in range(1, o.steps + 1):
+    training.before_steps(r)
+    for step in range(r.finished + 1, o.steps + 1):
         with training.optimizer_step(r, step) as u:
             u.result = train_step(r.forward, u.batches, r.cis, r.optimizer, u.lr, o.grad_clip, grad_dtype)
         training.report_profile(r, step)

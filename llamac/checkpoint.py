@@ -6,7 +6,6 @@ compares them.
 """
 
 import argparse
-import json
 import os
 import re
 import stat
@@ -16,10 +15,10 @@ from pathlib import Path
 
 import xxhash
 
+from llamac import manifest
 from llamac.errors import InputError, run
 from llamac.output import step_of
 
-_FORMATS = ("llamac checkpoint 1", "llamac checkpoint 2")
 _MISSING = (FileNotFoundError, NotADirectoryError)
 _PIECE = 1 << 20
 _DAMAGED = re.compile(r"damaged_(step_\d+)(_\d+)?")
@@ -43,6 +42,7 @@ class Checkpoint:
 
     path: Path
     step: int | None = None
+    manifest: dict = field(default_factory=dict)  # manifest.parse()'s
     files: list[File] = field(default_factory=list)
     problem: str = ""
     readable: bool = True
@@ -64,14 +64,9 @@ def _manifest(path: Path) -> dict:
         text = path.read_bytes()
     except (*_MISSING, IsADirectoryError):
         raise _Damage(f"{path.name}: expected a file, found none") from None
-    body, comma, end = text.rpartition(b",\n")
-    seal = f' "xxh3": "{xxhash.xxh3_64_hexdigest(body)}"\n}}\n'.encode()
-    if not comma or end != seal:
+    if not manifest.is_whole(text):
         raise _Damage(f"{path.name}: its checksum is not that of its text: it was changed or cut short")
-    fields = json.loads(text)
-    if fields.get("format") not in _FORMATS:
-        raise InputError(f"{path}: format: expected {' or '.join(_FORMATS)}, found {fields.get('format')!r}")
-    return fields
+    return manifest.parse(text, str(path))
 
 
 def _problem(path: Path, expected: File, sums: bool) -> str:
@@ -95,12 +90,9 @@ def _problem(path: Path, expected: File, sums: bool) -> str:
 
 
 def _compare(found: Checkpoint, sums: bool) -> None:
-    fields = _manifest(found.path / "manifest.json")
-    found.step = fields["step"]
-    files = fields["files"]
-    if isinstance(files, dict):  # format 1
-        files = [record | {"name": name} for name, record in files.items()]
-    for record in files:
+    found.manifest = _manifest(found.path / manifest.NAME)
+    found.step = found.manifest["step"]
+    for record in found.manifest["files"]:
         file = File(record["name"], record["bytes"], record["xxh3"])
         problem = _problem(found.path / file.name, file, sums)
         found.files.append(File(file.name, file.bytes, file.xxh3, problem))

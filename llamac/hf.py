@@ -152,28 +152,29 @@ def read_weights(
         raise InputError(f"{directory}: expected a tensor {next(iter(missing))}, found none")
 
 
+def config_json(config: Config, dtype: torch.dtype) -> bytes:
+    """config.json of a model whose weights have this dtype."""
+    return (json.dumps(config.to_dict(dtype_row(dtype).torch), indent=2) + "\n").encode()
+
+
 def write_directory(
     directory: str | Path,
     config: Config,
     dtype: torch.dtype,
     weights: Iterable[tuple[str, torch.Tensor]],
-    files: dict[str, bytes] | None = None,
 ) -> None:
-    """Write config.json, model.safetensors and files {name: content}. They are made under a temporary
-    name: what stands at `directory` is replaced only by a whole one. weights: (name, tensor on the host)
-    of config.parameters(), in their order, all of the dtype, f32 or bf16; none is kept.
+    """Write config.json and model.safetensors. They are made under a temporary name: what stands at
+    `directory` is replaced only by a whole one. weights: (name, tensor on the host) of config.parameters(),
+    in their order, all of the dtype, f32 or bf16; none is kept.
     """
     directory = Path(directory)
     temporary = directory.with_name(f".{directory.name}.tmp")
     remove(temporary)
     temporary.mkdir(parents=True)
-    (temporary / "config.json").write_text(
-        json.dumps(config.to_dict(dtype_row(dtype).torch), indent=2) + "\n", encoding="utf-8"
-    )
-    for name, content in (files or {}).items():
-        (temporary / name).write_bytes(content)
+    (temporary / "config.json").write_bytes(config_json(config, dtype))
     entries = [(name, dtype, shape) for name, shape in config.parameters()]
-    _write_safetensors(temporary / "model.safetensors", entries, weights, {"format": "pt"})
+    with open(temporary / "model.safetensors", "wb") as file:
+        write_safetensors(file, entries, weights)
     remove(directory)
     os.replace(temporary, directory)
 
@@ -181,17 +182,20 @@ def write_directory(
 def write_ordered(path: str | Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
     """A safetensors file whose tensors keep the order of `tensors`; the library's own writer sorts them."""
     entries = [(name, x.dtype, tuple(x.shape)) for name, x in tensors.items()]
-    _write_safetensors(path, entries, tensors.items(), metadata)
+    with open(path, "wb") as file:
+        write_safetensors(file, entries, tensors.items(), metadata)
 
 
-def _write_safetensors(
-    path: str | Path,
+def write_safetensors(
+    file: Any,
     entries: list[tuple[str, torch.dtype, tuple[int, ...]]],
     tensors: Iterable[tuple[str, torch.Tensor]],
-    metadata: dict[str, str],
+    metadata: dict[str, str] | None = None,
 ) -> None:
-    """The file of these tensors (name, dtype, shape), which come one at a time: the library wants all."""
-    header: dict = {"__metadata__": metadata}
+    """Write the safetensors file of these tensors (name, dtype, shape), which come one at a time: the
+    library wants all. file: has write().
+    """
+    header: dict = {"__metadata__": metadata or {"format": "pt"}}
     end = 0
     for name, dtype, shape in entries:
         start, end = end, end + math.prod(shape) * dtype.itemsize
@@ -204,9 +208,8 @@ def _write_safetensors(
         }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for entry, (name, x) in zip(entries, tensors, strict=True):
-            if (name, x.dtype, tuple(x.shape)) != entry:
-                raise ValueError(f"{path}: expected {entry}, found {name}, {x.dtype}, {tuple(x.shape)}")
-            file.write(x.contiguous().flatten().view(torch.uint8).numpy())
+    file.write(len(text).to_bytes(8, "little") + text)
+    for entry, (name, x) in zip(entries, tensors, strict=True):
+        if (name, x.dtype, tuple(x.shape)) != entry:
+            raise ValueError(f"expected {entry}, found {name}, {x.dtype}, {tuple(x.shape)}")
+        file.write(x.contiguous().flatten().view(torch.uint8).numpy())

@@ -72,7 +72,8 @@ class Log:
         if out is not None:
             Path(out).mkdir(parents=True, exist_ok=True)
             path = Path(out) / "log.jsonl"
-        self.file = open(path, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+        # A log that is there is of the run that this one goes on from: OutputFolder.prepare() sees to it.
+        self.file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
         self.console = self.file if out is None else console or sys.stdout
         self.steps, self.tokens, self.flops_per_token, self.peak = steps, tokens, flops_per_token, peak_tflops
         self.every = every
@@ -97,16 +98,18 @@ class Log:
             with open(os.devnull, "wb") as null:
                 os.dup2(null.fileno(), self.console.fileno())
 
-    def run(self, device: str, parameters: int, weights: str | Path | None = None) -> None:
-        """What the run is, besides its configuration; weights: the folder they were loaded from, if any."""
+    def run(self, device: str, parameters: int, origin: str = "fresh", source: str | None = None) -> None:
+        """What the run is, besides its configuration. origin: fresh (random weights), or loaded or resumed
+        from the folder `source`.
+        """
         self.event(
             "run",
             host=socket.gethostname(),
             device=device,
             version=__version__,
             commit=commit(),
-            origin="loaded" if weights else "fresh",
-            **{"from": str(weights) if weights else None},
+            origin=origin,
+            **{"from": source},
             parameters=parameters,
             tokens_per_step=self.tokens,
         )

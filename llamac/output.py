@@ -1,7 +1,8 @@
 """Written twice on purpose: csrc/train/output.cpp has the same lock; tests/test_output.py compares them.
 
 The output folder of a run: it has one owner at a time, stays the folder that it was, and what an earlier run
-left in it is moved aside, not lost. Why the lock is flock's, and where it holds: csrc/train/output.cpp.
+left in it is moved aside, not lost. A checkpoint is written under a temporary name and renamed
+last. Why the lock is flock's, and where it holds: csrc/train/output.cpp.
 """
 
 import errno
@@ -13,6 +14,7 @@ import shutil
 import socket
 import stat
 import time
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
@@ -31,12 +33,60 @@ def step_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def temporary_name(name: str) -> str:
+    """Of a checkpoint that is being written."""
+    return f".{name}.tmp"
+
+
+def _is_own(name: str) -> bool:
+    return name in _OWN or name.startswith("damaged_step_")
+
+
+def sync_folder(path: str | Path) -> None:
+    """What a folder's names lead to is on the disk: a machine that stops loses none of them."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def remove(path: str | Path) -> None:
     """Remove a file, a link (not what it leads to), or a folder with all that it contains, if it is there."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:
         Path(path).unlink(missing_ok=True)
+
+
+def truncate_log(path: Path, step: int) -> set[str]:
+    """Cut log.jsonl behind a step: torn lines and those of steps that are computed again go. Returns the
+    events of that step. As train/truncate_log.cpp.
+    """
+    if not path.exists():
+        return set()
+    kept, last = [], set()
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(event, dict) or b"\0" in line:
+            continue
+        its_step = event.get("step")
+        # Steps only grow in a log: what follows the first one past `step` belongs to the part that is redone.
+        if isinstance(its_step, (int, float)) and its_step > step:
+            break
+        kept.append(line + b"\n")
+        if its_step == step and isinstance(event.get("event"), str):
+            last.add(event["event"])
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(b"".join(kept))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    return last
 
 
 def _same(a: os.stat_result, b: os.stat_result) -> bool:
@@ -51,44 +101,78 @@ class OutputFolder:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.warning = ""  # where the file system has no locks
+        self.logged: set[str] = set()  # events of the resumed step, where the log goes on
         self._folder = self._lock = -1  # descriptors
         self._process = os.getpid()
         if os.path.exists(path):
             self._open()
 
-    def prepare(self) -> list[str]:
-        """Make the folder ready for a new run: what an earlier one left goes to the first free previous_N,
-        and what interrupted writes left is removed. Returns the lines that say so.
+    def prepare(self, checkpoint: str | Path = "", step: int = 0, damaged: Sequence[str] = ()) -> list[str]:
+        """Make the folder ready for a run that begins, or goes on from a checkpoint at `step`. What an
+        earlier run left goes to the first free previous_N, or, in the checkpoint's own folder, what is newer,
+        and log.jsonl is cut behind the step. Damaged checkpoints get another name; what interrupted writes
+        left is removed. Returns the lines that say so.
         """
         if self._folder < 0:
             self.path.mkdir(parents=True, exist_ok=True)
             self._open()
+            # Whoever looked for a checkpoint found none then.
+            for name in sorted(os.listdir(self._folder)):
+                if step_of(name) is not None or _is_own(name):
+                    raise InputError(
+                        f"{self.path}: expected no folder, as when this run started, found {name} of another "
+                        "run, which has begun since; start again"
+                    )
         self.check()
         lines = [self.warning] if self.warning else []
-        for name in filter(_LEFTOVER.fullmatch, os.listdir(self._folder)):
-            remove(self.path / name)
-        names = sorted(
-            name
-            for name in os.listdir(self._folder)
-            if name in _OWN or step_of(name) is not None or name.startswith("damaged_step_")
-        )
+        self._remove_leftovers()
+        for name in damaged:
+            other = self._free_name(f"damaged_{name}")
+            self._rename(name, other)
+            lines.append(f"the damaged checkpoint is now {self.path}/{other}")
+        goes_on = bool(checkpoint) and self._holds(Path(checkpoint))
+        names = []
+        for name in sorted(os.listdir(self._folder)):
+            its_step = step_of(name)
+            if goes_on:
+                chosen = its_step is not None and its_step > step
+            else:
+                chosen = its_step is not None or _is_own(name)
+            names += [name] if chosen else []
         if names:
-            lines.append(f"an earlier run's log and checkpoints are now in {self._set_aside(names)}")
+            what = "newer checkpoints" if goes_on else "an earlier run's log and checkpoints"
+            lines.append(f"{what} are now in {self._set_aside(names)}")
+        if goes_on:
+            self.logged = truncate_log(self.path / "log.jsonl", step)
         return lines
+
+    def begin(self, name: str) -> None:
+        """Make a checkpoint's folder, under a temporary name until finish()."""
+        self.check()
+        self._remove_leftovers()
+        if os.path.lexists(self.path / name):
+            raise InputError(f"{self.path / name}: expected no file or directory of this name yet, found one")
+        os.mkdir(temporary_name(name), dir_fd=self._folder)
+
+    def finish(self, name: str) -> None:
+        """The checkpoint is whole: give it its name, on the disk as well."""
+        self.check()
+        sync_folder(self.path / temporary_name(name))
+        self._rename(temporary_name(name), name)
+
+    def prune(self, keep: int) -> None:
+        """Remove the oldest checkpoints beyond `keep`."""
+        names = sorted(
+            (step, name) for name in os.listdir(self._folder) if (step := step_of(name)) is not None
+        )
+        for _, name in names[:-keep]:
+            self.remove(name)
 
     def check(self) -> None:
         """Before each write: raise InputError where the path leads to another folder, or the lock is gone."""
-        try:
-            there = os.stat(self.path)
-        except (FileNotFoundError, NotADirectoryError):
-            there = None
-        if there is None or not _same(there, os.fstat(self._folder)):
-            raise InputError(
-                f"{self.path}: expected the folder that is being written to, found "
-                f"{'another one' if there else 'none'} at this path: it was moved, removed or replaced; "
-                "nothing more is written"
-            )
+        self._check_folder()
         if not self._in_place():
+            self._check_folder()  # a folder that is gone has no lock either
             found = "another file" if os.path.lexists(self.path / LOCK) else "none"
             raise InputError(
                 f"{self.path}/{LOCK}: expected the lock of this run, found {found}: "
@@ -99,7 +183,7 @@ class OutputFolder:
         """Remove a checkpoint, renamed first: whatever has its name is complete."""
         self.check()
         removed = f".{name}.removed"
-        os.rename(name, removed, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        self._rename(name, removed)
         remove(self.path / removed)
 
     def close(self) -> None:
@@ -113,6 +197,25 @@ class OutputFolder:
 
     def __del__(self):
         self.close()
+
+    def _rename(self, name: str, other: str) -> None:
+        os.rename(name, other, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        os.fsync(self._folder)
+
+    def _remove_leftovers(self) -> None:
+        for name in filter(_LEFTOVER.fullmatch, os.listdir(self._folder)):
+            remove(self.path / name)
+
+    def _free_name(self, name: str) -> str:
+        """The first of NAME, NAME_2, NAME_3, … that does not exist."""
+        names = (name if n == 1 else f"{name}_{n}" for n in count(1))
+        return next(name for name in names if not os.path.lexists(self.path / name))
+
+    def _holds(self, checkpoint: Path) -> bool:
+        """By its name, or by where it lies: either may be a link."""
+        own = os.fstat(self._folder)
+        parents = checkpoint.absolute().parent, checkpoint / ".."
+        return any(_same(os.stat(parent), own) for parent in parents)
 
     def _open(self) -> None:
         try:
@@ -133,6 +236,18 @@ class OutputFolder:
             time.sleep(_WAIT)
         if not self.warning:
             self._write_owner()
+
+    def _check_folder(self) -> None:
+        try:
+            there = os.stat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            there = None
+        if there is None or not _same(there, os.fstat(self._folder)):
+            raise InputError(
+                f"{self.path}: expected the folder that is being written to, found "
+                f"{'another one' if there else 'none'} at this path: it was moved, removed or replaced; "
+                "nothing more is written"
+            )
 
     def _take(self) -> bool:
         path, flags = self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK

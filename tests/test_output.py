@@ -171,16 +171,17 @@ def test_a_folder_that_is_replaced(build, data, tmp_path, how):
 def test_a_folder_that_is_replaced_in_python(data, tmp_path, monkeypatch):
     import train_llama3 as ref
     from llamac.options import parse
-    from llamac.training import run as training
+    from llamac.training import checkpoints
 
-    out, save = tmp_path / "out", training.save_model
+    out, write = tmp_path / "out", checkpoints.write
 
-    def save_and_move(*arguments):
-        save(*arguments)
+    def write_and_move(*arguments):
+        path = write(*arguments)
         out.rename(tmp_path / "old")
         out.mkdir()
+        return path
 
-    monkeypatch.setattr(training, "save_model", save_and_move)
+    monkeypatch.setattr(checkpoints, "write", write_and_move)
     with pytest.raises(InputError, match="expected the folder that is being written to, found another one"):
         ref.train(parse(flags(data, out, steps=2, checkpoint_every=1, val_data="none")))
     assert list(out.iterdir()) == [] and (tmp_path / "old/step_000001").is_dir()
@@ -209,6 +210,22 @@ def test_what_python_sets_aside(tmp_path):
     assert (tmp_path / "elsewhere/file").read_text() == "mine" and not (out / "step_000006").is_symlink()
     (out / LOCK).unlink()
     with pytest.raises(InputError, match="expected the lock of this run, found none"):
+        output.check()
+
+
+def test_a_folder_that_goes_during_the_check_in_python(tmp_path, monkeypatch):
+    """Its lock is gone, too, but the folder is what is named, as in the program."""
+    out = tmp_path / "out"
+    output = OutputFolder(out)
+    output.prepare()
+    look = output._in_place
+
+    def remove_and_look():
+        shutil.rmtree(out)
+        return look()
+
+    monkeypatch.setattr(output, "_in_place", remove_and_look)
+    with pytest.raises(InputError, match="out: expected the folder that is being written to, found none"):
         output.check()
 
 

@@ -347,7 +347,7 @@ def test_bf16_training_follows_f32(tmp_path, flags):
     ("flags", "message"),
     [
         (["--kernel", "swiglu_forward=naive"], "--kernel"),
-        (["--resume", "auto"], "--resume"),
+        (["--resume", "no/such"], "no/such: expected a checkpoint's directory, found nothing"),
         (["--recompute", "norm"], "--recompute"),
         (["--init", "load"], "--init load"),
         (["--seq-len", "65"], "--seq-len: .* 64, found 65"),
@@ -369,7 +369,7 @@ def test_validation_by_another_tokenizer(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--train", "--resume", "auto"], ["--trian"], ["--train", "--steps", "x"]]
+    "arguments", [["--train", "--verify-every", "2"], ["--trian"], ["--train", "--steps", "x"]]
 )
 def test_bad_flags_end_with_one_line_and_2(monkeypatch, capsys, arguments):
     monkeypatch.setattr(sys, "argv", ["train_llama3.py", *arguments])

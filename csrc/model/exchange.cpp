@@ -63,7 +63,8 @@ void gather(Model& m, int64_t segment, const Tensor& in_use, const Own& own) {
     Communicator& group = group_of(m);
     for_each_placement(m, group, "all_gather", group.size, in_use.dtype, segment,
                        [&](const Context& context, const Placement& placement) {
-                           all_gather(context, group, shards(m.parameters, in_use, placement), own(placement));
+                           all_gather(context, group, shards(m.parameters, in_use, placement),
+                                      own(placement));
                        });
 }
 

@@ -1,3 +1,4 @@
+// As in llamac/manifest.py on purpose; tests/test_ranks.py compares them.
 #include "train/manifest.h"
 
 #include <xxhash.h>

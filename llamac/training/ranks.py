@@ -42,6 +42,15 @@ def join_ranks(device: str) -> None:
         dist.init_process_group("gloo")
 
 
+def everybodys(value: Any) -> list:
+    """The values of all ranks, by rank. They wait for one another."""
+    if world() == 1:
+        return [value]
+    values = [None] * world()
+    dist.all_gather_object(values, value)
+    return values
+
+
 def tell_launcher(error: Exception) -> None:
     """Put the error into the report with which torchrun ends: a page that ours would be lost before."""
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):

@@ -39,12 +39,22 @@ from llamac.run_warnings import run_warnings
 from llamac.schedule import learning_rate
 from llamac.spikes import SpikeDetector
 from llamac.torch_profile import Profiler
-from llamac.training import stop
+from llamac.training import checkpoints, stop
+from llamac.training.checkpoints import ResumePoint
 from llamac.training.operations import adamw_step, llamac_operations
-from llamac.training.ranks import DTYPES, join_ranks, leave, rank, shard, tell_launcher, world
+from llamac.training.ranks import (
+    DTYPES,
+    everybodys,
+    join_ranks,
+    leave,
+    rank,
+    shard,
+    tell_launcher,
+    world,
+)
 from llamac.training.rounding import upload
 from llamac.training.sampling import SAMPLING_STREAM, sample_token
-from llamac.training.weights import fuse_products, init_weights, load_weights, parts, save_model
+from llamac.training.weights import fuse_products, init_weights, load_weights, parts
 
 Moment: TypeAlias = torch.cuda.Event | float
 # Libraries that compute attention, the fastest first: each takes what those before it do not.
@@ -84,9 +94,12 @@ class Run:
     log: Log = field(init=False)
     profiler: Profiler | None = None
     carried: dict[str, bytes] = field(default_factory=dict)  # files into every checkpoint: {name: content}
-    checkpoints: list[Path] = field(default_factory=list)  # written by this run, oldest first
+    resumed: ResumePoint = field(default_factory=ResumePoint)
+    saved: str = ""  # the newest checkpoint; "": there is none
+    saved_step: int = 0  # of it, or the first one
+    logged: set[str] = field(default_factory=set)  # events of the resumed step
     running: list[Step] = field(default_factory=list)  # begun and not yet logged, oldest first
-    finished: int = 0  # the last step that was logged
+    finished: int = 0  # the last step that was logged, or before the checkpoint that the run resumed
     stop: int = 0  # with several ranks: the signal that ends the run on all of them
     begun: Moment = 0.0  # start of the time that the next logged step took
     spikes: SpikeDetector = field(default_factory=SpikeDetector)
@@ -97,8 +110,6 @@ class Run:
 
 def check_supported(o: Options) -> None:
     """Refuse what the C program does and train_llama3.py does not."""
-    if o.resume != "none":
-        raise InputError("--resume: only the C program resumes; --model DIR takes its weights")
     for flag, given in {
         "kernel": o.kernel,
         "verify-every": o.verify_every,
@@ -135,9 +146,18 @@ def prepare(o: Options) -> Run:
     tokenizer = llamac.tokenizer.find(o.tokenizer, data.shards)
     if o.sample_every:
         sample_prompt(o, tokenizer, config)  # refused now, not after the first hour
+    point = checkpoints.find(o.out, o.resume)
+    if point.directory:
+        checkpoints.check_resume(point, o, config, tokens_per_step(data))
+        data.skip = checkpoints.skipped_data(point, o)
     join_ranks(device)
     carried = read_carried_files(o.model, tokenizer.path if tokenizer else None)
-    return Run(o, config, device, data, val_data, tokenizer, output, carried=carried)
+    return Run(o, config, device, data, val_data, tokenizer, output, carried=carried, resumed=point)
+
+
+def tokens_per_step(data: Loader) -> int:
+    """Of all ranks."""
+    return data.accum * data.batch_size * data.seq_len * data.world
 
 
 def operations(o: Options, torchs: SimpleNamespace) -> SimpleNamespace:
@@ -153,15 +173,16 @@ def stored_dtype(o: Options) -> torch.dtype:
     return torch.float32 if world() > 1 and o.master_weights == "on" else DTYPES[o.dtype]
 
 
-def set_up(model: nn.Module, o: Options, device: str) -> None:
-    """Move a model without values to the device, or to all of them, and give it its first weights."""
+def set_up(r: Run) -> None:
+    """Move the model, without values, to the device, or to all of them, and give it its first weights."""
+    model, o, device = r.model, r.options, r.device
     model.model.recompute_every = recompute_parts(o.recompute).get("block", 0)
     fuse_products(model)
     if world() > 1:
         shard(model, o, device)
     model.to_empty(device=device)
-    if o.init == "load":
-        load_weights(model, o.model)
+    if r.resumed.directory or o.init == "load":
+        load_weights(model, r.resumed.directory or o.model)
     else:
         init_weights(model, o.seed)
     if stored_dtype(o) != DTYPES[o.dtype]:  # as they start on one device
@@ -187,20 +208,29 @@ def adamw_options(o: Options, device: str) -> dict:
 
 
 def begin(r: Run) -> None:
-    """Open the log, say what the run is, prepare the profile. An earlier run's output is moved away."""
+    """Take the resumed checkpoint's state, open the log, say what the run is, prepare the profile. An earlier
+    run's output is moved away.
+    """
     o, config, T = r.options, r.config, r.options.seq_len
+    if r.resumed.directory:
+        checkpoints.load_optimizer(r.resumed, r.optimizer, o)
+        r.saved, r.saved_step = r.resumed.directory, r.optimizer.steps
+        r.finished = r.saved_step
     out = o.out if rank() == 0 else None
     peak = peak_tflops(r.device, DTYPES[o.dtype])
     rates: dict[str, Any] = {
         "flops_per_token": config.flops_per_token(T),
         "peak_tflops": peak * world() if peak else None,
     }
-    moved = r.output.prepare() if r.output else []
-    tokens = o.batch_size * T * r.data.accum * world()
-    r.log = Log(out, steps=o.steps, tokens=tokens, every=o.log_every, **rates)
+    moved = []
+    if r.output:
+        moved = r.output.prepare(r.saved, r.saved_step, [name for name, _ in r.resumed.damaged])
+    r.logged = everybodys(r.output.logged if r.output else None)[0]
+    r.log = Log(out, steps=o.steps, tokens=tokens_per_step(r.data), every=o.log_every, **rates)
     if r.output:
         r.log.before_write = r.output.check
-    for line in (*run_warnings(o, config, r.data, world()), *moved):
+    resumed = checkpoints.resume_warnings(r.resumed, o, r.data.sequences)
+    for line in (*run_warnings(o, config, r.data, world()), *moved, *resumed):
         r.log.print(line)
     stop.answer_signals()
     name = torch.cuda.get_device_name() if r.device == "cuda" else "the CPU"
@@ -208,10 +238,13 @@ def begin(r: Run) -> None:
     ranks = f"{world()} devices x " if world() > 1 else ""
     sizes = f"{ranks}{r.data.accum} x {o.batch_size} x {T} tokens per step"
     r.log.print(f"{sizes}, {r.data.tokens:,} to train on")
-    r.log.run(name, config.num_parameters(), o.model if o.init == "load" else None)
+    origin = ("loaded", o.model) if o.init == "load" else ("fresh", None)
+    if r.saved:
+        origin = "resumed", r.saved
+    r.log.run(name, config.num_parameters(), *origin)
     r.log.start(o.to_dict())
     if out and o.profile:
-        r.profiler = Profiler(out, o.profile, o.steps, r.device, DTYPES[o.dtype])
+        r.profiler = Profiler(out, o.profile, o.steps, r.device, DTYPES[o.dtype], r.finished + 1)
 
 
 def sample_prompt(o: Options, tokenizer: llamac.tokenizer.Tokenizer | None, config: Config) -> list[int]:
@@ -317,9 +350,7 @@ def finish(r: Run, late: int = 0) -> None:
         r.log.step(u.step, loss, norm, u.lr, ms, *gpu)
         # Every weight is as bad from here on, and the next checkpoints would replace the good ones.
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            last = (
-                f"the last checkpoint is {r.checkpoints[-1]}" if r.checkpoints else "there is no checkpoint"
-            )
+            last = f"the last checkpoint is {r.saved}" if r.saved else "there is no checkpoint"
             expected = "expected a finite loss and gradient norm"
             raise InputError(f"step {u.step}: {expected}, found {loss} and {norm}; {last}")
         for spike in r.spikes.add(loss, norm):
@@ -376,20 +407,28 @@ def sample(r: Run, step: int) -> str:
     return r.tokenizer.decode(tokens[shown:]) if r.tokenizer else " ".join(map(str, tokens[shown:]))
 
 
+def before_steps(r: Run) -> None:
+    """Validate the first weights. A signal that came while a run validated or sampled left the checkpoint of
+    the step, and the log without the event: a resumed run does that first.
+    """
+    o, step = r.options, r.finished
+    if step and "step" not in r.logged:  # the log begins here
+        return
+    if r.val_data and "val" not in r.logged and (step == 0 or due(o, step, o.val_every)):
+        r.log.val(step, validate(r))
+    if step and o.sample_every and "sample" not in r.logged and due(o, step, o.sample_every):
+        r.log.sample(step, sample(r, step))
+
+
 def save_checkpoint(r: Run, step: int) -> None:
-    """Write OUT/step_NNNNNN and remove this run's oldest checkpoints beyond --keep-checkpoints."""
+    """Write OUT/step_NNNNNN and remove the oldest checkpoints beyond --keep-checkpoints."""
     finish(r)
     begin = time.perf_counter()
-    path = Path(r.options.out) / f"step_{step:06d}"
-    if r.output:
-        r.output.check()
-    save_model(r.model, path, DTYPES[r.options.dtype], r.carried)
+    o = r.options
+    fields = checkpoints.describe(o, tokens_per_step(r.data), step, r.data.skip, r.data.sequences)
+    path = checkpoints.write(r.output, o, fields, r.model, r.optimizer, r.carried)
     r.log.checkpoint(step, path, 1e3 * (time.perf_counter() - begin))
-    r.checkpoints.append(path)
-    while len(r.checkpoints) > r.options.keep_checkpoints:
-        oldest = r.checkpoints.pop(0)
-        if r.output:
-            r.output.remove(oldest.name)
+    r.saved, r.saved_step = str(path), step
 
 
 # The end ====================================================================================================
@@ -398,8 +437,7 @@ def save_checkpoint(r: Run, step: int) -> None:
 def end_early(r: Run, number: int) -> int:
     """What follows a signal: a checkpoint of the last finished step. Returns the exit code."""
     finish(r)
-    saved = int(r.checkpoints[-1].name.removeprefix("step_")) if r.checkpoints else 0
-    if r.options.checkpoint_every >= 0 and r.finished > saved:
+    if r.options.checkpoint_every >= 0 and r.finished > r.saved_step:
         save_checkpoint(r, r.finished)
     end(r, f"interrupted by {signal.Signals(number).name}")
     return 128 + number
@@ -410,11 +448,12 @@ def end(r: Run, how: str = "done") -> None:
     finish(r)
     r.log.print_usage()
     r.log.close()
-    if world() > 1:
-        dist.destroy_process_group()
     if r.output:
         conclude(r, how)
         r.output.close()
+    if world() > 1:
+        dist.barrier()  # with another exit code than 0, the first to leave ends the others
+        dist.destroy_process_group()
     stop.restore_signals()
 
 
@@ -423,12 +462,13 @@ def conclude(r: Run, how: str) -> None:
     out = Path(r.options.out)
     assert r.output is not None  # rank 0's
     r.output.check()
-    model = f"model {r.checkpoints[-1]}" if r.checkpoints else "no model"
+    model = f"model {r.saved}" if r.saved and r.saved_step == r.finished else "no model"
     result = f"{how}: {model}, log {out}/log.jsonl"
-    if not r.finished:
+    events = llamac.plot.read_log(out / "log.jsonl")
+    if all(event["event"] != "step" for event in events):
         return r.log.print(f"{result}, no loss plot (there was no step)")
     try:
-        llamac.plot.draw(llamac.plot.read_log(out / "log.jsonl"), out / "loss.png")
+        llamac.plot.draw(events, out / "loss.png")
         result += f", loss plot {out}/loss.png"
     except ImportError:
         result += " (no loss plot: matplotlib is not installed)"

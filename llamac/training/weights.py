@@ -6,7 +6,7 @@ One parameter may hold several weights (fused products), and a process may hold 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 import llamac.random
 from llamac import hf
-from llamac.training.ranks import local, rank
+from llamac.training.ranks import local
 
 
 @dataclass
@@ -141,8 +141,12 @@ def load_weights(model: nn.Module, directory: str | Path) -> None:
 
 
 @torch.no_grad()
-def whole_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """(name, weight on the host) of every weight, one at a time, on rank 0; the other ranks help gather."""
+def whole_weights(
+    model: nn.Module, dtype: torch.dtype, wanted: Callable[[str], bool] = lambda name: True
+) -> Iterator[tuple[str, Tensor]]:
+    """(name, weight on the host) of every weight that this rank wants, one at a time. All ranks have to read
+    theirs to the end: they gather each weight together.
+    """
     shapes = dict(model.config.parameters())
     for module in model.modules():  # a forward without a backward leaves its weights gathered
         if isinstance(module, FSDPModule):
@@ -150,18 +154,12 @@ def whole_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, T
     for names, parameter in weight_names(model):
         weight = parameter.detach().to(dtype)
         weight = weight.full_tensor() if isinstance(weight, DTensor) else weight
-        if rank() == 0:
-            yield from zip(names, weight.cpu().split([shapes[name][0] for name in names]), strict=True)
+        pieces = weight.split([shapes[name][0] for name in names])
+        for name, piece in zip(names, pieces, strict=True):
+            if wanted(name):
+                yield name, piece.cpu()
 
 
-def save_model(
-    model: nn.Module, directory: str | Path, dtype: torch.dtype, files: dict[str, bytes] | None = None
-) -> None:
-    """Write a Hugging Face directory that transformers opens as it is, and files {name: content} into it.
-    Rank 0 writes, all ranks call.
-    """
-    weights = whole_weights(model, dtype)
-    if rank() == 0:
-        hf.write_directory(directory, model.config, dtype, weights, files)
-    for _ in weights:
-        pass
+def save_model(model: nn.Module, directory: str | Path, dtype: torch.dtype) -> None:
+    """Write a Hugging Face directory that transformers opens as it is, of a model on one device."""
+    hf.write_directory(directory, model.config, dtype, whole_weights(model, dtype))

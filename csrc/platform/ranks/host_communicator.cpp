@@ -26,7 +26,8 @@ struct PartOfTransport : Transport {
     const std::vector<int64_t> members;
 
     PartOfTransport(Transport& of, const std::vector<int64_t>& chosen)
-        : Transport(std::ranges::find(chosen, of.rank) - chosen.begin(), static_cast<int64_t>(chosen.size())),
+        : Transport(std::ranges::find(chosen, of.rank) - chosen.begin(), static_cast<int64_t>(chosen.size()),
+                    of.seconds),
           whole(of),
           members(chosen) {}
     void exchange(std::span<const Message> messages) override {
