@@ -94,6 +94,23 @@ def test_ranks_that_do_not_come(build):
     assert "expected 3 ranks" in text and "rank 1, 2" in text
 
 
+def test_a_build_without_gloo(build, tmp_path):
+    """One line, from the process that would have started the ranks."""
+    if has(build, "GLOO"):
+        pytest.skip("the build has Gloo")
+    command = [
+        build / "train_llama3",
+        "--devices",
+        "2",
+        "--train-data",
+        "none.bin",
+        "--out",
+        tmp_path / "out",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "libgloo-dev" in done.stderr
+
+
 def test_a_port_in_use(build):
     if not has(build, "GLOO"):
         pytest.skip("the build is without Gloo")

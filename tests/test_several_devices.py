@@ -450,6 +450,38 @@ def test_ranks_that_disagree(build, data, tmp_path):
     assert said == ["train_llama3: rank 1: --lr: expected 0.001, as rank 0 has it, found 0.002\n", ""]
 
 
+WRONG_VARIABLES = {
+    "no port": ({"MASTER_PORT": ""}, "environment: MASTER_PORT: expected it from torchrun, found none"),
+    "no number": ({"WORLD_SIZE": "two"}, "environment: WORLD_SIZE: expected an integer"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_VARIABLES)
+def test_variables_that_are_wrong_for_all(build, case):
+    """One line, though the ranks cannot find one another."""
+    wrong, expected = WRONG_VARIABLES[case]
+    command = [build / "train_llama3"]
+    done = [
+        subprocess.run(
+            command,
+            env=os.environ | torchrun_environment(rank, 2, 29500) | wrong,
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
+        for rank in range(2)
+    ]
+    assert expected in one_line(done[0])
+    assert [each.returncode for each in done] == [2, 2] and done[1].stderr == ""
+
+
+def test_an_interface_that_is_not_there(build, data, tmp_path):
+    more = {"devices": 2, "batch_size": 2}
+    done = run(build, *flags(data, tmp_path / "out", **more), code=2, GLOO_SOCKET_IFNAME="none0")
+    assert 'GLOO_SOCKET_IFNAME: expected a network interface of this host, found "none0"' in one_line(done)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_missing_shard(build, data, tmp_path):
     run(build, *flags(data, tmp_path, devices=2, batch_size=2, steps=4))
     (tmp_path / "step_000004/optimizer-00002-of-00002.safetensors").unlink()

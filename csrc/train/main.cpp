@@ -410,7 +410,7 @@ void end_abandoned(const LostRank& lost) {
 }
 
 int run_program(int argc, char** argv) {
-    Ranks ranks(find_launch(), default_collective_timeout);
+    Ranks ranks(join_launch(), default_collective_timeout);
     Options options;
     std::optional<int> done;
     ranks.together([&] {
@@ -423,8 +423,10 @@ int run_program(int argc, char** argv) {
         if (ranks.is_first()) done = run_once(options, std::max(ranks.count, options.devices));
     });
     if (ranks.gather(done ? 1 : 0)[0] != 0) return done.value_or(0);
-    if (ranks.count == 1 && options.devices > 1)
+    if (ranks.count == 1 && options.devices > 1) {
+        check_engine(Launcher::torchrun, options.devices);  // once, before there are ranks
         return run_ranks(options.devices, argv, options.collective_timeout + 5);
+    }
     ranks.together([&] { ranks.connect_devices(options.collective_timeout, end_abandoned); });
     return run_training(options, ranks);
 }

@@ -54,6 +54,17 @@ void Ranks::connect_devices(double seconds, std::function<void(const LostRank&)>
              "build again");
 }
 
+Launch join_launch() {
+    try {
+        const Launch launch = find_launch();
+        if (launch.size > 1) check_engine(launch.launcher, launch.size);
+        return launch;
+    } catch (const Error& error) {
+        if (speaks_for_host()) throw;
+        throw ReportedElsewhere(error.what());
+    }
+}
+
 void check_launch(const Ranks& ranks, const Options& options) {
     if (ranks.count > 1 && options.devices > 1 && options.devices != ranks.count)
         fail("--devices ", options.devices,

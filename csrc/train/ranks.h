@@ -60,6 +60,10 @@ struct Ranks {
     Launch launch;
 };
 
+// find_launch(), where this build has an engine for it. What is wrong is wrong for all processes of a host: the first of
+// them throws Error, the others ReportedElsewhere.
+Launch join_launch();
+
 // Throws Error where options ask for other ranks than there are, or for a batch or groups that they do not divide.
 void check_launch(const Ranks& ranks, const Options& options);
 

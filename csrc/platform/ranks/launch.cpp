@@ -106,6 +106,12 @@ Launch find_launch() {
     return launch;
 }
 
+bool speaks_for_host() {
+    for (const char* name : {torchrun.local_rank, mpi[0].local_rank, mpi[1].local_rank, slurm.local_rank})
+        if (const auto local = variable(name)) return *local == "0";
+    return true;
+}
+
 int rendezvous_port(int master_port) {
     constexpr int distance = 8192, lowest = 1024;
     return master_port - distance >= lowest ? master_port - distance : master_port + distance;

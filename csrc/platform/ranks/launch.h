@@ -20,6 +20,10 @@ struct Launch {
 // contradict one another.
 Launch find_launch();
 
+// Whether this process is the first one on its host, as far as its launcher's variables say. Where they are incomplete, or
+// a library is missing, all processes find the same and cannot agree who says it: this one does.
+bool speaks_for_host();
+
 // Another port than master_port, where torchrun's agent listens; the same on all ranks. Below the ports that systems give
 // to clients (Linux: from 32768).
 int rendezvous_port(int master_port);

@@ -1,5 +1,9 @@
 #include "platform/ranks/transport.h"
 
+#include <net/if.h>
+
+#include <cstdlib>
+
 namespace llamac {
 
 LostRank::LostRank(int64_t lost, int64_t by, bool is_late)
@@ -59,19 +63,24 @@ std::vector<std::string> Transport::gather(const std::string& text) {
     return texts;
 }
 
+void check_engine(Launcher launcher, int64_t ranks) {
+    if (launcher == Launcher::mpi && !has_mpi())
+        fail(ranks, " processes were started by mpirun, but this program was built without MPI. ",
+             "Install it with: apt-get install libopenmpi-dev, and build again; torchrun needs Gloo alone");
+    if (launcher != Launcher::mpi && !has_gloo())
+        fail(ranks, " processes: this program was built without Gloo. ",
+             "Install it with: apt-get install libgloo-dev, and build again");
+    const char* const interface = std::getenv("GLOO_SOCKET_IFNAME");
+    if (launcher != Launcher::mpi && interface && if_nametoindex(interface) == 0)
+        fail("environment: GLOO_SOCKET_IFNAME: expected a network interface of this host, found \"",
+             interface, "\"; `ip address` lists them");
+}
+
 std::unique_ptr<Transport> connect(const Launch& launch, const std::string& purpose, double seconds) {
     CHECK(launch.size > 1);
-    const bool mpi = launch.launcher == Launcher::mpi;
-    std::unique_ptr<Transport> made =
-        mpi ? connect_mpi(launch, seconds) : connect_gloo(launch, purpose, seconds);
-    if (!made && mpi)
-        fail("rank ", launch.rank, " of ", launch.size,
-             " was started by mpirun, but this program was built without MPI. ",
-             "Install it with: apt-get install libopenmpi-dev, and build again; torchrun needs Gloo alone");
-    if (!made)
-        fail("rank ", launch.rank, " of ", launch.size, ": this program was built without Gloo. ",
-             "Install it with: apt-get install libgloo-dev, and build again");
-    return made;
+    check_engine(launch.launcher, launch.size);
+    return launch.launcher == Launcher::mpi ? connect_mpi(launch, seconds)
+                                            : connect_gloo(launch, purpose, seconds);
 }
 
 }  // namespace llamac

@@ -52,7 +52,12 @@ struct Transport {
 // missing rank, now or later, is an error. Throws Error, also where this build has no engine for the launcher.
 std::unique_ptr<Transport> connect(const Launch& launch, const std::string& purpose, double seconds);
 
+// Throws Error where this build has no engine for so many processes of the launcher, or the engine's variables are wrong.
+void check_engine(Launcher launcher, int64_t ranks);
+
 // What connect() takes; null where the build is without.
+bool has_gloo();
+bool has_mpi();
 std::unique_ptr<Transport> connect_gloo(const Launch& launch, const std::string& purpose, double seconds);
 std::unique_ptr<Transport> connect_mpi(const Launch& launch, double seconds);
 

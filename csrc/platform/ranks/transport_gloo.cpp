@@ -6,6 +6,7 @@
 #include "platform/ranks/transport.h"
 
 #if defined(LLAMAC_GLOO)
+#include <gloo/common/logging.h>
 #include <gloo/rendezvous/context.h>
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/unbound_buffer.h>
@@ -67,6 +68,8 @@ struct GlooTransport : Transport {
             context->connectFullMesh(store, device);
         } catch (const gloo::Exception& error) {
             fail("rank ", rank, ": Gloo: ", error.what());
+        } catch (const gloo::EnforceNotMet& error) {  // an interface without an address
+            fail("rank ", rank, ": Gloo: ", error.what());
         }
         shared = std::make_unique<SharedMemory>(*this);
     }
@@ -106,6 +109,9 @@ struct GlooTransport : Transport {
 
 }  // namespace
 
+bool has_gloo() {
+    return true;
+}
 std::unique_ptr<Transport> connect_gloo(const Launch& launch, const std::string& purpose, double seconds) {
     return std::make_unique<GlooTransport>(launch, purpose, seconds);
 }
@@ -113,6 +119,9 @@ std::unique_ptr<Transport> connect_gloo(const Launch& launch, const std::string&
 }  // namespace llamac
 #else
 namespace llamac {
+bool has_gloo() {
+    return false;
+}
 std::unique_ptr<Transport> connect_gloo(const Launch&, const std::string&, double) {
     return nullptr;
 }

@@ -93,6 +93,9 @@ struct MpiTransport : Transport {
 
 }  // namespace
 
+bool has_mpi() {
+    return true;
+}
 std::unique_ptr<Transport> connect_mpi(const Launch& launch, double seconds) {
     return std::make_unique<MpiTransport>(launch, seconds);
 }
@@ -101,6 +104,9 @@ std::unique_ptr<Transport> connect_mpi(const Launch& launch, double seconds) {
 // NOLINTEND(bugprone-casting-through-void)
 #else
 namespace llamac {
+bool has_mpi() {
+    return false;
+}
 std::unique_ptr<Transport> connect_mpi(const Launch&, double) {
     return nullptr;
 }
