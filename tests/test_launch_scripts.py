@@ -1,0 +1,180 @@
+"""dev/launch: two processes of a CPU build, under an imitated srun, and under Slurm where it is there."""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from launch import has
+from run import ROOT, events, flags
+
+pytestmark = pytest.mark.program
+SCRIPTS = ["slurm.sbatch", "frontier.sbatch"]
+SHORT = {"steps": 4, "batch_size": 2, "val_every": 0, "val_data": "none"}
+# Of one node with two CPUs and eight devices that nobody opens.
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost=localhost
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+SlurmUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SelectType=select/cons_tres
+GresTypes=gpu
+NodeName=localhost NodeAddr=127.0.0.1 CPUs=2 Gres=gpu:8
+PartitionName=batch Nodes=ALL Default=YES
+"""
+SRUN = """#!/bin/bash
+echo "$*" >srun.arguments
+while [[ $1 == --* ]]; do shift; done
+export SLURM_STEP_ID=0 SLURM_JOB_ID=$$ SLURM_NTASKS=2 SLURM_TASKS_PER_NODE=2 SLURM_STEP_NODELIST=localhost
+SLURM_PROCID=0 SLURM_LOCALID=0 "$@" &
+SLURM_PROCID=1 SLURM_LOCALID=1 "$@"
+wait $!
+"""
+
+
+@pytest.fixture
+def folder(build, tmp_path) -> Path:
+    """A checkout, as far as the scripts know it."""
+    if not has(build, "GLOO"):
+        pytest.skip("the build is without Gloo")
+    shutil.copytree(ROOT / "dev/launch", tmp_path / "dev/launch")
+    (tmp_path / "train_llama3").symlink_to(build / "train_llama3")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def expected(build, train, data, tmp_path_factory) -> list[tuple]:
+    """What the same run with --devices 2 logs."""
+    if not has(build, "GLOO"):
+        pytest.skip("the build is without Gloo")
+    out = tmp_path_factory.mktemp("devices") / "out"
+    train(*flags(data, out, **SHORT, devices=2))
+    return numbers(out)
+
+
+def numbers(out: Path) -> list[tuple]:
+    return [(e["step"], e["loss"], e["grad_norm"]) for e in events(out, "step")]
+
+
+def environment(**variables: object) -> dict[str, str]:
+    own = {"OMP_NUM_THREADS": "1", "LLAMAC_PYTHON": "/bin/false", "GLOO_SOCKET_IFNAME": "lo"}
+    return os.environ | own | {name: str(value) for name, value in variables.items()}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_imitated_slurm(folder, data, expected, script):
+    programs = folder / "bin"
+    programs.mkdir()
+    (programs / "srun").write_text(SRUN)
+    (programs / "srun").chmod(0o755)
+    variables = {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "SLURM_SUBMIT_DIR": folder,
+        "SLURM_CPUS_PER_TASK": 1,
+    }
+    command = ["bash", folder / "dev/launch" / script, *flags(data, folder / "out", **SHORT)]
+    subprocess.run(command, check=True, cwd="/", env=environment(**variables), timeout=120)
+    assert numbers(folder / "out") == expected
+    assert "--kill-on-bad-exit=1 --cpus-per-task=1 " in (folder / "srun.arguments").read_text()
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory) -> Iterator[dict[str, object]]:
+    """Slurm's daemons on the loopback; the variable by which its programs find them."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, for Slurm's daemons")
+    for tool in ("munged", "slurmctld", "slurmd", "sbatch"):
+        if not shutil.which(tool):
+            pytest.skip(f"needs {tool} (Debian: slurm-wlm, munge)")
+    folder = tmp_path_factory.mktemp("slurm")
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        ports = [each.getsockname()[1] for each in sockets]
+    for parent in [
+        folder,
+        *folder.parents,
+    ]:  # munge wants a path that others cannot change, and that all can enter
+        if parent != Path("/tmp"):
+            parent.chmod(0o755)
+    (folder / "state").mkdir()
+    (folder / "spool").mkdir()
+    (folder / "slurm.conf").write_text(CONFIGURATION.format(folder=folder, ports=ports))
+    for device in range(8):
+        (folder / f"gpu{device}").touch()
+    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-7]\n")
+    (folder / "key").write_bytes(os.urandom(1024))
+    (folder / "key").chmod(0o400)
+    variables = {"SLURM_CONF": folder / "slurm.conf"}
+    daemons = []
+    try:
+        for command in (
+            ["munged", "--foreground", f"--key-file={folder}/key", f"--socket={folder}/munge.socket"]
+            + [f"--{name}-file={folder}/munge.{name}" for name in ("pid", "log", "seed")],
+            ["slurmctld", "-D", "-c"],
+            ["slurmd", "-D", "-N", "localhost"],
+        ):
+            with open(folder / f"{command[0]}.log", "w") as log:
+                daemons.append(
+                    subprocess.Popen(command, env=environment(**variables), stdout=log, stderr=log)
+                )
+            time.sleep(0.5)
+        deadline = time.monotonic() + 20
+        while (
+            "idle"
+            not in subprocess.run(
+                ["sinfo", "--noheader"], env=environment(**variables), capture_output=True, text=True
+            ).stdout
+        ):
+            if time.monotonic() > deadline or any(daemon.poll() is not None for daemon in daemons):
+                logs = [
+                    (folder / f"{name}.log").read_text()[-300:] for name in ("munged", "slurmctld", "slurmd")
+                ]
+                pytest.skip(f"Slurm does not start here: {logs}")
+            time.sleep(0.2)
+        yield variables
+    finally:
+        for daemon in reversed(daemons):
+            daemon.terminate()
+        for daemon in daemons:
+            daemon.wait()
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_slurm(folder, data, expected, slurm, script):
+    """As on nodes of eight devices, but for the numbers of processes and cores."""
+    command = ["sbatch", "--wait", f"--output={folder}/job", "--ntasks-per-node=2", "--gpus-per-node=2"]
+    command += ["--cpus-per-task=1", folder / "dev/launch" / script, *flags(data, folder / "out", **SHORT)]
+    done = subprocess.run(
+        command, cwd=folder, env=environment(**slurm), capture_output=True, text=True, timeout=120
+    )
+    said = (folder / "job").read_text() if (folder / "job").exists() else ""
+    assert done.returncode == 0, done.stderr + said
+    assert numbers(folder / "out") == expected
+
+
+def test_mpirun(build, folder, data, expected):
+    if not has(build, "MPI") or not shutil.which("mpirun"):
+        pytest.skip("the build is without MPI, or there is no mpirun")
+    command = [folder / "dev/launch/mpirun.sh", "localhost:2", *flags(data, folder / "out", **SHORT)]
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": 1, "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": 1}
+    subprocess.run(command, check=True, cwd="/", env=environment(**allowed), timeout=120)
+    assert numbers(folder / "out") == expected
+    wrong = subprocess.run([command[0], "--steps", "3"], capture_output=True, text=True)
+    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "node1:8,node2:8" in wrong.stderr
