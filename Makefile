@@ -69,6 +69,7 @@ chaos: train_llama3 setup-test
 	$(CHAOS)/corruption.py --count 2000
 	$(CHAOS)/owners.py --count 200
 	$(CHAOS)/preemption.py --count 100
+	$(CHAOS)/ranks.py --count 50
 
 chaos-short: train_llama3 setup-test
 	$(CHAOS)/kill.py --count 30
@@ -76,6 +77,7 @@ chaos-short: train_llama3 setup-test
 	$(CHAOS)/corruption.py --count 60
 	$(CHAOS)/owners.py --count 16
 	$(CHAOS)/preemption.py --count 15
+	$(CHAOS)/ranks.py --count 5
 
 SANITIZED = tests
 # LLAMAC_NATIVE=OFF: the checkpoint in tests/data resumes to its bits on every CPU.

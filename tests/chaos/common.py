@@ -103,7 +103,9 @@ def history(out: Path, last_start: bool = False) -> list[list]:
 
 
 def tensors(checkpoint: Path) -> list[bytes]:
-    return [(checkpoint / f"{name}.safetensors").read_bytes() for name in ("model", "optimizer")]
+    """Of all ranks."""
+    files = (sorted(checkpoint.glob(f"{name}*.safetensors")) for name in ("model", "optimizer"))
+    return [file.read_bytes() for kind in files for file in kind]
 
 
 # A run ======================================================================================================
