@@ -15,6 +15,8 @@ from launch import free_port, has, torchrun_environment
 from run import ROOT, T, events, flags, losses, one_line
 from safetensors import safe_open
 
+from llamac.data import write_bin
+
 pytestmark = pytest.mark.program
 SHORT = {"val_every": 0, "val_data": "none", "checkpoint_every": 0}
 
@@ -504,3 +506,35 @@ def test_the_plan_of_many(build, data, tmp_path):
     assert planned(devices=8, zero=3, reduce_dtype="bf16") > found[3]
     assert planned(devices=8, zero=3, reduce_dtype="f32") == found[3]
     assert not (tmp_path / "out").exists()
+
+
+def test_a_plan_for_another_machine(build, tmp_path):
+    """70B on eight devices: accepted for 192 GiB each; for 139 GiB, with the flags that the refusal names."""
+    write_bin(tmp_path / "train.bin", np.zeros(9000, np.uint32), 128256)
+    plan = [
+        "--config",
+        "configs/llama3.1-70b.toml",
+        "--train-data",
+        tmp_path / "train.bin",
+        "--tokenizer",
+        "none",
+    ]
+    plan += [
+        "--val-data",
+        "none",
+        "--out",
+        tmp_path / "out",
+        "--dry-run",
+        "--devices",
+        "8",
+        "--device-memory",
+    ]
+    assert "dry run: the run fits" in run(build, *plan, "192GiB").stdout
+    line = one_line(run(build, *plan, "139GiB", code=2))
+    assert "of 139.00 GiB; it fits with " in line
+    more = line.split("; it fits with ")[1].split()
+    assert sorted(more[::2]) == ["--grad-dtype", "--optimizer-state"] and more[1::2] == ["bf16", "bf16"]
+    assert "dry run: the run fits" in run(build, *plan, "139GiB", *more).stdout
+    for wrong in ("139", "0GiB", "many GiB", "1e30GiB"):
+        assert "--device-memory: expected a size" in one_line(run(build, *plan, wrong, code=2))
+    assert "--dry-run" in one_line(run(build, "--device-memory", "1GiB", code=2))

@@ -48,9 +48,11 @@ MemoryRow copy_row(const std::vector<NamedTensor>& tensors) {
 }
 
 void check_memory(const Model& model, const Options& options) {
+    const int64_t given =
+        parse_device_memory(options.device_memory);  // another machine's device, all of it free
     // The runtime takes more later: for kernels that it loads at their first call, graphs, the library.
-    const int64_t later = model.context.backend == Backend::host ? 0 : int64_t{512} << 20;
-    const DeviceMemoryInfo device = device_memory();
+    const int64_t later = model.context.backend == Backend::host && given == 0 ? 0 : int64_t{512} << 20;
+    const DeviceMemoryInfo device = given > 0 ? DeviceMemoryInfo{given, given} : device_memory();
     const int64_t needed = model.arena.bytes() + later;
     if (needed <= device.free) return;
     // What the trainer planned into the model's arena: a step's tokens, whatever the flags.

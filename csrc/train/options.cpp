@@ -279,6 +279,8 @@ void resolve(Options& options) {
     if (options.train_data != Options().train_data && options.val_data == Options().val_data)
         options.val_data.clear();
     parse_recompute(options.recompute);
+    if (parse_device_memory(options.device_memory) > 0 && !options.dry_run)
+        fail("--device-memory: expected it beside --dry-run alone, found a run");
     parse_prompt_ids(options.sample_prompt_ids);
     for (const std::string& choice : options.kernel) {
         const size_t equals = choice.find('=');
@@ -355,6 +357,17 @@ std::vector<int32_t> parse_prompt_ids(const std::string& list) {
         ids.push_back(id);
     }
     return ids;
+}
+
+int64_t parse_device_memory(const std::string& size) {
+    if (size.empty()) return 0;
+    double number = 0;
+    const auto [stop, error] = std::from_chars(size.data(), size.data() + size.size(), number);
+    const std::string unit(stop, size.data() + size.size());
+    const double bytes = number * (unit == "GiB" ? 1 << 30 : 1 << 20);
+    if (error != std::errc() || (unit != "GiB" && unit != "MiB") || !(bytes >= 1 && bytes < 1e18))
+        fail("--device-memory: expected a size in MiB or GiB, as 192GiB, found ", quote(size));
+    return static_cast<int64_t>(bytes);
 }
 
 bool holds_weights(const std::string& directory) {

@@ -46,6 +46,9 @@ nlohmann::ordered_json to_json(const Options& options);
 using Rows = std::vector<std::pair<std::string, std::string>>;
 std::vector<std::pair<std::string, Rows>> configuration_rows(const Options& options);
 
+// The bytes of a --device-memory: a number and MiB or GiB. "": 0, the memory of this machine's device.
+int64_t parse_device_memory(const std::string& size);
+
 // A --recompute list: none, or parts with commas between: norm, swiglu, qkv, attention, block (= block:1),
 // block:K.
 Recompute parse_recompute(const std::string& list);
