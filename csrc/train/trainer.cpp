@@ -583,9 +583,11 @@ void Trainer::prepare_async_saves() {
     } catch (const Error& error) {
         why = error.what();
     }
-    for (const std::string& each : ranks.gather(why))
-        if (!each.empty())
-            return warn(*this, "--checkpoint-async: no copy of the state: " + each +
+    const std::vector<std::string> reasons = ranks.gather(why);
+    for (size_t rank = 0; rank < reasons.size(); rank++)
+        if (!reasons[rank].empty())
+            return warn(*this, "--checkpoint-async: no copy of the state on rank " + std::to_string(rank) +
+                                   ": " + reasons[rank] +
                                    "; training stands still while a checkpoint is written");
     async.emplace(ranks, std::move(copy), options.collective_timeout);
 }

@@ -1,7 +1,7 @@
 """SIGKILL at any moment of a run, then --resume auto; the history is that of a run that was never killed.
 
 A third of the kills comes at a random time, a third while a checkpoint's temporary folder is there, a third
-instead of a random call of the file system. Half of the starts write their checkpoints while they train.
+instead of a random call of the file system. Half of the histories write their checkpoints while they train.
 """
 
 import random
@@ -56,14 +56,13 @@ def prepare(folder: Path) -> Case:
 
     def case(own: Path, rng: random.Random, totals: Totals) -> None:
         runs = (reference.copy(own / f"history_{i}") for i in count())
-        run, kills = next(runs), 0
+        run, kills, saves = next(runs), 0, rng.choice(["on", "off"])
         while kills < KILLS:
             before = newest(run.out)
             kind = rng.choice(["time", "save", "call"])
             environment = {}
             if kind == "call":
                 environment = library.environment(run, "any", rng.randint(1, calls), "kill")
-            saves = rng.choice(["on", "off"])
             flags = ("--resume", "auto", "--checkpoint-async", saves)
             process = run.start(*flags, environment=environment)
             if kind == "time":
@@ -77,7 +76,7 @@ def prepare(folder: Path) -> Case:
             if code == 0:  # it had ended before: another history begins
                 reference.expect_same(run, unpruned=before == run.steps)
                 totals.count("histories")
-                run = next(runs)
+                run, saves = next(runs), rng.choice(["on", "off"])
                 continue
             expect(code == -9, "blocked restart: exit code", code, run.errors()[-3:])
             kills += 1
