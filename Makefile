@@ -5,7 +5,7 @@
 #   make install        the program and its run configurations into PREFIX (default /usr/local)
 #   make test           sets up and runs the tests: minutes on two cores
 #   make test-all       the same, then `make chaos-short`, `make sanitize`, `make race` at both warp sizes, a minute of
-#                       `make fuzz`, and `make targets`
+#                       `make fuzz`, `make targets`, and mpirun over two nodes
 #   make chaos          kills, failing system calls, damaged files, second owners, signals: docs/reliability.md
 #   make sanitize       the program and its checks under ASan and UBSan (SANITIZED: which tests of the program)
 #   make race           every kernel, and two trainers in two threads, under TSan; WARP=32 as on NVIDIA and RDNA
@@ -60,6 +60,7 @@ test: train_llama3 native reference
 
 test-all: test chaos-short sanitize race fuzz-smoke targets
 	$(MAKE) race WARP=32
+	LLAMAC_MPI_NODES=1 LLAMAC_BUILD=$(BUILD) $(VENV) -m pytest -q tests/test_nodes.py -k mpirun
 
 # One after the other: each starts a run per core.
 CHAOS = LLAMAC_BUILD=$(BUILD) $(VENV) tests/chaos

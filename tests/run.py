@@ -6,6 +6,9 @@ import re
 import subprocess
 from pathlib import Path
 
+import numpy as np
+from safetensors import safe_open
+
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = str(ROOT / "tests/models/tied-gqa.json")
 V, T = 97, 16
@@ -82,3 +85,21 @@ def one_line(result: subprocess.CompletedProcess) -> str:
     lines = result.stderr.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("train_llama3: "), result.stderr
     return lines[0]
+
+
+def tensors(checkpoint: Path, stem: str) -> dict[str, np.ndarray]:
+    """What the ranks' files of a checkpoint hold together, in f32, which holds bf16 exactly."""
+    parts: dict[str, list[np.ndarray]] = {}
+    for path in sorted(checkpoint.glob(f"{stem}*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                parts.setdefault(name, []).append(file.get_tensor(name).float().numpy())
+    return {name: np.concatenate(rows) for name, rows in parts.items()}
+
+
+def assert_same_state(a: Path, b: Path) -> None:
+    for stem in ("model", "optimizer"):
+        left, right = tensors(a, stem), tensors(b, stem)
+        assert left.keys() == right.keys()
+        for name in left:
+            np.testing.assert_array_equal(left[name], right[name], err_msg=name)

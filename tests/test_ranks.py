@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from run import ROOT, events, flags, losses, one_line
-from test_several_devices import assert_same_state
+from run import ROOT, assert_same_state, events, flags, losses, one_line
 
 import llamac
 import train_llama3 as ref

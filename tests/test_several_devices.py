@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from launch import free_port, has, torchrun_environment
-from run import ROOT, T, events, flags, losses, one_line
-from safetensors import safe_open
+from run import ROOT, T, assert_same_state, events, flags, losses, one_line, tensors
 
 from llamac.data import write_bin
 
@@ -39,24 +38,6 @@ def run(build, *arguments, code: int = 0, **variables) -> subprocess.CompletedPr
     )
     assert done.returncode == code, done.stderr
     return done
-
-
-def tensors(checkpoint: Path, stem: str) -> dict[str, np.ndarray]:
-    """What the ranks' files of a checkpoint hold together, in f32, which holds bf16 exactly."""
-    parts: dict[str, list[np.ndarray]] = {}
-    for path in sorted(checkpoint.glob(f"{stem}*.safetensors")):
-        with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                parts.setdefault(name, []).append(file.get_tensor(name).float().numpy())
-    return {name: np.concatenate(rows) for name, rows in parts.items()}
-
-
-def assert_same_state(a: Path, b: Path) -> None:
-    for stem in ("model", "optimizer"):
-        left, right = tensors(a, stem), tensors(b, stem)
-        assert left.keys() == right.keys()
-        for name in left:
-            np.testing.assert_array_equal(left[name], right[name], err_msg=name)
 
 
 def numbers(out: Path) -> list[tuple]:

@@ -28,7 +28,12 @@ def build(folder: Path, program: bool = False) -> None:
 
     run("dev/hip/rocm_folder.sh", rocm)
     environment = os.environ | {"ROCM_PATH": str(rocm), "HIPCXX": str(clang)}
-    configure = ("-DLLAMAC_PLATFORM=amd", "-DCMAKE_HIP_ARCHITECTURES=gfx942")
+    configure = (
+        "-DLLAMAC_PLATFORM=amd",
+        "-DCMAKE_HIP_ARCHITECTURES=gfx942",
+        "-DLLAMAC_GLOO=OFF",
+        "-DLLAMAC_MPI=OFF",
+    )
     run("cmake", "-S", ROOT, "-B", objects, *configure, env=environment)
     targets = ["llamac_operations", *(["llamac"] if program else [])]
     run("cmake", "--build", objects, "--parallel", "2", "--target", *targets, env=environment)

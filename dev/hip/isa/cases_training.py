@@ -1,4 +1,4 @@
-"""Cases of the loss, the optimizer, the hash and the embedding."""
+"""Cases of the loss, the optimizer, the hash, conversion and the embedding."""
 
 import numpy as np
 from device import from_bf16
@@ -220,6 +220,30 @@ def hash_bits(h: Harness) -> None:
             [total, x],
             [],
             [Output(total, hash_halves(x.data), exact=True, name="sum")],
+            threads,
+        )
+
+
+def convert(h: Harness) -> None:
+    for P, dt, g, accumulate, shift, threads in (
+        (100003, "bf16", F, 0, 0, 0),
+        (70001, F, "bf16", 1, 0, 128),
+        (5, "bf16", "bf16", 1, 0, 0),
+        (9008, F, F, 1, 0, 0),
+        (9008, "bf16", F, 1, 0, 0),
+        (9008, F, "bf16", 0, 0, 0),
+        (9008, "bf16", "bf16", 0, 0, 0),
+        (9001, F, F, 0, 2, 0),
+    ):
+        out, x = h.tensor((P,), dt, h.normal(P), shift), h.tensor((P,), g, h.normal(P), shift)
+        want = x.get() + (out.get() if accumulate else 0)
+        narrow = dt == "bf16"
+        h.case(
+            "convert",
+            label(f"P={P} T={dtype_name(dt)} G={dtype_name(g)}", accumulate=accumulate, shifted=shift),
+            [out, x],
+            [accumulate],
+            [Output(out, want, 1, 0.6, 2.0**-20 if narrow else 2.0**-22, name="out")],
             threads,
         )
 

@@ -83,7 +83,7 @@ def main() -> int:
         build(options.libraries, options.program)
     from cases_matrix import attention, matmul
     from cases_rows import precompute_cis, repeat_kv, rmsnorm, rope, swiglu
-    from cases_training import adamw, cross_entropy, embedding, global_norm, hash_bits, mean_loss
+    from cases_training import adamw, convert, cross_entropy, embedding, global_norm, hash_bits, mean_loss
     from device import Device
     from harness import Harness
     from lds import Races
@@ -95,7 +95,7 @@ def main() -> int:
     harness = Harness(device, ("forward",) if one_order else ("forward", "reverse", "random"), options.only)
     start, broken = time.time(), 0
     elementwise = (rmsnorm, swiglu, rope, precompute_cis, repeat_kv)
-    training = cross_entropy, mean_loss, adamw, global_norm, hash_bits, embedding
+    training = cross_entropy, mean_loss, adamw, global_norm, hash_bits, convert, embedding
     for group in (*elementwise, *training, matmul, attention):
         try:
             group(harness)
