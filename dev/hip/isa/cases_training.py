@@ -233,7 +233,7 @@ def convert(h: Harness) -> None:
         (9008, "bf16", F, 1, 0, 0),
         (9008, F, "bf16", 0, 0, 0),
         (9008, "bf16", "bf16", 0, 0, 0),
-        (9001, F, F, 0, 2, 0),
+        (9001, F, F, 0, 4, 0),
     ):
         out, x = h.tensor((P,), dt, h.normal(P), shift), h.tensor((P,), g, h.normal(P), shift)
         want = x.get() + (out.get() if accumulate else 0)

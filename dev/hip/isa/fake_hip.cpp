@@ -209,6 +209,11 @@ ALWAYS(hipSuccess, hipGetLastError)
 const char* hipGetErrorString(hipError_t) {
     return "error of the emulated runtime";
 }
+hipError_t hipGetDeviceCount(int* count) {
+    *count = 1;
+    return hipSuccess;
+}
+ALWAYS(hipSuccess, hipSetDevice, int)
 hipError_t hipGetDevice(int* device) {
     *device = 0;
     return hipSuccess;
