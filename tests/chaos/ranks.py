@@ -1,7 +1,8 @@
 """SIGKILL of a rank of a run of two, or of the process that started both, at any moment; then --resume auto.
 
 Half of the kills come at a random time, half while a checkpoint's temporary folder is there. All processes
-must end; the history is that of a run of two ranks that was never killed.
+must end; the history is that of a run of two ranks that was never killed. Half of the histories write
+checkpoints while training goes on.
 """
 
 import os
@@ -55,10 +56,10 @@ def prepare(folder: Path) -> Case:
 
     def case(own: Path, rng: random.Random, totals: Totals) -> None:
         runs_of_case = (reference.copy(own / f"history_{i}") for i in count())
-        run, kills = next(runs_of_case), 0
+        run, kills, saves = next(runs_of_case), 0, rng.choice(["on", "off"])
         while kills < KILLS:
             before = newest(run.out)
-            process = run.start("--resume", "auto")
+            process = run.start("--resume", "auto", "--checkpoint-async", saves)
             if rng.random() < 0.5:
                 time.sleep(rng.uniform(0, 1.1 * reference.seconds))
             else:
@@ -73,14 +74,14 @@ def prepare(folder: Path) -> Case:
             if code == 0:  # it had ended before: another history begins
                 reference.expect_same(run, unpruned=before == run.steps)
                 totals.count("histories")
-                run = next(runs_of_case)
+                run, saves = next(runs_of_case), rng.choice(["on", "off"])
                 continue
             expect(code in (-9, 137), "exit code", code, run.errors()[-3:])
             kills += 1
             totals.count("kills")
             totals.count(f"of {killed}")
             totals.count("inside a save", is_inside_a_save(run))
-            expect_nothing_lost(run, before)
+            expect_nothing_lost(run, before, saves)
         reference.finish(run)
         totals.count("histories")
 
