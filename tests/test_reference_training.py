@@ -21,11 +21,11 @@ from llamac import random
 from llamac.config import load_config
 from llamac.data import write_bin
 from llamac.errors import InputError
-from llamac.options import parse
+from llamac.options import Options, parse
 from llamac.plot import read_log
 from llamac.spikes import SpikeDetector
 from llamac.training.rounding import hashed_bits, moment_bits, stochastic_round
-from llamac.training.run import Step, finish
+from llamac.training.run import Step, check_supported, finish
 from llamac.training.sampling import sample_token
 from llamac.training.weights import Part, fuse_products, init_weights, parts
 
@@ -378,3 +378,11 @@ def test_bad_flags_end_with_one_line_and_2(monkeypatch, capsys, arguments):
     stderr = capsys.readouterr().err
     assert stop.value.code == 2
     assert stderr.startswith("train_llama3.py: ") and stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("changed", [{"zero": 0}, {"zero": 2}, {"shard_group": 2}, {"verify_every": 3}])
+def test_flags_of_the_program_alone(changed):
+    flag = next(iter(changed)).replace("_", "-")
+    with pytest.raises(InputError, match=f"^--{flag}: only the C program has it$"):
+        check_supported(Options(train_data="train_*.bin", **changed))
+    check_supported(Options(train_data="train_*.bin", zero=3))

@@ -115,6 +115,7 @@ def check_supported(o: Options) -> None:
         "verify-every": o.verify_every,
         "skip-nonfinite": o.skip_nonfinite,
         "shard-group": o.shard_group,
+        "zero": o.zero not in (Options().zero, 3),  # FSDP2 shards as level 3 does
     }.items():
         if given:
             raise InputError(f"--{flag}: only the C program has it")
