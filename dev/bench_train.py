@@ -1,7 +1,8 @@
 """Training beside PyTorch on this machine's device: BUILD/train_llama3 and train_llama3.py --train, eager and
 by torch.compile, with the same model, batch, precision and random tokens. --other adds the train_llama3 of
-another build, such as that of an earlier commit. On several devices (not by default: --workload)
-train_llama3.py on llamac's operations (ops) beside PyTorch's (compile), both sharded by torchrun.
+another build, such as that of an earlier commit. On several devices (not by default: --workload, --devices)
+our program at a level of ZeRO, and train_llama3.py on llamac's operations (ops) and PyTorch's (compile), both
+sharded by torchrun (FSDP2).
 
 The programs take turns: each round runs each of them once on each workload. A run is a process of its own,
 because two of them do not fit into one GPU's memory; PyTorch's second start finds its compiled graphs in its
@@ -60,6 +61,7 @@ class Workload:
         "baseline",
     )  # the others are compared with the first
     devices: int = 1
+    zero: int = 1  # ours, on several devices
 
 
 WORKLOADS = {
@@ -70,17 +72,27 @@ WORKLOADS = {
     "1b-b8-t2048": Workload("llama3.2-1b", 8, 2048, baseline="1b"),
     "8b-b1-t8192-fp32": Workload("llama3.1-8b", 1, 8192, "block", exact=True, programs=("ours",)),
 }
-OPS = ("ops", "compile")
+OPS, AGAINST_FSDP = ("ops", "compile"), ("ours", "compile")
 SHARDED = {
     "8b-b2-t8192-fsdp": Workload("llama3.1-8b", 2, 8192, exact=True, programs=OPS, devices=8),
     "8b-b2-t8192-fsdp-recompute": Workload(
         "llama3.1-8b", 2, 8192, torch_recompute="block", exact=True, programs=OPS, devices=8
     ),
     "1b-b4-t8192-ops": Workload("llama3.2-1b", 4, 8192, programs=OPS),
+    **{
+        f"8b-b2-t8192-zero{zero}": Workload(
+            "llama3.1-8b", 2, 8192, "block", "block", exact=True, programs=AGAINST_FSDP, devices=8, zero=zero
+        )
+        for zero in (1, 2, 3)
+    },
+    "1b-b4-t8192-zero1": Workload("llama3.2-1b", 4, 8192, programs=AGAINST_FSDP, devices=8),
+    # What one device does of the same, to compare N of them with. The states of 8B in f32 do not fit one.
+    "8b-b2-t8192": Workload("llama3.1-8b", 2, 8192, "block", programs=("ours",)),
+    "8b-b2-t8192-zero1-bf16": Workload("llama3.1-8b", 2, 8192, "block", programs=("ours",), devices=8),
 }
 # Not in the table: small enough for a CPU, to try the benchmark itself.
 TRIAL = {
-    "tiny-x2": Workload("tiny", 2, 64, exact=True, programs=OPS, devices=2),
+    "tiny-x2": Workload("tiny", 2, 64, exact=True, programs=("ours", *OPS), devices=2, zero=3),
     "tiny": Workload("tiny", 2, 64, programs=("ours", "compile", "eager")),
 }
 PROGRAMS = ("ours", "other", "ops", "compile", "eager", "baseline")
@@ -147,10 +159,11 @@ def command(o: argparse.Namespace, w: Workload, program: str, folder: Path) -> l
         **{"sample-every": 0, "checkpoint-every": -1, "recompute": recomputed(w, program)},
     }
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    several = ["--devices", str(w.devices), "--zero", str(w.zero)] if w.devices > 1 else []
     if program == "ours":
-        return [str((o.build / "train_llama3").resolve()), *words, *shlex.split(o.ours_flags)]
+        return [str((o.build / "train_llama3").resolve()), *words, *several, *shlex.split(o.ours_flags)]
     if program == "other":
-        return [str((o.other / "train_llama3").resolve()), *words]
+        return [str((o.other / "train_llama3").resolve()), *words, *several]
     line = [sys.executable]
     if w.devices > 1:
         line += ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
