@@ -89,13 +89,12 @@ struct Loop {
     Profile profile;
     UsageMeter usage = {};
     SpikeDetector spikes = {};
-    int64_t skipped = 0;                 // steps in a row
-    std::string saved;                   // the newest checkpoint; "": there is none
-    int64_t saved_step;                  // of it, or the first one
-    bool sound = true;                   // the weights; and the disk, as far as is known
-    std::optional<StepResult> unlogged;  // a finished step whose event failed
-    int ended_by = 0;                    // a signal to any rank
-    using Clock = std::chrono::steady_clock;
+    int64_t skipped = 0;                         // steps in a row
+    std::string saved;                           // the newest checkpoint; "": there is none
+    int64_t saved_step;                          // of it, or the first one
+    bool sound = true;                           // the weights; and the disk, as far as is known
+    std::optional<StepResult> unlogged;          // a finished step whose event failed
+    int ended_by = 0;                            // a signal to any rank
     std::optional<Clock::time_point> agreed_at;  // and what they do since is a micro-batch's work
     Clock::duration longest_work{};
     // A checkpoint that is being written while training goes on; pause_ms: what training stood still for.
@@ -146,7 +145,7 @@ struct Loop {
     std::string rescue();
 };
 
-// Of the ranks, which compute equally long.
+// How long ranks are waited for after a signal: they compute equally long.
 unsigned Loop::agreement_seconds() const {
     return 5 + 2 * static_cast<unsigned>(std::chrono::ceil<std::chrono::seconds>(longest_work).count());
 }
@@ -159,8 +158,7 @@ void Loop::agree() {
         return;
     }
     if (agreed_at) longest_work = std::max(longest_work, Clock::now() - *agreed_at);
-    limit_agreement(5 +
-                    2 * static_cast<unsigned>(std::chrono::ceil<std::chrono::seconds>(longest_work).count()));
+    limit_agreement(agreement_seconds());
     for (const double signal : t.ranks.gather(static_cast<double>(own)))
         ended_by = std::max(ended_by, static_cast<int>(signal));
     agreed_at = Clock::now();

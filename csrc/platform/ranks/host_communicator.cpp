@@ -92,18 +92,6 @@ struct HostCommunicator : Communicator {
             if (begin < own) type.reduce(reduction, out + begin * type.bytes, terms, count);
         }
     }
-    void gather(void* out, const void* own, const Parts& parts, const ElementType& type) {
-        char* const place = at(out, parts.first(rank), type);
-        if (place != own) std::memmove(place, own, static_cast<size_t>(parts.elements(rank) * type.bytes));
-        std::vector<Message> messages;
-        for (int64_t peer = 0; peer < size; peer++) {
-            if (peer == rank) continue;
-            messages.push_back(
-                {peer, at(out, parts.first(peer), type), parts.elements(peer) * type.bytes, true});
-            messages.push_back({peer, place, parts.elements(rank) * type.bytes, false});
-        }
-        transport->exchange(messages);
-    }
 
     void all_reduce(void* data, int64_t count, const ElementType& type, Reduction reduction,
                     hipStream_t) override {
@@ -133,7 +121,7 @@ struct HostCommunicator : Communicator {
             run(call);
     }
     void run_all(std::vector<Call>& calls) {
-        // An exchange costs about a millisecond of waiting, whatever it carries: small calls share one.
+        // By TCP an exchange costs up to a millisecond, whatever it carries: small calls share one.
         for (size_t first = 0, end = 0; first < calls.size(); first = end) {
             int64_t bytes = 0;
             while (end < calls.size() && (end == first || bytes + calls[end].bytes(0) <= piece_bytes))
@@ -150,7 +138,7 @@ struct HostCommunicator : Communicator {
         if (call.reduction)
             reduce_own(static_cast<char*>(call.out), call.in, call.parts, call.type, *call.reduction);
         else
-            gather(call.out, call.in, call.parts, call.type);
+            run_together({call});
     }
     void run_together(const std::vector<Call>& calls) {
         int64_t bytes = 0;  // of everybody's term of the calls that reduce
