@@ -81,14 +81,7 @@ std::vector<std::string> Ranks::gather(const std::string& text) const {
 std::vector<double> Ranks::gather(double number) const {
     std::vector<double> numbers(static_cast<size_t>(count));
     numbers[static_cast<size_t>(own)] = number;
-    if (!channel) return numbers;
-    std::vector<Message> messages;
-    for (int64_t peer = 0; peer < count; peer++) {
-        if (peer == own) continue;
-        messages.push_back({peer, &numbers[static_cast<size_t>(peer)], sizeof number, true});
-        messages.push_back({peer, &number, sizeof number, false});
-    }
-    channel->exchange(messages);
+    if (channel) channel->all_gather(&number, numbers.data(), sizeof number);
     return numbers;
 }
 

@@ -3,6 +3,7 @@
 #include <net/if.h>
 
 #include <cstdlib>
+#include <cstring>
 
 namespace llamac {
 
@@ -16,16 +17,22 @@ LostRank::LostRank(int64_t lost, int64_t by, bool is_late)
 LostRank::LostRank(const LostRank& other, const std::string& during)
     : Error(other.what() + (" in " + during)), rank(other.rank), late(other.late) {}
 
-void Transport::barrier() {
-    std::vector<char> received(static_cast<size_t>(size));
-    char sent = 0;
+void Transport::all_gather(const void* own, void* all, int64_t bytes) {
+    char* const places = static_cast<char*>(all);
+    std::memcpy(places + rank * bytes, own, static_cast<size_t>(bytes));
     std::vector<Message> messages;
     for (int64_t peer = 0; peer < size; peer++) {
         if (peer == rank) continue;
-        messages.push_back({peer, &received[static_cast<size_t>(peer)], 1, true});
-        messages.push_back({peer, &sent, 1, false});
+        messages.push_back({peer, places + peer * bytes, bytes, true});
+        messages.push_back({peer, places + rank * bytes, bytes, false});
     }
     exchange(messages);
+}
+
+void Transport::barrier() {
+    std::vector<char> all(static_cast<size_t>(size));
+    const char own = 0;
+    all_gather(&own, all.data(), 1);
 }
 
 void Transport::broadcast(void* data, int64_t bytes, int64_t root) {
@@ -40,17 +47,11 @@ void Transport::broadcast(void* data, int64_t bytes, int64_t root) {
 
 std::vector<std::string> Transport::gather(const std::string& text) {
     std::vector<int64_t> lengths(static_cast<size_t>(size));
-    int64_t length = static_cast<int64_t>(text.size());
+    const int64_t length = static_cast<int64_t>(text.size());
+    all_gather(&length, lengths.data(), sizeof length);
     std::string own = text;
     std::vector<std::string> texts(static_cast<size_t>(size));
     std::vector<Message> messages;
-    for (int64_t peer = 0; peer < size; peer++) {
-        if (peer == rank) continue;
-        messages.push_back({peer, &lengths[static_cast<size_t>(peer)], sizeof length, true});
-        messages.push_back({peer, &length, sizeof length, false});
-    }
-    exchange(messages);
-    messages.clear();
     for (int64_t peer = 0; peer < size; peer++) {
         std::string& theirs = texts[static_cast<size_t>(peer)];
         if (peer == rank) continue;

@@ -40,6 +40,8 @@ struct Transport {
     // of the calls and of their lists. Throws LostRank.
     virtual void exchange(std::span<const Message> messages) = 0;
 
+    // all[size * bytes] = everybody's bytes, by rank.
+    void all_gather(const void* own, void* all, int64_t bytes);
     // Returns when all ranks have called it.
     void barrier();
     // Rank root's bytes in place of everybody's.
