@@ -32,6 +32,10 @@ TABLE = {
         DType("f64", 52, "F64", "float64"),
         DType("i32", 0, "I32", "int32"),
         DType("f16", 10, "F16", "float16"),
+        DType("e4m3", 3, "F8_E4M3", "float8_e4m3fn"),
+        DType("e5m2", 2, "F8_E5M2", "float8_e5m2"),
+        DType("e4m3fnuz", 3, "F8_E4M3FNUZ", "float8_e4m3fnuz"),
+        DType("e5m2fnuz", 2, "F8_E5M2FNUZ", "float8_e5m2fnuz"),
     )
 }
 _BY_TORCH = {f"torch.{row.torch}": row for row in TABLE.values()}

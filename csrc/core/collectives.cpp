@@ -23,7 +23,7 @@ void reduce(Reduction reduction, void* out, const std::vector<const void*>& part
 }
 
 ElementType element_type(DType dtype) {
-    return visit_dtype(
+    return visit_dtype<is_tensor>(
         dtype, [&]<class T>() { return ElementType{size_of(dtype), info(dtype).collectives, reduce<T>}; });
 }
 

@@ -72,6 +72,18 @@ __device__ inline void store_part(T* row, int64_t c, int64_t C, uint4 bits) {
     }
 }
 
+// ---- fp8: four at once
+template <class F>
+__device__ inline uint32_t pack_fp8(const float* x) {
+    if constexpr (converts_fp8<F>) {
+        return fp8_word<F>(x);
+    } else {
+        uint32_t word = 0;
+        for (int i = 0; i < 4; i++) word |= static_cast<uint32_t>(F(x[i]).bits) << 8 * i;
+        return word;
+    }
+}
+
 // ---- reductions, the same order of additions in every run
 __device__ inline int lane_index() {
     return static_cast<int>(threadIdx.x) % warp_size;

@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "core/fp8.h"
 #include "platform/dlpack.h"
 #include "platform/error.h"
 #include "platform/hip.h"
@@ -49,17 +50,21 @@ struct f16 {
     operator float() const;
 };
 
-enum class DType : uint8_t { f32, bf16, f64, i32, f16 };
+enum class DType : uint8_t { f32, bf16, f64, i32, f16, e4m3, e5m2, e4m3fnuz, e5m2fnuz };
+
+// What has a type: files alone, which are converted as they are read; operands of products, beside a scale; tensors of
+// all operations.
+enum class Use : uint8_t { files, products, tensors };
 
 struct DTypeInfo {
-    const char* name;         // in descriptions, flags and messages
-    int mantissa_bits;        // those that are stored; 0: an integer
-    bool in_operations;       // else in files alone, which are converted as they are read
+    const char* name;   // in descriptions, flags and messages
+    int mantissa_bits;  // those that are stored; 0: an integer
+    Use use;
     const char* safetensors;  // in a file's header
     const char* python;       // of torch, of numpy (bfloat16: of its extension ml_dtypes) and of config.json
     dlpack::DataType dlpack;  // by which other libraries' arrays, torch's among them, are recognised
     int library;              // the number that both vendors' libraries have for it
-    int collectives;          // the number that NCCL and RCCL have for it
+    int collectives;          // the number that NCCL and RCCL have for it; -1: not exchanged
     int64_t bytes = 0;
     DType arithmetic = {};  // what is computed in
 
@@ -76,15 +81,23 @@ struct DTypeRow {
 
 inline constexpr std::tuple dtype_rows{
     DTypeRow<DType::f32, float, DType::f32>{
-        {"f32", 23, true, "F32", "float32", {dlpack::floating, 32, 1}, 0, 7}},
+        {"f32", 23, Use::tensors, "F32", "float32", {dlpack::floating, 32, 1}, 0, 7}},
     DTypeRow<DType::bf16, bf16, DType::f32>{
-        {"bf16", 7, true, "BF16", "bfloat16", {dlpack::bfloat, 16, 1}, 14, 9}},
+        {"bf16", 7, Use::tensors, "BF16", "bfloat16", {dlpack::bfloat, 16, 1}, 14, 9}},
     DTypeRow<DType::f64, double, DType::f64>{
-        {"f64", 52, true, "F64", "float64", {dlpack::floating, 64, 1}, 1, 8}},
+        {"f64", 52, Use::tensors, "F64", "float64", {dlpack::floating, 64, 1}, 1, 8}},
     DTypeRow<DType::i32, int32_t, DType::f32>{
-        {"i32", 0, true, "I32", "int32", {dlpack::integer, 32, 1}, 10, 2}},
+        {"i32", 0, Use::tensors, "I32", "int32", {dlpack::integer, 32, 1}, 10, 2}},
     DTypeRow<DType::f16, f16, DType::f32>{
-        {"f16", 10, false, "F16", "float16", {dlpack::floating, 16, 1}, 2, 6}},
+        {"f16", 10, Use::files, "F16", "float16", {dlpack::floating, 16, 1}, 2, 6}},
+    DTypeRow<DType::e4m3, e4m3, DType::f32>{
+        {"e4m3", 3, Use::products, "F8_E4M3", "float8_e4m3fn", {dlpack::e4m3fn, 8, 1}, 28, -1}},
+    DTypeRow<DType::e5m2, e5m2, DType::f32>{
+        {"e5m2", 2, Use::products, "F8_E5M2", "float8_e5m2", {dlpack::e5m2, 8, 1}, 29, -1}},
+    DTypeRow<DType::e4m3fnuz, e4m3fnuz, DType::f32>{
+        {"e4m3fnuz", 3, Use::products, "F8_E4M3FNUZ", "float8_e4m3fnuz", {dlpack::e4m3fnuz, 8, 1}, 1000, -1}},
+    DTypeRow<DType::e5m2fnuz, e5m2fnuz, DType::f32>{
+        {"e5m2fnuz", 2, Use::products, "F8_E5M2FNUZ", "float8_e5m2fnuz", {dlpack::e5m2fnuz, 8, 1}, 1001, -1}},
 };
 
 // ---- rows by enumerator and by C++ type
@@ -138,10 +151,14 @@ constexpr bool is_any(const DTypeInfo&) {
     return true;
 }
 constexpr bool in_operations(const DTypeInfo& d) {
-    return d.in_operations;
+    return d.use != Use::files;
 }
+constexpr bool is_tensor(const DTypeInfo& d) {
+    return d.use == Use::tensors;
+}
+// What parameters and activations may be.
 constexpr bool is_float(const DTypeInfo& d) {
-    return d.in_operations && !d.is_integer();
+    return is_tensor(d) && !d.is_integer();
 }
 // Over the types that operations have, or that `wanted` selects. Throws Error for another.
 template <bool (*wanted)(const DTypeInfo&) = in_operations, size_t i = 0, class F>

@@ -22,7 +22,7 @@ std::string Gemm::name() const {
     return std::string(a_transposed ? "t" : "n") + (b_transposed ? "t" : "n") + " " + std::to_string(rows) +
            "x" + std::to_string(columns) + "x" + std::to_string(inner) + " " + llamac::name(a) + other(b, a) +
            " " + llamac::name(out) + (adds ? " +c" + other(c, out) : "") + scale(" a", a_scale) +
-           scale(" b", b_scale);
+           scale(" b", b_scale) + (fast_accumulation ? " fast" : "");
 }
 
 #if defined(LLAMAC_BLASLT)
@@ -105,6 +105,7 @@ bool describe(Plan& plan, const Gemm& g) {
     taken &= set(plan, HIPBLASLT_MATMUL_DESC_TRANSB, second);
     if (g.b_scale == GemmScale::row) taken &= set(plan, first_scale_mode, scale_by_row);
     if (g.a_scale == GemmScale::row) taken &= set(plan, second_scale_mode, scale_by_row);
+    if (g.fast_accumulation) taken &= set_fast_accumulation(plan.product);
     plan.a = g.b_transposed ? make_layout(g.b, g.inner, g.columns) : make_layout(g.b, g.columns, g.inner);
     plan.b = g.a_transposed ? make_layout(g.a, g.rows, g.inner) : make_layout(g.a, g.inner, g.rows);
     plan.c = make_layout(g.c, g.columns, g.rows);

@@ -24,9 +24,11 @@ struct Gemm {
     DType a, b, c, out;               // c: of what is added; where nothing is, that of out
     bool adds;                        // + c, which may be out
     GemmScale a_scale = GemmScale::none, b_scale = GemmScale::none;
+    // Of fp8 on Hopper: sums keep fewer bits between instructions, and the product is faster.
+    bool fast_accumulation = false;
 
     // "nt 8192x6144x4096 bf16 bf16 +c", the types of a and out: what files keep choices by. Where b's type is another
-    // than a's, or c's than out's, it follows behind a slash; scales come last: "nt 64x64x64 e4m3/e5m2 bf16 +c/f32 a*1 b*row".
+    // than a's, or c's than out's, it follows behind a slash; scales come last: "nt 64x64x64 e4m3/e5m2 bf16 +c/f32 a*1 b*row fast".
     std::string name() const;
     std::strong_ordering operator<=>(const Gemm&) const = default;
 };

@@ -221,6 +221,21 @@ inline void precompute_cis(const Context& context, const PrecomputeCisCall& call
     run(operation, tensors, scalars, context);
 }
 
+// fp8 of x * scale, transposed too, and the largest |x|
+struct QuantizeCall {
+    Tensor out = {};  // Q[N,C]
+    Tensor transposed = {};  // Q[C,N]
+    Tensor amax = {};  // A[1]
+    Tensor saturated = {};  // i32[1]
+    Required x;  // T[N,C]
+    Required scale;  // A[1]
+};
+inline void quantize(const Context& context, const QuantizeCall& call) {
+    static const Operation& operation = find_operation("quantize");
+    const Tensor tensors[] = {call.out, call.transposed, call.amax, call.saturated, call.x, call.scale};
+    run(operation, tensors, {}, context);
+}
+
 // the gradients of a group's heads, added
 struct RepeatKvBackwardCall {
     Required dx;  // T[B,T,NKV,HD]
@@ -322,6 +337,24 @@ inline void rope_forward(const Context& context, const RopeForwardCall& call) {
     run(operation, tensors, scalars, context);
 }
 
+// out = a * transposed b in fp8, times both scales (+ residual)
+struct ScaledMatmulCall {
+    Required out;  // T[N,K]
+    Required a;  // P[N,C]
+    Required b;  // Q[K,C]
+    Required a_scale;  // A[1]
+    Required b_scale;  // A[1]
+    Tensor residual = {};  // T[N,K]
+    Flag accumulate;
+    Flag fast_accum;
+};
+inline void scaled_matmul(const Context& context, const ScaledMatmulCall& call) {
+    static const Operation& operation = find_operation("scaled_matmul");
+    const Tensor tensors[] = {call.out, call.a, call.b, call.a_scale, call.b_scale, call.residual};
+    const Scalar scalars[] = {call.accumulate, call.fast_accum};
+    run(operation, tensors, scalars, context);
+}
+
 // gradients of swiglu_forward, and its result again
 struct SwigluBackwardCall {
     Required dgate_up;  // T[N,2F]
@@ -343,6 +376,19 @@ struct SwigluForwardCall {
 inline void swiglu_forward(const Context& context, const SwigluForwardCall& call) {
     static const Operation& operation = find_operation("swiglu_forward");
     const Tensor tensors[] = {call.out, call.gate_up};
+    run(operation, tensors, {}, context);
+}
+
+// scales of fp8 from the largest values, which begin anew
+struct UpdateScalesCall {
+    Required scale;  // f32[P]
+    Required inverse;  // f32[P]
+    Required amax;  // f32[P]
+    Required limit;  // f32[P]
+};
+inline void update_scales(const Context& context, const UpdateScalesCall& call) {
+    static const Operation& operation = find_operation("update_scales");
+    const Tensor tensors[] = {call.scale, call.inverse, call.amax, call.limit};
     run(operation, tensors, {}, context);
 }
 

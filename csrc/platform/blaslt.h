@@ -75,6 +75,10 @@ inline bool takes_algorithm(hipblasLtHandle_t, hipblasLtMatmulDesc_t, hipblasLtM
     }
     return false;
 }
+// MFMA sums in full fp32 at its full rate.
+inline bool set_fast_accumulation(hipblasLtMatmulDesc_t) {
+    return true;
+}
 // hipBLASLt asks for no more than a matrix's own type needs.
 inline void promise_alignment(hipblasLtMatmulPreference_t, int) {}
 #else
@@ -92,6 +96,11 @@ inline bool takes_algorithm(hipblasLtHandle_t handle, hipblasLtMatmulDesc_t prod
     const cublasStatus_t status = cublasLtMatmulAlgoCheck(handle, product, a, b, c, out, &algorithm, &found);
     *workspace = found.workspaceSize;
     return status == CUBLAS_STATUS_SUCCESS && found.state == CUBLAS_STATUS_SUCCESS;
+}
+inline bool set_fast_accumulation(hipblasLtMatmulDesc_t product) {
+    const int8_t on = 1;
+    return cublasLtMatmulDescSetAttribute(product, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &on, sizeof on) ==
+           CUBLAS_STATUS_SUCCESS;
 }
 // Candidates need addresses aligned to no more than these bytes; unless told, cuBLASLt expects 256.
 inline void promise_alignment(hipblasLtMatmulPreference_t preference, int bytes) {

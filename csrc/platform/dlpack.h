@@ -14,8 +14,8 @@ struct DataType {
 
     bool operator==(const DataType&) const = default;
 };
-constexpr uint8_t integer = 0, unsigned_integer = 1, floating = 2, opaque = 3, bfloat = 4,
-                  boolean = 6;  // codes
+constexpr uint8_t integer = 0, unsigned_integer = 1, floating = 2, opaque = 3, bfloat = 4, boolean = 6,
+                  e4m3fn = 10, e4m3fnuz = 11, e5m2 = 12, e5m2fnuz = 13;  // codes
 struct Tensor {
     void* data;
     Device device;

@@ -102,6 +102,38 @@ inline __device__ uint32_t bf16_bits(float value) {
 inline __device__ uint32_t bf16_pair(float low, float high) {
     return bf16_bits(low) | bf16_bits(high) << 16;
 }
+
+// Four floats as fp8 (core/fp8.h), the first in the lowest byte, where the device converts by an instruction: to the form
+// of its matrix units. The instruction does not saturate, and the median would make a number of NaN.
+#if defined(__gfx942__)
+template <class F>
+constexpr bool converts_fp8 = F::is_fnuz;
+#elif defined(__gfx950__)
+template <class F>
+constexpr bool converts_fp8 = !F::is_fnuz;
+#else
+template <class F>
+constexpr bool converts_fp8 = false;
+#endif
+#if defined(__gfx942__) || defined(__gfx950__)
+template <class F>
+__device__ uint32_t fp8_word(const float* x) {
+    float v[4];
+    for (int i = 0; i < 4; i++) {
+        const float clamped = __builtin_amdgcn_fmed3f(x[i], F::largest, -F::largest);
+        v[i] = x[i] != x[i] ? x[i] : clamped;
+    }
+    int word = 0;
+    if constexpr (F::mantissa == 3) {
+        word = __builtin_amdgcn_cvt_pk_fp8_f32(v[0], v[1], word, false);
+        word = __builtin_amdgcn_cvt_pk_fp8_f32(v[2], v[3], word, true);
+    } else {
+        word = __builtin_amdgcn_cvt_pk_bf8_f32(v[0], v[1], word, false);
+        word = __builtin_amdgcn_cvt_pk_bf8_f32(v[2], v[3], word, true);
+    }
+    return static_cast<uint32_t>(word);
+}
+#endif
 #endif
 
 }  // namespace llamac

@@ -1,6 +1,7 @@
 // HIP's names for CUDA: those that are used, no more.
 #pragma once
 #include <cuda_bf16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
 using hipError_t = cudaError_t;
@@ -170,6 +171,17 @@ inline __device__ void store_streaming(uint4* p, uint4 v) {
 inline __device__ uint32_t bf16_pair(float low, float high) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// Four floats as fp8 (core/fp8.h), the first in the lowest byte, where the device converts by an instruction.
+template <class F>
+constexpr bool converts_fp8 = !F::is_fnuz;
+template <class F>
+__device__ uint32_t fp8_word(const float* x) {
+    constexpr __nv_fp8_interpretation_t kind = F::mantissa == 3 ? __NV_E4M3 : __NV_E5M2;
+    const uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(x[0], x[1]), __NV_SATFINITE, kind);
+    const uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(x[2], x[3]), __NV_SATFINITE, kind);
+    return low | high << 16;
 }
 #endif
 

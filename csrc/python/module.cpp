@@ -130,7 +130,7 @@ py::list dtypes() {
         r["bytes"] = d.bytes;
         r["mantissa_bits"] = d.mantissa_bits;
         r["arithmetic"] = name(d.arithmetic);
-        r["in_operations"] = d.in_operations;
+        r["in_operations"] = in_operations(d);
         r["safetensors"] = d.safetensors;
         r["python"] = d.python;
         r["dlpack"] = py::make_tuple(d.dlpack.code, d.dlpack.bits, d.dlpack.lanes);

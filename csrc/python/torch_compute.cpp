@@ -143,7 +143,7 @@ at::ScalarType torch_type(DType t) {
 
 std::optional<DType> find_dtype(at::ScalarType type) {
     for (size_t t = 0; t < dtype_count; t++)
-        if (dtype_table[t].in_operations && torch_type(static_cast<DType>(t)) == type)
+        if (in_operations(dtype_table[t]) && torch_type(static_cast<DType>(t)) == type)
             return static_cast<DType>(t);
     return std::nullopt;
 }

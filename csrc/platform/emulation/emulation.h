@@ -182,6 +182,9 @@ inline uint32_t bf16_bits(float value) {
 inline uint32_t bf16_pair(float low, float high) {
     return bf16_bits(low) | bf16_bits(high) << 16;
 }
+// There is no instruction.
+template <class F>
+constexpr bool converts_fp8 = false;
 
 }  // namespace llamac
 
@@ -204,6 +207,12 @@ T __shfl(T value, int source, const char* file = __builtin_FILE(), int line = __
 }
 inline int atomicAdd(int* p, int value) {
     return __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
+}
+inline unsigned atomicMax(unsigned* p, unsigned value) {
+    unsigned seen = __atomic_load_n(p, __ATOMIC_RELAXED);
+    while (seen < value &&
+           !__atomic_compare_exchange_n(p, &seen, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    return seen;
 }
 inline float __expf(float x) {
     return std::exp(x);

@@ -1,0 +1,170 @@
+// Matrix products of fp8 operands (core/fp8.h) with a scale each, as quantize makes them:
+//
+//   out[n,k] = a_scale * b_scale * sum_c a[n,c] * b[k,c]  (+ residual[n,k]) (+ what was there)
+//
+// The sum is in fp32, and the scales multiply it before anything is added. Both operands lie along the dimension that is
+// summed over: matrix units want it so for 8 bits. The three products of a linear layer, weight [K,C]:
+//
+//                     out      a              b
+//   forward           out      x [N,C]        weight [K,C]
+//   gradient of x     dx       dout [N,K]     weight, transposed [C,K]
+//   and of weight     dweight  dout, tr. [K,N]  x, transposed [C,N]
+//
+// reference: plain loops.
+// cpu:       operands become floats, then our own packed product (core/cpu_gemm.h).
+// naive:     one thread per element of the result.
+// library:   the vendor's, where the build found it (hipBLASLt, cuBLASLt).
+//
+// Measured: docs/benchmarks/nvidia-h200.md, docs/fp8.md.
+#include "core/cpu_gemm.h"
+#include "core/device.h"
+#include "core/library_gemm.h"
+#include "core/operation.h"
+
+namespace llamac {
+namespace {
+
+template <class T, class P, class Q>
+void scaled_matmul_reference(View<T, 2> out, View<const P, 2> a, View<const Q, 2> b,
+                             View<const arithmetic<T>, 1> a_scale, View<const arithmetic<T>, 1> b_scale,
+                             View<const T, 2> residual, bool accumulate, bool) {
+    using A = arithmetic<T>;
+    for (int64_t n = 0; n < out.shape[0]; n++)
+        for (int64_t k = 0; k < out.shape[1]; k++) {
+            double sum = 0;
+            for (int64_t c = 0; c < a.shape[1]; c++) sum += double(A(a(n, c)) * A(b(k, c)));
+            const A product = A(sum) * (a_scale(0) * b_scale(0));
+            out(n, k) =
+                T(product + (residual ? A(residual(n, k)) : A(0)) + (accumulate ? A(out(n, k)) : A(0)));
+        }
+}
+
+template <class P>
+const float* as_floats(View<const P, 2> x, Scratch& scratch) {
+    const int64_t count = x.shape[0] * x.shape[1];
+    float* const values = scratch.reserve<float>(count);
+#pragma omp parallel for
+    for (int64_t i = 0; i < count; i++) values[i] = float(x.data[i]);
+    return values;
+}
+
+template <class T, class P, class Q>
+void scaled_matmul_cpu(View<T, 2> out, View<const P, 2> a, View<const Q, 2> b, View<const float, 1> a_scale,
+                       View<const float, 1> b_scale, View<const T, 2> residual, bool accumulate, bool) {
+    const int64_t N = out.shape[0], K = out.shape[1], C = a.shape[1];
+    static thread_local Scratch scratch_a, scratch_b, scratch_sums;
+    const Matrix<float> left{as_floats(a, scratch_a), C, 1}, right{as_floats(b, scratch_b), C, 1};
+    float* const sums = scratch_sums.reserve<float>(N * K);
+    gemm<float>(N, K, C, left, right.transposed(), static_cast<const float*>(nullptr), sums);
+    const float scale = a_scale(0) * b_scale(0);
+#pragma omp parallel for
+    for (int64_t i = 0; i < N * K; i++) {
+        const float added = residual ? float(residual.data[i]) : 0.0f,
+                    before = accumulate ? float(out.data[i]) : 0.0f;
+        out.data[i] = T(sums[i] * scale + added + before);
+    }
+}
+
+// ---- naive
+
+template <class T, class P, class Q>
+__global__ void scaled_matmul_naive_kernel(T* out, const P* a, const Q* b, const float* a_scale,
+                                           const float* b_scale, const T* residual, int64_t N, int64_t K,
+                                           int64_t C, bool accumulate) {
+    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, n = i / K, k = i % K;
+    if (n >= N) return;
+    double sum = 0;
+    for (int64_t c = 0; c < C; c++) sum += double(float(a[n * C + c]) * float(b[k * C + c]));
+    const float product = static_cast<float>(sum) * (*a_scale * *b_scale);
+    out[i] = T(product + (residual ? float(residual[i]) : 0.0f) + (accumulate ? float(out[i]) : 0.0f));
+}
+
+template <class T, class P, class Q>
+void scaled_matmul_naive(View<T, 2> out, View<const P, 2> a, View<const Q, 2> b, View<const float, 1> a_scale,
+                         View<const float, 1> b_scale, View<const T, 2> residual, bool accumulate, bool,
+                         LaunchContext context) {
+    const int64_t N = out.shape[0], K = out.shape[1], C = a.shape[1];
+    launch(Grid(blocks_for(N * K, context.threads), context.threads, context.stream),
+           scaled_matmul_naive_kernel<T, P, Q>, out.data, a.data, b.data, a_scale.data, b_scale.data,
+           residual.data, N, K, C, accumulate);
+}
+
+// ---- library: the vendor's
+
+#if defined(LLAMAC_BLASLT)
+template <class A>
+Gemm scaled_product(DType type, DType a_type, DType b_type, const A& a, int64_t columns, bool adds,
+                    bool fast) {
+    return {a.shape[0], columns,           a.shape[1],        false, true, a_type, b_type, type, type,
+            adds,       GemmScale::tensor, GemmScale::tensor, fast};
+}
+
+template <class T, class P, class Q>
+void scaled_matmul_library(View<T, 2> out, View<const P, 2> a, View<const Q, 2> b,
+                           View<const float, 1> a_scale, View<const float, 1> b_scale,
+                           View<const T, 2> residual, bool accumulate, bool fast, LaunchContext context) {
+    const void* const added = accumulate ? out.data : residual.data;
+    run_gemm(
+        scaled_product(dtype_of<T>(), dtype_of<P>(), dtype_of<Q>(), a, b.shape[0], added != nullptr, fast),
+        {out.data, a.data, b.data, added, a_scale.data, b_scale.data}, context.workspace,
+        context.caller.gemms, context.stream);
+}
+
+bool library_supports(const Call& c) {
+    const Tensor &out = c.operand("out"), &a = c.operand("a"), &b = c.operand("b"),
+                 &residual = c.operand("residual");
+    const bool accumulates = c.number("accumulate") != 0, fast = c.number("fast_accum") != 0;
+    uintptr_t bits = 0;
+    for (const Tensor* t : {&out, &a, &b, &residual}) bits |= reinterpret_cast<uintptr_t>(t->data);
+    return bits % gemm_alignment == 0 && c["C"] % 16 == 0 && c["K"] % 16 == 0 &&
+           !(residual.data && accumulates) &&
+           gemm_supports(scaled_product(out.dtype, a.dtype, b.dtype, a, b.shape[0],
+                                        residual.data || accumulates, fast));
+}
+int64_t library_workspace_bytes(const Call&) {
+    return gemm_workspace_bytes;
+}
+#endif
+
+// The pairs of types that matrix units multiply: one operand may hold gradients.
+#define LLAMAC_PAIRS(LAUNCHER, T)                                              \
+    LAUNCHER<T, e4m3, e4m3>, LAUNCHER<T, e5m2, e4m3>, LAUNCHER<T, e4m3, e5m2>, \
+        LAUNCHER<T, e4m3fnuz, e4m3fnuz>, LAUNCHER<T, e5m2fnuz, e4m3fnuz>, LAUNCHER<T, e4m3fnuz, e5m2fnuz>
+
+std::vector<Variant> variants() {
+    std::vector<Variant> all = {
+        {"cpu", "packed product of floats", Backend::host,
+         instantiations<LLAMAC_PAIRS(scaled_matmul_cpu, float), LLAMAC_PAIRS(scaled_matmul_cpu, bf16)>()},
+#if defined(LLAMAC_BLASLT)
+        {.name = "library",
+         .idea = "the vendor's library (hipBLASLt, cuBLASLt), the fastest of its candidates",
+         .backend = Backend::device,
+         .instantiations = instantiations<LLAMAC_PAIRS(scaled_matmul_library, float),
+                                          LLAMAC_PAIRS(scaled_matmul_library, bf16)>(),
+         .supports = {"a product that the library takes, C and K multiples of 16, operands aligned to 16 "
+                      "bytes, residual or "
+                      "accumulate alone",
+                      library_supports},
+         .workspace = library_workspace_bytes},
+#endif
+        {"naive", "one thread per element", Backend::device,
+         instantiations<LLAMAC_PAIRS(scaled_matmul_naive, float), LLAMAC_PAIRS(scaled_matmul_naive, bf16)>()},
+        {"reference", "plain loops", Backend::host,
+         instantiations<LLAMAC_PAIRS(scaled_matmul_reference, float),
+                        LLAMAC_PAIRS(scaled_matmul_reference, bf16),
+                        scaled_matmul_reference<double, double, double>>()}};
+    return all;
+}
+
+Operation scaled_matmul(
+    "scaled_matmul<T: f32 bf16 f64, A: arithmetic(T), P: e4m3 e5m2 e4m3fnuz e5m2fnuz f64,"
+    " Q: e4m3 e5m2 e4m3fnuz e5m2fnuz f64>"
+    "(out: T[N,K] adds_if(accumulate); a: P[N,C], b: Q[K,C], a_scale: A[1] >0, b_scale: A[1] >0, residual?: "
+    "T[N,K];"
+    " accumulate: bool, fast_accum: bool)"
+    " test(N=128, C=96, K=256) test(N=40, C=528, K=272) test_large(N=1000, C=1040, K=528)",
+    "out = a * transposed b in fp8, times both scales (+ residual)", variants(),
+    [](const Call& c) { return 2.0 * static_cast<double>(c["N"] * c["C"]) * static_cast<double>(c["K"]); });
+
+}  // namespace
+}  // namespace llamac
