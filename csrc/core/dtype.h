@@ -67,6 +67,7 @@ struct DTypeInfo {
     int collectives;          // the number that NCCL and RCCL have for it; -1: not exchanged
     int64_t bytes = 0;
     DType arithmetic = {};  // what is computed in
+    float largest = 0;      // of types of products: what larger values become
 
     constexpr bool is_integer() const { return mantissa_bits == 0; }
 };
@@ -109,6 +110,8 @@ constexpr std::array<DTypeInfo, dtype_count> make_dtype_table(std::index_sequenc
         DTypeInfo info = row.info;
         info.bytes = sizeof(typename std::decay_t<decltype(row)>::Storage);
         info.arithmetic = row.arithmetic;
+        if constexpr (requires { std::decay_t<decltype(row)>::Storage::largest; })
+            info.largest = std::decay_t<decltype(row)>::Storage::largest;
         return info;
     };
     return {complete(std::get<i>(dtype_rows))...};

@@ -35,6 +35,11 @@ void plan_logits(Activations& a, const Config& config, int64_t bytes, Arena& are
         arena.plan("logits", &a.more_logits, shaped(DType::i32, {(logits.bytes() - free + 3) / 4}));
 }
 
+// The transposed of a matrix, as codes of fp8.
+Tensor codes_of(const Tensor& values, DType type) {
+    return shaped(type, {values.shape[1], values.shape[0]});
+}
+
 // The planned memory under the shape of this batch.
 void set_shape(Tensor& t, const Tensor& like) {
     void* const data = t.data;
@@ -51,22 +56,28 @@ unsigned recomputed_parts(const Recompute& r, int64_t layer) {
 }
 
 void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T, DType dtype,
-                      const Recompute& recompute, int64_t logits_bytes, Arena& arena) {
+                      const Recompute& recompute, const Fp8Blocks& fp8, int64_t logits_bytes, Arena& arena) {
     for (const auto& row : model_activations(config, B, T, dtype))
         if (row.present) arena.plan(group_of(row.until), &(a.*row.member), row.like);
     plan_logits(a, config, logits_bytes, arena);
     a.blocks.resize(static_cast<size_t>(config.L));
     for (const auto& row : block_activations(config, B, T, dtype)) {
         if (!row.present) continue;
-        Tensor* first = row.shares ? &(a.*row.shares) : nullptr;  // of those that share one memory
-        for (int64_t layer = 0; layer < config.L; layer++) {
-            Tensor* const tensor = &(a.blocks[static_cast<size_t>(layer)].*row.member);
-            const bool shares = recomputed_parts(recompute, layer) & row.part;
-            if (shares && first)
-                arena.share(tensor, row.like, first);
+        // Of those that share one memory, the first.
+        Tensor *first = row.shares ? &(a.*row.shares) : nullptr, *first_codes = nullptr;
+        const auto plan = [&](Tensor* tensor, const Tensor& like, bool shares, Tensor*& of) {
+            if (shares && of)
+                arena.share(tensor, like, of);
             else
-                arena.plan(shares ? "recomputed activations" : group_of(row.until), tensor, row.like);
-            if (shares && !first) first = tensor;
+                arena.plan(shares ? "recomputed activations" : group_of(row.until), tensor, like);
+            if (shares && !of) of = tensor;
+        };
+        for (int64_t layer = 0; layer < config.L; layer++) {
+            BlockActivations& block = a.blocks[static_cast<size_t>(layer)];
+            const bool again = recomputed_parts(recompute, layer) & row.part,
+                       in_fp8 = row.codes && fp8.has(layer);
+            plan(&(block.*row.member), row.like, again || (in_fp8 && row.passing), first);
+            if (in_fp8) plan(&(block.*row.codes), codes_of(row.like, fp8.codes), again, first_codes);
         }
     }
 }
@@ -76,8 +87,12 @@ void reshape_activations(Activations& a, const Config& config, int64_t B, int64_
     for (const auto& row : model_activations(config, B, T, dtype))
         if (row.present) set_shape(a.*row.member, row.like);
     for (const auto& row : block_activations(config, B, T, dtype))
-        for (BlockActivations& block : a.blocks)
-            if (row.present) set_shape(block.*row.member, row.like);
+        for (BlockActivations& block : a.blocks) {
+            if (!row.present) continue;
+            set_shape(block.*row.member, row.like);
+            if (row.codes && (block.*row.codes).data)
+                set_shape(block.*row.codes, codes_of(row.like, (block.*row.codes).dtype));
+        }
 }
 
 }  // namespace llamac

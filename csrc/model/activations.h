@@ -31,6 +31,8 @@ struct BlockActivations {
     Tensor post_norm, post_rstd;
     Tensor gate_up, swiglu;
     Tensor residual_out;
+    // Codes of fp8, [columns, rows], for the gradients of weights: in blocks whose products are in fp8.
+    Tensor input_norm_codes, attention_codes, post_norm_codes, swiglu_codes;
 };
 
 struct Activations {
@@ -56,6 +58,10 @@ struct ActivationRow {
     Needed until = Needed::backward;
     unsigned part = 0;                       // of a block, that makes it; 0: never computed again
     Tensor Activations::* shares = nullptr;  // a gradient in whose memory it is computed again
+    // The input of a product: its codes, where the product is in fp8. passing: then the backward pass reads nothing else, and
+    // all layers use one memory for the values.
+    Tensor Owner::* codes = nullptr;
+    bool passing = false;
     bool present = true;
 };
 
@@ -66,17 +72,19 @@ inline std::vector<ActivationRow<BlockActivations>> block_activations(const Conf
     constexpr Needed until = Needed::backward;
     const int64_t N = B * T;
     const Tensor rows = shaped(t, {N, c.C}), one_per_row = shaped(DType::f32, {N});
-    return {{"input_norm", &A::input_norm, rows, until, input_norm_part},
+    return {{"input_norm", &A::input_norm, rows, until, input_norm_part, nullptr, &A::input_norm_codes, true},
             {"input_rstd", &A::input_rstd, one_per_row},  // a norm's backward writes the norm again by it
             {"qkv", &A::qkv, shaped(t, {N, c.qkv_size()}), until, qkv_part},
-            {"attention", &A::attention, shaped(t, {N, c.q_size()}), until, attention_part},
+            {"attention", &A::attention, shaped(t, {N, c.q_size()}), until, attention_part, nullptr,
+             &A::attention_codes},
             {"attention_lse", &A::lse, shaped(DType::f32, {B, c.NH, T}), until, attention_part},
             {"residual_mid", &A::residual_mid, rows, until, residual_mid_part},
-            {"post_norm", &A::post_norm, rows, until, post_norm_part},
+            {"post_norm", &A::post_norm, rows, until, post_norm_part, nullptr, &A::post_norm_codes, true},
             {"post_rstd", &A::post_rstd, one_per_row},
             {"gate_up", &A::gate_up, shaped(t, {N, 2 * c.F}), until, gate_up_part},
             // swiglu's backward writes it where it has read dswiglu.
-            {"swiglu", &A::swiglu, shaped(t, {N, c.F}), until, swiglu_part, &Activations::dswiglu},
+            {"swiglu", &A::swiglu, shaped(t, {N, c.F}), until, swiglu_part, &Activations::dswiglu,
+             &A::swiglu_codes, true},
             {"residual_out", &A::residual_out, rows, until, residual_out_part}};
 }
 
@@ -117,11 +125,19 @@ inline std::vector<HeadRange> rotated_ranges(const Config& c) {
 // The parts of block `layer` that the backward pass computes again.
 unsigned recomputed_parts(const Recompute& recompute, int64_t layer);
 
+// Which blocks' products are in fp8, and the type of their inputs' codes.
+struct Fp8Blocks {
+    int64_t first = 0, end = 0;
+    DType codes = DType::e4m3;
+
+    bool has(int64_t block) const { return block >= first && block < end; }
+};
+
 // Plans memory for B sequences of T tokens. What is computed again shares one memory over the layers. logits_bytes: of a
 // chunk of logits, which use the memory of the blocks' gradients first; 0: the largest of that memory, an eighth of the
 // logits, 64 MiB, and half of the logits up to 2 GiB.
 void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T, DType dtype,
-                      const Recompute& recompute, int64_t logits_bytes, Arena& arena);
+                      const Recompute& recompute, const Fp8Blocks& fp8, int64_t logits_bytes, Arena& arena);
 
 // Gives the planned tensors the shapes of a batch that is no larger than planned.
 void reshape_activations(Activations& a, const Config& config, int64_t B, int64_t T);

@@ -88,9 +88,9 @@ void begin_to_gather(Model& m, int64_t segment) {
     m.gathered[slot] = segment;
 }
 
-void sum_among(Model& m, Communicator& among, const Tensor& x) {
+void reduce_among(Model& m, Communicator& among, const Tensor& x, Reduction reduction) {
     follow_model(m);
-    all_reduce(exchange_context(m), among, x);
+    all_reduce(exchange_context(m), among, x, reduction);
     join_exchanges(m);
 }
 
@@ -162,11 +162,15 @@ void reduce_gradients(Model& m, int64_t segment, const Pass& pass) {
 }
 
 void sum_over_ranks(Model& m, const Tensor& x) {
-    if (!is_alone(m)) sum_among(m, *m.ranks, x);
+    if (!is_alone(m)) reduce_among(m, *m.ranks, x, Reduction::sum);
 }
 
 void sum_over_shards(Model& m, const Tensor& x) {
-    if (!is_alone(m)) sum_among(m, group_of(m), x);
+    if (!is_alone(m)) reduce_among(m, group_of(m), x, Reduction::sum);
+}
+
+void largest_over_ranks(Model& m, const Tensor& x) {
+    if (!is_alone(m)) reduce_among(m, *m.ranks, x, Reduction::max);
 }
 
 void exchange_updated_weights(Model& m, int64_t segment) {

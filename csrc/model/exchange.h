@@ -33,6 +33,8 @@ void reduce_gradients(Model& model, int64_t segment, const Pass& pass);
 // x = its sum over all ranks, or over those of the group, which hold all shards between them.
 void sum_over_ranks(Model& model, const Tensor& x);
 void sum_over_shards(Model& model, const Tensor& x);
+// x = its largest value over all ranks.
+void largest_over_ranks(Model& model, const Tensor& x);
 // When all weights of the segment are updated.
 void exchange_updated_weights(Model& model, int64_t segment);
 

@@ -72,7 +72,7 @@ void forward_block(Model& m, int64_t layer, unsigned parts) {
                                     .weight = p.weight(w.input_norm),
                                     .eps = m.config.eps});
     if (parts & qkv_part) {
-        matmul_forward(m.context, {.out = a.qkv, .x = a.input_norm, .weight = p.weight(w.qkv)});
+        linear_forward(m, {layer, Layer::qkv, p.weight(w.qkv)}, a.qkv, a.input_norm, a.input_norm_codes);
         for (const HeadRange& range : rotated_ranges(m.config)) {
             const Tensor x = heads(m, a.qkv, range.first, range.count);
             rope_forward(m.context, {.out = x, .x = x, .cis = m.activations.cis, .interleaved = false});
@@ -88,8 +88,8 @@ void forward_block(Model& m, int64_t layer, unsigned parts) {
                                       .scale = attention_scale(m)});
     }
     if (parts & residual_mid_part)
-        matmul_forward(m.context,
-                       {.out = a.residual_mid, .x = a.attention, .weight = p.weight(w.o), .residual = in});
+        linear_forward(m, {layer, Layer::o, p.weight(w.o)}, a.residual_mid, a.attention, a.attention_codes,
+                       in);
     if (parts & post_norm_part)
         rmsnorm_forward(m.context, {.out = a.post_norm,
                                     .rstd = a.post_rstd,
@@ -97,12 +97,12 @@ void forward_block(Model& m, int64_t layer, unsigned parts) {
                                     .weight = p.weight(w.post_norm),
                                     .eps = m.config.eps});
     if (parts & gate_up_part)
-        matmul_forward(m.context, {.out = a.gate_up, .x = a.post_norm, .weight = p.weight(w.gate_up)});
+        linear_forward(m, {layer, Layer::gate_up, p.weight(w.gate_up)}, a.gate_up, a.post_norm,
+                       a.post_norm_codes);
     if (parts & swiglu_part) swiglu_forward(m.context, {.out = a.swiglu, .gate_up = a.gate_up});
     if (parts & residual_out_part)
-        matmul_forward(
-            m.context,
-            {.out = a.residual_out, .x = a.swiglu, .weight = p.weight(w.down), .residual = a.residual_mid});
+        linear_forward(m, {layer, Layer::down, p.weight(w.down)}, a.residual_out, a.swiglu, a.swiglu_codes,
+                       a.residual_mid);
 }
 
 void show_block(const Model& m, int64_t layer) {
@@ -213,23 +213,23 @@ void backward_feed_forward(Model& m, int64_t layer, unsigned again, bool accumul
     const BlockParameters& w = p.blocks[layer];
     const BlockActivations& a = m.activations.blocks[layer];
     const Activations& d = m.activations;
-    matmul_backward_input(m.context, {.dx = d.dswiglu, .dout = d.dresidual, .weight = p.weight(w.down)});
+    const LayerCall down{layer, Layer::down, p.weight(w.down)},
+        gate_up{layer, Layer::gate_up, p.weight(w.gate_up)};
+    linear_backward_input(m, down, d.dswiglu, d.dresidual);
     show_gradient(m, layer, &BlockActivations::swiglu, d.dswiglu);
     swiglu_backward(m.context, {.dgate_up = d.dgate_up,
                                 .out = again & swiglu_part ? a.swiglu : Tensor{},
                                 .dout = d.dswiglu,
                                 .gate_up = a.gate_up});
     show_gradient(m, layer, &BlockActivations::gate_up, d.dgate_up);
-    matmul_backward_weight(
-        m.context,
-        {.dweight = p.gradient(w.down), .dout = d.dresidual, .x = a.swiglu, .accumulate = accumulate});
-    matmul_backward_input(m.context, {.dx = d.dnorm, .dout = d.dgate_up, .weight = p.weight(w.gate_up)});
+    linear_backward_weight(m, down, p.gradient(w.down), d.dresidual, a.swiglu, a.swiglu_codes,
+                           again & swiglu_part, accumulate);
+    linear_backward_input(m, gate_up, d.dnorm, d.dgate_up);
     show_gradient(m, layer, &BlockActivations::post_norm, d.dnorm);
     backward_norm(m, w.post_norm, again & post_norm_part ? a.post_norm : Tensor{}, a.residual_mid,
                   a.post_rstd, accumulate);
-    matmul_backward_weight(
-        m.context,
-        {.dweight = p.gradient(w.gate_up), .dout = d.dgate_up, .x = a.post_norm, .accumulate = accumulate});
+    linear_backward_weight(m, gate_up, p.gradient(w.gate_up), d.dgate_up, a.post_norm, a.post_norm_codes,
+                           again & post_norm_part, accumulate);
     show_gradient(m, layer, &BlockActivations::residual_mid, d.dresidual);
 }
 
@@ -238,10 +238,12 @@ void backward_attention(Model& m, int64_t layer, unsigned again, bool accumulate
     const BlockParameters& w = p.blocks[layer];
     const BlockActivations& a = m.activations.blocks[layer];
     const Activations& d = m.activations;
-    matmul_backward_input(m.context, {.dx = d.dattention, .dout = d.dresidual, .weight = p.weight(w.o)});
-    matmul_backward_weight(
-        m.context,
-        {.dweight = p.gradient(w.o), .dout = d.dresidual, .x = a.attention, .accumulate = accumulate});
+    const LayerCall o{layer, Layer::o, p.weight(w.o)}, qkv{layer, Layer::qkv, p.weight(w.qkv)};
+    linear_backward_input(m, o, d.dattention, d.dresidual);
+    // The forward pass of the output product makes the attention's codes.
+    const unsigned parts = recomputed_parts(m.options.recompute, layer);
+    linear_backward_weight(m, o, p.gradient(w.o), d.dresidual, a.attention, a.attention_codes,
+                           (parts & attention_part) && !(parts & residual_mid_part), accumulate);
     show_gradient(m, layer, &BlockActivations::attention, d.dattention);
     const Heads h = split_heads(m, a.qkv), dh = split_heads(m, d.dqkv);
     attention_backward(m.context, {.dq = dh.q,
@@ -259,13 +261,12 @@ void backward_attention(Model& m, int64_t layer, unsigned again, bool accumulate
         const Tensor dx = heads(m, d.dqkv, range.first, range.count);
         rope_backward(m.context, {.dx = dx, .dout = dx, .cis = d.cis, .interleaved = false});
     }
-    matmul_backward_input(m.context, {.dx = d.dnorm, .dout = d.dqkv, .weight = p.weight(w.qkv)});
+    linear_backward_input(m, qkv, d.dnorm, d.dqkv);
     show_gradient(m, layer, &BlockActivations::input_norm, d.dnorm);
     backward_norm(m, w.input_norm, again & input_norm_part ? a.input_norm : Tensor{}, residual_in(m, layer),
                   a.input_rstd, accumulate);
-    matmul_backward_weight(
-        m.context,
-        {.dweight = p.gradient(w.qkv), .dout = d.dqkv, .x = a.input_norm, .accumulate = accumulate});
+    linear_backward_weight(m, qkv, p.gradient(w.qkv), d.dqkv, a.input_norm, a.input_norm_codes,
+                           again & input_norm_part, accumulate);
 }
 
 // Of the parts to compute again, those that no other needs: their own backward writes their result, which only the
@@ -298,7 +299,9 @@ void backward_trunk(Model& m, const Pass& pass) {
         const int64_t segment = p.blocks[layer].qkv.segment;
         gather_weights(m, segment, layer > 0 ? segment - 1 : -1);
         begin_gradients(m, segment);
+        measure_fp8(m, false);
         forward_block(m, layer, again & ~written);
+        measure_fp8(m, true);
         backward_feed_forward(m, layer, written, accumulate);
         backward_attention(m, layer, written, accumulate);
         reduce_gradients(m, segment, pass);
@@ -349,8 +352,12 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     context.kernels = &kernels;
     context.gemms = &gemms;
     plan_parameters(parameters, config, options.precision, options.sharding, arena);
+    if (options.fp8)
+        plan_fp8(fp8.emplace(), *options.fp8, config, options.batch_size * options.seq_len, arena);
+    const Fp8Blocks blocks =
+        fp8 ? Fp8Blocks{fp8->first_block, fp8->end_block, options.fp8->values} : Fp8Blocks{};
     plan_activations(activations, config, options.batch_size, options.seq_len, options.precision.weights,
-                     options.recompute, options.logits_bytes, arena);
+                     options.recompute, blocks, options.logits_bytes, arena);
     arena.plan("scalars", &squares, shaped(DType::f64, {1}));
     arena.plan("scalars", &lr, shaped(DType::f32, {1}));
     arena.plan("scalars", &step, shaped(DType::i32, {1}));
@@ -375,6 +382,7 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
 void Model::allocate() {
     arena.allocate();
     if (workspace_bytes.data) workspace.use(workspace_bytes.data, workspace_bytes.bytes());
+    if (fp8) reset_fp8(*fp8);
     make_cis(*this);
 }
 
@@ -387,12 +395,14 @@ void set_batch(Model& m, const int32_t* tokens, const int32_t* targets, int64_t 
 }
 
 void forward(Model& m) {
+    measure_fp8(m, false);
     forward_trunk(m);
     run_head(m, {});
 }
 
 void forward_backward(Model& m, bool first, double scale, bool last) {
     const Pass pass{first, last};
+    measure_fp8(m, true);
     forward_trunk(m);
     run_head(m, {true, kernels_add(m, pass), scale / static_cast<double>(m.activations.losses.shape[0])});
     if (m.options.skip_nonfinite)
@@ -463,6 +473,7 @@ void optimizer_step(Model& m, const AdamW& adamw, uint64_t seed) {
             exchange_updated_weights(m, table[i].segment);
     }
     join_exchanges(m);
+    update_fp8_scales(m);
 }
 
 double grad_norm(double squares) {
@@ -482,6 +493,7 @@ double mean_loss(const Model& m) {
 
 void next_logits(Model& m, const int32_t* tokens, int64_t T, std::vector<float>& logits) {
     set_batch(m, tokens, tokens, 1, T);  // no losses are made: targets are not read
+    measure_fp8(m, false);
     forward_trunk(m);
     const Tensor row = slice_rows(m.activations.logits, 0, 1);
     matmul_forward(m.context, {.out = row,

@@ -10,6 +10,7 @@
 #include "core/library_gemm.h"
 #include "model/activations.h"
 #include "model/config.h"
+#include "model/linear.h"
 #include "model/parameters.h"
 #include "platform/stream.h"
 
@@ -24,6 +25,7 @@ struct ModelOptions {
     bool skip_nonfinite =
         false;  // the optimizer writes nothing where a loss or the gradient norm is not finite
     Sharding sharding = {};
+    std::optional<Fp8Options> fp8 = {};  // none: products in the storage type
 };
 
 struct AdamW {
@@ -50,6 +52,7 @@ struct Model {
     Arena arena;
     Parameters parameters;
     Activations activations;
+    std::optional<Fp8State> fp8;
     Tensor squares, lr,
         step;             // [1] each, read by the optimizer where the weights are: squares of the gradients
     Tensor loss_squares;  // [1], with skip_nonfinite: of the losses, the optimizer's guard

@@ -180,9 +180,11 @@ __global__ void __launch_bounds__(block_threads)
     for (int pass = 0; pass < passes; pass++) {
         const int row = first_row + pass * (tile / passes);
         if (n0 + row >= N || c0 + column >= C) continue;
+        const int64_t rows_left = N - n0 - row;
         uint32_t words[2][rows_per_thread];
 #pragma unroll
         for (int r = 0; r < rows_per_thread; r++) {
+            if (r >= rows_left) continue;  // nothing is transposed then
             const int64_t at = (n0 + row + r) * C + c0 + column;
             float v[columns_per_thread];
             load_columns(x + at, v);
@@ -221,8 +223,8 @@ void quantize_vectorized(View<Q, 2> out, View<Q, 2> transposed, View<float, 1> a
 }
 
 constexpr Constraints whole_vectors{
-    "N and C multiples of 16, operands aligned to 16 bytes", [](const Call& c) {
-        return c["N"] % 16 == 0 && c["C"] % 16 == 0 &&
+    "C and, beside transposed, N multiples of 16, operands aligned to 16 bytes", [](const Call& c) {
+        return c["C"] % 16 == 0 && (c["N"] % 16 == 0 || !c.operand("transposed").data) &&
                is_whole({c.operand("out").data, c.operand("transposed").data, c.operand("x").data}, 0, 1);
     }};
 

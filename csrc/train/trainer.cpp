@@ -240,7 +240,7 @@ bool Trainer::is_verified(int64_t number) const {
 }
 
 void Trainer::launch(CapturedGraph& r) {
-    if (replays && r.launched && !model.context.observer) {
+    if (replays && r.launched && !model.context.observer && is_settled(model)) {
         if (!r.graph) r.graph.emplace(model.stream.handle, r.work);
         return r.graph->replay();
     }

@@ -1,0 +1,76 @@
+// The linear layers of a block: products in the storage type, or in fp8 (core/fp8.h, docs/fp8.md).
+//
+// In fp8 an input x, a weight and the gradient of an output have one scale each, a slot of Fp8State. Each is quantised
+// once, for all of its products: the rows serve products that sum along them, the transposed the others.
+#pragma once
+#include "core/arena.h"
+#include "core/tensor.h"
+#include "model/config.h"
+#include "model/parameters.h"
+
+namespace llamac {
+
+struct Model;
+
+// Where the scale of a tensor comes from: its own largest value, or that of the optimizer step before.
+enum class Fp8Scaling : uint8_t { current, delayed };
+
+struct Fp8Options {
+    Fp8Scaling scaling = Fp8Scaling::delayed;
+    DType values = DType::e4m3;             // of inputs and weights
+    DType gradients = DType::e5m2;          // of outputs' gradients
+    int64_t keep_first = 0, keep_last = 0;  // blocks whose products stay in the storage type
+};
+
+enum class Layer : uint8_t { qkv, o, gate_up, down };
+constexpr int64_t linear_layers = 4;
+
+// The scales of all slots, and what quantisation works in.
+struct Fp8State {
+    Fp8Options options;
+    int64_t first_block = 0, end_block = 0;  // those with products in fp8
+    int64_t slots = 0;
+    // Of each slot. amax: since the last update; one more behind the last is of the tensor at hand.
+    Tensor scale, inverse, amax, limit;
+    Tensor saturated;                 // values beyond the largest, since the run began
+    Tensor rows, transposed, weight;  // of the tensor at hand; the transposed of an output's gradient
+    bool calibrated = false;          // delayed: whether an optimizer step has set the scales
+    bool measures = false;            // whether quantisation takes part in the next update and in the count
+
+    bool has_block(int64_t block) const { return block >= first_block && block < end_block; }
+};
+
+// Where a block's tensors stand among the slots: the input and the weight of each layer in turn, then the gradients of
+// their outputs.
+constexpr int64_t slots_per_block = 3 * linear_layers;
+std::string slot_name(int64_t slot);
+
+// Plans the state for batches of N rows. Throws Error where the model has no such blocks.
+void plan_fp8(Fp8State& state, const Fp8Options& options, const Config& config, int64_t N, Arena& arena);
+// Scales of 1, or those of a checkpoint; limits; nothing measured.
+void reset_fp8(Fp8State& state);
+// Whether what is quantised from now on counts: in training, once for each tensor.
+void measure_fp8(Model& model, bool on);
+// Whether passes will go on to launch what the next one launches, so that it can be captured.
+bool is_settled(const Model& model);
+// Delayed: the scales of the next step, from what all ranks have measured. Part of the optimizer step.
+void update_fp8_scales(Model& model);
+
+// A layer of a block in a pass, by its operands.
+struct LayerCall {
+    int64_t block;
+    Layer layer;
+    Tensor weight;
+};
+// out = x * transposed weight (+ residual). In fp8, x_transposed gets the transposed codes of x that the weight's gradient
+// reads; without data, nobody wants them.
+void linear_forward(Model& model, const LayerCall& call, const Tensor& out, const Tensor& x,
+                    const Tensor& x_transposed, const Tensor& residual = {});
+// dx = dout * weight. In fp8, dout's codes stay for linear_backward_weight.
+void linear_backward_input(Model& model, const LayerCall& call, const Tensor& dx, const Tensor& dout);
+// dweight (+)= transposed dout * x, after linear_backward_input of the same layer. again: in fp8, x has been computed again, but
+// not its codes.
+void linear_backward_weight(Model& model, const LayerCall& call, const Tensor& dweight, const Tensor& dout,
+                            const Tensor& x, const Tensor& x_transposed, bool again, bool accumulate);
+
+}  // namespace llamac
