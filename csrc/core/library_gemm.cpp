@@ -113,6 +113,11 @@ bool describe(Plan& plan, const Gemm& g) {
     return taken;
 }
 
+bool set_scales(const Plan& plan, const Gemm& g, const float* a_scale, const float* b_scale) {
+    return (g.b_scale == GemmScale::none || set(plan, HIPBLASLT_MATMUL_DESC_A_SCALE_POINTER, b_scale)) &&
+           (g.a_scale == GemmScale::none || set(plan, HIPBLASLT_MATMUL_DESC_B_SCALE_POINTER, a_scale));
+}
+
 Plan make_plan(Library& lib, const Gemm& g) {
     Plan plan;
     if (!describe(plan, g)) return plan;
@@ -176,22 +181,20 @@ struct Operands : GemmOperands {
     hipblasLtHandle_t handle;
 };
 
-bool compute(const Gemm& g, const Plan& plan, const hipblasLtMatmulAlgo_t& algorithm, const Operands& o) {
+hipblasStatus_t compute(const Gemm& g, const Plan& plan, const hipblasLtMatmulAlgo_t& algorithm,
+                        const Operands& o) {
     const float one = 1, beta = g.adds ? 1.0f : 0.0f;
-    if (g.b_scale != GemmScale::none && !set(plan, HIPBLASLT_MATMUL_DESC_A_SCALE_POINTER, o.b_scale))
-        return false;
-    if (g.a_scale != GemmScale::none && !set(plan, HIPBLASLT_MATMUL_DESC_B_SCALE_POINTER, o.a_scale))
-        return false;
+    if (!set_scales(plan, g, o.a_scale, o.b_scale)) return HIPBLAS_STATUS_NOT_SUPPORTED;
     return hipblasLtMatmul(o.handle, plan.product, &one, o.b, plan.a, o.a, plan.b, &beta,
                            g.adds ? o.c : o.out, plan.c, o.out, plan.out, &algorithm, o.workspace,
-                           size_t{gemm_workspace_bytes}, o.stream) == HIPBLAS_STATUS_SUCCESS;
+                           size_t{gemm_workspace_bytes}, o.stream);
 }
 
 // Milliseconds of a call, the mean of `calls` after as many; infinity where the algorithm cannot.
 double time_of(const Gemm& g, const Plan& plan, const hipblasLtMatmulAlgo_t& algorithm, const Operands& o,
                int calls) {
     const Event begin, end;
-    if (!compute(g, plan, algorithm, o)) return INFINITY;
+    if (compute(g, plan, algorithm, o) != HIPBLAS_STATUS_SUCCESS) return INFINITY;
     for (int i = 1; i < calls; i++) compute(g, plan, algorithm, o);
     begin.record(o.stream);
     for (int i = 0; i < calls; i++) compute(g, plan, algorithm, o);
@@ -311,7 +314,9 @@ void run_gemm(const Gemm& gemm, const GemmOperands& given, void* workspace, Gemm
         if (decision.state != Decision::settled) decide(lib, gemm, plan, *algorithms, decision, operands);
         algorithm = &decision.chosen;
     }
-    if (!compute(gemm, plan, *algorithm, operands)) fail(lib.version, " refused ", gemm.name());
+    const hipblasStatus_t status = compute(gemm, plan, *algorithm, operands);
+    if (status != HIPBLAS_STATUS_SUCCESS)
+        fail(lib.version, " refused ", gemm.name(), " with status ", static_cast<int>(status));
 }
 
 GemmAlgorithms::GemmAlgorithms() : state(std::make_unique<State>()) {}

@@ -49,9 +49,10 @@ void set_shape(Tensor& t, const Tensor& like) {
 
 }  // namespace
 
-unsigned recomputed_parts(const Recompute& r, int64_t layer) {
+unsigned recomputed_parts(const Recompute& r, int64_t layer, bool in_fp8) {
     if (r.block_every && layer % r.block_every == 0) return all_parts & ~residual_out_part;
-    return (r.norm ? input_norm_part | post_norm_part : 0u) | (r.qkv ? qkv_part : 0u) |
+    const bool input_norm = r.norm || (r.qkv && in_fp8);
+    return (input_norm ? input_norm_part : 0u) | (r.norm ? post_norm_part : 0u) | (r.qkv ? qkv_part : 0u) |
            (r.attention ? attention_part : 0u) | (r.swiglu ? swiglu_part : 0u);
 }
 
@@ -74,10 +75,10 @@ void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T
         };
         for (int64_t layer = 0; layer < config.L; layer++) {
             BlockActivations& block = a.blocks[static_cast<size_t>(layer)];
-            const bool again = recomputed_parts(recompute, layer) & row.part,
-                       in_fp8 = row.codes && fp8.has(layer);
+            const bool in_fp8 = fp8.has(layer), again = recomputed_parts(recompute, layer, in_fp8) & row.part;
             plan(&(block.*row.member), row.like, again || (in_fp8 && row.passing), first);
-            if (in_fp8) plan(&(block.*row.codes), codes_of(row.like, fp8.codes), again, first_codes);
+            if (in_fp8 && row.codes)
+                plan(&(block.*row.codes), codes_of(row.like, fp8.codes), again, first_codes);
         }
     }
 }

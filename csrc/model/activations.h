@@ -6,6 +6,7 @@
 
 #include "core/arena.h"
 #include "model/config.h"
+#include "model/linear.h"
 #include "model/recompute.h"
 
 namespace llamac {
@@ -122,16 +123,8 @@ inline std::vector<HeadRange> rotated_ranges(const Config& c) {
     return {{"qk", 0, c.NH + c.NKV}};
 }
 
-// The parts of block `layer` that the backward pass computes again.
-unsigned recomputed_parts(const Recompute& recompute, int64_t layer);
-
-// Which blocks' products are in fp8, and the type of their inputs' codes.
-struct Fp8Blocks {
-    int64_t first = 0, end = 0;
-    DType codes = DType::e4m3;
-
-    bool has(int64_t block) const { return block >= first && block < end; }
-};
+// The parts of block `layer` that the backward pass computes again. in_fp8: where qkv is, so is its input.
+unsigned recomputed_parts(const Recompute& recompute, int64_t layer, bool in_fp8);
 
 // Plans memory for B sequences of T tokens. What is computed again shares one memory over the layers. logits_bytes: of a
 // chunk of logits, which use the memory of the blocks' gradients first; 0: the largest of that memory, an eighth of the

@@ -23,6 +23,11 @@ int64_t slot_of(const LayerCall& call, Role role) {
 Tensor at(const Tensor& table, int64_t slot) {
     return make_tensor(static_cast<char*>(table.data) + slot * size_of(table.dtype), table.dtype, {1});
 }
+// A row of the table of inverses, whose first element is the slot's.
+Tensor inverse_row(const Fp8State& f, int64_t slot) {
+    const int64_t length = f.inverse.shape[1];
+    return make_tensor(f.inverse.as<float>() + slot * length, f.inverse.dtype, {1, length});
+}
 
 // A matrix of codes in memory that was planned for any.
 Tensor codes(const Tensor& memory, DType type, int64_t rows, int64_t columns) {
@@ -30,7 +35,7 @@ Tensor codes(const Tensor& memory, DType type, int64_t rows, int64_t columns) {
 }
 
 bool is_fp8(const Model& m, const LayerCall& call) {
-    return m.fp8 && m.fp8->has_block(call.block);
+    return m.fp8 && m.fp8->blocks.has(call.block);
 }
 
 // The scale of a tensor from its own largest value.
@@ -39,7 +44,7 @@ void take_current_scale(Model& m, int64_t slot, const Tensor& x) {
     const Tensor amax = at(f.amax, f.slots);
     quantize(m.context, {.amax = amax, .x = x, .scale = at(f.scale, slot)});
     update_scales(m.context, {.scale = at(f.scale, slot),
-                              .inverse = at(f.inverse, slot),
+                              .inverse = inverse_row(f, slot),
                               .amax = amax,
                               .limit = at(f.limit, slot)});
 }
@@ -63,7 +68,7 @@ struct Operand8 {
     Tensor codes, inverse;
 };
 Operand8 operand(const Model& m, const LayerCall& call, Role role, const Tensor& values) {
-    return {values, at(m.fp8->inverse, slot_of(call, role))};
+    return {values, make_tensor(inverse_row(*m.fp8, slot_of(call, role)).data, DType::f32, {1})};
 }
 
 void multiply(Model& m, const Tensor& out, const Operand8& a, const Operand8& b, const Tensor& residual,
@@ -78,6 +83,27 @@ void multiply(Model& m, const Tensor& out, const Operand8& a, const Operand8& b,
                               .fast_accum = fast});
 }
 
+// What the libraries' products and our kernels take; the host takes any.
+void check_shapes(const Config& c, int64_t N) {
+    if (computing_context().backend == Backend::host) return;
+    const DeviceProperties& device = device_properties();
+    if (device.fp8 == Fp8Units::none)
+        fail(
+            "--matmul-dtype fp8: expected a device with fp8 matrix units (NVIDIA from compute capability 8.9 "
+            "on, gfx942, "
+            "gfx950), found ",
+            device.name, "; --matmul-dtype storage runs there");
+    const std::pair<const char*, int64_t> sizes[] = {{"--batch-size times --seq-len", N},
+                                                     {"hidden_size", c.C},
+                                                     {"num_attention_heads times head_dim", c.q_size()},
+                                                     {"num_key_value_heads times head_dim", c.kv_size()},
+                                                     {"intermediate_size", c.F}};
+    for (const auto& [what, size] : sizes)
+        if (size % 16)
+            fail("--matmul-dtype fp8: ", what, ": expected a multiple of 16, found ", size,
+                 "; --matmul-dtype storage takes it");
+}
+
 }  // namespace
 
 std::string slot_name(int64_t slot) {
@@ -88,14 +114,15 @@ std::string slot_name(int64_t slot) {
 }
 
 void plan_fp8(Fp8State& f, const Fp8Options& options, const Config& c, int64_t N, Arena& arena) {
+    check_shapes(c, N);
     f.options = options;
-    f.first_block = options.keep_first, f.end_block = c.L - options.keep_last;
-    if (f.first_block >= f.end_block)
+    f.blocks = {options.keep_first, c.L - options.keep_last, options.values};
+    if (f.blocks.first >= f.blocks.end)
         fail("--fp8-keep-first ", options.keep_first, " --fp8-keep-last ", options.keep_last,
              ": the model has ", c.L, " blocks, expected at least one with products in fp8");
     f.slots = c.L * slots_per_block;
-    for (Tensor* table : {&f.scale, &f.inverse, &f.limit})
-        arena.plan("fp8 scales", table, shaped(DType::f32, {f.slots}));
+    arena.plan("fp8 scales", &f.inverse, shaped(DType::f32, {f.slots, 4}));
+    for (Tensor* table : {&f.scale, &f.limit}) arena.plan("fp8 scales", table, shaped(DType::f32, {f.slots}));
     arena.plan("fp8 scales", &f.amax, shaped(DType::f32, {f.slots + 1}));
     arena.plan("fp8 scales", &f.saturated, shaped(DType::i32, {f.slots}));
     const int64_t widest = std::max({c.C, c.q_size(), c.qkv_size(), 2 * c.F});
@@ -111,7 +138,7 @@ void reset_fp8(Fp8State& f) {
     };
     const size_t slots = static_cast<size_t>(f.slots);
     fill(f.scale, std::vector<float>(slots, 1.0f));
-    fill(f.inverse, std::vector<float>(slots, 1.0f));
+    fill(f.inverse, std::vector<float>(4 * slots, 1.0f));
     fill(f.amax, std::vector<float>(slots + 1, 0.0f));
     std::vector<float> limits(slots);
     for (size_t s = 0; s < slots; s++) {
@@ -125,6 +152,24 @@ void reset_fp8(Fp8State& f) {
 
 void measure_fp8(Model& m, bool on) {
     if (m.fp8) m.fp8->measures = on;
+}
+
+std::vector<NamedTensor> fp8_tensors(const Model& m) {
+    if (!m.fp8 || m.fp8->options.scaling == Fp8Scaling::current) return {};
+    return {{"fp8.scale", m.fp8->scale}};
+}
+
+void load_fp8(Model& m, const std::string& path) {
+    if (fp8_tensors(m).empty()) return;
+    Fp8State& f = *m.fp8;
+    const SafetensorsFile file(path);
+    if (!file.find("fp8.scale")) return;
+    file.read("fp8.scale", {f.slots}, 0, f.scale);
+    std::vector<float> scales(static_cast<size_t>(f.slots)), inverses(4 * scales.size(), 1.0f);
+    copy_bytes(scales.data(), f.scale.data, f.scale.bytes());
+    for (size_t s = 0; s < scales.size(); s++) inverses[4 * s] = 1.0f / scales[s];
+    copy_bytes(f.inverse.data, inverses.data(), f.inverse.bytes());
+    f.calibrated = true;
 }
 
 bool is_settled(const Model& m) {

@@ -4,6 +4,7 @@
 // once, for all of its products: the rows serve products that sum along them, the transposed the others.
 #pragma once
 #include "core/arena.h"
+#include "core/safetensors.h"
 #include "core/tensor.h"
 #include "model/config.h"
 #include "model/parameters.h"
@@ -22,13 +23,21 @@ struct Fp8Options {
     int64_t keep_first = 0, keep_last = 0;  // blocks whose products stay in the storage type
 };
 
+// The blocks whose products are in fp8, and the type of their inputs' codes.
+struct Fp8Blocks {
+    int64_t first = 0, end = 0;
+    DType codes = DType::e4m3;
+
+    bool has(int64_t block) const { return block >= first && block < end; }
+};
+
 enum class Layer : uint8_t { qkv, o, gate_up, down };
 constexpr int64_t linear_layers = 4;
 
 // The scales of all slots, and what quantisation works in.
 struct Fp8State {
     Fp8Options options;
-    int64_t first_block = 0, end_block = 0;  // those with products in fp8
+    Fp8Blocks blocks;
     int64_t slots = 0;
     // Of each slot. amax: since the last update; one more behind the last is of the tensor at hand.
     Tensor scale, inverse, amax, limit;
@@ -36,8 +45,6 @@ struct Fp8State {
     Tensor rows, transposed, weight;  // of the tensor at hand; the transposed of an output's gradient
     bool calibrated = false;          // delayed: whether an optimizer step has set the scales
     bool measures = false;            // whether quantisation takes part in the next update and in the count
-
-    bool has_block(int64_t block) const { return block >= first_block && block < end_block; }
 };
 
 // Where a block's tensors stand among the slots: the input and the weight of each layer in turn, then the gradients of
@@ -53,6 +60,10 @@ void reset_fp8(Fp8State& state);
 void measure_fp8(Model& model, bool on);
 // Whether passes will go on to launch what the next one launches, so that it can be captured.
 bool is_settled(const Model& model);
+// What a checkpoint of the optimizer holds beside AdamW's state: with delayed scaling, the scales, the same on all ranks.
+std::vector<NamedTensor> fp8_tensors(const Model& model);
+// Takes them from a checkpoint that an optimizer step has written, if it has them. Throws Error where it is of another model.
+void load_fp8(Model& model, const std::string& path);
 // Delayed: the scales of the next step, from what all ranks have measured. Part of the optimizer step.
 void update_fp8_scales(Model& model);
 

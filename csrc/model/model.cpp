@@ -58,6 +58,11 @@ Tensor residual_in(const Model& m, int64_t layer) {
     return layer ? m.activations.blocks[layer - 1].residual_out : m.activations.embedding;
 }
 
+// The parts of a block that the backward pass computes again.
+unsigned again_parts(const Model& m, int64_t layer) {
+    return recomputed_parts(m.options.recompute, layer, m.fp8 && m.fp8->blocks.has(layer));
+}
+
 // Runs the parts of a block that are asked for: all in the forward pass, those thrown away in the backward
 // pass.
 void forward_block(Model& m, int64_t layer, unsigned parts) {
@@ -241,7 +246,7 @@ void backward_attention(Model& m, int64_t layer, unsigned again, bool accumulate
     const LayerCall o{layer, Layer::o, p.weight(w.o)}, qkv{layer, Layer::qkv, p.weight(w.qkv)};
     linear_backward_input(m, o, d.dattention, d.dresidual);
     // The forward pass of the output product makes the attention's codes.
-    const unsigned parts = recomputed_parts(m.options.recompute, layer);
+    const unsigned parts = again_parts(m, layer);
     linear_backward_weight(m, o, p.gradient(w.o), d.dresidual, a.attention, a.attention_codes,
                            (parts & attention_part) && !(parts & residual_mid_part), accumulate);
     show_gradient(m, layer, &BlockActivations::attention, d.dattention);
@@ -295,7 +300,7 @@ void backward_trunk(Model& m, const Pass& pass) {
     reduce_gradients(m, p.final_norm.segment, pass);
     for (int64_t layer = m.config.L - 1; layer >= 0; layer--) {
         show_gradient(m, layer, &BlockActivations::residual_out, a.dresidual);
-        const unsigned again = recomputed_parts(m.options.recompute, layer), written = written_again(again);
+        const unsigned again = again_parts(m, layer), written = written_again(again);
         const int64_t segment = p.blocks[layer].qkv.segment;
         gather_weights(m, segment, layer > 0 ? segment - 1 : -1);
         begin_gradients(m, segment);
@@ -354,10 +359,8 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     plan_parameters(parameters, config, options.precision, options.sharding, arena);
     if (options.fp8)
         plan_fp8(fp8.emplace(), *options.fp8, config, options.batch_size * options.seq_len, arena);
-    const Fp8Blocks blocks =
-        fp8 ? Fp8Blocks{fp8->first_block, fp8->end_block, options.fp8->values} : Fp8Blocks{};
     plan_activations(activations, config, options.batch_size, options.seq_len, options.precision.weights,
-                     options.recompute, blocks, options.logits_bytes, arena);
+                     options.recompute, fp8 ? fp8->blocks : Fp8Blocks{}, options.logits_bytes, arena);
     arena.plan("scalars", &squares, shaped(DType::f64, {1}));
     arena.plan("scalars", &lr, shaped(DType::f32, {1}));
     arena.plan("scalars", &step, shaped(DType::i32, {1}));

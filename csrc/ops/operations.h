@@ -382,7 +382,7 @@ inline void swiglu_forward(const Context& context, const SwigluForwardCall& call
 // scales of fp8 from the largest values, which begin anew
 struct UpdateScalesCall {
     Required scale;  // f32[P]
-    Required inverse;  // f32[P]
+    Required inverse;  // f32[P,4]
     Required amax;  // f32[P]
     Required limit;  // f32[P]
 };

@@ -2,8 +2,10 @@
 //
 //   quantize:       out[n,c] = transposed[c,n] = round(x[n,c] * scale), saturating
 //                   amax = max(amax, max |x|);  saturated += the number of elements beyond the largest value
-//   update_scales:  scale = the largest power of two with amax * scale <= limit;  inverse = 1 / scale;  amax = 0
-//                   scale and inverse stay as they are where amax is 0, infinite or NaN
+//   update_scales:  scale[p] = the largest power of two with amax[p] * scale[p] <= limit[p];  inverse[p,0] = 1 / scale[p];
+//                   amax[p] = 0
+//                   scale and inverse stay as they are where amax is 0, infinite or NaN. Products read inverse, and the
+//                   vendors' libraries want its address to be a multiple of 16 bytes.
 //
 // A product sums along neighbours in memory of both operands. So the gradient of a weight needs both of its operands
 // transposed, and the gradient of an input needs the weight transposed.
@@ -230,17 +232,19 @@ constexpr Constraints whole_vectors{
 
 // ---- update_scales
 
-template <class Values, class Limits>
-__host__ __device__ void update_scale(Values scale, Values inverse, Values amax, Limits limit, int64_t p) {
+constexpr int64_t inverse_row = 4;
+
+__host__ __device__ inline void update_scale(float* scale, float* inverse, float* amax, const float* limit,
+                                             int64_t p) {
     const float largest = amax[p];
     if (largest > 0 && largest <= std::numeric_limits<float>::max()) {
         scale[p] = fp8_scale(largest, limit[p]);
-        inverse[p] = 1.0f / scale[p];
+        inverse[p * inverse_row] = 1.0f / scale[p];
     }
     amax[p] = 0;
 }
 
-void update_scales_reference(View<float, 1> scale, View<float, 1> inverse, View<float, 1> amax,
+void update_scales_reference(View<float, 1> scale, View<float, 2> inverse, View<float, 1> amax,
                              View<const float, 1> limit) {
     for (int64_t p = 0; p < scale.shape[0]; p++)
         update_scale(scale.data, inverse.data, amax.data, limit.data, p);
@@ -252,7 +256,7 @@ __global__ void update_scales_naive_kernel(float* scale, float* inverse, float* 
     if (p < P) update_scale(scale, inverse, amax, limit, p);
 }
 
-void update_scales_naive(View<float, 1> scale, View<float, 1> inverse, View<float, 1> amax,
+void update_scales_naive(View<float, 1> scale, View<float, 2> inverse, View<float, 1> amax,
                          View<const float, 1> limit, LaunchContext context) {
     const int64_t P = scale.shape[0];
     launch(Grid(blocks_for(P, context.threads), context.threads, context.stream), update_scales_naive_kernel,
@@ -290,7 +294,7 @@ Operation quantize(
     [](const Call& c) { return 1.0 * c["N"] * c["C"]; });
 
 Operation update_scales(
-    "update_scales(scale~: f32[P] >0, inverse~: f32[P] >0, amax~: f32[P] >0; limit: f32[P] >0)",
+    "update_scales(scale~: f32[P] >0, inverse~: f32[P,4] >0, amax~: f32[P] >0; limit: f32[P] >0)",
     "scales of fp8 from the largest values, which begin anew",
     {{"naive", "one thread per element", Backend::device, instantiations<update_scales_naive>()},
      {"reference", "plain loops", Backend::host, instantiations<update_scales_reference>()}});

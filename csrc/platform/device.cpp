@@ -38,7 +38,8 @@ const DeviceProperties& device_properties() {
                                 last_cache_bytes(p),
                                 static_cast<int64_t>(p.totalGlobalMem),
                                 false,
-                                has_warpgroups(p)};
+                                has_warpgroups(p),
+                                fp8_units(p)};
     }();
     return properties;
 }

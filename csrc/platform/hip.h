@@ -8,6 +8,11 @@
 #include <type_traits>
 #include <utility>
 
+namespace llamac {
+// The 8-bit types that a device's matrix units multiply (core/fp8.h).
+enum class Fp8Units : uint8_t { none, ocp, fnuz };
+}  // namespace llamac
+
 #if defined(LLAMAC_AMD)
 #include <hip/hip_runtime.h>
 
@@ -43,6 +48,7 @@ struct DeviceProperties {
     int64_t memory_bytes;
     bool emulated;
     bool warpgroups;  // Hopper's own instructions (warpgroup.h)
+    Fp8Units fp8;
 };
 // Asked once. Throws Error, in one line, where there is no device.
 const DeviceProperties& device_properties();

@@ -25,6 +25,11 @@ inline bool has_warpgroups(const hipDeviceProp_t&) {
     return false;
 }
 
+inline Fp8Units fp8_units(const hipDeviceProp_t& properties) {
+    const auto is = [&](const char* chip) { return std::string(properties.gcnArchName).rfind(chip, 0) == 0; };
+    return is("gfx942") ? Fp8Units::fnuz : is("gfx950") ? Fp8Units::ocp : Fp8Units::none;
+}
+
 // Signatures differ.
 inline hipError_t instantiate_graph(hipGraphExec_t* instance, hipGraph_t graph) {
     return hipGraphInstantiate(instance, graph, nullptr, nullptr, 0);

@@ -71,6 +71,11 @@ inline bool has_warpgroups([[maybe_unused]] const hipDeviceProp_t& properties) {
 #endif
 }
 
+// Since compute capability 8.9.
+inline Fp8Units fp8_units(const hipDeviceProp_t& properties) {
+    return properties.major * 10 + properties.minor >= 89 ? Fp8Units::ocp : Fp8Units::none;
+}
+
 // Signatures differ.
 inline hipError_t hipHostMalloc(void** memory, size_t bytes) {
     return cudaMallocHost(memory, bytes);

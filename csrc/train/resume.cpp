@@ -84,7 +84,8 @@ std::string changed_flags(const Manifest& m, const Options& options, int64_t seq
     };
     for (const char* flag :
          {"steps", "lr", "min-lr-frac", "warmup-steps", "schedule", "weight-decay", "beta1", "beta2",
-          "grad-clip", "batch-size", "grad-dtype", "reduce-dtype", "train-data", "kernel"})
+          "grad-clip", "batch-size", "grad-dtype", "reduce-dtype", "matmul-dtype", "fp8-recipe",
+          "fp8-gradients", "fp8-keep-first", "fp8-keep-last", "train-data", "kernel"})
         if (m.config.contains(flag)) add(std::string("--") + flag, m.config[flag], now[flag]);
     if (m.sequences && sequences)
         add("sequences of training data, whose order hangs on their number:", m.sequences, sequences);

@@ -148,7 +148,9 @@ void resume(Trainer& t, const Manifest& manifest) {
         warn(t, t.resumed_from + ": goes on with other settings: " + changed);
     resume_data(t, manifest);
     load_weights(t.model.parameters, t.resumed_from);
-    load_optimizer(t.model.parameters, files_of(manifest, "optimizer", t.resumed_from));
+    const std::vector<std::string> states = files_of(manifest, "optimizer", t.resumed_from);
+    load_optimizer(t.model.parameters, states);
+    if (manifest.step > 0) load_fp8(t.model, states[0]);
     t.step = manifest.step;
 }
 
@@ -524,10 +526,16 @@ std::string Trainer::index_text() const {
     return index.dump(2) + "\n";
 }
 
+std::vector<NamedTensor> Trainer::own_optimizer_tensors() const {
+    std::vector<NamedTensor> tensors = optimizer_tensors(model.parameters);
+    if (ranks.is_first())
+        for (const NamedTensor& each : fp8_tensors(model)) tensors.push_back(each);
+    return tensors;
+}
+
 std::vector<CheckpointFile> Trainer::files(const char* copy) {
     std::vector<CheckpointFile> files;
-    const std::vector<NamedTensor> weights = own_weights(),
-                                   optimizer_state = optimizer_tensors(model.parameters);
+    const std::vector<NamedTensor> weights = own_weights(), optimizer_state = own_optimizer_tensors();
     const std::optional<int64_t> rank = ranks.count > 1 ? std::optional(ranks.own) : std::nullopt;
     if (ranks.is_first())
         files.push_back(
@@ -562,7 +570,7 @@ bool Trainer::saves_async() const {
 
 std::vector<NamedTensor> Trainer::state() const {
     std::vector<NamedTensor> state = own_weights();
-    const std::vector<NamedTensor> rest = optimizer_tensors(model.parameters);
+    const std::vector<NamedTensor> rest = own_optimizer_tensors();
     state.insert(state.end(), rest.begin(), rest.end());
     return state;
 }
@@ -602,7 +610,7 @@ void Trainer::start_save(const OpenFolder& out) {
     visit_weights([&](const Parameter& parameter, const Tensor& weight) {
         if (writer_of(parameter) == ranks.own) copy(weight);
     });
-    for (const NamedTensor& each : optimizer_tensors(model.parameters)) copy(each.tensor);
+    for (const NamedTensor& each : own_optimizer_tensors()) copy(each.tensor);
     const Event copied;
     copied.record(model.stream.handle);
     copied.wait();

@@ -139,7 +139,7 @@ struct Trainer {
     Manifest manifest() const;
     // copy: of the state(), to be written in its place.
     std::vector<CheckpointFile> files(const char* copy = nullptr);
-    std::vector<NamedTensor> own_weights() const;
+    std::vector<NamedTensor> own_weights() const, own_optimizer_tensors() const;
     void write_weights(FileWriter& file);
     int64_t writer_of(const Parameter& parameter) const;  // the rank, of its weight
     std::string index_text() const;

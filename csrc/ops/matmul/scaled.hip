@@ -115,7 +115,8 @@ bool library_supports(const Call& c) {
                  &residual = c.operand("residual");
     const bool accumulates = c.number("accumulate") != 0, fast = c.number("fast_accum") != 0;
     uintptr_t bits = 0;
-    for (const Tensor* t : {&out, &a, &b, &residual}) bits |= reinterpret_cast<uintptr_t>(t->data);
+    for (const Tensor* t : {&out, &a, &b, &residual, &c.operand("a_scale"), &c.operand("b_scale")})
+        bits |= reinterpret_cast<uintptr_t>(t->data);
     return bits % gemm_alignment == 0 && c["C"] % 16 == 0 && c["K"] % 16 == 0 &&
            !(residual.data && accumulates) &&
            gemm_supports(scaled_product(out.dtype, a.dtype, b.dtype, a, b.shape[0],

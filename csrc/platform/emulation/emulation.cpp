@@ -456,7 +456,8 @@ const DeviceProperties& device_properties() {
                                              1 << 20,
                                              int64_t{1} << 34,
                                              true,
-                                             false};
+                                             false,
+                                             Fp8Units::ocp};
     return properties;
 }
 

@@ -1,0 +1,112 @@
+"""Training with products in fp8 (csrc/model/linear.h): the same bits whatever is recomputed, resumed, captured or shared
+among ranks, and losses near those of products in the storage type.
+"""
+
+import json
+
+import numpy as np
+import pytest
+from launch import has
+from run import assert_same_state, bits, events, flags, losses, one_line, tensors
+
+pytestmark = pytest.mark.program
+
+MODEL = {"model": "tests/models/sixteens.json"}  # sizes that products in fp8 take on any device
+RECIPES = ["delayed", "tensor"]
+
+
+@pytest.fixture
+def run(train, data, tmp_path):
+    """A run in tmp_path/name; returns its bits."""
+
+    def go(name: str, recipe: str = "delayed", **extra) -> dict:
+        extra = MODEL | {"matmul_dtype": "fp8", "fp8_recipe": recipe} | extra
+        train(*flags(data, tmp_path / name, **extra))
+        return bits(tmp_path / name)
+
+    return go
+
+
+@pytest.mark.parametrize("precision", [{}, {"dtype": "bf16", "grad_dtype": "bf16"}], ids=["f32", "bf16"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_losses_follow_those_of_the_storage_type(train, data, tmp_path, run, recipe, precision):
+    run("fp8", recipe, steps=30, **precision)
+    train(*flags(data, tmp_path / "storage", steps=30, **MODEL, **precision))
+    ours, theirs = losses(tmp_path / "fp8"), losses(tmp_path / "storage")
+    assert ours != theirs  # it is another computation
+    assert theirs[-1] < theirs[0] - 0.2  # and there is something to learn
+    assert abs(np.mean(ours[-10:]) / np.mean(theirs[-10:]) - 1) < 0.015
+
+
+def test_each_choice_changes_the_bits(run):
+    all_bits = [
+        run("delayed"),
+        run("tensor", "tensor"),
+        run("e4m3", fp8_gradients="e4m3"),
+        run("first", fp8_keep_first=1),
+        run("last", fp8_keep_last=1),
+    ]
+    assert len({json.dumps(b["steps"]) for b in all_bits}) == len(all_bits)
+
+
+@pytest.mark.parametrize(
+    "recipe, recompute",
+    [
+        ("delayed", "norm"),
+        ("delayed", "qkv"),
+        ("delayed", "norm,swiglu,attention"),
+        ("delayed", "block:2"),
+        ("tensor", "norm,qkv"),
+    ],
+)
+def test_recomputation_keeps_the_bits(run, recipe, recompute):
+    kept = {"dtype": "bf16", "grad_dtype": "bf16", "steps": 4}
+    assert run("again", recipe, recompute=recompute, **kept) == run("kept", recipe, **kept)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_graphs_keep_the_bits(run, recipe):
+    """Several micro-batches: the first optimizer step, whose scales are the tensors' own, is not captured."""
+    several = {"batch_size": 1, "total_batch_size": 64}
+    assert run("launched", recipe, graphs="off", **several) == run("replayed", recipe, **several)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_resumed_run_has_the_same_bits(run, tmp_path, recipe):
+    whole = run("whole", recipe)
+    run("part", recipe, steps=4, schedule="constant")
+    run("straight", recipe, schedule="constant")
+    resumed = run("resumed", recipe, schedule="constant", resume=tmp_path / "part/step_000004")
+    assert resumed["optimizer.safetensors"] != whole["optimizer.safetensors"]  # another schedule
+    assert_same_state(tmp_path / "resumed/step_000008", tmp_path / "straight/step_000008")
+    scales = tensors(tmp_path / "resumed/step_000008", "optimizer").get("fp8.scale")
+    assert (scales is None) == (recipe == "tensor")
+    if scales is not None:
+        mantissa, _ = np.frexp(scales)
+        assert (mantissa == 0.5).all() and len(np.unique(scales)) > 3  # powers of two, measured
+
+
+def test_runs_change_between_fp8_and_storage(run, train, data, tmp_path):
+    train(*flags(data, tmp_path / "storage", steps=4, **MODEL))
+    run("to_fp8", resume=tmp_path / "storage/step_000004")
+    result = train(*flags(data, tmp_path / "back", resume=tmp_path / "to_fp8/step_000008", steps=9, **MODEL))
+    assert '--matmul-dtype was "fp8", is "storage"' in result.stdout + result.stderr
+    assert [e["step"] for e in events(tmp_path / "back", "step")] == [9]
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_levels_of_zero_have_the_same_bits(build, train, data, tmp_path, zero):
+    if not has(build, "GLOO"):
+        pytest.skip("this build is without Gloo")
+    shared = {"devices": 2, "batch_size": 2, "total_batch_size": 4 * 16, "steps": 4}
+    for level in (0, zero):
+        train(*flags(data, tmp_path / f"zero{level}", zero=level, matmul_dtype="fp8", **MODEL, **shared))
+    assert losses(tmp_path / "zero0") == losses(tmp_path / f"zero{zero}")
+    assert_same_state(tmp_path / "zero0/step_000004", tmp_path / f"zero{zero}/step_000004")
+
+
+def test_blocks_that_are_all_kept_are_refused(train, data, tmp_path):
+    result = train(
+        *flags(data, tmp_path / "out", matmul_dtype="fp8", fp8_keep_first=1, fp8_keep_last=2, **MODEL), code=2
+    )
+    assert "expected at least one with products in fp8" in one_line(result)
