@@ -172,6 +172,25 @@ def convert(i):
     return {"out": i["x"]}
 
 
+def quantize(i):
+    values = i["x"] * i["scale"]
+    largest = torch.maximum(i["amax"], i["x"].abs().max().to(i["amax"].dtype))
+    return {"out": values, "transposed": values.T, "amax": largest, "saturated": i["saturated"]}
+
+
+def update_scales(i):
+    (m_limit, e_limit), (m_amax, e_amax) = (torch.frexp(i[name]) for name in ("limit", "amax"))
+    scale = torch.ldexp(torch.ones_like(i["scale"]), e_limit - e_amax - (m_amax > m_limit).int())
+    inverse = torch.cat((1 / scale[:, None], i["inverse"][:, 1:]), 1)
+    return {"scale": scale, "inverse": inverse, "amax": torch.zeros_like(i["amax"])}
+
+
+def scaled_matmul(i):
+    a, b = (i[name] if i[name].dtype == torch.float64 else i[name].float() for name in "ab")
+    product = (a @ b.T) * (i["a_scale"] * i["b_scale"])
+    return {"out": (product + i["residual"]).to(i["residual"].dtype)}
+
+
 def adamw(i):
     """A step in the middle of a run."""
     a, stored = ADAMW, i["weight"] if i["master"] is None else i["master"]
@@ -203,6 +222,7 @@ PRODUCTS = [
     {"N": n, "C": c, "K": k}
     for n, c, k in ((1, 1, 1), (7, 63, 65), (64, 64, 64), (33, 129, 31), (66, 1031, 67), (257, 96, 320))
 ]
+TILES = [{"N": n, "C": c} for n, c in ((1, 1), (7, 63), (16, 16), (160, 144), (33, 272), (130, 65))]
 CLASSES = [
     {"N": n, "V": v} for n, v in ((1, 1), (7, 2), (3, 63), (2, 65), (5, 4096), (3, 50257), (2, 128256))
 ]
@@ -235,6 +255,9 @@ CASES = {
     "hash": Case(hash_bits, ELEMENTS),
     "convert": Case(convert, ELEMENTS, (False,)),
     "adamw": Case(adamw, ELEMENTS, ADAMW_SCALARS),
+    "quantize": Case(quantize, TILES),
+    "update_scales": Case(update_scales, ELEMENTS),
+    "scaled_matmul": Case(scaled_matmul, PRODUCTS, (False, False)),
 }
 
 
@@ -264,6 +287,8 @@ def make_inputs(op: dict, types: list[str], sizes: dict[str, int], seed: int) ->
             values["master"] = values["weight"].float()
     if op["name"] in ("cross_entropy", "mean_loss") and sizes["N"] > 2:
         values["targets"][1] = -100
+    if op["name"] == "quantize":
+        values["scale"].fill_(16)  # a power of two; nothing is beyond the largest value
     if op["name"] == "rmsnorm_backward":
         values["rstd"] = rmsnorm_forward(values)["rstd"]
     for name, value in saved_results(op["name"], values).items():
