@@ -1,6 +1,9 @@
 """What starts several processes of a run, for tests."""
 
+import shutil
 import socket
+
+import pytest
 
 
 def free_port() -> int:
@@ -32,3 +35,11 @@ def has(build, library: str) -> bool:
     cache = (build / "CMakeCache.txt").read_text()
     name = {"GLOO": "LLAMAC_GLOO_LIBRARY", "MPI": "MPI_mpi_LIBRARY"}[library]
     return any(line.startswith(f"{name}:") and "NOTFOUND" not in line for line in cache.splitlines())
+
+
+def needs(build, library: str) -> None:
+    """Skip the test, unless the build has the engine and this machine can start processes with it."""
+    if library == "GLOO" and not has(build, "GLOO"):
+        pytest.skip("the build is without Gloo")
+    if library == "MPI" and not (has(build, "MPI") and shutil.which("mpirun")):
+        pytest.skip("the build is without MPI, or there is no mpirun")

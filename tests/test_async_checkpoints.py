@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launch import free_port, has, torchrun_environment
+from launch import free_port, needs, torchrun_environment
 from run import ROOT, T, events, flags, one_line
 
 pytestmark = pytest.mark.program
@@ -31,8 +31,8 @@ RANKS = {
 
 
 def need_ranks(build, more: dict) -> None:
-    if "devices" in more and not has(build, "GLOO"):
-        pytest.skip("the build is without Gloo")
+    if "devices" in more:
+        needs(build, "GLOO")
 
 
 @pytest.fixture
@@ -86,8 +86,7 @@ def test_the_bytes_of_a_synchronous_save(start, build, data, tmp_path, ranks, dt
 
 
 def test_under_mpirun(build, data, tmp_path):
-    if not has(build, "MPI") or not shutil.which("mpirun"):
-        pytest.skip("the build is without MPI, or there is no mpirun")
+    needs(build, "MPI")
     command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", build / "train_llama3"]
     found = []
     for saves in ("off", "on"):

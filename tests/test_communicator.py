@@ -1,13 +1,12 @@
 """Collectives between processes: check_communicator, one process per rank, as each launcher starts it."""
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
 
 import pytest
-from launch import free_port, has, torchrun_environment
+from launch import free_port, has, needs, torchrun_environment
 
 pytestmark = pytest.mark.program
 
@@ -39,8 +38,7 @@ def outputs(processes: list[subprocess.Popen]) -> list[str]:
 )
 def test_gloo(build, ranks, by_tcp):
     """Ranks of one host share memory, unless one of the two does without."""
-    if not has(build, "GLOO"):
-        pytest.skip("the build is without Gloo")
+    needs(build, "GLOO")
     port = free_port()
     environments = [
         torchrun_environment(rank, ranks, port) | ({"LLAMAC_SHARED_MEMORY": "off"} if rank in by_tcp else {})
@@ -53,8 +51,7 @@ def test_gloo(build, ranks, by_tcp):
 
 
 def test_a_rank_that_ends_is_named(build):
-    if not has(build, "GLOO"):
-        pytest.skip("the build is without Gloo")
+    needs(build, "GLOO")
     port = free_port()
     environments = [torchrun_environment(rank, 3, port) for rank in range(3)]
     processes = start(build, environments, LLAMAC_LAST_ENDS="1")
@@ -63,8 +60,7 @@ def test_a_rank_that_ends_is_named(build):
 
 
 def test_mpi(build):
-    if not has(build, "MPI") or not shutil.which("mpirun"):
-        pytest.skip("the build is without MPI, or there is no mpirun")
+    needs(build, "MPI")
     command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "3", build / "check_communicator"]
     done = subprocess.run(
         command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
@@ -74,8 +70,7 @@ def test_mpi(build):
 
 def test_torchrun(build):
     pytest.importorskip("torch.distributed.run")
-    if not has(build, "GLOO"):
-        pytest.skip("the build is without Gloo")
+    needs(build, "GLOO")
     # torchrun's agent listens at MASTER_PORT itself meanwhile.
     command = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", "2"]
     command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), build / "check_communicator"]
@@ -87,8 +82,7 @@ def test_torchrun(build):
 
 def test_ranks_that_do_not_come(build):
     """Rank 0 alone: an error that names the others, after check_communicator's 20 seconds."""
-    if not has(build, "GLOO"):
-        pytest.skip("the build is without Gloo")
+    needs(build, "GLOO")
     processes = start(build, [torchrun_environment(0, 3, free_port())])
     (text,) = outputs(processes)
     assert "expected 3 ranks" in text and "rank 1, 2" in text
@@ -112,8 +106,7 @@ def test_a_build_without_gloo(build, tmp_path):
 
 
 def test_a_port_in_use(build):
-    if not has(build, "GLOO"):
-        pytest.skip("the build is without Gloo")
+    needs(build, "GLOO")
     port = free_port()
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", port - 8192))

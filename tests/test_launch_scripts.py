@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from launch import has
+from launch import needs
 from run import ROOT, events, flags
 
 pytestmark = pytest.mark.program
@@ -50,8 +50,7 @@ wait $!
 @pytest.fixture
 def folder(build, tmp_path) -> Path:
     """A checkout, as far as the scripts know it."""
-    if not has(build, "GLOO"):
-        pytest.skip("the build is without Gloo")
+    needs(build, "GLOO")
     shutil.copytree(ROOT / "dev/launch", tmp_path / "dev/launch")
     (tmp_path / "train_llama3").symlink_to(build / "train_llama3")
     return tmp_path
@@ -60,8 +59,7 @@ def folder(build, tmp_path) -> Path:
 @pytest.fixture(scope="module")
 def expected(build, train, data, tmp_path_factory) -> list[tuple]:
     """What the same run with --devices 2 logs."""
-    if not has(build, "GLOO"):
-        pytest.skip("the build is without Gloo")
+    needs(build, "GLOO")
     out = tmp_path_factory.mktemp("devices") / "out"
     train(*flags(data, out, **SHORT, devices=2))
     return numbers(out)
@@ -170,8 +168,7 @@ def test_slurm(folder, data, expected, slurm, script):
 
 
 def test_mpirun(build, folder, data, expected):
-    if not has(build, "MPI") or not shutil.which("mpirun"):
-        pytest.skip("the build is without MPI, or there is no mpirun")
+    needs(build, "MPI")
     command = [folder / "dev/launch/mpirun.sh", "localhost:2", *flags(data, folder / "out", **SHORT)]
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": 1, "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": 1}
     subprocess.run(command, check=True, cwd="/", env=environment(**allowed), timeout=120)

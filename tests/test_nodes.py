@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import has
+from launch import needs
 from run import ROOT, events, flags, losses
 
 pytestmark = pytest.mark.program
@@ -202,8 +202,7 @@ ENDLESS = {
 @pytest.fixture(scope="module")
 def one_node(train, build, data, tmp_path_factory) -> Path:
     """The same run on one node, by four processes, which have the losses of one process."""
-    if not has(build, "GLOO"):
-        pytest.skip("the build is without Gloo")
+    needs(build, "GLOO")
     folder = tmp_path_factory.mktemp("one_node")
     train(*flags(data, folder / "alone", **SHORT, batch_size=4))
     train(*flags(data, folder / "out", **SHORT, batch_size=1, devices=4, zero=3))
@@ -250,8 +249,7 @@ def start_mpirun(build: Path, nodes: list[Node], shared: Path, arguments: list) 
 
 @over_mpi
 def test_mpirun(build, shared, nodes, one_node):
-    if not has(build, "MPI") or not shutil.which("mpirun"):
-        pytest.skip("the build is without MPI, or there is no mpirun")
+    needs(build, "MPI")
     out = shared / "out"
     arguments = flags(shared / "data", out, **SHORT, batch_size=2)
     ((code, said),) = finish([start_mpirun(build, nodes, shared, arguments)])
@@ -262,8 +260,7 @@ def test_mpirun(build, shared, nodes, one_node):
 @over_mpi
 def test_a_lost_node_under_mpirun(build, shared, nodes):
     """mpirun ends the other processes."""
-    if not has(build, "MPI") or not shutil.which("mpirun"):
-        pytest.skip("the build is without MPI, or there is no mpirun")
+    needs(build, "MPI")
     arguments = flags(shared / "data", shared / "lost", **ENDLESS, collective_timeout=5)
     started = start_mpirun(build, nodes, shared, arguments)
     wait_for(shared / "lost", "checkpoint")
@@ -276,8 +273,7 @@ def test_a_lost_node_under_mpirun(build, shared, nodes):
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_lost_node(train, build, shared, nodes, lost):
     """The other one's processes end, and name a rank of it; the newest checkpoint resumes on what is left."""
-    if not has(build, "GLOO"):
-        pytest.skip("the build is without Gloo")
+    needs(build, "GLOO")
     out = shared / "out"
     command = [build / "train_llama3", *flags(shared / "data", out, **ENDLESS, collective_timeout=10)]
     started = start_ranks(nodes, 2, command)
@@ -299,8 +295,7 @@ def test_a_lost_node(train, build, shared, nodes, lost):
 
 def test_a_cut_wire(build, shared, nodes):
     """Nobody learns that the other node is away: both end when --collective-timeout is over."""
-    if not has(build, "GLOO"):
-        pytest.skip("the build is without Gloo")
+    needs(build, "GLOO")
     out = shared / "out"
     command = [build / "train_llama3", *flags(shared / "data", out, **ENDLESS, collective_timeout=3)]
     started = start_ranks(nodes, 1, command)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import free_port, has, torchrun_environment
+from launch import free_port, needs, torchrun_environment
 from run import ROOT, T, assert_same_state, events, flags, losses, one_line, tensors
 
 from llamac.data import write_bin
@@ -22,8 +22,7 @@ SHORT = {"val_every": 0, "val_data": "none", "checkpoint_every": 0}
 
 @pytest.fixture(autouse=True)
 def _gloo(build):
-    if not has(build, "GLOO"):
-        pytest.skip("the build is without Gloo")
+    needs(build, "GLOO")
 
 
 def run(build, *arguments, code: int = 0, **variables) -> subprocess.CompletedProcess:
@@ -254,8 +253,7 @@ def test_the_program_among_torchruns_processes(build, data, tmp_path):
 
 
 def test_mpirun(build, data, tmp_path):
-    if not has(build, "MPI") or not shutil.which("mpirun"):
-        pytest.skip("the build is without MPI, or there is no mpirun")
+    needs(build, "MPI")
     command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", build / "train_llama3"]
     subprocess.run(
         [*command, *flags(data, tmp_path / "a", steps=4, batch_size=2)], check=True, timeout=120, cwd=ROOT

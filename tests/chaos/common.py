@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count as numbers
 from pathlib import Path
 
 import xxhash
@@ -260,6 +261,31 @@ class Totals(Counter):
 
 
 Case = Callable[[Path, random.Random, Totals], None]
+Kill = Callable[[Run, str, int], bool]
+
+
+def kill_histories(
+    reference: Reference, own: Path, rng: random.Random, totals: Totals, kills: int, kill: Kill
+) -> None:
+    """Histories of one run after another, until so many kills ended one, each compared with the reference.
+
+    kill(run, saves, before): starts the run, behind the checkpoint of step `before`, with saves in the
+    background ("on") or not, kills it, checks what is left, and returns whether the kill ended it.
+    """
+    runs = (reference.copy(own / f"history_{i}") for i in numbers())
+    run, saves, done = next(runs), rng.choice(["on", "off"]), 0
+    while done < kills:
+        before = newest(run.out)
+        if kill(run, saves, before):
+            done += 1
+            totals.count("kills")
+            continue
+        # It had ended before: another history begins.
+        reference.expect_same(run, unpruned=before == run.steps)
+        totals.count("histories")
+        run, saves = next(runs), rng.choice(["on", "off"])
+    reference.finish(run)
+    totals.count("histories")
 
 
 def one_case(name: str, case: Case, folder: Path, seed: int, index: int, totals: Totals) -> bool:

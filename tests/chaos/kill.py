@@ -6,10 +6,9 @@ instead of a random call of the file system. Half of the histories write their c
 
 import random
 import time
-from itertools import count
 from pathlib import Path
 
-from common import Case, Reference, Run, Totals, events, expect, last_step, main, newest, poll
+from common import Case, Reference, Run, Totals, events, expect, kill_histories, last_step, main, newest, poll
 from faults_library import FaultsLibrary
 
 KILLS = 10  # per case
@@ -55,10 +54,7 @@ def prepare(folder: Path) -> Case:
     calls = sum(library.count(reference, reference.copy(folder / "counted")).values())
 
     def case(own: Path, rng: random.Random, totals: Totals) -> None:
-        runs = (reference.copy(own / f"history_{i}") for i in count())
-        run, kills, saves = next(runs), 0, rng.choice(["on", "off"])
-        while kills < KILLS:
-            before = newest(run.out)
+        def kill(run: Run, saves: str, before: int) -> bool:
             kind = rng.choice(["time", "save", "call"])
             environment = {}
             if kind == "call":
@@ -73,18 +69,14 @@ def prepare(folder: Path) -> Case:
                 process.kill()
             code = run.wait(process)
             expect_resumed(run, before)
-            if code == 0:  # it had ended before: another history begins
-                reference.expect_same(run, unpruned=before == run.steps)
-                totals.count("histories")
-                run, saves = next(runs), rng.choice(["on", "off"])
-                continue
+            if code == 0:
+                return False
             expect(code == -9, "blocked restart: exit code", code, run.errors()[-3:])
-            kills += 1
-            totals.count("kills")
             totals.count("inside a save", is_inside_a_save(run))
             expect_nothing_lost(run, before, saves)
-        reference.finish(run)
-        totals.count("histories")
+            return True
+
+        kill_histories(reference, own, rng, totals, KILLS, kill)
 
     return case
 
