@@ -12,8 +12,13 @@ import torch
 from hypothesis import strategies as st
 
 GUARD, GUARD_BYTE = 64, 0xA5
-INTEGERS = {2: np.int16, 4: np.int32, 8: np.int64}  # by size: how any element's bits are read and written
-TORCH = {"f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64, "i32": torch.int32}
+INTEGERS = {
+    1: np.int8,
+    2: np.int16,
+    4: np.int32,
+    8: np.int64,
+}  # by size: how any element's bits are read and written
+TORCH = described.DTYPES
 NUMPY = {"f32": np.float32, "f64": np.float64, "i32": np.int32}
 
 
@@ -55,7 +60,7 @@ class Placed:
 
     def write(self, value: torch.Tensor) -> None:
         value = value.to(TORCH[self.dtype]).contiguous().view(self.shape)
-        same_size = {2: torch.int16, 4: torch.int32, 8: torch.int64}[size_of(self.dtype)]
+        same_size = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size_of(self.dtype)]
         self.bits()[...] = value.view(same_size).numpy()
 
     def values(self) -> torch.Tensor:

@@ -87,7 +87,7 @@ FP8 = [name for name, row in TABLE.items() if row.torch.startswith("float8_")]
 
 
 def fp8_of(name: str, x: torch.Tensor, variant: str) -> torch.Tensor:
-    """x in the type `name`, by the operation that quantises, with a scale of 1; rows of 16 fit every variant."""
+    """x in the type `name`, by `quantize` with a scale of 1; each variant takes 16 columns."""
     rows = torch.nn.functional.pad(x, (0, -x.numel() % 256)).reshape(-1, 16)
     out = torch.empty(rows.shape, dtype=torch_dtypes(name)[name])
     registry.run("quantize", [out, None, None, None], [rows, torch.ones(1)], (), variant)

@@ -1,5 +1,5 @@
-"""Training with products in fp8 (csrc/model/linear.h): the same bits whatever is recomputed, resumed, captured or
-shared among ranks, and losses near those of products in the storage type.
+"""Training with products in fp8 (csrc/model/linear.h): the same bits whatever is recomputed, resumed,
+captured or shared by ranks, and losses near those of products in the storage type.
 """
 
 import json

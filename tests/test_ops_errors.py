@@ -14,7 +14,7 @@ def listed(names: list[str]) -> str:
 
 
 STORED = [row["name"] for row in _native.dtypes() if row["in_operations"]]
-FLOATS = [row["name"] for row in _native.dtypes() if row["in_operations"] and row["mantissa_bits"]]
+FLOATS = [row["name"] for row in _native.dtypes() if row["is_float"]]
 ERRORS = {
     "rmsnorm_forward: weight has shape [7], expected [C] with dimension 0 = 8": lambda: ops.rmsnorm(
         torch.ones(3, 8), torch.ones(7)

@@ -131,6 +131,7 @@ py::list dtypes() {
         r["mantissa_bits"] = d.mantissa_bits;
         r["arithmetic"] = name(d.arithmetic);
         r["in_operations"] = in_operations(d);
+        r["is_float"] = is_float(d);
         r["safetensors"] = d.safetensors;
         r["python"] = d.python;
         r["dlpack"] = py::make_tuple(d.dlpack.code, d.dlpack.bits, d.dlpack.lanes);

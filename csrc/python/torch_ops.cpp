@@ -10,7 +10,7 @@
 // The first allocates its outputs, without those that may be null, unless their size is fixed (cross_entropy's mean);
 // G and M, which no input may tell, are T there. A size that no tensor tells is an argument by its letter
 // (repeat_kv_forward(Tensor x, SymInt NH)); an operation without any tensor takes dtype and device too. `.out` writes
-// where it is told, to null where that is allowed. Operands marked ~ are mutated arguments of both forms. A letter marked
+// where it is told, to null where that is allowed; an operation whose outputs may all be null allocates none. Operands marked ~ are mutated arguments of both forms. A letter marked
 // rows(N) may be any number of dimensions: results have those of the first tensor that has it. An i32 that may be
 // strided may be an int64, as PyTorch's targets are: its values are those of the lower halves.
 #include <ATen/ATen.h>
@@ -192,16 +192,21 @@ extern "C" __attribute__((visibility("default"))) void llamac_register_operation
     llamac::raise_failed_checks();
     llamac::refuse_gpus(without_gpu);
     llamac::check_derivatives();
+    const auto writes = [](const llamac::Operation& op) {  // else its outputs are all read, too
+        return std::any_of(op.operands.begin(), op.operands.begin() + op.outputs,
+                           [](const llamac::Operand& o) { return !o.in_place; });
+    };
     static torch::Library library(torch::Library::DEF, "llamac", std::nullopt, __FILE__, __LINE__);
     for (const llamac::Operation* op : llamac::operations()) {
         const llamac::Form form(*op, false);
         llamac::define(library, form);
-        if (!form.results.empty()) llamac::define(library, llamac::Form(*op, true));
+        if (writes(*op)) llamac::define(library, llamac::Form(*op, true));
     }
     for (const llamac::Operation* op : llamac::operations()) {
         const llamac::Form form(*op, false), out(*op, true);
         const bool gives = !form.results.empty();
         if (gives && !form.factory) llamac::define_derivative(library, form);
-        llamac::refuse_derivative(library, (gives ? out : form).name());
+        if (!gives) llamac::refuse_derivative(library, form.name());
+        if (writes(*op)) llamac::refuse_derivative(library, out.name());
     }
 }

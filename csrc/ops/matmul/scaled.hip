@@ -162,7 +162,7 @@ Operation scaled_matmul(
     " Q: e4m3 e5m2 e4m3fnuz e5m2fnuz f64>"
     "(out: T[N,K] adds_if(accumulate); a: P[N,C], b: Q[K,C], a_scale: A[1] >0, b_scale: A[1] >0, residual?: "
     "T[N,K];"
-    " accumulate: bool, fast_accum: bool)"
+    " accumulate: bool, fast_accum: bool) rows(N)"
     " test(N=128, C=96, K=256) test(N=40, C=528, K=272) test_large(N=1000, C=1040, K=528)",
     "out = a * transposed b in fp8, times both scales (+ residual)", variants(),
     [](const Call& c) { return 2.0 * static_cast<double>(c["N"] * c["C"]) * static_cast<double>(c["K"]); });
