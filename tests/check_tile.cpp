@@ -2,6 +2,7 @@
 // integers, so that every sum is exact. Of the emulated device also the instructions underneath, against the
 // places that their vendors document. Sizes that a layout does not have are left out.
 #include <cmath>
+#include <cstring>
 #include <type_traits>
 
 #include "tile_instructions.h"
@@ -140,6 +141,65 @@ void products_of_rows() {
     check_rows<R, Order::natural, 1, 64>();
     check_rows<R, Order::natural, 3, 64>();
     check_rows<R, Order::natural, 2, 128>();
+}
+
+// ---- products of rows of fp8: two in the place of a bf16
+
+template <class A, class B, int depth, int columns>
+__global__ void fp8_rows_kernel(float* out, const float* start, const bf16* a, const bf16* b, int first,
+                                int k) {
+    using T = Tile<16>;
+    constexpr int rows = warps * 16;
+    const int row = warp_index() * 16;
+    const SharedTile<columns> shared_a{dynamic_shared_memory()}, shared_b{shared_a.data + rows * columns * 2};
+    fill(shared_a, a, rows);
+    fill(shared_b, b, rows);
+    T::Operand x[depth];
+    T::RightOperand y[depth];
+    T::load_rows<Order::any>(x, shared_a, row, k);
+    T::load_rows<Order::any>(y, shared_b, first, k);
+    T::Accumulator c = accumulator_of<16>(start + row * 16, 16);
+    if constexpr (multiplies_fp8<A> && multiplies_fp8<B>)
+        for (int d = 0; d < depth; d++) T::multiply_fp8<A, B>(c, x[d], y[d]);
+    write<16>(out + row * 16, 16, c);
+}
+template <class F>
+std::vector<bf16> pairs(const Matrix<F>& of) {
+    std::vector<bf16> words(of.values.size() / 2);
+    std::memcpy(words.data(), of.values.data(), of.values.size());
+    return words;
+}
+template <class A, class B>
+void check_fp8_rows() {
+    constexpr int rows = warps * 16, columns = 64, depth = 2;
+    if (!multiplies(device_properties().fp8, A::is_fnuz)) return;
+    const Matrix<A> a = integers<A>(rows, 2 * columns, 16);
+    const Matrix<B> b = integers<B>(rows, 2 * columns, 17);
+    const Matrix<float> start = integers<float>(rows, 16, 3);
+    const Buffer<bf16> device_a(pairs(a)), device_b(pairs(b));
+    const Buffer<float> device_start(start.values);
+    for (int first = 0; first <= 16; first += 16)
+        for (int k = 0; k < columns; k += 16 * depth) {
+            const Buffer<float> out(Matrix<float>{rows, 16}.values);
+            launch(Grid(1, block_threads(), nullptr, 2 * SharedTile<columns>::bytes(rows)),
+                   fp8_rows_kernel<A, B, depth, columns>, out.data, device_start.data, device_a.data,
+                   device_b.data, first, k);
+            Matrix<float> expected = start;
+            for (int m = 0; m < rows; m++)
+                for (int n = 0; n < 16; n++)
+                    for (int i = 2 * k; i < 2 * k + 32 * depth; i++)
+                        expected(m, n) += float(a(m, i)) * float(b(first + n, i));
+            same(result(out, rows, 16), expected,
+                 "multiply_fp8 of rows from " + text(first) + ", k " + text(2 * k));
+        }
+}
+void products_of_fp8() {
+    check_fp8_rows<e4m3, e4m3>();
+    check_fp8_rows<e5m2, e4m3>();
+    check_fp8_rows<e4m3, e5m2>();
+    check_fp8_rows<e4m3fnuz, e4m3fnuz>();
+    check_fp8_rows<e5m2fnuz, e4m3fnuz>();
+    check_fp8_rows<e4m3fnuz, e5m2fnuz>();
 }
 
 // ---- products of accumulators with rows
@@ -324,6 +384,7 @@ void tiles() {
 }
 void all_tiles() {
     tiles<16>();
+    products_of_fp8();
     if constexpr (has_tile<32>)
         if (device_warp() == 64) tiles<32>();
 }

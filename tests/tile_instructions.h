@@ -9,39 +9,41 @@ namespace llamac {
 struct Place {
     int lane, index;
 };
-// The 16-bit elements of rows x columns, each where place() says.
-template <class At>
-std::vector<uint16_t> registers(const Matrix<bf16>& matrix, int each, At place) {
-    std::vector<uint16_t> halves(static_cast<size_t>(warp_size) * each);
+// The elements of rows x columns, each where place() says.
+template <class E, class At>
+std::vector<E> registers(const Matrix<E>& matrix, int each, At place) {
+    std::vector<E> elements(static_cast<size_t>(warp_size) * each);
     for (int r = 0; r < matrix.rows; r++)
         for (int c = 0; c < matrix.columns; c++) {
             const Place p = place(r, c);
-            halves[static_cast<size_t>(p.lane) * each + p.index] = matrix(r, c).bits;
+            elements[static_cast<size_t>(p.lane) * each + p.index] = matrix(r, c);
         }
-    return halves;
+    return elements;
 }
 
-template <int a_words, int b_words, int sums, class Instruction>
-__global__ void instruction_kernel(float* c, const uint16_t* a, const uint16_t* b, Instruction run) {
+template <int a_words, int b_words, int sums, class EA, class EB, class Instruction>
+__global__ void instruction_kernel(float* c, const EA* a, const EB* b, Instruction run) {
     uint32_t x[a_words], y[b_words];
     float z[sums];
-    std::memcpy(x, a + threadIdx.x * 2 * a_words, sizeof x);
-    std::memcpy(y, b + threadIdx.x * 2 * b_words, sizeof y);
+    std::memcpy(x, a + threadIdx.x * sizeof x / sizeof(EA), sizeof x);
+    std::memcpy(y, b + threadIdx.x * sizeof y / sizeof(EB), sizeof y);
     std::memcpy(z, c + threadIdx.x * sums, sizeof z);
     run(z, x, y);
     std::memcpy(c + threadIdx.x * sums, z, sizeof z);
 }
 // c[M][N] += a[M][K] b[K][N].
-template <int M, int N, int K, class A, class B, class C, class Instruction>
+template <int M, int N, int K, class EA = bf16, class EB = bf16, class A, class B, class C, class Instruction>
 void check_instruction(const char* what, A a_place, B b_place, C c_place, Instruction run) {
-    constexpr int a_words = M * K / warp_size / 2, b_words = N * K / warp_size / 2, sums = M * N / warp_size;
-    const Matrix<bf16> a = integers<bf16>(M, K, 14), b = integers<bf16>(K, N, 15);
+    constexpr int a_each = M * K / warp_size, b_each = N * K / warp_size, sums = M * N / warp_size;
+    constexpr int a_words = a_each * sizeof(EA) / 4, b_words = b_each * sizeof(EB) / 4;
+    const Matrix<EA> a = integers<EA>(M, K, 14);
+    const Matrix<EB> b = integers<EB>(K, N, 15);
     std::vector<float> start(warp_size * sums);
     for (size_t i = 0; i < start.size(); i++) start[i] = static_cast<float>(i);
-    const Buffer<uint16_t> device_a(registers(a, 2 * a_words, a_place));
-    const Buffer<uint16_t> device_b(registers(b, 2 * b_words, b_place));
+    const Buffer<EA> device_a(registers(a, a_each, a_place));
+    const Buffer<EB> device_b(registers(b, b_each, b_place));
     const Buffer<float> device_c(start);
-    launch(Grid(1, warp_size, nullptr), instruction_kernel<a_words, b_words, sums, Instruction>,
+    launch(Grid(1, warp_size, nullptr), instruction_kernel<a_words, b_words, sums, EA, EB, Instruction>,
            device_c.data, device_a.data, device_b.data, run);
     const std::vector<float> all = device_c.read();
     Matrix<float> found{M, N}, expected{M, N};
@@ -53,6 +55,19 @@ void check_instruction(const char* what, A a_place, B b_place, C c_place, Instru
             for (int k = 0; k < K; k++) expected(m, n) += float(a(m, k)) * float(b(k, n));
         }
     same(found, expected, what);
+}
+
+// check<EA, EB>() for the pairs of types that products have, in both forms.
+template <class Check>
+void check_fp8_pairs(Check check) {
+    const auto form = [&]<class E4, class E5>(E4, E5) {
+        check(E4(), E4());
+        check(E4(), E5());
+        check(E5(), E4());
+        check(E5(), E5());
+    };
+    form(e4m3(), e5m2());
+    form(e4m3fnuz(), e5m2fnuz());
 }
 
 #if LLAMAC_WARP == 64
@@ -71,6 +86,13 @@ void check_mfma(const char* what) {
 inline void instructions() {
     check_mfma<16, 16>("v_mfma_f32_16x16x16_bf16");
     check_mfma<32, 8>("v_mfma_f32_32x32x8_bf16");
+    check_fp8_pairs([]<class EA, class EB>(EA, EB) {
+        check_instruction<16, 16, 32, EA, EB>(
+            "v_mfma_f32_16x16x32_fp8", [](int m, int k) { return Place{m + 16 * (k / 8), k % 8}; },
+            [](int k, int n) { return Place{n + 16 * (k / 8), k % 8}; },
+            [](int m, int n) { return Place{n + 16 * (m / 4), m % 4}; },
+            [](auto& c, auto& a, auto& b) { mfma_fp8<EA, EB>(c, a, b); });
+    });
 }
 #else
 // PTX ISA, Matrix Fragments for mma.m16n8k16 with floating point type.
@@ -81,6 +103,17 @@ inline void check_mma() {
         [](int k, int n) { return Place{n * 4 + k % 8 / 2, k % 2 + k / 8 * 2}; },
         [](int m, int n) { return Place{m % 8 * 4 + n / 2, n % 2 + m / 8 * 2}; },
         [](auto& c, auto& a, auto& b) { mma_m16n8k16(c, a, b[0], b[1]); });
+}
+// PTX ISA, Matrix Fragments for mma.m16n8k32.
+inline void check_mma_fp8() {
+    check_fp8_pairs([]<class EA, class EB>(EA, EB) {
+        check_instruction<16, 8, 32, EA, EB>(
+            "mma.m16n8k32",
+            [](int m, int k) { return Place{m % 8 * 4 + k % 16 / 4, k % 4 + m / 8 * 4 + k / 16 * 8}; },
+            [](int k, int n) { return Place{n * 4 + k % 16 / 4, k % 4 + k / 16 * 4}; },
+            [](int m, int n) { return Place{m % 8 * 4 + n / 2, n % 2 + m / 8 * 2}; },
+            [](auto& c, auto& a, auto& b) { mma_m16n8k32<EA, EB>(c, a, b[0], b[1]); });
+    });
 }
 template <bool transposed>
 __global__ void ldmatrix_kernel(uint16_t* out, const uint16_t* rows) {
@@ -105,6 +138,7 @@ void check_ldmatrix() {
 }
 inline void instructions() {
     check_mma();
+    check_mma_fp8();
     check_ldmatrix<false>();
     check_ldmatrix<true>();
 }

@@ -23,6 +23,7 @@
 // Measured: docs/benchmarks/nvidia-h200.md.
 #include <algorithm>
 #include <bit>
+#include <cfloat>
 #include <cmath>
 #include <limits>
 
@@ -118,7 +119,8 @@ constexpr int threads_across = tile / columns_per_thread;
 constexpr int passes = tile / (block_threads / threads_across * rows_per_thread);
 constexpr int row_words = tile / 4;
 
-struct QuantizeShared {
+// One place for both: with more than 16 KiB, four blocks would not fit in the LDS of MI300X.
+union QuantizeShared {
     uint32_t turned[tile * row_words];  // a row per column of the tile
     float warps[most_warps];
 };
@@ -208,9 +210,12 @@ __global__ void __launch_bounds__(block_threads)
     }
     if (saturated && beyond) atomicAdd(saturated, beyond);
     if (amax && invalid) atomicMax(reinterpret_cast<unsigned*>(amax), 0x7fc00000u);
-    largest = block_max(largest, shared.warps);
-    if (amax && threadIdx.x == 0) atomicMax(reinterpret_cast<unsigned*>(amax), __float_as_uint(largest));
+    __syncthreads();
     if (transposed) store_turned(transposed, shared.turned, n0, c0, N, C);
+    if (!amax) return;
+    __syncthreads();  // the turned tile is read
+    largest = block_max(largest, shared.warps);
+    if (threadIdx.x == 0) atomicMax(reinterpret_cast<unsigned*>(amax), __float_as_uint(largest));
 }
 
 template <class T, class Q>
@@ -237,7 +242,7 @@ constexpr int64_t inverse_row = 4;
 __host__ __device__ inline void update_scale(float* scale, float* inverse, float* amax, const float* limit,
                                              int64_t p) {
     const float largest = amax[p];
-    if (largest > 0 && largest <= std::numeric_limits<float>::max()) {
+    if (largest > 0 && largest <= FLT_MAX) {
         scale[p] = fp8_scale(largest, limit[p]);
         inverse[p * inverse_row] = 1.0f / scale[p];
     }

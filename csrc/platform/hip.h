@@ -9,8 +9,11 @@
 #include <utility>
 
 namespace llamac {
-// The 8-bit types that a device's matrix units multiply (core/fp8.h).
-enum class Fp8Units : uint8_t { none, ocp, fnuz };
+// The forms of fp8 (core/fp8.h) that matrix units multiply, as bits.
+enum class Fp8Units : uint8_t { none = 0, ocp = 1, fnuz = 2, both = 3 };
+constexpr bool multiplies(Fp8Units units, bool fnuz) {
+    return static_cast<uint8_t>(units) & static_cast<uint8_t>(fnuz ? Fp8Units::fnuz : Fp8Units::ocp);
+}
 }  // namespace llamac
 
 #if defined(LLAMAC_AMD)

@@ -31,6 +31,34 @@ __device__ void mfma(float (&c)[R * R / 64], const uint32_t (&a)[2], const uint3
         sums = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(rows, columns, sums, 0, 0, 0);
     for (int i = 0; i < R * R / 64; i++) c[i] = sums[i];
 }
+// 16 x 16, 32 deep, 8 bytes per lane. A, B: of core/fp8.h, in the form of the chip.
+template <class A, class B>
+__device__ void mfma_fp8(float (&c)[4], const uint32_t (&a)[2], const uint32_t (&b)[2]) {
+    using Sums = Native<float, 4>;
+    const long rows = __builtin_bit_cast(long, a), columns = __builtin_bit_cast(long, b);
+    Sums sums;
+    for (int i = 0; i < 4; i++) sums[i] = c[i];
+    if constexpr (A::mantissa == 3 && B::mantissa == 3)
+        sums = __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(rows, columns, sums, 0, 0, 0);
+    else if constexpr (A::mantissa == 3)
+        sums = __builtin_amdgcn_mfma_f32_16x16x32_fp8_bf8(rows, columns, sums, 0, 0, 0);
+    else if constexpr (B::mantissa == 3)
+        sums = __builtin_amdgcn_mfma_f32_16x16x32_bf8_fp8(rows, columns, sums, 0, 0, 0);
+    else
+        sums = __builtin_amdgcn_mfma_f32_16x16x32_bf8_bf8(rows, columns, sums, 0, 0, 0);
+    for (int i = 0; i < 4; i++) c[i] = sums[i];
+}
+#endif
+// Whether the matrix units multiply F of core/fp8.h.
+#if defined(__gfx942__)
+template <class F>
+constexpr bool multiplies_fp8 = F::is_fnuz;
+#elif defined(__gfx950__)
+template <class F>
+constexpr bool multiplies_fp8 = !F::is_fnuz;
+#else
+template <class F>
+constexpr bool multiplies_fp8 = false;
 #endif
 
 // The lower halves of two words, the upper ones: one instruction.

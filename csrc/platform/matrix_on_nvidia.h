@@ -10,6 +10,32 @@ inline __device__ void mma_m16n8k16(float* c, const uint32_t (&a)[4], uint32_t b
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+// Whether the matrix units multiply F of core/fp8.h.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+template <class F>
+constexpr bool multiplies_fp8 = !F::is_fnuz;
+#else
+template <class F>
+constexpr bool multiplies_fp8 = false;
+#endif
+// A, B: of core/fp8.h.
+template <class A, class B>
+__device__ void mma_m16n8k32(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#define LLAMAC_MMA_FP8(A_TYPE, B_TYPE)                               \
+    asm("mma.sync.aligned.m16n8k32.row.col.f32." A_TYPE "." B_TYPE   \
+        ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])             \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+    if constexpr (A::mantissa == 3 && B::mantissa == 3)
+        LLAMAC_MMA_FP8("e4m3", "e4m3");
+    else if constexpr (A::mantissa == 3)
+        LLAMAC_MMA_FP8("e4m3", "e5m2");
+    else if constexpr (B::mantissa == 3)
+        LLAMAC_MMA_FP8("e5m2", "e4m3");
+    else
+        LLAMAC_MMA_FP8("e5m2", "e5m2");
+#undef LLAMAC_MMA_FP8
+}
 // LDS as its own instructions address it.
 using SharedAddress = uint32_t;
 inline __device__ SharedAddress shared_address(const void* p) {

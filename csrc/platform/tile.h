@@ -8,6 +8,8 @@
 //                          its own
 //   Tile<R>::Accumulator   R rows x R columns; x[i], i < elements, are this lane's
 //   multiply(c, a, b)      c[m][n] += sum_k a[m][k] * b[n][k]
+//   multiply_fp8<A, B>(c, a, b)  the same of 32 fp8 in the place of 16 bf16, b a RightOperand; A and B are types of
+//                          core/fp8.h with multiplies_fp8<A> && multiplies_fp8<B>, R is 16
 //
 // Both operands of a product are the same type: rows are m of the one, n of the other. An accumulator turns
 // into an operand without leaving its lane (columns become k): softmax(q k') feeds the product with v.

@@ -39,6 +39,12 @@ struct Tile : InterleavedColumns<Tile<R>, R, 8> {
     static __device__ void multiply(Accumulator& c, const Operand& a, const Operand& b) {
         for (int s = 0; s < steps; s++) mfma<R>(c.x, b.words[s], a.words[s]);
     }
+    // Of operands whose words are four fp8 each: k is twice as deep.
+    template <class A, class B>
+    static __device__ void multiply_fp8(Accumulator& c, const Operand& a, const Operand& b) {
+        static_assert(R == 16);
+        mfma_fp8<B, A>(c.x, b.words[0], a.words[0]);
+    }
     // Columns 16 * part to 16 * part + 15. Rounds ties away from zero: there is no instruction that rounds.
     static __device__ Operand as_operand(const Accumulator& c, int part) {
         Operand out;

@@ -44,6 +44,12 @@ struct Tile<16> {
         mma_m16n8k16(c.x, a.words, b.words[0], b.words[1]);
         mma_m16n8k16(c.x + 4, a.words, b.words[2], b.words[3]);
     }
+    // Of operands whose words are four fp8 each: k is twice as deep.
+    template <class A, class B>
+    static __device__ void multiply_fp8(Accumulator& c, const Operand& a, const RightOperand& b) {
+        mma_m16n8k32<A, B>(c.x, a.words, b.words[0], b.words[1]);
+        mma_m16n8k32<A, B>(c.x + 4, a.words, b.words[2], b.words[3]);
+    }
     // Columns 16 * part to 16 * part + 15.
     static __device__ Operand as_operand(const Accumulator& c, int) {
         return {{bf16_pair(c.x[0], c.x[1]), bf16_pair(c.x[2], c.x[3]), bf16_pair(c.x[4], c.x[5]),

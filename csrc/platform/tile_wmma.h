@@ -31,6 +31,8 @@ struct Tile<16> : InterleavedColumns<Tile<16>, 16, 4> {
     static __device__ void multiply(Accumulator& c, const Operand& a, const Operand& b) {
         wmma(c.x, b.words, a.words);
     }
+    template <class A, class B>
+    static void multiply_fp8(Accumulator& c, const Operand& a, const Operand& b) = delete;
     // A column pair is put together from both halves. Rounds ties away from zero.
     static __device__ Operand as_operand(const Accumulator& c, int) {
         Operand out;

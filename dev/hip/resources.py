@@ -9,7 +9,8 @@ idea says:
                  its own, without any: the one whose first boolean argument is false where its vector twin's
                  is true.)
 "matrix cores"   MFMA or WMMA instructions, 128-bit reads of LDS beside them, no flat accesses. Two waves a
-                 SIMD are enough: sums and operands are in registers. Helpers may be without.
+                 SIMD are enough: sums and operands are in registers. Helpers may be without. A kernel of
+                 fp8 is empty on a chip that does not multiply fp8.
 
 A kernel is named <operation>_<variant>_kernel, a helper of it <operation>_<variant>_kernel_<what>. One that
 several operations share is named after the start of their names: matmul_tiled_kernel. LDS whose size the
@@ -64,6 +65,7 @@ CHIPS = {
     "gfx1100": Chip(vgprs=1536, granule=24, waves=16, lds=131072, simds=4, sgprs=None),
 }
 
+FP8_CHIPS = {"gfx942"}  # those that have matrix instructions of fp8
 MATRIX_WAVES = 2  # that a kernel with matrix instructions needs at least, a SIMD
 
 # Global memory: flat instructions count too; there the compiler could not tell which memory a pointer is to.
@@ -274,6 +276,11 @@ def vector_twin(name: str) -> str:
     return name[: flag.start()] + "true" + name[flag.end() :] if flag else name
 
 
+def is_absent(kernel: Kernel) -> bool:
+    """Whether it is an empty kernel of fp8 for a chip without such matrix instructions."""
+    return kernel.vgpr == 0 and "fp8<" in kernel.name and kernel.arch not in FP8_CHIPS
+
+
 def ideas(kernel: Kernel, variants: Variants) -> str:
     """Of the variants that the kernel belongs to, one or (matmul_tiled_kernel) several operations'."""
     name = kernel.operation
@@ -303,14 +310,14 @@ def faults(kernels: list[Kernel], variants: Variants, min_waves: int) -> Iterato
         if not idea:
             yield f"{where} expected <operation>_<variant>_kernel of a variant in --list-kernels, found none"
         narrow = not {(k.arch, k.name), (k.arch, vector_twin(k.name))} & wide
-        if "128-bit" in idea and (k.main or multiplies) and narrow:
+        if "128-bit" in idea and (k.main or multiplies) and narrow and not is_absent(k):
             yield f"{where} expected the 128-bit accesses to global memory of its variant's idea, found none"
         if multiplies and (flat := k.instructions["flat"]):
             yield f"{where} {flat} flat accesses, expected none: to the compiler they may be LDS or memory"
         if multiplies and not k.instructions["lds_loads128"]:
             yield f"{where} expected 128-bit reads of LDS beside its matrix instructions, found none"
         helper = not k.main and (k.arch, k.operation, k.variant) in matrix
-        if "matrix cores" in idea and not multiplies and not helper:
+        if "matrix cores" in idea and not (multiplies or helper or is_absent(k)):
             yield f"{where} expected the matrix instructions of its variant's idea, found none"
 
 

@@ -114,6 +114,7 @@ def check_supported(o: Options) -> None:
         "kernel": o.kernel,
         "verify-every": o.verify_every,
         "skip-nonfinite": o.skip_nonfinite,
+        "matmul-dtype": o.matmul_dtype != Options().matmul_dtype,
         "shard-group": o.shard_group,
         "zero": o.zero not in (Options().zero, 3),  # FSDP2 shards as level 3 does
     }.items():

@@ -5,7 +5,7 @@
 namespace llamac {
 
 const DeviceProperties& device_properties() {
-    static const DeviceProperties host = {"host", 1, 1, 0, 0, 0, true, false};
+    static const DeviceProperties host = {"host", 1, 1, 0, 0, 0, true, false, Fp8Units::none};
     return host;
 }
 

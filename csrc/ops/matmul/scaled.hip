@@ -13,6 +13,7 @@
 // reference: plain loops.
 // cpu:       operands become floats, then our own packed product (core/cpu_gemm.h).
 // naive:     one thread per element of the result.
+// tiled:     a block keeps its part of the result in registers (scaled_tiled.hip; tiled.h: how a GEMM is tiled).
 // library:   the vendor's, where the build found it (hipBLASLt, cuBLASLt).
 //
 // Measured: docs/benchmarks/nvidia-h200.md, docs/fp8.md.
@@ -20,6 +21,7 @@
 #include "core/device.h"
 #include "core/library_gemm.h"
 #include "core/operation.h"
+#include "ops/matmul/scaled_tiled.h"
 
 namespace llamac {
 namespace {
@@ -128,9 +130,17 @@ int64_t library_workspace_bytes(const Call&) {
 #endif
 
 // The pairs of types that matrix units multiply: one operand may hold gradients.
-#define LLAMAC_PAIRS(LAUNCHER, T)                                              \
-    LAUNCHER<T, e4m3, e4m3>, LAUNCHER<T, e5m2, e4m3>, LAUNCHER<T, e4m3, e5m2>, \
-        LAUNCHER<T, e4m3fnuz, e4m3fnuz>, LAUNCHER<T, e5m2fnuz, e4m3fnuz>, LAUNCHER<T, e4m3fnuz, e5m2fnuz>
+#define LLAMAC_PAIRS_OF(LAUNCHER, T, E4, E5) LAUNCHER<T, E4, E4>, LAUNCHER<T, E5, E4>, LAUNCHER<T, E4, E5>
+#define LLAMAC_PAIRS(LAUNCHER, T) \
+    LLAMAC_PAIRS_OF(LAUNCHER, T, e4m3, e5m2), LLAMAC_PAIRS_OF(LAUNCHER, T, e4m3fnuz, e5m2fnuz)
+// Of the vendor's chips.
+#if defined(LLAMAC_AMD)
+#define LLAMAC_NATIVE_PAIRS(LAUNCHER, T) LLAMAC_PAIRS_OF(LAUNCHER, T, e4m3fnuz, e5m2fnuz)
+#elif defined(LLAMAC_NVIDIA)
+#define LLAMAC_NATIVE_PAIRS(LAUNCHER, T) LLAMAC_PAIRS_OF(LAUNCHER, T, e4m3, e5m2)
+#else
+#define LLAMAC_NATIVE_PAIRS LLAMAC_PAIRS
+#endif
 
 std::vector<Variant> variants() {
     std::vector<Variant> all = {
@@ -148,6 +158,13 @@ std::vector<Variant> variants() {
                       library_supports},
          .workspace = library_workspace_bytes},
 #endif
+        {"tiled", "blocks on matrix cores, copies ahead of use, 128-bit accesses", Backend::device,
+         instantiations<LLAMAC_NATIVE_PAIRS(scaled_matmul_tiled, float),
+                        LLAMAC_NATIVE_PAIRS(scaled_matmul_tiled, bf16)>(),
+         Constraints{
+             "fp8 of the form that the device multiplies, C and K multiples of 16, N, C and K at most "
+             "2^30, operands aligned to 16 bytes, residual or accumulate alone",
+             scaled_tiled_supports}},
         {"naive", "one thread per element", Backend::device,
          instantiations<LLAMAC_PAIRS(scaled_matmul_naive, float), LLAMAC_PAIRS(scaled_matmul_naive, bf16)>()},
         {"reference", "plain loops", Backend::host,
@@ -163,7 +180,8 @@ Operation scaled_matmul(
     "(out: T[N,K] adds_if(accumulate); a: P[N,C], b: Q[K,C], a_scale: A[1] >0, b_scale: A[1] >0, residual?: "
     "T[N,K];"
     " accumulate: bool, fast_accum: bool) rows(N)"
-    " test(N=128, C=96, K=256) test(N=40, C=528, K=272) test_large(N=1000, C=1040, K=528)",
+    " test(N=128, C=96, K=256) test(N=40, C=528, K=272) test(N=208, C=336, K=144)"
+    " test_large(N=1000, C=1040, K=528)",
     "out = a * transposed b in fp8, times both scales (+ residual)", variants(),
     [](const Call& c) { return 2.0 * static_cast<double>(c["N"] * c["C"]) * static_cast<double>(c["K"]); });
 

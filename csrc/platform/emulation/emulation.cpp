@@ -457,7 +457,7 @@ const DeviceProperties& device_properties() {
                                              int64_t{1} << 34,
                                              true,
                                              false,
-                                             Fp8Units::ocp};
+                                             Fp8Units::both};
     return properties;
 }
 

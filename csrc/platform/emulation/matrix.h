@@ -5,28 +5,35 @@
 namespace llamac {
 namespace emulation {
 
-inline float bf16_value(uint32_t bits) {
-    return __builtin_bit_cast(float, bits << 16);
+// Element i of a lane's registers: of bf16's bits, or of a type of core/fp8.h.
+struct Bf16 {
+    uint16_t bits;
+    explicit operator float() const { return __builtin_bit_cast(float, uint32_t{bits} << 16); }
+};
+template <class E>
+float element(const uint32_t* words, int i) {
+    E e;
+    std::memcpy(&e, reinterpret_cast<const char*>(words) + i * sizeof(E), sizeof(E));
+    return static_cast<float>(e);
 }
 
-// What one lane brings: its halves of a and b, and its sums.
+// What one lane brings: its elements of a and b, and its sums.
 struct MatrixLane {
     const uint32_t *a, *b;
     float* sums;
 };
 // c[m][n] += sum_k a[m][k] * b[n][k] for M x N x K, in fp32. Layout: which element a lane's i-th one is.
-template <class Layout>
+template <class Layout, class A, class B>
 void matrix_multiply(void* const* lanes, Site site) {
     using L = Layout;
     float a[L::M][L::K], b[L::N][L::K];
     for (int l = 0; l < warp_size; l++) {
         if (!lanes[l]) die(site, "a matrix instruction without all lanes of its warp");
         const MatrixLane& lane = *static_cast<MatrixLane*>(lanes[l]);
-        const auto half = [](const uint32_t* words, int i) {
-            return bf16_value(words[i / 2] >> i % 2 * 16 & 0xffff);
-        };
-        for (int i = 0; i < L::M * L::K / warp_size; i++) a[L::a_row(l, i)][L::a_k(l, i)] = half(lane.a, i);
-        for (int i = 0; i < L::N * L::K / warp_size; i++) b[L::b_row(l, i)][L::b_k(l, i)] = half(lane.b, i);
+        for (int i = 0; i < L::M * L::K / warp_size; i++)
+            a[L::a_row(l, i)][L::a_k(l, i)] = element<A>(lane.a, i);
+        for (int i = 0; i < L::N * L::K / warp_size; i++)
+            b[L::b_row(l, i)][L::b_k(l, i)] = element<B>(lane.b, i);
     }
     for (int l = 0; l < warp_size; l++)
         for (int i = 0; i < L::M * L::N / warp_size; i++) {
@@ -34,10 +41,10 @@ void matrix_multiply(void* const* lanes, Site site) {
             for (int k = 0; k < L::K; k++) sum += a[L::c_row(l, i)][k] * b[L::c_column(l, i)][k];
         }
 }
-template <class Layout>
+template <class Layout, class A = Bf16, class B = Bf16>
 void matrix(float* sums, const uint32_t* a, const uint32_t* b, Site site) {
     MatrixLane lane{a, b, sums};
-    collective(matrix_multiply<Layout>, &lane, site);
+    collective(matrix_multiply<Layout, A, B>, &lane, site);
 }
 
 // v_mfma_f32_32x32x8_bf16_1k and v_mfma_f32_16x16x16_bf16_1k.
@@ -51,13 +58,20 @@ struct MfmaLayout {
     static int c_row(int l, int i) { return R == 32 ? i / 4 * 8 + l / 32 * 4 + i % 4 : l / 16 * 4 + i; }
     static int c_column(int l, int) { return l % R; }
 };
-// mma.sync.m16n8k16.
+// v_mfma_f32_16x16x32_fp8_fp8 and its relatives.
+struct MfmaFp8Layout : MfmaLayout<16> {
+    static constexpr int K = 32;
+    static int a_k(int l, int i) { return l / 16 * 8 + i; }
+    static int b_k(int l, int i) { return l / 16 * 8 + i; }
+};
+// mma.sync.m16n8k16 of bf16, m16n8k32 of fp8. each: elements of a register.
+template <int each>
 struct MmaLayout {
-    static constexpr int M = 16, N = 8, K = 16;
-    static int a_row(int l, int i) { return l / 4 + i / 2 % 2 * 8; }
-    static int a_k(int l, int i) { return l % 4 * 2 + i % 2 + i / 4 * 8; }
+    static constexpr int M = 16, N = 8, K = 8 * each;
+    static int a_row(int l, int i) { return l / 4 + i / each % 2 * 8; }
+    static int a_k(int l, int i) { return l % 4 * each + i % each + i / each / 2 * 4 * each; }
     static int b_row(int l, int) { return l / 4; }
-    static int b_k(int l, int i) { return l % 4 * 2 + i % 2 + i / 2 * 8; }
+    static int b_k(int l, int i) { return l % 4 * each + i % each + i / each * 4 * each; }
     static int c_row(int l, int i) { return l / 4 + i / 2 * 8; }
     static int c_column(int l, int i) { return l % 4 * 2 + i % 2; }
 };
@@ -92,7 +106,21 @@ void mfma(float (&c)[R * R / 64], const uint32_t (&a)[2], const uint32_t (&b)[2]
 inline void mma_m16n8k16(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
                          const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
     const uint32_t b[2] = {b0, b1};
-    emulation::matrix<emulation::MmaLayout>(c, a, b, {file, line});
+    emulation::matrix<emulation::MmaLayout<2>>(c, a, b, {file, line});
+}
+// Either form: the emulated device stands for both vendors.
+template <class F>
+constexpr bool multiplies_fp8 = true;
+template <class A, class B>
+void mfma_fp8(float (&c)[4], const uint32_t (&a)[2], const uint32_t (&b)[2],
+              const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    emulation::matrix<emulation::MfmaFp8Layout, A, B>(c, a, b, {file, line});
+}
+template <class A, class B>
+void mma_m16n8k32(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                  const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    const uint32_t b[2] = {b0, b1};
+    emulation::matrix<emulation::MmaLayout<4>, A, B>(c, a, b, {file, line});
 }
 using SharedAddress = const char*;
 inline SharedAddress shared_address(const char* p) {

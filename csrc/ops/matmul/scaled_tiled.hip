@@ -1,0 +1,61 @@
+// scaled_matmul's variant `tiled`; tiled.h tells how a GEMM is tiled. Both operands lie along k, and the scales multiply
+// the sums before anything is added.
+#include "ops/matmul/scaled_tiled.h"
+
+#include "ops/matmul/tiled.h"
+
+namespace llamac {
+namespace {
+
+using namespace tiled;
+
+// Chips that do not multiply this form have the kernel's name without its code.
+template <class O, class P, class Q>
+__global__ void __launch_bounds__(S::threads)
+    scaled_matmul_tiled_kernel(O* out, const O* initial, const P* a, const Q* b, const float* a_scale,
+                               const float* b_scale, int M, int N, int K) {
+    if constexpr (multiplies_fp8<P> && multiplies_fp8<Q>)
+        multiply_block<Product<Layout::along_k, Layout::along_k, P, Q>>(out, initial, a, b, M, N, K,
+                                                                        [=] { return *a_scale * *b_scale; });
+}
+
+}  // namespace
+
+template <class T, class P, class Q>
+void scaled_matmul_tiled(View<T, 2> out, View<const P, 2> a, View<const Q, 2> b, View<const float, 1> a_scale,
+                         View<const float, 1> b_scale, View<const T, 2> residual, bool accumulate, bool,
+                         LaunchContext context) {
+    on_machine([&](auto machine) {
+        launch(grid_of<Sizes<decltype(machine)>>(out.shape[0], out.shape[1], context.stream),
+               scaled_matmul_tiled_kernel<T, P, Q>, out.data, accumulate ? out.data : residual.data, a.data,
+               b.data, a_scale.data, b_scale.data, out.shape[0], out.shape[1], a.shape[1]);
+    });
+}
+
+#define LLAMAC_TILED(T, P, Q) template decltype(scaled_matmul_tiled<T, P, Q>) scaled_matmul_tiled<T, P, Q>
+#define LLAMAC_TILED_FORM(T, E4, E5) \
+    LLAMAC_TILED(T, E4, E4);         \
+    LLAMAC_TILED(T, E5, E4);         \
+    LLAMAC_TILED(T, E4, E5)
+#if !defined(LLAMAC_AMD)
+LLAMAC_TILED_FORM(float, e4m3, e5m2);
+LLAMAC_TILED_FORM(bf16, e4m3, e5m2);
+#endif
+#if !defined(LLAMAC_NVIDIA)
+LLAMAC_TILED_FORM(float, e4m3fnuz, e5m2fnuz);
+LLAMAC_TILED_FORM(bf16, e4m3fnuz, e5m2fnuz);
+#endif
+
+bool scaled_tiled_supports(const Call& call) {
+    const DeviceProperties& device = device_properties();
+    const DType form = call.operand("a").dtype;
+    bool fits = multiplies(device.fp8, form == DType::e4m3fnuz || form == DType::e5m2fnuz);
+    on_machine([&](auto machine) { fits &= Sizes<decltype(machine)>::shared_bytes <= device.shared_bytes; });
+    for (const char* operand : {"out", "a", "b", "residual"})
+        fits &= reinterpret_cast<uintptr_t>(call.operand(operand).data) % 16 == 0;
+    for (const char* dimension : {"N", "C", "K"}) fits &= call[dimension] <= 1 << 30;
+    fits &= !(call.operand("residual").data && call.number("accumulate") != 0);
+    return fits && call["C"] % 16 == 0 && call["K"] % 16 == 0;
+}
+
+}  // namespace llamac
