@@ -30,7 +30,6 @@ Operation::Operation(const char* description, const char* summary_, std::vector<
     try {
         Description::operator=(parse_description(description));
         if (dimensions.size() > max_dimensions) fail(name, ": more than ", max_dimensions, " dimensions");
-        if (operands.size() > max_operands) fail(name, ": more than ", max_operands, " operands");
         for (const Variant& v : variants)
             for (const Instantiation& e : v.instantiations) check_instantiation(*this, v.name, e);
     } catch (const Error& e) {

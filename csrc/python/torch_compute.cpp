@@ -74,7 +74,7 @@ Tensor view(const Operation& op, const Operand& o, const at::Tensor& t) {
 std::string without_gpu;  // set once, before any call
 
 // On the current stream. The workspace comes from torch's allocator, which knows of streams and graphs.
-void run_on_device(const Operation& op, std::span<const Tensor> views, const std::vector<Scalar>& scalars,
+void run_on_device(const Operation& op, std::vector<Tensor> views, const std::vector<Scalar>& scalars,
                    c10::Device device) {
     const c10::DeviceGuard guard(device);
     const c10::impl::VirtualGuardImpl streams(device.type());
@@ -86,7 +86,7 @@ void run_on_device(const Operation& op, std::span<const Tensor> views, const std
     };
     const Context context{Backend::device,
                           static_cast<hipStream_t>(streams.getStream(device).native_handle()), &workspace};
-    run(op, views, scalars, context);
+    run(op, std::move(views), scalars, context);
 }
 
 void compute_or_fail(const Operation& op, std::vector<at::Tensor> operands,
@@ -112,8 +112,8 @@ void compute_or_fail(const Operation& op, std::vector<at::Tensor> operands,
     for (size_t i = 0; i < operands.size(); i++)
         if (op.operands[i].output && operands[i].defined() && !operands[i].is_inference())
             operands[i].unsafeGetTensorImpl()->bump_version();
-    if (!device.is_cpu()) return run_on_device(op, views, scalars, device);
-    run(op, views, scalars);
+    if (!device.is_cpu()) return run_on_device(op, std::move(views), scalars, device);
+    run(op, std::move(views), scalars);
 }
 
 template <class Function>

@@ -160,11 +160,11 @@ struct Kernel final : c10::OperatorKernel {
         a.check_devices();
         a.bind_sizes();
         a.allocate_results();
-        for (const size_t i : form.results) stack->emplace_back(a.tensors[i]);
         if (fake || a.device.is_meta())
             check_types(*form.op, a.tensors, a.scalars);
         else
-            compute(*form.op, std::move(a.tensors), a.scalars);
+            compute(*form.op, a.tensors, a.scalars);
+        for (const size_t i : form.results) stack->emplace_back(std::move(a.tensors[i]));
     }
 };
 
