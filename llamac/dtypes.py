@@ -23,6 +23,11 @@ class DType:
         """Whether values are rounded from the type of the arithmetic as they are stored."""
         return 0 < self.mantissa_bits < TABLE["f32"].mantissa_bits
 
+    @property
+    def in_files(self) -> bool:
+        """Not of fp8: its codes mean nothing without their scale."""
+        return not self.torch.startswith("float8_")
+
 
 TABLE = {
     row.name: row

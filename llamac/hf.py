@@ -20,7 +20,7 @@ from llamac.output import remove
 
 MAX_HEADER = 100_000_000  # bytes: the limit of the format's own library
 MAX_RANK = 4
-_DTYPES = {row.safetensors: row for row in TABLE.values()}
+_DTYPES = {row.safetensors: row for row in TABLE.values() if row.in_files}
 
 
 def read_header(path: str | Path) -> dict[str, tuple[DType, tuple[int, ...]]]:

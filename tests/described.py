@@ -257,7 +257,7 @@ CASES = {
     "adamw": Case(adamw, ELEMENTS, ADAMW_SCALARS),
     "quantize": Case(quantize, TILES),
     "update_scales": Case(update_scales, ELEMENTS),
-    "scaled_matmul": Case(scaled_matmul, PRODUCTS, (False, False)),
+    "scaled_matmul": Case(scaled_matmul, PRODUCTS, (False, 0)),
 }
 
 

@@ -156,6 +156,10 @@ constexpr bool is_any(const DTypeInfo&) {
 constexpr bool in_operations(const DTypeInfo& d) {
     return d.use != Use::files;
 }
+// Codes of products mean nothing without their scale.
+constexpr bool in_files(const DTypeInfo& d) {
+    return d.use != Use::products;
+}
 constexpr bool is_tensor(const DTypeInfo& d) {
     return d.use == Use::tensors;
 }

@@ -37,8 +37,10 @@ int64_t integer(const json& value, const std::string& where) {
 
 DType parse_dtype(const json& value, const std::string& where) {
     if (value.is_string())
-        if (const auto known = find_dtype(value.get_ref<const std::string&>(), type_name)) return *known;
-    fail(where, ": dtype: expected ", dtype_names(is_any, type_name), ", found ", excerpt(value));
+        if (const auto known = find_dtype(value.get_ref<const std::string&>(), type_name);
+            known && in_files(info(*known)))
+            return *known;
+    fail(where, ": dtype: expected ", dtype_names(in_files, type_name), ", found ", excerpt(value));
 }
 
 std::vector<int64_t> parse_shape(const json& value, const std::string& where) {

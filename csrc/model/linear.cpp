@@ -80,7 +80,7 @@ void multiply(Model& m, const Tensor& out, const Operand8& a, const Operand8& b,
                               .b_scale = b.inverse,
                               .residual = residual,
                               .accumulate = accumulate,
-                              .fast_accum = fast});
+                              .fast_accum = int64_t{fast}});
 }
 
 // What the libraries' products and our kernels take; the host takes any.

@@ -346,7 +346,7 @@ struct ScaledMatmulCall {
     Required b_scale;  // A[1]
     Tensor residual = {};  // T[N,K]
     Flag accumulate;
-    Flag fast_accum;
+    Integer fast_accum;
 };
 inline void scaled_matmul(const Context& context, const ScaledMatmulCall& call) {
     static const Operation& operation = find_operation("scaled_matmul");

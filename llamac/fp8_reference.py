@@ -1,0 +1,139 @@
+"""Matrix products of fp8 in plain PyTorch: the definition that the C program's (csrc/model/linear.cpp) is
+compared with.
+
+A tensor x is quantised with one scale, a power of two: codes fp8(clamp(x · scale)). A product sums codes in
+fp32, multiplies the sum by the inverses of both scales, adds the residual, and rounds once. The three
+products of a linear layer (out = x · weightᵀ, dx = dout · weight, dweight = doutᵀ · x) take the same three
+quantised tensors. Scales come from a tensor's own largest value (recipe tensor) or from that of the same
+tensors in the optimizer step before (recipe delayed).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from llamac.dtypes import torch_dtypes
+
+FP8 = torch_dtypes("e4m3", "e5m2", "e4m3fnuz", "e5m2fnuz")
+INPUTS = ("input_norm", "attention", "post_norm", "swiglu")
+LAYERS = ("qkv", "o", "gate_up", "down")
+
+
+def power_of_two(amax: Tensor, limit: float, before: Tensor) -> Tensor:
+    """The largest power of two with amax · scale <= limit, exponents clamped to [-126, 126]: fp8_scale() of
+    csrc/core/fp8.h, bit by bit. `before` where amax is 0, infinite or NaN. All f32.
+    """
+    usable = amax.isfinite() & (amax > 0)
+    a, p = torch.frexp(torch.where(usable, amax, 1.0))
+    b, q = torch.frexp(torch.full_like(amax, limit))
+    exponent = (q - p - (a > b).int()).clamp(-126, 126)
+    return torch.where(usable, torch.ldexp(torch.ones_like(a), exponent), before)
+
+
+def largest(x: Tensor) -> Tensor:
+    """max |x|, f32[]; NaN where x has one."""
+    return x.detach().abs().amax().float()
+
+
+def quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """The codes of x · scale; torch's own cast need not saturate."""
+    limit = torch.finfo(dtype).max
+    return (x.float() * scale).clamp(-limit, limit).to(dtype)
+
+
+def product(a: Tensor, b: Tensor, inverse: Tensor, dtype: torch.dtype, added: Tensor | None = None) -> Tensor:
+    """a [N,C] · b [C,K] of codes, times inverse (1/scale of a times 1/scale of b), + added: rounded once."""
+    out = (a.float() @ b.float()) * inverse
+    return (out if added is None else out + added.float()).to(dtype)
+
+
+def slot_names(blocks: int, head: bool = False) -> list[str]:
+    """The tensors that have a scale, in the order of the state and of checkpoints' fp8.scale."""
+    block = [name for x, layer in zip(INPUTS, LAYERS, strict=True) for name in (x, f"{layer}.weight")]
+    block += [f"d.{layer}" for layer in LAYERS]
+    names = [f"{i}.{name}" for i in range(blocks) for name in block]
+    return names + (["final_norm", "head.weight", "d.head"] if head else [])
+
+
+@dataclass
+class Scales:
+    """The scales of a model's slots, and what is measured for the next ones. measures: in training; passes
+    without gradients take part in no maximum.
+    """
+
+    slots: list[str]
+    recipe: str = "delayed"
+    values: torch.dtype = FP8["e4m3"]
+    gradients: torch.dtype = FP8["e5m2"]
+    device: str = "cpu"
+    calibrated: bool = False  # delayed: whether an optimizer step, or a checkpoint, has set the scales
+    measures: bool = True
+    scale: Tensor = field(init=False)
+    amax: Tensor = field(init=False)
+
+    def __post_init__(self):
+        self.index = {name: k for k, name in enumerate(self.slots)}
+        self.scale = torch.ones(len(self.slots), device=self.device)
+        self.amax = torch.zeros(len(self.slots), device=self.device)
+
+    def dtype(self, slot: str) -> torch.dtype:
+        return self.gradients if "d" in slot.split(".") else self.values
+
+    @torch.no_grad()
+    def codes(self, slot: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x quantised, and 1 / scale."""
+        k, dtype = self.index[slot], self.dtype(slot)
+        current = self.recipe == "tensor" or not self.calibrated
+        if current:
+            self.scale[k] = power_of_two(largest(x), torch.finfo(dtype).max, self.scale[k])
+        if self.measures and self.recipe == "delayed":
+            self.amax[k] = torch.maximum(self.amax[k], largest(x))
+        return quantize(x, self.scale[k], dtype), 1 / self.scale[k]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """The next step's scales, after an optimizer step."""
+        if self.recipe != "delayed":
+            return
+        for name, k in self.index.items():
+            limit = torch.finfo(self.dtype(name)).max
+            self.scale[k] = power_of_two(self.amax[k], limit, self.scale[k])
+        self.amax.zero_()
+        self.calibrated = True
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Nothing inside is measured."""
+        before, self.measures = self.measures, False
+        try:
+            yield
+        finally:
+            self.measures = before
+
+
+class Linear(torch.autograd.Function):
+    """x [N,C] · weightᵀ [C,K] (+ residual [N,K]) in fp8, with the gradients' products in fp8."""
+
+    @staticmethod
+    def forward(ctx, x, weight, residual, scales: Scales, slots: tuple[str, str, str]):
+        (a, a_inverse), (b, b_inverse) = scales.codes(slots[0], x), scales.codes(slots[1], weight)
+        ctx.save_for_backward(a, b, a_inverse, b_inverse)
+        ctx.scales, ctx.slot, ctx.dtype, ctx.adds = scales, slots[2], x.dtype, residual is not None
+        return product(a, b.T, a_inverse * b_inverse, x.dtype, residual)
+
+    @staticmethod
+    def backward(ctx, dout):  # type: ignore[override]
+        a, b, a_inverse, b_inverse = ctx.saved_tensors
+        d, inverse = ctx.scales.codes(ctx.slot, dout)
+        dx = product(d, b, inverse * b_inverse, ctx.dtype)
+        dweight = product(d.T, a, inverse * a_inverse, ctx.dtype)
+        return dx, dweight, dout if ctx.adds else None, None, None
+
+
+def linear(x: Tensor, weight: Tensor, scales: Scales, slots: tuple[str, str, str], residual=None) -> Tensor:
+    """x [..., C] · weightᵀ (+ residual [..., K]). slots: of x, the weight, the gradient of out."""
+    rows = None if residual is None else residual.flatten(0, -2)
+    return Linear.apply(x.flatten(0, -2), weight, rows, scales, slots).unflatten(0, x.shape[:-1])
