@@ -20,7 +20,7 @@
 // vectorized: a block has a tile of 128 x 128; 128-bit accesses on all sides. What is transposed is turned four by four in
 //             registers, and as words in LDS, whose places are chosen so that neither writes nor reads meet in a bank.
 //
-// Measured: docs/benchmarks/nvidia-h200.md.
+// Measured in training: docs/fp8.md.
 #include <algorithm>
 #include <bit>
 #include <cfloat>
@@ -268,17 +268,10 @@ void update_scales_naive(View<float, 1> scale, View<float, 2> inverse, View<floa
            scale.data, inverse.data, amax.data, limit.data, P);
 }
 
-// One launcher for each pair of types.
-#define LLAMAC_QUANTIZE(LAUNCHER)                                                           \
-    instantiations<LAUNCHER<float, e4m3>, LAUNCHER<float, e5m2>, LAUNCHER<float, e4m3fnuz>, \
-                   LAUNCHER<float, e5m2fnuz>, LAUNCHER<bf16, e4m3>, LAUNCHER<bf16, e5m2>,   \
-                   LAUNCHER<bf16, e4m3fnuz>, LAUNCHER<bf16, e5m2fnuz>>()
-
-template <class... Lists>
-std::vector<Instantiation> joined(std::vector<Instantiation> first, const Lists&... rest) {
-    (first.insert(first.end(), rest.begin(), rest.end()), ...);
-    return first;
-}
+// A launcher for each pair of types.
+#define LLAMAC_QUANTIZE(LAUNCHER)                                                                       \
+    LAUNCHER<float, e4m3>, LAUNCHER<float, e5m2>, LAUNCHER<float, e4m3fnuz>, LAUNCHER<float, e5m2fnuz>, \
+        LAUNCHER<bf16, e4m3>, LAUNCHER<bf16, e5m2>, LAUNCHER<bf16, e4m3fnuz>, LAUNCHER<bf16, e5m2fnuz>
 
 Operation quantize(
     "quantize<T: f32 bf16 f64, A: arithmetic(T), Q: e4m3 e5m2 e4m3fnuz e5m2fnuz f64>"
@@ -286,16 +279,16 @@ Operation quantize(
     " x: T[N,C], scale: A[1] >0)"
     " test(N=160, C=144) test(N=16, C=272) test_large(N=1040, C=2064)",
     "fp8 of x * scale, transposed too, and the largest |x|",
-    {{"cpu", "tiles over threads", Backend::host, LLAMAC_QUANTIZE(quantize_cpu)},
+    {{"cpu", "tiles over threads", Backend::host, instantiations<LLAMAC_QUANTIZE(quantize_cpu)>()},
      {"vectorized",
       "tiles turned in registers and LDS, 128-bit accesses",
       Backend::device,
-      LLAMAC_QUANTIZE(quantize_vectorized),
+      instantiations<LLAMAC_QUANTIZE(quantize_vectorized)>(),
       whole_vectors,
       {block_threads}},
-     {"naive", "one thread per element", Backend::device, LLAMAC_QUANTIZE(quantize_naive)},
+     {"naive", "one thread per element", Backend::device, instantiations<LLAMAC_QUANTIZE(quantize_naive)>()},
      {"reference", "plain loops", Backend::host,
-      joined(LLAMAC_QUANTIZE(quantize_reference), instantiations<quantize_reference<double, double>>())}},
+      instantiations<LLAMAC_QUANTIZE(quantize_reference), quantize_reference<double, double>>()}},
     [](const Call& c) { return 1.0 * c["N"] * c["C"]; });
 
 Operation update_scales(

@@ -10,9 +10,10 @@
 // The first allocates its outputs, without those that may be null, unless their size is fixed (cross_entropy's mean);
 // G and M, which no input may tell, are T there. A size that no tensor tells is an argument by its letter
 // (repeat_kv_forward(Tensor x, SymInt NH)); an operation without any tensor takes dtype and device too. `.out` writes
-// where it is told, to null where that is allowed; an operation whose outputs may all be null allocates none. Operands marked ~ are mutated arguments of both forms. A letter marked
-// rows(N) may be any number of dimensions: results have those of the first tensor that has it. An i32 that may be
-// strided may be an int64, as PyTorch's targets are: its values are those of the lower halves.
+// where it is told, to null where that is allowed; an operation whose outputs may all be null allocates none. Operands
+// marked ~ are mutated arguments of both forms. A letter marked rows(N) may be any number of dimensions: results have
+// those of the first tensor that has it. An i32 that may be strided may be an int64, as PyTorch's targets are: its values
+// are those of the lower halves.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 

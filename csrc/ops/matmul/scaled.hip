@@ -16,7 +16,7 @@
 // tiled:     a block keeps its part of the result in registers (scaled_tiled.hip; tiled.h: how a GEMM is tiled).
 // library:   the vendor's, where the build found it (hipBLASLt, cuBLASLt).
 //
-// Measured: docs/benchmarks/nvidia-h200.md, docs/fp8.md.
+// Measured in training: docs/fp8.md.
 #include "core/cpu_gemm.h"
 #include "core/device.h"
 #include "core/library_gemm.h"
