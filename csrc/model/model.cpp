@@ -65,11 +65,13 @@ unsigned again_parts(const Model& m, int64_t layer) {
 
 // Runs the parts of a block that are asked for: all in the forward pass, those thrown away in the backward
 // pass.
-void forward_block(Model& m, int64_t layer, unsigned parts) {
+// codes: the parts whose codes of fp8 the backward pass will read as they are then.
+void forward_block(Model& m, int64_t layer, unsigned parts, unsigned codes) {
     const Parameters& p = m.parameters;
     const BlockParameters& w = p.blocks[layer];
     const BlockActivations& a = m.activations.blocks[layer];
     const Tensor in = residual_in(m, layer);
+    const auto wanted = [&](unsigned part, const Tensor& of) { return codes & part ? of : Tensor{}; };
     if (parts & input_norm_part)
         rmsnorm_forward(m.context, {.out = a.input_norm,
                                     .rstd = a.input_rstd,
@@ -77,7 +79,8 @@ void forward_block(Model& m, int64_t layer, unsigned parts) {
                                     .weight = p.weight(w.input_norm),
                                     .eps = m.config.eps});
     if (parts & qkv_part) {
-        linear_forward(m, {layer, Layer::qkv, p.weight(w.qkv)}, a.qkv, a.input_norm, a.input_norm_codes);
+        linear_forward(m, {layer, Layer::qkv, p.weight(w.qkv)}, a.qkv, a.input_norm,
+                       wanted(input_norm_part, a.input_norm_codes));
         for (const HeadRange& range : rotated_ranges(m.config)) {
             const Tensor x = heads(m, a.qkv, range.first, range.count);
             rope_forward(m.context, {.out = x, .x = x, .cis = m.activations.cis, .interleaved = false});
@@ -93,8 +96,8 @@ void forward_block(Model& m, int64_t layer, unsigned parts) {
                                       .scale = attention_scale(m)});
     }
     if (parts & residual_mid_part)
-        linear_forward(m, {layer, Layer::o, p.weight(w.o)}, a.residual_mid, a.attention, a.attention_codes,
-                       in);
+        linear_forward(m, {layer, Layer::o, p.weight(w.o)}, a.residual_mid, a.attention,
+                       wanted(attention_part, a.attention_codes), in);
     if (parts & post_norm_part)
         rmsnorm_forward(m.context, {.out = a.post_norm,
                                     .rstd = a.post_rstd,
@@ -103,11 +106,11 @@ void forward_block(Model& m, int64_t layer, unsigned parts) {
                                     .eps = m.config.eps});
     if (parts & gate_up_part)
         linear_forward(m, {layer, Layer::gate_up, p.weight(w.gate_up)}, a.gate_up, a.post_norm,
-                       a.post_norm_codes);
+                       wanted(post_norm_part, a.post_norm_codes));
     if (parts & swiglu_part) swiglu_forward(m.context, {.out = a.swiglu, .gate_up = a.gate_up});
     if (parts & residual_out_part)
-        linear_forward(m, {layer, Layer::down, p.weight(w.down)}, a.residual_out, a.swiglu, a.swiglu_codes,
-                       a.residual_mid);
+        linear_forward(m, {layer, Layer::down, p.weight(w.down)}, a.residual_out, a.swiglu,
+                       wanted(swiglu_part, a.swiglu_codes), a.residual_mid);
 }
 
 void show_block(const Model& m, int64_t layer) {
@@ -123,7 +126,7 @@ void show_gradient(const Model& m, int64_t layer, Tensor BlockActivations::* of,
 }
 
 // Embedding to final norm.
-void forward_trunk(Model& m) {
+void forward_trunk(Model& m, bool trains) {
     const Range range("forward");
     const Activations& a = m.activations;
     fork_exchanges(m);
@@ -136,7 +139,7 @@ void forward_trunk(Model& m) {
     for (int64_t layer = 0; layer < m.config.L; layer++) {
         const int64_t segment = m.parameters.blocks[layer].qkv.segment;
         gather_weights(m, segment, segment + 1);
-        forward_block(m, layer, all_parts);
+        forward_block(m, layer, all_parts, trains ? all_parts & ~again_parts(m, layer) : 0);
         show_block(m, layer);
     }
     gather_weights(m, m.parameters.final_norm.segment, -1);
@@ -305,7 +308,7 @@ void backward_trunk(Model& m, const Pass& pass) {
         gather_weights(m, segment, layer > 0 ? segment - 1 : -1);
         begin_gradients(m, segment);
         measure_fp8(m, false);
-        forward_block(m, layer, again & ~written);
+        forward_block(m, layer, again & ~written, all_parts);
         measure_fp8(m, true);
         backward_feed_forward(m, layer, written, accumulate);
         backward_attention(m, layer, written, accumulate);
@@ -399,14 +402,14 @@ void set_batch(Model& m, const int32_t* tokens, const int32_t* targets, int64_t 
 
 void forward(Model& m) {
     measure_fp8(m, false);
-    forward_trunk(m);
+    forward_trunk(m, false);
     run_head(m, {});
 }
 
 void forward_backward(Model& m, bool first, double scale, bool last) {
     const Pass pass{first, last};
     measure_fp8(m, true);
-    forward_trunk(m);
+    forward_trunk(m, true);
     run_head(m, {true, kernels_add(m, pass), scale / static_cast<double>(m.activations.losses.shape[0])});
     if (m.options.skip_nonfinite)
         global_norm(m.context, {.squares = m.loss_squares, .x = m.activations.losses, .accumulate = !first});
@@ -497,7 +500,7 @@ double mean_loss(const Model& m) {
 void next_logits(Model& m, const int32_t* tokens, int64_t T, std::vector<float>& logits) {
     set_batch(m, tokens, tokens, 1, T);  // no losses are made: targets are not read
     measure_fp8(m, false);
-    forward_trunk(m);
+    forward_trunk(m, false);
     const Tensor row = slice_rows(m.activations.logits, 0, 1);
     matmul_forward(m.context, {.out = row,
                                .x = slice_rows(m.activations.final_norm, T - 1, 1),
