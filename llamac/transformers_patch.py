@@ -31,6 +31,8 @@ FAMILIES = {
     for name in ("Llama", "Mistral", "Qwen2")
 }
 FLASH_HEADS = (64, 128)  # what the fast attention kernels take; others write out all scores
+# What the models call their cache: past_key_values before transformers 5.24.
+CACHE = "cache" if "cache" in inspect.signature(CausalLMOutputWithPast).parameters else "past_key_values"
 CAUSAL = "llamac_causal"  # keyword by which a model tells its attentions that their mask is causal, no more
 
 
@@ -107,7 +109,6 @@ class _Attention(_Piece):
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, ...],
         attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         causal = kwargs.pop(CAUSAL, False)
@@ -117,7 +118,6 @@ class _Attention(_Piece):
                 hidden_states=hidden_states,
                 position_embeddings=(cos, sin),
                 attention_mask=attention_mask,
-                past_key_values=past_key_values,
                 **kwargs,
             )
         heads = (*hidden_states.shape[:-1], -1, self.head_dim)
@@ -126,8 +126,9 @@ class _Attention(_Piece):
             q, k = _turned(q, table[0]), _turned(k, table[0])
         else:
             q, k = self._rotate(q, k, cos, sin, unsqueeze_dim=2)
-        if past_key_values is not None:
-            k, v = self._cached(k, v, past_key_values, cos, sin, kwargs)
+        cache = kwargs.pop(CACHE, kwargs.pop("past_key_values", None))
+        if cache is not None:
+            k, v = self._cached(k, v, cache, cos, sin, kwargs)
         q, k, v = ops._autocast(q, k, v)
         if self._takes_all(q, k, v, None if causal and self._sees(k) else attention_mask, kwargs):
             out, weights = ops.attention(q, k, v, self.scaling), None
@@ -231,7 +232,7 @@ class _Trunk(_Piece):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         # Compiled, the model cannot look whether sequences are packed and makes a mask in any case; older
         # versions always do. Without positions of the caller's there is nothing to look for.
-        given = ("attention_mask", "position_ids", "past_key_values", "cache_position")
+        given = ("attention_mask", "position_ids", "past_key_values", CACHE, "cache_position")
         sdpa = self.config._attn_implementation == "sdpa"
         if sdpa and len(args) <= 1 and all(kwargs.get(name) is None for name in given):
             kwargs[CAUSAL] = True
@@ -249,9 +250,9 @@ class _CausalLM(_Piece):
         outputs = self.model(*args, **kwargs)
         return CausalLMOutputWithPast(
             loss=self._loss(outputs.last_hidden_state, labels, **kwargs),
-            past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
+            **{CACHE: outputs[CACHE] if CACHE in outputs else None},
         )
 
     def _loss_fits(self, kwargs: dict) -> bool:

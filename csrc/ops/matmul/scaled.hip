@@ -133,15 +133,6 @@ int64_t library_workspace_bytes(const Call&) {
 #define LLAMAC_PAIRS_OF(LAUNCHER, T, E4, E5) LAUNCHER<T, E4, E4>, LAUNCHER<T, E5, E4>
 #define LLAMAC_PAIRS(LAUNCHER, T) \
     LLAMAC_PAIRS_OF(LAUNCHER, T, e4m3, e5m2), LLAMAC_PAIRS_OF(LAUNCHER, T, e4m3fnuz, e5m2fnuz)
-// Of the vendor's chips.
-#if defined(LLAMAC_AMD)
-#define LLAMAC_NATIVE_PAIRS(LAUNCHER, T) LLAMAC_PAIRS_OF(LAUNCHER, T, e4m3fnuz, e5m2fnuz)
-#elif defined(LLAMAC_NVIDIA)
-#define LLAMAC_NATIVE_PAIRS(LAUNCHER, T) LLAMAC_PAIRS_OF(LAUNCHER, T, e4m3, e5m2)
-#else
-#define LLAMAC_NATIVE_PAIRS LLAMAC_PAIRS
-#endif
-
 std::vector<Variant> variants() {
     std::vector<Variant> all = {
         {"cpu", "packed product of floats", Backend::host,
@@ -159,8 +150,7 @@ std::vector<Variant> variants() {
          .workspace = library_workspace_bytes},
 #endif
         {"tiled", "blocks on matrix cores, copies ahead of use, 128-bit accesses", Backend::device,
-         instantiations<LLAMAC_NATIVE_PAIRS(scaled_matmul_tiled, float),
-                        LLAMAC_NATIVE_PAIRS(scaled_matmul_tiled, bf16)>(),
+         instantiations<LLAMAC_PAIRS(scaled_matmul_tiled, float), LLAMAC_PAIRS(scaled_matmul_tiled, bf16)>(),
          Constraints{
              "fp8 of the form that the device multiplies, C and K multiples of 16, N, C and K at most "
              "2^30, operands aligned to 16 bytes, residual or accumulate alone",

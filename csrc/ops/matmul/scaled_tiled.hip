@@ -36,14 +36,10 @@ void scaled_matmul_tiled(View<T, 2> out, View<const P, 2> a, View<const Q, 2> b,
 #define LLAMAC_TILED_FORM(T, E4, E5) \
     LLAMAC_TILED(T, E4, E4);         \
     LLAMAC_TILED(T, E5, E4)
-#if !defined(LLAMAC_AMD)
 LLAMAC_TILED_FORM(float, e4m3, e5m2);
 LLAMAC_TILED_FORM(bf16, e4m3, e5m2);
-#endif
-#if !defined(LLAMAC_NVIDIA)
 LLAMAC_TILED_FORM(float, e4m3fnuz, e5m2fnuz);
 LLAMAC_TILED_FORM(bf16, e4m3fnuz, e5m2fnuz);
-#endif
 
 bool scaled_tiled_supports(const Call& call) {
     const DeviceProperties& device = device_properties();
