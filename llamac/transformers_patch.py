@@ -252,7 +252,7 @@ class _CausalLM(_Piece):
             loss=self._loss(outputs.last_hidden_state, labels, **kwargs),
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
-            **{CACHE: outputs[CACHE] if CACHE in outputs else None},
+            **{CACHE: outputs.get(CACHE)},
         )
 
     def _loss_fits(self, kwargs: dict) -> bool:
