@@ -7,7 +7,7 @@ function(llamac_find_ranks_library name package files)
   endif()
   list(POP_FRONT files header library)
   find_path(LLAMAC_${name}_INCLUDE ${header} ${ARGN})
-  find_library(LLAMAC_${name}_LIBRARY ${library} ${ARGN})
+  find_library(LLAMAC_${name}_LIBRARY NAMES ${library} lib${library}.so.2 ${ARGN})    # PyPI's NCCL has no other name
   if(LLAMAC_${name}_INCLUDE AND LLAMAC_${name}_LIBRARY)
     set_property(SOURCE ${sources_${name}} APPEND PROPERTY COMPILE_DEFINITIONS LLAMAC_${name})
     target_include_directories(llamac_libraries SYSTEM INTERFACE ${LLAMAC_${name}_INCLUDE})
