@@ -425,7 +425,7 @@ int run_program(int argc, char** argv) {
         check_engine(Launcher::torchrun, options.devices);  // once, before there are ranks
         return run_ranks(options.devices, argv, options.collective_timeout + 5);
     }
-    ranks.together([&] { ranks.connect_devices(options.collective_timeout, end_abandoned); });
+    ranks.connect_devices(options.collective_timeout, end_abandoned);
     return run_training(options, ranks);
 }
 

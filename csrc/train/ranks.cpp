@@ -16,8 +16,7 @@ void choose_device(const Launch& launch) {
     // A launcher may show each process its own device alone.
     if (devices == 1 && launch.local_size > 1 && std::getenv("ROCR_VISIBLE_DEVICES")) return;
     if (launch.local_rank >= devices)
-        fail("rank ", launch.rank, ": expected a device for each of the ", launch.local_size,
-             " processes on this host, found ", devices);
+        fail("expected a device for each of the ", launch.local_size, " processes on this host, found ", devices);
     use_device(static_cast<int>(launch.local_rank));
 }
 
@@ -40,18 +39,21 @@ Ranks Ranks::beside(const std::string& purpose, double seconds) const {
 
 void Ranks::connect_devices(double seconds, std::function<void(const LostRank&)> abandoned) {
     if (count == 1) return;
-    choose_device(launch);
-    if (launch.launcher != Launcher::mpi)
-        heartbeat = std::make_unique<Heartbeat>(connect(launch, "heartbeat", seconds), std::move(abandoned));
-    channel->seconds = seconds;
-    channel = watch(std::move(channel));
-    communicator = computing_context().backend == Backend::host
-                       ? make_host_communicator(watch(connect(launch, "collectives", seconds)))
-                       : make_device_communicator(*channel);
-    if (!communicator)
-        fail("rank ", own, " of ", count,
-             ": this program was built without NCCL and RCCL. docs/multi-gpu.md names the packages; then "
-             "build again");
+    // Before any rank waits for another: one without a device would be missed for the whole of the timeout.
+    together([&] { choose_device(launch); });
+    together([&] {
+        if (launch.launcher != Launcher::mpi)
+            heartbeat =
+                std::make_unique<Heartbeat>(connect(launch, "heartbeat", seconds), std::move(abandoned));
+        channel->seconds = seconds;
+        channel = watch(std::move(channel));
+        communicator = computing_context().backend == Backend::host
+                           ? make_host_communicator(watch(connect(launch, "collectives", seconds)))
+                           : make_device_communicator(*channel);
+        if (!communicator)
+            fail("this program was built without NCCL and RCCL, which ", count,
+                 " ranks on GPUs need. docs/multi-gpu.md names the packages; then build again");
+    });
 }
 
 Launch join_launch() {

@@ -37,7 +37,7 @@ struct Ranks {
     // Throws Error.
     Ranks beside(const std::string& purpose, double seconds) const;
     // Connects the communicator, on the current device, and the heartbeat. seconds: until a missing rank is an error, from
-    // now on. abandoned: Heartbeat's. Throws Error.
+    // now on. abandoned: Heartbeat's. Every rank calls it; they throw as in together().
     void connect_devices(double seconds, std::function<void(const LostRank&)> abandoned = {});
 
     bool is_first() const { return own == 0; }
