@@ -103,6 +103,7 @@ const std::vector<std::pair<const char*, std::vector<std::string>>> errors = {
     {"f<T: f32>(a: T[A,B,C,D,E];)", {"at most 4 dimensions"}},
     {"f<T: f32>(a: T[N]; b~: T[N])", {"'~' after an output alone"}},
     {"f<T: f32>(a: T[N]; b: T[] mean)", {"'mean' after an output alone"}},
+    {"f<T: f32>(a: T[N]; b: T[N] rounded)", {"'rounded' after an output alone"}},
     {"f<T: f32>(a: T[N]; b: T[N] <N)", {"'<' after an i32 alone"}},
     {"f<T: f32>(a: T[N]; b: i32[N] <)", {"a dimension letter"}},
     {"f<T: f32>(a: T[N]; b: i32[N] <V)", {"a dimension letter of the operands", "'V)'"}},

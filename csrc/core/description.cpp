@@ -197,6 +197,10 @@ struct Parser {
             only(o.output, "'mean' after an output alone");
             return o.mean = true;
         }
+        if (eat_word("rounded")) {
+            only(o.output, "'rounded' after an output alone");
+            return o.rounded = true;
+        }
         if (eat("<")) {
             only(o.holds_integers(), "'<' after an i32 alone");
             m.bound = {reference("a dimension letter")};

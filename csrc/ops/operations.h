@@ -368,6 +368,22 @@ inline void swiglu_backward(const Context& context, const SwigluBackwardCall& ca
     run(operation, tensors, {}, context);
 }
 
+// fp8 of the gradients of gate and up, transposed too, and the largest size
+struct SwigluBackwardQuantizeCall {
+    Tensor out = {};  // Q[N,2F]
+    Tensor transposed = {};  // Q[2F,N]
+    Tensor amax = {};  // A[1]
+    Tensor saturated = {};  // i32[1]
+    Required dout;  // T[N,F]
+    Required gate_up;  // T[N,2F]
+    Required scale;  // A[1]
+};
+inline void swiglu_backward_quantize(const Context& context, const SwigluBackwardQuantizeCall& call) {
+    static const Operation& operation = find_operation("swiglu_backward_quantize");
+    const Tensor tensors[] = {call.out, call.transposed, call.amax, call.saturated, call.dout, call.gate_up, call.scale};
+    run(operation, tensors, {}, context);
+}
+
 // out = silu(gate) * up
 struct SwigluForwardCall {
     Required out;  // T[N,F]
@@ -376,6 +392,21 @@ struct SwigluForwardCall {
 inline void swiglu_forward(const Context& context, const SwigluForwardCall& call) {
     static const Operation& operation = find_operation("swiglu_forward");
     const Tensor tensors[] = {call.out, call.gate_up};
+    run(operation, tensors, {}, context);
+}
+
+// fp8 of silu(gate) * up, transposed too, and the largest size
+struct SwigluForwardQuantizeCall {
+    Tensor out = {};  // Q[N,F]
+    Tensor transposed = {};  // Q[F,N]
+    Tensor amax = {};  // A[1]
+    Tensor saturated = {};  // i32[1]
+    Required gate_up;  // T[N,2F]
+    Required scale;  // A[1]
+};
+inline void swiglu_forward_quantize(const Context& context, const SwigluForwardQuantizeCall& call) {
+    static const Operation& operation = find_operation("swiglu_forward_quantize");
+    const Tensor tensors[] = {call.out, call.transposed, call.amax, call.saturated, call.gate_up, call.scale};
     run(operation, tensors, {}, context);
 }
 

@@ -46,6 +46,7 @@ py::dict describe_operand(const Operation& op, const Operand& o) {
     r["in_place"] = o.in_place;
     r["strided"] = o.strided;
     r["positive"] = o.positive;
+    r["rounded"] = o.rounded;
     r["bound"] = o.bound < 0 ? "" : op.dimensions[static_cast<size_t>(o.bound)].name;
     return r;
 }

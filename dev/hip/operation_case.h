@@ -85,9 +85,10 @@ inline std::vector<double> read(const Tensor& t) {
     });
     return values;
 }
-// What an operand is precise to: its type, but that of the arithmetic where it is wider (a sum, say). T: the storage type.
-inline DType precision_of(DType operand, DType T) {
-    const DType computed = info(T).arithmetic;
+// What an operand is precise to: its type, but that of the arithmetic where it is wider (a sum, say), and that of storage
+// where it is marked as rounded. T: the storage type.
+inline DType precision_of(const Operand& o, DType operand, DType T) {
+    const DType computed = o.rounded ? T : info(T).arithmetic;
     return info(operand).mantissa_bits > info(computed).mantissa_bits ? computed : operand;
 }
 
