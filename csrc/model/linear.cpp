@@ -139,8 +139,12 @@ std::string slot_name(int64_t slot) {
     return std::to_string(slot / slots_per_block) + "." + names[slot % slots_per_block];
 }
 
-void plan_fp8(Fp8State& f, const Fp8Options& options, const Config& c, int64_t N, Arena& arena) {
+void plan_fp8(Fp8State& f, const Fp8Options& options, const Config& c, const Sharding& sharding, int64_t N,
+              Arena& arena) {
     check_shapes(c, N);
+    if (options.weights == Fp8Weights::stored && sharding.shares_weights())
+        fail("--fp8-weights stored: expected --zero 0 to 2, as no rank of --zero 3 holds all weights; "
+             "--fp8-weights recomputed runs there");
     f.options = options;
     f.blocks = {options.keep_first, c.L - options.keep_last, options.values};
     if (f.blocks.first >= f.blocks.end)

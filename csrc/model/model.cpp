@@ -390,7 +390,8 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     context.gemms = &gemms;
     plan_parameters(parameters, config, options.precision, options.sharding, arena);
     if (options.fp8)
-        plan_fp8(fp8.emplace(), *options.fp8, config, options.batch_size * options.seq_len, arena);
+        plan_fp8(fp8.emplace(), *options.fp8, config, options.sharding,
+                 options.batch_size * options.seq_len, arena);
     plan_activations(activations, config, options.batch_size, options.seq_len, options.precision.weights,
                      options.recompute, fp8 ? fp8->blocks : Fp8Blocks{}, options.logits_bytes, arena);
     arena.plan("scalars", &squares, shaped(DType::f64, {1}));

@@ -98,9 +98,9 @@ std::vector<std::string> files_of(const Manifest& manifest, const std::string& r
 }
 
 // Refuses kernels that cannot be verified before it is known whether they take the model's shapes.
-ModelOptions verifiable_model_options(const Options& o, const Ranks& ranks) {
+ModelOptions verifiable_model_options(const Config& config, const Options& o, const Ranks& ranks) {
     if (o.verify_every > 0) check_deterministic(KernelChoices(o.kernel));
-    return model_options(o, ranks.own, ranks.count);
+    return model_options(with_fp8_weights(config, o, ranks.count), ranks.own, ranks.count);
 }
 
 void warn(Trainer& t, const std::string& line) {
@@ -176,7 +176,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
       train(load_training_data(o, config, accumulation)),
       tokenizer(load_tokenizer(o, train)),
       schedule{o.schedule, o.lr, o.min_lr_frac, o.warmup_steps, o.steps},
-      model(config, verifiable_model_options(o, ranks), ranks.communicator.get()),
+      model(config, verifiable_model_options(config, o, ranks), ranks.communicator.get()),
       replays(o.graphs == "on"),
       most_in_flight(ahead.value_or(model.context.backend == Backend::device ? 1 : 0)) {
     if (!o.val_data.empty()) {
