@@ -1,13 +1,17 @@
 // Operations that end as codes of fp8: the bits are those of the operation itself, whose result is stored, and of quantize
 // behind it: codes, transposed codes, the largest size and the count of values beyond the type, for each variant, with each
 // of them alone and all together.
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 
+#include "check.h"
+#include "core/device_memory.h"
 #include "core/dispatch.h"
 #include "core/random.h"
 #include "core/registry.h"
-#include "device_check.h"
+#include "platform/threads.h"
 
 using namespace llamac;
 
@@ -163,9 +167,70 @@ void check_swiglu_backward() {
     });
 }
 
+// The new weight and the codes of both, and the state that AdamW leaves.
+void check_adamw() {
+    const auto with = [](int64_t K, int64_t C, DType T, DType G, DType M, DType type, bool has_master, bool skipped) {
+        const auto pass = [&](const Variant& v, bool fused, std::string& bits) {
+            Held w(T, {K, C}, 1), master(DType::f32, {K, C}, 1), m(M, {K, C}, 2), v2(M, {K, C}, 3);
+            const Held grad(G, {K, C}, 4), squares(DType::f64, {1}), lr(DType::f32, {1}), step(DType::i32, {1}),
+                scale(DType::f32, {1}), guard(DType::f64, {1});
+            std::vector<float> positive(static_cast<size_t>(K * C));
+            for (size_t i = 0; i < positive.size(); i++)
+                positive[i] = std::fabs(random_normal(7, 0, 3, static_cast<int64_t>(i)));
+            v2.fill(positive);
+            const double square = 25, loss = skipped ? std::numeric_limits<double>::infinity() : 1;
+            const float rate = 0.01f, by = 256;
+            const int32_t now = 3;
+            copy_bytes(squares.tensor.data, &square, sizeof square);
+            copy_bytes(guard.tensor.data, &loss, sizeof loss);
+            copy_bytes(lr.tensor.data, &rate, sizeof rate);
+            copy_bytes(scale.tensor.data, &by, sizeof by);
+            copy_bytes(step.tensor.data, &now, sizeof now);
+            const Tensor none, kept = has_master ? master.tensor : none;
+            const Codes codes(type, K, C, 15);
+            const std::vector<Scalar> scalars = {0.9, 0.95, 1e-8, 0.1, 1.0, int64_t{42}, int64_t{4}, int64_t{0}};
+            bool ran;
+            if (fused) {
+                ran = runs("adamw_quantize",
+                           joined(codes.tensors(), {w.tensor, kept, m.tensor, v2.tensor, grad.tensor,
+                                                    squares.tensor, lr.tensor, step.tensor, scale.tensor,
+                                                    guard.tensor}),
+                           scalars, v);
+            } else {
+                const auto flat = [&](const Tensor& t) { return t.data ? reshape(t, {K * C}) : t; };
+                ran = runs("adamw",
+                           {flat(w.tensor), flat(kept), flat(m.tensor), flat(v2.tensor), flat(grad.tensor),
+                            squares.tensor, lr.tensor, step.tensor, guard.tensor},
+                           scalars, v);
+                run(find_operation("quantize"), joined(codes.tensors(), {w.tensor, scale.tensor}), {}, {v.backend},
+                    v.backend == Backend::host ? "cpu" : "naive");
+            }
+            if (ran) bits = w.bits() + master.bits() + m.bits() + v2.bits() + codes.bits();
+            return ran;
+        };
+        for (const Variant& v : find_operation("adamw_quantize").variants) {
+            std::string plain, fused;
+            if (!is_for_this_device(v) || !pass(v, true, fused) || !pass(v, false, plain)) continue;
+            check(plain == fused, std::string("adamw_quantize ") + v.name + " " + name(T) + " " + name(G) + " " +
+                                      name(M) + " " + name(type) + " K=" + std::to_string(K) +
+                                      (has_master ? " master" : "") + (skipped ? " skipped" : "") +
+                                      ": the bits of adamw and quantize");
+        }
+    };
+    const DType types[][3] = {{DType::f32, DType::f32, DType::f32},  {DType::f32, DType::f32, DType::bf16},
+                              {DType::bf16, DType::f32, DType::f32}, {DType::bf16, DType::f32, DType::bf16},
+                              {DType::bf16, DType::bf16, DType::f32}, {DType::bf16, DType::bf16, DType::bf16}};
+    for (const Size& size : sizes)
+        for (const auto& [T, G, M] : types)
+            for (const DType type : {DType::e4m3, DType::e4m3fnuz})
+                for (const bool master : {false, true})
+                    for (const bool skipped : {false, true})
+                        with(size.N, size.C, T, G, M, type, master, skipped);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
     limit_spinning(argv);
-    return run_checks(argc, argv, checks<check_swiglu_forward, check_swiglu_backward>());
+    return run_checks(argc, argv, checks<check_swiglu_forward, check_swiglu_backward, check_adamw>());
 }

@@ -178,6 +178,19 @@ def quantize(i):
     return {"out": values, "transposed": values.T, "amax": largest, "saturated": i["saturated"]}
 
 
+def quantized(i, values):
+    """quantize of what another operation gives, which would be stored as the inputs are."""
+    return quantize(i | {"x": values})
+
+
+def swiglu_forward_quantize(i):
+    return quantized(i, swiglu_forward(i)["out"])
+
+
+def swiglu_backward_quantize(i):
+    return quantized(i, swiglu_backward(i)["dgate_up"])
+
+
 def update_scales(i):
     (m_limit, e_limit), (m_amax, e_amax) = (torch.frexp(i[name]) for name in ("limit", "amax"))
     scale = torch.ldexp(torch.ones_like(i["scale"]), e_limit - e_amax - (m_amax > m_limit).int())
@@ -202,6 +215,11 @@ def adamw(i):
     return out | ({} if i["master"] is None else {"master": p})
 
 
+def adamw_quantize(i):
+    updated = adamw(i)
+    return updated | quantized(i, updated["weight"])
+
+
 ROWS = [{"N": n, "C": c} for n, c in ((1, 1), (7, 63), (3, 64), (2, 65), (33, 129), (1, 1031), (5, 4096))]
 HEADS = [
     {"B": b, "T": t, "NH": h, "NKV": kv, "HD": d}
@@ -223,6 +241,8 @@ PRODUCTS = [
     for n, c, k in ((1, 1, 1), (7, 63, 65), (64, 64, 64), (33, 129, 31), (66, 1031, 67), (257, 96, 320))
 ]
 TILES = [{"N": n, "C": c} for n, c in ((1, 1), (7, 63), (16, 16), (160, 144), (33, 272), (130, 65))]
+FEED_TILES = [{"N": t["N"], "F": t["C"]} for t in TILES]
+MATRICES = [{"K": t["N"], "C": t["C"]} for t in TILES]
 CLASSES = [
     {"N": n, "V": v} for n, v in ((1, 1), (7, 2), (3, 63), (2, 65), (5, 4096), (3, 50257), (2, 128256))
 ]
@@ -256,6 +276,9 @@ CASES = {
     "convert": Case(convert, ELEMENTS, (False,)),
     "adamw": Case(adamw, ELEMENTS, ADAMW_SCALARS),
     "quantize": Case(quantize, TILES),
+    "swiglu_forward_quantize": Case(swiglu_forward_quantize, FEED_TILES),
+    "swiglu_backward_quantize": Case(swiglu_backward_quantize, FEED_TILES, backward=True),
+    "adamw_quantize": Case(adamw_quantize, MATRICES, ADAMW_SCALARS),
     "update_scales": Case(update_scales, ELEMENTS),
     "scaled_matmul": Case(scaled_matmul, PRODUCTS, (False, 0)),
 }
@@ -280,22 +303,22 @@ def make_inputs(op: dict, types: list[str], sizes: dict[str, int], seed: int) ->
         else:
             value = torch.randn(shape, generator=generator, dtype=torch.float64).to(DTYPES[dtype])
         values[operand["name"]] = value.abs() if operand["positive"] else value
-    if op["name"] == "adamw":
+    if op["name"] in ("adamw", "adamw_quantize"):
         for name, value in (("lr", ADAMW["lr"]), ("step", ADAMW["step"]), ("squares", ADAMW["norm"] ** 2)):
             values[name].fill_(value)
-        if types[0] == "bf16":
+        if values["weight"].dtype == torch.bfloat16:
             values["master"] = values["weight"].float()
     if op["name"] in ("cross_entropy", "mean_loss") and sizes["N"] > 2:
         values["targets"][1] = -100
-    if op["name"] == "quantize":
+    if op["name"].endswith("quantize"):
         values["scale"].fill_(16)  # a power of two; nothing is beyond the largest value
     if op["name"] == "rmsnorm_backward":
         values["rstd"] = rmsnorm_forward(values)["rstd"]
     for name, value in saved_results(op["name"], values).items():
         values[name] = value.to(values[name].dtype)
-    if op["name"] == "adamw":
+    if op["name"] in ("adamw", "adamw_quantize"):
         values["guard"] = None
-        values["master"] = values["master"] if types[0] == "bf16" else None
+        values["master"] = values["master"] if values["weight"].dtype == torch.bfloat16 else None
     return values
 
 

@@ -163,6 +163,7 @@ void plan_fp8(Fp8State& f, const Fp8Options& options, const Config& c, const Sha
         return arena.plan("fp8 operands", &f.weight, shaped(options.values, {largest}));
     const std::array<std::array<int64_t, 2>, linear_layers> shapes = {
         {{c.qkv_size(), c.C}, {c.C, c.q_size()}, {2 * c.F, c.C}, {c.C, c.F}}};
+    f.by_optimizer = options.scaling == Fp8Scaling::delayed && !sharding.shares_states();
     f.stored.resize(static_cast<size_t>(c.L * linear_layers));
     for (int64_t i = f.blocks.first * linear_layers; i < f.blocks.end * linear_layers; i++) {
         const auto [K, C] = shapes[static_cast<size_t>(i % linear_layers)];
@@ -187,13 +188,13 @@ void reset_fp8(Fp8State& f) {
     }
     fill(f.limit, limits);
     CHECK(hipMemset(f.saturated.data, 0, static_cast<size_t>(f.saturated.bytes())));
-    f.calibrated = false;
+    f.calibrated = f.current = false;
 }
 
 void begin_fp8_pass(Model& m, bool measures, bool first) {
     if (!m.fp8) return;
     m.fp8->measures = measures;
-    m.fp8->makes_weights = first;
+    m.fp8->makes_weights = m.fp8->by_optimizer ? !m.fp8->current : first;
 }
 
 void pause_fp8(Model& m, bool on) {
@@ -223,10 +224,12 @@ void load_fp8(Model& m, const std::string& path) {
     for (size_t s = 0; s < scales.size(); s++) inverses[4 * s] = 1.0f / scales[s];
     copy_bytes(f.inverse.data, inverses.data(), f.inverse.bytes());
     f.calibrated = true;
+    f.current = false;
 }
 
 bool is_settled(const Model& m) {
-    return !m.fp8 || m.fp8->options.scaling == Fp8Scaling::current || m.fp8->calibrated;
+    if (!m.fp8 || m.fp8->options.scaling == Fp8Scaling::current) return true;
+    return m.fp8->calibrated && m.fp8->current == m.fp8->by_optimizer;
 }
 
 void update_fp8_scales(Model& m) {
@@ -236,6 +239,32 @@ void update_fp8_scales(Model& m) {
     largest_over_ranks(m, amax);
     update_scales(m.context, {.scale = f.scale, .inverse = f.inverse, .amax = amax, .limit = f.limit});
     if (!m.context.dry_run) f.calibrated = true;
+}
+
+std::optional<UpdatedCodes> updated_codes(const Model& m, const Parameter& parameter) {
+    if (!m.fp8 || !m.fp8->by_optimizer || parameter.shape.size() != 2) return std::nullopt;
+    const Fp8State& f = *m.fp8;
+    for (int64_t block = f.blocks.first; block < f.blocks.end; block++) {
+        const BlockParameters& w = m.parameters.blocks[static_cast<size_t>(block)];
+        const Placement* const matrices[linear_layers] = {&w.qkv, &w.o, &w.gate_up, &w.down};
+        for (const Layer layer : {Layer::qkv, Layer::o, Layer::gate_up, Layer::down}) {
+            const Placement& matrix = *matrices[static_cast<size_t>(layer)];
+            const int64_t first = parameter.offset - matrix.offset;
+            if (first < 0 || first >= matrix.elements()) continue;
+            const StoredCodes& kept = stored_codes(f, block, layer);
+            const int64_t K = parameter.shape[0], C = parameter.shape[1],
+                          slot = slot_of({block, layer, {}}, Role::weight);
+            Tensor transposed = codes({static_cast<char*>(kept.transposed.data) + first / C}, f.options.values, C, K);
+            transposed.stride[0] = matrix.shape[0];
+            return UpdatedCodes{codes({static_cast<char*>(kept.rows.data) + first}, f.options.values, K, C),
+                                transposed, at(f.amax, slot), at(f.saturated, slot), at(f.scale, slot)};
+        }
+    }
+    return std::nullopt;
+}
+
+void finish_fp8_update(Model& m) {
+    if (m.fp8 && !m.context.dry_run) m.fp8->current = m.fp8->by_optimizer;
 }
 
 void linear_forward(Model& m, const LayerCall& call, const Tensor& out, const Tensor& x,

@@ -5,6 +5,7 @@
 // scaling, the operation that makes a tensor writes its codes itself where there is one that does (TensorMaker).
 #pragma once
 #include <functional>
+#include <optional>
 
 #include "core/arena.h"
 #include "core/safetensors.h"
@@ -59,6 +60,9 @@ struct Fp8State {
     bool calibrated = false;          // delayed: whether an optimizer step has set the scales
     bool measures = false;            // whether quantisation takes part in the next update and in the count
     bool makes_weights = false;       // stored: whether a forward pass quantises them
+    // Stored, delayed, and all weights updated by this rank: AdamW writes their codes. current: it has written those of the
+    // weights as they are.
+    bool by_optimizer = false, current = false;
 };
 
 // Where a block's tensors stand among the slots: the input and the weight of each layer in turn, then the gradients of
@@ -81,8 +85,18 @@ bool is_settled(const Model& model);
 std::vector<NamedTensor> fp8_tensors(const Model& model);
 // Takes them from a checkpoint that an optimizer step has written, if it has them. Throws Error where it is of another model.
 void load_fp8(Model& model, const std::string& path);
-// Delayed: the scales of the next step, from what all ranks have measured. Part of the optimizer step.
+// Delayed: the scales of the next step, from what all ranks have measured. Part of the optimizer step, before the weights
+// change: their codes are of the next step.
 void update_fp8_scales(Model& model);
+
+// Of a parameter that AdamW quantises: codes of its rows, columns of the transposed codes of its matrix, and its slot.
+struct UpdatedCodes {
+    Tensor rows, transposed, amax, saturated, scale;
+};
+// None where AdamW does not quantise this parameter.
+std::optional<UpdatedCodes> updated_codes(const Model& model, const Parameter& parameter);
+// AdamW has updated all weights.
+void finish_fp8_update(Model& model);
 
 // A layer of a block in a pass, by its operands.
 struct LayerCall {

@@ -501,19 +501,52 @@ void update(Model& m, const Parameter& parameter, int64_t first, const Optimizer
                               .offset = first});
 }
 
+// A whole parameter, whose new value the next forward pass reads as codes.
+static void update_and_quantize(Model& m, const Parameter& parameter, const UpdatedCodes& codes, const AdamW& adamw,
+                                uint64_t seed) {
+    const Parameters& p = m.parameters;
+    const int64_t K = parameter.shape[0], C = parameter.shape[1];
+    const auto matrix = [&](const Tensor& flat) { return flat.data ? reshape(flat, {K, C}) : Tensor{}; };
+    const OptimizerState state = optimizer_state(p, parameter, 0, K * C);
+    adamw_quantize(m.context, {.out = codes.rows,
+                               .transposed = codes.transposed,
+                               .amax = codes.amax,
+                               .saturated = codes.saturated,
+                               .weight = matrix(state.weight),
+                               .master = matrix(state.master),
+                               .m = matrix(state.m),
+                               .v = matrix(state.v),
+                               .grad = matrix(p.part(p.gradients, parameter, 0, K * C)),
+                               .squares = m.squares,
+                               .lr = m.lr,
+                               .step = m.step,
+                               .scale = codes.scale,
+                               .guard = m.loss_squares,
+                               .beta1 = adamw.beta1,
+                               .beta2 = adamw.beta2,
+                               .eps = adamw.eps,
+                               .weight_decay = parameter.group.decays ? adamw.weight_decay : 0.0,
+                               .grad_clip = adamw.grad_clip,
+                               .seed = seed,
+                               .stream = parameter.stream});
+}
+
 void optimizer_step(Model& m, const AdamW& adamw, uint64_t seed) {
     const std::vector<Parameter>& table = m.parameters.table;
     fork_exchanges(m);
     sum_squares(m);
+    update_fp8_scales(m);
     for (size_t i = 0; i < table.size(); i++) {
         const auto [first, count] = m.parameters.held(m.parameters.m, table[i]);
-        if (count > 0)
+        if (const std::optional<UpdatedCodes> codes = updated_codes(m, table[i]))
+            update_and_quantize(m, table[i], *codes, adamw, seed);
+        else if (count > 0)
             update(m, table[i], first, optimizer_state(m.parameters, table[i], first, count), adamw, seed);
         if (i + 1 == table.size() || table[i + 1].segment != table[i].segment)
             exchange_updated_weights(m, table[i].segment);
     }
     join_exchanges(m);
-    update_fp8_scales(m);
+    finish_fp8_update(m);
 }
 
 double grad_norm(double squares) {

@@ -33,6 +33,38 @@ inline void adamw(const Context& context, const AdamwCall& call) {
     run(operation, tensors, scalars, context);
 }
 
+// adamw, and fp8 of the new weight
+struct AdamwQuantizeCall {
+    Required out;  // Q[K,C]
+    Required transposed;  // Q[C,K]
+    Required amax;  // A[1]
+    Required saturated;  // i32[1]
+    Required weight;  // T[K,C]
+    Tensor master = {};  // A[K,C]
+    Required m;  // M[K,C]
+    Required v;  // M[K,C]
+    Required grad;  // G[K,C]
+    Required squares;  // f64[1]
+    Required lr;  // A[1]
+    Required step;  // i32[1]
+    Required scale;  // A[1]
+    Tensor guard = {};  // f64[1]
+    Real beta1;
+    Real beta2;
+    Real eps;
+    Real weight_decay;
+    Real grad_clip;
+    Integer seed;
+    Integer stream;
+    Integer offset = 0;
+};
+inline void adamw_quantize(const Context& context, const AdamwQuantizeCall& call) {
+    static const Operation& operation = find_operation("adamw_quantize");
+    const Tensor tensors[] = {call.out, call.transposed, call.amax, call.saturated, call.weight, call.master, call.m, call.v, call.grad, call.squares, call.lr, call.step, call.scale, call.guard};
+    const Scalar scalars[] = {call.beta1, call.beta2, call.eps, call.weight_decay, call.grad_clip, call.seed, call.stream, call.offset};
+    run(operation, tensors, scalars, context);
+}
+
 // gradients of attention_forward
 struct AttentionBackwardCall {
     Required dq;  // T[B,T,NH,HD]

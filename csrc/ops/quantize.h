@@ -118,6 +118,12 @@ __device__ void quantize_element(const QuantizedData<Q>& to, int64_t n, int64_t 
     if (to.transposed) to.transposed[c * to.pitch + n] = Q(scaled);
 }
 
+template <class T, class Q>
+__global__ void quantize_naive_kernel(QuantizedData<Q> to, const T* x, const float* scale) {
+    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (i < to.N * to.C) quantize_element(to, i / to.C, i % to.C, float(x[i]), *scale);
+}
+
 // ---- vectorized: a block has a tile of 128 x 128
 
 // A thread has 8 columns of 4 neighbouring rows, `quantize_passes` times: a word of the transposed tile is 4 rows of a

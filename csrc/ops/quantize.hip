@@ -38,12 +38,6 @@ void quantize_cpu(View<Q, 2> out, View<Q, 2> transposed, View<float, 1> amax, Vi
 // ---- naive
 
 template <class T, class Q>
-__global__ void quantize_naive_kernel(QuantizedData<Q> to, const T* x, const float* scale) {
-    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-    if (i < to.N * to.C) quantize_element(to, i / to.C, i % to.C, float(x[i]), *scale);
-}
-
-template <class T, class Q>
 void quantize_naive(View<Q, 2> out, View<Q, 2> transposed, View<float, 1> amax, View<int32_t, 1> saturated,
                     View<const T, 2> x, View<const float, 1> scale, LaunchContext context) {
     const int64_t N = x.shape[0], C = x.shape[1];

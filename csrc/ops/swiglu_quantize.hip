@@ -134,7 +134,7 @@ struct SwigluSource {
 
 template <class T>
 struct SwigluGradientSource {
-    static constexpr int parts = 2, rows_in_flight = sizeof(T) == 2 ? quantize_rows_at_once : 1;
+    static constexpr int parts = 2, rows_in_flight = sizeof(T) == 2 ? 2 : 1;  // more would spill
     struct Fetched {
         Eight<T> gate, up, dout;
     };
