@@ -225,9 +225,9 @@ __device__ inline uint2 quantize_eight(float (&v)[quantize_columns], float scale
 
 // Blocks of quantize_threads; `across` of them hold 128 rows of a part. A source makes `parts` tiles at once, whose columns
 // lie C / parts apart: fetch(n, c) loads what eight values of each from column c of row n on are made of, and
-// values(fetched, n, c, v) makes them. Fetches are under way together, as many as the source's rows_in_flight.
+// values(fetched, n, c, v) makes them. Always inlined: a call would keep what it is told in scratch. Fetches are under way together, as many as the source's rows_in_flight.
 template <class Q, class Source>
-__device__ void quantize_tile(const QuantizedData<Q>& to, float scale, unsigned across,
+__device__ __forceinline__ void quantize_tile(const QuantizedData<Q>& to, float scale, unsigned across,
                               const Source& source) {
     constexpr int parts = Source::parts, rows = quantize_rows_at_once, in_flight = Source::rows_in_flight;
     QuantizeShared& shared = shared_memory<QuantizeShared>();
@@ -246,6 +246,7 @@ __device__ void quantize_tile(const QuantizedData<Q>& to, float scale, unsigned 
         const int64_t left = to.N - n;
 #pragma unroll
         for (int first = 0; first < rows; first += in_flight) {
+            if constexpr (in_flight < rows) scheduling_barrier();  // else the fetches of all rows begin here
             typename Source::Fetched fetched[in_flight];
 #pragma unroll
             for (int r = 0; r < in_flight; r++)
