@@ -87,8 +87,8 @@ struct Pair {
 
 bool runs(const char* operation, const std::vector<Tensor>& tensors, const std::vector<Scalar>& scalars,
           const Variant& variant) {
-    const std::string error = error_of(
-        [&] { run(find_operation(operation), tensors, scalars, {variant.backend}, variant.name); });
+    const std::string error =
+        error_of([&] { run(find_operation(operation), tensors, scalars, {variant.backend}, variant.name); });
     if (!error.empty() && error.find("does not take these shapes") == error.npos) fail(error);
     return error.empty();
 }
@@ -119,8 +119,8 @@ void compare(const Pair& pair, int64_t N, DType type, float scale_value) {
                 continue;
             compared++;
             check(found.bits() == expected.bits(),
-                  std::string(pair.fused) + " " + v.name + " " + name(pair.storage) + " " + name(type) + " N=" +
-                      std::to_string(N) + " columns=" + std::to_string(pair.columns) + " outputs " +
+                  std::string(pair.fused) + " " + v.name + " " + name(pair.storage) + " " + name(type) +
+                      " N=" + std::to_string(N) + " columns=" + std::to_string(pair.columns) + " outputs " +
                       std::to_string(wanted) + ": the bits of quantize");
         }
     }
@@ -148,8 +148,8 @@ void compare_all(const Make& make) {
 void check_swiglu_forward() {
     compare_all([](int64_t N, int64_t F, DType storage, DType type, float scale) {
         const Held out(storage, {N, F}), gate_up(storage, {N, 2 * F}, 1);
-        compare({"swiglu_forward", "swiglu_forward_quantize", F, storage, {out.tensor}, {gate_up.tensor}, {}}, N,
-                type, scale);
+        compare({"swiglu_forward", "swiglu_forward_quantize", F, storage, {out.tensor}, {gate_up.tensor}, {}},
+                N, type, scale);
     });
 }
 
@@ -169,11 +169,12 @@ void check_swiglu_backward() {
 
 // The new weight and the codes of both, and the state that AdamW leaves.
 void check_adamw() {
-    const auto with = [](int64_t K, int64_t C, DType T, DType G, DType M, DType type, bool has_master, bool skipped) {
+    const auto with = [](int64_t K, int64_t C, DType T, DType G, DType M, DType type, bool has_master,
+                         bool skipped) {
         const auto pass = [&](const Variant& v, bool fused, std::string& bits) {
             Held w(T, {K, C}, 1), master(DType::f32, {K, C}, 1), m(M, {K, C}, 2), v2(M, {K, C}, 3);
-            const Held grad(G, {K, C}, 4), squares(DType::f64, {1}), lr(DType::f32, {1}), step(DType::i32, {1}),
-                scale(DType::f32, {1}), guard(DType::f64, {1});
+            const Held grad(G, {K, C}, 4), squares(DType::f64, {1}), lr(DType::f32, {1}),
+                step(DType::i32, {1}), scale(DType::f32, {1}), guard(DType::f64, {1});
             std::vector<float> positive(static_cast<size_t>(K * C));
             for (size_t i = 0; i < positive.size(); i++)
                 positive[i] = std::fabs(random_normal(7, 0, 3, static_cast<int64_t>(i)));
@@ -188,22 +189,23 @@ void check_adamw() {
             copy_bytes(step.tensor.data, &now, sizeof now);
             const Tensor none, kept = has_master ? master.tensor : none;
             const Codes codes(type, K, C, 15);
-            const std::vector<Scalar> scalars = {0.9, 0.95, 1e-8, 0.1, 1.0, int64_t{42}, int64_t{4}, int64_t{0}};
+            const std::vector<Scalar> scalars = {0.9, 0.95,        1e-8,       0.1,
+                                                 1.0, int64_t{42}, int64_t{4}, int64_t{0}};
             bool ran;
             if (fused) {
-                ran = runs("adamw_quantize",
-                           joined(codes.tensors(), {w.tensor, kept, m.tensor, v2.tensor, grad.tensor,
-                                                    squares.tensor, lr.tensor, step.tensor, scale.tensor,
-                                                    guard.tensor}),
-                           scalars, v);
+                ran = runs(
+                    "adamw_quantize",
+                    joined(codes.tensors(), {w.tensor, kept, m.tensor, v2.tensor, grad.tensor, squares.tensor,
+                                             lr.tensor, step.tensor, scale.tensor, guard.tensor}),
+                    scalars, v);
             } else {
                 const auto flat = [&](const Tensor& t) { return t.data ? reshape(t, {K * C}) : t; };
                 ran = runs("adamw",
                            {flat(w.tensor), flat(kept), flat(m.tensor), flat(v2.tensor), flat(grad.tensor),
                             squares.tensor, lr.tensor, step.tensor, guard.tensor},
                            scalars, v);
-                run(find_operation("quantize"), joined(codes.tensors(), {w.tensor, scale.tensor}), {}, {v.backend},
-                    v.backend == Backend::host ? "cpu" : "naive");
+                run(find_operation("quantize"), joined(codes.tensors(), {w.tensor, scale.tensor}), {},
+                    {v.backend}, v.backend == Backend::host ? "cpu" : "naive");
             }
             if (ran) bits = w.bits() + master.bits() + m.bits() + v2.bits() + codes.bits();
             return ran;
@@ -211,15 +213,16 @@ void check_adamw() {
         for (const Variant& v : find_operation("adamw_quantize").variants) {
             std::string plain, fused;
             if (!is_for_this_device(v) || !pass(v, true, fused) || !pass(v, false, plain)) continue;
-            check(plain == fused, std::string("adamw_quantize ") + v.name + " " + name(T) + " " + name(G) + " " +
-                                      name(M) + " " + name(type) + " K=" + std::to_string(K) +
+            check(plain == fused, std::string("adamw_quantize ") + v.name + " " + name(T) + " " + name(G) +
+                                      " " + name(M) + " " + name(type) + " K=" + std::to_string(K) +
                                       (has_master ? " master" : "") + (skipped ? " skipped" : "") +
                                       ": the bits of adamw and quantize");
         }
     };
-    const DType types[][3] = {{DType::f32, DType::f32, DType::f32},  {DType::f32, DType::f32, DType::bf16},
-                              {DType::bf16, DType::f32, DType::f32}, {DType::bf16, DType::f32, DType::bf16},
-                              {DType::bf16, DType::bf16, DType::f32}, {DType::bf16, DType::bf16, DType::bf16}};
+    const DType types[][3] = {
+        {DType::f32, DType::f32, DType::f32},   {DType::f32, DType::f32, DType::bf16},
+        {DType::bf16, DType::f32, DType::f32},  {DType::bf16, DType::f32, DType::bf16},
+        {DType::bf16, DType::bf16, DType::f32}, {DType::bf16, DType::bf16, DType::bf16}};
     for (const Size& size : sizes)
         for (const auto& [T, G, M] : types)
             for (const DType type : {DType::e4m3, DType::e4m3fnuz})

@@ -143,8 +143,9 @@ void plan_fp8(Fp8State& f, const Fp8Options& options, const Config& c, const Sha
               Arena& arena) {
     check_shapes(c, N);
     if (options.weights == Fp8Weights::stored && sharding.shares_weights())
-        fail("--fp8-weights stored: expected --zero 0 to 2, as no rank of --zero 3 holds all weights; "
-             "--fp8-weights recomputed runs there");
+        fail(
+            "--fp8-weights stored: expected --zero 0 to 2, as no rank of --zero 3 holds all weights; "
+            "--fp8-weights recomputed runs there");
     f.options = options;
     f.blocks = {options.keep_first, c.L - options.keep_last, options.values};
     if (f.blocks.first >= f.blocks.end)
@@ -254,7 +255,8 @@ std::optional<UpdatedCodes> updated_codes(const Model& m, const Parameter& param
             const StoredCodes& kept = stored_codes(f, block, layer);
             const int64_t K = parameter.shape[0], C = parameter.shape[1],
                           slot = slot_of({block, layer, {}}, Role::weight);
-            Tensor transposed = codes({static_cast<char*>(kept.transposed.data) + first / C}, f.options.values, C, K);
+            Tensor transposed =
+                codes({static_cast<char*>(kept.transposed.data) + first / C}, f.options.values, C, K);
             transposed.stride[0] = matrix.shape[0];
             return UpdatedCodes{codes({static_cast<char*>(kept.rows.data) + first}, f.options.values, K, C),
                                 transposed, at(f.amax, slot), at(f.saturated, slot), at(f.scale, slot)};

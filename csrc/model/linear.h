@@ -71,8 +71,8 @@ constexpr int64_t slots_per_block = 3 * linear_layers;
 std::string slot_name(int64_t slot);
 
 // Plans the state for batches of N rows. Throws Error where the model has no such blocks.
-void plan_fp8(Fp8State& state, const Fp8Options& options, const Config& config, const Sharding& sharding, int64_t N,
-              Arena& arena);
+void plan_fp8(Fp8State& state, const Fp8Options& options, const Config& config, const Sharding& sharding,
+              int64_t N, Arena& arena);
 // Scales of 1, or those of a checkpoint; limits; nothing measured.
 void reset_fp8(Fp8State& state);
 // A pass begins. Whether what is quantised counts: in training. Whether it is the first since the weights have changed.

@@ -63,14 +63,15 @@ unsigned again_parts(const Model& m, int64_t layer) {
     return recomputed_parts(m.options.recompute, layer, m.fp8 && m.fp8->blocks.has(layer));
 }
 
-TensorMaker norm_maker(Model& m, const Tensor& out, const Tensor& rstd, const Tensor& x, const Placement& of) {
-    return {[=, &m] {
-        rmsnorm_forward(m.context, {.out = out,
-                                    .rstd = rstd,
-                                    .x = x,
-                                    .weight = m.parameters.weight(of),
-                                    .eps = m.config.eps});
-    }, {}};
+TensorMaker norm_maker(Model& m, const Tensor& out, const Tensor& rstd, const Tensor& x,
+                       const Placement& of) {
+    return {
+        [=, &m] {
+            rmsnorm_forward(
+                m.context,
+                {.out = out, .rstd = rstd, .x = x, .weight = m.parameters.weight(of), .eps = m.config.eps});
+        },
+        {}};
 }
 
 TensorMaker swiglu_maker(Model& m, const BlockActivations& a) {
@@ -95,7 +96,9 @@ void forward_block(Model& m, int64_t layer, unsigned parts, unsigned codes) {
     const Tensor in = residual_in(m, layer);
     const auto wanted = [&](unsigned part, const Tensor& of) { return codes & part ? of : Tensor{}; };
     // A norm and swiglu are made with the product that reads them.
-    const auto maker = [&](unsigned part, const TensorMaker& of) { return parts & part ? of : TensorMaker{}; };
+    const auto maker = [&](unsigned part, const TensorMaker& of) {
+        return parts & part ? of : TensorMaker{};
+    };
     if (parts & qkv_part) {
         linear_forward(m, {layer, Layer::qkv, p.weight(w.qkv)}, a.qkv, a.input_norm,
                        wanted(input_norm_part, a.input_norm_codes),
@@ -118,12 +121,14 @@ void forward_block(Model& m, int64_t layer, unsigned parts, unsigned codes) {
         linear_forward(m, {layer, Layer::o, p.weight(w.o)}, a.residual_mid, a.attention,
                        wanted(attention_part, a.attention_codes), {}, in);
     if (parts & gate_up_part)
-        linear_forward(m, {layer, Layer::gate_up, p.weight(w.gate_up)}, a.gate_up, a.post_norm,
-                       wanted(post_norm_part, a.post_norm_codes),
-                       maker(post_norm_part, norm_maker(m, a.post_norm, a.post_rstd, a.residual_mid, w.post_norm)));
+        linear_forward(
+            m, {layer, Layer::gate_up, p.weight(w.gate_up)}, a.gate_up, a.post_norm,
+            wanted(post_norm_part, a.post_norm_codes),
+            maker(post_norm_part, norm_maker(m, a.post_norm, a.post_rstd, a.residual_mid, w.post_norm)));
     if (parts & residual_out_part)
         linear_forward(m, {layer, Layer::down, p.weight(w.down)}, a.residual_out, a.swiglu,
-                       wanted(swiglu_part, a.swiglu_codes), maker(swiglu_part, swiglu_maker(m, a)), a.residual_mid);
+                       wanted(swiglu_part, a.swiglu_codes), maker(swiglu_part, swiglu_maker(m, a)),
+                       a.residual_mid);
 }
 
 void show_block(const Model& m, int64_t layer) {
@@ -236,23 +241,23 @@ void backward_feed_forward(Model& m, int64_t layer, unsigned again, bool accumul
     const Activations& d = m.activations;
     const LayerCall down{layer, Layer::down, p.weight(w.down)},
         gate_up{layer, Layer::gate_up, p.weight(w.gate_up)};
-    const TensorMaker gradient = {
-        [&] {
-            swiglu_backward(m.context, {.dgate_up = d.dgate_up,
-                                        .out = again & swiglu_part ? a.swiglu : Tensor{},
-                                        .dout = d.dswiglu,
-                                        .gate_up = a.gate_up});
-            show_gradient(m, layer, &BlockActivations::gate_up, d.dgate_up);
-        },
-        [&](const Fp8Codes& to) {
-            swiglu_backward_quantize(m.context, {.out = to.out,
-                                                 .transposed = to.transposed,
-                                                 .amax = to.amax,
-                                                 .saturated = to.saturated,
-                                                 .dout = d.dswiglu,
-                                                 .gate_up = a.gate_up,
-                                                 .scale = to.scale});
-        }};
+    const TensorMaker gradient = {[&] {
+                                      swiglu_backward(m.context,
+                                                      {.dgate_up = d.dgate_up,
+                                                       .out = again & swiglu_part ? a.swiglu : Tensor{},
+                                                       .dout = d.dswiglu,
+                                                       .gate_up = a.gate_up});
+                                      show_gradient(m, layer, &BlockActivations::gate_up, d.dgate_up);
+                                  },
+                                  [&](const Fp8Codes& to) {
+                                      swiglu_backward_quantize(m.context, {.out = to.out,
+                                                                           .transposed = to.transposed,
+                                                                           .amax = to.amax,
+                                                                           .saturated = to.saturated,
+                                                                           .dout = d.dswiglu,
+                                                                           .gate_up = a.gate_up,
+                                                                           .scale = to.scale});
+                                  }};
     const bool codes = makes_codes(m, layer);
     linear_backward_input(m, down, d.dswiglu, d.dresidual);
     show_gradient(m, layer, &BlockActivations::swiglu, d.dswiglu);
@@ -261,11 +266,10 @@ void backward_feed_forward(Model& m, int64_t layer, unsigned again, bool accumul
                            again & swiglu_part, swiglu_maker(m, a), accumulate);
     linear_backward_input(m, gate_up, d.dnorm, d.dgate_up, codes ? gradient : TensorMaker{});
     show_gradient(m, layer, &BlockActivations::post_norm, d.dnorm);
-    const TensorMaker norm = norm_maker(m, a.post_norm, a.post_rstd, a.residual_mid, w.post_norm);
-    backward_norm(m, w.post_norm, again & post_norm_part && !(codes && norm.codes) ? a.post_norm : Tensor{},
-                  a.residual_mid, a.post_rstd, accumulate);
+    backward_norm(m, w.post_norm, again & post_norm_part ? a.post_norm : Tensor{}, a.residual_mid,
+                  a.post_rstd, accumulate);
     linear_backward_weight(m, gate_up, p.gradient(w.gate_up), d.dgate_up, a.post_norm, a.post_norm_codes,
-                           again & post_norm_part, norm, accumulate);
+                           again & post_norm_part, {}, accumulate);
     show_gradient(m, layer, &BlockActivations::residual_mid, d.dresidual);
 }
 
@@ -299,11 +303,10 @@ void backward_attention(Model& m, int64_t layer, unsigned again, bool accumulate
     }
     linear_backward_input(m, qkv, d.dnorm, d.dqkv);
     show_gradient(m, layer, &BlockActivations::input_norm, d.dnorm);
-    const TensorMaker norm = norm_maker(m, a.input_norm, a.input_rstd, residual_in(m, layer), w.input_norm);
-    backward_norm(m, w.input_norm, again & input_norm_part && !(makes_codes(m, layer) && norm.codes) ? a.input_norm : Tensor{},
-                  residual_in(m, layer), a.input_rstd, accumulate);
+    backward_norm(m, w.input_norm, again & input_norm_part ? a.input_norm : Tensor{}, residual_in(m, layer),
+                  a.input_rstd, accumulate);
     linear_backward_weight(m, qkv, p.gradient(w.qkv), d.dqkv, a.input_norm, a.input_norm_codes,
-                           again & input_norm_part, norm, accumulate);
+                           again & input_norm_part, {}, accumulate);
 }
 
 // Of the parts to compute again, those that no other needs: their own backward writes their result, which only the
@@ -390,8 +393,8 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     context.gemms = &gemms;
     plan_parameters(parameters, config, options.precision, options.sharding, arena);
     if (options.fp8)
-        plan_fp8(fp8.emplace(), *options.fp8, config, options.sharding,
-                 options.batch_size * options.seq_len, arena);
+        plan_fp8(fp8.emplace(), *options.fp8, config, options.sharding, options.batch_size * options.seq_len,
+                 arena);
     plan_activations(activations, config, options.batch_size, options.seq_len, options.precision.weights,
                      options.recompute, fp8 ? fp8->blocks : Fp8Blocks{}, options.logits_bytes, arena);
     arena.plan("scalars", &squares, shaped(DType::f64, {1}));
@@ -502,8 +505,8 @@ void update(Model& m, const Parameter& parameter, int64_t first, const Optimizer
 }
 
 // A whole parameter, whose new value the next forward pass reads as codes.
-static void update_and_quantize(Model& m, const Parameter& parameter, const UpdatedCodes& codes, const AdamW& adamw,
-                                uint64_t seed) {
+static void update_and_quantize(Model& m, const Parameter& parameter, const UpdatedCodes& codes,
+                                const AdamW& adamw, uint64_t seed) {
     const Parameters& p = m.parameters;
     const int64_t K = parameter.shape[0], C = parameter.shape[1];
     const auto matrix = [&](const Tensor& flat) { return flat.data ? reshape(flat, {K, C}) : Tensor{}; };

@@ -24,11 +24,12 @@ View<T, 1> flat(const View<T, 2>& x) {
 template <class T, class G, class M, class Q>
 void adamw_quantize_reference(View<Q, 2> out, View<Q, 2> transposed, View<arithmetic<T>, 1> amax,
                               View<int32_t, 1> saturated, View<T, 2> weight, View<arithmetic<T>, 2> master,
-                              View<M, 2> m, View<M, 2> v, View<const G, 2> grad, View<const double, 1> squares,
-                              View<const arithmetic<T>, 1> lr, View<const int32_t, 1> step,
-                              View<const arithmetic<T>, 1> scale, View<const double, 1> guard, double beta1,
-                              double beta2, double eps, double weight_decay, double grad_clip, int64_t seed,
-                              int64_t stream, int64_t offset) {
+                              View<M, 2> m, View<M, 2> v, View<const G, 2> grad,
+                              View<const double, 1> squares, View<const arithmetic<T>, 1> lr,
+                              View<const int32_t, 1> step, View<const arithmetic<T>, 1> scale,
+                              View<const double, 1> guard, double beta1, double beta2, double eps,
+                              double weight_decay, double grad_clip, int64_t seed, int64_t stream,
+                              int64_t offset) {
     adamw_reference<T, G, M>(flat(weight), flat(master), flat(m), flat(v), flat(grad), squares, lr, step,
                              guard, beta1, beta2, eps, weight_decay, grad_clip, seed, stream, offset);
     quantize_reference<T, Q>(out, transposed, amax, saturated, weight, scale);
@@ -69,8 +70,8 @@ void adamw_quantize_naive(View<Q, 2> out, View<Q, 2> transposed, View<float, 1> 
                           View<M, 2> v, View<const G, 2> grad, View<const double, 1> squares,
                           View<const float, 1> lr, View<const int32_t, 1> step, View<const float, 1> scale,
                           View<const double, 1> guard, double beta1, double beta2, double eps,
-                          double weight_decay, double grad_clip, int64_t seed, int64_t stream,
-                          int64_t offset, LaunchContext context) {
+                          double weight_decay, double grad_clip, int64_t seed, int64_t stream, int64_t offset,
+                          LaunchContext context) {
     const int64_t K = weight.shape[0], C = weight.shape[1];
     const Grid grid(blocks_for(K * C, context.threads), context.threads, context.stream);
     launch(grid, adamw_naive_kernel<T, G, M>, weight.data, master.data, m.data, v.data, grad.data,
@@ -111,7 +112,8 @@ struct UpdateSource {
     __device__ Place<unit> place(int64_t k, int64_t c) const {
         const int64_t begin = k * C + c, block = (settings.offset + begin) / 4;
         // random_unit counts from the thread block's first Philox block on.
-        return {{begin}, P, static_cast<uint32_t>(block) - 2 * threadIdx.x, static_cast<uint32_t>(block >> 32)};
+        return {
+            {begin}, P, static_cast<uint32_t>(block) - 2 * threadIdx.x, static_cast<uint32_t>(block >> 32)};
     }
     __device__ Fetched fetch(int64_t k, int64_t c) const {
         const Place<unit> at = place(k, c);
@@ -148,14 +150,15 @@ __global__ void __launch_bounds__(quantize_threads)
     static_assert(sizeof(Factors) <= sizeof(QuantizeShared));
     Factors& shared = *reinterpret_cast<Factors*>(&shared_memory<QuantizeShared>());
     if (threadIdx.x == 0)
-        shared = factors_of(settings, device_coefficients(settings, *update.squares, *update.lr, *update.step),
-                            is_skipped(*update.squares, update.guard));
+        shared =
+            factors_of(settings, device_coefficients(settings, *update.squares, *update.lr, *update.step),
+                       is_skipped(*update.squares, update.guard));
     __syncthreads();
     const Factors factors = shared;
     __syncthreads();
     quantize_tile<Q>(to, *scale, across,
-                     UpdateSource<T, G, M, has_master>{update, settings, factors,
-                                                       static_cast<uint32_t>(*update.step), to.N * to.C, to.C});
+                     UpdateSource<T, G, M, has_master>{
+                         update, settings, factors, static_cast<uint32_t>(*update.step), to.N * to.C, to.C});
 }
 
 template <class T, class G, class M, class Q>
@@ -179,12 +182,12 @@ void adamw_quantize_vectorized(View<Q, 2> out, View<Q, 2> transposed, View<float
 }
 
 // Weights are e4m3 of either form.
-#define LLAMAC_ADAMW_QUANTIZE(LAUNCHER)                                                             \
-    LAUNCHER<float, float, float, e4m3>, LAUNCHER<float, float, bf16, e4m3>,                        \
-        LAUNCHER<bf16, float, float, e4m3>, LAUNCHER<bf16, float, bf16, e4m3>,                      \
-        LAUNCHER<bf16, bf16, float, e4m3>, LAUNCHER<bf16, bf16, bf16, e4m3>,                        \
-        LAUNCHER<float, float, float, e4m3fnuz>, LAUNCHER<float, float, bf16, e4m3fnuz>,            \
-        LAUNCHER<bf16, float, float, e4m3fnuz>, LAUNCHER<bf16, float, bf16, e4m3fnuz>,              \
+#define LLAMAC_ADAMW_QUANTIZE(LAUNCHER)                                                  \
+    LAUNCHER<float, float, float, e4m3>, LAUNCHER<float, float, bf16, e4m3>,             \
+        LAUNCHER<bf16, float, float, e4m3>, LAUNCHER<bf16, float, bf16, e4m3>,           \
+        LAUNCHER<bf16, bf16, float, e4m3>, LAUNCHER<bf16, bf16, bf16, e4m3>,             \
+        LAUNCHER<float, float, float, e4m3fnuz>, LAUNCHER<float, float, bf16, e4m3fnuz>, \
+        LAUNCHER<bf16, float, float, e4m3fnuz>, LAUNCHER<bf16, float, bf16, e4m3fnuz>,   \
         LAUNCHER<bf16, bf16, float, e4m3fnuz>, LAUNCHER<bf16, bf16, bf16, e4m3fnuz>
 
 Operation adamw_quantize(
@@ -198,8 +201,7 @@ Operation adamw_quantize(
     " grad_clip: float {1, 0}, seed: int {42, 1e12}, stream: int {4},"
     " offset: int = 0 {0, 17179867136, 3}) test(K=160, C=144) test(K=16, C=272)",
     "adamw, and fp8 of the new weight",
-    {{"cpu", "rows over threads", Backend::host,
-      instantiations<LLAMAC_ADAMW_QUANTIZE(adamw_quantize_cpu)>()},
+    {{"cpu", "rows over threads", Backend::host, instantiations<LLAMAC_ADAMW_QUANTIZE(adamw_quantize_cpu)>()},
      {"vectorized",
       "tiles turned in registers and LDS, 128-bit accesses",
       Backend::device,

@@ -101,7 +101,8 @@ inline void store_block(uint32_t* bits, uint64_t seed, uint32_t step, uint32_t s
 }
 
 // The bits of `count` blocks from `first` on.
-inline void random_bits(uint32_t* bits, int64_t first, int64_t count, int64_t seed, int32_t step, int64_t stream) {
+inline void random_bits(uint32_t* bits, int64_t first, int64_t count, int64_t seed, int32_t step,
+                        int64_t stream) {
 #pragma omp simd
     for (int64_t b = 0; b < count; b++)
         store_block(bits + 4 * b, static_cast<uint64_t>(seed), static_cast<uint32_t>(step),
@@ -110,8 +111,8 @@ inline void random_bits(uint32_t* bits, int64_t first, int64_t count, int64_t se
 
 // Not inlined, so that all callers compute the same bits.
 template <bool has_master, class T, class G, class M>
-[[gnu::noinline]] void adamw_chunk(T* weight, float* master, M* m, M* v, const G* grad, const uint32_t* bits, int64_t count,
-                 const Coefficients<float>& k) {
+[[gnu::noinline]] void adamw_chunk(T* weight, float* master, M* m, M* v, const G* grad, const uint32_t* bits,
+                                   int64_t count, const Coefficients<float>& k) {
 #pragma omp simd
     for (int64_t p = 0; p < count; p++) {
         float mean = float(m[p]), square = float(v[p]);
@@ -151,7 +152,7 @@ struct Settings {
     uint32_t key[philox_rounds][2];
 };
 inline Settings settings_of(double beta1, double beta2, double eps, double weight_decay, double grad_clip,
-                     int64_t seed, int64_t stream, int64_t offset) {
+                            int64_t seed, int64_t stream, int64_t offset) {
     const auto f = [](double x) { return static_cast<float>(x); };
     Settings s{f(beta1),
                f(1 - beta1),

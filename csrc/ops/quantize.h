@@ -130,8 +130,7 @@ __global__ void quantize_naive_kernel(QuantizedData<Q> to, const T* x, const flo
 // column.
 constexpr int quantize_side = 128, quantize_threads = 256, quantize_columns = 8, quantize_rows_at_once = 4;
 constexpr int quantize_across = quantize_side / quantize_columns;
-constexpr int quantize_passes =
-    quantize_side / (quantize_threads / quantize_across * quantize_rows_at_once);
+constexpr int quantize_passes = quantize_side / (quantize_threads / quantize_across * quantize_rows_at_once);
 constexpr int quantize_words = quantize_side / 4;  // of a column
 
 // One place for both: with more than 16 KiB, four blocks would not fit in the LDS of MI300X.
@@ -228,7 +227,7 @@ __device__ inline uint2 quantize_eight(float (&v)[quantize_columns], float scale
 // values(fetched, n, c, v) makes them. Always inlined: a call would keep what it is told in scratch. Fetches are under way together, as many as the source's rows_in_flight.
 template <class Q, class Source>
 __device__ __forceinline__ void quantize_tile(const QuantizedData<Q>& to, float scale, unsigned across,
-                              const Source& source) {
+                                              const Source& source) {
     constexpr int parts = Source::parts, rows = quantize_rows_at_once, in_flight = Source::rows_in_flight;
     QuantizeShared& shared = shared_memory<QuantizeShared>();
     const int64_t C = to.C / parts;

@@ -51,8 +51,8 @@ void swiglu_forward_quantize_cpu(View<Q, 2> out, View<Q, 2> transposed, View<flo
 
 template <class T, class Q>
 void swiglu_backward_quantize_cpu(View<Q, 2> out, View<Q, 2> transposed, View<float, 1> amax,
-                                  View<int32_t, 1> saturated, View<const T, 2> dout,
-                                  View<const T, 2> gate_up, View<const float, 1> scale) {
+                                  View<int32_t, 1> saturated, View<const T, 2> dout, View<const T, 2> gate_up,
+                                  View<const float, 1> scale) {
     const int64_t N = gate_up.shape[0], F = gate_up.shape[1] / 2;
     quantize_rows<T>(Quantized<Q>{out, transposed, amax, saturated}, scale(0), N, 2 * F,
                      [&](int64_t first, int64_t count, T* memory) {
@@ -81,8 +81,8 @@ void swiglu_forward_quantize_naive(View<Q, 2> out, View<Q, 2> transposed, View<f
                                    View<const float, 1> scale, LaunchContext context) {
     const int64_t N = gate_up.shape[0], F = gate_up.shape[1] / 2;
     launch(Grid(blocks_for(N * F, context.threads), context.threads, context.stream),
-           swiglu_forward_quantize_naive_kernel<T, Q>,
-           data_of<Q>({out, transposed, amax, saturated}, N, F), gate_up.data, scale.data);
+           swiglu_forward_quantize_naive_kernel<T, Q>, data_of<Q>({out, transposed, amax, saturated}, N, F),
+           gate_up.data, scale.data);
 }
 
 template <class T, class Q>

@@ -16,7 +16,8 @@ DeviceMemoryInfo device_memory() {
 
 struct Room {
     DeviceMemoryInfo device;
-    int64_t later;  // what the runtime takes: for kernels that it loads at their first call, graphs, the library
+    int64_t
+        later;  // what the runtime takes: for kernels that it loads at their first call, graphs, the library
 };
 Room room_for(const Options& options, Backend backend) {
     const int64_t given =
