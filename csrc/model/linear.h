@@ -41,7 +41,7 @@ struct Fp8State {
     int64_t slots = 0;
     // Of each slot. amax: since the last update; one more behind the last is of the tensor at hand.
     Tensor scale, inverse, amax, limit;
-    Tensor saturated;                 // values beyond the largest, since the run began
+    Tensor saturated;                 // values beyond the largest, since clear_saturated()
     Tensor rows, transposed, weight;  // of the tensor at hand; the transposed of an output's gradient
     bool calibrated = false;          // delayed: whether an optimizer step has set the scales
     bool measures = false;            // whether quantisation takes part in the next update and in the count
@@ -51,6 +51,8 @@ struct Fp8State {
 // their outputs.
 constexpr int64_t slots_per_block = 3 * linear_layers;
 std::string slot_name(int64_t slot);
+// Elements of a slot's tensor in a batch of N rows.
+int64_t slot_elements(const Config& config, int64_t slot, int64_t N);
 
 // Plans the state for batches of N rows. Throws Error where the model has no such blocks.
 void plan_fp8(Fp8State& state, const Fp8Options& options, const Config& config, int64_t N, Arena& arena);
@@ -58,6 +60,9 @@ void plan_fp8(Fp8State& state, const Fp8Options& options, const Config& config, 
 void reset_fp8(Fp8State& state);
 // Whether what is quantised from now on counts: in training, once for each tensor.
 void measure_fp8(Model& model, bool on);
+// Counts of saturated values begin anew; and, as they are then, go to host memory, [slots]. In the model's stream.
+void clear_saturated(Model& model);
+void copy_saturated(Model& model, int32_t* counts);
 // Whether passes will go on to launch what the next one launches, so that it can be captured.
 bool is_settled(const Model& model);
 // What a checkpoint of the optimizer holds beside AdamW's state: with delayed scaling, the scales, the same on all ranks.
