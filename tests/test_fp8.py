@@ -122,6 +122,30 @@ def test_stored_weights_need_whole_weights(build, train, data, tmp_path):
     assert "--fp8-weights stored: expected --zero 0 to 2" in result.stderr
 
 
+def test_saturated_values_are_in_the_log(train, data, tmp_path):
+    """Weights that grow from one optimizer step to the next leave the scales of the step before behind; those
+    of the tensor itself fit it, and so does the first step's.
+    """
+    growing = {"lr": 1, "warmup_steps": 1, "schedule": "constant", "skip_nonfinite": 9, "steps": 4} | MODEL
+
+    def saturated(name, **extra):
+        result = train(
+            *flags(data, tmp_path / name, matmul_dtype="fp8", checkpoint_every=-1, **growing, **extra)
+        )
+        return events(tmp_path / name, "saturated"), result.stdout
+
+    found, shown = saturated("delayed")
+    assert found and found[0]["step"] == 2  # the first step has its own scales
+    for event in found:
+        assert all(count > 0 for count in event["values"].values())
+        assert event["worst"] in event["values"] and 0 < event["share"] <= 1
+    assert {"0.qkv.weight", "2.down.weight"} <= found[0]["values"].keys()
+    assert found[0]["values"]["0.qkv.weight"] <= 64 * 128 and "lies beyond fp8's largest value" in shown
+    # The host's counts are the same where it computes a step twice.
+    assert saturated("verified", verify_every=1)[0] == found
+    assert saturated("tensor", fp8_recipe="tensor")[0] == []
+
+
 def test_blocks_that_are_all_kept_are_refused(train, data, tmp_path):
     result = train(
         *flags(data, tmp_path / "out", matmul_dtype="fp8", fp8_keep_first=1, fp8_keep_last=2, **MODEL), code=2

@@ -139,6 +139,16 @@ std::string slot_name(int64_t slot) {
     return std::to_string(slot / slots_per_block) + "." + names[slot % slots_per_block];
 }
 
+int64_t slot_elements(const Config& c, int64_t slot, int64_t N) {
+    struct {
+        int64_t inputs, outputs;
+    } const shapes[linear_layers] = {{c.C, c.qkv_size()}, {c.q_size(), c.C}, {c.C, 2 * c.F}, {c.F, c.C}};
+    const int64_t place = slot % slots_per_block;
+    if (place >= 2 * linear_layers) return N * shapes[place - 2 * linear_layers].outputs;
+    const auto& [inputs, outputs] = shapes[place / 2];
+    return (place % 2 ? outputs : N) * inputs;
+}
+
 void plan_fp8(Fp8State& f, const Fp8Options& options, const Config& c, const Sharding& sharding, int64_t N,
               Arena& arena) {
     check_shapes(c, N);
@@ -207,6 +217,16 @@ void pause_fp8(Model& m, bool on) {
 bool makes_codes(const Model& m, int64_t block) {
     if (!m.fp8 || !m.fp8->blocks.has(block) || m.hook) return false;  // a hook sees the values
     return m.fp8->options.scaling == Fp8Scaling::delayed && m.fp8->calibrated;
+}
+
+void clear_saturated(Model& m) {
+    if (!m.fp8) return;
+    const Tensor& counts = m.fp8->saturated;
+    CHECK(hipMemsetAsync(counts.data, 0, static_cast<size_t>(counts.bytes()), m.context.stream));
+}
+
+void copy_saturated(Model& m, int32_t* counts) {
+    if (m.fp8) copy_bytes_async(m.context, counts, m.fp8->saturated.data, m.fp8->saturated.bytes());
 }
 
 std::vector<NamedTensor> fp8_tensors(const Model& m) {

@@ -54,7 +54,7 @@ struct Fp8State {
     int64_t slots = 0;
     // Of each slot. amax: since the last update; one more behind the last is of the tensor at hand.
     Tensor scale, inverse, amax, limit;
-    Tensor saturated;                 // values beyond the largest, since the run began
+    Tensor saturated;                 // values beyond the largest, since clear_saturated()
     Tensor rows, transposed, weight;  // of the tensor at hand; the transposed of an output's gradient
     std::vector<StoredCodes> stored;  // of all layers, where weights' codes are kept
     bool calibrated = false;          // delayed: whether an optimizer step has set the scales
@@ -69,6 +69,8 @@ struct Fp8State {
 // their outputs.
 constexpr int64_t slots_per_block = 3 * linear_layers;
 std::string slot_name(int64_t slot);
+// Elements of a slot's tensor in a batch of N rows.
+int64_t slot_elements(const Config& config, int64_t slot, int64_t N);
 
 // Plans the state for batches of N rows. Throws Error where the model has no such blocks.
 void plan_fp8(Fp8State& state, const Fp8Options& options, const Config& config, const Sharding& sharding,
@@ -79,6 +81,9 @@ void reset_fp8(Fp8State& state);
 void begin_fp8_pass(Model& model, bool measures, bool first);
 // While parts of a block are computed again: nothing counts, and weights are as they are.
 void pause_fp8(Model& model, bool on);
+// Counts of saturated values begin anew; and, as they are then, go to host memory, [slots]. In the model's stream.
+void clear_saturated(Model& model);
+void copy_saturated(Model& model, int32_t* counts);
 // Whether passes will go on to launch what the next one launches, so that it can be captured.
 bool is_settled(const Model& model);
 // What a checkpoint of the optimizer holds beside AdamW's state: with delayed scaling, the scales, the same on all ranks.

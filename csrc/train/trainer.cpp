@@ -5,6 +5,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <sstream>
 
 #include "core/library_gemm.h"
 #include "core/registry.h"
@@ -164,8 +165,15 @@ std::function<void(FileWriter&)> writing_copy(const std::vector<NamedTensor>& te
 
 }  // namespace
 
-Trainer::StagingBuffers::StagingBuffers(int64_t count, int64_t hash_count)
-    : tokens(count), targets(count), losses(count), squares(2), lr(1), step(1), hashes(hash_count) {}
+Trainer::StagingBuffers::StagingBuffers(int64_t count, int64_t hash_count, int64_t slots)
+    : tokens(count),
+      targets(count),
+      losses(count),
+      squares(2),
+      lr(1),
+      step(1),
+      hashes(hash_count),
+      saturated(slots) {}
 
 Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& among)
     : options(o),
@@ -197,7 +205,8 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
     check_memory(model, o);  // before the host's is taken, too
     model.allocate();
     while (staging.size() < token_slots.size())
-        staging.emplace_back(tokens_per_rank(), verifier ? verifier->hash_count() : 0);
+        staging.emplace_back(tokens_per_rank(), verifier ? verifier->hash_count() : 0,
+                             model.fp8 ? model.fp8->slots : 0);
     while (ends.size() <= staging.size()) ends.emplace_back();
     warn(*this, take_gemm_choices(model.gemms, o));
     const ResumePoint point = find_checkpoint(o.out, o.resume);
@@ -310,6 +319,7 @@ void Trainer::start_step(const Batch& batch) {
     if (in_flight() == 0) end_of(step).record(model.stream.handle);
     const bool verified = is_verified(step + 1);
     if (verified) verifier->begin();
+    clear_saturated(model);
     const int64_t rows = options.batch_size * options.seq_len;
     try {
         for (int64_t micro = 0; micro < accumulation; micro++) {
@@ -321,7 +331,10 @@ void Trainer::start_step(const Batch& batch) {
             queue_micro_batch(micro, f, token_slots[slot]);
             if (verified) verifier->end_micro_batch(0, micro);
         }
-        if (verified) verifier->end_first_pass();
+        if (verified) {
+            verifier->end_first_pass();
+            clear_saturated(model);
+        }
         for (int64_t micro = 0; verified && micro < accumulation; micro++) {
             wait_for_device();
             queue_micro_batch(micro, f, token_slots[slot]);
@@ -341,6 +354,7 @@ void Trainer::start_step(const Batch& batch) {
     copy_bytes_async(model.context, f.squares.data, model.squares.data, sizeof(double));
     if (model.loss_squares.data)
         copy_bytes_async(model.context, f.squares.data + 1, model.loss_squares.data, sizeof(double));
+    copy_saturated(model, f.saturated.data);
     if (verified) verifier->end(f.hashes.data);
     end_of(step + 1).record(model.stream.handle);
     step++;
@@ -365,7 +379,26 @@ StepResult Trainer::finish_step() {
             grad_norm(f.squares.data[0]),
             learning_rate(schedule, finished),
             ms,
-            skipped};
+            skipped,
+            saturated_tensors(f.saturated.data)};
+}
+
+std::vector<Saturated> Trainer::saturated_tensors(const int32_t* counts) const {
+    if (!model.fp8) return {};
+    std::string own;
+    for (int64_t slot = 0; slot < model.fp8->slots; slot++)
+        if (counts[slot] != 0)
+            own += std::to_string(slot) + " " + std::to_string(static_cast<uint32_t>(counts[slot])) + " ";
+    std::map<int64_t, int64_t> everybodys;
+    for (const std::string& text : ranks.gather(own)) {
+        std::istringstream numbers(text);
+        for (int64_t slot = 0, count = 0; numbers >> slot >> count;) everybodys[slot] += count;
+    }
+    const int64_t rows = options.batch_size * options.seq_len, passes = accumulation * ranks.count;
+    std::vector<Saturated> tensors;
+    for (const auto& [slot, count] : everybodys)
+        tensors.push_back({slot_name(slot), count, passes * slot_elements(config, slot, rows)});
+    return tensors;
 }
 
 double Trainer::mean_over_ranks(double number) const {
