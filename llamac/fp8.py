@@ -35,8 +35,7 @@ def _of_gpu(index: int) -> tuple[str, ...]:
 
 @torch.compiler.assume_constant_result
 def types(index: int | None, gradients: str) -> tuple[torch.dtype, torch.dtype]:
-    """(of inputs and weights, of outputs' gradients) on a GPU by its index, or None: on the CPU. ValueError.
-    """
+    """(of inputs and weights, of outputs' gradients) on a GPU by its index, or None: on the CPU. ValueError."""
     if gradients not in GRADIENTS:
         raise ValueError(f"linear: gradients is {gradients!r}, expected one of {', '.join(GRADIENTS)}")
     values, wide = (_FP8[name] for name in (GRADIENTS[::-1] if index is None else _of_gpu(index)))

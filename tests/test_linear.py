@@ -95,7 +95,7 @@ def test_delayed(dtype, device):
     assert torch.equal(scaling.scale[0], torch.ones(3, device=device))  # of a layer that is not called
     resumed = ops.DelayedScaling(2, device=device)
     resumed.load_state_dict(scaling.state_dict())
-    again = [results(lambda x, w, s=s: ops.linear(x, w, s[1]), *given) for s in (scaling, resumed)]  # noqa: B023
+    again = [results(lambda x, w, s=s: ops.linear(x, w, s[1]), *given) for s in (scaling, resumed)]
     torch.testing.assert_close(*again, rtol=0, atol=0)
     assert not ops.DelayedScaling(2).state_dict()
 
