@@ -35,7 +35,7 @@ def _of_gpu(index: int) -> tuple[str, ...]:
 
 @torch.compiler.assume_constant_result
 def types(index: int | None, gradients: str) -> tuple[torch.dtype, torch.dtype]:
-    """(of inputs and weights, of outputs' gradients) on a GPU by its index, or None: on the CPU. ValueError."""
+    """(of inputs and weights, of outputs' gradients) on a GPU by its index; None: the CPU. ValueError."""
     if gradients not in GRADIENTS:
         raise ValueError(f"linear: gradients is {gradients!r}, expected one of {', '.join(GRADIENTS)}")
     values, wide = (_FP8[name] for name in (GRADIENTS[::-1] if index is None else _of_gpu(index)))
@@ -90,8 +90,8 @@ def quantize(
 
 
 def product(a: Tensor, a_inverse: Tensor, b: Tensor, b_inverse: Tensor, dtype: torch.dtype, fast=False):
-    """a [N, C] times b [K, C] transposed, of codes -> [N, K]. fast: fewer bits between instructions, where the
-    device has that.
+    """a [N, C] times b [K, C] transposed, of codes -> [N, K]. fast: fewer bits between instructions, where
+    the device has that.
     """
     out = a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
     inverses = a_inverse.view(-1)[:1], b_inverse.view(-1)[:1]

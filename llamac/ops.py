@@ -6,8 +6,8 @@ the same for all operands of a call; arithmetic is float32 (float64 for float64)
 waits for the device.
 
 Under autocast, as PyTorch does it for the like operations: attention, linear and linear_cross_entropy take
-their operands in autocast's type, which has to be bfloat16; the norms bring theirs to the widest type among them;
-all others take what they are given.
+their operands in autocast's type, which has to be bfloat16; the norms bring theirs to the widest type among
+them; all others take what they are given.
 
 ValueError, in one line, names the operation, the operand, what was expected and what was found: shapes or
 types that do not fit; on the CPU also targets out of range, which on a GPU address memory that is not theirs.

@@ -1,5 +1,5 @@
-"""llamac.ops.linear: products of fp8 beside llamac.fp8_reference and float64 of the same codes, and what PyTorch
-asks of an operation.
+"""llamac.ops.linear: products of fp8 beside llamac.fp8_reference and float64 of the same codes, and what
+PyTorch asks of an operation.
 """
 
 import os

@@ -214,7 +214,7 @@ def quantized(x, dtype):
 
 
 def linear(x, weight):
-    """In fp8, recipe "tensor": by torch._scaled_mm on a GPU, else by the reference, which also knows float64."""
+    """In fp8, recipe "tensor": by torch._scaled_mm on a GPU, else by the reference, which knows float64."""
     if x.is_cuda and x.dtype != torch.float64:
         return ScaledLinear.apply(x, weight, *fp8.types(x.device.index, "e5m2"))
     scales = fp8_reference.Scales(["x", "weight", "d"], "tensor", device=str(x.device))
