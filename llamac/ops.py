@@ -5,9 +5,9 @@ vocabulary; `...` any number of dimensions. Storage is float32, bfloat16 or floa
 the same for all operands of a call; arithmetic is float32 (float64 for float64) whatever the storage. Nothing
 waits for the device.
 
-Under autocast, as PyTorch does it for the like operations: attention and linear_cross_entropy take their
-operands in autocast's type, which has to be bfloat16; the norms bring theirs to the widest type among them;
-all others take what they are given.
+Under autocast, as PyTorch does it for the like operations: attention, linear and linear_cross_entropy take
+their operands in autocast's type, which has to be bfloat16; the norms bring theirs to the widest type among
+them; all others take what they are given.
 
 ValueError, in one line, names the operation, the operand, what was expected and what was found: shapes or
 types that do not fit; on the CPU also targets out of range, which on a GPU address memory that is not theirs.
@@ -16,10 +16,12 @@ types that do not fit; on the CPU also targets out of range, which on a GPU addr
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from llamac import extension, flops
+from llamac import extension, flops, fp8
+from llamac.fp8 import DelayedScaling
 
 extension.load()
 _ops = torch.ops.llamac
@@ -131,6 +133,104 @@ def swiglu(gate_up: Tensor) -> Tensor:
     gate_up [..., 2 F]: gate, then up -> [..., F].
     """
     return _ops.swiglu_forward(gate_up)
+
+
+def linear(
+    x: Tensor, weight: Tensor, recipe: str | fp8.Delayed = "tensor", gradients: str | None = None
+) -> Tensor:
+    """x @ weight.T with operands of 8 bits, and so both products of its backward (Micikevicius et al., "FP8
+    Formats for Deep Learning", 2022): x and weight in e4m3, the gradient of the result in e5m2 or e4m3, each
+    times a power of two of its own. docs/fp8.md says what that is.
+
+    x [..., C], weight [K, C], float32 or bfloat16 -> [..., K] and gradients of that type. On a GPU C and K
+    are multiples of 16; where rows are not, the backward's are padded with zeros, which costs a copy.
+    recipe: where scales come from. "tensor": each tensor's own largest value, a pass over it more; no state.
+    DelayedScaling(layers)[k]: those of the step before.
+    gradients: "e5m2" (None) or "e4m3"; with DelayedScaling, its own.
+
+    For the backward it keeps x in 8 bits, and the weight itself. A value beyond the largest becomes the
+    largest; NaN stays NaN. ValueError also for a device without fp8 units.
+    """
+    scaling = None
+    if isinstance(recipe, fp8.Delayed):
+        scaling, layer = recipe
+    elif recipe != "tensor":
+        raise ValueError(f"linear: recipe is {recipe!r}, expected 'tensor' or a layer of DelayedScaling")
+    own = scaling.gradients if scaling else "e5m2"
+    if scaling and gradients not in (None, own):
+        raise ValueError(f"linear: gradients is {gradients!r}, expected {own!r}, that of its DelayedScaling")
+    x, weight = _autocast(x, weight)
+    check_linear(x, weight)
+    types = fp8.types(_index(x), gradients or own)
+    rows = x.reshape(-1, x.shape[-1])
+    wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    if not rows.shape[0]:
+        return F.linear(x, weight)
+    if padding := -rows.shape[0] % fp8.MULTIPLE if x.is_cuda and wanted else 0:
+        rows = F.pad(rows, (0, 0, 0, padding))
+    scales: tuple[Tensor | None, ...] = (None, None)
+    if scaling and scaling.calibrated:
+        scales = scaling.scale[layer], scaling.inverse[layer]
+    if wanted:
+        amax = scaling.amax[layer] if scaling else None
+        out = _Linear.apply(rows, weight, types, *scales, amax)
+    else:
+        out = _linear(rows, weight, types[0], *scales, None)[0]
+    out = out[: out.shape[0] - padding] if padding else out
+    return out.view(*x.shape[:-1], weight.shape[0])
+
+
+def check_linear(x: Tensor, weight: Tensor) -> None:
+    """Raise ValueError where linear() would refuse them."""
+    for name, t in (("x", x), ("weight", weight)):
+        if t.dtype not in (torch.float32, torch.bfloat16) or t.dtype != x.dtype:
+            expected = "float32 or bfloat16, both the same"
+            raise ValueError(f"linear: {name} is {t.dtype}, expected {expected}")
+        if t.dim() < 1 or (name == "weight" and t.shape[1:] != x.shape[-1:]):
+            expected = "[..., C]" if name == "x" else f"[K, {x.shape[-1]}]"
+            raise ValueError(f"linear: {name} has shape {list(t.shape)}, expected {expected}")
+        if t.is_cuda and (t.shape[-1] % fp8.MULTIPLE or (name == "weight" and t.shape[0] % fp8.MULTIPLE)):
+            expected = f"multiples of {fp8.MULTIPLE}, which fp8 on a GPU needs"
+            raise ValueError(f"linear: {name} has shape {list(t.shape)}, expected {expected}")
+    fp8.types(_index(weight), "e5m2")
+
+
+def _index(x: Tensor) -> int | None:
+    """Of x's GPU."""
+    return x.device.index if x.is_cuda else None
+
+
+def _linear(x, weight, values, scale, inverse, amax, keep=False):
+    """The product, and x and weight as they are quantised; x transposed where it is kept."""
+    x8 = fp8.quantize(x, values, 0, scale, inverse, amax, transposed=keep)
+    w8 = fp8.quantize(weight, values, 1, scale, inverse, amax, transposed=False)
+    return fp8.product(x8.codes, x8.inverse, w8.codes, w8.inverse, x.dtype, fast=True), x8, w8
+
+
+class _Linear(torch.autograd.Function):
+    """The weight is quantised again in the backward: its codes transposed would take memory until then."""
+
+    @staticmethod
+    def forward(ctx, x, weight, types, scale, inverse, amax):
+        out, x8, w8 = _linear(x, weight, types[0], scale, inverse, amax, keep=ctx.needs_input_grad[1])
+        kept = weight if ctx.needs_input_grad[0] else None
+        ctx.save_for_backward(x8.transposed, x8.inverse, kept, w8.scale, w8.inverse, scale, inverse)
+        ctx.types, ctx.dtype, ctx.amax = types, x.dtype, amax
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        _refuse_second("linear")
+        x_turned, x_inverse, weight, w_scale, w_inverse, scale, inverse = ctx.saved_tensors
+        wanted, (values, of_gradients) = ctx.needs_input_grad, ctx.types
+        d8 = fp8.quantize(dout, of_gradients, 2, scale, inverse, ctx.amax, wanted[0], wanted[1])
+        dx = dweight = None
+        if wanted[0]:
+            _, w_turned = fp8.codes(weight, values, w_scale, False, True, None)
+            dx = fp8.product(d8.codes, d8.inverse, w_turned, w_inverse, ctx.dtype)
+        if wanted[1]:
+            dweight = fp8.product(d8.transposed, d8.inverse, x_turned, x_inverse, ctx.dtype)
+        return dx, dweight, None, None, None, None
 
 
 def _check_reduction(operation: str, reduction: str, known: tuple[str, ...]) -> None:
@@ -282,14 +382,17 @@ def _(hidden, weight, targets, ignore_index, mean, chunk_bytes, *wanted, **__):
     return round((1 + sum(wanted)) * flops.matmul_forward((hidden, weight)))
 
 
+register_flop_formula(_ops.scaled_matmul)(lambda *shapes, **__: round(flops.matmul_forward(shapes)))
 for _name in ("matmul_forward", "matmul_backward_input", "matmul_backward_weight"):
     _formula = getattr(flops, _name)
     register_flop_formula(getattr(_ops, _name))(lambda *shapes, f=_formula, **__: round(f(shapes)))
 
 
 __all__ = [
+    "DelayedScaling",
     "attention",
     "cross_entropy",
+    "linear",
     "linear_cross_entropy",
     "precompute_cis",
     "repeat_kv",

@@ -99,6 +99,7 @@ def test_what_a_call_must_move_and_compute():
             assert FUNCTIONS[name].work(case_of(name, SIZE, "bf16", "cpu"), backward)[0] == moved, name
     computed = {
         "attention": 2 * b * nh * t * (t + 1) * hd,
+        "linear": 2 * n * c * SIZE["F"],
         "linear_cross_entropy": 2 * n * c * v,
     }
     for name, flops in computed.items():
@@ -372,7 +373,7 @@ def fake_liger(monkeypatch):
 
 def test_liger_is_given_the_same_operation(fake_liger):
     """Its results, put together again, are PyTorch's."""
-    assert set(liger.forms()) == set(FUNCTIONS) - {"precompute_cis", "repeat_kv", "attention"}
+    assert set(liger.forms()) == set(FUNCTIONS) - {"precompute_cis", "repeat_kv", "attention", "linear"}
     for name, form in liger.forms().items():
         function = FUNCTIONS[name]
         inputs = function.inputs(case_of(name, SIZE, "f32", "cpu"))

@@ -301,6 +301,7 @@ void backward_attention(Model& m, int64_t layer, unsigned again, bool accumulate
         const Tensor dx = heads(m, d.dqkv, range.first, range.count);
         rope_backward(m.context, {.dx = dx, .dout = dx, .cis = d.cis, .interleaved = false});
     }
+    if (m.fp8) show(m, "dact." + std::to_string(layer) + ".qkv", d.dqkv);  // as it is quantised
     linear_backward_input(m, qkv, d.dnorm, d.dqkv);
     show_gradient(m, layer, &BlockActivations::input_norm, d.dnorm);
     backward_norm(m, w.input_norm, again & input_norm_part ? a.input_norm : Tensor{}, residual_in(m, layer),

@@ -1,6 +1,7 @@
 """python -m llamac.bench: the functions of llamac.ops as a model calls them, beside PyTorch eager,
 torch.compile and Liger (where it is installed), forward and forward with backward; attention also beside
-scaled_dot_product_attention by FlashAttention-2 and by cuDNN ("sdpa flash", "sdpa cudnn").
+scaled_dot_product_attention by FlashAttention-2 and by cuDNN ("sdpa flash", "sdpa cudnn"). linear is in fp8,
+eager by torch._scaled_mm on a GPU; "storage" is F.linear in --dtype.
 
 Widths are those of Llama 3.2 1B, 3.1 8B and 70B at 2 x 8192 tokens; on a CPU the small preset "tiny". Data
 is normal. Baselines take turns within one run; inputs and outputs rotate through more memory than the caches
@@ -145,6 +146,10 @@ def main(arguments: list[str] | None = None) -> int:
     names = options.operation or list(measure.FUNCTIONS)
     for name in set(names) - measure.FUNCTIONS.keys():
         raise InputError(f"--operation {name}: expected one of {', '.join(measure.FUNCTIONS)}")
+    for name in names[:]:
+        if why := measure.FUNCTIONS[name].unsupported(device):
+            say(f"{name} is left out: {why}")
+            names.remove(name)
     options.out.mkdir(parents=True, exist_ok=True)
     rows: list[dict] = []
 
