@@ -89,11 +89,11 @@ int64_t largest_operand(const Job& job, const std::vector<int64_t>& size) {
 std::vector<int64_t> checked_sizes(const Job& job) {
     constexpr int64_t most = 1 << 22, longest = 512;
     std::vector<int64_t> size = job.size;
-    for (const char* letter : {"B", "T", "N", "P", "V", "C", "K"}) {
+    for (const char* letter : {"B", "T", "S", "N", "P", "V", "C", "K"}) {
         const int found = job.op->find_dimension(letter);
         if (found < 0) continue;
         const size_t d = static_cast<size_t>(found);
-        if (*letter == 'T') size[d] = std::min(size[d], longest);
+        if (*letter == 'T' || *letter == 'S') size[d] = std::min(size[d], longest);
         while (size[d] > 1 && largest_operand(job, size) > most) size[d] = (size[d] + 1) / 2;
     }
     return size;
@@ -146,6 +146,9 @@ std::vector<Job> jobs_of(const Benchmark& b, const Flags& flags) {
             fail("--shape ", item, ": expected LETTER=SIZE with a letter of ", op.name, "'s shapes");
         widths[letter] = value;
     }
+    for (const DimensionInfo& d : op.dimensions)  // as many keys as queries, where nobody says
+        if (d.at_most >= 0)
+            widths.emplace(op.dimensions[static_cast<size_t>(d.at_most)].name, widths.at(d.name));
     std::vector<Job> jobs;
     for (const Variant& v : op.variants)
         for (const Instantiation& e : v.instantiations) {
@@ -241,11 +244,22 @@ Operands make_operands(const Job& job) {
             set[static_cast<size_t>(job.op->find_operand(output))].data =
                 set[static_cast<size_t>(job.op->find_operand(input))].data;
     for (const ScalarInfo& s : job.op->scalars)
-        r.scalars.push_back(s.kind == 'b' ? Scalar(false) : scalar_for(s, 0));
+        r.scalars.push_back(s.kind == 'b' ? Scalar(s.missing.value_or(0) != 0) : scalar_for(s, 0));
     return r;
 }
 
 // ---- check and time
+
+// The bool scalars of a call that leaves them out, as make_case takes them.
+unsigned flags_left_out(const Operation& op) {
+    unsigned flags = 0, bit = 1;
+    for (const ScalarInfo& s : op.scalars) {
+        if (s.kind != 'b') continue;
+        if (s.missing.value_or(0)) flags |= bit;
+        bit <<= 1;
+    }
+    return flags;
+}
 
 // The error's share of its bound for every variant and block size. A wrong one is said, and counted.
 struct Checker {
@@ -254,7 +268,7 @@ struct Checker {
     int failed = 0;
 
     explicit Checker(const Job& job)
-        : c(make_case(*job.op, *job.types, job.checked, 0, false, 0, job.nulls)) {
+        : c(make_case(*job.op, *job.types, job.checked, 0, false, flags_left_out(*job.op), job.nulls)) {
         take_from_forward(c);
         truth = truth_of(c);
     }

@@ -476,8 +476,8 @@ int64_t sums_bytes(int64_t B, int64_t time, int64_t NH, int64_t HD) {
 
 void attention_backward_flash(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                               View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                              View<const bf16, 4> k, View<const bf16, 4> v, double scale,
-                              LaunchContext context) {
+                              View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2>,
+                              double scale, bool, int64_t, LaunchContext context) {
     (q.shape[3] == 64 ? launch_backward<64> : launch_backward<128>)(dq, dk, dv, dout, out, lse, q, k, v,
                                                                     static_cast<float>(scale), context);
 }
@@ -489,7 +489,8 @@ int64_t attention_backward_flash_workspace(const Call& call) {
 void attention_backward_flash_atomic(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv,
                                      View<const bf16, 4> dout, View<const bf16, 4> out,
                                      View<const float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
-                                     View<const bf16, 4> v, double scale_, LaunchContext context) {
+                                     View<const bf16, 4> v, View<const int32_t, 2>, double scale_, bool,
+                                     int64_t, LaunchContext context) {
     const float scale = static_cast<float>(scale_);
     on_pass(q.shape[3], [&](auto head, auto pass) {
         constexpr int HD = decltype(head)::value;

@@ -204,13 +204,13 @@ void launch_forward(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q
 }  // namespace
 
 void attention_forward_flash(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
-                             View<const bf16, 4> k, View<const bf16, 4> v, double scale,
-                             LaunchContext context) {
+                             View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2>,
+                             double scale, bool, int64_t, LaunchContext context) {
     (q.shape[3] == 64 ? launch_forward<64> : launch_forward<128>)(out, lse, q, k, v, scale, context);
 }
 
 bool flash_supports(const Call& call) {
-    if (call["HD"] != 64 && call["HD"] != 128) return false;
+    if (!is_plain_causal(call) || (call["HD"] != 64 && call["HD"] != 128)) return false;
     if (call["T"] > (1 << 30) || call.number("scale") <= 0) return false;
     bool whole = true;
     for (size_t i = 0; i < call.op->operands.size(); i++) {
