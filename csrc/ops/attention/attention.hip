@@ -122,13 +122,16 @@ void attention_backward_reference(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, V
 }
 
 // The tests stand beside the kernels.
-constexpr const char* limits =
+constexpr Constraints flash_constraints{
+    "HD a multiple of 8 up to 128, T and S at most 2^30, scale above 0, heads that begin at multiples of 16 "
+    "bytes",
+    flash_supports};
+#if defined(LLAMAC_WARPGROUPS)
+constexpr Constraints wgmma_constraints{
     "HD 64 or 128, causal, T = S at most 2^30, no first, no window below T, scale above 0, heads that begin "
     "at "
-    "multiples of 16 bytes";
-constexpr Constraints flash_constraints{limits, flash_supports};
-#if defined(LLAMAC_WARPGROUPS)
-constexpr Constraints wgmma_constraints{limits, wgmma_supports};
+    "multiples of 16 bytes",
+    wgmma_supports};
 constexpr const char* hopper = "NVIDIA sm_90";
 #endif
 
