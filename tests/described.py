@@ -107,7 +107,7 @@ def repeat_kv_backward(i):
 
 def visible(i, causal, window):
     """Which keys a query sees [B or 1,1,T,S]; None where it is all up to its own of as many keys as queries."""
-    (T, S), first = (i[name].shape[1] for name in "qk"), i["first"]
+    (T, S), first = (i[name].shape[1] for name in "qk"), i.get("first")
     if causal and not window and first is None and T == S:
         return None
     own, key = torch.arange(S - T, S)[:, None], torch.arange(S)

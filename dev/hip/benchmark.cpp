@@ -58,6 +58,7 @@ const std::map<std::string, Widths> presets = {
 struct Flags {
     std::string variant, preset = "8b", dtype = "bf16";
     std::vector<std::string> shape;
+    int64_t documents = 0;  // rows of a document, where an operation can have them; 0: no documents
     bool json = false;
 };
 
@@ -75,6 +76,7 @@ struct Job {
     std::vector<int64_t> size, checked;  // by dimension: what is timed, what is checked
     std::string label;                   // "T=bf16 G=f32", and what is left out
     unsigned nulls = 0;                  // as make_case takes them
+    int64_t documents = 0;
 };
 
 int64_t largest_operand(const Job& job, const std::vector<int64_t>& size) {
@@ -152,7 +154,7 @@ std::vector<Job> jobs_of(const Benchmark& b, const Flags& flags) {
     std::vector<Job> jobs;
     for (const Variant& v : op.variants)
         for (const Instantiation& e : v.instantiations) {
-            Job job{&op, &b, &e, {}, {}, type_label(op, e)};
+            Job job{&op, &b, &e, {}, {}, type_label(op, e), 0, flags.documents};
             const bool in_type =
                 op.types.empty() || type_of(op, e, 0) == op.types.front().beside(float_dtype(flags.dtype));
             const bool wanted = v.backend == Backend::device && in_type;
@@ -189,7 +191,12 @@ std::vector<uint8_t> pattern(const Job& job, size_t operand) {
     for (int64_t i = 0; i < count; i++) {
         if (i % 4 == 0) block = random_block(3, 0, stream, i / 4);
         const uint32_t random = block.bits[i % 4];
-        const double value = o.bound >= 0               ? random % job.size[o.bound]
+        const auto begin_of_document = [&] {
+            const int64_t rows = job.size[o.shape[1].symbol], row = job.size[o.begins] - rows + i % rows;
+            return row / job.documents * job.documents;
+        };
+        const double value = o.begins >= 0              ? begin_of_document()
+                             : o.bound >= 0             ? random % job.size[o.bound]
                              : info(dtype).is_integer() ? 1 + random % 9
                              : positive                 ? 0.5 + uniform(random)
                                                         : random_normal(3, 0, stream, i);
@@ -369,7 +376,12 @@ void print_table(const Job& job, const Result& r, const Limit& limit) {
 
 int run_all(const std::vector<Benchmark>& benchmarks, const Flags& flags) {
     int failed = 0;
-    for (const Benchmark& b : benchmarks)
+    for (Benchmark b : benchmarks) {
+        if (flags.documents)
+            std::erase_if(b.absent, [&](const char* name) {
+                const Operation& op = find_operation(b.operation);
+                return op.operands[static_cast<size_t>(op.find_operand(name))].begins >= 0;
+            });
         for (const Job& job : jobs_of(b, flags)) {
             Checker checker(job);
             const Result result = time_job(job, flags, checker);
@@ -381,6 +393,7 @@ int run_all(const std::vector<Benchmark>& benchmarks, const Flags& flags) {
             std::fflush(stdout);
             failed += checker.failed;
         }
+    }
     return failed ? 1 : 0;
 }
 
@@ -393,6 +406,8 @@ int run_benchmarks(int argc, char** argv, const std::vector<Benchmark>& benchmar
     app.add_option("--preset", flags.preset, "widths")->check(CLI::IsMember({"8b", "small", "tiny"}));
     app.add_option("--shape", flags.shape, "sizes by dimension letter, as in N=16384,C=4096")->delimiter(',');
     app.add_option("--dtype", flags.dtype, "storage")->check(CLI::IsMember({"bf16", "f32"}));
+    app.add_option("--documents", flags.documents, "rows of a document, of attention")
+        ->check(CLI::PositiveNumber);
     app.add_flag("--json", flags.json, "a JSON object a line");
     try {
         app.parse(argc, argv);

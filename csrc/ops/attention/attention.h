@@ -63,7 +63,7 @@ using BackwardLauncher = void(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> 
 using WorkspaceBytes = int64_t(const Call& call);
 
 // flash_forward.hip, flash_backward.hip
-bool flash_supports(const Call& call);
+bool flash_supports(const Call& call), plain_flash_supports(const Call& call);
 ForwardLauncher attention_forward_flash;
 BackwardLauncher attention_backward_flash, attention_backward_flash_atomic;
 WorkspaceBytes attention_backward_flash_workspace, attention_backward_flash_atomic_workspace;

@@ -126,12 +126,13 @@ constexpr Constraints flash_constraints{
     "HD a multiple of 8 up to 128, T and S at most 2^30, scale above 0, heads that begin at multiples of 16 "
     "bytes",
     flash_supports};
-#if defined(LLAMAC_WARPGROUPS)
-constexpr Constraints wgmma_constraints{
+constexpr const char* plain =
     "HD 64 or 128, causal, T = S at most 2^30, no first, no window below T, scale above 0, heads that begin "
     "at "
-    "multiples of 16 bytes",
-    wgmma_supports};
+    "multiples of 16 bytes";
+constexpr Constraints flash_atomic_constraints{plain, plain_flash_supports};
+#if defined(LLAMAC_WARPGROUPS)
+constexpr Constraints wgmma_constraints{plain, wgmma_supports};
 constexpr const char* hopper = "NVIDIA sm_90";
 #endif
 
@@ -239,7 +240,7 @@ Operation attention_backward(
       .idea = "as flash on matrix cores, in one pass, dq by 128-bit atomic adds",
       .backend = Backend::device,
       .instantiations = instantiations<attention_backward_flash_atomic>(),
-      .supports = flash_constraints,
+      .supports = flash_atomic_constraints,
       .workspace = attention_backward_flash_atomic_workspace,
       .deterministic = false},
      {"naive",

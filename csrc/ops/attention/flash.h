@@ -34,12 +34,15 @@ __device__ inline int larger(int a, int b) {
 
 // What the queries of one sequence see, in the kernels that have masks: rows behind the last query see what it sees.
 struct Sight {
-    const int32_t* first;  // of the sequence, or null
+    const int32_t*
+        first;         // [B,T], or null: as the kernel gets it, or the compiler cannot tell memory from LDS
+    int64_t sequence;  // where the sequence's begin
     int queries, keys, window;
     bool causal;
 
     __device__ Sight(const Visible& v, int64_t batch)
-        : first(v.first ? v.first + batch * v.queries : nullptr),
+        : first(v.first),
+          sequence(batch * v.queries),
           queries(static_cast<int>(v.queries)),
           keys(static_cast<int>(v.keys)),
           window(static_cast<int>(v.window < v.keys ? v.window : 0)),
@@ -49,7 +52,7 @@ struct Sight {
         t = existing(t);
         const int own = keys - queries + t;
         int from = window > 0 ? own - window + 1 : 0;
-        if (first) from = larger(from, smaller(first[t], own));  // the values are not checked
+        if (first) from = larger(from, smaller(first[sequence + t], own));  // the values are not checked
         return larger(from, 0);
     }
     __device__ int end(int t) const { return causal ? keys - queries + existing(t) + 1 : keys; }

@@ -16,7 +16,7 @@
 //     workspace is delta, f32[B,NH,T].
 // flash_atomic: the keys' kernel alone: its blocks hand ds' around in LDS and add the step's ds k to dq in memory, in
 //     fp32, in whatever order they come: not deterministic. The workspace is dq's sums, after which a kernel
-//     rounds them, and delta.
+//     rounds them, and delta. It knows no masks: MI300X has no scalar registers left for them.
 #include "ops/attention/attention.h"
 #include "ops/attention/flash.h"
 
@@ -254,8 +254,7 @@ __global__ void __launch_bounds__(Pass<HD>::threads)
             }
     __syncthreads();
     store_tile<C::step, HD, C::threads>(row_of(dq, head / heads, step * C::step, head % heads), dq.stride[1],
-                                        rounded, static_cast<int>(time - step * C::step),
-                                        static_cast<int>(dq.shape[3]));
+                                        rounded, static_cast<int>(time - step * C::step));
 }
 
 // The keys' kernel of both variants. dq_sums: of flash_atomic, C::step * HD a step of a head.
@@ -372,13 +371,13 @@ __global__ void __launch_bounds__(Keys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     backward_of_keys<Keys<HD>, HD, masked>(dk, dv, dout, lse, delta, q, k, v, visible, scale, nullptr);
 }
 
-template <int HD, bool masked>
+template <int HD>
 __global__ void __launch_bounds__(Pass<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     attention_backward_flash_atomic_kernel(float* dq_sums, View<bf16, 4> dk, View<bf16, 4> dv,
                                            View<const bf16, 4> dout, const float* lse, const float* delta,
                                            View<const bf16, 4> q, View<const bf16, 4> k,
                                            View<const bf16, 4> v, Visible visible, float scale) {
-    backward_of_keys<Pass<HD>, HD, masked>(dk, dv, dout, lse, delta, q, k, v, visible, scale, dq_sums);
+    backward_of_keys<Pass<HD>, HD, false>(dk, dv, dout, lse, delta, q, k, v, visible, scale, dq_sums);
 }
 
 template <int HD, bool masked>
@@ -471,6 +470,17 @@ unsigned blocks_of(const View<const bf16, 4>& rows) {
     return blocks_for((rows.shape[1] + C::rows - 1) / C::rows * rows.shape[2] * rows.shape[0], 1);
 }
 
+// f(Pass<HD, Machine of the device that is there>).
+template <class F>
+void on_pass(int64_t HD, F f) {
+    on_machine([&](auto machine) {
+        using M = decltype(machine);
+        if (HD == 64)
+            f(std::integral_constant<int, 64>{}, Pass<64, M>{});
+        else
+            f(std::integral_constant<int, 128>{}, Pass<128, M>{});
+    });
+}
 // Bytes of dq's sums: whole steps.
 template <class C>
 int64_t sums_bytes(int64_t B, int64_t time, int64_t NH, int64_t HD) {
@@ -515,31 +525,25 @@ void attention_backward_flash_atomic(View<bf16, 4> dq, View<bf16, 4> dk, View<bf
                                      bool causal, int64_t window, LaunchContext context) {
     const float scale = static_cast<float>(scale_);
     const Visible visible(q, k, first, causal, window);
-    on_heads(visible, q, [&](auto head, auto masked) {
+    on_pass(q.shape[3], [&](auto head, auto pass) {
         constexpr int HD = decltype(head)::value;
-        on_machine([&](auto machine) {
-            using C = Pass<HD, decltype(machine)>;
-            const int64_t bytes = sums_bytes<C>(q.shape[0], q.shape[1], q.shape[2], HD);
-            float *const sums = static_cast<float*>(context.workspace), *const delta = sums + bytes / 4;
-            CHECK(hipMemsetAsync(sums, 0, static_cast<size_t>(bytes), context.stream));
-            find_delta<HD>(delta, dout, out, context);
-            launch(
-                Grid(blocks_of<C>(k), C::threads, context.stream, C::tiles_end + 2 * sizeof(Statistics<C>)),
-                attention_backward_flash_atomic_kernel<HD, decltype(masked)::value>, sums, dk, dv, dout,
-                lse.data, delta, q, k, v, visible, scale);
-            launch(Grid(blocks_for(bytes / 4, C::step * HD), C::threads, context.stream, C::step_bytes),
-                   attention_backward_flash_atomic_kernel_round<HD>, dq, sums, scale);
-        });
+        using C = decltype(pass);
+        const int64_t bytes = sums_bytes<C>(q.shape[0], q.shape[1], q.shape[2], HD);
+        float *const sums = static_cast<float*>(context.workspace), *const delta = sums + bytes / 4;
+        CHECK(hipMemsetAsync(sums, 0, static_cast<size_t>(bytes), context.stream));
+        find_delta<HD>(delta, dout, out, context);
+        launch(Grid(blocks_of<C>(k), C::threads, context.stream, C::tiles_end + 2 * sizeof(Statistics<C>)),
+               attention_backward_flash_atomic_kernel<HD>, sums, dk, dv, dout, lse.data, delta, q, k, v,
+               visible, scale);
+        launch(Grid(blocks_for(bytes / 4, C::step * HD), C::threads, context.stream, C::step_bytes),
+               attention_backward_flash_atomic_kernel_round<HD>, dq, sums, scale);
     });
 }
 
 int64_t attention_backward_flash_atomic_workspace(const Call& call) {
     int64_t bytes = attention_backward_flash_workspace(call);
-    on_machine([&](auto machine) {
-        using M = decltype(machine);
-        const int64_t B = call["B"], T = call["T"], NH = call["NH"];
-        bytes += call["HD"] <= 64 ? sums_bytes<Pass<64, M>>(B, T, NH, 64)
-                                  : sums_bytes<Pass<128, M>>(B, T, NH, 128);
+    on_pass(call["HD"], [&](auto, auto pass) {
+        bytes += sums_bytes<decltype(pass)>(call["B"], call["T"], call["NH"], call["HD"]);
     });
     return bytes;
 }

@@ -226,6 +226,10 @@ void attention_forward_flash(View<bf16, 4> out, View<float, 3> lse, View<const b
     });
 }
 
+bool plain_flash_supports(const Call& call) {
+    return (call["HD"] == 64 || call["HD"] == 128) && is_plain_causal(call) && flash_supports(call);
+}
+
 bool flash_supports(const Call& call) {
     if (call["HD"] % 8 || call["HD"] > 128) return false;
     if (call["T"] > (1 << 30) || call["S"] > (1 << 30) || call.number("scale") <= 0) return false;

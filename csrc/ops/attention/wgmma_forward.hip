@@ -218,8 +218,7 @@ void attention_forward_wgmma(View<bf16, 4> out, View<float, 3> lse, View<const b
 }
 
 bool wgmma_supports(const Call& call) {
-    return device_properties().warpgroups && (call["HD"] == 64 || call["HD"] == 128) &&
-           is_plain_causal(call) && flash_supports(call);
+    return device_properties().warpgroups && plain_flash_supports(call);
 }
 
 }  // namespace llamac
