@@ -115,15 +115,32 @@ def repeat_kv(x: Tensor, heads: int) -> Tensor:
     return _ops.repeat_kv_forward(x, heads)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
-    """Causal softmax(scale * q k^T) v, by tiles that never leave the chip (Dao, "FlashAttention-2", 2023), NH
-    / NKV query heads sharing a key/value head (Ainslie et al., "GQA", 2023).
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None = None,
+    *,
+    first: Tensor | None = None,
+    window: int | None = None,
+    causal: bool = True,
+) -> Tensor:
+    """softmax(scale * q k^T) v over the keys that each query sees, by tiles that never leave the chip (Dao,
+    "FlashAttention-2", 2023), NH / NKV query heads sharing a key/value head (Ainslie et al., "GQA", 2023).
 
-    q [B, T, NH, HD], k and v [B, T, NKV, HD], any strides but the last dimension's -> [B, T, NH, HD].
-    scale: None for 1 / sqrt(HD).
+    q [B, T, NH, HD], k and v [B, S, NKV, HD], any strides but the last dimension's -> [B, T, NH, HD].
+    The queries are the last T of S positions, as with keys that a cache keeps: query t stands at S - T + t. It
+    sees no later key (causal, where T is at most S), none before first[b, t], and the last `window` keys alone,
+    its own among them, as Mistral's sliding_window.
+    first: int32 [B, T], the first position of each query's document: it never decreases along a sequence, and is
+    at most the query's own position. In a device's memory its values are not checked. scale: None for 1 / sqrt(HD).
     """
+    if window is not None and window < 1:
+        raise ValueError(f"attention: window is {window}, expected 1 or more, or None for none")
     q, k, v = _autocast(q, k, v)
-    out, _ = _ops.attention_forward(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    first = None if first is None else first.int()
+    out, _ = _ops.attention_forward(q, k, v, first, scale, causal, window or 0)
     return out
 
 
@@ -363,18 +380,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 @register_flop_formula(_ops.attention_forward)
-def _(*shapes, **__):
-    return round(flops.attention_forward(shapes) * _whole(shapes[0][1]))
+def _(q, k, *_, **__):
+    return round(flops.attention_forward((q,), causal=False, keys=k[1]))
 
 
 @register_flop_formula(_ops.attention_backward)
-def _(*shapes, **__):
-    return round(flops.attention_backward(shapes) * _whole(shapes[0][1]))
-
-
-def _whole(T: int) -> float:
-    """All pairs of positions over those of a position and those before it."""
-    return 2 * T / (T + 1)
+def _(dout, out, lse, q, k, *_, **__):
+    return round(flops.attention_backward((dout,), causal=False, keys=k[1]))
 
 
 @register_flop_formula(_ops.linear_cross_entropy)

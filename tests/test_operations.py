@@ -14,13 +14,17 @@ import torch
 from described import (
     ADAMW,
     ADAMW_SCALARS,
+    CACHED,
     CASES,
     DTYPES,
     HEADS,
     OPERATIONS,
+    SCALE,
     Case,
     adamw,
     as_type,
+    attention_backward,
+    attention_forward,
     make_inputs,
     rope_backward,
     rope_forward,
@@ -98,7 +102,7 @@ def arithmetic_of(op: dict, types: list[str]) -> str:
 
 
 def check(op, variant, types, sizes, case, seed=0, spoil=lambda outputs: None) -> list[str]:
-    values = make_inputs(op, types, sizes, seed)
+    values = make_inputs(op, types, sizes, seed, case.absent, **case.mask)
     context = sizes | {"stat": torch.float64 if "f64" in types else torch.float32}
     theirs = case.torch(as_type(values, None) | context)
     truth = case.torch(as_type(values, torch.float64) | sizes | {"stat": torch.float64})
@@ -156,6 +160,19 @@ def test_operation(operation, variant, types):
     ):
         pytest.skip("bf16 moments are rounded stochastically: test_stochastic_rounding")
     check_shapes(op, variant, types, case)
+
+
+@pytest.mark.parametrize("mask", [(True, 0), (True, 19), (False, 0), (False, 5)], ids=str)
+@pytest.mark.parametrize("absent", [(), ("first",)], ids=["documents", "one document"])
+@pytest.mark.parametrize("function", [attention_forward, attention_backward])
+def test_masked_attention(function, absent, mask):
+    op, known = OPERATIONS[function.__name__], dict(zip(("causal", "window"), mask))
+    backward = function is attention_backward
+    case = Case(partial(function, **known), CACHED, (SCALE, *mask), backward, absent, known)
+    for v in op["variants"]:
+        for types in v["types"]:
+            if not v["chip"]:
+                check_shapes(op, v["name"], types, case)
 
 
 @pytest.mark.parametrize("fault", ["nan", "zero", "swapped", "scaled"])

@@ -282,7 +282,7 @@ def test_what_only_the_backward_reads_has_no_derivative():
     out, rstd = torch.ops.llamac.rmsnorm_forward(x, weight, EPS)
     assert out.requires_grad and not rstd.requires_grad
     q, k = (randn(1, 3, heads, 16).requires_grad_() for heads in (4, 2))
-    out, lse = torch.ops.llamac.attention_forward(q, k, k, SCALE)
+    out, lse = torch.ops.llamac.attention_forward(q, k, k, None, SCALE)
     assert out.requires_grad and not lse.requires_grad
 
 

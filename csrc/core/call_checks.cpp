@@ -52,6 +52,27 @@ void check_indices(const Operation& op, std::span<const Tensor> tensors, size_t 
     }
 }
 
+// Non-decreasing along each sequence, and no later than the row's own position.
+void check_begins(const Operation& op, std::span<const Tensor> tensors, size_t i) {
+    const Operand& o = op.operands[i];
+    const Tensor& t = tensors[i];
+    if (!t.data || t.rank != 2 || t.dtype != DType::i32 || !t.contiguous()) return;
+    const int64_t rows = t.shape[1], seen = size_of_dimension(op, tensors, o.begins), before = seen - rows;
+    // run() has yet to compare the shapes.
+    if (seen == 0 || rows != size_of_dimension(op, tensors, o.shape[1].symbol)) return;
+    for (int64_t b = 0; b < t.shape[0]; b++)
+        for (int64_t n = 0, last = 0; n < rows; n++) {
+            const int64_t value = t.as<int32_t>()[b * rows + n];
+            const auto refuse = [&](auto... expected) {
+                fail(op.name, ": ", o.name, "[", b, ",", n, "] is ", value, ", expected ", expected...);
+            };
+            if (value < 0) refuse("0 or more");
+            if (value > before + n) refuse("at most ", before + n, ", the row's own position");
+            if (value < last) refuse("at least ", last, ", the value before it");
+            last = value;
+        }
+}
+
 // ---- overlaps
 
 struct ByteRange {
@@ -150,6 +171,9 @@ void check_alignment(const Operation& op, const Operand& o, const Tensor& t) {
 
 void check_scalars(const Operation& op, std::span<const Scalar> scalars) {
     for (const Operand& o : op.operands) exception_of(op, o, scalars);
+    for (size_t s = 0; s < scalars.size() && s < op.scalars.size(); s++)
+        if (op.scalars[s].not_negative && scalars[s].integer < 0)
+            fail(op.name, ": ", op.scalars[s].name, " is ", scalars[s].integer, ", expected 0 or more");
 }
 
 void check_memory(const Operation& op, std::span<const Tensor> tensors, std::span<const Scalar> scalars,
@@ -163,6 +187,7 @@ void check_memory(const Operation& op, std::span<const Tensor> tensors, std::spa
         check_alignment(op, o, tensors[i]);
         if (o.output && o.strided && !has_distinct_elements(tensors[i]))
             fail(op.name, ": ", o.name, " overlaps itself, expected strides that keep its elements apart");
+        if (o.begins >= 0 && memory == Backend::host) check_begins(op, tensors, i);
         if (o.bound >= 0 && memory == Backend::host) check_indices(op, tensors, i, scalars, wide >> i & 1);
     }
     for (size_t i = 0; i < static_cast<size_t>(op.outputs); i++)

@@ -35,6 +35,7 @@ struct Operand {
     bool output = false, nullable = false, in_place = false, strided = false, positive = false, mean = false;
     bool rounded = false;  // its values have the precision of the storage type, the first letter's
     int bound = -1;        // <V: the dimension that limits the values of indices
+    int begins = -1;       // begins(S): the rows stand at that dimension's last elements; values are first keys
     int except = -1;       // except(...): the scalar whose value is no index and marks rows that do not count
     int adds_if = -1;      // adds_if(...): the scalar that decides whether an output is added to or written
     int random = -1;       // random(...): the scalar that seeds stochastic rounding
@@ -50,6 +51,7 @@ struct ScalarInfo {
     char kind;                      // 'f' float or double, 'i' int64_t, 'b' bool
     std::vector<double> values;     // what tests take, in turns
     std::optional<double> missing;  // the value in calls that leave it out, with all scalars behind it
+    bool not_negative = false;      // >=0
 };
 
 struct DimensionInfo {
@@ -57,6 +59,8 @@ struct DimensionInfo {
     bool may_be_zero = false;  // empty(N): a call with 0 of them computes nothing
     bool splits = false;       // rows(N): callers may pass several dimensions whose product it is
     int multiple_of = -1;      // multiple(NH, NKV)
+    int at_most = -1;          // at_most(T, S, causal): the dimension that it may not exceed
+    int at_most_if = -1;       // in calls where this scalar is true
 };
 
 // The value in calls that leave a scalar out, as C++ and torch's schemas write it; empty: none may.

@@ -139,6 +139,18 @@ void check_multiples(const Operation& op, const int64_t* size) {
     }
 }
 
+// No more queries than keys, say.
+void check_limits(const Operation& op, std::span<const Scalar> scalars, const int64_t* size) {
+    for (size_t d = 0; d < op.dimensions.size(); d++) {
+        const DimensionInfo& limited = op.dimensions[d];
+        if (limited.at_most < 0 || !scalars[static_cast<size_t>(limited.at_most_if)].integer) continue;
+        if (size[d] > size[limited.at_most])
+            fail(op.name, ": ", limited.name, " = ", size[d], ", expected at most ",
+                 op.dimensions[static_cast<size_t>(limited.at_most)].name, " = ", size[limited.at_most],
+                 " where ", op.scalars[static_cast<size_t>(limited.at_most_if)].name);
+    }
+}
+
 // A call without rows launches nothing: what is left to write are sums and means over none.
 bool is_empty(std::span<const Tensor> tensors) {
     return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t.elements() == 0; });
@@ -214,6 +226,7 @@ void run(const Operation& op, std::span<const Tensor> tensors, std::span<const S
         check_operand(op, op.operands[i], tensors[i], size, types);
     }
     check_multiples(op, size);
+    check_limits(op, scalars, size);
     Call call{&op, tensors.data(), scalars.data(), size, {context.stream, 0, nullptr, context}};
     Workspace own;
     if (!context.workspace) call.launch.caller.workspace = &own;

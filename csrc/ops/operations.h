@@ -68,36 +68,42 @@ inline void adamw_quantize(const Context& context, const AdamwQuantizeCall& call
 // gradients of attention_forward
 struct AttentionBackwardCall {
     Required dq;  // T[B,T,NH,HD]
-    Required dk;  // T[B,T,NKV,HD]
-    Required dv;  // T[B,T,NKV,HD]
+    Required dk;  // T[B,S,NKV,HD]
+    Required dv;  // T[B,S,NKV,HD]
     Required dout;  // T[B,T,NH,HD]
     Required out;  // T[B,T,NH,HD]
     Required lse;  // A[B,NH,T]
     Required q;  // T[B,T,NH,HD]
-    Required k;  // T[B,T,NKV,HD]
-    Required v;  // T[B,T,NKV,HD]
+    Required k;  // T[B,S,NKV,HD]
+    Required v;  // T[B,S,NKV,HD]
+    Tensor first = {};  // i32[B,T]
     Real scale;
+    Flag causal = true;
+    Integer window = 0;
 };
 inline void attention_backward(const Context& context, const AttentionBackwardCall& call) {
     static const Operation& operation = find_operation("attention_backward");
-    const Tensor tensors[] = {call.dq, call.dk, call.dv, call.dout, call.out, call.lse, call.q, call.k, call.v};
-    const Scalar scalars[] = {call.scale};
+    const Tensor tensors[] = {call.dq, call.dk, call.dv, call.dout, call.out, call.lse, call.q, call.k, call.v, call.first};
+    const Scalar scalars[] = {call.scale, call.causal, call.window};
     run(operation, tensors, scalars, context);
 }
 
-// out = causal softmax(scale * q * transposed k) * v
+// out = softmax(scale * q * transposed k) * v over the keys that a query sees
 struct AttentionForwardCall {
     Required out;  // T[B,T,NH,HD]
     Required lse;  // A[B,NH,T]
     Required q;  // T[B,T,NH,HD]
-    Required k;  // T[B,T,NKV,HD]
-    Required v;  // T[B,T,NKV,HD]
+    Required k;  // T[B,S,NKV,HD]
+    Required v;  // T[B,S,NKV,HD]
+    Tensor first = {};  // i32[B,T]
     Real scale;
+    Flag causal = true;
+    Integer window = 0;
 };
 inline void attention_forward(const Context& context, const AttentionForwardCall& call) {
     static const Operation& operation = find_operation("attention_forward");
-    const Tensor tensors[] = {call.out, call.lse, call.q, call.k, call.v};
-    const Scalar scalars[] = {call.scale};
+    const Tensor tensors[] = {call.out, call.lse, call.q, call.k, call.v, call.first};
+    const Scalar scalars[] = {call.scale, call.causal, call.window};
     run(operation, tensors, scalars, context);
 }
 

@@ -79,7 +79,9 @@ struct Gradients {
     void keep(AutogradContext& ctx, const std::vector<c10::IValue>& call, const variable_list& found) const {
         variable_list saved, constant;
         for (const size_t i : tensors)
-            saved.push_back(i < call.size() ? call[i].toTensor() : found[i - call.size()]);
+            saved.push_back(i >= call.size()   ? found[i - call.size()]
+                            : call[i].isNone() ? at::Tensor()
+                                               : call[i].toTensor());
         for (const Number& n : numbers)
             ctx.saved_data[n.name] = n.argument < form.leading.size()
                                          ? c10::IValue(call[n.argument].toTensor().sym_size(n.dimension))
@@ -174,7 +176,7 @@ struct Gradients {
         if (!needed) return;
         Stack stack;
         for (const Source& s : step.arguments) {
-            if (s.kind == Source::tensor)
+            if (s.kind == Source::tensor && saved[s.index].defined())
                 stack.emplace_back(saved[s.index]);
             else if (s.kind == Source::number)
                 stack.push_back(ctx.saved_data[numbers[s.index].name]);

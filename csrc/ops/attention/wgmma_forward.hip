@@ -211,14 +211,14 @@ void launch_forward(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q
 }  // namespace
 
 void attention_forward_wgmma(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
-                             View<const bf16, 4> k, View<const bf16, 4> v, double scale,
-                             LaunchContext context) {
+                             View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2>,
+                             double scale, bool, int64_t, LaunchContext context) {
     (q.shape[3] == 64 ? launch_forward<64> : launch_forward<128>)(out, lse, q, k, v,
                                                                   static_cast<float>(scale), context);
 }
 
 bool wgmma_supports(const Call& call) {
-    return device_properties().warpgroups && flash_supports(call);
+    return device_properties().warpgroups && plain_flash_supports(call);
 }
 
 }  // namespace llamac
