@@ -157,17 +157,25 @@ def of_ranks(ranks: dict[bytes, int]) -> Tokenizer:
 
 
 def load(path: str | Path) -> Any:
-    """The tokenizer of a rank file (tokenizer.tiktoken, or Llama 3's tokenizer.model), of a tokenizer.json,
-    or of a directory with one of these: a Tokenizer or a JsonTokenizer. Raises InputError.
+    """The tokenizer of a tokenizer.json, of a vocabulary file with tokenizer.json beside it, of a rank file
+    (tokenizer.tiktoken, or Llama 3's tokenizer.model), or of a directory with one of these: a JsonTokenizer
+    or a Tokenizer. Raises InputError.
     """
     path = Path(path)
     if path.is_dir():
         path = _in_directory(path)
     content = read_bytes(path)
-    if path.suffix == ".json":
-        from llamac import tokenizer_json  # which needs this module
+    from llamac import tokenizer_json, vocabulary  # which need this module
 
+    if path.suffix == ".json":
         return tokenizer_json.load(path)
+    if path.suffix == ".vocab":
+        made, found = vocabulary.read(path), tokenizer_json.load(path.parent)
+        if made.hash != found.hash:
+            raise InputError(
+                f"{found.path}: expected the tokenizer of {path.name} (XXH3_64 {made.hash:016x})"
+            )
+        return found
     if (
         path.suffix == ".model" and content[:1] == b"\n"
     ):  # a message of protocol buffers; base64 has no such byte
@@ -188,13 +196,14 @@ def _in_directory(folder: Path) -> Path:
     return found
 
 
-def find(setting: str, shards: list[Shard]) -> Tokenizer | None:
-    """What --tokenizer means for these shards: a rank file; auto: tokenizer.tiktoken or tokenizer.model
-    beside the first, if there; none. Raises InputError if one was made with another."""
+def find(setting: str, shards: list[Shard]) -> Any:
+    """What --tokenizer means for these shards: a file as load() takes it; auto: tokenizer.tiktoken,
+    tokenizer.vocab or tokenizer.model beside the first, if there; none: None. Raises InputError if one was
+    made with another."""
     if setting == "none":
         return None
     folder = Path(shards[0].path).parent
-    beside = [folder / "tokenizer.tiktoken", folder / "tokenizer.model"]
+    beside = [folder / name for name in (RANK_FILE, "tokenizer.vocab", "tokenizer.model")]
     paths = [path for path in beside if path.exists()] if setting == "auto" else [Path(setting)]
     if not paths:
         return None
@@ -204,6 +213,20 @@ def find(setting: str, shards: list[Shard]) -> Tokenizer | None:
             expected = f"the tokenizer that made {shard.path} (XXH3_64 {shard.tokenizer_hash:016x})"
             raise InputError(f"{paths[0]}: expected {expected}, found {tokenizer.hash:016x}")
     return tokenizer
+
+
+def check_model(model: str | Path, tokenizer: Any) -> None:
+    """Raises InputError where the model's directory has another tokenizer of the same kind: tokenizer.json
+    for one of a tokenizer.json, tokenizer.model for a rank file.
+    """
+    file = Path(model) / ("tokenizer.model" if isinstance(tokenizer, Tokenizer) else "tokenizer.json")
+    if not file.exists():
+        return
+    found = xxhash.xxh3_64_intdigest(read_bytes(file))
+    if found != tokenizer.hash:
+        expected = f"the tokenizer of the data, {tokenizer.path} (XXH3_64 {tokenizer.hash:016x})"
+        help = "--tokenizer none trains nevertheless"
+        raise InputError(f"{file}: expected {expected}, found {found:016x}; {help}")
 
 
 def byte_letters() -> dict[str, int]:

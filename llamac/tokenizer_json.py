@@ -33,7 +33,7 @@ _ROLES = ("bos_token", "eos_token", "pad_token")
 class JsonTokenizer:
     """Text to token ids and back. `bos`, `eos` and `pad` are ids, or None where the directory names none:
     `bos` stands before each document in our data, `eos` behind it, one alone where both are the same token.
-    `hash` is XXH3_64 of tokenizer.json's bytes. `cuttable`: text may be cut where text.SAFE_CUT says so
+    `hash` is XXH3_64 of tokenizer.json's bytes. `cuttable`: text may be cut where SAFE_CUT says so
     without a change to its ids.
     """
 
@@ -86,7 +86,9 @@ class JsonTokenizer:
 
     @property
     def cuttable(self) -> bool:
-        return _split_pattern(self._json) is not None
+        added = self.backend.get_added_tokens_decoder().values()
+        takes_more = any(token.lstrip or "\n" in token.content for token in added)
+        return _split_pattern(self._json) is not None and not takes_more
 
     @property
     def is_fast(self) -> bool:
@@ -113,7 +115,8 @@ class JsonTokenizer:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """Bytes of each id. Raises InputError for a decoder that is neither byte-level nor sentencepiece's.
+        """Bytes of each id. Raises InputError for a decoder that is neither byte-level nor
+        sentencepiece's.
         """
         return _vocabulary(self)
 

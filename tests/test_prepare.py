@@ -116,7 +116,8 @@ def test_every_kind_of_input(tmp_path, ranks, monkeypatch):
 
 
 def test_folders_and_patterns(tmp_path, ranks, capsys):
-    """Files by their names; what is no text is named and left out; hidden files and the output are no input.
+    """Files by their names; what is no text is named and left out; hidden files and the output are no
+    input.
     """
     found = [text.replace("\0", "") for text in texts(6)]
     source = tmp_path / "source"
@@ -200,7 +201,8 @@ def test_long_text_is_cut_without_a_change(tmp_path, ranks, monkeypatch):
 
 
 def test_validation_goes_by_the_text(tmp_path, ranks):
-    """A document is on the same side in any file, at any place, and about the fraction of them is held out.
+    """A document is on the same side in any file, at any place, and about the fraction of them is held
+    out.
     """
     found = [f"document {i}" for i in range(1000)]
     (tmp_path / "a.jsonl").write_bytes(lines(found))
@@ -275,7 +277,8 @@ def test_mix(tmp_path, ranks, monkeypatch, capsys):
 @pytest.mark.parametrize("stop", [1, 4, 9])
 @pytest.mark.parametrize("crash", [False, True])
 def test_stopped_and_continued(tmp_path, ranks, monkeypatch, capsys, mix, stop, crash):
-    """Ctrl-C, or a death without a word: the same command goes on, to the same bytes; whole shards are kept.
+    """Ctrl-C, or a death without a word: the same command goes on, to the same bytes; whole shards are
+    kept.
     """
     monkeypatch.setattr(documents, "BLOCK_BYTES", 2000)
     (tmp_path / "a.jsonl").write_bytes(b"broken\n" + lines(texts(100, 1)))

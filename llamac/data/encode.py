@@ -41,7 +41,8 @@ class Encoded:
 
 
 def values(block: Block, name: str) -> Iterator[tuple[int, Any, str]]:
-    """(line or row, value of the field, "" or why there is none) of each document in JSON lines or a table.
+    """(line or row, value of the field, "" or why there is none) of each document in JSON lines or a
+    table.
     """
     if block.kind == "arrow":
         import pyarrow

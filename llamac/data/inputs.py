@@ -246,7 +246,8 @@ def _datasets_folder(folder: Path, split: str) -> list[InputFile] | None:
 
 
 def _folder(folder: Path, out: Path, kind: str) -> tuple[list[InputFile], list[tuple[str, str]]]:
-    """The files of a folder by their names, hidden ones and what lies in `out` left out, and why others are.
+    """The files of a folder by their names, hidden ones and what lies in `out` left out, and why others
+    are.
     """
     files, refused = [], []
     for path in sorted(folder.rglob("*")):

@@ -14,7 +14,8 @@ def _clock(seconds: float) -> str:
 
 
 class Progress:
-    """`total`: bytes of all input files, None where it is not known. Rates leave out what an earlier run did.
+    """`total`: bytes of all input files, None where it is not known. Rates leave out what an earlier run
+    did.
     """
 
     def __init__(self, total: int | None, done: int = 0):
