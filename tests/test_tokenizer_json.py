@@ -4,6 +4,7 @@ followed.
 
 import json
 import random
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ import xxhash
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from llamac import tokenizer, tokenizer_json, vocabulary
+from llamac.data import __main__ as tool
 from llamac.data import documents
 from llamac.errors import InputError
 
+ROOT = Path(__file__).parent.parent
 SOURCES = sorted(Path(random.__file__).parent.glob("[a-t]*.py"))[:30]
 EXTRA = "Ünïcödé 漢字かな 한국어 🙂👩‍👩‍👧‍👦 café naïve Ελλάδα Привет עברית العربية हिन्दी ไทย ½ ² Ⅷ\n"
 NAMES = ["<unk>", "<s>", "</s>", "<pad>"]
@@ -353,3 +356,50 @@ def test_vocabulary_file(tmp_path, directory):
         path.write_bytes(good[:cut])
         with pytest.raises(InputError):
             vocabulary.read(path)
+
+
+@pytest.mark.program
+@pytest.mark.parametrize("kind", ["llama3", "metaspace"])
+def test_the_program_decodes_its_samples(build, tmp_path, kind):
+    """The same ids as text and as numbers; a model with another tokenizer.json is refused in one line."""
+    made, settings = made_of(kind)
+    (tmp_path / "model").mkdir()
+    made.save(str(tmp_path / "model/tokenizer.json"))
+    (tmp_path / "model/tokenizer_config.json").write_text(json.dumps(settings))
+    config = json.loads((ROOT / "tests/models/scaled32.json").read_text()) | {"vocab_size": 2048}
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    (tmp_path / "a.txt").write_text("".join(corpus()[:3]))
+    tool.main(
+        [
+            str(word)
+            for word in (tmp_path / "a.txt", "--tokenizer", tmp_path / "model", "--out", tmp_path / "d")
+        ]
+    )
+    command = [
+        build / "train_llama3",
+        "--model",
+        tmp_path / "model",
+        "--train-data",
+        tmp_path / "d/train_*.bin",
+    ]
+    flags = {"steps": 1, "batch-size": 1, "total-batch-size": 16, "seq-len": 16, "sample-every": 1}
+    flags |= {
+        "sample-tokens": 40,
+        "sample-temperature": 3,
+        "checkpoint-every": -1,
+        "sample-prompt-ids": 5,
+    }  # printed as well
+    command += [f"--{name}={value}" for name, value in flags.items()]
+    samples = []
+    for name in ("auto", "none"):
+        out = tmp_path / name
+        subprocess.run([*command, "--tokenizer", name, "--out", out], check=True, capture_output=True)
+        events = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+        samples.append(next(event["text"] for event in events if event["event"] == "sample"))
+    ids = [int(word) for word in samples[1].split()]
+    assert len(ids) == 41 and samples[0] == tokenizer.load(tmp_path / "model").decode(ids)
+    with open(tmp_path / "model/tokenizer.json", "a") as file:
+        file.write("\n")
+    done = subprocess.run([*command, "--out", tmp_path / "no"], capture_output=True, text=True)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "model/tokenizer.json: expected the tokenizer of the data" in done.stderr
