@@ -303,7 +303,7 @@ def test_characters_of_another_class(tmp_path, monkeypatch):
     """Where the two regular expressions differ on a character, its texts are left to tokenizers."""
     monkeypatch.setattr(tokenizer_json, "_odd_characters", lambda: "é-")
     ours = tokenizer.load(small(tmp_path))
-    assert ours._fast.encode("caf\u00e9") is None and ours._fast.encode("a-b") is None
+    assert ours._fast.encode("café") is None and ours._fast.encode("a-b") is None
     assert ours._fast.encode("cafe") is not None
     assert ours.encode("café") == ours.backend.encode("café", add_special_tokens=False).ids
 
