@@ -41,9 +41,13 @@ std::optional<Loader> load_training_data(const Options& o, const Config& config,
 }
 
 std::optional<Tokenizer> load_tokenizer(const Options& o, const std::optional<Loader>& train) {
-    if (train) return find_tokenizer(o.tokenizer, *train);
-    if (o.tokenizer == "auto" || o.tokenizer == "none") return std::nullopt;
-    return Tokenizer(o.tokenizer);
+    std::optional<Tokenizer> found;
+    if (train)
+        found = find_tokenizer(o.tokenizer, *train);
+    else if (o.tokenizer != "auto" && o.tokenizer != "none")
+        found.emplace(o.tokenizer);
+    if (found) check_tokenizer_of_model(o.model, *found);
+    return found;
 }
 
 // A model that validates on other ids than it trains on would only look bad: refuse it.
@@ -446,9 +450,10 @@ double Trainer::mean_loss_of(int64_t rows, int64_t T, const Rows& fill) {
 }
 
 int32_t Trainer::first_token() const {
-    const int64_t token = tokenizer ? tokenizer->begin_of_text : std::max<int64_t>(config.bos, 0);
+    const bool has_own = tokenizer && tokenizer->begin_of_text >= 0;
+    const int64_t token = has_own ? tokenizer->begin_of_text : std::max<int64_t>(config.bos, 0);
     if (token >= config.V)
-        fail(tokenizer ? tokenizer->path : "--model " + options.model, ": the token that begins a sample is ",
+        fail(has_own ? tokenizer->path : "--model " + options.model, ": the token that begins a sample is ",
              token, ", expected one below the vocabulary's ", config.V);
     return static_cast<int32_t>(token);
 }

@@ -85,7 +85,7 @@ class Run:
     device: str
     data: Loader
     val_data: Loader | None
-    tokenizer: llamac.tokenizer.Tokenizer | None
+    tokenizer: Any  # as llamac.tokenizer.find() gives it
     output: OutputFolder | None  # rank 0's
     model: nn.Module = field(init=False)
     forward: Callable = field(init=False)  # the model, compiled or not
@@ -147,6 +147,8 @@ def prepare(o: Options) -> Run:
     if (longest := config.max_position_embeddings) < T:
         raise InputError(f"--seq-len: expected at most max_position_embeddings {longest}, found {T}")
     tokenizer = llamac.tokenizer.find(o.tokenizer, data.shards)
+    if tokenizer:
+        llamac.tokenizer.check_model(o.model, tokenizer)
     if o.sample_every:
         sample_prompt(o, tokenizer, config)  # refused now, not after the first hour
     point = checkpoints.find(o.out, o.resume)
@@ -253,11 +255,13 @@ def begin(r: Run) -> None:
         r.profiler = Profiler(out, o.profile, o.steps, r.device, DTYPES[o.dtype], r.finished + 1)
 
 
-def sample_prompt(o: Options, tokenizer: llamac.tokenizer.Tokenizer | None, config: Config) -> list[int]:
+def sample_prompt(o: Options, tokenizer: Any, config: Config) -> list[int]:
     """What samples begin with: --sample-prompt-ids, else the token before a document. Raises InputError where
     the model has no such token.
     """
-    tokens = prompt_ids(o.sample_prompt_ids) or [tokenizer.bos if tokenizer else config.bos_token_id or 0]
+    marks = [tokenizer.bos, tokenizer.eos] if tokenizer else []
+    first = next((token for token in marks if token is not None), config.bos_token_id or 0)
+    tokens = prompt_ids(o.sample_prompt_ids) or [first]
     for token in tokens:
         if token >= config.vocab_size:
             which = "--sample-prompt-ids" if o.sample_prompt_ids else "the token that begins a sample"
