@@ -35,10 +35,10 @@ struct Operand {
     bool output = false, nullable = false, in_place = false, strided = false, positive = false, mean = false;
     bool rounded = false;  // its values have the precision of the storage type, the first letter's
     int bound = -1;        // <V: the dimension that limits the values of indices
-    int begins = -1;       // begins(S): the rows stand at that dimension's last elements; values are first keys
-    int except = -1;       // except(...): the scalar whose value is no index and marks rows that do not count
-    int adds_if = -1;      // adds_if(...): the scalar that decides whether an output is added to or written
-    int random = -1;       // random(...): the scalar that seeds stochastic rounding
+    int begins = -1;   // begins(S): the rows stand at that dimension's last elements; values are first keys
+    int except = -1;   // except(...): the scalar whose value is no index and marks rows that do not count
+    int adds_if = -1;  // adds_if(...): the scalar that decides whether an output is added to or written
+    int random = -1;   // random(...): the scalar that seeds stochastic rounding
     int nearest_beside = -1;     // random(seed, OPERAND): rounded to nearest where that operand is given
     std::vector<int> may_share;  // operands whose memory an output may be
 
