@@ -16,8 +16,8 @@ def _sum_to(n: float) -> float:
 
 
 def attention_forward(shapes: Shapes, causal: bool = True, window: int = 0, keys: int = 0) -> float:
-    """q [B,T,NH,HD] first: two products over each query and the keys that it sees (csrc/ops/attention/attention.hip),
-    documents apart. keys: 0 for as many as queries.
+    """q [B,T,NH,HD] first: two products over each query and the keys that it sees, documents apart
+    (csrc/ops/attention/attention.hip). keys: 0 for as many as queries.
     """
     B, T, NH, HD = shapes[0]
     S = keys or T

@@ -60,7 +60,9 @@ def _own_scale(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return scale, inverse
 
 
-def codes(x: Tensor, dtype: torch.dtype, scale: Tensor, rows: bool, transposed: bool, amax: Tensor | None):
+def codes(
+    x: Tensor, dtype: torch.dtype, scale: Tensor, rows: bool, transposed: bool, amax: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
     """(codes of x · scale [N, C], the same transposed [C, N]), None where they are not wanted. amax [1]
     becomes at least x's largest value.
     """
@@ -125,7 +127,7 @@ class DelayedScaling:
         """gradients: "e5m2" or "e4m3", the type of outputs' gradients; group: of torch.distributed, None for
         all processes where it is initialised.
         """
-        device = torch.get_default_device() if device is None else torch.device(device)
+        device = torch.device(torch.get_default_device() if device is None else device)
         index = None
         if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index

@@ -129,11 +129,12 @@ def attention(
     "FlashAttention-2", 2023), NH / NKV query heads sharing a key/value head (Ainslie et al., "GQA", 2023).
 
     q [B, T, NH, HD], k and v [B, S, NKV, HD], any strides but the last dimension's -> [B, T, NH, HD].
-    The queries are the last T of S positions, as with keys that a cache keeps: query t stands at S - T + t. It
-    sees no later key (causal, where T is at most S), none before first[b, t], and the last `window` keys alone,
-    its own among them, as Mistral's sliding_window.
-    first: int32 [B, T], the first position of each query's document: it never decreases along a sequence, and is
-    at most the query's own position. In a device's memory its values are not checked. scale: None for 1 / sqrt(HD).
+    The queries are the last T of S positions, as with keys that a cache keeps: query t stands at S - T + t.
+    It sees no later key (causal, where T is at most S), none before first[b, t], and the last `window` keys
+    alone, its own among them, as Mistral's sliding_window.
+    first: int32 [B, T], the first position of each query's document: it never decreases along a sequence, and
+    is at most the query's own position. In a device's memory its values are not checked.
+    scale: None for 1 / sqrt(HD).
     """
     if window is not None and window < 1:
         raise ValueError(f"attention: window is {window}, expected 1 or more, or None for none")
@@ -185,7 +186,7 @@ def linear(
         return F.linear(x, weight)
     if padding := -rows.shape[0] % fp8.MULTIPLE if x.is_cuda and wanted else 0:
         rows = F.pad(rows, (0, 0, 0, padding))
-    scales: tuple[Tensor | None, ...] = (None, None)
+    scales: tuple[Tensor | None, Tensor | None] = (None, None)
     if scaling and scaling.calibrated:
         scales = scaling.scale[layer], scaling.inverse[layer]
     if wanted:

@@ -13,8 +13,8 @@ def kernels() -> list[dict[str, Any]]:
     """Every operation, by name; dictionaries that the caller may change.
 
     name, summary; `types`: the types that each type letter may take; `dimensions`: by letter, each with name,
-    may_be_zero, rows (callers in PyTorch may pass several), multiple_of and at_most (a letter or ""); `operands`:
-    outputs, then inputs, each with name, type (a letter, or a type), shape ((letter or "", factor, divisor) a
+    may_be_zero, rows (callers in PyTorch may pass several), multiple_of and at_most (a letter or "");
+    `operands`: outputs, then inputs, each with name, type (a letter, or a type), shape ((letter or "", factor, divisor) a
     dimension) and the marks output, nullable, in_place, strided, positive, rounded, bound, begins, may_share
     (operands), adds_if, except and random (a scalar's name or ""), as docs/operations.md says; `scalars`:
     (name, f|i|b); `values`: by scalar, those that tests take; `not_negative`: the scalars that may not be less

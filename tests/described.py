@@ -106,7 +106,7 @@ def repeat_kv_backward(i):
 
 
 def visible(i, causal, window):
-    """Which keys a query sees [B or 1,1,T,S]; None where it is all up to its own of as many keys as queries."""
+    """Which keys a query sees [B or 1,1,T,S]; None: all up to its own, of as many keys as queries."""
     (T, S), first = (i[name].shape[1] for name in "qk"), i.get("first")
     if causal and not window and first is None and T == S:
         return None
@@ -315,7 +315,7 @@ def shape_of(operand: dict, sizes: dict[str, int]) -> list[int]:
 
 
 def begins(shape: list[int], keys: int, generator: torch.Generator) -> torch.Tensor:
-    """The first key of each query's document [B,T], about four a sequence; they begin anywhere before a query."""
+    """The first key of each query's document [B,T], about four per sequence, anywhere before the query."""
     own = torch.arange(shape[1]) + max(0, keys - shape[1])
     given = (torch.rand(shape, generator=generator) * (own + 1)).long().minimum(own)
     begin = torch.rand(shape, generator=generator) < 4 / shape[1]
