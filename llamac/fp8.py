@@ -127,7 +127,7 @@ class DelayedScaling:
         """gradients: "e5m2" or "e4m3", the type of outputs' gradients; group: of torch.distributed, None for
         all processes where it is initialised.
         """
-        device = torch.device(torch.get_default_device() if device is None else device)
+        device = torch.empty(0, device=device).device
         index = None
         if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
