@@ -127,13 +127,13 @@ class DelayedScaling:
         """gradients: "e5m2" or "e4m3", the type of outputs' gradients; group: of torch.distributed, None for
         all processes where it is initialised.
         """
-        device = torch.empty(0, device=device).device
+        place = torch.empty(0, device=device).device
         index = None
-        if device.type == "cuda":
-            index = torch.cuda.current_device() if device.index is None else device.index
+        if place.type == "cuda":
+            index = torch.cuda.current_device() if place.index is None else place.index
         values, of_gradients = types(index, gradients)
         limits = [torch.finfo(dtype).max for dtype in (values, values, of_gradients)]
-        exact = {"dtype": torch.float32, "device": device}
+        exact = {"dtype": torch.float32, "device": place}
         self.gradients, self.group = gradients, group
         self.calibrated = False  # whether scales have been measured or loaded
         self.scale = torch.ones(layers, 3, **exact)  # of the input, the weight, the gradient of the output

@@ -25,6 +25,18 @@ from llamac.fp8 import DelayedScaling
 
 extension.load()
 _ops = torch.ops.llamac
+# By their overloads: a name with several looks for the one that fits, in each call.
+_rmsnorm_forward = _ops.rmsnorm_forward.default
+_residual_rmsnorm_forward = _ops.residual_rmsnorm_forward.default
+_precompute_cis = _ops.precompute_cis.default
+_rope_forward = _ops.rope_forward.default
+_repeat_kv_forward = _ops.repeat_kv_forward.default
+_attention_forward = _ops.attention_forward.default
+_swiglu_forward = _ops.swiglu_forward.default
+_cross_entropy_forward = _ops.cross_entropy.default
+_cross_entropy_out = _ops.cross_entropy.out
+_linear_cross_entropy_forward = _ops.linear_cross_entropy.default
+_linear_cross_entropy_gradients = _ops.linear_cross_entropy.gradients
 
 # Of logits, in linear_cross_entropy: what it needs beside the gradients stays below 1 GiB; in bfloat16, of
 # more than 8 chunks, the weight's gradient in float32 comes to it. Fewer chunks are faster: each reads and
@@ -38,9 +50,7 @@ def _autocasting(x: Tensor) -> bool:
 
 
 def _widest(*tensors: Tensor) -> Sequence[Tensor]:
-    """Under autocast, all in the type that PyTorch would promote them to."""
-    if not _autocasting(tensors[0]):
-        return tensors
+    """All in the type that PyTorch would promote them to."""
     dtype = tensors[0].dtype
     for t in tensors[1:]:
         dtype = torch.promote_types(dtype, t.dtype)
@@ -61,9 +71,9 @@ def rmsnorm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
 
     x [..., C], weight [C] -> [..., C].
     """
-    x, weight = _widest(x, weight)
-    out, _ = _ops.rmsnorm_forward(x, weight, eps)
-    return out
+    if _autocasting(x):
+        x, weight = _widest(x, weight)
+    return _rmsnorm_forward(x, weight, eps)[0]
 
 
 def residual_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor]:
@@ -71,8 +81,9 @@ def residual_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1
 
     x, residual [..., C], weight [C] -> (sum, normalised), both [..., C].
     """
-    x, residual, weight = _widest(x, residual, weight)
-    return _ops.residual_rmsnorm_forward(x, residual, weight, eps)[:2]
+    if _autocasting(x):
+        x, residual, weight = _widest(x, residual, weight)
+    return _residual_rmsnorm_forward(x, residual, weight, eps)[:2]
 
 
 def precompute_cis(
@@ -94,7 +105,7 @@ def precompute_cis(
     """
     device = torch.get_default_device() if device is None else torch.device(device)
     scaling = (factor, low_freq_factor, high_freq_factor, original_context)
-    return _ops.precompute_cis(seq_len, head_dim, theta, *scaling, dtype=dtype, device=device)
+    return _precompute_cis(seq_len, head_dim, theta, *scaling, dtype=dtype, device=device)
 
 
 def rope(x: Tensor, cis: Tensor, interleaved: bool = False) -> Tensor:
@@ -104,7 +115,7 @@ def rope(x: Tensor, cis: Tensor, interleaved: bool = False) -> Tensor:
     [B, T, NH, HD]. Pairs are channels j and j + HD / 2, as in Hugging Face's weights; interleaved: 2j and 2j
     + 1, as in Meta's. cis gets no gradient.
     """
-    return _ops.rope_forward(x, cis[: x.shape[1]], interleaved)
+    return _rope_forward(x, cis[: x.shape[1]], interleaved)
 
 
 def repeat_kv(x: Tensor, heads: int) -> Tensor:
@@ -112,7 +123,7 @@ def repeat_kv(x: Tensor, heads: int) -> Tensor:
 
     x [B, T, NKV, HD], any strides but the last dimension's; heads a multiple of NKV -> [B, T, heads, HD].
     """
-    return _ops.repeat_kv_forward(x, heads)
+    return _repeat_kv_forward(x, heads)
 
 
 def attention(
@@ -141,8 +152,7 @@ def attention(
     q, k, v = _autocast(q, k, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     first = None if first is None else first.int()
-    out, _ = _ops.attention_forward(q, k, v, first, scale, causal, window or 0)
-    return out
+    return _attention_forward(q, k, v, first, scale, causal, window or 0)[0]
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -150,7 +160,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
     gate_up [..., 2 F]: gate, then up -> [..., F].
     """
-    return _ops.swiglu_forward(gate_up)
+    return _swiglu_forward(gate_up)
 
 
 def linear(
@@ -292,7 +302,7 @@ def _cross_entropy(
 ) -> tuple[Tensor, Tensor | None]:
     """What is asked for, and for a mean also the number of rows in it."""
     if reduction == "mean":
-        _, mean, num_valid = _ops.cross_entropy(logits, ids, None, 1.0, ignore_index)
+        _, mean, num_valid = _cross_entropy_forward(logits, ids, None, 1.0, ignore_index)
         return mean, num_valid
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     losses = torch.empty_like(ids, dtype=dtype, memory_format=torch.contiguous_format)
@@ -301,7 +311,7 @@ def _cross_entropy(
 
 
 def _write_cross_entropy(logits, ids, dlosses, ignore_index, losses, dlogits) -> None:
-    _ops.cross_entropy.out(
+    _cross_entropy_out(
         logits, ids, dlosses, 1.0, ignore_index, losses=losses, dlogits=dlogits, mean=None, num_valid=None
     )
 
@@ -344,7 +354,7 @@ def linear_cross_entropy(
     arguments = hidden, weight, ids, ignore_index, reduction == "mean", CHUNK_BYTES
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         return _LinearCrossEntropy.apply(*arguments)
-    return _ops.linear_cross_entropy.default(*arguments)
+    return _linear_cross_entropy_forward(*arguments)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -352,7 +362,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *arguments):
-        loss, *saved = _ops.linear_cross_entropy.gradients(*arguments, *ctx.needs_input_grad[:2])
+        loss, *saved = _linear_cross_entropy_gradients(*arguments, *ctx.needs_input_grad[:2])
         ctx.save_for_backward(*saved)
         return loss
 

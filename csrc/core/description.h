@@ -14,6 +14,8 @@ namespace llamac {
 struct Dimension {
     int symbol = -1;  // index into Description::dimensions; -1: a plain number
     int factor = 1, divisor = 1;
+
+    bool is_letter() const { return symbol >= 0 && factor == 1 && divisor == 1; }
 };
 
 // A letter of <T: f32 bf16 f64, A: arithmetic(T)>: one storage type of those that it may take, in all its operands.
@@ -91,7 +93,7 @@ struct TestShape {
 };
 
 struct Description {
-    static constexpr size_t max_types = 8, max_dimensions = 12;
+    static constexpr size_t max_types = 8, max_dimensions = 12, max_operands = 32;
     std::string name;
     std::vector<TypeLetter> types;
     std::vector<Operand> operands;  // outputs, then inputs

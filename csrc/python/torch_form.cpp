@@ -34,6 +34,8 @@ Form::Form(const Operation& op_, bool out_) : op(&op_), out(out_) {
     };
     for (size_t i = 0; i < op->scalars.size(); i++)
         if (out || !decides(i)) scalars.push_back(i);
+    arguments = leading.size() + sizes.size() + scalars.size() + last.size() + (factory ? 2 : 0);
+    for (const size_t i : results) fresh |= uint32_t{1} << i;
 }
 
 void Form::find_sizes() {
