@@ -139,6 +139,7 @@ __device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& 
         operand_fence(s);
         shared.of_k.free[keys.index].arrive_as_warp();
         state.softmax(s, scale * log2_e, shrink);
+        compute_before(state.sum[0] + state.sum[1]);
         warpgroup_wait<0>();
         operand_fence(o);
         shared.of_v.free[values.index].arrive_as_warp();
