@@ -274,6 +274,23 @@ def test_f32_and_one_operation(tmp_path):
     assert code == 0 and {(r["operation"], r["dtype"]) for r in rows} == {("rope", "f32")}
 
 
+def test_shapes(tmp_path):
+    shapes = ("--shape", "1x8", "2x16")
+    code, rows = run(tmp_path, "--operation", "attention", "--preset", "tiny", *shapes)
+    found = {(r["preset"], r["shape"]["B"], r["shape"]["T"]) for r in rows}
+    assert code == 0 and found == {("tiny-1x8", 1, 8), ("tiny-2x16", 2, 16)}
+    assert (tmp_path / "bench-tiny-1x8.png").exists()
+
+
+@pytest.mark.parametrize("text", ("8", "8x", "x8", "0x8", "8x-1"))
+def test_bad_shapes(tmp_path, capsys, text):
+    with pytest.raises(SystemExit) as stopped:
+        run(tmp_path, "--shape", text)
+    assert (
+        stopped.value.code == 2 and f"{text}: expected sequences x tokens in each" in capsys.readouterr().err
+    )
+
+
 def test_bad_arguments(tmp_path, monkeypatch, capsys):
     with pytest.raises(InputError, match="--operation new: expected one of rmsnorm"):
         run(tmp_path, "--operation", "new")
