@@ -498,6 +498,13 @@ def test_the_plan_of_many(build, data, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(("zero", "master", "kept"), [(2, "on", True), (3, "off", True), (3, "on", False)])
+def test_shared_weights_beside_a_master_are_not_kept(build, data, tmp_path, zero, master, kept):
+    more = {"devices": 2, "dtype": "bf16", "zero": zero, "master_weights": master}
+    out = run(build, *flags(data, tmp_path / "out", **more), "--dry-run").stdout
+    assert any(line.startswith("  weights ") for line in out.splitlines()) == kept
+
+
 def test_a_plan_for_another_machine(build, tmp_path):
     """70B on eight devices: accepted for 192 GiB each; for 139 GiB, with the flags that the refusal names."""
     write_bin(tmp_path / "train.bin", np.zeros(9000, np.uint32), 128256)

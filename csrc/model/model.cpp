@@ -339,15 +339,16 @@ void backward_trunk(Model& m, const Pass& pass) {
         const unsigned again = again_parts(m, layer), written = written_again(again);
         const int64_t segment = p.blocks[layer].qkv.segment;
         gather_weights(m, segment, layer > 0 ? segment - 1 : -1);
-        begin_gradients(m, segment);
         pause_fp8(m, true);
         forward_block(m, layer, again & ~written, all_parts);
         pause_fp8(m, false);
+        begin_gradients(m, segment);
         backward_feed_forward(m, layer, written, accumulate);
         backward_attention(m, layer, written, accumulate);
         reduce_gradients(m, segment, pass);
     }
     show(m, "dact", &Activations::embedding, a.dresidual);
+    begin_gradients(m, p.embedding.segment);
     embedding_backward(m.context,
                        {.dweight = p.gradient(p.embedding),
                         .dout = a.dresidual,
@@ -486,11 +487,12 @@ void sum_squares(Model& m) {
 void update(Model& m, const Parameter& parameter, int64_t first, const OptimizerState& state,
             const AdamW& adamw, uint64_t seed) {
     const Parameters& p = m.parameters;
-    llamac::adamw(m.context, {.weight = state.weight,
+    const int64_t count = state.m.shape[0];
+    llamac::adamw(m.context, {.weight = state.weight.data ? state.weight : p.passing_weights(count),
                               .master = state.master,
                               .m = state.m,
                               .v = state.v,
-                              .grad = p.part(p.gradients, parameter, first, state.weight.shape[0]),
+                              .grad = p.part(p.gradients, parameter, first, count),
                               .squares = m.squares,
                               .lr = m.lr,
                               .step = m.step,
