@@ -93,7 +93,7 @@ struct TestShape {
 };
 
 struct Description {
-    static constexpr size_t max_types = 8, max_dimensions = 12, max_operands = 32;
+    static constexpr size_t max_types = 8, max_dimensions = 12, max_operands = 16;
     std::string name;
     std::vector<TypeLetter> types;
     std::vector<Operand> operands;  // outputs, then inputs

@@ -5,7 +5,6 @@
 #include <ATen/EmptyTensor.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/SmallVector.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
@@ -16,8 +15,6 @@
 
 namespace llamac {
 namespace {
-
-using Views = c10::SmallVector<Tensor, 8>;  // no memory of the heap for most operations
 
 // An int64 whose lower halves are a described int32 with gaps; every device here is little-endian.
 bool has_halves(const Operand& o, const at::Tensor& t) {
@@ -108,7 +105,8 @@ void run_on_device(const Operation& op, std::span<const Tensor> views, std::span
 void compute_or_fail(const Operation& op, std::span<at::Tensor> operands, std::span<const Scalar> scalars,
                      uint32_t fresh) {
     CHECK(operands.size() == op.operands.size() && scalars.size() == op.scalars.size());
-    Views views(operands.size());
+    std::array<Tensor, Description::max_operands> all;  // no memory of the heap
+    const std::span<Tensor> views(all.data(), operands.size());
     uint32_t wide = 0;
     c10::Device device = at::kCPU;
     for (size_t k = 0; k < operands.size(); k++) {
