@@ -255,12 +255,14 @@ bool Trainer::is_verified(int64_t number) const {
 }
 
 void Trainer::launch(CapturedGraph& r) {
-    if (replays && r.launched && !model.context.observer && is_settled(model)) {
+    const bool settled = is_settled(model);
+    if (replays && r.settled && settled && !model.context.observer) {
         if (!r.graph) r.graph.emplace(model.stream.handle, r.work);
         return r.graph->replay();
     }
     r.work();
     r.launched = true;
+    r.settled = settled;
 }
 
 const Event& Trainer::end_of(int64_t steps) const {

@@ -129,6 +129,7 @@ struct Trainer {
     struct CapturedGraph {
         std::function<void()> work;
         bool launched = false;
+        bool settled = false;  // its last launch was of what is launched from then on
         std::optional<Graph> graph;
     };
     void launch(CapturedGraph& work);
