@@ -1,6 +1,7 @@
 #include "torch_form.h"
 
 #include <algorithm>
+#include <cctype>
 
 namespace llamac {
 
@@ -66,7 +67,8 @@ std::string Form::schema() const {
     for (const size_t d : sizes) arguments.push_back("SymInt " + op->dimensions[d].name);
     for (const size_t i : scalars) {
         const char kind = op->scalars[i].kind;
-        const std::string missing = missing_text(op->scalars[i]);
+        std::string missing = missing_text(op->scalars[i]);
+        if (missing == "true" || missing == "false") missing[0] = static_cast<char>(std::toupper(missing[0]));  // Python's
         arguments.push_back((kind == 'f'   ? "float "
                              : kind == 'i' ? "int "
                                            : "bool ") +
