@@ -68,7 +68,8 @@ std::string Form::schema() const {
     for (const size_t i : scalars) {
         const char kind = op->scalars[i].kind;
         std::string missing = missing_text(op->scalars[i]);
-        if (missing == "true" || missing == "false") missing[0] = static_cast<char>(std::toupper(missing[0]));  // Python's
+        if (missing == "true" || missing == "false")
+            missing[0] = static_cast<char>(std::toupper(missing[0]));  // Python's
         arguments.push_back((kind == 'f'   ? "float "
                              : kind == 'i' ? "int "
                                            : "bool ") +

@@ -16,7 +16,8 @@ void choose_device(const Launch& launch) {
     // A launcher may show each process its own device alone.
     if (devices == 1 && launch.local_size > 1 && std::getenv("ROCR_VISIBLE_DEVICES")) return;
     if (launch.local_rank >= devices)
-        fail("expected a device for each of the ", launch.local_size, " processes on this host, found ", devices);
+        fail("expected a device for each of the ", launch.local_size, " processes on this host, found ",
+             devices);
     use_device(static_cast<int>(launch.local_rank));
 }
 
