@@ -116,7 +116,7 @@ def visible(i, causal, window):
     return seen[None, None] if first is None else (seen & (key >= first[:, :, None]))[:, None]
 
 
-def attention(q, k, v, seen):
+def attention(q, k, v, seen=None):
     if seen is None:
         return reference.attention(q, k, v, SCALE)
     options = {"attn_mask": seen, "scale": SCALE, "enable_gqa": True}

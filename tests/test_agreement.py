@@ -27,14 +27,15 @@ PRESETS = sorted((ROOT / "configs/models").glob("*.json"))
 TEST_MODELS = sorted((ROOT / "tests/models").glob("*.json"))
 WRITTEN_TWICE = [
     "config",
-    "data",
     "files",
     "flops",
     "random",
     "sampling",
     "schedule",
     "spikes",
+    "tokens",
     "tolerance",
+    "vocabulary",
 ]
 
 

@@ -25,7 +25,20 @@ SCHEMAS = {
     for schema in torch._C._jit_get_all_schemas()
     if schema.name.removeprefix("llamac::") in OPERATIONS
 }
-SIZES = {"B": 2, "T": 5, "C": 24, "NH": 4, "NKV": 2, "HD": 16, "F": 20, "V": 33, "N": 7, "K": 9, "P": 130}
+SIZES = {
+    "B": 2,
+    "T": 5,
+    "S": 5,
+    "C": 24,
+    "NH": 4,
+    "NKV": 2,
+    "HD": 16,
+    "F": 20,
+    "V": 33,
+    "N": 7,
+    "K": 9,
+    "P": 130,
+}
 
 
 @pytest.mark.parametrize("device", DEVICES)

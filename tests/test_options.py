@@ -113,7 +113,7 @@ def test_commands_of_the_package():
         [sys.executable, "-m", "llamac"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     found = re.findall(r"python -m (llamac\.\w+)", done.stdout)
-    commands = ("bench", "checkpoint", "doctor", "plot", "profile", "text")
+    commands = ("bench", "checkpoint", "data", "doctor", "plot", "profile")
     assert {f"llamac.{name}" for name in commands} == set(found)
     for module in found:
         path = ROOT / module.replace(".", "/")

@@ -74,7 +74,7 @@ struct Pipeline {
 struct Consumer {
     int index, thread, row, column;
     __device__ Consumer()
-        : index(__shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / warpgroup_size, 0) - 1),
+        : index(__shfl(static_cast<int>(threadIdx.x) / warpgroup_size, 0) - 1),
           thread(static_cast<int>(threadIdx.x) % warpgroup_size),
           row(thread / warp_size * 16 + lane_index() / 4),
           column(lane_index() % 4 * 2) {}
