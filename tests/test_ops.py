@@ -75,7 +75,9 @@ def arguments_of(name: str, device: str) -> tuple[list, dict]:
     # The first of the reference's types that opcheck can compare: f32 where it may be.
     types = next(t for t in op["variants"][-1]["types"] if all(described.DTYPES[d].itemsize > 1 for d in t))
     values = described.make_inputs(op, types, SIZES, seed=0)
-    scalars = dict(zip((name for name, _ in op["scalars"]), described.CASES[op["name"]].scalars))
+    # Those that a case leaves out have their schema's values.
+    scalars = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    scalars |= dict(zip((name for name, _ in op["scalars"]), described.CASES[op["name"]].scalars))
     for o, dtype in zip(op["operands"], types):
         zeros = torch.zeros(described.shape_of(o, SIZES), dtype=described.DTYPES[dtype])
         values.setdefault(o["name"], zeros)

@@ -530,7 +530,7 @@ def test_a_plan_for_another_machine(build, tmp_path):
     line = one_line(run(build, *plan, "139GiB", code=2))
     assert "of 139.00 GiB; it fits with " in line
     more = line.split("; it fits with ")[1].split()
-    assert sorted(more[::2]) == ["--grad-dtype", "--optimizer-state"] and more[1::2] == ["bf16", "bf16"]
+    assert more == ["--optimizer-state", "bf16"]
     assert "dry run: the run fits" in run(build, *plan, "139GiB", *more).stdout
     for wrong in ("139", "0GiB", "many GiB", "1e30GiB"):
         assert "--device-memory: expected a size" in one_line(run(build, *plan, wrong, code=2))
