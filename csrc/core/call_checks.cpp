@@ -179,18 +179,23 @@ void check_alignment(const Operation& op, const Operand& o, const Tensor& t) {
              ", expected an aligned address");
 }
 
-}  // namespace
-
-void check_scalars(const Operation& op, std::span<const Scalar> scalars) {
-    for (const Operand& o : op.operands) exception_of(op, o, scalars);
+void check_not_negative(const Operation& op, std::span<const Scalar> scalars) {
     for (size_t s = 0; s < scalars.size() && s < op.scalars.size(); s++)
         if (op.scalars[s].not_negative && scalars[s].integer < 0)
             fail(op.name, ": ", op.scalars[s].name, " is ", scalars[s].integer, ", expected 0 or more");
 }
 
+}  // namespace
+
+void check_scalars(const Operation& op, std::span<const Scalar> scalars) {
+    for (const Operand& o : op.operands) exception_of(op, o, scalars);
+    check_not_negative(op, scalars);
+}
+
 void check_memory(const Operation& op, std::span<const Tensor> tensors, std::span<const Scalar> scalars,
                   Backend memory, uint32_t wide, uint32_t fresh) {
     if (tensors.size() != op.operands.size()) return check_scalars(op, scalars);
+    check_not_negative(op, scalars);
     bool may_overlap = false;
     for (size_t i = 0; i < tensors.size(); i++) {
         const Operand& o = op.operands[i];
