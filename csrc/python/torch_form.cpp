@@ -1,7 +1,6 @@
 #include "torch_form.h"
 
 #include <algorithm>
-#include <cctype>
 
 namespace llamac {
 
@@ -35,8 +34,6 @@ Form::Form(const Operation& op_, bool out_) : op(&op_), out(out_) {
     };
     for (size_t i = 0; i < op->scalars.size(); i++)
         if (out || !decides(i)) scalars.push_back(i);
-    arguments = leading.size() + sizes.size() + scalars.size() + last.size() + (factory ? 2 : 0);
-    for (const size_t i : results) fresh |= uint32_t{1} << i;
 }
 
 void Form::find_sizes() {
@@ -67,9 +64,7 @@ std::string Form::schema() const {
     for (const size_t d : sizes) arguments.push_back("SymInt " + op->dimensions[d].name);
     for (const size_t i : scalars) {
         const char kind = op->scalars[i].kind;
-        std::string missing = missing_text(op->scalars[i]);
-        if (missing == "true" || missing == "false")
-            missing[0] = static_cast<char>(std::toupper(missing[0]));  // Python's
+        const std::string missing = missing_text(op->scalars[i]);
         arguments.push_back((kind == 'f'   ? "float "
                              : kind == 'i' ? "int "
                                            : "bool ") +
