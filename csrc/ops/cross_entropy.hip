@@ -336,18 +336,25 @@ void cross_entropy_vectorized(View<float, 1> losses, View<T, 2> dlogits, View<fl
 
 // ---- on_chip: the row on the chip
 
+// The widest register tile of a thread, in vectors. NVIDIA gives each of 1,024 threads 64 registers: more than 8 vectors
+// would spill. MI300X gives 128, and 13 vectors leave room for addresses and sums, if none of them is replaced by the
+// row's next: one that may be takes its registers twice. 3 more vectors go to LDS through registers of their own, and fill
+// 48 of the 64 KiB: 131,072 bf16 in all, Llama 3's 128,256 among them.
+constexpr bool has_wide_tile = registers_in_full_block >= 128;
+constexpr int wide_tile = 13, beside_wide_tile = 3;
+constexpr int most_in_registers = has_wide_tile ? wide_tile : 8;
+
 // How a row is resident on the chip: of each thread `in_registers` vectors, its register tile, and `in_lds` more.
 struct Residency {
     int in_registers, in_lds, threads;
     bool fits;
 };
 Residency residency_of(int64_t V, int size, int wanted) {
-    constexpr int64_t most_in_registers = 8;  // 16 would spill the registers that 1,024 threads have
     const DeviceProperties& d = device_properties();
     const int64_t vectors = V / size;
     const auto room = [&](int64_t threads) {
         const int64_t lds = d.shared_bytes - static_cast<int64_t>(sizeof(SoftmaxShared));
-        return std::min(most_in_registers, lds / (threads * 16));
+        return std::min<int64_t>(most_in_registers, lds / (threads * 16));
     };
     const auto needed = [&](int64_t threads) { return (vectors + threads - 1) / threads; };
     const auto whole_warps = [&](int64_t threads) {
@@ -359,10 +366,16 @@ Residency residency_of(int64_t V, int size, int wanted) {
     int64_t in_registers = 2;
     while (in_registers < most_in_registers &&
            in_registers + std::min(in_registers, room(threads)) < needed(threads))
-        in_registers *= 2;
-    const int64_t in_lds = std::max<int64_t>(0, needed(threads) - in_registers);
+        in_registers = std::min<int64_t>(2 * in_registers, most_in_registers);
+    const int64_t in_lds = in_registers == wide_tile && needed(threads) <= wide_tile + beside_wide_tile
+                               ? beside_wide_tile
+                               : std::max<int64_t>(0, needed(threads) - in_registers);
     return {static_cast<int>(in_registers), static_cast<int>(in_lds), static_cast<int>(threads),
             in_lds <= std::min(in_registers, room(threads))};
+}
+
+__device__ inline float barrier(float x) {
+    return __uint_as_float(static_cast<uint32_t>(optimization_barrier(static_cast<int>(__float_as_uint(x)))));
 }
 
 // A block takes every gridDim.x-th row. The register tile of a thread, `in_registers` vectors, is filled or in
@@ -380,6 +393,7 @@ __global__ void __launch_bounds__(most_threads)
     SoftmaxShared& shared = shared_memory<SoftmaxShared>();
     const int thread = threadIdx.x, step = blockDim.x;
     uint4* lds = reinterpret_cast<uint4*>(dynamic_shared_memory()) + thread;  // read by this thread alone
+    constexpr bool is_wide = in_registers == wide_tile;
     uint4 tile[in_registers];
     const T* x = logits + blockIdx.x * V;  // the row whose vectors are loaded
     RowShape shape = row_shape(x, V);
@@ -394,6 +408,13 @@ __global__ void __launch_bounds__(most_threads)
         const bool ignored = target == ignore_index;
         const float at_target = ignored ? 0.0f : float(row[target]);  // before it is overwritten
 
+        [[maybe_unused]] uint4 beside[beside_wide_tile];
+        if constexpr (is_wide) {
+#pragma unroll
+            for (int v = 0; v < beside_wide_tile; v++)
+                beside[v] = load_logits<true>(x, (in_registers + v) * step + thread, shape.vectors);
+        }
+
         Softmax own;
         // Optimization barriers: a register for each vector's place, and for each comparison, would be too many.
         int j = thread;
@@ -401,9 +422,14 @@ __global__ void __launch_bounds__(most_threads)
 #pragma unroll
         for (int v = 0; v < in_registers; v++, j = optimization_barrier(j + step)) {
             add<T>(own, masked<T>(tile[v], j, shape.vectors));
-            if (v < in_lds) {
+            if (!is_wide && v < in_lds) {
                 lds[j - thread] = tile[v];
                 tile[v] = load_logits<true>(x, j + in_registers * step, shape.vectors);
+                scheduling_barrier();
+            }
+            if (is_wide) {
+                // One vector after another: the sums of several at once take more registers than there are.
+                own = {barrier(own.largest), barrier(own.sum)};
                 scheduling_barrier();
             }
         }
@@ -411,7 +437,15 @@ __global__ void __launch_bounds__(most_threads)
         j = in_registers * step + thread;
 #pragma unroll
         for (int v = 0; v < in_registers; v++, j = optimization_barrier(j + step))
-            if (v < in_lds) add<T>(own, masked<T>(tile[v], j, shape.vectors));
+            if (!is_wide && v < in_lds) add<T>(own, masked<T>(tile[v], j, shape.vectors));
+        if constexpr (is_wide) {
+#pragma unroll
+            for (int v = 0; v < beside_wide_tile; v++) {
+                const int at = (in_registers + v) * step + thread;
+                add<T>(own, masked<T>(beside[v], at, shape.vectors));
+                lds[v * step] = beside[v];
+            }
+        }
         const Softmax all = block_softmax<T>(own, shared);
         const float factor = dlosses ? dloss * dlosses(n) : dloss, scale = factor / all.sum;
         T* dx = drow + shape.head;
@@ -422,7 +456,8 @@ __global__ void __launch_bounds__(most_threads)
                 store128_streaming(vector_at(dx, at),
                                    ignored ? make_uint4(0, 0, 0, 0) : gradient<T>(bits, all.largest, scale));
         };
-        for (int v = 0; v < in_lds; v++) write(v * step + thread, lds[v * step]);
+        for (int v = 0; v < in_lds; v++)
+            write((is_wide ? v + in_registers : v) * step + thread, lds[v * step]);
         const bool more = n + gridDim.x < N;  // no loads after the last row: this one is being written
         x = logits + (more ? n + gridDim.x : n) * V;
         shape = row_shape(x, V);
@@ -431,7 +466,7 @@ __global__ void __launch_bounds__(most_threads)
         in_lds = optimization_barrier_uniform(in_lds);
 #pragma unroll
         for (int v = 0; v < in_registers; v++, j = optimization_barrier(j + step)) {
-            write(v < in_lds ? j + in_registers * step : j, tile[v]);
+            write(!is_wide && v < in_lds ? j + in_registers * step : j, tile[v]);
             if (more) tile[v] = load_logits<true>(x, j, shape.vectors);
             scheduling_barrier();
         }
@@ -460,9 +495,11 @@ void cross_entropy_on_chip(View<float, 1> losses, View<T, 2> dlogits, View<float
                            LaunchContext context) {
     const int64_t N = logits.shape[0], V = logits.shape[1];
     const Residency row = residency_of(V, vector_size<T>, context.threads);
-    const auto kernel = row.in_registers == 2   ? cross_entropy_on_chip_kernel<T, 2>
-                        : row.in_registers == 4 ? cross_entropy_on_chip_kernel<T, 4>
-                                                : cross_entropy_on_chip_kernel<T, 8>;
+    auto kernel = row.in_registers == 2   ? cross_entropy_on_chip_kernel<T, 2>
+                  : row.in_registers == 4 ? cross_entropy_on_chip_kernel<T, 4>
+                                          : cross_entropy_on_chip_kernel<T, 8>;
+    if constexpr (has_wide_tile)
+        if (row.in_registers == wide_tile) kernel = cross_entropy_on_chip_kernel<T, wide_tile>;
     const size_t lds = static_cast<size_t>(row.in_lds) * static_cast<size_t>(row.threads) * 16;
     // At least one a multiprocessor is resident; to ask for more costs the host a microsecond.
     int64_t resident = device_properties().multiprocessors;

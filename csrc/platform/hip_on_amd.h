@@ -11,6 +11,10 @@ constexpr int warp_size = 32;
 constexpr int warp_size = 64;
 #endif
 
+// 32-bit registers that each thread of a block of 1,024 may have: CDNA has 512 per lane of a SIMD, which holds four warps
+// of such a block, RDNA 3 no fewer than twice as many for twice as many warps.
+constexpr int registers_in_full_block = 128;
+
 inline size_t largest_shared_memory(const hipDeviceProp_t& properties) {
     return properties.sharedMemPerBlock;
 }

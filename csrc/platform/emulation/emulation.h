@@ -51,6 +51,8 @@ inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 namespace llamac {
 
 constexpr int warp_size = LLAMAC_WARP;
+// 64 lanes emulate MI300X, 32 lanes NVIDIA's devices.
+constexpr int registers_in_full_block = 2 * LLAMAC_WARP;
 
 namespace emulation {
 
