@@ -341,8 +341,7 @@ void cross_entropy_vectorized(View<float, 1> losses, View<T, 2> dlogits, View<fl
 // row's next: one that may be takes its registers twice. 3 more vectors go to LDS through registers of their own, and fill
 // 48 of the 64 KiB: 131,072 bf16 in all, Llama 3's 128,256 among them.
 constexpr bool has_wide_tile = registers_in_full_block >= 128;
-constexpr int wide_tile = 13, beside_wide_tile = 3;
-constexpr int most_in_registers = has_wide_tile ? wide_tile : 8;
+constexpr int usual_tile = 8, wide_tile = 13, beside_wide_tile = 3;
 
 // How a row is resident on the chip: of each thread `in_registers` vectors, its register tile, and `in_lds` more.
 struct Residency {
@@ -354,24 +353,26 @@ Residency residency_of(int64_t V, int size, int wanted) {
     const int64_t vectors = V / size;
     const auto room = [&](int64_t threads) {
         const int64_t lds = d.shared_bytes - static_cast<int64_t>(sizeof(SoftmaxShared));
-        return std::min<int64_t>(most_in_registers, lds / (threads * 16));
+        return std::min<int64_t>(usual_tile, lds / (threads * 16));
     };
     const auto needed = [&](int64_t threads) { return (vectors + threads - 1) / threads; };
+    const auto capacity = [&](int64_t threads) {
+        const bool wide = has_wide_tile && room(threads) >= beside_wide_tile;
+        return std::max(usual_tile + room(threads), wide ? int64_t{wide_tile + beside_wide_tile} : 0);
+    };
     const auto whole_warps = [&](int64_t threads) {
         return std::min<int64_t>(most_threads, (threads + d.warp_size - 1) / d.warp_size * d.warp_size);
     };
     int64_t threads = whole_warps(std::min<int64_t>(wanted, vectors));
-    while (threads < most_threads && needed(threads) > most_in_registers + room(threads))
-        threads = whole_warps(threads + 1);
+    while (threads < most_threads && needed(threads) > capacity(threads)) threads = whole_warps(threads + 1);
     int64_t in_registers = 2;
-    while (in_registers < most_in_registers &&
+    while (in_registers < usual_tile &&
            in_registers + std::min(in_registers, room(threads)) < needed(threads))
-        in_registers = std::min<int64_t>(2 * in_registers, most_in_registers);
-    const int64_t in_lds = in_registers == wide_tile && needed(threads) <= wide_tile + beside_wide_tile
-                               ? beside_wide_tile
-                               : std::max<int64_t>(0, needed(threads) - in_registers);
+        in_registers *= 2;
+    int64_t in_lds = std::max<int64_t>(0, needed(threads) - in_registers);
+    if (has_wide_tile && in_lds > room(threads)) in_registers = wide_tile, in_lds = beside_wide_tile;
     return {static_cast<int>(in_registers), static_cast<int>(in_lds), static_cast<int>(threads),
-            in_lds <= std::min(in_registers, room(threads))};
+            needed(threads) <= capacity(threads)};
 }
 
 __device__ inline float barrier(float x) {
@@ -513,7 +514,8 @@ Operation cross_entropy(
     "cross_entropy<T: f32 bf16 f64, A: arithmetic(T)>"
     "(losses: A[N], dlogits?: T[N,V] may_share(logits), mean?: A[] mean, num_valid?: A[];"
     " logits: T[N,V], targets: i32[N] strided <V except(ignore_index), dlosses?: A[N] strided;"
-    " dloss: float {0.25, 1}, ignore_index: int {-100, 0, 5}) rows(N) empty(N)",
+    " dloss: float {0.25, 1}, ignore_index: int {-100, 0, 5}) rows(N) empty(N)"
+    " test(N=2, V=91003)",
     "losses = logsumexp(logits) - logits[target], their mean, and the gradient of logits",
     {{"cpu", "rows over threads, three passes over a cached row", Backend::host,
       instantiations<cross_entropy_cpu<float>, cross_entropy_cpu<bf16>>()},
