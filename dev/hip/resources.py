@@ -65,7 +65,7 @@ CHIPS = {
     "gfx1100": Chip(vgprs=1536, granule=24, waves=16, lds=131072, simds=4, sgprs=None),
 }
 
-FP8_CHIPS = {"gfx942"}  # those that have matrix instructions of fp8
+FP8_FORMS = {"gfx942": "true"}  # whether the fp8 of its matrix instructions is fnuz; other chips have none
 MATRIX_WAVES = 2  # that a kernel with matrix instructions needs at least, a SIMD
 
 # Global memory: flat instructions count too; there the compiler could not tell which memory a pointer is to.
@@ -277,8 +277,9 @@ def vector_twin(name: str) -> str:
 
 
 def is_absent(kernel: Kernel) -> bool:
-    """Whether it is an empty kernel of fp8 for a chip without such matrix instructions."""
-    return kernel.vgpr == 0 and "fp8<" in kernel.name and kernel.arch not in FP8_CHIPS
+    """Whether it is an empty kernel of types of fp8 that the chip's matrix instructions do not take."""
+    forms = set(re.findall(r"fp8<\d+, (true|false)>", kernel.name))
+    return kernel.vgpr == 0 and bool(forms - {FP8_FORMS.get(kernel.arch)})
 
 
 def ideas(kernel: Kernel, variants: Variants) -> str:
