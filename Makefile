@@ -159,7 +159,7 @@ clean:
 	rm -rf build train_llama3
 
 text: setup
-	$(VENV) dev/data/stdlib.py
+	$(VENV) -m llamac.data stdlib
 
 # The Python package with its compiled modules, as `pip install -e .` gives it to a user.
 native: setup-test

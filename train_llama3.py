@@ -1,6 +1,7 @@
 """Llama 3 in plain PyTorch: the model, its training, and the reference that the C program is checked against.
 
     python train_llama3.py              write the reference tensors of the test models to data/reference/
+    python train_llama3.py --matmul-dtype fp8     likewise of products in fp8 (llamac/fp8_reference.py)
     python train_llama3.py --train ...  train, with the C program's flags and data order (add --help)
     torchrun --nproc-per-node N train_llama3.py --train ...     the same on N devices, by FSDP2
 
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +36,7 @@ from llamac.training import run as training
 from llamac.training.ranks import DTYPES, across_ranks, sharded_gradients, world
 from llamac.training.rounding import random_bits, stochastic_round, upload
 from llamac.training.trace import Calls, traced
-from llamac.training.weights import Part, load_weights, parts
+from llamac.training.weights import Part, parts
 
 Batches = list[tuple[Tensor, Tensor]]  # (tokens, targets) of each micro-batch, both [B,T]
 Cis = tuple[Tensor, Tensor]  # cos and sin of RoPE's angles
@@ -266,6 +268,7 @@ class Llama(nn.Module):
     def __init__(self, config: Config, ops: Operations = TORCH):
         super().__init__()
         self.config, self.ops = config, ops
+        self.fp8: Any = None  # --matmul-dtype fp8: the blocks' products, set by training/fp8.py
         self.model = Decoder(config, ops)
         self.lm_head = Head(config, ops)
 
@@ -389,6 +392,8 @@ def train_step(model, batches: Batches, cis: Cis, optimizer: AdamW, lr: float, g
     loss, norm = across_ranks(loss, norm)
     norm = norm.to(loss.dtype)
     optimizer.step(grads, lr, norm, grad_clip)
+    if model.fp8:
+        model.fp8.update()
     return torch.stack([loss, norm])
 
 
@@ -434,27 +439,27 @@ def layer_tensors(i: int, eps: float, calls: Calls) -> tuple[dict, dict]:
     (x, _), (input_norm,) = calls["rmsnorm"][i]
     (q, k, v), (heads,) = calls["attention"][i]
     _, (residual_mid, post_norm) = calls["residual_rmsnorm"][i]
-    (gate, up), (product,) = calls["swiglu"][i]
+    gate_up, (product,) = calls["swiglu"][i]  # gate and up, or one tensor of both
     (residual_out, _), _ = calls["rmsnorm"][i + 1]
     act = {"input_norm": input_norm, "input_rstd": rstd(x, eps), "q": q, "k": k, "v": v, "attention": heads}
     act |= {"attention_lse": explicit_attention(q, k, v)[1], "residual_mid": residual_mid}
     act |= {"post_norm": post_norm, "post_rstd": rstd(residual_mid, eps)}
-    act |= {"gate_up": torch.cat((gate, up), -1), "swiglu": product, "residual_out": residual_out}
+    act |= {"gate_up": torch.cat(gate_up, -1), "swiglu": product, "residual_out": residual_out}
     grad = {name: x.grad if x.retains_grad else None for name, x in act.items()}
-    grad["gate_up"] = torch.cat((gate.grad, up.grad), -1)
+    grad["gate_up"] = torch.cat([x.grad for x in gate_up], -1)
     act["attention"], grad["attention"] = heads.flatten(2), heads.grad.flatten(2)
     return act, {name: x for name, x in grad.items() if x is not None}
 
 
-def debug_state(directory: Path, dtype: torch.dtype, tokens: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """The tensors of debug_state.safetensors, of the model in a directory, in the order of computation: the
-    forward's, gradients of activations (dact.) and of parameters (grad.), last to first, ten updates.
+def debug_state(directory: Path, dtype: torch.dtype, tokens: Tensor, targets: Tensor, o: Options):
+    """The tensors of debug_state.safetensors by name, of the model in a directory, in the order of
+    computation: the forward's, gradients of activations (dact.) and of parameters (grad.), last to first, ten
+    updates. o: the flags of the matrix products.
     """
     config, precision = load_config(directory), torch.promote_types(dtype, torch.float32)
     cis = precompute_cis(config, tokens.shape[1], dtype=precision)
     ops, calls = traced(TORCH, "rmsnorm", "residual_rmsnorm", "attention", "swiglu")
-    model = empty_model(config, dtype, ops=ops)
-    load_weights(model, directory)
+    model = references.load(empty_model(config, dtype, ops=ops), directory, o)
     logits = model(tokens, cis)
     logits.retain_grad()
     losses = cross_entropy(logits, targets)
@@ -463,7 +468,7 @@ def debug_state(directory: Path, dtype: torch.dtype, tokens: Tensor, targets: Te
     (embedding, _), _ = calls["rmsnorm"][0]
     _, (final_norm,) = calls["rmsnorm"][-1]
     state = {"tokens": tokens.int(), "targets": targets.int(), "act.embedding": embedding}
-    grads = {f"grad.{name}": p.grad.to(precision) for name, p in model.named_parameters()}
+    grads = {f"grad.{part.name}": part.of(part.parameter.grad).to(precision) for part in parts(model)}
     grads["dact.embedding"] = embedding.grad
     for i in range(config.num_hidden_layers):
         act, dact = layer_tensors(i, config.rms_norm_eps, calls)
@@ -473,8 +478,7 @@ def debug_state(directory: Path, dtype: torch.dtype, tokens: Tensor, targets: Te
     grads |= {"dact.final_norm": final_norm.grad, "dact.logits": logits.grad}
     state |= reversed(grads.items())
 
-    model = empty_model(config, dtype)
-    load_weights(model, directory)
+    model = references.load(empty_model(config, dtype), directory, o)
     optimizer = AdamW(parts(model), **OPTIMIZER, state_dtype=precision)
     step = (model, [(tokens, targets)], cis, optimizer, LR, GRAD_CLIP, precision)
     history = torch.stack([train_step(*step) for _ in range(UPDATES)])
@@ -482,17 +486,14 @@ def debug_state(directory: Path, dtype: torch.dtype, tokens: Tensor, targets: Te
     return {name: x.detach() for name, x in state.items()}
 
 
-def write_references(root: Path) -> None:
+def write_references(o: Options, root: Path = ROOT / "data" / "reference") -> None:
     """The references of every test model in both dtypes, at root/MODEL/DTYPE."""
     settings = {"lr": LR, **OPTIMIZER, "grad_clip": GRAD_CLIP}
-    references.write_references(ROOT / "tests" / "models", root, empty_model, debug_state, settings)
+    references.write_references(ROOT / "tests" / "models", root, empty_model, debug_state, settings, o)
 
 
 def main() -> None:
-    if sys.argv[1:]:
-        training.command_line(sys.argv[1:], train, __doc__)
-    else:
-        write_references(ROOT / "data" / "reference")
+    training.command_line(sys.argv[1:], train, write_references, __doc__)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ COMMANDS = {
     "profile OUT": "where the time of a run with --profile went, and what to do next",
     "checkpoint list OUT": "the checkpoints of a run and their state; verify OUT|DIR: each file",
     "plot OUT": "draws OUT/loss.png from a run's OUT/log.jsonl",
-    "text INPUT --out DIR": "tokens of any text, to train on",
+    "data INPUT --out DIR": "tokens of text, JSON lines, Parquet, to train on",
 }
 
 

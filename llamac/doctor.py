@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
+from llamac.dtypes import fp8_of
+
 OLDEST_TORCH = (2, 11)
 # Libraries by the beginning of their file's name. A process must have the platform's once.
 RUNTIMES = {"amd": ("libamdhip64", "libhipblaslt"), "nvidia": ("libcudart", "libcublasLt"), "cpu": ()}
@@ -247,6 +249,7 @@ def check_devices(torch: ModuleType, platform: str, architectures: list[str]) ->
         memory = f"{total / 2**30:.1f} GiB, {free / 2**30:.1f} free"
         speed = "in hardware" if bf16 else "emulated: slow"
         found = f"{torch.cuda.get_device_name(index)}, {device}, {memory}, bf16 {speed}"
+        found += f", fp8 {' and '.join(fp8_of(device)) or 'not in hardware'}"
         if not architectures or any(covers(compiled, device) for compiled in architectures):
             yield Line(name, found)
         else:
@@ -299,6 +302,9 @@ def check_functions(device: str) -> Iterator[Line]:
         return
     size = sizes("tiny", 2, 16)
     for name, function in FUNCTIONS.items():
+        if why := function.unsupported(device):
+            yield Line(f"llamac.ops.{name}", f"not on this device: {why}")
+            continue
         for dtype in ("f32", "bf16"):
             what = f"llamac.ops.{name} {dtype}"
             case = case_of(name, size, dtype, device)

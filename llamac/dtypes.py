@@ -43,6 +43,19 @@ TABLE = {
         DType("e5m2fnuz", 2, "F8_E5M2FNUZ", "float8_e5m2fnuz"),
     )
 }
+
+
+def fp8_of(architecture: str) -> tuple[str, ...]:
+    """The types of fp8 that a GPU's matrix units take, by a name like sm_90 or gfx942:sramecc+; () for none.
+    e4m3 and its like first.
+    """
+    chip = architecture.split(":")[0]
+    if chip == "gfx942":
+        return "e4m3fnuz", "e5m2fnuz"
+    nvidia = chip.startswith("sm_") and int(chip.removeprefix("sm_")) >= 89
+    return ("e4m3", "e5m2") if nvidia or chip == "gfx950" else ()
+
+
 _BY_TORCH = {f"torch.{row.torch}": row for row in TABLE.values()}
 
 

@@ -23,5 +23,7 @@ def run(main: Callable[[], None]) -> None:
     try:
         main()
     except (InputError, OSError) as error:
-        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        script = Path(sys.argv[0])
+        name = script.parent.name if script.name == "__main__.py" else script.name  # of a package
+        print(f"{name}: {error}", file=sys.stderr)
         sys.exit(2)

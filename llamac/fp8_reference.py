@@ -8,8 +8,6 @@ quantised tensors. Scales come from a tensor's own largest value (recipe tensor)
 tensors in the optimizer step before (recipe delayed).
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -45,9 +43,12 @@ def quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def product(a: Tensor, b: Tensor, inverse: Tensor, dtype: torch.dtype, added: Tensor | None = None) -> Tensor:
-    """a [N,C] · b [C,K] of codes, times inverse (1/scale of a times 1/scale of b), + added: rounded once."""
-    out = (a.float() @ b.float()) * inverse
-    return (out if added is None else out + added.float()).to(dtype)
+    """a [N,C] · b [C,K] of codes, times inverse (1/scale of a times 1/scale of b), + added: rounded once. In
+    double where that is the dtype.
+    """
+    exact = torch.promote_types(dtype, torch.float32)
+    out = (a.to(exact) @ b.to(exact)) * inverse
+    return (out if added is None else out + added.to(exact)).to(dtype)
 
 
 def slot_names(blocks: int, head: bool = False) -> list[str]:
@@ -60,9 +61,7 @@ def slot_names(blocks: int, head: bool = False) -> list[str]:
 
 @dataclass
 class Scales:
-    """The scales of a model's slots, and what is measured for the next ones. measures: in training; passes
-    without gradients take part in no maximum.
-    """
+    """The scales of a model's slots, and what is measured for the next ones."""
 
     slots: list[str]
     recipe: str = "delayed"
@@ -70,7 +69,6 @@ class Scales:
     gradients: torch.dtype = FP8["e5m2"]
     device: str = "cpu"
     calibrated: bool = False  # delayed: whether an optimizer step, or a checkpoint, has set the scales
-    measures: bool = True
     scale: Tensor = field(init=False)
     amax: Tensor = field(init=False)
 
@@ -83,13 +81,13 @@ class Scales:
         return self.gradients if "d" in slot.split(".") else self.values
 
     @torch.no_grad()
-    def codes(self, slot: str, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x quantised, and 1 / scale."""
+    def codes(self, slot: str, x: Tensor, measures: bool) -> tuple[Tensor, Tensor]:
+        """x quantised, and 1 / scale. measures: x takes part in the next maximum."""
         k, dtype = self.index[slot], self.dtype(slot)
         current = self.recipe == "tensor" or not self.calibrated
         if current:
             self.scale[k] = power_of_two(largest(x), torch.finfo(dtype).max, self.scale[k])
-        if self.measures and self.recipe == "delayed":
+        if measures and self.recipe == "delayed":
             self.amax[k] = torch.maximum(self.amax[k], largest(x))
         return quantize(x, self.scale[k], dtype), 1 / self.scale[k]
 
@@ -104,22 +102,14 @@ class Scales:
         self.amax.zero_()
         self.calibrated = True
 
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """Nothing inside is measured."""
-        before, self.measures = self.measures, False
-        try:
-            yield
-        finally:
-            self.measures = before
-
 
 class Linear(torch.autograd.Function):
     """x [N,C] · weightᵀ [C,K] (+ residual [N,K]) in fp8, with the gradients' products in fp8."""
 
     @staticmethod
-    def forward(ctx, x, weight, residual, scales: Scales, slots: tuple[str, str, str]):
-        (a, a_inverse), (b, b_inverse) = scales.codes(slots[0], x), scales.codes(slots[1], weight)
+    def forward(ctx, x, weight, residual, scales: Scales, slots: tuple[str, str, str], measures: bool):
+        a, a_inverse = scales.codes(slots[0], x, measures)
+        b, b_inverse = scales.codes(slots[1], weight, measures)
         ctx.save_for_backward(a, b, a_inverse, b_inverse)
         ctx.scales, ctx.slot, ctx.dtype, ctx.adds = scales, slots[2], x.dtype, residual is not None
         return product(a, b.T, a_inverse * b_inverse, x.dtype, residual)
@@ -127,13 +117,16 @@ class Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout):  # type: ignore[override]
         a, b, a_inverse, b_inverse = ctx.saved_tensors
-        d, inverse = ctx.scales.codes(ctx.slot, dout)
+        d, inverse = ctx.scales.codes(ctx.slot, dout, True)
         dx = product(d, b, inverse * b_inverse, ctx.dtype)
         dweight = product(d.T, a, inverse * a_inverse, ctx.dtype)
-        return dx, dweight, dout if ctx.adds else None, None, None
+        return dx, dweight, dout if ctx.adds else None, None, None, None
 
 
 def linear(x: Tensor, weight: Tensor, scales: Scales, slots: tuple[str, str, str], residual=None) -> Tensor:
-    """x [..., C] · weightᵀ (+ residual [..., K]). slots: of x, the weight, the gradient of out."""
+    """x [..., C] · weightᵀ (+ residual [..., K]). slots: of x, the weight, the gradient of out. Without
+    gradients, as in validation, nothing is measured for the next scales.
+    """
     rows = None if residual is None else residual.flatten(0, -2)
-    return Linear.apply(x.flatten(0, -2), weight, rows, scales, slots).unflatten(0, x.shape[:-1])
+    arguments = x.flatten(0, -2), weight, rows, scales, slots, torch.is_grad_enabled()
+    return Linear.apply(*arguments).unflatten(0, x.shape[:-1])

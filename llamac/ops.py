@@ -5,9 +5,9 @@ vocabulary; `...` any number of dimensions. Storage is float32, bfloat16 or floa
 the same for all operands of a call; arithmetic is float32 (float64 for float64) whatever the storage. Nothing
 waits for the device.
 
-Under autocast, as PyTorch does it for the like operations: attention and linear_cross_entropy take their
-operands in autocast's type, which has to be bfloat16; the norms bring theirs to the widest type among them;
-all others take what they are given.
+Under autocast, as PyTorch does it for the like operations: attention, linear and linear_cross_entropy take
+their operands in autocast's type, which has to be bfloat16; the norms bring theirs to the widest type among
+them; all others take what they are given.
 
 ValueError, in one line, names the operation, the operand, what was expected and what was found: shapes or
 types that do not fit; on the CPU also targets out of range, which on a GPU address memory that is not theirs.
@@ -16,13 +16,27 @@ types that do not fit; on the CPU also targets out of range, which on a GPU addr
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from llamac import extension, flops
+from llamac import extension, flops, fp8
+from llamac.fp8 import DelayedScaling
 
 extension.load()
 _ops = torch.ops.llamac
+# By their overloads: a name with several looks for the one that fits, in each call.
+_rmsnorm_forward = _ops.rmsnorm_forward.default
+_residual_rmsnorm_forward = _ops.residual_rmsnorm_forward.default
+_precompute_cis = _ops.precompute_cis.default
+_rope_forward = _ops.rope_forward.default
+_repeat_kv_forward = _ops.repeat_kv_forward.default
+_attention_forward = _ops.attention_forward.default
+_swiglu_forward = _ops.swiglu_forward.default
+_cross_entropy_forward = _ops.cross_entropy.default
+_cross_entropy_out = _ops.cross_entropy.out
+_linear_cross_entropy_forward = _ops.linear_cross_entropy.default
+_linear_cross_entropy_gradients = _ops.linear_cross_entropy.gradients
 
 # Of logits, in linear_cross_entropy: what it needs beside the gradients stays below 1 GiB; in bfloat16, of
 # more than 8 chunks, the weight's gradient in float32 comes to it. Fewer chunks are faster: each reads and
@@ -36,9 +50,7 @@ def _autocasting(x: Tensor) -> bool:
 
 
 def _widest(*tensors: Tensor) -> Sequence[Tensor]:
-    """Under autocast, all in the type that PyTorch would promote them to."""
-    if not _autocasting(tensors[0]):
-        return tensors
+    """All in the type that PyTorch would promote them to."""
     dtype = tensors[0].dtype
     for t in tensors[1:]:
         dtype = torch.promote_types(dtype, t.dtype)
@@ -59,9 +71,9 @@ def rmsnorm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
 
     x [..., C], weight [C] -> [..., C].
     """
-    x, weight = _widest(x, weight)
-    out, _ = _ops.rmsnorm_forward(x, weight, eps)
-    return out
+    if _autocasting(x):
+        x, weight = _widest(x, weight)
+    return _rmsnorm_forward(x, weight, eps)[0]
 
 
 def residual_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor]:
@@ -69,8 +81,9 @@ def residual_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1
 
     x, residual [..., C], weight [C] -> (sum, normalised), both [..., C].
     """
-    x, residual, weight = _widest(x, residual, weight)
-    return _ops.residual_rmsnorm_forward(x, residual, weight, eps)[:2]
+    if _autocasting(x):
+        x, residual, weight = _widest(x, residual, weight)
+    return _residual_rmsnorm_forward(x, residual, weight, eps)[:2]
 
 
 def precompute_cis(
@@ -92,7 +105,7 @@ def precompute_cis(
     """
     device = torch.get_default_device() if device is None else torch.device(device)
     scaling = (factor, low_freq_factor, high_freq_factor, original_context)
-    return _ops.precompute_cis(seq_len, head_dim, theta, *scaling, dtype=dtype, device=device)
+    return _precompute_cis(seq_len, head_dim, theta, *scaling, dtype=dtype, device=device)
 
 
 def rope(x: Tensor, cis: Tensor, interleaved: bool = False) -> Tensor:
@@ -102,7 +115,7 @@ def rope(x: Tensor, cis: Tensor, interleaved: bool = False) -> Tensor:
     [B, T, NH, HD]. Pairs are channels j and j + HD / 2, as in Hugging Face's weights; interleaved: 2j and 2j
     + 1, as in Meta's. cis gets no gradient.
     """
-    return _ops.rope_forward(x, cis[: x.shape[1]], interleaved)
+    return _rope_forward(x, cis[: x.shape[1]], interleaved)
 
 
 def repeat_kv(x: Tensor, heads: int) -> Tensor:
@@ -110,19 +123,36 @@ def repeat_kv(x: Tensor, heads: int) -> Tensor:
 
     x [B, T, NKV, HD], any strides but the last dimension's; heads a multiple of NKV -> [B, T, heads, HD].
     """
-    return _ops.repeat_kv_forward(x, heads)
+    return _repeat_kv_forward(x, heads)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
-    """Causal softmax(scale * q k^T) v, by tiles that never leave the chip (Dao, "FlashAttention-2", 2023), NH
-    / NKV query heads sharing a key/value head (Ainslie et al., "GQA", 2023).
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None = None,
+    *,
+    first: Tensor | None = None,
+    window: int | None = None,
+    causal: bool = True,
+) -> Tensor:
+    """softmax(scale * q k^T) v over the keys that each query sees, by tiles that never leave the chip (Dao,
+    "FlashAttention-2", 2023), NH / NKV query heads sharing a key/value head (Ainslie et al., "GQA", 2023).
 
-    q [B, T, NH, HD], k and v [B, T, NKV, HD], any strides but the last dimension's -> [B, T, NH, HD].
+    q [B, T, NH, HD], k and v [B, S, NKV, HD], any strides but the last dimension's -> [B, T, NH, HD].
+    The queries are the last T of S positions, as with keys that a cache keeps: query t stands at S - T + t.
+    It sees no later key (causal, where T is at most S), none before first[b, t], and the last `window` keys
+    alone, its own among them, as Mistral's sliding_window.
+    first: int32 [B, T], the first position of each query's document: it never decreases along a sequence, and
+    is at most the query's own position. In a device's memory its values are not checked.
     scale: None for 1 / sqrt(HD).
     """
+    if window is not None and window < 1:
+        raise ValueError(f"attention: window is {window}, expected 1 or more, or None for none")
     q, k, v = _autocast(q, k, v)
-    out, _ = _ops.attention_forward(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale)
-    return out
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    first = None if first is None else first.int()
+    return _attention_forward(q, k, v, first, scale, causal, window or 0)[0]
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -130,7 +160,105 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
     gate_up [..., 2 F]: gate, then up -> [..., F].
     """
-    return _ops.swiglu_forward(gate_up)
+    return _swiglu_forward(gate_up)
+
+
+def linear(
+    x: Tensor, weight: Tensor, recipe: str | fp8.Delayed = "tensor", gradients: str | None = None
+) -> Tensor:
+    """x @ weight.T with operands of 8 bits, and so both products of its backward (Micikevicius et al., "FP8
+    Formats for Deep Learning", 2022): x and weight in e4m3, the gradient of the result in e5m2 or e4m3, each
+    times a power of two of its own. docs/fp8.md says what that is.
+
+    x [..., C], weight [K, C], float32 or bfloat16 -> [..., K] and gradients of that type. On a GPU C and K
+    are multiples of 16; where rows are not, the backward's are padded with zeros, which costs a copy.
+    recipe: where scales come from. "tensor": each tensor's own largest value, a pass over it more; no state.
+    DelayedScaling(layers)[k]: those of the step before.
+    gradients: "e5m2" (None) or "e4m3"; with DelayedScaling, its own.
+
+    For the backward it keeps x in 8 bits, and the weight itself. A value beyond the largest becomes the
+    largest; NaN stays NaN. ValueError also for a device without fp8 units.
+    """
+    scaling = None
+    if isinstance(recipe, fp8.Delayed):
+        scaling, layer = recipe
+    elif recipe != "tensor":
+        raise ValueError(f"linear: recipe is {recipe!r}, expected 'tensor' or a layer of DelayedScaling")
+    own = scaling.gradients if scaling else "e5m2"
+    if scaling and gradients not in (None, own):
+        raise ValueError(f"linear: gradients is {gradients!r}, expected {own!r}, that of its DelayedScaling")
+    x, weight = _autocast(x, weight)
+    check_linear(x, weight)
+    types = fp8.types(_index(x), gradients or own)
+    rows = x.reshape(-1, x.shape[-1])
+    wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    if not rows.shape[0]:
+        return F.linear(x, weight)
+    if padding := -rows.shape[0] % fp8.MULTIPLE if x.is_cuda and wanted else 0:
+        rows = F.pad(rows, (0, 0, 0, padding))
+    scales: tuple[Tensor | None, Tensor | None] = (None, None)
+    if scaling and scaling.calibrated:
+        scales = scaling.scale[layer], scaling.inverse[layer]
+    if wanted:
+        amax = scaling.amax[layer] if scaling else None
+        out = _Linear.apply(rows, weight, types, *scales, amax)
+    else:
+        out = _linear(rows, weight, types[0], *scales, None)[0]
+    out = out[: out.shape[0] - padding] if padding else out
+    return out.view(*x.shape[:-1], weight.shape[0])
+
+
+def check_linear(x: Tensor, weight: Tensor) -> None:
+    """Raise ValueError where linear() would refuse them."""
+    for name, t in (("x", x), ("weight", weight)):
+        if t.dtype not in (torch.float32, torch.bfloat16) or t.dtype != x.dtype:
+            expected = "float32 or bfloat16, both the same"
+            raise ValueError(f"linear: {name} is {t.dtype}, expected {expected}")
+        if t.dim() < 1 or (name == "weight" and t.shape[1:] != x.shape[-1:]):
+            expected = "[..., C]" if name == "x" else f"[K, {x.shape[-1]}]"
+            raise ValueError(f"linear: {name} has shape {list(t.shape)}, expected {expected}")
+        if t.is_cuda and (t.shape[-1] % fp8.MULTIPLE or (name == "weight" and t.shape[0] % fp8.MULTIPLE)):
+            expected = f"multiples of {fp8.MULTIPLE}, which fp8 on a GPU needs"
+            raise ValueError(f"linear: {name} has shape {list(t.shape)}, expected {expected}")
+    fp8.types(_index(weight), "e5m2")
+
+
+def _index(x: Tensor) -> int | None:
+    """Of x's GPU."""
+    return x.device.index if x.is_cuda else None
+
+
+def _linear(x, weight, values, scale, inverse, amax, keep=False):
+    """The product, and x and weight as they are quantised; x transposed where it is kept."""
+    x8 = fp8.quantize(x, values, 0, scale, inverse, amax, transposed=keep)
+    w8 = fp8.quantize(weight, values, 1, scale, inverse, amax, transposed=False)
+    return fp8.product(x8.codes, x8.inverse, w8.codes, w8.inverse, x.dtype, fast=True), x8, w8
+
+
+class _Linear(torch.autograd.Function):
+    """The weight is quantised again in the backward: its codes transposed would take memory until then."""
+
+    @staticmethod
+    def forward(ctx, x, weight, types, scale, inverse, amax):
+        out, x8, w8 = _linear(x, weight, types[0], scale, inverse, amax, keep=ctx.needs_input_grad[1])
+        kept = weight if ctx.needs_input_grad[0] else None
+        ctx.save_for_backward(x8.transposed, x8.inverse, kept, w8.scale, w8.inverse, scale, inverse)
+        ctx.types, ctx.dtype, ctx.amax = types, x.dtype, amax
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        _refuse_second("linear")
+        x_turned, x_inverse, weight, w_scale, w_inverse, scale, inverse = ctx.saved_tensors
+        wanted, (values, of_gradients) = ctx.needs_input_grad, ctx.types
+        d8 = fp8.quantize(dout, of_gradients, 2, scale, inverse, ctx.amax, wanted[0], wanted[1])
+        dx = dweight = None
+        if wanted[0]:
+            _, w_turned = fp8.codes(weight, values, w_scale, False, True, None)
+            dx = fp8.product(d8.codes, d8.inverse, w_turned, w_inverse, ctx.dtype)
+        if wanted[1]:
+            dweight = fp8.product(d8.transposed, d8.inverse, x_turned, x_inverse, ctx.dtype)
+        return dx, dweight, None, None, None, None
 
 
 def _check_reduction(operation: str, reduction: str, known: tuple[str, ...]) -> None:
@@ -174,7 +302,7 @@ def _cross_entropy(
 ) -> tuple[Tensor, Tensor | None]:
     """What is asked for, and for a mean also the number of rows in it."""
     if reduction == "mean":
-        _, mean, num_valid = _ops.cross_entropy(logits, ids, None, 1.0, ignore_index)
+        _, mean, num_valid = _cross_entropy_forward(logits, ids, None, 1.0, ignore_index)
         return mean, num_valid
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     losses = torch.empty_like(ids, dtype=dtype, memory_format=torch.contiguous_format)
@@ -183,7 +311,7 @@ def _cross_entropy(
 
 
 def _write_cross_entropy(logits, ids, dlosses, ignore_index, losses, dlogits) -> None:
-    _ops.cross_entropy.out(
+    _cross_entropy_out(
         logits, ids, dlosses, 1.0, ignore_index, losses=losses, dlogits=dlogits, mean=None, num_valid=None
     )
 
@@ -226,7 +354,7 @@ def linear_cross_entropy(
     arguments = hidden, weight, ids, ignore_index, reduction == "mean", CHUNK_BYTES
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         return _LinearCrossEntropy.apply(*arguments)
-    return _ops.linear_cross_entropy.default(*arguments)
+    return _linear_cross_entropy_forward(*arguments)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -234,7 +362,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *arguments):
-        loss, *saved = _ops.linear_cross_entropy.gradients(*arguments, *ctx.needs_input_grad[:2])
+        loss, *saved = _linear_cross_entropy_gradients(*arguments, *ctx.needs_input_grad[:2])
         ctx.save_for_backward(*saved)
         return loss
 
@@ -263,18 +391,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 @register_flop_formula(_ops.attention_forward)
-def _(*shapes, **__):
-    return round(flops.attention_forward(shapes) * _whole(shapes[0][1]))
+def _(q, k, *_, **__):
+    return round(flops.attention_forward((q,), causal=False, keys=k[1]))
 
 
 @register_flop_formula(_ops.attention_backward)
-def _(*shapes, **__):
-    return round(flops.attention_backward(shapes) * _whole(shapes[0][1]))
-
-
-def _whole(T: int) -> float:
-    """All pairs of positions over those of a position and those before it."""
-    return 2 * T / (T + 1)
+def _(dout, out, lse, q, k, *_, **__):
+    return round(flops.attention_backward((dout,), causal=False, keys=k[1]))
 
 
 @register_flop_formula(_ops.linear_cross_entropy)
@@ -282,14 +405,17 @@ def _(hidden, weight, targets, ignore_index, mean, chunk_bytes, *wanted, **__):
     return round((1 + sum(wanted)) * flops.matmul_forward((hidden, weight)))
 
 
+register_flop_formula(_ops.scaled_matmul)(lambda *shapes, **__: round(flops.matmul_forward(shapes)))
 for _name in ("matmul_forward", "matmul_backward_input", "matmul_backward_weight"):
     _formula = getattr(flops, _name)
     register_flop_formula(getattr(_ops, _name))(lambda *shapes, f=_formula, **__: round(f(shapes)))
 
 
 __all__ = [
+    "DelayedScaling",
     "attention",
     "cross_entropy",
+    "linear",
     "linear_cross_entropy",
     "precompute_cis",
     "repeat_kv",

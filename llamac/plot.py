@@ -41,7 +41,12 @@ def read_log(path: Path) -> list[dict]:
 
 # Of each event, what is drawn. No run has numbers beyond these, and an axis has no room for them.
 _STEP_FIELDS = ("loss", "lr", "tokens_per_s")
-_FIELDS = {"step": _STEP_FIELDS, "val": ("loss",), "run": ("parameters", "tokens_per_step")}
+_FIELDS = {
+    "step": _STEP_FIELDS,
+    "val": ("loss",),
+    "saturated": ("share",),
+    "run": ("parameters", "tokens_per_step"),
+}
 _WORDS = {"start": "model", "run": "device"}
 _MOST_STEPS, _LARGEST = 2**53, 1e100
 
@@ -50,7 +55,7 @@ def _checked(event: dict, where: str) -> dict:
     """The event, if what is drawn of it can be. Raises InputError."""
     kind = event["event"] if isinstance(event.get("event"), str) else ""
     step = event.get("step")
-    if kind in ("step", "val") and not (type(step) is int and 0 <= step <= _MOST_STEPS):
+    if kind in ("step", "val", "saturated") and not (type(step) is int and 0 <= step <= _MOST_STEPS):
         found = excerpt(step) if "step" in event else "nothing"
         raise InputError(f"{where}: step: expected an integer from 0 to 2^53, found {found}")
     for field in _FIELDS.get(kind, ()):
@@ -84,7 +89,9 @@ def smooth(values: list[float]) -> list[float]:
 
 
 def draw(events: list[dict], path: Path) -> None:
-    """Training and validation loss over a narrow panel of the learning rate, as a PNG."""
+    """Training and validation loss over a narrow panel of the learning rate, and with fp8 one of the largest
+    share of saturated values, as a PNG.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -92,8 +99,15 @@ def draw(events: list[dict], path: Path) -> None:
     from matplotlib.ticker import MaxNLocator
 
     with plt.rc_context(STYLE):
-        figure, (top, bottom) = plt.subplots(
-            2, 1, figsize=(8, 5.4), sharex=True, height_ratios=(4, 1), layout="constrained"
+        shares = series(events, "saturated", "share")
+        panels = 3 if shares[0] else 2
+        figure, (top, bottom, *more) = plt.subplots(
+            panels,
+            1,
+            figsize=(8, 4.4 + 0.5 * panels),
+            sharex=True,
+            height_ratios=(4, 1, 1)[:panels],
+            layout="constrained",
         )
         steps, losses = series(events, "step", "loss")
         top.plot(steps, losses, color=_BLUE, alpha=0.3, linewidth=0.8)
@@ -114,7 +128,11 @@ def draw(events: list[dict], path: Path) -> None:
         bottom.set_ylabel("learning rate")
         bottom.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
         bottom.set_ylim(bottom=0)
-        bottom.set_xlabel("step")
+        for panel in more:
+            panel.plot(*shares, ".", color=_GREY, markersize=3)
+            panel.set_ylabel("saturated")
+            panel.set_yscale("log")
+        (more or [bottom])[-1].set_xlabel("step")
         bottom.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
         figure.savefig(path, dpi=150)
         plt.close(figure)

@@ -25,6 +25,7 @@ CATEGORIES = {
     "RoPE": (0.90, ("rope", "precompute_cis")),
     "SwiGLU": (0.90, ("swiglu",)),
     "loss": (0.90, ("cross_entropy", "linear_cross_entropy", "mean_loss")),
+    "quantisation": (0.90, ("quantize", "update_scales")),
     "optimizer": (0.90, ("adamw", "global_norm")),
     "embedding": (0.90, ("embedding",)),
     "verification": (0.90, ("hash",)),

@@ -12,12 +12,13 @@ from llamac.native import native
 def kernels() -> list[dict[str, Any]]:
     """Every operation, by name; dictionaries that the caller may change.
 
-    name, summary; `types`: the types that each type letter may take; `dimensions`: by letter, each with name,
-    may_be_zero, rows (callers in PyTorch may pass several) and multiple_of (a letter or ""); `operands`:
-    outputs, then inputs, each with name, type (a letter, or a type), shape ((letter or "", factor, divisor) a
-    dimension) and the marks output, nullable, in_place, strided, positive, bound, may_share (operands),
-    adds_if, except and random (a scalar's name or ""), as docs/operations.md says; `scalars`: (name, f|i|b);
-    `values`: by scalar, those that tests take;
+    name, summary; `types`: the types that each type letter may take; `dimensions`: by letter, each with
+    name, may_be_zero, rows (callers in PyTorch may pass several), multiple_of and at_most (a letter or
+    ""); `operands`: outputs, then inputs, each with name, type (a letter, or a type), shape ((letter or
+    "", factor, divisor) a dimension) and the marks output, nullable, in_place, strided, positive,
+    rounded, bound, begins, may_share (operands), adds_if, except and random (a scalar's name or ""), as
+    docs/operations.md says; `scalars`: (name, f|i|b); `values`: by scalar, those that tests take;
+    `not_negative`: the scalars that may not be less than 0;
     `variants` in order of preference: name, idea, where ("host" or "device"), types (the operands' types, one
     list for each combination that it takes), limits (what else it asks of a call, in words, or ""), threads
     (per block, the default first), deterministic, chip (the only one that it runs on, or "");

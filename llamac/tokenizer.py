@@ -8,17 +8,19 @@ import base64
 import binascii
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tiktoken
 import xxhash
 
-from llamac.data import Shard
+from llamac.data.tokens import Shard
 from llamac.errors import InputError
 from llamac.files import read_bytes
 
+RANK_FILE = "tokenizer.tiktoken"
 LLAMA3_RANKS, GPT2_RANKS = 128000, 50256
 LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -52,6 +54,8 @@ class Tokenizer:
     elsewhere <|endoftext|> alone. `pad` fills a batch's short rows. `hash` is XXH3_64 of the rank file's
     bytes, as the .bin headers hold it."""
 
+    cuttable = True  # as JsonTokenizer's
+
     def __init__(self, ranks: dict[bytes, int], hash: int, path: Path | None = None):
         self.ranks, self.n_ranks, self.path = ranks, len(ranks), path
         self.special = special_tokens(self.n_ranks)
@@ -65,6 +69,7 @@ class Tokenizer:
         self._encoding = tiktoken.Encoding(
             "llamac", pat_str=self.split, mergeable_ranks=ranks, special_tokens=self.special
         )
+        self._backend: Any = None
         by_id = {rank: token for token, rank in ranks.items()}
         self._bytes = by_id | {rank: name.encode() for name, rank in self.special.items()}
 
@@ -76,24 +81,53 @@ class Tokenizer:
         """encode() of each text, on all cores."""
         return self._encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1)
 
+    def encode_arrays(self, texts: list[str]) -> list[np.ndarray]:
+        """encode() of each text: uint32 [n]."""
+        return [encode_fast(self._encoding, text, self._encode_slowly) for text in texts]
+
+    def _encode_slowly(self, text: str) -> np.ndarray:
+        if self._backend is None:
+            self._backend = _backend(self)
+            self._backend.encode_special_tokens = True
+        return np.array(self._backend.encode(text).ids, np.uint32)
+
     def encode_documents(self, documents: list[str]) -> np.ndarray:
         """uint32[n]: the tokens of all documents, each between `bos` and `eos`."""
         end = [] if self.eos is None else [self.eos]
         encoded = self.encode_batch(documents)
         return np.concatenate([np.array([self.bos, *ids, *end], np.uint32) for ids in encoded])
 
+    def write_beside_tokens(self, folder: Path) -> None:
+        """The rank file, and export()."""
+        save(folder / RANK_FILE, self.ranks)
+        export(folder, self)
+
     def decode(self, ids: Iterable[int]) -> str:
         """Text of token ids. Bytes that are no UTF-8, and ids past the vocabulary, become U+FFFD."""
         return b"".join(self._bytes.get(int(i), b"\xff") for i in ids).decode("utf-8", errors="replace")
 
 
+def encode_fast(encoding: tiktoken.Encoding, text: str, otherwise: Callable[[str], np.ndarray]) -> np.ndarray:
+    """uint32 [n] without a list; no special tokens. tiktoken's regular expressions give up on a megabyte of
+    spaces: then it is what `otherwise` gives.
+    """
+    try:
+        return encoding.encode_to_numpy(text, allowed_special=set(), disallowed_special=())
+    except ValueError:
+        return otherwise(text)
+
+
 def save(path: str | Path, ranks: dict[bytes, int]) -> None:
     """Write a rank file; renamed into place when whole."""
     path = Path(path)
-    by_rank = sorted(ranks.items(), key=lambda item: item[1])
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in by_rank))
+    temporary.write_bytes(_rank_file(ranks))
     os.replace(temporary, path)
+
+
+def _rank_file(ranks: dict[bytes, int]) -> bytes:
+    by_rank = sorted(ranks.items(), key=lambda item: item[1])
+    return b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in by_rank)
 
 
 def _read_ranks(path: Path, content: bytes) -> dict[bytes, int]:
@@ -117,20 +151,59 @@ def _read_ranks(path: Path, content: bytes) -> dict[bytes, int]:
     return ranks
 
 
-def load(path: str | Path) -> Tokenizer:
-    """The tokenizer of a rank file (tokenizer.tiktoken, or Llama 3's tokenizer.model). Raises InputError."""
+def of_ranks(ranks: dict[bytes, int]) -> Tokenizer:
+    """The tokenizer of ranks, as if they had been read from the file that save() writes."""
+    return Tokenizer(ranks, xxhash.xxh3_64_intdigest(_rank_file(ranks)))
+
+
+def load(path: str | Path) -> Any:
+    """The tokenizer of a tokenizer.json, of a vocabulary file with tokenizer.json beside it, of a rank file
+    (tokenizer.tiktoken, or Llama 3's tokenizer.model), or of a directory with one of these: a JsonTokenizer
+    or a Tokenizer. Raises InputError.
+    """
     path = Path(path)
+    if path.is_dir():
+        path = _in_directory(path)
     content = read_bytes(path)
+    from llamac import tokenizer_json, vocabulary  # which need this module
+
+    if path.suffix == ".json":
+        return tokenizer_json.load(path)
+    if path.suffix == ".vocab":
+        made, found = vocabulary.read(path), tokenizer_json.load(path.parent)
+        if made.hash != found.hash:
+            raise InputError(
+                f"{found.path}: expected the tokenizer of {path.name} (XXH3_64 {made.hash:016x})"
+            )
+        return found
+    if (
+        path.suffix == ".model" and content[:1] == b"\n"
+    ):  # a message of protocol buffers; base64 has no such byte
+        way = "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of transformers writes it"
+        raise InputError(
+            f"{path}: expected a rank file, found sentencepiece's: name its tokenizer.json, {way}"
+        )
     return Tokenizer(_read_ranks(path, content), xxhash.xxh3_64_intdigest(content), path)
 
 
-def find(setting: str, shards: list[Shard]) -> Tokenizer | None:
-    """What --tokenizer means for these shards: a rank file; auto: tokenizer.tiktoken or tokenizer.model
-    beside the first, if there; none. Raises InputError if one was made with another."""
+def _in_directory(folder: Path) -> Path:
+    names = ("tokenizer.json", RANK_FILE, "tokenizer.model")
+    found = next((folder / name for name in names if (folder / name).exists()), None)
+    if not found:
+        raise InputError(
+            f"{folder}: expected a tokenizer in the directory, one of {', '.join(names)}, found none"
+        )
+    return found
+
+
+def find(setting: str, shards: list[Shard]) -> Any:
+    """What --tokenizer means for these shards: a file as load() takes it; auto: tokenizer.tiktoken,
+    tokenizer.vocab or tokenizer.model beside the first, if there; none: None. Raises InputError if one was
+    made with another."""
     if setting == "none":
         return None
     folder = Path(shards[0].path).parent
-    beside = [folder / "tokenizer.tiktoken", folder / "tokenizer.model"]
+    beside = [folder / name for name in (RANK_FILE, "tokenizer.vocab", "tokenizer.model")]
     paths = [path for path in beside if path.exists()] if setting == "auto" else [Path(setting)]
     if not paths:
         return None
@@ -142,7 +215,21 @@ def find(setting: str, shards: list[Shard]) -> Tokenizer | None:
     return tokenizer
 
 
-def _byte_letters() -> dict[str, int]:
+def check_model(model: str | Path, tokenizer: Any) -> None:
+    """Raises InputError where the model's directory has another tokenizer of the same kind: tokenizer.json
+    for one of a tokenizer.json, tokenizer.model for a rank file.
+    """
+    file = Path(model) / ("tokenizer.model" if isinstance(tokenizer, Tokenizer) else "tokenizer.json")
+    if not file.exists():
+        return
+    found = xxhash.xxh3_64_intdigest(read_bytes(file))
+    if found != tokenizer.hash:
+        expected = f"the tokenizer of the data, {tokenizer.path} (XXH3_64 {tokenizer.hash:016x})"
+        help = "--tokenizer none trains nevertheless"
+        raise InputError(f"{file}: expected {expected}, found {found:016x}; {help}")
+
+
+def byte_letters() -> dict[str, int]:
     """The letter that stands for each byte in byte-level BPE: itself where printable, else U+0100 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -159,13 +246,12 @@ def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
     return [(a, b) for *_, a, b in sorted(pairs)]
 
 
-def export(folder: str | Path, tokenizer: Tokenizer) -> None:
-    """Write tokenizer.json and tokenizer_config.json, with which transformers.AutoTokenizer encodes and
-    decodes as the tokenizer does: the names of special tokens are ordinary text, and none is added."""
+def _backend(tokenizer: Tokenizer) -> Any:
+    """The same tokenizer as a tokenizers.Tokenizer."""
     from tokenizers import Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Bpe
 
-    letter = {byte: letter for letter, byte in _byte_letters().items()}
+    letter = {byte: letter for letter, byte in byte_letters().items()}
     word = {token: "".join(letter[byte] for byte in token) for token in tokenizer.ranks}
     vocabulary = {word[token]: rank for token, rank in tokenizer.ranks.items()}
     merges = [(word[a], word[b]) for a, b in _merges(tokenizer.ranks)]
@@ -176,6 +262,13 @@ def export(folder: str | Path, tokenizer: Tokenizer) -> None:
     bpe.decoder = decoders.ByteLevel()
     names = sorted(tokenizer.special, key=tokenizer.special.__getitem__)
     bpe.add_special_tokens(names)
+    return bpe
+
+
+def export(folder: str | Path, tokenizer: Tokenizer) -> None:
+    """Write tokenizer.json and tokenizer_config.json, with which transformers.AutoTokenizer encodes and
+    decodes as the tokenizer does: the names of special tokens are ordinary text, and none is added."""
+    bpe = _backend(tokenizer)
     by_id = {id: name for name, id in tokenizer.special.items()}
     eos = tokenizer.bos if tokenizer.eos is None else tokenizer.eos
     settings = {
@@ -210,7 +303,7 @@ def train_bpe(texts: Iterable[str], n_ranks: int):
 
 def train(texts: Iterable[str], n_ranks: int) -> dict[bytes, int]:
     """Ranks of train_bpe(). Raises InputError where the text is too short to give that many."""
-    letters = _byte_letters()
+    letters = byte_letters()
     vocabulary = train_bpe(texts, n_ranks).get_vocab()
     if len(vocabulary) != n_ranks:
         raise InputError(f"tokenizer: expected text that gives {n_ranks} tokens, found {len(vocabulary)}")

@@ -63,7 +63,7 @@ class Trainer:
         self.options = Options(**from_keys(json.loads(self._native.options), "options"))
         self.config: dict[str, Any] = json.loads(self._native.config)
         self._last: dict[str, float] = {}
-        self._tokenizer: tokenizer.Tokenizer | None = None  # once encode() has found it
+        self._tokenizer: Any = None  # once encode() has found it
         for line in self._native.warnings.splitlines():
             warnings.warn(line, stacklevel=2)
 

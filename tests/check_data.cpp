@@ -7,7 +7,9 @@
 #include <numeric>
 #include <set>
 
+#include <xxhash.h>
 #include "train/schedule.h"
+
 #include "train/tokenizer.h"
 #include "train/tokens.h"
 
@@ -280,6 +282,68 @@ void check_tokenizer() {
         }
 }
 
+std::string vocabulary_file(const std::vector<std::string>& tokens, uint32_t flags = 0) {
+    std::string payload, bytes;
+    for (const std::string& token : tokens) {
+        bytes += token;
+        const auto end = static_cast<uint32_t>(bytes.size());
+        payload.append(reinterpret_cast<const char*>(&end), 4);
+    }
+    payload += bytes;
+    const uint64_t checksum = XXH3_64bits(payload.data(), payload.size());
+    const uint32_t header[16] = {20241124,
+                                 1,
+                                 static_cast<uint32_t>(tokens.size()),
+                                 1,
+                                 0xffffffff,
+                                 0xffffffff,
+                                 5,
+                                 6,
+                                 static_cast<uint32_t>(checksum),
+                                 static_cast<uint32_t>(checksum >> 32),
+                                 flags};
+    return std::string(reinterpret_cast<const char*>(header), sizeof header) + payload;
+}
+
+void check_vocabulary() {
+    const std::vector<std::string> tokens = {" a", "<s>", "", std::string("\0\xff", 2), " "};
+    const Tokenizer plain(put("plain.vocab", vocabulary_file(tokens)));
+    check(plain.tokens == tokens && plain.hash == (uint64_t{6} << 32 | 5) && plain.begin_of_text == 1,
+          "read");
+    check(plain.decode({0, 4, 3, 2, 1, 9, -1}) == std::string(" a \0\xff<s>\xff\xff", 10), "decode");
+    const Tokenizer dropping(put("dropping.vocab", vocabulary_file(tokens, 1)));
+    check(
+        dropping.decode({0, 0}) == "a a" && dropping.decode({1, 0}) == "<s> a" && dropping.decode({}).empty(),
+        "the first space");
+    const std::string good = vocabulary_file(tokens), bad = in_folder("bad.vocab");
+    for (size_t n = 4; n < good.size(); n++)
+        refused("vocabulary truncated at " + std::to_string(n), {bad},
+                [&] { Tokenizer(put("bad.vocab", good.substr(0, n))); });
+    for (size_t at = 0; at < good.size(); at++) {
+        if (at >= 12 && at < 32) continue;  // ids and hash: any could be meant
+        std::string changed = good;
+        changed[at] = static_cast<char>(changed[at] ^ 0x40);
+        refused("changed byte " + std::to_string(at), {bad}, [&] { Tokenizer(put("bad.vocab", changed)); });
+    }
+}
+
+void check_tokenizer_of_a_model() {
+    std::filesystem::create_directory(in_folder("model"));
+    const Tokenizer ranks(put("same.tiktoken", rank_file(300)));
+    const Tokenizer vocabulary(put("same.vocab", vocabulary_file({"a", "b"})));
+    check_tokenizer_of_model(in_folder("model"), ranks);  // it has none
+    put("model/tokenizer.model", rank_file(300));
+    check_tokenizer_of_model(in_folder("model"), ranks);
+    check_tokenizer_of_model(in_folder("model"), vocabulary);  // of another kind
+    put("model/tokenizer.json", "{}");
+    check_tokenizer_of_model(in_folder("model"), ranks);
+    refused("another tokenizer.json", {"model/tokenizer.json", "same.vocab", "0000000600000005", "none"},
+            [&] { check_tokenizer_of_model(in_folder("model"), vocabulary); });
+    put("model/tokenizer.model", rank_file(301));
+    refused("another rank file", {"model/tokenizer.model", "same.tiktoken"},
+            [&] { check_tokenizer_of_model(in_folder("model"), ranks); });
+}
+
 void check_find_tokenizer() {
     std::filesystem::create_directory(in_folder("data"));
     const auto loader = [](uint64_t hash) {
@@ -296,6 +360,10 @@ void check_find_tokenizer() {
     const std::string tiktoken = put("data/tokenizer.tiktoken", rank_file(300));
     check(find_tokenizer("auto", loader(hash_file(model)))->path == tiktoken,
           "tokenizer.tiktoken goes first");
+    std::filesystem::remove(tiktoken);
+    const std::string vocabulary = put("data/tokenizer.vocab", vocabulary_file({"a", "b"}));
+    check(find_tokenizer("auto", loader(uint64_t{6} << 32 | 5))->path == vocabulary, "tokenizer.vocab");
+    put("data/tokenizer.tiktoken", rank_file(300));
     refused("another tokenizer", {tiktoken, "data/b.bin", "0000000000000005"},
             [&] { find_tokenizer("auto", loader(5)); });
 }
@@ -328,5 +396,6 @@ void check_schedule() {
 int main(int argc, char** argv) {
     return run_checks(argc, argv,
                       checks<check_bin_header, check_token_ids, check_large_shard, check_permutation,
-                             check_loader, check_tokenizer, check_find_tokenizer, check_schedule>());
+                             check_loader, check_tokenizer, check_vocabulary, check_tokenizer_of_a_model,
+                             check_find_tokenizer, check_schedule>());
 }

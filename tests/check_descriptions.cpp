@@ -14,18 +14,21 @@ namespace {
 const char* const norm =
     "norm<T: f32 bf16, A: arithmetic(T), G: f32, M: bf16 f64, W: f64 f32>"
     "(dx: T[N,2C] may_share(x), sum: G[C] adds_if(accumulate), m?~: M[N,C/2] random(seed, y);"
-    " x: T[N,2C] strided >0, y?: A[], ids: i32[N] <V except(none), table: W[V,C], f: f64[1];"
-    " accumulate: bool, seed: int {42, 1e12}, none: int, eps: float {1e-5}, first: int = 3 {0, 5}, on: bool "
+    " x: T[N,2C] strided >0, y?: A[], ids: i32[N] <V except(none), table: W[V,C], f: f64[1],"
+    " begin: i32[N,V] begins(C);"
+    " accumulate: bool, seed: int {42, 1e12}, none: int, eps: float {1e-5}, first: int >=0 = 3 {0, 5}, on: "
+    "bool "
     "= 1)"
-    " rows(N) empty(N, V) multiple(C, V) derivative norm_backward(dq: grad x; dout: grad dx, x, z: sum; eps, "
+    " rows(N) empty(N, V) multiple(C, V) at_most(V, C, on) derivative norm_backward(dq: grad x; dout: grad "
+    "dx, x, z: sum; eps, "
     "seed)"
     " grad table = grad dx test(N=1, C=2, V=3) test_large(V=4, C=8, N=5)";
 
 void check_all_marks() {
     const Description d = parse_description(norm);
-    check(d.name == "norm" && d.operands.size() == 8 && d.outputs == 3, "operands");
+    check(d.name == "norm" && d.operands.size() == 9 && d.outputs == 3, "operands");
     const Operand &dx = d.operands[0], &sum = d.operands[1], &m = d.operands[2], &x = d.operands[3],
-                  &ids = d.operands[5], &f = d.operands[7];
+                  &ids = d.operands[5], &f = d.operands[7], &begin = d.operands[8];
     check(d.types.size() == 5 && d.types[0].letter == 'T' && d.types[4].letter == 'W', "type letters");
     check(d.types[3].choices == std::vector<DType>{DType::bf16, DType::f64}, "the types of a letter");
     check(d.types[1].arithmetic_of == 0 && d.types[1].choices == std::vector<DType>{DType::f32} &&
@@ -44,16 +47,19 @@ void check_all_marks() {
     check(!x.output && x.strided && x.positive, "strided >0");
     check(ids.letter < 0 && ids.holds_integers() && ids.bound == d.find_dimension("V") && ids.except == 2,
           "<V except");
+    check(begin.begins == d.find_dimension("C") && ids.begins < 0 && begin.bound < 0, "begins");
     check(d.scalars[0].kind == 'b' && d.scalars[1].kind == 'i' && d.scalars[3].kind == 'f', "scalars");
     check(d.scalars[1].values == std::vector<double>{42, 1e12} && d.scalars[2].values.empty(), "values");
     const ScalarInfo &eps = d.scalars[3], &first = d.scalars[4], &on = d.scalars[5];
     check(!eps.missing && first.missing == 3 && first.values == std::vector<double>{0, 5} && on.missing == 1,
           "values where they are left out");
+    check(first.not_negative && !d.scalars[1].not_negative, ">=0");
     check(missing_text(eps).empty() && missing_text(first) == "3" && missing_text(on) == "true",
           "their text");
     const DimensionInfo &N = d.dimensions[0], &C = d.dimensions[1], &V = d.dimensions[2];
     check(N.name == "N" && N.splits && N.may_be_zero && V.may_be_zero && !C.may_be_zero && !C.splits, "rows");
     check(C.multiple_of == 2 && V.multiple_of < 0, "multiple");
+    check(V.at_most == 1 && V.at_most_if == 5 && C.at_most < 0, "at_most");
     const Derivative& b = d.derivatives.at(0);
     check(b.operation == "norm_backward" && b.gives.size() == 1 && b.takes.size() == 3, "derivative");
     check(b.gives[0].operand == "dq" && b.gives[0].source == 3 && b.gives[0].gradient, "a gradient given");
@@ -103,11 +109,15 @@ const std::vector<std::pair<const char*, std::vector<std::string>>> errors = {
     {"f<T: f32>(a: T[A,B,C,D,E];)", {"at most 4 dimensions"}},
     {"f<T: f32>(a: T[N]; b~: T[N])", {"'~' after an output alone"}},
     {"f<T: f32>(a: T[N]; b: T[] mean)", {"'mean' after an output alone"}},
+    {"f<T: f32>(a: T[N]; b: T[N] rounded)", {"'rounded' after an output alone"}},
     {"f<T: f32>(a: T[N]; b: T[N] <N)", {"'<' after an i32 alone"}},
     {"f<T: f32>(a: T[N]; b: i32[N] <)", {"a dimension letter"}},
     {"f<T: f32>(a: T[N]; b: i32[N] <V)", {"a dimension letter of the operands", "'V)'"}},
     {"f<T: f32>(a: T[N]; b: T[N] except(s); s: int)", {"'except' after an i32 alone"}},
     {"f<T: f32>(a: T[N]; b: i32[N] except(s); s: bool)", {"a scalar of type int", "'s); s"}},
+    {"f<T: f32>(a: T[N]; b: T[N,N] begins(N))", {"'begins' after an i32 of two dimensions alone"}},
+    {"f<T: f32>(a: T[N]; b: i32[N] begins(N))", {"'begins' after an i32 of two dimensions alone"}},
+    {"f<T: f32>(a: T[N]; b: i32[N,N] begins(V))", {"a dimension letter of the operands", "'V))'"}},
     {"f<T: f32>(a: T[N] adds_if(s);)", {"a scalar of type bool"}},
     {"f<T: f32>(a: T[N] adds_if(s);; s: int)", {"a scalar of type bool"}},
     {"f<T: f32>(a: T[N] adds_if s;; s: bool)", {"expected '('"}},
@@ -127,17 +137,21 @@ const std::vector<std::pair<const char*, std::vector<std::string>>> errors = {
     {"f<T: f32>(a: T[N];; )", {"the name of a scalar"}},
     {"f<T: f32>(a: T[N];; s: int = {1})", {"the value of a call that leaves it out"}},
     {"f<T: f32>(a: T[N];; s: int = 1, t: int {1})", {"'=' and a value, as the scalar before has", "'{1})'"}},
+    {"f<T: f32>(a: T[N];; s: float >=0)", {"'>=0' after an int alone", "'>=0)'"}},
     {"f<T: f32>(a: T[N];; s: int {x})", {"a value that tests take"}},
     {"f<T: f32>(a: T[N];; s: int {1)", {"expected '}'"}},
     {"f<T: f32>(a: T[N];", {"expected ')'", "found the end"}},
     {"f<T: f32>(a: T[N];) often(N)",
-     {"empty, rows, multiple, derivative, grad, test, test_large or the end"}},
+     {"empty, rows, multiple, at_most, derivative, grad, test, test_large or the end"}},
     {"f<T: f32>(a: T[N];) empty(C)", {"a dimension letter of the operands"}},
     {"f<T: f32>(a: T[N];) empty()", {"a dimension letter"}},
     {"f<T: f32>(a: T[C,N];) rows(N)", {"a letter that only begins shapes"}},
     {"f<T: f32>(a: T[2N];) rows(N)", {"a letter that only begins shapes"}},
     {"f<T: f32>(a: T[N];) multiple(N)", {"expected ','"}},
     {"f<T: f32>(a: T[N];) multiple(N, C)", {"a dimension letter of the operands"}},
+    {"f<T: f32>(a: T[N,S];; s: bool) at_most(N, S)", {"expected ','"}},
+    {"f<T: f32>(a: T[N,S];; s: bool) at_most(N, C, s)", {"a dimension letter of the operands"}},
+    {"f<T: f32>(a: T[N,S];; s: int) at_most(N, S, s)", {"a scalar of type bool"}},
     {"f<T: f32>(a: T[N]; b: T[N]) derivative (db: grad b;)", {"the name of an operation"}},
     {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: b;)", {"': grad' and an input"}},
     {"f<T: f32>(a: T[N]; b: T[N]) derivative g(db: grad a;)", {"an input"}},

@@ -141,6 +141,45 @@ void check_divergence() {
           "a spike");
 }
 
+// With one line per two steps: counts of both, and the console warns of what is beyond its limit.
+void check_saturated() {
+    const std::string out = fresh_folder("saturated");
+    char* text = nullptr;
+    size_t size = 0;
+    std::FILE* console = open_memstream(&text, &size);
+    {
+        Log log(out, {20, 2048, 1e9, 0, true, 2}, console);
+        const auto step = [&](int64_t number, const std::vector<Saturated>& saturated) {
+            log.step({number, 8.0, 1.5, 1e-3, 1000.0, false, saturated});
+        };
+        step(1, {});
+        step(2, {{"0.swiglu", 1, 10000}});
+        step(3, {{"0.d.down", 30, 1000}, {"0.swiglu", 4, 10000}});
+        step(4, {{"0.d.down", 20, 1000}});
+        step(5, {{"0.d.down", 1, 1000}});
+        log.saturated();
+        log.saturated();
+    }
+    std::fclose(console);
+    const std::string shown(text, size);
+    std::free(text);
+    std::vector<json> found;
+    for (const json& event : events_of(out + "/log.jsonl"))
+        if (event["event"] == "saturated") found.push_back(event);
+    const auto expected = [](int64_t step, int64_t steps, const json& values, const char* worst,
+                             double share) {
+        return json{{"event", "saturated"}, {"step", step},   {"steps", steps},
+                    {"values", values},     {"worst", worst}, {"share", share}};
+    };
+    check(found.size() == 3, "events of saturated values");
+    check(found[0] == expected(2, 1, {{"0.swiglu", 1}}, "0.swiglu", 1e-4), "one step's");
+    check(found[1] == expected(4, 2, {{"0.d.down", 50}, {"0.swiglu", 4}}, "0.d.down", 0.025), "two steps'");
+    check(found[2] == expected(5, 1, {{"0.d.down", 1}}, "0.d.down", 1e-3), "those of no line");
+    check(shown.find("4/20  saturated: 2.5% of 0.d.down lies beyond fp8's largest value\n") != shown.npos,
+          "the console warns");
+    check(shown.find("saturated") == shown.rfind("saturated"), "and once");
+}
+
 void check_truncate_log() {
     const std::string path = fresh_folder("truncate") + "/log.jsonl";
     truncate_log(path, 5);
@@ -224,6 +263,7 @@ void check_continued_log() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    return run_checks(argc, argv,
-                      checks<check_log, check_divergence, check_truncate_log, check_continued_log>());
+    return run_checks(
+        argc, argv,
+        checks<check_log, check_divergence, check_saturated, check_truncate_log, check_continued_log>());
 }

@@ -168,6 +168,7 @@ void check_instantiation(const Operation& op, const Variant& v, const Instantiat
         const std::vector<int64_t> sizes = test_sizes(op, number);
         if (sizes.empty()) return false;
         Case c = make_case(op, entry, sizes, number, k.strided, k.flags, k.absent);
+        if (!holds_limits(c)) return false;
         injected_matters = false;
         Verdict verdict;
         try {

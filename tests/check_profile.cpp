@@ -142,7 +142,8 @@ void check_calls_within_calls() {
                           .x = make_tensor(q.data(), DType::f32, {4}),
                           .accumulate = false});
     const std::vector<Tensor> tensors = {heads(to, NH), make_tensor(lse.data(), DType::f32, {B, NH, T}),
-                                         heads(q, NH), heads(k, NKV), heads(v, NKV)};
+                                         heads(q, NH),  heads(k, NKV),
+                                         heads(v, NKV), {}};
     const std::vector<Scalar> scalars = {0.25};
     run(find_operation("attention_forward"), tensors, scalars, context, "naive");
     profile.end_step();

@@ -1,11 +1,12 @@
-// debug_state REFERENCE OUT [dtype] [recompute] [logits bytes] [OPERATION=VARIANT ...]
+// debug_state REFERENCE OUT [dtype] [recompute] [logits bytes] [OPERATION=VARIANT ...] [fp8=RECIPE,GRADIENTS] [steps=N]
 // The C model on the tokens of REFERENCE/debug_state.safetensors, from the weights in REFERENCE: writes every
 // activation, gradient and the ten steps to OUT under the reference's names, in the order of computation.
-// tests/test_model.py compares the two.
+// tests/test_model.py compares the two. fp8 (tests/test_fp8_model.py): products in fp8; also shows their scales and the
+// gradient of qkv as it enters a product. steps: shows what follows so many optimizer steps, weights included.
 #include <deque>
 
 #include "model/model.h"
-#include "train/options.h"
+#include "train/model_options.h"
 
 using namespace llamac;
 
@@ -52,7 +53,23 @@ struct Recorder {
     }
 };
 
-void record(const std::string& reference, const std::string& out, const ModelOptions& base) {
+// Optimizer steps on the batch that is set; {loss, gradient norm} of each.
+std::vector<std::pair<float, float>> train(Model& model, const AdamW& adamw, float lr, int32_t first,
+                                           int32_t count) {
+    std::vector<std::pair<float, float>> results;
+    for (int32_t step = first; step < first + count; step++) {
+        forward_backward(model, true, 1.0);
+        const float loss = static_cast<float>(mean_loss(model));
+        set_step(model, &lr, &step);
+        optimizer_step(model, adamw, 42);
+        double squares = 0;
+        copy_bytes(&squares, model.squares.data, sizeof squares);
+        results.emplace_back(loss, static_cast<float>(grad_norm(squares)));
+    }
+    return results;
+}
+
+void record(const std::string& reference, const std::string& out, const ModelOptions& base, int32_t steps) {
     const SafetensorsFile file(reference + "/debug_state.safetensors");
     const SafetensorsFile::Entry* entry = file.find("tokens");
     if (!entry || entry->shape.size() != 2) fail(file.path(), ": tokens is missing or not [B,T]");
@@ -68,32 +85,41 @@ void record(const std::string& reference, const std::string& out, const ModelOpt
     Model model(load_config(reference), options);
     model.allocate();
     load_weights(model.parameters, reference);
+    const AdamW adamw{setting("beta1"), setting("beta2"), setting("eps"), setting("weight_decay"),
+                      setting("grad_clip")};
+    const float lr = static_cast<float>(setting("lr"));
+    set_batch(model, tokens.data(), targets.data(), B, T);
+    train(model, adamw, lr, 1, steps);
     Recorder recorder;
     model.hook = [&](const std::string& name, const Tensor& value) { recorder.add(name, value); };
-    set_batch(model, tokens.data(), targets.data(), B, T);
     forward_backward(model, true, 1.0);
     const double loss = mean_loss(model);
     model.hook = nullptr;
     recorder.add_floats("loss", {static_cast<float>(loss)});
     for (const Parameter& parameter : model.parameters.table)
         recorder.add("grad." + parameter.name, model.parameters.gradient(parameter));
+    if (model.fp8) recorder.add("fp8.scale", model.fp8->scale);
+    if (steps)
+        for (const Parameter& parameter : model.parameters.table)
+            recorder.add("weight." + parameter.name, model.parameters.weight(parameter));
 
-    const AdamW adamw{setting("beta1"), setting("beta2"), setting("eps"), setting("weight_decay"),
-                      setting("grad_clip")};
-    const float lr = static_cast<float>(setting("lr"));
     std::vector<float> losses, norms;
-    for (int32_t step = 1; step <= 10; step++) {
-        forward_backward(model, true, 1.0);
-        losses.push_back(static_cast<float>(mean_loss(model)));
-        set_step(model, &lr, &step);
-        optimizer_step(model, adamw, 42);
-        double squares = 0;
-        copy_bytes(&squares, model.squares.data, sizeof squares);
-        norms.push_back(static_cast<float>(grad_norm(squares)));
+    for (const auto& [each_loss, norm] : train(model, adamw, lr, steps + 1, 10)) {
+        losses.push_back(each_loss);
+        norms.push_back(norm);
     }
     recorder.add_floats("train.losses", losses);
     recorder.add_floats("train.grad_norms", norms);
     write_safetensors(out, recorder.tensors);
+}
+
+// RECIPE,GRADIENTS, as the flags of the program.
+Fp8Options parse_fp8(const std::string& text) {
+    const size_t comma = text.find(',');
+    Options flags;
+    flags.matmul_dtype = "fp8", flags.fp8_recipe = text.substr(0, comma),
+    flags.fp8_gradients = text.substr(comma + 1);
+    return *model_options(flags).fp8;
 }
 
 }  // namespace
@@ -103,8 +129,9 @@ int main(int argc, char** argv) {
         if (argc < 3)
             fail(
                 "expected REFERENCE OUT [dtype[,gradients' dtype]] [recompute] [logits bytes] "
-                "[OPERATION=VARIANT ...]");
+                "[OPERATION=VARIANT ...] [fp8=RECIPE,GRADIENTS] [steps=N]");
         ModelOptions options;
+        int32_t steps = 0;
         if (argc > 3) {
             const std::string types = argv[3];
             const size_t comma = types.find(',');
@@ -114,8 +141,16 @@ int main(int argc, char** argv) {
         }
         if (argc > 4) options.recompute = parse_recompute(argv[4]);
         if (argc > 5) options.logits_bytes = std::stoll(argv[5]);
-        for (int i = 6; i < argc; i++) options.kernels.push_back(argv[i]);
-        record(argv[1], argv[2], options);
+        for (int i = 6; i < argc; i++) {
+            const std::string argument = argv[i];
+            if (argument.starts_with("fp8="))
+                options.fp8 = parse_fp8(argument.substr(4));
+            else if (argument.starts_with("steps="))
+                steps = std::stoi(argument.substr(6));
+            else
+                options.kernels.push_back(argument);
+        }
+        record(argv[1], argv[2], options, steps);
     } catch (const Error& error) {
         std::fprintf(stderr, "debug_state: %s\n", error.what());
         return 2;

@@ -3,7 +3,7 @@ formulas are the reference's; what has none there is one call of PyTorch's.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 
@@ -36,6 +36,8 @@ class Case:
     shapes: list[dict[str, int]]
     scalars: tuple = ()
     backward: bool = False
+    absent: tuple[str, ...] = ()  # operands that are left out
+    mask: dict = field(default_factory=dict)  # of attention: causal and window
 
 
 def gradients(function: Callable, inputs: list[torch.Tensor], dout: torch.Tensor) -> list[torch.Tensor]:
@@ -103,27 +105,48 @@ def repeat_kv_backward(i):
     return {"dx": dx}
 
 
-def attention(q, k, v):
-    return reference.attention(q, k, v, SCALE)
+def visible(i, causal, window):
+    """Which keys a query sees [B or 1,1,T,S]; None: all up to its own, of as many keys as queries."""
+    (T, S), first = (i[name].shape[1] for name in "qk"), i.get("first")
+    if causal and not window and first is None and T == S:
+        return None
+    own, key = torch.arange(S - T, S)[:, None], torch.arange(S)
+    seen = key <= own if causal else torch.ones(T, S, dtype=torch.bool)
+    seen = seen & (key > own - window) if window else seen
+    return seen[None, None] if first is None else (seen & (key >= first[:, :, None]))[:, None]
 
 
-def log_sum_exp(q, k):
-    return reference.explicit_attention(q, k, k, SCALE)[1]
+def attention(q, k, v, seen=None):
+    if seen is None:
+        return reference.attention(q, k, v, SCALE)
+    options = {"attn_mask": seen, "scale": SCALE, "enable_gqa": True}
+    heads = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(*heads, **options).transpose(1, 2)
 
 
-def attention_forward(i):
-    return {"out": attention(i["q"], i["k"], i["v"]), "lse": log_sum_exp(i["q"], i["k"])}
+def log_sum_exp(q, k, seen):
+    if seen is None:
+        return reference.explicit_attention(q, k, k, SCALE)[1]
+    q, k = (reference.at_least_fp32(x) for x in (q, reference.repeat_kv(k, q.shape[2])))
+    scores = torch.einsum("bthd,bshd->bhts", q, k) * SCALE
+    return scores.masked_fill(~seen, -torch.inf).logsumexp(-1)
 
 
-def saved_results(name, i):
+def attention_forward(i, causal=True, window=0):
+    seen = visible(i, causal, window)
+    return {"out": attention(i["q"], i["k"], i["v"], seen), "lse": log_sum_exp(i["q"], i["k"], seen)}
+
+
+def saved_results(name, i, **mask):
     """Inputs of operation `name` that are results of other inputs, saved by the forward pass: in f64."""
     if name != "attention_backward":
         return {}
-    return attention_forward({n: i[n].double() for n in "qkv"})
+    return attention_forward({n: i[n].double() for n in "qkv"} | {"first": i["first"]}, **mask)
 
 
-def attention_backward(i):
-    return dict(zip(("dq", "dk", "dv"), gradients(attention, [i["q"], i["k"], i["v"]], i["dout"])))
+def attention_backward(i, causal=True, window=0):
+    attend = partial(attention, seen=visible(i, causal, window))
+    return dict(zip(("dq", "dk", "dv"), gradients(attend, [i["q"], i["k"], i["v"]], i["dout"])))
 
 
 def swiglu_forward(i):
@@ -178,6 +201,19 @@ def quantize(i):
     return {"out": values, "transposed": values.T, "amax": largest, "saturated": i["saturated"]}
 
 
+def quantized(i, values):
+    """quantize of what another operation gives, which would be stored as the inputs are."""
+    return quantize(i | {"x": values})
+
+
+def swiglu_forward_quantize(i):
+    return quantized(i, swiglu_forward(i)["out"])
+
+
+def swiglu_backward_quantize(i):
+    return quantized(i, swiglu_backward(i)["dgate_up"])
+
+
 def update_scales(i):
     (m_limit, e_limit), (m_amax, e_amax) = (torch.frexp(i[name]) for name in ("limit", "amax"))
     scale = torch.ldexp(torch.ones_like(i["scale"]), e_limit - e_amax - (m_amax > m_limit).int())
@@ -202,9 +238,14 @@ def adamw(i):
     return out | ({} if i["master"] is None else {"master": p})
 
 
+def adamw_quantize(i):
+    updated = adamw(i)
+    return updated | quantized(i, updated["weight"])
+
+
 ROWS = [{"N": n, "C": c} for n, c in ((1, 1), (7, 63), (3, 64), (2, 65), (33, 129), (1, 1031), (5, 4096))]
 HEADS = [
-    {"B": b, "T": t, "NH": h, "NKV": kv, "HD": d}
+    {"B": b, "T": t, "S": t, "NH": h, "NKV": kv, "HD": d}
     for b, t, h, kv, d in (
         (1, 1, 1, 1, 2),
         (2, 7, 3, 1, 8),
@@ -215,6 +256,7 @@ HEADS = [
         (1, 300, 3, 3, 32),
     )
 ]
+CACHED = [size | {"S": size["T"] + more} for size, more in zip(HEADS, (0, 130, 1, 64, 0, 38, 7))]
 FEED = [{"N": n, "F": f} for n, f in ((1, 1), (7, 63), (3, 64), (2, 65), (5, 1031))]
 # A long sum has many results: few of them PyTorch (MKL) computes by dot products on some CPUs, whose
 # errors are half of its matrix products'.
@@ -223,6 +265,8 @@ PRODUCTS = [
     for n, c, k in ((1, 1, 1), (7, 63, 65), (64, 64, 64), (33, 129, 31), (66, 1031, 67), (257, 96, 320))
 ]
 TILES = [{"N": n, "C": c} for n, c in ((1, 1), (7, 63), (16, 16), (160, 144), (33, 272), (130, 65))]
+FEED_TILES = [{"N": t["N"], "F": t["C"]} for t in TILES]
+MATRICES = [{"K": t["N"], "C": t["C"]} for t in TILES]
 CLASSES = [
     {"N": n, "V": v} for n, v in ((1, 1), (7, 2), (3, 63), (2, 65), (5, 4096), (3, 50257), (2, 128256))
 ]
@@ -242,8 +286,8 @@ CASES = {
     "rope_backward": Case(rope_backward, HEADS, (False,), backward=True),
     "repeat_kv_forward": Case(repeat_kv_forward, HEADS),
     "repeat_kv_backward": Case(repeat_kv_backward, HEADS, backward=True),
-    "attention_forward": Case(attention_forward, HEADS, (SCALE,)),
-    "attention_backward": Case(attention_backward, HEADS, (SCALE,), backward=True),
+    "attention_forward": Case(attention_forward, HEADS, (SCALE,), absent=("first",)),
+    "attention_backward": Case(attention_backward, HEADS, (SCALE,), backward=True, absent=("first",)),
     "swiglu_forward": Case(swiglu_forward, FEED),
     "swiglu_backward": Case(swiglu_backward, FEED, backward=True),
     "matmul_forward": Case(matmul_forward, PRODUCTS),
@@ -256,6 +300,9 @@ CASES = {
     "convert": Case(convert, ELEMENTS, (False,)),
     "adamw": Case(adamw, ELEMENTS, ADAMW_SCALARS),
     "quantize": Case(quantize, TILES),
+    "swiglu_forward_quantize": Case(swiglu_forward_quantize, FEED_TILES),
+    "swiglu_backward_quantize": Case(swiglu_backward_quantize, FEED_TILES, backward=True),
+    "adamw_quantize": Case(adamw_quantize, MATRICES, ADAMW_SCALARS),
     "update_scales": Case(update_scales, ELEMENTS),
     "scaled_matmul": Case(scaled_matmul, PRODUCTS, (False, 0)),
 }
@@ -267,7 +314,17 @@ def shape_of(operand: dict, sizes: dict[str, int]) -> list[int]:
     ]
 
 
-def make_inputs(op: dict, types: list[str], sizes: dict[str, int], seed: int) -> dict[str, torch.Tensor]:
+def begins(shape: list[int], keys: int, generator: torch.Generator) -> torch.Tensor:
+    """The first key of each query's document [B,T], about four per sequence, anywhere before the query."""
+    own = torch.arange(shape[1]) + max(0, keys - shape[1])
+    given = (torch.rand(shape, generator=generator) * (own + 1)).long().minimum(own)
+    begin = torch.rand(shape, generator=generator) < 4 / shape[1]
+    return given.where(begin, torch.zeros_like(given)).cummax(1).values.int()
+
+
+def make_inputs(
+    op: dict, types: list[str], sizes: dict[str, int], seed: int, absent: tuple[str, ...] = (), **mask
+) -> dict[str, torch.Tensor]:
     """Random normal values for all that the operation reads; values that belong together do."""
     generator = torch.Generator().manual_seed(seed)
     values = {}
@@ -277,25 +334,28 @@ def make_inputs(op: dict, types: list[str], sizes: dict[str, int], seed: int) ->
         shape = shape_of(operand, sizes)
         if operand["bound"]:
             value = torch.randint(sizes[operand["bound"]], shape, generator=generator, dtype=torch.int32)
+        elif operand["begins"]:
+            value = begins(shape, sizes[operand["begins"]], generator)
         else:
             value = torch.randn(shape, generator=generator, dtype=torch.float64).to(DTYPES[dtype])
         values[operand["name"]] = value.abs() if operand["positive"] else value
-    if op["name"] == "adamw":
+    if op["name"] in ("adamw", "adamw_quantize"):
         for name, value in (("lr", ADAMW["lr"]), ("step", ADAMW["step"]), ("squares", ADAMW["norm"] ** 2)):
             values[name].fill_(value)
-        if types[0] == "bf16":
+        if values["weight"].dtype == torch.bfloat16:
             values["master"] = values["weight"].float()
     if op["name"] in ("cross_entropy", "mean_loss") and sizes["N"] > 2:
         values["targets"][1] = -100
-    if op["name"] == "quantize":
+    if op["name"].endswith("quantize"):
         values["scale"].fill_(16)  # a power of two; nothing is beyond the largest value
     if op["name"] == "rmsnorm_backward":
         values["rstd"] = rmsnorm_forward(values)["rstd"]
-    for name, value in saved_results(op["name"], values).items():
+    values |= dict.fromkeys(absent)
+    for name, value in saved_results(op["name"], values, **mask).items():
         values[name] = value.to(values[name].dtype)
-    if op["name"] == "adamw":
+    if op["name"] in ("adamw", "adamw_quantize"):
         values["guard"] = None
-        values["master"] = values["master"] if types[0] == "bf16" else None
+        values["master"] = values["master"] if values["weight"].dtype == torch.bfloat16 else None
     return values
 
 

@@ -41,7 +41,9 @@ inline bool dropped_tail(const Call& c, Launch launch) {
 }
 inline bool overrun(const Call& c, Launch launch) {
     launch(c);
-    const Tensor& t = c.tensor[0];
+    size_t output = 0;
+    while (!c.tensor[output].data) output++;  // the first that the call wants
+    const Tensor& t = c.tensor[output];
     uint8_t* last = address(t, t.elements() - 1);
     std::copy_n(last, size_of(t.dtype), last + size_of(t.dtype));
     return true;
@@ -90,7 +92,8 @@ inline bool low_precision(const Call& c, Launch launch) {
     const DType storage = storage_of(*c.op, c.tensor);
     for (int i = 0; i < c.op->outputs; i++) {
         const Tensor& t = c.tensor[i];
-        const DType precision = precision_of(t.dtype, storage), low = next_smaller(precision);
+        const DType precision = precision_of(c.op->operands[static_cast<size_t>(i)], t.dtype, storage),
+                    low = next_smaller(precision);
         for (int64_t e = 0; t.data && e < t.elements(); e++) {
             const double x = get(t, e), y = rounded(x, low);
             changed |= std::fabs(x - y) > 4 * ulp(x, precision);

@@ -23,7 +23,7 @@ NUMPY = {"f32": np.float32, "f64": np.float64, "i32": np.int32}
 
 
 # Inputs that are results of other inputs, with described.py's scalars.
-TOGETHER = {"attention_backward": {"scale": described.SCALE}}
+TOGETHER = {"attention_backward": {"scale": described.SCALE, "causal": True, "window": 0}}
 
 
 def size_of(dtype: str) -> int:
@@ -131,12 +131,16 @@ def shape_of(operand: dict, sizes: dict[str, int]) -> tuple[int, ...]:
 
 def draw_sizes(draw, op: dict) -> dict[str, int]:
     sizes: dict[str, int] = {}
-    for d in sorted(op["dimensions"], key=lambda d: bool(d["multiple_of"])):
+    limits = {d["at_most"]: d["name"] for d in op["dimensions"] if d["at_most"]}
+    for d in sorted(op["dimensions"], key=lambda d: bool(d["multiple_of"]) + (d["name"] in limits)):
         parts = [div for o in op["operands"] for letter, _, div in o["shape"] if letter == d["name"]]
         unit = math.lcm(*parts) * (sizes[d["multiple_of"]] if d["multiple_of"] else 1)
         count = draw(st.sampled_from((1, 2, 3) if d["multiple_of"] else (1, 2, 3, 5, 8, 17)))
         empty = d["may_be_zero"] and draw(st.integers(0, 15)) == 0
         sizes[d["name"]] = 0 if empty else count * unit
+        if d["name"] in limits:  # no less than what it limits, and the same as often as not
+            least = sizes[limits[d["name"]]]
+            sizes[d["name"]] = least + (count if least and draw(st.booleans()) else 0)
     return sizes
 
 
@@ -172,7 +176,7 @@ def draw_strided(draw, dtype: str, shape: tuple[int, ...], apart: bool) -> Place
 
 
 def place_fused(operands: dict[str, Placed | None], names: list[str]) -> None:
-    """Lays heads [B,T,heads,HD] of several operands behind one another in each row."""
+    """Lays heads [B,T,heads,HD] of several operands of equal B and T behind one another in each row."""
     first = operands[names[0]]
     assert first is not None
     B, T, _, HD = first.shape
@@ -206,6 +210,7 @@ def draw_operands(
         0 not in sizes.values()
         and len(heads) > 1
         and len({types[name] for name in heads}) == 1
+        and len({operands[name].shape[:2] for name in heads}) == 1  # type: ignore[union-attr]
         and draw(st.booleans())
     ):
         place_fused(operands, heads)
@@ -230,7 +235,8 @@ def draw_scalars(draw, op: dict) -> tuple[dict[str, Any], bool]:
     scalars: dict[str, Any] = {}
     for name, kind in op["scalars"]:
         if kind == "b" or not sane:
-            scalars[name] = draw(st.sampled_from(ODD[kind]))
+            odd = [x for x in ODD[kind] if name not in op["not_negative"] or x >= 0]
+            scalars[name] = draw(st.sampled_from(odd))
         else:
             value = draw(st.sampled_from(op["values"][name] or [1]))
             scalars[name] = int(value) if kind == "i" else value
@@ -252,7 +258,9 @@ def fill(call: Call, seed: int) -> None:
     names = [o["name"] for o in call.op["operands"]]
     rng = np.random.default_rng(seed)
     types = [call.types[name] for name in names]
-    known = {} if 0 in call.sizes.values() else described.make_inputs(call.op, types, call.sizes, seed)
+    absent = tuple(name for name, p in call.operands.items() if p is None and call.described[name]["begins"])
+    empty = 0 in call.sizes.values()
+    known = {} if empty else described.make_inputs(call.op, types, call.sizes, seed, absent)
     for name, o in call.described.items():
         p = call.operands[name]
         if p is None or (o["output"] and not o["in_place"]):
@@ -398,6 +406,40 @@ def fault_index(draw, call: Call) -> bool:
         bad = [value for value in bad if value != call.scalars[o["except"]]]
     at = tuple(draw(st.integers(0, n - 1)) for n in p.shape)
     p.bits()[at] = draw(st.sampled_from(bad))
+    return True
+
+
+def fault_begins(draw, call: Call) -> bool:
+    """A first position behind its row's own, before 0, or before that of the row before it."""
+    places = [n for n, o in call.described.items() if o["begins"] and call.operands[n] is not None]
+    if not places or 0 in call.sizes.values():
+        return False
+    bits, keys = call.present()[places[0]].bits(), call.sizes[call.described[places[0]]["begins"]]
+    b, t = (draw(st.integers(0, n - 1)) for n in bits.shape)
+    own = keys - bits.shape[1] + t
+    falls = [int(bits[b, t - 1]) - 1] if t else []
+    bits[b, t] = draw(st.sampled_from([-1, own + 1, 10**9, -(2**31), *falls]))
+    return True
+
+
+def fault_negative(draw, call: Call) -> bool:
+    if not call.op["not_negative"]:
+        return False
+    call.scalars[call.op["not_negative"][0]] = draw(st.sampled_from([-1, -(2**31), -(2**63)]))
+    return True
+
+
+def fault_limit(draw, call: Call) -> bool:
+    """More of one size than of another that it may not exceed, the same everywhere."""
+    limits = [d for d in call.op["dimensions"] if d["at_most"]]
+    if not limits or not call.scalars.get("causal", True) or 0 in call.sizes.values():
+        return False
+    call.sizes[limits[0]["at_most"]] = call.sizes[limits[0]["name"]]
+    call.sizes[limits[0]["name"]] += draw(st.integers(1, 9))
+    for name, p in call.present().items():
+        call.operands[name] = place(p.dtype, shape_of(call.described[name], call.sizes))
+        if p.dtype == "i32":
+            call.operands[name].bits()[...] = 0  # type: ignore[union-attr]
     return True
 
 

@@ -16,6 +16,7 @@ import llamac.random
 from llamac import _native
 from llamac.config import load_config
 from llamac.data import Loader, permute, write_bin
+from llamac.data.recipes import RECIPES
 from llamac.errors import InputError
 from llamac.options import Options, parse
 from llamac.schedule import learning_rate
@@ -26,14 +27,15 @@ PRESETS = sorted((ROOT / "configs/models").glob("*.json"))
 TEST_MODELS = sorted((ROOT / "tests/models").glob("*.json"))
 WRITTEN_TWICE = [
     "config",
-    "data",
     "files",
     "flops",
     "random",
     "sampling",
     "schedule",
     "spikes",
+    "tokens",
     "tolerance",
+    "vocabulary",
 ]
 
 
@@ -182,10 +184,10 @@ def test_spikes(seed):
 @pytest.mark.parametrize(
     "pattern, script",
     [
-        ("data/text/train_*.bin", "python -m llamac.text TEXT --tokenizer FILE --out data/text"),
-        ("none_*.bin", "python -m llamac.text TEXT --tokenizer FILE --out ."),
-        ("data/tinyshakespeare/none_*.bin", "python dev/data/tinyshakespeare.py"),
-        ("data/stdlib/none_*.bin", "python dev/data/stdlib.py"),
+        ("data/text/train_*.bin", "python -m llamac.data TEXT --tokenizer FILE --out data/text"),
+        ("none_*.bin", "python -m llamac.data TEXT --tokenizer FILE --out ."),
+        ("data/tinyshakespeare/none_*.bin", "python -m llamac.data tinyshakespeare"),
+        ("data/stdlib/none_*.bin", "python -m llamac.data stdlib"),
     ],
 )
 def test_missing_tokens_name_the_script_that_makes_them(build, pattern, script):
@@ -195,7 +197,7 @@ def test_missing_tokens_name_the_script_that_makes_them(build, pattern, script):
     command = [build / "train_llama3", "--train-data", pattern, "--out", "/nowhere"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, f"train_llama3: {said}\n") and str(error.value) == said
-    assert not script.startswith("python dev") or (ROOT / script.split()[1]).exists()
+    assert script.split()[3] in {"TEXT", *RECIPES}
 
 
 @pytest.mark.parametrize(

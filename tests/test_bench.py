@@ -388,7 +388,8 @@ def test_the_device_is_timed_without_the_host(monkeypatch):
     assert timing.medians_ms({"a": calls, "b": other}, "cuda", 0.01) == pytest.approx({"a": 2.0, "b": 5.0})
     assert timing.sleep_rate() == pytest.approx(1e9)
     assert made[:4] == [0, 1, 2, 0] and made[10:20] == [9] * 10
-    assert 9 not in made[20:36] and made[36:52] == [9] * 16 and 9 not in made[52:68]
+    rounds = [made[k : k + 16].count(9) for k in range(20, len(made) - 15, 16)]  # in a new order each
+    assert set(rounds) == {0, 16}
     timing.sleep_rate.cache_clear()
 
 

@@ -24,10 +24,11 @@ def passed(result) -> int:
 
 def test_lists_and_filters(check_log):
     names = check_log("--list").stdout.split()
-    assert names == ["check_log", "check_divergence", "check_truncate_log", "check_continued_log"]
-    each = [passed(check_log(name)) for name in ("check_log", "divergence", "truncate", "continued")]
+    parts = ("log", "divergence", "saturated", "truncate_log", "continued_log")
+    assert names == [f"check_{part}" for part in parts]
+    each = [passed(check_log(f"check_{part}")) for part in parts]
     assert all(each) and sum(each) == passed(check_log())
-    assert passed(check_log("check_log", "check_truncate")) == each[0] + each[2]
+    assert passed(check_log("check_log", "check_truncate")) == each[0] + each[3]
 
 
 def test_refuses_a_name_that_is_none(check_log):

@@ -1,7 +1,5 @@
-"""llamac.data and the scripts of dev/data: .bin files, the order of the data, tokens of texts."""
+"""llamac.data: .bin files, the order of the data, the default text; test_prepare.py has the tool."""
 
-import codecs
-import re
 import shutil
 import subprocess
 import sys
@@ -11,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamac import text, tokenizer
+from llamac import tokenizer
 from llamac.data import Loader, permute, read_bin, write_bin, write_shards
+from llamac.data import __main__ as tool
+from llamac.data.documents import cut_text
 from llamac.errors import InputError
 
 ROOT = Path(__file__).parent.parent
@@ -280,16 +280,16 @@ def test_write_shards(tmp_path):
     assert (tmp_path / "val_000.bin").exists()
 
 
-# dev/data
+# The default text
 
 
-def script(name: str, *arguments: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, ROOT / "dev" / "data" / name, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def script(*arguments: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "llamac.data", "stdlib", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def ran(name: str, *arguments: object) -> str:
-    result = script(name, *arguments)
+def ran(*arguments: object) -> str:
+    result = script(*arguments)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -308,7 +308,7 @@ def text_of(pattern: Path, folder: Path) -> str:
 @pytest.fixture(scope="module")
 def stdlib(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("stdlib")
-    assert "already there" not in ran("stdlib.py", "--out", out)
+    assert "already there" not in ran("--out", out)
     return out
 
 
@@ -343,15 +343,15 @@ def test_stdlib_again(stdlib):
     """A finished data set is left alone; a damaged one is made again, to the same bytes."""
     files = sorted(stdlib.iterdir())
     before = [(path.read_bytes(), path.stat().st_mtime_ns) for path in files]
-    assert "already there" in ran("stdlib.py", "--out", stdlib)
+    assert "already there" in ran("--out", stdlib)
     assert before == [(path.read_bytes(), path.stat().st_mtime_ns) for path in files]
     (stdlib / "val_000.bin").write_bytes(before[-1][0][:-1])
-    assert "already there" not in ran("stdlib.py", "--out", stdlib)
+    assert "already there" not in ran("--out", stdlib)
     assert sorted(stdlib.iterdir()) == files
     assert [content for content, _ in before] == [path.read_bytes() for path in files]
     for name in ("tokenizer.json", "tokenizer_config.json"):  # an earlier version did not write these
         (stdlib / name).unlink()
-    assert "already there" in ran("stdlib.py", "--out", stdlib) and sorted(stdlib.iterdir()) == files
+    assert "already there" in ran("--out", stdlib) and sorted(stdlib.iterdir()) == files
     assert [content for content, _ in before] == [path.read_bytes() for path in files]
 
 
@@ -376,10 +376,10 @@ def test_stdlib_split_goes_by_name(tmp_path):
     (library / "test").mkdir()
     (library / "test" / "test_x.py").write_text("left_out = 1\n")
     (library / "notutf8.py").write_bytes(b"x = '\xff'\n")
-    ran("stdlib.py", "--root", library, "--out", tmp_path / "a", "--vocab-size", 1024)
+    ran("--local", library, "--out", tmp_path / "a", "--vocab-size", 1024)
     (library / "inspect.py").unlink()
     (library / "doctest.py").unlink()
-    ran("stdlib.py", "--root", library, "--out", tmp_path / "b", "--vocab-size", 1024)
+    ran("--local", library, "--out", tmp_path / "b", "--vocab-size", 1024)
     for folder in "ab":
         train, val = (
             text_of(tmp_path / folder / f"{split}_*.bin", tmp_path / folder) for split in ("train", "val")
@@ -388,43 +388,8 @@ def test_stdlib_split_goes_by_name(tmp_path):
         assert "class TarFile" in val and "class TarFile" not in train
         assert "left_out" not in train + val and "notutf8" not in train + val
     (tmp_path / "none").mkdir()
-    result = script("stdlib.py", "--root", tmp_path / "none", "--out", tmp_path / "c")
+    result = script("--local", tmp_path / "none", "--out", tmp_path / "c")
     assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
-
-
-def test_text_file(tmp_path):
-    """The shards hold the whole text; cutting a long file into pieces does not change its tokens."""
-    lines = [
-        f"line {i} of {'ab c'[i % 4] * (i % 7)}\n{chr(10) * (i % 3)}{' ' * (i % 5)}é{i}\r\n"
-        for i in range(60_000)
-    ]
-    text = "".join(lines)
-    assert len(text) > 1 << 20
-    (tmp_path / "a.txt").write_bytes(text.encode())
-    out = tmp_path / "out"
-    ran(
-        "text.py",
-        tmp_path / "a.txt",
-        "--out",
-        out,
-        "--vocab-size",
-        300,
-        "--val-fraction",
-        0.1,
-        "--shard-tokens",
-        100_000,
-    )
-    assert len(list(out.glob("train_*.bin"))) > 1
-    whole = text_of(out / "val_*.bin", out) + text_of(out / "train_*.bin", out)
-    assert whole == "<|endoftext|>" + text
-    tokens = np.concatenate(
-        [read_bin(p).tokens for p in [*sorted(out.glob("val_*")), *sorted(out.glob("train_*"))]]
-    )
-    made_with = tokenizer.load(out / "tokenizer.tiktoken")
-    assert tokens.tolist() == [made_with.bos, *made_with.encode(text)]
-    assert sorted(path.name[:5] for path in out.iterdir())[0] == "token" and not (out / "tokens.tmp").exists()
-    n_val = sum(len(read_bin(path).tokens) for path in out.glob("val_*"))
-    assert n_val == round(0.1 * len(tokens))
 
 
 def test_llama3s_texts_have_a_begin_and_an_end(tmp_path):
@@ -434,23 +399,12 @@ def test_llama3s_texts_have_a_begin_and_an_end(tmp_path):
     tokenizer.save(tmp_path / "tokenizer.model", ranks)
     (tmp_path / "a.txt").write_text("ab")
     named = ("--tokenizer", tmp_path / "tokenizer.model", "--val-fraction", 0)
-    ran("text.py", tmp_path / "a.txt", "--out", tmp_path / "out", *named)
+    tool.main([str(word) for word in (tmp_path / "a.txt", "--out", tmp_path / "out", *named)])
     assert read_bin(tmp_path / "out/train_000.bin").tokens.tolist() == [128000, 97, 98, 128001]
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path):
-    """Some editors begin a file with one. Elsewhere U+FEFF is a character as others are."""
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source/a.txt").write_text("a\ufeffb\n", encoding="utf-8-sig")
-    (tmp_path / "source/mark").write_bytes(codecs.BOM_UTF8)
-    named = ("--vocab-size", 257, "--val-fraction", 0)
-    said = ran("text.py", tmp_path / "source", "--out", tmp_path / "out", *named)
-    assert text_of(tmp_path / "out/train_*.bin", tmp_path / "out") == "<|endoftext|>a\ufeffb\n"
-    assert f"left out: {tmp_path / 'source/mark'}: empty" in said
-
-
 @pytest.mark.parametrize("n_ranks", [256 + 775, tokenizer.GPT2_RANKS])  # Llama 3's and GPT-2's split pattern
-def test_text_pieces_keep_the_tokens(tmp_path, monkeypatch, n_ranks):
+def test_pieces_of_text_keep_the_tokens(n_ranks):
     """Wherever a file is cut. A vocabulary of all short strings of these characters would show a bad cut."""
     letters = [b" ", b"\n", b"\r", b";", b"a"]
     strings = [b"".join(parts) for n in (1, 2, 3, 4) for parts in product(letters, repeat=n)]
@@ -458,45 +412,13 @@ def test_text_pieces_keep_the_tokens(tmp_path, monkeypatch, n_ranks):
     while len(ranks) < n_ranks:
         ranks[b"\xff" + len(ranks).to_bytes(4, "big")] = len(ranks)
     encoder = tokenizer.Tokenizer(ranks, 0)
-    monkeypatch.setattr(text, "BLOCK_BYTES", 5)
     rng = np.random.default_rng(0)
     for _ in range(100):
         whole = b"".join(letters[i] for i in rng.integers(0, 5, 200))
-        (tmp_path / "a.txt").write_bytes(whole)
-        pieces = list(text.pieces(tmp_path / "a.txt"))
+        blocks = (whole[i : i + 5].decode() for i in range(0, len(whole), 5))
+        pieces = list(cut_text(blocks, 1))
         assert len(pieces) > 2 and "".join(pieces).encode() == whole
         assert [i for piece in pieces for i in encoder.encode(piece)] == encoder.encode(whole.decode())
-
-
-def test_text_folder(tmp_path):
-    source = tmp_path / "source"
-    (source / "sub").mkdir(parents=True)
-    (source / ".hidden").write_text("hidden")
-    (source / "binary").write_bytes(b"\xff\xfe")
-    (source / "zeros").write_bytes(b"a\0b")
-    documents = {f"document {i}, " * 20 for i in range(20)}
-    for i, document in enumerate(sorted(documents)):
-        (source / ("sub" if i % 2 else ".") / f"{i}.txt").write_text(document)
-    (source / "table.jsonl").write_text('{"text": "a document"}\n')
-    (source / "nothing").touch()
-    said = ran("text.py", source, "--out", tmp_path / "a", "--vocab-size", 270, "--val-fraction", 0)
-    reasons = {"binary": "not UTF-8", "nothing": "empty", "table.jsonl": "JSON lines: .*", "zeros": ".*NUL.*"}
-    for line, (name, reason) in zip(said.splitlines(), reasons.items()):
-        assert re.fullmatch(f"left out: {source / name}: {reason}", line), said
-    assert "20 text files, 4 others left out" in said
-    read = text_of(tmp_path / "a" / "train_*.bin", tmp_path / "a").split("<|endoftext|>")[1:]
-    assert len(read) == 20 and set(read) == documents and read != sorted(read)
-    rank_file = tmp_path / "a" / "tokenizer.tiktoken"
-    ran("text.py", source, "--out", tmp_path / "b", "--tokenizer", rank_file, "--val-fraction", 0)
-    for name in ("train_000.bin", "tokenizer.tiktoken"):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    # Once more into a folder of the text's: what the first run left is no text, and no validation.
-    inside = source / "tokens"
-    ran("text.py", source, "--out", inside, "--vocab-size", 270, "--val-fraction", 0.3)
-    assert (inside / "val_000.bin").exists()
-    ran("text.py", source, "--out", inside, "--vocab-size", 270, "--val-fraction", 0)
-    assert not (inside / "val_000.bin").exists()
-    assert (inside / "train_000.bin").read_bytes() == (tmp_path / "a" / "train_000.bin").read_bytes()
 
 
 @pytest.mark.parametrize("tokens", [[1, 70000], [-1, 2], [[1, 2]]])
@@ -504,52 +426,3 @@ def test_tokens_that_a_file_cannot_hold(tmp_path, tokens):
     with pytest.raises(InputError, match="expected token"):
         write_bin(tmp_path / "t.bin", np.array(tokens), 50257)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["missing.txt", "--vocab-size", 300], "missing.txt: no such file or folder"),
-        (["bad.txt", "--vocab-size", 300], "expected UTF-8 text, found a file that is no text: not UTF-8"),
-        (["table.jsonl", "--vocab-size", 300], "table.jsonl: expected UTF-8 text, .*: JSON lines: there"),
-        (["good.txt", "--vocab-size", 200], "--vocab-size: expected at least"),
-        (["good.txt", "--vocab-size", 5000], "expected text that gives 4999 tokens"),
-        (["good.txt", "--tokenizer", "missing"], "missing: cannot open: No such file"),
-        (["good.txt", "--tokenizer", "bad.txt"], "bad.txt: line 1: expected a new token in base64"),
-    ],
-)
-def test_text_bad_input(tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    Path("good.txt").write_text("some text\n")
-    Path("bad.txt").write_bytes(b"\xff\xff")
-    Path("table.jsonl").write_text('{"text": "a document"}\n')
-    before = sorted(tmp_path.rglob("*"))
-    result = script("text.py", *arguments, "--out", "new/out")
-    assert sorted(tmp_path.rglob("*")) == before
-    assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
-    assert re.search(message, result.stderr), result.stderr
-
-
-def test_tinyshakespeare_paragraphs(tmp_path, monkeypatch):
-    """The script's own work on a small input, with a stand-in for GPT-2's ranks, which it would download."""
-    monkeypatch.syspath_prepend(str(ROOT / "dev" / "data"))
-    import tinyshakespeare
-
-    text = "First Citizen:\nBefore we proceed\n\nAll:\nSpeak, speak.\n\n\n\nlast"
-    (tmp_path / "input.txt").write_text(text, encoding="utf-8-sig")  # the mark is no part of it
-    monkeypatch.setattr(tokenizer, "gpt2_ranks", lambda: {bytes([i]): i for i in range(256)})
-    arguments = [
-        "x",
-        "--input",
-        str(tmp_path / "input.txt"),
-        "--out",
-        str(tmp_path / "out"),
-        "--val-tokens",
-        "40",
-    ]
-    monkeypatch.setattr(sys, "argv", arguments)
-    tinyshakespeare.main()
-    val, train = (read_bin(tmp_path / "out" / f"{split}_000.bin").tokens for split in ("val", "train"))
-    assert len(val) == 40
-    marked = "<|endoftext|>" + text.replace("\n\n", "\n\n<|endoftext|>")
-    assert tokenizer.load(tmp_path / "out" / "tokenizer.tiktoken").decode([*val, *train]) == marked

@@ -65,6 +65,15 @@ def test_recomputation_keeps_the_bits(run, recipe, recompute):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("extra", [{}, {"skip_nonfinite": 2, "verify_every": 2}], ids=["plain", "verified"])
+def test_stored_weights_keep_the_bits(run, recipe, extra):
+    """Codes of weights that AdamW writes, or the first micro-batch; and none are kept."""
+    several = {"batch_size": 1, "total_batch_size": 64, "dtype": "bf16", "master_weights": "off"} | extra
+    stored = run("stored", recipe, fp8_weights="stored", **several)
+    assert stored == run("recomputed", recipe, fp8_weights="recomputed", **several)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_graphs_keep_the_bits(run, recipe):
     """Several micro-batches: the first optimizer step, whose scales are the tensors' own, is not captured."""
     several = {"batch_size": 1, "total_batch_size": 64}
@@ -103,6 +112,39 @@ def test_levels_of_zero_have_the_same_bits(build, train, data, tmp_path, zero):
         train(*flags(data, tmp_path / f"zero{level}", zero=level, matmul_dtype="fp8", **MODEL, **shared))
     assert losses(tmp_path / "zero0") == losses(tmp_path / f"zero{zero}")
     assert_same_state(tmp_path / "zero0/step_000004", tmp_path / f"zero{zero}/step_000004")
+
+
+def test_stored_weights_need_whole_weights(build, train, data, tmp_path):
+    if not has(build, "GLOO"):
+        pytest.skip("this build is without Gloo")
+    extra = MODEL | {"matmul_dtype": "fp8", "fp8_weights": "stored", "zero": 3, "devices": 2}
+    result = train(*flags(data, tmp_path / "out", **extra), code=2)
+    assert "--fp8-weights stored: expected --zero 0 to 2" in result.stderr
+
+
+def test_saturated_values_are_in_the_log(train, data, tmp_path):
+    """Weights that grow from one optimizer step to the next leave the scales of the step before behind; those
+    of the tensor itself fit it, and so does the first step's.
+    """
+    growing = {"lr": 1, "warmup_steps": 1, "schedule": "constant", "skip_nonfinite": 9, "steps": 4} | MODEL
+    growing |= {"fp8_weights": "recomputed"}  # AdamW counts the codes that it stores a step earlier
+
+    def saturated(name, **extra):
+        result = train(
+            *flags(data, tmp_path / name, matmul_dtype="fp8", checkpoint_every=-1, **growing, **extra)
+        )
+        return events(tmp_path / name, "saturated"), result.stdout
+
+    found, shown = saturated("delayed")
+    assert found and found[0]["step"] == 2  # the first step has its own scales
+    for event in found:
+        assert all(count > 0 for count in event["values"].values())
+        assert event["worst"] in event["values"] and 0 < event["share"] <= 1
+    assert {"0.qkv.weight", "2.down.weight"} <= found[0]["values"].keys()
+    assert found[0]["values"]["0.qkv.weight"] <= 64 * 128 and "lies beyond fp8's largest value" in shown
+    # The host's counts are the same where it computes a step twice.
+    assert saturated("verified", verify_every=1)[0] == found
+    assert saturated("tensor", fp8_recipe="tensor")[0] == []
 
 
 def test_blocks_that_are_all_kept_are_refused(train, data, tmp_path):

@@ -25,7 +25,20 @@ SCHEMAS = {
     for schema in torch._C._jit_get_all_schemas()
     if schema.name.removeprefix("llamac::") in OPERATIONS
 }
-SIZES = {"B": 2, "T": 5, "C": 24, "NH": 4, "NKV": 2, "HD": 16, "F": 20, "V": 33, "N": 7, "K": 9, "P": 130}
+SIZES = {
+    "B": 2,
+    "T": 5,
+    "S": 5,
+    "C": 24,
+    "NH": 4,
+    "NKV": 2,
+    "HD": 16,
+    "F": 20,
+    "V": 33,
+    "N": 7,
+    "K": 9,
+    "P": 130,
+}
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -62,7 +75,9 @@ def arguments_of(name: str, device: str) -> tuple[list, dict]:
     # The first of the reference's types that opcheck can compare: f32 where it may be.
     types = next(t for t in op["variants"][-1]["types"] if all(described.DTYPES[d].itemsize > 1 for d in t))
     values = described.make_inputs(op, types, SIZES, seed=0)
-    scalars = dict(zip((name for name, _ in op["scalars"]), described.CASES[op["name"]].scalars))
+    # Those that a case leaves out have their schema's values.
+    scalars = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    scalars |= dict(zip((name for name, _ in op["scalars"]), described.CASES[op["name"]].scalars))
     for o, dtype in zip(op["operands"], types):
         zeros = torch.zeros(described.shape_of(o, SIZES), dtype=described.DTYPES[dtype])
         values.setdefault(o["name"], zeros)
@@ -282,7 +297,7 @@ def test_what_only_the_backward_reads_has_no_derivative():
     out, rstd = torch.ops.llamac.rmsnorm_forward(x, weight, EPS)
     assert out.requires_grad and not rstd.requires_grad
     q, k = (randn(1, 3, heads, 16).requires_grad_() for heads in (4, 2))
-    out, lse = torch.ops.llamac.attention_forward(q, k, k, SCALE)
+    out, lse = torch.ops.llamac.attention_forward(q, k, k, None, SCALE)
     assert out.requires_grad and not lse.requires_grad
 
 

@@ -113,7 +113,7 @@ def test_commands_of_the_package():
         [sys.executable, "-m", "llamac"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     found = re.findall(r"python -m (llamac\.\w+)", done.stdout)
-    commands = ("bench", "checkpoint", "doctor", "plot", "profile", "text")
+    commands = ("bench", "checkpoint", "data", "doctor", "plot", "profile")
     assert {f"llamac.{name}" for name in commands} == set(found)
     for module in found:
         path = ROOT / module.replace(".", "/")
@@ -229,7 +229,7 @@ def test_what_a_wheel_carries(tmp_path):
     (wheel,) = tmp_path.glob("llamac-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     configurations = {f"llamac/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*.*")}
-    assert len(configurations) > 12 and configurations | {"llamac/text.py"} <= set(names)
+    assert len(configurations) > 12 and configurations | {"llamac/data/__main__.py"} <= set(names)
     assert len(names) == len(set(names))
 
 
@@ -522,6 +522,11 @@ def test_plot_of_a_short_run(tmp_path, monkeypatch):
     curves = max(line.get_transform().transform(line.get_xydata())[:, 0].max() for line in top.lines)
     assert label.get_text() == "5.100" and left > curves
     assert label.get_window_extent().x1 <= figure.bbox.x1
+    assert len(figure.axes) == 2
+    saturated = [{"event": "saturated", "step": k, "share": 10.0**-k} for k in (2, 3)]
+    plot.draw(events + saturated, tmp_path / "loss.png")
+    (points,) = seen.pop().axes[2].lines
+    assert points.get_xydata().tolist() == [[2, 1e-2], [3, 1e-3]]
     plot.draw(events[1:], tmp_path / "loss.png")  # a log of an earlier version
     assert seen[1].axes[0].get_title(loc="left") == "tiny · 10,000 tokens/s"
     monkeypatch.undo()

@@ -333,7 +333,7 @@ def test_list_kernels(train):
         assert re.search(r"^  reference +host +yes +plain loops", block, re.MULTILINE), block
     block = " ".join(blocks["attention_backward"].split())
     assert "flash device yes tiles on" in block and "flash_atomic device no as flash" in block
-    assert "takes HD 64 or 128, T at most 2^30, scale above 0, heads that begin at multiples" in block
+    assert "takes HD a multiple of 8 up to 128, T and S at most 2^30, scale above 0, heads" in block
 
 
 def test_kernels_are_tried_in_turn(train, data, tmp_path):

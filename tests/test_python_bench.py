@@ -99,6 +99,7 @@ def test_what_a_call_must_move_and_compute():
             assert FUNCTIONS[name].work(case_of(name, SIZE, "bf16", "cpu"), backward)[0] == moved, name
     computed = {
         "attention": 2 * b * nh * t * (t + 1) * hd,
+        "linear": 2 * n * c * SIZE["F"],
         "linear_cross_entropy": 2 * n * c * v,
     }
     for name, flops in computed.items():
@@ -273,6 +274,23 @@ def test_f32_and_one_operation(tmp_path):
     assert code == 0 and {(r["operation"], r["dtype"]) for r in rows} == {("rope", "f32")}
 
 
+def test_shapes(tmp_path):
+    shapes = ("--shape", "1x8", "2x16")
+    code, rows = run(tmp_path, "--operation", "attention", "--preset", "tiny", *shapes)
+    found = {(r["preset"], r["shape"]["B"], r["shape"]["T"]) for r in rows}
+    assert code == 0 and found == {("tiny-1x8", 1, 8), ("tiny-2x16", 2, 16)}
+    assert (tmp_path / "bench-tiny-1x8.png").exists()
+
+
+@pytest.mark.parametrize("text", ("8", "8x", "x8", "0x8", "8x-1"))
+def test_bad_shapes(tmp_path, capsys, text):
+    with pytest.raises(SystemExit) as stopped:
+        run(tmp_path, "--shape", text)
+    assert (
+        stopped.value.code == 2 and f"{text}: expected sequences x tokens in each" in capsys.readouterr().err
+    )
+
+
 def test_bad_arguments(tmp_path, monkeypatch, capsys):
     with pytest.raises(InputError, match="--operation new: expected one of rmsnorm"):
         run(tmp_path, "--operation", "new")
@@ -372,7 +390,7 @@ def fake_liger(monkeypatch):
 
 def test_liger_is_given_the_same_operation(fake_liger):
     """Its results, put together again, are PyTorch's."""
-    assert set(liger.forms()) == set(FUNCTIONS) - {"precompute_cis", "repeat_kv", "attention"}
+    assert set(liger.forms()) == set(FUNCTIONS) - {"precompute_cis", "repeat_kv", "attention", "linear"}
     for name, form in liger.forms().items():
         function = FUNCTIONS[name]
         inputs = function.inputs(case_of(name, SIZE, "f32", "cpu"))

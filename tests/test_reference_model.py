@@ -17,6 +17,7 @@ import train_llama3 as ref
 from llamac import hf
 from llamac.config import RopeScaling, load_config
 from llamac.errors import InputError
+from llamac.options import Options
 from llamac.tolerance import BACKWARD, FORWARD, violation
 from llamac.training.weights import init_weights, load_weights, parts, save_model
 
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def references(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("reference")
-    ref.write_references(root)
+    ref.write_references(Options(), root)
     torch.use_deterministic_algorithms(False)
     return root
 

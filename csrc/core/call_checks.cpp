@@ -35,13 +35,13 @@ int64_t size_of_dimension(const Operation& op, std::span<const Tensor> tensors, 
 }
 
 void check_indices(const Operation& op, std::span<const Tensor> tensors, size_t i,
-                   std::span<const Scalar> scalars, bool wide) {
+                   std::optional<int64_t> none, bool wide) {
     const Operand& o = op.operands[i];
     const Tensor& t = tensors[i];
     CHECK(o.shape.size() == 1);
+    if (!t.data || t.rank != 1 || t.dtype != DType::i32) return;
     const int64_t below = size_of_dimension(op, tensors, o.bound);
-    if (!t.data || t.rank != 1 || t.dtype != DType::i32 || below <= 0) return;
-    const std::optional<int64_t> none = exception_of(op, o, scalars);
+    if (below <= 0) return;
     // Elements with memory of their own: a view that repeats one may be of any size, which run() has yet to compare.
     const int64_t count = t.stride[0] == 0 ? std::min<int64_t>(t.shape[0], 1) : t.shape[0];
     for (int64_t n = 0; n < count; n++) {
@@ -52,10 +52,31 @@ void check_indices(const Operation& op, std::span<const Tensor> tensors, size_t 
     }
 }
 
+// Non-decreasing along each sequence, and no later than the row's own position.
+void check_begins(const Operation& op, std::span<const Tensor> tensors, size_t i) {
+    const Operand& o = op.operands[i];
+    const Tensor& t = tensors[i];
+    if (!t.data || t.rank != 2 || t.dtype != DType::i32 || !t.contiguous()) return;
+    const int64_t rows = t.shape[1], seen = size_of_dimension(op, tensors, o.begins), before = seen - rows;
+    // run() has yet to compare the shapes.
+    if (seen == 0 || rows != size_of_dimension(op, tensors, o.shape[1].symbol)) return;
+    for (int64_t b = 0; b < t.shape[0]; b++)
+        for (int64_t n = 0, last = 0; n < rows; n++) {
+            const int64_t value = t.as<int32_t>()[b * rows + n];
+            const auto refuse = [&](auto... expected) {
+                fail(op.name, ": ", o.name, "[", b, ",", n, "] is ", value, ", expected ", expected...);
+            };
+            if (value < 0) refuse("0 or more");
+            if (value > before + n) refuse("at most ", before + n, ", the row's own position");
+            if (value < last) refuse("at least ", last, ", the value before it");
+            last = value;
+        }
+}
+
 // ---- overlaps
 
 struct ByteRange {
-    uintptr_t begin = 0, end = 0;  // equal: there is no memory
+    uintptr_t begin, end;  // equal: there is no memory
 
     bool intersects(const ByteRange& other) const { return begin < other.end && other.begin < end; }
 };
@@ -65,11 +86,14 @@ int64_t byte_stride(const Tensor& t, int d) {
 }
 
 ByteRange range_of(const Tensor& t) {
-    if (!t.data || t.elements() == 0) return {};
-    int64_t last = 0;
-    for (int d = 0; d < t.rank; d++) last += (t.shape[d] - 1) * byte_stride(t, d);
+    if (!t.data) return {0, 0};
+    int64_t last = 0;  // in elements
+    for (int d = 0; d < t.rank; d++) {
+        if (t.shape[d] == 0) return {0, 0};
+        last += (t.shape[d] - 1) * t.stride[d];
+    }
     const auto begin = reinterpret_cast<uintptr_t>(t.data);
-    return {begin, begin + static_cast<uintptr_t>(last + size_of(t.dtype))};
+    return {begin, begin + static_cast<uintptr_t>((last + 1) * size_of(t.dtype))};
 }
 
 // Bytes that all elements share out among them, counted from a multiple of the period on.
@@ -113,7 +137,7 @@ bool same_elements(const Tensor& a, const Tensor& b) {
 
 // Whether no dimension steps back into the smaller ones.
 bool has_distinct_elements(const Tensor& t) {
-    if (t.elements() == 0) return true;
+    if (t.contiguous() || t.elements() == 0) return true;
     std::vector<std::pair<int64_t, int64_t>> dimensions;  // stride, size
     for (int d = 0; d < t.rank; d++)
         if (t.shape[d] > 1) dimensions.emplace_back(t.stride[d], t.shape[d]);
@@ -137,37 +161,54 @@ void check_overlap(const Operation& op, std::span<const Tensor> tensors, size_t 
          shares ? ", or exactly that of " + name : "");
 }
 
+void check_overlaps(const Operation& op, std::span<const Tensor> tensors, uint32_t fresh) {
+    ByteRange ranges[Description::max_operands];
+    for (size_t i = 0; i < tensors.size(); i++)
+        ranges[i] = fresh >> i & 1 ? ByteRange{0, 0} : range_of(tensors[i]);
+    for (size_t i = 0; i < static_cast<size_t>(op.outputs); i++)
+        for (size_t k = i + 1; k < tensors.size(); k++)
+            if (ranges[i].intersects(ranges[k])) check_overlap(op, tensors, i, k);
+}
+
 // ---- all operands
 
 void check_alignment(const Operation& op, const Operand& o, const Tensor& t) {
-    const auto size = static_cast<uintptr_t>(size_of(t.dtype));
-    if (const uintptr_t past = reinterpret_cast<uintptr_t>(t.data) % size)
+    const auto size = static_cast<uintptr_t>(size_of(t.dtype));  // a power of two
+    if (const uintptr_t past = reinterpret_cast<uintptr_t>(t.data) & (size - 1))
         fail(op.name, ": ", o.name, " begins ", past, " bytes past a multiple of ", size,
              ", expected an aligned address");
+}
+
+void check_not_negative(const Operation& op, std::span<const Scalar> scalars) {
+    for (size_t s = 0; s < scalars.size() && s < op.scalars.size(); s++)
+        if (op.scalars[s].not_negative && scalars[s].integer < 0)
+            fail(op.name, ": ", op.scalars[s].name, " is ", scalars[s].integer, ", expected 0 or more");
 }
 
 }  // namespace
 
 void check_scalars(const Operation& op, std::span<const Scalar> scalars) {
     for (const Operand& o : op.operands) exception_of(op, o, scalars);
+    check_not_negative(op, scalars);
 }
 
 void check_memory(const Operation& op, std::span<const Tensor> tensors, std::span<const Scalar> scalars,
-                  Backend memory, uint32_t wide) {
-    check_scalars(op, scalars);
-    if (tensors.size() != op.operands.size()) return;
-    std::vector<ByteRange> ranges(tensors.size());
+                  Backend memory, uint32_t wide, uint32_t fresh) {
+    if (tensors.size() != op.operands.size()) return check_scalars(op, scalars);
+    check_not_negative(op, scalars);
+    bool may_overlap = false;
     for (size_t i = 0; i < tensors.size(); i++) {
         const Operand& o = op.operands[i];
-        ranges[i] = range_of(tensors[i]);
+        const std::optional<int64_t> none = exception_of(op, o, scalars);
+        if (!tensors[i].data) continue;
+        may_overlap |= o.output && !(fresh >> i & 1);
         check_alignment(op, o, tensors[i]);
         if (o.output && o.strided && !has_distinct_elements(tensors[i]))
             fail(op.name, ": ", o.name, " overlaps itself, expected strides that keep its elements apart");
-        if (o.bound >= 0 && memory == Backend::host) check_indices(op, tensors, i, scalars, wide >> i & 1);
+        if (o.begins >= 0 && memory == Backend::host) check_begins(op, tensors, i);
+        if (o.bound >= 0 && memory == Backend::host) check_indices(op, tensors, i, none, wide >> i & 1);
     }
-    for (size_t i = 0; i < static_cast<size_t>(op.outputs); i++)
-        for (size_t k = i + 1; k < tensors.size(); k++)
-            if (ranges[i].intersects(ranges[k])) check_overlap(op, tensors, i, k);
+    if (may_overlap) check_overlaps(op, tensors, fresh);
 }
 
 }  // namespace llamac

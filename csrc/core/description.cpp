@@ -95,7 +95,7 @@ struct Parser {
         return found;
     }
     struct OperandMarks {
-        std::vector<Place> bound, except, adds_if, random, may_share;
+        std::vector<Place> bound, begins, except, adds_if, random, may_share;
     };
     std::vector<OperandMarks> marks;
 
@@ -197,9 +197,16 @@ struct Parser {
             only(o.output, "'mean' after an output alone");
             return o.mean = true;
         }
+        if (eat_word("rounded")) {
+            only(o.output, "'rounded' after an output alone");
+            return o.rounded = true;
+        }
         if (eat("<")) {
             only(o.holds_integers(), "'<' after an i32 alone");
             m.bound = {reference("a dimension letter")};
+        } else if (eat_word("begins")) {
+            only(o.holds_integers() && o.shape.size() == 2, "'begins' after an i32 of two dimensions alone");
+            m.begins = arguments("a dimension letter");
         } else if (eat_word("except")) {
             only(o.holds_integers(), "'except' after an i32 alone");
             m.except = arguments("a scalar of type int");
@@ -256,7 +263,7 @@ struct Parser {
     void parse_scalar() {
         skip_space();
         const char* begin = at;
-        ScalarInfo s{word("the name of a scalar"), 0, {}, {}};
+        ScalarInfo s{word("the name of a scalar"), 0, {}, {}, false};
         if (op.find_scalar(s.name) >= 0 || op.find_operand(s.name) >= 0)
             at = begin, fail_here("a name that no other scalar or operand has");
         need(":");
@@ -268,6 +275,10 @@ struct Parser {
             s.kind = 'b';
         else
             fail_here("float, int or bool");
+        skip_space();
+        const char* const limit = at;
+        s.not_negative = eat(">=0");
+        if (s.not_negative && s.kind != 'i') at = limit, fail_here("'>=0' after an int alone");
         skip_space();
         const char* const after = at;
         if (eat("="))
@@ -303,6 +314,15 @@ struct Parser {
         DimensionInfo& d = op.dimensions[static_cast<size_t>(dimension_of(reference("a dimension letter")))];
         need(",");
         d.multiple_of = dimension_of(reference("a dimension letter"));
+        need(")");
+    }
+    void parse_at_most() {
+        need("(");
+        DimensionInfo& d = op.dimensions[static_cast<size_t>(dimension_of(reference("a dimension letter")))];
+        need(",");
+        d.at_most = dimension_of(reference("a dimension letter"));
+        need(",");
+        d.at_most_if = scalar_of(reference("a scalar of type bool"), 'b', "a scalar of type bool");
         need(")");
     }
     void parse_rows() {
@@ -378,6 +398,8 @@ struct Parser {
             parse_rows();
         } else if (eat_word("multiple")) {
             parse_multiple();
+        } else if (eat_word("at_most")) {
+            parse_at_most();
         } else if (eat_word("derivative")) {
             parse_derivative();
         } else if (eat_word("grad")) {
@@ -387,7 +409,7 @@ struct Parser {
         } else if (eat_word("test_large")) {
             parse_test_shape(true);
         } else {
-            fail_here("empty, rows, multiple, derivative, grad, test, test_large or the end");
+            fail_here("empty, rows, multiple, at_most, derivative, grad, test, test_large or the end");
         }
     }
 
@@ -398,6 +420,7 @@ struct Parser {
         for (size_t i = 0; i < marks.size(); i++) {
             Operand& o = op.operands[i];
             for (const Place& p : marks[i].bound) o.bound = dimension_of(p);
+            for (const Place& p : marks[i].begins) o.begins = dimension_of(p);
             for (const Place& p : marks[i].except) o.except = scalar_of(p, 'i', "a scalar of type int");
             for (const Place& p : marks[i].adds_if) o.adds_if = scalar_of(p, 'b', "a scalar of type bool");
             for (size_t k = 0; k < marks[i].random.size(); k++) {

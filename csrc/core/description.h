@@ -14,6 +14,8 @@ namespace llamac {
 struct Dimension {
     int symbol = -1;  // index into Description::dimensions; -1: a plain number
     int factor = 1, divisor = 1;
+
+    bool is_letter() const { return symbol >= 0 && factor == 1 && divisor == 1; }
 };
 
 // A letter of <T: f32 bf16 f64, A: arithmetic(T)>: one storage type of those that it may take, in all its operands.
@@ -33,7 +35,9 @@ struct Operand {
     DType dtype = DType::f32;  // where there is no letter
     std::vector<Dimension> shape;
     bool output = false, nullable = false, in_place = false, strided = false, positive = false, mean = false;
-    int bound = -1;    // <V: the dimension that limits the values of indices
+    bool rounded = false;  // its values have the precision of the storage type, the first letter's
+    int bound = -1;        // <V: the dimension that limits the values of indices
+    int begins = -1;   // begins(S): the rows stand at that dimension's last elements; values are first keys
     int except = -1;   // except(...): the scalar whose value is no index and marks rows that do not count
     int adds_if = -1;  // adds_if(...): the scalar that decides whether an output is added to or written
     int random = -1;   // random(...): the scalar that seeds stochastic rounding
@@ -49,6 +53,7 @@ struct ScalarInfo {
     char kind;                      // 'f' float or double, 'i' int64_t, 'b' bool
     std::vector<double> values;     // what tests take, in turns
     std::optional<double> missing;  // the value in calls that leave it out, with all scalars behind it
+    bool not_negative = false;      // >=0
 };
 
 struct DimensionInfo {
@@ -56,6 +61,8 @@ struct DimensionInfo {
     bool may_be_zero = false;  // empty(N): a call with 0 of them computes nothing
     bool splits = false;       // rows(N): callers may pass several dimensions whose product it is
     int multiple_of = -1;      // multiple(NH, NKV)
+    int at_most = -1;          // at_most(T, S, causal): the dimension that it may not exceed
+    int at_most_if = -1;       // in calls where this scalar is true
 };
 
 // The value in calls that leave a scalar out, as C++ and torch's schemas write it; empty: none may.
@@ -86,7 +93,7 @@ struct TestShape {
 };
 
 struct Description {
-    static constexpr size_t max_types = 8, max_dimensions = 12;
+    static constexpr size_t max_types = 8, max_dimensions = 12, max_operands = 16;
     std::string name;
     std::vector<TypeLetter> types;
     std::vector<Operand> operands;  // outputs, then inputs

@@ -10,46 +10,58 @@
 namespace llamac {
 namespace {
 
-// Binds the dimension letters to sizes, or compares.
-void bind_shape(const Operation& op, const Operand& o, const Tensor& t, int64_t* size) {
+// Binds the letter of dimension d to a size, or compares.
+void bind_dimension(const Operation& op, const Operand& o, const Tensor& t, int d, int64_t* size) {
     const auto found = [&] { return shape_text(t.shape, t.rank); };  // a call pays for no text
-    if (t.rank != static_cast<int>(o.shape.size()))
-        fail(op.name, ": ", o.name, " has shape ", found(), ", expected ", dimension_text(op, o));
-    for (int d = 0; d < t.rank; d++) {
-        const Dimension& dim = o.shape[d];
-        const int64_t scaled = t.shape[d] * dim.divisor;
-        int64_t expected = dim.factor;
-        if (dim.symbol >= 0) {
-            if (size[dim.symbol] < 0 && scaled % dim.factor)
-                fail(op.name, ": ", o.name, " has shape ", found(), ", expected ", dimension_text(op, o),
-                     " with dimension ", d, " a multiple of ", dim.factor);
-            if (size[dim.symbol] < 0) size[dim.symbol] = scaled / dim.factor;
-            expected *= size[dim.symbol];
-            if (expected % dim.divisor)
-                fail(op.name, ": ", op.dimensions[static_cast<size_t>(dim.symbol)].name, " = ",
-                     size[dim.symbol], ", expected a multiple of ", dim.divisor);
-        }
-        if (scaled != expected)
+    const Dimension& dim = o.shape[static_cast<size_t>(d)];
+    const int64_t scaled = t.shape[d] * dim.divisor;
+    int64_t expected = dim.factor;
+    if (dim.symbol >= 0) {
+        if (size[dim.symbol] < 0 && scaled % dim.factor)
             fail(op.name, ": ", o.name, " has shape ", found(), ", expected ", dimension_text(op, o),
-                 " with dimension ", d, " = ", expected / dim.divisor);
+                 " with dimension ", d, " a multiple of ", dim.factor);
+        if (size[dim.symbol] < 0) size[dim.symbol] = scaled / dim.factor;
+        expected *= size[dim.symbol];
+        if (expected % dim.divisor)
+            fail(op.name, ": ", op.dimensions[static_cast<size_t>(dim.symbol)].name, " = ", size[dim.symbol],
+                 ", expected a multiple of ", dim.divisor);
+    }
+    if (scaled != expected)
+        fail(op.name, ": ", o.name, " has shape ", found(), ", expected ", dimension_text(op, o),
+             " with dimension ", d, " = ", expected / dim.divisor);
+}
+
+void bind_shape(const Operation& op, const Operand& o, const Tensor& t, int64_t* size) {
+    if (t.rank != static_cast<int>(o.shape.size()))
+        fail(op.name, ": ", o.name, " has shape ", shape_text(t.shape, t.rank), ", expected ",
+             dimension_text(op, o));
+    for (int d = 0; d < t.rank; d++) {
+        const Dimension& dim = o.shape[static_cast<size_t>(d)];
+        if (dim.is_letter()) {  // nearly all are: no divisions
+            if (size[dim.symbol] < 0) size[dim.symbol] = t.shape[d];
+            if (size[dim.symbol] == t.shape[d]) continue;
+        }
+        bind_dimension(op, o, t, d, size);
     }
 }
 
 void check_strides(const Operation& op, const Operand& o, const Tensor& t) {
-    if (t.elements() == 0) return;
     if (!o.strided && !t.contiguous()) fail(op.name, ": ", o.name, " must be contiguous");
     if (o.strided && t.rank > 1 && t.shape[t.rank - 1] > 1 && t.stride[t.rank - 1] != 1)
         fail(op.name, ": ", o.name, " must have stride 1 in its last dimension");
 }
 
-void check_operand(const Operation& op, const Operand& o, const Tensor& t, int64_t* size, Types& types) {
-    if (!t.data && t.elements() != 0) {
+// Whether it has elements.
+bool check_operand(const Operation& op, const Operand& o, const Tensor& t, int64_t* size, Types& types) {
+    const bool has_elements = t.elements() != 0;
+    if (!t.data && has_elements) {
         if (!o.nullable) fail(op.name, ": ", o.name, " is missing");
-        return;
+        return true;
     }
     types.check(o, t.dtype);
     bind_shape(op, o, t, size);
-    check_strides(op, o, t);
+    if (has_elements) check_strides(op, o, t);
+    return has_elements;
 }
 
 bool takes(const Instantiation& e, const Operation& op, const Tensor* tensors) {
@@ -139,10 +151,19 @@ void check_multiples(const Operation& op, const int64_t* size) {
     }
 }
 
-// A call without rows launches nothing: what is left to write are sums and means over none.
-bool is_empty(std::span<const Tensor> tensors) {
-    return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t.elements() == 0; });
+// No more queries than keys, say.
+void check_limits(const Operation& op, std::span<const Scalar> scalars, const int64_t* size) {
+    for (size_t d = 0; d < op.dimensions.size(); d++) {
+        const DimensionInfo& limited = op.dimensions[d];
+        if (limited.at_most < 0 || !scalars[static_cast<size_t>(limited.at_most_if)].integer) continue;
+        if (size[d] > size[limited.at_most])
+            fail(op.name, ": ", limited.name, " = ", size[d], ", expected at most ",
+                 op.dimensions[static_cast<size_t>(limited.at_most)].name, " = ", size[limited.at_most],
+                 " where ", op.scalars[static_cast<size_t>(limited.at_most_if)].name);
+    }
 }
+
+// A call without rows launches nothing: what is left to write are sums and means over none.
 void run_empty(const Call& call) {
     const Operation& op = *call.op;
     for (size_t d = 0; d < op.dimensions.size(); d++) {
@@ -163,11 +184,12 @@ void run_empty(const Call& call) {
     }
 }
 
-// Threads a block and workspace of a device variant.
-void prepare_launch(Call& call, const Variant& v, int threads) {
+// Threads a block and workspace of a device variant. own: for a call whose context has none.
+void prepare_launch(Call& call, const Variant& v, int threads, std::optional<Workspace>& own) {
     if (v.backend == Backend::host) return;
     call.launch.threads = threads ? threads : v.threads.empty() ? 256 : v.threads.front();
     call.launch.caller.backend = Backend::device;
+    if (!call.launch.caller.workspace) call.launch.caller.workspace = &own.emplace();
     if (!v.workspace) return;
     Workspace& workspace = *call.launch.caller.workspace;
     const int64_t bytes = v.workspace(call);
@@ -207,19 +229,20 @@ void run(const Operation& op, std::span<const Tensor> tensors, std::span<const S
     if (scalars.size() != op.scalars.size())
         return run(op, tensors, complete(op, scalars), context, variant, threads);
     int64_t size[Description::max_dimensions];
-    std::fill_n(size, Description::max_dimensions, -1);
+    std::fill_n(size, op.dimensions.size(), -1);
     Types types(op);
+    bool is_empty = false;
     for (size_t k = 0; k < tensors.size(); k++) {
         const size_t i = op.in_order(k);
-        check_operand(op, op.operands[i], tensors[i], size, types);
+        is_empty |= !check_operand(op, op.operands[i], tensors[i], size, types);
     }
     check_multiples(op, size);
+    check_limits(op, scalars, size);
     Call call{&op, tensors.data(), scalars.data(), size, {context.stream, 0, nullptr, context}};
-    Workspace own;
-    if (!context.workspace) call.launch.caller.workspace = &own;
-    if (is_empty(tensors)) return run_empty(call);
+    if (is_empty) return run_empty(call);
     const Choice chosen = choose(op, call, context, variant);
-    prepare_launch(call, *chosen.variant, threads);
+    std::optional<Workspace> own;
+    prepare_launch(call, *chosen.variant, threads, own);
     if (context.dry_run) return;
     const Range range(op.name.c_str());
     if (context.observer) context.observer->before(context.stream);

@@ -30,6 +30,7 @@ Operation::Operation(const char* description, const char* summary_, std::vector<
     try {
         Description::operator=(parse_description(description));
         if (dimensions.size() > max_dimensions) fail(name, ": more than ", max_dimensions, " dimensions");
+        if (operands.size() > max_operands) fail(name, ": more than ", max_operands, " operands");
         for (const Variant& v : variants)
             for (const Instantiation& e : v.instantiations) check_instantiation(*this, v.name, e);
     } catch (const Error& e) {
@@ -51,10 +52,9 @@ bool Types::may_be(int letter, DType found) const {
     return own.takes(found);
 }
 
-bool Types::match(const Operand& o, DType found) {
-    if (o.letter < 0) return found == o.dtype;
-    if (!may_be(o.letter, found)) return false;
-    bound[o.letter] = static_cast<int>(found);
+bool Types::bind(int letter, DType found) {
+    if (!may_be(letter, found)) return false;
+    bound[letter] = static_cast<int>(found);
     return true;
 }
 
@@ -63,8 +63,8 @@ std::string Types::expected(const Operand& o) const {
     return dtype_names([&](const DTypeInfo& d) { return may_be(o.letter, *find_dtype(d.name)); });
 }
 
-void Types::check(const Operand& o, DType found) {
-    if (!match(o, found)) fail(op.name, ": ", o.name, " is ", name(found), ", expected ", expected(o));
+void Types::refuse(const Operand& o, DType found) const {
+    fail(op.name, ": ", o.name, " is ", name(found), ", expected ", expected(o));
 }
 
 void check_instantiation(const Description& op, const char* variant, const Instantiation& e) {

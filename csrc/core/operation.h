@@ -100,14 +100,21 @@ struct Operation : Description {
 struct Types {
     explicit Types(const Description& op_) : op(op_) { std::fill_n(bound, Description::max_types, -1); }
     // Binds the operand's letter, or compares; false where it has another type than its description, or those before it.
-    bool match(const Operand& o, DType found);
+    bool match(const Operand& o, DType found) {
+        if (o.letter < 0) return found == o.dtype;
+        return bound[o.letter] == static_cast<int>(found) || bind(o.letter, found);
+    }
     // The same; throws Error.
-    void check(const Operand& o, DType found);
+    void check(const Operand& o, DType found) {
+        if (!match(o, found)) refuse(o, found);
+    }
     // The types that the operand may have, for messages.
     std::string expected(const Operand& o) const;
 
   private:
     bool may_be(int letter, DType found) const;
+    bool bind(int letter, DType found);
+    [[noreturn]] void refuse(const Operand& o, DType found) const;
 
     const Description& op;
     int bound[Description::max_types];  // a DType; -1: not yet

@@ -68,24 +68,44 @@ void gather(Model& m, int64_t segment, const Tensor& in_use, const Own& own) {
                        });
 }
 
+// Weights that are not kept are made of the master's, as AdamW rounds them, in their place among the gathered ones.
 void gather_own_weights(Model& m, int64_t segment) {
     const Parameters& p = m.parameters;
-    gather(m, segment, p.weights_of(segment),
-           [&](const Placement& placement) { return p.own(p.weights, placement); });
+    const Tensor in_use = p.weights_of(segment);
+    const bool kept = p.weights.data;
+    const auto own = [&](const Placement& placement) {
+        return kept ? p.own(p.weights, placement) : own_shard(p, in_use, placement);
+    };
+    if (!kept)
+        for (const Placement& placement : p.segments[static_cast<size_t>(segment)].placements)
+            convert(exchange_context(m),
+                    {.out = own(placement), .x = p.own(p.master, placement), .accumulate = false});
+    gather(m, segment, in_use, own);
 }
 
-size_t slot_of(const Model& m, int64_t segment) {
-    return static_cast<size_t>(m.parameters.slot_of(segment));
-}
-
-// The slot's segment before this one has been computed with when the model's stream has got here.
+// What overlaps the segment's slot has been computed with when the model's stream has got here.
 void begin_to_gather(Model& m, int64_t segment) {
-    const size_t slot = slot_of(m, segment);
+    const size_t slot = m.parameters.slot_of(segment);
     if (m.gathered[slot] == segment) return;
+    for (size_t other = 0; other < Slots::count; other++)
+        if (m.parameters.weight_slots.overlap(slot, other)) m.gathered[other].reset();
     follow_model(m);
     gather_own_weights(m, segment);
     m.exchanges->gathered[slot].record(m.exchanges->stream.handle);
     m.gathered[slot] = segment;
+}
+
+// Behind the gradients of a placement, its shards end in what other segments left in the memory.
+void zero_padding(Model& m, int64_t segment) {
+    const Parameters& p = m.parameters;
+    for (const Placement& placement : p.segments[static_cast<size_t>(segment)].placements) {
+        const Tensor all = shards(p, p.gradients_of(segment), placement);
+        const int64_t elements = placement.elements(), bytes = size_of(all.dtype);
+        if (all.elements() > elements)
+            CHECK(hipMemsetAsync(static_cast<char*>(all.data) + elements * bytes, 0,
+                                 static_cast<size_t>((all.elements() - elements) * bytes),
+                                 m.exchanges->stream.handle));
+    }
 }
 
 void reduce_among(Model& m, Communicator& among, const Tensor& x, Reduction reduction) {
@@ -110,9 +130,11 @@ void join_exchanges(Model& m) {
 
 void gather_weights(Model& m, int64_t segment, int64_t next) {
     if (is_alone(m) || !m.options.sharding.shares_weights()) return;
+    const Parameters& p = m.parameters;
     begin_to_gather(m, segment);
-    m.exchanges->gathered[slot_of(m, segment)].wait_event(m.context.stream);
-    if (next >= 0 && next < static_cast<int64_t>(m.parameters.segments.size())) begin_to_gather(m, next);
+    m.exchanges->gathered[p.slot_of(segment)].wait_event(m.context.stream);
+    if (next < 0 || next >= static_cast<int64_t>(p.segments.size())) return;
+    if (!p.weight_slots.overlap(p.slot_of(segment), p.slot_of(next))) begin_to_gather(m, next);
 }
 
 bool kernels_add(const Model& m, const Pass& pass) {
@@ -121,14 +143,19 @@ bool kernels_add(const Model& m, const Pass& pass) {
 
 void begin_gradients(Model& m, int64_t segment) {
     if (is_alone(m) || !m.options.sharding.shares_gradients()) return;
-    const size_t slot = slot_of(m, segment);
-    if (m.reducing[slot]) m.exchanges->reduced[slot].wait_event(m.context.stream);
+    const size_t slot = m.parameters.slot_of(segment);
+    for (size_t other = 0; other < Slots::count; other++) {
+        if (!m.reducing[other] || !m.parameters.gradient_slots.overlap(slot, other)) continue;
+        m.exchanges->reduced[other].wait_event(m.context.stream);
+        m.reducing[other] = false;
+    }
 }
 
 void reduce_gradients(Model& m, int64_t segment, const Pass& pass) {
     const Parameters& p = m.parameters;
     if (is_alone(m) || (!p.sharding.shares_gradients() && !pass.last)) return;
     follow_model(m);
+    if (p.sharding.shares_gradients()) zero_padding(m, segment);
     const Context context = exchange_context(m);
     const Tensor in_use = p.gradients_of(segment);
     Tensor summed = in_use;
@@ -157,8 +184,9 @@ void reduce_gradients(Model& m, int64_t segment, const Pass& pass) {
     else if (in_place)
         for (const Placement& placement : p.segments[static_cast<size_t>(segment)].placements)
             convert(context, {.out = p.own(p.gradients, placement), .x = own(placement), .accumulate = adds});
-    m.exchanges->reduced[slot_of(m, segment)].record(m.exchanges->stream.handle);
-    m.reducing[slot_of(m, segment)] = true;
+    const size_t slot = p.slot_of(segment);
+    m.exchanges->reduced[slot].record(m.exchanges->stream.handle);
+    m.reducing[slot] = true;
 }
 
 void sum_over_ranks(Model& m, const Tensor& x) {

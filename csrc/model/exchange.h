@@ -20,12 +20,13 @@ struct Pass {
 // Around all that follows.
 void fork_exchanges(Model& model);
 void join_exchanges(Model& model);
-// Before a segment computes. next: the one after it, whose weights are gathered meanwhile; none if that is no segment.
+// Before a segment computes. next: the one after it, whose weights are gathered meanwhile, unless their slot overlaps this
+// one's; none if that is no segment.
 void gather_weights(Model& model, int64_t segment, int64_t next);
 // Whether kernels add to the gradients of earlier micro-batches, and do not write them anew: shared ones are added once they
 // are sums over the ranks.
 bool kernels_add(const Model& model, const Pass& pass);
-// Before kernels write the segment's gradients: waits until what lay in their slot is reduced.
+// Before kernels write the segment's gradients: waits until what lay in their memory is reduced.
 void begin_gradients(Model& model, int64_t segment);
 // When the segment's gradients are complete. Shared gradients are summed over the ranks after each micro-batch, others after
 // the last one.

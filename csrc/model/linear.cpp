@@ -1,6 +1,7 @@
 #include "model/linear.h"
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "core/device_memory.h"
@@ -34,6 +35,10 @@ Tensor codes(const Tensor& memory, DType type, int64_t rows, int64_t columns) {
     return make_tensor(memory.data, type, {rows, columns});
 }
 
+const StoredCodes& stored_codes(const Fp8State& f, int64_t block, Layer layer) {
+    return f.stored[static_cast<size_t>(block * linear_layers) + static_cast<size_t>(layer)];
+}
+
 bool is_fp8(const Model& m, const LayerCall& call) {
     return m.fp8 && m.fp8->blocks.has(call.block);
 }
@@ -49,19 +54,40 @@ void take_current_scale(Model& m, int64_t slot, const Tensor& x) {
                               .limit = at(f.limit, slot)});
 }
 
-// rows, transposed: where they have data, get x's codes. again: the same tensor has been quantised in this pass.
+// rows, transposed: where they have data, get the codes of x, which maker makes where it is one. again: the same tensor has
+// been quantised in this pass.
 void quantize_slot(Model& m, int64_t slot, const Tensor& rows, const Tensor& transposed, const Tensor& x,
-                   bool again) {
+                   const TensorMaker& maker, bool again) {
     const Fp8State& f = *m.fp8;
     const bool delayed = f.options.scaling == Fp8Scaling::delayed;
-    if (!again && !(delayed && f.calibrated)) take_current_scale(m, slot, x);
     const bool measures = f.measures && !again;
-    quantize(m.context, {.out = rows,
-                         .transposed = transposed,
-                         .amax = measures && delayed ? at(f.amax, slot) : Tensor{},
-                         .saturated = measures ? at(f.saturated, slot) : Tensor{},
+    const Fp8Codes to{rows, transposed, measures && delayed ? at(f.amax, slot) : Tensor{},
+                      measures ? at(f.saturated, slot) : Tensor{}, at(f.scale, slot)};
+    if (maker.codes && makes_codes(m, slot / slots_per_block)) return maker.codes(to);
+    if (maker.values && !again) maker.values();
+    if (!again && !(delayed && f.calibrated)) take_current_scale(m, slot, x);
+    quantize(m.context, {.out = to.out,
+                         .transposed = to.transposed,
+                         .amax = to.amax,
+                         .saturated = to.saturated,
                          .x = x,
-                         .scale = at(f.scale, slot)});
+                         .scale = to.scale});
+}
+
+// The codes of a weight, as rows or transposed. forward: the first use in a pass.
+Tensor weight_codes(Model& m, const LayerCall& call, bool transposed, bool forward) {
+    const Fp8State& f = *m.fp8;
+    const int64_t slot = slot_of(call, Role::weight), K = call.weight.shape[0], C = call.weight.shape[1];
+    if (f.stored.empty()) {
+        const Tensor scratch = codes(f.weight, f.options.values, transposed ? C : K, transposed ? K : C);
+        quantize_slot(m, slot, transposed ? Tensor{} : scratch, transposed ? scratch : Tensor{}, call.weight,
+                      {}, !forward);
+        return scratch;
+    }
+    const StoredCodes& kept = stored_codes(f, call.block, call.layer);
+    if (forward && f.makes_weights)
+        quantize_slot(m, slot, kept.rows, kept.transposed, call.weight, {}, false);
+    return transposed ? kept.transposed : kept.rows;
 }
 
 struct Operand8 {
@@ -113,8 +139,23 @@ std::string slot_name(int64_t slot) {
     return std::to_string(slot / slots_per_block) + "." + names[slot % slots_per_block];
 }
 
-void plan_fp8(Fp8State& f, const Fp8Options& options, const Config& c, int64_t N, Arena& arena) {
+int64_t slot_elements(const Config& c, int64_t slot, int64_t N) {
+    struct {
+        int64_t inputs, outputs;
+    } const shapes[linear_layers] = {{c.C, c.qkv_size()}, {c.q_size(), c.C}, {c.C, 2 * c.F}, {c.F, c.C}};
+    const int64_t place = slot % slots_per_block;
+    if (place >= 2 * linear_layers) return N * shapes[place - 2 * linear_layers].outputs;
+    const auto& [inputs, outputs] = shapes[place / 2];
+    return (place % 2 ? outputs : N) * inputs;
+}
+
+void plan_fp8(Fp8State& f, const Fp8Options& options, const Config& c, const Sharding& sharding, int64_t N,
+              Arena& arena) {
     check_shapes(c, N);
+    if (options.weights == Fp8Weights::stored && sharding.shares_weights())
+        fail(
+            "--fp8-weights stored: expected --zero 0 to 2, as no rank of --zero 3 holds all weights; "
+            "--fp8-weights recomputed runs there");
     f.options = options;
     f.blocks = {options.keep_first, c.L - options.keep_last, options.values};
     if (f.blocks.first >= f.blocks.end)
@@ -129,7 +170,18 @@ void plan_fp8(Fp8State& f, const Fp8Options& options, const Config& c, int64_t N
     const int64_t largest = c.C * std::max({c.q_size(), c.qkv_size(), 2 * c.F});
     arena.plan("fp8 operands", &f.rows, shaped(options.values, {N * widest}));
     arena.plan("fp8 operands", &f.transposed, shaped(options.values, {N * widest}));
-    arena.plan("fp8 operands", &f.weight, shaped(options.values, {largest}));
+    if (options.weights == Fp8Weights::recomputed)
+        return arena.plan("fp8 operands", &f.weight, shaped(options.values, {largest}));
+    const std::array<std::array<int64_t, 2>, linear_layers> shapes = {
+        {{c.qkv_size(), c.C}, {c.C, c.q_size()}, {2 * c.F, c.C}, {c.C, c.F}}};
+    f.by_optimizer = options.scaling == Fp8Scaling::delayed && !sharding.shares_states();
+    f.stored.resize(static_cast<size_t>(c.L * linear_layers));
+    for (int64_t i = f.blocks.first * linear_layers; i < f.blocks.end * linear_layers; i++) {
+        const auto [K, C] = shapes[static_cast<size_t>(i % linear_layers)];
+        StoredCodes& kept = f.stored[static_cast<size_t>(i)];
+        arena.plan("fp8 weights", &kept.rows, shaped(options.values, {K, C}));
+        arena.plan("fp8 weights", &kept.transposed, shaped(options.values, {C, K}));
+    }
 }
 
 void reset_fp8(Fp8State& f) {
@@ -147,11 +199,34 @@ void reset_fp8(Fp8State& f) {
     }
     fill(f.limit, limits);
     CHECK(hipMemset(f.saturated.data, 0, static_cast<size_t>(f.saturated.bytes())));
-    f.calibrated = false;
+    f.calibrated = f.current = false;
 }
 
-void measure_fp8(Model& m, bool on) {
-    if (m.fp8) m.fp8->measures = on;
+void begin_fp8_pass(Model& m, bool measures, bool first) {
+    if (!m.fp8) return;
+    m.fp8->measures = measures;
+    m.fp8->makes_weights = m.fp8->by_optimizer ? !m.fp8->current : first;
+}
+
+void pause_fp8(Model& m, bool on) {
+    if (!m.fp8) return;
+    m.fp8->measures = !on;
+    m.fp8->makes_weights = false;
+}
+
+bool makes_codes(const Model& m, int64_t block) {
+    if (!m.fp8 || !m.fp8->blocks.has(block) || m.hook) return false;  // a hook sees the values
+    return m.fp8->options.scaling == Fp8Scaling::delayed && m.fp8->calibrated;
+}
+
+void clear_saturated(Model& m) {
+    if (!m.fp8) return;
+    const Tensor& counts = m.fp8->saturated;
+    CHECK(hipMemsetAsync(counts.data, 0, static_cast<size_t>(counts.bytes()), m.context.stream));
+}
+
+void copy_saturated(Model& m, int32_t* counts) {
+    if (m.fp8) copy_bytes_async(m.context, counts, m.fp8->saturated.data, m.fp8->saturated.bytes());
 }
 
 std::vector<NamedTensor> fp8_tensors(const Model& m) {
@@ -170,10 +245,12 @@ void load_fp8(Model& m, const std::string& path) {
     for (size_t s = 0; s < scales.size(); s++) inverses[4 * s] = 1.0f / scales[s];
     copy_bytes(f.inverse.data, inverses.data(), f.inverse.bytes());
     f.calibrated = true;
+    f.current = false;
 }
 
 bool is_settled(const Model& m) {
-    return !m.fp8 || m.fp8->options.scaling == Fp8Scaling::current || m.fp8->calibrated;
+    if (!m.fp8 || m.fp8->options.scaling == Fp8Scaling::current) return true;
+    return m.fp8->calibrated && m.fp8->current == m.fp8->by_optimizer;
 }
 
 void update_fp8_scales(Model& m) {
@@ -185,39 +262,70 @@ void update_fp8_scales(Model& m) {
     if (!m.context.dry_run) f.calibrated = true;
 }
 
+std::optional<UpdatedCodes> updated_codes(const Model& m, const Parameter& parameter) {
+    if (!m.fp8 || !m.fp8->by_optimizer || parameter.shape.size() != 2) return std::nullopt;
+    const Fp8State& f = *m.fp8;
+    for (int64_t block = f.blocks.first; block < f.blocks.end; block++) {
+        const BlockParameters& w = m.parameters.blocks[static_cast<size_t>(block)];
+        const Placement* const matrices[linear_layers] = {&w.qkv, &w.o, &w.gate_up, &w.down};
+        for (const Layer layer : {Layer::qkv, Layer::o, Layer::gate_up, Layer::down}) {
+            const Placement& matrix = *matrices[static_cast<size_t>(layer)];
+            const int64_t first = parameter.offset - matrix.offset;
+            if (first < 0 || first >= matrix.elements()) continue;
+            const StoredCodes& kept = stored_codes(f, block, layer);
+            const int64_t K = parameter.shape[0], C = parameter.shape[1],
+                          slot = slot_of({block, layer, {}}, Role::weight);
+            Tensor transposed =
+                codes({static_cast<char*>(kept.transposed.data) + first / C}, f.options.values, C, K);
+            transposed.stride[0] = matrix.shape[0];
+            return UpdatedCodes{codes({static_cast<char*>(kept.rows.data) + first}, f.options.values, K, C),
+                                transposed, at(f.amax, slot), at(f.saturated, slot), at(f.scale, slot)};
+        }
+    }
+    return std::nullopt;
+}
+
+void finish_fp8_update(Model& m) {
+    if (m.fp8 && !m.context.dry_run) m.fp8->current = m.fp8->by_optimizer;
+}
+
 void linear_forward(Model& m, const LayerCall& call, const Tensor& out, const Tensor& x,
-                    const Tensor& x_transposed, const Tensor& residual) {
-    if (!is_fp8(m, call))
+                    const Tensor& x_transposed, const TensorMaker& x_maker, const Tensor& residual) {
+    if (!is_fp8(m, call)) {
+        if (x_maker.values) x_maker.values();
         return matmul_forward(m.context, {.out = out, .x = x, .weight = call.weight, .residual = residual});
+    }
     const Fp8State& f = *m.fp8;
     const Tensor rows = codes(f.rows, f.options.values, x.shape[0], x.shape[1]);
-    const Tensor weight = codes(f.weight, f.options.values, call.weight.shape[0], call.weight.shape[1]);
-    quantize_slot(m, slot_of(call, Role::input), rows, x_transposed, x, false);
-    quantize_slot(m, slot_of(call, Role::weight), weight, {}, call.weight, false);
+    quantize_slot(m, slot_of(call, Role::input), rows, x_transposed, x, x_maker, false);
+    const Tensor weight = weight_codes(m, call, false, true);
     multiply(m, out, operand(m, call, Role::input, rows), operand(m, call, Role::weight, weight), residual,
              false, true);
 }
 
-void linear_backward_input(Model& m, const LayerCall& call, const Tensor& dx, const Tensor& dout) {
-    if (!is_fp8(m, call))
+void linear_backward_input(Model& m, const LayerCall& call, const Tensor& dx, const Tensor& dout,
+                           const TensorMaker& dout_maker) {
+    if (!is_fp8(m, call)) {
+        if (dout_maker.values) dout_maker.values();
         return matmul_backward_input(m.context, {.dx = dx, .dout = dout, .weight = call.weight});
+    }
     const Fp8State& f = *m.fp8;
     const Tensor rows = codes(f.rows, f.options.gradients, dout.shape[0], dout.shape[1]);
     const Tensor transposed = codes(f.transposed, f.options.gradients, dout.shape[1], dout.shape[0]);
-    const Tensor weight = codes(f.weight, f.options.values, call.weight.shape[1], call.weight.shape[0]);
-    quantize_slot(m, slot_of(call, Role::gradient), rows, transposed, dout, false);
-    quantize_slot(m, slot_of(call, Role::weight), {}, weight, call.weight, true);
+    quantize_slot(m, slot_of(call, Role::gradient), rows, transposed, dout, dout_maker, false);
+    const Tensor weight = weight_codes(m, call, true, false);
     multiply(m, dx, operand(m, call, Role::gradient, rows), operand(m, call, Role::weight, weight), {}, false,
              false);
 }
 
 void linear_backward_weight(Model& m, const LayerCall& call, const Tensor& dweight, const Tensor& dout,
-                            const Tensor& x, const Tensor& x_transposed, bool again, bool accumulate) {
+                            const Tensor& x, const Tensor& x_transposed, bool again,
+                            const TensorMaker& x_maker, bool accumulate) {
     if (!is_fp8(m, call))
         return matmul_backward_weight(m.context,
                                       {.dweight = dweight, .dout = dout, .x = x, .accumulate = accumulate});
     const Fp8State& f = *m.fp8;
-    if (again) quantize_slot(m, slot_of(call, Role::input), {}, x_transposed, x, true);
+    if (again) quantize_slot(m, slot_of(call, Role::input), {}, x_transposed, x, x_maker, true);
     const Tensor transposed = codes(f.transposed, f.options.gradients, dout.shape[1], dout.shape[0]);
     multiply(m, dweight, operand(m, call, Role::gradient, transposed),
              operand(m, call, Role::input, x_transposed), {}, accumulate, false);

@@ -1,8 +1,12 @@
 // The linear layers of a block: products in the storage type, or in fp8 (core/fp8.h, docs/fp8.md).
 //
 // In fp8 an input x, a weight and the gradient of an output have one scale each, a slot of Fp8State. Each is quantised
-// once, for all of its products: the rows serve products that sum along them, the transposed the others.
+// once, for all of its products: the rows serve products that sum along them, the transposed the others. With delayed
+// scaling, the operation that makes a tensor writes its codes itself where there is one that does (TensorMaker).
 #pragma once
+#include <functional>
+#include <optional>
+
 #include "core/arena.h"
 #include "core/safetensors.h"
 #include "core/tensor.h"
@@ -16,8 +20,12 @@ struct Model;
 // Where the scale of a tensor comes from: its own largest value, or that of the optimizer step before.
 enum class Fp8Scaling : uint8_t { current, delayed };
 
+// The codes of weights: quantised for each product, or kept, in both orientations.
+enum class Fp8Weights : uint8_t { recomputed, stored };
+
 struct Fp8Options {
     Fp8Scaling scaling = Fp8Scaling::delayed;
+    Fp8Weights weights = Fp8Weights::recomputed;
     DType values = DType::e4m3;             // of inputs and weights
     DType gradients = DType::e5m2;          // of outputs' gradients
     int64_t keep_first = 0, keep_last = 0;  // blocks whose products stay in the storage type
@@ -34,6 +42,11 @@ struct Fp8Blocks {
 enum class Layer : uint8_t { qkv, o, gate_up, down };
 constexpr int64_t linear_layers = 4;
 
+// A matrix of weights as codes: [K,C] and [C,K].
+struct StoredCodes {
+    Tensor rows, transposed;
+};
+
 // The scales of all slots, and what quantisation works in.
 struct Fp8State {
     Fp8Options options;
@@ -41,31 +54,54 @@ struct Fp8State {
     int64_t slots = 0;
     // Of each slot. amax: since the last update; one more behind the last is of the tensor at hand.
     Tensor scale, inverse, amax, limit;
-    Tensor saturated;                 // values beyond the largest, since the run began
+    Tensor saturated;                 // values beyond the largest, since clear_saturated()
     Tensor rows, transposed, weight;  // of the tensor at hand; the transposed of an output's gradient
+    std::vector<StoredCodes> stored;  // of all layers, where weights' codes are kept
     bool calibrated = false;          // delayed: whether an optimizer step has set the scales
     bool measures = false;            // whether quantisation takes part in the next update and in the count
+    bool makes_weights = false;       // stored: whether a forward pass quantises them
+    // Stored, delayed, and all weights updated by this rank: AdamW writes their codes. current: it has written those of the
+    // weights as they are.
+    bool by_optimizer = false, current = false;
 };
 
 // Where a block's tensors stand among the slots: the input and the weight of each layer in turn, then the gradients of
 // their outputs.
 constexpr int64_t slots_per_block = 3 * linear_layers;
 std::string slot_name(int64_t slot);
+// Elements of a slot's tensor in a batch of N rows.
+int64_t slot_elements(const Config& config, int64_t slot, int64_t N);
 
 // Plans the state for batches of N rows. Throws Error where the model has no such blocks.
-void plan_fp8(Fp8State& state, const Fp8Options& options, const Config& config, int64_t N, Arena& arena);
+void plan_fp8(Fp8State& state, const Fp8Options& options, const Config& config, const Sharding& sharding,
+              int64_t N, Arena& arena);
 // Scales of 1, or those of a checkpoint; limits; nothing measured.
 void reset_fp8(Fp8State& state);
-// Whether what is quantised from now on counts: in training, once for each tensor.
-void measure_fp8(Model& model, bool on);
+// A pass begins. Whether what is quantised counts: in training. Whether it is the first since the weights have changed.
+void begin_fp8_pass(Model& model, bool measures, bool first);
+// While parts of a block are computed again: nothing counts, and weights are as they are.
+void pause_fp8(Model& model, bool on);
+// Counts of saturated values begin anew; and, as they are then, go to host memory, [slots]. In the model's stream.
+void clear_saturated(Model& model);
+void copy_saturated(Model& model, int32_t* counts);
 // Whether passes will go on to launch what the next one launches, so that it can be captured.
 bool is_settled(const Model& model);
 // What a checkpoint of the optimizer holds beside AdamW's state: with delayed scaling, the scales, the same on all ranks.
 std::vector<NamedTensor> fp8_tensors(const Model& model);
 // Takes them from a checkpoint that an optimizer step has written, if it has them. Throws Error where it is of another model.
 void load_fp8(Model& model, const std::string& path);
-// Delayed: the scales of the next step, from what all ranks have measured. Part of the optimizer step.
+// Delayed: the scales of the next step, from what all ranks have measured. Part of the optimizer step, before the weights
+// change: their codes are of the next step.
 void update_fp8_scales(Model& model);
+
+// Of a parameter that AdamW quantises: codes of its rows, columns of the transposed codes of its matrix, and its slot.
+struct UpdatedCodes {
+    Tensor rows, transposed, amax, saturated, scale;
+};
+// None where AdamW does not quantise this parameter.
+std::optional<UpdatedCodes> updated_codes(const Model& model, const Parameter& parameter);
+// AdamW has updated all weights.
+void finish_fp8_update(Model& model);
 
 // A layer of a block in a pass, by its operands.
 struct LayerCall {
@@ -73,15 +109,29 @@ struct LayerCall {
     Layer layer;
     Tensor weight;
 };
-// out = x * transposed weight (+ residual). In fp8, x_transposed gets the transposed codes of x that the weight's gradient
+// What quantisation of a tensor writes, as operations take it, and its scale. Each output may have no data.
+struct Fp8Codes {
+    Tensor out, transposed, amax, saturated, scale;
+};
+// How a tensor that enters a product is made: its values, or its codes alone.
+struct TensorMaker {
+    std::function<void()> values;
+    std::function<void(const Fp8Codes&)> codes;
+};
+// Whether makers of this block's tensors make codes.
+bool makes_codes(const Model& model, int64_t block);
+
+// out = x * transposed weight (+ residual). x_maker makes x first; none: x is there. In fp8, x_transposed gets the transposed codes of x that the weight's gradient
 // reads; without data, nobody wants them.
 void linear_forward(Model& model, const LayerCall& call, const Tensor& out, const Tensor& x,
-                    const Tensor& x_transposed, const Tensor& residual = {});
-// dx = dout * weight. In fp8, dout's codes stay for linear_backward_weight.
-void linear_backward_input(Model& model, const LayerCall& call, const Tensor& dx, const Tensor& dout);
-// dweight (+)= transposed dout * x, after linear_backward_input of the same layer. again: in fp8, x has been computed again, but
-// not its codes.
+                    const Tensor& x_transposed, const TensorMaker& x_maker = {}, const Tensor& residual = {});
+// dx = dout * weight. dout_maker: as x_maker. In fp8, dout's codes stay for linear_backward_weight.
+void linear_backward_input(Model& model, const LayerCall& call, const Tensor& dx, const Tensor& dout,
+                           const TensorMaker& dout_maker = {});
+// dweight (+)= transposed dout * x, after linear_backward_input of the same layer. again: in fp8, the codes of x have been
+// thrown away; x_maker makes them, or x is there.
 void linear_backward_weight(Model& model, const LayerCall& call, const Tensor& dweight, const Tensor& dout,
-                            const Tensor& x, const Tensor& x_transposed, bool again, bool accumulate);
+                            const Tensor& x, const Tensor& x_transposed, bool again,
+                            const TensorMaker& x_maker, bool accumulate);
 
 }  // namespace llamac

@@ -63,6 +63,29 @@ unsigned again_parts(const Model& m, int64_t layer) {
     return recomputed_parts(m.options.recompute, layer, m.fp8 && m.fp8->blocks.has(layer));
 }
 
+TensorMaker norm_maker(Model& m, const Tensor& out, const Tensor& rstd, const Tensor& x,
+                       const Placement& of) {
+    return {
+        [=, &m] {
+            rmsnorm_forward(
+                m.context,
+                {.out = out, .rstd = rstd, .x = x, .weight = m.parameters.weight(of), .eps = m.config.eps});
+        },
+        {}};
+}
+
+TensorMaker swiglu_maker(Model& m, const BlockActivations& a) {
+    return {[&m, &a] { swiglu_forward(m.context, {.out = a.swiglu, .gate_up = a.gate_up}); },
+            [&m, &a](const Fp8Codes& to) {
+                swiglu_forward_quantize(m.context, {.out = to.out,
+                                                    .transposed = to.transposed,
+                                                    .amax = to.amax,
+                                                    .saturated = to.saturated,
+                                                    .gate_up = a.gate_up,
+                                                    .scale = to.scale});
+            }};
+}
+
 // Runs the parts of a block that are asked for: all in the forward pass, those thrown away in the backward
 // pass.
 // codes: the parts whose codes of fp8 the backward pass will read as they are then.
@@ -72,15 +95,14 @@ void forward_block(Model& m, int64_t layer, unsigned parts, unsigned codes) {
     const BlockActivations& a = m.activations.blocks[layer];
     const Tensor in = residual_in(m, layer);
     const auto wanted = [&](unsigned part, const Tensor& of) { return codes & part ? of : Tensor{}; };
-    if (parts & input_norm_part)
-        rmsnorm_forward(m.context, {.out = a.input_norm,
-                                    .rstd = a.input_rstd,
-                                    .x = in,
-                                    .weight = p.weight(w.input_norm),
-                                    .eps = m.config.eps});
+    // A norm and swiglu are made with the product that reads them.
+    const auto maker = [&](unsigned part, const TensorMaker& of) {
+        return parts & part ? of : TensorMaker{};
+    };
     if (parts & qkv_part) {
         linear_forward(m, {layer, Layer::qkv, p.weight(w.qkv)}, a.qkv, a.input_norm,
-                       wanted(input_norm_part, a.input_norm_codes));
+                       wanted(input_norm_part, a.input_norm_codes),
+                       maker(input_norm_part, norm_maker(m, a.input_norm, a.input_rstd, in, w.input_norm)));
         for (const HeadRange& range : rotated_ranges(m.config)) {
             const Tensor x = heads(m, a.qkv, range.first, range.count);
             rope_forward(m.context, {.out = x, .x = x, .cis = m.activations.cis, .interleaved = false});
@@ -97,20 +119,16 @@ void forward_block(Model& m, int64_t layer, unsigned parts, unsigned codes) {
     }
     if (parts & residual_mid_part)
         linear_forward(m, {layer, Layer::o, p.weight(w.o)}, a.residual_mid, a.attention,
-                       wanted(attention_part, a.attention_codes), in);
-    if (parts & post_norm_part)
-        rmsnorm_forward(m.context, {.out = a.post_norm,
-                                    .rstd = a.post_rstd,
-                                    .x = a.residual_mid,
-                                    .weight = p.weight(w.post_norm),
-                                    .eps = m.config.eps});
+                       wanted(attention_part, a.attention_codes), {}, in);
     if (parts & gate_up_part)
-        linear_forward(m, {layer, Layer::gate_up, p.weight(w.gate_up)}, a.gate_up, a.post_norm,
-                       wanted(post_norm_part, a.post_norm_codes));
-    if (parts & swiglu_part) swiglu_forward(m.context, {.out = a.swiglu, .gate_up = a.gate_up});
+        linear_forward(
+            m, {layer, Layer::gate_up, p.weight(w.gate_up)}, a.gate_up, a.post_norm,
+            wanted(post_norm_part, a.post_norm_codes),
+            maker(post_norm_part, norm_maker(m, a.post_norm, a.post_rstd, a.residual_mid, w.post_norm)));
     if (parts & residual_out_part)
         linear_forward(m, {layer, Layer::down, p.weight(w.down)}, a.residual_out, a.swiglu,
-                       wanted(swiglu_part, a.swiglu_codes), a.residual_mid);
+                       wanted(swiglu_part, a.swiglu_codes), maker(swiglu_part, swiglu_maker(m, a)),
+                       a.residual_mid);
 }
 
 void show_block(const Model& m, int64_t layer) {
@@ -223,21 +241,35 @@ void backward_feed_forward(Model& m, int64_t layer, unsigned again, bool accumul
     const Activations& d = m.activations;
     const LayerCall down{layer, Layer::down, p.weight(w.down)},
         gate_up{layer, Layer::gate_up, p.weight(w.gate_up)};
+    const TensorMaker gradient = {[&] {
+                                      swiglu_backward(m.context,
+                                                      {.dgate_up = d.dgate_up,
+                                                       .out = again & swiglu_part ? a.swiglu : Tensor{},
+                                                       .dout = d.dswiglu,
+                                                       .gate_up = a.gate_up});
+                                      show_gradient(m, layer, &BlockActivations::gate_up, d.dgate_up);
+                                  },
+                                  [&](const Fp8Codes& to) {
+                                      swiglu_backward_quantize(m.context, {.out = to.out,
+                                                                           .transposed = to.transposed,
+                                                                           .amax = to.amax,
+                                                                           .saturated = to.saturated,
+                                                                           .dout = d.dswiglu,
+                                                                           .gate_up = a.gate_up,
+                                                                           .scale = to.scale});
+                                  }};
+    const bool codes = makes_codes(m, layer);
     linear_backward_input(m, down, d.dswiglu, d.dresidual);
     show_gradient(m, layer, &BlockActivations::swiglu, d.dswiglu);
-    swiglu_backward(m.context, {.dgate_up = d.dgate_up,
-                                .out = again & swiglu_part ? a.swiglu : Tensor{},
-                                .dout = d.dswiglu,
-                                .gate_up = a.gate_up});
-    show_gradient(m, layer, &BlockActivations::gate_up, d.dgate_up);
+    if (!codes) gradient.values();  // writes swiglu again, too, which the next product reads
     linear_backward_weight(m, down, p.gradient(w.down), d.dresidual, a.swiglu, a.swiglu_codes,
-                           again & swiglu_part, accumulate);
-    linear_backward_input(m, gate_up, d.dnorm, d.dgate_up);
+                           again & swiglu_part, swiglu_maker(m, a), accumulate);
+    linear_backward_input(m, gate_up, d.dnorm, d.dgate_up, codes ? gradient : TensorMaker{});
     show_gradient(m, layer, &BlockActivations::post_norm, d.dnorm);
     backward_norm(m, w.post_norm, again & post_norm_part ? a.post_norm : Tensor{}, a.residual_mid,
                   a.post_rstd, accumulate);
     linear_backward_weight(m, gate_up, p.gradient(w.gate_up), d.dgate_up, a.post_norm, a.post_norm_codes,
-                           again & post_norm_part, accumulate);
+                           again & post_norm_part, {}, accumulate);
     show_gradient(m, layer, &BlockActivations::residual_mid, d.dresidual);
 }
 
@@ -251,7 +283,7 @@ void backward_attention(Model& m, int64_t layer, unsigned again, bool accumulate
     // The forward pass of the output product makes the attention's codes.
     const unsigned parts = again_parts(m, layer);
     linear_backward_weight(m, o, p.gradient(w.o), d.dresidual, a.attention, a.attention_codes,
-                           (parts & attention_part) && !(parts & residual_mid_part), accumulate);
+                           (parts & attention_part) && !(parts & residual_mid_part), {}, accumulate);
     show_gradient(m, layer, &BlockActivations::attention, d.dattention);
     const Heads h = split_heads(m, a.qkv), dh = split_heads(m, d.dqkv);
     attention_backward(m.context, {.dq = dh.q,
@@ -269,12 +301,13 @@ void backward_attention(Model& m, int64_t layer, unsigned again, bool accumulate
         const Tensor dx = heads(m, d.dqkv, range.first, range.count);
         rope_backward(m.context, {.dx = dx, .dout = dx, .cis = d.cis, .interleaved = false});
     }
+    if (m.fp8) show(m, "dact." + std::to_string(layer) + ".qkv", d.dqkv);  // as it is quantised
     linear_backward_input(m, qkv, d.dnorm, d.dqkv);
     show_gradient(m, layer, &BlockActivations::input_norm, d.dnorm);
     backward_norm(m, w.input_norm, again & input_norm_part ? a.input_norm : Tensor{}, residual_in(m, layer),
                   a.input_rstd, accumulate);
     linear_backward_weight(m, qkv, p.gradient(w.qkv), d.dqkv, a.input_norm, a.input_norm_codes,
-                           again & input_norm_part, accumulate);
+                           again & input_norm_part, {}, accumulate);
 }
 
 // Of the parts to compute again, those that no other needs: their own backward writes their result, which only the
@@ -306,15 +339,16 @@ void backward_trunk(Model& m, const Pass& pass) {
         const unsigned again = again_parts(m, layer), written = written_again(again);
         const int64_t segment = p.blocks[layer].qkv.segment;
         gather_weights(m, segment, layer > 0 ? segment - 1 : -1);
-        begin_gradients(m, segment);
-        measure_fp8(m, false);
+        pause_fp8(m, true);
         forward_block(m, layer, again & ~written, all_parts);
-        measure_fp8(m, true);
+        pause_fp8(m, false);
+        begin_gradients(m, segment);
         backward_feed_forward(m, layer, written, accumulate);
         backward_attention(m, layer, written, accumulate);
         reduce_gradients(m, segment, pass);
     }
     show(m, "dact", &Activations::embedding, a.dresidual);
+    begin_gradients(m, p.embedding.segment);
     embedding_backward(m.context,
                        {.dweight = p.gradient(p.embedding),
                         .dout = a.dresidual,
@@ -361,7 +395,8 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     context.gemms = &gemms;
     plan_parameters(parameters, config, options.precision, options.sharding, arena);
     if (options.fp8)
-        plan_fp8(fp8.emplace(), *options.fp8, config, options.batch_size * options.seq_len, arena);
+        plan_fp8(fp8.emplace(), *options.fp8, config, options.sharding, options.batch_size * options.seq_len,
+                 arena);
     plan_activations(activations, config, options.batch_size, options.seq_len, options.precision.weights,
                      options.recompute, fp8 ? fp8->blocks : Fp8Blocks{}, options.logits_bytes, arena);
     arena.plan("scalars", &squares, shaped(DType::f64, {1}));
@@ -376,9 +411,13 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     const Range range("dry run");
     make_cis(*this);
     forward(*this);
-    forward_backward(*this, true, 1);
-    forward_backward(*this, false, 1);
+    for (const bool calibrated : {false, true}) {
+        if (fp8) fp8->calibrated = calibrated;
+        forward_backward(*this, true, 1);
+        forward_backward(*this, false, 1);
+    }
     llamac::optimizer_step(*this, {}, 0);
+    if (fp8) fp8->calibrated = false;
     context.dry_run = false;
     if (workspace.asked)
         arena.plan("work space of operations", &workspace_bytes,
@@ -401,14 +440,14 @@ void set_batch(Model& m, const int32_t* tokens, const int32_t* targets, int64_t 
 }
 
 void forward(Model& m) {
-    measure_fp8(m, false);
+    begin_fp8_pass(m, false, true);
     forward_trunk(m, false);
     run_head(m, {});
 }
 
 void forward_backward(Model& m, bool first, double scale, bool last) {
     const Pass pass{first, last};
-    measure_fp8(m, true);
+    begin_fp8_pass(m, true, first);
     forward_trunk(m, true);
     run_head(m, {true, kernels_add(m, pass), scale / static_cast<double>(m.activations.losses.shape[0])});
     if (m.options.skip_nonfinite)
@@ -448,11 +487,12 @@ void sum_squares(Model& m) {
 void update(Model& m, const Parameter& parameter, int64_t first, const OptimizerState& state,
             const AdamW& adamw, uint64_t seed) {
     const Parameters& p = m.parameters;
-    llamac::adamw(m.context, {.weight = state.weight,
+    const int64_t count = state.m.shape[0];
+    llamac::adamw(m.context, {.weight = state.weight.data ? state.weight : p.passing_weights(count),
                               .master = state.master,
                               .m = state.m,
                               .v = state.v,
-                              .grad = p.part(p.gradients, parameter, first, state.weight.shape[0]),
+                              .grad = p.part(p.gradients, parameter, first, count),
                               .squares = m.squares,
                               .lr = m.lr,
                               .step = m.step,
@@ -467,19 +507,52 @@ void update(Model& m, const Parameter& parameter, int64_t first, const Optimizer
                               .offset = first});
 }
 
+// A whole parameter, whose new value the next forward pass reads as codes.
+static void update_and_quantize(Model& m, const Parameter& parameter, const UpdatedCodes& codes,
+                                const AdamW& adamw, uint64_t seed) {
+    const Parameters& p = m.parameters;
+    const int64_t K = parameter.shape[0], C = parameter.shape[1];
+    const auto matrix = [&](const Tensor& flat) { return flat.data ? reshape(flat, {K, C}) : Tensor{}; };
+    const OptimizerState state = optimizer_state(p, parameter, 0, K * C);
+    adamw_quantize(m.context, {.out = codes.rows,
+                               .transposed = codes.transposed,
+                               .amax = codes.amax,
+                               .saturated = codes.saturated,
+                               .weight = matrix(state.weight),
+                               .master = matrix(state.master),
+                               .m = matrix(state.m),
+                               .v = matrix(state.v),
+                               .grad = matrix(p.part(p.gradients, parameter, 0, K * C)),
+                               .squares = m.squares,
+                               .lr = m.lr,
+                               .step = m.step,
+                               .scale = codes.scale,
+                               .guard = m.loss_squares,
+                               .beta1 = adamw.beta1,
+                               .beta2 = adamw.beta2,
+                               .eps = adamw.eps,
+                               .weight_decay = parameter.group.decays ? adamw.weight_decay : 0.0,
+                               .grad_clip = adamw.grad_clip,
+                               .seed = seed,
+                               .stream = parameter.stream});
+}
+
 void optimizer_step(Model& m, const AdamW& adamw, uint64_t seed) {
     const std::vector<Parameter>& table = m.parameters.table;
     fork_exchanges(m);
     sum_squares(m);
+    update_fp8_scales(m);
     for (size_t i = 0; i < table.size(); i++) {
         const auto [first, count] = m.parameters.held(m.parameters.m, table[i]);
-        if (count > 0)
+        if (const std::optional<UpdatedCodes> codes = updated_codes(m, table[i]))
+            update_and_quantize(m, table[i], *codes, adamw, seed);
+        else if (count > 0)
             update(m, table[i], first, optimizer_state(m.parameters, table[i], first, count), adamw, seed);
         if (i + 1 == table.size() || table[i + 1].segment != table[i].segment)
             exchange_updated_weights(m, table[i].segment);
     }
     join_exchanges(m);
-    update_fp8_scales(m);
+    finish_fp8_update(m);
 }
 
 double grad_norm(double squares) {
@@ -499,7 +572,7 @@ double mean_loss(const Model& m) {
 
 void next_logits(Model& m, const int32_t* tokens, int64_t T, std::vector<float>& logits) {
     set_batch(m, tokens, tokens, 1, T);  // no losses are made: targets are not read
-    measure_fp8(m, false);
+    begin_fp8_pass(m, false, true);
     forward_trunk(m, false);
     const Tensor row = slice_rows(m.activations.logits, 0, 1);
     matmul_forward(m.context, {.out = row,

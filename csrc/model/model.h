@@ -60,11 +60,12 @@ struct Model {
     struct Exchanges {
         Stream stream;
         Event computed, done;
-        std::array<Event, 4> gathered, reduced;
+        std::array<Event, Slots::count> gathered, reduced;
     };
     std::optional<Exchanges> exchanges;
-    std::array<std::optional<int64_t>, 4> gathered;  // the segment in each of the slots of shared weights
-    std::array<bool, 4> reducing = {};               // whether a slot's gradients are being reduced
+    std::array<std::optional<int64_t>, Slots::count>
+        gathered;                                  // the segment in each of the slots of shared weights
+    std::array<bool, Slots::count> reducing = {};  // whether a slot's gradients are being reduced
     // Where set, sees every activation and gradient, by its name in the debug state, while it holds its
     // value.
     std::function<void(const std::string& name, const Tensor& value)> hook;
@@ -89,7 +90,7 @@ void set_step(Model& model, const float* lr, const int32_t* step);
 // model.squares, the sum over all gradients before clipping, and one AdamW step. Ranks end with the same weights.
 void optimizer_step(Model& model, const AdamW& adamw, uint64_t seed);
 
-// What AdamW writes of a parameter: [count] each; master has no data where it is not kept.
+// What AdamW writes of a parameter: [count] each; weight and master have no data where they are not kept.
 struct OptimizerState {
     Tensor weight, master, m, v;
 };

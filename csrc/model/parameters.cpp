@@ -97,7 +97,8 @@ int64_t count(const Config& c, bool (*chosen)(const ParameterRow&)) {
 
 // Everything that starts from zero: also the gaps between tensors, which the gradient norm runs over.
 void zero_all(const Parameters& p) {
-    for (const Tensor& t : {p.weights, p.gradients, p.master, p.m, p.v, p.weight_slots, p.gradient_slots})
+    for (const Tensor& t :
+         {p.weights, p.gradients, p.master, p.m, p.v, p.weight_slots.memory, p.gradient_slots.memory})
         if (t.data) CHECK(hipMemset(t.data, 0, static_cast<size_t>(t.bytes())));
 }
 
@@ -181,20 +182,19 @@ Tensor Parameters::own(const Tensor& buffer, const Placement& p) const {
     return make_tensor(static_cast<char*>(buffer.data) + at * size_of(buffer.dtype), buffer.dtype, {p.shard});
 }
 
-// The first segment, the last one, and blocks by turns: one is computed with while the next one comes.
-int64_t Parameters::slot_of(int64_t segment) const {
+// One block is computed with while the next one comes. The last block has the third slot (plan_slots()).
+size_t Parameters::slot_of(int64_t segment) const {
     const int64_t last = static_cast<int64_t>(segments.size()) - 1;
-    return segment == 0 ? 0 : segment == last ? 1 : 2 + segment % 2;
+    return segment == 0 ? 0 : segment == last ? 1 : static_cast<size_t>(2 + (last - 1 - segment) % 2);
 }
 
-Tensor Parameters::in_use(const Tensor& buffer, const Tensor& slots, int64_t segment) const {
-    const Tensor& from = is_shared(buffer) ? slots : buffer;
-    int64_t at = segments[segment].offset;
-    if (is_shared(buffer)) {
-        const int64_t first = segments.front().elements, both = first + segments.back().elements;
-        const int64_t begins[] = {0, first, both, both + segments[1].elements};
-        at = begins[slot_of(segment)];
-    }
+Tensor Parameters::passing_weights(int64_t elements_) const {
+    return make_tensor(weight_slots.memory.data, weight_slots.memory.dtype, {elements_});
+}
+
+Tensor Parameters::in_use(const Tensor& buffer, const Slots& slots, int64_t segment) const {
+    const Tensor& from = is_shared(buffer) ? slots.memory : buffer;
+    const int64_t at = is_shared(buffer) ? slots.begin[slot_of(segment)] : segments[segment].offset;
     return make_tensor(static_cast<char*>(from.data) + at * size_of(from.dtype), from.dtype,
                        {segments[segment].elements});
 }
@@ -216,6 +216,25 @@ double flops_per_token(const Config& c, int64_t T) {
     return 6.0 * static_cast<double>(multiplied) + 6.0 * static_cast<double>(c.L * c.q_size() * T);
 }
 
+namespace {
+
+// The embedding, the head and one block by turns share memory, since they are not in use together. apart: the other block
+// lies outside of it, so that the head comes while the last block is computed with; else beside the first block. A tied
+// embedding is in use throughout.
+void plan_slots(Slots& slots, const Parameters& p, bool apart, const char* group, DType dtype, Arena& arena) {
+    // All blocks have the same shapes.
+    const int64_t first = p.segments.front().elements, last = p.segments.back().elements,
+                  block = p.segments[1].elements;
+    const bool tied = p.head.segment == p.embedding.segment;
+    const int64_t shared = tied ? first : 0, largest = std::max(block, tied ? last : std::max(first, last)),
+                  other = shared + (apart ? largest : block);
+    slots.begin = {0, shared, other, shared};
+    slots.end = {first, shared + last, other + block, shared + block};
+    arena.plan(group, &slots.memory, shaped(dtype, {*std::max_element(slots.end.begin(), slots.end.end())}));
+}
+
+}  // namespace
+
 void plan_parameters(Parameters& p, const Config& config, const Precision& precision,
                      const Sharding& sharding, Arena& arena) {
     p.sharding = sharding;
@@ -224,20 +243,18 @@ void plan_parameters(Parameters& p, const Config& config, const Precision& preci
     const auto plan = [&](const char* group, Tensor* buffer, DType dtype, bool shared) {
         arena.plan(group, buffer, shaped(dtype, {shared ? shard : p.elements}));
     };
-    // All blocks have the same shapes.
-    const int64_t slots =
-        p.segments.front().elements + p.segments.back().elements + 2 * p.segments[1].elements;
     const bool states = sharding.shares_states();
-    plan("weights", &p.weights, precision.weights, sharding.shares_weights());
+    if (!sharding.shares_weights() || !precision.keeps_master())
+        plan("weights", &p.weights, precision.weights, sharding.shares_weights());
     if (precision.keeps_master())
         plan("master weights", &p.master, info(precision.weights).arithmetic, states);
     plan("gradients", &p.gradients, precision.gradients, sharding.shares_gradients());
     plan("first moments", &p.m, precision.moments, states);
     plan("second moments", &p.v, precision.moments, states);
     if (sharding.shares_weights())
-        arena.plan("gathered weights", &p.weight_slots, shaped(precision.weights, {slots}));
+        plan_slots(p.weight_slots, p, true, "gathered weights", precision.weights, arena);
     if (sharding.shares_gradients())
-        arena.plan("gradients in use", &p.gradient_slots, shaped(precision.gradients, {slots}));
+        plan_slots(p.gradient_slots, p, false, "gradients in use", precision.gradients, arena);
     int64_t largest = 0;
     for (const Segment& segment : p.segments) largest = std::max(largest, segment.elements);
     if (sharding.ranks > 1 && sharding.sums.value_or(precision.gradients) != precision.gradients)
@@ -255,13 +272,16 @@ void initialize(Parameters& p, const Config& config, uint64_t seed) {
         copy.to_device();
     };
     for (const Parameter& parameter : p.table) {
-        const Tensor weight = held_part(p, p.weights, parameter);
-        const int64_t first = p.held(p.weights, parameter).first;
-        visit_dtype<is_float>(weight.dtype,
-                              [&]<class T>() { fill<T>(parameter, weight, first, deviation, seed); });
+        const auto [first, held] = p.held(p.weights, parameter);
+        const Tensor weight =
+            p.weights.data ? p.part(p.weights, parameter, first, held) : p.passing_weights(held);
+        visit_dtype<is_float>(weight.dtype, [&, first = first]<class T>() {
+            fill<T>(parameter, weight, first, deviation, seed);
+        });
         if (!p.master.data) continue;
         const auto [begin, count] = p.held(p.master, parameter);
-        convert_to_master(p.part(p.weights, parameter, begin, count), held_part(p, p.master, parameter));
+        convert_to_master(p.weights.data ? p.part(p.weights, parameter, begin, count) : weight,
+                          held_part(p, p.master, parameter));
     }
 }
 

@@ -1,6 +1,7 @@
 // The table of parameters: it drives allocation, initialization, files, optimizer groups, the counts of parameters and
 // FLOPs, and the memory report.
 #pragma once
+#include <array>
 #include <string>
 #include <vector>
 
@@ -98,16 +99,25 @@ struct Parameter : Placement {
     int64_t first = 0, count = 0, place = 0;
 };
 
+// Where the segments in use of shared weights or gradients lie: the first, the last, and blocks by turns. Slots overlap: what
+// comes into one waits until all that overlap it are done with.
+struct Slots {
+    static constexpr size_t count = 4;
+    Tensor memory;
+    std::array<int64_t, count> begin = {}, end = {};  // in elements
+
+    bool overlap(size_t a, size_t b) const { return begin[a] < end[b] && begin[b] < end[a]; }
+};
+
 struct Parameters : ModelParameters {
     Sharding sharding;
     std::vector<Parameter> table;  // what is present, in order
     std::vector<Segment> segments;
     int64_t elements = 0;  // with the gaps between tensors
     // [elements]; what ranks share, [elements / ranks of a group]: this rank's shards of all placements. master has no data
-    // where it is not kept.
+    // where it is not kept; weights has none where they are shared and the master is kept, of which they are the rounded values.
     Tensor weights, gradients, master, m, v;
-    // Of shared weights and gradients, the segments that are in use: the first, the last, and two blocks.
-    Tensor weight_slots, gradient_slots;
+    Slots weight_slots, gradient_slots;
     // A segment's gradients in the type in which they are summed over the ranks; no data where that is their own.
     Tensor sums;
 
@@ -121,7 +131,9 @@ struct Parameters : ModelParameters {
     // A segment's elements, in the buffer or in their slot.
     Tensor weights_of(int64_t segment) const { return in_use(weights, weight_slots, segment); }
     Tensor gradients_of(int64_t segment) const { return in_use(gradients, gradient_slots, segment); }
-    int64_t slot_of(int64_t segment) const;
+    size_t slot_of(int64_t segment) const;
+    // Memory for so many weights of one placement that are not kept, until the next ones are gathered.
+    Tensor passing_weights(int64_t count) const;
     // What kernels read and write.
     Tensor weight(const Placement& p) const { return in_segment(weights_of(p.segment), p); }
     Tensor gradient(const Placement& p) const { return in_segment(gradients_of(p.segment), p); }
@@ -131,7 +143,7 @@ struct Parameters : ModelParameters {
     std::pair<int64_t, int64_t> held(const Tensor& buffer, const Parameter& parameter) const;
 
   private:
-    Tensor in_use(const Tensor& buffer, const Tensor& slots, int64_t segment) const;
+    Tensor in_use(const Tensor& buffer, const Slots& slots, int64_t segment) const;
     Tensor in_segment(const Tensor& segment, const Placement& p) const;
 };
 

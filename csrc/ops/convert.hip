@@ -2,7 +2,8 @@
 //
 //   out[p] (+)= x[p], in fp32, rounded to nearest (even) where T is narrower
 //
-// Ranks exchange gradients in another type than theirs, and add the sums of micro-batches.
+// Ranks exchange gradients in another type than theirs, and add the sums of micro-batches. Where they share weights, they
+// round the master weights before each gather, to the bits that AdamW writes: without accumulate, -0 stays -0.
 //
 // reference:  plain loops.
 // cpu:        threads and vector lanes.
@@ -19,7 +20,7 @@ template <class T, class G>
 void convert_reference(View<T, 1> out, View<const G, 1> x, bool accumulate) {
     for (int64_t p = 0; p < x.shape[0]; p++) {
         using A = arithmetic<T>;
-        out(p) = T((accumulate ? A(out(p)) : A(0)) + A(x(p)));
+        out(p) = T(accumulate ? A(A(out(p)) + A(x(p))) : A(x(p)));
     }
 }
 
@@ -29,7 +30,8 @@ void convert_cpu(View<T, 1> out, View<const G, 1> x, bool accumulate) {
     T* const to = out.data;
     const G* const from = x.data;
 #pragma omp parallel for simd
-    for (int64_t p = 0; p < P; p++) store(to + p, (accumulate ? float(to[p]) : 0.0f) + float(from[p]));
+    for (int64_t p = 0; p < P; p++)
+        store(to + p, accumulate ? float(to[p]) + float(from[p]) : float(from[p]));
 }
 
 // ---- naive
@@ -37,7 +39,7 @@ void convert_cpu(View<T, 1> out, View<const G, 1> x, bool accumulate) {
 template <class T, class G>
 __global__ void convert_naive_kernel(T* out, const G* x, int64_t P, bool accumulate) {
     const int64_t p = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-    if (p < P) out[p] = T((accumulate ? float(out[p]) : 0.0f) + float(x[p]));
+    if (p < P) out[p] = T(accumulate ? float(out[p]) + float(x[p]) : float(x[p]));
 }
 
 template <class T, class G>
@@ -69,7 +71,8 @@ __global__ void __launch_bounds__(block_threads)
     for (int begin = 0; begin < elements_per_thread; begin += vector_size<T>) {
         float part[vector_size<T>] = {};
         if (accumulate) unpack(load_part<whole>(out, p + begin, P), part);
-        for (int i = 0; i < vector_size<T>; i++) part[i] += values[begin + i];
+        for (int i = 0; i < vector_size<T>; i++)
+            part[i] = accumulate ? part[i] + values[begin + i] : values[begin + i];
         store_part<whole>(out, p + begin, P, pack(part));
     }
 }

@@ -33,39 +33,77 @@ inline void adamw(const Context& context, const AdamwCall& call) {
     run(operation, tensors, scalars, context);
 }
 
+// adamw, and fp8 of the new weight
+struct AdamwQuantizeCall {
+    Required out;  // Q[K,C]
+    Required transposed;  // Q[C,K]
+    Required amax;  // A[1]
+    Required saturated;  // i32[1]
+    Required weight;  // T[K,C]
+    Tensor master = {};  // A[K,C]
+    Required m;  // M[K,C]
+    Required v;  // M[K,C]
+    Required grad;  // G[K,C]
+    Required squares;  // f64[1]
+    Required lr;  // A[1]
+    Required step;  // i32[1]
+    Required scale;  // A[1]
+    Tensor guard = {};  // f64[1]
+    Real beta1;
+    Real beta2;
+    Real eps;
+    Real weight_decay;
+    Real grad_clip;
+    Integer seed;
+    Integer stream;
+    Integer offset = 0;
+};
+inline void adamw_quantize(const Context& context, const AdamwQuantizeCall& call) {
+    static const Operation& operation = find_operation("adamw_quantize");
+    const Tensor tensors[] = {call.out, call.transposed, call.amax, call.saturated, call.weight, call.master, call.m, call.v, call.grad, call.squares, call.lr, call.step, call.scale, call.guard};
+    const Scalar scalars[] = {call.beta1, call.beta2, call.eps, call.weight_decay, call.grad_clip, call.seed, call.stream, call.offset};
+    run(operation, tensors, scalars, context);
+}
+
 // gradients of attention_forward
 struct AttentionBackwardCall {
     Required dq;  // T[B,T,NH,HD]
-    Required dk;  // T[B,T,NKV,HD]
-    Required dv;  // T[B,T,NKV,HD]
+    Required dk;  // T[B,S,NKV,HD]
+    Required dv;  // T[B,S,NKV,HD]
     Required dout;  // T[B,T,NH,HD]
     Required out;  // T[B,T,NH,HD]
     Required lse;  // A[B,NH,T]
     Required q;  // T[B,T,NH,HD]
-    Required k;  // T[B,T,NKV,HD]
-    Required v;  // T[B,T,NKV,HD]
+    Required k;  // T[B,S,NKV,HD]
+    Required v;  // T[B,S,NKV,HD]
+    Tensor first = {};  // i32[B,T]
     Real scale;
+    Flag causal = true;
+    Integer window = 0;
 };
 inline void attention_backward(const Context& context, const AttentionBackwardCall& call) {
     static const Operation& operation = find_operation("attention_backward");
-    const Tensor tensors[] = {call.dq, call.dk, call.dv, call.dout, call.out, call.lse, call.q, call.k, call.v};
-    const Scalar scalars[] = {call.scale};
+    const Tensor tensors[] = {call.dq, call.dk, call.dv, call.dout, call.out, call.lse, call.q, call.k, call.v, call.first};
+    const Scalar scalars[] = {call.scale, call.causal, call.window};
     run(operation, tensors, scalars, context);
 }
 
-// out = causal softmax(scale * q * transposed k) * v
+// out = softmax(scale * q * transposed k) * v over the keys that a query sees
 struct AttentionForwardCall {
     Required out;  // T[B,T,NH,HD]
     Required lse;  // A[B,NH,T]
     Required q;  // T[B,T,NH,HD]
-    Required k;  // T[B,T,NKV,HD]
-    Required v;  // T[B,T,NKV,HD]
+    Required k;  // T[B,S,NKV,HD]
+    Required v;  // T[B,S,NKV,HD]
+    Tensor first = {};  // i32[B,T]
     Real scale;
+    Flag causal = true;
+    Integer window = 0;
 };
 inline void attention_forward(const Context& context, const AttentionForwardCall& call) {
     static const Operation& operation = find_operation("attention_forward");
-    const Tensor tensors[] = {call.out, call.lse, call.q, call.k, call.v};
-    const Scalar scalars[] = {call.scale};
+    const Tensor tensors[] = {call.out, call.lse, call.q, call.k, call.v, call.first};
+    const Scalar scalars[] = {call.scale, call.causal, call.window};
     run(operation, tensors, scalars, context);
 }
 
@@ -368,6 +406,22 @@ inline void swiglu_backward(const Context& context, const SwigluBackwardCall& ca
     run(operation, tensors, {}, context);
 }
 
+// fp8 of the gradients of gate and up, transposed too, and the largest size
+struct SwigluBackwardQuantizeCall {
+    Tensor out = {};  // Q[N,2F]
+    Tensor transposed = {};  // Q[2F,N]
+    Tensor amax = {};  // A[1]
+    Tensor saturated = {};  // i32[1]
+    Required dout;  // T[N,F]
+    Required gate_up;  // T[N,2F]
+    Required scale;  // A[1]
+};
+inline void swiglu_backward_quantize(const Context& context, const SwigluBackwardQuantizeCall& call) {
+    static const Operation& operation = find_operation("swiglu_backward_quantize");
+    const Tensor tensors[] = {call.out, call.transposed, call.amax, call.saturated, call.dout, call.gate_up, call.scale};
+    run(operation, tensors, {}, context);
+}
+
 // out = silu(gate) * up
 struct SwigluForwardCall {
     Required out;  // T[N,F]
@@ -376,6 +430,21 @@ struct SwigluForwardCall {
 inline void swiglu_forward(const Context& context, const SwigluForwardCall& call) {
     static const Operation& operation = find_operation("swiglu_forward");
     const Tensor tensors[] = {call.out, call.gate_up};
+    run(operation, tensors, {}, context);
+}
+
+// fp8 of silu(gate) * up, transposed too, and the largest size
+struct SwigluForwardQuantizeCall {
+    Tensor out = {};  // Q[N,F]
+    Tensor transposed = {};  // Q[F,N]
+    Tensor amax = {};  // A[1]
+    Tensor saturated = {};  // i32[1]
+    Required gate_up;  // T[N,2F]
+    Required scale;  // A[1]
+};
+inline void swiglu_forward_quantize(const Context& context, const SwigluForwardQuantizeCall& call) {
+    static const Operation& operation = find_operation("swiglu_forward_quantize");
+    const Tensor tensors[] = {call.out, call.transposed, call.amax, call.saturated, call.gate_up, call.scale};
     run(operation, tensors, {}, context);
 }
 

@@ -13,54 +13,18 @@
 // vectorized: 128-bit accesses: a thread has one vector of columns in two rows, with all loads in flight
 //             before the first is used.
 //
+// swiglu.h has the references, and what swiglu_quantize.hip computes by the same functions.
+//
 // Measured: docs/benchmarks/nvidia-h200.md.
+#include "ops/swiglu.h"
+
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
-#include "core/device.h"
 #include "core/operation.h"
-#include "core/simd.h"
 
 namespace llamac {
 namespace {
-
-template <class T>
-void swiglu_forward_reference(View<T, 2> out, View<const T, 2> gate_up) {
-    using A = arithmetic<T>;
-    const int64_t N = out.shape[0], F = out.shape[1];
-    for (int64_t n = 0; n < N; n++)
-        for (int64_t f = 0; f < F; f++) {
-            const A g = A(gate_up(n, f)), up = A(gate_up(n, F + f));
-            out(n, f) = T(g / (1 + std::exp(-g)) * up);
-        }
-}
-
-template <class T>
-void swiglu_backward_reference(View<T, 2> dgate_up, View<T, 2> out, View<const T, 2> dout,
-                               View<const T, 2> gate_up) {
-    using A = arithmetic<T>;
-    const int64_t N = dout.shape[0], F = dout.shape[1];
-    for (int64_t n = 0; n < N; n++)
-        for (int64_t f = 0; f < F; f++) {
-            const A g = A(gate_up(n, f)), up = A(gate_up(n, F + f)), d = A(dout(n, f));
-            const A s = 1 / (1 + std::exp(-g));
-            dgate_up(n, f) = T(d * up * s * (1 + g * (1 - s)));
-            dgate_up(n, F + f) = T(d * g * s);
-            if (out) out(n, f) = T(g / (1 + std::exp(-g)) * up);
-        }
-}
-
-// One function for both passes, so that both compute the same bits: inlined, its loop would be compiled twice.
-template <class T>
-[[gnu::noinline]] void swiglu_row(T* out, const T* gate, int64_t F) {
-    const T* up = gate + F;
-#pragma omp simd
-    for (int64_t f = 0; f < F; f++) {
-        const float g = float(gate[f]);
-        store(out + f, g / (1.0f + fast_exp(-g)) * float(up[f]));
-    }
-}
 
 template <class T>
 void swiglu_forward_cpu(View<T, 2> out, View<const T, 2> gate_up) {
@@ -78,16 +42,8 @@ void swiglu_backward_cpu(View<T, 2> dgate_up, View<T, 2> out, View<const T, 2> d
         std::vector<T> again(out ? static_cast<size_t>(F) : 0);  // until dout, where out may lie, was read
 #pragma omp for
         for (int64_t n = 0; n < N; n++) {
-            const T *gate = &gate_up(n, 0), *up = gate + F, *d = &dout(n, 0);
-            T *dgate = &dgate_up(n, 0), *dup = dgate + F;
-            if (out) swiglu_row(again.data(), gate, F);
-#pragma omp simd
-            for (int64_t f = 0; f < F; f++) {
-                const float g = float(gate[f]), u = float(up[f]), df = float(d[f]);
-                const float s = 1.0f / (1.0f + fast_exp(-g));
-                store(dgate + f, df * u * s * (1.0f + g * (1.0f - s)));
-                store(dup + f, df * g * s);
-            }
+            if (out) swiglu_row(again.data(), &gate_up(n, 0), F);
+            swiglu_backward_row(&dgate_up(n, 0), &dout(n, 0), &gate_up(n, 0), F);
             if (out) std::copy(again.begin(), again.end(), &out(n, 0));
         }
     }
@@ -101,7 +57,7 @@ __global__ void swiglu_forward_naive_kernel(T* out, const T* gate_up, int64_t N,
     if (i >= N * F) return;
     const int64_t n = i / F, f = i % F;
     const float g = float(gate_up[n * 2 * F + f]), up = float(gate_up[n * 2 * F + F + f]);
-    out[i] = T(g / (1.0f + expf(-g)) * up);
+    out[i] = swiglu_naive<T>(g, up);
 }
 
 template <class T>
@@ -118,10 +74,8 @@ __global__ void swiglu_backward_naive_kernel(T* dgate_up, T* out, const T* dout,
     if (i >= N * F) return;
     const int64_t n = i / F, gate = n * 2 * F + i % F, up = gate + F;
     const float g = float(gate_up[gate]), u = float(gate_up[up]), d = float(dout[i]);
-    const float s = 1.0f / (1.0f + expf(-g));
-    dgate_up[gate] = T(d * u * s * (1.0f + g * (1.0f - s)));
-    dgate_up[up] = T(d * g * s);
-    if (out) out[i] = T(g / (1.0f + expf(-g)) * u);
+    swiglu_backward_naive_element(dgate_up + gate, dgate_up + up, d, g, u);
+    if (out) out[i] = swiglu_naive<T>(g, u);
 }
 
 template <class T>
@@ -140,16 +94,6 @@ constexpr int block_threads = 512;
 // One where accesses are narrow: those of two would be more than registers.
 template <bool whole>
 constexpr int rows_per_thread = whole ? 2 : 1;
-
-// 1 / (1 + e^-g); 0 where e^-g is infinite. The rounding of narrow types hides what the fast functions do: an error of
-// 1e-5 of the value at most, and 0 for a quotient below 2^-126.
-template <class T>
-__device__ float sigmoid(float g) {
-    if constexpr (narrow<T>)
-        return fast_reciprocal(1.0f + __expf(-g));  // one instruction; HIP's __fdividef divides
-    else
-        return 1.0f / (1.0f + expf(-g));
-}
 
 // blockIdx.x: `across` blocks side by side hold a row, the next ones further rows. A thread's rows lie
 // blockDim.y apart.
@@ -175,7 +119,7 @@ __global__ void __launch_bounds__(block_threads, 2)
         float g[size], u[size];
         unpack(gates[r], g);
         unpack(ups[r], u);
-        for (int i = 0; i < size; i++) g[i] = g[i] * sigmoid<T>(g[i]) * u[i];
+        swiglu_vector<T>(g, u);
         store_part<whole>(out + n * F, f, end, pack(g));
     }
 }
@@ -204,12 +148,7 @@ __global__ void __launch_bounds__(block_threads, 2)
         unpack(gates[r], g);
         unpack(ups[r], u);
         unpack(douts[r], d);
-        for (int i = 0; i < size; i++) {
-            const float s = sigmoid<T>(g[i]), silu = g[i] * s, du = d[i] * u[i];
-            u[i] = silu * u[i];
-            d[i] = d[i] * g[i] * s;
-            g[i] = du * s * (1.0f + g[i] * (1.0f - s));
-        }
+        swiglu_backward_vector<T>(g, u, d);
         store_part<whole>(dgate_up + n * 2 * F, f, end, pack(g));
         store_part<whole>(dgate_up + n * 2 * F + F, f, end, pack(d));
         if (out) store_part<whole>(out + n * F, f, end, pack(u));

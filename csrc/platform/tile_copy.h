@@ -76,13 +76,15 @@ struct TileCopy {
     __device__ char* place(int i) const { return shared.at(shared.offset(row(), chunk()), i * pass, 0); }
 };
 
-// The way back: rows of LDS to memory, those below valid_rows. After a __syncthreads.
+// The way back: rows of LDS to memory, those below valid_rows, valid_columns (in elements, whole chunks) of each. After
+// a __syncthreads.
 template <int rows, int columns, int threads, class T>
-__device__ void store_tile(T* to, int64_t stride, SharedTile<columns> from, int valid_rows) {
+__device__ void store_tile(T* to, int64_t stride, SharedTile<columns> from, int valid_rows,
+                           int valid_columns = columns * 2 / int{sizeof(T)}) {
     constexpr int size = 16 / sizeof(T);
     for (int i = static_cast<int>(threadIdx.x); i < rows * columns / 8; i += threads) {
         const int row = i / (columns / 8), chunk = i % (columns / 8);
-        if (row < valid_rows)
+        if (row < valid_rows && chunk * size < valid_columns)
             store_vector(reinterpret_cast<uint4*>(to + row * stride + chunk * size),
                          *reinterpret_cast<const uint4*>(from.at(row, chunk)));
     }

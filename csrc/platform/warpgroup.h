@@ -244,6 +244,12 @@ template <int pending>
 __device__ void warpgroup_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
+// x, which is never below 0, is computed before what follows: ptxas moves a wait for products up over whatever does not
+// read them, and arithmetic that was to run beside them comes after them. It moves nothing over a barrier.
+inline __device__ void compute_before(float x) {
+    asm volatile("{ .reg .pred never; setp.lt.f32 never, %0, 0f00000000; @never bar.arrive 15, 64; }" ::"f"(x)
+                 : "memory");
+}
 // The compiler does not see that a product still writes these registers: it may not touch them before this. Sums
 // that begin as zeros go through it too, or it makes the zeros where products already run, and waits for them.
 template <int n>

@@ -46,6 +46,8 @@ py::dict describe_operand(const Operation& op, const Operand& o) {
     r["in_place"] = o.in_place;
     r["strided"] = o.strided;
     r["positive"] = o.positive;
+    r["rounded"] = o.rounded;
+    r["begins"] = o.begins < 0 ? "" : op.dimensions[static_cast<size_t>(o.begins)].name;
     r["bound"] = o.bound < 0 ? "" : op.dimensions[static_cast<size_t>(o.bound)].name;
     return r;
 }
@@ -90,9 +92,11 @@ py::dict describe_operation(const Operation& op) {
     for (const Operand& o : op.operands) operands.append(describe_operand(op, o));
     for (const Variant& v : op.variants) variants.append(describe_variant(v));
     py::dict values;
+    py::list not_negative;
     for (const ScalarInfo& s : op.scalars) {
         scalars.append(py::make_tuple(s.name, std::string(1, s.kind)));
         values[py::str(s.name)] = s.values;
+        if (s.not_negative) not_negative.append(s.name);
     }
     py::dict r;
     r["name"] = op.name;
@@ -110,6 +114,7 @@ py::dict describe_operation(const Operation& op) {
         one["may_be_zero"] = d.may_be_zero;
         one["rows"] = d.splits;
         one["multiple_of"] = d.multiple_of < 0 ? "" : op.dimensions[static_cast<size_t>(d.multiple_of)].name;
+        one["at_most"] = d.at_most < 0 ? "" : op.dimensions[static_cast<size_t>(d.at_most)].name;
         dimensions.append(one);
     }
     r["types"] = types;
@@ -118,6 +123,7 @@ py::dict describe_operation(const Operation& op) {
     r["variants"] = variants;
     r["scalars"] = scalars;
     r["values"] = values;
+    r["not_negative"] = not_negative;
     r["default"] = default_variant(op);
     return r;
 }
@@ -277,7 +283,11 @@ py::tuple find_least_work(const std::string& operation, const std::map<std::stri
     const Operation& op = find_operation(operation);
     std::vector<int64_t> size;
     for (const DimensionInfo& d : op.dimensions) {
-        const auto found = sizes.find(d.name);
+        const auto limited = std::find_if(op.dimensions.begin(), op.dimensions.end(), [&](const auto& e) {
+            return e.at_most >= 0 && &op.dimensions[static_cast<size_t>(e.at_most)] == &d;
+        });
+        auto found = sizes.find(d.name);
+        if (found == sizes.end() && limited != op.dimensions.end()) found = sizes.find(limited->name);
         if (found == sizes.end()) fail(operation, ": expected the size ", d.name, ", found none");
         size.push_back(found->second);
     }
@@ -293,7 +303,8 @@ py::tuple find_least_work(const std::string& operation, const std::map<std::stri
             t.shape[t.rank++] =
                 (d.symbol < 0 ? 1 : size[static_cast<size_t>(d.symbol)]) * d.factor / d.divisor;
     }
-    const std::vector<Scalar> scalars(op.scalars.size(), Scalar(0));
+    std::vector<Scalar> scalars;
+    for (const ScalarInfo& s : op.scalars) scalars.emplace_back(s.missing.value_or(0));
     const Call call{&op, tensors.data(), scalars.data(), size.data(), {}};
     return py::make_tuple(least_bytes(call), least_flops(call));
 }

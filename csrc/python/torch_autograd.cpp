@@ -27,6 +27,8 @@ using torch::jit::Stack;
 using Names = std::vector<std::string>;
 using Index = std::optional<size_t>;
 
+const std::string saved_numbers = "numbers";  // the name in a context
+
 Index find(const Names& names, const std::string& name) {
     const auto at = std::find(names.begin(), names.end(), name);
     return at == names.end() ? Index() : Index(at - names.begin());
@@ -46,7 +48,6 @@ struct Step {
 };
 
 struct Number {
-    std::string name;
     size_t argument;
     int64_t dimension;  // of the argument, where that is a tensor; from its end, as rows may be several
 };
@@ -76,30 +77,51 @@ struct Gradients {
         for (const Derivative& d : op.derivatives) add_step(Form(find_operation(d.operation), false), d);
     }
 
-    void keep(AutogradContext& ctx, const std::vector<c10::IValue>& call, const variable_list& found) const {
-        variable_list saved, constant;
+    // What a backward reads of a call: tensors, of which those of the results are not there yet, and numbers.
+    struct Kept {
+        variable_list tensors;
+        std::vector<c10::IValue> numbers;
+    };
+
+    Kept keep(const c10::IValue* call, int64_t present) const {
+        Kept kept;
+        kept.tensors.reserve(tensors.size());
         for (const size_t i : tensors)
-            saved.push_back(i < call.size() ? call[i].toTensor() : found[i - call.size()]);
+            kept.tensors.push_back(i < arguments.size() && !call[i].isNone() ? call[i].toTensor()
+                                                                             : at::Tensor());
+        kept.numbers.reserve(numbers.size() + 2);
         for (const Number& n : numbers)
-            ctx.saved_data[n.name] = n.argument < form.leading.size()
-                                         ? c10::IValue(call[n.argument].toTensor().sym_size(n.dimension))
-                                         : call[n.argument];
+            if (n.argument < form.leading.size())
+                kept.numbers.emplace_back(call[n.argument].toTensor().sym_size(n.dimension));
+            else
+                kept.numbers.push_back(call[n.argument]);
+        kept.numbers.emplace_back(reinterpret_cast<int64_t>(this));
+        kept.numbers.emplace_back(present);
+        return kept;
+    }
+
+    void save(AutogradContext& ctx, Kept kept, const variable_list& found) const {
+        for (size_t k = 0; k < tensors.size(); k++)
+            if (tensors[k] >= arguments.size()) kept.tensors[k] = found[tensors[k] - arguments.size()];
+        variable_list constant;
         for (size_t r = 0; r < found.size(); r++)
             if (!differentiable[r]) constant.push_back(found[r]);
-        ctx.save_for_backward(std::move(saved));
+        // One entry: each is an allocation or two.
+        ctx.saved_data[saved_numbers] = c10::ivalue::Tuple::create(std::move(kept.numbers));
+        ctx.save_for_backward(std::move(kept.tensors));
         ctx.mark_non_differentiable(constant);
         ctx.set_materialize_grads(false);
     }
 
     // By argument; wanted likewise.
-    variable_list gradients(AutogradContext& ctx, const variable_list& given,
-                            std::vector<bool> wanted) const {
+    variable_list gradients(AutogradContext& ctx, const std::vector<c10::IValue>& kept,
+                            const variable_list& given, std::vector<bool> wanted) const {
         variable_list found(form.leading.size());
         if (std::none_of(given.begin(), given.end(), [](const at::Tensor& g) { return g.defined(); }))
             return found;
         const variable_list saved = ctx.get_saved_variables();
         if (also && same && wanted[*also]) wanted[*same] = true;
-        for (const Step& step : steps) run(step, ctx, given, saved, wanted, found);
+        for (const Step& step : steps) run(step, kept, given, saved, wanted, found);
         if (also) found[*also] = same ? found[*same] : given[*same_result];
         return found;
     }
@@ -125,7 +147,7 @@ struct Gradients {
         for (const size_t d : backward.sizes) step.arguments.push_back(size_called(op.dimensions[d].name));
         for (const size_t s : backward.scalars) {
             const std::string& name = op.scalars[s].name;
-            step.arguments.push_back(keep_number({name, *find(arguments, name), 0}));
+            step.arguments.push_back(keep_number({*find(arguments, name), 0}));
         }
         for (const size_t i : backward.results) {
             const Derivative::Binding* b = binding(described.gives, op.operands[i].name);
@@ -143,14 +165,13 @@ struct Gradients {
 
     // A letter stands for the same size in both operations.
     Source size_called(const std::string& letter) {
-        if (const Index argument = find(arguments, letter)) return keep_number({letter, *argument, 0});
+        if (const Index argument = find(arguments, letter)) return keep_number({*argument, 0});
         for (size_t a = 0; a < form.leading.size(); a++) {
             const std::vector<Dimension>& shape = form.op->operands[form.leading[a]].shape;
             for (size_t d = 0; d < shape.size(); d++)
                 if (shape[d].symbol >= 0 &&
                     form.op->dimensions[static_cast<size_t>(shape[d].symbol)].name == letter)
-                    return keep_number(
-                        {letter, a, static_cast<int64_t>(d) - static_cast<int64_t>(shape.size())});
+                    return keep_number({a, static_cast<int64_t>(d) - static_cast<int64_t>(shape.size())});
         }
         fail(form.op->name, ": the size ", letter, " of its derivative is not known");
     }
@@ -163,21 +184,22 @@ struct Gradients {
     }
 
     Source keep_number(Number number) {
-        numbers.push_back(std::move(number));
+        numbers.push_back(number);
         return {Source::number, numbers.size() - 1};
     }
 
-    void run(const Step& step, AutogradContext& ctx, const variable_list& given, const variable_list& saved,
-             const std::vector<bool>& wanted, variable_list& found) const {
+    void run(const Step& step, const std::vector<c10::IValue>& kept, const variable_list& given,
+             const variable_list& saved, const std::vector<bool>& wanted, variable_list& found) const {
         bool needed = false;
         for (const Index& argument : step.gives) needed |= argument && wanted[*argument];
         if (!needed) return;
         Stack stack;
+        stack.reserve(step.arguments.size());
         for (const Source& s : step.arguments) {
-            if (s.kind == Source::tensor)
+            if (s.kind == Source::tensor && saved[s.index].defined())
                 stack.emplace_back(saved[s.index]);
             else if (s.kind == Source::number)
-                stack.push_back(ctx.saved_data[numbers[s.index].name]);
+                stack.push_back(kept[s.index]);
             else if (s.kind == Source::gradient && given[s.index].defined())
                 stack.emplace_back(given[s.index]);
             else if (s.nullable)
@@ -197,33 +219,34 @@ struct Function : torch::autograd::Function<Function> {
     static variable_list forward(AutogradContext* ctx, const Gradients* d, at::TensorList /*given*/,
                                  int64_t present, const c10::OperatorHandle* op, c10::DispatchKeySet below,
                                  Stack* stack) {
-        const std::vector<c10::IValue> call(stack->end() - static_cast<std::ptrdiff_t>(d->arguments.size()),
-                                            stack->end());
+        Gradients::Kept kept = d->keep(stack->data() + (stack->size() - d->arguments.size()), present);
         {
             const at::AutoDispatchBelowADInplaceOrView guard;
             op->redispatchBoxed(below, stack);
         }
         variable_list results;
-        for (const c10::IValue& v : torch::jit::pop(*stack, d->results.size()))
+        results.reserve(d->results.size());
+        for (const c10::IValue& v : torch::jit::last(*stack, d->results.size()))
             results.push_back(v.toTensor());
-        ctx->saved_data["derivative"] = reinterpret_cast<int64_t>(d);
-        ctx->saved_data["present"] = present;
-        d->keep(*ctx, call, results);
+        torch::jit::drop(*stack, d->results.size());
+        d->save(*ctx, std::move(kept), results);
         return results;
     }
 
     // By forward's parameters behind ctx, of which `given` counts as its tensors.
     static variable_list backward(AutogradContext* ctx, const variable_list& given) {
-        const auto* d = reinterpret_cast<const Gradients*>(ctx->saved_data["derivative"].toInt());
-        const int64_t present = ctx->saved_data["present"].toInt();
+        const std::vector<c10::IValue> kept = ctx->saved_data[saved_numbers].toTupleRef().elements().vec();
+        const auto* d = reinterpret_cast<const Gradients*>(kept[kept.size() - 2].toInt());
+        const int64_t present = kept.back().toInt();
         std::vector<bool> wanted(d->form.leading.size());
         size_t edge = 0;
         for (size_t a = 0; a < wanted.size(); a++)
             if (present >> a & 1) wanted[a] = ctx->needs_input_grad(edge++);
-        const variable_list found = d->gradients(*ctx, given, wanted);
+        variable_list found = d->gradients(*ctx, kept, given, wanted);
         variable_list all(1);
+        all.reserve(wanted.size() + 5);
         for (size_t a = 0; a < wanted.size(); a++)
-            if (present >> a & 1) all.push_back(found[a]);
+            if (present >> a & 1) all.push_back(std::move(found[a]));
         all.resize(all.size() + 4);
         return all;
     }
@@ -241,14 +264,25 @@ struct CallArguments {
     CallArguments(const c10::OperatorHandle& op, const Stack& stack)
         : known(op.schema().arguments()), given(stack.data() + (stack.size() - known.size())) {}
 
-    bool wants_gradient(size_t a) const { return given[a].isTensor() && given[a].toTensor().requires_grad(); }
+    // Whether one of them asks for a gradient. Refuses forward derivatives, which would be dropped without a word.
+    bool want_gradients(const c10::OperatorHandle& op) const {
+        bool wanted = false;
+        for (size_t a = 0; a < known.size(); a++) {
+            if (!has_history(a)) continue;
+            const at::Tensor& t = given[a].toTensor();
+            TORCH_CHECK_NOT_IMPLEMENTED(!t._fw_grad(0).defined(), name_of(op),
+                                        " has no forward derivative, which ", known[a].name(), " asks for");
+            wanted |= t.requires_grad();
+        }
+        return wanted;
+    }
 
-    // They would be dropped without a word.
-    void refuse_forward_derivatives(const c10::OperatorHandle& op) const {
-        for (size_t a = 0; a < known.size(); a++)
-            TORCH_CHECK_NOT_IMPLEMENTED(!given[a].isTensor() || !given[a].toTensor()._fw_grad(0).defined(),
-                                        name_of(op), " has no forward derivative, which ", known[a].name(),
-                                        " asks for");
+    bool wants_gradient(size_t a) const { return has_history(a) && given[a].toTensor().requires_grad(); }
+
+  private:
+    // Without, a tensor has no derivative of any kind.
+    bool has_history(size_t a) const {
+        return given[a].isTensor() && given[a].unsafeToTensorImpl()->autograd_meta();
     }
 };
 
@@ -267,10 +301,10 @@ Pointer no_derivative(const std::string& operation, const variable_list& of) {
 struct Underivable final : c10::OperatorKernel {
     void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
         const CallArguments arguments(op, *stack);
-        arguments.refuse_forward_derivatives(op);
+        const bool wanted = arguments.want_gradients(op) && at::GradMode::is_enabled();
         const size_t results = op.schema().returns().size();
         variable_list wanting;
-        for (size_t a = 0; at::GradMode::is_enabled() && a < arguments.known.size(); a++) {
+        for (size_t a = 0; wanted && a < arguments.known.size(); a++) {
             if (!arguments.wants_gradient(a)) continue;
             TORCH_CHECK_NOT_IMPLEMENTED(results, name_of(op), " has no derivative, which ",
                                         arguments.known[a].name(), " asks for: it writes where it is told");
@@ -294,9 +328,7 @@ struct Autograd final : c10::OperatorKernel {
 
     void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
         const CallArguments arguments(op, *stack);
-        arguments.refuse_forward_derivatives(op);
-        bool wanted = false;
-        for (size_t a = 0; a < derivative->form.leading.size(); a++) wanted |= arguments.wants_gradient(a);
+        const bool wanted = arguments.want_gradients(op);
         const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
         if (!wanted || !at::GradMode::is_enabled()) {
             const at::AutoDispatchBelowADInplaceOrView guard;

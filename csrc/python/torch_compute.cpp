@@ -2,9 +2,13 @@
 
 #include <ATen/ATen.h>
 #include <ATen/DLConvertor.h>
+#include <ATen/EmptyTensor.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/accumulate.h>
 
+#include <algorithm>
+#include <array>
 #include <string>
 
 #include "core/call_checks.h"
@@ -19,8 +23,8 @@ bool has_halves(const Operand& o, const at::Tensor& t) {
 }
 
 DType type_of(const Operation& op, const Operand& o, const at::Tensor& t) {
-    if (has_halves(o, t)) return DType::i32;
     if (const std::optional<DType> known = find_dtype(t.scalar_type())) return *known;
+    if (has_halves(o, t)) return DType::i32;
     fail(op.name, ": ", o.name, " is ", c10::toString(t.scalar_type()), ", expected ",
          dtype_names(in_operations));
 }
@@ -49,32 +53,41 @@ void arrange(const Operand& o, at::Tensor& t) {
     if (!o.strided || !as_described) t = t.contiguous();
 }
 
-Tensor view(const Operation& op, const Operand& o, const at::Tensor& t) {
-    Tensor r;
-    r.data = t.data_ptr();
-    r.dtype = type_of(op, o, t);
-    r.rank = static_cast<int>(o.shape.size());
-    const int64_t step = has_halves(o, t) ? 2 : 1;
-    if (t.dim() == r.rank) {
-        for (int d = 0; d < r.rank; d++) r.shape[d] = t.size(d), r.stride[d] = step * t.stride(d);
-        return r;
+// With as many dimensions as are described: what comes before the others is the first one, its rows.
+void set_shape(const Operation& op, const Operand& o, const at::Tensor& t, Tensor& r) {
+    const c10::IntArrayRef sizes = t.sizes(), strides = t.strides();
+    const size_t rank = o.shape.size();
+    r.rank = static_cast<int>(rank);
+    if (sizes.size() == rank) {
+        std::copy(sizes.begin(), sizes.end(), r.shape);
+        std::copy(strides.begin(), strides.end(), r.stride);
+        return;
     }
-    const bool rows_alone = o.strided && !o.output && r.rank == 1;
+    const bool rows_alone = o.strided && !o.output && rank == 1;
     if (!rows_alone && !t.is_contiguous()) fail(op.name, ": ", o.name, " must be contiguous");
     int64_t rest = rows_alone ? distance_of_rows(t).value() : 1;
-    for (int d = r.rank - 1; d > 0; d--) {
-        r.shape[d] = t.size(d - r.rank), r.stride[d] = rest;
+    const int64_t* const columns = sizes.end() - (rank - 1);
+    for (size_t d = rank - 1; d > 0; d--) {
+        r.shape[d] = columns[d - 1], r.stride[d] = rest;
         rest *= r.shape[d];
     }
-    r.shape[0] = 1, r.stride[0] = step * rest;
-    for (int64_t d = 0; d <= t.dim() - r.rank; d++) r.shape[0] *= t.size(d);
-    return r;
+    r.shape[0] = c10::multiply_integers(sizes.begin(), columns), r.stride[0] = rest;
+}
+
+// Whether the tensor holds int64s, of which the lower halves are seen.
+bool set_view(const Operation& op, const Operand& o, const at::Tensor& t, Tensor& r) {
+    r.data = t.data_ptr();
+    r.dtype = type_of(op, o, t);
+    set_shape(op, o, t, r);
+    if (t.scalar_type() != at::kLong) return false;
+    r.stride[0] *= 2;  // it has no other one
+    return true;
 }
 
 std::string without_gpu;  // set once, before any call
 
 // On the current stream. The workspace comes from torch's allocator, which knows of streams and graphs.
-void run_on_device(const Operation& op, std::vector<Tensor> views, const std::vector<Scalar>& scalars,
+void run_on_device(const Operation& op, std::span<const Tensor> views, std::span<const Scalar> scalars,
                    c10::Device device) {
     const c10::DeviceGuard guard(device);
     const c10::impl::VirtualGuardImpl streams(device.type());
@@ -86,13 +99,14 @@ void run_on_device(const Operation& op, std::vector<Tensor> views, const std::ve
     };
     const Context context{Backend::device,
                           static_cast<hipStream_t>(streams.getStream(device).native_handle()), &workspace};
-    run(op, std::move(views), scalars, context);
+    run(op, views, scalars, context);
 }
 
-void compute_or_fail(const Operation& op, std::vector<at::Tensor> operands,
-                     const std::vector<Scalar>& scalars) {
+void compute_or_fail(const Operation& op, std::span<at::Tensor> operands, std::span<const Scalar> scalars,
+                     uint32_t fresh) {
     CHECK(operands.size() == op.operands.size() && scalars.size() == op.scalars.size());
-    std::vector<Tensor> views(operands.size());
+    std::array<Tensor, Description::max_operands> all;  // no memory of the heap
+    const std::span<Tensor> views(all.data(), operands.size());
     uint32_t wide = 0;
     c10::Device device = at::kCPU;
     for (size_t k = 0; k < operands.size(); k++) {
@@ -101,19 +115,18 @@ void compute_or_fail(const Operation& op, std::vector<at::Tensor> operands,
         at::Tensor& t = operands[i];
         if (!t.defined()) continue;
         arrange(o, t);
-        views[i] = view(op, o, t);
-        wide |= uint32_t{has_halves(o, t)} << i;
+        wide |= uint32_t{set_view(op, o, t, views[i])} << i;
         device = t.device();
         if (!device.is_cpu() && !without_gpu.empty())
             fail(op.name, ": ", o.name, " is on ", device.str(), ", but ", without_gpu);
     }
-    check_memory(op, views, scalars, device.is_cpu() ? Backend::host : Backend::device, wide);
+    check_memory(op, views, scalars, device.is_cpu() ? Backend::host : Backend::device, wide, fresh);
     // Autograd refuses saved tensors that have changed since.
-    for (size_t i = 0; i < operands.size(); i++)
-        if (op.operands[i].output && operands[i].defined() && !operands[i].is_inference())
+    for (size_t i = 0; i < static_cast<size_t>(op.outputs); i++)
+        if (!(fresh >> i & 1) && operands[i].defined() && !operands[i].is_inference())
             operands[i].unsafeGetTensorImpl()->bump_version();
-    if (!device.is_cpu()) return run_on_device(op, std::move(views), scalars, device);
-    run(op, std::move(views), scalars);
+    if (!device.is_cpu()) return run_on_device(op, views, scalars, device);
+    run(op, views, scalars);
 }
 
 template <class Function>
@@ -132,28 +145,43 @@ void refuse_gpus(std::string why) {
 }
 
 at::ScalarType torch_type(DType t) {
-    static const std::vector<at::ScalarType> types = [] {
-        std::vector<at::ScalarType> all;
-        for (const DTypeInfo& d : dtype_table)
-            all.push_back(at::toScalarType({d.dlpack.code, d.dlpack.bits, d.dlpack.lanes}));
+    static const auto types = [] {
+        std::array<at::ScalarType, dtype_count> all;
+        for (size_t i = 0; i < dtype_count; i++) {
+            const dlpack::DataType& type = dtype_table[i].dlpack;
+            all[i] = at::toScalarType({type.code, type.bits, type.lanes});
+        }
         return all;
     }();
     return types[static_cast<size_t>(t)];
 }
 
 std::optional<DType> find_dtype(at::ScalarType type) {
-    for (size_t t = 0; t < dtype_count; t++)
-        if (in_operations(dtype_table[t]) && torch_type(static_cast<DType>(t)) == type)
-            return static_cast<DType>(t);
-    return std::nullopt;
+    static const auto known = [] {
+        std::array<std::optional<DType>, c10::NumScalarTypes> all;
+        for (size_t i = 0; i < dtype_count; i++)
+            if (in_operations(dtype_table[i]))
+                all[static_cast<size_t>(torch_type(static_cast<DType>(i)))] = static_cast<DType>(i);
+        return all;
+    }();
+    return known[static_cast<size_t>(type)];
 }
 
-void compute(const Operation& op, std::vector<at::Tensor> operands, const std::vector<Scalar>& scalars) {
-    with_value_errors([&] { compute_or_fail(op, std::move(operands), scalars); });
+// On a CPU as PyTorch's own kernels do it; what they call for a GPU is in a library that this one does not need.
+at::Tensor allocate(at::IntArrayRef shape, at::ScalarType type, c10::Device device) {
+    if (device.is_cpu()) return at::Tensor(at::detail::empty_cpu(shape, type));
+    return at::empty(shape, at::TensorOptions(device).dtype(type));
+}
+at::Tensor allocate(c10::SymIntArrayRef shape, at::ScalarType type, c10::Device device) {
+    return at::empty_symint(shape, at::TensorOptions(device).dtype(type));
 }
 
-void check_types(const Operation& op, const std::vector<at::Tensor>& operands,
-                 const std::vector<Scalar>& scalars) {
+void compute(const Operation& op, std::span<at::Tensor> operands, std::span<const Scalar> scalars,
+             uint32_t fresh) {
+    with_value_errors([&] { compute_or_fail(op, operands, scalars, fresh); });
+}
+
+void check_types(const Operation& op, std::span<const at::Tensor> operands, std::span<const Scalar> scalars) {
     with_value_errors([&] {
         check_scalars(op, scalars);
         Types types(op);

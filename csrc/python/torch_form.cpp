@@ -1,6 +1,7 @@
 #include "torch_form.h"
 
 #include <algorithm>
+#include <cctype>
 
 namespace llamac {
 
@@ -34,6 +35,8 @@ Form::Form(const Operation& op_, bool out_) : op(&op_), out(out_) {
     };
     for (size_t i = 0; i < op->scalars.size(); i++)
         if (out || !decides(i)) scalars.push_back(i);
+    arguments = leading.size() + sizes.size() + scalars.size() + last.size() + (factory ? 2 : 0);
+    for (const size_t i : results) fresh |= uint32_t{1} << i;
 }
 
 void Form::find_sizes() {
@@ -64,7 +67,9 @@ std::string Form::schema() const {
     for (const size_t d : sizes) arguments.push_back("SymInt " + op->dimensions[d].name);
     for (const size_t i : scalars) {
         const char kind = op->scalars[i].kind;
-        const std::string missing = missing_text(op->scalars[i]);
+        std::string missing = missing_text(op->scalars[i]);
+        if (missing == "true" || missing == "false")
+            missing[0] = static_cast<char>(std::toupper(missing[0]));  // Python's
         arguments.push_back((kind == 'f'   ? "float "
                              : kind == 'i' ? "int "
                                            : "bool ") +

@@ -39,21 +39,26 @@ void cross_entropy(const Tensor& logits, const Tensor& targets, int64_t ignore_i
                    const Tensor& dlogits, const Tensor& mean, const Tensor& num_valid) {
     RECORD_FUNCTION("llamac::cross_entropy", std::vector<c10::IValue>({logits, targets}));
     const Tensor all_ones;
-    compute(losses_operation(), {losses, dlogits, mean, num_valid, logits, targets, all_ones},
-            {1.0, ignore_index});
+    Tensor operands[] = {losses, dlogits, mean, num_valid, logits, targets, all_ones};
+    const Scalar scalars[] = {1.0, ignore_index};
+    compute(losses_operation(), operands, scalars);
 }
 
 void mean_loss(const Tensor& losses, const Tensor& targets, int64_t ignore_index, const Tensor& mean,
                const Tensor& num_valid) {
     RECORD_FUNCTION("llamac::mean_loss", std::vector<c10::IValue>({losses, targets}));
     static const Operation& op = find_operation("mean_loss");
-    compute(op, {mean, num_valid, losses, targets}, {ignore_index});
+    Tensor operands[] = {mean, num_valid, losses, targets};
+    const Scalar scalars[] = {ignore_index};
+    compute(op, operands, scalars);
 }
 
 void add_weight_gradient(const Tensor& dout, const Tensor& x, bool accumulate, const Tensor& dweight) {
     RECORD_FUNCTION("llamac::matmul_backward_weight", std::vector<c10::IValue>({dout, x}));
     static const Operation& op = find_operation("matmul_backward_weight");
-    compute(op, {dweight, dout, x}, {accumulate});
+    Tensor operands[] = {dweight, dout, x};
+    const Scalar scalars[] = {accumulate};
+    compute(op, operands, scalars);
 }
 
 at::ScalarType statistics(const Tensor& x) {
@@ -91,7 +96,9 @@ void check(const Tensor& hidden, const Tensor& weight, const Tensor& targets, in
     for (size_t d = 0; fit && d < found.size(); d++) fit = same(found[d], rows[d]);
     TORCH_CHECK_VALUE(fit, op, "targets has shape ", found, ", expected ", rows);
     const Tensor &logits = hidden, none;  // as far as types go
-    check_types(losses_operation(), {none, none, none, none, logits, targets, none}, {1.0, ignore_index});
+    const Tensor operands[] = {none, none, none, none, logits, targets, none};
+    const Scalar scalars[] = {1.0, ignore_index};
+    check_types(losses_operation(), operands, scalars);
 }
 
 // Views as PyTorch's own kernels make them: one by its operations costs the host a microsecond, for what only callers
@@ -138,22 +145,24 @@ Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targ
     const Tensor x = hidden.dim() == 2 ? hidden : hidden.reshape({rows, channels});
     const Tensor ids = targets.dim() == 1 ? targets : targets.reshape({rows});
     const Tensor columns = transposed(weight);
-    const auto arithmetic = hidden.options().dtype(wide_type);
+    const auto empty = [&](at::IntArrayRef shape, at::ScalarType t) {
+        return allocate(shape, t, hidden.device());
+    };
     // The losses lie behind the logits: one more allocation costs the host a microsecond, too.
     const int64_t most = std::min(height, rows);
     const int64_t ratio = static_cast<int64_t>(c10::elementSize(wide_type)) / element;
     const int64_t behind = (most * vocabulary + ratio - 1) / ratio;
-    const Tensor memory = at::empty({(behind + rows) * ratio}, hidden.options());
+    const Tensor memory = empty({(behind + rows) * ratio}, type);
     const Tensor logits = view_of(memory, type, {most, vocabulary}, {vocabulary, 1}, 0);
     const Tensor losses = view_of(memory, wide_type, {rows}, {1}, behind);
     Tensor dhidden, dweight;
-    if (wanted.dhidden) dhidden = at::empty(x.sizes(), x.options());
-    if (wanted.dweight) dweight = at::empty(weight.sizes(), wide ? arithmetic : weight.options());
+    if (wanted.dhidden) dhidden = empty(x.sizes(), type);
+    if (wanted.dweight) dweight = empty(weight.sizes(), wide ? wide_type : type);
     if (wanted.dweight && rows == 0) dweight.zero_();
     const Tensor none;
     Tensor mean, num_valid;
-    if (wants_mean) mean = at::empty({}, arithmetic);
-    if (wants_mean && gradients) num_valid = at::empty({}, arithmetic);
+    if (wants_mean) mean = empty({}, wide_type);
+    if (wants_mean && gradients) num_valid = empty({}, wide_type);
     const bool at_once = chunks == 1 && rows > 0;  // then the mean is the losses' own call's
 
     for (int64_t begin = 0; begin < rows; begin += height) {
@@ -179,9 +188,10 @@ Results by_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& targ
 
     Results r;
     if (gradients) {  // where no row counts, they are 0 and stay it
-        r.scale = wants_mean ? num_valid.clamp_min(1).reciprocal().view({1}) : at::ones({1}, arithmetic);
-        r.dhidden = wanted.dhidden ? dhidden.view(hidden.sizes()) : at::empty({0}, hidden.options());
-        r.dweight = wanted.dweight ? dweight.to(weight.scalar_type()) : at::empty({0}, weight.options());
+        r.scale = wants_mean ? num_valid.clamp_min(1).reciprocal().view({1})
+                             : at::ones({1}, hidden.options().dtype(wide_type));
+        r.dhidden = wanted.dhidden ? dhidden.view(hidden.sizes()) : empty({0}, type);
+        r.dweight = wanted.dweight ? dweight.to(weight.scalar_type()) : empty({0}, type);
     }
     r.loss = wants_mean ? mean : losses.sum();
     return r;

@@ -15,6 +15,8 @@
 // those of the first tensor that has it. An i32 that may be strided may be an int64, as PyTorch's targets are: its values
 // are those of the lower halves.
 #include <ATen/ATen.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/accumulate.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -32,13 +34,37 @@ bool begins_with_rows(const Operation& op, const Operand& o) {
            op.dimensions[static_cast<size_t>(o.shape[0].symbol)].splits;
 }
 
-// One call's arguments, taken off the stack.
+// Of sizes that may be symbols, and of those that may not.
+c10::SymIntArrayRef shape_of(const at::Tensor& t, c10::SymInt) {
+    return t.sym_sizes();
+}
+at::IntArrayRef shape_of(const at::Tensor& t, int64_t) {
+    return t.sizes();
+}
+bool is_known(const c10::SymInt& size) {
+    return size.is_symbolic() || size.as_int_unchecked() >= 0;
+}
+bool is_known(int64_t size) {
+    return size >= 0;
+}
+bool are_equal(const c10::SymInt& a, const c10::SymInt& b) {
+    return a.sym_eq(b).expect_true(__FILE__, __LINE__);
+}
+bool are_equal(int64_t a, int64_t b) {
+    return a == b;
+}
+
+// One call's arguments, taken off the stack. Size: int64_t, or c10::SymInt where sizes may be symbols, of which every
+// comparison is a call. Most operations need no memory of the heap.
+template <class Size>
 struct Arguments {
+    using Shape = c10::ArrayRef<Size>;
+
     const Form& form;
-    std::vector<at::Tensor> tensors;        // by operand
-    c10::SymDimVector size;                 // by dimension; -1: not told yet
-    std::optional<c10::SymDimVector> rows;  // what the rows are made of
-    std::vector<Scalar> scalars;            // by the description's order
+    c10::SmallVector<at::Tensor, 8> tensors;  // by operand
+    c10::SmallVector<Size, 8> size;           // by dimension; -1: not told yet
+    std::optional<Shape> rows;                // what the rows are made of
+    c10::SmallVector<Scalar, 8> scalars;      // by the description's order
     at::ScalarType dtype = at::kFloat;
     c10::Device device = at::kCPU;
 
@@ -47,15 +73,13 @@ struct Arguments {
           tensors(f.op->operands.size()),
           size(f.op->dimensions.size(), -1),
           scalars(f.op->scalars.size(), Scalar(false)) {
-        const size_t count =
-            f.leading.size() + f.sizes.size() + f.scalars.size() + f.last.size() + (f.factory ? 2 : 0);
-        auto argument = stack.end() - static_cast<std::ptrdiff_t>(count);
+        auto argument = stack.end() - static_cast<std::ptrdiff_t>(f.arguments);
         const auto take_tensor = [&](size_t i) {
             if (!argument->isNone()) tensors[i] = std::move(*argument).toTensor();
             argument++;
         };
         for (const size_t i : f.leading) take_tensor(i);
-        for (const size_t d : f.sizes) size[d] = (argument++)->toSymInt();
+        for (const size_t d : f.sizes) size[d] = (argument++)->template to<Size>();
         for (const size_t i : f.scalars) {
             const c10::IValue& v = *argument++;
             scalars[i] = v.isBool()  ? Scalar(v.toBool())
@@ -64,7 +88,7 @@ struct Arguments {
         }
         for (const size_t i : f.last) take_tensor(i);
         if (f.factory) dtype = argument[0].toScalarType(), device = argument[1].toDevice();
-        torch::jit::drop(stack, count);
+        torch::jit::drop(stack, f.arguments);
         for (size_t i = tensors.size(); i-- > 0;)
             if (tensors[i].defined()) device = tensors[i].device();
     }
@@ -83,7 +107,7 @@ struct Arguments {
         const Operation& op = *form.op;
         for (size_t k = 0; k < tensors.size(); k++) {
             const size_t i = op.in_order(k);
-            if (tensors[i].defined()) bind_shape(op.operands[i], tensors[i].sym_sizes());
+            if (tensors[i].defined()) bind_shape(op.operands[i], shape_of(tensors[i], Size()));
         }
     }
 
@@ -91,49 +115,61 @@ struct Arguments {
         for (const size_t i : form.results) {
             const Operand& o = form.op->operands[i];
             const bool split = rows && begins_with_rows(*form.op, o);
-            c10::SymDimVector shape = split ? *rows : c10::SymDimVector();
+            c10::SmallVector<Size, 5> shape;
+            if (split) shape.append(rows->begin(), rows->end());
             for (size_t k = split; k < o.shape.size(); k++) {
                 const Dimension& d = o.shape[k];
-                shape.push_back((d.symbol < 0 ? c10::SymInt(1) : size[static_cast<size_t>(d.symbol)]) *
-                                d.factor / d.divisor);
+                if (d.is_letter())
+                    shape.push_back(size[static_cast<size_t>(d.symbol)]);
+                else
+                    shape.push_back((d.symbol < 0 ? Size(1) : size[static_cast<size_t>(d.symbol)]) *
+                                    d.factor / d.divisor);
             }
-            tensors[i] = at::empty_symint(shape, at::TensorOptions(device).dtype(result_type(o)));
+            tensors[i] = allocate(Shape(shape), result_type(o), device);
             if (form.factory) device = tensors[i].device();  // "cuda" is one of them
         }
     }
 
   private:
-    void bind_shape(const Operand& o, c10::SymIntArrayRef found) {
+    void bind_shape(const Operand& o, Shape found) {
         const Operation& op = *form.op;
         const size_t rank = o.shape.size();
-        const bool split = found.size() != rank && begins_with_rows(op, o) && found.size() + 1 >= rank;
+        const bool has_rows = begins_with_rows(op, o);
+        const bool split = has_rows && found.size() != rank && found.size() + 1 >= rank;
         TORCH_CHECK_VALUE(split || found.size() == rank, op.name, ": ", o.name, " has shape ", found,
                           ", expected ", dimension_text(op, o));
         const size_t leading = split ? found.size() + 1 - rank : 1;  // what the first dimension is made of
-        if (begins_with_rows(op, o)) {
-            const c10::SymIntArrayRef own = found.slice(0, leading);
-            if (!rows) rows.emplace(own.begin(), own.end());
-            bool same = rows->size() == leading;
-            for (size_t d = 0; same && d < leading; d++)
-                same = own[d].sym_eq((*rows)[d]).expect_true(__FILE__, __LINE__);
-            TORCH_CHECK_VALUE(same, op.name, ": ", o.name, " has shape ", found, ", expected rows ", *rows);
+        if (has_rows) bind_rows(o, found, found.slice(0, leading));
+        for (size_t d = 0; d < rank; d++)
+            bind_dimension(o, found, d,
+                           d > 0    ? found[d - 1 + leading]
+                           : !split ? found[0]
+                                    : c10::multiply_integers(found.slice(0, leading)));
+    }
+
+    void bind_rows(const Operand& o, Shape found, Shape own) {
+        if (!rows) {
+            rows = own;
+            return;
         }
-        for (size_t d = 0; d < rank; d++) {
-            const Dimension& dim = o.shape[d];
-            const c10::SymInt size_here = d > 0    ? found[d - 1 + leading]
-                                          : !split ? found[0]
-                                                   : c10::multiply_integers(found.slice(0, leading));
-            const c10::SymInt scaled = size_here * dim.divisor;
-            c10::SymInt expected = dim.factor;
-            if (dim.symbol >= 0) {
-                c10::SymInt& known = size[static_cast<size_t>(dim.symbol)];
-                if (!known.is_symbolic() && known.as_int_unchecked() < 0) known = scaled / dim.factor;
-                expected = known * dim.factor;
-            }
-            TORCH_CHECK_VALUE(scaled.sym_eq(expected).expect_true(__FILE__, __LINE__), op.name, ": ", o.name,
-                              " has shape ", found, ", expected ", dimension_text(op, o), " with dimension ",
-                              d, " = ", expected / dim.divisor);
+        bool same = rows->size() == own.size();
+        for (size_t d = 0; same && d < own.size(); d++) same = are_equal(own[d], (*rows)[d]);
+        TORCH_CHECK_VALUE(same, form.op->name, ": ", o.name, " has shape ", found, ", expected rows ", *rows);
+    }
+
+    void bind_dimension(const Operand& o, Shape found, size_t d, const Size& here) {
+        const Operation& op = *form.op;
+        const Dimension& dim = o.shape[d];
+        const Size scaled = dim.divisor == 1 ? here : here * dim.divisor;
+        Size expected = dim.factor;
+        if (dim.symbol >= 0) {
+            Size& known = size[static_cast<size_t>(dim.symbol)];
+            if (!is_known(known)) known = dim.factor == 1 ? scaled : scaled / dim.factor;
+            expected = known * dim.factor;
         }
+        TORCH_CHECK_VALUE(are_equal(scaled, expected), op.name, ": ", o.name, " has shape ", found,
+                          ", expected ", dimension_text(op, o), " with dimension ", d, " = ",
+                          expected / dim.divisor);
     }
 
     at::ScalarType result_type(const Operand& o) const {
@@ -150,38 +186,40 @@ struct Arguments {
     }
 };
 
-// One form of one operation.
+// One form of one operation. Size: as Arguments has it; only of sizes that may be symbols is it a fake.
+template <class Size>
 struct Kernel final : c10::OperatorKernel {
     Form form;
     bool fake;
     Kernel(const Form& f, bool is_fake) : form(f), fake(is_fake) {}
 
     void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) const {
-        Arguments a(form, *stack);
+        Arguments<Size> a(form, *stack);
         a.check_devices();
         a.bind_sizes();
         a.allocate_results();
         if (fake || a.device.is_meta())
             check_types(*form.op, a.tensors, a.scalars);
         else
-            compute(*form.op, a.tensors, a.scalars);
+            compute(*form.op, a.tensors, a.scalars, form.fresh);
         for (const size_t i : form.results) stack->emplace_back(std::move(a.tensors[i]));
     }
 };
 
+template <class Size>
+void implement(torch::Library& library, const Form& form, c10::DispatchKey key) {
+    auto kernel = std::make_unique<Kernel<Size>>(form, key == c10::DispatchKey::Meta);
+    library.impl(form.name().c_str(),
+                 torch::dispatch(key, torch::CppFunction::makeFromBoxedFunctor(std::move(kernel))));
+}
+
 void define(torch::Library& library, const Form& form) {
-    const std::string name = form.name();
     library.def(torch::schema(form.schema().c_str()), {at::Tag::pt2_compliant_tag});
-    const auto implement = [&](c10::DispatchKey key) {
-        library.impl(name.c_str(),
-                     torch::dispatch(key, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(
-                                              form, key == c10::DispatchKey::Meta))));
-    };
-    implement(c10::DispatchKey::Meta);
-    // Without a tensor there is no backend to go by: the kernel itself looks at the device.
-    if (form.factory) return implement(c10::DispatchKey::BackendSelect);
-    implement(c10::DispatchKey::CPU);
-    implement(c10::DispatchKey::CUDA);  // ROCm's torch calls its devices so too
+    implement<c10::SymInt>(library, form, c10::DispatchKey::Meta);
+    // Without a tensor there is no backend to go by: the kernel itself looks at the device, which may be meta.
+    if (form.factory) return implement<c10::SymInt>(library, form, c10::DispatchKey::BackendSelect);
+    implement<int64_t>(library, form, c10::DispatchKey::CPU);
+    implement<int64_t>(library, form, c10::DispatchKey::CUDA);  // ROCm's torch calls its devices so too
 }
 
 }  // namespace

@@ -195,6 +195,7 @@ void Log::step(const StepResult& r, const Usage& usage) {
     if (const ordered_json device = known(usage.sensors); !device.empty()) fields["device"] = device;
     event(fields);
     count_usage(usage, r.ms);
+    count_saturated(r);
     const bool first = typical_ms == 0, last = r.step == run.steps;
     typical_ms = typical_ms == 0 ? r.ms : 0.9 * typical_ms + 0.1 * r.ms;
     if (!first && !last && !r.skipped && r.step % run.log_every != 0) return;
@@ -206,6 +207,45 @@ void Log::step(const StepResult& r, const Usage& usage) {
     // The device's; where the host computes, the process's at its peak.
     const double memory = run.gpu ? usage.gpu_mem_gib : usage.rss_gib;
     print(line + format("  %7.2f  %9s", memory, duration(left).c_str()) + (r.skipped ? "  skipped" : ""));
+    saturated();
+}
+
+void Log::count_saturated(const StepResult& r) {
+    last_step = r.step;
+    beyond_steps++;
+    for (const Saturated& s : r.saturated) {
+        Saturated& sum = beyond[s.tensor];
+        sum = {s.tensor, sum.values + s.values, s.of};
+    }
+}
+
+void Log::saturated() {
+    const auto share = [&](const Saturated& s) {
+        return static_cast<double>(s.values) / static_cast<double>(s.of) / static_cast<double>(beyond_steps);
+    };
+    ordered_json values;
+    const Saturated* worst = nullptr;
+    int64_t many = 0;
+    for (const auto& [name, s] : beyond) {
+        values[name] = s.values;
+        if (!worst || share(s) > share(*worst)) worst = &s;
+        many += share(s) > most_saturated;
+    }
+    if (worst)
+        event({{"event", "saturated"},
+               {"step", last_step},
+               {"steps", beyond_steps},
+               {"values", values},
+               {"worst", worst->tensor},
+               {"share", share(*worst)}});
+    if (many > 0)
+        note(last_step, format("saturated: %.2g%% of %s", 100 * share(*worst), worst->tensor.c_str()) +
+                            " lies beyond fp8's largest value" +
+                            (many > 1 ? format("; over %.2g%% in %lld tensors", 100 * most_saturated,
+                                               static_cast<long long>(many))
+                                      : ""));
+    beyond.clear();
+    beyond_steps = 0;
 }
 
 void Log::note(int64_t step, const std::string& text) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -51,7 +52,10 @@ struct Log {
     void describe_run(const std::string& device, int64_t parameters, const Origin& origin = {});
     // The event with the resolved configuration, then the heading of the table of steps.
     void start(const nlohmann::ordered_json& config);
+    // Saturated values are an event, and beyond most_saturated a line, where the step has a line on the console.
     void step(const StepResult& result, const Usage& usage = {});
+    // What no event has told yet.
+    void saturated();
     void spike(int64_t step, const Spike& spike);
     void val(int64_t step, double loss);
     void sample(int64_t step, const std::string& text);  // any bytes; what is not UTF-8 becomes U+FFFD
@@ -68,6 +72,7 @@ struct Log {
     void event(const nlohmann::ordered_json& fields);
     void note(int64_t step, const std::string& text);
     void count_usage(const Usage& usage, double step_ms);
+    void count_saturated(const StepResult& result);
 
     struct Close {
         void operator()(std::FILE* file) const { std::fclose(file); }
@@ -79,7 +84,12 @@ struct Log {
     double typical_ms = 0;  // running mean: one slow step does not move the time left
     Usage most = {};        // memory: the most of any step; percentages: the sum of ms * percent
     double ms = 0, gpu_known_ms = 0;
+    std::map<std::string, Saturated> beyond;  // since the last event of them
+    int64_t beyond_steps = 0, last_step = 0;
 };
+
+// The share of a tensor's values beyond fp8's largest that the console warns of.
+constexpr double most_saturated = 1e-3;
 
 // "12 s", "3:05", "7:02:05".
 std::string duration(double seconds);

@@ -183,6 +183,7 @@ void Loop::save(bool goes_on) {
     const Clock::time_point begin = Clock::now();
     finish_save();
     watchdog.begins("checkpoint of step", t.step);
+    t.ranks.together([&] { log.saturated(); });
     limit_agreement(0);  // a save takes its time
     sound = false;       // until it is written
     saved_step = t.step;
@@ -315,7 +316,10 @@ void Loop::run() {
         }
         finish(0);
         finish_save();
-        t.ranks.together([&] { profile.finish(); });
+        t.ranks.together([&] {
+            profile.finish();
+            log.saturated();
+        });
         log.print_usage();
         if (t.options.checkpoint_every >= 0 && t.step > saved_step) save(false);
     } catch (const ReportedElsewhere&) {

@@ -14,6 +14,18 @@ DeviceMemoryInfo device_memory() {
     return {static_cast<int64_t>(free), static_cast<int64_t>(total)};
 }
 
+struct Room {
+    DeviceMemoryInfo device;
+    int64_t
+        later;  // what the runtime takes: for kernels that it loads at their first call, graphs, the library
+};
+Room room_for(const Options& options, Backend backend) {
+    const int64_t given =
+        parse_device_memory(options.device_memory);  // another machine's device, all of it free
+    return {given > 0 ? DeviceMemoryInfo{given, given} : device_memory(),
+            backend == Backend::host && given == 0 ? 0 : int64_t{512} << 20};
+}
+
 std::string gib(int64_t bytes) {
     char text[32];
     std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / (int64_t{1} << 30));
@@ -47,12 +59,22 @@ MemoryRow copy_row(const std::vector<NamedTensor>& tensors) {
     return row;
 }
 
+Options with_fp8_weights(const Config& config, const Options& options, int64_t ranks) {
+    Options chosen = options;
+    if (options.matmul_dtype != "fp8" || options.fp8_weights != "auto") return chosen;
+    chosen.fp8_weights = "recomputed";
+    if (options.zero == 3 && ranks > 1) return chosen;
+    chosen.fp8_weights = "stored";
+    // Beside the model: a step's tokens, and what --verify-every copies.
+    constexpr int64_t beside = int64_t{1} << 30;
+    const Room room = room_for(options, computing_context().backend);
+    if (planned_bytes(config, chosen, ranks) + beside > room.device.free - room.later)
+        chosen.fp8_weights = "recomputed";
+    return chosen;
+}
+
 void check_memory(const Model& model, const Options& options) {
-    const int64_t given =
-        parse_device_memory(options.device_memory);  // another machine's device, all of it free
-    // The runtime takes more later: for kernels that it loads at their first call, graphs, the library.
-    const int64_t later = model.context.backend == Backend::host && given == 0 ? 0 : int64_t{512} << 20;
-    const DeviceMemoryInfo device = given > 0 ? DeviceMemoryInfo{given, given} : device_memory();
+    const auto [device, later] = room_for(options, model.context.backend);
     const int64_t needed = model.arena.bytes() + later;
     if (needed <= device.free) return;
     // What the trainer planned into the model's arena: a step's tokens, whatever the flags.

@@ -17,4 +17,7 @@ MemoryRow copy_row(const std::vector<NamedTensor>& tensors);
 // least change of the flags that would make it fit (train/memory_advice.h).
 void check_memory(const Model& model, const Options& options);
 
+// The flags with --fp8-weights auto replaced: stored where that plan fits into the free memory of the device.
+Options with_fp8_weights(const Config& config, const Options& options, int64_t ranks);
+
 }  // namespace llamac

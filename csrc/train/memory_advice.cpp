@@ -48,6 +48,12 @@ std::vector<Change> recompute_changes(const Options& o, int64_t layers) {
     }
     return changes;
 }
+std::vector<Change> fp8_changes(const Options& o) {
+    if (o.matmul_dtype != "fp8" || o.fp8_weights != "stored") return {};
+    Change change{"--fp8-weights recomputed", o};
+    change.options.fp8_weights = "recomputed";
+    return {change};
+}
 // The same tokens per step in more micro-batches.
 std::vector<Change> batch_changes(const Options& o, int64_t ranks) {
     std::set<int64_t, std::greater<>> batches;
@@ -89,7 +95,7 @@ int64_t planned_bytes(const Config& config, const Options& options, int64_t rank
 
 std::string least_change(const Config& config, const Options& options, int64_t ranks, int64_t free) {
     const std::function<std::vector<Change>(const Options&)> kinds[] = {
-        [&](const Options& o) { return sharding_changes(o, ranks); },
+        fp8_changes, [&](const Options& o) { return sharding_changes(o, ranks); },
         [&](const Options& o) { return recompute_changes(o, config.L); },
         [&](const Options& o) { return batch_changes(o, ranks); }, precision_changes};
     for (const auto& kind : kinds)

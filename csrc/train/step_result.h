@@ -1,8 +1,16 @@
 // What one optimizer step gives.
 #pragma once
 #include <cstdint>
+#include <string>
+#include <vector>
 
 namespace llamac {
+
+// Values of a tensor that lay beyond the largest of its fp8 type and became that, in an optimizer step on all ranks.
+struct Saturated {
+    std::string tensor;  // slot_name() of model/linear.h
+    int64_t values = 0, of = 0;
+};
 
 struct StepResult {
     int64_t step = 0;      // from 1
@@ -12,6 +20,7 @@ struct StepResult {
     // Since the end of the step before; since the start of this one where no step was in flight.
     double ms = 0;
     bool skipped = false;  // not finite, and --skip-nonfinite: weights and moments are as before
+    std::vector<Saturated> saturated = {};  // of the tensors that have any
 };
 
 }  // namespace llamac

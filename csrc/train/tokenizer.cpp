@@ -3,11 +3,13 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <string_view>
 #include <unordered_set>
 
 #include "core/json.h"
 #include "platform/error.h"
+#include "train/vocabulary.h"
 
 namespace llamac {
 namespace {
@@ -85,6 +87,15 @@ void add_llama3_special_tokens(std::vector<std::string>& tokens) {
 
 Tokenizer::Tokenizer(const std::string& file_path) : path(file_path) {
     const std::string text = read_file(path);
+    if (is_vocabulary(text)) {
+        Vocabulary found = parse_vocabulary(text, path);
+        tokens = std::move(found.tokens);
+        hash = found.hash;
+        begin_of_text = static_cast<int32_t>(found.bos >= 0 ? found.bos : found.eos);
+        drop_space = found.drop_space;
+        of_vocabulary = true;
+        return;
+    }
     hash = XXH3_64bits(text.data(), text.size());
     read_ranks(text, path, tokens);
     ranks = static_cast<int64_t>(tokens.size());
@@ -101,7 +112,17 @@ std::string Tokenizer::decode(const std::vector<int32_t>& ids) const {
         const auto at = static_cast<size_t>(id);  // a negative id is far past the end
         bytes += at < tokens.size() ? tokens[at] : std::string(1, '\xff');
     }
-    return bytes;
+    return drop_space && !bytes.empty() && bytes[0] == ' ' ? bytes.substr(1) : bytes;
+}
+
+void check_tokenizer_of_model(const std::string& model, const Tokenizer& tokenizer) {
+    const std::string file = model + (tokenizer.of_vocabulary ? "/tokenizer.json" : "/tokenizer.model");
+    if (access(file.c_str(), F_OK) != 0) return;
+    const std::string text = read_file(file);
+    const uint64_t found = XXH3_64bits(text.data(), text.size());
+    if (found != tokenizer.hash)
+        fail(file, ": expected the tokenizer of the data, ", tokenizer.path, " (XXH3_64 ",
+             hex(tokenizer.hash), "), found ", hex(found), "; --tokenizer none trains nevertheless");
 }
 
 std::optional<Tokenizer> find_tokenizer(const std::string& setting, const Loader& data) {
@@ -110,9 +131,11 @@ std::optional<Tokenizer> find_tokenizer(const std::string& setting, const Loader
     if (setting == "auto") {
         const std::string& shard = data.shards[0].file.path;
         const std::string folder = shard.substr(0, shard.find_last_of('/') + 1);
-        path = folder + "tokenizer.tiktoken";
-        if (access(path.c_str(), F_OK) != 0) path = folder + "tokenizer.model";
-        if (access(path.c_str(), F_OK) != 0) return std::nullopt;
+        const char* names[] = {"tokenizer.tiktoken", "tokenizer.vocab", "tokenizer.model"};
+        const auto is_there = [&](const char* name) { return access((folder + name).c_str(), F_OK) == 0; };
+        const auto found = std::find_if(std::begin(names), std::end(names), is_there);
+        if (found == std::end(names)) return std::nullopt;
+        path = folder + *found;
     }
     Tokenizer tokenizer(path);
     for (const TokenShard& shard : data.shards)

@@ -1,4 +1,5 @@
-// Token ids to bytes, by a rank file in tiktoken's format: lines of `base64(bytes) rank`, ranks 0 .. n-1.
+// Token ids to bytes, by a rank file in tiktoken's format (lines of `base64(bytes) rank`, ranks 0 .. n-1) or by a
+// vocabulary file (vocabulary.h).
 #pragma once
 #include <optional>
 #include <string>
@@ -8,22 +9,28 @@
 
 namespace llamac {
 
-// Special tokens follow the ranks: Llama 3's 256 behind 128,000 ranks, else <|endoftext|> alone, as in GPT-2.
+// Special tokens follow a file's ranks: Llama 3's 256 behind 128,000 ranks, else <|endoftext|> alone, as in GPT-2.
 struct Tokenizer {
     std::string path;
-    uint64_t hash = 0;                // XXH3_64 of the file
+    uint64_t hash = 0;                // XXH3_64 of the rank file, or what the vocabulary file says
     std::vector<std::string> tokens;  // [vocabulary]: bytes of each id, special tokens under their names
-    int64_t ranks = 0;                // ordinary tokens
-    int32_t begin_of_text = 0;        // stands before each document: <|begin_of_text|>, or <|endoftext|>
+    int64_t ranks = 0;                // ordinary tokens of a rank file
+    int32_t begin_of_text = -1;  // stands before each document, or behind the one before; -1: there is none
+    bool drop_space = false;     // a text's first space is not the text's own
+    bool of_vocabulary = false;  // by a vocabulary file
 
-    // Error where the file is no complete rank file.
+    // Error where the file is neither a complete rank file nor a vocabulary file.
     explicit Tokenizer(const std::string& path);
     // Bytes, not always valid UTF-8; ids past the vocabulary become 0xFF, which is never valid.
     std::string decode(const std::vector<int32_t>& ids) const;
 };
 
-// What --tokenizer means: none; a rank file; auto: tokenizer.tiktoken or tokenizer.model beside the first
-// shard, if there. Error where a shard says that it was made with another tokenizer.
+// What --tokenizer means: none; a rank file; auto: tokenizer.tiktoken, tokenizer.vocab or tokenizer.model
+// beside the first shard, if there. Error where a shard says that it was made with another tokenizer.
 std::optional<Tokenizer> find_tokenizer(const std::string& setting, const Loader& data);
+
+// Whether the model's directory has the tokenizer that made the data: Error where it has another one of the same kind,
+// tokenizer.json for a vocabulary file, tokenizer.model for a rank file. A directory without one, and a preset, match.
+void check_tokenizer_of_model(const std::string& model, const Tokenizer& tokenizer);
 
 }  // namespace llamac

@@ -20,13 +20,13 @@ uint64_t splitmix64(uint64_t x) {
     return z ^ z >> 31;
 }
 
-// The script that makes such files: each of the project's texts has its own, and its own folder.
+// The command that makes such files: the project's texts have names, and folders of their own.
 std::string how_to_make(const std::string& pattern) {
     const size_t slash = pattern.find_last_of('/');
     const std::string folder = slash == pattern.npos ? "." : pattern.substr(0, slash);
     for (const char* name : {"stdlib", "tinyshakespeare"})
-        if (folder == std::string("data/") + name) return std::string("python dev/data/") + name + ".py";
-    return "python -m llamac.text TEXT --tokenizer FILE --out " + folder;
+        if (folder == std::string("data/") + name) return std::string("python -m llamac.data ") + name;
+    return "python -m llamac.data TEXT --tokenizer FILE --out " + folder;
 }
 
 std::vector<std::string> matching_paths(const std::string& pattern) {

@@ -5,6 +5,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <sstream>
 
 #include "core/library_gemm.h"
 #include "core/registry.h"
@@ -40,9 +41,13 @@ std::optional<Loader> load_training_data(const Options& o, const Config& config,
 }
 
 std::optional<Tokenizer> load_tokenizer(const Options& o, const std::optional<Loader>& train) {
-    if (train) return find_tokenizer(o.tokenizer, *train);
-    if (o.tokenizer == "auto" || o.tokenizer == "none") return std::nullopt;
-    return Tokenizer(o.tokenizer);
+    std::optional<Tokenizer> found;
+    if (train)
+        found = find_tokenizer(o.tokenizer, *train);
+    else if (o.tokenizer != "auto" && o.tokenizer != "none")
+        found.emplace(o.tokenizer);
+    if (found) check_tokenizer_of_model(o.model, *found);
+    return found;
 }
 
 // A model that validates on other ids than it trains on would only look bad: refuse it.
@@ -98,9 +103,9 @@ std::vector<std::string> files_of(const Manifest& manifest, const std::string& r
 }
 
 // Refuses kernels that cannot be verified before it is known whether they take the model's shapes.
-ModelOptions verifiable_model_options(const Options& o, const Ranks& ranks) {
+ModelOptions verifiable_model_options(const Config& config, const Options& o, const Ranks& ranks) {
     if (o.verify_every > 0) check_deterministic(KernelChoices(o.kernel));
-    return model_options(o, ranks.own, ranks.count);
+    return model_options(with_fp8_weights(config, o, ranks.count), ranks.own, ranks.count);
 }
 
 void warn(Trainer& t, const std::string& line) {
@@ -164,8 +169,15 @@ std::function<void(FileWriter&)> writing_copy(const std::vector<NamedTensor>& te
 
 }  // namespace
 
-Trainer::StagingBuffers::StagingBuffers(int64_t count, int64_t hash_count)
-    : tokens(count), targets(count), losses(count), squares(2), lr(1), step(1), hashes(hash_count) {}
+Trainer::StagingBuffers::StagingBuffers(int64_t count, int64_t hash_count, int64_t slots)
+    : tokens(count),
+      targets(count),
+      losses(count),
+      squares(2),
+      lr(1),
+      step(1),
+      hashes(hash_count),
+      saturated(slots) {}
 
 Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& among)
     : options(o),
@@ -176,7 +188,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
       train(load_training_data(o, config, accumulation)),
       tokenizer(load_tokenizer(o, train)),
       schedule{o.schedule, o.lr, o.min_lr_frac, o.warmup_steps, o.steps},
-      model(config, verifiable_model_options(o, ranks), ranks.communicator.get()),
+      model(config, verifiable_model_options(config, o, ranks), ranks.communicator.get()),
       replays(o.graphs == "on"),
       most_in_flight(ahead.value_or(model.context.backend == Backend::device ? 1 : 0)) {
     if (!o.val_data.empty()) {
@@ -197,7 +209,8 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
     check_memory(model, o);  // before the host's is taken, too
     model.allocate();
     while (staging.size() < token_slots.size())
-        staging.emplace_back(tokens_per_rank(), verifier ? verifier->hash_count() : 0);
+        staging.emplace_back(tokens_per_rank(), verifier ? verifier->hash_count() : 0,
+                             model.fp8 ? model.fp8->slots : 0);
     while (ends.size() <= staging.size()) ends.emplace_back();
     warn(*this, take_gemm_choices(model.gemms, o));
     const ResumePoint point = find_checkpoint(o.out, o.resume);
@@ -242,12 +255,14 @@ bool Trainer::is_verified(int64_t number) const {
 }
 
 void Trainer::launch(CapturedGraph& r) {
-    if (replays && r.launched && !model.context.observer && is_settled(model)) {
+    const bool settled = is_settled(model);
+    if (replays && r.settled && settled && !model.context.observer) {
         if (!r.graph) r.graph.emplace(model.stream.handle, r.work);
         return r.graph->replay();
     }
     r.work();
     r.launched = true;
+    r.settled = settled;
 }
 
 const Event& Trainer::end_of(int64_t steps) const {
@@ -310,6 +325,7 @@ void Trainer::start_step(const Batch& batch) {
     if (in_flight() == 0) end_of(step).record(model.stream.handle);
     const bool verified = is_verified(step + 1);
     if (verified) verifier->begin();
+    clear_saturated(model);
     const int64_t rows = options.batch_size * options.seq_len;
     try {
         for (int64_t micro = 0; micro < accumulation; micro++) {
@@ -321,7 +337,10 @@ void Trainer::start_step(const Batch& batch) {
             queue_micro_batch(micro, f, token_slots[slot]);
             if (verified) verifier->end_micro_batch(0, micro);
         }
-        if (verified) verifier->end_first_pass();
+        if (verified) {
+            verifier->end_first_pass();
+            clear_saturated(model);
+        }
         for (int64_t micro = 0; verified && micro < accumulation; micro++) {
             wait_for_device();
             queue_micro_batch(micro, f, token_slots[slot]);
@@ -341,6 +360,7 @@ void Trainer::start_step(const Batch& batch) {
     copy_bytes_async(model.context, f.squares.data, model.squares.data, sizeof(double));
     if (model.loss_squares.data)
         copy_bytes_async(model.context, f.squares.data + 1, model.loss_squares.data, sizeof(double));
+    copy_saturated(model, f.saturated.data);
     if (verified) verifier->end(f.hashes.data);
     end_of(step + 1).record(model.stream.handle);
     step++;
@@ -365,7 +385,26 @@ StepResult Trainer::finish_step() {
             grad_norm(f.squares.data[0]),
             learning_rate(schedule, finished),
             ms,
-            skipped};
+            skipped,
+            saturated_tensors(f.saturated.data)};
+}
+
+std::vector<Saturated> Trainer::saturated_tensors(const int32_t* counts) const {
+    if (!model.fp8) return {};
+    std::string own;
+    for (int64_t slot = 0; slot < model.fp8->slots; slot++)
+        if (counts[slot] != 0)
+            own += std::to_string(slot) + " " + std::to_string(static_cast<uint32_t>(counts[slot])) + " ";
+    std::map<int64_t, int64_t> everybodys;
+    for (const std::string& text : ranks.gather(own)) {
+        std::istringstream numbers(text);
+        for (int64_t slot = 0, count = 0; numbers >> slot >> count;) everybodys[slot] += count;
+    }
+    const int64_t rows = options.batch_size * options.seq_len, passes = accumulation * ranks.count;
+    std::vector<Saturated> tensors;
+    for (const auto& [slot, count] : everybodys)
+        tensors.push_back({slot_name(slot), count, passes * slot_elements(config, slot, rows)});
+    return tensors;
 }
 
 double Trainer::mean_over_ranks(double number) const {
@@ -413,9 +452,10 @@ double Trainer::mean_loss_of(int64_t rows, int64_t T, const Rows& fill) {
 }
 
 int32_t Trainer::first_token() const {
-    const int64_t token = tokenizer ? tokenizer->begin_of_text : std::max<int64_t>(config.bos, 0);
+    const bool has_own = tokenizer && tokenizer->begin_of_text >= 0;
+    const int64_t token = has_own ? tokenizer->begin_of_text : std::max<int64_t>(config.bos, 0);
     if (token >= config.V)
-        fail(tokenizer ? tokenizer->path : "--model " + options.model, ": the token that begins a sample is ",
+        fail(has_own ? tokenizer->path : "--model " + options.model, ": the token that begins a sample is ",
              token, ", expected one below the vocabulary's ", config.V);
     return static_cast<int32_t>(token);
 }

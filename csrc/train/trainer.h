@@ -110,14 +110,15 @@ struct Trainer {
     std::vector<std::pair<std::string, std::string>> facts() const;
     // What a step reads from and writes to host memory.
     struct StagingBuffers {
-        StagingBuffers(int64_t tokens, int64_t hashes);
+        StagingBuffers(int64_t tokens, int64_t hashes, int64_t slots);
         PinnedMemory<int32_t> tokens, targets;  // of all micro-batches
         Event copied;
         PinnedMemory<float> losses;
         PinnedMemory<double> squares;  // of the gradients; of the losses, with --skip-nonfinite
         PinnedMemory<float> lr;
         PinnedMemory<int32_t> step;
-        PinnedMemory<double> hashes;  // of a step that is verified
+        PinnedMemory<double> hashes;      // of a step that is verified
+        PinnedMemory<int32_t> saturated;  // of each slot of fp8
     };
     // A flight's tokens and targets, copied ahead of the micro-batch that wants them.
     struct TokenSlot {
@@ -128,10 +129,13 @@ struct Trainer {
     struct CapturedGraph {
         std::function<void()> work;
         bool launched = false;
+        bool settled = false;  // its last launch was of what is launched from then on
         std::optional<Graph> graph;
     };
     void launch(CapturedGraph& work);
     double mean_over_ranks(double number) const;
+    // Of all ranks, from the counts of this one's slots.
+    std::vector<Saturated> saturated_tensors(const int32_t* counts) const;
     // Mean loss of the rows in the first staging buffers.
     double loss_of_staged(int64_t count, int64_t T);
     AdamW adamw() const;

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "ops/operations.h"
@@ -17,9 +18,9 @@ constexpr int64_t piece_multiple = 2048, alignment = 64;
 
 // The tensors that a state consists of, in the order of its rows.
 std::vector<Tensor> tensors_of(const OptimizerState& s) {
-    std::vector<Tensor> tensors{s.weight};
-    if (s.master.data) tensors.push_back(s.master);
-    tensors.insert(tensors.end(), {s.m, s.v});
+    std::vector<Tensor> tensors;
+    for (const Tensor& x : {s.weight, s.master, s.m, s.v})
+        if (x.data) tensors.push_back(x);
     return tensors;
 }
 
@@ -74,24 +75,25 @@ void Verifier::plan_pieces(int64_t most) {
 // In the order in which they are reported: what nobody may have written, losses, gradients in the order of the backward
 // pass, the norm, results of the optimizer step.
 void Verifier::name_rows() {
-    const bool master = buffers == 4;
-    const auto name_state = [&](const char* weight, const char* master_weight, const char* m, const char* v) {
+    const Parameters& p = model.parameters;
+    const bool kept[] = {p.weights.rank > 0, p.master.rank > 0, true, true};
+    const auto name_state = [&](const std::array<const char*, 4>& names) {
         for (const Piece& piece : pieces)
-            for (const char* what : {weight, master_weight, m, v})
-                if (what != master_weight || master) rows.push_back({what, piece.parameter->name});
+            for (size_t i = 0; i < names.size(); i++)
+                if (kept[i]) rows.push_back({names[i], piece.parameter->name});
     };
-    name_state("the weight", "the master weight", "the first moment", "the second moment");
+    name_state({"the weight", "the master weight", "the first moment", "the second moment"});
     losses = rows.size();
     for (int64_t micro = 0; micro < micro_batches; micro++)
         rows.push_back({"the losses", "micro-batch " + std::to_string(micro)});
     gradients = rows.size();
-    const std::vector<Parameter>& table = model.parameters.table;
+    const std::vector<Parameter>& table = p.table;
     for (auto parameter = table.rbegin(); parameter != table.rend(); ++parameter)
         rows.push_back({"the gradient", parameter->name});
     squares = rows.size();
     rows.push_back({"the norm", "all gradients"});
     results = rows.size();
-    name_state("the new weight", "the new master weight", "the new first moment", "the new second moment");
+    name_state({"the new weight", "the new master weight", "the new first moment", "the new second moment"});
 }
 
 // What the hashes ask for, found as the model's is: by calls on addresses that nobody reads.

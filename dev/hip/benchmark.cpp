@@ -58,6 +58,7 @@ const std::map<std::string, Widths> presets = {
 struct Flags {
     std::string variant, preset = "8b", dtype = "bf16";
     std::vector<std::string> shape;
+    int64_t documents = 0;  // rows of a document, where an operation can have them; 0: no documents
     bool json = false;
 };
 
@@ -75,6 +76,7 @@ struct Job {
     std::vector<int64_t> size, checked;  // by dimension: what is timed, what is checked
     std::string label;                   // "T=bf16 G=f32", and what is left out
     unsigned nulls = 0;                  // as make_case takes them
+    int64_t documents = 0;
 };
 
 int64_t largest_operand(const Job& job, const std::vector<int64_t>& size) {
@@ -89,11 +91,11 @@ int64_t largest_operand(const Job& job, const std::vector<int64_t>& size) {
 std::vector<int64_t> checked_sizes(const Job& job) {
     constexpr int64_t most = 1 << 22, longest = 512;
     std::vector<int64_t> size = job.size;
-    for (const char* letter : {"B", "T", "N", "P", "V", "C", "K"}) {
+    for (const char* letter : {"B", "T", "S", "N", "P", "V", "C", "K"}) {
         const int found = job.op->find_dimension(letter);
         if (found < 0) continue;
         const size_t d = static_cast<size_t>(found);
-        if (*letter == 'T') size[d] = std::min(size[d], longest);
+        if (*letter == 'T' || *letter == 'S') size[d] = std::min(size[d], longest);
         while (size[d] > 1 && largest_operand(job, size) > most) size[d] = (size[d] + 1) / 2;
     }
     return size;
@@ -146,10 +148,13 @@ std::vector<Job> jobs_of(const Benchmark& b, const Flags& flags) {
             fail("--shape ", item, ": expected LETTER=SIZE with a letter of ", op.name, "'s shapes");
         widths[letter] = value;
     }
+    for (const DimensionInfo& d : op.dimensions)  // as many keys as queries, where nobody says
+        if (d.at_most >= 0)
+            widths.emplace(op.dimensions[static_cast<size_t>(d.at_most)].name, widths.at(d.name));
     std::vector<Job> jobs;
     for (const Variant& v : op.variants)
         for (const Instantiation& e : v.instantiations) {
-            Job job{&op, &b, &e, {}, {}, type_label(op, e)};
+            Job job{&op, &b, &e, {}, {}, type_label(op, e), 0, flags.documents};
             const bool in_type =
                 op.types.empty() || type_of(op, e, 0) == op.types.front().beside(float_dtype(flags.dtype));
             const bool wanted = v.backend == Backend::device && in_type;
@@ -186,7 +191,12 @@ std::vector<uint8_t> pattern(const Job& job, size_t operand) {
     for (int64_t i = 0; i < count; i++) {
         if (i % 4 == 0) block = random_block(3, 0, stream, i / 4);
         const uint32_t random = block.bits[i % 4];
-        const double value = o.bound >= 0               ? random % job.size[o.bound]
+        const auto begin_of_document = [&] {
+            const int64_t rows = job.size[o.shape[1].symbol], row = job.size[o.begins] - rows + i % rows;
+            return row / job.documents * job.documents;
+        };
+        const double value = o.begins >= 0              ? begin_of_document()
+                             : o.bound >= 0             ? random % job.size[o.bound]
                              : info(dtype).is_integer() ? 1 + random % 9
                              : positive                 ? 0.5 + uniform(random)
                                                         : random_normal(3, 0, stream, i);
@@ -241,11 +251,22 @@ Operands make_operands(const Job& job) {
             set[static_cast<size_t>(job.op->find_operand(output))].data =
                 set[static_cast<size_t>(job.op->find_operand(input))].data;
     for (const ScalarInfo& s : job.op->scalars)
-        r.scalars.push_back(s.kind == 'b' ? Scalar(false) : scalar_for(s, 0));
+        r.scalars.push_back(s.kind == 'b' ? Scalar(s.missing.value_or(0) != 0) : scalar_for(s, 0));
     return r;
 }
 
 // ---- check and time
+
+// The bool scalars of a call that leaves them out, as make_case takes them.
+unsigned flags_left_out(const Operation& op) {
+    unsigned flags = 0, bit = 1;
+    for (const ScalarInfo& s : op.scalars) {
+        if (s.kind != 'b') continue;
+        if (s.missing.value_or(0)) flags |= bit;
+        bit <<= 1;
+    }
+    return flags;
+}
 
 // The error's share of its bound for every variant and block size. A wrong one is said, and counted.
 struct Checker {
@@ -254,7 +275,7 @@ struct Checker {
     int failed = 0;
 
     explicit Checker(const Job& job)
-        : c(make_case(*job.op, *job.types, job.checked, 0, false, 0, job.nulls)) {
+        : c(make_case(*job.op, *job.types, job.checked, 0, false, flags_left_out(*job.op), job.nulls)) {
         take_from_forward(c);
         truth = truth_of(c);
     }
@@ -355,7 +376,12 @@ void print_table(const Job& job, const Result& r, const Limit& limit) {
 
 int run_all(const std::vector<Benchmark>& benchmarks, const Flags& flags) {
     int failed = 0;
-    for (const Benchmark& b : benchmarks)
+    for (Benchmark b : benchmarks) {
+        if (flags.documents)
+            std::erase_if(b.absent, [&](const char* name) {
+                const Operation& op = find_operation(b.operation);
+                return op.operands[static_cast<size_t>(op.find_operand(name))].begins >= 0;
+            });
         for (const Job& job : jobs_of(b, flags)) {
             Checker checker(job);
             const Result result = time_job(job, flags, checker);
@@ -367,6 +393,7 @@ int run_all(const std::vector<Benchmark>& benchmarks, const Flags& flags) {
             std::fflush(stdout);
             failed += checker.failed;
         }
+    }
     return failed ? 1 : 0;
 }
 
@@ -379,6 +406,8 @@ int run_benchmarks(int argc, char** argv, const std::vector<Benchmark>& benchmar
     app.add_option("--preset", flags.preset, "widths")->check(CLI::IsMember({"8b", "small", "tiny"}));
     app.add_option("--shape", flags.shape, "sizes by dimension letter, as in N=16384,C=4096")->delimiter(',');
     app.add_option("--dtype", flags.dtype, "storage")->check(CLI::IsMember({"bf16", "f32"}));
+    app.add_option("--documents", flags.documents, "rows of a document, of attention")
+        ->check(CLI::PositiveNumber);
     app.add_flag("--json", flags.json, "a JSON object a line");
     try {
         app.parse(argc, argv);

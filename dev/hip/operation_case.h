@@ -30,6 +30,7 @@ inline const std::vector<Sizes> size_rules = {
     {"NH", {1, 3, 4}},
     {"NKV", {1, 2}},
     {"HD", {2, 8, 64, 66, 16}},
+    {"S", {0, 0, 1, 46}},  // beside what it may not be less than
     {"N", {1, 7, 32, 65, 101}},
     {"C", {1, 63, 64, 65, 131, 1031, 1032}},
     {"V", {1, 2, 63, 257, 1031, 1032}},
@@ -85,9 +86,10 @@ inline std::vector<double> read(const Tensor& t) {
     });
     return values;
 }
-// What an operand is precise to: its type, but that of the arithmetic where it is wider (a sum, say). T: the storage type.
-inline DType precision_of(DType operand, DType T) {
-    const DType computed = info(T).arithmetic;
+// What an operand is precise to: its type, but that of the arithmetic where it is wider (a sum, say), and that of storage
+// where it is marked as rounded. T: the storage type.
+inline DType precision_of(const Operand& o, DType operand, DType T) {
+    const DType computed = o.rounded ? T : info(T).arithmetic;
     return info(operand).mantissa_bits > info(computed).mantissa_bits ? computed : operand;
 }
 
@@ -203,6 +205,18 @@ inline void spread(Tensor& t, int number, bool aligned) {
     }
 }
 
+// Of a row e of [B,T], given the one before: about as many documents as rows by eight, the most in short sequences.
+inline double begins_of(const Case& c, const Operand& o, int64_t e, uint32_t random, double before) {
+    const int64_t rows = c.size[o.shape[1].symbol], row = e % rows;
+    const int64_t own = std::max<int64_t>(0, c.size[o.begins] - rows + row);
+    const int64_t last = row ? static_cast<int64_t>(before) : 0;
+    const bool begins_another = random % std::clamp<int64_t>(rows / 4, 2, 64) == 0;
+    // Most begin with their own row; some see a few rows before it, as behind keys of a cache.
+    return static_cast<double>(!begins_another   ? last
+                               : random / 64 % 3 ? own
+                                                 : last + random / 256 % (own - last + 1));
+}
+
 inline std::vector<double> initial_values(const Case& c, size_t operand) {
     const Operand& o = c.op->operands[operand];
     const DType dtype = c.entry->operands[operand].dtype;
@@ -217,6 +231,8 @@ inline std::vector<double> initial_values(const Case& c, size_t operand) {
         const uint32_t random = p.bits[e % 4];
         if (o.bound >= 0)
             values[i] = random % c.size[o.bound];
+        else if (o.begins >= 0)
+            values[i] = begins_of(c, o, e, random, e ? values[i - 1] : 0);
         else if (info(dtype).is_integer())
             values[i] = 1 + random % 9;
         else if (o.positive)
@@ -295,7 +311,19 @@ inline std::vector<int64_t> test_sizes(const Operation& op, int number) {
     }
     for (size_t d = 0; d < size.size(); d++)
         if (const int of = op.dimensions[d].multiple_of; of >= 0) size[d] *= size[static_cast<size_t>(of)];
+    for (size_t d = 0; d < size.size(); d++)
+        if (const int most = op.dimensions[d].at_most; most >= 0) size[static_cast<size_t>(most)] += size[d];
     return size;
+}
+
+// Whether the case's sizes hold to at_most().
+inline bool holds_limits(const Case& c) {
+    for (size_t d = 0; d < c.size.size(); d++)
+        if (const DimensionInfo& limited = c.op->dimensions[d];
+            limited.at_most >= 0 && c.scalars[static_cast<size_t>(limited.at_most_if)].integer &&
+            c.size[d] > c.size[static_cast<size_t>(limited.at_most)])
+            return false;
+    return true;
 }
 
 inline Case make_case(const Operation& op, const Instantiation& entry, std::vector<int64_t> size, int number,
@@ -340,7 +368,10 @@ inline void take_from_forward(Case& c) {
     Case f{op, nullptr, c.number, false, {}, {}, {}, {}, {}};
     for (const DimensionInfo& d : op->dimensions)
         f.size.push_back(c.size[static_cast<size_t>(c.op->find_dimension(d.name))]);
-    for (const ScalarInfo& s : op->scalars) f.scalars.push_back(scalar_for(s, c.number));
+    for (const ScalarInfo& s : op->scalars) {
+        const int own = c.op->find_scalar(s.name);
+        f.scalars.push_back(own < 0 ? scalar_for(s, c.number) : c.scalars[static_cast<size_t>(own)]);
+    }
     for (size_t i = 0; i < op->operands.size(); i++) {
         const Operand& o = op->operands[i];
         f.absent.push_back(o.nullable);
@@ -351,8 +382,10 @@ inline void take_from_forward(Case& c) {
         return static_cast<size_t>(c.op->find_operand(b.operand));
     };
     for (const Derivative::Binding& b : how->takes)
-        if (const size_t from = static_cast<size_t>(b.source); !b.gradient && !op->operands[from].output)
+        if (const size_t from = static_cast<size_t>(b.source); !b.gradient && !op->operands[from].output) {
             f.values[from] = c.values[bound(b)];
+            f.absent[from] = c.absent[bound(b)];
+        }
     const Outputs outputs = oracle(f, f.values);
     for (const Derivative::Binding& b : how->takes) {
         if (b.gradient || b.source >= op->outputs) continue;

@@ -59,7 +59,7 @@ inline std::vector<Bound> bounds(const Case& c, const Outputs& truth) {
         }
     }
     for (size_t i = 0; i < truth.size(); i++) {
-        const DType dtype = precision_of(c.entry->operands[i].dtype, storage);
+        const DType dtype = precision_of(c.op->operands[i], c.entry->operands[i].dtype, storage);
         const double all = 4 * std::sqrt(terms);
         const Deviation baseline{all * moves[i].relative_l2, all * moves[i].largest};
         bound[i] = {4 * moves[i].largest, allowed_of(baseline, truth[i], dtype, 1)};

@@ -1,11 +1,12 @@
 """python -m llamac.bench: the functions of llamac.ops as a model calls them, beside PyTorch eager,
 torch.compile and Liger (where it is installed), forward and forward with backward; attention also beside
-scaled_dot_product_attention by FlashAttention-2 and by cuDNN ("sdpa flash", "sdpa cudnn").
+scaled_dot_product_attention by FlashAttention-2 and by cuDNN ("sdpa flash", "sdpa cudnn"). linear is in fp8,
+eager by torch._scaled_mm on a GPU; "storage" is F.linear in --dtype.
 
-Widths are those of Llama 3.2 1B, 3.1 8B and 70B at 2 x 8192 tokens; on a CPU the small preset "tiny". Data
-is normal. Baselines take turns within one run; inputs and outputs rotate through more memory than the caches
-hold, so every call finds them cold. On a GPU times are the device's, by events; on a CPU they are the host's.
-A time is a median.
+Widths are those of Llama 3.2 1B, 3.1 8B and 70B at 2 x 8192 tokens; on a CPU the small preset "tiny". --shape
+takes other numbers of tokens. Data is normal. Baselines take turns within one run; inputs and outputs rotate
+through more memory than the caches hold, so every call finds them cold. On a GPU times are the device's, by
+events; on a CPU they are the host's. A time is a median.
 
 Rate: the bytes or FLOPs that the operation's description says it must at least move or compute, by the time.
 Limit: a copy of as many bytes (the faster of memcpy and an elementwise kernel), for attention and
@@ -17,6 +18,7 @@ bad arguments.
 """
 
 import argparse
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -32,6 +34,7 @@ PRESETS = {
     "70b": ("llama3.1-70b", 2, 8192),
     "tiny": ("tiny", 1, 32),
 }
+Shape = tuple[int, int]
 LIMITS = {"GB/s": "% of the device's copy of as many bytes", "TFLOP/s": "% of the device's matrix product"}
 MODES = ("default", "max-autotune-no-cudagraphs")
 HEAD = ("operation", "direction", "baseline", "ms", "rate", "% of limit", "peak MiB", "extra MiB", "ratio")
@@ -109,6 +112,13 @@ def overhead_report(rows: list[dict]) -> str:
     return f"{title}\n\n{markdown(head, ['---'] * 2 + ['---:'] * len(kinds), map(cells, rows))}\n"
 
 
+def shape(text: str) -> Shape:
+    sequences, _, tokens = text.partition("x")
+    if not (sequences.isdecimal() and tokens.isdecimal() and int(sequences) and int(tokens)):
+        raise argparse.ArgumentTypeError(f"{text}: expected sequences x tokens in each, as 8x2048")
+    return int(sequences), int(tokens)
+
+
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m llamac.bench",
@@ -117,6 +127,9 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--preset", nargs="+", choices=PRESETS, help="1b 8b 70b on a GPU, tiny on a CPU")
     parser.add_argument("--operation", nargs="+", default=[], help="only these functions of llamac.ops")
+    parser.add_argument(
+        "--shape", nargs="+", type=shape, default=[], help="instead of the preset's 2x8192: 8x2048"
+    )
     parser.add_argument("--dtype", choices=("bf16", "f32"), default="bf16", help="storage")
     parser.add_argument("--compile-mode", choices=MODES, default=MODES[0], help="torch.compile's")
     parser.add_argument("--seconds", type=float, default=0.3, help="of timed calls, a baseline and operation")
@@ -145,6 +158,10 @@ def main(arguments: list[str] | None = None) -> int:
     names = options.operation or list(measure.FUNCTIONS)
     for name in set(names) - measure.FUNCTIONS.keys():
         raise InputError(f"--operation {name}: expected one of {', '.join(measure.FUNCTIONS)}")
+    for name in names[:]:
+        if why := measure.FUNCTIONS[name].unsupported(device):
+            say(f"{name} is left out: {why}")
+            names.remove(name)
     options.out.mkdir(parents=True, exist_ok=True)
     rows: list[dict] = []
 
@@ -160,12 +177,21 @@ def main(arguments: list[str] | None = None) -> int:
             add(overhead.measure(name, options.dtype, device), {}, "overhead", overhead_report)
         print(overhead_report(rows), end="")
     else:
-        for preset in options.preset or (["tiny"] if device == "cpu" else ["1b", "8b", "70b"]):
+        presets = options.preset or (["tiny"] if device == "cpu" else ["1b", "8b", "70b"])
+        for preset, of_shape in itertools.product(presets, options.shape or [None]):
+            model, *default = PRESETS[preset]
+            sequences, tokens = of_shape or default
+            label = f"{preset}-{sequences}x{tokens}" if of_shape else preset
             for name in names:
                 found = measure.measure_operation(
-                    name, PRESETS[preset], options.dtype, device, options.compile_mode, options.seconds
+                    name,
+                    (model, sequences, tokens),
+                    options.dtype,
+                    device,
+                    options.compile_mode,
+                    options.seconds,
                 )
-                add(found, {"preset": preset, "compile_mode": options.compile_mode}, "bench", report)
+                add(found, {"preset": label, "compile_mode": options.compile_mode}, "bench", report)
         draw(rows, options.out)
         print(report(rows), end="")
     return int(any(row["baseline"] == "ours" and (row.get("error") or row.get("wrong")) for row in rows))

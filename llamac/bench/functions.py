@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from llamac import ops
+from llamac import fp8, ops
 from llamac.bench import torch_operations as torch_ops
 from llamac.bench.timing import Call
 from llamac.bench.torch_operations import DTYPES, Case, Inputs
@@ -36,12 +36,15 @@ class Function:
     forward: Work
     backward: Work = field(default_factory=dict)
     computes: bool = False  # its limit is the products' rate, not the memory's
+    sizes: dict[str, str] = field(default_factory=dict)  # of letters of these operations, where others' serve
+    unsupported: Callable[[str], str] = lambda device: ""  # why a device cannot compute it
 
     def work(self, case: Case, backward: bool) -> tuple[float, float]:
         """(bytes, FLOPs) that a call must at least move and compute."""
         dtype = dtype_row(case.dtype["T"]).name
         parts = self.forward | self.backward if backward else self.forward
-        each = [least_work(name, case.size, dtype, absent) for name, absent in parts.items()]
+        size = case.size | {letter: case.size[other] for letter, other in self.sizes.items()}
+        each = [least_work(name, size, dtype, absent) for name, absent in parts.items()]
         return sum(b for b, _ in each), sum(f for _, f in each)
 
 
@@ -51,6 +54,14 @@ def precompute_cis(position: Tensor, pair: Tensor) -> Tensor:
 
 def repeat_kv(x: Tensor, dout: Tensor) -> Tensor:
     return ops.repeat_kv(x, dout.shape[2])
+
+
+def without_fp8(device: str) -> str:
+    try:
+        fp8.types(torch.cuda.current_device() if device == "cuda" else None, "e5m2")
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 FUNCTIONS = {
@@ -109,6 +120,17 @@ FUNCTIONS = {
         {"cross_entropy": ("dlogits", "dlosses", "mean", "num_valid")},
         # In the place of the forward's: one call makes both.
         {"cross_entropy": ("dlosses", "mean", "num_valid")},
+    ),
+    "linear": Function(
+        ops.linear,
+        torch_ops.linear,
+        torch_ops.linear_inputs,
+        ("x", "weight"),
+        {"matmul_forward": ("residual",)},
+        {"matmul_backward_input": (), "matmul_backward_weight": ()},
+        computes=True,
+        sizes={"K": "F"},
+        unsupported=without_fp8,
     ),
     "linear_cross_entropy": Function(
         ops.linear_cross_entropy,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch.nn.attention import sdpa_kernel
 
 from llamac.bench import liger
@@ -37,6 +38,8 @@ def baselines_of(name: str, function: Function, mode: str) -> dict[str, Baseline
     if name == "attention":
         for kind, backend in SDPA.items():
             baselines[f"sdpa {kind}"] = Baseline(sdpa_kernel(backend)(function.torch), leaves)
+    if name == "linear":
+        baselines["storage"] = Baseline(lambda x, weight: F.linear(x, weight), leaves)
     if form := liger.forms().get(name):
         baselines["liger"] = Baseline(form.function, form.leaves, form.prepare)
     return baselines

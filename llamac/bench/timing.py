@@ -6,6 +6,7 @@ device is kept busy while calls are queued, so that a small operation's time is 
 
 import functools
 import itertools
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -102,7 +103,7 @@ class _Warm:
 
 def medians_ms(baselines: Mapping[str, Sequence[Call]], device: str, seconds: float) -> dict[str, float]:
     """Median time of a call by baseline, in ms. Baselines take turns round by round, and each one's calls in
-    it.
+    it. Each round has a new order: at the power limit the clock depends on what ran before.
 
     device: "cpu" or "cuda". seconds: about so many for each baseline's timed calls.
     """
@@ -110,9 +111,10 @@ def medians_ms(baselines: Mapping[str, Sequence[Call]], device: str, seconds: fl
     times: dict[str, list[float]] = {name: [] for name in warm}
     a_round = sum(baseline.seconds * baseline.together for baseline in warm.values())
     least, most = ROUNDS
+    order = random.Random(0)
     for _ in range(least if device == "cpu" else min(max(least, int(seconds * len(warm) / a_round)), most)):
-        for name, baseline in warm.items():
-            times[name].append(baseline.ms())
+        for name in order.sample(list(warm), len(warm)):
+            times[name].append(warm[name].ms())
     return {name: statistics.median(found) for name, found in times.items()}
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 
-from llamac import reference
+from llamac import fp8, fp8_reference, reference
 from llamac.dtypes import torch_dtypes
 
 DTYPES = torch_dtypes("f32", "bf16")
@@ -132,6 +132,10 @@ def cross_entropy_inputs(c: Case) -> Inputs:
     return {"logits": c.randn("N", "V"), "targets": c.randint("V", "N"), "dlosses": dlosses}
 
 
+def linear_inputs(c: Case) -> Inputs:
+    return {"x": c.randn("N", "C"), "weight": c.randn("F", "C") * c.size["C"] ** -0.5}
+
+
 def linear_cross_entropy_inputs(c: Case) -> Inputs:
     hidden, weight = c.randn("N", "C"), c.randn("V", "C") * c.size["C"] ** -0.5  # logits of variance 1
     return {"hidden": hidden, "weight": weight, "targets": c.randint("V", "N")}
@@ -181,6 +185,40 @@ attention = reference.attention
 cross_entropy_losses = reference.cross_entropy
 linear_cross_entropy = reference.linear_cross_entropy
 mean_loss = reference.mean_loss
+
+
+class ScaledLinear(torch.autograd.Function):
+    """ops.linear's recipe by PyTorch's own product of fp8, which wants both operands along the sum."""
+
+    @staticmethod
+    def forward(ctx, x, weight, values, gradients):
+        (a, a_inverse), (b, b_inverse) = quantized(x, values), quantized(weight, values)
+        ctx.save_for_backward(a, b, a_inverse, b_inverse)
+        ctx.dtype, ctx.gradients = x.dtype, gradients
+        return torch._scaled_mm(a, b.t(), a_inverse, b_inverse, out_dtype=x.dtype, use_fast_accum=True)
+
+    @staticmethod
+    def backward(ctx, dout):
+        a, b, a_inverse, b_inverse = ctx.saved_tensors
+        d, inverse = quantized(dout, ctx.gradients)
+        b, a, d_turned = (t.t().contiguous().t() for t in (b, a, d))
+        dx = torch._scaled_mm(d, b, inverse, b_inverse, out_dtype=ctx.dtype)
+        return dx, torch._scaled_mm(d_turned.t(), a, inverse, a_inverse, out_dtype=ctx.dtype), None, None
+
+
+def quantized(x, dtype):
+    """Codes, and 1 / scale."""
+    limit, one = torch.finfo(dtype).max, torch.ones((), device=x.device)
+    scale = fp8_reference.power_of_two(fp8_reference.largest(x), limit, one)
+    return fp8_reference.quantize(x, scale, dtype), 1 / scale
+
+
+def linear(x, weight):
+    """In fp8, recipe "tensor": by torch._scaled_mm on a GPU, else by the reference, which knows float64."""
+    if x.is_cuda and x.dtype != torch.float64:
+        return ScaledLinear.apply(x, weight, *fp8.types(x.device.index, "e5m2"))
+    scales = fp8_reference.Scales(["x", "weight", "d"], "tensor", device=str(x.device))
+    return fp8_reference.linear(x, weight, scales, ("x", "weight", "d"))
 
 
 def embedding(tokens, weight):

@@ -148,7 +148,8 @@ def resume_warnings(point: ResumePoint, o: Options, sequences: int) -> list[str]
 
 _MAY_CHANGE = (
     *("steps", "lr", "min-lr-frac", "warmup-steps", "schedule", "weight-decay", "beta1", "beta2"),
-    *("grad-clip", "batch-size", "grad-dtype", "train-data", "kernel"),
+    *("grad-clip", "batch-size", "grad-dtype", "matmul-dtype", "fp8-recipe", "fp8-gradients"),
+    *("fp8-keep-first", "fp8-keep-last", "train-data", "kernel"),
 )
 
 
@@ -232,6 +233,9 @@ def _index(config: Config, dtype: torch.dtype, writers: dict[str, int]) -> bytes
     return (json.dumps(index, indent=2) + "\n").encode()
 
 
+FP8_SCALE = "fp8.scale"  # in the first rank's file: the next step's scales, the same on all ranks
+
+
 def _states(optimizer: Any, o: Options) -> Iterator[tuple[str, Part, Tensor]]:
     """(name, part, tensor) of the optimizer's state. Weights stored exactly are their own masters."""
     kinds = [("m.", optimizer.m), ("v.", optimizer.v)]
@@ -258,8 +262,12 @@ def _own_files(folder: Path, model: nn.Module, optimizer: Any, o: Options, carri
         hf.write_safetensors(file, entries, whole_weights(model, dtype, lambda name: writers[name] == rank()))
 
     def write_states(file: _Writer) -> None:
-        entries = [(name, x.dtype, tuple(x.shape)) for name, _, x in _states(optimizer, o)]
-        hf.write_safetensors(file, entries, ((name, x.cpu()) for name, _, x in _states(optimizer, o)))
+        states = [(name, x) for name, _, x in _states(optimizer, o)]
+        scale = model.fp8.state() if model.fp8 and rank() == 0 else None
+        if scale is not None:
+            states.append((FP8_SCALE, scale))
+        entries = [(name, x.dtype, tuple(x.shape)) for name, x in states]
+        hf.write_safetensors(file, entries, ((name, x.cpu()) for name, x in states))
 
     number = rank() if world() > 1 else None
     texts = [("config.json", "config", hf.config_json(config, dtype))]
@@ -300,11 +308,35 @@ def write(
 # Reading ====================================================================================================
 
 
+def _optimizer_files(point: ResumePoint) -> list[Path]:
+    """Of all ranks that wrote them, by rank."""
+    wrote = [file for file in point.manifest["files"] if file["role"] == "optimizer"]
+    return [Path(point.directory) / f["name"] for f in sorted(wrote, key=lambda f: f["rank"] or 0)]
+
+
+def load_fp8(point: ResumePoint, products: Any) -> None:
+    """Give the products of a run in fp8 the scales of the checkpoint, if an optimizer step has written it and
+    it has them. Raises InputError.
+    """
+    if not products or products.state() is None or not point.manifest["step"]:
+        return
+    path = _optimizer_files(point)[0]
+    header = hf.read_header(path)
+    if FP8_SCALE not in header:
+        return
+    row, shape = header[FP8_SCALE]
+    expected = list(products.state().shape)
+    if list(shape) != expected or row.name != "f32":
+        found = f"{row.name} {list(shape)}"
+        raise InputError(f'{path}: "{FP8_SCALE}": expected f32 {expected}, found {found}')
+    with safe_open(path, "pt") as file:
+        products.load(file.get_tensor(FP8_SCALE))
+
+
 @torch.no_grad()
 def load_optimizer(point: ResumePoint, optimizer: Any, o: Options) -> None:
     """Fill the optimizer's state from the rows in the files of all ranks that wrote them. InputError."""
-    wrote = [file for file in point.manifest["files"] if file["role"] == "optimizer"]
-    paths = [Path(point.directory) / f["name"] for f in sorted(wrote, key=lambda f: f["rank"] or 0)]
+    paths = _optimizer_files(point)
     headers = [hf.read_header(path) for path in paths]
     files = [safe_open(path, "pt") for path in paths]
     for name, part, x in _states(optimizer, o):

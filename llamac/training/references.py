@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,10 +11,29 @@ import torch
 import llamac.random
 from llamac import hf
 from llamac.config import Config, load_config
+from llamac.options import Options
+from llamac.training import fp8
 from llamac.training.ranks import DTYPES
-from llamac.training.weights import init_weights, save_model
+from llamac.training.weights import fuse_products, init_weights, load_weights, save_model
 
 B, T = 2, 33
+
+
+def load(model: Any, directory: Path, o: Options) -> Any:
+    """The model with the weights of a directory, its products as the flags want them."""
+    load_weights(model, directory)
+    if o.matmul_dtype == "fp8":
+        fuse_products(model)
+        fp8.use_products(model, o)
+    return model
+
+
+def suffix(o: Options) -> str:
+    """Of the folders' names, by the flags of the matrix products; none by default."""
+    names = ("matmul_dtype", "fp8_recipe", "fp8_gradients", "fp8_keep_first", "fp8_keep_last")
+    if o.matmul_dtype == Options().matmul_dtype:
+        return ""
+    return "." + "-".join(str(getattr(o, name)) for name in names)
 
 
 def write_reference(
@@ -23,6 +43,7 @@ def write_reference(
     empty_model: Callable,
     debug_state: Callable,
     settings: dict,
+    o: Options,
     seed: int = 1,
 ) -> None:
     """One model's reference: a Hugging Face directory; debug_state.safetensors in dtype; truth.safetensors,
@@ -39,19 +60,21 @@ def write_reference(
     tokens, targets = torch.from_numpy(ids)
     metadata = {name: repr(x) for name, x in settings.items()}
     for file, precision in (("debug_state", dtype), ("truth", torch.float64)):
-        state = debug_state(directory, precision, tokens, targets)
+        state = debug_state(directory, precision, tokens, targets, o)
         hf.write_ordered(directory / f"{file}.safetensors", state, metadata)
 
 
 def write_references(
-    models: Path, root: Path, empty_model: Callable, debug_state: Callable, settings: dict
+    models: Path, root: Path, empty_model: Callable, debug_state: Callable, settings: dict, o: Options
 ) -> None:
-    """The references of every model in a folder of configurations, in both dtypes, at root/MODEL/DTYPE."""
+    """The references of every model in a folder of configurations, in both dtypes, at root/MODEL/DTYPE, with
+    the suffix of the flags.
+    """
     torch.use_deterministic_algorithms(True)
     for file in sorted(models.glob("*.json")):
         for name, dtype in DTYPES.items():
             started = time.perf_counter()
-            directory = root / file.stem / name
-            write_reference(load_config(file), dtype, directory, empty_model, debug_state, settings)
+            directory = root / file.stem / (name + suffix(o))
+            write_reference(load_config(file), dtype, directory, empty_model, debug_state, settings, o)
             size = sum(f.stat().st_size for f in directory.iterdir()) / 2**20
             print(f"{directory}  {size:.1f} MiB  {time.perf_counter() - started:.2f} s", flush=True)

@@ -39,7 +39,7 @@ from llamac.run_warnings import run_warnings
 from llamac.schedule import learning_rate
 from llamac.spikes import SpikeDetector
 from llamac.torch_profile import Profiler
-from llamac.training import checkpoints, stop
+from llamac.training import checkpoints, fp8, stop
 from llamac.training.checkpoints import ResumePoint
 from llamac.training.operations import adamw_step, llamac_operations
 from llamac.training.ranks import (
@@ -85,7 +85,7 @@ class Run:
     device: str
     data: Loader
     val_data: Loader | None
-    tokenizer: llamac.tokenizer.Tokenizer | None
+    tokenizer: Any  # as llamac.tokenizer.find() gives it
     output: OutputFolder | None  # rank 0's
     model: nn.Module = field(init=False)
     forward: Callable = field(init=False)  # the model, compiled or not
@@ -114,7 +114,6 @@ def check_supported(o: Options) -> None:
         "kernel": o.kernel,
         "verify-every": o.verify_every,
         "skip-nonfinite": o.skip_nonfinite,
-        "matmul-dtype": o.matmul_dtype != Options().matmul_dtype,
         "shard-group": o.shard_group,
         "zero": o.zero not in (Options().zero, 3),  # FSDP2 shards as level 3 does
     }.items():
@@ -143,9 +142,13 @@ def prepare(o: Options) -> Run:
         check_same_tokenizer(data.shards, val_data.shards)
     if o.init == "load" and not Path(o.model).is_dir():
         raise InputError(f"--init load: expected a directory as --model, found {o.model}")
+    if o.matmul_dtype == "fp8":
+        fp8.blocks_in_fp8(o, config)
     if (longest := config.max_position_embeddings) < T:
         raise InputError(f"--seq-len: expected at most max_position_embeddings {longest}, found {T}")
     tokenizer = llamac.tokenizer.find(o.tokenizer, data.shards)
+    if tokenizer:
+        llamac.tokenizer.check_model(o.model, tokenizer)
     if o.sample_every:
         sample_prompt(o, tokenizer, config)  # refused now, not after the first hour
     point = checkpoints.find(o.out, o.resume)
@@ -180,6 +183,8 @@ def set_up(r: Run) -> None:
     model, o, device = r.model, r.options, r.device
     model.model.recompute_every = recompute_parts(o.recompute).get("block", 0)
     fuse_products(model)
+    if o.matmul_dtype == "fp8":
+        fp8.use_products(model, o, device)
     if world() > 1:
         shard(model, o, device)
     model.to_empty(device=device)
@@ -216,6 +221,7 @@ def begin(r: Run) -> None:
     o, config, T = r.options, r.config, r.options.seq_len
     if r.resumed.directory:
         checkpoints.load_optimizer(r.resumed, r.optimizer, o)
+        checkpoints.load_fp8(r.resumed, r.model.fp8)
         r.saved, r.saved_step = r.resumed.directory, r.optimizer.steps
         r.finished = r.saved_step
     out = o.out if rank() == 0 else None
@@ -249,11 +255,13 @@ def begin(r: Run) -> None:
         r.profiler = Profiler(out, o.profile, o.steps, r.device, DTYPES[o.dtype], r.finished + 1)
 
 
-def sample_prompt(o: Options, tokenizer: llamac.tokenizer.Tokenizer | None, config: Config) -> list[int]:
+def sample_prompt(o: Options, tokenizer: Any, config: Config) -> list[int]:
     """What samples begin with: --sample-prompt-ids, else the token before a document. Raises InputError where
     the model has no such token.
     """
-    tokens = prompt_ids(o.sample_prompt_ids) or [tokenizer.bos if tokenizer else config.bos_token_id or 0]
+    marks = [tokenizer.bos, tokenizer.eos] if tokenizer else []
+    first = next((token for token in marks if token is not None), config.bos_token_id or 0)
+    tokens = prompt_ids(o.sample_prompt_ids) or [first]
     for token in tokens:
         if token >= config.vocab_size:
             which = "--sample-prompt-ids" if o.sample_prompt_ids else "the token that begins a sample"
@@ -477,8 +485,13 @@ def conclude(r: Run, how: str) -> None:
     r.log.print(result)
 
 
-def command_line(argv: list[str], train: Callable[[Options], None], help: str) -> None:
-    """train_llama3.py with arguments: --train and flags, or --help. Raises InputError."""
+Program: TypeAlias = Callable[[Options], None]
+
+
+def command_line(argv: list[str], train: Program, write_references: Program, help: str) -> None:
+    """train_llama3.py with arguments: --train and flags, or --help, or at most flags of the matrix products
+    for reference tensors. Raises InputError.
+    """
     if "--train" in argv:
         try:
             options = llamac.options.parse([arg for arg in argv if arg != "--train"])
@@ -497,8 +510,11 @@ def command_line(argv: list[str], train: Callable[[Options], None], help: str) -
                 os._exit(2)
             time.sleep(5)  # as above, where all find the same
             raise InputError(f"rank {rank()}: {error}") from None
-    elif argv[0] in ("-h", "--help"):
+    elif argv[:1] in (["-h"], ["--help"]):
         print(f"{help}\nWith --train:\n")
         llamac.options.parse(["--help"])
+    elif all(arg.startswith(("--matmul-dtype", "--fp8-")) for arg in argv if arg.startswith("-")):
+        write_references(llamac.options.parse(argv))
     else:
-        raise InputError(f"expected --train, or nothing (reference tensors), found {' '.join(argv)}")
+        expected = "--train, or nothing but --matmul-dtype and --fp8-... (reference tensors)"
+        raise InputError(f"expected {expected}, found {' '.join(argv)}")

@@ -57,11 +57,11 @@ FUSED = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_p
 
 def _fused_qkv(attention: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
     sizes = [getattr(attention, name).out_features for name in FUSED["self_attn"]]
-    return F.linear(x, attention.fused).split(sizes, -1)
+    return attention.linear(x, attention.fused).split(sizes, -1)
 
 
 def _fused_gate_up(mlp: nn.Module, x: Tensor) -> tuple[Tensor]:
-    return (F.linear(x, mlp.fused),)
+    return (mlp.linear(x, mlp.fused),)
 
 
 def fuse_products(model: nn.Module) -> None:
@@ -73,7 +73,7 @@ def fuse_products(model: nn.Module) -> None:
             module = getattr(block, name)
             layers = [getattr(module, layer) for layer in FUSED[name]]
             module.fused = nn.Parameter(torch.cat([layer.weight.detach() for layer in layers]))
-            module.products = MethodType(products, module)
+            module.products, module.linear = MethodType(products, module), F.linear
             for layer in layers:
                 layer.weight = None
 

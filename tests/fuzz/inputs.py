@@ -29,6 +29,16 @@ def shard(magic: int, version: int, words: dict, tokens: bytes) -> bytes:
     return struct.pack("<256I", *header) + tokens
 
 
+def vocabulary(tokens: list[bytes], words: dict | None = None, ends: list[int] | None = None) -> bytes:
+    """With a place for the checksum, which the reader's harness puts right."""
+    lengths = [sum(map(len, tokens[: i + 1])) for i in range(len(tokens))]
+    header = [20241124, 1, len(tokens), 0, 2**32 - 1, 2] + [0] * 10
+    for word, value in (words or {}).items():
+        header[word] = value
+    table = ends if ends is not None else lengths
+    return struct.pack(f"<16I{len(table)}I", *header, *table) + b"".join(tokens)
+
+
 def manifest(text: str) -> bytes:
     """With a place for the checksum, which the reader's harness puts right."""
     return f'{text.rstrip().removesuffix("}").rstrip()},\n "xxh3": "0000000000000000"\n}}\n'.encode()
@@ -113,6 +123,10 @@ SEEDS: dict[str, dict[str, bytes]] = {
         "wide": shard(20240801, 7, {2: 9}, struct.pack("<9I", *range(290, 299))),
         "empty": shard(20240520, 1, {}, b""),
     },
+    "vocabulary": {
+        "three": vocabulary([b"<s>", b"ab", b" c"]),
+        "empty ones": vocabulary([b"", b"", b"a", b""], {10: 1, 3: 2**32 - 1, 5: 3}),
+    },
     "tokenizer": {"bytes": b"+", "tokens": b"+YWI= 256\r\n\nYWJj 257\n"},
     "manifest": {"format 1": manifest(json.dumps({k: v for k, v in _OLD.items() if k != "xxh3"}, indent=1)),
                  "format 2": manifest(json.dumps(_NEW, indent=1))},
@@ -189,6 +203,20 @@ REGRESSIONS: dict[str, dict[str, bytes]] = {
         "path": b"--config\n" + b"\x07" * 2000,
     },
     "tokens": {"size past 64 bits": shard(20240801, 7, {2: 2**32 - 1, 5: 2**32 - 1}, b"")},
+    "vocabulary": {
+        "no tokens": vocabulary([], {5: 2**32 - 1, 3: 2**32 - 1}),
+        "more tokens than bytes": vocabulary([b"a"], {2: 2**22, 5: 2**32 - 1}),
+        "tokens past memory": vocabulary([b"a"], {2: 2**32 - 1}),
+        "ends go back": vocabulary([b"a", b"b", b"c"], ends=[2, 1, 3]),
+        "an end past the file": vocabulary([b"a", b"b", b"c"], ends=[1, 2, 2**32 - 1]),
+        "trailing byte": vocabulary([b"a", b"b", b"c"]) + b"d",
+        "bos past the vocabulary": vocabulary([b"a", b"b", b"c"], {3: 3}),
+        "unknown flag": vocabulary([b"a", b"b", b"c"], {10: 2}),
+        "word 15": vocabulary([b"a", b"b", b"c"], {15: 1}),
+        "version 2": vocabulary([b"a", b"b", b"c"], {1: 2}),
+        "cut header": vocabulary([b"a", b"b", b"c"])[:63],
+        "cut table": vocabulary([b"a", b"b", b"c"])[:70],
+    },
     "tokenizer": {"carriage return alone": b"+YWI= 256\rYWJj 257\n", "two of them": b"+YWI= 256\r\r\n"},
     "manifest": {"deep": manifest(_DEEP.decode()),
                  "tried overflows": manifest(json.dumps(_NEW | {"gemms": _OVERFLOWING}, indent=1))},

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "train/tokens.h"
 #include "train/toml.h"
 #include "train/truncate_log.h"
+#include "train/vocabulary.h"
 
 namespace llamac {
 namespace {
@@ -163,6 +165,21 @@ void read_tokenizer(std::string_view bytes) {
     CHECK(tokenizer.decode({-1, 0, tokenizer.begin_of_text, 1 << 30}).size() > 2);
 }
 
+// With the checksum of what stands behind the header: no other text gets past that.
+void read_vocabulary(std::string_view bytes) {
+    std::string text(bytes);
+    if (text.size() >= 64) {
+        const uint64_t checksum = XXH3_64bits(text.data() + 64, text.size() - 64);
+        std::memcpy(text.data() + 32, &checksum, sizeof checksum);
+    }
+    const Vocabulary found = parse_vocabulary(text, "tokenizer.vocab");
+    size_t size = 0;
+    for (const std::string& token : found.tokens) size += token.size();
+    CHECK(64 + 4 * found.tokens.size() + size == text.size());
+    const Tokenizer tokenizer(put("tokenizer.vocab", text));
+    CHECK(tokenizer.decode({-1, 1 << 30}) == "\xff\xff" && tokenizer.hash == found.hash);
+}
+
 // With the checksum of what stands before it: no other text gets past that.
 void read_manifest(std::string_view bytes) {
     std::string text(bytes);
@@ -196,6 +213,7 @@ constexpr Reader table[] = {
     {"flags", read_flags},
     {"tokens", read_tokens},
     {"tokenizer", read_tokenizer},
+    {"vocabulary", read_vocabulary},
     {"manifest", read_manifest},
     {"log", read_log},
     {"gemms", read_gemms},

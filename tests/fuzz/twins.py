@@ -10,9 +10,10 @@ from glob import escape
 from pathlib import Path
 
 import numpy as np
+import xxhash
 from fuzz.inputs import safetensors, tensor
 
-from llamac import hf, plot, profile, tokenizer
+from llamac import hf, plot, profile, tokenizer, vocabulary
 from llamac.config import load_config
 from llamac.data import Loader
 from llamac.errors import InputError
@@ -77,6 +78,13 @@ def _tokenizer(folder: Path, content: bytes) -> None:
     tokenizer.load(_put(folder, "tokenizer.tiktoken", content)).decode([0, 10**9])
 
 
+def _vocabulary(folder: Path, content: bytes) -> None:
+    if len(content) >= 64:
+        checksum = xxhash.xxh3_64_intdigest(content[64:]).to_bytes(8, "little")
+        content = content[:32] + checksum + content[40:]
+    vocabulary.read(_put(folder, "tokenizer.vocab", content)).decode([-1, 0, 10**9])
+
+
 def _manifest(folder: Path, content: bytes) -> None:
     _put(folder, "manifest.json", content)
     read_checkpoint(folder)
@@ -103,6 +111,7 @@ TWINS: dict[str, Callable[[Path, bytes], None]] = {
     "flags": _flags,
     "tokens": _tokens,
     "tokenizer": _tokenizer,
+    "vocabulary": _vocabulary,
     "manifest": _manifest,
     "log": _log,
     "profile": _profile,

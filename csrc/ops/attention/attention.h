@@ -1,40 +1,69 @@
-// The variants of attention that stand in files of their own: their launchers, as attention.hip lists them.
+// What the variants of attention share: which keys a query sees; and the launchers of those that stand in files of
+// their own, as attention.hip lists them.
 #pragma once
 #include "core/operation.h"
 
 namespace llamac {
 
+// The keys that a query sees: [begin, end), never empty. Queries stand at the last positions of the keys.
+struct Visible {
+    const int32_t* first;  // [B,T], or null
+    int64_t queries, keys, window;
+    bool causal;
+
+    template <class T>
+    Visible(const View<T, 4>& q, const View<T, 4>& k, const View<const int32_t, 2>& first_, bool causal_,
+            int64_t window_)
+        : first(first_.data), queries(q.shape[1]), keys(k.shape[1]), window(window_), causal(causal_) {}
+
+    __host__ __device__ int64_t position(int64_t t) const { return keys - queries + t; }
+    // Neither falls from a query to the next.
+    __host__ __device__ int64_t begin(int64_t b, int64_t t) const {
+        const int64_t own = position(t), given = first ? first[b * queries + t] : 0;
+        const int64_t from = given < own ? given : own;  // a device's values are not checked
+        const int64_t near = window > 0 ? own - window + 1 : 0, later = from > near ? from : near;
+        return later > 0 ? later : 0;
+    }
+    __host__ __device__ int64_t end(int64_t t) const { return causal ? position(t) + 1 : keys; }
+};
+// Whether that is all keys up to the query's own, of as many keys as queries.
+bool is_plain_causal(const Call& call);
+
 // cpu.hip
 template <class T>
 void attention_forward_cpu(View<T, 4> out, View<arithmetic<T>, 3> lse, View<const T, 4> q, View<const T, 4> k,
-                           View<const T, 4> v, double scale);
+                           View<const T, 4> v, View<const int32_t, 2> first, double scale, bool causal,
+                           int64_t window);
 template <class T>
 void attention_backward_cpu(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<const T, 4> dout,
                             View<const T, 4> out, View<const arithmetic<T>, 3> lse, View<const T, 4> q,
-                            View<const T, 4> k, View<const T, 4> v, double scale);
+                            View<const T, 4> k, View<const T, 4> v, View<const int32_t, 2> first,
+                            double scale, bool causal, int64_t window);
 
 // naive.hip
 template <class T>
 void attention_forward_naive(View<T, 4> out, View<float, 3> lse, View<const T, 4> q, View<const T, 4> k,
-                             View<const T, 4> v, double scale, LaunchContext context);
+                             View<const T, 4> v, View<const int32_t, 2> first, double scale, bool causal,
+                             int64_t window, LaunchContext context);
 template <class T>
 void attention_backward_naive(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<const T, 4> dout,
                               View<const T, 4> out, View<const float, 3> lse, View<const T, 4> q,
-                              View<const T, 4> k, View<const T, 4> v, double scale, LaunchContext context);
+                              View<const T, 4> k, View<const T, 4> v, View<const int32_t, 2> first,
+                              double scale, bool causal, int64_t window, LaunchContext context);
 int64_t attention_forward_naive_workspace(const Call& call);
 int64_t attention_backward_naive_workspace(const Call& call);
 
 using ForwardLauncher = void(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
-                             View<const bf16, 4> k, View<const bf16, 4> v, double scale,
-                             LaunchContext context);
+                             View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2> first,
+                             double scale, bool causal, int64_t window, LaunchContext context);
 using BackwardLauncher = void(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                               View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                              View<const bf16, 4> k, View<const bf16, 4> v, double scale,
-                              LaunchContext context);
+                              View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2> first,
+                              double scale, bool causal, int64_t window, LaunchContext context);
 using WorkspaceBytes = int64_t(const Call& call);
 
 // flash_forward.hip, flash_backward.hip
-bool flash_supports(const Call& call);
+bool flash_supports(const Call& call), plain_flash_supports(const Call& call);
 ForwardLauncher attention_forward_flash;
 BackwardLauncher attention_backward_flash, attention_backward_flash_atomic;
 WorkspaceBytes attention_backward_flash_workspace, attention_backward_flash_atomic_workspace;

@@ -1,5 +1,13 @@
-// Causal self-attention with grouped queries (Vaswani et al. 2017; Ainslie et al. 2023). Query head h reads
-// key/value head h / (NH/NKV). For each b, h and query t, over the keys s <= t:
+// Attention with grouped queries (Vaswani et al. 2017; Ainslie et al. 2023). Query head h reads key/value head
+// h / (NH/NKV). The T queries stand at the last of the S positions, as with keys that a cache keeps: query t at position
+// S - T + t, which makes the causal mask that of FlashAttention and PyTorch's lower right corner. It sees the keys s in
+//
+//   s <= S - T + t              where causal; T is then at most S
+//   s >= first[b,t]             where first is given: the first position of its document. Along a sequence first
+//                               never falls, and it is at most the query's own position
+//   s >  S - T + t - window     where window is not 0: the last `window` positions, its own among them
+//
+// For each b, h and query t, over these keys:
 //
 //   score[s] = scale * sum_d q[t,d] * k[s,d]
 //   lse      = ln sum_s exp(score[s])
@@ -11,13 +19,13 @@
 //   dp[s]   = sum_d dout[t,d] * v[s,d]
 //   ds[s]   = p[s] * (dp[s] - delta)
 //   dq[t,d] = scale * sum_s ds[s] * k[s,d]
-//   dk[s,d] = scale * sum_{h,t} ds[s] * q[t,d]     over the query heads that read this key head
+//   dk[s,d] = scale * sum_{h,t} ds[s] * q[t,d]     over the queries that see it, of the heads that read its head
 //   dv[s,d] = sum_{h,t} p[s] * dout[t,d]
 //
 // reference:    plain loops.
-// cpu:          a tile of queries against all keys before its last: scores of the tile are whole rows, so softmax
-//               is one pass and memory is linear in T; register tiles above the diagonal are skipped. Keys and
-//               values are packed once for all query heads that share them.
+// cpu:          a tile of queries against all keys that one of them sees: scores of the tile are whole rows, so
+//               softmax is one pass and memory is linear in T; register tiles that nothing sees are skipped. Keys
+//               and values are packed once for all query heads that share them.
 // naive:        the formulas, one kernel each, whole scores in memory (naive.hip).
 // flash:        tiles on any device's matrix cores, scores never in memory (flash_forward.hip,
 //               flash_backward.hip).
@@ -38,24 +46,26 @@ namespace {
 
 template <class T>
 void attention_forward_reference(View<T, 4> out, View<arithmetic<T>, 3> lse, View<const T, 4> q,
-                                 View<const T, 4> k, View<const T, 4> v, double scale) {
+                                 View<const T, 4> k, View<const T, 4> v, View<const int32_t, 2> first,
+                                 double scale, bool causal, int64_t window) {
     using A = arithmetic<T>;
-    const int64_t B = q.shape[0], time = q.shape[1], NH = q.shape[2], HD = q.shape[3],
-                  group = NH / k.shape[2];
-    std::vector<A> p(time), row(HD);
+    const int64_t B = q.shape[0], NH = q.shape[2], HD = q.shape[3], group = NH / k.shape[2];
+    const Visible visible(q, k, first, causal, window);
+    std::vector<A> p(k.shape[1]), row(HD);
     for (int64_t b = 0; b < B; b++)
         for (int64_t h = 0; h < NH; h++)
-            for (int64_t t = 0; t < time; t++) {
+            for (int64_t t = 0; t < q.shape[1]; t++) {
+                const int64_t begin = visible.begin(b, t), end = visible.end(t);
                 A largest = -std::numeric_limits<A>::infinity(), sum = 0;
-                for (int64_t s = 0; s <= t; s++) {
+                for (int64_t s = begin; s < end; s++) {
                     A dot = 0;
                     for (int64_t d = 0; d < HD; d++) dot += A(q(b, t, h, d)) * A(k(b, s, h / group, d));
                     p[s] = A(scale) * dot;
                     largest = std::max(largest, p[s]);
                 }
-                for (int64_t s = 0; s <= t; s++) sum += p[s] = std::exp(p[s] - largest);
+                for (int64_t s = begin; s < end; s++) sum += p[s] = std::exp(p[s] - largest);
                 std::fill(row.begin(), row.end(), A(0));
-                for (int64_t s = 0; s <= t; s++)
+                for (int64_t s = begin; s < end; s++)
                     for (int64_t d = 0; d < HD; d++) row[d] += p[s] * A(v(b, s, h / group, d));
                 for (int64_t d = 0; d < HD; d++) out(b, t, h, d) = T(row[d] / sum);
                 lse(b, h, t) = largest + std::log(sum);
@@ -65,18 +75,20 @@ void attention_forward_reference(View<T, 4> out, View<arithmetic<T>, 3> lse, Vie
 template <class T>
 void attention_backward_reference(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<const T, 4> dout,
                                   View<const T, 4> out, View<const arithmetic<T>, 3> lse, View<const T, 4> q,
-                                  View<const T, 4> k, View<const T, 4> v, double scale) {
+                                  View<const T, 4> k, View<const T, 4> v, View<const int32_t, 2> first,
+                                  double scale, bool causal, int64_t window) {
     using A = arithmetic<T>;
-    const int64_t B = q.shape[0], time = q.shape[1], NH = q.shape[2], HD = q.shape[3], NKV = k.shape[2],
+    const int64_t B = q.shape[0], NH = q.shape[2], HD = q.shape[3], S = k.shape[1], NKV = k.shape[2],
                   group = NH / NKV;
+    const Visible visible(q, k, first, causal, window);
     // Of one key/value head: the sums over its query heads, and of one query head.
-    std::vector<A> keys(time * HD), values(time * HD), keys_part(time * HD), values_part(time * HD), row(HD);
+    std::vector<A> keys(S * HD), values(S * HD), keys_part(S * HD), values_part(S * HD), row(HD);
     const auto backward_query = [&](int64_t b, int64_t h, int64_t t) {
         const int64_t g = h / group;
         A delta = 0;
         for (int64_t d = 0; d < HD; d++) delta += A(dout(b, t, h, d)) * A(out(b, t, h, d));
         std::fill(row.begin(), row.end(), A(0));
-        for (int64_t s = 0; s <= t; s++) {
+        for (int64_t s = visible.begin(b, t); s < visible.end(t); s++) {
             A dot = 0, dp = 0;
             for (int64_t d = 0; d < HD; d++) {
                 dot += A(q(b, t, h, d)) * A(k(b, s, g, d));
@@ -98,10 +110,10 @@ void attention_backward_reference(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, V
             for (int64_t h = g * group; h < (g + 1) * group; h++) {
                 std::fill(keys_part.begin(), keys_part.end(), A(0));
                 std::fill(values_part.begin(), values_part.end(), A(0));
-                for (int64_t t = 0; t < time; t++) backward_query(b, h, t);
-                for (int64_t i = 0; i < time * HD; i++) keys[i] += keys_part[i], values[i] += values_part[i];
+                for (int64_t t = 0; t < q.shape[1]; t++) backward_query(b, h, t);
+                for (int64_t i = 0; i < S * HD; i++) keys[i] += keys_part[i], values[i] += values_part[i];
             }
-            for (int64_t s = 0; s < time; s++)
+            for (int64_t s = 0; s < S; s++)
                 for (int64_t d = 0; d < HD; d++) {
                     dk(b, s, g, d) = T(keys[s * HD + d]);
                     dv(b, s, g, d) = T(values[s * HD + d]);
@@ -110,17 +122,31 @@ void attention_backward_reference(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, V
 }
 
 // The tests stand beside the kernels.
-constexpr const char* limits =
-    "HD 64 or 128, T at most 2^30, scale above 0, heads that begin at multiples of 16 bytes";
-constexpr Constraints flash_constraints{limits, flash_supports};
+constexpr Constraints flash_constraints{
+    "HD a multiple of 8 up to 128, T and S at most 2^30, scale above 0, heads that begin at multiples of 16 "
+    "bytes",
+    flash_supports};
+constexpr const char* plain =
+    "HD 64 or 128, causal, T = S at most 2^30, no first, no window below T, scale above 0, heads that begin "
+    "at "
+    "multiples of 16 bytes";
+constexpr Constraints flash_atomic_constraints{plain, plain_flash_supports};
 #if defined(LLAMAC_WARPGROUPS)
-constexpr Constraints wgmma_constraints{limits, wgmma_supports};
+constexpr Constraints wgmma_constraints{plain, wgmma_supports};
 constexpr const char* hopper = "NVIDIA sm_90";
 #endif
 
-// Only the causal half counts: T(T+1)/2 pairs of query and key.
+// 1 + 2 + ... + n.
+double sum_to(double n) {
+    return n > 0 ? 0.5 * n * (n + 1) : 0;
+}
+// The pairs of a query and a key that it sees: T(T+1)/2 of plain causal attention. What `first` hides counts too: it is
+// in the device's memory, for which nobody waits. With it the count is an upper bound.
 double forward_flops(const Call& call) {
-    const double pairs = 0.5 * static_cast<double>(call["T"]) * static_cast<double>(call["T"] + 1);
+    const double T = static_cast<double>(call["T"]), S = static_cast<double>(call["S"]),
+                 window = call.number("window");
+    double pairs = call.number("causal") ? sum_to(S) - sum_to(S - T) : T * S;
+    if (window > 0) pairs -= sum_to(S - window) - sum_to(S - T - window);
     return 2 * 2 * static_cast<double>(call["B"] * call["NH"] * call["HD"]) * pairs;
 }
 // Five products instead of two.
@@ -128,22 +154,30 @@ double backward_flops(const Call& call) {
     return 2.5 * forward_flops(call);
 }
 
-// What tiles want to see: one row, whole tiles, one row less and more, several tiles, long rows.
-#define LLAMAC_ATTENTION_TESTS                                                                  \
-    " test(B=1, T=1, NH=8, NKV=1, HD=128) test(B=2, T=64, NH=4, NKV=1, HD=64)"                  \
-    " test(B=1, T=63, NH=4, NKV=2, HD=128) test(B=1, T=129, NH=3, NKV=3, HD=128)"               \
-    " test(B=1, T=200, NH=8, NKV=2, HD=64) test(B=1, T=520, NH=2, NKV=1, HD=128)"               \
-    " test_large(B=1, T=1000, NH=4, NKV=1, HD=64) test_large(B=1, T=4096, NH=1, NKV=1, HD=128)" \
-    " test_large(B=1, T=4096, NH=2, NKV=1, HD=64)"
+#define LLAMAC_ATTENTION_SCALARS \
+    "scale: float {0.125, 0.3, 4}, causal: bool = 1, window: int >=0 = 0 {0, 5, 0, 1, 64, 0, 37}"
+// What tiles want to see: one row, whole tiles, one row less and more, several tiles, long rows; fewer queries than keys,
+// and more.
+#define LLAMAC_ATTENTION_TESTS                                                                          \
+    " empty(B, T, S) multiple(NH, NKV) at_most(T, S, causal)"                                           \
+    " test(B=1, T=1, S=1, NH=8, NKV=1, HD=128) test(B=2, T=64, S=64, NH=4, NKV=1, HD=64)"               \
+    " test(B=1, T=63, S=63, NH=4, NKV=2, HD=128) test(B=1, T=129, S=129, NH=3, NKV=3, HD=128)"          \
+    " test(B=1, T=200, S=200, NH=8, NKV=2, HD=64) test(B=1, T=520, S=520, NH=2, NKV=1, HD=128)"         \
+    " test(B=2, T=1, S=300, NH=4, NKV=1, HD=128) test(B=1, T=65, S=131, NH=4, NKV=2, HD=64)"            \
+    " test(B=1, T=140, S=67, NH=2, NKV=2, HD=64)"                                                       \
+    " test_large(B=1, T=1000, S=1000, NH=4, NKV=1, HD=64)"                                              \
+    " test_large(B=1, T=4096, S=4096, NH=1, NKV=1, HD=128)"                                             \
+    " test_large(B=1, T=4096, S=4096, NH=2, NKV=1, HD=64) test_large(B=1, T=513, S=3000, NH=2, NKV=1, " \
+    "HD=64)"
 
 Operation attention_forward(
     "attention_forward<T: f32 bf16 f64, A: arithmetic(T)>"
     "(out: T[B,T,NH,HD] strided, lse: A[B,NH,T]; q: T[B,T,NH,HD] strided,"
-    " k: T[B,T,NKV,HD] strided, v: T[B,T,NKV,HD] strided; scale: float {0.125, 0.3, 4})"
-    " empty(B, T) multiple(NH, NKV)"
-    " derivative attention_backward(dq: grad q, dk: grad k, dv: grad v; dout: grad out, out, lse, q, k, v; "
-    "scale)" LLAMAC_ATTENTION_TESTS,
-    "out = causal softmax(scale * q * transposed k) * v",
+    " k: T[B,S,NKV,HD] strided, v: T[B,S,NKV,HD] strided, first?: i32[B,T] "
+    "begins(S);" LLAMAC_ATTENTION_SCALARS
+    ") derivative attention_backward(dq: grad q, dk: grad k, dv: grad v; dout: grad out, out, lse, q, k, v, "
+    "first; scale, causal, window)" LLAMAC_ATTENTION_TESTS,
+    "out = softmax(scale * q * transposed k) * v over the keys that a query sees",
     {{"cpu", "query tiles, packed keys, whole rows of scores", Backend::host,
       instantiations<attention_forward_cpu<float>, attention_forward_cpu<bf16>,
                      attention_forward_cpu<double>>()},
@@ -171,10 +205,10 @@ Operation attention_forward(
 
 Operation attention_backward(
     "attention_backward<T: f32 bf16 f64, A: arithmetic(T)>"
-    "(dq: T[B,T,NH,HD] strided, dk: T[B,T,NKV,HD] strided, dv: T[B,T,NKV,HD] strided;"
+    "(dq: T[B,T,NH,HD] strided, dk: T[B,S,NKV,HD] strided, dv: T[B,S,NKV,HD] strided;"
     " dout: T[B,T,NH,HD] strided, out: T[B,T,NH,HD] strided, lse: A[B,NH,T], q: T[B,T,NH,HD] strided,"
-    " k: T[B,T,NKV,HD] strided, v: T[B,T,NKV,HD] strided; scale: float {0.125, 0.3, 4})"
-    " empty(B, T) multiple(NH, NKV)" LLAMAC_ATTENTION_TESTS,
+    " k: T[B,S,NKV,HD] strided, v: T[B,S,NKV,HD] strided, first?: i32[B,T] "
+    "begins(S);" LLAMAC_ATTENTION_SCALARS ")" LLAMAC_ATTENTION_TESTS,
     "gradients of attention_forward",
     {{"cpu", "query tiles, p from lse, dk and dv summed by owners", Backend::host,
       instantiations<attention_backward_cpu<float>, attention_backward_cpu<bf16>,
@@ -206,7 +240,7 @@ Operation attention_backward(
       .idea = "as flash on matrix cores, in one pass, dq by 128-bit atomic adds",
       .backend = Backend::device,
       .instantiations = instantiations<attention_backward_flash_atomic>(),
-      .supports = flash_constraints,
+      .supports = flash_atomic_constraints,
       .workspace = attention_backward_flash_atomic_workspace,
       .deterministic = false},
      {"naive",
@@ -222,4 +256,11 @@ Operation attention_backward(
     backward_flops);
 
 }  // namespace
+
+bool is_plain_causal(const Call& call) {
+    const int64_t T = call["T"], window = static_cast<int64_t>(call.number("window"));
+    return !call.operand("first").data && call["S"] == T && call.number("causal") &&
+           (window == 0 || window >= T);
+}
+
 }  // namespace llamac

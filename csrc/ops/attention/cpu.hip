@@ -48,17 +48,18 @@ A sum_across(vector<A> v) {
 // vector more, so that rows a power of two apart do not meet in the same cache set.
 template <class A>
 struct Sizes {
-    int64_t B, T, NH, NKV, HD, group, width, keys, scores_row, tiles;
+    int64_t B, T, S, NH, NKV, HD, group, width, keys, scores_row, tiles;
 
-    Sizes(const int64_t* q_shape, int64_t NKV_)
+    Sizes(const int64_t* q_shape, const int64_t* k_shape)
         : B(q_shape[0]),
           T(q_shape[1]),
+          S(k_shape[1]),
           NH(q_shape[2]),
-          NKV(NKV_),
+          NKV(k_shape[2]),
           HD(q_shape[3]),
           group(NH / NKV),
           width(round_up(HD, panel_columns<A>)),
-          keys(round_up(T, panel_columns<A>)),
+          keys(round_up(S, panel_columns<A>)),
           scores_row(keys + lanes<A>),
           tiles((T + tile_queries - 1) / tile_queries) {}
 };
@@ -98,108 +99,129 @@ void pack_heads(View<const T, 4> x, const Sizes<A>& n, A* rows, A* panels) {
         }
 }
 
-// c[queries, keys] = rows * transposed panels, for the register tiles that reach below the diagonal. The
-// tile's first query is `first`.
+// The queries of one tile, from `first` on, and the keys that each sees, which rise from query to query. Scores of a
+// register tile of rows stand for the keys [low, high): those that one of its queries sees, in whole panels and vectors.
 template <class A>
-void causal_scores(const Sizes<A>& n, int64_t first, const A* rows, const A* panels, A* c) {
-    const int64_t end = std::min(n.T, first + tile_queries);
+struct QueryTile {
+    int64_t first, count, begin[tile_queries], end[tile_queries];
+
+    QueryTile(const Visible& visible, int64_t b, int64_t first_)
+        : first(first_), count(std::min(visible.queries - first, tile_queries)) {
+        for (int64_t i = 0; i < tile_queries; i++) {  // rows behind the last query see what it sees
+            const int64_t t = first + std::min(i, count - 1);
+            begin[i] = visible.begin(b, t);
+            end[i] = visible.end(t);
+        }
+    }
+    static int64_t register_tile(int64_t row) { return row / tile_rows * tile_rows; }
+    int64_t low(int64_t row) const { return begin[register_tile(row)] / panel_columns<A> * panel_columns<A>; }
+    int64_t high(int64_t row) const {
+        return round_up(end[register_tile(row) + tile_rows - 1], std::max<int64_t>(lanes<A>, tile_rows));
+    }
+};
+
+// c[queries, keys] = rows * transposed panels, for the register tiles that a query sees something of.
+template <class A>
+void visible_scores(const Sizes<A>& n, const QueryTile<A>& tile, const A* rows, const A* panels, A* c) {
     const A* nothing = nullptr;
-    for (int64_t s = 0; s < end; s += panel_columns<A>)
-        for (int64_t i = std::max<int64_t>(0, s - first) / tile_rows * tile_rows; first + i < end;
-             i += tile_rows)
-            gemm_tile<2>(n.HD, rows + i * n.width, n.width, 1, panels + s * n.HD, panel_columns<A>, nothing,
-                         0, c + i * n.scores_row + s, n.scores_row);
+    for (int64_t s = tile.low(0); s < tile.high(tile.count - 1); s += panel_columns<A>)
+        for (int64_t i = 0; i < tile.count && tile.low(i) <= s; i += tile_rows)
+            if (s < tile.high(i))
+                gemm_tile<2>(n.HD, rows + i * n.width, n.width, 1, panels + s * n.HD, panel_columns<A>,
+                             nothing, 0, c + i * n.scores_row + s, n.scores_row);
 }
 
-// c[queries, width] = p * rows: p's row i is zero beyond the diagonal up to its register tile's last key.
+// c[queries, width] = p * rows: p is zero where a query of the register tile sees nothing.
 template <class A>
-void causal_product(const Sizes<A>& n, int64_t first, const A* p, const A* rows, A* c) {
-    const int64_t end = std::min(n.T, first + tile_queries);
+void visible_product(const Sizes<A>& n, const QueryTile<A>& tile, const A* p, const A* rows, A* c) {
     const A* nothing = nullptr;
-    for (int64_t i = 0; first + i < end; i += tile_rows)
+    for (int64_t i = 0; i < tile.count; i += tile_rows)
         for (int64_t d = 0; d < n.width; d += panel_columns<A>)
-            gemm_tile<2>(first + i + tile_rows, p + i * n.scores_row, n.scores_row, 1, rows + d, n.width,
-                         nothing, 0, c + i * n.width + d, n.width);
+            gemm_tile<2>(tile.high(i) - tile.low(i), p + i * n.scores_row + tile.low(i), n.scores_row, 1,
+                         rows + tile.low(i) * n.width + d, n.width, nothing, 0, c + i * n.width + d, n.width);
 }
 
 // c[keys, width] += transposed p * rows of the tile's queries.
 template <class A>
-void causal_transposed_product(const Sizes<A>& n, int64_t first, const A* p, const A* rows, A* c) {
-    const int64_t end = std::min(n.T, first + tile_queries), count = round_up(end - first, tile_rows);
-    for (int64_t s = 0; s < end; s += tile_rows) {
-        const int64_t skip = std::max<int64_t>(0, s - first);
-        for (int64_t d = 0; d < n.width; d += panel_columns<A>) {
+void visible_transposed_product(const Sizes<A>& n, const QueryTile<A>& tile, const A* p, const A* rows,
+                                A* c) {
+    int64_t begin = 0, end = 0;  // the queries that see one of the keys
+    for (int64_t s = tile.low(0); s < tile.end[tile.count - 1]; s += tile_rows) {
+        while (tile.end[begin] <= s) begin++;
+        while (end < tile.count && tile.begin[end] < s + tile_rows) end++;
+        for (int64_t d = 0; begin < end && d < n.width; d += panel_columns<A>) {
             A* at = c + s * n.width + d;
-            gemm_tile<2>(count - skip, p + skip * n.scores_row + s, 1, n.scores_row,
-                         rows + skip * n.width + d, n.width, at, n.width, at, n.width);
+            gemm_tile<2>(end - begin, p + begin * n.scores_row + s, 1, n.scores_row,
+                         rows + begin * n.width + d, n.width, at, n.width, at, n.width);
         }
     }
 }
 
-// Scales a row of scores. Rows are worked on in whole vectors: one at a time, the last few keys would cost as
-// much as all others. Beyond the diagonal the scores become -inf, so that p and ds are 0 there.
+// Scales a query's scores, in whole vectors: one at a time, the last few keys would cost as much as all others. Those of
+// keys that it does not see become -inf, so that p and ds are 0 there.
 template <class A>
-int64_t scale_and_mask(A* row, int64_t length, A scale) {
-    const int64_t padded = round_up(length, std::max<int64_t>(lanes<A>, tile_rows));
-    for (int64_t s = 0; s < length; s++) row[s] *= scale;
-    std::fill(row + length, row + padded, minus_infinity<A>);
-    return padded;
+void scale_and_mask(const QueryTile<A>& tile, int64_t i, A* row, A scale) {
+    std::fill(row + tile.low(i), row + tile.begin[i], minus_infinity<A>);
+    for (int64_t s = tile.begin[i]; s < tile.end[i]; s++) row[s] *= scale;
+    std::fill(row + tile.end[i], row + tile.high(i), minus_infinity<A>);
 }
 
-// Makes row e^(scale * row - largest); returns the largest, and the sum of the powers.
+// Makes query i's row of scores e^(scale * row - largest); returns the largest, and the sum of the powers.
 template <class A>
-std::pair<A, A> softmax_row(A* row, int64_t length, A scale) {
-    const int64_t padded = scale_and_mask(row, length, scale);
-    vector<A> largest = load(row), sum = {};
-    for (int64_t s = lanes<A>; s < padded; s += lanes<A>) {
+std::pair<A, A> softmax_row(const QueryTile<A>& tile, int64_t i, A* row, A scale) {
+    scale_and_mask(tile, i, row, scale);
+    const int64_t low = tile.low(i), high = tile.high(i);
+    vector<A> largest = load(row + low), sum = {};
+    for (int64_t s = low + lanes<A>; s < high; s += lanes<A>) {
         const vector<A> x = load(row + s);
         largest = x > largest ? x : largest;
     }
     const A shift = across<A>(largest, [](A a, A b) { return std::max(a, b); });
 #pragma omp simd
-    for (int64_t s = 0; s < padded; s++) row[s] = exponential(row[s] - shift);
-    for (int64_t s = 0; s < padded; s += lanes<A>) sum += load(row + s);
+    for (int64_t s = low; s < high; s++) row[s] = exponential(row[s] - shift);
+    for (int64_t s = low; s < high; s += lanes<A>) sum += load(row + s);
     return {shift, sum_across<A>(sum)};
 }
 
-// Makes p, which holds products q*k, the probabilities, and ds, which holds dp, the gradient of the products.
-// delta is the mean of dp weighted by p: where one key takes all, ds comes out as 0, whatever lse lost to
+// Makes p, which holds products q*k of query i, the probabilities, and ds, which holds dp, the gradient of the
+// products. delta is the mean of dp weighted by p: where one key takes all, ds comes out as 0, whatever lse lost to
 // rounding.
 template <class A>
-void softmax_row_backward(A* p, A* ds, int64_t length, A lse, A scale) {
-    const int64_t padded = scale_and_mask(p, length, scale);
+void softmax_row_backward(const QueryTile<A>& tile, int64_t i, A* p, A* ds, A lse, A scale) {
+    scale_and_mask(tile, i, p, scale);
+    const int64_t low = tile.low(i), high = tile.high(i);
 #pragma omp simd
-    for (int64_t s = 0; s < padded; s++) p[s] = exponential(p[s] - lse);
+    for (int64_t s = low; s < high; s++) p[s] = exponential(p[s] - lse);
     vector<A> sum = {}, weighted = {};
-    for (int64_t s = 0; s < padded; s += lanes<A>) {
+    for (int64_t s = low; s < high; s += lanes<A>) {
         sum += load(p + s);
         weighted += load(p + s) * load(ds + s);
     }
     const A delta = sum_across<A>(weighted) / sum_across<A>(sum);
-    for (int64_t s = 0; s < padded; s += lanes<A>)
+    for (int64_t s = low; s < high; s += lanes<A>)
         store(ds + s, scale * load(p + s) * (load(ds + s) - delta));
 }
 
 // Gradients of one tile of queries of head h: dq is written, dkeys and dvalues [keys,width] are added to.
 // scratch: tile_queries * (2 * scores_row + 3 * width).
 template <class T, class A>
-void backward_tile(const Sizes<A>& n, int64_t b, int64_t h, int64_t tile, View<T, 4> dq,
+void backward_tile(const Sizes<A>& n, int64_t b, int64_t h, const QueryTile<A>& tile, View<T, 4> dq,
                    View<const T, 4> dout, View<const A, 3> lse, View<const T, 4> q, A scale, const A* keys,
                    const A* keys_transposed, const A* values_transposed, A* dkeys, A* dvalues, A* scratch) {
-    const int64_t first = tile * tile_queries, count = std::min(n.T - first, tile_queries);
+    const int64_t first = tile.first;
     A *p = scratch, *ds = p + tile_queries * n.scores_row, *queries = ds + tile_queries * n.scores_row;
     A *douts = queries + tile_queries * n.width, *dqueries = douts + tile_queries * n.width;
     copy_rows(q, b, h, first, tile_queries, n.width, queries);
     copy_rows(dout, b, h, first, tile_queries, n.width, douts);
-    causal_scores(n, first, queries, keys_transposed, p);
-    causal_scores(n, first, douts, values_transposed, ds);
-    for (int64_t i = 0; i < count; i++)
-        softmax_row_backward(p + i * n.scores_row, ds + i * n.scores_row, first + i + 1, lse(b, h, first + i),
+    visible_scores(n, tile, queries, keys_transposed, p);
+    visible_scores(n, tile, douts, values_transposed, ds);
+    for (int64_t i = 0; i < tile.count; i++)
+        softmax_row_backward(tile, i, p + i * n.scores_row, ds + i * n.scores_row, lse(b, h, first + i),
                              scale);
-    causal_transposed_product(n, first, p, douts, dvalues);
-    causal_transposed_product(n, first, ds, queries, dkeys);
-    causal_product(n, first, ds, keys, dqueries);
-    for (int64_t i = 0; i < count; i++) {
+    visible_transposed_product(n, tile, p, douts, dvalues);
+    visible_transposed_product(n, tile, ds, queries, dkeys);
+    visible_product(n, tile, ds, keys, dqueries);
+    for (int64_t i = 0; i < tile.count; i++) {
         T* to = &dq(b, first + i, h, 0);
         for (int64_t d = 0; d < n.HD; d++) to[d] = T(dqueries[i * n.width + d]);
     }
@@ -210,7 +232,7 @@ template <class T, class A>
 void sum_parts(const Sizes<A>& n, int64_t parts, int64_t part_stride, const A* sums, View<T, 4> x) {
 #pragma omp for collapse(2) schedule(static)
     for (int64_t head = 0; head < n.B * n.NKV; head++)
-        for (int64_t s = 0; s < n.T; s++) {
+        for (int64_t s = 0; s < n.S; s++) {
             const A* from = sums + head * parts * part_stride + s * n.width;
             T* to = &x(head / n.NKV, s, head % n.NKV, 0);
             for (int64_t d = 0; d < n.HD; d++) {
@@ -225,9 +247,11 @@ void sum_parts(const Sizes<A>& n, int64_t parts, int64_t part_stride, const A* s
 
 template <class T>
 void attention_forward_cpu(View<T, 4> out, View<arithmetic<T>, 3> lse, View<const T, 4> q, View<const T, 4> k,
-                           View<const T, 4> v, double scale) {
+                           View<const T, 4> v, View<const int32_t, 2> first_seen, double scale, bool causal,
+                           int64_t window) {
     using A = arithmetic<T>;
-    const Sizes<A> n(q.shape, k.shape[2]);
+    const Sizes<A> n(q.shape, k.shape);
+    const Visible visible(q, k, first_seen, causal, window);
     static thread_local Scratch shared;
     const int64_t heads = n.B * n.NKV * n.keys;
     A* keys = shared.reserve<A>(heads * (2 * n.width + n.HD));
@@ -240,21 +264,20 @@ void attention_forward_cpu(View<T, 4> out, View<arithmetic<T>, 3> lse, View<cons
         A* scores = own.reserve<A>(tile_queries * (n.scores_row + 2 * n.width));
         A *queries = scores + tile_queries * n.scores_row, *rows = queries + tile_queries * n.width;
 #pragma omp for collapse(2) schedule(dynamic)
-        for (int64_t tile = n.tiles - 1; tile >= 0; tile--)  // the longest first
+        for (int64_t tile_index = n.tiles - 1; tile_index >= 0; tile_index--)  // the longest first
             for (int64_t bh = 0; bh < n.B * n.NH; bh++) {
                 const int64_t b = bh / n.NH, h = bh % n.NH, head = b * n.NKV + h / n.group;
-                const int64_t first = tile * tile_queries;
+                const QueryTile<A> tile(visible, b, tile_index * tile_queries);
+                const int64_t first = tile.first, count = tile.count;
                 copy_rows(q, b, h, first, tile_queries, n.width, queries);
-                causal_scores(n, first, queries, keys_transposed + head * n.keys * n.HD, scores);
-                const int64_t count = std::min(n.T - first, tile_queries);
+                visible_scores(n, tile, queries, keys_transposed + head * n.keys * n.HD, scores);
                 A sum[tile_queries];
                 for (int64_t i = 0; i < count; i++) {
                     A largest;
-                    std::tie(largest, sum[i]) =
-                        softmax_row(scores + i * n.scores_row, first + i + 1, A(scale));
+                    std::tie(largest, sum[i]) = softmax_row(tile, i, scores + i * n.scores_row, A(scale));
                     lse(b, h, first + i) = largest + std::log(sum[i]);
                 }
-                causal_product(n, first, scores, values + head * n.keys * n.width, rows);
+                visible_product(n, tile, scores, values + head * n.keys * n.width, rows);
                 for (int64_t i = 0; i < count; i++) {
                     T* to = &out(b, first + i, h, 0);
                     for (int64_t d = 0; d < n.HD; d++) to[d] = T(rows[i * n.width + d] / sum[i]);
@@ -269,10 +292,12 @@ void attention_forward_cpu(View<T, 4> out, View<arithmetic<T>, 3> lse, View<cons
 template <class T>
 void attention_backward_cpu(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<const T, 4> dout,
                             View<const T, 4>, View<const arithmetic<T>, 3> lse, View<const T, 4> q,
-                            View<const T, 4> k, View<const T, 4> v, double scale) {
+                            View<const T, 4> k, View<const T, 4> v, View<const int32_t, 2> first_seen,
+                            double scale, bool causal, int64_t window) {
     using A = arithmetic<T>;
     constexpr int64_t wanted_owners = 8;  // 16: 10% slower at T = 2048, the sums leave L2
-    const Sizes<A> n(q.shape, k.shape[2]);
+    const Sizes<A> n(q.shape, k.shape);
+    const Visible visible(q, k, first_seen, causal, window);
     const int64_t heads = n.B * n.NKV, pairs = n.group * n.tiles;
     const int64_t parts = std::min(pairs, (wanted_owners + heads - 1) / heads);
     const int64_t part_stride = n.keys * n.width;
@@ -294,8 +319,9 @@ void attention_backward_cpu(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<co
             std::fill(dkeys_own, dkeys_own + part_stride, A(0));
             std::fill(dvalues_own, dvalues_own + part_stride, A(0));
             for (int64_t pair = owner % parts; pair < pairs; pair += parts)
-                backward_tile(n, b, g * n.group + pair % n.group, pair / n.group, dq, dout, lse, q, A(scale),
-                              keys + head * part_stride, keys_transposed + head * n.keys * n.HD,
+                backward_tile(n, b, g * n.group + pair % n.group,
+                              QueryTile<A>(visible, b, pair / n.group * tile_queries), dq, dout, lse, q,
+                              A(scale), keys + head * part_stride, keys_transposed + head * n.keys * n.HD,
                               values_transposed + head * n.keys * n.HD, dkeys_own, dvalues_own, scratch);
         }
         sum_parts(n, parts, part_stride, dkeys, dk);

@@ -1,6 +1,7 @@
 // What the tiled kernels of attention share: their order of blocks and a warp's two kinds of product.
 #pragma once
 #include "core/device.h"
+#include "ops/attention/attention.h"
 #include "platform/tile.h"
 
 namespace llamac {
@@ -24,6 +25,86 @@ __device__ inline BlockTile block_tile_of(int64_t blocks, int64_t heads) {
     return {head / heads, head % heads, i % (section * blocks) / section};
 }
 
+__device__ inline int smaller(int a, int b) {
+    return a < b ? a : b;
+}
+__device__ inline int larger(int a, int b) {
+    return a > b ? a : b;
+}
+
+// What the queries of one sequence see, in the kernels that have masks: rows behind the last query see what it sees.
+struct Sight {
+    const int32_t*
+        first;         // [B,T], or null: as the kernel gets it, or the compiler cannot tell memory from LDS
+    int64_t sequence;  // where the sequence's begin
+    int queries, keys, window;
+    bool causal;
+
+    __device__ Sight(const Visible& v, int64_t batch)
+        : first(v.first),
+          sequence(batch * v.queries),
+          queries(static_cast<int>(v.queries)),
+          keys(static_cast<int>(v.keys)),
+          window(static_cast<int>(v.window < v.keys ? v.window : 0)),
+          causal(v.causal) {}
+    __device__ int existing(int t) const { return t < queries ? t : queries - 1; }
+    __device__ int begin(int t) const {
+        t = existing(t);
+        const int own = keys - queries + t;
+        int from = window > 0 ? own - window + 1 : 0;
+        if (first) from = larger(from, smaller(first[sequence + t], own));  // the values are not checked
+        return larger(from, 0);
+    }
+    __device__ int end(int t) const { return causal ? keys - queries + existing(t) + 1 : keys; }
+    // Of a key: the first query that sees it if none is hidden, and the first that does not see it any more. begin() rises
+    // from query to query.
+    __device__ int first_query(int key) const { return causal ? larger(0, key - (keys - queries)) : 0; }
+    __device__ int queries_until(int key) const {
+        int low = 0, high = queries;
+        while (low < high) {
+            const int middle = low + (high - low) / 2;
+            if (begin(middle) <= key)
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        return low;
+    }
+};
+// Which steps a warp takes part in, and of which of them its queries do not see all: [some_from, some_to) the keys that
+// one of them sees, [all_from, all_to) those that all see.
+struct WarpSight {
+    int some_from, all_from, all_to, some_to;
+    __device__ WarpSight(const Sight& sight, int query, int rows)
+        : some_from(sight.begin(query)),
+          all_from(sight.begin(query + rows - 1)),
+          all_to(sight.end(query)),
+          some_to(sight.end(query + rows - 1)) {}
+    __device__ bool any(int key, int keys) const { return key + keys > some_from && key < some_to; }
+    __device__ bool all(int key, int keys) const { return key >= all_from && key + keys <= all_to; }
+};
+
+// Whether a call has a mask beside the diagonal, or heads narrower than the tiles: what the kernels without masks do not take.
+template <int HD>
+bool needs_mask(const Visible& v, const View<const bf16, 4>& q) {
+    return v.first || !v.causal || v.queries != v.keys || (v.window > 0 && v.window < v.keys) ||
+           q.shape[3] != HD;
+}
+// f(tile's head size, masked) for the heads of the call.
+template <class F>
+void on_heads(const Visible& v, const View<const bf16, 4>& q, F f) {
+    const auto choose = [&](auto head) {
+        if (needs_mask<decltype(head)::value>(v, q))
+            f(head, std::true_type{});
+        else
+            f(head, std::false_type{});
+    };
+    if (q.shape[3] <= 64)
+        choose(std::integral_constant<int, 64>{});
+    else
+        choose(std::integral_constant<int, 128>{});
+}
+
 // The first element of a head's row.
 template <class T>
 __device__ T* row_of(const View<T, 4>& x, int64_t batch, int64_t row, int64_t head) {
@@ -38,7 +119,7 @@ __device__ float row_delta(const View<const bf16, 4>& dout, const View<const bf1
     constexpr int lanes = HD / vector_size<bf16>;
     const int first = static_cast<int>(threadIdx.x) % lanes * vector_size<bf16>;
     float sum = 0;
-    if (inside) {
+    if (inside && first < out.shape[3]) {
         float x[vector_size<bf16>], y[vector_size<bf16>];
         unpack(load128(row_of(dout, batch, row, head) + first), x);
         unpack(load128(row_of(out, batch, row, head) + first), y);
@@ -112,6 +193,42 @@ __device__ void mask(typename T::Accumulator (&c)[row_tiles][count], int first) 
                 if (forbidden == Masked::columns_after ? column > row : column < row)
                     c[r][n].x[i] = -INFINITY;
             }
+}
+
+// The same by what queries see; query and key: those of row and column 0, of which the rows of c are the queries where
+// rows_are_queries, else the columns.
+template <class T, bool rows_are_queries, int row_tiles, int count>
+__device__ void mask_unseen(typename T::Accumulator (&c)[row_tiles][count], const Sight& sight, int query,
+                            int key) {
+    const auto hide = [&](float& x, int begin, int end, int at) {
+        if (at < begin || at >= end) x = -INFINITY;
+    };
+    if constexpr (rows_are_queries) {
+#pragma unroll
+        for (int r = 0; r < row_tiles; r++)
+#pragma unroll
+            for (int slot = 0; slot < T::slots; slot++) {
+                const int t = query + r * tile_rows + T::row(slot), begin = sight.begin(t),
+                          end = sight.end(t);
+#pragma unroll
+                for (int n = 0; n < count; n++)
+#pragma unroll
+                    for (int i = 0; i < T::elements; i++)
+                        if (T::slot(i) == slot)
+                            hide(c[r][n].x[i], begin, end, key + n * tile_rows + T::column(i));
+            }
+    } else {
+#pragma unroll
+        for (int n = 0; n < count; n++)
+#pragma unroll
+            for (int i = 0; i < T::elements; i++) {
+                const int t = query + n * tile_rows + T::column(i), begin = sight.begin(t),
+                          end = sight.end(t);
+#pragma unroll
+                for (int r = 0; r < row_tiles; r++)
+                    hide(c[r][n].x[i], begin, end, key + r * tile_rows + T::row(T::slot(i)));
+            }
+    }
 }
 
 // Accumulators as the operands of another product: their columns become k.

@@ -8,12 +8,15 @@
 //
 // with c = scale * log2 e, p = 2^(c s - lse * log2 e), ds = p (dp - delta).
 //
+// With masks the walks leave out what no query of the block sees (no key of it is seen by), as in flash_forward.hip; the
+// keys' kernel finds the last query that sees one of its keys by bisection.
+//
 // flash:        both, one after the other. Seven products instead of the five of one pass, but every sum is one warp's
 //     own, in the same order in every run, and p and ds go straight from accumulators to operands in both. The
 //     workspace is delta, f32[B,NH,T].
 // flash_atomic: the keys' kernel alone: its blocks hand ds' around in LDS and add the step's ds k to dq in memory, in
 //     fp32, in whatever order they come: not deterministic. The workspace is dq's sums, after which a kernel
-//     rounds them, and delta.
+//     rounds them, and delta. It knows no masks: MI300X has no scalar registers left for them.
 #include "ops/attention/attention.h"
 #include "ops/attention/flash.h"
 
@@ -111,19 +114,19 @@ __global__ void __launch_bounds__(256)
 template <class C, int HD>
 __device__ void take_rows(WarpRows<T, HD, C::row_tiles>& first, const bf16* first_rows, int64_t first_stride,
                           WarpRows<T, HD, C::row_tiles>& second, const bf16* second_rows,
-                          int64_t second_stride, int valid) {
+                          int64_t second_stride, int valid, int width) {
     const int row = warp_index() * C::warp_rows;
     const SharedTile<HD> shared_first{dynamic_shared_memory()},
         shared_second{dynamic_shared_memory() + C::second_at};
     TileCopy<C::rows, HD, C::threads> copy;
-    copy.begin(shared_first, first_rows, first_stride, valid);
+    copy.begin(shared_first, first_rows, first_stride, valid, width);
     copy.end();
     if (C::second_at == 0) {
         __syncthreads();
         first.take(shared_first, row);
         __syncthreads();
     }
-    copy.begin(shared_second, second_rows, second_stride, valid);
+    copy.begin(shared_second, second_rows, second_stride, valid, width);
     copy.end();
     __syncthreads();
     if (C::second_at != 0) first.take(shared_first, row);
@@ -134,7 +137,7 @@ __device__ void take_rows(WarpRows<T, HD, C::row_tiles>& first, const bf16* firs
 // A sum of a block's rows, scaled, rounded and stored. All warps are done with LDS, and are again after it.
 template <class C, int HD>
 __device__ void store_sum(bf16* to, int64_t stride, T::Accumulator (&sum)[C::row_tiles][C::head_tiles],
-                          float scale, int valid) {
+                          float scale, int valid, int width) {
     const SharedTile<HD> shared{dynamic_shared_memory()};
 #pragma unroll
     for (int r = 0; r < C::row_tiles; r++) {
@@ -145,7 +148,7 @@ __device__ void store_sum(bf16* to, int64_t stride, T::Accumulator (&sum)[C::row
         T::store_rows(shared, warp_index() * C::warp_rows + r * C::R, sum[r]);
     }
     __syncthreads();
-    store_tile<C::rows, HD, C::threads>(to, stride, shared, valid);
+    store_tile<C::rows, HD, C::threads>(to, stride, shared, valid, width);
     __syncthreads();
 }
 
@@ -155,15 +158,21 @@ struct Statistics {
     float lse[C::step], delta[C::step];
 };
 
-// Of the part of a step whose queries begin `ahead` after the warp's first key: dv += p' dout, and ds'.
-template <class C, int HD>
+// Of the part of a step whose queries begin with `query`, for the warp's keys from `key` on: dv += p' dout, and ds'.
+template <class C, bool masked, int HD>
 __device__ Packed<T, C::row_tiles, C::part_tiles> add_values(
     T::Accumulator (&sum_v)[C::row_tiles][C::head_tiles], const WarpRows<T, HD, C::row_tiles>& rows_k,
     const WarpRows<T, HD, C::row_tiles>& rows_v, SharedTile<HD> shared_q, SharedTile<HD> shared_dout,
-    const float* part_lse, const float* part_delta, int ahead, float scale) {
+    const float* part_lse, const float* part_delta, const Sight& sight, int query, int key, float scale) {
     T::Accumulator p[C::row_tiles][C::part_tiles] = {}, dp[C::row_tiles][C::part_tiles] = {};
     add_rows_product<T>(p, rows_k, shared_q);
-    if (ahead < C::warp_rows - 1) mask<T, Masked::columns_before>(p, ahead);
+    if constexpr (masked) {
+        const int last = query + C::part - 1;
+        if (sight.begin(last) > key || sight.end(query) < key + C::warp_rows)
+            mask_unseen<T, false>(p, sight, query, key);
+    } else if (query - key < C::warp_rows - 1) {
+        mask<T, Masked::columns_before>(p, query - key);
+    }
 #pragma unroll
     for (int m = 0; m < C::part_tiles; m++)
 #pragma unroll
@@ -249,13 +258,17 @@ __global__ void __launch_bounds__(Pass<HD>::threads)
 }
 
 // The keys' kernel of both variants. dq_sums: of flash_atomic, C::step * HD a step of a head.
-template <class C, int HD>
+template <class C, int HD, bool masked>
 __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& dv,
                                  const View<const bf16, 4>& dout, const float* lse, const float* delta,
                                  const View<const bf16, 4>& q, const View<const bf16, 4>& k,
-                                 const View<const bf16, 4>& v, float scale, float* dq_sums) {
+                                 const View<const bf16, 4>& v, const Visible& visible, float scale,
+                                 float* dq_sums) {
     const int time = static_cast<int>(q.shape[1]), group = static_cast<int>(q.shape[2] / k.shape[2]);
-    const BlockTile tile = block_tile_of((time + C::rows - 1) / C::rows, k.shape[2]);
+    const int seen = masked ? static_cast<int>(k.shape[1]) : time;
+    const int width = masked ? static_cast<int>(q.shape[3]) : HD;
+    const BlockTile tile = block_tile_of((seen + C::rows - 1) / C::rows, k.shape[2]);
+    const Sight sight(visible, tile.batch);
     const int first = static_cast<int>(tile.block) * C::rows;  // more queries come first
     const int row = first + warp_index() * C::warp_rows;
     char* const steps = dynamic_shared_memory() + C::steps_at;
@@ -264,7 +277,7 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
 
     WarpRows<T, HD, C::row_tiles> rows_k, rows_v;
     take_rows<C>(rows_k, row_of(k, tile.batch, first, tile.head), k.stride[1], rows_v,
-                 row_of(v, tile.batch, first, tile.head), v.stride[1], time - first);
+                 row_of(v, tile.batch, first, tile.head), v.stride[1], seen - first, width);
     T::Accumulator sum_k[C::row_tiles][C::head_tiles] = {}, sum_v[C::row_tiles][C::head_tiles] = {};
 
     TileCopy<C::step, HD, C::threads> copy_q, copy_dout;
@@ -272,9 +285,10 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
     struct Step {
         int head, t0;
     };
-    const int start = first / C::step * C::step;
+    const int start = (masked ? sight.first_query(first) : first) / C::step * C::step;
+    const int end = masked ? sight.queries_until(smaller(first + C::rows, seen) - 1) : time;
     const auto after = [&](Step step) {
-        const bool last = step.t0 + C::step >= time;
+        const bool last = step.t0 + C::step >= end;
         return Step{step.head + last, last ? start : step.t0 + C::step};
     };
     float next_lse = 0, next_delta = 0;
@@ -282,17 +296,17 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
         const int64_t head = tile.head * group + step.head;
         const int t0 = step.t0, mine = static_cast<int>(threadIdx.x);
         char* const stage = steps + n % C::stages * 2 * C::step_bytes;
-        copy_q.begin(SharedTile<HD>{stage}, row_of(q, tile.batch, t0, head), q.stride[1], time - t0);
+        copy_q.begin(SharedTile<HD>{stage}, row_of(q, tile.batch, t0, head), q.stride[1], time - t0, width);
         copy_dout.begin(SharedTile<HD>{stage + C::step_bytes}, row_of(dout, tile.batch, t0, head),
-                        dout.stride[1], time - t0);
+                        dout.stride[1], time - t0, width);
         // Queries that do not exist get p = 2^-inf.
         const bool exists = mine < C::step && t0 + mine < time;
         const int64_t at = (tile.batch * q.shape[2] + head) * time + t0 + mine;
         next_lse = exists ? lse[at] : INFINITY;  // used a step later: nothing waits for it here
         next_delta = exists ? delta[at] : 0;
     };
-    Step now{0, start};
-    if (C::stages == 2) begin_step(now, 0);
+    Step now{masked && start >= end ? group : 0, start};  // keys that nobody sees
+    if (C::stages == 2 && (!masked || now.head < group)) begin_step(now, 0);
     for (int n = 0; now.head < group; n++) {
         if (C::stages == 1) {
             __syncthreads();  // nobody uses the last step's tiles any more
@@ -312,11 +326,16 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
         const SharedTile<HD> shared_q{steps + n % C::stages * 2 * C::step_bytes};
 #pragma unroll
         for (int part = 0; part < C::step; part += C::part) {
-            if (!C::adds_queries && t0 + part + C::part <= row) continue;  // all before the warp's keys
+            // All before the warp's keys, or all behind what they are seen by.
+            if (!C::adds_queries && (masked ? sight.end(t0 + part + C::part - 1) <= row ||
+                                                  sight.begin(t0 + part) >= row + C::warp_rows
+                                            : t0 + part + C::part <= row))
+                continue;
             const int at = part * HD * 2;
             const SharedTile<HD> part_q{shared_q.data + at}, part_dout{part_q.data + C::step_bytes};
-            const auto ds = add_values<C>(sum_v, rows_k, rows_v, part_q, part_dout, of_step.lse + part,
-                                          of_step.delta + part, t0 + part - row, scale);
+            const auto ds =
+                add_values<C, masked>(sum_v, rows_k, rows_v, part_q, part_dout, of_step.lse + part,
+                                      of_step.delta + part, sight, t0 + part, row, scale);
             if constexpr (C::adds_queries) {
                 const SharedTile<C::step> shared_ds{dynamic_shared_memory() + C::ds_at};
 #pragma unroll
@@ -338,16 +357,18 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
         }
     }
     __syncthreads();
-    store_sum<C, HD>(row_of(dk, tile.batch, first, tile.head), dk.stride[1], sum_k, scale, time - first);
-    store_sum<C, HD>(row_of(dv, tile.batch, first, tile.head), dv.stride[1], sum_v, 1, time - first);
+    store_sum<C, HD>(row_of(dk, tile.batch, first, tile.head), dk.stride[1], sum_k, scale, seen - first,
+                     width);
+    store_sum<C, HD>(row_of(dv, tile.batch, first, tile.head), dv.stride[1], sum_v, 1, seen - first, width);
 }
 
-template <int HD>
+template <int HD, bool masked>
 __global__ void __launch_bounds__(Keys<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     attention_backward_flash_kernel_keys(View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                                          const float* lse, const float* delta, View<const bf16, 4> q,
-                                         View<const bf16, 4> k, View<const bf16, 4> v, float scale) {
-    backward_of_keys<Keys<HD>, HD>(dk, dv, dout, lse, delta, q, k, v, scale, nullptr);
+                                         View<const bf16, 4> k, View<const bf16, 4> v, Visible visible,
+                                         float scale) {
+    backward_of_keys<Keys<HD>, HD, masked>(dk, dv, dout, lse, delta, q, k, v, visible, scale, nullptr);
 }
 
 template <int HD>
@@ -355,17 +376,19 @@ __global__ void __launch_bounds__(Pass<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     attention_backward_flash_atomic_kernel(float* dq_sums, View<bf16, 4> dk, View<bf16, 4> dv,
                                            View<const bf16, 4> dout, const float* lse, const float* delta,
                                            View<const bf16, 4> q, View<const bf16, 4> k,
-                                           View<const bf16, 4> v, float scale) {
-    backward_of_keys<Pass<HD>, HD>(dk, dv, dout, lse, delta, q, k, v, scale, dq_sums);
+                                           View<const bf16, 4> v, Visible visible, float scale) {
+    backward_of_keys<Pass<HD>, HD, false>(dk, dv, dout, lse, delta, q, k, v, visible, scale, dq_sums);
 }
 
-template <int HD>
+template <int HD, bool masked>
 __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     attention_backward_flash_kernel_queries(View<bf16, 4> dq, View<const bf16, 4> dout, const float* lse,
                                             const float* delta, View<const bf16, 4> q, View<const bf16, 4> k,
-                                            View<const bf16, 4> v, float scale) {
+                                            View<const bf16, 4> v, Visible visible, float scale) {
     using C = Queries<HD>;
     const int time = static_cast<int>(q.shape[1]), blocks = (time + C::rows - 1) / C::rows;
+    const int seen = masked ? static_cast<int>(k.shape[1]) : time;
+    const int width = masked ? static_cast<int>(q.shape[3]) : HD;
     const BlockTile tile = block_tile_of(blocks, q.shape[2]);
     const int first = (blocks - 1 - static_cast<int>(tile.block)) * C::rows;  // more keys come first
     const int row = first + warp_index() * C::warp_rows;
@@ -374,7 +397,7 @@ __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
 
     WarpRows<T, HD, C::row_tiles> rows_q, rows_dout;
     take_rows<C>(rows_q, row_of(q, tile.batch, first, tile.head), q.stride[1], rows_dout,
-                 row_of(dout, tile.batch, first, tile.head), dout.stride[1], time - first);
+                 row_of(dout, tile.batch, first, tile.head), dout.stride[1], time - first, width);
     float row_lse[C::row_tiles][T::slots], row_delta[C::row_tiles][T::slots];
 #pragma unroll
     for (int r = 0; r < C::row_tiles; r++)
@@ -388,27 +411,37 @@ __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     T::Accumulator sum[C::row_tiles][C::head_tiles] = {};
 
     TileCopy<C::step, HD, C::threads> copy_k, copy_v;
-    const int end = time < first + C::rows ? time : first + C::rows;
+    const Sight sight(visible, tile.batch);
+    const WarpSight own(sight, row, C::warp_rows);
+    const int until = time < first + C::rows ? time : first + C::rows;
+    const int begin = masked ? sight.begin(first) / C::step * C::step : 0;
+    const int end = masked ? sight.end(until - 1) : until;
     const auto begin_step = [&](int s0) {
         char* const stage = steps + s0 / C::step % 2 * 2 * C::step_bytes;
-        copy_k.begin(SharedTile<HD>{stage}, row_of(k, tile.batch, s0, key_head), k.stride[1], time - s0);
+        copy_k.begin(SharedTile<HD>{stage}, row_of(k, tile.batch, s0, key_head), k.stride[1], seen - s0,
+                     width);
         copy_v.begin(SharedTile<HD>{stage + C::step_bytes}, row_of(v, tile.batch, s0, key_head), v.stride[1],
-                     time - s0);
+                     seen - s0, width);
     };
-    begin_step(0);
-    for (int s0 = 0; s0 < end; s0 += C::step) {
+    begin_step(begin);
+    for (int s0 = begin; s0 < end; s0 += C::step) {
         copy_k.end();
         copy_v.end();
         __syncthreads();  // the step's tiles are there, nobody uses the others
         if (s0 + C::step < end) begin_step(s0 + C::step);
-        if (s0 >= row + C::warp_rows) continue;  // all after the warp's queries
+        if (masked ? !own.any(s0, C::step) : s0 >= row + C::warp_rows)
+            continue;  // the warp's queries see nothing
 
         const SharedTile<HD> shared_k{steps + s0 / C::step % 2 * 2 * C::step_bytes},
             shared_v{shared_k.data + C::step_bytes};
         T::Accumulator p[C::row_tiles][C::part_tiles] = {}, dp[C::row_tiles][C::part_tiles] = {};
         add_rows_product<T>(p, rows_q, shared_k);
         add_rows_product<T>(dp, rows_dout, shared_v);
-        if (s0 + C::step - 1 > row) mask<T, Masked::columns_after>(p, s0 - row);
+        if constexpr (masked) {
+            if (!own.all(s0, C::step)) mask_unseen<T, true>(p, sight, row, s0);
+        } else if (s0 + C::step - 1 > row) {
+            mask<T, Masked::columns_after>(p, s0 - row);
+        }
 #pragma unroll
         for (int r = 0; r < C::row_tiles; r++)
 #pragma unroll
@@ -422,7 +455,7 @@ __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
         add_columns_product<T>(sum, Packed<T, C::row_tiles, C::part_tiles>(dp), shared_k);
     }
     __syncthreads();
-    store_sum<C, HD>(row_of(dq, tile.batch, first, tile.head), dq.stride[1], sum, scale, time - first);
+    store_sum<C, HD>(row_of(dq, tile.batch, first, tile.head), dq.stride[1], sum, scale, time - first, width);
 }
 
 template <int HD>
@@ -435,24 +468,6 @@ void find_delta(float* delta, View<const bf16, 4> dout, View<const bf16, 4> out,
 template <class C>
 unsigned blocks_of(const View<const bf16, 4>& rows) {
     return blocks_for((rows.shape[1] + C::rows - 1) / C::rows * rows.shape[2] * rows.shape[0], 1);
-}
-
-template <int HD>
-void launch_backward(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                     View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                     View<const bf16, 4> k, View<const bf16, 4> v, float scale,
-                     const LaunchContext& context) {
-    float* const delta = static_cast<float*>(context.workspace);
-    find_delta<HD>(delta, dout, out, context);
-    on_machine([&](auto machine) {
-        using OfKeys = Keys<HD, decltype(machine)>;
-        using OfQueries = Queries<HD, decltype(machine)>;
-        launch(Grid(blocks_of<OfKeys>(k), OfKeys::threads, context.stream,
-                    OfKeys::tiles_end + 2 * sizeof(Statistics<OfKeys>)),
-               attention_backward_flash_kernel_keys<HD>, dk, dv, dout, lse.data, delta, q, k, v, scale);
-        launch(Grid(blocks_of<OfQueries>(q), OfQueries::threads, context.stream, OfQueries::tiles_end),
-               attention_backward_flash_kernel_queries<HD>, dq, dout, lse.data, delta, q, k, v, scale);
-    });
 }
 
 // f(Pass<HD, Machine of the device that is there>).
@@ -476,10 +491,27 @@ int64_t sums_bytes(int64_t B, int64_t time, int64_t NH, int64_t HD) {
 
 void attention_backward_flash(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                               View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                              View<const bf16, 4> k, View<const bf16, 4> v, double scale,
-                              LaunchContext context) {
-    (q.shape[3] == 64 ? launch_backward<64> : launch_backward<128>)(dq, dk, dv, dout, out, lse, q, k, v,
-                                                                    static_cast<float>(scale), context);
+                              View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2> first,
+                              double scale_, bool causal, int64_t window, LaunchContext context) {
+    const float scale = static_cast<float>(scale_);
+    const Visible visible(q, k, first, causal, window);
+    float* const delta = static_cast<float*>(context.workspace);
+    on_heads(visible, q, [&](auto head, auto masked_) {
+        constexpr int HD = decltype(head)::value;
+        constexpr bool masked = decltype(masked_)::value;
+        find_delta<HD>(delta, dout, out, context);
+        on_machine([&](auto machine) {
+            using OfKeys = Keys<HD, decltype(machine)>;
+            using OfQueries = Queries<HD, decltype(machine)>;
+            launch(Grid(blocks_of<OfKeys>(k), OfKeys::threads, context.stream,
+                        OfKeys::tiles_end + 2 * sizeof(Statistics<OfKeys>)),
+                   attention_backward_flash_kernel_keys<HD, masked>, dk, dv, dout, lse.data, delta, q, k, v,
+                   visible, scale);
+            launch(Grid(blocks_of<OfQueries>(q), OfQueries::threads, context.stream, OfQueries::tiles_end),
+                   attention_backward_flash_kernel_queries<HD, masked>, dq, dout, lse.data, delta, q, k, v,
+                   visible, scale);
+        });
+    });
 }
 
 int64_t attention_backward_flash_workspace(const Call& call) {
@@ -489,8 +521,10 @@ int64_t attention_backward_flash_workspace(const Call& call) {
 void attention_backward_flash_atomic(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv,
                                      View<const bf16, 4> dout, View<const bf16, 4> out,
                                      View<const float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
-                                     View<const bf16, 4> v, double scale_, LaunchContext context) {
+                                     View<const bf16, 4> v, View<const int32_t, 2> first, double scale_,
+                                     bool causal, int64_t window, LaunchContext context) {
     const float scale = static_cast<float>(scale_);
+    const Visible visible(q, k, first, causal, window);
     on_pass(q.shape[3], [&](auto head, auto pass) {
         constexpr int HD = decltype(head)::value;
         using C = decltype(pass);
@@ -500,7 +534,7 @@ void attention_backward_flash_atomic(View<bf16, 4> dq, View<bf16, 4> dk, View<bf
         find_delta<HD>(delta, dout, out, context);
         launch(Grid(blocks_of<C>(k), C::threads, context.stream, C::tiles_end + 2 * sizeof(Statistics<C>)),
                attention_backward_flash_atomic_kernel<HD>, sums, dk, dv, dout, lse.data, delta, q, k, v,
-               scale);
+               visible, scale);
         launch(Grid(blocks_for(bytes / 4, C::step * HD), C::threads, context.stream, C::step_bytes),
                attention_backward_flash_atomic_kernel_round<HD>, dq, sums, scale);
     });

@@ -8,6 +8,10 @@
 // and at the end out = o / sum of p. Scores never leave the registers, so memory is linear in T. Keys and values
 // are on their way to LDS while others are computed with: in two stages each, or, in one, the values during
 // the scores, the next keys during p v.
+//
+// With masks (documents, windows, other keys than queries) the walk begins with the first key that one of the block's
+// queries sees, a warp leaves out the steps of which its queries see nothing, and only steps at an edge hide scores: a
+// kernel of its own, for heads that are narrower than its tiles too, which are filled with zeros.
 #include "ops/attention/attention.h"
 #include "ops/attention/flash.h"
 
@@ -42,7 +46,8 @@ struct Rows {
 // Scores become probabilities relative to a score that was the row's largest; o and the sums follow. That score
 // is replaced only when one of the warp's rows has got a score that gives more than 2^8, which o and sum stand
 // easily: most steps then rescale nothing (Zadouri et al., FlashAttention-4).
-template <class C>
+// hides: a row's scores may all be hidden so far.
+template <class C, bool hides>
 __device__ void softmax(T::Accumulator (&s)[C::row_tiles][C::key_tiles],
                         T::Accumulator (&o)[C::row_tiles][C::value_tiles], Rows<C>& rows, float scale) {
     float largest[C::row_tiles][T::slots];
@@ -66,7 +71,8 @@ __device__ void softmax(T::Accumulator (&s)[C::row_tiles][C::key_tiles],
 #pragma unroll
             for (int slot = 0; slot < T::slots; slot++) {
                 const float now = T::row_max(largest[r][slot]);
-                const float shrink = fast_exp2((rows.largest[r][slot] - now) * scale);
+                const float shrink =
+                    hides && now == -INFINITY ? 1 : fast_exp2((rows.largest[r][slot] - now) * scale);
                 rows.largest[r][slot] = now;
                 rows.sum[r][slot] *= shrink;
 #pragma unroll
@@ -80,7 +86,8 @@ __device__ void softmax(T::Accumulator (&s)[C::row_tiles][C::key_tiles],
     for (int r = 0; r < C::row_tiles; r++)
 #pragma unroll
         for (int slot = 0; slot < T::slots; slot++) {
-            const float shift = rows.largest[r][slot] * scale;
+            const float shift =
+                hides && rows.largest[r][slot] == -INFINITY ? 0 : rows.largest[r][slot] * scale;
             float sum = 0;
 #pragma unroll
             for (int n = 0; n < C::key_tiles; n++)
@@ -92,12 +99,14 @@ __device__ void softmax(T::Accumulator (&s)[C::row_tiles][C::key_tiles],
         }
 }
 
-template <int HD>
+template <int HD, bool masked>
 __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     attention_forward_flash_kernel(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
-                                   View<const bf16, 4> k, View<const bf16, 4> v, float scale) {
+                                   View<const bf16, 4> k, View<const bf16, 4> v, Visible visible,
+                                   float scale) {
     using C = Forward<HD>;
-    const int time = static_cast<int>(q.shape[1]);
+    const int time = static_cast<int>(q.shape[1]), seen = masked ? static_cast<int>(k.shape[1]) : time;
+    const int width = masked ? static_cast<int>(q.shape[3]) : HD;
     const BlockTile tile = block_tile_of((time + C::queries - 1) / C::queries, q.shape[2]);
     const int64_t key_head = tile.head / (q.shape[2] / k.shape[2]);
     const int blocks = (time + C::queries - 1) / C::queries;
@@ -107,7 +116,7 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
         shared_v{shared_k.data + C::k_bytes};
 
     TileCopy<C::queries, HD, C::threads> copy_q;
-    copy_q.begin(shared_q, row_of(q, tile.batch, first, tile.head), q.stride[1], time - first);
+    copy_q.begin(shared_q, row_of(q, tile.batch, first, tile.head), q.stride[1], time - first, width);
     copy_q.end();
     __syncthreads();
     WarpRows<T, HD, C::row_tiles, C::q_kept> rows_q;
@@ -121,46 +130,55 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
 #pragma unroll
         for (int slot = 0; slot < T::slots; slot++) rows.largest[r][slot] = -INFINITY, rows.sum[r][slot] = 0;
 
+    const Sight sight(visible, tile.batch);
+    const WarpSight own(sight, first + row, C::warp_rows);
+    const int until = time < first + C::queries ? time : first + C::queries;
+    const int begin = masked ? sight.begin(first) / C::keys * C::keys : 0;
+    const int end = masked ? sight.end(until - 1) : until;
     TileCopy<C::keys, HD, C::threads> copy_k, copy_v;
-    const bf16* next_k = row_of(k, tile.batch, 0, key_head);
-    const bf16* next_v = row_of(v, tile.batch, 0, key_head);
+    const bf16* next_k = row_of(k, tile.batch, begin, key_head);
+    const bf16* next_v = row_of(v, tile.batch, begin, key_head);
     const auto begin_k = [&](int stage, int valid) {
-        copy_k.begin({shared_k.data + stage}, next_k, k.stride[1], valid);
+        copy_k.begin({shared_k.data + stage}, next_k, k.stride[1], valid, width);
         next_k += C::keys * k.stride[1];
     };
     const auto begin_v = [&](int stage, int valid) {
-        copy_v.begin({shared_v.data + stage}, next_v, v.stride[1], valid);
+        copy_v.begin({shared_v.data + stage}, next_v, v.stride[1], valid, width);
         next_v += C::keys * v.stride[1];
     };
-    const int end = time < first + C::queries ? time : first + C::queries;
-    begin_k(0, time);
-    if (C::stages == 2) begin_v(0, time);
-    for (int s0 = 0; s0 < end; s0 += C::keys) {
+    const int first_stage = begin / C::keys % C::stages * 2 * C::k_bytes;
+    begin_k(first_stage, seen - begin);
+    if (C::stages == 2) begin_v(first_stage, seen - begin);
+    for (int s0 = begin; s0 < end; s0 += C::keys) {
         const int stage = s0 / C::keys % C::stages * 2 * C::k_bytes, next = s0 + C::keys;
         const int before = first + row - s0;  // keys of this step that the warp's first row has before it
-        const bool any = before + C::warp_rows > 0;
+        const bool any = masked ? own.any(s0, C::keys) : before + C::warp_rows > 0;
         copy_k.end();
         if (C::stages == 2) copy_v.end();
         __syncthreads();  // and nobody uses the last step's v any more
         if (C::stages == 2 && next < end) {
-            begin_k(2 * C::k_bytes - stage, time - next);
-            begin_v(2 * C::k_bytes - stage, time - next);
+            begin_k(2 * C::k_bytes - stage, seen - next);
+            begin_v(2 * C::k_bytes - stage, seen - next);
         } else if (C::stages == 1)
-            begin_v(0, time - s0);
+            begin_v(0, seen - s0);
         if (C::stages == 2 && !any) continue;  // of one stage the barrier below is still to come
         T::Accumulator s[C::row_tiles][C::key_tiles] = {};
         if (any) {
             set_priority<1>();  // of two waves of a SIMD the one in its products goes first
             add_rows_product<T>(s, rows_q, SharedTile<HD>{shared_k.data + stage});
             set_priority<0>();
-            if (before < C::keys - 1) mask<T, Masked::columns_after>(s, -before);
-            softmax<C>(s, o, rows, scale * log2_e);
+            if constexpr (masked) {
+                if (!own.all(s0, C::keys)) mask_unseen<T, true>(s, sight, first + row, s0);
+            } else if (before < C::keys - 1) {
+                mask<T, Masked::columns_after>(s, -before);
+            }
+            softmax<C, masked>(s, o, rows, scale * log2_e);
         }
         const Packed<T, C::row_tiles, C::key_tiles> p(s);
         if (C::stages == 1) {
             copy_v.end();
             __syncthreads();  // and nobody uses k any more
-            if (next < end) begin_k(0, time - next);
+            if (next < end) begin_k(0, seen - next);
         }
         set_priority<1>();
         if (any) add_columns_product<T>(o, p, SharedTile<HD>{shared_v.data + stage});
@@ -186,32 +204,35 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
     }
     __syncthreads();
     store_tile<C::queries, HD, C::threads>(row_of(out, tile.batch, first, tile.head), out.stride[1], shared_q,
-                                           time - first);
-}
-
-template <int HD>
-void launch_forward(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
-                    View<const bf16, 4> v, float scale, const LaunchContext& context) {
-    on_machine([&](auto machine) {
-        using C = Forward<HD, decltype(machine)>;
-        const int64_t blocks = (q.shape[1] + C::queries - 1) / C::queries;
-        launch(Grid(blocks_for(blocks * q.shape[2] * q.shape[0], 1), C::threads, context.stream,
-                    C::shared_bytes),
-               attention_forward_flash_kernel<HD>, out, lse, q, k, v, scale);
-    });
+                                           time - first, width);
 }
 
 }  // namespace
 
 void attention_forward_flash(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
-                             View<const bf16, 4> k, View<const bf16, 4> v, double scale,
-                             LaunchContext context) {
-    (q.shape[3] == 64 ? launch_forward<64> : launch_forward<128>)(out, lse, q, k, v, scale, context);
+                             View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2> first,
+                             double scale, bool causal, int64_t window, LaunchContext context) {
+    const Visible visible(q, k, first, causal, window);
+    on_heads(visible, q, [&](auto head, auto masked) {
+        constexpr int HD = decltype(head)::value;
+        on_machine([&](auto machine) {
+            using C = Forward<HD, decltype(machine)>;
+            const int64_t blocks = (q.shape[1] + C::queries - 1) / C::queries;
+            launch(Grid(blocks_for(blocks * q.shape[2] * q.shape[0], 1), C::threads, context.stream,
+                        C::shared_bytes),
+                   attention_forward_flash_kernel<HD, decltype(masked)::value>, out, lse, q, k, v, visible,
+                   static_cast<float>(scale));
+        });
+    });
+}
+
+bool plain_flash_supports(const Call& call) {
+    return (call["HD"] == 64 || call["HD"] == 128) && is_plain_causal(call) && flash_supports(call);
 }
 
 bool flash_supports(const Call& call) {
-    if (call["HD"] != 64 && call["HD"] != 128) return false;
-    if (call["T"] > (1 << 30) || call.number("scale") <= 0) return false;
+    if (call["HD"] % 8 || call["HD"] > 128) return false;
+    if (call["T"] > (1 << 30) || call["S"] > (1 << 30) || call.number("scale") <= 0) return false;
     bool whole = true;
     for (size_t i = 0; i < call.op->operands.size(); i++) {
         const Tensor& t = call.tensor[i];

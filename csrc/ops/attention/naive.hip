@@ -1,8 +1,8 @@
 // Attention as its formulas stand, each step a kernel: variant `naive` of attention.hip. Keys and values are
-// repeated for their query heads first (repeat_kv); the scores exist as a whole, so memory grows with T^2.
+// repeated for their query heads first (repeat_kv); the scores exist as a whole, so memory grows with T S.
 //
-// The workspace of forward: k and v repeated T[B,T,NH,HD], scores f32[B,NH,T,T]; of backward the same, with p
-// in the scores' place, and beside it ds f32[B,NH,T,T].
+// The workspace of forward: k and v repeated T[B,S,NH,HD], scores f32[B,NH,T,S]; of backward the same, with p
+// in the scores' place, and beside it ds f32[B,NH,T,S].
 #include <algorithm>
 #include <cmath>
 
@@ -24,10 +24,10 @@ int64_t padded(int64_t bytes) {
     return (bytes + 255) / 256 * 256;
 }
 int64_t heads_bytes(const Call& c) {
-    return padded(c["B"] * c["T"] * c["NH"] * c["HD"] * size_of(c.operand("q").dtype));
+    return padded(c["B"] * c["S"] * c["NH"] * c["HD"] * size_of(c.operand("q").dtype));
 }
 int64_t scores_bytes(const Call& c) {
-    return padded(c["B"] * c["NH"] * c["T"] * c["T"] * 4);
+    return padded(c["B"] * c["NH"] * c["T"] * c["S"] * 4);
 }
 
 template <class T, int R>
@@ -50,14 +50,13 @@ Tensor tensor_of(View<T, 4> v) {
 // Lays the parts out and repeats k and v.
 template <class T>
 Parts<T> prepare(View<const T, 4> q, View<const T, 4> k, View<const T, 4> v, const LaunchContext& context) {
-    const int64_t B = q.shape[0], time = q.shape[1], NH = q.shape[2], HD = q.shape[3];
-    const int64_t heads = padded(B * time * NH * HD * int64_t{sizeof(T)}),
-                  scores = padded(B * NH * time * time * 4);
+    const int64_t B = q.shape[0], time = q.shape[1], NH = q.shape[2], HD = q.shape[3], S = k.shape[1];
+    const int64_t heads = padded(B * S * NH * HD * int64_t{sizeof(T)}),
+                  scores = padded(B * NH * time * S * 4);
     char* at = static_cast<char*>(context.workspace);
-    const Parts<T> parts{contiguous<T, 4>(at, {B, time, NH, HD}),
-                         contiguous<T, 4>(at + heads, {B, time, NH, HD}),
-                         contiguous<float, 4>(at + 2 * heads, {B, NH, time, time}),
-                         contiguous<float, 4>(at + 2 * heads + scores, {B, NH, time, time})};
+    const Parts<T> parts{contiguous<T, 4>(at, {B, S, NH, HD}), contiguous<T, 4>(at + heads, {B, S, NH, HD}),
+                         contiguous<float, 4>(at + 2 * heads, {B, NH, time, S}),
+                         contiguous<float, 4>(at + 2 * heads + scores, {B, NH, time, S})};
     repeat_kv_forward(context.caller, {.out = tensor_of(parts.k), .x = tensor_of(k)});
     repeat_kv_forward(context.caller, {.out = tensor_of(parts.v), .x = tensor_of(v)});
     return parts;
@@ -80,41 +79,49 @@ __device__ Index element_of(const View<T, 4>& v) {
     return index;
 }
 
-// scores[b,h,t,s] = scale * sum_d q[b,t,h,d] * k[b,s,h,d] for s <= t.
+__device__ bool sees(const Visible& visible, int64_t b, int64_t t, int64_t s) {
+    return s >= visible.begin(b, t) && s < visible.end(t);
+}
+
+// scores[b,h,t,s] = scale * sum_d q[b,t,h,d] * k[b,s,h,d] for the keys s that t sees.
 template <class T>
 __global__ void attention_forward_naive_kernel_scores(View<float, 4> scores, View<const T, 4> q, View<T, 4> k,
-                                                      float scale) {
+                                                      float scale, Visible visible) {
     const Index at = element_of(scores);
     const int64_t b = at.i[0], h = at.i[1], t = at.i[2], s = at.i[3];
-    if (!at.inside || s > t) return;
+    if (!at.inside || !sees(visible, b, t, s)) return;
     double sum = 0;
     for (int64_t d = 0; d < q.shape[3]; d++) sum += double(float(q(b, t, h, d)) * float(k(b, s, h, d)));
     scores(b, h, t, s) = scale * static_cast<float>(sum);
 }
 
 // A row of scores becomes probabilities, in place; a thread a row.
-__global__ void attention_forward_naive_kernel_softmax(View<float, 3> lse, View<float, 4> scores) {
+__global__ void attention_forward_naive_kernel_softmax(View<float, 3> lse, View<float, 4> scores,
+                                                       Visible visible) {
     const int64_t NH = scores.shape[1], time = scores.shape[2];
     const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (row >= scores.shape[0] * NH * time) return;
     const int64_t b = row / time / NH, h = row / time % NH, t = row % time;
-    float largest = scores(b, h, t, 0);
-    for (int64_t s = 1; s <= t; s++) largest = fmaxf(largest, scores(b, h, t, s));
+    const int64_t begin = visible.begin(b, t), end = visible.end(t);
+    float largest = scores(b, h, t, begin);
+    for (int64_t s = begin + 1; s < end; s++) largest = fmaxf(largest, scores(b, h, t, s));
     double sum = 0;
-    for (int64_t s = 0; s <= t; s++) sum += double(expf(scores(b, h, t, s) - largest));
-    for (int64_t s = 0; s <= t; s++)
+    for (int64_t s = begin; s < end; s++) sum += double(expf(scores(b, h, t, s) - largest));
+    for (int64_t s = begin; s < end; s++)
         scores(b, h, t, s) = static_cast<float>(double(expf(scores(b, h, t, s) - largest)) / sum);
     lse(b, h, t) = largest + static_cast<float>(log(sum));
 }
 
 // out[b,t,h,d] = sum_s p[b,h,t,s] * v[b,s,h,d].
 template <class T>
-__global__ void attention_forward_naive_kernel(View<T, 4> out, View<float, 4> p, View<T, 4> v) {
+__global__ void attention_forward_naive_kernel(View<T, 4> out, View<float, 4> p, View<T, 4> v,
+                                               Visible visible) {
     const Index at = element_of(out);
     const int64_t b = at.i[0], t = at.i[1], h = at.i[2], d = at.i[3];
     if (!at.inside) return;
     double sum = 0;
-    for (int64_t s = 0; s <= t; s++) sum += double(p(b, h, t, s) * float(v(b, s, h, d)));
+    for (int64_t s = visible.begin(b, t); s < visible.end(t); s++)
+        sum += double(p(b, h, t, s) * float(v(b, s, h, d)));
     out(b, t, h, d) = T(static_cast<float>(sum));
 }
 
@@ -123,10 +130,11 @@ template <class T>
 __global__ void attention_backward_naive_kernel_scores(View<float, 4> p, View<float, 4> ds,
                                                        View<const T, 4> dout, View<const T, 4> out,
                                                        View<const float, 3> lse, View<const T, 4> q,
-                                                       View<T, 4> k, View<T, 4> v, float scale) {
+                                                       View<T, 4> k, View<T, 4> v, float scale,
+                                                       Visible visible) {
     const Index at = element_of(p);
     const int64_t b = at.i[0], h = at.i[1], t = at.i[2], s = at.i[3];
-    if (!at.inside || s > t) return;
+    if (!at.inside || !sees(visible, b, t, s)) return;
     double score = 0, dp = 0, delta = 0;
     for (int64_t d = 0; d < q.shape[3]; d++) {
         const float gradient = float(dout(b, t, h, d));
@@ -140,27 +148,30 @@ __global__ void attention_backward_naive_kernel_scores(View<float, 4> p, View<fl
 }
 
 template <class T>
-__global__ void attention_backward_naive_kernel_queries(View<T, 4> dq, View<float, 4> ds, View<T, 4> k) {
+__global__ void attention_backward_naive_kernel_queries(View<T, 4> dq, View<float, 4> ds, View<T, 4> k,
+                                                        Visible visible) {
     const Index at = element_of(dq);
     const int64_t b = at.i[0], t = at.i[1], h = at.i[2], d = at.i[3];
     if (!at.inside) return;
     double sum = 0;
-    for (int64_t s = 0; s <= t; s++) sum += double(ds(b, h, t, s) * float(k(b, s, h, d)));
+    for (int64_t s = visible.begin(b, t); s < visible.end(t); s++)
+        sum += double(ds(b, h, t, s) * float(k(b, s, h, d)));
     dq(b, t, h, d) = T(static_cast<float>(sum));
 }
 
 // dk and dv: the query heads of a group are added before the sum is rounded.
 template <class T>
 __global__ void attention_backward_naive_kernel(View<T, 4> dk, View<T, 4> dv, View<float, 4> p,
-                                                View<float, 4> ds, View<const T, 4> dout,
-                                                View<const T, 4> q) {
+                                                View<float, 4> ds, View<const T, 4> dout, View<const T, 4> q,
+                                                Visible visible) {
     const Index at = element_of(dk);
     const int64_t b = at.i[0], s = at.i[1], g = at.i[2], d = at.i[3];
     if (!at.inside) return;
     const int64_t time = q.shape[1], group = q.shape[2] / dk.shape[2];
     double key = 0, value = 0;
     for (int64_t h = g * group; h < (g + 1) * group; h++)
-        for (int64_t t = s; t < time; t++) {
+        for (int64_t t = 0; t < time; t++) {
+            if (!sees(visible, b, t, s)) continue;
             key += double(ds(b, h, t, s) * float(q(b, t, h, d)));
             value += double(p(b, h, t, s) * float(dout(b, t, h, d)));
         }
@@ -188,26 +199,31 @@ int64_t attention_backward_naive_workspace(const Call& c) {
 
 template <class T>
 void attention_forward_naive(View<T, 4> out, View<float, 3> lse, View<const T, 4> q, View<const T, 4> k,
-                             View<const T, 4> v, double scale, LaunchContext context) {
+                             View<const T, 4> v, View<const int32_t, 2> first, double scale, bool causal,
+                             int64_t window, LaunchContext context) {
     const Parts<T> parts = prepare(q, k, v, context);
+    const Visible visible(q, k, first, causal, window);
     const int64_t rows = q.shape[0] * q.shape[1] * q.shape[2];
     launch(grid_over(parts.scores, context), attention_forward_naive_kernel_scores<T>, parts.scores, q,
-           parts.k, scale);
+           parts.k, scale, visible);
     launch(Grid(blocks_for(rows, context.threads), context.threads, context.stream),
-           attention_forward_naive_kernel_softmax, lse, parts.scores);
-    launch(grid_over(out, context), attention_forward_naive_kernel<T>, out, parts.scores, parts.v);
+           attention_forward_naive_kernel_softmax, lse, parts.scores, visible);
+    launch(grid_over(out, context), attention_forward_naive_kernel<T>, out, parts.scores, parts.v, visible);
 }
 
 template <class T>
 void attention_backward_naive(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<const T, 4> dout,
                               View<const T, 4> out, View<const float, 3> lse, View<const T, 4> q,
-                              View<const T, 4> k, View<const T, 4> v, double scale, LaunchContext context) {
+                              View<const T, 4> k, View<const T, 4> v, View<const int32_t, 2> first,
+                              double scale, bool causal, int64_t window, LaunchContext context) {
     const Parts<T> parts = prepare(q, k, v, context);
+    const Visible visible(q, k, first, causal, window);
     launch(grid_over(parts.scores, context), attention_backward_naive_kernel_scores<T>, parts.scores,
-           parts.dscores, dout, out, lse, q, parts.k, parts.v, scale);
-    launch(grid_over(dq, context), attention_backward_naive_kernel_queries<T>, dq, parts.dscores, parts.k);
+           parts.dscores, dout, out, lse, q, parts.k, parts.v, scale, visible);
+    launch(grid_over(dq, context), attention_backward_naive_kernel_queries<T>, dq, parts.dscores, parts.k,
+           visible);
     launch(grid_over(dk, context), attention_backward_naive_kernel<T>, dk, dv, parts.scores, parts.dscores,
-           dout, q);
+           dout, q, visible);
 }
 
 template decltype(attention_forward_naive<float>) attention_forward_naive<float>;

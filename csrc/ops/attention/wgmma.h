@@ -28,10 +28,12 @@ inline TensorMap map_of(View<const bf16, 4> x, int rows) {
 
 // LDS from the launch, where the swizzle's pattern begins.
 constexpr int panels_alignment = 1024;
+// Added as an offset: of a pointer made from a number the compiler would not know that it points to LDS.
 template <class S>
 __device__ S& aligned_shared_memory() {
-    const uintptr_t address = reinterpret_cast<uintptr_t>(dynamic_shared_memory());
-    return *reinterpret_cast<S*>((address + panels_alignment - 1) / panels_alignment * panels_alignment);
+    char* memory = dynamic_shared_memory();
+    return *reinterpret_cast<S*>(memory + (panels_alignment - shared_address(memory) % panels_alignment) %
+                                              panels_alignment);
 }
 template <class S>
 constexpr size_t aligned_shared_bytes = sizeof(S) + panels_alignment;
@@ -72,7 +74,7 @@ struct Pipeline {
 struct Consumer {
     int index, thread, row, column;
     __device__ Consumer()
-        : index(static_cast<int>(threadIdx.x) / warpgroup_size - 1),
+        : index(__shfl(static_cast<int>(threadIdx.x) / warpgroup_size, 0) - 1),
           thread(static_cast<int>(threadIdx.x) % warpgroup_size),
           row(thread / warp_size * 16 + lane_index() / 4),
           column(lane_index() % 4 * 2) {}

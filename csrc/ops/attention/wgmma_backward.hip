@@ -392,8 +392,8 @@ void launch_backward(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<
 
 void attention_backward_wgmma(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                               View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                              View<const bf16, 4> k, View<const bf16, 4> v, double scale,
-                              LaunchContext context) {
+                              View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2>,
+                              double scale, bool, int64_t, LaunchContext context) {
     (q.shape[3] == 64 ? launch_backward<64, false>
                       : launch_backward<128, false>)(dq, dk, dv, dout, out, lse, q, k, v,
                                                      static_cast<float>(scale), context);
@@ -402,7 +402,8 @@ void attention_backward_wgmma(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> 
 void attention_backward_wgmma_atomic(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv,
                                      View<const bf16, 4> dout, View<const bf16, 4> out,
                                      View<const float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
-                                     View<const bf16, 4> v, double scale, LaunchContext context) {
+                                     View<const bf16, 4> v, View<const int32_t, 2>, double scale, bool,
+                                     int64_t, LaunchContext context) {
     (q.shape[3] == 64 ? launch_backward<64, true>
                       : launch_backward<128, true>)(dq, dk, dv, dout, out, lse, q, k, v,
                                                     static_cast<float>(scale), context);

@@ -104,7 +104,7 @@ def attention(h: Harness) -> None:
             Output(out, true_out, name="out", baseline=rounded(baseline)),
             Output(lse, true_lse, 32, 64, 2.0**-20, name="lse"),
         ]
-        h.case("attention_forward", text, [out, lse, q, k, v], [scale], outputs)
+        h.case("attention_forward", text, [out, lse, q, k, v, None], [scale], outputs)
         dout = h.tensor((B, Tn, NH, HD), "bf16", h.normal(B, Tn, NH, HD))
         saved_out, saved_lse = h.tensor((B, Tn, NH, HD), "bf16", true_out), h.tensor((B, NH, Tn), F, true_lse)
         saved = dout.get(), scale, saved_out.get(), saved_lse.get()
@@ -114,7 +114,7 @@ def attention(h: Harness) -> None:
         h.case(
             "attention_backward",
             text,
-            [*grads, dout, saved_out, saved_lse, q, k, v],
+            [*grads, dout, saved_out, saved_lse, q, k, v, None],
             [scale],
             [
                 Output(grad, true, name=name, baseline=rounded(baseline))

@@ -256,7 +256,7 @@ def attention(t: Large) -> None:
     t.last_blocks(160)
     t.call(
         "attention_forward",
-        [out, lse, q, k, v],
+        [out, lse, q, k, v, None],
         [scale],
         lambda: [(name, numbers(out.data[-1, :, -1]), p @ V, "bf16")],
     )
@@ -265,7 +265,7 @@ def attention(t: Large) -> None:
     ds = p * (DO @ V.T - (DO * numbers(out.data[-1, :, -1])).sum(1, keepdims=True))
     t.call(
         "attention_backward",
-        [dq, dk, dv, dout, out, lse, q, k, v],
+        [dq, dk, dv, dout, out, lse, q, k, v, None],
         [scale],
         lambda: [(f"{name} dq", numbers(dq.data[-1, :, -1]), ds @ K * scale, "bf16")],
     )

@@ -94,7 +94,7 @@ def attention(s: Special) -> None:
             q, k, v = (s.normal((1, tokens, heads, 64)) for heads in (2, 1, 1))
             {"q": q, "k": k, "v": v}[where].data[0, at, 0, 3] = 0x7FC0
             out, lse = s.device.tensor((1, tokens, 2, 64), "bf16"), s.device.tensor((1, 2, tokens), F)
-            s.device.call("attention_forward", variant.name, [out, lse, q, k, v], [0.125])
+            s.device.call("attention_forward", variant.name, [out, lse, q, k, v, None], [0.125])
             spoilt = np.isnan(out.get()[0]).any(-1)  # [row, head]
             after = np.arange(tokens) >= at
             expected = (

@@ -72,15 +72,27 @@ def read_bin(path: str | Path) -> Shard:
     return Shard(path, file, tokens, header[3], header[6] | header[7] << 32)
 
 
+def token_dtype(vocab_size: int) -> np.dtype:
+    """16 bits per token if the vocabulary fits, else 32."""
+    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+
+
+def bin_header(tokens: int, vocab_size: int, tokenizer_hash: int) -> np.ndarray:
+    """The header of a .bin with so many tokens of token_dtype(vocab_size)."""
+    dtype = token_dtype(vocab_size)
+    header = np.zeros(HEADER_BYTES // 4, "<u4")
+    header[:2] = next(key for key, held in _FORMATS.items() if held == dtype)
+    header[2:4] = tokens & 0xFFFFFFFF, vocab_size
+    header[5:8] = tokens >> 32, tokenizer_hash & 0xFFFFFFFF, tokenizer_hash >> 32
+    return header
+
+
 def write_bin(path: str | Path, tokens: np.ndarray, vocab_size: int, tokenizer_hash: int = 0) -> None:
     """Write tokens [n] as a .bin, renamed into place when whole; 16 bits a token if the vocabulary fits.
     Raises InputError for what these cannot hold.
     """
-    magic, version = (20240520, 1) if vocab_size <= 1 << 16 else (20240801, 7)
-    dtype = _FORMATS[magic, version]
-    header = np.zeros(256, "<u4")
-    header[:4] = magic, version, len(tokens) & 0xFFFFFFFF, vocab_size
-    header[5:8] = len(tokens) >> 32, tokenizer_hash & 0xFFFFFFFF, tokenizer_hash >> 32
+    dtype = token_dtype(vocab_size)
+    header = bin_header(len(tokens), vocab_size, tokenizer_hash)
     path = Path(path)
     if np.ndim(tokens) != 1:
         raise InputError(f"{path}: expected tokens of one dimension, found {np.ndim(tokens)}")
@@ -164,11 +176,11 @@ def check_same_tokenizer(train: list[Shard], val: list[Shard]) -> None:
 
 
 def how_to_make(pattern: str) -> str:
-    """The script that makes such files: each of the project's texts has its own, and its own folder."""
+    """The command that makes such files: the project's texts have names, and folders of their own."""
     folder = os.path.dirname(pattern) or "."
     if folder in ("data/stdlib", "data/tinyshakespeare"):
-        return f"python dev/{folder}.py"
-    return f"python -m llamac.text TEXT --tokenizer FILE --out {folder}"
+        return f"python -m llamac.data {os.path.basename(folder)}"
+    return f"python -m llamac.data TEXT --tokenizer FILE --out {folder}"
 
 
 class Loader:

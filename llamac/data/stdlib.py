@@ -1,23 +1,20 @@
 """Tokens of the Python standard library's own sources: real text that every machine has.
 
-Writes to --out: tokenizer.tiktoken (byte-level BPE of the training part), tokenizer.json and
-tokenizer_config.json (the same for transformers), train_000.bin, val_000.bin.
-Validation is whole top-level packages, chosen by name alone, so that every machine holds out the same ones.
+`python -m llamac.data stdlib` writes tokenizer.tiktoken (byte-level BPE of the training part), tokenizer.json
+and tokenizer_config.json (the same for transformers), train_000.bin, val_000.bin. Validation is whole
+top-level packages, chosen by name alone, so that every machine holds out the same ones.
 """
 
-import argparse
 import re
-import sys
 import sysconfig
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from llamac import tokenizer
-from llamac.data import permute, read_bin, write_shards
-from llamac.errors import InputError, run
+from llamac.data.tokens import permute, read_bin, write_shards
+from llamac.errors import InputError
 
 # Left out at the top: what is not the library's own (site-packages), what is generated or nearly identical
 # (tables, encodings), and what some systems or newer versions do not have.
@@ -89,21 +86,11 @@ def build(out: Path, root: Path, vocab_size: int) -> None:
         print(f"{split}: {len(texts)} files, {sum(map(len, texts)):,} characters")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("data/stdlib"), metavar="DIR")
-    parser.add_argument("--root", type=Path, default=Path(sysconfig.get_path("stdlib")), metavar="DIR")
-    parser.add_argument("--vocab-size", type=int, default=4096, help="ranks + the end-of-text token")
-    parser.add_argument("--force", action="store_true", help="build even if a finished data set is there")
-    arguments = parser.parse_args()
-    out, vocab_size = arguments.out, arguments.vocab_size
-    found = None if arguments.force else ready(out, vocab_size)
+def prepare(out: Path, root: Path | None, vocab_size: int, force: bool) -> None:
+    """The data set in `out`, unless it is there already. root: of the library, None: this Python's."""
+    found = None if force else ready(out, vocab_size)
     if not found:
-        build(out, arguments.root, vocab_size)
+        build(out, root or Path(sysconfig.get_path("stdlib")), vocab_size)
     elif not (out / "tokenizer_config.json").exists():  # a data set of an earlier version
         tokenizer.export(out, tokenizer.load(out / "tokenizer.tiktoken"))
     print(f"{out}: {found or ready(out, vocab_size)}{', already there' if found else ''}")
-
-
-if __name__ == "__main__":
-    run(main)

@@ -1,0 +1,25 @@
+// Written twice on purpose: llamac/vocabulary.py has the same; tests/test_readers.py::test_c_and_python_agree.
+//
+// The vocabulary file, tokenizer.vocab: the bytes of each token id, of whatever tokenizer. docs/training.md, "The
+// vocabulary file", has the format.
+#pragma once
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace llamac {
+
+struct Vocabulary {
+    std::vector<std::string> tokens;       // bytes of each id, special tokens under their names
+    int64_t bos = -1, eos = -1, pad = -1;  // -1: there is none
+    uint64_t hash = 0;                     // XXH3_64 of the tokenizer's file, as the shards record it
+    bool drop_space = false;               // decoding leaves out a text's first space
+};
+
+// Whether the content of a file begins as a vocabulary file does.
+bool is_vocabulary(std::string_view content);
+
+// The content of such a file; Error where it is malformed or damaged.
+Vocabulary parse_vocabulary(std::string_view content, const std::string& path);
+
+}  // namespace llamac

@@ -1,0 +1,418 @@
+"""From sources of documents to shards: reads, hands blocks to workers, takes their ids in order, writes.
+
+The order is that of the inputs; with a mix, documents are taken from the source that is furthest behind its
+share of the training tokens. Both depend on the inputs alone, not on the workers. What is done is on disk
+every few seconds, so the same command goes on where it was stopped.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llamac.data.documents import Block, Reading, blocks
+from llamac.data.encode import MOST_NAMED, Encoded, Encoder, encode_block
+from llamac.data.inputs import InputFile
+from llamac.data.progress import Progress
+from llamac.data.shards import FORMAT, INDEX, PARTIAL, STATE, ShardWriter, write_json
+from llamac.data.tokens import token_dtype
+from llamac.data.workers import Workers
+from llamac.errors import InputError
+from llamac.files import read_json
+
+SPLITS = ("train", "val")
+_SAVE_SECONDS = 10.0
+
+
+@dataclass
+class Source:
+    """Inputs that are read one after the other. weight: its share of the training tokens; None: there is no
+    mix.
+    """
+
+    name: str
+    files: list[InputFile]
+    reading: Reading
+    weight: float | None = None
+    refused: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass
+class Settings:
+    """Of a run. val_tokens: the first tokens are validation, whatever their documents."""
+
+    out: Path
+    workers: int
+    shard_tokens: int
+    val_tokens: int = 0
+    strict: bool = False
+
+
+class _Feed:
+    """A source while it is read: the blocks that workers have, in order, and how far the first of them is
+    used.
+    """
+
+    def __init__(self, source: Source, state: dict[str, Any]):
+        self.source = source
+        self.after: list[int] = state.get("after", [0])
+        self.used: int = state.get("used", 0)  # pieces of the first block that are written
+        self.counted: bool = state.get("counted", False)  # whether what it left out is
+        self.open: bool = state.get("open", False)  # whether a document goes on in what comes next
+        self.given: int = state.get("given", 0)  # training tokens
+        self.documents: int = state.get("documents", 0)
+        self.more = True
+        self.blocks = blocks(source.files, source.reading, self.after)
+        self.waiting: deque[tuple[int, Block]] = deque()
+        self._bytes = np.cumsum([0, *(file.bytes or 0 for file in source.files)])
+
+    def bytes_read(self) -> int:
+        """Of the files as they lie there, up to what is written."""
+        return int(self._bytes[self.after[0]]) + (self.waiting[0][1].read if self.waiting else 0)
+
+    def state(self) -> dict[str, Any]:
+        names = ("after", "used", "counted", "open", "given", "documents")
+        return {name: getattr(self, name) for name in names}
+
+
+class Run:
+    """One data set that is being made."""
+
+    def __init__(self, settings: Settings, sources: list[Source], encoder: Any, fingerprint: str):
+        self.settings, self.sources, self.encoder, self.fingerprint = settings, sources, encoder, fingerprint
+        self.folder = settings.out / PARTIAL
+        self.dtype = token_dtype(encoder.vocab_size)
+        self.writers = {
+            split: ShardWriter(
+                self.folder, split, self.dtype, encoder.vocab_size, encoder.hash, settings.shard_tokens
+            )
+            for split in SPLITS
+        }
+        state = load_state(settings.out, fingerprint)
+        self.resumed = bool(state)
+        for split, writer in self.writers.items():
+            if state:
+                writer.restore(state["writers"][split])
+        self.documents: Counter = Counter(state.get("documents", {}))
+        self.left_out: Counter = Counter(state.get("left_out", {}))
+        self.text_bytes: int = state.get("text_bytes", 0)
+        feeds = state.get("feeds", [{}] * len(sources))
+        self.feeds = [_Feed(source, feed) for source, feed in zip(sources, feeds)]
+        self._results: dict[int, Encoded] = {}
+        self._sent = self._named = 0
+        self._ended_by = ""
+        self._saved = time.monotonic()
+        if not self.resumed:
+            for source in sources:
+                self._note_all(source.refused)
+
+    def make(self, stopped: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+        """Everything; returns the index. Where `stopped` says so, saves the state and raises
+        KeyboardInterrupt.
+        """
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are what is parallel
+        self.encoder.encode_arrays(["a"])  # what it prepares once, the workers share
+        work = _Work(self.sources, self.encoder, self.dtype)
+        workers = Workers(self.settings.workers, work)
+        total = _total_bytes(self.sources)
+        progress = Progress(total, self._bytes_read())
+        try:
+            while self._step(workers):
+                if stopped():
+                    self.save()
+                    raise KeyboardInterrupt
+                progress.show(self._bytes_read(), sum(w.tokens for w in self.writers.values()))
+        finally:
+            progress.close()
+            workers.close()
+        return self._finish()
+
+    # reading
+
+    def _fill(self, workers: Workers) -> None:
+        """Hand out blocks while a worker takes one. The window bounds the memory: a block and its ids are
+        megabytes.
+        """
+        while workers.free():
+            open_feeds = [feed for feed in self.feeds if feed.more]
+            if not open_feeds or sum(len(feed.waiting) for feed in self.feeds) >= self._window():
+                return
+            mixed = open_feeds[0].source.weight is not None
+            feed = min(open_feeds, key=lambda f: len(f.waiting)) if mixed else open_feeds[0]
+            block = next(feed.blocks, None)
+            if block is None:
+                feed.more = False
+                continue
+            workers.submit(self._sent, (self.feeds.index(feed), block))
+            feed.waiting.append(
+                (self._sent, Block(block.kind, block.path, None, block.after, read=block.read))
+            )
+            self._sent += 1
+
+    def _window(self) -> int:
+        return 3 * self.settings.workers + 2 * len(self.feeds)
+
+    def _step(self, workers: Workers) -> bool:
+        """Write what one source has next; False: there is nothing more."""
+        self._fill(workers)
+        feed = self._choose()
+        if feed is None:
+            return False
+        if not feed.waiting and feed.more:
+            self._results.update([workers.next()])
+            return True
+        key, block = feed.waiting[0]
+        while key not in self._results:
+            self._results.update([workers.next()])
+            self._fill(workers)
+        self._take(feed, self._results[key], block)
+        if feed.after == block.after:
+            del self._results[key]
+            feed.waiting.popleft()
+        if time.monotonic() - self._saved > _SAVE_SECONDS:
+            self.save()
+        return True
+
+    def _choose(self) -> _Feed | None:
+        left = [feed for feed in self.feeds if feed.more or feed.waiting]
+        if not left or left[0].source.weight is None:
+            return left[0] if left else None
+        total = sum(feed.given for feed in self.feeds)
+        behind = [(feed.source.weight or 0) * total - feed.given for feed in self.feeds]
+        feed = next((feed for feed in left if feed.open), self.feeds[int(np.argmax(behind))])
+        if feed not in left:
+            self._ended_by = feed.source.name
+            return None
+        return feed
+
+    # writing
+
+    def _take(self, feed: _Feed, found: Encoded, block: Block) -> None:
+        """Write a block's pieces: all of them, or with a mix one document."""
+        if not feed.counted:
+            self._count_left_out(found)
+            feed.counted = True
+        mixed = feed.source.weight is not None
+        begin, end = feed.used, len(found.ends)
+        if mixed and begin < end:
+            lasts = np.flatnonzero(found.last[begin:])
+            end = begin + int(lasts[0]) + 1 if len(lasts) else end
+        shards = [len(writer.shards) for writer in self.writers.values()]
+        feed.given += self._write(found, begin, end)
+        feed.documents += int(found.begins[begin:end].sum())
+        feed.open = not bool(found.last[end - 1]) if end > begin else feed.open
+        feed.used = end
+        if end == len(found.ends):
+            feed.after, feed.used, feed.counted = block.after, 0, False
+            self.text_bytes += found.text_bytes
+        if shards != [len(writer.shards) for writer in self.writers.values()]:
+            self.save()
+
+    def _write(self, found: Encoded, begin: int, end: int) -> int:
+        """Pieces begin .. end-1 to their splits; how many training tokens they are."""
+        given = 0
+        val = found.val[begin:end]
+        edges = (
+            [begin, *(begin + 1 + np.flatnonzero(val[1:] != val[:-1])).tolist(), end] if end > begin else []
+        )
+        for a, b in pairwise(edges):
+            ids = found.ids[int(found.ends[a - 1]) if a else 0 : int(found.ends[b - 1])]
+            split = "val" if found.val[a] else "train"
+            self.documents[split] += int(found.begins[a:b].sum())
+            if self.settings.val_tokens:
+                due = max(0, self.settings.val_tokens - self.writers["val"].tokens)
+                self.writers["val"].append(ids[:due])
+                ids = ids[due:]
+            self.writers[split].append(ids)
+            given += len(ids) if split == "train" else 0
+        return given
+
+    def _count_left_out(self, found: Encoded) -> None:
+        self.left_out.update(found.left_out)
+        for path, line, reason in found.named:
+            self._note(f"{path}: line {line}" if line else path, reason)
+
+    def _note_all(self, refused: list[tuple[str, str]]) -> None:
+        for path, reason in refused:
+            self.left_out[reason.partition(":")[0]] += 1
+            self._note(path, reason)
+
+    def _note(self, where: str, reason: str) -> None:
+        if self.settings.strict:
+            raise InputError(f"{where}: {reason}, and --strict is set")
+        self._named += 1
+        if self._named <= MOST_NAMED:
+            print(f"left out: {where}: {reason}", flush=True)
+
+    def _bytes_read(self) -> int:
+        return sum(feed.bytes_read() for feed in self.feeds)
+
+    # the end
+
+    def save(self) -> None:
+        """Everything that a later run needs to go on from here."""
+        self._saved = time.monotonic()
+        state = {
+            "fingerprint": self.fingerprint,
+            "writers": {split: writer.state() for split, writer in self.writers.items()},
+            "feeds": [feed.state() for feed in self.feeds],
+            "documents": self.documents,
+            "left_out": self.left_out,
+            "text_bytes": self.text_bytes,
+        }
+        write_json(self.folder / STATE, state)
+
+    def _finish(self) -> dict[str, Any]:
+        for writer in self.writers.values():
+            writer.finish()
+        train, val = self.writers["train"], self.writers["val"]
+        if train.tokens + val.tokens == 0:
+            why = ", ".join(f"{n} left out: {reason}" for reason, n in self.left_out.most_common(3))
+            names = ", ".join(source.name for source in self.sources[:3])
+            raise InputError(f"{names}: expected documents, found none{': ' if why else ''}{why}")
+        if train.tokens == 0 and not any(source.reading.split for source in self.sources):
+            self._all_to_train()
+        return self._index()
+
+    def _all_to_train(self) -> None:
+        """So few documents that all of them were held out."""
+        val = self.writers["val"]
+        for index in range(len(val.shards)):
+            os.replace(val.path(index), self.writers["train"].path(index))
+        self.writers["train"].shards, val.shards = val.shards, []
+        self.documents["train"], self.documents["val"] = self.documents["val"], 0
+
+    def _index(self) -> dict[str, Any]:
+        encoder = self.encoder
+        special = {name: getattr(encoder, name) for name in ("bos", "eos", "pad")}
+        return {
+            "format": FORMAT,
+            "fingerprint": self.fingerprint,
+            "tokenizer": {"xxh3": f"{encoder.hash:016x}", "vocab_size": encoder.vocab_size} | special,
+            "splits": {
+                split: {"documents": self.documents[split], "tokens": writer.tokens, "shards": writer.shards}
+                for split, writer in self.writers.items()
+            },
+            "sources": [
+                {
+                    "name": f.source.name,
+                    "mix": f.source.weight,
+                    "documents": f.documents,
+                    "train_tokens": f.given,
+                }
+                for f in self.feeds
+            ],
+            "mix_ended_by": self._ended_by or None,
+            "left_out": dict(self.left_out.most_common()),
+            "text_bytes": self.text_bytes,
+        }
+
+
+class _Work:
+    """What a worker does with (source, block)."""
+
+    def __init__(self, sources: list[Source], encoder: Encoder, dtype: np.dtype):
+        self._readings = [source.reading for source in sources]
+        self._encoder, self._dtype = encoder, dtype
+
+    def __call__(self, task: tuple[int, Block]) -> Encoded:
+        source, block = task
+        return encode_block(block, self._readings[source], self._encoder, self._dtype)
+
+
+def _total_bytes(sources: list[Source]) -> int | None:
+    sizes = [file.bytes for source in sources for file in source.files]
+    return None if None in sizes else sum(size or 0 for size in sizes)
+
+
+def fingerprint(settings: Settings, sources: list[Source], tokenizer: Any) -> str:
+    """Of what decides the shards: inputs with size and time, how they are read, the tokenizer. Another one:
+    another run begins.
+    """
+    inputs = [
+        [source.name, source.weight, asdict(source.reading), [_identity(file) for file in source.files]]
+        for source in sources
+    ]
+    value = [FORMAT, inputs, tokenizer, settings.shard_tokens, settings.val_tokens]
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def _identity(file: InputFile) -> list[Any]:
+    if file.kind == "hub":
+        return [file.path]
+    if file.once:
+        return [file.path, os.getpid(), time.time()]  # nobody can say that it is the same again
+    status = os.stat(file.path)
+    return [os.path.abspath(file.path), file.kind, status.st_size, status.st_mtime_ns]
+
+
+def load_state(out: Path, expected: str) -> dict[str, Any]:
+    """What a stopped run of the same inputs left; {}: nothing."""
+    path = out / PARTIAL / STATE
+    if not path.exists():
+        return {}
+    try:
+        state = read_json(path)
+    except InputError:
+        state = {}
+    if not isinstance(state, dict) or state.get("fingerprint") != expected:
+        return {}
+    whole = [(split, number) for split in SPLITS for number in range(len(state["writers"][split]["shards"]))]
+    there = all((out / PARTIAL / f"{split}_{number}.bin").is_file() for split, number in whole)
+    return state if there else {}  # else it was stopped while it renamed them
+
+
+def is_made(out: Path, expected: str) -> dict[str, Any] | None:
+    """The index of a finished data set of the same inputs whose shards are all there."""
+    try:
+        index = read_json(out / INDEX)
+    except InputError:
+        return None
+    if not isinstance(index, dict) or index.get("fingerprint") != expected:
+        return None
+    names = [name for split in SPLITS for name in shard_names(split, len(index["splits"][split]["shards"]))]
+    return index if all((out / name).is_file() for name in names) else None
+
+
+def shard_names(split: str, count: int) -> list[str]:
+    """In an order that is also that of their bytes."""
+    width = max(3, len(str(count - 1)))
+    return [f"{split}_{index:0{width}d}.bin" for index in range(count)]
+
+
+def publish(out: Path, index: dict[str, Any]) -> None:
+    """Rename everything from the partial folder into place, the index last; older shards are removed."""
+    (out / INDEX).unlink(missing_ok=True)
+    partial = out / PARTIAL
+    kept: set[str] = set()
+    for split in SPLITS:
+        names = shard_names(split, len(index["splits"][split]["shards"]))
+        for number, name in enumerate(names):
+            os.replace(partial / f"{split}_{number}.bin", out / name)
+        kept |= set(names)
+        for stale in out.glob(f"{split}_*.bin"):
+            if stale.name not in kept:
+                stale.unlink()
+    for path in _other_files(partial):
+        os.replace(path, out / path.name)
+    write_json(out / INDEX, index)
+    shutil.rmtree(partial)
+
+
+def _other_files(partial: Path) -> Iterator[Path]:
+    """The tokenizer's."""
+    for path in sorted(partial.iterdir()):
+        if (
+            path.name.startswith(("tokenizer", "special_tokens_map", "chat_template"))
+            and path.suffix != ".tmp"
+        ):
+            yield path

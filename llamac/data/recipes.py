@@ -1,0 +1,97 @@
+"""Data sets that have a name here: where they come from, and how their files are read.
+
+A copy of a data set's files, in the hub's format, stands in for the download (`--local`).
+"""
+
+import re
+import urllib.request
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llamac.data import hub
+from llamac.data.documents import Reading
+from llamac.data.inputs import InputFile, find
+from llamac.data.prepare import Source
+from llamac.errors import InputError
+
+_SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+_VAL = re.compile(r"(^|[^a-z])(val|valid|validation)([^a-z]|$)", re.IGNORECASE)
+_TEST = re.compile(r"(^|[^a-z])test([^a-z]|$)", re.IGNORECASE)
+END_OF_TEXT = "<|endoftext|>"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """hub: a data set's name and configuration; url: of a text file instead. has_val: whether it comes with a
+    validation split. separator: of a text file of it. val_tokens, tokenizer: where the flags say nothing.
+    """
+
+    about: str
+    hub: tuple[str, str | None] | None = None
+    url: str = ""
+    has_val: bool = False
+    separator: str = ""
+    articles: bool = False
+    val_tokens: int = 0
+    tokenizer: str = ""
+
+
+def _wikitext(size: str) -> Recipe:
+    hub_name = ("Salesforce/wikitext", f"wikitext-{size}-raw-v1")
+    return Recipe(f"articles of Wikipedia, WikiText-{size}", hub_name, has_val=True, articles=True)
+
+
+RECIPES = {
+    "stdlib": Recipe("sources of Python's standard library: every machine has them"),
+    "tinyshakespeare": Recipe(
+        "Tiny Shakespeare, in paragraphs; the first 32,768 tokens are validation, as in llm.c",
+        url=_SHAKESPEARE, separator="\n\n", val_tokens=32768, tokenizer="gpt2",
+    ),
+    "tinystories": Recipe(
+        "TinyStories", ("roneneldan/TinyStories", None), has_val=True, separator=END_OF_TEXT
+    ),
+    "wikitext-2": _wikitext("2"),
+    "wikitext-103": _wikitext("103"),
+    "c4": Recipe("C4, English", ("allenai/c4", "en"), has_val=True),
+    "fineweb-edu": Recipe(
+        "FineWeb-Edu, the sample of 10 billion tokens", ("HuggingFaceFW/fineweb-edu", "sample-10BT")
+    ),
+}  # fmt: skip
+
+
+def sources(name: str, reading: Reading, out: Path, local: str | None) -> list[Source]:
+    """The sources of a data set by its name: a validation split, where it has one, then training."""
+    recipe = RECIPES[name]
+    how = replace(reading, separator=reading.separator or recipe.separator, articles=recipe.articles)
+    if local:
+        files, refused = find(local, out)
+        val = [file for file in files if recipe.has_val and _VAL.search(Path(file.path).name)]
+        train = [file for file in files if file not in val and not _TEST.search(Path(file.path).name)]
+        if not train:
+            raise InputError(f"{local}: expected files of {name}, found none for training")
+    elif recipe.hub:
+        dataset, config = recipe.hub
+        val = [hub.describe(dataset, config, "validation")] if recipe.has_val else []
+        train, refused = [hub.describe(dataset, config, "train")], []
+    else:
+        val, train, refused = [], [_downloaded(name, recipe.url, out)], []
+    found = [Source(name, train, replace(how, split="train" if val else how.split), refused=refused)]
+    if val:
+        found.insert(0, Source(f"{name} (validation)", val, replace(how, split="val")))
+    return found
+
+
+def _downloaded(name: str, url: str, out: Path) -> InputFile:
+    """The text beside the tokens, where a second run finds it."""
+    path = out / f"{name}.txt"
+    if not path.exists():
+        try:
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                content = answer.read()
+        except OSError as error:
+            raise InputError(f"{name}: cannot download {url}: {error}; --local FILE takes a copy") from None
+        out.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    return InputFile(str(path), "text")

@@ -1,0 +1,405 @@
+"""llamac.tokenizer_json and vocabulary: ids and texts are those of AutoTokenizer; what a directory says is
+followed.
+"""
+
+import json
+import random
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from llamac import tokenizer, tokenizer_json, vocabulary
+from llamac.data import __main__ as tool
+from llamac.data import documents
+from llamac.errors import InputError
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted(Path(random.__file__).parent.glob("[a-t]*.py"))[:30]
+EXTRA = "Ünïcödé 漢字かな 한국어 🙂👩‍👩‍👧‍👦 café naïve Ελλάδα Привет עברית العربية हिन्दी ไทย ½ ² Ⅷ\n"
+NAMES = ["<unk>", "<s>", "</s>", "<pad>"]
+KINDS = ["llama3", "gpt2", "qwen2", "ignore_merges", "other_split", "metaspace", "prepended", "unigram"]
+
+
+def corpus() -> list[str]:
+    return [path.read_text(encoding="utf-8") for path in SOURCES] + [EXTRA * 20]
+
+
+def byte_level(split: str | None) -> Tokenizer:
+    """Byte-level BPE with a split pattern; None: GPT-2's own step."""
+    made = Tokenizer(models.BPE())
+    if split is None:
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    else:
+        steps = [pre_tokenizers.Split(Regex(split), behavior="isolated")]
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+        made.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        corpus(), trainers.BpeTrainer(vocab_size=1500, initial_alphabet=alphabet, show_progress=False)
+    )
+    made.add_special_tokens(["<|begin|>", "<|end|>", "<|pad|>"])
+    made.add_tokens([AddedToken("<tool>", normalized=False), AddedToken("[call]", rstrip=True)])
+    return made
+
+
+def sentencepiece(prepended: bool) -> Tokenizer:
+    """As Llama 2's: spaces become U+2581, one stands before the text, unknown characters are bytes."""
+    made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(vocab_size=1500, special_tokens=NAMES + bytes_, show_progress=False)
+    made.train_from_iterator((text.replace("\n", " ") for text in corpus()), trainer)
+    config = json.loads(made.to_str())
+    config["added_tokens"] = config["added_tokens"][: len(NAMES)]
+    config["pre_tokenizer"] = None
+    made = Tokenizer.from_str(json.dumps(config))
+    if prepended:
+        made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return made
+
+
+def unigram() -> Tokenizer:
+    made = Tokenizer(models.Unigram())
+    made.normalizer = normalizers.NFKC()
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=800, special_tokens=NAMES, unk_token="<unk>", show_progress=False
+    )
+    made.train_from_iterator(corpus()[-8:], trainer)
+    return made
+
+
+def made_of(kind: str) -> tuple[Tokenizer, dict]:
+    """(tokenizer, tokenizer_config.json without its class)."""
+    end = {"__type": "AddedToken", "content": "<|end|>"}
+    plain = {"bos_token": "<|begin|>", "eos_token": end, "pad_token": "<|pad|>"}
+    named = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    if kind in ("metaspace", "prepended"):
+        return sentencepiece(kind == "prepended"), named
+    if kind == "unigram":
+        return unigram(), named
+    splits = {"gpt2": None, "qwen2": tokenizer_json.QWEN2_SPLIT, "other_split": r"\p{L}+|[^\p{L}]"}
+    made = byte_level(splits.get(kind, tokenizer.LLAMA3_SPLIT))
+    if kind == "ignore_merges":
+        config = json.loads(made.to_str())
+        config["model"]["ignore_merges"] = True
+        made = Tokenizer.from_str(json.dumps(config))
+    return made, plain
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def directory(request, tmp_path_factory) -> Path:
+    """A directory as transformers leaves it."""
+    folder = tmp_path_factory.mktemp(request.param)
+    made, settings = made_of(request.param)
+    made.save(str(folder / "tokenizer.json"))
+    settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    return folder
+
+
+def chosen() -> list[str]:
+    """What tokenizers are known to differ on."""
+    emoji = ["👩‍👩‍👧‍👦", "🏳️‍🌈", "🇩🇪🇫🇷", "👍🏽👍🏿", "🙂🙂🙂 🙂", "☺️☺", "1️⃣#️⃣"]
+    accents = ["e\u0301a\u0308", "café", "cafe\u0301", "ﬁ ﬂ", "Å Å", "ẛ̣", "각 각", "\u017f'\u017f IT'\u017f"]
+    ends = [
+        "a\r\nb\r\n",
+        "\r\n\r\n",
+        "\n\n\n a",
+        "a\rb",
+        " \n \n",
+        "\u2028\u2029\u0085",
+        "\u00a0a\u00a0",
+        "\t\ta",
+    ]
+    zero = ["\0", "a\0b\0\0", "\x01\x02\x7f", "\ufeffa", "\ufffd\ufffe\uffff", "\u200b\u200d", "\U0010ffff"]
+    long = ["a" * 120_000, " " * 120_000 + "x", "é" * 120_000, "ab1 " * 30_000, "🙂" * 30_000, "1" * 120_000]
+    special = [
+        "<|begin|>a<|end|>",
+        "a <s> b</s>",
+        "<tool>x<tool>",
+        " [call]  b",
+        "<|be<|begin|>gin|>",
+        "▁a ▁▁ b",
+    ]
+    plain = [
+        "",
+        " ",
+        "  a  b ",
+        "It's we'LL I'M 'S",
+        "12345 1 23 4567",
+        "x=1;\n/path//to",
+        "<0x41> <0x0A>",
+        "_a__b",
+    ]
+    found = [*emoji, *accents, *ends, *zero, *long, *special, *plain]
+    assert len(found) == 50
+    return found
+
+
+def noise(seed: int) -> str:
+    """All of Unicode, with many letters, digits, quotes, white space and special tokens."""
+    rng = random.Random(seed)
+    plain = [
+        *"abcXYZ  \t\n\r\n0123456789'sS'll .,;_()[]\u00a0\u2028\u3000\u0085éßñЖ漢🙂\u0301\u0308\0",
+        "\r\n",
+    ]
+    plain += ["<|end|>", "<s>", "<tool>", "[call]", "▁", "<unk>", " the", "import "]
+    other = [lambda: chr(rng.randrange(0xD800)), lambda: chr(rng.randrange(0xE000, 0x110000))]
+    return "".join(
+        rng.choice(plain) if rng.random() < 0.8 else rng.choice(other)() for _ in range(1 + seed * 2)
+    )
+
+
+def test_ids_and_texts_are_those_of_auto_tokenizer(directory):
+    """300 random and 50 chosen strings: encoded, and decoded by the vocabulary alone."""
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(directory)
+    ours = tokenizer.load(directory)
+    kind = directory.name.rstrip("0123456789")
+    assert ours.is_fast == (kind in ("llama", "gpt", "qwen", "ignore_merges"))
+    assert ours.vocab_size == len(theirs)
+    for text in [*map(noise, range(300)), *chosen()]:
+        ids = theirs.encode(text, add_special_tokens=False)
+        assert ours.encode(text) == ids, repr(text[:80])
+        assert ours.decode(ids) == theirs.decode(ids), repr(text[:80])
+
+
+def test_what_the_directory_says(directory):
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(directory)
+    ours = tokenizer.load(directory)
+    assert (ours.bos, ours.eos, ours.pad) == (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id)
+    assert ours.hash == xxhash.xxh3_64_intdigest((directory / "tokenizer.json").read_bytes())
+    assert tokenizer.load(directory / "tokenizer.json").hash == ours.hash
+
+
+def test_cut_text_keeps_the_ids(directory):
+    """Where the tokenizer says so, as llamac.data cuts it."""
+    ours = tokenizer.load(directory)
+    kind = directory.name.rstrip("0123456789")
+    assert ours.cuttable == (kind in ("llama", "gpt", "qwen", "ignore_merges"))
+    if ours.cuttable:
+        for seed in range(100):
+            text = noise(seed) + "\nx\n\ny;\nz"
+            pieces = list(documents.cut_text(iter([text]), 1))
+            assert len(pieces) > 1 and "".join(pieces) == text
+            assert [i for ids in ours.encode_arrays(pieces) for i in ids] == ours.encode(text)
+
+
+def test_a_token_that_takes_the_space_before_it(tmp_path):
+    """It would take the line's end before a cut: then texts stay whole, and the ids those of the whole."""
+    token = {"id": 1505, "content": "[x]", "special": False, "single_word": False, "rstrip": False}
+    for lstrip in (False, True):
+        entry = token | {"normalized": False, "lstrip": lstrip}
+        ours = tokenizer.load(small(tmp_path, lambda config: config["added_tokens"].append(entry)))  # noqa: B023
+        parts = [*ours.encode("a\n"), *ours.encode("[x]")]
+        assert ours.cuttable == (ours.encode("a\n[x]") == parts) == (not lstrip)
+
+
+def small(tmp_path: Path, change=None, settings: dict | None = None) -> Path:
+    """A directory with a small byte-level tokenizer, changed."""
+    made = byte_level(tokenizer.LLAMA3_SPLIT)
+    config = json.loads(made.to_str())
+    if change:
+        change(config)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(config))
+    if settings is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return tmp_path
+
+
+def test_none_is_forced(tmp_path):
+    """Without settings there is no bos, no eos, no pad; with one name for both, one token."""
+    ours = tokenizer.load(small(tmp_path))
+    assert (ours.bos, ours.eos, ours.pad) == (None, None, None)
+    ours = tokenizer.load(small(tmp_path, settings={"bos_token": "<|end|>", "eos_token": "<|end|>"}))
+    assert (ours.bos, ours.eos) == (ours.backend.token_to_id("<|end|>"), None)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": {"content": "<|end|>"}}')
+    ours = tokenizer.load(tmp_path)
+    assert (ours.bos, ours.eos) == (None, ours.backend.token_to_id("<|end|>"))
+
+
+def test_tokens_that_the_settings_add(tmp_path):
+    """added_tokens_decoder has more than tokenizer.json, a role names one: the ids are transformers'."""
+    transformers = pytest.importorskip("transformers")
+    entry = {"content": "<new>", "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "added_tokens_decoder": {"1505": entry},
+        "pad_token": "<fill>",
+        "bos_token": "<|begin|>",
+    }
+    theirs = transformers.AutoTokenizer.from_pretrained(small(tmp_path, settings=settings))
+    ours = tokenizer.load(tmp_path)
+    text = "a<new>b<fill> <|begin|>c"
+    assert ours.encode(text) == theirs.encode(text, add_special_tokens=False)
+    assert ours.vocab_size == len(theirs) and ours.pad == theirs.pad_token_id
+
+
+def swap_merges(config: dict) -> None:
+    """Another order of the merges: tokens are no longer made by the lowest rank."""
+    merges = config["model"]["merges"]
+    merges[3], merges[-3] = merges[-3], merges[3]
+
+
+def lose_merge(config: dict) -> None:
+    """A token that nothing makes any more."""
+    del config["model"]["merges"][700]
+
+
+@pytest.mark.parametrize("change", [swap_merges, lose_merge])
+@pytest.mark.parametrize("ignore", [False, True])
+def test_unusual_merges_keep_their_ids(tmp_path, change, ignore):
+    """Whether tiktoken takes them is for it to prove; the ids are those of tokenizers either way."""
+
+    def both(config):
+        change(config)
+        config["model"]["ignore_merges"] = ignore
+
+    ours = tokenizer.load(small(tmp_path, both))
+    for text in [*map(noise, range(100)), *corpus()]:
+        assert ours.encode(text) == ours.backend.encode(text, add_special_tokens=False).ids
+
+
+def test_tiktoken_is_refused_where_pairs_are_missing(tmp_path):
+    """The proof itself: with a pair that only tiktoken would join, ids would differ, so it is not used."""
+    letters = {letter: i for i, letter in enumerate(tokenizer.byte_letters())}
+    words = ["ab", "bc", "abc"]
+    merges = [["b", "c"], ["a", "b"], ["ab", "c"]]  # "abc" alone gives a, bc: never abc
+
+    def change(config):
+        config["model"]["vocab"] = letters | {word: 256 + i for i, word in enumerate(words)}
+        config["model"]["merges"] = merges
+        config["added_tokens"] = []
+
+    ours = tokenizer.load(small(tmp_path, change))
+    assert not ours.is_fast and ours.encode("abc") == [letters["a"], 257]
+
+
+def test_a_million_spaces(tmp_path):
+    """More than tiktoken's regular expressions take: tokenizers encodes it, of a rank file as well."""
+    text = "a" + " " * 1_000_000 + "b"
+    ours = tokenizer.load(small(tmp_path))
+    assert ours.is_fast and ours.decode(ours.encode(text)) == text
+    ranks = tokenizer.Tokenizer({bytes([byte]): byte for byte in range(256)}, 0)
+    assert np.array_equal(ranks.encode_arrays([text])[0], np.frombuffer(text.encode(), np.uint8))
+
+
+def test_characters_of_another_class(tmp_path, monkeypatch):
+    """Where the two regular expressions differ on a character, its texts are left to tokenizers."""
+    monkeypatch.setattr(tokenizer_json, "_odd_characters", lambda: "é-")
+    ours = tokenizer.load(small(tmp_path))
+    assert ours._fast.encode("café") is None and ours._fast.encode("a-b") is None
+    assert ours._fast.encode("cafe") is not None
+    assert ours.encode("café") == ours.backend.encode("café", add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"", "expected a tokenizer.json"),
+        (b"{}", "expected a tokenizer.json"),
+        (b"\xff", "expected a tokenizer.json"),
+        (b'{"model": {"type": "BPE", "vocab": {}, "merges": []}}', "expected a vocabulary, found none"),
+    ],
+)
+def test_malformed(tmp_path, content, message):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(InputError) as error:
+        tokenizer.load(tmp_path)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_decoder_that_is_neither(tmp_path):
+    other = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    ours = tokenizer.load(small(tmp_path, lambda config: config.update(decoder=other)))
+    with pytest.raises(
+        InputError, match="decoder: expected a byte-level or sentencepiece-style one, found WordP"
+    ):
+        ours.write_beside_tokens(tmp_path)
+
+
+def test_vocabulary_file(tmp_path, directory):
+    """What is written is read again; any damage is seen."""
+    ours = tokenizer.load(directory)
+    ours.write_beside_tokens(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (tmp_path / name).read_bytes() == (directory / name).read_bytes()
+    path = tmp_path / vocabulary.FILE_NAME
+    found = vocabulary.read(path)
+    assert found == ours.vocabulary and len(found.tokens) == ours.vocab_size
+    assert (found.hash, found.bos, found.eos, found.pad) == (ours.hash, ours.bos, ours.eos, ours.pad)
+    good = path.read_bytes()
+    rng = random.Random(0)
+    for _ in range(200):
+        at = rng.randrange(len(good))
+        if 12 <= at < 32:
+            continue  # ids and hash: numbers of which any could be meant
+        path.write_bytes(good[:at] + bytes([good[at] ^ (1 << rng.randrange(8))]) + good[at + 1 :])
+        with pytest.raises(InputError):
+            vocabulary.read(path)
+    for cut in (0, 63, 64, 100, len(good) - 1):
+        path.write_bytes(good[:cut])
+        with pytest.raises(InputError):
+            vocabulary.read(path)
+
+
+@pytest.mark.program
+@pytest.mark.parametrize("kind", ["llama3", "metaspace"])
+def test_the_program_decodes_its_samples(build, tmp_path, kind):
+    """The same ids as text and as numbers; a model with another tokenizer.json is refused in one line."""
+    made, settings = made_of(kind)
+    (tmp_path / "model").mkdir()
+    made.save(str(tmp_path / "model/tokenizer.json"))
+    (tmp_path / "model/tokenizer_config.json").write_text(json.dumps(settings))
+    config = json.loads((ROOT / "tests/models/scaled32.json").read_text()) | {"vocab_size": 2048}
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    (tmp_path / "a.txt").write_text("".join(corpus()[:3]))
+    tool.main(
+        [
+            str(word)
+            for word in (tmp_path / "a.txt", "--tokenizer", tmp_path / "model", "--out", tmp_path / "d")
+        ]
+    )
+    command = [
+        build / "train_llama3",
+        "--model",
+        tmp_path / "model",
+        "--train-data",
+        tmp_path / "d/train_*.bin",
+    ]
+    flags = {"steps": 1, "batch-size": 1, "total-batch-size": 16, "seq-len": 16, "sample-every": 1}
+    flags |= {
+        "sample-tokens": 40,
+        "sample-temperature": 3,
+        "checkpoint-every": -1,
+        "sample-prompt-ids": 5,
+    }  # printed as well
+    command += [f"--{name}={value}" for name, value in flags.items()]
+    samples = []
+    for name in ("auto", "none"):
+        out = tmp_path / name
+        subprocess.run([*command, "--tokenizer", name, "--out", out], check=True, capture_output=True)
+        events = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+        samples.append(next(event["text"] for event in events if event["event"] == "sample"))
+    ids = [int(word) for word in samples[1].split()]
+    assert len(ids) == 41 and samples[0] == tokenizer.load(tmp_path / "model").decode(ids)
+    with open(tmp_path / "model/tokenizer.json", "a") as file:
+        file.write("\n")
+    done = subprocess.run([*command, "--out", tmp_path / "no"], capture_output=True, text=True)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "model/tokenizer.json: expected the tokenizer of the data" in done.stderr
