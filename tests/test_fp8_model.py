@@ -17,9 +17,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from debug_states import MODELS, first_difference, load, run_model
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from test_model import MODELS, first_difference, load, run_model
 
 import train_llama3 as ref
 from llamac.config import load_config

@@ -288,7 +288,7 @@ def test_a_scalar_of_any_library(eps):
 @pytest.mark.parametrize("name", [name for name in vars(flops) if name.startswith(("attention", "matmul"))])
 def test_flops_by_shape(name):
     """llamac.flops, of the shapes of the description's inputs."""
-    sizes = {"B": 2, "T": 5, "NH": 6, "NKV": 3, "HD": 4, "N": 7, "C": 11, "K": 13}
+    sizes = {"B": 2, "T": 5, "S": 5, "NH": 6, "NKV": 3, "HD": 4, "N": 7, "C": 11, "K": 13}
     (op,) = (op for op in llamac.kernels() if op["name"] == name)
     inputs = [operand for operand in op["operands"] if not operand["output"]]
     shapes = [[f * (sizes[s] if s else 1) // d for s, f, d in operand["shape"]] for operand in inputs]

@@ -193,7 +193,7 @@ void adamw_quantize_vectorized(View<Q, 2> out, View<Q, 2> transposed, View<float
 Operation adamw_quantize(
     "adamw_quantize<T: f32 bf16 f64, A: arithmetic(T), G: f32 bf16 f64, M: f32 bf16 f64,"
     " Q: e4m3 e4m3fnuz f64>"
-    "(out: Q[K,C], transposed: Q[C,K] strided, amax~: A[1] >0 rounded, saturated~: i32[1] >0,"
+    "(out?: Q[K,C], transposed?: Q[C,K] strided, amax~: A[1] >0 rounded, saturated~: i32[1] >0,"
     " weight~: T[K,C] random(seed, master), master?~: A[K,C], m~: M[K,C] random(seed),"
     " v~: M[K,C] >0 random(seed);"
     " grad: G[K,C], squares: f64[1] >0, lr: A[1] >0, step: i32[1] >0, scale: A[1] >0, guard?: f64[1] >0;"

@@ -1,0 +1,52 @@
+"""What the C model computes, tensor by tensor, and its comparison with the reference model."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+from safetensors.torch import load_file
+
+from llamac.tolerance import BACKWARD, FORWARD, Error, error_of, violation_of
+
+MODELS = sorted(p.stem for p in (Path(__file__).parent / "models").glob("*.json"))
+
+
+def run_model(build: Path, reference: Path, out: Path, dtype: str, *arguments: str) -> dict[str, np.ndarray]:
+    """What the C model computes, by name, in the order of computation."""
+    subprocess.run([build / "debug_state", reference, out, dtype, *arguments], check=True)
+    raw = out.read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    header.pop("__metadata__", None)
+    tensors = load_file(out)
+    names = sorted(header, key=lambda name: header[name]["data_offsets"])
+    return {name: tensors[name].double().numpy().ravel() for name in names}
+
+
+def load(file: Path) -> dict[str, np.ndarray]:
+    return {name: tensor.double().numpy().ravel() for name, tensor in load_file(file).items()}
+
+
+def first_difference(ours: dict, torch: dict, truth: dict, dtype: str, series: dict[str, Error]) -> str:
+    """The first tensor, in the order of computation, that is outside the tolerance; empty if none is.
+    series: PyTorch's errors of the ten steps' numbers, relative to the largest.
+    """
+    for name, found in ours.items():
+        if name == "loss":  # one number's error is one draw; its rows' errors within the tolerance bound it
+            continue
+        backward = name.startswith(("dact.", "grad.", "train."))
+        kept_in = (
+            "f32"
+            if name.startswith(("grad.", "loss", "train.")) or name.endswith(("_rstd", "_lse"))
+            else dtype
+        )
+        baseline = error_of(torch[name], truth[name])
+        if name in series:
+            largest = series[name].largest * np.abs(truth[name]).max()
+            baseline = Error(
+                max(baseline.relative_l2, series[name].relative_l2), max(baseline.largest, largest)
+            )
+        factor = BACKWARD if backward else FORWARD
+        if wrong := violation_of(found, baseline, truth[name], kept_in, factor):
+            return f"{name}: {wrong}"
+    return ""
