@@ -126,13 +126,15 @@ constexpr Constraints flash_constraints{
     "HD a multiple of 8 up to 128, T and S at most 2^30, scale above 0, heads that begin at multiples of 16 "
     "bytes",
     flash_supports};
-constexpr const char* plain =
+constexpr Constraints flash_atomic_constraints{
     "HD 64 or 128, causal, T = S at most 2^30, no first, no window below T, scale above 0, heads that begin "
-    "at "
-    "multiples of 16 bytes";
-constexpr Constraints flash_atomic_constraints{plain, plain_flash_supports};
+    "at multiples of 16 bytes",
+    plain_flash_supports};
 #if defined(LLAMAC_WARPGROUPS)
-constexpr Constraints wgmma_constraints{plain, wgmma_supports};
+constexpr Constraints wgmma_constraints{
+    "HD a multiple of 8 from 64 to 128, T and S at most 2^30, scale above 0, heads that begin at multiples "
+    "of 16 bytes",
+    wgmma_supports};
 constexpr const char* hopper = "NVIDIA sm_90";
 #endif
 

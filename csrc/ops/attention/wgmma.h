@@ -69,6 +69,7 @@ struct Pipeline {
     }
 };
 
+#if defined(LLAMAC_WARPGROUP_CODE)
 // A consumer warpgroup's place among them, a thread's in its products: rows row and row + 8 of 64, of
 // every eight columns two from `column` on.
 struct Consumer {
@@ -80,7 +81,38 @@ struct Consumer {
           column(lane_index() % 4 * 2) {}
 };
 
-#if defined(LLAMAC_WARPGROUP_CODE)
+// The columns that are not hidden in a warpgroup's 64 rows of scores: [all_from, all_to) in all rows, [from, to) in each of a
+// thread's two. Rows are queries, whose columns are the keys that they see, or keys, whose columns are the queries that
+// see them.
+struct SeenColumns {
+    int all_from, all_to, from[2], to[2], column;
+
+    __device__ void of_queries(const Sight& sight, int query, const Consumer& consumer) {
+        all_from = sight.begin(query + 63), all_to = sight.end(query), column = consumer.column;
+        for (int slot = 0; slot < 2; slot++) {
+            from[slot] = sight.begin(query + consumer.row + 8 * slot);
+            to[slot] = sight.end(query + consumer.row + 8 * slot);
+        }
+    }
+    __device__ void of_keys(const Sight& sight, int key, const Consumer& consumer) {
+        all_from = sight.first_query(key + 63), all_to = sight.queries_until(key), column = consumer.column;
+        for (int slot = 0; slot < 2; slot++) {
+            from[slot] = sight.first_query(key + consumer.row + 8 * slot);
+            to[slot] = sight.queries_until(key + consumer.row + 8 * slot);
+        }
+    }
+    // s: the columns from `first` on.
+    template <int n>
+    __device__ void hide(float (&s)[n], int first, float hidden) const {
+        if (first >= all_from && first + 2 * n <= all_to) return;
+#pragma unroll
+        for (int i = 0; i < n; i++) {
+            const int at = first + i / 4 * 8 + column + i % 2, slot = i / 2 % 2;
+            if (at < from[slot] || at >= to[slot]) s[i] = hidden;
+        }
+    }
+};
+
 template <int HD, int rows>
 __device__ void load_rows(Panels<HD, rows>& to, const TensorMap& map, SharedBarrier& full, int row,
                           int64_t head, int64_t batch) {
@@ -123,10 +155,10 @@ __device__ void pack(uint32_t (&p)[n / 8][4], const float (&s)[n]) {
 }
 
 // A consumer's 64 rows of a product, each scaled, rounded, through its own rows of `through` to memory: those below
-// `valid`, `to` being the first.
+// `valid`, `to` being the first, and `width` of their columns.
 template <int HD, int rows>
 __device__ void store_product(bf16* to, int64_t stride, const float (&c)[HD / 2], const float (&scale)[2],
-                              Panels<HD, rows>& through, const Consumer& consumer, int valid) {
+                              Panels<HD, rows>& through, const Consumer& consumer, int valid, int width) {
     const int first = consumer.index * 64;
 #pragma unroll
     for (int i = 0; i < HD / 2; i += 2) {
@@ -138,7 +170,7 @@ __device__ void store_product(bf16* to, int64_t stride, const float (&c)[HD / 2]
     named_barrier_wait(3 + consumer.index, warpgroup_size);
     for (int i = consumer.thread; i < 64 * HD / 8; i += warpgroup_size) {
         const int row = i / (HD / 8), chunk = i % (HD / 8);
-        if (row < valid)
+        if (row < valid && (width == HD || 8 * chunk < width))
             store128(to + row * stride + 8 * chunk,
                      *reinterpret_cast<const uint4*>(through.at(first + row, chunk)));
     }

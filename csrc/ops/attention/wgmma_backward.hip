@@ -6,6 +6,9 @@
 // Variant `wgmma_atomic` is one pass of five products: the keys' kernel makes dq too, by adding in memory, in whatever order
 // blocks come: its bits differ from run to run.
 //
+// With masks, as in wgmma_forward.hip, a block of keys walks over the queries that see one of them, and a block of queries over
+// the keys that one of them sees. A key is seen by neighbouring queries, as where a query's keys begin and end never falls.
+//
 // The workspace: lse * log2 e and delta, f32[2,B,NH,T to whole blocks], infinity and 0 for queries that do not
 // exist; of `wgmma_atomic` also the sums of dq, f32[B,NH,T to whole blocks,HD].
 #include "ops/attention/attention.h"
@@ -58,11 +61,15 @@ struct Keys : Differences<one_pass> {
     SharedBarrier own_full;
     Pipeline<stages, consumers> pipeline;
 
-    // The steps of a block that begins at key `first`: all queries from there on, head after head.
+    // The steps of a block that begins at key `key`: all queries from there on, or those that see one of its keys, head
+    // after head.
     struct Steps {
         int first, a_head;
-        __device__ Steps(int key, int time)
-            : first(key / step * step), a_head((time - first + step - 1) / step) {}
+        __device__ Steps(bool masked, const Sight& sight, int key) {
+            first = (masked ? sight.first_query(key) : key) / step * step;
+            const int end = masked ? sight.queries_until(key + rows - 1) : sight.queries;
+            a_head = larger(0, (end - first + step - 1) / step);
+        }
         __device__ int head(int n) const { return n / a_head; }
         __device__ int query(int n) const { return first + n % a_head * step; }
     };
@@ -78,16 +85,17 @@ struct Queries {
 };
 
 #if defined(LLAMAC_WARPGROUP_CODE)
-template <int HD, bool one_pass>
+template <bool masked, int HD, bool one_pass>
 __device__ void copy_queries(Keys<HD, one_pass>& shared, const TensorMap& q, const TensorMap& dout,
                              const TensorMap& k, const TensorMap& v, const float* lse, const float* delta,
-                             const BlockTile& tile, int64_t heads, int group, int time, int64_t padded) {
+                             const Sight& sight, const BlockTile& tile, int64_t heads, int group,
+                             int64_t padded) {
     using C = Keys<HD, one_pass>;
     const int first = static_cast<int>(tile.block) * rows;
     shared.own_full.arrive_expecting(shared.k.bytes + shared.v.bytes);
     load_rows(shared.k, k, shared.own_full, first, tile.head, tile.batch);
     load_rows(shared.v, v, shared.own_full, first, tile.head, tile.batch);
-    const typename C::Steps steps(first, time);
+    const typename C::Steps steps(masked, sight, first);
     for (int n = 0; n < group * steps.a_head; n++) {
         const Stage<C::stages> stage(n);
         SharedBarrier& full = shared.pipeline.full[stage.index];
@@ -136,14 +144,16 @@ __device__ void add_queries(float* dq, const uint32_t (&ds)[step / 16][4], Panel
         add_to_memory(dq + ((panel * 8 + i / 4) * warpgroup_size + consumer.thread) * 4, sum + i);
 }
 
-template <int HD, bool one_pass>
+template <bool masked, int HD, bool one_pass>
 __device__ void compute_keys(Keys<HD, one_pass>& shared, View<bf16, 4>& dk, View<bf16, 4>& dv, float* dq,
-                             const BlockTile& tile, int64_t heads, int group, int time, int64_t padded,
-                             float scale) {
+                             const Sight& sight, const BlockTile& tile, int64_t heads, int group,
+                             int64_t padded, float scale) {
     using C = Keys<HD, one_pass>;
     const Consumer consumer;
     const int block = static_cast<int>(tile.block) * rows, first = block + consumer.index * 64;
-    const typename C::Steps steps(block, time);
+    const typename C::Steps steps(masked, sight, block);
+    SeenColumns own;
+    if constexpr (masked) own.of_keys(sight, first, consumer);
     float sum_k[HD / 2] = {}, sum_v[HD / 2] = {}, s[step / 2], dp[step / 2];
     uint32_t p[step / 16][4], ds[step / 16][4];
     operand_fence(sum_k);
@@ -174,7 +184,9 @@ __device__ void compute_keys(Keys<HD, one_pass>& shared, View<bf16, 4>& dk, View
             s[i + 2] = fast_exp2(fmaf(s[i + 2], scale * log2_e, -shift.x));
             s[i + 3] = fast_exp2(fmaf(s[i + 3], scale * log2_e, -shift.y));
         }
-        if (t0 < first + 63) {
+        if constexpr (masked) {
+            own.hide(s, t0, 0);
+        } else if (t0 < first + 63) {
 #pragma unroll
             for (int i = 0; i < step / 2; i++)
                 if (t0 + i / 4 * 8 + consumer.column + i % 2 < first + consumer.row + i / 2 % 2 * 8) s[i] = 0;
@@ -207,35 +219,52 @@ __device__ void compute_keys(Keys<HD, one_pass>& shared, View<bf16, 4>& dk, View
     operand_fence(sum_v);
     // dk goes through the place of k, which the other warpgroup may still be multiplying with.
     if (one_pass) named_barrier_wait(5, consumers * warpgroup_size);
+    const int valid = (masked ? sight.keys : sight.queries) - first;
+    const int width = masked ? static_cast<int>(dk.shape[3]) : HD;
     store_product(row_of(dk, tile.batch, first, tile.head), dk.stride[1], sum_k, {scale, scale}, shared.k,
-                  consumer, time - first);
+                  consumer, valid, width);
     store_product(row_of(dv, tile.batch, first, tile.head), dv.stride[1], sum_v, {1, 1}, shared.v, consumer,
-                  time - first);
+                  valid, width);
 }
 
-template <int HD>
+// The keys that a block of queries sees: blocks of them, the last first.
+struct KeyBlocks {
+    int first = 0, count;
+
+    __device__ KeyBlocks(bool masked, const Sight& sight, int block) : count(block + 1) {
+        if (!masked) return;
+        first = sight.begin(block * rows) / rows;
+        count = (sight.end(block * rows + rows - 1) + rows - 1) / rows - first;
+    }
+    __device__ int key(int n) const { return (first + count - 1 - n) * rows; }
+};
+
+template <bool masked, int HD>
 __device__ void copy_keys(Queries<HD>& shared, const TensorMap& q, const TensorMap& dout, const TensorMap& k,
-                          const TensorMap& v, int block, const BlockTile& tile, int64_t key_head) {
+                          const TensorMap& v, const Sight& sight, int block, const BlockTile& tile,
+                          int64_t key_head) {
     using C = Queries<HD>;
     shared.own_full.arrive_expecting(shared.q.bytes + shared.dout.bytes);
     load_rows(shared.q, q, shared.own_full, block * rows, tile.head, tile.batch);
     load_rows(shared.dout, dout, shared.own_full, block * rows, tile.head, tile.batch);
+    const KeyBlocks steps(masked, sight, block);
     const auto load = [&](Panels<HD, rows>(&to)[C::stages], const TensorMap& map,
                           Pipeline<C::stages, consumers>& pipeline, int n) {
         const Stage<C::stages> stage(n);
         pipeline.free[stage.index].wait(stage.phase ^ 1);
         pipeline.full[stage.index].arrive_expecting(to[stage.index].bytes);
-        load_rows(to[stage.index], map, pipeline.full[stage.index], (block - n) * rows, key_head, tile.batch);
+        load_rows(to[stage.index], map, pipeline.full[stage.index], steps.key(n), key_head, tile.batch);
     };
-    for (int n = 0; n <= block; n++) {
+    for (int n = 0; n < steps.count; n++) {
         load(shared.k, k, shared.of_k, n);
         load(shared.v, v, shared.of_v, n);
     }
 }
 
-template <int HD>
+template <bool masked, int HD>
 __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const float* lse, const float* delta,
-                                int block, const BlockTile& tile, int64_t padded, float scale) {
+                                const Sight& sight, int block, const BlockTile& tile, int64_t padded,
+                                float scale) {
     using C = Queries<HD>;
     const Consumer consumer;
     const int first = block * rows + consumer.index * 64;
@@ -245,7 +274,10 @@ __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const fl
     uint32_t ds[rows / 16][4];
     operand_fence(sum);
     shared.own_full.wait(0);
-    for (int n = 0; n <= block; n++) {
+    const KeyBlocks steps(masked, sight, block);
+    SeenColumns own;
+    if constexpr (masked) own.of_queries(sight, first, consumer);
+    for (int n = 0; n < steps.count; n++) {
         const Stage<C::stages> stage(n), last(n - 1);
         shared.of_k.full[stage.index].wait(stage.phase);
         shared.of_v.full[stage.index].wait(stage.phase);
@@ -260,7 +292,9 @@ __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const fl
         operand_fence(s);
 #pragma unroll
         for (int i = 0; i < rows / 2; i++) s[i] = fast_exp2(fmaf(s[i], scale * log2_e, -shift[i / 2 % 2]));
-        if (n == 0) {
+        if constexpr (masked) {
+            own.hide(s, steps.key(n), 0);
+        } else if (n == 0) {
 #pragma unroll
             for (int i = 0; i < rows / 2; i++)
                 if (i / 4 * 8 + consumer.column + i % 2 > consumer.index * 64 + consumer.row + i / 2 % 2 * 8)
@@ -278,13 +312,13 @@ __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const fl
     warpgroup_wait<0>();
     operand_fence(sum);
     store_product(row_of(dq, tile.batch, first, tile.head), dq.stride[1], sum, {scale, scale}, shared.q,
-                  consumer, static_cast<int>(dq.shape[1]) - first);
+                  consumer, sight.queries - first, masked ? static_cast<int>(dq.shape[3]) : HD);
 }
 #endif
 
-template <int HD, bool one_pass>
+template <int HD, bool one_pass, bool masked>
 __global__ void __launch_bounds__(Threads::threads, 1)
-    attention_backward_wgmma_kernel_keys(View<bf16, 4> dk, View<bf16, 4> dv, float* dq,
+    attention_backward_wgmma_kernel_keys(View<bf16, 4> dk, View<bf16, 4> dv, float* dq, Visible visible,
                                          LLAMAC_KERNEL_CONSTANT const TensorMap dout,
                                          LLAMAC_KERNEL_CONSTANT const TensorMap q,
                                          LLAMAC_KERNEL_CONSTANT const TensorMap k,
@@ -298,22 +332,25 @@ __global__ void __launch_bounds__(Threads::threads, 1)
         fence_barrier_init();
     }
     __syncthreads();
-    const int time = static_cast<int>(dk.shape[1]);
-    const BlockTile tile = block_tile_of((time + rows - 1) / rows, dk.shape[2]);  // more queries come first
+    const BlockTile tile =
+        block_tile_of((dk.shape[1] + rows - 1) / rows, dk.shape[2]);  // more queries come first
+    const Sight sight(visible, tile.batch);
     if (threadIdx.x < warpgroup_size) {
         warpgroup_release_registers<Threads::producer_registers>();
         if (threadIdx.x == 0)
-            copy_queries(shared, q, dout, k, v, lse, delta, tile, dk.shape[2] * group, group, time, padded);
+            copy_queries<masked>(shared, q, dout, k, v, lse, delta, sight, tile, dk.shape[2] * group, group,
+                                 padded);
     } else {
         warpgroup_acquire_registers<Threads::consumer_registers>();
-        compute_keys(shared, dk, dv, dq, tile, dk.shape[2] * group, group, time, padded, scale);
+        compute_keys<masked>(shared, dk, dv, dq, sight, tile, dk.shape[2] * group, group, padded, scale);
     }
 #endif
 }
 
-template <int HD>
+template <int HD, bool masked>
 __global__ void __launch_bounds__(Threads::threads, 1)
-    attention_backward_wgmma_kernel_queries(View<bf16, 4> dq, LLAMAC_KERNEL_CONSTANT const TensorMap dout,
+    attention_backward_wgmma_kernel_queries(View<bf16, 4> dq, Visible visible,
+                                            LLAMAC_KERNEL_CONSTANT const TensorMap dout,
                                             LLAMAC_KERNEL_CONSTANT const TensorMap q,
                                             LLAMAC_KERNEL_CONSTANT const TensorMap k,
                                             LLAMAC_KERNEL_CONSTANT const TensorMap v, const float* lse,
@@ -330,12 +367,13 @@ __global__ void __launch_bounds__(Threads::threads, 1)
     const int blocks = static_cast<int>((dq.shape[1] + rows - 1) / rows);
     const BlockTile tile = block_tile_of(blocks, dq.shape[2]);
     const int block = blocks - 1 - static_cast<int>(tile.block);  // more keys come first
+    const Sight sight(visible, tile.batch);
     if (threadIdx.x < warpgroup_size) {
         warpgroup_release_registers<Threads::producer_registers>();
-        if (threadIdx.x == 0) copy_keys(shared, q, dout, k, v, block, tile, tile.head / group);
+        if (threadIdx.x == 0) copy_keys<masked>(shared, q, dout, k, v, sight, block, tile, tile.head / group);
     } else {
         warpgroup_acquire_registers<Threads::consumer_registers>();
-        compute_queries(shared, dq, lse, delta, block, tile, padded, scale);
+        compute_queries<masked>(shared, dq, lse, delta, sight, block, tile, padded, scale);
     }
 #endif
 }
@@ -356,15 +394,16 @@ __global__ void __launch_bounds__(warpgroup_size)
             const int64_t t = i % blocks * step + row + 8 * slot;
             const uint32_t pair =
                 slot ? bf16_pair(sum.z * scale, sum.w * scale) : bf16_pair(sum.x * scale, sum.y * scale);
-            if (t < dq.shape[1]) *reinterpret_cast<uint32_t*>(row_of(dq, batch, t, head) + column) = pair;
+            if (t < dq.shape[1] && column < dq.shape[3])
+                *reinterpret_cast<uint32_t*>(row_of(dq, batch, t, head) + column) = pair;
         }
     }
 }
 
-template <int HD, bool one_pass>
+template <int HD, bool one_pass, bool masked>
 void launch_backward(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                      View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                     View<const bf16, 4> k, View<const bf16, 4> v, float scale,
+                     View<const bf16, 4> k, View<const bf16, 4> v, const Visible& visible, float scale,
                      const LaunchContext& context) {
     const int64_t B = q.shape[0], NH = q.shape[2], NKV = k.shape[2], padded = padded_time(q.shape[1]);
     const int group = static_cast<int>(NH / NKV);
@@ -374,46 +413,57 @@ void launch_backward(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<
            attention_backward_wgmma_kernel_statistics<HD>, scaled_lse, delta, dout, out, lse, padded);
     if (one_pass)
         CHECK(hipMemsetAsync(sums, 0, static_cast<size_t>(B * NH * padded * HD * 4), context.stream));
-    launch(Grid(blocks_for(padded / rows * NKV * B, 1), Threads::threads, context.stream,
+    launch(Grid(blocks_for(padded_time(k.shape[1]) / rows * NKV * B, 1), Threads::threads, context.stream,
                 aligned_shared_bytes<Keys<HD, one_pass>>),
-           attention_backward_wgmma_kernel_keys<HD, one_pass>, dk, dv, sums, map_of(dout, step),
-           map_of(q, step), map_of(k, rows), map_of(v, rows), scaled_lse, delta, group, padded, scale);
+           attention_backward_wgmma_kernel_keys<HD, one_pass, masked>, dk, dv, sums, visible,
+           map_of(dout, step), map_of(q, step), map_of(k, rows), map_of(v, rows), scaled_lse, delta, group,
+           padded, scale);
     if constexpr (one_pass)
         launch(Grid(blocks_for(padded / step * NH * B, 1), warpgroup_size, context.stream),
                attention_backward_wgmma_atomic_kernel_round<HD>, dq, sums, padded, scale);
     else
         launch(Grid(blocks_for(padded / rows * NH * B, 1), Threads::threads, context.stream,
                     aligned_shared_bytes<Queries<HD>>),
-               attention_backward_wgmma_kernel_queries<HD>, dq, map_of(dout, rows), map_of(q, rows),
-               map_of(k, rows), map_of(v, rows), scaled_lse, delta, group, padded, scale);
+               attention_backward_wgmma_kernel_queries<HD, masked>, dq, visible, map_of(dout, rows),
+               map_of(q, rows), map_of(k, rows), map_of(v, rows), scaled_lse, delta, group, padded, scale);
+}
+
+template <bool one_pass>
+void on_all_heads(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+                  View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
+                  View<const bf16, 4> k, View<const bf16, 4> v, const Visible& visible, double scale,
+                  const LaunchContext& context) {
+    on_heads(visible, q, [&](auto head, auto masked) {
+        launch_backward<decltype(head)::value, one_pass, decltype(masked)::value>(
+            dq, dk, dv, dout, out, lse, q, k, v, visible, static_cast<float>(scale), context);
+    });
 }
 
 }  // namespace
 
 void attention_backward_wgmma(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
                               View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                              View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2>,
-                              double scale, bool, int64_t, LaunchContext context) {
-    (q.shape[3] == 64 ? launch_backward<64, false>
-                      : launch_backward<128, false>)(dq, dk, dv, dout, out, lse, q, k, v,
-                                                     static_cast<float>(scale), context);
+                              View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2> first,
+                              double scale, bool causal, int64_t window, LaunchContext context) {
+    on_all_heads<false>(dq, dk, dv, dout, out, lse, q, k, v, Visible(q, k, first, causal, window), scale,
+                        context);
 }
 
 void attention_backward_wgmma_atomic(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv,
                                      View<const bf16, 4> dout, View<const bf16, 4> out,
                                      View<const float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
-                                     View<const bf16, 4> v, View<const int32_t, 2>, double scale, bool,
-                                     int64_t, LaunchContext context) {
-    (q.shape[3] == 64 ? launch_backward<64, true>
-                      : launch_backward<128, true>)(dq, dk, dv, dout, out, lse, q, k, v,
-                                                    static_cast<float>(scale), context);
+                                     View<const bf16, 4> v, View<const int32_t, 2> first, double scale,
+                                     bool causal, int64_t window, LaunchContext context) {
+    on_all_heads<true>(dq, dk, dv, dout, out, lse, q, k, v, Visible(q, k, first, causal, window), scale,
+                       context);
 }
 
 int64_t attention_backward_wgmma_workspace(const Call& call) {
     return 2 * call["B"] * call["NH"] * padded_time(call["T"]) * 4;
 }
 int64_t attention_backward_wgmma_atomic_workspace(const Call& call) {
-    return (2 + call["HD"]) * call["B"] * call["NH"] * padded_time(call["T"]) * 4;
+    const int64_t width = call["HD"] <= 64 ? 64 : 128;  // the tiles'
+    return (2 + width) * call["B"] * call["NH"] * padded_time(call["T"]) * 4;
 }
 
 }  // namespace llamac

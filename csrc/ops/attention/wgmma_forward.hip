@@ -13,6 +13,10 @@
 //
 // Keys are walked from the last to the first. A warpgroup's rows lie within one step's keys: only the first step
 // that it takes part in has a diagonal. With three of them the block's first step is not the first of all.
+//
+// With masks (documents, windows, other keys than queries) a block walks from the last key that one of its queries sees to
+// the first; every warpgroup takes part in all steps, and hides scores in those of which its queries do not see all: a
+// kernel of its own, for heads that are narrower than its tiles too, which TMA fills with zeros.
 #include "ops/attention/attention.h"
 #include "ops/attention/wgmma.h"
 
@@ -42,22 +46,32 @@ struct Shared {
 __device__ int steps_until(int row) {
     return (row + step - 1) / step;
 }
+// A block's steps: of the keys, from step `first` on, last step first.
+struct Steps {
+    int first = 0, count;
 
-template <int HD>
+    __device__ Steps(bool masked, const Sight& sight, int row, int rows) : count(steps_until(row + rows)) {
+        if (!masked) return;
+        first = sight.begin(row) / step;
+        count = steps_until(sight.end(row + rows - 1)) - first;
+    }
+    __device__ int key(int n) const { return (first + count - 1 - n) * step; }
+};
+
+template <bool masked, int HD>
 __device__ void copy_all(Shared<HD>& shared, const TensorMap& q, const TensorMap& k, const TensorMap& v,
-                         int block, const BlockTile& tile, int64_t key_head) {
+                         const Sight& sight, int block, const BlockTile& tile, int64_t key_head) {
     shared.q_full.arrive_expecting(shared.q.bytes);
     load_rows(shared.q, q, shared.q_full, block * rows<HD>, tile.head, tile.batch);
-    const int steps = steps_until((block + 1) * rows<HD>);
+    const Steps steps(masked, sight, block * rows<HD>, rows<HD>);
     const auto load = [&](Panels<HD, step>(&to)[stages<HD>], const TensorMap& map,
                           typename Shared<HD>::StepPipeline& pipeline, int n) {
         const Stage<stages<HD>> stage(n);
         pipeline.free[stage.index].wait(stage.phase ^ 1);
         pipeline.full[stage.index].arrive_expecting(to[stage.index].bytes);
-        load_rows(to[stage.index], map, pipeline.full[stage.index], (steps - 1 - n) * step, key_head,
-                  tile.batch);
+        load_rows(to[stage.index], map, pipeline.full[stage.index], steps.key(n), key_head, tile.batch);
     };
-    for (int n = 0; n < steps; n++) {
+    for (int n = 0; n < steps.count; n++) {
         load(shared.k, k, shared.of_k, n);
         load(shared.v, v, shared.of_v, n);
     }
@@ -68,8 +82,8 @@ struct Rows {
     float largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
 
     // Scores become probabilities relative to the largest so far; shrink: what the older ones are to be
-    // multiplied by.
-    template <int n>
+    // multiplied by. hides: a row's scores may all be hidden so far.
+    template <bool hides, int n>
     __device__ void softmax(float (&s)[n], float scale, float (&shrink)[2]) {
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) {
@@ -78,7 +92,7 @@ struct Rows {
             for (int i = 2 * slot; i < n; i += 4) top = fmaxf(top, fmaxf(s[i], s[i + 1]));
             top = fmaxf(top, __shfl_xor(top, 1));
             top = fmaxf(top, __shfl_xor(top, 2));
-            const float shift = top * scale;
+            const float shift = hides && top == -INFINITY ? 0 : top * scale;
             shrink[slot] = fast_exp2(largest[slot] * scale - shift);
             largest[slot] = top;
             float total = 0;
@@ -93,9 +107,9 @@ struct Rows {
     }
 };
 
-template <int HD>
-__device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& lse, int block,
-                        const BlockTile& tile, float scale) {
+template <bool masked, int HD>
+__device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& lse, const Sight& sight,
+                        int block, const BlockTile& tile, float scale) {
     constexpr int turns = 6;  // barriers from here on, one per consumer
     const Consumer consumer;
     const int next = consumer.index == consumers<HD> - 1 ? 0 : consumer.index + 1;
@@ -103,9 +117,12 @@ __device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& 
     const auto give_turn = [&] { named_barrier_arrive(turns + next, 2 * warpgroup_size); };
 
     const int first = block * rows<HD> + consumer.index * 64;
-    const int steps = steps_until((block + 1) * rows<HD>), begin = steps - steps_until(first + 64);
+    const Steps steps(masked, sight, block * rows<HD>, rows<HD>);
+    const int begin = masked ? 0 : steps.count - steps_until(first + 64);
     // Turns begin when all have begun.
-    constexpr int begun = rows<HD> % step == 0 ? 0 : 1;
+    constexpr int begun = masked || rows<HD> % step == 0 ? 0 : 1;
+    SeenColumns own;
+    if constexpr (masked) own.of_queries(sight, first, consumer);
     Rows state;
     float s[step / 2], o[HD / 2] = {}, shrink[2];
     uint32_t p[step / 16][4];
@@ -122,13 +139,17 @@ __device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& 
     warpgroup_wait<0>();
     operand_fence(s);
     shared.of_k.free[begin].arrive_as_warp();
+    if constexpr (masked) {
+        own.hide(s, steps.key(0), -INFINITY);
+    } else {
 #pragma unroll
-    for (int i = 0; i < step / 2; i++)
-        if (i / 4 * 8 + consumer.column + i % 2 > first % step + consumer.row + i / 2 % 2 * 8)
-            s[i] = -INFINITY;
-    state.softmax(s, scale * log2_e, shrink);
+        for (int i = 0; i < step / 2; i++)
+            if (i / 4 * 8 + consumer.column + i % 2 > first % step + consumer.row + i / 2 % 2 * 8)
+                s[i] = -INFINITY;
+    }
+    state.template softmax<masked>(s, scale * log2_e, shrink);
     pack(p, s);
-    for (int n = begin + 1; n < steps; n++) {
+    for (int n = begin + 1; n < steps.count; n++) {
         const Stage<stages<HD>> keys(n), values(n - 1);
         shared.of_k.full[keys.index].wait(keys.phase);
         if (n > begun) wait_turn();
@@ -141,7 +162,8 @@ __device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& 
         warpgroup_wait<1>();
         operand_fence(s);
         shared.of_k.free[keys.index].arrive_as_warp();
-        state.softmax(s, scale * log2_e, shrink);
+        if constexpr (masked) own.hide(s, steps.key(n), -INFINITY);
+        state.template softmax<masked>(s, scale * log2_e, shrink);
         compute_before(state.sum[0] + state.sum[1]);
         warpgroup_wait<0>();
         operand_fence(o);
@@ -150,7 +172,7 @@ __device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& 
         for (int i = 0; i < HD / 2; i++) o[i] *= shrink[i / 2 % 2];
         pack(p, s);
     }
-    const Stage<stages<HD>> last(steps - 1);
+    const Stage<stages<HD>> last(steps.count - 1);
     shared.of_v.full[last.index].wait(last.phase);
     warpgroup_arrive();
     begin_columns_product(o, p, shared.v[last.index]);
@@ -170,13 +192,13 @@ __device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& 
             lse(tile.batch, tile.head, t) = state.largest[slot] * scale + logf(sum);
     }
     store_product(row_of(out, tile.batch, first, tile.head), out.stride[1], o, inverse, shared.q, consumer,
-                  time - first);
+                  time - first, masked ? static_cast<int>(out.shape[3]) : HD);
 }
 #endif
 
-template <int HD>
+template <int HD, bool masked>
 __global__ void __launch_bounds__(Warpgroups<consumers<HD>>::threads, 1)
-    attention_forward_wgmma_kernel(View<bf16, 4> out, View<float, 3> lse,
+    attention_forward_wgmma_kernel(View<bf16, 4> out, View<float, 3> lse, Visible visible,
                                    LLAMAC_KERNEL_CONSTANT const TensorMap q,
                                    LLAMAC_KERNEL_CONSTANT const TensorMap k,
                                    LLAMAC_KERNEL_CONSTANT const TensorMap v, int group, float scale) {
@@ -192,37 +214,36 @@ __global__ void __launch_bounds__(Warpgroups<consumers<HD>>::threads, 1)
     const int blocks = static_cast<int>((out.shape[1] + rows<HD> - 1) / rows<HD>);
     const BlockTile tile = block_tile_of(blocks, out.shape[2]);
     const int block = blocks - 1 - static_cast<int>(tile.block);  // more keys come first
+    const Sight sight(visible, tile.batch);
     if (threadIdx.x < warpgroup_size) {
         warpgroup_release_registers<Warpgroups<consumers<HD>>::producer_registers>();
-        if (threadIdx.x == 0) copy_all(shared, q, k, v, block, tile, tile.head / group);
+        if (threadIdx.x == 0) copy_all<masked>(shared, q, k, v, sight, block, tile, tile.head / group);
     } else {
         warpgroup_acquire_registers<Warpgroups<consumers<HD>>::consumer_registers>();
-        compute(shared, out, lse, block, tile, scale);
+        compute<masked>(shared, out, lse, sight, block, tile, scale);
     }
 #endif
-}
-
-template <int HD>
-void launch_forward(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
-                    View<const bf16, 4> v, float scale, const LaunchContext& context) {
-    const int64_t blocks = (q.shape[1] + rows<HD> - 1) / rows<HD>;
-    launch(Grid(blocks_for(blocks * q.shape[2] * q.shape[0], 1), Warpgroups<consumers<HD>>::threads,
-                context.stream, aligned_shared_bytes<Shared<HD>>),
-           attention_forward_wgmma_kernel<HD>, out, lse, map_of(q, rows<HD>), map_of(k, step),
-           map_of(v, step), static_cast<int>(q.shape[2] / k.shape[2]), scale);
 }
 
 }  // namespace
 
 void attention_forward_wgmma(View<bf16, 4> out, View<float, 3> lse, View<const bf16, 4> q,
-                             View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2>,
-                             double scale, bool, int64_t, LaunchContext context) {
-    (q.shape[3] == 64 ? launch_forward<64> : launch_forward<128>)(out, lse, q, k, v,
-                                                                  static_cast<float>(scale), context);
+                             View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2> first,
+                             double scale, bool causal, int64_t window, LaunchContext context) {
+    const Visible visible(q, k, first, causal, window);
+    on_heads(visible, q, [&](auto head, auto masked) {
+        constexpr int HD = decltype(head)::value;
+        const int64_t blocks = (q.shape[1] + rows<HD> - 1) / rows<HD>;
+        launch(Grid(blocks_for(blocks * q.shape[2] * q.shape[0], 1), Warpgroups<consumers<HD>>::threads,
+                    context.stream, aligned_shared_bytes<Shared<HD>>),
+               attention_forward_wgmma_kernel<HD, decltype(masked)::value>, out, lse, visible,
+               map_of(q, rows<HD>), map_of(k, step), map_of(v, step),
+               static_cast<int>(q.shape[2] / k.shape[2]), static_cast<float>(scale));
+    });
 }
 
 bool wgmma_supports(const Call& call) {
-    return device_properties().warpgroups && plain_flash_supports(call);
+    return device_properties().warpgroups && call["HD"] >= 64 && flash_supports(call);
 }
 
 }  // namespace llamac
