@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["LLAMAC_PYTHON"] = "/bin/false"  # a plot takes a second of each run; tests of plots name a Python
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 # Programs inherit ignored signals: a shell's background ignores SIGINT, nohup SIGHUP.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -20,7 +20,7 @@ from launch import free_port, needs, torchrun_environment
 from run import ROOT, T, events, flags, one_line
 
 pytestmark = pytest.mark.program
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "LLAMAC_PYTHON": "/bin/false"}
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 EVERY_STEP = {"checkpoint_every": 1, "keep_checkpoints": 100}
 ENDLESS = {"steps": 1000000, "schedule": "constant", "val_every": 0, "val_data": "none"}
 RANKS = {

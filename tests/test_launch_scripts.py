@@ -70,7 +70,7 @@ def numbers(out: Path) -> list[tuple]:
 
 
 def environment(**variables: object) -> dict[str, str]:
-    own = {"OMP_NUM_THREADS": "1", "LLAMAC_PYTHON": "/bin/false", "GLOO_SOCKET_IFNAME": "lo"}
+    own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return os.environ | own | {name: str(value) for name, value in variables.items()}
 
 

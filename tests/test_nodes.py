@@ -71,7 +71,7 @@ class Node:
         return subprocess.run([*self.enter, *command], check=True, capture_output=True, text=True).stdout
 
     def start(self, *command: object, **variables: object) -> subprocess.Popen:
-        own = {"OMP_NUM_THREADS": "1", "LLAMAC_PYTHON": "/bin/false"}
+        own = {"OMP_NUM_THREADS": "1"}
         return subprocess.Popen(
             [*self.enter, f"--wd={ROOT}", *command],
             env=os.environ | own | {name: str(value) for name, value in variables.items()},

@@ -35,8 +35,8 @@ inline void adamw(const Context& context, const AdamwCall& call) {
 
 // adamw, and fp8 of the new weight
 struct AdamwQuantizeCall {
-    Required out;  // Q[K,C]
-    Required transposed;  // Q[C,K]
+    Tensor out = {};  // Q[K,C]
+    Tensor transposed = {};  // Q[C,K]
     Required amax;  // A[1]
     Required saturated;  // i32[1]
     Required weight;  // T[K,C]
