@@ -8,8 +8,8 @@
 //
 // The bound on the error: operation_check.h.
 //
-// --brief: each shape once; the combinations of scalars, operands that are left out (all or none) and strides rotate over
-// the shapes, and each of them runs.
+// Combinations of scalars, operands that are left out and strides run with every shape where they and those of types are
+// few, else they rotate over the shapes, and each of them runs. --brief: they always rotate, and all or no operands are left out.
 //
 // --once: as --brief, and in place instead of a second run; values are not compared. For sanitizers: which accesses a
 // kernel makes depends on shape and combination, hardly on their pairs.
@@ -137,6 +137,7 @@ struct Combination {
     unsigned flags, absent;
     bool strided;
 };
+constexpr size_t most_with_every_shape = 32;  // times combinations of types
 std::vector<Combination> combinations(const Operation& op, bool brief) {
     const auto count = [](const auto& items, auto is) {
         return std::count_if(items.begin(), items.end(), is);
@@ -185,12 +186,13 @@ void check_instantiation(const Operation& op, const Variant& v, const Instantiat
         if (!right && !injected) report(describe(c, v) + ": " + verdict.wrong);
         return true;
     };
+    const bool rotate = tally.brief || all.size() * v.instantiations.size() > most_with_every_shape;
     for (size_t before = 0; !enough();) {
         for (int number = 0; number < shape_count(op); number++)
-            for (size_t k = 0, turn = tally.brief ? ran : 0; k < all.size() && !enough(); k++)
-                if (check_combination(number, all[(turn + k) % all.size()]) && tally.brief) break;
+            for (size_t k = 0, turn = rotate ? ran : 0; k < all.size() && !enough(); k++)
+                if (check_combination(number, all[(turn + k) % all.size()]) && rotate) break;
         // A variant that takes few shapes: again, until each combination has run.
-        if (!tally.brief || ran >= all.size() || ran == before) break;
+        if (!rotate || ran >= all.size() || ran == before) break;
         before = ran;
     }
     if (ran == 0) tally.failed++, report(op.name + " " + v.name + ": supports none of the cases");
