@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from device import Device, bf16_bits, device_of_arguments, from_bf16
+from device import Device, bf16_bits, device_of_arguments, from_bf16, storage_of
+from fp8 import decode, encode
 
 sys.path.append(str(Path(__file__).resolve().parents[3]))
 from llamac.tolerance import floor_of
@@ -29,8 +30,8 @@ class Sparse:
 
     def __init__(self, shape, dtype):
         self.shape, self.dtype = tuple(shape), dtype
-        item = np.uint16 if dtype == "bf16" else np.dtype(dtype)
-        bytes_ = int(np.prod(shape)) * np.dtype(item).itemsize
+        item = storage_of(dtype)
+        bytes_ = int(np.prod(shape)) * item.itemsize
         self.whole = (bytes_ + PAGE - 1) // PAGE * PAGE + 2 * PAGE
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
         self.base = LIBC.mmap(None, self.whole, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
@@ -174,6 +175,23 @@ def adamw(t: Large) -> None:
     t.call("adamw", operands, [0.9, 0.95, 1e-8, 0.1, 0.0, 1, 0], compare)
 
 
+def quantize(t: Large) -> None:
+    N, C, form = 300032, 8192, "e4m3fnuz"
+    x, out, turned = Sparse((N, C), "bf16"), Sparse((N, C), form), Sparse((C, N), form)
+    scale = Sparse((1,), F)
+    x.data[-16:], scale.data[0] = t.bits(16, C), 60.0
+    expected = decode(encode(numbers(x.data[-16:]) * 60, form), form)
+    t.call(
+        "quantize",
+        [out, turned, None, None, x, scale],
+        [],
+        lambda: [
+            (f"{N}x{C}", decode(out.data[-16:, -128:], form), expected[:, -128:], F),
+            (f"{N}x{C} transposed", decode(turned.data[-128:, -16:], form), expected[:, -128:].T, F),
+        ],
+    )
+
+
 def heads(t: Large) -> None:
     N, V, C = 300001, 300007, 8192
     weight, out, tokens = Sparse((V, C), "bf16"), Sparse((N, C), "bf16"), Sparse((N,), np.int32)
@@ -274,7 +292,7 @@ def attention(t: Large) -> None:
 
 def main() -> int:
     t = Large(device_of_arguments(__doc__))
-    for check in (swiglu, rmsnorm, cross_entropy, adamw, heads, matmul, attention):
+    for check in (swiglu, rmsnorm, cross_entropy, adamw, quantize, heads, matmul, attention):
         check(t)
     print(f"{t.failed} failed")
     return t.failed > 0
