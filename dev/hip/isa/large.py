@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from device import Device, bf16_bits, device_of_arguments, from_bf16, storage_of
 from fp8 import decode, encode
+from output import dtype_name
 
 sys.path.append(str(Path(__file__).resolve().parents[3]))
 from llamac.tolerance import floor_of
@@ -72,7 +73,7 @@ class Large:
             taken += 1
             for name, found, expected, dtype in compare():
                 error = np.abs(found - expected).max()
-                allowed = floor_of(expected, dtype).largest
+                allowed = floor_of(expected, dtype_name(dtype)).largest
                 right = bool(error <= allowed)
                 self.failed += not right
                 print(

@@ -137,7 +137,9 @@ def quantize(s: Special) -> None:
                 out, turned = (s.device.tensor((256, 256), form) for _ in range(2))
                 amax, saturated = s.device.tensor((1,), F, [0.0]), s.device.tensor((1,), np.int32, [0])
                 s.device.call("quantize", variant.name, [out, turned, amax, saturated, x, one])
-                expected, numbers = encode(x.get(), form), x.get()
+                with np.errstate(invalid="ignore"):  # signalling NaN
+                    numbers = x.get()
+                expected = encode(numbers, form)
                 right = (out.data == expected).all() and (turned.data == expected.T).all()
                 name = f"quantize {variant.name} {form}"
                 s.check(right, f"{name}: the codes of every bf16")
