@@ -158,10 +158,14 @@ def hazards_of(lines: list[str]) -> list[str]:
 
     body = "".join(f"\t{line:40s} // {4 * i:012X}:\n" for i, line in enumerate(lines))
     ((name, code),) = parse(f"0000000000000000 <kernel>:\n{body}")
-    return find_hazards(name, code)[0]
+    return find_hazards(name, code)
 
 
 LOAD, USE, END = "global_load_dword v1, v[2:3], off", "v_add_f32 v4, v1, v1", "s_endpgm"
+# 2^12 paths.
+MAYBE_LOADS = [
+    x for i in range(12) for x in ("s_cbranch_scc1 1", f"global_load_dword v{10 + i}, v[2:3], off")
+]
 
 
 @pytest.mark.parametrize(
@@ -184,6 +188,25 @@ LOAD, USE, END = "global_load_dword v1, v[2:3], off", "v_add_f32 v4, v1, v1", "s
         ([LOAD, "s_cbranch_execz 1", "s_waitcnt vmcnt(0)", USE, END], "before it arrives"),
         # A loop whose load is used in the next turn.
         ([USE, LOAD, "s_cbranch_scc1 65533", "s_waitcnt vmcnt(0)", END], "before it arrives"),
+        ([LOAD, *MAYBE_LOADS, "s_waitcnt vmcnt(12)", USE, END], "before it arrives"),
+        ([LOAD, *MAYBE_LOADS, "s_waitcnt vmcnt(0)", USE, END], None),
+        ([*MAYBE_LOADS, LOAD, "s_waitcnt vmcnt(1)", USE, END], "before it arrives"),
+        # A scalar load on one of two paths.
+        *(
+            (
+                [
+                    "ds_read_b32 v1, v0",
+                    "s_cbranch_scc1 1",
+                    maybe,
+                    "ds_read_b32 v5, v0",
+                    "s_waitcnt lgkmcnt(1)",
+                    USE,
+                    END,
+                ],
+                fault,
+            )
+            for maybe, fault in (("s_load_dword s4, s[0:1], 0x0", "v_add_f32"), ("s_nop 0", None))
+        ),
     ],
 )
 def test_hazards(isa, lines, fault):

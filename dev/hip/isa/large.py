@@ -260,6 +260,11 @@ def matmul(t: Large) -> None:
 
 
 def attention(t: Large) -> None:
+    for window in (64, 40):  # all keys; the kernels with masks
+        attention_of(t, window)
+
+
+def attention_of(t: Large, window: int) -> None:
     B, T, NH, NKV, HD = 9001, 64, 32, 8, 128
     scale = HD**-0.5
     q, out, dout, dq = (Sparse((B, T, NH, HD), "bf16") for _ in range(4))
@@ -268,15 +273,16 @@ def attention(t: Large) -> None:
     for tensor in (q, k, v):
         tensor.data[-1] = t.bits(*tensor.shape[1:])
     Q, K, V = (numbers(tensor.data[-1, :, -1]) for tensor in (q, k, v))
-    s = np.where(np.tril(np.ones((T, T), bool)), Q @ K.T * scale, -np.inf)
+    ones = np.ones((T, T), bool)
+    s = np.where(np.tril(ones) & ~np.tril(ones, -window), Q @ K.T * scale, -np.inf)
     p = np.exp(s - s.max(1, keepdims=True))
     p /= p.sum(1, keepdims=True)
-    name = f"B={B} T={T} NH={NH}"
+    name = f"B={B} T={T} NH={NH} window={window}"
     t.last_blocks(160)
     t.call(
         "attention_forward",
         [out, lse, q, k, v, None],
-        [scale],
+        [scale, 1, window],
         lambda: [(name, numbers(out.data[-1, :, -1]), p @ V, "bf16")],
     )
     dout.data[-1] = t.bits(T, NH, HD)
@@ -285,7 +291,7 @@ def attention(t: Large) -> None:
     t.call(
         "attention_backward",
         [dq, dk, dv, dout, out, lse, q, k, v, None],
-        [scale],
+        [scale, 1, window],
         lambda: [(f"{name} dq", numbers(dq.data[-1, :, -1]), ds @ K * scale, "bf16")],
     )
     t.last_blocks(16)
