@@ -1,7 +1,7 @@
 """Cases of the matrix-core kernels: matmul, scaled_matmul, attention."""
 
 import numpy as np
-from device import bf16_bits, from_bf16
+from device import Tensor, bf16_bits, from_bf16
 from fp8 import decode, encode
 from harness import Harness
 from output import Output, dtype_name, label
@@ -132,6 +132,8 @@ def attention(h: Harness) -> None:
     of_128 = (1, 37, 2, 1), (1, 150, 3, 1)
     for B, T, NH, NKV, HD in (*((*s, 64) for s in of_64), *((*s, 128) for s in of_128)):
         attention_case(h, B, T, T, NH, NKV, HD)
+    attention_case(h, 2, 70, 70, 2, 1, 64, fused=True)
+    attention_case(h, 2, 70, 70, 4, 2, 128, window=40, fused=True)
     for B, T, S, NH, NKV, HD, documents, causal, window in (
         (2, 150, 150, 2, 1, 64, 3, 1, 0),
         (1, 150, 150, 2, 1, 128, 4, 1, 0),
@@ -152,13 +154,23 @@ def attention(h: Harness) -> None:
         attention_case(h, B, T, S, NH, NKV, HD, documents, causal, window)
 
 
-def attention_case(h: Harness, B, T, S, NH, NKV, HD, documents=0, causal=1, window=0) -> None:
-    """Forward and backward. documents: how many a sequence has; 0: no operand `first`."""
+def heads(h: Harness, B: int, T: int, n: int, HD: int, width: int) -> tuple[Tensor, np.ndarray]:
+    """Heads in rows of so many numbers, of which they are the first; the rest is NaN. And their numbers."""
+    x = h.tensor((B, T, width), "bf16")
+    x.data[..., : n * HD] = bf16_bits(h.normal(B, T, n * HD))
+    numbers = x.get()[..., : n * HD].reshape(B, T, n, HD)
+    x.shape = B, T, n, HD
+    return x, numbers
+
+
+def attention_case(h: Harness, B, T, S, NH, NKV, HD, documents=0, causal=1, window=0, fused=False) -> None:
+    """Forward and backward. documents: how many a sequence has; 0: no operand `first`. fused: rows of QKV."""
     scale = HD**-0.5
-    q, k, v = (
-        h.tensor((B, of, n, HD), "bf16", h.normal(B, of, n, HD)) for of, n in ((T, NH), (S, NKV), (S, NKV))
+    widths = [(NH + 2 * NKV) * HD] * 3 if fused else [NH * HD, NKV * HD, NKV * HD]
+    (q, k, v), operands = zip(
+        *(heads(h, B, of, n, HD, width) for of, n, width in zip((T, S, S), (NH, NKV, NKV), widths))
     )
-    operands = q.get(), k.get(), v.get()
+    strides = {at: (of * width, width, HD, 1) for at, of, width in zip((0, 1, 2), (T, S, S), widths)}
     first = None
     if documents:
         begins = np.sort(h.random.integers(1, S, (B, documents - 1)), 1)
@@ -171,14 +183,16 @@ def attention_case(h: Harness, B, T, S, NH, NKV, HD, documents=0, causal=1, wind
     baseline, _ = attention_forward_truth(*operands, scale, seen, round_p=True)
     text = label(
         f"B={B} T={T} S={S} NH={NH} NKV={NKV} HD={HD}",
-        **{f"documents={documents}": documents, "all": not causal},
+        **{f"documents={documents}": documents, "all": not causal, "fused": fused},
     )
     text += f" window={window}" if window else ""
     outputs = [
         Output(out, true_out, name="out", baseline=rounded(baseline)),
         Output(lse, true_lse, 32, 64, 2.0**-20, name="lse"),
     ]
-    h.case("attention_forward", text, [out, lse, q, k, v, first], [scale, causal, window], outputs)
+    scalars = [scale, causal, window]
+    of_forward = {2 + at: stride for at, stride in strides.items()}
+    h.case("attention_forward", text, [out, lse, q, k, v, first], scalars, outputs, strides=of_forward)
     dout = h.tensor((B, T, NH, HD), "bf16", h.normal(B, T, NH, HD))
     saved_out, saved_lse = h.tensor((B, T, NH, HD), "bf16", true_out), h.tensor((B, NH, T), F, true_lse)
     saved = dout.get(), scale, seen, saved_out.get(), saved_lse.get()
@@ -189,9 +203,10 @@ def attention_case(h: Harness, B, T, S, NH, NKV, HD, documents=0, causal=1, wind
         "attention_backward",
         text,
         [*grads, dout, saved_out, saved_lse, q, k, v, first],
-        [scale, causal, window],
+        scalars,
         [
             Output(grad, true, name=name, baseline=rounded(baseline))
             for grad, true, name, baseline in zip(grads, truth, ("dq", "dk", "dv"), baselines)
         ],
+        strides={6 + at: stride for at, stride in strides.items()},
     )
