@@ -1,7 +1,8 @@
-"""Cases of the matrix-core kernels: matmul, attention."""
+"""Cases of the matrix-core kernels: matmul, scaled_matmul, attention."""
 
 import numpy as np
-from device import bf16_bits, from_bf16
+from device import Tensor, bf16_bits, from_bf16
+from fp8 import decode, encode
 from harness import Harness
 from output import Output, dtype_name, label
 
@@ -50,16 +51,54 @@ def matmul(h: Harness) -> None:
             )
 
 
+def scaled_matmul(h: Harness) -> None:
+    forms = ("e4m3fnuz", "e4m3fnuz"), ("e5m2fnuz", "e4m3fnuz")  # gfx942 multiplies no others
+    for (N, C, K), added in (
+        ((100, 80, 144), "residual"),
+        ((300, 208, 272), "accumulate"),
+        ((257, 48, 32), ""),
+        ((8, 16, 16), "residual"),
+        ((1, 272, 400), ""),
+    ):
+        for form_a, form_b in forms:
+            for dt in ("bf16", F):
+                a = h.tensor((N, C), form_a, encode(h.normal(N, C, scale=30), form_a))
+                b = h.tensor((K, C), form_b, encode(h.normal(K, C, scale=30), form_b))
+                a_scale, b_scale = h.tensor((1,), F, [0.037]), h.tensor((1,), F, [0.021])
+                residual = h.tensor((N, K), dt, h.normal(N, K)) if added == "residual" else None
+                out = h.tensor((N, K), dt, h.normal(N, K))
+                product = decode(a.data, form_a) @ decode(b.data, form_b).T * (a_scale.get() * b_scale.get())
+                before = out.get() if added == "accumulate" else 0 if residual is None else residual.get()
+                each = 2 if dt == "bf16" else 64
+                h.case(
+                    "scaled_matmul",
+                    f"N={N} C={C} K={K} T={dtype_name(dt)} P={form_a} Q={form_b} {added}".rstrip(),
+                    [out, a, b, a_scale, b_scale, residual],
+                    [added == "accumulate", 0],
+                    [Output(out, product + before, each, each, 2.0**-19, name="out")],
+                )
+
+
 def rounded(x: np.ndarray) -> np.ndarray:
     return from_bf16(bf16_bits(x)).astype(np.float64)
 
 
-def attention_forward_truth(q, k, v, scale, round_p=False) -> tuple[np.ndarray, np.ndarray]:
+def seen_keys(tokens: int, keys: int, first=None, causal=True, window=0) -> np.ndarray:
+    """[B or 1,1,T,S]: whether a query sees a key. first: [B,T], or None."""
+    own, s = keys - tokens + np.arange(tokens)[:, None], np.arange(keys)
+    seen = (s <= own) | np.array(not causal)
+    if window:
+        seen &= s > own - window
+    return (seen if first is None else seen & (s >= first[..., None]))[..., None, :, :].reshape(
+        -1, 1, tokens, keys
+    )
+
+
+def attention_forward_truth(q, k, v, scale, seen, round_p=False) -> tuple[np.ndarray, np.ndarray]:
     """out and lse in float64. round_p: exp(s - max) passes through bf16, as in every bf16 attention."""
-    group, tokens = q.shape[2] // k.shape[2], q.shape[1]
+    group = q.shape[2] // k.shape[2]
     K, V = np.repeat(k, group, 2), np.repeat(v, group, 2)
-    s = np.einsum("bthd,bshd->bhts", q, K) * scale
-    s = np.where(np.tril(np.ones((tokens, tokens), bool)), s, -np.inf)
+    s = np.where(seen, np.einsum("bthd,bshd->bhts", q, K) * scale, -np.inf)
     top = s.max(-1, keepdims=True)
     e = np.exp(s - top)
     total = e.sum(-1)
@@ -67,21 +106,20 @@ def attention_forward_truth(q, k, v, scale, round_p=False) -> tuple[np.ndarray, 
     return out, top[..., 0] + np.log(total)
 
 
-def attention_backward_truth(q, k, v, dout, scale, out, lse, round_p=False) -> tuple[np.ndarray, ...]:
+def attention_backward_truth(q, k, v, dout, scale, seen, out, lse, round_p=False) -> tuple[np.ndarray, ...]:
     """dq, dk and dv in float64. round_p: p and ds pass through bf16, as in every bf16 attention."""
-    B, tokens, _, HD = q.shape
-    NKV = k.shape[2]
+    B, keys, NKV, HD = k.shape
     group = q.shape[2] // NKV
     K, V = np.repeat(k, group, 2), np.repeat(v, group, 2)
     s = np.einsum("bthd,bshd->bhts", q, K) * scale
-    p = np.where(np.tril(np.ones((tokens, tokens), bool)), np.exp(s - lse[..., None]), 0)
+    p = np.exp(np.where(seen, s - lse[..., None], -np.inf))
     delta = (dout * out).sum(-1).transpose(0, 2, 1)[..., None]
     ds = p * (np.einsum("bthd,bshd->bhts", dout, V) - delta)
     if round_p:
         p, ds = rounded(p), rounded(ds)
 
     def sum_of_groups(x):
-        return x.reshape(B, tokens, NKV, group, HD).sum(3)
+        return x.reshape(B, keys, NKV, group, HD).sum(3)
 
     dq = scale * np.einsum("bhts,bshd->bthd", ds, K)
     dk = sum_of_groups(scale * np.einsum("bhts,bthd->bshd", ds, q))
@@ -92,32 +130,83 @@ def attention_backward_truth(q, k, v, dout, scale, out, lse, round_p=False) -> t
 def attention(h: Harness) -> None:
     of_64 = (1, 37, 2, 1), (1, 130, 2, 2), (2, 70, 4, 2), (1, 257, 1, 1), (2, 33, 8, 4)
     of_128 = (1, 37, 2, 1), (1, 150, 3, 1)
-    for B, Tn, NH, NKV, HD in (*((*s, 64) for s in of_64), *((*s, 128) for s in of_128)):
-        scale = HD**-0.5
-        q, k, v = (h.tensor((B, Tn, n, HD), "bf16", h.normal(B, Tn, n, HD)) for n in (NH, NKV, NKV))
-        operands = q.get(), k.get(), v.get()
-        out, lse = h.tensor((B, Tn, NH, HD), "bf16"), h.tensor((B, NH, Tn), F)
-        true_out, true_lse = attention_forward_truth(*operands, scale)
-        baseline, _ = attention_forward_truth(*operands, scale, round_p=True)
-        text = f"B={B} T={Tn} NH={NH} NKV={NKV} HD={HD}"
-        outputs = [
-            Output(out, true_out, name="out", baseline=rounded(baseline)),
-            Output(lse, true_lse, 32, 64, 2.0**-20, name="lse"),
-        ]
-        h.case("attention_forward", text, [out, lse, q, k, v, None], [scale], outputs)
-        dout = h.tensor((B, Tn, NH, HD), "bf16", h.normal(B, Tn, NH, HD))
-        saved_out, saved_lse = h.tensor((B, Tn, NH, HD), "bf16", true_out), h.tensor((B, NH, Tn), F, true_lse)
-        saved = dout.get(), scale, saved_out.get(), saved_lse.get()
-        truth = attention_backward_truth(*operands, *saved)
-        baselines = attention_backward_truth(*operands, *saved, round_p=True)
-        grads = [h.tensor((B, Tn, n, HD), "bf16") for n in (NH, NKV, NKV)]
-        h.case(
-            "attention_backward",
-            text,
-            [*grads, dout, saved_out, saved_lse, q, k, v, None],
-            [scale],
-            [
-                Output(grad, true, name=name, baseline=rounded(baseline))
-                for grad, true, name, baseline in zip(grads, truth, ("dq", "dk", "dv"), baselines)
-            ],
-        )
+    for B, T, NH, NKV, HD in (*((*s, 64) for s in of_64), *((*s, 128) for s in of_128)):
+        attention_case(h, B, T, T, NH, NKV, HD)
+    attention_case(h, 2, 70, 70, 2, 1, 64, fused=True)
+    attention_case(h, 2, 70, 70, 4, 2, 128, window=40, fused=True)
+    for B, T, S, NH, NKV, HD, documents, causal, window in (
+        (2, 150, 150, 2, 1, 64, 3, 1, 0),
+        (1, 150, 150, 2, 1, 128, 4, 1, 0),
+        (1, 200, 200, 2, 2, 64, 0, 1, 37),
+        (1, 140, 140, 1, 1, 128, 0, 1, 64),
+        (2, 150, 150, 1, 1, 64, 2, 1, 5),
+        (1, 40, 170, 4, 2, 64, 0, 1, 0),
+        (2, 1, 100, 2, 1, 128, 0, 1, 0),
+        (1, 65, 200, 2, 1, 128, 3, 1, 70),
+        (1, 70, 70, 2, 1, 64, 0, 0, 0),
+        (1, 140, 67, 2, 2, 64, 0, 0, 0),
+        (1, 100, 131, 2, 1, 128, 0, 0, 64),
+        (2, 70, 70, 2, 1, 128, 2, 0, 0),
+        (1, 70, 70, 2, 1, 40, 0, 1, 0),
+        (1, 130, 130, 1, 1, 96, 2, 1, 33),
+        (1, 33, 33, 2, 2, 8, 0, 0, 0),
+    ):
+        attention_case(h, B, T, S, NH, NKV, HD, documents, causal, window)
+
+
+def heads(h: Harness, B: int, T: int, n: int, HD: int, width: int) -> tuple[Tensor, np.ndarray]:
+    """Heads in rows of so many numbers, of which they are the first; the rest is NaN. And their numbers."""
+    x = h.tensor((B, T, width), "bf16")
+    x.data[..., : n * HD] = bf16_bits(h.normal(B, T, n * HD))
+    numbers = x.get()[..., : n * HD].reshape(B, T, n, HD)
+    x.shape = B, T, n, HD
+    return x, numbers
+
+
+def attention_case(h: Harness, B, T, S, NH, NKV, HD, documents=0, causal=1, window=0, fused=False) -> None:
+    """Forward and backward. documents: how many a sequence has; 0: no operand `first`. fused: rows of QKV."""
+    scale = HD**-0.5
+    widths = [(NH + 2 * NKV) * HD] * 3 if fused else [NH * HD, NKV * HD, NKV * HD]
+    (q, k, v), operands = zip(
+        *(heads(h, B, of, n, HD, width) for of, n, width in zip((T, S, S), (NH, NKV, NKV), widths))
+    )
+    strides = {at: (of * width, width, HD, 1) for at, of, width in zip((0, 1, 2), (T, S, S), widths)}
+    first = None
+    if documents:
+        begins = np.sort(h.random.integers(1, S, (B, documents - 1)), 1)
+        own = S - T + np.arange(T)
+        at = [np.concatenate([[0], of])[np.searchsorted(of, own, "right")] for of in begins]
+        first = h.tensor((B, T), np.int32, np.array(at))
+    seen = seen_keys(T, S, None if first is None else first.data, causal, window)
+    out, lse = h.tensor((B, T, NH, HD), "bf16"), h.tensor((B, NH, T), F)
+    true_out, true_lse = attention_forward_truth(*operands, scale, seen)
+    baseline, _ = attention_forward_truth(*operands, scale, seen, round_p=True)
+    text = label(
+        f"B={B} T={T} S={S} NH={NH} NKV={NKV} HD={HD}",
+        **{f"documents={documents}": documents, "all": not causal, "fused": fused},
+    )
+    text += f" window={window}" if window else ""
+    outputs = [
+        Output(out, true_out, name="out", baseline=rounded(baseline)),
+        Output(lse, true_lse, 32, 64, 2.0**-20, name="lse"),
+    ]
+    scalars = [scale, causal, window]
+    of_forward = {2 + at: stride for at, stride in strides.items()}
+    h.case("attention_forward", text, [out, lse, q, k, v, first], scalars, outputs, strides=of_forward)
+    dout = h.tensor((B, T, NH, HD), "bf16", h.normal(B, T, NH, HD))
+    saved_out, saved_lse = h.tensor((B, T, NH, HD), "bf16", true_out), h.tensor((B, NH, T), F, true_lse)
+    saved = dout.get(), scale, seen, saved_out.get(), saved_lse.get()
+    truth = attention_backward_truth(*operands, *saved)
+    baselines = attention_backward_truth(*operands, *saved, round_p=True)
+    grads = [h.tensor(of.shape, "bf16") for of in (q, k, v)]
+    h.case(
+        "attention_backward",
+        text,
+        [*grads, dout, saved_out, saved_lse, q, k, v, first],
+        scalars,
+        [
+            Output(grad, true, name=name, baseline=rounded(baseline))
+            for grad, true, name, baseline in zip(grads, truth, ("dq", "dk", "dv"), baselines)
+        ],
+        strides={6 + at: stride for at, stride in strides.items()},
+    )

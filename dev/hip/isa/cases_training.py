@@ -1,12 +1,10 @@
-"""Cases of the loss, the optimizer, the hash, conversion and the embedding."""
+"""Cases of the loss, the norm, the hash, conversion and the embedding."""
 
 import numpy as np
-from device import from_bf16
 from harness import Harness
 from output import Output, dtype_name, label
 
 from llamac.hashing import hash_halves
-from llamac.tolerance import ulp
 
 F = np.float32
 
@@ -74,118 +72,6 @@ def mean_loss(h: Harness) -> None:
             Output(num_valid, N - ignored, exact=True, name="num_valid"),
         ]
         h.case("mean_loss", f"N={N} ignored={ignored}", [mean, num_valid, losses, targets], [-100], outputs)
-
-
-def philox_words(seed: int, step: int, stream: int, count: int) -> np.ndarray:
-    """Random bits of elements 0 to count-1: Philox 4x32-10 keyed by the seed."""
-    M = np.uint64(0xFFFFFFFF)
-    block = np.arange((count + 3) // 4, dtype=np.uint64)
-    c = [block & M, block >> np.uint64(32), np.full_like(block, stream), np.full_like(block, step)]
-    k0, k1 = seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
-    for _ in range(10):
-        p0, p1 = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
-        c = [
-            p1 >> np.uint64(32) ^ c[1] ^ np.uint64(k0),
-            p1 & M,
-            p0 >> np.uint64(32) ^ c[3] ^ np.uint64(k1),
-            p0 & M,
-        ]
-        k0, k1 = k0 + 0x9E3779B9 & 0xFFFFFFFF, k1 + 0xBB67AE85 & 0xFFFFFFFF
-    return np.stack(c, 1).reshape(-1)[:count].astype(np.uint32)
-
-
-def stochastic(x: np.ndarray, random: np.ndarray) -> np.ndarray:
-    """The bf16 that x is rounded to with these random bits, which are added below its mantissa."""
-    bits = x.astype(F).view(np.uint32)
-    return from_bf16(((bits.astype(np.uint64) + random) >> 16).astype(np.uint16)).astype(np.float64)
-
-
-def judge_rounding(rounded) -> tuple[float, str]:
-    """Nearly all values are rounded to the expected neighbour (they may be 1e-6 off), without bias."""
-    texts, worst = [], 0.0
-    for tensor, expected, exact, name in rounded:
-        found = tensor.get()
-        others = np.count_nonzero(found != expected)
-        sigma = np.sqrt(1 / 6 / found.size)
-        bias = ((found - exact) / ulp(exact, "bf16")).mean() / sigma
-        texts.append(f"{name}: {others} of {found.size} another neighbour, bias {bias:.1f} sigma")
-        worst = max(worst, others / (0.002 * found.size + 3), abs(bias) / 5)
-    return worst, "; ".join(texts) or "no stochastic outputs"
-
-
-def adamw(h: Harness) -> None:
-    for P, dt, g, m_dt, with_master, clip, threads, shift in (
-        (3000, "bf16", "bf16", "bf16", 0, 1.0, 0, 0),
-        (2051, "bf16", F, "bf16", 0, 0.0, 0, 0),
-        (2048, "bf16", "bf16", "bf16", 1, 1.0, 0, 0),
-        (1029, "bf16", F, F, 0, 1.0, 0, 0),
-        (1501, F, F, F, 0, 1.0, 256, 0),
-        (2500, "bf16", F, F, 1, 1.0, 256, 0),
-        (1030, "bf16", "bf16", "bf16", 0, 1.0, 0, 2),
-        (2049, F, F, "bf16", 0, 1.0, 0, 0),
-        *(
-            (1100, t, g, m, master, 1.0, 0, shift)
-            for t, g, m in (
-                (F, F, F),
-                (F, F, "bf16"),
-                ("bf16", F, F),
-                ("bf16", F, "bf16"),
-                ("bf16", "bf16", F),
-                ("bf16", "bf16", "bf16"),
-            )
-            for master in (0, 1)
-            for shift in (0, 4)
-        ),
-    ):
-        w0, g0 = h.normal(P, scale=0.02), h.normal(P, scale=0.01)
-        weight, grad = h.tensor((P,), dt, w0, shift), h.tensor((P,), g, g0, shift)
-        master = h.tensor((P,), F, w0) if with_master else None
-        m, v = (
-            h.tensor((P,), m_dt, h.normal(P, scale=0.003), shift),
-            h.tensor((P,), m_dt, np.abs(h.normal(P, scale=1e-5)) + 1e-7, shift),
-        )
-        squares, lr = h.tensor((1,), np.float64, [2.5**2]), h.tensor((1,), F, [3e-3])
-        step = h.tensor((1,), np.int32, [17])
-        b1, b2, eps, wd, seed, stream = 0.9, 0.95, 1e-8, 0.1, 1234567890123, 8
-        offset = 4 * P if shift else 0
-        factor = min(1.0, clip / (2.5 + 1e-6)) if clip > 0 else 1.0
-        G, W = grad.get() * factor, (weight if master is None else master).get()
-        Mn, Vn = b1 * m.get() + (1 - b1) * G, b2 * v.get() + (1 - b2) * G * G
-        LR = float(np.float32(3e-3))
-        Wn = W - LR * (Mn / (1 - b1**17) / (np.sqrt(Vn / (1 - b2**17)) + eps) + wd * W)
-        words = philox_words(seed, 17, stream, offset + P)[offset:]
-
-        outs = []
-        parts = [
-            (weight, Wn, words >> 16, not with_master and dt == "bf16", "weight"),
-            (m, Mn, (words & 0xFF00) | 0x80, m_dt == "bf16", "m"),
-            (v, Vn, (words << 8 & 0xFF00) | 0x80, m_dt == "bf16", "v"),
-        ]
-        rounded = []
-        for t, truth, random, is_stochastic, name in parts:
-            if is_stochastic:
-                outs.append(Output(t, truth, 1.001, 1.01, 2.0**-20, name=name))
-                rounded.append((t, stochastic(truth, random), truth, name))
-            elif t.dtype == "bf16":
-                outs.append(Output(t, truth, 1, 0.6, 2.0**-20, name=name))
-            else:
-                outs.append(Output(t, truth, 8, 16, 2.0**-22, name=name))
-        if master is not None:
-            outs.append(Output(master, Wn, 8, 16, 2.0**-22, name="master"))
-
-        h.case(
-            "adamw",
-            label(
-                f"P={P} T={dtype_name(dt)} G={dtype_name(g)} M={dtype_name(m_dt)} clip={clip}",
-                master=with_master,
-                shifted=shift,
-            ),
-            [weight, master, m, v, grad, squares, lr, step, None],
-            [b1, b2, eps, wd, clip, seed, stream, offset],
-            outs,
-            threads,
-            check=lambda rounded=rounded: judge_rounding(rounded),
-        )
 
 
 def global_norm(h: Harness) -> None:

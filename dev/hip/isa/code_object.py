@@ -5,6 +5,8 @@ import struct
 
 from emulator import elf_loader
 
+S_ENDPGM = 0xBF810000
+
 
 def msgpack(b: bytes, o: int = 0):
     """The value that begins at b[o], and the offset after it, for the types that code objects use."""
@@ -56,6 +58,7 @@ class Kernel:
         self.preloaded = self.preload & 0x7F
         if self.preloaded:
             self.entry += 256  # as firmware that preloads arguments does
+        self.is_empty = ctypes.c_uint32.from_address(self.entry).value == S_ENDPGM
 
 
 class Module:

@@ -4,13 +4,15 @@ import ctypes
 import re
 
 import numpy as np
+from fp8 import decode, encode, largest_of
 
-# Instructions that the emulator gets wrong: a kernel with one of them is not checked.
+# Instructions that the emulator gets wrong: a kernel with one that is not executed here is not checked.
 REFUSED = re.compile(
     r"_DPP|ROW_BCAST|GETPC|SETPC|SWAPPC|BUFFER_|CMPSWAP|SWIZZLE|MEMTIME|MEMREALTIME|LOAD_LDS|"
-    r"ATOMIC_PK|XF32|_FP8|_BF8|SMFMAC|PERMLANE"
+    r"ATOMIC_PK|XF32|MFMA_I32|_FP8|_BF8|SMFMAC|PERMLANE"
 )
 
+FORMS = {"F": "e4m3fnuz", "B": "e5m2fnuz"}  # of gfx942: FP8 and BF8
 APERTURE = 0x00010000  # the upper half of a flat address in LDS
 
 
@@ -83,18 +85,41 @@ def corrected(name: str, word: int, lds):
         raise NotImplementedError(name)
     if re.match(r"V_MFMA_F32_(16X16X16|32X32X8)_BF16", name) and (bits(60, 59) or "32X32" in name):
         return mfma_bf16(32 if "32X32" in name else 16, bits)
+    if m := re.fullmatch(r"V_MFMA_F32_16X16X32_([FB])P?F?8_([FB])P?F?8", name):
+        return mfma_fp8(FORMS[m[1]], FORMS[m[2]], bits)
+    if m := re.fullmatch(r"V_CVT_PK_([FB])P?F?8_F32", name):
+        return pack_fp8(FORMS[m[1]], bits)
     if "MFMA" in name and "32X32" in name:
         raise NotImplementedError(name)
     return None
 
 
 def mfma_bf16(R, bits):
-    """R x R sums of bf16 products. A and B: lane l holds row l % R, k = 4 (l / R) + j.
+    """R x R sums of bf16 products, 256 / R deep."""
 
-    D: register i of lane l holds column l % R; its row is 8 (i / 4) + 4 (l / 32) + i % 4 for R = 32, and
-    4 (l / 16) + i for R = 16.
+    def numbers(words):
+        halves = np.stack([words[0] << 16, words[0] & 0xFFFF0000, words[1] << 16, words[1] & 0xFFFF0000])
+        return halves.astype(np.uint32).view(np.float32).astype(np.float64)
+
+    return mfma(R, numbers, numbers, bits)
+
+
+def mfma_fp8(form_a, form_b, bits):
+    """16 x 16 sums of fp8 products, 32 deep. The first of a lane's eight codes is the lowest byte."""
+
+    def numbers_of(form):
+        return lambda words: decode(np.ascontiguousarray(words.T).view(np.uint8).T, form)
+
+    return mfma(16, numbers_of(form_a), numbers_of(form_b), bits)
+
+
+def mfma(R, numbers_a, numbers_b, bits):
+    """R x R sums of products. numbers: n of float64 from a lane's two words, in the order of k.
+
+    A and B: lane l holds row l % R, k = n (l / R) + j. D: register i of lane l holds column l % R; its row is
+    8 (i / 4) + 4 (l / 32) + i % 4 for R = 32, and 4 (l / 16) + i for R = 16.
     """
-    groups, K = 64 // R, 256 // R
+    groups = 64 // R
     d, a, b, c = bits(7, 0), bits(40, 32), bits(49, 41), bits(58, 50)
     acc_d, acc_ab = bits(15, 15), bits(60, 59)
     lane = np.arange(64)
@@ -103,19 +128,41 @@ def mfma_bf16(R, bits):
         return 4 * groups * (i // 4) + 4 * (lane // R) + i % 4
 
     def run(wave):
-        def operand(src, acc):
-            words = (wave.acc if acc else wave.vgpr)[src - 256 : src - 254]
-            halves = np.stack([words[0] << 16, words[0] & 0xFFFF0000, words[1] << 16, words[1] & 0xFFFF0000])
-            x = halves.astype(np.uint32).view(np.float32).astype(np.float64)
-            out = np.zeros((R, K))
-            for j in range(4):
-                out[lane % R, 4 * (lane // R) + j] = x[j]
+        def operand(src, acc, numbers):
+            x = numbers((wave.acc if acc else wave.vgpr)[src - 256 : src - 254])
+            n = len(x)
+            out = np.zeros((R, n * groups))
+            for j in range(n):
+                out[lane % R, n * (lane // R) + j] = x[j]
             return out
 
-        product = operand(a, acc_ab & 1) @ operand(b, acc_ab >> 1).T  # [row of a][row of b]
+        # [row of a][row of b]
+        product = operand(a, acc_ab & 1, numbers_a) @ operand(b, acc_ab >> 1, numbers_b).T
         sums = wave.acc if acc_d else wave.vgpr
         for i in range(R * R // 64):
             old = sums[c - 256 + i].view(np.float32) if c >= 256 else wave.sgpr[c : c + 1].view(np.float32)
             sums[d + i] = (product[row(i), lane % R] + old).astype(np.float32).view(np.uint32)
+
+    return run
+
+
+def pack_fp8(form, bits):
+    """Two f32 become codes in a half of a register, whose other half stays. What is too large becomes NaN."""
+    to, negated, absolute, upper = bits(7, 0), bits(62, 61), bits(9, 8), bits(14, 14)
+    sources = bits(40, 32), bits(49, 41)
+    if bits(15, 15):
+        raise NotImplementedError(f"a clamping conversion to {form}")
+
+    def source(wave, i):
+        at = sources[i]
+        x = (wave.vgpr[at - 256] if at >= 256 else np.full(64, wave.sgpr[at])).view(np.float32)
+        x = np.abs(x) if absolute >> i & 1 else x
+        x = -x if negated >> i & 1 else x
+        return encode(np.where(np.abs(x) > largest_of(form), np.nan, x), form).astype(np.uint32)
+
+    def run(wave):
+        codes, on = source(wave, 0) | source(wave, 1) << 8, lanes_of(wave)
+        kept = wave.vgpr[to] & (0xFFFF if upper else 0xFFFF0000)
+        wave.vgpr[to, on] = (kept | codes << (16 if upper else 0))[on]
 
     return run

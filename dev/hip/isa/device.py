@@ -9,11 +9,19 @@ from pathlib import Path
 
 import numpy as np
 from code_object import Module
+from fp8 import FORMS
 from machine import Launch, Machine
 
 from build import LIBRARIES
 
-DTYPES = {np.dtype(np.float32): 0, "bf16": 1, np.dtype(np.float64): 2, np.dtype(np.int32): 3}  # core/dtype.h
+# core/dtype.h; numpy has no types for those with names.
+NUMBERS = {
+    np.float32: 0,
+    "bf16": 1,
+    np.float64: 2,
+    np.int32: 3,
+    **{form: 5 + i for i, form in enumerate(FORMS)},
+}
 PAGE = 4096
 NAIVE = "naive"  # the variant that explains; all others of the device are optimized
 
@@ -26,6 +34,11 @@ def bf16_bits(x: np.ndarray) -> np.ndarray:
 
 def from_bf16(bits: np.ndarray) -> np.ndarray:
     return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def storage_of(dtype) -> np.dtype:
+    """Numbers of numpy with the type's bits."""
+    return np.dtype(np.uint16 if dtype == "bf16" else np.uint8 if dtype in FORMS else dtype)
 
 
 def demangle(name: str) -> str:
@@ -44,14 +57,14 @@ class Variant:
 class Tensor:
     """Device memory of the fake runtime, with NaN before it and an inaccessible page after it.
 
-    Its end is rounded up to 16 bytes. shift: bytes by which it misses a boundary of 16.
+    Its end is rounded up to 16 bytes. shift: bytes by which it misses a boundary of 16. set() takes and get()
+    gives numbers, of fp8 their codes.
     """
 
     def __init__(self, device, shape, dtype, values=None, shift=0):
         self.device, self.shape, self.dtype = device, tuple(shape), dtype
         n = int(np.prod(shape)) if len(shape) else 1
-        size = 2 if dtype == "bf16" else np.dtype(dtype).itemsize
-        self.bytes = n * size
+        self.bytes = n * storage_of(dtype).itemsize
         room = (self.bytes + shift + 15) // 16 * 16
         total = (room + 256 + PAGE - 1) // PAGE * PAGE
         p = ctypes.c_void_p()
@@ -59,18 +72,17 @@ class Tensor:
         self.block = p.value
         self.at = p.value + total - room + shift
         self.total = total
-        raw = np.uint16 if dtype == "bf16" else np.dtype(dtype)
         self.raw = np.frombuffer((ctypes.c_char * max(self.bytes, 1)).from_address(self.at), np.uint8)
         self.raw = self.raw[: self.bytes]
-        self.data = self.raw.view(raw).reshape(self.shape)
+        self.data = self.raw.view(storage_of(dtype)).reshape(self.shape)
         self.all = np.frombuffer((ctypes.c_char * total).from_address(self.block), np.uint8)
         self.all[:] = 0xFF
         if values is not None:
             self.set(values)
 
     def set(self, values) -> None:
-        is_bf16 = self.dtype == "bf16"
-        self.data[...] = bf16_bits(values).reshape(self.shape) if is_bf16 else np.asarray(values, self.dtype)
+        bits = bf16_bits(values) if self.dtype == "bf16" else np.asarray(values, storage_of(self.dtype))
+        self.data[...] = bits.reshape(self.shape)
 
     def get(self) -> np.ndarray:
         return (from_bf16(self.data) if self.dtype == "bf16" else self.data).astype(np.float64)
@@ -155,7 +167,7 @@ class Device:
             if t is None:
                 continue
             data[i], rank[i] = t.at, len(t.shape)
-            dtype[i] = DTYPES[t.dtype if t.dtype == "bf16" else np.dtype(t.dtype)]
+            dtype[i] = NUMBERS[t.dtype]
             contiguous = [int(np.prod(t.shape[d + 1 :])) for d in range(rank[i])]
             for d, (extent, step) in enumerate(zip(t.shape, (strides or {}).get(i, contiguous))):
                 shape[4 * i + d], stride[4 * i + d] = extent, step

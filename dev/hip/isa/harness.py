@@ -95,7 +95,7 @@ class Harness:
         """The call in each order of waves: guards, inputs and a deterministic variant's bits are compared."""
         problems, texts, first = [], [], None
         tensors = call[2]
-        written = {id(o.tensor) for o in outputs}
+        written = {o.tensor.at for o in outputs}
         for order in self.orders:
             self.device.machine.order = order
             for t, old in zip(tensors, before):
@@ -105,7 +105,7 @@ class Harness:
             for t, old in zip(tensors, before):
                 if t is not None and not t.guards_intact():
                     problems.append(f"{order}: wrote outside a tensor")
-                if t is not None and id(t) not in written and not (t.raw == old).all():
+                if t is not None and t.at not in written and not (t.raw == old).all():
                     problems.append(f"{order}: an input changed")
             bits = [o.tensor.raw.copy() for o in outputs]
             if first is None:

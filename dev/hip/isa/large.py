@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from device import Device, bf16_bits, device_of_arguments, from_bf16
+from device import Device, bf16_bits, device_of_arguments, from_bf16, storage_of
+from fp8 import decode, encode
+from output import dtype_name
 
 sys.path.append(str(Path(__file__).resolve().parents[3]))
 from llamac.tolerance import floor_of
@@ -29,8 +31,8 @@ class Sparse:
 
     def __init__(self, shape, dtype):
         self.shape, self.dtype = tuple(shape), dtype
-        item = np.uint16 if dtype == "bf16" else np.dtype(dtype)
-        bytes_ = int(np.prod(shape)) * np.dtype(item).itemsize
+        item = storage_of(dtype)
+        bytes_ = int(np.prod(shape)) * item.itemsize
         self.whole = (bytes_ + PAGE - 1) // PAGE * PAGE + 2 * PAGE
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
         self.base = LIBC.mmap(None, self.whole, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
@@ -71,7 +73,7 @@ class Large:
             taken += 1
             for name, found, expected, dtype in compare():
                 error = np.abs(found - expected).max()
-                allowed = floor_of(expected, dtype).largest
+                allowed = floor_of(expected, dtype_name(dtype)).largest
                 right = bool(error <= allowed)
                 self.failed += not right
                 print(
@@ -174,6 +176,23 @@ def adamw(t: Large) -> None:
     t.call("adamw", operands, [0.9, 0.95, 1e-8, 0.1, 0.0, 1, 0], compare)
 
 
+def quantize(t: Large) -> None:
+    N, C, form = 300032, 8192, "e4m3fnuz"
+    x, out, turned = Sparse((N, C), "bf16"), Sparse((N, C), form), Sparse((C, N), form)
+    scale = Sparse((1,), F)
+    x.data[-16:], scale.data[0] = t.bits(16, C), 60.0
+    expected = decode(encode(numbers(x.data[-16:]) * 60, form), form)
+    t.call(
+        "quantize",
+        [out, turned, None, None, x, scale],
+        [],
+        lambda: [
+            (f"{N}x{C}", decode(out.data[-16:, -128:], form), expected[:, -128:], F),
+            (f"{N}x{C} transposed", decode(turned.data[-128:, -16:], form), expected[:, -128:].T, F),
+        ],
+    )
+
+
 def heads(t: Large) -> None:
     N, V, C = 300001, 300007, 8192
     weight, out, tokens = Sparse((V, C), "bf16"), Sparse((N, C), "bf16"), Sparse((N,), np.int32)
@@ -241,6 +260,11 @@ def matmul(t: Large) -> None:
 
 
 def attention(t: Large) -> None:
+    for window in (64, 40):  # all keys; the kernels with masks
+        attention_of(t, window)
+
+
+def attention_of(t: Large, window: int) -> None:
     B, T, NH, NKV, HD = 9001, 64, 32, 8, 128
     scale = HD**-0.5
     q, out, dout, dq = (Sparse((B, T, NH, HD), "bf16") for _ in range(4))
@@ -249,15 +273,16 @@ def attention(t: Large) -> None:
     for tensor in (q, k, v):
         tensor.data[-1] = t.bits(*tensor.shape[1:])
     Q, K, V = (numbers(tensor.data[-1, :, -1]) for tensor in (q, k, v))
-    s = np.where(np.tril(np.ones((T, T), bool)), Q @ K.T * scale, -np.inf)
+    ones = np.ones((T, T), bool)
+    s = np.where(np.tril(ones) & ~np.tril(ones, -window), Q @ K.T * scale, -np.inf)
     p = np.exp(s - s.max(1, keepdims=True))
     p /= p.sum(1, keepdims=True)
-    name = f"B={B} T={T} NH={NH}"
+    name = f"B={B} T={T} NH={NH} window={window}"
     t.last_blocks(160)
     t.call(
         "attention_forward",
         [out, lse, q, k, v, None],
-        [scale],
+        [scale, 1, window],
         lambda: [(name, numbers(out.data[-1, :, -1]), p @ V, "bf16")],
     )
     dout.data[-1] = t.bits(T, NH, HD)
@@ -266,7 +291,7 @@ def attention(t: Large) -> None:
     t.call(
         "attention_backward",
         [dq, dk, dv, dout, out, lse, q, k, v, None],
-        [scale],
+        [scale, 1, window],
         lambda: [(f"{name} dq", numbers(dq.data[-1, :, -1]), ds @ K * scale, "bf16")],
     )
     t.last_blocks(16)
@@ -274,7 +299,7 @@ def attention(t: Large) -> None:
 
 def main() -> int:
     t = Large(device_of_arguments(__doc__))
-    for check in (swiglu, rmsnorm, cross_entropy, adamw, heads, matmul, attention):
+    for check in (swiglu, rmsnorm, cross_entropy, adamw, quantize, heads, matmul, attention):
         check(t)
     print(f"{t.failed} failed")
     return t.failed > 0

@@ -12,7 +12,7 @@ from llamac.tolerance import FORWARD, allowed_of, error_of, ulp
 
 
 def dtype_name(dtype) -> str:
-    return dtype if dtype == "bf16" else {np.float32: "f32", np.float64: "f64", np.int32: "i32"}[dtype]
+    return dtype if isinstance(dtype, str) else {np.float32: "f32", np.float64: "f64", np.int32: "i32"}[dtype]
 
 
 def label(shape: str, **marks: object) -> str:

@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 from device import Device, device_of_arguments, from_bf16
+from fp8 import FORMS, encode, largest_of
 
 F = np.float32
 EVERY_BF16 = np.arange(65536, dtype=np.uint16)
@@ -125,9 +126,34 @@ def adamw(s: Special) -> None:
             s.check(right, f"adamw {variant.name}: a gradient of {from_bf16(np.array([bits]))[0]}")
 
 
+def quantize(s: Special) -> None:
+    """Every bf16 with each form of fp8. NaN alone makes the largest value NaN."""
+    one = s.device.tensor((1,), F, [1.0])
+    is_nan = np.isnan(from_bf16(EVERY_BF16))
+    for variant in s.device.optimized("quantize"):
+        for form in FORMS:
+            for bits in (EVERY_BF16, np.where(is_nan, 0x7F80, EVERY_BF16)):
+                x = s.of_bits(bits.reshape(256, 256))
+                out, turned = (s.device.tensor((256, 256), form) for _ in range(2))
+                amax, saturated = s.device.tensor((1,), F, [0.0]), s.device.tensor((1,), np.int32, [0])
+                s.device.call("quantize", variant.name, [out, turned, amax, saturated, x, one])
+                with np.errstate(invalid="ignore"):  # signalling NaN
+                    numbers = x.get()
+                expected = encode(numbers, form)
+                right = (out.data == expected).all() and (turned.data == expected.T).all()
+                name = f"quantize {variant.name} {form}"
+                s.check(right, f"{name}: the codes of every bf16")
+                largest = np.abs(numbers).max()
+                s.check(
+                    np.array_equal(amax.get()[0], largest, equal_nan=True)
+                    and saturated.data[0] == np.count_nonzero(np.abs(numbers) > largest_of(form)),
+                    f"{name}: largest value {largest}, and how many are too large",
+                )
+
+
 def main() -> int:
     s = Special(device_of_arguments(__doc__))
-    for check in (rounding, swiglu, cross_entropy, attention, adamw):
+    for check in (rounding, swiglu, cross_entropy, attention, adamw, quantize):
         check(s)
     print(f"{s.failed} failed")
     return s.failed > 0
