@@ -106,9 +106,9 @@ def unscaled(config, *args, **kwargs):
     return PRECOMPUTE_CIS(replace(config, rope_scaling=None), *args, **kwargs)
 
 
-def heads_in_turn(q, k, v):  # query head h reads key head h % NKV instead of h // (NH/NKV)
+def heads_in_turn(q, k, v, **mask):  # query head h reads key head h % NKV instead of h // (NH/NKV)
     k, v = (x.repeat(1, 1, q.shape[2] // x.shape[2], 1) for x in (k, v))
-    return ref.attention(q, k, v)
+    return ref.attention(q, k, v, **mask)
 
 
 PRECOMPUTE_CIS, RMSNORM = ref.precompute_cis, ref.rmsnorm
