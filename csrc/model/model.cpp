@@ -116,7 +116,8 @@ void forward_block(Model& m, int64_t layer, unsigned parts, unsigned codes) {
                                       .k = h.k,
                                       .v = h.v,
                                       .first = m.first,
-                                      .scale = attention_scale(m)});
+                                      .scale = attention_scale(m),
+                                      .window = m.config.window});
     }
     if (parts & residual_mid_part)
         linear_forward(m, {layer, Layer::o, p.weight(w.o)}, a.residual_mid, a.attention,
@@ -297,7 +298,8 @@ void backward_attention(Model& m, int64_t layer, unsigned again, bool accumulate
                                    .k = h.k,
                                    .v = h.v,
                                    .first = m.first,
-                                   .scale = attention_scale(m)});
+                                   .scale = attention_scale(m),
+                                   .window = m.config.window});
     show_gradient(m, layer, &BlockActivations::qkv, d.dqkv);
     for (const HeadRange& range : rotated_ranges(m.config)) {
         const Tensor dx = heads(m, d.dqkv, range.first, range.count);
