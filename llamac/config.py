@@ -215,14 +215,14 @@ class _Reader:
         """The fields that choose one. Raises InputError for what is not computed."""
         values = {key: self.get(key, words[0]) for key, words in WORDS.items()}
         values |= {key: self.flag(key) for key in FLAGS}
+        window = self.window()
         accepted = WORDS | dict.fromkeys(FLAGS, (False,))
         for key, value in values.items():
             if value not in accepted[key]:
                 raise self.fail(key, " or ".join(map(json.dumps, accepted[key])))
-        values["sliding_window"] = window = self.window()
         if window is not None and values["model_type"] == "llama":
             raise self.fail("sliding_window", "null")
-        return values
+        return values | {"sliding_window": window}
 
     def missing(self, key: str, default: Any) -> Any:
         """What stands in for a missing key; null is Llama's default, but for the context."""
