@@ -18,6 +18,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,10 +36,10 @@ from llamac.training import references
 from llamac.training import run as training
 from llamac.training.ranks import DTYPES, across_ranks, sharded_gradients, world
 from llamac.training.rounding import random_bits, stochastic_round, upload
-from llamac.training.trace import Calls, traced
+from llamac.training.trace import layer_tensors, traced
 from llamac.training.weights import Part, parts
 
-Batches = list[tuple[Tensor, Tensor]]  # (tokens, targets) of each micro-batch, both [B,T]
+Batches = list[tuple[Tensor, ...]]  # of each micro-batch tokens, targets and perhaps `first`, all [B,T]
 Cis = tuple[Tensor, Tensor]  # cos and sin of RoPE's angles
 IGNORED = -100  # a target that does not count
 
@@ -104,25 +105,36 @@ def repeat_kv(x: Tensor, NH: int) -> Tensor:
     return x.repeat_interleave(NH // x.shape[2], dim=2)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
-    """softmax(scale·q·kᵀ)·v, scale 1/√HD by default, each position over itself and those before it. NH/NKV
-    query heads share a key/value head (grouped queries: Ainslie et al. 2023). q [B,T,NH,HD], k and v
-    [B,T,NKV,HD] -> [B,T,NH,HD].
+def seen(T: int, first: Tensor | None, window: int | None, device) -> Tensor:
+    """Whether position t sees s, [B or 1,1,T,T]: of those up to itself the ones from first[b,t] on, where its
+    document begins, and the last `window`. None: all. RoPE turns q·k by the distance alone, so a document in
+    the middle of a sequence is computed as it would be at its begin, without positions of its own.
     """
+    s, t = torch.arange(T, device=device), torch.arange(T, device=device)[:, None]
+    causal = (s <= t) & (s > t - (window or T))
+    return causal[None, None] if first is None else causal & (s >= first[:, None, :, None])
+
+
+def attention(q, k, v, scale: float | None = None, *, first: Tensor | None = None, window: int | None = None):
+    """softmax(scale·q·kᵀ)·v, scale 1/√HD by default, each position over those that it has seen(): itself and
+    those before it, unless first int[B,T] or window say less. NH/NKV query heads share a key/value head
+    (grouped queries: Ainslie et al. 2023). q [B,T,NH,HD], k and v [B,T,NKV,HD] -> [B,T,NH,HD].
+    """
+    T, device = q.shape[1], q.device
+    plain = first is None and (window or T) >= T
+    how = {"is_causal": True} if plain else {"attn_mask": seen(T, first, window, device)}
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    options = {"is_causal": True, "scale": scale, "enable_gqa": True}
-    return F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, **how, scale=scale, enable_gqa=True).transpose(1, 2)
 
 
-def explicit_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> tuple[Tensor, Tensor]:
+def explicit_attention(q, k, v, scale: float | None = None, *, first=None, window=None):
     """attention() by its definition, with the scores in memory: its output [B,T,NH·HD], and the log-sum-exp
     of every row of scores [B,NH,T], which a fused kernel keeps for its backward.
     """
     T, NH, HD = q.shape[1:]
     q, k, v = (at_least_fp32(repeat_kv(x, NH)) for x in (q, k, v))
     scores = torch.einsum("bthd,bshd->bhts", q, k) / (math.sqrt(HD) if scale is None else 1 / scale)
-    future = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
-    scores = scores.masked_fill(future, -math.inf)
+    scores = scores.masked_fill(~seen(T, first, window, q.device), -math.inf)
     return torch.einsum("bhts,bshd->bthd", scores.softmax(-1), v).flatten(2), scores.logsumexp(-1)
 
 
@@ -182,7 +194,7 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: Config, ops: Operations):
         super().__init__()
-        self.head_dim, self.ops = config.head_dim, ops
+        self.head_dim, self.window, self.ops = config.head_dim, config.sliding_window, ops
         self.q_proj = nn.Linear(config.hidden_size, config.q_size, bias=False)
         self.k_proj = nn.Linear(config.hidden_size, config.kv_size, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, config.kv_size, bias=False)
@@ -191,9 +203,10 @@ class SelfAttention(nn.Module):
     def products(self, x: Tensor) -> tuple[Tensor, ...]:  # training makes them one, by fuse_products()
         return self.q_proj(x), self.k_proj(x), self.v_proj(x)
 
-    def forward(self, x: Tensor, cis: Cis) -> Tensor:
+    def forward(self, x: Tensor, cis: Cis, first: Tensor | None = None) -> Tensor:
         q, k, v = (y.unflatten(-1, (-1, self.head_dim)) for y in self.products(x))
-        return self.o_proj(self.ops.attention(self.ops.rope(q, cis), self.ops.rope(k, cis), v).flatten(2))
+        q, k = self.ops.rope(q, cis), self.ops.rope(k, cis)
+        return self.o_proj(self.ops.attention(q, k, v, first=first, window=self.window).flatten(2))
 
 
 class MLP(nn.Module):
@@ -223,8 +236,8 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
         self.mlp = MLP(config, ops)
 
-    def forward(self, x: Tensor, cis: Cis) -> Tensor:
-        x, y = self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), cis), residual=x)
+    def forward(self, x: Tensor, cis: Cis, first: Tensor | None = None) -> Tensor:
+        x, y = self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), cis, first), residual=x)
         return x + self.mlp(y)
 
 
@@ -238,11 +251,11 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
         self.recompute_every = 0  # k > 0: the backward computes every k-th block again instead of keeping it
 
-    def forward(self, tokens: Tensor, cis: Cis) -> Tensor:
+    def forward(self, tokens: Tensor, cis: Cis, first: Tensor | None = None) -> Tensor:
         x = self.embed_tokens(tokens)
         for i, block in enumerate(self.layers):
             again = self.recompute_every and i % self.recompute_every == 0
-            x = checkpoint(block, x, cis, use_reentrant=False) if again else block(x, cis)
+            x = checkpoint(block, x, cis, first, use_reentrant=False) if again else block(x, cis, first)
         return self.norm(x)
 
 
@@ -272,10 +285,12 @@ class Llama(nn.Module):
         self.model = Decoder(config, ops)
         self.lm_head = Head(config, ops)
 
-    def forward(self, tokens: Tensor, cis: Cis, targets: Tensor | None = None) -> Tensor:
-        """Logits [B,T,V] of tokens [B,T]; with targets [B,T] the mean loss, in nats per token."""
+    def forward(self, tokens: Tensor, cis: Cis, targets: Tensor | None = None, first: Tensor | None = None):
+        """Logits [B,T,V] of tokens [B,T]; with targets [B,T] the mean loss, in nats per token. first [B,T]:
+        where each token's document begins, before which it sees nothing.
+        """
         tied = self.model.embed_tokens.weight if self.config.tie_word_embeddings else None
-        return self.lm_head(self.model(tokens, cis), targets, tied)
+        return self.lm_head(self.model(tokens, cis, first), targets, tied)
 
 
 def empty_model(config: Config, dtype: torch.dtype, device: str = "cpu", ops: Operations = TORCH) -> Llama:
@@ -369,8 +384,8 @@ class AdamW:
 def gradients(model, batches: Batches, cis: Cis, parts: list[Part], dtype: torch.dtype):
     """The mean loss of the micro-batches, and its gradient by each part, summed in dtype."""
     losses, sums = [], None
-    for tokens, targets in batches:
-        loss = model(tokens, cis, targets) / len(batches)
+    for tokens, *others in batches:
+        loss = model(tokens, cis, *others) / len(batches)
         loss.backward()
         losses.append(loss.detach())
         fresh = [part.of(part.parameter.grad).to(dtype) for part in parts]
@@ -434,53 +449,38 @@ OPTIMIZER: dict = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1
 LR, GRAD_CLIP, UPDATES = 0.001, 1.0, 10
 
 
-def layer_tensors(i: int, eps: float, calls: Calls) -> tuple[dict, dict]:
-    """({activation: tensor}, {activation: its gradient}) of block i, in the order of computation."""
-    (x, _), (input_norm,) = calls["rmsnorm"][i]
-    (q, k, v), (heads,) = calls["attention"][i]
-    _, (residual_mid, post_norm) = calls["residual_rmsnorm"][i]
-    gate_up, (product,) = calls["swiglu"][i]  # gate and up, or one tensor of both
-    (residual_out, _), _ = calls["rmsnorm"][i + 1]
-    act = {"input_norm": input_norm, "input_rstd": rstd(x, eps), "q": q, "k": k, "v": v, "attention": heads}
-    act |= {"attention_lse": explicit_attention(q, k, v)[1], "residual_mid": residual_mid}
-    act |= {"post_norm": post_norm, "post_rstd": rstd(residual_mid, eps)}
-    act |= {"gate_up": torch.cat(gate_up, -1), "swiglu": product, "residual_out": residual_out}
-    grad = {name: x.grad if x.retains_grad else None for name, x in act.items()}
-    grad["gate_up"] = torch.cat([x.grad for x in gate_up], -1)
-    act["attention"], grad["attention"] = heads.flatten(2), heads.grad.flatten(2)
-    return act, {name: x for name, x in grad.items() if x is not None}
-
-
-def debug_state(directory: Path, dtype: torch.dtype, tokens: Tensor, targets: Tensor, o: Options):
-    """The tensors of debug_state.safetensors by name, of the model in a directory, in the order of
-    computation: the forward's, gradients of activations (dact.) and of parameters (grad.), last to first, ten
-    updates. o: the flags of the matrix products.
-    """
+def debug_state(directory: Path, dtype: torch.dtype, batch: Batches, o: Options):
+    """The tensors of debug_state.safetensors by name, of the model in a directory and the one micro-batch, in
+    the order of computation: the forward's, gradients of activations (dact.) and of parameters (grad.), last
+    to first, ten updates. o: the flags of the matrix products."""
+    tokens, targets, first, *_ = *batch[0], None
     config, precision = load_config(directory), torch.promote_types(dtype, torch.float32)
     cis = precompute_cis(config, tokens.shape[1], dtype=precision)
     ops, calls = traced(TORCH, "rmsnorm", "residual_rmsnorm", "attention", "swiglu")
     model = references.load(empty_model(config, dtype, ops=ops), directory, o)
-    logits = model(tokens, cis)
+    logits = model(tokens, cis, first=first)
     logits.retain_grad()
     losses = cross_entropy(logits, targets)
     losses.mean().backward()
 
     (embedding, _), _ = calls["rmsnorm"][0]
     _, (final_norm,) = calls["rmsnorm"][-1]
-    state = {"tokens": tokens.int(), "targets": targets.int(), "act.embedding": embedding}
+    state = {name: x.int() for name, x in zip(("tokens", "targets", "first"), batch[0])}
+    state["act.embedding"] = embedding
+    norm = partial(rstd, eps=config.rms_norm_eps)
+    heads = partial(explicit_attention, first=first, window=config.sliding_window)
     grads = {f"grad.{part.name}": part.of(part.parameter.grad).to(precision) for part in parts(model)}
     grads["dact.embedding"] = embedding.grad
     for i in range(config.num_hidden_layers):
-        act, dact = layer_tensors(i, config.rms_norm_eps, calls)
+        act, dact = layer_tensors(i, calls, norm, heads)
         state |= {f"act.{i}.{name}": a for name, a in act.items()}
         grads |= {f"dact.{i}.{name}": d for name, d in dact.items()}
     state |= {"act.final_norm": final_norm, "logits": logits, "losses": losses, "loss": losses.mean().view(1)}
-    grads |= {"dact.final_norm": final_norm.grad, "dact.logits": logits.grad}
-    state |= reversed(grads.items())
+    state |= reversed([*grads.items(), ("dact.final_norm", final_norm.grad), ("dact.logits", logits.grad)])
 
     model = references.load(empty_model(config, dtype), directory, o)
     optimizer = AdamW(parts(model), **OPTIMIZER, state_dtype=precision)
-    step = (model, [(tokens, targets)], cis, optimizer, LR, GRAD_CLIP, precision)
+    step = (model, batch, cis, optimizer, LR, GRAD_CLIP, precision)
     history = torch.stack([train_step(*step) for _ in range(UPDATES)])
     state["train.losses"], state["train.grad_norms"] = history.T
     return {name: x.detach() for name, x in state.items()}

@@ -20,14 +20,16 @@ from llamac.folders import CONFIGS
 
 # The largest sizes; csrc/model/config.cpp has the same.
 WIDEST, DEEPEST, LONGEST, MOST_PARAMETERS = 2**24, 2**16, 2**31 - 1, 2**48
-# Fields that choose an architecture, with the values that are computed, Llama's, the default first.
+# Fields that choose an architecture, with the values that are computed, the default first.
 WORDS: dict[str, tuple[str, ...]] = {
-    "model_type": ("llama",),
+    "model_type": ("llama", "mistral"),  # Mistral's is Llama's with a sliding window
     "hidden_act": ("silu",),
     "normalization_function": ("rmsnorm",),
     "position_embedding_type": ("rope",),
 }
 FLAGS = ("attention_bias", "mlp_bias", "use_qk_norm")  # false alone
+# What transformers takes where Mistral's config.json lacks it.
+MISTRALS = {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072}
 # Those that other architectures' config.json has and Llama's has not.
 NOT_LLAMAS = ("use_qk_norm", "sliding_window", "normalization_function", "position_embedding_type")
 
@@ -44,7 +46,9 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class Config:
-    """Llama's shape, under Hugging Face's names. load_config() makes one and checks that it adds up."""
+    """The shape of Llama or Mistral, under Hugging Face's names. load_config() makes one and checks that it
+    adds up.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -61,6 +65,7 @@ class Config:
     initializer_range: float = 0.02
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
+    model_type: str = "llama"
     pad_token_id: int | None = None  # carried along where config.json has it, as it is
     hidden_act: str = "silu"
     attention_bias: bool = False
@@ -109,22 +114,26 @@ class Config:
     def flops_per_token(self, T: int) -> int:
         """FLOPs of a token, forward and backward: 6·(parameters in a matmul) + 6·L·NH·HD·T.
 
-        An untied input embedding is a table look-up and does not count; of attention the causal half counts.
+        An untied input embedding is a table look-up and does not count; of attention the causal half counts,
+        and of that what the window leaves.
         """
         matrices = sum(math.prod(shape) for _, shape in self.parameters() if len(shape) == 2)
         if not self.tie_word_embeddings:
             matrices -= self.vocab_size * self.hidden_size
-        return 6 * matrices + 6 * self.num_hidden_layers * self.q_size * T
+        W = min(self.sliding_window or T, T)
+        return 6 * matrices + 6 * self.num_hidden_layers * self.q_size * (W * (2 * T - W) // T)
 
     def to_dict(self, torch_dtype: str) -> dict:
         """The content of config.json; torch_dtype is the dtype of the weights: "float32" or "bfloat16"."""
-        values = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"} | asdict(self)
+        architecture = self.model_type.capitalize() + "ForCausalLM"
+        values = {"architectures": [architecture], "model_type": ""} | asdict(self)
         if self.rope_scaling is not None:
             values["rope_scaling"] = {"rope_type": "llama3", **values["rope_scaling"]}
         if self.pad_token_id is None:
             del values["pad_token_id"]
         for name in NOT_LLAMAS:
-            del values[name]
+            if name != "sliding_window" or self.model_type == "llama":
+                del values[name]
         return values | {"torch_dtype": torch_dtype}
 
 
@@ -206,14 +215,23 @@ class _Reader:
         """The fields that choose one. Raises InputError for what is not computed."""
         values = {key: self.get(key, words[0]) for key, words in WORDS.items()}
         values |= {key: self.flag(key) for key in FLAGS}
-        window = self.get("sliding_window", None)
-        values["sliding_window"] = None if window is None else self.size("sliding_window", most=LONGEST)
-        accepted = WORDS | dict.fromkeys(FLAGS, (False,)) | {"sliding_window": (None,)}
+        window = self.window()
+        accepted = WORDS | dict.fromkeys(FLAGS, (False,))
         for key, value in values.items():
             if value not in accepted[key]:
                 raise self.fail(key, " or ".join(map(json.dumps, accepted[key])))
-        del values["model_type"]
-        return values
+        if window is not None and values["model_type"] == "llama":
+            raise self.fail("sliding_window", "null")
+        return values | {"sliding_window": window}
+
+    def missing(self, key: str, default: Any) -> Any:
+        """What stands in for a missing key; null is Llama's default, but for the context."""
+        absent = key not in self.values or key == "max_position_embeddings"
+        return MISTRALS[key] if absent and self.values.get("model_type") == "mistral" else default
+
+    def window(self) -> int | None:
+        window = self.get("sliding_window", self.missing("sliding_window", None))
+        return None if window is None else self.size("sliding_window", window, LONGEST)
 
     def token(self, key: str, default: int, several: bool = False) -> Any:
         """A token id, null for none; instruction-tuned models list several ends of text."""
@@ -237,7 +255,7 @@ class _Reader:
         if kind != "llama3":
             expected = '"llama3" or "default"'
             raise InputError(f"{inner.file}: rope_type: expected {expected}, found {excerpt(kind)}")
-        longest = self.size("max_position_embeddings", 2048, LONGEST)
+        longest = self.size("max_position_embeddings", self.missing("max_position_embeddings", 2048), LONGEST)
         # The default is transformers'.
         original = inner.size("original_max_position_embeddings", longest, LONGEST)
         factor, low, high = (inner.number(f) for f in ("factor", "low_freq_factor", "high_freq_factor"))
@@ -252,7 +270,7 @@ class _Reader:
                 "quantization_config", "none, as quantized weights cannot be trained; use the original"
             )
         C, NH = self.size("hidden_size"), self.size("num_attention_heads")
-        NKV = self.size("num_key_value_heads", NH)
+        NKV = self.size("num_key_value_heads", self.missing("num_key_value_heads", NH))
         if NH % NKV != 0:
             raise self.fail("num_key_value_heads", f"a divisor of num_attention_heads {NH}")
         if self.get("head_dim", None) is None and C % NH != 0:
@@ -272,7 +290,9 @@ class _Reader:
             num_attention_heads=NH,
             num_key_value_heads=NKV,
             head_dim=HD,
-            max_position_embeddings=self.size("max_position_embeddings", 2048, LONGEST),
+            max_position_embeddings=self.size(
+                "max_position_embeddings", self.missing("max_position_embeddings", 2048), LONGEST
+            ),
             rms_norm_eps=self.number("rms_norm_eps", 1e-6),
             rope_theta=theta,
             rope_scaling=scaling,

@@ -33,7 +33,7 @@ FAMILIES = {
 FLASH_HEADS = (64, 128)  # what the fast attention kernels take; others write out all scores
 # What the models call their cache: past_key_values before transformers 5.24.
 CACHE = "cache" if "cache" in inspect.signature(CausalLMOutputWithPast).parameters else "past_key_values"
-CAUSAL = "llamac_causal"  # keyword by which a model tells its attentions that their mask is causal, no more
+SEES = "llamac_sees"  # keyword by which a model tells its attentions what their mask says (_Trunk._sees)
 
 
 def _fits(*tensors: Tensor) -> bool:
@@ -111,7 +111,7 @@ class _Attention(_Piece):
         attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        causal = kwargs.pop(CAUSAL, False)
+        sees = kwargs.pop(SEES, None)
         cos, sin, *table = position_embeddings
         if not table or self.config._attn_implementation != "sdpa":
             return super().forward(
@@ -130,8 +130,8 @@ class _Attention(_Piece):
         if cache is not None:
             k, v = self._cached(k, v, cache, cos, sin, kwargs)
         q, k, v = ops._autocast(q, k, v)
-        if self._takes_all(q, k, v, None if causal and self._sees(k) else attention_mask, kwargs):
-            out, weights = ops.attention(q, k, v, self.scaling), None
+        if self._takes_all(q, k, v, None if sees else attention_mask, kwargs):
+            out, weights = self._attended(q, k, v, sees), None
         else:
             out, weights = ALL_ATTENTION_FUNCTIONS["sdpa"](
                 self,
@@ -151,14 +151,20 @@ class _Attention(_Piece):
         k, v = cache.update(k.transpose(1, 2), v.transpose(1, 2), self.layer_idx, *extra)
         return k.transpose(1, 2), v.transpose(1, 2)
 
-    def _sees(self, k: Tensor) -> bool:
-        """Whether the layer's sliding window, if it has one, hides none of the keys."""
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, sees: tuple | None) -> Tensor:
+        """Causal attention; with `sees`, over what that and the layer's sliding window leave."""
+        if not sees:
+            return ops.attention(q, k, v, self.scaling)
+        first, padded = sees
         window = getattr(self, "sliding_window", getattr(self.config, "sliding_window", None))
-        return window is None or k.shape[1] < window
+        if window is not None and window >= k.shape[1]:
+            window = None
+        out = ops.attention(q, k, v, self.scaling, first=first, window=window)
+        return out if padded is None else out.masked_fill(padded[:, :, None, None], 0)
 
     def _takes_all(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kwargs: dict) -> bool:
-        """Whether this call is causal attention and nothing else. No mask says that to sdpa: the model makes
-        none unless there is padding, packing or a window shorter than the sequence."""
+        """Whether this call is causal attention and, but for `mask`, nothing else. No mask says that to sdpa:
+        the model makes none unless there is padding, packing or a window shorter than the sequence."""
         if mask is not None or q.shape[1] != k.shape[1] or (self.training and self.attention_dropout > 0):
             return False
         if any(kwargs.get(n) is not None for n in ("position_bias", "cache", "softcap", "head_mask")):
@@ -230,13 +236,80 @@ class _Layer(_Piece):
 
 class _Trunk(_Piece):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        # Compiled, the model cannot look whether sequences are packed and makes a mask in any case; older
-        # versions always do. Without positions of the caller's there is nothing to look for.
-        given = ("attention_mask", "position_ids", "past_key_values", CACHE, "cache_position")
-        sdpa = self.config._attn_implementation == "sdpa"
-        if sdpa and len(args) <= 1 and all(kwargs.get(name) is None for name in given):
-            kwargs[CAUSAL] = True
+        if self.config._attn_implementation == "sdpa" and len(args) <= 1:
+            kwargs[SEES] = self._sees(*args, **kwargs)
         return super().forward(*args, **kwargs)
+
+    def _sees(
+        self,
+        input_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        attention_mask: Any = None,
+        position_ids: Tensor | None = None,
+        use_cache: bool | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor | None, Tensor | None] | None:
+        """What the arguments let a token see besides what is before it and in a layer's window: (first, int32
+        [B, T], the first position that it sees, or None; padded, bool [B, T], which tokens are no tokens, or
+        None). None: what only the mask says that the model makes.
+
+        Compiled, the model cannot look at values and makes a mask in any case; older versions always do.
+        Without positions of the caller's there is nothing to look for.
+        """
+        lengths, cached = (cu_seq_lens_q, cu_seq_lens_k), ("past_key_values", CACHE, "cache_position")
+        cached = any(kwargs.get(name) is not None for name in cached)
+        if not cached and all(x is None for x in (attention_mask, position_ids, *lengths)):
+            return None, None
+        x = input_ids if inputs_embeds is None else inputs_embeds
+        if x is None or torch.compiler.is_compiling():
+            return None
+        if any(length is not None for length in lengths):
+            return _flattened(x, attention_mask, *lengths)
+        if attention_mask is not None:
+            return _padded(x, attention_mask)
+        makes = self.config.use_cache if use_cache is None else use_cache
+        makes = makes and not (self.gradient_checkpointing and self.training and torch.is_grad_enabled())
+        # With a cache the model does not look for packed sequences, either.
+        return None if cached or makes else _restarted(x, position_ids)
+
+
+def _latest(begins: Tensor) -> Tensor:
+    """The last position at which a row [B, T] had begun anew, at each of its positions."""
+    positions = torch.arange(begins.shape[1], device=begins.device)
+    return torch.where(begins, positions, 0).cummax(1).values.int()
+
+
+def _restarted(x: Tensor, position_ids: Any) -> tuple[Tensor | None, None] | None:
+    """_Trunk._sees of positions that begin anew where a sequence does, as the model reads them."""
+    if position_ids.dim() != 2 or position_ids.shape[1] != x.shape[1]:
+        return None
+    begins = F.pad(position_ids.diff() != 1, (1, 0)).expand(x.shape[0], -1)
+    return (_latest(begins), None) if begins.any() else (None, None)
+
+
+def _flattened(x: Tensor, mask: Any, lengths: Tensor | None, of_keys: Tensor | None) -> tuple | None:
+    """_Trunk._sees of cu_seq_lens_q and cu_seq_lens_k, with which one row has several sequences: where each
+    begins, and the end of the last one."""
+    if mask is not None or x.shape[0] != 1 or lengths is None or of_keys is None:
+        return None
+    if lengths is not of_keys and not torch.equal(lengths, of_keys):
+        return None
+    positions = torch.arange(x.shape[1], device=lengths.device)[None]
+    return _latest(torch.isin(positions, lengths).to(x.device)), None
+
+
+def _padded(x: Tensor, mask: Any) -> tuple[Tensor | None, Tensor | None] | None:
+    """_Trunk._sees of a mask with padding on the left, on the right, or both. A padded token sees itself."""
+    if not isinstance(mask, Tensor) or mask.shape != x.shape[:2]:
+        return None
+    real = mask.to(x.device, torch.bool)
+    begins = real & ~F.pad(real[:, :-1], (1, 0))
+    everything, one_run = torch.stack((real.all(), (begins.sum(1) <= 1).all())).tolist()
+    if everything:
+        return None, None
+    return (_latest(begins | ~real), ~real) if one_run else None
 
 
 class _CausalLM(_Piece):
@@ -369,8 +442,13 @@ def patch(model: PreTrainedModel, logits: bool = False) -> PreTrainedModel:
     and returns no logits (output.logits is None); logits=True leaves that to the model's own code, which
     returns both, as it does in eval mode.
 
-    What does not fit is the model's own code: attention in a call with padding, packed sequences, a window
-    shorter than the sequence, dropout or earlier tokens in the cache; attention and RoPE with any other
+    Attention keeps to sequences that are packed into a row (position_ids that restart; cu_seq_lens_q and
+    cu_seq_lens_k, which also count where the model's own sdpa ignores them), to sliding windows and to
+    padding on either side. Padded tokens come out of attention as zeros, as with flash attention; the model's
+    own sdpa lets those on the right see the tokens before them.
+
+    What does not fit is the model's own code: attention in a call with any other mask, dropout or earlier
+    tokens in the cache, and, compiled, with padding or packed sequences; attention and RoPE with any other
     implementation of attention than sdpa; everything in float16. Adapters, hooks, and quantised, sharded or
     offloaded weights stay in force: their modules are called. report() lists what is patched and why a module
     is not, which is also logged, at level info. Patch before fully_shard, or whatever else wraps modules.

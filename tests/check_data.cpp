@@ -7,11 +7,11 @@
 #include <numeric>
 #include <set>
 
-#include <xxhash.h>
 #include "train/schedule.h"
 
 #include "train/tokenizer.h"
 #include "train/tokens.h"
+#include "vocabulary_file.h"
 
 using namespace llamac;
 
@@ -196,6 +196,23 @@ void check_loader() {
             [&] { Loader(in_folder("shards/*.bin"), T, 1000, 11).validation_batches(1); });
 }
 
+// ---- documents ----
+
+void check_documents() {
+    const std::vector<int32_t> tokens = {7, 1, 5, 2, 1, 6, 2, 2, /* a row */ 1, 3, 3, 2, 4, 1, 1, 2};
+    const auto first = [&](DocumentMarks marks) {
+        std::vector<int32_t> found(tokens.size(), -1);
+        find_documents(tokens.data(), 2, 8, marks, found.data());
+        return found;
+    };
+    using Ids = std::vector<int32_t>;
+    check(first({1, -1}) == Ids{0, 1, 1, 1, 4, 4, 4, 4, 0, 0, 0, 0, 0, 5, 6, 6},
+          "tokens that begin documents");
+    check(first({-1, 2}) == Ids{0, 0, 0, 0, 4, 4, 4, 7, 0, 0, 0, 0, 4, 4, 4, 4}, "tokens that end documents");
+    check(first({1, 2}) == Ids{0, 1, 1, 1, 4, 4, 4, 7, 0, 0, 0, 0, 4, 5, 6, 6}, "both");
+    check(first({-1, -1}) == Ids(16, 0), "neither");
+}
+
 // ---- tokenizer ----
 
 std::string base64(const std::string& bytes) {
@@ -226,6 +243,7 @@ void check_tokenizer() {
     check(tokenizer.hash == hash_file(path), "hash of the rank file");
     check(tokenizer.ranks == 300 && tokenizer.tokens.size() == 301 && tokenizer.begin_of_text == 300,
           "ranks");
+    check(tokenizer.marks.begin == 300 && tokenizer.marks.end == -1, "a token before each document");
     check(tokenizer.decode({300, 'h', 'i', 0, 255, 299}) == std::string("<|endoftext|>hi\0\xfft299", 21),
           "decode");
     check(tokenizer.decode({301, -1, 2147483647}) == "\xff\xff\xff" && tokenizer.decode({}).empty(),
@@ -233,6 +251,7 @@ void check_tokenizer() {
 
     const Tokenizer llama3(put("llama3.model", rank_file(128000)));
     check(llama3.tokens.size() == 128256 && llama3.begin_of_text == 128000, "Llama 3's vocabulary");
+    check(llama3.marks.begin == 128000 && llama3.marks.end == 128001, "Llama 3's documents");
     const std::pair<int32_t, const char*> special[] = {{127999, "t127999"},
                                                        {128000, "<|begin_of_text|>"},
                                                        {128001, "<|end_of_text|>"},
@@ -282,34 +301,12 @@ void check_tokenizer() {
         }
 }
 
-std::string vocabulary_file(const std::vector<std::string>& tokens, uint32_t flags = 0) {
-    std::string payload, bytes;
-    for (const std::string& token : tokens) {
-        bytes += token;
-        const auto end = static_cast<uint32_t>(bytes.size());
-        payload.append(reinterpret_cast<const char*>(&end), 4);
-    }
-    payload += bytes;
-    const uint64_t checksum = XXH3_64bits(payload.data(), payload.size());
-    const uint32_t header[16] = {20241124,
-                                 1,
-                                 static_cast<uint32_t>(tokens.size()),
-                                 1,
-                                 0xffffffff,
-                                 0xffffffff,
-                                 5,
-                                 6,
-                                 static_cast<uint32_t>(checksum),
-                                 static_cast<uint32_t>(checksum >> 32),
-                                 flags};
-    return std::string(reinterpret_cast<const char*>(header), sizeof header) + payload;
-}
-
 void check_vocabulary() {
     const std::vector<std::string> tokens = {" a", "<s>", "", std::string("\0\xff", 2), " "};
     const Tokenizer plain(put("plain.vocab", vocabulary_file(tokens)));
     check(plain.tokens == tokens && plain.hash == (uint64_t{6} << 32 | 5) && plain.begin_of_text == 1,
           "read");
+    check(plain.marks.begin == 1 && plain.marks.end == -1, "documents of a vocabulary file");
     check(plain.decode({0, 4, 3, 2, 1, 9, -1}) == std::string(" a \0\xff<s>\xff\xff", 10), "decode");
     const Tokenizer dropping(put("dropping.vocab", vocabulary_file(tokens, 1)));
     check(
@@ -396,6 +393,6 @@ void check_schedule() {
 int main(int argc, char** argv) {
     return run_checks(argc, argv,
                       checks<check_bin_header, check_token_ids, check_large_shard, check_permutation,
-                             check_loader, check_tokenizer, check_vocabulary, check_tokenizer_of_a_model,
-                             check_find_tokenizer, check_schedule>());
+                             check_loader, check_documents, check_tokenizer, check_vocabulary,
+                             check_tokenizer_of_a_model, check_find_tokenizer, check_schedule>());
 }

@@ -1,6 +1,7 @@
 // debug_state REFERENCE OUT [dtype] [recompute] [logits bytes] [OPERATION=VARIANT ...] [fp8=RECIPE,GRADIENTS] [steps=N]
 // The C model on the tokens of REFERENCE/debug_state.safetensors, from the weights in REFERENCE: writes every
-// activation, gradient and the ten steps to OUT under the reference's names, in the order of computation.
+// activation, gradient and the ten steps to OUT under the reference's names, in the order of computation. With `first`
+// where the file has it: attention is masked.
 // tests/test_model.py compares the two. fp8 (tests/test_fp8_model.py): products in fp8; also shows their scales and the
 // gradient of qkv as it enters a product. steps: shows what follows so many optimizer steps, weights included.
 #include <deque>
@@ -77,18 +78,21 @@ void record(const std::string& reference, const std::string& out, const ModelOpt
     std::vector<int32_t> tokens(static_cast<size_t>(B * T)), targets(tokens.size());
     file.read("tokens", make_tensor(tokens.data(), DType::i32, {B, T}));
     file.read("targets", make_tensor(targets.data(), DType::i32, {B, T}));
+    std::vector<int32_t> first(file.find("first") ? tokens.size() : 0);
+    if (!first.empty()) file.read("first", make_tensor(first.data(), DType::i32, {B, T}));
     const auto setting = [&](const char* key) { return std::stod(file.metadata.at(key)); };
 
     ModelOptions options = base;
     options.batch_size = B;
     options.seq_len = T;
+    options.document_mask = !first.empty();
     Model model(load_config(reference), options);
     model.allocate();
     load_weights(model.parameters, reference);
     const AdamW adamw{setting("beta1"), setting("beta2"), setting("eps"), setting("weight_decay"),
                       setting("grad_clip")};
     const float lr = static_cast<float>(setting("lr"));
-    set_batch(model, tokens.data(), targets.data(), B, T);
+    set_batch(model, tokens.data(), targets.data(), B, T, first.empty() ? nullptr : first.data());
     train(model, adamw, lr, 1, steps);
     Recorder recorder;
     model.hook = [&](const std::string& name, const Tensor& value) { recorder.add(name, value); };

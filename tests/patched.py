@@ -82,6 +82,11 @@ SOME = torch.ones(B, T)
 SOME[:, 3:7] = 0
 PADDED = torch.ones(B, T, dtype=torch.long)
 PADDED[0, -5:] = 0
+BOTH = PADDED.clone()
+BOTH[:, :3] = 0
+HOLES = PADDED.clone()
+HOLES[1, 8] = 0
+LENGTHS = torch.tensor([0, 8, 9, T], dtype=torch.int32)
 PACKED = torch.cat((torch.arange(8), torch.arange(T - 8))).expand(B, T)
 OFFSET = torch.arange(T) + torch.tensor([[0], [9]])
 SPECIAL = {
@@ -94,7 +99,10 @@ SPECIAL = {
     "all seen": {"attention_mask": torch.ones(B, T)},
     "padded right": {"labels": masked(PADDED), "attention_mask": PADDED},
     "padded left": {"labels": masked(PADDED.flip(1)), "attention_mask": PADDED.flip(1)},
+    "padded": {"labels": masked(BOTH), "attention_mask": BOTH},
+    "holes": {"labels": masked(HOLES), "attention_mask": HOLES},
     "packed": {"position_ids": PACKED, "use_cache": False},
+    "packed, unseen": {"position_ids": PACKED},
     "offset": {"position_ids": OFFSET},
     "embedded": {"input_ids": None, "inputs_embeds": F.one_hot(tokens() % 64, 64)},
 }

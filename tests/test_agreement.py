@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import AutoConfig
 
 import llamac.random
 from llamac import _native
 from llamac.config import load_config
-from llamac.data import Loader, permute, write_bin
+from llamac.data import Loader, find_documents, permute, write_bin
 from llamac.data.recipes import RECIPES
 from llamac.errors import InputError
 from llamac.options import Options, parse
@@ -100,7 +101,7 @@ def test_limits_of_a_model(tmp_path, key):
 @pytest.mark.parametrize(
     "change, expected",
     [
-        ({"model_type": "qwen3"}, 'model_type: expected "llama", found "qwen3"'),
+        ({"model_type": "qwen3"}, 'model_type: expected "llama" or "mistral", found "qwen3"'),
         ({"hidden_act": "gelu_pytorch_tanh"}, 'hidden_act: expected "silu", found "gelu_pytorch_tanh"'),
         (
             {"normalization_function": "layernorm"},
@@ -113,6 +114,10 @@ def test_limits_of_a_model(tmp_path, key):
         ({"use_qk_norm": 1}, "use_qk_norm: expected true or false, found 1"),
         ({"sliding_window": 4096}, "sliding_window: expected null, found 4096"),
         ({"sliding_window": 0}, "sliding_window: expected an integer from 1 to 2147483647, found 0"),
+        (
+            {"model_type": "mistral", "sliding_window": -1},
+            "sliding_window: expected an integer from 1 to 2147483647, found -1",
+        ),
     ],
 )
 def test_architecture(tmp_path, change, expected):
@@ -164,6 +169,15 @@ def test_micro_batches(tmp_path, vocab, rank, world):
                 ours = np.full((2, B, T), -1, np.int32)
                 _native.micro_batch(pattern, T, vocab, B, A, seed, step, micro, rank, world, *ours, skip)
                 assert np.array_equal(ours, loader.micro_batch(step, micro))
+
+
+def test_documents():
+    """Where they begin, by a mark before them, one behind them, both or neither."""
+    tokens = np.random.default_rng(0).integers(5, size=(7, 33)).astype(np.int32)
+    for marks in ((3, 1), (3, None), (None, 1), (None, None)):
+        ours = np.full_like(tokens, -1)
+        _native.find_documents(tokens, *(-1 if mark is None else mark for mark in marks), ours)
+        assert np.array_equal(ours, find_documents(tokens, marks)), marks
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -234,6 +248,46 @@ def test_models(path):
     parameters, flops, text = _native.model(str(path), 512)
     assert (parameters, flops) == (config.num_parameters(), config.flops_per_token(512))
     assert json.loads(text) == config.to_dict("float32")
+
+
+@pytest.mark.parametrize(
+    "change, window",
+    [
+        ({}, 4096),
+        ({"sliding_window": None}, None),
+        ({"sliding_window": 100}, 100),
+    ],
+)
+def test_mistral(tmp_path, change, window):
+    """Read alike, what a file lacks as transformers does, and read back by it."""
+    values = json.loads(PRESETS[0].read_text()) | {"model_type": "mistral"}
+    for key in ("num_key_value_heads", "max_position_embeddings", "rope_scaling"):
+        del values[key]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(values | change))
+    config, theirs = load_config(str(path)), AutoConfig.from_pretrained(tmp_path)
+    _, flops, text = _native.model(str(path), 512)
+    assert json.loads(text) == config.to_dict("float32") and flops == config.flops_per_token(512)
+    assert config.sliding_window == theirs.sliding_window == window
+    for name in ("num_key_value_heads", "max_position_embeddings", "model_type"):
+        assert getattr(config, name) == getattr(theirs, name), name
+    path.write_text(text)
+    again = AutoConfig.from_pretrained(tmp_path)
+    assert load_config(str(path)) == config and again.architectures == ["MistralForCausalLM"]
+    assert again.sliding_window == window
+
+
+def test_flops_of_a_window(tmp_path):
+    """Twice the mean number of tokens that a token sees takes the place of T."""
+    values = json.loads(PRESETS[0].read_text()) | {"model_type": "mistral"}
+    path, counts = tmp_path / "config.json", []
+    for window in (None, 100):
+        path.write_text(json.dumps(values | {"sliding_window": window}))
+        counts.append(_native.model(str(path), 512)[1])
+    config = load_config(str(path))
+    assert counts[1] == config.flops_per_token(512)
+    left = 512 - 100 * (2 * 512 - 100) // 512
+    assert counts[0] - counts[1] == 6 * config.num_hidden_layers * config.q_size * left
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ CONFIG = json.loads(Path(MODEL).read_text())
         ({"head_dim": 7}, "head_dim even 7"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
         ({"hidden_act": "gelu"}, "hidden_act silu gelu"),
-        ({"model_type": "mistral"}, "model_type llama mistral"),
+        ({"model_type": "qwen2"}, "model_type llama mistral qwen2"),
         ({"attention_bias": True}, "attention_bias false"),
         ({"quantization_config": {"bits": 4}}, 'quantization_config quantized original {"bits":4}'),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type yarn"),

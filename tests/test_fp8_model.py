@@ -76,11 +76,11 @@ def forced_operations(ours: dict, found: dict, force) -> SimpleNamespace:
         found[f"act.{i}.post_rstd"] = ref.rstd(x, eps)
         return x, force(ref.rmsnorm(x, weight, eps), f"{i}.post_norm")
 
-    def attention(q, k, v):
+    def attention(q, k, v, **mask):
         i = next(attentions)
         q, k, v = (force(x, f"{i}.{name}") for x, name in ((q, "q"), (k, "k"), (v, "v")))
-        found[f"act.{i}.attention_lse"] = ref.explicit_attention(q, k, v)[1]
-        return force(ref.attention(q, k, v), f"{i}.attention")
+        found[f"act.{i}.attention_lse"] = ref.explicit_attention(q, k, v, **mask)[1]
+        return force(ref.attention(q, k, v, **mask), f"{i}.attention")
 
     def swiglu(gate_up):
         i = next(activations)

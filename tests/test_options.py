@@ -357,7 +357,7 @@ def test_scaling_without_the_original_context(tmp_path, beside):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"model_type": "mistral"}, 'model_type: expected "llama", found "mistral"'),
+        ({"model_type": "qwen2"}, 'model_type: expected "llama" or "mistral", found "qwen2"'),
         ({"hidden_act": "gelu"}, 'hidden_act: expected "silu", found "gelu"'),
         ({"attention_bias": True}, "attention_bias: expected false, found true"),
         ({"quantization_config": {"bits": 4}}, "quantization_config: expected none, as quantized weights"),

@@ -10,16 +10,19 @@ from collections import Counter
 
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
 from patched import (
     ALL,
+    BOTH,
     DTYPES,
-    FLASH,
     INPUTS,
     LAYERS,
+    LENGTHS,
     MODELS,
     NORMS,
     OFFSET,
+    PADDED,
     SIZES,
     B,
     Called,
@@ -61,16 +64,81 @@ def test_agreement(name, dtype, device):
 @pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2"])
 def test_our_operations_run(name, inputs):
-    expected = without("attention") if inputs in ("padded right", "padded left", "packed") else ALL
+    expected = without("attention") if inputs == "holes" else ALL
     assert counted(llamac.patch(build(name)), INPUTS[inputs]) == expected
 
 
-def test_a_window_takes_no_attention_of_ours():
-    assert counted(llamac.patch(build("mistral-window")), INPUTS["plain"]) == without("attention")
-    half = FLASH | {"attention_forward": 1, "attention_backward": 1}
-    assert counted(llamac.patch(build("qwen2-window")), INPUTS["plain"]) == ALL | half
-    wide = build("mistral", sliding_window=T + 1)
-    assert counted(llamac.patch(wide), INPUTS["plain"]) == ALL
+@pytest.mark.parametrize("name", ["mistral-window", "qwen2-window"])
+@pytest.mark.parametrize("inputs", ["plain", "padded", "packed"])
+def test_our_operations_run_with_a_window(name, inputs):
+    assert counted(llamac.patch(build(name)), INPUTS[inputs]) == ALL
+
+
+def inside(mask: torch.Tensor) -> torch.Tensor:
+    """Labels of the tokens behind others that the mask does not hide: what padding predicts is the model's
+    own affair."""
+    return tokens().masked_fill(F.pad(mask[:, :-1] * mask[:, 1:], (1, 0)) == 0, -100)
+
+
+# One row of three documents, as its positions say and as flash attention's arguments do.
+ONE_ROW = {"input_ids": tokens(3)[:1], "labels": tokens()[:1], "use_cache": False}
+RESTARTS = {"position_ids": torch.cat([torch.arange(n) for n in LENGTHS.diff().tolist()])[None]}
+FLAT = {"cu_seq_lens_q": LENGTHS, "cu_seq_lens_k": LENGTHS.clone(), "max_length_q": 10, "max_length_k": 10}
+# How the model's own code is called, and ours.
+EAGER = [
+    (INPUTS["packed"], INPUTS["packed"]),
+    (ONE_ROW | RESTARTS, ONE_ROW | FLAT),
+    (ONE_ROW | RESTARTS, ONE_ROW | RESTARTS | FLAT),
+]
+for k, mask in enumerate((PADDED, PADDED.flip(1), BOTH)):
+    some = {"input_ids": tokens(4 + k), "attention_mask": mask, "labels": inside(mask)}
+    EAGER.append((some, some))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["llama", "mistral-window"])
+def test_masks_agree_with_eager_attention(name, dtype):
+    """Which writes all scores and adds the mask that the model makes."""
+    model, exact = (build(name, d, attn_implementation="eager") for d in (DTYPES[dtype], torch.float64))
+    patched = llamac.patch(build(name, DTYPES[dtype]))
+    theirs, ours = [call(model, a) for a, _ in EAGER], [call(patched, b) for _, b in EAGER]
+    assert mismatches(ours, theirs, [in_double(exact, a) for a, _ in EAGER], dtype) == []
+    assert all(counted(patched, b) == ALL for _, b in EAGER)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_documents_alone(dtype):
+    """A packed row has the loss and the gradients of its documents in rows of their own, which begin at
+    position 0: RoPE is relative."""
+    ids, count = ONE_ROW["input_ids"], {"num_items_in_batch": T, "use_cache": False}
+    labels = ids.masked_fill(RESTARTS["position_ids"] == 0, -100)
+    rows = [{"input_ids": x, "labels": x} | count for x in ids.split(LENGTHS.diff().tolist(), 1)]
+
+    def alone(model, called):
+        losses, gradients = zip(*(called(model, row) for row in rows))
+        return sum(losses), {name: sum(g[name] for g in gradients) for name in gradients[0]}
+
+    model, exact = (build("mistral-window", d) for d in (DTYPES[dtype], torch.float64))
+    theirs = alone(model, call)
+    ours = call(llamac.patch(model), {"input_ids": ids, "labels": labels} | FLAT | count)
+    assert mismatches([ours], [theirs], [alone(exact, in_double)], dtype) == []
+
+
+LEFT = {
+    "a mask of four dimensions": {"attention_mask": torch.ones(1, 1, T, T, dtype=torch.bool).tril()},
+    "several rows": FLAT | {"input_ids": tokens(), "labels": tokens()},
+    "other keys": FLAT | {"cu_seq_lens_k": LENGTHS[[0, 3]]},
+    "queries alone": {"cu_seq_lens_q": LENGTHS},
+    "lengths and a mask": FLAT | {"attention_mask": torch.ones(1, T)},
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_masks_that_are_left_to_the_model(case):
+    model, inputs = build("mistral-window"), ONE_ROW | LEFT[case]
+    expected = call(model, inputs)
+    assert counted(llamac.patch(model), inputs) == without("attention")
+    torch.testing.assert_close(call(model, inputs), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_forward_wrapped_after_the_patch():
@@ -262,8 +330,9 @@ def test_eval_and_outputs(name, dtype):
 
     def results(model):
         outs = [model(**inputs, output_hidden_states=True) for inputs in calls]
-        logits, others = [out.logits for out in outs], [out.hidden_states for out in outs]
-        return [*logits, *(x for states in others for x in states)]
+        results = [[out.logits, *out.hidden_states] for out in outs]
+        results[1] = [x[padded["attention_mask"] != 0] for x in results[1]]  # of what is no padding
+        return [x for states in results for x in states]
 
     with torch.no_grad():
         columns = results(model), results(llamac.patch(model)), results(exact)
@@ -373,7 +442,7 @@ def test_copied_pickled_and_saved(tmp_path):
 
 
 def test_compiled_without_a_break():
-    """Also the layer without a window gets no mask, which the model makes when it is compiled."""
+    """Without the mask that the model makes when it is compiled."""
     operations = Counter()
 
     def backend(graph, examples):
@@ -390,7 +459,7 @@ def test_compiled_without_a_break():
     loss.backward()
     found = loss.detach(), {n: p.grad for n, p in model.named_parameters()}
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    assert operations["llamac.attention_forward"] == 1
+    assert operations["llamac.attention_forward"] == LAYERS
     assert operations["llamac.residual_rmsnorm_forward"] == operations["llamac.swiglu_forward"] == LAYERS
 
 

@@ -12,6 +12,7 @@ from double import DoubleTorch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, modeling_rope_utils
 from transformers.models.llama import modeling_llama
+from transformers.models.mistral import modeling_mistral
 
 import train_llama3 as ref
 from llamac import hf
@@ -57,7 +58,7 @@ def our_results(directory: Path, dtype: torch.dtype) -> Tensors:
 
 def their_results(directory: Path, dtype: torch.dtype) -> Tensors:
     """The same by transformers."""
-    model = LlamaForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager")
     tokens, targets = batch(model.config.vocab_size)
     logits = model(tokens).logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
@@ -69,7 +70,8 @@ def their_results(directory: Path, dtype: torch.dtype) -> Tensors:
 def true_results(directory: Path, monkeypatch) -> Tensors:
     """The truth: transformers in float64 throughout. It shares no code with ours."""
     with monkeypatch.context() as patch:
-        patch.setattr(modeling_llama, "torch", DoubleTorch())
+        for modeling in (modeling_llama, modeling_mistral):
+            patch.setattr(modeling, "torch", DoubleTorch())
         patch.setattr(modeling_rope_utils, "torch", DoubleTorch())
         return their_results(directory, torch.float64)
 
@@ -96,6 +98,18 @@ def test_agrees_with_transformers(references, monkeypatch, name):
         torch.testing.assert_close(ours[tensor], exact, rtol=0, atol=1e-12)
 
 
+def test_a_window_agrees_with_transformers(references, monkeypatch, tmp_path):
+    """Mistral: Llama's weights, of which each token sees the last 7."""
+    source = references / "untied-mha" / "f32"
+    config = json.loads((source / "config.json").read_text())
+    (tmp_path / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "mistral", "sliding_window": 7}))
+    truth = true_results(tmp_path, monkeypatch)
+    ours = our_results(tmp_path, torch.float32)
+    assert mismatches(ours, their_results(tmp_path, torch.float32), truth) == []
+    assert mismatches(our_results(source, torch.float32), ours, truth) != []
+
+
 def interleaved_rope(x, cis):
     cos, sin = cis
     a, b = x[..., 0::2], x[..., 1::2]
@@ -106,9 +120,9 @@ def unscaled(config, *args, **kwargs):
     return PRECOMPUTE_CIS(replace(config, rope_scaling=None), *args, **kwargs)
 
 
-def heads_in_turn(q, k, v):  # query head h reads key head h % NKV instead of h // (NH/NKV)
+def heads_in_turn(q, k, v, **mask):  # query head h reads key head h % NKV instead of h // (NH/NKV)
     k, v = (x.repeat(1, 1, q.shape[2] // x.shape[2], 1) for x in (k, v))
-    return ref.attention(q, k, v)
+    return ref.attention(q, k, v, **mask)
 
 
 PRECOMPUTE_CIS, RMSNORM = ref.precompute_cis, ref.rmsnorm

@@ -57,8 +57,9 @@ unsigned recomputed_parts(const Recompute& r, int64_t layer, bool in_fp8) {
 }
 
 void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T, DType dtype,
-                      const Recompute& recompute, const Fp8Blocks& fp8, int64_t logits_bytes, Arena& arena) {
-    for (const auto& row : model_activations(config, B, T, dtype))
+                      const Recompute& recompute, const Fp8Blocks& fp8, int64_t logits_bytes,
+                      bool document_mask, Arena& arena) {
+    for (const auto& row : model_activations(config, B, T, dtype, document_mask))
         if (row.present) arena.plan(group_of(row.until), &(a.*row.member), row.like);
     plan_logits(a, config, logits_bytes, arena);
     a.blocks.resize(static_cast<size_t>(config.L));
@@ -85,7 +86,7 @@ void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T
 
 void reshape_activations(Activations& a, const Config& config, int64_t B, int64_t T) {
     const DType dtype = a.embedding.dtype;
-    for (const auto& row : model_activations(config, B, T, dtype))
+    for (const auto& row : model_activations(config, B, T, dtype, a.first.rank > 0))
         if (row.present) set_shape(a.*row.member, row.like);
     for (const auto& row : block_activations(config, B, T, dtype))
         for (BlockActivations& block : a.blocks) {

@@ -38,7 +38,8 @@ struct BlockActivations {
 
 struct Activations {
     Tensor tokens, targets;
-    Tensor cis;  // cosines and sines of RoPE: of the longest sequence, seen as the batch's T
+    Tensor first;  // with document masks: the first position that each token sees
+    Tensor cis;    // cosines and sines of RoPE: of the longest sequence, seen as the batch's T
     Tensor embedding;
     std::vector<BlockActivations> blocks;
     Tensor final_norm, final_rstd;
@@ -90,12 +91,17 @@ inline std::vector<ActivationRow<BlockActivations>> block_activations(const Conf
 }
 
 inline std::vector<ActivationRow<Activations>> model_activations(const Config& c, int64_t B, int64_t T,
-                                                                 DType t) {
+                                                                 DType t, bool document_mask = false) {
     using A = Activations;
     const int64_t N = B * T;
     const Tensor rows = shaped(t, {N, c.C});
     return {{"", &A::tokens, shaped(DType::i32, {B, T}), Needed::batch},
             {"", &A::targets, shaped(DType::i32, {B, T}), Needed::batch},
+            {.name = "",
+             .member = &A::first,
+             .like = shaped(DType::i32, {B, T}),
+             .until = Needed::batch,
+             .present = document_mask},
             {"", &A::cis, shaped(DType::f32, {T, c.HD / 2, 2})},
             {"embedding", &A::embedding, rows},
             {"final_norm", &A::final_norm, rows},
@@ -130,7 +136,8 @@ unsigned recomputed_parts(const Recompute& recompute, int64_t layer, bool in_fp8
 // chunk of logits, which use the memory of the blocks' gradients first; 0: the largest of that memory, an eighth of the
 // logits, 64 MiB, and half of the logits up to 2 GiB.
 void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T, DType dtype,
-                      const Recompute& recompute, const Fp8Blocks& fp8, int64_t logits_bytes, Arena& arena);
+                      const Recompute& recompute, const Fp8Blocks& fp8, int64_t logits_bytes,
+                      bool document_mask, Arena& arena);
 
 // Gives the planned tensors the shapes of a batch that is no larger than planned.
 void reshape_activations(Activations& a, const Config& config, int64_t B, int64_t T);

@@ -115,18 +115,28 @@ void read_rope(const ConfigFields& f, Config& c) {
 }
 
 // Words of config.json, in the order of the enumeration.
-constexpr const char *model_types[] = {"llama"}, *norm_names[] = {"rmsnorm"}, *activations[] = {"silu"},
-                     *positions[] = {"rope"};
+constexpr const char *model_types[] = {"llama", "mistral"}, *norm_names[] = {"rmsnorm"},
+                     *activations[] = {"silu"}, *positions[] = {"rope"};
+
+// What a config.json lacks is what transformers takes for that kind of model.
+struct Missing {
+    int64_t window, NKV, max_context;
+};
+Missing missing(const ConfigFields& f, const Config& c) {
+    if (c.kind == ModelKind::llama) return {0, c.NH, c.max_context};
+    const auto absent = [&](const char* key) { return !f.values.contains(key); };
+    return {absent("sliding_window") ? 4096 : 0, absent("num_key_value_heads") ? 8 : c.NH, 131072};
+}
 
 void read_architecture(const ConfigFields& f, Config& c) {
-    f.choice("model_type", model_types);
+    c.kind = static_cast<ModelKind>(f.choice("model_type", model_types));
     c.activation = static_cast<ActivationKind>(f.choice("hidden_act", activations));
     c.norm = static_cast<NormKind>(f.choice("normalization_function", norm_names));
     c.positions = static_cast<PositionKind>(f.choice("position_embedding_type", positions));
     c.qkv_bias = c.output_bias = f.flag_or("attention_bias", false);
     c.mlp_bias = f.flag_or("mlp_bias", false);
     c.qk_norm = f.flag_or("use_qk_norm", false);
-    c.window = f.size_or("sliding_window", INT32_MAX, 0);
+    c.window = f.size_or("sliding_window", INT32_MAX, missing(f, c).window);
     c.tied = f.flag_or("tie_word_embeddings", c.tied);
 }
 
@@ -137,7 +147,7 @@ void refuse_other_models(const ConfigFields& f, const Config& c) {
     if (c.qkv_bias || c.output_bias) f.wrong("attention_bias", "false", "true");
     if (c.mlp_bias) f.wrong("mlp_bias", "false", "true");
     if (c.qk_norm) f.wrong("use_qk_norm", "false", "true");
-    if (c.window) f.wrong("sliding_window", "null", std::to_string(c.window));
+    if (c.window && c.kind == ModelKind::llama) f.wrong("sliding_window", "null", std::to_string(c.window));
 }
 
 // " (...)" with how to get it, where the name may be a model's on the Hugging Face hub: "owner/name".
@@ -193,7 +203,7 @@ Config load_config(const std::string& model) {
     c.F = f.size("intermediate_size", widest);
     c.L = f.size("num_hidden_layers", deepest);
     c.NH = f.size("num_attention_heads", widest);
-    c.NKV = f.size_or("num_key_value_heads", widest, c.NH);
+    c.NKV = f.size_or("num_key_value_heads", widest, missing(f, c).NKV);
     if (c.NH % c.NKV)
         f.wrong("num_attention_heads", "a multiple of num_key_value_heads",
                 std::to_string(c.NH) + " and " + std::to_string(c.NKV));
@@ -206,7 +216,7 @@ Config load_config(const std::string& model) {
         f.wrong("head_dim",
                 ("queries, keys and values of together at most " + std::to_string(widest)).c_str(),
                 std::to_string(c.qkv_size()));
-    c.max_context = f.size_or("max_position_embeddings", INT32_MAX, c.max_context);
+    c.max_context = f.size_or("max_position_embeddings", INT32_MAX, missing(f, c).max_context);
     c.eps = f.positive_or("rms_norm_eps", c.eps);
     c.initializer_range = f.positive_or("initializer_range", c.initializer_range);
     c.bos = f.token_or("bos_token_id", c.bos);
@@ -229,8 +239,9 @@ std::string config_json(const Config& c, DType dtype) {
                    {"low_freq_factor", c.rope_scaling.low_freq_factor},
                    {"high_freq_factor", c.rope_scaling.high_freq_factor},
                    {"original_max_position_embeddings", c.rope_scaling.original_context}};
-    ordered values = {{"architectures", {"LlamaForCausalLM"}},
-                      {"model_type", "llama"},
+    const bool is_llama = c.kind == ModelKind::llama;
+    ordered values = {{"architectures", {is_llama ? "LlamaForCausalLM" : "MistralForCausalLM"}},
+                      {"model_type", model_types[static_cast<int>(c.kind)]},
                       {"vocab_size", c.V},
                       {"hidden_size", c.C},
                       {"intermediate_size", c.F},
@@ -252,6 +263,7 @@ std::string config_json(const Config& c, DType dtype) {
                                        : c.eos.size() == 1 ? ordered(c.eos[0])
                                                            : ordered(c.eos)},
                       {"torch_dtype", info(dtype).python}};
+    if (!is_llama) values["sliding_window"] = c.window ? ordered(c.window) : ordered(nullptr);
     if (c.pad) values["pad_token_id"] = *c.pad;
     return values.dump(2) + "\n";
 }

@@ -1,4 +1,4 @@
-// The shape of a Llama model, read from Hugging Face's config.json. Every derived size lives here and nowhere
+// The shape of a Llama or Mistral model, read from Hugging Face's config.json. Every derived size lives here and nowhere
 // else.
 #pragma once
 #include <cstdint>
@@ -16,6 +16,7 @@ struct RopeScaling {
     int64_t original_context = 8192;  // in tokens
 };
 
+enum class ModelKind : uint8_t { llama, mistral };  // Mistral's is Llama's with a sliding window
 enum class NormKind : uint8_t { rms };
 enum class ActivationKind : uint8_t { silu };
 enum class PositionKind : uint8_t { rope };
@@ -26,13 +27,14 @@ struct Config {
     double eps = 1e-6;
     double rope_theta = 10000;
     RopeScaling rope_scaling;
-    // What the architecture is made of. load_config accepts what is computed: Llama's.
+    // What the architecture is made of. load_config accepts what is computed: Llama's and Mistral's.
+    ModelKind kind = ModelKind::llama;
     NormKind norm = NormKind::rms;
     ActivationKind activation = ActivationKind::silu;  // of the gate
     PositionKind positions = PositionKind::rope;
     bool qkv_bias = false, output_bias = false, mlp_bias = false;
     bool qk_norm = false;  // of each head's queries and keys, before RoPE
-    int64_t window = 0;    // tokens that attention looks back on; 0: all
+    int64_t window = 0;    // the last tokens that attention sees, its own among them; 0: all
     bool tied = false;     // the LM head's matrix is the embedding's
     double initializer_range = 0.02;
     // transformers', where config.json has none. -1, {}: null there.

@@ -115,7 +115,9 @@ void forward_block(Model& m, int64_t layer, unsigned parts, unsigned codes) {
                                       .q = h.q,
                                       .k = h.k,
                                       .v = h.v,
-                                      .scale = attention_scale(m)});
+                                      .first = m.first,
+                                      .scale = attention_scale(m),
+                                      .window = m.config.window});
     }
     if (parts & residual_mid_part)
         linear_forward(m, {layer, Layer::o, p.weight(w.o)}, a.residual_mid, a.attention,
@@ -295,7 +297,9 @@ void backward_attention(Model& m, int64_t layer, unsigned again, bool accumulate
                                    .q = h.q,
                                    .k = h.k,
                                    .v = h.v,
-                                   .scale = attention_scale(m)});
+                                   .first = m.first,
+                                   .scale = attention_scale(m),
+                                   .window = m.config.window});
     show_gradient(m, layer, &BlockActivations::qkv, d.dqkv);
     for (const HeadRange& range : rotated_ranges(m.config)) {
         const Tensor dx = heads(m, d.dqkv, range.first, range.count);
@@ -398,7 +402,8 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
         plan_fp8(fp8.emplace(), *options.fp8, config, options.sharding, options.batch_size * options.seq_len,
                  arena);
     plan_activations(activations, config, options.batch_size, options.seq_len, options.precision.weights,
-                     options.recompute, fp8 ? fp8->blocks : Fp8Blocks{}, options.logits_bytes, arena);
+                     options.recompute, fp8 ? fp8->blocks : Fp8Blocks{}, options.logits_bytes,
+                     options.document_mask, arena);
     arena.plan("scalars", &squares, shaped(DType::f64, {1}));
     arena.plan("scalars", &lr, shaped(DType::f32, {1}));
     arena.plan("scalars", &step, shaped(DType::i32, {1}));
@@ -411,6 +416,7 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     const Range range("dry run");
     make_cis(*this);
     forward(*this);
+    first = activations.first;  // samples are computed without
     for (const bool calibrated : {false, true}) {
         if (fp8) fp8->calibrated = calibrated;
         forward_backward(*this, true, 1);
@@ -431,12 +437,16 @@ void Model::allocate() {
     make_cis(*this);
 }
 
-void set_batch(Model& m, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T) {
+void set_batch(Model& m, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T,
+               const int32_t* first) {
     CHECK(B * T <= m.options.batch_size * m.options.seq_len && T <= m.options.seq_len);
+    CHECK(!first || m.options.document_mask);
     const Activations& a = m.activations;
     reshape_activations(m.activations, m.config, B, T);
     copy_bytes_async(m.context, a.tokens.data, tokens, a.tokens.bytes());
     copy_bytes_async(m.context, a.targets.data, targets, a.targets.bytes());
+    m.first = first ? a.first : Tensor{};
+    if (first) copy_bytes_async(m.context, a.first.data, first, a.first.bytes());
 }
 
 void forward(Model& m) {

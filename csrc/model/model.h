@@ -24,6 +24,7 @@ struct ModelOptions {
     std::vector<std::string> kernels = {};  // as KernelChoices takes them
     bool skip_nonfinite =
         false;  // the optimizer writes nothing where a loss or the gradient norm is not finite
+    bool document_mask = false;  // batches may have `first`
     Sharding sharding = {};
     std::optional<Fp8Options> fp8 = {};  // none: products in the storage type
 };
@@ -52,6 +53,7 @@ struct Model {
     Arena arena;
     Parameters parameters;
     Activations activations;
+    Tensor first;  // activations.first where the batch has it, which attention reads; else none
     std::optional<Fp8State> fp8;
     Tensor squares, lr,
         step;             // [1] each, read by the optimizer where the weights are: squares of the gradients
@@ -78,8 +80,10 @@ struct Model {
 // What follows puts work into the model's stream and does not wait for it. Host memory that it names must stay as it
 // is until the stream has passed; only with pinned memory is the host free at once.
 
-// The batch that the next calls see. tokens, targets: [B,T], ids in [0,V), on the host or the device.
-void set_batch(Model& model, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T);
+// The batch that the next calls see. tokens, targets: [B,T], ids in [0,V), on the host or the device. first: [B,T], the
+// first position that each token sees (attention.hip), with options.document_mask alone; null: each sees all before it.
+void set_batch(Model& model, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T,
+               const int32_t* first = nullptr);
 // activations.losses of the batch.
 void forward(Model& model);
 // The same, and the gradients of scale * their mean. first, last: of the micro-batches of an optimizer step. The first

@@ -213,7 +213,8 @@ int64_t count_parameters(const Config& config) {
 
 double flops_per_token(const Config& c, int64_t T) {
     const int64_t multiplied = count(c, [](const ParameterRow& row) { return row.group.multiplied; });
-    return 6.0 * static_cast<double>(multiplied) + 6.0 * static_cast<double>(c.L * c.q_size() * T);
+    const int64_t W = c.window ? std::min(c.window, T) : T, seen = W * (2 * T - W) / T;  // twice the mean
+    return 6.0 * static_cast<double>(multiplied) + 6.0 * static_cast<double>(c.L * c.q_size() * seen);
 }
 
 namespace {

@@ -327,6 +327,12 @@ void read_micro_batch(const std::string& pattern, int64_t seq_len, int64_t vocab
     loader.micro_batch(step, micro, rank, world, tokens.mutable_data(), targets.mutable_data(), skip);
 }
 
+// tokens, first: [rows,T].
+void find_documents_of(const Ids& tokens, int32_t begin, int32_t end, Ids first) {
+    CHECK(tokens.ndim() == 2 && first.size() == tokens.size());
+    find_documents(tokens.data(), tokens.shape(0), tokens.shape(1), {begin, end}, first.mutable_data());
+}
+
 // (step, quantity, found, expected, allowed) of every spike in the losses and norms of a run.
 py::list find_spikes(const std::vector<double>& losses, const std::vector<double>& grad_norms) {
     SpikeDetector detector;
@@ -387,6 +393,7 @@ PYBIND11_MODULE(_native, m) {
     m.def("default_options", [] { return to_json(Options{}).dump(); }, "Every flag's default, as JSON.");
     m.def("model", &describe_model, py::arg("model"), py::arg("seq_len"),
           "Parameters, FLOPs a token and the config.json of a preset, file or folder.");
+    m.def("find_documents", &find_documents_of);
     m.def("micro_batch", &read_micro_batch, py::arg("train_data"), py::arg("seq_len"), py::arg("vocab_size"),
           py::arg("batch_size"), py::arg("accumulation"), py::arg("seed"), py::arg("step"), py::arg("micro"),
           py::arg("rank"), py::arg("world"), py::arg("tokens"), py::arg("targets"), py::arg("skip") = 0,

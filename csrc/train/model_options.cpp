@@ -11,6 +11,7 @@ ModelOptions model_options(const Options& o, int64_t rank, int64_t ranks) {
     m.recompute = parse_recompute(o.recompute);
     m.kernels = o.kernel;
     m.skip_nonfinite = o.skip_nonfinite > 0;
+    m.document_mask = o.document_mask == "on";
     m.sharding = {rank, ranks, o.zero, shard_group(o, ranks)};
     if (o.matmul_dtype == "fp8") {
         const bool fnuz = device_properties().fp8 == Fp8Units::fnuz;

@@ -92,6 +92,7 @@ Tokenizer::Tokenizer(const std::string& file_path) : path(file_path) {
         tokens = std::move(found.tokens);
         hash = found.hash;
         begin_of_text = static_cast<int32_t>(found.bos >= 0 ? found.bos : found.eos);
+        marks = {static_cast<int32_t>(found.bos), static_cast<int32_t>(found.eos)};
         drop_space = found.drop_space;
         of_vocabulary = true;
         return;
@@ -100,10 +101,13 @@ Tokenizer::Tokenizer(const std::string& file_path) : path(file_path) {
     read_ranks(text, path, tokens);
     ranks = static_cast<int64_t>(tokens.size());
     begin_of_text = static_cast<int32_t>(ranks);  // the first of the special ones
-    if (ranks == llama3_ranks)
+    marks.begin = begin_of_text;
+    if (ranks == llama3_ranks) {
         add_llama3_special_tokens(tokens);
-    else
+        marks.end = begin_of_text + 1;
+    } else {
         tokens.push_back("<|endoftext|>");
+    }
 }
 
 std::string Tokenizer::decode(const std::vector<int32_t>& ids) const {

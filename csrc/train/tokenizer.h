@@ -16,6 +16,7 @@ struct Tokenizer {
     std::vector<std::string> tokens;  // [vocabulary]: bytes of each id, special tokens under their names
     int64_t ranks = 0;                // ordinary tokens of a rank file
     int32_t begin_of_text = -1;  // stands before each document, or behind the one before; -1: there is none
+    DocumentMarks marks;         // of its documents in the shards
     bool drop_space = false;     // a text's first space is not the text's own
     bool of_vocabulary = false;  // by a vocabulary file
 

@@ -57,6 +57,15 @@ void read_tokens(const TokenShard& shard, int64_t first, int64_t n, int64_t voca
 
 }  // namespace
 
+void find_documents(const int32_t* tokens, int64_t rows, int64_t T, const DocumentMarks& marks,
+                    int32_t* first) {
+    for (int64_t row = 0; row < rows; row++, tokens += T, first += T)
+        for (int64_t t = 0, begin = 0; t < T; t++) {
+            if (tokens[t] == marks.begin || (t > 0 && tokens[t - 1] == marks.end)) begin = t;
+            first[t] = static_cast<int32_t>(begin);
+        }
+}
+
 TokenShard::TokenShard(const std::string& path) : file(path) {
     if (file.size < header_bytes)
         fail(path, ": header: expected ", header_bytes, " bytes, found ", file.size);

@@ -13,6 +13,16 @@
 
 namespace llamac {
 
+// The tokens that tell documents apart: what each begins with, and what each ends with. -1: there is none.
+struct DocumentMarks {
+    int32_t begin = -1, end = -1;
+};
+
+// first [rows,T]: for each of the tokens [rows,T] the position, in its row, at which its document begins. That is where
+// marks.begin stands, or behind marks.end, or else at 0.
+void find_documents(const int32_t* tokens, int64_t rows, int64_t T, const DocumentMarks& marks,
+                    int32_t* first);
+
 struct TokenShard {
     InputFile file;
     int64_t count = 0;  // tokens

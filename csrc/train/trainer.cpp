@@ -50,6 +50,26 @@ std::optional<Tokenizer> load_tokenizer(const Options& o, const std::optional<Lo
     return found;
 }
 
+// Where documents begin is what the tokenizer has marked in the shards.
+void check_documents(const Options& o, const Config& config, const std::optional<Tokenizer>& tokenizer) {
+    if (o.document_mask != "on") return;
+    if (!tokenizer)
+        fail(
+            "--document-mask on: expected the tokenizer of the data, whose tokens tell documents apart, "
+            "found "
+            "none; --tokenizer FILE names it");
+    const auto [begin, end] = tokenizer->marks;
+    if (begin < 0 && end < 0)
+        fail(tokenizer->path,
+             ": --document-mask on: expected a token that begins or ends a text (bos, eos), "
+             "found neither");
+    if (const int32_t last = std::max(begin, end); last >= config.V)
+        fail(tokenizer->path,
+             ": --document-mask on: expected tokens that begin and end a text below the "
+             "model's vocabulary of ",
+             config.V, ", found ", last);
+}
+
 // A model that validates on other ids than it trains on would only look bad: refuse it.
 void check_same_tokenizer(const Loader& train, const Loader& val) {
     const TokenShard& a = train.shards[0];
@@ -169,9 +189,10 @@ std::function<void(FileWriter&)> writing_copy(const std::vector<NamedTensor>& te
 
 }  // namespace
 
-Trainer::StagingBuffers::StagingBuffers(int64_t count, int64_t hash_count, int64_t slots)
+Trainer::StagingBuffers::StagingBuffers(int64_t count, bool document_mask, int64_t hash_count, int64_t slots)
     : tokens(count),
       targets(count),
+      first(document_mask ? count : 0),
       losses(count),
       squares(2),
       lr(1),
@@ -196,11 +217,14 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
         if (train) check_same_tokenizer(*train, *val);
         val->validation_batches(o.val_steps);  // refuses too little data now, not after the first hour
     }
+    check_documents(o, config, tokenizer);
     if (o.sample_every > 0) sample_prompt();  // likewise, where the model has no such token
     token_slots.resize(static_cast<size_t>(most_in_flight) + 1);
-    for (TokenSlot& f : token_slots)
-        for (Tensor* t : {&f.tokens, &f.targets})
-            model.arena.plan("tokens", t, shaped(DType::i32, {tokens_per_rank()}));
+    for (TokenSlot& f : token_slots) {
+        std::vector<Tensor*> all = {&f.tokens, &f.targets};
+        if (model.options.document_mask) all.push_back(&f.first);
+        for (Tensor* t : all) model.arena.plan("tokens", t, shaped(DType::i32, {tokens_per_rank()}));
+    }
     if (train)
         for (const std::string& line : run_warnings(o, config, *train, tokens_per_step() / o.seq_len))
             warn(*this, line);
@@ -209,8 +233,8 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
     check_memory(model, o);  // before the host's is taken, too
     model.allocate();
     while (staging.size() < token_slots.size())
-        staging.emplace_back(tokens_per_rank(), verifier ? verifier->hash_count() : 0,
-                             model.fp8 ? model.fp8->slots : 0);
+        staging.emplace_back(tokens_per_rank(), model.options.document_mask,
+                             verifier ? verifier->hash_count() : 0, model.fp8 ? model.fp8->slots : 0);
     while (ends.size() <= staging.size()) ends.emplace_back();
     warn(*this, take_gemm_choices(model.gemms, o));
     const ResumePoint point = find_checkpoint(o.out, o.resume);
@@ -288,6 +312,12 @@ void Trainer::wait_for_device() {
     if (between) between();
 }
 
+void Trainer::find_documents(StagingBuffers& f, int64_t first_row, int64_t rows, int64_t T) const {
+    if (!model.options.document_mask) return;
+    const int64_t first_id = first_row * T;
+    llamac::find_documents(f.tokens.data + first_id, rows, T, tokenizer->marks, f.first.data + first_id);
+}
+
 void Trainer::copy_tokens(int64_t micro, StagingBuffers& f, const TokenSlot& slot) {
     const int64_t rows = options.batch_size * options.seq_len, first_id = micro * rows;
     Context copying = model.context;
@@ -298,6 +328,7 @@ void Trainer::copy_tokens(int64_t micro, StagingBuffers& f, const TokenSlot& slo
     };
     copy_ahead(f.tokens, slot.tokens);
     copy_ahead(f.targets, slot.targets);
+    if (slot.first.data) copy_ahead(f.first, slot.first);
     f.copied.record(copies.handle);
     f.copied.wait_event(model.stream.handle);
 }
@@ -305,7 +336,8 @@ void Trainer::copy_tokens(int64_t micro, StagingBuffers& f, const TokenSlot& slo
 void Trainer::queue_micro_batch(int64_t micro, StagingBuffers& f, const TokenSlot& slot) {
     const int64_t first_id = micro * options.batch_size * options.seq_len;
     const auto ids = [&](const Tensor& all) { return static_cast<const int32_t*>(all.data) + first_id; };
-    set_batch(model, ids(slot.tokens), ids(slot.targets), options.batch_size, options.seq_len);
+    set_batch(model, ids(slot.tokens), ids(slot.targets), options.batch_size, options.seq_len,
+              slot.first.data ? ids(slot.first) : nullptr);
     // What follows the last micro-batch is the same with one rank.
     const bool last = ranks.count == 1 || micro == accumulation - 1;
     launch(micro_batches_by_place[last][micro == 0]);
@@ -330,8 +362,10 @@ void Trainer::start_step(const Batch& batch) {
     try {
         for (int64_t micro = 0; micro < accumulation; micro++) {
             const Range range("micro-batch", micro);
-            ranks.together(
-                [&] { batch(micro, f.tokens.data + micro * rows, f.targets.data + micro * rows); });
+            ranks.together([&] {
+                batch(micro, f.tokens.data + micro * rows, f.targets.data + micro * rows);
+                find_documents(f, micro * options.batch_size, options.batch_size, options.seq_len);
+            });
             wait_for_device();
             copy_tokens(micro, f, token_slots[slot]);
             queue_micro_batch(micro, f, token_slots[slot]);
@@ -433,7 +467,9 @@ double Trainer::validate() {
 
 double Trainer::loss_of_staged(int64_t count, int64_t T) {
     CHECK(in_flight() == 0);
-    set_batch(model, staging[0].tokens.data, staging[0].targets.data, count, T);
+    find_documents(staging[0], 0, count, T);
+    set_batch(model, staging[0].tokens.data, staging[0].targets.data, count, T,
+              model.options.document_mask ? staging[0].first.data : nullptr);
     forward(model);
     const double loss = mean_loss(model);
     if (between) between();

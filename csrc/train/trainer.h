@@ -110,8 +110,9 @@ struct Trainer {
     std::vector<std::pair<std::string, std::string>> facts() const;
     // What a step reads from and writes to host memory.
     struct StagingBuffers {
-        StagingBuffers(int64_t tokens, int64_t hashes, int64_t slots);
+        StagingBuffers(int64_t tokens, bool document_mask, int64_t hashes, int64_t slots);
         PinnedMemory<int32_t> tokens, targets;  // of all micro-batches
+        PinnedMemory<int32_t> first;            // likewise, with --document-mask
         Event copied;
         PinnedMemory<float> losses;
         PinnedMemory<double> squares;  // of the gradients; of the losses, with --skip-nonfinite
@@ -120,9 +121,10 @@ struct Trainer {
         PinnedMemory<double> hashes;      // of a step that is verified
         PinnedMemory<int32_t> saturated;  // of each slot of fp8
     };
-    // A flight's tokens and targets, copied ahead of the micro-batch that wants them.
+    // A flight's tokens, targets and, with --document-mask, their documents' first positions, copied ahead of the
+    // micro-batch that wants them.
     struct TokenSlot {
-        Tensor tokens, targets;
+        Tensor tokens, targets, first;
     };
     // Work that every step does alike: the first time launched as it is, which makes what is made once; then
     // recorded, and replayed.
@@ -133,6 +135,8 @@ struct Trainer {
         std::optional<Graph> graph;
     };
     void launch(CapturedGraph& work);
+    // With --document-mask: `first` of `rows` rows of T tokens in the staging buffers.
+    void find_documents(StagingBuffers& buffers, int64_t first_row, int64_t rows, int64_t T) const;
     double mean_over_ranks(double number) const;
     // Of all ranks, from the counts of this one's slots.
     std::vector<Saturated> saturated_tensors(const int32_t* counts) const;

@@ -135,6 +135,18 @@ def check_tokens(shard: Shard, tokens: np.ndarray, start: int, vocab_size: int) 
         raise InputError(f"{where}: expected an id below {vocab_size}, found {tokens[at]}")
 
 
+def find_documents(tokens: np.ndarray, marks: tuple[int | None, int | None]) -> np.ndarray:
+    """For each of the tokens [rows,T] the position, in its row, at which its document begins, int32 [rows,T]:
+    where the first of the marks stands, or behind the second, or else at 0. None: no document has such a
+    mark.
+    """
+    begin, end = marks
+    begins = np.zeros(tokens.shape, bool) if begin is None else tokens == begin
+    if end is not None:
+        begins[:, 1:] |= tokens[:, :-1] == end
+    return np.maximum.accumulate(np.where(begins, np.arange(tokens.shape[1], dtype=np.int32), 0), axis=1)
+
+
 def splitmix64(x: np.ndarray | np.uint64) -> Any:
     """The finaliser of splitmix64 (Steele, Lea & Flood 2014) on uint64, modulo 2^64."""
     with np.errstate(over="ignore"):

@@ -106,9 +106,9 @@ def sharded_gradients(model: nn.Module, batches: list, cis: Any, parts: list, dt
     that shard() chose, and over the ranks once.
     """
     losses = []
-    for micro, (tokens, targets) in enumerate(batches, 1):
+    for micro, (tokens, *others) in enumerate(batches, 1):
         model.set_requires_gradient_sync(micro == len(batches))
-        loss = model(tokens, cis, targets) / len(batches)
+        loss = model(tokens, cis, *others) / len(batches)
         loss.backward()
         losses.append(loss.detach())
     sums = [part.of(part.parameter.grad) for part in parts]

@@ -11,6 +11,7 @@ import torch
 import llamac.random
 from llamac import hf
 from llamac.config import Config, load_config
+from llamac.data.tokens import find_documents
 from llamac.options import Options
 from llamac.training import fp8
 from llamac.training.ranks import DTYPES
@@ -29,11 +30,20 @@ def load(model: Any, directory: Path, o: Options) -> Any:
 
 
 def suffix(o: Options) -> str:
-    """Of the folders' names, by the flags of the matrix products; none by default."""
+    """Of the folders' names, by the flags of the matrix products and document masks; none by default."""
     names = ("matmul_dtype", "fp8_recipe", "fp8_gradients", "fp8_keep_first", "fp8_keep_last")
+    masked = ".documents" if o.document_mask == "on" else ""
     if o.matmul_dtype == Options().matmul_dtype:
-        return ""
-    return "." + "-".join(str(getattr(o, name)) for name in names)
+        return masked
+    return "." + "-".join(str(getattr(o, name)) for name in names) + masked
+
+
+def masks(tokens: np.ndarray, o: Options) -> list[np.ndarray]:
+    """With --document-mask on: where each token's document begins. Puts ends of documents, 0, into them."""
+    if o.document_mask == "off":
+        return []
+    tokens[0, [0, 4, 20]] = tokens[1, -1] = 0
+    return [find_documents(tokens, (None, 0))]
 
 
 def write_reference(
@@ -57,10 +67,10 @@ def write_reference(
             weight.data += 0.2 * noise
     save_model(model, directory, dtype)
     ids = np.random.default_rng(seed).integers(config.vocab_size, size=(2, B, T))
-    tokens, targets = torch.from_numpy(ids)
+    batch = [torch.from_numpy(x) for x in (*ids, *masks(ids[0], o))]
     metadata = {name: repr(x) for name, x in settings.items()}
     for file, precision in (("debug_state", dtype), ("truth", torch.float64)):
-        state = debug_state(directory, precision, tokens, targets, o)
+        state = debug_state(directory, precision, [batch], o)
         hf.write_ordered(directory / f"{file}.safetensors", state, metadata)
 
 

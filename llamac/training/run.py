@@ -28,7 +28,7 @@ import llamac.random
 import llamac.tokenizer
 from llamac.carried_files import read_carried_files
 from llamac.config import Config, load_config
-from llamac.data import Loader, check_same_tokenizer
+from llamac.data import Loader, check_same_tokenizer, find_documents
 from llamac.dtypes import TABLE
 from llamac.errors import InputError
 from llamac.log import Log
@@ -72,7 +72,7 @@ class Step:
     lr: float
     result: Tensor = field(init=False)  # loss and gradient norm, on the host once `done`
     done: Moment = 0.0
-    batches: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (tokens, targets), both [B,T]
+    batches: list[tuple[Tensor, ...]] = field(default_factory=list)  # as to_device() gives them
     stop: Tensor | None = None  # with several ranks: the signal that one of them has got, 0 for none
 
 
@@ -149,6 +149,7 @@ def prepare(o: Options) -> Run:
     tokenizer = llamac.tokenizer.find(o.tokenizer, data.shards)
     if tokenizer:
         llamac.tokenizer.check_model(o.model, tokenizer)
+    check_documents(o, tokenizer, config)
     if o.sample_every:
         sample_prompt(o, tokenizer, config)  # refused now, not after the first hour
     point = checkpoints.find(o.out, o.resume)
@@ -158,6 +159,22 @@ def prepare(o: Options) -> Run:
     join_ranks(device)
     carried = read_carried_files(o.model, tokenizer.path if tokenizer else None)
     return Run(o, config, device, data, val_data, tokenizer, output, carried=carried, resumed=point)
+
+
+def check_documents(o: Options, tokenizer: Any, config: Config) -> None:
+    """With --document-mask on: where documents begin is what the tokenizer has marked in the shards."""
+    if o.document_mask == "off":
+        return
+    if not tokenizer:
+        expected = "the tokenizer of the data, whose tokens tell documents apart"
+        raise InputError(f"--document-mask on: expected {expected}, found none; --tokenizer FILE names it")
+    marks = [token for token in (tokenizer.bos, tokenizer.eos) if token is not None]
+    where = f"{tokenizer.path}: --document-mask on: expected"
+    if not marks:
+        raise InputError(f"{where} a token that begins or ends a text (bos, eos), found neither")
+    if max(marks) >= config.vocab_size:
+        expected = f"tokens that begin and end a text below the model's vocabulary of {config.vocab_size}"
+        raise InputError(f"{where} {expected}, found {max(marks)}")
 
 
 def tokens_per_step(data: Loader) -> int:
@@ -274,10 +291,15 @@ def sample_prompt(o: Options, tokenizer: Any, config: Config) -> list[int]:
 # An optimizer step ==========================================================================================
 
 
-def to_device(batch: tuple[np.ndarray, np.ndarray], device: str) -> tuple[Tensor, Tensor]:
-    """tokens and targets, int32[B,T] -> int64[B,T] on the device."""
-    tokens, targets = (upload(x, device).long() for x in batch)
-    return tokens, targets
+def to_device(r: Run, batch: tuple[np.ndarray, np.ndarray]) -> tuple[Tensor, ...]:
+    """tokens and targets, int32[B,T] -> int64[B,T] on the device; with --document-mask on also where the
+    tokens' documents begin.
+    """
+    tokens, targets = (upload(x, r.device).long() for x in batch)
+    if r.options.document_mask == "off":
+        return tokens, targets
+    first = find_documents(batch[0], (r.tokenizer.bos, r.tokenizer.eos))
+    return tokens, targets, upload(first, r.device)
 
 
 def report_profile(r: Run, step: int) -> None:
@@ -322,7 +344,7 @@ def optimizer_step(r: Run, step: int) -> Iterator[Step]:
     profiled = r.profiler.step(step) if r.profiler else nullcontext()
     with profiled, sdpa_kernel(ATTENTION, set_priority=True):
         read = (r.data.micro_batch(step - 1, k) for k in range(r.data.accum))
-        u.batches = stop.Batches(r, [to_device(batch, r.device) for batch in read])
+        u.batches = stop.Batches(r, [to_device(r, batch) for batch in read])
         yield u
     u.batches, u.result = [], u.result.to("cpu", non_blocking=True)
     if world() > 1:  # as their next steps need one another
@@ -388,8 +410,8 @@ def validate(r: Run) -> float:
     zeros = np.zeros((data.batch_size, data.seq_len), np.int32)
     own, losses = data.validation(r.options.val_steps), []
     for batch in range(rank(), -(-count // world()) * world(), world()):
-        tokens, targets = to_device(next(own, (zeros, zeros)), r.device)
-        losses.append(r.model(tokens, r.cis, targets).double() * (batch < count))
+        tokens, *others = to_device(r, next(own, (zeros, zeros)))
+        losses.append(r.model(tokens, r.cis, *others).double() * (batch < count))
         stop.check(r)
     total = torch.stack(losses).sum() / count
     if world() > 1:
@@ -485,6 +507,7 @@ def conclude(r: Run, how: str) -> None:
     r.log.print(result)
 
 
+REFERENCE_FLAGS = ("--matmul-dtype", "--fp8-", "--document-mask")
 Program: TypeAlias = Callable[[Options], None]
 
 
@@ -513,8 +536,8 @@ def command_line(argv: list[str], train: Program, write_references: Program, hel
     elif argv[:1] in (["-h"], ["--help"]):
         print(f"{help}\nWith --train:\n")
         llamac.options.parse(["--help"])
-    elif all(arg.startswith(("--matmul-dtype", "--fp8-")) for arg in argv if arg.startswith("-")):
+    elif all(arg.startswith(REFERENCE_FLAGS) for arg in argv if arg.startswith("-")):
         write_references(llamac.options.parse(argv))
     else:
-        expected = "--train, or nothing but --matmul-dtype and --fp8-... (reference tensors)"
+        expected = "--train, or nothing but --matmul-dtype, --fp8-... and --document-mask (reference tensors)"
         raise InputError(f"expected {expected}, found {' '.join(argv)}")

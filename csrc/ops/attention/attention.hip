@@ -4,7 +4,8 @@
 //
 //   s <= S - T + t              where causal; T is then at most S
 //   s >= first[b,t]             where first is given: the first position of its document. Along a sequence first
-//                               never falls, and it is at most the query's own position
+//                               never falls, and it is at most the query's own position. RoPE makes scores depend
+//                               on distances alone, so that positions need not begin anew with a document
 //   s >  S - T + t - window     where window is not 0: the last `window` positions, its own among them
 //
 // For each b, h and query t, over these keys:
