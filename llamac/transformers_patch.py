@@ -255,15 +255,16 @@ class _Trunk(_Piece):
         [B, T], the first position that it sees, or None; padded, bool [B, T], which tokens are no tokens, or
         None). None: what only the mask says that the model makes.
 
-        Compiled, the model cannot look at values and makes a mask in any case; older versions always do.
-        Without positions of the caller's there is nothing to look for.
+        Compiled or captured, nobody can look at values, and the model makes a mask in any case; older
+        versions always do. Without positions of the caller's there is nothing to look for.
         """
         lengths, cached = (cu_seq_lens_q, cu_seq_lens_k), ("past_key_values", CACHE, "cache_position")
         cached = any(kwargs.get(name) is not None for name in cached)
         if not cached and all(x is None for x in (attention_mask, position_ids, *lengths)):
             return None, None
         x = input_ids if inputs_embeds is None else inputs_embeds
-        if x is None or torch.compiler.is_compiling():
+        captured = x is not None and x.is_cuda and torch.cuda.is_current_stream_capturing()
+        if x is None or captured or torch.compiler.is_compiling():
             return None
         if any(length is not None for length in lengths):
             return _flattened(x, attention_mask, *lengths)
