@@ -39,7 +39,7 @@ def build(folder: Path, program: bool = False) -> None:
     run("cmake", "--build", objects, "--parallel", "2", "--target", *targets, env=environment)
 
     common = ["-std=c++20", "-fPIC", "-fopenmp", "-DLLAMAC_AMD", f"-I{ROOT / 'csrc'}", f"-I{ROOT}"]
-    host = [*common, "-D__HIP_PLATFORM_AMD__=1", "-isystem", f"{rocm}/include"]
+    host = [*common, "-D__HIP_PLATFORM_AMD__=1", "-isystem", f"{rocm}/include", f"-I{objects}/generated"]
     device = [*common, "-x", "hip", "--offload-arch=gfx942", f"--rocm-path={rocm}"]
     runtime = folder / "libamdhip64.so.5"
     run(clang, "-shared", *host, "-O1", HERE / "fake_hip.cpp", f"-Wl,-soname,{runtime.name}", "-o", runtime)
