@@ -69,6 +69,15 @@ std::vector<std::pair<float, float>> train(Model& model, const AdamW& adamw, flo
     return results;
 }
 
+void record_scales(Recorder& recorder, const Fp8State& fp8) {
+    if (fp8.inverses.empty()) return recorder.add("fp8.scale", fp8.scale);
+    for (int64_t slot = 0; slot < fp8.slots; slot++) {
+        const RowInverses& inverses = fp8.inverses[static_cast<size_t>(slot)];
+        recorder.add("fp8.inverse." + slot_name(slot) + ".rows", inverses.rows);
+        recorder.add("fp8.inverse." + slot_name(slot) + ".transposed", inverses.transposed);
+    }
+}
+
 void record(const std::string& reference, const std::string& out, const ModelOptions& base, int32_t steps) {
     const SafetensorsFile file(reference + "/debug_state.safetensors");
     const SafetensorsFile::Entry* entry = file.find("tokens");
@@ -98,7 +107,7 @@ void record(const std::string& reference, const std::string& out, const ModelOpt
     recorder.add_floats("loss", {static_cast<float>(loss)});
     for (const Parameter& parameter : model.parameters.table)
         recorder.add("grad." + parameter.name, model.parameters.gradient(parameter));
-    if (model.fp8) recorder.add("fp8.scale", model.fp8->scale);
+    if (model.fp8) record_scales(recorder, *model.fp8);
     if (steps)
         for (const Parameter& parameter : model.parameters.table)
             recorder.add("weight." + parameter.name, model.parameters.weight(parameter));

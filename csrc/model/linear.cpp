@@ -43,6 +43,32 @@ bool is_fp8(const Model& m, const LayerCall& call) {
     return m.fp8 && m.fp8->blocks.has(call.block);
 }
 
+bool is_gradient(int64_t slot) {
+    return slot % slots_per_block >= 2 * linear_layers;
+}
+DType codes_type(const Fp8State& f, int64_t slot) {
+    return is_gradient(slot) ? f.options.gradients : f.options.values;
+}
+
+// Of a slot's tensor in a batch of N rows.
+struct SlotShape {
+    int64_t rows, columns;
+};
+SlotShape slot_shape(const Config& c, int64_t slot, int64_t N) {
+    struct {
+        int64_t inputs, outputs;
+    } const shapes[linear_layers] = {{c.C, c.qkv_size()}, {c.q_size(), c.C}, {c.C, 2 * c.F}, {c.F, c.C}};
+    const int64_t place = slot % slots_per_block;
+    if (is_gradient(slot)) return {N, shapes[place - 2 * linear_layers].outputs};
+    const auto& [inputs, outputs] = shapes[place / 2];
+    return {place % 2 ? outputs : N, inputs};
+}
+
+// The first of a slot's inverses in a batch that may be smaller than planned.
+Tensor first_of(const Tensor& inverses, int64_t count) {
+    return make_tensor(inverses.data, inverses.dtype, {count});
+}
+
 // The scale of a tensor from its own largest value.
 void take_current_scale(Model& m, int64_t slot, const Tensor& x) {
     const Fp8State& f = *m.fp8;
@@ -65,6 +91,16 @@ void quantize_slot(Model& m, int64_t slot, const Tensor& rows, const Tensor& tra
                       measures ? at(f.saturated, slot) : Tensor{}, at(f.scale, slot)};
     if (maker.codes && makes_codes(m, slot / slots_per_block)) return maker.codes(to);
     if (maker.values && !again) maker.values();
+    if (f.options.scaling == Fp8Scaling::row) {
+        const RowInverses& inverses = f.inverses[static_cast<size_t>(slot)];
+        return quantize_rows(m.context, {.out = to.out,
+                                         .transposed = to.transposed,
+                                         .inverse = first_of(inverses.rows, x.shape[0]),
+                                         .inverse_transposed = first_of(inverses.transposed, x.shape[1]),
+                                         .saturated = to.saturated,
+                                         .x = x,
+                                         .limit = info(codes_type(f, slot)).largest});
+    }
     if (!again && !(delayed && f.calibrated)) take_current_scale(m, slot, x);
     quantize(m.context, {.out = to.out,
                          .transposed = to.transposed,
@@ -93,12 +129,25 @@ Tensor weight_codes(Model& m, const LayerCall& call, bool transposed, bool forwa
 struct Operand8 {
     Tensor codes, inverse;
 };
-Operand8 operand(const Model& m, const LayerCall& call, Role role, const Tensor& values) {
-    return {values, make_tensor(inverse_row(*m.fp8, slot_of(call, role)).data, DType::f32, {1})};
+Operand8 operand(const Model& m, const LayerCall& call, Role role, const Tensor& values, bool transposed) {
+    const int64_t slot = slot_of(call, role);
+    if (m.fp8->options.scaling != Fp8Scaling::row)
+        return {values, make_tensor(inverse_row(*m.fp8, slot).data, DType::f32, {1})};
+    const RowInverses& inverses = m.fp8->inverses[static_cast<size_t>(slot)];
+    return {values, first_of(transposed ? inverses.transposed : inverses.rows, values.shape[0])};
 }
 
 void multiply(Model& m, const Tensor& out, const Operand8& a, const Operand8& b, const Tensor& residual,
               bool accumulate, bool fast) {
+    if (m.fp8->options.scaling == Fp8Scaling::row)
+        return scaled_matmul_rows(m.context, {.out = out,
+                                              .a = a.codes,
+                                              .b = b.codes,
+                                              .a_scale = a.inverse,
+                                              .b_scale = b.inverse,
+                                              .residual = residual,
+                                              .accumulate = accumulate,
+                                              .fast_accum = int64_t{fast}});
     scaled_matmul(m.context, {.out = out,
                               .a = a.codes,
                               .b = b.codes,
@@ -130,6 +179,16 @@ void check_shapes(const Config& c, int64_t N) {
                  "; --matmul-dtype storage takes it");
 }
 
+void plan_inverses(Fp8State& f, const Config& c, int64_t N, Arena& arena) {
+    f.inverses.resize(static_cast<size_t>(f.slots));
+    for (int64_t slot = f.blocks.first * slots_per_block; slot < f.blocks.end * slots_per_block; slot++) {
+        RowInverses& inverses = f.inverses[static_cast<size_t>(slot)];
+        const SlotShape shape = slot_shape(c, slot, N);
+        arena.plan("fp8 scales", &inverses.rows, shaped(DType::f32, {shape.rows}));
+        arena.plan("fp8 scales", &inverses.transposed, shaped(DType::f32, {shape.columns}));
+    }
+}
+
 }  // namespace
 
 std::string slot_name(int64_t slot) {
@@ -140,13 +199,8 @@ std::string slot_name(int64_t slot) {
 }
 
 int64_t slot_elements(const Config& c, int64_t slot, int64_t N) {
-    struct {
-        int64_t inputs, outputs;
-    } const shapes[linear_layers] = {{c.C, c.qkv_size()}, {c.q_size(), c.C}, {c.C, 2 * c.F}, {c.F, c.C}};
-    const int64_t place = slot % slots_per_block;
-    if (place >= 2 * linear_layers) return N * shapes[place - 2 * linear_layers].outputs;
-    const auto& [inputs, outputs] = shapes[place / 2];
-    return (place % 2 ? outputs : N) * inputs;
+    const SlotShape shape = slot_shape(c, slot, N);
+    return shape.rows * shape.columns;
 }
 
 void plan_fp8(Fp8State& f, const Fp8Options& options, const Config& c, const Sharding& sharding, int64_t N,
@@ -166,6 +220,7 @@ void plan_fp8(Fp8State& f, const Fp8Options& options, const Config& c, const Sha
     for (Tensor* table : {&f.scale, &f.limit}) arena.plan("fp8 scales", table, shaped(DType::f32, {f.slots}));
     arena.plan("fp8 scales", &f.amax, shaped(DType::f32, {f.slots + 1}));
     arena.plan("fp8 scales", &f.saturated, shaped(DType::i32, {f.slots}));
+    if (options.scaling == Fp8Scaling::row) plan_inverses(f, c, N, arena);
     const int64_t widest = std::max({c.C, c.q_size(), c.qkv_size(), 2 * c.F});
     const int64_t largest = c.C * std::max({c.q_size(), c.qkv_size(), 2 * c.F});
     arena.plan("fp8 operands", &f.rows, shaped(options.values, {N * widest}));
@@ -193,10 +248,7 @@ void reset_fp8(Fp8State& f) {
     fill(f.inverse, std::vector<float>(4 * slots, 1.0f));
     fill(f.amax, std::vector<float>(slots + 1, 0.0f));
     std::vector<float> limits(slots);
-    for (size_t s = 0; s < slots; s++) {
-        const bool gradient = s % slots_per_block >= 2 * linear_layers;
-        limits[s] = info(gradient ? f.options.gradients : f.options.values).largest;
-    }
+    for (size_t s = 0; s < slots; s++) limits[s] = info(codes_type(f, static_cast<int64_t>(s))).largest;
     fill(f.limit, limits);
     CHECK(hipMemset(f.saturated.data, 0, static_cast<size_t>(f.saturated.bytes())));
     f.calibrated = f.current = false;
@@ -230,7 +282,7 @@ void copy_saturated(Model& m, int32_t* counts) {
 }
 
 std::vector<NamedTensor> fp8_tensors(const Model& m) {
-    if (!m.fp8 || m.fp8->options.scaling == Fp8Scaling::current) return {};
+    if (!m.fp8 || m.fp8->options.scaling != Fp8Scaling::delayed) return {};
     return {{"fp8.scale", m.fp8->scale}};
 }
 
@@ -249,12 +301,12 @@ void load_fp8(Model& m, const std::string& path) {
 }
 
 bool is_settled(const Model& m) {
-    if (!m.fp8 || m.fp8->options.scaling == Fp8Scaling::current) return true;
+    if (!m.fp8 || m.fp8->options.scaling != Fp8Scaling::delayed) return true;
     return m.fp8->calibrated && m.fp8->current == m.fp8->by_optimizer;
 }
 
 void update_fp8_scales(Model& m) {
-    if (!m.fp8 || m.fp8->options.scaling == Fp8Scaling::current) return;
+    if (!m.fp8 || m.fp8->options.scaling != Fp8Scaling::delayed) return;
     Fp8State& f = *m.fp8;
     const Tensor amax = make_tensor(f.amax.data, f.amax.dtype, {f.slots});
     largest_over_ranks(m, amax);
@@ -299,8 +351,8 @@ void linear_forward(Model& m, const LayerCall& call, const Tensor& out, const Te
     const Tensor rows = codes(f.rows, f.options.values, x.shape[0], x.shape[1]);
     quantize_slot(m, slot_of(call, Role::input), rows, x_transposed, x, x_maker, false);
     const Tensor weight = weight_codes(m, call, false, true);
-    multiply(m, out, operand(m, call, Role::input, rows), operand(m, call, Role::weight, weight), residual,
-             false, true);
+    multiply(m, out, operand(m, call, Role::input, rows, false),
+             operand(m, call, Role::weight, weight, false), residual, false, true);
 }
 
 void linear_backward_input(Model& m, const LayerCall& call, const Tensor& dx, const Tensor& dout,
@@ -314,8 +366,8 @@ void linear_backward_input(Model& m, const LayerCall& call, const Tensor& dx, co
     const Tensor transposed = codes(f.transposed, f.options.gradients, dout.shape[1], dout.shape[0]);
     quantize_slot(m, slot_of(call, Role::gradient), rows, transposed, dout, dout_maker, false);
     const Tensor weight = weight_codes(m, call, true, false);
-    multiply(m, dx, operand(m, call, Role::gradient, rows), operand(m, call, Role::weight, weight), {}, false,
-             false);
+    multiply(m, dx, operand(m, call, Role::gradient, rows, false),
+             operand(m, call, Role::weight, weight, true), {}, false, false);
 }
 
 void linear_backward_weight(Model& m, const LayerCall& call, const Tensor& dweight, const Tensor& dout,
@@ -327,8 +379,8 @@ void linear_backward_weight(Model& m, const LayerCall& call, const Tensor& dweig
     const Fp8State& f = *m.fp8;
     if (again) quantize_slot(m, slot_of(call, Role::input), {}, x_transposed, x, x_maker, true);
     const Tensor transposed = codes(f.transposed, f.options.gradients, dout.shape[1], dout.shape[0]);
-    multiply(m, dweight, operand(m, call, Role::gradient, transposed),
-             operand(m, call, Role::input, x_transposed), {}, accumulate, false);
+    multiply(m, dweight, operand(m, call, Role::gradient, transposed, true),
+             operand(m, call, Role::input, x_transposed, true), {}, accumulate, false);
 }
 
 }  // namespace llamac

@@ -1,8 +1,8 @@
 // The linear layers of a block: products in the storage type, or in fp8 (core/fp8.h, docs/fp8.md).
 //
-// In fp8 an input x, a weight and the gradient of an output have one scale each, a slot of Fp8State. Each is quantised
-// once, for all of its products: the rows serve products that sum along them, the transposed the others. With delayed
-// scaling, the operation that makes a tensor writes its codes itself where there is one that does (TensorMaker).
+// In fp8 an input x, a weight and the gradient of an output have one scale each, a slot of Fp8State, or one per row. Each is
+// quantised once, for all of its products: the rows serve products that sum along them, the transposed the others. With
+// delayed scaling, the operation that makes a tensor writes its codes itself where there is one that does (TensorMaker).
 #pragma once
 #include <functional>
 #include <optional>
@@ -17,8 +17,9 @@ namespace llamac {
 
 struct Model;
 
-// Where the scale of a tensor comes from: its own largest value, or that of the optimizer step before.
-enum class Fp8Scaling : uint8_t { current, delayed };
+// Where scales come from: one of a tensor from its own largest value, or from that of the optimizer step before; or one per
+// row from the row's largest value, and one per column for the transposed codes.
+enum class Fp8Scaling : uint8_t { current, delayed, row };
 
 // The codes of weights: quantised for each product, or kept, in both orientations.
 enum class Fp8Weights : uint8_t { recomputed, stored };
@@ -47,6 +48,11 @@ struct StoredCodes {
     Tensor rows, transposed;
 };
 
+// 1 / scale of a slot's tensor with scales per row: of the codes' rows, and of the transposed codes' rows.
+struct RowInverses {
+    Tensor rows, transposed;
+};
+
 // The scales of all slots, and what quantisation works in.
 struct Fp8State {
     Fp8Options options;
@@ -54,12 +60,13 @@ struct Fp8State {
     int64_t slots = 0;
     // Of each slot. amax: since the last update; one more behind the last is of the tensor at hand.
     Tensor scale, inverse, amax, limit;
-    Tensor saturated;                 // values beyond the largest, since clear_saturated()
-    Tensor rows, transposed, weight;  // of the tensor at hand; the transposed of an output's gradient
-    std::vector<StoredCodes> stored;  // of all layers, where weights' codes are kept
-    bool calibrated = false;          // delayed: whether an optimizer step has set the scales
-    bool measures = false;            // whether quantisation takes part in the next update and in the count
-    bool makes_weights = false;       // stored: whether a forward pass quantises them
+    std::vector<RowInverses> inverses;  // of each slot in fp8 blocks, where scales are per row
+    Tensor saturated;                   // values beyond the largest, since clear_saturated()
+    Tensor rows, transposed, weight;    // of the tensor at hand; the transposed of an output's gradient
+    std::vector<StoredCodes> stored;    // of all layers, where weights' codes are kept
+    bool calibrated = false;            // delayed: whether an optimizer step has set the scales
+    bool measures = false;              // whether quantisation takes part in the next update and in the count
+    bool makes_weights = false;         // stored: whether a forward pass quantises them
     // Stored, delayed, and all weights updated by this rank: AdamW writes their codes. current: it has written those of the
     // weights as they are.
     bool by_optimizer = false, current = false;

@@ -55,13 +55,13 @@ class LlamacProducts:
     def __init__(self, blocks: int, recipe: str, gradients: str, device: str):
         from llamac import ops
 
-        self.function, self.gradients = ops.linear, gradients
+        self.function, self.gradients, self.recipe = ops.linear, gradients, recipe
         self.scaling = None
         if recipe == "delayed":
             self.scaling = ops.DelayedScaling(blocks * PER_BLOCK, gradients, device)
 
     def linear(self, block: int, layer: int) -> Callable[[Tensor, Tensor], Tensor]:
-        recipe = self.scaling[block * PER_BLOCK + layer] if self.scaling else "tensor"
+        recipe = self.scaling[block * PER_BLOCK + layer] if self.scaling else self.recipe
         return partial(self.function, recipe=recipe, gradients=self.gradients)
 
     def update(self) -> None:
