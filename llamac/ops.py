@@ -255,7 +255,8 @@ class _Linear(torch.autograd.Function):
         _refuse_second("linear")
         x_turned, weight, w_scale, x_inverse, w_inverse, scale, inverse = ctx.saved_tensors
         wanted, (values, of_gradients) = ctx.needs_input_grad, ctx.types
-        d8 = fp8.quantize(dout, of_gradients, 2, scale, inverse, ctx.amax, *wanted[:2], by_row=ctx.by_row)
+        own = of_gradients, 2, scale, inverse, ctx.amax
+        d8 = fp8.quantize(dout, *own, rows=wanted[0], transposed=wanted[1], by_row=ctx.by_row)
         dx = dweight = None
         if wanted[0]:
             if ctx.by_row:
