@@ -46,6 +46,7 @@ def test_each_choice_changes_the_bits(run):
         run("e4m3", fp8_gradients="e4m3"),
         run("first", fp8_keep_first=1),
         run("last", fp8_keep_last=1),
+        run("head", fp8_head="on"),
     ]
     assert len({json.dumps(b["steps"]) for b in all_bits}) == len(all_bits)
 
@@ -62,12 +63,16 @@ def test_each_choice_changes_the_bits(run):
     ],
 )
 def test_recomputation_keeps_the_bits(run, recipe, recompute):
-    kept = {"dtype": "bf16", "grad_dtype": "bf16", "steps": 4}
+    kept = {"dtype": "bf16", "grad_dtype": "bf16", "steps": 4, "fp8_head": "on"}
     assert run("again", recipe, recompute=recompute, **kept) == run("kept", recipe, **kept)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("extra", [{}, {"skip_nonfinite": 2, "verify_every": 2}], ids=["plain", "verified"])
+@pytest.mark.parametrize(
+    "extra",
+    [{}, {"skip_nonfinite": 2, "verify_every": 2}, {"fp8_head": "on"}],
+    ids=["plain", "verified", "head"],
+)
 def test_stored_weights_keep_the_bits(run, recipe, extra):
     """Codes of weights that AdamW writes, or the first micro-batch; and none are kept."""
     several = {"batch_size": 1, "total_batch_size": 64, "dtype": "bf16", "master_weights": "off"} | extra

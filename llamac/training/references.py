@@ -33,7 +33,8 @@ def suffix(o: Options) -> str:
     names = ("matmul_dtype", "fp8_recipe", "fp8_gradients", "fp8_keep_first", "fp8_keep_last")
     if o.matmul_dtype == Options().matmul_dtype:
         return ""
-    return "." + "-".join(str(getattr(o, name)) for name in names)
+    head = "-head" if o.fp8_head == "on" else ""
+    return "." + "-".join(str(getattr(o, name)) for name in names) + head
 
 
 def write_reference(
