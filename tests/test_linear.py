@@ -243,7 +243,7 @@ def test_flops_are_counted():
 @pytest.mark.parametrize(
     "message, call",
     [
-        ("recipe is 'row', expected 'tensor' or a layer of", lambda x, w: ops.linear(x, w, "row")),
+        ("recipe is 'block', expected 'tensor', 'row' or a lay", lambda x, w: ops.linear(x, w, "block")),
         ("gradients is 'f16', expected one of e5m2, e4m3", lambda x, w: ops.linear(x, w, gradients="f16")),
         (
             "gradients is 'e4m3', expected 'e5m2', that of its DelayedScaling",
