@@ -2,7 +2,8 @@
 llamac.fp8_reference the same in plain PyTorch.
 
 A tensor has one scale, a power of two. Scales are float32: `scale` [1], and `inverse` [1, 4], whose first
-element is 1 / scale, as the products read it.
+element is 1 / scale, as the products read it. By row: inverses [N] of the codes' rows, and [C] of the
+transposed codes'.
 """
 
 from functools import cache
@@ -43,12 +44,13 @@ def types(index: int | None, gradients: str) -> tuple[torch.dtype, torch.dtype]:
 
 
 class Scaled(NamedTuple):
-    """A tensor in fp8 [N, C], its codes transposed [C, N], where they were wanted; scale and inverse."""
+    """A tensor in fp8 [N, C], its codes transposed [C, N], where they were wanted; scale and inverses."""
 
     codes: Tensor | None
     transposed: Tensor | None
-    scale: Tensor
+    scale: Tensor | None  # by row: None
     inverse: Tensor
+    inverse_transposed: Tensor
 
 
 def _own_scale(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -81,21 +83,37 @@ def quantize(
     amax: Tensor | None,
     rows: bool = True,
     transposed: bool = True,
+    by_row: bool = False,
 ) -> Scaled:
     """x [N, C] by the scale of its role (0 input, 1 weight, 2 gradient of the output), or its own where there
-    is none. scale [3], inverse [3, 4], amax [3]: a layer's of DelayedScaling.
+    is none. scale [3], inverse [3, 4], amax [3]: a layer's of DelayedScaling. by_row: by a scale per row.
     """
+    if by_row:
+        return quantize_by_row(x, dtype, rows, transposed)
     at = slice(role, role + 1)
     own = _own_scale(x, dtype) if scale is None or inverse is None else (scale[at], inverse[at])
     largest = None if amax is None else amax[at]
-    return Scaled(*codes(x, dtype, own[0], rows, transposed, largest), *own)
+    return Scaled(*codes(x, dtype, own[0], rows, transposed, largest), *own, own[1])
+
+
+def quantize_by_row(x: Tensor, dtype: torch.dtype, rows: bool = True, transposed: bool = True) -> Scaled:
+    """x [N, C] with a scale per row, and transposed with a scale per column."""
+    out = x.new_empty(x.shape, dtype=dtype) if rows else None
+    turned = x.new_empty(x.shape[::-1], dtype=dtype) if transposed else None
+    inverse, inverse_turned = (x.new_empty(n, dtype=torch.float32) for n in x.shape)
+    results = {"out": out, "transposed": turned, "inverse": inverse, "inverse_transposed": inverse_turned}
+    _ops.quantize_rows.out(None, x, torch.finfo(dtype).max, **results)
+    return Scaled(out, turned, None, inverse, inverse_turned)
 
 
 def product(a: Tensor, a_inverse: Tensor, b: Tensor, b_inverse: Tensor, dtype: torch.dtype, fast=False):
-    """a [N, C] times b [K, C] transposed, of codes -> [N, K]. fast: fewer bits between instructions, where
-    the device has that.
+    """a [N, C] times b [K, C] transposed, of codes -> [N, K]. Inverses: [1, 4] of both, or [N] and [K]. fast:
+    fewer bits between instructions, where the device has that.
     """
     out = a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
+    if a_inverse.dim() == 1:
+        _ops.scaled_matmul_rows.out(a, b, a_inverse, b_inverse, None, False, int(fast), out=out)
+        return out
     inverses = a_inverse.view(-1)[:1], b_inverse.view(-1)[:1]
     _ops.scaled_matmul.out(a, b, *inverses, None, False, int(fast), out=out)
     return out

@@ -6,9 +6,14 @@ fp32, multiplies the sum by the inverses of both scales, adds the residual, and 
 products of a linear layer (out = x · weightᵀ, dx = dout · weight, dweight = doutᵀ · x) take the same three
 quantised tensors. Scales come from a tensor's own largest value (recipe tensor) or from that of the same
 tensors in the optimizer step before (recipe delayed).
+
+Recipe row: a scale per row, from the row's largest value. A scale leaves the sum of a product only where it
+is constant along the sum; so what a product takes transposed is quantised with scales of its own, one per
+column of the tensor.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,12 +48,32 @@ def quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def product(a: Tensor, b: Tensor, inverse: Tensor, dtype: torch.dtype, added: Tensor | None = None) -> Tensor:
-    """a [N,C] · b [C,K] of codes, times inverse (1/scale of a times 1/scale of b), + added: rounded once. In
-    double where that is the dtype.
+    """a [N,C] · b [C,K] of codes, times inverse (1/scale of a times 1/scale of b, one number or [N,K]), +
+    added: rounded once. In double where that is the dtype.
     """
     exact = torch.promote_types(dtype, torch.float32)
     out = (a.to(exact) @ b.to(exact)) * inverse
     return (out if added is None else out + added.to(exact)).to(dtype)
+
+
+class Codes(NamedTuple):
+    """A tensor [N,C] quantised: rows of codes and the transposed codes, and 1 / scale of each: one number, or
+    one per row [N,1], [C,1].
+    """
+
+    rows: Tensor
+    inverse: Tensor
+    transposed: Tensor
+    inverse_transposed: Tensor
+
+
+def codes_by_row(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The codes of x [N,C] with a scale per row, which is 1 where its largest value is 0, infinite or NaN;
+    1 / scale [N,1].
+    """
+    amax = x.detach().abs().amax(1, keepdim=True).float()
+    scale = power_of_two(amax, torch.finfo(dtype).max, torch.ones_like(amax))
+    return quantize(x, scale, dtype), 1 / scale
 
 
 def slot_names(blocks: int, head: bool = False) -> list[str]:
@@ -61,7 +86,9 @@ def slot_names(blocks: int, head: bool = False) -> list[str]:
 
 @dataclass
 class Scales:
-    """The scales of a model's slots, and what is measured for the next ones."""
+    """The scales of a model's slots, and what is measured for the next ones. Recipe row: 1 / scale of the
+    last tensor's rows, and of its transposed rows.
+    """
 
     slots: list[str]
     recipe: str = "delayed"
@@ -76,20 +103,26 @@ class Scales:
         self.index = {name: k for k, name in enumerate(self.slots)}
         self.scale = torch.ones(len(self.slots), device=self.device)
         self.amax = torch.zeros(len(self.slots), device=self.device)
+        self.inverses: dict[str, tuple[Tensor, Tensor]] = {}
 
     def dtype(self, slot: str) -> torch.dtype:
         return self.gradients if "d" in slot.split(".") else self.values
 
     @torch.no_grad()
-    def codes(self, slot: str, x: Tensor, measures: bool) -> tuple[Tensor, Tensor]:
-        """x quantised, and 1 / scale. measures: x takes part in the next maximum."""
+    def codes(self, slot: str, x: Tensor, measures: bool) -> Codes:
+        """x [N,C] quantised. measures: it takes part in the next maximum."""
         k, dtype = self.index[slot], self.dtype(slot)
+        if self.recipe == "row":
+            codes = Codes(*codes_by_row(x, dtype), *codes_by_row(x.T, dtype))
+            self.inverses[slot] = codes.inverse, codes.inverse_transposed
+            return codes
         current = self.recipe == "tensor" or not self.calibrated
         if current:
             self.scale[k] = power_of_two(largest(x), torch.finfo(dtype).max, self.scale[k])
         if measures and self.recipe == "delayed":
             self.amax[k] = torch.maximum(self.amax[k], largest(x))
-        return quantize(x, self.scale[k], dtype), 1 / self.scale[k]
+        rows, inverse = quantize(x, self.scale[k], dtype), 1 / self.scale[k]
+        return Codes(rows, inverse, rows.T, inverse)
 
     @torch.no_grad()
     def update(self) -> None:
@@ -108,18 +141,17 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, residual, scales: Scales, slots: tuple[str, str, str], measures: bool):
-        a, a_inverse = scales.codes(slots[0], x, measures)
-        b, b_inverse = scales.codes(slots[1], weight, measures)
-        ctx.save_for_backward(a, b, a_inverse, b_inverse)
+        a, b = (scales.codes(slot, t, measures) for slot, t in zip(slots, (x, weight)))
+        ctx.save_for_backward(*a[2:], *b[2:])
         ctx.scales, ctx.slot, ctx.dtype, ctx.adds = scales, slots[2], x.dtype, residual is not None
-        return product(a, b.T, a_inverse * b_inverse, x.dtype, residual)
+        return product(a.rows, b.rows.T, a.inverse * b.inverse.flatten(), x.dtype, residual)
 
     @staticmethod
     def backward(ctx, dout):  # type: ignore[override]
-        a, b, a_inverse, b_inverse = ctx.saved_tensors
-        d, inverse = ctx.scales.codes(ctx.slot, dout, True)
-        dx = product(d, b, inverse * b_inverse, ctx.dtype)
-        dweight = product(d.T, a, inverse * a_inverse, ctx.dtype)
+        a, a_inverse, b, b_inverse = ctx.saved_tensors  # the transposed
+        d = ctx.scales.codes(ctx.slot, dout, True)
+        dx = product(d.rows, b.T, d.inverse * b_inverse.flatten(), ctx.dtype)
+        dweight = product(d.transposed, a.T, d.inverse_transposed * a_inverse.flatten(), ctx.dtype)
         return dx, dweight, dout if ctx.adds else None, None, None, None
 
 

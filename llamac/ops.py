@@ -173,6 +173,7 @@ def linear(
     x [..., C], weight [K, C], float32 or bfloat16 -> [..., K] and gradients of that type. On a GPU C and K
     are multiples of 16; where rows are not, the backward's are padded with zeros, which costs a copy.
     recipe: where scales come from. "tensor": each tensor's own largest value, a pass over it more; no state.
+    "row": likewise, one per row, and one per column for products that sum over rows.
     DelayedScaling(layers)[k]: those of the step before.
     gradients: "e5m2" (None) or "e4m3"; with DelayedScaling, its own.
 
@@ -182,8 +183,9 @@ def linear(
     scaling = None
     if isinstance(recipe, fp8.Delayed):
         scaling, layer = recipe
-    elif recipe != "tensor":
-        raise ValueError(f"linear: recipe is {recipe!r}, expected 'tensor' or a layer of DelayedScaling")
+    elif recipe not in ("tensor", "row"):
+        expected = "'tensor', 'row' or a layer of DelayedScaling"
+        raise ValueError(f"linear: recipe is {recipe!r}, expected {expected}")
     own = scaling.gradients if scaling else "e5m2"
     if scaling and gradients not in (None, own):
         raise ValueError(f"linear: gradients is {gradients!r}, expected {own!r}, that of its DelayedScaling")
@@ -201,9 +203,9 @@ def linear(
         scales = scaling.scale[layer], scaling.inverse[layer]
     if wanted:
         amax = scaling.amax[layer] if scaling else None
-        out = _Linear.apply(rows, weight, types, *scales, amax)
+        out = _Linear.apply(rows, weight, types, recipe == "row", *scales, amax)
     else:
-        out = _linear(rows, weight, types[0], *scales, None)[0]
+        out = _linear(rows, weight, types[0], recipe == "row", *scales, None)[0]
     out = out[: out.shape[0] - padding] if padding else out
     return out.view(*x.shape[:-1], weight.shape[0])
 
@@ -228,10 +230,10 @@ def _index(x: Tensor) -> int | None:
     return x.device.index if x.is_cuda else None
 
 
-def _linear(x, weight, values, scale, inverse, amax, keep=False):
+def _linear(x, weight, values, by_row, scale, inverse, amax, keep=False):
     """The product, and x and weight as they are quantised; x transposed where it is kept."""
-    x8 = fp8.quantize(x, values, 0, scale, inverse, amax, transposed=keep)
-    w8 = fp8.quantize(weight, values, 1, scale, inverse, amax, transposed=False)
+    x8 = fp8.quantize(x, values, 0, scale, inverse, amax, transposed=keep, by_row=by_row)
+    w8 = fp8.quantize(weight, values, 1, scale, inverse, amax, transposed=False, by_row=by_row)
     return fp8.product(x8.codes, x8.inverse, w8.codes, w8.inverse, x.dtype, fast=True), x8, w8
 
 
@@ -239,26 +241,32 @@ class _Linear(torch.autograd.Function):
     """The weight is quantised again in the backward: its codes transposed would take memory until then."""
 
     @staticmethod
-    def forward(ctx, x, weight, types, scale, inverse, amax):
-        out, x8, w8 = _linear(x, weight, types[0], scale, inverse, amax, keep=ctx.needs_input_grad[1])
+    def forward(ctx, x, weight, types, by_row, scale, inverse, amax):
+        keep = ctx.needs_input_grad[1]
+        out, x8, w8 = _linear(x, weight, types[0], by_row, scale, inverse, amax, keep)
         kept = weight if ctx.needs_input_grad[0] else None
-        ctx.save_for_backward(x8.transposed, x8.inverse, kept, w8.scale, w8.inverse, scale, inverse)
-        ctx.types, ctx.dtype, ctx.amax = types, x.dtype, amax
+        inverses = x8.inverse_transposed, w8.inverse
+        ctx.save_for_backward(x8.transposed, kept, w8.scale, *inverses, scale, inverse)
+        ctx.types, ctx.by_row, ctx.dtype, ctx.amax = types, by_row, x.dtype, amax
         return out
 
     @staticmethod
     def backward(ctx, dout):
         _refuse_second("linear")
-        x_turned, x_inverse, weight, w_scale, w_inverse, scale, inverse = ctx.saved_tensors
+        x_turned, weight, w_scale, x_inverse, w_inverse, scale, inverse = ctx.saved_tensors
         wanted, (values, of_gradients) = ctx.needs_input_grad, ctx.types
-        d8 = fp8.quantize(dout, of_gradients, 2, scale, inverse, ctx.amax, wanted[0], wanted[1])
+        own = of_gradients, 2, scale, inverse, ctx.amax
+        d8 = fp8.quantize(dout, *own, rows=wanted[0], transposed=wanted[1], by_row=ctx.by_row)
         dx = dweight = None
         if wanted[0]:
-            _, w_turned = fp8.codes(weight, values, w_scale, False, True, None)
+            if ctx.by_row:
+                _, w_turned, _, _, w_inverse = fp8.quantize_by_row(weight, values, rows=False)
+            else:
+                _, w_turned = fp8.codes(weight, values, w_scale, False, True, None)
             dx = fp8.product(d8.codes, d8.inverse, w_turned, w_inverse, ctx.dtype)
         if wanted[1]:
-            dweight = fp8.product(d8.transposed, d8.inverse, x_turned, x_inverse, ctx.dtype)
-        return dx, dweight, None, None, None, None
+            dweight = fp8.product(d8.transposed, d8.inverse_transposed, x_turned, x_inverse, ctx.dtype)
+        return dx, dweight, None, None, None, None, None
 
 
 def _check_reduction(operation: str, reduction: str, known: tuple[str, ...]) -> None:
@@ -405,7 +413,8 @@ def _(hidden, weight, targets, ignore_index, mean, chunk_bytes, *wanted, **__):
     return round((1 + sum(wanted)) * flops.matmul_forward((hidden, weight)))
 
 
-register_flop_formula(_ops.scaled_matmul)(lambda *shapes, **__: round(flops.matmul_forward(shapes)))
+for _product in (_ops.scaled_matmul, _ops.scaled_matmul_rows):
+    register_flop_formula(_product)(lambda *shapes, **__: round(flops.matmul_forward(shapes)))
 for _name in ("matmul_forward", "matmul_backward_input", "matmul_backward_weight"):
     _formula = getattr(flops, _name)
     register_flop_formula(getattr(_ops, _name))(lambda *shapes, f=_formula, **__: round(f(shapes)))

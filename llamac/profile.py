@@ -19,7 +19,7 @@ from llamac.files import read_json
 # cuBLAS 0.81 of the published peak, cuDNN's attention 0.64 forward and 0.49 backward, ours 0.85 to 1.0
 # of a copy. A copy to or from the host has no limit here: it is the link's, not the device's.
 CATEGORIES = {
-    "GEMM": (0.80, ("matmul",)),
+    "GEMM": (0.80, ("matmul", "scaled_matmul")),
     "attention": (0.55, ("attention", "repeat_kv")),
     "norm": (0.90, ("rmsnorm", "residual_rmsnorm")),
     "RoPE": (0.90, ("rope", "precompute_cis")),

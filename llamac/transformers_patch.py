@@ -216,6 +216,14 @@ class _GateUp(torch.autograd.Function):
         return dx, dgate_weight, dup_weight
 
 
+class _Linear(_Piece):
+    """A block's product in fp8: patch(fp8=True)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = ops.linear(x, self.weight)
+        return out if self.bias is None else out + self.bias.to(out.dtype)
+
+
 class _Layer(_Piece):
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not isinstance(self.self_attn, _Attention) and "position_embeddings" in kwargs:
@@ -433,7 +441,33 @@ def _reasons(model: nn.Module) -> dict[nn.Module, str]:
     return reasons
 
 
-def patch(model: PreTrainedModel, logits: bool = False) -> PreTrainedModel:
+def _linears(model: nn.Module) -> list[tuple[str, nn.Linear]]:
+    """The blocks' products with a weight, with their names."""
+    blocks = ((n, m) for n, m in model.named_modules() if _kind(type(m)) in ("Attention", "MLP"))
+    children = ((f"{n}.{name}", child) for n, m in blocks for name, child in m.named_children())
+    return [(name, child) for name, child in children if isinstance(child, nn.Linear)]
+
+
+def _reason_in_fp8(linear: nn.Linear) -> str:
+    """Why patch(fp8=True) leaves a product as it is; empty where it fits."""
+    if type(linear) is not nn.Linear:
+        return f"it is a {type(linear).__name__}"
+    return "its forward was replaced" if "forward" in linear.__dict__ else ""
+
+
+def _replace_linears(model: nn.Module) -> None:
+    """Raises ValueError, before anything is replaced, where a call would for the weight's sake."""
+    found = [(n, m) for n, m in _linears(model) if not isinstance(m, _Piece) and not _reason_in_fp8(m)]
+    for name, linear in found:
+        try:
+            ops.check_linear(linear.weight[:0], linear.weight)
+        except ValueError as error:
+            raise ValueError(f"llamac.patch: fp8: {name}: {str(error).removeprefix('linear: ')}") from None
+    for _, linear in found:
+        linear.__class__ = _replaced(_Linear, type(linear))
+
+
+def patch(model: PreTrainedModel, logits: bool = False, fp8: bool = False) -> PreTrainedModel:
     """Let a transformers model of the Llama, Mistral or Qwen2 family run on llamac's operations; unpatch()
     undoes it. In place; returns the model. A second time changes nothing.
 
@@ -441,7 +475,8 @@ def patch(model: PreTrainedModel, logits: bool = False) -> PreTrainedModel:
     attention, the residual sum before a norm, the feed-forward's activation and the loss are llamac's; matrix
     products stay PyTorch's. In training mode a call with labels makes the loss by ops.linear_cross_entropy
     and returns no logits (output.logits is None); logits=True leaves that to the model's own code, which
-    returns both, as it does in eval mode.
+    returns both, as it does in eval mode. fp8=True also computes the blocks' linear layers by ops.linear,
+    with scales of their tensors' own; head, embedding and what is stored stay as they are.
 
     Attention keeps to sequences that are packed into a row (position_ids that restart; cu_seq_lens_q and
     cu_seq_lens_k, which also count where the model's own sdpa ignores them), to sliding windows and to
@@ -454,10 +489,13 @@ def patch(model: PreTrainedModel, logits: bool = False) -> PreTrainedModel:
     offloaded weights stay in force: their modules are called. report() lists what is patched and why a module
     is not, which is also logged, at level info. Patch before fully_shard, or whatever else wraps modules.
 
-    TypeError, in one line: not a model of these families, and what is.
+    TypeError, in one line: not a model of these families, and what is. ValueError: with fp8, weights or a
+    device that ops.linear refuses.
     """
     if not isinstance(model, PreTrainedModel) or _known(type(model)) is None:
         raise TypeError(_refusal(model))
+    if fp8:
+        _replace_linears(model)
     for module, reason in _reasons(model).items():
         kind = _kind(type(module))
         if not reason and not isinstance(module, _Piece) and not (logits and kind == "ForCausalLM"):
@@ -509,7 +547,17 @@ def report(model: nn.Module) -> list[str]:
         if modules:
             lines.append(f"{kind}: {len(ours)} of {len(modules)}")
         lines += [f"{kind}: {count} of {len(modules)}: {reason}" for reason, count in left.items()]
-    return lines
+    return lines + _report_of_fp8(model)
+
+
+def _report_of_fp8(model: nn.Module) -> list[str]:
+    """Nothing where no product is in fp8."""
+    linears = [linear for _, linear in _linears(model)]
+    left = Counter(_reason_in_fp8(m) or "not patched" for m in linears if not isinstance(m, _Linear))
+    if (whole := len(linears)) == left.total():
+        return []
+    lines = [f"Linear in fp8: {whole - left.total()} of {whole}"]
+    return lines + [f"Linear in fp8: {count} of {whole}: {reason}" for reason, count in left.items()]
 
 
 def _hindrance(module: nn.Module) -> str:
@@ -518,6 +566,8 @@ def _hindrance(module: nn.Module) -> str:
         return f"left while the attention's implementation is {module.config._attn_implementation}, not sdpa"
     if isinstance(module, _CausalLM) and not _plain(module.lm_head):
         return "loss left: lm_head is more than a product with a weight"
-    if isinstance(module, _MLP) and not (_plain(module.gate_proj) and _plain(module.up_proj)):
+    if not isinstance(module, _MLP) or isinstance(module.gate_proj, _Linear):
+        return ""
+    if not (_plain(module.gate_proj) and _plain(module.up_proj)):
         return "products copied together: gate_proj or up_proj is more than a product with a weight"
     return ""

@@ -1,4 +1,4 @@
-// debug_state REFERENCE OUT [dtype] [recompute] [logits bytes] [OPERATION=VARIANT ...] [fp8=RECIPE,GRADIENTS] [steps=N]
+// debug_state REFERENCE OUT [dtype] [recompute] [logits bytes] [OPERATION=VARIANT ...] [fp8=RECIPE,GRADIENTS[,head]] [steps=N]
 // The C model on the tokens of REFERENCE/debug_state.safetensors, from the weights in REFERENCE: writes every
 // activation, gradient and the ten steps to OUT under the reference's names, in the order of computation. With `first`
 // where the file has it: attention is masked.
@@ -70,6 +70,16 @@ std::vector<std::pair<float, float>> train(Model& model, const AdamW& adamw, flo
     return results;
 }
 
+void record_scales(Recorder& recorder, const Model& model) {
+    const Fp8State& fp8 = *model.fp8;
+    if (fp8.inverses.empty()) return recorder.add("fp8.scale", fp8.scale);
+    for (int64_t slot = 0; slot < fp8.slots; slot++) {
+        const RowInverses& inverses = fp8.inverses[static_cast<size_t>(slot)];
+        recorder.add("fp8.inverse." + slot_name(model.config, slot) + ".rows", inverses.rows);
+        recorder.add("fp8.inverse." + slot_name(model.config, slot) + ".transposed", inverses.transposed);
+    }
+}
+
 void record(const std::string& reference, const std::string& out, const ModelOptions& base, int32_t steps) {
     const SafetensorsFile file(reference + "/debug_state.safetensors");
     const SafetensorsFile::Entry* entry = file.find("tokens");
@@ -102,7 +112,7 @@ void record(const std::string& reference, const std::string& out, const ModelOpt
     recorder.add_floats("loss", {static_cast<float>(loss)});
     for (const Parameter& parameter : model.parameters.table)
         recorder.add("grad." + parameter.name, model.parameters.gradient(parameter));
-    if (model.fp8) recorder.add("fp8.scale", model.fp8->scale);
+    if (model.fp8) record_scales(recorder, model);
     if (steps)
         for (const Parameter& parameter : model.parameters.table)
             recorder.add("weight." + parameter.name, model.parameters.weight(parameter));
@@ -117,12 +127,13 @@ void record(const std::string& reference, const std::string& out, const ModelOpt
     write_safetensors(out, recorder.tensors);
 }
 
-// RECIPE,GRADIENTS, as the flags of the program.
+// RECIPE,GRADIENTS[,head], as the flags of the program.
 Fp8Options parse_fp8(const std::string& text) {
-    const size_t comma = text.find(',');
+    const size_t first = text.find(','), second = text.find(',', first + 1);
     Options flags;
-    flags.matmul_dtype = "fp8", flags.fp8_recipe = text.substr(0, comma),
-    flags.fp8_gradients = text.substr(comma + 1);
+    flags.matmul_dtype = "fp8", flags.fp8_recipe = text.substr(0, first);
+    flags.fp8_gradients = text.substr(first + 1, second - first - 1);
+    if (second != text.npos) flags.fp8_head = "on";
     return *model_options(flags).fp8;
 }
 
@@ -133,7 +144,7 @@ int main(int argc, char** argv) {
         if (argc < 3)
             fail(
                 "expected REFERENCE OUT [dtype[,gradients' dtype]] [recompute] [logits bytes] "
-                "[OPERATION=VARIANT ...] [fp8=RECIPE,GRADIENTS] [steps=N]");
+                "[OPERATION=VARIANT ...] [fp8=RECIPE,GRADIENTS[,head]] [steps=N]");
         ModelOptions options;
         int32_t steps = 0;
         if (argc > 3) {

@@ -17,6 +17,7 @@ from llamac.hashing import hash_halves
 DTYPES = torch_dtypes(*TABLE)
 OPERATIONS = {op["name"]: op for op in registry.kernels()}
 SCALE, EPS, THETA = 0.3, 1e-5, 10000.0
+SCALE_LIMIT = 240.0  # of quantize_rows: within all types of fp8
 ADAMW = {
     "lr": 1e-2,
     "step": 3,
@@ -201,6 +202,19 @@ def quantize(i):
     return {"out": values, "transposed": values.T, "amax": largest, "saturated": i["saturated"]}
 
 
+def quantize_rows(i):
+    limit = SCALE_LIMIT
+
+    def scale(largest):
+        (m_limit, e_limit), (m, e) = torch.frexp(torch.full_like(largest, limit)), torch.frexp(largest)
+        return torch.ldexp(torch.ones_like(largest), e_limit - e - (m > m_limit).int())
+
+    x = reference.at_least_fp32(i["x"])
+    row, column = scale(x.abs().amax(1)), scale(x.abs().amax(0))
+    codes = {"out": x * row[:, None], "transposed": (x * column).T}
+    return codes | {"inverse": 1 / row, "inverse_transposed": 1 / column, "saturated": i["saturated"]}
+
+
 def quantized(i, values):
     """quantize of what another operation gives, which would be stored as the inputs are."""
     return quantize(i | {"x": values})
@@ -225,6 +239,10 @@ def scaled_matmul(i):
     a, b = (i[name] if i[name].dtype == torch.float64 else i[name].float() for name in "ab")
     product = (a @ b.T) * (i["a_scale"] * i["b_scale"])
     return {"out": (product + i["residual"]).to(i["residual"].dtype)}
+
+
+def scaled_matmul_rows(i):
+    return scaled_matmul(i | {"a_scale": i["a_scale"][:, None]})
 
 
 def adamw(i):
@@ -300,11 +318,13 @@ CASES = {
     "convert": Case(convert, ELEMENTS, (False,)),
     "adamw": Case(adamw, ELEMENTS, ADAMW_SCALARS),
     "quantize": Case(quantize, TILES),
+    "quantize_rows": Case(quantize_rows, TILES, (SCALE_LIMIT,)),
     "swiglu_forward_quantize": Case(swiglu_forward_quantize, FEED_TILES),
     "swiglu_backward_quantize": Case(swiglu_backward_quantize, FEED_TILES, backward=True),
     "adamw_quantize": Case(adamw_quantize, MATRICES, ADAMW_SCALARS),
     "update_scales": Case(update_scales, ELEMENTS),
     "scaled_matmul": Case(scaled_matmul, PRODUCTS, (False, 0)),
+    "scaled_matmul_rows": Case(scaled_matmul_rows, PRODUCTS, (False, 0)),
 }
 
 

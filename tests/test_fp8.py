@@ -12,7 +12,7 @@ from run import assert_same_state, bits, events, flags, losses, one_line, tensor
 pytestmark = pytest.mark.program
 
 MODEL = {"model": "tests/models/sixteens.json"}  # sizes that products in fp8 take on any device
-RECIPES = ["delayed", "tensor"]
+RECIPES = ["delayed", "tensor", "row"]
 
 
 @pytest.fixture
@@ -42,9 +42,11 @@ def test_each_choice_changes_the_bits(run):
     all_bits = [
         run("delayed"),
         run("tensor", "tensor"),
+        run("row", "row"),
         run("e4m3", fp8_gradients="e4m3"),
         run("first", fp8_keep_first=1),
         run("last", fp8_keep_last=1),
+        run("head", fp8_head="on"),
     ]
     assert len({json.dumps(b["steps"]) for b in all_bits}) == len(all_bits)
 
@@ -57,15 +59,20 @@ def test_each_choice_changes_the_bits(run):
         ("delayed", "norm,swiglu,attention"),
         ("delayed", "block:2"),
         ("tensor", "norm,qkv"),
+        ("row", "norm,swiglu,attention"),
     ],
 )
 def test_recomputation_keeps_the_bits(run, recipe, recompute):
-    kept = {"dtype": "bf16", "grad_dtype": "bf16", "steps": 4}
+    kept = {"dtype": "bf16", "grad_dtype": "bf16", "steps": 4, "fp8_head": "on"}
     assert run("again", recipe, recompute=recompute, **kept) == run("kept", recipe, **kept)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("extra", [{}, {"skip_nonfinite": 2, "verify_every": 2}], ids=["plain", "verified"])
+@pytest.mark.parametrize(
+    "extra",
+    [{}, {"skip_nonfinite": 2, "verify_every": 2}, {"fp8_head": "on"}],
+    ids=["plain", "verified", "head"],
+)
 def test_stored_weights_keep_the_bits(run, recipe, extra):
     """Codes of weights that AdamW writes, or the first micro-batch; and none are kept."""
     several = {"batch_size": 1, "total_batch_size": 64, "dtype": "bf16", "master_weights": "off"} | extra
@@ -89,7 +96,7 @@ def test_a_resumed_run_has_the_same_bits(run, tmp_path, recipe):
     assert resumed["optimizer.safetensors"] != whole["optimizer.safetensors"]  # another schedule
     assert_same_state(tmp_path / "resumed/step_000008", tmp_path / "straight/step_000008")
     scales = tensors(tmp_path / "resumed/step_000008", "optimizer").get("fp8.scale")
-    assert (scales is None) == (recipe == "tensor")
+    assert (scales is None) == (recipe != "delayed")
     if scales is not None:
         mantissa, _ = np.frexp(scales)
         assert (mantissa == 0.5).all() and len(np.unique(scales)) > 3  # powers of two, measured
@@ -103,13 +110,14 @@ def test_runs_change_between_fp8_and_storage(run, train, data, tmp_path):
     assert [e["step"] for e in events(tmp_path / "back", "step")] == [9]
 
 
-@pytest.mark.parametrize("zero", [1, 2, 3])
-def test_levels_of_zero_have_the_same_bits(build, train, data, tmp_path, zero):
+@pytest.mark.parametrize("recipe, zero", [("delayed", 1), ("delayed", 2), ("delayed", 3), ("row", 3)])
+def test_levels_of_zero_have_the_same_bits(build, train, data, tmp_path, recipe, zero):
     if not has(build, "GLOO"):
         pytest.skip("this build is without Gloo")
     shared = {"devices": 2, "batch_size": 2, "total_batch_size": 4 * 16, "steps": 4}
+    shared |= {"matmul_dtype": "fp8", "fp8_recipe": recipe}
     for level in (0, zero):
-        train(*flags(data, tmp_path / f"zero{level}", zero=level, matmul_dtype="fp8", **MODEL, **shared))
+        train(*flags(data, tmp_path / f"zero{level}", zero=level, **MODEL, **shared))
     assert losses(tmp_path / "zero0") == losses(tmp_path / f"zero{zero}")
     assert_same_state(tmp_path / "zero0/step_000004", tmp_path / f"zero{zero}/step_000004")
 

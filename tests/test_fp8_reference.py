@@ -45,8 +45,8 @@ def test_scales(limit):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("gradients", ["e5m2", "e4m3"])
-def test_the_three_products(dtype, gradients):
+@pytest.mark.parametrize("recipe, gradients", [("tensor", "e5m2"), ("tensor", "e4m3"), ("row", "e5m2")])
+def test_the_three_products(dtype, recipe, gradients):
     generator = torch.Generator().manual_seed(2)
 
     def normal(*shape: int, scale: float) -> torch.Tensor:
@@ -55,19 +55,41 @@ def test_the_three_products(dtype, gradients):
     x, weight, residual = normal(7, 16, scale=30), normal(5, 16, scale=0.02), normal(7, 5, scale=1)
     dout = normal(7, 5, scale=1e-5)
     leaves = [t.requires_grad_() for t in (x, weight, residual)]
-    scales = fp8.Scales(fp8.slot_names(1), "tensor", gradients=fp8.FP8[gradients])
+    scales = fp8.Scales(fp8.slot_names(1), recipe, gradients=fp8.FP8[gradients])
     out = fp8.linear(x, weight, scales, SLOTS, residual)
     dx, dweight, dresidual = torch.autograd.grad(out, leaves, dout)
     kinds = ((x, fp8.FP8["e4m3"]), (weight, fp8.FP8["e4m3"]), (dout, fp8.FP8[gradients]))
-    s = [power_of_two(t.abs().max().item(), torch.finfo(kind).max) for t, kind in kinds]
-    x8, w8 = (rounded(t.detach(), k, fp8.FP8["e4m3"]) / k for t, k in ((x, s[0]), (weight, s[1])))
-    d8 = rounded(dout, s[2], fp8.FP8[gradients]) / s[2]
+
+    def stands_for(t: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+        """What codes of t [N,C] stand for, in float64: with a scale per row, or one."""
+        parts = t.detach() if recipe == "row" else t.detach()[None]
+        scales = [power_of_two(p.abs().max().item(), torch.finfo(kind).max) for p in parts]
+        return torch.stack([rounded(p, s, kind) / s for p, s in zip(parts, scales)]).view(t.shape)
+
+    x8, w8, d8 = (stands_for(*each) for each in kinds)
+    x8_turned, w8_turned, d8_turned = (stands_for(t.T.contiguous(), kind) for t, kind in kinds)
+    assert recipe == "row" or torch.equal(x8_turned, x8.T)
     close = {"rtol": 1e-5 if dtype == torch.float32 else 2**-8, "check_dtype": False}
-    truths = times(x8, w8.T) + residual.detach().double(), times(d8, w8), times(d8.T, x8)
+    forward = times(x8, w8.T) + residual.detach().double()
+    truths = forward, times(d8, w8_turned.T), times(d8_turned, x8_turned.T)
     for found, truth in zip((out, dx, dweight), truths):
         assert found.dtype == dtype
         torch.testing.assert_close(found.detach(), truth, atol=1e-6 * truth.abs().max().item(), **close)
     assert torch.equal(dresidual, dout)
+
+
+def test_scales_per_row_without_a_maximum():
+    """1, whose codes of infinities saturate and those of NaN are NaN; other rows have their own."""
+    x = torch.tensor([[0.0, 0.0], [math.inf, 1.0], [math.nan, 1.0], [3.0, 1.0]])
+    codes, inverse = fp8.codes_by_row(x, fp8.FP8["e4m3"])
+    assert inverse.flatten().tolist() == [1, 1, 1, 1 / 128]
+    assert codes[[0, 1, 3]].float().tolist() == [[0, 0], [448, 1], [384, 128]]
+    assert codes[2].float().isnan().tolist() == [True, False]
+    found = [torch.empty(4, 2, dtype=codes.dtype), None, torch.empty(4), torch.empty(2), torch.zeros(1).int()]
+    registry.run("quantize_rows", found, [x], [448.0])
+    assert torch.equal(found[0].view(torch.uint8), codes.view(torch.uint8))
+    assert torch.equal(found[2], inverse.flatten()) and found[3].tolist() == [1, 1 / 256]
+    assert found[4].item() == 1
 
 
 @pytest.mark.parametrize("name", fp8.FP8)
@@ -95,7 +117,7 @@ def test_delayed_scales():
     assert scales.scale[0] == 32 and scales.amax[0] == 100
 
 
-@pytest.mark.parametrize("recipe", ["tensor", "delayed"])
+@pytest.mark.parametrize("recipe", ["tensor", "delayed", "row"])
 def test_losses_fall_as_in_bf16(recipe):
     """20 steps of two layers."""
 

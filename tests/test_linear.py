@@ -62,14 +62,15 @@ def assert_within_tolerance(found, theirs, truths, dtype: str) -> None:
 @pytest.mark.parametrize("gradients", fp8.GRADIENTS)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", STORED)
-def test_agreement(dtype, size, gradients, device):
+@pytest.mark.parametrize("recipe", ["tensor", "row"])
+def test_agreement(recipe, dtype, size, gradients, device):
     """Beside float64 of the same codes, with the error of PyTorch's products of them as the baseline."""
     given = operands(size, dtype, device)
-    scales = own_scales(given[0], gradients)
+    scales = own_scales(given[0], gradients, recipe)
     torchs = lambda x, w: reference.linear(x, w, scales, SLOTS)  # noqa: E731
     truths = results(torchs, *(t.detach().double().requires_grad_(t.requires_grad) for t in given))
     theirs = results(torchs, *given)
-    found = results(lambda x, w: ops.linear(x, w, gradients=gradients), *given)
+    found = results(lambda x, w: ops.linear(x, w, recipe, gradients), *given)
     assert_within_tolerance(found, theirs, truths, dtype)
 
 
@@ -101,7 +102,7 @@ def test_delayed(dtype, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("recipe", ["tensor", "delayed"])
+@pytest.mark.parametrize("recipe", ["tensor", "row", "delayed"])
 def test_compiled_without_a_break(recipe, device):
     """Two layers in one graph, for every size; with delayed scales one more, of the first step."""
 
@@ -116,7 +117,7 @@ def test_compiled_without_a_break(recipe, device):
     for batch, time in ((3, 64), (5, 80), (2, 96)):  # sizes that no weight has
         found = []
         for function, scaling in zip((network, compiled), both, strict=True):
-            recipes = (scaling[0], scaling[1]) if recipe == "delayed" else ("tensor", "tensor")
+            recipes = (scaling[0], scaling[1]) if recipe == "delayed" else (recipe, recipe)
             x, first, _ = operands(((batch, time), 32, 48), "bf16", device)
             _, second, _ = operands(((1,), 48, 16), "bf16", device)
             loss = function(x, first, second, recipes)
@@ -136,7 +137,7 @@ def test_inductor(device):
     torch.testing.assert_close(results(compiled, *given), results(ops.linear, *given), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("recipe", ["tensor", "delayed"])
+@pytest.mark.parametrize("recipe", ["tensor", "row", "delayed"])
 def test_checkpointed(recipe):
     """Computed again in the backward: the same bits, and the same scales."""
     found = []
@@ -242,7 +243,7 @@ def test_flops_are_counted():
 @pytest.mark.parametrize(
     "message, call",
     [
-        ("recipe is 'row', expected 'tensor' or a layer of", lambda x, w: ops.linear(x, w, "row")),
+        ("recipe is 'block', expected 'tensor', 'row' or a lay", lambda x, w: ops.linear(x, w, "block")),
         ("gradients is 'f16', expected one of e5m2, e4m3", lambda x, w: ops.linear(x, w, gradients="f16")),
         (
             "gradients is 'e4m3', expected 'e5m2', that of its DelayedScaling",

@@ -63,7 +63,8 @@ def guards_intact(memory: torch.Tensor) -> bool:
     )
 
 
-EXACT = "embedding_forward", "repeat_kv_forward", "hash", "convert", "quantize", "update_scales"
+EXACT = ("embedding_forward", "repeat_kv_forward", "hash", "convert", "quantize", "quantize_rows")
+EXACT += ("update_scales",)
 
 
 def run_guarded(op, variant, types, sizes, values, scalars) -> dict[str, torch.Tensor]:

@@ -500,3 +500,49 @@ def test_sharded():
             llamac.unpatch(model)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_products_in_fp8():
+    """The blocks' linear layers alone, and their own classes again after unpatch(); files do not change."""
+    model, plain = build(), build()
+    names = {name for name, _ in model.named_parameters()}
+    llamac.patch(model, fp8=True)
+    with Called() as called:
+        loss = model(**INPUTS["no cache"]).loss
+        loss.backward()
+    assert called.counts["scaled_matmul"] == 3 * 7 * LAYERS  # three products of seven layers
+    assert loss.item() == pytest.approx(plain(**INPUTS["no cache"]).loss.item(), rel=0.02)
+    assert loss.item() != llamac.patch(plain)(**INPUTS["no cache"]).loss.item()
+    assert {name for name, p in model.named_parameters() if p.grad is not None} == names
+    assert report(model)[-1] == f"Linear in fp8: {7 * LAYERS} of {7 * LAYERS}"
+    assert {name: x.dtype for name, x in model.state_dict().items()} == {
+        name: x.dtype for name, x in build().state_dict().items()
+    }
+    assert type(model.lm_head) is nn.Linear
+    llamac.patch(model, fp8=True)  # a second time
+    copied = pickle.loads(pickle.dumps(model))
+    assert report(copied) == report(model)
+    llamac.unpatch(model)
+    assert {type(m) for m in model.modules()} == {type(m) for m in build().modules()}
+
+
+def test_products_in_fp8_with_biases_and_adapters():
+    model = llamac.patch(build("llama-biased"), fp8=True)
+    plain = build("llama-biased")
+    expected = plain(**INPUTS["no cache"]).loss.item()
+    assert model(**INPUTS["no cache"]).loss.item() == pytest.approx(expected, rel=0.02)
+    assert model.generate(tokens(), max_new_tokens=3, do_sample=False).shape == (B, T + 3)
+    model = build()
+    model.model.layers[0].self_attn.q_proj = Sub(64, 64, bias=False)
+    assert f"Linear in fp8: 1 of {7 * LAYERS}: it is a Sub" in report(llamac.patch(model, fp8=True))
+
+
+class Sub(nn.Linear):
+    pass
+
+
+def test_products_in_fp8_are_refused():
+    model = build().half()
+    with pytest.raises(ValueError, match=r"fp8: model\.layers\.0\.self_attn\.q_proj: x is torch\.float16"):
+        llamac.patch(model, fp8=True)
+    assert report(model)[0] == "RMSNorm: 0 of 5"

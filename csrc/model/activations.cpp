@@ -11,9 +11,10 @@ const char* group_of(Needed until) {
 }
 
 // Rows of a chunk of logits, for at most `bytes`: chunks of the same size, of rows that fill tiles of a product.
-int64_t chunk_rows(int64_t row_bytes, int64_t rows, int64_t bytes) {
+int64_t chunk_rows(int64_t row_bytes, int64_t rows, int64_t bytes, int64_t multiple) {
     constexpr int64_t tile = 128;
-    const int64_t most = std::clamp<int64_t>(bytes / row_bytes, 1, rows), chunks = (rows + most - 1) / most;
+    const int64_t most = std::min(std::max(bytes / row_bytes / multiple, int64_t{1}) * multiple, rows);
+    const int64_t chunks = (rows + most - 1) / most;
     const int64_t even = (rows + chunks - 1) / chunks;
     return std::min(most, (even + tile - 1) / tile * tile);
 }
@@ -22,14 +23,14 @@ int64_t chunk_rows(int64_t row_bytes, int64_t rows, int64_t bytes) {
 // where that is small. The head's gradient is a sum over chunks. Each after the first reads and writes the whole of it
 // once more: two are what is aimed at. Each also rounds it to its type: eight such errors come to about twice that of
 // one.
-void plan_logits(Activations& a, const Config& config, int64_t bytes, Arena& arena) {
+void plan_logits(Activations& a, const Config& config, int64_t bytes, int64_t multiple, Arena& arena) {
     constexpr int64_t most_chunks = 8, least_bytes = int64_t{64} << 20, ample_bytes = int64_t{2} << 30;
     const int64_t rows = a.embedding.shape[0], row_bytes = config.V * size_of(a.embedding.dtype);
     const int64_t free = a.dqkv.bytes() + a.dattention.bytes() + a.dgate_up.bytes() + a.dswiglu.bytes();
     const int64_t half = (rows + 1) / 2 * row_bytes,
                   share = (rows + most_chunks - 1) / most_chunks * row_bytes;
     if (!bytes) bytes = std::max({free, share, least_bytes, std::min(half, ample_bytes)});
-    const Tensor logits = shaped(a.embedding.dtype, {chunk_rows(row_bytes, rows, bytes), config.V});
+    const Tensor logits = shaped(a.embedding.dtype, {chunk_rows(row_bytes, rows, bytes, multiple), config.V});
     arena.share(&a.logits, logits, &a.dqkv);
     if (logits.bytes() > free)
         arena.plan("logits", &a.more_logits, shaped(DType::i32, {(logits.bytes() - free + 3) / 4}));
@@ -58,10 +59,10 @@ unsigned recomputed_parts(const Recompute& r, int64_t layer, bool in_fp8) {
 
 void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T, DType dtype,
                       const Recompute& recompute, const Fp8Blocks& fp8, int64_t logits_bytes,
-                      bool document_mask, Arena& arena) {
+                      int64_t logits_multiple, bool document_mask, Arena& arena) {
     for (const auto& row : model_activations(config, B, T, dtype, document_mask))
         if (row.present) arena.plan(group_of(row.until), &(a.*row.member), row.like);
-    plan_logits(a, config, logits_bytes, arena);
+    plan_logits(a, config, logits_bytes, logits_multiple, arena);
     a.blocks.resize(static_cast<size_t>(config.L));
     for (const auto& row : block_activations(config, B, T, dtype)) {
         if (!row.present) continue;

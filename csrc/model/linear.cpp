@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 #include <vector>
 
 #include "core/device_memory.h"
@@ -15,6 +16,7 @@ namespace {
 enum class Role : uint8_t { input, weight, gradient };
 
 int64_t slot_of(const LayerCall& call, Role role) {
+    if (call.layer == Layer::head) return call.block * slots_per_block + static_cast<int64_t>(role);
     const int64_t layer = static_cast<int64_t>(call.layer), first = call.block * slots_per_block;
     if (role == Role::gradient) return first + 2 * linear_layers + layer;
     return first + 2 * layer + (role == Role::weight);
@@ -40,7 +42,40 @@ const StoredCodes& stored_codes(const Fp8State& f, int64_t block, Layer layer) {
 }
 
 bool is_fp8(const Model& m, const LayerCall& call) {
-    return m.fp8 && m.fp8->blocks.has(call.block);
+    return m.fp8 && (call.layer == Layer::head ? m.fp8->options.head : m.fp8->blocks.has(call.block));
+}
+
+int64_t first_of_head(const Config& c) {
+    return c.L * slots_per_block;
+}
+Role role_of(const Config& c, int64_t slot) {
+    if (slot >= first_of_head(c)) return static_cast<Role>(slot - first_of_head(c));
+    const int64_t place = slot % slots_per_block;
+    return place >= 2 * linear_layers ? Role::gradient : place % 2 ? Role::weight : Role::input;
+}
+float largest_code(const Fp8State& f, Role role) {
+    return info(role == Role::gradient ? f.options.gradients : f.options.values).largest;
+}
+
+// Of a slot's tensor in a batch of N rows.
+struct SlotShape {
+    int64_t rows, columns;
+};
+SlotShape slot_shape(const Config& c, int64_t slot, int64_t N) {
+    struct {
+        int64_t inputs, outputs;
+    } const shapes[] = {{c.C, c.qkv_size()}, {c.q_size(), c.C}, {c.C, 2 * c.F}, {c.F, c.C}, {c.C, c.V}};
+    const Role role = role_of(c, slot);
+    const int64_t place = slot % slots_per_block;
+    const auto& [inputs, outputs] = shapes[slot >= first_of_head(c) ? linear_layers
+                                           : role == Role::gradient ? place - 2 * linear_layers
+                                                                    : place / 2];
+    return {role == Role::weight ? outputs : N, role == Role::gradient ? outputs : inputs};
+}
+
+// The first of a slot's inverses in a batch that may be smaller than planned.
+Tensor first_of(const Tensor& inverses, int64_t count) {
+    return make_tensor(inverses.data, inverses.dtype, {count});
 }
 
 // The scale of a tensor from its own largest value.
@@ -65,6 +100,16 @@ void quantize_slot(Model& m, int64_t slot, const Tensor& rows, const Tensor& tra
                       measures ? at(f.saturated, slot) : Tensor{}, at(f.scale, slot)};
     if (maker.codes && makes_codes(m, slot / slots_per_block)) return maker.codes(to);
     if (maker.values && !again) maker.values();
+    if (f.options.scaling == Fp8Scaling::row) {
+        const RowInverses& inverses = f.inverses[static_cast<size_t>(slot)];
+        return quantize_rows(m.context, {.out = to.out,
+                                         .transposed = to.transposed,
+                                         .inverse = first_of(inverses.rows, x.shape[0]),
+                                         .inverse_transposed = first_of(inverses.transposed, x.shape[1]),
+                                         .saturated = to.saturated,
+                                         .x = x,
+                                         .limit = largest_code(f, role_of(m.config, slot))});
+    }
     if (!again && !(delayed && f.calibrated)) take_current_scale(m, slot, x);
     quantize(m.context, {.out = to.out,
                          .transposed = to.transposed,
@@ -78,6 +123,11 @@ void quantize_slot(Model& m, int64_t slot, const Tensor& rows, const Tensor& tra
 Tensor weight_codes(Model& m, const LayerCall& call, bool transposed, bool forward) {
     const Fp8State& f = *m.fp8;
     const int64_t slot = slot_of(call, Role::weight), K = call.weight.shape[0], C = call.weight.shape[1];
+    if (call.layer == Layer::head) {
+        if (std::exchange(m.fp8->makes_head, false))
+            quantize_slot(m, slot, f.head.rows, f.head.transposed, call.weight, {}, false);
+        return transposed ? f.head.transposed : f.head.rows;
+    }
     if (f.stored.empty()) {
         const Tensor scratch = codes(f.weight, f.options.values, transposed ? C : K, transposed ? K : C);
         quantize_slot(m, slot, transposed ? Tensor{} : scratch, transposed ? scratch : Tensor{}, call.weight,
@@ -90,15 +140,34 @@ Tensor weight_codes(Model& m, const LayerCall& call, bool transposed, bool forwa
     return transposed ? kept.transposed : kept.rows;
 }
 
+// Memory for the transposed codes of an output's gradient.
+Tensor transposed_gradient(const Fp8State& f, const LayerCall& call, const Tensor& dout) {
+    const Tensor& memory = call.layer == Layer::head ? f.dlogits.transposed : f.transposed;
+    return codes(memory, f.options.gradients, dout.shape[1], dout.shape[0]);
+}
+
 struct Operand8 {
     Tensor codes, inverse;
 };
-Operand8 operand(const Model& m, const LayerCall& call, Role role, const Tensor& values) {
-    return {values, make_tensor(inverse_row(*m.fp8, slot_of(call, role)).data, DType::f32, {1})};
+Operand8 operand(const Model& m, const LayerCall& call, Role role, const Tensor& values, bool transposed) {
+    const int64_t slot = slot_of(call, role);
+    if (m.fp8->options.scaling != Fp8Scaling::row)
+        return {values, make_tensor(inverse_row(*m.fp8, slot).data, DType::f32, {1})};
+    const RowInverses& inverses = m.fp8->inverses[static_cast<size_t>(slot)];
+    return {values, first_of(transposed ? inverses.transposed : inverses.rows, values.shape[0])};
 }
 
 void multiply(Model& m, const Tensor& out, const Operand8& a, const Operand8& b, const Tensor& residual,
               bool accumulate, bool fast) {
+    if (m.fp8->options.scaling == Fp8Scaling::row)
+        return scaled_matmul_rows(m.context, {.out = out,
+                                              .a = a.codes,
+                                              .b = b.codes,
+                                              .a_scale = a.inverse,
+                                              .b_scale = b.inverse,
+                                              .residual = residual,
+                                              .accumulate = accumulate,
+                                              .fast_accum = int64_t{fast}});
     scaled_matmul(m.context, {.out = out,
                               .a = a.codes,
                               .b = b.codes,
@@ -110,7 +179,7 @@ void multiply(Model& m, const Tensor& out, const Operand8& a, const Operand8& b,
 }
 
 // What the libraries' products and our kernels take; the host takes any.
-void check_shapes(const Config& c, int64_t N) {
+void check_shapes(const Config& c, int64_t N, bool head) {
     if (computing_context().backend == Backend::host) return;
     const DeviceProperties& device = device_properties();
     if (device.fp8 == Fp8Units::none)
@@ -123,16 +192,30 @@ void check_shapes(const Config& c, int64_t N) {
                                                      {"hidden_size", c.C},
                                                      {"num_attention_heads times head_dim", c.q_size()},
                                                      {"num_key_value_heads times head_dim", c.kv_size()},
-                                                     {"intermediate_size", c.F}};
+                                                     {"intermediate_size", c.F},
+                                                     {"vocab_size", head ? c.V : 0}};
     for (const auto& [what, size] : sizes)
-        if (size % 16)
-            fail("--matmul-dtype fp8: ", what, ": expected a multiple of 16, found ", size,
+        if (size % fp8_multiple)
+            fail("--matmul-dtype fp8: ", what, ": expected a multiple of ", fp8_multiple, ", found ", size,
                  "; --matmul-dtype storage takes it");
+}
+
+void plan_inverses(Fp8State& f, const Config& c, int64_t N, Arena& arena) {
+    f.inverses.resize(static_cast<size_t>(f.slots));
+    for (int64_t slot = 0; slot < f.slots; slot++) {
+        if (slot < first_of_head(c) && !f.blocks.has(slot / slots_per_block)) continue;
+        RowInverses& inverses = f.inverses[static_cast<size_t>(slot)];
+        const SlotShape shape = slot_shape(c, slot, N);
+        arena.plan("fp8 scales", &inverses.rows, shaped(DType::f32, {shape.rows}));
+        arena.plan("fp8 scales", &inverses.transposed, shaped(DType::f32, {shape.columns}));
+    }
 }
 
 }  // namespace
 
-std::string slot_name(int64_t slot) {
+std::string slot_name(const Config& c, int64_t slot) {
+    constexpr const char* of_head[slots_of_head] = {"final_norm", "head.weight", "d.head"};
+    if (slot >= first_of_head(c)) return of_head[slot - first_of_head(c)];
     constexpr const char* names[slots_per_block] = {
         "input_norm", "qkv.weight",  "attention", "o.weight", "post_norm", "gate_up.weight",
         "swiglu",     "down.weight", "d.qkv",     "d.o",      "d.gate_up", "d.down"};
@@ -140,18 +223,13 @@ std::string slot_name(int64_t slot) {
 }
 
 int64_t slot_elements(const Config& c, int64_t slot, int64_t N) {
-    struct {
-        int64_t inputs, outputs;
-    } const shapes[linear_layers] = {{c.C, c.qkv_size()}, {c.q_size(), c.C}, {c.C, 2 * c.F}, {c.F, c.C}};
-    const int64_t place = slot % slots_per_block;
-    if (place >= 2 * linear_layers) return N * shapes[place - 2 * linear_layers].outputs;
-    const auto& [inputs, outputs] = shapes[place / 2];
-    return (place % 2 ? outputs : N) * inputs;
+    const SlotShape shape = slot_shape(c, slot, N);
+    return shape.rows * shape.columns;
 }
 
 void plan_fp8(Fp8State& f, const Fp8Options& options, const Config& c, const Sharding& sharding, int64_t N,
               Arena& arena) {
-    check_shapes(c, N);
+    check_shapes(c, N, options.head);
     if (options.weights == Fp8Weights::stored && sharding.shares_weights())
         fail(
             "--fp8-weights stored: expected --zero 0 to 2, as no rank of --zero 3 holds all weights; "
@@ -161,11 +239,12 @@ void plan_fp8(Fp8State& f, const Fp8Options& options, const Config& c, const Sha
     if (f.blocks.first >= f.blocks.end)
         fail("--fp8-keep-first ", options.keep_first, " --fp8-keep-last ", options.keep_last,
              ": the model has ", c.L, " blocks, expected at least one with products in fp8");
-    f.slots = c.L * slots_per_block;
+    f.slots = first_of_head(c) + (options.head ? slots_of_head : 0);
     arena.plan("fp8 scales", &f.inverse, shaped(DType::f32, {f.slots, 4}));
     for (Tensor* table : {&f.scale, &f.limit}) arena.plan("fp8 scales", table, shaped(DType::f32, {f.slots}));
     arena.plan("fp8 scales", &f.amax, shaped(DType::f32, {f.slots + 1}));
     arena.plan("fp8 scales", &f.saturated, shaped(DType::i32, {f.slots}));
+    if (options.scaling == Fp8Scaling::row) plan_inverses(f, c, N, arena);
     const int64_t widest = std::max({c.C, c.q_size(), c.qkv_size(), 2 * c.F});
     const int64_t largest = c.C * std::max({c.q_size(), c.qkv_size(), 2 * c.F});
     arena.plan("fp8 operands", &f.rows, shaped(options.values, {N * widest}));
@@ -184,7 +263,19 @@ void plan_fp8(Fp8State& f, const Fp8Options& options, const Config& c, const Sha
     }
 }
 
-void reset_fp8(Fp8State& f) {
+void plan_fp8_head(Fp8State& f, const Config& c, int64_t chunk, Arena& arena) {
+    if (!f.options.head) return;
+    const auto plan = [&](const char* group, Tensor& tensor, DType type, int64_t rows, int64_t columns) {
+        arena.plan(group, &tensor, shaped(type, {rows, columns}));
+    };
+    plan("fp8 weights", f.head.rows, f.options.values, c.V, c.C);
+    plan("fp8 weights", f.head.transposed, f.options.values, c.C, c.V);
+    plan("fp8 operands", f.head_inputs, f.options.values, c.C, chunk);
+    plan("fp8 operands", f.dlogits.rows, f.options.gradients, chunk, c.V);
+    plan("fp8 operands", f.dlogits.transposed, f.options.gradients, c.V, chunk);
+}
+
+void reset_fp8(Fp8State& f, const Config& c) {
     const auto fill = [](const Tensor& table, const std::vector<float>& values) {
         copy_bytes(table.data, values.data(), table.bytes());
     };
@@ -193,10 +284,7 @@ void reset_fp8(Fp8State& f) {
     fill(f.inverse, std::vector<float>(4 * slots, 1.0f));
     fill(f.amax, std::vector<float>(slots + 1, 0.0f));
     std::vector<float> limits(slots);
-    for (size_t s = 0; s < slots; s++) {
-        const bool gradient = s % slots_per_block >= 2 * linear_layers;
-        limits[s] = info(gradient ? f.options.gradients : f.options.values).largest;
-    }
+    for (size_t s = 0; s < slots; s++) limits[s] = largest_code(f, role_of(c, static_cast<int64_t>(s)));
     fill(f.limit, limits);
     CHECK(hipMemset(f.saturated.data, 0, static_cast<size_t>(f.saturated.bytes())));
     f.calibrated = f.current = false;
@@ -206,6 +294,7 @@ void begin_fp8_pass(Model& m, bool measures, bool first) {
     if (!m.fp8) return;
     m.fp8->measures = measures;
     m.fp8->makes_weights = m.fp8->by_optimizer ? !m.fp8->current : first;
+    m.fp8->makes_head = m.fp8->makes_weights || m.fp8->options.weights == Fp8Weights::recomputed;
 }
 
 void pause_fp8(Model& m, bool on) {
@@ -230,7 +319,7 @@ void copy_saturated(Model& m, int32_t* counts) {
 }
 
 std::vector<NamedTensor> fp8_tensors(const Model& m) {
-    if (!m.fp8 || m.fp8->options.scaling == Fp8Scaling::current) return {};
+    if (!m.fp8 || m.fp8->options.scaling != Fp8Scaling::delayed) return {};
     return {{"fp8.scale", m.fp8->scale}};
 }
 
@@ -249,12 +338,12 @@ void load_fp8(Model& m, const std::string& path) {
 }
 
 bool is_settled(const Model& m) {
-    if (!m.fp8 || m.fp8->options.scaling == Fp8Scaling::current) return true;
+    if (!m.fp8 || m.fp8->options.scaling != Fp8Scaling::delayed) return true;
     return m.fp8->calibrated && m.fp8->current == m.fp8->by_optimizer;
 }
 
 void update_fp8_scales(Model& m) {
-    if (!m.fp8 || m.fp8->options.scaling == Fp8Scaling::current) return;
+    if (!m.fp8 || m.fp8->options.scaling != Fp8Scaling::delayed) return;
     Fp8State& f = *m.fp8;
     const Tensor amax = make_tensor(f.amax.data, f.amax.dtype, {f.slots});
     largest_over_ranks(m, amax);
@@ -265,6 +354,11 @@ void update_fp8_scales(Model& m) {
 std::optional<UpdatedCodes> updated_codes(const Model& m, const Parameter& parameter) {
     if (!m.fp8 || !m.fp8->by_optimizer || parameter.shape.size() != 2) return std::nullopt;
     const Fp8State& f = *m.fp8;
+    if (f.options.head && parameter.offset == m.parameters.head.offset) {
+        const int64_t slot = slot_of({m.config.L, Layer::head, {}}, Role::weight);
+        return UpdatedCodes{f.head.rows, f.head.transposed, at(f.amax, slot), at(f.saturated, slot),
+                            at(f.scale, slot)};
+    }
     for (int64_t block = f.blocks.first; block < f.blocks.end; block++) {
         const BlockParameters& w = m.parameters.blocks[static_cast<size_t>(block)];
         const Placement* const matrices[linear_layers] = {&w.qkv, &w.o, &w.gate_up, &w.down};
@@ -289,6 +383,11 @@ void finish_fp8_update(Model& m) {
     if (m.fp8 && !m.context.dry_run) m.fp8->current = m.fp8->by_optimizer;
 }
 
+Tensor head_input_codes(const Model& m, int64_t rows) {
+    if (!m.fp8 || !m.fp8->options.head) return {};
+    return codes(m.fp8->head_inputs, m.fp8->options.values, m.config.C, rows);
+}
+
 void linear_forward(Model& m, const LayerCall& call, const Tensor& out, const Tensor& x,
                     const Tensor& x_transposed, const TensorMaker& x_maker, const Tensor& residual) {
     if (!is_fp8(m, call)) {
@@ -299,8 +398,8 @@ void linear_forward(Model& m, const LayerCall& call, const Tensor& out, const Te
     const Tensor rows = codes(f.rows, f.options.values, x.shape[0], x.shape[1]);
     quantize_slot(m, slot_of(call, Role::input), rows, x_transposed, x, x_maker, false);
     const Tensor weight = weight_codes(m, call, false, true);
-    multiply(m, out, operand(m, call, Role::input, rows), operand(m, call, Role::weight, weight), residual,
-             false, true);
+    multiply(m, out, operand(m, call, Role::input, rows, false),
+             operand(m, call, Role::weight, weight, false), residual, false, true);
 }
 
 void linear_backward_input(Model& m, const LayerCall& call, const Tensor& dx, const Tensor& dout,
@@ -310,12 +409,13 @@ void linear_backward_input(Model& m, const LayerCall& call, const Tensor& dx, co
         return matmul_backward_input(m.context, {.dx = dx, .dout = dout, .weight = call.weight});
     }
     const Fp8State& f = *m.fp8;
-    const Tensor rows = codes(f.rows, f.options.gradients, dout.shape[0], dout.shape[1]);
-    const Tensor transposed = codes(f.transposed, f.options.gradients, dout.shape[1], dout.shape[0]);
+    const Tensor& memory = call.layer == Layer::head ? f.dlogits.rows : f.rows;
+    const Tensor rows = codes(memory, f.options.gradients, dout.shape[0], dout.shape[1]);
+    const Tensor transposed = transposed_gradient(f, call, dout);
     quantize_slot(m, slot_of(call, Role::gradient), rows, transposed, dout, dout_maker, false);
     const Tensor weight = weight_codes(m, call, true, false);
-    multiply(m, dx, operand(m, call, Role::gradient, rows), operand(m, call, Role::weight, weight), {}, false,
-             false);
+    multiply(m, dx, operand(m, call, Role::gradient, rows, false),
+             operand(m, call, Role::weight, weight, true), {}, false, false);
 }
 
 void linear_backward_weight(Model& m, const LayerCall& call, const Tensor& dweight, const Tensor& dout,
@@ -326,9 +426,9 @@ void linear_backward_weight(Model& m, const LayerCall& call, const Tensor& dweig
                                       {.dweight = dweight, .dout = dout, .x = x, .accumulate = accumulate});
     const Fp8State& f = *m.fp8;
     if (again) quantize_slot(m, slot_of(call, Role::input), {}, x_transposed, x, x_maker, true);
-    const Tensor transposed = codes(f.transposed, f.options.gradients, dout.shape[1], dout.shape[0]);
-    multiply(m, dweight, operand(m, call, Role::gradient, transposed),
-             operand(m, call, Role::input, x_transposed), {}, accumulate, false);
+    const Tensor transposed = transposed_gradient(f, call, dout);
+    multiply(m, dweight, operand(m, call, Role::gradient, transposed, true),
+             operand(m, call, Role::input, x_transposed, true), {}, accumulate, false);
 }
 
 }  // namespace llamac

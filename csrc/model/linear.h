@@ -1,8 +1,8 @@
-// The linear layers of a block: products in the storage type, or in fp8 (core/fp8.h, docs/fp8.md).
+// The linear layers of a block, and the head: products in the storage type, or in fp8 (core/fp8.h, docs/fp8.md).
 //
-// In fp8 an input x, a weight and the gradient of an output have one scale each, a slot of Fp8State. Each is quantised
-// once, for all of its products: the rows serve products that sum along them, the transposed the others. With delayed
-// scaling, the operation that makes a tensor writes its codes itself where there is one that does (TensorMaker).
+// In fp8 an input x, a weight and the gradient of an output have one scale each, a slot of Fp8State, or one per row. Each is
+// quantised once, for all of its products: the rows serve products that sum along them, the transposed the others. With
+// delayed scaling, the operation that makes a tensor writes its codes itself where there is one that does (TensorMaker).
 #pragma once
 #include <functional>
 #include <optional>
@@ -17,8 +17,9 @@ namespace llamac {
 
 struct Model;
 
-// Where the scale of a tensor comes from: its own largest value, or that of the optimizer step before.
-enum class Fp8Scaling : uint8_t { current, delayed };
+// Where scales come from: one of a tensor from its own largest value, or from that of the optimizer step before; or one per
+// row from the row's largest value, and one per column for the transposed codes.
+enum class Fp8Scaling : uint8_t { current, delayed, row };
 
 // The codes of weights: quantised for each product, or kept, in both orientations.
 enum class Fp8Weights : uint8_t { recomputed, stored };
@@ -29,7 +30,9 @@ struct Fp8Options {
     DType values = DType::e4m3;             // of inputs and weights
     DType gradients = DType::e5m2;          // of outputs' gradients
     int64_t keep_first = 0, keep_last = 0;  // blocks whose products stay in the storage type
+    bool head = false;                      // whether the head's products are in fp8
 };
+constexpr int64_t fp8_multiple = 16;  // of the sizes that products in fp8 take on a device
 
 // The blocks whose products are in fp8, and the type of their inputs' codes.
 struct Fp8Blocks {
@@ -39,11 +42,16 @@ struct Fp8Blocks {
     bool has(int64_t block) const { return block >= first && block < end; }
 };
 
-enum class Layer : uint8_t { qkv, o, gate_up, down };
-constexpr int64_t linear_layers = 4;
+enum class Layer : uint8_t { qkv, o, gate_up, down, head };
+constexpr int64_t linear_layers = 4;  // of a block
 
 // A matrix of weights as codes: [K,C] and [C,K].
 struct StoredCodes {
+    Tensor rows, transposed;
+};
+
+// 1 / scale of a slot's tensor with scales per row: of the codes' rows, and of the transposed codes' rows.
+struct RowInverses {
     Tensor rows, transposed;
 };
 
@@ -54,29 +62,37 @@ struct Fp8State {
     int64_t slots = 0;
     // Of each slot. amax: since the last update; one more behind the last is of the tensor at hand.
     Tensor scale, inverse, amax, limit;
-    Tensor saturated;                 // values beyond the largest, since clear_saturated()
-    Tensor rows, transposed, weight;  // of the tensor at hand; the transposed of an output's gradient
-    std::vector<StoredCodes> stored;  // of all layers, where weights' codes are kept
-    bool calibrated = false;          // delayed: whether an optimizer step has set the scales
-    bool measures = false;            // whether quantisation takes part in the next update and in the count
-    bool makes_weights = false;       // stored: whether a forward pass quantises them
+    std::vector<RowInverses> inverses;  // of each slot in fp8 blocks, where scales are per row
+    Tensor saturated;                   // values beyond the largest, since clear_saturated()
+    Tensor rows, transposed, weight;    // of the tensor at hand; the transposed of an output's gradient
+    std::vector<StoredCodes> stored;    // of all layers, where weights' codes are kept
+    // Of the head, whose rows come in chunks, each a tensor of its own: the codes of its weight; of a chunk of logits'
+    // gradients, and, transposed, of the chunk's inputs.
+    StoredCodes head, dlogits;
+    Tensor head_inputs;
+    bool calibrated = false;     // delayed: whether an optimizer step has set the scales
+    bool measures = false;       // whether quantisation takes part in the next update and in the count
+    bool makes_weights = false;  // stored: whether a forward pass quantises them
+    bool makes_head = false;     // whether the next chunk of the head quantises its weight
     // Stored, delayed, and all weights updated by this rank: AdamW writes their codes. current: it has written those of the
     // weights as they are.
     bool by_optimizer = false, current = false;
 };
 
 // Where a block's tensors stand among the slots: the input and the weight of each layer in turn, then the gradients of
-// their outputs.
-constexpr int64_t slots_per_block = 3 * linear_layers;
-std::string slot_name(int64_t slot);
+// their outputs. Those of the head stand behind the last block's.
+constexpr int64_t slots_per_block = 3 * linear_layers, slots_of_head = 3;
+std::string slot_name(const Config& config, int64_t slot);
 // Elements of a slot's tensor in a batch of N rows.
 int64_t slot_elements(const Config& config, int64_t slot, int64_t N);
 
 // Plans the state for batches of N rows. Throws Error where the model has no such blocks.
 void plan_fp8(Fp8State& state, const Fp8Options& options, const Config& config, const Sharding& sharding,
               int64_t N, Arena& arena);
+// What the head in fp8 works in, with chunks of so many rows.
+void plan_fp8_head(Fp8State& state, const Config& config, int64_t chunk, Arena& arena);
 // Scales of 1, or those of a checkpoint; limits; nothing measured.
-void reset_fp8(Fp8State& state);
+void reset_fp8(Fp8State& state, const Config& config);
 // A pass begins. Whether what is quantised counts: in training. Whether it is the first since the weights have changed.
 void begin_fp8_pass(Model& model, bool measures, bool first);
 // While parts of a block are computed again: nothing counts, and weights are as they are.
@@ -103,7 +119,7 @@ std::optional<UpdatedCodes> updated_codes(const Model& model, const Parameter& p
 // AdamW has updated all weights.
 void finish_fp8_update(Model& model);
 
-// A layer of a block in a pass, by its operands.
+// A layer of a block in a pass, by its operands; the head stands in the block behind the last one.
 struct LayerCall {
     int64_t block;
     Layer layer;
@@ -120,6 +136,9 @@ struct TensorMaker {
 };
 // Whether makers of this block's tensors make codes.
 bool makes_codes(const Model& model, int64_t block);
+
+// Memory for the transposed codes of so many rows of the head's input; no data where its products are not in fp8.
+Tensor head_input_codes(const Model& model, int64_t rows);
 
 // out = x * transposed weight (+ residual). x_maker makes x first; none: x is there. In fp8, x_transposed gets the transposed codes of x that the weight's gradient
 // reads; without data, nobody wants them.

@@ -191,14 +191,16 @@ void run_head(Model& m, const HeadGradient& gradient) {
     const Range range("head");
     const Activations& a = m.activations;
     const int64_t N = a.losses.shape[0];
-    const Tensor weight = m.parameters.weight(m.parameters.head), all_targets = reshape(a.targets, {N});
+    const LayerCall head{m.config.L, Layer::head, m.parameters.weight(m.parameters.head)};
+    const Tensor all_targets = reshape(a.targets, {N});
     const int64_t chunk = a.logits.shape[0];
     for (int64_t first = 0; first < N; first += chunk) {
         const int64_t count = std::min(chunk, N - first);
         const Tensor x = slice_rows(a.final_norm, first, count), logits = slice_rows(a.logits, 0, count);
         const Tensor losses = slice_rows(a.losses, first, count),
                      chunk_targets = slice_rows(all_targets, first, count);
-        matmul_forward(m.context, {.out = logits, .x = x, .weight = weight});
+        const Tensor codes = gradient.wanted ? head_input_codes(m, count) : Tensor{};
+        linear_forward(m, head, logits, x, codes);
         show(m, "logits", logits);
         const Tensor dlogits = gradient.wanted ? logits : Tensor{};
         cross_entropy(m.context, {.losses = losses,
@@ -209,12 +211,9 @@ void run_head(Model& m, const HeadGradient& gradient) {
                                   .ignore_index = ignore_index});
         if (!gradient.wanted) continue;
         show(m, "dact.logits", dlogits);
-        matmul_backward_input(m.context,
-                              {.dx = slice_rows(a.dnorm, first, count), .dout = dlogits, .weight = weight});
-        matmul_backward_weight(m.context, {.dweight = m.parameters.gradient(m.parameters.head),
-                                           .dout = dlogits,
-                                           .x = x,
-                                           .accumulate = gradient.accumulate || first > 0});
+        linear_backward_input(m, head, slice_rows(a.dnorm, first, count), dlogits);
+        linear_backward_weight(m, head, m.parameters.gradient(m.parameters.head), dlogits, x, codes, false,
+                               {}, gradient.accumulate || first > 0);
     }
     show(m, "losses", a.losses);
 }
@@ -403,7 +402,8 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
                  arena);
     plan_activations(activations, config, options.batch_size, options.seq_len, options.precision.weights,
                      options.recompute, fp8 ? fp8->blocks : Fp8Blocks{}, options.logits_bytes,
-                     options.document_mask, arena);
+                     fp8 && fp8->options.head ? fp8_multiple : 1, options.document_mask, arena);
+    if (fp8) plan_fp8_head(*fp8, config, activations.logits.shape[0], arena);
     arena.plan("scalars", &squares, shaped(DType::f64, {1}));
     arena.plan("scalars", &lr, shaped(DType::f32, {1}));
     arena.plan("scalars", &step, shaped(DType::i32, {1}));
@@ -433,7 +433,7 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
 void Model::allocate() {
     arena.allocate();
     if (workspace_bytes.data) workspace.use(workspace_bytes.data, workspace_bytes.bytes());
-    if (fp8) reset_fp8(*fp8);
+    if (fp8) reset_fp8(*fp8, config);
     make_cis(*this);
 }
 
@@ -585,9 +585,8 @@ void next_logits(Model& m, const int32_t* tokens, int64_t T, std::vector<float>&
     begin_fp8_pass(m, false, true);
     forward_trunk(m, false);
     const Tensor row = slice_rows(m.activations.logits, 0, 1);
-    matmul_forward(m.context, {.out = row,
-                               .x = slice_rows(m.activations.final_norm, T - 1, 1),
-                               .weight = m.parameters.weight(m.parameters.head)});
+    linear_forward(m, {m.config.L, Layer::head, m.parameters.weight(m.parameters.head)}, row,
+                   slice_rows(m.activations.final_norm, T - 1, 1), {});
     logits.resize(static_cast<size_t>(m.config.V));
     copy_as(DType::f32, logits.data(), row);
 }

@@ -274,6 +274,23 @@ inline void quantize(const Context& context, const QuantizeCall& call) {
     run(operation, tensors, {}, context);
 }
 
+// fp8 of x with a scale per row, and transposed with a scale per column
+struct QuantizeRowsCall {
+    Tensor out = {};  // Q[N,C]
+    Tensor transposed = {};  // Q[C,N]
+    Required inverse;  // A[N]
+    Required inverse_transposed;  // A[C]
+    Tensor saturated = {};  // i32[1]
+    Required x;  // T[N,C]
+    Real limit;
+};
+inline void quantize_rows(const Context& context, const QuantizeRowsCall& call) {
+    static const Operation& operation = find_operation("quantize_rows");
+    const Tensor tensors[] = {call.out, call.transposed, call.inverse, call.inverse_transposed, call.saturated, call.x};
+    const Scalar scalars[] = {call.limit};
+    run(operation, tensors, scalars, context);
+}
+
 // the gradients of a group's heads, added
 struct RepeatKvBackwardCall {
     Required dx;  // T[B,T,NKV,HD]
@@ -388,6 +405,24 @@ struct ScaledMatmulCall {
 };
 inline void scaled_matmul(const Context& context, const ScaledMatmulCall& call) {
     static const Operation& operation = find_operation("scaled_matmul");
+    const Tensor tensors[] = {call.out, call.a, call.b, call.a_scale, call.b_scale, call.residual};
+    const Scalar scalars[] = {call.accumulate, call.fast_accum};
+    run(operation, tensors, scalars, context);
+}
+
+// out = a * transposed b in fp8, times the scales of both rows (+ residual)
+struct ScaledMatmulRowsCall {
+    Required out;  // T[N,K]
+    Required a;  // P[N,C]
+    Required b;  // Q[K,C]
+    Required a_scale;  // A[N]
+    Required b_scale;  // A[K]
+    Tensor residual = {};  // T[N,K]
+    Flag accumulate;
+    Integer fast_accum;
+};
+inline void scaled_matmul_rows(const Context& context, const ScaledMatmulRowsCall& call) {
+    static const Operation& operation = find_operation("scaled_matmul_rows");
     const Tensor tensors[] = {call.out, call.a, call.b, call.a_scale, call.b_scale, call.residual};
     const Scalar scalars[] = {call.accumulate, call.fast_accum};
     run(operation, tensors, scalars, context);

@@ -16,10 +16,13 @@ ModelOptions model_options(const Options& o, int64_t rank, int64_t ranks) {
     if (o.matmul_dtype == "fp8") {
         const bool fnuz = device_properties().fp8 == Fp8Units::fnuz;
         m.fp8.emplace();
-        m.fp8->scaling = o.fp8_recipe == "tensor" ? Fp8Scaling::current : Fp8Scaling::delayed;
+        m.fp8->scaling = o.fp8_recipe == "tensor" ? Fp8Scaling::current
+                         : o.fp8_recipe == "row"  ? Fp8Scaling::row
+                                                  : Fp8Scaling::delayed;
         m.fp8->weights = o.fp8_weights == "stored" ? Fp8Weights::stored : Fp8Weights::recomputed;
         m.fp8->values = fnuz ? DType::e4m3fnuz : DType::e4m3;
         m.fp8->gradients = o.fp8_gradients == "e4m3" ? m.fp8->values : fnuz ? DType::e5m2fnuz : DType::e5m2;
+        m.fp8->head = o.fp8_head == "on";
         m.fp8->keep_first = o.fp8_keep_first, m.fp8->keep_last = o.fp8_keep_last;
     }
     if (o.reduce_dtype != "auto") m.sharding.sums = float_dtype(o.reduce_dtype);

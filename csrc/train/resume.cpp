@@ -82,11 +82,17 @@ std::string changed_flags(const Manifest& m, const Options& options, int64_t seq
     const auto add = [&](const std::string& what, const json& was, const json& is) {
         if (was != is) text += (text.empty() ? "" : ", ") + what + " was " + was.dump() + ", is " + is.dump();
     };
-    for (const char* flag :
-         {"steps",         "lr",         "min-lr-frac",   "warmup-steps",   "schedule",      "weight-decay",
-          "beta1",         "beta2",      "grad-clip",     "batch-size",     "grad-dtype",    "reduce-dtype",
-          "matmul-dtype",  "fp8-recipe", "fp8-gradients", "fp8-keep-first", "fp8-keep-last", "train-data",
-          "document-mask", "kernel"})
+    for (const char* flag : {"steps",          "lr",
+                             "min-lr-frac",    "warmup-steps",
+                             "schedule",       "weight-decay",
+                             "beta1",          "beta2",
+                             "grad-clip",      "batch-size",
+                             "grad-dtype",     "reduce-dtype",
+                             "matmul-dtype",   "fp8-recipe",
+                             "fp8-gradients",  "fp8-head",
+                             "fp8-keep-first", "fp8-keep-last",
+                             "train-data",     "document-mask",
+                             "kernel"})
         if (m.config.contains(flag)) add(std::string("--") + flag, m.config[flag], now[flag]);
     if (m.sequences && sequences)
         add("sequences of training data, whose order hangs on their number:", m.sequences, sequences);

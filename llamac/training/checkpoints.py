@@ -149,7 +149,7 @@ def resume_warnings(point: ResumePoint, o: Options, sequences: int) -> list[str]
 _MAY_CHANGE = (
     *("steps", "lr", "min-lr-frac", "warmup-steps", "schedule", "weight-decay", "beta1", "beta2"),
     *("grad-clip", "batch-size", "grad-dtype", "matmul-dtype", "fp8-recipe", "fp8-gradients"),
-    *("fp8-keep-first", "fp8-keep-last", "train-data", "document-mask", "kernel"),
+    *("fp8-head", "fp8-keep-first", "fp8-keep-last", "train-data", "document-mask", "kernel"),
 )
 
 

@@ -1,5 +1,5 @@
-"""--matmul-dtype fp8 in train_llama3.py: the blocks' products by llamac.fp8_reference, or with --ops llamac
-by llamac.ops.linear. csrc/model/linear.cpp is the C program's.
+"""--matmul-dtype fp8 in train_llama3.py: the blocks' products, with --fp8-head on the head's too, by
+llamac.fp8_reference, or with --ops llamac by llamac.ops.linear. csrc/model/linear.cpp is the C program's.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 from llamac import fp8_reference
@@ -23,9 +24,9 @@ PER_BLOCK = len(fp8_reference.LAYERS)
 class ReferenceProducts:
     """Products by plain PyTorch."""
 
-    def __init__(self, blocks: int, recipe: str, gradients: str, device: str):
+    def __init__(self, blocks: int, recipe: str, gradients: str, device: str, head: bool = False):
         of_gradients = fp8_reference.FP8[gradients]
-        slots = fp8_reference.slot_names(blocks)
+        slots = fp8_reference.slot_names(blocks, head)
         self.scales = fp8_reference.Scales(slots, recipe, gradients=of_gradients, device=device)
 
     def linear(self, block: int, layer: int) -> Callable[[Tensor, Tensor], Tensor]:
@@ -33,6 +34,15 @@ class ReferenceProducts:
         x, name = fp8_reference.INPUTS[layer], fp8_reference.LAYERS[layer]
         slots = f"{block}.{x}", f"{block}.{name}.weight", f"{block}.d.{name}"
         return partial(fp8_reference.linear, scales=self.scales, slots=slots)
+
+    def head(self) -> Callable[[Tensor, Tensor], Tensor]:
+        slots = "final_norm", "head.weight", "d.head"
+        return partial(fp8_reference.linear, scales=self.scales, slots=slots)
+
+    @staticmethod
+    def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+        exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return F.cross_entropy(exact.flatten(0, -2), targets.flatten())
 
     def update(self) -> None:
         """The next step's scales, from what all ranks have measured."""
@@ -52,17 +62,21 @@ class ReferenceProducts:
 class LlamacProducts:
     """Products by llamac's kernels."""
 
-    def __init__(self, blocks: int, recipe: str, gradients: str, device: str):
+    def __init__(self, blocks: int, recipe: str, gradients: str, device: str, head: bool = False):
         from llamac import ops
 
-        self.function, self.gradients = ops.linear, gradients
+        self.function, self.mean_loss = ops.linear, ops.cross_entropy
+        self.gradients, self.recipe, self.blocks = gradients, recipe, blocks
         self.scaling = None
         if recipe == "delayed":
-            self.scaling = ops.DelayedScaling(blocks * PER_BLOCK, gradients, device)
+            self.scaling = ops.DelayedScaling(blocks * PER_BLOCK + head, gradients, device)
 
     def linear(self, block: int, layer: int) -> Callable[[Tensor, Tensor], Tensor]:
-        recipe = self.scaling[block * PER_BLOCK + layer] if self.scaling else "tensor"
+        recipe = self.scaling[block * PER_BLOCK + layer] if self.scaling else self.recipe
         return partial(self.function, recipe=recipe, gradients=self.gradients)
+
+    def head(self) -> Callable[[Tensor, Tensor], Tensor]:
+        return self.linear(self.blocks, 0)  # behind the blocks' layers
 
     def update(self) -> None:
         if self.scaling:
@@ -71,14 +85,18 @@ class LlamacProducts:
     def state(self) -> Tensor | None:
         if not self.scaling:
             return None
-        of_layers = self.scaling.scale.view(-1, PER_BLOCK, 3)  # input, weight, gradient of each
-        return torch.cat((of_layers[..., :2].flatten(1), of_layers[..., 2]), 1).flatten()
+        of_blocks, of_head = self.scaling.scale.tensor_split((self.blocks * PER_BLOCK,))
+        of_layers = of_blocks.view(-1, PER_BLOCK, 3)  # input, weight, gradient of each
+        blocks = torch.cat((of_layers[..., :2].flatten(1), of_layers[..., 2]), 1).flatten()
+        return torch.cat((blocks, of_head.flatten()))
 
     def load(self, scale: Tensor) -> None:
         assert self.scaling
-        inputs, gradients = scale.view(-1, 3 * PER_BLOCK).split((2 * PER_BLOCK, PER_BLOCK), 1)
+        of_blocks, of_head = scale.tensor_split((self.blocks * 3 * PER_BLOCK,))
+        inputs, gradients = of_blocks.view(-1, 3 * PER_BLOCK).split((2 * PER_BLOCK, PER_BLOCK), 1)
         of_layers = torch.cat((inputs.unflatten(1, (PER_BLOCK, 2)), gradients[..., None]), 2)
-        self.scaling.load_state_dict({"scale": of_layers.flatten(0, 1).to(self.scaling.scale.device)})
+        of_layers = torch.cat((of_layers.flatten(0, 1), of_head.view(-1, 3)))
+        self.scaling.load_state_dict({"scale": of_layers.to(self.scaling.scale.device)})
 
 
 Products = ReferenceProducts | LlamacProducts
@@ -94,13 +112,27 @@ def blocks_in_fp8(o: Options, config: Config) -> range:
     return blocks
 
 
+def _head_forward(products: Products) -> Callable:
+    """The reference's Head.forward, by a product of fp8."""
+    linear = products.head()
+
+    def forward(head: Any, hidden: Tensor, targets: Tensor | None, tied: Tensor | None) -> Tensor:
+        logits = linear(hidden, head.weight if tied is None else tied)
+        return logits if targets is None else products.mean_loss(logits, targets)
+
+    return forward
+
+
 def use_products(model: Any, o: Options, device: str = "cpu") -> None:
     """Let the blocks' products be in fp8, after fuse_products(): what is fused has one scale. Raises
     InputError.
     """
     kind = LlamacProducts if o.ops == "llamac" else ReferenceProducts
-    products = kind(model.config.num_hidden_layers, o.fp8_recipe, o.fp8_gradients, device)
+    head = o.fp8_head == "on"
+    products = kind(model.config.num_hidden_layers, o.fp8_recipe, o.fp8_gradients, device, head)
     model.fp8 = products
+    if head:
+        model.lm_head.forward = MethodType(_head_forward(products), model.lm_head)
     for i in blocks_in_fp8(o, model.config):
         attention, mlp = model.model.layers[i].self_attn, model.model.layers[i].mlp
         attention.linear, mlp.linear = products.linear(i, 0), products.linear(i, 2)

@@ -35,7 +35,8 @@ def suffix(o: Options) -> str:
     masked = ".documents" if o.document_mask == "on" else ""
     if o.matmul_dtype == Options().matmul_dtype:
         return masked
-    return "." + "-".join(str(getattr(o, name)) for name in names) + masked
+    head = "-head" if o.fp8_head == "on" else ""
+    return "." + "-".join(str(getattr(o, name)) for name in names) + head + masked
 
 
 def masks(tokens: np.ndarray, o: Options) -> list[np.ndarray]:

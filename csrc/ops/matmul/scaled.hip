@@ -1,6 +1,7 @@
-// Matrix products of fp8 operands (core/fp8.h) with a scale each, as quantize makes them:
+// Matrix products of fp8 operands (core/fp8.h) with scales, as quantize and quantize_rows make them:
 //
-//   out[n,k] = a_scale * b_scale * sum_c a[n,c] * b[k,c]  (+ residual[n,k]) (+ what was there)
+//   scaled_matmul:       out[n,k] = a_scale * b_scale * sum_c a[n,c] * b[k,c]  (+ residual[n,k]) (+ what was there)
+//   scaled_matmul_rows:  likewise with a_scale[n] * b_scale[k]
 //
 // The sum is in fp32, and the scales multiply it before anything is added. Both operands lie along the dimension that is
 // summed over: matrix units want it so for 8 bits. The three products of a linear layer, weight [K,C]:
@@ -26,6 +27,12 @@
 namespace llamac {
 namespace {
 
+// Of row i: an operand has one scale, or one per row.
+template <class A>
+A scale_of(View<const A, 1> scale, int64_t i) {
+    return scale(scale.shape[0] == 1 ? 0 : i);
+}
+
 template <class T, class P, class Q>
 void scaled_matmul_reference(View<T, 2> out, View<const P, 2> a, View<const Q, 2> b,
                              View<const arithmetic<T>, 1> a_scale, View<const arithmetic<T>, 1> b_scale,
@@ -35,7 +42,7 @@ void scaled_matmul_reference(View<T, 2> out, View<const P, 2> a, View<const Q, 2
         for (int64_t k = 0; k < out.shape[1]; k++) {
             double sum = 0;
             for (int64_t c = 0; c < a.shape[1]; c++) sum += double(A(a(n, c)) * A(b(k, c)));
-            const A product = A(sum) * (a_scale(0) * b_scale(0));
+            const A product = A(sum) * (scale_of(a_scale, n) * scale_of(b_scale, k));
             out(n, k) =
                 T(product + (residual ? A(residual(n, k)) : A(0)) + (accumulate ? A(out(n, k)) : A(0)));
         }
@@ -58,9 +65,9 @@ void scaled_matmul_cpu(View<T, 2> out, View<const P, 2> a, View<const Q, 2> b, V
     const Matrix<float> left{as_floats(a, scratch_a), C, 1}, right{as_floats(b, scratch_b), C, 1};
     float* const sums = scratch_sums.reserve<float>(N * K);
     gemm<float>(N, K, C, left, right.transposed(), static_cast<const float*>(nullptr), sums);
-    const float scale = a_scale(0) * b_scale(0);
 #pragma omp parallel for
     for (int64_t i = 0; i < N * K; i++) {
+        const float scale = scale_of(a_scale, i / K) * scale_of(b_scale, i % K);
         const float added = residual ? float(residual.data[i]) : 0.0f,
                     before = accumulate ? float(out.data[i]) : 0.0f;
         out.data[i] = T(sums[i] * scale + added + before);
@@ -69,15 +76,16 @@ void scaled_matmul_cpu(View<T, 2> out, View<const P, 2> a, View<const Q, 2> b, V
 
 // ---- naive
 
+// a_step, b_step: from the scale of a row to the next: 0 or 1.
 template <class T, class P, class Q>
 __global__ void scaled_matmul_naive_kernel(T* out, const P* a, const Q* b, const float* a_scale,
                                            const float* b_scale, const T* residual, int64_t N, int64_t K,
-                                           int64_t C, bool accumulate) {
+                                           int64_t C, int64_t a_step, int64_t b_step, bool accumulate) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, n = i / K, k = i % K;
     if (n >= N) return;
     double sum = 0;
     for (int64_t c = 0; c < C; c++) sum += double(float(a[n * C + c]) * float(b[k * C + c]));
-    const float product = static_cast<float>(sum) * (*a_scale * *b_scale);
+    const float product = static_cast<float>(sum) * (a_scale[n * a_step] * b_scale[k * b_step]);
     out[i] = T(product + (residual ? float(residual[i]) : 0.0f) + (accumulate ? float(out[i]) : 0.0f));
 }
 
@@ -88,17 +96,19 @@ void scaled_matmul_naive(View<T, 2> out, View<const P, 2> a, View<const Q, 2> b,
     const int64_t N = out.shape[0], K = out.shape[1], C = a.shape[1];
     launch(Grid(blocks_for(N * K, context.threads), context.threads, context.stream),
            scaled_matmul_naive_kernel<T, P, Q>, out.data, a.data, b.data, a_scale.data, b_scale.data,
-           residual.data, N, K, C, accumulate);
+           residual.data, N, K, C, a_scale.shape[0] > 1, b_scale.shape[0] > 1, accumulate);
 }
 
 // ---- library: the vendor's
 
 #if defined(LLAMAC_BLASLT)
+// scales: of b, whose rows are 16 or more.
 template <class A>
-Gemm scaled_product(DType type, DType a_type, DType b_type, const A& a, int64_t columns, bool adds,
-                    bool fast) {
-    return {a.shape[0], columns,           a.shape[1],        false, true, a_type, b_type, type, type,
-            adds,       GemmScale::tensor, GemmScale::tensor, fast};
+Gemm scaled_product(DType type, DType a_type, DType b_type, const A& a, int64_t columns, int64_t scales,
+                    bool adds, bool fast) {
+    const GemmScale scale = scales == 1 ? GemmScale::tensor : GemmScale::row;
+    return {a.shape[0], columns, a.shape[1], false, true,  a_type, b_type,
+            type,       type,    adds,       scale, scale, fast};
 }
 
 template <class T, class P, class Q>
@@ -106,8 +116,8 @@ void scaled_matmul_library(View<T, 2> out, View<const P, 2> a, View<const Q, 2> 
                            View<const float, 1> a_scale, View<const float, 1> b_scale,
                            View<const T, 2> residual, bool accumulate, int64_t fast, LaunchContext context) {
     const void* const added = accumulate ? out.data : residual.data;
-    run_gemm(scaled_product(dtype_of<T>(), dtype_of<P>(), dtype_of<Q>(), a, b.shape[0], added != nullptr,
-                            fast != 0),
+    run_gemm(scaled_product(dtype_of<T>(), dtype_of<P>(), dtype_of<Q>(), a, b.shape[0], b_scale.shape[0],
+                            added != nullptr, fast != 0),
              {out.data, a.data, b.data, added, a_scale.data, b_scale.data}, context.workspace,
              context.caller.gemms, context.stream);
 }
@@ -122,7 +132,7 @@ bool library_supports(const Call& c) {
     return bits % gemm_alignment == 0 && c["C"] % 16 == 0 && c["K"] % 16 == 0 &&
            !(residual.data && accumulates) &&
            gemm_supports(scaled_product(out.dtype, a.dtype, b.dtype, a, b.shape[0],
-                                        residual.data || accumulates, fast));
+                                        c.operand("b_scale").shape[0], residual.data || accumulates, fast));
 }
 int64_t library_workspace_bytes(const Call&) {
     return gemm_workspace_bytes;
@@ -164,6 +174,10 @@ std::vector<Variant> variants() {
     return all;
 }
 
+double product_flops(const Call& c) {
+    return 2.0 * static_cast<double>(c["N"] * c["C"]) * static_cast<double>(c["K"]);
+}
+
 Operation scaled_matmul(
     "scaled_matmul<T: f32 bf16 f64, A: arithmetic(T), P: e4m3 e5m2 e4m3fnuz e5m2fnuz f64,"
     " Q: e4m3 e4m3fnuz f64>"
@@ -172,8 +186,16 @@ Operation scaled_matmul(
     " accumulate: bool, fast_accum: int {0, 1}) rows(N)"
     " test(N=128, C=96, K=256) test(N=208, C=336, K=144)"
     " test_large(N=1000, C=1040, K=528)",
-    "out = a * transposed b in fp8, times both scales (+ residual)", variants(),
-    [](const Call& c) { return 2.0 * static_cast<double>(c["N"] * c["C"]) * static_cast<double>(c["K"]); });
+    "out = a * transposed b in fp8, times both scales (+ residual)", variants(), product_flops);
+
+Operation scaled_matmul_rows(
+    "scaled_matmul_rows<T: f32 bf16 f64, A: arithmetic(T), P: e4m3 e5m2 e4m3fnuz e5m2fnuz f64,"
+    " Q: e4m3 e4m3fnuz f64>"
+    "(out: T[N,K] adds_if(accumulate); a: P[N,C], b: Q[K,C], a_scale: A[N] >0, b_scale: A[K] >0, residual?: "
+    "T[N,K];"
+    " accumulate: bool, fast_accum: int {0, 1}) rows(N)"
+    " test(N=128, C=96, K=256) test(N=208, C=336, K=144)",
+    "out = a * transposed b in fp8, times the scales of both rows (+ residual)", variants(), product_flops);
 
 }  // namespace
 }  // namespace llamac

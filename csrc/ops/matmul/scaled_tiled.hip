@@ -1,4 +1,4 @@
-// scaled_matmul's variant `tiled`; tiled.h tells how a GEMM is tiled. Both operands lie along k, and the scales multiply
+// The variant `tiled` of scaled_matmul and scaled_matmul_rows; tiled.h tells how a GEMM is tiled. Both operands lie along k, and the scales multiply
 // the sums before anything is added.
 #include "ops/matmul/scaled_tiled.h"
 
@@ -9,14 +9,33 @@ namespace {
 
 using namespace tiled;
 
-// Chips that do not multiply this form have the kernel's name without its code.
+struct TensorScale {
+    float scale;
+    __device__ float operator()(int, int) const { return scale; }
+};
+// Of M rows; a block's tile may end below them.
+struct RowScales {
+    const float *a, *b;
+    int M;
+    __device__ float operator()(int m, int n) const { return a[m < M ? m : M - 1] * b[n]; }
+};
+
+// Chips that do not multiply this form have the kernels' names without their code.
 template <class O, class P, class Q>
 __global__ void __launch_bounds__(S::threads)
     scaled_matmul_tiled_kernel(O* out, const O* initial, const P* a, const Q* b, const float* a_scale,
                                const float* b_scale, int M, int N, int K) {
     if constexpr (multiplies_fp8<P> && multiplies_fp8<Q>)
-        multiply_block<Product<Layout::along_k, Layout::along_k, P, Q>>(out, initial, a, b, M, N, K,
-                                                                        [=] { return *a_scale * *b_scale; });
+        multiply_block<Product<Layout::along_k, Layout::along_k, P, Q>>(
+            out, initial, a, b, M, N, K, [=] { return TensorScale{*a_scale * *b_scale}; });
+}
+template <class O, class P, class Q>
+__global__ void __launch_bounds__(S::threads)
+    scaled_matmul_tiled_kernel_rows(O* out, const O* initial, const P* a, const Q* b, const float* a_scale,
+                                    const float* b_scale, int M, int N, int K) {
+    if constexpr (multiplies_fp8<P> && multiplies_fp8<Q>)
+        multiply_block<Product<Layout::along_k, Layout::along_k, P, Q>>(
+            out, initial, a, b, M, N, K, [=] { return RowScales{a_scale, b_scale, M}; });
 }
 
 }  // namespace
@@ -25,10 +44,12 @@ template <class T, class P, class Q>
 void scaled_matmul_tiled(View<T, 2> out, View<const P, 2> a, View<const Q, 2> b, View<const float, 1> a_scale,
                          View<const float, 1> b_scale, View<const T, 2> residual, bool accumulate, int64_t,
                          LaunchContext context) {
+    const auto kernel = b_scale.shape[0] == 1 ? scaled_matmul_tiled_kernel<T, P, Q>
+                                              : scaled_matmul_tiled_kernel_rows<T, P, Q>;
     on_machine([&](auto machine) {
-        launch(grid_of<Sizes<decltype(machine)>>(out.shape[0], out.shape[1], context.stream),
-               scaled_matmul_tiled_kernel<T, P, Q>, out.data, accumulate ? out.data : residual.data, a.data,
-               b.data, a_scale.data, b_scale.data, out.shape[0], out.shape[1], a.shape[1]);
+        launch(grid_of<Sizes<decltype(machine)>>(out.shape[0], out.shape[1], context.stream), kernel,
+               out.data, accumulate ? out.data : residual.data, a.data, b.data, a_scale.data, b_scale.data,
+               out.shape[0], out.shape[1], a.shape[1]);
     });
 }
 

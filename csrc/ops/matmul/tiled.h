@@ -257,11 +257,16 @@ __device__ void add_tiles_pipelined(Sums& sums, Copies<P>& copies, int warp_m, i
     }
 }
 
-// out = sums * scale (+ initial). A lane holds parts of rows; through LDS, an epilogue tile at a time, neighbouring lanes
+// What sums are multiplied by: nothing.
+struct NoScale {
+    __device__ float operator()(int, int) const { return 1.0f; }
+};
+
+// out[m][n] = sums[m][n] * scale(m, n) (+ initial[m][n]). A lane holds parts of rows; through LDS, an epilogue tile at a time, neighbouring lanes
 // get neighbouring 16 bytes of a row. A thread reads `initial` where it writes `out`: they may be the same.
-template <class P, class O>
-__device__ void store(O* out, const O* initial, float scale, const Sums& sums, int first_m, int first_n,
-                      int M, int N) {
+template <class P, class O, class Scale>
+__device__ void store(O* out, const O* initial, const Scale& scale, const Sums& sums, int first_m,
+                      int first_n, int M, int N) {
     constexpr int size = vector_size<O>, lanes = S::warp_tile_n / size, rows = warp_size / lanes;
     constexpr int vectors = S::epilogue_tiles * S::R / rows;
     float* epilogue =
@@ -290,14 +295,16 @@ __device__ void store(O* out, const O* initial, float scale, const Sums& sums, i
         __syncthreads();
 #pragma unroll
         for (int v = 0; v < vectors; v++) {
-            const float* row = epilogue + (v * rows + lane_index() / lanes) * S::epilogue_row + n - first_n;
+            const int place = v * rows + lane_index() / lanes;
+            const int m = first_m + P::A::place(t0 + place / S::R, place % S::R);
+            const float* row = epilogue + place * S::epilogue_row + n - first_n;
             float x[size], sum[size];
             unpack(old[v], x);
 #pragma unroll
             for (int i = 0; i < size; i += 4) {
                 float four[4];
                 unpack(load128(row + i), four);
-                for (int j = 0; j < 4; j++) sum[i + j] = x[i + j] + four[j] * scale;
+                for (int j = 0; j < 4; j++) sum[i + j] = x[i + j] + four[j] * scale(m, n + i + j);
             }
             if (at[v] >= 0) store128(out + at[v], pack(sum));
         }
@@ -319,7 +326,7 @@ inline __device__ BlockTile block_tile_of(int rows, int columns) {
     return {(first + i % height) * S::block_tile_m, i / height * S::block_tile_n};
 }
 
-// The block's part of out = scale() * a b' (+ initial).
+// The block's part of out = scale()(m, n) * a b' (+ initial); scale() is called once the sums are there.
 template <class P, class O, class Scale>
 __device__ void multiply_block(O* out, const O* initial, const typename P::ElementA* a,
                                const typename P::ElementB* b, int M, int N, int K, Scale scale) {

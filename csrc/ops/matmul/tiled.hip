@@ -11,7 +11,7 @@ using namespace tiled;
 template <class P, class O>
 __global__ void __launch_bounds__(S::threads)
     matmul_tiled_kernel(O* out, const O* initial, const bf16* a, const bf16* b, int M, int N, int K) {
-    multiply_block<P>(out, initial, a, b, M, N, K, [] { return 1.0f; });
+    multiply_block<P>(out, initial, a, b, M, N, K, [] { return NoScale{}; });
 }
 
 template <Layout a_layout, Layout b_layout, class O>
