@@ -6,6 +6,8 @@ COMMANDS = {
     "profile OUT": "where the time of a run with --profile went, and what to do next",
     "checkpoint list OUT": "the checkpoints of a run and their state; verify OUT|DIR: each file",
     "plot OUT": "draws OUT/loss.png from a run's OUT/log.jsonl",
+    "generate DIR --prompt TEXT": "what the model of a directory answers; --chat talks to it",
+    "eval DIR --tasks LIST": "scores in hellaswag, mmlu, arc, piqa, winogrande; bits per byte of texts",
     "data INPUT --out DIR": "tokens of text, JSON lines, Parquet, to train on",
 }
 
