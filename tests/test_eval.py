@@ -199,6 +199,35 @@ def test_choices_of_lm_eval(directory, files, name, monkeypatch):
             assert scores[metric] == pytest.approx(theirs["results"][base][f"{metric},none"], abs=1e-12)
 
 
+def test_the_model_class_of_lm_eval(directory):
+    """Where lm-eval is installed: requests of each kind."""
+    pytest.importorskip("lm_eval")
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.registry import get_model
+
+    from llamac.eval import harness
+
+    assert get_model("llamac") is harness.LlamacLM
+    model, scorer = harness.LlamacLM(str(directory), dtype="float32"), Scorer(directory, likeliest=True)
+
+    def requests(kind: str, *arguments: tuple) -> list:
+        return [Instance(kind, {}, args, i) for i, args in enumerate(arguments)]
+
+    pairs = [("the cat ", "sat on"), ("", "the moon"), ("and", " looked")]
+    found = model.loglikelihood(requests("loglikelihood", *pairs), disable_tqdm=True)
+    wanted = scorer.of_texts(pairs)
+    np.testing.assert_allclose([log for log, _ in found], [each.log for each in wanted], rtol=1e-5)
+    assert [greedy for _, greedy in found] == [each.is_greedy for each in wanted]
+    (rolling,) = model.loglikelihood_rolling(requests("loglikelihood_rolling", (TEXT,)))
+    whole = scorer.of_ids([([scorer.prefix()], scorer.model.encode(TEXT, bos=False))])[0]
+    assert rolling == pytest.approx(whole.log, rel=1e-5)
+    free = {"until": [], "max_gen_toks": 20}
+    (answer,) = model.generate_until(requests("generate_until", ("the cat", free)))
+    end = answer[5:8]
+    (cut,) = model.generate_until(requests("generate_until", ("the cat", free | {"until": [end]})))
+    assert end in answer and cut == answer[: answer.index(end)]
+
+
 # Texts
 
 
