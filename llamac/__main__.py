@@ -6,6 +6,10 @@ COMMANDS = {
     "profile OUT": "where the time of a run with --profile went, and what to do next",
     "checkpoint list OUT": "the checkpoints of a run and their state; verify OUT|DIR: each file",
     "plot OUT": "draws OUT/loss.png from a run's OUT/log.jsonl",
+    "generate DIR --prompt TEXT": "what the model of a directory answers; --chat talks to it",
+    "eval DIR --tasks LIST": "scores in hellaswag, mmlu, arc, piqa, winogrande; bits per byte of texts",
+    "finetune DIR DATA --out OUT": "trains a model on the answers of chats",
+    "export gguf DIR FILE": "a model for llama.cpp and its relatives",
     "data INPUT --out DIR": "tokens of text, JSON lines, Parquet, to train on",
 }
 

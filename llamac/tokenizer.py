@@ -77,6 +77,10 @@ class Tokenizer:
         """Token ids of text; the names of special tokens in it are ordinary text."""
         return self._encoding.encode_ordinary(text)
 
+    def encode_with_special_tokens(self, text: str) -> list[int]:
+        """encode(), but names of special tokens are these tokens."""
+        return self._encoding.encode(text, allowed_special="all")
+
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """encode() of each text, on all cores."""
         return self._encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1)

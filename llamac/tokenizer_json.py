@@ -85,10 +85,15 @@ class JsonTokenizer:
         return _Fast.of(self)
 
     @property
+    def model(self) -> dict[str, Any]:
+        """The content of tokenizer.json."""
+        return self._json
+
+    @property
     def cuttable(self) -> bool:
         added = self.backend.get_added_tokens_decoder().values()
         takes_more = any(token.lstrip or "\n" in token.content for token in added)
-        return _split_pattern(self._json) is not None and not takes_more
+        return split_pattern(self._json) is not None and not takes_more
 
     @property
     def is_fast(self) -> bool:
@@ -168,7 +173,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
     return found
 
 
-def _split_pattern(config: dict[str, Any]) -> str | None:
+def split_pattern(config: dict[str, Any]) -> str | None:
     """The pattern by which a byte-level BPE splits its text, if it is one of the known; no normalizer."""
     split = config.get("pre_tokenizer") or {}
     steps = split.get("pretokenizers", [split]) if isinstance(split, dict) else []
@@ -207,7 +212,7 @@ class _Fast:
     @classmethod
     def of(cls, tokenizer: JsonTokenizer) -> "_Fast | None":
         """None where the ids might differ."""
-        config, pattern = tokenizer._json, _split_pattern(tokenizer._json)
+        config, pattern = tokenizer._json, split_pattern(tokenizer._json)
         model = config.get("model") or {}
         odd_settings = (
             "dropout",

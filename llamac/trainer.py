@@ -78,13 +78,14 @@ class Trainer:
         first."""
         return dict(self._last)
 
-    def step(self, tokens: Any = None, targets: Any = None) -> float:
+    def step(self, tokens: Any = None, targets: Any = None, counted: bool = False) -> float:
         """One step: micro-batches, gradient norm, AdamW. Returns its loss, the mean over its tokens.
 
         tokens, targets: integers [accumulation * B, T], micro-batch after micro-batch, B = batch_size and T =
         seq_len; numpy's, or with `__dlpack__`, on the host or on the device; or nested lists. Targets are the
-        next tokens; -100 counts as loss 0. Without arguments: the run's own next batch, as the program draws
-        it.
+        next tokens; -100 counts as loss 0. counted: it does not count, and the loss is the mean over the
+        other targets of all micro-batches, as transformers has it. Without arguments: the run's own next
+        batch, as the program draws it.
         """
         if self.steps_done >= self.options.steps:
             raise InputError(
@@ -96,7 +97,7 @@ class Trainer:
             self._last = self._native.step()
         else:
             rows = self._native.accumulation * self.options.batch_size
-            self._last = self._native.step(*self._batch(tokens, targets, rows))
+            self._last = self._native.step(*self._batch(tokens, targets, rows), counted)
         return self._last["loss"]
 
     def validate(self, tokens: Any = None, targets: Any = None) -> float:

@@ -15,4 +15,14 @@ void copy_bytes_async(const Context& context, void* to, const void* from, int64_
     if (context.observer) context.observer->after_copy(bytes, context.stream);
 }
 
+void copy_rows_async(const Context& context, void* to, int64_t to_pitch, const void* from, int64_t from_pitch,
+                     int64_t width, int64_t rows) {
+    const Range range("copy");
+    if (context.observer) context.observer->before(context.stream);
+    CHECK(hipMemcpy2DAsync(to, static_cast<size_t>(to_pitch), from, static_cast<size_t>(from_pitch),
+                           static_cast<size_t>(width), static_cast<size_t>(rows), hipMemcpyDefault,
+                           context.stream));
+    if (context.observer) context.observer->after_copy(width * rows, context.stream);
+}
+
 }  // namespace llamac

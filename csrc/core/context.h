@@ -40,5 +40,8 @@ Context computing_context();
 
 // Between host and device, either way, on the context's stream; without waiting where the host's side is pinned.
 void copy_bytes_async(const Context& context, void* to, const void* from, int64_t bytes);
+// The same for rows of `width` bytes, which begin to_pitch and from_pitch bytes apart.
+void copy_rows_async(const Context& context, void* to, int64_t to_pitch, const void* from, int64_t from_pitch,
+                     int64_t width, int64_t rows);
 
 }  // namespace llamac

@@ -6,9 +6,7 @@
 // register tile, which attention also calls on its own small blocks. cblas_gemm() is the system's BLAS, where
 // the build has one.
 #pragma once
-#include <cstdlib>
-#include <new>
-
+#include "core/scratch.h"
 #include "core/tensor.h"
 
 namespace llamac {
@@ -68,28 +66,6 @@ inline void gemm_tile(int64_t K, const A* a, int64_t a_row, int64_t a_k, const A
             store(c + i * c_row + j * L, sum[i][j]);
         }
 }
-
-// Memory that is kept between calls: aligned to 64 bytes, grows, is never cleared.
-struct Scratch {
-    void* data = nullptr;
-    size_t bytes = 0;
-
-    Scratch() = default;
-    Scratch(const Scratch&) = delete;
-    Scratch& operator=(const Scratch&) = delete;
-    ~Scratch() { std::free(data); }
-    template <class A>
-    A* reserve(int64_t elements) {
-        const size_t wanted = (static_cast<size_t>(elements) * sizeof(A) + 63) / 64 * 64;
-        if (wanted > bytes) {
-            std::free(data);
-            data = std::aligned_alloc(64, wanted);
-            bytes = data ? wanted : 0;
-            if (!data) throw std::bad_alloc();
-        }
-        return static_cast<A*>(data);
-    }
-};
 
 // Element (i, j) is data[i * row + j * column]; one of the two steps is 1.
 template <class T>

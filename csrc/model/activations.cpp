@@ -23,9 +23,14 @@ int64_t chunk_rows(int64_t row_bytes, int64_t rows, int64_t bytes, int64_t multi
 // where that is small. The head's gradient is a sum over chunks. Each after the first reads and writes the whole of it
 // once more: two are what is aimed at. Each also rounds it to its type: eight such errors come to about twice that of
 // one.
-void plan_logits(Activations& a, const Config& config, int64_t bytes, int64_t multiple, Arena& arena) {
+void plan_logits(Activations& a, const Config& config, int64_t bytes, int64_t multiple, bool training,
+                 Arena& arena) {
     constexpr int64_t most_chunks = 8, least_bytes = int64_t{64} << 20, ample_bytes = int64_t{2} << 30;
     const int64_t rows = a.embedding.shape[0], row_bytes = config.V * size_of(a.embedding.dtype);
+    if (!training)
+        return arena.plan(
+            "logits", &a.logits,
+            shaped(a.embedding.dtype, {chunk_rows(row_bytes, rows, bytes ? bytes : least_bytes), config.V}));
     const int64_t free = a.dqkv.bytes() + a.dattention.bytes() + a.dgate_up.bytes() + a.dswiglu.bytes();
     const int64_t half = (rows + 1) / 2 * row_bytes,
                   share = (rows + most_chunks - 1) / most_chunks * row_bytes;
@@ -59,26 +64,27 @@ unsigned recomputed_parts(const Recompute& r, int64_t layer, bool in_fp8) {
 
 void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T, DType dtype,
                       const Recompute& recompute, const Fp8Blocks& fp8, int64_t logits_bytes,
-                      int64_t logits_multiple, bool document_mask, Arena& arena) {
+                      int64_t logits_multiple, bool document_mask, bool training, Arena& arena) {
     for (const auto& row : model_activations(config, B, T, dtype, document_mask))
-        if (row.present) arena.plan(group_of(row.until), &(a.*row.member), row.like);
-    plan_logits(a, config, logits_bytes, logits_multiple, arena);
+        if (row.present && (training || row.until != Needed::layer))
+            arena.plan(group_of(row.until), &(a.*row.member), row.like);
+    plan_logits(a, config, logits_bytes, logits_multiple, training, arena);
     a.blocks.resize(static_cast<size_t>(config.L));
     for (const auto& row : block_activations(config, B, T, dtype)) {
         if (!row.present) continue;
         // Of those that share one memory, the first.
-        Tensor *first = row.shares ? &(a.*row.shares) : nullptr, *first_codes = nullptr;
+        Tensor *first = row.shares && training ? &(a.*row.shares) : nullptr, *first_codes = nullptr;
         const auto plan = [&](Tensor* tensor, const Tensor& like, bool shares, Tensor*& of) {
             if (shares && of)
                 arena.share(tensor, like, of);
             else
-                arena.plan(shares ? "recomputed activations" : group_of(row.until), tensor, like);
+                arena.plan(shares && training ? "recomputed activations" : group_of(row.until), tensor, like);
             if (shares && !of) of = tensor;
         };
         for (int64_t layer = 0; layer < config.L; layer++) {
             BlockActivations& block = a.blocks[static_cast<size_t>(layer)];
             const bool in_fp8 = fp8.has(layer), again = recomputed_parts(recompute, layer, in_fp8) & row.part;
-            plan(&(block.*row.member), row.like, again || (in_fp8 && row.passing), first);
+            plan(&(block.*row.member), row.like, !training || again || (in_fp8 && row.passing), first);
             if (in_fp8 && row.codes)
                 plan(&(block.*row.codes), codes_of(row.like, fp8.codes), again, first_codes);
         }

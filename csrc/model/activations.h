@@ -135,9 +135,10 @@ unsigned recomputed_parts(const Recompute& recompute, int64_t layer, bool in_fp8
 // Plans memory for B sequences of T tokens. What is computed again shares one memory over the layers. logits_bytes: of a
 // chunk of logits, which use the memory of the blocks' gradients first; 0: the largest of that memory, an eighth of the
 // logits, 64 MiB, and half of the logits up to 2 GiB. logits_multiple: of a chunk's rows, where the batch has as many.
+// Without training all layers use one memory, logits have some of their own, of 64 MiB by default, and there are no gradients.
 void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T, DType dtype,
                       const Recompute& recompute, const Fp8Blocks& fp8, int64_t logits_bytes,
-                      int64_t logits_multiple, bool document_mask, Arena& arena);
+                      int64_t logits_multiple, bool document_mask, bool training, Arena& arena);
 
 // Gives the planned tensors the shapes of a batch that is no larger than planned.
 void reshape_activations(Activations& a, const Config& config, int64_t B, int64_t T);

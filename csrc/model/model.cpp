@@ -86,10 +86,45 @@ TensorMaker swiglu_maker(Model& m, const BlockActivations& a) {
             }};
 }
 
+// Queries and keys, each turned by its position's angle. cached: the rows' angles are its own.
+void rotate(Model& m, const Tensor& qkv, const CachedRows* cached) {
+    for (const HeadRange& range : rotated_ranges(m.config)) {
+        Tensor x = heads(m, qkv, range.first, range.count);
+        if (cached) {  // the rows of all sequences, one behind another
+            x.shape[1] *= x.shape[0];
+            x.shape[0] = 1;
+        }
+        rope_forward(
+            m.context,
+            {.out = x, .x = x, .cis = cached ? cached->cis : m.activations.cis, .interleaved = false});
+    }
+}
+
+// Attention to the cache's keys, which those of these rows go to first.
+Heads cached_heads(Model& m, int64_t layer, const Heads& rows, const CachedRows& cached) {
+    const Tensor& all = cached.cache->blocks[static_cast<size_t>(layer)];
+    const int64_t B = rows.k.shape[0], T = rows.k.shape[1], NKV = m.config.NKV, HD = m.config.HD;
+    const int64_t size = size_of(all.dtype), step = B > 1 ? all.stride[0] : all.stride[1];
+    const auto at = [&](int64_t position) {
+        return static_cast<char*>(all.data) +
+               (cached.sequence * all.stride[0] + position * all.stride[1]) * size;
+    };
+    if (!m.context.dry_run)
+        copy_rows_async(m.context, at(cached.position), step * size, rows.k.data, rows.k.stride[1] * size,
+                        all.stride[1] * size, B * T);
+    Heads seen{rows.q, {}, {}};
+    seen.k = make_tensor(at(cached.begin), all.dtype, {B, cached.end - cached.begin, NKV, HD});
+    seen.k.stride[0] = all.stride[0], seen.k.stride[1] = all.stride[1];
+    seen.v = seen.k;
+    seen.v.data = static_cast<char*>(seen.k.data) + NKV * HD * size;
+    return seen;
+}
+
 // Runs the parts of a block that are asked for: all in the forward pass, those thrown away in the backward
 // pass.
-// codes: the parts whose codes of fp8 the backward pass will read as they are then.
-void forward_block(Model& m, int64_t layer, unsigned parts, unsigned codes) {
+// codes: the parts whose codes of fp8 the backward pass will read as they are then. cached: where the rows go on from.
+void forward_block(Model& m, int64_t layer, unsigned parts, unsigned codes,
+                   const CachedRows* cached = nullptr) {
     const Parameters& p = m.parameters;
     const BlockParameters& w = p.blocks[layer];
     const BlockActivations& a = m.activations.blocks[layer];
@@ -103,19 +138,17 @@ void forward_block(Model& m, int64_t layer, unsigned parts, unsigned codes) {
         linear_forward(m, {layer, Layer::qkv, p.weight(w.qkv)}, a.qkv, a.input_norm,
                        wanted(input_norm_part, a.input_norm_codes),
                        maker(input_norm_part, norm_maker(m, a.input_norm, a.input_rstd, in, w.input_norm)));
-        for (const HeadRange& range : rotated_ranges(m.config)) {
-            const Tensor x = heads(m, a.qkv, range.first, range.count);
-            rope_forward(m.context, {.out = x, .x = x, .cis = m.activations.cis, .interleaved = false});
-        }
+        rotate(m, a.qkv, cached);
     }
     if (parts & attention_part) {
-        const Heads h = split_heads(m, a.qkv);
+        Heads h = split_heads(m, a.qkv);
+        if (cached) h = cached_heads(m, layer, h, *cached);
         attention_forward(m.context, {.out = attention_heads(m, a.attention),
                                       .lse = a.lse,
                                       .q = h.q,
                                       .k = h.k,
                                       .v = h.v,
-                                      .first = m.first,
+                                      .first = cached ? cached->first : m.first,
                                       .scale = attention_scale(m),
                                       .window = m.config.window});
     }
@@ -146,7 +179,7 @@ void show_gradient(const Model& m, int64_t layer, Tensor BlockActivations::* of,
 }
 
 // Embedding to final norm.
-void forward_trunk(Model& m, bool trains) {
+void forward_trunk(Model& m, bool trains, const CachedRows* cached = nullptr) {
     const Range range("forward");
     const Activations& a = m.activations;
     fork_exchanges(m);
@@ -159,7 +192,7 @@ void forward_trunk(Model& m, bool trains) {
     for (int64_t layer = 0; layer < m.config.L; layer++) {
         const int64_t segment = m.parameters.blocks[layer].qkv.segment;
         gather_weights(m, segment, segment + 1);
-        forward_block(m, layer, all_parts, trains ? all_parts & ~again_parts(m, layer) : 0);
+        forward_block(m, layer, all_parts, trains ? all_parts & ~again_parts(m, layer) : 0, cached);
         show_block(m, layer);
     }
     gather_weights(m, m.parameters.final_norm.segment, -1);
@@ -371,12 +404,14 @@ std::unique_ptr<Communicator> every(Communicator* ranks, const Sharding& s, int6
 
 void make_cis(const Model& m) {
     const RopeScaling& s = m.config.rope_scaling;
-    precompute_cis(m.context, {.cis = m.activations.cis,
-                               .theta = m.config.rope_theta,
-                               .factor = s.factor,
-                               .low_freq_factor = s.low_freq_factor,
-                               .high_freq_factor = s.high_freq_factor,
-                               .original_context = static_cast<double>(s.original_context)});
+    for (const Tensor& cis : {m.activations.cis, m.cache ? m.cache->cis : Tensor{}})
+        if (cis.data)
+            precompute_cis(m.context, {.cis = cis,
+                                       .theta = m.config.rope_theta,
+                                       .factor = s.factor,
+                                       .low_freq_factor = s.low_freq_factor,
+                                       .high_freq_factor = s.high_freq_factor,
+                                       .original_context = static_cast<double>(s.original_context)});
 }
 
 }  // namespace
@@ -396,14 +431,17 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     context.workspace = &workspace;
     context.kernels = &kernels;
     context.gemms = &gemms;
-    plan_parameters(parameters, config, options.precision, options.sharding, arena);
+    plan_parameters(parameters, config, options.precision, options.sharding, options.training, arena);
     if (options.fp8)
         plan_fp8(fp8.emplace(), *options.fp8, config, options.sharding, options.batch_size * options.seq_len,
                  arena);
     plan_activations(activations, config, options.batch_size, options.seq_len, options.precision.weights,
                      options.recompute, fp8 ? fp8->blocks : Fp8Blocks{}, options.logits_bytes,
-                     fp8 && fp8->options.head ? fp8_multiple : 1, options.document_mask, arena);
+                     fp8 && fp8->options.head ? fp8_multiple : 1, options.document_mask, options.training,
+                     arena);
     if (fp8) plan_fp8_head(*fp8, config, activations.logits.shape[0], arena);
+    if (options.cache.positions > 0)
+        plan_cache(cache.emplace(), config, options.cache, options.precision.weights, arena);
     arena.plan("scalars", &squares, shaped(DType::f64, {1}));
     arena.plan("scalars", &lr, shaped(DType::f32, {1}));
     arena.plan("scalars", &step, shaped(DType::i32, {1}));
@@ -417,12 +455,14 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     make_cis(*this);
     forward(*this);
     first = activations.first;  // samples are computed without
+    if (cache) try_cache(*this);
     for (const bool calibrated : {false, true}) {
+        if (!options.training) break;
         if (fp8) fp8->calibrated = calibrated;
         forward_backward(*this, true, 1);
         forward_backward(*this, false, 1);
     }
-    llamac::optimizer_step(*this, {}, 0);
+    if (options.training) llamac::optimizer_step(*this, {}, 0);
     if (fp8) fp8->calibrated = false;
     context.dry_run = false;
     if (workspace.asked)
@@ -580,15 +620,26 @@ double mean_loss(const Model& m) {
     return mean(values.data(), losses.elements());
 }
 
+void forward_cached(Model& m, const CachedRows& rows) {
+    forward_trunk(m, false, &rows);
+}
+
+void logits_of_rows(Model& m, int64_t first, int64_t count, std::vector<float>& logits) {
+    logits.resize(static_cast<size_t>(count * m.config.V));
+    const int64_t chunk = m.activations.logits.shape[0];
+    for (int64_t done = 0; done < count; done += chunk) {
+        const Tensor rows = slice_rows(m.activations.logits, 0, std::min(chunk, count - done));
+        linear_forward(m, {m.config.L, Layer::head, m.parameters.weight(m.parameters.head)}, rows,
+                       slice_rows(m.activations.final_norm, first + done, rows.shape[0]), {});
+        if (!m.context.dry_run) copy_as(DType::f32, logits.data() + done * m.config.V, rows);
+    }
+}
+
 void next_logits(Model& m, const int32_t* tokens, int64_t T, std::vector<float>& logits) {
     set_batch(m, tokens, tokens, 1, T);  // no losses are made: targets are not read
     begin_fp8_pass(m, false, true);
     forward_trunk(m, false);
-    const Tensor row = slice_rows(m.activations.logits, 0, 1);
-    linear_forward(m, {m.config.L, Layer::head, m.parameters.weight(m.parameters.head)}, row,
-                   slice_rows(m.activations.final_norm, T - 1, 1), {});
-    logits.resize(static_cast<size_t>(m.config.V));
-    copy_as(DType::f32, logits.data(), row);
+    logits_of_rows(m, T - 1, 1, logits);
 }
 
 }  // namespace llamac

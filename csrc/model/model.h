@@ -9,6 +9,7 @@
 #include "core/dispatch.h"
 #include "core/library_gemm.h"
 #include "model/activations.h"
+#include "model/cache.h"
 #include "model/config.h"
 #include "model/linear.h"
 #include "model/parameters.h"
@@ -27,6 +28,8 @@ struct ModelOptions {
     bool document_mask = false;  // batches may have `first`
     Sharding sharding = {};
     std::optional<Fp8Options> fp8 = {};  // none: products in the storage type
+    bool training = true;                // false: weights and forward passes alone
+    CacheSize cache = {};                // of sequences that are gone on with; none where it has no positions
 };
 
 struct AdamW {
@@ -55,6 +58,7 @@ struct Model {
     Activations activations;
     Tensor first;  // activations.first where the batch has it, which attention reads; else none
     std::optional<Fp8State> fp8;
+    std::optional<KvCache> cache;
     Tensor squares, lr,
         step;             // [1] each, read by the optimizer where the weights are: squares of the gradients
     Tensor loss_squares;  // [1], with skip_nonfinite: of the losses, the optimizer's guard
@@ -84,6 +88,8 @@ struct Model {
 // first position that each token sees (attention.hip), with options.document_mask alone; null: each sees all before it.
 void set_batch(Model& model, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T,
                const int32_t* first = nullptr);
+// The rows of the batch, up to the final norm; their keys and values go to the cache.
+void forward_cached(Model& model, const CachedRows& rows);
 // activations.losses of the batch.
 void forward(Model& model);
 // The same, and the gradients of scale * their mean. first, last: of the micro-batches of an optimizer step. The first
@@ -114,7 +120,9 @@ double mean(const float* losses, int64_t count);
 
 // Mean cross-entropy of the batch.
 double mean_loss(const Model& model);
-// Logits [V] of the token that follows tokens [T].
+// Logits [count,V] of rows of the last pass.
+void logits_of_rows(Model& model, int64_t first, int64_t count, std::vector<float>& logits);
+// Logits [V] of the token that follows tokens [T], by a pass over all of them.
 void next_logits(Model& model, const int32_t* tokens, int64_t T, std::vector<float>& logits);
 
 }  // namespace llamac

@@ -237,13 +237,14 @@ void plan_slots(Slots& slots, const Parameters& p, bool apart, const char* group
 }  // namespace
 
 void plan_parameters(Parameters& p, const Config& config, const Precision& precision,
-                     const Sharding& sharding, Arena& arena) {
+                     const Sharding& sharding, bool training, Arena& arena) {
     p.sharding = sharding;
     fill_table(p, config);
     const int64_t shard = p.elements / sharding.group;
     const auto plan = [&](const char* group, Tensor* buffer, DType dtype, bool shared) {
         arena.plan(group, buffer, shaped(dtype, {shared ? shard : p.elements}));
     };
+    if (!training) return plan("weights", &p.weights, precision.weights, false);
     const bool states = sharding.shares_states();
     if (!sharding.shares_weights() || !precision.keeps_master())
         plan("weights", &p.weights, precision.weights, sharding.shares_weights());

@@ -152,9 +152,9 @@ int64_t count_parameters(const Config& config);
 // Forward and backward, causal attention: 6 * (parameters that are multiplied) + 6*L*NH*HD*T.
 double flops_per_token(const Config& config, int64_t T);
 
-// Fills the table and plans its buffers.
+// Fills the table and plans its buffers; those of weights alone where nothing is trained.
 void plan_parameters(Parameters& p, const Config& config, const Precision& precision,
-                     const Sharding& sharding, Arena& arena);
+                     const Sharding& sharding, bool training, Arena& arena);
 // As transformers initializes a Llama. Moments and gradients are zeroed.
 void initialize(Parameters& p, const Config& config, uint64_t seed);
 // Weights from Hugging Face's files, converted to the weights' type. Throws Error naming the tensor and the

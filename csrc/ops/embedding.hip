@@ -47,7 +47,7 @@ void embedding_backward_reference(View<G, 2> dweight, View<const T, 2> dout, Vie
 template <class T>
 void embedding_forward_cpu(View<T, 2> out, View<const int32_t, 1> tokens, View<const T, 2> weight) {
     const int64_t N = out.shape[0], C = out.shape[1];
-#pragma omp parallel for
+#pragma omp parallel for if (N > 1)
     for (int64_t n = 0; n < N; n++) std::memcpy(&out(n, 0), &weight(tokens(n), 0), C * sizeof(T));
 }
 

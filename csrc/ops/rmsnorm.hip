@@ -64,7 +64,7 @@ template <class T>
 void rmsnorm_forward_cpu(View<T, 2> out, View<float, 1> rstd, View<const T, 2> x, View<const T, 1> weight,
                          double eps) {
     const int64_t N = x.shape[0], C = x.shape[1];
-#pragma omp parallel for
+#pragma omp parallel for if (N > 1)
     for (int64_t n = 0; n < N; n++) rstd(n) = normalise_row(&out(n, 0), &x(n, 0), weight.data, C, eps);
 }
 

@@ -21,6 +21,7 @@
 
 #include "core/device.h"
 #include "core/operation.h"
+#include "core/scratch.h"
 #include "core/simd.h"
 
 namespace llamac {
@@ -66,9 +67,10 @@ void rotate_interleaved(T* out, const T* x, const float* c, const float* s, int6
 template <class T, int direction>
 void rope_cpu(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool interleaved) {
     const int64_t B = x.shape[0], time = x.shape[1], NH = x.shape[2], half = x.shape[3] / 2;
-#pragma omp parallel
+#pragma omp parallel if (time > 1)
     {
-        std::vector<float> cosines(half), sines(half);
+        static thread_local Scratch own;
+        float *cosines = own.reserve<float>(2 * half), *sines = cosines + half;
 #pragma omp for
         for (int64_t t = 0; t < time; t++) {
             for (int64_t j = 0; j < half; j++) {
@@ -78,7 +80,7 @@ void rope_cpu(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool
             for (int64_t b = 0; b < B; b++)
                 for (int64_t h = 0; h < NH; h++) {
                     const auto rotate = interleaved ? rotate_interleaved<T> : rotate_half_split<T>;
-                    rotate(&out(b, t, h, 0), &x(b, t, h, 0), cosines.data(), sines.data(), half);
+                    rotate(&out(b, t, h, 0), &x(b, t, h, 0), cosines, sines, half);
                 }
         }
     }

@@ -29,7 +29,7 @@ namespace {
 template <class T>
 void swiglu_forward_cpu(View<T, 2> out, View<const T, 2> gate_up) {
     const int64_t N = out.shape[0], F = out.shape[1];
-#pragma omp parallel for
+#pragma omp parallel for if (N > 1)
     for (int64_t n = 0; n < N; n++) swiglu_row(&out(n, 0), &gate_up(n, 0), F);
 }
 

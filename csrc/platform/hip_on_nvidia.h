@@ -26,6 +26,7 @@ using hipGraphExec_t = cudaGraphExec_t;
 #define hipMemGetInfo cudaMemGetInfo
 #define hipMemcpy cudaMemcpy
 #define hipMemcpyAsync cudaMemcpyAsync
+#define hipMemcpy2DAsync cudaMemcpy2DAsync
 #define hipMemset cudaMemset
 #define hipMemsetAsync cudaMemsetAsync
 #define hipMemcpyDefault cudaMemcpyDefault

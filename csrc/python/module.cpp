@@ -365,6 +365,7 @@ PYBIND11_MODULE(_native, m) {
         }
     });
     define_trainer(m);
+    define_inference(m);
     m.def("dtypes", &dtypes, "The table of storage types.");
     m.def("kernels", &kernels, "Every operation: operands, scalars and variants, as its description says.");
     m.def("run", &run_operation, py::arg("operation"), py::arg("arrays"), py::arg("scalars"),

@@ -5,5 +5,6 @@
 namespace llamac {
 
 void define_trainer(pybind11::module_& m);
+void define_inference(pybind11::module_& m);
 
 }  // namespace llamac

@@ -62,17 +62,19 @@ py::dict as_dict(const StepResult& r) {
     return d;
 }
 
-StepResult run_step(LockedTrainer& t, const Trainer::Batch* batch) {
+StepResult run_step(LockedTrainer& t, const Trainer::Batch* batch, int64_t counted = 0) {
     const TrainerCall call(t);
-    if (batch)
+    if (batch && counted > 0)
+        t.start_step(*batch, counted);
+    else if (batch)
         t.start_step(*batch);
     else
         t.start_step();
     return t.finish_step();
 }
 
-// tokens, targets: [tokens_per_step].
-py::dict step(LockedTrainer& t, const Ids& tokens, const Ids& targets) {
+// tokens, targets: [tokens_per_step]. counted: the loss is a mean over the targets that are not -100.
+py::dict step(LockedTrainer& t, const Ids& tokens, const Ids& targets, bool counted) {
     CHECK(tokens.size() == t.tokens_per_step() && targets.size() == t.tokens_per_step());
     const int64_t rows = t.options.batch_size * t.options.seq_len;
     const Trainer::Batch batch = [&, from = tokens.data(), to = targets.data()](
@@ -80,7 +82,14 @@ py::dict step(LockedTrainer& t, const Ids& tokens, const Ids& targets) {
         std::copy_n(from + micro * rows, rows, micro_tokens);
         std::copy_n(to + micro * rows, rows, micro_targets);
     };
-    return as_dict(run_step(t, &batch));
+    double count = 0;
+    if (counted) {
+        const int64_t own = std::count_if(targets.data(), targets.data() + targets.size(),
+                                          [](int32_t id) { return id >= 0; });
+        for (const double each : t.ranks.gather(static_cast<double>(own))) count += each;
+        if (count == 0) fail("step: expected a target that counts, found -100 alone");
+    }
+    return as_dict(run_step(t, &batch, static_cast<int64_t>(count)));
 }
 
 // tokens, targets: [rows,T].

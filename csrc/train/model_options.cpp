@@ -1,5 +1,7 @@
 #include "train/model_options.h"
 
+#include <algorithm>
+
 namespace llamac {
 
 ModelOptions model_options(const Options& o, int64_t rank, int64_t ranks) {
@@ -10,6 +12,11 @@ ModelOptions model_options(const Options& o, int64_t rank, int64_t ranks) {
                    o.master_weights == "on"};
     m.recompute = parse_recompute(o.recompute);
     m.kernels = o.kernel;
+    // Of a sample. In fp8 it would have other scales than the whole sequence.
+    if (o.sample_every > 0 && o.matmul_dtype != "fp8") {
+        const auto prompt = std::max<int64_t>(1, std::ssize(parse_prompt_ids(o.sample_prompt_ids)));
+        m.cache = {1, std::min(o.seq_len, prompt + o.sample_tokens - 1)};
+    }
     m.skip_nonfinite = o.skip_nonfinite > 0;
     m.document_mask = o.document_mask == "on";
     m.sharding = {rank, ranks, o.zero, shard_group(o, ranks)};

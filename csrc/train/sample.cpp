@@ -7,42 +7,153 @@
 #include "core/random.h"
 
 namespace llamac {
+namespace {
 
-int32_t pick(const std::vector<float>& logits, const Sampling& sampling, double u) {
+// In (0,1), for token i of a sequence.
+double random_place(const Sampling& sampling, int64_t i) {
+    const Philox random = random_block(sampling.seed, sampling.step, sampling_stream, i / 4);
+    return uniform(random.bits[i % 4]);
+}
+
+// The prompts first .. first+lengths.size() as one batch.
+struct Batch {
+    Model& model;
+    const std::vector<std::vector<int32_t>>& prompts;
+    const Ending& ending;
+    const Sampling& sampling;
+    const std::function<bool(size_t prompt, int32_t token)>& made;
+    std::vector<std::vector<int32_t>>& results;
+    size_t first, count;
+    TokenChoice& choice;
+    std::vector<bool> ended = std::vector<bool>(count, false);
+    std::vector<int32_t> last = std::vector<int32_t>(count);
+
+    void add(size_t b, std::span<const float> logits) {
+        if (ended[b]) return;
+        std::vector<int32_t>& own = results[first + b];
+        Sampling s = sampling;
+        s.step += static_cast<uint32_t>(first + b);
+        const int32_t token = choice.pick(logits, s, random_place(s, static_cast<int64_t>(own.size())));
+        own.push_back(token);
+        last[b] = token;
+        const auto& stops = ending.stops;
+        ended[b] = static_cast<int64_t>(own.size()) == ending.count ||
+                   std::find(stops.begin(), stops.end(), token) != stops.end();
+        if (made && !made(first + b, token)) ended[b] = true;
+    }
+
+    void run() {
+        std::vector<int64_t> lengths;
+        for (size_t b = 0; b < count; b++) lengths.push_back(static_cast<int64_t>(prompts[first + b].size()));
+        begin_sequences(model, lengths);
+        std::vector<float> logits;
+        for (size_t b = 0; b < count; b++) {
+            results[first + b].reserve(static_cast<size_t>(ending.count));
+            read_prompt(model, static_cast<int64_t>(b), prompts[first + b], logits);
+            add(b, logits);
+        }
+        const auto V = static_cast<size_t>(model.config.V);
+        while (std::find(ended.begin(), ended.end(), false) != ended.end()) {
+            read_tokens(model, last, logits);
+            for (size_t b = 0; b < count; b++) add(b, std::span(logits).subspan(b * V, V));
+        }
+    }
+};
+
+}  // namespace
+
+// Sorts the first `count` of the `among` likeliest.
+void TokenChoice::sort(std::span<const float> logits, size_t count, size_t among) {
+    const auto likelier = [&](int32_t a, int32_t b) {
+        return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
+    };
+    const auto at = [&](size_t i) { return best.begin() + static_cast<std::ptrdiff_t>(i); };
+    const size_t end = std::min(count, among);
+    std::partial_sort(at(sorted), at(end), best.end(), likelier);
+    sorted = end;
+}
+
+int32_t TokenChoice::pick(std::span<const float> logits, const Sampling& sampling, double u) {
     const size_t V = logits.size();
     const size_t k = sampling.temperature == 0 ? 1
                      : sampling.top_k > 0      ? std::min(V, static_cast<size_t>(sampling.top_k))
                                                : V;
-    std::vector<int32_t> best(V);
+    // Of equals, the first.
+    if (k == 1) return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+    best.resize(V);
     std::iota(best.begin(), best.end(), 0);
-    const auto likelier = [&](int32_t a, int32_t b) {
-        return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
+    sorted = 0;
+    // All of them are rarely wanted in order: then the likeliest come in portions, each as long as all before.
+    sort(logits, k < V ? k : 256, k);
+    const double largest = logits[best[0]];
+    const auto weight = [&](int32_t id) {
+        return std::exp((double{logits[id]} - largest) / sampling.temperature);
     };
-    std::partial_sort(best.begin(), best.begin() + static_cast<std::ptrdiff_t>(k), best.end(), likelier);
-    if (k == 1) return best[0];
-    std::vector<double> cumulative(k);
     double sum = 0;
-    for (size_t i = 0; i < k; i++) {
-        sum += std::exp((double{logits[best[i]]} - double{logits[best[0]]}) / sampling.temperature);
-        cumulative[i] = sum;
+    for (size_t i = 0; i < k; i++) sum += weight(best[i]);
+    // From here on a sum over the likeliest, until it has reached `target`, or all but one.
+    size_t i = 0;
+    double reached = 0;
+    const auto advance = [&](double target) {
+        for (reached = weight(best[i = 0]); reached < target && i + 1 < k; reached += weight(best[++i]))
+            if (i + 1 == sorted) sort(logits, 2 * sorted, k);
+    };
+    if (sampling.top_p < 1) {
+        advance(sampling.top_p * sum);
+        sum = reached;
     }
-    const auto at = std::lower_bound(cumulative.begin(), cumulative.end() - 1, u * sum);
-    return best[static_cast<size_t>(at - cumulative.begin())];
+    advance(u * sum);
+    return best[i];
 }
 
 std::vector<int32_t> generate(Model& model, std::vector<int32_t> prompt, int64_t count,
                               const Sampling& sampling, const std::function<void()>& between) {
     std::vector<int32_t> made;
+    made.reserve(static_cast<size_t>(count));
+    prompt.reserve(prompt.size() + static_cast<size_t>(count));
     std::vector<float> logits;
+    TokenChoice choice;
     for (int64_t i = 0; i < count; i++) {
-        const int64_t T = std::min<int64_t>(static_cast<int64_t>(prompt.size()), model.options.seq_len);
-        next_logits(model, prompt.data() + prompt.size() - static_cast<size_t>(T), T, logits);
-        const Philox random = random_block(sampling.seed, sampling.step, sampling_stream, i / 4);
-        made.push_back(pick(logits, sampling, uniform(random.bits[i % 4])));
+        const auto length = static_cast<int64_t>(prompt.size());
+        if (model.cache && length <= model.cache->size.positions) {
+            if (i == 0) {
+                begin_sequences(model, {&length, 1});
+                read_prompt(model, 0, prompt, logits);
+            } else {
+                read_tokens(model, {&prompt.back(), 1}, logits);
+            }
+        } else {
+            const int64_t T = std::min(length, model.options.seq_len);
+            next_logits(model, prompt.data() + length - T, T, logits);
+        }
+        made.push_back(choice.pick(logits, sampling, random_place(sampling, i)));
         prompt.push_back(made.back());
         if (between) between();
     }
     return made;
+}
+
+std::vector<std::vector<int32_t>> generate_all(
+    Model& model, const std::vector<std::vector<int32_t>>& prompts, const Ending& ending, Sampling sampling,
+    const std::function<bool(size_t prompt, int32_t token)>& made) {
+    CHECK(model.cache && ending.count > 0);
+    const CacheSize size = model.cache->size;
+    for (size_t p = 0; p < prompts.size(); p++) {
+        const auto length = static_cast<int64_t>(prompts[p].size());
+        if (length == 0) fail("prompt ", p + 1, ": expected at least one token, found none");
+        // The last token is not read again.
+        if (length + ending.count - 1 > size.positions)
+            fail("prompt ", p + 1, ": expected a prompt that leaves room for ", ending.count,
+                 " tokens in a context of ", size.positions, ", found one of ", length, " tokens");
+    }
+    std::vector<std::vector<int32_t>> results(prompts.size());
+    TokenChoice choice;
+    const auto most = static_cast<size_t>(size.sequences);
+    for (size_t first = 0; first < prompts.size(); first += most)
+        Batch{model, prompts, ending, sampling, made, results, first, std::min(most, prompts.size() - first),
+              choice}
+            .run();
+    return results;
 }
 
 }  // namespace llamac

@@ -250,11 +250,11 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
     finished = step;
     carried = read_carried_files(o.model, tokenizer ? tokenizer->path : "");
 
-    const double scale = 1.0 / static_cast<double>(accumulation * ranks.count);
+    gradient_scale = 1.0 / static_cast<double>(accumulation * ranks.count);
     for (const bool last : {false, true})
         for (const bool first : {false, true})
-            micro_batches_by_place[last][first].work = [this, scale, first, last] {
-                forward_backward(model, first, scale, last);
+            micro_batches_by_place[last][first].work = [this, first, last] {
+                forward_backward(model, first, gradient_scale, last);
             };
     optimizer.work = [this] { optimizer_step(model, adamw(), static_cast<uint64_t>(options.seed)); };
 }
@@ -280,7 +280,7 @@ bool Trainer::is_verified(int64_t number) const {
 
 void Trainer::launch(CapturedGraph& r) {
     const bool settled = is_settled(model);
-    if (replays && r.settled && settled && !model.context.observer) {
+    if (replays && r.settled && settled && !model.context.observer && !counts) {
         if (!r.graph) r.graph.emplace(model.stream.handle, r.work);
         return r.graph->replay();
     }
@@ -347,6 +347,26 @@ void Trainer::queue_micro_batch(int64_t micro, StagingBuffers& f, const TokenSlo
 }
 
 void Trainer::start_step(const Batch& batch) {
+    run_step(batch);
+}
+
+void Trainer::start_step(const Batch& batch, int64_t counted) {
+    CHECK(counted > 0);
+    const double all = gradient_scale, tokens = static_cast<double>(tokens_per_step());
+    loss_scale = tokens / static_cast<double>(counted);
+    gradient_scale = all * loss_scale;
+    counts = true;
+    const auto restore = [&] { gradient_scale = all, loss_scale = 1, counts = false; };
+    try {
+        run_step(batch);
+    } catch (...) {
+        restore();
+        throw;
+    }
+    restore();
+}
+
+void Trainer::run_step(const Batch& batch) {
     CHECK(in_flight() <= most_in_flight);
     // The first step meets all products that are worth a timing; samples have others at every length.
     const bool first = !optimizer.launched;
@@ -386,6 +406,7 @@ void Trainer::start_step(const Batch& batch) {
         throw;
     }
     const Range range("optimizer");
+    f.loss_scale = loss_scale;
     f.lr.data[0] = static_cast<float>(learning_rate(schedule, step + 1));
     f.step.data[0] = static_cast<int32_t>(step + 1);
     set_step(model, f.lr.data, f.step.data);
@@ -415,7 +436,7 @@ StepResult Trainer::finish_step() {
     }
     const bool skipped = model.loss_squares.data && is_skipped(f.squares.data[0], f.squares.data + 1);
     return {finished,
-            mean_over_ranks(mean(f.losses.data, tokens_per_rank())),
+            mean_over_ranks(mean(f.losses.data, tokens_per_rank())) * f.loss_scale,
             grad_norm(f.squares.data[0]),
             learning_rate(schedule, finished),
             ms,

@@ -40,6 +40,13 @@ void attention_backward_cpu(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, View<co
                             View<const T, 4> k, View<const T, 4> v, View<const int32_t, 2> first,
                             double scale, bool causal, int64_t window);
 
+// one_query.hip
+template <class T>
+void attention_forward_one_query(View<T, 4> out, View<arithmetic<T>, 3> lse, View<const T, 4> q,
+                                 View<const T, 4> k, View<const T, 4> v, View<const int32_t, 2> first,
+                                 double scale, bool causal, int64_t window);
+bool one_query_supports(const Call& call);
+
 // naive.hip
 template <class T>
 void attention_forward_naive(View<T, 4> out, View<float, 3> lse, View<const T, 4> q, View<const T, 4> k,

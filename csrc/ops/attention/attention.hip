@@ -27,6 +27,7 @@
 // cpu:          a tile of queries against all keys that one of them sees: scores of the tile are whole rows, so
 //               softmax is one pass and memory is linear in T; register tiles that nothing sees are skipped. Keys
 //               and values are packed once for all query heads that share them.
+// one_query:    forward, of one query per head: keys and values are read where they lie (one_query.hip).
 // naive:        the formulas, one kernel each, whole scores in memory (naive.hip).
 // flash:        tiles on any device's matrix cores, scores never in memory (flash_forward.hip,
 //               flash_backward.hip).
@@ -123,6 +124,7 @@ void attention_backward_reference(View<T, 4> dq, View<T, 4> dk, View<T, 4> dv, V
 }
 
 // The tests stand beside the kernels.
+constexpr Constraints one_query_constraints{"T = 1", one_query_supports};
 constexpr Constraints flash_constraints{
     "HD a multiple of 8 up to 128, T and S at most 2^30, scale above 0, heads that begin at multiples of 16 "
     "bytes",
@@ -181,7 +183,11 @@ Operation attention_forward(
     ") derivative attention_backward(dq: grad q, dk: grad k, dv: grad v; dout: grad out, out, lse, q, k, v, "
     "first; scale, causal, window)" LLAMAC_ATTENTION_TESTS,
     "out = softmax(scale * q * transposed k) * v over the keys that a query sees",
-    {{"cpu", "query tiles, packed keys, whole rows of scores", Backend::host,
+    {{"one_query", "one query per head, keys and values as they lie", Backend::host,
+      instantiations<attention_forward_one_query<float>, attention_forward_one_query<bf16>,
+                     attention_forward_one_query<double>>(),
+      one_query_constraints},
+     {"cpu", "query tiles, packed keys, whole rows of scores", Backend::host,
       instantiations<attention_forward_cpu<float>, attention_forward_cpu<bf16>,
                      attention_forward_cpu<double>>()},
 #if defined(LLAMAC_WARPGROUPS)

@@ -1,5 +1,5 @@
-// Matmul on the host: our own packed product (core/cpu_gemm.h) and the system's CBLAS, variants `cpu` and `blas`
-// of matmul.hip.
+// Matmul on the host: our own packed product (core/cpu_gemm.h), a product of few rows, and the system's CBLAS: variants
+// `cpu`, `few_rows` and `blas` of matmul.hip.
 #include <algorithm>
 
 #include "core/cpu_gemm.h"
@@ -44,6 +44,71 @@ void matmul_forward_cpu(View<T, 2> out, View<const T, 2> x, View<const T, 2> wei
                         View<const T, 2> residual) {
     product(out.shape[0], out.shape[1], x.shape[1], matrix(x), matrix(weight).transposed(),
             static_cast<const T*>(residual.data), out.data);
+}
+
+// ---- few_rows: dot products of rows of x and rows of the weight, which is read once, as it lies
+
+namespace {
+
+constexpr int64_t most_few_rows = 4;
+constexpr int64_t weight_rows = 4;  // at a time: as many sums hide the latency of an addition
+
+constexpr int64_t least_shared = int64_t{1} << 17;  // products: fewer take less time than waking the threads
+
+// sums[i] = x * row i of `weight`, whose rows are C long. In runs of `run`, as a long chain of additions is less exact.
+template <class A, class T>
+inline void dot_products(const A* x, const T* weight, int64_t C, A (&sums)[weight_rows]) {
+    constexpr int64_t run = 1024;
+    const T *w0 = weight, *w1 = w0 + C, *w2 = w1 + C, *w3 = w2 + C;
+    for (A& sum : sums) sum = 0;
+    for (int64_t begin = 0; begin < C; begin += run) {
+        const int64_t end = std::min(C, begin + run);
+        A s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+#pragma omp simd reduction(+ : s0, s1, s2, s3)
+        for (int64_t c = begin; c < end; c++) {
+            s0 += x[c] * A(w0[c]);
+            s1 += x[c] * A(w1[c]);
+            s2 += x[c] * A(w2[c]);
+            s3 += x[c] * A(w3[c]);
+        }
+        sums[0] += s0, sums[1] += s1, sums[2] += s2, sums[3] += s3;
+    }
+}
+template <class A, class T>
+inline A dot_product(const A* x, const T* weight, int64_t C) {
+    A sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t c = 0; c < C; c++) sum += x[c] * A(weight[c]);
+    return sum;
+}
+
+}  // namespace
+
+bool few_rows_supports(const Call& call) {
+    return call["N"] <= most_few_rows;
+}
+
+template <class T>
+void matmul_forward_few_rows(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
+                             View<const T, 2> residual) {
+    using A = arithmetic<T>;
+    const int64_t N = x.shape[0], C = x.shape[1], K = weight.shape[0];
+    static thread_local Scratch scratch;
+    A* const rows = scratch.reserve<A>(N * C);
+    for (int64_t i = 0; i < N * C; i++) rows[i] = A(x.data[i]);
+    const auto write = [&](int64_t n, int64_t k, A sum) {
+        out(n, k) = T(sum + (residual ? A(residual(n, k)) : A(0)));
+    };
+    const int64_t whole = K / weight_rows;
+#pragma omp parallel for schedule(static) if (N * K * C >= least_shared)
+    for (int64_t block = 0; block < whole; block++)
+        for (int64_t n = 0; n < N; n++) {
+            A sums[weight_rows];
+            dot_products(rows + n * C, &weight(block * weight_rows, 0), C, sums);
+            for (int64_t i = 0; i < weight_rows; i++) write(n, block * weight_rows + i, sums[i]);
+        }
+    for (int64_t k = whole * weight_rows; k < K; k++)
+        for (int64_t n = 0; n < N; n++) write(n, k, dot_product(rows + n * C, &weight(k, 0), C));
 }
 
 template <class T>
@@ -98,6 +163,9 @@ LibraryEntries blas_instantiations() {
 template decltype(matmul_forward_cpu<float>) matmul_forward_cpu<float>;
 template decltype(matmul_forward_cpu<bf16>) matmul_forward_cpu<bf16>;
 template decltype(matmul_forward_cpu<double>) matmul_forward_cpu<double>;
+template decltype(matmul_forward_few_rows<float>) matmul_forward_few_rows<float>;
+template decltype(matmul_forward_few_rows<bf16>) matmul_forward_few_rows<bf16>;
+template decltype(matmul_forward_few_rows<double>) matmul_forward_few_rows<double>;
 template decltype(matmul_backward_input_cpu<float>) matmul_backward_input_cpu<float>;
 template decltype(matmul_backward_input_cpu<bf16>) matmul_backward_input_cpu<bf16>;
 template decltype(matmul_backward_input_cpu<double>) matmul_backward_input_cpu<double>;

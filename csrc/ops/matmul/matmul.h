@@ -9,6 +9,10 @@ template <class T>
 void matmul_forward_cpu(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
                         View<const T, 2> residual);
 template <class T>
+void matmul_forward_few_rows(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
+                             View<const T, 2> residual);
+bool few_rows_supports(const Call& call);
+template <class T>
 void matmul_backward_input_cpu(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight);
 template <class T, class G>
 void matmul_backward_weight_cpu(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x,

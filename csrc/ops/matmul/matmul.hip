@@ -8,6 +8,7 @@
 // reference: plain loops.
 // cpu:       our own packed product (core/cpu_gemm.h): reads bf16 as it packs, adds the residual or the old gradient
 //            as it stores (cpu.hip).
+// few_rows:  forward, of up to four rows: each weight is read once, where it lies (cpu.hip).
 // blas:      the system's CBLAS, f32 and f64 (cpu.hip).
 // naive:     one thread per element of the result (naive.hip).
 // tiled:     a block keeps its part of the result in registers (tiled.hip: how a GEMM is tiled).
@@ -80,13 +81,18 @@ constexpr const char* library_words = "a product that the library takes, operand
 constexpr Constraints backward_input_library_constraints{library_words, library_supports_backward_input};
 constexpr Constraints backward_weight_library_constraints{library_words, library_supports_backward_weight};
 
+constexpr Constraints few_rows_constraints{"N at most 4", few_rows_supports};
+
 // The launchers of one of the three products.
 struct Launchers {
+    std::vector<Instantiation> few_rows = {};  // of the forward product alone
     std::vector<Instantiation> cpu, blas, library, tiled, naive, reference;
     Constraints library_constraints;
 };
 std::vector<Variant> variants_of(const Launchers& of) {
     std::vector<Variant> variants = {
+        {"few_rows", "dot products with weights as they lie", Backend::host, of.few_rows,
+         few_rows_constraints},
         {"cpu", "packed product, register tiles", Backend::host, of.cpu},
         {.name = "blas",
          .idea = "the system's CBLAS",
@@ -110,7 +116,8 @@ std::vector<Variant> variants_of(const Launchers& of) {
 // What tiles want to see: whole ones, parts of one in each direction, many.
 #define LLAMAC_MATMUL_TESTS                                                        \
     " test(N=128, C=96, K=256) test(N=200, C=328, K=136) test(N=40, C=520, K=264)" \
-    " test(N=2184, C=72, K=136) test_large(N=1000, C=1032, K=520)"
+    " test(N=2184, C=72, K=136)"                                                   \
+    " test(N=1, C=2050, K=131) test_large(N=1000, C=1032, K=520)"
 
 Operation matmul_forward(
     "matmul_forward<T: f32 bf16 f64>"
@@ -120,7 +127,9 @@ Operation matmul_forward(
     " derivative matmul_backward_weight(dweight: grad weight; dout: grad out, x)"
     " grad residual = grad out" LLAMAC_MATMUL_TESTS,
     "out = x * transposed weight (+ residual)",
-    variants_of({.cpu = instantiations<matmul_forward_cpu<float>, matmul_forward_cpu<bf16>,
+    variants_of({.few_rows = instantiations<matmul_forward_few_rows<float>, matmul_forward_few_rows<bf16>,
+                                            matmul_forward_few_rows<double>>(),
+                 .cpu = instantiations<matmul_forward_cpu<float>, matmul_forward_cpu<bf16>,
                                        matmul_forward_cpu<double>>(),
                  .blas = blas_instantiations().forward,
                  .library = library_instantiations().forward,

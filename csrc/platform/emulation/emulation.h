@@ -289,6 +289,13 @@ inline hipError_t hipMemcpy(void* to, const void* from, size_t bytes, hipMemcpyK
 inline hipError_t hipMemcpyAsync(void* to, const void* from, size_t bytes, hipMemcpyKind kind, hipStream_t) {
     return hipMemcpy(to, from, bytes, kind);
 }
+inline hipError_t hipMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
+                                   size_t width, size_t height, hipMemcpyKind, hipStream_t) {
+    for (size_t row = 0; row < height; row++)
+        std::memcpy(static_cast<char*>(to) + row * to_pitch,
+                    static_cast<const char*>(from) + row * from_pitch, width);
+    return hipSuccess;
+}
 inline hipError_t hipEventCreate(hipEvent_t* event) {
     *event = new std::chrono::steady_clock::time_point;
     return hipSuccess;

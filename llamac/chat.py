@@ -1,0 +1,116 @@
+"""Chat templates: a conversation as the text that a model was trained on, by the directory's template."""
+
+import datetime
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llamac.errors import InputError
+from llamac.files import read_bytes, read_json
+
+ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+@dataclass(frozen=True)
+class Template:
+    """path: of the file that it stands in. source: Jinja, as transformers takes it. tokens: texts of special
+    tokens by their roles in tokenizer_config.json."""
+
+    path: Path
+    source: str
+    tokens: dict[str, str]
+
+    def render(
+        self, messages: Sequence[dict[str, Any]], tokenizer: Any = None, answer_begins: bool = True
+    ) -> str:
+        """The text of messages, {"role": ..., "content": ...} each; answer_begins: with what stands before
+        the assistant's next one. tokenizer: names the tokens that the directory does not. As
+        `apply_chat_template` of transformers renders it. Raises InputError."""
+        try:
+            from jinja2 import TemplateError
+            from jinja2.exceptions import TemplateRuntimeError
+            from jinja2.ext import loopcontrols
+            from jinja2.sandbox import ImmutableSandboxedEnvironment
+        except ImportError:
+            raise InputError(
+                "chat templates: expected the package jinja2, found none: pip install jinja2"
+            ) from None
+
+        def refuse(message: str) -> None:
+            raise TemplateRuntimeError(message)
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = refuse
+        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        tokens = _names_of(tokenizer) | self.tokens
+        try:
+            template = environment.from_string(self.source)
+            return template.render(
+                messages=list(messages),
+                add_generation_prompt=answer_begins,
+                tools=None,
+                documents=None,
+                **tokens,
+            )
+        except (TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
+            raise InputError(f"{self.path}: chat template: {error}") from None
+
+
+def load(directory: str | Path) -> Template:
+    """Of chat_template.jinja, or the field chat_template of tokenizer_config.json or chat_template.json.
+    Raises InputError where there is none."""
+    folder = Path(directory)
+    settings = folder / "tokenizer_config.json"
+    root = read_json(settings) if settings.exists() else {}
+    tokens = {role: name for role in ROLES if (name := _text(root.get(role)))}
+    jinja = folder / "chat_template.jinja"
+    if jinja.exists():
+        try:
+            return Template(jinja, read_bytes(jinja).decode(), tokens)
+        except UnicodeDecodeError:
+            raise InputError(f"{jinja}: expected UTF-8") from None
+    other = folder / "chat_template.json"
+    for path, found in ((settings, root), (other, read_json(other) if other.exists() else {})):
+        source = found.get("chat_template")
+        if isinstance(source, list):  # several, by name
+            source = next((each.get("template") for each in source if each.get("name") == "default"), None)
+        if isinstance(source, str):
+            return Template(path, source, tokens)
+    raise InputError(
+        f"{folder}: expected a chat template, chat_template.jinja or chat_template in tokenizer_config.json, "
+        "found none"
+    )
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """Ids of a rendered text: names of special tokens are these tokens, and none is added."""
+    if hasattr(tokenizer, "backend"):
+        own = tokenizer.backend
+        before, own.encode_special_tokens = own.encode_special_tokens, False
+        try:
+            return own.encode(text, add_special_tokens=False).ids
+        finally:
+            own.encode_special_tokens = before
+    return tokenizer.encode_with_special_tokens(text)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None) -> str:
+    """As transformers: text as it is, not escaped for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators)
+
+
+def _text(token: Any) -> str | None:
+    return token.get("content") if isinstance(token, dict) else token if isinstance(token, str) else None
+
+
+def _names_of(tokenizer: Any) -> dict[str, str]:
+    """Of a rank file's special tokens, which no settings name."""
+    special = getattr(tokenizer, "special", {})
+    by_id = {id: name for name, id in special.items()}
+    roles = {"bos_token": getattr(tokenizer, "bos", None), "eos_token": getattr(tokenizer, "eos", None)}
+    return {role: by_id[id] for role, id in roles.items() if id in by_id}

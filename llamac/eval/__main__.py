@@ -1,0 +1,145 @@
+"""How good a model is: `python -m llamac.eval DIR --tasks hellaswag,mmlu,arc,piqa,winogrande --data FOLDER`.
+
+DIR: a checkpoint, or any Hugging Face directory of a Llama with its tokenizer. --tasks are multiple-choice
+questions, worded and counted as lm-eval does; FOLDER holds the data sets' own files (NAME.jsonl,
+NAME.parquet, or a folder NAME of them), without --data the hub is asked. --text and --shards: bits per byte
+and perplexity. docs/guides/evaluate.md has examples.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from llamac.errors import InputError, run
+from llamac.eval import tasks, text
+from llamac.eval.likelihood import BATCH_TOKENS, Scorer
+from llamac.eval.tasks import Question, Task
+
+Row = dict[str, str | float | int | None]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m llamac.eval",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("directory", metavar="DIR", help="config.json, weights, tokenizer")
+    known = ", ".join([*tasks.TASKS, *tasks.GROUPS])
+    add("--tasks", default="", metavar="LIST", help=f"separated by commas: {known}")
+    add("--data", type=Path, metavar="FOLDER", help="of the tasks' files; without it, the hub")
+    add("--limit", type=int, metavar="N", help="the first N questions of each task")
+    add("--text", nargs="+", metavar="FILE", help="bits per byte of text files, a document each")
+    add("--shards", metavar="PATTERN", help="perplexity of token files")
+    add("--json", metavar="FILE", help="writes the results, and each question's answer")
+    add("--batch-tokens", type=int, default=BATCH_TOKENS, metavar="N", help=f"of a pass ({BATCH_TOKENS})")
+    add("--context", type=int, metavar="N", help="tokens of a sequence (the model's, up to --batch-tokens)")
+    add("--dtype", default="auto", choices=["auto", "f32", "bf16"], help="to compute in (config.json's)")
+    add("--kernel", action="append", default=[], metavar="OP=NAME", help="as the program takes it")
+    return parser
+
+
+def answers(scorer: Scorer, questions: list[Question], done: Callable[[int], None] | None = None):
+    """(likelihoods of the choices) of each question."""
+    pairs = [pair for question in questions for pair in question.pairs]
+    found = iter(scorer.of_texts(pairs, done))
+    return [[next(found).log for _ in question.pairs] for question in questions]
+
+
+def _score(name: str, metric: str, right: list[bool]) -> Row:
+    n, mean = len(right), float(np.mean(right))
+    error = math.sqrt(mean * (1 - mean) / (n - 1)) if n > 1 else None
+    return {"task": name, "metric": metric, "value": mean, "stderr": error, "n": n}
+
+
+def count(task: Task, questions: list[Question], logs: list[list[float]]) -> list[Row]:
+    """The scores of a task, and of its groups."""
+    right = [int(np.argmax(log)) == q.gold for q, log in zip(questions, logs)]
+    rows = [_score(task.name, "acc", right)]
+    if questions[0].lengths:
+        normed = [np.array(log) / np.array(q.lengths, float) for q, log in zip(questions, logs)]
+        rows.append(
+            _score(task.name, "acc_norm", [int(np.argmax(x)) == q.gold for q, x in zip(questions, normed)])
+        )
+    for group in sorted({q.group for q in questions} - {""}):
+        of_group = [good for q, good in zip(questions, right) if q.group == group]
+        rows.append(_score(f"{task.name}: {group}", "acc", of_group))
+    return rows
+
+
+def evaluate(scorer: Scorer, args: argparse.Namespace, tell: Callable[[str, int, int], None]):
+    """(rows of results, {task: [{"gold", "logs"} of each question]})."""
+    rows, details = [], {}
+    for task in tasks.named(args.tasks):
+        every = tasks.read(task, args.data) if args.data else tasks.from_hub(task)
+        questions = list(islice(every, args.limit))
+        total, done = sum(len(q.pairs) for q in questions), [0]
+
+        def add(n: int, name: str = task.name, total: int = total, done: list[int] = done) -> None:
+            done[0] += n
+            tell(name, done[0], total)
+
+        logs = answers(scorer, questions, add)
+        rows += count(task, questions, logs)
+        details[task.name] = [{"gold": q.gold, "logs": log} for q, log in zip(questions, logs)]
+    for what, found in (
+        ("text", text.of_files(scorer, args.text) if args.text else None),
+        ("shards", text.of_shards(scorer, args.shards) if args.shards else None),
+    ):
+        if found is None:
+            continue
+        for metric in ("bits_per_byte", "perplexity"):
+            value = getattr(found, metric)
+            if value is not None:
+                rows.append(
+                    {"task": what, "metric": metric, "value": value, "stderr": None, "n": found.tokens}
+                )
+    return rows, details
+
+
+def table(rows: list[Row]) -> str:
+    """The results as aligned columns."""
+    lines = [("task", "metric", "value", "stderr", "n")]
+    for row in rows:
+        error = "" if row["stderr"] is None else f"{row['stderr']:.4f}"
+        lines.append((str(row["task"]), str(row["metric"]), f"{row['value']:.4f}", error, str(row["n"])))
+    widths = [max(len(line[i]) for line in lines) for i in range(5)]
+    return "\n".join(
+        "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths)))
+        for line in lines
+    )
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    if not (tasks.named(args.tasks) or args.text or args.shards):
+        raise InputError("nothing to do: expected --tasks, --text or --shards, found none of them")
+    if args.limit is not None and args.limit < 1:
+        raise InputError(f"--limit: expected a number from 1 on, found {args.limit}")
+
+    def tell(name: str, done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            end = "\n" if done == total else ""
+            print(f"\r{name}: {done} of {total} choices", end=end, file=sys.stderr, flush=True)
+
+    scorer = Scorer(
+        args.directory, args.dtype, args.context, batch_tokens=args.batch_tokens, kernels=args.kernel
+    )
+    rows, details = evaluate(scorer, args, tell)
+    print(table(rows))
+    if args.json:
+        Path(args.json).write_text(json.dumps({"results": rows, "questions": details}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    try:
+        run(main)
+    except KeyboardInterrupt:
+        sys.exit(130)

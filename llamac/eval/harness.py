@@ -1,0 +1,100 @@
+"""lm-eval with a model of llamac:
+
+    python -m llamac.eval.harness --model llamac --model_args pretrained=DIR --tasks piqa
+
+The flags are lm_eval's, which has to be installed; importing this module registers the model class with it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+
+from llamac.eval.likelihood import BATCH_TOKENS, Scorer
+from llamac.inference import Inference, Sampling
+
+
+@register_model("llamac")
+class LlamacLM(TemplateLM):
+    """pretrained: the directory. dtype, context, batch_tokens: as Scorer has them."""
+
+    backend = "causal"
+
+    def __init__(
+        self,
+        pretrained: str,
+        dtype: str = "auto",
+        context: int | None = None,
+        batch_tokens: int = BATCH_TOKENS,
+        **_: Any,
+    ):
+        super().__init__()
+        names = {"float32": "f32", "bfloat16": "bf16"}
+        self._dtype = names.get(dtype, dtype)
+        self._scorer = Scorer(
+            pretrained, self._dtype, context, batch_tokens=int(batch_tokens), likeliest=True
+        )
+        self._generator: Inference | None = None  # once it is wanted: it takes the weights' memory again
+
+    @property
+    def eot_token_id(self) -> int:
+        own = self._scorer.model.tokenizer
+        return own.bos if own.eos is None else own.eos
+
+    @property
+    def prefix_token_id(self) -> int:
+        return self._scorer.prefix()
+
+    @property
+    def max_length(self) -> int:
+        return self._scorer.context
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        if add_special_tokens is False:
+            return self._scorer.model.encode(string, bos=False)
+        return self._scorer.encode(string)
+
+    def _loglikelihood_tokens(self, requests: Sequence, **_: Any) -> list[tuple[float, bool]]:
+        found = self._scorer.of_ids([(context, continuation) for _, context, continuation in requests])
+        return [(each.log, each.is_greedy) for each in found]
+
+    def loglikelihood_rolling(self, requests: Sequence, disable_tqdm: bool = False) -> list[float]:
+        sums = []
+        for request in requests:
+            windows = list(self._scorer.windows(self._scorer.model.encode(request.args[0], bos=False)))
+            sums.append(sum(each.log for each in self._scorer.of_ids(windows)))
+        return sums
+
+    def generate_until(self, requests: Sequence, disable_tqdm: bool = False) -> list[str]:
+        if self._generator is None:
+            self._generator = Inference(self._scorer.model.directory, self._dtype, self._scorer.context)
+        return [self._answer(self._generator, *request.args) for request in requests]
+
+    def _answer(self, model: Inference, context: str, settings: dict[str, Any]) -> str:
+        """Up to the first of the texts that end it, which is not part of it."""
+        ends = settings.get("until") or []
+        ends = [ends] if isinstance(ends, str) else ends
+        count = int(settings.get("max_gen_toks", 256))
+        sampled = settings.get("do_sample", False)
+        temperature = float(settings.get("temperature", 1.0)) if sampled else 0.0
+        ids: list[int] = []
+
+        def made(_: int, token: int) -> bool:
+            ids.append(token)
+            return not any(end in model.decode(ids) for end in ends)
+
+        prompt = self._scorer.encode(context)[-(model.context - count) :]
+        model.generate([prompt], count, Sampling(temperature), made=made)
+        text = model.decode(ids[:-1] if ids[-1] in model.stops else ids)
+        return text[: min([text.find(end) for end in ends if end in text], default=len(text))]
+
+
+def main() -> None:
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Models for other programs: `python -m llamac.export gguf DIR FILE.gguf`, which llama.cpp reads.
+
+DIR: a checkpoint, or any Hugging Face directory of a Llama, with its tokenizer (byte-level BPE). Needs the
+packages gguf and torch.
+"""
+
+import argparse
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llamac import chat, tokenizer
+from llamac.config import Config, RopeScaling, load_config
+from llamac.errors import InputError, run
+from llamac.tokenizer import GPT2_SPLIT, LLAMA3_SPLIT
+from llamac.tokenizer_json import QWEN2_SPLIT, JsonTokenizer, split_pattern
+
+# llama.cpp's names of the patterns by which texts are split.
+SPLITS = {LLAMA3_SPLIT: "llama-bpe", QWEN2_SPLIT: "qwen2", GPT2_SPLIT: "gpt-2"}
+NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+OUTSIDE = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+
+
+def gguf_name(name: str) -> str:
+    """The name of a tensor of Hugging Face's in GGUF."""
+    if name in OUTSIDE:
+        return OUTSIDE[name]
+    _, _, layer, rest = name.split(".", 3)
+    return f"blk.{layer}.{NAMES[rest.removesuffix('.weight')]}.weight"
+
+
+def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of a query or key matrix in GGUF's order: there the two channels that RoPE turns together are
+    neighbours, in Hugging Face's they lie half a head apart."""
+    halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(rows.shape))
+
+
+def rope_factors(config: Config, scaling: RopeScaling) -> np.ndarray:
+    """f32 [HD/2]: what Llama 3.1 divides each frequency by."""
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    channels = np.arange(0, config.head_dim, 2, dtype=np.float64)
+    wavelength = 2 * np.pi * config.rope_theta ** (channels / config.head_dim)
+    turns = scaling.original_max_position_embeddings / wavelength
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 / ((1 - smooth) / scaling.factor + smooth)).astype(np.float32)
+
+
+def write_gguf(directory: str | Path, path: str | Path, dtype: str = "auto") -> None:
+    """Write the model of a directory, renamed into place when whole. dtype: of matrices, f32 or bf16; auto:
+    the files'. Vectors are f32, as llama.cpp wants them. Raises InputError."""
+    try:
+        import gguf
+    except ImportError:
+        raise InputError("export: expected the package gguf, found none: pip install gguf") from None
+    folder, path = Path(directory), Path(path)
+    if not folder.is_dir():
+        raise InputError(f"{directory}: expected a directory with config.json and weights")
+    config = load_config(str(directory))
+    own = tokenizer.load(folder)
+    temporary = path.with_name(path.name + ".tmp")
+    writer = gguf.GGUFWriter(temporary, "llama")
+    _add_settings(writer, config, folder)
+    _add_tokenizer(writer, config, own, folder)
+    try:
+        kinds = _add_tensors(writer, gguf.GGMLQuantizationType, config, folder, dtype)
+        narrow = gguf.GGMLQuantizationType.BF16 in kinds
+        writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16 if narrow else gguf.LlamaFileType.ALL_F32)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _add_settings(writer: Any, c: Config, folder: Path) -> None:
+    writer.add_name(folder.resolve().name)
+    writer.add_vocab_size(c.vocab_size)
+    writer.add_context_length(c.max_position_embeddings)
+    writer.add_embedding_length(c.hidden_size)
+    writer.add_block_count(c.num_hidden_layers)
+    writer.add_feed_forward_length(c.intermediate_size)
+    writer.add_head_count(c.num_attention_heads)
+    writer.add_head_count_kv(c.num_key_value_heads)
+    writer.add_key_length(c.head_dim)
+    writer.add_value_length(c.head_dim)
+    writer.add_rope_dimension_count(c.head_dim)
+    writer.add_rope_freq_base(c.rope_theta)
+    writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+
+
+def _add_tokenizer(writer: Any, c: Config, own: Any, folder: Path) -> None:
+    if not isinstance(own, JsonTokenizer):
+        own = _exported(own)
+    content = own.model
+    split = split_pattern(content)
+    merges = content.get("model", {}).get("merges")
+    if split not in SPLITS or not isinstance(merges, list):
+        raise InputError(
+            f"{own.path}: expected a byte-level BPE tokenizer that splits text as GPT-2, Llama 3 or Qwen 2 "
+            "do, found another, which GGUF has no name for"
+        )
+    added = own.backend.get_added_tokens_decoder()
+    tokens, types = [], []
+    for id in range(c.vocab_size):
+        name = added[id].content if id in added else own.backend.id_to_token(id)
+        tokens.append(f"[PAD{id}]" if name is None else name)
+        special = id in added and added[id].special
+        types.append(5 if name is None else 3 if special else 4 if id in added else 1)  # gguf.TokenType
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(SPLITS[split])
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+    begin = own.bos
+    end = own.bos if own.eos is None else own.eos
+    for id, add in (
+        (begin, writer.add_bos_token_id),
+        (end, writer.add_eos_token_id),
+        (own.pad, writer.add_pad_token_id),
+    ):
+        if id is not None:
+            add(id)
+    writer.add_add_bos_token(begin is not None)
+    with suppress(InputError):  # it needs none
+        writer.add_chat_template(chat.load(folder).source)
+
+
+def _exported(own: Any) -> JsonTokenizer:
+    """A rank file's tokenizer as that of a tokenizer.json."""
+    import tempfile
+
+    from llamac import tokenizer_json
+
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.export(folder, own)
+        return tokenizer_json.load(Path(folder))
+
+
+def _add_tensors(writer: Any, types: Any, c: Config, folder: Path, dtype: str) -> set:
+    import torch
+
+    from llamac import hf
+
+    kinds = set()
+    heads = {"q_proj": c.num_attention_heads, "k_proj": c.num_key_value_heads}
+    for name, weight in hf.read_weights(folder, dict(c.parameters())):
+        wanted = weight.dtype if dtype == "auto" else torch.bfloat16 if dtype == "bf16" else torch.float32
+        narrow = weight.dim() == 2 and wanted == torch.bfloat16
+        # Numpy has no bf16: its bits pass as they are.
+        values = weight.to(torch.bfloat16).view(torch.int16) if narrow else weight.to(torch.float32)
+        array = values.contiguous().numpy()
+        role = name.split(".")[-2]
+        if role in heads:
+            array = interleaved(array, heads[role])
+        kind = types.BF16 if narrow else types.F32
+        kinds.add(kind)
+        writer.add_tensor(gguf_name(name), array.view(np.uint8) if narrow else array, raw_dtype=kind)
+    if c.rope_scaling is not None:
+        writer.add_tensor("rope_freqs.weight", rope_factors(c, c.rope_scaling), raw_dtype=types.F32)
+    return kinds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m llamac.export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("format", choices=["gguf"])
+    parser.add_argument("directory", metavar="DIR", help="config.json, weights, tokenizer")
+    parser.add_argument("file", metavar="FILE", help="to write")
+    parser.add_argument("--dtype", default="auto", choices=["auto", "f32", "bf16"], help="of the matrices")
+    args = parser.parse_args()
+    write_gguf(args.directory, args.file, args.dtype)
+    print(f"{args.file}: {os.path.getsize(args.file) / 2**20:.1f} MiB")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,248 @@
+"""Fine-tuning on answers: `python -m llamac.finetune DIR DATA.jsonl --out OUT`.
+
+DIR: a Hugging Face directory of a Llama, or a checkpoint. DATA: a conversation per line, {"messages": [...]},
+by the directory's chat template, or {"prompt": ..., "completion": ...}. Only the tokens of answers count: the
+assistant's messages with what the template sets behind them, and completions. A row of a batch is one
+conversation. docs/guides/finetune.md has examples.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llamac import chat, tokenizer
+from llamac.config import load_config
+from llamac.errors import InputError, run
+from llamac.inference import IGNORED
+
+UNKNOWN = 'expected {"messages": [{"role": ..., "content": ...}, ...]} or {"prompt": ..., "completion": ...}'
+
+
+@dataclass(frozen=True)
+class Example:
+    """ids: of the whole text. counts [n]: whether each is a part of an answer."""
+
+    ids: list[int]
+    counts: list[bool]
+
+
+@dataclass
+class Examples:
+    """rows: in the order of the file. skipped: how many lines, by the reason."""
+
+    rows: list[Example] = field(default_factory=list)
+    skipped: dict[str, int] = field(default_factory=dict)
+
+
+class Encoder:
+    """Conversations as ids, by the tokenizer and the template of a directory."""
+
+    def __init__(self, directory: str | Path):
+        self.directory = Path(directory)
+        self.tokenizer = tokenizer.load(self.directory)
+        self._template: chat.Template | None = None
+
+    def messages(self, messages: Sequence[dict[str, Any]]) -> Example:
+        """What the template makes of a conversation. Raises InputError where it does not write conversations
+        one message after another."""
+        if self._template is None:
+            self._template = chat.load(self.directory)
+        template, own = self._template, self.tokenizer
+        text = template.render(messages, own, answer_begins=False)
+        ids = chat.encode(own, text)
+        counts = [False] * len(ids)
+        for i, message in enumerate(messages):
+            if message.get("role") != "assistant":
+                continue
+            before = template.render(messages[:i], own)
+            after = template.render(messages[: i + 1], own, answer_begins=False)
+            begin, end = chat.encode(own, before), chat.encode(own, after)
+            if not after.startswith(before) or ids[: len(begin)] != begin or ids[: len(end)] != end:
+                raise InputError(
+                    f"{template.path}: chat template: expected each answer behind what asks for it, "
+                    f"as one text, found another text for message {i + 1}"
+                )
+            counts[len(begin) : len(end)] = [True] * (len(end) - len(begin))
+        return Example(ids, counts)
+
+    def completion(self, prompt: str, completion: str) -> Example:
+        """A prompt, its completion, the token that ends a document; before them the one that begins it."""
+        own = self.tokenizer
+        plain = own.encode
+        end = own.bos if own.eos is None else own.eos
+        before = [*([own.bos] if own.bos is not None else []), *plain(prompt)]
+        answer = [*plain(completion), *([end] if end is not None else [])]
+        return Example([*before, *answer], [False] * len(before) + [True] * len(answer))
+
+    def row(self, row: Any, where: str) -> Example:
+        """Of a line's value."""
+        if (
+            isinstance(row, dict)
+            and isinstance(row.get("messages"), list)
+            and all(map(_is_message, row["messages"]))
+        ):
+            return self.messages(row["messages"])
+        if (
+            isinstance(row, dict)
+            and isinstance(row.get("prompt"), str)
+            and isinstance(row.get("completion"), str)
+        ):
+            return self.completion(row["prompt"], row["completion"])
+        raise InputError(f"{where}: {UNKNOWN}, found {json.dumps(row)[:80]}")
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+
+
+def read(path: str | Path, encoder: Encoder, longest: int) -> Examples:
+    """The conversations of a file of at most `longest` tokens; longer ones, and those without an answer, are
+    skipped. Raises InputError naming the line."""
+    found = Examples()
+    try:
+        file = open(path, "rb")  # noqa: SIM115
+    except OSError as error:
+        raise InputError(f"{path}: cannot open: {error.strerror}") from None
+    with file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            where = f"{path}: line {number}"
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{where}: expected JSON: {error}") from None
+            example = encoder.row(value, where)
+            # The first token is never a target.
+            reason = ""
+            if len(example.ids) - 1 > longest:
+                reason = f"longer than {longest} tokens"
+            elif not any(example.counts[1:]):
+                reason = "without an answer"
+            if reason:
+                found.skipped[reason] = found.skipped.get(reason, 0) + 1
+            else:
+                found.rows.append(example)
+    if not found.rows:
+        why = ", ".join(f"{count} {reason}" for reason, count in found.skipped.items()) or "no lines"
+        raise InputError(f"{path}: expected conversations of at most {longest} tokens, found {why}")
+    return found
+
+
+def batch(rows: Sequence[Example], T: int) -> tuple[np.ndarray, np.ndarray]:
+    """tokens, targets: int32 [rows, T]; targets that do not count are -100."""
+    tokens = np.zeros((len(rows), T), np.int32)
+    targets = np.full((len(rows), T), IGNORED, np.int32)
+    for i, row in enumerate(rows):
+        n = len(row.ids) - 1
+        tokens[i, :n] = row.ids[:-1]
+        targets[i, :n] = np.where(row.counts[1:], row.ids[1:], IGNORED)
+    return tokens, targets
+
+
+def batches(rows: Sequence[Example], size: int, steps: int, seed: int) -> Iterator[list[Example]]:
+    """The rows of each step: epoch after epoch, each in an order of its own."""
+    left: list[int] = []
+    epoch = 0
+    for _ in range(steps):
+        chosen: list[int] = []
+        while len(chosen) < size:
+            if not left:
+                left = np.random.default_rng((seed, epoch)).permutation(len(rows)).tolist()
+                epoch += 1
+            taken = left[: size - len(chosen)]
+            left = left[len(taken) :]
+            chosen += taken
+        yield [rows[i] for i in chosen]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m llamac.finetune",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("directory", metavar="DIR", help="config.json, weights, tokenizer, chat template")
+    add("data", metavar="DATA", help="JSON lines")
+    add("--out", required=True, metavar="OUT", help="a new directory, for the checkpoint")
+    add("--val-data", metavar="DATA", help="JSON lines whose loss is printed before and after")
+    add("--epochs", type=float, default=1.0, metavar="X", help="(1)")
+    add("--batch-size", type=int, default=4, metavar="N", help="conversations per pass (4)")
+    add("--accumulation", type=int, default=1, metavar="N", help="passes per step (1)")
+    add("--seq-len", type=int, metavar="N", help="longer conversations are skipped (the model's, up to 2048)")
+    add("--lr", type=float, default=2e-5, metavar="X", help="the largest learning rate (2e-5)")
+    add("--warmup-steps", type=int, default=0, metavar="N", help="(0)")
+    add("--weight-decay", type=float, default=0.0, metavar="X", help="(0)")
+    add("--dtype", default="f32", choices=["f32", "bf16"], help="of weights and activations (f32)")
+    add("--seed", type=int, default=0, metavar="N", help="of the order (0)")
+    add("--recompute", default="none", metavar="LIST", help="as the program takes it, for less memory")
+    return parser
+
+
+def validation_loss(trainer: Any, rows: Sequence[Example], T: int) -> float:
+    """Mean over all targets that count."""
+    size, losses, count = trainer.options.batch_size, 0.0, 0
+    for first in range(0, len(rows), size):
+        tokens, targets = batch(rows[first : first + size], T)
+        losses += trainer.validate(tokens, targets) * targets.size
+        count += int((targets != IGNORED).sum())
+    return losses / count
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    if not Path(args.directory).is_dir():
+        raise InputError(f"{args.directory}: expected a directory with config.json and weights")
+    for name in ("epochs", "batch_size", "accumulation"):
+        if not getattr(args, name) > 0:
+            raise InputError(
+                f"--{name.replace('_', '-')}: expected a number above 0, found {getattr(args, name)}"
+            )
+    if Path(args.out).exists():
+        raise InputError(f"{args.out}: expected a directory that is not there yet")
+    T = args.seq_len or min(2048, load_config(args.directory).max_position_embeddings)
+    encoder = Encoder(args.directory)
+    found = read(args.data, encoder, T)
+    validation = read(args.val_data, encoder, T).rows if args.val_data else []
+    size = args.batch_size * args.accumulation
+    steps = math.ceil(args.epochs * len(found.rows) / size)
+    print(f"{len(found.rows)} conversations, {sum(sum(r.counts[1:]) for r in found.rows)} tokens of answers")
+    for reason, count in found.skipped.items():
+        print(f"{count} skipped: {reason}")
+    from llamac.options import Options
+    from llamac.trainer import Trainer
+
+    trainer = Trainer(
+        Options(model=args.directory, init="load", train_data="none", val_data="none"),
+        seq_len=T,
+        batch_size=args.batch_size,
+        total_batch_size=size * T,
+        steps=steps,
+        lr=args.lr,
+        warmup_steps=args.warmup_steps,
+        weight_decay=args.weight_decay,
+        dtype=args.dtype,
+        recompute=args.recompute,
+        sample_every=0,
+    )
+    if validation:
+        print(f"validation loss {validation_loss(trainer, validation, T):.4f}")
+    for number, rows in enumerate(batches(found.rows, size, steps, args.seed), 1):
+        loss = trainer.step(*batch(rows, T), counted=True)
+        last = trainer.last
+        print(f"step {number}/{steps}: loss {loss:.4f}, gradient norm {last['grad_norm']:.3f}", flush=True)
+    if validation:
+        print(f"validation loss {validation_loss(trainer, validation, T):.4f}")
+    trainer.save(args.out)
+    print(f"model {args.out}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,60 @@
+"""Hugging Face directories with random weights, a small tokenizer and a chat template."""
+
+import json
+from pathlib import Path
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>{{ message.content | trim }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIAL = ["<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+TEXT = "the cat sat on the mat and looked at the moon; déjà vu, said the cat: 🙂 "
+
+
+def write_weights(folder: Path, config: dict, seed: int = 0, dtype: str = "float32") -> Path:
+    """config.json and model.safetensors, as transformers writes and initializes them."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    settings = {key: value for key, value in config.items() if key not in ("architectures", "torch_dtype")}
+    model = LlamaForCausalLM(LlamaConfig(**settings)).to(getattr(torch, dtype))
+    model.generation_config.eos_token_id = None  # as tests say it
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    return folder
+
+
+def write_tokenizer(folder: Path, template: str = TEMPLATE) -> int:
+    """tokenizer.json and its settings: byte-level BPE, <|begin|> before a text. Returns its size."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator([TEXT * 20], trainer)
+    made.add_special_tokens(SPECIAL)
+    begin = ("<|begin|>", made.token_to_id("<|begin|>"))
+    made.post_processor = processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[begin])
+    made.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|begin|>",
+        "eos_token": "<|end|>",
+        "clean_up_tokenization_spaces": False,
+        "chat_template": template,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return made.get_vocab_size()
+
+
+def write_directory(folder: Path, context: int = 128, **changes) -> Path:
+    """All of it, for a model with grouped queries."""
+    folder.mkdir(parents=True, exist_ok=True)
+    V = write_tokenizer(folder)
+    config = json.loads((Path(__file__).parent / "models/tied-gqa.json").read_text())
+    config |= {"vocab_size": V, "max_position_embeddings": context, "bos_token_id": V - 5} | changes
+    config["eos_token_id"] = V - 4
+    return write_weights(folder, config)

@@ -1,0 +1,128 @@
+"""llamac.export: a GGUF file, read back by the gguf package, has the directory's tensors and tokenizer."""
+
+import json
+
+import numpy as np
+import pytest
+from directories import SPECIAL, TEMPLATE, write_directory, write_weights
+from safetensors import safe_open
+
+from llamac import Error, export, tokenizer
+from llamac.config import load_config
+
+gguf = pytest.importorskip("gguf")
+
+
+def half_split(rows: np.ndarray, heads: int) -> np.ndarray:
+    """The inverse of export.interleaved(), one row at a time."""
+    size = rows.shape[0] // heads
+    found = np.empty_like(rows)
+    for head in range(heads):
+        for j in range(size // 2):
+            found[head * size + j] = rows[head * size + 2 * j]
+            found[head * size + size // 2 + j] = rows[head * size + 2 * j + 1]
+    return found
+
+
+def tensors(path) -> dict[str, np.ndarray]:
+    """In float32."""
+    found = {}
+    for tensor in gguf.GGUFReader(path).tensors:
+        data = tensor.data
+        if tensor.tensor_type == gguf.GGMLQuantizationType.BF16:
+            data = (np.ascontiguousarray(data).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        found[tensor.name] = data.reshape(tensor.shape[::-1])
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_every_tensor(tmp_path, dtype):
+    directory = write_directory(tmp_path / "model")
+    export.write_gguf(directory, tmp_path / "model.gguf", dtype)
+    config, found = load_config(str(directory)), tensors(tmp_path / "model.gguf")
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    with safe_open(directory / "model.safetensors", "pt") as file:
+        names = [name for name, _ in config.parameters()]
+        assert {export.gguf_name(name) for name in names} == found.keys()
+        for name in names:
+            weight = file.get_tensor(name)
+            wanted = weight if dtype == "f32" or weight.dim() == 1 else weight.bfloat16().float()
+            ours = found[export.gguf_name(name)]
+            if (role := name.split(".")[-2]) in heads:
+                ours = half_split(ours, heads[role])
+            np.testing.assert_array_equal(ours, wanted.numpy(), err_msg=name)
+    assert [path.name for path in tmp_path.iterdir() if "tmp" in path.name] == []
+
+
+def test_settings_and_tokenizer(tmp_path):
+    directory = write_directory(tmp_path / "model")
+    export.write_gguf(directory, tmp_path / "model.gguf")
+    config, own = load_config(str(directory)), tokenizer.load(directory)
+    fields = {
+        name: field.contents() for name, field in gguf.GGUFReader(tmp_path / "model.gguf").fields.items()
+    }
+    wanted = {
+        "general.architecture": "llama",
+        "general.name": "model",
+        "llama.vocab_size": config.vocab_size,
+        "llama.context_length": 128,
+        "llama.embedding_length": config.hidden_size,
+        "llama.block_count": config.num_hidden_layers,
+        "llama.feed_forward_length": config.intermediate_size,
+        "llama.attention.head_count": config.num_attention_heads,
+        "llama.attention.head_count_kv": config.num_key_value_heads,
+        "llama.attention.key_length": config.head_dim,
+        "llama.rope.dimension_count": config.head_dim,
+        "llama.rope.freq_base": config.rope_theta,
+        "llama.attention.layer_norm_rms_epsilon": pytest.approx(config.rms_norm_eps),
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.bos_token_id": own.bos,
+        "tokenizer.ggml.eos_token_id": own.eos,
+        "tokenizer.chat_template": TEMPLATE,
+    }
+    assert {name: fields[name] for name in wanted} == wanted
+    tokens = fields["tokenizer.ggml.tokens"]
+    assert tokens == [own.backend.id_to_token(id) for id in range(config.vocab_size)]
+    assert tokens[-len(SPECIAL) :] == SPECIAL
+    assert fields["tokenizer.ggml.token_type"] == [1] * (len(tokens) - len(SPECIAL)) + [3] * len(SPECIAL)
+    merges = json.loads((directory / "tokenizer.json").read_text())["model"]["merges"]
+    assert [merge.split(" ") for merge in fields["tokenizer.ggml.merges"]] == merges
+
+
+def test_frequencies_of_long_contexts(tmp_path):
+    """As transformers computes them."""
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling["original_max_position_embeddings"] = 32
+    directory = write_directory(tmp_path / "model", rope_scaling=scaling, rope_theta=500.0)
+    export.write_gguf(directory, tmp_path / "model.gguf")
+    factors = tensors(tmp_path / "model.gguf")["rope_freqs.weight"]
+    theirs = LlamaConfig.from_pretrained(directory)
+    stretched, _ = ROPE_INIT_FUNCTIONS["llama3"](theirs, "cpu")
+    HD = load_config(str(directory)).head_dim
+    plain = 500.0 ** (-np.arange(0, HD, 2) / HD)
+    np.testing.assert_allclose(plain / factors, stretched.numpy(), rtol=1e-6)
+    assert len(set(factors)) > 2
+
+
+def test_what_is_refused(tmp_path):
+    with pytest.raises(Error, match="expected a directory"):
+        export.write_gguf(tmp_path / "none", tmp_path / "x.gguf")
+    config = json.loads((write_directory(tmp_path / "good") / "config.json").read_text())
+    bare = write_weights(tmp_path / "bare", {k: v for k, v in config.items() if k != "transformers_version"})
+    with pytest.raises(Error, match="expected a tokenizer"):
+        export.write_gguf(bare, tmp_path / "x.gguf")
+    content = json.loads((tmp_path / "good/tokenizer.json").read_text())
+    content["pre_tokenizer"] = {
+        "type": "Metaspace",
+        "replacement": "_",
+        "prepend_scheme": "first",
+        "split": True,
+    }
+    (bare / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(Error, match=r"tokenizer\.json: expected a byte-level BPE"):
+        export.write_gguf(bare, tmp_path / "x.gguf")
+    assert not list(tmp_path.glob("x.gguf*"))

@@ -1,0 +1,267 @@
+"""llamac.inference, chat, generate: transformers' logits and greedy ids; the command, what it refuses."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from directories import TEXT, write_directory, write_weights
+
+from llamac import Error, chat, generate
+from llamac.inference import Inference, Sampling, TextStream
+from llamac.tolerance import FORWARD, violation
+
+MODELS = Path(__file__).parent / "models"
+GREEDY = Sampling(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory) -> Path:
+    return write_directory(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module", params=["tied-gqa", "untied-mha", "scaled32"])
+def shape(request, tmp_path_factory) -> Path:
+    config = json.loads((MODELS / f"{request.param}.json").read_text())
+    return write_weights(tmp_path_factory.mktemp(request.param), config)
+
+
+def transformers_model(directory: Path, dtype: str = "float32"):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        directory, dtype=getattr(torch, dtype), attn_implementation="eager"
+    )
+
+
+def some_ids(count: int, V: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, V, count).tolist()
+
+
+# The same as transformers
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_logits_with_the_cache(shape, dtype):
+    """Of a prompt and of each token after it, beside those of a whole pass in float64."""
+    import torch
+
+    model = Inference(shape, dtype=dtype)
+    tokens = some_ids(50, model.config.vocab_size)
+    theirs = transformers_model(shape, "float32" if dtype == "f32" else "bfloat16")
+    with torch.no_grad():
+        baseline = theirs(torch.tensor([tokens])).logits[0].double().numpy()
+        truth = theirs.double()(torch.tensor([tokens])).logits[0].numpy()
+    for prompt in (1, 23, 50):
+        found = model.next_logits(tokens, prompt)
+        wanted = slice(prompt - 1, None)
+        assert found.shape == (51 - prompt, model.config.vocab_size)
+        assert violation(found, baseline[wanted], truth[wanted], dtype, FORWARD) == ""
+
+
+def test_greedy_ids(shape):
+    import torch
+
+    model, theirs = Inference(shape), transformers_model(shape)
+    prompt = some_ids(9, model.config.vocab_size)
+    wanted = theirs.generate(
+        torch.tensor([prompt]), max_new_tokens=40, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    assert model.generate([prompt], 40, GREEDY, stops=[])[0] == wanted[0, len(prompt) :].tolist()
+
+
+def test_prompts_longer_than_a_pass(shape, monkeypatch):
+    monkeypatch.setattr("llamac.inference.PART", 7)
+    parts, whole = Inference(shape), Inference(shape, sequences=3)
+    prompts = [some_ids(n, 97, n) for n in (1, 7, 8, 20, 31)]
+    monkeypatch.undo()
+    assert parts.generate(prompts, 12, GREEDY, []) == whole.generate(prompts, 12, GREEDY, [])
+    assert whole.generate(prompts, 12, GREEDY, []) == Inference(shape).generate(prompts, 12, GREEDY, [])
+
+
+def test_the_prompt_is_encoded_as_transformers_does(directory):
+    from transformers import AutoTokenizer
+
+    theirs, model = AutoTokenizer.from_pretrained(directory), Inference(directory)
+    assert model.encode(TEXT) == theirs(TEXT)["input_ids"]
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": " the cat? <b>&\n"},
+        {"role": "assistant", "content": "🙂"},
+        {"role": "user", "content": "why"},
+    ]
+    wanted = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert chat.load(directory).render(messages) == wanted
+    assert model.encode_chat(messages) == theirs(wanted, add_special_tokens=False)["input_ids"]
+    answer = chat.load(directory).render(messages, answer_begins=False)
+    assert answer == theirs.apply_chat_template(messages, tokenize=False) and wanted.startswith(answer)
+
+
+def test_templates_have_what_transformers_gives_them(directory, tmp_path):
+    from transformers import AutoTokenizer
+
+    source = (
+        "{%- for m in messages %}\n  {%- if loop.index0 > 1 %}{% break %}{% endif %}\n"
+        "{{ m | tojson }} {{ strftime_now('%Y') }}{{ eos_token }}\n{% endfor %}"
+    )
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((directory / name).read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(source)
+    messages = [{"role": "user", "content": f"<é> {i} '"} for i in range(4)]
+    theirs = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(messages, tokenize=False)
+    assert chat.load(tmp_path).render(messages) == theirs
+    (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('no system message') }}")
+    with pytest.raises(Error, match=r"chat_template\.jinja: chat template: no system message"):
+        chat.load(tmp_path).render(messages)
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(Error, match="expected a chat template"):
+        chat.load(tmp_path)
+
+
+# The command
+
+
+def command(directory: Path, *arguments: str, stdin: str = "", code: int = 0) -> str:
+    words = [sys.executable, "-m", "llamac.generate", directory, *arguments]
+    found = subprocess.run(words, capture_output=True, text=True, input=stdin, timeout=120)
+    assert found.returncode == code, found.stderr
+    return found.stdout if code == 0 else found.stderr
+
+
+def test_the_command(directory, tmp_path):
+    model = Inference(directory)
+    sampling = Sampling(0.9, 20, 0.9, 4)
+    flags = ["--tokens", "30", "--temperature", "0.9", "--top-k", "20", "--top-p", "0.9", "--seed", "4"]
+    prompts = ["the cat", "déjà vu 🙂", "x" * 30]
+    ids = [model.encode(prompt) for prompt in prompts]
+    wanted = model.generate(ids, 30, sampling)
+    texts = [model.decode(ids[:-1] if ids[-1] in model.stops else ids) for ids in wanted]
+    assert command(directory, "--prompt", prompts[0], *flags) == texts[0] + "\n"
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts) + "\n")
+    rows = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
+    (tmp_path / "prompts.jsonl").write_text(rows)
+    for name, stdin in (("prompts.txt", ""), ("prompts.jsonl", ""), ("-", "\n".join(prompts))):
+        where = name if name == "-" else str(tmp_path / name)
+        found = command(directory, "--prompts", where, "--batch", "2", *flags, stdin=stdin)
+        answers = [json.loads(line) for line in found.splitlines()]
+        assert [row["prompt"] for row in answers] == prompts
+        assert [row["text"] for row in answers] == texts
+        assert [row["tokens"] for row in answers] == [len(ids) for ids in wanted]
+    asked = model.encode_chat([{"role": "user", "content": "hello"}])
+    answer = model.generate([asked], 30, GREEDY)[0]
+    text = model.decode(answer[:-1] if answer[-1] in model.stops else answer)
+    greedy = ["--chat", "--tokens", "30", "--temperature", "0"]
+    assert command(directory, "--prompt", "hello", *greedy) == text + "\n"
+    assert command(directory, *greedy, stdin="hello\n").startswith(text + "\n")
+    ids_flags = ["--prompt-ids", "1,2,3", "--temperature", "0", "--tokens", "5", "--ignore-end"]
+    assert (
+        command(directory, *ids_flags)
+        == ",".join(map(str, model.generate([[1, 2, 3]], 5, GREEDY, [])[0])) + "\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["--prompt", "--chat", "none of them"]),
+        (["--prompt", "x", "--temperature", "-1"], ["temperature", "found -1"]),
+        (["--prompt", "x", "--top-p", "0"], ["top_p", "found 0"]),
+        (["--prompt", "x", "--context", "129"], ["at most 128", "found 129"]),
+        (["--prompt", "the cat " * 100], ["prompt 1", "room for 256 tokens", "context of 128"]),
+        (["--prompt-ids", "1,b"], ["--prompt-ids", "1,b"]),
+        (["--prompt-ids", "4000"], ["prompt 1", "ids from 0 to", "found 4000"]),
+        (["--prompt", "x", "--system", "y"], ["--system", "--chat"]),
+        (["--prompts", "missing.txt"], ["missing.txt", "cannot open"]),
+        (["--prompts", "-"], ["-: expected a prompt per line"]),
+    ],
+)
+def test_what_the_command_refuses(directory, monkeypatch, arguments, words):
+    monkeypatch.setattr("sys.argv", ["generate", str(directory), *map(str, arguments)])
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    with pytest.raises(Error) as refused:
+        generate.main()
+    assert all(word in str(refused.value) for word in words), refused.value
+
+
+def test_a_refusal_is_a_line_and_an_exit_code(directory):
+    lines = command(directory, code=2).strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("generate: "), lines
+
+
+def test_files_of_prompts(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "a"}\n\n{"messages": [{"role": "user", "content": "b"}]}\r\n')
+    assert generate.read_prompts(str(path)) == ["a", [{"role": "user", "content": "b"}]]
+    for text, words in (
+        ('{"prompt": "a"}\n{"prompt": \n', r"p\.jsonl: line 2: expected JSON"),
+        ('{"text": "a"}\n', r'p\.jsonl: line 1: expected {"prompt": TEXT}'),
+    ):
+        path.write_text(text)
+        with pytest.raises(Error, match=words):
+            generate.read_prompts(str(path))
+    path.write_bytes(b'{"prompt": "a"}\n\xff\n')
+    with pytest.raises(Error, match="line 2: expected UTF-8"):
+        generate.read_prompts(str(path))
+
+
+def test_directories_that_are_refused(directory, tmp_path):
+    with pytest.raises(Error, match="expected a directory"):
+        Inference(tmp_path / "missing")
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((directory / name).read_bytes())
+    model = Inference(tmp_path)
+    with pytest.raises(Error, match="expected a tokenizer in the directory"):
+        model.encode("x")
+    (tmp_path / "tokenizer.json").write_bytes((directory / "tokenizer.json").read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"dtype": "int8"}))
+    with pytest.raises(Error, match=r"config\.json: dtype: expected float32"):
+        Inference(tmp_path)
+    small = write_weights(tmp_path / "small", json.loads((MODELS / "tied-gqa.json").read_text()))
+    (small / "tokenizer.json").write_bytes((directory / "tokenizer.json").read_bytes())
+    with pytest.raises(Error, match="at most the model's 97 tokens"):
+        Inference(small).encode("x")
+
+
+def test_stops(directory, tmp_path):
+    model = Inference(directory)
+    end = model.tokenizer.backend.token_to_id("<|end|>")
+    assert model.stops == [end]
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((directory / name).read_bytes())
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    assert Inference(tmp_path).stops == [7, 9, end]
+
+
+def test_text_that_streams(directory):
+    """Pieces are whole characters, and together the text."""
+    model = Inference(directory)
+    for text in (TEXT, "🙂" * 40, "a\ufffdb" * 9, "é" * 50):
+        ids = model.encode(text, bos=False)
+        for cut in (ids, ids[:-1]):
+            stream = TextStream(model.decode)
+            pieces = [stream.add(id) for id in cut]
+            last = stream.end()
+            assert "".join(pieces) + last == model.decode(cut)
+            if "\ufffd" not in text:
+                assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_a_conversation(directory):
+    """Each answer is one of the conversation so far."""
+    args = generate._parser().parse_args([str(directory), "--chat", "--tokens", "12", "--temperature", "0"])
+    session, out = generate.Session(args), io.StringIO()
+    generate.talk(session, ["hello\n", "\n", "and?\n"], out)
+    model = session.model
+    messages = []
+    for line in ("hello", "and?"):
+        messages.append({"role": "user", "content": line})
+        ids = model.generate([model.encode_chat(messages)], 12, GREEDY)[0]
+        text = model.decode(ids[:-1] if ids[-1] in model.stops else ids)
+        messages.append({"role": "assistant", "content": text})
+    assert out.getvalue() == "".join(m["content"] + "\n" for m in messages if m["role"] == "assistant")
