@@ -28,9 +28,9 @@ void plan_logits(Activations& a, const Config& config, int64_t bytes, int64_t mu
     constexpr int64_t most_chunks = 8, least_bytes = int64_t{64} << 20, ample_bytes = int64_t{2} << 30;
     const int64_t rows = a.embedding.shape[0], row_bytes = config.V * size_of(a.embedding.dtype);
     if (!training)
-        return arena.plan(
-            "logits", &a.logits,
-            shaped(a.embedding.dtype, {chunk_rows(row_bytes, rows, bytes ? bytes : least_bytes), config.V}));
+        return arena.plan("logits", &a.logits,
+                          shaped(a.embedding.dtype,
+                                 {chunk_rows(row_bytes, rows, bytes ? bytes : least_bytes, 1), config.V}));
     const int64_t free = a.dqkv.bytes() + a.dattention.bytes() + a.dgate_up.bytes() + a.dswiglu.bytes();
     const int64_t half = (rows + 1) / 2 * row_bytes,
                   share = (rows + most_chunks - 1) / most_chunks * row_bytes;
