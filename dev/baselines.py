@@ -194,6 +194,8 @@ def measure(
     found: dict[str, dict] = {}
     failures: list[str] = []
     name = line["operation"]
+    if name not in BASELINES:
+        return found, [f"{name}: no baseline"]
     try:
         baseline, case = BASELINES[name], Case.of(line, device)
         sets = make_sets(lambda: baseline.inputs(case), line["bytes"])

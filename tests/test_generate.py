@@ -190,7 +190,7 @@ def test_what_the_command_refuses(directory, monkeypatch, arguments, words):
 
 def test_a_refusal_is_a_line_and_an_exit_code(directory):
     lines = command(directory, code=2).strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith("generate: "), lines
+    assert len(lines) == 1 and lines[0].startswith("generate.py: "), lines
 
 
 def test_files_of_prompts(tmp_path):

@@ -113,7 +113,18 @@ def test_commands_of_the_package():
         [sys.executable, "-m", "llamac"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     found = re.findall(r"python -m (llamac\.\w+)", done.stdout)
-    commands = ("bench", "checkpoint", "data", "doctor", "plot", "profile")
+    commands = (
+        "bench",
+        "checkpoint",
+        "data",
+        "doctor",
+        "eval",
+        "export",
+        "finetune",
+        "generate",
+        "plot",
+        "profile",
+    )
     assert {f"llamac.{name}" for name in commands} == set(found)
     for module in found:
         path = ROOT / module.replace(".", "/")

@@ -174,13 +174,15 @@ struct Arguments {
 
     at::ScalarType result_type(const Operand& o) const {
         if (o.letter < 0) return torch_type(o.dtype);
-        at::ScalarType storage = dtype;  // that of the first letter; of its arithmetic, where no argument has it
+        at::ScalarType storage =
+            dtype;  // that of the first letter; of its arithmetic, where no argument has it
         bool told = false;
         for (size_t i = tensors.size(); i-- > 0;) {
             if (!tensors[i].defined()) continue;
             const int letter = form.op->operands[i].letter;
             if (letter == o.letter) return tensors[i].scalar_type();
-            const bool computes = letter > 0 && form.op->types[static_cast<size_t>(letter)].arithmetic_of == 0;
+            const bool computes =
+                letter > 0 && form.op->types[static_cast<size_t>(letter)].arithmetic_of == 0;
             if (letter == 0 || (computes && !told)) storage = tensors[i].scalar_type();
             told = told || letter == 0;
         }
