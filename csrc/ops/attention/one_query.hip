@@ -13,7 +13,8 @@
 namespace llamac {
 namespace {
 
-constexpr int64_t least_shared = int64_t{1} << 16;  // products: fewer take less time than waking the threads
+// Products: fewer take less time than waking the threads.
+[[maybe_unused]] constexpr int64_t least_shared = int64_t{1} << 16;
 constexpr int64_t value_rows = 64;  // of a partial sum: a long chain of additions is less exact
 
 inline float power(float x) {

@@ -53,7 +53,8 @@ namespace {
 constexpr int64_t most_few_rows = 4;
 constexpr int64_t weight_rows = 4;  // at a time: as many sums hide the latency of an addition
 
-constexpr int64_t least_shared = int64_t{1} << 17;  // products: fewer take less time than waking the threads
+// Products: fewer take less time than waking the threads.
+[[maybe_unused]] constexpr int64_t least_shared = int64_t{1} << 17;
 
 // sums[i] = x * row i of `weight`, whose rows are C long. In runs of `run`, as a long chain of additions is less exact.
 template <class A, class T>
