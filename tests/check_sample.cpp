@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cmath>
 #include <memory>
+#include <new>
 #include <numeric>
 
 #include "platform/threads.h"
@@ -23,6 +24,11 @@ __attribute__((noinline)) void* operator new(size_t bytes) {
     if (bytes >= large) large_allocations++;
     if (void* memory = std::malloc(bytes ? bytes : 1)) return memory;
     throw std::bad_alloc();
+}
+// std::stable_sort's; a sanitizer has one of its own, which does not fit the operator below.
+__attribute__((noinline)) void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+    if (bytes >= large) large_allocations++;
+    return std::malloc(bytes ? bytes : 1);
 }
 __attribute__((noinline)) void operator delete(void* memory) noexcept {
     std::free(memory);
