@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "core/file.h"
 #include "platform/error.h"
 
 namespace llamac {

@@ -13,11 +13,11 @@ struct TensorScale {
     float scale;
     __device__ float operator()(int, int) const { return scale; }
 };
-// Of M rows; a block's tile may end below them.
+// Of M rows and N columns; a block's tile may end beyond them.
 struct RowScales {
     const float *a, *b;
-    int M;
-    __device__ float operator()(int m, int n) const { return a[m < M ? m : M - 1] * b[n]; }
+    int M, N;
+    __device__ float operator()(int m, int n) const { return a[m < M ? m : M - 1] * b[n < N ? n : N - 1]; }
 };
 
 // Chips that do not multiply this form have the kernels' names without their code.
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(S::threads)
                                     const float* b_scale, int M, int N, int K) {
     if constexpr (multiplies_fp8<P> && multiplies_fp8<Q>)
         multiply_block<Product<Layout::along_k, Layout::along_k, P, Q>>(
-            out, initial, a, b, M, N, K, [=] { return RowScales{a_scale, b_scale, M}; });
+            out, initial, a, b, M, N, K, [=] { return RowScales{a_scale, b_scale, M, N}; });
 }
 
 }  // namespace
