@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from llamac.errors import InputError, run
 from llamac.files import read_bytes
-from llamac.inference import Inference, Sampling, TextStream
+from llamac.inference import Inference, Sampling, TextStream, add_flags
 
 Messages = list[dict[str, Any]]
 
@@ -47,8 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--no-bos", action="store_true", help="no token that begins a document before the prompt")
     add("--batch", type=int, default=8, metavar="N", help="prompts of a file that are answered at a time (8)")
     add("--context", type=int, metavar="N", help="tokens of prompt and answer (the model's longest)")
-    add("--dtype", default="auto", choices=["auto", "f32", "bf16"], help="to compute in (config.json's)")
-    add("--kernel", action="append", default=[], metavar="OP=NAME", help="as the program takes it")
+    add_flags(parser)
     return parser
 
 

@@ -5,6 +5,7 @@ The C model computes (llamac._native.Inference); this module finds the files of 
 
 import json
 import os
+from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +23,13 @@ from llamac.native import native
 PART = 512  # tokens of a prompt that a pass reads
 IGNORED = -100  # a target that does not count
 DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "bf16"}  # of config.json; f16 is not computed in
+
+
+def add_flags(parser: ArgumentParser) -> None:
+    """How a model computes, of the commands that use one."""
+    add = parser.add_argument
+    add("--dtype", default="auto", choices=["auto", "f32", "bf16"], help="to compute in (config.json's)")
+    add("--kernel", action="append", default=[], metavar="OP=NAME", help="as the program takes it")
 
 
 @dataclass(frozen=True)

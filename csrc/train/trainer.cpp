@@ -250,11 +250,11 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
     finished = step;
     carried = read_carried_files(o.model, tokenizer ? tokenizer->path : "");
 
-    gradient_scale = 1.0 / static_cast<double>(accumulation * ranks.count);
+    const double scale = 1.0 / static_cast<double>(accumulation * ranks.count);
     for (const bool last : {false, true})
         for (const bool first : {false, true})
-            micro_batches_by_place[last][first].work = [this, first, last] {
-                forward_backward(model, first, gradient_scale, last);
+            micro_batches_by_place[last][first].work = [this, scale, first, last] {
+                forward_backward(model, first, scale * loss_scale, last);
             };
     optimizer.work = [this] { optimizer_step(model, adamw(), static_cast<uint64_t>(options.seed)); };
 }
@@ -280,7 +280,7 @@ bool Trainer::is_verified(int64_t number) const {
 
 void Trainer::launch(CapturedGraph& r) {
     const bool settled = is_settled(model);
-    if (replays && r.settled && settled && !model.context.observer && !counts) {
+    if (replays && r.settled && settled && !model.context.observer && loss_scale == 1) {
         if (!r.graph) r.graph.emplace(model.stream.handle, r.work);
         return r.graph->replay();
     }
@@ -347,23 +347,14 @@ void Trainer::queue_micro_batch(int64_t micro, StagingBuffers& f, const TokenSlo
 }
 
 void Trainer::start_step(const Batch& batch) {
+    loss_scale = 1;
     run_step(batch);
 }
 
 void Trainer::start_step(const Batch& batch, int64_t counted) {
     CHECK(counted > 0);
-    const double all = gradient_scale, tokens = static_cast<double>(tokens_per_step());
-    loss_scale = tokens / static_cast<double>(counted);
-    gradient_scale = all * loss_scale;
-    counts = true;
-    const auto restore = [&] { gradient_scale = all, loss_scale = 1, counts = false; };
-    try {
-        run_step(batch);
-    } catch (...) {
-        restore();
-        throw;
-    }
-    restore();
+    loss_scale = static_cast<double>(tokens_per_step()) / static_cast<double>(counted);
+    run_step(batch);
 }
 
 void Trainer::run_step(const Batch& batch) {

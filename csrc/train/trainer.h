@@ -62,7 +62,8 @@ struct Trainer {
     // The same on batches of the caller's: fills tokens and targets [B,T] of micro-batch `micro`, counted from 0.
     using Batch = std::function<void(int64_t micro, int32_t* tokens, int32_t* targets)>;
     void start_step(const Batch& batch);
-    // The same, of the mean over the targets that count: so many of all micro-batches and ranks. Nothing is replayed.
+    // The same, of the mean over the targets that count: so many of all micro-batches and ranks. Unless all count, nothing is
+    // replayed.
     void start_step(const Batch& batch, int64_t counted);
     int64_t in_flight() const { return step - finished; }
     const int64_t most_in_flight;  // unless told: 1 on a GPU, 0 where the host computes
@@ -141,9 +142,7 @@ struct Trainer {
     // With --document-mask: `first` of `rows` rows of T tokens in the staging buffers.
     void find_documents(StagingBuffers& buffers, int64_t first_row, int64_t rows, int64_t T) const;
     void run_step(const Batch& batch);
-    // Of the gradients of a micro-batch's mean loss; and from the mean over all tokens to the step's loss.
-    double gradient_scale = 1, loss_scale = 1;
-    bool counts = false;  // of the step that is started: the scales are its own
+    double loss_scale = 1;  // of the step that is started: from the mean over all tokens to its loss
     double mean_over_ranks(double number) const;
     // Of all ranks, from the counts of this one's slots.
     std::vector<Saturated> saturated_tensors(const int32_t* counts) const;

@@ -20,6 +20,7 @@ from llamac.errors import InputError, run
 from llamac.eval import tasks, text
 from llamac.eval.likelihood import BATCH_TOKENS, Scorer
 from llamac.eval.tasks import Question, Task
+from llamac.inference import add_flags
 
 Row = dict[str, str | float | int | None]
 
@@ -41,8 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", metavar="FILE", help="writes the results, and each question's answer")
     add("--batch-tokens", type=int, default=BATCH_TOKENS, metavar="N", help=f"of a pass ({BATCH_TOKENS})")
     add("--context", type=int, metavar="N", help="tokens of a sequence (the model's, up to --batch-tokens)")
-    add("--dtype", default="auto", choices=["auto", "f32", "bf16"], help="to compute in (config.json's)")
-    add("--kernel", action="append", default=[], metavar="OP=NAME", help="as the program takes it")
+    add_flags(parser)
     return parser
 
 
