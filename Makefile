@@ -34,6 +34,18 @@ PYTEST    = OMP_NUM_THREADS=1 $(VENV) -m pytest -q -n $(JOBS) --maxprocesses 8
 # Ninja compiles again what a kill left half written; a tree that another generator made is kept.
 export CMAKE_GENERATOR ?= Ninja
 
+# The program and the Python package compile the same sources with the same flags, in folders of their own: ccache, where
+# it is installed, compiles them once. Paths under CCACHE_BASEDIR become relative, and the compiler needs one name.
+export CMAKE_CXX_COMPILER_LAUNCHER = $(shell command -v ccache)
+export CCACHE_DIR ?= $(CURDIR)/build/ccache
+export CCACHE_BASEDIR ?= $(CURDIR)
+ifeq ($(origin CXX),default)
+export CXX := c++
+endif
+
+# pip installs sources only (dev/setup.sh): Python keeps what it compiles, or each process compiles PyTorch again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: train_llama3 install test test-all chaos chaos-short sanitize race fuzz fuzz-smoke memcheck targets targets-amd isa bench bench-train bench-cpu reference lint format clean setup setup-test text native
 
 setup:

@@ -246,7 +246,8 @@ class Decoder(nn.Module):
 
     def __init__(self, config: Config, ops: Operations):
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        weight = torch.empty(config.vocab_size, config.hidden_size)  # initialised with all others
+        self.embed_tokens = nn.Embedding.from_pretrained(weight, freeze=False)
         self.layers = nn.ModuleList(Block(config, ops) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
         self.recompute_every = 0  # k > 0: the backward computes every k-th block again instead of keeping it
@@ -296,8 +297,7 @@ class Llama(nn.Module):
 def empty_model(config: Config, dtype: torch.dtype, device: str = "cpu", ops: Operations = TORCH) -> Llama:
     """A model whose weights have no values yet: PyTorch's own initialisation takes minutes at 8B."""
     with torch.device("meta"):
-        model = Llama(config, ops)
-    return model.to(dtype).to_empty(device=device)
+        return Llama(config, ops).to(dtype).to_empty(device=device)
 
 
 # AdamW ======================================================================================================

@@ -79,6 +79,8 @@ install_system_packages() {
         need libclang-rt-19-dev test -e "/usr/lib/llvm-19/lib/clang/19/lib/linux/libclang_rt.fuzzer-$(uname -m).a"
         need llvm-19 command -v llvm-symbolizer-19    # names the functions of a report
     fi
+    # The Makefile uses it, and works without it.
+    [ -z "$missing" ] && [ "$(id -u)" != 0 ] || need ccache command -v ccache
     [ -n "$missing" ] || return 0
     if [ "$(id -u)" != 0 ] || ! runs command -v apt-get; then
         stop "system packages are missing:$missing" "install them with: sudo apt-get install$missing"

@@ -81,6 +81,7 @@ def test_missing_packages_without_root(tmp_path, kind):
     """Named, with the line that installs them; nothing is installed."""
     program(tmp_path, "id", "echo 1000")
     program(tmp_path, "apt-get", "echo apt was called >&2")
+    program(tmp_path, "ccache", "exit 0")
     program(tmp_path, "c++", 'case "$1" in -print-multiarch) echo none;; *) exit 1;; esac')
     missing, advice = setup(kind, PATH=f"{tmp_path}:{os.environ['PATH']}", PYTHON=sys.executable)
     assert missing == f"system packages are missing: {SYSTEM_PACKAGES}"

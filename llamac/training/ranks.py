@@ -11,9 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
 from llamac.dtypes import torch_dtypes
 from llamac.options import Options
@@ -68,9 +65,14 @@ def leave(code: int = 0) -> None:
         os._exit(code)
 
 
+def is_sharded(x: Tensor) -> bool:
+    """Whether x is a DTensor. torch.distributed.tensor takes seconds to import, so this does not name it."""
+    return hasattr(x, "to_local")
+
+
 def local(x: Tensor) -> Tensor:
     """What of x lies in this process."""
-    return x.to_local() if isinstance(x, DTensor) else x
+    return x.to_local() if is_sharded(x) else x
 
 
 def shard(model: nn.Module, o: Options, device: str) -> None:
@@ -78,6 +80,9 @@ def shard(model: nn.Module, o: Options, device: str) -> None:
     embedding and the head gather theirs in --dtype for the time they need them, and the next one's
     meanwhile; gradients are averaged over the ranks in --reduce-dtype.
     """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     summed = o.grad_dtype if o.reduce_dtype == "auto" else o.reduce_dtype
     dtypes = {"param_dtype": DTYPES[o.dtype], "reduce_dtype": DTYPES[summed]}
     how = {

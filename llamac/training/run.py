@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -397,8 +397,15 @@ def due(o: Options, step: int, every: int) -> bool:
     return step == o.steps or (every > 0 and step % every == 0)
 
 
+def eager(r: Run) -> AbstractContextManager:
+    """Runs the model without compiling it for other shapes. Of a sharded model the blocks themselves are
+    compiled; otherwise r.model is not, and torch._dynamo takes a second to import.
+    """
+    compiled = r.options.compile and world() > 1
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
 @torch.no_grad()
-@torch.compiler.set_stance("force_eager")
 def validate(r: Run) -> float:
     """Mean loss over --val-steps batches, in nats per token. Ranks take turns with them; a rank that has none
     left computes any batch without counting it: all ranks are needed to gather the weights.
@@ -411,7 +418,8 @@ def validate(r: Run) -> float:
     own, losses = data.validation(r.options.val_steps), []
     for batch in range(rank(), -(-count // world()) * world(), world()):
         tokens, *others = to_device(r, next(own, (zeros, zeros)))
-        losses.append(r.model(tokens, r.cis, *others).double() * (batch < count))
+        with eager(r):
+            losses.append(r.model(tokens, r.cis, *others).double() * (batch < count))
         stop.check(r)
     total = torch.stack(losses).sum() / count
     if world() > 1:
@@ -420,7 +428,6 @@ def validate(r: Run) -> float:
 
 
 @torch.no_grad()
-@torch.compiler.set_stance("force_eager")
 def sample(r: Run, step: int) -> str:
     """--sample-tokens tokens behind the one that begins a text, as text where there is a tokenizer. Each
     costs a forward over the last --seq-len: a cache of keys and values is more code than an occasional sample
@@ -432,7 +439,8 @@ def sample(r: Run, step: int) -> str:
     shown = 0 if o.sample_prompt_ids else len(tokens)
     for i in range(o.sample_tokens):
         context = torch.tensor([tokens[-o.seq_len :]], device=r.device)
-        logits = r.model(context, r.cis)[0, -1]
+        with eager(r):
+            logits = r.model(context, r.cis)[0, -1]
         u = llamac.random.uniform(o.seed, step, SAMPLING_STREAM, 1, start=i).item()
         tokens.append(sample_token(logits, o.sample_temperature, o.sample_top_k, u))
         stop.check(r)

@@ -15,12 +15,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 import llamac.random
 from llamac import hf
-from llamac.training.ranks import local
+from llamac.training.ranks import is_sharded, local
 
 
 @dataclass
@@ -72,7 +70,11 @@ def fuse_products(model: nn.Module) -> None:
         for name, products in (("self_attn", _fused_qkv), ("mlp", _fused_gate_up)):
             module = getattr(block, name)
             layers = [getattr(module, layer) for layer in FUSED[name]]
-            module.fused = nn.Parameter(torch.cat([layer.weight.detach() for layer in layers]))
+            weights = [layer.weight.detach() for layer in layers]
+            fused = weights[0].new_empty(sum(map(len, weights)), weights[0].shape[1])
+            for rows, weight in zip(fused.split([len(x) for x in weights]), weights, strict=True):
+                rows.copy_(weight)  # torch.cat of meta tensors takes seconds to import torch._dynamo
+            module.fused = nn.Parameter(fused)
             module.products, module.linear = MethodType(products, module), F.linear
             for layer in layers:
                 layer.weight = None
@@ -97,7 +99,7 @@ def parts(model: nn.Module) -> list[Part]:
     index = {name: k for k, name in enumerate(shapes)}
     for names, parameter in weight_names(model):
         begin, at = 0, 0
-        if isinstance(parameter, DTensor):  # split as torch.chunk splits
+        if is_sharded(parameter):  # split as torch.chunk splits
             begin = dist.get_rank() * -(-len(parameter) // dist.get_world_size())
         end = begin + len(local(parameter))
         for name in names:
@@ -149,11 +151,11 @@ def whole_weights(
     """
     shapes = dict(model.config.parameters())
     for module in model.modules():  # a forward without a backward leaves its weights gathered
-        if isinstance(module, FSDPModule):
+        if hasattr(module, "reshard"):  # FSDP's
             module.reshard()
     for names, parameter in weight_names(model):
         weight = parameter.detach().to(dtype)
-        weight = weight.full_tensor() if isinstance(weight, DTensor) else weight
+        weight = weight.full_tensor() if is_sharded(weight) else weight
         pieces = weight.split([shapes[name][0] for name in names])
         for name, piece in zip(names, pieces, strict=True):
             if wanted(name):
