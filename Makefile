@@ -4,7 +4,7 @@
 #   make train_llama3   builds the program for the device found (PLATFORM=cpu|amd|nvidia overrides), prepares the text
 #   make install        the program and its run configurations into PREFIX (default /usr/local)
 #   make test           sets up and runs the tests: minutes on two cores
-#   make test-all       the same, then kernels with all combinations of flags, `make chaos-short`, `make sanitize`, `make race` at both warp sizes, a minute of
+#   make test-all       the same, then slow tests, kernels with all combinations of flags, `make chaos-short`, `make sanitize`, `make race` at both warp sizes, a minute of
 #                       `make fuzz`, `make targets`, and mpirun over two nodes
 #   make chaos          kills, failing system calls, damaged files, second owners, signals: docs/reliability.md
 #   make sanitize       the program and its checks under ASan and UBSan (SANITIZED: which tests of the program)
@@ -67,11 +67,12 @@ install: setup
 test: train_llama3 native reference
 	cmake --build $(BUILD) --parallel $(JOBS)
 	ctest --test-dir $(BUILD) --parallel $(JOBS) --output-on-failure
-	LLAMAC_BUILD=$(BUILD) $(PYTEST) tests --ignore tests/test_gpu.py
+	LLAMAC_BUILD=$(BUILD) $(PYTEST) tests --ignore tests/test_gpu.py -m 'not slow'
 	LLAMAC_BUILD=$(BUILD) $(VENV) -m pytest -q tests/test_gpu.py
 
 test-all: test chaos-short sanitize race fuzz-smoke targets
 	$(BUILD)/check_operations
+	LLAMAC_BUILD=$(BUILD) $(PYTEST) tests -m slow
 	$(MAKE) race WARP=32
 	LLAMAC_MPI_NODES=1 LLAMAC_BUILD=$(BUILD) $(VENV) -m pytest -q tests/test_nodes.py -k mpirun
 

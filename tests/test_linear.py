@@ -102,7 +102,9 @@ def test_delayed(dtype, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("recipe", ["tensor", "row", "delayed"])
+@pytest.mark.parametrize(
+    "recipe", ["delayed", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tensor", "row"))]
+)
 def test_compiled_without_a_break(recipe, device):
     """Two layers in one graph, for every size; with delayed scales one more, of the first step."""
 

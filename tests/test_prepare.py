@@ -274,8 +274,7 @@ def test_mix(tmp_path, ranks, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("mix", [False, True])
-@pytest.mark.parametrize("stop", [1, 4, 9])
-@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("stop, crash", [(1, True), (4, False), (9, True)])
 def test_stopped_and_continued(tmp_path, ranks, monkeypatch, capsys, mix, stop, crash):
     """Ctrl-C, or a death without a word: the same command goes on, to the same bytes; whole shards are
     kept.

@@ -124,6 +124,7 @@ leave()
 """
 
 
+@pytest.mark.slow
 def test_compiled_on_our_operations(data, tmp_path):
     """bf16 throughout, blocks recomputed: one graph for all blocks, one for the loss, the optimizer's."""
     (tmp_path / "driver.py").write_text(DRIVER)

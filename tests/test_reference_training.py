@@ -237,8 +237,8 @@ def test_same_training_by_other_means(tmp_path, flags):
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--recompute", "block:2"),
-        ("--dtype", "bf16", "--total-batch-size", "128"),
+        pytest.param(("--recompute", "block:2"), marks=pytest.mark.slow),
+        pytest.param(("--dtype", "bf16", "--total-batch-size", "128"), marks=pytest.mark.slow),
         ("--dtype", "bf16", "--grad-dtype", "bf16", "--master-weights", "off", "--optimizer-state", "bf16"),
     ],
 )
