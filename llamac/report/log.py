@@ -76,13 +76,16 @@ class RunLog:
             gc.disable()  # millions of small objects, none of them in a cycle
             try:
                 while lines := file.readlines(_CHUNK):
-                    if not lines[-1].endswith(b"\n"):
+                    cut = not lines[-1].endswith(b"\n")
+                    if cut:
                         lines.pop()
                     if not lines:
                         break
                     size = sum(map(len, lines))
                     self._add(self._parse(lines, last=self._offset + size == end))
                     self._offset += size
+                    if cut:
+                        break
             finally:
                 if enabled:
                     gc.enable()
