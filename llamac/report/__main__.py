@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from llamac.errors import InputError, run
-from llamac.report import content, page, serve
+from llamac.report import content, export, page, serve
 from llamac.report.log import read
 
 
@@ -50,6 +50,7 @@ def main() -> None:
     args = _arguments()
     runs = dict(zip(content.labels(args.out), map(read, args.out)))
     if args.tensorboard or args.wandb or args.mlflow:
+        export.export(runs, args)
         return
     if args.serve is not None:
         serve.serve(runs, args.serve)

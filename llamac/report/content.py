@@ -31,7 +31,7 @@ CURVES = {
     "watts": ("device.watts", "power: no GPU, or its driver does not say"),
     "celsius": ("device.celsius", "temperature: no GPU, or its driver does not say"),
 }
-_SMOOTHED = ("loss", "grad_norm", "tokens_per_s", "mfu", "tflops")
+_SMOOTHED = CURVES.keys() - {"lr", "gpu_mem_gib", "rss_gib", "system_mem_gib"}
 _PERCENT = ("mfu",)  # logged as a share
 _MOST_SAMPLES, _MOST_TEXT, _MOST_EVENTS, _MOST_RUNS_EVENTS = 12, 4000, 100, 100
 

@@ -63,13 +63,14 @@ function line(run, steps, values, name, color, state, more) {
 
 function curveTraces(chart, report, state) {
   const traces = [], several = report.runs.length > 1;
+  const present = chart.curves.filter(([key]) => report.runs.some((run) => run.curves[key]));
   report.runs.forEach((run, r) => {
-    chart.curves.forEach(([key, label], c) => {
+    present.forEach(([key, label], c) => {
       const curve = run.curves[key];
       if (!curve) return;
       const color = shade(report.colors[(several ? r : c) % report.colors.length], state.dark);
       const dash = DASHES[(several ? c : 0) % DASHES.length];
-      const name = several ? (chart.curves.length > 1 ? `${run.label}: ${label}` : run.label) : label;
+      const name = several ? (present.length > 1 ? `${run.label}: ${label}` : run.label) : label;
       const smooth = curve.smooth;
       if (!smooth || state.raw)
         traces.push(line(run, curve.raw[0], curve.raw[1], smooth ? `${name}, raw` : name, color, state, {
@@ -138,7 +139,7 @@ function layoutOf(state, more) {
 }
 
 const CONFIG = { displaylogo: false, displayModeBar: "hover", responsive: true, showTips: false,
-  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"], toImageButtonOptions: { format: "svg" } };
+  modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]], toImageButtonOptions: { format: "svg" } };
 
 function timeChart(chart, report, state) {
   const traces = curveTraces(chart, report, state);
