@@ -3,6 +3,7 @@ needed for its own flag alone."""
 
 import argparse
 import json
+import math
 import re
 import time
 from pathlib import Path
@@ -86,13 +87,17 @@ class Mlflow:
 
     def __init__(self, label: str, config: dict):
         try:
-            from mlflow import MlflowClient
+            import mlflow
             from mlflow.entities import Metric, Param
-            from mlflow.tracking.fluent import _get_experiment_id
         except ImportError:
             raise _missing("mlflow", "--mlflow") from None
-        self.client, self.metric = MlflowClient(), Metric
-        self.id = self.client.create_run(_get_experiment_id(), run_name=label).info.run_id
+        try:
+            self.client, self.metric = mlflow.MlflowClient(), Metric
+            with mlflow.start_run(run_name=label) as run:  # in the experiment of the environment
+                self.id = run.info.run_id
+        except mlflow.exceptions.MlflowException as error:
+            raise InputError(f"--mlflow: cannot start a run: {error}") from None
+        self.client.update_run(self.id, status="RUNNING")
         params = [Param(_plain(key), str(value)[:500]) for key, value in config.items()]
         for k in range(0, len(params), 100):
             self.client.log_batch(self.id, params=params[k : k + 100])
@@ -122,37 +127,57 @@ def _plain(name: str) -> str:
     return re.sub(r"[^\w./ -]", "_", re.sub(r"\((\w+)\)", r"_\1", name))
 
 
+def _sinks(label: str, log: RunLog, args: argparse.Namespace) -> list[Sink]:
+    config = configuration(log)
+    sinks: list[Sink] = []
+    if args.tensorboard:
+        sinks.append(TensorBoard(args.tensorboard, label, config))
+    if args.wandb:
+        sinks.append(Wandb(label, config))
+    if args.mlflow:
+        sinks.append(Mlflow(label, config))
+    return sinks
+
+
+class _Export:
+    """One run on its way into its sinks."""
+
+    def __init__(self, log: RunLog, sinks: list[Sink], devices: int):
+        self.log, self.sinks, self.devices, self.last = log, sinks, devices, -1
+
+    def write(self, all_steps: bool) -> None:
+        """What is new; without all_steps not yet the last step, whose validation may still come."""
+        steps = self.log.columns["step"]
+        end = math.inf if all_steps or not steps.size else steps[-1]
+        for row in rows(self.log, self.devices, self.last):
+            if row.step >= end:
+                break
+            self.last = row.step
+            for sink in self.sinks:
+                sink.row(row)
+        for sink in self.sinks:
+            sink.flush()
+
+
 def export(runs: dict[str, RunLog], args: argparse.Namespace) -> None:
     """Writes the runs to each tool that a flag names; with --follow until Ctrl-C."""
-    sinks: dict[str, list[Sink]] = {label: [] for label in runs}
-    last = dict.fromkeys(runs, -1)
+    exports: dict[str, _Export] = {}
     try:
         for label, log in runs.items():
-            config = configuration(log)
-            if args.tensorboard:
-                sinks[label].append(TensorBoard(args.tensorboard, label, config))
-            if args.wandb:
-                sinks[label].append(Wandb(label, config))
-            if args.mlflow:
-                sinks[label].append(Mlflow(label, config))
-        while True:
-            for label, log in runs.items():
-                for row in rows(log, args.devices or devices_of(log), last[label]):
-                    last[label] = row.step
-                    for sink in sinks[label]:
-                        sink.row(row)
-                for sink in sinks[label]:
-                    sink.flush()
-            if not args.follow:
-                break
-            time.sleep(EVERY)
-            for log in runs.values():
-                log.update()
-    except KeyboardInterrupt:
-        if not args.follow:
-            raise
+            exports[label] = _Export(log, _sinks(label, log, args), args.devices or devices_of(log))
+        try:
+            while args.follow:
+                for found in exports.values():
+                    found.write(all_steps=False)
+                time.sleep(EVERY)
+                for log in runs.values():
+                    log.update()
+        except KeyboardInterrupt:
+            print()
+        for found in exports.values():
+            found.write(all_steps=True)
     finally:
-        for sink in (sink for found in sinks.values() for sink in found):
+        for sink in (sink for found in exports.values() for sink in found.sinks):
             sink.close()
-    for label, step in last.items():
-        print(f"{label}: exported up to step {max(step, 0)}")
+    for label, found in exports.items():
+        print(f"{label}: exported up to step {max(found.last, 0)}")

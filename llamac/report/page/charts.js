@@ -129,7 +129,7 @@ function layoutOf(state, more) {
   const axis = { gridcolor: state.grid, zeroline: false, linecolor: state.muted, automargin: true };
   const base = { autosize: true, paper_bgcolor: state.card, plot_bgcolor: state.card, colorway: state.colors,
     font: { family: "system-ui, 'DejaVu Sans', sans-serif", size: 12, color: state.text },
-    margin: { l: 52, r: 14, t: 8, b: 40 }, hovermode: "x unified",
+    margin: { l: 52, r: 14, t: 30, b: 40 }, hovermode: "x unified",
     hoverlabel: { bgcolor: state.card, bordercolor: state.grid, font: { color: state.text, size: 12 } },
     legend: { orientation: "h", x: 0, xanchor: "left", y: 1, yanchor: "bottom", bgcolor: "rgba(0,0,0,0)", traceorder: "normal" },
     xaxis: { ...axis }, yaxis: { ...axis } };
@@ -204,7 +204,7 @@ function shareChart(profile, report, state) {
     marker: { color: shade(colors[k % colors.length], state.dark) }, text: share > 0.04 ? `${plain(name)} ${(100 * share).toFixed(0)}%` : "",
     textposition: "inside", insidetextanchor: "middle", textangle: 0,
     hovertemplate: `${plain(name)}: ${ms.toPrecision(4)} ms, ${(100 * share).toFixed(1)}%<extra></extra>` }));
-  return { height: 120, traces, layout: layoutOf(state, { barmode: "stack", hovermode: "closest", showlegend: true,
-    margin: { l: 8, r: 8, t: 4, b: 4 }, legend: { y: -0.1, x: 0, xanchor: "left", yanchor: "top" },
+  return { height: 140, traces, layout: layoutOf(state, { barmode: "stack", hovermode: "closest", showlegend: true,
+    margin: { l: 8, r: 8, t: 30, b: 4 }, legend: { y: -0.1, x: 0, xanchor: "left", yanchor: "top" },
     xaxis: { visible: false }, yaxis: { visible: false } }) };
 }

@@ -33,7 +33,9 @@ function samplesOf(report) {
     ...(report.runs.length > 1 ? [node("h3", {}, run.label)] : []),
     node("div", { class: "samples" }, ...run.samples.map(([step, text]) =>
       node("div", { class: "sample" }, node("b", {}, `step ${step.toLocaleString("en")}`), node("pre", {}, text))))]);
-  return rows.length ? card("Samples", "over the run", ...rows) : null;
+  const found = card("Samples", "over the run", ...rows);
+  found.classList.add("long");
+  return rows.length ? found : null;
 }
 
 function eventsOf(report) {
