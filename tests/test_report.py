@@ -20,7 +20,7 @@ from llamac.report import log as logs
 from llamac.report.log import RunLog, read, spread
 from llamac.report.reduce import kept, rounded, smooth
 
-HOSTILE = "</script><script>alert(1)</script><!-- <b onload='x'> &amp; \u2028 \ud83d\ude00"
+HOSTILE = "</script><script>alert(1)</script><!-- <b onload='x'> &amp; \u2028 \U0001f600"
 
 
 def run_event(**more) -> dict:
@@ -294,6 +294,7 @@ def test_hostile_text(tmp_path, library):
     data = text.split('<script type="application/json" id="data">')[1].split("</script>")[0]
     assert json.loads(data)["runs"] == json.loads(page.as_json(found))["runs"]
     assert "<title>&lt;/script&gt;" in text
+    page.render(content.report({"folder\udcff": read(tmp_path)})).encode()  # a name that is not UTF-8
 
 
 def test_the_file_needs_no_network(tmp_path, library):
@@ -433,7 +434,7 @@ def test_wandb(tmp_path, monkeypatch):
 
 def test_mlflow(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
-    mlflow.set_tracking_uri(tmp_path.as_uri())
+    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # mlflow-skinny has no other one
     monkeypatch.chdir(tmp_path)
     program_of(monkeypatch, write(tmp_path / "a", a_run()), "--mlflow")

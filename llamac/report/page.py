@@ -39,7 +39,7 @@ def render(content: dict, follow: float | None = None) -> str:
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; "
     policy += "script-src 'unsafe-inline'" + ("" if follow is None else " 'self'; connect-src 'self'")
     script = f"<script>{library()}</script>" if follow is None else '<script src="plotly.min.js"></script>'
-    title = ", ".join(run["label"] for run in content["runs"])
+    title = ", ".join(run["label"] for run in content["runs"]).encode("utf-8", "replace").decode()
     parts: dict[str, Callable[[], str]] = {
         "POLICY": lambda: html.escape(policy, quote=True),
         "TITLE": lambda: html.escape(f"{title}: llamac"),
