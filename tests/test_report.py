@@ -1,5 +1,5 @@
-"""python -m llamac.report: reading logs, reducing curves, the page's content, serving and exporting it. The page in
-a browser: test_report_page.py."""
+"""python -m llamac.report: reading logs, reducing curves, the page's content, serving and exporting it. The
+page in a browser: test_report_page.py."""
 
 import json
 import math
@@ -25,11 +25,18 @@ HOSTILE = "</script><script>alert(1)</script><!-- <b onload='x'> &amp; \u2028 \U
 
 def run_event(**more) -> dict:
     return {"event": "run", "time": "2026-11-23T09:00:00.000Z", "host": "h", "device": "D", "version": "0",
-            "commit": "c", "origin": "fresh", "from": None, "parameters": 1200, "tokens_per_step": 2048} | more  # fmt: skip
+            "commit": "c", "origin": "fresh", "from": None, "parameters": 1200,
+            "tokens_per_step": 2048} | more  # fmt: skip
 
 
 def start_event(**more) -> dict:
-    return {"event": "start", "time": "2026-11-23T09:00:00.100Z", "model": "tiny", "steps": 600, "lr": 0.003} | more
+    return {
+        "event": "start",
+        "time": "2026-11-23T09:00:00.100Z",
+        "model": "tiny",
+        "steps": 600,
+        "lr": 0.003,
+    } | more
 
 
 def step_event(step: int, **more) -> dict:
@@ -58,7 +65,8 @@ def a_run(steps: int = 50) -> list[dict]:
         *(step_event(k) for k in range(steps // 2 + 1, steps + 1)),
         {"event": "val", "step": steps, "loss": 2.5},
         {"event": "sample", "step": steps, "text": "Once"},
-        {"event": "evaluation", "step": steps, "task": "piqa", "accuracy": 0.5, "accuracy_norm": 0.6, "questions": 100},
+        {"event": "evaluation", "step": steps, "task": "piqa", "accuracy": 0.5, "accuracy_norm": 0.6,
+         "questions": 100},
     ]  # fmt: skip
 
 
@@ -144,7 +152,9 @@ def test_broken_lines(tmp_path, line):
     """The last one is what a run left that died; any other is an error that names it."""
     assert read(write(tmp_path, a_run(), line + "\n")).columns["step"].size == 50
     write(tmp_path, a_run(), line + "\n" + json.dumps(step_event(51)) + "\n")
-    with pytest.raises(InputError, match=rf"log.jsonl: line {len(a_run()) + 1}: expected a JSON object, found"):
+    with pytest.raises(
+        InputError, match=rf"log.jsonl: line {len(a_run()) + 1}: expected a JSON object, found"
+    ):
         read(tmp_path)
 
 
@@ -216,7 +226,8 @@ def test_many_steps_are_few_points(tmp_path):
 def test_content(tmp_path):
     found = content.report({"a": read(write(tmp_path, a_run()))})["runs"][0]
     assert found["curves"].keys() == {
-        "loss", "lr", "grad_norm", "tokens_per_s", "tflops", "rss_gib", "system_mem_gib", "cpu_percent"}  # fmt: skip
+        "loss", "lr", "grad_norm", "tokens_per_s", "tflops", "rss_gib", "system_mem_gib",
+        "cpu_percent"}  # fmt: skip
     assert found["validation"] == ([0, 50], [8.3, 2.5])
     assert found["evaluations"] == {"piqa": [[50, 0.5, 0.6, 100]]} and found["samples"] == [[50, "Once"]]
     assert [event[:1] + event[2:3] for event in found["events"]] == [
@@ -254,8 +265,8 @@ def test_profile(tmp_path):
               "seconds": 1.0, "idle_seconds": 0.1, "operations": [row]}  # fmt: skip
     (tmp_path / "profile.json").write_text(json.dumps(values))
     found = content.report({"a": read(tmp_path)})["runs"][0]["profile"]
-    assert found["rows"] == [{"name": "matmul_forward (library)", "category": "GEMM", "ms": 100.0, "share": 0.4,
-                              "calls": 2.0, "limit_ms": 50.0, "by": "compute"}]  # fmt: skip
+    assert found["rows"] == [{"name": "matmul_forward (library)", "category": "GEMM", "ms": 100.0,
+                              "share": 0.4, "calls": 2.0, "limit_ms": 50.0, "by": "compute"}]  # fmt: skip
     assert found["shares"] == [["GEMM", 100.0, 0.4], ["idle", 25.0, 0.1]] and found["advice"]
     (tmp_path / "profile.json").write_text("{")
     found = content.report({"a": read(tmp_path)})["runs"][0]
@@ -266,8 +277,9 @@ def test_events_of_odd_types_are_left_out(tmp_path):
     odd = [
         {"event": "val", "step": "x", "loss": 1}, {"event": "val", "step": 1, "loss": None}, {"event": 5}, {},
         {"event": "sample", "step": 1, "text": 3}, {"event": "spike", "step": 1}, {"event": "checkpoint"},
-        {"event": "evaluation", "step": 1, "task": ["t"], "accuracy": 1}, {"event": "run", "tokens_per_step": "x"},
-        {"event": "saturated", "step": 1, "share": "x"}, {"event": "start", "model": None, "steps": "many"},
+        {"event": "evaluation", "step": 1, "task": ["t"], "accuracy": 1},
+        {"event": "run", "tokens_per_step": "x"}, {"event": "saturated", "step": 1, "share": "x"},
+        {"event": "start", "model": None, "steps": "many"},
     ]  # fmt: skip
     log = read(write(tmp_path, [*odd, step_event(1)]))
     found = content.report({"a": log})
@@ -327,7 +339,11 @@ def test_the_command(tmp_path, monkeypatch, capsys, library):
     [
         ("plotly", [], "plotly is not installed, which draws the charts: pip install 'llamac[report]'"),
         ("plotly", ["--serve", "0"], "plotly is not installed"),
-        ("tensorboard", ["--tensorboard", "x"], "--tensorboard: tensorboard is not installed: pip install tensorboard"),
+        (
+            "tensorboard",
+            ["--tensorboard", "x"],
+            "--tensorboard: tensorboard is not installed: pip install tensorboard",
+        ),
         ("wandb", ["--wandb"], "--wandb: wandb is not installed: pip install wandb"),
         ("mlflow", ["--mlflow"], "--mlflow: mlflow is not installed: pip install mlflow"),
     ],
@@ -390,7 +406,10 @@ def test_metrics(tmp_path):
     assert last.numbers["loss_metrics/global_avg_loss"] == 2 + 6 / 50 and last.texts == {"sample": "Once"}
     assert last.numbers["throughput(tps)"] == 4096 and last.numbers["tflops"] == 0.05  # of each device
     assert last.numbers["n_tokens_seen"] == 25 * (2048 + 4096) and "mfu(%)" not in last.numbers
-    assert last.numbers["evaluation/piqa/accuracy_norm"] == 0.6 and last.numbers["time_metrics/end_to_end(s)"] == 0.25
+    assert (
+        last.numbers["evaluation/piqa/accuracy_norm"] == 0.6
+        and last.numbers["time_metrics/end_to_end(s)"] == 0.25
+    )
     assert last.seconds - found[0].seconds == pytest.approx(12.5, abs=0.3)
     assert [row.step for row in metrics.rows(log, 1, after=48)] == [49, 50]
 
@@ -415,7 +434,9 @@ def test_tensorboard(tmp_path, monkeypatch, capsys):
     found.Reload()
     losses = found.Scalars("loss_metrics/global_avg_loss")
     assert [s.step for s in losses] == list(range(1, 51))
-    assert losses[24].value == pytest.approx(2 + 6 / 25) and losses[0].wall_time == pytest.approx(1795424400.25, abs=1)
+    assert losses[24].value == pytest.approx(2 + 6 / 25) and losses[0].wall_time == pytest.approx(
+        1795424400.25, abs=1
+    )
     assert [s.value for s in found.Scalars("validation_metrics/loss")] == pytest.approx([8.3, 2.5])
     assert found.Tensors("sample")[0].tensor_proto.string_val == [b"Once"]
     assert b"lr: 0.001" in found.Tensors("configuration")[0].tensor_proto.string_val[0]
@@ -424,7 +445,9 @@ def test_tensorboard(tmp_path, monkeypatch, capsys):
 def test_wandb(tmp_path, monkeypatch):
     """What wandb is called with; it is not installed where the tests run."""
     calls: list = []
-    run = types.SimpleNamespace(log=lambda values, step: calls.append((step, values)), finish=lambda: calls.append("end"))
+    run = types.SimpleNamespace(
+        log=lambda values, step: calls.append((step, values)), finish=lambda: calls.append("end")
+    )
     fake = types.SimpleNamespace(init=lambda **given: calls.append(given) or run)
     monkeypatch.setitem(sys.modules, "wandb", fake)
     program_of(monkeypatch, write(tmp_path / "a", a_run()), "--wandb")

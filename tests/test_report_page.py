@@ -1,5 +1,5 @@
-"""The page of python -m llamac.report in a browser: it draws, says nothing on the console, needs no network, and fits
-narrow windows. Headless chromium opens it from file://."""
+"""The page of python -m llamac.report in a browser: it draws, says nothing on the console, needs no network,
+and fits narrow windows. Headless chromium opens it from file://."""
 
 import json
 import re
@@ -14,7 +14,9 @@ from llamac.report import content, page
 from llamac.report.log import read
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="chromium is not installed: apt-get install chromium"
+)
 
 # What a reader does: presses buttons, zooms into one chart. What is then on the page goes into an attribute.
 CLICKS = """<script>
@@ -23,7 +25,8 @@ const wait = (ms) => new Promise((done) => setTimeout(done, ms));
 async function use() {
   await wait(500);
   const seen = { title: document.title, dark: document.documentElement.dataset.theme };
-  seen.charts = [...document.querySelectorAll(".chart")].filter((c) => c.querySelector("svg")).map((c) => c.id.slice(6));
+  const drawn = [...document.querySelectorAll(".chart")].filter((chart) => chart.querySelector("svg"));
+  seen.charts = drawn.map((chart) => chart.id.slice(6));
   seen.overflow = document.documentElement.scrollWidth - innerWidth;
   document.querySelector("#axis [data-value=tokens]").click();
   document.getElementById("log").click();
@@ -54,8 +57,9 @@ use().catch((error) => { document.documentElement.dataset.error = String(error);
 
 def in_browser(path, profile, *arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--hide-scrollbars",
-         "--virtual-time-budget=20000", "--enable-logging=stderr", *arguments, path.as_uri()],
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}",
+         "--hide-scrollbars", "--virtual-time-budget=20000", "--enable-logging=stderr", *arguments,
+         path.as_uri()],
         capture_output=True, text=True, timeout=120, check=True)  # fmt: skip
 
 
@@ -65,7 +69,8 @@ def two_runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     device = {"watts": 650.5, "celsius": 61.0}
     hostile = [run_event(device=HOSTILE), start_event(model=HOSTILE, **{HOSTILE: HOSTILE}),
-               *(step_event(k, mfu=0.4, gpu_mem_gib=58.0, gpu_percent=99.0, device=device) for k in range(1, 41)),
+               *(step_event(k, mfu=0.4, gpu_mem_gib=58.0, gpu_percent=9.0,
+                             device=device) for k in range(1, 41)),
                {"event": "sample", "step": 40, "text": HOSTILE}]  # fmt: skip
     runs = {"a": read(write(folder / "a", a_run())), HOSTILE: read(write(folder / "b", hostile))}
     path = folder / "report.html"
@@ -82,8 +87,8 @@ def test_in_a_browser(two_runs, tmp_path):
     assert "data-error" not in done.stdout.split("<head>")[0]
     found = re.search(r'data-seen="([^"]*)"', done.stdout)
     seen = json.loads(unquote(found[1]))
-    assert seen["charts"] == ["loss", "lr", "grad_norm", "speed", "mfu", "memory", "use", "power", "temperature",
-                              "evaluations"]  # fmt: skip
+    assert seen["charts"] == ["loss", "lr", "grad_norm", "speed", "mfu", "memory", "use", "power",
+                              "temperature", "evaluations"]  # fmt: skip
     assert seen["overflow"] <= 0 and seen["dark"] == "light"
     assert seen["zoomed"] == [20480, 40960] and seen["reset"] != seen["zoomed"]
     assert (seen["axis"], seen["scale"], seen["background"]) == ("tokens", "log", "rgb(13, 17, 23)")
@@ -97,7 +102,8 @@ def test_pictures(two_runs, tmp_path):
     for scheme in (0, 1):  # dark, light
         picture = tmp_path / f"{scheme}.png"
         done = in_browser(two_runs, tmp_path / "profile", "--window-size=1400,2400",
-                          f"--blink-settings=preferredColorScheme={scheme}", f"--screenshot={picture}")  # fmt: skip
+                          f"--blink-settings=preferredColorScheme={scheme}",
+                          f"--screenshot={picture}")  # fmt: skip
         assert "CONSOLE" not in done.stderr, done.stderr
         sizes.append(picture.read_bytes())
     assert sizes[0] != sizes[1] and min(map(len, sizes)) > 50_000

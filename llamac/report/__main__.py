@@ -11,8 +11,8 @@ from llamac.report.log import read
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m llamac.report",
-        description="Draws runs: one HTML file that needs no network. With an export flag, writes their log to "
-        "another tool instead.",
+        description="Draws runs: one HTML file that needs no network. With an export flag, writes their log "
+        "to another tool instead.",
     )
     parser.add_argument("out", nargs="+", metavar="OUT", help="directory of a run, or its log.jsonl")
     parser.add_argument(
@@ -27,7 +27,9 @@ def _arguments() -> argparse.Namespace:
         help="follow the runs at http://127.0.0.1:PORT until Ctrl-C [8000]; 0: a free port",
     )
     parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="write TensorBoard events to DIR")
-    parser.add_argument("--wandb", action="store_true", help="log to Weights & Biases (WANDB_MODE=offline works)")
+    parser.add_argument(
+        "--wandb", action="store_true", help="log to Weights & Biases (WANDB_MODE=offline works)"
+    )
     parser.add_argument("--mlflow", action="store_true", help="log to MLflow (MLFLOW_TRACKING_URI)")
     parser.add_argument("--follow", action="store_true", help="export what a live run writes, until Ctrl-C")
     parser.add_argument(

@@ -111,7 +111,7 @@ def _axis(log: RunLog) -> dict:
 
 def _summary(log: RunLog, validation: tuple[list[int], list[float]]) -> list[list[str]]:
     """Names and texts of the figures that stand above the charts."""
-    start, run = _last(log, "start"), _last(log, "run")
+    start, run = log.last("start"), log.last("run")
     step, loss, speed = (log.columns[name] for name in ("step", "loss", "tokens_per_s"))
     rows = [["model", Path(str(start.get("model", ""))).name]]
     if type(run.get("parameters")) is int:
@@ -138,10 +138,6 @@ def _summary(log: RunLog, validation: tuple[list[int], list[float]]) -> list[lis
     if step.size:
         rows.append(["time in steps", duration(3600 * log.hours()[-1])])
     return [row for row in rows if row[1]]
-
-
-def _last(log: RunLog, kind: str) -> dict:
-    return next((event for event in reversed(log.events) if event.get("event") == kind), {})
 
 
 def _number(value: float) -> str:
@@ -181,9 +177,9 @@ def _events(log: RunLog) -> list[list]:
     rows: list[list] = []
     rows += spread([[n, "", "skipped", "not finite: AdamW wrote nothing"] for n in log.skipped], _MOST_EVENTS)
     kinds = {"spike": _spike_text, "checkpoint": _checkpoint_text}
-    for kind, text in kinds.items():
+    for kind, describe in kinds.items():
         found = [e for e in log.of(kind) if type(e.get("step")) is int]
-        rows += [[e["step"], str(e.get("time", "")), kind, text(e)] for e in spread(found, _MOST_EVENTS)]
+        rows += [[e["step"], str(e.get("time", "")), kind, describe(e)] for e in spread(found, _MOST_EVENTS)]
     runs, starts = log.of("run"), log.of("start")
     for k, event in enumerate(runs[:_MOST_RUNS_EVENTS]):
         kind = "resume" if event.get("origin") == "resumed" else "start"
@@ -223,7 +219,7 @@ def _configuration(runs: dict[str, RunLog]) -> list[list]:
     facts = ("device", "host", "version", "commit", "parameters", "tokens_per_step")
     tables = []
     for log in runs.values():
-        run, start = _last(log, "run"), _last(log, "start")
+        run, start = log.last("run"), log.last("start")
         table = {key: run[key] for key in facts if key in run}
         tables.append(table | {k: v for k, v in start.items() if k not in ("event", "time", "after")})
     names = list(dict.fromkeys(name for table in tables for name in table))

@@ -1,5 +1,5 @@
-"""`--tensorboard`, `--wandb`, `--mlflow`: the metrics of finished or live runs in other tools. Each library is
-needed for its own flag alone."""
+"""`--tensorboard`, `--wandb`, `--mlflow`: the metrics of finished or live runs in other tools. Each library
+is needed for its own flag alone."""
 
 import argparse
 import json
@@ -39,7 +39,9 @@ class TensorBoard:
             raise _missing("tensorboard", "--tensorboard") from None
         self.event, self.summary, self.tensor = event_pb2.Event, summary_pb2, tensor_pb2.TensorProto
         self.writer = EventFileWriter(str(folder / label))
-        text = "\n".join(f"    {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in config.items())
+        text = "\n".join(
+            f"    {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in config.items()
+        )
         self.row(Row(0, time.time(), {}, {"configuration": text}))
 
     def row(self, row: Row) -> None:
@@ -105,7 +107,9 @@ class Mlflow:
 
     def row(self, row: Row) -> None:
         at = int(1e3 * row.seconds)
-        self.waiting += [self.metric(_plain(name), value, at, row.step) for name, value in row.numbers.items()]
+        self.waiting += [
+            self.metric(_plain(name), value, at, row.step) for name, value in row.numbers.items()
+        ]
         for name, text in row.texts.items():
             self.client.log_text(self.id, text, f"{name}_{row.step:06d}.txt")
         if len(self.waiting) >= self.MOST:

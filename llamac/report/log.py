@@ -48,9 +48,7 @@ def _decoder() -> Callable[[bytes], Any] | None:
         "Device", [(name, float | None, None) for name in DEVICE_FIELDS], frozen=True, gc=False
     )
     more: list[tuple] = [("skipped", bool, False), ("device", device, device())]
-    return msgspec.json.Decoder(
-        msgspec.defstruct("Step", [("step", int), *numbers, *more], gc=False)
-    ).decode
+    return msgspec.json.Decoder(msgspec.defstruct("Step", [("step", int), *numbers, *more], gc=False)).decode
 
 
 def _is_number(value: Any) -> bool:
@@ -59,8 +57,8 @@ def _is_number(value: Any) -> bool:
 
 
 class RunLog:
-    """The events of OUT/log.jsonl. `columns[field]` holds a float64 per step, NaN where the log has no number;
-    `events` are all others, each with `after`, the number of the last step before it (0: none)."""
+    """The events of OUT/log.jsonl. `columns[field]` holds a float64 per step, NaN where the log has no
+    number; `events` are all others, each with `after`, the number of the last step before it (0: none)."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -170,7 +168,9 @@ class RunLog:
         for event in steps:
             step, device = event.get("step"), event.get("device", {})
             if type(step) is not int or not 0 <= step <= _MOST_STEPS:
-                raise InputError(f"{self.path}: step: expected an integer from 0 to 2^53, found {excerpt(step)}")
+                raise InputError(
+                    f"{self.path}: step: expected an integer from 0 to 2^53, found {excerpt(step)}"
+                )
             if type(device) is not dict:
                 raise InputError(f"{self.path}: device: expected an object, found {excerpt(device)}")
         after = self._last_step
@@ -220,6 +220,10 @@ class RunLog:
     def of(self, kind: str) -> list[dict]:
         """The other events of a kind."""
         return [event for event in self.events if event.get("event") == kind]
+
+    def last(self, kind: str) -> dict:
+        """The last event of a kind; empty where there is none."""
+        return next((event for event in reversed(self.events) if event.get("event") == kind), {})
 
     def tokens(self) -> np.ndarray:
         """Tokens that were trained on at the end of each step; NaN where the log does not say."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from llamac.report.log import RunLog, points
 
-# Name: the log's column, its factor, whether the log has the sum of all devices and the name means one device.
+# Name: the log's column, its factor, whether the log has the sum over devices where the name means one.
 STEP_METRICS = {
     "loss_metrics/global_avg_loss": ("loss", 1.0, False),
     "grad_norm": ("grad_norm", 1.0, False),
@@ -43,11 +43,11 @@ class Row:
 
 
 def devices_of(log: RunLog) -> int:
-    """Devices of the run: from the tokens of a step where the log determines them, else its flag --devices."""
-    start = next((e for e in reversed(log.events) if e.get("event") == "start"), {})
-    run = next((e for e in reversed(log.events) if e.get("event") == "run"), {})
-    sizes = [start.get("batch-size"), start.get("seq-len"), run.get("tokens_per_step")]
-    if start.get("total-batch-size") == 0 and all(type(size) is int and size > 0 for size in sizes):
+    """Devices of the run: from the tokens of a step where they tell, else from its flag --devices."""
+    start, run = log.last("start"), log.last("run")
+    found = (start.get("batch-size"), start.get("seq-len"), run.get("tokens_per_step"))
+    sizes: list[int] = [size for size in found if type(size) is int and size > 0]
+    if len(sizes) == 3 and start.get("total-batch-size") == 0:
         return max(1, sizes[2] // (sizes[0] * sizes[1]))
     flag = start.get("devices")
     return flag if type(flag) is int and flag > 0 else 1
@@ -120,6 +120,5 @@ def configuration(log: RunLog) -> dict:
     """The flags of the run and its facts."""
     found: dict = {}
     for kind in ("run", "start"):
-        event = next((e for e in reversed(log.events) if e.get("event") == kind), {})
-        found |= {key: value for key, value in event.items() if key not in ("event", "time", "after")}
+        found |= {k: v for k, v in log.last(kind).items() if k not in ("event", "time", "after")}
     return found

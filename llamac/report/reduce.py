@@ -24,7 +24,7 @@ def smooth(values: np.ndarray) -> np.ndarray:
 
 def kept(values: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:
     """Indices of at most `most` + 2 values in ascending order: the least and the largest of each of most / 2
-    stretches of equal length, the first and the last. A stretch of NaN keeps one, which is the curve's gap."""
+    stretches of equal length, the first and the last. A stretch of NaN keeps one: the gap of the curve."""
     n = values.size
     if n <= most:
         return np.arange(n)

@@ -87,7 +87,9 @@ def server(runs: dict[str, RunLog], port: int) -> ThreadingHTTPServer:
     try:
         return ThreadingHTTPServer(("127.0.0.1", port), handler)
     except OSError as error:
-        raise InputError(f"--serve {port}: cannot bind 127.0.0.1: {error.strerror}; take another port") from None
+        raise InputError(
+            f"--serve {port}: cannot bind 127.0.0.1: {error.strerror}; take another port"
+        ) from None
 
 
 def serve(runs: dict[str, RunLog], port: int) -> None:

@@ -2,31 +2,46 @@
 
 let report = JSON.parse(document.getElementById("data").textContent);
 const charts = new Map();  // element by id
-const state = { axis: "step", log: false, raw: true, theme: "auto", range: null, onlyDifferences: report.runs.length > 1 };
+const state = {
+  axis: "step",
+  log: false,
+  raw: true,
+  theme: "auto",
+  range: null,
+  onlyDifferences: report.runs.length > 1
+};
 const byId = (id) => document.getElementById(id);
 const darkByDefault = matchMedia("(prefers-color-scheme: dark)");
 
 function colors(forPrint) {
   state.dark = !forPrint && (state.theme === "auto" ? darkByDefault.matches : state.theme === "dark");
   document.documentElement.dataset.theme = state.dark ? "dark" : "light";
-  const style = getComputedStyle(document.documentElement), get = (name) => style.getPropertyValue(name).trim();
-  Object.assign(state, { text: get("--text"), muted: get("--muted"), grid: get("--line"), card: get("--card") });
+  const style = getComputedStyle(document.documentElement),
+        get = (name) => style.getPropertyValue(name).trim();
+  Object.assign(
+      state, {text: get("--text"), muted: get("--muted"), grid: get("--line"), card: get("--card")});
 }
 
 function timeUnit() {
   const most = Math.max(...report.runs.map((run) => run.axis.hours.at(-1) || 0));
-  [state.timeUnit, state.perHour] = most > 3 ? ["hours", 1] : most > 0.05 ? ["minutes", 60] : ["seconds", 3600];
+  [state.timeUnit, state.perHour] = most > 3 ? ["hours", 1] :
+      most > 0.05                            ? ["minutes", 60] :
+                                               ["seconds", 3600];
 }
 
 // A chart in a card of its own, which is made the first time; null removes it.
 function place(parent, id, title, unit, wide, found) {
   let element = charts.get(id);
   if (!found) {
-    if (element) { Plotly.purge(element); element.parentElement.remove(); charts.delete(id); }
+    if (element) {
+      Plotly.purge(element);
+      element.parentElement.remove();
+      charts.delete(id);
+    }
     return;
   }
   if (!element) {
-    element = node("div", { class: "chart", id: `chart-${id}` });
+    element = node("div", {class: "chart", id: `chart-${id}`});
     const made = card(title, unit, element);
     if (wide) made.classList.add("wide");
     parent.append(made);
@@ -34,14 +49,18 @@ function place(parent, id, title, unit, wide, found) {
   }
   if (found.height) element.style.height = `${found.height}px`;
   Plotly.react(element, found.traces, found.layout, CONFIG);
-  if (!element.linked) { element.on("plotly_relayout", (change) => zoomed(element, change)); element.linked = true; }
+  if (!element.linked) {
+    element.on("plotly_relayout", (change) => zoomed(element, change));
+    element.linked = true;
+  }
 }
 
 // All charts over steps have the same horizontal range.
 let zooming = false;
 function zoomed(element, change) {
   if (zooming || element.dataset.alone) return;
-  const range = "xaxis.range[0]" in change ? [change["xaxis.range[0]"], change["xaxis.range[1]"]] : change["xaxis.range"] || null;
+  const range = "xaxis.range[0]" in change ? [change["xaxis.range[0]"], change["xaxis.range[1]"]] :
+                                             change["xaxis.range"] || null;
   if (!range && !change["xaxis.autorange"]) return;
   zoom(range, element);
 }
@@ -50,15 +69,22 @@ function zoom(range, except) {
   state.range = range;
   zooming = true;
   const others = [...charts.values()].filter((element) => element !== except && !element.dataset.alone);
-  const change = range ? { "xaxis.range": range } : { "xaxis.autorange": true, ...(except ? {} : { "yaxis.autorange": true }) };
-  Promise.all(others.map((element) => Plotly.relayout(element, { ...change }))).then(() => { zooming = false; });
+  const change = range ? {"xaxis.range": range} :
+                         {"xaxis.autorange": true, ...(except ? {} : {"yaxis.autorange": true})};
+  Promise.all(others.map((element) => Plotly.relayout(element, {...change}))).then(() => {
+    zooming = false;
+  });
 }
 
 function drawCharts() {
   const grid = byId("charts"), has = (key) => report.runs.some((run) => run.curves[key]);
   for (const chart of CHARTS)
-    place(grid, chart.id, chart.title, chart.unit, chart.wide, chart.unless && has(chart.unless) ? null : timeChart(chart, report, state));
-  place(grid, "saturated", "Saturated values", "largest share of a tensor beyond fp8's range", false, saturatedChart(report, state));
+    place(
+        grid, chart.id, chart.title, chart.unit, chart.wide,
+        chart.unless && has(chart.unless) ? null : timeChart(chart, report, state));
+  place(
+      grid, "saturated", "Saturated values", "largest share of a tensor beyond fp8's range", false,
+      saturatedChart(report, state));
   place(grid, "evaluations", "Evaluations", "accuracy, %", false, evaluationChart(report, state));
 }
 
@@ -66,13 +92,21 @@ function drawProfiles() {
   report.runs.forEach((run, k) => {
     const several = report.runs.length > 1 ? `${run.label}: ` : "";
     const profile = run.profile, parent = byId("profiles"), ids = [`shares-${k}`, `profile-${k}`];
-    place(parent, ids[0], `${several}Where a step's time goes`, profile ? profile.title : "", false, profile && shareChart(profile, report, state));
-    place(parent, ids[1], `${several}Operations`, profile && profile.others ? `the ${profile.rows.length} largest; ${profile.others} more` : "time, share of the step, % of the limit", false, profile && profileChart(profile, report, state));
+    place(
+        parent, ids[0], `${several}Where a step's time goes`, profile ? profile.title : "", false,
+        profile && shareChart(profile, report, state));
+    place(
+        parent, ids[1], `${several}Operations`,
+        profile && profile.others ? `the ${profile.rows.length} largest; ${profile.others} more` :
+                                    "time, share of the step, % of the limit",
+        false, profile && profileChart(profile, report, state));
     for (const id of ids) {
       const element = charts.get(id);
       if (!element || element.dataset.alone) continue;
       element.dataset.alone = "yes";
-      if (id === ids[1]) element.parentElement.append(node("ol", { class: "advice" }, ...profile.advice.map((text) => node("li", {}, text))));
+      if (id === ids[1])
+        element.parentElement.append(
+            node("ol", {class: "advice"}, ...profile.advice.map((text) => node("li", {}, text))));
     }
   });
 }
@@ -86,25 +120,38 @@ function drawTables() {
   put("events", eventsOf(report));
   put("configuration", configurationOf(report, state.onlyDifferences));
   const box = byId("differences");
-  if (box) box.addEventListener("change", () => { state.onlyDifferences = box.checked; drawTables(); });
+  if (box)
+    box.addEventListener("change", () => {
+      state.onlyDifferences = box.checked;
+      drawTables();
+    });
   byId("missing").textContent = missingOf(report);
   byId("problem").textContent = report.problem || "";
   byId("problem").hidden = !report.problem;
   const live = report.follow ? `, asks for newer data every ${report.follow} s` : "";
-  byId("footer").textContent = `llamac ${report.version}, ${report.generated}${live}. Charts by plotly.js (MIT). Drag to zoom, double-click to reset.`;
+  byId("footer").textContent = `llamac ${report.version}, ${report.generated}${
+      live}. Charts by plotly.js (MIT). Drag to zoom, double-click to reset.`;
 }
 
-function draw() { drawCharts(); drawProfiles(); drawTables(); }
+function draw() {
+  drawCharts();
+  drawProfiles();
+  drawTables();
+}
 
 // Controls
 
 function pressed(group, value) {
-  for (const button of byId(group).querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.dataset.value === value));
+  for (const button of byId(group).querySelectorAll("button"))
+    button.setAttribute("aria-pressed", String(button.dataset.value === value));
 }
 
 function setTheme(theme) {
   state.theme = theme;
-  try { localStorage.setItem("llamac-theme", theme); } catch { /* a page without storage forgets it */ }
+  try {
+    localStorage.setItem("llamac-theme", theme);
+  } catch { /* a page without storage forgets it */
+  }
   pressed("theme", theme);
   colors();
   draw();
@@ -128,10 +175,12 @@ function toggle(id, key) {
 function controls() {
   byId("controls").hidden = false;
   for (const button of byId("axis").querySelectorAll("button")) {
-    button.disabled = button.dataset.value !== "step" && report.runs.some((run) => !run.axis[button.dataset.value].length);
+    button.disabled =
+        button.dataset.value !== "step" && report.runs.some((run) => !run.axis[button.dataset.value].length);
     button.addEventListener("click", () => setAxis(button.dataset.value));
   }
-  for (const button of byId("theme").querySelectorAll("button")) button.addEventListener("click", () => setTheme(button.dataset.value));
+  for (const button of byId("theme").querySelectorAll("button"))
+    button.addEventListener("click", () => setTheme(button.dataset.value));
   toggle("log", "log");
   toggle("raw", "raw");
   byId("reset").addEventListener("click", () => zoom(null));
@@ -143,27 +192,33 @@ function printing(begins) {
   colors(begins);
   draw();
   for (const element of charts.values())
-    Plotly.relayout(element, begins ? { width: 680, autosize: false } : { width: null, autosize: true });
+    Plotly.relayout(element, begins ? {width: 680, autosize: false} : {width: null, autosize: true});
 }
 
 async function follow() {
   try {
-    const answer = await fetch("data.json", { cache: "no-cache" });
+    const answer = await fetch("data.json", {cache: "no-cache"});
     if (answer.ok) {
       const follows = report.follow, palette = report.colors;
       const newer = await answer.json();
       if (JSON.stringify(newer) !== follow.last) {
         follow.last = JSON.stringify(newer);
-        report = Object.assign(newer, { follow: follows, colors: palette });
+        report = Object.assign(newer, {follow: follows, colors: palette});
         timeUnit();
         draw();
       }
     }
-  } catch { report.problem = "The server has ended; this is the last that it sent."; drawTables(); }
+  } catch {
+    report.problem = "The server has ended; this is the last that it sent.";
+    drawTables();
+  }
   setTimeout(follow, 1000 * report.follow);
 }
 
-try { state.theme = localStorage.getItem("llamac-theme") || "auto"; } catch { /* no storage */ }
+try {
+  state.theme = localStorage.getItem("llamac-theme") || "auto";
+} catch { /* no storage */
+}
 colors();
 timeUnit();
 controls();
