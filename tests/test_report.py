@@ -85,7 +85,7 @@ def test_both_parsers_read_the_same(tmp_path, monkeypatch):
     fast = read(tmp_path)
     without_msgspec(monkeypatch)
     slow = read(tmp_path)
-    assert fast._decode is not None and slow._decode is None
+    assert fast._decoder is not None and slow._decoder is None
     assert fast.events == slow.events and fast.skipped == slow.skipped == [51]
     for name, values in slow.columns.items():
         np.testing.assert_array_equal(fast.columns[name], values)

@@ -5,13 +5,15 @@ import json
 import re
 import shutil
 import subprocess
+import threading
 from urllib.parse import unquote
 
 import pytest
 from test_report import HOSTILE, a_run, run_event, start_event, step_event, write
 
-from llamac.report import content, page
+from llamac.report import content, page, serve
 from llamac.report.log import read
+from llamac.report.serve import Live
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(
@@ -55,11 +57,11 @@ use().catch((error) => { document.documentElement.dataset.error = String(error);
 </script></body>"""
 
 
-def in_browser(path, profile, *arguments: str) -> subprocess.CompletedProcess:
+def in_browser(address: str, profile, *arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}",
          "--hide-scrollbars", "--virtual-time-budget=20000", "--enable-logging=stderr", *arguments,
-         path.as_uri()],
+         address],
         capture_output=True, text=True, timeout=120, check=True)  # fmt: skip
 
 
@@ -82,7 +84,7 @@ def test_in_a_browser(two_runs, tmp_path):
     text = two_runs.read_text(encoding="utf-8")
     path = tmp_path / "clicked.html"
     path.write_text(CLICKS.join(text.rsplit("</body>", 1)), encoding="utf-8")
-    done = in_browser(path, tmp_path / "profile", "--window-size=700,900", "--dump-dom")
+    done = in_browser(path.as_uri(), tmp_path / "profile", "--window-size=700,900", "--dump-dom")
     assert "CONSOLE" not in done.stderr, done.stderr
     assert "data-error" not in done.stdout.split("<head>")[0]
     found = re.search(r'data-seen="([^"]*)"', done.stdout)
@@ -101,9 +103,35 @@ def test_pictures(two_runs, tmp_path):
     sizes = []
     for scheme in (0, 1):  # dark, light
         picture = tmp_path / f"{scheme}.png"
-        done = in_browser(two_runs, tmp_path / "profile", "--window-size=1400,2400",
+        done = in_browser(two_runs.as_uri(), tmp_path / "profile", "--window-size=1400,2400",
                           f"--blink-settings=preferredColorScheme={scheme}",
                           f"--screenshot={picture}")  # fmt: skip
         assert "CONSOLE" not in done.stderr, done.stderr
         sizes.append(picture.read_bytes())
     assert sizes[0] != sizes[1] and min(map(len, sizes)) > 50_000
+
+
+def test_following_a_run(tmp_path):
+    """The page draws what a run writes after it was loaded."""
+    pytest.importorskip("plotly")
+    log = read(write(tmp_path, a_run()))
+    server = serve.server({"a": log}, 0)
+    asked = server.RequestHandlerClass.live
+
+    def update() -> tuple[int, dict]:
+        """As the server's, with a step more each time."""
+        with open(tmp_path / "log.jsonl", "a") as file:
+            file.write(json.dumps(step_event(int(log.columns["step"][-1]) + 1)) + "\n")
+        return Live.update(asked)
+
+    asked.update = update
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        address = f"http://127.0.0.1:{server.server_address[1]}/"
+        done = in_browser(address, tmp_path / "profile", "--dump-dom")
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert "CONSOLE" not in done.stderr, done.stderr
+    last = int(log.columns["step"][-1])
+    assert last >= 53 and f"<b>{last} of 600</b>" in done.stdout

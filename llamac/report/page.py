@@ -46,7 +46,9 @@ def render(content: dict, follow: float | None = None) -> str:
         "STYLE": lambda: _file("page.css"),
         "LIBRARY": lambda: script,
         "DATA": lambda: _script_safe(as_json(content | {"follow": follow, "colors": COLORS})),
-        "SCRIPT": lambda: "\n".join(_file(name) for name in ("curves.js", "charts.js", "tables.js", "page.js")),
+        "SCRIPT": lambda: "\n".join(
+            _file(name) for name in ("curves.js", "charts.js", "tables.js", "page.js")
+        ),
     }
     return re.sub(r"@([A-Z]+)@", lambda m: parts[m[1]](), _file("page.html"))
 

@@ -195,24 +195,24 @@ function printing(begins) {
     Plotly.relayout(element, begins ? {width: 680, autosize: false} : {width: null, autosize: true});
 }
 
+// What the server last sent; a server that has ended is a problem until it answers again.
+let lastAnswer = "";
 async function follow() {
+  const {follow: seconds, colors: palette} = report;
   try {
-    const answer = await fetch("data.json", {cache: "no-cache"});
-    if (answer.ok) {
-      const follows = report.follow, palette = report.colors;
-      const newer = await answer.json();
-      if (JSON.stringify(newer) !== follow.last) {
-        follow.last = JSON.stringify(newer);
-        report = Object.assign(newer, {follow: follows, colors: palette});
-        timeUnit();
-        draw();
-      }
+    const answer = await (await fetch("data.json", {cache: "no-cache"})).text();
+    if (answer !== lastAnswer) {
+      report = Object.assign(JSON.parse(answer), {follow: seconds, colors: palette});
+      timeUnit();
+      draw();
+      lastAnswer = answer;
     }
   } catch {
-    report.problem = "The server has ended; this is the last that it sent.";
+    lastAnswer = "";
+    report.problem = "The server does not answer; this is the last that it sent.";
     drawTables();
   }
-  setTimeout(follow, 1000 * report.follow);
+  setTimeout(follow, 1000 * seconds);
 }
 
 try {
