@@ -10,7 +10,7 @@ import numpy as np
 
 from llamac import __version__
 from llamac.log import duration
-from llamac.plot import _short as short
+from llamac.plot import short
 from llamac.report.log import RunLog, points, spread
 from llamac.report.profile import picture
 from llamac.report.reduce import kept, rounded, smooth

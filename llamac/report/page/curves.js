@@ -1,6 +1,6 @@
 "use strict";
-// The curves of the charts, as traces of plotly.js. No text of a run reaches plotly unescaped: it reads a little
-// markup in names and labels.
+// The curves of the charts, as traces of plotly.js. No text of a run reaches plotly unescaped: it reads a
+// little markup in names and labels.
 
 const DASHES = ["solid", "dot", "dash", "dashdot"];
 const MARKS = {
