@@ -8,6 +8,7 @@ import threading
 import types
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -254,7 +255,9 @@ def test_differences(tmp_path):
 def test_labels():
     assert content.labels(["out/a", "out/b/"]) == ["a", "b"]
     assert content.labels(["x/out", "y/out/log.jsonl"]) == ["x/out", "y/out"]
-    assert content.labels(["out", "out"]) == ["out (1)", "out (2)"] and content.labels(["."]) == ["."]
+    assert content.labels([".", "..", "/"]) == [Path.cwd().name, Path.cwd().parent.name or "run", "run"]
+    first, second = content.labels(["out", "out"])
+    assert first.endswith("/out (1)") and second.endswith("/out (2)")
 
 
 def test_profile(tmp_path):
@@ -331,7 +334,7 @@ def test_the_command(tmp_path, monkeypatch, capsys, library):
     program_of(monkeypatch, tmp_path / "a")
     assert capsys.readouterr().out.strip() == str(tmp_path / "a/report.html")
     program_of(monkeypatch, tmp_path / "a/log.jsonl", tmp_path / "a", "--to", tmp_path / "two.html")
-    assert "a (1)" in (tmp_path / "two.html").read_text()
+    assert "/a (1)" in (tmp_path / "two.html").read_text()
     with pytest.raises(InputError, match="cannot write"):
         program_of(monkeypatch, tmp_path / "a", "--to", tmp_path / "none/x.html")
     for wrong in (["--follow"], ["--wandb", "--serve"], ["--serve", "70000"], ["--wandb", "--devices", "0"]):

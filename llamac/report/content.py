@@ -48,7 +48,8 @@ def report(runs: dict[str, RunLog]) -> dict:
 
 def labels(outs: list[str]) -> list[str]:
     """The shortest distinct ends of the paths; where the same one is named twice, with a number."""
-    parts = [[part for part in Path(out).parts if part not in ("/", "log.jsonl")] or [out] for out in outs]
+    paths = [Path(out).resolve() for out in outs]
+    parts = [[part for part in path.parts if part not in ("/", "log.jsonl")] or ["run"] for path in paths]
     for length in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-length:]) for part in parts]
         if len(set(names)) == len(names):

@@ -68,7 +68,7 @@ class RunLog:
 
     def _reset(self) -> None:
         self._offset = self._lines = self._last_step = 0
-        self._identity: tuple[int, bytes] | None = None
+        self._inode, self._head = 0, b""  # what the log was when it was last read
         self._parts: dict[str, list[np.ndarray]] = {}
         self.events: list[dict] = []
         self.skipped: list[int] = []
@@ -84,8 +84,9 @@ class RunLog:
             file.seek(0)
             head = file.read(256)
             inode = self.path.stat().st_ino
-            if self._identity not in (None, (inode, head)) or end < self._offset:
+            if self._inode not in (0, inode) or not head.startswith(self._head) or end < self._offset:
                 self._reset()
+            self._inode, self._head = inode, head
             start = file.seek(self._offset)
             enabled = gc.isenabled()
             gc.disable()  # millions of small objects, none of them in a cycle
@@ -106,7 +107,6 @@ class RunLog:
             finally:
                 if enabled:
                     gc.enable()
-            self._identity = (inode, head) if self._offset >= 256 else None
         if self._offset == start and not self._parts:
             return False
         for name, parts in self._parts.items():
@@ -270,5 +270,4 @@ def spread(items: list, most: int) -> list:
     """At most so many of the items, the first and the last among them, evenly spaced."""
     if len(items) <= most:
         return items
-    chosen = sorted({round(k * (len(items) - 1) / (most - 1)) for k in range(most)})
-    return list(itertools.compress(items, (k in set(chosen) for k in range(len(items)))))
+    return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]

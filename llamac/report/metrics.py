@@ -66,15 +66,19 @@ def rows(log: RunLog, devices: int, after: int = -1) -> Iterator[Row]:
     known = [k for k, values in enumerate(columns) if np.isfinite(values).any()]
     begin, hours = _begin(log), log.hours()
     extra = _extra(log, after)
+    waiting = sorted(extra, reverse=True)  # steps with something besides the step's own numbers
     for number, at, *values in zip(
         step[first:].tolist(), hours[first:].tolist(), *(columns[k].tolist() for k in known)
     ):
-        for early in sorted(s for s in extra if s < number):
-            yield _row(early, begin + 3600 * at, {}, extra.pop(early))
+        while waiting and waiting[-1] < number:
+            early = waiting.pop()
+            yield _row(early, begin + 3600 * at, {}, extra[early])
+        if waiting and waiting[-1] == number:
+            waiting.pop()
         numbers = {names[k]: value for k, value in zip(known, values) if not math.isnan(value)}
-        yield _row(int(number), begin + 3600 * at, numbers, extra.pop(int(number), {}))
+        yield _row(int(number), begin + 3600 * at, numbers, extra.get(int(number), {}))
     last = begin + 3600 * (float(hours[-1]) if hours.size else 0.0)
-    for late in sorted(extra):
+    for late in reversed(waiting):
         yield _row(late, last, {}, extra[late])
 
 

@@ -1,7 +1,6 @@
 """`--serve`: the report of live runs on 127.0.0.1. The page asks for the data again and keeps its zoom."""
 
 import threading
-from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
@@ -34,13 +33,9 @@ class Live:
             return self.version, self.content
 
 
-@cache
-def _library() -> bytes:
-    return page.library().encode()
-
-
 class _Handler(BaseHTTPRequestHandler):
     live: ClassVar[Live]
+    library: ClassVar[bytes]
 
     def do_GET(self) -> None:
         # A page of another site that resolves its name to this machine does not get the data.
@@ -50,7 +45,7 @@ class _Handler(BaseHTTPRequestHandler):
             _, found = self.live.update()
             self._send(page.render(found, follow=EVERY).encode(), "text/html; charset=utf-8")
         elif self.path == "/plotly.min.js":
-            self._send(_library(), "text/javascript; charset=utf-8", cached=True)
+            self._send(self.library, "text/javascript; charset=utf-8", cached=True)
         elif self.path == "/data.json":
             version, found = self.live.update()
             tag = f'"{version}{"p" if "problem" in found else ""}"'
@@ -82,8 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def server(runs: dict[str, RunLog], port: int) -> ThreadingHTTPServer:
     """Bound, not yet serving. Raises InputError if the port is taken or plotly is missing."""
-    _library()
-    handler = type("Handler", (_Handler,), {"live": Live(runs)})
+    handler = type("Handler", (_Handler,), {"live": Live(runs), "library": page.library().encode()})
     try:
         return ThreadingHTTPServer(("127.0.0.1", port), handler)
     except OSError as error:
