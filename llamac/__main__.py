@@ -5,6 +5,7 @@ COMMANDS = {
     "bench": "llamac.ops beside PyTorch eager, torch.compile and Liger: tables, JSON, charts",
     "profile OUT": "where the time of a run with --profile went, and what to do next",
     "checkpoint list OUT": "the checkpoints of a run and their state; verify OUT|DIR: each file",
+    "report OUT [OUT2 ...]": "an HTML page of runs, also live (--serve); TensorBoard, W&B, MLflow",
     "plot OUT": "draws OUT/loss.png from a run's OUT/log.jsonl",
     "generate DIR --prompt TEXT": "what the model of a directory answers; --chat talks to it",
     "eval DIR --tasks LIST": "scores in hellaswag, mmlu, arc, piqa, winogrande; bits per byte of texts",

@@ -138,7 +138,7 @@ def draw(events: list[dict], path: Path) -> None:
         plt.close(figure)
 
 
-def _short(number: float) -> str:
+def short(number: float) -> str:
     """1.24B, 2.4M, 8.19K: at most three digits."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if number >= 0.9995 * size:
@@ -157,9 +157,9 @@ def _title(events: list[dict]) -> str:
     speeds = sorted(value for value in steps[1] if math.isfinite(value))
     parts = [Path(start.get("model", "")).name]
     if "parameters" in run:
-        parts.append(f"{_short(run['parameters'])} parameters")
+        parts.append(f"{short(run['parameters'])} parameters")
     if steps[0] and "tokens_per_step" in run:
-        parts.append(f"{_short(steps[0][-1] * run['tokens_per_step'])} tokens")
+        parts.append(f"{short(steps[0][-1] * run['tokens_per_step'])} tokens")
     if "device" in run:
         parts.append(run["device"])
     if speeds:

@@ -240,7 +240,9 @@ def test_what_a_wheel_carries(tmp_path):
     (wheel,) = tmp_path.glob("llamac-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     configurations = {f"llamac/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*.*")}
-    assert len(configurations) > 12 and configurations | {"llamac/data/__main__.py"} <= set(names)
+    page = {str(path.relative_to(ROOT)) for path in (ROOT / "llamac/report/page").iterdir()}
+    assert len(configurations) > 12 and len(page) > 4
+    assert configurations | page | {"llamac/data/__main__.py"} <= set(names)
     assert len(names) == len(set(names))
 
 

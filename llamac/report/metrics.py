@@ -1,0 +1,128 @@
+"""A log as metrics by name, for other tools. A metric has torchtitan's name where it means the same (its
+torchtitan/components/metrics.py and train.py); all others have names of their own."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+
+from llamac.report.log import RunLog, points
+
+# Name: the log's column, its factor, whether the log has the sum over devices where the name means one.
+STEP_METRICS = {
+    "loss_metrics/global_avg_loss": ("loss", 1.0, False),
+    "grad_norm": ("grad_norm", 1.0, False),
+    "lr": ("lr", 1.0, False),
+    "throughput(tps)": ("tokens_per_s", 1.0, True),
+    "tflops": ("tflops", 1.0, True),
+    "mfu(%)": ("mfu", 100.0, False),
+    "time_metrics/end_to_end(s)": ("ms", 1e-3, False),
+    # torchtitan logs what PyTorch's allocator holds, which is another quantity than what is in use here.
+    "memory/in_use(GiB)": ("gpu_mem_gib", 1.0, False),
+    "memory/process_peak(GiB)": ("rss_gib", 1.0, False),
+    "memory/machine(GiB)": ("system_mem_gib", 1.0, False),
+    "device/busy(%)": ("gpu_percent", 1.0, False),
+    "device/power(W)": ("device.watts", 1.0, False),
+    "device/temperature(C)": ("device.celsius", 1.0, False),
+    "cpu(%)": ("cpu_percent", 1.0, False),
+}
+TOKENS = "n_tokens_seen"
+VALIDATION = "validation_metrics/loss"
+
+
+@dataclass
+class Row:
+    """What became known with a step. seconds: Unix time, from the run's start and the time in its steps."""
+
+    step: int
+    seconds: float
+    numbers: dict[str, float]
+    texts: dict[str, str]
+
+
+def devices_of(log: RunLog) -> int:
+    """Devices of the run: from the tokens of a step where they tell, else from its flag --devices."""
+    start, run = log.last("start"), log.last("run")
+    found = (start.get("batch-size"), start.get("seq-len"), run.get("tokens_per_step"))
+    sizes: list[int] = [size for size in found if type(size) is int and size > 0]
+    if len(sizes) == 3 and start.get("total-batch-size") == 0:
+        return max(1, sizes[2] // (sizes[0] * sizes[1]))
+    flag = start.get("devices")
+    return flag if type(flag) is int and flag > 0 else 1
+
+
+def rows(log: RunLog, devices: int, after: int = -1) -> Iterator[Row]:
+    """In the order of steps, those behind `after`. Numbers that are not finite are left out."""
+    step = log.columns["step"]
+    first = int(np.searchsorted(step, after, side="right"))
+    names = [*STEP_METRICS, TOKENS]
+    columns = [
+        log.columns[column][first:] * factor / (devices if per_device else 1)
+        for column, factor, per_device in STEP_METRICS.values()
+    ]
+    columns.append(log.tokens()[first:])
+    known = [k for k, values in enumerate(columns) if np.isfinite(values).any()]
+    begin, hours = _begin(log), log.hours()
+    extra = _extra(log, after)
+    waiting = sorted(extra, reverse=True)  # steps with something besides the step's own numbers
+    for number, at, *values in zip(
+        step[first:].tolist(), hours[first:].tolist(), *(columns[k].tolist() for k in known)
+    ):
+        while waiting and waiting[-1] < number:
+            early = waiting.pop()
+            yield _row(early, begin + 3600 * at, {}, extra[early])
+        if waiting and waiting[-1] == number:
+            waiting.pop()
+        numbers = {names[k]: value for k, value in zip(known, values) if not math.isnan(value)}
+        yield _row(int(number), begin + 3600 * at, numbers, extra.get(int(number), {}))
+    last = begin + 3600 * (float(hours[-1]) if hours.size else 0.0)
+    for late in reversed(waiting):
+        yield _row(late, last, {}, extra[late])
+
+
+def _row(step: int, seconds: float, numbers: dict, extra: dict) -> Row:
+    texts = {name: value for name, value in extra.items() if isinstance(value, str)}
+    return Row(step, seconds, numbers | {n: v for n, v in extra.items() if n not in texts}, texts)
+
+
+def _extra(log: RunLog, after: int) -> dict[int, dict]:
+    """Numbers and texts of events that are no steps, by step."""
+    found: dict[int, dict] = {}
+
+    def add(step: int, name: str, value: float | str) -> None:
+        if step > after:
+            found.setdefault(step, {})[name] = value
+
+    for step, loss in zip(*points(log.of("val"), "loss")):
+        add(step, VALIDATION, loss)
+    for step, share in zip(*points(log.of("saturated"), "share")):
+        add(step, "fp8/saturated_share", share)
+    for task in sorted({e["task"] for e in log.of("evaluation") if isinstance(e.get("task"), str)}):
+        events = [e for e in log.of("evaluation") if e.get("task") == task]
+        for field in ("accuracy", "accuracy_norm"):
+            for step, value in zip(*points(events, field)):
+                add(step, f"evaluation/{task}/{field}", value)
+    for event in log.of("sample"):
+        if type(event.get("step")) is int and isinstance(event.get("text"), str):
+            add(event["step"], "sample", event["text"])
+    return found
+
+
+def _begin(log: RunLog) -> float:
+    """Unix time of the first event that has one; 0 where none has."""
+    for event in log.events:
+        try:
+            return datetime.fromisoformat(event["time"]).timestamp()
+        except (KeyError, TypeError, ValueError):
+            continue
+    return 0.0
+
+
+def configuration(log: RunLog) -> dict:
+    """The flags of the run and its facts."""
+    found: dict = {}
+    for kind in ("run", "start"):
+        found |= {k: v for k, v in log.last(kind).items() if k not in ("event", "time", "after")}
+    return found

@@ -1,0 +1,47 @@
+"""The profile of a run as bars: each operation's time, and the least that its limit allows."""
+
+from pathlib import Path
+
+from llamac import profile as profiles
+from llamac.errors import InputError
+
+_MOST_ROWS = 24
+
+
+def picture(path: Path) -> tuple[dict | None, str]:
+    """What the page draws of a profile.json, or None and why there is nothing to draw."""
+    if not path.exists():
+        return None, "the run had no --profile"
+    try:
+        profile = profiles.read(path)
+    except InputError as error:
+        return None, str(error)
+    ms = 1e3 / profile.steps
+    rows = []
+    for row in sorted(profile.rows, key=lambda row: -row.seconds)[:_MOST_ROWS]:
+        least = profiles.limit(profile, row)
+        rows.append(
+            {
+                "name": f"{row.operation} ({row.variant})" if row.variant else row.operation,
+                "category": profiles.category(row.operation),
+                "ms": round(row.seconds * ms, 5),
+                "share": round(row.seconds / profile.seconds, 5),
+                "calls": round(row.calls / profile.steps, 2),
+                "limit_ms": round(least[0] * ms, 5) if least else None,
+                "by": least[1] if least else "",
+            }
+        )
+    peak = f"{profile.peak_tflops:,.4g} TFLOP/s" if profile.peak_tflops else "peak not known"
+    copy = f"copies {profile.copy_gbps:,.4g} GB/s" if profile.copy_gbps else "copy rate not known"
+    return {
+        "title": f"{profile.device}, {peak}, {copy}; {profile.steps:g} steps of "
+        f"{profile.seconds * ms:.3f} ms",
+        "rows": rows,
+        "others": max(0, len(profile.rows) - _MOST_ROWS),
+        "shares": [
+            [name, round(seconds * ms, 5), round(seconds / profile.seconds, 5)]
+            for name, seconds in profiles.shares(profile).items()
+            if seconds > 0
+        ],
+        "advice": profiles.advice(profile),
+    }, ""

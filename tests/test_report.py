@@ -1,0 +1,492 @@
+"""python -m llamac.report: reading logs, reducing curves, the page's content, serving and exporting it. The
+page in a browser: test_report_page.py."""
+
+import json
+import math
+import sys
+import threading
+import types
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llamac import plot
+from llamac.errors import InputError
+from llamac.report import __main__ as program
+from llamac.report import content, metrics, page, serve
+from llamac.report import log as logs
+from llamac.report.log import RunLog, read, spread
+from llamac.report.reduce import kept, rounded, smooth
+
+HOSTILE = "</script><script>alert(1)</script><!-- <b onload='x'> &amp; \u2028 \U0001f600"
+
+
+def run_event(**more) -> dict:
+    return {"event": "run", "time": "2026-11-23T09:00:00.000Z", "host": "h", "device": "D", "version": "0",
+            "commit": "c", "origin": "fresh", "from": None, "parameters": 1200,
+            "tokens_per_step": 2048} | more  # fmt: skip
+
+
+def start_event(**more) -> dict:
+    return {
+        "event": "start",
+        "time": "2026-11-23T09:00:00.100Z",
+        "model": "tiny",
+        "steps": 600,
+        "lr": 0.003,
+    } | more
+
+
+def step_event(step: int, **more) -> dict:
+    return {"event": "step", "time": "2026-11-23T09:00:01.000Z", "step": step, "loss": 2 + 6 / step,
+            "grad_norm": 1 + 1 / step, "lr": 1e-5 * step, "ms": 250.0, "tokens_per_s": 8192.0, "tflops": 0.1,
+            "mfu": None, "gpu_mem_gib": 0.0, "gpu_percent": None, "rss_gib": 0.4, "system_mem_gib": 3.0,
+            "cpu_percent": 190.0} | more  # fmt: skip
+
+
+def write(folder, events: list[dict], end: str = ""):
+    """A log as the C program writes it; `end` follows its last line."""
+    folder.mkdir(exist_ok=True)
+    lines = [json.dumps(event, separators=(",", ":")) + "\n" for event in events]
+    (folder / "log.jsonl").write_text("".join(lines) + end)
+    return folder
+
+
+def a_run(steps: int = 50) -> list[dict]:
+    """Validation, a sample, a checkpoint, a spike, an evaluation and a resume with another learning rate."""
+    return [
+        run_event(), start_event(), {"event": "val", "step": 0, "loss": 8.3},
+        *(step_event(k) for k in range(1, steps // 2 + 1)),
+        {"event": "spike", "step": 20, "quantity": "loss", "found": 9.0, "expected": 3.0, "allowed": 4.0},
+        {"event": "checkpoint", "time": "t", "step": steps // 2, "path": "out/step", "ms": 12.0},
+        run_event(origin="resumed", **{"from": "out/step"}, tokens_per_step=4096), start_event(lr=0.001),
+        *(step_event(k) for k in range(steps // 2 + 1, steps + 1)),
+        {"event": "val", "step": steps, "loss": 2.5},
+        {"event": "sample", "step": steps, "text": "Once"},
+        {"event": "evaluation", "step": steps, "task": "piqa", "accuracy": 0.5, "accuracy_norm": 0.6,
+         "questions": 100},
+    ]  # fmt: skip
+
+
+# Reading
+
+
+def without_msgspec(monkeypatch):
+    monkeypatch.setattr(logs, "_decoder", lambda: None)
+
+
+def test_both_parsers_read_the_same(tmp_path, monkeypatch):
+    pytest.importorskip("msgspec")
+    device = {"watts": 650.5, "celsius": 61.0, "clock_mhz": 1755.0}
+    events = [*a_run(), step_event(51, loss=None, skipped=True, device=device), step_event(52, extra=[1])]
+    write(tmp_path, events)
+    fast = read(tmp_path)
+    without_msgspec(monkeypatch)
+    slow = read(tmp_path)
+    assert fast._decoder is not None and slow._decoder is None
+    assert fast.events == slow.events and fast.skipped == slow.skipped == [51]
+    for name, values in slow.columns.items():
+        np.testing.assert_array_equal(fast.columns[name], values)
+    assert slow.columns["device.watts"][50] == 650.5 and math.isnan(slow.columns["loss"][50])
+
+
+def test_what_python_writes(tmp_path):
+    """With spaces behind colons and commas."""
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(e) + "\n" for e in a_run()))
+    assert read(tmp_path).columns["step"].tolist() == list(range(1, 51))
+    assert read(tmp_path / "log.jsonl").events == read(tmp_path).events
+
+
+def test_a_live_log(tmp_path):
+    """A line without its end is read when it is complete."""
+    line = json.dumps(step_event(51), separators=(",", ":")) + "\n"
+    write(tmp_path, a_run(), line[:40])
+    log = read(tmp_path)
+    assert log.columns["step"][-1] == 50 and not log.update()
+    with open(tmp_path / "log.jsonl", "a") as file:
+        file.write(line[40:])
+    assert log.update() and log.columns["step"][-1] == 51 and not log.update()
+
+
+def test_a_log_that_a_resumed_run_cut(tmp_path):
+    log = read(write(tmp_path, a_run()))
+    write(tmp_path, a_run()[:20])
+    assert log.update() and log.columns["step"].tolist() == list(range(1, 18))
+    (tmp_path / "log.jsonl").unlink()
+    write(tmp_path, [run_event(host="another machine"), *(step_event(k) for k in range(1, 60))])
+    assert log.update() and log.columns["step"].size == 59 and len(log.events) == 1
+
+
+def test_a_step_twice_counts_as_it_was_written_last(tmp_path):
+    log = read(write(tmp_path, [step_event(k) for k in (1, 2, 3)] + [step_event(2, loss=7.0)]))
+    assert log.columns["step"].tolist() == [1, 2, 3] and log.columns["loss"][1] == 7.0
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (step_event(3) | {"step": -1}, "step: expected an integer from 0 to 2^53, found -1"),
+        (step_event(3) | {"step": 2.5}, "step: expected an integer from 0 to 2^53, found 2.5"),
+        (step_event(3) | {"step": None}, "step: expected an integer from 0 to 2^53, found null"),
+        (step_event(3, loss="1.5"), 'loss: expected a number, found "1.5"'),
+        (step_event(3, grad_norm=[1]), "grad_norm: expected a number, found [1]"),
+        (step_event(3, ms=10**400), "ms: expected a number, found 1"),
+        (step_event(3, device=[1]), "device: expected an object, found [1]"),
+        (step_event(3, device={"watts": "hot"}), 'watts: expected a number, found "hot"'),
+    ],
+)
+def test_bad_steps(tmp_path, monkeypatch, fast, event, expected):
+    if not fast:
+        without_msgspec(monkeypatch)
+    write(tmp_path, [*a_run(), event, step_event(4)])
+    with pytest.raises(InputError) as error:
+        read(tmp_path)
+    assert f"{tmp_path / 'log.jsonl'}: {expected}" in str(error.value)
+
+
+@pytest.mark.parametrize("line", ['{"event":"step",', "[1]", "\0\0", "[" * 5000, '{"a": 1}}'])
+def test_broken_lines(tmp_path, line):
+    """The last one is what a run left that died; any other is an error that names it."""
+    assert read(write(tmp_path, a_run(), line + "\n")).columns["step"].size == 50
+    write(tmp_path, a_run(), line + "\n" + json.dumps(step_event(51)) + "\n")
+    with pytest.raises(
+        InputError, match=rf"log.jsonl: line {len(a_run()) + 1}: expected a JSON object, found"
+    ):
+        read(tmp_path)
+
+
+def test_nothing_to_read(tmp_path):
+    with pytest.raises(InputError, match="cannot open"):
+        read(tmp_path)
+    (tmp_path / "log.jsonl").touch()
+    with pytest.raises(InputError, match="expected the log of a run, found no event"):
+        read(tmp_path)
+
+
+def test_tokens_and_hours(tmp_path):
+    """The tokens of a step change where the run was resumed with another batch."""
+    log = read(write(tmp_path, a_run()))
+    assert log.tokens()[[0, 24, 25, 49]].tolist() == [2048, 25 * 2048, 25 * 2048 + 4096, 25 * (2048 + 4096)]
+    assert log.hours()[-1] == pytest.approx(50 * 0.25 / 3600)
+    late = read(write(tmp_path, [run_event(), step_event(101), step_event(102)]))
+    assert late.tokens().tolist() == [101 * 2048, 102 * 2048]  # it went on from a checkpoint elsewhere
+
+
+# Reducing
+
+
+@pytest.mark.parametrize("n", [1, 2, 100, 101, 999, 1003, 54321])
+def test_reduction_keeps_extremes(n):
+    values = np.random.default_rng(n).standard_normal(n)
+    values[n // 3] = 50.0
+    values[n // 2 :: 7] = np.nan
+    chosen = kept(values, 100)
+    assert chosen.size <= 102 and np.all(np.diff(chosen) > 0) and {0, n - 1} <= set(chosen.tolist())
+    for extreme in (np.nanmin, np.nanmax) if np.isfinite(values).any() else ():
+        assert extreme(values) == extreme(values[chosen])
+    length = math.ceil(n / 50)
+    for begin in range(0, n if n > 100 else 0, length):
+        part = values[begin : begin + length]
+        if np.isfinite(part).any():
+            assert {begin + np.nanargmin(part), begin + np.nanargmax(part)} <= set(chosen.tolist())
+
+
+def test_a_gap_stays_a_gap():
+    values = np.ones(1000)
+    values[400:500] = np.nan
+    assert None in rounded(values[kept(values, 100)])
+
+
+@pytest.mark.parametrize("n", [1, 33, 67, 400])
+def test_smoothing_is_the_plots(n):
+    values = np.random.default_rng(n).standard_normal(n)
+    np.testing.assert_allclose(smooth(values), plot.smooth(values.tolist()), rtol=0, atol=1e-12)
+    if n == 400:
+        values[10] = np.nan
+        assert smooth(values)[9] == pytest.approx(np.nanmean(values[3:16]))
+
+
+def test_spread():
+    assert spread([1, 2, 3], 3) == [1, 2, 3] and spread(list(range(100)), 4) == [0, 33, 66, 99]
+
+
+def test_many_steps_are_few_points(tmp_path):
+    events = [run_event(), start_event(), *(step_event(k) for k in range(1, 20001))]
+    found = content.report({"r": read(write(tmp_path, events))})["runs"][0]
+    assert max(len(c["raw"][0]) for c in found["curves"].values()) <= 2002
+    assert len(found["axis"]["step"]) == 1000 and found["axis"]["tokens"][-1] == 20000 * 2048
+
+
+# Content
+
+
+def test_content(tmp_path):
+    found = content.report({"a": read(write(tmp_path, a_run()))})["runs"][0]
+    assert found["curves"].keys() == {
+        "loss", "lr", "grad_norm", "tokens_per_s", "tflops", "rss_gib", "system_mem_gib",
+        "cpu_percent"}  # fmt: skip
+    assert found["validation"] == ([0, 50], [8.3, 2.5])
+    assert found["evaluations"] == {"piqa": [[50, 0.5, 0.6, 100]]} and found["samples"] == [[50, "Once"]]
+    assert [event[:1] + event[2:3] for event in found["events"]] == [
+        [0, "start"], [20, "spike"], [25, "checkpoint"], [25, "resume"]]  # fmt: skip
+    assert found["events"][1][3] == "loss 9, expected about 3, at most 4"
+    assert found["events"][2][3] == "out/step, training stood still for 12 ms"
+    assert "changed: lr: 0.003 → 0.001" in found["events"][3][3]
+    summary = dict(found["summary"])
+    assert summary["steps"] == "50 of 600" and summary["tokens"] == "154K" and summary["parameters"] == "1.2K"
+    missing = " ".join(found["missing"])
+    assert all(word in missing for word in ("MFU", "GPU memory", "power", "temperature"))
+    assert found["profile"] is None and found["profile_missing"] == "the run had no --profile"
+
+
+def test_differences(tmp_path):
+    first = read(write(tmp_path / "a", [run_event(), start_event(only=1)]))
+    second = read(write(tmp_path / "b", [run_event(host="g"), start_event(lr=0.006)]))
+    rows = content.report({"a": first, "b": second})["configuration"]
+    assert {row[0]: row[2:] for row in rows if row[1]} == {
+        "host": ["h", "g"], "lr": ["0.003", "0.006"], "only": ["1", ""]}  # fmt: skip
+    assert ["model", False, "tiny", "tiny"] in rows
+
+
+def test_labels():
+    assert content.labels(["out/a", "out/b/"]) == ["a", "b"]
+    assert content.labels(["x/out", "y/out/log.jsonl"]) == ["x/out", "y/out"]
+    assert content.labels([".", "..", "/"]) == [Path.cwd().name, Path.cwd().parent.name or "run", "run"]
+    first, second = content.labels(["out", "out"])
+    assert first.endswith("/out (1)") and second.endswith("/out (2)")
+
+
+def test_profile(tmp_path):
+    write(tmp_path, a_run())
+    row = {"operation": "matmul_forward", "variant": "library", "calls": 8, "seconds": 0.4, "flops": 2e11,
+           "bytes": 1e6, "shapes": []}  # fmt: skip
+    values = {"device": {"name": "D", "gpu": True, "peak_tflops": 1.0, "copy_gbps": 100.0}, "steps": 4,
+              "seconds": 1.0, "idle_seconds": 0.1, "operations": [row]}  # fmt: skip
+    (tmp_path / "profile.json").write_text(json.dumps(values))
+    found = content.report({"a": read(tmp_path)})["runs"][0]["profile"]
+    assert found["rows"] == [{"name": "matmul_forward (library)", "category": "GEMM", "ms": 100.0,
+                              "share": 0.4, "calls": 2.0, "limit_ms": 50.0, "by": "compute"}]  # fmt: skip
+    assert found["shares"] == [["GEMM", 100.0, 0.4], ["idle", 25.0, 0.1]] and found["advice"]
+    (tmp_path / "profile.json").write_text("{")
+    found = content.report({"a": read(tmp_path)})["runs"][0]
+    assert found["profile"] is None and "profile.json: expected JSON" in found["profile_missing"]
+
+
+def test_events_of_odd_types_are_left_out(tmp_path):
+    odd = [
+        {"event": "val", "step": "x", "loss": 1}, {"event": "val", "step": 1, "loss": None}, {"event": 5}, {},
+        {"event": "sample", "step": 1, "text": 3}, {"event": "spike", "step": 1}, {"event": "checkpoint"},
+        {"event": "evaluation", "step": 1, "task": ["t"], "accuracy": 1},
+        {"event": "run", "tokens_per_step": "x"}, {"event": "saturated", "step": 1, "share": "x"},
+        {"event": "start", "model": None, "steps": "many"},
+    ]  # fmt: skip
+    log = read(write(tmp_path, [*odd, step_event(1)]))
+    found = content.report({"a": log})
+    assert found["runs"][0]["validation"] == ([], []) and found["runs"][0]["samples"] == []
+    page.as_json(found)
+    assert [row.step for row in metrics.rows(log, 1)] == [1]
+
+
+# The page
+
+
+@pytest.fixture
+def library(monkeypatch):
+    monkeypatch.setattr(page, "library", lambda: "LIBRARY")
+
+
+def test_hostile_text(tmp_path, library):
+    """Nothing that a log says leaves the element that holds the data."""
+    events = [run_event(device=HOSTILE), start_event(**{HOSTILE: HOSTILE, "model": HOSTILE}), step_event(1)]
+    events.append({"event": "sample", "step": 1, "text": HOSTILE + " @SCRIPT@"})
+    found = content.report({HOSTILE: read(write(tmp_path, events))})
+    text = page.render(found)
+    assert text.count("<script") == text.count("</script>") == 3 and "alert(1)</script>" not in text
+    data = text.split('<script type="application/json" id="data">')[1].split("</script>")[0]
+    assert json.loads(data)["runs"] == json.loads(page.as_json(found))["runs"]
+    assert "<title>&lt;/script&gt;" in text
+    page.render(content.report({"folder\udcff": read(tmp_path)})).encode()  # a name that is not UTF-8
+
+
+def test_the_file_needs_no_network(tmp_path, library):
+    """And is small: of a run of 600 steps whose every number has all its digits."""
+    random = np.random.default_rng(1).random
+    events = [
+        {k: v * (1 + random()) if type(v) is float else v for k, v in event.items()} for event in a_run(600)
+    ]
+    text = page.render(content.report({"a": read(write(tmp_path, events))}))
+    assert "http://" not in text and "https://" not in text and " src=" not in text
+    assert "default-src &#x27;none&#x27;" in text and "connect-src" not in text
+    assert len(text) < 500_000
+
+
+def program_of(monkeypatch, *arguments) -> None:
+    monkeypatch.setattr(sys, "argv", ["report", *map(str, arguments)])
+    program.main()
+
+
+def test_the_command(tmp_path, monkeypatch, capsys, library):
+    write(tmp_path / "a", a_run())
+    program_of(monkeypatch, tmp_path / "a")
+    assert capsys.readouterr().out.strip() == str(tmp_path / "a/report.html")
+    program_of(monkeypatch, tmp_path / "a/log.jsonl", tmp_path / "a", "--to", tmp_path / "two.html")
+    assert "/a (1)" in (tmp_path / "two.html").read_text()
+    with pytest.raises(InputError, match="cannot write"):
+        program_of(monkeypatch, tmp_path / "a", "--to", tmp_path / "none/x.html")
+    for wrong in (["--follow"], ["--wandb", "--serve"], ["--serve", "70000"], ["--wandb", "--devices", "0"]):
+        with pytest.raises(SystemExit):
+            program_of(monkeypatch, tmp_path / "a", *wrong)
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "expected"),
+    [
+        ("plotly", [], "plotly is not installed, which draws the charts: pip install 'llamac[report]'"),
+        ("plotly", ["--serve", "0"], "plotly is not installed"),
+        (
+            "tensorboard",
+            ["--tensorboard", "x"],
+            "--tensorboard: tensorboard is not installed: pip install tensorboard",
+        ),
+        ("wandb", ["--wandb"], "--wandb: wandb is not installed: pip install wandb"),
+        ("mlflow", ["--mlflow"], "--mlflow: mlflow is not installed: pip install mlflow"),
+    ],
+)
+def test_missing_libraries(tmp_path, monkeypatch, module, arguments, expected):
+    for name in [name for name in sys.modules if name.split(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(InputError) as error:
+        program_of(monkeypatch, write(tmp_path, a_run()), *arguments)
+    assert expected in str(error.value)
+
+
+# Serving
+
+
+def test_serve(tmp_path, library):
+    log = read(write(tmp_path, a_run()))
+    server = serve.server({"a": log}, 0)
+    address = f"http://127.0.0.1:{server.server_address[1]}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def get(path, **headers):
+        return urllib.request.urlopen(urllib.request.Request(address + path, headers=headers), timeout=10)
+
+    def status(path, **headers) -> int:
+        with pytest.raises(urllib.error.HTTPError) as error:
+            get(path, **headers)
+        return error.value.code
+
+    try:
+        text = get("/").read().decode()
+        assert '<script src="plotly.min.js">' in text and "connect-src" in text
+        answer = get("/data.json")
+        assert json.load(answer)["runs"][0]["axis"]["step"][-1] == 50
+        assert status("/data.json", **{"If-None-Match": answer.headers["ETag"]}) == 304
+        assert status("/../etc/passwd") == 404 and status("/", Host="evil.example") == 403
+        with open(tmp_path / "log.jsonl", "a") as file:
+            file.write(json.dumps(step_event(51)) + "\n")
+        newer = get("/data.json", **{"If-None-Match": answer.headers["ETag"]})
+        assert json.load(newer)["runs"][0]["axis"]["step"][-1] == 51
+        (tmp_path / "log.jsonl").unlink()
+        assert "cannot open" in json.load(get("/data.json"))["problem"]
+        with pytest.raises(InputError, match="cannot bind"):
+            serve.server({"a": RunLog(log.path)}, server.server_address[1])
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+# Exporting
+
+
+def test_metrics(tmp_path):
+    log = read(write(tmp_path, a_run()))
+    found = {row.step: row for row in metrics.rows(log, devices=2)}
+    assert list(found) == list(range(51))
+    assert found[0].numbers == {"validation_metrics/loss": 8.3}
+    last = found[50]
+    assert last.numbers["loss_metrics/global_avg_loss"] == 2 + 6 / 50 and last.texts == {"sample": "Once"}
+    assert last.numbers["throughput(tps)"] == 4096 and last.numbers["tflops"] == 0.05  # of each device
+    assert last.numbers["n_tokens_seen"] == 25 * (2048 + 4096) and "mfu(%)" not in last.numbers
+    assert (
+        last.numbers["evaluation/piqa/accuracy_norm"] == 0.6
+        and last.numbers["time_metrics/end_to_end(s)"] == 0.25
+    )
+    assert last.seconds - found[0].seconds == pytest.approx(12.5, abs=0.3)
+    assert [row.step for row in metrics.rows(log, 1, after=48)] == [49, 50]
+
+
+def test_devices(tmp_path):
+    sizes = {"batch-size": 4, "seq-len": 256, "total-batch-size": 0, "devices": 1}
+    assert metrics.devices_of(read(write(tmp_path, [run_event(), start_event(**sizes)]))) == 2
+    sizes |= {"total-batch-size": 2048, "devices": 8}
+    assert metrics.devices_of(read(write(tmp_path, [run_event(), start_event(**sizes)]))) == 8
+    assert metrics.devices_of(read(write(tmp_path, [run_event()]))) == 1
+
+
+def test_tensorboard(tmp_path, monkeypatch, capsys):
+    """Read back by TensorBoard's own reader."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    out = write(tmp_path / "a", [*a_run(), step_event(51, loss=None)])
+    program_of(monkeypatch, out, "--tensorboard", tmp_path / "tb")
+    assert capsys.readouterr().out == "a: exported up to step 51\n"
+    found = EventAccumulator(str(tmp_path / "tb/a"), size_guidance={"scalars": 0, "tensors": 0})
+    found.Reload()
+    losses = found.Scalars("loss_metrics/global_avg_loss")
+    assert [s.step for s in losses] == list(range(1, 51))
+    assert losses[24].value == pytest.approx(2 + 6 / 25) and losses[0].wall_time == pytest.approx(
+        1795424400.25, abs=1
+    )
+    assert [s.value for s in found.Scalars("validation_metrics/loss")] == pytest.approx([8.3, 2.5])
+    assert found.Tensors("sample")[0].tensor_proto.string_val == [b"Once"]
+    assert b"lr: 0.001" in found.Tensors("configuration")[0].tensor_proto.string_val[0]
+
+
+def test_wandb(tmp_path, monkeypatch):
+    """What wandb is called with; it is not installed where the tests run."""
+    calls: list = []
+    run = types.SimpleNamespace(
+        log=lambda values, step: calls.append((step, values)), finish=lambda: calls.append("end")
+    )
+    fake = types.SimpleNamespace(init=lambda **given: calls.append(given) or run)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    program_of(monkeypatch, write(tmp_path / "a", a_run()), "--wandb")
+    assert calls[0]["name"] == "a" and calls[0]["config"]["lr"] == 0.001 and calls[-1] == "end"
+    assert [step for step, _ in calls[1:-1]] == list(range(51))
+
+
+def test_mlflow(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # mlflow-skinny has no other one
+    monkeypatch.chdir(tmp_path)
+    program_of(monkeypatch, write(tmp_path / "a", a_run()), "--mlflow")
+    (run,) = mlflow.MlflowClient().search_runs(["0"])
+    assert run.info.status == "FINISHED" and run.data.params["lr"] == "0.001"
+    assert run.data.metrics["throughput_tps"] == 8192 and run.data.metrics["memory/machine_GiB"] == 3.0
+
+
+def test_following_a_live_run(tmp_path, monkeypatch):
+    """The last step waits until its validation is written; Ctrl-C writes the rest."""
+    out = write(tmp_path / "a", a_run()[:30])
+    calls: list = []
+    run = types.SimpleNamespace(log=lambda values, step: calls.append((step, values)), finish=lambda: None)
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **given: run))
+    sleeps = iter([*range(3)])
+
+    def sleep(seconds: float) -> None:
+        if next(sleeps) == 2:
+            raise KeyboardInterrupt
+        write(out, a_run()[:40])
+
+    monkeypatch.setattr("time.sleep", sleep)
+    program_of(monkeypatch, out, "--wandb", "--follow")
+    assert [step for step, _ in calls] == list(range(read(out).columns["step"].astype(int)[-1] + 1))
