@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -108,28 +109,51 @@ def test_help():
     assert all(f"  {flag}" in done.stdout for flag in flags)
 
 
+def command(*arguments, code=0, cwd=ROOT, **variables) -> subprocess.CompletedProcess:
+    line = [sys.executable, "-m", "llamac", *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
+    done = subprocess.run(line, cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
 def test_commands_of_the_package():
-    done = subprocess.run(
-        [sys.executable, "-m", "llamac"], cwd=ROOT, capture_output=True, text=True, check=True
+    """Every module of llamac that runs as a command, and train."""
+    found = set(re.findall(r"^  llamac (\w+)", command().stdout, re.MULTILINE))
+    modules = set()
+    for path in (ROOT / "llamac").iterdir():
+        source = path / "__main__.py" if path.is_dir() else path
+        if (
+            source.suffix == ".py"
+            and source.exists()
+            and '\nif __name__ == "__main__":' in source.read_text()
+        ):
+            modules.add(path.stem)
+    assert found == modules - {"__main__", "reference"} | {"train"}
+    assert command("--version").stdout == command().stdout.splitlines()[0] + "\n"
+
+
+def test_a_command_is_its_module(tmp_path):
+    theirs = subprocess.run(
+        [sys.executable, "-m", "llamac.plot", tmp_path / "none"], cwd=ROOT, capture_output=True, text=True
     )
-    found = re.findall(r"python -m (llamac\.\w+)", done.stdout)
-    commands = (
-        "bench",
-        "checkpoint",
-        "data",
-        "doctor",
-        "eval",
-        "export",
-        "finetune",
-        "generate",
-        "plot",
-        "profile",
-    )
-    assert {f"llamac.{name}" for name in commands} == set(found)
-    for module in found:
-        path = ROOT / module.replace(".", "/")
-        source = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
-        assert 'if __name__ == "__main__":' in source.read_text()
+    ours = command("plot", tmp_path / "none", code=2)
+    assert theirs.returncode == 2 and ours.stderr == theirs.stderr != ""
+    assert command("nothing", code=2).stderr.startswith("llamac: nothing: no such command; expected one of")
+
+
+def test_the_command_train(tmp_path):
+    """The program of the working folder, else of PATH; its exit status."""
+    said = command("train", code=2, cwd=tmp_path, PATH="/none").stderr
+    assert said.startswith("llamac: train: expected the program train_llama3") and said.count("\n") == 1
+    for folder in ("bin", "work"):
+        program = tmp_path / folder / "train_llama3"
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\necho {folder} "$@"\nexit 3\n')
+        program.chmod(0o755)
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    assert command("train", "--a", "b", code=3, cwd=tmp_path, PATH=path).stdout == "bin --a b\n"
+    assert command("train", code=3, cwd=tmp_path / "work", PATH=path).stdout == "work\n"
 
 
 @pytest.mark.parametrize(

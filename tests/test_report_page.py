@@ -98,6 +98,7 @@ def test_in_a_browser(two_runs, tmp_path):
     assert 0 < seen["rows"] < seen["all"] and seen["print"] == "#ffffff"
 
 
+@pytest.mark.slow
 def test_pictures(two_runs, tmp_path):
     """Light and dark by the system's preference; what is drawn is not one color."""
     sizes = []
