@@ -11,6 +11,10 @@ constexpr int warp_size = 32;
 constexpr int warp_size = 64;
 #endif
 
+// 32-bit registers that a thread of a block of 1,024 may have: CDNA's SIMD has 512 per lane for four of its warps. RDNA 3
+// has more.
+constexpr int registers_in_full_block = 128;
+
 inline size_t largest_shared_memory(const hipDeviceProp_t& properties) {
     return properties.sharedMemPerBlock;
 }

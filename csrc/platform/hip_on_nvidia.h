@@ -54,6 +54,9 @@ namespace llamac {
 // Lanes of a warp. The host asks device_properties().
 constexpr int warp_size = 32;
 
+// 32-bit registers that a thread of a block of 1,024 may have.
+constexpr int registers_in_full_block = 64;
+
 // What a block may have when it asks (launch does).
 inline size_t largest_shared_memory(const hipDeviceProp_t& properties) {
     return properties.sharedMemPerBlockOptin;

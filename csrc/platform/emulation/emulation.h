@@ -51,6 +51,8 @@ inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 namespace llamac {
 
 constexpr int warp_size = LLAMAC_WARP;
+// Those of MI300X for 64 lanes, of NVIDIA's devices for 32.
+constexpr int registers_in_full_block = 2 * LLAMAC_WARP;
 
 namespace emulation {
 
