@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +13,12 @@ from run import ROOT, events, flags, timed_events
 from task_rows import drawn_row
 
 import llamac
+import train_llama3
 from llamac.data.tokens import write_bin
 from llamac.eval import questions, tasks
 from llamac.eval.__main__ import answers, count, main
 from llamac.eval.likelihood import PairEncoder, Scorer
+from llamac.options import parse
 from llamac.training import evaluation
 
 B, T = 4, 64  # of the runs; some of mmlu's prompts are longer
@@ -92,7 +93,7 @@ def test_scores_are_those_of_llamac_eval(train, run_flags, directory, folder, tm
         assert {name: found[step, name] for name in NAMES} == scores_of_eval(where, folder)
     assert len({found[step, name] for step in (0, 4) for name in NAMES}) > 3  # the scores say something
     assert found[0, "winogrande"][1] is None and said.count(": winogrande, 40 questions") == 3
-    resumed = llamac.Trainer(out / "step_000004", steps=5, eval_tasks=files(folder))
+    resumed = llamac.Trainer(out / "step_000004", eval_tasks=files(folder))
     assert {name: tuple(each.values()) for name, each in resumed.evaluate().items()} == {
         name: found[4, name] for name in NAMES
     }
@@ -132,8 +133,7 @@ def test_ranks_share_the_questions(train, build, run_flags, tmp_path):
 def test_train_llama3_py_has_the_same(train, run_flags, tmp_path):
     """Before the first step, where the weights are the same."""
     train(*run_flags(tmp_path / "c", steps=1))
-    python = [sys.executable, "train_llama3.py", "--train", *run_flags(tmp_path / "python", steps=1)]
-    subprocess.run(python, cwd=ROOT, check=True, capture_output=True)
+    train_llama3.train(parse(run_flags(tmp_path / "python", steps=1)))
     c, theirs = scores(tmp_path / "c"), scores(tmp_path / "python")
     assert c.keys() == theirs.keys()
     assert all(theirs[key] == c[key] for key in c if key[0] == 0)
@@ -177,41 +177,48 @@ def changed(path: Path, to: Path, **words: int) -> str:
     return str(to)
 
 
+REFUSED = {
+    "missing": ["none.questions", "cannot open"],
+    "damaged": ["damaged: checksum: expected", "it is damaged"],
+    "tokenizer": ["ids of the training data's tokenizer (XXH3_64 ", "--prepare"],
+    "vocabulary": ["the model's vocabulary of 300", "found one of 9999"],
+    "twice": ["--eval-tasks", "different names"],
+    "empty": ["--eval-tasks: expected files with commas between"],
+    "rows": ["mmlu.jsonl: header: expected magic 20261125 version 1"],
+}
+
+
 @pytest.mark.program
-@pytest.mark.parametrize("kind", ["missing", "damaged", "tokenizer", "vocabulary", "twice", "empty", "shard"])
-def test_what_is_refused(train, run_flags, folder, tmp_path, kind):
+@pytest.mark.parametrize("kind", list(REFUSED))
+def test_what_is_refused(train, run_flags, directory, folder, tmp_path, kind):
+    """By the program and in Python, in one line, before anything is written."""
     good = folder / "prepared/mmlu.questions"
-    given, words = {
-        "missing": (tmp_path / "none.questions", ["none.questions", "cannot open"]),
-        "damaged": (changed(good, tmp_path / "a", w40=7), ["/a: checksum: expected", "it is damaged"]),
-        "tokenizer": (
-            changed(good, tmp_path / "a", w6=7),
-            ["ids of the training data's tokenizer", "--prepare"],
-        ),
-        "vocabulary": (
-            changed(good, tmp_path / "a", w2=9999),
-            ["model's vocabulary of", "found one of 9999"],
-        ),
-        "twice": (
-            f"{good},{changed(good, tmp_path / 'b/mmlu.questions')}",
-            ["--eval-tasks", "different names"],
-        ),
-        "empty": (f"{good},", ["--eval-tasks: expected files with commas between"]),
-        "shard": (folder / "mmlu.jsonl", ["mmlu.jsonl: header: expected magic 20261125 version 1"]),
-    }[kind]
-    line = run_flags(tmp_path / "out", eval_tasks=given)
-    python = [sys.executable, "train_llama3.py", "--train", *line]
-    for done in (train(*line, code=2), subprocess.run(python, cwd=ROOT, capture_output=True, text=True)):
-        said = done.stderr.strip()
-        assert done.returncode == 2 and len(said.splitlines()) == 1, said
-        assert all(part in said for part in words), said
+    words = np.frombuffer(good.read_bytes(), "<u4").copy()
+    for word, value in {"damaged": {40: 7}, "tokenizer": {6: 7}, "vocabulary": {2: 9999}}.get(
+        kind, {}
+    ).items():
+        words[word] = value
+    (tmp_path / kind).write_bytes(words.tobytes())
+    (tmp_path / "mmlu.questions").write_bytes(words.tobytes())
+    given = {
+        "missing": "none.questions",
+        "twice": f"{good},{tmp_path}/mmlu.questions",
+        "empty": f"{good},",
+        "rows": str(folder / "mmlu.jsonl"),
+    }.get(kind, str(tmp_path / kind))
+    own = PairEncoder(directory).tokenizer
+    with pytest.raises(llamac.Error) as found:
+        questions.load(given, own.vocab_size, own.hash)
+    said = train(*run_flags(tmp_path / "out", eval_tasks=given), code=2).stderr.strip()
+    for text in (said, str(found.value)):
+        assert len(text.splitlines()) == 1 and all(part in text for part in REFUSED[kind]), text
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--prepare", "x"], "--prepare: expected --tasks"),
+        (["--prepare", "x"], "nothing to do"),
         (["--prepare", "x", "--tasks", "mmlu", "--text", "a"], "--prepare: expected --tasks and neither"),
     ],
 )
