@@ -101,7 +101,8 @@ void check_log() {
     check(shown.find('\x1b') == shown.npos, "no escape sequence reaches the terminal");
     for (const char* part :
          {"1/20", "8.0000", "2.0", "20.5", "19 s", "mem GiB", "   2.50       19 s", "validation",
-          "step_000002", "tokens/s", "0.5000  accuracy, 0.2500 by length: piqa, 1,838 questions", "TFLOP/s", "% of peak", "weight-decay", "10.5", "45",
+          "step_000002", "tokens/s", "0.5000  accuracy, 0.2500 by length: piqa, 1,838 questions", "TFLOP/s",
+          "% of peak", "weight-decay", "10.5", "45",
           "GPU memory 3.0 GiB, GPU 90% busy, process 0.4 GiB, system 4.5 GiB, CPU 125%"})
         check(shown.find(part) != shown.npos, std::string("console shows ") + part);
     std::istringstream lines(shown);
