@@ -433,10 +433,7 @@ def train(o: Options) -> None:
         with training.optimizer_step(r, step) as u:
             u.result = train_step(r.forward, u.batches, r.cis, r.optimizer, u.lr, o.grad_clip, grad_dtype)
         training.report_profile(r, step)
-        if r.val_data and training.due(o, step, o.val_every):
-            r.log.val(step, training.validate(r))
-        if o.sample_every and training.due(o, step, o.sample_every):
-            r.log.sample(step, training.sample(r, step))
+        training.observe(r, step)
         if o.checkpoint_every >= 0 and training.due(o, step, o.checkpoint_every):
             training.save_checkpoint(r, step)
     training.end(r)

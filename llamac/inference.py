@@ -93,13 +93,7 @@ class Inference:
     @cached_property
     def tokenizer(self) -> Any:
         """The directory's. Raises Error where it has none, or one with more tokens than the model."""
-        found = tokenizer.load(self.directory)
-        if found.vocab_size > self.config.vocab_size:
-            raise InputError(
-                f"{found.path}: expected a tokenizer of at most the model's {self.config.vocab_size} tokens, "
-                f"found one of {found.vocab_size}"
-            )
-        return found
+        return load_tokenizer(self.directory, self.config.vocab_size)
 
     @cached_property
     def stops(self) -> list[int]:
@@ -119,14 +113,7 @@ class Inference:
     def encode(self, text: str, bos: bool = True) -> list[int]:
         """Ids of a prompt. bos: with what the tokenizer sets before a text, and the token that begins a
         document, where the tokenizer has one and has not set it."""
-        own = self.tokenizer
-        if not hasattr(own, "backend"):
-            ids = own.encode(text)
-        else:
-            ids = _without_end(own.backend.encode(text, add_special_tokens=bos).ids, own)
-        if bos and own.bos is not None and ids[:1] != [own.bos]:
-            ids = [own.bos, *ids]
-        return ids
+        return encode(self.tokenizer, text, bos)
 
     def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         """Ids of a conversation up to where the answer begins, by the directory's chat template."""
@@ -215,6 +202,29 @@ class TextStream:
         else:
             self._told = text
         return new
+
+
+def load_tokenizer(path: Path, vocab_size: int) -> Any:
+    """The tokenizer of a directory or a file. Raises Error where there is none, or one with more tokens than
+    a model of `vocab_size`."""
+    found = tokenizer.load(path)
+    if found.vocab_size > vocab_size:
+        raise InputError(
+            f"{found.path}: expected a tokenizer of at most the model's {vocab_size} tokens, "
+            f"found one of {found.vocab_size}"
+        )
+    return found
+
+
+def encode(own: Any, text: str, bos: bool = True) -> list[int]:
+    """Inference.encode() by the tokenizer `own`."""
+    if not hasattr(own, "backend"):
+        ids = own.encode(text)
+    else:
+        ids = _without_end(own.backend.encode(text, add_special_tokens=bos).ids, own)
+    if bos and own.bos is not None and ids[:1] != [own.bos]:
+        ids = [own.bos, *ids]
+    return ids
 
 
 def _without_end(ids: list[int], own: Any) -> list[int]:

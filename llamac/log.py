@@ -179,6 +179,16 @@ class Log:
         self.event("val", step=step, loss=loss)
         self.print(f"{f'{step}/{self.steps}':>13}  {loss:8.4f}  validation")
 
+    def evaluation(
+        self, step: int, task: str, accuracy: float, accuracy_norm: float | None, questions: int
+    ) -> None:
+        """Shares of a task's questions that are answered right; accuracy_norm: by the choices' lengths."""
+        values = {"accuracy": accuracy, "accuracy_norm": accuracy_norm, "questions": questions}
+        self.event("evaluation", step=step, task=task, **values)
+        by_length = "" if accuracy_norm is None else f", {accuracy_norm:.4f} by length"
+        text = f"{accuracy:8.4f}  accuracy{by_length}: {task}, {questions:,} questions"
+        self.print(f"{f'{step}/{self.steps}':>13}  {text}")
+
     def sample(self, step: int, text: str) -> None:
         self.event("sample", step=step, text=text)
         self.print(f"--- sample at step {step}\n{text}\n---")

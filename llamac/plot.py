@@ -2,6 +2,7 @@
 
 import argparse
 import math
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,10 @@ _FIELDS = {
     "step": _STEP_FIELDS,
     "val": ("loss",),
     "saturated": ("share",),
+    "evaluation": ("accuracy",),
     "run": ("parameters", "tokens_per_step"),
 }
-_WORDS = {"start": "model", "run": "device"}
+_WORDS = {"start": "model", "run": "device", "evaluation": "task"}
 _MOST_STEPS, _LARGEST = 2**53, 1e100
 
 
@@ -55,7 +57,9 @@ def _checked(event: dict, where: str) -> dict:
     """The event, if what is drawn of it can be. Raises InputError."""
     kind = event["event"] if isinstance(event.get("event"), str) else ""
     step = event.get("step")
-    if kind in ("step", "val", "saturated") and not (type(step) is int and 0 <= step <= _MOST_STEPS):
+    if kind in ("step", "val", "saturated", "evaluation") and not (
+        type(step) is int and 0 <= step <= _MOST_STEPS
+    ):
         found = excerpt(step) if "step" in event else "nothing"
         raise InputError(f"{where}: step: expected an integer from 0 to 2^53, found {found}")
     for field in _FIELDS.get(kind, ()):
@@ -89,8 +93,8 @@ def smooth(values: list[float]) -> list[float]:
 
 
 def draw(events: list[dict], path: Path) -> None:
-    """Training and validation loss over a narrow panel of the learning rate, and with fp8 one of the largest
-    share of saturated values, as a PNG.
+    """Training and validation loss over a narrow panel of the learning rate, as a PNG; with fp8 a panel of
+    the largest share of saturated values, with evaluations one of their accuracies.
     """
     import matplotlib
 
@@ -100,13 +104,14 @@ def draw(events: list[dict], path: Path) -> None:
 
     with plt.rc_context(STYLE):
         shares = series(events, "saturated", "share")
-        panels = 3 if shares[0] else 2
+        tasks = sorted({e.get("task", "") for e in events if e.get("event") == "evaluation"})
+        panels = 2 + bool(shares[0]) + bool(tasks)
         figure, (top, bottom, *more) = plt.subplots(
             panels,
             1,
             figsize=(8, 4.4 + 0.5 * panels),
             sharex=True,
-            height_ratios=(4, 1, 1)[:panels],
+            height_ratios=(4, 1, 1, 1)[:panels],
             layout="constrained",
         )
         steps, losses = series(events, "step", "loss")
@@ -128,10 +133,15 @@ def draw(events: list[dict], path: Path) -> None:
         bottom.set_ylabel("learning rate")
         bottom.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
         bottom.set_ylim(bottom=0)
-        for panel in more:
-            panel.plot(*shares, ".", color=_GREY, markersize=3)
-            panel.set_ylabel("saturated")
-            panel.set_yscale("log")
+        if shares[0]:
+            more[0].plot(*shares, ".", color=_GREY, markersize=3)
+            more[0].set_ylabel("saturated")
+            more[0].set_yscale("log")
+        for task, color in zip(tasks, cycle(COLORS)):
+            of = [e for e in events if e.get("event") == "evaluation" and e.get("task", "") == task]
+            more[-1].plot(*series(of, "evaluation", "accuracy"), "o-", color=color, markersize=3, label=task)
+            more[-1].set_ylabel("accuracy")
+            more[-1].legend(fontsize=7)
         (more or [bottom])[-1].set_xlabel("step")
         bottom.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
         figure.savefig(path, dpi=150)

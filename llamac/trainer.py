@@ -110,6 +110,13 @@ class Trainer:
             return self._native.validate()
         return self._native.validate(*self._batch(tokens, targets))
 
+    def evaluate(self) -> dict[str, dict[str, Any]]:
+        """{task: {"accuracy", "accuracy_norm" (None where choices have no lengths), "questions"}} of the flag
+        eval_tasks."""
+        if not self.options.eval_tasks:
+            raise InputError("evaluate: expected eval_tasks, found none")
+        return self._native.evaluate()
+
     def sample(
         self,
         n: int | str | None = None,

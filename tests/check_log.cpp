@@ -53,6 +53,8 @@ void check_log() {
         log.step({1, 8.0, 1.5, 1e-3, 1000.0}, {2.5, 90, 0.25, 4.5, 150});
         const double nan = std::numeric_limits<double>::quiet_NaN();
         log.step({2, nan, 1.5, 1e-3, 500.0}, {3, nan, 0.375, 4, 75});
+        log.evaluation(2, {"piqa", 1838, 0.5, 0.25});
+        log.evaluation(2, {"winogrande", 1, 0.5, {}});
         log.sample(2, "def f():\n\t\"\xff\x1b[2J");
         log.checkpoint(2, out + "/step_000002", 12.5);
         log.print_usage();
@@ -62,7 +64,7 @@ void check_log() {
     std::free(text);
 
     const auto events = events_of(out + "/log.jsonl");
-    check(events.size() == 6, "one line an event");
+    check(events.size() == 8, "one line an event");
     check(events[0]["event"] == "start" && events[0]["batch-size"] == 8 &&
               events[0].size() == to_json(Options()).size() + 1,
           "start event");
@@ -82,16 +84,25 @@ void check_log() {
               step["cpu_percent"] == 150.0,
           "what a step takes of the machine");
     check(events[3]["loss"].is_null() && events[3]["gpu_percent"].is_null(), "NaN is null");
-    check(events[4] == json{{"event", "sample"}, {"step", 2}, {"text", "def f():\n\t\"\ufffd\x1b[2J"}},
+    check(events[4] == json{{"event", "evaluation"},
+                            {"step", 2},
+                            {"task", "piqa"},
+                            {"accuracy", 0.5},
+                            {"accuracy_norm", 0.25},
+                            {"questions", 1838}} &&
+              events[5]["accuracy_norm"].is_null(),
+          "evaluation event");
+    check(events[6] == json{{"event", "sample"}, {"step", 2}, {"text", "def f():\n\t\"\ufffd\x1b[2J"}},
           "sample event");
     check(
-        events[5] == json{{"event", "checkpoint"}, {"step", 2}, {"path", out + "/step_000002"}, {"ms", 12.5}},
+        events[7] == json{{"event", "checkpoint"}, {"step", 2}, {"path", out + "/step_000002"}, {"ms", 12.5}},
         "checkpoint event");
 
     check(shown.find('\x1b') == shown.npos, "no escape sequence reaches the terminal");
     for (const char* part :
          {"1/20", "8.0000", "2.0", "20.5", "19 s", "mem GiB", "   2.50       19 s", "validation",
-          "step_000002", "tokens/s", "TFLOP/s", "% of peak", "weight-decay", "10.5", "45",
+          "step_000002", "tokens/s", "0.5000  accuracy, 0.2500 by length: piqa, 1,838 questions", "TFLOP/s",
+          "% of peak", "weight-decay", "10.5", "45",
           "GPU memory 3.0 GiB, GPU 90% busy, process 0.4 GiB, system 4.5 GiB, CPU 125%"})
         check(shown.find(part) != shown.npos, std::string("console shows ") + part);
     std::istringstream lines(shown);

@@ -471,6 +471,7 @@ def written_log(out: Path, losses: list[float]) -> str:
     log.val(0, 8.3)
     for step, loss in enumerate(losses, 1):
         log.step(step, loss, 1.5, 1e-3, 1000.0)
+    log.evaluation(len(losses), "piqa", accuracy=0.5, accuracy_norm=0.25, questions=1838)
     log.sample(len(losses), 'a "quoted"\nline é\ufffd\u2028')
     log.checkpoint(len(losses), "out/step_000003", 12.5)
     log.close()
@@ -485,7 +486,16 @@ def test_log(tmp_path):
     assert run["host"] and run["commit"] and (run["origin"], run["from"]) == ("loaded", "models/mine")
     times = [datetime.fromisoformat(e["time"]) for e in logged]
     assert times == sorted(times) and timedelta() <= datetime.now(UTC) - times[-1] < timedelta(minutes=1)
-    assert [e["event"] for e in events] == ["start", "val", "step", "step", "step", "sample", "checkpoint"]
+    assert [e["event"] for e in events] == [
+        "start",
+        "val",
+        "step",
+        "step",
+        "step",
+        "evaluation",
+        "sample",
+        "checkpoint",
+    ]
     assert events[0]["batch-size"] == 8 and events[1] == {"event": "val", "step": 0, "loss": 8.3}
     step = events[2]
     assert (step["loss"], step["tokens_per_s"], step["mfu"]) == (8.0, 2048, pytest.approx(0.2048))
@@ -493,8 +503,11 @@ def test_log(tmp_path):
     assert step["gpu_mem_gib"] == 0 and step["gpu_percent"] is None
     assert 0 < step["system_mem_gib"] < 100_000 and 0 <= step["cpu_percent"] < 100_000
     assert events[3]["loss"] is None
-    assert events[5] == {"event": "sample", "step": 3, "text": 'a "quoted"\nline é\ufffd\u2028'}
-    assert events[6] == {"event": "checkpoint", "step": 3, "path": "out/step_000003", "ms": 12.5}
+    scores = {"accuracy": 0.5, "accuracy_norm": 0.25, "questions": 1838}
+    assert events[5] == {"event": "evaluation", "step": 3, "task": "piqa"} | scores
+    assert "3/3    0.5000  accuracy, 0.2500 by length: piqa, 1,838 questions" in console
+    assert events[6] == {"event": "sample", "step": 3, "text": 'a "quoted"\nline é\ufffd\u2028'}
+    assert events[7] == {"event": "checkpoint", "step": 3, "path": "out/step_000003", "ms": 12.5}
     first = next(line for line in console.splitlines() if "1/3" in line)
     assert first.split() == [
         "1/3",
@@ -564,6 +577,13 @@ def test_plot_of_a_short_run(tmp_path, monkeypatch):
     plot.draw(events + saturated, tmp_path / "loss.png")
     (points,) = seen.pop().axes[2].lines
     assert points.get_xydata().tolist() == [[2, 1e-2], [3, 1e-3]]
+    answers = [{"event": "evaluation", "step": 3, "task": task, "accuracy": 0.5} for task in ("piqa", "arc")]
+    plot.draw(events + saturated + answers, tmp_path / "loss.png")
+    panel = seen.pop().axes[3]
+    assert [(line.get_label(), line.get_xydata().tolist()) for line in panel.lines] == [
+        ("arc", [[3, 0.5]]),
+        ("piqa", [[3, 0.5]]),
+    ]
     plot.draw(events[1:], tmp_path / "loss.png")  # a log of an earlier version
     assert seen[1].axes[0].get_title(loc="left") == "tiny · 10,000 tokens/s"
     monkeypatch.undo()

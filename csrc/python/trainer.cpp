@@ -104,6 +104,24 @@ double validate(LockedTrainer& t, const Ids& tokens, const Ids& targets) {
                           });
 }
 
+// {task: its score}.
+py::dict evaluate(LockedTrainer& t) {
+    std::vector<Score> scores;
+    {
+        const TrainerCall call(t);
+        scores = t.evaluate();
+    }
+    py::dict all;
+    for (const Score& score : scores) {
+        py::dict d;
+        d["accuracy"] = score.accuracy;
+        d["accuracy_norm"] = score.accuracy_norm;
+        d["questions"] = score.questions;
+        all[score.task.c_str()] = d;
+    }
+    return all;
+}
+
 // In f32, which holds narrower types exactly; numpy has no bf16.
 py::dict parameters(LockedTrainer& t) {
     py::dict all;
@@ -137,6 +155,7 @@ void define_trainer(py::module_& m) {
                  const TrainerCall call(t);
                  return t.validate();
              })
+        .def("evaluate", &evaluate)
         .def("sample",
              [](LockedTrainer& t, std::vector<int32_t> prompt, int64_t count, double temperature,
                 int64_t top_k) {

@@ -268,6 +268,18 @@ void Log::val(int64_t step, double loss) {
     note(step, format("%8.4f  validation", loss));
 }
 
+void Log::evaluation(int64_t step, const Score& s) {
+    const std::optional<double>& norm = s.accuracy_norm;
+    event({{"event", "evaluation"},
+           {"step", step},
+           {"task", s.task},
+           {"accuracy", s.accuracy},
+           {"accuracy_norm", norm ? ordered_json(*norm) : ordered_json()},
+           {"questions", s.questions}});
+    note(step, format("%8.4f  accuracy", s.accuracy) + (norm ? format(", %.4f by length", *norm) : "") +
+                   ": " + s.task + ", " + grouped(s.questions) + " questions");
+}
+
 void Log::sample(int64_t step, const std::string& text) {
     event({{"event", "sample"}, {"step", step}, {"text", text}});
     print("--- sample at step " + std::to_string(step) + "\n" + text + "\n---");

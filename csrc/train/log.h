@@ -10,6 +10,7 @@
 #include <string>
 
 #include "train/console.h"
+#include "train/evaluation.h"
 #include "train/options.h"
 #include "train/spikes.h"
 #include "train/step_result.h"
@@ -58,6 +59,7 @@ struct Log {
     void saturated();
     void spike(int64_t step, const Spike& spike);
     void val(int64_t step, double loss);
+    void evaluation(int64_t step, const Score& score);
     void sample(int64_t step, const std::string& text);  // any bytes; what is not UTF-8 becomes U+FFFD
     // pause_ms: what training stood still for.
     void checkpoint(int64_t step, const std::string& path, double pause_ms);

@@ -136,9 +136,11 @@ struct Loop {
     void run_steps();
     void finish(int64_t in_flight);
     bool val_is_due() const;
+    bool evaluation_is_due() const;
     bool sample_is_due() const;
     void finish_interrupted_step();
     void validate();
+    void evaluate();
     void sample();
     void save(bool goes_on);
     void finish_save();
@@ -170,6 +172,15 @@ void Loop::validate() {
     if (!t.val) return;
     const double loss = t.validate();
     t.ranks.together([&] { log.val(t.step, loss); });
+}
+
+void Loop::evaluate() {
+    if (t.questions.empty()) return;
+    watchdog.begins("evaluation at step", t.step);
+    const std::vector<Score> scores = t.evaluate();
+    t.ranks.together([&] {
+        for (const Score& score : scores) log.evaluation(t.step, score);
+    });
 }
 
 void Loop::sample() {
@@ -240,25 +251,32 @@ bool Loop::val_is_due() const {
     return t.step == t.options.steps || is_due(t.options.val_every, t.step);
 }
 
+bool Loop::evaluation_is_due() const {
+    return !t.questions.empty() && (t.step == t.options.steps || is_due(t.options.eval_every, t.step));
+}
+
 bool Loop::sample_is_due() const {
     return t.options.sample_every > 0 &&
            (t.step == t.options.steps || is_due(t.options.sample_every, t.step));
 }
 
-// A signal that comes while a run validates or samples leaves the checkpoint of the step, and the log without the event.
+// A signal that comes while a run validates, evaluates or samples leaves the checkpoint of the step, and the log without the event.
 void Loop::finish_interrupted_step() {
     const std::set<std::string>& logged = out.logged();
     if (!logged.count("step")) return;  // the log begins here
     if (val_is_due() && !logged.count("val")) validate();
+    if (evaluation_is_due() && !logged.count("evaluation")) evaluate();
     if (sample_is_due() && !logged.count("sample")) sample();
 }
 
 void Loop::run_steps() {
     const Options& o = t.options;
-    if (t.step == 0)
+    if (t.step == 0) {
         validate();
-    else
+        evaluate();
+    } else {
         finish_interrupted_step();
+    }
     while (t.step < o.steps) {
         watchdog.begins("step", t.step + 1);
         profile.begin_step(t.step + 1);
@@ -266,13 +284,15 @@ void Loop::run_steps() {
         profile.end_step();
         const bool checkpoint =
             o.checkpoint_every >= 0 && (t.step == o.steps || is_due(o.checkpoint_every, t.step));
-        const bool all = val_is_due() || sample_is_due() || checkpoint || profile.is_complete();
+        const bool all =
+            val_is_due() || evaluation_is_due() || sample_is_due() || checkpoint || profile.is_complete();
         finish(all ? 0 : t.most_in_flight);
         if (writing && t.async->is_done()) finish_save();
         t.ranks.together([&] {
             if (profile.is_complete()) profile.finish();
         });
         if (val_is_due()) validate();
+        if (evaluation_is_due()) evaluate();
         if (sample_is_due()) sample();
         if (checkpoint) save(t.step < o.steps);
     }

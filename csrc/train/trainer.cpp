@@ -16,7 +16,6 @@
 #include "train/model_options.h"
 #include "train/output.h"
 #include "train/resume.h"
-#include "train/sample.h"
 #include "train/usage.h"
 #include "train/warnings.h"
 
@@ -48,6 +47,11 @@ std::optional<Tokenizer> load_tokenizer(const Options& o, const std::optional<Lo
         found.emplace(o.tokenizer);
     if (found) check_tokenizer_of_model(o.model, *found);
     return found;
+}
+
+// What says whose ids the run is of; 0: nothing does.
+uint64_t hash_of_ids(const std::optional<Loader>& train, const std::optional<Tokenizer>& tokenizer) {
+    return tokenizer ? tokenizer->hash : train ? train->shards[0].tokenizer_hash : 0;
 }
 
 // Where documents begin is what the tokenizer has marked in the shards.
@@ -208,6 +212,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
       data_skip(o.data_skip),
       train(load_training_data(o, config, accumulation)),
       tokenizer(load_tokenizer(o, train)),
+      questions(load_questions(o.eval_tasks, config.V, hash_of_ids(train, tokenizer))),
       schedule{o.schedule, o.lr, o.min_lr_frac, o.warmup_steps, o.steps},
       model(config, verifiable_model_options(config, o, ranks), ranks.communicator.get()),
       replays(o.graphs == "on"),
@@ -267,6 +272,7 @@ std::vector<std::pair<std::string, std::string>> Trainer::facts() const {
     return {{"--model", config_json(config, model.options.precision.weights)},
             {"--train-data", describe(train)},
             {"--val-data", describe(val)},
+            {"--eval-tasks", checksums(questions)},
             {"--resume", resumed_from.empty() ? "no checkpoint" : resumed_from}};
 }
 
@@ -456,88 +462,6 @@ std::vector<Saturated> Trainer::saturated_tensors(const int32_t* counts) const {
 double Trainer::mean_over_ranks(double number) const {
     const std::vector<double> numbers = ranks.gather(number);
     return std::accumulate(numbers.begin(), numbers.end(), 0.0) / static_cast<double>(ranks.count);
-}
-
-double Trainer::validate() {
-    const Range range("validation");
-    if (!val) fail("validation: expected --val-data, found none");
-    const GemmTuning tuning(model.gemms, options.tune == "on");  // they are the training steps' products
-    // Rank r takes batches r, r + ranks, ...; where they do not divide, the last ones compute one that does not count.
-    const int64_t B = options.batch_size, batches = val->validation_batches(options.val_steps);
-    std::vector<double> losses(static_cast<size_t>(batches));
-    for (int64_t first = 0; first < batches; first += ranks.count) {
-        const int64_t own = std::min(first + ranks.own, batches - 1);
-        val->validation_batch(own, staging[0].tokens.data, staging[0].targets.data);
-        const std::vector<double> everybodys = ranks.gather(loss_of_staged(B, options.seq_len));
-        for (int64_t rank = 0; rank < std::min(ranks.count, batches - first); rank++)
-            losses[static_cast<size_t>(first + rank)] = everybodys[static_cast<size_t>(rank)];
-    }
-    double sum = 0;
-    for (const double loss : losses) sum += loss * static_cast<double>(B);
-    return sum / static_cast<double>(batches * B);
-}
-
-double Trainer::loss_of_staged(int64_t count, int64_t T) {
-    CHECK(in_flight() == 0);
-    find_documents(staging[0], 0, count, T);
-    set_batch(model, staging[0].tokens.data, staging[0].targets.data, count, T,
-              model.options.document_mask ? staging[0].first.data : nullptr);
-    forward(model);
-    const double loss = mean_loss(model);
-    if (between) between();
-    return loss;
-}
-
-double Trainer::mean_loss_of(int64_t rows, int64_t T, const Rows& fill) {
-    CHECK(rows > 0);
-    double sum = 0;
-    for (int64_t first = 0; first < rows; first += options.batch_size) {
-        const int64_t count = std::min(options.batch_size, rows - first);
-        fill(first, count, staging[0].tokens.data, staging[0].targets.data);
-        sum += loss_of_staged(count, T) * static_cast<double>(count);
-    }
-    return sum / static_cast<double>(rows);
-}
-
-int32_t Trainer::first_token() const {
-    const bool has_own = tokenizer && tokenizer->begin_of_text >= 0;
-    const int64_t token = has_own ? tokenizer->begin_of_text : std::max<int64_t>(config.bos, 0);
-    if (token >= config.V)
-        fail(has_own ? tokenizer->path : "--model " + options.model, ": the token that begins a sample is ",
-             token, ", expected one below the vocabulary's ", config.V);
-    return static_cast<int32_t>(token);
-}
-
-std::vector<int32_t> Trainer::sample_prompt() const {
-    const std::vector<int32_t> ids = parse_prompt_ids(options.sample_prompt_ids);
-    for (int32_t id : ids)
-        if (id >= config.V)
-            fail("--sample-prompt-ids: expected ids below the vocabulary's ", config.V, ", found ", id);
-    return ids.empty() ? std::vector<int32_t>{first_token()} : ids;
-}
-
-std::vector<int32_t> Trainer::sample(std::vector<int32_t> prompt, int64_t count, double temperature,
-                                     int64_t top_k) {
-    CHECK(in_flight() == 0);
-    const Range range("sample");
-    return generate(model, std::move(prompt), count,
-                    {temperature, top_k, static_cast<uint64_t>(options.seed), static_cast<uint32_t>(step)},
-                    between);
-}
-
-std::string Trainer::text_of(const std::vector<int32_t>& ids) const {
-    if (tokenizer) return tokenizer->decode(ids);
-    std::string text;
-    for (int32_t id : ids) text += (text.empty() ? "" : " ") + std::to_string(id);
-    return text;
-}
-
-std::string Trainer::sample() {
-    const std::vector<int32_t> prompt = sample_prompt();
-    std::vector<int32_t> ids =
-        sample(prompt, options.sample_tokens, options.sample_temperature, options.sample_top_k);
-    if (!options.sample_prompt_ids.empty()) ids.insert(ids.begin(), prompt.begin(), prompt.end());
-    return text_of(ids);
 }
 
 Manifest Trainer::manifest() const {

@@ -10,6 +10,7 @@
 #include "train/async_saves.h"
 #include "train/carried_files.h"
 #include "train/checkpoint.h"
+#include "train/evaluation.h"
 #include "train/options.h"
 #include "train/ranks.h"
 #include "train/schedule.h"
@@ -36,6 +37,7 @@ struct Trainer {
     std::optional<Loader> train;  // none: --train-data "", for whoever brings the batches
     std::optional<Loader> val;    // none: --val-data ""
     std::optional<Tokenizer> tokenizer;
+    std::vector<Questions> questions;  // of --eval-tasks
     std::vector<CarriedFile> carried;  // into every checkpoint
     std::string resumed_from;          // a checkpoint, or ""
     std::vector<std::string> damaged;  // names of checkpoints in --out that --resume auto passed over
@@ -45,7 +47,7 @@ struct Trainer {
     bool replays;  // launches are recorded in graphs, which later steps replay, but where runs are observed
     std::string warnings;  // a line for each thing that was not taken over or looks wrong
 
-    // Between micro-batches, batches of validation and tokens of samples, each of them done. What it throws ends the
+    // Between micro-batches, batches of validation and evaluation, and tokens of samples, each of them done. What it throws ends the
     // call: an optimizer step is abandoned then, and the trainer is as after the step before, once that is finished.
     std::function<void()> between;
     // After each piece of a checkpoint (FileWriter).
@@ -78,6 +80,8 @@ struct Trainer {
     // `first` on.
     using Rows = std::function<void(int64_t first, int64_t count, int32_t* tokens, int32_t* targets)>;
     double mean_loss_of(int64_t rows, int64_t T, const Rows& fill);
+    // Scores of --eval-tasks, in their order.
+    std::vector<Score> evaluate();
     // What stands before a document: the tokenizer's, or else the model's first token.
     int32_t first_token() const;
     // What samples begin with: --sample-prompt-ids, else the first token.

@@ -3,7 +3,8 @@
 DIR: a checkpoint, or any Hugging Face directory of a Llama with its tokenizer. --tasks are multiple-choice
 questions, worded and counted as lm-eval does; FOLDER holds the data sets' own files (NAME.jsonl,
 NAME.parquet, or a folder NAME of them), without --data the hub is asked. --text and --shards: bits per byte
-and perplexity. docs/guides/evaluate.md has examples.
+and perplexity. --prepare FOLDER writes the tasks' questions in token ids, for --eval-tasks of a training run.
+docs/guides/evaluate.md has examples.
 """
 
 import argparse
@@ -17,8 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from llamac.errors import InputError, run
+from llamac.eval import questions as asked
 from llamac.eval import tasks, text
-from llamac.eval.likelihood import BATCH_TOKENS, Scorer
+from llamac.eval.likelihood import BATCH_TOKENS, PairEncoder, Scorer
 from llamac.eval.tasks import Question, Task
 from llamac.inference import add_flags
 
@@ -39,6 +41,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--limit", type=int, metavar="N", help="the first N questions of each task")
     add("--text", nargs="+", metavar="FILE", help="bits per byte of text files, a document each")
     add("--shards", metavar="PATTERN", help="perplexity of token files")
+    add(
+        "--prepare",
+        type=Path,
+        metavar="FOLDER",
+        help="write NAME.questions of the tasks; DIR: or a tokenizer",
+    )
     add("--json", metavar="FILE", help="writes the results, and each question's answer")
     add("--batch-tokens", type=int, default=BATCH_TOKENS, metavar="N", help=f"of a pass ({BATCH_TOKENS})")
     add("--context", type=int, metavar="N", help="tokens of a sequence (the model's, up to --batch-tokens)")
@@ -74,12 +82,34 @@ def count(task: Task, questions: list[Question], logs: list[list[float]]) -> lis
     return rows
 
 
+def _questions(task: Task, args: argparse.Namespace) -> list[Question]:
+    every = tasks.read(task, args.data) if args.data else tasks.from_hub(task)
+    return list(islice(every, args.limit))
+
+
+def prepare(encoder: PairEncoder, args: argparse.Namespace) -> None:
+    """A file of questions for each task."""
+    own = encoder.tokenizer
+    try:
+        args.prepare.mkdir(parents=True, exist_ok=True)
+        for task in tasks.named(args.tasks):
+            questions = _questions(task, args)
+            made = [
+                asked.Asked([encoder.encode_pair(*pair) for pair in q.pairs], q.gold, q.lengths)
+                for q in questions
+            ]
+            path = args.prepare / f"{task.name}{asked.SUFFIX}"
+            asked.write(path, asked.Questions(made, own.vocab_size, own.hash))
+            print(f"{path}: {len(made):,} questions")
+    except OSError as error:
+        raise InputError(f"{error.filename}: {error.strerror}") from None
+
+
 def evaluate(scorer: Scorer, args: argparse.Namespace, tell: Callable[[str, int, int], None]):
     """(rows of results, {task: [{"gold", "logs"} of each question]})."""
     rows, details = [], {}
     for task in tasks.named(args.tasks):
-        every = tasks.read(task, args.data) if args.data else tasks.from_hub(task)
-        questions = list(islice(every, args.limit))
+        questions = _questions(task, args)
         total, done = sum(len(q.pairs) for q in questions), [0]
 
         def add(n: int, name: str = task.name, total: int = total, done: list[int] = done) -> None:
@@ -123,6 +153,12 @@ def main() -> None:
         raise InputError("nothing to do: expected --tasks, --text or --shards, found none of them")
     if args.limit is not None and args.limit < 1:
         raise InputError(f"--limit: expected a number from 1 on, found {args.limit}")
+
+    if args.prepare:
+        if not args.tasks or args.text or args.shards or args.json:
+            raise InputError("--prepare: expected --tasks and neither --text, --shards nor --json")
+        prepare(PairEncoder(args.directory), args)
+        return
 
     def tell(name: str, done: int, total: int) -> None:
         if sys.stderr.isatty():

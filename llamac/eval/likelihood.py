@@ -4,12 +4,16 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from llamac import tokenizer
 from llamac.config import load_config
 from llamac.errors import InputError
-from llamac.inference import IGNORED, Inference
+from llamac.inference import IGNORED, Inference, encode, load_tokenizer
 
 BATCH_TOKENS = 4096  # of a pass, padding included
 
@@ -23,7 +27,46 @@ class Likelihood:
     tokens: int
 
 
-class Scorer:
+class PairEncoder:
+    """Texts to ids, as lm-eval makes them. directory: of a model; or a tokenizer's file, without a model."""
+
+    def __init__(self, directory: str | os.PathLike):
+        self.directory = Path(directory)
+        is_model = (self.directory / "config.json").exists()
+        self.config = load_config(str(directory)) if is_model else None
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        if self.config is None:
+            return tokenizer.load(self.directory)
+        return load_tokenizer(self.directory, self.config.vocab_size)
+
+    def encode(self, text: str) -> list[int]:
+        """As transformers' tokenizer of the directory, with what it sets before a text."""
+        own = self.tokenizer
+        return own.backend.encode(text).ids if hasattr(own, "backend") else own.encode(text)
+
+    def encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Spaces at the context's end belong to the continuation, whose ids are what the whole text has more
+        than the context. Without a context, the token that begins a document is it."""
+        spaces = len(context) - len(context.rstrip())
+        if spaces:
+            context, continuation = context[:-spaces], context[-spaces:] + continuation
+        if not context:
+            return [self.prefix()], encode(self.tokenizer, continuation, bos=False)
+        before = self.encode(context)
+        return before, self.encode(context + continuation)[len(before) :]
+
+    def prefix(self) -> int:
+        """The token that stands before a text without a context."""
+        own = self.tokenizer
+        for id in (own.bos, own.eos, self.config.bos_token_id if self.config else None):
+            if id is not None:
+                return id
+        raise InputError(f"{self.directory}: expected a token that begins or ends a text, found neither")
+
+
+class Scorer(PairEncoder):
     """A model with memory for batches. context: tokens of a sequence at most (None: the model's longest, up
     to batch_tokens). batch_tokens: of a pass, padding included. likeliest: whether is_greedy is wanted, which
     costs a look at all logits; otherwise it is False."""
@@ -40,40 +83,16 @@ class Scorer:
         if batch_tokens < 1:
             raise InputError(f"batch_tokens: expected a number from 1 on, found {batch_tokens}")
         longest = load_config(str(directory)).max_position_embeddings
+        super().__init__(directory)
         self.context = context or min(longest, batch_tokens)
         self.batch_tokens, self.likeliest = max(batch_tokens, self.context), likeliest
         self.model = Inference(
             directory, dtype, self.context, batch_tokens=self.batch_tokens, kernels=kernels
         )
 
-    def encode(self, text: str) -> list[int]:
-        """As transformers' tokenizer of the directory, with what it sets before a text."""
-        own = self.model.tokenizer
-        return own.backend.encode(text).ids if hasattr(own, "backend") else own.encode(text)
-
-    def encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Spaces at the context's end belong to the continuation, whose ids are what the whole text has more
-        than the context. Without a context, the token that begins a document is it."""
-        spaces = len(context) - len(context.rstrip())
-        if spaces:
-            context, continuation = context[:-spaces], context[-spaces:] + continuation
-        if not context:
-            return [self.prefix()], self._plain(continuation)
-        before = self.encode(context)
-        return before, self.encode(context + continuation)[len(before) :]
-
-    def prefix(self) -> int:
-        """The token that stands before a text without a context."""
-        own, config = self.model.tokenizer, self.model.config
-        for id in (own.bos, own.eos, config.bos_token_id):
-            if id is not None:
-                return id
-        raise InputError(
-            f"{self.model.directory}: expected a token that begins or ends a text, found neither"
-        )
-
-    def _plain(self, text: str) -> list[int]:
-        return self.model.encode(text, bos=False)
+    @cached_property
+    def tokenizer(self) -> Any:
+        return self.model.tokenizer
 
     def of_ids(
         self,

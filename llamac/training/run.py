@@ -8,9 +8,10 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -31,6 +32,8 @@ from llamac.config import Config, load_config
 from llamac.data import Loader, check_same_tokenizer, find_documents
 from llamac.dtypes import TABLE
 from llamac.errors import InputError
+from llamac.eval import questions
+from llamac.eval.questions import Questions
 from llamac.log import Log
 from llamac.options import Options, prompt_ids, recompute_parts
 from llamac.output import OutputFolder
@@ -39,7 +42,7 @@ from llamac.run_warnings import run_warnings
 from llamac.schedule import learning_rate
 from llamac.spikes import SpikeDetector
 from llamac.torch_profile import Profiler
-from llamac.training import checkpoints, fp8, stop
+from llamac.training import checkpoints, evaluation, fp8, stop
 from llamac.training.checkpoints import ResumePoint
 from llamac.training.operations import adamw_step, llamac_operations
 from llamac.training.ranks import (
@@ -94,6 +97,7 @@ class Run:
     log: Log = field(init=False)
     profiler: Profiler | None = None
     carried: dict[str, bytes] = field(default_factory=dict)  # files into every checkpoint: {name: content}
+    questions: dict[str, Questions] = field(default_factory=dict)  # of --eval-tasks, by their names
     resumed: ResumePoint = field(default_factory=ResumePoint)
     saved: str = ""  # the newest checkpoint; "": there is none
     saved_step: int = 0  # of it, or the first one
@@ -152,13 +156,17 @@ def prepare(o: Options) -> Run:
     check_documents(o, tokenizer, config)
     if o.sample_every:
         sample_prompt(o, tokenizer, config)  # refused now, not after the first hour
+    hash = tokenizer.hash if tokenizer else data.shards[0].tokenizer_hash
+    tasks = questions.load(o.eval_tasks, config.vocab_size, hash)
     point = checkpoints.find(o.out, o.resume)
     if point.directory:
         checkpoints.check_resume(point, o, config, tokens_per_step(data))
         data.skip = checkpoints.skipped_data(point, o)
     join_ranks(device)
     carried = read_carried_files(o.model, tokenizer.path if tokenizer else None)
-    return Run(o, config, device, data, val_data, tokenizer, output, carried=carried, resumed=point)
+    return Run(
+        o, config, device, data, val_data, tokenizer, output, carried=carried, resumed=point, questions=tasks
+    )
 
 
 def check_documents(o: Options, tokenizer: Any, config: Config) -> None:
@@ -397,15 +405,15 @@ def due(o: Options, step: int, every: int) -> bool:
     return step == o.steps or (every > 0 and step % every == 0)
 
 
-def eager(r: Run) -> AbstractContextManager:
-    """Runs the model without compiling it for other shapes. Of a sharded model the blocks themselves are
-    compiled; otherwise r.model is not, and torch._dynamo takes a second to import.
+def infer(r: Run, tokens: Tensor, *others: Tensor) -> Tensor:
+    """The model's result without gradients, and without compiling it for other shapes. Of a sharded model the
+    blocks themselves are compiled; otherwise r.model is not, and torch._dynamo takes a second to import.
     """
     compiled = r.options.compile and world() > 1
-    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+    with torch.no_grad(), torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+        return r.model(tokens, r.cis, *others)
 
 
-@torch.no_grad()
 def validate(r: Run) -> float:
     """Mean loss over --val-steps batches, in nats per token. Ranks take turns with them; a rank that has none
     left computes any batch without counting it: all ranks are needed to gather the weights.
@@ -418,8 +426,7 @@ def validate(r: Run) -> float:
     own, losses = data.validation(r.options.val_steps), []
     for batch in range(rank(), -(-count // world()) * world(), world()):
         tokens, *others = to_device(r, next(own, (zeros, zeros)))
-        with eager(r):
-            losses.append(r.model(tokens, r.cis, *others).double() * (batch < count))
+        losses.append(infer(r, tokens, *others).double() * (batch < count))
         stop.check(r)
     total = torch.stack(losses).sum() / count
     if world() > 1:
@@ -427,7 +434,6 @@ def validate(r: Run) -> float:
     return total.item()
 
 
-@torch.no_grad()
 def sample(r: Run, step: int) -> str:
     """--sample-tokens tokens behind the one that begins a text, as text where there is a tokenizer. Each
     costs a forward over the last --seq-len: a cache of keys and values is more code than an occasional sample
@@ -439,25 +445,44 @@ def sample(r: Run, step: int) -> str:
     shown = 0 if o.sample_prompt_ids else len(tokens)
     for i in range(o.sample_tokens):
         context = torch.tensor([tokens[-o.seq_len :]], device=r.device)
-        with eager(r):
-            logits = r.model(context, r.cis)[0, -1]
+        logits = infer(r, context)[0, -1]
         u = llamac.random.uniform(o.seed, step, SAMPLING_STREAM, 1, start=i).item()
         tokens.append(sample_token(logits, o.sample_temperature, o.sample_top_k, u))
         stop.check(r)
     return r.tokenizer.decode(tokens[shown:]) if r.tokenizer else " ".join(map(str, tokens[shown:]))
 
 
-def before_steps(r: Run) -> None:
-    """Validate the first weights. A signal that came while a run validated or sampled left the checkpoint of
-    the step, and the log without the event: a resumed run does that first.
-    """
-    o, step = r.options, r.finished
-    if step and "step" not in r.logged:  # the log begins here
-        return
-    if r.val_data and "val" not in r.logged and (step == 0 or due(o, step, o.val_every)):
+def evaluate(r: Run, step: int) -> None:
+    """Log the scores of --eval-tasks."""
+    finish(r)
+    o, scores = r.options, {}
+    for task, asked in r.questions.items():
+        logs = evaluation.likelihoods(
+            partial(infer, r), asked, o.batch_size, o.seq_len, r.device, partial(stop.check, r)
+        )
+        scores[task] = evaluation.score(asked, logs)
+    for task, score in scores.items():
+        r.log.evaluation(step, task, **score)
+
+
+def observe(r: Run, step: int, logged: Container[str] = ()) -> None:
+    """Validate, evaluate and sample, as far as that is due after this step and not logged."""
+    o = r.options
+    at_start = step == 0
+    if r.val_data and "val" not in logged and (at_start or due(o, step, o.val_every)):
         r.log.val(step, validate(r))
-    if step and o.sample_every and "sample" not in r.logged and due(o, step, o.sample_every):
+    if r.questions and "evaluation" not in logged and (at_start or due(o, step, o.eval_every)):
+        evaluate(r, step)
+    if not at_start and o.sample_every and "sample" not in logged and due(o, step, o.sample_every):
         r.log.sample(step, sample(r, step))
+
+
+def before_steps(r: Run) -> None:
+    """Observe the first weights. A signal that came while a run observed left the checkpoint of the step, and
+    the log without the event: a resumed run does that first.
+    """
+    if r.finished == 0 or "step" in r.logged:  # else the log begins here
+        observe(r, r.finished, r.logged)
 
 
 def save_checkpoint(r: Run, step: int) -> None:

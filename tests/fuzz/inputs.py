@@ -39,6 +39,15 @@ def vocabulary(tokens: list[bytes], words: dict | None = None, ends: list[int] |
     return struct.pack(f"<16I{len(table)}I", *header, *table) + b"".join(tokens)
 
 
+def questions(every: list, choices: list, ids: list, words: dict | None = None) -> bytes:
+    """With a place for the checksum, which the reader's harness puts right."""
+    header = [20261125, 1, 300, len(every), len(choices), len(ids)] + [0] * 10
+    for word, value in (words or {}).items():
+        header[word] = value
+    payload = [number for row in (*every, *choices) for number in row] + ids
+    return struct.pack(f"<{16 + len(payload)}I", *header, *payload)
+
+
 def manifest(text: str) -> bytes:
     """With a place for the checksum, which the reader's harness puts right."""
     return f'{text.rstrip().removesuffix("}").rstrip()},\n "xxh3": "0000000000000000"\n}}\n'.encode()
@@ -126,6 +135,10 @@ SEEDS: dict[str, dict[str, bytes]] = {
     "vocabulary": {
         "three": vocabulary([b"<s>", b"ab", b" c"]),
         "empty ones": vocabulary([b"", b"", b"a", b""], {10: 1, 3: 2**32 - 1, 5: 3}),
+    },
+    "questions": {
+        "two": questions([[2, 1], [1, 0]], [[1, 2, 0], [2, 1, 0], [1, 1, 0]], list(range(8))),
+        "with lengths": questions([[1, 0]], [[1, 1, 7]], [4, 299], {10: 1}),
     },
     "tokenizer": {"bytes": b"+", "tokens": b"+YWI= 256\r\n\nYWJj 257\n"},
     "manifest": {"format 1": manifest(json.dumps({k: v for k, v in _OLD.items() if k != "xxh3"}, indent=1)),
@@ -216,6 +229,30 @@ REGRESSIONS: dict[str, dict[str, bytes]] = {
         "version 2": vocabulary([b"a", b"b", b"c"], {1: 2}),
         "cut header": vocabulary([b"a", b"b", b"c"])[:63],
         "cut table": vocabulary([b"a", b"b", b"c"])[:70],
+    },
+    "questions": {
+        "none": questions([], [], []),
+        "right choice is none": questions([[1, 1]], [[1, 1, 0]], [4, 5]),
+        "a question without choices": questions([[0, 0]], [], []),
+        "choices of nobody": questions([[1, 0]], [[1, 1, 0]] * 2, [4, 5, 6, 7]),
+        "choices past the file": questions([[2**32 - 1, 0]], [[1, 1, 0]], [4, 5]),
+        "no context": questions([[1, 0]], [[0, 2, 0]], [4, 5]),
+        "no continuation": questions([[1, 0]], [[2, 0, 0]], [4, 5]),
+        "ids past the file": questions([[1, 0]], [[2**32 - 1, 2**32 - 1, 0]], [4, 5]),
+        "ids of nobody": questions([[1, 0]], [[1, 1, 0]], [4, 5, 6]),
+        "an id past the vocabulary": questions([[1, 0]], [[1, 1, 0]], [4, 300]),
+        "an id past 31 bits": questions([[1, 0]], [[1, 1, 0]], [4, 2**32 - 1], {2: 2**31 - 1}),
+        "no vocabulary": questions([[1, 0]], [[1, 1, 0]], [4, 5], {2: 0}),
+        "a vocabulary past 31 bits": questions([[1, 0]], [[1, 1, 0]], [4, 5], {2: 2**31}),
+        "a length without the flag": questions([[1, 0]], [[1, 1, 7]], [4, 5]),
+        "the flag without a length": questions([[1, 0]], [[1, 1, 0]], [4, 5], {10: 1}),
+        "more questions than bytes": questions([[1, 0]], [[1, 1, 0]], [4, 5], {3: 2**32 - 1}),
+        "more ids than bytes": questions([[1, 0]], [[1, 1, 0]], [4, 5], {5: 2**32 - 1}),
+        "unknown flag": questions([[1, 0]], [[1, 1, 0]], [4, 5], {10: 2}),
+        "word 15": questions([[1, 0]], [[1, 1, 0]], [4, 5], {15: 1}),
+        "version 2": questions([[1, 0]], [[1, 1, 0]], [4, 5], {1: 2}),
+        "cut header": questions([[1, 0]], [[1, 1, 0]], [4, 5])[:63],
+        "trailing byte": questions([[1, 0]], [[1, 1, 0]], [4, 5]) + b"d",
     },
     "tokenizer": {"carriage return alone": b"+YWI= 256\rYWJj 257\n", "two of them": b"+YWI= 256\r\r\n"},
     "manifest": {"deep": manifest(_DEEP.decode()),

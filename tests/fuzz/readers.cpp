@@ -18,6 +18,7 @@
 #include "model/config.h"
 #include "train/manifest.h"
 #include "train/options.h"
+#include "train/questions.h"
 #include "train/tokenizer.h"
 #include "train/tokens.h"
 #include "train/toml.h"
@@ -180,6 +181,21 @@ void read_vocabulary(std::string_view bytes) {
     CHECK(tokenizer.decode({-1, 1 << 30}) == "\xff\xff" && tokenizer.hash == found.hash);
 }
 
+// With the checksum of what stands behind the header, as above.
+void read_questions(std::string_view bytes) {
+    std::string text(bytes);
+    if (text.size() >= 64) {
+        const uint64_t checksum = XXH3_64bits(text.data() + 64, text.size() - 64);
+        std::memcpy(text.data() + 32, &checksum, sizeof checksum);
+    }
+    const Questions found = parse_questions(text, "piqa.questions");
+    size_t choices = 0, ids = 0;
+    for (const Question& each : found.questions) choices += static_cast<size_t>(each.count);
+    for (const Choice& each : found.choices) ids += static_cast<size_t>(each.context + each.continuation);
+    CHECK(found.task == "piqa" && choices == found.choices.size() && ids == found.ids.size());
+    for (const int32_t id : found.ids) CHECK(0 <= id && id < found.vocab_size);
+}
+
 // With the checksum of what stands before it: no other text gets past that.
 void read_manifest(std::string_view bytes) {
     std::string text(bytes);
@@ -214,6 +230,7 @@ constexpr Reader table[] = {
     {"tokens", read_tokens},
     {"tokenizer", read_tokenizer},
     {"vocabulary", read_vocabulary},
+    {"questions", read_questions},
     {"manifest", read_manifest},
     {"log", read_log},
     {"gemms", read_gemms},

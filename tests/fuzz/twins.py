@@ -17,6 +17,7 @@ from llamac import hf, plot, profile, tokenizer, vocabulary
 from llamac.config import load_config
 from llamac.data import Loader
 from llamac.errors import InputError
+from llamac.eval import questions
 from llamac.options import parse, read_checkpoint
 
 # In C alone, or with another purpose in C: Python's verdict may be another one, but it is a verdict.
@@ -78,11 +79,19 @@ def _tokenizer(folder: Path, content: bytes) -> None:
     tokenizer.load(_put(folder, "tokenizer.tiktoken", content)).decode([0, 10**9])
 
 
+def _summed(content: bytes) -> bytes:
+    """With the checksum of what stands behind the header."""
+    if len(content) < 64:
+        return content
+    return content[:32] + xxhash.xxh3_64_intdigest(content[64:]).to_bytes(8, "little") + content[40:]
+
+
 def _vocabulary(folder: Path, content: bytes) -> None:
-    if len(content) >= 64:
-        checksum = xxhash.xxh3_64_intdigest(content[64:]).to_bytes(8, "little")
-        content = content[:32] + checksum + content[40:]
-    vocabulary.read(_put(folder, "tokenizer.vocab", content)).decode([-1, 0, 10**9])
+    vocabulary.read(_put(folder, "tokenizer.vocab", _summed(content))).decode([-1, 0, 10**9])
+
+
+def _questions(folder: Path, content: bytes) -> None:
+    questions.read(_put(folder, "piqa.questions", _summed(content)))
 
 
 def _manifest(folder: Path, content: bytes) -> None:
@@ -112,6 +121,7 @@ TWINS: dict[str, Callable[[Path, bytes], None]] = {
     "tokens": _tokens,
     "tokenizer": _tokenizer,
     "vocabulary": _vocabulary,
+    "questions": _questions,
     "manifest": _manifest,
     "log": _log,
     "profile": _profile,

@@ -1,0 +1,148 @@
+#include "train/evaluation.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <span>
+
+#include "core/file.h"
+#include "platform/ranges.h"
+
+namespace llamac {
+namespace {
+
+constexpr int32_t uncounted = -100;  // a target
+
+// Ids that the model reads of a choice, the last `counted` of which have targets.
+struct ChoiceRow {
+    const int32_t* ids;
+    int64_t length, counted;
+};
+
+ChoiceRow row_of(const Questions& q, const Choice& choice, int64_t longest) {
+    const int64_t ids = std::min(choice.context + choice.continuation, longest + 1), length = ids - 1;
+    const int64_t end = choice.first + choice.context + choice.continuation;
+    return {q.ids.data() + (end - ids), length, std::min(choice.continuation, length)};
+}
+
+// Choices that are read in one pass, the first of which is the longest.
+using ChoiceBatch = std::span<const int64_t>;
+
+struct Passes {
+    std::vector<ChoiceRow> rows;  // of all choices
+    std::vector<int64_t> order;   // of choices, the longest first
+    std::vector<ChoiceBatch> batches;
+
+    Passes(const Questions& q, int64_t B, int64_t T) : order(q.choices.size()) {
+        for (const Choice& choice : q.choices) rows.push_back(row_of(q, choice, T));
+        std::iota(order.begin(), order.end(), int64_t{0});
+        std::stable_sort(order.begin(), order.end(),
+                         [&](int64_t a, int64_t b) { return row(a).length > row(b).length; });
+        for (size_t at = 0; at < order.size();) {
+            const auto fit = static_cast<size_t>(B * T / row(order[at]).length);
+            batches.push_back(ChoiceBatch(order).subspan(at, std::min(fit, order.size() - at)));
+            at += batches.back().size();
+        }
+    }
+    const ChoiceRow& row(int64_t choice) const { return rows[static_cast<size_t>(choice)]; }
+};
+
+// What a pass reads and gives, in host memory.
+struct PassBuffers {
+    std::vector<int32_t> tokens, targets;
+    std::vector<float> losses;
+};
+
+void read_batch(Model& model, const Passes& passes, ChoiceBatch batch, PassBuffers& b) {
+    const int64_t T = passes.row(batch[0]).length;
+    const size_t size = batch.size() * static_cast<size_t>(T);
+    b.tokens.assign(size, 0);
+    b.targets.assign(size, uncounted);
+    b.losses.resize(size);
+    for (size_t i = 0; i < batch.size(); i++) {
+        const ChoiceRow& row = passes.row(batch[i]);
+        const int64_t begin = static_cast<int64_t>(i) * T, before = row.length - row.counted;
+        std::copy_n(row.ids, row.length, b.tokens.begin() + begin);
+        std::copy_n(row.ids + before + 1, row.counted, b.targets.begin() + begin + before);
+    }
+    set_batch(model, b.tokens.data(), b.targets.data(), static_cast<int64_t>(batch.size()), T);
+    forward(model);
+    copy_bytes(b.losses.data(), model.activations.losses.data, model.activations.losses.bytes());
+}
+
+void check_questions(const Questions& q, int64_t vocab_size, uint64_t tokenizer_hash) {
+    if (q.vocab_size > vocab_size)
+        fail(q.path, ": expected ids of at most the model's vocabulary of ", vocab_size, ", found one of ",
+             q.vocab_size);
+    if (tokenizer_hash != 0 && q.tokenizer_hash != tokenizer_hash)
+        fail(q.path, ": expected ids of the training data's tokenizer (XXH3_64 ", hex(tokenizer_hash),
+             "), found ", hex(q.tokenizer_hash), "; `python -m llamac.eval --prepare` makes it anew");
+}
+
+}  // namespace
+
+std::vector<Questions> load_questions(const std::string& list, int64_t vocab_size, uint64_t tokenizer_hash) {
+    std::vector<Questions> all = read_questions(list);
+    for (const Questions& each : all) check_questions(each, vocab_size, tokenizer_hash);
+    return all;
+}
+
+std::string checksums(const std::vector<Questions>& all) {
+    std::string text;
+    for (const Questions& each : all) text += (text.empty() ? "" : ", ") + hex(each.checksum);
+    return text.empty() ? "none" : text;
+}
+
+std::vector<double> likelihoods(Model& model, const Questions& questions, const Ranks& ranks,
+                                const std::function<void()>& between) {
+    const Range range("evaluation");
+    const Passes passes(questions, model.options.batch_size, model.options.seq_len);
+    std::vector<double> own(questions.choices.size(), 0.0);
+    PassBuffers buffers;
+    // Weights are gathered by all ranks together: where the passes do not divide, some compute the last one for nothing.
+    const auto count = static_cast<int64_t>(passes.batches.size());
+    for (int64_t first = 0; first < count; first += ranks.count) {
+        const int64_t number = first + ranks.own;
+        const ChoiceBatch batch = passes.batches[static_cast<size_t>(std::min(number, count - 1))];
+        read_batch(model, passes, batch, buffers);
+        const int64_t T = passes.row(batch[0]).length;
+        for (size_t i = 0; number < count && i < batch.size(); i++) {
+            const ChoiceRow& row = passes.row(batch[i]);
+            const auto begin = buffers.losses.begin() + static_cast<int64_t>(i) * T;
+            double& log = own[static_cast<size_t>(batch[i])];
+            for (int64_t t = row.length - row.counted; t < row.length; t++) log -= double{begin[t]};
+        }
+        if (between) between();
+    }
+    if (ranks.count == 1) return own;
+    const std::string bytes(reinterpret_cast<const char*>(own.data()), own.size() * sizeof(double));
+    std::vector<double> all(own.size(), 0.0);
+    for (const std::string& text : ranks.gather(bytes)) {
+        std::memcpy(own.data(), text.data(), text.size());
+        for (size_t i = 0; i < all.size(); i++) all[i] += own[i];
+    }
+    return all;
+}
+
+Score score(const Questions& q, const std::vector<double>& logs) {
+    int64_t right = 0, right_norm = 0;
+    std::vector<double> values, normed;
+    for (const Question& question : q.questions) {
+        values.clear(), normed.clear();
+        for (int64_t i = question.first; i < question.first + question.count; i++) {
+            values.push_back(logs[static_cast<size_t>(i)]);
+            normed.push_back(values.back() / static_cast<double>(q.choices[static_cast<size_t>(i)].length));
+        }
+        const auto is_right = [&](const std::vector<double>& of) {  // of equals, the first
+            return std::max_element(of.begin(), of.end()) - of.begin() == question.right;
+        };
+        right += is_right(values);
+        right_norm += q.has_lengths && is_right(normed);
+    }
+    const auto n = static_cast<double>(q.questions.size());
+    Score found{q.task, static_cast<int64_t>(q.questions.size()), static_cast<double>(right) / n, {}};
+    if (q.has_lengths) found.accuracy_norm = static_cast<double>(right_norm) / n;
+    return found;
+}
+
+}  // namespace llamac

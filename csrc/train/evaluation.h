@@ -1,0 +1,39 @@
+// As in llamac/training/evaluation.py on purpose; tests/test_evaluation.py compares them, and both with llamac.eval.
+//
+// Multiple-choice questions, answered while a run trains: the model takes the choice whose continuation is likeliest
+// behind its context.
+#pragma once
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "model/model.h"
+#include "train/questions.h"
+#include "train/ranks.h"
+
+namespace llamac {
+
+// Shares of the questions that are answered right.
+struct Score {
+    std::string task;
+    int64_t questions;
+    double accuracy;                      // by the likelihood
+    std::optional<double> accuracy_norm;  // by its logarithm, divided by the choice's length
+};
+
+// read_questions(), and Error where the questions are in ids of another tokenizer than `tokenizer_hash` (0: not known), or
+// of a larger vocabulary than the model's.
+std::vector<Questions> load_questions(const std::string& list, int64_t vocab_size, uint64_t tokenizer_hash);
+// Their checksums, which ranks compare.
+std::string checksums(const std::vector<Questions>& all);
+
+// ln of the likelihood of each choice's continuation. A choice longer than the model's seq_len loses its context's begin.
+// The longest come first, as many in a pass as there is room for; the ranks take turns with the passes, and each of them
+// calls this. between: called after each pass.
+std::vector<double> likelihoods(Model& model, const Questions& questions, const Ranks& ranks,
+                                const std::function<void()>& between = {});
+
+Score score(const Questions& questions, const std::vector<double>& likelihoods);
+
+}  // namespace llamac

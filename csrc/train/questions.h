@@ -1,0 +1,40 @@
+// Written twice on purpose: llamac/eval/questions.py has the same; tests/test_readers.py::test_c_and_python_agree.
+//
+// A file of multiple-choice questions in token ids, NAME.questions, as `python -m llamac.eval --prepare` writes it.
+// docs/training.md, "The file of questions", has the format.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace llamac {
+
+// What the model reads, and what it is asked the likelihood of behind that: ids first .. first+context+continuation.
+struct Choice {
+    int64_t first, context, continuation;
+    int64_t length;  // of the text, by which the normalised score divides; 0: the task has no such score
+};
+
+struct Question {
+    int64_t first, count;  // of its choices
+    int64_t right;         // counted from its first
+};
+
+struct Questions {
+    std::string path, task;  // task: the file's name without its end
+    int64_t vocab_size = 0;
+    uint64_t tokenizer_hash = 0;  // as the shards record it
+    uint64_t checksum = 0;
+    bool has_lengths = false;
+    std::vector<Question> questions;
+    std::vector<Choice> choices;
+    std::vector<int32_t> ids;  // [0,vocab_size)
+};
+
+// The content of such a file; Error where it is malformed or damaged.
+Questions parse_questions(std::string_view content, const std::string& path);
+// The files of a list with commas between. Error where two have the same task.
+std::vector<Questions> read_questions(const std::string& list);
+
+}  // namespace llamac
