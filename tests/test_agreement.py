@@ -28,8 +28,10 @@ PRESETS = sorted((ROOT / "configs/models").glob("*.json"))
 TEST_MODELS = sorted((ROOT / "tests/models").glob("*.json"))
 WRITTEN_TWICE = [
     "config",
+    "evaluation",
     "files",
     "flops",
+    "questions",
     "random",
     "sampling",
     "schedule",

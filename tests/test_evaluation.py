@@ -130,7 +130,7 @@ def test_ranks_share_the_questions(train, build, run_flags, tmp_path):
 
 
 @pytest.mark.program
-def test_train_llama3_py_has_the_same(train, run_flags, tmp_path):
+def test_both_programs(train, run_flags, tmp_path):
     """Before the first step, where the weights are the same."""
     train(*run_flags(tmp_path / "c", steps=1))
     train_llama3.train(parse(run_flags(tmp_path / "python", steps=1)))

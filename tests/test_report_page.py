@@ -9,7 +9,7 @@ import threading
 from urllib.parse import unquote
 
 import pytest
-from test_report import HOSTILE, a_run, run_event, start_event, step_event, write
+from report_logs import HOSTILE, a_run, run_event, start_event, step_event, write
 
 from llamac.report import content, page, serve
 from llamac.report.log import read

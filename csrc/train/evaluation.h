@@ -1,4 +1,4 @@
-// As in llamac/training/evaluation.py on purpose; tests/test_evaluation.py compares them, and both with llamac.eval.
+// Written twice on purpose: llamac/training/evaluation.py has the same; test_evaluation.py::test_both_programs.
 //
 // Multiple-choice questions, answered while a run trains: the model takes the choice whose continuation is likeliest
 // behind its context.

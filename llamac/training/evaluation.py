@@ -1,4 +1,4 @@
-"""As in csrc/train/evaluation.cpp on purpose; tests/test_evaluation.py compares them, also with llamac.eval.
+"""Written twice on purpose: csrc/train/evaluation.cpp has the same; test_evaluation.py::test_both_programs.
 
 Multiple-choice questions, answered while a run trains.
 """
