@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/file.h"
+#include "core/json.h"
 #include "platform/error.h"
 
 namespace llamac {

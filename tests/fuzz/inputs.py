@@ -340,7 +340,8 @@ def words() -> dict[str, set[str]]:
         "-1",
         "1e9",
     }
-    found["tokens"] = {"\x00\x01", "\xff\xff\xff\xff"}
+    for reader in ("tokens", "vocabulary", "questions"):
+        found[reader] = {"\x00\x01", "\xff\xff\xff\xff"}
     found["tokenizer"] = {"+", "= 256\n", "== 257\n", "\r\n"}
     return found
 
