@@ -6,7 +6,7 @@
 // gradient of qkv as it enters a product. steps: shows what follows so many optimizer steps, weights included.
 #include <deque>
 
-#include "model/model.h"
+#include "model/optimizer.h"
 #include "train/model_options.h"
 
 using namespace llamac;

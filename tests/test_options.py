@@ -270,6 +270,18 @@ def test_what_a_wheel_carries(tmp_path):
     assert len(names) == len(set(names))
 
 
+def test_an_editable_installation_adds_the_checkout_alone(tmp_path):
+    """Not the folder beside it, whose modules would be everybody's."""
+    pytest.importorskip("scikit_build_core")
+    build = "from scikit_build_core.build import build_editable; import sys; "
+    build += "build_editable(sys.argv[1], {'wheel.cmake': 'false'})"
+    subprocess.run([sys.executable, "-c", build, tmp_path], cwd=ROOT, check=True)
+    (wheel,) = tmp_path.glob("llamac-*.whl")
+    with zipfile.ZipFile(wheel) as files:
+        (path,) = (files.read(name).decode() for name in files.namelist() if name.endswith(".pth"))
+    assert [line for line in path.splitlines() if line and not line.startswith("import ")] == [str(ROOT)]
+
+
 def test_every_preset_has_a_run_configuration():
     configurations = {parse(["--config", str(path)]).model for path in (ROOT / "configs").glob("*.toml")}
     assert set(presets()) <= configurations

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "model/exchange.h"
+#include "model/optimizer.h"
 #include "ops/operations.h"
 #include "platform/ranges.h"
 
@@ -505,108 +506,6 @@ void forward_backward(Model& m, bool first, double scale, bool last) {
     if (m.options.skip_nonfinite && last) sum_over_ranks(m, m.loss_squares);
     backward_trunk(m, pass);
     join_exchanges(m);
-}
-
-void set_step(Model& m, const float* lr, const int32_t* step) {
-    copy_bytes_async(m.context, m.lr.data, lr, sizeof *lr);
-    copy_bytes_async(m.context, m.step.data, step, sizeof *step);
-}
-
-OptimizerState optimizer_state(const Parameters& p, const Parameter& parameter, int64_t first,
-                               int64_t count) {
-    const auto of = [&](const Tensor& buffer) {
-        return buffer.data ? p.part(buffer, parameter, first, count) : Tensor{};
-    };
-    return {of(p.weights), of(p.master), of(p.m), of(p.v)};
-}
-
-void sum_squares(Model& m) {
-    const Parameters& p = m.parameters;
-    if (p.sharding.group == 1)
-        return global_norm(m.context, {.squares = m.squares, .x = p.gradients, .accumulate = false});
-    bool first = true;
-    for (const Segment& segment : p.segments)
-        for (const Placement& placement : segment.placements) {
-            global_norm(m.context,
-                        {.squares = m.squares, .x = p.own(p.gradients, placement), .accumulate = !first});
-            first = false;
-        }
-    sum_over_shards(m, m.squares);
-}
-
-void update(Model& m, const Parameter& parameter, int64_t first, const OptimizerState& state,
-            const AdamW& adamw, uint64_t seed) {
-    const Parameters& p = m.parameters;
-    const int64_t count = state.m.shape[0];
-    llamac::adamw(m.context, {.weight = state.weight.data ? state.weight : p.passing_weights(count),
-                              .master = state.master,
-                              .m = state.m,
-                              .v = state.v,
-                              .grad = p.part(p.gradients, parameter, first, count),
-                              .squares = m.squares,
-                              .lr = m.lr,
-                              .step = m.step,
-                              .guard = m.loss_squares,
-                              .beta1 = adamw.beta1,
-                              .beta2 = adamw.beta2,
-                              .eps = adamw.eps,
-                              .weight_decay = parameter.group.decays ? adamw.weight_decay : 0.0,
-                              .grad_clip = adamw.grad_clip,
-                              .seed = seed,
-                              .stream = parameter.stream,
-                              .offset = first});
-}
-
-// A whole parameter, whose new value the next forward pass reads as codes.
-static void update_and_quantize(Model& m, const Parameter& parameter, const UpdatedCodes& codes,
-                                const AdamW& adamw, uint64_t seed) {
-    const Parameters& p = m.parameters;
-    const int64_t K = parameter.shape[0], C = parameter.shape[1];
-    const auto matrix = [&](const Tensor& flat) { return flat.data ? reshape(flat, {K, C}) : Tensor{}; };
-    const OptimizerState state = optimizer_state(p, parameter, 0, K * C);
-    adamw_quantize(m.context, {.out = codes.rows,
-                               .transposed = codes.transposed,
-                               .amax = codes.amax,
-                               .saturated = codes.saturated,
-                               .weight = matrix(state.weight),
-                               .master = matrix(state.master),
-                               .m = matrix(state.m),
-                               .v = matrix(state.v),
-                               .grad = matrix(p.part(p.gradients, parameter, 0, K * C)),
-                               .squares = m.squares,
-                               .lr = m.lr,
-                               .step = m.step,
-                               .scale = codes.scale,
-                               .guard = m.loss_squares,
-                               .beta1 = adamw.beta1,
-                               .beta2 = adamw.beta2,
-                               .eps = adamw.eps,
-                               .weight_decay = parameter.group.decays ? adamw.weight_decay : 0.0,
-                               .grad_clip = adamw.grad_clip,
-                               .seed = seed,
-                               .stream = parameter.stream});
-}
-
-void optimizer_step(Model& m, const AdamW& adamw, uint64_t seed) {
-    const std::vector<Parameter>& table = m.parameters.table;
-    fork_exchanges(m);
-    sum_squares(m);
-    update_fp8_scales(m);
-    for (size_t i = 0; i < table.size(); i++) {
-        const auto [first, count] = m.parameters.held(m.parameters.m, table[i]);
-        if (const std::optional<UpdatedCodes> codes = updated_codes(m, table[i]))
-            update_and_quantize(m, table[i], *codes, adamw, seed);
-        else if (count > 0)
-            update(m, table[i], first, optimizer_state(m.parameters, table[i], first, count), adamw, seed);
-        if (i + 1 == table.size() || table[i + 1].segment != table[i].segment)
-            exchange_updated_weights(m, table[i].segment);
-    }
-    join_exchanges(m);
-    finish_fp8_update(m);
-}
-
-double grad_norm(double squares) {
-    return static_cast<float>(std::sqrt(squares));
 }
 
 double mean(const float* losses, int64_t count) {

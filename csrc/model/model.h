@@ -1,4 +1,4 @@
-// Llama: forward, backward, optimizer step. docs/architecture.md follows one step.
+// Llama: memory, forward, backward. docs/architecture.md follows one step.
 #pragma once
 #include <array>
 #include <functional>
@@ -30,10 +30,6 @@ struct ModelOptions {
     std::optional<Fp8Options> fp8 = {};  // none: products in the storage type
     bool training = true;                // false: weights and forward passes alone
     CacheSize cache = {};                // of sequences that are gone on with; none where it has no positions
-};
-
-struct AdamW {
-    double beta1, beta2, eps, weight_decay, grad_clip;
 };
 
 struct Model {
@@ -95,25 +91,7 @@ void forward(Model& model);
 // The same, and the gradients of scale * their mean. first, last: of the micro-batches of an optimizer step. The first
 // writes the gradients, the others add to them; after the last they are sums over the ranks.
 void forward_backward(Model& model, bool first, double scale, bool last = true);
-// Sets model.lr and model.step; step = 1, 2, ...
-void set_step(Model& model, const float* lr, const int32_t* step);
-// model.squares, the sum over all gradients before clipping, and one AdamW step. Ranks end with the same weights.
-void optimizer_step(Model& model, const AdamW& adamw, uint64_t seed);
 
-// What AdamW writes of a parameter: [count] each; weight and master have no data where they are not kept.
-struct OptimizerState {
-    Tensor weight, master, m, v;
-};
-// Elements first .. first+count of a parameter, of those whose moments this rank holds.
-OptimizerState optimizer_state(const Parameters& p, const Parameter& parameter, int64_t first, int64_t count);
-// model.squares as above.
-void sum_squares(Model& model);
-// AdamW on the elements of a parameter from `first` on that lie in `state`; reads their gradients and model.squares.
-void update(Model& model, const Parameter& parameter, int64_t first, const OptimizerState& state,
-            const AdamW& adamw, uint64_t seed);
-
-// The norm of the gradients, as AdamW rounds it, from the sum of their squares.
-double grad_norm(double squares);
 // Of losses [count] in host memory. Does not wait.
 double mean(const float* losses, int64_t count);
 // These wait.

@@ -159,9 +159,9 @@ std::string FolderLock::read_owner() const {
     return "process " + field("pid") + " on " + field("host") + ", started " + field("started");
 }
 
-std::optional<FolderLock> lock_for_save(const OpenFolder& parent, const std::string& name) {
-    if (!step_of(name) && !parent.has(FolderLock::name)) return std::nullopt;
-    return std::optional<FolderLock>(std::in_place, parent);
+std::unique_ptr<FolderLock> lock_for_save(const OpenFolder& parent, const std::string& name) {
+    if (!step_of(name) && !parent.has(FolderLock::name)) return nullptr;
+    return std::make_unique<FolderLock>(parent);
 }
 
 OutputFolder::OutputFolder(const std::string& out, bool is_owner) : path(out) {

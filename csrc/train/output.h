@@ -1,5 +1,6 @@
 // The output folder of a run: it has one owner at a time, stays the folder that it was, and is made ready for the run.
 #pragma once
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -35,8 +36,8 @@ struct FolderLock {
 };
 
 // The lock, for a checkpoint that is written as `name` beside others: where the name is a checkpoint's, or a run has
-// been in this folder. Nothing for the folders of other files, into which no run writes.
-std::optional<FolderLock> lock_for_save(const OpenFolder& parent, const std::string& name);
+// been in this folder. Null for the folders of other files, into which no run writes.
+std::unique_ptr<FolderLock> lock_for_save(const OpenFolder& parent, const std::string& name);
 
 // For the whole of a run. Only its owner writes into the folder, moves things aside and removes leftovers.
 struct OutputFolder {

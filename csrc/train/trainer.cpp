@@ -8,15 +8,11 @@
 #include <sstream>
 
 #include "core/library_gemm.h"
-#include "core/registry.h"
-#include "model/exchange.h"
 #include "ops/adamw.h"
 #include "platform/ranges.h"
 #include "train/memory.h"
 #include "train/model_options.h"
-#include "train/output.h"
 #include "train/resume.h"
-#include "train/usage.h"
 #include "train/warnings.h"
 
 namespace llamac {
@@ -132,18 +128,13 @@ ModelOptions verifiable_model_options(const Config& config, const Options& o, co
     return model_options(with_fp8_weights(config, o, ranks.count), ranks.own, ranks.count);
 }
 
-void warn(Trainer& t, const std::string& line) {
-    if (!line.empty()) t.warnings += (t.warnings.empty() ? "" : "\n") + line;
-}
-
 void set_initial_weights(Trainer& t) {
     const Options& o = t.options;
-    if (o.resume == "auto")
-        warn(t, "--resume auto: no checkpoint in " + o.out + ": the run begins at step 0");
+    if (o.resume == "auto") t.warn("--resume auto: no checkpoint in " + o.out + ": the run begins at step 0");
     if (o.init == "load") return load_weights(t.model.parameters, o.model);
     std::error_code none;  // what cannot be looked at is no directory
     if (std::filesystem::is_directory(o.model, none) && !holds_weights(o.model))
-        warn(t, "--model " + o.model + ": the directory has no weights: the initial ones are random");
+        t.warn("--model " + o.model + ": the directory has no weights: the initial ones are random");
     initialize(t.model.parameters, t.config, static_cast<uint64_t>(o.seed));
 }
 
@@ -158,8 +149,8 @@ void resume_data(Trainer& t, const Manifest& manifest) {
         fail("--data-skip ", t.data_skip, ": expected at least ", before, ", which ", t.resumed_from,
              " has left out; without the flag they stay left out");
     if (t.data_skip > before)
-        warn(t, t.resumed_from + ": the data goes on " + std::to_string(t.data_skip - before) +
-                    " sequences further than the checkpoint's");
+        t.warn(t.resumed_from + ": the data goes on " + std::to_string(t.data_skip - before) +
+               " sequences further than the checkpoint's");
     t.data_skip = std::max(t.data_skip, before);
 }
 
@@ -171,24 +162,16 @@ void resume(Trainer& t, const Manifest& manifest) {
     if (config_json(saved, dtype) != config_json(t.config, dtype))
         fail(t.resumed_from, "/config.json: is not the model that --model ", t.options.model, " means");
     if (const std::string not_taken = t.model.gemms.use(manifest.gemms); !not_taken.empty())
-        warn(t, t.resumed_from + ": the matrix products' choices are " + not_taken + ": other bits");
+        t.warn(t.resumed_from + ": the matrix products' choices are " + not_taken + ": other bits");
     if (const std::string changed = changed_flags(manifest, t.options, t.train ? t.train->sequences : 0);
         !changed.empty())
-        warn(t, t.resumed_from + ": goes on with other settings: " + changed);
+        t.warn(t.resumed_from + ": goes on with other settings: " + changed);
     resume_data(t, manifest);
     load_weights(t.model.parameters, t.resumed_from);
     const std::vector<std::string> states = files_of(manifest, "optimizer", t.resumed_from);
     load_optimizer(t.model.parameters, states);
     if (manifest.step > 0) load_fp8(t.model, states[0]);
     t.step = manifest.step;
-}
-
-// A file of tensors whose data lies in a copy, one behind another.
-std::function<void(FileWriter&)> writing_copy(const std::vector<NamedTensor>& tensors, const char* copy) {
-    return [tensors, copy](FileWriter& file) {
-        const SafetensorsWriter header(file, tensors);
-        file.write(copy, copy_row(tensors).bytes);
-    };
 }
 
 }  // namespace
@@ -232,7 +215,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
     }
     if (train)
         for (const std::string& line : run_warnings(o, config, *train, tokens_per_step() / o.seq_len))
-            warn(*this, line);
+            warn(line);
     if (o.verify_every > 0) verifier.emplace(model, accumulation, adamw(), static_cast<uint64_t>(o.seed));
     if (o.dry_run) return;
     check_memory(model, o);  // before the host's is taken, too
@@ -241,12 +224,12 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
         staging.emplace_back(tokens_per_rank(), model.options.document_mask,
                              verifier ? verifier->hash_count() : 0, model.fp8 ? model.fp8->slots : 0);
     while (ends.size() <= staging.size()) ends.emplace_back();
-    warn(*this, take_gemm_choices(model.gemms, o));
+    warn(take_gemm_choices(model.gemms, o));
     const ResumePoint point = find_checkpoint(o.out, o.resume);
     resumed_from = point.directory;
     for (const DamagedName& each : point.damaged) {
         damaged.push_back(each.name);
-        warn(*this, "--resume auto: " + each.name + " is damaged: " + each.reason);
+        warn("--resume auto: " + each.name + " is damaged: " + each.reason);
     }
     if (point.manifest)
         resume(*this, *point.manifest);
@@ -262,6 +245,10 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
                 forward_backward(model, first, scale * loss_scale, last);
             };
     optimizer.work = [this] { optimizer_step(model, adamw(), static_cast<uint64_t>(options.seed)); };
+}
+
+void Trainer::warn(const std::string& line) {
+    if (!line.empty()) warnings += (warnings.empty() ? "" : "\n") + line;
 }
 
 std::vector<std::pair<std::string, std::string>> Trainer::facts() const {
@@ -462,184 +449,6 @@ std::vector<Saturated> Trainer::saturated_tensors(const int32_t* counts) const {
 double Trainer::mean_over_ranks(double number) const {
     const std::vector<double> numbers = ranks.gather(number);
     return std::accumulate(numbers.begin(), numbers.end(), 0.0) / static_cast<double>(ranks.count);
-}
-
-Manifest Trainer::manifest() const {
-    CHECK(in_flight() == 0);
-    Manifest m = describe_run(options, ranks.count, step);
-    m.data_position += data_skip;
-    m.config["data-skip"] = data_skip;
-    for (const Operation* op : operations())
-        if (const auto* chosen = model.kernels.of(*op))
-            for (const Variant* v : *chosen) {
-                std::string& names = m.kernels[op->name];
-                names += std::string(names.empty() ? "" : ",") + v->name;
-            }
-    m.gemms = model.gemms.choices();
-    m.sequences = train ? train->sequences : 0;
-    return m;
-}
-
-void Trainer::visit_weights(
-    const std::function<void(const Parameter& parameter, const Tensor& weight)>& visit) {
-    const Parameters& p = model.parameters;
-    model.gathered = {};
-    for (const Parameter& parameter : p.table) {
-        gather_weights(model, parameter.segment, -1);
-        if (model.options.sharding.shares_weights()) {
-            const Event gathered;
-            gathered.record(model.stream.handle);
-            gathered.wait();
-        }
-        visit(parameter, p.weight(parameter));
-    }
-}
-
-int64_t Trainer::writer_of(const Parameter& parameter) const {
-    return model.parameters.writer_of(parameter, ranks.count);
-}
-
-std::vector<NamedTensor> Trainer::own_weights() const {
-    std::vector<NamedTensor> own;
-    for (const Parameter& parameter : model.parameters.table)
-        if (writer_of(parameter) == ranks.own)
-            own.push_back({parameter.name, model.parameters.weight(parameter)});
-    return own;
-}
-
-void Trainer::write_weights(FileWriter& file) {
-    const std::vector<NamedTensor> own = own_weights();
-    // Where weights are shared, all ranks take part in gathering them, also one that cannot write its own.
-    std::optional<SafetensorsWriter> writer;
-    std::exception_ptr error;
-    const auto attempt = [&](const auto& write) {
-        try {
-            if (!error) write();
-        } catch (const Error&) {
-            error = std::current_exception();
-        }
-    };
-    attempt([&] { writer.emplace(file, own); });
-    visit_weights([&](const Parameter& parameter, const Tensor& weight) {
-        if (writer_of(parameter) == ranks.own) attempt([&] { writer->write(weight); });
-    });
-    if (error) std::rethrow_exception(error);
-}
-
-// transformers finds the ranks' files by it.
-std::string Trainer::index_text() const {
-    nlohmann::ordered_json index;
-    int64_t bytes = 0;
-    for (const Parameter& parameter : model.parameters.table)
-        bytes += parameter.elements() * size_of(model.options.precision.weights);
-    index["metadata"]["total_size"] = bytes;
-    for (const Parameter& parameter : model.parameters.table)
-        index["weight_map"][parameter.name] = shard_name("model", ranks, writer_of(parameter));
-    return index.dump(2) + "\n";
-}
-
-std::vector<NamedTensor> Trainer::own_optimizer_tensors() const {
-    std::vector<NamedTensor> tensors = optimizer_tensors(model.parameters);
-    if (ranks.is_first())
-        for (const NamedTensor& each : fp8_tensors(model)) tensors.push_back(each);
-    return tensors;
-}
-
-std::vector<CheckpointFile> Trainer::files(const char* copy) {
-    std::vector<CheckpointFile> files;
-    const std::vector<NamedTensor> weights = own_weights(), optimizer_state = own_optimizer_tensors();
-    const std::optional<int64_t> rank = ranks.count > 1 ? std::optional(ranks.own) : std::nullopt;
-    if (ranks.is_first())
-        files.push_back(
-            text_file("config.json", "config", config_json(config, model.options.precision.weights)));
-    const std::string weights_name = shard_name("model", ranks, ranks.own),
-                      optimizer_name = shard_name("optimizer", ranks, ranks.own);
-    if (copy) {
-        files.push_back({weights_name, "weights", rank, writing_copy(weights, copy)});
-        files.push_back({optimizer_name, "optimizer", rank,
-                         writing_copy(optimizer_state, copy + copy_row(weights).bytes)});
-    } else {
-        files.push_back({weights_name, "weights", rank, [this](FileWriter& file) { write_weights(file); }});
-        files.push_back({optimizer_name, "optimizer", rank,
-                         [optimizer_state](FileWriter& file) { write_safetensors(file, optimizer_state); }});
-    }
-    if (!ranks.is_first()) return files;
-    if (ranks.count > 1) files.push_back(text_file("model.safetensors.index.json", "index", index_text()));
-    for (const CarriedFile& file : carried) files.push_back(text_file(file.name, file.role, file.text));
-    return files;
-}
-
-std::string Trainer::save(const OpenFolder& out) {
-    const Range range("checkpoint");
-    return write_checkpoint(out, options.keep_checkpoints, manifest(), files(), written, ranks);
-}
-
-bool Trainer::saves_async() const {
-    const bool asked = options.checkpoint_async == "auto" ? model.context.backend == Backend::device
-                                                          : options.checkpoint_async == "on";
-    return asked && options.checkpoint_every > 0 && options.checkpoint_every < options.steps;
-}
-
-std::vector<NamedTensor> Trainer::state() const {
-    std::vector<NamedTensor> state = own_weights();
-    const std::vector<NamedTensor> rest = own_optimizer_tensors();
-    state.insert(state.end(), rest.begin(), rest.end());
-    return state;
-}
-
-void Trainer::prepare_async_saves() {
-    if (!saves_async()) return;
-    const int64_t bytes = copy_row(state()).bytes;
-    const double needed = static_cast<double>(bytes * ranks.on_this_host()) / (1 << 30),
-                 available = available_memory_gib();
-    ranks.barrier();  // nobody takes any before all have looked
-    std::unique_ptr<PinnedMemory<char>> copy;
-    std::string why;
-    try {
-        // What is left is the system's, and the cache's of what is written.
-        if (constexpr double share = 0.9; available > 0 && needed > share * available)
-            fail("memory: the host has ", available, " GiB available, ", needed, " GiB are needed");
-        copy = std::make_unique<PinnedMemory<char>>(bytes);
-    } catch (const Error& error) {
-        why = error.what();
-    }
-    const std::vector<std::string> reasons = ranks.gather(why);
-    for (size_t rank = 0; rank < reasons.size(); rank++)
-        if (!reasons[rank].empty())
-            return warn(*this, "--checkpoint-async: no copy of the state on rank " + std::to_string(rank) +
-                                   ": " + reasons[rank] +
-                                   "; training stands still while a checkpoint is written");
-    async.emplace(ranks, std::move(copy), options.collective_timeout);
-}
-
-void Trainer::start_save(const OpenFolder& out) {
-    const Range range("checkpoint");
-    char* to = async->copy->data;
-    const auto copy = [&](const Tensor& tensor) {
-        copy_bytes_async(model.context, to, tensor.data, tensor.bytes());
-        to += tensor.bytes();
-    };
-    visit_weights([&](const Parameter& parameter, const Tensor& weight) {
-        if (writer_of(parameter) == ranks.own) copy(weight);
-    });
-    for (const NamedTensor& each : own_optimizer_tensors()) copy(each.tensor);
-    const Event copied;
-    copied.record(model.stream.handle);
-    copied.wait();
-    async->start([this, &out, manifest = manifest(), files = files(async->copy->data), progress = written] {
-        return write_checkpoint(out, options.keep_checkpoints, manifest, files, progress, async->writers);
-    });
-}
-
-void Trainer::save_to(const std::string& directory) {
-    std::optional<OpenFolder> parent;
-    std::unique_ptr<std::optional<FolderLock>> lock;
-    ranks.together([&] {
-        parent.emplace(parent_of(directory));
-        if (ranks.is_first())
-            lock.reset(new std::optional<FolderLock>(lock_for_save(*parent, name_of(directory))));
-    });
-    write_checkpoint_to(*parent, name_of(directory), manifest(), files(), written, ranks);
 }
 
 }  // namespace llamac

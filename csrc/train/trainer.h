@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "model/model.h"
+#include "model/optimizer.h"
 #include "platform/stream.h"
 #include "train/async_saves.h"
 #include "train/carried_files.h"
@@ -45,7 +45,8 @@ struct Trainer {
     Model model;
     int64_t step = 0;  // steps started
     bool replays;  // launches are recorded in graphs, which later steps replay, but where runs are observed
-    std::string warnings;  // a line for each thing that was not taken over or looks wrong
+    std::string warnings;                // a line for each thing that was not taken over or looks wrong
+    void warn(const std::string& line);  // adds the line to them; "" adds none
 
     // Between micro-batches, batches of validation and evaluation, and tokens of samples, each of them done. What it throws ends the
     // call: an optimizer step is abandoned then, and the trainer is as after the step before, once that is finished.

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "model/model.h"
+#include "model/optimizer.h"
 
 namespace llamac {
 
