@@ -1,12 +1,15 @@
 """install_torch.py [PIP ARGUMENT...]: PyTorch for the tests, into the environment that runs this.
 
-A PyTorch that is there is kept: pip would replace a ROCm build by a CUDA one. Otherwise, on a machine with an
-NVIDIA GPU, PyPI's build for CUDA. Elsewhere the build for CPUs, from the indexes that pip is configured with
-or from PyTorch's own; where neither has it, PyPI's build, which is larger and computes on a CPU as well. The
-arguments replace this choice. Before the download, one line says what comes from where and how large it is.
+A PyTorch that is there is kept: pip would replace a ROCm build by a CUDA one. Otherwise, on a machine with
+an NVIDIA GPU, PyPI's build for CUDA; with an AMD GPU and ROCm, PyTorch's for this ROCm. Elsewhere, or where
+there is none for it, the build for CPUs, from the indexes that pip is configured with or from PyTorch's
+own; where neither has it, PyPI's build, which is larger and computes on a CPU as well. Arguments replace
+the choice. Before the download, one line says what comes from where and how large it is.
 """
 
 import json
+import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,7 +20,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 VERSION, OLDEST = "2.13.0", (2, 11)
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+INDEX = "https://download.pytorch.org/whl"  # PyTorch's own: a folder for each build
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 
 
@@ -26,14 +29,25 @@ def platform() -> str:
     return subprocess.run([script], check=True, capture_output=True, text=True).stdout.strip()
 
 
+def rocm() -> str | None:
+    """MAJOR.MINOR of the ROCm that is installed."""
+    file = Path(os.environ.get("ROCM_PATH", "/opt/rocm"), ".info/version")
+    found = re.match(r"\d+\.\d+", file.read_text()) if file.is_file() else None
+    return found and found[0]
+
+
 def choices() -> list[list[str]]:
     """Arguments of pip, the preferred first."""
     small, any_build = f"torch=={VERSION}+cpu", f"torch=={VERSION}"
     # One attempt: an index that is out of reach is no reason to wait.
-    index = ["--extra-index-url", CPU_INDEX, "--retries", "0", "--timeout", "10"]
-    if platform() == "nvidia":
+    index = ["--extra-index-url", f"{INDEX}/cpu", "--retries", "0", "--timeout", "10"]
+    found = platform()
+    if found == "nvidia":
         return [[any_build]]
-    return [[small], [small, *index], [any_build]]
+    release = rocm() if found == "amd" else None
+    # The index of a ROCm has the versions that were built for it.
+    newest = [f"torch>={'.'.join(map(str, OLDEST))}", "--index-url", f"{INDEX}/rocm{release}"]
+    return [*([newest] if release else []), [small], [small, *index], [any_build]]
 
 
 def plan(arguments: list[str]) -> list[dict] | None:

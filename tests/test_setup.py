@@ -148,11 +148,22 @@ def test_the_download_is_described(tmp_path):
 @pytest.mark.parametrize("platform, first", [("cpu", "+cpu"), ("amd", "+cpu"), ("nvidia", "")])
 def test_which_build_is_preferred(platform, first, monkeypatch):
     monkeypatch.setattr(install_torch, "platform", lambda: platform)
+    monkeypatch.setenv("ROCM_PATH", "/none")
     wanted = [choice[0] for choice in install_torch.choices()]
     assert (
         wanted[0] == f"torch=={install_torch.VERSION}{first}"
         and wanted[-1] == f"torch=={install_torch.VERSION}"
     )
+
+
+def test_the_build_for_a_rocm_that_is_installed(tmp_path, monkeypatch):
+    monkeypatch.setattr(install_torch, "platform", lambda: "amd")
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path))
+    (tmp_path / ".info").mkdir()
+    (tmp_path / ".info/version").write_text("7.0.2-56\n")
+    first, second, *_ = install_torch.choices()
+    assert first == ["torch>=2.11", "--index-url", f"{install_torch.INDEX}/rocm7.0"]
+    assert second == [f"torch=={install_torch.VERSION}+cpu"]
 
 
 def run(monkeypatch, arguments: list[str], offered: dict[str, str]) -> tuple[int, list[str]]:
