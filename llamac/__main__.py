@@ -20,6 +20,7 @@ COMMANDS = {
     "profile OUT": "where the time of a run with --profile went, and what to do next",
     "bench": "llamac.ops beside PyTorch eager, torch.compile and Liger: tables, JSON, charts",
     "doctor": "what is installed, whether it fits together, and what to do if not",
+    "completion bash|zsh": "completion of commands and flags, for the shell to evaluate",
 }
 
 

@@ -117,6 +117,26 @@ def command(*arguments, code=0, cwd=ROOT, **variables) -> subprocess.CompletedPr
     return done
 
 
+@pytest.mark.parametrize(
+    "line, found",
+    [
+        (["llamac", "ev"], ["eval"]),
+        (["llamac", "generate", "--to"], ["--tokens", "--top-k", "--top-p"]),
+        (["llamac", "train", "--grad-d"], ["--grad-dtype"]),
+        (["./train_llama3", "--batch"], ["--batch-size"]),
+        (["llamac", "plot", "ou"], []),  # files are the shell's
+    ],
+)
+def test_completion_in_bash(line, found, build):
+    words = " ".join(f"'{word}'" for word in line)
+    ask = f'eval "$(llamac completion bash)"; COMP_WORDS=({words}); COMP_CWORD={len(line) - 1}; _llamac; '
+    ask += 'printf "%s\\n" "${COMPREPLY[@]}"'
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(["bash", "-c", ask], cwd=build, env=os.environ | {"PATH": path}, text=True,
+                          capture_output=True, check=True)  # fmt: skip
+    assert done.stdout.split() == found and not done.stderr
+
+
 def test_commands_of_the_package():
     """Every module of llamac that runs as a command, and train."""
     found = set(re.findall(r"^  llamac (\w+)", command().stdout, re.MULTILINE))

@@ -1,0 +1,42 @@
+"""`llamac completion bash|zsh`: completion of commands, flags and files, for the shell to evaluate."""
+
+import argparse
+
+from llamac.__main__ import COMMANDS
+
+# The flags are those that --help names, so they need no list here.
+_FUNCTION = """\
+_llamac() {
+    local word="${COMP_WORDS[COMP_CWORD]}" program="${COMP_WORDS[0]}" words="" flag='--[a-z][a-z0-9-]*'
+    if [ "${program##*/}" = train_llama3 ]; then
+        case "$word" in -*) words=$("$program" --help 2>/dev/null | grep -oE -- "$flag" | sort -u) ;; esac
+    elif [ "$COMP_CWORD" = 1 ]; then
+        words="%s"
+    else
+        case "$word" in
+            -*) words=$("$program" "${COMP_WORDS[1]}" --help 2>/dev/null | grep -oE -- "$flag" | sort -u) ;;
+        esac
+    fi
+    COMPREPLY=($(compgen -W "$words" -- "$word"))
+}
+complete -o default -F _llamac llamac train_llama3
+"""
+_BEFORE = {"bash": "", "zsh": "autoload -U +X bashcompinit && bashcompinit\n"}
+
+
+def script(shell: str) -> str:
+    return _BEFORE[shell] + _FUNCTION % " ".join(command.split()[0] for command in COMMANDS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="llamac completion",
+        description='Print the completion of a shell: eval "$(llamac completion bash)" in ~/.bashrc; '
+        'eval "$(llamac completion zsh)" in ~/.zshrc, after compinit.',
+    )
+    parser.add_argument("shell", choices=list(_BEFORE))
+    print(script(parser.parse_args().shell), end="")
+
+
+if __name__ == "__main__":
+    main()
