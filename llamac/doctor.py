@@ -392,11 +392,20 @@ def report(lines: Iterable[Line], write: Callable[[str], object] = print) -> int
 
 
 def main(arguments: list[str] | None = None) -> int:
-    argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m llamac.doctor",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    ).parse_args(arguments)
+    )
+    parser.add_argument(
+        "--preflight",
+        action="store_true",
+        help="examine the machine instead: settings, devices, links, measured rates beside published ones",
+    )
+    if parser.parse_args(arguments).preflight:
+        from llamac import preflight
+
+        return report(preflight.examine())
     return report(examine())
 
 

@@ -19,19 +19,26 @@ def published() -> dict[str, dict]:
     return {name: row for row in table["device"] for name in row["names"]}
 
 
+def published_rates(device: str) -> dict[str, float]:
+    """Of a GPU, in the share of it that this process has: TFLOP/s by the operands' type, and "gbps" of
+    its memory; those that are known.
+    """
+    properties = torch.cuda.get_device_properties(device)
+    row = published().get(properties.name)
+    if row is None:
+        return {}
+    share = min(1.0, properties.multi_processor_count / row["multiprocessors"])
+    rates = row["tflops"] | ({"gbps": row["gbps"]} if "gbps" in row else {})
+    return {what: rate * share for what, rate in rates.items()}
+
+
 def peak_tflops(device: str, dtype: torch.dtype) -> float | None:
     """TFLOP/s of matrix products of this type: a GPU's published ones, in the share of the device that this
     process has, None where they are not known; the CPU's of a 1024^3 product in f32.
     """
     if device == "cpu":
         return _measured_tflops()
-    properties = torch.cuda.get_device_properties(device)
-    row = published().get(properties.name)
-    name = dtype_row(dtype).name
-    if row is None or name not in row["tflops"]:
-        return None
-    share = properties.multi_processor_count / row["multiprocessors"]
-    return row["tflops"][name] * min(1.0, share)
+    return published_rates(device).get(dtype_row(dtype).name)
 
 
 def _measured_tflops() -> float:

@@ -1,0 +1,443 @@
+"""`python -m llamac.doctor --preflight`: whether a machine is set up to train at its speed.
+
+The host's settings, environment variables that slow a run down, each device's state (partitions, power limit,
+temperature, memory errors, links), and measured rates beside those that are published
+(configs/tables/devices.toml). docs/mi300x.md names the sources of what is expected.
+"""
+
+import os
+import re
+import resource
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import combinations, permutations
+from pathlib import Path
+from types import ModuleType
+
+from llamac.doctor import Line, failed
+
+GIB = 1 << 30
+# Shares of a published rate below which something is wrong: well under what an idle device reaches.
+LEAST_COPY, LEAST_PRODUCT = 0.6, 0.35
+LEAST_BETWEEN_DEVICES = 20  # 10^9 bytes per second; a copy through the host's memory is slower
+
+# Variables that make every launch or copy wait, with the value that does not.
+SLOW = {
+    "AMD_SERIALIZE_KERNEL": "0", "AMD_SERIALIZE_COPY": "0", "HIP_LAUNCH_BLOCKING": "0",
+    "CUDA_LAUNCH_BLOCKING": "0", "HSA_ENABLE_SDMA": "1", "NCCL_P2P_DISABLE": "0", "NCCL_SHM_DISABLE": "0",
+    "HSA_ENABLE_PEER_SDMA": "1",
+}  # fmt: skip
+# Others that a reader of the result wants to know, where they are set.
+TOLD = re.compile(r"(HSA|HIP|ROCR?|AMD|GPU|RCCL|NCCL|CUDA|OMP|KMP|GOMP)_\w+|PYTORCH_\w*ALLOC_CONF")
+
+
+def _run(*command: str) -> str:
+    """What a command prints; "" where there is none, or it fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where facts are read: this machine, or files that look like one."""
+
+    root: Path = Path("/")
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    run: Callable[..., str] = _run
+
+    def text(self, path: str | Path) -> str:
+        """Of a file below the root; "" where it cannot be read."""
+        try:
+            return (self.root / path).read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            return ""
+
+
+# ---- the host
+
+
+def check_host(machine: Machine, platform: str) -> Iterator[Line]:
+    memory = re.search(r"MemTotal:\s*(\d+) kB", machine.text("proc/meminfo"))
+    gib = f"{int(memory[1]) / (1 << 20):.0f} GiB" if memory else "unknown memory"
+    yield Line("host", f"{len(os.sched_getaffinity(0))} CPU cores for this process, {gib}")
+    if platform != "cpu":
+        yield from check_settings(machine, platform)
+    yield Line("huge pages", machine.text("sys/kernel/mm/transparent_hugepage/enabled") or "unknown")
+    shared = os.statvfs(machine.root / "dev/shm")
+    size = shared.f_frsize * shared.f_blocks
+    if size < GIB:
+        advice = "several devices exchange through it; in a container: --ipc host or --shm-size 16g"
+        yield failed("/dev/shm", f"{size / (1 << 20):.0f} MiB", "1 GiB or more", advice)
+    else:
+        yield Line("/dev/shm", f"{size / GIB:.1f} GiB")
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    locked = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft / (1 << 20):.0f} MiB"
+    if soft != resource.RLIM_INFINITY and any((machine.root / "sys/class/infiniband").glob("*")):
+        advice = "adapters lock what they send: ulimit -l unlimited; in a container: --ulimit memlock=-1"
+        yield failed("locked memory", locked, "unlimited, beside InfiniBand adapters", advice)
+    else:
+        yield Line("locked memory", locked)
+
+
+def check_settings(machine: Machine, platform: str) -> Iterator[Line]:
+    balancing = machine.text("proc/sys/kernel/numa_balancing")
+    if balancing not in ("", "0"):
+        advice = "pages that move stall the device's copies: sudo sysctl kernel.numa_balancing=0"
+        yield failed("NUMA balancing", balancing, "0", advice)
+    else:
+        yield Line("NUMA balancing", balancing or "not in this kernel")
+    if platform != "amd":
+        return
+    words = machine.text("proc/cmdline").split()
+    if any((machine.root / "sys/class/iommu").glob("*")) and "iommu=pt" not in words:
+        advice = "devices reach each other's memory through it: add iommu=pt to the kernel's command line"
+        yield failed("IOMMU", "translates every address", "iommu=pt, or off", advice)
+    else:
+        yield Line("IOMMU", "pass-through" if "iommu=pt" in words else "off")
+
+
+def check_environment(machine: Machine) -> Iterator[Line]:
+    for name, value in sorted(machine.environment.items()):
+        if name in SLOW and value != SLOW[name]:
+            yield failed(name, value, f"unset, or {SLOW[name]}", f"it is for finding faults: unset {name}")
+        elif TOLD.fullmatch(name):
+            yield Line(name, value)
+
+
+# ---- AMD's devices, as the kernel's driver shows them
+
+
+def cards(machine: Machine) -> list[Path]:
+    """Below the root, in the order of their numbers. A partition of a device has a card of its own."""
+    found = [
+        folder.relative_to(machine.root)
+        for folder in (machine.root / "sys/class/drm").glob("card*/device")
+        if re.fullmatch(r"card\d+", folder.parent.name)
+    ]
+    amd = [card for card in found if machine.text(card / "vendor") == "0x1002"]
+    return sorted(amd, key=lambda card: int(card.parent.name.removeprefix("card")))
+
+
+def check_amd(machine: Machine) -> Iterator[Line]:
+    devices = [machine.root / "dev/kfd", *sorted((machine.root / "dev/dri").glob("render*"))]
+    closed = [
+        str(device) for device in devices if device.exists() and not os.access(device, os.R_OK | os.W_OK)
+    ]
+    if closed:
+        advice = "sudo usermod -aG render,video $USER, and log in again; in a container: --group-add"
+        yield failed("devices", f"{' '.join(closed)} closed to this user", "open", advice)
+    yield Line("ROCm", machine.text("opt/rocm/.info/version") or "no /opt/rocm")
+    for number, card in enumerate(cards(machine)):
+        yield from check_card(machine, f"GPU {number}", card)
+    yield from check_links(machine)
+
+
+def check_card(machine: Machine, name: str, card: Path) -> Iterator[Line]:
+    modes = {"compute": "SPX", "memory": "NPS1"}
+    for kind, whole in modes.items():
+        if not (mode := machine.text(card / f"current_{kind}_partition")):
+            continue
+        if mode == whole:
+            yield Line(f"{name} {kind} partition", mode)
+        else:
+            advice = f"a process sees a part of the device: sudo amd-smi set --{kind}-partition {whole}"
+            yield failed(f"{name} {kind} partition", mode, f"{whole}, the whole device", advice)
+    level = machine.text(card / "power_dpm_force_performance_level")
+    if level not in ("", "auto"):
+        advice = f"echo auto | sudo tee /{card}/power_dpm_force_performance_level"
+        yield failed(f"{name} clocks", level, "auto", advice)
+    elif level:
+        yield Line(f"{name} clocks", level)
+    for sensors in sorted((machine.root / card / "hwmon").glob("hwmon*")):
+        yield from check_sensors(machine, name, sensors.relative_to(machine.root))
+    if errors := uncorrected(machine, card):
+        parts = ", ".join(f"{part} {count}" for part, count in errors.items())
+        yield failed(
+            f"{name} memory errors",
+            parts,
+            "none uncorrected",
+            "reset the device; if they come back, replace it",
+        )
+    elif (machine.root / card / "ras").is_dir():
+        yield Line(f"{name} memory errors", "none uncorrected")
+    yield from check_pcie(machine, name, card)
+
+
+def check_sensors(machine: Machine, name: str, sensors: Path) -> Iterator[Line]:
+    cap, usual = (machine.text(sensors / f"power1_cap{end}") for end in ("", "_default"))
+    if cap.isdigit():
+        watts = f"{int(cap) / 1e6:.0f} W"
+        if usual.isdigit() and int(cap) < int(usual):
+            advice = f"sudo amd-smi set --power-cap {int(usual) // 1_000_000}"
+            yield failed(f"{name} power limit", watts, f"{int(usual) / 1e6:.0f} W, the device's own", advice)
+        else:
+            yield Line(f"{name} power limit", watts)
+    for label in sorted((machine.root / sensors).glob("temp*_label")):
+        if label.read_text().strip() != "junction":
+            continue
+        number = label.name.removesuffix("_label")
+        now, most = (machine.text(sensors / f"{number}_{kind}") for kind in ("input", "crit"))
+        if now.lstrip("-").isdigit():
+            limit = int(most) / 1000 if most.isdigit() else 100
+            yield temperature(name, int(now) / 1000, limit - 10)
+
+
+def temperature(name: str, degrees: float, most: float) -> Line:
+    if degrees > most:
+        return failed(
+            f"{name} temperature", f"{degrees:.0f} C", f"below {most:.0f} C",
+            "clocks fall when it is hotter: look at fans, air and the devices beside it",
+        )  # fmt: skip
+    return Line(f"{name} temperature", f"{degrees:.0f} C")
+
+
+def uncorrected(machine: Machine, card: Path) -> dict[str, int]:
+    """Uncorrected errors by part of the device, where there are any."""
+    errors = {}
+    for file in sorted((machine.root / card / "ras").glob("*_err_count")):
+        found = re.search(r"ue:\s*(\d+)", machine.text(file.relative_to(machine.root)))
+        if found and int(found[1]):
+            errors[file.name.removesuffix("_err_count")] = int(found[1])
+    return errors
+
+
+def check_pcie(machine: Machine, name: str, card: Path) -> Iterator[Line]:
+    speed, fastest, width, widest = (
+        machine.text(card / f"{which}_link_{what}")
+        for what in ("speed", "width")
+        for which in ("current", "max")
+    )
+    if not speed or not width:
+        return
+    found = f"{speed}, x{width}"
+    if (speed, width) != (fastest, widest):
+        advice = (
+            "reseat the device; look at the slot's setting in the BIOS (some devices slow down while idle)"
+        )
+        yield failed(f"{name} PCIe", found, f"{fastest}, x{widest}", advice)
+    else:
+        yield Line(f"{name} PCIe", found)
+
+
+def check_links(machine: Machine) -> Iterator[Line]:
+    """xGMI between the devices, in the driver's table of nodes."""
+
+    def numbers(file: Path) -> dict[str, int]:
+        words = (line.split() for line in machine.text(file.relative_to(machine.root)).splitlines())
+        return {word[0]: int(word[1]) for word in words if len(word) == 2 and word[1].isdigit()}
+
+    folder = machine.root / "sys/class/kfd/kfd/topology/nodes"
+    nodes = {int(node.name): numbers(node / "properties") for node in folder.glob("[0-9]*")}
+    gpus = sorted(node for node, facts in nodes.items() if facts.get("simd_count", 0) > 0)
+    if len(gpus) < 2:
+        return
+    links = [numbers(file) for file in folder.glob("*/io_links/*/properties")]
+    xgmi = 11  # the driver's number of this kind of link
+    linked = {(link.get("node_from"), link.get("node_to")) for link in links if link.get("type") == xgmi}
+    apart = [pair for pair in permutations(gpus, 2) if pair not in linked]
+    if apart:
+        pairs = " ".join(f"{a}-{b}" for a, b in apart if a < b)
+        advice = (
+            "collectives between these go over PCIe: look at the bridges, and at this job's part of the node"
+        )
+        yield failed("xGMI", f"no link between nodes {pairs}", f"links between all {len(gpus)} GPUs", advice)
+    else:
+        yield Line("xGMI", f"links between all {len(gpus)} GPUs")
+
+
+# ---- NVIDIA's devices, as nvidia-smi shows them
+
+QUERY = ("name", "driver_version", "pstate", "clocks.max.sm", "power.limit", "power.default_limit",
+         "temperature.gpu", "ecc.errors.uncorrected.volatile.total", "mig.mode.current",
+         "pcie.link.gen.current", "pcie.link.width.current")  # fmt: skip
+HOTTEST = 85  # degrees; Hopper's clocks fall a few above
+
+
+def check_nvidia(machine: Machine) -> Iterator[Line]:
+    table = machine.run("nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits")
+    if not table:
+        yield failed(
+            "nvidia-smi",
+            "no answer",
+            "a table of devices",
+            "is the NVIDIA driver loaded, and its tool on PATH?",
+        )
+    for number, row in enumerate(table.splitlines()):
+        values = dict(zip(QUERY, (word.strip() for word in row.split(",")), strict=False))
+        yield from check_nvidia_device(f"GPU {number}", values)
+    topology = machine.run("nvidia-smi", "topo", "-m")
+    rows = [line.split() for line in topology.splitlines() if re.match(r"GPU\d+\s", line)]
+    for i, j in combinations(range(len(rows)), 2):
+        yield Line(f"link of GPU {i} and GPU {j}", rows[i][j + 1])
+
+
+def number_of(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:  # [N/A], Not Supported
+        return None
+
+
+def check_nvidia_device(name: str, values: Mapping[str, str]) -> Iterator[Line]:
+    found = f"{values['name']}, driver {values['driver_version']}, {values['pstate']}"
+    found += f", at most {values['clocks.max.sm']} MHz"
+    link = f"PCIe {values['pcie.link.gen.current']} x{values['pcie.link.width.current']}"
+    yield Line(name, f"{found}, {link}")
+    limit, usual = number_of(values["power.limit"]), number_of(values["power.default_limit"])
+    if limit is not None and usual is not None and limit < usual:
+        advice = f"sudo nvidia-smi -pl {usual:.0f}"
+        yield failed(f"{name} power limit", f"{limit:.0f} W", f"{usual:.0f} W, the device's own", advice)
+    elif limit is not None:
+        yield Line(f"{name} power limit", f"{limit:.0f} W")
+    if (degrees := number_of(values["temperature.gpu"])) is not None:
+        yield temperature(name, degrees, HOTTEST)
+    errors = number_of(values["ecc.errors.uncorrected.volatile.total"])
+    if errors:
+        yield failed(
+            f"{name} memory errors",
+            f"{errors:.0f} uncorrected",
+            "none",
+            "reset the device; if they come back, replace it",
+        )
+    elif errors is not None:
+        yield Line(f"{name} memory errors", "none uncorrected")
+    if values["mig.mode.current"] == "Enabled":
+        advice = "a process sees a part of the device; without MIG it has all of it: sudo nvidia-smi -mig 0"
+        yield failed(f"{name} MIG", "Enabled", "Disabled", advice)
+
+
+# ---- measured rates
+
+
+def share_of(what: str, measured: float, published: float | None, unit: str, least: float) -> Line:
+    found = f"{measured:,.0f} {unit}" if measured >= 10 else f"{measured:.2f} {unit}"
+    if published is None:
+        return Line(what, found)
+    found += f", {100 * measured / published:.0f}% of the published {published:,.0f}"
+    if measured < least * published:
+        advice = "is another process using it? Then look at power limit, temperature and partition above"
+        return failed(what, found, f"{100 * least:.0f}% or more", advice)
+    return Line(what, found)
+
+
+def seconds_of(torch: ModuleType, device: str, work: Callable[[], object], tries: int = 10) -> float:
+    """Of one call, the best of ten."""
+    wait = torch.cuda.synchronize if device != "cpu" else lambda *_: None
+    best = float("inf")
+    for _ in range(tries + 1):  # the first loads kernels
+        wait()
+        begin = time.perf_counter()
+        work()
+        wait()
+        best = min(best, time.perf_counter() - begin)
+    return best
+
+
+def products(torch: ModuleType, device: str) -> dict[str, float]:
+    """10^12 FLOP per second of a large square product, by the types that the device's matrix units take."""
+    from llamac.doctor import architecture_of
+    from llamac.dtypes import fp8_of
+
+    n = 1024 if device == "cpu" else 8192
+    x, y = (torch.randn(n, n, device=device) for _ in range(2))
+    work: dict[str, Callable[[], object]] = {}
+    if device == "cpu":
+        work["f32"] = partial(torch.mm, x, y)
+    else:
+        work["bf16"] = partial(torch.mm, x.bfloat16(), y.bfloat16())
+        if forms := fp8_of(architecture_of(torch, torch.device(device).index)):
+            form = torch.float8_e4m3fnuz if "e4m3fnuz" in forms else torch.float8_e4m3fn
+            one = torch.ones((), device=device)
+            a, b = x.to(form), y.to(form).t()  # it takes the second operand by columns
+            work["fp8"] = partial(torch._scaled_mm, a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    return {name: 2e-12 * n**3 / seconds_of(torch, device, call) for name, call in work.items()}
+
+
+def check_rates(torch: ModuleType, devices: list[str]) -> Iterator[Line]:
+    from llamac import peak
+
+    for device in devices:
+        published = {} if device == "cpu" else peak.published_rates(device)
+        copied = peak.copy_gbps(device)
+        if copied is not None:
+            yield share_of(
+                f"{device} memory, read and written", copied, published.get("gbps"), "GB/s", LEAST_COPY
+            )
+        for dtype, rate in products(torch, device).items():
+            yield share_of(
+                f"{device} product in {dtype}", rate, published.get(dtype), "TFLOP/s", LEAST_PRODUCT
+            )
+
+
+def check_between_devices(torch: ModuleType, devices: list[str]) -> Iterator[Line]:
+    """Copies from each device to each other one, and an all-reduce of all."""
+    for source, target in permutations(devices, 2):
+        x, y = (torch.zeros(GIB // 4, dtype=torch.uint8, device=device) for device in (source, target))
+        rate = 1e-9 * x.numel() / seconds_of(torch, target, partial(y.copy_, x))
+        what, found = f"copy from {source} to {target}", f"{rate:.0f} GB/s"
+        if rate < LEAST_BETWEEN_DEVICES:
+            advice = "it goes through the host: look at the links above, at NCCL_P2P_DISABLE and at the IOMMU"
+            yield failed(what, found, f"{LEAST_BETWEEN_DEVICES} GB/s or more", advice)
+        else:
+            yield Line(what, found)
+    if len(devices) > 1:
+        rate = all_reduce_gbps(torch, len(devices), "nccl", GIB // 4)
+        yield Line(
+            f"all-reduce of {len(devices)} devices", f"{rate:.0f} GB/s of each device's links (bus bandwidth)"
+        )
+
+
+def _all_reduce(rank: int, ranks: int, backend: str, size: int, folder: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    device = f"cuda:{rank}" if backend == "nccl" else "cpu"
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    x = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
+    seconds = seconds_of(torch, device, partial(dist.all_reduce, x))
+    if rank == 0:
+        Path(folder, "seconds").write_text(str(seconds))
+    dist.destroy_process_group()
+
+
+def all_reduce_gbps(torch: ModuleType, ranks: int, backend: str, size: int) -> float:
+    """Bus bandwidth in 10^9 bytes per second of an all-reduce of `size` bytes: what each device sends, as
+    nccl-tests counts it. One process per device."""
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(_all_reduce, (ranks, backend, size, folder), nprocs=ranks)
+        seconds = float(Path(folder, "seconds").read_text())
+    return 2 * (ranks - 1) / ranks * 1e-9 * size / seconds
+
+
+# ---- all of it
+
+
+def examine(machine: Machine | None = None) -> Iterator[Line]:
+    """Every line, for the devices of the torch that is installed; without torch, the host alone."""
+    from llamac import doctor, extension
+
+    machine = machine or Machine()
+    try:
+        torch = doctor.import_torch()
+    except ImportError:
+        yield from check_host(machine, "cpu")
+        yield from check_environment(machine)
+        yield Line("rates", "not measured: torch is not installed")
+        return
+    platform = extension.platform() if doctor.has_driver(extension.platform()) else "cpu"
+    yield from check_host(machine, platform)
+    yield from check_environment(machine)
+    if platform != "cpu":
+        yield from {"amd": check_amd, "nvidia": check_nvidia}[platform](machine)
+    usable = platform != "cpu" and torch.cuda.is_available()
+    devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())] if usable else ["cpu"]
+    yield from check_rates(torch, devices)
+    yield from check_between_devices(torch, devices)

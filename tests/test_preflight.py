@@ -1,0 +1,216 @@
+"""llamac.preflight: machines made of files, which have what a line says or lack it."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import ROOT
+
+from llamac import doctor, extension, preflight
+from llamac.preflight import Machine
+
+CARD = "sys/class/drm/card1/device"
+SENSORS = f"{CARD}/hwmon/hwmon4"
+NODES = "sys/class/kfd/kfd/topology/nodes"
+MI300X = {
+    f"{CARD}/vendor": "0x1002",
+    f"{CARD}/current_compute_partition": "SPX",
+    f"{CARD}/current_memory_partition": "NPS1",
+    f"{CARD}/power_dpm_force_performance_level": "auto",
+    f"{CARD}/current_link_speed": "32.0 GT/s PCIe",
+    f"{CARD}/max_link_speed": "32.0 GT/s PCIe",
+    f"{CARD}/current_link_width": "16",
+    f"{CARD}/max_link_width": "16",
+    f"{CARD}/ras/umc_err_count": "ue: 0\nce: 3",
+    f"{CARD}/ras/gfx_err_count": "ue: 0\nce: 0",
+    f"{SENSORS}/power1_cap": "750000000",
+    f"{SENSORS}/power1_cap_default": "750000000",
+    f"{SENSORS}/temp2_label": "junction",
+    f"{SENSORS}/temp2_input": "54000",
+    f"{SENSORS}/temp2_crit": "100000",
+    "sys/class/drm/card0/device/vendor": "0x1a03",  # the host's own graphics
+    "sys/class/drm/card1-DP-1/device/vendor": "0x1002",  # a connector
+    "sys/class/iommu/ivhd0/x": "",
+    "opt/rocm/.info/version": "7.0.2-56",
+    "proc/cmdline": "BOOT_IMAGE=/vmlinuz iommu=pt quiet",
+    "proc/meminfo": "MemTotal:       2377756848 kB",
+    "proc/sys/kernel/numa_balancing": "0",
+    "dev/shm/x": "",
+    **{f"{NODES}/{node}/properties": "simd_count 1216" for node in (2, 3)},
+    f"{NODES}/0/properties": "cpu_cores_count 96\nsimd_count 0",
+    f"{NODES}/2/io_links/1/properties": "type 11\nnode_from 2\nnode_to 3",
+    f"{NODES}/3/io_links/1/properties": "type 11\nnode_from 3\nnode_to 2",
+    f"{NODES}/2/io_links/0/properties": "type 2\nnode_from 2\nnode_to 0",
+}
+H200 = "NVIDIA H200, 580.95.05, P0, 1980, 700.00, 700.00, 41, 0, Disabled, 5, 16"
+TOPOLOGY = """\
+\t\x1b[4mGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tNV18\t0-31\t0\t\tN/A
+GPU1\tNV18\t X \t0-31\t0\t\tN/A
+
+Legend:
+"""
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """machine(**changed): the MI300X above with files changed; None removes one."""
+
+    def make(changed: dict | None = None, run=lambda *command: "") -> Machine:
+        for path, text in (MI300X | (changed or {})).items():
+            if text is not None:
+                (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / path).write_text(text + "\n")
+        return Machine(tmp_path, {}, run)
+
+    return make
+
+
+def failures(lines) -> list[str]:
+    found = [str(line) for line in lines if not line.ok]
+    for text in found:
+        assert text.startswith("FAIL  ") and " - " in text and "(expected " in text and "\n" not in text
+    return found
+
+
+def test_a_machine_that_is_well(machine):
+    lines = [str(line) for line in preflight.check_amd(machine())]
+    lines += map(str, preflight.check_settings(machine(), "amd"))
+    assert all(line.startswith("ok    ") for line in lines), lines
+    for expected in ("GPU 0 compute partition: SPX", "GPU 0 power limit: 750 W", "GPU 0 temperature: 54 C",
+                     "GPU 0 memory errors: none uncorrected", "GPU 0 PCIe: 32.0 GT/s PCIe, x16",
+                     "xGMI: links between all 2 GPUs", "ROCm: 7.0.2-56", "NUMA balancing: 0",
+                     "IOMMU: pass-through"):  # fmt: skip
+        assert f"ok    {expected}" in lines
+
+
+@pytest.mark.parametrize(
+    "path, text, line",
+    [
+        (f"{CARD}/current_compute_partition", "CPX",
+         "GPU 0 compute partition: CPX (expected SPX, the whole device) - a process sees a part of the "
+         "device: sudo amd-smi set --compute-partition SPX"),
+        (f"{CARD}/current_memory_partition", "NPS4", "--memory-partition NPS1"),
+        (f"{CARD}/power_dpm_force_performance_level", "low", "GPU 0 clocks: low (expected auto)"),
+        (f"{CARD}/ras/umc_err_count", "ue: 2\nce: 0", "memory errors: umc 2 (expected none uncorrected)"),
+        (f"{CARD}/current_link_width", "8", "PCIe: 32.0 GT/s PCIe, x8 (expected 32.0 GT/s PCIe, x16)"),
+        (f"{SENSORS}/power1_cap", "550000000", "power limit: 550 W (expected 750 W, the device's own)"),
+        (f"{SENSORS}/temp2_input", "96000", "temperature: 96 C (expected below 90 C)"),
+        (f"{NODES}/3/io_links/1/properties", "type 2\nnode_from 3\nnode_to 2",
+         "xGMI: no link between nodes"),
+        ("proc/sys/kernel/numa_balancing", "1", "NUMA balancing: 1 (expected 0)"),
+        ("proc/cmdline", "quiet", "IOMMU: translates every address (expected iommu=pt, or off)"),
+    ],
+)  # fmt: skip
+def test_each_fault_is_named(machine, path, text, line):
+    made = machine({path: text})
+    (found,) = failures([*preflight.check_amd(made), *preflight.check_settings(made, "amd")])
+    assert line in found
+
+
+def test_a_device_that_is_closed_to_the_user(machine, monkeypatch):
+    made = machine({"dev/kfd": "", "dev/dri/renderD128": ""})
+    assert not failures(preflight.check_amd(made))
+    monkeypatch.setattr(preflight.os, "access", lambda path, mode: path.name != "kfd")
+    (found,) = failures(preflight.check_amd(made))
+    assert "dev/kfd closed to this user (expected open) - sudo usermod -aG render,video $USER" in found
+
+
+def test_files_that_are_missing_are_no_faults(tmp_path):
+    (tmp_path / "dev/shm").mkdir(parents=True)
+    made = Machine(tmp_path, {}, lambda *command: "")
+    assert not failures([*preflight.check_amd(made), *preflight.check_host(made, "amd")])
+
+
+def test_host(machine, monkeypatch):
+    made = machine()
+    lines = [str(line) for line in preflight.check_host(made, "amd")]
+    assert lines[0].endswith("2268 GiB") and not failures(preflight.check_host(made, "amd"))
+    monkeypatch.setattr(preflight.os, "statvfs", lambda path: SimpleNamespace(f_frsize=4096, f_blocks=16384))
+    (found,) = failures(preflight.check_host(made, "amd"))
+    assert "/dev/shm: 64 MiB (expected 1 GiB or more)" in found
+    monkeypatch.undo()
+    monkeypatch.setattr(preflight.resource, "getrlimit", lambda which: (8 << 20, 8 << 20))
+    assert not failures(preflight.check_host(made, "amd"))
+    (found,) = failures(preflight.check_host(machine({"sys/class/infiniband/mlx5_0/x": ""}), "amd"))
+    assert "locked memory: 8 MiB (expected unlimited, beside InfiniBand adapters)" in found
+
+
+def test_variables():
+    given = {"CUDA_LAUNCH_BLOCKING": "1", "AMD_SERIALIZE_KERNEL": "0", "HSA_ENABLE_SDMA": "0", "PATH": "/bin",
+             "NCCL_DEBUG": "INFO", "PYTORCH_HIP_ALLOC_CONF": "x"}  # fmt: skip
+    lines = list(preflight.check_environment(Machine(environment=given)))
+    found = failures(lines)
+    assert len(found) == 2 and "CUDA_LAUNCH_BLOCKING: 1 (expected unset, or 0)" in found[0]
+    assert "HSA_ENABLE_SDMA: 0 (expected unset, or 1)" in found[1]
+    told = [line.what for line in lines if line.ok]
+    assert told == ["AMD_SERIALIZE_KERNEL", "NCCL_DEBUG", "PYTORCH_HIP_ALLOC_CONF"]
+
+
+def nvidia(row: str = H200):
+    return Machine(run=lambda *command: TOPOLOGY if "topo" in command else f"{row}\n{H200}\n")
+
+
+def test_nvidia():
+    lines = [str(line) for line in preflight.check_nvidia(nvidia())]
+    assert "ok    GPU 1: NVIDIA H200, driver 580.95.05, P0, at most 1980 MHz, PCIe 5 x16" in lines
+    assert "ok    link of GPU 0 and GPU 1: NV18" in lines
+    assert not failures(preflight.check_nvidia(nvidia()))
+    for old, new, line in [
+        ("700.00, 700.00", "500.00, 700.00", "GPU 0 power limit: 500 W (expected 700 W, the device's own)"),
+        (" 41,", " 88,", "GPU 0 temperature: 88 C (expected below 85 C)"),
+        ("41, 0,", "41, 3,", "GPU 0 memory errors: 3 uncorrected (expected none)"),
+        ("Disabled", "Enabled", "GPU 0 MIG: Enabled (expected Disabled)"),
+    ]:
+        (found,) = failures(preflight.check_nvidia(nvidia(H200.replace(old, new))))
+        assert line in found
+    unknown = H200.replace("700.00, 700.00", "[N/A], [N/A]").replace("41, 0", "N/A, [N/A]")
+    assert not failures(preflight.check_nvidia(nvidia(unknown)))
+    (found,) = failures(preflight.check_nvidia(replace(nvidia(), run=lambda *command: "")))
+    assert "nvidia-smi: no answer (expected a table of devices)" in found
+
+
+def test_rates_beside_published_ones():
+    ok = preflight.share_of("copy", 4200, 4800, "GB/s", 0.6)
+    assert str(ok) == "ok    copy: 4,200 GB/s, 88% of the published 4,800"
+    slow = preflight.share_of("copy", 2000, 4800, "GB/s", 0.6)
+    assert failures([slow]) and "42% of the published 4,800 (expected 60% or more)" in str(slow)
+    assert preflight.share_of("copy", 5, None, "GB/s", 0.6).ok
+
+
+def test_rates_of_this_cpu(one_thread):
+    lines = [str(line) for line in preflight.check_rates(torch, ["cpu"])]
+    assert [line.split(":")[0] for line in lines] == [
+        "ok    cpu memory, read and written", "ok    cpu product in f32",
+    ]  # fmt: skip
+
+
+def test_all_reduce_of_two_processes():
+    assert preflight.all_reduce_gbps(torch, 2, "gloo", 1 << 20) > 0
+
+
+def test_the_command():
+    command = [sys.executable, "-m", "llamac.doctor", "--preflight"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert found.stdout.startswith("ok    host: ") and "memory, read and written" in found.stdout
+    assert found.returncode == (0 if found.stdout.endswith("all is well\n") else 1), found.stderr
+
+
+def test_without_torch(monkeypatch):
+    def absent():
+        raise ImportError
+
+    monkeypatch.setattr(doctor, "import_torch", absent)
+    assert str(list(preflight.examine())[-1]) == "ok    rates: not measured: torch is not installed"
+
+
+def test_a_gpu_takes_its_platforms_lines(monkeypatch):
+    monkeypatch.setattr(extension, "platform", lambda: "nvidia")
+    monkeypatch.setattr(doctor, "has_driver", lambda platform: platform == "nvidia")
+    monkeypatch.setattr(preflight, "check_rates", lambda torch, devices: [])
+    lines = [str(line) for line in preflight.examine(replace(nvidia(), root=Path("/")))]
+    assert any("driver 580.95.05" in line for line in lines)
