@@ -14,6 +14,7 @@
 #   make targets        every kernel compiled for AMD's GPUs and, where CUDA's compiler is there, for sm_80 and sm_90a
 #   make targets-amd    for gfx942, gfx90a, gfx1100 (ARCHS), gated on registers, scratch, spills, wide accesses
 #   make isa            the gfx942 code of every optimized kernel on an emulated MI300X (TINYGRAD: dev/hip/isa/README.md)
+#   make validate       what llamac claims, tried on this machine, in one file to send back; QUICK=1: what `make test` leaves
 #   make bench          every kernel beside PyTorch eager and torch.compile on this machine's GPU, one table
 #   make bench-train    training beside PyTorch eager and torch.compile on this machine's GPU, one table
 #   make bench-cpu      tokens/s and peak memory beside PyTorch, same model and batch, two threads
@@ -46,7 +47,7 @@ endif
 # pip installs sources only (dev/setup.sh): Python keeps what it compiles, or each process compiles PyTorch again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train_llama3 install test test-all chaos chaos-short sanitize race fuzz fuzz-smoke memcheck targets targets-amd isa bench bench-train bench-cpu reference lint format clean setup setup-test text native
+.PHONY: train_llama3 install test test-all chaos chaos-short sanitize race fuzz fuzz-smoke memcheck targets targets-amd isa validate bench bench-train bench-cpu reference lint format clean setup setup-test text native
 
 setup:
 	@$(SETUP)
@@ -145,6 +146,11 @@ targets: targets-amd
 isa: setup-test
 	@$(SETUP) targets
 	$(VENV) dev/hip/isa/check.py --quick
+
+validate: train_llama3 native
+	cmake --build $(BUILD) --parallel $(JOBS)
+	cmake --build $(BUILD) --parallel $(JOBS) --target benchmarks
+	$(VENV) dev/validate.py --build $(BUILD) $(if $(QUICK),--quick) $(STAGES)
 
 bench: train_llama3 setup-test
 	cmake --build $(BUILD) --parallel $(JOBS) --target benchmarks

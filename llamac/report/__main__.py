@@ -1,10 +1,11 @@
 """`python -m llamac.report OUT [OUT2 ...]`: one HTML file of one or several runs; a live view; exports."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from llamac.errors import InputError, run
-from llamac.report import content, export, page, serve
+from llamac.report import content, export, page, serve, validation
 from llamac.report.log import read
 
 
@@ -12,7 +13,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m llamac.report",
         description="Draws runs: one HTML file that needs no network. With an export flag, writes their log "
-        "to another tool instead.",
+        "to another tool instead. `validation FILE` renders the archive of `make validate`.",
     )
     parser.add_argument("out", nargs="+", metavar="OUT", help="directory of a run, or its log.jsonl")
     parser.add_argument(
@@ -49,6 +50,8 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["validation"]:
+        return validation.main(sys.argv[2:])
     args = _arguments()
     runs = dict(zip(content.labels(args.out), map(read, args.out)))
     if args.tensorboard or args.wandb or args.mlflow:

@@ -1,0 +1,264 @@
+"""validate.py [STAGE ...]: tries on this machine what llamac claims, and packs what was found into one file.
+
+Stages run one after the other and go on after a failure. A stage that passed at this commit is not run again,
+unless it is named: an interrupted validation is continued by the same command. Each stage has a time limit
+(--seconds) and a log. The file, --out/validation.tar.gz, has results.json (machine, versions, commit; each
+stage's commands, exit status and seconds), the logs' ends and the tables of the benchmarks. `python -m
+llamac.report validation FILE` renders it.
+
+`make validate` builds what the stages need and calls this. Exit code: 1 where a stage failed, 2 for bad
+arguments.
+"""
+
+import argparse
+import io
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from llamac.plot import read_log
+from llamac.report.validation import FORMAT
+from llamac.version import provenance
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTHON = sys.executable
+LOG_BYTES = 256 << 10  # of each log, in the archive
+# Of losses in f32 on two devices, or by two programs: sums in another order.
+EARLY_STEPS, EARLY, LATE = 20, 2e-3, 0.05
+
+
+@dataclass(frozen=True)
+class Machine:
+    platform: str
+    build: Path
+    out: Path
+    gpus: int
+    quick: bool
+
+    @property
+    def program(self) -> Path:
+        return self.build / "train_llama3"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """commands: each begins where the one before has ended well. check: why their results are wrong; "": they
+    are not. without: why the stage has no place on this machine; "": it has one."""
+
+    commands: list[list]
+    check: Callable[[], str] = lambda: ""
+    without: str = ""
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """By step; the log has null for one that is not finite."""
+    steps = [e for e in read_log(folder / "log.jsonl") if e["event"] == "step"]
+    return {e["step"]: float("nan") if e["loss"] is None else e["loss"] for e in steps}
+
+
+def compare(one: Path, other: Path) -> str:
+    """Of two runs on the same batches: why their losses are not the same."""
+    a, b = losses(one), losses(other)
+    if not a or a.keys() != b.keys():
+        return f"{one.name} has {len(a)} steps, {other.name} {len(b)}"
+    apart = {step: abs(a[step] - b[step]) for step in a}
+    for most, steps in ((EARLY, list(a)[:EARLY_STEPS]), (LATE, list(a))):
+        step = next((step for step in steps if not apart[step] <= most), None)  # also NaN
+        if step is not None:
+            found = f"{a[step]} of {one.name}, {b[step]} of {other.name}"
+            return f"loss of step {step}: expected a difference of at most {most}, found {found}"
+    return ""
+
+
+def stages(m: Machine) -> dict[str, Stage]:
+    """In the order in which they run. Each writes into --out/NAME alone."""
+    gpu = m.platform != "cpu"
+    tried = "`make test` has run it" if m.quick else ""
+    on_device = [m.build / "check_operations", "--where", "device", "--once", "--brief"]
+    sanitizer = shutil.which("compute-sanitizer")
+    tests = [f"tests/test_{name}.py" for name in ("gpu", "model", "trainer", "ops")]
+    some = ["--operation", "rmsnorm", "--preset", "tiny"] if m.quick else []
+    bench = [PYTHON, ROOT / "dev/bench.py", "--build", m.build, *some]
+    profiled = m.out / "profile/run"
+    profile = [m.program, "--steps", 15, "--profile", 10, "--sample-every", 0, "--out", profiled]
+    found = {
+        "installation": Stage([[PYTHON, "-m", "llamac.doctor"]]),
+        "machine": Stage([[PYTHON, "-m", "llamac.doctor", "--preflight"]]),
+        "tiles": Stage([[m.build / "check_tile"]], without=tried),
+        "kernels": Stage([on_device], without=tried),
+        "tests": Stage([[PYTHON, "-m", "pytest", "-q", *tests]], without=tried),
+        "memory": Stage(
+            [[sanitizer, "--tool", "memcheck", "--error-exitcode", 1, *on_device]],
+            without="" if gpu and sanitizer else "needs an NVIDIA GPU and compute-sanitizer",
+        ),
+        "losses": losses_stage(m),
+        "devices": devices_stage(m),
+        "profile": Stage([profile, [PYTHON, "-m", "llamac.profile", profiled]]),
+        "operations": Stage([[*bench, "--out", m.out / "operations/bench.json"]]),
+    }
+    if not gpu:
+        steps = ["--rounds", 1, "--steps", 10 if m.quick else 40]
+        found["train"] = Stage([[PYTHON, ROOT / "dev/bench_cpu.py", *steps]])
+    for workload in ("1b-b8-t2048", "8b-b1-t8192") if gpu else ():
+        name = f"train-{workload}"
+        train = [PYTHON, ROOT / "dev/bench_train.py", "--build", m.build, "--workload", workload]
+        found[name] = Stage([[*train, "--rounds", 1, "--out", m.out / name / "bench_train.json"]])
+    return found
+
+
+def losses_stage(m: Machine) -> Stage:
+    """The default run beside the CPU's; on a CPU, beside PyTorch's."""
+    folder = m.out / "losses"
+    flags = ["--steps", 20 if m.quick else 300, "--sample-every", 0, "--dtype", "f32", "--out"]
+    commands = [[m.program, *flags, folder / m.platform]]
+    if m.platform == "cpu":
+        commands += [[PYTHON, ROOT / "train_llama3.py", "--train", *flags, folder / "pytorch"]]
+        return Stage(commands, partial(compare, folder / "cpu", folder / "pytorch"))
+    cpu = ROOT / "build/cpu"
+    commands += [
+        ["cmake", "-S", ROOT, "-B", cpu, "-DLLAMAC_PLATFORM=cpu"],
+        ["cmake", "--build", cpu, "--parallel", os.cpu_count() or 1, "--target", "train_llama3"],
+        [cpu / "train_llama3", *flags, folder / "cpu"],
+    ]
+    return Stage(commands, partial(compare, folder / m.platform, folder / "cpu"))
+
+
+def devices_stage(m: Machine) -> Stage:
+    """The same steps on one device and on two."""
+    flags = ["--steps", 10, "--total-batch-size", 4096, "--batch-size", 4, "--seq-len", 256, "--val-data", ""]
+    runs = {m.out / "devices" / f"on-{count}": count for count in (1, 2)}
+    commands = [[m.program, *flags, "--devices", count, "--out", out] for out, count in runs.items()]
+    lacking = m.platform != "cpu" and m.gpus < 2
+    return Stage(commands, partial(compare, *runs), without="needs two GPUs" if lacking else "")
+
+
+def run(command: list, log, seconds: float, m: Machine) -> int | None:
+    """Exit status; None where the time was over. The whole group of processes ends with it."""
+    words = list(map(str, command))
+    log.write(f"$ {' '.join(words)}\n")
+    log.flush()
+    environment = os.environ | {"LLAMAC_BUILD": str(m.build)}
+    process = subprocess.Popen(
+        words, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, env=environment, start_new_session=True
+    )
+    try:
+        return process.wait(max(seconds, 0))
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return None
+
+
+def try_stage(name: str, stage: Stage, m: Machine, seconds: float) -> dict:
+    """Its record. status: passed, failed, "time was over", "left out"; reason: why."""
+    record: dict = {"stage": name, "commit": provenance()["commit"], "quick": m.quick}
+    record["commands"] = [" ".join(map(str, command)) for command in stage.commands]
+    if stage.without:
+        return record | {"status": "left out", "reason": stage.without, "seconds": 0}
+    shutil.rmtree(m.out / name, ignore_errors=True)
+    (m.out / name).mkdir(parents=True)
+    begin, status, reason = time.monotonic(), "passed", ""
+    with (m.out / name / "console.log").open("w") as log:
+        for command in stage.commands:
+            code = run(command, log, seconds - (time.monotonic() - begin), m)
+            if code is None:
+                status, reason = "time was over", f"{seconds:.0f} s"
+            elif code != 0:
+                status, reason = "failed", f"{Path(str(command[0])).name} ended with {code}"
+            if code != 0:
+                break
+        else:
+            if reason := stage.check():
+                status = "failed"
+                log.write(f"{reason}\n")
+    return record | {"status": status, "reason": reason, "seconds": round(time.monotonic() - begin, 1)}
+
+
+def facts(m: Machine) -> dict:
+    version = subprocess.run([m.program, "--version"], capture_output=True, text=True).stdout.splitlines()
+    installation = m.out / "installation/console.log"
+    text = installation.read_text() if installation.exists() else ""
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    return provenance() | {
+        "format": FORMAT,
+        "platform": m.platform,
+        "devices": re.findall(r"^ok    device(?: \d+)?: (.*)$", text, re.MULTILINE),
+        "program": version,
+        "system": f"{system}, Python {platform.python_version()}",
+    }
+
+
+def pack(m: Machine, records: list[dict]) -> Path:
+    """results.json, the ends of logs, and tables, into one file."""
+    (m.out / "results.json").write_text(json.dumps(facts(m) | {"stages": records}, indent=1) + "\n")
+    archive = m.out / "validation.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(m.out / "results.json", "validation/results.json")
+        for name in (record["stage"] for record in records):
+            for path in sorted((m.out / name).glob("*.*")) + sorted((m.out / name).glob("*/log.jsonl")):
+                content = path.read_bytes()
+                if path.suffix in (".log", ".jsonl"):
+                    content = content[-LOG_BYTES:]
+                entry = tarfile.TarInfo(f"validation/{path.relative_to(m.out)}")
+                entry.size, entry.mtime = len(content), path.stat().st_mtime
+                tar.addfile(entry, io.BytesIO(content))
+    return archive
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("stage", nargs="*", help="these alone, again; default: all that have not passed")
+    parser.add_argument(
+        "--build", type=Path, default=ROOT / "build/auto", help="folder of the built programs"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "build/validation", help="logs, results, the archive"
+    )
+    parser.add_argument("--quick", action="store_true", help="three minutes: what `make test` does not run")
+    parser.add_argument("--seconds", type=float, default=480, help="limit of a stage [480]")
+    o = parser.parse_args(arguments)
+    if not (o.build / "train_llama3").is_file():
+        parser.error(f"--build {o.build}: expected train_llama3 in it, found none: make validate builds it")
+    on = subprocess.run([ROOT / "dev/platform.sh"], capture_output=True, text=True, check=True).stdout.strip()
+    count = "import torch; print(torch.cuda.device_count())"
+    asked = subprocess.run([PYTHON, "-c", count], capture_output=True, text=True).stdout.strip()
+    m = Machine(on, o.build.resolve(), o.out.resolve(), int(asked or 0) if on != "cpu" else 0, o.quick)
+    found = stages(m)
+    if unknown := [name for name in o.stage if name not in found]:
+        parser.error(f"{unknown[0]}: no such stage; expected some of {', '.join(found)}")
+    m.out.mkdir(parents=True, exist_ok=True)
+    before = m.out / "results.json"
+    records = {r["stage"]: r for r in json.loads(before.read_text())["stages"]} if before.exists() else {}
+    for name, stage in found.items():
+        old = records.get(name, {})
+        as_now = old.get("commit") == provenance()["commit"] and old.get("quick") == m.quick
+        if name not in o.stage if o.stage else as_now and old["status"] == "passed":
+            continue
+        print(f"{name} ...", flush=True)
+        new = records[name] = try_stage(name, stage, m, o.seconds)
+        print(
+            f"{name}: {new['status']}{', ' * bool(new['reason'])}{new['reason']}, {new['seconds']} s",
+            flush=True,
+        )
+        pack(m, [records[each] for each in found if each in records])
+    archive = pack(m, [records[each] for each in found if each in records])
+    print(f"{archive}: {archive.stat().st_size / (1 << 20):.1f} MiB")
+    return 1 if any(r["status"] in ("failed", "time was over") for r in records.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""`python -m llamac.report validation FILE`: the archive of `make validate` (dev/validate.py) as markdown."""
+
+import argparse
+import json
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamac.errors import InputError
+from llamac.version import provenance_text
+
+FORMAT = "llamac validation 1"
+MOST_BYTES = 16 << 20  # of a file inside; an archive is smaller as a whole
+
+
+@dataclass(frozen=True)
+class Validation:
+    results: dict
+    texts: dict[str, str]  # by the file's name inside, without the first folder
+
+
+def read(archive: Path) -> Validation:
+    """Raises InputError for what is no archive of this format."""
+    texts = {}
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for entry in tar:
+                if entry.isfile() and entry.size <= MOST_BYTES and (file := tar.extractfile(entry)):
+                    name = entry.name.removeprefix("validation/")
+                    texts[name] = file.read().decode("utf-8", "replace")
+        results = json.loads(texts["results.json"])
+        if results["format"] != FORMAT:
+            raise InputError(f"{archive}: expected format {FORMAT!r}, found {str(results['format'])!r}")
+        for record in results["stages"]:
+            record["stage"], record["status"], record["reason"], record["seconds"]
+        results["platform"], list(results["program"]), list(results["devices"]), provenance_text(results)
+    except (OSError, EOFError, tarfile.TarError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{archive}: expected the archive that `make validate` writes: {error!r}") from None
+    return Validation(results, texts)
+
+
+def _failures(text: str, most: int = 12) -> list[str]:
+    """Lines of a log that say what failed; where none does, its end."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    found = [
+        line for line in lines if line.startswith(("FAIL", "FAILED", "ERROR", "E  ")) or "failed:" in line
+    ]
+    return (found or lines)[-most:]
+
+
+def render(validation: Validation) -> str:
+    """What was tried where, each stage's result, what failed, and the tables of the benchmarks."""
+    results, texts = validation.results, validation.texts
+    devices = results["devices"] or [results["platform"]]
+    parts = [f"# {devices[0]}\n\nValidation of {provenance_text(results)}; {results['system']}."]
+    parts.append("```\n" + "\n".join(results["program"]) + "\n```")
+    if len(devices) > 1:
+        parts.append("\n".join(f"- device {number}: {device}" for number, device in enumerate(devices)))
+    rows = ["| stage | result | seconds |", "|---|---|---:|"]
+    for record in results["stages"]:
+        found = record["status"] + (f": {record['reason']}" if record["reason"] else "")
+        rows.append(f"| {record['stage']} | {found} | {record['seconds']:.0f} |")
+    parts.append("\n".join(rows))
+    for record in results["stages"]:
+        if record["status"] in ("failed", "time was over"):
+            log = texts.get(f"{record['stage']}/console.log", "")
+            parts.append(f"## {record['stage']} failed\n\n```\n" + "\n".join(_failures(log)) + "\n```")
+    if machine := texts.get("machine/console.log"):
+        lines = [line for line in machine.splitlines() if line.startswith(("ok ", "FAIL"))]
+        parts.append("## The machine\n\n```\n" + "\n".join(lines) + "\n```")
+    parts += [text.strip() for name, text in sorted(texts.items()) if name.endswith(".md")]
+    return "\n\n".join(parts) + "\n"
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m llamac.report validation",
+        description="Renders the archive of `make validate` as markdown.",
+    )
+    parser.add_argument("archive", type=Path, metavar="FILE", help="validation.tar.gz")
+    parser.add_argument("--to", type=Path, metavar="FILE", help="file to write [standard output]")
+    args = parser.parse_args(arguments)
+    text = render(read(args.archive))
+    if not args.to:
+        print(text, end="")
+        return
+    try:
+        args.to.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{args.to}: cannot write: {error.strerror}") from None
+    print(args.to)
