@@ -74,15 +74,16 @@ struct Codes {
     std::string bits() const { return out.bits() + transposed.bits() + amax.bits() + saturated.bits(); }
 };
 
-// An operation and the same with quantize: how both are called for N rows, and the columns of the result.
+// An operation and the same with quantize: how both are called. result: what the plain one leaves, [N,C], which quantize
+// takes.
 struct Pair {
     const char *plain, *fused;
-    int64_t columns;
-    DType storage;
-    // outputs of the plain one, the result first; inputs of both, without the scale.
-    std::vector<Tensor> outputs, inputs;
+    Tensor result;
+    std::vector<Tensor> outputs, inputs;  // of the plain one
     std::vector<Scalar> scalars;
-    std::vector<Tensor> beside = {};  // outputs of the fused one behind the four
+    std::vector<Tensor> fused_inputs;  // without the scale
+    std::vector<Scalar> fused_scalars = {};
+    int64_t heads = 0;  // the fused one's codes are [N,C], or with heads [N,heads,C/heads]
 };
 
 bool runs(const char* operation, const std::vector<Tensor>& tensors, const std::vector<Scalar>& scalars,
@@ -102,7 +103,17 @@ bool is_for_this_device(const Variant& v) {
     return v.backend == Backend::device || device_properties().emulated;
 }
 
-void compare(const Pair& pair, int64_t N, DType type, float scale_value) {
+// The codes as the fused one takes them.
+std::vector<Tensor> by_head(std::vector<Tensor> codes, int64_t heads) {
+    if (heads && codes[0].data)
+        codes[0] = reshape(codes[0], {codes[0].shape[0], heads, codes[0].shape[1] / heads});
+    if (heads && codes[1].data)
+        codes[1] = reshape(codes[1], {heads, codes[1].shape[0] / heads, codes[1].shape[1]});
+    return codes;
+}
+
+void compare(const Pair& pair, DType type, float scale_value) {
+    const int64_t N = pair.result.shape[0], C = pair.result.shape[1];
     Held scale(DType::f32, {1});
     copy_bytes(scale.tensor.data, &scale_value, sizeof scale_value);
     int compared = 0;
@@ -110,17 +121,18 @@ void compare(const Pair& pair, int64_t N, DType type, float scale_value) {
         if (!is_for_this_device(v)) continue;
         if (!runs(pair.plain, joined(pair.outputs, pair.inputs), pair.scalars, v)) continue;
         for (const unsigned wanted : {15u, 1u, 2u, 4u, 8u, 3u}) {
-            const Codes expected(type, N, pair.columns, wanted), found(type, N, pair.columns, wanted);
-            const std::vector<Tensor> x = {pair.outputs[0], scale.tensor};
+            const Codes expected(type, N, C, wanted), found(type, N, C, wanted);
             const char* const by = v.backend == Backend::host ? "cpu" : "naive";
-            run(find_operation("quantize"), joined(expected.tensors(), x), {}, {v.backend}, by);
-            const std::vector<Tensor> outputs = joined(found.tensors(), pair.beside);
-            if (!runs(pair.fused, joined(joined(outputs, pair.inputs), {scale.tensor}), pair.scalars, v))
+            run(find_operation("quantize"), joined(expected.tensors(), {pair.result, scale.tensor}), {},
+                {v.backend}, by);
+            const std::vector<Tensor> outputs = by_head(found.tensors(), pair.heads);
+            if (!runs(pair.fused, joined(joined(outputs, pair.fused_inputs), {scale.tensor}),
+                      pair.fused_scalars, v))
                 continue;
             compared++;
             check(found.bits() == expected.bits(),
-                  std::string(pair.fused) + " " + v.name + " " + name(pair.storage) + " " + name(type) +
-                      " N=" + std::to_string(N) + " columns=" + std::to_string(pair.columns) + " outputs " +
+                  std::string(pair.fused) + " " + v.name + " " + name(pair.result.dtype) + " " + name(type) +
+                      " N=" + std::to_string(N) + " columns=" + std::to_string(C) + " outputs " +
                       std::to_string(wanted) + ": the bits of quantize");
         }
     }
@@ -148,22 +160,52 @@ void compare_all(const Make& make) {
 void check_swiglu_forward() {
     compare_all([](int64_t N, int64_t F, DType storage, DType type, float scale) {
         const Held out(storage, {N, F}), gate_up(storage, {N, 2 * F}, 1);
-        compare({"swiglu_forward", "swiglu_forward_quantize", F, storage, {out.tensor}, {gate_up.tensor}, {}},
-                N, type, scale);
+        compare({.plain = "swiglu_forward",
+                 .fused = "swiglu_forward_quantize",
+                 .result = out.tensor,
+                 .outputs = {out.tensor},
+                 .inputs = {gate_up.tensor},
+                 .scalars = {},
+                 .fused_inputs = {gate_up.tensor}},
+                type, scale);
     });
 }
 
 void check_swiglu_backward() {
     compare_all([](int64_t N, int64_t F, DType storage, DType type, float scale) {
         const Held dgate_up(storage, {N, 2 * F}), dout(storage, {N, F}, 1), gate_up(storage, {N, 2 * F}, 2);
-        compare({"swiglu_backward",
-                 "swiglu_backward_quantize",
-                 2 * F,
-                 storage,
-                 {dgate_up.tensor, Tensor{}},
-                 {dout.tensor, gate_up.tensor},
-                 {}},
-                N, type, scale);
+        compare({.plain = "swiglu_backward",
+                 .fused = "swiglu_backward_quantize",
+                 .result = dgate_up.tensor,
+                 .outputs = {dgate_up.tensor, Tensor{}},
+                 .inputs = {dout.tensor, gate_up.tensor},
+                 .scalars = {},
+                 .fused_inputs = {dout.tensor, gate_up.tensor}},
+                type, scale);
+    });
+}
+
+// Three heads, of which the last is not turned.
+void check_rope_backward() {
+    compare_all([](int64_t N, int64_t size, DType storage, DType type, float scale) {
+        const int64_t heads = 3, turned = 2, HD = size / 2 * 2, time = N % 2 ? N : N / 2;
+        const Held result(storage, {N, heads * HD}, 1), dout(storage, {N, heads * HD}, 1);
+        const Held cis(DType::f32, {time, HD / 2, 2}, 2);
+        const auto first_heads = [&](const Held& rows) {
+            Tensor t = reshape(rows.tensor, {N / time, time, heads, HD});
+            t.shape[2] = turned;
+            return t;
+        };
+        compare({.plain = "rope_backward",
+                 .fused = "rope_backward_quantize",
+                 .result = result.tensor,
+                 .outputs = {first_heads(result)},
+                 .inputs = {first_heads(dout), cis.tensor},
+                 .scalars = {false},
+                 .fused_inputs = {reshape(dout.tensor, {N, heads, HD}), cis.tensor},
+                 .fused_scalars = {turned},
+                 .heads = heads},
+                type, scale);
     });
 }
 
@@ -235,5 +277,6 @@ void check_adamw() {
 
 int main(int argc, char** argv) {
     limit_spinning(argv);
-    return run_checks(argc, argv, checks<check_swiglu_forward, check_swiglu_backward, check_adamw>());
+    return run_checks(argc, argv, checks<check_swiglu_forward, check_swiglu_backward, check_rope_backward,
+                                          check_adamw>());
 }

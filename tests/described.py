@@ -17,6 +17,7 @@ from llamac.hashing import hash_halves
 DTYPES = torch_dtypes(*TABLE)
 OPERATIONS = {op["name"]: op for op in registry.kernels()}
 SCALE, EPS, THETA = 0.3, 1e-5, 10000.0
+ROTATED = 2  # heads of rope_backward_quantize
 SCALE_LIMIT = 240.0  # of quantize_rows: within all types of fp8
 ADAMW = {
     "lr": 1e-2,
@@ -228,6 +229,17 @@ def swiglu_backward_quantize(i):
     return quantized(i, swiglu_backward(i)["dgate_up"])
 
 
+def rope_backward_quantize(i):
+    """Two of the heads are turned."""
+    dout, cis = i["dout"], i["cis"]
+    N, heads, HD = dout.shape
+    first = {"dout": dout[:, :ROTATED].reshape(N // cis.shape[0], cis.shape[0], -1, HD), "cis": cis}
+    turned = rope_backward(first)["dx"].reshape(N, -1, HD).to(dout.dtype)
+    codes = quantized(i, torch.cat((turned, dout[:, ROTATED:]), 1).flatten(1))
+    shapes = {"out": (N, heads, HD), "transposed": (heads, HD, N)}
+    return codes | {name: codes[name].reshape(shape) for name, shape in shapes.items()}
+
+
 def update_scales(i):
     (m_limit, e_limit), (m_amax, e_amax) = (torch.frexp(i[name]) for name in ("limit", "amax"))
     scale = torch.ldexp(torch.ones_like(i["scale"]), e_limit - e_amax - (m_amax > m_limit).int())
@@ -284,6 +296,10 @@ PRODUCTS = [
 ]
 TILES = [{"N": n, "C": c} for n, c in ((1, 1), (7, 63), (16, 16), (160, 144), (33, 272), (130, 65))]
 FEED_TILES = [{"N": t["N"], "F": t["C"]} for t in TILES]
+HEAD_TILES = [
+    {"N": n, "T": t, "NH": h, "HD": d}
+    for n, t, h, d in ((1, 1, 1, 2), (6, 3, 3, 10), (16, 16, 2, 16), (160, 80, 3, 48), (32, 16, 4, 128), (130, 65, 1, 20))
+]
 MATRICES = [{"K": t["N"], "C": t["C"]} for t in TILES]
 CLASSES = [
     {"N": n, "V": v} for n, v in ((1, 1), (7, 2), (3, 63), (2, 65), (5, 4096), (3, 50257), (2, 128256))
@@ -321,6 +337,7 @@ CASES = {
     "quantize_rows": Case(quantize_rows, TILES, (SCALE_LIMIT,)),
     "swiglu_forward_quantize": Case(swiglu_forward_quantize, FEED_TILES),
     "swiglu_backward_quantize": Case(swiglu_backward_quantize, FEED_TILES, backward=True),
+    "rope_backward_quantize": Case(rope_backward_quantize, HEAD_TILES, (ROTATED,), backward=True),
     "adamw_quantize": Case(adamw_quantize, MATRICES, ADAMW_SCALARS),
     "update_scales": Case(update_scales, ELEMENTS),
     "scaled_matmul": Case(scaled_matmul, PRODUCTS, (False, 0)),

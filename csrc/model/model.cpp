@@ -334,12 +334,26 @@ void backward_attention(Model& m, int64_t layer, unsigned again, bool accumulate
                                    .scale = attention_scale(m),
                                    .window = m.config.window});
     show_gradient(m, layer, &BlockActivations::qkv, d.dqkv);
-    for (const HeadRange& range : rotated_ranges(m.config)) {
-        const Tensor dx = heads(m, d.dqkv, range.first, range.count);
-        rope_backward(m.context, {.dx = dx, .dout = dx, .cis = d.cis, .interleaved = false});
-    }
-    if (m.fp8) show(m, "dact." + std::to_string(layer) + ".qkv", d.dqkv);  // as it is quantised
-    linear_backward_input(m, qkv, d.dnorm, d.dqkv);
+    const TensorMaker turned_back = {
+        [&] {
+            for (const HeadRange& range : rotated_ranges(m.config)) {
+                const Tensor dx = heads(m, d.dqkv, range.first, range.count);
+                rope_backward(m.context, {.dx = dx, .dout = dx, .cis = d.cis, .interleaved = false});
+            }
+            if (m.fp8) show(m, "dact." + std::to_string(layer) + ".qkv", d.dqkv);  // as it is quantised
+        },
+        [&](const Fp8Codes& to) {
+            const int64_t N = d.dqkv.shape[0], HD = m.config.HD, heads = d.dqkv.shape[1] / HD;
+            rope_backward_quantize(m.context, {.out = reshape(to.out, {N, heads, HD}),
+                                               .transposed = reshape(to.transposed, {heads, HD, N}),
+                                               .amax = to.amax,
+                                               .saturated = to.saturated,
+                                               .dout = reshape(d.dqkv, {N, heads, HD}),
+                                               .cis = d.cis,
+                                               .scale = to.scale,
+                                               .rotated = m.config.NH + m.config.NKV});
+        }};
+    linear_backward_input(m, qkv, d.dnorm, d.dqkv, turned_back);
     show_gradient(m, layer, &BlockActivations::input_norm, d.dnorm);
     backward_norm(m, w.input_norm, again & input_norm_part ? a.input_norm : Tensor{}, residual_in(m, layer),
                   a.input_rstd, accumulate);

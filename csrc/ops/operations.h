@@ -378,6 +378,24 @@ inline void rope_backward(const Context& context, const RopeBackwardCall& call) 
     run(operation, tensors, scalars, context);
 }
 
+// fp8 of a gradient whose first heads are turned back, transposed too, and the largest size
+struct RopeBackwardQuantizeCall {
+    Tensor out = {};  // Q[N,NH,HD]
+    Tensor transposed = {};  // Q[NH,HD,N]
+    Tensor amax = {};  // A[1]
+    Tensor saturated = {};  // i32[1]
+    Required dout;  // T[N,NH,HD]
+    Required cis;  // A[T,HD/2,2]
+    Required scale;  // A[1]
+    Integer rotated;
+};
+inline void rope_backward_quantize(const Context& context, const RopeBackwardQuantizeCall& call) {
+    static const Operation& operation = find_operation("rope_backward_quantize");
+    const Tensor tensors[] = {call.out, call.transposed, call.amax, call.saturated, call.dout, call.cis, call.scale};
+    const Scalar scalars[] = {call.rotated};
+    run(operation, tensors, scalars, context);
+}
+
 // turns every pair of a head's channels by its position's angle
 struct RopeForwardCall {
     Required out;  // T[B,T,NH,HD]

@@ -22,37 +22,10 @@
 #include "core/device.h"
 #include "core/operation.h"
 #include "core/scratch.h"
-#include "core/simd.h"
+#include "ops/rope.h"
 
 namespace llamac {
 namespace {
-
-// direction: 1 forward, -1 backward.
-template <class T, int direction>
-void rope_reference(View<T, 4> out, View<const T, 4> x, View<const arithmetic<T>, 3> cis, bool interleaved) {
-    using A = arithmetic<T>;
-    const int64_t B = x.shape[0], time = x.shape[1], NH = x.shape[2], half = x.shape[3] / 2;
-    for (int64_t b = 0; b < B; b++)
-        for (int64_t t = 0; t < time; t++)
-            for (int64_t h = 0; h < NH; h++)
-                for (int64_t j = 0; j < half; j++) {
-                    const int64_t i0 = interleaved ? 2 * j : j, i1 = interleaved ? 2 * j + 1 : j + half;
-                    const A x0 = A(x(b, t, h, i0)), x1 = A(x(b, t, h, i1));
-                    const A c = cis(t, j, 0), s = direction * cis(t, j, 1);
-                    out(b, t, h, i0) = T(x0 * c - x1 * s);
-                    out(b, t, h, i1) = T(x1 * c + x0 * s);
-                }
-}
-
-template <class T>
-void rotate_half_split(T* out, const T* x, const float* c, const float* s, int64_t half) {
-#pragma omp simd
-    for (int64_t j = 0; j < half; j++) {
-        const float x0 = float(x[j]), x1 = float(x[j + half]);
-        store(out + j, x0 * c[j] - x1 * s[j]);
-        store(out + j + half, x1 * c[j] + x0 * s[j]);
-    }
-}
 
 template <class T>
 void rotate_interleaved(T* out, const T* x, const float* c, const float* s, int64_t half) {
@@ -73,10 +46,7 @@ void rope_cpu(View<T, 4> out, View<const T, 4> x, View<const float, 3> cis, bool
         float *cosines = own.reserve<float>(2 * half), *sines = cosines + half;
 #pragma omp for
         for (int64_t t = 0; t < time; t++) {
-            for (int64_t j = 0; j < half; j++) {
-                cosines[j] = cis(t, j, 0);
-                sines[j] = direction * cis(t, j, 1);
-            }
+            split_angles<direction>(&cis(t, 0, 0), cosines, sines, half);
             for (int64_t b = 0; b < B; b++)
                 for (int64_t h = 0; h < NH; h++) {
                     const auto rotate = interleaved ? rotate_interleaved<T> : rotate_half_split<T>;
@@ -98,8 +68,8 @@ __global__ void rope_naive_kernel(Heads<T> out, Heads<const T> x, const float* c
     const int64_t i0 = interleaved ? 2 * j : j, i1 = interleaved ? 2 * j + 1 : j + half;
     const float x0 = float(x.at(b, t, h)[i0]), x1 = float(x.at(b, t, h)[i1]);
     const float c = cis[2 * (t * half + j)], s = direction * cis[2 * (t * half + j) + 1];
-    out.at(b, t, h)[i0] = T(x0 * c - x1 * s);
-    out.at(b, t, h)[i1] = T(x1 * c + x0 * s);
+    out.at(b, t, h)[i0] = T(rotated(x0, x1, c, -s));
+    out.at(b, t, h)[i1] = T(rotated(x1, x0, c, s));
 }
 
 template <class T, int direction>
@@ -127,8 +97,8 @@ __device__ inline void rotate(float (&x)[size], float (&y)[size], const float (&
         float& a = !interleaved ? x[i] : i < size / 2 ? x[2 * i] : y[2 * i - size];
         float& b = !interleaved ? y[i] : i < size / 2 ? x[2 * i + 1] : y[2 * i + 1 - size];
         const float x0 = a, x1 = b, c = turn[2 * i], s = turn[2 * i + 1];
-        a = x0 * c - x1 * s;
-        b = x1 * c + x0 * s;
+        a = rotated(x0, x1, c, -s);
+        b = rotated(x1, x0, c, s);
     }
 }
 
@@ -249,8 +219,8 @@ __global__ void __launch_bounds__(block_threads)
         if constexpr (interleaved) {
             for (int i = 0; i < size; i += 2) {
                 const float x0 = p[i], x1 = p[i + 1], c = turn[i], s = direction * turn[i + 1];
-                p[i] = x0 * c - x1 * s;
-                p[i + 1] = x1 * c + x0 * s;
+                p[i] = rotated(x0, x1, c, -s);
+                p[i + 1] = rotated(x1, x0, c, s);
             }
         } else {
             const int partner = static_cast<int>(lanes / 2);
@@ -259,7 +229,7 @@ __global__ void __launch_bounds__(block_threads)
             const float side = second ? direction : -direction;
             float q[size];
             unpack(theirs, q);
-            for (int i = 0; i < size; i++) p[i] = p[i] * turn[2 * i] + side * (q[i] * turn[2 * i + 1]);
+            for (int i = 0; i < size; i++) p[i] = rotated(p[i], q[i], turn[2 * i], side * turn[2 * i + 1]);
         }
         if (inside && h < NH) store128(out.at(b, t, h) + lane * size, pack(p));
     }
