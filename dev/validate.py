@@ -93,6 +93,9 @@ def stages(m: Machine) -> dict[str, Stage]:
     bench = [PYTHON, ROOT / "dev/bench.py", "--build", m.build, *some]
     profiled = m.out / "profile/run"
     profile = [m.program, "--steps", 15, "--profile", 10, "--sample-every", 0, "--out", profiled]
+    counted = m.out / "counters/run"
+    count = [m.program, "--steps", 6, "--profile", 3, "--sample-every", 0, "--out", counted]
+    counter = gpu and (shutil.which("ncu") or shutil.which("rocprofv3"))
     found = {
         "installation": Stage([[PYTHON, "-m", "llamac.doctor"]]),
         "machine": Stage([[PYTHON, "-m", "llamac.doctor", "--preflight"]]),
@@ -106,6 +109,10 @@ def stages(m: Machine) -> dict[str, Stage]:
         "losses": losses_stage(m),
         "devices": devices_stage(m),
         "profile": Stage([profile, [PYTHON, "-m", "llamac.profile", profiled]]),
+        "counters": Stage(
+            [count, [PYTHON, "-m", "llamac.profile", counted, "--counters", "--program", m.program]],
+            without="" if counter else "needs a GPU and ncu or rocprofv3",
+        ),
         "operations": Stage([[*bench, "--out", m.out / "operations/bench.json"]]),
     }
     if not gpu:

@@ -7,10 +7,11 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from llamac.counters import Counters, collect, findings, read_resources
 from llamac.errors import InputError, run
 from llamac.files import read_json
 
@@ -59,7 +60,8 @@ class Row:
 @dataclass(frozen=True)
 class Profile:
     """peak_tflops: of matrix products in the run's type. copy_gbps: read and written. None: not known.
-    pytorch: a run of train_llama3.py, which has other flags than the program."""
+    pytorch: a run of train_llama3.py, which has other flags than the program. counters: by operation.
+    resources: of the compiled kernels (llamac/counters.py)."""
 
     device: str
     gpu: bool
@@ -71,6 +73,8 @@ class Profile:
     rows: tuple[Row, ...]
     pytorch: bool = False
     exposed_seconds: float = 0.0  # with collectives alone
+    counters: Mapping[str, Counters] = field(default_factory=dict)
+    resources: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
 # Reading
@@ -248,7 +252,11 @@ def _about_row(profile: Profile, row: Row, saved: float) -> str:
     if by == "memory" and not profile.pytorch:
         cure += ", or fuse it with its neighbour: fewer bytes move then"
     elif by == "compute" and profile.gpu:
-        cure += ", tune it for these shapes, count how busy the matrix cores are with ncu or rocprofv3"
+        cure += ", tune it for these shapes"
+    if counted := profile.counters.get(row.operation):
+        cure = "; ".join([*findings(counted, by, 1e-9 * row.bytes / row.seconds), cure])
+    elif by == "compute" and profile.gpu:
+        cure += ", count how busy the matrix cores are (--counters)"
     return (
         f"{_label(row)}: {row.seconds * ms:.3f} ms a step, {least / row.seconds:.0%} of its {by} limit; its "
         f"kind reaches {usual:.0%}: {saved * ms:.3f} ms ({saved / profile.seconds:.1%} of the step) to "
@@ -307,6 +315,34 @@ def _operation_cells(profile: Profile) -> Iterable[list[str]]:
         ]
 
 
+def _counter_cells(profile: Profile) -> Iterable[list[str]]:
+    """The counters of each operation that has some, and what the compiler says of its variant."""
+    for row in sorted(profile.rows, key=lambda row: -row.seconds):
+        resources = next(
+            (
+                text
+                for (start, variant), text in profile.resources.items()
+                if variant == row.variant and f"{row.operation}_".startswith(f"{start}_")
+            ),
+            "",
+        )
+        counted = profile.counters.get(row.operation)
+        if not counted and not resources:
+            continue
+        values = list(vars(counted).values()) if counted else [None] * len(COUNTERS)
+        yield [
+            row.operation,
+            row.variant,
+            *("-" if value is None else f"{value:,.0f}" for value in values),
+            resources,
+        ]
+
+
+# The fields of Counters, in their order.
+COUNTERS = ["kernels", "matrix %", "vector %", "occupancy %", "stalled %", "conflicts %", "L2 hits %"]
+COUNTERS += ["read GB/s", "write GB/s"]
+
+
 def _table(heading: Sequence[str], left: int, cells: Iterable[list[str]]) -> str:
     """Columns as wide as they need; the first `left` to the left, the others to the right."""
     rows = [list(heading), *cells]
@@ -326,6 +362,9 @@ def report(profile: Profile) -> str:
     categories = _table(("category", "ms/step", "share", "limit ms", "of limit"), 1, _category_cells(profile))
     heading = ("operation", "variant", "calls", "ms/step", "share", "TFLOP/s", "GB/s", "limit ms", "of limit")
     operations = _table(heading, 2, _operation_cells(profile))
+    if profile.counters or profile.resources:
+        counted = ("operation", "variant", *COUNTERS, "gfx942" if profile.resources else "")
+        operations += "\n\n" + _table(counted, 2, _counter_cells(profile))
     following = "\n".join(f"{k}. {text}" for k, text in enumerate(advice(profile), 1))
     return (
         f"{profile.device}, {peak}, {copy}; {profile.steps} steps of {step_ms:.3f} ms\n\n"
@@ -338,7 +377,29 @@ def main() -> None:
         prog="python -m llamac.profile", description="Where the time of a step went, from OUT/profile.json."
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="directory of a run with --profile")
-    sys.stdout.write(report(read(parser.parse_args().out / "profile.json")))
+    parser.add_argument(
+        "--counters", action="store_true", help="run two steps under ncu or rocprofv3 and add their counters"
+    )
+    parser.add_argument(
+        "--program", type=Path, default=Path("train_llama3"), help="program for --counters [./train_llama3]"
+    )
+    parser.add_argument(
+        "--resources", type=Path, metavar="FILE", help="output of dev/hip/resources.py --json, for gfx942"
+    )
+    o = parser.parse_args()
+    profile = read(o.out / "profile.json")
+    if o.resources:
+        profile = replace(profile, resources=read_resources(o.resources))
+    if o.counters:
+        if profile.pytorch or not profile.gpu:
+            found = "a run in PyTorch" if profile.pytorch else f"a run on {profile.device}"
+            raise InputError(
+                f"{o.out / 'profile.json'}: --counters: expected a run of the program on a GPU, found "
+                f"{found}; profile ./train_llama3 on a GPU"
+            )
+        operations = {row.operation for row in profile.rows}
+        profile = replace(profile, counters=collect(o.out, o.program, operations))
+    sys.stdout.write(report(profile))
 
 
 if __name__ == "__main__":
