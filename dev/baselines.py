@@ -1,5 +1,5 @@
 """PyTorch's time for what a microbenchmark measures: the same operation, shape, types and optional operands,
-eager and by torch.compile. dev/bench.py puts it beside ours.
+eager and by torch.compile. dev/bench.py puts it beside llamac's.
 
 Inputs are normal; llamac/bench/timing.py says how calls are timed. A backward is timed as autograd runs it,
 with the forward done before, and where the formula is simple also as a function of its own; the fastest

@@ -27,8 +27,8 @@ PRESETS = ("8b", "small", "tiny")
 MODES = {"none": [], "eager": ["eager"], "compile": ["eager", "compile"]}
 KEYS = {"operation", "dtype", "shape", "bytes", "device", "emulated", "limit", "check", "runs"}
 HEAD = (
-    *("operation", "types", "shape", "naive ms", "ours ms", "variant, block", "rate", "% of limit"),
-    *("eager ms", "compile ms", "compile / ours"),
+    *("operation", "types", "shape", "naive ms", "llamac ms", "variant, block", "rate", "% of limit"),
+    *("eager ms", "compile ms", "compile / llamac"),
 )
 
 
@@ -122,7 +122,7 @@ def fastest(line: dict, naive: bool) -> dict | None:
 
 def row(line: dict) -> list[str]:
     naive, best = fastest(line, naive=True), fastest(line, naive=False)
-    ours = best or naive
+    chosen = best or naive
     baselines = line.get("baselines", {})
     theirs = [
         f"{baselines[mode]['ms']:.4f} {baselines[mode]['method']}" if mode in baselines else "-"
@@ -130,17 +130,17 @@ def row(line: dict) -> list[str]:
     ]
     shape = " ".join(f"{letter}={size}" for letter, size in line["shape"].items())
     cells = [line["operation"], line["dtype"] or "f32", shape, f"{naive['ms']:.4f}" if naive else "-"]
-    if not ours:
+    if not chosen:
         return [*cells, "-", "-", "-", "-", *theirs, "-"]
     computes = line["operation"].startswith(COMPUTE_BOUND)
-    rate = f"{ours['tflops']:.1f} TFLOP/s" if computes else f"{ours['gbps']:.0f} GB/s"
-    percent = "-" if computes or ours["percent"] is None else f"{ours['percent']:.1f}"
-    ratio = f"{baselines['compile']['ms'] / ours['ms']:.2f}" if "compile" in baselines else "-"
+    rate = f"{chosen['tflops']:.1f} TFLOP/s" if computes else f"{chosen['gbps']:.0f} GB/s"
+    percent = "-" if computes or chosen["percent"] is None else f"{chosen['percent']:.1f}"
+    ratio = f"{baselines['compile']['ms'] / chosen['ms']:.2f}" if "compile" in baselines else "-"
     if not line["check"]["passed"]:
         ratio += " CHECK FAILED"
     cells += [
         f"{best['ms']:.4f}" if best else "-",
-        f"{ours['variant']}, {ours['block'] or 'own'}",
+        f"{chosen['variant']}, {chosen['block'] or 'own'}",
         rate,
         percent,
     ]

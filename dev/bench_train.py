@@ -1,8 +1,8 @@
 """Training beside PyTorch on this machine's device: BUILD/train_llama3 and train_llama3.py --train, eager and
 by torch.compile, with the same model, batch, precision and random tokens. --other adds the train_llama3 of
 another build, such as that of an earlier commit. On several devices (not by default: --workload, --devices)
-our program at a level of ZeRO, and train_llama3.py on llamac's operations (ops) and PyTorch's (compile), both
-sharded by torchrun (FSDP2).
+train_llama3 at a level of ZeRO, and train_llama3.py on llamac's operations (ops) and PyTorch's (compile),
+both sharded by torchrun (FSDP2).
 
 The programs take turns: each round runs each of them once on each workload. A run is a process of its own,
 because two of them do not fit into one GPU's memory; PyTorch's second start finds its compiled graphs in its
@@ -50,18 +50,18 @@ class Workload:
     model: str
     B: int
     T: int
-    recompute: str = "none"  # ours
+    recompute: str = "none"  # of llamac
     torch_recompute: str = "none"
     baseline: str = ""  # the model's name in --baseline's script
     exact: bool = False  # fp32 master weights and moments; else bf16 weights and moments only
     programs: tuple[str, ...] = (
-        "ours",
+        "llamac",
         "compile",
         "eager",
         "baseline",
     )  # the others are compared with the first
     devices: int = 1
-    zero: int = 1  # ours, on several devices
+    zero: int = 1  # of llamac, on several devices
 
 
 WORKLOADS = {
@@ -70,9 +70,9 @@ WORKLOADS = {
     "8b-b4-t8192": Workload("llama3.1-8b", 4, 8192, "block", "block", baseline="8b"),
     "1b-b4-t8192": Workload("llama3.2-1b", 4, 8192, baseline="1b"),
     "1b-b8-t2048": Workload("llama3.2-1b", 8, 2048, baseline="1b"),
-    "8b-b1-t8192-fp32": Workload("llama3.1-8b", 1, 8192, "block", exact=True, programs=("ours",)),
+    "8b-b1-t8192-fp32": Workload("llama3.1-8b", 1, 8192, "block", exact=True, programs=("llamac",)),
 }
-OPS, AGAINST_FSDP = ("ops", "compile"), ("ours", "compile")
+OPS, AGAINST_FSDP = ("ops", "compile"), ("llamac", "compile")
 SHARDED = {
     "8b-b2-t8192-fsdp": Workload("llama3.1-8b", 2, 8192, exact=True, programs=OPS, devices=8),
     "8b-b2-t8192-fsdp-recompute": Workload(
@@ -87,27 +87,27 @@ SHARDED = {
     },
     "1b-b4-t8192-zero1": Workload("llama3.2-1b", 4, 8192, programs=AGAINST_FSDP, devices=8),
     # What one device does of the same, to compare N of them with. The states of 8B in f32 do not fit one.
-    "8b-b2-t8192": Workload("llama3.1-8b", 2, 8192, "block", programs=("ours",)),
-    "8b-b2-t8192-zero1-bf16": Workload("llama3.1-8b", 2, 8192, "block", programs=("ours",), devices=8),
+    "8b-b2-t8192": Workload("llama3.1-8b", 2, 8192, "block", programs=("llamac",)),
+    "8b-b2-t8192-zero1-bf16": Workload("llama3.1-8b", 2, 8192, "block", programs=("llamac",), devices=8),
 }
 # Not in the table: small enough for a CPU, to try the benchmark itself.
 TRIAL = {
-    "tiny-x2": Workload("tiny", 2, 64, exact=True, programs=("ours", *OPS), devices=2, zero=3),
-    "tiny": Workload("tiny", 2, 64, programs=("ours", "compile", "eager")),
+    "tiny-x2": Workload("tiny", 2, 64, exact=True, programs=("llamac", *OPS), devices=2, zero=3),
+    "tiny": Workload("tiny", 2, 64, programs=("llamac", "compile", "eager")),
 }
-PROGRAMS = ("ours", "other", "ops", "compile", "eager", "baseline")
+PROGRAMS = ("llamac", "other", "ops", "compile", "eager", "baseline")
 HEAD = (
     *("workload", "program", "recomputed", "tokens/s", "TFLOP/s", "peak GiB", "spread %", "runs", "loss"),
-    "ours / it",
+    "llamac / it",
 )
 NOTES = """\
 Tokens/s and TFLOP/s: median over runs of the median step. Spread: largest less smallest run, of the median.
 Peak: allocated on the device. Loss: after the last optimizer step, on the same tokens for all but baseline.
-Ours / it: median over rounds of the ratio of tokens/s; where ours is no program, that of ops.
+Llamac / it: median over rounds of the ratio of tokens/s; where llamac is no program, that of ops.
 ops: train_llama3.py --ops llamac --compile. On several devices: tokens/s and TFLOP/s of all of them, peak of
 one.
 compile, eager: train_llama3.py, attention by cuDNN where it can, q/k/v and gate/up as one product each, AdamW
-compiled (also for eager). They and ours round bf16 weights and moments stochastically; baseline to nearest.
+compiled (also for eager). They and llamac round bf16 weights and moments stochastically; baseline to nearest.
 """
 
 
@@ -133,7 +133,7 @@ def say(text: str) -> None:
 
 
 def recomputed(w: Workload, program: str) -> str:
-    return w.recompute if program in ("ours", "other") else w.torch_recompute
+    return w.recompute if program in ("llamac", "other") else w.torch_recompute
 
 
 def command(o: argparse.Namespace, w: Workload, program: str, folder: Path) -> list[str]:
@@ -160,8 +160,8 @@ def command(o: argparse.Namespace, w: Workload, program: str, folder: Path) -> l
     }
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     several = ["--devices", str(w.devices), "--zero", str(w.zero)] if w.devices > 1 else []
-    if program == "ours":
-        return [str((o.build / "train_llama3").resolve()), *words, *several, *shlex.split(o.ours_flags)]
+    if program == "llamac":
+        return [str((o.build / "train_llama3").resolve()), *words, *several, *shlex.split(o.llamac_flags)]
     if program == "other":
         return [str((o.other / "train_llama3").resolve()), *words, *several]
     line = [sys.executable]
@@ -248,23 +248,34 @@ def measure(o: argparse.Namespace, name: str, program: str, number: int, seconds
     return run
 
 
-def row(runs: list[Run], ours: dict[int, float], w: Workload) -> list[str]:
-    """The table's row of one program on one workload; ours: tokens/s of the first program in each round."""
+def by_round(runs: list[Run], program: str) -> dict[int, float]:
+    """Tokens/s of a program in each round; a run that failed has none."""
+    return {run.round: run.tokens_per_s for run in runs if run.program == program and not run.failure}
+
+
+def ratio_of(first: dict[int, float], other: dict[int, float]) -> float | None:
+    """How many times as fast the first is: median over the rounds that both have; None: they have none."""
+    ratios = [first[number] / speed for number, speed in other.items() if number in first]
+    return statistics.median(ratios) if ratios else None
+
+
+def row(runs: list[Run], first: dict[int, float], w: Workload) -> list[str]:
+    """The table's row of one program on one workload; first: tokens/s of the first program in each round."""
     cells = [runs[0].workload, runs[0].program, recomputed(w, runs[0].program)]
     good = [run for run in runs if not run.failure]
     if not good:
         return [*cells, "-", "-", "-", "-", f"0/{len(runs)}", "-", runs[0].failure[:60].replace("|", "/")]
     speeds = [run.tokens_per_s for run in good]
     speed, peak = statistics.median(speeds), max(run.gpu_mem_gib for run in good)
-    ratios = [ours[run.round] / run.tokens_per_s for run in good if run.round in ours]
-    ratio = f"{statistics.median(ratios):.3f}" if ratios and runs[0].program != w.programs[0] else "-"
+    ratio = ratio_of(first, by_round(good, runs[0].program))
     cells += [f"{speed:.0f}", f"{statistics.median(run.tflops for run in good):.1f}"]
     cells += [
         f"{peak:.1f}" if peak else "-",
         f"{100 * (max(speeds) - min(speeds)) / speed:.1f}",
     ]
     loss = "-" if good[-1].loss is None else f"{good[-1].loss:.3f}"
-    return [*cells, f"{len(good)}/{len(runs)}", loss, ratio]
+    compared = ratio is not None and runs[0].program != w.programs[0]
+    return [*cells, f"{len(good)}/{len(runs)}", loss, f"{ratio:.3f}" if compared else "-"]
 
 
 def report(runs: list[Run], workloads: dict[str, Workload], left_out: list[str], when: dict[str, str]) -> str:
@@ -272,11 +283,10 @@ def report(runs: list[Run], workloads: dict[str, Workload], left_out: list[str],
     rows = []
     for name, w in workloads.items():
         here = [run for run in runs if run.workload == name]
-        first = [run for run in here if run.program == w.programs[0] and not run.failure]
-        ours = {run.round: run.tokens_per_s for run in first}
+        first = by_round(here, w.programs[0])
         for program in PROGRAMS:
             if mine := [run for run in here if run.program == program]:
-                rows.append(row(mine, ours, w))
+                rows.append(row(mine, first, w))
     devices = " · ".join(dict.fromkeys(run.device for run in runs if run.device))
     table = markdown(HEAD, ["---"] * 3 + ["---:"] * 7, rows)
     text = f"## Training: {devices}, {provenance_text(when)}\n\n{table}\n\n{NOTES}"
@@ -336,7 +346,9 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--warm-up", type=int, default=3, help="steps before the timed ones")
     add("--steps", type=int, default=8, help="timed steps of a run")
     add("--seconds", type=float, default=7200, help="in all; what does not fit is left out, and said")
-    add("--ours-flags", default="", help='more flags for our program: "--kernel matmul_forward=tiled"')
+    add(
+        "--llamac-flags", default="", help='more flags for llamac\'s program: "--kernel matmul_forward=tiled"'
+    )
     add("--baseline", type=Path, help=baseline)
     add("--devices", type=int, help="of a workload on several (default: 8, tiny-x2: 2)")
     add("--out", type=Path, help="JSON of everything (default: BUILD/bench_train.json)")
@@ -345,7 +357,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     for name, w in o.workloads.items():
         if w.devices > 1 and o.devices:
             o.workloads[name] = replace(w, devices=o.devices)
-        if o.other and "ours" in w.programs:
+        if o.other and "llamac" in w.programs:
             o.workloads[name] = replace(w, programs=(*w.programs, "other"))
     missing = {name for name in ("baseline", "other") if not getattr(o, name)}
     o.only = o.only.split(",") if o.only else [p for p in PROGRAMS if p not in missing]
@@ -357,8 +369,8 @@ def check(o: argparse.Namespace) -> None:
     """Raises ValueError for arguments that cannot be run."""
     if unknown := set(o.only) - set(PROGRAMS):
         raise ValueError(f"--only: expected some of {', '.join(PROGRAMS)}, found {min(unknown)}")
-    ours = "ours" in o.only and any("ours" in w.programs for w in o.workloads.values())
-    if ours and not (o.build / "train_llama3").is_file():
+    needed = "llamac" in o.only and any("llamac" in w.programs for w in o.workloads.values())
+    if needed and not (o.build / "train_llama3").is_file():
         raise ValueError(f"--build {o.build}: expected train_llama3 in it, found none")
     if "other" in o.only and not (o.other and (o.other / "train_llama3").is_file()):
         raise ValueError(f"--other: expected a folder with train_llama3 in it, found {o.other}")
@@ -389,7 +401,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         say(str(error))
         return 2
-    return int(any(run.failure and (run.failure != NO_MEMORY or run.program == "ours") for run in runs))
+    return int(any(run.failure and (run.failure != NO_MEMORY or run.program == "llamac") for run in runs))
 
 
 if __name__ == "__main__":

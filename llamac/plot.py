@@ -1,6 +1,7 @@
 """`python -m llamac.plot OUT` draws OUT/loss.png from OUT/log.jsonl."""
 
 import argparse
+import io
 import math
 from itertools import cycle
 from pathlib import Path
@@ -9,9 +10,19 @@ from typing import Any
 from llamac.errors import InputError, run
 from llamac.files import excerpt, parse_json, read_bytes
 
-COLORS = ("#4c78a8", "#f58518", "#6b7280", "#54a24b", "#b279a2", "#9d755d")
+# The palette of every picture and of the page of llamac.report. Any two differ for the color-blind, too:
+# test_plot.py. The first is llamac's.
+COLORS = ("#0072b2", "#d55e00", "#6b7280", "#56b4e9", "#ccbb44", "#7a1f2b", "#f4a6c0")
 _BLUE, _ORANGE, _GREY = COLORS[:3]
+WIDTH = 7.0  # inches. With this size of type, a picture at half its width can still be read.
 STYLE = {
+    "font.size": 11,
+    "axes.titlesize": 11,
+    "figure.titlesize": 11,
+    "xtick.labelsize": 10,
+    "ytick.labelsize": 10,
+    "legend.fontsize": 10,
+    "savefig.dpi": 150,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": _GREY,
@@ -109,9 +120,9 @@ def draw(events: list[dict], path: Path) -> None:
         figure, (top, bottom, *more) = plt.subplots(
             panels,
             1,
-            figsize=(8, 4.4 + 0.5 * panels),
+            figsize=(WIDTH, 2.9 + 1.1 * panels),
             sharex=True,
-            height_ratios=(4, 1, 1, 1)[:panels],
+            height_ratios=(3.4, 1, 1, 1)[:panels],
             layout="constrained",
         )
         steps, losses = series(events, "step", "loss")
@@ -127,25 +138,36 @@ def draw(events: list[dict], path: Path) -> None:
                          textcoords="offset points", ha="left", va="center", weight="bold",
                          annotation_clip=False)  # fmt: skip
         top.set_ylabel("loss (nats per token)")
-        top.set_title(_title(events), loc="left", fontsize=10, parse_math=False)
+        top.set_title(_title(events), loc="left", parse_math=False)
         top.legend()
         bottom.plot(*series(events, "step", "lr"), color=_GREY, linewidth=1.4)
-        bottom.set_ylabel("learning rate")
+        bottom.set_ylabel("learning\nrate")
         bottom.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
         bottom.set_ylim(bottom=0)
         if shares[0]:
             more[0].plot(*shares, ".", color=_GREY, markersize=3)
-            more[0].set_ylabel("saturated")
+            more[0].set_ylabel("saturated\nshare")
             more[0].set_yscale("log")
         for task, color in zip(tasks, cycle(COLORS)):
             of = [e for e in events if e.get("event") == "evaluation" and e.get("task", "") == task]
             more[-1].plot(*series(of, "evaluation", "accuracy"), "o-", color=color, markersize=3, label=task)
             more[-1].set_ylabel("accuracy")
-            more[-1].legend(fontsize=7)
+            # Above the panel, which is too low to have room beside its curves.
+            more[-1].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderpad=0)
         (more or [bottom])[-1].set_xlabel("step")
         bottom.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
-        figure.savefig(path, dpi=150)
+        figure.align_ylabels()
+        save(figure, path)
         plt.close(figure)
+
+
+def save(figure, path: Path) -> None:
+    """The PNG of a matplotlib figure in 64 colors, a third of the size of all of them."""
+    from PIL import Image  # matplotlib needs it, too
+
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    Image.open(content).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def short(number: float) -> str:
@@ -157,7 +179,7 @@ def short(number: float) -> str:
 
 
 def _title(events: list[dict]) -> str:
-    """Model, parameters, tokens, device and the median speed: what the log has of them."""
+    """Model, parameters and tokens, below them device and median speed: what the log has of them."""
     start: dict = {}
     run: dict = {}
     for event in events:
@@ -170,11 +192,11 @@ def _title(events: list[dict]) -> str:
         parts.append(f"{short(run['parameters'])} parameters")
     if steps[0] and "tokens_per_step" in run:
         parts.append(f"{short(steps[0][-1] * run['tokens_per_step'])} tokens")
-    if "device" in run:
-        parts.append(run["device"])
+    below = [run.get("device", "")]
     if speeds:
-        parts.append(f"{speeds[len(speeds) // 2]:,.0f} tokens/s")
-    return " · ".join(part for part in parts if part)
+        below.append(f"{speeds[len(speeds) // 2]:,.0f} tokens/s")
+    lines = (" · ".join(filter(None, line)) for line in (parts, below))
+    return "\n".join(filter(None, lines))
 
 
 def main() -> None:

@@ -71,11 +71,11 @@ def cells(markdown: str) -> list[list[str]]:
 
 
 def test_programs_take_turns_and_are_compared(fake, tmp_path, capsys):
-    assert bench_train.main([*fake(), "--ours-flags", "--kernel 'a b'"]) == 0
+    assert bench_train.main([*fake(), "--llamac-flags", "--kernel 'a b'"]) == 0
     out = capsys.readouterr().out
-    # Ours 1000 and 1100 in the two rounds, compile 800 and 640, eager 400 and 320.
+    # llamac 1000 and 1100 in the two rounds, compile 800 and 640, eager 400 and 320.
     assert cells(out) == [
-        ["ours", "none", "1050", "105.0", "80.2", "9.5", "2/2", "7.500", "-"],
+        ["llamac", "none", "1050", "105.0", "80.2", "9.5", "2/2", "7.500", "-"],
         ["compile", "none", "720", "72.0", "80.2", "22.2", "2/2", "7.500", "1.484"],
         ["eager", "none", "360", "36.0", "80.2", "22.2", "2/2", "7.500", "2.969"],
     ]
@@ -88,15 +88,15 @@ def test_programs_take_turns_and_are_compared(fake, tmp_path, capsys):
 
 
 def test_another_build_takes_its_turns(fake, tmp_path, capsys):
-    """`--other`: the same run by the program of another folder, without --ours-flags."""
+    """`--other`: the same run by the program of another folder, without --llamac-flags."""
     arguments, other = fake(), tmp_path / "other"
     other.mkdir()
     program = (tmp_path / "train_llama3").read_text().replace("'train_llama3'", "'other'")
     (other / "train_llama3").write_text(program.replace("(1000 if", "(500 if"))
     (other / "train_llama3").chmod(0o755)
-    arguments += ["--only", "ours,other", "--ours-flags", "--kernel a=b", "--other", str(other)]
+    arguments += ["--only", "llamac,other", "--llamac-flags", "--kernel a=b", "--other", str(other)]
     assert bench_train.main(arguments) == 0
-    # Ours 1000 and 1100 in the two rounds, other 500 and 1100.
+    # llamac 1000 and 1100 in the two rounds, other 500 and 1100.
     assert [row[-1] for row in cells(capsys.readouterr().out)] == ["-", "1.500"]
     assert [words[0] for words in calls(tmp_path)] == ["train_llama3", "other"] * 2
     ours, other = (dict(zip(words[1::2], words[2::2])) for words in calls(tmp_path)[:2])
@@ -108,7 +108,7 @@ def test_another_build_takes_its_turns(fake, tmp_path, capsys):
 def test_each_program_gets_the_same_run(fake, tmp_path):
     """The flags are ones that the programs take, and the tokens are there while they run."""
     check = "import shutil; shutil.copy(flags['--train-data'], folder + '/tokens.bin'); steps()"
-    assert bench_train.main([*fake(check), "--rounds", "1", "--ours-flags", "--kernel a=b"]) == 0
+    assert bench_train.main([*fake(check), "--rounds", "1", "--llamac-flags", "--kernel a=b"]) == 0
     ours, compiled, eager = calls(tmp_path)
     assert [ours[0], compiled[0], eager[0]] == ["train_llama3", "train_llama3.py", "train_llama3.py"]
     assert ours[-2:] == ["--kernel", "a=b"] and compiled[1] == eager[1] == "--train"
@@ -131,16 +131,16 @@ def test_workloads_are_the_issues():
     o.data, w = "tokens.bin", bench_train.WORKLOADS
     found = {
         (name, program): parse(
-            bench_train.command(o, w[name], program, Path("out"))[1 if program == "ours" else 3 :]
+            bench_train.command(o, w[name], program, Path("out"))[1 if program == "llamac" else 3 :]
         )
         for name in w
-        for program in ("ours", "eager")
+        for program in ("llamac", "eager")
     }
-    assert [found["8b-b1-t8192", p].recompute for p in ("ours", "eager")] == ["norm,swiglu", "none"]
-    assert [found["8b-b4-t8192", p].recompute for p in ("ours", "eager")] == ["block", "block"]
-    exact = {name for name in w if found[name, "ours"].master_weights == "on"}
-    assert exact == {"8b-b1-t8192-fp32"} and w["8b-b1-t8192-fp32"].programs == ("ours",)
-    assert {found[name, "ours"].optimizer_state for name in exact} == {"f32"}
+    assert [found["8b-b1-t8192", p].recompute for p in ("llamac", "eager")] == ["norm,swiglu", "none"]
+    assert [found["8b-b4-t8192", p].recompute for p in ("llamac", "eager")] == ["block", "block"]
+    exact = {name for name in w if found[name, "llamac"].master_weights == "on"}
+    assert exact == {"8b-b1-t8192-fp32"} and w["8b-b1-t8192-fp32"].programs == ("llamac",)
+    assert {found[name, "llamac"].optimizer_state for name in exact} == {"f32"}
     assert all(f.dtype == f.grad_dtype == "bf16" for f in found.values())
 
 
@@ -201,10 +201,10 @@ FAULTS = {
 @pytest.mark.parametrize("body, reason", FAULTS.values(), ids=FAULTS.keys())
 @pytest.mark.parametrize("who", ["ours", "torch"])
 def test_a_failing_run_is_named_and_the_rest_goes_on(fake, tmp_path, capsys, who, body, reason):
-    arguments = [*fake(**{who: body}), "--rounds", "1", "--only", "ours,eager"]
+    arguments = [*fake(**{who: body}), "--rounds", "1", "--only", "llamac,eager"]
     assert bench_train.main(arguments) == int(who == "ours" or reason != "out of memory")
     rows = {row[0]: row for row in cells(capsys.readouterr().out)}
-    failed, good = ("ours", "eager") if who == "ours" else ("eager", "ours")
+    failed, good = ("llamac", "eager") if who == "ours" else ("eager", "llamac")
     assert rows[failed][-1].startswith(reason) and rows[failed][2] == "-"
     assert rows[good][-3:] == ["1/1", "7.500", "-"]
     runs = json.loads((tmp_path / "bench_train.json").read_text())["runs"]
@@ -216,12 +216,12 @@ def test_what_the_time_does_not_allow_is_said(fake, tmp_path, capsys):
     child = f"import subprocess; subprocess.Popen(['sleep', '{OWN}']); "
     child += "open(folder + '/slow', 'w'); time.sleep(60)"
     begin = time.monotonic()
-    arguments = [*fake(torch=child), "--seconds", "4", "--only", "ours,eager"]
+    arguments = [*fake(torch=child), "--seconds", "4", "--only", "llamac,eager"]
     assert bench_train.main(arguments) == 0
     assert time.monotonic() - begin < 20 and (tmp_path / "slow").exists()
     out = capsys.readouterr().out
-    assert [row[0] for row in cells(out)] == ["ours"]
-    labels = "tiny eager, round 1; tiny ours, round 2; tiny eager, round 2"
+    assert [row[0] for row in cells(out)] == ["llamac"]
+    labels = "tiny eager, round 1; tiny llamac, round 2; tiny eager, round 2"
     assert f"Left out, the time was over: {labels}." in out
     assert (tmp_path / "bench_train.md").read_text() == out
     content = json.loads((tmp_path / "bench_train.json").read_text())
@@ -247,7 +247,7 @@ def test_ended_from_outside(fake, tmp_path):
     child = f"import subprocess; subprocess.Popen(['sleep', '{OWN}']); "
     child += "open(folder + '/slow', 'w'); time.sleep(60)"
     script = Path(bench_train.__file__)
-    process = subprocess.Popen([sys.executable, script, *fake(ours=child), "--only", "ours"])
+    process = subprocess.Popen([sys.executable, script, *fake(ours=child), "--only", "llamac"])
     while not (tmp_path / "slow").exists():
         assert process.poll() is None
         time.sleep(0.1)
@@ -256,7 +256,7 @@ def test_ended_from_outside(fake, tmp_path):
 
 
 REFUSED = {
-    "--only=ours,torch": "some of ours, other, ops, compile, eager, baseline, found torch",
+    "--only=llamac,torch": "some of llamac, other, ops, compile, eager, baseline, found torch",
     "--only=baseline": "--baseline: expected a script, found None",
     "--build=/nowhere": "--build /nowhere: expected train_llama3 in it",
     "--rounds=0": "--rounds, --steps: expected at least 1",

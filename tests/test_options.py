@@ -595,7 +595,7 @@ def test_plot_of_a_short_run(tmp_path, monkeypatch):
     plot.draw(events, tmp_path / "loss.png")
     (figure,) = seen
     top, bottom = figure.axes
-    assert top.get_title(loc="left") == "tiny · 2.4M parameters · 6.14K tokens · Abacus · 10,000 tokens/s"
+    assert top.get_title(loc="left") == "tiny · 2.4M parameters · 6.14K tokens\nAbacus · 10,000 tokens/s"
     figure.canvas.draw()
     ticks = [tick for tick in bottom.get_xticks() if bottom.get_xlim()[0] <= tick <= bottom.get_xlim()[1]]
     assert len(ticks) > 1 and all(tick == round(tick) for tick in ticks)
@@ -617,7 +617,7 @@ def test_plot_of_a_short_run(tmp_path, monkeypatch):
         ("piqa", [[3, 0.5]]),
     ]
     plot.draw(events[1:], tmp_path / "loss.png")  # a log of an earlier version
-    assert seen[1].axes[0].get_title(loc="left") == "tiny · 10,000 tokens/s"
+    assert seen[1].axes[0].get_title(loc="left") == "tiny\n10,000 tokens/s"
     monkeypatch.undo()
     pyplot.close("all")
 

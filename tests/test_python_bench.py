@@ -15,6 +15,7 @@ from llamac.bench import liger, measure, overhead, timing
 from llamac.bench import torch_operations as torch_ops
 from llamac.bench.functions import FUNCTIONS, Function, arguments_of, call_of, case_of, differences, sizes
 from llamac.errors import InputError
+from llamac.version import provenance
 
 SIZE = sizes("tiny", 1, 8)
 DEVICE = extension.device()
@@ -123,7 +124,7 @@ def test_bad_calls_of_least_work():
 
 
 def test_rows_follow_from_the_times(monkeypatch):
-    injected = {"ours": 2.0, "eager": 6.0, "compile": 3.0, "memcpy": 1.5, "copy": 1.0}
+    injected = {"llamac": 2.0, "eager": 6.0, "compile": 3.0, "memcpy": 1.5, "copy": 1.0}
     monkeypatch.setattr(
         measure, "medians_ms", lambda calls, device, seconds: {name: injected[name] for name in calls}
     )
@@ -131,7 +132,7 @@ def test_rows_follow_from_the_times(monkeypatch):
     rows = {r["baseline"]: r for r in measure.measure("swiglu", function, case, True, "default", 0)}
     moved = function.work(case, True)[0]
     limit = 8 * (int(moved) // 8) / 1e-3
-    assert rows.keys() == {"ours", "eager", "compile"}
+    assert rows.keys() == {"llamac", "eager", "compile"}
     for baseline, row in rows.items():
         rate = moved / injected[baseline] * 1e3
         assert row["rate"] == pytest.approx(rate) and row["limit"] == pytest.approx(limit)
@@ -144,8 +145,8 @@ def test_products_are_the_limit_of_what_computes(monkeypatch):
     monkeypatch.setattr(measure, "medians_ms", lambda calls, device, seconds: dict.fromkeys(calls, 4.0))
     function, case = FUNCTIONS["attention"], case_of("attention", SIZE, "bf16", "cpu")
     rows = {r["baseline"]: r for r in measure.measure("attention", function, case, False, "default", 0)}
-    assert {"ours", "eager", "compile", "sdpa flash", "sdpa cudnn"} == rows.keys()
-    assert rows["ours"]["unit"] == "TFLOP/s" and rows["ours"]["limit"] == 2 * 256**3 / 4e-3
+    assert {"llamac", "eager", "compile", "sdpa flash", "sdpa cudnn"} == rows.keys()
+    assert rows["llamac"]["unit"] == "TFLOP/s" and rows["llamac"]["limit"] == 2 * 256**3 / 4e-3
     assert "ms" in rows["sdpa flash"] and "RuntimeError" in rows["sdpa cudnn"]["error"]
 
 
@@ -155,7 +156,7 @@ def test_a_failing_baseline_leaves_the_others(monkeypatch):
     def broken(gate_up):
         raise RuntimeError("out of memory\nby far")
 
-    for field, failing in ((broken, {"ours"}), (right.ours, set())):
+    for field, failing in ((broken, {"llamac"}), (right.ours, set())):
         injected = Function(field, right.torch, right.inputs, right.leaves, right.forward, right.backward)
         rows = measure.measure("swiglu", injected, case_of("swiglu", SIZE, "f32", "cpu"), True, "default", 0)
         assert {r["baseline"] for r in rows if "error" in r} == failing
@@ -174,7 +175,7 @@ def test_peers_that_do_not_fit_together_are_timed_alone(monkeypatch):
     monkeypatch.setattr(measure, "medians_ms", medians)
     function, case = FUNCTIONS["swiglu"], case_of("swiglu", SIZE, "bf16", "cpu")
     rows = {r["baseline"]: r for r in measure.measure("swiglu", function, case, False, "default", 0)}
-    assert rows["ours"]["ms"] == rows["compile"]["ms"] == 2.0 and "ms" not in rows["eager"]
+    assert rows["llamac"]["ms"] == rows["compile"]["ms"] == 2.0 and "ms" not in rows["eager"]
     assert "out of memory" in rows["eager"]["error"]
 
 
@@ -208,19 +209,19 @@ def run(tmp_path, *arguments: str) -> tuple[int, list[dict]]:
 
 
 def test_the_chart(tmp_path, monkeypatch):
-    """Copies and products have an axis each; a call that the caches serve hides no other; ours is in the blue
-    of loss.png, and behind the others stands how many times as fast it is.
+    """Copies and products have an axis each; a call that the caches serve hides no other; llamac is in the
+    blue of loss.png, and behind the others stands how many times as fast it is.
     """
     pyplot = pytest.importorskip("matplotlib.pyplot")
     seen = []
     monkeypatch.setattr(pyplot, "close", seen.append)
-    known = {"preset": "8b", "device": "Abacus", "torch": "2", "dtype": "bf16"}
+    known = {"preset": "8b", "device": "Abacus", "torch": "2", "dtype": "bf16"} | provenance()
     kinds = {"rmsnorm": ("GB/s", 90), "precompute_cis": ("GB/s", 900), "attention": ("TFLOP/s", 70)}
     rows = [
         known | {"operation": name, "direction": "forward", "baseline": baseline, "unit": unit} | value
         for name, (unit, percent) in kinds.items()
         for baseline, value in (
-            ("ours", {"percent": percent, "ratio": None}),
+            ("llamac", {"percent": percent, "ratio": None}),
             ("eager", {"percent": percent / 2, "ratio": 2.0}),
         )
     ]
@@ -246,7 +247,7 @@ def test_the_whole_command(tmp_path, capsys):
     found = {(r["operation"], r["direction"], r["baseline"]) for r in rows}
     for name, function in FUNCTIONS.items():
         for direction in ("forward", "forward+backward") if function.leaves else ("forward",):
-            assert {(name, direction, baseline) for baseline in ("ours", "eager", "compile")} <= found
+            assert {(name, direction, baseline) for baseline in ("llamac", "eager", "compile")} <= found
     for row in rows:
         assert row.keys() >= KEYS
         if "error" not in row:
@@ -266,7 +267,7 @@ def test_a_wrong_function_is_the_exit_code(tmp_path, capsys, monkeypatch):
     code, rows = run(tmp_path, "--operation", "swiglu")
     streams = capsys.readouterr()
     assert code == 1 and streams.out.count("CHECK FAILED") == 2 and "output 0: " in streams.err
-    assert [bool(r.get("wrong")) for r in rows if r["baseline"] == "ours"] == [True, True]
+    assert [bool(r.get("wrong")) for r in rows if r["baseline"] == "llamac"] == [True, True]
 
 
 def test_f32_and_one_operation(tmp_path):
@@ -328,7 +329,7 @@ def test_overhead(tmp_path, capsys):
     assert code == 0 and text == (tmp_path / "overhead.md").read_text()
     assert "| operation | baseline | no gradient us | forward us | forward+backward us |" in text
     assert [(r["operation"], r["baseline"]) for r in rows] == [
-        (name, baseline) for name in ("rmsnorm", "precompute_cis") for baseline in ("ours", "eager")
+        (name, baseline) for name in ("rmsnorm", "precompute_cis") for baseline in ("llamac", "eager")
     ]
     for row in rows[:2]:
         assert 0 < row["no gradient us"] < row["forward+backward us"]

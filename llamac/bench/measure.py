@@ -31,7 +31,7 @@ def baselines_of(name: str, function: Function, mode: str) -> dict[str, Baseline
     leaves = function.leaves
     compiled = torch.compile(function.torch, dynamic=False, mode=None if mode == "default" else mode)
     baselines = {
-        "ours": Baseline(function.ours, leaves),
+        "llamac": Baseline(function.ours, leaves),
         "eager": Baseline(function.torch, leaves),
         "compile": Baseline(compiled, leaves),
     }
@@ -144,7 +144,7 @@ def measure(
             "limit": top,
             "unit": limit.unit,
             "percent": 100 * rate / top,
-            "ratio": ms[baseline_name] / ms["ours"] if "ours" in ms else None,
+            "ratio": ms[baseline_name] / ms["llamac"] if "llamac" in ms else None,
         }
     return list(rows.values())
 
@@ -194,9 +194,9 @@ def measure_operation(
         try:
             found = measure(name, function, case, direction != "forward", mode, seconds)
         except Exception as error:  # of the device's memory, most likely
-            found = [{"baseline": "ours", "error": reason(error)}]
+            found = [{"baseline": "llamac", "error": reason(error)}]
         for row in found:
-            more = {"wrong": wrong} if row["baseline"] == "ours" else {}
+            more = {"wrong": wrong} if row["baseline"] == "llamac" else {}
             head = {"operation": name, "direction": direction, "dtype": dtype, "shape": case.size}
             rows.append(head | row | more)
         if device != "cpu":

@@ -1,4 +1,4 @@
-"""The host's time of a call on tiny tensors, ours beside PyTorch's own: what a call costs beyond its kernel.
+"""The host's time of a call on tiny tensors, llamac's beside PyTorch's: what a call costs beyond its kernel.
 
 On a GPU calls are queued and not waited for, so the device's time is not in it; launching is. On a CPU the
 kernel's own time is, some microseconds at these shapes.
@@ -61,9 +61,9 @@ def host_medians_us(calls: Mapping[str, Call], device: str, rounds: int = ROUNDS
 
 
 def measure(name: str, dtype: str, device: str, rounds: int = ROUNDS) -> list[dict]:
-    """A row for ours and for eager: microseconds by kind of call, "forward us"."""
+    """A row for llamac and for eager: microseconds by kind of call, "forward us"."""
     function, case = FUNCTIONS[name], case_of(name, sizes("tiny", 1, 8), dtype, device)
-    formulas = {"ours": function.ours, "eager": function.torch}
+    formulas = {"llamac": function.ours, "eager": function.torch}
     rows: dict[str, dict[str, Any]] = {
         baseline: {"operation": name, "dtype": dtype, "baseline": baseline} for baseline in formulas
     }

@@ -1,12 +1,26 @@
 """Tables and charts of what was measured. Needs no torch."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamac.plot import COLORS, STYLE
+from llamac.plot import COLORS, STYLE, WIDTH, save
 
-LONGEST = 120.0  # percent: one call that the caches serve would make all other bars short
+_BLUE, _ORANGE, _GREY, _SKY, _YELLOW, _WINE, _PINK = COLORS
+# What is compared: its words in a picture, and the color that it has in all of them.
+PROGRAMS = {
+    "llamac": ("llamac", _BLUE),
+    "eager": ("PyTorch eager", _GREY),
+    "compile": ("torch.compile", _ORANGE),
+    "script": ("plain script, torch.compile", _SKY),
+    "ops": ("llamac.ops, torch.compile", _WINE),
+    "other": ("llamac, another build", _YELLOW),
+    "liger": ("Liger", _SKY),
+    "sdpa flash": ("FlashAttention-2", _YELLOW),
+    "sdpa cudnn": ("cuDNN", _WINE),
+    "storage": ("F.linear", _PINK),
+}
 
 
 def markdown(head: Sequence[str], rule: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -16,67 +30,78 @@ def markdown(head: Sequence[str], rule: Sequence[str], rows: Iterable[Sequence[s
 
 @dataclass
 class Bar:
-    """What a baseline reached: a length, and what stands behind it."""
+    """What a program reached: a length, and what stands behind it."""
 
     value: float
     label: str
 
 
-Groups = Mapping[str, Mapping[str, Bar]]  # by group, by baseline
+Groups = Mapping[str, Mapping[str, Bar]]  # by group, by a name of PROGRAMS
 
 
-def bars(panels: Mapping[str, Groups], title: str, path: Path) -> None:
+def bars(
+    panels: Mapping[str, Groups], title: str, path: Path, longest: float = math.inf, mark: float | None = None
+) -> None:
     """A PNG of horizontal bars: a panel for each unit, with an axis of its own, and in it one group below
-    another. A baseline that a group lacks has no bar there. Bars end at LONGEST; their labels say how long
-    they are.
+    another. A program that a group lacks has no bar there. Bars end at `longest`, so that one of them does
+    not make all others short; their labels say how long they are. mark: where a line says "equal".
     """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    baselines = list(
-        dict.fromkeys(name for groups in panels.values() for group in groups.values() for name in group)
-    )
-    # A group's height is its largest's of the panel.
-    rows = [len(groups) * (1 + max(map(len, groups.values()))) for groups in panels.values()]
-    with plt.rc_context(STYLE | {"font.size": 9}):
-        size = (9, 1 + 0.6 * len(panels) + 0.17 * sum(rows))
+    found = {name for groups in panels.values() for group in groups.values() for name in group}
+    names = [name for name in PROGRAMS if name in found]
+    heights = [_height(groups) for groups in panels.values()]
+    below = 0.4 * math.ceil(len(names) / 3) if len(names) > 1 else 0.0
+    size = (WIDTH, 0.2 + 0.2 * (1 + title.count("\n")) + 0.55 * len(panels) + sum(heights) + below)
+    with plt.rc_context(STYLE):
         figure, all_axes = plt.subplots(
-            len(panels), 1, figsize=size, layout="constrained", height_ratios=rows, squeeze=False
+            len(panels), 1, figsize=size, layout="constrained", height_ratios=heights, squeeze=False
         )
         for axes, (unit, groups) in zip(all_axes[:, 0], panels.items()):
-            _panel(axes, groups, baselines)
+            _panel(axes, groups, names, longest)
             axes.set_xlabel(unit)
+            if mark is not None:
+                axes.axvline(mark, color=_GREY, linewidth=1, zorder=0.9)
+        figure.suptitle(title, x=0.01, ha="left", parse_math=False)
         handles = {h.get_label(): h for axes in all_axes[:, 0] for h in axes.containers}
-        known = [name for name in baselines if name in handles]
-        figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-        place = {"loc": "outside lower center", "ncols": min(6, max(1, len(known)))}
-        figure.legend([handles[name] for name in known], known, **place)
-        figure.savefig(path, dpi=150)
+        if len(handles) > 1:
+            figure.legend(handles.values(), handles, loc="outside lower center", ncols=min(3, len(handles)))
+        save(figure, path)
         plt.close(figure)
 
 
-def _panel(axes, groups: Groups, baselines: Sequence[str]) -> None:
+def _height(groups: Groups) -> float:
+    """Inches of a panel: lines of type behind its bars and, on the left, of its groups' names."""
+    most = max((len(group) for group in groups.values()), default=1)
+    lines = max((1 + name.count("\n") for name in groups), default=1)
+    return len(groups) * max(0.21 * most + 0.1, 0.19 * lines + 0.08)
+
+
+def _panel(axes, groups: Groups, names: Sequence[str], longest: float) -> None:
     """The groups of one unit, each with its bars together."""
     height = 0.8 / max((len(group) for group in groups.values()), default=1)
-    longest = max((bar.value for group in groups.values() for bar in group.values()), default=0.0)
-    end = min(longest, LONGEST)
-    for name in baselines:
+    end = min(longest, max((bar.value for group in groups.values() for bar in group.values()), default=1.0))
+    for name in names:
         places, lengths, labels = [], [], []
         for row, group in enumerate(groups.values()):
             if name not in group:
                 continue
-            order = sorted(group, key=baselines.index)
+            order = [known for known in names if known in group]
             places.append(row + (order.index(name) - (len(group) - 1) / 2) * height)
             lengths.append(min(group[name].value, end))
             labels.append(("… " if group[name].value > end else "") + group[name].label)
         if not places:
             continue
-        color = COLORS[baselines.index(name) % len(COLORS)]
-        drawn = axes.barh(places, lengths, height, label=name, color=color)
-        axes.bar_label(drawn, labels, padding=2, fontsize=7)
+        words, color = PROGRAMS[name]
+        drawn = axes.barh(places, lengths, height, label=words, color=color, edgecolor="white", linewidth=0.5)
+        # On white, which keeps the line of the mark out of the type.
+        on = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+        axes.bar_label(drawn, labels, padding=3, fontsize=10, bbox=on)
     axes.set_yticks(range(len(groups)), groups)
+    axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.2 * end or 1)  # room for the labels
+    axes.set_xlim(0, 1.3 * end or 1)  # room for the labels
     axes.grid(axis="y", visible=False)

@@ -152,7 +152,7 @@ function profileChart(profile, report, state) {
 }
 
 function shareChart(profile, report, state) {
-  const colors = [...report.colors, "#e45756", "#72b7b2", "#eeca3b", "#ff9da6", "#7f7f7f", "#bab0ac"];
+  const colors = report.colors;
   const traces = profile.shares.map(
       ([name, ms, share], k) => ({
         type: "bar",
@@ -160,7 +160,11 @@ function shareChart(profile, report, state) {
         y: ["step"],
         x: [ms],
         name: plain(name),
-        marker: {color: shade(colors[k % colors.length], state.dark)},
+        marker: {
+          color: shade(colors[k % colors.length], state.dark),
+          opacity: k < colors.length ? 1 : 0.5,
+          line: {color: state.card, width: 1}
+        },
         text: share > 0.04 ? `${plain(name)} ${(100 * share).toFixed(0)}%` : "",
         textposition: "inside",
         insidetextanchor: "middle",

@@ -1,0 +1,226 @@
+"""The palette of all pictures, and dev/chart.py: pictures from pages and from result files."""
+
+import itertools
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "dev"))
+import bench_train
+import chart
+
+from llamac import plot
+from llamac.bench.report import PROGRAMS
+from llamac.errors import InputError
+from llamac.version import provenance
+
+pyplot = pytest.importorskip("matplotlib.pyplot")
+
+# Linear RGB as the color-blind see it: Machado, Oliveira and Fernandes (2009), severity 1.
+SIGHT = {
+    "normal": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+                   [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+                     [-0.011820, 0.042940, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602],
+                   [0.004733, 0.691367, 0.303900]],
+}  # fmt: skip
+XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+
+def lab(color: str, sight) -> np.ndarray:
+    """CIELAB of "#0072b2"."""
+    rgb = np.array([int(color[k : k + 2], 16) / 255 for k in (1, 3, 5)])
+    linear = np.where(rgb > 0.04045, ((rgb + 0.055) / 1.055) ** 2.4, rgb / 12.92)
+    xyz = XYZ @ np.clip(np.array(sight) @ linear, 0, 1) / XYZ.sum(1)
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def nearest(colors, sight) -> float:
+    """The least distance of two colors; 2.3 can just be told apart."""
+    pairs = itertools.combinations([lab(color, sight) for color in colors], 2)
+    return min(float(np.linalg.norm(a - b)) for a, b in pairs)
+
+
+@pytest.mark.parametrize("sight", SIGHT.values(), ids=SIGHT)
+def test_the_color_blind_tell_the_palette_apart(sight):
+    assert nearest(plot.COLORS, sight) > 18
+    assert nearest(("#b279a2", "#9d755d"), SIGHT["tritanopia"]) < 10, "an injected fault: too near"
+
+
+def test_the_page_of_reports_has_the_palette():
+    style = (ROOT / "llamac/report/page/page.css").read_text()
+    assert f"--accent: {plot.COLORS[0]};" in style and f"background: {plot.COLORS[1]};" in style
+    assert {color for _, color in PROGRAMS.values()} <= set(plot.COLORS)
+
+
+# Pages and result files
+
+PAGE = """\
+# Some GPU
+
+`command`, 2026-11-20, commit abcdef0:
+
+| workload | llamac tokens/s | file tokens/s | ratio | script tokens/s | ratio | commit |
+|---|---:|---:|---:|---:|---:|---|
+| tiny, B=2 T=64 | 11,000 | 10,000 | 1.1 | 8,000 | 1.375 | abcdef0 |
+| small, B=1 T=8 | 500 | 400 | 1.25 | | | 1234567 |
+
+Text of the next one, 2026-11-21, commit
+2345678.
+
+| operation | types | % of limit |
+| --- | --- | ---: |
+| adamw | T=bf16 | 97.5 |
+| adamw | T=f32 | 103.1 |
+| matmul_forward | bf16 |  |
+
+| function | forward ms | ratio to eager | ratio to compile | forward and backward ms | ratio to eager | ratio to compile |
+|---|---:|---:|---:|---:|---:|---:|
+| rope | 0.1 | 14.9 | 1.14 | 0.2 | 15.5 | 1.15 |
+| cross_entropy | | | 1.98 | | | 1.44 |
+"""  # noqa: E501
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    """drawn(chart, content, name): the figure that dev/chart.py draws of a file."""
+    figures = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+
+    def make(kind: str, content: str, name: str = "page.md"):
+        (tmp_path / name).write_text(content)
+        arguments = ["chart.py", kind, str(tmp_path / name), "--to", str(tmp_path / "chart.png")]
+        monkeypatch.setattr("sys.argv", arguments)
+        chart.main()
+        picture = (tmp_path / "chart.png").read_bytes()
+        assert picture.startswith(b"\x89PNG") and len(picture) < 100_000
+        return figures[-1]
+
+    yield make
+    monkeypatch.undo()
+    pyplot.close("all")
+
+
+def title(figure) -> str:
+    return figure.get_suptitle()
+
+
+def labels(axes) -> list[str]:
+    return [text.get_text() for text in axes.texts]
+
+
+def runs(**speeds: float) -> str:
+    found = []
+    for program, speed in speeds.items():
+        for number in (1, 2):
+            one = bench_train.Run("tiny", program, number, tokens_per_s=speed * number, device="Some GPU")
+            found.append(vars(one))
+    found.append(vars(bench_train.Run("tiny", "eager", 1, failure="out of memory")))
+    return json.dumps(provenance() | {"runs": found})
+
+
+def line(operation: str, percent: float | None, **more) -> dict:
+    variants = [{"variant": "vectorized", "ms": 1.0, "percent": percent}]
+    variants += [{"variant": "naive", "ms": 9.0, "percent": 11.0}]
+    return {"operation": operation, "preset": "8b", "device": "Some GPU", "emulated": False,
+            "check": {"passed": True}, "runs": variants} | more  # fmt: skip
+
+
+def test_training_of_a_page(drawn):
+    figure = drawn("training", PAGE)
+    (axes,) = figure.axes
+    assert "Some GPU, 2026-11-20, commit abcdef0, 1234567" in title(figure)
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["tiny\nB=2 T=64", "small\nB=1 T=8"]
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([100, 100, 1000 / 11, 80, 800 / 11])
+    assert labels(axes) == ["11,000", "500", "10,000   1.10x", "400   1.25x", "8,000   1.38x"]
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == [
+        "llamac",
+        "torch.compile",
+        "plain script, torch.compile",
+    ]
+
+
+def test_training_of_results(drawn):
+    """A failed run has no bar; the script is called baseline in them."""
+    figure = drawn("training", runs(llamac=100, compile=50, baseline=80), "bench_train.json")
+    assert labels(figure.axes[0]) == ["150", "75   2.00x", "120   1.25x"]
+    assert f"Some GPU, llamac {provenance()['version']}, commit {provenance()['commit']}" in title(figure)
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["tiny\nB=2 T=64"]
+
+
+def test_kernels(drawn):
+    """A bar ends at the least of an operation's types; a product and a wrong kernel have none."""
+    figure = drawn("kernels", PAGE)
+    (axes,) = figure.axes
+    assert "2026-11-21, commit 2345678" in title(figure) and "copy" in axes.get_xlabel()
+    assert [bar.get_width() for bar in axes.patches] == [97.5] and labels(axes) == ["97.5 to 103.1"]
+    lines = [line("rope_forward", 95.04), line("matmul_forward", 80.0), line("swiglu_forward", None)]
+    lines += [line("adamw", 99.0, check={"passed": False}), line("rope_forward", 60.0, preset="small")]
+    figure = drawn("kernels", json.dumps(provenance() | {"results": lines}), "bench.json")
+    assert [labels(axes) for axes in figure.axes] == [["95.0"], ["60.0"]]
+    assert figure.axes[1].get_xlabel().endswith(", small widths")
+
+
+def test_ops(drawn):
+    """A panel for each direction; the longest bar is cut, and says so."""
+    page = PAGE.replace("| function", "One more, 2026-11-22, commit 3456789.\n\n| function")
+    forward, both = drawn("ops", page).axes
+    assert labels(forward) == ["… 14.9x", "1.14x", "1.98x"] and labels(both) == ["… 15.5x", "1.15x", "1.44x"]
+    assert [bar.get_width() for bar in forward.patches] == [5, 1.14, 1.98]
+
+
+REFUSED = {
+    "no table": ("training", "# GPU\n", "a.md", "expected a table with the columns workload, "),
+    "no commit": ("ops", PAGE, "a.md", "table at line 19: expected `DATE, commit HASH` above it, found none"),
+    "cells": ("kernels", PAGE.replace("| 97.5 |", "| 97.5 | 1 |"), "a.md",
+              "line 15: expected 3 cells, found 4"),
+    "number": ("kernels", PAGE.replace("97.5", "fast"), "a.md", "expected a number, found 'fast'"),
+    "nothing": ("kernels", PAGE.replace("97.5", "").replace("103.1", ""), "a.md", "found none"),
+    "no JSON": ("kernels", "{", "a.json", "expected JSON"),
+    "keys": ("training", '{"runs": []}', "a.json", "not the JSON of a benchmark: KeyError('version')"),
+    "fields": ("training", '{"runs": [{"a": 1}]}', "a.json", "not the JSON of a benchmark: TypeError"),
+    "list": ("kernels", "[1]", "a.json", "not the JSON of a benchmark"),
+    "program": ("training", runs(llamac=1, new=2), "a.json", "expected programs of llamac, eager"),
+    "emulated": ("kernels", json.dumps(provenance() | {"results": [line("adamw", 9.0, emulated=True)]}),
+                 "a.json", "expected times of a device, found those of its emulation"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind, content, name, message", REFUSED.values(), ids=REFUSED)
+def test_refused(drawn, tmp_path, kind, content, name, message):
+    with pytest.raises(InputError) as error:
+        drawn(kind, content, name)
+    assert message in str(error.value) and str(tmp_path / name) in str(error.value)
+    assert not (tmp_path / "chart.png").exists()
+
+
+def test_the_command_says_one_line(tmp_path):
+    command = [
+        sys.executable,
+        ROOT / "dev/chart.py",
+        "training",
+        tmp_path / "none.md",
+        "--to",
+        tmp_path / "a",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == f"chart.py: {tmp_path / 'none.md'}: cannot open: No such file or directory\n"
+
+
+@pytest.mark.parametrize("kind", chart.CHARTS)
+def test_the_pictures_of_the_documentation(drawn, kind):
+    """The page still has the tables. A picture's command stands on a page that shows it."""
+    page = ROOT / "docs/benchmarks/nvidia-h200.md"
+    drawn(kind, page.read_text())
+    command = f"dev/chart.py {kind} docs/benchmarks/nvidia-h200.md --to docs/images/{kind}.png"
+    text = page.read_text()
+    assert f"](../images/{kind}.png)" in text and command in text
+    assert (ROOT / f"docs/images/{kind}.png").stat().st_size < 100_000
