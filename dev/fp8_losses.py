@@ -3,14 +3,18 @@ some seeds of each, with BUILD/train_llama3. On a CPU with few steps, on a GPU w
 
     python dev/fp8_losses.py --steps 2000 --seeds 3 --out out/fp8_losses
 
-Prints a markdown table, and writes it to OUT/table.md after each run. A run whose log is complete is not done
+Losses of seeds differ by far more than those of recipes: the standard error of a difference says how many
+seeds are enough. Prints a markdown table, and writes it to OUT/table.md after each run. A run whose log is
+complete is not done
 again. Words after -- are flags of every run. Exit code: 1 where a run failed, 2 for bad arguments.
 """
 
 import argparse
+import math
 import statistics
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bench import last_line, markdown
@@ -23,7 +27,10 @@ ROOT = Path(__file__).resolve().parents[1]
 BASELINE = "bf16"
 RECIPES = {BASELINE: ["--matmul-dtype", "storage"]}
 RECIPES |= {name: ["--matmul-dtype", "fp8", "--fp8-recipe", name] for name in ("tensor", "delayed", "row")}
-HEAD = "recipe", "seeds", "final validation loss", "standard deviation", "least", "largest", "to bf16, %"
+HEAD = (
+    *("recipe", "seeds", "final validation loss", "standard deviation", "least", "largest"),
+    *("to bf16, %", "standard error of it"),
+)
 
 
 def validation_loss(log: Path, steps: int) -> float | None:
@@ -50,14 +57,25 @@ def run(o: argparse.Namespace, recipe: str, seed: int) -> float | None:
     return validation_loss(out / "log.jsonl", o.steps)
 
 
+def change(found: list[float], losses: dict[str, list[float]]) -> tuple[str, str]:
+    """Of the mean loss to the baseline's, in percent, and the standard error of that."""
+    baseline = losses.get(BASELINE, [])
+    if not baseline or found is baseline:
+        return "", ""
+    mean = statistics.mean(baseline)
+    relative = f"{100 * (statistics.mean(found) / mean - 1):+.2f}"
+    if len(found) < 2 or len(baseline) < 2:
+        return relative, ""
+    error = math.sqrt(sum(statistics.variance(x) / len(x) for x in (found, baseline))) / mean
+    return relative, f"{100 * error:.2f}"
+
+
 def table(losses: dict[str, list[float]]) -> str:
     rows = []
     for recipe, found in losses.items():
         mean = statistics.mean(found)
         spread = f"{statistics.stdev(found):.4f}" if len(found) > 1 else ""
-        baseline = losses.get(BASELINE)
-        change = f"{100 * (mean / statistics.mean(baseline) - 1):+.2f}" if baseline else ""
-        numbers = f"{mean:.4f}", spread, f"{min(found):.4f}", f"{max(found):.4f}", change
+        numbers = f"{mean:.4f}", spread, f"{min(found):.4f}", f"{max(found):.4f}", *change(found, losses)
         rows.append((recipe, str(len(found)), *numbers))
     return markdown(HEAD, ["---", *["---:"] * (len(HEAD) - 1)], rows)
 
@@ -67,13 +85,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--build", type=Path, default=ROOT / "build/auto")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once")
     parser.add_argument("--val-steps", type=int, default=64)
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
     parser.add_argument("--out", type=Path, default=ROOT / "out/fp8_losses")
     parser.add_argument("flags", nargs="*", help="of train_llama3, after --")
     o = parser.parse_args()
-    if o.steps < 1 or o.seeds < 1:
-        parser.error(f"--steps {o.steps} --seeds {o.seeds}: expected at least 1 of each")
+    if min(o.steps, o.seeds, o.jobs) < 1:
+        parser.error(f"--steps {o.steps} --seeds {o.seeds} --jobs {o.jobs}: expected at least 1 of each")
     o.build, o.out = o.build.resolve(), o.out.resolve()
     return o
 
@@ -82,9 +101,10 @@ def main() -> int:
     o = arguments()
     losses: dict[str, list[float]] = {}
     failed = False
-    for seed in range(1, o.seeds + 1):  # a table after the first runs is of all recipes
-        for recipe in o.recipes:
-            loss = run(o, recipe, seed)
+    # A table after the first runs is of all recipes.
+    runs = [(recipe, seed) for seed in range(1, o.seeds + 1) for recipe in o.recipes]
+    with ThreadPoolExecutor(o.jobs) as pool:
+        for (recipe, seed), loss in zip(runs, pool.map(lambda of: run(o, *of), runs), strict=True):
             failed |= loss is None
             if loss is None:
                 continue
