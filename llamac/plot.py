@@ -1,4 +1,6 @@
-"""`python -m llamac.plot OUT` draws OUT/loss.png from OUT/log.jsonl."""
+"""`python -m llamac.plot OUT` draws OUT/loss.png from OUT/log.jsonl, `python -m llamac.plot OUT OUT2 --to PNG` the losses
+of several runs beside each other.
+"""
 
 import argparse
 import io
@@ -161,6 +163,29 @@ def draw(events: list[dict], path: Path) -> None:
         plt.close(figure)
 
 
+def draw_beside(runs: dict[str, list[dict]], path: Path) -> None:
+    """The losses of several runs in one panel: training smoothed and thin, validation with points. A PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with plt.rc_context(STYLE):
+        figure, panel = plt.subplots(figsize=(WIDTH, 4), layout="constrained")
+        for (name, events), color in zip(runs.items(), cycle(COLORS)):
+            steps, losses = series(events, "step", "loss")
+            panel.plot(steps, smooth(losses), color=color, alpha=0.5, linewidth=1)
+            val_steps, val_losses = series(events, "val", "loss")
+            last = f", {val_losses[-1]:.4f}" if val_losses else ""
+            panel.plot(val_steps, val_losses, "o-", color=color, markersize=4, label=name + last)
+        panel.set_xlabel("step")
+        panel.set_ylabel("loss (nats per token)")
+        panel.set_title(_title(next(iter(runs.values()))).splitlines()[0], loc="left", parse_math=False)
+        panel.legend(title="validation, last")
+        save(figure, path)
+        plt.close(figure)
+
+
 def save(figure, path: Path) -> None:
     """The PNG of a matplotlib figure in 64 colors, a third of the size of all of them."""
     from PIL import Image  # matplotlib needs it, too
@@ -199,15 +224,26 @@ def _title(events: list[dict]) -> str:
     return "\n".join(filter(None, lines))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Draw OUT/loss.png from OUT/log.jsonl.")
-    parser.add_argument("out", type=Path, metavar="OUT", help="directory of a run")
-    out = parser.parse_args().out
+def _steps_of(out: Path) -> list[dict]:
     events = read_log(out / "log.jsonl")
     if not any(e.get("event") == "step" for e in events):
         raise InputError(f"{out / 'log.jsonl'}: expected at least one step, found none")
-    draw(events, out / "loss.png")
-    print(out / "loss.png")
+    return events
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draw the losses of a run, or of several.")
+    parser.add_argument("out", type=Path, nargs="+", metavar="OUT", help="directory of a run")
+    parser.add_argument("--to", type=Path, metavar="PNG", help="the picture (OUT/loss.png of one run)")
+    options = parser.parse_args()
+    if len(options.out) > 1:
+        if not options.to:
+            parser.error("several runs: expected --to PNG, found none")
+        draw_beside({out.name: _steps_of(out) for out in options.out}, options.to)
+    else:
+        options.to = options.to or options.out[0] / "loss.png"
+        draw(_steps_of(options.out[0]), options.to)
+    print(options.to)
 
 
 if __name__ == "__main__":

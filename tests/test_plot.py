@@ -224,3 +224,16 @@ def test_the_pictures_of_the_documentation(drawn, kind):
     text = page.read_text()
     assert f"](../images/{kind}.png)" in text and command in text
     assert (ROOT / f"docs/images/{kind}.png").stat().st_size < 100_000
+
+
+def test_several_runs_in_one_picture(tmp_path):
+    for name, loss in (("bf16", 2.0), ("fp8", 2.1)):
+        (tmp_path / name).mkdir()
+        events = [{"event": "step", "step": k, "loss": loss + 1 / k} for k in range(1, 5)]
+        events += [{"event": "val", "step": 4, "loss": loss}]
+        (tmp_path / name / "log.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+    command = [sys.executable, "-m", "llamac.plot", tmp_path / "bf16", tmp_path / "fp8"]
+    done = subprocess.run([*command, "--to", tmp_path / "both.png"], capture_output=True, text=True)
+    assert done.returncode == 0 and (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG"), done.stderr
+    without = subprocess.run(command, capture_output=True, text=True)
+    assert without.returncode == 2 and "expected --to PNG" in without.stderr
