@@ -1,6 +1,4 @@
-"""`python -m llamac.plot OUT` draws OUT/loss.png from OUT/log.jsonl, `python -m llamac.plot OUT OUT2 --to PNG` the losses
-of several runs beside each other.
-"""
+"""`python -m llamac.plot OUT` draws OUT/loss.png; with several runs and `--to PNG`, their losses."""
 
 import argparse
 import io
@@ -180,7 +178,7 @@ def draw_beside(runs: dict[str, list[dict]], path: Path) -> None:
             panel.plot(val_steps, val_losses, "o-", color=color, markersize=4, label=name + last)
         panel.set_xlabel("step")
         panel.set_ylabel("loss (nats per token)")
-        panel.set_title(_title(next(iter(runs.values()))).splitlines()[0], loc="left", parse_math=False)
+        panel.set_title(_title(next(iter(runs.values()))).split("\n")[0], loc="left", parse_math=False)
         panel.legend(title="validation, last")
         save(figure, path)
         plt.close(figure)
