@@ -65,18 +65,24 @@ def scaled_matmul(h: Harness) -> None:
                 a = h.tensor((N, C), form_a, encode(h.normal(N, C, scale=30), form_a))
                 b = h.tensor((K, C), form_b, encode(h.normal(K, C, scale=30), form_b))
                 a_scale, b_scale = h.tensor((1,), F, [0.037]), h.tensor((1,), F, [0.021])
+                by_row = [h.tensor((n,), F, np.exp2(h.random.integers(-4, 4, n))) for n in (N, K)]
                 residual = h.tensor((N, K), dt, h.normal(N, K)) if added == "residual" else None
                 out = h.tensor((N, K), dt, h.normal(N, K))
-                product = decode(a.data, form_a) @ decode(b.data, form_b).T * (a_scale.get() * b_scale.get())
+                product = decode(a.data, form_a) @ decode(b.data, form_b).T
                 before = out.get() if added == "accumulate" else 0 if residual is None else residual.get()
                 each = 2 if dt == "bf16" else 64
-                h.case(
-                    "scaled_matmul",
-                    f"N={N} C={C} K={K} T={dtype_name(dt)} P={form_a} Q={form_b} {added}".rstrip(),
-                    [out, a, b, a_scale, b_scale, residual],
-                    [added == "accumulate", 0],
-                    [Output(out, product + before, each, each, 2.0**-19, name="out")],
-                )
+                for operation, scales, factor in (
+                    ("scaled_matmul", [a_scale, b_scale], a_scale.get() * b_scale.get()),
+                    ("scaled_matmul_rows", by_row, np.outer(*(scale.get() for scale in by_row))),
+                ):
+                    out = h.tensor((N, K), dt, before if added == "accumulate" else h.normal(N, K))
+                    h.case(
+                        operation,
+                        f"N={N} C={C} K={K} T={dtype_name(dt)} P={form_a} Q={form_b} {added}".rstrip(),
+                        [out, a, b, *scales, residual],
+                        [added == "accumulate", 0],
+                        [Output(out, product * factor + before, each, each, 2.0**-19, name="out")],
+                    )
 
 
 def rounded(x: np.ndarray) -> np.ndarray:

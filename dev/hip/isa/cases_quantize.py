@@ -1,4 +1,4 @@
-"""Cases of the operations that end as codes of fp8: quantize and those of swiglu.
+"""Cases of the operations that end as codes of fp8: quantize, quantize_rows, and those of swiglu and rope.
 
 Codes, maximum and count are compared exactly. Where an operation makes the values, they are those that the
 device's own operation without codes stores, which are compared with float64.
@@ -114,3 +114,64 @@ def swiglu_backward_quantize(h: Harness) -> None:
             codes.outputs(stored.get(), scale),
             check=Output(stored, truth, *TOLERANCE[dt], name="stored").judge,
         )
+
+
+def rope_backward_quantize(h: Harness) -> None:
+    """Two of three heads are turned."""
+    for N, HD, dt, scale, codes, text in calls(h, parts=3):
+        if HD % 16:
+            continue
+        half, time = HD // 2, N if N % 2 else N // 2
+        angles = h.random.uniform(0, 2 * np.pi, (time, half))
+        cis = h.tensor((time, half, 2), F, np.stack([np.cos(angles), np.sin(angles)], -1))
+        dout = h.tensor((N, 3, HD), dt, spread(h, N, 3, HD))
+        first = h.tensor((N // time, time, 2, HD), dt, dout.get()[:, :2].reshape(N // time, time, 2, HD))
+        stored = h.tensor((N // time, time, 2, HD), dt)
+        stored_by(h, "rope_backward", [stored, first, cis], [0])
+        a, b = first.get()[..., :half], first.get()[..., half:]
+        c, s = (cis.get()[None, :, None, :, k] for k in (0, 1))
+        truth = np.concatenate([a * c + b * s, b * c - a * s], -1)
+        turned = stored.get().reshape(N, 2, HD)
+        values = np.concatenate([turned, dout.get()[:, 2:]], 1).reshape(N, 3 * HD)
+        for tensor, shape in zip(codes.tensors, ((N, 3, HD), (3, HD, N))):
+            if tensor is not None:
+                tensor.shape = shape
+        h.case(
+            "rope_backward_quantize",
+            text,
+            [*codes.tensors, dout, cis, scale],
+            [2],
+            codes.outputs(values, scale),
+            check=Output(stored, truth, 2, 2, 2.0**-22, name="stored").judge,
+        )
+
+
+def scale_of(largest: np.ndarray, limit: float) -> np.ndarray:
+    """The largest power of two with which the values stay within the limit; 1 where all are 0."""
+    (m_limit, e_limit), (m, e) = np.frexp(limit), np.frexp(largest)
+    return np.where(largest > 0, np.ldexp(1.0, e_limit - e - (m > m_limit)), 1.0)
+
+
+def quantize_rows(h: Harness) -> None:
+    for form in FORMS:
+        limit = largest_of(form)
+        for N, C, dt in ((160, 144, "bf16"), (144, 272, F), (16, 16, "bf16")):
+            x = h.tensor((N, C), dt, spread(h, N, C))
+            X = x.get()
+            by_row, by_column = scale_of(np.abs(X).max(1), limit), scale_of(np.abs(X).max(0), limit)
+            out, transposed = h.tensor((N, C), form), h.tensor((C, N), form)
+            inverse, inverse_transposed = h.tensor((N,), F), h.tensor((C,), F)
+            saturated = h.tensor((1,), np.int32, [3])
+            h.case(
+                "quantize_rows",
+                f"N={N} C={C} T={dtype_name(dt)} Q={form}",
+                [out, transposed, inverse, inverse_transposed, saturated, x],
+                [limit],
+                [
+                    Output(out, encode(X * by_row[:, None], form), exact=True, name="out"),
+                    Output(transposed, encode((X * by_column).T, form), exact=True, name="transposed"),
+                    Output(inverse, 1 / by_row, exact=True, name="inverse"),
+                    Output(inverse_transposed, 1 / by_column, exact=True, name="inverse_transposed"),
+                    Output(saturated, np.array([3]), exact=True, name="saturated"),
+                ],
+            )

@@ -82,9 +82,9 @@ def main() -> int:
 
     if not options.no_build:
         build(options.libraries, options.program)
+    import cases_quantize as fp8
     from cases_matrix import attention, matmul, scaled_matmul
     from cases_optimizer import adamw, adamw_quantize
-    from cases_quantize import quantize, swiglu_backward_quantize, swiglu_forward_quantize
     from cases_rows import precompute_cis, repeat_kv, rmsnorm, rope, swiglu
     from cases_training import convert, cross_entropy, embedding, global_norm, hash_bits, mean_loss
     from device import Device
@@ -99,7 +99,8 @@ def main() -> int:
     start, broken = time.time(), 0
     elementwise = (rmsnorm, swiglu, rope, precompute_cis, repeat_kv)
     training = cross_entropy, mean_loss, adamw, global_norm, hash_bits, convert, embedding
-    codes = quantize, swiglu_forward_quantize, swiglu_backward_quantize, adamw_quantize
+    codes = fp8.quantize, fp8.quantize_rows, fp8.swiglu_forward_quantize, fp8.swiglu_backward_quantize
+    codes += fp8.rope_backward_quantize, adamw_quantize
     for group in (*elementwise, *training, *codes, matmul, scaled_matmul, attention):
         try:
             group(harness)
