@@ -177,7 +177,8 @@ Operation rope_backward_quantize(
     "rope_backward_quantize<T: f32 bf16 f64, A: arithmetic(T), Q: e4m3 e5m2 e4m3fnuz e5m2fnuz f64>"
     "(out?: Q[N,NH,HD], transposed?: Q[NH,HD,N], amax?~: A[1] >0 rounded, saturated?~: i32[1] >0;"
     " dout: T[N,NH,HD], cis: A[T,HD/2,2], scale: A[1] >0; rotated: int >=0 {2, 1}) multiple(N, T)"
-    " test(N=160, T=80, NH=3, HD=48) test(N=16, T=16, NH=2, HD=144)",
+    " test(N=160, T=80, NH=3, HD=48) test(N=16, T=16, NH=2, HD=144) test(N=2, T=1, NH=1, HD=16)"
+    " test(N=2, T=2, NH=1, HD=2)",
     "fp8 of a gradient whose first heads are turned back, transposed too, and the largest size",
     {{"cpu", "tiles over threads", Backend::host,
       instantiations<LLAMAC_QUANTIZE(rope_backward_quantize_cpu)>()},
