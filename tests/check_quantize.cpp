@@ -277,6 +277,6 @@ void check_adamw() {
 
 int main(int argc, char** argv) {
     limit_spinning(argv);
-    return run_checks(argc, argv, checks<check_swiglu_forward, check_swiglu_backward, check_rope_backward,
-                                          check_adamw>());
+    return run_checks(
+        argc, argv, checks<check_swiglu_forward, check_swiglu_backward, check_rope_backward, check_adamw>());
 }

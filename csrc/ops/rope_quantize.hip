@@ -78,7 +78,8 @@ __global__ void rope_backward_quantize_naive_kernel(QuantizedData<Q> to, const T
         const int64_t half = HD / 2, j = c % HD;
         const bool first = j < half;
         const float* angle = cis + 2 * (n % time * half + j % half);
-        value = rotated(value, float(dout[first ? i + half : i - half]), angle[0], first ? angle[1] : -angle[1]);
+        value =
+            rotated(value, float(dout[first ? i + half : i - half]), angle[0], first ? angle[1] : -angle[1]);
     }
     quantize_element(to, n, c, float(T(value)), *scale);
 }
@@ -90,8 +91,8 @@ void rope_backward_quantize_naive(View<Q, 3> out, View<Q, 3> transposed, View<fl
     const int64_t N = dout.shape[0], NH = dout.shape[1], HD = dout.shape[2], C = NH * HD;
     launch(Grid(blocks_for(N * C, context.threads), context.threads, context.stream),
            rope_backward_quantize_naive_kernel<T, Q>,
-           data_of(side_by_side(out, transposed, amax, saturated, N, C), N, C), dout.data, cis.data, scale.data,
-           cis.shape[0], HD, std::min(rotated, NH) * HD);
+           data_of(side_by_side(out, transposed, amax, saturated, N, C), N, C), dout.data, cis.data,
+           scale.data, cis.shape[0], HD, std::min(rotated, NH) * HD);
 }
 
 // ---- vectorized: tiles, 128-bit accesses
@@ -160,17 +161,17 @@ void rope_backward_quantize_vectorized(View<Q, 3> out, View<Q, 3> transposed, Vi
                                        LaunchContext context) {
     const int64_t N = dout.shape[0], NH = dout.shape[1], HD = dout.shape[2], C = NH * HD;
     launch(tile_grid(N, C, 1, context.stream), rope_backward_quantize_vectorized_kernel<T, Q>,
-           data_of(side_by_side(out, transposed, amax, saturated, N, C), N, C), dout.data, cis.data, scale.data,
-           tiles_across(C, 1), static_cast<unsigned>(cis.shape[0]), static_cast<unsigned>(HD),
+           data_of(side_by_side(out, transposed, amax, saturated, N, C), N, C), dout.data, cis.data,
+           scale.data, tiles_across(C, 1), static_cast<unsigned>(cis.shape[0]), static_cast<unsigned>(HD),
            static_cast<unsigned>(std::min(rotated, NH) * HD));
 }
 
 constexpr Constraints whole_halves{
-    "HD and, beside transposed, N multiples of 16, operands aligned to 16 bytes, fewer than 2^31 rows and columns",
+    "HD and, beside transposed, N multiples of 16, operands aligned to 16 bytes, fewer than 2^31 rows and "
+    "columns",
     [](const Call& c) {
         const int64_t C = c["NH"] * c["HD"], limit = int64_t{1} << 31;
-        return c["HD"] % 16 == 0 && c["N"] < limit && C < limit &&
-               tiles_fit(c, c["N"], C, {"dout", "cis"});
+        return c["HD"] % 16 == 0 && c["N"] < limit && C < limit && tiles_fit(c, c["N"], C, {"dout", "cis"});
     }};
 
 Operation rope_backward_quantize(
