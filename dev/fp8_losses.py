@@ -5,8 +5,8 @@ some seeds of each, with BUILD/train_llama3. On a CPU with few steps, on a GPU w
 
 Losses of seeds differ by far more than those of recipes: the standard error of a difference says how many
 seeds are enough. Prints a markdown table, and writes it to OUT/table.md after each run. A run whose log is
-complete is not done
-again. Words after -- are flags of every run. Exit code: 1 where a run failed, 2 for bad arguments.
+complete is not done again. Words after -- are flags of every run. Exit code: 1 where a run failed, 2 for bad
+arguments.
 """
 
 import argparse

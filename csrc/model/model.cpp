@@ -344,6 +344,7 @@ void backward_attention(Model& m, int64_t layer, unsigned again, bool accumulate
         },
         [&](const Fp8Codes& to) {
             const int64_t N = d.dqkv.shape[0], HD = m.config.HD, heads = d.dqkv.shape[1] / HD;
+            const HeadRange last = rotated_ranges(m.config).back();
             rope_backward_quantize(m.context, {.out = reshape(to.out, {N, heads, HD}),
                                                .transposed = reshape(to.transposed, {heads, HD, N}),
                                                .amax = to.amax,
@@ -351,7 +352,7 @@ void backward_attention(Model& m, int64_t layer, unsigned again, bool accumulate
                                                .dout = reshape(d.dqkv, {N, heads, HD}),
                                                .cis = d.cis,
                                                .scale = to.scale,
-                                               .rotated = m.config.NH + m.config.NKV});
+                                               .rotated = last.first + last.count});
         }};
     linear_backward_input(m, qkv, d.dnorm, d.dqkv, turned_back);
     show_gradient(m, layer, &BlockActivations::input_norm, d.dnorm);

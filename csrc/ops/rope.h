@@ -1,4 +1,4 @@
-// The rotation of rope.hip and rope_quantize.hip: the reference, a head on the host, a channel and vectors in kernels. Both
+// The rotation as rope.hip and rope_quantize.hip compute it: the reference, a head on the host, a channel in a kernel. Both
 // have the same bits. rope.hip has the mathematics.
 #pragma once
 #include "core/device.h"
