@@ -5,9 +5,12 @@ PyTorch asks of an operation.
 import os
 import subprocess
 import sys
+from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.nn.functional as F
 from launch import free_port, torchrun_environment
 from ops_cases import DEVICES, DTYPES
 from run import ROOT
@@ -39,8 +42,33 @@ def results(linear, x, weight, dout) -> tuple[torch.Tensor, ...]:
     return out.detach(), *torch.autograd.grad(out, [t for t in (x, weight) if t.requires_grad], dout)
 
 
-def references(x, scales: reference.Scales):
-    return lambda x, weight: reference.linear(x, weight, scales, SLOTS)
+def scaled_mm(a, b, inverse, dtype, added=None, fast=False) -> torch.Tensor:
+    """reference.product, by PyTorch's product of fp8 on a GPU, whose sum has a multiple of 16 elements."""
+    assert added is None
+    pad = 0, -a.shape[1] % 16
+    one = torch.ones((), device=a.device)
+    a, b = (F.pad(t.contiguous().view(torch.uint8), pad).view(t.dtype) for t in (a, b.T))
+    out = torch._scaled_mm(a, b.T, one, one, out_dtype=torch.float32, use_fast_accum=fast)
+    return (out * inverse).to(dtype)
+
+
+def baseline(x, weight, dout, scales: reference.Scales) -> tuple[torch.Tensor, ...]:
+    """What PyTorch makes of the same codes. On a GPU the forward product sums with fewer bits (fast
+    accumulation), as llamac's does.
+    """
+    forward, backward = (
+        (partial(scaled_mm, fast=fast) if x.is_cuda else reference.product) for fast in (True, False)
+    )
+    with patch.object(reference, "product", forward):
+        out = reference.linear(x, weight, scales, SLOTS)
+    with patch.object(reference, "product", backward):
+        return out.detach(), *torch.autograd.grad(out, (x, weight), dout)
+
+
+def exact(x, weight, dout, scales: reference.Scales) -> tuple[torch.Tensor, ...]:
+    """The same products in double."""
+    doubles = (t.detach().double().requires_grad_(t.requires_grad) for t in (x, weight, dout))
+    return results(lambda x, w: reference.linear(x, w, scales, SLOTS), *doubles)
 
 
 def own_scales(x, gradients: str = "e5m2", recipe: str = "tensor") -> reference.Scales:
@@ -67,9 +95,7 @@ def test_agreement(recipe, dtype, size, gradients, device):
     """Beside float64 of the same codes, with the error of PyTorch's products of them as the baseline."""
     given = operands(size, dtype, device)
     scales = own_scales(given[0], gradients, recipe)
-    torchs = lambda x, w: reference.linear(x, w, scales, SLOTS)  # noqa: E731
-    truths = results(torchs, *(t.detach().double().requires_grad_(t.requires_grad) for t in given))
-    theirs = results(torchs, *given)
+    truths, theirs = exact(*given, scales), baseline(*given, scales)
     found = results(lambda x, w: ops.linear(x, w, recipe, gradients), *given)
     assert_within_tolerance(found, theirs, truths, dtype)
 
@@ -84,10 +110,8 @@ def test_delayed(dtype, device):
             given = operands(SIZES[0], dtype, device, seed=7 * step + part)
             given[0].data *= 3.0**step * (1 + part)
             scales = scales or own_scales(given[0], recipe="delayed")
-            torchs = lambda x, w: reference.linear(x, w, scales, SLOTS)  # noqa: E731, B023
             found = results(lambda x, w: ops.linear(x, w, scaling[1]), *given)
-            theirs = results(torchs, *given)
-            truths = results(torchs, *(t.detach().double().requires_grad_(t.requires_grad) for t in given))
+            theirs, truths = baseline(*given, scales), exact(*given, scales)
             assert_within_tolerance(found, theirs, truths, dtype)
             with torch.no_grad():
                 ops.linear(1e3 * given[0], given[1], scaling[1])  # is not measured
