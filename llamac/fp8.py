@@ -158,6 +158,10 @@ class DelayedScaling:
         self.inverse = torch.ones(layers, 3, 4, **exact)
         self.amax = torch.zeros(layers, 3, **exact)
         self.limit = torch.tensor(limits, **exact).repeat(layers)
+        # A compiled function with dynamic shapes would take these sizes for dynamic, too, although they never
+        # change, and in PyTorch 2.11 it would lose what a layer writes to its part of amax.
+        for table in (self.scale, self.inverse, self.amax):
+            torch._dynamo.mark_static(table)
 
     def __len__(self) -> int:
         return self.scale.shape[0]
