@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "platform/cpu_level.h"
+
 namespace llamac {
 namespace {
 
@@ -13,11 +15,13 @@ std::vector<Operation*>& table() {
 }  // namespace
 
 const std::vector<Operation*>& operations() {
+    static const bool started = (start_cpu_level(), true);  // tried again where it throws
+    static_cast<void>(started);
     return table();
 }
 
 Operation& find_operation(std::string_view name) {
-    for (Operation* op : table())
+    for (Operation* op : operations())
         if (op->name == name) return *op;
     fail("no operation is called ", name, " (--list-kernels shows them)");
 }

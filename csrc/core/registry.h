@@ -1,4 +1,5 @@
-// All operations of the program, by name. They register themselves before main(), in any order.
+// All operations of the program, by name. They register themselves, in any order: before main(), or, where the program has
+// them for several instruction sets (platform/cpu_level.h), when somebody first asks for them.
 #pragma once
 #include <string_view>
 #include <vector>
@@ -7,6 +8,7 @@
 
 namespace llamac {
 
+// Throws Error where LLAMAC_CPU_LEVEL asks for what is not there.
 const std::vector<Operation*>& operations();
 // Throws Error where there is no such operation.
 Operation& find_operation(std::string_view name);

@@ -15,7 +15,7 @@ endif()
 set(LLAMAC_HOST_FLAGS -fno-math-errno -fno-trapping-math)
 # Kernels say "#pragma unroll", which the device compilers know.
 list(APPEND LLAMAC_HOST_FLAGS -Wno-unknown-pragmas)
-option(LLAMAC_NATIVE "compile for this machine's CPU; off for packages that travel" ON)
+option(LLAMAC_NATIVE "compile for this machine's CPU; off for packages that travel: levels.cmake" ON)
 if(LLAMAC_NATIVE)
   list(APPEND LLAMAC_HOST_FLAGS -march=native)
 endif()

@@ -7,6 +7,7 @@
 #include <new>
 #include <utility>
 
+#include "platform/cpu_level.h"
 #include "platform/ranks/spawn.h"
 #include "platform/threads.h"
 #include "train/list_kernels.h"
@@ -34,8 +35,10 @@ void allow_many_files() {
 }
 
 std::string computing_device() {
-    if (computing_context().backend == Backend::host)
-        return "CPU, " + std::to_string(host_threads()) + " threads";
+    if (computing_context().backend == Backend::host) {
+        const std::string level = cpu_level();
+        return "CPU, " + std::to_string(host_threads()) + " threads" + (level.empty() ? "" : ", " + level);
+    }
     return device_properties().name;
 }
 

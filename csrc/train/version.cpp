@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commit.h"
+#include "platform/cpu_level.h"
 #include "train/toml.h"
 #ifdef LLAMAC_CBLAS
 #include <cblas.h>
@@ -34,9 +35,10 @@ std::string libraries() {
 }  // namespace
 
 std::string version_text() {
+    const std::string level = cpu_level();
     return "llamac " LLAMAC_VERSION "\ncommit    " LLAMAC_COMMIT "\ncompiler  " LLAMAC_COMPILER
-           "\nplatform  " LLAMAC_BUILT_FOR "\nlibraries " +
-           libraries();
+           "\nplatform  " LLAMAC_BUILT_FOR +
+           (level.empty() ? "" : "; this process: " + level) + "\nlibraries " + libraries();
 }
 
 const char* version_number() {

@@ -26,6 +26,8 @@ void __tsan_ignore_thread_end(void);
 }
 #endif
 
+constinit thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
+
 namespace llamac::emulation {
 namespace {
 

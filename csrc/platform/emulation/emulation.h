@@ -46,7 +46,8 @@ inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
     return {x, y, z, w};
 }
 
-inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
+// Not inline: operations of each instruction set (platform/cpu_level.h) see the emulation's. constinit: without a wrapper.
+extern constinit thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace llamac {
 
