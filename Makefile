@@ -4,10 +4,11 @@
 #   make train_llama3   builds the program for the device found (PLATFORM=cpu|amd|nvidia overrides), prepares the text
 #   make install        the program and its run configurations into PREFIX (default /usr/local)
 #   make test           sets up and runs the tests: minutes on two cores
-#   make test-all       the same, then slow tests, kernels with all combinations of flags, `make chaos-short`, `make sanitize`, `make race` at both warp sizes, a minute of
+#   make test-all       the same, then slow tests, kernels with all combinations of flags, `make chaos-short`, `make levels`, `make sanitize`, `make race` at both warp sizes, a minute of
 #                       `make fuzz`, `make targets`, and mpirun over two nodes
 #   make chaos          kills, failing system calls, damaged files, second owners, signals: docs/reliability.md
 #   make sanitize       the program and its checks under ASan and UBSan (SANITIZED: which tests of the program)
+#   make levels         the program for every x86-64, its operations for each level of the CPU: docs/install.md
 #   make race           every kernel, and two trainers in two threads, under TSan; WARP=32 as on NVIDIA and RDNA
 #   make fuzz           every reader of files under libFuzzer, FUZZ_SECONDS (1800) each, then C beside Python
 #   make memcheck       on an NVIDIA GPU: every kernel under compute-sanitizer's four tools
@@ -47,7 +48,7 @@ endif
 # pip installs sources only (dev/setup.sh): Python keeps what it compiles, or each process compiles PyTorch again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train_llama3 install test test-all chaos chaos-short sanitize race fuzz fuzz-smoke memcheck targets targets-amd isa validate bench bench-train bench-cpu reference lint format clean setup setup-test text native
+.PHONY: train_llama3 install test test-all chaos chaos-short levels sanitize race fuzz fuzz-smoke memcheck targets targets-amd isa validate bench bench-train bench-cpu reference lint format clean setup setup-test text native
 
 setup:
 	@$(SETUP)
@@ -71,7 +72,7 @@ test: train_llama3 native reference
 	LLAMAC_BUILD=$(BUILD) $(PYTEST) tests --ignore tests/test_gpu.py -m 'not slow'
 	LLAMAC_BUILD=$(BUILD) $(VENV) -m pytest -q tests/test_gpu.py
 
-test-all: test chaos-short sanitize race fuzz-smoke targets
+test-all: test chaos-short levels sanitize race fuzz-smoke targets
 	$(BUILD)/check_operations
 	LLAMAC_BUILD=$(BUILD) $(PYTEST) tests -m slow
 	$(MAKE) race WARP=32
@@ -94,6 +95,12 @@ chaos-short: train_llama3 setup-test
 	$(CHAOS)/owners.py --count 16
 	$(CHAOS)/preemption.py --count 15
 	$(CHAOS)/ranks.py --count 5
+
+levels: train_llama3 setup-test
+	@$(SETUP) levels
+	cmake -S . -B build/levels -DLLAMAC_PLATFORM=cpu -DLLAMAC_NATIVE=OFF -DLLAMAC_WERROR=ON
+	cmake --build build/levels --parallel $(JOBS) --target train_llama3 check_operations
+	LLAMAC_BUILD=build/levels $(PYTEST) tests/test_cpu_level.py tests/test_resume.py
 
 SANITIZED = tests
 # LLAMAC_NATIVE=OFF: the checkpoint in tests/data resumes to its bits on every CPU.

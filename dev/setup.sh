@@ -1,8 +1,8 @@
 #!/bin/sh
-# setup.sh [test|targets|fuzz|lint]: installs what training needs; with "test", also what the Python package and the tests
-# need; with "targets", also what compiling for AMD without ROCm needs; with "fuzz", clang with libFuzzer; with "lint", also
-# dev/lint.sh's tools. Nothing else in the project installs anything. What is there already is kept: it can be called, or
-# interrupted, at any time.
+# setup.sh [test|targets|fuzz|levels|lint]: installs what training needs; with "test", also what the Python package and the
+# tests need; with "targets", also what compiling for AMD without ROCm needs; with "fuzz", clang with libFuzzer; with
+# "levels", an emulator of other processors; with "lint", also dev/lint.sh's tools. Nothing else in the project installs
+# anything. What is there already is kept: it can be called, or interrupted, at any time.
 #
 # System packages are installed with apt as root; otherwise they are named with the line that installs them. Python
 # packages go into .venv. Environment (the Makefile passes its variables on):
@@ -78,6 +78,9 @@ install_system_packages() {
         need clang-19 command -v clang++-19
         need libclang-rt-19-dev test -e "/usr/lib/llvm-19/lib/clang/19/lib/linux/libclang_rt.fuzzer-$(uname -m).a"
         need llvm-19 command -v llvm-symbolizer-19    # names the functions of a report
+    fi
+    if [ "$kind" = levels ]; then
+        need qemu-user command -v qemu-x86_64    # older processors
     fi
     # The Makefile uses it, and works without it.
     [ -z "$missing" ] && [ "$(id -u)" != 0 ] || need ccache command -v ccache

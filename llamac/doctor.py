@@ -198,7 +198,7 @@ def architecture_of(torch: ModuleType, index: int) -> str:
 
 
 def import_registry() -> ModuleType:
-    from llamac import native
+    from llamac.native import native
 
     return native
 
@@ -206,10 +206,15 @@ def import_registry() -> ModuleType:
 def check_registry() -> Line:
     """The registry and the trainer, which need no torch."""
     try:
-        import_registry()
+        native = import_registry()
     except Exception as error:
         return failed("llamac._native", one_line(error), "a module that loads", REINSTALL)
-    return Line("llamac._native", "loads")
+    try:
+        level = native.cpu_level()
+    except Exception as error:
+        advice = "unset LLAMAC_CPU_LEVEL, or name a level that this machine has"
+        return failed("llamac._native", one_line(error), "a level that is there", advice)
+    return Line("llamac._native", "loads" + (f", operations for {level}" if level else ""))
 
 
 def check_extension(extension: ModuleType, torch: ModuleType) -> Iterator[Line]:

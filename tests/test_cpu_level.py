@@ -184,6 +184,14 @@ def test_every_level_trains(program, train, data, supported, tmp_path):
     assert all(f"this process: {level}\n" in text for level, text in zip(supported, version))
 
 
+@pytest.mark.slow
+def test_every_operation_at_every_level(program, supported):
+    for level in supported:
+        command = [program.parent / "check_operations", "--where", "host", "--once", "--brief"]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment(level))
+        assert done.returncode == 0, level + done.stdout + done.stderr
+
+
 def test_the_program_refuses_a_level(program, train):
     refused = train("--version", env=environment("v5"), code=2)
     assert refused.stderr == "train_llama3: LLAMAC_CPU_LEVEL: expected one of baseline, v3, v4, found v5\n"

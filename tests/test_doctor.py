@@ -200,6 +200,20 @@ def test_a_registry_that_does_not_load(monkeypatch):
     assert "ImportError: libopenblas.so.0: cannot open" in only([doctor.check_registry()])
 
 
+@pytest.mark.parametrize("level, said", [("", "loads"), ("v3", "loads, operations for v3")])
+def test_the_level_of_the_operations(monkeypatch, level, said):
+    monkeypatch.setattr(doctor, "import_registry", lambda: SimpleNamespace(cpu_level=lambda: level))
+    assert str(doctor.check_registry()) == f"ok    llamac._native: {said}"
+
+
+def test_a_level_that_is_not_there(monkeypatch):
+    def refuse():
+        raise ValueError("LLAMAC_CPU_LEVEL: expected one of baseline, v3, v4, found v9")
+
+    monkeypatch.setattr(doctor, "import_registry", lambda: SimpleNamespace(cpu_level=refuse))
+    assert "found v9 (expected a level that is there) - unset LLAMAC_CPU_LEVEL" in only([doctor.check_registry()])
+
+
 def test_a_failed_extension_ends_before_its_operations(record, monkeypatch):
     monkeypatch.setattr(doctor, "check_product", lambda torch, device: [Line("matmul", "right")])
     record(torch="2.10.0")

@@ -4,6 +4,12 @@ set(LLAMAC_CPU_LEVELS)
 if(LLAMAC_PLATFORM STREQUAL cpu AND CMAKE_SYSTEM_PROCESSOR STREQUAL x86_64 AND NOT LLAMAC_NATIVE AND NOT LLAMAC_SANITIZE
     AND NOT CMAKE_CXX_FLAGS MATCHES "-march=")
   set(LLAMAC_CPU_LEVELS baseline v3 v4)
+  find_program(LLAMAC_LD ld.bfd)    # level.ld is in GNU's language, whatever links the program
+  find_program(LLAMAC_OBJCOPY objcopy)
+  if(NOT LLAMAC_LD OR NOT LLAMAC_OBJCOPY)
+    message(FATAL_ERROR "llamac: GNU's ld and objcopy are missing. Install them with: apt-get install binutils; or compile "
+      "for one processor: CXXFLAGS=-march=x86-64-v3")
+  endif()
 endif()
 # -mtune decides where g++ fuses a multiplication with an addition, so it is a part of a level's bits: Zen 3's, whose bits
 # were compared with those of -march=native on such a processor.
@@ -27,8 +33,8 @@ function(llamac_add_levels name sources result)
     set(stem ${CMAKE_BINARY_DIR}/levels/${level})
     configure_file(${CMAKE_CURRENT_FUNCTION_LIST_DIR}/level.ld ${stem}.ld @ONLY)
     add_custom_command(OUTPUT ${stem}.o DEPENDS $<TARGET_OBJECTS:${library}> ${stem}.ld VERBATIM COMMAND_EXPAND_LISTS
-      COMMAND ${CMAKE_LINKER} -r -T ${stem}.ld -o ${stem}.joined.o $<TARGET_OBJECTS:${library}>
-      COMMAND ${CMAKE_OBJCOPY} --keep-global-symbol=llamac_${level}_begin --keep-global-symbol=llamac_${level}_end
+      COMMAND ${LLAMAC_LD} -r -T ${stem}.ld -o ${stem}.joined.o $<TARGET_OBJECTS:${library}>
+      COMMAND ${LLAMAC_OBJCOPY} --keep-global-symbol=llamac_${level}_begin --keep-global-symbol=llamac_${level}_end
         ${stem}.joined.o ${stem}.o)
     add_dependencies(${name}_levels ${library})    # for make; Ninja knows the objects as files
     list(APPEND objects ${stem}.o)

@@ -15,6 +15,7 @@
 #include "core/registry.h"
 #include "model/parameters.h"
 #include "native.h"
+#include "platform/cpu_level.h"
 #include "train/options.h"
 #include "train/schedule.h"
 #include "train/spikes.h"
@@ -366,6 +367,7 @@ PYBIND11_MODULE(_native, m) {
     });
     define_trainer(m);
     define_inference(m);
+    m.def("cpu_level", &cpu_level, "The level of the operations, as platform/cpu_level.h has it; empty: there is one.");
     m.def("dtypes", &dtypes, "The table of storage types.");
     m.def("kernels", &kernels, "Every operation: operands, scalars and variants, as its description says.");
     m.def("run", &run_operation, py::arg("operation"), py::arg("arrays"), py::arg("scalars"),
