@@ -117,6 +117,49 @@ def test_archive_and_page(command, machine, capsys, monkeypatch):
     assert to.read_text() == page
 
 
+def results(device: str, commit: str, **stages: str) -> dict:
+    records = [{"stage": name.replace("_", "-"), "status": status} for name, status in stages.items()]
+    return {
+        "devices": [device],
+        "platform": "nvidia",
+        "commit": commit,
+        "date": "2026-11-25",
+        "stages": records,
+    }
+
+
+def test_the_row_of_a_machine():
+    """The worst of each column's stages; a new validation takes the old one's place."""
+    index = f"before\n{validation.BEGIN}{validation.HEADING}{validation.END}after\n"
+    h200 = results("NVIDIA H200, 139 GiB", "aaa", tiles="passed", kernels="time was over", memory="left out",
+                   losses="failed", train_1b="passed", train_8b="passed")  # fmt: skip
+    row = "| [NVIDIA H200, 139 GiB](validation-nvidia-h200.md) | aaa, 2026-11-25 "
+    row += "| time was over | not run | failed | not run | not run | passed |\n"
+    assert validation.row(h200) == row
+    once = validation.with_row(index, h200)
+    assert once == f"before\n{validation.BEGIN}{validation.HEADING}{row}{validation.END}after\n"
+    both = validation.with_row(once, results("AMD EPYC", "bbb", tests="passed"))
+    assert both.index("[AMD EPYC](validation-amd-epyc.md)") < both.index(row)
+    again = validation.with_row(both, h200 | {"commit": "ccc"})
+    assert again == both.replace("aaa", "ccc")
+    with pytest.raises(ValueError, match="expected <!-- validated machines"):
+        validation.with_row("no table", h200)
+
+
+def test_pages_of_a_machine(command, machine, capsys):
+    command({"kernels": Stage([python("")]), "tests": Stage([], without="x")}, "--quick")
+    archive, pages = machine.out / "validation.tar.gz", machine.out.parent / "pages"
+    pages.mkdir()
+    with pytest.raises(InputError, match=r"README.md: cannot write: No such file"):
+        validation.main([str(archive), "--pages", str(pages)])
+    (pages / "README.md").write_text((ROOT / "docs/benchmarks/README.md").read_text())
+    capsys.readouterr()
+    validation.main([str(archive), "--pages", str(pages)])
+    assert capsys.readouterr().out == f"{pages}/validation-cpu.md\n{pages}/README.md\n"
+    assert (pages / "validation-cpu.md").read_text().startswith("# cpu\n")
+    assert ", quick | passed | left out | not run |" in (pages / "README.md").read_text()
+
+
 def test_no_archive(tmp_path):
     (tmp_path / "x").write_bytes(b"no archive")
     with tarfile.open(tmp_path / "other", "w:gz") as tar:

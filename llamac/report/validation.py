@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,8 +54,8 @@ def _failures(text: str, most: int = 12) -> list[str]:
 def render(validation: Validation) -> str:
     """What was tried where, each stage's result, what failed, and the tables of the benchmarks."""
     results, texts = validation.results, validation.texts
-    devices = results["devices"] or [results["platform"]]
-    parts = [f"# {devices[0]}\n\nValidation of {provenance_text(results)}; {results['system']}."]
+    devices = results["devices"]
+    parts = [f"# {device_of(results)}\n\nValidation of {provenance_text(results)}; {results['system']}."]
     parts.append("```\n" + "\n".join(results["program"]) + "\n```")
     if len(devices) > 1:
         parts.append("\n".join(f"- device {number}: {device}" for number, device in enumerate(devices)))
@@ -74,14 +75,84 @@ def render(validation: Validation) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+# Of the table of validated machines: a column, and the stages whose worst result it has.
+COLUMNS = {
+    "kernels": r"tiles|kernels|memory",
+    "tests": r"tests",
+    "losses": r"losses",
+    "several devices": r"devices",
+    "profile": r"profile|counters",
+    "training": r"train.*",
+}
+WORST_FIRST = ("failed", "time was over", "left out", "passed")
+BEGIN, END = "<!-- validated machines: written by llamac.report -->\n", "<!-- end -->\n"
+HEADING = f"| machine | commit | {' | '.join(COLUMNS)} |\n|---|---|{'---|' * len(COLUMNS)}\n"
+
+
+def device_of(results: dict) -> str:
+    return results["devices"][0] if results["devices"] else results["platform"]
+
+
+def page_name(results: dict) -> str:
+    """Of the machine's page: "validation-nvidia-h200.md"."""
+    words = re.findall(r"[a-z0-9]+", device_of(results).split(",")[0].lower())
+    return f"validation-{'-'.join(words)}.md"
+
+
+def row(results: dict) -> str:
+    """The machine in the table of validated machines."""
+    cells = []
+    for pattern in COLUMNS.values():
+        found = {r["status"] for r in results["stages"] if re.fullmatch(pattern, r["stage"])}
+        cells.append(next((status for status in WORST_FIRST if status in found), "not run"))
+    quick = ", quick" if any(record.get("quick") for record in results["stages"]) else ""
+    machine = f"[{device_of(results).replace('|', '/')}]({page_name(results)})"
+    return f"| {machine} | {results['commit']}, {results['date']}{quick} | {' | '.join(cells)} |\n"
+
+
+def with_row(text: str, results: dict) -> str:
+    """A page's text with the machine's row in that table, in place of an older one."""
+    before, begin, rest = text.partition(BEGIN)
+    table, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"expected {BEGIN.strip()} and {END.strip()}, found none")
+    rows = [line for line in table.splitlines(keepends=True)[2:] if f"]({page_name(results)})" not in line]
+    return before + begin + HEADING + "".join(sorted([*rows, row(results)])) + end + after
+
+
+def write_pages(validation: Validation, folder: Path) -> list[Path]:
+    """Writes the machine's page, and its row in the table of README.md in that folder."""
+    page, index = folder / page_name(validation.results), folder / "README.md"
+    try:
+        indexed = with_row(index.read_text("utf-8"), validation.results)
+        page.write_text(render(validation), encoding="utf-8")
+        index.write_text(indexed, encoding="utf-8")
+    except ValueError as error:
+        raise InputError(f"{index}: {error}") from None
+    except OSError as error:
+        raise InputError(f"{error.filename}: cannot write: {error.strerror}") from None
+    return [page, index]
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m llamac.report validation",
         description="Renders the archive of `make validate` as markdown.",
     )
     parser.add_argument("archive", type=Path, metavar="FILE", help="validation.tar.gz")
-    parser.add_argument("--to", type=Path, metavar="FILE", help="file to write [standard output]")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--to", type=Path, metavar="FILE", help="file to write [standard output]")
+    where.add_argument(
+        "--pages",
+        type=Path,
+        metavar="DIR",
+        help="writes the machine's page into DIR, and its row in DIR/README.md",
+    )
     args = parser.parse_args(arguments)
+    if args.pages:
+        for path in write_pages(read(args.archive), args.pages):
+            print(path)
+        return
     text = render(read(args.archive))
     if not args.to:
         print(text, end="")
