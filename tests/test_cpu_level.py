@@ -1,5 +1,5 @@
-"""Operations for several instruction sets in one program, csrc/platform/cpu_level.h: which code is where, which level a
-processor gets, which one can be asked for, and that all of them compute.
+"""Operations for several instruction sets in one program (csrc/platform/cpu_level.h): which code is where,
+which level a processor gets, which one can be asked for, and that all of them compute.
 """
 
 import os
@@ -17,13 +17,16 @@ from run import events, flags
 LEVELS = ["baseline", "v3", "v4"]
 # Of processors as qemu names them, without a warning about what else of them it lacks.
 EMULATED = {"qemu64": "baseline", "Nehalem": "baseline", "Haswell": "v3", "max": "v3"}
+BIT_INSTRUCTIONS = {"andn", "bextr", "blsi", "blsmsk", "blsr", "bzhi", "mulx", "pdep", "pext", "rorx", "sarx",
+                    "shlx", "shrx", "lzcnt", "movbe", "popcnt"}  # fmt: skip
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="levels are those of x86-64")
 
 
 def is_newer(mnemonic: str) -> bool:
     """Whether x86-64-v3 or v4 has the instruction, and the baseline has not."""
-    bits = "andn bextr blsi blsmsk blsr bzhi mulx pdep pext rorx sarx shlx shrx lzcnt movbe popcnt".split()
-    return mnemonic.startswith("v") or mnemonic.rstrip("wlq") in bits or bool(re.match(r"k[a-z]+[bwdq]$", mnemonic))
+    if mnemonic.startswith("v") or re.fullmatch(r"k[a-z]+[bwdq]", mnemonic):
+        return True
+    return mnemonic.rstrip("wlq") in BIT_INSTRUCTIONS
 
 
 def code(program: Path) -> dict[str, list[str]]:
@@ -90,7 +93,7 @@ def environment(level: str | None = None, **more: str) -> dict[str, str]:
 
 
 def emulated(processor: str, *command, **keywords) -> subprocess.CompletedProcess:
-    """Runs a program on another processor. Starting itself again would leave the emulator (platform/threads.h)."""
+    """Runs a program on another processor. One that started itself again would leave the emulator."""
     if not shutil.which("qemu-x86_64"):
         pytest.skip("no qemu-x86_64: apt-get install qemu-user")
     keywords = {"env": environment(OMP_WAIT_POLICY="passive")} | keywords

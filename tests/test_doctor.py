@@ -211,7 +211,9 @@ def test_a_level_that_is_not_there(monkeypatch):
         raise ValueError("LLAMAC_CPU_LEVEL: expected one of baseline, v3, v4, found v9")
 
     monkeypatch.setattr(doctor, "import_registry", lambda: SimpleNamespace(cpu_level=refuse))
-    assert "found v9 (expected a level that is there) - unset LLAMAC_CPU_LEVEL" in only([doctor.check_registry()])
+    assert "found v9 (expected a level that is there) - unset LLAMAC_CPU_LEVEL" in only(
+        [doctor.check_registry()]
+    )
 
 
 def test_a_failed_extension_ends_before_its_operations(record, monkeypatch):

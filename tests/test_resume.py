@@ -60,7 +60,7 @@ def differences(out: Path) -> list[float]:
 
 @pytest.fixture
 def resumed(train, gpu, chosen, tmp_path):
-    """Resumes a checkpoint; returns the run's output. Plain loops, where the build can run them, for any x86-64."""
+    """Resumes a checkpoint; returns the run's output. Plain loops, where the build can run them."""
     kernels = [] if gpu else chosen("reference")
     levels = "operations for baseline" in train("--version").stdout
     environment = os.environ | ({"LLAMAC_CPU_LEVEL": "baseline"} if levels else {})
