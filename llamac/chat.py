@@ -10,6 +10,8 @@ from typing import Any
 from llamac.errors import InputError
 from llamac.files import read_bytes, read_json
 
+# What stands around the text of a {% generation %} block while it is rendered: characters that no text has.
+_BEGIN, _END = "\ufdd0", "\ufdd1"
 ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -28,6 +30,17 @@ class Template:
         """The text of messages, {"role": ..., "content": ...} each; answer_begins: with what stands before
         the assistant's next one. tokenizer: names the tokens that the directory does not. As
         `apply_chat_template` of transformers renders it. Raises InputError."""
+        return self.render_answers(messages, tokenizer, answer_begins)[0]
+
+    def render_answers(
+        self, messages: Sequence[dict[str, Any]], tokenizer: Any = None, answer_begins: bool = False
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """(the text as render() has it, where in it the answers begin and end, in characters). Answers are
+        what {% generation %} blocks of the template write; most templates have none."""
+        return _without_marks(self._rendered(messages, tokenizer, answer_begins))
+
+    def _rendered(self, messages: Sequence[dict[str, Any]], tokenizer: Any, answer_begins: bool) -> str:
+        """With marks."""
         try:
             from jinja2 import TemplateError
             from jinja2.exceptions import TemplateRuntimeError
@@ -42,7 +55,7 @@ class Template:
             raise TemplateRuntimeError(message)
 
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _generation_tag()]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = refuse
@@ -90,13 +103,49 @@ def load(directory: str | Path) -> Template:
 def encode(tokenizer: Any, text: str) -> list[int]:
     """Ids of a rendered text: names of special tokens are these tokens, and none is added."""
     if hasattr(tokenizer, "backend"):
-        own = tokenizer.backend
-        before, own.encode_special_tokens = own.encode_special_tokens, False
-        try:
-            return own.encode(text, add_special_tokens=False).ids
-        finally:
-            own.encode_special_tokens = before
+        return encode_with_places(tokenizer, text)[0]
     return tokenizer.encode_with_special_tokens(text)
+
+
+def encode_with_places(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    """encode() of a JsonTokenizer, and where in the text each token begins and ends, in characters."""
+    own = tokenizer.backend
+    before, own.encode_special_tokens = own.encode_special_tokens, False
+    try:
+        found = own.encode(text, add_special_tokens=False)
+        return found.ids, found.offsets
+    finally:
+        own.encode_special_tokens = before
+
+
+def _generation_tag() -> type:
+    """{% generation %} ... {% endgeneration %}, transformers' extension of Jinja: what is between, marked."""
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+
+    class GenerationTag(Extension):
+        tags = frozenset({"generation"})
+
+        def parse(self, parser: Any) -> list[Any]:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            begin, end = (nodes.Output([nodes.TemplateData(mark)], lineno=line) for mark in (_BEGIN, _END))
+            return [begin, *body, end]
+
+    return GenerationTag
+
+
+def _without_marks(text: str) -> tuple[str, list[tuple[int, int]]]:
+    """(the text, the stretches that were between marks)."""
+    first, *marked = text.split(_BEGIN)
+    plain, stretches = [first], []
+    at = len(first)
+    for part in marked:
+        answer, _, rest = part.partition(_END)
+        stretches.append((at, at + len(answer)))
+        plain += [answer, rest]
+        at += len(answer) + len(rest)
+    return "".join(plain), stretches
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None) -> str:

@@ -3,10 +3,12 @@
 DIR: a Hugging Face directory of a Llama, or a checkpoint. DATA: a conversation per line, {"messages": [...]},
 by the directory's chat template, or {"prompt": ..., "completion": ...}. Only the tokens of answers count: the
 assistant's messages with what the template sets behind them, and completions. A row of a batch is one
-conversation. docs/guides/finetune.md has examples.
+conversation. --prepare FOLDER packs the conversations into token files, on which ./train_llama3 trains.
+docs/guides/finetune.md has examples.
 """
 
 import argparse
+import bisect
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -18,8 +20,8 @@ import numpy as np
 
 from llamac import chat, tokenizer
 from llamac.config import load_config
+from llamac.data.tokens import BEGINS_DOCUMENT, IGNORED, NO_TARGET, write_bin
 from llamac.errors import InputError, run
-from llamac.inference import IGNORED
 
 UNKNOWN = 'expected {"messages": [{"role": ..., "content": ...}, ...]} or {"prompt": ..., "completion": ...}'
 
@@ -54,7 +56,9 @@ class Encoder:
         if self._template is None:
             self._template = chat.load(self.directory)
         template, own = self._template, self.tokenizer
-        text = template.render(messages, own, answer_begins=False)
+        text, answers = template.render_answers(messages, own)
+        if answers and hasattr(own, "backend"):
+            return _of_stretches(own, text, answers)
         ids = chat.encode(own, text)
         counts = [False] * len(ids)
         for i, message in enumerate(messages):
@@ -97,6 +101,16 @@ class Encoder:
         raise InputError(f"{where}: {UNKNOWN}, found {json.dumps(row)[:80]}")
 
 
+def _of_stretches(own: Any, text: str, answers: list[tuple[int, int]]) -> Example:
+    """Of a text whose answers are these characters: a token counts if it has one of them."""
+    ids, places = chat.encode_with_places(own, text)
+    begins, ends = np.array(places, np.int64).reshape(-1, 2).T
+    counts = np.zeros(len(ids), bool)
+    for begin, end in answers:
+        counts |= (begins < end) & (ends > begin)
+    return Example(ids, counts.tolist())
+
+
 def _is_message(message: Any) -> bool:
     return isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
 
@@ -119,9 +133,8 @@ def read(path: str | Path, encoder: Encoder, longest: int) -> Examples:
             except (ValueError, RecursionError) as error:
                 raise InputError(f"{where}: expected JSON: {error}") from None
             example = encoder.row(value, where)
-            # The first token is never a target.
             reason = ""
-            if len(example.ids) - 1 > longest:
+            if len(example.ids) > longest:
                 reason = f"longer than {longest} tokens"
             elif not any(example.counts[1:]):
                 reason = "without an answer"
@@ -144,6 +157,49 @@ def batch(rows: Sequence[Example], T: int) -> tuple[np.ndarray, np.ndarray]:
         tokens[i, :n] = row.ids[:-1]
         targets[i, :n] = np.where(row.counts[1:], row.ids[1:], IGNORED)
     return tokens, targets
+
+
+def packed(rows: Sequence[Example], T: int, filler: int) -> np.ndarray:
+    """Sequences of T tokens that hold the rows whole, as tokens with marks: uint32 [sequences * T + 1], for the
+    last sequence's last target. The longest rows come first, each into the sequence where it leaves the
+    least room ("best fit decreasing"); what is left is filled."""
+    sequences: list[list[Example]] = []
+    room: list[tuple[int, int]] = []  # (tokens that are free, sequence), sorted
+    for row in sorted(rows, key=lambda row: -len(row.ids)):
+        at = bisect.bisect_left(room, (len(row.ids), 0))
+        free, number = room.pop(at) if at < len(room) else (T, len(sequences))
+        if number == len(sequences):
+            sequences.append([])
+        sequences[number].append(row)
+        if free > len(row.ids):
+            bisect.insort(room, (free - len(row.ids), number))
+    words = np.full((len(sequences), T), filler | NO_TARGET, np.uint32)
+    for number, held in enumerate(sequences):
+        at = 0
+        for row in held:
+            end = at + len(row.ids)
+            words[number, at:end] = row.ids
+            words[number, at:end][~np.array(row.counts)] |= NO_TARGET
+            words[number, at] |= BEGINS_DOCUMENT | NO_TARGET
+            at = end
+        words[number, at : at + 1] |= BEGINS_DOCUMENT
+    return np.append(words, np.uint32(filler | NO_TARGET))
+
+
+def prepare(encoder: Encoder, folder: Path, splits: dict[str, Sequence[Example]], T: int) -> None:
+    """FOLDER/SPLIT_000.bin of each split that has rows, and the tokenizer's files."""
+    own = encoder.tokenizer
+    filler = next((id for id in (own.pad, own.eos, own.bos) if id is not None), 0)
+    try:
+        folder.mkdir(parents=True)
+        encoder.tokenizer.write_beside_tokens(folder)
+        for split, rows in splits.items():
+            words = packed(rows, T, filler)
+            held = sum(len(row.ids) for row in rows) / (len(words) - 1)
+            write_bin(folder / f"{split}_000.bin", words, own.vocab_size, own.hash, packed=T)
+            print(f"{folder}: {split}: {len(words) // T:,} sequences of {T} tokens, {held:.1%} full")
+    except OSError as error:
+        raise InputError(f"{error.filename}: {error.strerror}") from None
 
 
 def batches(rows: Sequence[Example], size: int, steps: int, seed: int) -> Iterator[list[Example]]:
@@ -171,7 +227,9 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("directory", metavar="DIR", help="config.json, weights, tokenizer, chat template")
     add("data", metavar="DATA", help="JSON lines")
-    add("--out", required=True, metavar="OUT", help="a new directory, for the checkpoint")
+    result = parser.add_mutually_exclusive_group(required=True)
+    result.add_argument("--out", type=Path, metavar="OUT", help="a new directory, for the checkpoint")
+    result.add_argument("--prepare", type=Path, metavar="FOLDER", help="a new directory, for token files")
     add("--val-data", metavar="DATA", help="JSON lines whose loss is printed before and after")
     add("--epochs", type=float, default=1.0, metavar="X", help="(1)")
     add("--batch-size", type=int, default=4, metavar="N", help="conversations per pass (4)")
@@ -205,8 +263,8 @@ def main() -> None:
             raise InputError(
                 f"--{name.replace('_', '-')}: expected a number above 0, found {getattr(args, name)}"
             )
-    if Path(args.out).exists():
-        raise InputError(f"{args.out}: expected a directory that is not there yet")
+    if (args.out or args.prepare).exists():
+        raise InputError(f"{args.out or args.prepare}: expected a directory that is not there yet")
     T = args.seq_len or min(2048, load_config(args.directory).max_position_embeddings)
     encoder = Encoder(args.directory)
     found = read(args.data, encoder, T)
@@ -216,6 +274,9 @@ def main() -> None:
     print(f"{len(found.rows)} conversations, {sum(sum(r.counts[1:]) for r in found.rows)} tokens of answers")
     for reason, count in found.skipped.items():
         print(f"{count} skipped: {reason}")
+    if args.prepare:
+        splits = {"train": found.rows} | ({"val": validation} if validation else {})
+        return prepare(encoder, args.prepare, splits, T)
     from llamac.options import Options
     from llamac.trainer import Trainer
 

@@ -16,12 +16,12 @@ import numpy as np
 
 from llamac import chat, tokenizer
 from llamac.config import load_config
+from llamac.data.tokens import IGNORED
 from llamac.errors import InputError
 from llamac.files import read_json
 from llamac.native import native
 
 PART = 512  # tokens of a prompt that a pass reads
-IGNORED = -100  # a target that does not count
 DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "bf16"}  # of config.json; f16 is not computed in
 
 

@@ -22,6 +22,9 @@ def run_warnings(o: Options, config: Config, data: Loader, devices: int = 1) -> 
     if 0 < o.steps < o.warmup_steps:
         end = f"the run ends at step {o.steps}, before its learning rate has reached --lr {o.lr!r}"
         lines.append(f"--warmup-steps {o.warmup_steps}: {end}")
+    if data.is_packed and o.document_mask != "on":
+        apart = "packed documents see those before them; --document-mask on keeps them apart"
+        lines.append(f"{shard.path}: {apart}")
     passes = o.steps * o.micro_batches(devices) * o.batch_size * devices / data.sequences
     if passes > 1:
         times = f"{passes:.1f} times ({data.sequences} sequences)"

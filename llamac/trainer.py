@@ -12,11 +12,10 @@ import numpy as np
 
 from llamac import tokenizer
 from llamac.data import read_bin
+from llamac.data.tokens import IGNORED
 from llamac.errors import InputError
 from llamac.native import native
 from llamac.options import Options, from_keys, override, prompt_ids, read_checkpoint, read_toml
-
-IGNORED = -100  # PyTorch's ignore_index
 
 
 def _configured(config: Options | str | os.PathLike | None) -> Options:

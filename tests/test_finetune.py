@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from directories import write_directory
 
-from llamac import Error, Trainer, finetune
-from llamac.finetune import Encoder, Example, batch, batches
+from llamac import Error, Trainer, chat, finetune
+from llamac.data import read_bin
+from llamac.data.tokens import BEGINS_DOCUMENT, NO_TARGET
+from llamac.finetune import Encoder, Example, batch, batches, packed
 from llamac.options import Options
 
 CHAT = [
@@ -26,6 +28,17 @@ ROWS = [
     {"messages": CHAT[1:3]},
     {"prompt": "déjà", "completion": " vu, said the cat"},
 ]
+
+# The answers without their first line, and the token that ends them.
+GENERATION = """{{ bos_token }}{% for message in messages %}
+<|{{ message.role }}|>{% if message.role == "assistant" %}
+thinks
+{% generation %}
+{{ message.content | trim }}<|end|>
+{% endgeneration %}
+{% else %}{{ message.content | trim }}<|end|>{% endif %}
+{% endfor %}{% if add_generation_prompt %}<|assistant|>thinks
+{% endif %}"""
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +77,26 @@ def test_answers_count(directory):
     assert (targets[0, n - 1 :] == -100).all()
 
 
+def test_generation_blocks_are_what_counts(directory, tmp_path):
+    """With the masks of transformers, also where they are not what stands behind the question."""
+    from transformers import AutoTokenizer
+
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((directory / name).read_bytes())
+    settings = json.loads((directory / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": GENERATION}))
+    theirs = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
+        CHAT, return_dict=True, return_assistant_tokens_mask=True
+    )
+    ours = Encoder(tmp_path).messages(CHAT)
+    assert ours == Example(theirs["input_ids"], [mask == 1 for mask in theirs["assistant_masks"]])
+    assert 0 < sum(ours.counts) < len(ours.ids)
+    own = Encoder(tmp_path).tokenizer
+    assert chat.load(tmp_path).render(CHAT, own) == AutoTokenizer.from_pretrained(
+        tmp_path
+    ).apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+
+
 def test_a_step_is_that_of_transformers(directory):
     """Loss and gradient norm, over two micro-batches with different numbers of targets."""
     import torch
@@ -97,6 +130,78 @@ def test_a_step_is_that_of_transformers(directory):
         Trainer(
             Options(model=str(directory), train_data="none", val_data="none"), seq_len=64, batch_size=4
         ).step(tokens, np.full_like(targets, -100), counted=True)
+
+
+def mean_of_transformers(directory: Path, rows: list[Example]) -> tuple[float, float]:
+    """Loss over all targets that count, each conversation by itself, and the norm of its gradient; float64."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
+    count, total = sum(sum(row.counts[1:]) for row in rows), 0.0
+    for row in rows:
+        ids = torch.tensor([row.ids])
+        labels = torch.where(torch.tensor([row.counts]), ids, -100)
+        loss = model(ids, labels=labels).loss * sum(row.counts[1:]) / count
+        loss.backward()
+        total += loss.item()
+    return total, torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
+
+
+def test_packing():
+    """Every row whole, once, in one sequence; marks; few sequences."""
+    rng = np.random.default_rng(0)
+    lengths = [20, 20, *rng.integers(2, 20, 60).tolist()]
+    rows = [Example([i] * n, [bool(j % 2) for j in range(n)]) for i, n in enumerate(lengths)]
+    words = packed(rows, 20, filler=77)
+    sequences = words[:-1].reshape(-1, 20)
+    assert len(sequences) <= 1.1 * sum(lengths) / 20 + 1
+    found = {}
+    for sequence in sequences:
+        for part in np.split(sequence, np.flatnonzero(sequence & BEGINS_DOCUMENT)[1:]):
+            ids = (part & (BEGINS_DOCUMENT - 1)).tolist()
+            counts = ((part & NO_TARGET) == 0).tolist()
+            assert part[0] & BEGINS_DOCUMENT and not counts[0]
+            if ids[0] == 77:
+                assert set(ids) == {77} and not any(counts)
+            else:
+                assert ids[0] not in found
+                found[ids[0]] = Example(ids, counts)
+    assert found == dict(enumerate(rows)) and words[-1] & NO_TARGET
+
+
+@pytest.mark.program
+def test_packed_conversations_train_as_each_alone(directory, tmp_path, train):
+    """./train_llama3 on what --prepare writes: the loss over the targets that count, its gradient, and the
+    validation loss, whatever the micro-batches; another --seq-len and missing masks are told."""
+    data = tmp_path / "chats.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    words = [sys.executable, "-m", "llamac.finetune", directory, data, "--val-data", data, "--seq-len", "64"]
+    folder = tmp_path / "sft"
+    made = subprocess.run([*words, "--prepare", folder], capture_output=True, text=True, timeout=120)
+    assert made.returncode == 0, made.stderr
+    encoder = Encoder(directory)
+    rows = [encoder.row(row, "") for row in ROWS]
+    S = len(read_bin(folder / "train_000.bin").tokens) // 64
+    assert f"{folder}: train: {S} sequences of 64 tokens" in made.stdout and S < len(rows)
+    wanted, norm = mean_of_transformers(directory, rows)
+    flags = ["--model", directory, "--train-data", f"{folder}/train_*.bin", "--dtype", "f32", "--steps", "1"]
+    flags += ["--val-data", f"{folder}/val_*.bin", "--sample-every", "0", "--checkpoint-every", "-1"]
+    flags += ["--seq-len", "64", "--total-batch-size", str(64 * S), "--val-every", "1"]
+    for B in (S, 1):
+        out = tmp_path / f"out_{B}"
+        train(*flags, "--out", out, "--batch-size", str(B), "--document-mask", "on")
+        log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+        step = next(event for event in log if event["event"] == "step")
+        assert step["loss"] == pytest.approx(wanted, rel=1e-5)
+        assert step["grad_norm"] == pytest.approx(norm, rel=1e-4)
+        before = next(event for event in log if event["event"] == "val")
+        assert before["step"] == 0 and before["loss"] == pytest.approx(wanted, rel=1e-5)
+    plain = train(*flags, "--out", tmp_path / "plain", "--batch-size", "1")
+    assert "packed documents see those before them" in plain.stdout + plain.stderr
+    flags[flags.index("--seq-len") + 1] = "32"
+    refused = train(*flags, "--out", tmp_path / "none", "--batch-size", "1", code=2)
+    assert "packed for --seq-len 32, found 64" in refused.stderr
 
 
 def test_every_row_once_per_epoch():

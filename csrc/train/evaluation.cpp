@@ -7,11 +7,10 @@
 
 #include "core/file.h"
 #include "platform/ranges.h"
+#include "train/tokens.h"
 
 namespace llamac {
 namespace {
-
-constexpr int32_t uncounted = -100;  // a target
 
 // Ids that the model reads of a choice, the last `counted` of which have targets.
 struct ChoiceRow {
@@ -57,7 +56,7 @@ void read_batch(Model& model, const Passes& passes, ChoiceBatch batch, PassBuffe
     const int64_t T = passes.row(batch[0]).length;
     const size_t size = batch.size() * static_cast<size_t>(T);
     b.tokens.assign(size, 0);
-    b.targets.assign(size, uncounted);
+    b.targets.assign(size, ignored_target);
     b.losses.resize(size);
     for (size_t i = 0; i < batch.size(); i++) {
         const ChoiceRow& row = passes.row(batch[i]);

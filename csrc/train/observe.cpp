@@ -1,4 +1,6 @@
 // What a run says of its model between steps, whose weights stay as they are: validation, evaluation, samples.
+#include <algorithm>
+
 #include "platform/ranges.h"
 #include "train/sample.h"
 #include "train/trainer.h"
@@ -11,22 +13,35 @@ double Trainer::validate() {
     const GemmTuning tuning(model.gemms, options.tune == "on");  // they are the training steps' products
     // Rank r takes batches r, r + ranks, ...; where they do not divide, the last ones compute one that does not count.
     const int64_t B = options.batch_size, batches = val->validation_batches(options.val_steps);
-    std::vector<double> losses(static_cast<size_t>(batches));
+    std::vector<double> losses(static_cast<size_t>(batches)), counted = losses;
     for (int64_t first = 0; first < batches; first += ranks.count) {
         const int64_t own = std::min(first + ranks.own, batches - 1);
-        val->validation_batch(own, staging[0].tokens.data, staging[0].targets.data);
-        const std::vector<double> everybodys = ranks.gather(loss_of_staged(B, options.seq_len));
-        for (int64_t rank = 0; rank < std::min(ranks.count, batches - first); rank++)
+        const double tokens = static_cast<double>(stage_validation(own));
+        const std::vector<double> everybodys = ranks.gather(loss_of_staged(B, options.seq_len)),
+                                  their_tokens = ranks.gather(tokens);
+        for (int64_t rank = 0; rank < std::min(ranks.count, batches - first); rank++) {
             losses[static_cast<size_t>(first + rank)] = everybodys[static_cast<size_t>(rank)];
+            counted[static_cast<size_t>(first + rank)] = their_tokens[static_cast<size_t>(rank)];
+        }
     }
-    double sum = 0;
+    double sum = 0, rows = 0;
     for (const double loss : losses) sum += loss * static_cast<double>(B);
-    return sum / static_cast<double>(batches * B);
+    for (const double tokens : counted) rows += tokens / static_cast<double>(options.seq_len);
+    if (rows == 0) fail(options.val_data, ": validation: expected a target that counts, found none");
+    return sum / rows;
+}
+
+int64_t Trainer::stage_validation(int64_t batch) {
+    StagingBuffers& f = staging[0];
+    const int64_t B = options.batch_size, T = options.seq_len;
+    int32_t* first = model.options.document_mask ? f.first.data : nullptr;
+    val->validation_batch(batch, f.tokens.data, f.targets.data, first);
+    if (!val->is_packed) find_documents(f, 0, B, T);
+    return B * T - std::count(f.targets.data, f.targets.data + B * T, ignored_target);
 }
 
 double Trainer::loss_of_staged(int64_t count, int64_t T) {
     CHECK(in_flight() == 0);
-    find_documents(staging[0], 0, count, T);
     set_batch(model, staging[0].tokens.data, staging[0].targets.data, count, T,
               model.options.document_mask ? staging[0].first.data : nullptr);
     forward(model);
@@ -41,6 +56,7 @@ double Trainer::mean_loss_of(int64_t rows, int64_t T, const Rows& fill) {
     for (int64_t first = 0; first < rows; first += options.batch_size) {
         const int64_t count = std::min(options.batch_size, rows - first);
         fill(first, count, staging[0].tokens.data, staging[0].targets.data);
+        find_documents(staging[0], 0, count, T);
         sum += loss_of_staged(count, T) * static_cast<double>(count);
     }
     return sum / static_cast<double>(rows);

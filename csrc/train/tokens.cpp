@@ -41,17 +41,19 @@ std::vector<std::string> matching_paths(const std::string& pattern) {
     return paths;
 }
 
+constexpr uint32_t marks = no_target | begins_document;
+
 template <class Word>
-void read_tokens(const TokenShard& shard, int64_t first, int64_t n, int64_t vocab_size, int32_t* out) {
+void read_tokens(const TokenShard& shard, int64_t first, int64_t n, int64_t vocab_size, uint32_t* out) {
     constexpr int64_t bytes = sizeof(Word);
-    std::vector<Word> ids(static_cast<size_t>(n));
-    shard.file.read(header_bytes + first * bytes, ids.data(), n * bytes);
+    std::vector<Word> words(static_cast<size_t>(n));
+    shard.file.read(header_bytes + first * bytes, words.data(), n * bytes);
     for (int64_t i = 0; i < n; i++) {
-        const Word id = ids[static_cast<size_t>(i)];
+        out[i] = words[static_cast<size_t>(i)];
+        const uint32_t id = shard.packed ? out[i] & ~marks : out[i];
         if (id >= vocab_size)
             fail(shard.file.path, ": token ", first + i, ": expected an id below ", vocab_size, ", found ",
                  id);
-        out[i] = static_cast<int32_t>(id);
     }
 }
 
@@ -83,14 +85,15 @@ TokenShard::TokenShard(const std::string& path) : file(path) {
         fail(path, ": size: expected ", header_bytes, " + ", n, " tokens of ", width,
              " bytes as in the header, found ", file.size, " bytes");
     for (int word = 4; word < header_words; word++)
-        if (header[word] != 0 && (word == 4 || word > 7))
+        if (header[word] != 0 && ((word == 4 && narrow) || word > 7))
             fail(path, ": header word ", word, ": expected 0, found ", header[word]);
     count = static_cast<int64_t>(n);
+    packed = header[4];
     vocab_size = header[3];
     tokenizer_hash = header[6] | uint64_t{header[7]} << 32;
 }
 
-void TokenShard::read(int64_t first, int64_t n, int64_t vocabulary, int32_t* out) const {
+void TokenShard::read(int64_t first, int64_t n, int64_t vocabulary, uint32_t* out) const {
     CHECK(first >= 0 && n >= 0 && first <= count - n);
     if (width == 2) read_tokens<uint16_t>(*this, first, n, vocabulary, out);
     if (width == 4) read_tokens<uint32_t>(*this, first, n, vocabulary, out);
@@ -132,6 +135,12 @@ Loader::Loader(const std::string& files, int64_t length, int64_t vocabulary, int
         if (shard.vocab_size > vocab_size)
             fail(path, ": vocabulary size: expected at most the model's ", vocab_size, ", found ",
                  shard.vocab_size);
+        is_packed = shards[0].packed != 0;
+        if (shard.packed != (is_packed ? seq_len : 0))
+            fail(path, ": header word 4: expected ",
+                 is_packed ? "sequences packed for --seq-len " + std::to_string(seq_len)
+                           : "plain tokens as in " + shards[0].file.path,
+                 ", found ", shard.packed ? std::to_string(shard.packed) : "plain tokens");
         tokens += shard.count;
         sequences += shard.count > 0 ? (shard.count - 1) / seq_len : 0;
         ends.push_back(sequences);
@@ -141,24 +150,34 @@ Loader::Loader(const std::string& files, int64_t length, int64_t vocabulary, int
              " in ", shards.size(), shards.size() == 1 ? " file" : " files");
 }
 
-void Loader::read_sequence(int64_t sequence, int32_t* inputs, int32_t* targets) const {
+void Loader::read_sequence(int64_t sequence, int64_t row, int32_t* inputs, int32_t* targets,
+                           int32_t* first) const {
     const auto end = std::upper_bound(ends.begin(), ends.end(), sequence);
     const int64_t before = end == ends.begin() ? 0 : end[-1], start = (sequence - before) * seq_len;
     const TokenShard& shard = shards[static_cast<size_t>(end - ends.begin())];
-    std::vector<int32_t> ids(static_cast<size_t>(seq_len) + 1);
-    shard.read(start, seq_len + 1, vocab_size, ids.data());
-    std::copy_n(ids.begin(), seq_len, inputs);
-    std::copy_n(ids.begin() + 1, seq_len, targets);
+    std::vector<uint32_t> words(static_cast<size_t>(seq_len) + 1);
+    shard.read(start, seq_len + 1, vocab_size, words.data());
+    const uint32_t id_bits = is_packed ? ~marks : ~uint32_t{0};
+    int64_t begin = 0;
+    for (int64_t t = 0, at = row * seq_len; t < seq_len; t++, at++) {
+        const uint32_t word = words[static_cast<size_t>(t)], next = words[static_cast<size_t>(t) + 1];
+        const bool counts = !is_packed || !(next & no_target);
+        inputs[at] = static_cast<int32_t>(word & id_bits);
+        targets[at] = counts ? static_cast<int32_t>(next & id_bits) : ignored_target;
+        if (!is_packed || !first) continue;
+        if (word & begins_document) begin = t;
+        first[at] = static_cast<int32_t>(begin);
+    }
 }
 
 void Loader::micro_batch(int64_t step, int64_t micro, int64_t rank, int64_t world, int32_t* inputs,
-                         int32_t* targets, int64_t skip) const {
+                         int32_t* targets, int64_t skip, int32_t* first) const {
     const auto size = static_cast<uint64_t>(sequences);
     for (int64_t row = 0; row < batch_size; row++) {
         const int64_t position = ((step * accumulation + micro) * batch_size + row) * world + rank + skip;
         const auto p = static_cast<uint64_t>(position);
         const auto sequence = static_cast<int64_t>(permute(p % size, size, seed, p / size));
-        read_sequence(sequence, inputs + row * seq_len, targets + row * seq_len);
+        read_sequence(sequence, row, inputs, targets, first);
     }
 }
 
@@ -170,10 +189,10 @@ int64_t Loader::validation_batches(int64_t most) const {
     return std::min(most, full);
 }
 
-void Loader::validation_batch(int64_t batch, int32_t* inputs, int32_t* targets) const {
+void Loader::validation_batch(int64_t batch, int32_t* inputs, int32_t* targets, int32_t* first) const {
     CHECK(batch >= 0 && batch < sequences / batch_size);
     for (int64_t row = 0; row < batch_size; row++)
-        read_sequence(batch * batch_size + row, inputs + row * seq_len, targets + row * seq_len);
+        read_sequence(batch * batch_size + row, row, inputs, targets, first);
 }
 
 }  // namespace llamac

@@ -6,6 +6,9 @@
 // [5] low and high half of the number of tokens, and ours, zero where unknown: [3] vocabulary size, [6] and
 // [7] low and high half of XXH3_64 of the tokenizer's rank file; the rest are 0. Magic 20240520, version 1:
 // uint16 tokens; magic 20240801, version 7: uint32.
+//
+// Header word [4], of uint32 tokens only: the length T of the sequences that whole documents were packed into; 0: the
+// file is plain. The upper two bits of a packed file's tokens are marks.
 #pragma once
 #include <vector>
 
@@ -23,17 +26,22 @@ struct DocumentMarks {
 void find_documents(const int32_t* tokens, int64_t rows, int64_t T, const DocumentMarks& marks,
                     int32_t* first);
 
+// Marks of a token in a packed file: it does not count as a target; a document begins with it.
+constexpr uint32_t no_target = uint32_t{1} << 31, begins_document = uint32_t{1} << 30;
+constexpr int32_t ignored_target = -100;  // PyTorch's ignore_index
+
 struct TokenShard {
     InputFile file;
-    int64_t count = 0;  // tokens
-    int width = 0;      // bytes a token: 2 or 4
+    int64_t count = 0;   // tokens
+    int width = 0;       // bytes a token: 2 or 4
+    int64_t packed = 0;  // header word 4
     int64_t vocab_size = 0;
     uint64_t tokenizer_hash = 0;
 
     // Checks the header and the size. Error.
     explicit TokenShard(const std::string& path);
-    // Tokens first .. first+n-1; Error at an id that is not below vocab_size.
-    void read(int64_t first, int64_t n, int64_t vocab_size, int32_t* out) const;
+    // Tokens first .. first+n-1, with their marks; Error at an id that is not below vocab_size.
+    void read(int64_t first, int64_t n, int64_t vocab_size, uint32_t* out) const;
 };
 
 // Where each index 0 .. size-1 goes in this epoch: a bijection of 0 .. size-1, by a Feistel network with
@@ -46,25 +54,28 @@ struct Loader {
     std::vector<TokenShard> shards;
     int64_t sequences = 0;  // S, over all shards
     int64_t tokens = 0;     // over all shards
+    bool is_packed = false;
 
     // B = batch_size sequences of T = seq_len tokens per micro-batch, `accumulation` micro-batches per step.
-    // Error where no file matches, one is malformed or says it has a larger vocabulary, or there is not one
-    // sequence.
+    // Error where no file matches, one is malformed or says it has a larger vocabulary, some are packed and others not or for
+    // another seq_len, or there is not one sequence.
     Loader(const std::string& pattern, int64_t seq_len, int64_t vocab_size, int64_t batch_size,
            int64_t accumulation = 1, uint64_t seed = 0);
 
     // Micro-batch `micro` of step `step` on rank `rank` of `world`, all from 0: tokens, targets [B,T]. skip: sequences
-    // that were left out before.
+    // that were left out before. first [B,T], or null: of packed files, as find_documents() has it; of others untouched.
     void micro_batch(int64_t step, int64_t micro, int64_t rank, int64_t world, int32_t* tokens,
-                     int32_t* targets, int64_t skip = 0) const;
+                     int32_t* targets, int64_t skip = 0, int32_t* first = nullptr) const;
 
     // Full batches in file order, at most `most`; Error if there is none.
     int64_t validation_batches(int64_t most) const;
-    // tokens, targets [B,T] of batch 0 .. validation_batches-1.
-    void validation_batch(int64_t batch, int32_t* tokens, int32_t* targets) const;
+    // tokens, targets and first, as above, of batch 0 .. validation_batches-1.
+    void validation_batch(int64_t batch, int32_t* tokens, int32_t* targets, int32_t* first = nullptr) const;
 
   private:
-    void read_sequence(int64_t sequence, int32_t* tokens, int32_t* targets) const;
+    // Into row `row` of each.
+    void read_sequence(int64_t sequence, int64_t row, int32_t* tokens, int32_t* targets,
+                       int32_t* first) const;
 
     std::string pattern;
     int64_t seq_len, vocab_size, batch_size, accumulation;

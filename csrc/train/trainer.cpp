@@ -1,5 +1,6 @@
 #include "train/trainer.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -50,9 +51,11 @@ uint64_t hash_of_ids(const std::optional<Loader>& train, const std::optional<Tok
     return tokenizer ? tokenizer->hash : train ? train->shards[0].tokenizer_hash : 0;
 }
 
-// Where documents begin is what the tokenizer has marked in the shards.
-void check_documents(const Options& o, const Config& config, const std::optional<Tokenizer>& tokenizer) {
-    if (o.document_mask != "on") return;
+// Where documents begin is what the tokenizer has marked in the shards, but for packed ones.
+void check_documents(const Options& o, const Config& config, const std::optional<Loader>& train,
+                     const std::optional<Loader>& val, const std::optional<Tokenizer>& tokenizer) {
+    const bool is_packed = train && train->is_packed && (!val || val->is_packed);
+    if (o.document_mask != "on" || is_packed) return;
     if (!tokenizer)
         fail(
             "--document-mask on: expected the tokenizer of the data, whose tokens tell documents apart, "
@@ -205,7 +208,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
         if (train) check_same_tokenizer(*train, *val);
         val->validation_batches(o.val_steps);  // refuses too little data now, not after the first hour
     }
-    check_documents(o, config, tokenizer);
+    check_documents(o, config, train, val, tokenizer);
     if (o.sample_every > 0) sample_prompt();  // likewise, where the model has no such token
     token_slots.resize(static_cast<size_t>(most_in_flight) + 1);
     for (TokenSlot& f : token_slots) {
@@ -294,10 +297,32 @@ void Trainer::agree_with_ranks() {
     model.gemms.agree = [this](const std::string& algorithm) { return ranks.gather(algorithm)[0]; };
 }
 
-void Trainer::start_step() {
-    start_step([this](int64_t micro, int32_t* tokens, int32_t* targets) {
-        train->micro_batch(step, micro, ranks.own, ranks.count, tokens, targets, data_skip);
+int64_t Trainer::counted_targets() const {
+    int64_t own = 0;
+    ranks.together([&] {
+        std::vector<int32_t> tokens(static_cast<size_t>(options.batch_size * options.seq_len)), targets = tokens;
+        for (int64_t micro = 0; micro < accumulation; micro++) {
+            train->micro_batch(step, micro, ranks.own, ranks.count, tokens.data(), targets.data(), data_skip);
+            own += static_cast<int64_t>(targets.size()) -
+                   std::count(targets.begin(), targets.end(), ignored_target);
+        }
     });
+    double all = 0;
+    for (const double each : ranks.gather(static_cast<double>(own))) all += each;
+    return static_cast<int64_t>(all);
+}
+
+void Trainer::start_step() {
+    const int64_t rows = options.batch_size * options.seq_len;
+    const Fill fill = [this, rows](int64_t micro, StagingBuffers& f) {
+        int32_t* first = model.options.document_mask ? f.first.data + micro * rows : nullptr;
+        train->micro_batch(step, micro, ranks.own, ranks.count, f.tokens.data + micro * rows,
+                           f.targets.data + micro * rows, data_skip, first);
+        if (!train->is_packed) find_documents(f, micro * options.batch_size, options.batch_size, options.seq_len);
+    };
+    // Where no target of the step counts, its loss and gradients are 0 whatever the scale.
+    loss_scale = train->is_packed ? scale_of(std::max<int64_t>(counted_targets(), 1)) : 1;
+    run_step(fill);
 }
 
 void Trainer::wait_for_device() {
@@ -339,18 +364,30 @@ void Trainer::queue_micro_batch(int64_t micro, StagingBuffers& f, const TokenSlo
     micro_ends[micro_batches_queued++ % 2].record(model.stream.handle);
 }
 
+double Trainer::scale_of(int64_t counted) const {
+    CHECK(counted > 0);
+    return static_cast<double>(tokens_per_step()) / static_cast<double>(counted);
+}
+
+Trainer::Fill Trainer::filled_by(const Batch& batch) const {
+    return [this, &batch](int64_t micro, StagingBuffers& f) {
+        const int64_t B = options.batch_size, T = options.seq_len;
+        batch(micro, f.tokens.data + micro * B * T, f.targets.data + micro * B * T);
+        find_documents(f, micro * B, B, T);
+    };
+}
+
 void Trainer::start_step(const Batch& batch) {
     loss_scale = 1;
-    run_step(batch);
+    run_step(filled_by(batch));
 }
 
 void Trainer::start_step(const Batch& batch, int64_t counted) {
-    CHECK(counted > 0);
-    loss_scale = static_cast<double>(tokens_per_step()) / static_cast<double>(counted);
-    run_step(batch);
+    loss_scale = scale_of(counted);
+    run_step(filled_by(batch));
 }
 
-void Trainer::run_step(const Batch& batch) {
+void Trainer::run_step(const Fill& fill) {
     CHECK(in_flight() <= most_in_flight);
     // The first step meets all products that are worth a timing; samples have others at every length.
     const bool first = !optimizer.launched;
@@ -362,14 +399,10 @@ void Trainer::run_step(const Batch& batch) {
     const bool verified = is_verified(step + 1);
     if (verified) verifier->begin();
     clear_saturated(model);
-    const int64_t rows = options.batch_size * options.seq_len;
     try {
         for (int64_t micro = 0; micro < accumulation; micro++) {
             const Range range("micro-batch", micro);
-            ranks.together([&] {
-                batch(micro, f.tokens.data + micro * rows, f.targets.data + micro * rows);
-                find_documents(f, micro * options.batch_size, options.batch_size, options.seq_len);
-            });
+            ranks.together([&] { fill(micro, f); });
             wait_for_device();
             copy_tokens(micro, f, token_slots[slot]);
             queue_micro_batch(micro, f, token_slots[slot]);

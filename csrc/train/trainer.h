@@ -62,11 +62,12 @@ struct Trainer {
     // goes on; so it may start the next before this one is done, by most_in_flight. It is never more than two
     // micro-batches ahead of the device.
     void start_step();
-    // The same on batches of the caller's: fills tokens and targets [B,T] of micro-batch `micro`, counted from 0.
+    // The same on batches of the caller's: fills tokens and targets [B,T] of micro-batch `micro`, counted from 0. With
+    // --document-mask, where documents begin is found by the tokenizer's marks.
     using Batch = std::function<void(int64_t micro, int32_t* tokens, int32_t* targets)>;
     void start_step(const Batch& batch);
     // The same, of the mean over the targets that count: so many of all micro-batches and ranks. Unless all count, nothing is
-    // replayed.
+    // replayed. Of packed training data, start_step() does this itself.
     void start_step(const Batch& batch, int64_t counted);
     int64_t in_flight() const { return step - finished; }
     const int64_t most_in_flight;  // unless told: 1 on a GPU, 0 where the host computes
@@ -146,12 +147,20 @@ struct Trainer {
     void launch(CapturedGraph& work);
     // With --document-mask: `first` of `rows` rows of T tokens in the staging buffers.
     void find_documents(StagingBuffers& buffers, int64_t first_row, int64_t rows, int64_t T) const;
-    void run_step(const Batch& batch);
+    // Fills tokens, targets and, with --document-mask, `first` of micro-batch `micro` in the staging buffers.
+    using Fill = std::function<void(int64_t micro, StagingBuffers& buffers)>;
+    Fill filled_by(const Batch& batch) const;
+    void run_step(const Fill& fill);
+    // Of the training data's next step, on all ranks: targets that count.
+    int64_t counted_targets() const;
     double loss_scale = 1;  // of the step that is started: from the mean over all tokens to its loss
+    double scale_of(int64_t counted) const;
     double mean_over_ranks(double number) const;
     // Of all ranks, from the counts of this one's slots.
     std::vector<Saturated> saturated_tensors(const int32_t* counts) const;
-    // Mean loss of the rows in the first staging buffers.
+    // Puts a validation batch into the first staging buffers; returns how many of its targets count.
+    int64_t stage_validation(int64_t batch);
+    // Mean loss of the rows in the first staging buffers, whose documents are found.
     double loss_of_staged(int64_t count, int64_t T);
     AdamW adamw() const;
     bool is_verified(int64_t step) const;  // from 1

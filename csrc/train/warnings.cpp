@@ -19,6 +19,9 @@ std::vector<std::string> run_warnings(const Options& o, const Config& config, co
         lines.push_back("--warmup-steps " + std::to_string(o.warmup_steps) + ": the run ends at step " +
                         std::to_string(o.steps) + ", before its learning rate has reached --lr " +
                         nlohmann::json(o.lr).dump());
+    if (data.is_packed && o.document_mask != "on")
+        lines.push_back(shard.file.path +
+                        ": packed documents see those before them; --document-mask on keeps them apart");
     const double passes =
         static_cast<double>(o.steps) * static_cast<double>(sequences) / static_cast<double>(data.sequences);
     if (passes > 1) {

@@ -5,6 +5,9 @@ Token files (.bin), the order in which training visits them, and writing them.
 A .bin is llm.c's: int32[256] little-endian header, then tokens. Header words: [0] magic, [1] version, [2],[5]
 low and high half of the number of tokens; and ours, zero where unknown: [3] vocabulary size, [6],[7] low and
 high half of XXH3_64 of the tokenizer's rank file.
+
+Header word [4], of uint32 tokens only: the length T of the sequences that whole documents were packed into; 0:
+the file is plain. The upper two bits of a packed file's tokens are marks.
 """
 
 import glob
@@ -20,22 +23,28 @@ from llamac.errors import InputError
 from llamac.files import open_file
 
 HEADER_BYTES = 1024
+# Marks of a token in a packed file: it does not count as a target; a document begins with it.
+NO_TARGET, BEGINS_DOCUMENT = 1 << 31, 1 << 30
+_ID_BITS = BEGINS_DOCUMENT - 1
+IGNORED = -100  # a target that does not count: PyTorch's ignore_index
 # (magic, version) -> token
 _FORMATS: dict[tuple[int, int], np.dtype] = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One .bin: memory-mapped tokens [n], what its header says (0 = unknown), and the open file."""
+    """One .bin: memory-mapped tokens [n], what its header says (0 = unknown), and the open file. packed: header
+    word 4; unless it is 0, tokens have marks."""
 
     path: str
     file: BinaryIO
     tokens: np.ndarray
     vocab_size: int
     tokenizer_hash: int
+    packed: int = 0
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Tokens start .. start+count-1. Raises InputError where somebody has cut the file, in whose map the
+        """Tokens start .. start+count-1, with their marks. Raises InputError where somebody has cut the file, in whose map the
         process would end by SIGBUS.
         """
         size = self.tokens.dtype.itemsize
@@ -61,7 +70,8 @@ def read_bin(path: str | Path) -> Shard:
     if dtype is None:
         known = " or ".join(f"{magic} version {version}" for magic, version in _FORMATS)
         raise InputError(f"{path}: header: expected magic {known}, found {header[0]} version {header[1]}")
-    for word in (4, *range(8, len(header))):
+    narrow = dtype.itemsize == 2
+    for word in (*([4] if narrow else []), *range(8, len(header))):
         if header[word] != 0:
             raise InputError(f"{path}: header word {word}: expected 0, found {header[word]}")
     n = header[2] | header[5] << 32
@@ -69,7 +79,7 @@ def read_bin(path: str | Path) -> Shard:
         expected = f"{HEADER_BYTES} + {n}·{dtype.itemsize} = {HEADER_BYTES + n * dtype.itemsize} bytes"
         raise InputError(f"{path}: size: expected {expected} for the header's {n} tokens, found {size}")
     tokens = np.memmap(file, dtype, "r", HEADER_BYTES, (n,)) if n else np.empty(0, dtype)
-    return Shard(path, file, tokens, header[3], header[6] | header[7] << 32)
+    return Shard(path, file, tokens, header[3], header[6] | header[7] << 32, header[4])
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -77,22 +87,24 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
 
-def bin_header(tokens: int, vocab_size: int, tokenizer_hash: int) -> np.ndarray:
-    """The header of a .bin with so many tokens of token_dtype(vocab_size)."""
-    dtype = token_dtype(vocab_size)
+def bin_header(tokens: int, vocab_size: int, tokenizer_hash: int, packed: int = 0) -> np.ndarray:
+    """The header of a .bin with so many tokens of token_dtype(vocab_size); packed ones have 32 bits."""
+    dtype = np.dtype("<u4") if packed else token_dtype(vocab_size)
     header = np.zeros(HEADER_BYTES // 4, "<u4")
     header[:2] = next(key for key, held in _FORMATS.items() if held == dtype)
-    header[2:4] = tokens & 0xFFFFFFFF, vocab_size
+    header[2:5] = tokens & 0xFFFFFFFF, vocab_size, packed
     header[5:8] = tokens >> 32, tokenizer_hash & 0xFFFFFFFF, tokenizer_hash >> 32
     return header
 
 
-def write_bin(path: str | Path, tokens: np.ndarray, vocab_size: int, tokenizer_hash: int = 0) -> None:
+def write_bin(
+    path: str | Path, tokens: np.ndarray, vocab_size: int, tokenizer_hash: int = 0, packed: int = 0
+) -> None:
     """Write tokens [n] as a .bin, renamed into place when whole; 16 bits a token if the vocabulary fits.
-    Raises InputError for what these cannot hold.
+    packed: header word 4, of tokens with marks. Raises InputError for what these cannot hold.
     """
-    dtype = token_dtype(vocab_size)
-    header = bin_header(len(tokens), vocab_size, tokenizer_hash)
+    dtype = np.dtype("<u4") if packed else token_dtype(vocab_size)
+    header = bin_header(len(tokens), vocab_size, tokenizer_hash, packed)
     path = Path(path)
     if np.ndim(tokens) != 1:
         raise InputError(f"{path}: expected tokens of one dimension, found {np.ndim(tokens)}")
@@ -144,7 +156,12 @@ def find_documents(tokens: np.ndarray, marks: tuple[int | None, int | None]) -> 
     begins = np.zeros(tokens.shape, bool) if begin is None else tokens == begin
     if end is not None:
         begins[:, 1:] |= tokens[:, :-1] == end
-    return np.maximum.accumulate(np.where(begins, np.arange(tokens.shape[1], dtype=np.int32), 0), axis=1)
+    return _first(begins)
+
+
+def _first(begins: np.ndarray) -> np.ndarray:
+    """Of each position the last one up to it, in its row, at which a document begins, or 0."""
+    return np.maximum.accumulate(np.where(begins, np.arange(begins.shape[1], dtype=np.int32), 0), axis=1)
 
 
 def splitmix64(x: np.ndarray | np.uint64) -> Any:
@@ -226,6 +243,9 @@ class Loader:
                 raise InputError(
                     f"{shard.path}: vocabulary size: expected {expected}, found {shard.vocab_size}"
                 )
+        self.is_packed = self.shards[0].packed != 0
+        for shard in self.shards:
+            self._check_packed(shard)
         counts = [max(0, len(shard.tokens) - 1) // seq_len for shard in self.shards]
         self.ends = np.cumsum(counts)  # [shards]: sequences up to and including each shard
         self.sequences = int(self.ends[-1])
@@ -234,21 +254,36 @@ class Loader:
             expected = f"at least seq-len + 1 = {seq_len + 1} tokens in a file"
             raise InputError(f"{pattern}: expected {expected}, found {self.tokens} in {len(paths)}")
 
+    def _check_packed(self, shard: Shard) -> None:
+        if shard.packed != (self.seq_len if self.is_packed else 0):
+            plain = f"plain tokens as in {self.shards[0].path}"
+            expected = f"sequences packed for --seq-len {self.seq_len}" if self.is_packed else plain
+            found = shard.packed or "plain tokens"
+            raise InputError(f"{shard.path}: header word 4: expected {expected}, found {found}")
+
     def sequence(self, index: int) -> np.ndarray:
-        """Sequence `index` of 0 .. sequences-1: int32[T+1], the inputs and, one later, the targets."""
+        """Sequence `index` of 0 .. sequences-1, with marks if it is packed: [T+1], the inputs and, one later,
+        the targets."""
         which = int(np.searchsorted(self.ends, index, side="right"))
         shard = self.shards[which]
         start = (index - (int(self.ends[which - 1]) if which else 0)) * self.seq_len
         tokens = shard.read(start, self.seq_len + 1)
-        check_tokens(shard, tokens, start, self.vocab_size)
-        return tokens.astype(np.int32)
+        check_tokens(shard, tokens & _ID_BITS if self.is_packed else tokens, start, self.vocab_size)
+        return tokens
 
-    def _batch(self, indices) -> tuple[np.ndarray, np.ndarray]:
+    def _batch(self, indices) -> tuple[np.ndarray, ...]:
         rows = np.stack([self.sequence(int(index)) for index in indices])
-        return rows[:, :-1].copy(), rows[:, 1:].copy()
+        if not self.is_packed:
+            rows = rows.astype(np.int32)
+            return rows[:, :-1].copy(), rows[:, 1:].copy()
+        ids = (rows & _ID_BITS).astype(np.int32)
+        targets = np.where(rows[:, 1:] & NO_TARGET, IGNORED, ids[:, 1:]).astype(np.int32)
+        begins = (rows[:, :-1] & BEGINS_DOCUMENT) != 0
+        return ids[:, :-1].copy(), targets, _first(begins)
 
-    def micro_batch(self, step: int, micro: int) -> tuple[np.ndarray, np.ndarray]:
-        """(tokens, targets), int32[B,T] each, of micro-batch `micro` of step `step`, counted from 0."""
+    def micro_batch(self, step: int, micro: int) -> tuple[np.ndarray, ...]:
+        """(tokens, targets), int32[B,T] each, of micro-batch `micro` of step `step`, counted from 0; of packed
+        files also what find_documents() gives."""
         first = (step * self.accum + micro) * self.batch_size
         positions = [(first + row) * self.world + self.rank + self.skip for row in range(self.batch_size)]
         S = self.sequences
@@ -264,7 +299,8 @@ class Loader:
             )
         return min(batches, full)
 
-    def validation(self, batches: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """At most `batches` full batches (tokens, targets) in file order; rank r yields batches r, r+W, …"""
+    def validation(self, batches: int) -> Iterator[tuple[np.ndarray, ...]]:
+        """At most `batches` full batches in file order, as micro_batch() has them; rank r yields batches r,
+        r+W, …"""
         for batch in range(self.rank, self.validation_batches(batches), self.world):
             yield self._batch(range(batch * self.batch_size, (batch + 1) * self.batch_size))

@@ -12,8 +12,9 @@ import numpy as np
 
 from llamac import tokenizer
 from llamac.config import load_config
+from llamac.data.tokens import IGNORED
 from llamac.errors import InputError
-from llamac.inference import IGNORED, Inference, encode, load_tokenizer
+from llamac.inference import Inference, encode, load_tokenizer
 
 BATCH_TOKENS = 4096  # of a pass, padding included
 

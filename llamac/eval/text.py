@@ -68,6 +68,8 @@ def of_shards(scorer: Scorer, pattern: str, done: Callable[[int], None] | None =
         own = None
     for path in paths:
         shard = read_bin(path)
+        if shard.packed:
+            raise InputError(f"{path}: expected plain tokens, found packed conversations")
         ids = np.asarray(shard.tokens)
         if ids.size and int(ids.max()) >= V:
             raise InputError(f"{path}: expected ids below the model's {V}, found {int(ids.max())}")

@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llamac.data.tokens import IGNORED
 from llamac.eval.questions import Pair, Questions
 from llamac.training.ranks import everybodys, rank, world
-
-IGNORED = -100  # a target that does not count
 
 
 def batches(pairs: list[Pair], B: int, T: int) -> Iterator[list[int]]:

@@ -142,6 +142,9 @@ def prepare(o: Options) -> Run:
     ranks = rank(), world()
     data = Loader(o.train_data, T, config.vocab_size, B, micro_batches, *ranks, o.seed, o.data_skip)
     val_data = Loader(o.val_data, T, config.vocab_size, B, 1, rank(), world()) if o.val_data else None
+    for loader in filter(None, (data, val_data)):
+        if loader.is_packed:
+            raise InputError(f"{loader.shards[0].path}: packed documents: only the C program trains on them")
     if val_data:
         check_same_tokenizer(data.shards, val_data.shards)
     if o.init == "load" and not Path(o.model).is_dir():

@@ -144,10 +144,13 @@ void read_tokens(std::string_view bytes) {
     constexpr int64_t length = 4, vocabulary = 300, batch = 2;
     const std::string path = put("tokens.bin", bytes);
     const Loader loader(path, length, vocabulary, batch);
-    int32_t tokens[batch * length], targets[batch * length];
+    int32_t tokens[batch * length], targets[batch * length], first[batch * length] = {};
     for (int64_t step = 0; step * batch < std::min<int64_t>(loader.sequences, 64); step++) {
-        loader.micro_batch(step, 0, 0, 1, tokens, targets);
+        loader.micro_batch(step, 0, 0, 1, tokens, targets, 0, first);
         for (const int32_t id : tokens) CHECK(0 <= id && id < vocabulary);
+        for (const int32_t id : targets)
+            CHECK((0 <= id && id < vocabulary) || (loader.is_packed && id == ignored_target));
+        for (int64_t i = 0; i < batch * length; i++) CHECK(0 <= first[i] && first[i] <= i % length);
     }
 }
 

@@ -67,8 +67,10 @@ def _flags(folder: Path, content: bytes) -> None:
 def _tokens(folder: Path, content: bytes) -> None:
     loader = Loader(escape(_put(folder, "tokens.bin", content)), 4, 300, 2)
     for step in range(min(-(-loader.sequences // 2), 32)):
-        for ids in loader.micro_batch(step, 0):
-            assert np.all((ids >= 0) & (ids < 300))
+        tokens, targets, *_ = loader.micro_batch(step, 0)
+        assert np.all((tokens >= 0) & (tokens < 300))
+        ignored = loader.is_packed & (targets == -100)
+        assert np.all(ignored | ((targets >= 0) & (targets < 300)))
 
 
 def _tokenizer(folder: Path, content: bytes) -> None:
