@@ -1,6 +1,6 @@
 """llamac.patch beside the model as it was: a training step (loss, gradients) of transformers' Llama with
-random bf16 weights, or with --lora of PEFT's adapters on all its linear layers. Prints medians of the time
-and peak memory of both, and the ratios.
+random weights, or with --lora of PEFT's adapters on all its linear layers. The two take turns, step by step.
+Prints medians of their times and of the ratio of neighbouring steps, and peak memory.
 """
 
 import argparse
@@ -13,18 +13,19 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import llamac
 from llamac.config import load_config
+from llamac.dtypes import torch_dtypes
 from llamac.transformers_patch import report
 from llamac.version import provenance, provenance_text
 
 WARM_UP = 3
 
 
-def build(model: str, device: str, lora: int) -> Any:
+def build(model: str, device: str, dtype: torch.dtype, lora: int) -> Any:
     """The model; with lora > 0, under adapters of that rank."""
     values = load_config(model).to_dict("bfloat16") | {"use_cache": False}
     torch.manual_seed(0)
     with torch.device(device):
-        found = LlamaForCausalLM(LlamaConfig(**values)).bfloat16()
+        found = LlamaForCausalLM(LlamaConfig(**values)).to(dtype)
     if lora > 0:
         import peft
 
@@ -32,20 +33,17 @@ def build(model: str, device: str, lora: int) -> Any:
     return found.train()
 
 
-def measure(model: Any, ids: torch.Tensor, steps: int) -> tuple[float, float]:
-    """(seconds a step, peak GiB; 0 on a CPU, where nobody counts)."""
-    on_gpu, seconds = ids.is_cuda, []
-    for step in range(WARM_UP + steps):
-        if step == WARM_UP and on_gpu:
-            torch.cuda.reset_peak_memory_stats()
-        begin = time.perf_counter()
-        model(input_ids=ids, labels=ids).loss.backward()
-        model.zero_grad(set_to_none=True)
-        if on_gpu:
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - begin)
-    peak = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else 0.0
-    return statistics.median(seconds[WARM_UP:]), peak
+def step(model: Any, ids: torch.Tensor) -> tuple[float, float]:
+    """(seconds, peak GiB; 0 on a CPU, where nobody counts)."""
+    on_gpu = ids.is_cuda
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    begin = time.perf_counter()
+    model(input_ids=ids, labels=ids).loss.backward()
+    model.zero_grad(set_to_none=True)
+    if on_gpu:
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin, torch.cuda.max_memory_allocated() / 2**30 if on_gpu else 0.0
 
 
 def main() -> None:
@@ -53,26 +51,32 @@ def main() -> None:
     parser.add_argument("--model", default="llama3.2-1b", help="a preset or a config.json")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=4096)
-    parser.add_argument("--steps", type=int, default=10, help=f"timed, after {WARM_UP} that are not")
+    parser.add_argument("--dtype", default="bf16", choices=["bf16", "f32"])
+    parser.add_argument("--steps", type=int, default=10, help=f"timed of each, after {WARM_UP} that are not")
     parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="0: all weights are trained")
     o = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = build(o.model, device, o.lora)
+    model = build(o.model, device, torch_dtypes(o.dtype)[o.dtype], o.lora)
     base = model.get_base_model() if o.lora else model
     ids = torch.randint(model.config.vocab_size, (o.batch, o.length), device=device)
     print(provenance_text(provenance()), flush=True)
-    found = {}
-    for name, change in (("as it was", None), ("patched", llamac.patch), ("again", llamac.unpatch)):
-        if change:
+    variants = {"as it was": llamac.unpatch, "patched": llamac.patch}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
+    for _ in range(WARM_UP + o.steps):
+        for name, change in variants.items():
             change(base)
-        seconds, peak = found[name] = measure(model, ids, o.steps)
-        tokens = ids.numel() / seconds
-        print(f"{name:10} {1e3 * seconds:9.1f} ms {tokens:9.0f} tokens/s, peak {peak:6.2f} GiB", flush=True)
-        if name == "patched":
-            print("\n".join(f"           {line}" for line in report(base)))
-    fastest = min(found["as it was"][0], found["again"][0])
-    print(f"patched: {fastest / found['patched'][0]:.2f} times the speed", end="")
-    print(f", {found['patched'][1] / found['again'][1]:.2f} times the memory" if device == "cuda" else "")
+            found[name].append(step(model, ids))
+    print("\n".join(report(base)))
+    seconds = {name: [time for time, _ in steps[WARM_UP:]] for name, steps in found.items()}
+    peaks = {name: max(peak for _, peak in steps[WARM_UP:]) for name, steps in found.items()}
+    for name, times in seconds.items():
+        median = statistics.median(times)
+        speed = f"{1e3 * median:9.1f} ms {ids.numel() / median:9.0f} tokens/s"
+        print(f"{name:10} {speed}, peak {peaks[name]:6.2f} GiB" if device == "cuda" else f"{name:10} {speed}")
+    ratios = sorted(before / after for before, after in zip(*seconds.values()))
+    middle = f"{ratios[len(ratios) // 4]:.2f} to {ratios[-1 - len(ratios) // 4]:.2f}"
+    print(f"patched: {statistics.median(ratios):.2f} times the speed (quartiles {middle})", end="")
+    print(f", {peaks['patched'] / peaks['as it was']:.2f} times the memory" if device == "cuda" else "")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ from llamac.config import load_config
 from llamac.data.tokens import BEGINS_DOCUMENT, IGNORED, NO_TARGET, write_bin
 from llamac.errors import InputError, run
 
-UNKNOWN = 'expected {"messages": [{"role": ..., "content": ...}, ...]} or {"prompt": ..., "completion": ...}'
+UNKNOWN = (
+    'expected {"messages": [{"role": ..., "content": ...}, ...]} or {"prompt": ..., "completion": ...}, '
+    "both texts or both messages"
+)
 
 
 @dataclass(frozen=True)
@@ -48,14 +52,16 @@ class Encoder:
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
         self.tokenizer = tokenizer.load(self.directory)
-        self._template: chat.Template | None = None
+
+    @cached_property
+    def template(self) -> chat.Template:
+        """The directory's. Raises InputError where it has none."""
+        return chat.load(self.directory)
 
     def messages(self, messages: Sequence[dict[str, Any]]) -> Example:
         """What the template makes of a conversation. Raises InputError where it does not write conversations
         one message after another."""
-        if self._template is None:
-            self._template = chat.load(self.directory)
-        template, own = self._template, self.tokenizer
+        template, own = self.template, self.tokenizer
         text, answers = template.render_answers(messages, own)
         if answers and hasattr(own, "backend"):
             return _of_stretches(own, text, answers)
@@ -64,16 +70,31 @@ class Encoder:
         for i, message in enumerate(messages):
             if message.get("role") != "assistant":
                 continue
-            before = template.render(messages[:i], own)
-            after = template.render(messages[: i + 1], own, answer_begins=False)
-            begin, end = chat.encode(own, before), chat.encode(own, after)
-            if not after.startswith(before) or ids[: len(begin)] != begin or ids[: len(end)] != end:
-                raise InputError(
-                    f"{template.path}: chat template: expected each answer behind what asks for it, "
-                    f"as one text, found another text for message {i + 1}"
-                )
-            counts[len(begin) : len(end)] = [True] * (len(end) - len(begin))
+            begin = self._ids_before(messages[:i], ids)
+            after = chat.encode(own, template.render(messages[: i + 1], own, answer_begins=False))
+            if ids[: len(after)] != after:
+                raise self._unordered(i + 1)
+            counts[begin : len(after)] = [True] * (len(after) - begin)
         return Example(ids, counts)
+
+    def answered(self, prompt: Sequence[dict[str, Any]], completion: Sequence[dict[str, Any]]) -> Example:
+        """A conversation of which everything behind the prompt counts."""
+        text = self.template.render([*prompt, *completion], self.tokenizer, answer_begins=False)
+        ids = chat.encode(self.tokenizer, text)
+        begin = self._ids_before(prompt, ids)
+        return Example(ids, [i >= begin for i in range(len(ids))])
+
+    def _ids_before(self, messages: Sequence[dict[str, Any]], ids: list[int]) -> int:
+        """How many of a conversation's ids ask for the answer to its first messages."""
+        before = chat.encode(self.tokenizer, self.template.render(messages, self.tokenizer))
+        if ids[: len(before)] != before:
+            raise self._unordered(len(messages) + 1)
+        return len(before)
+
+    def _unordered(self, number: int) -> InputError:
+        expected = "expected each answer behind what asks for it, as one text"
+        found = f"found another text for message {number}"
+        return InputError(f"{self.template.path}: chat template: {expected}, {found}")
 
     def completion(self, prompt: str, completion: str) -> Example:
         """A prompt, its completion, the token that ends a document; before them the one that begins it."""
@@ -86,18 +107,15 @@ class Encoder:
 
     def row(self, row: Any, where: str) -> Example:
         """Of a line's value."""
-        if (
-            isinstance(row, dict)
-            and isinstance(row.get("messages"), list)
-            and all(map(_is_message, row["messages"]))
-        ):
-            return self.messages(row["messages"])
-        if (
-            isinstance(row, dict)
-            and isinstance(row.get("prompt"), str)
-            and isinstance(row.get("completion"), str)
-        ):
-            return self.completion(row["prompt"], row["completion"])
+        messages, prompt, completion = (
+            row.get(key) if isinstance(row, dict) else None for key in ("messages", "prompt", "completion")
+        )
+        if _are_messages(messages):
+            return self.messages(messages)
+        if _are_messages(prompt) and _are_messages(completion):
+            return self.answered(prompt, completion)
+        if isinstance(prompt, str) and isinstance(completion, str):
+            return self.completion(prompt, completion)
         raise InputError(f"{where}: {UNKNOWN}, found {json.dumps(row)[:80]}")
 
 
@@ -111,8 +129,11 @@ def _of_stretches(own: Any, text: str, answers: list[tuple[int, int]]) -> Exampl
     return Example(ids, counts.tolist())
 
 
-def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+def _are_messages(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(each, dict) and all(isinstance(each.get(key), str) for key in ("role", "content"))
+        for each in value
+    )
 
 
 def read(path: str | Path, encoder: Encoder, longest: int) -> Examples:
@@ -160,8 +181,8 @@ def batch(rows: Sequence[Example], T: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def packed(rows: Sequence[Example], T: int, filler: int) -> np.ndarray:
-    """Sequences of T tokens that hold the rows whole, as tokens with marks: uint32 [sequences * T + 1], for the
-    last sequence's last target. The longest rows come first, each into the sequence where it leaves the
+    """Sequences of T tokens that hold the rows whole, as tokens with marks: uint32 [sequences * T + 1], for
+    the last sequence's last target. The longest rows come first, each into the sequence where it leaves the
     least room ("best fit decreasing"); what is left is filled."""
     sequences: list[list[Example]] = []
     room: list[tuple[int, int]] = []  # (tokens that are free, sequence), sorted

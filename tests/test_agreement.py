@@ -17,8 +17,8 @@ import llamac.random
 from llamac import _native
 from llamac.config import load_config
 from llamac.data import Loader, find_documents, permute, write_bin
-from llamac.data.tokens import BEGINS_DOCUMENT, NO_TARGET
 from llamac.data.recipes import RECIPES
+from llamac.data.tokens import BEGINS_DOCUMENT, NO_TARGET
 from llamac.errors import InputError
 from llamac.options import Options, parse
 from llamac.schedule import learning_rate

@@ -11,9 +11,9 @@ import pytest
 
 from llamac import tokenizer
 from llamac.data import Loader, permute, read_bin, write_bin, write_shards
-from llamac.data.tokens import BEGINS_DOCUMENT, NO_TARGET
 from llamac.data import __main__ as tool
 from llamac.data.documents import cut_text
+from llamac.data.tokens import BEGINS_DOCUMENT, NO_TARGET
 from llamac.errors import InputError
 
 ROOT = Path(__file__).parent.parent

@@ -113,7 +113,7 @@ def test_long_pairs_lose_the_contexts_begin(directory):
 @pytest.mark.parametrize("name", list(tasks.TASKS))
 def test_choices_of_lm_eval(directory, files, name, monkeypatch):
     """Exact agreement with the hf back end, where lm-eval is installed: make test does not install it."""
-    lm_eval = pytest.importorskip("lm_eval")
+    lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install lm-eval")
     import datasets
 
     path = files / f"{name}.jsonl"
@@ -173,6 +173,34 @@ def test_the_model_class_of_lm_eval(directory):
     end = answer[5:8]
     (cut,) = model.generate_until(requests("generate_until", ("the cat", free | {"until": [end]})))
     assert end in answer and cut == answer[: answer.index(end)]
+
+
+def test_the_command_of_lm_eval(directory, files, tmp_path):
+    """Where lm-eval is installed: its command with the model `llamac` has the scores of ours, of a task in a
+    file."""
+    pytest.importorskip("lm_eval")
+    (tmp_path / "own_piqa.yaml").write_text(
+        f"""task: own_piqa
+dataset_path: json
+dataset_kwargs: {{data_files: {{validation: {files}/piqa.jsonl}}}}
+output_type: multiple_choice
+validation_split: validation
+doc_to_text: "Question: {{{{goal}}}}\\nAnswer:"
+doc_to_target: label
+doc_to_choice: "{{{{[sol1, sol2]}}}}"
+metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
+"""
+    )
+    words = [sys.executable, "-m", "llamac.eval.harness", "--model", "llamac", "--model_args"]
+    words += [f"pretrained={directory},dtype=float32", "--tasks", "own_piqa", "--include_path", tmp_path]
+    flags = ["--output_path", tmp_path / "found", "--limit", "40", "--device", "cpu"]
+    done = subprocess.run([*words, *flags], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (path,) = (tmp_path / "found").glob("**/results_*.json")
+    theirs = json.loads(path.read_text())["results"]["own_piqa"]
+    command(directory, "--tasks", "piqa", "--data", files, "--limit", "40", "--json", tmp_path / "ours.json")
+    for row in json.loads((tmp_path / "ours.json").read_text())["results"]:
+        assert theirs[f"{row['metric']},none"] == pytest.approx(row["value"], abs=1e-12)
 
 
 # Texts

@@ -300,7 +300,8 @@ void Trainer::agree_with_ranks() {
 int64_t Trainer::counted_targets() const {
     int64_t own = 0;
     ranks.together([&] {
-        std::vector<int32_t> tokens(static_cast<size_t>(options.batch_size * options.seq_len)), targets = tokens;
+        std::vector<int32_t> tokens(static_cast<size_t>(options.batch_size * options.seq_len)),
+            targets = tokens;
         for (int64_t micro = 0; micro < accumulation; micro++) {
             train->micro_batch(step, micro, ranks.own, ranks.count, tokens.data(), targets.data(), data_skip);
             own += static_cast<int64_t>(targets.size()) -
@@ -318,7 +319,8 @@ void Trainer::start_step() {
         int32_t* first = model.options.document_mask ? f.first.data + micro * rows : nullptr;
         train->micro_batch(step, micro, ranks.own, ranks.count, f.tokens.data + micro * rows,
                            f.targets.data + micro * rows, data_skip, first);
-        if (!train->is_packed) find_documents(f, micro * options.batch_size, options.batch_size, options.seq_len);
+        if (!train->is_packed)
+            find_documents(f, micro * options.batch_size, options.batch_size, options.seq_len);
     };
     // Where no target of the step counts, its loss and gradients are 0 whatever the scale.
     loss_scale = train->is_packed ? scale_of(std::max<int64_t>(counted_targets(), 1)) : 1;

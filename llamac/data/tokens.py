@@ -6,8 +6,8 @@ A .bin is llm.c's: int32[256] little-endian header, then tokens. Header words: [
 low and high half of the number of tokens; and ours, zero where unknown: [3] vocabulary size, [6],[7] low and
 high half of XXH3_64 of the tokenizer's rank file.
 
-Header word [4], of uint32 tokens only: the length T of the sequences that whole documents were packed into; 0:
-the file is plain. The upper two bits of a packed file's tokens are marks.
+Header word [4], of uint32 tokens only: the length T of the sequences that whole documents were packed into;
+0: the file is plain. The upper two bits of a packed file's tokens are marks.
 """
 
 import glob
@@ -33,8 +33,8 @@ _FORMATS: dict[tuple[int, int], np.dtype] = {(20240520, 1): np.dtype("<u2"), (20
 
 @dataclass(frozen=True)
 class Shard:
-    """One .bin: memory-mapped tokens [n], what its header says (0 = unknown), and the open file. packed: header
-    word 4; unless it is 0, tokens have marks."""
+    """One .bin: memory-mapped tokens [n], what its header says (0 = unknown), and the open file. packed:
+    header word 4; unless it is 0, tokens have marks."""
 
     path: str
     file: BinaryIO
@@ -44,8 +44,8 @@ class Shard:
     packed: int = 0
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Tokens start .. start+count-1, with their marks. Raises InputError where somebody has cut the file, in whose map the
-        process would end by SIGBUS.
+        """Tokens start .. start+count-1, with their marks. Raises InputError where somebody has cut the file,
+        in whose map the process would end by SIGBUS.
         """
         size = self.tokens.dtype.itemsize
         raw = os.pread(self.file.fileno(), count * size, HEADER_BYTES + start * size)
@@ -282,8 +282,8 @@ class Loader:
         return ids[:, :-1].copy(), targets, _first(begins)
 
     def micro_batch(self, step: int, micro: int) -> tuple[np.ndarray, ...]:
-        """(tokens, targets), int32[B,T] each, of micro-batch `micro` of step `step`, counted from 0; of packed
-        files also what find_documents() gives."""
+        """(tokens, targets), int32[B,T] each, of micro-batch `micro` of step `step`, counted from 0; of
+        packed files also what find_documents() gives."""
         first = (step * self.accum + micro) * self.batch_size
         positions = [(first + row) * self.world + self.rank + self.skip for row in range(self.batch_size)]
         S = self.sequences
