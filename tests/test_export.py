@@ -108,6 +108,32 @@ def test_frequencies_of_long_contexts(tmp_path):
     assert len(set(factors)) > 2
 
 
+def test_llama_cpp_goes_on_alike(tmp_path):
+    """llama.cpp, of the package xllamacpp, opens the file and makes the same greedy ids, in float32: make test
+    does not install it."""
+    xllamacpp = pytest.importorskip("xllamacpp", reason="llama.cpp is not installed: pip install xllamacpp")
+    from llamac.inference import Inference, Sampling
+
+    directory = write_directory(tmp_path / "model")
+    export.write_gguf(directory, tmp_path / "model.gguf", "f32")
+    settings = xllamacpp.CommonParams()
+    settings.model.path = str(tmp_path / "model.gguf")
+    settings.n_ctx, settings.n_parallel, settings.warmup = 128, 1, False
+    settings.cpuparams.n_threads = 1
+    settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    settings.verbosity = 10  # answers have token ids
+    theirs, ours = xllamacpp.Server(settings), Inference(directory)
+    asked = {"n_predict": 48, "temperature": 0, "return_tokens": True, "cache_prompt": False}
+    for prompt in ("the cat", "on the moon; déjà"):
+        ids = ours.encode(prompt)
+        made = ours.generate([ids], 48, Sampling(0), stops=[])[0]
+        for given in (ids, prompt):  # its own tokenizer makes the ids of the text, bos before them
+            answer = theirs.handle_completions(asked | {"prompt": given})
+            assert answer["usage"]["prompt_tokens"] == len(ids)
+            assert answer["__verbose"]["tokens"] == made
+
+
 def test_what_is_refused(tmp_path):
     with pytest.raises(Error, match="expected a directory"):
         export.write_gguf(tmp_path / "none", tmp_path / "x.gguf")
