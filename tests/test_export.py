@@ -109,9 +109,10 @@ def test_frequencies_of_long_contexts(tmp_path):
 
 
 def test_llama_cpp_goes_on_alike(tmp_path):
-    """llama.cpp, of the package xllamacpp, opens the file and makes the same greedy ids, in float32: make test
-    does not install it."""
-    xllamacpp = pytest.importorskip("xllamacpp", reason="llama.cpp is not installed: pip install xllamacpp")
+    """llama.cpp, in the package xllamacpp, opens the file and makes the same greedy ids, in float32: make
+    test does not install it."""
+    reason = "llama.cpp is not installed: pip install xllamacpp"
+    xllamacpp = pytest.importorskip("xllamacpp", reason=reason)
     from llamac.inference import Inference, Sampling
 
     directory = write_directory(tmp_path / "model")

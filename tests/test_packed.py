@@ -1,0 +1,74 @@
+"""Runs of the program on packed files: resumed, verified, of several ranks; targets that do not count."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from launch import needs
+from run import ROOT, T, V, assert_same_state, events, flags, losses
+
+from llamac.data import write_bin
+from llamac.data.tokens import BEGINS_DOCUMENT, NO_TARGET
+
+pytestmark = pytest.mark.program
+SHORT = {"val_every": 0, "checkpoint_every": 0, "document_mask": "on"}
+
+
+def write(folder, share: float):
+    """A walk in documents of any length, of whose targets the share counts."""
+    folder.mkdir()
+    rng = np.random.default_rng(2)
+    for name, sequences in (("train_000", 60), ("val_000", 9)):
+        n = sequences * T + 1
+        words = (np.cumsum(rng.choice([1, 2, 5], n)) % V).astype(np.uint32)
+        words[rng.random(n) >= share] |= NO_TARGET
+        words[rng.random(n) < 0.2] |= NO_TARGET | BEGINS_DOCUMENT
+        write_bin(folder / f"{name}.bin", words, V, packed=T)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packed_data(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("packed") / "data", share=0.3)
+
+
+def test_a_resumed_run_has_the_same_bits(train, packed_data, tmp_path):
+    """And a verified one, and one in other micro-batches the same losses."""
+    out, again = tmp_path / "out", tmp_path / "again"
+    more = {"document_mask": "on", "total_batch_size": 8 * T}
+    train(*flags(packed_data, out, **more))
+    train(*flags(packed_data, again, **more, verify_every=3))
+    assert_same_state(out / "step_000008", again / "step_000008")
+    train(*flags(packed_data, tmp_path / "resumed", resume=out / "step_000004", **more))
+    assert_same_state(out / "step_000008", tmp_path / "resumed/step_000008")
+    train(*flags(packed_data, tmp_path / "small", **more | {"batch_size": 2, "val_steps": 4}))
+    np.testing.assert_allclose(losses(tmp_path / "small"), losses(out), rtol=2e-6)
+    val, same = ([e["loss"] for e in events(path, "val")] for path in (out, tmp_path / "small"))
+    np.testing.assert_allclose(val, same, rtol=2e-6)
+
+
+def test_two_ranks_have_the_losses_of_one(build, train, packed_data, tmp_path):
+    needs(build, "GLOO")
+    more = SHORT | {"val_every": 4}
+    train(*flags(packed_data, tmp_path / "one", **more))
+    train(*flags(packed_data, tmp_path / "two", **more | {"batch_size": 2, "val_steps": 4, "devices": 2}))
+    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=2e-6)
+    val, same = ([e["loss"] for e in events(tmp_path / name, "val")] for name in ("one", "two"))
+    np.testing.assert_allclose(val, same, rtol=2e-6)
+
+
+def test_targets_none_of_which_count(train, tmp_path):
+    """A step has loss 0; validation ends the run."""
+    data = write(tmp_path / "data", share=0)
+    train(*flags(data, tmp_path / "out", steps=2, val_data="none", **SHORT))
+    assert [(e["loss"], e["grad_norm"]) for e in events(tmp_path / "out", "step")] == [(0, 0), (0, 0)]
+    said = train(*flags(data, tmp_path / "none", steps=2, **SHORT | {"val_every": 1}), code=2).stderr
+    assert "expected a target that counts, found none" in said
+
+
+def test_the_reference_refuses_them(packed_data, tmp_path):
+    words = [sys.executable, "train_llama3.py", "--train", *flags(packed_data, tmp_path / "out", **SHORT)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "only the C program trains on them" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
