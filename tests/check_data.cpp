@@ -106,6 +106,7 @@ void check_packed() {
     check(same == targets, "packed targets without documents");
     refused("packed for another length", {path, "header word 4", "--seq-len 8", "found 4"},
             [&] { Loader(path, 8, 10, 1); });
+    std::filesystem::create_directory(in_folder("packed"));
     put("packed/a.bin", wide_bin(words));
     put("packed/b.bin", packed_bin(words, 4));
     refused("packed behind plain", {"b.bin", "plain tokens as in", "a.bin", "found 4"},
@@ -432,8 +433,9 @@ void check_schedule() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    return run_checks(argc, argv,
-                      checks<check_bin_header, check_token_ids, check_large_shard, check_permutation,
-                             check_loader, check_documents, check_tokenizer, check_vocabulary,
-                             check_tokenizer_of_a_model, check_find_tokenizer, check_schedule>());
+    return run_checks(
+        argc, argv,
+        checks<check_bin_header, check_token_ids, check_packed, check_large_shard, check_permutation,
+               check_loader, check_documents, check_tokenizer, check_vocabulary, check_tokenizer_of_a_model,
+               check_find_tokenizer, check_schedule>());
 }
