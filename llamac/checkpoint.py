@@ -1,8 +1,7 @@
-"""`python -m llamac.checkpoint list OUT` and `... verify OUT|DIR`: which checkpoints there are, and whether
-each file is what was written. Needs no GPU, no extension and no PyTorch, and writes nothing.
+"""`python -m llamac.checkpoint list OUT` and `... verify OUT|DIR` list checkpoints and verify their files.
 
-The rule is that of the C program (open_checkpoint in csrc/train/checkpoint.cpp); tests/test_output.py
-compares them.
+They need no GPU, no extension and no PyTorch, and write nothing. The rule is that of the C program
+(open_checkpoint in csrc/train/checkpoint.cpp); tests/test_output.py compares them.
 """
 
 import argparse
@@ -144,17 +143,15 @@ def _chosen(path: Path) -> list[Path]:
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m llamac.checkpoint",
-        description="The checkpoints of a run, and whether their files are what was written.",
-        epilog="Exit status: 0, all are complete; 1, one is damaged (those called damaged_* only count where "
-        "they are the argument); 2, one cannot be read, or there is none. previous_*/ is looked into.",
+        description="List the checkpoints of a run, and verify their files.",
+        epilog="Exit status: 0, all are complete; 1, one is damaged (damaged_* counts only as the argument); "
+        "2, one cannot be read, or there is none. Checkpoints in previous_*/ are included.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="list|verify")
-    listing = commands.add_parser("list", help="a line per checkpoint: name, step, MiB, state")
+    listing = commands.add_parser("list", help="print a line per checkpoint: name, step, MiB, state")
     listing.add_argument("path", metavar="OUT", type=Path, help="a run's output folder")
-    listing.add_argument(
-        "--quick", action="store_true", help="compares sizes, and reads no file but the manifest"
-    )
-    verifying = commands.add_parser("verify", help="a line per file: size, checksum, state")
+    listing.add_argument("--quick", action="store_true", help="compare sizes, and read only the manifest")
+    verifying = commands.add_parser("verify", help="print a line per file: size, checksum, state")
     verifying.add_argument(
         "path", metavar="OUT|DIR", type=Path, help="a run's output folder, or one checkpoint"
     )

@@ -31,8 +31,8 @@ def script(shell: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="llamac completion",
-        description='Print the completion of a shell: eval "$(llamac completion bash)" in ~/.bashrc; '
-        'eval "$(llamac completion zsh)" in ~/.zshrc, after compinit.',
+        description='Print the completion script of a shell: eval "$(llamac completion bash)" in ~/.bashrc, '
+        'or eval "$(llamac completion zsh)" in ~/.zshrc, after compinit.',
     )
     parser.add_argument("shell", choices=list(_BEFORE))
     print(script(parser.parse_args().shell), end="")

@@ -1,8 +1,8 @@
-"""python -m llamac.doctor: what is installed here, whether it fits together, and whether it computes.
+"""python -m llamac.doctor checks the installation.
 
-Torch, its platform and versions, the libraries that are really loaded, the devices, the extension, a matrix
-product and every function of llamac.ops, checked and timed. One line each, "ok" or "FAIL"; a line that failed
-says what was expected and what to do. Exit code: 1 where any failed.
+It checks PyTorch, its platform and versions, the loaded libraries, the devices, the extension, a matrix
+product and every function of llamac.ops, and times the last two. It prints one line each, "ok" or "FAIL". A
+line with FAIL says what was expected and what to do. The exit code is 1 if any check fails.
 """
 
 import argparse
@@ -405,7 +405,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--preflight",
         action="store_true",
-        help="examine the machine instead: settings, devices, links, measured rates beside published ones",
+        help="check the machine instead: settings, devices, links, measured and published rates",
     )
     if parser.parse_args(arguments).preflight:
         from llamac import preflight

@@ -1,6 +1,6 @@
-"""Models for other programs: `python -m llamac.export gguf DIR FILE.gguf`, which llama.cpp reads.
+"""`python -m llamac.export gguf DIR FILE.gguf` writes a model for llama.cpp.
 
-DIR: a checkpoint, or any Hugging Face directory of a Llama, with its tokenizer (byte-level BPE). Needs the
+DIR is a checkpoint, or any Hugging Face directory of a Llama, with its tokenizer (byte-level BPE). Needs the
 packages gguf and torch.
 """
 
@@ -188,8 +188,10 @@ def main() -> None:
     )
     parser.add_argument("format", choices=["gguf"])
     parser.add_argument("directory", metavar="DIR", help="config.json, weights, tokenizer")
-    parser.add_argument("file", metavar="FILE", help="to write")
-    parser.add_argument("--dtype", default="auto", choices=["auto", "f32", "bf16"], help="of the matrices")
+    parser.add_argument("file", metavar="FILE", help="file to write")
+    parser.add_argument(
+        "--dtype", default="auto", choices=["auto", "f32", "bf16"], help="type of the matrices"
+    )
     args = parser.parse_args()
     write_gguf(args.directory, args.file, args.dtype)
     print(f"{args.file}: {os.path.getsize(args.file) / 2**20:.1f} MiB")

@@ -1,4 +1,4 @@
-"""Fine-tuning on answers: `python -m llamac.finetune DIR DATA.jsonl --out OUT`.
+"""`python -m llamac.finetune DIR DATA.jsonl --out OUT` fine-tunes a model on answers.
 
 DIR: a Hugging Face directory of a Llama, or a checkpoint. DATA: a conversation per line, {"messages": [...]},
 by the directory's chat template, or {"prompt": ..., "completion": ...}. Only the tokens of answers count: the
@@ -255,13 +255,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--epochs", type=float, default=1.0, metavar="X", help="(1)")
     add("--batch-size", type=int, default=4, metavar="N", help="conversations per pass (4)")
     add("--accumulation", type=int, default=1, metavar="N", help="passes per step (1)")
-    add("--seq-len", type=int, metavar="N", help="longer conversations are skipped (the model's, up to 2048)")
+    add("--seq-len", type=int, metavar="N", help="skip longer conversations (the model's, up to 2048)")
     add("--lr", type=float, default=2e-5, metavar="X", help="the largest learning rate (2e-5)")
-    add("--warmup-steps", type=int, default=0, metavar="N", help="(0)")
-    add("--weight-decay", type=float, default=0.0, metavar="X", help="(0)")
-    add("--dtype", default="f32", choices=["f32", "bf16"], help="of weights and activations (f32)")
-    add("--seed", type=int, default=0, metavar="N", help="of the order (0)")
-    add("--recompute", default="none", metavar="LIST", help="as the program takes it, for less memory")
+    add("--warmup-steps", type=int, default=0, metavar="N", help="steps of linear warm-up (0)")
+    add("--weight-decay", type=float, default=0.0, metavar="X", help="AdamW's decay of the matrices (0)")
+    add("--dtype", default="f32", choices=["f32", "bf16"], help="type of weights and activations (f32)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the order (0)")
+    add("--recompute", default="none", metavar="LIST", help="as --recompute of train_llama3; saves memory")
     return parser
 
 

@@ -1,8 +1,8 @@
-"""Text from a model: `python -m llamac.generate DIR --prompt TEXT`.
+"""`python -m llamac.generate DIR --prompt TEXT` generates text with a model.
 
-DIR: a checkpoint, or any Hugging Face directory of a Llama with its tokenizer. The answer is printed as it is
-made. --chat talks to the model by the directory's chat template: with --prompt once, else line by line from
-the terminal. --prompts FILE answers many prompts, as JSON lines. docs/guides/generate.md has examples.
+DIR is a checkpoint, or any Hugging Face directory of a Llama with its tokenizer. The answer is printed while
+it is generated. --chat uses the directory's chat template: once with --prompt, otherwise line by line from
+the terminal. --prompts FILE answers many prompts and prints JSON lines. docs/guides/generate.md has examples.
 """
 
 import argparse
@@ -28,25 +28,39 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("directory", metavar="DIR", help="config.json, weights, tokenizer")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--prompt", metavar="TEXT", help="what the model goes on with")
-    which.add_argument("--prompt-ids", metavar="LIST", help="the same as token ids, separated by commas")
+    which.add_argument("--prompt", metavar="TEXT", help="text that the model continues")
+    which.add_argument("--prompt-ids", metavar="LIST", help="the prompt as token ids, separated by commas")
     which.add_argument(
         "--prompts",
         metavar="FILE",
-        help='text: a prompt per line; .jsonl: {"prompt": ...} or {"messages": [...]} per line; - is stdin',
+        help='a prompt per line; .jsonl: {"prompt": ...} or {"messages": [...]} per line; -: stdin',
     )
-    add("--chat", action="store_true", help="prompts are messages of a user, by the chat template")
-    add("--system", metavar="TEXT", help="the system's message, with --chat")
-    add("--tokens", type=int, default=256, metavar="N", help="of an answer at most (256)")
-    add("--temperature", type=float, default=0.8, metavar="X", help="0: the likeliest token (0.8)")
-    add("--top-k", type=int, default=0, metavar="K", help="among the K likeliest tokens; 0: all (0)")
-    add("--top-p", type=float, default=1.0, metavar="P", help="among the likeliest of this share (1)")
-    add("--seed", type=int, default=0, metavar="N", help="of the random numbers (0)")
-    add("--stop-ids", metavar="LIST", help="tokens that end an answer, beside the model's own")
-    add("--ignore-end", action="store_true", help="the model's own end of an answer does not end it")
-    add("--no-bos", action="store_true", help="no token that begins a document before the prompt")
-    add("--batch", type=int, default=8, metavar="N", help="prompts of a file that are answered at a time (8)")
-    add("--context", type=int, metavar="N", help="tokens of prompt and answer (the model's longest)")
+    add("--chat", action="store_true", help="use prompts as messages of a user, with the chat template")
+    add("--system", metavar="TEXT", help="system message, with --chat")
+    add("--tokens", type=int, default=256, metavar="N", help="largest number of tokens of an answer (256)")
+    add(
+        "--temperature",
+        type=float,
+        default=0.8,
+        metavar="X",
+        help="temperature; 0: the most likely token (0.8)",
+    )
+    add("--top-k", type=int, default=0, metavar="K", help="sample from the K most likely tokens; 0: all (0)")
+    add(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="sample from the most likely tokens of this total probability (1)",
+    )
+    add("--seed", type=int, default=0, metavar="N", help="seed of the random numbers (0)")
+    add("--stop-ids", metavar="LIST", help="additional tokens that end an answer")
+    add("--ignore-end", action="store_true", help="ignore the model's own end tokens")
+    add("--no-bos", action="store_true", help="omit the token that begins a document")
+    add("--batch", type=int, default=8, metavar="N", help="prompts of a file per batch (8)")
+    add(
+        "--context", type=int, metavar="N", help="largest number of tokens of prompt and answer (the model's)"
+    )
     add_flags(parser)
     return parser
 

@@ -1,6 +1,6 @@
-"""A model that is used and not trained: it goes on with prompts, and says how likely texts are.
+"""Inference with a model: continues prompts and computes the likelihood of texts.
 
-The C model computes (llamac._native.Inference); this module finds the files of a directory, and encodes.
+The C model computes (llamac._native.Inference). This module finds the files of a directory and encodes text.
 """
 
 import json
@@ -28,8 +28,13 @@ DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "bf16"}  # of config.
 def add_flags(parser: ArgumentParser) -> None:
     """How a model computes, of the commands that use one."""
     add = parser.add_argument
-    add("--dtype", default="auto", choices=["auto", "f32", "bf16"], help="to compute in (config.json's)")
-    add("--kernel", action="append", default=[], metavar="OP=NAME", help="as the program takes it")
+    add(
+        "--dtype",
+        default="auto",
+        choices=["auto", "f32", "bf16"],
+        help="type of the computation (config.json's)",
+    )
+    add("--kernel", action="append", default=[], metavar="OP=NAME", help="as --kernel of train_llama3")
 
 
 @dataclass(frozen=True)

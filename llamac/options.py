@@ -1,6 +1,6 @@
-"""The flags of a training run, by the table configs/tables/flags.toml, which the C program reads as well.
+"""The flags of a training run, from the table configs/tables/flags.toml, which the C program also reads.
 
-The same names are flat keys of the TOML file given with --config; flags win over the file, the file over the
+The flag names are also keys of the TOML file of --config. Flags override the file, and the file overrides the
 defaults.
 """
 

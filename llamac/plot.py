@@ -230,9 +230,11 @@ def _steps_of(out: Path) -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draw the losses of a run, or of several.")
+    parser = argparse.ArgumentParser(description="Draw the losses of one or several runs.")
     parser.add_argument("out", type=Path, nargs="+", metavar="OUT", help="directory of a run")
-    parser.add_argument("--to", type=Path, metavar="PNG", help="the picture (OUT/loss.png of one run)")
+    parser.add_argument(
+        "--to", type=Path, metavar="PNG", help="file to write (OUT/loss.png; required for several runs)"
+    )
     options = parser.parse_args()
     if len(options.out) > 1:
         if not options.to:

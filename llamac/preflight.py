@@ -1,8 +1,8 @@
-"""`python -m llamac.doctor --preflight`: whether a machine is set up to train at its speed.
+"""`python -m llamac.doctor --preflight` checks whether a machine is set up for full training speed.
 
-The host's settings, environment variables that slow a run down, each device's state (partitions, power limit,
-temperature, memory errors, links), and measured rates beside those that are published
-(configs/tables/devices.toml). docs/mi300x.md names the sources of what is expected.
+It checks the host's settings, environment variables that slow a run down, each device's state (partitions,
+power limit, temperature, memory errors, links), and compares measured with published rates
+(configs/tables/devices.toml). docs/mi300x.md names the sources of the expected values.
 """
 
 import os

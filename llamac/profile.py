@@ -1,6 +1,6 @@
-"""`python -m llamac.profile OUT`, from OUT/profile.json: where the time of a step went and what to do next.
+"""`python -m llamac.profile OUT` reports from OUT/profile.json how a step spends its time, with advice.
 
-`read()` is the reader, `report()` the report: whoever has a `Profile`, from wherever, gets the same one.
+`read()` reads a `Profile`, and `report()` makes the same report of a `Profile` from any source.
 """
 
 import argparse
@@ -374,7 +374,7 @@ def report(profile: Profile) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m llamac.profile", description="Where the time of a step went, from OUT/profile.json."
+        prog="python -m llamac.profile", description="Show how a step spends its time, from OUT/profile.json."
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="directory of a run with --profile")
     parser.add_argument(

@@ -303,8 +303,8 @@ void resolve(Options& options) {
 
 Options parse_options(int argc, const char* const* argv) {
     CLI::App app{
-        "Trains Llama 3. Without flags: the tiny preset on the text that make train_llama3 prepared.\n"
-        "Defaults in brackets.\n"};
+        "Trains Llama 3. Without flags, trains the tiny preset on the text that make train_llama3 prepares.\n"
+        "Defaults are in brackets.\n"};
     app.set_help_flag("-h,--help", "print this help")->group("Configuration");
     app.set_version_flag("--version", version_text(),
                          "print version, commit, compiler, platform and libraries")

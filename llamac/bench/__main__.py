@@ -1,20 +1,21 @@
-"""python -m llamac.bench: the functions of llamac.ops as a model calls them, beside PyTorch eager,
-torch.compile and Liger (where it is installed), forward and forward with backward; attention also beside
-scaled_dot_product_attention by FlashAttention-2 and by cuDNN ("sdpa flash", "sdpa cudnn"). linear is in fp8,
-eager by torch._scaled_mm on a GPU; "storage" is F.linear in --dtype.
+"""python -m llamac.bench times the functions of llamac.ops as a model calls them, forward and forward with
+backward. Baselines are PyTorch eager, torch.compile and Liger (if installed). For attention, they include
+scaled_dot_product_attention with FlashAttention-2 and with cuDNN ("sdpa flash", "sdpa cudnn"). linear is in
+fp8, and eager uses torch._scaled_mm on a GPU; "storage" is F.linear in --dtype.
 
-Widths are those of Llama 3.2 1B, 3.1 8B and 70B at 2 x 8192 tokens; on a CPU the small preset "tiny". --shape
-takes other numbers of tokens. Data is normal. Baselines take turns within one run; inputs and outputs rotate
-through more memory than the caches hold, so every call finds them cold. On a GPU times are the device's, by
-events; on a CPU they are the host's. A time is a median.
+Widths are those of Llama 3.2 1B, 3.1 8B and 70B at 2 x 8192 tokens, or on a CPU of the small preset "tiny".
+--shape sets other numbers of tokens. The data is normally distributed. All implementations are timed in turn
+within one run. Inputs and outputs rotate through more memory than the caches hold, so every call finds them
+cold. Times are medians, from device events on a GPU and from the host's clock on a CPU.
 
-Rate: the bytes or FLOPs that the operation's description says it must at least move or compute, by the time.
-Limit: a copy of as many bytes (the faster of memcpy and an elementwise kernel), for attention and
-linear_cross_entropy a square matrix product, measured in the same run. Peak memory: what a call allocates
-beyond its inputs; extra: beyond inputs, outputs and gradients. Ratio: the baseline's time by llamac's.
+Rate: the minimum bytes or FLOPs of the operation's description, divided by the time. Limit: the rate of a
+copy of the same number of bytes (the faster of memcpy and an elementwise kernel), or for attention and
+linear_cross_entropy of a square matrix product, measured in the same run. Peak memory: the memory that a
+call allocates in addition to its inputs; extra: in addition to inputs, outputs and gradients. Ratio: the
+baseline's time divided by llamac's.
 
-Writes bench.json, bench.md and a chart bench-PRESET.png to --out. Exit code: 1 where llamac failed, 2 for
-bad arguments.
+Writes bench.json, bench.md and a chart bench-PRESET.png to --out. The exit code is 1 if llamac failed, and 2
+for bad arguments.
 """
 
 import argparse
@@ -130,13 +131,19 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--preset", nargs="+", choices=PRESETS, help="1b 8b 70b on a GPU, tiny on a CPU")
     parser.add_argument("--operation", nargs="+", default=[], help="only these functions of llamac.ops")
     parser.add_argument(
-        "--shape", nargs="+", type=shape, default=[], help="instead of the preset's 2x8192: 8x2048"
+        "--shape",
+        nargs="+",
+        type=shape,
+        default=[],
+        help="sequences x tokens, for example 8x2048, instead of 2x8192",
     )
-    parser.add_argument("--dtype", choices=("bf16", "f32"), default="bf16", help="storage")
-    parser.add_argument("--compile-mode", choices=MODES, default=MODES[0], help="torch.compile's")
-    parser.add_argument("--seconds", type=float, default=0.3, help="of timed calls, a baseline and operation")
-    parser.add_argument("--overhead", action="store_true", help="the host's time a call instead: tiny shapes")
-    parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder of the results")
+    parser.add_argument("--dtype", choices=("bf16", "f32"), default="bf16", help="storage type")
+    parser.add_argument("--compile-mode", choices=MODES, default=MODES[0], help="mode of torch.compile")
+    parser.add_argument("--seconds", type=float, default=0.3, help="time per baseline and operation")
+    parser.add_argument(
+        "--overhead", action="store_true", help="measure host time per call instead, with tiny shapes"
+    )
+    parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the results")
     return parser.parse_args(arguments)
 
 

@@ -1,8 +1,8 @@
-"""Tokens of text, to train on: `python -m llamac.data INPUT... --tokenizer FILE --out DIR`.
+"""`python -m llamac.data INPUT... --tokenizer FILE --out DIR` writes token files for training.
 
-INPUT: files, folders, patterns, - (standard input), or a name of the list below. Text, JSON lines, Parquet
-and Arrow, also compressed (.gz, .zst), and folders that the datasets library wrote. docs/training.md, "Your
-own text", explains every flag.
+INPUT is a list of files, folders, patterns, - (standard input), or names of the list below. Formats are text,
+JSON lines, Parquet and Arrow, also compressed (.gz, .zst), and folders that the datasets library wrote.
+docs/training.md, "Your own text", explains every flag.
 """
 
 import argparse
@@ -41,21 +41,31 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("input", nargs="*", help="what to read; NAME=INPUT gives it a name for --mix")
-    add("--out", type=Path, metavar="DIR", help="of the shards; data/NAME for a data set's name alone")
-    add("--dataset", metavar="NAME[:CONFIG]", help="a data set of the hub, streamed (needs datasets)")
-    add("--split", default="train", metavar="S", help="of --dataset, and of a folder with several (train)")
+    add("input", nargs="*", help="inputs; NAME=INPUT names one for --mix")
+    add("--out", type=Path, metavar="DIR", help="folder of the shards (for a data set's name: data/NAME)")
+    add("--dataset", metavar="NAME[:CONFIG]", help="stream a data set of the hub (needs datasets)")
+    add(
+        "--split",
+        default="train",
+        metavar="S",
+        help="split of --dataset, or of a folder with several (train)",
+    )
     add(
         "--local",
         metavar="PATH",
-        help="a copy of the files of the data set that is named, instead of a download",
+        help="local copy of the named data set's files, instead of a download",
     )
-    add("--field", default="text", metavar="F", help="of JSON lines and tables: where the text is (text)")
-    add("--format", default="auto", choices=["auto", *KINDS], help="where the names of files do not say it")
+    add(
+        "--field",
+        default="text",
+        metavar="F",
+        help="field or column of the text, in JSON lines and tables (text)",
+    )
+    add("--format", default="auto", choices=["auto", *KINDS], help="format, if file names do not show it")
     add(
         "--separator",
         metavar="S",
-        help=r"between the documents of a text file, \n for a line's end; else a file is one",
+        help=r"string between documents of a text file, \n: line end (default: a file is one document)",
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
@@ -68,20 +78,26 @@ def _parser() -> argparse.ArgumentParser:
         "--val-fraction",
         type=float,
         metavar="X",
-        help=f"of the documents, by their hash ({VAL_FRACTION}); 0: none",
+        help=f"share of documents to hold out, by their hash; 0: none ({VAL_FRACTION})",
     )
-    add("--val-tokens", type=int, metavar="N", help="validation is the first N tokens instead")
-    add("--mix", nargs="+", metavar="NAME=X", help="shares of the training tokens, such as a=0.7 b=0.3")
-    add("--shard-tokens", type=int, default=SHARD_TOKENS, metavar="N", help="at most, in one file")
+    add("--val-tokens", type=int, metavar="N", help="hold out the first N tokens instead")
+    add("--mix", nargs="+", metavar="NAME=X", help="shares of the training tokens, for example a=0.7 b=0.3")
+    add(
+        "--shard-tokens",
+        type=int,
+        default=SHARD_TOKENS,
+        metavar="N",
+        help="largest number of tokens per file",
+    )
     add(
         "--workers",
         type=int,
         default=cores(),
         metavar="N",
-        help="processes; they change the time, not the result",
+        help="number of processes; does not change the result",
     )
-    add("--strict", action="store_true", help="end at the first document that cannot be read")
-    add("--force", action="store_true", help="make again what is there already")
+    add("--strict", action="store_true", help="stop at the first unreadable document")
+    add("--force", action="store_true", help="make the data set again if it exists")
     return parser
 
 

@@ -1,10 +1,10 @@
-"""How good a model is: `python -m llamac.eval DIR --tasks hellaswag,mmlu,arc,piqa,winogrande --data FOLDER`.
+"""`python -m llamac.eval DIR --tasks hellaswag,mmlu,arc,piqa,winogrande --data FOLDER` evaluates a model.
 
-DIR: a checkpoint, or any Hugging Face directory of a Llama with its tokenizer. --tasks are multiple-choice
-questions, worded and counted as lm-eval does; FOLDER holds the data sets' own files (NAME.jsonl,
-NAME.parquet, or a folder NAME of them), without --data the hub is asked. --text and --shards: bits per byte
-and perplexity. --prepare FOLDER writes the tasks' questions in token ids, for --eval-tasks of a training run.
-docs/guides/evaluate.md has examples.
+DIR is a checkpoint, or any Hugging Face directory of a Llama with its tokenizer. --tasks are multiple-choice
+questions with the wording and scoring of lm-eval. FOLDER contains the original files of the data sets
+(NAME.jsonl, NAME.parquet, or a folder NAME of them); without --data they come from the hub. --text and
+--shards compute bits per byte and perplexity. --prepare FOLDER writes the tasks' questions as token ids, for
+--eval-tasks of a training run. docs/guides/evaluate.md has examples.
 """
 
 import argparse
@@ -36,20 +36,26 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("directory", metavar="DIR", help="config.json, weights, tokenizer")
     known = ", ".join([*tasks.TASKS, *tasks.GROUPS])
-    add("--tasks", default="", metavar="LIST", help=f"separated by commas: {known}")
-    add("--data", type=Path, metavar="FOLDER", help="of the tasks' files; without it, the hub")
-    add("--limit", type=int, metavar="N", help="the first N questions of each task")
-    add("--text", nargs="+", metavar="FILE", help="bits per byte of text files, a document each")
-    add("--shards", metavar="PATTERN", help="perplexity of token files")
+    add("--tasks", default="", metavar="LIST", help=f"tasks, separated by commas: {known}")
+    add("--data", type=Path, metavar="FOLDER", help="folder of the tasks' files (default: the hub)")
+    add("--limit", type=int, metavar="N", help="use the first N questions of each task")
+    add("--text", nargs="+", metavar="FILE", help="compute bits per byte of text files, one document each")
+    add("--shards", metavar="PATTERN", help="compute the perplexity of token files")
     add(
         "--prepare",
         type=Path,
         metavar="FOLDER",
-        help="write NAME.questions of the tasks; DIR: or a tokenizer",
+        help="write NAME.questions of the tasks; DIR may be a tokenizer",
     )
-    add("--json", metavar="FILE", help="writes the results, and each question's answer")
-    add("--batch-tokens", type=int, default=BATCH_TOKENS, metavar="N", help=f"of a pass ({BATCH_TOKENS})")
-    add("--context", type=int, metavar="N", help="tokens of a sequence (the model's, up to --batch-tokens)")
+    add("--json", metavar="FILE", help="write the results and each question's answer")
+    add(
+        "--batch-tokens",
+        type=int,
+        default=BATCH_TOKENS,
+        metavar="N",
+        help=f"tokens per pass ({BATCH_TOKENS})",
+    )
+    add("--context", type=int, metavar="N", help="tokens per sequence (the model's, up to --batch-tokens)")
     add_flags(parser)
     return parser
 

@@ -1,8 +1,8 @@
-"""lm-eval with a model of llamac:
+"""lm-eval with llamac as its model:
 
     python -m llamac.eval.harness --model llamac --model_args pretrained=DIR --tasks piqa
 
-The flags are lm_eval's, which has to be installed; importing this module registers the model class with it.
+The flags are those of lm_eval, which must be installed. Importing this module registers the model class.
 """
 
 from collections.abc import Sequence

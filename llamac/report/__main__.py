@@ -1,4 +1,4 @@
-"""`python -m llamac.report OUT [OUT2 ...]`: one HTML file of one or several runs; a live view; exports."""
+"""`python -m llamac.report OUT [OUT2 ...]` draws runs in one HTML file, follows live runs, and exports."""
 
 import argparse
 import sys
@@ -12,7 +12,7 @@ from llamac.report.log import read
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m llamac.report",
-        description="Draws runs: one HTML file that needs no network. With an export flag, writes their log "
+        description="Draw runs in one HTML file that needs no network. With an export flag, write their log "
         "to another tool instead. `validation FILE` renders the archive of `make validate`.",
     )
     parser.add_argument("out", nargs="+", metavar="OUT", help="directory of a run, or its log.jsonl")

@@ -137,7 +137,7 @@ def write_pages(validation: Validation, folder: Path) -> list[Path]:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m llamac.report validation",
-        description="Renders the archive of `make validate` as markdown.",
+        description="Render the archive of `make validate` as markdown.",
     )
     parser.add_argument("archive", type=Path, metavar="FILE", help="validation.tar.gz")
     where = parser.add_mutually_exclusive_group()
