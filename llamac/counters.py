@@ -212,7 +212,7 @@ def read_ncu(path: Path, operations: set[str]) -> list[Sample]:
     """The launches in what `ncu --csv --page raw --print-units base --nvtx` writes: lines of ncu's own that
     begin with ==, a heading, units, then a line per launch."""
     if not path.is_file():
-        raise InputError(f"{path}: expected a file, found none; see console.log beside it")
+        raise InputError(f"{path}: expected a file, found none; see console.log in the same folder")
     lines = path.read_text(errors="replace").splitlines()
     begin = next((k for k, line in enumerate(lines) if line.startswith('"ID"')), None)
     if begin is None:

@@ -69,7 +69,7 @@ def check_torch(torch: ModuleType, platform: str) -> Iterator[Line]:
     found = f"{torch.__version__} for {NAMES[platform]}"
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
-        yield failed("torch", found, f"{oldest} or newer", "upgrade torch, then reinstall llamac beside it")
+        yield failed("torch", found, f"{oldest} or newer", "upgrade torch, then reinstall llamac")
     else:
         yield Line("torch", f"{found}, {Path(str(torch.__file__)).parent}")
     if not has_driver(platform):
@@ -313,7 +313,7 @@ def check_functions(device: str) -> Iterator[Line]:
         for dtype in ("f32", "bf16"):
             what = f"llamac.ops.{name} {dtype}"
             case = case_of(name, size, dtype, device)
-            advice = f"rebuild ({REINSTALL}); if it stays, report this line"
+            advice = f"rebuild ({REINSTALL}); if it fails again, report this line"
             try:
                 wrong = differences(function, case)
                 call = call_of(function.ours, function.inputs(case), function.leaves)
@@ -325,7 +325,7 @@ def check_functions(device: str) -> Iterator[Line]:
             if wrong:
                 yield failed(what, "; ".join(wrong), "PyTorch's own error or little more", advice)
             else:
-                yield Line(what, f"right beside float64, {timed}")
+                yield Line(what, f"agrees with float64, {timed}")
 
 
 def examine() -> Iterator[Line]:

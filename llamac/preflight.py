@@ -80,7 +80,7 @@ def check_host(machine: Machine, platform: str) -> Iterator[Line]:
     locked = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft / (1 << 20):.0f} MiB"
     if soft != resource.RLIM_INFINITY and any((machine.root / "sys/class/infiniband").glob("*")):
         advice = "adapters lock what they send: ulimit -l unlimited; in a container: --ulimit memlock=-1"
-        yield failed("locked memory", locked, "unlimited, beside InfiniBand adapters", advice)
+        yield failed("locked memory", locked, "unlimited, with InfiniBand adapters", advice)
     else:
         yield Line("locked memory", locked)
 

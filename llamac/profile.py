@@ -223,9 +223,7 @@ def advice(profile: Profile) -> list[str]:
         )
         lines.append((profile.exposed_seconds, text))
     if copies > MUCH_COPY:
-        text = (
-            f"copy: {copies:.1%} of the step. Pin the host's memory, copy on a stream of its own, copy less."
-        )
+        text = f"copy: {copies:.1%} of the step. Pin the host's memory, copy on a separate stream, copy less."
         lines.append((seconds["copy"], text))
     if seconds.get(OTHER, 0.0) > MUCH_OTHER * profile.seconds:
         lines.append((seconds[OTHER], _about_other(profile, seconds[OTHER])))
@@ -237,7 +235,7 @@ def advice(profile: Profile) -> list[str]:
         )
     for known, what in ((profile.peak_tflops, "peak"), (profile.copy_gbps, "copy rate")):
         if not known:
-            texts.append(f"The {what} of {profile.device} is not known: what it limits is not judged.")
+            texts.append(f"The {what} of {profile.device} is not known, so this limit is not judged.")
     return texts
 
 
@@ -269,7 +267,7 @@ def _about_other(profile: Profile, seconds: float) -> str:
     rows = (row for row in profile.rows if category(row.operation) == OTHER)
     largest = sorted(rows, key=lambda row: -row.seconds)[:3]
     names = ", ".join(f"{_label(row)} {row.seconds / profile.seconds:.1%}" for row in largest)
-    cure = FUSING if profile.pytorch else "find in trace.json what calls it"
+    cure = FUSING if profile.pytorch else "find its caller in trace.json"
     return (
         f"{OTHER}: {seconds / profile.seconds:.1%} of the step is work of no known operation, without a "
         f"limit to judge it by; the largest: {names}. Next: {cure}."

@@ -154,7 +154,7 @@ class Trainer:
             elif o.tokenizer not in ("auto", "none"):
                 self._tokenizer = tokenizer.load(o.tokenizer)
         if self._tokenizer is None:
-            expected = "expected train_data with a tokenizer beside it, or the flag tokenizer"
+            expected = "expected train_data with a tokenizer in its folder, or the flag tokenizer"
             raise InputError(f"encode: {expected}, found neither")
         return self._tokenizer.encode(text)
 

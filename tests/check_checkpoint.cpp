@@ -126,10 +126,11 @@ void check_resume_rules() {
     counted.sequences = 7;
     const std::string changed =
         changed_flags(counted, with_flags({"--lr", "1", "--out", "x", "--sample-every", "1"}), 5);
-    check(changed ==
-              "--lr was 0.003, is 1.0, sequences of training data, whose order hangs on their number: was 7, "
-              "is 5",
-          changed);
+    check(
+        changed ==
+            "--lr was 0.003, is 1.0, sequences of training data, whose order depends on their number: was 7, "
+            "is 5",
+        changed);
     const std::vector<std::vector<const char*>> differ = {
         {"--seed", "43"},    {"--seq-len", "128"},          {"--batch-size", "4"},
         {"--dtype", "bf16"}, {"--optimizer-state", "bf16"}, {"--master-weights", "off"},

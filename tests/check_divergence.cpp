@@ -162,7 +162,7 @@ void check_data_skip() {
     const Words resumed = with(words, {"--resume", in_folder("skip/step_000003")});
     {
         Trainer t(small_run(with(resumed, {"--data-skip", "16"})), 0);  // two steps' sequences
-        check(t.warnings.find("16 sequences further") != t.warnings.npos, "it is said: " + t.warnings);
+        check(t.warnings.find("16 sequences after") != t.warnings.npos, "it is said: " + t.warnings);
         check(tokens_of(t) == expected_tokens(t, 5), "the data goes on two steps later");
         t.save(OpenFolder(in_folder("skip")));
         const Manifest m = parse_manifest(get(in_folder("skip/step_000004/manifest.json")), "");

@@ -255,7 +255,8 @@ void check_fallback() {
         check(each.name == "step_00000" + std::to_string(5 - i), each.name);
         check(each.reason.find(reasons[i]) != std::string::npos, each.reason);
     }
-    refused("a damaged directory", {"step_000005/model.safetensors", "beside it is " + out + "/step_000002"},
+    refused("a damaged directory",
+            {"step_000005/model.safetensors", "in its folder is " + out + "/step_000002"},
             [&] { find_checkpoint(out, out + "/step_000005"); });
     check(names_in(out).size() == 5, "looking moves nothing");
 
@@ -306,7 +307,7 @@ void check_errors_of_the_system() {
         is_told("optimizer.safetensors: cannot open: Permission denied",
                 [] { check(seteuid(65534) == 0, ""); });
     }
-    check(error_of([&] { find_checkpoint(out, newest); }).find("beside it") == std::string::npos,
+    check(error_of([&] { find_checkpoint(out, newest); }).find("in its folder") == std::string::npos,
           "nor where it is named");
 }
 

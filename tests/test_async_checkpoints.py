@@ -167,7 +167,7 @@ def test_no_memory_for_the_copy(start, gpu, data, tmp_path, monkeypatch):
     said = end(process, 0).stdout
     assert "checkpoint copy" not in said
     (told,) = (text for text in said.splitlines() if text.startswith("--checkpoint-async: "))
-    assert "MiB of pinned memory are needed" in told and "training stands still" in told
+    assert "MiB of pinned memory are needed" in told and "training pauses" in told
     assert [e["step"] for e in events(tmp_path / "out", "checkpoint")] == [1, 2, 3]
 
 

@@ -238,7 +238,11 @@ def test_the_command(directory, tmp_path):
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
     again = subprocess.run([*words, *flags], capture_output=True, text=True, timeout=120)
-    assert again.returncode == 2 and "not there yet" in again.stderr and len(again.stderr.splitlines()) == 1
+    assert (
+        again.returncode == 2
+        and "expected a new directory" in again.stderr
+        and len(again.stderr.splitlines()) == 1
+    )
 
 
 @pytest.mark.parametrize(

@@ -305,7 +305,7 @@ def test_a_damaged_checkpoint_is_passed_over(train, data, whole, tmp_path, damag
     before = tree(out / "step_000008")
     line = one_line(train(*flags(data, out), "--resume", out / "step_000008", code=2))
     assert "step_000008" in line and line.endswith(
-        f"; the newest complete checkpoint beside it is {out}/step_000004"
+        f"; the newest complete checkpoint in its folder is {out}/step_000004"
     )
     assert tree(out / "step_000008") == before
     said = train(*flags(data, out), "--resume", "auto").stdout
@@ -344,7 +344,7 @@ def test_trainer_passes_over_a_damaged_checkpoint(data, whole, tmp_path):
     ):
         trainer = llamac.Trainer(parse(flags(data, out)), resume="auto")
     assert trainer.steps_done == 4 and tree(out) == before
-    with pytest.raises(InputError, match=f"beside it is {out}/step_000004"):
+    with pytest.raises(InputError, match=f"in its folder is {out}/step_000004"):
         llamac.Trainer(out / "step_000008")
 
 

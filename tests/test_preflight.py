@@ -137,7 +137,7 @@ def test_host(machine, monkeypatch):
     monkeypatch.setattr(preflight.resource, "getrlimit", lambda which: (8 << 20, 8 << 20))
     assert not failures(preflight.check_host(made, "amd"))
     (found,) = failures(preflight.check_host(machine({"sys/class/infiniband/mlx5_0/x": ""}), "amd"))
-    assert "locked memory: 8 MiB (expected unlimited, beside InfiniBand adapters)" in found
+    assert "locked memory: 8 MiB (expected unlimited, with InfiniBand adapters)" in found
 
 
 def test_variables():

@@ -304,7 +304,7 @@ def test_stopped_and_continued(tmp_path, ranks, monkeypatch, capsys, mix, stop, 
     assert crash or ended.value.code == 130
     assert [path.name for path in out.iterdir()] == ["partial"]  # nothing looks whole
     kept = {path.name: path.stat().st_ino for path in (out / "partial").glob("*.bin")}
-    assert crash or "the same command goes on from here" in capsys.readouterr().err
+    assert crash or "the same command continues from here" in capsys.readouterr().err
     whole = json.loads((out / "partial" / "state.json").read_text())["writers"] if kept else {}
     make(*named, *flags, "--out", out)
     assert content(out) == content(tmp_path / "whole")
@@ -353,9 +353,9 @@ def test_ctrl_c_of_the_program(tmp_path, ranks):
         pass
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 130 and len(said.splitlines()) == 1 and "goes on from here" in said
+    assert process.returncode == 130 and len(said.splitlines()) == 1 and "continues from here" in said
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "goes on after" in done.stdout
+    assert "continues after" in done.stdout
     subprocess.run([*command[:-1], tmp_path / "p"], cwd=ROOT, check=True, capture_output=True)
     assert content(tmp_path / "o") == content(tmp_path / "p")
 
@@ -558,8 +558,8 @@ BAD = {
     "cut.parquet": (b"PAR1", "expected Parquet: "),
     "text.arrow": (b"text", "expected Arrow, as its name says, found something else"),
     "parquet.txt": (b"PAR1", "expected UTF-8 text, as its name says, found Parquet"),
-    "bytes.txt": (b"\xff\xff", "expected UTF-8 text, found a file that is no text: not UTF-8"),
-    "nul.txt": (b"a\0", "expected UTF-8 text, found a file that is no text: contains NUL characters"),
+    "bytes.txt": (b"\xff\xff", "expected UTF-8 text, found a file that is not text: not UTF-8"),
+    "nul.txt": (b"a\0", "expected UTF-8 text, found a file that is not text: contains NUL characters"),
     "cut.jsonl.gz": (None, "expected gzip, found damaged data"),
     "cut.jsonl.zst": (None, "expected Zstandard, found damaged data"),
     "broken.jsonl": (
@@ -656,7 +656,7 @@ def test_broken_lines(tmp_path, ranks, capsys):
             "--mix: expected a share of each of good.txt",
         ),
         (["good.txt", "--vocab-size", 300, "--mix", "a=x", "--out", "o"], "--mix a=x: expected NAME=SHARE"),
-        (["stdlib", "good.txt", "--vocab-size", 300, "--out", "o"], "stdlib: expected alone"),
+        (["stdlib", "good.txt", "--vocab-size", 300, "--out", "o"], "stdlib: expected no other inputs"),
         (["c4", "--local", "empty", "--vocab-size", 300, "--out", "o"], "empty: expected files"),
         (
             ["table.parquet", "--vocab-size", 300, "--out", "o"],

@@ -224,7 +224,7 @@ def written(train, data, tmp_path_factory):
     done = torchrun(folder / "driver.py", *(json.dumps(list(map(str, line))) for line in runs))
     assert done.returncode == 0, done.stderr
     changed = '--steps was 2, is 4, --schedule was "constant", is "cosine", --batch-size was 4, is 2'
-    assert f"{folder}/c/{STEP}: goes on with other settings: {changed}\nresuming from" in done.stdout
+    assert f"{folder}/c/{STEP}: continues with other settings: {changed}\nresuming from" in done.stdout
     return folder
 
 

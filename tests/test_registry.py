@@ -395,7 +395,7 @@ def test_outputs_have_memory_of_their_own():
     (out, rstd), (x, weight) = operands()
     run = "rmsnorm_forward"
     assert refusal(run, [x, rstd], [x, weight], [EPS]) == (
-        "rmsnorm_forward: out overlaps x in memory, expected memory of its own"
+        "rmsnorm_forward: out overlaps x in memory, expected separate memory"
     )
     rows = np.zeros(2 * ROWS * C, np.float32)
     first, last = rows[: ROWS * C].reshape(ROWS, C), rows[C : (ROWS + 1) * C].reshape(ROWS, C)
@@ -420,9 +420,7 @@ def test_outputs_may_share_exactly():
     expected = np.zeros_like(x)
     llamac.run("rope_forward", [expected], [x, cis], [False])
     message = refusal("rope_forward", [memory[8:104].reshape(x.shape)], [x, cis], [False])
-    assert (
-        message == "rope_forward: out overlaps x in memory, expected memory of its own, or exactly that of x"
-    )
+    assert message == "rope_forward: out overlaps x in memory, expected separate memory, or exactly that of x"
     llamac.run("rope_forward", [x], [x, cis], [False])
     np.testing.assert_array_equal(x, expected)
 

@@ -296,8 +296,8 @@ def test_the_command(tmp_path, monkeypatch, capsys, library):
 @pytest.mark.parametrize(
     ("module", "arguments", "expected"),
     [
-        ("plotly", [], "plotly is not installed, which draws the charts: pip install 'llamac[report]'"),
-        ("plotly", ["--serve", "0"], "plotly is not installed"),
+        ("plotly", [], "plotly, which draws the charts, is not installed: pip install 'llamac[report]'"),
+        ("plotly", ["--serve", "0"], "plotly, which draws the charts, is not installed"),
         (
             "tensorboard",
             ["--tensorboard", "x"],

@@ -157,7 +157,7 @@ void check_overlap(const Operation& op, std::span<const Tensor> tensors, size_t 
     if (shares && same_elements(tensors[output], tensors[other])) return;
     if (are_disjoint(tensors[output], tensors[other])) return;
     const std::string& name = op.operands[other].name;
-    fail(op.name, ": ", o.name, " overlaps ", name, " in memory, expected memory of its own",
+    fail(op.name, ": ", o.name, " overlaps ", name, " in memory, expected separate memory",
          shares ? ", or exactly that of " + name : "");
 }
 

@@ -194,30 +194,30 @@ struct Parser {
         if (eat_word("strided")) return o.strided = true;
         if (eat(">0")) return o.positive = true;
         if (eat_word("mean")) {
-            only(o.output, "'mean' after an output alone");
+            only(o.output, "'mean' only after an output");
             return o.mean = true;
         }
         if (eat_word("rounded")) {
-            only(o.output, "'rounded' after an output alone");
+            only(o.output, "'rounded' only after an output");
             return o.rounded = true;
         }
         if (eat("<")) {
-            only(o.holds_integers(), "'<' after an i32 alone");
+            only(o.holds_integers(), "'<' only after an i32");
             m.bound = {reference("a dimension letter")};
         } else if (eat_word("begins")) {
-            only(o.holds_integers() && o.shape.size() == 2, "'begins' after an i32 of two dimensions alone");
+            only(o.holds_integers() && o.shape.size() == 2, "'begins' only after an i32 of two dimensions");
             m.begins = arguments("a dimension letter");
         } else if (eat_word("except")) {
-            only(o.holds_integers(), "'except' after an i32 alone");
+            only(o.holds_integers(), "'except' only after an i32");
             m.except = arguments("a scalar of type int");
         } else if (eat_word("adds_if")) {
-            only(o.output && !o.in_place, "'adds_if' after an output without ~ alone");
+            only(o.output && !o.in_place, "'adds_if' only after an output without ~");
             m.adds_if = arguments("a scalar of type bool");
         } else if (eat_word("random")) {
-            only(o.in_place, "'random' after an output with ~ alone");
+            only(o.in_place, "'random' only after an output with ~");
             m.random = arguments("a scalar of type int");
         } else if (eat_word("may_share")) {
-            only(o.output, "'may_share' after an output alone");
+            only(o.output, "'may_share' only after an output");
             m.may_share = arguments("an input");
         } else {
             return false;
@@ -236,7 +236,7 @@ struct Parser {
         skip_space();
         const char* tilde = at;
         o.in_place = eat("~");
-        if (o.in_place && !output) at = tilde, fail_here("'~' after an output alone");
+        if (o.in_place && !output) at = tilde, fail_here("'~' only after an output");
         need(":");
         parse_type(o);
         parse_shape(o);
@@ -278,7 +278,7 @@ struct Parser {
         skip_space();
         const char* const limit = at;
         s.not_negative = eat(">=0");
-        if (s.not_negative && s.kind != 'i') at = limit, fail_here("'>=0' after an int alone");
+        if (s.not_negative && s.kind != 'i') at = limit, fail_here("'>=0' only after an int");
         skip_space();
         const char* const after = at;
         if (eat("="))

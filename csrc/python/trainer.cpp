@@ -87,7 +87,7 @@ py::dict step(LockedTrainer& t, const Ids& tokens, const Ids& targets, bool coun
         const int64_t own = std::count_if(targets.data(), targets.data() + targets.size(),
                                           [](int32_t id) { return id >= 0; });
         for (const double each : t.ranks.gather(static_cast<double>(own))) count += each;
-        if (count == 0) fail("step: expected a target that counts, found -100 alone");
+        if (count == 0) fail("step: expected a target that counts, found only -100");
     }
     return as_dict(run_step(t, &batch, static_cast<int64_t>(count)));
 }

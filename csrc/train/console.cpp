@@ -37,7 +37,7 @@ void Console::write(const std::string& line) {
         return;
     }
     std::string text = line;
-    if (dropped > 0) text = "(" + std::to_string(dropped) + " lines that nobody read are left out)\n" + text;
+    if (dropped > 0) text = "(" + std::to_string(dropped) + " unread lines were left out)\n" + text;
     dropped = 0;
     for (size_t done = 0; done < text.size();) {
         if (done > 0 && !has_room(descriptor, patience)) return;

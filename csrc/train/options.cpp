@@ -280,7 +280,7 @@ void resolve(Options& options) {
         options.val_data.clear();
     parse_recompute(options.recompute);
     if (parse_device_memory(options.device_memory) > 0 && !options.dry_run)
-        fail("--device-memory: expected it beside --dry-run alone, found a run");
+        fail("--device-memory: expected only with --dry-run, found a run");
     parse_prompt_ids(options.sample_prompt_ids);
     for (const std::string& choice : options.kernel) {
         const size_t equals = choice.find('=');

@@ -71,8 +71,7 @@ Launch join_launch() {
 void check_launch(const Ranks& ranks, const Options& options) {
     if (ranks.count > 1 && options.devices > 1 && options.devices != ranks.count)
         fail("--devices ", options.devices,
-             ": expected no --devices where a launcher starts the processes, found ", ranks.count,
-             " of them");
+             ": expected no --devices if a launcher starts the processes, found ", ranks.count, " of them");
     micro_batches(options, ranks.count);
     shard_group(options, std::max(ranks.count, options.devices));
 }

@@ -47,7 +47,8 @@ ResumePoint named_checkpoint(const std::string& directory) {
         const std::string parent = parent_of(directory);
         const auto other =
             is_folder(parent) ? newest_complete(parent, name_of(directory), damaged) : std::nullopt;
-        fail(error.what(), other ? "; the newest complete checkpoint beside it is " + other->directory : "");
+        fail(error.what(),
+             other ? "; the newest complete checkpoint in its folder is " + other->directory : "");
     }
 }
 
@@ -95,7 +96,7 @@ std::string changed_flags(const Manifest& m, const Options& options, int64_t seq
                              "kernel"})
         if (m.config.contains(flag)) add(std::string("--") + flag, m.config[flag], now[flag]);
     if (m.sequences && sequences)
-        add("sequences of training data, whose order hangs on their number:", m.sequences, sequences);
+        add("sequences of training data, whose order depends on their number:", m.sequences, sequences);
     return text;
 }
 

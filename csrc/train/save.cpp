@@ -167,7 +167,7 @@ void Trainer::prepare_async_saves() {
     for (size_t rank = 0; rank < reasons.size(); rank++)
         if (!reasons[rank].empty())
             return warn("--checkpoint-async: no copy of the state on rank " + std::to_string(rank) + ": " +
-                        reasons[rank] + "; training stands still while a checkpoint is written");
+                        reasons[rank] + "; training pauses while a checkpoint is written");
     async.emplace(ranks, std::move(copy), options.collective_timeout);
 }
 

@@ -98,10 +98,10 @@ std::string take_gemm_choices(GemmAlgorithms& gemms, const Options& o) {
     if (file.empty()) return "";
     try {
         const std::string why = gemms.use(read_gemm_cache(file));
-        return why.empty() ? "" : file + ": the matrix products' choices are " + why + ": they are made anew";
+        return why.empty() ? "" : file + ": the matrix products' choices are " + why + "; tuning them again";
     } catch (const Error& error) {
         if (o.gemm_cache != "auto") throw;
-        return std::string(error.what()) + "; the matrix products' choices are made anew";
+        return std::string(error.what()) + "; tuning the matrix products again";
     }
 }
 // What cannot be kept is timed again next time: no reason to end a run.
@@ -147,13 +147,13 @@ void resume_data(Trainer& t, const Manifest& manifest) {
     constexpr int64_t most = int64_t{1} << 53;
     if (before < 0 || before > most)
         fail(t.resumed_from, "/manifest.json: data_position: expected ", manifest.data_position - before,
-             ", what its steps have drawn, or up to 2^53 more, found ", manifest.data_position);
+             ", the number that its steps have drawn, or up to 2^53 more, found ", manifest.data_position);
     if (t.data_skip > 0 && t.data_skip < before)
         fail("--data-skip ", t.data_skip, ": expected at least ", before, ", which ", t.resumed_from,
              " has left out; without the flag they stay left out");
     if (t.data_skip > before)
-        t.warn(t.resumed_from + ": the data goes on " + std::to_string(t.data_skip - before) +
-               " sequences further than the checkpoint's");
+        t.warn(t.resumed_from + ": the data continues " + std::to_string(t.data_skip - before) +
+               " sequences after the checkpoint's");
     t.data_skip = std::max(t.data_skip, before);
 }
 
@@ -168,7 +168,7 @@ void resume(Trainer& t, const Manifest& manifest) {
         t.warn(t.resumed_from + ": the matrix products' choices are " + not_taken + ": other bits");
     if (const std::string changed = changed_flags(manifest, t.options, t.train ? t.train->sequences : 0);
         !changed.empty())
-        t.warn(t.resumed_from + ": goes on with other settings: " + changed);
+        t.warn(t.resumed_from + ": continues with other settings: " + changed);
     resume_data(t, manifest);
     load_weights(t.model.parameters, t.resumed_from);
     const std::vector<std::string> states = files_of(manifest, "optimizer", t.resumed_from);

@@ -77,7 +77,7 @@ void Watchdog::end() const {
     say(std::string("train_llama3: ") + activity.load() + " " + std::to_string(at.load()) +
         ": expected progress within --watchdog " + limit + " seconds, found none; ended with exit code " +
         std::to_string(no_progress_exit_code) +
-        ", `--resume auto` goes on from the last checkpoint; the main thread's stack:\n");
+        ", `--resume auto` continues from the last checkpoint; the main thread's stack:\n");
     pthread_kill(watched, stack_signal);
     for (int i = 0; i < 50 && !printed; i++) std::this_thread::sleep_for(std::chrono::milliseconds(100));
     if (!printed) say("(it waits in the kernel, which no signal interrupts)\n");

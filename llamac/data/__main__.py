@@ -137,9 +137,7 @@ def _sources(a: argparse.Namespace, reading: Reading) -> list[Source]:
         name, target = (named[1], named[2]) if named else (argument, argument)
         if _is_name(target):
             if target == "stdlib":
-                raise InputError(
-                    "stdlib: expected alone, found with other inputs: it has a tokenizer of its own"
-                )
+                raise InputError("stdlib: expected no other inputs, found some: it has its own tokenizer")
             found += recipes.sources(target, reading, a.out, a.local)
             continue
         files, refused = find(target, a.out, a.format, a.split)
@@ -234,7 +232,7 @@ class _Signals:
     def end(self, out: Path) -> None:
         """Say what is left, and exit as a program does that a signal ends."""
         is_kept = (out / PARTIAL / STATE).exists()
-        how = "the same command goes on from here" if is_kept else "no shard was written"
+        how = "the same command continues from here" if is_kept else "no shard was written"
         number = self.number or signal.SIGINT
         print(f"python -m llamac.data: stopped by {signal.Signals(number).name}: {how}", file=sys.stderr)
         sys.exit(128 + number)
@@ -259,7 +257,7 @@ def _make(
     encoder.write_beside_tokens(partial)
     making = Run(settings, sources, encoder, print_)
     if making.resumed:
-        print(f"{a.out}: goes on after {sum(w.tokens for w in making.writers.values()):,} tokens")
+        print(f"{a.out}: continues after {sum(w.tokens for w in making.writers.values()):,} tokens")
     signals.inside = True
     index = making.make(lambda: signals.number != 0)
     signals.inside = False

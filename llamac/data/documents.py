@@ -102,7 +102,7 @@ def blocks(files: list[InputFile], how: Reading, start: list[int]) -> Iterator[B
             continue
         if file.kind == "text" and (reason := refusal(file)):
             if not file.optional:
-                raise InputError(f"{file.path}: expected UTF-8 text, found a file that is no text: {reason}")
+                raise InputError(f"{file.path}: expected UTF-8 text, found a file that is not text: {reason}")
             skipped.append((file.path, 0, reason))
             continue
         for number, (piece, read) in enumerate(_pieces(file, how), 1):

@@ -219,7 +219,7 @@ def _describe_stdin(kind: str) -> InputFile:
     packing = {"gzip": "gz", "Zstandard": "zst"}.get(_signature(beginning), "")
     if kind == "auto" and packing:
         raise InputError(
-            f"-: expected text or JSON lines, found {_NAMES[packing]}: name what it holds by --format"
+            f"-: expected text or JSON lines, found {_NAMES[packing]}: name its format with --format"
         )
     if kind == "auto":
         kind = {"Parquet": "parquet", "Arrow": "arrow"}.get(_signature(beginning), "")

@@ -127,7 +127,7 @@ def load(names: str, vocab_size: int, hash: int) -> dict[str, Questions]:
             expected = f"ids of at most the model's vocabulary of {vocab_size}"
             raise InputError(f"{path}: expected {expected}, found one of {asked.vocab_size}")
         if hash and asked.hash != hash:
-            again = "`python -m llamac.eval --prepare` makes it anew"
+            again = "`python -m llamac.eval --prepare` makes a new one"
             expected = f"ids of the training data's tokenizer (XXH3_64 {hash:016x})"
             raise InputError(f"{path}: expected {expected}, found {asked.hash:016x}; {again}")
     return found

@@ -32,7 +32,7 @@ def _arguments() -> argparse.Namespace:
         "--wandb", action="store_true", help="log to Weights & Biases (WANDB_MODE=offline works)"
     )
     parser.add_argument("--mlflow", action="store_true", help="log to MLflow (MLFLOW_TRACKING_URI)")
-    parser.add_argument("--follow", action="store_true", help="export what a live run writes, until Ctrl-C")
+    parser.add_argument("--follow", action="store_true", help="follow a live run and export it, until Ctrl-C")
     parser.add_argument(
         "--devices", type=int, metavar="N", help="devices of the run, for rates per device [from the log]"
     )

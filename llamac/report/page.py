@@ -10,7 +10,7 @@ from llamac.errors import InputError
 from llamac.plot import COLORS
 
 _FILES = resources.files("llamac.report") / "page"
-MISSING = "plotly is not installed, which draws the charts: pip install 'llamac[report]', or plotly alone"
+MISSING = "plotly, which draws the charts, is not installed: pip install 'llamac[report]' or plotly"
 
 
 def library() -> str:

@@ -58,7 +58,7 @@ def find(out: str, resume: str) -> ResumePoint:
     if problem:
         parent = Path(resume).absolute().parent
         other = _newest(parent, Path(resume).name).directory if parent.is_dir() else ""
-        beside = f"; the newest complete checkpoint beside it is {other}" if other else ""
+        beside = f"; the newest complete checkpoint in its folder is {other}" if other else ""
         raise InputError(problem + beside)
     return ResumePoint(resume, fields)
 
@@ -123,7 +123,7 @@ def skipped_data(point: ResumePoint, o: Options) -> int:
     drawn = m["step"] * (m["total_batch_size"] // m["seq_len"])
     before = m["data_position"] - drawn
     if not 0 <= before <= 2**53:
-        expected = f"expected {drawn}, what its steps have drawn, or up to 2^53 more"
+        expected = f"expected {drawn}, the number that its steps have drawn, or up to 2^53 more"
         where = f"{point.directory}/{manifest.NAME}: data_position"
         raise InputError(f"{where}: {expected}, found {m['data_position']}")
     if 0 < o.data_skip < before:
@@ -139,9 +139,9 @@ def resume_warnings(point: ResumePoint, o: Options, sequences: int) -> list[str]
         begins = f"--resume auto: no checkpoint in {o.out}: the run begins at step 0"
         return [*lines, begins] if o.resume == "auto" else lines
     if changed := _changed_flags(point.manifest, o, sequences):
-        lines.append(f"{point.directory}: goes on with other settings: {changed}")
+        lines.append(f"{point.directory}: continues with other settings: {changed}")
     if more := skipped_data(point, o) - skipped_data(point, replace(o, data_skip=0)):
-        further = f"the data goes on {more} sequences further than the checkpoint's"
+        further = f"the data continues {more} sequences after the checkpoint's"
         lines.append(f"{point.directory}: {further}")
     return [*lines, f"resuming from {point.directory}"]
 
@@ -158,7 +158,7 @@ def _changed_flags(m: dict, o: Options, sequences: int) -> str:
     now = json.loads(json.dumps(o.to_dict()))
     pairs = [(f"--{flag}", m["config"][flag], now[flag]) for flag in _MAY_CHANGE if flag in m["config"]]
     if m["sequences"] and sequences:
-        what = "sequences of training data, whose order hangs on their number:"
+        what = "sequences of training data, whose order depends on their number:"
         pairs.append((what, m["sequences"], sequences))
     changed = [(what, json.dumps(was), json.dumps(now)) for what, was, now in pairs if was != now]
     return ", ".join(f"{what} was {was}, is {now}" for what, was, now in changed)

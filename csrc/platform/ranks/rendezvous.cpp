@@ -112,7 +112,7 @@ Socket listen_for_ranks(const Launch& launch) {
     if (six) setsockopt(listening.fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);  // IPv4, too
     const sockaddr* const any = six ? reinterpret_cast<sockaddr*>(&any6) : reinterpret_cast<sockaddr*>(&any4);
     if (bind(listening.fd, any, six ? sizeof any6 : sizeof any4) != 0 || listen(listening.fd, SOMAXCONN) != 0)
-        fail("rank 0: port ", launch.port, ", where the other ranks are to find it: ", std::strerror(errno),
+        fail("rank 0: port ", launch.port, ", where the other ranks connect: ", std::strerror(errno),
              "; it follows from MASTER_PORT: choose another one");
     return listening;
 }
