@@ -1,5 +1,5 @@
-// One allocation of device memory for everything a run needs: tensors are planned first, then get their
-// memory at once.
+// One allocation of device memory for all tensors of a run. Tensors are planned first, then all get their memory at
+// once.
 #pragma once
 #include <string>
 #include <vector>

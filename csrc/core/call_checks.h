@@ -1,5 +1,5 @@
-// What a call from outside C++ can get wrong about memory: the checks of llamac.run and torch.ops beside those of run(),
-// which typed calls do not pay for.
+// Checks of memory for calls from outside C++ (llamac.run and torch.ops), in addition to those of run(). Typed calls
+// do not pay for them.
 #pragma once
 #include <cstdint>
 #include <span>

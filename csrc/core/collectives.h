@@ -1,4 +1,4 @@
-// What ranks do together with tensors: platform/ranks/communicator.h, with the dtypes' table and the observer. Tensors are
+// Collectives of tensors: platform/ranks/communicator.h with the dtypes' table and the observer. Tensors are
 // contiguous. Each call is enqueued on context.stream.
 #pragma once
 #include <functional>

@@ -1,4 +1,4 @@
-// Where and how calls run: goes through every one of them. Nothing else can change what a call computes.
+// Where and how calls run. Every call takes a context; nothing else can change what a call computes.
 #pragma once
 #include <cstdint>
 #include <functional>

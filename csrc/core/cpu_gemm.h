@@ -1,10 +1,9 @@
 // Matrix products on the host.
 //
-// gemm() is a packed product in the manner of Goto and van de Geijn (Anatomy of High-Performance Matrix
-// Multiplication, 2008): B is copied into panels a few vectors wide, a tile of C stays in registers while K
-// runs, and the blocks are sized for the caches. GCC's vector extensions keep it portable. gemm_tile() is its
-// register tile, which attention also calls on its own small blocks. cblas_gemm() is the system's BLAS, where
-// the build has one.
+// gemm() is a packed product as described by Goto and van de Geijn (Anatomy of High-Performance Matrix
+// Multiplication, 2008): B is copied into panels a few vectors wide, a tile of C stays in registers over the loop on
+// K, and the block sizes fit the caches. GCC's vector extensions keep it portable. gemm_tile() is its register tile,
+// which attention also calls for its own small blocks. cblas_gemm() is the system's BLAS, if the build has one.
 #pragma once
 #include "core/scratch.h"
 #include "core/tensor.h"

@@ -1,5 +1,5 @@
-// The description of an operation: one string that says all that other code needs to know about it. docs/operations.md
-// gives the grammar and an annotated example.
+// The description of an operation: one string with all that other code needs to know about the operation.
+// docs/operations.md gives the grammar and an annotated example.
 #pragma once
 #include <algorithm>
 #include <optional>

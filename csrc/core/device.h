@@ -1,4 +1,5 @@
-// Pieces that kernels share: 128-bit vectors of storage, warp and block reductions. Device code; .hip only.
+// Utilities for kernels: 128-bit vectors of storage, warp and block reductions. Device code; include it only in .hip
+// files.
 #pragma once
 #include "core/tensor.h"
 

@@ -1,4 +1,4 @@
-// Memory of the device by RAII.
+// RAII for device memory.
 #pragma once
 #include <functional>
 #include <utility>

@@ -1,4 +1,4 @@
-// From an operation and its operands to the variant that computes: checks, choice, launch.
+// Calls an operation with operands: checks them, chooses the variant, and launches it.
 #pragma once
 #include <span>
 #include <string>

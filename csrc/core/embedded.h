@@ -1,4 +1,4 @@
-// Files of configs/ that are part of the program (embedded.cmake): it finds them wherever it lies.
+// Files of configs/ that are embedded in the program (embedded.cmake), so that it finds them in any location.
 #pragma once
 #include <string_view>
 #include <vector>

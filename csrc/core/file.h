@@ -1,5 +1,5 @@
-// Files that are read, and files that are either written whole or not at all.
-// Every function here throws Error with the file's path and the system's reason.
+// Reading of files, and writing of files that are either complete or absent. Every function here throws Error with
+// the file's path and the system's reason.
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -1,5 +1,5 @@
-// Folders: std::filesystem with Error, which names the path and the system's reason, in place of its exceptions;
-// a folder that is held open; and a folder that is either written whole or not at all.
+// Folders: std::filesystem with Error, which has the path and the system's reason, instead of its exceptions; a
+// folder that is held open; and a folder that is either complete or absent.
 #pragma once
 #include <memory>
 #include <string>

@@ -1,6 +1,6 @@
-// Matrix products by the vendor's library (hipBLASLt, cuBLASLt). What a product needs of the library is made once per
-// device; which of the library's candidates computes it is the library's guess, or, while tuning is on, what a timing
-// finds. A choice decides the bits: each model has its own, checkpoints keep them, and a file saves the timing.
+// Matrix products by the vendor's library (hipBLASLt, cuBLASLt). The library objects of a product are created once
+// per device. The algorithm is the library's first candidate or, with tuning, the fastest in a timing. The choice
+// determines the bits: each model has its own choices, checkpoints keep them, and a file keeps them for later runs.
 #pragma once
 #include <compare>
 #include <functional>

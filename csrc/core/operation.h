@@ -1,5 +1,6 @@
-// An operation: its description with its variants, and a call that a variant gets. A file in csrc/ops defines operations
-// with these. Checks, dispatch, listing, tests, benchmarks and the torch schema come from the description.
+// An operation (a description with variants), and the call that a variant receives. Files in csrc/ops define
+// operations with these types. Checks, dispatch, listing, tests, benchmarks and the torch schema follow from the
+// description.
 #pragma once
 #include <string>
 #include <tuple>

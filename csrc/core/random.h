@@ -1,5 +1,5 @@
-// Philox4x32-10: a counter-based random number, Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3",
-// SC11. The same (seed, step, stream, element) gives the same bits on every device, whatever the number of
+// Philox4x32-10, a counter-based random number generator: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2,
+// 3", SC11. The same (seed, step, stream, element) gives the same bits on every device and with any number of
 // threads.
 #pragma once
 #include <cmath>

@@ -1,4 +1,4 @@
-// Memory of the host that an operation works in.
+// Host memory for intermediate results of an operation.
 #pragma once
 #include <cstdint>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// What the `cpu` variants' vectorised loops share: rounding to storage, an exponential, a sum.
+// Utilities for vectorised loops of the `cpu` variants: rounding to storage, an exponential, a sum.
 #pragma once
 #include <algorithm>
 #include <limits>

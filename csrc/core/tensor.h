@@ -1,4 +1,4 @@
-// The untyped Tensor that crosses file borders, and the typed View that a kernel's host side reads.
+// The untyped Tensor, which files exchange, and the typed View, which the host side of a kernel reads.
 //
 // Dimension letters, everywhere: B batch, T time, C channels, NH query heads, NKV key/value heads, HD head
 // size, F feed-forward width, V vocabulary, L layers, N = B*T rows.

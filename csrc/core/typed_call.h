@@ -1,5 +1,5 @@
-// What the calls in ops/operations.h are made of. A member without default constructor cannot be left out, and a scalar
-// takes its own kind of number alone.
+// The member types of the calls in ops/operations.h. A member without a default constructor cannot be omitted, and a
+// scalar accepts only its own kind of number.
 #pragma once
 #include <concepts>
 

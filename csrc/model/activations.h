@@ -1,5 +1,5 @@
-// The table of activations: names, shapes, types, until when they are needed, and the part of a block that makes each.
-// It drives allocation, recomputation, the debug state and the memory report.
+// The table of activations: names, shapes, types, lifetimes, and the part of a block that computes each. It drives
+// allocation, recomputation, the debug state and the memory report.
 #pragma once
 #include <string>
 #include <vector>

@@ -1,4 +1,4 @@
-// Keys and values of the tokens that a model has seen: what it needs of them to go on with their sequences.
+// The keys and values of the tokens that a model has processed, from which it continues their sequences.
 #pragma once
 #include <span>
 #include <vector>

@@ -1,5 +1,5 @@
-// The shape of a Llama or Mistral model, read from Hugging Face's config.json. Every derived size lives here and nowhere
-// else.
+// The shape of a Llama or Mistral model, from Hugging Face's config.json. All derived sizes are computed here and
+// nowhere else.
 #pragma once
 #include <cstdint>
 #include <optional>

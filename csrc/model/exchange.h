@@ -1,12 +1,12 @@
-// What the ranks of a run exchange during an optimizer step (model/sharding.h). With one rank, nothing.
+// What the ranks of a run exchange during an optimizer step (model/sharding.h). A single rank exchanges nothing.
 //
-// At every level, each placement's gradient is summed by a reduce_scatter of its shards in the group, then by an all_reduce
-// of each shard over the groups, in the type of Sharding::sums. What an update needs of other ranks is gathered in the
-// group: at level 0 gradients, at levels 1 and 2 the updated weights, at level 3 the weights of a segment before it
-// computes. So levels differ in who holds what, and not in the order of any sum.
+// At every level, the gradient of each placement is summed by a reduce_scatter of its shards within the group, then
+// by an all_reduce of each shard over the groups, in the type of Sharding::sums. Other ranks' data is gathered within
+// the group: at level 0 the gradients, at levels 1 and 2 the updated weights, and at level 3 the weights of a segment
+// before it computes. So levels differ in which rank holds which data, but not in the order of any sum.
 //
-// All of it runs on a stream of its own (Model::exchanges), beside the kernels of other segments. Every pass begins by a
-// fork of the model's stream and ends by a join, so that both are recorded in one graph.
+// All exchanges run on a separate stream (Model::exchanges), concurrently with the kernels of other segments. Every
+// pass begins with a fork of the model's stream and ends with a join, so that one graph records both.
 #pragma once
 #include "model/model.h"
 

@@ -1,8 +1,9 @@
 // The linear layers of a block, and the head: products in the storage type, or in fp8 (core/fp8.h, docs/fp8.md).
 //
-// In fp8 an input x, a weight and the gradient of an output have one scale each, a slot of Fp8State, or one per row. Each is
-// quantised once, for all of its products: the rows serve products that sum along them, the transposed the others. With
-// delayed scaling, the operation that makes a tensor writes its codes itself where there is one that does (TensorMaker).
+// In fp8, an input x, a weight and the gradient of an output have one scale each, a slot of Fp8State, or one scale
+// per row. Each is quantised once, for all of its products: products that sum along the rows read the rows, and the
+// others read the transposed rows. With delayed scaling, the operation that computes a tensor writes its codes itself
+// if it can (TensorMaker).
 #pragma once
 #include <functional>
 #include <optional>

@@ -1,4 +1,5 @@
-// The optimizer step of a model: gradient norm and AdamW, in its stream (model.h), over the shards that a rank holds.
+// The optimizer step of a model: gradient norm and AdamW, on the model's stream (model.h), over the shards that a
+// rank holds.
 #pragma once
 #include "model/model.h"
 

@@ -1,4 +1,4 @@
-// Which activations are thrown away after the forward pass and computed again in the backward pass.
+// Which activations are discarded after the forward pass and recomputed in the backward pass.
 #pragma once
 #include <cstdint>
 

@@ -1,11 +1,12 @@
-// How ranks share a model: nothing (0), the state of the optimizer (1), the gradients too (2), the weights too (3).
+// What ranks shard: nothing (0), the state of the optimizer (1), also the gradients (2), also the weights (3).
 // Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020.
 //
-// A shard ends at a multiple of 16 rows of a matrix (16 elements of a vector). All shards of a matrix are equally large, so
-// that of the last ranks may end in padding, or be nothing else.
+// A shard ends at a multiple of 16 rows of a matrix (16 elements of a vector). All shards of a matrix have the same
+// size, so the shards of the last ranks may contain padding, or only padding.
 //
-// Ranks share within groups of consecutive ranks, by default one of all. Groups are replicas of one another: ranks at the same
-// place of their group hold the same shards ("HSDP": Zhao et al., "PyTorch FSDP", 2023).
+// Ranks shard within groups of consecutive ranks, by default within one group of all ranks. Groups are replicas of
+// one another: ranks with the same position in their group hold the same shards ("HSDP": Zhao et al., "PyTorch FSDP",
+// 2023).
 #pragma once
 #include <cstdint>
 #include <optional>

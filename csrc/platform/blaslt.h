@@ -1,5 +1,5 @@
-// The vendor's matrix products: hipBLASLt's names; on NVIDIA, cuBLASLt's under them. Only where the build found
-// the library (LLAMAC_BLASLT).
+// The vendor's matrix products with hipBLASLt's names; on NVIDIA, these are names for cuBLASLt. Only if the build
+// found the library (LLAMAC_BLASLT).
 #pragma once
 #include <vector>
 

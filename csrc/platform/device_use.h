@@ -1,4 +1,4 @@
-// How much of the current device is in use, as its driver sees it: by all processes.
+// The use of the current device by all processes, as reported by its driver.
 #pragma once
 #include "platform/sensors.h"
 

@@ -1,4 +1,4 @@
-// DLPack's C structures, as its specification 1.x has them (the layout is the protocol), and what it calls our devices.
+// DLPack's C structures of specification 1.x (the layout is the protocol), and its names of our devices.
 // https://dmlc.github.io/dlpack/latest/c_api.html
 #pragma once
 #include <cstdint>

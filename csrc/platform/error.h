@@ -1,5 +1,5 @@
-// Two kinds of wrong. Bad input: fail("...") throws Error, main() prints its one line and returns 2.
-// Our own mistakes: CHECK(expr) prints the expression and where it stands, and aborts; in a Python process it throws
+// Two kinds of errors. For bad input, fail("...") throws Error; main() prints its one line and returns 2. For errors
+// of the program, CHECK(expr) prints the expression with file and line, and aborts; in a Python process it throws
 // (raise_failed_checks).
 #pragma once
 #include <sstream>

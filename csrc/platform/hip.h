@@ -1,6 +1,6 @@
-// What every kernel and every caller of the runtime includes: HIP's names, whatever is underneath.
-// AMD: HIP itself. NVIDIA: a name map (hip_on_nvidia.h). CPU: an emulated device (emulation/).
-// docs/porting.md tells how to write a kernel that runs on all three.
+// HIP's names on every platform; every kernel and every caller of the runtime includes this file. AMD: HIP itself.
+// NVIDIA: a name map (hip_on_nvidia.h). CPU: an emulated device (emulation/). docs/porting.md describes how to write
+// a kernel that runs on all three.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What HIP does not name by itself, on AMD.
+// Names for AMD that HIP itself does not provide.
 #pragma once
 #include <string>
 

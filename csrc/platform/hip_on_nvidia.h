@@ -1,4 +1,4 @@
-// HIP's names for CUDA: those that are used, no more.
+// HIP's names for CUDA, limited to those that are used.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>

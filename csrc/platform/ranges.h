@@ -1,5 +1,5 @@
 // Named ranges on a profiler's time line: NVTX for Nsight Systems, roctx for rocprofv3 (docs/profiling.md). Without a
-// profiler a range is a test of a pointer.
+// profiler, a range costs one test of a pointer.
 #pragma once
 #include <cstdint>
 #include <cstdio>

@@ -1,4 +1,4 @@
-// What a device's driver says of its state. NaN: it does not say.
+// A device's state as reported by its driver. NaN: not reported.
 #pragma once
 #include <limits>
 #include <string>

@@ -1,4 +1,4 @@
-// A library that is looked up when the program runs: building needs nothing of it, and it may be missing.
+// A library that is loaded when the program runs: the build does not need it, and it may be missing.
 #pragma once
 #include <dlfcn.h>
 

@@ -1,5 +1,5 @@
-// Streams, events and graphs of launches by RAII. On the emulated device, which has one thread of work, a stream is
-// nothing, an event a reading of the clock, and a graph calls its work again.
+// RAII for streams, events and graphs of launches. The emulated device has one thread of work: a stream is empty, an
+// event is a reading of the clock, and a graph calls its work again.
 #pragma once
 #include <functional>
 

@@ -1,4 +1,5 @@
-// The matrix cores: one interface over MFMA, WMMA and mma.sync, whatever a lane holds. Device code; .hip only.
+// The matrix cores: one interface to MFMA, WMMA and mma.sync, independent of the layout of a lane's data. Device
+// code; include it only in .hip files.
 //
 // Tile<R> is a warp's R x R tile of a product, R = tile_rows or another that the platform has. Operands
 // are bf16, sums fp32:
@@ -11,19 +12,18 @@
 //   multiply_fp8<A, B>(c, a, b)  the same of 32 fp8 in the place of 16 bf16, b a RightOperand; A and B are types of
 //                          core/fp8.h with multiplies_fp8<A> && multiplies_fp8<B>, R is 16
 //
-// Both operands of a product are the same type: rows are m of the one, n of the other. An accumulator turns
-// into an operand without leaving its lane (columns become k): softmax(q k') feeds the product with v.
+// Both operands of a product have the same type: rows are m of the first and n of the second. An accumulator becomes
+// an operand without data leaving its lane (columns become k): softmax(q k') is an operand of the product with v.
 //
-// Operands come from LDS, from a SharedTile: rows of bf16 whose 16-byte chunks change places so that no eight
-// accesses of a phase meet in a bank.
+// Operands come from LDS, from a SharedTile: rows of bf16 whose 16-byte chunks are permuted so that no two of the
+// eight accesses of a phase use the same bank.
 //   load_rows          rows of the SharedTile are the operand's rows, k runs along them
 //   load_columns       the transposed: columns of the SharedTile are rows of the operands, all of a SharedTile's
 //                      at once, k runs down its rows
 //   store_operand      the way back of load_rows<Order::natural>: ds', made of accumulators, for other warps
-// In which order k runs through the lanes is the layout's own: the same for two operands that were both loaded
-// with Order::any; Order::natural is that of operands made of accumulators.
-// A product with load_columns has its columns (or rows) interleaved over the tiles as interleaved() tells, not tile by
-// tile.
+// The layout determines the order of k over the lanes. It is the same for two operands that were both loaded with
+// Order::any; Order::natural is the order of operands made of accumulators. A product with load_columns has its
+// columns (or rows) interleaved over the tiles as interleaved() describes, not tile by tile.
 //
 // TileCopy moves a block's next SharedTile from memory while the warps compute.
 #pragma once

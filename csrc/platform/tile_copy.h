@@ -1,4 +1,4 @@
-// A block's copy of a tile from memory to LDS, on its way while the block computes.
+// An asynchronous copy of a tile from memory to LDS by a block, while the block computes.
 #pragma once
 
 namespace llamac {

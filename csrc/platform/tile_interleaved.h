@@ -1,6 +1,6 @@
-// Where no instruction transposes while it reads LDS: a lane of load_columns takes `width` neighbouring columns
-// and distributes them, one to each of `width` tiles. The tiles' columns then lie `width` apart, and `width` of
-// them side by side when they are stored. For tiles of which a lane holds one row.
+// For platforms without an instruction that transposes while it reads LDS: a lane of load_columns reads `width`
+// neighbouring columns and distributes them, one to each of `width` tiles. The columns of a tile are then `width`
+// apart, and `width` of them are stored next to each other. For tiles of which a lane holds one row.
 #pragma once
 
 namespace llamac {

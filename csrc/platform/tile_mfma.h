@@ -1,5 +1,5 @@
-// tile.h for MFMA. Products are computed transposed, c' = b a': a lane then holds one row of c, four
-// neighbouring columns at a time, which is just how it holds a row of an operand.
+// tile.h for MFMA. Products are computed transposed, c' = b a': a lane then holds one row of c, four neighbouring
+// columns at a time, which is the layout of an operand's row.
 #pragma once
 #include "platform/tile_interleaved.h"
 

@@ -1,5 +1,5 @@
-// tile.h for WMMA (gfx11, 32 lanes). Products are computed transposed, c' = b a': lane l then holds row l % 16
-// of c, its even columns in lanes 0 to 15, its odd ones in lanes 16 to 31. Operands stand in both halves.
+// tile.h for WMMA (gfx11, 32 lanes). Products are computed transposed, c' = b a': lane l then holds row l % 16 of c,
+// lanes 0 to 15 its even columns, and lanes 16 to 31 its odd columns. Both halves hold the operands.
 #pragma once
 #include "platform/tile_interleaved.h"
 

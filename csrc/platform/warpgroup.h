@@ -1,8 +1,8 @@
-// What Hopper (sm_90a) has for kernels of its own shape: products by 128 threads at a time that read LDS by
-// themselves (wgmma), copies of whole tiles by one thread (TMA), barriers in LDS that count both, registers
-// moved from warps that copy to warps that compute. Their layouts have no counterpart on other machines, so
-// these are primitives, not a part of tile.h. LLAMAC_WARPGROUPS: this build has code for sm_90a (nvidia.cmake);
-// there LLAMAC_WARPGROUP_CODE is what the compiler works on at the moment.
+// Primitives of Hopper (sm_90a) for its own kernels: products of 128 threads that read LDS directly (wgmma), copies
+// of whole tiles by one thread (TMA), barriers in LDS for both, and reallocation of registers from warps that copy to
+// warps that compute. Their layouts have no counterpart on other machines, so they are not a part of tile.h.
+// LLAMAC_WARPGROUPS: this build has code for sm_90a (nvidia.cmake). LLAMAC_WARPGROUP_CODE is defined while the
+// compiler processes that code.
 #pragma once
 #include "platform/hip.h"
 

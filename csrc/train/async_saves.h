@@ -1,6 +1,6 @@
-// Checkpoints that are written while training goes on (--checkpoint-async): a thread writes them from a copy of the state in
-// host memory. It calls no function of the device, and its messages to other ranks have a channel of their own: neither
-// waits for a step.
+// Checkpoints that are written while training continues (--checkpoint-async): a thread writes them from a copy of the
+// state in host memory. It calls no function of the device, and uses its own channel for messages to other ranks, so
+// neither it nor a step waits for the other.
 #pragma once
 #include <functional>
 #include <future>

@@ -1,6 +1,6 @@
-// Files that belong to a model beside its weights and that training does not change: a tokenizer's, and how to generate.
-// A checkpoint carries them along, so that transformers opens it whole. llamac/carried_files.py holds the same names
-// (tests/test_program.py compares checkpoints).
+// Files of a model that training does not change, in addition to its weights: those of a tokenizer, and the settings
+// for generation. Checkpoints contain copies, so that transformers opens them as complete models.
+// llamac/carried_files.py holds the same names (tests/test_program.py compares checkpoints).
 #pragma once
 #include <string>
 #include <vector>

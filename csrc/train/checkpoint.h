@@ -1,9 +1,9 @@
-// Checkpoints: OUT/step_000100/ with config.json and model.safetensors (Hugging Face's names: transformers
-// opens the directory as it is), optimizer.safetensors, and manifest.json, which says what the run was and
-// what each file must be.
+// Checkpoints: OUT/step_000100/ with config.json and model.safetensors (with Hugging Face's names, so that
+// transformers opens the directory), optimizer.safetensors, and manifest.json, which describes the run and lists the
+// files.
 //
-// A checkpoint is written under a temporary name, synced, and renamed last; it is renamed first when it is
-// removed. So a directory called step_* is complete, whenever the program or the machine stops.
+// A checkpoint is written under a temporary name, synced, and renamed last. To remove it, it is renamed first. So a
+// directory called step_* is always complete, even if the program or the machine stops at any moment.
 #pragma once
 #include <functional>
 #include <map>

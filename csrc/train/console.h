@@ -1,4 +1,4 @@
-// Lines for whoever watches a run, who may leave or stop reading: neither ends the run or holds it up.
+// Lines on the console. A reader that leaves or stops reading neither ends the run nor delays it.
 #pragma once
 #include <cstdint>
 #include <cstdio>

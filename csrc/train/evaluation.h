@@ -1,7 +1,7 @@
 // Written twice on purpose: llamac/training/evaluation.py has the same; test_evaluation.py::test_both_programs.
 //
-// Multiple-choice questions, answered while a run trains: the model takes the choice whose continuation is likeliest
-// behind its context.
+// Multiple-choice questions, answered while a run trains: the model takes the choice whose continuation is most
+// likely after its context.
 #pragma once
 #include <functional>
 #include <optional>

@@ -1,4 +1,4 @@
-// A model that is used and not trained: it goes on with prompts, and says how likely texts are.
+// Inference with a model: it continues prompts and computes the likelihood of texts.
 #pragma once
 #include <cstdint>
 #include <span>

@@ -1,4 +1,4 @@
-// What --list-kernels prints: every operation with its variants, where they run and their limits.
+// The output of --list-kernels: every operation with its variants, where they run and their limits.
 #pragma once
 
 namespace llamac {

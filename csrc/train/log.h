@@ -1,5 +1,5 @@
-// What a run tells: OUT/log.jsonl, one JSON object an event and line, and the same on the console, 110
-// columns wide.
+// The log of a run: OUT/log.jsonl with one JSON object per event and line, and the same information on the console,
+// 110 columns wide.
 #pragma once
 #include <cstdint>
 #include <cstdio>

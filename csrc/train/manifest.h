@@ -1,4 +1,4 @@
-// manifest.json of a checkpoint: what the run was, and what each file must be.
+// manifest.json of a checkpoint: a description of the run, and the size and hash of each file.
 #pragma once
 #include <map>
 #include <nlohmann/json.hpp>

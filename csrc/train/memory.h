@@ -1,4 +1,4 @@
-// What a run needs of the device's memory, and whether that is there.
+// How much device memory a run needs, and whether it is available.
 #pragma once
 #include <vector>
 

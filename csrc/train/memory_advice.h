@@ -1,4 +1,4 @@
-// The least change of the flags that makes a run fit in the memory that is there.
+// The smallest change of the flags with which a run fits into the available memory.
 #pragma once
 #include <string>
 

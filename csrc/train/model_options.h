@@ -1,4 +1,4 @@
-// The flags that the model is made by.
+// The flags that determine the model.
 #pragma once
 #include "model/model.h"
 #include "train/options.h"

@@ -1,6 +1,6 @@
-// The flags of a training run, which are also the flat keys of the TOML file that --config names. Flags win over the
-// file, the file over the defaults. The table is configs/tables/flags.toml, which llamac/options.py reads as well;
-// resolve(), micro_batches() and shard_group() check what values are together.
+// The flags of a training run, which are also the keys of the TOML file that --config names. Flags override the file,
+// and the file overrides the defaults. The table is configs/tables/flags.toml, which llamac/options.py also reads.
+// resolve(), micro_batches() and shard_group() check combinations of values.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>

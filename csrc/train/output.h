@@ -1,4 +1,5 @@
-// The output folder of a run: it has one owner at a time, stays the folder that it was, and is made ready for the run.
+// The output folder of a run: it has one owner at a time, may not be replaced during the run, and is prepared for the
+// run.
 #pragma once
 #include <memory>
 #include <optional>

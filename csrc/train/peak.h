@@ -1,4 +1,4 @@
-// What this machine could do at best: the 100% that rates are measured against.
+// The peak rates of this machine, the 100% of measured rates.
 #pragma once
 #include "core/tensor.h"
 

@@ -1,4 +1,4 @@
-// The loss plot at the end of a run, drawn by the Python package where there is one.
+// The loss plot at the end of a run, drawn by the Python package if it is installed.
 #pragma once
 #include <string>
 

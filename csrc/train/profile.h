@@ -1,5 +1,5 @@
-// --profile STEPS: where the time of a step goes. Every call of an operation and every copy is timed by events on its
-// stream; nothing waits for them before the last of the steps has been launched.
+// --profile STEPS: how a step spends its time. Events on the stream time every call of an operation and every copy;
+// nothing waits for them until the last of the steps has been launched.
 #pragma once
 #include <cstdint>
 #include <memory>

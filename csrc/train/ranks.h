@@ -1,5 +1,5 @@
-// The processes that train together, a device each: who they are, and what they tell one another beside the collectives
-// of a step.
+// The processes that train together, one per device: their identities, and their messages in addition to the
+// collectives of a step.
 #pragma once
 #include <functional>
 #include <memory>

@@ -1,4 +1,4 @@
-// Going on from a checkpoint: which one, and with which options. What becomes of the others: output.h.
+// Resuming from a checkpoint: which checkpoint, and with which options. output.h handles the other checkpoints.
 #pragma once
 #include <optional>
 #include <string>

@@ -1,6 +1,6 @@
 // Written twice on purpose: llamac/training/sampling.py has the same; tests/test_program.py::test_the_same_losses.
 //
-// Text from a model: one token after another, with the keys and values of those before in the model's cache.
+// Text from a model, one token after another, with the keys and values of earlier tokens in the model's cache.
 #pragma once
 #include <functional>
 #include <vector>

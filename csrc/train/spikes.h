@@ -1,9 +1,10 @@
 // Written twice on purpose: llamac/spikes.py has the same; tests/test_agreement.py::test_spikes.
 //
-// A spike is a loss or a gradient norm far above what the steps before it had. Expected is the median of the last 64
-// finite values, and the spread is 1.4826 times their median absolute deviation, which is a normal distribution's
-// standard deviation, but at least 1% of the median. A value is a spike above median + 8 spreads, once there are 32
-// values. Median and deviation hardly move for a few outliers. A value that stays high is normal after 32 steps.
+// A spike is a loss or gradient norm far above its recent values. The expected value is the median of the last 64
+// finite values. The spread is 1.4826 times their median absolute deviation (the standard deviation of a normal
+// distribution), and at least 1% of the median. A value is a spike above median + 8 spreads, once there are 32
+// values. A few outliers hardly change the median and the deviation. A value that stays high is normal after 32
+// steps.
 #pragma once
 #include <deque>
 #include <vector>

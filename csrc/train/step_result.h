@@ -1,4 +1,4 @@
-// What one optimizer step gives.
+// The result of one optimizer step.
 #pragma once
 #include <cstdint>
 #include <string>

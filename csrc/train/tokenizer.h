@@ -1,5 +1,5 @@
-// Token ids to bytes, by a rank file in tiktoken's format (lines of `base64(bytes) rank`, ranks 0 .. n-1) or by a
-// vocabulary file (vocabulary.h).
+// Converts token ids to bytes with a rank file in tiktoken's format (lines of `base64(bytes) rank`, ranks 0 .. n-1)
+// or with a vocabulary file (vocabulary.h).
 #pragma once
 #include <optional>
 #include <string>

@@ -1,5 +1,5 @@
-// Configuration files: flat `key = value` lines of TOML, by way of toml++. CLI11's own reader will not do:
-// version 2.1.2 cuts strings at '#', knows no escapes and loses the types of values.
+// Configuration files: flat `key = value` lines of TOML, read with toml++. CLI11's own reader is not sufficient:
+// version 2.1.2 cuts strings at '#', does not support escapes, and loses the types of values.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>

@@ -1,4 +1,4 @@
-// A training run without its loop: the model, its data, one step, validation, sampling, saving.
+// A training run without its loop: the model, its data, a step, validation, sampling, saving.
 #pragma once
 #include <deque>
 #include <functional>

@@ -1,4 +1,4 @@
-// What a run takes of the machine.
+// The machine's resources that a run uses.
 #pragma once
 #include <chrono>
 

@@ -1,18 +1,18 @@
-// --verify-every: a step whose every result is computed twice. The same computation gives the same bits, so a difference
-// is a fault of the device, of its memory or of a kernel.
+// --verify-every: a step in which every result is computed twice. The same computation gives the same bits, so a
+// difference is a fault of the device, of its memory or of a kernel.
 //
-// The micro-batches of the step run once, then once more. The first of them writes the gradients and the others add to
-// them, so the second time begins from nothing, too: no copy of the gradients is kept. Compared are a hash (ops/hash.hip)
-// of the losses of each micro-batch and of each parameter's gradient. The second time's gradients are hashed after the
-// optimizer step, so a change until AdamW has read them is seen.
+// The micro-batches of the step run twice. The first micro-batch writes the gradients and the others add to them, so
+// the second run needs no copy of the gradients. Hashes (ops/hash.hip) of the losses of each micro-batch and of each
+// parameter's gradient are compared. The gradients of the second run are hashed after the optimizer step, so a change
+// is detected until AdamW has read them.
 //
-// AdamW runs first on a copy of the weights, master weights and moments, a piece of a tensor at a time, of which a hash
-// is kept; then the step's own runs, and the hashes of what it has written are compared. The copies are also compared
-// with hashes from before the first micro-batch: nothing has written that memory since.
+// AdamW first runs on a copy of the weights, master weights and moments, one piece of a tensor at a time, and a hash
+// of each result is kept. Then the step's own AdamW runs, and the hashes of its results are compared. The copies are
+// also compared with hashes from before the first micro-batch, to detect changes of that memory in between.
 //
-// Micro-batches and the optimizer step are replayed from the graphs of all other steps: what is verified is what the run
-// executes. Only the repeated AdamW and the hashes are launched directly, between the graphs. Nothing waits: the hashes
-// go to the host with the step's losses.
+// Micro-batches and the optimizer step are replayed from the graphs of all other steps, so the verified code is the
+// code of the run. Only the repeated AdamW and the hashes are launched directly, between the graphs. Nothing waits:
+// the hashes go to the host with the step's losses.
 #pragma once
 #include <string>
 #include <vector>

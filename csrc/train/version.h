@@ -1,4 +1,4 @@
-// What this program is and was built with.
+// The version of this program, and what it was built with.
 #pragma once
 #include <string>
 

@@ -1,6 +1,6 @@
 // Written twice on purpose: llamac/vocabulary.py has the same; tests/test_readers.py::test_c_and_python_agree.
 //
-// The vocabulary file, tokenizer.vocab: the bytes of each token id, of whatever tokenizer. docs/training.md, "The
+// The vocabulary file, tokenizer.vocab: the bytes of each token id, of any tokenizer. docs/training.md, "The
 // vocabulary file", has the format.
 #pragma once
 #include <string>

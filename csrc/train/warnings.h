@@ -1,4 +1,4 @@
-// What looks wrong about a run that can be computed: one line each. llamac/run_warnings.py holds the same lines
+// Warnings about runs that can be computed but look wrong, one line each. llamac/run_warnings.py holds the same lines
 // (tests/test_program.py compares them).
 #pragma once
 #include <string>

@@ -1,5 +1,5 @@
-// Ends a run that has stopped making progress, so that a scheduler can start it again: a device or a file system that
-// never answers would otherwise hold the machine for good.
+// Ends a run that makes no progress, so that a scheduler can start it again. Otherwise a device or a file system that
+// does not respond would block the machine.
 #pragma once
 #include <pthread.h>
 
