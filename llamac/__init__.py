@@ -1,10 +1,10 @@
 """llamac: Llama 3 training in C/HIP, and its operations for PyTorch.
 
 `llamac.kernels()` lists the compiled operations, `llamac.run()` calls a variant of one by name, and
-`llamac.Trainer` is the program's trainer: these need the compiled module, not torch. `llamac.ops` holds the
-operations, differentiable; it needs torch and the compiled extension. `llamac.patch` lets a model of the
-transformers library run on them, `llamac.unpatch` undoes it. `llamac.reference` is train_llama3.py. All are
-imported when they are first asked for; bad input raises `llamac.Error`. The modules config, random, schedule,
+`llamac.Trainer` is the program's trainer. These three need the compiled module, but not torch. `llamac.ops`
+has the differentiable operations; it needs torch and the compiled extension. `llamac.patch` makes a model of
+the transformers library use them, and `llamac.unpatch` undoes it. `llamac.reference` is train_llama3.py. All
+are imported at their first use. Bad input raises `llamac.Error`. The modules config, random, schedule,
 options, data, tokenizer, log and plot need none of these; import them by name (`from llamac.data import
 Loader`).
 """

@@ -1,5 +1,5 @@
-"""Files that belong to a model beside its weights and that training does not change: a tokenizer's, and how
-to generate. A checkpoint carries them along, by the rule of the C program (train/carried_files.h;
+"""Files of a model that training does not change, in addition to its weights: those of a tokenizer, and the
+settings for generation. Checkpoints contain copies, by the rule of the C program (train/carried_files.h;
 tests/test_program.py compares checkpoints).
 """
 

@@ -1,4 +1,4 @@
-"""Chat templates: a conversation as the text that a model was trained on, by the directory's template."""
+"""Chat templates: convert a conversation to a model's text format, with the template of its directory."""
 
 import datetime
 import json

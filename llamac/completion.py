@@ -1,4 +1,4 @@
-"""`llamac completion bash|zsh`: completion of commands, flags and files, for the shell to evaluate."""
+"""`llamac completion bash|zsh` prints a shell script that completes commands, flags and files."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""Hardware counters per operation: two short steps of a run under ncu (NVIDIA) or rocprofv3 (AMD).
+"""Hardware counters per operation, from two short steps of a run under ncu (NVIDIA) or rocprofv3 (AMD).
 
 `python -m llamac.profile OUT --counters` calls `collect()`. Kernels belong to the operation in whose range
 (csrc/platform/ranges.h) they are launched, so kernels of cuBLASLt and hipBLASLt belong to the products. The

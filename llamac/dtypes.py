@@ -1,4 +1,4 @@
-"""Storage types by llamac's names. csrc/core/dtype.h holds the same table on purpose, for the compiled
+"""Storage types with llamac's names. csrc/core/dtype.h holds the same table on purpose, for the compiled
 program; tests/test_dtypes.py compares the two, and both with numpy, safetensors and torch.
 """
 

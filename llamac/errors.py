@@ -1,4 +1,4 @@
-"""What a user can get wrong: one clear line, exit code 2."""
+"""Errors of the user: one clear line, and exit code 2."""
 
 import re
 import sys

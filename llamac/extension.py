@@ -1,5 +1,4 @@
-"""Loads llamac._C, which registers torch.ops.llamac.*, after a look at whether it was built for this
-torch."""
+"""Loads llamac._C, which registers torch.ops.llamac.*, and checks that it was built for this torch."""
 
 import ctypes
 import json

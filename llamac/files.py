@@ -1,6 +1,6 @@
 """Written twice on purpose: csrc/core/json.cpp has the same; test_readers.py::test_c_and_python_agree.
 
-Files that are read whole, and JSON from files. What is malformed raises InputError.
+Reading of whole files, and of JSON from files. Malformed content raises InputError.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Where the package finds files of the project."""
+"""The locations of the project's files."""
 
 from pathlib import Path
 

@@ -1,9 +1,9 @@
-"""Products of fp8 by torch.ops.llamac: what llamac.ops.linear consists of. docs/fp8.md has the recipe, and
-llamac.fp8_reference the same in plain PyTorch.
+"""Products in fp8 with torch.ops.llamac: the parts of llamac.ops.linear. docs/fp8.md describes the recipe,
+and llamac.fp8_reference implements it in plain PyTorch.
 
 A tensor has one scale, a power of two. Scales are float32: `scale` [1], and `inverse` [1, 4], whose first
-element is 1 / scale, as the products read it. By row: inverses [N] of the codes' rows, and [C] of the
-transposed codes'.
+element is 1 / scale, as the products read it. With scales per row, there are inverses [N] for the rows of the
+codes, and [C] for those of the transposed codes.
 """
 
 from functools import cache

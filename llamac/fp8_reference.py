@@ -1,15 +1,15 @@
-"""Matrix products of fp8 in plain PyTorch: the definition that the C program's (csrc/model/linear.cpp) is
+"""Matrix products in fp8 in plain PyTorch: the definition that the C program (csrc/model/linear.cpp) is
 compared with.
 
 A tensor x is quantised with one scale, a power of two: codes fp8(clamp(x · scale)). A product sums codes in
 fp32, multiplies the sum by the inverses of both scales, adds the residual, and rounds once. The three
 products of a linear layer (out = x · weightᵀ, dx = dout · weight, dweight = doutᵀ · x) take the same three
 quantised tensors. Scales come from a tensor's own largest value (recipe tensor) or from that of the same
-tensors in the optimizer step before (recipe delayed).
+tensors in the previous optimizer step (recipe delayed).
 
-Recipe row: a scale per row, from the row's largest value. A scale leaves the sum of a product only where it
-is constant along the sum; so what a product takes transposed is quantised with scales of its own, one per
-column of the tensor.
+With the recipe row, each row has a scale, from its largest value. A scale can be applied after the sum of a
+product only if it is constant along the sum. So transposed operands are quantised with separate scales, one
+per column of the tensor.
 """
 
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The operation `hash` (csrc/ops/hash.hip) in numpy: what tests and the emulated gfx942 compare with."""
+"""The operation `hash` (csrc/ops/hash.hip) in numpy. Tests and the emulated gfx942 compare with it."""
 
 import numpy as np
 

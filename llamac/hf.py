@@ -1,4 +1,4 @@
-"""Hugging Face model directories (config.json; model.safetensors or shards under an index) and safetensors
+"""Hugging Face model directories (config.json; model.safetensors, or shards with an index) and safetensors
 files.
 """
 

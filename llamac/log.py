@@ -1,4 +1,4 @@
-"""A run's log: OUT/log.jsonl, one event a line, and the same on the console."""
+"""The log of a run: OUT/log.jsonl with one event per line, and the same on the console."""
 
 import json
 import math

@@ -1,6 +1,6 @@
 """Written twice on purpose: csrc/train/manifest.cpp has the same; tests/test_ranks.py compares them.
 
-manifest.json of a checkpoint: what the run was, and what each file must be.
+manifest.json of a checkpoint: a description of the run, and the size and hash of each file.
 """
 
 import json

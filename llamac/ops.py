@@ -1,16 +1,17 @@
-"""llamac's operations for PyTorch models, differentiable: on CPU, CUDA and ROCm tensors.
+"""llamac's differentiable operations for PyTorch models, on CPU, CUDA and ROCm tensors.
 
 B batch, T time, C channels, NH query heads, NKV key/value heads, HD head size, F feed-forward width, V
 vocabulary; `...` any number of dimensions. Storage is float32, bfloat16 or float64 (CPU only; for checks),
-the same for all operands of a call; arithmetic is float32 (float64 for float64) whatever the storage. Nothing
-waits for the device.
+the same for all operands of a call. Arithmetic is float32 (float64 for float64) for every storage type. No
+function waits for the device.
 
-Under autocast, as PyTorch does it for the like operations: attention, linear and linear_cross_entropy take
-their operands in autocast's type, which has to be bfloat16; the norms bring theirs to the widest type among
-them; all others take what they are given.
+Under autocast, the operations follow similar ones of PyTorch: attention, linear and linear_cross_entropy cast
+their operands to autocast's type, which must be bfloat16; the norms cast theirs to the widest type among
+them; all others do not cast.
 
-ValueError, in one line, names the operation, the operand, what was expected and what was found: shapes or
-types that do not fit; on the CPU also targets out of range, which on a GPU address memory that is not theirs.
+ValueError names, in one line, the operation, the operand, what was expected and what was found. It is raised
+for wrong shapes or types and, on the CPU, for targets out of range. On a GPU, such targets access foreign
+memory.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Written twice on purpose: csrc/train/output.cpp has the same lock; tests/test_output.py compares them.
 
-The output folder of a run: it has one owner at a time, stays the folder that it was, and what an earlier run
-left in it is moved aside, not lost. A checkpoint is written under a temporary name and renamed
-last. Why the lock is flock's, and where it holds: csrc/train/output.cpp.
+The output folder of a run: it has one owner at a time, may not be replaced during the run, and the output of
+an earlier run is moved aside, not lost. A checkpoint is written under a temporary name and renamed last. For
+why the lock uses flock, and where it works, see csrc/train/output.cpp.
 """
 
 import errno

@@ -1,5 +1,5 @@
-"""What PyTorch's device could do at best: the 100% that rates are measured against, as in the C program. The
-published rates are configs/tables/devices.toml's.
+"""The peak rates of PyTorch's device, the 100% of measured rates, as in the C program. The published rates
+are in configs/tables/devices.toml.
 """
 
 import time

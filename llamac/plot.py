@@ -1,4 +1,4 @@
-"""`python -m llamac.plot OUT` draws OUT/loss.png; with several runs and `--to PNG`, their losses."""
+"""`python -m llamac.plot OUT` draws OUT/loss.png or, with `--to PNG`, the losses of several runs."""
 
 import argparse
 import io

@@ -4,7 +4,7 @@ Counter-based random numbers: Philox4x32-10.
 
 Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011. Element e of the stream `stream` at `step`
 takes word e % 4 of the block whose counter is (lo32(e/4), hi32(e/4), stream, step) under the key (lo32(seed),
-hi32(seed)): the same bits as the C program's, whatever the order or the number of devices that draw them.
+hi32(seed)). The bits are those of the C program, for any order and any number of devices.
 """
 
 import math

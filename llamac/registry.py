@@ -1,4 +1,4 @@
-"""The compiled operations by name, on arrays of any library: what tests and benchmarks call.
+"""Access to the compiled operations by name, with arrays of any library; tests and benchmarks use it.
 
 `kernels()` lists every operation with its operands, scalars and variants; `run()` calls one of them.
 """

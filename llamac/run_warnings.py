@@ -1,4 +1,4 @@
-"""What looks wrong about a run that can be computed: the lines of the C program (train/warnings.h;
+"""Warnings about runs that can be computed but look wrong: the lines of the C program (train/warnings.h;
 tests/test_program.py compares them).
 """
 

@@ -1,6 +1,6 @@
 """Written twice on purpose: csrc/train/spikes.h has the same; tests/test_agreement.py::test_spikes.
 
-A spike is a loss or a gradient norm far above what the steps before it had; the header defines it.
+A spike is a loss or gradient norm far above its recent values; the header has the definition.
 """
 
 from collections import deque

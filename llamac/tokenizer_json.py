@@ -1,7 +1,7 @@
-"""Tokenizers of Hugging Face's tokenizer.json, with the settings that lie beside it.
+"""Tokenizers of Hugging Face's tokenizer.json, with the settings in the same directory.
 
-tokenizer.json alone decides the ids, as in transformers' PreTrainedTokenizerFast. Byte-level BPE with a known
-split pattern is encoded by tiktoken, which is several times as fast, where `_Fast` proves that the ids are
+Only tokenizer.json determines the ids, as in transformers' PreTrainedTokenizerFast. tiktoken, which is
+several times as fast, encodes byte-level BPE with a known split pattern if `_Fast` proves that the ids are
 the same.
 """
 

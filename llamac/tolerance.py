@@ -1,10 +1,10 @@
 """Written twice on purpose: dev/hip/tolerance.h has the same rule; test_tolerance.py::test_both_languages.
 
-How far a result may be from float64's: at most a factor of the error that PyTorch's own operation makes in
-the same type on the same input, by relative L2 norm and by largest element. The floor is two units in the
-last place, of every value for the norm, of the largest one for an element: no result has to be closer.
-Nothing else in Python states this: tests, benchmarks, llamac.doctor and dev/hip/isa import it. Needs numpy
-alone.
+The largest accepted difference of a result from float64's: a factor of the error of PyTorch's own operation
+in the same type on the same input, by relative L2 norm and by largest element. The floor is two units in the
+last place, of every value for the norm, and of the largest value for an element; no result has to be closer.
+Nothing else in Python states this rule: tests, benchmarks, llamac.doctor and dev/hip/isa import it. Needs
+only numpy.
 """
 
 from dataclasses import dataclass

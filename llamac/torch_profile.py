@@ -1,5 +1,5 @@
-"""--profile of a run in PyTorch: OUT/trace.json is torch.profiler's trace, OUT/profile.json what it comes to
-by operation, for the report that the C program's runs have as well (llamac.profile).
+"""--profile of a run in PyTorch: OUT/trace.json is torch.profiler's trace, and OUT/profile.json has its sums
+by operation, for the same report as that of the C program's runs (llamac.profile).
 """
 
 import json

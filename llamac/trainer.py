@@ -1,4 +1,4 @@
-"""The program's trainer for Python: `./train_llama3`, step by step, with the same bits."""
+"""The program's trainer for Python: `./train_llama3` step by step, with the same bits."""
 
 import json
 import os

@@ -1,9 +1,9 @@
-"""llamac.patch: a transformers Llama, Mistral or Qwen2 on llamac's operations, and llamac.unpatch.
+"""llamac.patch makes a transformers Llama, Mistral or Qwen2 use llamac's operations; llamac.unpatch undoes
+it.
 
-Every module that takes part stays the object that it was, parameters, hooks and names included. Its class
-becomes a subclass of the one it had, with a piece from below in front, so that what the piece does not take
-is left to the model's own code by super(). B batch, T time, C channels, F feed-forward width, NH query heads,
-NKV key/value heads, HD head size.
+Every patched module keeps its identity, parameters, hooks and names. Its class becomes a subclass of its
+original class and of a class of this file, whose methods call super() for the calls that they do not support.
+B batch, T time, C channels, F feed-forward width, NH query heads, NKV key/value heads, HD head size.
 """
 
 import functools

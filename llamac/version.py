@@ -1,4 +1,4 @@
-"""Which llamac measured something, and when: what files of measured numbers begin with."""
+"""The version and date of llamac that files of measured numbers record."""
 
 import datetime
 import subprocess

@@ -1,1 +1,1 @@
-"""Times of llamac's operations beside PyTorch's: `python -m llamac.bench`; dev/bench.py shares its parts."""
+"""`python -m llamac.bench` times llamac's and PyTorch's operations; dev/bench.py shares its parts."""

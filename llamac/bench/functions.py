@@ -1,5 +1,5 @@
-"""llamac.ops' functions, each beside PyTorch's of the same inputs: what llamac.doctor checks and llamac.bench
-times.
+"""The functions of llamac.ops with PyTorch's equivalents and common inputs. llamac.doctor checks them, and
+llamac.bench times them.
 """
 
 import inspect

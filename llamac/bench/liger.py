@@ -1,7 +1,7 @@
-"""Liger's functions of the same operations, by its public functional API, where it is installed.
+"""Liger's functions for the same operations, from its public functional API, if it is installed.
 
-Liger writes gradients into the memory of inputs and of outputs' gradients, so it gets copies of its own, laid
-out as its users have them; their values drift from call to call.
+Liger writes gradients into the memory of inputs and of outputs' gradients, so it gets separate copies, in the
+layout that its users have; their values drift from call to call.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Time, rate and memory of one function of llamac.ops and of what stands beside it: for llamac.bench."""
+"""Time, rate and memory of one function of llamac.ops and of its baselines, for llamac.bench."""
 
 import gc
 from collections.abc import Callable

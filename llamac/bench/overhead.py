@@ -1,7 +1,8 @@
-"""The host's time of a call on tiny tensors, llamac's beside PyTorch's: what a call costs beyond its kernel.
+"""Host time per call of llamac's and PyTorch's operations on tiny tensors: the cost of a call besides its
+kernel.
 
-On a GPU calls are queued and not waited for, so the device's time is not in it; launching is. On a CPU the
-kernel's own time is, some microseconds at these shapes.
+On a GPU, calls are queued without waiting, so the time includes the launch but not the device's work. On a
+CPU, it includes the kernel's own time, some microseconds at these shapes.
 """
 
 import statistics

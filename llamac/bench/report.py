@@ -1,4 +1,4 @@
-"""Tables and charts of what was measured. Needs no torch."""
+"""Tables and charts of measurements. Needs no torch."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,7 @@
-"""Times of PyTorch calls, without the host's share on a GPU: what dev/bench.py and llamac.bench measure with.
+"""Times of PyTorch calls, without the host's share on a GPU. dev/bench.py and llamac.bench measure with it.
 
-Inputs rotate, and so do outputs, which a call allocates as PyTorch does: none is found in the cache. The
-device is kept busy while calls are queued, so that a small operation's time is the device's, not the host's.
+Inputs rotate, and so do outputs, which a call allocates as PyTorch does, so none is in the cache. The device
+is kept busy while calls are queued, so that the time of a small operation is the device's, not the host's.
 """
 
 import functools

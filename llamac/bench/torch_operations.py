@@ -1,8 +1,8 @@
-"""Every operation as PyTorch's users write it, and inputs for it: what ours is compared with.
+"""Every operation as users of PyTorch write it, with inputs: the baselines of our operations.
 
-The formulas are the reference's (train_llama3.py). Those of derivatives stand here: the reference leaves them
-to autograd, and torch.compile makes more of some as functions of their own. Inputs and outputs have the names
-of the operation's description (--list-kernels).
+The formulas are the reference's (train_llama3.py). The formulas of derivatives are here: the reference leaves
+them to autograd, and torch.compile optimizes some of them better as separate functions. Inputs and outputs
+have the names of the operation's description (--list-kernels).
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""Documents out of input files, in blocks of about a megabyte that a worker can take apart by itself.
+"""Splits input files into blocks of documents, of about a megabyte, that a worker can process independently.
 
-A block says where reading goes on after it (`after`), so that a run that was stopped continues there. The
+A block records where reading continues after it (`after`), so that an interrupted run continues there. The
 blocks of an input do not depend on the number of workers.
 """
 

@@ -1,4 +1,4 @@
-"""A block's documents to token ids: what a worker does."""
+"""Encodes the documents of a block to token ids, in a worker."""
 
 import json
 from collections.abc import Iterator

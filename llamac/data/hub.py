@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, row after row through `datasets`; nothing is kept on disk."""
+"""Data sets of the Hugging Face hub, streamed row by row with `datasets`; nothing is kept on disk."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,8 +1,8 @@
-"""What `python -m llamac.data` reads: files, folders, patterns and standard input, plain or compressed.
+"""Inputs of `python -m llamac.data`: files, folders, patterns and standard input, plain or compressed.
 
-A name's endings say what a file holds: .jsonl, .ndjson (JSON lines), .json (JSON lines if its first line is
-an object), .parquet, .arrow, anything else is text; behind it .gz or .zst. A folder that `datasets` wrote is
-read by its own list of files.
+The suffix of a name gives the format: .jsonl, .ndjson (JSON lines), .json (JSON lines if its first line is an
+object), .parquet, .arrow; anything else is text. A further suffix .gz or .zst means compression. A folder
+that `datasets` wrote is read by its own list of files.
 """
 
 import glob

@@ -1,8 +1,8 @@
-"""From sources of documents to shards: reads, hands blocks to workers, takes their ids in order, writes.
+"""Makes shards from sources of documents: reads, passes blocks to workers, collects ids in order, and writes.
 
-The order is that of the inputs; with a mix, documents are taken from the source that is furthest behind its
-share of the training tokens. Both depend on the inputs alone, not on the workers. What is done is on disk
-every few seconds, so the same command goes on where it was stopped.
+The order is that of the inputs; with a mix, each document is taken from the source that is furthest behind
+its share of the training tokens. Both depend only on the inputs, not on the workers. The state is written to
+disk every few seconds, so the same command continues an interrupted run.
 """
 
 import hashlib

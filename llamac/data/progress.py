@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal, else a line now and then; both on stderr."""
+"""Progress of a run on stderr: a bar on a terminal, otherwise a line from time to time."""
 
 import sys
 import time

@@ -1,6 +1,6 @@
-"""Data sets that have a name here: where they come from, and how their files are read.
+"""Data sets with a name in llamac: their origin, and how their files are read.
 
-A copy of a data set's files, in the hub's format, stands in for the download (`--local`).
+A local copy of a data set's files, in the hub's format, replaces the download (`--local`).
 """
 
 import re

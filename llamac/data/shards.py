@@ -1,4 +1,4 @@
-"""Writing shards as tokens come: under temporary names, in a folder of their own until all are whole."""
+"""Writes shards while tokens arrive: under temporary names, in a separate folder until all are complete."""
 
 import json
 import os

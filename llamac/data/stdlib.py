@@ -1,8 +1,8 @@
-"""Tokens of the Python standard library's own sources: real text that every machine has.
+"""Tokens of the source code of the Python standard library: real text that every machine has.
 
 `python -m llamac.data stdlib` writes tokenizer.tiktoken (byte-level BPE of the training part), tokenizer.json
-and tokenizer_config.json (the same for transformers), train_000.bin, val_000.bin. Validation is whole
-top-level packages, chosen by name alone, so that every machine holds out the same ones.
+and tokenizer_config.json (the same for transformers), train_000.bin, val_000.bin. Validation consists of
+whole top-level packages, chosen only by name, so that every machine holds out the same ones.
 """
 
 import re

@@ -1,6 +1,5 @@
-"""Processes that encode blocks. The parent reads and writes; results come back in the order of the blocks,
-whatever the number of workers. Blocks and ids travel as bytes through pipes; a worker is forked, and so
-shares the tokenizer.
+"""Processes that encode blocks. The parent reads and writes; results return in the order of the blocks, for
+any number of workers. Pipes carry blocks and ids as bytes. Workers are forked, so they share the tokenizer.
 """
 
 import multiprocessing

@@ -1,1 +1,1 @@
-"""How good a model is: multiple-choice questions and bits per byte of texts. `python -m llamac.eval`."""
+"""Evaluation of models: multiple-choice questions, and bits per byte of texts. `python -m llamac.eval`."""

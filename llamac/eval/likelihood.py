@@ -1,4 +1,4 @@
-"""Log-likelihoods of texts by a model: many at a time, in batches of about the same length."""
+"""Log-likelihoods of texts under a model, in batches of similar length."""
 
 import math
 import os

@@ -1,7 +1,7 @@
-"""Multiple-choice tasks: the rows of their own files as questions, worded as lm-eval 0.4 words them.
+"""Multiple-choice tasks: the rows of their original files as questions, with the wording of lm-eval 0.4.
 
-A question's choices are scored by the likelihood of a continuation behind a context; the choice with the
-largest one is the model's answer.
+A choice's score is the likelihood of a continuation after a context. The choice with the largest score is the
+model's answer.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What a report shows of runs, as JSON: curves, samples, events, configuration, differences."""
+"""The content of a report as JSON: curves, samples, events, configuration, differences."""
 
 import json
 import math

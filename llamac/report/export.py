@@ -1,5 +1,6 @@
-"""`--tensorboard`, `--wandb`, `--mlflow`: the metrics of finished or live runs in other tools. Each library
-is needed for its own flag alone."""
+"""`--tensorboard`, `--wandb`, `--mlflow`: export the metrics of finished or live runs to other tools. Each
+flag needs only its own library.
+"""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""A run's log.jsonl as columns: a million steps in seconds, and a live run's new lines alone."""
+"""A run's log.jsonl as columns: reads a million steps in seconds, and only the new lines of a live run."""
 
 import gc
 import itertools

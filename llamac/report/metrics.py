@@ -1,5 +1,6 @@
-"""A log as metrics by name, for other tools. A metric has torchtitan's name where it means the same (its
-torchtitan/components/metrics.py and train.py); all others have names of their own."""
+"""A log as named metrics, for other tools. A metric has torchtitan's name if the meaning is the same (see its
+torchtitan/components/metrics.py and train.py); the others have our own names.
+"""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The profile of a run as bars: each operation's time, and the least that its limit allows."""
+"""The profile of a run as bars: the time of each operation, and its lower limit."""
 
 from pathlib import Path
 

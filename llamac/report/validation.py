@@ -1,4 +1,4 @@
-"""`python -m llamac.report validation FILE`: the archive of `make validate` (dev/validate.py) as markdown."""
+"""`python -m llamac.report validation FILE` renders the archive of `make validate` (dev/validate.py)."""
 
 import argparse
 import json

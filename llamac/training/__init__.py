@@ -1,5 +1,6 @@
-"""What train_llama3.py needs beyond the model, AdamW and the loop: the parts of weights that a process holds,
-several devices, llamac's operations, stochastic rounding, sampling, references' files, and a run's state.
+"""The parts of train_llama3.py besides the model, AdamW and the loop: the parts of weights that a process
+holds, several devices, llamac's operations, stochastic rounding, sampling, reference files, and a run's
+state.
 
-These modules know the model by its structure (`model.model.layers`, …) and do not import train_llama3.py.
+These modules access the model by its structure (`model.model.layers`, …) and do not import train_llama3.py.
 """

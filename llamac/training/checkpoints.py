@@ -1,8 +1,8 @@
 """Written twice on purpose: csrc/train/{checkpoint,resume}.cpp and read_rows() in csrc/model/parameters.cpp
 have the same rules and messages; tests/test_ranks.py compares them, and each resumes what the other wrote.
 
-Checkpoints of train_llama3.py, written and resumed by any number of ranks. Each of several ranks writes the
-rows of the optimizer's state that it holds, and some of the weights, at the same time as the others.
+Checkpoints of train_llama3.py, written and resumed by any number of ranks. Each rank writes its rows of the
+optimizer's state and some of the weights, at the same time as the others.
 """
 
 import json

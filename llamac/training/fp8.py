@@ -1,5 +1,6 @@
-"""--matmul-dtype fp8 in train_llama3.py: the blocks' products, with --fp8-head on the head's too, by
-llamac.fp8_reference, or with --ops llamac by llamac.ops.linear. csrc/model/linear.cpp is the C program's.
+"""--matmul-dtype fp8 in train_llama3.py: the products of the blocks, and with --fp8-head on also of the head,
+with llamac.fp8_reference or, with --ops llamac, with llamac.ops.linear. The C program uses
+csrc/model/linear.cpp.
 """
 
 from collections.abc import Callable

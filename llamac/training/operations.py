@@ -1,4 +1,4 @@
-"""--ops llamac: the model's operations and AdamW by llamac's kernels, in the reference's signatures."""
+"""--ops llamac: the model's operations and AdamW on llamac's kernels, with the reference's signatures."""
 
 from collections.abc import Callable
 from typing import Any

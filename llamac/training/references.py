@@ -1,4 +1,4 @@
-"""The reference tensors of the test models: what tests compare the C program with."""
+"""The reference tensors of the test models, with which tests compare the C program."""
 
 import time
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """Stochastic rounding to bf16, and the random bits for it.
 
-On the CPU the bits are the C program's (Philox; llamac/random.py). On a GPU a hash makes them inside the
-kernel that uses them: Philox would take longer than the update of the weights. The bits of an element do not
-depend on the process that holds it.
+On the CPU, the bits are those of the C program (Philox; llamac/random.py). On a GPU, the kernel that uses
+them computes them with a hash, because Philox would take longer than the update of the weights. The bits of
+an element do not depend on the process that holds it.
 """
 
 from collections.abc import Callable

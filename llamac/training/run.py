@@ -1,4 +1,4 @@
-"""A training run's state and what it does around its optimizer steps: data, log, profile, validation,
+"""The state of a training run, and its work around the optimizer steps: data, log, profile, validation,
 samples, checkpoints.
 """
 

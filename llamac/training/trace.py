@@ -1,4 +1,4 @@
-"""Calls of operations, recorded with their gradients: what a debug state is made from."""
+"""Records calls of operations with their gradients, from which a debug state is made."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,8 +1,8 @@
-"""A model's weights as parts: the rows of each weight that this process holds. Fused products, initial
-values, files.
+"""A model's weights as parts: the rows of each weight that this process holds. Also fused products, initial
+values and files.
 
-One parameter may hold several weights (fused products), and a process may hold a few rows of a parameter
-(sharded models). Random streams, files and AdamW's weight decay go by weight, under Hugging Face's names.
+One parameter may hold several weights (fused products), and a process may hold only some rows of a parameter
+(sharded models). Random streams, files and AdamW's weight decay are per weight, with Hugging Face's names.
 """
 
 import math
