@@ -1,8 +1,8 @@
-# A thin front: CMake builds, pip installs, scripts do the rest.
+# Short names for commands of CMake, pip and scripts.
 #
-#   make setup          installs what training needs (dev/setup.sh), as the targets below do where they need more
-#   make train_llama3   builds the program for the device found (PLATFORM=cpu|amd|nvidia overrides), prepares the text
-#   make install        the program and its run configurations into PREFIX (default /usr/local)
+#   make setup          installs what training needs (dev/setup.sh), as the targets below do if they need more
+#   make train_llama3   builds the program for the device found (PLATFORM=cpu|amd|nvidia overrides), and prepares the text
+#   make install        installs the program and its run configurations into PREFIX (default /usr/local)
 #   make test           sets up and runs the tests: minutes on two cores
 #   make test-all       the same, then slow tests, kernels with all combinations of flags, `make chaos-short`, `make levels`, `make sanitize`, `make race` at both warp sizes, a minute of
 #                       `make fuzz`, `make targets`, and mpirun over two nodes
@@ -10,18 +10,18 @@
 #   make sanitize       the program and its checks under ASan and UBSan (SANITIZED: which tests of the program)
 #   make levels         the program for every x86-64, its operations for each level of the CPU: docs/install.md
 #   make race           every kernel, and two trainers in two threads, under TSan; WARP=32 as on NVIDIA and RDNA
-#   make fuzz           every reader of files under libFuzzer, FUZZ_SECONDS (1800) each, then C beside Python
+#   make fuzz           every reader of files under libFuzzer, FUZZ_SECONDS (1800) each, then compares C with Python
 #   make memcheck       on an NVIDIA GPU: every kernel under compute-sanitizer's four tools
-#   make targets        every kernel compiled for AMD's GPUs and, where CUDA's compiler is there, for sm_80 and sm_90a
-#   make targets-amd    for gfx942, gfx90a, gfx1100 (ARCHS), gated on registers, scratch, spills, wide accesses
-#   make isa            the gfx942 code of every optimized kernel on an emulated MI300X (TINYGRAD: dev/hip/isa/README.md)
-#   make validate       what llamac claims, tried on this machine, in one file to send back; QUICK=1: what `make test` leaves
-#   make bench          every kernel beside PyTorch eager and torch.compile on this machine's GPU, one table
-#   make bench-train    training beside PyTorch eager and torch.compile on this machine's GPU, one table
-#   make bench-cpu      tokens/s and peak memory beside PyTorch, same model and batch, two threads
-#   make reference      the reference tensors that the C code is checked against
-#   make lint           formatting, spelling, types, and clang-tidy on the files changed since BASE; runs nothing
-#   make format         clang-format and ruff, as `make lint` wants it
+#   make targets        compiles every kernel for AMD's GPUs and, if CUDA's compiler is installed, for sm_80 and sm_90a
+#   make targets-amd    the same for gfx942, gfx90a, gfx1100 (ARCHS); checks registers, scratch, spills, wide accesses
+#   make isa            runs the gfx942 code of every optimized kernel on an emulated MI300X (TINYGRAD: dev/hip/isa/README.md)
+#   make validate       checks llamac's claims on this machine and packs the results into one file; QUICK=1: only what `make test` omits
+#   make bench          compares every kernel with PyTorch eager and torch.compile on this machine's GPU, in one table
+#   make bench-train    compares training with PyTorch eager and torch.compile on this machine's GPU, in one table
+#   make bench-cpu      compares tokens/s and peak memory with PyTorch, for the same model and batch, two threads
+#   make reference      makes the reference tensors with which the C code is compared
+#   make lint           checks formatting, spelling, types, and clang-tidy on the files changed since BASE; runs no tests
+#   make format         formats with clang-format and ruff, as `make lint` requires
 PLATFORM ?= auto
 PYTHON   ?= python3
 PREFIX   ?= /usr/local

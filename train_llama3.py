@@ -1,14 +1,14 @@
-"""Llama 3 in plain PyTorch: the model, its training, and the reference that the C program is checked against.
+"""Llama 3 in plain PyTorch: the model, its training, and the reference for the C program.
 
     python train_llama3.py              write the reference tensors of the test models to data/reference/
-    python train_llama3.py --matmul-dtype fp8     likewise of products in fp8 (llamac/fp8_reference.py)
+    python train_llama3.py --matmul-dtype fp8     the same with products in fp8 (llamac/fp8_reference.py)
     python train_llama3.py --train ...  train, with the C program's flags and data order (add --help)
-    torchrun --nproc-per-node N train_llama3.py --train ...     the same on N devices, by FSDP2
+    torchrun --nproc-per-node N train_llama3.py --train ...     the same on N devices, with FSDP2
 
 The file reads top to bottom: the operations, the model (Dubey et al., "The Llama 3 Herd of Models", 2024),
-AdamW, training, the reference tensors. What a run needs besides (several devices, llamac's operations, log,
-profile, checkpoints) is in llamac/training. Tests and benchmarks take the operations' formulas from here; the
-package carries this file as llamac.reference.
+AdamW, training, the reference tensors. The other parts of a run (several devices, llamac's operations, log,
+profile, checkpoints) are in llamac/training. Tests and benchmarks use the operations' formulas of this file;
+in the package it is llamac.reference.
 
 Shapes: B batch, T time, C channels, NH query heads, NKV key/value heads, HD head size, F feed-forward width,
 V vocabulary. Parameters have Hugging Face's names, weight matrices are [out, in].

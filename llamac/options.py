@@ -141,7 +141,7 @@ def prompt_ids(text: str) -> list[int]:
     parts = text.split(",") if text else []
     for part in parts:
         if not re.fullmatch(r"0*[0-9]{1,10}", part) or int(part.lstrip("0") or "0") >= 2**31:
-            expected = "ids with commas between, as in 17,4,250"
+            expected = "ids separated by commas, for example 17,4,250"
             raise InputError(f"--sample-prompt-ids: expected {expected}, found {json.dumps(part)}")
     return [int(part.lstrip("0") or "0") for part in parts]
 

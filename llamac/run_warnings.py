@@ -30,5 +30,5 @@ def run_warnings(o: Options, config: Config, data: Loader, devices: int = 1) -> 
         times = f"{passes:.1f} times ({data.sequences} sequences)"
         lines.append(f"--steps {o.steps}: the run reads its training data {times}")
     if Path(o.model).is_dir() and not has_weights(o.model):
-        lines.append(f"--model {o.model}: the directory has no weights: the initial ones are random")
+        lines.append(f"--model {o.model}: the directory has no weights; the initial weights are random")
     return lines

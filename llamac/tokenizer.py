@@ -229,7 +229,7 @@ def check_model(model: str | Path, tokenizer: Any) -> None:
     found = xxhash.xxh3_64_intdigest(read_bytes(file))
     if found != tokenizer.hash:
         expected = f"the tokenizer of the data, {tokenizer.path} (XXH3_64 {tokenizer.hash:016x})"
-        help = "--tokenizer none trains nevertheless"
+        help = "--tokenizer none disables this check"
         raise InputError(f"{file}: expected {expected}, found {found:016x}; {help}")
 
 

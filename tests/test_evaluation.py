@@ -183,7 +183,7 @@ REFUSED = {
     "tokenizer": ["ids of the training data's tokenizer (XXH3_64 ", "--prepare"],
     "vocabulary": ["the model's vocabulary of 300", "found one of 9999"],
     "twice": ["--eval-tasks", "different names"],
-    "empty": ["--eval-tasks: expected files with commas between"],
+    "empty": ["--eval-tasks: expected files separated by commas"],
     "rows": ["mmlu.jsonl: header: expected magic 20261125 version 1"],
 }
 

@@ -247,7 +247,7 @@ def test_micro_steps():
 def test_prompt_ids():
     assert prompt_ids("") == [] and prompt_ids("17,4,250") == [17, 4, 250]
     for bad in ("1,", ",", "x", "-1", "1, 2", str(2**31)):
-        assert "ids with commas between" in refused(parse, [f"--sample-prompt-ids={bad}"])
+        assert "ids separated by commas" in refused(parse, [f"--sample-prompt-ids={bad}"])
 
 
 def test_recompute_parts():

@@ -352,7 +352,7 @@ std::vector<int32_t> parse_prompt_ids(const std::string& list) {
         int32_t id = -1;
         const auto [stop, error] = std::from_chars(part.data(), part.data() + part.size(), id);
         if (error != std::errc() || stop != part.data() + part.size() || part[0] == '-')
-            fail("--sample-prompt-ids: expected ids with commas between, as in 17,4,250, found ",
+            fail("--sample-prompt-ids: expected ids separated by commas, for example 17,4,250, found ",
                  quote(part));
         ids.push_back(id);
     }
@@ -366,7 +366,7 @@ int64_t parse_device_memory(const std::string& size) {
     const std::string unit(stop, size.data() + size.size());
     const double bytes = number * (unit == "GiB" ? 1 << 30 : 1 << 20);
     if (error != std::errc() || (unit != "GiB" && unit != "MiB") || !(bytes >= 1 && bytes < 1e18))
-        fail("--device-memory: expected a size in MiB or GiB, as 192GiB, found ", quote(size));
+        fail("--device-memory: expected a size in MiB or GiB, for example 192GiB, found ", quote(size));
     return static_cast<int64_t>(bytes);
 }
 

@@ -25,7 +25,7 @@ Options parse_options(int argc, const char* const* argv);
 // The same of a JSON object with a file's keys; what it does not name is as it is by default.
 Options parse_options(const nlohmann::json& values);
 
-// A --sample-prompt-ids list: ids with commas between; "": none.
+// A --sample-prompt-ids list: ids separated by commas; "": none.
 std::vector<int32_t> parse_prompt_ids(const std::string& list);
 
 // Whether a Hugging Face directory has weights, in a format that can be read or not.
@@ -49,7 +49,7 @@ std::vector<std::pair<std::string, Rows>> configuration_rows(const Options& opti
 // The bytes of a --device-memory: a number and MiB or GiB. "": 0, the memory of this machine's device.
 int64_t parse_device_memory(const std::string& size);
 
-// A --recompute list: none, or parts with commas between: norm, swiglu, qkv, attention, block (= block:1),
+// A --recompute list: none, or parts separated by commas: norm, swiglu, qkv, attention, block (= block:1),
 // block:K.
 Recompute parse_recompute(const std::string& list);
 

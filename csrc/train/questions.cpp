@@ -122,7 +122,7 @@ std::vector<Questions> read_questions(const std::string& list) {
         const size_t end = std::min(list.find(',', start), list.size());
         const std::string path = list.substr(start, end - start);
         start = end + 1;
-        if (path.empty()) fail("--eval-tasks: expected files with commas between, found ", quote(list));
+        if (path.empty()) fail("--eval-tasks: expected files separated by commas, found ", quote(list));
         Questions questions = parse_questions(read_file(path), path);
         for (const Questions& other : found)
             if (other.task == questions.task)

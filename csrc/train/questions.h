@@ -34,7 +34,7 @@ struct Questions {
 
 // The content of such a file; Error where it is malformed or damaged.
 Questions parse_questions(std::string_view content, const std::string& path);
-// The files of a list with commas between. Error where two have the same task.
+// The files of a list separated by commas. Error if two have the same task.
 std::vector<Questions> read_questions(const std::string& list);
 
 }  // namespace llamac

@@ -126,7 +126,7 @@ void check_tokenizer_of_model(const std::string& model, const Tokenizer& tokeniz
     const uint64_t found = XXH3_64bits(text.data(), text.size());
     if (found != tokenizer.hash)
         fail(file, ": expected the tokenizer of the data, ", tokenizer.path, " (XXH3_64 ",
-             hex(tokenizer.hash), "), found ", hex(found), "; --tokenizer none trains nevertheless");
+             hex(tokenizer.hash), "), found ", hex(found), "; --tokenizer none disables this check");
 }
 
 std::optional<Tokenizer> find_tokenizer(const std::string& setting, const Loader& data) {

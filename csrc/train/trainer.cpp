@@ -137,7 +137,7 @@ void set_initial_weights(Trainer& t) {
     if (o.init == "load") return load_weights(t.model.parameters, o.model);
     std::error_code none;  // what cannot be looked at is no directory
     if (std::filesystem::is_directory(o.model, none) && !holds_weights(o.model))
-        t.warn("--model " + o.model + ": the directory has no weights: the initial ones are random");
+        t.warn("--model " + o.model + ": the directory has no weights; the initial weights are random");
     initialize(t.model.parameters, t.config, static_cast<uint64_t>(o.seed));
 }
 

@@ -113,12 +113,12 @@ def read(path: str | Path) -> Questions:
 
 
 def load(names: str, vocab_size: int, hash: int) -> dict[str, Questions]:
-    """{task: questions} of --eval-tasks, files with commas between. Raises InputError, too, for ids of
+    """{task: questions} of --eval-tasks, files separated by commas. Also raises InputError for ids of
     another tokenizer than `hash` (0: not known), or of a larger vocabulary than the model's."""
     found: dict[str, Questions] = {}
     for path in names.split(",") if names else []:
         if not path:
-            raise InputError(f"--eval-tasks: expected files with commas between, found {names!r}")
+            raise InputError(f"--eval-tasks: expected files separated by commas, found {names!r}")
         task = Path(path).stem
         if task in found:
             raise InputError(f"--eval-tasks: expected files of different names, found {task} twice")
