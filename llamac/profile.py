@@ -25,7 +25,7 @@ CATEGORIES = {
     "norm": (0.90, ("rmsnorm", "residual_rmsnorm")),
     "RoPE": (0.90, ("rope", "precompute_cis")),
     "SwiGLU": (0.90, ("swiglu",)),
-    "loss": (0.90, ("cross_entropy", "linear_cross_entropy", "mean_loss")),
+    "loss": (0.90, ("cross_entropy", "linear_cross_entropy", "mean_loss", "argmax")),
     "quantisation": (0.90, ("quantize", "update_scales")),
     "optimizer": (0.90, ("adamw", "global_norm")),
     "embedding": (0.90, ("embedding",)),

@@ -151,6 +151,27 @@ def attention_backward(i, causal=True, window=0):
     return dict(zip(("dq", "dk", "dv"), gradients(attend, [i["q"], i["k"], i["v"]], i["dout"])))
 
 
+def attention_next(i):
+    """One sequence after the other, its keys and values by the reference's formulas."""
+    keys, values, end = i["keys"].clone(), i["values"].clone(), int(i["end"][0])
+    outs = []
+    for b, first in enumerate(i["begin"].tolist()):
+        begin = min(first, end)
+        cis = pair(i["cis"][end - begin][None])
+        # Keys are rounded to the storage type; queries, in the arithmetic's type, are not.
+        wide = i["q"][b][None, None].to(i["cis"].dtype)
+        q, k = reference.rope(wide, cis, False), reference.rope(i["k"][b][None, None], cis, False)
+        keys[b, end], values[b, end] = k[0, 0], i["v"][b]
+        seen = torch.ones(1, 1, 1, end + 1 - begin, dtype=torch.bool)
+        k, v = (x[b : b + 1, begin : end + 1].to(q.dtype) for x in (keys, values))
+        outs.append(attention(q, k, v, seen)[0, 0].to(keys.dtype))
+    return {"out": torch.stack(outs), "keys": keys, "values": values}
+
+
+def argmax(i):
+    return {"out": i["x"].argmax(-1).int()}
+
+
 def swiglu_forward(i):
     return {"out": reference.swiglu(i["gate_up"])}
 
@@ -287,6 +308,16 @@ HEADS = [
     )
 ]
 CACHED = [size | {"S": size["T"] + more} for size, more in zip(HEADS, (0, 130, 1, 64, 0, 38, 7))]
+NEXT = [
+    {"B": b, "NH": h, "NKV": n, "HD": d, "M": m}
+    for b, h, n, d, m in (
+        (1, 1, 1, 2, 1),
+        (2, 6, 2, 8, 7),
+        (3, 4, 1, 64, 130),
+        (1, 8, 8, 20, 65),
+        (2, 4, 2, 128, 300),
+    )
+]
 FEED = [{"N": n, "F": f} for n, f in ((1, 1), (7, 63), (3, 64), (2, 65), (5, 1031))]
 # A long sum has many results: few of them PyTorch (MKL) computes by dot products on some CPUs, whose
 # errors are half of its matrix products'.
@@ -329,6 +360,8 @@ CASES = {
     "repeat_kv_backward": Case(repeat_kv_backward, HEADS, backward=True),
     "attention_forward": Case(attention_forward, HEADS, (SCALE,), absent=("first",)),
     "attention_backward": Case(attention_backward, HEADS, (SCALE,), backward=True, absent=("first",)),
+    "attention_next": Case(attention_next, NEXT, (SCALE,)),
+    "argmax": Case(argmax, CLASSES),
     "swiglu_forward": Case(swiglu_forward, FEED),
     "swiglu_backward": Case(swiglu_backward, FEED, backward=True),
     "matmul_forward": Case(matmul_forward, PRODUCTS),

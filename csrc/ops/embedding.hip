@@ -162,7 +162,7 @@ template <class T, bool whole>
 __global__ void __launch_bounds__(copy_threads)
     embedding_forward_vectorized_kernel(Dependent<T*> out_, Dependent<const int32_t*> tokens_,
                                         Dependent<const T*> weight_, int64_t N, int64_t C, int slabs) {
-    const auto [out, tokens, weight] = wait(out_, tokens_, weight_);
+    const auto [out, tokens, weight] = start_next_and_wait(out_, tokens_, weight_);
     const int64_t first = int64_t{blockIdx.x / slabs} * forward_rows;
     const int64_t c = (int64_t{blockIdx.x % slabs} * blockDim.x + threadIdx.x) * vector_size<T>;
     int64_t token[forward_rows];

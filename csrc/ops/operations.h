@@ -65,6 +65,17 @@ inline void adamw_quantize(const Context& context, const AdamwQuantizeCall& call
     run(operation, tensors, scalars, context);
 }
 
+// the column of each row's largest element, the first of equals
+struct ArgmaxCall {
+    Required out;  // i32[N]
+    Required x;  // T[N,V]
+};
+inline void argmax(const Context& context, const ArgmaxCall& call) {
+    static const Operation& operation = find_operation("argmax");
+    const Tensor tensors[] = {call.out, call.x};
+    run(operation, tensors, {}, context);
+}
+
 // gradients of attention_forward
 struct AttentionBackwardCall {
     Required dq;  // T[B,T,NH,HD]
@@ -104,6 +115,27 @@ inline void attention_forward(const Context& context, const AttentionForwardCall
     static const Operation& operation = find_operation("attention_forward");
     const Tensor tensors[] = {call.out, call.lse, call.q, call.k, call.v, call.first};
     const Scalar scalars[] = {call.scale, call.causal, call.window};
+    run(operation, tensors, scalars, context);
+}
+
+// attention of the next token of sequences to a cache, which its key and value go to
+struct AttentionNextCall {
+    Required out;  // T[B,NH,HD]
+    Required keys;  // T[B,M,NKV,HD]
+    Required values;  // T[B,M,NKV,HD]
+    Required q;  // T[B,NH,HD]
+    Required k;  // T[B,NKV,HD]
+    Required v;  // T[B,NKV,HD]
+    Required cis;  // A[M,HD/2,2]
+    Required begin;  // i32[B]
+    Required end;  // i32[1]
+    Real scale;
+    Integer window = 0;
+};
+inline void attention_next(const Context& context, const AttentionNextCall& call) {
+    static const Operation& operation = find_operation("attention_next");
+    const Tensor tensors[] = {call.out, call.keys, call.values, call.q, call.k, call.v, call.cis, call.begin, call.end};
+    const Scalar scalars[] = {call.scale, call.window};
     run(operation, tensors, scalars, context);
 }
 

@@ -70,7 +70,8 @@ __global__ void __launch_bounds__(forward_threads)
     rmsnorm_forward_vectorized_kernel(Dependent<T*> sum_, Dependent<T*> out_, Dependent<float*> rstd_,
                                       Dependent<const T*> x_, Dependent<const T*> residual_,
                                       Dependent<const T*> weight_, int64_t C, float eps) {
-    const auto [sum, out, rstd, x, residual, weight] = wait(sum_, out_, rstd_, x_, residual_, weight_);
+    const auto [sum, out, rstd, x, residual, weight] =
+        start_next_and_wait(sum_, out_, rstd_, x_, residual_, weight_);
     constexpr int size = vector_size<T>, vectors = elements / size;
     struct Shared {
         float warps[most_warps];

@@ -101,7 +101,7 @@ template <class T, bool whole>
 __global__ void __launch_bounds__(block_threads, 2)
     swiglu_forward_vectorized_kernel(Dependent<T*> out_, Dependent<const T*> gate_up_, int64_t N, int64_t F,
                                      unsigned across) {
-    const auto [out, gate_up] = wait(out_, gate_up_);
+    const auto [out, gate_up] = start_next_and_wait(out_, gate_up_);
     constexpr int size = vector_size<T>, rows = rows_per_thread<whole>;
     const int64_t f = (int64_t{blockIdx.x % across} * blockDim.x + threadIdx.x) * size;
     const int64_t first = int64_t{blockIdx.x / across} * (rows * blockDim.y) + threadIdx.y;

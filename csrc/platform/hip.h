@@ -123,6 +123,13 @@ __device__ ReadyOperands<P...> wait(const Dependent<P>&... operands) {
     grid_dependency_wait();
     return {{{operands.operand}...}};
 }
+// wait() that first lets the kernel after this one start, which then waits for the end of this one: for kernels too short
+// to fill the device.
+template <class... P>
+__device__ ReadyOperands<P...> start_next_and_wait(const Dependent<P>&... operands) {
+    grid_dependents_start();
+    return wait(operands...);
+}
 template <class P>
 constexpr bool is_dependent = false;
 template <class P>

@@ -44,6 +44,7 @@ inline hipError_t launch_kernel(const void* kernel, dim3 blocks, dim3 threads, v
 }
 
 inline __device__ void grid_dependency_wait() {}
+inline __device__ void grid_dependents_start() {}
 
 #if defined(__HIPCC__)
 // 2^x in one instruction, to 2 ulp; results below the smallest normal number are 0.
@@ -84,6 +85,11 @@ __device__ void store_vector(V* p, V v) {
 
 // The compiler moves no load up or down across this: each would hold registers for longer.
 inline __device__ void scheduling_barrier() {
+    __builtin_amdgcn_sched_barrier(0);
+}
+
+// Loads before it are under way when those after it begin. All lanes of a warp call it.
+inline __device__ void issue_loads() {
     __builtin_amdgcn_sched_barrier(0);
 }
 

@@ -107,6 +107,12 @@ inline __device__ void grid_dependency_wait() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+// Lets a kernel that is launched as `dependent` start as soon as all blocks of this one have called it.
+inline __device__ void grid_dependents_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 #if defined(__CUDACC__)
 // 2^x in one instruction, to 2 ulp; results below the smallest normal number are 0.
@@ -155,6 +161,12 @@ inline __device__ int optimization_barrier_uniform(int x) {
 // The compiler moves no load up or down across this: each would hold registers for longer.
 inline __device__ void scheduling_barrier() {
     asm volatile("" ::: "memory");
+}
+
+// Loads before it are under way when those after it begin, where the assembler would take turns between loads and uses. All
+// lanes of a warp call it.
+inline __device__ void issue_loads() {
+    __syncwarp();
 }
 
 // p[i] += x[i], four at once, whatever else adds there: in no order.

@@ -29,6 +29,12 @@ template <class T, class G>
 void matmul_backward_weight_naive(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
                                   bool accumulate, LaunchContext context);
 
+// vectorized.hip
+template <class T>
+void matmul_forward_vectorized(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
+                               View<const T, 2> residual, LaunchContext context);
+bool vectorized_supports(const Call& call);
+
 // tiled.hip
 void matmul_forward_tiled(View<bf16, 2> out, View<const bf16, 2> x, View<const bf16, 2> weight,
                           View<const bf16, 2> residual, LaunchContext context);

@@ -12,6 +12,7 @@
 // blas:      the system's CBLAS, f32 and f64 (cpu.hip).
 // naive:     one thread per element of the result (naive.hip).
 // tiled:     a block keeps its part of the result in registers (tiled.hip: how a GEMM is tiled).
+// vectorized: forward, of one row: the weight is read once, by 128-bit accesses (vectorized.hip).
 // library:   the vendor's, where the build found it (library.hip).
 //
 // Measured: docs/benchmarks/nvidia-h200.md, docs/benchmarks/cpu.md, docs/log/gemm.md, docs/log/cpu.md.
@@ -82,11 +83,15 @@ constexpr Constraints backward_input_library_constraints{library_words, library_
 constexpr Constraints backward_weight_library_constraints{library_words, library_supports_backward_weight};
 
 constexpr Constraints few_rows_constraints{"N at most 4", few_rows_supports};
+constexpr Constraints vectorized_constraints{
+    "N = 1, rows of whole 16-byte vectors, x and weight aligned to 16 bytes", vectorized_supports};
 
 // The launchers of one of the three products.
 struct Launchers {
     std::vector<Instantiation> few_rows = {};  // of the forward product alone
-    std::vector<Instantiation> cpu, blas, library, tiled, naive, reference;
+    std::vector<Instantiation> cpu, blas;
+    std::vector<Instantiation> vectorized = {};  // likewise
+    std::vector<Instantiation> library, tiled, naive, reference;
     Constraints library_constraints;
 };
 std::vector<Variant> variants_of(const Launchers& of) {
@@ -99,6 +104,12 @@ std::vector<Variant> variants_of(const Launchers& of) {
          .backend = Backend::host,
          .instantiations = of.blas,
          .bits_depend_on_threads = true},
+        {"vectorized",
+         "one to four warps per row of the weight, 128-bit accesses",
+         Backend::device,
+         of.vectorized,
+         vectorized_constraints,
+         {128, 256, 512}},
         {.name = "library",
          .idea = "the vendor's library (hipBLASLt, cuBLASLt), the fastest of its candidates",
          .backend = Backend::device,
@@ -114,10 +125,11 @@ std::vector<Variant> variants_of(const Launchers& of) {
 }
 
 // What tiles want to see: whole ones, parts of one in each direction, many.
-#define LLAMAC_MATMUL_TESTS                                                        \
-    " test(N=128, C=96, K=256) test(N=200, C=328, K=136) test(N=40, C=520, K=264)" \
-    " test(N=2184, C=72, K=136)"                                                   \
-    " test(N=1, C=2050, K=131) test_large(N=1000, C=1032, K=520)"
+#define LLAMAC_MATMUL_TESTS                                                                           \
+    " test(N=128, C=96, K=256) test(N=200, C=328, K=136) test(N=40, C=520, K=264)"                    \
+    " test(N=2184, C=72, K=136)"                                                                      \
+    " test(N=1, C=2050, K=131) test(N=1, C=2056, K=131) test(N=1, C=8, K=37) test(N=1, C=4104, K=66)" \
+    " test(N=1, C=17408, K=35) test_large(N=1000, C=1032, K=520)"
 
 Operation matmul_forward(
     "matmul_forward<T: f32 bf16 f64>"
@@ -127,17 +139,19 @@ Operation matmul_forward(
     " derivative matmul_backward_weight(dweight: grad weight; dout: grad out, x)"
     " grad residual = grad out" LLAMAC_MATMUL_TESTS,
     "out = x * transposed weight (+ residual)",
-    variants_of({.few_rows = instantiations<matmul_forward_few_rows<float>, matmul_forward_few_rows<bf16>,
-                                            matmul_forward_few_rows<double>>(),
-                 .cpu = instantiations<matmul_forward_cpu<float>, matmul_forward_cpu<bf16>,
-                                       matmul_forward_cpu<double>>(),
-                 .blas = blas_instantiations().forward,
-                 .library = library_instantiations().forward,
-                 .tiled = instantiations<matmul_forward_tiled>(),
-                 .naive = instantiations<matmul_forward_naive<float>, matmul_forward_naive<bf16>>(),
-                 .reference = instantiations<matmul_forward_reference<float>, matmul_forward_reference<bf16>,
-                                             matmul_forward_reference<double>>(),
-                 .library_constraints = forward_library_constraints}),
+    variants_of(
+        {.few_rows = instantiations<matmul_forward_few_rows<float>, matmul_forward_few_rows<bf16>,
+                                    matmul_forward_few_rows<double>>(),
+         .cpu = instantiations<matmul_forward_cpu<float>, matmul_forward_cpu<bf16>,
+                               matmul_forward_cpu<double>>(),
+         .blas = blas_instantiations().forward,
+         .vectorized = instantiations<matmul_forward_vectorized<float>, matmul_forward_vectorized<bf16>>(),
+         .library = library_instantiations().forward,
+         .tiled = instantiations<matmul_forward_tiled>(),
+         .naive = instantiations<matmul_forward_naive<float>, matmul_forward_naive<bf16>>(),
+         .reference = instantiations<matmul_forward_reference<float>, matmul_forward_reference<bf16>,
+                                     matmul_forward_reference<double>>(),
+         .library_constraints = forward_library_constraints}),
     flops);
 
 Operation matmul_backward_input(

@@ -134,6 +134,7 @@ inline bool any_lane(bool so, const char* file = __builtin_FILE(), int line = __
 }
 
 inline void grid_dependency_wait() {}
+inline void grid_dependents_start() {}
 
 // The same number, but what is computed from it is computed anew: addresses that the compiler would otherwise
 // keep in registers through a loop.
@@ -162,6 +163,7 @@ inline int optimization_barrier_uniform(int x) {
 }
 // The compiler moves no load up or down across this: each would hold registers for longer.
 inline void scheduling_barrier() {}
+inline void issue_loads() {}
 // p[i] += x[i], four of them, whatever else adds there: in no order.
 inline void add_to_memory(float* p, const float* x) {
     for (int i = 0; i < 4; i++) {

@@ -1,0 +1,88 @@
+// The forward product of one row, as a sequence that grows token by token wants it: variant `vectorized` of matmul.hip. The
+// time is that of reading the weight once. One to four warps own a row of it, the more the longer it is, so that most of it
+// is in flight at once, by 128-bit accesses; x comes from the first cache.
+//
+// What did not help in a chain of such products: the weight brought into the last cache before a block waits for x
+// (docs/log/gemm.md).
+#include <algorithm>
+
+#include "core/device.h"
+#include "ops/matmul/matmul.h"
+
+namespace llamac {
+namespace {
+
+constexpr int most_block_threads = 512;
+constexpr int vectors_in_flight = 8;  // of a lane
+constexpr int64_t most_split = 4;     // warps that share out a row of the weight
+
+// split: warps per row of the weight, each with `share` columns.
+template <class T>
+__global__ void __launch_bounds__(most_block_threads)
+    matmul_forward_vectorized_kernel(Dependent<T*> out_, Dependent<const T*> x_, Dependent<const T*> weight_,
+                                     Dependent<const T*> residual_, int64_t C, int64_t K, int64_t share,
+                                     int split) {
+    constexpr int size = vector_size<T>;
+    struct Shared {
+        float sums[most_block_threads / warp_size];
+    };
+    const int rows = static_cast<int>(blockDim.x) / warp_size / split, part = warp_index() % split;
+    const int64_t k = int64_t{blockIdx.x} * rows + warp_index() / split;
+    const int64_t begin = part * share, rest = k < K ? C - begin : 0, count = rest < share ? rest : share;
+    const auto [out, x, weight, residual] = start_next_and_wait(out_, x_, weight_, residual_);
+    const T* row = weight + k * C + begin;
+
+    float sum = 0;
+    for (int64_t base = 0; base < count; base += vectors_in_flight * warp_size * size) {
+        const int64_t first = base + lane_index() * size;
+        uint4 bits[vectors_in_flight];
+#pragma unroll
+        for (int u = 0; u < vectors_in_flight; u++) {
+            const int64_t c = first + u * warp_size * size;
+            bits[u] = c < count ? load128_streaming(row + c) : make_uint4(0, 0, 0, 0);
+        }
+        issue_loads();  // all of them before the first of x
+#pragma unroll
+        for (int u = 0; u < vectors_in_flight; u++) {
+            float w[size], values[size];
+            unpack(bits[u], w);
+            unpack(load_part<true>(x + begin, first + u * warp_size * size, count), values);
+#pragma unroll
+            for (int i = 0; i < size; i++) sum = fmaf(values[i], w[i], sum);
+        }
+    }
+    sum = warp_sum(sum);
+    if (split > 1) {
+        Shared& shared = shared_memory<Shared>();
+        if (lane_index() == 0) shared.sums[warp_index()] = sum;
+        __syncthreads();
+        for (int i = 1; part == 0 && i < split; i++) sum += shared.sums[warp_index() + i];
+    }
+    if (part == 0 && lane_index() == 0 && k < K) out[k] = T(residual ? sum + float(residual[k]) : sum);
+}
+
+}  // namespace
+
+template <class T>
+void matmul_forward_vectorized(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
+                               View<const T, 2> residual, LaunchContext context) {
+    const int64_t C = x.shape[1], K = weight.shape[0], vectors = C / vector_size<T>;
+    const int64_t warp = device_properties().warp_size, per_warp = warp * vectors_in_flight;
+    int64_t split = 1;
+    while (split < most_split && split * per_warp < vectors) split *= 2;
+    const int64_t share = (vectors + split - 1) / split * vector_size<T>;
+    launch(Grid(blocks_for(K, context.threads / warp / split), context.threads, context.stream),
+           matmul_forward_vectorized_kernel<T>, out.data, x.data, weight.data, residual.data, C, K, share,
+           split);
+}
+
+template decltype(matmul_forward_vectorized<float>) matmul_forward_vectorized<float>;
+template decltype(matmul_forward_vectorized<bf16>) matmul_forward_vectorized<bf16>;
+
+bool vectorized_supports(const Call& call) {
+    const DType type = call.operand("x").dtype;
+    return call["N"] == 1 && is_whole({call.operand("x").data, call.operand("weight").data}, call["C"],
+                                      static_cast<int>(16 / size_of(type)));
+}
+
+}  // namespace llamac
