@@ -4,6 +4,7 @@ The C model computes (llamac._native.Inference). This module finds the files of 
 """
 
 import json
+import math
 import os
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from llamac.errors import InputError
 from llamac.files import read_json
 from llamac.native import native
 
-PART = 512  # tokens of a prompt that a pass reads
+PART, DEVICE_PART = 512, 4096  # tokens of a prompt that a pass reads at most, on the host and on a GPU
 DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "bf16"}  # of config.json; f16 is not computed in
 
 
@@ -88,11 +89,12 @@ class Inference:
         for name, value in (("context", self.context), ("sequences", sequences)):
             if value < 1:
                 raise InputError(f"{name}: expected a number from 1 on, found {value}")
-        # A pass has as many rows as it gets tokens; those of prompts and of single tokens are few.
+        # A pass has as many rows as it gets tokens: of a part of one prompt, or one of each sequence.
         if batch_tokens:
             rows, cache = (max(1, batch_tokens // self.context), self.context), (0, 0)
         else:
-            rows, cache = (sequences, min(PART, self.context)), (sequences, self.context)
+            part = min(DEVICE_PART if native.computes_on_device() else PART, self.context)
+            rows, cache = (math.ceil(sequences / part), part), (sequences, self.context)
         self._native = native.Inference(str(self.directory), self.dtype, *rows, *cache, list(kernels))
 
     @cached_property

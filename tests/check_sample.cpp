@@ -114,6 +114,35 @@ void check_batches() {
           "the same with kernels");
 }
 
+// Greedy: the tokens that the device finds and reads by itself are those that the host picks among all logits; replayed or
+// launched, and with two passes under way.
+void check_likeliest() {
+    const std::vector<std::vector<int32_t>> prompts = {walk(5, 1), walk(33, 3), walk(16, 5), walk(1, 7)};
+    Inference replayed(inference(3)), launched(inference(3));
+    launched.model.hook = [](const std::string&, const Tensor&) {};
+    const auto found = generate_all(replayed.model, prompts, {20}, {0});
+    check(found == generate_all(replayed.model, prompts, {20}, {1, 1}), "the host's choice");
+    check(found == generate_all(launched.model, prompts, {20}, {0}), "launched, without a graph");
+    check(replayed.model.cache->replay.graph && !launched.model.cache->replay.graph, "one is replayed");
+    check(found == generate_all(replayed.model, prompts, {20}, {0}),
+          "once more, with other numbers of sequences");
+
+    Model& m = launched.model;
+    const auto length = static_cast<int64_t>(prompts[0].size());
+    std::vector<float> logits;
+    std::vector<int32_t> first(1), second(1);
+    begin_sequences(m, {&length, 1});
+    read_prompt(m, 0, prompts[0], logits);
+    queue_likeliest(m, {found[0].data(), 1});
+    queue_likeliest(m);
+    finish_likeliest(m, first);
+    finish_likeliest(m, second);
+    check(first[0] == found[0][1] && second[0] == found[0][2], "two passes under way");
+    queue_likeliest(m);
+    begin_sequences(m, {&length, 1});
+    check(m.cache->slots->finished == m.cache->slots->queued, "a pass that nobody waits for is left");
+}
+
 void check_endings() {
     Inference model(inference(2));
     const std::vector<std::vector<int32_t>> prompts = {walk(3, 1), walk(9, 3)};
@@ -232,5 +261,5 @@ int main(int argc, char** argv) {
     limit_spinning(argv);
     return run_checks(argc, argv,
                       checks<check_choices, check_cached_samples, check_memory_of_inference, check_batches,
-                             check_endings, check_allocations, check_scores>());
+                             check_likeliest, check_endings, check_allocations, check_scores>());
 }

@@ -20,26 +20,49 @@ void read_part(Model& m, int64_t sequence, const int32_t* tokens, int64_t first,
     KvCache& c = *m.cache;
     const int64_t begin = c.begins[static_cast<size_t>(sequence)], position = begin + first;
     set_batch(m, tokens, tokens, 1, count);
-    forward_cached(m,
-                   {&c, sequence, begin, position, position + count, positions_of(c.cis, first, count), {}});
+    forward_cached(m, {.cache = &c,
+                       .sequence = sequence,
+                       .begin = begin,
+                       .position = position,
+                       .end = position + count,
+                       .cis = positions_of(c.cis, first, count)});
 }
 
-// One token of each sequence.
-void read_next(Model& m, const int32_t* tokens) {
+KvCache::Slots& slots_of(KvCache& c) {
+    if (!c.slots) c.slots = std::make_unique<KvCache::Slots>(c.size.sequences);
+    return *c.slots;
+}
+
+// Launches the pass of one token of each sequence, whose tokens are on the device.
+void launch_next(Model& m) {
     KvCache& c = *m.cache;
     const auto B = static_cast<int64_t>(c.begins.size());
-    const int64_t begin = B == 1 ? c.begins[0] : 0;
-    Tensor cis = positions_of(c.cis, c.end - begin, 1), first;
-    if (B > 1) {
-        cis = positions_of(c.next_cis, 0, B);
-        for (int64_t b = 0; b < B; b++) {
-            const Tensor own = positions_of(c.cis, c.end - c.begins[static_cast<size_t>(b)], 1);
-            copy_bytes_async(m.context, positions_of(cis, b, 1).data, own.data, own.bytes());
-        }
-        first = make_tensor(c.first.data, c.first.dtype, {B, 1});
+    CHECK(c.end < c.size.positions);
+    KvCache::Slots& slots = slots_of(c);
+    int32_t* const end = slots.ends.data + slots.queued % slots.count;
+    *end = static_cast<int32_t>(c.end++);
+    copy_bytes_async(m.context, c.last.data, end, 4);
+    const auto work = [&m] { forward_cached(m, {.cache = &*m.cache, .is_next = true}); };
+    // What is watched is launched; ranks gather weights beside the stream, which no graph of it holds.
+    if (!m.options.graphs || m.hook || m.context.observer || m.ranks) return work();
+    if (c.replay.sequences != B) {
+        c.replay.graph.reset();
+        work();  // makes what is made once
+        c.replay.sequences = B;
+        return;
     }
-    set_batch(m, tokens, tokens, B, 1);
-    forward_cached(m, {&c, 0, begin, c.end, c.end + 1, cis, first});
+    if (!c.replay.graph) c.replay.graph.emplace(m.context.stream, work);
+    c.replay.graph->replay();
+}
+
+// The tokens of the next pass.
+void set_tokens(Model& m, std::span<const int32_t> tokens) {
+    const auto B = static_cast<int64_t>(m.cache->begins.size());
+    const Tensor& own = m.activations.tokens;
+    if (own.shape[0] != B || own.shape[1] != 1) reshape_activations(m.activations, m.config, B, 1);
+    if (tokens.empty()) return;
+    CHECK(static_cast<int64_t>(tokens.size()) == B);
+    copy_bytes_async(m.context, own.data, tokens.data(), own.bytes());
 }
 
 }  // namespace
@@ -51,8 +74,8 @@ void plan_cache(KvCache& cache, const Config& c, CacheSize size, DType dtype, Ar
     for (Tensor& block : cache.blocks)
         arena.plan(group, &block, shaped(dtype, {size.sequences, size.positions, 2 * c.NKV, c.HD}));
     arena.plan(group, &cache.cis, shaped(DType::f32, {size.positions, c.HD / 2, 2}));
-    arena.plan(group, &cache.next_cis, shaped(DType::f32, {size.sequences, c.HD / 2, 2}));
-    arena.plan(group, &cache.first, shaped(DType::i32, {size.sequences, 1}));
+    arena.plan(group, &cache.first, shaped(DType::i32, {size.sequences}));
+    arena.plan(group, &cache.last, shaped(DType::i32, {1}));
     cache.begins.reserve(static_cast<size_t>(size.sequences));
 }
 
@@ -61,13 +84,15 @@ void try_cache(Model& m) {
     const int64_t T = std::min(m.options.seq_len, c.size.positions);
     c.begins.assign(1, 0);
     reshape_activations(m.activations, m.config, 1, T);
-    forward_cached(m, {&c, 0, 0, c.size.positions - T, c.size.positions, positions_of(c.cis, 0, T), {}});
-    const int64_t B = c.size.sequences, last = c.size.positions - 1;
-    reshape_activations(m.activations, m.config, B, 1);
-    const Tensor first = B > 1 ? c.first : Tensor{};
-    forward_cached(m, {&c, 0, 0, last, last + 1, positions_of(c.next_cis, 0, B), first});
+    forward_cached(m, {.cache = &c,
+                       .position = c.size.positions - T,
+                       .end = c.size.positions,
+                       .cis = positions_of(c.cis, 0, T)});
+    reshape_activations(m.activations, m.config, c.size.sequences, 1);
+    forward_cached(m, {.cache = &c, .is_next = true});
     std::vector<float> none;
-    logits_of_rows(m, 0, B, none);
+    logits_of_rows(m, 0, c.size.sequences, none);
+    likeliest_of_rows(m, m.activations.tokens);
     reshape_activations(m.activations, m.config, m.options.batch_size, m.options.seq_len);
 }
 
@@ -75,6 +100,9 @@ void begin_sequences(Model& m, std::span<const int64_t> lengths) {
     KvCache& c = *m.cache;
     const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
     CHECK(static_cast<int64_t>(lengths.size()) <= c.size.sequences && longest <= c.size.positions);
+    // Passes whose end nobody has waited for: their slots are free again.
+    for (KvCache::Slots* slots = c.slots.get(); slots && slots->finished < slots->queued; slots->finished++)
+        slots->done[slots->finished % slots->count].wait();
     c.begins.clear();
     for (const int64_t length : lengths) c.begins.push_back(static_cast<int32_t>(longest - length));
     c.end = longest;
@@ -93,11 +121,31 @@ void read_prompt(Model& m, int64_t sequence, std::span<const int32_t> tokens, st
 }
 
 void read_tokens(Model& m, std::span<const int32_t> tokens, std::vector<float>& logits) {
-    KvCache& c = *m.cache;
-    CHECK(tokens.size() == c.begins.size() && c.end < c.size.positions);
-    read_next(m, tokens.data());
-    c.end++;
+    CHECK(!m.cache->slots || m.cache->slots->finished == m.cache->slots->queued);
+    set_tokens(m, tokens);
+    launch_next(m);
     logits_of_rows(m, 0, static_cast<int64_t>(tokens.size()), logits);
+}
+
+void queue_likeliest(Model& m, std::span<const int32_t> tokens) {
+    KvCache::Slots& slots = slots_of(*m.cache);
+    CHECK(slots.queued - slots.finished < slots.count);
+    set_tokens(m, tokens);
+    launch_next(m);
+    likeliest_of_rows(m, m.activations.tokens);
+    const int64_t slot = slots.queued++ % slots.count;
+    const Tensor& found = m.activations.tokens;
+    copy_bytes_async(m.context, slots.tokens.data + slot * m.cache->size.sequences, found.data,
+                     found.bytes());
+    slots.done[slot].record(m.context.stream);
+}
+
+void finish_likeliest(Model& m, std::span<int32_t> likeliest) {
+    KvCache::Slots& slots = *m.cache->slots;
+    CHECK(likeliest.size() == m.cache->begins.size() && slots.finished < slots.queued);
+    const int64_t slot = slots.finished++ % slots.count;
+    slots.done[slot].wait();
+    std::copy_n(slots.tokens.data + slot * m.cache->size.sequences, likeliest.size(), likeliest.begin());
 }
 
 }  // namespace llamac

@@ -1,10 +1,14 @@
 // The keys and values of the tokens that a model has processed, from which it continues their sequences.
 #pragma once
+#include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "core/arena.h"
+#include "core/device_memory.h"
 #include "model/config.h"
+#include "platform/stream.h"
 
 namespace llamac {
 
@@ -18,22 +22,39 @@ struct CacheSize {
 // All sequences end at the same position, `end`: a shorter one begins later. Their rotary positions begin at 0.
 struct KvCache {
     CacheSize size;
-    std::vector<Tensor> blocks;   // [sequences, positions, 2*NKV, HD]: keys after RoPE, then values
-    Tensor cis;                   // [positions, HD/2, 2]
-    Tensor next_cis;              // [sequences, HD/2, 2]: of each sequence's next position
-    Tensor first;                 // i32 [sequences, 1]
-    std::vector<int32_t> begins;  // of each sequence of the batch; the same as first
+    std::vector<Tensor> blocks;  // [sequences, positions, 2*NKV, HD]: keys after RoPE, then values
+    Tensor cis;                  // [positions, HD/2, 2]
+    // i32 [sequences] and [1], on the device: `begins` and `end`, as the pass of one token of each sequence reads them, so
+    // that it launches the same for every token.
+    Tensor first, last;
+    std::vector<int32_t> begins;  // of each sequence of the batch
     int64_t end = 0;
+
+    // That pass, of `sequences` sequences. The first one is launched as it is, the next one recorded.
+    struct Replay {
+        int64_t sequences = 0;
+        std::optional<Graph> graph;
+    } replay;
+    // What passes that are under way read from and write to host memory, each in a slot of its own.
+    struct Slots {
+        static constexpr int64_t count = 2;
+        explicit Slots(int64_t sequences) : ends(count), tokens(count * sequences) {}
+        PinnedMemory<int32_t> ends, tokens;
+        Event done[count];
+        int64_t queued = 0, finished = 0;
+    };
+    std::unique_ptr<Slots> slots;  // since the first pass
 };
 
 void plan_cache(KvCache& cache, const Config& config, CacheSize size, DType dtype, Arena& arena);
 
-// Where the rows of a pass stand: T tokens of one sequence, or one token of each.
+// Where the rows of a pass stand: one token of each sequence, behind what is there of it; or T tokens of one.
 struct CachedRows {
     KvCache* cache;
-    int64_t sequence, begin, position,
-        end;            // of the keys: from `begin` to `end`; the rows' own begin at `position`
-    Tensor cis, first;  // of the rows; first has no data where all keys count
+    bool is_next = false;
+    // Of T tokens of a sequence: its keys go from `begin` to `end`, the rows' own begin at `position`.
+    int64_t sequence = 0, begin = 0, position = 0, end = 0;
+    Tensor cis = {};  // of these rows
 };
 
 // In a dry run: the largest passes, which ask for the most memory to work in.
@@ -45,5 +66,11 @@ void begin_sequences(Model& model, std::span<const int64_t> lengths);
 void read_prompt(Model& model, int64_t sequence, std::span<const int32_t> tokens, std::vector<float>& logits);
 // One token more of each sequence, after all prompts; logits [sequences, V].
 void read_tokens(Model& model, std::span<const int32_t> tokens, std::vector<float>& logits);
+
+// The same for the likeliest token that follows each sequence, which stays on the device. Puts the pass into the model's
+// stream and does not wait; tokens: of each sequence; empty: those that the last pass has found, known to the host or
+// not. At most Slots::count passes are under way, each to be followed by one finish_likeliest(), which waits for it.
+void queue_likeliest(Model& model, std::span<const int32_t> tokens = {});
+void finish_likeliest(Model& model, std::span<int32_t> likeliest);
 
 }  // namespace llamac

@@ -90,35 +90,66 @@ TensorMaker swiglu_maker(Model& m, const BlockActivations& a) {
 // Queries and keys, each turned by its position's angle. cached: the rows' angles are its own.
 void rotate(Model& m, const Tensor& qkv, const CachedRows* cached) {
     for (const HeadRange& range : rotated_ranges(m.config)) {
-        Tensor x = heads(m, qkv, range.first, range.count);
-        if (cached) {  // the rows of all sequences, one behind another
-            x.shape[1] *= x.shape[0];
-            x.shape[0] = 1;
-        }
+        const Tensor x = heads(m, qkv, range.first, range.count);
         rope_forward(
             m.context,
             {.out = x, .x = x, .cis = cached ? cached->cis : m.activations.cis, .interleaved = false});
     }
 }
 
-// Attention to the cache's keys, which those of these rows go to first.
-Heads cached_heads(Model& m, int64_t layer, const Heads& rows, const CachedRows& cached) {
-    const Tensor& all = cached.cache->blocks[static_cast<size_t>(layer)];
-    const int64_t B = rows.k.shape[0], T = rows.k.shape[1], NKV = m.config.NKV, HD = m.config.HD;
-    const int64_t size = size_of(all.dtype), step = B > 1 ? all.stride[0] : all.stride[1];
-    const auto at = [&](int64_t position) {
-        return static_cast<char*>(all.data) +
-               (cached.sequence * all.stride[0] + position * all.stride[1]) * size;
-    };
-    if (!m.context.dry_run)
-        copy_rows_async(m.context, at(cached.position), step * size, rows.k.data, rows.k.stride[1] * size,
-                        all.stride[1] * size, B * T);
-    Heads seen{rows.q, {}, {}};
-    seen.k = make_tensor(at(cached.begin), all.dtype, {B, cached.end - cached.begin, NKV, HD});
+// Keys of the cache [B,positions,NKV,HD], of B sequences from `sequence` on, from position `begin` on; values.
+Heads cache_heads(const Model& m, int64_t layer, const KvCache& cache, int64_t sequence, int64_t B,
+                  int64_t begin, int64_t end) {
+    const Tensor& all = cache.blocks[static_cast<size_t>(layer)];
+    const int64_t NKV = m.config.NKV, HD = m.config.HD, size = size_of(all.dtype);
+    Heads seen;
+    seen.k =
+        make_tensor(static_cast<char*>(all.data) + (sequence * all.stride[0] + begin * all.stride[1]) * size,
+                    all.dtype, {B, end - begin, NKV, HD});
     seen.k.stride[0] = all.stride[0], seen.k.stride[1] = all.stride[1];
     seen.v = seen.k;
     seen.v.data = static_cast<char*>(seen.k.data) + NKV * HD * size;
     return seen;
+}
+
+// Keys and values of T tokens of one sequence go to the cache; returns all that these tokens see there.
+Heads cached_heads(Model& m, int64_t layer, const Heads& rows, const CachedRows& cached) {
+    const Heads own = cache_heads(m, layer, *cached.cache, cached.sequence, 1, cached.position, cached.end);
+    const int64_t size = size_of(own.k.dtype), width = own.k.stride[1] * size;
+    if (!m.context.dry_run)
+        copy_rows_async(m.context, own.k.data, width, rows.k.data, rows.k.stride[1] * size, width,
+                        rows.k.shape[1]);
+    Heads seen = cache_heads(m, layer, *cached.cache, cached.sequence, 1, cached.begin, cached.end);
+    seen.q = rows.q;
+    return seen;
+}
+
+// Heads [B,1,heads,HD] as [B,heads,HD].
+Tensor without_time(const Tensor& heads) {
+    Tensor t = make_tensor(heads.data, heads.dtype, {heads.shape[0], heads.shape[2], heads.shape[3]});
+    t.stride[0] = heads.stride[0];
+    return t;
+}
+
+// One token of each sequence: RoPE, its place in the cache, and attention.
+void attend_next(Model& m, int64_t layer, const KvCache& cache) {
+    const BlockActivations& a = m.activations.blocks[layer];
+    const Heads h = split_heads(m, a.qkv);
+    const int64_t B = h.q.shape[0];
+    const Heads all = cache_heads(m, layer, cache, 0, B, 0, cache.size.positions);
+    Tensor begin = cache.first;
+    begin.shape[0] = B;
+    attention_next(m.context, {.out = without_time(attention_heads(m, a.attention)),
+                               .keys = all.k,
+                               .values = all.v,
+                               .q = without_time(h.q),
+                               .k = without_time(h.k),
+                               .v = without_time(h.v),
+                               .cis = cache.cis,
+                               .begin = begin,
+                               .end = cache.last,
+                               .scale = attention_scale(m),
+                               .window = m.config.window});
 }
 
 // Runs the parts of a block that are asked for: all in the forward pass, those thrown away in the backward
@@ -130,6 +161,7 @@ void forward_block(Model& m, int64_t layer, unsigned parts, unsigned codes,
     const BlockParameters& w = p.blocks[layer];
     const BlockActivations& a = m.activations.blocks[layer];
     const Tensor in = residual_in(m, layer);
+    const bool is_next = cached && cached->is_next;
     const auto wanted = [&](unsigned part, const Tensor& of) { return codes & part ? of : Tensor{}; };
     // A norm and swiglu are made with the product that reads them.
     const auto maker = [&](unsigned part, const TensorMaker& of) {
@@ -139,9 +171,11 @@ void forward_block(Model& m, int64_t layer, unsigned parts, unsigned codes,
         linear_forward(m, {layer, Layer::qkv, p.weight(w.qkv)}, a.qkv, a.input_norm,
                        wanted(input_norm_part, a.input_norm_codes),
                        maker(input_norm_part, norm_maker(m, a.input_norm, a.input_rstd, in, w.input_norm)));
-        rotate(m, a.qkv, cached);
+        if (!is_next) rotate(m, a.qkv, cached);
     }
-    if (parts & attention_part) {
+    if (parts & attention_part && is_next) {
+        attend_next(m, layer, *cached->cache);
+    } else if (parts & attention_part) {
         Heads h = split_heads(m, a.qkv);
         if (cached) h = cached_heads(m, layer, h, *cached);
         attention_forward(m.context, {.out = attention_heads(m, a.attention),
@@ -149,7 +183,7 @@ void forward_block(Model& m, int64_t layer, unsigned parts, unsigned codes,
                                       .q = h.q,
                                       .k = h.k,
                                       .v = h.v,
-                                      .first = cached ? cached->first : m.first,
+                                      .first = cached ? Tensor{} : m.first,
                                       .scale = attention_scale(m),
                                       .window = m.config.window});
     }
@@ -212,6 +246,18 @@ Tensor slice_rows(const Tensor& t, int64_t first, int64_t count) {
     s.data = static_cast<char*>(t.data) + first * t.stride[0] * size_of(t.dtype);
     s.shape[0] = count;
     return s;
+}
+
+// Calls it with the logits of `count` rows of the last pass from `first` on, a chunk at a time, and how many came before.
+void for_logits(Model& m, int64_t first, int64_t count,
+                const std::function<void(int64_t done, const Tensor& logits)>& use) {
+    const int64_t chunk = m.activations.logits.shape[0];
+    for (int64_t done = 0; done < count; done += chunk) {
+        const Tensor rows = slice_rows(m.activations.logits, 0, std::min(chunk, count - done));
+        linear_forward(m, {m.config.L, Layer::head, m.parameters.weight(m.parameters.head)}, rows,
+                       slice_rows(m.activations.final_norm, first + done, rows.shape[0]), {});
+        use(done, rows);
+    }
 }
 
 struct HeadGradient {  // what the head computes on top of the losses; nothing where wanted is false
@@ -540,13 +586,16 @@ void forward_cached(Model& m, const CachedRows& rows) {
 
 void logits_of_rows(Model& m, int64_t first, int64_t count, std::vector<float>& logits) {
     logits.resize(static_cast<size_t>(count * m.config.V));
-    const int64_t chunk = m.activations.logits.shape[0];
-    for (int64_t done = 0; done < count; done += chunk) {
-        const Tensor rows = slice_rows(m.activations.logits, 0, std::min(chunk, count - done));
-        linear_forward(m, {m.config.L, Layer::head, m.parameters.weight(m.parameters.head)}, rows,
-                       slice_rows(m.activations.final_norm, first + done, rows.shape[0]), {});
+    for_logits(m, first, count, [&](int64_t done, const Tensor& rows) {
         if (!m.context.dry_run) copy_as(DType::f32, logits.data() + done * m.config.V, rows);
-    }
+    });
+}
+
+void likeliest_of_rows(Model& m, const Tensor& likeliest) {
+    const Tensor all = reshape(likeliest, {likeliest.elements()});
+    for_logits(m, 0, all.shape[0], [&](int64_t done, const Tensor& rows) {
+        argmax(m.context, {.out = slice_rows(all, done, rows.shape[0]), .x = rows});
+    });
 }
 
 void next_logits(Model& m, const int32_t* tokens, int64_t T, std::vector<float>& logits) {

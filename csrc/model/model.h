@@ -30,6 +30,7 @@ struct ModelOptions {
     std::optional<Fp8Options> fp8 = {};  // none: products in the storage type
     bool training = true;                // false: weights and forward passes alone
     CacheSize cache = {};                // of sequences that are gone on with; none where it has no positions
+    bool graphs = true;  // the cache's pass of one token per sequence is recorded and replayed
 };
 
 struct Model {
@@ -100,6 +101,9 @@ double mean(const float* losses, int64_t count);
 double mean_loss(const Model& model);
 // Logits [count,V] of rows of the last pass.
 void logits_of_rows(Model& model, int64_t first, int64_t count, std::vector<float>& logits);
+// Does not wait: for each of the first rows of the last pass, as many as `likeliest` [count] or [count,1], the likeliest
+// token, on the device. The rows' own tokens may lie there.
+void likeliest_of_rows(Model& model, const Tensor& likeliest);
 // Logits [V] of the token that follows tokens [T], by a pass over all of them.
 void next_logits(Model& model, const int32_t* tokens, int64_t T, std::vector<float>& logits);
 

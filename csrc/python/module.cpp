@@ -370,6 +370,9 @@ PYBIND11_MODULE(_native, m) {
     define_trainer(m);
     define_inference(m);
     m.def("cpu_level", &cpu_level, "The level of the operations, as platform/cpu_level.h has it; empty: there is one.");
+    m.def(
+        "computes_on_device", [] { return home() == Backend::device; },
+        "Whether this build's models compute on a GPU.");
     m.def("dtypes", &dtypes, "The table of storage types.");
     m.def("kernels", &kernels, "Every operation: operands, scalars and variants, as its description says.");
     m.def("run", &run_operation, py::arg("operation"), py::arg("arrays"), py::arg("scalars"),

@@ -1,6 +1,9 @@
 #include "train/inference.h"
 
 #include <algorithm>
+#include <functional>
+
+#include "ops/operations.h"
 
 namespace llamac {
 namespace {
@@ -22,23 +25,17 @@ ModelOptions model_options_of(const InferenceOptions& o) {
     m.kernels = o.kernels;
     m.training = false;
     m.cache = o.cache;
+    // Of whole batches whose losses are wanted: on a GPU the head's product is faster the more rows it has.
+    constexpr int64_t scored_bytes = int64_t{512} << 20;
+    if (o.cache.positions == 0 && computing_context().backend == Backend::device)
+        m.logits_bytes = scored_bytes;
     return m;
-}
-
-// Whether each row's target is its likeliest token; of equals, the first.
-void compare(const Tensor& logits, std::span<const int32_t> targets, std::span<bool> likeliest) {
-    const int64_t V = logits.shape[1];
-    std::vector<float> values(static_cast<size_t>(logits.elements()));
-    copy_as(DType::f32, values.data(), logits);
-    for (size_t row = 0; row < targets.size(); row++) {
-        const float* of = values.data() + static_cast<int64_t>(row) * V;
-        likeliest[row] = std::max_element(of, of + V) - of == targets[row];
-    }
 }
 
 }  // namespace
 
-Inference::Inference(const InferenceOptions& o) : model(checked_config(o), model_options_of(o)) {
+Inference::Inference(const InferenceOptions& o)
+    : model(checked_config(o), model_options_of(o)), found(o.batch_size * o.seq_len * 4) {
     model.allocate();
     load_weights(model.parameters, o.model);
 }
@@ -62,18 +59,23 @@ std::vector<float> Inference::next_logits(std::span<const int32_t> tokens, size_
 void Inference::score(const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T,
                       std::span<float> losses, std::span<bool> likeliest) {
     CHECK(static_cast<int64_t>(losses.size()) == B * T);
-    size_t seen = 0;  // rows whose logits have been
     if (!likeliest.empty())
-        model.hook = [&](const std::string& name, const Tensor& value) {
+        model.hook = [this, seen = int64_t{0}](const std::string& name, const Tensor& value) mutable {
             if (name != "logits") return;
-            const auto rows = static_cast<size_t>(value.shape[0]);
-            compare(value, {targets + seen, rows}, likeliest.subspan(seen, rows));
+            const int64_t rows = value.shape[0];
+            argmax(model.context,
+                   {.out = make_tensor(static_cast<int32_t*>(found.data) + seen, DType::i32, {rows}),
+                    .x = value});
             seen += rows;
         };
     set_batch(model, tokens, targets, B, T);
     forward(model);
     model.hook = nullptr;
     copy_bytes(losses.data(), model.activations.losses.data, model.activations.losses.bytes());
+    if (likeliest.empty()) return;
+    std::vector<int32_t> ids(static_cast<size_t>(B * T));
+    copy_bytes(ids.data(), found.data, B * T * 4);
+    std::transform(ids.begin(), ids.end(), targets, likeliest.begin(), std::equal_to<>());
 }
 
 }  // namespace llamac

@@ -30,6 +30,9 @@ struct Inference {
     // likeliest [B,T], whether no other token is likelier: it may be empty, and then costs nothing.
     void score(const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T, std::span<float> losses,
                std::span<bool> likeliest);
+
+  private:
+    DeviceMemory found;  // i32, of each row of a batch its likeliest token
 };
 
 }  // namespace llamac

@@ -30,10 +30,15 @@ struct Batch {
 
     void add(size_t b, std::span<const float> logits) {
         if (ended[b]) return;
-        std::vector<int32_t>& own = results[first + b];
         Sampling s = sampling;
         s.step += static_cast<uint32_t>(first + b);
-        const int32_t token = choice.pick(logits, s, random_place(s, static_cast<int64_t>(own.size())));
+        const auto made_so_far = static_cast<int64_t>(results[first + b].size());
+        add(b, choice.pick(logits, s, random_place(s, made_so_far)));
+    }
+
+    void add(size_t b, int32_t token) {
+        if (ended[b]) return;
+        std::vector<int32_t>& own = results[first + b];
         own.push_back(token);
         last[b] = token;
         const auto& stops = ending.stops;
@@ -52,10 +57,33 @@ struct Batch {
             read_prompt(model, static_cast<int64_t>(b), prompts[first + b], logits);
             add(b, logits);
         }
+        if (sampling.temperature == 0) return take_likeliest();
         const auto V = static_cast<size_t>(model.config.V);
-        while (std::find(ended.begin(), ended.end(), false) != ended.end()) {
+        while (goes_on()) {
             read_tokens(model, last, logits);
             for (size_t b = 0; b < count; b++) add(b, std::span(logits).subspan(b * V, V));
+        }
+    }
+
+    bool goes_on() const { return std::find(ended.begin(), ended.end(), false) != ended.end(); }
+    // Whether a sequence may want a token behind the next one.
+    bool may_go_on() const {
+        for (size_t b = 0; b < count; b++)
+            if (!ended[b] && static_cast<int64_t>(results[first + b].size()) + 1 < ending.count) return true;
+        return false;
+    }
+
+    // The device finds tokens and reads them by itself: on a GPU, the host tells one on while the next one is computed,
+    // for nothing where it is the last.
+    void take_likeliest() {
+        const bool runs_ahead = model.context.backend == Backend::device;
+        if (goes_on()) queue_likeliest(model, last);
+        while (goes_on()) {
+            const bool ahead = runs_ahead && may_go_on() && model.cache->end < model.cache->size.positions;
+            if (ahead) queue_likeliest(model);
+            finish_likeliest(model, last);
+            for (size_t b = 0; b < count; b++) add(b, last[b]);
+            if (!ahead && goes_on()) queue_likeliest(model);
         }
     }
 };
