@@ -1,70 +1,198 @@
 #!/usr/bin/env python3
-"""Generation on this machine: the model of a directory with its cache, by whole passes, and in transformers.
+"""Generation on this machine's device, beside transformers with the same weights and type; rounds are
+interleaved, medians are printed. By hand: it takes minutes.
 
-Tokens per second of one sequence, greedy, after a prompt of one token, with the same weights in f32 and as
-many threads; rounds are interleaved, medians are printed. By hand: it takes minutes.
+Decoding: tokens per second of one sequence, greedy, after a prompt of one token. On the host, beside llamac
+by whole passes. On a GPU, beside transformers' generate with a static cache and torch.compile, and the limit:
+the bytes of the weights, each read once per token, at the rate of the best copy in this run. There also: a
+prompt read at once beside a pass that validates as many tokens, and scores of HellaSwag-sized endings beside
+the validation of full batches.
 
     dev/bench_generate.py out/step_000600 --tokens 1023
+    dev/bench_generate.py --preset llama3.2-1b --dtype bf16       # random weights
 """
 
 import argparse
+import json
 import statistics
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import llamac
+from llamac.eval.likelihood import Scorer
 from llamac.inference import Inference, Sampling
+from llamac.native import native
+from llamac.version import provenance, provenance_text
+
+ROOT = Path(__file__).resolve().parents[1]
+TORCH = {"f32": torch.float32, "bf16": torch.bfloat16}
+BATCH = 4096  # tokens of a pass that scores or validates
+QUESTIONS, ENDINGS = 200, 4
+
+
+def write_preset(name: str, directory: str, dtype: str) -> str:
+    """A model of this preset with random weights."""
+    config = json.loads((ROOT / "configs/models" / f"{name}.json").read_text())
+    torch.manual_seed(1)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = LlamaForCausalLM(LlamaConfig(**config)).to(TORCH[dtype])
+    model.save_pretrained(directory)
+    return directory
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def copy_rate(rounds: int) -> float:
+    """Bytes read and written per second by the best copy of 2 GiB on the device."""
+    source = torch.randn(2**29, device="cuda")
+    to = torch.empty_like(source)
+    to.copy_(source)
+    return max(2 * source.nbytes / seconds_of(lambda: to.copy_(source)) for _ in range(5 * rounds))
+
+
+def medians(ways: dict[str, tuple[float, Callable]], rounds: int) -> dict[str, list[float]]:
+    """Of each way, (units, work): units per second of each round, after a round that does not count."""
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for i in range(rounds + 1):
+        for name, (units, work) in ways.items():
+            seconds = seconds_of(work)
+            if i > 0:
+                rates[name].append(units / seconds)
+    return rates
+
+
+def show(rates: dict[str, list[float]], limit: float | None = None) -> None:
+    for name, values in rates.items():
+        median = statistics.median(values)
+        share = f", {median / limit:.1%} of the limit" if limit else ""
+        print(f"{name:44} {median:8.0f} tokens/s ({min(values):.0f} to {max(values):.0f}){share}", flush=True)
+
+
+def decoding(args: argparse.Namespace, on_gpu: bool) -> None:
+    ours = Inference(args.directory, dtype=args.dtype, context=args.tokens + 1)
+    theirs = AutoModelForCausalLM.from_pretrained(args.directory, dtype=TORCH[args.dtype])
+    theirs = theirs.to("cuda" if on_gpu else "cpu")
+    prompt, made = [ours.config.bos_token_id], {}
+    static = {"cache_implementation": "static"} if on_gpu else {}
+
+    def with_llamac() -> None:
+        made["llamac"] = ours.generate([prompt], args.tokens, Sampling(0), stops=[])[0]
+
+    def with_transformers() -> None:
+        ids = theirs.generate(
+            torch.tensor([prompt], device=theirs.device),
+            max_new_tokens=args.tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            **static,
+        )
+        made["transformers"] = ids[0, 1:].tolist()
+
+    def with_whole_passes() -> None:
+        made["whole passes"] = whole.sample(args.tokens, 0.0, 0, prompt)
+
+    ways = {"llamac": (args.tokens, with_llamac)}
+    if not on_gpu:
+        # A trainer without samples has no cache: each token is a pass over all before it.
+        flags = {"seq_len": args.tokens + 1, "batch_size": 1, "sample_every": 0}
+        whole = llamac.Trainer("tiny", model=args.directory, **flags)
+        ways["llamac, whole passes"] = (args.tokens, with_whole_passes)
+    if not args.alone:
+        name = "transformers, static cache, torch.compile" if on_gpu else "transformers"
+        ways[name] = (args.tokens, with_transformers)
+    limit = None
+    if on_gpu:
+        size = sum(p.nbytes for p in theirs.parameters())
+        rate = copy_rate(args.rounds)
+        limit = rate / size
+        print(f"limit: {size / 1e9:.3f} GB at {rate / 1e12:.2f} TB/s, {limit:.0f} tokens/s", flush=True)
+    show(medians(ways, args.rounds), limit)
+    equal = len({tuple(ids) for ids in made.values()}) == 1
+    print(
+        "greedy ids:", "equal" if equal else f"DIFFERENT from token {first_difference(made)} on", flush=True
+    )
+
+
+def first_difference(made: dict[str, list[int]]) -> int:
+    return next(i for i, ids in enumerate(zip(*made.values())) if len(set(ids)) > 1)
+
+
+def prompts_and_scores(args: argparse.Namespace) -> None:
+    random = np.random.default_rng(1)
+    trainer = llamac.Trainer(
+        model=args.directory,
+        train_data="",
+        val_data="",
+        tokenizer="none",
+        seq_len=BATCH,
+        batch_size=1,
+        dtype=args.dtype,
+        optimizer_state=args.dtype,
+        sample_every=0,
+        eval_every=0,
+    )
+    reader = Inference(args.directory, dtype=args.dtype, context=BATCH + 1)
+    scorer = Scorer(args.directory, dtype=args.dtype, context=256, batch_tokens=BATCH)
+    V = reader.config.vocab_size
+    ids = random.integers(0, V, BATCH + 1).astype(np.int32)
+    rows = random.integers(0, V, (8, BATCH + 1)).astype(np.int32)
+    pairs = []
+    for _ in range(QUESTIONS):
+        context = random.integers(0, V, random.integers(40, 110)).tolist()
+        for _ in range(ENDINGS):
+            pairs.append((context, random.integers(0, V, random.integers(10, 50)).tolist()))
+    # What a pass reads of a pair: all but its last token.
+    unpadded = sum(len(context) + len(ending) - 1 for context, ending in pairs)
+    lengths = f"{len(pairs)} endings of {unpadded / len(pairs):.0f} tokens with their context"
+    ways = {
+        f"prompt of {BATCH} tokens": (BATCH, lambda: reader.next_logits(ids[:BATCH].tolist(), BATCH)),
+        f"validation, B=1 T={BATCH}": (
+            rows[:, 1:].size,
+            lambda: trainer.validate(rows[:, :-1], rows[:, 1:]),
+        ),
+        f"scores, {lengths}": (unpadded, lambda: scorer.of_ids(pairs)),
+    }
+    show(medians(ways, args.rounds))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("directory")
+    parser.add_argument("directory", nargs="?")
+    parser.add_argument("--preset", metavar="NAME", help="instead of a directory: random weights")
+    parser.add_argument("--dtype", default="f32", choices=list(TORCH))
     parser.add_argument("--tokens", type=int, default=1023)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--alone", action="store_true", help="without transformers")
     args = parser.parse_args()
+    if (args.directory is None) == (args.preset is None):
+        parser.error("expected a directory, or --preset NAME")
     torch.set_num_threads(args.threads)
-    ours = Inference(args.directory, dtype="f32")
-    theirs = AutoModelForCausalLM.from_pretrained(args.directory, dtype=torch.float32)
-    # A trainer without samples has no cache: each token is a pass over all before it.
-    whole = llamac.Trainer(
-        "tiny", model=args.directory, seq_len=args.tokens + 1, batch_size=1, sample_every=0
-    )
-    prompt = [ours.config.bos_token_id]
-
-    def with_transformers(count: int) -> list[int]:
-        ids = theirs.generate(
-            torch.tensor([prompt]),
-            max_new_tokens=count,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        return ids[0, 1:].tolist()
-
-    ways = {
-        "llamac": lambda count: ours.generate([prompt], count, Sampling(0), stops=[])[0],
-        "llamac, whole passes": lambda count: whole.sample(count, 0.0, 0, prompt),
-        "transformers": with_transformers,
-    }
-    made = {name: way(16) for name, way in ways.items()}
-    rates: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(args.rounds):
-        for name, way in ways.items():
-            begin = time.perf_counter()
-            made[name] = way(args.tokens)
-            rates[name].append(args.tokens / (time.perf_counter() - begin))
-    for name, values in rates.items():
-        spread = f"{min(values):.0f} to {max(values):.0f}"
-        print(f"{name:24} {statistics.median(values):8.0f} tokens/s ({spread})")
-    print("greedy ids:", "equal" if len({tuple(ids) for ids in made.values()}) == 1 else "DIFFERENT")
+    on_gpu = native.computes_on_device()
+    print(provenance_text(provenance()))
+    with tempfile.TemporaryDirectory() as folder:
+        if args.preset:
+            args.directory = write_preset(args.preset, folder, args.dtype)
+        decoding(args, on_gpu)
+        if on_gpu:
+            prompts_and_scores(args)
 
 
 if __name__ == "__main__":
