@@ -194,7 +194,7 @@ metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
     words = [sys.executable, "-m", "llamac.eval.harness", "--model", "llamac", "--model_args"]
     words += [f"pretrained={directory},dtype=float32", "--tasks", "own_piqa", "--include_path", tmp_path]
     flags = ["--output_path", tmp_path / "found", "--limit", "40", "--device", "cpu"]
-    done = subprocess.run([*words, *flags], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*words, *flags], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     (path,) = (tmp_path / "found").glob("**/results_*.json")
     theirs = json.loads(path.read_text())["results"]["own_piqa"]
