@@ -439,14 +439,15 @@ __global__ void attention_next_vectorized_kernel_join(Dependent<Operands<T>> ope
         float scores[parts_in_flight], sums[parts_in_flight], totals[parts_in_flight];
 #pragma unroll
         for (int u = 0; u < parts_in_flight; u++) {
-            const bool inside = first + u < share.active;
-            const float* const part = parts + (first + u) * partial_size(HD);
-            scores[u] = inside ? part[0] : -INFINITY;
-            sums[u] = inside ? part[1] : 0;
-            totals[u] = inside ? part[2 + d] : 0;
+            // One that exists in any case: a branch around each load costs gfx942 more registers than it has.
+            const float* const part = parts + (first + u < share.active ? first + u : 0) * partial_size(HD);
+            scores[u] = part[0];
+            sums[u] = part[1];
+            totals[u] = part[2 + d];
         }
 #pragma unroll
-        for (int u = 0; u < parts_in_flight; u++) all.add({scores[u], sums[u], {totals[u]}});
+        for (int u = 0; u < parts_in_flight; u++)
+            if (first + u < share.active) all.add({scores[u], sums[u], {totals[u]}});
     }
     o.out.at(b, h)[d] = T(all.total[0] / all.sum);
 }
