@@ -137,6 +137,10 @@ BASELINES = {
     ),
     "attention_forward": attention_baseline(("out",), plain, ()),
     "attention_backward": attention_baseline(("dq", "dk", "dv"), gradient, ("q", "k", "v")),
+    "attention_next": Baseline(
+        ("out", "keys", "values"), ops.attention_next_inputs, (Method("function", ops.attention_next),)
+    ),
+    "argmax": forward_baseline("out", ops.argmax_inputs, ops.argmax),
     "swiglu_forward": forward_baseline("out", ops.swiglu_inputs, ops.swiglu),
     "swiglu_backward": backward_baseline(ops.swiglu_inputs, ops.swiglu, ("gate_up",), ops.swiglu_backward),
     # Products and attention are library calls, which the compiler leaves as they are.

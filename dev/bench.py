@@ -22,7 +22,7 @@ from llamac.version import provenance, provenance_text
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = {"benchmark"}  # sources of dev/hip that are no program
-COMPUTE_BOUND = ("attention", "matmul")
+COMPUTE_BOUND = ("attention_forward", "attention_backward", "matmul")
 PRESETS = ("8b", "small", "tiny")
 MODES = {"none": [], "eager": ["eager"], "compile": ["eager", "compile"]}
 KEYS = {"operation", "dtype", "shape", "bytes", "device", "emulated", "limit", "check", "runs"}

@@ -262,7 +262,20 @@ def test_baselines_are_timed_until_the_time_is_over(fake, capsys, monkeypatch):
 
 # ---- PyTorch's side
 
-SIZES = {"B": 2, "T": 7, "NH": 6, "NKV": 2, "HD": 8, "N": 14, "C": 24, "K": 20, "F": 12, "V": 33, "P": 101}
+SIZES = {
+    "B": 2,
+    "T": 7,
+    "NH": 6,
+    "NKV": 2,
+    "HD": 8,
+    "N": 14,
+    "C": 24,
+    "K": 20,
+    "F": 12,
+    "V": 33,
+    "P": 101,
+    "M": 9,
+}
 LABELS = {
     "rmsnorm_backward": ["f32", "f32, no dresidual", "T=bf16 G=f32, no dresidual"],
     "adamw": ["f32, no master", "T=bf16 G=bf16 M=f32", "T=bf16 G=f32 M=bf16, no master", "bf16, no master"],
@@ -322,6 +335,8 @@ def test_baselines_compute_the_operation(operation, label, method, mode, monkeyp
             dtype = torch.float32
         elif name == "sum" and operation == "hash":
             dtype = torch.float64
+        elif operation == "argmax":
+            dtype = torch.int64
         elif method.name == "autograd" and name[1:] in method.leaves:
             dtype = inputs[name[1:]].dtype
         assert value.dtype == dtype and not value.requires_grad, name

@@ -23,6 +23,7 @@ const std::map<std::string, Widths> presets = {
       {"NH", 32},
       {"NKV", 8},
       {"HD", 128},
+      {"M", 8192},
       {"N", 16384},
       {"C", 4096},
       {"K", 4096},
@@ -35,6 +36,7 @@ const std::map<std::string, Widths> presets = {
       {"NH", 12},
       {"NKV", 4},
       {"HD", 64},
+      {"M", 1024},
       {"N", 8192},
       {"C", 768},
       {"K", 768},
@@ -47,6 +49,7 @@ const std::map<std::string, Widths> presets = {
       {"NH", 4},
       {"NKV", 2},
       {"HD", 16},
+      {"M", 16},
       {"N", 16},
       {"C", 64},
       {"K", 64},
@@ -91,7 +94,7 @@ int64_t largest_operand(const Job& job, const std::vector<int64_t>& size) {
 std::vector<int64_t> checked_sizes(const Job& job) {
     constexpr int64_t most = 1 << 22, longest = 512;
     std::vector<int64_t> size = job.size;
-    for (const char* letter : {"B", "T", "S", "N", "P", "V", "C", "K"}) {
+    for (const char* letter : {"B", "T", "S", "M", "N", "P", "V", "C", "K"}) {
         const int found = job.op->find_dimension(letter);
         if (found < 0) continue;
         const size_t d = static_cast<size_t>(found);
@@ -128,8 +131,11 @@ std::string type_label(const Operation& op, const Instantiation& e) {
     return text.empty() || text.find(' ') != std::string::npos ? text : text.substr(2);
 }
 
+bool is_among(const std::vector<const char*>& names, const Operand& o) {
+    return std::any_of(names.begin(), names.end(), [&](const char* name) { return o.name == name; });
+}
 bool is_absent(const Benchmark& b, const Operand& o) {
-    return std::any_of(b.absent.begin(), b.absent.end(), [&](const char* name) { return o.name == name; });
+    return is_among(b.absent, o);
 }
 
 std::vector<Job> jobs_of(const Benchmark& b, const Flags& flags) {
@@ -187,6 +193,7 @@ std::vector<uint8_t> pattern(const Job& job, size_t operand) {
     // Statistics that a forward pass has left (rstd, lse) are positive, too.
     const bool statistic = o.letter >= 0 && job.op->types[static_cast<size_t>(o.letter)].arithmetic_of >= 0;
     const bool positive = o.positive || (statistic && !o.output);
+    const bool is_first = is_among(job.benchmark->first, o), is_last = is_among(job.benchmark->last, o);
     Philox block{};
     for (int64_t i = 0; i < count; i++) {
         if (i % 4 == 0) block = random_block(3, 0, stream, i / 4);
@@ -196,6 +203,8 @@ std::vector<uint8_t> pattern(const Job& job, size_t operand) {
             return row / job.documents * job.documents;
         };
         const double value = o.begins >= 0              ? begin_of_document()
+                             : is_first                 ? 0
+                             : is_last                  ? job.size[o.bound] - 1
                              : o.bound >= 0             ? random % job.size[o.bound]
                              : info(dtype).is_integer() ? 1 + random % 9
                              : positive                 ? 0.5 + uniform(random)

@@ -17,6 +17,7 @@ struct Benchmark {
     std::vector<const char*> absent = {};                         // operands that are left out
     std::pair<const char*, const char*> in_place = {};            // this output lies in that input's memory
     std::vector<std::pair<const char*, int64_t>> widths_8b = {};  // where the preset 8b's do not suit
+    std::vector<const char*> first = {}, last = {};  // indices that are all 0, or all the largest
 };
 
 // The program: 0; 1 where a check failed; 2 for bad flags, with one line.

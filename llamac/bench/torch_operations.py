@@ -115,6 +115,21 @@ def attention_inputs(c: Case) -> Inputs:
     return {"q": q, "k": k, "v": v, "dout": dout}
 
 
+def attention_next_inputs(c: Case) -> Inputs:
+    """A cache that is full but for its last position."""
+    cis = precompute_cis(torch.arange(c.size["M"], device=c.device).float(), pairs(c))
+    cos, sin = (part.contiguous() for part in cis.unbind(-1))
+    inputs = {name: c.randn("B", "M", "NKV", "HD") for name in ("keys", "values")}
+    inputs |= {"q": c.randn("B", "NH", "HD"), "k": c.randn("B", "NKV", "HD"), "v": c.randn("B", "NKV", "HD")}
+    begin = torch.zeros(c.size["B"], dtype=torch.int64, device=c.device)
+    end = torch.full((1,), c.size["M"] - 1, device=c.device)
+    return inputs | {"cis": cis, "cos": cos, "sin": sin, "begin": begin, "end": end}
+
+
+def argmax_inputs(c: Case) -> Inputs:
+    return {"x": c.randn("N", "V")}
+
+
 def swiglu_inputs(c: Case) -> Inputs:
     return {"gate_up": c.randn("N", 2 * c.size["F"]), "dout": c.randn("N", "F")}
 
@@ -258,6 +273,19 @@ def repeat_kv(x, dout):
 
 def repeat_kv_backward(x, dout):
     return dout.unflatten(2, (x.shape[2], -1)).sum(3)
+
+
+def attention_next(q, k, v, keys, values, cos, sin, end):
+    """All positions are seen: no mask."""
+    angles = cos[end], sin[end]
+    keys.index_copy_(1, end, rope(k[:, None], *angles))
+    values.index_copy_(1, end, v[:, None])
+    heads = (x.transpose(1, 2) for x in (rope(q[:, None], *angles), keys, values))
+    return F.scaled_dot_product_attention(*heads, enable_gqa=True)[:, :, 0], keys, values
+
+
+def argmax(x):
+    return x.argmax(-1)
 
 
 def swiglu(gate_up):

@@ -517,6 +517,13 @@ void attention_next_vectorized(View<T, 3> out, View<T, 4> keys, View<T, 4> value
 double next_flops(const Call& c) {
     return 4.0 * static_cast<double>(c["B"] * c["NH"]) * static_cast<double>(c["M"] * c["HD"]);
 }
+// Of the cache, the new position is only written, all others are only read; of cis, a row is read.
+double next_bytes(const Call& c) {
+    const int64_t heads = 2 * ((c["M"] + 1) * c["NKV"] + c["NH"]);
+    const double head = static_cast<double>(c["HD"] * size_of(c.operand("q").dtype));
+    return static_cast<double>(c["B"]) *
+           (static_cast<double>(heads) * head + 4.0 * static_cast<double>(c["HD"]));
+}
 
 Operation attention_next(
     "attention_next<T: f32 bf16 f64, A: arithmetic(T)>"
@@ -549,7 +556,7 @@ Operation attention_next(
      {"reference", "plain loops", Backend::host,
       instantiations<attention_next_reference<float>, attention_next_reference<bf16>,
                      attention_next_reference<double>>()}},
-    next_flops);
+    next_flops, next_bytes);
 
 }  // namespace
 }  // namespace llamac
