@@ -29,7 +29,8 @@ function(llamac_add_levels name sources result)
       set_property(TARGET ${library} APPEND PROPERTY ${kind} $<TARGET_PROPERTY:${name},${kind}>)
     endforeach()
     target_link_libraries(${library} PRIVATE llamac_platform llamac_libraries)
-    target_compile_options(${library} PRIVATE ${flags_${level}})
+    # objcopy leaves unique symbols as they are: g++'s for static variables of templates.
+    target_compile_options(${library} PRIVATE ${flags_${level}} $<$<CXX_COMPILER_ID:GNU>:-fno-gnu-unique>)
     set(stem ${CMAKE_BINARY_DIR}/levels/${level})
     configure_file(${CMAKE_CURRENT_FUNCTION_LIST_DIR}/level.ld ${stem}.ld @ONLY)
     add_custom_command(OUTPUT ${stem}.o DEPENDS $<TARGET_OBJECTS:${library}> ${stem}.ld VERBATIM COMMAND_EXPAND_LISTS
