@@ -30,8 +30,9 @@ const char* wanted_level() {
 // What -march=x86-64-v3 and -v4 compile for, without what the processors of these features always have; also asks whether
 // the system saves the registers. By name: g++ 11 does not know the levels.
 bool has_v3() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
-           __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("lzcnt") &&
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi") &&
+           __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("lzcnt") &&
            __builtin_cpu_supports("movbe") && __builtin_cpu_supports("popcnt");
 }
 bool has_v4() {

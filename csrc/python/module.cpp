@@ -369,7 +369,8 @@ PYBIND11_MODULE(_native, m) {
     });
     define_trainer(m);
     define_inference(m);
-    m.def("cpu_level", &cpu_level, "The level of the operations, as platform/cpu_level.h has it; empty: there is one.");
+    m.def("cpu_level", &cpu_level,
+          "The level of the operations, as platform/cpu_level.h has it; empty: there is one.");
     m.def(
         "computes_on_device", [] { return home() == Backend::device; },
         "Whether this build's models compute on a GPU.");
