@@ -68,10 +68,11 @@ void matmul_forward_vectorized(View<T, 2> out, View<const T, 2> x, View<const T,
                                View<const T, 2> residual, LaunchContext context) {
     const int64_t C = x.shape[1], K = weight.shape[0], vectors = C / vector_size<T>;
     const int64_t warp = device_properties().warp_size, per_warp = warp * vectors_in_flight;
+    const int64_t warps = context.threads / warp, most = std::min(most_split, warps);
     int64_t split = 1;
-    while (split < most_split && split * per_warp < vectors) split *= 2;
+    while (2 * split <= most && split * per_warp < vectors) split *= 2;
     const int64_t share = (vectors + split - 1) / split * vector_size<T>;
-    launch(Grid(blocks_for(K, context.threads / warp / split), context.threads, context.stream),
+    launch(Grid(blocks_for(K, warps / split), context.threads, context.stream),
            matmul_forward_vectorized_kernel<T>, out.data, x.data, weight.data, residual.data, C, K, share,
            split);
 }
