@@ -1,6 +1,7 @@
-"""Cases of the matrix-core kernels: matmul, scaled_matmul, attention."""
+"""Cases of products and attention: matmul, scaled_matmul, attention, attention_next."""
 
 import numpy as np
+from cases_rows import cis_table
 from device import Tensor, bf16_bits, from_bf16
 from fp8 import decode, encode
 from harness import Harness
@@ -49,6 +50,27 @@ def matmul(h: Harness) -> None:
                     )
                 ],
             )
+
+
+def matmul_of_one_row(h: Harness) -> None:
+    for C, K, dt, residual in (
+        (72, 136, "bf16", 1),
+        (8, 3, "bf16", 0),
+        (4104, 37, "bf16", 1),
+        (16384, 9, "bf16", 0),
+        (1000, 21, F, 1),
+        (2060, 5, F, 0),
+    ):
+        x, w = h.tensor((1, C), dt, h.normal(1, C)), h.tensor((K, C), dt, h.normal(K, C))
+        r, out = h.tensor((1, K), dt, h.normal(1, K)) if residual else None, h.tensor((1, K), dt)
+        each = 2 if dt == "bf16" else 64
+        h.case(
+            "matmul_forward",
+            label(f"N=1 C={C} K={K} {dtype_name(dt)}", residual=residual),
+            [out, x, w, r],
+            [],
+            [Output(out, x.get() @ w.get().T + (r.get() if r else 0), each, each, 2.0**-19, name="out")],
+        )
 
 
 def scaled_matmul(h: Harness) -> None:
@@ -215,4 +237,76 @@ def attention_case(h: Harness, B, T, S, NH, NKV, HD, documents=0, causal=1, wind
             for grad, true, name, baseline in zip(grads, truth, ("dq", "dk", "dv"), baselines)
         ],
         strides={6 + at: stride for at, stride in strides.items()},
+    )
+
+
+def turned(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
+    """Heads [...,HD] by the angles [HD/2,2], half split."""
+    a, b = np.split(x, 2, -1)
+    cos, sin = angle[:, 0], angle[:, 1]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def attention_next(h: Harness) -> None:
+    for B, M, NH, NKV, HD, dt, begins, end, window in (
+        (1, 1, 4, 1, 64, "bf16", [0], 0, 0),
+        (2, 100, 4, 1, 64, "bf16", [0, 37], 98, 0),
+        (1, 131, 3, 3, 128, "bf16", [5], 130, 0),
+        (2, 90, 6, 3, 32, "bf16", [0, 80], 77, 13),
+        (1, 300, 2, 1, 512, "bf16", [3], 290, 0),
+        (2, 70, 6, 2, 16, "bf16", [0, 11], 69, 1),
+        (1, 75, 4, 1, 8, F, [2], 60, 0),
+        (2, 150, 2, 1, 64, F, [0, 100], 140, 64),
+        (1, 45, 3, 3, 256, F, [0], 44, 0),
+    ):
+        attention_next_case(h, B, M, NH, NKV, HD, dt, begins, end, window)
+
+
+def attention_next_case(h: Harness, B, M, NH, NKV, HD, dt, begins, end, window) -> None:
+    """q, k and v are of fused rows. Positions that are not seen have values of another size."""
+    width, scale = (NH + 2 * NKV) * HD, HD**-0.5
+    new = []
+    for n in (NH, NKV, NKV):
+        values = h.normal(B, width)
+        values[:, n * HD :] = np.nan
+        x = h.tensor((B, width), dt, values)
+        numbers = x.get()[:, : n * HD].reshape(B, n, HD)
+        x.shape = B, n, HD
+        new.append((x, numbers))
+    (q, Q), (k, K), (v, V) = new
+    cis = h.tensor((M, HD // 2, 2), F, cis_table(M, HD))
+    size = np.full((B, M), 8.0)
+    first = [max(min(begin, end), end - window + 1 if window else 0) for begin in begins]
+    for b, at in enumerate(first):
+        size[b, at:end] = 1
+    keys, values = (
+        h.tensor((B, M, NKV, HD), dt, h.normal(B, M, NKV, HD) * size[..., None, None]) for _ in range(2)
+    )
+    new_keys, new_values, true = keys.get(), values.get(), np.empty((B, NH, HD))
+    for b, at in enumerate(first):
+        angle = cis.get()[end - min(begins[b], end)]
+        new_keys[b, end] = turned(K[b], angle)
+        if dt == "bf16":
+            new_keys[b, end] = rounded(new_keys[b, end])
+        new_values[b, end] = V[b]
+        seen_k, seen_v = (np.repeat(x[b, at : end + 1], NH // NKV, 1) for x in (new_keys, new_values))
+        s = np.einsum("hd,shd->hs", turned(Q[b], angle), seen_k) * scale
+        p = np.exp(s - s.max(1, keepdims=True))
+        true[b] = np.einsum("hs,shd->hd", p / p.sum(1, keepdims=True), seen_v)
+    out = h.tensor((B, NH, HD), dt)
+    begin, last = h.tensor((B,), np.int32, begins), h.tensor((1,), np.int32, [end])
+    narrow = dt == "bf16"
+    each = 1 if narrow else 16
+    text = f"B={B} M={M} NH={NH} NKV={NKV} HD={HD} {dtype_name(dt)} begin={begins} end={end}"
+    h.case(
+        "attention_next",
+        f"{text} window={window}" if window else text,
+        [out, keys, values, q, k, v, cis, begin, last],
+        [scale, window],
+        [
+            Output(out, true, each, each, 2.0**-10 if narrow else 2.0**-20, name="out"),
+            Output(keys, new_keys, 1, 1 if narrow else 4, 2.0**-22, name="keys"),
+            Output(values, new_values, exact=True, name="values"),
+        ],
+        strides={3 + at: (width, HD, 1) for at in range(3)},
     )

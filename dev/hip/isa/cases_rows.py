@@ -1,4 +1,4 @@
-"""Cases of the operations that work on rows and heads: rmsnorm, swiglu, rope, precompute_cis, repeat_kv."""
+"""Cases of the operations on rows and heads: rmsnorm, swiglu, rope, precompute_cis, repeat_kv, argmax."""
 
 import numpy as np
 from device import bf16_bits, from_bf16
@@ -244,3 +244,29 @@ def repeat_kv(h: Harness) -> None:
             [],
             [Output(dx, dout.get().reshape(B, Tn, NKV, NH // NKV, HD).sum(3), 2, 2, 2.0**-21, name="dx")],
         )
+
+
+def argmax(h: Harness) -> None:
+    """Rows with equal largest elements and NaN. Behind the first row are larger elements than in it."""
+    for N, V, dt, threads in (
+        (3, 1000, "bf16", 0),
+        (3, 1003, "bf16", 0),
+        (2, 40000, "bf16", 0),
+        (2, 40001, "bf16", 256),
+        (1, 1, "bf16", 0),
+        (3, 516, F, 0),
+        (3, 517, F, 512),
+        (2, 20000, F, 256),
+    ):
+        values = h.normal(N, V)
+        values[0, [V // 2, V - 1]] = 50.0
+        values[1:2, 0] = 70.0
+        values[2:, : V // 3] = np.nan
+        x, out = h.tensor((N, V), dt, values), h.tensor((N,), np.int32)
+        if N > 2:
+            x.data[2, :] = np.where(
+                np.arange(V) < V // 3, x.data[2], x.data[2, V - 1]
+            )  # all others are equal
+        found = np.nan_to_num(x.get(), nan=-np.inf).argmax(1)
+        text = f"N={N} V={V} {dtype_name(dt)}"
+        h.case("argmax", text, [out, x], [], [Output(out, found, exact=True, name="out")], threads)

@@ -83,9 +83,9 @@ def main() -> int:
     if not options.no_build:
         build(options.libraries, options.program)
     import cases_quantize as fp8
-    from cases_matrix import attention, matmul, scaled_matmul
+    from cases_matrix import attention, attention_next, matmul, matmul_of_one_row, scaled_matmul
     from cases_optimizer import adamw, adamw_quantize
-    from cases_rows import precompute_cis, repeat_kv, rmsnorm, rope, swiglu
+    from cases_rows import argmax, precompute_cis, repeat_kv, rmsnorm, rope, swiglu
     from cases_training import convert, cross_entropy, embedding, global_norm, hash_bits, mean_loss
     from device import Device
     from harness import Harness
@@ -97,11 +97,12 @@ def main() -> int:
     one_order = options.quick or options.races
     harness = Harness(device, ("forward",) if one_order else ("forward", "reverse", "random"), options.only)
     start, broken = time.time(), 0
-    elementwise = (rmsnorm, swiglu, rope, precompute_cis, repeat_kv)
+    elementwise = (rmsnorm, swiglu, rope, precompute_cis, repeat_kv, argmax)
     training = cross_entropy, mean_loss, adamw, global_norm, hash_bits, convert, embedding
     codes = fp8.quantize, fp8.quantize_rows, fp8.swiglu_forward_quantize, fp8.swiglu_backward_quantize
     codes += fp8.rope_backward_quantize, adamw_quantize
-    for group in (*elementwise, *training, *codes, matmul, scaled_matmul, attention):
+    products = matmul, matmul_of_one_row, scaled_matmul, attention, attention_next
+    for group in (*elementwise, *training, *codes, *products):
         try:
             group(harness)
         except Exception:  # of the case itself: the other groups still run
