@@ -102,6 +102,17 @@ inline __device__ void named_barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// What is said after work to threads of other blocks, and heard before theirs: all that threads of the block have done
+// and told the one that says it is seen by who has heard it.
+inline __device__ void store_release(int* p, int x) {
+    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+}
+inline __device__ int load_acquire(const int* p) {
+    int x;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    return x;
+}
+
 // ---- copies: one thread's; `to` is 1024-byte aligned, the barrier counts the tile's bytes
 
 inline __device__ void load_tile(void* to, const TensorMap& map, SharedBarrier& barrier, int column, int row,
@@ -150,6 +161,14 @@ inline __device__ uint64_t advance(uint64_t operand, int bytes) {
 // of row slot i / 2 % 2. Operands in registers are such elements, in pairs.
 // fresh: c is overwritten; then the compiler need not have it in place before. b_transposed: N runs along the
 // rows in LDS, not k; a_transposed: M does.
+
+// Such an operand to LDS: four 8x8 matrices, rows from 0 and 8 of the first eight columns, then of the next. Lane l brings
+// the address of row l % 8 of matrix l / 8.
+inline __device__ void store_matrices(uint32_t address, const uint32_t (&x)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x[0]),
+                 "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
 
 // An asm text names every register: lists of 32 and 64 of them, as text and as operands.
 #define LLAMAC_EIGHT(mode, i)                                                                   \

@@ -78,7 +78,7 @@ WorkspaceBytes attention_backward_flash_workspace, attention_backward_flash_atom
 // wgmma_forward.hip, wgmma_backward.hip; where LLAMAC_WARPGROUPS
 bool wgmma_supports(const Call& call);
 ForwardLauncher attention_forward_wgmma;
-BackwardLauncher attention_backward_wgmma, attention_backward_wgmma_atomic;
-WorkspaceBytes attention_backward_wgmma_workspace, attention_backward_wgmma_atomic_workspace;
+BackwardLauncher attention_backward_wgmma;
+WorkspaceBytes attention_forward_wgmma_workspace, attention_backward_wgmma_workspace;
 
 }  // namespace llamac

@@ -33,7 +33,6 @@
 //               flash_backward.hip).
 // flash_atomic: backward in one pass, dq by atomic adds: not deterministic (flash_backward.hip).
 // wgmma:        as flash, with Hopper's own instructions (wgmma_forward.hip, wgmma_backward.hip).
-// wgmma_atomic: as flash_atomic, with Hopper's own instructions (wgmma_backward.hip).
 //
 // Measured: docs/benchmarks/nvidia-h200.md, docs/benchmarks/cpu.md.
 #include "ops/attention/attention.h"
@@ -196,6 +195,7 @@ Operation attention_forward(
       .backend = Backend::device,
       .instantiations = instantiations<attention_forward_wgmma>(),
       .supports = wgmma_constraints,
+      .workspace = attention_forward_wgmma_workspace,
       .chip = hopper},
 #endif
      {"flash", "tiles on matrix cores, running softmax, 128-bit accesses", Backend::device,
@@ -224,19 +224,11 @@ Operation attention_backward(
                      attention_backward_cpu<double>>()},
 #if defined(LLAMAC_WARPGROUPS)
      {.name = "wgmma",
-      .idea = "as flash, with wgmma, TMA, warps that copy and warps that compute",
+      .idea = "with wgmma and TMA; without masks in one pass, dq added in turns",
       .backend = Backend::device,
       .instantiations = instantiations<attention_backward_wgmma>(),
       .supports = wgmma_constraints,
       .workspace = attention_backward_wgmma_workspace,
-      .chip = hopper},
-     {.name = "wgmma_atomic",
-      .idea = "as wgmma, in one pass, dq by atomic adds",
-      .backend = Backend::device,
-      .instantiations = instantiations<attention_backward_wgmma_atomic>(),
-      .supports = wgmma_constraints,
-      .workspace = attention_backward_wgmma_atomic_workspace,
-      .deterministic = false,
       .chip = hopper},
 #endif
      {.name = "flash",

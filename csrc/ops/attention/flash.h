@@ -16,13 +16,17 @@ struct BlockTile {
     int64_t batch, head, block;
 };
 constexpr int section_heads = 16;
-__device__ inline BlockTile block_tile_of(int64_t blocks, int64_t heads) {
-    const int64_t all = gridDim.x / blocks, of_xcd = all % xcds == 0 ? all / xcds : all;
-    const int64_t section = of_xcd % section_heads == 0 ? section_heads : of_xcd;
-    int64_t i = blockIdx.x, first = 0;
+template <class Index>  // int64_t, or int where registers are few
+__device__ BlockTile block_tile_of(Index blocks, Index heads, Index i, Index count) {
+    const Index all = count / blocks, of_xcd = all % xcds == 0 ? all / xcds : all;
+    const Index section = of_xcd % section_heads == 0 ? section_heads : of_xcd;
+    Index first = 0;
     if (of_xcd != all) first = i % xcds * of_xcd, i /= xcds;
-    const int64_t head = first + i / (section * blocks) * section + i % section;
+    const Index head = first + i / (section * blocks) * section + i % section;
     return {head / heads, head % heads, i % (section * blocks) / section};
+}
+__device__ inline BlockTile block_tile_of(int64_t blocks, int64_t heads) {
+    return block_tile_of<int64_t>(blocks, heads, blockIdx.x, gridDim.x);
 }
 
 __device__ inline int smaller(int a, int b) {

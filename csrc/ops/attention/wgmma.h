@@ -147,11 +147,26 @@ __device__ void begin_columns_product(float (&c)[HD / 2], const uint32_t (&p)[ro
         warpgroup_multiply<false, true>(c, p[d], advance(right, d * 16 * 128));
     warpgroup_commit();
 }
+// c += p b, p in LDS: 64 rows of p from `first` on.
+template <int HD, int p_rows, int rows>
+__device__ void begin_columns_product(float (&c)[HD / 2], const Panels<rows, p_rows>& p, int first,
+                                      const Panels<HD, rows>& b) {
+    static_assert(rows == 64, "one panel");
+    const uint64_t left = shared_operand(p.data + first * 128), right = shared_operand(b.data, b.panel);
+#pragma unroll
+    for (int d = 0; d < rows / 16; d++)
+        warpgroup_multiply<false, true>(c, advance(left, d * 32), advance(right, d * 16 * 128));
+    warpgroup_commit();
+}
 // A product's sums as the operand of another, rounded.
 template <int n>
 __device__ void pack(uint32_t (&p)[n / 8][4], const float (&s)[n]) {
 #pragma unroll
     for (int i = 0; i < n; i += 2) p[i / 8][i / 2 % 4] = bf16_pair(s[i], s[i + 1]);
+}
+
+__device__ inline float2 bf16_values(uint32_t pair) {
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
 }
 
 // A consumer's 64 rows of a product, each scaled, rounded, through its own rows of `through` to memory: those below

@@ -1,18 +1,15 @@
-// Attention backward for Hopper, variant `wgmma` of attention.hip: the two kernels of flash_backward.hip, one that owns
-// keys and one that owns queries, in the shape of wgmma_forward.hip. Deterministic: a sum belongs to one
-// warpgroup. A warpgroup's products run one after another on the tensor cores while it computes p and ds of what
-// has come out of them; the last one of a step runs beside the first ones of the next.
+// Attention backward for Hopper, variant `wgmma` of attention.hip. Without masks it is the kernel of wgmma_backward_turns.hip.
+// With masks, here, it is the two kernels of flash_backward.hip, one that owns keys and one that owns queries, in the
+// shape of wgmma_forward.hip: seven products, where a sum belongs to one warpgroup. A warpgroup's products run one after
+// another on the tensor cores while it computes p and ds of what has come out of them; the last one of a step runs
+// beside the first ones of the next.
 //
-// Variant `wgmma_atomic` is one pass of five products: the keys' kernel makes dq too, by adding in memory, in whatever order
-// blocks come: its bits differ from run to run.
-//
-// With masks, as in wgmma_forward.hip, a block of keys walks over the queries that see one of them, and a block of queries over
-// the keys that one of them sees. A key is seen by neighbouring queries, as where a query's keys begin and end never falls.
+// A block of keys walks over the queries that see one of them, and a block of queries over the keys that one of them sees.
+// A key is seen by neighbouring queries, as where a query's keys begin and end never falls.
 //
 // The workspace: lse * log2 e and delta, f32[2,B,NH,T to whole blocks], infinity and 0 for queries that do not
-// exist; of `wgmma_atomic` also the sums of dq, f32[B,NH,T to whole blocks,HD].
-#include "ops/attention/attention.h"
-#include "ops/attention/wgmma.h"
+// exist.
+#include "ops/attention/wgmma_backward.h"
 
 #if defined(LLAMAC_WARPGROUPS)
 namespace llamac {
@@ -45,15 +42,8 @@ __global__ void __launch_bounds__(256)
 
 // Queries a step: with 128 columns the sums leave no room for more; with 64, 128 queries spill and are slower.
 constexpr int step = 64;
-// ds' of all the block's keys, for dq: in turn.
-template <bool one_pass>
-struct Differences {};
-template <>
-struct Differences<true> {
-    Panels<step, rows> ds[2];
-};
-template <int HD, bool one_pass>
-struct Keys : Differences<one_pass> {
+template <int HD>
+struct Keys {
     static constexpr int stages = 3;
     Panels<HD, rows> k, v;
     Panels<HD, step> q[stages], dout[stages];
@@ -61,14 +51,12 @@ struct Keys : Differences<one_pass> {
     SharedBarrier own_full;
     Pipeline<stages, consumers> pipeline;
 
-    // The steps of a block that begins at key `key`: all queries from there on, or those that see one of its keys, head
-    // after head.
+    // The steps of a block that begins at key `key`: the queries that see one of its keys, head after head.
     struct Steps {
         int first, a_head;
-        __device__ Steps(bool masked, const Sight& sight, int key) {
-            first = (masked ? sight.first_query(key) : key) / step * step;
-            const int end = masked ? sight.queries_until(key + rows - 1) : sight.queries;
-            a_head = larger(0, (end - first + step - 1) / step);
+        __device__ Steps(const Sight& sight, int key) {
+            first = sight.first_query(key) / step * step;
+            a_head = larger(0, (sight.queries_until(key + rows - 1) - first + step - 1) / step);
         }
         __device__ int head(int n) const { return n / a_head; }
         __device__ int query(int n) const { return first + n % a_head * step; }
@@ -85,17 +73,16 @@ struct Queries {
 };
 
 #if defined(LLAMAC_WARPGROUP_CODE)
-template <bool masked, int HD, bool one_pass>
-__device__ void copy_queries(Keys<HD, one_pass>& shared, const TensorMap& q, const TensorMap& dout,
-                             const TensorMap& k, const TensorMap& v, const float* lse, const float* delta,
-                             const Sight& sight, const BlockTile& tile, int64_t heads, int group,
-                             int64_t padded) {
-    using C = Keys<HD, one_pass>;
+template <int HD>
+__device__ void copy_queries(Keys<HD>& shared, const TensorMap& q, const TensorMap& dout, const TensorMap& k,
+                             const TensorMap& v, const float* lse, const float* delta, const Sight& sight,
+                             const BlockTile& tile, int64_t heads, int group, int64_t padded) {
+    using C = Keys<HD>;
     const int first = static_cast<int>(tile.block) * rows;
     shared.own_full.arrive_expecting(shared.k.bytes + shared.v.bytes);
     load_rows(shared.k, k, shared.own_full, first, tile.head, tile.batch);
     load_rows(shared.v, v, shared.own_full, first, tile.head, tile.batch);
-    const typename C::Steps steps(masked, sight, first);
+    const typename C::Steps steps(sight, first);
     for (int n = 0; n < group * steps.a_head; n++) {
         const Stage<C::stages> stage(n);
         SharedBarrier& full = shared.pipeline.full[stage.index];
@@ -111,49 +98,15 @@ __device__ void copy_queries(Keys<HD, one_pass>& shared, const TensorMap& q, con
     }
 }
 
-// One step's dq, 64 queries: += ds k over all the block's keys, so ds goes through LDS. The warpgroups share the
-// columns, or where there are only 64, take turns. dq is laid out as threads hold it: 64 rows and columns at a
-// time, four sums of each of the 128 threads after another.
 template <int HD>
-__device__ void add_queries(float* dq, const uint32_t (&ds)[step / 16][4], Panels<step, rows>& through,
-                            const Panels<HD, rows>& k, const Consumer& consumer, int n) {
-#pragma unroll
-    for (int i = 0; i < step / 2; i += 2)
-        *reinterpret_cast<uint32_t*>(through.at(consumer.index * 64 + consumer.row + i / 2 % 2 * 8, i / 4) +
-                                     consumer.column * 2) = ds[i / 8][i / 2 % 4];
-    fence_shared();
-    named_barrier_wait(5, consumers * warpgroup_size);
-    if (HD == 64 && consumer.index != n % 2) return;
-    const int panel = HD == 64 ? 0 : consumer.index;
-    float sum[32];
-    const uint64_t left = shared_operand(through.data), right = shared_operand(k.data + panel * k.panel);
-    warpgroup_arrive();
-#pragma unroll
-    for (int d = 0; d < rows / 16; d++) {
-        const uint64_t at_left = advance(left, d * 16 * 128), at_right = advance(right, d * 16 * 128);
-        if (d == 0)
-            warpgroup_multiply<true, true, true>(sum, at_left, at_right);
-        else
-            warpgroup_multiply<false, true, true>(sum, at_left, at_right);
-    }
-    warpgroup_commit();
-    warpgroup_wait<0>();
-    operand_fence(sum);
-#pragma unroll
-    for (int i = 0; i < 32; i += 4)
-        add_to_memory(dq + ((panel * 8 + i / 4) * warpgroup_size + consumer.thread) * 4, sum + i);
-}
-
-template <bool masked, int HD, bool one_pass>
-__device__ void compute_keys(Keys<HD, one_pass>& shared, View<bf16, 4>& dk, View<bf16, 4>& dv, float* dq,
-                             const Sight& sight, const BlockTile& tile, int64_t heads, int group,
-                             int64_t padded, float scale) {
-    using C = Keys<HD, one_pass>;
+__device__ void compute_keys(Keys<HD>& shared, View<bf16, 4>& dk, View<bf16, 4>& dv, const Sight& sight,
+                             const BlockTile& tile, int group, float scale) {
+    using C = Keys<HD>;
     const Consumer consumer;
     const int block = static_cast<int>(tile.block) * rows, first = block + consumer.index * 64;
-    const typename C::Steps steps(masked, sight, block);
+    const typename C::Steps steps(sight, block);
     SeenColumns own;
-    if constexpr (masked) own.of_keys(sight, first, consumer);
+    own.of_keys(sight, first, consumer);
     float sum_k[HD / 2] = {}, sum_v[HD / 2] = {}, s[step / 2], dp[step / 2];
     uint32_t p[step / 16][4], ds[step / 16][4];
     operand_fence(sum_k);
@@ -184,13 +137,7 @@ __device__ void compute_keys(Keys<HD, one_pass>& shared, View<bf16, 4>& dk, View
             s[i + 2] = fast_exp2(fmaf(s[i + 2], scale * log2_e, -shift.x));
             s[i + 3] = fast_exp2(fmaf(s[i + 3], scale * log2_e, -shift.y));
         }
-        if constexpr (masked) {
-            own.hide(s, t0, 0);
-        } else if (t0 < first + 63) {
-#pragma unroll
-            for (int i = 0; i < step / 2; i++)
-                if (t0 + i / 4 * 8 + consumer.column + i % 2 < first + consumer.row + i / 2 % 2 * 8) s[i] = 0;
-        }
+        own.hide(s, t0, 0);
         pack(p, s);
         warpgroup_arrive();
         begin_columns_product(sum_v, p, shared.dout[stage.index]);
@@ -208,19 +155,11 @@ __device__ void compute_keys(Keys<HD, one_pass>& shared, View<bf16, 4>& dk, View
         pack(ds, dp);
         warpgroup_arrive();
         begin_columns_product(sum_k, ds, shared.q[stage.index]);
-        if constexpr (one_pass) {
-            const int64_t head = tile.head * group + steps.head(n);
-            add_queries<HD>(dq + ((tile.batch * heads + head) * padded + t0) * HD, ds, shared.ds[n % 2],
-                            shared.k, consumer, n);
-        }
     }
     warpgroup_wait<0>();
     operand_fence(sum_k);
     operand_fence(sum_v);
-    // dk goes through the place of k, which the other warpgroup may still be multiplying with.
-    if (one_pass) named_barrier_wait(5, consumers * warpgroup_size);
-    const int valid = (masked ? sight.keys : sight.queries) - first;
-    const int width = masked ? static_cast<int>(dk.shape[3]) : HD;
+    const int valid = sight.keys - first, width = static_cast<int>(dk.shape[3]);
     store_product(row_of(dk, tile.batch, first, tile.head), dk.stride[1], sum_k, {scale, scale}, shared.k,
                   consumer, valid, width);
     store_product(row_of(dv, tile.batch, first, tile.head), dv.stride[1], sum_v, {1, 1}, shared.v, consumer,
@@ -229,17 +168,16 @@ __device__ void compute_keys(Keys<HD, one_pass>& shared, View<bf16, 4>& dk, View
 
 // The keys that a block of queries sees: blocks of them, the last first.
 struct KeyBlocks {
-    int first = 0, count;
+    int first, count;
 
-    __device__ KeyBlocks(bool masked, const Sight& sight, int block) : count(block + 1) {
-        if (!masked) return;
+    __device__ KeyBlocks(const Sight& sight, int block) {
         first = sight.begin(block * rows) / rows;
         count = (sight.end(block * rows + rows - 1) + rows - 1) / rows - first;
     }
     __device__ int key(int n) const { return (first + count - 1 - n) * rows; }
 };
 
-template <bool masked, int HD>
+template <int HD>
 __device__ void copy_keys(Queries<HD>& shared, const TensorMap& q, const TensorMap& dout, const TensorMap& k,
                           const TensorMap& v, const Sight& sight, int block, const BlockTile& tile,
                           int64_t key_head) {
@@ -247,7 +185,7 @@ __device__ void copy_keys(Queries<HD>& shared, const TensorMap& q, const TensorM
     shared.own_full.arrive_expecting(shared.q.bytes + shared.dout.bytes);
     load_rows(shared.q, q, shared.own_full, block * rows, tile.head, tile.batch);
     load_rows(shared.dout, dout, shared.own_full, block * rows, tile.head, tile.batch);
-    const KeyBlocks steps(masked, sight, block);
+    const KeyBlocks steps(sight, block);
     const auto load = [&](Panels<HD, rows>(&to)[C::stages], const TensorMap& map,
                           Pipeline<C::stages, consumers>& pipeline, int n) {
         const Stage<C::stages> stage(n);
@@ -261,7 +199,7 @@ __device__ void copy_keys(Queries<HD>& shared, const TensorMap& q, const TensorM
     }
 }
 
-template <bool masked, int HD>
+template <int HD>
 __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const float* lse, const float* delta,
                                 const Sight& sight, int block, const BlockTile& tile, int64_t padded,
                                 float scale) {
@@ -274,9 +212,9 @@ __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const fl
     uint32_t ds[rows / 16][4];
     operand_fence(sum);
     shared.own_full.wait(0);
-    const KeyBlocks steps(masked, sight, block);
+    const KeyBlocks steps(sight, block);
     SeenColumns own;
-    if constexpr (masked) own.of_queries(sight, first, consumer);
+    own.of_queries(sight, first, consumer);
     for (int n = 0; n < steps.count; n++) {
         const Stage<C::stages> stage(n), last(n - 1);
         shared.of_k.full[stage.index].wait(stage.phase);
@@ -292,14 +230,7 @@ __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const fl
         operand_fence(s);
 #pragma unroll
         for (int i = 0; i < rows / 2; i++) s[i] = fast_exp2(fmaf(s[i], scale * log2_e, -shift[i / 2 % 2]));
-        if constexpr (masked) {
-            own.hide(s, steps.key(n), 0);
-        } else if (n == 0) {
-#pragma unroll
-            for (int i = 0; i < rows / 2; i++)
-                if (i / 4 * 8 + consumer.column + i % 2 > consumer.index * 64 + consumer.row + i / 2 % 2 * 8)
-                    s[i] = 0;
-        }
+        own.hide(s, steps.key(n), 0);
         warpgroup_wait<0>();
         operand_fence(dp);
         shared.of_v.free[stage.index].arrive_as_warp();
@@ -312,20 +243,20 @@ __device__ void compute_queries(Queries<HD>& shared, View<bf16, 4>& dq, const fl
     warpgroup_wait<0>();
     operand_fence(sum);
     store_product(row_of(dq, tile.batch, first, tile.head), dq.stride[1], sum, {scale, scale}, shared.q,
-                  consumer, sight.queries - first, masked ? static_cast<int>(dq.shape[3]) : HD);
+                  consumer, sight.queries - first, static_cast<int>(dq.shape[3]));
 }
 #endif
 
-template <int HD, bool one_pass, bool masked>
+template <int HD>
 __global__ void __launch_bounds__(Threads::threads, 1)
-    attention_backward_wgmma_kernel_keys(View<bf16, 4> dk, View<bf16, 4> dv, float* dq, Visible visible,
+    attention_backward_wgmma_kernel_keys(View<bf16, 4> dk, View<bf16, 4> dv, Visible visible,
                                          LLAMAC_KERNEL_CONSTANT const TensorMap dout,
                                          LLAMAC_KERNEL_CONSTANT const TensorMap q,
                                          LLAMAC_KERNEL_CONSTANT const TensorMap k,
                                          LLAMAC_KERNEL_CONSTANT const TensorMap v, const float* lse,
                                          const float* delta, int group, int64_t padded, float scale) {
 #if defined(LLAMAC_WARPGROUP_CODE)
-    Keys<HD, one_pass>& shared = aligned_shared_memory<Keys<HD, one_pass>>();
+    Keys<HD>& shared = aligned_shared_memory<Keys<HD>>();
     if (threadIdx.x == 0) {
         shared.own_full.init(1);
         shared.pipeline.init(shared.pipeline.threads);
@@ -338,16 +269,15 @@ __global__ void __launch_bounds__(Threads::threads, 1)
     if (threadIdx.x < warpgroup_size) {
         warpgroup_release_registers<Threads::producer_registers>();
         if (threadIdx.x == 0)
-            copy_queries<masked>(shared, q, dout, k, v, lse, delta, sight, tile, dk.shape[2] * group, group,
-                                 padded);
+            copy_queries(shared, q, dout, k, v, lse, delta, sight, tile, dk.shape[2] * group, group, padded);
     } else {
         warpgroup_acquire_registers<Threads::consumer_registers>();
-        compute_keys<masked>(shared, dk, dv, dq, sight, tile, dk.shape[2] * group, group, padded, scale);
+        compute_keys(shared, dk, dv, sight, tile, group, scale);
     }
 #endif
 }
 
-template <int HD, bool masked>
+template <int HD>
 __global__ void __launch_bounds__(Threads::threads, 1)
     attention_backward_wgmma_kernel_queries(View<bf16, 4> dq, Visible visible,
                                             LLAMAC_KERNEL_CONSTANT const TensorMap dout,
@@ -370,73 +300,28 @@ __global__ void __launch_bounds__(Threads::threads, 1)
     const Sight sight(visible, tile.batch);
     if (threadIdx.x < warpgroup_size) {
         warpgroup_release_registers<Threads::producer_registers>();
-        if (threadIdx.x == 0) copy_keys<masked>(shared, q, dout, k, v, sight, block, tile, tile.head / group);
+        if (threadIdx.x == 0) copy_keys(shared, q, dout, k, v, sight, block, tile, tile.head / group);
     } else {
         warpgroup_acquire_registers<Threads::consumer_registers>();
-        compute_queries<masked>(shared, dq, lse, delta, sight, block, tile, padded, scale);
+        compute_queries(shared, dq, lse, delta, sight, block, tile, padded, scale);
     }
 #endif
 }
 
-// dq as add_queries leaves it, scaled and rounded. A block, 128 threads, 64 rows.
 template <int HD>
-__global__ void __launch_bounds__(warpgroup_size)
-    attention_backward_wgmma_atomic_kernel_round(View<bf16, 4> dq, const float* sums, int64_t padded,
-                                                 float scale) {
-    const int64_t blocks = padded / step, i = blockIdx.x;  // of [B,NH,blocks]
-    const int64_t head = i / blocks % dq.shape[2], batch = i / blocks / dq.shape[2];
-    const int thread = static_cast<int>(threadIdx.x), row = thread / warp_size * 16 + lane_index() / 4;
-    for (int part = 0; part < HD / 8; part++) {
-        const float4 sum =
-            *reinterpret_cast<const float4*>(sums + i * step * HD + (part * warpgroup_size + thread) * 4);
-        const int column = part * 8 + lane_index() % 4 * 2;
-        for (int slot = 0; slot < 2; slot++) {
-            const int64_t t = i % blocks * step + row + 8 * slot;
-            const uint32_t pair =
-                slot ? bf16_pair(sum.z * scale, sum.w * scale) : bf16_pair(sum.x * scale, sum.y * scale);
-            if (t < dq.shape[1] && column < dq.shape[3])
-                *reinterpret_cast<uint32_t*>(row_of(dq, batch, t, head) + column) = pair;
-        }
-    }
-}
-
-template <int HD, bool one_pass, bool masked>
-void launch_backward(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                     View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                     View<const bf16, 4> k, View<const bf16, 4> v, const Visible& visible, float scale,
-                     const LaunchContext& context) {
-    const int64_t B = q.shape[0], NH = q.shape[2], NKV = k.shape[2], padded = padded_time(q.shape[1]);
+void launch_masked(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
+                   View<const bf16, 4> q, View<const bf16, 4> k, View<const bf16, 4> v,
+                   const Visible& visible, const Statistics& statistics, float scale, hipStream_t stream) {
+    const int64_t B = q.shape[0], NH = q.shape[2], NKV = k.shape[2], padded = statistics.padded;
     const int group = static_cast<int>(NH / NKV);
-    float *const scaled_lse = static_cast<float*>(context.workspace),
-                 *const delta = scaled_lse + B * NH * padded, *const sums = delta + B * NH * padded;
-    launch(Grid(blocks_for(B * padded * NH * (HD / vector_size<bf16>), 256), 256, context.stream),
-           attention_backward_wgmma_kernel_statistics<HD>, scaled_lse, delta, dout, out, lse, padded);
-    if (one_pass)
-        CHECK(hipMemsetAsync(sums, 0, static_cast<size_t>(B * NH * padded * HD * 4), context.stream));
-    launch(Grid(blocks_for(padded_time(k.shape[1]) / rows * NKV * B, 1), Threads::threads, context.stream,
-                aligned_shared_bytes<Keys<HD, one_pass>>),
-           attention_backward_wgmma_kernel_keys<HD, one_pass, masked>, dk, dv, sums, visible,
-           map_of(dout, step), map_of(q, step), map_of(k, rows), map_of(v, rows), scaled_lse, delta, group,
-           padded, scale);
-    if constexpr (one_pass)
-        launch(Grid(blocks_for(padded / step * NH * B, 1), warpgroup_size, context.stream),
-               attention_backward_wgmma_atomic_kernel_round<HD>, dq, sums, padded, scale);
-    else
-        launch(Grid(blocks_for(padded / rows * NH * B, 1), Threads::threads, context.stream,
-                    aligned_shared_bytes<Queries<HD>>),
-               attention_backward_wgmma_kernel_queries<HD, masked>, dq, visible, map_of(dout, rows),
-               map_of(q, rows), map_of(k, rows), map_of(v, rows), scaled_lse, delta, group, padded, scale);
-}
-
-template <bool one_pass>
-void on_all_heads(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv, View<const bf16, 4> dout,
-                  View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
-                  View<const bf16, 4> k, View<const bf16, 4> v, const Visible& visible, double scale,
-                  const LaunchContext& context) {
-    on_heads(visible, q, [&](auto head, auto masked) {
-        launch_backward<decltype(head)::value, one_pass, decltype(masked)::value>(
-            dq, dk, dv, dout, out, lse, q, k, v, visible, static_cast<float>(scale), context);
-    });
+    launch(Grid(blocks_for(padded_time(k.shape[1]) / rows * NKV * B, 1), Threads::threads, stream,
+                aligned_shared_bytes<Keys<HD>>),
+           attention_backward_wgmma_kernel_keys<HD>, dk, dv, visible, map_of(dout, step), map_of(q, step),
+           map_of(k, rows), map_of(v, rows), statistics.lse, statistics.delta, group, padded, scale);
+    launch(Grid(blocks_for(padded / rows * NH * B, 1), Threads::threads, stream,
+                aligned_shared_bytes<Queries<HD>>),
+           attention_backward_wgmma_kernel_queries<HD>, dq, visible, map_of(dout, rows), map_of(q, rows),
+           map_of(k, rows), map_of(v, rows), statistics.lse, statistics.delta, group, padded, scale);
 }
 
 }  // namespace
@@ -445,25 +330,28 @@ void attention_backward_wgmma(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> 
                               View<const bf16, 4> out, View<const float, 3> lse, View<const bf16, 4> q,
                               View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2> first,
                               double scale, bool causal, int64_t window, LaunchContext context) {
-    on_all_heads<false>(dq, dk, dv, dout, out, lse, q, k, v, Visible(q, k, first, causal, window), scale,
-                        context);
-}
-
-void attention_backward_wgmma_atomic(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> dv,
-                                     View<const bf16, 4> dout, View<const bf16, 4> out,
-                                     View<const float, 3> lse, View<const bf16, 4> q, View<const bf16, 4> k,
-                                     View<const bf16, 4> v, View<const int32_t, 2> first, double scale,
-                                     bool causal, int64_t window, LaunchContext context) {
-    on_all_heads<true>(dq, dk, dv, dout, out, lse, q, k, v, Visible(q, k, first, causal, window), scale,
-                       context);
+    const Visible visible(q, k, first, causal, window);
+    on_heads(visible, q, [&](auto head, auto masked) {
+        constexpr int HD = decltype(head)::value;
+        const int64_t B = q.shape[0], NH = q.shape[2], padded = padded_time(q.shape[1]);
+        float *const scaled_lse = static_cast<float*>(context.workspace), *const delta =
+                                                                              scaled_lse + B * NH * padded;
+        launch(Grid(blocks_for(B * padded * NH * (HD / vector_size<bf16>), 256), 256, context.stream),
+               attention_backward_wgmma_kernel_statistics<HD>, scaled_lse, delta, dout, out, lse, padded);
+        const Statistics statistics{scaled_lse, delta, padded};
+        if constexpr (decltype(masked)::value)
+            launch_masked<HD>(dq, dk, dv, dout, q, k, v, visible, statistics, static_cast<float>(scale),
+                              context.stream);
+        else
+            attention_backward_wgmma_turns(dq, dk, dv, dout, q, k, v, statistics, static_cast<float>(scale),
+                                           delta + B * NH * padded, context.stream);
+    });
 }
 
 int64_t attention_backward_wgmma_workspace(const Call& call) {
-    return 2 * call["B"] * call["NH"] * padded_time(call["T"]) * 4;
-}
-int64_t attention_backward_wgmma_atomic_workspace(const Call& call) {
-    const int64_t width = call["HD"] <= 64 ? 64 : 128;  // the tiles'
-    return (2 + width) * call["B"] * call["NH"] * padded_time(call["T"]) * 4;
+    const int64_t queries = call["B"] * call["NH"] * padded_time(call["T"]), HD = call["HD"];
+    const bool masked = !is_plain_causal(call) || (HD != 64 && HD != 128);
+    return 2 * queries * 4 + (masked ? 0 : attention_backward_wgmma_turns_bytes(queries, HD));
 }
 
 }  // namespace llamac

@@ -3,18 +3,20 @@
 // itself and runs asynchronously: another shape of kernel. A block is three warpgroups, four at HD 64, where
 // products are too short to hide the exponentials of one other warpgroup and sums leave registers for it:
 //
-//   one thread of the first   copies q, then k and v step by step (TMA) into stages
+//   one thread of the first   takes tiles of queries from a counter, copies q, then k and v step by step (TMA) into stages
 //   the others                own 64 rows of q each. While the tensor cores work on s_n = q k_n' and o += p v_n-1,
 //                             the exponentials of the other warpgroups are computed: named barriers let them
 //                             take turns; within a warpgroup the exponentials of s_n run beside p v.
+//
+// Blocks stay: while the last warpgroup stores one tile, the next one's q, k and v come, and who is done begins with it.
 //
 // Cycles of a multiprocessor per step of 64 rows and 128 keys, HD 128 (HD 64): products 1024 (512), exponentials 512,
 // 290 (260) other instructions of each warp. What was tried: docs/log/attention.md.
 //
 // Keys are walked from the last to the first. A warpgroup's rows lie within one step's keys: only the first step
-// that it takes part in has a diagonal. With three of them the block's first step is not the first of all.
+// that it takes part in has a diagonal. With three of them the tile's first step is not the first of all.
 //
-// With masks (documents, windows, other keys than queries) a block walks from the last key that one of its queries sees to
+// With masks (documents, windows, other keys than queries) a tile's steps go from the last key that one of its queries sees to
 // the first; every warpgroup takes part in all steps, and hides scores in those of which its queries do not see all: a
 // kernel of its own, for heads that are narrower than its tiles too, which TMA fills with zeros.
 #include "ops/attention/attention.h"
@@ -30,14 +32,21 @@ constexpr int consumers = HD == 64 ? 3 : 2;
 template <int HD>
 constexpr int stages = HD == 64 ? 3 : 2;
 template <int HD>
-constexpr int rows = 64 * consumers<HD>;  // of q, of a block
+constexpr int rows = 64 * consumers<HD>;  // of q, of a tile
+// Whether a block takes tile after tile. With HD 64 a turn is short, and the operands' addresses, which then change from
+// tile to tile, make it 5% longer.
+template <int HD>
+constexpr bool stays = HD == 128;
+template <int HD>
+constexpr int tile_stages = stays<HD> ? 2 : 1;
 
 template <int HD>
 struct Shared {
     using StepPipeline = Pipeline<stages<HD>, consumers<HD>>;
-    Panels<HD, rows<HD>> q;
+    Panels<HD, rows<HD>> q[tile_stages<HD>];
     Panels<HD, step> k[stages<HD>], v[stages<HD>];
-    SharedBarrier q_full;
+    int tile[tile_stages<HD>];  // of Tiles; `count` where there are no more
+    SharedBarrier q_full[tile_stages<HD>], q_free[tile_stages<HD>];
     StepPipeline of_k, of_v;
 };
 
@@ -58,22 +67,55 @@ struct Steps {
     __device__ int key(int n) const { return (first + count - 1 - n) * step; }
 };
 
+// All tiles of a call, in the order of block_tile_of; more keys come first.
+template <int HD>
+struct Tiles {
+    int per_head, heads, count;
+
+    __device__ explicit Tiles(const View<bf16, 4>& out)
+        : per_head(static_cast<int>((out.shape[1] + rows<HD> - 1) / rows<HD>)),
+          heads(static_cast<int>(out.shape[2])),
+          count(per_head * heads * static_cast<int>(out.shape[0])) {}
+    __device__ BlockTile operator[](int i) const {
+        BlockTile tile = block_tile_of(per_head, heads, i, count);
+        tile.block = per_head - 1 - tile.block;
+        return tile;
+    }
+};
+
 template <bool masked, int HD>
 __device__ void copy_all(Shared<HD>& shared, const TensorMap& q, const TensorMap& k, const TensorMap& v,
-                         const Sight& sight, int block, const BlockTile& tile, int64_t key_head) {
-    shared.q_full.arrive_expecting(shared.q.bytes);
-    load_rows(shared.q, q, shared.q_full, block * rows<HD>, tile.head, tile.batch);
-    const Steps steps(masked, sight, block * rows<HD>, rows<HD>);
-    const auto load = [&](Panels<HD, step>(&to)[stages<HD>], const TensorMap& map,
-                          typename Shared<HD>::StepPipeline& pipeline, int n) {
-        const Stage<stages<HD>> stage(n);
-        pipeline.free[stage.index].wait(stage.phase ^ 1);
-        pipeline.full[stage.index].arrive_expecting(to[stage.index].bytes);
-        load_rows(to[stage.index], map, pipeline.full[stage.index], steps.key(n), key_head, tile.batch);
-    };
-    for (int n = 0; n < steps.count; n++) {
-        load(shared.k, k, shared.of_k, n);
-        load(shared.v, v, shared.of_v, n);
+                         const Visible& visible, const Tiles<HD>& tiles, int* taken, int group) {
+    int n = 0;  // step of the pipelines
+    for (int i = 0;; i++) {
+        const Stage<tile_stages<HD>> at(i);
+        const int next =
+            i == 0 ? static_cast<int>(blockIdx.x) : static_cast<int>(gridDim.x) + atomicAdd(taken, 1);
+        shared.q_free[at.index].wait(at.phase ^ 1);
+        shared.tile[at.index] = next;
+        if (next >= tiles.count) {
+            shared.q_full[at.index].arrive();
+            return;
+        }
+        const BlockTile tile = tiles[next];
+        const int first = static_cast<int>(tile.block) * rows<HD>, head = static_cast<int>(tile.head),
+                  batch = static_cast<int>(tile.batch), key_head = head / group;
+        shared.q_full[at.index].arrive_expecting(shared.q[0].bytes);
+        load_rows(shared.q[at.index], q, shared.q_full[at.index], first, head, batch);
+        const Steps steps(masked, Sight(visible, batch), first, rows<HD>);
+        const auto load = [&](Panels<HD, step>(&to)[stages<HD>], const TensorMap& map,
+                              typename Shared<HD>::StepPipeline& pipeline, int key) {
+            const Stage<stages<HD>> stage(n);
+            pipeline.free[stage.index].wait(stage.phase ^ 1);
+            pipeline.full[stage.index].arrive_expecting(to[stage.index].bytes);
+            load_rows(to[stage.index], map, pipeline.full[stage.index], key, key_head, batch);
+        };
+#pragma unroll 1  // for few registers
+        for (int m = 0; m < steps.count; m++, n++) {
+            load(shared.k, k, shared.of_k, steps.key(m));
+            load(shared.v, v, shared.of_v, steps.key(m));
+        }
+        if (!stays<HD>) return;
     }
 }
 
@@ -107,17 +149,35 @@ struct Rows {
     }
 };
 
-template <bool masked, int HD>
-__device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& lse, const Sight& sight,
-                        int block, const BlockTile& tile, float scale) {
-    constexpr int turns = 6;  // barriers from here on, one per consumer
-    const Consumer consumer;
-    const int next = consumer.index == consumers<HD> - 1 ? 0 : consumer.index + 1;
-    const auto wait_turn = [&] { named_barrier_wait(turns + consumer.index, 2 * warpgroup_size); };
-    const auto give_turn = [&] { named_barrier_arrive(turns + next, 2 * warpgroup_size); };
+// The consumers take turns from their first tile to their last.
+template <int HD>
+struct Turns {
+    static constexpr int barriers = 6;  // from here on, one per consumer
+    int own, next;
 
-    const int first = block * rows<HD> + consumer.index * 64;
-    const Steps steps(masked, sight, block * rows<HD>, rows<HD>);
+    __device__ explicit Turns(const Consumer& consumer)
+        : own(consumer.index), next(own == consumers<HD> - 1 ? 0 : own + 1) {
+        if (next == 0) give();
+    }
+    __device__ void wait() const { named_barrier_wait(barriers + own, 2 * warpgroup_size); }
+    __device__ void give() const { named_barrier_arrive(barriers + next, 2 * warpgroup_size); }
+};
+
+// The number of the tile in stage `at`.
+template <int HD>
+__device__ int tile_number(const Shared<HD>& shared, int at) {
+    return stays<HD> ? __shfl(shared.tile[at], 0) : static_cast<int>(blockIdx.x);
+}
+// The tile in stage `at`; its first step is step `base` of the pipelines.
+template <bool masked, int HD>
+__device__ void compute(Shared<HD>& shared, int at, View<bf16, 4>& out, View<float, 3>& lse,
+                        const Visible& visible, const Tiles<HD>& tiles, int& base, const Consumer& consumer,
+                        const Turns<HD>& turns, float scale) {
+    Panels<HD, rows<HD>>& q = shared.q[at];
+    const BlockTile begins = tiles[tile_number(shared, at)];
+    const int block = static_cast<int>(begins.block) * rows<HD>, first = block + consumer.index * 64;
+    const Sight sight(visible, begins.batch);
+    const Steps steps(masked, sight, block, rows<HD>);
     const int begin = masked ? 0 : steps.count - steps_until(first + 64);
     // Turns begin when all have begun.
     constexpr int begun = masked || rows<HD> % step == 0 ? 0 : 1;
@@ -127,18 +187,18 @@ __device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& 
     float s[step / 2], o[HD / 2] = {}, shrink[2];
     uint32_t p[step / 16][4];
     operand_fence(o);
-    if (next == 0) give_turn();
-    shared.q_full.wait(0);
     if (begin > 0) {
-        shared.of_k.free[0].arrive_as_warp();
-        shared.of_v.free[0].arrive_as_warp();
+        const Stage<stages<HD>> skipped(base);
+        shared.of_k.free[skipped.index].arrive_as_warp();
+        shared.of_v.free[skipped.index].arrive_as_warp();
     }
-    shared.of_k.full[begin].wait(0);
+    const Stage<stages<HD>> one(base + begin);
+    shared.of_k.full[one.index].wait(one.phase);
     warpgroup_arrive();
-    begin_rows_product(s, shared.q, consumer.index * 64, shared.k[begin]);
+    begin_rows_product(s, q, consumer.index * 64, shared.k[one.index]);
     warpgroup_wait<0>();
     operand_fence(s);
-    shared.of_k.free[begin].arrive_as_warp();
+    shared.of_k.free[one.index].arrive_as_warp();
     if constexpr (masked) {
         own.hide(s, steps.key(0), -INFINITY);
     } else {
@@ -150,15 +210,15 @@ __device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& 
     state.template softmax<masked>(s, scale * log2_e, shrink);
     pack(p, s);
     for (int n = begin + 1; n < steps.count; n++) {
-        const Stage<stages<HD>> keys(n), values(n - 1);
+        const Stage<stages<HD>> keys(base + n), values(base + n - 1);
         shared.of_k.full[keys.index].wait(keys.phase);
-        if (n > begun) wait_turn();
+        if (n > begun) turns.wait();
         warpgroup_arrive();
-        begin_rows_product(s, shared.q, consumer.index * 64, shared.k[keys.index]);
+        begin_rows_product(s, q, consumer.index * 64, shared.k[keys.index]);
         shared.of_v.full[values.index].wait(values.phase);
         warpgroup_arrive();
         begin_columns_product(o, p, shared.v[values.index]);
-        if (n > begun) give_turn();
+        if (n > begun) turns.give();
         warpgroup_wait<1>();
         operand_fence(s);
         shared.of_k.free[keys.index].arrive_as_warp();
@@ -172,13 +232,16 @@ __device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& 
         for (int i = 0; i < HD / 2; i++) o[i] *= shrink[i / 2 % 2];
         pack(p, s);
     }
-    const Stage<stages<HD>> last(steps.count - 1);
+    const Stage<stages<HD>> last(base + steps.count - 1);
     shared.of_v.full[last.index].wait(last.phase);
     warpgroup_arrive();
     begin_columns_product(o, p, shared.v[last.index]);
     warpgroup_wait<0>();
     operand_fence(o);
+    shared.of_v.free[last.index].arrive_as_warp();
+    base += steps.count;
 
+    const BlockTile tile = tiles[tile_number(shared, at)];  // made again, not kept in registers
     const int time = static_cast<int>(out.shape[1]);
     float inverse[2];
 #pragma unroll
@@ -191,8 +254,29 @@ __device__ void compute(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& 
         if (consumer.column == 0 && t < time)
             lse(tile.batch, tile.head, t) = state.largest[slot] * scale + logf(sum);
     }
-    store_product(row_of(out, tile.batch, first, tile.head), out.stride[1], o, inverse, shared.q, consumer,
+    store_product(row_of(out, tile.batch, first, tile.head), out.stride[1], o, inverse, q, consumer,
                   time - first, masked ? static_cast<int>(out.shape[3]) : HD);
+}
+
+template <bool masked, int HD>
+__device__ void compute_all(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& lse,
+                            const Visible& visible, const Tiles<HD>& tiles, float scale) {
+    const Consumer consumer;
+    const Turns<HD> turns(consumer);
+    int base = 0;
+    if constexpr (!stays<HD>) {
+        shared.q_full[0].wait(0);
+        compute<masked>(shared, 0, out, lse, visible, tiles, base, consumer, turns, scale);
+    } else {
+        for (int i = 0;; i++) {
+            const Stage<tile_stages<HD>> at(i);
+            shared.q_full[at.index].wait(at.phase);
+            if (tile_number(shared, at.index) >= tiles.count) return;
+            compute<masked>(shared, at.index, out, lse, visible, tiles, base, consumer, turns, scale);
+            fence_shared();  // the results that went through q
+            shared.q_free[at.index].arrive();
+        }
+    }
 }
 #endif
 
@@ -201,26 +285,27 @@ __global__ void __launch_bounds__(Warpgroups<consumers<HD>>::threads, 1)
     attention_forward_wgmma_kernel(View<bf16, 4> out, View<float, 3> lse, Visible visible,
                                    LLAMAC_KERNEL_CONSTANT const TensorMap q,
                                    LLAMAC_KERNEL_CONSTANT const TensorMap k,
-                                   LLAMAC_KERNEL_CONSTANT const TensorMap v, int group, float scale) {
+                                   LLAMAC_KERNEL_CONSTANT const TensorMap v, int* taken, int group,
+                                   float scale) {
 #if defined(LLAMAC_WARPGROUP_CODE)
     Shared<HD>& shared = aligned_shared_memory<Shared<HD>>();
     if (threadIdx.x == 0) {
-        shared.q_full.init(1);
+        for (int i = 0; i < tile_stages<HD>; i++) {
+            shared.q_full[i].init(1);
+            shared.q_free[i].init(shared.of_k.threads);
+        }
         shared.of_k.init(shared.of_k.warps);
         shared.of_v.init(shared.of_v.warps);
         fence_barrier_init();
     }
     __syncthreads();
-    const int blocks = static_cast<int>((out.shape[1] + rows<HD> - 1) / rows<HD>);
-    const BlockTile tile = block_tile_of(blocks, out.shape[2]);
-    const int block = blocks - 1 - static_cast<int>(tile.block);  // more keys come first
-    const Sight sight(visible, tile.batch);
+    const Tiles<HD> tiles(out);
     if (threadIdx.x < warpgroup_size) {
         warpgroup_release_registers<Warpgroups<consumers<HD>>::producer_registers>();
-        if (threadIdx.x == 0) copy_all<masked>(shared, q, k, v, sight, block, tile, tile.head / group);
+        if (threadIdx.x == 0) copy_all<masked>(shared, q, k, v, visible, tiles, taken, group);
     } else {
         warpgroup_acquire_registers<Warpgroups<consumers<HD>>::consumer_registers>();
-        compute<masked>(shared, out, lse, sight, block, tile, scale);
+        compute_all<masked>(shared, out, lse, visible, tiles, scale);
     }
 #endif
 }
@@ -231,17 +316,24 @@ void attention_forward_wgmma(View<bf16, 4> out, View<float, 3> lse, View<const b
                              View<const bf16, 4> k, View<const bf16, 4> v, View<const int32_t, 2> first,
                              double scale, bool causal, int64_t window, LaunchContext context) {
     const Visible visible(q, k, first, causal, window);
+    int* const taken = static_cast<int*>(context.workspace);
+    CHECK(hipMemsetAsync(taken, 0, sizeof(int), context.stream));
     on_heads(visible, q, [&](auto head, auto masked) {
         constexpr int HD = decltype(head)::value;
-        const int64_t blocks = (q.shape[1] + rows<HD> - 1) / rows<HD>;
-        launch(Grid(blocks_for(blocks * q.shape[2] * q.shape[0], 1), Warpgroups<consumers<HD>>::threads,
-                    context.stream, aligned_shared_bytes<Shared<HD>>),
+        const int64_t tiles = (q.shape[1] + rows<HD> - 1) / rows<HD> * q.shape[2] * q.shape[0];
+        const int64_t blocks =
+            stays<HD> ? std::min(tiles, int64_t{device_properties().multiprocessors}) : tiles;
+        launch(Grid(blocks_for(blocks, 1), Warpgroups<consumers<HD>>::threads, context.stream,
+                    aligned_shared_bytes<Shared<HD>>),
                attention_forward_wgmma_kernel<HD, decltype(masked)::value>, out, lse, visible,
-               map_of(q, rows<HD>), map_of(k, step), map_of(v, step),
+               map_of(q, rows<HD>), map_of(k, step), map_of(v, step), taken,
                static_cast<int>(q.shape[2] / k.shape[2]), static_cast<float>(scale));
     });
 }
 
+int64_t attention_forward_wgmma_workspace(const Call&) {
+    return sizeof(int);
+}
 bool wgmma_supports(const Call& call) {
     return device_properties().warpgroups && call["HD"] >= 64 && flash_supports(call);
 }
