@@ -8,7 +8,7 @@
 //                             the exponentials of the other warpgroups are computed: named barriers let them
 //                             take turns; within a warpgroup the exponentials of s_n run beside p v.
 //
-// Blocks stay: while the last warpgroup stores one tile, the next one's q, k and v come, and who is done begins with it.
+// Blocks stay (HD 128): while a warpgroup stores one tile, the next one's q, k and v come, and who is done begins with it.
 //
 // Cycles of a multiprocessor per step of 64 rows and 128 keys, HD 128 (HD 64): products 1024 (512), exponentials 512,
 // 290 (260) other instructions of each warp. What was tried: docs/log/attention.md.
@@ -34,7 +34,7 @@ constexpr int stages = HD == 64 ? 3 : 2;
 template <int HD>
 constexpr int rows = 64 * consumers<HD>;  // of q, of a tile
 // Whether a block takes tile after tile. With HD 64 a turn is short, and the operands' addresses, which then change from
-// tile to tile, make it 5% longer.
+// tile to tile, make the pass 5% slower.
 template <int HD>
 constexpr bool stays = HD == 128;
 template <int HD>
