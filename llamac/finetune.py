@@ -11,11 +11,11 @@ import argparse
 import bisect
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -129,7 +129,7 @@ def _of_stretches(own: Any, text: str, answers: list[tuple[int, int]]) -> Exampl
     return Example(ids, counts.tolist())
 
 
-def _are_messages(value: Any) -> bool:
+def _are_messages(value: Any) -> TypeGuard[list[dict[str, Any]]]:
     return isinstance(value, list) and all(
         isinstance(each, dict) and all(isinstance(each.get(key), str) for key in ("role", "content"))
         for each in value
@@ -207,7 +207,7 @@ def packed(rows: Sequence[Example], T: int, filler: int) -> np.ndarray:
     return np.append(words, np.uint32(filler | NO_TARGET))
 
 
-def prepare(encoder: Encoder, folder: Path, splits: dict[str, Sequence[Example]], T: int) -> None:
+def prepare(encoder: Encoder, folder: Path, splits: Mapping[str, Sequence[Example]], T: int) -> None:
     """FOLDER/SPLIT_000.bin of each split that has rows, and the tokenizer's files."""
     own = encoder.tokenizer
     filler = next((id for id in (own.pad, own.eos, own.bos) if id is not None), 0)

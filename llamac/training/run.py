@@ -302,7 +302,7 @@ def sample_prompt(o: Options, tokenizer: Any, config: Config) -> list[int]:
 # An optimizer step ==========================================================================================
 
 
-def to_device(r: Run, batch: tuple[np.ndarray, np.ndarray]) -> tuple[Tensor, ...]:
+def to_device(r: Run, batch: tuple[np.ndarray, ...]) -> tuple[Tensor, ...]:
     """tokens and targets, int32[B,T] -> int64[B,T] on the device; with --document-mask on also where the
     tokens' documents begin.
     """

@@ -13,8 +13,8 @@ int main() {
         add_to_all(x, 1.0f);
         const char* level = llamac::cpu_level();
         llamac::start_cpu_level();
-        std::printf("%s %zu %g %g\n", level, Operation::registered.size(), Operation::registered.at(0)->compute(),
-                    sum_of_products(x, y));
+        std::printf("%s %zu %g %g\n", level, Operation::registered.size(),
+                    Operation::registered.at(0)->compute(), sum_of_products(x, y));
     } catch (const llamac::Error& error) {
         std::fprintf(stderr, "%s\n", error.what());
         return 2;
