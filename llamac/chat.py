@@ -124,7 +124,7 @@ def _generation_tag() -> type:
     from jinja2.ext import Extension
 
     class GenerationTag(Extension):
-        tags = {"generation"}
+        tags = {"generation"}  # noqa: RUF012
 
         def parse(self, parser: Any) -> list[Any]:
             line = next(parser.stream).lineno

@@ -285,7 +285,7 @@ def main() -> None:
                 f"--{name.replace('_', '-')}: expected a number above 0, found {getattr(args, name)}"
             )
     if (args.out or args.prepare).exists():
-        raise InputError(f"{args.out or args.prepare}: expected a directory that is not there yet")
+        raise InputError(f"{args.out or args.prepare}: expected a new directory, found one that exists")
     T = args.seq_len or min(2048, load_config(args.directory).max_position_embeddings)
     encoder = Encoder(args.directory)
     found = read(args.data, encoder, T)

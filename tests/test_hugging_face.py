@@ -71,7 +71,9 @@ def test_a_folders_weights_are_the_default(train, data, tmp_path):
     (tmp_path / "bare").mkdir()
     shutil.copy(folder / "config.json", tmp_path / "bare")
     bare, said = begin("new", model=tmp_path / "bare")
-    assert bare == loss and f"{tmp_path / 'bare'}: the directory has no weights: the initial ones are" in said
+    assert (
+        bare == loss and f"{tmp_path / 'bare'}: the directory has no weights; the initial weights are" in said
+    )
     python = [sys.executable, "train_llama3.py", "--train"]
     for name, expected in (("default", trained), ("random", loss), ("new", loss)):
         model = tmp_path / "bare" if name == "new" else folder

@@ -67,6 +67,11 @@ EXACT = ("embedding_forward", "repeat_kv_forward", "hash", "convert", "quantize"
 EXACT += ("update_scales", "argmax")
 
 
+def unset(dtype: torch.dtype) -> float:
+    """What an output holds before the call: no result."""
+    return torch.nan if dtype.is_floating_point else -1
+
+
 def run_guarded(op, variant, types, sizes, values, scalars) -> dict[str, torch.Tensor]:
     """Runs one variant on guarded memory, outputs NaN at first; guards and inputs must be as they were."""
     operands, memories = {}, {}
@@ -75,7 +80,7 @@ def run_guarded(op, variant, types, sizes, values, scalars) -> dict[str, torch.T
         value = (
             values[name]
             if name in values
-            else torch.full(shape_of(operand, sizes), torch.nan, dtype=DTYPES[dtype])
+            else torch.full(shape_of(operand, sizes), unset(DTYPES[dtype]), dtype=DTYPES[dtype])
         )
         operands[name], memories[name] = (None, None) if value is None else guarded(value)
     split = sum(o["output"] for o in op["operands"])

@@ -232,7 +232,7 @@ def test_text_in_and_out(data, tmp_path):
         assert trainer.sample("def ", temperature=0)[:2] == trainer.decode(ids)[:2]
         assert trainer.sample(6, prompt="def ", temperature=0) == trainer.decode(ids)
         refused("sample: expected one prompt, found 'def ' and another", trainer.sample, "def ", prompt=[1])
-    refused("encode: expected train_data with a tokenizer beside it, or the flag tok", small().encode, "a")
+    refused("encode: expected train_data with a tokenizer in its folder, or the flag", small().encode, "a")
     refused("encode: expected train_data with a tokenizer", small().sample, "text")
 
 

@@ -54,7 +54,8 @@ void attention_next_reference(View<T, 3> out, View<T, 4> keys, View<T, 4> values
                               int64_t window) {
     using A = arithmetic<T>;
     const int64_t B = q.shape[0], NH = q.shape[1], HD = q.shape[2], NKV = k.shape[1], half = HD / 2;
-    std::vector<A> p(keys.shape[1]), sums(HD), query(HD);
+    std::vector<A> p(keys.shape[1]), query(HD);
+    std::vector<double> sums(HD);
     for (int64_t b = 0; b < B; b++) {
         const Place place(begin.data, end.data, b, keys.shape[1], window);
         const auto turn = [&](auto* to, const T* from) {
@@ -73,17 +74,18 @@ void attention_next_reference(View<T, 3> out, View<T, 4> keys, View<T, 4> values
         for (int64_t h = 0; h < NH; h++) {
             const int64_t g = h / (NH / NKV);
             turn(query.data(), &q(b, h, 0));
-            A largest = -std::numeric_limits<A>::infinity(), sum = 0;
+            A largest = -std::numeric_limits<A>::infinity();
+            double sum = 0;
             for (int64_t s = place.from; s <= place.end; s++) {
-                A dot = 0;
-                for (int64_t d = 0; d < HD; d++) dot += query[d] * A(keys(b, s, g, d));
-                p[s] = A(scale) * dot;
+                double dot = 0;
+                for (int64_t d = 0; d < HD; d++) dot += double(query[d]) * double(A(keys(b, s, g, d)));
+                p[s] = A(scale * dot);
                 largest = std::max(largest, p[s]);
             }
             for (int64_t s = place.from; s <= place.end; s++) sum += p[s] = std::exp(p[s] - largest);
-            std::fill(sums.begin(), sums.end(), A(0));
+            std::fill(sums.begin(), sums.end(), 0.0);
             for (int64_t s = place.from; s <= place.end; s++)
-                for (int64_t d = 0; d < HD; d++) sums[d] += p[s] * A(values(b, s, g, d));
+                for (int64_t d = 0; d < HD; d++) sums[d] += double(p[s]) * double(A(values(b, s, g, d)));
             for (int64_t d = 0; d < HD; d++) out(b, h, d) = T(sums[d] / sum);
         }
     }
@@ -182,9 +184,10 @@ __global__ void attention_next_naive_kernel(const float* queries, Operands<T> o,
     if (b >= B) return;
     const Place place(o.begin, o.end, b, S, window);
     const auto score = [&](int64_t s) {
-        float dot = 0;
-        for (int64_t c = 0; c < HD; c++) dot += queries[(b * NH + h) * HD + c] * float(o.keys.at(b, s, g)[c]);
-        return scale * dot;
+        double dot = 0;
+        for (int64_t c = 0; c < HD; c++)
+            dot += double(queries[(b * NH + h) * HD + c]) * double(float(o.keys.at(b, s, g)[c]));
+        return static_cast<float>(scale * dot);
     };
     float largest = -INFINITY;
     for (int64_t s = place.from; s <= place.end; s++) largest = fmaxf(largest, score(s));
