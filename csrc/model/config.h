@@ -10,6 +10,8 @@
 
 namespace llamac {
 
+constexpr int32_t ignore_index = -100;  // a target that does not count, as in PyTorch
+
 // Llama 3.1's stretching of the rotary frequencies; factor 1: none.
 struct RopeScaling {
     double factor = 1, low_freq_factor = 1, high_freq_factor = 4;

@@ -11,8 +11,6 @@
 namespace llamac {
 namespace {
 
-constexpr int64_t ignore_index = -100;  // PyTorch's
-
 void show(const Model& m, const std::string& name, const Tensor& value) {
     if (m.hook) m.hook(name, value);
 }
@@ -288,7 +286,7 @@ void run_head(Model& m, const HeadGradient& gradient) {
                                   .logits = logits,
                                   .targets = chunk_targets,
                                   .dloss = gradient.dloss,
-                                  .ignore_index = ignore_index});
+                                  .ignore_index = int64_t{ignore_index}});
         if (!gradient.wanted) continue;
         show(m, "dact.logits", dlogits);
         linear_backward_input(m, head, slice_rows(a.dnorm, first, count), dlogits);

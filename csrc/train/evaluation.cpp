@@ -56,7 +56,7 @@ void read_batch(Model& model, const Passes& passes, ChoiceBatch batch, PassBuffe
     const int64_t T = passes.row(batch[0]).length;
     const size_t size = batch.size() * static_cast<size_t>(T);
     b.tokens.assign(size, 0);
-    b.targets.assign(size, ignored_target);
+    b.targets.assign(size, ignore_index);
     b.losses.resize(size);
     for (size_t i = 0; i < batch.size(); i++) {
         const ChoiceRow& row = passes.row(batch[i]);

@@ -37,7 +37,7 @@ int64_t Trainer::stage_validation(int64_t batch) {
     int32_t* first = model.options.document_mask ? f.first.data : nullptr;
     val->validation_batch(batch, f.tokens.data, f.targets.data, first);
     if (!val->is_packed) find_documents(f, 0, B, T);
-    return B * T - std::count(f.targets.data, f.targets.data + B * T, ignored_target);
+    return B * T - std::count(f.targets.data, f.targets.data + B * T, ignore_index);
 }
 
 double Trainer::loss_of_staged(int64_t count, int64_t T) {

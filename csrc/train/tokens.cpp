@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "model/config.h"
 #include "platform/error.h"
 
 namespace llamac {
@@ -163,7 +164,7 @@ void Loader::read_sequence(int64_t sequence, int64_t row, int32_t* inputs, int32
         const uint32_t word = words[static_cast<size_t>(t)], next = words[static_cast<size_t>(t) + 1];
         const bool counts = !is_packed || !(next & no_target);
         inputs[at] = static_cast<int32_t>(word & id_bits);
-        targets[at] = counts ? static_cast<int32_t>(next & id_bits) : ignored_target;
+        targets[at] = counts ? static_cast<int32_t>(next & id_bits) : ignore_index;
         if (!is_packed || !first) continue;
         if (word & begins_document) begin = t;
         first[at] = static_cast<int32_t>(begin);

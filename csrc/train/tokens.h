@@ -28,7 +28,6 @@ void find_documents(const int32_t* tokens, int64_t rows, int64_t T, const Docume
 
 // Marks of a token in a packed file: it does not count as a target; a document begins with it.
 constexpr uint32_t no_target = uint32_t{1} << 31, begins_document = uint32_t{1} << 30;
-constexpr int32_t ignored_target = -100;  // PyTorch's ignore_index
 
 struct TokenShard {
     InputFile file;

@@ -305,7 +305,7 @@ int64_t Trainer::counted_targets() const {
         for (int64_t micro = 0; micro < accumulation; micro++) {
             train->micro_batch(step, micro, ranks.own, ranks.count, tokens.data(), targets.data(), data_skip);
             own += static_cast<int64_t>(targets.size()) -
-                   std::count(targets.begin(), targets.end(), ignored_target);
+                   std::count(targets.begin(), targets.end(), ignore_index);
         }
     });
     double all = 0;

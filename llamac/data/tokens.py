@@ -82,14 +82,14 @@ def read_bin(path: str | Path) -> Shard:
     return Shard(path, file, tokens, header[3], header[6] | header[7] << 32, header[4])
 
 
-def token_dtype(vocab_size: int) -> np.dtype:
-    """16 bits per token if the vocabulary fits, else 32."""
-    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+def token_dtype(vocab_size: int, packed: int = 0) -> np.dtype:
+    """16 bits per token if the vocabulary fits and the file is not packed, else 32."""
+    return np.dtype("<u2") if vocab_size <= 1 << 16 and not packed else np.dtype("<u4")
 
 
 def bin_header(tokens: int, vocab_size: int, tokenizer_hash: int, packed: int = 0) -> np.ndarray:
-    """The header of a .bin with so many tokens of token_dtype(vocab_size); packed ones have 32 bits."""
-    dtype = np.dtype("<u4") if packed else token_dtype(vocab_size)
+    """The header of a .bin with so many tokens of token_dtype(vocab_size, packed)."""
+    dtype = token_dtype(vocab_size, packed)
     header = np.zeros(HEADER_BYTES // 4, "<u4")
     header[:2] = next(key for key, held in _FORMATS.items() if held == dtype)
     header[2:5] = tokens & 0xFFFFFFFF, vocab_size, packed
@@ -103,7 +103,7 @@ def write_bin(
     """Write tokens [n] as a .bin, renamed into place when whole; 16 bits a token if the vocabulary fits.
     packed: header word 4, of tokens with marks. Raises InputError for what these cannot hold.
     """
-    dtype = np.dtype("<u4") if packed else token_dtype(vocab_size)
+    dtype = token_dtype(vocab_size, packed)
     header = bin_header(len(tokens), vocab_size, tokenizer_hash, packed)
     path = Path(path)
     if np.ndim(tokens) != 1:

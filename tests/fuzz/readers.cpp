@@ -149,7 +149,7 @@ void read_tokens(std::string_view bytes) {
         loader.micro_batch(step, 0, 0, 1, tokens, targets, 0, first);
         for (const int32_t id : tokens) CHECK(0 <= id && id < vocabulary);
         for (const int32_t id : targets)
-            CHECK((0 <= id && id < vocabulary) || (loader.is_packed && id == ignored_target));
+            CHECK((0 <= id && id < vocabulary) || (loader.is_packed && id == ignore_index));
         for (int64_t i = 0; i < batch * length; i++) CHECK(0 <= first[i] && first[i] <= i % length);
     }
 }

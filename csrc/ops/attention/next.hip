@@ -483,9 +483,8 @@ bool fits_lanes(const Call& c) {
     return whole;
 }
 constexpr Constraints vectorized_constraints{
-    "heads of 2, 4, 8, ... vectors of 16 bytes, up to as many as a warp has lanes, that begin at multiples "
-    "of "
-    "16 bytes, M at most 2^30",
+    "heads of 2, 4, 8, ... vectors of 16 bytes, up to as many as a warp has lanes, that begin at "
+    "multiples of 16 bytes, M at most 2^30",
     fits_lanes};
 
 template <class T>
