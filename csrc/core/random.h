@@ -4,6 +4,7 @@
 #pragma once
 #include <cmath>
 
+#include "core/dtype.h"
 #include "platform/hip.h"
 
 namespace llamac {
@@ -40,14 +41,29 @@ __host__ __device__ inline double uniform(uint32_t bits) {
     return (bits + 0.5) * (1.0 / 4294967296.0);
 }
 
-// Standard normal number of one element: Box and Muller on 2 x 32 bits, in double, rounded to float.
-__host__ __device__ inline float random_normal(uint64_t seed, uint32_t step, uint32_t stream,
-                                               int64_t element) {
-    const Philox p = random_block(seed, step, stream, element / 4);
-    const int pair = static_cast<int>(element % 4) & 2;
-    const double radius = sqrt(-2.0 * log(uniform(p.bits[pair])));
-    const double angle = 6.283185307179586476925286766559 * uniform(p.bits[pair + 1]);
-    return static_cast<float>(radius * (element % 2 ? sin(angle) : cos(angle)));
+// Standard normal numbers of elements 4*block .. 4*block+3: Box and Muller on 2 x 32 bits, in double, rounded to float.
+struct Normals {
+    float values[4];
+};
+inline Normals random_normals(uint64_t seed, uint32_t step, uint32_t stream, int64_t block) {
+    const Philox p = random_block(seed, step, stream, block);
+    Normals normals;
+    for (int i = 0; i < 4; i += 2) {
+        const double radius = sqrt(-2.0 * log(uniform(p.bits[i])));
+        const double angle = 6.283185307179586476925286766559 * uniform(p.bits[i + 1]);
+        normals.values[i] = static_cast<float>(radius * cos(angle));
+        normals.values[i + 1] = static_cast<float>(radius * sin(angle));
+    }
+    return normals;
 }
+// Of one element.
+inline float random_normal(uint64_t seed, uint32_t step, uint32_t stream, int64_t element) {
+    return random_normals(seed, step, stream, element / 4).values[element % 4];
+}
+
+// out: `count` numbers of a floating-point type; deviation times the standard normal numbers of step 0, from element `first`
+// on, computed by all threads of the host.
+void fill_normal(void* out, DType dtype, int64_t count, float deviation, uint64_t seed, uint32_t stream,
+                 int64_t first);
 
 }  // namespace llamac

@@ -103,15 +103,14 @@ void zero_all(const Parameters& p) {
 }
 
 // weight: the parameter's elements from `first` on.
-template <class T>
 void fill(const Parameter& parameter, const Tensor& weight, int64_t first, float deviation, uint64_t seed) {
     const HostCopy copy(weight.data, weight.bytes());
-    T* values = static_cast<T*>(copy.data);
     const int64_t elements = weight.elements();
-    const bool is_random = parameter.group.initial == Initial::normal;
-#pragma omp parallel for
-    for (int64_t i = 0; i < elements; i++)
-        values[i] = T(is_random ? deviation * random_normal(seed, 0, parameter.stream, first + i) : 1.0f);
+    if (parameter.group.initial == Initial::normal)
+        fill_normal(copy.data, weight.dtype, elements, deviation, seed, parameter.stream, first);
+    else
+        visit_dtype<is_float>(weight.dtype,
+                              [&]<class T>() { std::fill_n(static_cast<T*>(copy.data), elements, T(1.0f)); });
     copy.to_device();
 }
 
@@ -277,9 +276,7 @@ void initialize(Parameters& p, const Config& config, uint64_t seed) {
         const auto [first, held] = p.held(p.weights, parameter);
         const Tensor weight =
             p.weights.data ? p.part(p.weights, parameter, first, held) : p.passing_weights(held);
-        visit_dtype<is_float>(weight.dtype, [&, first = first]<class T>() {
-            fill<T>(parameter, weight, first, deviation, seed);
-        });
+        fill(parameter, weight, first, deviation, seed);
         if (!p.master.data) continue;
         const auto [begin, count] = p.held(p.master, parameter);
         convert_to_master(p.weights.data ? p.part(p.weights, parameter, begin, count) : weight,
