@@ -8,7 +8,8 @@
 //                             the exponentials of the other warpgroups are computed: named barriers let them
 //                             take turns; within a warpgroup the exponentials of s_n run beside p v.
 //
-// Blocks stay (HD 128): while a warpgroup stores one tile, the next one's q, k and v come, and who is done begins with it.
+// Blocks stay: while a warpgroup stores one tile, the next one's q, k and v come, and who is done begins with it. With HD 64 they
+// do not where heads are long and without masks: operands' addresses that change from tile to tile make a step 5% slower.
 //
 // Cycles of a multiprocessor per step of 64 rows and 128 keys, HD 128 (HD 64): products 1024 (512), exponentials 512,
 // 290 (260) other instructions of each warp. What was tried: docs/log/attention.md.
@@ -33,20 +34,17 @@ template <int HD>
 constexpr int stages = HD == 64 ? 3 : 2;
 template <int HD>
 constexpr int rows = 64 * consumers<HD>;  // of q, of a tile
-// Whether a block takes tile after tile. With HD 64 a turn is short, and the operands' addresses, which then change from
-// tile to tile, make the pass 5% slower.
-template <int HD>
-constexpr bool stays = HD == 128;
-template <int HD>
-constexpr int tile_stages = stays<HD> ? 2 : 1;
+constexpr int64_t long_head = 4096;       // queries
 
-template <int HD>
+// stays: a block takes tile after tile.
+template <int HD, bool stays>
 struct Shared {
     using StepPipeline = Pipeline<stages<HD>, consumers<HD>>;
-    Panels<HD, rows<HD>> q[tile_stages<HD>];
+    static constexpr int tile_stages = stays ? 2 : 1;
+    Panels<HD, rows<HD>> q[tile_stages];
     Panels<HD, step> k[stages<HD>], v[stages<HD>];
-    int tile[tile_stages<HD>];  // of Tiles; `count` where there are no more
-    SharedBarrier q_full[tile_stages<HD>], q_free[tile_stages<HD>];
+    int tile[tile_stages];  // of Tiles; `count` where there are no more
+    SharedBarrier q_full[tile_stages], q_free[tile_stages];
     StepPipeline of_k, of_v;
 };
 
@@ -67,15 +65,23 @@ struct Steps {
     __device__ int key(int n) const { return (first + count - 1 - n) * step; }
 };
 
-// All tiles of a call, in the order of block_tile_of; more keys come first.
+// All tiles of a call, in the order of block_tile_of; more keys come first. Where tiles reach over the ends of a head, warpgroups
+// without rows lie before its first row, where they see few keys. With masks they lie behind its last one.
 template <int HD>
 struct Tiles {
-    int per_head, heads, count;
+    // What tiles are moved by: warpgroups take part in a tile's steps as if it began with one.
+    static constexpr int unit = rows<HD> % step ? 64 : step;
+    int per_head, heads, count, before;  // before: rows of the first tile that are none
 
-    __device__ explicit Tiles(const View<bf16, 4>& out)
+    __device__ Tiles(bool masked, const View<bf16, 4>& out)
         : per_head(static_cast<int>((out.shape[1] + rows<HD> - 1) / rows<HD>)),
           heads(static_cast<int>(out.shape[2])),
-          count(per_head * heads * static_cast<int>(out.shape[0])) {}
+          count(per_head * heads * static_cast<int>(out.shape[0])),
+          before(masked ? 0 : (per_head * rows<HD> - static_cast<int>(out.shape[1])) / unit * unit) {}
+    // Of a tile, counted from the head's first row.
+    __device__ int row(const BlockTile& tile) const {
+        return static_cast<int>(tile.block) * rows<HD> - before;
+    }
     __device__ BlockTile operator[](int i) const {
         BlockTile tile = block_tile_of(per_head, heads, i, count);
         tile.block = per_head - 1 - tile.block;
@@ -83,12 +89,13 @@ struct Tiles {
     }
 };
 
-template <bool masked, int HD>
-__device__ void copy_all(Shared<HD>& shared, const TensorMap& q, const TensorMap& k, const TensorMap& v,
-                         const Visible& visible, const Tiles<HD>& tiles, int* taken, int group) {
+template <bool masked, int HD, bool stays>
+__device__ void copy_all(Shared<HD, stays>& shared, const TensorMap& q, const TensorMap& k,
+                         const TensorMap& v, const Visible& visible, const Tiles<HD>& tiles, int* taken,
+                         int group) {
     int n = 0;  // step of the pipelines
     for (int i = 0;; i++) {
-        const Stage<tile_stages<HD>> at(i);
+        const Stage<shared.tile_stages> at(i);
         const int next =
             i == 0 ? static_cast<int>(blockIdx.x) : static_cast<int>(gridDim.x) + atomicAdd(taken, 1);
         shared.q_free[at.index].wait(at.phase ^ 1);
@@ -98,13 +105,13 @@ __device__ void copy_all(Shared<HD>& shared, const TensorMap& q, const TensorMap
             return;
         }
         const BlockTile tile = tiles[next];
-        const int first = static_cast<int>(tile.block) * rows<HD>, head = static_cast<int>(tile.head),
+        const int first = tiles.row(tile), head = static_cast<int>(tile.head),
                   batch = static_cast<int>(tile.batch), key_head = head / group;
         shared.q_full[at.index].arrive_expecting(shared.q[0].bytes);
         load_rows(shared.q[at.index], q, shared.q_full[at.index], first, head, batch);
         const Steps steps(masked, Sight(visible, batch), first, rows<HD>);
         const auto load = [&](Panels<HD, step>(&to)[stages<HD>], const TensorMap& map,
-                              typename Shared<HD>::StepPipeline& pipeline, int key) {
+                              typename Shared<HD, stays>::StepPipeline& pipeline, int key) {
             const Stage<stages<HD>> stage(n);
             pipeline.free[stage.index].wait(stage.phase ^ 1);
             pipeline.full[stage.index].arrive_expecting(to[stage.index].bytes);
@@ -115,7 +122,7 @@ __device__ void copy_all(Shared<HD>& shared, const TensorMap& q, const TensorMap
             load(shared.k, k, shared.of_k, steps.key(m));
             load(shared.v, v, shared.of_v, steps.key(m));
         }
-        if (!stays<HD>) return;
+        if (!stays) return;
     }
 }
 
@@ -164,21 +171,21 @@ struct Turns {
 };
 
 // The number of the tile in stage `at`.
-template <int HD>
-__device__ int tile_number(const Shared<HD>& shared, int at) {
-    return stays<HD> ? __shfl(shared.tile[at], 0) : static_cast<int>(blockIdx.x);
+template <int HD, bool stays>
+__device__ int tile_number(const Shared<HD, stays>& shared, int at) {
+    return stays ? __shfl(shared.tile[at], 0) : static_cast<int>(blockIdx.x);
 }
 // The tile in stage `at`; its first step is step `base` of the pipelines.
-template <bool masked, int HD>
-__device__ void compute(Shared<HD>& shared, int at, View<bf16, 4>& out, View<float, 3>& lse,
+template <bool masked, int HD, bool stays>
+__device__ void compute(Shared<HD, stays>& shared, int at, View<bf16, 4>& out, View<float, 3>& lse,
                         const Visible& visible, const Tiles<HD>& tiles, int& base, const Consumer& consumer,
                         const Turns<HD>& turns, float scale) {
     Panels<HD, rows<HD>>& q = shared.q[at];
     const BlockTile begins = tiles[tile_number(shared, at)];
-    const int block = static_cast<int>(begins.block) * rows<HD>, first = block + consumer.index * 64;
+    const int block = tiles.row(begins), first = block + consumer.index * 64;
     const Sight sight(visible, begins.batch);
     const Steps steps(masked, sight, block, rows<HD>);
-    const int begin = masked ? 0 : steps.count - steps_until(first + 64);
+    const int begin = masked ? 0 : steps.count - steps_until(max(first + 64, 1));
     // Turns begin when all have begun.
     constexpr int begun = masked || rows<HD> % step == 0 ? 0 : 1;
     SeenColumns own;
@@ -242,7 +249,7 @@ __device__ void compute(Shared<HD>& shared, int at, View<bf16, 4>& out, View<flo
     base += steps.count;
 
     const BlockTile tile = tiles[tile_number(shared, at)];  // made again, not kept in registers
-    const int time = static_cast<int>(out.shape[1]);
+    const int valid = first < 0 ? 0 : static_cast<int>(out.shape[1]) - first;
     float inverse[2];
 #pragma unroll
     for (int slot = 0; slot < 2; slot++) {
@@ -250,26 +257,26 @@ __device__ void compute(Shared<HD>& shared, int at, View<bf16, 4>& out, View<flo
         sum += __shfl_xor(sum, 1);
         sum += __shfl_xor(sum, 2);
         inverse[slot] = 1 / sum;
-        const int t = first + consumer.row + 8 * slot;
-        if (consumer.column == 0 && t < time)
-            lse(tile.batch, tile.head, t) = state.largest[slot] * scale + logf(sum);
+        const int row = consumer.row + 8 * slot;
+        if (consumer.column == 0 && row < valid)
+            lse(tile.batch, tile.head, first + row) = state.largest[slot] * scale + logf(sum);
     }
-    store_product(row_of(out, tile.batch, first, tile.head), out.stride[1], o, inverse, q, consumer,
-                  time - first, masked ? static_cast<int>(out.shape[3]) : HD);
+    store_product(row_of(out, tile.batch, first, tile.head), out.stride[1], o, inverse, q, consumer, valid,
+                  masked ? static_cast<int>(out.shape[3]) : HD);
 }
 
-template <bool masked, int HD>
-__device__ void compute_all(Shared<HD>& shared, View<bf16, 4>& out, View<float, 3>& lse,
+template <bool masked, int HD, bool stays>
+__device__ void compute_all(Shared<HD, stays>& shared, View<bf16, 4>& out, View<float, 3>& lse,
                             const Visible& visible, const Tiles<HD>& tiles, float scale) {
     const Consumer consumer;
     const Turns<HD> turns(consumer);
     int base = 0;
-    if constexpr (!stays<HD>) {
+    if constexpr (!stays) {
         shared.q_full[0].wait(0);
         compute<masked>(shared, 0, out, lse, visible, tiles, base, consumer, turns, scale);
     } else {
         for (int i = 0;; i++) {
-            const Stage<tile_stages<HD>> at(i);
+            const Stage<shared.tile_stages> at(i);
             shared.q_full[at.index].wait(at.phase);
             if (tile_number(shared, at.index) >= tiles.count) return;
             compute<masked>(shared, at.index, out, lse, visible, tiles, base, consumer, turns, scale);
@@ -280,7 +287,7 @@ __device__ void compute_all(Shared<HD>& shared, View<bf16, 4>& out, View<float, 
 }
 #endif
 
-template <int HD, bool masked>
+template <int HD, bool masked, bool stays>
 __global__ void __launch_bounds__(Warpgroups<consumers<HD>>::threads, 1)
     attention_forward_wgmma_kernel(View<bf16, 4> out, View<float, 3> lse, Visible visible,
                                    LLAMAC_KERNEL_CONSTANT const TensorMap q,
@@ -288,9 +295,9 @@ __global__ void __launch_bounds__(Warpgroups<consumers<HD>>::threads, 1)
                                    LLAMAC_KERNEL_CONSTANT const TensorMap v, int* taken, int group,
                                    float scale) {
 #if defined(LLAMAC_WARPGROUP_CODE)
-    Shared<HD>& shared = aligned_shared_memory<Shared<HD>>();
+    Shared<HD, stays>& shared = aligned_shared_memory<Shared<HD, stays>>();
     if (threadIdx.x == 0) {
-        for (int i = 0; i < tile_stages<HD>; i++) {
+        for (int i = 0; i < shared.tile_stages; i++) {
             shared.q_full[i].init(1);
             shared.q_free[i].init(shared.of_k.threads);
         }
@@ -299,7 +306,7 @@ __global__ void __launch_bounds__(Warpgroups<consumers<HD>>::threads, 1)
         fence_barrier_init();
     }
     __syncthreads();
-    const Tiles<HD> tiles(out);
+    const Tiles<HD> tiles(masked, out);
     if (threadIdx.x < warpgroup_size) {
         warpgroup_release_registers<Warpgroups<consumers<HD>>::producer_registers>();
         if (threadIdx.x == 0) copy_all<masked>(shared, q, k, v, visible, tiles, taken, group);
@@ -317,17 +324,20 @@ void attention_forward_wgmma(View<bf16, 4> out, View<float, 3> lse, View<const b
                              double scale, bool causal, int64_t window, LaunchContext context) {
     const Visible visible(q, k, first, causal, window);
     int* const taken = static_cast<int*>(context.workspace);
-    CHECK(hipMemsetAsync(taken, 0, sizeof(int), context.stream));
     on_heads(visible, q, [&](auto head, auto masked) {
         constexpr int HD = decltype(head)::value;
         const int64_t tiles = (q.shape[1] + rows<HD> - 1) / rows<HD> * q.shape[2] * q.shape[0];
-        const int64_t blocks =
-            stays<HD> ? std::min(tiles, int64_t{device_properties().multiprocessors}) : tiles;
-        launch(Grid(blocks_for(blocks, 1), Warpgroups<consumers<HD>>::threads, context.stream,
-                    aligned_shared_bytes<Shared<HD>>),
-               attention_forward_wgmma_kernel<HD, decltype(masked)::value>, out, lse, visible,
-               map_of(q, rows<HD>), map_of(k, step), map_of(v, step), taken,
-               static_cast<int>(q.shape[2] / k.shape[2]), static_cast<float>(scale));
+        const auto launch_blocks = [&](auto stays, int64_t blocks) {
+            launch(Grid(blocks_for(blocks, 1), Warpgroups<consumers<HD>>::threads, context.stream,
+                        aligned_shared_bytes<Shared<HD, decltype(stays)::value>>),
+                   attention_forward_wgmma_kernel<HD, decltype(masked)::value, decltype(stays)::value>, out,
+                   lse, visible, map_of(q, rows<HD>), map_of(k, step), map_of(v, step), taken,
+                   static_cast<int>(q.shape[2] / k.shape[2]), static_cast<float>(scale));
+        };
+        if constexpr (HD == 64 && !masked)
+            if (q.shape[1] >= long_head) return launch_blocks(std::false_type(), tiles);
+        CHECK(hipMemsetAsync(taken, 0, sizeof(int), context.stream));
+        launch_blocks(std::true_type(), std::min(tiles, int64_t{device_properties().multiprocessors}));
     });
 }
 
