@@ -1,0 +1,59 @@
+// What the variants of attention_next share: which positions the next token of a sequence sees, and the operands of the
+// kernels; and the launcher of the one that stands in a file of its own, as next.hip lists it.
+#pragma once
+#include "core/device.h"
+#include "core/operation.h"
+
+namespace llamac {
+
+// Where heads [B,NH,HD] lie.
+template <class T>
+struct RowHeads {
+    T* data;
+    int64_t stride_b, stride_h;
+
+    __device__ T* at(int64_t b, int64_t h) const { return data + b * stride_b + h * stride_h; }
+};
+template <class T>
+RowHeads<T> row_heads(const View<T, 3>& x) {
+    return {x.data, x.stride[0], x.stride[1]};
+}
+
+namespace next {
+
+// What the next token of a sequence sees: positions [from, end] of the cache; `rotary` is its own.
+struct Place {
+    int64_t from, end, rotary;
+
+    __host__ __device__ Place(const int32_t* begins, const int32_t* ends, int64_t b, int64_t S,
+                              int64_t window) {
+        const int64_t last = ends[0], first = begins[b];
+        end = last < 0 ? 0 : last < S ? last : S - 1;
+        const int64_t begin = first < 0 ? 0 : first < end ? first : end;
+        rotary = end - begin;
+        from = window > 0 && end - window + 1 > begin ? end - window + 1 : begin;
+    }
+};
+
+// The operands as the kernels get them.
+template <class T>
+struct Operands {
+    RowHeads<T> out;
+    Heads<T> keys, values;
+    RowHeads<const T> q, k, v;
+    const float* cis;
+    const int32_t *begin, *end;
+};
+
+}  // namespace next
+
+// next_vectorized.hip
+template <class T>
+void attention_next_vectorized(View<T, 3> out, View<T, 4> keys, View<T, 4> values, View<const T, 3> q,
+                               View<const T, 3> k, View<const T, 3> v, View<const float, 3> cis,
+                               View<const int32_t, 1> begin, View<const int32_t, 1> end, double scale,
+                               int64_t window, LaunchContext context);
+int64_t attention_next_vectorized_workspace(const Call& call);
+bool next_vectorized_supports(const Call& call);
+
+}  // namespace llamac
