@@ -17,6 +17,7 @@ from llamac.files import read_bytes
 from llamac.inference import Inference, Sampling, TextStream, add_flags
 
 Messages = list[dict[str, Any]]
+MOST_TOKENS = 256  # of an answer, without --tokens
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -37,7 +38,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--chat", action="store_true", help="use prompts as messages of a user, with the chat template")
     add("--system", metavar="TEXT", help="system message, with --chat")
-    add("--tokens", type=int, default=256, metavar="N", help="largest number of tokens of an answer (256)")
+    add(
+        "--tokens",
+        type=int,
+        metavar="N",
+        help=f"largest number of tokens of an answer ({MOST_TOKENS}, or fewer that fit into the context)",
+    )
     add(
         "--temperature",
         type=float,
@@ -121,6 +127,12 @@ class Session:
             messages = [{"role": "system", "content": self.args.system}, *messages]
         return self.model.encode_chat(messages)
 
+    def tokens(self, prompts: list[list[int]]) -> int:
+        """The largest number of tokens of an answer."""
+        if self.args.tokens is not None:
+            return self.args.tokens
+        return max(1, min(MOST_TOKENS, self.model.context - max(map(len, prompts))))
+
     def stream(self, ids: list[int], out: TextIO) -> str:
         """Prints the answer as it is made; returns it. The token that ended it is not part of its text."""
         text, told = TextStream(self.model.decode), []
@@ -135,7 +147,7 @@ class Session:
                 write(text.add(token))
             return True
 
-        self.model.generate([ids], self.args.tokens, self.sampling, self.stops, made)
+        self.model.generate([ids], self.tokens([ids]), self.sampling, self.stops, made)
         write(text.end())
         return "".join(told)
 
@@ -148,7 +160,7 @@ def answer_file(session: Session, prompts: Iterable[str | Messages], out: TextIO
     for first in range(0, len(ids), step):
         some = ids[first : first + step]
         s = session.sampling
-        answers = session.model.generate(some, session.args.tokens, s, session.stops, first=first)
+        answers = session.model.generate(some, session.tokens(some), s, session.stops, first=first)
         for prompt, answer in zip(asked[first : first + step], answers):
             ended = answer[-1] in session.stops
             text = session.model.decode(answer[:-1] if ended else answer)
@@ -188,7 +200,7 @@ def main() -> None:
         session.stream(session.encode(single), sys.stdout)
         print()
     else:
-        made = session.model.generate([single], args.tokens, session.sampling, session.stops)[0]
+        made = session.model.generate([single], session.tokens([single]), session.sampling, session.stops)[0]
         print(",".join(map(str, made)))
 
 

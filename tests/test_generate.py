@@ -158,6 +158,9 @@ def test_the_command(directory, tmp_path):
     greedy = ["--chat", "--tokens", "30", "--temperature", "0"]
     assert command(directory, "--prompt", "hello", *greedy) == text + "\n"
     assert command(directory, *greedy, stdin="hello\n").startswith(text + "\n")
+    # Without --tokens, as many as fit.
+    rest = ",".join(map(str, model.generate([[1] * 100], 28, GREEDY, [])[0]))
+    assert command(directory, "--prompt-ids", ",".join(["1"] * 100), "--temperature", "0", "--ignore-end") == rest + "\n"
     ids_flags = ["--prompt-ids", "1,2,3", "--temperature", "0", "--tokens", "5", "--ignore-end"]
     assert (
         command(directory, *ids_flags)
@@ -172,7 +175,7 @@ def test_the_command(directory, tmp_path):
         (["--prompt", "x", "--temperature", "-1"], ["temperature", "found -1"]),
         (["--prompt", "x", "--top-p", "0"], ["top_p", "found 0"]),
         (["--prompt", "x", "--context", "129"], ["at most 128", "found 129"]),
-        (["--prompt", "the cat " * 100], ["prompt 1", "room for 256 tokens", "context of 128"]),
+        (["--prompt", "the cat " * 100], ["prompt 1", "room for 1 token", "context of 128"]),
         (["--prompt-ids", "1,b"], ["--prompt-ids", "1,b"]),
         (["--prompt-ids", "4000"], ["prompt 1", "ids from 0 to", "found 4000"]),
         (["--prompt", "x", "--system", "y"], ["--system", "--chat"]),
