@@ -285,7 +285,7 @@ struct Checker {
 
     explicit Checker(const Job& job)
         : c(make_case(*job.op, *job.types, job.checked, 0, false, flags_left_out(*job.op), job.nulls)) {
-        take_from_forward(c);
+        fill_values(c);
         truth = truth_of(c);
     }
     // Infinity where the variant does not take the shape.

@@ -81,8 +81,11 @@ void for_each_row(const Tensor& t, Row row) {
 }
 inline std::vector<double> read(const Tensor& t) {
     std::vector<double> values(t.elements());
-    for_each_row(t, [&](int64_t i, const uint8_t* p, int64_t n) {
-        for (int64_t k = 0; k < n; k++) values[i + k] = load(t.dtype, p + k * size_of(t.dtype));
+    visit_dtype(t.dtype, [&]<class T>() {
+        for_each_row(t, [&](int64_t i, const uint8_t* p, int64_t n) {
+            for (int64_t k = 0; k < n; k++)
+                values[i + k] = to_storage<double>(reinterpret_cast<const T*>(p)[k]);
+        });
     });
     return values;
 }
@@ -150,8 +153,10 @@ struct Memory {
         const uintptr_t begin = reinterpret_cast<uintptr_t>(bytes.data()),
                         start = (begin + guard + 63) / 64 * 64;
         tensor.data = bytes.data() + (start - begin) + (shift ? size_of(tensor.dtype) : 0);
-        for_each_row(tensor, [&](int64_t i, uint8_t* p, int64_t n) {
-            for (int64_t k = 0; k < n; k++) store(tensor.dtype, p + k * size_of(tensor.dtype), values[i + k]);
+        visit_dtype(tensor.dtype, [&]<class T>() {
+            for_each_row(tensor, [&](int64_t i, uint8_t* p, int64_t n) {
+                for (int64_t k = 0; k < n; k++) reinterpret_cast<T*>(p)[k] = to_storage<T>(values[i + k]);
+            });
         });
         before = bytes;
     }
@@ -326,6 +331,7 @@ inline bool holds_limits(const Case& c) {
     return true;
 }
 
+// Without values.
 inline Case make_case(const Operation& op, const Instantiation& entry, std::vector<int64_t> size, int number,
                       bool strided, unsigned flags, unsigned nulls) {
     Case c{&op, &entry, number, strided, std::move(size), {}, {}, {}, {}};
@@ -338,7 +344,6 @@ inline Case make_case(const Operation& op, const Instantiation& entry, std::vect
         c.absent.push_back(o.nullable && (nulls & 1));
         if (o.nullable) nulls >>= 1;
     }
-    for (size_t i = 0; i < op.operands.size(); i++) c.values.push_back(initial_values(c, i));
     return c;
 }
 
@@ -361,7 +366,8 @@ inline const Operation* forward_of(const Operation& backward, const Derivative**
 
 // A derivative's inputs that are outputs of the forward operation (attention's lse, rmsnorm's rstd) hold what that
 // gives: a variant may rely on it.
-inline void take_from_forward(Case& c) {
+inline void fill_values(Case& c) {
+    for (size_t i = 0; i < c.op->operands.size(); i++) c.values.push_back(initial_values(c, i));
     const Derivative* how = nullptr;
     const Operation* op = forward_of(*c.op, &how);
     if (!op) return;
