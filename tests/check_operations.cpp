@@ -15,7 +15,7 @@
 // size, the first that a variant takes. For sanitizers: which accesses a kernel makes depends on shape, combination and the
 // sizes of types, hardly on their pairs.
 //
-// --every N: every Nth shape alone. For ThreadSanitizer, since whether a barrier is missing hardly depends on the shape.
+// --every N: every Nth shape alone. For sanitizers: whether a barrier is missing hardly depends on the shape.
 //
 // --fault NAME puts a wrong variant in the place of all others: the checks have to see it in every operation
 // to which it applies, for every combination of types; then the program ends with 1, as with any failure,
@@ -244,8 +244,8 @@ int main(int argc, char** argv) {
             tally.brief = true;
         else if (flag == "--once")
             tally.brief = tally.once = true;
-        else if (flag == "--every" && i + 1 < argc && std::atoi(argv[i + 1]) > 0)
-            tally.every = std::atoi(argv[++i]);
+        else if (flag == "--every" && i + 1 < argc)
+            tally.every = std::max(1, static_cast<int>(std::strtol(argv[++i], nullptr, 10)));
         else if (flag == "--operation" && i + 1 < argc)
             only = argv[++i];
         else if (flag == "--variant" && i + 1 < argc)

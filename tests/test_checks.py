@@ -22,6 +22,7 @@ def passed(result) -> int:
     return int(found[1])
 
 
+@pytest.mark.slow
 def test_lists_and_filters(check_log):
     names = check_log("--list").stdout.split()
     parts = ("log", "divergence", "saturated", "truncate_log", "continued_log")

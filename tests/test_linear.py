@@ -367,7 +367,7 @@ def whole_model(recipe: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="two ranks want two GPUs")
-@pytest.mark.parametrize("recipe", ["tensor", "delayed"])
+@pytest.mark.parametrize("recipe", [pytest.param("tensor", marks=pytest.mark.slow), "delayed"])
 def test_sharded_by_fsdp(recipe, tmp_path):
     """Two processes: weights, loss and the scales of both are those of one process."""
     port, running = free_port(), []

@@ -157,6 +157,7 @@ ref.run(ref.main)
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_ends_the_others(data, tmp_path):
     (tmp_path / "driver.py").write_text(FAILING)
     begin = time.monotonic()

@@ -71,6 +71,7 @@ def test_what_a_check_finds(machine):
     assert (record["status"], record["reason"]) == ("failed", "losses differ")
 
 
+@pytest.mark.slow
 def test_it_goes_on_after_a_failure_and_is_continued(command, capsys):
     stages = {
         "good": Stage([python("print('fine')")]),
