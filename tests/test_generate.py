@@ -160,7 +160,10 @@ def test_the_command(directory, tmp_path):
     assert command(directory, *greedy, stdin="hello\n").startswith(text + "\n")
     # Without --tokens, as many as fit.
     rest = ",".join(map(str, model.generate([[1] * 100], 28, GREEDY, [])[0]))
-    assert command(directory, "--prompt-ids", ",".join(["1"] * 100), "--temperature", "0", "--ignore-end") == rest + "\n"
+    assert (
+        command(directory, "--prompt-ids", ",".join(["1"] * 100), "--temperature", "0", "--ignore-end")
+        == rest + "\n"
+    )
     ids_flags = ["--prompt-ids", "1,2,3", "--temperature", "0", "--tokens", "5", "--ignore-end"]
     assert (
         command(directory, *ids_flags)
