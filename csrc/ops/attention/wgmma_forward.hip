@@ -8,8 +8,9 @@
 //                             the exponentials of the other warpgroups are computed: named barriers let them
 //                             take turns; within a warpgroup the exponentials of s_n run beside p v.
 //
-// Blocks stay: while a warpgroup stores one tile, the next one's q, k and v come, and who is done begins with it. With HD 64 they
-// do not where heads are long and without masks: operands' addresses that change from tile to tile make a step 5% slower.
+// Blocks stay: while a warpgroup stores one tile, the next one's q, k and v come, and who is done begins with it. Exception: with
+// HD 64 and without masks, a block has one tile where heads are long, because operands' addresses that change from tile to tile
+// make a step 5% slower.
 //
 // Cycles of a multiprocessor per step of 64 rows and 128 keys, HD 128 (HD 64): products 1024 (512), exponentials 512,
 // 290 (260) other instructions of each warp. What was tried: docs/log/attention.md.
@@ -65,11 +66,13 @@ struct Steps {
     __device__ int key(int n) const { return (first + count - 1 - n) * step; }
 };
 
-// All tiles of a call, in the order of block_tile_of; more keys come first. Where tiles reach over the ends of a head, warpgroups
-// without rows lie before its first row, where they see few keys. With masks they lie behind its last one.
+// All tiles of a call, in the order of block_tile_of; those with more keys come first. Without masks, the last tile of a head ends
+// with its last row: a warpgroup without rows is one of the first tile, which has few steps. With masks, tiles begin with
+// the first row.
 template <int HD>
 struct Tiles {
-    // What tiles are moved by: warpgroups take part in a tile's steps as if it began with one.
+    // Tiles are moved by multiples of it. A tile of 192 rows has one step without its first warpgroup wherever it begins (compute:
+    // `begun`), a tile of 128 rows has none only where it begins with a step.
     static constexpr int unit = rows<HD> % step ? 64 : step;
     int per_head, heads, count, before;  // before: rows of the first tile that are none
 
