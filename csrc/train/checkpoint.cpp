@@ -7,15 +7,16 @@
 #include "core/file.h"
 
 namespace llamac {
-namespace {
-
-constexpr const char* removed_suffix = ".removed";
 
 std::string step_name(int64_t step) {
     char name[40];
     std::snprintf(name, sizeof name, "step_%06lld", static_cast<long long>(step));
     return name;
 }
+
+namespace {
+
+constexpr const char* removed_suffix = ".removed";
 
 bool ends_with(const std::string& name, const std::string& end) {
     return name.size() > end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0;

@@ -29,6 +29,9 @@ CheckpointFile text_file(const std::string& name, const std::string& role, const
 // The name of a rank's file: model.safetensors, or with several ranks model-00001-of-00008.safetensors.
 std::string shard_name(const std::string& stem, const Ranks& ranks, int64_t rank);
 
+// The name of a checkpoint's directory: step_000042.
+std::string step_name(int64_t step);
+
 // Writes out/step_000100 (it must not exist), then removes the oldest checkpoints beyond `keep` and what
 // interrupted writes of checkpoints left behind; for the run that owns the folder (train/output.h). Throws Error, with all earlier
 // checkpoints as they were. progress: FileWriter's. Returns the checkpoint's path. With several ranks, all of them call it,

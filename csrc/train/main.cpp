@@ -328,6 +328,9 @@ std::string Loop::rescue() {
         }
     } catch (const Error&) {  // as above
     }
+    // A rank may be lost after a checkpoint has got its name, while older ones are removed.
+    const std::string last = out.folder().path + "/" + step_name(saved_step);
+    if (exists(last)) saved = last;
     return saved.empty() ? "; there is no checkpoint" : "; the last checkpoint is " + saved;
 }
 
