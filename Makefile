@@ -111,12 +111,11 @@ sanitize: train_llama3 setup-test reference
 	ctest --test-dir build/sanitize --parallel $(JOBS) --output-on-failure $(if $(LEFT_OUT),-E '$(LEFT_OUT)')
 	LLAMAC_BUILD=build/sanitize $(PYTEST) $(SANITIZED) -m program
 
-WARP  = 64
-RACED = kernel_checks check_threads
+WARP = 64
 race: setup-test
 	cmake -S . -B build/thread$(WARP) -DLLAMAC_PLATFORM=cpu -DLLAMAC_WARP=$(WARP) -DLLAMAC_SANITIZE=thread -DLLAMAC_WERROR=ON
-	cmake --build build/thread$(WARP) --parallel $(JOBS) --target $(RACED)
-	ctest --test-dir build/thread$(WARP) --parallel $(JOBS) --output-on-failure -R 'check_(operations|emulation|tile$(if $(findstring threads,$(RACED)),|threads))'
+	cmake --build build/thread$(WARP) --parallel $(JOBS) --target kernel_checks check_threads
+	ctest --test-dir build/thread$(WARP) --parallel $(JOBS) --output-on-failure -R 'check_(operations|emulation|tile|threads)'
 	LLAMAC_BUILD=build/thread$(WARP) $(PYTEST) tests/test_platform.py -m program
 
 FUZZ_SECONDS = 1800
