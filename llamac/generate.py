@@ -131,7 +131,8 @@ class Session:
         """The largest number of tokens of an answer."""
         if self.args.tokens is not None:
             return self.args.tokens
-        return max(1, min(MOST_TOKENS, self.model.context - max(map(len, prompts))))
+        # The last token of an answer takes no place in the context: it is not read again.
+        return max(1, min(MOST_TOKENS, self.model.context - max(map(len, prompts)) + 1))
 
     def stream(self, ids: list[int], out: TextIO) -> str:
         """Prints the answer as it is made; returns it. The token that ended it is not part of its text."""

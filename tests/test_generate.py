@@ -159,7 +159,7 @@ def test_the_command(directory, tmp_path):
     assert command(directory, "--prompt", "hello", *greedy) == text + "\n"
     assert command(directory, *greedy, stdin="hello\n").startswith(text + "\n")
     # Without --tokens, as many as fit.
-    rest = ",".join(map(str, model.generate([[1] * 100], 28, GREEDY, [])[0]))
+    rest = ",".join(map(str, model.generate([[1] * 100], 29, GREEDY, [])[0]))
     assert (
         command(directory, "--prompt-ids", ",".join(["1"] * 100), "--temperature", "0", "--ignore-end")
         == rest + "\n"

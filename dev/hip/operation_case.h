@@ -331,7 +331,7 @@ inline bool holds_limits(const Case& c) {
     return true;
 }
 
-// Without values.
+// A case without values: fill_values.
 inline Case make_case(const Operation& op, const Instantiation& entry, std::vector<int64_t> size, int number,
                       bool strided, unsigned flags, unsigned nulls) {
     Case c{&op, &entry, number, strided, std::move(size), {}, {}, {}, {}};
@@ -364,8 +364,8 @@ inline const Operation* forward_of(const Operation& backward, const Derivative**
     return nullptr;
 }
 
-// A derivative's inputs that are outputs of the forward operation (attention's lse, rmsnorm's rstd) hold what that
-// gives: a variant may rely on it.
+// Random values. A derivative's inputs that are outputs of the forward operation (attention's lse, rmsnorm's rstd) hold
+// what that gives: a variant may rely on it.
 inline void fill_values(Case& c) {
     for (size_t i = 0; i < c.op->operands.size(); i++) c.values.push_back(initial_values(c, i));
     const Derivative* how = nullptr;
