@@ -583,7 +583,8 @@ void forward_cached(Model& m, const CachedRows& rows) {
 }
 
 void logits_of_rows(Model& m, int64_t first, int64_t count, std::vector<float>& logits) {
-    logits.resize(static_cast<size_t>(count * m.config.V));
+    // A planned batch may be larger than the host's memory.
+    if (!m.context.dry_run) logits.resize(static_cast<size_t>(count * m.config.V));
     for_logits(m, first, count, [&](int64_t done, const Tensor& rows) {
         if (!m.context.dry_run) copy_as(DType::f32, logits.data() + done * m.config.V, rows);
     });
