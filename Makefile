@@ -4,8 +4,9 @@
 #   make train_llama3   builds the program for the device found (PLATFORM=cpu|amd|nvidia overrides), and prepares the text
 #   make install        installs the program and its run configurations into PREFIX (default /usr/local)
 #   make test           sets up and runs the tests: minutes on two cores
-#   make test-all       the same, then slow tests, kernels with all combinations of flags, `make chaos-short`, `make levels`, `make sanitize`, `make race` at both warp sizes, a minute of
+#   make test-all       the same, then slow tests, kernels with all combinations of flags, `make warp32`, `make chaos-short`, `make levels`, `make sanitize`, `make race` at both warp sizes, a minute of
 #                       `make fuzz`, `make targets`, and mpirun over two nodes
+#   make warp32         every kernel on an emulated GPU whose warps have 32 lanes, as on NVIDIA and RDNA
 #   make chaos          kills, failing system calls, damaged files, second owners, signals: docs/reliability.md
 #   make sanitize       the program and its checks under ASan and UBSan (SANITIZED: which tests of the program)
 #   make levels         the program for every x86-64, its operations for each level of the CPU: docs/install.md
@@ -49,7 +50,7 @@ endif
 # pip installs sources only (dev/setup.sh): Python keeps what it compiles, or each process compiles PyTorch again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train_llama3 install test test-all chaos chaos-short levels sanitize race fuzz fuzz-smoke memcheck targets targets-amd isa validate bench bench-train bench-cpu reference lint format clean setup setup-test text native
+.PHONY: train_llama3 install test test-all warp32 chaos chaos-short levels sanitize race fuzz fuzz-smoke memcheck targets targets-amd isa validate bench bench-train bench-cpu reference lint format clean setup setup-test text native
 
 setup:
 	@$(SETUP)
@@ -73,11 +74,18 @@ test: train_llama3 native reference
 	LLAMAC_BUILD=$(BUILD) $(PYTEST) tests --ignore tests/test_gpu.py -m 'not slow'
 	LLAMAC_BUILD=$(BUILD) $(VENV) -m pytest -q tests/test_gpu.py
 
-test-all: test chaos-short levels sanitize race fuzz-smoke targets
+test-all: test warp32 chaos-short levels sanitize race fuzz-smoke targets
 	$(BUILD)/check_operations
 	LLAMAC_BUILD=$(BUILD) $(PYTEST) tests -m slow
 	$(MAKE) race WARP=32
 	LLAMAC_MPI_NODES=1 LLAMAC_BUILD=$(BUILD) $(VENV) -m pytest -q tests/test_nodes.py -k mpirun
+
+# Warps of 32 lanes, as on NVIDIA and RDNA; `make test` has the 64 of MI300X.
+warp32: setup-test
+	cmake -S . -B build/warp32 -DLLAMAC_PLATFORM=cpu -DLLAMAC_WARP=32
+	cmake --build build/warp32 --parallel $(JOBS) --target kernel_checks
+	ctest --test-dir build/warp32 --parallel $(JOBS) --output-on-failure -R 'check_(operations|emulation|tile|quantize)'
+	LLAMAC_BUILD=build/warp32 $(PYTEST) tests/test_platform.py -m program
 
 # One after the other: each starts a run per core.
 CHAOS = LLAMAC_BUILD=$(BUILD) $(VENV) tests/chaos

@@ -308,9 +308,8 @@ void check_planning_is_quick() {
     };
     const Config config = load_config(o.model);
     std::string message;
-    const double all = seconds([&] {
-        message = error_of([&] { check_memory(Model(config, model_options(o)), o); });
-    });
+    const double all =
+        seconds([&] { message = error_of([&] { check_memory(Model(config, model_options(o)), o); }); });
     const double one = seconds([&] { Model(config, model_options(o)); });
     check(!message.empty(), "70B with 64 sequences of 8192 tokens is more than a device has");
     // There are 8 recomputations, 6 batch sizes, 4 precisions, and some of them together.
@@ -362,7 +361,7 @@ void check_graphs() {
 
 // What begins a sample is a token of the model.
 void check_first_token() {
-    const std::string config = in_folder("first/config.json"), text = model_json;
+    const std::string text = model_json;
     fs::create_directories(in_folder("first"));
     put("first/config.json", text.substr(0, text.size() - 1) + R"(, "bos_token_id": 2000000000})");
     const Words words = {"--model", in_folder("first"), "--sample-every", "0"};
@@ -376,7 +375,7 @@ void check_first_token() {
 // Steps that end between micro-batches, by a signal or by a token that is none, change nothing: done again, they have the
 // bits of steps that nothing has disturbed. So have validation and samples.
 void check_abandoned() {
-    struct Interrupted {};
+    struct Interrupted : std::exception {};
     for (const int64_t ahead : {0, 1}) {
         const Trained whole = train(small_run(), ahead);
         Trainer t(small_run(), ahead);

@@ -23,7 +23,7 @@ else()
 endif()
 # pass-failed: what gcc vectorises, clang may not; that is slower on the host, not wrong.
 target_compile_options(llamac_platform INTERFACE
-  "$<$<COMPILE_LANGUAGE:HIP>:${LLAMAC_WARNINGS};-Wno-pass-failed;${LLAMAC_HOST_FLAGS}>")
+  "$<$<COMPILE_LANGUAGE:HIP>:${LLAMAC_WARNINGS};-Wno-pass-failed;-Wno-unknown-warning-option;${LLAMAC_HOST_FLAGS}>")
 # One OpenMP runtime, the HIP compiler's: libomp also answers the calls that gcc makes to libgomp.
 get_filename_component(llvm ${CMAKE_HIP_COMPILER} REALPATH)
 get_filename_component(llvm ${llvm} DIRECTORY)

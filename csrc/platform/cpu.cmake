@@ -28,9 +28,7 @@ if(LLAMAC_SANITIZE STREQUAL thread)
 endif()
 
 # The emulated device, on which a CPU build runs the GPU's kernels: a library of its own, and all that needs Boost.
-function(llamac_add_emulation name warp)
-  add_library(${name} STATIC csrc/platform/emulation/emulation.cpp)
-  target_compile_definitions(${name} PUBLIC LLAMAC_WARP=${warp})
-  target_include_directories(${name} PUBLIC csrc)
-  target_link_libraries(${name} PUBLIC llamac_platform PRIVATE Boost::context)
-endfunction()
+add_library(llamac_emulation STATIC csrc/platform/emulation/emulation.cpp)
+target_compile_definitions(llamac_emulation PUBLIC LLAMAC_WARP=${LLAMAC_WARP})
+target_include_directories(llamac_emulation PUBLIC csrc)
+target_link_libraries(llamac_emulation PUBLIC llamac_platform PRIVATE Boost::context)
