@@ -76,6 +76,7 @@ test: train_llama3 native reference
 
 test-all: test warp32 chaos-short levels sanitize race fuzz-smoke targets
 	$(BUILD)/check_operations
+	ctest --test-dir $(BUILD) -C slow -R headers --output-on-failure
 	LLAMAC_BUILD=$(BUILD) $(PYTEST) tests -m slow
 	$(MAKE) race WARP=32
 	LLAMAC_MPI_NODES=1 LLAMAC_BUILD=$(BUILD) $(VENV) -m pytest -q tests/test_nodes.py -k mpirun

@@ -18,7 +18,7 @@
 // --every N: every Nth shape alone. For sanitizers: whether a barrier is missing hardly depends on the shape.
 //
 // --fault NAME puts a wrong variant in the place of all others: the checks have to see it in every operation
-// to which it applies, for every combination of types; then the program ends with 1, as with any failure,
+// to which it applies, for every combination of the types' sizes; then the program ends with 1, as with any failure,
 // else with 0. Without --verbose, a combination's cases end with the first in which it was seen.
 #include <algorithm>
 #include <cstdio>
@@ -268,7 +268,7 @@ int main(int argc, char** argv) {
                     !injected == (std::strcmp(v.name, "fault") != 0) &&
                     (!where ||
                      v.backend == (std::strcmp(where, "host") == 0 ? Backend::host : Backend::device)) &&
-                    !(tally.once && has_sizes_of_another(v, e)))
+                    !((tally.once || injected) && has_sizes_of_another(v, e)))
                     check_instantiation(*op, v, e, tally);
     std::printf("%d passed, %d failed\n", tally.passed, tally.failed);
     if (tally.unseen)

@@ -300,7 +300,7 @@ def ten_steps(reference):
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("recipe", ["tensor", "delayed"])
+@pytest.mark.parametrize("recipe", [pytest.param("tensor", marks=pytest.mark.slow), "delayed"])
 def test_losses_of_ten_updates(c_states, ten_steps, gpu, recipe, dtype):
     """Trajectories part at the first code that is rounded the other way: C's from float64's as PyTorch's do.
     Ten numbers that follow from each other are one draw: the baseline is at least the root mean square over

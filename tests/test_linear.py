@@ -155,6 +155,7 @@ def test_compiled_without_a_break(recipe, device):
     assert counters["stats"]["unique_graphs"] == (2 if recipe == "delayed" else 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_inductor(device):
     """Compiled to the end: the bits of eager."""

@@ -44,7 +44,7 @@ def whole(weights: list[torch.nn.Parameter]) -> list[Part]:
     return [Part(f"{k}", k, tuple(p.shape), 0, p, slice(None)) for k, p in enumerate(weights)]
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_adamw_is_torchs(compiled):
     """Ten steps with a learning rate that changes, which compiled code must not take for a constant."""
     torch.manual_seed(3)

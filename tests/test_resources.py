@@ -13,6 +13,7 @@ sys.path.insert(0, str(ROOT / "dev/hip"))
 import loops
 import resources
 
+CHIPS = ["gfx942", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gfx90a", "gfx1100"))]
 LISTING = """\
   variant     runs on       deterministic  idea; limits
 injected: kernels with faults
@@ -161,7 +162,7 @@ def judge(rocm, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("arch", resources.CHIPS)
+@pytest.mark.parametrize("arch", CHIPS)
 def test_clean_kernels_pass(judge, arch):
     code, faults, printed = judge(HEADER + CLEAN, "--arch", arch)
     assert (code, faults) == (0, [])
@@ -196,12 +197,12 @@ def test_faults_are_seen(judge):
     assert len(faults) == len(expected), faults
 
 
-@pytest.mark.parametrize("arch", resources.CHIPS)
+@pytest.mark.parametrize("arch", CHIPS)
 def test_matrix_kernels_pass(judge, arch):
     assert judge(HEADER + MATRIX + CLEAN_MATRIX, "--arch", arch)[:2] == (0, [])
 
 
-@pytest.mark.parametrize("arch", ["gfx942", "gfx90a"])
+@pytest.mark.parametrize("arch", CHIPS[:2])
 def test_faults_of_matrix_kernels_are_seen(judge, arch):
     code, faults, _ = judge(HEADER + MATRIX + MATRIX_FAULTS, "--arch", arch)
     assert code == 1
@@ -295,7 +296,7 @@ def occupancy_source(arch: str) -> str:
     return text
 
 
-@pytest.mark.parametrize("arch", resources.CHIPS)
+@pytest.mark.parametrize("arch", CHIPS)
 def test_waves_are_the_compilers(rocm, tmp_path, arch):
     source = tmp_path / "injected.hip"
     source.write_text(occupancy_source(arch))

@@ -10,7 +10,12 @@
 // float32, and by the loss's own.
 // Throws ValueError, in one line, for what does not fit; ignore_index, and targets' type and values, are checked by our
 // cross-entropy.
-#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros_like.h>
 #include <ATen/record_function.h>
 #include <torch/library.h>
 

@@ -14,7 +14,7 @@
 // marked ~ are mutated arguments of both forms. A letter marked rows(N) may be any number of dimensions: results have
 // those of the first tensor that has it. An i32 that may be strided may be an int64, as PyTorch's targets are: its values
 // are those of the lower halves.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/accumulate.h>
 #include <torch/library.h>
