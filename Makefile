@@ -4,8 +4,8 @@
 #   make train_llama3   builds the program for the device found (PLATFORM=cpu|amd|nvidia overrides), and prepares the text
 #   make install        installs the program and its run configurations into PREFIX (default /usr/local)
 #   make test           sets up and runs the tests: minutes on two cores
-#   make test-all       the same, then slow tests, kernels with all combinations of flags, `make warp32`, `make chaos-short`, `make levels`, `make sanitize`, `make race` at both warp sizes, a minute of
-#                       `make fuzz`, `make targets`, and mpirun over two nodes
+#   make test-all       the same, then slow tests, kernels with all combinations of flags, `make warp32`, `make chaos-short`,
+#                       `make levels`, `make sanitize`, `make race` at both warp sizes, a minute of `make fuzz`, `make targets`
 #   make warp32         every kernel on an emulated GPU whose warps have 32 lanes, as on NVIDIA and RDNA
 #   make chaos          kills, failing system calls, damaged files, second owners, signals: docs/reliability.md
 #   make sanitize       the program and its checks under ASan and UBSan (SANITIZED: which tests of the program)
@@ -79,7 +79,6 @@ test-all: test warp32 chaos-short levels sanitize race fuzz-smoke targets
 	ctest --test-dir $(BUILD) -C slow -R headers --output-on-failure
 	LLAMAC_BUILD=$(BUILD) $(PYTEST) tests -m slow
 	$(MAKE) race WARP=32
-	LLAMAC_MPI_NODES=1 LLAMAC_BUILD=$(BUILD) $(VENV) -m pytest -q tests/test_nodes.py -k mpirun
 
 # Warps of 32 lanes, as on NVIDIA and RDNA; `make test` has the 64 of MI300X.
 warp32: setup-test
