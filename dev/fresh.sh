@@ -14,7 +14,7 @@ root=$PWD/build/fresh/$suite
 [ "$(id -u)" = 0 ] || { echo "fresh.sh: needs root, for debootstrap and chroot" >&2; exit 1; }
 command -v debootstrap >/dev/null || { echo "fresh.sh: no debootstrap: apt-get install debootstrap" >&2; exit 1; }
 
-received() { cat /sys/class/net/*/statistics/rx_bytes | awk '{ sum += $1 } END { printf "%.0f", sum }'; }
+received() { awk 'FILENAME !~ "/lo/" { sum += $1 } END { printf "%.0f", sum }' /sys/class/net/*/statistics/rx_bytes; }
 megabytes() { du -sxm "$root" | cut -f1; }
 
 step() {    # step NAME COMMAND...: runs it and prints what it took
