@@ -352,6 +352,7 @@ void check_graphs() {
             o.graphs = "off";
             const Trained launched = train(o, 0);
             o.graphs = "on";
+            // Emulated ones a single time, with the host ahead.
             for (int64_t ahead = kernels ? 1 : 0; ahead <= 1; ahead++)
                 check(train(o, ahead) == launched,
                       std::string("graphs give other bits, ") + (kernels ? "kernels" : o.dtype));
