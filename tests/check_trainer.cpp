@@ -1,5 +1,7 @@
 // A run without its loop: the memory that it is planned to take, and its steps, which may be started ahead,
 // replayed as graphs, interrupted and resumed without a changed bit.
+#include <sys/resource.h>
+
 #include <cmath>
 #include <ctime>
 #include <map>
@@ -237,7 +239,14 @@ Options proposed(const Config& config, const Words& flags, const std::string& wh
     return changed;
 }
 
+int64_t peak_kib() {
+    rusage used;
+    getrusage(RUSAGE_SELF, &used);
+    return used.ru_maxrss;
+}
+
 void check_refusal() {
+    const int64_t before = peak_kib();
     const Config config = load_config(small_run().model);
     check(error_of([] {
               const Options o = small_run();
@@ -284,6 +293,7 @@ void check_refusal() {
     refused("a step of too many tokens",
             {"memory: the run needs ", "no recomputation, batch size or precision makes it fit"},
             [&] { Trainer t(endless); });
+    check(peak_kib() - before < int64_t{256} << 10, "plans of batches that do not fit take no memory");
 }
 
 // Sizes whose bytes are no numbers of 64 bits.
