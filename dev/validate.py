@@ -54,11 +54,11 @@ class Machine:
 
 @dataclass(frozen=True)
 class Stage:
-    """commands: each begins where the one before has ended well. check: why their results are wrong; "": they
-    are not. without: why the stage has no place on this machine; "": it has one."""
+    """commands: each begins where the one before has ended well. check: whether their results are right, and
+    what was found, for the log. without: why the stage has no place on this machine; "": it has one."""
 
     commands: list[list]
-    check: Callable[[], str] = lambda: ""
+    check: Callable[[], tuple[bool, str]] = lambda: (True, "")
     without: str = ""
 
 
@@ -68,18 +68,18 @@ def losses(folder: Path) -> dict[int, float]:
     return {e["step"]: float("nan") if e["loss"] is None else e["loss"] for e in steps}
 
 
-def compare(one: Path, other: Path) -> str:
-    """Of two runs on the same batches: why their losses are not the same."""
+def compare(one: Path, other: Path) -> tuple[bool, str]:
+    """Whether two runs on the same batches have the same losses, and the largest difference."""
     a, b = losses(one), losses(other)
     if not a or a.keys() != b.keys():
-        return f"{one.name} has {len(a)} steps, {other.name} {len(b)}"
+        return False, f"{one.name} has {len(a)} steps, {other.name} {len(b)}"
     apart = {step: abs(a[step] - b[step]) for step in a}
     for most, steps in ((EARLY, list(a)[:EARLY_STEPS]), (LATE, list(a))):
         step = next((step for step in steps if not apart[step] <= most), None)  # also NaN
         if step is not None:
             found = f"{a[step]} of {one.name}, {b[step]} of {other.name}"
-            return f"loss of step {step}: expected a difference of at most {most}, found {found}"
-    return ""
+            return False, f"loss of step {step}: expected a difference of at most {most}, found {found}"
+    return True, f"largest difference of losses in {len(a)} steps: {max(apart.values()):.1e}"
 
 
 def stages(m: Machine) -> dict[str, Stage]:
@@ -91,10 +91,12 @@ def stages(m: Machine) -> dict[str, Stage]:
     tests = [f"tests/test_{name}.py" for name in ("gpu", "model", "trainer", "ops")]
     some = ["--operation", "rmsnorm", "--preset", "tiny"] if m.quick else []
     bench = [PYTHON, ROOT / "dev/bench.py", "--build", m.build, *some]
+    # The kernels for GPUs that matter are those of bf16.
+    short = [m.program, "--sample-every", 0, *(["--dtype", "bf16"] if gpu else [])]
     profiled = m.out / "profile/run"
-    profile = [m.program, "--steps", 15, "--profile", 10, "--sample-every", 0, "--out", profiled]
+    profile = [*short, "--steps", 15, "--profile", 10, "--out", profiled]
     counted = m.out / "counters/run"
-    count = [m.program, "--steps", 6, "--profile", 3, "--sample-every", 0, "--out", counted]
+    count = [*short, "--steps", 6, "--profile", 3, "--out", counted]
     counter = gpu and (shutil.which("ncu") or shutil.which("rocprofv3"))
     found = {
         "installation": Stage([[PYTHON, "-m", "llamac.doctor"]]),
@@ -187,9 +189,10 @@ def try_stage(name: str, stage: Stage, m: Machine, seconds: float) -> dict:
             if code != 0:
                 break
         else:
-            if reason := stage.check():
-                status = "failed"
-                log.write(f"{reason}\n")
+            right, found = stage.check()
+            log.write(f"{found}\n")
+            if not right:
+                status, reason = "failed", found
     return record | {"status": status, "reason": reason, "seconds": round(time.monotonic() - begin, 1)}
 
 

@@ -65,7 +65,9 @@ class Machine:
 def check_host(machine: Machine, platform: str) -> Iterator[Line]:
     memory = re.search(r"MemTotal:\s*(\d+) kB", machine.text("proc/meminfo"))
     gib = f"{int(memory[1]) / (1 << 20):.0f} GiB" if memory else "unknown memory"
-    yield Line("host", f"{len(os.sched_getaffinity(0))} CPU cores for this process, {gib}")
+    model = re.search(r"^model name\s*: (.+)$", machine.text("proc/cpuinfo"), re.MULTILINE)
+    cores = f"{len(os.sched_getaffinity(0))} CPU cores for this process"
+    yield Line("host", f"{cores}, {gib}{f', {model[1]}' if model else ''}")
     if platform != "cpu":
         yield from check_settings(machine, platform)
     yield Line("huge pages", machine.text("sys/kernel/mm/transparent_hugepage/enabled") or "unknown")

@@ -4,6 +4,7 @@ import json
 import sys
 import tarfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,8 +68,11 @@ SLEEP = "import time\nwhile True: print('x', flush=True); time.sleep(0.05)"
 
 
 def test_what_a_check_finds(machine):
-    record = validate.try_stage("it", Stage([python("")], check=lambda: "losses differ"), machine, 60)
+    record = validate.try_stage("it", Stage([python("")], check=lambda: (False, "losses differ")), machine, 60)
     assert (record["status"], record["reason"]) == ("failed", "losses differ")
+    record = validate.try_stage("it", Stage([python("")], check=lambda: (True, "equal")), machine, 60)
+    assert (record["status"], record["reason"]) == ("passed", "")
+    assert (machine.out / "it/console.log").read_text().endswith("\nequal\n")
 
 
 @pytest.mark.slow
@@ -96,7 +100,7 @@ def test_it_goes_on_after_a_failure_and_is_continued(command, capsys):
 def test_archive_and_page(command, machine, capsys, monkeypatch):
     table = machine.out / "good/table.md"
     stages = {
-        "good": Stage([python(f"open({str(table)!r}, 'w').write('| a table |'); print('x' * 2**20)")]),
+        "good": Stage([python(f"open({str(table)!r}, 'w').write('| a table |'); print('x' * 2**20 + '\\n7 passed in 1 s')")]),
         "machine": Stage([python("print('ok    host: 2 cores'); print('FAIL  IOMMU: on'); exit(1)")]),
     }
     command(stages)
@@ -111,8 +115,12 @@ def test_archive_and_page(command, machine, capsys, monkeypatch):
     main()
     page = capsys.readouterr().out
     assert page.startswith("# cpu\n\nValidation of llamac ") and "llamac 0.0.0" in page
-    assert "| machine | failed: " in page and "## machine failed\n\n```\nFAIL  IOMMU: on\n```" in page
-    assert page.endswith("| a table |\n")
+    assert "| machine | failed | python" in page and "| good | passed | 7 passed in 1 s | " in page
+    assert "## machine failed\n\n```\nFAIL  IOMMU: on\n```" in page
+    assert "| a table |" not in page, "of a CPU's emulated kernels"
+    read = validation.read(archive)
+    gpu = validation.render(replace(read, results=read.results | {"platform": "nvidia"}))
+    assert gpu.endswith("| a table |\n")
     to = machine.out / "page.md"
     validation.main([str(archive), "--to", str(to)])
     assert to.read_text() == page
@@ -177,8 +185,8 @@ def test_no_archive(tmp_path):
 @pytest.mark.parametrize(
     "other, expected",
     [
-        ([2.0, 1.5, 1.0], ""),
-        ([2.0, 1.501, 1.0], ""),
+        ([2.0, 1.5, 1.0], "largest difference of losses in 3 steps: 0.0e+00"),
+        ([2.0, 1.501, 1.0], "largest difference of losses in 3 steps: 1.0e-03"),
         ([2.0, 1.6, 1.0], "loss of step 2: expected a difference of at most 0.002, found 1.5 of a, 1.6 of b"),
         ([2.0, None, 1.0], "loss of step 2"),
         ([2.0, 1.5], "a has 3 steps, b 2"),
@@ -190,8 +198,8 @@ def test_losses_of_two_runs(tmp_path, other, expected):
         (tmp_path / name).mkdir()
         events = [{"event": "step", "step": i + 1, "loss": loss} for i, loss in enumerate(losses)]
         (tmp_path / name / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    found = validate.compare(tmp_path / "a", tmp_path / "b")
-    assert found.startswith(expected) and bool(found) == bool(expected)
+    right, found = validate.compare(tmp_path / "a", tmp_path / "b")
+    assert found.startswith(expected) and right == expected.startswith("largest difference")
 
 
 @pytest.mark.parametrize("platform, gpus", [("cpu", 0), ("nvidia", 1), ("nvidia", 2), ("amd", 8)])

@@ -120,7 +120,9 @@ bool set_scales(const Plan& plan, const Gemm& g, const float* a_scale, const flo
 
 Plan make_plan(Library& lib, const Gemm& g) {
     Plan plan;
-    if (!describe(plan, g)) return plan;
+    // cuBLASLt offers nothing for scales per row before it knows their addresses; it does not read them here.
+    alignas(gemm_alignment) static const float one_scale = 1;
+    if (!describe(plan, g) || !set_scales(plan, g, &one_scale, &one_scale)) return plan;
 
     hipblasLtMatmulPreference_t preference = nullptr;
     check_blas(hipblasLtMatmulPreferenceCreate(&preference), "hipblasLtMatmulPreferenceCreate");

@@ -51,6 +51,17 @@ def _failures(text: str, most: int = 12) -> list[str]:
     return (found or lines)[-most:]
 
 
+# Of a stage's log, the last line that says what the stage found.
+FOUND = re.compile(r"^(\d+ passed.*|all is well|largest difference.*|.*\bratio [\d.]+.*)$", re.MULTILINE)
+
+
+def _found(record: dict, log: str) -> str:
+    if record["status"] != "passed":
+        return record["reason"]
+    lines = FOUND.findall(log)
+    return lines[-1].replace("|", "/") if lines else ""
+
+
 def render(validation: Validation) -> str:
     """What was tried where, each stage's result, what failed, and the tables of the benchmarks."""
     results, texts = validation.results, validation.texts
@@ -59,10 +70,10 @@ def render(validation: Validation) -> str:
     parts.append("```\n" + "\n".join(results["program"]) + "\n```")
     if len(devices) > 1:
         parts.append("\n".join(f"- device {number}: {device}" for number, device in enumerate(devices)))
-    rows = ["| stage | result | seconds |", "|---|---|---:|"]
+    rows = ["| stage | result | found | seconds |", "|---|---|---|---:|"]
     for record in results["stages"]:
-        found = record["status"] + (f": {record['reason']}" if record["reason"] else "")
-        rows.append(f"| {record['stage']} | {found} | {record['seconds']:.0f} |")
+        found = _found(record, texts.get(f"{record['stage']}/console.log", ""))
+        rows.append(f"| {record['stage']} | {record['status']} | {found} | {record['seconds']:.0f} |")
     parts.append("\n".join(rows))
     for record in results["stages"]:
         if record["status"] in ("failed", "time was over"):
@@ -71,7 +82,8 @@ def render(validation: Validation) -> str:
     if machine := texts.get("machine/console.log"):
         lines = [line for line in machine.splitlines() if line.startswith(("ok ", "FAIL"))]
         parts.append("## The machine\n\n```\n" + "\n".join(lines) + "\n```")
-    parts += [text.strip() for name, text in sorted(texts.items()) if name.endswith(".md")]
+    if results["platform"] != "cpu":  # times of emulated kernels say nothing
+        parts += [text.strip() for name, text in sorted(texts.items()) if name.endswith(".md")]
     return "\n\n".join(parts) + "\n"
 
 
