@@ -88,7 +88,10 @@ def stages(m: Machine) -> dict[str, Stage]:
     tried = "`make test` has run it" if m.quick else ""
     on_device = [m.build / "check_operations", "--where", "device", "--once", "--brief"]
     sanitizer = shutil.which("compute-sanitizer")
-    tests = [f"tests/test_{name}.py" for name in ("gpu", "model", "trainer", "ops")]
+    # As in the Makefile: side by side, a thread each, but what measures a GPU's memory.
+    tests = [f"tests/test_{name}.py" for name in ("model", "trainer", "ops")]
+    workers = min((os.cpu_count() or 1) + 1, 8)
+    pytest = ["env", "OMP_NUM_THREADS=1", PYTHON, "-m", "pytest", "-q", "-n", workers, *tests]
     some = ["--operation", "rmsnorm", "--preset", "tiny"] if m.quick else []
     bench = [PYTHON, ROOT / "dev/bench.py", "--build", m.build, *some]
     # The kernels for GPUs that matter are those of bf16.
@@ -103,7 +106,7 @@ def stages(m: Machine) -> dict[str, Stage]:
         "machine": Stage([[PYTHON, "-m", "llamac.doctor", "--preflight"]]),
         "tiles": Stage([[m.build / "check_tile"]], without=tried),
         "kernels": Stage([on_device], without=tried),
-        "tests": Stage([[PYTHON, "-m", "pytest", "-q", *tests]], without=tried),
+        "tests": Stage([[PYTHON, "-m", "pytest", "-q", "tests/test_gpu.py"], pytest], without=tried),
         "memory": Stage(
             [[sanitizer, "--tool", "memcheck", "--error-exitcode", 1, *on_device]],
             without="" if gpu and sanitizer else "needs an NVIDIA GPU and compute-sanitizer",
