@@ -98,8 +98,15 @@ class Log:
             with open(os.devnull, "wb") as null:
                 os.dup2(null.fileno(), self.console.fileno())
 
-    def run(self, device: str, parameters: int, origin: str = "fresh", source: str | None = None) -> None:
-        """What the run is, besides its configuration. origin: fresh (random weights), or loaded or resumed
+    def run(
+        self,
+        device: str,
+        parameters: int,
+        ranks: int = 1,
+        origin: str = "fresh",
+        source: str | None = None,
+    ) -> None:
+        """What the run is, besides its configuration. ranks: processes, each with a device. origin: fresh (random weights), or loaded or resumed
         from the folder `source`.
         """
         self.event(
@@ -111,6 +118,7 @@ class Log:
             origin=origin,
             **{"from": source},
             parameters=parameters,
+            ranks=ranks,
             tokens_per_step=self.tokens,
         )
 

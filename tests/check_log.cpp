@@ -232,7 +232,7 @@ void check_truncate_log() {
 void write_run(const std::string& out, int64_t first) {
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> console(std::fopen("/dev/null", "w"), std::fclose);
     Log log(out, {4, 2048, 1e9, 0, false}, console.get());
-    log.describe_run("Abacus", 1000, first > 1 ? Origin{"resumed", out} : Origin{});
+    log.describe_run("Abacus", 1000, 2, first > 1 ? Origin{"resumed", out} : Origin{});
     log.start({{"model", "tiny"}});
     for (int64_t step = first; step <= 4; step++) {
         log.step({step, 8.0, 1.5, 1e-3, 1000.0});

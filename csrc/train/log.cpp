@@ -149,7 +149,7 @@ void Log::memory(const std::vector<MemoryRow>& rows) {
         if (row.is_on_host) print_row(row);
 }
 
-void Log::describe_run(const std::string& device, int64_t parameters, const Origin& origin) {
+void Log::describe_run(const std::string& device, int64_t parameters, int64_t ranks, const Origin& origin) {
     ordered_json from;  // null where there is none
     if (!origin.from.empty()) from = origin.from;
     event({{"event", "run"},
@@ -160,6 +160,7 @@ void Log::describe_run(const std::string& device, int64_t parameters, const Orig
            {"origin", origin.kind},
            {"from", from},
            {"parameters", parameters},
+           {"ranks", ranks},
            {"tokens_per_step", static_cast<int64_t>(run.tokens_per_step)}});
 }
 

@@ -50,7 +50,8 @@ struct Log {
     void memory(const std::vector<MemoryRow>& rows);
 
     // The event that opens a run: what it is, besides its configuration.
-    void describe_run(const std::string& device, int64_t parameters, const Origin& origin = {});
+    void describe_run(const std::string& device, int64_t parameters, int64_t ranks = 1,
+                      const Origin& origin = {});
     // The event with the resolved configuration, then the heading of the table of steps.
     void start(const nlohmann::ordered_json& config);
     // Saturated values are an event, and beyond most_saturated a line, where the step has a line on the console.

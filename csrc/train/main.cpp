@@ -399,7 +399,7 @@ int run_training(const Options& options, const Ranks& ranks) {
     if (!t.warnings.empty()) log.print(t.warnings);
     if (!t.resumed_from.empty()) log.print("resuming from " + t.resumed_from);
     ranks.together([&] {
-        log.describe_run(computing_device(), count_parameters(t.config), origin_of(t));
+        log.describe_run(computing_device(), count_parameters(t.config), ranks.count, origin_of(t));
         log.start(to_json(options));
     });
     const auto [saved, signal] = train(t, out, log, shape.peak_flops);

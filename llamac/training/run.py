@@ -277,7 +277,7 @@ def begin(r: Run) -> None:
     origin = ("loaded", o.model) if o.init == "load" else ("fresh", None)
     if r.saved:
         origin = "resumed", r.saved
-    r.log.run(name, config.num_parameters(), *origin)
+    r.log.run(name, config.num_parameters(), world(), *origin)
     r.log.start(o.to_dict())
     if out and o.profile:
         r.profiler = Profiler(out, o.profile, o.steps, r.device, DTYPES[o.dtype], r.finished + 1)
