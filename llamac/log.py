@@ -106,8 +106,8 @@ class Log:
         origin: str = "fresh",
         source: str | None = None,
     ) -> None:
-        """What the run is, besides its configuration. ranks: processes, each with a device. origin: fresh (random weights), or loaded or resumed
-        from the folder `source`.
+        """What the run is, besides its configuration. ranks: processes, each with a device. origin: fresh
+        (random weights), or loaded or resumed from the folder `source`.
         """
         self.event(
             "run",

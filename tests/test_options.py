@@ -498,7 +498,7 @@ def written_log(out: Path, losses: list[float]) -> str:
     """A run's log in out; returns what stood on the console."""
     console = io.StringIO()
     log = Log(out, steps=len(losses), tokens=2048, flops_per_token=1e9, peak_tflops=10, console=console)
-    log.run("Abacus", 2_400_000, "loaded", "models/mine")
+    log.run("Abacus", 2_400_000, 2, "loaded", "models/mine")
     log.start(Options().to_dict())
     log.val(0, 8.3)
     for step, loss in enumerate(losses, 1):
