@@ -482,16 +482,23 @@ def test_tinyshakespeare(tmp_path, monkeypatch):
     assert tokenizer.load(tmp_path / "o" / "tokenizer.tiktoken").decode([*val, *train]) == marked
 
 
-def test_names_of_the_hub(tmp_path, ranks, monkeypatch):
-    """Rows as `datasets` streams them, and what a name of ours asks the hub for."""
+@pytest.fixture
+def asked(monkeypatch) -> list[tuple]:
+    """What is asked of the hub, which has three rows in each split of every data set."""
     datasets = pytest.importorskip("datasets")
-    asked = []
+    found = []
 
     def load_dataset(name, config, split, streaming):
-        asked.append((name, config, split, streaming))
-        return iter([{"text": f"{split} {i}", "n": i} for i in range(3)])
+        found.append((name, config, split, streaming))
+        rows = [{"text": f"{split} {i}", "n": i} for i in range(3)]
+        return datasets.Dataset.from_list(rows).to_iterable_dataset()
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    return found
+
+
+def test_names_of_the_hub(tmp_path, ranks, asked):
+    """Rows as `datasets` streams them, and what a name of ours asks the hub for."""
     flags = ("--tokenizer", ranks, "--workers", 1)
     make(
         "--dataset", "some/set:small", "--split", "dev", *flags, "--val-fraction", 0, "--out", tmp_path / "o"
@@ -505,10 +512,77 @@ def test_names_of_the_hub(tmp_path, ranks, monkeypatch):
         ("roneneldan/TinyStories", None, "validation", True),
         ("roneneldan/TinyStories", None, "train", True),
     ]
-    with pytest.raises(
-        InputError, match="some/set@train: row 1: expected a field body, found text, n: name it by"
-    ):
+    with pytest.raises(InputError, match="some/set@train: expected a field body, found text, n: name it by"):
         make("--dataset", "some/set", "--field", "body", *flags, "--out", tmp_path / "q")
+
+
+def test_mix_of_the_hub(tmp_path, ranks, asked):
+    """Data sets with a name in llamac and any others get the names that the user gives them."""
+    named = ("a=c4", "b=fineweb-edu", "d=hub:some/set:small", "--dataset", "other/set")
+    shares = ("a=1", "b=1", "d=1", "other/set=1")
+    make(*named, "--mix", *shares, "--tokenizer", ranks, "--val-fraction", 0, "--out", tmp_path / "o")
+    assert sorted(stories(tmp_path / "o", "train")) == sorted(
+        f"train {i}" for i in range(3) for _ in range(4)
+    )
+    assert stories(tmp_path / "o", "val") == [f"validation {i}" for i in range(3)]
+    index = json.loads((tmp_path / "o" / "index.json").read_text())
+    found = {source["name"]: source["mix"] for source in index["sources"]}
+    assert found == {"a (validation)": None, "a": 0.25, "b": 0.25, "d": 0.25, "other/set": 0.25}
+    assert asked[2:] == [
+        ("HuggingFaceFW/fineweb-edu", "sample-10BT", "train", True),
+        ("some/set", "small", "train", True),
+        ("other/set", None, "train", True),
+    ]
+
+
+def test_a_lost_connection(tmp_path, ranks, monkeypatch):
+    """The same command continues, to the same bytes, and does not read whole files of the data set again."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(documents, "BLOCK_BYTES", 2000)
+    monkeypatch.setattr(prepare, "_SAVE_SECONDS", 0)
+    found, read, lost = texts(120, 1), [], [100]
+
+    def rows(files):
+        for file in files:
+            for i in range(file, file + 20):
+                if i in lost:
+                    raise ConnectionError("reset by peer")
+                read.append(i)
+                yield {"text": found[i]}
+
+    def load_dataset(*_, **__):
+        return datasets.IterableDataset.from_generator(rows, gen_kwargs={"files": list(range(0, 120, 20))})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    flags = ("hub:some/set", "--tokenizer", ranks, "--shard-tokens", 3000, "--workers", 2, "--out")
+    with pytest.raises(
+        InputError, match=r"read it from the hub: reset by peer; .*, and the same command conti"
+    ):
+        make(*flags, tmp_path / "o")
+    lost.clear()
+    state = json.loads((tmp_path / "o" / "partial" / "state.json").read_text())
+    row = state["feeds"][0]["after"][1]
+    read.clear()
+    make(*flags, tmp_path / "o")
+    assert 20 < row < 100 and read == list(range(row // 20 * 20, 120))
+    make(*flags, tmp_path / "p")
+    assert content(tmp_path / "o") == content(tmp_path / "p")
+
+
+def test_bad_input_late(tmp_path, ranks, monkeypatch, capsys):
+    """What was prepared before it is kept."""
+    monkeypatch.setattr(documents, "BLOCK_BYTES", 2000)
+    monkeypatch.setattr(prepare, "_SAVE_SECONDS", 0)
+    found = texts(200, 1)
+    (tmp_path / "a.jsonl").write_bytes(lines(found[:100]) + b"{broken\n" + lines(found[100:]))
+    flags = (tmp_path / "a.jsonl", "--tokenizer", ranks, "--val-fraction", 0, "--workers", 1, "--out")
+    kept = f"{tmp_path / 'o' / 'partial'} keeps the finished part, and the same command continues it"
+    with pytest.raises(InputError, match=f"line 101: broken JSON: --strict is set; .*; {re.escape(kept)}$"):
+        make(*flags, tmp_path / "o", "--strict")
+    make(*flags, tmp_path / "o")
+    assert "continues after" in capsys.readouterr().out
+    make(*flags, tmp_path / "p")
+    assert content(tmp_path / "o") == content(tmp_path / "p") and tokens(tmp_path / "o") == expected(found)
 
 
 def test_the_hub_without_a_network(tmp_path, ranks):
@@ -611,7 +685,9 @@ def test_broken_lines(tmp_path, ranks, capsys):
     for line, reason in reasons.items():
         assert f"left out: {path}: line {line}: {reason}\n" in said
     assert "left out: 3 broken JSON, 1 no field 'text', 1 no text, 1 int instead of text" in said
-    with pytest.raises(InputError, match=r"a.jsonl: line 2: broken JSON, and --strict is set$"):
+    with pytest.raises(
+        InputError, match=r"a.jsonl: line 2: broken JSON: --strict is set; without it, such doc"
+    ):
         make(*flags, "--strict", "--out", tmp_path / "p")
     assert not (tmp_path / "p").exists()
 
@@ -710,17 +786,19 @@ def test_a_worker_that_dies(tmp_path, ranks, monkeypatch):
 def test_progress(monkeypatch, capsys):
     """A line now and then where stderr is no terminal; a bar on one."""
     shown = progress.Progress(1_000_000)
-    line = shown.line(250_000, 12345, shown._begin + 5)
+    line = shown.line(250_000, 12345, 10, shown._begin + 5)
     assert line == " 25% of 1 MB, 12,345 tokens, 0.1 MB/s, 0:15 left"
-    assert progress.Progress(None).line(5_000_000, 7, shown._begin + 10).startswith("5 MB, 7 tokens, ")
-    shown.show(1, 1)
+    stream = progress.Progress(None, 0, 1_000_000)  # continued
+    line = stream.line(0, 5_000_000, 12_000, stream._begin + 10)
+    assert line == "12,000 documents, 5,000,000 tokens, 400,000 tokens/s"
+    shown.show(1, 1, 1)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0)
-    shown.show(500_000, 1)
+    shown.show(500_000, 1, 1)
     assert capsys.readouterr().err.count("\n") == 1
     shown._terminal = True
     monkeypatch.setattr(progress, "_TERMINAL_SECONDS", 0)
-    shown.show(500_000, 1)
+    shown.show(500_000, 1, 1)
     said = capsys.readouterr().err
     assert said.startswith("\r[############            ]  50% of 1 MB") and "\n" not in said
     shown.close()

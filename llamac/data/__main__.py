@@ -1,8 +1,8 @@
 """`python -m llamac.data INPUT... --tokenizer FILE --out DIR` writes token files for training.
 
-INPUT is a list of files, folders, patterns, - (standard input), or names of the list below. Formats are text,
-JSON lines, Parquet and Arrow, also compressed (.gz, .zst), and folders that the datasets library wrote.
-docs/training.md, "Your own text", explains every flag.
+INPUT is a list of files, folders, patterns, - (standard input), hub:NAME[:CONFIG] (a data set of the Hugging
+Face hub), or names of the list below. Formats are text, JSON lines, Parquet and Arrow, also compressed (.gz,
+.zst), and folders that the datasets library wrote. docs/training.md, "Your own text", explains every flag.
 """
 
 import argparse
@@ -30,6 +30,7 @@ VAL_FRACTION, SHARD_TOKENS = 0.05, 1 << 27
 MOST_TRAINING_BYTES = 128 << 20  # of text, for a tokenizer
 _NAMED = re.compile(r"([\w.-]+)=(.+)", re.DOTALL)
 _STDLIB_VOCAB = 4096
+_HUB = "hub:"  # before a data set's name in an input
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("input", nargs="*", help="inputs; NAME=INPUT names one for --mix")
     add("--out", type=Path, metavar="DIR", help="folder of the shards (for a data set's name: data/NAME)")
-    add("--dataset", metavar="NAME[:CONFIG]", help="stream a data set of the hub (needs datasets)")
+    add("--dataset", metavar="NAME[:CONFIG]", help="the same as the input hub:NAME[:CONFIG] (needs datasets)")
     add(
         "--split",
         default="train",
@@ -132,19 +133,21 @@ def _is_name(text: str) -> bool:
 def _sources(a: argparse.Namespace, reading: Reading) -> list[Source]:
     """What the arguments name, with the weights of a mix."""
     found: list[Source] = []
-    for argument in a.input:
+    for argument in [*a.input, *([_HUB + a.dataset] if a.dataset else [])]:
         named = None if Path(argument).exists() else _NAMED.fullmatch(argument)
         name, target = (named[1], named[2]) if named else (argument, argument)
         if _is_name(target):
             if target == "stdlib":
                 raise InputError("stdlib: expected no other inputs, found some: it has its own tokenizer")
-            found += recipes.sources(target, reading, a.out, a.local)
+            found += recipes.sources(target, name, reading, a.out, a.local)
+            continue
+        if target.startswith(_HUB):
+            dataset = target.removeprefix(_HUB)
+            label = name if named else dataset.partition(":")[0]
+            found.append(Source(label, [hub.describe(dataset, a.split)], reading))
             continue
         files, refused = find(target, a.out, a.format, a.split)
         found.append(Source(name, files, reading, refused=refused))
-    if a.dataset:
-        dataset, _, config = a.dataset.partition(":")
-        found.append(Source(dataset, [hub.describe(dataset, config, a.split)], reading))
     if a.mix:
         return _mixed(found, a.mix)
     only = [file for source in found for file in source.files]
@@ -200,14 +203,17 @@ def _tokenizer(a: argparse.Namespace, name: str) -> Any:
 
 @contextmanager
 def _partial_folder(out: Path) -> Iterator[None]:
-    """The folder of a run that is not done, and those above it. Bad input leaves nothing behind; a run that
-    is stopped leaves what it needs to go on.
+    """The folder of a run that is not done, and those above it. A run that is stopped leaves what it needs to
+    go on. So does one that bad input or a lost connection ends; before its first state it leaves nothing.
     """
     missing = [path for path in (out, *out.parents) if not path.exists()]
     (out / PARTIAL).mkdir(parents=True, exist_ok=True)
     try:
         yield
-    except InputError:
+    except InputError as error:
+        if (out / PARTIAL / STATE).exists():
+            kept = f"{out / PARTIAL} keeps the finished part, and the same command continues it"
+            raise InputError(f"{error}; {kept}") from None
         shutil.rmtree(missing[-1] if missing else out / PARTIAL, ignore_errors=True)
         raise
 

@@ -6,8 +6,9 @@ blocks of an input do not depend on the number of workers.
 
 import codecs
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import xxhash
@@ -49,13 +50,14 @@ class Block:
     """Content by kind: pieces: of Piece; jsonl: bytes of whole lines; arrow: bytes in Arrow's stream format,
     of one column. `first`: the line or row that it begins with, from 1. `read`: bytes of the file so far, as
     it lies on disk. `skipped`: (path, line, reason) of documents that are left out already. `after`: [index
-    of the file, place in it].
+    of the file, place in it], where the place is a byte, a row, a number of pieces, or, of a stream, its
+    number of rows and its state.
     """
 
     kind: str
     path: str
     content: Any
-    after: list[int]
+    after: list[Any]
     first: int = 1
     read: int = 0
     skipped: list[tuple[str, int, str]] = field(default_factory=list)
@@ -83,7 +85,7 @@ def split_of(content: bytes, val_fraction: float) -> str:
     return "val" if xxhash.xxh3_64_intdigest(content, seed=VAL_SEED) < val_fraction * 2**64 else "train"
 
 
-def blocks(files: list[InputFile], how: Reading, start: list[int]) -> Iterator[Block]:
+def blocks(files: list[InputFile], how: Reading, start: list[Any]) -> Iterator[Block]:
     """The blocks of the files, one after the other, from `start` on: the `after` of the block before, [0] at
     first.
     """
@@ -91,12 +93,12 @@ def blocks(files: list[InputFile], how: Reading, start: list[int]) -> Iterator[B
     skipped: list[tuple[str, int, str]] = []
     size = 0
     for index in range(start[0], len(files)):
-        file, place = files[index], start[1] if index == start[0] and len(start) > 1 else 0
-        if file.kind not in ("text", "hub") and not how.articles:
+        file, place = files[index], start[1:] if index == start[0] else []
+        if file.kind != "text" and not how.articles:
             if held or skipped:
                 yield Block("pieces", file.path, held, [index], skipped=skipped)
                 held, skipped, size = [], [], 0
-            for block in (_lines if file.kind == "jsonl" else _tables)(file, how, place):
+            for block in _READERS[file.kind](file, how, *place):
                 block.after = [index, *block.after]
                 yield block
             continue
@@ -106,7 +108,7 @@ def blocks(files: list[InputFile], how: Reading, start: list[int]) -> Iterator[B
             skipped.append((file.path, 0, reason))
             continue
         for number, (piece, read) in enumerate(_pieces(file, how), 1):
-            if number <= place:
+            if place and number <= place[0]:
                 continue
             held.append(piece)
             size += len(piece.text) if isinstance(piece.text, str) else 1
@@ -120,7 +122,7 @@ def blocks(files: list[InputFile], how: Reading, start: list[int]) -> Iterator[B
 # JSON lines
 
 
-def _lines(file: InputFile, how: Reading, offset: int) -> Iterator[Block]:
+def _lines(file: InputFile, how: Reading, offset: int = 0) -> Iterator[Block]:
     """Blocks of whole lines from the byte `offset` on. Where one ends depends on where it begins alone, so
     that a run that goes on there meets the same blocks. A line of more than MOST_DOCUMENT bytes is left out.
     """
@@ -213,7 +215,7 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-def _tables(file: InputFile, how: Reading, row: int) -> Iterator[Block]:
+def _tables(file: InputFile, how: Reading, row: int = 0) -> Iterator[Block]:
     """The column from `row` on, in batches put together to about BLOCK_BYTES."""
     held: list[Any] = []
     first = size = read = 0
@@ -240,6 +242,36 @@ def _table_block(file: InputFile, batches: list[Any], first: int, read: int) -> 
             writer.write_batch(batch)
     rows = sum(batch.num_rows for batch in batches)
     return Block("arrow", file.path, sink.getvalue().to_pybytes(), [first + rows], first + 1, read)
+
+
+# The hub
+
+
+def _streamed(
+    file: InputFile, how: Reading, row: int = 0, start: dict[str, Any] | None = None
+) -> Iterator[Block]:
+    """Blocks of rows of a stream, after its first `row`, behind which the state `start` is."""
+    held: list[Piece] = []
+    size = 0
+    state = start
+    rows = hub.rows(file.path, how.field, start)
+    for text, state in islice(rows, 0 if start else row, None):  # earlier versions wrote the row alone
+        row += 1
+        held.append(Piece(text, file.path, row, split=how.split))
+        size += len(text) if isinstance(text, str) else 1
+        if size >= BLOCK_BYTES:
+            yield Block("pieces", file.path, held, [row, state])
+            held, size = [], 0
+    if held:
+        yield Block("pieces", file.path, held, [row, state])
+
+
+_READERS: dict[str, Callable[..., Iterator[Block]]] = {
+    "jsonl": _lines,
+    "parquet": _tables,
+    "arrow": _tables,
+    "hub": _streamed,
+}
 
 
 # Text
@@ -326,8 +358,7 @@ def _joined(lines: Iterable[str]) -> Iterator[str]:
 def _pieces(file: InputFile, how: Reading) -> Iterator[tuple[Piece, int]]:
     """(piece, bytes of the file read) of a text, or of the articles of any file."""
     if file.kind != "text":
-        rows = hub.rows(file.path, how.field) if file.kind == "hub" else _rows(file, how)
-        for number, text in enumerate(_joined(rows) if how.articles else rows, 1):
+        for number, text in enumerate(_joined(_rows(file, how)), 1):
             yield Piece(text, file.path, number, split=how.split), 0
         return
     with Stream(file) as stream:
@@ -370,10 +401,13 @@ def _guarded(file: InputFile, texts: Iterator[str]) -> Iterator[str]:
 
 
 def _rows(file: InputFile, how: Reading) -> Iterator[str]:
-    """The texts of a table or of JSON lines."""
+    """The texts of a stream, a table or JSON lines."""
     from llamac.data.encode import values
 
-    for block in (_lines if file.kind == "jsonl" else _tables)(file, how, 0):
+    if file.kind == "hub":
+        yield from (text for text, _ in hub.rows(file.path, how.field))
+        return
+    for block in _READERS[file.kind](file, how):
         for _, value, reason in values(block, how.field):
             if reason or not isinstance(value, str):
                 raise InputError(

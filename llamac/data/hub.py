@@ -7,26 +7,37 @@ from llamac.data.inputs import InputFile, requires
 from llamac.errors import InputError
 
 
-def describe(name: str, config: str | None, split: str) -> InputFile:
+def describe(dataset: str, split: str) -> InputFile:
     """An input: NAME, or NAME:CONFIG, and the split behind a @."""
-    return InputFile(f"{name}{':' + config if config else ''}@{split}", "hub")
+    return InputFile(f"{dataset}@{split}", "hub")
 
 
-def rows(path: str, field: str) -> Iterator[Any]:
-    """The field of each row. Raises InputError: no library, no network, no such data set, split or field."""
+def rows(path: str, field: str, state: dict[str, Any] | None = None) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """(field, state of the stream after it) of each row; `state`: of an earlier stream, which goes on. Files
+    of the data set that lie before a state are not read again. Raises InputError: no library, no network, no
+    such data set, split or field.
+    """
     name, _, split = path.rpartition("@")
     name, _, config = name.partition(":")
     datasets = requires("datasets", path)
     try:
         data = datasets.load_dataset(name, config or None, split=split, streaming=True)
-        for number, row in enumerate(data, 1):
-            if field not in row:
-                found = f"{', '.join(row)}: name it by --field"
-                raise InputError(f"{path}: row {number}: expected a field {field}, found {found}")
-            yield row[field]
+        if data.column_names is not None:  # else only the rows say which fields there are
+            _check_field(path, field, data.column_names)
+            data = data.select_columns(field)  # the others, which may be images, are not decoded
+        if state:
+            data.load_state_dict(state)
+        for row in data:
+            _check_field(path, field, list(row))
+            yield row[field], data.state_dict()
     except InputError:
         raise
     except Exception as error:  # datasets, huggingface_hub and the network have dozens
         lines = str(error).splitlines() or [type(error).__name__]
         help = "without a network, fetch its files on another machine and name them"
         raise InputError(f"{path}: cannot read it from the hub: {lines[0][:200]}; {help}") from None
+
+
+def _check_field(path: str, field: str, names: list[str]) -> None:
+    if field not in names:
+        raise InputError(f"{path}: expected a field {field}, found {', '.join(names)}: name it by --field")

@@ -64,7 +64,7 @@ class _Feed:
 
     def __init__(self, source: Source, state: dict[str, Any]):
         self.source = source
-        self.after: list[int] = state.get("after", [0])
+        self.after: list[Any] = state.get("after", [0])
         self.used: int = state.get("used", 0)  # pieces of the first block that are written
         self.counted: bool = state.get("counted", False)  # whether what it left out is
         self.open: bool = state.get("open", False)  # whether a document goes on in what comes next
@@ -124,13 +124,13 @@ class Run:
         work = _Work(self.sources, self.encoder, self.dtype)
         workers = Workers(self.settings.workers, work)
         total = _total_bytes(self.sources)
-        progress = Progress(total, self._bytes_read())
+        progress = Progress(total, self._bytes_read(), self._tokens())
         try:
             while self._step(workers):
                 if stopped():
                     self.save()
                     raise KeyboardInterrupt
-                progress.show(self._bytes_read(), sum(w.tokens for w in self.writers.values()))
+                progress.show(self._bytes_read(), self._tokens(), self.documents.total())
         finally:
             progress.close()
             workers.close()
@@ -186,9 +186,10 @@ class Run:
         left = [feed for feed in self.feeds if feed.more or feed.waiting]
         if not left or left[0].source.weight is None:
             return left[0] if left else None
-        total = sum(feed.given for feed in self.feeds)
-        behind = [(feed.source.weight or 0) * total - feed.given for feed in self.feeds]
-        feed = next((feed for feed in left if feed.open), self.feeds[int(np.argmax(behind))])
+        mixed = [feed for feed in self.feeds if feed.source.weight is not None]
+        total = sum(feed.given for feed in mixed)
+        behind = [(feed.source.weight or 0) * total - feed.given for feed in mixed]
+        feed = next((feed for feed in left if feed.open), mixed[int(np.argmax(behind))])
         if feed not in left:
             self._ended_by = feed.source.name
             return None
@@ -248,13 +249,16 @@ class Run:
 
     def _note(self, where: str, reason: str) -> None:
         if self.settings.strict:
-            raise InputError(f"{where}: {reason}, and --strict is set")
+            raise InputError(f"{where}: {reason}: --strict is set; without it, such documents are left out")
         self._named += 1
         if self._named <= MOST_NAMED:
             print(f"left out: {where}: {reason}", flush=True)
 
     def _bytes_read(self) -> int:
         return sum(feed.bytes_read() for feed in self.feeds)
+
+    def _tokens(self) -> int:
+        return sum(writer.tokens for writer in self.writers.values())
 
     # the end
 
@@ -276,6 +280,7 @@ class Run:
             writer.finish()
         train, val = self.writers["train"], self.writers["val"]
         if train.tokens + val.tokens == 0:
+            (self.folder / STATE).unlink(missing_ok=True)  # there is nothing to continue
             why = ", ".join(f"{n} left out: {reason}" for reason, n in self.left_out.most_common(3))
             names = ", ".join(source.name for source in self.sources[:3])
             raise InputError(f"{names}: expected documents, found none{': ' if why else ''}{why}")

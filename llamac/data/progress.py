@@ -14,34 +14,37 @@ def _clock(seconds: float) -> str:
 
 
 class Progress:
-    """`total`: bytes of all input files, None where it is not known. Rates leave out what an earlier run
-    did.
+    """`total`: bytes of all input files, None where it is not known. `done`, `tokens`: what an earlier run
+    did, which rates leave out.
     """
 
-    def __init__(self, total: int | None, done: int = 0):
-        self._total, self._first = total, done
+    def __init__(self, total: int | None, done: int = 0, tokens: int = 0):
+        self._total, self._first, self._first_tokens = total, done, tokens
         self._terminal = sys.stderr.isatty()
         self._begin = self._last = time.monotonic()
         self._width = 0
 
-    def line(self, done: int, tokens: int, now: float) -> str:
-        """The text: done of the total, tokens, and their rates since the begin."""
+    def line(self, done: int, tokens: int, documents: int, now: float) -> str:
+        """The text: done of the total, tokens, and bytes per second; without a total, documents, tokens, and
+        tokens per second.
+        """
         seconds = max(now - self._begin, 1e-9)
-        rate = (done - self._first) / seconds
-        speed = f"{tokens:,} tokens, {rate / 1e6:.1f} MB/s"
         if not self._total:
-            return f"{done / 1e6:,.0f} MB, {speed}"
+            speed = (tokens - self._first_tokens) / seconds
+            return f"{documents:,} documents, {tokens:,} tokens, {speed:,.0f} tokens/s"
+        rate = (done - self._first) / seconds
         share = min(1.0, done / self._total)
         left = _clock((self._total - done) / rate) if rate > 0 and done <= self._total else "?"
         bar = f"[{'#' * round(share * _BAR):{_BAR}}] " if self._terminal else ""
-        return f"{bar}{share:4.0%} of {self._total / 1e6:,.0f} MB, {speed}, {left} left"
+        size = f"{self._total / 1e6:,.0f} MB"
+        return f"{bar}{share:4.0%} of {size}, {tokens:,} tokens, {rate / 1e6:.1f} MB/s, {left} left"
 
-    def show(self, done: int, tokens: int) -> None:
+    def show(self, done: int, tokens: int, documents: int) -> None:
         now = time.monotonic()
         if now - self._last < (_TERMINAL_SECONDS if self._terminal else _LINE_SECONDS):
             return
         self._last = now
-        text = self.line(done, tokens, now)
+        text = self.line(done, tokens, documents, now)
         if self._terminal:
             print(f"\r{text:{self._width}}", end="", file=sys.stderr, flush=True)
             self._width = len(text)

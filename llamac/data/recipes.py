@@ -22,12 +22,12 @@ END_OF_TEXT = "<|endoftext|>"
 
 @dataclass(frozen=True)
 class Recipe:
-    """hub: a data set's name and configuration; url: of a text file instead. has_val: whether it comes with a
+    """hub: NAME or NAME:CONFIG; url: of a text file instead. has_val: whether it comes with a
     validation split. separator: of a text file of it. val_tokens, tokenizer: where the flags say nothing.
     """
 
     about: str
-    hub: tuple[str, str | None] | None = None
+    hub: str = ""
     url: str = ""
     has_val: bool = False
     separator: str = ""
@@ -37,7 +37,7 @@ class Recipe:
 
 
 def _wikitext(size: str) -> Recipe:
-    hub_name = ("Salesforce/wikitext", f"wikitext-{size}-raw-v1")
+    hub_name = f"Salesforce/wikitext:wikitext-{size}-raw-v1"
     return Recipe(f"articles of Wikipedia, WikiText-{size}", hub_name, has_val=True, articles=True)
 
 
@@ -48,19 +48,21 @@ RECIPES = {
         url=_SHAKESPEARE, separator="\n\n", val_tokens=32768, tokenizer="gpt2",
     ),
     "tinystories": Recipe(
-        "TinyStories", ("roneneldan/TinyStories", None), has_val=True, separator=END_OF_TEXT
+        "TinyStories", "roneneldan/TinyStories", has_val=True, separator=END_OF_TEXT
     ),
     "wikitext-2": _wikitext("2"),
     "wikitext-103": _wikitext("103"),
-    "c4": Recipe("C4, English", ("allenai/c4", "en"), has_val=True),
+    "c4": Recipe("C4, English", "allenai/c4:en", has_val=True),
     "fineweb-edu": Recipe(
-        "FineWeb-Edu, the sample of 10 billion tokens", ("HuggingFaceFW/fineweb-edu", "sample-10BT")
+        "FineWeb-Edu, the sample of 10 billion tokens", "HuggingFaceFW/fineweb-edu:sample-10BT"
     ),
 }  # fmt: skip
 
 
-def sources(name: str, reading: Reading, out: Path, local: str | None) -> list[Source]:
-    """The sources of a data set by its name: a validation split, where it has one, then training."""
+def sources(name: str, label: str, reading: Reading, out: Path, local: str | None) -> list[Source]:
+    """The sources of a data set by its name: a validation split, where it has one, then training. `label`:
+    what the user calls them.
+    """
     recipe = RECIPES[name]
     how = replace(reading, separator=reading.separator or recipe.separator, articles=recipe.articles)
     if local:
@@ -70,14 +72,13 @@ def sources(name: str, reading: Reading, out: Path, local: str | None) -> list[S
         if not train:
             raise InputError(f"{local}: expected files of {name}, found none for training")
     elif recipe.hub:
-        dataset, config = recipe.hub
-        val = [hub.describe(dataset, config, "validation")] if recipe.has_val else []
-        train, refused = [hub.describe(dataset, config, "train")], []
+        val = [hub.describe(recipe.hub, "validation")] if recipe.has_val else []
+        train, refused = [hub.describe(recipe.hub, "train")], []
     else:
         val, train, refused = [], [_downloaded(name, recipe.url, out)], []
-    found = [Source(name, train, replace(how, split="train" if val else how.split), refused=refused)]
+    found = [Source(label, train, replace(how, split="train" if val else how.split), refused=refused)]
     if val:
-        found.insert(0, Source(f"{name} (validation)", val, replace(how, split="val")))
+        found.insert(0, Source(f"{label} (validation)", val, replace(how, split="val")))
     return found
 
 
