@@ -132,14 +132,17 @@ def collect(out: Path, program: Path, operations: set[str]) -> dict[str, Counter
 
 
 def run_flags(out: Path, to: Path) -> list[str]:
-    """The flags of two steps as in the run in `out`, without its validation, samples and checkpoints."""
+    """The flags of two steps as in the run in `out`, on one device, without its validation, samples and
+    checkpoints."""
     start = next((event for event in read_log(out / "log.jsonl") if event["event"] == "start"), None)
     if start is None:
         raise InputError(f"{out / 'log.jsonl'}: expected an event start, found none; profile the run again")
     flags = {key: value for key, value in start.items() if key not in ("event", "time")}
-    # A replayed graph is one launch, whose kernels have no ranges. One micro-batch has all operations.
+    # A replayed graph is one launch, whose kernels have no ranges. One micro-batch has all operations. The
+    # log has no --devices, so the program starts one rank, and --shard-group has to divide 1.
     flags |= {"graphs": "off", "steps": 2, "warmup-steps": 0, "resume": "none", "out": str(to), "profile": 0}
     flags |= {"val-data": "", "eval-every": 0, "sample-every": 0, "checkpoint-every": -1}
+    flags["shard-group"] = 0
     flags["total-batch-size"] = start["batch-size"] * start["seq-len"]
     words = []
     for key, value in flags.items():

@@ -8,7 +8,7 @@ HOSTILE = "</script><script>alert(1)</script><!-- <b onload='x'> &amp; \u2028 \U
 def run_event(**more) -> dict:
     return {"event": "run", "time": "2026-11-23T09:00:00.000Z", "host": "h", "device": "D", "version": "0",
             "commit": "c", "origin": "fresh", "from": None, "parameters": 1200,
-            "tokens_per_step": 2048} | more  # fmt: skip
+            "ranks": 1, "tokens_per_step": 2048} | more  # fmt: skip
 
 
 def start_event(**more) -> dict:

@@ -152,7 +152,7 @@ def out(tmp_path):
         "total-batch-size": 64,
         "steps": 9,
     }
-    start |= {"kernel": ["a=b", "c=d"], "graphs": "on", "out": str(folder), "profile": 3}
+    start |= {"shard-group": 2, "kernel": ["a=b", "c=d"], "graphs": "on", "out": str(folder), "profile": 3}
     (folder / "log.jsonl").write_text(json.dumps(start) + "\n")
     (tmp_path / "train_llama3").write_text("")
     return folder
@@ -203,7 +203,8 @@ def test_the_command_with_ncu(command, out):
     assert ["matmul_forward", "library", "2", "60"] in [row[:4] for row in table]
     words = (out / "counters/console.log").read_text()
     for expected in ("'--graphs', 'off'", "'--steps', '2'", "'--kernel', 'a=b', '--kernel', 'c=d'",
-                     "'--total-batch-size', '32'", "'--clock-control', 'none'"):  # fmt: skip
+                     "'--total-batch-size', '32'", "'--shard-group', '0'",
+                     "'--clock-control', 'none'"):  # fmt: skip
         assert expected in words
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from launch import needs
 from report_logs import HOSTILE, a_run, run_event, start_event, step_event, write
+from run import flags
 
 from llamac import plot
 from llamac.errors import InputError
@@ -373,12 +375,28 @@ def test_metrics(tmp_path):
     assert [row.step for row in metrics.rows(log, 1, after=48)] == [49, 50]
 
 
-def test_devices(tmp_path):
-    sizes = {"batch-size": 4, "seq-len": 256, "total-batch-size": 0, "devices": 1}
-    assert metrics.devices_of(read(write(tmp_path, [run_event(), start_event(**sizes)]))) == 2
-    sizes |= {"total-batch-size": 2048, "devices": 8}
-    assert metrics.devices_of(read(write(tmp_path, [run_event(), start_event(**sizes)]))) == 8
-    assert metrics.devices_of(read(write(tmp_path, [run_event()]))) == 1
+def test_rates_are_per_device(tmp_path):
+    """Of the ranks in the log, which a resumed run may have others of; --devices overrides them."""
+    events = [run_event(ranks=2), step_event(2), run_event(ranks=4), step_event(3)]
+    old = run_event()
+    del old["ranks"]  # as older logs are
+    log = read(write(tmp_path, [old, step_event(1), *events]))
+    assert [row.numbers["throughput(tps)"] for row in metrics.rows(log)] == [8192, 4096, 2048]
+    assert [row.numbers["tflops"] for row in metrics.rows(log, after=1)] == [0.05, 0.025]
+    assert [row.numbers["throughput(tps)"] for row in metrics.rows(log, devices=8)] == [1024] * 3
+
+
+@pytest.mark.program
+def test_ranks_of_a_run_on_several_devices(build, gpu, train, data, tmp_path):
+    """The program's own log has what a rate per device needs."""
+    needs(build, "GLOO")
+    if gpu:
+        pytest.skip("needs two GPUs")
+    train(*flags(data, tmp_path / "out", devices=2, steps=2, batch_size=1))
+    log = read(tmp_path / "out")
+    assert log.of_run("ranks").tolist() == [2, 2]
+    rate = next(metrics.rows(log, after=1)).numbers["throughput(tps)"]
+    assert rate == pytest.approx(log.columns["tokens_per_s"][1] / 2)
 
 
 def test_tensorboard(tmp_path, monkeypatch, capsys):

@@ -217,7 +217,7 @@ def _changed(before: dict, after: dict) -> str:
 
 def _configuration(runs: dict[str, RunLog]) -> list[list]:
     """Flag, whether the runs differ in it, the value of each run; the run's own facts first."""
-    facts = ("device", "host", "version", "commit", "parameters", "tokens_per_step")
+    facts = ("device", "host", "version", "commit", "parameters", "ranks", "tokens_per_step")
     tables = []
     for log in runs.values():
         run, start = log.last("run"), log.last("start")

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from llamac.errors import InputError
 from llamac.report.log import RunLog
-from llamac.report.metrics import Row, configuration, devices_of, rows
+from llamac.report.metrics import Row, configuration, rows
 
 EVERY = 5.0  # seconds between two looks at a live log
 
@@ -147,7 +147,7 @@ def _sinks(label: str, log: RunLog, args: argparse.Namespace) -> list[Sink]:
 class _Export:
     """One run on its way into its sinks."""
 
-    def __init__(self, log: RunLog, sinks: list[Sink], devices: int):
+    def __init__(self, log: RunLog, sinks: list[Sink], devices: int | None):
         self.log, self.sinks, self.devices, self.last = log, sinks, devices, -1
 
     def write(self, all_steps: bool) -> None:
@@ -169,7 +169,7 @@ def export(runs: dict[str, RunLog], args: argparse.Namespace) -> None:
     exports: dict[str, _Export] = {}
     try:
         for label, log in runs.items():
-            exports[label] = _Export(log, _sinks(label, log, args), args.devices or devices_of(log))
+            exports[label] = _Export(log, _sinks(label, log, args), args.devices)
         try:
             while args.follow:
                 for found in exports.values():

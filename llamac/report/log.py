@@ -228,14 +228,19 @@ class RunLog:
         """The last event of a kind; empty where there is none."""
         return next((event for event in reversed(self.events) if event.get("event") == kind), {})
 
+    def of_run(self, key: str) -> np.ndarray:
+        """For each step, a number of the event `run` before it; NaN where that has none. A resumed run may
+        have another number."""
+        step = self.columns["step"]
+        values = np.full(step.size, np.nan)
+        for event in self.of("run"):
+            value = event.get(key)
+            values[step > event["after"]] = value if _is_number(value) else math.nan
+        return values
+
     def tokens(self) -> np.ndarray:
         """Tokens that were trained on at the end of each step; NaN where the log does not say."""
-        step, per_step = self.columns["step"], np.full(self.columns["step"].size, np.nan)
-        for event in self.of("run"):
-            count = event.get("tokens_per_step")
-            per_step[step > event["after"]] = count if type(count) in (int, float) else math.nan
-        steps = np.diff(step, prepend=0.0)
-        return np.cumsum(per_step * steps)
+        return np.cumsum(self.of_run("tokens_per_step") * np.diff(self.columns["step"], prepend=0.0))
 
     def hours(self) -> np.ndarray:
         """Hours of optimizer steps at the end of each step, without what lies between them."""

@@ -1,5 +1,5 @@
 """A log as named metrics, for other tools. A metric has torchtitan's name if the meaning is the same (see its
-torchtitan/components/metrics.py and train.py); the others have our own names.
+torchtitan/components/metrics.py and trainer.py); the others have our own names.
 """
 
 import math
@@ -43,24 +43,16 @@ class Row:
     texts: dict[str, str]
 
 
-def devices_of(log: RunLog) -> int:
-    """Devices of the run: from the tokens of a step where they tell, else from its flag --devices."""
-    start, run = log.last("start"), log.last("run")
-    found = (start.get("batch-size"), start.get("seq-len"), run.get("tokens_per_step"))
-    sizes: list[int] = [size for size in found if type(size) is int and size > 0]
-    if len(sizes) == 3 and start.get("total-batch-size") == 0:
-        return max(1, sizes[2] // (sizes[0] * sizes[1]))
-    flag = start.get("devices")
-    return flag if type(flag) is int and flag > 0 else 1
-
-
-def rows(log: RunLog, devices: int, after: int = -1) -> Iterator[Row]:
-    """In the order of steps, those behind `after`. Numbers that are not finite are left out."""
+def rows(log: RunLog, devices: int | None = None, after: int = -1) -> Iterator[Row]:
+    """In the order of steps, those behind `after`. Numbers that are not finite are left out. devices: of the
+    run; by default the ranks in the log, or 1 in a log that does not say."""
     step = log.columns["step"]
     first = int(np.searchsorted(step, after, side="right"))
+    ranks = np.full(step.size, float(devices)) if devices else log.of_run("ranks")
+    ranks = np.where(ranks >= 1, ranks, 1.0)[first:]
     names = [*STEP_METRICS, TOKENS]
     columns = [
-        log.columns[column][first:] * factor / (devices if per_device else 1)
+        log.columns[column][first:] * factor / (ranks if per_device else 1)
         for column, factor, per_device in STEP_METRICS.values()
     ]
     columns.append(log.tokens()[first:])
