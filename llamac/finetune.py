@@ -1,7 +1,8 @@
 """`python -m llamac.finetune DIR DATA.jsonl --out OUT` fine-tunes a model on answers.
 
-DIR: a Hugging Face directory of a Llama, or a checkpoint. DATA: a conversation per line, {"messages": [...]},
-by the directory's chat template, or {"prompt": ..., "completion": ...}. Only the tokens of answers count: the
+DIR: a Hugging Face directory of a Llama, or a checkpoint. DATA: JSON lines, also compressed (.gz, .zst); a
+line is a conversation, {"messages": [...]}, by the directory's chat template, or {"prompt": ...,
+"completion": ...}. Only the tokens of answers count: the
 assistant's messages with what the template sets behind them, and completions. A row of a batch is one
 conversation. --prepare FOLDER packs the conversations into token files, on which ./train_llama3 trains.
 docs/guides/finetune.md has examples.
@@ -11,6 +12,8 @@ import argparse
 import bisect
 import json
 import math
+import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,13 +24,20 @@ import numpy as np
 
 from llamac import chat, tokenizer
 from llamac.config import load_config
+from llamac.data.documents import Block, Reading, blocks
+from llamac.data.encode import MOST_NAMED, json_values
+from llamac.data.inputs import find
 from llamac.data.tokens import BEGINS_DOCUMENT, IGNORED, NO_TARGET, write_bin
 from llamac.errors import InputError, run
 
-UNKNOWN = (
-    'expected {"messages": [{"role": ..., "content": ...}, ...]} or {"prompt": ..., "completion": ...}, '
+KNOWN = (
+    '{"messages": [{"role": ..., "content": ...}, ...]} or {"prompt": ..., "completion": ...}, '
     "both texts or both messages"
 )
+
+
+class NoConversation(InputError):
+    """A line's value is not what is expected."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +50,14 @@ class Example:
 
 @dataclass
 class Examples:
-    """rows: in the order of the file. skipped: how many lines, by the reason."""
+    """rows: in the order of the files. left_out: how many lines, by the reason."""
 
     rows: list[Example] = field(default_factory=list)
-    skipped: dict[str, int] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def reasons(self) -> str:
+        return ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.items())
 
 
 class Encoder:
@@ -106,7 +120,7 @@ class Encoder:
         return Example([*before, *answer], [False] * len(before) + [True] * len(answer))
 
     def row(self, row: Any, where: str) -> Example:
-        """Of a line's value."""
+        """Of a line's value. Raises NoConversation."""
         messages, prompt, completion = (
             row.get(key) if isinstance(row, dict) else None for key in ("messages", "prompt", "completion")
         )
@@ -116,7 +130,7 @@ class Encoder:
             return self.answered(prompt, completion)
         if isinstance(prompt, str) and isinstance(completion, str):
             return self.completion(prompt, completion)
-        raise InputError(f"{where}: {UNKNOWN}, found {json.dumps(row)[:80]}")
+        raise NoConversation(f"{where}: expected {KNOWN}, found {json.dumps(row)[:80]}")
 
 
 def _of_stretches(own: Any, text: str, answers: list[tuple[int, int]]) -> Example:
@@ -136,36 +150,58 @@ def _are_messages(value: Any) -> TypeGuard[list[dict[str, Any]]]:
     )
 
 
-def read(path: str | Path, encoder: Encoder, longest: int) -> Examples:
-    """The conversations of a file of at most `longest` tokens; longer ones, and those without an answer, are
-    skipped. Raises InputError naming the line."""
+def _blocks(inputs: Sequence[str | Path]) -> Iterator[Block]:
+    """Lines of the files that the inputs name. Raises InputError."""
+    files = []
+    for name in inputs:
+        if Path(name).is_dir():
+            raise InputError(f"{name}: expected files of JSON lines, found a folder: name '{name}/*.jsonl'")
+        files += find(str(name), Path(), "jsonl")[0]
+    return blocks(files, Reading(), [0])
+
+
+def read(inputs: Sequence[str | Path], encoder: Encoder, longest: int, strict: bool = False) -> Examples:
+    """The conversations in files or patterns. What is longer than `longest` tokens, or has no answer, is left
+    out and counted. So are broken lines, which are also named; with `strict`, the first one raises
+    InputError.
+    """
     found = Examples()
-    try:
-        file = open(path, "rb")  # noqa: SIM115
-    except OSError as error:
-        raise InputError(f"{path}: cannot open: {error.strerror}") from None
-    with file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            where = f"{path}: line {number}"
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise InputError(f"{where}: expected JSON: {error}") from None
-            example = encoder.row(value, where)
-            reason = ""
-            if len(example.ids) > longest:
-                reason = f"longer than {longest} tokens"
-            elif not any(example.counts[1:]):
-                reason = "without an answer"
+    named = 0
+
+    def leave_out(where: str, reason: str) -> None:
+        nonlocal named
+        if strict:
+            raise InputError(f"{where}: {reason}: --strict is set; without it, such lines are left out")
+        found.left_out[reason] += 1
+        named += 1
+        if named <= MOST_NAMED:
+            print(f"left out: {where}: {reason}", flush=True)
+
+    for block in _blocks(inputs):
+        for path, line, reason in block.skipped:
+            leave_out(f"{path}: line {line}", reason)
+        for line, value, reason in json_values(block):
+            where = f"{block.path}: line {line}"
             if reason:
-                found.skipped[reason] = found.skipped.get(reason, 0) + 1
+                leave_out(where, reason)
+                continue
+            try:
+                example = encoder.row(value, where)
+            except NoConversation:
+                leave_out(where, f"no {KNOWN}")
+                continue
+            except InputError as error:  # of the template, which may suit no line
+                raise InputError(f"{where}: {error}") from None
+            if len(example.ids) > longest:
+                found.left_out[f"longer than {longest} tokens"] += 1
+            elif not any(example.counts[1:]):
+                found.left_out["without an answer"] += 1
             else:
                 found.rows.append(example)
     if not found.rows:
-        why = ", ".join(f"{count} {reason}" for reason, count in found.skipped.items()) or "no lines"
-        raise InputError(f"{path}: expected conversations of at most {longest} tokens, found {why}")
+        names = ", ".join(map(str, inputs[:3]))
+        why = found.reasons or "no lines"
+        raise InputError(f"{names}: expected conversations of at most {longest} tokens, found {why}")
     return found
 
 
@@ -208,19 +244,26 @@ def packed(rows: Sequence[Example], T: int, filler: int) -> np.ndarray:
 
 
 def prepare(encoder: Encoder, folder: Path, splits: Mapping[str, Sequence[Example]], T: int) -> None:
-    """FOLDER/SPLIT_000.bin of each split that has rows, and the tokenizer's files."""
+    """FOLDER/SPLIT_000.bin of each split that has rows, and the tokenizer's files. The folder gets its name
+    when it is whole.
+    """
     own = encoder.tokenizer
     filler = next((id for id in (own.pad, own.eos, own.bos) if id is not None), 0)
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
     try:
-        folder.mkdir(parents=True)
-        encoder.tokenizer.write_beside_tokens(folder)
+        partial.mkdir(parents=True)
+        own.write_beside_tokens(partial)
         for split, rows in splits.items():
             words = packed(rows, T, filler)
             held = sum(len(row.ids) for row in rows) / (len(words) - 1)
-            write_bin(folder / f"{split}_000.bin", words, own.vocab_size, own.hash, packed=T)
+            write_bin(partial / f"{split}_000.bin", words, own.vocab_size, own.hash, packed=T)
             print(f"{folder}: {split}: {len(words) // T:,} sequences of {T} tokens, {held:.1%} full")
+        partial.rename(folder)
     except OSError as error:
         raise InputError(f"{error.filename}: {error.strerror}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def batches(rows: Sequence[Example], size: int, steps: int, seed: int) -> Iterator[list[Example]]:
@@ -247,11 +290,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("directory", metavar="DIR", help="config.json, weights, tokenizer, chat template")
-    add("data", metavar="DATA", help="JSON lines")
+    add("data", nargs="+", metavar="DATA", help="files of JSON lines, or patterns in quotes")
     result = parser.add_mutually_exclusive_group(required=True)
     result.add_argument("--out", type=Path, metavar="OUT", help="a new directory, for the checkpoint")
     result.add_argument("--prepare", type=Path, metavar="FOLDER", help="a new directory, for token files")
-    add("--val-data", metavar="DATA", help="JSON lines whose loss is printed before and after")
+    add("--val-data", nargs="+", metavar="DATA", help="the same, whose loss is printed before and after")
+    add("--strict", action="store_true", help="stop at the first broken line")
     add("--epochs", type=float, default=1.0, metavar="X", help="(1)")
     add("--batch-size", type=int, default=4, metavar="N", help="conversations per pass (4)")
     add("--accumulation", type=int, default=1, metavar="N", help="passes per step (1)")
@@ -275,6 +319,13 @@ def validation_loss(trainer: Any, rows: Sequence[Example], T: int) -> float:
     return losses / count
 
 
+def _summary(split: str, found: Examples) -> None:
+    answers = sum(sum(row.counts[1:]) for row in found.rows)
+    print(f"{split}: {len(found.rows):,} conversations, {answers:,} tokens of answers")
+    if found.left_out:
+        print(f"{split}: left out: {found.reasons}")
+
+
 def main() -> None:
     args = _parser().parse_args()
     if not Path(args.directory).is_dir():
@@ -288,13 +339,15 @@ def main() -> None:
         raise InputError(f"{args.out or args.prepare}: expected a new directory, found one that exists")
     T = args.seq_len or min(2048, load_config(args.directory).max_position_embeddings)
     encoder = Encoder(args.directory)
-    found = read(args.data, encoder, T)
-    validation = read(args.val_data, encoder, T).rows if args.val_data else []
+    found = read(args.data, encoder, T, args.strict)
+    _summary("training", found)
+    validation: list[Example] = []
+    if args.val_data:
+        held_out = read(args.val_data, encoder, T, args.strict)
+        _summary("validation", held_out)
+        validation = held_out.rows
     size = args.batch_size * args.accumulation
     steps = math.ceil(args.epochs * len(found.rows) / size)
-    print(f"{len(found.rows)} conversations, {sum(sum(r.counts[1:]) for r in found.rows)} tokens of answers")
-    for reason, count in found.skipped.items():
-        print(f"{count} skipped: {reason}")
     if args.prepare:
         splits = {"train": found.rows} | ({"val": validation} if validation else {})
         return prepare(encoder, args.prepare, splits, T)

@@ -1,5 +1,6 @@
 """llamac.finetune: which tokens count, loss and gradient norm of transformers, and what is refused."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -230,8 +231,8 @@ def test_the_command(directory, tmp_path):
     result = subprocess.run([*words, *flags], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
-    assert lines[0].startswith("4 conversations, ")
-    assert {"1 skipped: without an answer", "1 skipped: longer than 96 tokens"} <= set(lines)
+    assert lines[0].startswith("training: 4 conversations, ")
+    assert lines[1] == "training: left out: 1 without an answer, 1 longer than 96 tokens"
     losses = [float(line.split()[-1]) for line in lines if line.startswith("validation loss")]
     assert len(losses) == 2 and losses[1] < 0.8 * losses[0]
     assert sum(line.startswith("step ") for line in lines) == 6
@@ -248,9 +249,8 @@ def test_the_command(directory, tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"messages": []}\n{"text": "x"}\n', ["line 2: expected", "completion", '"text"']),
-        ('{"messages": [{"role": "user"}]}\n', ["line 1: expected"]),
-        ("{\n", ["line 1: expected JSON"]),
+        ('{"messages": [{"role": "user"}]}\n', ['found 1 no {"messages"']),
+        ("{\n", ["found 1 broken JSON"]),
         ("\n", ["found no lines"]),
         ('{"prompt": "a", "completion": "b"}\n' * 3, ["at most 1 tokens", "3 longer than 1 tokens"]),
     ],
@@ -259,8 +259,45 @@ def test_files_that_are_refused(directory, tmp_path, text, words):
     path = tmp_path / "x.jsonl"
     path.write_text(text)
     with pytest.raises(Error) as refused:
-        finetune.read(path, Encoder(directory), 1)
+        finetune.read([path], Encoder(directory), 1)
     assert all(word in str(refused.value) for word in words), refused.value
+
+
+def test_broken_lines_of_several_files(directory, tmp_path, capsys):
+    """Counted and named with file and line; strict ends at the first. Patterns, compressed files."""
+    zstandard = pytest.importorskip("zstandard")
+    good = [json.dumps(row).encode() + b"\n" for row in ROWS]
+    (tmp_path / "a.jsonl").write_bytes(good[0] + b"{broken\n\n" + good[1])
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "x"}\n' + good[2]))
+    (tmp_path / "c.json.zst").write_bytes(zstandard.compress(good[3]))
+    encoder = Encoder(directory)
+    inputs = [f"{tmp_path}/*.jsonl*", tmp_path / "c.json.zst"]
+    found = finetune.read(inputs, encoder, 96)
+    assert found.rows == [encoder.row(row, "") for row in ROWS] and found.left_out.total() == 2
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"left out: {tmp_path}/a.jsonl: line 2: broken JSON"
+    assert said[1].startswith(f"left out: {tmp_path}/b.jsonl.gz: line 1: no {{") and len(said) == 2
+    with pytest.raises(Error, match=r"a\.jsonl: line 2: broken JSON: --strict is set; without it"):
+        finetune.read(inputs, encoder, 96, strict=True)
+    with pytest.raises(Error, match=r"expected files of JSON lines, found a folder: name '.*/\*\.jsonl'$"):
+        finetune.read([tmp_path], encoder, 96)
+
+
+def test_a_failed_prepare_leaves_nothing(directory, tmp_path, monkeypatch):
+    encoder = Encoder(directory)
+    splits = {"train": [encoder.row(row, "") for row in ROWS]}
+
+    def full(path, *_, **__):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(finetune, "write_bin", full)
+    with pytest.raises(Error, match="No space left"):
+        finetune.prepare(encoder, tmp_path / "sft", splits, 64)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    finetune.prepare(encoder, tmp_path / "sft", splits, 64)
+    assert [path.name for path in tmp_path.iterdir()] == ["sft"]
+    assert (tmp_path / "sft" / "train_000.bin").exists()
 
 
 def test_templates_that_cannot_be_masked(directory, tmp_path):

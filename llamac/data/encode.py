@@ -40,6 +40,17 @@ class Encoded:
     named: list[tuple[str, int, str]] = field(default_factory=list)
 
 
+def json_values(block: Block) -> Iterator[tuple[int, Any, str]]:
+    """(line, value, "" or why there is none) of each line that is not blank."""
+    for number, line in enumerate(block.content.split(b"\n"), block.first):
+        if not line.strip():
+            continue
+        try:
+            yield number, json.loads(line), ""
+        except (ValueError, RecursionError):
+            yield number, None, "broken JSON"
+
+
 def values(block: Block, name: str) -> Iterator[tuple[int, Any, str]]:
     """(line or row, value of the field, "" or why there is none) of each document in JSON lines or a
     table.
@@ -50,16 +61,9 @@ def values(block: Block, name: str) -> Iterator[tuple[int, Any, str]]:
         column = pyarrow.ipc.open_stream(block.content).read_all().column(0)
         yield from ((block.first + i, value, "") for i, value in enumerate(column.to_pylist()))
         return
-    for number, line in enumerate(block.content.split(b"\n"), block.first):
-        if not line.strip():
-            continue
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            yield number, None, "broken JSON"
-            continue
+    for number, found, broken in json_values(block):
         if not isinstance(found, dict):
-            yield number, None, "no JSON object"
+            yield number, None, broken or "no JSON object"
         elif name not in found:
             yield number, None, f"no field {name!r}"
         else:
