@@ -60,9 +60,27 @@ def import_torch() -> ModuleType:
     return torch
 
 
-def has_driver(platform: str) -> bool:
+def find_torch() -> ModuleType | Line:
+    """torch, or the line that says why there is none. It is optional; a broken one is a fault."""
+    try:
+        return import_torch()
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            return failed("torch", one_line(error), "what torch needs", "reinstall torch")
+        need = "llamac.ops and llamac.patch need 2.11 or newer, the rest does not"
+        return Line("torch", f"not installed: {need}")
+    except Exception as error:
+        return failed("torch", one_line(error), "2.11 or newer", "reinstall torch for this machine's devices")
+
+
+def driver_platform(root: Path = Path("/")) -> str:
+    """The platform whose driver is loaded, as dev/platform.sh finds it."""
+    return next((platform for platform in DRIVERS if has_driver(platform, root)), "cpu")
+
+
+def has_driver(platform: str, root: Path = Path("/")) -> bool:
     """Whether this machine has a device that torch should find. A torch for GPUs is no fault elsewhere."""
-    return platform != "cpu" and DRIVERS[platform].exists()
+    return platform != "cpu" and (root / DRIVERS[platform].relative_to("/")).exists()
 
 
 def check_torch(torch: ModuleType, platform: str) -> Iterator[Line]:
@@ -145,7 +163,7 @@ def check_versions(platform: str, files: Iterable[Path]) -> Iterator[Line]:
         return
     yield Line(what, runtime)
     if platform == "amd":  # HIP's driver version is the runtime's own
-        yield Line("driver", kernel_module("amdgpu") or "amdgpu, the kernel's own")
+        yield amd_driver()
         return
     found = f"for CUDA {driver}, kernel module {kernel_module('nvidia') or 'unknown'}"
     major = runtime.split(".")[0]
@@ -160,12 +178,16 @@ def check_versions(platform: str, files: Iterable[Path]) -> Iterator[Line]:
         yield Line("driver", found)
 
 
-def kernel_module(name: str) -> str:
+def kernel_module(name: str, root: Path = Path("/")) -> str:
     """Its version; empty where it says none."""
     try:
-        return Path(f"/sys/module/{name}/version").read_text().strip()
+        return (root / f"sys/module/{name}/version").read_text().strip()
     except OSError:
         return ""
+
+
+def amd_driver(root: Path = Path("/")) -> Line:
+    return Line("driver", f"amdgpu {kernel_module('amdgpu', root) or 'of the kernel'}")
 
 
 # ---- the extension and the devices
@@ -331,18 +353,10 @@ def check_functions(device: str) -> Iterator[Line]:
 def examine() -> Iterator[Line]:
     yield Line("python", f"{sys.version.split()[0]}, {sys.executable}")
     yield Line("llamac", str(Path(__file__).parent))
-    try:
-        torch = import_torch()
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            yield failed("torch", one_line(error), "what torch needs", "reinstall torch")
-        else:
-            need = "llamac.ops and llamac.patch need 2.11 or newer, the rest does not"
-            yield Line("torch", f"not installed: {need}")
+    torch = find_torch()
+    if isinstance(torch, Line):
+        yield torch
         yield check_registry()
-        return
-    except Exception as error:
-        yield failed("torch", one_line(error), "2.11 or newer", "reinstall torch for this machine's devices")
         return
     from llamac import extension
 

@@ -1,8 +1,9 @@
 """`python -m llamac.doctor --preflight` checks whether a machine is set up for full training speed.
 
 It checks the host's settings, environment variables that slow a run down, each device's state (partitions,
-power limit, temperature, memory errors, links), and compares measured with published rates
-(configs/tables/devices.toml). docs/mi300x.md names the sources of the expected values.
+power limit, temperature, memory errors, links) and the versions of driver, ROCm and PyTorch, and compares
+measured with published rates (configs/tables/devices.toml). Without PyTorch, it checks everything but rates.
+docs/mi300x.md names the sources of the expected values.
 """
 
 import os
@@ -11,6 +12,7 @@ import resource
 import subprocess
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,11 +20,13 @@ from itertools import combinations, permutations
 from pathlib import Path
 from types import ModuleType
 
-from llamac.doctor import Line, failed
+from llamac import doctor
+from llamac.doctor import NAMES, Line, failed
+from llamac.folders import CONFIGS
 
 GIB = 1 << 30
 # Shares of a published rate below which something is wrong: well under what an idle device reaches.
-LEAST_COPY, LEAST_PRODUCT = 0.6, 0.35
+LEAST_COPY, LEAST_PRODUCT, LEAST_LINK = 0.6, 0.35, 0.5
 LEAST_BETWEEN_DEVICES = 20  # 10^9 bytes per second; a copy through the host's memory is slower
 
 # Variables that make every launch or copy wait, with the value that does not.
@@ -94,14 +98,14 @@ def check_settings(machine: Machine, platform: str) -> Iterator[Line]:
         yield failed("NUMA balancing", balancing, "0", advice)
     else:
         yield Line("NUMA balancing", balancing or "not in this kernel")
-    if platform != "amd":
-        return
-    words = machine.text("proc/cmdline").split()
-    if any((machine.root / "sys/class/iommu").glob("*")) and "iommu=pt" not in words:
+    is_on = any((machine.root / "sys/class/iommu").glob("*"))
+    passes = "iommu=pt" in machine.text("proc/cmdline").split()
+    found = "pass-through" if passes else "translates every address" if is_on else "off"
+    if platform == "amd" and is_on and not passes:
         advice = "devices reach each other's memory through it: add iommu=pt to the kernel's command line"
-        yield failed("IOMMU", "translates every address", "iommu=pt, or off", advice)
+        yield failed("IOMMU", found, "iommu=pt, or off", advice)
     else:
-        yield Line("IOMMU", "pass-through" if "iommu=pt" in words else "off")
+        yield Line("IOMMU", found)
 
 
 def check_environment(machine: Machine) -> Iterator[Line]:
@@ -134,7 +138,6 @@ def check_amd(machine: Machine) -> Iterator[Line]:
     if closed:
         advice = "sudo usermod -aG render,video $USER, and log in again; in a container: --group-add"
         yield failed("devices", f"{' '.join(closed)} closed to this user", "open", advice)
-    yield Line("ROCm", machine.text("opt/rocm/.info/version") or "no /opt/rocm")
     for number, card in enumerate(cards(machine)):
         yield from check_card(machine, f"GPU {number}", card)
     yield from check_links(machine)
@@ -155,20 +158,31 @@ def check_card(machine: Machine, name: str, card: Path) -> Iterator[Line]:
         advice = f"echo auto | sudo tee /{card}/power_dpm_force_performance_level"
         yield failed(f"{name} clocks", level, "auto", advice)
     elif level:
-        yield Line(f"{name} clocks", level)
+        yield Line(f"{name} clocks", f"{level}{current_clock(machine, card)}")
     for sensors in sorted((machine.root / card / "hwmon").glob("hwmon*")):
         yield from check_sensors(machine, name, sensors.relative_to(machine.root))
-    if errors := uncorrected(machine, card):
-        parts = ", ".join(f"{part} {count}" for part, count in errors.items())
-        yield failed(
-            f"{name} memory errors",
-            parts,
-            "none uncorrected",
-            "reset the device; if they come back, replace it",
-        )
-    elif (machine.root / card / "ras").is_dir():
-        yield Line(f"{name} memory errors", "none uncorrected")
+    if (machine.root / card / "ras").is_dir():
+        wrong = errors_by_part(machine, card, "ue")
+        parts = ", ".join(f"{part} {count}" for part, count in wrong.items())
+        corrected = sum(errors_by_part(machine, card, "ce").values())
+        yield memory_errors(name, sum(wrong.values()), corrected, f" ({parts})" if parts else "")
     yield from check_pcie(machine, name, card)
+
+
+def current_clock(machine: Machine, card: Path) -> str:
+    """Of the compute units; the driver marks the current one of its clocks with a star."""
+    clocks = re.findall(r"(\d+)Mhz( \*)?", machine.text(card / "pp_dpm_sclk"))
+    now = [int(clock) for clock, star in clocks if star]
+    return f", {now[0]} of at most {max(int(clock) for clock, _ in clocks)} MHz" if now else ""
+
+
+def memory_errors(name: str, uncorrected: float, corrected: float | None, parts: str = "") -> Line:
+    told = "" if corrected is None else f", {corrected:.0f} corrected"
+    if uncorrected:
+        advice = "reset the device; if they come back, replace it"
+        found = f"{uncorrected:.0f} uncorrected{parts}{told}"
+        return failed(f"{name} memory errors", found, "none uncorrected", advice)
+    return Line(f"{name} memory errors", f"none uncorrected{told}")
 
 
 def check_sensors(machine: Machine, name: str, sensors: Path) -> Iterator[Line]:
@@ -199,11 +213,11 @@ def temperature(name: str, degrees: float, most: float) -> Line:
     return Line(f"{name} temperature", f"{degrees:.0f} C")
 
 
-def uncorrected(machine: Machine, card: Path) -> dict[str, int]:
-    """Uncorrected errors by part of the device, where there are any."""
+def errors_by_part(machine: Machine, card: Path, kind: str) -> dict[str, int]:
+    """Uncorrected ("ue") or corrected ("ce") errors by part of the device, where there are any."""
     errors = {}
     for file in sorted((machine.root / card / "ras").glob("*_err_count")):
-        found = re.search(r"ue:\s*(\d+)", machine.text(file.relative_to(machine.root)))
+        found = re.search(rf"{kind}:\s*(\d+)", machine.text(file.relative_to(machine.root)))
         if found and int(found[1]):
             errors[file.name.removesuffix("_err_count")] = int(found[1])
     return errors
@@ -257,13 +271,21 @@ def check_links(machine: Machine) -> Iterator[Line]:
 
 QUERY = ("name", "driver_version", "pstate", "clocks.max.sm", "power.limit", "power.default_limit",
          "temperature.gpu", "ecc.errors.uncorrected.volatile.total", "mig.mode.current",
-         "pcie.link.gen.current", "pcie.link.width.current")  # fmt: skip
+         "pcie.link.gen.current", "pcie.link.width.current", "pcie.link.gen.max", "pcie.link.width.max",
+         "ecc.errors.corrected.volatile.total", "clocks.current.sm")  # fmt: skip
+# nvidia-smi's bits of what slows the clocks down. Idle devices and the power limit do so on every machine.
+REASONS = {0x08: "hardware slowdown", 0x20: "heat, by the driver", 0x40: "heat, by the hardware",
+           0x80: "the power supply's brake"}  # fmt: skip
 HOTTEST = 85  # degrees; Hopper's clocks fall a few above
 
 
 def check_nvidia(machine: Machine) -> Iterator[Line]:
-    table = machine.run("nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits")
-    if not table:
+    # The second name is that of drivers before 535.
+    for reasons in ("clocks_event_reasons.active", "clocks_throttle_reasons.active"):
+        query = f"--query-gpu={','.join(QUERY)},{reasons}"
+        if table := machine.run("nvidia-smi", query, "--format=csv,noheader,nounits"):
+            break
+    else:
         yield failed(
             "nvidia-smi",
             "no answer",
@@ -271,12 +293,17 @@ def check_nvidia(machine: Machine) -> Iterator[Line]:
             "is the NVIDIA driver loaded, and its tool on PATH?",
         )
     for number, row in enumerate(table.splitlines()):
-        values = dict(zip(QUERY, (word.strip() for word in row.split(",")), strict=False))
+        values = dict(zip((*QUERY, "reasons"), (word.strip() for word in row.split(",")), strict=False))
         yield from check_nvidia_device(f"GPU {number}", values)
+    for (i, j), link in nvidia_links(machine).items():
+        yield Line(f"link of GPU {i} and GPU {j}", link)
+
+
+def nvidia_links(machine: Machine) -> dict[tuple[int, int], str]:
+    """By the numbers of two devices: NV18 for 18 NVLinks, PIX, NODE or SYS for ways over PCIe."""
     topology = machine.run("nvidia-smi", "topo", "-m")
     rows = [line.split() for line in topology.splitlines() if re.match(r"GPU\d+\s", line)]
-    for i, j in combinations(range(len(rows)), 2):
-        yield Line(f"link of GPU {i} and GPU {j}", rows[i][j + 1])
+    return {(i, j): rows[i][j + 1] for i, j in combinations(range(len(rows)), 2)}
 
 
 def number_of(text: str) -> float | None:
@@ -287,10 +314,17 @@ def number_of(text: str) -> float | None:
 
 
 def check_nvidia_device(name: str, values: Mapping[str, str]) -> Iterator[Line]:
-    found = f"{values['name']}, driver {values['driver_version']}, {values['pstate']}"
-    found += f", at most {values['clocks.max.sm']} MHz"
-    link = f"PCIe {values['pcie.link.gen.current']} x{values['pcie.link.width.current']}"
-    yield Line(name, f"{found}, {link}")
+    yield Line(name, f"{values['name']}, driver {values['driver_version']}, {values['pstate']}")
+    yield nvidia_clocks(name, values)
+    # Only the width: idle devices lower the generation.
+    width, widest = values["pcie.link.width.current"], values["pcie.link.width.max"]
+    pcie = f"generation {values['pcie.link.gen.current']} of {values['pcie.link.gen.max']}, x{width}"
+    if width != widest:
+        yield failed(
+            f"{name} PCIe", pcie, f"x{widest}", "reseat the device; look at the slot's setting in the BIOS"
+        )
+    else:
+        yield Line(f"{name} PCIe", pcie)
     limit, usual = number_of(values["power.limit"]), number_of(values["power.default_limit"])
     if limit is not None and usual is not None and limit < usual:
         advice = f"sudo nvidia-smi -pl {usual:.0f}"
@@ -299,31 +333,82 @@ def check_nvidia_device(name: str, values: Mapping[str, str]) -> Iterator[Line]:
         yield Line(f"{name} power limit", f"{limit:.0f} W")
     if (degrees := number_of(values["temperature.gpu"])) is not None:
         yield temperature(name, degrees, HOTTEST)
-    errors = number_of(values["ecc.errors.uncorrected.volatile.total"])
-    if errors:
-        yield failed(
-            f"{name} memory errors",
-            f"{errors:.0f} uncorrected",
-            "none",
-            "reset the device; if they come back, replace it",
-        )
-    elif errors is not None:
-        yield Line(f"{name} memory errors", "none uncorrected")
+    errors, corrected = (
+        number_of(values[f"ecc.errors.{kind}.volatile.total"]) for kind in ("uncorrected", "corrected")
+    )
+    if errors is not None:
+        yield memory_errors(name, errors, corrected)
     if values["mig.mode.current"] == "Enabled":
         advice = "a process sees a part of the device; without MIG it has all of it: sudo nvidia-smi -mig 0"
         yield failed(f"{name} MIG", "Enabled", "Disabled", advice)
 
 
+def nvidia_clocks(name: str, values: Mapping[str, str]) -> Line:
+    found = f"{values['clocks.current.sm']} of at most {values['clocks.max.sm']} MHz"
+    try:
+        bits = int(values["reasons"], 16)
+    except ValueError:  # [N/A]
+        return Line(f"{name} clocks", found)
+    if slowed := ", ".join(reason for bit, reason in REASONS.items() if bits & bit):
+        advice = "nvidia-smi -q -d PERFORMANCE shows it: look at fans, air and power supplies"
+        return failed(f"{name} clocks", f"{found}, lowered by {slowed}", "not lowered", advice)
+    return Line(f"{name} clocks", found)
+
+
+# ---- versions of the driver, ROCm and torch
+
+
+def check_rocm(machine: Machine, torch: ModuleType | Line) -> Iterator[Line]:
+    """ROCm compiles llamac's kernels, and torch has a runtime of its own: both of one major version."""
+    yield doctor.amd_driver(machine.root)
+    folder = machine.environment.get("ROCM_PATH") or "/opt/rocm"
+    version = machine.text(f"{folder.lstrip('/')}/.info/version")
+    hip = None if isinstance(torch, Line) else torch.version.hip
+    found = f"{version or 'none'} in {folder}{f', torch has HIP {hip}' if hip else ''}"
+    if version and hip and version.split(".")[0] != hip.split(".")[0]:
+        major = hip.split(".")[0]
+        advice = (
+            f"install torch for ROCm {version.split('.')[0]}, or ROCm {major} and set ROCM_PATH to it; then "
+            f"{doctor.REINSTALL}"
+        )
+        yield failed("ROCm", found, f"ROCm {major}, as torch's", advice)
+    else:
+        yield Line("ROCm", found)
+
+
+def check_software(machine: Machine, platform: str, torch: ModuleType | Line) -> Iterator[Line]:
+    """Whether the driver of this platform, its toolkit and torch fit each other."""
+    if platform == "amd":
+        yield from check_rocm(machine, torch)
+    if isinstance(torch, Line):
+        return
+    from llamac import extension
+
+    built_for = extension.platform()
+    if built_for != platform:
+        found, name = f"{torch.__version__} for {NAMES[built_for]}", NAMES[platform]
+        advice = f"install torch for {name} as pytorch.org/get-started says; then {doctor.REINSTALL}"
+        yield failed("torch", found, f"one for {name}, whose driver is loaded", advice)
+        return
+    yield from doctor.check_torch(torch, platform)
+    if platform == "nvidia":
+        yield from doctor.check_versions(platform, doctor.loaded_files())
+
+
 # ---- measured rates
 
+BUSY = "is another process using it? Then look at power limit, temperature and partition above"
+LINKS = "look at the links above, at NCCL_P2P_DISABLE and at the IOMMU"
 
-def share_of(what: str, measured: float, published: float | None, unit: str, least: float) -> Line:
+
+def share_of(
+    what: str, measured: float, published: float | None, unit: str, least: float, advice: str = BUSY
+) -> Line:
     found = f"{measured:,.0f} {unit}" if measured >= 10 else f"{measured:.2f} {unit}"
     if published is None:
         return Line(what, found)
     found += f", {100 * measured / published:.0f}% of the published {published:,.0f}"
     if measured < least * published:
-        advice = "is another process using it? Then look at power limit, temperature and partition above"
         return failed(what, found, f"{100 * least:.0f}% or more", advice)
     return Line(what, found)
 
@@ -377,22 +462,46 @@ def check_rates(torch: ModuleType, devices: list[str]) -> Iterator[Line]:
             )
 
 
-def check_between_devices(torch: ModuleType, devices: list[str]) -> Iterator[Line]:
-    """Copies from each device to each other one, and an all-reduce of all."""
+def links_of_a_pair(machine: Machine, platform: str) -> int:
+    """How many links two devices have; 0 where they have none, or not all pairs have as many."""
+    if platform == "amd":
+        return 1
+    found = {re.sub(r"^NV(?=\d+$)", "", link) for link in nvidia_links(machine).values()}
+    (links,) = found if len(found) == 1 else ("0",)
+    return int(links) if links.isdigit() else 0
+
+
+def link_table() -> list[dict]:
+    return tomllib.loads((CONFIGS / "tables/devices.toml").read_text(encoding="utf-8"))["link"]
+
+
+def published_links(name: str, pair: int, devices: int) -> tuple[float | None, float | None]:
+    """10^9 bytes per second that this device sends to another one, and to all of so many devices together."""
+    row = next((row for row in link_table() if name in row["names"]), None)
+    if row is None or not pair:
+        return None, None
+    # A switch leads all links of a device to each other one; without it, each pair has some of them.
+    return pair * row["gbps"], min(row["links"], pair * (devices - 1)) * row["gbps"]
+
+
+def check_between_devices(torch: ModuleType, devices: list[str], pair: int) -> Iterator[Line]:
+    """Copies from each device to each other one, and an all-reduce of all, beside the rates of the links."""
+    if len(devices) < 2:
+        return
+    name = torch.cuda.get_device_properties(0).name
+    to_one, to_all = published_links(name, pair, len(devices))
     for source, target in permutations(devices, 2):
         x, y = (torch.zeros(GIB // 4, dtype=torch.uint8, device=device) for device in (source, target))
         rate = 1e-9 * x.numel() / seconds_of(torch, target, partial(y.copy_, x))
-        what, found = f"copy from {source} to {target}", f"{rate:.0f} GB/s"
+        what = f"copy from {source} to {target}"
         if rate < LEAST_BETWEEN_DEVICES:
-            advice = "it goes through the host: look at the links above, at NCCL_P2P_DISABLE and at the IOMMU"
-            yield failed(what, found, f"{LEAST_BETWEEN_DEVICES} GB/s or more", advice)
+            advice = f"it goes through the host: {LINKS}"
+            yield failed(what, f"{rate:.0f} GB/s", f"{LEAST_BETWEEN_DEVICES} GB/s or more", advice)
         else:
-            yield Line(what, found)
-    if len(devices) > 1:
-        rate = all_reduce_gbps(torch, len(devices), "nccl", GIB // 4)
-        yield Line(
-            f"all-reduce of {len(devices)} devices", f"{rate:.0f} GB/s of each device's links (bus bandwidth)"
-        )
+            yield share_of(what, rate, to_one, "GB/s", LEAST_LINK, LINKS)
+    rate = all_reduce_gbps(torch, len(devices), "nccl", GIB // 4)
+    what = f"all-reduce of {len(devices)} devices, bus bandwidth"
+    yield share_of(what, rate, to_all, "GB/s", LEAST_LINK, LINKS)
 
 
 def _all_reduce(rank: int, ranks: int, backend: str, size: int, folder: str) -> None:
@@ -423,23 +532,27 @@ def all_reduce_gbps(torch: ModuleType, ranks: int, backend: str, size: int) -> f
 
 
 def examine(machine: Machine | None = None) -> Iterator[Line]:
-    """Every line, for the devices of the torch that is installed; without torch, the host alone."""
-    from llamac import doctor, extension
-
+    """Every line. The devices are those whose driver is loaded; rates need a torch."""
     machine = machine or Machine()
-    try:
-        torch = doctor.import_torch()
-    except ImportError:
-        yield from check_host(machine, "cpu")
-        yield from check_environment(machine)
-        yield Line("rates", "not measured: torch is not installed")
-        return
-    platform = extension.platform() if doctor.has_driver(extension.platform()) else "cpu"
+    torch = doctor.find_torch()
+    platform = doctor.driver_platform(machine.root)
+    if not isinstance(torch, Line):
+        from llamac import extension
+
+        if doctor.has_driver(
+            extension.platform(), machine.root
+        ):  # of two drivers, the one for torch's devices
+            platform = extension.platform()
     yield from check_host(machine, platform)
     yield from check_environment(machine)
     if platform != "cpu":
         yield from {"amd": check_amd, "nvidia": check_nvidia}[platform](machine)
+        yield from check_software(machine, platform, torch)
+    if isinstance(torch, Line):
+        yield torch
+        yield Line("rates", "not measured: they need torch")
+        return
     usable = platform != "cpu" and torch.cuda.is_available()
     devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())] if usable else ["cpu"]
     yield from check_rates(torch, devices)
-    yield from check_between_devices(torch, devices)
+    yield from check_between_devices(torch, devices, links_of_a_pair(machine, platform))

@@ -3,14 +3,14 @@
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import ROOT
 
-from llamac import doctor, extension, preflight
+from llamac import doctor, extension, peak, preflight
+from llamac.doctor import Line
 from llamac.preflight import Machine
 
 CARD = "sys/class/drm/card1/device"
@@ -25,6 +25,7 @@ MI300X = {
     f"{CARD}/max_link_speed": "32.0 GT/s PCIe",
     f"{CARD}/current_link_width": "16",
     f"{CARD}/max_link_width": "16",
+    f"{CARD}/pp_dpm_sclk": "S: 132Mhz *\n0: 500Mhz\n1: 2100Mhz",
     f"{CARD}/ras/umc_err_count": "ue: 0\nce: 3",
     f"{CARD}/ras/gfx_err_count": "ue: 0\nce: 0",
     f"{SENSORS}/power1_cap": "750000000",
@@ -36,6 +37,7 @@ MI300X = {
     "sys/class/drm/card1-DP-1/device/vendor": "0x1002",  # a connector
     "sys/class/iommu/ivhd0/x": "",
     "opt/rocm/.info/version": "7.0.2-56",
+    "sys/module/amdgpu/version": "6.14.14",
     "proc/cmdline": "BOOT_IMAGE=/vmlinuz iommu=pt quiet",
     "proc/meminfo": "MemTotal:       2377756848 kB",
     "proc/sys/kernel/numa_balancing": "0",
@@ -46,7 +48,7 @@ MI300X = {
     f"{NODES}/3/io_links/1/properties": "type 11\nnode_from 3\nnode_to 2",
     f"{NODES}/2/io_links/0/properties": "type 2\nnode_from 2\nnode_to 0",
 }
-H200 = "NVIDIA H200, 580.95.05, P0, 1980, 700.00, 700.00, 41, 0, Disabled, 5, 16"
+H200 = "NVIDIA H200, 580.95.05, P0, 1980, 700.00, 700.00, 41, 0, Disabled, 5, 16, 5, 16, 2, 345, 0x0001"
 TOPOLOGY = """\
 \t\x1b[4mGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
 GPU0\t X \tNV18\t0-31\t0\t\tN/A
@@ -82,8 +84,9 @@ def test_a_machine_that_is_well(machine):
     lines += map(str, preflight.check_settings(machine(), "amd"))
     assert all(line.startswith("ok    ") for line in lines), lines
     for expected in ("GPU 0 compute partition: SPX", "GPU 0 power limit: 750 W", "GPU 0 temperature: 54 C",
-                     "GPU 0 memory errors: none uncorrected", "GPU 0 PCIe: 32.0 GT/s PCIe, x16",
-                     "xGMI: links between all 2 GPUs", "ROCm: 7.0.2-56", "NUMA balancing: 0",
+                     "GPU 0 memory errors: none uncorrected, 3 corrected",
+                     "GPU 0 clocks: auto, 132 of at most 2100 MHz", "GPU 0 PCIe: 32.0 GT/s PCIe, x16",
+                     "xGMI: links between all 2 GPUs", "NUMA balancing: 0",
                      "IOMMU: pass-through"):  # fmt: skip
         assert f"ok    {expected}" in lines
 
@@ -96,7 +99,8 @@ def test_a_machine_that_is_well(machine):
          "device: sudo amd-smi set --compute-partition SPX"),
         (f"{CARD}/current_memory_partition", "NPS4", "--memory-partition NPS1"),
         (f"{CARD}/power_dpm_force_performance_level", "low", "GPU 0 clocks: low (expected auto)"),
-        (f"{CARD}/ras/umc_err_count", "ue: 2\nce: 0", "memory errors: umc 2 (expected none uncorrected)"),
+        (f"{CARD}/ras/umc_err_count", "ue: 2\nce: 0",
+         "memory errors: 2 uncorrected (umc 2), 0 corrected (expected none uncorrected)"),
         (f"{CARD}/current_link_width", "8", "PCIe: 32.0 GT/s PCIe, x8 (expected 32.0 GT/s PCIe, x16)"),
         (f"{SENSORS}/power1_cap", "550000000", "power limit: 550 W (expected 750 W, the device's own)"),
         (f"{SENSORS}/temp2_input", "96000", "temperature: 96 C (expected below 90 C)"),
@@ -151,24 +155,39 @@ def test_variables():
     assert told == ["AMD_SERIALIZE_KERNEL", "NCCL_DEBUG", "PYTORCH_HIP_ALLOC_CONF"]
 
 
-def nvidia(row: str = H200):
-    return Machine(run=lambda *command: TOPOLOGY if "topo" in command else f"{row}\n{H200}\n")
+def nvidia(row: str = H200, topology: str = TOPOLOGY, reasons: str = "clocks_event_reasons"):
+    """A machine with two H200 whose nvidia-smi knows one of the two names of the reasons."""
+
+    def run(*command: str) -> str:
+        if "topo" in command:
+            return topology
+        return f"{row}\n{H200}\n" if reasons in command[1] else ""
+
+    return Machine(run=run)
 
 
 def test_nvidia():
     lines = [str(line) for line in preflight.check_nvidia(nvidia())]
-    assert "ok    GPU 1: NVIDIA H200, driver 580.95.05, P0, at most 1980 MHz, PCIe 5 x16" in lines
+    for line in ("GPU 1: NVIDIA H200, driver 580.95.05, P0", "GPU 1 clocks: 345 of at most 1980 MHz",
+                 "GPU 1 PCIe: generation 5 of 5, x16",
+                 "GPU 1 memory errors: none uncorrected, 2 corrected"):  # fmt: skip
+        assert f"ok    {line}" in lines
     assert "ok    link of GPU 0 and GPU 1: NV18" in lines
     assert not failures(preflight.check_nvidia(nvidia()))
+    old = [str(line) for line in preflight.check_nvidia(nvidia(reasons="clocks_throttle_reasons"))]
+    assert old == lines
     for old, new, line in [
         ("700.00, 700.00", "500.00, 700.00", "GPU 0 power limit: 500 W (expected 700 W, the device's own)"),
         (" 41,", " 88,", "GPU 0 temperature: 88 C (expected below 85 C)"),
-        ("41, 0,", "41, 3,", "GPU 0 memory errors: 3 uncorrected (expected none)"),
+        ("41, 0,", "41, 3,", "GPU 0 memory errors: 3 uncorrected, 2 corrected (expected none uncorrected)"),
+        ("5, 16, 5", "1, 8, 5", "GPU 0 PCIe: generation 1 of 5, x8 (expected x16)"),
+        ("0001", "0044", "345 of at most 1980 MHz, lowered by heat, by the hardware (expected not lowered)"),
         ("Disabled", "Enabled", "GPU 0 MIG: Enabled (expected Disabled)"),
     ]:
         (found,) = failures(preflight.check_nvidia(nvidia(H200.replace(old, new))))
         assert line in found
     unknown = H200.replace("700.00, 700.00", "[N/A], [N/A]").replace("41, 0", "N/A, [N/A]")
+    unknown = unknown.replace("0x0001", "[N/A]").replace("5, 16, 5", "1, 16, 5")
     assert not failures(preflight.check_nvidia(nvidia(unknown)))
     (found,) = failures(preflight.check_nvidia(replace(nvidia(), run=lambda *command: "")))
     assert "nvidia-smi: no answer (expected a table of devices)" in found
@@ -200,17 +219,127 @@ def test_the_command():
     assert found.returncode == (0 if found.stdout.endswith("all is well\n") else 1), found.stderr
 
 
-def test_without_torch(monkeypatch):
-    def absent():
-        raise ImportError
-
-    monkeypatch.setattr(doctor, "import_torch", absent)
-    assert str(list(preflight.examine())[-1]) == "ok    rates: not measured: torch is not installed"
+# ---- between devices
 
 
-def test_a_gpu_takes_its_platforms_lines(monkeypatch):
-    monkeypatch.setattr(extension, "platform", lambda: "nvidia")
-    monkeypatch.setattr(doctor, "has_driver", lambda platform: platform == "nvidia")
+def test_links_and_their_published_rates():
+    assert preflight.links_of_a_pair(nvidia(), "nvidia") == 18
+    assert preflight.links_of_a_pair(nvidia(topology=TOPOLOGY.replace("NV18", "SYS")), "nvidia") == 0
+    assert preflight.links_of_a_pair(nvidia(topology=""), "nvidia") == 0
+    assert preflight.links_of_a_pair(nvidia(), "amd") == 1
+    rates = preflight.published_links
+    assert rates("AMD Instinct MI300X", 1, 2) == (64, 64) and rates("AMD Instinct MI300X", 1, 8) == (64, 448)
+    assert rates("NVIDIA H200", 18, 8) == (450, 450)  # through a switch
+    assert rates("NVIDIA A100-SXM4-40GB", 4, 4) == (100, 300)  # four, each linked to each
+    assert rates("NVIDIA H200", 0, 8) == rates("Some GPU", 18, 8) == (None, None)
+
+
+def test_every_link_has_a_source():
+    known = peak.published()
+    for row in preflight.link_table():
+        assert (
+            set(row) == {"names", "gbps", "links", "source"}
+            and row["source"]
+            and set(row["names"]) <= set(known)
+        )
+        assert 20 <= row["gbps"] <= 100 and row["links"] * row["gbps"] in (300, 448, 450)
+
+
+def test_rates_between_devices(monkeypatch):
+    """Copies and an all-reduce at a share of the link's rate, by devices that take as long as they should."""
+    rate = {"copy": 400.0, "reduce": 350.0}
+    device = SimpleNamespace(name="NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: device)
+    monkeypatch.setattr(preflight, "seconds_of", lambda *_: 1e-9 * (1 << 28) / rate["copy"])
+    monkeypatch.setattr(preflight, "all_reduce_gbps", lambda *_: rate["reduce"])
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda n, dtype, device: zeros(n, dtype=dtype, device="meta"))
+
+    def lines() -> list[str]:
+        return [str(line) for line in preflight.check_between_devices(torch, ["cuda:0", "cuda:1"], 18)]
+
+    assert lines() == [
+        "ok    copy from cuda:0 to cuda:1: 400 GB/s, 89% of the published 450",
+        "ok    copy from cuda:1 to cuda:0: 400 GB/s, 89% of the published 450",
+        "ok    all-reduce of 2 devices, bus bandwidth: 350 GB/s, 78% of the published 450",
+    ]
+    rate |= {"copy": 100.0, "reduce": 12.0}
+    assert all(
+        line.startswith("FAIL") and "(expected 50% or more) - look at the links" in line for line in lines()
+    )
+    rate["copy"] = 12.0
+    assert "12 GB/s (expected 20 GB/s or more) - it goes through the host" in lines()[0]
+    assert not list(preflight.check_between_devices(torch, ["cpu"], 0))
+
+
+# ---- torch, and machines without one
+
+
+def test_without_torch(tmp_path):
+    """In a process where torch cannot be imported."""
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
+    found = subprocess.run(
+        [sys.executable, "-m", "llamac.doctor", "--preflight"],
+        env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert found.stderr == "" and found.stdout.startswith("ok    host: ")
+    assert "ok    torch: not installed" in found.stdout
+    assert "ok    rates: not measured: they need torch\n" in found.stdout
+
+
+def test_a_broken_torch(machine, monkeypatch):
+    monkeypatch.setattr(
+        doctor, "find_torch", lambda: doctor.failed("torch", "OSError", "a torch", "reinstall")
+    )
+    assert "torch: OSError" in failures(preflight.examine(machine()))[0]
+
+
+@pytest.mark.parametrize("driver, line", [
+    ("dev/kfd", "GPU 0 compute partition: SPX"), ("dev/nvidiactl", "GPU 1: NVIDIA H200, driver 580.95.05, P0")
+])  # fmt: skip
+@pytest.mark.parametrize("built_for", ["cpu", ""])
+def test_devices_of_a_driver_without_torch_for_them(machine, monkeypatch, driver, line, built_for):
+    """They are checked with no torch at all, and with one for the CPU, which is a fault then."""
+    if not built_for:
+        monkeypatch.setattr(doctor, "find_torch", lambda: Line("torch", "not installed"))
+    monkeypatch.setattr(extension, "platform", lambda: built_for)
     monkeypatch.setattr(preflight, "check_rates", lambda torch, devices: [])
-    lines = [str(line) for line in preflight.examine(replace(nvidia(), root=Path("/")))]
+    made = machine({driver: ""}, nvidia().run)
+    lines = list(preflight.examine(made))
+    assert f"ok    {line}" in map(str, lines)
+    if not built_for:
+        assert not failures(lines) and str(lines[-1]) == "ok    rates: not measured: they need torch"
+        return
+    (found,) = failures(lines)
+    name = "ROCm" if driver == "dev/kfd" else "CUDA"
+    assert f"for CPU (expected one for {name}, whose driver is loaded) - install torch for {name}" in found
+
+
+def test_of_two_drivers_the_one_of_torch(machine, monkeypatch):
+    monkeypatch.setattr(extension, "platform", lambda: "nvidia")
+    monkeypatch.setattr(preflight, "check_rates", lambda torch, devices: [])
+    monkeypatch.setattr(preflight, "check_between_devices", lambda *_: [])
+    monkeypatch.setattr(doctor, "check_torch", lambda torch, platform: [Line("torch", platform)])
+    monkeypatch.setattr(doctor, "check_versions", lambda platform, files: [Line("driver", "for CUDA 13.0")])
+    lines = [
+        str(line) for line in preflight.examine(machine({"dev/kfd": "", "dev/nvidiactl": ""}, nvidia().run))
+    ]
     assert any("driver 580.95.05" in line for line in lines)
+    assert "ok    torch: nvidia" in lines and "ok    driver: for CUDA 13.0" in lines
+
+
+@pytest.mark.parametrize("hip, ok", [("7.1.5", True), ("6.4.4", False), (None, True)])
+def test_rocm_beside_torch(machine, hip, ok):
+    given = SimpleNamespace(version=SimpleNamespace(hip=hip)) if hip else Line("torch", "not installed")
+    driver, rocm = preflight.check_rocm(machine(), given)
+    assert str(driver) == "ok    driver: amdgpu 6.14.14" and rocm.ok is ok
+    if not ok:
+        (found,) = failures([rocm])
+        assert "ROCm: 7.0.2-56 in /opt/rocm, torch has HIP 6.4.4 (expected ROCm 6, as torch's)" in found
+    elsewhere = machine({"opt/rocm/.info/version": None, "apps/rocm-6.4/.info/version": "6.4.1"})
+    _, rocm = preflight.check_rocm(replace(elsewhere, environment={"ROCM_PATH": "/apps/rocm-6.4"}), given)
+    assert rocm.found.startswith("6.4.1 in /apps/rocm-6.4") and rocm.ok is (hip != "7.1.5")
