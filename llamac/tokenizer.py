@@ -9,6 +9,7 @@ import binascii
 import json
 import os
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,16 @@ class Tokenizer:
         by_id = {rank: token for token, rank in ranks.items()}
         self._bytes = by_id | {rank: name.encode() for name, rank in self.special.items()}
 
+    @cached_property
+    def rank_hash(self) -> int:
+        """XXH3_64 of the rank file that save() writes: `hash`, unless the file was written otherwise."""
+        return rank_hash(self.ranks)
+
+    @property
+    def tokens(self) -> list[bytes]:
+        """Bytes of each id."""
+        return [self._bytes[id] for id in range(self.vocab_size)]
+
     def encode(self, text: str) -> list[int]:
         """Token ids of text; the names of special tokens in it are ordinary text."""
         return self._encoding.encode_ordinary(text)
@@ -134,6 +145,11 @@ def _rank_file(ranks: dict[bytes, int]) -> bytes:
     return b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in by_rank)
 
 
+def rank_hash(ranks: dict[bytes, int]) -> int:
+    """XXH3_64 of the rank file that save() writes."""
+    return xxhash.xxh3_64_intdigest(_rank_file(ranks))
+
+
 def _read_ranks(path: Path, content: bytes) -> dict[bytes, int]:
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(content.split(b"\n"), 1):
@@ -157,7 +173,17 @@ def _read_ranks(path: Path, content: bytes) -> dict[bytes, int]:
 
 def of_ranks(ranks: dict[bytes, int]) -> Tokenizer:
     """The tokenizer of ranks, as if they had been read from the file that save() writes."""
-    return Tokenizer(ranks, xxhash.xxh3_64_intdigest(_rank_file(ranks)))
+    return Tokenizer(ranks, rank_hash(ranks))
+
+
+def data_hash(own: Any) -> int:
+    """The hash that shards and files of questions record for a tokenizer: of its file; where export() wrote
+    tokenizer.json from a rank file, of the rank file."""
+    # Only export() sets this flag: other tokenizers need no comparison, which takes seconds.
+    if isinstance(own, Tokenizer) or not own.ranks or own.settings.get("split_special_tokens") is not True:
+        return own.hash
+    exported = json.loads(_backend(of_ranks(own.ranks)).to_str())
+    return own.rank_hash if exported == own.model else own.hash
 
 
 def load(path: str | Path) -> Any:
@@ -220,17 +246,27 @@ def find(setting: str, shards: list[Shard]) -> Any:
 
 
 def check_model(model: str | Path, tokenizer: Any) -> None:
-    """Raises InputError where the model's directory has another tokenizer of the same kind: tokenizer.json
-    for one of a tokenizer.json, tokenizer.model for a rank file.
+    """Raises InputError where the model's directory has another tokenizer. Files of the same kind are
+    compared by their hashes, a rank file and a tokenizer.json by their ranks. Sentencepiece's tokenizer.model
+    is not compared with a tokenizer.json.
     """
-    file = Path(model) / ("tokenizer.model" if isinstance(tokenizer, Tokenizer) else "tokenizer.json")
-    if not file.exists():
+    of_ranks = isinstance(tokenizer, Tokenizer)
+    names = ("tokenizer.model", "tokenizer.json") if of_ranks else ("tokenizer.json", "tokenizer.model")
+    file = next((Path(model) / name for name in names if (Path(model) / name).exists()), None)
+    if not file:
         return
-    found = xxhash.xxh3_64_intdigest(read_bytes(file))
-    if found != tokenizer.hash:
-        expected = f"the tokenizer of the data, {tokenizer.path} (XXH3_64 {tokenizer.hash:016x})"
+    wanted, content = tokenizer.hash, read_bytes(file)
+    found: int | None = xxhash.xxh3_64_intdigest(content)
+    if file.name != names[0]:
+        if file.suffix == ".model" and content[:1] == b"\n":  # sentencepiece's
+            return
+        wanted, found = tokenizer.rank_hash, load(file).rank_hash
+    if found != wanted:
+        ours = "no ranks" if wanted is None else f"XXH3_64 {wanted:016x}"
+        theirs = "one without ranks" if found is None else f"{found:016x}"
+        expected = f"the tokenizer of the data, {tokenizer.path} ({ours})"
         help = "--tokenizer none disables this check"
-        raise InputError(f"{file}: expected {expected}, found {found:016x}; {help}")
+        raise InputError(f"{file}: expected {expected}, found {theirs}; {help}")
 
 
 def byte_letters() -> dict[str, int]:

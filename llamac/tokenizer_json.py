@@ -19,7 +19,7 @@ import xxhash
 from llamac import vocabulary
 from llamac.errors import InputError
 from llamac.files import read_bytes
-from llamac.tokenizer import GPT2_SPLIT, LLAMA3_SPLIT, byte_letters, encode_fast
+from llamac.tokenizer import GPT2_SPLIT, LLAMA3_SPLIT, byte_letters, encode_fast, rank_hash
 from llamac.vocabulary import Vocabulary
 
 QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
@@ -88,6 +88,25 @@ class JsonTokenizer:
     def model(self) -> dict[str, Any]:
         """The content of tokenizer.json."""
         return self._json
+
+    @cached_property
+    def ranks(self) -> dict[bytes, int] | None:
+        """Ids of the ordinary tokens, where they are byte-level and 0 .. n-1, as in a rank file."""
+        added, letters = self.backend.get_added_tokens_decoder(), byte_letters()
+        words = {word: id for word, id in self.backend.get_vocab().items() if id not in added}
+        if sorted(words.values()) != list(range(len(words))) or not letters.keys() >= set("".join(words)):
+            return None
+        return {bytes(letters[letter] for letter in word): id for word, id in words.items()}
+
+    @cached_property
+    def rank_hash(self) -> int | None:
+        """XXH3_64 of the rank file with the same ordinary tokens, where one can have them."""
+        return rank_hash(self.ranks) if self.ranks else None
+
+    @property
+    def tokens(self) -> list[bytes]:
+        """Bytes of each id."""
+        return self.vocabulary.tokens
 
     @property
     def cuttable(self) -> bool:

@@ -11,11 +11,12 @@ import pytest
 from directories import TEXT, write_directory
 from task_rows import ROWS, drawn_row
 
-from llamac import Error
+from llamac import Error, tokenizer
 from llamac.data.tokens import write_bin
 from llamac.eval import tasks, text
 from llamac.eval.__main__ import answers, count, main
 from llamac.eval.likelihood import Scorer
+from llamac.eval.questions import read as read_questions
 
 
 @pytest.fixture(scope="module")
@@ -254,6 +255,23 @@ def test_shards(directory, tmp_path):
         text.of_shards(scorer, f"{tmp_path}/none_*.bin")
 
 
+def test_shards_of_a_rank_file(tmp_path, monkeypatch):
+    """Whose tokens a checkpoint knows by the tokenizer.json that was exported."""
+    monkeypatch.setattr(text, "IDS_AT_ONCE", 7)
+    own = tokenizer.of_ranks(tokenizer.train([TEXT * 20], 290))
+    model = write_directory(tmp_path / "model", vocab_size=own.vocab_size)
+    tokenizer.export(model, own)
+    ids = own.encode_documents([TEXT, "é"])
+    write_bin(tmp_path / "x_000.bin", ids, own.vocab_size, own.hash)
+    found = text.of_shards(Scorer(model), f"{tmp_path}/x_*.bin")
+    assert found.bytes == len((TEXT + "é" + 2 * "<|endoftext|>").encode()) and found.tokens == len(ids)
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks/piqa.jsonl").write_text(json.dumps(ROWS["piqa"]) + "\n")
+    flags = ["--tasks", "piqa", "--data", tmp_path / "tasks", "--prepare", tmp_path]
+    command(model, *flags)
+    assert read_questions(tmp_path / "piqa.questions").hash == own.hash
+
+
 # The command
 
 
@@ -301,6 +319,7 @@ def test_the_command(directory, files, tmp_path):
         (["--tasks", "piqa", "--data", "nowhere"], ["nowhere", "piqa.jsonl"]),
         (["--text", "missing.txt"], ["missing.txt", "cannot open"]),
         (["--text", "missing.txt", "--limit", "0"], ["--limit", "found 0"]),
+        (["--text", "missing.txt", "--limit", "5"], ["--limit", "--tasks"]),
         (["--text", "missing.txt", "--context", "9999"], ["at most 256", "found 9999"]),
     ],
 )

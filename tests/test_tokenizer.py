@@ -1,6 +1,7 @@
 """llamac.tokenizer: rank files, round trips, special tokens; tiktoken's tokens are tokenizers' tokens."""
 
 import base64
+import json
 import random
 from pathlib import Path
 
@@ -263,6 +264,38 @@ def test_find(tmp_path):
     write_bin(tmp_path / "train_001.bin", np.zeros(9, np.uint32), 257, 1)
     with pytest.raises(InputError, match=r"tokenizer.tiktoken: .* made .*train_001.bin"):
         tokenizer.find("auto", [shard, read_bin(tmp_path / "train_001.bin")])
+
+
+def test_an_exported_tokenizer_is_that_of_its_rank_file(trained, tmp_path):
+    """Also for shards, questions and models: a checkpoint has the tokenizer.json alone."""
+    tokenizer.save(tmp_path / tokenizer.RANK_FILE, trained[1].ranks)
+    own = tokenizer.load(tmp_path / tokenizer.RANK_FILE)
+    (tmp_path / "model").mkdir()
+    tokenizer.export(tmp_path / "model", own)
+    made = tokenizer.load(tmp_path / "model")
+    assert made.ranks == own.ranks and made.hash != own.hash
+    assert made.rank_hash == own.rank_hash == own.hash
+    assert tokenizer.data_hash(made) == tokenizer.data_hash(own) == own.hash
+    tokenizer.check_model(tmp_path / "model", own)
+    content = json.loads((tmp_path / "model/tokenizer.json").read_text())
+    content["model"]["merges"].pop()
+    (tmp_path / "model/tokenizer.json").write_text(json.dumps(content))
+    changed = tokenizer.load(tmp_path / "model")
+    assert tokenizer.data_hash(changed) == changed.hash  # no longer what export() writes
+
+    ranks = dict(own.ranks)
+    first, last = list(ranks)[-2:]
+    ranks[first], ranks[last] = ranks[last], ranks[first]
+    tokenizer.export(tmp_path / "model", tokenizer.of_ranks(ranks))
+    with pytest.raises(InputError, match=r"tokenizer\.json: expected the tokenizer of the data"):
+        tokenizer.check_model(tmp_path / "model", own)
+    (tmp_path / "other").mkdir()
+    tokenizer.save(tmp_path / "other/tokenizer.model", own.ranks)
+    tokenizer.check_model(tmp_path / "other", made)
+    with pytest.raises(InputError, match=r"tokenizer\.model: expected the tokenizer of the data"):
+        tokenizer.check_model(tmp_path / "other", tokenizer.load(tmp_path / "model"))
+    (tmp_path / "other/tokenizer.model").write_bytes(b"\n\x0e sentencepiece")
+    tokenizer.check_model(tmp_path / "other", made)
 
 
 def test_training_is_repeatable():

@@ -23,6 +23,7 @@ from llamac.eval import tasks, text
 from llamac.eval.likelihood import BATCH_TOKENS, PairEncoder, Scorer
 from llamac.eval.tasks import Question, Task
 from llamac.inference import add_flags
+from llamac.tokenizer import data_hash
 
 Row = dict[str, str | float | int | None]
 
@@ -96,6 +97,7 @@ def _questions(task: Task, args: argparse.Namespace) -> list[Question]:
 def prepare(encoder: PairEncoder, args: argparse.Namespace) -> None:
     """A file of questions for each task."""
     own = encoder.tokenizer
+    hash = data_hash(own)
     try:
         args.prepare.mkdir(parents=True, exist_ok=True)
         for task in tasks.named(args.tasks):
@@ -105,10 +107,22 @@ def prepare(encoder: PairEncoder, args: argparse.Namespace) -> None:
                 for q in questions
             ]
             path = args.prepare / f"{task.name}{asked.SUFFIX}"
-            asked.write(path, asked.Questions(made, own.vocab_size, own.hash))
+            asked.write(path, asked.Questions(made, own.vocab_size, hash))
             print(f"{path}: {len(made):,} questions")
     except OSError as error:
         raise InputError(f"{error.filename}: {error.strerror}") from None
+
+
+def _counter(tell: Callable[[str, int, int], None], what: str, total: int) -> Callable[[int], None]:
+    """Adds up what is done and tells it."""
+    done = 0
+
+    def add(n: int) -> None:
+        nonlocal done
+        done += n
+        tell(what, done, total)
+
+    return add
 
 
 def evaluate(scorer: Scorer, args: argparse.Namespace, tell: Callable[[str, int, int], None]):
@@ -116,21 +130,14 @@ def evaluate(scorer: Scorer, args: argparse.Namespace, tell: Callable[[str, int,
     rows, details = [], {}
     for task in tasks.named(args.tasks):
         questions = _questions(task, args)
-        total, done = sum(len(q.pairs) for q in questions), [0]
-
-        def add(n: int, name: str = task.name, total: int = total, done: list[int] = done) -> None:
-            done[0] += n
-            tell(name, done[0], total)
-
-        logs = answers(scorer, questions, add)
+        total = sum(len(q.pairs) for q in questions)
+        logs = answers(scorer, questions, _counter(tell, f"{task.name}: choices", total))
         rows += count(task, questions, logs)
         details[task.name] = [{"gold": q.gold, "logs": log} for q, log in zip(questions, logs)]
-    for what, found in (
-        ("text", text.of_files(scorer, args.text) if args.text else None),
-        ("shards", text.of_shards(scorer, args.shards) if args.shards else None),
-    ):
-        if found is None:
+    for what, score, given in (("text", text.of_files, args.text), ("shards", text.of_shards, args.shards)):
+        if not given:
             continue
+        found = score(scorer, given, lambda total, what=what: _counter(tell, f"{what}: windows", total))
         for metric in ("bits_per_byte", "perplexity"):
             value = getattr(found, metric)
             if value is not None:
@@ -159,6 +166,8 @@ def main() -> None:
         raise InputError("nothing to do: expected --tasks, --text or --shards, found none of them")
     if args.limit is not None and args.limit < 1:
         raise InputError(f"--limit: expected a number from 1 on, found {args.limit}")
+    if args.limit is not None and not args.tasks:
+        raise InputError("--limit: expected it with --tasks, whose questions it limits")
 
     if args.prepare:
         if not args.tasks or args.text or args.shards or args.json:
@@ -169,7 +178,7 @@ def main() -> None:
     def tell(name: str, done: int, total: int) -> None:
         if sys.stderr.isatty():
             end = "\n" if done == total else ""
-            print(f"\r{name}: {done} of {total} choices", end=end, file=sys.stderr, flush=True)
+            print(f"\r{name}: {done} of {total}", end=end, file=sys.stderr, flush=True)
 
     scorer = Scorer(
         args.directory, args.dtype, args.context, batch_tokens=args.batch_tokens, kernels=args.kernel

@@ -128,15 +128,15 @@ class Scorer(PairEncoder):
         """The same of texts."""
         return self.of_ids([self.encode_pair(*pair) for pair in pairs], done)
 
-    def windows(self, ids: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    def windows(self, ids: Sequence[int] | np.ndarray) -> Iterator[tuple[list[int], list[int]]]:
         """Pairs whose continuations are all of `ids`, each once: the first behind prefix(), the others behind
         as much as fits, at least one token.
         """
         most = self.context
-        yield [self.prefix()], list(ids[:most])
+        yield [self.prefix()], list(map(int, ids[:most]))
         for begin in range(most, len(ids), most):
             end = min(begin + most, len(ids))
-            yield list(ids[end - most - 1 : begin]), list(ids[begin:end])
+            yield list(map(int, ids[end - most - 1 : begin])), list(map(int, ids[begin:end]))
 
     def _row(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[list[int], int]:
         """What the model reads, and for how many of its last tokens the next ones count."""

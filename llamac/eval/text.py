@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from glob import glob
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +14,10 @@ from llamac.data.tokens import read_bin
 from llamac.errors import InputError
 from llamac.eval.likelihood import Scorer
 from llamac.files import read_bytes
+from llamac.tokenizer import data_hash
 
 AT_ONCE = 1 << 10  # windows that are scored together
+IDS_AT_ONCE = 1 << 20
 
 
 @dataclass
@@ -36,8 +39,12 @@ class Total:
         return self.nll / math.log(2) / self.bytes if self.bytes else None
 
 
-def of_files(scorer: Scorer, paths: Sequence[str], done: Callable[[int], None] | None = None) -> Total:
-    """Of text files, a document each, in UTF-8. done: called with the number of files of each batch."""
+# Of the number of windows: called with the number of each batch.
+Progress = Callable[[int], Callable[[int], None]]
+
+
+def of_files(scorer: Scorer, paths: Sequence[str], progress: Progress | None = None) -> Total:
+    """Of text files, a document each, in UTF-8."""
     documents, total = [], Total()
     for path in paths:
         content = read_bytes(Path(path))
@@ -51,13 +58,13 @@ def of_files(scorer: Scorer, paths: Sequence[str], done: Callable[[int], None] |
         documents.append(scorer.model.encode(text, bos=False))
     if not documents:
         raise InputError(f"{', '.join(paths)[:200]}: expected text, found none")
-    _add(scorer, total, documents, done)
+    _add(scorer, total, documents, progress)
     return total
 
 
-def of_shards(scorer: Scorer, pattern: str, done: Callable[[int], None] | None = None) -> Total:
-    """Of the tokens of .bin files, each file as one text. bytes: of what the directory's tokenizer makes of
-    them, where it made them; else 0."""
+def of_shards(scorer: Scorer, pattern: str, progress: Progress | None = None) -> Total:
+    """Of the tokens of .bin files, each file as one text. bytes: of the directory's tokens, where its
+    tokenizer made them; else 0."""
     paths = sorted(glob(pattern))
     if not paths:
         raise InputError(f"{pattern}: expected token files, found none")
@@ -66,30 +73,44 @@ def of_shards(scorer: Scorer, pattern: str, done: Callable[[int], None] | None =
         own = scorer.model.tokenizer
     except InputError:  # tokens need none
         own = None
+    documents = []
     for path in paths:
         shard = read_bin(path)
         if shard.packed:
             raise InputError(f"{path}: expected plain tokens, found packed conversations")
-        ids = np.asarray(shard.tokens)
+        ids = shard.tokens
         if ids.size and int(ids.max()) >= V:
             raise InputError(f"{path}: expected ids below the model's {V}, found {int(ids.max())}")
-        if own and shard.tokenizer_hash not in (0, own.hash):
+        is_own = own is not None and shard.tokenizer_hash in (own.hash, own.rank_hash)
+        if own and shard.tokenizer_hash != 0 and not is_own:
             raise InputError(
-                f"{path}: expected tokens of the model's tokenizer (XXH3_64 {own.hash:016x}), found "
+                f"{path}: expected tokens of the model's tokenizer (XXH3_64 {data_hash(own):016x}), found "
                 f"{shard.tokenizer_hash:016x}"
             )
-        if own and shard.tokenizer_hash == own.hash:
-            total.bytes += len(own.decode(ids.tolist()).encode())
-        _add(scorer, total, [ids.tolist()], done)
-    if total.tokens == 0:
+        if is_own:
+            total.bytes += _bytes(own, ids)
+        documents.append(ids)
+    if not any(ids.size for ids in documents):
         raise InputError(f"{pattern}: expected tokens, found none")
+    _add(scorer, total, documents, progress)
     return total
 
 
+def _bytes(own: Any, ids: np.ndarray) -> int:
+    """Of the text of ids. A shard may be larger than the memory: it is read in parts."""
+    lengths = np.array([len(token) for token in own.tokens] + [0])
+    parts = (ids[at : at + IDS_AT_ONCE] for at in range(0, len(ids), IDS_AT_ONCE))
+    return sum(int(lengths[np.minimum(part, len(lengths) - 1)].sum()) for part in parts)
+
+
 def _add(
-    scorer: Scorer, total: Total, documents: list[list[int]], done: Callable[[int], None] | None
+    scorer: Scorer,
+    total: Total,
+    documents: Sequence[Sequence[int] | np.ndarray],
+    progress: Progress | None,
 ) -> None:
-    windows = (window for ids in documents if ids for window in scorer.windows(ids))
+    done = progress(sum(-(-len(ids) // scorer.context) for ids in documents)) if progress else None
+    windows = (window for ids in documents if len(ids) for window in scorer.windows(ids))
     while batch := list(islice(windows, AT_ONCE)):
         for found in scorer.of_ids(batch, done):
             total.nll -= found.log
