@@ -14,10 +14,11 @@ from typing import Any, TextIO
 
 from llamac.errors import InputError, run
 from llamac.files import read_bytes
-from llamac.inference import Inference, Sampling, TextStream, add_flags
+from llamac.inference import Inference, Sampling, TextModel, TextStream, add_flags
 
 Messages = list[dict[str, Any]]
 MOST_TOKENS = 256  # of an answer, without --tokens
+TALK_TOKENS = 8192  # of a conversation, without --context
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -42,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         "--tokens",
         type=int,
         metavar="N",
-        help=f"largest number of tokens of an answer ({MOST_TOKENS}, or fewer that fit into the context)",
+        help=f"largest number of tokens of an answer ({MOST_TOKENS}, or what fits behind the longest prompt)",
     )
     add(
         "--temperature",
@@ -65,7 +66,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--no-bos", action="store_true", help="omit the token that begins a document")
     add("--batch", type=int, default=8, metavar="N", help="prompts of a file per batch (8)")
     add(
-        "--context", type=int, metavar="N", help="largest number of tokens of prompt and answer (the model's)"
+        "--context",
+        type=int,
+        metavar="N",
+        help="number of tokens of prompt and answer to allocate memory for (as many as are needed; "
+        f"of a conversation, the model's, up to {TALK_TOKENS})",
     )
     add_flags(parser)
     return parser
@@ -91,20 +96,24 @@ def _prompt_of(line: str, where: str) -> str | Messages:
     raise InputError(f'{where}: expected {{"prompt": TEXT}} or {{"messages": [...]}}, found {line[:60]}')
 
 
-def read_prompts(name: str) -> list[str | Messages]:
-    """The prompts of a file, or of standard input where it is -. Raises InputError naming file and line."""
+def read_prompts(name: str) -> dict[str, str | Messages]:
+    """{file and line: prompt} of a file, or of standard input where it is -. Raises InputError."""
     content = sys.stdin.buffer.read() if name == "-" else read_bytes(Path(name))
     try:
         lines = content.decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise InputError(f"{name}: line {line}: expected UTF-8") from None
-    numbered = [(number, line.removesuffix("\r")) for number, line in enumerate(lines, 1) if line.strip()]
-    if not numbered:
+    found = {
+        f"{name}: line {number}": line.removesuffix("\r")
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    }
+    if not found:
         raise InputError(f"{name}: expected a prompt per line, found none")
     if Path(name).suffix in (".jsonl", ".json"):
-        return [_prompt_of(line, f"{name}: line {number}") for number, line in numbered]
-    return [line for _, line in numbered]
+        return {where: _prompt_of(line, where) for where, line in found.items()}
+    return dict(found)
 
 
 class Session:
@@ -113,30 +122,50 @@ class Session:
     def __init__(self, args: argparse.Namespace):
         self.args = args
         self.sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
-        batch = args.batch if args.prompts else 1
-        self.model = Inference(args.directory, args.dtype, args.context, sequences=batch, kernels=args.kernel)
-        own = [] if args.ignore_end else self.model.stops
+        self.text = TextModel(args.directory)
+        for name in ("tokens", "context"):
+            value = getattr(args, name)
+            if value is not None and value < 1:
+                raise InputError(f"--{name}: expected a number from 1 on, found {value}")
+        longest = self.text.config.max_position_embeddings
+        self.context = args.context or longest
+        if self.context > longest:
+            expected = f"at most {longest}, the model's max_position_embeddings"
+            raise InputError(f"--context: expected {expected}, found {args.context}")
         more = _ids(args.stop_ids, "--stop-ids") if args.stop_ids else []
+        own = [] if args.ignore_end else self.text.stops
         self.stops = [*own, *(id for id in more if id not in own)]
 
     def encode(self, prompt: str | Messages) -> list[int]:
         if isinstance(prompt, str) and not self.args.chat:
-            return self.model.encode(prompt, bos=not self.args.no_bos)
+            return self.text.encode(prompt, bos=not self.args.no_bos)
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         if self.args.system is not None:
             messages = [{"role": "system", "content": self.args.system}, *messages]
-        return self.model.encode_chat(messages)
+        return self.text.encode_chat(messages)
 
-    def tokens(self, prompts: list[list[int]]) -> int:
-        """The largest number of tokens of an answer."""
-        if self.args.tokens is not None:
-            return self.args.tokens
+    def tokens(self, prompts: dict[str, list[int]]) -> int:
+        """The largest number of tokens of an answer to any of the prompts. Raises InputError with the name of
+        a prompt that is too long."""
+        least = self.args.tokens or 1
+        for where, ids in prompts.items():
+            if len(ids) > self.room(least):
+                expected = f"a prompt that leaves room for {least} tokens in a context of {self.context}"
+                raise InputError(f"{where}: expected {expected}, found one of {len(ids)} tokens")
+        return self.args.tokens or min(MOST_TOKENS, self.room(max(map(len, prompts.values()))))
+
+    def room(self, tokens: int) -> int:
         # The last token of an answer takes no place in the context: it is not read again.
-        return max(1, min(MOST_TOKENS, self.model.context - max(map(len, prompts)) + 1))
+        return self.context - tokens + 1
 
-    def stream(self, ids: list[int], out: TextIO) -> str:
+    def load(self, sequences: int = 1, needed: int | None = None) -> Inference:
+        """The model, with memory for --context, or for the tokens that are needed."""
+        args, context = self.args, self.args.context or needed or self.context
+        return Inference(args.directory, args.dtype, context, sequences, kernels=args.kernel)
+
+    def stream(self, model: Inference, ids: list[int], count: int, out: TextIO) -> str:
         """Prints the answer as it is made; returns it. The token that ended it is not part of its text."""
-        text, told = TextStream(self.model.decode), []
+        text, told = TextStream(self.text.decode), []
 
         def write(piece: str) -> None:
             told.append(piece)
@@ -148,37 +177,62 @@ class Session:
                 write(text.add(token))
             return True
 
-        self.model.generate([ids], self.tokens([ids]), self.sampling, self.stops, made)
+        model.generate([ids], count, self.sampling, self.stops, made)
         write(text.end())
         return "".join(told)
 
 
-def answer_file(session: Session, prompts: Iterable[str | Messages], out: TextIO) -> None:
+def answer(session: Session, where: str, prompt: str | list[int], out: TextIO) -> None:
+    """One answer: text to a text, ids to ids."""
+    ids = session.encode(prompt) if isinstance(prompt, str) else prompt
+    count = session.tokens({where: ids})
+    model = session.load(needed=len(ids) + count - 1)
+    if isinstance(prompt, str):
+        session.stream(model, ids, count, out)
+        print(file=out)
+    else:
+        made = model.generate([ids], count, session.sampling, session.stops)[0]
+        print(",".join(map(str, made)), file=out)
+
+
+def answer_file(session: Session, prompts: dict[str, str | Messages], out: TextIO) -> None:
     """A JSON line per prompt, in their order, each as soon as those before it are there."""
-    asked = list(prompts)
-    ids = [session.encode(prompt) for prompt in asked]
-    step = session.args.batch
-    for first in range(0, len(ids), step):
-        some = ids[first : first + step]
-        s = session.sampling
-        answers = session.model.generate(some, session.tokens(some), s, session.stops, first=first)
-        for prompt, answer in zip(asked[first : first + step], answers):
-            ended = answer[-1] in session.stops
-            text = session.model.decode(answer[:-1] if ended else answer)
+    ids = {where: session.encode(prompt) for where, prompt in prompts.items()}
+    count = session.tokens(ids)
+    step = min(session.args.batch, len(ids))
+    model = session.load(step, needed=max(map(len, ids.values())) + count - 1)
+    every, asked = list(ids.values()), list(prompts.values())
+    for first in range(0, len(every), step):
+        some = every[first : first + step]
+        answers = model.generate(some, count, session.sampling, session.stops, first=first)
+        for prompt, made in zip(asked[first : first + step], answers):
+            ended = made[-1] in session.stops
+            text = session.text.decode(made[:-1] if ended else made)
             row: dict[str, Any] = {"prompt" if isinstance(prompt, str) else "messages": prompt, "text": text}
-            row |= {"tokens": len(answer), "ended_by": "stop" if ended else "length"}
+            row |= {"tokens": len(made), "ended_by": "stop" if ended else "length"}
             print(json.dumps(row, ensure_ascii=False), file=out, flush=True)
 
 
 def talk(session: Session, lines: Iterable[str], out: TextIO) -> None:
-    """A conversation: each line a message of the user's."""
+    """A conversation: each line a message of the user's. Raises InputError once it is longer than the
+    context; an answer before that may be cut off there."""
     messages: Messages = []
+    session.context = session.args.context or min(session.context, TALK_TOKENS)
+    model = session.load()
     for line in lines:
         if not line.strip():
             continue
         messages.append({"role": "user", "content": line.rstrip("\n")})
-        answer = session.stream(session.encode(messages), out)
-        messages.append({"role": "assistant", "content": answer})
+        ids = session.encode(messages)
+        room = session.room(len(ids))
+        if room < 1:
+            expected = f"at most {session.context} tokens, the context"
+            raise InputError(
+                f"conversation: expected {expected}, found {len(ids)}; start another or raise --context"
+            )
+        count = min(session.args.tokens or MOST_TOKENS, room)
+        text = session.stream(model, ids, count, out)
+        messages.append({"role": "assistant", "content": text})
         out.write("\n")
 
 
@@ -191,18 +245,14 @@ def main() -> None:
     single = args.prompt if args.prompt_ids is None else _ids(args.prompt_ids, "--prompt-ids")
     if single is None and args.prompts is None and not args.chat:
         raise InputError("prompt: expected --prompt, --prompt-ids, --prompts or --chat, found none of them")
-    prompts = read_prompts(args.prompts) if args.prompts else []
+    prompts = read_prompts(args.prompts) if args.prompts else {}
     session = Session(args)
     if prompts:
         answer_file(session, prompts, sys.stdout)
     elif single is None:
         talk(session, sys.stdin, sys.stdout)
-    elif isinstance(single, str):
-        session.stream(session.encode(single), sys.stdout)
-        print()
     else:
-        made = session.model.generate([single], session.tokens([single]), session.sampling, session.stops)[0]
-        print(",".join(map(str, made)))
+        answer(session, "--prompt" if isinstance(single, str) else "--prompt-ids", single, sys.stdout)
 
 
 if __name__ == "__main__":

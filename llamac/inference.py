@@ -60,42 +60,16 @@ class Sampling:
                 raise InputError(f"{name}: expected {expected}, found {getattr(self, name)}")
 
 
-class Inference:
-    """The model of a directory: a checkpoint, or any Hugging Face directory of a Llama.
-
-    dtype: of weights and activations, f32 or bf16; auto is config.json's. context: tokens of a sequence at
-    most, prompt and answer (None: the model's longest). sequences: that are gone on with at a time; each
-    takes memory for `context` tokens. batch_tokens: for score() instead, tokens of a batch, padding included.
-    Raises Error for bad input, in one line.
+class TextModel:
+    """What a model's directory says of text, without the weights: its tokenizer, its end tokens and its chat
+    template. Raises Error for bad input, in one line.
     """
 
-    def __init__(
-        self,
-        directory: str | os.PathLike,
-        dtype: str = "auto",
-        context: int | None = None,
-        sequences: int = 1,
-        batch_tokens: int = 0,
-        kernels: Sequence[str] = (),
-    ):
+    def __init__(self, directory: str | os.PathLike):
         self.directory = Path(directory)
         if not self.directory.is_dir():
             raise InputError(f"{directory}: expected a directory with config.json and weights")
         self.config = load_config(str(directory))
-        self.context = context or self.config.max_position_embeddings
-        self.dtype = _dtype(self.directory) if dtype == "auto" else dtype
-        if self.dtype not in ("f32", "bf16"):
-            raise InputError(f"dtype: expected auto, f32 or bf16, found {self.dtype}")
-        for name, value in (("context", self.context), ("sequences", sequences)):
-            if value < 1:
-                raise InputError(f"{name}: expected a number from 1 on, found {value}")
-        # A pass has as many rows as it gets tokens: of a part of one prompt, or one of each sequence.
-        if batch_tokens:
-            rows, cache = (max(1, batch_tokens // self.context), self.context), (0, 0)
-        else:
-            part = min(DEVICE_PART if native.computes_on_device() else PART, self.context)
-            rows, cache = (math.ceil(sequences / part), part), (sequences, self.context)
-        self._native = native.Inference(str(self.directory), self.dtype, *rows, *cache, list(kernels))
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -130,6 +104,41 @@ class Inference:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; what is no UTF-8 becomes U+FFFD."""
         return self.tokenizer.decode(ids)
+
+
+class Inference(TextModel):
+    """The model of a directory: a checkpoint, or any Hugging Face directory of a Llama.
+
+    dtype: of weights and activations, f32 or bf16; auto is config.json's. context: tokens of a sequence at
+    most, prompt and answer (None: the model's longest). sequences: that are gone on with at a time; each
+    takes memory for `context` tokens. batch_tokens: for score() instead, tokens of a batch, padding included.
+    Raises Error for bad input, in one line.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike,
+        dtype: str = "auto",
+        context: int | None = None,
+        sequences: int = 1,
+        batch_tokens: int = 0,
+        kernels: Sequence[str] = (),
+    ):
+        super().__init__(directory)
+        self.context = context or self.config.max_position_embeddings
+        self.dtype = _dtype(self.directory) if dtype == "auto" else dtype
+        if self.dtype not in ("f32", "bf16"):
+            raise InputError(f"dtype: expected auto, f32 or bf16, found {self.dtype}")
+        for name, value in (("context", self.context), ("sequences", sequences)):
+            if value < 1:
+                raise InputError(f"{name}: expected a number from 1 on, found {value}")
+        # A pass has as many rows as it gets tokens: of a part of one prompt, or one of each sequence.
+        if batch_tokens:
+            rows, cache = (max(1, batch_tokens // self.context), self.context), (0, 0)
+        else:
+            part = min(DEVICE_PART if native.computes_on_device() else PART, self.context)
+            rows, cache = (math.ceil(sequences / part), part), (sequences, self.context)
+        self._native = native.Inference(str(self.directory), self.dtype, *rows, *cache, list(kernels))
 
     def generate(
         self,

@@ -177,8 +177,9 @@ def test_the_command(directory, tmp_path):
         ([], ["--prompt", "--chat", "none of them"]),
         (["--prompt", "x", "--temperature", "-1"], ["temperature", "found -1"]),
         (["--prompt", "x", "--top-p", "0"], ["top_p", "found 0"]),
-        (["--prompt", "x", "--context", "129"], ["at most 128", "found 129"]),
-        (["--prompt", "the cat " * 100], ["prompt 1", "room for 1 token", "context of 128"]),
+        (["--prompt", "x", "--context", "129"], ["--context", "at most 128", "found 129"]),
+        (["--prompt", "the cat " * 100], ["--prompt: ", "room for 1 token", "context of 128"]),
+        (["--prompt", "x", "--tokens", "0"], ["--tokens", "found 0"]),
         (["--prompt-ids", "1,b"], ["--prompt-ids", "1,b"]),
         (["--prompt-ids", "4000"], ["prompt 1", "ids from 0 to", "found 4000"]),
         (["--prompt", "x", "--system", "y"], ["--system", "--chat"]),
@@ -202,7 +203,8 @@ def test_a_refusal_is_a_line_and_an_exit_code(directory):
 def test_files_of_prompts(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text('{"prompt": "a"}\n\n{"messages": [{"role": "user", "content": "b"}]}\r\n')
-    assert generate.read_prompts(str(path)) == ["a", [{"role": "user", "content": "b"}]]
+    found = generate.read_prompts(str(path))
+    assert found == {f"{path}: line 1": "a", f"{path}: line 3": [{"role": "user", "content": "b"}]}
     for text, words in (
         ('{"prompt": "a"}\n{"prompt": \n', r"p\.jsonl: line 2: expected JSON"),
         ('{"text": "a"}\n', r'p\.jsonl: line 1: expected {"prompt": TEXT}'),
@@ -263,7 +265,7 @@ def test_a_conversation(directory):
     args = generate._parser().parse_args([str(directory), "--chat", "--tokens", "12", "--temperature", "0"])
     session, out = generate.Session(args), io.StringIO()
     generate.talk(session, ["hello\n", "\n", "and?\n"], out)
-    model = session.model
+    model = Inference(directory)
     messages = []
     for line in ("hello", "and?"):
         messages.append({"role": "user", "content": line})
@@ -271,3 +273,45 @@ def test_a_conversation(directory):
         text = model.decode(ids[:-1] if ids[-1] in model.stops else ids)
         messages.append({"role": "assistant", "content": text})
     assert out.getvalue() == "".join(m["content"] + "\n" for m in messages if m["role"] == "assistant")
+
+
+def test_a_conversation_that_outgrows_the_context(directory):
+    """The answers before that are printed; the last may be cut off."""
+    args = generate._parser().parse_args([str(directory), "--chat", "--ignore-end", "--context", "64"])
+    out = io.StringIO()
+    with pytest.raises(Error, match="conversation: expected at most 64 tokens, the context, found"):
+        generate.talk(generate.Session(args), ["hello\n", "and?\n"], out)
+    assert out.getvalue().endswith("\n")
+
+
+def test_prompts_are_checked_before_the_first_answer(directory, tmp_path):
+    """All of them; and the answers do not depend on --batch."""
+    path = tmp_path / "p.txt"
+    path.write_text("the cat\n\nthe moon\n" + "the cat " * 20 + "\n")
+    found = {
+        command(directory, "--prompts", str(path), "--ignore-end", "--batch", n) for n in ("1", "2", "3")
+    }
+    assert len(found) == 1
+    lengths = {json.loads(line)["tokens"] for line in found.pop().splitlines()}
+    assert len(lengths) == 1
+    path.write_text("the cat\n\n" + "the cat " * 100 + "\n")
+    words = [sys.executable, "-m", "llamac.generate", directory, "--prompts", path, "--batch", "1"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and done.stdout == ""
+    assert f"{path}: line 3: expected a prompt that leaves room for 1 tokens" in done.stderr
+
+
+def test_memory_is_allocated_for_what_is_needed(directory, monkeypatch):
+    asked = []
+
+    class Spy(Inference):
+        def __init__(self, directory, dtype, context, sequences, **others):
+            asked.append((context, sequences))
+            super().__init__(directory, dtype, context, sequences, **others)
+
+    monkeypatch.setattr(generate, "Inference", Spy)
+    for flags in ([], ["--context", "100"]):
+        ids = ["--prompt-ids", "1,2,3", "--tokens", "5", *flags]
+        monkeypatch.setattr("sys.argv", ["generate", str(directory), *ids])
+        generate.main()
+    assert asked == [(7, 1), (100, 1)]
