@@ -87,7 +87,7 @@ def stages(m: Machine) -> dict[str, Stage]:
     gpu = m.platform != "cpu"
     tried = "`make test` has run it" if m.quick else ""
     on_device = [m.build / "check_operations", "--where", "device", "--once", "--brief"]
-    sanitizer = shutil.which("compute-sanitizer")
+    sanitizer = shutil.which("compute-sanitizer") if m.platform == "nvidia" else None
     # As in the Makefile: side by side, a thread each, but what measures a GPU's memory.
     tests = [f"tests/test_{name}.py" for name in ("model", "trainer", "ops")]
     workers = min((os.cpu_count() or 1) + 1, 8)
@@ -109,7 +109,7 @@ def stages(m: Machine) -> dict[str, Stage]:
         "tests": Stage([[PYTHON, "-m", "pytest", "-q", "tests/test_gpu.py"], pytest], without=tried),
         "memory": Stage(
             [[sanitizer, "--tool", "memcheck", "--error-exitcode", 1, *on_device]],
-            without="" if gpu and sanitizer else "needs an NVIDIA GPU and compute-sanitizer",
+            without="" if sanitizer else "needs an NVIDIA GPU and compute-sanitizer",
         ),
         "losses": losses_stage(m),
         "devices": devices_stage(m),
@@ -199,6 +199,11 @@ def try_stage(name: str, stage: Stage, m: Machine, seconds: float) -> dict:
     return record | {"status": status, "reason": reason, "seconds": round(time.monotonic() - begin, 1)}
 
 
+def found_platform() -> str:
+    done = subprocess.run([ROOT / "dev/platform.sh"], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
 def facts(m: Machine) -> dict:
     version = subprocess.run([m.program, "--version"], capture_output=True, text=True).stdout.splitlines()
     installation = m.out / "installation/console.log"
@@ -246,7 +251,7 @@ def main(arguments: list[str] | None = None) -> int:
     o = parser.parse_args(arguments)
     if not (o.build / "train_llama3").is_file():
         parser.error(f"--build {o.build}: expected train_llama3 in it, found none: make validate builds it")
-    on = subprocess.run([ROOT / "dev/platform.sh"], capture_output=True, text=True, check=True).stdout.strip()
+    on = found_platform()
     count = "import torch; print(torch.cuda.device_count())"
     asked = subprocess.run([PYTHON, "-c", count], capture_output=True, text=True).stdout.strip()
     m = Machine(on, o.build.resolve(), o.out.resolve(), int(asked or 0) if on != "cpu" else 0, o.quick)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from launch import skip_without_devices
 
 ROOT = Path(__file__).resolve().parents[1]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -58,6 +59,7 @@ def train(build) -> Callable[..., subprocess.CompletedProcess]:
         command = [program, *arguments]
         keywords = {"cwd": ROOT} | keywords
         result = subprocess.run(command, capture_output=True, text=True, timeout=300, **keywords)
+        skip_without_devices(result.stderr)
         assert result.returncode == code, result.stdout[-2000:] + result.stderr
         return result
 

@@ -52,7 +52,7 @@ def first_difference(ours: dict, torch: dict, truth: dict, dtype: str, series: d
         )
         expected, theirs = truth[name], torch[name]
         if name.endswith("_rstd"):
-            # Of our own rows, whose errors are within the tolerance: the largest error of few rows is one draw.
+            # Of our own rows, whose errors are within the tolerance: the largest error of few is one draw.
             expected = rstd_of(name, ours)
             theirs = rstd_of(name, {key: value.astype(np.float32) for key, value in ours.items()})
         baseline = error_of(theirs, expected)

@@ -37,9 +37,21 @@ def has(build, library: str) -> bool:
     return any(line.startswith(f"{name}:") and "NOTFOUND" not in line for line in cache.splitlines())
 
 
-def needs(build, library: str) -> None:
-    """Skip the test, unless the build has the engine and this machine can start processes with it."""
+def needs(build, library: str, devices: int = 2) -> None:
+    """Skip the test, unless the build has the engine and this machine can start that many ranks with it."""
     if library == "GLOO" and not has(build, "GLOO"):
         pytest.skip("the build is without Gloo")
     if library == "MPI" and not (has(build, "MPI") and shutil.which("mpirun")):
         pytest.skip("the build is without MPI, or there is no mpirun")
+    for_gpus = "LLAMAC_WARP:" not in (build / "CMakeCache.txt").read_text()
+    if for_gpus:
+        import torch
+
+        if torch.cuda.device_count() < devices:
+            pytest.skip(f"needs {devices} GPUs, found {torch.cuda.device_count()}")
+
+
+def skip_without_devices(said: str) -> None:
+    """A build for GPUs refuses more ranks than there are GPUs."""
+    if "expected a device for each of" in said:
+        pytest.skip(said.strip())

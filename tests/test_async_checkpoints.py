@@ -32,7 +32,7 @@ RANKS = {
 
 def need_ranks(build, more: dict) -> None:
     if "devices" in more:
-        needs(build, "GLOO")
+        needs(build, "GLOO", more["devices"])
 
 
 @pytest.fixture

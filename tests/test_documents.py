@@ -171,7 +171,7 @@ def test_each_rank_masks_its_own_sequences(build, train, marked, tmp_path):
     same(tmp_path / "two", tmp_path / "one", 2e-6)
 
 
-def test_batches_of_the_callers(marked):
+def test_batches_of_the_callers(marked, gpu):
     """llamac.Trainer finds the documents in them, too."""
     size = {name: x for name, x in marked.items() if name not in ("data", "tokenizer")}
     folder = marked["data"]
@@ -184,7 +184,8 @@ def test_batches_of_the_callers(marked):
         micro = [loader.micro_batch(step, k) for k in range(2)]
         batch = [np.concatenate(x) for x in zip(*micro)]
         assert off.validate(*batch) != given.validate(*batch)
-        assert own.step() == given.step(*batch)
+        # On a GPU, each trainer times the library's products and may choose others.
+        assert own.step() == pytest.approx(given.step(*batch), rel=1e-6 if gpu else 0)
 
 
 @pytest.mark.parametrize(

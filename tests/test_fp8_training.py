@@ -11,9 +11,15 @@ import train_llama3 as ref
 from llamac.errors import InputError
 from llamac.options import parse
 
-pytestmark = [pytest.mark.program, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.program, pytest.mark.usefixtures("one_thread", "on_the_cpu")]
 RUN = {"model": "tests/models/sixteens.json", "matmul_dtype": "fp8", "schedule": "constant"}
 LLAMAC, HEAD = {"ops": "llamac"}, {"fp8_head": "on"}
+
+
+@pytest.fixture(scope="module")
+def on_the_cpu(gpu):
+    if gpu:
+        pytest.skip("a GPU's matrix units sum fp8 in less than f32: codes differ from the first layer on")
 
 
 def run(data, out, **extra):

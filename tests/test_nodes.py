@@ -199,7 +199,7 @@ ENDLESS = {
 @pytest.fixture(scope="module")
 def one_node(train, build, data, tmp_path_factory) -> Path:
     """The same run on one node, by four processes, which have the losses of one process."""
-    needs(build, "GLOO")
+    needs(build, "GLOO", 4)
     folder = tmp_path_factory.mktemp("one_node")
     train(*flags(data, folder / "alone", **SHORT, batch_size=4))
     train(*flags(data, folder / "out", **SHORT, batch_size=1, devices=4, zero=3))
@@ -245,7 +245,7 @@ def start_mpirun(build: Path, nodes: list[Node], shared: Path, arguments: list) 
 
 
 def test_mpirun(build, shared, nodes, one_node):
-    needs(build, "MPI")
+    needs(build, "MPI", 4)
     out = shared / "out"
     arguments = flags(shared / "data", out, **SHORT, batch_size=2)
     ((code, said),) = finish([start_mpirun(build, nodes, shared, arguments)])
@@ -255,7 +255,7 @@ def test_mpirun(build, shared, nodes, one_node):
 
 def test_a_lost_node_under_mpirun(build, shared, nodes):
     """mpirun ends the other processes."""
-    needs(build, "MPI")
+    needs(build, "MPI", 4)
     arguments = flags(shared / "data", shared / "lost", **ENDLESS, collective_timeout=5)
     started = start_mpirun(build, nodes, shared, arguments)
     wait_for(shared / "lost", "checkpoint")
@@ -268,7 +268,7 @@ def test_a_lost_node_under_mpirun(build, shared, nodes):
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_lost_node(train, build, shared, nodes, lost):
     """The other one's processes end, and name a rank of it; the newest checkpoint resumes on what is left."""
-    needs(build, "GLOO")
+    needs(build, "GLOO", 4)
     out = shared / "out"
     command = [build / "train_llama3", *flags(shared / "data", out, **ENDLESS, collective_timeout=10)]
     started = start_ranks(nodes, 2, command)
@@ -290,7 +290,7 @@ def test_a_lost_node(train, build, shared, nodes, lost):
 
 def test_a_cut_wire(build, shared, nodes):
     """Nobody learns that the other node is away: both end when --collective-timeout is over."""
-    needs(build, "GLOO")
+    needs(build, "GLOO", 4)
     out = shared / "out"
     command = [build / "train_llama3", *flags(shared / "data", out, **ENDLESS, collective_timeout=3)]
     started = start_ranks(nodes, 1, command)

@@ -73,8 +73,13 @@ def arguments_of(name: str, device: str) -> tuple[list, dict]:
     """An operation's arguments in torch, in the order of its schema."""
     schema = SCHEMAS[name]
     op = OPERATIONS[schema.name.removeprefix("llamac::")]
-    # The first of the reference's types that opcheck can compare: f32 where it may be.
-    types = next(t for t in op["variants"][-1]["types"] if all(described.DTYPES[d].itemsize > 1 for d in t))
+    # The first types there that opcheck can compare: f32 where it may be.
+    there = op["variants"][-1]["types"]  # of the reference
+    if device != "cpu":
+        there = [t for v in op["variants"] if v["where"] == "device" for t in v["types"]]
+    types = next((t for t in there if all(described.DTYPES[d].itemsize > 1 for d in t)), None)
+    if types is None:
+        pytest.skip("opcheck cannot compare codes of fp8, and no kernel writes others")
     values = described.make_inputs(op, types, SIZES, seed=0)
     # Those that a case leaves out have their schema's values.
     scalars = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import free_port, needs, torchrun_environment
+from launch import free_port, needs, skip_without_devices, torchrun_environment
 from run import ROOT, T, assert_same_state, events, flags, losses, one_line, tensors
 
 from llamac.data import write_bin
@@ -22,7 +22,7 @@ SHORT = {"val_every": 0, "val_data": "none", "checkpoint_every": 0}
 
 @pytest.fixture(autouse=True)
 def _gloo(build):
-    needs(build, "GLOO")
+    needs(build, "GLOO", devices=1)  # plans need none
 
 
 def run(build, *arguments, code: int = 0, **variables) -> subprocess.CompletedProcess:
@@ -38,12 +38,6 @@ def run(build, *arguments, code: int = 0, **variables) -> subprocess.CompletedPr
     skip_without_devices(done.stderr)
     assert done.returncode == code, done.stderr
     return done
-
-
-def skip_without_devices(said: str) -> None:
-    """A build for GPUs refuses more ranks than there are GPUs."""
-    if "expected a device for each of" in said:
-        pytest.skip(said.strip())
 
 
 def numbers(out: Path) -> list[tuple]:

@@ -19,12 +19,13 @@ from llamac.report import validation
 
 
 @pytest.fixture
-def machine(tmp_path):
+def machine(tmp_path, monkeypatch):
     build = tmp_path / "build"
     build.mkdir()
     program = build / "train_llama3"
     program.write_text("#!/bin/sh\necho llamac 0.0.0\n")
     program.chmod(0o755)
+    monkeypatch.setattr(validate, "found_platform", lambda: "cpu")
     return Machine("cpu", build, tmp_path / "out", 0, False)
 
 
@@ -68,7 +69,9 @@ SLEEP = "import time\nwhile True: print('x', flush=True); time.sleep(0.05)"
 
 
 def test_what_a_check_finds(machine):
-    record = validate.try_stage("it", Stage([python("")], check=lambda: (False, "losses differ")), machine, 60)
+    record = validate.try_stage(
+        "it", Stage([python("")], check=lambda: (False, "losses differ")), machine, 60
+    )
     assert (record["status"], record["reason"]) == ("failed", "losses differ")
     record = validate.try_stage("it", Stage([python("")], check=lambda: (True, "equal")), machine, 60)
     assert (record["status"], record["reason"]) == ("passed", "")
@@ -100,7 +103,12 @@ def test_it_goes_on_after_a_failure_and_is_continued(command, capsys):
 def test_archive_and_page(command, machine, capsys, monkeypatch):
     table = machine.out / "good/table.md"
     stages = {
-        "good": Stage([python(f"open({str(table)!r}, 'w').write('| a table |'); print('x' * 2**20 + '\\n7 passed in 1 s')")]),
+        "good": Stage(
+            [
+                python(f"open({str(table)!r}, 'w').write('| a table |'); print('x' * 2**20)"),
+                python("print('7 passed in 1 s')"),
+            ]
+        ),
         "machine": Stage([python("print('ok    host: 2 cores'); print('FAIL  IOMMU: on'); exit(1)")]),
     }
     command(stages)
