@@ -30,6 +30,7 @@ step() {    # step NAME COMMAND...: runs it and prints what it took
 
 # inside COMMAND: as a login on that machine would run it. Mounts are the child's own and end with it.
 inside() {
+    # shellcheck disable=SC2016 # the inner shell expands it
     unshare --mount --fork sh -c '
         mount --rbind /dev "$0/dev" && mount -t proc proc "$0/proc" && mount -t sysfs -o ro sysfs "$0/sys"
         exec chroot "$0" "$@"' "$root" env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \

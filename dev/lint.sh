@@ -1,18 +1,19 @@
 #!/bin/bash
-# lint.sh [BASE]: checks without building or running anything: clang-format, ruff, codespell and mypy on all tracked
-# files; shell syntax; clang-tidy (.clang-tidy) on the C++ files that differ from the commit BASE (default: where this
+# lint.sh [BASE]: checks without building or running anything: clang-format, ruff, codespell, mypy, shellcheck and hadolint
+# on all tracked files; clang-tidy (.clang-tidy) on the C++ files that differ from the commit BASE (default: where this
 # branch left main; on main, the files of the last commit that is no merge), by the compilation database of LLAMAC_BUILD
 # (build/lint).
 #
 # The tools come from the dependency group `lint` of pyproject.toml; LLAMAC_VENV names another folder than .venv. All
 # checks run; the exit status is 1 where one of them failed.
+# shellcheck disable=SC2329 # run calls the functions by name
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 2
 tools=${LLAMAC_VENV:-.venv}/bin
 jobs=$(getconf _NPROCESSORS_ONLN)
 failed=0
 
-for tool in clang-format ruff codespell mypy clang-tidy; do
+for tool in clang-format ruff codespell mypy shellcheck hadolint clang-tidy; do
     if [ ! -x "$tools/$tool" ]; then
         echo "lint.sh: $tools/$tool is missing: make lint" >&2
         exit 2
@@ -29,11 +30,7 @@ sources() { git ls-files -z -- "$@"; }
 
 check_format() { sources '*.cpp' '*.h' '*.hip' | xargs -0 -n 20 -P "$jobs" "$tools/clang-format" --dry-run --Werror; }
 check_spelling() { sources ':!*.bin' ':!*.safetensors' ':!*.png' | xargs -0 "$tools/codespell"; }
-check_shell() {
-    local file bad=0
-    while IFS= read -r -d '' file; do bash -n "$file" || bad=1; done < <(sources '*.sh' .ci/run)
-    return $bad
-}
+check_shell() { sources '*.sh' '*.sbatch' .ci/run | xargs -0 "$tools/shellcheck"; }
 check_tidy() {
     local base=${1:-} database=${LLAMAC_BUILD:-build/lint}
     if [ -z "$base" ]; then
@@ -45,25 +42,26 @@ check_tidy() {
         base=$(git rev-list -1 --no-merges HEAD)^
         changed=(git diff --name-only --diff-filter=d "$base" "${base%^}" --)
     fi
-    if [ ! -f $database/compile_commands.json ]; then
+    if [ ! -f "$database/compile_commands.json" ]; then
         echo "lint.sh: $database/compile_commands.json is missing: make lint" >&2
         return 1
     fi
     headers=$("${changed[@]}" 'csrc/*.h' 'dev/hip/*.h' 'tests/*.h' | sed 's|.*|/&|; s|[.+]|\\&|g' | paste -sd '|')
     local files
     files=$("${changed[@]}" 'csrc/*.cpp' 'csrc/*.hip' 'tests/*.cpp' 'dev/hip/*.cpp' | while IFS= read -r file; do
-        if grep -qF "/$file\"" $database/compile_commands.json; then echo "$file"; fi
+        if grep -qF "/$file\"" "$database/compile_commands.json"; then echo "$file"; fi
     done)
     echo "lint: $(grep -c . <<<"$files") sources that differ from $base"
     # Of the headers, those that changed: seen through the changed sources that include them.
     # The wheel has no omp.h: the compiler's, behind all other folders.
-    xargs -r -n 1 -P "$jobs" "$tools/clang-tidy" --quiet --header-filter="(${headers:-^$})$" -p $database \
+    xargs -r -n 1 -P "$jobs" "$tools/clang-tidy" --quiet --header-filter="(${headers:-^$})$" -p "$database" \
         --extra-arg=-idirafter"$(c++ -print-file-name=include)" <<<"$files"
 }
 
 run "ruff check" "$tools/ruff" check --quiet .
 run "ruff format" "$tools/ruff" format --check --quiet .
-run "shell syntax" check_shell
+run shellcheck check_shell
+run hadolint "$tools/hadolint" Containerfile
 run codespell check_spelling
 run clang-format check_format
 run mypy "$tools/mypy"
