@@ -136,7 +136,10 @@ def check_amd(machine: Machine) -> Iterator[Line]:
         str(device) for device in devices if device.exists() and not os.access(device, os.R_OK | os.W_OK)
     ]
     if closed:
-        advice = "sudo usermod -aG render,video $USER, and log in again; in a container: --group-add"
+        advice = (
+            "sudo usermod -aG render,video $USER, and log in again; "
+            "in a container: --group-add with the host's number of each of the two groups"
+        )
         yield failed("devices", f"{' '.join(closed)} closed to this user", "open", advice)
     for number, card in enumerate(cards(machine)):
         yield from check_card(machine, f"GPU {number}", card)
