@@ -6,17 +6,17 @@ tools' own files stay in OUT/counters. docs/profiling.md says what each counter 
 """
 
 import csv
-import json
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from types import NoneType
 
 from llamac.errors import InputError
-from llamac.files import read_json
+from llamac.files import excerpt, read_json
 from llamac.plot import read_log
 
 GUIDE = "docs/profiling.md, Counters"
@@ -334,9 +334,28 @@ def _field(own: list[Sample], formula: Formula) -> float | None:
     return formula.value(sum(sample.values[name] * sample.seconds for sample in counted) / seconds)
 
 
+# In profile.json
+
+
+def parse(values: dict, where: str) -> dict[str, Counters]:
+    """Counters by operation, from a JSON object with the fields of each."""
+    found = {}
+    for operation, given in values.items():
+        kinds = {
+            f.name: (int, float) if f.name == "kernels" else (int, float, NoneType) for f in fields(Counters)
+        }
+        for name, kind in kinds.items():
+            value = given.get(name, "nothing") if isinstance(given, dict) else given
+            if not isinstance(given, dict) or not isinstance(value, kind) or isinstance(value, bool):
+                raise InputError(f"{where}.{operation}.{name}: expected a number, found {excerpt(value)}")
+        found[operation] = Counters(**{name: given[name] for name in kinds})
+    return found
+
+
 # Reading them
 
 MANY_BYTES, LOW_MATRIX, LOW_OCCUPANCY, MUCH_STALLED, MANY_CONFLICTS = 1.3, 50, 25, 50, 5
+LOW_HITS, MUCH_VECTOR = 50, 60
 
 
 def findings(c: Counters, limit: str, gbps: float) -> list[str]:
@@ -344,12 +363,18 @@ def findings(c: Counters, limit: str, gbps: float) -> list[str]:
     its description per second of the kernel."""
     said = []
     moved = None if c.read_gbps is None or c.write_gbps is None else c.read_gbps + c.write_gbps
+    busy = c.vector is not None and c.vector > MUCH_VECTOR
     if limit == "memory" and moved and gbps and moved > MANY_BYTES * gbps:
-        said.append(
-            f"HBM moves {moved / gbps:.1f} times the bytes of the description: something is read twice"
-        )
+        text = f"HBM moves {moved / gbps:.1f} times the bytes of the description: something is read twice"
+        if c.l2_hits is not None and c.l2_hits < LOW_HITS:
+            text += f", and L2 has only {c.l2_hits:.0f}% of the accesses: use data again sooner"
+        said.append(text)
+    if limit == "memory" and busy:
+        said.append(f"the vector units work {c.vector:.0f}% of the time: use fewer instructions per byte")
     if limit == "compute" and c.matrix is not None and c.matrix < LOW_MATRIX:
-        said.append(f"the matrix units work {c.matrix:.0f}% of the time: overlap loads with products")
+        cure = f"the vector units {c.vector:.0f}%: use fewer vector instructions per product"
+        cure = f", {cure}" if busy else ": overlap loads with products"
+        said.append(f"the matrix units work {c.matrix:.0f}% of the time{cure}")
     if c.conflicts is not None and c.conflicts > MANY_CONFLICTS:
         said.append(f"bank conflicts cost {c.conflicts:.0f}%: change the layout of the tile")
     if c.stalled is not None and c.stalled > MUCH_STALLED:
@@ -361,22 +386,69 @@ def findings(c: Counters, limit: str, gbps: float) -> list[str]:
 
 # What the compiler says
 
+FEW_WAVES, LOW_LOOP = 2, 80
 
-def read_resources(path: Path) -> dict[tuple[str, str], str]:
-    """Of gfx942's kernels, from the output of dev/hip/resources.py --json: by the beginning of operation
-    names and the variant, registers, LDS and waves per SIMD of the kernel that needs most registers."""
-    values = read_json(path)
-    kernels = values.get("kernels") if isinstance(values, dict) else None
+
+@dataclass(frozen=True)
+class Compiled:
+    """Of gfx942's code of a variant, the kernel that needs most registers. loop: percent of the matrix cores'
+    peak that its loop reaches at most (dev/hip/loops.py); None without a loop of matrix products."""
+
+    operation: str  # or the beginning of several names
+    variant: str
+    vgpr: int
+    agpr: int
+    lds: int
+    waves: int
+    loop: int | None
+
+    def of(self, operation: str, variant: str) -> bool:
+        return variant == self.variant and f"{operation}_".startswith(f"{self.operation}_")
+
+    def text(self) -> str:
+        loop = "" if self.loop is None else f", loop {self.loop}%"
+        return f"{self.vgpr}+{self.agpr} VGPR, LDS {self.lds}, waves {self.waves}{loop}"
+
+    def findings(self, limit: str) -> list[str]:
+        """What it says of an operation whose limit is "memory" or "compute"."""
+        if limit == "compute" and self.loop is not None and self.loop < LOW_LOOP:
+            return [
+                f"gfx942's loop reaches at most {self.loop}% of the matrix cores' peak: dev/hip/loops.py "
+                "shows whether vector instructions or LDS limit it"
+            ]
+        # The least of a kernel of the matrix cores, whose sums are in registers.
+        if self.waves < FEW_WAVES or (limit == "memory" and self.waves <= FEW_WAVES):
+            return [
+                f"gfx942 has room for {self.waves} waves per SIMD, with {self.vgpr + self.agpr} registers "
+                f"and {self.lds} bytes of LDS: use fewer of them"
+            ]
+        return []
+
+
+def parse_compiled(kernels: list, where: str) -> tuple[Compiled, ...]:
+    """Kernels in the form of dev/hip/resources.py --json, by operation and variant."""
     keys = {"operation": str, "variant": str, "vgpr": int, "agpr": int, "lds": int, "waves": int}
-    if not isinstance(kernels, list):
-        raise InputError(f"{path}: expected the output of dev/hip/resources.py --json, found no list kernels")
-    most: dict[tuple[str, str], dict] = {}
+    most: dict[tuple[str, str], Compiled] = {}
     for k, kernel in enumerate(kernels):
         for key, kind in keys.items():
             if not isinstance(kernel, dict) or not isinstance(kernel.get(key), kind):
-                found = json.dumps(kernel.get(key) if isinstance(kernel, dict) else kernel)[:60]
-                raise InputError(f"{path}: kernels[{k}].{key}: expected {kind.__name__}, found {found}")
-        at = (kernel["operation"], kernel["variant"])
-        if at not in most or kernel["vgpr"] + kernel["agpr"] > most[at]["vgpr"] + most[at]["agpr"]:
-            most[at] = kernel
-    return {at: f"{k['vgpr']}+{k['agpr']} VGPR, LDS {k['lds']}, waves {k['waves']}" for at, k in most.items()}
+                found = kernel.get(key) if isinstance(kernel, dict) else kernel
+                raise InputError(f"{where}[{k}].{key}: expected {kind.__name__}, found {excerpt(found)}")
+        loop = kernel.get("loop")
+        loop = loop.get("most") if isinstance(loop, dict) else loop
+        if not isinstance(loop, int | NoneType):
+            raise InputError(f"{where}[{k}].loop: expected int, found {excerpt(loop)}")
+        found = Compiled(**{key: kernel[key] for key in keys}, loop=loop)
+        at = (found.operation, found.variant)
+        if at not in most or found.vgpr + found.agpr > most[at].vgpr + most[at].agpr:
+            most[at] = found
+    return tuple(most.values())
+
+
+def read_resources(path: Path) -> tuple[Compiled, ...]:
+    """The output of dev/hip/resources.py --json."""
+    values = read_json(path)
+    kernels = values.get("kernels") if isinstance(values, dict) else None
+    if not isinstance(kernels, list):
+        raise InputError(f"{path}: expected the output of dev/hip/resources.py --json, found no list kernels")
+    return parse_compiled(kernels, f"{path}: kernels")

@@ -8,10 +8,11 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from llamac.counters import Counters, collect, findings, read_resources
+from llamac import counters
+from llamac.counters import Compiled, Counters
 from llamac.errors import InputError, run
 from llamac.files import read_json
 
@@ -61,7 +62,7 @@ class Row:
 class Profile:
     """peak_tflops: of matrix products in the run's type. copy_gbps: read and written. None: not known.
     pytorch: a run of train_llama3.py, which has other flags than the program. counters: by operation.
-    resources: of the compiled kernels (llamac/counters.py)."""
+    compiled: kernels of gfx942 (llamac/counters.py)."""
 
     device: str
     gpu: bool
@@ -74,7 +75,10 @@ class Profile:
     pytorch: bool = False
     exposed_seconds: float = 0.0  # with collectives alone
     counters: Mapping[str, Counters] = field(default_factory=dict)
-    resources: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    compiled: Sequence[Compiled] = ()
+
+    def compiled_of(self, row: Row) -> Compiled | None:
+        return next((c for c in self.compiled if c.of(row.operation, row.variant)), None)
 
 
 # Reading
@@ -145,7 +149,23 @@ def read(path: str | Path) -> Profile:
         rows=tuple(_row(rows, k, where) for k in range(len(rows))),
         pytorch=_field({"runtime": ""} | values, "runtime", "text", where) == PYTORCH,
         exposed_seconds=_field({_EXPOSED: 0.0} | values, _EXPOSED, "a number of at least 0", where),
+        counters=counters.parse(
+            _field({"counters": {}} | values, "counters", "an object", where), f"{where}counters"
+        ),
+        compiled=counters.parse_compiled(
+            _field({"compiled": []} | values, "compiled", "a list", where), f"{where}compiled"
+        ),
     )
+
+
+def add(path: Path, key: str, value: dict | list) -> None:
+    """Adds what --counters or --resources found to a profile.json, for reports to come."""
+    temporary = path.with_suffix(".json.tmp")
+    try:
+        temporary.write_text(json.dumps(read_json(path) | {key: value}, indent=1) + "\n")
+        temporary.replace(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot write: {error.strerror}") from None
 
 
 # Judging
@@ -251,10 +271,13 @@ def _about_row(profile: Profile, row: Row, saved: float) -> str:
         cure += ", or fuse it with its neighbour: fewer bytes move then"
     elif by == "compute" and profile.gpu:
         cure += ", tune it for these shapes"
-    if counted := profile.counters.get(row.operation):
-        cure = "; ".join([*findings(counted, by, 1e-9 * row.bytes / row.seconds), cure])
+    counted, compiled = profile.counters.get(row.operation), profile.compiled_of(row)
+    said = compiled.findings(by) if compiled else []
+    if counted:
+        said = counters.findings(counted, by, 1e-9 * row.bytes / row.seconds) + said
     elif by == "compute" and profile.gpu:
         cure += ", count how busy the matrix cores are (--counters)"
+    cure = "; ".join([*said, cure])
     return (
         f"{_label(row)}: {row.seconds * ms:.3f} ms a step, {least / row.seconds:.0%} of its {by} limit; its "
         f"kind reaches {usual:.0%}: {saved * ms:.3f} ms ({saved / profile.seconds:.1%} of the step) to "
@@ -313,27 +336,28 @@ def _operation_cells(profile: Profile) -> Iterable[list[str]]:
         ]
 
 
-def _counter_cells(profile: Profile) -> Iterable[list[str]]:
-    """The counters of each operation that has some, and what the compiler says of its variant."""
+def counter_table(profile: Profile) -> list[list[str]]:
+    """A heading, then the counters of each operation that has some, and what the compiler says of its
+    variant. Empty without either."""
+    heading = [
+        "operation",
+        "variant",
+        *(COUNTERS if profile.counters else []),
+        *["gfx942"] * bool(profile.compiled),
+    ]
+    rows = []
     for row in sorted(profile.rows, key=lambda row: -row.seconds):
-        resources = next(
-            (
-                text
-                for (start, variant), text in profile.resources.items()
-                if variant == row.variant and f"{row.operation}_".startswith(f"{start}_")
-            ),
-            "",
-        )
-        counted = profile.counters.get(row.operation)
-        if not counted and not resources:
+        counted, compiled = profile.counters.get(row.operation), profile.compiled_of(row)
+        if not counted and not compiled:
             continue
-        values = list(vars(counted).values()) if counted else [None] * len(COUNTERS)
-        yield [
-            row.operation,
-            row.variant,
-            *("-" if value is None else f"{value:,.0f}" for value in values),
-            resources,
-        ]
+        cells = [row.operation, row.variant]
+        if profile.counters:
+            values = list(vars(counted).values()) if counted else [None] * len(COUNTERS)
+            cells += ["-" if value is None else f"{value:,.0f}" for value in values]
+        if profile.compiled:
+            cells.append(compiled.text() if compiled else "-")
+        rows.append(cells)
+    return [heading, *rows] if rows else []
 
 
 # The fields of Counters, in their order.
@@ -360,9 +384,8 @@ def report(profile: Profile) -> str:
     categories = _table(("category", "ms/step", "share", "limit ms", "of limit"), 1, _category_cells(profile))
     heading = ("operation", "variant", "calls", "ms/step", "share", "TFLOP/s", "GB/s", "limit ms", "of limit")
     operations = _table(heading, 2, _operation_cells(profile))
-    if profile.counters or profile.resources:
-        counted = ("operation", "variant", *COUNTERS, "gfx942" if profile.resources else "")
-        operations += "\n\n" + _table(counted, 2, _counter_cells(profile))
+    if counted := counter_table(profile):
+        operations += "\n\n" + _table(counted[0], 2, counted[1:])
     following = "\n".join(f"{k}. {text}" for k, text in enumerate(advice(profile), 1))
     return (
         f"{profile.device}, {peak}, {copy}; {profile.steps} steps of {step_ms:.3f} ms\n\n"
@@ -385,19 +408,21 @@ def main() -> None:
         "--resources", type=Path, metavar="FILE", help="output of dev/hip/resources.py --json, for gfx942"
     )
     o = parser.parse_args()
-    profile = read(o.out / "profile.json")
+    path = o.out / "profile.json"
+    profile = read(path)
     if o.resources:
-        profile = replace(profile, resources=read_resources(o.resources))
+        add(path, "compiled", [asdict(kernel) for kernel in counters.read_resources(o.resources)])
     if o.counters:
         if profile.pytorch or not profile.gpu:
             found = "a run in PyTorch" if profile.pytorch else f"a run on {profile.device}"
             raise InputError(
-                f"{o.out / 'profile.json'}: --counters: expected a run of the program on a GPU, found "
+                f"{path}: --counters: expected a run of the program on a GPU, found "
                 f"{found}; profile ./train_llama3 on a GPU"
             )
         operations = {row.operation for row in profile.rows}
-        profile = replace(profile, counters=collect(o.out, o.program, operations))
-    sys.stdout.write(report(profile))
+        collected = counters.collect(o.out, o.program, operations)
+        add(path, "counters", {name: asdict(counted) for name, counted in collected.items()})
+    sys.stdout.write(report(read(path)))
 
 
 if __name__ == "__main__":

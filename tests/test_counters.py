@@ -11,6 +11,7 @@ import pytest
 from llamac import counters, profile
 from llamac.counters import NCU, ROCPROF, TIME
 from llamac.errors import InputError
+from llamac.report.profile import picture
 
 OPERATIONS = {"matmul_forward", "rmsnorm_forward"}
 RANGES = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
@@ -269,20 +270,76 @@ def test_findings():
     assert counters.findings(fine, "compute", 100) == [] and counters.findings(fine, "memory", 900) == []
 
 
+def test_findings_of_l2_and_vector_units():
+    c = counters.Counters(4, 30, 75, 50, 10, 0, 20, 900, 100)
+    memory = counters.findings(c, "memory", 100)
+    assert memory[0].endswith("and L2 has only 20% of the accesses: use data again sooner")
+    assert memory[1].startswith("the vector units work 75%") and len(memory) == 2
+    (compute,) = counters.findings(c, "compute", 100)
+    assert compute.startswith("the matrix units work 30% of the time, the vector units 75%")
+    few = replace(c, vector=20, l2_hits=90)
+    assert counters.findings(few, "memory", 100) == [memory[0].split(", and")[0]]
+
+
+def kernel(**more) -> dict:
+    given = {"operation": "matmul", "variant": "tiled", "vgpr": 64, "agpr": 128, "lds": 4096, "waves": 2}
+    return given | more
+
+
 def test_resources(tmp_path):
     path = tmp_path / "resources.json"
-    kernel = {"operation": "matmul", "variant": "tiled", "vgpr": 64, "agpr": 128, "lds": 4096, "waves": 2}
-    path.write_text(json.dumps({"kernels": [kernel | {"vgpr": 8, "agpr": 0}, kernel], "faults": []}))
-    found = counters.read_resources(path)
-    assert found == {("matmul", "tiled"): "64+128 VGPR, LDS 4096, waves 2"}
-    row = profile.Row("matmul_forward", "tiled", 1, 1.0, 0.0, 0.0)
-    p = profile.Profile("Abacus", True, 1.0, 1.0, 1, 1.0, 0.0, (row,), resources=found)
-    assert any(text.endswith("64+128 VGPR, LDS 4096, waves 2") for text in profile.report(p).splitlines())
+    loop = {"MFMA": 64, "most": 53}
+    path.write_text(
+        json.dumps({"kernels": [kernel(vgpr=8, agpr=0, loop={}), kernel(loop=loop)], "faults": []})
+    )
+    (found,) = counters.read_resources(path)
+    assert found.text() == "64+128 VGPR, LDS 4096, waves 2, loop 53%"
+    row = profile.Row("matmul_forward", "tiled", 1, 1.0, 0.5e12, 0.0)
+    p = profile.Profile("Abacus", True, 1.0, 1.0, 1, 1.0, 0.0, (row,), compiled=(found,))
+    assert any(text.endswith(found.text()) for text in profile.report(p).splitlines())
+    assert "gfx942's loop reaches at most 53%" in profile.advice(p)[0]
+    low, fine = replace(found, loop=90, waves=1), replace(found, loop=90)
+    assert "room for 1 waves" in low.findings("compute")[0] and fine.findings("compute") == []
+    assert "with 192 registers and 4096 bytes of LDS" in fine.findings("memory")[0]
     for text, message in [
         ("3", "expected the output of"),
         ('{"kernels": [{}]}', "kernels[0].operation: expected"),
+        (json.dumps({"kernels": [kernel(loop="x")]}), "kernels[0].loop: expected int, found"),
     ]:
         path.write_text(text)
         with pytest.raises(InputError) as error:
             counters.read_resources(path)
         assert str(error.value).startswith(f"{path}: {message}")
+
+
+def test_what_was_found_is_kept(command, out, tmp_path, monkeypatch):
+    """In profile.json: in the report of a later call, and on the page."""
+    exit_code, _, errors = command("ncu", NCU_LIST + write_log(NCU_TEXT))
+    assert exit_code == 0, errors
+    path = tmp_path / "resources.json"
+    path.write_text(json.dumps({"kernels": [kernel(variant="library", loop={"most": 53})]}))
+    monkeypatch.setattr(sys, "argv", ["profile.py", str(out), "--resources", str(path)])
+    profile.main()
+    kept = profile.read(out / "profile.json")
+    assert kept.counters["matmul_forward"].matrix == pytest.approx(60) and kept.compiled[0].loop == 53
+    table = picture(out / "profile.json")[0]["counters"]
+    assert table[0][:4] == ["operation", "variant", "kernels", "matrix %"] and table[0][-1] == "gfx942"
+    (row,) = [cells for cells in table if cells[0] == "matmul_forward"]
+    assert row[:4] == ["matmul_forward", "library", "2", "60"] and row[-1].endswith("loop 53%")
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"counters": 3}, "counters: expected an object, found 3"),
+        ({"counters": {"x": 3}}, "counters.x.kernels: expected a number, found 3"),
+        ({"counters": {"x": {"kernels": "1"}}}, 'counters.x.kernels: expected a number, found "1"'),
+        ({"compiled": [3]}, "compiled[0].operation: expected str, found 3"),
+    ],
+)
+def test_bad_counters_of_a_profile(out, change, message):
+    path = out / "profile.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(InputError) as error:
+        profile.read(path)
+    assert str(error.value) == f"{path}: {message}"

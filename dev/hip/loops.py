@@ -1,10 +1,10 @@
-"""The loop of each matrix-core kernel in gfx942's disassembly, as a Markdown table: instructions of a wave in
-one step, and the cycles that they take on paper.
+"""The loop of each matrix-core kernel in gfx942's disassembly, as a Markdown table or with --json as one JSON
+object: instructions of a wave in one step, and the cycles that they take on paper.
 
 Reads what dev/hip/resources.py leaves in build/resources/gfx942. The loop: the shortest with the most MFMA
 instructions, without the mask of a diagonal, which most steps jump over. Cycles of CDNA3:
 
-MFMA    16 of a SIMD for a 16x16x16, 32 for a 32x32x8
+MFMA    16 of a SIMD for a 16x16x16, 32 for a 32x32x8; the same for twice the depth in fp8
 issue   4 of a SIMD for a vector instruction, 16 for a transcendental one, 4 for an MFMA: its others are free
         for the vector instructions of another wave
 LDS     128 bytes a cycle of the compute unit: 8 for 128 bits a lane, by each of its four SIMDs' waves
@@ -12,6 +12,7 @@ most    the share of the matrix cores' peak where the longest of the three hides
 """
 
 import argparse
+import json
 import re
 import sys
 from collections import Counter
@@ -19,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTRUCTION = re.compile(r"^\s+(\S+).*// ([0-9A-F]{12}):.*?(?:\+0x([0-9a-f]+)>)?$", re.MULTILINE)
-MFMA = {"32x32x8": 32, "16x16x16": 16}
+MFMA = {"32x32x8": 32, "16x16x16": 16, "32x32x16": 32, "16x16x32": 16}
 KINDS = {
     "MFMA": r"v_mfma_",
     "exp": r"v_exp_",
@@ -77,8 +78,8 @@ def lds_cycles(name: str) -> int:
     return 64 * (bits if bits >= 32 else 32) // 8 * (2 if "2_" in name or "2st64" in name else 1) // 128
 
 
-def row_of(name: str, loop: list[str]) -> list[str]:
-    """The table's row of a kernel."""
+def figures(loop: list[str]) -> dict[str, int]:
+    """Of a kernel's loop, by the table's HEAD; `most` in percent."""
     counts = Counter({kind: sum(bool(re.match(p, n)) for n in loop) for kind, p in KINDS.items()})
     mfma = sum(
         cycles for n in loop for shape, cycles in MFMA.items() if n.startswith("v_mfma") and shape in n
@@ -88,7 +89,13 @@ def row_of(name: str, loop: list[str]) -> list[str]:
     issue += 4 * counts["MFMA"]
     lds = 4 * sum(lds_cycles(n) for n in loop if re.match(r"ds_(read|write)", n))
     cells = [counts["MFMA"], len(vector), *(counts[kind] for kind in list(KINDS)[1:]), mfma, issue, lds]
-    return [f"`{name}`", *map(str, cells), f"{100 * mfma // max(mfma, issue, lds)}%"]
+    return dict(zip(HEAD[1:], [*cells, 100 * mfma // max(mfma, issue, lds)]))
+
+
+def row_of(name: str, loop: list[str]) -> list[str]:
+    """The table's row of a kernel."""
+    cells = [str(value) for value in figures(loop).values()]
+    return [f"`{name}`", *cells[:-1], f"{cells[-1]}%"]
 
 
 def main() -> int:
@@ -96,18 +103,23 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "build/resources/gfx942")
-    folder = parser.parse_args().folder
-    rows = []
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    options = parser.parse_args()
+    folder, found = options.folder, []
     for path in sorted(folder.glob("**/*.s")):
         parts = re.split(r"^[0-9a-f]+ <([^>]+)>:\n", path.read_text(), flags=re.MULTILINE)[1:]
         for symbol, body in zip(parts[::2], parts[1::2]):
             name = re.search(r"\d([a-z][a-z_]*_kernel(?:_[a-z]+)?)I(.*?)EEv", symbol)
             if name and (loop := loop_of(body)):
                 arguments = ", ".join(re.findall(r"L\w+?(\d+)E", f"{name[2]}E"))
-                rows.append(row_of(f"{name[1]}<{arguments}>", loop))
-    if not rows:
+                found.append((f"{name[1]}<{arguments}>", loop))
+    if not found:
         print(f"loops.py: {folder}: expected dev/hip/resources.py's disassembly, found none", file=sys.stderr)
         return 2
+    if options.json:
+        print(json.dumps({"kernels": [{"kernel": name} | figures(loop) for name, loop in found]}))
+        return 0
+    rows = [row_of(name, loop) for name, loop in found]
     for row in (HEAD, ["---", *["---:"] * (len(HEAD) - 1)], *rows):
         print("| " + " | ".join(row) + " |")
     return 0

@@ -29,8 +29,10 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+
+import loops
 
 ROOT = Path(__file__).resolve().parents[2]
 OPERATIONS = ROOT / "csrc/ops"
@@ -107,6 +109,9 @@ class Kernel:
     block: int  # the most threads it may be launched with
     waves: int  # a SIMD
     instructions: dict[str, int]
+    loop: dict[str, int] = field(
+        default_factory=dict
+    )  # loops.py's figures; empty without one of MFMA on gfx942
 
 
 def parse_notes(text: str) -> list[dict[str, str]]:
@@ -116,14 +121,15 @@ def parse_notes(text: str) -> list[dict[str, str]]:
     return [dict(re.findall(r"^(?:    )?\.(\w+): +(\S+)", entry, re.MULTILINE)) for entry in entries]
 
 
-def parse_disassembly(text: str) -> dict[str, dict[str, int]]:
-    """INSTRUCTIONS counted for each symbol of `llvm-objdump -d`."""
+def symbols(text: str) -> dict[str, str]:
+    """The instructions of each symbol of `llvm-objdump -d`."""
     parts = re.split(r"^(?:[0-9a-f]+ )?<([^>]+)>:\n", text, flags=re.MULTILINE)[1:]
-    patterns = {name: re.compile(rf"^\s+(?:{p})", re.MULTILINE) for name, p in INSTRUCTIONS.items()}
-    return {
-        symbol: {name: len(pattern.findall(body)) for name, pattern in patterns.items()}
-        for symbol, body in zip(parts[::2], parts[1::2])
-    }
+    return dict(zip(parts[::2], parts[1::2]))
+
+
+def count(body: str) -> dict[str, int]:
+    """INSTRUCTIONS in the instructions of a symbol."""
+    return {name: len(re.findall(rf"^\s+(?:{p})", body, re.MULTILINE)) for name, p in INSTRUCTIONS.items()}
 
 
 def occupancy(chip: Chip, vgpr: int, sgpr: int, lds: int, block: int, wavefront: int) -> int:
@@ -193,12 +199,16 @@ def compile_kernels(rocm: Path, source: Path, arch: str, folder: Path, variants:
         return []
     disassembly = run(tools / "llvm-objdump", "-d", "--no-show-raw-insn", code)
     code.with_suffix(".s").write_text(disassembly)
-    counts = parse_disassembly(disassembly)
+    bodies = symbols(disassembly)
     names = run(tools / "llvm-cxxfilt", *(note["name"] for note in notes)).splitlines()
-    return [
-        describe(note, short_name(kernel), counts[note["name"]], str(name), arch, variants)
-        for note, kernel in zip(notes, names)
-    ]
+    kernels = []
+    for note, demangled in zip(notes, names):
+        body = bodies[note["name"]]
+        kernel = describe(note, short_name(demangled), count(body), str(name), arch, variants)
+        if arch == "gfx942" and (loop := loops.loop_of(body)):
+            kernel = replace(kernel, loop=loops.figures(loop))
+        kernels.append(kernel)
+    return kernels
 
 
 def variant_of(name: str, variants: Variants) -> tuple[str, str, bool]:
