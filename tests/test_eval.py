@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from directories import TEXT, write_directory
+from directories import TEMPLATE, TEXT, write_directory
 from task_rows import ROWS, drawn_row
 
 from llamac import Error, tokenizer
@@ -174,6 +174,15 @@ def test_the_model_class_of_lm_eval(directory):
     end = answer[5:8]
     (cut,) = model.generate_until(requests("generate_until", ("the cat", free | {"until": [end]})))
     assert end in answer and cut == answer[: answer.index(end)]
+    with pytest.raises(Error, match="max_gen_toks: expected fewer than the context of 256 tokens, found 256"):
+        model.generate_until(requests("generate_until", ("the cat", free | {"max_gen_toks": 256})))
+    with pytest.raises(Error, match=r"model_args: expected pretrained, .*, found batch_token"):
+        harness.LlamacLM(str(directory), batch_token=4)
+    messages = [{"role": "user", "content": "hello"}]
+    text = model.apply_chat_template(messages)
+    assert model.tok_encode(text) == model._scorer.model.encode_chat(messages)
+    assert model.apply_chat_template(messages, add_generation_prompt=False) == "<|begin|><|user|>hello"
+    assert model.chat_template(True) == TEMPLATE and model.chat_template(False) is None
 
 
 def test_the_command_of_lm_eval(directory, files, tmp_path):

@@ -12,6 +12,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -137,7 +138,7 @@ def evaluate(scorer: Scorer, args: argparse.Namespace, tell: Callable[[str, int,
     for what, score, given in (("text", text.of_files, args.text), ("shards", text.of_shards, args.shards)):
         if not given:
             continue
-        found = score(scorer, given, lambda total, what=what: _counter(tell, f"{what}: windows", total))
+        found = score(scorer, given, partial(_counter, tell, f"{what}: windows"))
         for metric in ("bits_per_byte", "perplexity"):
             value = getattr(found, metric)
             if value is not None:

@@ -11,13 +11,16 @@ from typing import Any
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
+from llamac import chat
+from llamac.errors import InputError, run
 from llamac.eval.likelihood import BATCH_TOKENS, Scorer
 from llamac.inference import Inference, Sampling
 
 
 @register_model("llamac")
 class LlamacLM(TemplateLM):
-    """pretrained: the directory. dtype, context, batch_tokens: as Scorer has them."""
+    """pretrained: the directory. dtype, context, batch_tokens: as Scorer has them. lm-eval also passes its
+    flags batch_size, max_batch_size and device, which mean nothing here."""
 
     backend = "causal"
 
@@ -27,14 +30,21 @@ class LlamacLM(TemplateLM):
         dtype: str = "auto",
         context: int | None = None,
         batch_tokens: int = BATCH_TOKENS,
-        **_: Any,
+        batch_size: Any = None,
+        max_batch_size: Any = None,
+        device: Any = None,
+        **unknown: Any,
     ):
         super().__init__()
+        if unknown:
+            expected = "pretrained, dtype, context or batch_tokens"
+            raise InputError(f"model_args: expected {expected}, found {', '.join(unknown)}")
         names = {"float32": "f32", "bfloat16": "bf16"}
         self._dtype = names.get(dtype, dtype)
         self._scorer = Scorer(
-            pretrained, self._dtype, context, batch_tokens=int(batch_tokens), likeliest=True
+            pretrained, self._dtype, context and int(context), batch_tokens=int(batch_tokens), likeliest=True
         )
+        self._templated = False  # whether texts are rendered conversations
         self._generator: Inference | None = None  # once it is wanted: it takes the weights' memory again
 
     @property
@@ -51,9 +61,30 @@ class LlamacLM(TemplateLM):
         return self._scorer.context
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        if self._templated:
+            return chat.encode(self._scorer.tokenizer, string)
         if add_special_tokens is False:
             return self._scorer.model.encode(string, bos=False)
         return self._scorer.encode(string)
+
+    @property
+    def tokenizer_name(self) -> str:
+        return str(self._scorer.directory).replace("/", "__")
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        return chat.load(self._scorer.directory).source if chat_template else None
+
+    def apply_chat_template(
+        self, chat_history: Sequence[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """Without add_generation_prompt, the text ends with the last message, which the model continues."""
+        self._templated = True
+        template = chat.load(self._scorer.directory)
+        text = template.render(chat_history, self._scorer.tokenizer, add_generation_prompt)
+        if add_generation_prompt:
+            return text
+        last = chat_history[-1]["content"].strip()
+        return text[: text.rindex(last) + len(last)]
 
     def _loglikelihood_tokens(self, requests: Sequence, **_: Any) -> list[tuple[float, bool]]:
         found = self._scorer.of_ids([(context, continuation) for _, context, continuation in requests])
@@ -76,6 +107,9 @@ class LlamacLM(TemplateLM):
         ends = settings.get("until") or []
         ends = [ends] if isinstance(ends, str) else ends
         count = int(settings.get("max_gen_toks", 256))
+        if count >= model.context:
+            expected = f"fewer than the context of {model.context} tokens"
+            raise InputError(f"max_gen_toks: expected {expected}, found {count}")
         sampled = settings.get("do_sample", False)
         temperature = float(settings.get("temperature", 1.0)) if sampled else 0.0
         ids: list[int] = []
@@ -84,17 +118,18 @@ class LlamacLM(TemplateLM):
             ids.append(token)
             return not any(end in model.decode(ids) for end in ends)
 
-        prompt = self._scorer.encode(context)[-(model.context - count) :]
+        prompt = self.tok_encode(context)[-(model.context - count) :]
         model.generate([prompt], count, Sampling(temperature), made=made)
         text = model.decode(ids[:-1] if ids[-1] in model.stops else ids)
         return text[: min([text.find(end) for end in ends if end in text], default=len(text))]
 
 
 def main() -> None:
+    import lm_eval.models  # noqa: F401  # registers lm-eval's own models, for --model hf
     from lm_eval.__main__ import cli_evaluate
 
     cli_evaluate()
 
 
 if __name__ == "__main__":
-    main()
+    run(main)
