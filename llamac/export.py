@@ -117,7 +117,7 @@ def _add_tokenizer(writer: Any, c: Config, own: Any, folder: Path) -> None:
     if split not in SPLITS or not isinstance(merges, list):
         raise InputError(
             f"{own.path}: expected a byte-level BPE tokenizer that splits text as GPT-2, Llama 3 or Qwen 2 "
-            "do, found another, which GGUF has no name for"
+            "do, found another, which the export does not support"
         )
     added = own.backend.get_added_tokens_decoder()
     tokens, types = [], []
