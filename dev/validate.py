@@ -92,8 +92,8 @@ def stages(m: Machine) -> dict[str, Stage]:
     tests = [f"tests/test_{name}.py" for name in ("model", "trainer", "ops")]
     workers = min((os.cpu_count() or 1) + 1, 8)
     pytest = ["env", "OMP_NUM_THREADS=1", PYTHON, "-m", "pytest", "-q", "-n", workers, *tests]
-    some = ["--operation", "rmsnorm", "--preset", "tiny"] if m.quick else []
-    bench = [PYTHON, ROOT / "dev/bench.py", "--build", m.build, *some]
+    bench = [PYTHON, ROOT / "dev/bench.py", "--build", m.build]
+    some = ["--operation", "rmsnorm"] if m.quick else []
     # The kernels for GPUs that matter are those of bf16.
     short = [m.program, "--sample-every", 0, *(["--dtype", "bf16"] if gpu else [])]
     profiled = m.out / "profile/run"
@@ -118,8 +118,10 @@ def stages(m: Machine) -> dict[str, Stage]:
             [count, [PYTHON, "-m", "llamac.profile", counted, "--counters", "--program", m.program]],
             without="" if counter else "needs a GPU and ncu or rocprofv3",
         ),
-        "operations": Stage([[*bench, "--out", m.out / "operations/bench.json"]]),
     }
+    for preset in ("8b", "small") if gpu and not m.quick else ("tiny",):
+        name = f"operations-{preset}"
+        found[name] = Stage([[*bench, *some, "--preset", preset, "--out", m.out / name / "bench.json"]])
     if not gpu:
         steps = ["--rounds", 1, "--steps", 10 if m.quick else 40]
         found["train"] = Stage([[PYTHON, ROOT / "dev/bench_cpu.py", *steps]])

@@ -33,7 +33,7 @@ def read(archive: Path) -> Validation:
         if results["format"] != FORMAT:
             raise InputError(f"{archive}: expected format {FORMAT!r}, found {str(results['format'])!r}")
         for record in results["stages"]:
-            record["stage"], record["status"], record["reason"], record["seconds"]
+            record["stage"], record["status"], record["reason"], record["seconds"], record["commit"]
         results["platform"], list(results["program"]), list(results["devices"]), provenance_text(results)
     except (OSError, EOFError, tarfile.TarError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, InputError):
@@ -73,6 +73,8 @@ def render(validation: Validation) -> str:
     rows = ["| stage | result | found | seconds |", "|---|---|---|---:|"]
     for record in results["stages"]:
         found = _found(record, texts.get(f"{record['stage']}/console.log", ""))
+        if record["commit"] != results["commit"]:
+            found += f" (at {record['commit']})"
         rows.append(f"| {record['stage']} | {record['status']} | {found} | {record['seconds']:.0f} |")
     parts.append("\n".join(rows))
     for record in results["stages"]:
