@@ -5,6 +5,7 @@ import json
 import math
 import sys
 import threading
+import time
 import types
 import urllib.error
 import urllib.request
@@ -172,6 +173,23 @@ def test_many_steps_are_few_points(tmp_path):
     found = content.report({"r": read(write(tmp_path, events))})["runs"][0]
     assert max(len(c["raw"][0]) for c in found["curves"].values()) <= 2002
     assert len(found["axis"]["step"]) == 1000 and found["axis"]["tokens"][-1] == 20000 * 2048
+
+
+@pytest.mark.slow
+def test_a_million_steps(tmp_path, library):
+    """It takes 2.7 s of CPU time on the machine of docs/report.md; the limit leaves room for slower ones."""
+    pytest.importorskip("msgspec")
+    line = json.dumps(step_event(1), separators=(",", ":")).replace('"step":1,', '"step":@,')
+    with open(tmp_path / "log.jsonl", "w") as file:
+        file.writelines(json.dumps(event) + "\n" for event in (run_event(), start_event()))
+        file.writelines(line.replace("@", str(k)) + "\n" for k in range(1, 1_000_001))
+    begin = time.process_time()
+    log = read(tmp_path)
+    text = page.render(content.report({"r": log}))
+    seconds = time.process_time() - begin
+    print(f"{seconds:.1f} s of CPU time, {len(text):,} characters")
+    assert log.columns["step"].size == 1_000_000 and len(text) < 1_000_000
+    assert seconds < 10
 
 
 # Content
@@ -387,11 +405,9 @@ def test_rates_are_per_device(tmp_path):
 
 
 @pytest.mark.program
-def test_ranks_of_a_run_on_several_devices(build, gpu, train, data, tmp_path):
+def test_ranks_of_a_run_on_several_devices(build, train, data, tmp_path):
     """The program's own log has what a rate per device needs."""
     needs(build, "GLOO")
-    if gpu:
-        pytest.skip("needs two GPUs")
     train(*flags(data, tmp_path / "out", devices=2, steps=2, batch_size=1))
     log = read(tmp_path / "out")
     assert log.of_run("ranks").tolist() == [2, 2]
