@@ -119,9 +119,9 @@ def stages(m: Machine) -> dict[str, Stage]:
             without="" if counter else "needs a GPU and ncu or rocprofv3",
         ),
     }
-    for preset in ("8b", "small") if gpu and not m.quick else ("tiny",):
-        name = f"operations-{preset}"
-        found[name] = Stage([[*bench, *some, "--preset", preset, "--out", m.out / name / "bench.json"]])
+    preset = "8b" if gpu and not m.quick else "tiny"
+    name = f"operations-{preset}"
+    found[name] = Stage([[*bench, *some, "--preset", preset, "--out", m.out / name / "bench.json"]])
     if not gpu:
         steps = ["--rounds", 1, "--steps", 10 if m.quick else 40]
         found["train"] = Stage([[PYTHON, ROOT / "dev/bench_cpu.py", *steps]])

@@ -83,13 +83,14 @@ def render(validation: Validation) -> str:
             parts.append(f"## {record['stage']} failed\n\n```\n" + "\n".join(_failures(log)) + "\n```")
     if machine := texts.get("machine/console.log"):
         lines = [line for line in machine.splitlines() if line.startswith(("ok ", "FAIL"))]
+        lines = [re.sub(r"(ok +torch: .*), /\S+$", r"\1", line) for line in lines]  # its folder is the user's
         parts.append("## The machine\n\n```\n" + "\n".join(lines) + "\n```")
     if results["platform"] != "cpu":  # times of emulated kernels say nothing
         parts += [text.strip() for name, text in sorted(texts.items()) if name.endswith(".md")]
     return "\n\n".join(parts) + "\n"
 
 
-# Of the table of validated machines: a column, and the stages whose worst result it has.
+# Of the table of validated machines: a column, and the stages whose worst result it has, of those that ran.
 COLUMNS = {
     "kernels": r"tiles|kernels|memory",
     "tests": r"tests",
@@ -98,7 +99,7 @@ COLUMNS = {
     "profile": r"profile|counters",
     "training": r"train.*",
 }
-WORST_FIRST = ("failed", "time was over", "left out", "passed")
+WORST_FIRST = ("failed", "time was over", "passed", "left out")
 BEGIN, END = "<!-- validated machines: written by llamac.report -->\n", "<!-- end -->\n"
 HEADING = f"| machine | commit | {' | '.join(COLUMNS)} |\n|---|---|{'---|' * len(COLUMNS)}\n"
 
@@ -120,7 +121,7 @@ def row(results: dict) -> str:
         found = {r["status"] for r in results["stages"] if re.fullmatch(pattern, r["stage"])}
         cells.append(next((status for status in WORST_FIRST if status in found), "not run"))
     quick = ", quick" if any(record.get("quick") for record in results["stages"]) else ""
-    machine = f"[{device_of(results).replace('|', '/')}]({page_name(results)})"
+    machine = f"[{device_of(results).split(',')[0].replace('|', '/')}]({page_name(results)})"
     return f"| {machine} | {results['commit']}, {results['date']}{quick} | {' | '.join(cells)} |\n"
 
 

@@ -23,6 +23,7 @@ def cross_entropy(h: Harness) -> None:
         (2, 17, "bf16", 0, 0, 1, 1),
         (3, 40000, "bf16", 0, 0, 1, 1),
         (3, 20001, F, 0, 1, 1, 0),
+        (3, 50000, F, 0, 0, 1, 1),
     ):
         logits = h.tensor((N, V), dt, h.normal(N, V, scale=4))
         targets = h.random.integers(0, V, N).astype(np.int32)
