@@ -1,11 +1,12 @@
 """`python -m llamac.export gguf DIR FILE.gguf` writes a model for llama.cpp.
 
-DIR is a checkpoint, or any Hugging Face directory of a Llama, with its tokenizer (byte-level BPE). Needs the
-packages gguf and torch.
+DIR is a checkpoint, or any Hugging Face directory of a Llama, with its tokenizer: byte-level BPE, or
+sentencepiece's BPE, as Llama 2 has it. Needs the packages gguf and torch.
 """
 
 import argparse
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -111,13 +112,12 @@ def _add_settings(writer: Any, c: Config, folder: Path) -> None:
 def _add_tokenizer(writer: Any, c: Config, own: Any, folder: Path) -> None:
     if not isinstance(own, JsonTokenizer):
         own = _exported(own)
-    content = own.model
-    split = split_pattern(content)
-    merges = content.get("model", {}).get("merges")
-    if split not in SPLITS or not isinstance(merges, list):
+    content, model = own.model, own.model.get("model", {})
+    split, first_space, merges = split_pattern(content), _first_space(content), model.get("merges")
+    if (split not in SPLITS and first_space is None) or not isinstance(merges, list):
         raise InputError(
             f"{own.path}: expected a byte-level BPE tokenizer that splits text as GPT-2, Llama 3 or Qwen 2 "
-            "do, found another, which the export does not support"
+            "do, or sentencepiece's BPE, found another, which the export does not support"
         )
     added = own.backend.get_added_tokens_decoder()
     tokens, types = [], []
@@ -126,11 +126,26 @@ def _add_tokenizer(writer: Any, c: Config, own: Any, folder: Path) -> None:
         tokens.append(f"[PAD{id}]" if name is None else name)
         special = id in added and added[id].special
         types.append(5 if name is None else 3 if special else 4 if id in added else 1)  # gguf.TokenType
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(SPLITS[split])
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    if first_space is None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(SPLITS[split])
+        writer.add_token_merges(merges)
+    else:
+        for id, name in enumerate(tokens):
+            if name == model.get("unk_token"):
+                types[id] = 2
+                writer.add_unk_token_id(id)
+            elif re.fullmatch("<0x[0-9A-F]{2}>", name):
+                types[id] = 6
+        # llama.cpp joins the neighbours whose token has the largest score: that of the earliest merge.
+        order = {merge.replace(" ", ""): -at for at, merge in reversed(list(enumerate(merges)))}
+        writer.add_tokenizer_model("llama")
+        writer.add_tokenizer_pre("default")
+        writer.add_token_scores([float(order.get(name, -len(merges))) for name in tokens])
+        writer.add_add_space_prefix(first_space)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
     begin = own.bos
     end = own.bos if own.eos is None else own.eos
     for id, add in (
@@ -143,6 +158,21 @@ def _add_tokenizer(writer: Any, c: Config, own: Any, folder: Path) -> None:
     writer.add_add_bos_token(begin is not None)
     with suppress(InputError):  # it needs none
         writer.add_chat_template(chat.load(folder).source)
+
+
+def _first_space(content: dict) -> bool | None:
+    """Whether sentencepiece's BPE puts a space before a text; None where a tokenizer is no such BPE."""
+    model = content.get("model", {})
+    if model.get("type") != "BPE" or not model.get("byte_fallback"):
+        return None
+    normalizer, split = content.get("normalizer"), content.get("pre_tokenizer")
+    if split is None:
+        steps = (normalizer or {}).get("normalizers", [normalizer])
+        spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+        prefix = {"type": "Prepend", "prepend": "▁"}
+        return steps == [prefix, spaces] if steps in ([prefix, spaces], [spaces]) else None
+    plain = normalizer is None and split.get("type") == "Metaspace" and split.get("replacement") == "▁"
+    return split.get("prepend_scheme") != "never" if plain and not split.get("split", True) else None
 
 
 def _exported(own: Any) -> JsonTokenizer:

@@ -90,6 +90,38 @@ def test_settings_and_tokenizer(tmp_path):
     assert [merge.split(" ") for merge in fields["tokenizer.ggml.merges"]] == merges
 
 
+@pytest.mark.parametrize("prepended", [True, False])
+def test_sentencepiece(tmp_path, prepended):
+    """Kinds of tokens, and scores in the order of merges. With llama_cpp installed: its ids of texts."""
+    from test_tokenizer_json import sentencepiece
+
+    directory = write_directory(tmp_path / "model")
+    made = sentencepiece(prepended)
+    made.save(str(directory / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    config = json.loads((directory / "config.json").read_text()) | {"vocab_size": made.get_vocab_size()}
+    write_weights(directory, config)
+    export.write_gguf(directory, tmp_path / "model.gguf", "f32")
+    fields = {n: f.contents() for n, f in gguf.GGUFReader(tmp_path / "model.gguf").fields.items()}
+    assert fields["tokenizer.ggml.model"] == "llama" and fields["tokenizer.ggml.add_space_prefix"]
+    tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    assert tokens == [made.id_to_token(id) for id in range(made.get_vocab_size())]
+    assert types[tokens.index("<0x41>")] == 6 and types[tokens.index("<s>")] == 3
+    assert types[fields["tokenizer.ggml.unknown_token_id"]] == 2 and types[tokens.index("▁the")] == 1
+    scores = dict(zip(tokens, fields["tokenizer.ggml.scores"], strict=True))
+    merged = ["".join(pair) for pair in json.loads(made.to_str())["model"]["merges"]]
+    order = [scores[name] for name in dict.fromkeys(merged)]
+    assert order == sorted(order, reverse=True) and len(set(order)) == len(order)
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    theirs = llama_cpp.Llama(str(tmp_path / "model.gguf"), vocab_only=True, verbose=False)
+    texts = ["the cat sat", "déjà vu: 🙂 猫", "a\tb  c   d\nbreak"]
+    # Where Metaspace finds a space there, it puts none before it; llama.cpp always does.
+    for text in [*texts, *(["  two spaces"] if prepended else [])]:
+        ids = made.encode(text, add_special_tokens=False).ids
+        assert theirs.tokenize(text.encode(), add_bos=False, special=False) == ids
+
+
 def test_frequencies_of_long_contexts(tmp_path):
     """As transformers computes them."""
     from transformers import LlamaConfig
@@ -150,6 +182,6 @@ def test_what_is_refused(tmp_path):
         "split": True,
     }
     (bare / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(Error, match=r"tokenizer\.json: expected a byte-level BPE"):
+    with pytest.raises(Error, match=r"tokenizer\.json: expected a byte-level .* or sentencepiece's BPE"):
         export.write_gguf(bare, tmp_path / "x.gguf")
     assert not list(tmp_path.glob("x.gguf*"))
