@@ -113,8 +113,9 @@ def _add_tokenizer(writer: Any, c: Config, own: Any, folder: Path) -> None:
     if not isinstance(own, JsonTokenizer):
         own = _exported(own)
     content, model = own.model, own.model.get("model", {})
-    split, first_space, merges = split_pattern(content), _first_space(content), model.get("merges")
-    if (split not in SPLITS and first_space is None) or not isinstance(merges, list):
+    split, first_space = SPLITS.get(split_pattern(content) or ""), _first_space(content)
+    merges = model.get("merges")
+    if (split is None and first_space is None) or not isinstance(merges, list):
         raise InputError(
             f"{own.path}: expected a byte-level BPE tokenizer that splits text as GPT-2, Llama 3 or Qwen 2 "
             "do, or sentencepiece's BPE, found another, which the export does not support"
@@ -127,9 +128,9 @@ def _add_tokenizer(writer: Any, c: Config, own: Any, folder: Path) -> None:
         special = id in added and added[id].special
         types.append(5 if name is None else 3 if special else 4 if id in added else 1)  # gguf.TokenType
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
-    if first_space is None:
+    if split is not None:
         writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(SPLITS[split])
+        writer.add_tokenizer_pre(split)
         writer.add_token_merges(merges)
     else:
         for id, name in enumerate(tokens):
