@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 
@@ -366,6 +367,23 @@ void check_vocabulary() {
     }
 }
 
+// As a byte-level tokenizer.json writes them: printable bytes are themselves, the others U+0100 and up.
+std::string letters_of(const std::string& bytes) {
+    std::string word;
+    for (const char c : bytes) {
+        const int byte = static_cast<unsigned char>(c);
+        int letter = byte;
+        if (byte <= 0x20) letter = 0x100 + byte;
+        if (byte >= 0x7f && byte <= 0xa0) letter = 0x100 + 0x21 + byte - 0x7f;
+        if (byte == 0xad) letter = 0x143;
+        if (letter < 0x80)
+            word += static_cast<char>(letter);
+        else
+            (word += static_cast<char>(0xc0 | letter >> 6)) += static_cast<char>(0x80 | (letter & 0x3f));
+    }
+    return word;
+}
+
 void check_tokenizer_of_a_model() {
     std::filesystem::create_directory(in_folder("model"));
     const Tokenizer ranks(put("same.tiktoken", rank_file(300)));
@@ -381,6 +399,23 @@ void check_tokenizer_of_a_model() {
     put("model/tokenizer.model", rank_file(301));
     refused("another rank file", {"model/tokenizer.model", "same.tiktoken"},
             [&] { check_tokenizer_of_model(in_folder("model"), ranks); });
+
+    std::filesystem::remove(in_folder("model/tokenizer.model"));
+    nlohmann::json content = {{"added_tokens", {{{"id", 300}, {"content", "<|end|>"}}}}};
+    for (size_t id = 0; id < 300; id++) content["model"]["vocab"][letters_of(ranks.tokens[id])] = id;
+    content["model"]["vocab"]["<|end|>"] = 300;
+    const auto compare = [&](const nlohmann::json& json) {
+        put("model/tokenizer.json", json.dump());
+        check_tokenizer_of_model(in_folder("model"), ranks);
+    };
+    compare(content);
+    nlohmann::json less = content, swapped = content, more = content;
+    less["model"]["vocab"].erase(letters_of(ranks.tokens[299]));
+    std::swap(swapped["model"]["vocab"]["a"], swapped["model"]["vocab"]["b"]);
+    more["model"]["vocab"]["\u732b"] = 301;
+    for (const auto& json : {less, swapped, more, nlohmann::json::object()})
+        refused("a tokenizer.json of other tokens", {"model/tokenizer.json", "same.tiktoken", "other tokens"},
+                [&] { compare(json); });
 }
 
 void check_find_tokenizer() {

@@ -4,6 +4,8 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <unordered_set>
 
@@ -83,6 +85,58 @@ void add_llama3_special_tokens(std::vector<std::string>& tokens) {
     }
 }
 
+// The byte that each letter of byte-level BPE stands for, or -1: a printable byte is its own letter, the others follow from
+// U+0100 on.
+constexpr int letters_end = 0x144;
+std::array<int, letters_end> bytes_of_letters() {
+    std::array<int, letters_end> bytes;
+    bytes.fill(-1);
+    int next = 0x100;
+    for (int byte = 0; byte < 256; byte++) {
+        const bool printable = (byte > 0x20 && byte < 0x7f) || (byte > 0xa0 && byte != 0xad);
+        bytes[static_cast<size_t>(printable ? byte : next++)] = byte;
+    }
+    return bytes;
+}
+
+// Whether `word`, in UTF-8, has the letters of these bytes.
+bool spells(const std::string& word, const std::string& bytes) {
+    static const std::array<int, letters_end> byte_of = bytes_of_letters();
+    size_t found = 0;
+    for (size_t at = 0; at < word.size(); at++, found++) {
+        int letter = static_cast<unsigned char>(word[at]);
+        if (letter >= 0x80) {  // all such letters have two bytes
+            if ((letter & 0xe0) != 0xc0 || ++at == word.size()) return false;
+            letter = (letter & 0x1f) << 6 | (static_cast<unsigned char>(word[at]) & 0x3f);
+        }
+        if (found == bytes.size() || letter >= letters_end ||
+            byte_of[static_cast<size_t>(letter)] != static_cast<unsigned char>(bytes[found]))
+            return false;
+    }
+    return found == bytes.size();
+}
+
+// Whether the ordinary tokens of a tokenizer.json are those of the rank file, at the same ids.
+bool has_ranks(const nlohmann::json& content, const Tokenizer& tokenizer) {
+    std::unordered_set<int64_t> added;
+    const auto array = content.find("added_tokens");
+    if (array != content.end() && array->is_array())
+        for (const auto& token : *array)
+            if (token.is_object() && token.contains("id") && token["id"].is_number_integer())
+                added.insert(token["id"].get<int64_t>());
+    const auto pointer = nlohmann::json::json_pointer("/model/vocab");
+    if (!content.contains(pointer) || !content[pointer].is_object()) return false;
+    int64_t count = 0;
+    for (const auto& [word, value] : content[pointer].items()) {
+        const int64_t id = value.is_number_integer() ? value.get<int64_t>() : -1;
+        if (added.count(id)) continue;
+        if (id < 0 || id >= tokenizer.ranks || !spells(word, tokenizer.tokens[static_cast<size_t>(id)]))
+            return false;
+        count++;
+    }
+    return count == tokenizer.ranks;
+}
+
 }  // namespace
 
 Tokenizer::Tokenizer(const std::string& file_path) : path(file_path) {
@@ -120,13 +174,20 @@ std::string Tokenizer::decode(const std::vector<int32_t>& ids) const {
 }
 
 void check_tokenizer_of_model(const std::string& model, const Tokenizer& tokenizer) {
-    const std::string file = model + (tokenizer.of_vocabulary ? "/tokenizer.json" : "/tokenizer.model");
-    if (access(file.c_str(), F_OK) != 0) return;
-    const std::string text = read_file(file);
-    const uint64_t found = XXH3_64bits(text.data(), text.size());
-    if (found != tokenizer.hash)
+    const auto is_there = [](const std::string& file) { return access(file.c_str(), F_OK) == 0; };
+    const auto refuse = [&](const std::string& file, const std::string& found) {
         fail(file, ": expected the tokenizer of the data, ", tokenizer.path, " (XXH3_64 ",
-             hex(tokenizer.hash), "), found ", hex(found), "; --tokenizer none disables this check");
+             hex(tokenizer.hash), "), found ", found, "; --tokenizer none disables this check");
+    };
+    const std::string json = model + "/tokenizer.json",
+                      same_kind = tokenizer.of_vocabulary ? json : model + "/tokenizer.model";
+    if (is_there(same_kind)) {
+        const std::string text = read_file(same_kind);
+        const uint64_t found = XXH3_64bits(text.data(), text.size());
+        if (found != tokenizer.hash) refuse(same_kind, hex(found));
+    } else if (is_there(json) && !has_ranks(read_json(json), tokenizer)) {
+        refuse(json, "other tokens");
+    }
 }
 
 std::optional<Tokenizer> find_tokenizer(const std::string& setting, const Loader& data) {

@@ -30,8 +30,9 @@ struct Tokenizer {
 // beside the first shard, if there. Error where a shard says that it was made with another tokenizer.
 std::optional<Tokenizer> find_tokenizer(const std::string& setting, const Loader& data);
 
-// Whether the model's directory has the tokenizer that made the data: Error where it has another one of the same kind,
-// tokenizer.json for a vocabulary file, tokenizer.model for a rank file. A directory without one, and a preset, match.
+// Whether the model's directory has the tokenizer that made the data: Error where it has another one. A file of the same
+// kind is compared by its hash, tokenizer.json for a vocabulary file, tokenizer.model for a rank file. A directory that has
+// a tokenizer.json alone is compared with a rank file by the tokens. A directory without either, and a preset, match.
 void check_tokenizer_of_model(const std::string& model, const Tokenizer& tokenizer);
 
 }  // namespace llamac
