@@ -1,7 +1,9 @@
 """Hugging Face directories with random weights, a small tokenizer and a chat template."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>{{ message.content | trim }}<|end|>"
@@ -48,6 +50,33 @@ def write_tokenizer(folder: Path, template: str = TEMPLATE) -> int:
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return made.get_vocab_size()
+
+
+NAMES = ["<unk>", "<s>", "</s>", "<pad>"]
+
+
+def sentencepiece(prepended: bool, corpus: Iterable[str]) -> Any:
+    """A tokenizer as Llama 2's: spaces become U+2581, one stands before the text, unknown characters are
+    bytes."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(vocab_size=1500, special_tokens=NAMES + bytes_, show_progress=False)
+    made.train_from_iterator((text.replace("\n", " ") for text in corpus), trainer)
+    config = json.loads(made.to_str())
+    config["added_tokens"] = config["added_tokens"][: len(NAMES)]
+    config["pre_tokenizer"] = None
+    made = Tokenizer.from_str(json.dumps(config))
+    if prepended:
+        made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return made
 
 
 def write_directory(folder: Path, context: int = 128, **changes) -> Path:

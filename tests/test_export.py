@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from directories import SPECIAL, TEMPLATE, write_directory, write_weights
+from directories import SPECIAL, TEMPLATE, TEXT, sentencepiece, write_directory, write_weights
 from safetensors import safe_open
 
 from llamac import Error, export, tokenizer
@@ -93,10 +93,8 @@ def test_settings_and_tokenizer(tmp_path):
 @pytest.mark.parametrize("prepended", [True, False])
 def test_sentencepiece(tmp_path, prepended):
     """Kinds of tokens, and scores in the order of merges. With llama_cpp installed: its ids of texts."""
-    from test_tokenizer_json import sentencepiece
-
     directory = write_directory(tmp_path / "model")
-    made = sentencepiece(prepended)
+    made = sentencepiece(prepended, [TEXT] * 20)
     made.save(str(directory / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
+from directories import NAMES, sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from llamac import tokenizer, tokenizer_json, vocabulary
@@ -20,7 +21,6 @@ from llamac.errors import InputError
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted(Path(random.__file__).parent.glob("[a-t]*.py"))[:30]
 EXTRA = "Ünïcödé 漢字かな 한국어 🙂👩‍👩‍👧‍👦 café naïve Ελλάδα Привет עברית العربية हिन्दी ไทย ½ ² Ⅷ\n"
-NAMES = ["<unk>", "<s>", "</s>", "<pad>"]
 KINDS = ["llama3", "gpt2", "qwen2", "ignore_merges", "other_split", "metaspace", "prepended", "unigram"]
 
 
@@ -47,27 +47,6 @@ def byte_level(split: str | None) -> Tokenizer:
     return made
 
 
-def sentencepiece(prepended: bool) -> Tokenizer:
-    """As Llama 2's: spaces become U+2581, one stands before the text, unknown characters are bytes."""
-    made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
-    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
-    trainer = trainers.BpeTrainer(vocab_size=1500, special_tokens=NAMES + bytes_, show_progress=False)
-    made.train_from_iterator((text.replace("\n", " ") for text in corpus()), trainer)
-    config = json.loads(made.to_str())
-    config["added_tokens"] = config["added_tokens"][: len(NAMES)]
-    config["pre_tokenizer"] = None
-    made = Tokenizer.from_str(json.dumps(config))
-    if prepended:
-        made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    else:
-        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    made.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    return made
-
-
 def unigram() -> Tokenizer:
     made = Tokenizer(models.Unigram())
     made.normalizer = normalizers.NFKC()
@@ -86,7 +65,7 @@ def made_of(kind: str) -> tuple[Tokenizer, dict]:
     plain = {"bos_token": "<|begin|>", "eos_token": end, "pad_token": "<|pad|>"}
     named = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
     if kind in ("metaspace", "prepended"):
-        return sentencepiece(kind == "prepended"), named
+        return sentencepiece(kind == "prepended", corpus()), named
     if kind == "unigram":
         return unigram(), named
     splits = {"gpt2": None, "qwen2": tokenizer_json.QWEN2_SPLIT, "other_split": r"\p{L}+|[^\p{L}]"}
