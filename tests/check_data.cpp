@@ -59,7 +59,7 @@ void check_bin_header() {
             [&] { TokenShard(put("x.bin", header(20240520, 1, (uint64_t{1} << 63) + 2) + "1234")); });
     refused(".bin missing", {"none_*.bin", "no such file"},
             [] { Loader(in_folder("none_*.bin"), 4, 10, 1); });
-    const std::string short_file = put("x.bin", narrow_bin({1, 2, 3, 4}));
+    put("x.bin", narrow_bin({1, 2, 3, 4}));
     refused(".bin shorter than a sequence", {path, "seq-len + 1 = 5", "found 4"},
             [&] { Loader(path, 4, 10, 1); });
     refused(".bin without tokens", {path, "found 0"},
