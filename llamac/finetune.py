@@ -2,9 +2,9 @@
 
 DIR: a Hugging Face directory of a Llama, or a checkpoint. DATA: JSON lines, also compressed (.gz, .zst); a
 line is a conversation, {"messages": [...]}, by the directory's chat template, or {"prompt": ...,
-"completion": ...}. Only the tokens of answers count: the
-assistant's messages with what the template sets behind them, and completions. A row of a batch is one
-conversation. --prepare FOLDER packs the conversations into token files, on which ./train_llama3 trains.
+"completion": ...}. Only the tokens of answers count: the assistant's messages with what the template sets
+behind them, and completions. A row of a batch is one conversation. --prepare FOLDER packs the conversations
+into token files, on which ./train_llama3 trains.
 docs/guides/finetune.md has examples.
 """
 

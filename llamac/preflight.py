@@ -542,9 +542,8 @@ def examine(machine: Machine | None = None) -> Iterator[Line]:
     if not isinstance(torch, Line):
         from llamac import extension
 
-        if doctor.has_driver(
-            extension.platform(), machine.root
-        ):  # of two drivers, the one for torch's devices
+        # Of two drivers, the one for torch's devices.
+        if doctor.has_driver(extension.platform(), machine.root):
             platform = extension.platform()
     yield from check_host(machine, platform)
     yield from check_environment(machine)

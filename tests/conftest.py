@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import skip_without_devices
+from launch import for_gpus, skip_without_devices
 
 ROOT = Path(__file__).resolve().parents[1]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -32,8 +32,7 @@ def build() -> Path:
 
 @pytest.fixture(scope="session")
 def gpu(build) -> bool:
-    """Whether the programs compute on a GPU; else on the host, with a warp's size for the emulated device."""
-    return "LLAMAC_WARP:" not in (build / "CMakeCache.txt").read_text()
+    return for_gpus(build)
 
 
 @pytest.fixture(scope="session")

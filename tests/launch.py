@@ -37,14 +37,18 @@ def has(build, library: str) -> bool:
     return any(line.startswith(f"{name}:") and "NOTFOUND" not in line for line in cache.splitlines())
 
 
+def for_gpus(build) -> bool:
+    """Whether the programs compute on a GPU; else on the host, with a warp's size for the emulated device."""
+    return "LLAMAC_WARP:" not in (build / "CMakeCache.txt").read_text()
+
+
 def needs(build, library: str, devices: int = 2) -> None:
     """Skip the test, unless the build has the engine and this machine can start that many ranks with it."""
     if library == "GLOO" and not has(build, "GLOO"):
         pytest.skip("the build is without Gloo")
     if library == "MPI" and not (has(build, "MPI") and shutil.which("mpirun")):
         pytest.skip("the build is without MPI, or there is no mpirun")
-    for_gpus = "LLAMAC_WARP:" not in (build / "CMakeCache.txt").read_text()
-    if for_gpus:
+    if for_gpus(build):
         import torch
 
         if torch.cuda.device_count() < devices:

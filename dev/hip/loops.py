@@ -98,6 +98,12 @@ def row_of(name: str, loop: list[str]) -> list[str]:
     return [f"`{name}`", *cells[:-1], f"{cells[-1]}%"]
 
 
+def symbols(text: str) -> dict[str, str]:
+    """The instructions of each symbol of `llvm-objdump -d`."""
+    parts = re.split(r"^(?:[0-9a-f]+ )?<([^>]+)>:\n", text, flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2]))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -107,8 +113,7 @@ def main() -> int:
     options = parser.parse_args()
     folder, found = options.folder, []
     for path in sorted(folder.glob("**/*.s")):
-        parts = re.split(r"^[0-9a-f]+ <([^>]+)>:\n", path.read_text(), flags=re.MULTILINE)[1:]
-        for symbol, body in zip(parts[::2], parts[1::2]):
+        for symbol, body in symbols(path.read_text()).items():
             name = re.search(r"\d([a-z][a-z_]*_kernel(?:_[a-z]+)?)I(.*?)EEv", symbol)
             if name and (loop := loop_of(body)):
                 arguments = ", ".join(re.findall(r"L\w+?(\d+)E", f"{name[2]}E"))

@@ -109,9 +109,8 @@ class Kernel:
     block: int  # the most threads it may be launched with
     waves: int  # a SIMD
     instructions: dict[str, int]
-    loop: dict[str, int] = field(
-        default_factory=dict
-    )  # loops.py's figures; empty without one of MFMA on gfx942
+    # loops.py's figures; empty without a loop of MFMA on gfx942
+    loop: dict[str, int] = field(default_factory=dict)
 
 
 def parse_notes(text: str) -> list[dict[str, str]]:
@@ -119,12 +118,6 @@ def parse_notes(text: str) -> list[dict[str, str]]:
     section = re.search(r"^amdhsa\.kernels:(.*?)^amdhsa\.", text, re.MULTILINE | re.DOTALL)
     entries = re.split(r"^  - ", section[1], flags=re.MULTILINE)[1:] if section else []
     return [dict(re.findall(r"^(?:    )?\.(\w+): +(\S+)", entry, re.MULTILINE)) for entry in entries]
-
-
-def symbols(text: str) -> dict[str, str]:
-    """The instructions of each symbol of `llvm-objdump -d`."""
-    parts = re.split(r"^(?:[0-9a-f]+ )?<([^>]+)>:\n", text, flags=re.MULTILINE)[1:]
-    return dict(zip(parts[::2], parts[1::2]))
 
 
 def count(body: str) -> dict[str, int]:
@@ -199,7 +192,7 @@ def compile_kernels(rocm: Path, source: Path, arch: str, folder: Path, variants:
         return []
     disassembly = run(tools / "llvm-objdump", "-d", "--no-show-raw-insn", code)
     code.with_suffix(".s").write_text(disassembly)
-    bodies = symbols(disassembly)
+    bodies = loops.symbols(disassembly)
     names = run(tools / "llvm-cxxfilt", *(note["name"] for note in notes)).splitlines()
     kernels = []
     for note, demangled in zip(notes, names):
