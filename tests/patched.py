@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from double import DoubleTorch
+from double import compute_in_double
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -127,10 +127,8 @@ def call(model: nn.Module, inputs: dict) -> tuple[torch.Tensor, dict]:
 def in_double(model: nn.Module, inputs: dict) -> tuple[torch.Tensor, dict]:
     """Of a float64 model: transformers in float64 throughout."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in {sys.modules[type(m).__module__] for m in model.modules()}:
-            if module.__name__ in FAMILIES:
-                patch.setattr(module, "torch", DoubleTorch())
-        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        modules = {sys.modules[type(m).__module__] for m in model.modules()}
+        compute_in_double(patch, *(m for m in modules if m.__name__ in FAMILIES))
         return call(model, inputs)
 
 

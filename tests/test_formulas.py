@@ -4,7 +4,7 @@ operations. AdamW's is compared with torch's in test_reference_training.py.
 
 import pytest
 import torch
-from double import DoubleTorch
+from double import compute_in_double
 from transformers import LlamaConfig, modeling_rope_utils
 from transformers.activations import ACT2FN
 from transformers.loss import loss_utils
@@ -24,10 +24,7 @@ def randn(*shape: int) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def in_double(monkeypatch):
-    """transformers computes in fp32 in places, whatever the type of its input."""
-    for module in (modeling_llama, modeling_rope_utils, modeling_cohere):
-        monkeypatch.setattr(module, "torch", DoubleTorch())
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    compute_in_double(monkeypatch, modeling_llama, modeling_rope_utils, modeling_cohere)
     torch.manual_seed(1)
 
 

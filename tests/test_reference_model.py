@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from double import DoubleTorch
+from double import compute_in_double
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, modeling_rope_utils
 from transformers.models.llama import modeling_llama
@@ -70,9 +70,7 @@ def their_results(directory: Path, dtype: torch.dtype) -> Tensors:
 def true_results(directory: Path, monkeypatch) -> Tensors:
     """The truth: transformers in float64 throughout. It shares no code with ours."""
     with monkeypatch.context() as patch:
-        for modeling in (modeling_llama, modeling_mistral):
-            patch.setattr(modeling, "torch", DoubleTorch())
-        patch.setattr(modeling_rope_utils, "torch", DoubleTorch())
+        compute_in_double(patch, modeling_llama, modeling_mistral, modeling_rope_utils)
         return their_results(directory, torch.float64)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -228,6 +229,7 @@ def test_resume_with_other_ranks(build, data, tmp_path, before, after):
     checkpoint = tmp_path / "a/step_000004"
     command = [sys.executable, "-c", SAVE_AGAIN, checkpoint, str(after[1]), str(after[2]), tmp_path / "again"]
     for code, text in as_ranks(command, after[0]):
+        skip_without_devices(text)
         assert code == 0, text
     assert_same_state(tmp_path / "again", checkpoint)
     again = {"devices": after[0], "zero": after[1], "shard_group": after[2], "resume": checkpoint}
@@ -248,8 +250,8 @@ def test_transformers_opens_the_checkpoint(build, data, tmp_path):
 
 def test_the_program_among_torchruns_processes(build, data, tmp_path):
     command = [build / "train_llama3", *flags(data, tmp_path / "a", steps=4, batch_size=2)]
-    assert as_ranks(command, 2) == [(0, ""), (0, "")]
     run(build, *flags(data, tmp_path / "b", steps=4, batch_size=2, devices=2))
+    assert as_ranks(command, 2) == [(0, ""), (0, "")]
     assert numbers(tmp_path / "a") == numbers(tmp_path / "b")
 
 
@@ -489,7 +491,9 @@ def test_the_plan_of_many(build, data, tmp_path):
     def planned(**more) -> float:
         more |= {"batch_size": 1, "model": "llama3.2-1b"}
         out = run(build, *flags(data, tmp_path / "out", **more), "--dry-run").stdout
-        return float(out.split(" total ")[1].split()[1].replace(",", ""))
+        sizes = dict(re.findall(r"^  (\w.*?) +\d+ +(\d+\.\d)$", out, re.MULTILINE))
+        others = sizes.get("runtime, other programs", 0)  # which changes meanwhile
+        return float(sizes["total"]) - float(others)
 
     found = [planned(devices=8, zero=level) for level in range(4)]
     assert found[0] > found[1] > found[2] > found[3]
