@@ -4,7 +4,8 @@ are in configs/tables/devices.toml.
 
 import time
 import tomllib
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
 import torch
 
@@ -56,18 +57,22 @@ def copy_gbps(device: str) -> float | None:
     """10^9 bytes a second, read and written, of a large copy within the device's memory, the best of ten;
     None where there is no room for one.
     """
-    size, gpu = (64 << 20, False) if device == "cpu" else (1 << 30, True)
+    size = 64 << 20 if device == "cpu" else 1 << 30
     try:
         source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
     except torch.OutOfMemoryError:
         return None
+    return 2e-9 * size / seconds_of(device, partial(target.copy_, source))
+
+
+def seconds_of(device: str, work: Callable[[], object], tries: int = 10) -> float:
+    """Of one call, the best of ten, until the device is done: any of several."""
+    wait = (lambda: None) if device == "cpu" else partial(torch.cuda.synchronize, device)
     best = float("inf")
-    for _ in range(11):
-        if gpu:
-            torch.cuda.synchronize()
+    for _ in range(tries + 1):  # the first loads kernels
+        wait()
         begin = time.perf_counter()
-        target.copy_(source)
-        if gpu:
-            torch.cuda.synchronize()
+        work()
+        wait()
         best = min(best, time.perf_counter() - begin)
-    return 2e-9 * size / best
+    return best

@@ -11,7 +11,6 @@ import re
 import resource
 import subprocess
 import tempfile
-import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +26,8 @@ from llamac.folders import CONFIGS
 GIB = 1 << 30
 # Shares of a published rate below which something is wrong: well under what an idle device reaches.
 LEAST_COPY, LEAST_PRODUCT, LEAST_LINK = 0.6, 0.35, 0.5
+# More than this is no rate. A partition may get several times its share of the memory's, while others rest.
+MOST = 4.0
 LEAST_BETWEEN_DEVICES = 20  # 10^9 bytes per second; a copy through the host's memory is slower
 
 # Variables that make every launch or copy wait, with the value that does not.
@@ -413,26 +414,17 @@ def share_of(
     found += f", {100 * measured / published:.0f}% of the published {published:,.0f}"
     if measured < least * published:
         return failed(what, found, f"{100 * least:.0f}% or more", advice)
+    if measured > MOST * published:
+        advice = "this measurement or configs/tables/devices.toml is wrong: please report it"
+        return failed(what, found, f"{100 * MOST:.0f}% at most", advice)
     return Line(what, found)
-
-
-def seconds_of(torch: ModuleType, device: str, work: Callable[[], object], tries: int = 10) -> float:
-    """Of one call, the best of ten."""
-    wait = torch.cuda.synchronize if device != "cpu" else lambda *_: None
-    best = float("inf")
-    for _ in range(tries + 1):  # the first loads kernels
-        wait()
-        begin = time.perf_counter()
-        work()
-        wait()
-        best = min(best, time.perf_counter() - begin)
-    return best
 
 
 def products(torch: ModuleType, device: str) -> dict[str, float]:
     """10^12 FLOP per second of a large square product, by the types that the device's matrix units take."""
     from llamac.doctor import architecture_of
     from llamac.dtypes import fp8_of
+    from llamac.peak import seconds_of
 
     n = 1024 if device == "cpu" else 8192
     x, y = (torch.randn(n, n, device=device) for _ in range(2))
@@ -446,7 +438,7 @@ def products(torch: ModuleType, device: str) -> dict[str, float]:
             one = torch.ones((), device=device)
             a, b = x.to(form), y.to(form).t()  # it takes the second operand by columns
             work["fp8"] = partial(torch._scaled_mm, a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
-    return {name: 2e-12 * n**3 / seconds_of(torch, device, call) for name, call in work.items()}
+    return {name: 2e-12 * n**3 / seconds_of(device, call) for name, call in work.items()}
 
 
 def check_rates(torch: ModuleType, devices: list[str]) -> Iterator[Line]:
@@ -491,11 +483,13 @@ def check_between_devices(torch: ModuleType, devices: list[str], pair: int) -> I
     """Copies from each device to each other one, and an all-reduce of all, beside the rates of the links."""
     if len(devices) < 2:
         return
+    from llamac import peak
+
     name = torch.cuda.get_device_properties(0).name
     to_one, to_all = published_links(name, pair, len(devices))
     for source, target in permutations(devices, 2):
         x, y = (torch.zeros(GIB // 4, dtype=torch.uint8, device=device) for device in (source, target))
-        rate = 1e-9 * x.numel() / seconds_of(torch, target, partial(y.copy_, x))
+        rate = 1e-9 * x.numel() / peak.seconds_of(target, partial(y.copy_, x))
         what = f"copy from {source} to {target}"
         if rate < LEAST_BETWEEN_DEVICES:
             advice = f"it goes through the host: {LINKS}"
@@ -511,12 +505,14 @@ def _all_reduce(rank: int, ranks: int, backend: str, size: int, folder: str) -> 
     import torch
     import torch.distributed as dist
 
+    from llamac.peak import seconds_of
+
     device = f"cuda:{rank}" if backend == "nccl" else "cpu"
     if backend == "nccl":
         torch.cuda.set_device(rank)
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     x = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
-    seconds = seconds_of(torch, device, partial(dist.all_reduce, x))
+    seconds = seconds_of(device, partial(dist.all_reduce, x))
     if rank == 0:
         Path(folder, "seconds").write_text(str(seconds))
     dist.destroy_process_group()

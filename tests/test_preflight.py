@@ -198,7 +198,18 @@ def test_rates_beside_published_ones():
     assert str(ok) == "ok    copy: 4,200 GB/s, 88% of the published 4,800"
     slow = preflight.share_of("copy", 2000, 4800, "GB/s", 0.6)
     assert failures([slow]) and "42% of the published 4,800 (expected 60% or more)" in str(slow)
+    assert "3994% of the published 4,800 (expected 400% at most)" in str(
+        preflight.share_of("copy", 191712, 4800, "GB/s", 0.6)
+    )
     assert preflight.share_of("copy", 5, None, "GB/s", 0.6).ok
+
+
+def test_a_rate_is_that_of_its_device(monkeypatch):
+    """Work on another device than the current one goes on when the current one is done."""
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waited.append(device))
+    peak.seconds_of("cuda:1", lambda: waited.append("work"), tries=1)
+    assert waited == 2 * ["cuda:1", "work", "cuda:1"]
 
 
 def test_rates_of_this_cpu(one_thread):
@@ -250,7 +261,7 @@ def test_rates_between_devices(monkeypatch):
     rate = {"copy": 400.0, "reduce": 350.0}
     device = SimpleNamespace(name="NVIDIA H200")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: device)
-    monkeypatch.setattr(preflight, "seconds_of", lambda *_: 1e-9 * (1 << 28) / rate["copy"])
+    monkeypatch.setattr(peak, "seconds_of", lambda *_: 1e-9 * (1 << 28) / rate["copy"])
     monkeypatch.setattr(preflight, "all_reduce_gbps", lambda *_: rate["reduce"])
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda n, dtype, device: zeros(n, dtype=dtype, device="meta"))
@@ -308,6 +319,7 @@ def test_devices_of_a_driver_without_torch_for_them(machine, monkeypatch, driver
         monkeypatch.setattr(doctor, "find_torch", lambda: Line("torch", "not installed"))
     monkeypatch.setattr(extension, "platform", lambda: built_for)
     monkeypatch.setattr(preflight, "check_rates", lambda torch, devices: [])
+    monkeypatch.setattr(preflight, "check_between_devices", lambda *_: [])
     made = machine({driver: ""}, nvidia().run)
     lines = list(preflight.examine(made))
     assert f"ok    {line}" in map(str, lines)

@@ -266,8 +266,10 @@ def test_mpirun(build, data, tmp_path):
 
 
 @pytest.mark.parametrize("zero", [0, 3])
-def test_a_profile(build, data, tmp_path, zero):
-    """Of rank 0: the collectives of a step, with the bytes that move, and the time that they alone take."""
+def test_a_profile(build, data, gpu, tmp_path, zero):
+    """Of rank 0: the collectives of a step, with the bytes that move, and the time that they alone take. A
+    GPU computes meanwhile.
+    """
     run(build, *flags(data, tmp_path, steps=4, batch_size=2, devices=2, zero=zero, profile=2))
     values = json.loads((tmp_path / "profile.json").read_text())
     found = {row["operation"]: row for row in values["operations"]}
@@ -283,9 +285,10 @@ def test_a_profile(build, data, tmp_path, zero):
     else:
         assert again == 0
     seconds = sum(row["seconds"] for row in found.values()) + values["idle_seconds"]
-    assert values["seconds"] == pytest.approx(seconds, rel=1e-3)
     own = sum(found[name]["seconds"] for name in ("reduce_scatter", "all_gather", "all_reduce"))
-    assert values["exposed_communication_seconds"] == pytest.approx(own, rel=1e-3)
+    hidden = own - values["exposed_communication_seconds"]
+    assert seconds - hidden == pytest.approx(values["seconds"], rel=1e-3)
+    assert 0 <= hidden < own if gpu else hidden == pytest.approx(0, abs=1e-3 * own)
 
 
 def start_ranks(build, data, out, awaited: str = "step", **more) -> tuple[subprocess.Popen, list[int]]:
@@ -491,9 +494,8 @@ def test_the_plan_of_many(build, data, tmp_path):
     def planned(**more) -> float:
         more |= {"batch_size": 1, "model": "llama3.2-1b"}
         out = run(build, *flags(data, tmp_path / "out", **more), "--dry-run").stdout
-        sizes = dict(re.findall(r"^  (\w.*?) +\d+ +(\d+\.\d)$", out, re.MULTILINE))
-        others = sizes.get("runtime, other programs", 0)  # which changes meanwhile
-        return float(sizes["total"]) - float(others)
+        sizes = re.findall(r"^  (\w.*?) +\d+ +(\d+\.\d)$", out.split("\n  total ")[0], re.MULTILINE)
+        return sum(float(size) for name, size in sizes if name != "runtime, other programs")
 
     found = [planned(devices=8, zero=level) for level in range(4)]
     assert found[0] > found[1] > found[2] > found[3]
