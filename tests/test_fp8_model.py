@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from debug_states import MODELS, first_difference, load, run_model
+from library_product import library_products
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -111,16 +112,22 @@ def forced_model(folder: Path, dtype: torch.dtype, ours: dict, found: dict, o: O
     return model
 
 
-def forced_state(folder: Path, dtype: torch.dtype, ours: dict, o: Options) -> tuple[dict, fp8.Products]:
-    """What the reference makes of C's tensors, by the names of the debug state; the products, with scales."""
+def forced_state(
+    folder: Path, dtype: torch.dtype, ours: dict, o: Options, gpu: bool = False
+) -> tuple[dict, fp8.Products]:
+    """What the reference makes of C's tensors, by the names of the debug state; the products, with scales.
+    gpu: with a GPU's products.
+    """
     found: dict[str, torch.Tensor] = {}
     force = lambda x, name: Forced.apply(x, name, ours, found)  # noqa: E731
     model = forced_model(folder, dtype, ours, found, o, force)
     batch = load_file(folder / "debug_state.safetensors")
     tokens, targets = batch["tokens"].long(), batch["targets"].long()
     cis = ref.precompute_cis(model.config, tokens.shape[1], dtype=torch.promote_types(dtype, torch.float32))
-    losses = ref.cross_entropy(force(model(tokens, cis), "logits"), targets)
-    losses.mean().backward()
+    with library_products(gpu, fast=True):
+        losses = ref.cross_entropy(force(model(tokens, cis), "logits"), targets)
+    with library_products(gpu, fast=False):
+        losses.mean().backward()
     found["losses"] = losses
     found |= {f"grad.{part.name}": part.of(part.parameter.grad) for part in parts(model)}
     return {name: x.detach().double().numpy().ravel() for name, x in found.items()}, model.fp8
@@ -171,16 +178,21 @@ def errors_by_kind(torchs: dict, truth: dict) -> dict[str, Error]:
     return {name: most[kind(name)] for name in truth}
 
 
-def difference(folder: Path, ours: dict, dtype: str, o: Options) -> str:
+@pytest.fixture(scope="module")
+def difference(gpu):
     """The first tensor of C's that is outside the tolerance, or whose scale is not the reference's."""
-    storage = ref.DTYPES[dtype]
-    (torchs, products), (truth, _) = (forced_state(folder, t, ours, o) for t in (storage, torch.float64))
-    compared = {name: x for name, x in ours.items() if name in truth}
-    shown = [name for name in ours if name.startswith(("act.", "dact.", "grad.", "logits", "losses"))]
-    assert list(compared) == shown
-    if wrong := first_difference(compared, torchs, truth, dtype, errors_by_kind(torchs, truth)):
-        return wrong
-    return scales_difference(ours, products.scales)
+
+    def first(folder: Path, ours: dict, dtype: str, o: Options) -> str:
+        torchs, products = forced_state(folder, ref.DTYPES[dtype], ours, o, gpu)
+        truth, _ = forced_state(folder, torch.float64, ours, o)
+        compared = {name: x for name, x in ours.items() if name in truth}
+        shown = [name for name in ours if name.startswith(("act.", "dact.", "grad.", "logits", "losses"))]
+        assert list(compared) == shown
+        if wrong := first_difference(compared, torchs, truth, dtype, errors_by_kind(torchs, truth)):
+            return wrong
+        return scales_difference(ours, products.scales)
+
+    return first
 
 
 def scales_difference(ours: dict, theirs: fp8_reference.Scales) -> str:
@@ -200,7 +212,7 @@ def scales_difference(ours: dict, theirs: fp8_reference.Scales) -> str:
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("model", MODELS)
-def test_debug_state(c_states, model, recipe, dtype):
+def test_debug_state(c_states, difference, model, recipe, dtype):
     """Of the first step, whose scales are the tensors' own with either recipe; delayed also of the second."""
     for steps in range(2 if recipe == "delayed" else 1):
         folder, ours = c_states(model, dtype, recipe, steps=steps)
@@ -210,7 +222,7 @@ def test_debug_state(c_states, model, recipe, dtype):
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("model", ["sixteens", "tied-gqa"])  # a head of its own, and the embedding
-def test_head(c_states, model, recipe, dtype):
+def test_head(c_states, difference, model, recipe, dtype):
     for steps in range(2 if recipe == "delayed" else 1):
         folder, ours = c_states(model, dtype, recipe, f"{GRADIENTS},head", steps)
         assert difference(folder, ours, dtype, flags(recipe, head="on")) == ""
@@ -219,7 +231,7 @@ def test_head(c_states, model, recipe, dtype):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_gradients_in_e4m3(c_states, recipe):
+def test_gradients_in_e4m3(c_states, difference, recipe):
     folder, ours = c_states("sixteens", "bf16", recipe, "e4m3")
     assert difference(folder, ours, "bf16", flags(recipe, "e4m3")) == ""
     assert "dact" in difference(folder, ours, "bf16", flags(recipe))  # another type is noticed
@@ -259,7 +271,7 @@ def largest_of(ours: dict, products: fp8.Products) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("recipe", ["tensor", "row"])
 @pytest.mark.parametrize("kind", ["reference", "naive", "kernels"])
-def test_variants(c_states, chosen, kind, recipe):
+def test_variants(c_states, difference, chosen, kind, recipe):
     folder, ours = c_states("sixteens", "bf16", recipe, GRADIENTS, 0, *chosen(kind))
     assert difference(folder, ours, "bf16", flags(recipe)) == ""
 
@@ -275,7 +287,7 @@ def test_variants(c_states, chosen, kind, recipe):
         ("row", "fp8.inverse.0.d.o.transposed", lambda x: np.where(np.arange(x.size) == 5, 2 * x, x)),
     ],
 )
-def test_a_fault_is_caught_and_named(c_states, recipe, name, spoil):
+def test_a_fault_is_caught_and_named(c_states, difference, recipe, name, spoil):
     folder, ours = c_states("untied-mha", "f32", recipe)
     assert difference(folder, ours | {name: spoil(ours[name])}, "f32", flags(recipe)).startswith(name)
 

@@ -5,13 +5,11 @@ PyTorch asks of an operation.
 import os
 import subprocess
 import sys
-from functools import partial
-from unittest.mock import patch
 
 import pytest
 import torch
-import torch.nn.functional as F
 from launch import free_port, torchrun_environment
+from library_product import library_products
 from ops_cases import DEVICES, DTYPES
 from run import ROOT
 from torch._dynamo.utils import counters
@@ -42,26 +40,13 @@ def results(linear, x, weight, dout) -> tuple[torch.Tensor, ...]:
     return out.detach(), *torch.autograd.grad(out, [t for t in (x, weight) if t.requires_grad], dout)
 
 
-def scaled_mm(a, b, inverse, dtype, added=None, fast=False) -> torch.Tensor:
-    """reference.product, by PyTorch's product of fp8 on a GPU, whose sum has a multiple of 16 elements."""
-    assert added is None
-    pad = 0, -a.shape[1] % 16
-    one = torch.ones((), device=a.device)
-    a, b = (F.pad(t.contiguous().view(torch.uint8), pad).view(t.dtype) for t in (a, b.T))
-    out = torch._scaled_mm(a, b.T, one, one, out_dtype=torch.float32, use_fast_accum=fast)
-    return (out * inverse).to(dtype)
-
-
 def baseline(x, weight, dout, scales: reference.Scales) -> tuple[torch.Tensor, ...]:
     """What PyTorch makes of the same codes. On a GPU the forward product sums with fewer bits (fast
     accumulation), as llamac's does.
     """
-    forward, backward = (
-        (partial(scaled_mm, fast=fast) if x.is_cuda else reference.product) for fast in (True, False)
-    )
-    with patch.object(reference, "product", forward):
+    with library_products(x.is_cuda, fast=True):
         out = reference.linear(x, weight, scales, SLOTS)
-    with patch.object(reference, "product", backward):
+    with library_products(x.is_cuda, fast=False):
         return out.detach(), *torch.autograd.grad(out, (x, weight), dout)
 
 
