@@ -400,12 +400,13 @@ def test_a_signal_while_a_rank_hangs(build, data, tmp_path):
 
 
 def test_data_that_one_rank_cannot_read(build, data, tmp_path):
-    """All ranks end at the same step, with its checkpoint and one line."""
+    """All ranks end at the same step, with its checkpoint and one line that names it, not the one before."""
     shard = tmp_path / "train.bin"
     shutil.copy(data / "train_000.bin", shard)
     out = tmp_path / "out"
     more = ENDLESS | {"train_data": str(shard), "devices": 2, "collective_timeout": 10}
-    process, ranks = start_ranks(build, data, out, **more)
+    more["checkpoint_every"] = 20
+    process, ranks = start_ranks(build, data, out, "checkpoint", **more)
     os.truncate(shard, 1024)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 2 and len(said.splitlines()) == 1, said

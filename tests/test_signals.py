@@ -224,15 +224,18 @@ def test_a_log_beyond_the_file_size_limit(start, data, tmp_path):
 
 
 def test_the_watchdog_ends_a_run_without_progress(start, gpu, data, tmp_path):
-    """A micro-batch that takes longer than the watchdog waits. The first step is exempt."""
-    seconds, rows = (0.005, 65536) if gpu else (0.2, 4096)
+    """A micro-batch that takes longer than the watchdog waits. The first step is exempt. A GPU computes one
+    step while the host starts the next.
+    """
+    seconds, rows = (0.02, 65536) if gpu else (0.2, 4096)
     slow = {"batch_size": rows, "val_data": "", "watchdog": seconds}
     out, err = end(start(*flags(data, tmp_path, **slow)), 75)
-    assert [e["step"] for e in events(tmp_path, "step")] == [1], out
+    logged = [e["step"] for e in events(tmp_path, "step")]
+    assert logged == [1] or (gpu and logged == [1, 2]), out
     line, *stack = err.splitlines()
-    assert line.startswith(
-        f"train_llama3: step 2: expected progress within --watchdog {seconds} seconds, found none"
-    )
+    said = rf"train_llama3: step (\d): expected progress within --watchdog {seconds} seconds, found none; "
+    found = re.match(said, line)
+    assert found and 1 <= int(found[1]) - logged[-1] <= (2 if gpu else 1), line
     assert " exit code 75, " in line
     assert sum("train_llama3" in frame for frame in stack) >= 3, err
 

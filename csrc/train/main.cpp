@@ -323,6 +323,7 @@ std::string Loop::rescue() {
         }
         if (sound && t.options.checkpoint_every >= 0 && t.step > saved_step) {
             const Clock::time_point begin = Clock::now();
+            saved_step = t.step;
             saved = t.save(out.folder());
             tell([&] { log.checkpoint(t.step, saved, ms_since(begin)); });
         }
