@@ -294,6 +294,7 @@ def test_resources(tmp_path):
     )
     (found,) = counters.read_resources(path)
     assert found.text() == "64+128 VGPR, LDS 4096, waves 2, loop 53%"
+    assert found.of("matmul_forward", "tiled") and not found.of("matmul_forward", "naive")
     row = profile.Row("matmul_forward", "tiled", 1, 1.0, 0.5e12, 0.0)
     p = profile.Profile("Abacus", True, 1.0, 1.0, 1, 1.0, 0.0, (row,), compiled=(found,))
     assert any(text.endswith(found.text()) for text in profile.report(p).splitlines())
@@ -334,6 +335,7 @@ def test_what_was_found_is_kept(command, out, tmp_path, monkeypatch):
         ({"counters": 3}, "counters: expected an object, found 3"),
         ({"counters": {"x": 3}}, "counters.x.kernels: expected a number, found 3"),
         ({"counters": {"x": {"kernels": "1"}}}, 'counters.x.kernels: expected a number, found "1"'),
+        ({"counters": {"x": {"kernels": True}}}, "counters.x.kernels: expected a number, found true"),
         ({"compiled": [3]}, "compiled[0].operation: expected str, found 3"),
     ],
 )

@@ -14,7 +14,7 @@ from task_rows import ROWS, drawn_row
 from llamac import Error, tokenizer
 from llamac.data.tokens import write_bin
 from llamac.eval import tasks, text
-from llamac.eval.__main__ import answers, count, main
+from llamac.eval.__main__ import _counter, answers, count, main
 from llamac.eval.likelihood import Scorer
 from llamac.eval.questions import read as read_questions
 
@@ -154,6 +154,7 @@ def test_the_model_class_of_lm_eval(directory):
     from lm_eval.api.registry import get_model
 
     from llamac.eval import harness
+    from llamac.inference import Inference, Sampling
 
     assert get_model("llamac") is harness.LlamacLM
     model, scorer = harness.LlamacLM(str(directory), dtype="float32"), Scorer(directory, likeliest=True)
@@ -181,6 +182,10 @@ def test_the_model_class_of_lm_eval(directory):
     messages = [{"role": "user", "content": "hello"}]
     text = model.apply_chat_template(messages)
     assert model.tok_encode(text) == model._scorer.model.encode_chat(messages)
+    (answer,) = model.generate_until(requests("generate_until", (text, free)))
+    generator = Inference(directory)
+    ids = generator.generate([generator.encode_chat(messages)], 20, Sampling(0))[0]
+    assert answer == generator.decode(ids[:-1] if ids[-1] in generator.stops else ids)
     assert model.apply_chat_template(messages, add_generation_prompt=False) == "<|begin|><|user|>hello"
     assert model.chat_template(True) == TEMPLATE and model.chat_template(False) is None
 
@@ -217,24 +222,31 @@ metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
 
 
 def test_bits_per_byte(directory, tmp_path):
-    """Every token counts once, behind as much as fits."""
+    """Every token counts once, behind as much as fits; the windows that are told are all of them."""
     import torch
     from transformers import AutoModelForCausalLM
 
     (tmp_path / "a.txt").write_text(TEXT * 3)
     (tmp_path / "b.txt").write_text("the moon")
     (tmp_path / "empty.txt").write_text("")
-    scorer = Scorer(directory, context=64)
+    scorer = Scorer(directory, context=16)
     paths = [str(tmp_path / name) for name in ("a.txt", "b.txt", "empty.txt")]
-    found = text.of_files(scorer, paths)
+    windows: list[int] = []  # how many are announced, then how many are done
+
+    def progress(total: int):
+        windows.append(total)
+        return windows.append
+
+    found = text.of_files(scorer, paths, progress)
+    assert windows[0] == sum(windows[1:]) == 5
     assert found.bytes == len((TEXT * 3).encode()) + len("the moon")
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
     nll = tokens = 0
     for document in (TEXT * 3, "the moon"):
         ids = [scorer.prefix(), *scorer.model.encode(document, bos=False)]
-        for begin in range(0, len(ids) - 1, 64):
-            end = min(begin + 64, len(ids) - 1)
-            window = ids[max(0, end - 64) : end + 1]
+        for begin in range(0, len(ids) - 1, 16):
+            end = min(begin + 16, len(ids) - 1)
+            window = ids[max(0, end - 16) : end + 1]
             with torch.no_grad():
                 logs = model(torch.tensor([window[:-1]])).logits[0].log_softmax(-1)
             counted = range(len(window) - 1 - (end - begin), len(window) - 1)
@@ -247,21 +259,25 @@ def test_bits_per_byte(directory, tmp_path):
 
 
 def test_shards(directory, tmp_path):
-    scorer = Scorer(directory, context=64)
+    scorer = Scorer(directory, context=16)
     ids = scorer.model.encode(TEXT * 3, bos=False)
     own = scorer.model.tokenizer
     write_bin(tmp_path / "x_000.bin", np.array(ids, np.uint32), own.vocab_size, own.hash)
     (tmp_path / "a.txt").write_text(TEXT * 3)
+    done: list[int] = []
     found, wanted = (
-        text.of_shards(scorer, f"{tmp_path}/x_*.bin"),
+        text.of_shards(scorer, f"{tmp_path}/x_*.bin", lambda total: done.append),
         text.of_files(scorer, [f"{tmp_path}/a.txt"]),
     )
-    assert found == wanted
+    assert found == wanted and sum(done) == 4
     write_bin(tmp_path / "x_001.bin", np.array(ids, np.uint32), own.vocab_size, 7)
     with pytest.raises(Error, match=r"x_001\.bin: expected tokens of the model's tokenizer"):
         text.of_shards(scorer, f"{tmp_path}/x_*.bin")
     with pytest.raises(Error, match="expected token files"):
         text.of_shards(scorer, f"{tmp_path}/none_*.bin")
+    write_bin(tmp_path / "empty_000.bin", np.array([], np.uint32), own.vocab_size, own.hash)
+    with pytest.raises(Error, match="expected tokens, found none"):
+        text.of_shards(scorer, f"{tmp_path}/empty_*.bin")
 
 
 def test_shards_of_a_rank_file(tmp_path, monkeypatch):
@@ -318,6 +334,14 @@ def test_the_command(directory, files, tmp_path):
     for name, answered in found["questions"].items():
         right = np.mean([int(np.argmax(each["logs"])) == each["gold"] for each in answered])
         assert right == next(r["value"] for r in found["results"] if r["task"] == name)
+
+
+def test_what_is_done_adds_up():
+    told = []
+    add = _counter(lambda *words: told.append(words), "x", 3)
+    add(1)
+    add(2)
+    assert told == [("x", 1, 3), ("x", 3, 3)]
 
 
 @pytest.mark.parametrize(

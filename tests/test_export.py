@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from directories import SPECIAL, TEMPLATE, TEXT, sentencepiece, write_directory, write_weights
 from safetensors import safe_open
+from tokenizers import Tokenizer
 
 from llamac import Error, export, tokenizer
 from llamac.config import load_config
@@ -92,9 +93,13 @@ def test_settings_and_tokenizer(tmp_path):
 
 @pytest.mark.parametrize("prepended", [True, False])
 def test_sentencepiece(tmp_path, prepended):
-    """Kinds of tokens, and scores in the order of merges. With llama_cpp installed: its ids of texts."""
+    """Kinds of tokens, and scores in the order of merges, of the first where two make one token. With
+    llama_cpp installed: its ids of texts.
+    """
     directory = write_directory(tmp_path / "model")
-    made = sentencepiece(prepended, [TEXT] * 20)
+    content = json.loads(sentencepiece(prepended, [TEXT + "a "] * 20).to_str())
+    content["model"]["merges"].append(["▁a", "t"])  # a second merge to the token of "▁" and "at"
+    made = Tokenizer.from_str(json.dumps(content))
     made.save(str(directory / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -110,6 +115,7 @@ def test_sentencepiece(tmp_path, prepended):
     scores = dict(zip(tokens, fields["tokenizer.ggml.scores"], strict=True))
     merged = ["".join(pair) for pair in json.loads(made.to_str())["model"]["merges"]]
     order = [scores[name] for name in dict.fromkeys(merged)]
+    assert merged.count("▁at") == 2
     assert order == sorted(order, reverse=True) and len(set(order)) == len(order)
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     theirs = llama_cpp.Llama(str(tmp_path / "model.gguf"), vocab_only=True, verbose=False)

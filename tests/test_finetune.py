@@ -11,7 +11,7 @@ import pytest
 from directories import write_directory
 
 from llamac import Error, Trainer, chat, finetune
-from llamac.data import read_bin
+from llamac.data import documents, read_bin
 from llamac.data.tokens import BEGINS_DOCUMENT, NO_TARGET
 from llamac.finetune import Encoder, Example, batch, batches, packed
 from llamac.options import Options
@@ -263,22 +263,36 @@ def test_files_that_are_refused(directory, tmp_path, text, words):
     assert all(word in str(refused.value) for word in words), refused.value
 
 
-def test_broken_lines_of_several_files(directory, tmp_path, capsys):
-    """Counted and named with file and line; strict ends at the first. Patterns, compressed files."""
+def test_broken_lines_of_several_files(directory, tmp_path, monkeypatch, capsys):
+    """Counted, and the first ones named, with file and line; strict ends at the first, as the command does in
+    either data. Patterns, compressed files.
+    """
     zstandard = pytest.importorskip("zstandard")
+    monkeypatch.setattr(documents, "MOST_DOCUMENT", 500)
+    monkeypatch.setattr(finetune, "MOST_NAMED", 3)
     good = [json.dumps(row).encode() + b"\n" for row in ROWS]
-    (tmp_path / "a.jsonl").write_bytes(good[0] + b"{broken\n\n" + good[1])
-    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "x"}\n' + good[2]))
+    (tmp_path / "a.jsonl").write_bytes(good[0] + b"{broken\n\n{broken\n" + good[1])
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "x"}\n' + good[2] + b"x" * 501))
     (tmp_path / "c.json.zst").write_bytes(zstandard.compress(good[3]))
     encoder = Encoder(directory)
     inputs = [f"{tmp_path}/*.jsonl*", tmp_path / "c.json.zst"]
     found = finetune.read(inputs, encoder, 96)
-    assert found.rows == [encoder.row(row, "") for row in ROWS] and found.left_out.total() == 2
+    assert found.rows == [encoder.row(row, "") for row in ROWS]
+    assert found.left_out == {"broken JSON": 2, f"no {finetune.KNOWN}": 1, documents.TOO_LONG: 1}
     said = capsys.readouterr().out.splitlines()
     assert said[0] == f"left out: {tmp_path}/a.jsonl: line 2: broken JSON"
-    assert said[1].startswith(f"left out: {tmp_path}/b.jsonl.gz: line 1: no {{") and len(said) == 2
-    with pytest.raises(Error, match=r"a\.jsonl: line 2: broken JSON: --strict is set; without it"):
+    assert said[1] == f"left out: {tmp_path}/a.jsonl: line 4: broken JSON"
+    assert said[2].startswith(f"left out: {tmp_path}/b.jsonl.gz: line 1: no {{") and len(said) == 3
+    ended = r"a\.jsonl: line 2: broken JSON: --strict is set; without it"
+    with pytest.raises(Error, match=ended):
         finetune.read(inputs, encoder, 96, strict=True)
+    monkeypatch.setattr(finetune, "Encoder", lambda _: encoder)  # another one takes a second
+    words = ["finetune", str(directory), "--prepare", str(tmp_path / "sft"), "--strict"]
+    whole, broken = f"{tmp_path}/c.json.zst", f"{tmp_path}/a.jsonl"
+    for data in ([broken], [whole, "--val-data", broken]):
+        monkeypatch.setattr("sys.argv", [*words, *data])
+        with pytest.raises(Error, match=ended):
+            finetune.main()
     with pytest.raises(Error, match=r"expected files of JSON lines, found a folder: name '.*/\*\.jsonl'$"):
         finetune.read([tmp_path], encoder, 96)
 
@@ -295,6 +309,7 @@ def test_a_failed_prepare_leaves_nothing(directory, tmp_path, monkeypatch):
         finetune.prepare(encoder, tmp_path / "sft", splits, 64)
     assert not list(tmp_path.iterdir())
     monkeypatch.undo()
+    (tmp_path / "sft.partial").mkdir()  # of a run that was killed
     finetune.prepare(encoder, tmp_path / "sft", splits, 64)
     assert [path.name for path in tmp_path.iterdir()] == ["sft"]
     assert (tmp_path / "sft" / "train_000.bin").exists()
@@ -304,5 +319,7 @@ def test_templates_that_cannot_be_masked(directory, tmp_path):
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((directory / name).read_bytes())
     (tmp_path / "chat_template.jinja").write_text("{{ messages | length }} {{ messages[-1].content }}")
-    with pytest.raises(Error, match=r"chat_template\.jinja: chat template: expected each answer behind"):
-        Encoder(tmp_path).messages(CHAT)
+    (tmp_path / "x.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    expected = r"x\.jsonl: line 1: .*chat_template\.jinja: chat template: expected each answer behind"
+    with pytest.raises(Error, match=expected):
+        finetune.read([tmp_path / "x.jsonl"], Encoder(tmp_path), 96)

@@ -281,6 +281,7 @@ def test_variants(c_states, difference, chosen, kind, recipe):
     [
         ("tensor", "act.0.q", lambda x: x * (1 + 2**-10)),
         ("tensor", "act.1.residual_mid", lambda x: np.roll(x, 1)),
+        ("tensor", "act.1.post_rstd", lambda x: x * (1 + 1e-5)),
         ("tensor", "dact.1.swiglu", np.zeros_like),
         ("tensor", "grad.model.layers.0.self_attn.v_proj.weight", lambda x: x * (1 + 2**-10)),
         ("tensor", "fp8.scale", lambda x: np.where(np.arange(x.size) == 5, 2 * x, x)),

@@ -275,11 +275,13 @@ def test_a_conversation(directory):
     assert out.getvalue() == "".join(m["content"] + "\n" for m in messages if m["role"] == "assistant")
 
 
-def test_a_conversation_that_outgrows_the_context(directory):
+@pytest.mark.parametrize("flags, context", [(["--context", "64"], 64), ([], 50)])
+def test_a_conversation_that_outgrows_the_context(directory, monkeypatch, flags, context):
     """The answers before that are printed; the last may be cut off."""
-    args = generate._parser().parse_args([str(directory), "--chat", "--ignore-end", "--context", "64"])
+    monkeypatch.setattr(generate, "TALK_TOKENS", 50)
+    args = generate._parser().parse_args([str(directory), "--chat", "--ignore-end", *flags])
     out = io.StringIO()
-    with pytest.raises(Error, match="conversation: expected at most 64 tokens, the context, found"):
+    with pytest.raises(Error, match=f"conversation: expected at most {context} tokens, the context, found"):
         generate.talk(generate.Session(args), ["hello\n", "and?\n"], out)
     assert out.getvalue().endswith("\n")
 
@@ -301,7 +303,7 @@ def test_prompts_are_checked_before_the_first_answer(directory, tmp_path):
     assert f"{path}: line 3: expected a prompt that leaves room for 1 tokens" in done.stderr
 
 
-def test_memory_is_allocated_for_what_is_needed(directory, monkeypatch):
+def test_memory_is_allocated_for_what_is_needed(directory, tmp_path, monkeypatch):
     asked = []
 
     class Spy(Inference):
@@ -310,8 +312,9 @@ def test_memory_is_allocated_for_what_is_needed(directory, monkeypatch):
             super().__init__(directory, dtype, context, sequences, **others)
 
     monkeypatch.setattr(generate, "Inference", Spy)
-    for flags in ([], ["--context", "100"]):
-        ids = ["--prompt-ids", "1,2,3", "--tokens", "5", *flags]
-        monkeypatch.setattr("sys.argv", ["generate", str(directory), *ids])
+    (tmp_path / "p.txt").write_text("the cat\nthe moon\n")
+    ids, two = ["--prompt-ids", "1,2,3"], ["--prompts", str(tmp_path / "p.txt")]
+    for flags in (ids, [*ids, "--context", "100"], [*two, "--context", "100"]):
+        monkeypatch.setattr("sys.argv", ["generate", str(directory), "--tokens", "5", *flags])
         generate.main()
-    assert asked == [(7, 1), (100, 1)]
+    assert asked == [(7, 1), (100, 1), (100, 2)]

@@ -237,6 +237,8 @@ def test_links_and_their_published_rates():
     assert preflight.links_of_a_pair(nvidia(), "nvidia") == 18
     assert preflight.links_of_a_pair(nvidia(topology=TOPOLOGY.replace("NV18", "SYS")), "nvidia") == 0
     assert preflight.links_of_a_pair(nvidia(topology=""), "nvidia") == 0
+    three = "GPU0 X NV18 NV18\nGPU1 NV18 X SYS\nGPU2 NV18 SYS X\n"
+    assert preflight.links_of_a_pair(nvidia(topology=three), "nvidia") == 0
     assert preflight.links_of_a_pair(nvidia(), "amd") == 1
     rates = preflight.published_links
     assert rates("AMD Instinct MI300X", 1, 2) == (64, 64) and rates("AMD Instinct MI300X", 1, 8) == (64, 448)
@@ -266,8 +268,9 @@ def test_rates_between_devices(monkeypatch):
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda n, dtype, device: zeros(n, dtype=dtype, device="meta"))
 
-    def lines() -> list[str]:
-        return [str(line) for line in preflight.check_between_devices(torch, ["cuda:0", "cuda:1"], 18)]
+    def lines(count: int = 2, pair: int = 18) -> list[str]:
+        devices = [f"cuda:{number}" for number in range(count)]
+        return [str(line) for line in preflight.check_between_devices(torch, devices, pair)]
 
     assert lines() == [
         "ok    copy from cuda:0 to cuda:1: 400 GB/s, 89% of the published 450",
@@ -281,6 +284,8 @@ def test_rates_between_devices(monkeypatch):
     rate["copy"] = 12.0
     assert "12 GB/s (expected 20 GB/s or more) - it goes through the host" in lines()[0]
     assert not list(preflight.check_between_devices(torch, ["cpu"], 0))
+    device.name, rate["reduce"] = "AMD Instinct MI300X", 320.0
+    assert lines(8, 1)[-1].endswith("bus bandwidth: 320 GB/s, 71% of the published 448")
 
 
 # ---- torch, and machines without one

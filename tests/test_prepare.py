@@ -19,7 +19,7 @@ import pytest
 
 from llamac import tokenizer
 from llamac.data import __main__ as tool
-from llamac.data import documents, inputs, prepare, progress, read_bin, recipes
+from llamac.data import documents, hub, inputs, prepare, progress, read_bin, recipes
 from llamac.errors import InputError
 
 ROOT = Path(__file__).parent.parent
@@ -497,8 +497,10 @@ def asked(monkeypatch) -> list[tuple]:
     return found
 
 
-def test_names_of_the_hub(tmp_path, ranks, asked):
-    """Rows as `datasets` streams them, and what a name of ours asks the hub for."""
+def test_names_of_the_hub(tmp_path, ranks, asked, monkeypatch):
+    """Rows as `datasets` streams them, and what a name of ours asks the hub for. Fields are checked also
+    where only the rows name them.
+    """
     flags = ("--tokenizer", ranks, "--workers", 1)
     make(
         "--dataset", "some/set:small", "--split", "dev", *flags, "--val-fraction", 0, "--out", tmp_path / "o"
@@ -514,6 +516,17 @@ def test_names_of_the_hub(tmp_path, ranks, asked):
     ]
     with pytest.raises(InputError, match="some/set@train: expected a field body, found text, n: name it by"):
         make("--dataset", "some/set", "--field", "body", *flags, "--out", tmp_path / "q")
+    datasets = pytest.importorskip("datasets")
+    bare = datasets.IterableDataset.from_generator(lambda: iter([{"body": "x"}]))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: bare)
+    with pytest.raises(InputError, match="some/set@train: expected a field text, found body: name it by"):
+        make("--dataset", "some/set", *flags, "--out", tmp_path / "q")
+
+
+def test_a_stream_goes_on_after_a_row(asked):
+    """Where a state of earlier versions, which is the row alone, says so."""
+    (block,) = documents.blocks([hub.describe("some/set", "train")], documents.Reading(), [0, 2])
+    assert [piece.text for piece in block.content] == ["train 2"]
 
 
 def test_mix_of_the_hub(tmp_path, ranks, asked):
@@ -570,7 +583,7 @@ def test_a_lost_connection(tmp_path, ranks, monkeypatch):
 
 
 def test_bad_input_late(tmp_path, ranks, monkeypatch, capsys):
-    """What was prepared before it is kept."""
+    """What was prepared before it is kept, where there is any."""
     monkeypatch.setattr(documents, "BLOCK_BYTES", 2000)
     monkeypatch.setattr(prepare, "_SAVE_SECONDS", 0)
     found = texts(200, 1)
@@ -583,6 +596,10 @@ def test_bad_input_late(tmp_path, ranks, monkeypatch, capsys):
     assert "continues after" in capsys.readouterr().out
     make(*flags, tmp_path / "p")
     assert content(tmp_path / "o") == content(tmp_path / "p") and tokens(tmp_path / "o") == expected(found)
+    (tmp_path / "a.jsonl").write_bytes(b"{broken\n")
+    with pytest.raises(InputError, match=r"expected documents, found none: 1 left out: broken JSON$"):
+        make(*flags, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_the_hub_without_a_network(tmp_path, ranks):
@@ -788,6 +805,8 @@ def test_progress(monkeypatch, capsys):
     shown = progress.Progress(1_000_000)
     line = shown.line(250_000, 12345, 10, shown._begin + 5)
     assert line == " 25% of 1 MB, 12,345 tokens, 0.1 MB/s, 0:15 left"
+    half = progress.Progress(1_000_000, 500_000)  # continued
+    assert half.line(600_000, 1, 1, half._begin + 1).endswith("0.1 MB/s, 0:04 left")
     stream = progress.Progress(None, 0, 1_000_000)  # continued
     line = stream.line(0, 5_000_000, 12_000, stream._begin + 10)
     assert line == "12,000 documents, 5,000,000 tokens, 400,000 tokens/s"

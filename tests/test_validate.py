@@ -100,6 +100,9 @@ def test_it_goes_on_after_a_failure_and_is_continued(command, capsys):
     assert end.value.code == 2 and "no such stage; expected some of good, bad" in capsys.readouterr().err
 
 
+MACHINE = "ok    host: 2 cores\nok    torch: 2.11, /home/me/x\nFAIL  IOMMU: on"
+
+
 def test_archive_and_page(command, machine, capsys, monkeypatch):
     table = machine.out / "good/table.md"
     stages = {
@@ -109,7 +112,7 @@ def test_archive_and_page(command, machine, capsys, monkeypatch):
                 python("print('7 passed in 1 s')"),
             ]
         ),
-        "machine": Stage([python("print('ok    host: 2 cores'); print('FAIL  IOMMU: on'); exit(1)")]),
+        "machine": Stage([python(f"print({MACHINE!r}); exit(1)")]),
     }
     command(stages)
     archive = machine.out / "validation.tar.gz"
@@ -125,13 +128,29 @@ def test_archive_and_page(command, machine, capsys, monkeypatch):
     assert page.startswith("# cpu\n\nValidation of llamac ") and "llamac 0.0.0" in page
     assert "| machine | failed | python" in page and "| good | passed | 7 passed in 1 s | " in page
     assert "## machine failed\n\n```\nFAIL  IOMMU: on\n```" in page
+    assert "ok    torch: 2.11\n" in page and "/home/me" not in page, "without the user's folder"
     assert "| a table |" not in page, "of a CPU's emulated kernels"
     read = validation.read(archive)
-    gpu = validation.render(replace(read, results=read.results | {"platform": "nvidia"}))
+    gpu = validation.render(replace(read, results=read.results | {"platform": "nvidia", "commit": "other"}))
     assert gpu.endswith("| a table |\n")
+    assert f"7 passed in 1 s (at {read.results['commit']}) |" in gpu
     to = machine.out / "page.md"
     validation.main([str(archive), "--to", str(to)])
     assert to.read_text() == page
+
+
+@pytest.mark.parametrize(
+    "log, found",
+    [
+        ("7 passed\n9 passed in 2 s | x", "9 passed in 2 s / x"),
+        ("all is well", "all is well"),
+        ("largest difference of losses: 0", "largest difference of losses: 0"),
+        ("matmul: ratio 0.5", "matmul: ratio 0.5"),
+        ("nothing", ""),
+    ],
+)
+def test_what_a_stage_found(log, found):
+    assert validation._found({"status": "passed"}, f"begin\n{log}\nend\n") == found
 
 
 def results(device: str, commit: str, **stages: str) -> dict:
@@ -149,9 +168,10 @@ def test_the_row_of_a_machine():
     """The worst of each column's stages; a new validation takes the old one's place."""
     index = f"before\n{validation.BEGIN}{validation.HEADING}{validation.END}after\n"
     h200 = results("NVIDIA H200, 139 GiB", "aaa", tiles="passed", kernels="time was over", memory="left out",
-                   losses="failed", train_1b="passed", train_8b="passed")  # fmt: skip
+                   losses="failed", train_1b="passed", train_8b="passed",
+                   profile="passed", counters="left out")  # fmt: skip
     row = "| [NVIDIA H200](validation-nvidia-h200.md) | aaa, 2026-11-25 "
-    row += "| time was over | not run | failed | not run | not run | passed |\n"
+    row += "| time was over | not run | failed | not run | passed | passed |\n"
     assert validation.row(h200) == row
     once = validation.with_row(index, h200)
     assert once == f"before\n{validation.BEGIN}{validation.HEADING}{row}{validation.END}after\n"
