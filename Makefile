@@ -8,7 +8,7 @@
 #                       `make levels`, `make sanitize`, `make race` at both warp sizes, a minute of `make fuzz`, `make targets`
 #   make warp32         every kernel on an emulated GPU whose warps have 32 lanes, as on NVIDIA and RDNA
 #   make chaos          kills, failing system calls, damaged files, second owners, signals: docs/reliability.md
-#   make sanitize       the program and its checks under ASan and UBSan (SANITIZED: which tests of the program)
+#   make sanitize       the program and its checks under ASan and UBSan (CHECKS, SANITIZED: these alone of C's, of Python's)
 #   make levels         the program for every x86-64, its operations for each level of the CPU: docs/install.md
 #   make race           every kernel, and two trainers in two threads, under TSan; WARP=32 as on NVIDIA and RDNA
 #   make fuzz           every reader of files under libFuzzer, FUZZ_SECONDS (1800) each, then compares C with Python
@@ -115,8 +115,8 @@ SANITIZED = tests
 # LLAMAC_NATIVE=OFF: the checkpoint in tests/data resumes to its bits on every CPU.
 sanitize: train_llama3 setup-test reference
 	cmake -S . -B build/sanitize -DLLAMAC_PLATFORM=cpu -DLLAMAC_SANITIZE=address -DLLAMAC_NATIVE=OFF -DLLAMAC_WERROR=ON
-	cmake --build build/sanitize --parallel $(JOBS)
-	ctest --test-dir build/sanitize --parallel $(JOBS) --output-on-failure $(if $(LEFT_OUT),-E '$(LEFT_OUT)')
+	cmake --build build/sanitize --parallel $(JOBS) $(if $(CHECKS),--target train_llama3 read_inputs $(CHECKS))
+	ctest --test-dir build/sanitize --parallel $(JOBS) --output-on-failure $(if $(CHECKS),-R '$(shell echo $(CHECKS) | tr ' ' '|')')
 	LLAMAC_BUILD=build/sanitize $(PYTEST) $(SANITIZED) -m program
 
 WARP = 64

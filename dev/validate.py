@@ -44,7 +44,7 @@ class Machine:
     platform: str
     build: Path
     out: Path
-    gpus: int
+    gpus: list[str]  # their names
     quick: bool
 
     @property
@@ -154,7 +154,7 @@ def devices_stage(m: Machine) -> Stage:
     flags = ["--steps", 10, "--total-batch-size", 4096, "--batch-size", 4, "--seq-len", 256, "--val-data", ""]
     runs = {m.out / "devices" / f"on-{count}": count for count in (1, 2)}
     commands = [[m.program, *flags, "--devices", count, "--out", out] for out, count in runs.items()]
-    lacking = m.platform != "cpu" and m.gpus < 2
+    lacking = m.platform != "cpu" and len(m.gpus) < 2
     return Stage(commands, partial(compare, *runs), without="needs two GPUs" if lacking else "")
 
 
@@ -177,7 +177,7 @@ def run(command: list, log, seconds: float, m: Machine) -> int | None:
 
 def try_stage(name: str, stage: Stage, m: Machine, seconds: float) -> dict:
     """Its record. status: passed, failed, "time was over", "left out"; reason: why."""
-    record: dict = {"stage": name, "commit": provenance()["commit"], "quick": m.quick}
+    record: dict = {"stage": name, "commit": provenance()["commit"], "quick": m.quick, "gpus": m.gpus}
     record["commands"] = [" ".join(map(str, command)) for command in stage.commands]
     if stage.without:
         return record | {"status": "left out", "reason": stage.without, "seconds": 0}
@@ -204,6 +204,11 @@ def try_stage(name: str, stage: Stage, m: Machine, seconds: float) -> dict:
 def found_platform() -> str:
     done = subprocess.run([ROOT / "dev/platform.sh"], capture_output=True, text=True, check=True)
     return done.stdout.strip()
+
+
+def found_gpus() -> list[str]:
+    code = "import torch\nfor i in range(torch.cuda.device_count()): print(torch.cuda.get_device_name(i))"
+    return subprocess.run([PYTHON, "-c", code], capture_output=True, text=True).stdout.splitlines()
 
 
 def facts(m: Machine) -> dict:
@@ -254,15 +259,16 @@ def main(arguments: list[str] | None = None) -> int:
     if not (o.build / "train_llama3").is_file():
         parser.error(f"--build {o.build}: expected train_llama3 in it, found none: make validate builds it")
     on = found_platform()
-    count = "import torch; print(torch.cuda.device_count())"
-    asked = subprocess.run([PYTHON, "-c", count], capture_output=True, text=True).stdout.strip()
-    m = Machine(on, o.build.resolve(), o.out.resolve(), int(asked or 0) if on != "cpu" else 0, o.quick)
+    m = Machine(on, o.build.resolve(), o.out.resolve(), [] if on == "cpu" else found_gpus(), o.quick)
     found = stages(m)
     if unknown := [name for name in o.stage if name not in found]:
         parser.error(f"{unknown[0]}: no such stage; expected some of {', '.join(found)}")
     m.out.mkdir(parents=True, exist_ok=True)
     before = m.out / "results.json"
     records = {r["stage"]: r for r in json.loads(before.read_text())["stages"]} if before.exists() else {}
+    for kept in (record.get("gpus", m.gpus) for record in records.values()):
+        if kept != m.gpus:
+            parser.error(f"--out {o.out}: expected results of {m.gpus}, found those of {kept}; name another")
     for name, stage in found.items():
         old = records.get(name, {})
         as_now = old.get("commit") == provenance()["commit"] and old.get("quick") == m.quick

@@ -26,7 +26,7 @@ def machine(tmp_path, monkeypatch):
     program.write_text("#!/bin/sh\necho llamac 0.0.0\n")
     program.chmod(0o755)
     monkeypatch.setattr(validate, "found_platform", lambda: "cpu")
-    return Machine("cpu", build, tmp_path / "out", 0, False)
+    return Machine("cpu", build, tmp_path / "out", [], False)
 
 
 def python(text: str) -> list:
@@ -101,6 +101,18 @@ def test_it_goes_on_after_a_failure_and_is_continued(command, capsys):
 
 
 MACHINE = "ok    host: 2 cores\nok    torch: 2.11, /home/me/x\nFAIL  IOMMU: on"
+
+
+def test_results_of_another_machine(command, machine, monkeypatch, capsys):
+    """Where machines share a file system: nothing of theirs is mixed."""
+    command({"it": Stage([python("")])})
+    monkeypatch.setattr(validate, "found_platform", lambda: "nvidia")
+    monkeypatch.setattr(validate, "found_gpus", lambda: ["NVIDIA H200"])
+    before = (machine.out / "results.json").read_text()
+    with pytest.raises(SystemExit):
+        command({"it": Stage([python("")])})
+    assert "expected results of ['NVIDIA H200'], found those of []" in capsys.readouterr().err
+    assert (machine.out / "results.json").read_text() == before
 
 
 def test_archive_and_page(command, machine, capsys, monkeypatch):
@@ -232,7 +244,7 @@ def test_losses_of_two_runs(tmp_path, other, expected):
 
 @pytest.mark.parametrize("platform, gpus", [("cpu", 0), ("nvidia", 1), ("nvidia", 2), ("amd", 8)])
 def test_stages_of_each_platform(tmp_path, platform, gpus):
-    found = validate.stages(Machine(platform, Path("build/auto"), tmp_path, gpus, False))
+    found = validate.stages(Machine(platform, Path("build/auto"), tmp_path, gpus * ["A"], False))
     assert bool(found["devices"].without) == (gpus == 1)
     assert bool(found["memory"].without) or platform == "nvidia"
     assert ("train" in found) == (platform == "cpu") and all(stage.commands for stage in found.values())
