@@ -8,7 +8,7 @@
 #                       `make levels`, `make sanitize`, `make race` at both warp sizes, a minute of `make fuzz`, `make targets`
 #   make warp32         every kernel on an emulated GPU whose warps have 32 lanes, as on NVIDIA and RDNA
 #   make chaos          kills, failing system calls, damaged files, second owners, signals: docs/reliability.md
-#   make sanitize       the program and its checks under ASan and UBSan (CHECKS, SANITIZED: these alone of C's, of Python's)
+#   make sanitize       the program and its checks under ASan and UBSan (CHECKS: only these programs; SANITIZED: only these tests)
 #   make levels         the program for every x86-64, its operations for each level of the CPU: docs/install.md
 #   make race           every kernel, and two trainers in two threads, under TSan; WARP=32 as on NVIDIA and RDNA
 #   make fuzz           every reader of files under libFuzzer, FUZZ_SECONDS (1800) each, then compares C with Python

@@ -268,7 +268,8 @@ def main(arguments: list[str] | None = None) -> int:
     records = {r["stage"]: r for r in json.loads(before.read_text())["stages"]} if before.exists() else {}
     for kept in (record.get("gpus", m.gpus) for record in records.values()):
         if kept != m.gpus:
-            parser.error(f"--out {o.out}: expected results of {m.gpus}, found those of {kept}; name another")
+            own, others = (", ".join(gpus) or "a CPU" for gpus in (m.gpus, kept))
+            parser.error(f"--out {o.out}: expected results of {own}, found those of {others}: name another")
     for name, stage in found.items():
         old = records.get(name, {})
         as_now = old.get("commit") == provenance()["commit"] and old.get("quick") == m.quick

@@ -54,7 +54,7 @@ def _measured_tflops() -> float:
 
 
 def copy_gbps(device: str) -> float | None:
-    """10^9 bytes a second, read and written, of a large copy within the device's memory, the best of ten;
+    """10^9 bytes per second, read and written, of a large copy within the device's memory, the best of ten;
     None where there is no room for one.
     """
     size = 64 << 20 if device == "cpu" else 1 << 30
@@ -66,10 +66,12 @@ def copy_gbps(device: str) -> float | None:
 
 
 def seconds_of(device: str, work: Callable[[], object], tries: int = 10) -> float:
-    """Of one call, the best of ten, until the device is done: any of several."""
+    """Seconds of one call of work on this device, which need not be the current one: the best of tries, after
+    a first call that loads kernels.
+    """
     wait = (lambda: None) if device == "cpu" else partial(torch.cuda.synchronize, device)
     best = float("inf")
-    for _ in range(tries + 1):  # the first loads kernels
+    for _ in range(tries + 1):
         wait()
         begin = time.perf_counter()
         work()

@@ -26,8 +26,9 @@ from llamac.folders import CONFIGS
 GIB = 1 << 30
 # Shares of a published rate below which something is wrong: well under what an idle device reaches.
 LEAST_COPY, LEAST_PRODUCT, LEAST_LINK = 0.6, 0.35, 0.5
-# More than this is no rate. A partition may get several times its share of the memory's, while others rest.
-MOST = 4.0
+# Above this share, the measurement is wrong. A partition of a device can exceed its part of the memory's rate
+# several times while the other partitions are idle.
+MOST_OF_PUBLISHED = 4.0
 LEAST_BETWEEN_DEVICES = 20  # 10^9 bytes per second; a copy through the host's memory is slower
 
 # Variables that make every launch or copy wait, with the value that does not.
@@ -414,17 +415,17 @@ def share_of(
     found += f", {100 * measured / published:.0f}% of the published {published:,.0f}"
     if measured < least * published:
         return failed(what, found, f"{100 * least:.0f}% or more", advice)
-    if measured > MOST * published:
+    if measured > MOST_OF_PUBLISHED * published:
         advice = "this measurement or configs/tables/devices.toml is wrong: please report it"
-        return failed(what, found, f"{100 * MOST:.0f}% at most", advice)
+        return failed(what, found, f"{100 * MOST_OF_PUBLISHED:.0f}% at most", advice)
     return Line(what, found)
 
 
 def products(torch: ModuleType, device: str) -> dict[str, float]:
     """10^12 FLOP per second of a large square product, by the types that the device's matrix units take."""
+    from llamac import peak
     from llamac.doctor import architecture_of
     from llamac.dtypes import fp8_of
-    from llamac.peak import seconds_of
 
     n = 1024 if device == "cpu" else 8192
     x, y = (torch.randn(n, n, device=device) for _ in range(2))
@@ -438,7 +439,7 @@ def products(torch: ModuleType, device: str) -> dict[str, float]:
             one = torch.ones((), device=device)
             a, b = x.to(form), y.to(form).t()  # it takes the second operand by columns
             work["fp8"] = partial(torch._scaled_mm, a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
-    return {name: 2e-12 * n**3 / seconds_of(device, call) for name, call in work.items()}
+    return {name: 2e-12 * n**3 / peak.seconds_of(device, call) for name, call in work.items()}
 
 
 def check_rates(torch: ModuleType, devices: list[str]) -> Iterator[Line]:
@@ -505,14 +506,14 @@ def _all_reduce(rank: int, ranks: int, backend: str, size: int, folder: str) -> 
     import torch
     import torch.distributed as dist
 
-    from llamac.peak import seconds_of
+    from llamac import peak
 
     device = f"cuda:{rank}" if backend == "nccl" else "cpu"
     if backend == "nccl":
         torch.cuda.set_device(rank)
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     x = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
-    seconds = seconds_of(device, partial(dist.all_reduce, x))
+    seconds = peak.seconds_of(device, partial(dist.all_reduce, x))
     if rank == 0:
         Path(folder, "seconds").write_text(str(seconds))
     dist.destroy_process_group()

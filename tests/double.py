@@ -16,8 +16,8 @@ class DoubleTorch:
 
 
 def compute_in_double(patch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
-    """transformers' modules compute norms, softmax and RoPE in fp32 whatever the model's dtype; with this, in
-    float64. What an input is converted by differs between versions: an argument of torch's or a method.
+    """Let these modules of transformers compute in float64 what they compute in fp32 whatever the model's
+    dtype: norms, softmax and RoPE. Some versions name torch.float32 there, others call Tensor.float.
     """
     for module in modules:
         patch.setattr(module, "torch", DoubleTorch())

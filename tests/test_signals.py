@@ -233,7 +233,8 @@ def test_the_watchdog_ends_a_run_without_progress(start, gpu, data, tmp_path):
     logged = [e["step"] for e in events(tmp_path, "step")]
     assert logged == [1] or (gpu and logged == [1, 2]), out
     line, *stack = err.splitlines()
-    said = rf"train_llama3: step (\d): expected progress within --watchdog {seconds} seconds, found none; "
+    limit = re.escape(str(seconds))
+    said = rf"train_llama3: step (\d): expected progress within --watchdog {limit} seconds, found none; "
     found = re.match(said, line)
     assert found and 1 <= int(found[1]) - logged[-1] <= (2 if gpu else 1), line
     assert " exit code 75, " in line
