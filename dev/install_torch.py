@@ -8,7 +8,6 @@ the choice. Before the download, one line says what comes from where and how lar
 """
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -18,6 +17,9 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from llamac.rocm import find_rocm
 
 VERSION, OLDEST = "2.13.0", (2, 11)
 INDEX = "https://download.pytorch.org/whl"  # PyTorch's own: a folder for each build
@@ -31,9 +33,9 @@ def platform() -> str:
 
 def rocm() -> str | None:
     """MAJOR.MINOR of the ROCm that is installed."""
-    file = Path(os.environ.get("ROCM_PATH", "/opt/rocm"), ".info/version")
-    found = re.match(r"\d+\.\d+", file.read_text()) if file.is_file() else None
-    return found and found[0]
+    rocm = find_rocm()
+    found = rocm and re.match(r"\d+\.\d+", rocm.release or rocm.hip)
+    return found[0] if found else None
 
 
 def choices() -> list[list[str]]:

@@ -22,6 +22,7 @@ from types import ModuleType
 from llamac import doctor
 from llamac.doctor import NAMES, Line, failed
 from llamac.folders import CONFIGS
+from llamac.rocm import find_rocm
 
 GIB = 1 << 30
 # Shares of a published rate below which something is wrong: well under what an idle device reaches.
@@ -366,17 +367,26 @@ def nvidia_clocks(name: str, values: Mapping[str, str]) -> Line:
 def check_rocm(machine: Machine, torch: ModuleType | Line) -> Iterator[Line]:
     """ROCm compiles llamac's kernels, and torch has a runtime of its own: both of one major version."""
     yield doctor.amd_driver(machine.root)
-    folder = machine.environment.get("ROCM_PATH") or "/opt/rocm"
-    version = machine.text(f"{folder.lstrip('/')}/.info/version")
-    hip = None if isinstance(torch, Line) else torch.version.hip
-    found = f"{version or 'none'} in {folder}{f', torch has HIP {hip}' if hip else ''}"
-    if version and hip and version.split(".")[0] != hip.split(".")[0]:
-        major = hip.split(".")[0]
+    rocm = find_rocm(machine.root, machine.environment)
+    if rocm is None:
+        named = machine.environment.get("ROCM_PATH") or machine.environment.get("HIP_PATH")
+        yield Line("ROCm", f"none in {named or '/opt/rocm, and no hipcc in PATH'}")
+        return
+    folder = f"/{rocm.folder.relative_to(machine.root)}"
+    found = f"{rocm.release or f'HIP {rocm.hip}'} in {folder}"
+    if isinstance(torch, Line):
+        yield Line("ROCm", found)
+        return
+    release, hip = getattr(torch.version, "rocm", None), torch.version.hip
+    name, own, its = ("ROCm", rocm.release, release) if release and rocm.release else ("HIP", rocm.hip, hip)
+    found += f", torch has {name} {its}" if its else ""
+    major, its_major = own.split(".")[0], (its or "").split(".")[0]
+    if major and its_major and major != its_major:
         advice = (
-            f"install torch for ROCm {version.split('.')[0]}, or ROCm {major} and set ROCM_PATH to it; then "
+            f"install torch for {name} {major}, or {name} {its_major} and set ROCM_PATH to it; then "
             f"{doctor.REINSTALL}"
         )
-        yield failed("ROCm", found, f"ROCm {major}, as torch's", advice)
+        yield failed("ROCm", found, f"{name} {its_major}, as torch's", advice)
     else:
         yield Line("ROCm", found)
 

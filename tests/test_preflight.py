@@ -349,14 +349,43 @@ def test_of_two_drivers_the_one_of_torch(machine, monkeypatch):
     assert "ok    torch: nvidia" in lines and "ok    driver: for CUDA 13.0" in lines
 
 
-@pytest.mark.parametrize("hip, ok", [("7.1.5", True), ("6.4.4", False), (None, True)])
-def test_rocm_beside_torch(machine, hip, ok):
-    given = SimpleNamespace(version=SimpleNamespace(hip=hip)) if hip else Line("torch", "not installed")
-    driver, rocm = preflight.check_rocm(machine(), given)
-    assert str(driver) == "ok    driver: amdgpu 6.14.14" and rocm.ok is ok
-    if not ok:
-        (found,) = failures([rocm])
-        assert "ROCm: 7.0.2-56 in /opt/rocm, torch has HIP 6.4.4 (expected ROCm 6, as torch's)" in found
-    elsewhere = machine({"opt/rocm/.info/version": None, "apps/rocm-6.4/.info/version": "6.4.1"})
-    _, rocm = preflight.check_rocm(replace(elsewhere, environment={"ROCM_PATH": "/apps/rocm-6.4"}), given)
-    assert rocm.found.startswith("6.4.1 in /apps/rocm-6.4") and rocm.ok is (hip != "7.1.5")
+HEADER = "#define HIP_VERSION_MAJOR {}\n#define HIP_VERSION_MINOR {}\n#define HIP_VERSION_PATCH {}\n"
+HIP_7_15 = HEADER.format(7, 15, 26333)
+
+
+@pytest.mark.parametrize("files, environment, torch_has, line", [
+    ({}, {}, {"hip": "7.1.5"}, "7.0.2-56 in /opt/rocm, torch has HIP 7.1.5"),
+    ({}, {}, {"hip": None}, "7.0.2-56 in /opt/rocm"),
+    ({}, {}, {"hip": "6.4.4"}, "7.0.2-56 in /opt/rocm, torch has HIP 6.4.4 (expected HIP 6, as torch's)"),
+    ({"apps/rocm-6.4/.info/version": "6.4.1"}, {"ROCM_PATH": "/apps/rocm-6.4"}, {"hip": "7.1.5"},
+     "6.4.1 in /apps/rocm-6.4, torch has HIP 7.1.5 (expected HIP 7, as torch's)"),
+    # Packages since 7.13: .info below core alone, ROCm 10 with HIP 7.
+    ({"opt/rocm/core/.info/version": "10.0.0", "opt/rocm/include/hip/hip_version.h": HIP_7_15}, {},
+     {"hip": "7.2.1"}, "10.0.0 in /opt/rocm, torch has HIP 7.2.1"),
+    ({"opt/rocm/core/.info/version": "10.0.0"}, {}, {"hip": "7.15.0", "rocm": "10.0.0"},
+     "10.0.0 in /opt/rocm, torch has ROCm 10.0.0"),
+    ({"opt/rocm/core-7.14/.info/version": "7.14.0", "opt/rocm/core-10.0/.info/version": "10.0.0"}, {},
+     {"hip": "7.15.0", "rocm": "7.14.0"},
+     "10.0.0 in /opt/rocm, torch has ROCm 7.14.0 (expected ROCm 7, as torch's)"),
+    ({"opt/rocm/core-10.0/.info/version": "10.0.0"}, {}, {"hip": "7.15.0"},
+     "10.0.0 in /opt/rocm, torch has HIP 7.15.0"),
+    # Debian's packages.
+    ({"usr/bin/hipcc": "", "usr/include/hip/hip_version.h": HEADER.format(6, 4, 43484)}, {"PATH": "usr/bin"},
+     {"hip": "7.2.0"}, "HIP 6.4.43484 in /usr, torch has HIP 7.2.0 (expected HIP 7, as torch's)"),
+    ({"sdk/include/hip/hip_version.h": HIP_7_15}, {"HIP_PATH": "/sdk"}, {"hip": "7.15.0", "rocm": "10.0.0"},
+     "HIP 7.15.26333 in /sdk, torch has HIP 7.15.0"),
+    ({"x": ""}, {"ROCM_PATH": "/none"}, {"hip": "7.2.0"}, "none in /none"),
+    ({"x": ""}, {}, {"hip": "7.2.0"}, "none in /opt/rocm, and no hipcc in PATH"),
+])  # fmt: skip
+def test_rocm_beside_torch(machine, tmp_path, files, environment, torch_has, line):
+    made = machine({"opt/rocm/.info/version": None} | files if files else {})
+    for name in files:
+        (tmp_path / name).chmod(0o755)
+    environment = environment | ({"PATH": f"{tmp_path}/usr/bin"} if "PATH" in environment else {})
+    version = SimpleNamespace(version=SimpleNamespace(**torch_has))
+    made = replace(made, environment=environment)
+    driver, rocm = preflight.check_rocm(made, version)
+    assert str(driver) == "ok    driver: amdgpu 6.14.14"
+    assert str(rocm).split(" - ")[0] == f"{'FAIL' if '(expected' in line else 'ok  '}  ROCm: {line}"
+    _, without = preflight.check_rocm(made, Line("torch", "not installed"))
+    assert str(without) == f"ok    ROCm: {line.split(', torch')[0]}"

@@ -156,13 +156,26 @@ def test_which_build_is_preferred(platform, first, monkeypatch):
     )
 
 
-def test_the_build_for_a_rocm_that_is_installed(tmp_path, monkeypatch):
+HEADER = "#define HIP_VERSION_MAJOR 6\n#define HIP_VERSION_MINOR 4\n"
+
+
+@pytest.mark.parametrize("variable", ["ROCM_PATH", "HIP_PATH"])
+@pytest.mark.parametrize(
+    "file, text, release",
+    [
+        (".info/version", "7.0.2-56\n", "7.0"),
+        ("core/.info/version", "10.0.0\n", "10.0"),  # AMD's packages since 7.13
+        ("include/hip/hip_version.h", HEADER, "6.4"),  # Debian's
+    ],
+)
+def test_the_build_for_a_rocm_that_is_installed(tmp_path, monkeypatch, variable, file, text, release):
     monkeypatch.setattr(install_torch, "platform", lambda: "amd")
-    monkeypatch.setenv("ROCM_PATH", str(tmp_path))
-    (tmp_path / ".info").mkdir()
-    (tmp_path / ".info/version").write_text("7.0.2-56\n")
+    monkeypatch.delenv("ROCM_PATH", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(text)
     first, second, *_ = install_torch.choices()
-    assert first == ["torch>=2.11", "--index-url", f"{install_torch.INDEX}/rocm7.0"]
+    assert first == ["torch>=2.11", "--index-url", f"{install_torch.INDEX}/rocm{release}"]
     assert second == [f"torch=={install_torch.VERSION}+cpu"]
 
 
