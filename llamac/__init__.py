@@ -9,10 +9,20 @@ options, data, tokenizer, log and plot need none of these; import them by name (
 Loader`).
 """
 
+import sys
 from importlib import import_module
 from typing import Any
 
 from llamac.errors import InputError as Error
+
+if sys.version_info < (3, 11):  # noqa: UP036 (a checkout has not asked pip)
+    # With a name, `python -m llamac.COMMAND` prints it as one line.
+    raise ImportError(
+        "llamac: expected Python 3.11 or newer, found "
+        f"{'.'.join(map(str, sys.version_info[:3]))}: install one and run the same with it; on Ubuntu 22.04, "
+        "sudo apt-get install python3.11, then python3.11",
+        name="llamac",
+    )
 
 __all__ = ["Error", "Trainer", "kernels", "ops", "patch", "run", "unpatch"]
 __version__ = "0.1.0"

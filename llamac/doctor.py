@@ -1,8 +1,9 @@
 """python -m llamac.doctor checks the installation.
 
 It checks PyTorch, its platform and versions, the loaded libraries, the devices, the extension, a matrix
-product and every function of llamac.ops, and times the last two. It prints one line each, "ok" or "FAIL". A
-line with FAIL says what was expected and what to do. The exit code is 1 if any check fails.
+product and every function of llamac.ops, and times the last two. It prints one line each, "ok", "FAIL" or
+"skip". A line with FAIL says what was expected and what to do, one with skip what was not checked. The exit
+code is 1 if any check fails.
 """
 
 import argparse
@@ -34,8 +35,11 @@ class Line:
     ok: bool = True
     expected: str = ""
     advice: str = ""
+    skipped: bool = False
 
     def __str__(self) -> str:
+        if self.skipped:
+            return f"skip  {self.what}: {self.found}"
         if self.ok:
             return f"ok    {self.what}: {self.found}"
         expected = f" (expected {self.expected})" if self.expected else ""
@@ -44,6 +48,10 @@ class Line:
 
 def failed(what: str, found: str, expected: str, advice: str) -> Line:
     return Line(what, found, False, expected, advice)
+
+
+def skipped(what: str, found: str) -> Line:
+    return Line(what, found, skipped=True)
 
 
 def one_line(error: BaseException) -> str:
@@ -402,11 +410,13 @@ def architectures(extension: ModuleType) -> list[str]:
 
 def report(lines: Iterable[Line], write: Callable[[str], object] = print) -> int:
     """Writes each line as it comes; the exit code."""
-    failures = 0
+    failures, unchecked = 0, []
     for line in lines:
         write(str(line))
         failures += not line.ok
-    write(f"{failures} failed" if failures else "all is well")
+        unchecked += [line.what] if line.skipped else []
+    partly = f"nothing failed; not checked: {', '.join(unchecked)}" if unchecked else "all is well"
+    write(f"{failures} failed" if failures else partly)
     return 1 if failures else 0
 
 

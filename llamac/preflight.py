@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 
 from llamac import doctor
-from llamac.doctor import NAMES, Line, failed
+from llamac.doctor import NAMES, Line, failed, skipped
 from llamac.folders import CONFIGS
 from llamac.rocm import find_rocm
 
@@ -38,6 +38,7 @@ SLOW = {
     "CUDA_LAUNCH_BLOCKING": "0", "HSA_ENABLE_SDMA": "1", "NCCL_P2P_DISABLE": "0", "NCCL_SHM_DISABLE": "0",
     "HSA_ENABLE_PEER_SDMA": "1",
 }  # fmt: skip
+UNCHECKED = "its partition, clocks, power, heat, memory errors, PCIe, links and driver were not checked"
 # Others that a reader of the result wants to know, where they are set.
 TOLD = re.compile(r"(HSA|HIP|ROCR?|AMD|GPU|RCCL|NCCL|CUDA|OMP|KMP|GOMP)_\w+|PYTORCH_\w*ALLOC_CONF")
 
@@ -144,7 +145,10 @@ def check_amd(machine: Machine) -> Iterator[Line]:
             "in a container: --group-add with the host's number of each of the two groups"
         )
         yield failed("devices", f"{' '.join(closed)} closed to this user", "open", advice)
-    for number, card in enumerate(cards(machine)):
+    found = cards(machine)
+    if not found:
+        yield skipped("GPU", f"none in /sys/class/drm, but {doctor.DRIVERS['amd']} is there: {UNCHECKED}")
+    for number, card in enumerate(found):
         yield from check_card(machine, f"GPU {number}", card)
     yield from check_links(machine)
 
@@ -557,9 +561,12 @@ def examine(machine: Machine | None = None) -> Iterator[Line]:
     if platform != "cpu":
         yield from {"amd": check_amd, "nvidia": check_nvidia}[platform](machine)
         yield from check_software(machine, platform, torch)
+    else:
+        drivers = " and no ".join(map(str, doctor.DRIVERS.values()))
+        yield skipped("GPU", f"none found (no {drivers}): {UNCHECKED}")
     if isinstance(torch, Line):
         yield torch
-        yield Line("rates", "not measured: they need torch")
+        yield skipped("rates", "not measured: they need torch")
         return
     usable = platform != "cpu" and torch.cuda.is_available()
     devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())] if usable else ["cpu"]

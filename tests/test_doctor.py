@@ -69,7 +69,25 @@ def test_one_failed_line_is_the_exit_code():
     bad = Line("a", "1", False, "2", "do this")
     assert doctor.report([Line("b", "3"), bad], written.append) == 1
     assert written == ["ok    b: 3", "FAIL  a: 1 (expected 2) - do this", "1 failed"]
-    assert doctor.report([Line("b", "3")], written.append) == 0
+    assert doctor.report([Line("b", "3")], written.append) == 0 and written[-1] == "all is well"
+    assert doctor.report([doctor.skipped("c", "none"), Line("b", "3")], written.append) == 0
+    assert written[-3:] == ["skip  c: none", "ok    b: 3", "nothing failed; not checked: c"]
+
+
+@pytest.mark.parametrize("command", ["llamac.doctor --preflight", "llamac"])
+def test_an_old_python(tmp_path, command):
+    """Ubuntu 22.04's 3.10, which has no tomllib: one line."""
+    imitation = "import sys\nsys.version_info = (3, 10, 12, 'final', 0)\nsys.modules['tomllib'] = None\n"
+    (tmp_path / "sitecustomize.py").write_text(imitation)
+    found = subprocess.run(
+        [sys.executable, "-m", *command.split()],
+        env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 1 and found.stdout == "" and found.stderr.count("\n") == 1
+    assert "expected Python 3.11 or newer, found 3.10.12: install one" in found.stderr
 
 
 # ---- torch

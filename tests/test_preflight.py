@@ -227,7 +227,24 @@ def test_the_command():
     command = [sys.executable, "-m", "llamac.doctor", "--preflight"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert found.stdout.startswith("ok    host: ") and "memory, read and written" in found.stdout
-    assert found.returncode == (0 if found.stdout.endswith("all is well\n") else 1), found.stderr
+    *lines, last = found.stdout.splitlines()
+    failed = [line for line in lines if line.startswith("FAIL")]
+    assert found.returncode == bool(failed), found.stderr
+    if doctor.driver_platform() == "cpu":
+        assert last == f"{len(failed)} failed" if failed else "nothing failed; not checked: GPU"
+
+
+def test_a_machine_without_a_gpu(machine, monkeypatch):
+    """It says what it could not check, also where a driver is loaded and no device is there."""
+    monkeypatch.setattr(doctor, "find_torch", lambda: Line("torch", "not installed"))
+    written: list[str] = []
+    assert doctor.report(preflight.examine(machine()), written.append) == 0
+    (line,) = (line for line in written if "GPU" in line and line.startswith("skip  "))
+    assert line.startswith("skip  GPU: none found (no /dev/kfd and no /dev/nvidiactl): its partition, clocks")
+    assert written[-1] == "nothing failed; not checked: GPU, rates"
+    none = {f"{CARD}/vendor": "0x1a03", "dev/kfd": ""}
+    (line,) = (line for line in preflight.examine(machine(none)) if line.what == "GPU")
+    assert line.skipped and line.found.startswith("none in /sys/class/drm, but /dev/kfd is there: its")
 
 
 # ---- between devices
@@ -304,7 +321,7 @@ def test_without_torch(tmp_path):
     )
     assert found.stderr == "" and found.stdout.startswith("ok    host: ")
     assert "ok    torch: not installed" in found.stdout
-    assert "ok    rates: not measured: they need torch\n" in found.stdout
+    assert "skip  rates: not measured: they need torch\n" in found.stdout
 
 
 def test_a_broken_torch(machine, monkeypatch):
@@ -329,7 +346,7 @@ def test_devices_of_a_driver_without_torch_for_them(machine, monkeypatch, driver
     lines = list(preflight.examine(made))
     assert f"ok    {line}" in map(str, lines)
     if not built_for:
-        assert not failures(lines) and str(lines[-1]) == "ok    rates: not measured: they need torch"
+        assert not failures(lines) and str(lines[-1]) == "skip  rates: not measured: they need torch"
         return
     (found,) = failures(lines)
     name = "ROCm" if driver == "dev/kfd" else "CUDA"

@@ -52,7 +52,9 @@ def _failures(text: str, most: int = 12) -> list[str]:
 
 
 # Of a stage's log, the last line that says what the stage found.
-FOUND = re.compile(r"^(\d+ passed.*|all is well|largest difference.*|.*\bratio [\d.]+.*)$", re.MULTILINE)
+FOUND = re.compile(
+    r"^(\d+ passed.*|all is well|nothing failed; .*|largest difference.*|.*\bratio [\d.]+.*)$", re.MULTILINE
+)
 
 
 def _found(record: dict, log: str) -> str:
