@@ -30,7 +30,7 @@ JOBS     ?= $(shell getconf _NPROCESSORS_ONLN)
 BUILD     = build/$(PLATFORM)
 VENV      = .venv/bin/python
 PIP       = $(VENV) -m pip --disable-pip-version-check --quiet install
-SETUP     = PYTHON='$(PYTHON)' PLATFORM='$(PLATFORM)' TOOLKIT='$(TOOLKIT)' TORCH='$(TORCH)' dev/setup.sh
+SETUP     = PYTHON='$(PYTHON)' PLATFORM='$(PLATFORM)' GPUS='$(GPUS)' TOOLKIT='$(TOOLKIT)' TORCH='$(TORCH)' dev/setup.sh
 # Side by side: a thread each, but where a test says otherwise. What measures a GPU's memory is not among them.
 # One more worker than cores: some tests wait.
 PYTEST    = OMP_NUM_THREADS=1 $(VENV) -m pytest -q -n $$(($(JOBS) + 1)) --maxprocesses 8

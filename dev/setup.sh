@@ -8,6 +8,7 @@
 # packages go into .venv. Environment (the Makefile passes its variables on):
 #   PYTHON     makes .venv where there is none (python3); 3.11 or newer
 #   PLATFORM   amd, nvidia, cpu, or auto: that of this machine's device
+#   GPUS       how many the program is for, where this machine has others, as a login node: several need libgloo-dev
 #   TOOLKIT    pip: CUDA's compiler from PyPI into .venv, where the system has none
 #   TORCH      what pip is asked for in place of the PyTorch that install_torch.py chooses
 set -eu
@@ -41,6 +42,15 @@ need() {    # need PACKAGE TEST...: the package is missing if the test fails
 }
 has_header() { printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$1" | c++ -x c++ -E -; }
 has_python_header() { "$1" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")'; }
+
+count_gpus() {    # as the drivers list them
+    case "${GPUS:-$platform}" in
+        amd) cat /sys/class/kfd/kfd/topology/nodes/*/properties 2>/dev/null | grep -c '^simd_count [1-9]' || true ;;
+        nvidia) find /proc/driver/nvidia/gpus -mindepth 1 -maxdepth 1 2>/dev/null | wc -l ;;
+        cpu) echo 0 ;;
+        *) echo "$GPUS" ;;
+    esac
+}
 
 install_system_packages() {
     case "${python##*/}" in
@@ -82,8 +92,13 @@ install_system_packages() {
     if [ "$kind" = levels ]; then
         need qemu-user command -v qemu-x86_64    # older processors
     fi
-    # The Makefile uses it, and works without it.
-    [ -z "$missing" ] && [ "$(id -u)" != 0 ] || need ccache command -v ccache
+    # Whoever cannot install these goes on without: ccache, which the Makefile uses, and Gloo, for runs of several GPUs.
+    if [ -n "$missing" ] || [ "$(id -u)" = 0 ]; then
+        need ccache command -v ccache
+        [ "$(count_gpus)" -lt 2 ] || need libgloo-dev has_header gloo/context.h
+    elif [ "$(count_gpus)" -gt 1 ] && ! runs has_header gloo/context.h; then
+        echo "setup: without Gloo, only one GPU is used: sudo apt-get install libgloo-dev, then call make again" >&2
+    fi
     [ -n "$missing" ] || return 0
     if [ "$(id -u)" != 0 ] || ! runs command -v apt-get; then
         stop "system packages are missing:$missing" "install them with: sudo apt-get install$missing"

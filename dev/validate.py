@@ -154,8 +154,27 @@ def devices_stage(m: Machine) -> Stage:
     flags = ["--steps", 10, "--total-batch-size", 4096, "--batch-size", 4, "--seq-len", 256, "--val-data", ""]
     runs = {m.out / "devices" / f"on-{count}": count for count in (1, 2)}
     commands = [[m.program, *flags, "--devices", count, "--out", out] for out, count in runs.items()]
-    lacking = m.platform != "cpu" and len(m.gpus) < 2
-    return Stage(commands, partial(compare, *runs), without="needs two GPUs" if lacking else "")
+    without = "needs two GPUs" if m.platform != "cpu" and len(m.gpus) < 2 else lacking_engine(version(m))
+    return Stage(commands, partial(compare, *runs), without=without)
+
+
+def lacking_engine(said: list[str]) -> str:
+    """What the program of this --version needs for --devices; empty: it has all."""
+    engines = next((line for line in said if line.startswith("engines ")), "")
+    packages = {"no Gloo": "libgloo-dev", "no RCCL": "rccl-dev", "no NCCL": "libnccl-dev"}
+    for name, package in packages.items():
+        if name in engines:
+            wanted = name.removeprefix("no ")
+            return f"needs {wanted}: apt-get install {package}, then make validate STAGES=devices"
+    return ""
+
+
+def version(m: Machine) -> list[str]:
+    """What the program says of itself."""
+    try:
+        return subprocess.run([m.program, "--version"], capture_output=True, text=True).stdout.splitlines()
+    except OSError:
+        return []
 
 
 def run(command: list, log, seconds: float, m: Machine) -> int | None:
@@ -212,7 +231,6 @@ def found_gpus() -> list[str]:
 
 
 def facts(m: Machine) -> dict:
-    version = subprocess.run([m.program, "--version"], capture_output=True, text=True).stdout.splitlines()
     installation = m.out / "installation/console.log"
     text = installation.read_text() if installation.exists() else ""
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
@@ -220,7 +238,7 @@ def facts(m: Machine) -> dict:
         "format": FORMAT,
         "platform": m.platform,
         "devices": re.findall(r"^ok    device(?: \d+)?: (.*)$", text, re.MULTILINE),
-        "program": version,
+        "program": version(m),
         "system": f"{system}, Python {platform.python_version()}",
     }
 

@@ -8,6 +8,7 @@ code is 1 if any check fails.
 
 import argparse
 import ctypes
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -247,6 +248,34 @@ def check_registry() -> Line:
     return Line("llamac._native", "loads" + (f", operations for {level}" if level else ""))
 
 
+def count_gpus(platform: str, root: Path = Path("/")) -> int:
+    """As their drivers list them, and dev/setup.sh counts them."""
+    if platform == "amd":
+        nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
+        return sum(bool(re.search("^simd_count [1-9]", node.read_text(), re.MULTILINE)) for node in nodes)
+    return len(list((root / "proc/driver/nvidia/gpus").glob("*"))) if platform == "nvidia" else 0
+
+
+def check_engines(gpus: int) -> Iterator[Line]:
+    """What the processes of a run, one per GPU, communicate by; nothing where no module is built."""
+    try:
+        found = import_registry().engines()
+    except Exception:
+        return  # check_registry() says why
+    lacking, package = "", ""
+    if "no Gloo, no MPI" in found:
+        lacking, package = "Gloo or MPI", "libgloo-dev"
+    elif "no RCCL" in found:
+        lacking, package = "RCCL", "rccl-dev"
+    elif "no NCCL" in found:
+        lacking, package = "NCCL", "libnccl-dev"
+    if lacking and gpus > 1:
+        advice = f"sudo apt-get install {package}, and build again: make train_llama3; {REINSTALL}"
+        yield failed("several devices", found, f"{lacking}, for {gpus} GPUs", advice)
+    else:
+        yield Line("several devices", found)
+
+
 def check_extension(extension: ModuleType, torch: ModuleType) -> Iterator[Line]:
     """Whether it is there, was built for this torch, and loads."""
     yield check_registry()
@@ -365,6 +394,7 @@ def examine() -> Iterator[Line]:
     if isinstance(torch, Line):
         yield torch
         yield check_registry()
+        yield from check_engines(count_gpus(driver_platform()))
         return
     from llamac import extension
 
@@ -376,6 +406,7 @@ def examine() -> Iterator[Line]:
         for device in range(gpus) or ["cpu"]:
             yield from check_product(torch, device)
     yield from lines.of(check_extension(extension, torch))
+    yield from check_engines(gpus)
     files = loaded_files()
     yield from check_libraries(platform, files)
     if has_driver(platform):

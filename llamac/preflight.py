@@ -365,6 +365,19 @@ def nvidia_clocks(name: str, values: Mapping[str, str]) -> Line:
     return Line(f"{name} clocks", found)
 
 
+def check_engines(machine: Machine, platform: str) -> Iterator[Line]:
+    """Those of the build or, before there is one, what it will find."""
+    if (gpus := doctor.count_gpus(platform, machine.root)) < 2:
+        return
+    if lines := list(doctor.check_engines(gpus)):
+        yield from lines
+    elif any((machine.root / f"usr/{folder}include/gloo").is_dir() for folder in ("", "local/")):
+        yield Line("several devices", "Gloo is installed; llamac is not built yet")
+    else:
+        advice = "sudo apt-get install libgloo-dev, before make; as root, make does it"
+        yield failed("several devices", "no Gloo", f"Gloo or MPI, for {gpus} GPUs", advice)
+
+
 # ---- versions of the driver, ROCm and torch
 
 
@@ -560,6 +573,7 @@ def examine(machine: Machine | None = None) -> Iterator[Line]:
     yield from check_environment(machine)
     if platform != "cpu":
         yield from {"amd": check_amd, "nvidia": check_nvidia}[platform](machine)
+        yield from check_engines(machine, platform)
         yield from check_software(machine, platform, torch)
     else:
         drivers = " and no ".join(map(str, doctor.DRIVERS.values()))

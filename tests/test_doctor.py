@@ -245,6 +245,38 @@ def test_a_failed_extension_ends_before_its_operations(record, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "engines, lacking, package",
+    [
+        ("Gloo, MPI, RCCL 2.27.7", "", ""),
+        ("no Gloo, MPI, RCCL 2.27.7", "", ""),
+        ("no Gloo, no MPI, RCCL 2.27.7", "Gloo or MPI", "libgloo-dev"),
+        ("Gloo, no MPI, no RCCL", "RCCL", "rccl-dev"),
+        ("Gloo, MPI, no NCCL", "NCCL", "libnccl-dev"),
+    ],
+)
+def test_what_several_gpus_need(monkeypatch, engines, lacking, package):
+    monkeypatch.setattr(doctor, "import_registry", lambda: SimpleNamespace(engines=lambda: engines))
+    assert texts(doctor.check_engines(1)) == [f"ok    several devices: {engines}"]
+    (line,) = doctor.check_engines(8)
+    assert line.ok is not bool(lacking)
+    if lacking:
+        wanted = (
+            f"{engines} (expected {lacking}, for 8 GPUs) - sudo apt-get install {package}, and build again"
+        )
+        assert wanted in str(line)
+
+
+def test_gpus_are_counted(tmp_path):
+    nodes = [("cpu_cores_count 96\nsimd_count 0\n"), *2 * ["cpu_cores_count 0\nsimd_count 1216\n"]]
+    for number, text in enumerate(nodes):
+        node = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{number}"
+        node.mkdir(parents=True)
+        (node / "properties").write_text(text)
+    (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
+    assert [doctor.count_gpus(platform, tmp_path) for platform in ("amd", "nvidia", "cpu")] == [2, 1, 0]
+
+
+@pytest.mark.parametrize(
     "compiled, device, runs",
     [
         ("80-real", "sm_80", True),

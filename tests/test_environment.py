@@ -18,7 +18,7 @@ PATTERNS = {
 # A search path, tinygrad's own variable for the emulator, and where Slurm was asked to begin.
 OTHERS = {"PATH", "DEV", "SLURM_SUBMIT_DIR"}
 # Variables of make, which the Makefile explains.
-MAKE = {"PLATFORM", "PYTHON", "TORCH", "TOOLKIT"}
+MAKE = {"PLATFORM", "PYTHON", "TORCH", "TOOLKIT", "GPUS"}
 
 
 def read_by_the_code() -> set[str]:

@@ -72,6 +72,13 @@ def machine(tmp_path):
     return make
 
 
+@pytest.fixture(autouse=True)
+def built(monkeypatch):
+    """What the built module has for several devices."""
+    native = SimpleNamespace(engines=lambda: "Gloo, no MPI, RCCL 2.27.7")
+    monkeypatch.setattr(doctor, "import_registry", lambda: native)
+
+
 def failures(lines) -> list[str]:
     found = [str(line) for line in lines if not line.ok]
     for text in found:
@@ -232,6 +239,22 @@ def test_the_command():
     assert found.returncode == bool(failed), found.stderr
     if doctor.driver_platform() == "cpu":
         assert last == f"{len(failed)} failed" if failed else "nothing failed; not checked: GPU"
+
+
+def test_several_gpus(machine, monkeypatch):
+    def lines(**files: str) -> list[str]:
+        return [str(line) for line in preflight.check_engines(machine(files), "amd")]
+
+    assert lines() == ["ok    several devices: Gloo, no MPI, RCCL 2.27.7"]
+    monkeypatch.delattr(doctor, "import_registry")  # nothing is built yet
+    assert lines() == [
+        "FAIL  several devices: no Gloo (expected Gloo or MPI, for 2 GPUs) - "
+        "sudo apt-get install libgloo-dev, before make; as root, make does it"
+    ]
+    assert lines(**{"usr/include/gloo/context.h": ""}) == [
+        "ok    several devices: Gloo is installed; llamac is not built yet"
+    ]
+    assert lines(**{f"{NODES}/3/properties": "simd_count 0"}) == []
 
 
 def test_a_machine_without_a_gpu(machine, monkeypatch):

@@ -76,16 +76,30 @@ def test_an_old_python(tmp_path):
     )
 
 
-@pytest.mark.parametrize("kind", ["run", "test"])
-def test_missing_packages_without_root(tmp_path, kind):
+@pytest.mark.parametrize(
+    "kind, gpus, more", [("run", "", ""), ("test", "1", ""), ("run", "8", " libgloo-dev")]
+)
+def test_missing_packages_without_root(tmp_path, kind, gpus, more):
     """Named, with the line that installs them; nothing is installed."""
     program(tmp_path, "id", "echo 1000")
     program(tmp_path, "apt-get", "echo apt was called >&2")
     program(tmp_path, "ccache", "exit 0")
     program(tmp_path, "c++", 'case "$1" in -print-multiarch) echo none;; *) exit 1;; esac')
-    missing, advice = setup(kind, PATH=f"{tmp_path}:{os.environ['PATH']}", PYTHON=sys.executable)
-    assert missing == f"system packages are missing: {SYSTEM_PACKAGES}"
-    assert advice == f"install them with: sudo apt-get install {SYSTEM_PACKAGES}"
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    missing, advice = setup(kind, PATH=path, PYTHON=sys.executable, GPUS=gpus)
+    assert missing == f"system packages are missing: {SYSTEM_PACKAGES}{more}"
+    assert advice == f"install them with: sudo apt-get install {SYSTEM_PACKAGES}{more}"
+
+
+@pytest.mark.parametrize("gpus", ["1", "8"])
+def test_several_gpus_without_gloo_and_without_root(tmp_path, gpus):
+    """One GPU is of use, too: the set-up goes on, here to the compiler that is missing."""
+    program(tmp_path, "id", "echo 1000")
+    program(tmp_path, "c++", 'case "$*" in *-E*) ! grep -q gloo;; *) exec /usr/bin/c++ "$@";; esac')
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    said = setup(PATH=path, PYTHON=sys.executable, PLATFORM="amd", HIPCXX="/none", GPUS=gpus)
+    gloo = "without Gloo, only one GPU is used: sudo apt-get install libgloo-dev, then call make again"
+    assert (said[0] == gloo) is (gpus == "8") and any("no HIP compiler" in line for line in said[:2])
 
 
 def test_cmake_without_the_compiler(tmp_path):

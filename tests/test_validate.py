@@ -243,6 +243,22 @@ def test_losses_of_two_runs(tmp_path, other, expected):
     assert found.startswith(expected) and right == expected.startswith("largest difference")
 
 
+@pytest.mark.parametrize(
+    "engines, lacking",
+    [
+        ("Gloo, no MPI", ""),
+        ("no Gloo, MPI", "needs Gloo: apt-get install libgloo-dev, then make validate STAGES=devices"),
+        ("Gloo, MPI, no RCCL", "needs RCCL: apt-get install rccl-dev, then make validate STAGES=devices"),
+    ],
+)
+def test_a_build_that_cannot_have_several_devices(machine, engines, lacking):
+    machine.program.write_text(f"#!/bin/sh\necho 'llamac 0.0.0'\necho 'engines   {engines}'\n")
+    stage = validate.devices_stage(machine)
+    assert stage.without == lacking
+    if lacking:
+        assert validate.try_stage("devices", stage, machine, 60)["reason"] == lacking
+
+
 @pytest.mark.parametrize("platform, gpus", [("cpu", 0), ("nvidia", 1), ("nvidia", 2), ("amd", 8)])
 def test_stages_of_each_platform(tmp_path, platform, gpus):
     found = validate.stages(Machine(platform, Path("build/auto"), tmp_path, gpus * ["A"], False))

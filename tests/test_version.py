@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from launch import for_gpus, has
 
 import llamac.version
 from llamac.version import commit, provenance, provenance_text
@@ -18,12 +19,21 @@ def version() -> str:
 
 
 @pytest.mark.program
-def test_version(train):
+def test_version(build, train):
     lines = train("--version").stdout.splitlines()
     assert lines[0] == f"llamac {version()}"
-    assert [line.split()[0] for line in lines[1:]] == ["commit", "compiler", "platform", "libraries"]
+    assert [line.split()[0] for line in lines[1:]] == [
+        "commit",
+        "compiler",
+        "platform",
+        "libraries",
+        "engines",
+    ]
     assert all(re.fullmatch(r"\w+ +\S.*", line) for line in lines)
     assert re.search(r"CLI11 \d+\.\d+\.\d+, nlohmann/json \d+\.\d+\.\d+, toml\+\+ .*, xxHash 0\.\d", lines[4])
+    engines = ", ".join(("" if has(build, name.upper()) else "no ") + name for name in ("Gloo", "MPI"))
+    assert re.fullmatch(f"engines   {engines}(, (no )?[NR]CCL.*)?", lines[5])
+    assert (", " in lines[5].removeprefix(f"engines   {engines}")) is for_gpus(build)
 
 
 def test_the_commit_is_the_checkouts(build, train):

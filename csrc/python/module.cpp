@@ -21,6 +21,7 @@
 #include "train/schedule.h"
 #include "train/spikes.h"
 #include "train/tokens.h"
+#include "train/version.h"
 
 namespace py = pybind11;
 
@@ -374,6 +375,8 @@ PYBIND11_MODULE(_native, m) {
     m.def(
         "computes_on_device", [] { return home() == Backend::device; },
         "Whether this build's models compute on a GPU.");
+    m.def("engines", &engines_text,
+          "By what several processes of a run communicate, as --version prints it.");
     m.def("dtypes", &dtypes, "The table of storage types.");
     m.def("kernels", &kernels, "Every operation: operands, scalars and variants, as its description says.");
     m.def("run", &run_operation, py::arg("operation"), py::arg("arrays"), py::arg("scalars"),

@@ -454,6 +454,7 @@ int run_program(int argc, char** argv) {
     if (ranks.gather(done ? 1 : 0)[0] != 0) return done.value_or(0);
     if (ranks.count == 1 && options.devices > 1) {
         check_engine(Launcher::torchrun, options.devices);  // once, before there are ranks
+        check_collectives(options.devices);
         return run_ranks(options.devices, argv, options.collective_timeout + 5);
     }
     ranks.connect_devices(options.collective_timeout, end_abandoned);

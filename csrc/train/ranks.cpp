@@ -48,12 +48,10 @@ void Ranks::connect_devices(double seconds, std::function<void(const LostRank&)>
                 std::make_unique<Heartbeat>(connect(launch, "heartbeat", seconds), std::move(abandoned));
         channel->seconds = seconds;
         channel = watch(std::move(channel));
+        check_collectives(count);
         communicator = computing_context().backend == Backend::host
                            ? make_host_communicator(watch(connect(launch, "collectives", seconds)))
                            : make_device_communicator(*channel);
-        if (!communicator)
-            fail("this program was built without NCCL and RCCL, which ", count,
-                 " ranks on GPUs need. docs/multi-gpu.md names the packages; then build again");
     });
 }
 

@@ -7,6 +7,7 @@
 
 #include "commit.h"
 #include "platform/cpu_level.h"
+#include "platform/ranks/communicator.h"
 #include "train/toml.h"
 #ifdef LLAMAC_CBLAS
 #include <cblas.h>
@@ -38,7 +39,14 @@ std::string version_text() {
     const std::string level = cpu_level();
     return "llamac " LLAMAC_VERSION "\ncommit    " LLAMAC_COMMIT "\ncompiler  " LLAMAC_COMPILER
            "\nplatform  " LLAMAC_BUILT_FOR +
-           (level.empty() ? "" : "; this process: " + level) + "\nlibraries " + libraries();
+           (level.empty() ? "" : "; this process: " + level) + "\nlibraries " + libraries() + "\nengines   " +
+           engines_text();
+}
+
+std::string engines_text() {
+    const std::string collectives = collectives_library();
+    return std::string(has_gloo() ? "Gloo" : "no Gloo") + (has_mpi() ? ", MPI" : ", no MPI") +
+           (collectives.empty() ? "" : ", " + collectives);
 }
 
 const char* version_number() {

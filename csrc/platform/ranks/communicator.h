@@ -7,6 +7,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "platform/hip.h"
@@ -65,5 +66,10 @@ struct Communicator {
 std::unique_ptr<Communicator> make_host_communicator(std::unique_ptr<Transport> transport);
 // Between GPUs: on this process's current device; channel carries NCCL's id. Null where the build is without NCCL or RCCL.
 std::unique_ptr<Communicator> make_device_communicator(Transport& channel);
+
+// What make_device_communicator() is of, by its header: "RCCL 2.27.7", or "no RCCL"; empty in a CPU build.
+std::string collectives_library();
+// Throws Error where this build has none for so many GPUs.
+void check_collectives(int64_t gpus);
 
 }  // namespace llamac

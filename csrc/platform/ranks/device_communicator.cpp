@@ -113,3 +113,36 @@ std::unique_ptr<Communicator> make_device_communicator(Transport&) {
 }
 }  // namespace llamac
 #endif
+
+namespace llamac {
+namespace {
+
+#if defined(LLAMAC_AMD)
+constexpr const char* collectives_name = "RCCL";
+constexpr const char* collectives_package =
+    "rccl-dev (librccl-dev in Debian and Ubuntu, amdrocm-core-sdk in ROCm since 7.13)";
+#else
+constexpr const char* collectives_name = "NCCL";
+constexpr const char* collectives_package = "libnccl-dev (or nvidia-nccl-cu13 with pip, into .venv)";
+#endif
+
+}  // namespace
+
+std::string collectives_library() {
+#if defined(LLAMAC_CPU)
+    return "";
+#elif defined(LLAMAC_NCCL)
+    return std::string(collectives_name) + " " + std::to_string(NCCL_MAJOR) + "." +
+           std::to_string(NCCL_MINOR) + "." + std::to_string(NCCL_PATCH);
+#else
+    return std::string("no ") + collectives_name;
+#endif
+}
+
+void check_collectives(int64_t gpus) {
+    if (collectives_library() == std::string("no ") + collectives_name)
+        fail(gpus, " GPUs: this program was built without ", collectives_name,
+             ". Install it with: apt-get install ", collectives_package, ", and build again");
+}
+
+}  // namespace llamac
