@@ -169,6 +169,31 @@ def test_slurm(folder, data, expected, slurm, script):
     assert numbers(folder / "out") == expected
 
 
+def test_frontier_loads_its_modules(tmp_path):
+    """The module command is a function of the shell that reads variables which are not set."""
+    program = tmp_path / "srun"
+    program.write_text('#!/bin/sh\necho "$LOADED: $FI_CXI_RDZV_PROTO"\n')
+    program.chmod(0o755)
+    module = '() { echo "$LMOD_IS_NOT_SET" >/dev/null; export LOADED="$*"; }'
+    variables = {"BASH_FUNC_module%%": module, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    variables |= {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_CPUS_PER_TASK": "1"}
+    command = ["bash", ROOT / "dev/launch/frontier.sbatch"]
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("load rocm rccl-net-plugin: alt_read\n", "")
+
+
+@pytest.mark.parametrize("names", [[], ["HIP_VISIBLE_DEVICES", "HSA_NO_SCRATCH_RECLAIM", "LD_LIBRARY_PATH"]])
+def test_what_mpirun_hands_on(tmp_path, names):
+    program = tmp_path / "mpirun"
+    program.write_text('#!/bin/sh\necho "$@"\n')
+    program.chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/", "OTHER": "1"} | dict.fromkeys(names, "1")
+    command = [ROOT / "dev/launch/mpirun.sh", "node1:8,node2:8", "--steps", "3"]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    exports = "".join(f" -x {name}" for name in sorted(names))
+    assert done.stdout == f"--host node1:8,node2:8 --bind-to none{exports} ./train_llama3 --steps 3\n"
+
+
 def test_mpirun(build, folder, data, expected):
     needs(build, "MPI")
     command = [folder / "dev/launch/mpirun.sh", "localhost:2", *flags(data, folder / "out", **SHORT)]

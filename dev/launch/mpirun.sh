@@ -12,8 +12,9 @@ fi
 hosts=$1
 shift
 
-# The other hosts get no variable that is not named.
+# The other hosts get no variable that is not named. LD_LIBRARY_PATH: a module's ROCm and RCCL's plugins for networks.
 exports=()
-while IFS= read -r name; do exports+=(-x "$name"); done < <(compgen -e | grep -E '^(NCCL|RCCL|FI|HSA|UCX|OMP|LLAMAC)_')
+while IFS= read -r name; do exports+=(-x "$name"); done < <(
+    compgen -e | grep -E '^((NCCL|RCCL|GLOO|FI|HSA|HIP|HIPBLASLT|ROCR|ROCM|AMD|UCX|OMP|LLAMAC)_|LD_LIBRARY_PATH$)')
 # The cores are left to the processes, which have several threads.
 exec mpirun --host "$hosts" --bind-to none "${exports[@]}" ./train_llama3 "$@"
