@@ -25,6 +25,7 @@ stop() {
     exit 1
 }
 runs() { "$@" >/dev/null 2>&1; }
+case "${GPUS:-0}" in *[!0-9]*) stop "GPUS: expected a number, found $GPUS" ;; esac
 is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; }
 version_of() { "$1" -c 'import platform; print(platform.python_version())'; }
 
@@ -51,6 +52,8 @@ count_gpus() {    # as the drivers list them
         *) echo "$GPUS" ;;
     esac
 }
+
+can_install() { [ "$(id -u)" = 0 ] && runs command -v apt-get; }
 
 install_system_packages() {
     case "${python##*/}" in
@@ -92,15 +95,15 @@ install_system_packages() {
     if [ "$kind" = levels ]; then
         need qemu-user command -v qemu-x86_64    # older processors
     fi
-    # Whoever cannot install these goes on without: ccache, which the Makefile uses, and Gloo, for runs of several GPUs.
-    if [ -n "$missing" ] || [ "$(id -u)" = 0 ]; then
+    # These two are no reason to stop: ccache, which the Makefile uses, and Gloo, for runs of several GPUs.
+    if [ -n "$missing" ] || can_install; then
         need ccache command -v ccache
         [ "$(count_gpus)" -lt 2 ] || need libgloo-dev has_header gloo/context.h
     elif [ "$(count_gpus)" -gt 1 ] && ! runs has_header gloo/context.h; then
         echo "setup: without Gloo, only one GPU is used: sudo apt-get install libgloo-dev, then call make again" >&2
     fi
     [ -n "$missing" ] || return 0
-    if [ "$(id -u)" != 0 ] || ! runs command -v apt-get; then
+    if ! can_install; then
         stop "system packages are missing:$missing" "install them with: sudo apt-get install$missing"
     fi
     echo "installing system packages with apt:$missing"

@@ -91,6 +91,10 @@ def test_missing_packages_without_root(tmp_path, kind, gpus, more):
     assert advice == f"install them with: sudo apt-get install {SYSTEM_PACKAGES}{more}"
 
 
+def test_a_number_of_gpus():
+    assert setup(PLATFORM="cpu", GPUS="many") == ["GPUS: expected a number, found many"]
+
+
 @pytest.mark.parametrize("gpus", ["1", "8"])
 def test_several_gpus_without_gloo_and_without_root(tmp_path, gpus):
     """One GPU is of use, too: the set-up goes on, here to the compiler that is missing."""
