@@ -387,7 +387,7 @@ def check_rocm(machine: Machine, torch: ModuleType | Line) -> Iterator[Line]:
     rocm = find_rocm(machine.root, machine.environment)
     if rocm is None:
         named = machine.environment.get("ROCM_PATH") or machine.environment.get("HIP_PATH")
-        yield Line("ROCm", f"none in {named or '/opt/rocm, and no hipcc in PATH'}")
+        yield Line("ROCm", f"none in {named or '/opt, and no hipcc in PATH'}")
         return
     folder = f"/{rocm.folder.relative_to(machine.root)}"
     found = f"{rocm.release or f'HIP {rocm.hip}'} in {folder}"

@@ -31,16 +31,20 @@ def _numbers(text: str) -> list[int]:
 
 
 def find_rocm(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Rocm | None:
-    """That of ROCM_PATH or HIP_PATH, if one is set; otherwise that of /opt/rocm, or of hipcc in PATH."""
-    named = environment.get("ROCM_PATH") or environment.get("HIP_PATH")
-    hipcc = shutil.which("hipcc", path=environment.get("PATH", ""))
-    folders = [root / (named or "/opt/rocm").lstrip("/")]
-    if not named and hipcc:
-        folders.append(Path(hipcc).resolve().parents[1])
+    """That of ROCM_PATH or HIP_PATH if one is set, else that of hipcc in PATH, else AMD's usual folder."""
+
+    def newest_first(folder: Path, pattern: str) -> list[Path]:
+        return sorted(folder.glob(pattern), key=lambda found: _numbers(found.name), reverse=True)
+
+    if named := environment.get("ROCM_PATH") or environment.get("HIP_PATH"):
+        folders = [root / named.lstrip("/")]
+    else:
+        hipcc = shutil.which("hipcc", path=environment.get("PATH", ""))
+        folders = [Path(hipcc).resolve().parents[1]] if hipcc else []
+        folders += [root / "opt/rocm", *newest_first(root / "opt", "rocm-*")]
     for folder in folders:
         # AMD's packages since 7.13 install below core-10.0; core is the chosen one of several.
-        newest = sorted(folder.glob("core-*"), key=lambda part: _numbers(part.name), reverse=True)
-        parts = [folder, folder / "core", *newest]
+        parts = [folder, folder / "core", *newest_first(folder, "core-*")]
         release = next(filter(None, (_text(part / ".info/version") for part in parts)), "")
         headers = (_HIP.findall(_text(part / "include/hip/hip_version.h")) for part in parts)
         hip = ".".join(next(filter(None, headers), []))

@@ -412,16 +412,22 @@ HIP_7_15 = HEADER.format(7, 15, 26333)
     # Debian's packages.
     ({"usr/bin/hipcc": "", "usr/include/hip/hip_version.h": HEADER.format(6, 4, 43484)}, {"PATH": "usr/bin"},
      {"hip": "7.2.0"}, "HIP 6.4.43484 in /usr, torch has HIP 7.2.0 (expected HIP 7, as torch's)"),
+    # PATH has another one than AMD's usual folder; several without it.
+    ({"opt/rocm/.info/version": "7.2.4", "rocm-6.4/bin/hipcc": "", "rocm-6.4/.info/version": "6.4.1"},
+     {"PATH": "rocm-6.4/bin"}, {"hip": "6.4.0"}, "6.4.1 in /rocm-6.4, torch has HIP 6.4.0"),
+    ({"opt/rocm-7.10.0/.info/version": "7.10.0", "opt/rocm-7.2.4/.info/version": "7.2.4"}, {},
+     {"hip": "7.2.0"}, "7.10.0 in /opt/rocm-7.10.0, torch has HIP 7.2.0"),
     ({"sdk/include/hip/hip_version.h": HIP_7_15}, {"HIP_PATH": "/sdk"}, {"hip": "7.15.0", "rocm": "10.0.0"},
      "HIP 7.15.26333 in /sdk, torch has HIP 7.15.0"),
     ({"x": ""}, {"ROCM_PATH": "/none"}, {"hip": "7.2.0"}, "none in /none"),
-    ({"x": ""}, {}, {"hip": "7.2.0"}, "none in /opt/rocm, and no hipcc in PATH"),
+    ({"x": ""}, {}, {"hip": "7.2.0"}, "none in /opt, and no hipcc in PATH"),
 ])  # fmt: skip
 def test_rocm_beside_torch(machine, tmp_path, files, environment, torch_has, line):
     made = machine({"opt/rocm/.info/version": None} | files if files else {})
     for name in files:
         (tmp_path / name).chmod(0o755)
-    environment = environment | ({"PATH": f"{tmp_path}/usr/bin"} if "PATH" in environment else {})
+    if "PATH" in environment:
+        environment = environment | {"PATH": f"{tmp_path}/{environment['PATH']}"}
     version = SimpleNamespace(version=SimpleNamespace(**torch_has))
     made = replace(made, environment=environment)
     driver, rocm = preflight.check_rocm(made, version)
