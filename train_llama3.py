@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from llamac.config import Config, load_config
+from llamac.config import Config, load_config, rope_frequencies
 from llamac.errors import run
 from llamac.options import Options
 from llamac.training import references
@@ -73,20 +73,17 @@ def residual_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) ->
 def precompute_cis(config: Config, T: int, device="cpu", dtype=torch.float32, arithmetic=torch.float64):
     """cos and sin of RoPE's angles (Su et al. 2021), each [T,1,HD/2]: one per position and pair of channels.
 
-    Pair i turns by theta^(-2i/HD) radians per position. To reach beyond its first training's context, Llama
-    3.1 slows down, by `factor`, the pairs that make less than low_freq_factor turns in that context; those
-    with more than high_freq_factor turns stay, and between the two the slowdown is blended. Angles are
-    computed in double: in fp32 they are off by 0.004 radians at position 131,071.
+    Pair i turns by theta^(-2i/HD) radians per position, or less in a model that was stretched to a longer
+    context than that of its first training (rope_frequencies() in llamac/config.py). Angles are computed in
+    double: in fp32 they are off by 0.004 radians at position 131,071. YaRN also multiplies cos and sin by a
+    factor.
     """
-    exponent = torch.arange(0, config.head_dim, 2, device=device).to(arithmetic) / config.head_dim
-    frequency = config.rope_theta**-exponent
-    if scaling := config.rope_scaling:
-        turns = scaling.original_max_position_embeddings * frequency / (2 * math.pi)
-        low, high = scaling.low_freq_factor, scaling.high_freq_factor
-        keep = ((turns - low) / (high - low)).clamp(0, 1)
-        frequency = frequency * (keep + (1 - keep) / scaling.factor)
+    scaling = config.rope_scaling
+    frequencies = rope_frequencies(config.head_dim, config.rope_theta, scaling)
+    frequency = torch.tensor(frequencies, dtype=torch.float64, device=device).to(arithmetic)
     angle = torch.outer(torch.arange(T, device=device).to(arithmetic), frequency)[:, None, :]
-    return angle.cos().to(dtype), angle.sin().to(dtype)
+    factor = scaling.attention_factor if scaling else 1.0
+    return (factor * angle.cos()).to(dtype), (factor * angle.sin()).to(dtype)
 
 
 def rope(x: Tensor, cis: tuple[Tensor, Tensor], interleaved: bool = False) -> Tensor:
@@ -192,9 +189,9 @@ class RMSNorm(nn.Module):
 class SelfAttention(nn.Module):
     """Projections to queries, keys and values, RoPE, attention, projection back to C channels."""
 
-    def __init__(self, config: Config, ops: Operations):
+    def __init__(self, config: Config, window: int | None, ops: Operations):
         super().__init__()
-        self.head_dim, self.window, self.ops = config.head_dim, config.sliding_window, ops
+        self.head_dim, self.window, self.ops = config.head_dim, window, ops
         self.q_proj = nn.Linear(config.hidden_size, config.q_size, bias=False)
         self.k_proj = nn.Linear(config.hidden_size, config.kv_size, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, config.kv_size, bias=False)
@@ -229,10 +226,10 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """Attention, then the feed-forward network, each on the normalised residual stream and added to it."""
 
-    def __init__(self, config: Config, ops: Operations):
+    def __init__(self, config: Config, window: int | None, ops: Operations):
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
-        self.self_attn = SelfAttention(config, ops)
+        self.self_attn = SelfAttention(config, window, ops)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
         self.mlp = MLP(config, ops)
 
@@ -248,7 +245,7 @@ class Decoder(nn.Module):
         super().__init__()
         weight = torch.empty(config.vocab_size, config.hidden_size)  # initialised with all others
         self.embed_tokens = nn.Embedding.from_pretrained(weight, freeze=False)
-        self.layers = nn.ModuleList(Block(config, ops) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(Block(config, window, ops) for window in config.windows())
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
         self.recompute_every = 0  # k > 0: the backward computes every k-th block again instead of keeping it
 
@@ -465,11 +462,11 @@ def debug_state(directory: Path, dtype: torch.dtype, batch: Batches, o: Options)
     state = {name: x.int() for name, x in zip(("tokens", "targets", "first"), batch[0])}
     state["act.embedding"] = embedding
     norm = partial(rstd, eps=config.rms_norm_eps)
-    heads = partial(explicit_attention, first=first, window=config.sliding_window)
+    heads = partial(explicit_attention, first=first)
     grads = {f"grad.{part.name}": part.of(part.parameter.grad).to(precision) for part in parts(model)}
     grads["dact.embedding"] = embedding.grad
-    for i in range(config.num_hidden_layers):
-        act, dact = layer_tensors(i, calls, norm, heads)
+    for i, window in enumerate(config.windows()):
+        act, dact = layer_tensors(i, calls, norm, partial(heads, window=window))
         state |= {f"act.{i}.{name}": a for name, a in act.items()}
         grads |= {f"dact.{i}.{name}": d for name, d in dact.items()}
     state |= {"act.final_norm": final_norm, "logits": logits, "losses": losses, "loss": losses.mean().view(1)}

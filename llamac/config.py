@@ -31,17 +31,80 @@ FLAGS = ("attention_bias", "mlp_bias", "use_qk_norm")  # false alone
 # What transformers takes where Mistral's config.json lacks it.
 MISTRALS = {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072}
 # Those that other architectures' config.json has and Llama's has not.
-NOT_LLAMAS = ("use_qk_norm", "sliding_window", "normalization_function", "position_embedding_type")
+NOT_LLAMAS = (
+    "use_qk_norm",
+    "sliding_window",
+    "layer_types",
+    "normalization_function",
+    "position_embedding_type",
+)
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+LLAMA3S, YARNS = ("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")
+LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Llama 3.1's frequency scaling: wavelengths beyond the original context are stretched by `factor`."""
+    """What makes rotary frequencies of longer contexts of those of the first training: linear, or by the
+    turns that a pair of channels makes within the original context. Pairs that turn less than low_freq_factor
+    are slowed down by `factor`, those that turn more than high_freq_factor stay. YaRN calls these beta_slow
+    and beta_fast.
+    """
 
     factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 0
+    rope_type: str = "llama3"  # or "linear" or "yarn"
+    attention_factor: float = 1.0  # of cosines and sines: YaRN's
+    truncate: bool = True  # YaRN's bounds are whole pairs
+
+    def to_dict(self) -> dict:
+        """As config.json has it."""
+        values = {"rope_type": self.rope_type, "factor": self.factor}
+        if self.rope_type == "linear":
+            return values
+        low, high = LLAMA3S if self.rope_type == "llama3" else YARNS
+        values |= {low: self.low_freq_factor, high: self.high_freq_factor}
+        values["original_max_position_embeddings"] = self.original_max_position_embeddings
+        if self.rope_type == "yarn":
+            values |= {"attention_factor": self.attention_factor, "truncate": self.truncate}
+        return values
+
+
+def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> list[float]:
+    """Radians per position of each pair of a head's channels, [HD/2]: theta^(-2j/HD) (Su et al. 2021), slowed
+    down as Llama 3.1 does it or YaRN (Peng et al. 2023). Between its two bounds the slowdown is blended:
+    Llama's by turns, YaRN's by the number of the pair.
+    """
+    half, first, last = head_dim // 2, 0.0, 0.0
+    if scaling and scaling.rope_type == "yarn":
+        context = scaling.original_max_position_embeddings
+
+        def pair_of(turns: float) -> float:
+            return head_dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+        first, last = pair_of(scaling.high_freq_factor), pair_of(scaling.low_freq_factor)
+        if scaling.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0.0), min(last, head_dim - 1.0)
+        last += 0.001 if first == last else 0.0
+
+    def kept(j: int, frequency: float) -> float:
+        if scaling is None or scaling.rope_type == "linear":
+            return 1.0 if scaling is None else 0.0
+        if scaling.rope_type == "yarn":
+            return min(max((last - j) / (last - first), 0.0), 1.0)
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        turns = scaling.original_max_position_embeddings * frequency / (2 * math.pi)
+        return min(max((turns - low) / (high - low), 0.0), 1.0)
+
+    factor, frequencies = scaling.factor if scaling else 1.0, []
+    for j in range(half):
+        frequency = theta ** (-j / half)
+        keep = kept(j, frequency)
+        frequencies.append((1 - keep) * frequency / factor + keep * frequency)
+    return frequencies
 
 
 @dataclass(frozen=True)
@@ -72,6 +135,7 @@ class Config:
     mlp_bias: bool = False
     use_qk_norm: bool = False
     sliding_window: int | None = None
+    layer_types: list[str] | None = None  # which layers have the window; None: all
     normalization_function: str = "rmsnorm"
     position_embedding_type: str = "rope"
 
@@ -84,6 +148,11 @@ class Config:
     def kv_size(self) -> int:
         """NKV·HD: width of the keys, and of the values."""
         return self.num_key_value_heads * self.head_dim
+
+    def windows(self) -> list[int | None]:
+        """By layer, how many tokens its attention sees, its own among them. None: all."""
+        types = self.layer_types or ["sliding_attention"] * self.num_hidden_layers
+        return [self.sliding_window if kind == "sliding_attention" else None for kind in types]
 
     def parameters(self) -> list[tuple[str, tuple[int, ...]]]:
         """(name, shape) of each parameter, in the order of files and random streams; matrices [out,in]."""
@@ -120,19 +189,20 @@ class Config:
         matrices = sum(math.prod(shape) for _, shape in self.parameters() if len(shape) == 2)
         if not self.tie_word_embeddings:
             matrices -= self.vocab_size * self.hidden_size
-        W = min(self.sliding_window or T, T)
-        return 6 * matrices + 6 * self.num_hidden_layers * self.q_size * (W * (2 * T - W) // T)
+        seen = [min(window or T, T) for window in self.windows()]
+        return 6 * matrices + 6 * self.q_size * sum(W * (2 * T - W) // T for W in seen)
 
     def to_dict(self, torch_dtype: str) -> dict:
         """The content of config.json; torch_dtype is the dtype of the weights: "float32" or "bfloat16"."""
         architecture = self.model_type.capitalize() + "ForCausalLM"
         values = {"architectures": [architecture], "model_type": ""} | asdict(self)
         if self.rope_scaling is not None:
-            values["rope_scaling"] = {"rope_type": "llama3", **values["rope_scaling"]}
+            values["rope_scaling"] = self.rope_scaling.to_dict()
         if self.pad_token_id is None:
             del values["pad_token_id"]
         for name in NOT_LLAMAS:
-            if name != "sliding_window" or self.model_type == "llama":
+            kept = name == "sliding_window" and self.model_type != "llama"
+            if not kept and (name != "layer_types" or self.layer_types is None):
                 del values[name]
         return values | {"torch_dtype": torch_dtype}
 
@@ -205,8 +275,15 @@ class _Reader:
             raise self.fail(key, "a positive number")
         return float(value)
 
-    def flag(self, key: str) -> bool:
-        value = self.get(key, False)
+    def option(self, key: str, default: float) -> float:
+        """One of YaRN's, where 0 is none."""
+        value = self.get(key, 0)
+        if type(value) not in (int, float) or not (value == 0 or 1e-9 <= value <= 1e9):
+            raise self.fail(key, "a number from 1e-9 to 1e9")
+        return float(value or default)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.get(key, default)
         if type(value) is not bool:
             raise self.fail(key, "true or false")
         return value
@@ -241,27 +318,74 @@ class _Reader:
             raise self.fail(key, "a token id")
         return value
 
+    def layer_types(self, layers: int, window: int | None) -> list[str] | None:
+        """With them, transformers computes Mistral as Ministral: a window for the layers that slide."""
+        types = self.get("layer_types", None)
+        if types is None:
+            return None
+        if type(types) is not list or len(types) != layers:
+            raise self.fail("layer_types", f"a list of num_hidden_layers = {layers} types")
+        for kind in types:
+            expected = " or ".join(map(json.dumps, LAYER_TYPES))
+            if kind == "sliding_attention" and window is None:
+                kind, expected = "sliding_attention", '"full_attention" without sliding_window'
+            elif kind in LAYER_TYPES:
+                continue
+            raise InputError(f"{self.file}: layer_types: expected {expected}, found {excerpt(kind)}")
+        return types
+
     def rope(self) -> tuple[float, RopeScaling | None]:
-        """theta and scaling: `rope_parameters` (transformers 5), else `rope_theta` and `rope_scaling`."""
-        key = "rope_parameters" if self.get("rope_parameters", None) is not None else "rope_scaling"
+        """theta and scaling: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`. Where a
+        file has both, both versions take rope_scaling.
+        """
+        older = self.get("rope_scaling", {})
+        key = "rope_scaling" if older not in ({}, []) else "rope_parameters"
         scaling = self.get(key, {})
+        theta = self.number("rope_theta", 10000.0)
         if type(scaling) is not dict:
             raise self.fail(key, "an object or null")
         inner = _Reader(f"{self.file}: {key}", scaling)
-        theta = inner.number("rope_theta", self.number("rope_theta", 10000.0))
-        kind = inner.get("rope_type", inner.get("type", "default"))
+        for kind in LAYER_TYPES:
+            if inner.get(kind, None) is not None:
+                expected = "none, as all layers have the same rotary positions"
+                raise InputError(f"{inner.file}: {kind}: expected {expected}, found an object")
+        theta = inner.number("rope_theta", theta)
+        name = "rope_type" if inner.get("rope_type", None) is not None else "type"
+        kind = inner.get(name, "default")
+        if kind not in ROPE_TYPES:
+            raise inner.fail(name, " or ".join(map(json.dumps, ROPE_TYPES)))
         if kind == "default":
             return theta, None
-        if kind != "llama3":
-            expected = '"llama3" or "default"'
-            raise InputError(f"{inner.file}: rope_type: expected {expected}, found {excerpt(kind)}")
+        if kind == "linear":
+            return theta, RopeScaling(inner.number("factor"), rope_type=kind)
         longest = self.size("max_position_embeddings", self.missing("max_position_embeddings", 2048), LONGEST)
-        # The default is transformers'.
-        original = inner.size("original_max_position_embeddings", longest, LONGEST)
-        factor, low, high = (inner.number(f) for f in ("factor", "low_freq_factor", "high_freq_factor"))
-        if low >= high:
-            raise inner.fail("low_freq_factor", f"less than high_freq_factor {high:g}")
-        return theta, RopeScaling(factor, low, high, original)
+        # The order and the default are transformers'.
+        original = "original_max_position_embeddings"
+        where = inner if self.get(original, None) is None else self
+        context = where.size(original, longest, LONGEST)
+        if kind == "llama3":
+            factor, low, high = (inner.number(f) for f in ("factor", *LLAMA3S))
+            if low >= high:
+                raise inner.fail(
+                    "low_freq_factor", f"less than high_freq_factor {excerpt(scaling[LLAMA3S[1]])}"
+                )
+            return theta, RopeScaling(factor, low, high, context)
+        factor = inner.number("factor", longest / context)
+        low, high = inner.option("beta_slow", 1.0), inner.option("beta_fast", 32.0)
+        truncate, attention = inner.flag("truncate", True), inner.yarn_attention(factor)
+        if theta <= 1:
+            raise InputError(f"{self.file}: rope_theta: expected more than 1, found {theta!r}")
+        return theta, RopeScaling(factor, low, high, context, kind, attention, truncate)
+
+    def yarn_attention(self, factor: float) -> float:
+        """What YaRN multiplies cosines and sines by (Peng et al. 2023, equation 22)."""
+
+        def of(scale: float) -> float:
+            return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+        names = ("attention_factor", "mscale", "mscale_all_dim")
+        own, some, every = (self.option(name, 0.0) for name in names)
+        return own or (of(some) / of(every) if some and every else of(1.0))
 
     def config(self) -> Config:
         architecture = self.architecture()
@@ -282,11 +406,13 @@ class _Reader:
             expected = f"queries, keys and values of together at most {WIDEST}"
             raise InputError(f"{self.file}: head_dim: expected {expected}, found {width}")
         theta, scaling = self.rope()
+        layers = self.size("num_hidden_layers", most=DEEPEST)
         config = Config(
             vocab_size=self.size("vocab_size"),
             hidden_size=C,
             intermediate_size=self.size("intermediate_size"),
-            num_hidden_layers=self.size("num_hidden_layers", most=DEEPEST),
+            num_hidden_layers=layers,
+            layer_types=self.layer_types(layers, architecture["sliding_window"]),
             num_attention_heads=NH,
             num_key_value_heads=NKV,
             head_dim=HD,

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from llamac import extension, flops, fp8
+from llamac.config import RopeScaling, rope_frequencies
 from llamac.fp8 import DelayedScaling
 
 extension.load()
@@ -29,7 +30,7 @@ _ops = torch.ops.llamac
 # By their overloads: a name with several looks for the one that fits, in each call.
 _rmsnorm_forward = _ops.rmsnorm_forward.default
 _residual_rmsnorm_forward = _ops.residual_rmsnorm_forward.default
-_precompute_cis = _ops.precompute_cis.default
+_precompute_cis = _ops.precompute_cis.out
 _rope_forward = _ops.rope_forward.default
 _repeat_kv_forward = _ops.repeat_kv_forward.default
 _attention_forward = _ops.attention_forward.default
@@ -104,9 +105,24 @@ def precompute_cis(
     -> [seq_len, head_dim / 2, 2], float32 (float64 if that is the dtype), on the device (None: torch's
     default).
     """
-    device = torch.get_default_device() if device is None else torch.device(device)
-    scaling = (factor, low_freq_factor, high_freq_factor, original_context)
-    return _precompute_cis(seq_len, head_dim, theta, *scaling, dtype=dtype, device=device)
+    scaling = RopeScaling(factor, low_freq_factor, high_freq_factor, original_context)  # type: ignore
+    return cis_of_frequencies(seq_len, rope_frequencies(head_dim, theta, scaling), 1.0, dtype, device)
+
+
+def cis_of_frequencies(
+    seq_len: int,
+    frequencies: Sequence[float],
+    attention_factor: float = 1.0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """precompute_cis() of any frequencies [HD / 2], in radians per position; attention_factor: of cosines and
+    sines, YaRN's (Peng et al., 2023).
+    """
+    frequency = torch.tensor(frequencies, dtype=torch.float64, device=device)
+    cis = torch.empty(seq_len, len(frequencies), 2, dtype=dtype, device=frequency.device)
+    _precompute_cis(frequency, attention_factor, cis=cis)
+    return cis
 
 
 def rope(x: Tensor, cis: Tensor, interleaved: bool = False) -> Tensor:
@@ -424,6 +440,7 @@ for _name in ("matmul_forward", "matmul_backward_input", "matmul_backward_weight
 __all__ = [
     "DelayedScaling",
     "attention",
+    "cis_of_frequencies",
     "cross_entropy",
     "linear",
     "linear_cross_entropy",

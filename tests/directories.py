@@ -5,6 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+# What a config.json changes: a window for every other layer, and rotary frequencies stretched by YaRN.
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": 3.0}
+WINDOWS = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 7}
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>{{ message.content | trim }}<|end|>"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"

@@ -554,7 +554,7 @@ def fault_negative_stride(draw, call: Call) -> bool:
 def fault_zero(draw, call: Call) -> bool:
     """A size that is not allowed to be none, the same everywhere."""
     names = [d["name"] for d in call.op["dimensions"] if not d["may_be_zero"]]
-    if not names or (call.way == "torch" and call.op["name"] == "precompute_cis"):
+    if not names:
         return False
     call.sizes[draw(st.sampled_from(names))] = 0
     for name, p in call.present().items():

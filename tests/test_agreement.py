@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import llamac.random
 from llamac import _native
-from llamac.config import load_config
+from llamac.config import load_config, rope_frequencies
 from llamac.data import Loader, find_documents, permute, write_bin
 from llamac.data.recipes import RECIPES
 from llamac.data.tokens import BEGINS_DOCUMENT, NO_TARGET
@@ -121,6 +122,32 @@ def test_limits_of_a_model(tmp_path, key):
             {"model_type": "mistral", "sliding_window": -1},
             "sliding_window: expected an integer from 1 to 2147483647, found -1",
         ),
+        ({"layer_types": []}, "layer_types: expected a list of num_hidden_layers = {layers} types, found []"),
+        (
+            {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},
+            'layer_types: expected "full_attention" or "sliding_attention", found "linear_attention"',
+        ),
+        (
+            {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]},
+            'layer_types: expected "full_attention" without sliding_window, found "sliding_attention"',
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": -1}},
+            "rope_scaling: beta_fast: expected a number from 1e-9 to 1e9, found -1",
+        ),
+        (
+            {"rope_scaling": {"full_attention": {"rope_type": "default"}}},
+            "rope_scaling: full_attention: expected none, as all layers have the same rotary positions, "
+            "found an object",
+        ),
+        (
+            {"rope_theta": 1.0, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+            "rope_theta: expected more than 1, found 1.0",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+            'rope_scaling: rope_type: expected "default" or "linear" or "llama3" or "yarn", found "dynamic"',
+        ),
     ],
 )
 def test_architecture(tmp_path, change, expected):
@@ -134,7 +161,7 @@ def test_architecture(tmp_path, change, expected):
         path.write_text(json.dumps(values | change))
         with pytest.raises(InputError) as error:
             read(str(path))
-        assert str(error.value) == f"{path}: {expected}"
+        assert str(error.value) == f"{path}: {expected.format(layers=values['num_hidden_layers'])}"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.stem)
@@ -295,6 +322,47 @@ def test_mistral(tmp_path, change, window):
     assert again.sliding_window == window
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_scaling": LINEAR},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": YARN},  # the older one counts
+        {"rope_scaling": {}, "rope_parameters": LINEAR | {"rope_theta": 3e4}},
+        {"rope_scaling": YARN},
+        {"rope_scaling": YARN | {"factor": None}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+        {"rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 0.5, "beta_fast": 20, "beta_slow": 2.0}},
+        {"rope_scaling": YARN | {"mscale": 0.7, "truncate": False}},
+        {"rope_scaling": YARN | {"attention_factor": 0.9}},
+        {"rope_scaling": YARN | {"original_max_position_embeddings": 4, "beta_fast": 0.3, "beta_slow": 0.3}},
+        {"rope_scaling": YARN, "original_max_position_embeddings": 128},
+    ],
+)
+def test_rope_scaling(tmp_path, rope):
+    """Both read the frequencies and the attention's factor that transformers computes, and what they write
+    gives them again.
+    """
+    values = json.loads(PRESETS[0].read_text()) | {"max_position_embeddings": 512, "rope_scaling": None}
+    path, found = tmp_path / "config.json", []
+    for text in (values | rope, None):
+        if text:
+            path.write_text(json.dumps(text))
+        config, theirs = load_config(str(path)), AutoConfig.from_pretrained(tmp_path)
+        written = json.loads(_native.model(str(path), 512)[2])
+        assert written == config.to_dict("float32")
+        frequencies, factor = ROPE_INIT_FUNCTIONS[theirs.rope_parameters["rope_type"]](theirs, "cpu")
+        ours = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        np.testing.assert_allclose(ours, frequencies.double().numpy(), rtol=4 * 2.0**-23)
+        assert config.rope_scaling.attention_factor == factor
+        found.append(config)
+        path.write_text(json.dumps(written))
+    assert found[0] == found[1]
+
+
 def test_flops_of_a_window(tmp_path):
     """Twice the mean number of tokens that a token sees takes the place of T."""
     values = json.loads(PRESETS[0].read_text()) | {"model_type": "mistral"}
@@ -304,8 +372,14 @@ def test_flops_of_a_window(tmp_path):
         counts.append(_native.model(str(path), 512)[1])
     config = load_config(str(path))
     assert counts[1] == config.flops_per_token(512)
-    left = 512 - 100 * (2 * 512 - 100) // 512
-    assert counts[0] - counts[1] == 6 * config.num_hidden_layers * config.q_size * left
+    left, layers = 512 - 100 * (2 * 512 - 100) // 512, config.num_hidden_layers
+    assert counts[0] - counts[1] == 6 * layers * config.q_size * left
+    types = ["sliding_attention"] + ["full_attention"] * (layers - 1)
+    path.write_text(json.dumps(values | {"sliding_window": 100, "layer_types": types}))
+    _, flops, text = _native.model(str(path), 512)
+    config = load_config(str(path))
+    assert counts[0] - flops == 6 * config.q_size * left and flops == config.flops_per_token(512)
+    assert json.loads(text) == config.to_dict("float32") and config.layer_types == types
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ CONFIG = json.loads(Path(MODEL).read_text())
         ({"model_type": "qwen2"}, "model_type llama mistral qwen2"),
         ({"attention_bias": True}, "attention_bias false"),
         ({"quantization_config": {"bits": 4}}, 'quantization_config quantized original {"bits":4}'),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type yarn"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type dynamic"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
         ({"rope_scaling": 8}, "rope_scaling 8"),
     ],

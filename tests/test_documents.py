@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 import llamac
 import train_llama3 as ref
 from llamac import tokenizer
+from llamac.config import RopeScaling
 from llamac.data import Loader, find_documents, write_bin
 from llamac.errors import InputError
 from llamac.options import Options, parse
@@ -31,6 +32,15 @@ CASES = {
     "documents": ("tied-gqa", {}),
     "wide-heads": ("wide-heads", {}),
     "window": ("tied-gqa", {"model_type": "mistral", "sliding_window": 7}),
+    "windows": (
+        "tied-gqa",
+        {
+            "model_type": "mistral",
+            "sliding_window": 7,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "rope_scaling": RopeScaling(4.0, 1.0, 3.0, 8, "yarn", 1.2),
+        },
+    ),
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from directories import TEXT, write_directory, write_weights
+from directories import TEXT, WINDOWS, YARN, write_directory, write_weights
 
 from llamac import Error, chat, generate
 from llamac.inference import Inference, Sampling, TextStream
@@ -23,10 +23,15 @@ def directory(tmp_path_factory) -> Path:
     return write_directory(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module", params=["tied-gqa", "untied-mha", "scaled32"])
+@pytest.fixture(scope="module", params=["tied-gqa", "untied-mha", "scaled32", "windows"])
 def shape(request, tmp_path_factory) -> Path:
-    config = json.loads((MODELS / f"{request.param}.json").read_text())
-    return write_weights(tmp_path_factory.mktemp(request.param), config)
+    windows = request.param == "windows"
+    config = json.loads((MODELS / f"{'tied-gqa' if windows else request.param}.json").read_text())
+    folder = write_weights(tmp_path_factory.mktemp(request.param), config)
+    if windows:
+        types = {"layer_types": ["sliding_attention", "full_attention"], "rope_scaling": YARN}
+        (folder / "config.json").write_text(json.dumps(config | WINDOWS | types))
+    return folder
 
 
 def transformers_model(directory: Path, dtype: str = "float32"):

@@ -33,6 +33,7 @@ from described import (
 from library_product import scaled_mm
 
 from llamac import extension, registry
+from llamac.config import RopeScaling, rope_frequencies
 from llamac.doctor import architecture_of
 from llamac.dtypes import fp8_of
 from llamac.errors import InputError
@@ -276,7 +277,8 @@ def test_scaled_frequencies_are_transformers(variant, factor):
     theirs = LlamaRotaryEmbedding(config).inv_freq.double().numpy()
     positions = np.arange(70000)[:, None]
     cis = np.full((70000, 64, 2), np.nan, np.float64)
-    registry.run("precompute_cis", [cis], [], (500000.0, factor, 1.0, 4.0, 8192.0), variant)
+    frequencies = rope_frequencies(128, 500000.0, RopeScaling(factor, 1.0, 4.0, 8192))
+    registry.run("precompute_cis", [cis], [np.array(frequencies)], (), variant)
     ours = np.arctan2(cis[1, :, 1], cis[1, :, 0])
     # transformers computes them in f32, the interpolated ones with a difference of near numbers: eight units.
     np.testing.assert_allclose(ours, theirs, rtol=8 * 2.0**-23, atol=0)

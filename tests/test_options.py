@@ -455,8 +455,8 @@ def test_scaling_without_the_original_context(tmp_path, beside):
         ({"eos_token_id": [1, -2]}, "eos_token_id: expected a token id, found [1, -2]"),
         ({"rope_scaling": 8}, "rope_scaling: expected an object or null, found 8"),
         (
-            {"rope_scaling": SCALING | {"rope_type": "yarn"}},
-            'rope_scaling: rope_type: expected "llama3" or "default"',
+            {"rope_scaling": SCALING | {"rope_type": "dynamic"}},
+            'rope_scaling: rope_type: expected "default" or "linear" or "llama3" or "yarn", found "dynamic"',
         ),
         ({"rope_scaling": SCALING | {"factor": None}}, "rope_scaling: factor: expected a positive number"),
         (
@@ -465,7 +465,7 @@ def test_scaling_without_the_original_context(tmp_path, beside):
         ),
         (
             {"rope_parameters": {"rope_type": "linear"}},
-            'rope_parameters: rope_type: expected "llama3" or "default"',
+            "rope_parameters: factor: expected a positive number",
         ),
     ],
 )

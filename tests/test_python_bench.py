@@ -81,7 +81,7 @@ def test_what_a_call_must_move_and_compute():
     forward = {
         "rmsnorm": s * (2 * n * c + c) + 4 * n,
         "residual_rmsnorm": s * (4 * n * c + c) + 4 * n,
-        "precompute_cis": 4 * t * hd,
+        "precompute_cis": 4 * t * hd + 4 * hd,
         "rope": 2 * s * n * nh * hd + 4 * t * hd,
         "repeat_kv": s * n * hd * (nkv + nh),
         "swiglu": s * 3 * n * f,

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from directories import WINDOWS, YARN
 from double import compute_in_double
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, modeling_rope_utils
 from transformers.models.llama import modeling_llama
+from transformers.models.ministral import modeling_ministral
 from transformers.models.mistral import modeling_mistral
 
 import train_llama3 as ref
@@ -70,7 +72,8 @@ def their_results(directory: Path, dtype: torch.dtype) -> Tensors:
 def true_results(directory: Path, monkeypatch) -> Tensors:
     """The truth: transformers in float64 throughout. It shares no code with ours."""
     with monkeypatch.context() as patch:
-        compute_in_double(patch, modeling_llama, modeling_mistral, modeling_rope_utils)
+        modules = modeling_llama, modeling_mistral, modeling_ministral, modeling_rope_utils
+        compute_in_double(patch, *modules)
         return their_results(directory, torch.float64)
 
 
@@ -96,12 +99,27 @@ def test_agrees_with_transformers(references, monkeypatch, name):
         torch.testing.assert_close(ours[tensor], exact, rtol=0, atol=1e-12)
 
 
-def test_a_window_agrees_with_transformers(references, monkeypatch, tmp_path):
-    """Mistral: Llama's weights, of which each token sees the last 7."""
+SLIDING, FULL = "sliding_attention", "full_attention"
+BEYOND = {"factor": 4.0, "original_max_position_embeddings": 8}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        WINDOWS,
+        WINDOWS | {"layer_types": [SLIDING, FULL, SLIDING]},
+        {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        {"rope_scaling": {"rope_type": "yarn"} | BEYOND},
+        {"rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 0.4, "truncate": False}},
+    ],
+    ids=["window", "windows", "linear", "yarn", "mscale"],
+)
+def test_changes_agree_with_transformers(references, monkeypatch, tmp_path, changes):
+    """Llama's weights, of which each token sees the last 7, or at positions beyond the original context."""
     source = references / "untied-mha" / "f32"
     config = json.loads((source / "config.json").read_text())
     (tmp_path / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "mistral", "sliding_window": 7}))
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
     truth = true_results(tmp_path, monkeypatch)
     ours = our_results(tmp_path, torch.float32)
     assert mismatches(ours, their_results(tmp_path, torch.float32), truth) == []

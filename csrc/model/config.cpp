@@ -1,5 +1,6 @@
 #include "model/config.h"
 
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -53,6 +54,13 @@ struct ConfigFields {
         if (!find(key)) wrong(key, "a positive number", "nothing");
         return positive_or(key, 0);
     }
+    // Of YaRN's options, where 0 is none.
+    double option_or(const char* key, double missing) const {
+        const json* v = find(key);
+        if (!v || (v->is_number() && *v == 0)) return missing;
+        if (!v->is_number() || *v < 1e-9 || *v > 1e9) wrong(key, "a number from 1e-9 to 1e9", excerpt(*v));
+        return v->get<double>();
+    }
     bool flag_or(const char* key, bool missing) const {
         const json* v = find(key);
         if (v && !v->is_boolean()) wrong(key, "true or false", excerpt(*v));
@@ -92,31 +100,60 @@ struct ConfigFields {
     }
 };
 
-// transformers 4 has rope_theta and rope_scaling, transformers 5 one object, rope_parameters.
-void read_rope(const ConfigFields& f, Config& c) {
-    const json* joined = f.find("rope_parameters");
-    const json* scaling = joined ? joined : f.find("rope_scaling");
-    c.rope_theta = f.positive_or("rope_theta", c.rope_theta);
-    if (!scaling) return;
-    if (!scaling->is_object())
-        f.wrong(joined ? "rope_parameters" : "rope_scaling", "an object", excerpt(*scaling));
-    const ConfigFields s{f.file, *scaling};
-    c.rope_theta = s.positive_or("rope_theta", c.rope_theta);
-    const std::string type = s.text_or(s.find("rope_type") ? "rope_type" : "type", "default");
-    if (type == "default") return;
-    if (type != "llama3") s.wrong("rope_type", "\"llama3\" or \"default\"", quote(type));
-    c.rope_scaling.factor = s.positive("factor");
-    c.rope_scaling.low_freq_factor = s.positive("low_freq_factor");
-    c.rope_scaling.high_freq_factor = s.positive("high_freq_factor");
-    // The default is transformers'.
-    c.rope_scaling.original_context = s.size_or("original_max_position_embeddings", INT32_MAX, c.max_context);
-    if (c.rope_scaling.high_freq_factor <= c.rope_scaling.low_freq_factor)
-        s.wrong("high_freq_factor", "above low_freq_factor", excerpt((*scaling)["high_freq_factor"]));
-}
-
 // Words of config.json, in the order of the enumeration.
 constexpr const char *model_types[] = {"llama", "mistral"}, *norm_names[] = {"rmsnorm"},
-                     *activations[] = {"silu"}, *positions[] = {"rope"};
+                     *activations[] = {"silu"}, *positions[] = {"rope"},
+                     *rope_types[] = {"default", "linear", "llama3", "yarn"},
+                     *layer_types[] = {"full_attention", "sliding_attention"};
+
+// What YaRN multiplies cosines and sines by (Peng et al., 2023, equation 22).
+double yarn_attention(const ConfigFields& s, double factor) {
+    const auto of = [&](double scale) { return factor <= 1 ? 1.0 : 0.1 * scale * std::log(factor) + 1.0; };
+    const double own = s.option_or("attention_factor", 0), some = s.option_or("mscale", 0),
+                 all = s.option_or("mscale_all_dim", 0);
+    return own > 0 ? own : some > 0 && all > 0 ? of(some) / of(all) : of(1);
+}
+
+// transformers 4 has rope_theta and rope_scaling, transformers 5 one object, rope_parameters. Where a file has both, both
+// versions take rope_scaling.
+void read_rope(const ConfigFields& f, Config& c) {
+    const json* const older = f.find("rope_scaling");
+    const char* const key = older && !older->empty() ? "rope_scaling" : "rope_parameters";
+    const json* const scaling = f.find(key);
+    c.rope_theta = f.positive_or("rope_theta", c.rope_theta);
+    if (!scaling) return;
+    if (!scaling->is_object()) f.wrong(key, "an object or null", excerpt(*scaling));
+    const std::string where = f.file + ": " + key;
+    const ConfigFields s{where, *scaling};
+    for (const char* const type : layer_types)
+        if (s.find(type)) s.wrong(type, "none, as all layers have the same rotary positions", "an object");
+    c.rope_theta = s.positive_or("rope_theta", c.rope_theta);
+    RopeScaling& r = c.rope_scaling;
+    r.kind = static_cast<RopeKind>(s.choice(s.find("rope_type") ? "rope_type" : "type", rope_types));
+    if (r.kind == RopeKind::plain) return;
+    if (r.kind != RopeKind::linear)  // the order and the default are transformers'
+        r.original_context = f.find("original_max_position_embeddings")
+                                 ? f.size("original_max_position_embeddings", INT32_MAX)
+                                 : s.size_or("original_max_position_embeddings", INT32_MAX, c.max_context);
+    const bool is_yarn = r.kind == RopeKind::yarn;
+    r.factor = is_yarn && !s.find("factor")
+                   ? static_cast<double>(c.max_context) / static_cast<double>(r.original_context)
+                   : s.positive("factor");
+    if (r.kind == RopeKind::llama3) {
+        r.low = s.positive("low_freq_factor");
+        r.high = s.positive("high_freq_factor");
+        if (r.low >= r.high)
+            s.wrong("low_freq_factor",
+                    ("less than high_freq_factor " + excerpt((*scaling)["high_freq_factor"])).c_str(),
+                    excerpt((*scaling)["low_freq_factor"]));
+    }
+    if (!is_yarn) return;
+    r.low = s.option_or("beta_slow", 1);
+    r.high = s.option_or("beta_fast", 32);
+    r.truncate = s.flag_or("truncate", true);
+    r.attention_factor = yarn_attention(s, r.factor);
+    if (c.rope_theta <= 1) f.wrong("rope_theta", "more than 1", json(c.rope_theta).dump());
+}
 
 // What a config.json lacks is what transformers takes for that kind of model.
 struct Missing {
@@ -138,6 +175,22 @@ void read_architecture(const ConfigFields& f, Config& c) {
     c.qk_norm = f.flag_or("use_qk_norm", false);
     c.window = f.size_or("sliding_window", INT32_MAX, missing(f, c).window);
     c.tied = f.flag_or("tie_word_embeddings", c.tied);
+}
+
+// With layer_types, transformers computes Mistral as Ministral: a window for the layers that slide.
+void read_layer_types(const ConfigFields& f, Config& c) {
+    const json* const types = f.find("layer_types");
+    if (!types) return;
+    const std::string expected = "a list of num_hidden_layers = " + std::to_string(c.L) + " types";
+    if (!types->is_array() || static_cast<int64_t>(types->size()) != c.L)
+        f.wrong("layer_types", expected.c_str(), excerpt(*types));
+    for (const json& type : *types) {
+        if (type != layer_types[0] && type != layer_types[1])
+            f.wrong("layer_types", "\"full_attention\" or \"sliding_attention\"", excerpt(type));
+        c.slides.push_back(type == layer_types[1]);
+        if (c.slides.back() && !c.window)
+            f.wrong("layer_types", "\"full_attention\" without sliding_window", excerpt(type));
+    }
 }
 
 void refuse_other_models(const ConfigFields& f, const Config& c) {
@@ -202,6 +255,7 @@ Config load_config(const std::string& model) {
     c.C = f.size("hidden_size", widest);
     c.F = f.size("intermediate_size", widest);
     c.L = f.size("num_hidden_layers", deepest);
+    read_layer_types(f, c);
     c.NH = f.size("num_attention_heads", widest);
     c.NKV = f.size_or("num_key_value_heads", widest, missing(f, c).NKV);
     if (c.NH % c.NKV)
@@ -230,15 +284,58 @@ Config load_config(const std::string& model) {
     return c;
 }
 
+std::vector<double> rope_frequencies(const Config& c) {
+    const RopeScaling& r = c.rope_scaling;
+    constexpr double pi = 3.14159265358979323846;
+    const auto context = static_cast<double>(r.original_context), half = static_cast<double>(c.HD / 2);
+    // YaRN's bounds are pairs: those that turn so often within the original context.
+    const auto pair_of = [&](double turns) {
+        return 2 * half * std::log(context / (turns * 2 * pi)) / (2 * std::log(c.rope_theta));
+    };
+    double first = 0, last = 0;
+    if (r.kind == RopeKind::yarn) {
+        first = pair_of(r.high), last = pair_of(r.low);
+        if (r.truncate) first = std::floor(first), last = std::ceil(last);
+        first = std::max(first, 0.0), last = std::min(last, 2 * half - 1);
+        if (first == last) last += 0.001;
+    }
+    // How much of a frequency stays.
+    const auto kept = [&](double j, double frequency) {
+        if (r.kind == RopeKind::plain) return 1.0;
+        if (r.kind == RopeKind::linear) return 0.0;
+        const double share = r.kind == RopeKind::yarn
+                                 ? (last - j) / (last - first)
+                                 : (context * frequency / (2 * pi) - r.low) / (r.high - r.low);
+        return std::clamp(share, 0.0, 1.0);
+    };
+    std::vector<double> frequencies;
+    for (double j = 0; j < half; j++) {
+        const double frequency = std::pow(c.rope_theta, -j / half), keep = kept(j, frequency);
+        frequencies.push_back((1 - keep) * frequency / r.factor + keep * frequency);
+    }
+    return frequencies;
+}
+
+namespace {
+
+// As read_rope() takes it.
+nlohmann::ordered_json scaling_json(const RopeScaling& r) {
+    if (r.kind == RopeKind::plain) return nullptr;
+    nlohmann::ordered_json scaling = {{"rope_type", rope_types[static_cast<int>(r.kind)]},
+                                      {"factor", r.factor}};
+    if (r.kind == RopeKind::linear) return scaling;
+    const bool is_yarn = r.kind == RopeKind::yarn;
+    scaling[is_yarn ? "beta_slow" : "low_freq_factor"] = r.low;
+    scaling[is_yarn ? "beta_fast" : "high_freq_factor"] = r.high;
+    scaling["original_max_position_embeddings"] = r.original_context;
+    if (is_yarn) scaling.update({{"attention_factor", r.attention_factor}, {"truncate", r.truncate}});
+    return scaling;
+}
+
+}  // namespace
+
 std::string config_json(const Config& c, DType dtype) {
     using ordered = nlohmann::ordered_json;
-    ordered scaling = nullptr;
-    if (c.rope_scaling.factor != 1)
-        scaling = {{"rope_type", "llama3"},
-                   {"factor", c.rope_scaling.factor},
-                   {"low_freq_factor", c.rope_scaling.low_freq_factor},
-                   {"high_freq_factor", c.rope_scaling.high_freq_factor},
-                   {"original_max_position_embeddings", c.rope_scaling.original_context}};
     const bool is_llama = c.kind == ModelKind::llama;
     ordered values = {{"architectures", {is_llama ? "LlamaForCausalLM" : "MistralForCausalLM"}},
                       {"model_type", model_types[static_cast<int>(c.kind)]},
@@ -252,7 +349,7 @@ std::string config_json(const Config& c, DType dtype) {
                       {"max_position_embeddings", c.max_context},
                       {"rms_norm_eps", c.eps},
                       {"rope_theta", c.rope_theta},
-                      {"rope_scaling", scaling},
+                      {"rope_scaling", scaling_json(c.rope_scaling)},
                       {"tie_word_embeddings", c.tied},
                       {"initializer_range", c.initializer_range},
                       {"hidden_act", activations[static_cast<int>(c.activation)]},
@@ -264,6 +361,7 @@ std::string config_json(const Config& c, DType dtype) {
                                                            : ordered(c.eos)},
                       {"torch_dtype", info(dtype).python}};
     if (!is_llama) values["sliding_window"] = c.window ? ordered(c.window) : ordered(nullptr);
+    for (const bool slides : c.slides) values["layer_types"].push_back(layer_types[slides]);
     if (c.pad) values["pad_token_id"] = *c.pad;
     return values.dump(2) + "\n";
 }

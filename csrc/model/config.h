@@ -12,10 +12,18 @@ namespace llamac {
 
 constexpr int32_t ignore_index = -100;  // a target that does not count, as in PyTorch
 
-// Llama 3.1's stretching of the rotary frequencies; factor 1: none.
+enum class RopeKind : uint8_t { plain, linear, llama3, yarn };
+
+// What makes rotary frequencies of longer contexts of those of the first training.
 struct RopeScaling {
-    double factor = 1, low_freq_factor = 1, high_freq_factor = 4;
-    int64_t original_context = 8192;  // in tokens
+    RopeKind kind = RopeKind::plain;
+    double factor = 1;
+    // In turns within the original context: pairs that turn less are slowed down by the factor, those that turn more stay.
+    double low = 1,
+           high = 4;  // Llama 3's low_freq_factor and high_freq_factor, YaRN's beta_slow and beta_fast
+    int64_t original_context = 0;  // in tokens
+    double attention_factor = 1;   // of cosines and sines: YaRN's
+    bool truncate = true;          // YaRN's bounds are whole pairs
 };
 
 enum class ModelKind : uint8_t { llama, mistral };  // Mistral's is Llama's with a sliding window
@@ -35,9 +43,10 @@ struct Config {
     ActivationKind activation = ActivationKind::silu;  // of the gate
     PositionKind positions = PositionKind::rope;
     bool qkv_bias = false, output_bias = false, mlp_bias = false;
-    bool qk_norm = false;  // of each head's queries and keys, before RoPE
-    int64_t window = 0;    // the last tokens that attention sees, its own among them; 0: all
-    bool tied = false;     // the LM head's matrix is the embedding's
+    bool qk_norm = false;           // of each head's queries and keys, before RoPE
+    int64_t window = 0;             // the last tokens that attention sees, its own among them; 0: all
+    std::vector<bool> slides = {};  // by layer: whether its attention has the window; empty: all layers
+    bool tied = false;              // the LM head's matrix is the embedding's
     double initializer_range = 0.02;
     // transformers', where config.json has none. -1, {}: null there.
     int64_t bos = 1;
@@ -47,7 +56,13 @@ struct Config {
     int64_t q_size() const { return NH * HD; }
     int64_t kv_size() const { return NKV * HD; }
     int64_t qkv_size() const { return q_size() + 2 * kv_size(); }
+    int64_t window_of(int64_t layer) const {
+        return slides.empty() || slides[static_cast<size_t>(layer)] ? window : 0;
+    }
 };
+
+// Radians per position of each pair of a head's channels, [HD/2].
+std::vector<double> rope_frequencies(const Config& config);
 
 // model: a preset's NAME (configs/models/NAME.json), a folder with a config.json, or a .json file.
 // Throws Error naming the file, the field, what was expected and what was found.

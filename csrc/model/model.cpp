@@ -147,7 +147,7 @@ void attend_next(Model& m, int64_t layer, const KvCache& cache) {
                                .begin = begin,
                                .end = cache.last,
                                .scale = attention_scale(m),
-                               .window = m.config.window});
+                               .window = m.config.window_of(layer)});
 }
 
 // Runs the parts of a block that are asked for: all in the forward pass, those thrown away in the backward
@@ -183,7 +183,7 @@ void forward_block(Model& m, int64_t layer, unsigned parts, unsigned codes,
                                       .v = h.v,
                                       .first = cached ? Tensor{} : m.first,
                                       .scale = attention_scale(m),
-                                      .window = m.config.window});
+                                      .window = m.config.window_of(layer)});
     }
     if (parts & residual_mid_part)
         linear_forward(m, {layer, Layer::o, p.weight(w.o)}, a.residual_mid, a.attention,
@@ -376,7 +376,7 @@ void backward_attention(Model& m, int64_t layer, unsigned again, bool accumulate
                                    .v = h.v,
                                    .first = m.first,
                                    .scale = attention_scale(m),
-                                   .window = m.config.window});
+                                   .window = m.config.window_of(layer)});
     show_gradient(m, layer, &BlockActivations::qkv, d.dqkv);
     const TensorMaker turned_back = {
         [&] {
@@ -463,15 +463,11 @@ std::unique_ptr<Communicator> every(Communicator* ranks, const Sharding& s, int6
 }
 
 void make_cis(const Model& m) {
-    const RopeScaling& s = m.config.rope_scaling;
     for (const Tensor& cis : {m.activations.cis, m.cache ? m.cache->cis : Tensor{}})
         if (cis.data)
             precompute_cis(m.context, {.cis = cis,
-                                       .theta = m.config.rope_theta,
-                                       .factor = s.factor,
-                                       .low_freq_factor = s.low_freq_factor,
-                                       .high_freq_factor = s.high_freq_factor,
-                                       .original_context = static_cast<double>(s.original_context)});
+                                       .frequency = m.frequency,
+                                       .attention_factor = m.config.rope_scaling.attention_factor});
 }
 
 }  // namespace
@@ -502,6 +498,7 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     if (fp8) plan_fp8_head(*fp8, config, activations.logits.shape[0], arena);
     if (options.cache.positions > 0)
         plan_cache(cache.emplace(), config, options.cache, options.precision.weights, arena);
+    arena.plan("scalars", &frequency, shaped(DType::f64, {config.HD / 2}));
     arena.plan("scalars", &squares, shaped(DType::f64, {1}));
     arena.plan("scalars", &lr, shaped(DType::f32, {1}));
     arena.plan("scalars", &step, shaped(DType::i32, {1}));
@@ -534,6 +531,7 @@ void Model::allocate() {
     arena.allocate();
     if (workspace_bytes.data) workspace.use(workspace_bytes.data, workspace_bytes.bytes());
     if (fp8) reset_fp8(*fp8, config);
+    copy_bytes(frequency.data, rope_frequencies(config).data(), frequency.bytes());
     make_cis(*this);
 }
 

@@ -56,6 +56,7 @@ struct Model {
     Tensor first;  // activations.first where the batch has it, which attention reads; else none
     std::optional<Fp8State> fp8;
     std::optional<KvCache> cache;
+    Tensor frequency;  // f64 [HD/2], of RoPE
     Tensor squares, lr,
         step;             // [1] each, read by the optimizer where the weights are: squares of the gradients
     Tensor loss_squares;  // [1], with skip_nonfinite: of the losses, the optimizer's guard

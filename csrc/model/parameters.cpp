@@ -212,8 +212,12 @@ int64_t count_parameters(const Config& config) {
 
 double flops_per_token(const Config& c, int64_t T) {
     const int64_t multiplied = count(c, [](const ParameterRow& row) { return row.group.multiplied; });
-    const int64_t W = c.window ? std::min(c.window, T) : T, seen = W * (2 * T - W) / T;  // twice the mean
-    return 6.0 * static_cast<double>(multiplied) + 6.0 * static_cast<double>(c.L * c.q_size() * seen);
+    int64_t seen = 0;  // by a token, in all layers; twice the mean
+    for (int64_t layer = 0; layer < c.L; layer++) {
+        const int64_t window = c.window_of(layer), W = window ? std::min(window, T) : T;
+        seen += W * (2 * T - W) / T;
+    }
+    return 6.0 * static_cast<double>(multiplied) + 6.0 * static_cast<double>(c.q_size() * seen);
 }
 
 namespace {

@@ -278,16 +278,13 @@ inline void mean_loss(const Context& context, const MeanLossCall& call) {
 // cosine and sine of every position's RoPE angles
 struct PrecomputeCisCall {
     Required cis;  // A[T,HD/2,2]
-    Real theta;
-    Real factor;
-    Real low_freq_factor;
-    Real high_freq_factor;
-    Real original_context;
+    Required frequency;  // f64[HD/2]
+    Real attention_factor = 1;
 };
 inline void precompute_cis(const Context& context, const PrecomputeCisCall& call) {
     static const Operation& operation = find_operation("precompute_cis");
-    const Tensor tensors[] = {call.cis};
-    const Scalar scalars[] = {call.theta, call.factor, call.low_freq_factor, call.high_freq_factor, call.original_context};
+    const Tensor tensors[] = {call.cis, call.frequency};
+    const Scalar scalars[] = {call.attention_factor};
     run(operation, tensors, scalars, context);
 }
 

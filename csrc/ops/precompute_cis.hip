@@ -1,22 +1,17 @@
-// The table of RoPE's angles (Su et al., "RoFormer", 2021), with the frequency scaling of Llama 3.1.
+// The table of RoPE's angles (Su et al., "RoFormer", 2021).
 //
-//   frequency[j] = theta^(-2j/HD),   cis[t,j] = (cos, sin)(t * frequency[j]),   j < HD/2
+//   cis[t,j] = attention_factor * (cos, sin)(t * frequency[j]),   j < HD/2
 //
-// Llama 3.1 stretches the slow frequencies, so that a model trained on original_context positions reaches
-// further (transformers calls it rope_type "llama3"). With turns = original_context * frequency / 2 pi, the
-// turns that a pair makes in the original context:
-//   turns > high_freq_factor:  frequency as it is
-//   turns < low_freq_factor:   frequency / factor
-//   between:                   (1-s) frequency / factor + s frequency, with s = (turns - low) / (high - low)
-// factor 1: no scaling; the other three are not read.
+// frequency: radians per position of each pair, theta^(-2j/HD) or what the model's scaling makes of it
+// (rope_frequencies() in model/config.cpp). attention_factor: YaRN's; 1 for all others.
 //
 // Angles reach t itself (frequency 1), where a float keeps only 0.008 rad at t = 131,072: they are computed
 // in double and only their cosine and sine are rounded.
 //
 // reference:  plain loops in double.
-// naive:      one thread per pair, its power, cosine and sine in double.
-// vectorized: 128-bit accesses: a thread has two pairs at every k-th position and computes their frequencies
-//             once. Double only takes an angle to the nearest quarter turn; the rest is done in float.
+// naive:      one thread per pair, its cosine and sine in double.
+// vectorized: 128-bit accesses: a thread has two pairs at every k-th position. Double only takes an angle to
+//             the nearest quarter turn; the rest is done in float.
 //
 // Measured: docs/benchmarks/nvidia-h200.md.
 #include <algorithm>
@@ -28,55 +23,34 @@
 namespace llamac {
 namespace {
 
-__host__ __device__ double scaled_frequency(double frequency, double factor, double low_freq_factor,
-                                            double high_freq_factor, double original_context) {
-    if (factor == 1) return frequency;
-    constexpr double two_pi = 6.283185307179586476925286766559;
-    const double turns = original_context * frequency / two_pi;
-    if (turns > high_freq_factor) return frequency;
-    if (turns < low_freq_factor) return frequency / factor;
-    const double s = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
-    return (1 - s) * frequency / factor + s * frequency;
-}
-
 template <class A>
-void precompute_cis_reference(View<A, 3> cis, double theta, double factor, double low_freq_factor,
-                              double high_freq_factor, double original_context) {
+void precompute_cis_reference(View<A, 3> cis, View<const double, 1> frequency, double attention_factor) {
     const int64_t T = cis.shape[0], half = cis.shape[1];
 #pragma omp parallel for
-    for (int64_t j = 0; j < half; j++) {
-        const double frequency =
-            scaled_frequency(std::pow(theta, -static_cast<double>(j) / static_cast<double>(half)), factor,
-                             low_freq_factor, high_freq_factor, original_context);
+    for (int64_t j = 0; j < half; j++)
         for (int64_t t = 0; t < T; t++) {
-            const double angle = static_cast<double>(t) * frequency;
-            cis(t, j, 0) = A(std::cos(angle));
-            cis(t, j, 1) = A(std::sin(angle));
+            const double angle = static_cast<double>(t) * frequency(j);
+            cis(t, j, 0) = A(attention_factor * std::cos(angle));
+            cis(t, j, 1) = A(attention_factor * std::sin(angle));
         }
-    }
 }
 
 // ---- naive
 
-__global__ void precompute_cis_naive_kernel(float* cis, int64_t T, int64_t half, double theta, double factor,
-                                            double low_freq_factor, double high_freq_factor,
-                                            double original_context) {
+__global__ void precompute_cis_naive_kernel(float* cis, const double* frequency, int64_t T, int64_t half,
+                                            double attention_factor) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (i >= T * half) return;
-    const double frequency =
-        scaled_frequency(pow(theta, -static_cast<double>(i % half) / static_cast<double>(half)), factor,
-                         low_freq_factor, high_freq_factor, original_context);
-    const double angle = static_cast<double>(i / half) * frequency;
-    cis[2 * i] = static_cast<float>(cos(angle));
-    cis[2 * i + 1] = static_cast<float>(sin(angle));
+    const double angle = static_cast<double>(i / half) * frequency[i % half];
+    cis[2 * i] = static_cast<float>(attention_factor * cos(angle));
+    cis[2 * i + 1] = static_cast<float>(attention_factor * sin(angle));
 }
 
-void precompute_cis_naive(View<float, 3> cis, double theta, double factor, double low_freq_factor,
-                          double high_freq_factor, double original_context, LaunchContext context) {
+void precompute_cis_naive(View<float, 3> cis, View<const double, 1> frequency, double attention_factor,
+                          LaunchContext context) {
     const int64_t T = cis.shape[0], half = cis.shape[1];
     launch(Grid(blocks_for(T * half, context.threads), context.threads, context.stream),
-           precompute_cis_naive_kernel, cis.data, T, half, theta, factor, low_freq_factor, high_freq_factor,
-           original_context);
+           precompute_cis_naive_kernel, cis.data, frequency.data, T, half, attention_factor);
 }
 
 // ---- vectorized: two pairs of many positions per thread
@@ -99,50 +73,44 @@ __device__ inline void cosine_sine(double quarters, float& c, float& s) {
 // threadIdx.x and blockIdx.y: which two pairs; threadIdx.y and blockIdx.x: the first position.
 template <bool whole>
 __global__ void __launch_bounds__(block_threads)
-    precompute_cis_vectorized_kernel(Dependent<float*> cis_, int64_t T, int64_t half, double log2_theta,
-                                     double factor, double low_freq_factor, double high_freq_factor,
-                                     double original_context) {
-    const auto [cis] = wait(cis_);
+    precompute_cis_vectorized_kernel(Dependent<float*> cis_, Dependent<const double*> frequency_, int64_t T,
+                                     int64_t half, float attention_factor) {
+    const auto [cis, frequency] = wait(cis_, frequency_);
     constexpr double two_over_pi = 0.63661977236758134307553505349006;
     const int64_t j = 2 * (int64_t{blockIdx.y} * blockDim.x + threadIdx.x);
     double quarters[2];  // from one position to the next
-    for (int i = 0; i < 2; i++) {
-        const double frequency = exp2(-log2_theta * static_cast<double>(j + i) / static_cast<double>(half));
-        quarters[i] = two_over_pi * scaled_frequency(frequency, factor, low_freq_factor, high_freq_factor,
-                                                     original_context);
-    }
+    for (int i = 0; i < 2; i++) quarters[i] = j + i < half ? two_over_pi * frequency[j + i] : 0;
     const int64_t step = int64_t{gridDim.x} * blockDim.y;
     for (int64_t t = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; t < T; t += step) {
         float turn[4];
         for (int i = 0; i < 2; i++)
             cosine_sine(static_cast<double>(t) * quarters[i], turn[2 * i], turn[2 * i + 1]);
+        for (float& part : turn) part *= attention_factor;
         store_part<whole>(cis + t * 2 * half, 2 * j, 2 * half, pack(turn));
     }
 }
 
-void precompute_cis_vectorized(View<float, 3> cis, double theta, double factor, double low_freq_factor,
-                               double high_freq_factor, double original_context, LaunchContext context) {
+void precompute_cis_vectorized(View<float, 3> cis, View<const double, 1> frequency, double attention_factor,
+                               LaunchContext context) {
     const int64_t T = cis.shape[0], half = cis.shape[1], columns = (half + 1) / 2;
     const unsigned across = static_cast<unsigned>(std::min<int64_t>(columns, context.threads));
     const unsigned down = static_cast<unsigned>(context.threads) / across;
-    // No more positions at once than keep the device busy: every thread has to compute its frequencies.
+    // No more positions at once than keep the device busy: every thread has to read its frequencies.
     const int64_t resident = int64_t{device_properties().multiprocessors} * most_threads / context.threads;
     const unsigned places = static_cast<unsigned>(std::min<int64_t>(blocks_for(T, down), resident));
     const dim3 blocks(places, blocks_for(columns, across));
     launch(Grid(blocks, dim3(across, down), context.stream),
            is_whole({cis.data}, 2 * half, vector_size<float>) ? precompute_cis_vectorized_kernel<true>
                                                               : precompute_cis_vectorized_kernel<false>,
-           cis.data, T, half, std::log2(theta), factor, low_freq_factor, high_freq_factor, original_context);
+           cis.data, frequency.data, T, half, static_cast<float>(attention_factor));
 }
 
 Operation precompute_cis(
     "precompute_cis<A: f32 f64>"
-    "(cis: A[T,HD/2,2];;"
-    " theta: float {10000, 500000}, factor: float {1, 8, 32}, low_freq_factor: float {1},"
-    " high_freq_factor: float {4}, original_context: float {64, 8192}) empty(T)",
+    "(cis: A[T,HD/2,2]; frequency: f64[HD/2]; attention_factor: float = 1 {1, 1.25}) empty(T)",
     "cosine and sine of every position's RoPE angles",
     {{"vectorized",
-      "frequencies once per thread, angles reduced in double, 128-bit accesses",
+      "angles reduced in double, 128-bit accesses",
       Backend::device,
       instantiations<precompute_cis_vectorized>(),
       nullptr,

@@ -27,7 +27,6 @@ Form::Form(const Operation& op_, bool out_) : op(&op_), out(out_) {
         else if (is_given(o))
             results.push_back(i);
     }
-    factory = leading.empty() && last.empty();
     find_sizes();
     const auto decides = [&](size_t s) {
         return std::any_of(op->operands.begin(), op->operands.end(),
@@ -35,7 +34,7 @@ Form::Form(const Operation& op_, bool out_) : op(&op_), out(out_) {
     };
     for (size_t i = 0; i < op->scalars.size(); i++)
         if (out || !decides(i)) scalars.push_back(i);
-    arguments = leading.size() + sizes.size() + scalars.size() + last.size() + (factory ? 2 : 0);
+    arguments = leading.size() + sizes.size() + scalars.size() + last.size();
     for (const size_t i : results) fresh |= uint32_t{1} << i;
 }
 
@@ -75,9 +74,8 @@ std::string Form::schema() const {
                                            : "bool ") +
                             op->scalars[i].name + (missing.empty() ? "" : "=" + missing));
     }
-    if (factory || !last.empty()) arguments.push_back("*");
+    if (!last.empty()) arguments.push_back("*");
     for (const size_t i : last) add(i);
-    if (factory) arguments.insert(arguments.end(), {"ScalarType dtype", "Device device"});
     for (const size_t i : results) returned.push_back("Tensor " + op->operands[i].name);
     return name() + "(" + joined(arguments) + ") -> (" + joined(returned) + ")";
 }

@@ -16,7 +16,6 @@ struct Form {
     std::vector<size_t> scalars;  // then these,
     std::vector<size_t> last;     // then the results to be written
     std::vector<size_t> results;  // operands that are returned
-    bool factory;                 // no tensor tells type and device: they are arguments, behind all others
     size_t arguments;             // their number
     uint32_t fresh = 0;           // a bit for each operand that is returned
 

@@ -8,10 +8,10 @@
 //                          *, Tensor(a!) dx, Tensor(b!) dweight) -> ()
 //
 // The first allocates its outputs, without those that may be null, unless their size is fixed (cross_entropy's mean);
-// G and M, which no input may tell, are T there. A size that no tensor tells is an argument by its letter
-// (repeat_kv_forward(Tensor x, SymInt NH)); an operation without any tensor takes dtype and device too. `.out` writes
-// where it is told, to null where that is allowed; an operation whose outputs may all be null allocates none. Operands
-// marked ~ are mutated arguments of both forms. A letter marked rows(N) may be any number of dimensions: results have
+// G and M, which no input may tell, are T there, and f32 where T is not told either. A size that no tensor tells is an
+// argument by its letter (repeat_kv_forward(Tensor x, SymInt NH)). `.out` writes where it is told, to null where that is
+// allowed; an operation whose outputs may all be null allocates none. Operands marked ~ are mutated arguments of both
+// forms. A letter marked rows(N) may be any number of dimensions: results have
 // those of the first tensor that has it. An i32 that may be strided may be an int64, as PyTorch's targets are: its values
 // are those of the lower halves.
 #include <ATen/core/Tensor.h>
@@ -65,7 +65,6 @@ struct Arguments {
     c10::SmallVector<Size, 8> size;           // by dimension; -1: not told yet
     std::optional<Shape> rows;                // what the rows are made of
     c10::SmallVector<Scalar, 8> scalars;      // by the description's order
-    at::ScalarType dtype = at::kFloat;
     c10::Device device = at::kCPU;
 
     Arguments(const Form& f, torch::jit::Stack& stack)
@@ -87,7 +86,6 @@ struct Arguments {
                                      : Scalar(v.toDouble());
         }
         for (const size_t i : f.last) take_tensor(i);
-        if (f.factory) dtype = argument[0].toScalarType(), device = argument[1].toDevice();
         torch::jit::drop(stack, f.arguments);
         for (size_t i = tensors.size(); i-- > 0;)
             if (tensors[i].defined()) device = tensors[i].device();
@@ -126,7 +124,6 @@ struct Arguments {
                                     d.factor / d.divisor);
             }
             tensors[i] = allocate(Shape(shape), result_type(o), device);
-            if (form.factory) device = tensors[i].device();  // "cuda" is one of them
         }
     }
 
@@ -175,7 +172,7 @@ struct Arguments {
     at::ScalarType result_type(const Operand& o) const {
         if (o.letter < 0) return torch_type(o.dtype);
         at::ScalarType storage =
-            dtype;  // that of the first letter; of its arithmetic, where no argument has it
+            at::kFloat;  // that of the first letter; of its arithmetic, where no argument has it
         bool told = false;
         for (size_t i = tensors.size(); i-- > 0;) {
             if (!tensors[i].defined()) continue;
@@ -221,8 +218,6 @@ void implement(torch::Library& library, const Form& form, c10::DispatchKey key) 
 void define(torch::Library& library, const Form& form) {
     library.def(torch::schema(form.schema().c_str()), {at::Tag::pt2_compliant_tag});
     implement<c10::SymInt>(library, form, c10::DispatchKey::Meta);
-    // Without a tensor there is no backend to go by: the kernel itself looks at the device, which may be meta.
-    if (form.factory) return implement<c10::SymInt>(library, form, c10::DispatchKey::BackendSelect);
     implement<int64_t>(library, form, c10::DispatchKey::CPU);
     implement<int64_t>(library, form, c10::DispatchKey::CUDA);  // ROCm's torch calls its devices so too
 }
@@ -249,7 +244,7 @@ extern "C" __attribute__((visibility("default"))) void llamac_register_operation
     for (const llamac::Operation* op : llamac::operations()) {
         const llamac::Form form(*op, false), out(*op, true);
         const bool gives = !form.results.empty();
-        if (gives && !form.factory) llamac::define_derivative(library, form);
+        if (gives) llamac::define_derivative(library, form);
         if (!gives) llamac::refuse_derivative(library, form.name());
         if (writes(*op)) llamac::refuse_derivative(library, out.name());
     }

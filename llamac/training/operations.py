@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llamac.config import Config
+from llamac.config import Config, rope_frequencies
 from llamac.errors import InputError
 from llamac.training.rounding import upload
 
@@ -20,11 +20,9 @@ def llamac_operations() -> dict[str, Callable]:
         raise InputError(f"--ops llamac: {error}") from None
 
     def precompute_cis(config: Config, T: int, device="cpu", dtype=torch.float32) -> Tensor:
-        s = config.rope_scaling
-        scaling = (s.factor, s.low_freq_factor, s.high_freq_factor) if s else ()
-        context = (float(s.original_max_position_embeddings),) if s else ()
-        where = {"dtype": dtype, "device": device}
-        return ops.precompute_cis(T, config.head_dim, config.rope_theta, *scaling, *context, **where)
+        frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        factor = config.rope_scaling.attention_factor if config.rope_scaling else 1.0
+        return ops.cis_of_frequencies(T, frequencies, factor, dtype, device)
 
     names = ("rmsnorm", "residual_rmsnorm", "rope", "attention", "swiglu", "linear_cross_entropy")
     return {"precompute_cis": precompute_cis} | {name: getattr(ops, name) for name in names}

@@ -143,14 +143,13 @@ def swiglu(h: Harness) -> None:
             )
 
 
-def cis_table(Tn, HD, theta=500000.0, factor=1.0, low=1.0, high=4.0, original=8192.0) -> np.ndarray:
-    f = theta ** (-np.arange(HD // 2) / (HD // 2))
-    if factor != 1:
-        turns = original * f / (2 * np.pi)
-        s = (turns - low) / (high - low)
-        f = np.where(turns > high, f, np.where(turns < low, f / factor, (1 - s) * f / factor + s * f))
-    a = np.arange(Tn)[:, None] * f
-    return np.stack([np.cos(a), np.sin(a)], -1)
+def frequencies_of(HD, theta=500000.0) -> np.ndarray:
+    return theta ** (-np.arange(HD // 2) / (HD // 2))
+
+
+def cis_table(Tn, HD, frequency=None, factor=1.0) -> np.ndarray:
+    a = np.arange(Tn)[:, None] * (frequencies_of(HD) if frequency is None else frequency)
+    return factor * np.stack([np.cos(a), np.sin(a)], -1)
 
 
 def rope(h: Harness) -> None:
@@ -207,14 +206,21 @@ def rope_of_fused_rows(h: Harness) -> None:
 
 
 def precompute_cis(h: Harness) -> None:
-    for Tn, HD, factor in ((9, 64, 1.0), (300, 128, 8.0), (5, 6, 1.0), (33, 80, 32.0), (3000, 64, 8.0)):
+    for Tn, HD, slowed, factor in (
+        (9, 64, 1.0, 1.0),
+        (300, 128, 8.0, 1.25),
+        (5, 6, 1.0, 1.0),
+        (33, 80, 32.0, 1.0),
+        (3000, 64, 8.0, 1.0),
+    ):
+        frequency = h.tensor((HD // 2,), np.float64, frequencies_of(HD) / slowed)
         cis = h.tensor((Tn, HD // 2, 2), F)
         h.case(
             "precompute_cis",
-            f"T={Tn} HD={HD} factor={factor}",
-            [cis],
-            [500000.0, factor, 1.0, 4.0, 8192.0],
-            [Output(cis, cis_table(Tn, HD, 500000.0, factor), 2, 4, 2.0**-23, name="cis")],
+            f"T={Tn} HD={HD} slowed={slowed} attention_factor={factor}",
+            [cis, frequency],
+            [factor],
+            [Output(cis, cis_table(Tn, HD, frequency.get(), factor), 2, 4, 2.0**-23, name="cis")],
         )
 
 
