@@ -165,8 +165,8 @@ void check_saturated() {
         };
         step(1, {});
         step(2, {{"0.swiglu", 1, 10000}});
-        step(3, {{"0.d.down", 30, 1000}, {"0.swiglu", 4, 10000}});
-        step(4, {{"0.d.down", 20, 1000}});
+        step(3, {{"0.d.down", 1000, 1000}, {"0.swiglu", 4, 10000}});
+        step(4, {{"0.d.down", 1000, 1000}});
         step(5, {{"0.d.down", 1, 1000}});
         log.saturated();
         log.saturated();
@@ -184,9 +184,9 @@ void check_saturated() {
     };
     check(found.size() == 3, "events of saturated values");
     check(found[0] == expected(2, 1, {{"0.swiglu", 1}}, "0.swiglu", 1e-4), "one step's");
-    check(found[1] == expected(4, 2, {{"0.d.down", 50}, {"0.swiglu", 4}}, "0.d.down", 0.025), "two steps'");
+    check(found[1] == expected(4, 2, {{"0.d.down", 2000}, {"0.swiglu", 4}}, "0.d.down", 1.0), "two steps'");
     check(found[2] == expected(5, 1, {{"0.d.down", 1}}, "0.d.down", 1e-3), "those of no line");
-    check(shown.find("4/20  saturated: 2.5% of 0.d.down lies beyond fp8's largest value\n") != shown.npos,
+    check(shown.find("4/20  saturated: 100% of 0.d.down lies beyond fp8's largest value\n") != shown.npos,
           "the console warns");
     check(shown.find("saturated") == shown.rfind("saturated"), "and once");
 }

@@ -240,7 +240,7 @@ void Log::saturated() {
                {"worst", worst->tensor},
                {"share", share(*worst)}});
     if (many > 0)
-        note(last_step, format("saturated: %.2g%% of %s", 100 * share(*worst), worst->tensor.c_str()) +
+        note(last_step, format("saturated: %.3g%% of %s", 100 * share(*worst), worst->tensor.c_str()) +
                             " lies beyond fp8's largest value" +
                             (many > 1 ? format("; over %.2g%% in %lld tensors", 100 * most_saturated,
                                                static_cast<long long>(many))
