@@ -20,7 +20,7 @@ from llamac import vocabulary
 from llamac.errors import InputError
 from llamac.files import read_bytes
 from llamac.tokenizer import GPT2_SPLIT, LLAMA3_SPLIT, byte_letters, encode_fast, rank_hash
-from llamac.vocabulary import Vocabulary
+from llamac.vocabulary import MOST_TOKENS, Vocabulary
 
 QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 _SPLITS = (GPT2_SPLIT, LLAMA3_SPLIT, QWEN2_SPLIT)
@@ -58,6 +58,8 @@ class JsonTokenizer:
         self.vocab_size = max(self.backend.get_vocab().values(), default=-1) + 1
         if self.vocab_size < 1:
             raise InputError(f"{path}: expected a vocabulary, found none")
+        if self.vocab_size > MOST_TOKENS:  # which are held by their ids
+            raise InputError(f"{path}: expected ids below {MOST_TOKENS}, found {self.vocab_size - 1}")
 
     def _add_tokens(self) -> None:
         """Those that tokenizer_config.json has and tokenizer.json has not, as transformers adds them."""

@@ -294,6 +294,10 @@ def test_characters_of_another_class(tmp_path, monkeypatch):
         (b"{}", "expected a tokenizer.json"),
         (b"\xff", "expected a tokenizer.json"),
         (b'{"model": {"type": "BPE", "vocab": {}, "merges": []}}', "expected a vocabulary, found none"),
+        (
+            b'{"model": {"type": "BPE", "vocab": {"a": 4294967295}, "merges": []}}',
+            "expected ids below 4194304, found 4294967295",
+        ),
     ],
 )
 def test_malformed(tmp_path, content, message):
