@@ -111,7 +111,8 @@ def test_templates_have_what_transformers_gives_them(directory, tmp_path):
 
     source = (
         "{%- for m in messages %}\n  {%- if loop.index0 > 1 %}{% break %}{% endif %}\n"
-        "{{ m | tojson }} {{ strftime_now('%Y') }}{{ eos_token }}\n{% endfor %}"
+        "{{ m | tojson }}{{ m | tojson(sort_keys=True) }}"
+        " {{ strftime_now('%Y') }}{{ eos_token }}\n{% endfor %}"
     )
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((directory / name).read_bytes())

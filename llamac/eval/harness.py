@@ -91,6 +91,7 @@ class LlamacLM(TemplateLM):
         return [(each.log, each.is_greedy) for each in found]
 
     def loglikelihood_rolling(self, requests: Sequence, disable_tqdm: bool = False) -> list[float]:
+        """As lm-eval's hf model with add_bos_token=False: its prefix token precedes the first window only."""
         sums = []
         for request in requests:
             windows = list(self._scorer.windows(self._scorer.model.encode(request.args[0], bos=False)))
