@@ -15,10 +15,10 @@ from pathlib import Path
 import xxhash
 
 from llamac import manifest
-from llamac.errors import InputError, run
+from llamac.errors import InputError, printable, run
+from llamac.files import MOST_JSON, open_file, read_bytes
 from llamac.output import step_of
 
-_MISSING = (FileNotFoundError, NotADirectoryError)
 _PIECE = 1 << 20
 _DAMAGED = re.compile(r"damaged_(step_\d+)(_\d+)?")
 
@@ -59,30 +59,38 @@ class _Damage(Exception):
 
 def _manifest(path: Path) -> dict:
     """The manifest's fields. Raises _Damage; InputError where it is whole, and of another version."""
-    try:
-        text = path.read_bytes()
-    except (*_MISSING, IsADirectoryError):
-        raise _Damage(f"{path.name}: expected a file, found none") from None
+    if (size := _size(path)) > MOST_JSON:
+        raise _Damage(f"{path.name}: expected at most {MOST_JSON} bytes, found {size}")
+    text = read_bytes(path, MOST_JSON)
     if not manifest.is_whole(text):
         raise _Damage(f"{path.name}: its checksum is not that of its text: it was changed or cut short")
     return manifest.parse(text, str(path))
 
 
-def _problem(path: Path, expected: File, sums: bool) -> str:
+def _size(path: Path) -> int:
+    """Of a file. Raises _Damage where there is none."""
     try:
         status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):
-            return f"{path.name}: expected a file, found something else"
-        if status.st_size != expected.bytes:
-            return f"{path.name}: expected {expected.bytes} bytes, found {status.st_size}"
-        if not sums:
-            return ""
-        digest = xxhash.xxh3_64()
-        with open(path, "rb") as file:
-            while piece := file.read(_PIECE):
-                digest.update(piece)
-    except _MISSING:
-        return f"{path.name}: expected a file, found none"
+    except (FileNotFoundError, NotADirectoryError):
+        raise _Damage(f"{path.name}: expected a file, found none") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise _Damage(f"{path.name}: expected a file, found something else")
+    return status.st_size
+
+
+def _problem(path: Path, expected: File, sums: bool) -> str:
+    try:
+        size = _size(path)
+    except _Damage as damage:
+        return str(damage)
+    if size != expected.bytes:
+        return f"{path.name}: expected {expected.bytes} bytes, found {size}"
+    if not sums:
+        return ""
+    digest = xxhash.xxh3_64()
+    with open_file(path) as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
     if digest.hexdigest() != expected.xxh3:
         return f"{path.name}: expected the XXH3 checksum {expected.xxh3}, found {digest.hexdigest()}"
     return ""
@@ -91,6 +99,9 @@ def _problem(path: Path, expected: File, sums: bool) -> str:
 def _compare(found: Checkpoint, sums: bool) -> None:
     found.manifest = _manifest(found.path / manifest.NAME)
     found.step = found.manifest["step"]
+    if step_of(found.path.name) not in (None, found.step):  # a copy under another name would hide newer ones
+        expected = f"expected {step_of(found.path.name)}, as its folder's name says, found {found.step}"
+        raise _Damage(f"{manifest.NAME}: step: {expected}")
     for record in found.manifest["files"]:
         file = File(record["name"], record["bytes"], record["xxh3"])
         problem = _problem(found.path / file.name, file, sums)
@@ -166,11 +177,12 @@ def main() -> None:
         if arguments.command == "list":
             step = "-" if found.step is None else found.step
             mib = f"{sum(file.bytes for file in found.files) / 2**20:.1f}"
-            print(f"{str(path).ljust(width)}  {step:>9}  {mib:>10}  {found.state}", flush=True)
+            print(printable(f"{str(path).ljust(width)}  {step:>9}  {mib:>10}  {found.state}"), flush=True)
         else:
             for file in found.files:
-                print(f"{path / file.name}  {file.problem or f'{file.bytes} bytes, {file.xxh3}'}")
-            print(f"{path}  {found.state}", flush=True)
+                state = file.problem or f"{file.bytes} bytes, {file.xxh3}"
+                print(printable(f"{path / file.name}  {state}"))
+            print(printable(f"{path}  {found.state}"), flush=True)
         if not found.readable:
             status = 2
         elif found.problem and (path == out or not _DAMAGED.fullmatch(path.name)):

@@ -241,10 +241,7 @@ def load_config(model: str | Path) -> Config:
             expected = f"expected a directory with config.json or a preset ({names})"
             raise InputError(f"model {model}: {expected}{how_to_fetch(str(model))}")
         path = presets()[str(model)]
-    values = read_json(path)
-    if not isinstance(values, dict):
-        raise InputError(f"{path}: expected a JSON object, found {type(values).__name__}")
-    return _Reader(str(path), values).config()
+    return _Reader(str(path), read_json(path, {})).config()
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import NoneType
 
 from llamac.errors import InputError
-from llamac.files import excerpt, read_json
+from llamac.files import read_json
 from llamac.plot import read_log
 
 GUIDE = "docs/profiling.md, Counters"
@@ -337,19 +336,17 @@ def _field(own: list[Sample], formula: Formula) -> float | None:
 # In profile.json
 
 
-def parse(values: dict, where: str) -> dict[str, Counters]:
-    """Counters by operation, from a JSON object with the fields of each."""
-    found = {}
-    for operation, given in values.items():
-        kinds = {
-            f.name: (int, float) if f.name == "kernels" else (int, float, NoneType) for f in fields(Counters)
-        }
-        for name, kind in kinds.items():
-            value = given.get(name, "nothing") if isinstance(given, dict) else given
-            if not isinstance(given, dict) or not isinstance(value, kind) or isinstance(value, bool):
-                raise InputError(f"{where}.{operation}.{name}: expected a number, found {excerpt(value)}")
-        found[operation] = Counters(**{name: given[name] for name in kinds})
-    return found
+# In a profile.json: by operation.
+KIND = {str: {f.name: float if f.name == "kernels" else (float, None) for f in fields(Counters)}}
+
+
+def parse(values: dict) -> dict[str, Counters]:
+    """Counters by operation, from what is of the KIND."""
+    names = [f.name for f in fields(Counters)]
+    return {
+        operation: Counters(**{name: given.get(name) for name in names})
+        for operation, given in values.items()
+    }
 
 
 # Reading them
@@ -425,20 +422,18 @@ class Compiled:
         return []
 
 
-def parse_compiled(kernels: list, where: str) -> tuple[Compiled, ...]:
-    """Kernels in the form of dev/hip/resources.py --json, by operation and variant."""
-    keys = {"operation": str, "variant": str, "vgpr": int, "agpr": int, "lds": int, "waves": int}
+# The kernels of dev/hip/resources.py --json.
+_RESOURCES = {"operation": str, "variant": str, "vgpr": int, "agpr": int, "lds": int, "waves": int}
+COMPILED = [_RESOURCES | {"loop": (int, {"most": (int, None)}, None)}]
+
+
+def parse_compiled(kernels: list) -> tuple[Compiled, ...]:
+    """What is COMPILED, by operation and variant."""
     most: dict[tuple[str, str], Compiled] = {}
-    for k, kernel in enumerate(kernels):
-        for key, kind in keys.items():
-            if not isinstance(kernel, dict) or not isinstance(kernel.get(key), kind):
-                found = kernel.get(key) if isinstance(kernel, dict) else kernel
-                raise InputError(f"{where}[{k}].{key}: expected {kind.__name__}, found {excerpt(found)}")
+    for kernel in kernels:
         loop = kernel.get("loop")
         loop = loop.get("most") if isinstance(loop, dict) else loop
-        if not isinstance(loop, int | NoneType):
-            raise InputError(f"{where}[{k}].loop: expected int, found {excerpt(loop)}")
-        found = Compiled(**{key: kernel[key] for key in keys}, loop=loop)
+        found = Compiled(**{key: kernel[key] for key in _RESOURCES}, loop=loop)
         at = (found.operation, found.variant)
         if at not in most or found.vgpr + found.agpr > most[at].vgpr + most[at].agpr:
             most[at] = found
@@ -447,8 +442,4 @@ def parse_compiled(kernels: list, where: str) -> tuple[Compiled, ...]:
 
 def read_resources(path: Path) -> tuple[Compiled, ...]:
     """The output of dev/hip/resources.py --json."""
-    values = read_json(path)
-    kernels = values.get("kernels") if isinstance(values, dict) else None
-    if not isinstance(kernels, list):
-        raise InputError(f"{path}: expected the output of dev/hip/resources.py --json, found no list kernels")
-    return parse_compiled(kernels, f"{path}: kernels")
+    return parse_compiled(read_json(path, {"kernels": COMPILED})["kernels"])

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 MOST = 5000  # characters of a message: longer than a path
+# As control_bytes() in csrc/platform/error.cpp; test_readers.py::test_no_control_character_is_shown.
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 class InputError(ValueError):
@@ -13,17 +15,26 @@ class InputError(ValueError):
     line: what, where (file and field), expected, found."""
 
     def __init__(self, message: str = ""):
-        # As in the C program (platform/error.cpp): files and names may hold anything.
-        line = re.sub(r"[\x00-\x1f\x7f]", lambda m: f"\\x{ord(m[0]):02x}", str(message))
+        line = printable(str(message), "")  # files and names may hold anything
         super().__init__(line if len(line) <= MOST else line[:MOST] + "...")
+
+
+def printable(text: str, kept: str = "\n\t") -> str:
+    """The text for a terminal, with "\\x1b" for each byte of a character that could move its cursor, change
+    its state or turn the direction of the text around, except for the `kept` ones."""
+
+    def escape(match: re.Match) -> str:
+        return match[0] if match[0] in kept else "".join(f"\\x{byte:02x}" for byte in match[0].encode())
+
+    return CONTROL.sub(escape, text)
 
 
 def run(main: Callable[[], None]) -> None:
     """Run a script's main(); bad input or a failing file: `script: message` on stderr, exit code 2."""
     try:
         main()
-    except (InputError, OSError) as error:
+    except (InputError, OSError, MemoryError) as error:
         script = Path(sys.argv[0])
         name = script.parent.name if script.name == "__main__.py" else script.name  # of a package
-        print(f"{name}: {error}", file=sys.stderr)
+        print(f"{name}: {str(error) or 'out of memory'}", file=sys.stderr)
         sys.exit(2)

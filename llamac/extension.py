@@ -1,12 +1,13 @@
 """Loads llamac._C, which registers torch.ops.llamac.*, and checks that it was built for this torch."""
 
 import ctypes
-import json
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+
+from llamac.files import read_json
 
 REINSTALL = "reinstall llamac beside it: pip install --no-build-isolation"
 
@@ -28,10 +29,8 @@ def built(extension: Path) -> dict:
     of them}. Raises ImportError where it does not say."""
     record = extension.with_name("_C.json")
     try:
-        facts = json.loads(record.read_text())
-        if missing := {"torch", "platform", "kernels", "without_gpu"} - facts.keys():
-            raise ValueError(f"it names no {min(missing)}")
-    except (OSError, ValueError, AttributeError) as error:
+        facts = read_json(record, dict.fromkeys(("torch", "platform", "kernels", "without_gpu"), str))
+    except (OSError, ValueError) as error:
         raise ImportError(f"{record} does not say what llamac was built for ({error}); {REINSTALL}") from None
     return facts
 

@@ -28,7 +28,7 @@ from llamac.data.documents import Block, Reading, blocks
 from llamac.data.encode import MOST_NAMED, json_values
 from llamac.data.inputs import find
 from llamac.data.tokens import BEGINS_DOCUMENT, IGNORED, NO_TARGET, write_bin
-from llamac.errors import InputError, run
+from llamac.errors import InputError, printable, run
 
 KNOWN = (
     '{"messages": [{"role": ..., "content": ...}, ...]} or {"prompt": ..., "completion": ...}, '
@@ -175,7 +175,7 @@ def read(inputs: Sequence[str | Path], encoder: Encoder, longest: int, strict: b
         found.left_out[reason] += 1
         named += 1
         if named <= MOST_NAMED:
-            print(f"left out: {where}: {reason}", flush=True)
+            print(printable(f"left out: {where}: {reason}"), flush=True)
 
     for block in _blocks(inputs):
         for path, line, reason in block.skipped:

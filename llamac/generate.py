@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
-from llamac.errors import InputError, run
-from llamac.files import read_bytes
+from llamac.errors import CONTROL, InputError, printable, run
+from llamac.files import parse_json, read_bytes
 from llamac.inference import Inference, Sampling, TextModel, TextStream, add_flags
 
 Messages = list[dict[str, Any]]
@@ -85,14 +85,10 @@ def _ids(text: str, flag: str) -> list[int]:
 
 def _prompt_of(line: str, where: str) -> str | Messages:
     """The prompt of a JSON line: a text, or the messages of a chat."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: expected JSON: {error}") from None
-    if isinstance(row, dict) and isinstance(row.get("prompt"), str):
-        return row["prompt"]
-    if isinstance(row, dict) and isinstance(row.get("messages"), list):
-        return row["messages"]
+    row = parse_json(line, where, {"prompt": (str, None), "messages": ([{}], None)})
+    for key in ("prompt", "messages"):
+        if row.get(key) is not None:
+            return row[key]
     raise InputError(f'{where}: expected {{"prompt": TEXT}} or {{"messages": [...]}}, found {line[:60]}')
 
 
@@ -169,7 +165,7 @@ class Session:
 
         def write(piece: str) -> None:
             told.append(piece)
-            out.write(piece)
+            out.write(printable(piece))
             out.flush()
 
         def made(_: int, token: int) -> bool:
@@ -210,7 +206,8 @@ def answer_file(session: Session, prompts: dict[str, str | Messages], out: TextI
             text = session.text.decode(made[:-1] if ended else made)
             row: dict[str, Any] = {"prompt" if isinstance(prompt, str) else "messages": prompt, "text": text}
             row |= {"tokens": len(made), "ended_by": "stop" if ended else "length"}
-            print(json.dumps(row, ensure_ascii=False), file=out, flush=True)
+            line = json.dumps(row, ensure_ascii=False)
+            print(CONTROL.sub(lambda m: f"\\u{ord(m[0]):04x}", line), file=out, flush=True)
 
 
 def talk(session: Session, lines: Iterable[str], out: TextIO) -> None:

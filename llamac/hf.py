@@ -97,15 +97,12 @@ def weight_files(directory: str | Path) -> dict[Path, dict[str, tuple[DType, tup
         _refuse_pickled(directory)
     if single.exists() or not index.exists():
         return {single: read_header(single)}
-    root = read_json(index)
-    weight_map = root.get("weight_map") if isinstance(root, dict) else None
-    if not isinstance(weight_map, dict):
-        raise InputError(f"{index}: expected an object with weight_map, found {excerpt(root)}")
+    weight_map = read_json(index, {"weight_map": {str: str}})["weight_map"]
     headers: dict[Path, dict] = {}
     chosen: dict[Path, dict] = {}
     for name, shard in weight_map.items():
         where = f"{index}: {excerpt(name)}"
-        if not isinstance(shard, str) or not _is_file_name(shard):
+        if not _is_file_name(shard):
             raise InputError(f"{where}: expected the name of a file in {directory}, found {excerpt(shard)}")
         file = Path(directory) / shard
         if file not in headers:

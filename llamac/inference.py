@@ -19,7 +19,7 @@ from llamac import chat, tokenizer
 from llamac.config import load_config
 from llamac.data.tokens import IGNORED
 from llamac.errors import InputError
-from llamac.files import read_json
+from llamac.files import check_text, read_json
 from llamac.native import native
 
 PART, DEVICE_PART = 512, 4096  # tokens of a prompt that a pass reads at most, on the host and on a GPU
@@ -81,7 +81,8 @@ class TextModel:
         """Ids that end an answer: generation_config.json's, else config.json's eos_token_id, and the
         tokenizer's end of a document."""
         settings = self.directory / "generation_config.json"
-        given = read_json(settings).get("eos_token_id") if settings.exists() else None
+        kind = {"eos_token_id": (range(2**31), [range(2**31)], None)}
+        given = read_json(settings, kind).get("eos_token_id") if settings.exists() else None
         ids = self.config.eos_token_id if given is None else given
         found = [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
         try:
@@ -234,6 +235,7 @@ def load_tokenizer(path: Path, vocab_size: int) -> Any:
 
 def encode(own: Any, text: str, bos: bool = True) -> list[int]:
     """Inference.encode() by the tokenizer `own`."""
+    check_text(text, "prompt")
     if not hasattr(own, "backend"):
         ids = own.encode(text)
     else:
@@ -251,7 +253,7 @@ def _without_end(ids: list[int], own: Any) -> list[int]:
 
 def _dtype(directory: Path) -> str:
     """What config.json says that the weights are, as Hugging Face writes it: dtype, before torch_dtype."""
-    root = read_json(directory / "config.json")
+    root = read_json(directory / "config.json", dict.fromkeys(("dtype", "torch_dtype"), (str, None)))
     found = root.get("dtype") or root.get("torch_dtype") or "float32"
     if found not in DTYPES:
         expected = " or ".join(DTYPES)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from llamac import __version__
+from llamac.errors import printable
 from llamac.spikes import Spike
 from llamac.version import commit
 
@@ -93,7 +94,7 @@ class Log:
 
     def print(self, line: str) -> None:
         try:
-            print(line, file=self.console, flush=True)
+            print(printable(line), file=self.console, flush=True)
         except OSError:  # closed: log.jsonl goes on, and what the stream still holds goes nowhere
             with open(os.devnull, "wb") as null:
                 os.dup2(null.fileno(), self.console.fileno())

@@ -1,11 +1,12 @@
 """Loads llamac._native, as `native`."""
 
 import ctypes
-import json
 import os
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+
+from llamac.files import read_json
 
 
 def _load_torchs_runtime() -> None:
@@ -16,8 +17,9 @@ def _load_torchs_runtime() -> None:
     module = find_spec("llamac._native")
     if module is None or module.origin is None:
         return
-    with suppress(OSError, ValueError, KeyError):  # no torch when it was built, or another since
-        for path in json.loads(Path(module.origin).with_name("_C.json").read_text())["libraries"]:
+    with suppress(OSError, ValueError):  # no torch when it was built, or another since
+        facts = read_json(Path(module.origin).with_name("_C.json"), {"libraries": [str]})
+        for path in facts["libraries"]:
             ctypes.CDLL(path)
 
 

@@ -19,16 +19,14 @@ from typing import Any
 from llamac.config import has_weights
 from llamac.dtypes import TABLE
 from llamac.errors import InputError
-from llamac.files import read_bytes, read_json
+from llamac.files import read_json, read_text
 from llamac.folders import CONFIGS
 
 _TYPES = {"text": str, "integer": int, "number": float, "switch": bool, "list": tuple[str, ...]}
 
 
-def _table() -> list[dict]:
-    """The rows of the flags that are not the C program's alone."""
-    text = (CONFIGS / "tables/flags.toml").read_text(encoding="utf-8")
-    return [row for row in tomllib.loads(text)["flag"] if row.get("only") != "c"]
+_TABLE = tomllib.loads((CONFIGS / "tables/flags.toml").read_text(encoding="utf-8"))["flag"]
+_NO_KEYS = {row["name"] for row in _TABLE if not row.get("key", True) and row.get("only") != "c"}
 
 
 def _member(row: dict) -> tuple[str, type, Field]:
@@ -41,7 +39,7 @@ def _member(row: dict) -> tuple[str, type, Field]:
     return row["name"].replace("-", "_"), _TYPES[row["type"]], field(default=default, metadata=metadata)
 
 
-class Options(make_dataclass("Flags", map(_member, _table()))):  # type: ignore[misc]
+class Options(make_dataclass("Flags", (_member(row) for row in _TABLE if row.get("only") != "c"))):  # type: ignore[misc]
     """One training run. Field `batch_size` is the flag --batch-size and the TOML key batch-size."""
 
     def micro_batches(self, devices: int = 1) -> int:
@@ -167,9 +165,9 @@ def find_configuration(path: str) -> Path:
 
 def read_toml(path: str) -> dict:
     """{field name: value} of a configuration file, checked. Raises InputError."""
-    content = read_bytes(find_configuration(path))
+    text = read_text(find_configuration(path)).removeprefix("\ufeff")  # as toml++ reads it
     try:
-        values = tomllib.loads(content.decode("utf-8-sig"))  # without a byte-order mark, as toml++ reads it
+        values = tomllib.loads(text)
     except RecursionError:
         raise InputError(f"--config {path}: expected TOML, found too many levels of nesting") from None
     except ValueError as error:  # also of an integer of more digits than Python reads
@@ -180,11 +178,7 @@ def read_toml(path: str) -> dict:
 def read_checkpoint(directory: str | Path) -> dict:
     """{field name: value} of the run that wrote a checkpoint, checked. Raises InputError."""
     manifest = Path(directory) / "manifest.json"
-    values = read_json(manifest)
-    values = values.get("config") if isinstance(values, dict) else None
-    if not isinstance(values, dict):
-        raise InputError(f"{manifest}: expected a checkpoint's manifest with a config")
-    return from_keys(values, str(manifest))
+    return from_keys(read_json(manifest, {"config": {}})["config"], str(manifest))
 
 
 def from_keys(values: dict, where: str) -> dict:
@@ -209,9 +203,11 @@ def override(options: Options, flags: dict) -> Options:
 def _known(values: dict, known: dict[str, Field], where: str) -> Iterator[tuple[Field, str, Any]]:
     for key, value in values.items():
         if key not in known:
+            begin = f"{where}{': ' if where else ''}unknown key {key}"
+            if where and key in _NO_KEYS:
+                raise InputError(f"{begin}: expected it on the command line, as --{key}")
             near = difflib.get_close_matches(key, known, 1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            raise InputError(f"{where}{': ' if where else ''}unknown key {key}{hint}")
+            raise InputError(begin + (f" (did you mean {near[0]}?)" if near else ""))
         yield known[key], key, value
 
 

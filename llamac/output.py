@@ -19,6 +19,7 @@ from itertools import count
 from pathlib import Path
 
 from llamac.errors import InputError
+from llamac.files import MOST_LOG, read_bytes
 
 LOCK = ".lock"
 _ATTEMPTS, _WAIT = 10, 0.05  # seconds
@@ -66,7 +67,7 @@ def truncate_log(path: Path, step: int) -> set[str]:
     if not path.exists():
         return set()
     kept, last = [], set()
-    for line in path.read_bytes().split(b"\n"):
+    for line in read_bytes(path, MOST_LOG).split(b"\n"):
         try:
             event = json.loads(line)
         except (ValueError, RecursionError):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llamac.errors import InputError, run
-from llamac.files import excerpt, parse_json, read_bytes
+from llamac.files import MOST_LOG, Kind, expect, parse_json, read_bytes
 
 # The palette of every picture and of the page of llamac.report. Any two differ for the color-blind, too:
 # test_plot.py. The first is llamac's.
@@ -35,7 +35,7 @@ STYLE = {
 
 def read_log(path: Path) -> list[dict]:
     """The events of a log.jsonl. A last line cut short by a run that still writes, or died, is left out."""
-    lines = read_bytes(path).rstrip(b"\n").split(b"\n")
+    lines = read_bytes(path, MOST_LOG).rstrip(b"\n").split(b"\n")
     events = []
     for number, line in enumerate(lines, 1):
         where = f"{path}: line {number}"
@@ -44,7 +44,8 @@ def read_log(path: Path) -> list[dict]:
         except InputError:
             event = None
         if isinstance(event, dict):
-            events.append(_checked(event, where))
+            kind = event.get("event")
+            events.append(expect(event, _KINDS.get(kind if isinstance(kind, str) else "", {}), where))
         elif number < len(lines):
             found = line.decode("utf-8", errors="replace")[:60]
             raise InputError(f"{where}: expected a JSON object, found {found!r}")
@@ -52,37 +53,17 @@ def read_log(path: Path) -> list[dict]:
 
 
 # Of each event, what is drawn. No run has numbers beyond these, and an axis has no room for them.
-_STEP_FIELDS = ("loss", "lr", "tokens_per_s")
-_FIELDS = {
-    "step": _STEP_FIELDS,
-    "val": ("loss",),
-    "saturated": ("share",),
-    "evaluation": ("accuracy",),
-    "run": ("parameters", "tokens_per_step"),
-}
-_WORDS = {"start": "model", "run": "device", "evaluation": "task"}
 _MOST_STEPS, _LARGEST = 2**53, 1e100
-
-
-def _checked(event: dict, where: str) -> dict:
-    """The event, if what is drawn of it can be. Raises InputError."""
-    kind = event["event"] if isinstance(event.get("event"), str) else ""
-    step = event.get("step")
-    if kind in ("step", "val", "saturated", "evaluation") and not (
-        type(step) is int and 0 <= step <= _MOST_STEPS
-    ):
-        found = excerpt(step) if "step" in event else "nothing"
-        raise InputError(f"{where}: step: expected an integer from 0 to 2^53, found {found}")
-    for field in _FIELDS.get(kind, ()):
-        value = event.get(field)
-        if field in event and not (kind != "run" and value is None) and not _is_number(value):
-            raise InputError(
-                f"{where}: {field}: expected a number up to {_LARGEST:g}, found {excerpt(value)}"
-            )
-    word = _WORDS.get(kind)
-    if word and not isinstance(event.get(word, ""), str):
-        raise InputError(f"{where}: {word}: expected text, found {excerpt(event[word])}")
-    return event
+_STEP = {"step": range(_MOST_STEPS + 1)}
+_NUMBER = (Kind(f"a number up to {_LARGEST:g}", lambda value: _is_number(value)), None)
+_KINDS = {
+    "step": _STEP | dict.fromkeys(("loss", "lr", "tokens_per_s"), _NUMBER),
+    "val": _STEP | {"loss": _NUMBER},
+    "saturated": _STEP | {"share": _NUMBER},
+    "evaluation": _STEP | {"accuracy": _NUMBER, "task": (str, None)},
+    "run": {"parameters": _NUMBER, "tokens_per_step": _NUMBER, "device": (str, None)},
+    "start": {"model": (str, None)},
+}
 
 
 def _is_number(value: Any) -> bool:
@@ -115,7 +96,7 @@ def draw(events: list[dict], path: Path) -> None:
 
     with plt.rc_context(STYLE):
         shares = series(events, "saturated", "share")
-        tasks = sorted({e.get("task", "") for e in events if e.get("event") == "evaluation"})
+        tasks = sorted({e.get("task") or "" for e in events if e.get("event") == "evaluation"})
         panels = 2 + bool(shares[0]) + bool(tasks)
         figure, (top, bottom, *more) = plt.subplots(
             panels,
@@ -149,7 +130,7 @@ def draw(events: list[dict], path: Path) -> None:
             more[0].set_ylabel("saturated\nshare")
             more[0].set_yscale("log")
         for task, color in zip(tasks, cycle(COLORS)):
-            of = [e for e in events if e.get("event") == "evaluation" and e.get("task", "") == task]
+            of = [e for e in events if e.get("event") == "evaluation" and (e.get("task") or "") == task]
             more[-1].plot(*series(of, "evaluation", "accuracy"), "o-", color=color, markersize=3, label=task)
             more[-1].set_ylabel("accuracy")
             # Above the panel, which is too low to have room beside its curves.
@@ -210,12 +191,12 @@ def _title(events: list[dict]) -> str:
         run = event if event.get("event") == "run" else run
     steps = series(events, "step", "tokens_per_s")
     speeds = sorted(value for value in steps[1] if math.isfinite(value))
-    parts = [Path(start.get("model", "")).name]
-    if "parameters" in run:
+    parts = [Path(start.get("model") or "").name]
+    if run.get("parameters") is not None:
         parts.append(f"{short(run['parameters'])} parameters")
-    if steps[0] and "tokens_per_step" in run:
+    if steps[0] and run.get("tokens_per_step") is not None:
         parts.append(f"{short(steps[0][-1] * run['tokens_per_step'])} tokens")
-    below = [run.get("device", "")]
+    below = [run.get("device") or ""]
     if speeds:
         below.append(f"{speeds[len(speeds) // 2]:,.0f} tokens/s")
     lines = (" · ".join(filter(None, line)) for line in (parts, below))

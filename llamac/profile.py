@@ -13,8 +13,8 @@ from pathlib import Path
 
 from llamac import counters
 from llamac.counters import Compiled, Counters
-from llamac.errors import InputError, run
-from llamac.files import read_json
+from llamac.errors import InputError, printable, run
+from llamac.files import Kind, read_json
 
 # An operation belongs to the category whose prefix its name begins with, and to OTHER where none does. The
 # number: the share of its limit that good kernels of that kind reach. Measured on an H200 (docs/benchmarks):
@@ -89,72 +89,48 @@ def _is_number(value) -> bool:
 
 
 _EXPOSED = "exposed_communication_seconds"
-
-_KINDS = {
-    "text": lambda value: isinstance(value, str),
-    "true or false": lambda value: isinstance(value, bool),
-    "an object": lambda value: isinstance(value, dict),
-    "a list": lambda value: isinstance(value, list),
-    "a number of at least 0": lambda value: _is_number(value) and value >= 0,
-    "a number above 0": lambda value: _is_number(value) and value > 0,
-    "a number above 0, or null": lambda value: value is None or (_is_number(value) and value > 0),
+_POSITIVE = Kind("a number above 0", lambda value: _is_number(value) and value > 0)
+_AMOUNT = Kind("a number of at least 0", lambda value: _is_number(value) and value >= 0)
+_TOTALS = dict.fromkeys(("calls", "seconds", "flops", "bytes"), _AMOUNT)
+_SHAPES = {"shapes": ([_TOTALS | {"shape": str}], None)}  # files that know nothing of them have none
+_KIND = {
+    "device": {"name": str, "gpu": bool, "peak_tflops": (_POSITIVE, None), "copy_gbps": (_POSITIVE, None)},
+    "operations": [{"operation": str, "variant": str} | _TOTALS | _SHAPES],
+    "steps": _POSITIVE,
+    "seconds": _POSITIVE,
+    "idle_seconds": _AMOUNT,
+    "runtime": (str, None),
+    _EXPOSED: (_AMOUNT, None),
+    "counters": (counters.KIND, None),
+    "compiled": (counters.COMPILED, None),
 }
 
 
-def _field(values: dict, key: str, kind: str, where: str):
-    """values[key], if it is of that kind; else InputError."""
-    if key not in values or not _KINDS[kind](values[key]):
-        found = json.dumps(values[key])[:60] if key in values else "nothing"
-        raise InputError(f"{where}{key}: expected {kind}, found {found}")
-    return values[key]
+def _row(values: dict) -> Row:
+    def row(part: dict, shape: str = "", shapes: tuple[Row, ...] = ()) -> Row:
+        totals = (part[key] for key in _TOTALS)
+        return Row(values["operation"], values["variant"], *totals, shape, shapes)
 
-
-def _totals(values: dict, where: str) -> tuple[int, float, float, float]:
-    keys = ("calls", "seconds", "flops", "bytes")
-    return tuple(_field(values, key, "a number of at least 0", where) for key in keys)
-
-
-def _row(operations: list, k: int, where: str) -> Row:
-    """operations[k]. Files that know nothing of shapes have no "shapes"."""
-    here = f"{where}operations[{k}]"
-    values = operations[k]
-    if not isinstance(values, dict):
-        raise InputError(f"{here}: expected an object, found {json.dumps(values)[:60]}")
-    operation, variant = (_field(values, key, "text", f"{here}.") for key in ("operation", "variant"))
-    shapes = []
-    for j, part in enumerate(_field({"shapes": []} | values, "shapes", "a list", f"{here}.")):
-        if not isinstance(part, dict):
-            raise InputError(f"{here}.shapes[{j}]: expected an object, found {json.dumps(part)[:60]}")
-        shape = _field(part, "shape", "text", f"{here}.shapes[{j}].")
-        shapes.append(Row(operation, variant, *_totals(part, f"{here}.shapes[{j}]."), shape))
-    return Row(operation, variant, *_totals(values, f"{here}."), shapes=tuple(shapes))
+    return row(values, shapes=tuple(row(part, part["shape"]) for part in values.get("shapes") or ()))
 
 
 def read(path: str | Path) -> Profile:
     """The profile.json of a run. Raises InputError naming the file and the field."""
-    values = read_json(path)
-    if not isinstance(values, dict):
-        raise InputError(f"{path}: expected a JSON object, found {json.dumps(values)[:60]}")
-    where = f"{path}: "
-    device = _field(values, "device", "an object", where)
-    rows = _field(values, "operations", "a list", where)
+    values = read_json(path, _KIND)
+    device = values["device"]
     return Profile(
-        device=_field(device, "name", "text", f"{where}device."),
-        gpu=_field(device, "gpu", "true or false", f"{where}device."),
-        peak_tflops=_field(device, "peak_tflops", "a number above 0, or null", f"{where}device."),
-        copy_gbps=_field(device, "copy_gbps", "a number above 0, or null", f"{where}device."),
-        steps=_field(values, "steps", "a number above 0", where),
-        seconds=_field(values, "seconds", "a number above 0", where),
-        idle_seconds=_field(values, "idle_seconds", "a number of at least 0", where),
-        rows=tuple(_row(rows, k, where) for k in range(len(rows))),
-        pytorch=_field({"runtime": ""} | values, "runtime", "text", where) == PYTORCH,
-        exposed_seconds=_field({_EXPOSED: 0.0} | values, _EXPOSED, "a number of at least 0", where),
-        counters=counters.parse(
-            _field({"counters": {}} | values, "counters", "an object", where), f"{where}counters"
-        ),
-        compiled=counters.parse_compiled(
-            _field({"compiled": []} | values, "compiled", "a list", where), f"{where}compiled"
-        ),
+        device=device["name"],
+        gpu=device["gpu"],
+        peak_tflops=device.get("peak_tflops"),
+        copy_gbps=device.get("copy_gbps"),
+        steps=values["steps"],
+        seconds=values["seconds"],
+        idle_seconds=values["idle_seconds"],
+        rows=tuple(map(_row, values["operations"])),
+        pytorch=values.get("runtime") == PYTORCH,
+        exposed_seconds=values.get(_EXPOSED) or 0.0,
+        counters=counters.parse(values.get("counters") or {}),
+        compiled=counters.parse_compiled(values.get("compiled") or []),
     )
 
 
@@ -162,7 +138,7 @@ def add(path: Path, key: str, value: dict | list) -> None:
     """Adds what --counters or --resources found to a profile.json, for reports to come."""
     temporary = path.with_suffix(".json.tmp")
     try:
-        temporary.write_text(json.dumps(read_json(path) | {key: value}, indent=1) + "\n")
+        temporary.write_text(json.dumps(read_json(path, {}) | {key: value}, indent=1) + "\n")
         temporary.replace(path)
     except OSError as error:
         raise InputError(f"{path}: cannot write: {error.strerror}") from None
@@ -422,7 +398,7 @@ def main() -> None:
         operations = {row.operation for row in profile.rows}
         collected = counters.collect(o.out, o.program, operations)
         add(path, "counters", {name: asdict(counted) for name, counted in collected.items()})
-    sys.stdout.write(report(read(path)))
+    sys.stdout.write(printable(report(read(path))))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ the same.
 import json
 import re
 from collections.abc import Iterable
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import xxhash
 
 from llamac import vocabulary
 from llamac.errors import InputError
-from llamac.files import read_bytes
+from llamac.files import MOST_JSON, parse_json, read_bytes, read_json
 from llamac.tokenizer import GPT2_SPLIT, LLAMA3_SPLIT, byte_letters, encode_fast, rank_hash
 from llamac.vocabulary import MOST_TOKENS, Vocabulary
 
@@ -42,12 +42,12 @@ class JsonTokenizer:
 
         self.path, self.content, self.settings = path, content, settings
         self.hash = xxhash.xxh3_64_intdigest(content)
+        self._json: dict[str, Any] = parse_json(content, str(path), {})
         try:
-            self._json: dict[str, Any] = json.loads(content)
             self.backend = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
-        except (ValueError, RecursionError, UnicodeDecodeError) as error:
-            raise InputError(f"{path}: expected a tokenizer.json, found {_reason(error)}") from None
-        except Exception as error:  # what tokenizers raises has no class of its own
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # of no class of its own; a panic of Rust is no Exception
             raise InputError(f"{path}: expected a tokenizer.json: {_reason(error)}") from None
         self.backend.no_truncation()
         self.backend.no_padding()
@@ -181,16 +181,16 @@ def load(path: str | Path) -> JsonTokenizer:
         beside = path.parent / name
         if beside.exists():
             settings |= _read_settings(beside)
-    return JsonTokenizer(path, read_bytes(path), settings)
+    return JsonTokenizer(path, read_bytes(path, MOST_JSON), settings)
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(read_bytes(path))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: expected JSON: {_reason(error)}") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{path}: expected an object, found {type(found).__name__}")
+    token = (str, {"content": str}, None)
+    kind = dict.fromkeys(_ROLES, token) | {"added_tokens_decoder": ({str: {"content": str}}, None)}
+    found = read_json(path, kind)
+    for id in found.get("added_tokens_decoder") or {}:
+        if not re.fullmatch(r"\d{1,10}", id, re.ASCII):
+            raise InputError(f"{path}: added_tokens_decoder: expected the id of a token, found {id}")
     return found
 
 
@@ -302,6 +302,7 @@ def _merge_to_themselves(model: dict[str, Any], words: list[str]) -> bool:
     return all(len(word.ids) == 1 for word in bare.encode_batch_fast(words, add_special_tokens=False))
 
 
+@cache
 def _odd_characters() -> str:
     """Characters that tiktoken's and tokenizers' regular expressions put into different classes."""
     from tokenizers import Regex, pre_tokenizers

@@ -219,7 +219,7 @@ def test_bad_flags(arguments, message):
         ('dtype = "fp16"', "dtype: expected f32 or bf16, found 'fp16'"),
         ("kernel = [1]", "kernel: expected a list of strings, found [1]"),
         ('kernel = "a=1"', "kernel: expected a list of strings, found 'a=1'"),
-        ('config = "other.toml"', "unknown key config"),
+        ('config = "other.toml"', "unknown key config: expected it on the command line, as --config"),
         ("steps = ", "expected TOML"),
         ("steps = 1\nsteps = 2", "expected TOML"),
     ],
@@ -484,7 +484,7 @@ def test_no_config(tmp_path):
     assert fetched in refused(load_config, "meta-llama/Llama-3.2-1B")
     for text, message in (
         ("{", "expected JSON"),
-        ("[]", "expected a JSON object, found list"),
+        ("[]", "expected an object, found []"),
         ("", "expected JSON"),
     ):
         (tmp_path / "config.json").write_text(text)
@@ -504,7 +504,7 @@ def written_log(out: Path, losses: list[float]) -> str:
     for step, loss in enumerate(losses, 1):
         log.step(step, loss, 1.5, 1e-3, 1000.0)
     log.evaluation(len(losses), "piqa", accuracy=0.5, accuracy_norm=0.25, questions=1838)
-    log.sample(len(losses), 'a "quoted"\nline é\ufffd\u2028')
+    log.sample(len(losses), 'a "quoted"\nline é\ufffd\u2028\x1b\x9b')
     log.checkpoint(len(losses), "out/step_000003", 12.5)
     log.close()
     return console.getvalue()
@@ -538,7 +538,8 @@ def test_log(tmp_path):
     scores = {"accuracy": 0.5, "accuracy_norm": 0.25, "questions": 1838}
     assert events[5] == {"event": "evaluation", "step": 3, "task": "piqa"} | scores
     assert "3/3    0.5000  accuracy, 0.2500 by length: piqa, 1,838 questions" in console
-    assert events[6] == {"event": "sample", "step": 3, "text": 'a "quoted"\nline é\ufffd\u2028'}
+    assert events[6] == {"event": "sample", "step": 3, "text": 'a "quoted"\nline é\ufffd\u2028\x1b\x9b'}
+    assert 'a "quoted"\nline é\ufffd\\xe2\\x80\\xa8\\x1b\\xc2\\x9b\n' in console
     assert events[7] == {"event": "checkpoint", "step": 3, "path": "out/step_000003", "ms": 12.5}
     first = next(line for line in console.splitlines() if "1/3" in line)
     assert first.split() == [

@@ -290,9 +290,9 @@ def test_characters_of_another_class(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "content, message",
     [
-        (b"", "expected a tokenizer.json"),
+        (b"", "expected JSON"),
         (b"{}", "expected a tokenizer.json"),
-        (b"\xff", "expected a tokenizer.json"),
+        (b"\xff", "expected JSON"),
         (b'{"model": {"type": "BPE", "vocab": {}, "merges": []}}', "expected a vocabulary, found none"),
         (
             b'{"model": {"type": "BPE", "vocab": {"a": 4294967295}, "merges": []}}',

@@ -216,8 +216,8 @@ def test_no_archive(tmp_path):
         entry = tmp_path / "results.json"
         entry.write_text(json.dumps({"format": "another", "stages": []}))
         tar.add(entry, "validation/results.json")
-    for name, expected in [("x", "expected the archive"), ("missing", "expected the archive"),
-                           ("other", "expected format 'llamac validation 1', found 'another'")]:  # fmt: skip
+    for name, expected in [("x", "expected what `make validate` writes"), ("missing", "No such file"),
+                           ("other", "format: expected llamac validation 1, found .another")]:  # fmt: skip
         with pytest.raises(InputError, match=expected) as found:
             validation.read(tmp_path / name)
         assert "\n" not in str(found.value)

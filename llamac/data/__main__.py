@@ -279,12 +279,12 @@ def _summary(out: Path, index: dict[str, Any]) -> None:
     if index["left_out"]:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in index["left_out"].items())
         print(f"{out}: left out: {reasons}")
-    mixed = [source for source in index["sources"] if source["mix"] is not None]
+    mixed = [source for source in index["sources"] if source.get("mix") is not None]
     total = sum(source["train_tokens"] for source in mixed)
     for source in mixed:
         share = source["train_tokens"] / max(total, 1)
         print(f"{out}: mix: {source['name']}: {source['train_tokens']:,} tokens, {share:.3f} of them")
-    if index["mix_ended_by"]:
+    if index.get("mix_ended_by"):
         print(f"{out}: mix: ended where {index['mix_ended_by']} had no more documents")
 
 

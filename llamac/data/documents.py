@@ -208,7 +208,13 @@ def _batches(file: InputFile, name: str, row: int) -> Iterator[tuple[int, Any, i
     """(its first row, record batch of the column, bytes read) from the batch that holds `row` on, or before
     it.
     """
-    return (_parquet_batches if file.kind == "parquet" else _arrow_batches)(file, name, row)
+    pyarrow = requires("pyarrow", file.path)
+    for at, batch, read in (_parquet_batches if file.kind == "parquet" else _arrow_batches)(file, name, row):
+        try:
+            batch.validate(full=True)  # its offsets lead to memory
+        except pyarrow.ArrowException as error:
+            raise InputError(f"{file.path}: row {at + 1}: {_first_line(error)}") from None
+        yield at, batch, read
 
 
 def _first_line(error: BaseException) -> str:

@@ -230,19 +230,14 @@ def _describe_stdin(kind: str) -> InputFile:
 def _datasets_folder(folder: Path, split: str) -> list[InputFile] | None:
     """The files of a folder that datasets' save_to_disk wrote; None where it is none."""
     if (folder / "dataset_dict.json").is_file():
-        splits = read_json(folder / "dataset_dict.json").get("splits", [])
+        splits = read_json(folder / "dataset_dict.json", {"splits": [str]})["splits"]
         if split not in splits:
-            raise InputError(
-                f"{folder}: expected the split {split}, found {', '.join(map(str, splits))}: --split"
-            )
+            raise InputError(f"{folder}: expected the split {split}, found {', '.join(splits)}: --split")
         folder = folder / split
     if not ((folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()):
         return None
-    try:
-        names = [entry["filename"] for entry in read_json(folder / "state.json")["_data_files"]]
-    except (KeyError, TypeError):
-        raise InputError(f"{folder / 'state.json'}: expected a list of _data_files, found none") from None
-    return [describe(str(folder / name), "arrow") for name in names]
+    state = read_json(folder / "state.json", {"_data_files": [{"filename": str}]})
+    return [describe(str(folder / entry["filename"]), "arrow") for entry in state["_data_files"]]
 
 
 def _folder(folder: Path, out: Path, kind: str) -> tuple[list[InputFile], list[tuple[str, str]]]:

@@ -26,10 +26,29 @@ from llamac.data.progress import Progress
 from llamac.data.shards import FORMAT, INDEX, PARTIAL, STATE, ShardWriter, write_json
 from llamac.data.tokens import token_dtype
 from llamac.data.workers import Workers
-from llamac.errors import InputError
+from llamac.errors import InputError, printable
 from llamac.files import read_json
 
 SPLITS = ("train", "val")
+_SIZE = range(2**63)
+_COUNTS = {str: _SIZE}
+_FEED = {"after": [object], "used": _SIZE, "counted": bool, "open": bool, "given": _SIZE, "documents": _SIZE}
+_STATE_KIND = {
+    "fingerprint": str,
+    "writers": {split: {"shards": [_SIZE], "held": _SIZE} for split in SPLITS},
+    "feeds": [_FEED],
+    "documents": _COUNTS,
+    "left_out": _COUNTS,
+    "text_bytes": _SIZE,
+}
+_SPLIT = {"shards": [_SIZE], "documents": _SIZE, "tokens": _SIZE}
+_INDEX_KIND = {
+    "fingerprint": str,
+    "splits": {split: _SPLIT for split in SPLITS},
+    "sources": [{"name": str, "mix": (float, None), "train_tokens": _SIZE}],
+    "left_out": _COUNTS,
+    "mix_ended_by": (str, None),
+}
 _SAVE_SECONDS = 10.0
 
 
@@ -252,7 +271,7 @@ class Run:
             raise InputError(f"{where}: {reason}: --strict is set; without it, such documents are left out")
         self._named += 1
         if self._named <= MOST_NAMED:
-            print(f"left out: {where}: {reason}", flush=True)
+            print(printable(f"left out: {where}: {reason}"), flush=True)
 
     def _bytes_read(self) -> int:
         return sum(feed.bytes_read() for feed in self.feeds)
@@ -366,10 +385,10 @@ def load_state(out: Path, expected: str) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        state = read_json(path)
+        state = read_json(path, _STATE_KIND)
     except InputError:
-        state = {}
-    if not isinstance(state, dict) or state.get("fingerprint") != expected:
+        return {}
+    if state["fingerprint"] != expected:
         return {}
     whole = [(split, number) for split in SPLITS for number in range(len(state["writers"][split]["shards"]))]
     there = all((out / PARTIAL / f"{split}_{number}.bin").is_file() for split, number in whole)
@@ -379,10 +398,10 @@ def load_state(out: Path, expected: str) -> dict[str, Any]:
 def is_made(out: Path, expected: str) -> dict[str, Any] | None:
     """The index of a finished data set of the same inputs whose shards are all there."""
     try:
-        index = read_json(out / INDEX)
+        index = read_json(out / INDEX, _INDEX_KIND)
     except InputError:
         return None
-    if not isinstance(index, dict) or index.get("fingerprint") != expected:
+    if index["fingerprint"] != expected:
         return None
     names = [name for split in SPLITS for name in shard_names(split, len(index["splits"][split]["shards"]))]
     return index if all((out / name).is_file() for name in names) else None

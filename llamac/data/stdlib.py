@@ -15,6 +15,7 @@ import xxhash
 from llamac import tokenizer
 from llamac.data.tokens import permute, read_bin, write_shards
 from llamac.errors import InputError
+from llamac.files import read_text
 
 # Left out at the top: what is not the library's own (site-packages), what is generated or nearly identical
 # (tables, encodings), and what some systems or newer versions do not have.
@@ -48,8 +49,8 @@ def read(paths: list[Path]) -> list[str]:
     texts = []
     for path in paths:
         try:
-            text = path.read_bytes().decode("utf-8")
-        except UnicodeDecodeError:
+            text = read_text(path)
+        except InputError:
             continue
         if text.strip():
             texts.append(text)

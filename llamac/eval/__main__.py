@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llamac.errors import InputError, run
+from llamac.errors import InputError, printable, run
 from llamac.eval import questions as asked
 from llamac.eval import tasks, text
 from llamac.eval.likelihood import BATCH_TOKENS, PairEncoder, Scorer
@@ -185,7 +185,7 @@ def main() -> None:
         args.directory, args.dtype, args.context, batch_tokens=args.batch_tokens, kernels=args.kernel
     )
     rows, details = evaluate(scorer, args, tell)
-    print(table(rows))
+    print(printable(table(rows)))
     if args.json:
         Path(args.json).write_text(json.dumps({"results": rows, "questions": details}, indent=1) + "\n")
 

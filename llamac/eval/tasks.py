@@ -4,15 +4,13 @@ A choice's score is the likelihood of a continuation after a context. The choice
 model's answer.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from llamac.errors import InputError
-from llamac.files import excerpt
+from llamac.files import excerpt, open_file, parse_json
 
 
 @dataclass(frozen=True)
@@ -181,15 +179,10 @@ def _rows(path: Path) -> Iterator[dict]:
     if path.suffix == ".parquet":
         yield from _parquet_rows(path)
         return
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row: Any = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise InputError(f"{path}: line {number}: expected JSON: {error}") from None
-            yield row
+            if line.strip():
+                yield parse_json(line, f"{path}: line {number}", {})
 
 
 def _parquet_rows(path: Path) -> Iterator[dict]:
@@ -201,5 +194,5 @@ def _parquet_rows(path: Path) -> Iterator[dict]:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches():
                 yield from batch.to_pylist()
-    except (ArrowException, OSError) as error:
+    except (ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8
         raise InputError(f"{path}: expected Parquet: {str(error).splitlines()[0][:200]}") from None

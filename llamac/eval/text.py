@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from glob import glob
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from llamac.data.tokens import read_bin
 from llamac.errors import InputError
 from llamac.eval.likelihood import Scorer
-from llamac.files import read_bytes
+from llamac.files import read_text
 from llamac.tokenizer import data_hash
 
 AT_ONCE = 1 << 10  # windows that are scored together
@@ -47,14 +46,10 @@ def of_files(scorer: Scorer, paths: Sequence[str], progress: Progress | None = N
     """Of text files, a document each, in UTF-8."""
     documents, total = [], Total()
     for path in paths:
-        content = read_bytes(Path(path))
-        try:
-            text = content.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path}: byte {error.start}: expected UTF-8") from None
+        text = read_text(path)
         if not text:
             continue
-        total.bytes += len(content)
+        total.bytes += len(text.encode())
         documents.append(scorer.model.encode(text, bos=False))
     if not documents:
         raise InputError(f"{', '.join(paths)[:200]}: expected text, found none")

@@ -1,16 +1,20 @@
 """`python -m llamac.report validation FILE` renders the archive of `make validate` (dev/validate.py)."""
 
 import argparse
-import json
 import re
 import tarfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamac.errors import InputError
+from llamac.errors import InputError, printable
+from llamac.files import open_file, parse_json
 from llamac.version import provenance_text
 
 FORMAT = "llamac validation 1"
+_RECORD = dict.fromkeys(("stage", "status", "reason", "commit"), str) | {"seconds": float}
+_TEXTS = dict.fromkeys(("platform", "system", "date", "version", "commit"), str)
+_RESULTS = _TEXTS | {"stages": [_RECORD], "program": [str], "devices": [str]}
 MOST_BYTES = 16 << 20  # of a file inside; an archive is smaller as a whole
 
 
@@ -22,24 +26,19 @@ class Validation:
 
 def read(archive: Path) -> Validation:
     """Raises InputError for what is no archive of this format."""
-    texts = {}
-    try:
-        with tarfile.open(archive, "r:gz") as tar:
-            for entry in tar:
-                if entry.isfile() and entry.size <= MOST_BYTES and (file := tar.extractfile(entry)):
-                    name = entry.name.removeprefix("validation/")
-                    texts[name] = file.read().decode("utf-8", "replace")
-        results = json.loads(texts["results.json"])
-        if results["format"] != FORMAT:
-            raise InputError(f"{archive}: expected format {FORMAT!r}, found {str(results['format'])!r}")
-        for record in results["stages"]:
-            record["stage"], record["status"], record["reason"], record["seconds"], record["commit"]
-        results["platform"], list(results["program"]), list(results["devices"]), provenance_text(results)
-    except (OSError, EOFError, tarfile.TarError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{archive}: expected the archive that `make validate` writes: {error!r}") from None
-    return Validation(results, texts)
+    texts: dict[str, str] = {}
+    with open_file(archive) as source:
+        try:
+            with tarfile.open(fileobj=source, mode="r:gz") as tar:
+                for entry in tar:
+                    if entry.isfile() and entry.size <= MOST_BYTES and (file := tar.extractfile(entry)):
+                        name = entry.name.removeprefix("validation/")
+                        texts[name] = file.read().decode("utf-8", "replace")
+        except (OSError, EOFError, tarfile.TarError, zlib.error, ValueError) as error:
+            raise InputError(f"{archive}: expected what `make validate` writes, found {error!r}") from None
+    content, where = texts.get("results.json", "{}"), f"{archive}: results.json"
+    parse_json(content, where, {"format": {FORMAT}})  # first: another format has other fields
+    return Validation(parse_json(content, where, _RESULTS), texts)
 
 
 def _failures(text: str, most: int = 12) -> list[str]:
@@ -172,7 +171,7 @@ def main(arguments: list[str]) -> None:
         return
     text = render(read(args.archive))
     if not args.to:
-        print(text, end="")
+        print(printable(text), end="")
         return
     try:
         args.to.write_text(text, encoding="utf-8")
