@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llamac import limited
 from llamac.errors import InputError
-from llamac.files import read_bytes, read_json
+from llamac.files import check_text, read_json, read_text
 
 # What stands around the text of a {% generation %} block while it is rendered: characters that no text has.
 _BEGIN, _END = "\ufdd0", "\ufdd1"
+_KIND = {"chat_template": (str, [{"name": str, "template": str}], None)}
 ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -37,12 +39,12 @@ class Template:
     ) -> tuple[str, list[tuple[int, int]]]:
         """(the text as render() has it, where in it the answers begin and end, in characters). Answers are
         what {% generation %} blocks of the template write; most templates have none."""
-        return _without_marks(self._rendered(messages, tokenizer, answer_begins))
+        arguments = list(messages), _names_of(tokenizer) | self.tokens, answer_begins
+        return _without_marks(limited.call(f"{self.path}: chat template", self._rendered, *arguments))
 
-    def _rendered(self, messages: Sequence[dict[str, Any]], tokenizer: Any, answer_begins: bool) -> str:
+    def _rendered(self, messages: list[dict[str, Any]], tokens: dict[str, str], answer_begins: bool) -> str:
         """With marks."""
         try:
-            from jinja2 import TemplateError
             from jinja2.exceptions import TemplateRuntimeError
             from jinja2.ext import loopcontrols
             from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -60,18 +62,17 @@ class Template:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = refuse
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-        tokens = _names_of(tokenizer) | self.tokens
         try:
             template = environment.from_string(self.source)
             return template.render(
-                messages=list(messages),
+                messages=messages,
                 add_generation_prompt=answer_begins,
                 tools=None,
                 documents=None,
                 **tokens,
             )
-        except (TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
-            raise InputError(f"{self.path}: chat template: {error}") from None
+        except Exception as error:  # whatever its expressions raise
+            raise InputError(f"{self.path}: chat template: {str(error) or type(error).__name__}") from None
 
 
 def load(directory: str | Path) -> Template:
@@ -79,19 +80,16 @@ def load(directory: str | Path) -> Template:
     Raises InputError where there is none."""
     folder = Path(directory)
     settings = folder / "tokenizer_config.json"
-    root = read_json(settings) if settings.exists() else {}
+    root = read_json(settings, _KIND) if settings.exists() else {}
     tokens = {role: name for role in ROLES if (name := _text(root.get(role)))}
     jinja = folder / "chat_template.jinja"
     if jinja.exists():
-        try:
-            return Template(jinja, read_bytes(jinja).decode(), tokens)
-        except UnicodeDecodeError:
-            raise InputError(f"{jinja}: expected UTF-8") from None
+        return Template(jinja, read_text(jinja), tokens)
     other = folder / "chat_template.json"
-    for path, found in ((settings, root), (other, read_json(other) if other.exists() else {})):
+    for path, found in ((settings, root), (other, read_json(other, _KIND) if other.exists() else {})):
         source = found.get("chat_template")
         if isinstance(source, list):  # several, by name
-            source = next((each.get("template") for each in source if each.get("name") == "default"), None)
+            source = next((each["template"] for each in source if each["name"] == "default"), None)
         if isinstance(source, str):
             return Template(path, source, tokens)
     raise InputError(
@@ -102,6 +100,7 @@ def load(directory: str | Path) -> Template:
 
 def encode(tokenizer: Any, text: str) -> list[int]:
     """Ids of a rendered text: names of special tokens are these tokens, and none is added."""
+    check_text(text, "conversation")
     if hasattr(tokenizer, "backend"):
         return encode_with_places(tokenizer, text)[0]
     return tokenizer.encode_with_special_tokens(text)

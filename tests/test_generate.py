@@ -4,13 +4,16 @@ import io
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from directories import TEXT, WINDOWS, YARN, write_directory, write_weights
 
-from llamac import Error, chat, generate
+from llamac import Error, chat, generate, limited
+from llamac.errors import CONTROL
 from llamac.inference import Inference, Sampling, TextStream
 from llamac.tolerance import FORWARD, violation
 
@@ -129,6 +132,42 @@ def test_templates_have_what_transformers_gives_them(directory, tmp_path):
         chat.load(tmp_path)
 
 
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "source, words",
+    [
+        (ENDLESS, "within 0.5 seconds"),
+        ("{{ 'x' * 10**10 }}", "MemoryError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{{ 1 // 0 }}", "by zero"),
+        ("{{ messages[0].a.b }}", "no attribute"),
+    ],
+)
+def test_templates_have_limits(monkeypatch, source, words):
+    """In a thread, too, and with a template after it."""
+    monkeypatch.setattr(limited, "SECONDS", 0.5)
+    template = chat.Template(Path("t.jinja"), source, {})
+    with ThreadPoolExecutor(1) as pool, pytest.raises(Error, match=rf"^t\.jinja: chat template: .*{words}"):
+        pool.submit(template.render, [{}]).result()
+    assert chat.Template(Path(), "{{ messages }}", {}).render([{"é": [1]}]) == "[{'é': [1]}]"
+
+
+def test_no_control_character_of_an_answer_reaches_the_terminal(directory, capsys):
+    """In text it is escaped, in JSON as JSON does."""
+    session = generate.Session(generate._parser().parse_args([str(directory)]))
+    told = "a\x1b[2J\x9b\u202e\x7f\r\tb\n"
+    session.text.decode = lambda ids: told
+    model = SimpleNamespace(generate=lambda *_, **__: [[5, 6]])
+    session.load = lambda *_, **__: model
+    assert session.stream(SimpleNamespace(generate=lambda *args: args[4](0, 5)), [1], 2, sys.stdout) == told
+    assert capsys.readouterr().out == "a\\x1b[2J\\xc2\\x9b\\xe2\\x80\\xae\\x7f\\x0d\tb\n"
+    generate.answer_file(session, {"p: line 1": "x"}, sys.stdout)
+    line = capsys.readouterr().out
+    assert json.loads(line)["text"] == told and not CONTROL.search(line[:-1])
+
+
 # The command
 
 
@@ -191,6 +230,8 @@ def test_the_command(directory, tmp_path):
         (["--prompt", "x", "--system", "y"], ["--system", "--chat"]),
         (["--prompts", "missing.txt"], ["missing.txt", "cannot open"]),
         (["--prompts", "-"], ["-: expected a prompt per line"]),
+        (["--prompt", "\udcff"], ["prompt: expected text in UTF-8"]),
+        (["--prompt", "\udcff", "--chat"], ["conversation: expected text in UTF-8"]),
     ],
 )
 def test_what_the_command_refuses(directory, monkeypatch, arguments, words):
@@ -214,6 +255,7 @@ def test_files_of_prompts(tmp_path):
     for text, words in (
         ('{"prompt": "a"}\n{"prompt": \n', r"p\.jsonl: line 2: expected JSON"),
         ('{"text": "a"}\n', r'p\.jsonl: line 1: expected {"prompt": TEXT}'),
+        ('{"messages": [5]}\n', r"p\.jsonl: line 1: messages\[0\]: expected an object, found 5"),
     ):
         path.write_text(text)
         with pytest.raises(Error, match=words):
