@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fuzz import inputs, twins
+from fuzz import damage, inputs, twins
 
 from llamac import carried_files, files, hf, plot, profile, tokenizer
 from llamac.config import load_config
 from llamac.data import read_bin, write_bin
-from llamac.errors import InputError
+from llamac.errors import InputError, printable
 from llamac.options import parse
 
 C_READERS = sorted(set(inputs.SEEDS) - {"profile"})
@@ -70,6 +70,61 @@ def test_python_alone():
 @pytest.mark.program
 def test_what_c_says(verdicts, reader, name, expected):
     assert expected in verdicts[reader, name]
+
+
+@pytest.mark.program
+def test_no_control_character_is_shown(build, tmp_path):
+    """In messages of C and Python: ASCII's, C1 (U+009B), and marks that turn a text around."""
+    shown = "ab\\x1b[2J\\xc2\\x9b1m\\xe2\\x80\\xae\\xe2\\x81\\xa6\\x07\\x0d\\x09é\u200d\u0100"
+    text = "ab\x1b[2J\x9b1m\u202e\u2066\x07\r\té\u200d\u0100"
+    assert str(InputError(text)) == shown and printable(text) == shown.replace("\\x09", "\t")
+    (tmp_path / "flags").write_text(f"--{text}")
+    assert shown in twins.refusals_in_c(build / "read_inputs", "flags", [tmp_path / "flags"])[0]
+
+
+def test_a_file_that_would_fill_the_memory_is_refused(tmp_path):
+    path = tmp_path / "config.json"
+    path.touch()
+    os.truncate(path, 60 << 30)  # a hole: it takes no space on a disk
+    for read in (files.read_json, files.read_bytes, load_config, plot.read_log, files.read_text):
+        with pytest.raises(InputError, match=r"config.json: expected at most \d+ bytes, found 64424509440"):
+            read(path)
+
+
+KIND = {"a": (str, None), "b": [{"c": range(2**31)}], "d": {str: float}, "e": ({"x", "y"}, None)}
+
+
+@pytest.mark.parametrize(
+    "value, message",
+    [
+        ({"b": [], "d": {}}, ""),
+        ({"a": None, "b": [{"c": 0, "more": []}], "d": {"x": 1, "y": 1.5}, "e": "x", "more": 1}, ""),
+        (5, "expected an object, found 5"),
+        ({"b": [], "d": {}, "a": 5}, "a: expected a string or null, found 5"),
+        ({"d": {}}, "b: expected a list, found nothing"),
+        ({"b": [{"c": 1}, {"c": True}], "d": {}}, "b[1].c: expected an integer from 0 to 2^31-1, found true"),
+        ({"b": [{"c": 2**31}], "d": {}}, "b[0].c: expected an integer from 0 to 2^31-1, found 2147483648"),
+        ({"b": [], "d": {"x": "1"}}, 'd.x: expected a number, found "1"'),
+        ({"b": [], "d": {}, "e": "z"}, 'e: expected x or y or null, found "z"'),
+    ],
+)
+def test_kinds(value, message):
+    found = ""
+    try:
+        assert files.expect(value, KIND, "f") is value
+    except InputError as error:
+        found = str(error).removeprefix("f: ")
+    assert found == message
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(460, marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_damaged_files(monkeypatch, count):
+    """Of each reader in Python: they are read, or refused in one line. 20,000 in `make test-all`."""
+    monkeypatch.setattr(damage.limited, "SECONDS", 1.0)
+    for name, reader in damage.readers().items():
+        assert damage.attempt(reader, "", b"") == "", name
+        assert damage.check(name, reader, count, seed=1) == []
 
 
 def _pipe(path: Path) -> Path:
