@@ -245,6 +245,9 @@ def check_registry() -> Line:
     except Exception as error:
         advice = "unset LLAMAC_CPU_LEVEL, or name a level that this machine has"
         return failed("llamac._native", one_line(error), "a level that is there", advice)
+    if without := native.without_gemm_library():
+        advice = f"install the library's development package, then {REINSTALL}"
+        return failed("llamac._native", without, "the vendor's library", advice)
     return Line("llamac._native", "loads" + (f", operations for {level}" if level else ""))
 
 

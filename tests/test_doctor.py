@@ -218,10 +218,18 @@ def test_a_registry_that_does_not_load(monkeypatch):
     assert "ImportError: libopenblas.so.0: cannot open" in only([doctor.check_registry()])
 
 
-@pytest.mark.parametrize("level, said", [("", "loads"), ("v3", "loads, operations for v3")])
-def test_the_level_of_the_operations(monkeypatch, level, said):
-    monkeypatch.setattr(doctor, "import_registry", lambda: SimpleNamespace(cpu_level=lambda: level))
-    assert str(doctor.check_registry()) == f"ok    llamac._native: {said}"
+@pytest.mark.parametrize(
+    "level, without, said",
+    [
+        ("", "", "ok    llamac._native: loads"),
+        ("v3", "", "ok    llamac._native: loads, operations for v3"),
+        ("", "no L: slow", "FAIL  llamac._native: no L: slow (expected the vendor's library) - install"),
+    ],
+)
+def test_the_level_of_the_operations_and_their_library(monkeypatch, level, without, said):
+    registry = SimpleNamespace(cpu_level=lambda: level, without_gemm_library=lambda: without)
+    monkeypatch.setattr(doctor, "import_registry", lambda: registry)
+    assert str(doctor.check_registry()).startswith(said)
 
 
 def test_a_level_that_is_not_there(monkeypatch):

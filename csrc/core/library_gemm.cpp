@@ -25,6 +25,16 @@ std::string Gemm::name() const {
            scale(" b", b_scale) + (fast_accumulation ? " fast" : "");
 }
 
+const char* without_gemm_library() {
+#if defined(LLAMAC_AMD) && !defined(LLAMAC_BLASLT)
+    return "no hipBLASLt: matrix products are llamac's own, at about half of its speed";
+#elif defined(LLAMAC_NVIDIA) && !defined(LLAMAC_BLASLT)
+    return "no cuBLASLt: matrix products are llamac's own, at about half of its speed";
+#else
+    return "";
+#endif
+}
+
 #if defined(LLAMAC_BLASLT)
 namespace {
 
@@ -74,11 +84,22 @@ Library& library() {
     return libraries[current_device()];
 }
 
-struct Decision {
-    GemmChoices::Choice choice;
-    hipblasLtMatmulAlgo_t chosen;
-    enum { open, guessed, settled } state = open;
+}  // namespace
+
+// Not in the unnamed namespace: g++ 16 warns of members whose types are.
+struct GemmAlgorithms::State {
+    struct Decision {
+        GemmChoices::Choice choice;
+        hipblasLtMatmulAlgo_t chosen;
+        enum { open, guessed, settled } state = open;
+    };
+    std::map<Gemm, Decision> decisions;
+    std::map<std::string, GemmChoices::Choice> known;  // from files
 };
+
+namespace {
+
+using Decision = GemmAlgorithms::State::Decision;
 
 static_assert(info(DType::f32).library == HIP_R_32F && info(DType::bf16).library == HIP_R_16BF);
 hipblasLtMatrixLayout_t make_layout(DType type, int64_t rows, int64_t columns) {
@@ -256,15 +277,6 @@ void tune_in_place(const Gemm& g, const Plan& plan, Decision& decision, const Op
     CHECK(hipMemcpyAsync(o.out, kept.data, bytes, hipMemcpyDefault, o.stream));
     CHECK(hipStreamSynchronize(o.stream));
 }
-
-}  // namespace
-
-struct GemmAlgorithms::State {
-    std::map<Gemm, Decision> decisions;
-    std::map<std::string, GemmChoices::Choice> known;  // from files
-};
-
-namespace {
 
 void decide(Library& lib, const Gemm& g, const Plan& plan, const GemmAlgorithms& algorithms,
             Decision& decision, const Operands& o) {

@@ -38,6 +38,8 @@ constexpr int gemm_alignment = 16;
 // What the library is given to work in.
 constexpr int64_t gemm_workspace_bytes = int64_t{64} << 20;
 
+// Of a build for GPUs without the vendor's library: "no hipBLASLt: ...", what that costs. Otherwise "".
+const char* without_gemm_library();
 // Whether this build and the device's library can compute it.
 bool gemm_supports(const Gemm& gemm);
 struct GemmAlgorithms;

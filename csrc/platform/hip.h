@@ -18,6 +18,9 @@ constexpr bool multiplies(Fp8Units units, bool fnuz) {
 
 #if defined(LLAMAC_AMD)
 #include <hip/hip_runtime.h>
+#if !defined(__HIP__)
+#undef __noinline__  // HIP 6 makes it a macro for host compilers; g++ 16's headers have [[gnu::__noinline__]]
+#endif
 
 #include "platform/hip_on_amd.h"
 #elif defined(LLAMAC_NVIDIA)

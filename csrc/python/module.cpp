@@ -12,6 +12,7 @@
 #include "core/call_checks.h"
 #include "core/device_memory.h"
 #include "core/dispatch.h"
+#include "core/library_gemm.h"
 #include "core/random.h"
 #include "core/registry.h"
 #include "model/parameters.h"
@@ -372,6 +373,8 @@ PYBIND11_MODULE(_native, m) {
     define_inference(m);
     m.def("cpu_level", &cpu_level,
           "The level of the operations, as platform/cpu_level.h has it; empty: there is one.");
+    m.def("without_gemm_library", &without_gemm_library,
+          "What the lack of the vendor's library costs, as core/library_gemm.h has it; empty: it is there.");
     m.def(
         "computes_on_device", [] { return home() == Backend::device; },
         "Whether this build's models compute on a GPU.");

@@ -219,6 +219,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
     if (train)
         for (const std::string& line : run_warnings(o, config, *train, tokens_per_step() / o.seq_len))
             warn(line);
+    warn(without_gemm_library());
     if (o.verify_every > 0) verifier.emplace(model, accumulation, adamw(), static_cast<uint64_t>(o.seed));
     if (o.dry_run) return;
     check_memory(model, o);  // before the host's is taken, too

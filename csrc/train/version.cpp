@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commit.h"
+#include "core/library_gemm.h"
 #include "platform/cpu_level.h"
 #include "platform/ranks/communicator.h"
 #include "train/toml.h"
@@ -36,11 +37,11 @@ std::string libraries() {
 }  // namespace
 
 std::string version_text() {
-    const std::string level = cpu_level();
+    const std::string level = cpu_level(), without = without_gemm_library();
     return "llamac " LLAMAC_VERSION "\ncommit    " LLAMAC_COMMIT "\ncompiler  " LLAMAC_COMPILER
            "\nplatform  " LLAMAC_BUILT_FOR +
-           (level.empty() ? "" : "; this process: " + level) + "\nlibraries " + libraries() + "\nengines   " +
-           engines_text();
+           (level.empty() ? "" : "; this process: " + level) + (without.empty() ? "" : "; " + without) +
+           "\nlibraries " + libraries() + "\nengines   " + engines_text();
 }
 
 std::string engines_text() {

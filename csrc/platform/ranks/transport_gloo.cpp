@@ -44,6 +44,16 @@ struct Store : gloo::rendezvous::Store {
     }
 };
 
+// Gloo since 2025 shares the store, older ones borrow it.
+template <class Context>
+void connect(Context& context, const std::shared_ptr<Store>& store,
+             std::shared_ptr<gloo::transport::Device>& device) {
+    if constexpr (requires { context.connectFullMesh(*store, device); })
+        context.connectFullMesh(*store, device);
+    else
+        context.connectFullMesh(store, device);
+}
+
 struct GlooTransport : Transport {
     std::shared_ptr<gloo::rendezvous::Context> context;
     // Messages so far with each peer: a number of its own for each, the same at both ends.
@@ -62,10 +72,9 @@ struct GlooTransport : Transport {
             attributes.iface = interface;
         else
             attributes.hostname = own_address(launch);
-        Store store(launch, purpose, seconds);
         try {
             auto device = gloo::transport::tcp::CreateDevice(attributes);
-            context->connectFullMesh(store, device);
+            connect(*context, std::make_shared<Store>(launch, purpose, seconds), device);
         } catch (const gloo::Exception& error) {
             fail("rank ", rank, ": Gloo: ", error.what());
         } catch (const gloo::EnforceNotMet& error) {  // an interface without an address
