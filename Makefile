@@ -47,6 +47,9 @@ ifeq ($(origin CXX),default)
 export CXX := c++
 endif
 
+# A CMake that the set-up has put there, where the system's is too old for the platform.
+export PATH := $(CURDIR)/.venv/cmake:$(PATH)
+
 # pip installs sources only (dev/setup.sh): Python keeps what it compiles, or each process compiles PyTorch again.
 unexport PYTHONDONTWRITEBYTECODE
 

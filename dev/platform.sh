@@ -1,6 +1,8 @@
 #!/bin/sh
 # platform.sh                       prints the platform of this machine's device: amd, nvidia or cpu
 # platform.sh compiler PLATFORM     prints the compiler of that platform's kernels, or nothing where there is none
+# platform.sh architectures [DIR]   prints the architectures of this machine's AMD devices, each once; DIR: where their
+#                                   driver lists them
 #
 # The set-up and CMake both ask here. The platform follows from the device's driver: a toolkit on a machine without a GPU
 # is no reason to use it.
@@ -16,6 +18,7 @@ first() {    # prints the first argument that is a program
     done
 }
 on_path() { command -v "$1" || true; }
+newest_rocm() { printf '%s\n' /opt/rocm-* | sort -V | tail -n 1; }
 
 case "$*" in
     "")
@@ -30,8 +33,15 @@ case "$*" in
         if [ -n "${HIPCXX:-}" ]; then
             first "$(on_path "$HIPCXX")"
         else
-            first "${ROCM_PATH:-/opt/rocm}/llvm/bin/clang++" "$(on_path amdclang++)"
+            # The folder that is named, then what PATH has, then AMD's usual place. hipconfig knows where the compiler is in
+            # any layout; amdclang++ may be a script that only calls it.
+            first "${ROCM_PATH:-/none}/llvm/bin/clang++" "${HIP_PATH:-/none}/llvm/bin/clang++" \
+                "$(hipconfig --hipclangpath 2>/dev/null || true)/clang++" "$(on_path amdclang++)" \
+                /opt/rocm/llvm/bin/clang++ "$(newest_rocm)/llvm/bin/clang++"
         fi ;;
+    architectures | "architectures "*)    # 90402 is gfx942, 90010 gfx90a; 0 is a CPU
+        cat "${2:-/sys/class/kfd/kfd/topology/nodes}"/*/properties 2>/dev/null | awk '$1 == "gfx_target_version" && $2 {
+            printf "gfx%d%x%x\n", $2 / 10000, int($2 / 100) % 100, $2 % 100 }' | sort -u ;;
     "compiler nvidia")
         if [ -n "${CUDACXX:-}" ]; then
             first "$(on_path "$CUDACXX")"
@@ -43,6 +53,6 @@ case "$*" in
     "compiler cpu")
         on_path "${CXX:-c++}" ;;
     *)
-        echo "platform.sh: expected no argument, or: compiler amd|nvidia|cpu, found: $*" >&2
+        echo "platform.sh: expected no argument, or: compiler amd|nvidia|cpu, or: architectures, found: $*" >&2
         exit 2 ;;
 esac

@@ -78,7 +78,7 @@ install_system_packages() {
     need libxxhash-dev has_header xxhash.h
     need libboost-context-dev has_header boost/context/fiber.hpp
     need libopenblas-openmp-dev test -e "/usr/lib/$(c++ -print-multiarch 2>/dev/null)/openblas-openmp/libopenblas.so"
-    if [ "$kind" = targets ] && [ -z "${ROCM_PATH:-}" ] && [ ! -d /opt/rocm ]; then
+    if [ "$kind" = targets ] && [ -z "$(dev/platform.sh compiler amd)" ]; then
         need clang-19 command -v clang++-19
         need lld-19 command -v ld.lld-19
         need llvm-19 command -v llvm-readelf-19
@@ -152,12 +152,21 @@ make_venv() {
 stamp() { echo "$1 $(cksum <pyproject.toml) $(version_of "$venv")"; }
 is_done() { [ "$(cat ".venv/$1" 2>/dev/null)" = "$(stamp "$1")" ]; }
 
+# What the Makefile finds before the system's: ROCm's libraries need CMake 3.25.
+has_cmake_for_rocm() { printf '%s\n' 3.25 "$(cmake --version | sed -n 's/cmake version //p')" | sort -CV; }
+install_cmake() {
+    pip_install 'cmake>=3.25'
+    mkdir -p .venv/cmake
+    ln -sf ../bin/cmake ../bin/ctest .venv/cmake/
+}
+
 install_python_packages() {
     if ! is_done run; then
         pip_install 'pip>=25.1'
         pip_install --group run
         stamp run >.venv/run
     fi
+    [ "$platform" != amd ] || has_cmake_for_rocm || install_cmake
     if [ "$kind" != run ] && ! is_done test; then
         # shellcheck disable=SC2086 # words
         "$venv" dev/install_torch.py ${TORCH:-}

@@ -76,6 +76,30 @@ def test_an_old_python(tmp_path):
     )
 
 
+@pytest.mark.parametrize("platform, old", [("amd", "3.22.1"), ("amd", "3.25.1"), ("cpu", "3.22.1")])
+def test_a_cmake_that_is_too_old_for_rocm(tmp_path, platform, old):
+    """The Makefile finds another before it, in .venv."""
+    checkout = tmp_path / "checkout"
+    (checkout / "dev").mkdir(parents=True)
+    for name in ("dev/setup.sh", "dev/platform.sh", "pyproject.toml"):
+        (checkout / name).symlink_to(ROOT / name)
+    program(
+        checkout / ".venv/bin",
+        "python",
+        f'echo "$*" >>{tmp_path}/log; [ "$1" != -c ] || {sys.executable} "$@"',
+    )
+    program(tmp_path / "bin", "cmake", f"echo cmake version {old}")
+    environment = {
+        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+        "PLATFORM": platform,
+        "HIPCXX": "/bin/true",
+    }
+    subprocess.run([checkout / "dev/setup.sh"], env=environment, check=True, capture_output=True)
+    wanted = platform == "amd" and old == "3.22.1"
+    assert ("install --no-compile cmake>=3.25" in (tmp_path / "log").read_text()) is wanted
+    assert (checkout / ".venv/cmake/ctest").is_symlink() is wanted
+
+
 @pytest.mark.parametrize(
     "kind, gpus, more", [("run", "", ""), ("test", "1", ""), ("run", "8", " libgloo-dev")]
 )
@@ -292,6 +316,24 @@ def test_kernels_beside_rocms_torch(tmp_path):
     assert (facts["platform"], facts["kernels"]) == ("amd", "cpu")
     assert "because no HIP compiler was found" in facts["without_gpu"]
     assert "Install ROCm 7's toolkit, then" in facts["without_gpu"]
+
+
+@pytest.mark.parametrize(
+    "said, reason",
+    [
+        (
+            "Found HIP installation: /opt/rocm-6.4.3, version 6.4.43484",
+            "is of ROCm 6 and PyTorch of 7.0.51831",
+        ),
+        ("InstalledDir: /usr/bin", "names no ROCm"),
+    ],
+)
+def test_kernels_beside_a_torch_of_another_rocm(tmp_path, said, reason):
+    """llvm is a link in AMD's packages: the headers are not where the compiler's path leads."""
+    program(tmp_path / "rocm/lib/llvm/bin", "clang++", f'echo "{said}" >&2')
+    (tmp_path / "rocm/llvm").symlink_to("lib/llvm")
+    facts, _ = configure(tmp_path, hip="7.0.51831", compiler=str(tmp_path / "rocm/llvm/bin/clang++"))
+    assert facts["kernels"] == "cpu" and f"clang++ {reason} when" in facts["without_gpu"]
 
 
 def test_kernels_that_were_asked_for(tmp_path):

@@ -24,15 +24,15 @@ macro(llamac_find_compiler platform result)
   endif()
 endmacro()
 
-# Sets `result` to the major version of the toolkit that a compiler of amd or nvidia belongs to.
+# Sets `result` to the major version of the toolkit that a compiler of amd or nvidia belongs to; empty where it has none.
 function(llamac_toolkit_version platform compiler result)
   if(platform STREQUAL nvidia)
     execute_process(COMMAND ${compiler} --version OUTPUT_VARIABLE said)
     string(REGEX MATCH "release ([0-9]+)" found "${said}")
   else()
-    get_filename_component(folder ${compiler} DIRECTORY)    # ROCm's llvm/bin
-    file(STRINGS ${folder}/../../include/hip/hip_version.h said REGEX "define HIP_VERSION_MAJOR ")
-    string(REGEX MATCH "([0-9]+)" found "${said}")
+    # "Found HIP installation: /opt/rocm-7.2.4, version 7.2.53211"
+    execute_process(COMMAND ${compiler} -v OUTPUT_QUIET ERROR_VARIABLE said)
+    string(REGEX MATCH "Found HIP installation: [^\n]*, version ([0-9]+)" found "${said}")
   endif()
   set(${result} "${CMAKE_MATCH_1}" PARENT_SCOPE)
 endfunction()

@@ -33,7 +33,7 @@ if(LLAMAC_CUBLASLT_INCLUDE AND LLAMAC_CUBLASLT)
   target_include_directories(llamac_platform SYSTEM INTERFACE ${LLAMAC_CUBLASLT_INCLUDE})
   target_link_libraries(llamac_runtime INTERFACE ${LLAMAC_CUBLASLT})
 else()
-  message(STATUS "llamac: no cuBLASLt, so matrix products are our own. Install it with: pip install nvidia-cublas")
+  llamac_warn_without_library(cuBLASLt "pip install nvidia-cublas")
 endif()
 # The host's part of a .hip file is compiled like every other host file; OpenMP::OpenMP_CXX speaks to C++ only.
 string(REPLACE ";" "," host "-fopenmp;${LLAMAC_WARNINGS};${LLAMAC_HOST_FLAGS}")

@@ -38,5 +38,6 @@ if(LLAMAC_PLATFORM STREQUAL nvidia)
   file(GLOB wheels .venv/lib/python3*/site-packages/nvidia/nccl)
   llamac_find_ranks_library(NCCL libnccl-dev "nccl.h;nccl" HINTS ${wheels} PATH_SUFFIXES include lib)
 elseif(LLAMAC_PLATFORM STREQUAL amd)
-  llamac_find_ranks_library(NCCL librccl-dev "rccl/rccl.h;rccl" HINTS $ENV{ROCM_PATH} /opt/rocm PATH_SUFFIXES include lib)
+  llamac_find_ranks_library(NCCL "rccl-dev (Debian: librccl-dev)" "rccl/rccl.h;rccl"
+    HINTS ${CMAKE_HIP_COMPILER_ROCM_ROOT} PATH_SUFFIXES include lib)
 endif()
