@@ -150,7 +150,6 @@ memcheck: train_llama3
 ARCHS = gfx942 gfx90a gfx1100
 targets-amd: train_llama3 setup-test
 	@$(SETUP) targets
-	dev/hip/rocm_folder.sh
 	dev/hip/rccl_header.sh
 	$(VENV) dev/hip/resources.py $(ARCHS:%=--arch %) --program $(BUILD)/train_llama3
 
