@@ -15,6 +15,7 @@
 #   make memcheck       on an NVIDIA GPU: every kernel under compute-sanitizer's four tools
 #   make targets        compiles every kernel for AMD's GPUs and, if CUDA's compiler is installed, for sm_80 and sm_90a
 #   make targets-amd    the same for gfx942, gfx90a, gfx1100 (ARCHS); checks registers, scratch, spills, wide accesses
+#   make rocm           makes a Debian with a real ROCm (as root, 3 GB) and tries a user's commands there, without a GPU; ARCHS, ROCM
 #   make isa            runs the gfx942 code of every optimized kernel on an emulated MI300X (TINYGRAD: dev/hip/isa/README.md)
 #   make validate       checks llamac's claims on this machine and packs the results into one file; QUICK=1: only what `make test` omits
 #   make bench          compares every kernel with PyTorch eager and torch.compile on this machine's GPU, in one table
@@ -41,6 +42,7 @@ export CMAKE_GENERATOR ?= Ninja
 # The program and the Python package compile the same sources with the same flags, in folders of their own: ccache, where
 # it is installed, compiles them once. Paths under CCACHE_BASEDIR become relative, and the compiler needs one name.
 export CMAKE_CXX_COMPILER_LAUNCHER = $(shell command -v ccache)
+export CMAKE_HIP_COMPILER_LAUNCHER = $(CMAKE_CXX_COMPILER_LAUNCHER)
 export CCACHE_DIR ?= $(CURDIR)/build/ccache
 export CCACHE_BASEDIR ?= $(CURDIR)
 ifeq ($(origin CXX),default)
@@ -53,7 +55,7 @@ export PATH := $(CURDIR)/.venv/cmake:$(PATH)
 # pip installs sources only (dev/setup.sh): Python keeps what it compiles, or each process compiles PyTorch again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train_llama3 install test test-all warp32 chaos chaos-short levels sanitize race fuzz fuzz-smoke memcheck targets targets-amd isa validate bench bench-train bench-cpu reference lint format clean setup setup-test text native
+.PHONY: train_llama3 install test test-all warp32 chaos chaos-short levels sanitize race fuzz fuzz-smoke memcheck targets targets-amd rocm isa validate bench bench-train bench-cpu reference lint format clean setup setup-test text native
 
 setup:
 	@$(SETUP)
@@ -152,6 +154,11 @@ targets-amd: train_llama3 setup-test
 	@$(SETUP) targets
 	dev/hip/rccl_header.sh
 	$(VENV) dev/hip/resources.py $(ARCHS:%=--arch %) --program $(BUILD)/train_llama3
+
+# ROCM: a suite and a layout of dev/rocm_root.sh.
+ROCM = experimental amd
+rocm:
+	dev/rocm_root.sh $(ROCM) 'dev/rocm_check.sh $(ARCHS)'
 
 targets: targets-amd
 	if [ -n "$$(dev/platform.sh compiler nvidia)" ]; then \

@@ -18,7 +18,7 @@ first() {    # prints the first argument that is a program
     done
 }
 on_path() { command -v "$1" || true; }
-newest_rocm() { printf '%s\n' /opt/rocm-* | sort -V | tail -n 1; }
+newest() { printf '%s\n' "$@" | sort -V | tail -n 1; }
 
 case "$*" in
     "")
@@ -37,7 +37,8 @@ case "$*" in
             # any layout; amdclang++ may be a script that only calls it.
             first "${ROCM_PATH:-/none}/llvm/bin/clang++" "${HIP_PATH:-/none}/llvm/bin/clang++" \
                 "$(hipconfig --hipclangpath 2>/dev/null || true)/clang++" "$(on_path amdclang++)" \
-                /opt/rocm/llvm/bin/clang++ "$(newest_rocm)/llvm/bin/clang++"
+                /opt/rocm/llvm/bin/clang++ \
+                "$(newest /opt/rocm-*/lib/llvm/bin/clang++ /opt/rocm/core-*/lib/llvm/bin/clang++)"    # from 7.13
         fi ;;
     architectures | "architectures "*)    # 90402 is gfx942, 90010 gfx90a; 0 is a CPU
         cat "${2:-/sys/class/kfd/kfd/topology/nodes}"/*/properties 2>/dev/null | awk '$1 == "gfx_target_version" && $2 {
