@@ -55,7 +55,7 @@ void check_log() {
         log.step({2, nan, 1.5, 1e-3, 500.0}, {3, nan, 0.375, 4, 75});
         log.evaluation(2, {"piqa", 1838, 0.5, 0.25});
         log.evaluation(2, {"winogrande", 1, 0.5, {}});
-        log.sample(2, "def f():\n\t\"\xff\x1b[2J");
+        log.sample(2, "def f():\n\t\"\xff\x1b[2J\u009b");
         log.checkpoint(2, out + "/step_000002", 12.5);
         log.print_usage();
     }
@@ -92,13 +92,13 @@ void check_log() {
                             {"questions", 1838}} &&
               events[5]["accuracy_norm"].is_null(),
           "evaluation event");
-    check(events[6] == json{{"event", "sample"}, {"step", 2}, {"text", "def f():\n\t\"\ufffd\x1b[2J"}},
+    check(events[6] == json{{"event", "sample"}, {"step", 2}, {"text", "def f():\n\t\"\ufffd\x1b[2J\u009b"}},
           "sample event");
     check(
         events[7] == json{{"event", "checkpoint"}, {"step", 2}, {"path", out + "/step_000002"}, {"ms", 12.5}},
         "checkpoint event");
 
-    check(shown.find('\x1b') == shown.npos, "no escape sequence reaches the terminal");
+    check(shown.find("\ufffd\\x1b[2J\\xc2\\x9b\n") != shown.npos, "no escape sequence reaches the terminal");
     for (const char* part :
          {"1/20", "8.0000", "2.0", "20.5", "19 s", "mem GiB", "   2.50       19 s", "validation",
           "step_000002", "tokens/s", "0.5000  accuracy, 0.2500 by length: piqa, 1,838 questions", "TFLOP/s",

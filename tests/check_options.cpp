@@ -171,7 +171,7 @@ void check_toml() {
     const std::vector<std::pair<std::string, std::vector<std::string>>> bad = {
         {"batch_size = 3", {"line 1", "unknown key", "batch_size", "did you mean batch-size?"}},
         {"steps = 3\n\nzzz = 3", {"line 3", "unknown key", "zzz"}},
-        {"config = \"a\"", {"unknown key", "config"}},
+        {"watchdog = 5", {"unknown key watchdog: expected it on the command line, as --watchdog"}},
         {"list-kernels = true", {"unknown key", "list-kernels"}},
         {"steps = 3.0", {"line 1: steps: expected an integer of at least 0, found 3.0"}},
         {"steps = -1", {"steps: expected an integer of at least 0, found -1"}},

@@ -51,7 +51,9 @@ def running(build: Path, arguments: list, out: Path):
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    """Of files of an ordinary size, the content."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(p.relative_to(folder)): p.read_bytes() if p.stat().st_size < 1 << 28 else b"" for p in files}
 
 
 # One owner
@@ -287,12 +289,25 @@ def flip(path: Path) -> None:
     path.write_bytes(raw)
 
 
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def other_step(step: Path) -> None:
+    shutil.rmtree(step)
+    shutil.copytree(step.with_name("step_000004"), step)
+
+
 DAMAGES = {
     "flipped": lambda step: flip(step / "model.safetensors"),
     "cut": lambda step: os.truncate(step / "optimizer.safetensors", 100),
     "manifest": lambda step: flip(step / "manifest.json"),
     "incomplete": lambda step: (step / "config.json").unlink(),
     "unfinished": lambda step: (step / "manifest.json").unlink(),
+    "pipe": lambda step: pipe(step / "manifest.json"),
+    "huge": lambda step: os.truncate(step / "manifest.json", 60 << 30),  # a hole: it takes no space on a disk
+    "a copy": other_step,
 }
 
 
@@ -400,6 +415,17 @@ def test_list_and_verify(train, data, whole, tmp_path):
     for command in ("list", "verify"):
         code, said = checkpoint(command, out)
         assert code == 0 and said.count("complete\n") == 2, said
+    for damage, expected in (
+        ("pipe", "expected a file, found something else"),
+        ("huge", "expected at most 134217728 bytes, found 64424509440"),
+        ("a copy", "step: expected 8, as its folder's name says, found 4"),
+    ):
+        DAMAGES[damage](out / "step_000008")
+        for command in ("list", "verify"):
+            code, said = checkpoint(command, out)
+            assert code == 1 and f"manifest.json: {expected}" in said
+        shutil.rmtree(out)
+        shutil.copytree(whole, out)
     flip(out / "step_000008/model.safetensors")
     code, said = checkpoint("verify", out)
     assert code == 1 and re.search(

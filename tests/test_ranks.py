@@ -309,13 +309,15 @@ MANIFESTS: dict[str, Callable[[dict], object]] = {
     "another seed": lambda m: m.update(seed=7),
     "another batch": lambda m: m.update(total_batch_size=256),
     "later": lambda m: m.update(step=9, data_position=72),
+    "another step": lambda m: m.update(step=1, data_position=8),
 }
 
 
 @pytest.mark.program
 @pytest.mark.parametrize("change", MANIFESTS)
 def test_both_refuse_in_the_same_words(written, train, data, tmp_path, change):
-    checkpoint = with_manifest(written / "c" / STEP, tmp_path / STEP, MANIFESTS[change])
+    name = "step_000009" if change == "later" else STEP
+    checkpoint = with_manifest(written / "c" / STEP, tmp_path / name, MANIFESTS[change])
     line = [*flags(data, tmp_path / "out", **size() | MASTER), "--resume", str(checkpoint)]
     with pytest.raises(InputError) as error:
         ref.train(parse(line))

@@ -77,9 +77,11 @@ def test_no_control_character_is_shown(build, tmp_path):
     """In messages of C and Python: ASCII's, C1 (U+009B), and marks that turn a text around."""
     shown = "ab\\x1b[2J\\xc2\\x9b1m\\xe2\\x80\\xae\\xe2\\x81\\xa6\\x07\\x0d\\x09é\u200d\u0100"
     text = "ab\x1b[2J\x9b1m\u202e\u2066\x07\r\té\u200d\u0100"
-    assert str(InputError(text)) == shown and printable(text) == shown.replace("\\x09", "\t")
-    (tmp_path / "flags").write_text(f"--{text}")
-    assert shown in twins.refusals_in_c(build / "read_inputs", "flags", [tmp_path / "flags"])[0]
+    assert printable(text) == shown.replace("\\x09", "\t")
+    path = tmp_path / "index"
+    path.write_text(json.dumps({"weight_map": {"a": text}}))
+    assert f"{shown}: cannot open" in twins.refusal("index", path.read_bytes())
+    assert f"{shown}: cannot open" in twins.refusals_in_c(build / "read_inputs", "index", [path])[0]
 
 
 def test_a_file_that_would_fill_the_memory_is_refused(tmp_path):

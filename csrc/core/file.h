@@ -75,8 +75,8 @@ struct FileWriter {
 uint64_t write_file(const std::string& path, std::string_view text);
 uint64_t write_file(const OpenFolder& folder, const std::string& name, std::string_view text);
 
-// A file's bytes, and their XXH3_64.
-std::string read_file(const std::string& path);
+// A file's bytes; Error where it has more than `most`: it would fill the memory. And their XXH3_64.
+std::string read_file(const std::string& path, int64_t most = int64_t{1} << 30);
 uint64_t hash_file(const std::string& path);
 // A hash as files and messages have it: 16 hexadecimal digits.
 std::string hex(uint64_t hash);

@@ -2,6 +2,7 @@
 //
 // JSON from files, and text from files in error messages.
 #pragma once
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -12,6 +13,8 @@ namespace llamac {
 // twice and nesting ends at 32 levels; also without a byte-order mark.
 nlohmann::json parse_json(std::string_view text, const std::string& where);
 nlohmann::json read_json(const std::string& path);
+// Bytes of a file of JSON, a manifest among them. The largest tokenizer.json has half of it.
+constexpr int64_t most_json = 128 << 20;
 
 bool is_utf8(std::string_view text);
 

@@ -5,17 +5,48 @@
 
 namespace llamac {
 
-std::string one_line(std::string_view text) {
-    constexpr size_t most = 5000;  // longer than a path
+namespace {
+
+// Bytes of the control character that a text begins with; 0: it begins with another one.
+size_t control_bytes(std::string_view text) {
+    const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+    const auto within = [](unsigned value, unsigned low, unsigned high) {
+        return low <= value && value <= high;
+    };
+    if (byte(0) < 0x20 || byte(0) == 0x7f) return 1;
+    if (byte(0) == 0xc2) return within(byte(1), 0x80, 0x9f) ? 2 : 0;
+    if (byte(0) == 0xd8) return byte(1) == 0x9c ? 2 : 0;  // U+061C
+    if (byte(0) != 0xe2) return 0;
+    const unsigned last = byte(2);
+    if (byte(1) == 0x80)
+        return within(last, 0x8e, 0x8f) || within(last, 0xa8, 0xae) ? 3 : 0;  // U+200E, U+2028 ..
+    return byte(1) == 0x81 && within(last, 0xa6, 0xa9) ? 3 : 0;               // U+2066 ..
+}
+
+std::string escaped(std::string_view text, std::string_view kept, size_t most) {
     std::string line;
-    for (const char c : text) {
-        const auto code = static_cast<unsigned char>(c);
-        char escape[5];
-        std::snprintf(escape, sizeof escape, "\\x%02x", code);
-        line += code < 0x20 || code == 0x7f ? escape : std::string(1, c);
+    for (size_t at = 0; at < text.size();) {
+        const size_t bytes = kept.find(text[at]) == kept.npos ? control_bytes(text.substr(at)) : 0;
+        if (bytes == 0) line += text[at++];
+        for (const size_t end = at + bytes; at < end; at++) {
+            char escape[5];
+            std::snprintf(escape, sizeof escape, "\\x%02x", static_cast<unsigned char>(text[at]));
+            line += escape;
+        }
         if (line.size() > most) return line.substr(0, most) + "...";  // escapes count, as in llamac/errors.py
     }
     return line;
+}
+
+}  // namespace
+
+std::string printable(std::string_view text) {
+    return escaped(text, "\n\t", std::string::npos);
+}
+
+std::string one_line(std::string_view text) {
+    constexpr size_t most = 5000;  // longer than a path
+    return escaped(text, "", most);
 }
 
 static bool failed_checks_raise = false;

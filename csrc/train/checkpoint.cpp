@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "core/file.h"
+#include "core/json.h"
 
 namespace llamac {
 
@@ -156,12 +157,17 @@ Manifest open_checkpoint(const std::string& directory) {
                  exists(directory) ? "something else" : "nothing");
         if (!exists(where))
             fail(directory, ": expected a checkpoint, found a directory without manifest.json");
-        return read_file(where);
+        return read_file(where, most_json);
     });
     // What the checksum says is whole, and yet is not read, is of another version.
     const Manifest manifest = is_whole_manifest(text)
                                   ? parse_manifest(text, where)
                                   : finding_damage([&] { return parse_manifest(text, where); });
+    finding_damage([&] {
+        const auto named = step_of(name_of(directory));  // a copy under another name would hide newer ones
+        if (named && *named != manifest.step)
+            fail(where, ": step: expected ", *named, ", as its folder's name says, found ", manifest.step);
+    });
     for (const FileRecord& record : manifest.files)
         finding_damage([&] { check_file(directory + "/" + record.name, record); });
     return manifest;

@@ -53,14 +53,6 @@ std::string json_line(const ordered_json& object) {
     return object.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 
-// For a terminal: valid UTF-8, and no control characters that could move its cursor.
-std::string printable(const std::string& text) {
-    std::string out = ordered_json::parse(json_line(text)).get<std::string>();
-    for (char& c : out)
-        if ((static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t') || c == 0x7f) c = '?';
-    return out;
-}
-
 // Columns that a terminal shows: bytes that do not continue a UTF-8 character.
 size_t columns(const std::string& text) {
     return static_cast<size_t>(
@@ -107,7 +99,7 @@ void Log::event(const ordered_json& fields) {
 }
 
 void Log::print(const std::string& line) {
-    console.write(printable(line) + "\n");
+    console.write(printable(ordered_json::parse(json_line(line)).get<std::string>()) + "\n");
 }
 
 void Log::table(const std::string& heading, const Rows& rows) {

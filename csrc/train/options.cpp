@@ -187,7 +187,10 @@ std::string suggestion(const std::string& name, const std::string& dashes) {
 
 const FlagRow& flag_of(const std::string& key, const std::string& where) {
     for (const FlagRow& flag : flags())
-        if (flag.in_file && key == flag.name) return flag;
+        if (key == flag.name) {
+            if (flag.in_file) return flag;
+            fail(where, "unknown key ", key, ": expected it on the command line, as --", key);
+        }
     fail(where, "unknown key ", quote(key), suggestion(key, ""));
 }
 
