@@ -19,7 +19,7 @@ from itertools import count
 from pathlib import Path
 
 from llamac.errors import InputError
-from llamac.files import MOST_LOG, read_bytes
+from llamac.files import MOST_LOG, parse_json, read_bytes
 
 LOCK = ".lock"
 _ATTEMPTS, _WAIT = 10, 0.05  # seconds
@@ -286,10 +286,10 @@ class OutputFolder:
 
     def _owner(self) -> str:
         try:
-            owner = json.loads(os.pread(self._lock, 1024, 0))
-            return f"process {owner['pid']} on {owner['host']}, started {owner['started']}"
-        except (ValueError, TypeError, KeyError):
+            owner = parse_json(os.pread(self._lock, 1024, 0), LOCK, {"pid": int, "host": str, "started": str})
+        except InputError:
             return "a process that does not say which"
+        return f"process {owner['pid']} on {owner['host']}, started {owner['started']}"
 
     def _set_aside(self, names: list[str]) -> Path:
         previous = next(p for n in count(1) if not os.path.lexists(p := self.path / f"previous_{n}"))

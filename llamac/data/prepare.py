@@ -390,9 +390,13 @@ def load_state(out: Path, expected: str) -> dict[str, Any]:
         return {}
     if state["fingerprint"] != expected:
         return {}
-    whole = [(split, number) for split in SPLITS for number in range(len(state["writers"][split]["shards"]))]
-    there = all((out / PARTIAL / f"{split}_{number}.bin").is_file() for split, number in whole)
-    return state if there else {}  # else it was stopped while it renamed them
+    for split in SPLITS:
+        whole, held = len(state["writers"][split]["shards"]), state["writers"][split]["held"]
+        endings = [(number, (".bin",)) for number in range(whole)] + [(whole, (".bin", ".tmp"))] * bool(held)
+        for number, ends in endings:
+            if not any((out / PARTIAL / f"{split}_{number}{end}").is_file() for end in ends):
+                return {}  # it was stopped while it renamed them
+    return state
 
 
 def is_made(out: Path, expected: str) -> dict[str, Any] | None:

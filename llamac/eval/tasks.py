@@ -194,5 +194,5 @@ def _parquet_rows(path: Path) -> Iterator[dict]:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches():
                 yield from batch.to_pylist()
-    except (ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8
+    except (ArrowException, OSError, MemoryError, ValueError) as error:  # ValueError: text not in UTF-8
         raise InputError(f"{path}: expected Parquet: {str(error).splitlines()[0][:200]}") from None
