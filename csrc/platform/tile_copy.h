@@ -67,7 +67,7 @@ struct TileCopy {
     }
 
   private:
-    SharedTile<columns> shared;
+    SharedTile<columns> shared{};
 #if !defined(LLAMAC_NVIDIA)
     uint4 staged[each];
 #endif

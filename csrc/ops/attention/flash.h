@@ -199,40 +199,42 @@ __device__ void mask(typename T::Accumulator (&c)[row_tiles][count], int first) 
             }
 }
 
-// The same by what queries see; query and key: those of row and column 0, of which the rows of c are the queries where
-// rows_are_queries, else the columns.
-template <class T, bool rows_are_queries, int row_tiles, int count>
+// The score x of the key `at` is -inf unless its query sees it: [begin, end). One comparison, and the barrier: the
+// compiler would carry the choice of each score, 64 bits on CDNA, out of the branch around the mask.
+__device__ inline void hide_unseen(float& x, int begin, int end, int at) {
+    if (static_cast<unsigned>(at - begin) >= static_cast<unsigned>(end - begin)) x = -INFINITY;
+    x = __uint_as_float(optimization_barrier(__float_as_uint(x)));
+}
+// The same by what queries see, of scores whose rows are queries; query and key: those of row and column 0.
+template <class T, int row_tiles, int count>
 __device__ void mask_unseen(typename T::Accumulator (&c)[row_tiles][count], const Sight& sight, int query,
                             int key) {
-    const auto hide = [&](float& x, int begin, int end, int at) {
-        if (at < begin || at >= end) x = -INFINITY;
-    };
-    if constexpr (rows_are_queries) {
 #pragma unroll
-        for (int r = 0; r < row_tiles; r++)
+    for (int r = 0; r < row_tiles; r++)
 #pragma unroll
-            for (int slot = 0; slot < T::slots; slot++) {
-                const int t = query + r * tile_rows + T::row(slot), begin = sight.begin(t),
-                          end = sight.end(t);
+        for (int slot = 0; slot < T::slots; slot++) {
+            const int t = query + r * tile_rows + T::row(slot), begin = sight.begin(t), end = sight.end(t);
 #pragma unroll
-                for (int n = 0; n < count; n++)
+            for (int n = 0; n < count; n++)
 #pragma unroll
-                    for (int i = 0; i < T::elements; i++)
-                        if (T::slot(i) == slot)
-                            hide(c[r][n].x[i], begin, end, key + n * tile_rows + T::column(i));
-            }
-    } else {
+                for (int i = 0; i < T::elements; i++)
+                    if (T::slot(i) == slot)
+                        hide_unseen(c[r][n].x[i], begin, end, key + n * tile_rows + T::column(i));
+        }
+}
+// The same where columns are queries; key: that of row 0, begin and end: of each column.
+template <class T, int row_tiles, int count>
+__device__ void mask_unseen(typename T::Accumulator (&c)[row_tiles][count], int key, const int* begin,
+                            const int* end) {
 #pragma unroll
-        for (int n = 0; n < count; n++)
+    for (int n = 0; n < count; n++)
 #pragma unroll
-            for (int i = 0; i < T::elements; i++) {
-                const int t = query + n * tile_rows + T::column(i), begin = sight.begin(t),
-                          end = sight.end(t);
+        for (int i = 0; i < T::elements; i++) {
+            const int column = n * tile_rows + T::column(i), from = begin[column], until = end[column];
 #pragma unroll
-                for (int r = 0; r < row_tiles; r++)
-                    hide(c[r][n].x[i], begin, end, key + r * tile_rows + T::row(T::slot(i)));
-            }
-    }
+            for (int r = 0; r < row_tiles; r++)
+                hide_unseen(c[r][n].x[i], from, until, key + r * tile_rows + T::row(T::slot(i)));
+        }
 }
 
 // Accumulators as the operands of another product: their columns become k.

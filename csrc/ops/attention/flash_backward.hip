@@ -152,24 +152,30 @@ __device__ void store_sum(bf16* to, int64_t stride, T::Accumulator (&sum)[C::row
     __syncthreads();
 }
 
-// lse and delta of a step's queries, in LDS beside the tiles.
-template <class C>
+// lse and delta of a step's queries, and with masks which keys they see (Sight), in LDS beside the tiles.
+template <class C, bool masked>
 struct Statistics {
     float lse[C::step], delta[C::step];
 };
+template <class C>
+struct Statistics<C, true> : Statistics<C, false> {
+    int begin[C::step], end[C::step];
+};
 
-// Of the part of a step whose queries begin with `query`, for the warp's keys from `key` on: dv += p' dout, and ds'.
+// Of the part of a step that begins with its query `part`, which is `query` of all, for the warp's keys from `key` on:
+// dv += p' dout, and ds'.
 template <class C, bool masked, int HD>
 __device__ Packed<T, C::row_tiles, C::part_tiles> add_values(
     T::Accumulator (&sum_v)[C::row_tiles][C::head_tiles], const WarpRows<T, HD, C::row_tiles>& rows_k,
     const WarpRows<T, HD, C::row_tiles>& rows_v, SharedTile<HD> shared_q, SharedTile<HD> shared_dout,
-    const float* part_lse, const float* part_delta, const Sight& sight, int query, int key, float scale) {
+    const Statistics<C, masked>& of_step, int part, int query, int key, float scale) {
+    const float *const part_lse = of_step.lse + part, *const part_delta = of_step.delta + part;
     T::Accumulator p[C::row_tiles][C::part_tiles] = {}, dp[C::row_tiles][C::part_tiles] = {};
     add_rows_product<T>(p, rows_k, shared_q);
     if constexpr (masked) {
-        const int last = query + C::part - 1;
-        if (sight.begin(last) > key || sight.end(query) < key + C::warp_rows)
-            mask_unseen<T, false>(p, sight, query, key);
+        const int *const begin = of_step.begin + part, *const end = of_step.end + part;
+        // No ||: the product would move behind its branch, and hold the registers of all its operands until there.
+        if ((begin[C::part - 1] > key) | (end[0] < key + C::warp_rows)) mask_unseen<T>(p, key, begin, end);
     } else if (query - key < C::warp_rows - 1) {
         mask<T, Masked::columns_before>(p, query - key);
     }
@@ -272,8 +278,7 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
     const int first = static_cast<int>(tile.block) * C::rows;  // more queries come first
     const int row = first + warp_index() * C::warp_rows;
     char* const steps = dynamic_shared_memory() + C::steps_at;
-    Statistics<C>* const statistics =
-        reinterpret_cast<Statistics<C>*>(dynamic_shared_memory() + C::tiles_end);
+    auto* const statistics = reinterpret_cast<Statistics<C, masked>*>(dynamic_shared_memory() + C::tiles_end);
 
     WarpRows<T, HD, C::row_tiles> rows_k, rows_v;
     take_rows<C>(rows_k, row_of(k, tile.batch, first, tile.head), k.stride[1], rows_v,
@@ -292,6 +297,7 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
         return Step{step.head + last, last ? start : step.t0 + C::step};
     };
     float next_lse = 0, next_delta = 0;
+    int next_begin = 0, next_end = 0;
     const auto begin_step = [&](Step step, int n) {
         const int64_t head = tile.head * group + step.head;
         const int t0 = step.t0, mine = static_cast<int>(threadIdx.x);
@@ -304,6 +310,7 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
         const int64_t at = (tile.batch * q.shape[2] + head) * time + t0 + mine;
         next_lse = exists ? lse[at] : INFINITY;  // used a step later: nothing waits for it here
         next_delta = exists ? delta[at] : 0;
+        if constexpr (masked) next_begin = sight.begin(t0 + mine), next_end = sight.end(t0 + mine);
     };
     Step now{masked && start >= end ? group : 0, start};  // keys that nobody sees
     if (C::stages == 2 && (!masked || now.head < group)) begin_step(now, 0);
@@ -314,10 +321,13 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
         }
         copy_q.end();
         copy_dout.end();
-        Statistics<C>& of_step = statistics[n % 2];
-        if (static_cast<int>(threadIdx.x) < C::step)
+        auto& of_step = statistics[n % 2];
+        if (static_cast<int>(threadIdx.x) < C::step) {
             of_step.lse[threadIdx.x] = same_nan(next_lse) * log2_e,
             of_step.delta[threadIdx.x] = same_nan(next_delta);
+            if constexpr (masked)
+                of_step.begin[threadIdx.x] = next_begin, of_step.end[threadIdx.x] = next_end;
+        }
         __syncthreads();  // the step's tiles are there, nobody uses the others
         const int t0 = now.t0, of_group = now.head;
         now = after(now);
@@ -327,15 +337,15 @@ __device__ void backward_of_keys(const View<bf16, 4>& dk, const View<bf16, 4>& d
 #pragma unroll
         for (int part = 0; part < C::step; part += C::part) {
             // All before the warp's keys, or all behind what they are seen by.
-            if (!C::adds_queries && (masked ? sight.end(t0 + part + C::part - 1) <= row ||
-                                                  sight.begin(t0 + part) >= row + C::warp_rows
-                                            : t0 + part + C::part <= row))
+            if constexpr (masked) {
+                if ((of_step.end[part + C::part - 1] <= row) | (of_step.begin[part] >= row + C::warp_rows))
+                    continue;
+            } else if (!C::adds_queries && t0 + part + C::part <= row)
                 continue;
             const int at = part * HD * 2;
             const SharedTile<HD> part_q{shared_q.data + at}, part_dout{part_q.data + C::step_bytes};
-            const auto ds =
-                add_values<C, masked>(sum_v, rows_k, rows_v, part_q, part_dout, of_step.lse + part,
-                                      of_step.delta + part, sight, t0 + part, row, scale);
+            const auto ds = add_values<C, masked>(sum_v, rows_k, rows_v, part_q, part_dout, of_step, part,
+                                                  t0 + part, row, scale);
             if constexpr (C::adds_queries) {
                 const SharedTile<C::step> shared_ds{dynamic_shared_memory() + C::ds_at};
 #pragma unroll
@@ -436,12 +446,12 @@ __global__ void __launch_bounds__(Queries<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
             shared_v{shared_k.data + C::step_bytes};
         T::Accumulator p[C::row_tiles][C::part_tiles] = {}, dp[C::row_tiles][C::part_tiles] = {};
         add_rows_product<T>(p, rows_q, shared_k);
-        add_rows_product<T>(dp, rows_dout, shared_v);
         if constexpr (masked) {
-            if (!own.all(s0, C::step)) mask_unseen<T, true>(p, sight, row, s0);
+            if (!own.all(s0, C::step)) mask_unseen<T>(p, sight, row, s0);
         } else if (s0 + C::step - 1 > row) {
             mask<T, Masked::columns_after>(p, s0 - row);
         }
+        add_rows_product<T>(dp, rows_dout, shared_v);  // before the branch its operands would outlive it
 #pragma unroll
         for (int r = 0; r < C::row_tiles; r++)
 #pragma unroll
@@ -504,7 +514,7 @@ void attention_backward_flash(View<bf16, 4> dq, View<bf16, 4> dk, View<bf16, 4> 
             using OfKeys = Keys<HD, decltype(machine)>;
             using OfQueries = Queries<HD, decltype(machine)>;
             launch(Grid(blocks_of<OfKeys>(k), OfKeys::threads, context.stream,
-                        OfKeys::tiles_end + 2 * sizeof(Statistics<OfKeys>)),
+                        OfKeys::tiles_end + 2 * sizeof(Statistics<OfKeys, masked>)),
                    attention_backward_flash_kernel_keys<HD, masked>, dk, dv, dout, lse.data, delta, q, k, v,
                    visible, scale);
             launch(Grid(blocks_of<OfQueries>(q), OfQueries::threads, context.stream, OfQueries::tiles_end),
@@ -532,7 +542,8 @@ void attention_backward_flash_atomic(View<bf16, 4> dq, View<bf16, 4> dk, View<bf
         float *const sums = static_cast<float*>(context.workspace), *const delta = sums + bytes / 4;
         CHECK(hipMemsetAsync(sums, 0, static_cast<size_t>(bytes), context.stream));
         find_delta<HD>(delta, dout, out, context);
-        launch(Grid(blocks_of<C>(k), C::threads, context.stream, C::tiles_end + 2 * sizeof(Statistics<C>)),
+        launch(Grid(blocks_of<C>(k), C::threads, context.stream,
+                    C::tiles_end + 2 * sizeof(Statistics<C, false>)),
                attention_backward_flash_atomic_kernel<HD>, sums, dk, dv, dout, lse.data, delta, q, k, v,
                visible, scale);
         launch(Grid(blocks_for(bytes / 4, C::step * HD), C::threads, context.stream, C::step_bytes),

@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(Forward<HD>::threads) LLAMAC_WAVES_A_SIMD(2)
             add_rows_product<T>(s, rows_q, SharedTile<HD>{shared_k.data + stage});
             set_priority<0>();
             if constexpr (masked) {
-                if (!own.all(s0, C::keys)) mask_unseen<T, true>(s, sight, first + row, s0);
+                if (!own.all(s0, C::keys)) mask_unseen<T>(s, sight, first + row, s0);
             } else if (before < C::keys - 1) {
                 mask<T, Masked::columns_after>(s, -before);
             }
