@@ -35,6 +35,9 @@ Graph::~Graph() = default;
 void Graph::replay() {
     work();
 }
+bool is_capturing(hipStream_t) {
+    return emulated_capture;
+}
 #else
 Stream::Stream() {
     CHECK(hipStreamCreate(&handle));
@@ -60,6 +63,12 @@ Graph::~Graph() {
 }
 void Graph::replay() {
     CHECK(hipGraphLaunch(static_cast<hipGraphExec_t>(executable), stream));
+}
+bool is_capturing(hipStream_t stream) {
+    if (!stream) return false;  // never recorded, and an error to ask while another one is
+    hipStreamCaptureStatus status = hipStreamCaptureStatusNone;
+    CHECK(hipStreamIsCapturing(stream, &status));
+    return status != hipStreamCaptureStatusNone;
 }
 #endif
 

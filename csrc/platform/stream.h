@@ -43,4 +43,18 @@ struct Graph {
     void* executable = nullptr;
 };
 
+// Whether what is put on the stream is recorded for a graph, by whoever: then no memory may be taken.
+bool is_capturing(hipStream_t stream);
+#if defined(LLAMAC_CPU)
+inline bool emulated_capture = false;  // what it returns, for tests
+#endif
+
+// Whether a graph may hold collectives on a second stream. On AMD nobody has run one, and HIP has ended programs in such
+// captures (hipStreamEndCapture with RCCL, ROCm/rocm-systems#11369; several streams before 7.1).
+#if defined(LLAMAC_AMD)
+constexpr bool graphs_hold_collectives = false;
+#else
+constexpr bool graphs_hold_collectives = true;
+#endif
+
 }  // namespace llamac

@@ -8,4 +8,8 @@ namespace llamac {
 // rank: of `ranks` devices.
 ModelOptions model_options(const Options& options, int64_t rank = 0, int64_t ranks = 1);
 
+// Whether the launches of a step are recorded as graphs and replayed, by --graphs.
+bool replays_graphs(const std::string& graphs, int64_t ranks,
+                    bool hold_collectives = graphs_hold_collectives);
+
 }  // namespace llamac

@@ -201,7 +201,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
       questions(load_questions(o.eval_tasks, config.V, hash_of_ids(train, tokenizer))),
       schedule{o.schedule, o.lr, o.min_lr_frac, o.warmup_steps, o.steps},
       model(config, verifiable_model_options(config, o, ranks), ranks.communicator.get()),
-      replays(o.graphs == "on"),
+      replays(model.options.graphs),
       most_in_flight(ahead.value_or(model.context.backend == Backend::device ? 1 : 0)) {
     if (!o.val_data.empty()) {
         val.emplace(load_data(o.val_data, o, config, 1));
@@ -220,6 +220,10 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
         for (const std::string& line : run_warnings(o, config, *train, tokens_per_step() / o.seq_len))
             warn(line);
     warn(without_gemm_library());
+    if (o.graphs == "auto" && !replays)
+        warn(
+            "--graphs auto: several ranks on AMD launch every kernel directly, as nobody has run their "
+            "collectives in graphs; --graphs on records them");
     if (o.verify_every > 0) verifier.emplace(model, accumulation, adamw(), static_cast<uint64_t>(o.seed));
     if (o.dry_run) return;
     check_memory(model, o);  // before the host's is taken, too
