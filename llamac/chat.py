@@ -7,20 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llamac import limited
+from llamac import limited, special_tokens
 from llamac.errors import InputError
 from llamac.files import check_text, read_json, read_text
 
 # What stands around the text of a {% generation %} block while it is rendered: characters that no text has.
 _BEGIN, _END = "\ufdd0", "\ufdd1"
 _KIND = {"chat_template": (str, [{"name": str, "template": str}], None)}
-ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 @dataclass(frozen=True)
 class Template:
     """path: of the file that it stands in. source: Jinja, as transformers takes it. tokens: texts of special
-    tokens by their roles in tokenizer_config.json."""
+    tokens by their roles."""
 
     path: Path
     source: str
@@ -39,7 +38,8 @@ class Template:
     ) -> tuple[str, list[tuple[int, int]]]:
         """(the text as render() has it, where in it the answers begin and end, in characters). Answers are
         what {% generation %} blocks of the template write; most templates have none."""
-        arguments = list(messages), _names_of(tokenizer) | self.tokens, answer_begins
+        names = {} if tokenizer is None else tokenizer.names
+        arguments = list(messages), names | self.tokens, answer_begins
         return _without_marks(limited.call(f"{self.path}: chat template", self._rendered, *arguments))
 
     def _rendered(self, messages: list[dict[str, Any]], tokens: dict[str, str], answer_begins: bool) -> str:
@@ -81,7 +81,7 @@ def load(directory: str | Path) -> Template:
     folder = Path(directory)
     settings = folder / "tokenizer_config.json"
     root = read_json(settings, _KIND) if settings.exists() else {}
-    tokens = {role: name for role in ROLES if (name := _text(root.get(role)))}
+    tokens = special_tokens.read(folder).names
     jinja = folder / "chat_template.jinja"
     if jinja.exists():
         return Template(jinja, read_text(jinja), tokens)
@@ -157,15 +157,3 @@ def _to_json(
     """As transformers: text as it is, not escaped for HTML."""
     how: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
     return json.dumps(value, ensure_ascii=ensure_ascii, **how)
-
-
-def _text(token: Any) -> str | None:
-    return token.get("content") if isinstance(token, dict) else token if isinstance(token, str) else None
-
-
-def _names_of(tokenizer: Any) -> dict[str, str]:
-    """Of a rank file's special tokens, which no settings name."""
-    special = getattr(tokenizer, "special", {})
-    by_id = {id: name for name, id in special.items()}
-    roles = {"bos_token": getattr(tokenizer, "bos", None), "eos_token": getattr(tokenizer, "eos", None)}
-    return {role: by_id[id] for role, id in roles.items() if id in by_id}

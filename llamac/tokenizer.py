@@ -112,6 +112,13 @@ class Tokenizer:
         encoded = self.encode_batch(documents)
         return np.concatenate([np.array([self.bos, *ids, *end], np.uint32) for ids in encoded])
 
+    @property
+    def names(self) -> dict[str, str]:
+        """Texts of the special tokens by their roles, as in tokenizer_config.json."""
+        by_id = {id: name for name, id in self.special.items()}
+        end = self.bos if self.eos is None else self.eos
+        return {"bos_token": by_id[self.bos], "eos_token": by_id[end], "pad_token": by_id[self.pad]}
+
     def write_beside_tokens(self, folder: Path) -> None:
         """The rank file, and export()."""
         save(folder / RANK_FILE, self.ranks)
@@ -180,7 +187,7 @@ def data_hash(own: Any) -> int:
     """The hash that shards and files of questions record for a tokenizer: of its file; where export() wrote
     tokenizer.json from a rank file, of the rank file."""
     # Only export() sets this flag: other tokenizers need no comparison, which takes seconds.
-    if isinstance(own, Tokenizer) or not own.ranks or own.settings.get("split_special_tokens") is not True:
+    if isinstance(own, Tokenizer) or not own.ranks or not own.special_tokens.split:
         return own.hash
     exported = json.loads(_backend(of_ranks(own.ranks)).to_str())
     return own.rank_hash if exported == own.model else own.hash
@@ -309,13 +316,9 @@ def export(folder: str | Path, tokenizer: Tokenizer) -> None:
     """Write tokenizer.json and tokenizer_config.json, with which transformers.AutoTokenizer encodes and
     decodes as the tokenizer does: the names of special tokens are ordinary text, and none is added."""
     bpe = _backend(tokenizer)
-    by_id = {id: name for name, id in tokenizer.special.items()}
-    eos = tokenizer.bos if tokenizer.eos is None else tokenizer.eos
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": by_id[tokenizer.bos],
-        "eos_token": by_id[eos],
-        "pad_token": by_id[tokenizer.pad],
+        **tokenizer.names,
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": True,
     }

@@ -16,18 +16,17 @@ import numpy as np
 import tiktoken
 import xxhash
 
-from llamac import vocabulary
+from llamac import special_tokens, vocabulary
 from llamac.errors import InputError
-from llamac.files import MOST_JSON, parse_json, read_bytes, read_json
+from llamac.files import MOST_JSON, parse_json, read_bytes
 from llamac.tokenizer import GPT2_SPLIT, LLAMA3_SPLIT, byte_letters, encode_fast, rank_hash
 from llamac.vocabulary import MOST_TOKENS, Vocabulary
 
 QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 _SPLITS = (GPT2_SPLIT, LLAMA3_SPLIT, QWEN2_SPLIT)
 # What a directory may hold beside tokenizer.json; goes with the tokens, and from there into checkpoints.
-SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json")
+SETTINGS = (*special_tokens.FILES, "chat_template.jinja", "chat_template.json")
 _GAVE_UP = np.empty(0, np.uint32)
-_ROLES = ("bos_token", "eos_token", "pad_token")
 
 
 class JsonTokenizer:
@@ -37,10 +36,10 @@ class JsonTokenizer:
     without a change to its ids.
     """
 
-    def __init__(self, path: Path, content: bytes, settings: dict[str, Any]):
+    def __init__(self, path: Path, content: bytes):
         import tokenizers
 
-        self.path, self.content, self.settings = path, content, settings
+        self.path, self.content = path, content
         self.hash = xxhash.xxh3_64_intdigest(content)
         self._json: dict[str, Any] = parse_json(content, str(path), {})
         try:
@@ -51,9 +50,12 @@ class JsonTokenizer:
             raise InputError(f"{path}: expected a tokenizer.json: {_reason(error)}") from None
         self.backend.no_truncation()
         self.backend.no_padding()
+        self.special_tokens = special_tokens.read(path.parent, self._json)
+        self.names = self.special_tokens.names
         self._add_tokens()
-        self.backend.encode_special_tokens = settings.get("split_special_tokens") is True
-        bos, eos, self.pad = (self._role(role) for role in _ROLES)
+        self.backend.encode_special_tokens = self.special_tokens.split
+        roles = [self.names.get(role) for role in ("bos_token", "eos_token", "pad_token")]
+        bos, eos, self.pad = (None if name is None else self.backend.token_to_id(name) for name in roles)
         self.bos, self.eos = (eos, None) if bos == eos else (bos, eos)
         self.vocab_size = max(self.backend.get_vocab().values(), default=-1) + 1
         if self.vocab_size < 1:
@@ -62,25 +64,13 @@ class JsonTokenizer:
             raise InputError(f"{path}: expected ids below {MOST_TOKENS}, found {self.vocab_size - 1}")
 
     def _add_tokens(self) -> None:
-        """Those that tokenizer_config.json has and tokenizer.json has not, as transformers adds them."""
+        """Those of the directory, as transformers adds them to tokenizer.json's."""
         from tokenizers import AddedToken
 
+        self.backend.add_tokens([AddedToken(**token) for token in self.special_tokens.listed])
         known = {token.content for token in self.backend.get_added_tokens_decoder().values()}
-        listed = self.settings.get("added_tokens_decoder")
-        entries = sorted(listed.items(), key=lambda item: int(item[0])) if isinstance(listed, dict) else []
-        flags = ("lstrip", "rstrip", "normalized", "single_word", "special")
-        tokens = [AddedToken(e["content"], **{f: bool(e[f]) for f in flags if f in e}) for _, e in entries]
-        tokens += [
-            AddedToken(name, special=True) for role in _ROLES if (name := _name(self.settings.get(role)))
-        ]
-        for token in tokens:
-            if token.content not in known:
-                self.backend.add_tokens([token])
-                known.add(token.content)
-
-    def _role(self, role: str) -> int | None:
-        name = _name(self.settings.get(role))
-        return self.backend.token_to_id(name) if name else None
+        others = [token for token in self.special_tokens.others if token["content"] not in known]
+        self.backend.add_tokens([AddedToken(**token) for token in others])
 
     @cached_property
     def _fast(self) -> "_Fast | None":
@@ -164,34 +154,12 @@ def _reason(error: BaseException) -> str:
     return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
-def _name(token: Any) -> str:
-    """A special token's name: text, or an object with its content."""
-    if isinstance(token, dict):
-        token = token.get("content")
-    return token if isinstance(token, str) else ""
-
-
 def load(path: str | Path) -> JsonTokenizer:
     """The tokenizer of a tokenizer.json, or of a directory with one. Raises InputError."""
     path = Path(path)
     if path.is_dir():
         path = path / "tokenizer.json"
-    settings: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        beside = path.parent / name
-        if beside.exists():
-            settings |= _read_settings(beside)
-    return JsonTokenizer(path, read_bytes(path, MOST_JSON), settings)
-
-
-def _read_settings(path: Path) -> dict[str, Any]:
-    token = (str, {"content": str}, None)
-    kind = dict.fromkeys(_ROLES, token) | {"added_tokens_decoder": ({str: {"content": str}}, None)}
-    found = read_json(path, kind)
-    for id in found.get("added_tokens_decoder") or {}:
-        if not re.fullmatch(r"\d{1,10}", id, re.ASCII):
-            raise InputError(f"{path}: added_tokens_decoder: expected the id of a token, found {id}")
-    return found
+    return JsonTokenizer(path, read_bytes(path, MOST_JSON))
 
 
 def split_pattern(config: dict[str, Any]) -> str | None:
@@ -326,24 +294,23 @@ def _vocabulary(tokenizer: JsonTokenizer) -> Vocabulary:
     """The bytes that each id adds to a text, by the steps of the decoder."""
     backend, decoder = tokenizer.backend, tokenizer._json.get("decoder") or {}
     steps = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
-    convert, drop_space = _converter(tokenizer.path, steps)
-    added = {id: token.content.encode() for id, token in backend.get_added_tokens_decoder().items()}
+    convert, drops = _converter(tokenizer.path, steps)
     tokens = [b""] * tokenizer.vocab_size
-    for word, id in backend.get_vocab().items():
-        tokens[id] = added[id] if id in added else convert(word)
-    return Vocabulary(tokens, tokenizer.hash, tokenizer.bos, tokenizer.eos, tokenizer.pad, drop_space)
+    for id in backend.get_vocab().values():
+        tokens[id] = convert(backend.id_to_token(id))  # which has been normalized, as an added token may be
+    return Vocabulary(tokens, tokenizer.hash, tokenizer.bos, tokenizer.eos, tokenizer.pad, drops)
 
 
 def _converter(path: Path, steps: list[dict[str, Any]]):
-    """(word to bytes, whether a text's first space is dropped) of a decoder's steps."""
+    """(word to bytes, what decoding drops at a text's begin) of a decoder's steps."""
     kinds = [step.get("type") for step in steps]
     unknown = set(kinds) - {"ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
     if unknown or not kinds:
         names = ", ".join(str(kind) for kind in kinds)
         raise InputError(f"{path}: decoder: expected a byte-level or sentencepiece-style one, found {names}")
     if "ByteLevel" in kinds:
-        letters = byte_letters()
-        return lambda word: b"".join(bytes([letters[c]]) if c in letters else c.encode() for c in word), False
+        letters = byte_letters()  # a word with another character, of an added token, is its own text
+        return lambda word: bytes(map(letters.get, word)) if letters.keys() >= set(word) else word.encode(), 0
     space = next((s.get("replacement", "▁") for s in steps if s["type"] == "Metaspace"), None)
     replaced = [
         ((s.get("pattern") or {}).get("String", ""), s.get("content", ""))
@@ -363,4 +330,4 @@ def _converter(path: Path, steps: list[dict[str, Any]]):
             word = word.replace(old, new)
         return word.encode()
 
-    return convert, strip or first
+    return convert, vocabulary.DROP_FIRST if first else vocabulary.DROP_SPACE if strip else 0

@@ -19,15 +19,16 @@ MAGIC, VERSION = 20241124, 1
 HEADER_BYTES = 64
 MOST_TOKENS = 1 << 22
 NONE = 0xFFFFFFFF  # of an id: there is none
-DROP_SPACE = 1  # flag: a text's first space is not the text's own
+# What decoding leaves out: a text's first space; all spaces that the first token begins with.
+DROP_SPACE, DROP_FIRST = 1, 2
 _WORDS = HEADER_BYTES // 4
 
 
 @dataclass(frozen=True)
 class Vocabulary:
     """tokens [n]: bytes of each id, special tokens by their names, empty where there is none. bos, eos, pad:
-    ids or None. hash: XXH3_64 of the tokenizer's file, as the shards record it. drop_space: decoding leaves
-    out a first space.
+    ids or None. hash: XXH3_64 of the tokenizer's file, as the shards record it. drops: 0, DROP_SPACE or
+    DROP_FIRST.
     """
 
     tokens: list[bytes]
@@ -35,13 +36,16 @@ class Vocabulary:
     bos: int | None = None
     eos: int | None = None
     pad: int | None = None
-    drop_space: bool = False
+    drops: int = 0
 
     def decode(self, ids) -> bytes:
         """Bytes, not always UTF-8; ids past the vocabulary become 0xFF, which never is."""
         n = len(self.tokens)
-        found = b"".join(self.tokens[i] if 0 <= i < n else b"\xff" for i in map(int, ids))
-        return found[1:] if self.drop_space and found[:1] == b" " else found
+        found = [self.tokens[i] if 0 <= i < n else b"\xff" for i in map(int, ids)]
+        if self.drops == DROP_FIRST:
+            found[:1] = [token.lstrip(b" ") for token in found[:1]]
+        text = b"".join(found)
+        return text[1:] if self.drops == DROP_SPACE and text[:1] == b" " else text
 
 
 def write(path: str | Path, vocabulary: Vocabulary) -> None:
@@ -55,7 +59,7 @@ def write(path: str | Path, vocabulary: Vocabulary) -> None:
     header[3:6] = [NONE if id is None else id for id in (vocabulary.bos, vocabulary.eos, vocabulary.pad)]
     header[6:8] = vocabulary.hash & 0xFFFFFFFF, vocabulary.hash >> 32
     header[8:10] = checksum & 0xFFFFFFFF, checksum >> 32
-    header[10] = DROP_SPACE if vocabulary.drop_space else 0
+    header[10] = vocabulary.drops
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_bytes(header.tobytes() + payload)
     os.replace(temporary, path)
@@ -74,8 +78,8 @@ def read(path: str | Path) -> Vocabulary:
     n = header[2]
     if not 1 <= n <= MOST_TOKENS:
         raise InputError(f"{path}: header: expected 1 to {MOST_TOKENS} tokens, found {n}")
-    if header[10] > DROP_SPACE:
-        raise InputError(f"{path}: header word 10: expected flags up to {DROP_SPACE}, found {header[10]}")
+    if header[10] > DROP_FIRST:
+        raise InputError(f"{path}: header word 10: expected a number up to {DROP_FIRST}, found {header[10]}")
     for word in range(11, _WORDS):
         if header[word] != 0:
             raise InputError(f"{path}: header word {word}: expected 0, found {header[word]}")
@@ -99,4 +103,4 @@ def read(path: str | Path) -> Vocabulary:
     text = payload[4 * n :]
     tokens = [text[a:b] for a, b in zip(starts.tolist(), ends.tolist())]
     bos, eos, pad = (None if id == NONE else id for id in header[3:6])
-    return Vocabulary(tokens, header[6] | header[7] << 32, bos, eos, pad, header[10] == DROP_SPACE)
+    return Vocabulary(tokens, header[6] | header[7] << 32, bos, eos, pad, header[10])

@@ -355,6 +355,10 @@ void check_vocabulary() {
     check(
         dropping.decode({0, 0}) == "a a" && dropping.decode({1, 0}) == "<s> a" && dropping.decode({}).empty(),
         "the first space");
+    const Tokenizer all(put("all.vocab", vocabulary_file({"  a", "  ", "<s>"}, 2)));
+    check(all.decode({0, 0}) == "a  a" && all.decode({1, 1}) == "  " && all.decode({2, 1}) == "<s>  " &&
+              all.decode({}).empty(),
+          "all spaces that the first token begins with are dropped");
     const std::string good = vocabulary_file(tokens), bad = in_folder("bad.vocab");
     for (size_t n = 4; n < good.size(); n++)
         refused("vocabulary truncated at " + std::to_string(n), {bad},

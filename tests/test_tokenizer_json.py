@@ -5,6 +5,7 @@ followed.
 import json
 import random
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import xxhash
 from directories import NAMES, sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from llamac import tokenizer, tokenizer_json, vocabulary
+from llamac import special_tokens, tokenizer, tokenizer_json, vocabulary
 from llamac.data import __main__ as tool
 from llamac.data import documents
 from llamac.errors import InputError
@@ -43,7 +44,7 @@ def byte_level(split: str | None) -> Tokenizer:
         corpus(), trainers.BpeTrainer(vocab_size=1500, initial_alphabet=alphabet, show_progress=False)
     )
     made.add_special_tokens(["<|begin|>", "<|end|>", "<|pad|>"])
-    made.add_tokens([AddedToken("<tool>", normalized=False), AddedToken("[call]", rstrip=True)])
+    made.add_tokens([AddedToken("<tool>", normalized=False), AddedToken("[call]", rstrip=True), "é", "é è"])
     return made
 
 
@@ -64,10 +65,11 @@ def made_of(kind: str) -> tuple[Tokenizer, dict]:
     end = {"__type": "AddedToken", "content": "<|end|>"}
     plain = {"bos_token": "<|begin|>", "eos_token": end, "pad_token": "<|pad|>"}
     named = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    if kind in ("metaspace", "prepended"):
-        return sentencepiece(kind == "prepended", corpus()), named
-    if kind == "unigram":
-        return unigram(), named
+    if kind in ("metaspace", "prepended", "unigram"):
+        made = unigram() if kind == "unigram" else sentencepiece(kind == "prepended", corpus())
+        made.add_tokens([AddedToken(name, normalized=False) for name in ("▁▁▁▁", "<0x0A>", "x y")])
+        made.add_tokens(["<plain>", "▁▁"])
+        return made, named
     splits = {"gpt2": None, "qwen2": tokenizer_json.QWEN2_SPLIT, "other_split": r"\p{L}+|[^\p{L}]"}
     made = byte_level(splits.get(kind, tokenizer.LLAMA3_SPLIT))
     if kind == "ignore_merges":
@@ -123,8 +125,9 @@ def chosen() -> list[str]:
         "<0x41> <0x0A>",
         "_a__b",
     ]
+    plain += ["go <plain> on", "<plain> on", "a▁▁▁▁b x y", "▁▁▁▁a    b", "a<0x0A>b", "né é è"]
     found = [*emoji, *accents, *ends, *zero, *long, *special, *plain]
-    assert len(found) == 50
+    assert len(found) == 56
     return found
 
 
@@ -143,7 +146,7 @@ def noise(seed: int) -> str:
 
 
 def test_ids_and_texts_are_those_of_auto_tokenizer(directory):
-    """300 random and 50 chosen strings: encoded, and decoded by the vocabulary alone."""
+    """300 random and 56 chosen strings: encoded, and decoded by the vocabulary alone."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoTokenizer.from_pretrained(directory)
     ours = tokenizer.load(directory)
@@ -188,10 +191,14 @@ def test_a_token_that_takes_the_space_before_it(tmp_path):
         assert ours.cuttable == (ours.encode("a\n[x]") == parts) == (not lstrip)
 
 
+@cache
+def small_json() -> str:
+    return byte_level(tokenizer.LLAMA3_SPLIT).to_str()
+
+
 def small(tmp_path: Path, change=None, settings: dict | None = None) -> Path:
     """A directory with a small byte-level tokenizer, changed."""
-    made = byte_level(tokenizer.LLAMA3_SPLIT)
-    config = json.loads(made.to_str())
+    config = json.loads(small_json())
     if change:
         change(config)
     (tmp_path / "tokenizer.json").write_text(json.dumps(config))
@@ -212,21 +219,68 @@ def test_none_is_forced(tmp_path):
     assert (ours.bos, ours.eos) == (None, ours.backend.token_to_id("<|end|>"))
 
 
-def test_tokens_that_the_settings_add(tmp_path):
-    """added_tokens_decoder has more than tokenizer.json, a role names one: the ids are transformers'."""
+ENTRY = {"content": "<new>", "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+TYPED = {"__type": "AddedToken", "content": "<end>", "rstrip": True}
+LISTED = {"added_tokens_decoder": {"1505": ENTRY, "1500": {"content": "<|begin|>", "rstrip": True}}}
+NAMED = {
+    "bos_token": "<|begin|>",
+    "eos_token": TYPED,
+    "pad_token": "<fill>",
+    "mask_token": "<new>",
+    "sep_token": None,
+}
+MORE = {"additional_special_tokens": ["<fill>", TYPED], "unk_token": "<unk>", "image_token": "<image>"}
+MAP = {"eos_token": {"content": "<|end|>", "lstrip": True}, "mask_token": "<mask>", "bos_token": None}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ({**LISTED, **NAMED}, MAP, {"<a>": 1507}),
+        ({**NAMED, **MORE}, None, {"<a>": 1506, "<unk>": 1505, "<|end|>": 1501}),
+        (NAMED, {**MAP, "additional_special_tokens": ["<a>", "<b>"]}, None),
+        (MORE, {**MAP, "extra_special_tokens": [{"content": "<b>", "lstrip": True}]}, {"<mask>": 1505}),
+        ({**NAMED, "extra_special_tokens": {"image_token": "<image>"}, "sep_token": None}, None, None),
+        (None, {"cls_token": "<a>", **MAP}, {"<b>": 1505}),
+    ],
+)
+def test_special_tokens_are_those_of_transformers(tmp_path, files):
+    """Of every file that names them: their ids, flags and roles, and those that chat templates see."""
     transformers = pytest.importorskip("transformers")
-    entry = {"content": "<new>", "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "added_tokens_decoder": {"1505": entry},
-        "pad_token": "<fill>",
-        "bos_token": "<|begin|>",
-    }
-    theirs = transformers.AutoTokenizer.from_pretrained(small(tmp_path, settings=settings))
+    small(tmp_path)
+    for name, content in zip(special_tokens.FILES, files, strict=True):
+        if content is not None or name == "tokenizer_config.json":
+            kind = {"tokenizer_class": "PreTrainedTokenizerFast"} if name == "tokenizer_config.json" else {}
+            (tmp_path / name).write_text(json.dumps(kind | (content or {})))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     ours = tokenizer.load(tmp_path)
-    text = "a<new>b<fill> <|begin|>c"
+    assert ours.names == theirs.special_tokens_map == special_tokens.read(tmp_path).names
+    found = ours.backend.get_added_tokens_decoder()
+    assert {id: repr(token) for id, token in found.items()} == {
+        id: repr(token) for id, token in theirs.added_tokens_decoder.items()
+    }
+    text = "a<new>b<fill> <|begin|> c <|end|><end>  x<mask> <unk><image><a> <b>"
     assert ours.encode(text) == theirs.encode(text, add_special_tokens=False)
     assert ours.vocab_size == len(theirs) and ours.pad == theirs.pad_token_id
+    assert {ours.bos, ours.eos} - {None} == {theirs.bos_token_id, theirs.eos_token_id} - {None}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", [1]),
+        ("tokenizer_config.json", {"bos_token": 5}),
+        ("tokenizer_config.json", {"eos_token": {"id": 5}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"x": ENTRY}}),
+        ("tokenizer_config.json", {"extra_special_tokens": "<a>"}),
+        ("special_tokens_map.json", {"additional_special_tokens": [7]}),
+        ("added_tokens.json", {"<a>": None}),
+    ],
+)
+def test_special_tokens_that_are_refused(tmp_path, name, content):
+    (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(InputError, match=f"{name}: .*expected .*, found"):
+        special_tokens.read(tmp_path)
 
 
 def swap_merges(config: dict) -> None:

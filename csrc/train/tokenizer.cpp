@@ -11,7 +11,6 @@
 
 #include "core/json.h"
 #include "platform/error.h"
-#include "train/vocabulary.h"
 
 namespace llamac {
 namespace {
@@ -147,7 +146,7 @@ Tokenizer::Tokenizer(const std::string& file_path) : path(file_path) {
         hash = found.hash;
         begin_of_text = static_cast<int32_t>(found.bos >= 0 ? found.bos : found.eos);
         marks = {static_cast<int32_t>(found.bos), static_cast<int32_t>(found.eos)};
-        drop_space = found.drop_space;
+        drops = found.drops;
         of_vocabulary = true;
         return;
     }
@@ -166,11 +165,15 @@ Tokenizer::Tokenizer(const std::string& file_path) : path(file_path) {
 
 std::string Tokenizer::decode(const std::vector<int32_t>& ids) const {
     std::string bytes;
-    for (int32_t id : ids) {
+    size_t first = 0;  // bytes of the first token
+    for (const int32_t& id : ids) {
         const auto at = static_cast<size_t>(id);  // a negative id is far past the end
         bytes += at < tokens.size() ? tokens[at] : std::string(1, '\xff');
+        if (&id == ids.data()) first = bytes.size();
     }
-    return drop_space && !bytes.empty() && bytes[0] == ' ' ? bytes.substr(1) : bytes;
+    if (drops == Dropped::space) first = std::min<size_t>(bytes.size(), 1);
+    if (drops == Dropped::nothing) return bytes;
+    return bytes.substr(std::min(bytes.find_first_not_of(' '), first));
 }
 
 void check_tokenizer_of_model(const std::string& model, const Tokenizer& tokenizer) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "train/tokens.h"
+#include "train/vocabulary.h"
 
 namespace llamac {
 
@@ -17,7 +18,7 @@ struct Tokenizer {
     int64_t ranks = 0;                // ordinary tokens of a rank file
     int32_t begin_of_text = -1;  // stands before each document, or behind the one before; -1: there is none
     DocumentMarks marks;         // of its documents in the shards
-    bool drop_space = false;     // a text's first space is not the text's own
+    Dropped drops = Dropped::nothing;
     bool of_vocabulary = false;  // by a vocabulary file
 
     // Error where the file is neither a complete rank file nor a vocabulary file.

@@ -11,7 +11,7 @@ namespace llamac {
 namespace {
 
 constexpr uint32_t vocab_magic = 20241124, vocab_version = 1, most_tokens = 1u << 22, no_id = 0xffffffff,
-                   drops_space = 1;
+                   most_dropped = static_cast<uint32_t>(Dropped::first_spaces);
 constexpr size_t vocab_words = 16, vocab_bytes = 4 * vocab_words;
 
 uint32_t vocab_word_at(std::string_view content, size_t index) {
@@ -32,8 +32,8 @@ void check_vocab_header(std::string_view content, const std::string& path) {
              vocab_word_at(content, 0), " version ", vocab_word_at(content, 1));
     const uint32_t n = vocab_word_at(content, 2);
     if (n < 1 || n > most_tokens) fail(path, ": header: expected 1 to ", most_tokens, " tokens, found ", n);
-    if (vocab_word_at(content, 10) > drops_space)
-        fail(path, ": header word 10: expected flags up to ", drops_space, ", found ",
+    if (vocab_word_at(content, 10) > most_dropped)
+        fail(path, ": header word 10: expected a number up to ", most_dropped, ", found ",
              vocab_word_at(content, 10));
     for (size_t word = 11; word < vocab_words; word++)
         if (vocab_word_at(content, word) != 0)
@@ -79,7 +79,7 @@ Vocabulary parse_vocabulary(std::string_view content, const std::string& path) {
     if (stored != computed)
         fail(path, ": checksum: expected ", hex(stored), ", found ", hex(computed), ": it is damaged");
     found.hash = vocab_pair_at(content, 6);
-    found.drop_space = vocab_word_at(content, 10) == drops_space;
+    found.drops = Dropped{vocab_word_at(content, 10)};
     const std::string_view bytes = payload.substr(4 * ends.size());
     found.tokens.reserve(ends.size());
     uint32_t begin = 0;

@@ -9,11 +9,14 @@
 
 namespace llamac {
 
+// What decoding leaves out: a text's first space; all spaces that the first token begins with.
+enum class Dropped : uint32_t { nothing, space, first_spaces };
+
 struct Vocabulary {
     std::vector<std::string> tokens;       // bytes of each id, special tokens under their names
     int64_t bos = -1, eos = -1, pad = -1;  // -1: there is none
     uint64_t hash = 0;                     // XXH3_64 of the tokenizer's file, as the shards record it
-    bool drop_space = false;               // decoding leaves out a text's first space
+    Dropped drops = Dropped::nothing;      // by decoding
 };
 
 // Whether the content of a file begins as a vocabulary file does.

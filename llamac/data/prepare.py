@@ -28,6 +28,7 @@ from llamac.data.tokens import token_dtype
 from llamac.data.workers import Workers
 from llamac.errors import InputError, printable
 from llamac.files import read_json
+from llamac.tokenizer_json import SETTINGS
 
 SPLITS = ("train", "val")
 _SIZE = range(2**63)
@@ -439,8 +440,5 @@ def publish(out: Path, index: dict[str, Any]) -> None:
 def _other_files(partial: Path) -> Iterator[Path]:
     """The tokenizer's."""
     for path in sorted(partial.iterdir()):
-        if (
-            path.name.startswith(("tokenizer", "special_tokens_map", "chat_template"))
-            and path.suffix != ".tmp"
-        ):
+        if path.name in SETTINGS or (path.name.startswith("tokenizer") and path.suffix != ".tmp"):
             yield path
