@@ -6,6 +6,8 @@
 #include <csignal>
 #include <cstdlib>
 #include <initializer_list>
+#include <string>
+#include <system_error>
 
 #include "platform/error.h"
 
@@ -27,8 +29,15 @@ std::thread start_thread_without_signals(const std::function<void()>& work) {
     sigset_t all, before;
     sigfillset(&all);
     CHECK(pthread_sigmask(SIG_SETMASK, &all, &before) == 0);
-    std::thread thread(work);
+    std::thread thread;
+    std::string error;
+    try {
+        thread = std::thread(work);
+    } catch (const std::system_error& found) {
+        error = found.code().message();
+    }
     CHECK(pthread_sigmask(SIG_SETMASK, &before, nullptr) == 0);
+    if (!error.empty()) fail("cannot start a thread: ", error, "; `ulimit -u` shows how many there may be");
     return thread;
 }
 

@@ -16,7 +16,8 @@ void limit_spinning(char** argv);
 // Threads that a parallel loop has.
 int host_threads();
 
-// A thread that no signal interrupts: the process's are answered by those that it had before.
+// A thread that no signal interrupts: the process's are answered by those that it had before. Throws Error where the system
+// starts none.
 std::thread start_thread_without_signals(const std::function<void()>& work);
 
 }  // namespace llamac
