@@ -17,12 +17,10 @@ std::optional<std::string> variable(const char* name) {
     return value;
 }
 
-// The integer that a variable begins with: SLURM_TASKS_PER_NODE is "4(x2)". low, high: what it may be.
 int64_t integer(const char* name, const std::string& text, int64_t low, int64_t high) {
     int64_t value = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    const bool whole = *end == '\0' || (end != text.data() && std::strchr("(,", *end));
-    if (error != std::errc() || !whole || value < low || value > high)
+    if (error != std::errc() || end != text.data() + text.size() || value < low || value > high)
         fail("environment: ", name, ": expected an integer from ", low, " to ", high, ", found \"", text,
              "\"");
     return value;
@@ -40,10 +38,41 @@ struct Names {
     const char *launcher, *rank, *size, *local_rank, *local_size;
 };
 
+// The tasks of a node of a list such as "4,8(x2)", which is 4,8,8; 0 where it has no such node, or is no such list.
+int64_t tasks_of_node(const std::string& list, int64_t node) {
+    for (const char *at = list.c_str(), *const end = at + list.size(); at < end;) {
+        int64_t tasks = 0, times = 1;
+        at = std::from_chars(at, end, tasks).ptr;
+        if (std::strncmp(at, "(x", 2) == 0) {
+            at = std::from_chars(at + 2, end, times).ptr;
+            if (*at++ != ')') return 0;
+        }
+        if (at < end && *at++ != ',') return 0;
+        if (node < times) return tasks;
+        node -= times;
+    }
+    return 0;
+}
+
+// Of this process's node.
+int64_t slurm_local_size(const char* name, int64_t size) {
+    const auto list = variable(name);
+    if (!list) fail("environment: ", name, ": expected it from srun, found none");
+    const bool many = list->find(',') != list->npos;
+    const int64_t node = many ? required("srun", "SLURM_NODEID", 0, most_ranks) : 0,
+                  tasks = tasks_of_node(*list, node);
+    if (tasks < 1 || tasks > size)
+        fail("environment: ", name, ": expected the tasks of each node, as in 4,8(x2), up to ", size,
+             " and one for node ", node, ", found \"", *list, "\"");
+    return tasks;
+}
+
 void read(const Names& names, Launch& launch) {
     launch.size = required(names.launcher, names.size, 1, most_ranks);
     launch.rank = required(names.launcher, names.rank, 0, launch.size - 1);
-    launch.local_size = required(names.launcher, names.local_size, 1, launch.size);
+    launch.local_size = launch.launcher == Launcher::slurm
+                            ? slurm_local_size(names.local_size, launch.size)
+                            : required(names.launcher, names.local_size, 1, launch.size);
     launch.local_rank = required(names.launcher, names.local_rank, 0, launch.local_size - 1);
 }
 
@@ -104,6 +133,21 @@ Launch find_launch() {
         return launch;
     }
     return launch;
+}
+
+int own_device(const Launch& launch, int devices) {
+    const auto shows_one = [](const char* name) {
+        const auto list = variable(name);
+        return list && list->find(',') == list->npos;
+    };
+    if (devices == 1 && launch.local_size > 1 &&
+        (shows_one("ROCR_VISIBLE_DEVICES") || shows_one("HIP_VISIBLE_DEVICES") ||
+         shows_one("CUDA_VISIBLE_DEVICES")))
+        return 0;
+    if (launch.local_rank >= devices)
+        fail("expected a device for each of the ", launch.local_size, " processes on this host, found ",
+             devices);
+    return static_cast<int>(launch.local_rank);
 }
 
 bool speaks_for_host() {

@@ -20,6 +20,11 @@ struct Launch {
 // contradict one another.
 Launch find_launch();
 
+// The number of this process's device among so many that it sees: its place on the host, or the only one, where the launcher
+// shows each process its own alone (ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES). Throws Error where
+// there are too few.
+int own_device(const Launch& launch, int devices);
+
 // Whether this process is the first one on its host, as far as its launcher's variables say. Where they are incomplete, or
 // a library is missing, all processes find the same and cannot agree who says it: this one does.
 bool speaks_for_host();
