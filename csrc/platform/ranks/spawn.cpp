@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -56,6 +57,8 @@ void be_rank(int64_t rank, int64_t count, int port, pid_t parent, const sigset_t
     setenv("OMP_NUM_THREADS", std::to_string(cores).c_str(), 0);
     sigprocmask(SIG_SETMASK, &mask, nullptr);
     execv("/proc/self/exe", argv);
+    std::fprintf(stderr, "train_llama3: rank %d: cannot start the program again: %s\n",
+                 static_cast<int>(rank), std::strerror(errno));
     _exit(2);
 }
 
@@ -77,7 +80,8 @@ int run_ranks(int64_t count, char** argv, double seconds) {
         if (action.sa_handler != SIG_IGN) sigaddset(&awaited, signal);
     }
     CHECK(sigprocmask(SIG_BLOCK, &awaited, &mask) == 0);
-    std::vector<pid_t> running;
+    std::vector<pid_t> running, ranks;
+    bool passed = false;  // a signal
     const auto send = [&](int signal) {
         for (const pid_t pid : running) kill(pid, signal);
     };
@@ -92,6 +96,7 @@ int run_ranks(int64_t count, char** argv, double seconds) {
         }
         running.push_back(pid);
     }
+    ranks = running;
 
     using Clock = std::chrono::steady_clock;
     int result = 0;
@@ -99,12 +104,17 @@ int run_ranks(int64_t count, char** argv, double seconds) {
     while (!running.empty()) {
         const timespec pause{0, 200'000'000};
         const int signal = sigtimedwait(&awaited, nullptr, &pause);
-        if (signal > 0 && signal != SIGCHLD) send(signal);
+        if (signal > 0 && signal != SIGCHLD) send(signal), passed = true;
         int status = 0;
         for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
             std::erase(running, pid);
             const int code = exit_code(status);
             if (code == 0 || result != 0) continue;
+            // Itself it has said nothing, and the others may not have met it yet.
+            if (WIFSIGNALED(status) && !passed)
+                std::fprintf(stderr, "train_llama3: rank %d was ended by signal %d (%s)\n",
+                             static_cast<int>(std::find(ranks.begin(), ranks.end(), pid) - ranks.begin()),
+                             WTERMSIG(status), strsignal(WTERMSIG(status)));
             result = code;
             deadline = Clock::now() +
                        std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
