@@ -112,6 +112,12 @@ void check_checkpoint() {
 }
 
 void check_resume_rules() {
+    Manifest far = describe_run(Options(), 1, 1);
+    far.step = int64_t{1} << 62;
+    refused("a step that no run of these options reaches", {"d: ", "at most --steps 600"},
+            [&] { check_resume(far, "d", Options()); });
+    refused("more sequences than are counted", {"fewer than 2^63 sequences"},
+            [&] { check_resume(far, "d", with_flags({"--steps", "4611686018427387905"})); });
     const Manifest m = describe_run(Options(), 1, 100);
     check(error_of([&] {
               check_resume(m, "d",

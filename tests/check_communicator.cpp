@@ -1,10 +1,12 @@
 // Collectives between processes: test_communicator.py starts one of this program per rank. By itself it checks what one
 // process can: the environment of launchers.
+#include <chrono>
 #include <cmath>
 #include <cstring>
 
 #include "check.h"
 #include "core/collectives.h"
+#include "platform/ranks/heartbeat.h"
 
 namespace llamac {
 namespace {
@@ -64,6 +66,35 @@ void check_launchers() {
         check(l.launcher == Launcher::slurm && l.rank == 1 && l.size == 16 && l.local_size == 8 &&
                   l.address == first && l.port == 16384 + 615,
               std::string("srun on ") + list);
+    }
+    const std::pair<const char*, int64_t> nodes[] = {{"0", 4}, {"1", 8}, {"2", 8}, {"3", 2}};
+    for (const auto& [node, tasks] : nodes) {
+        const Variables slurm({{"SLURM_PROCID", "1"},
+                               {"SLURM_STEP_ID", "0"},
+                               {"SLURM_NTASKS", "22"},
+                               {"SLURM_LOCALID", "1"},
+                               {"SLURM_NODEID", node},
+                               {"SLURM_TASKS_PER_NODE", "4,8(x2),2"},
+                               {"SLURM_JOB_ID", "4711"},
+                               {"SLURM_STEP_NODELIST", "a,b,c,d"}});
+        check(find_launch().local_size == tasks, std::string("tasks of node ") + node);
+    }
+    for (const char* list : {"4,8(x2),2", "4(x", "many", ""}) {
+        const Variables slurm({{"SLURM_PROCID", "1"},
+                               {"SLURM_STEP_ID", "0"},
+                               {"SLURM_NTASKS", "22"},
+                               {"SLURM_LOCALID", "1"},
+                               {"SLURM_NODEID", "4"},
+                               {"SLURM_TASKS_PER_NODE", list}});
+        refused(list, {"SLURM_TASKS_PER_NODE", "expected"}, [] { find_launch(); });
+    }
+    Launch second;
+    second.size = second.local_size = 2, second.local_rank = 1;
+    check(own_device(second, 2) == 1, "a device each");
+    refused("one device of two", {"a device for each of the 2", "found 1"}, [&] { own_device(second, 1); });
+    for (const char* name : {"ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"}) {
+        const Variables one({{name, "1"}});
+        check(own_device(second, 1) == 0, std::string("its own alone, by ") + name);
     }
     const auto wrong = [&](const char* what, std::vector<std::string> words,
                            std::initializer_list<std::pair<const char*, const char*>> values) {
@@ -155,6 +186,52 @@ void check_type(Communicator& ranks, const Context& context, DType dtype, int64_
     }
 }
 
+// A call that throws inside a group: what comes behind is as if it had not been.
+void check_dropped_group(Communicator& ranks, const Context& context) {
+    Values<float> lost(DType::f32, 8, ranks.rank), sum(DType::f32, 8, ranks.rank);
+    const std::string error = error_of([&] {
+        grouped(context, ranks, "all_reduce", 0, [&] {
+            all_reduce(context, ranks, lost.tensor);
+            fail("inside");
+        });
+    });
+    all_reduce(context, ranks, sum.tensor);
+    double expected = 0;
+    for (int64_t r = 0; r < ranks.size; r++) expected += element(r, 1);
+    check(error == "inside" && lost.at(1) == element(ranks.rank, 1) && sum.at(1) == expected,
+          "a group that is dropped");
+}
+
+// What one rank alone gathers, or has met, all learn.
+void check_gathers(Transport& channel) {
+    const bool last = channel.rank == channel.size - 1;
+    const std::string other = error_of([&] { channel.gather(last ? "loss" : "signal", "text"); });
+    check(other.find("rank " + std::to_string(channel.size - 1) + ": expected message") == 0 &&
+              other.find("(loss)") != other.npos && other.find("(signal)") != other.npos,
+          "gathers of two kinds: " + other);
+    const std::string long_error(1000, 'e');
+    for (const std::string& error : {std::string("short"), long_error})
+        check(error_of([&] { channel.gather(last ? "data" : "loss", last ? error : "1", last); }) == error,
+              "the error of a rank in place of what others gather");
+    check(channel.gather("names", "again").size() == static_cast<size_t>(channel.size), "and they go on");
+}
+
+// A rank that has met an error and still runs: others wait for it no longer, and it sends nothing.
+void check_announcement(const Launch& launch) {
+    Heartbeat heartbeat(connect(launch, "heartbeat", 20), {});
+    const std::unique_ptr<Transport> channel = [&] {
+        auto made = connect(launch, "watched", 20);
+        made->waiting = [&](int64_t, double) { heartbeat.check(); };
+        return watched(std::move(made), heartbeat);
+    }();
+    const std::string name = "rank " + std::to_string(launch.size - 1);
+    const auto begin = std::chrono::steady_clock::now();
+    if (launch.rank == launch.size - 1) heartbeat.announce();
+    const std::string error = error_of([&] { channel->barrier(); });
+    check(error.find(name) == 0, "an announced error: " + error);
+    check(std::chrono::steady_clock::now() - begin < std::chrono::seconds(5), "is learned of in time");
+}
+
 // Pairs of neighbours, the last of an odd number alone: each sums and gathers its own.
 void check_split(Communicator& ranks, const Context& context) {
     const int64_t first = ranks.rank / 2 * 2, last = std::min(first + 2, ranks.size), count = 1001;
@@ -197,7 +274,7 @@ void check_bits(Communicator& ranks, Transport& channel, const Context& context)
     check(std::memcmp(out.data(), x.data() + ranks.rank * part, out.size() * sizeof(float)) == 0,
           "parts have the whole's bits");
     const std::string bits(reinterpret_cast<const char*>(x.data()), x.size() * sizeof(float));
-    for (const std::string& theirs : channel.gather(bits))
+    for (const std::string& theirs : channel.gather("bits", bits))
         check(theirs == bits, "the same bits on every rank");
 }
 
@@ -214,7 +291,9 @@ void check_collectives() {
     }
     check_bits(*ranks, *channel, context);
     check_split(*ranks, context);
-    const std::vector<std::string> texts = channel->gather("rank " + std::to_string(launch.rank));
+    check_dropped_group(*ranks, context);
+    check_gathers(*channel);
+    const std::vector<std::string> texts = channel->gather("names", "rank " + std::to_string(launch.rank));
     for (int64_t r = 0; r < launch.size; r++)
         check(texts[static_cast<size_t>(r)] == "rank " + std::to_string(r), "gather");
     int64_t word = launch.rank;
@@ -222,6 +301,7 @@ void check_collectives() {
     check(word == 0, "broadcast on the host");
     channel->barrier();
     ranks->barrier(context.stream);
+    if (launch.launcher != Launcher::mpi) check_announcement(launch);
     // The last rank goes without a word; the others find out which.
     if (std::getenv("LLAMAC_LAST_ENDS")) {
         if (launch.rank == launch.size - 1) std::_Exit(0);

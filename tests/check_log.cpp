@@ -1,7 +1,9 @@
 // The log: what is written reads back, and a log that was cut short or is malformed is refused or cut back.
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmath>
+#include <csignal>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -116,6 +118,30 @@ void check_log() {
         fs::create_symlink("/dev/full", full + "/log.jsonl");
         Log log(full, {10, 1, 1, 0, false}, stdout);
         refused("log on a full disk", {full, "No space left"}, [&] { log.val(1, 1.0); });
+    }
+    const std::string limited = fresh_folder("limited");
+    {
+        Log log(limited, {10, 1, 1, 0, false}, stdout);
+        log.val(1, 1.0);
+        std::signal(SIGXFSZ, SIG_IGN);
+        rlimit before{};
+        getrlimit(RLIMIT_FSIZE, &before);
+        const rlimit inside_the_line{fs::file_size(limited + "/log.jsonl") + 9, before.rlim_max};
+        setrlimit(RLIMIT_FSIZE, &inside_the_line);
+        refused("a line cut short", {limited, "File too large"}, [&] { log.val(2, 2.0); });
+        setrlimit(RLIMIT_FSIZE, &before);
+        log.flush();
+        log.val(3, 3.0);
+    }
+    const auto kept = events_of(limited + "/log.jsonl");
+    check(kept.size() == 3 && kept[1]["step"] == 2 && kept[2]["step"] == 3, "a line is written later");
+    for (const bool replaced : {false, true}) {
+        Log log(limited, {10, 1, 1, 0, false}, stdout);
+        fs::remove(limited + "/log.jsonl");
+        if (replaced) put("limited/log.jsonl", "");
+        refused("a log that is gone", {limited + "/log.jsonl", replaced ? "another file" : "none", "removed"},
+                [&] { log.val(4, 4.0); });
+        put("limited/log.jsonl", "");
     }
     check(duration(0.4) == "0 s" && duration(59.6) == "1:00" && duration(185) == "3:05", "short durations");
     check(duration(25325) == "7:02:05" && duration(NAN) == "-" && duration(INFINITY) == "-",

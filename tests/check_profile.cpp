@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "check.h"
+#include "core/context.h"
 #include "core/json.h"
 #include "ops/operations.h"
 #include "train/peak.h"
@@ -59,7 +60,7 @@ std::string profile_norms(int64_t begun, int64_t count) {
         wait_ms(20);
         copy_bytes_async(context, host.data(), norm.out.data, norm.out.bytes);
         profile.end_step();
-        if (profile.is_complete()) profile.finish();
+        if (profile.ends_with(step)) profile.finish();
         norm.run_once(context);
     }
     check(!context.observer, "not observed after the steps");
@@ -183,10 +184,47 @@ void check_usage() {
     check(meter.read().cpu_percent == quiet.cpu_percent, "a reading is kept for a while");
 }
 
+// Of both versions of cgroups, with a limit above the process's own group, and in a container.
+void check_cgroups() {
+    const std::string mounts = fresh_folder("cgroup"), list = mounts + "/list";
+    const auto group = [&](const std::string& path, const std::string& limit, const char* used,
+                           bool unified) {
+        std::filesystem::create_directories(mounts + path);
+        put("cgroup" + path + (unified ? "/memory.max" : "/memory.limit_in_bytes"), limit);
+        put("cgroup" + path + (unified ? "/memory.current" : "/memory.usage_in_bytes"), used);
+        put("cgroup" + path + "/memory.stat",
+            "anon 1\ninactive_file 1073741824\ntotal_inactive_file 1073741824\n");
+    };
+    put("cgroup/list", "0::/jobs/run\n");
+    check(std::isinf(cgroup_memory_gib(list, mounts)), "no limit");
+    group("/jobs", "8589934592", "3221225472", true);
+    group("/jobs/run", "max", "1", true);
+    check(cgroup_memory_gib(list, mounts) == 6, "the limit of a group above");
+    group("/jobs/run", "4294967296", "4294967296", true);
+    check(cgroup_memory_gib(list, mounts) == 1, "the least, without pages of files");
+    put("cgroup/list", "3:cpu:/x\n4:memory:/on/the/host\n");
+    group("/memory", "2147483648", "2147483648", false);
+    check(cgroup_memory_gib(list, mounts) == 1, "a container's, version 1");
+}
+
+// Ranks that do not record end the profile with the step of the one that does.
+void check_ranks_agree() {
+    Context context;
+    const OpenFolder out(fresh_folder("along"));
+    const ProfiledSteps steps = choose_profiled_steps(1, 12, 3);
+    Profile records(steps, context, out, 0), goes_along(steps, context, out, 0, false);
+    for (int64_t step = 1; step <= 12; step++) {
+        goes_along.begin_step(step);
+        check(!context.observer, "nothing is observed");
+        check(goes_along.ends_with(step) == (step == 4) && records.ends_with(step) == (step == 4),
+              "the profile ends with step 4 on all ranks");
+    }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
     return run_checks(argc, argv,
                       checks<check_counts, check_trace, check_early_end, check_calls_within_calls,
-                             check_peaks, check_usage>());
+                             check_peaks, check_usage, check_cgroups, check_ranks_agree>());
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from launch import free_port, needs, skip_without_devices, torchrun_environment
-from run import ROOT, T, assert_same_state, events, flags, losses, one_line, tensors
+from run import MODEL, ROOT, T, assert_same_state, events, flags, losses, one_line, tensors
 
 from llamac.data import write_bin
 
@@ -188,14 +188,18 @@ trainer.save(sys.argv[4])
 """
 
 
-def as_ranks(command: list, ranks: int) -> list[tuple[int, str]]:
-    """Exit codes and error lines of a command whose processes torchrun might have started."""
+def as_ranks(command: list, ranks: int, own: dict[int, dict] | None = None) -> list[tuple[int, str]]:
+    """Exit codes and error lines of a command whose processes torchrun might have started. own: variables of
+    single ranks."""
     port = free_port()
     processes = [
         subprocess.Popen(
             command,
             cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | torchrun_environment(rank, ranks, port),
+            env=os.environ
+            | {"OMP_NUM_THREADS": "1"}
+            | torchrun_environment(rank, ranks, port)
+            | (own or {}).get(rank, {}),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -210,6 +214,33 @@ def as_ranks(command: list, ranks: int) -> list[tuple[int, str]]:
     for text in said:
         skip_without_devices(text)
     return [(process.returncode, text) for process, text in zip(processes, said)]
+
+
+STEPS_OF_OWN_TOKENS = """
+import json, os, sys
+import numpy as np
+import llamac
+rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+trainer = llamac.Trainer(sys.argv[1], steps=4, seq_len=16, batch_size=2 // ranks, total_batch_size=4 * 16)
+tokens, targets = np.random.default_rng(1).integers(0, 97, (2, 4, 16))
+targets[2, 3:] = -100
+# Micro-batch after micro-batch: with two ranks, each has one row of either.
+rows = slice(None) if ranks == 1 else slice(rank, None, 2)
+numbers = [trainer.step(tokens[rows], targets[rows], counted) for counted in (False, True, False, True)]
+if rank == 0:
+    open(sys.argv[2], "w").write(json.dumps(numbers))
+"""
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_python_steps_on_tokens_of_each_rank(build, tmp_path):
+    """The losses of one process, which has the rows of both; one rank has all targets that do not count."""
+    made = []
+    for ranks in (1, 2):
+        command = [sys.executable, "-c", STEPS_OF_OWN_TOKENS, MODEL, tmp_path / f"{ranks}.json"]
+        assert [code for code, _ in as_ranks(command, ranks)] == [0] * ranks
+        made.append(json.loads((tmp_path / f"{ranks}.json").read_text()))
+    np.testing.assert_allclose(made[1], made[0], rtol=2e-6)
 
 
 RESHARDED = [
@@ -356,7 +387,8 @@ def test_a_lost_rank(build, data, tmp_path, rank, saves):
     os.kill(ranks[rank], signal.SIGKILL)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGKILL
-    lines = said.splitlines()
+    first, *lines = said.splitlines()
+    assert first == f"train_llama3: rank {rank} was ended by signal 9 (Killed)"
     assert len(lines) == 2, said
     for line in lines:
         assert line.startswith(f"train_llama3: rank {rank} has ended or cannot be reached, as rank "), said
@@ -366,6 +398,133 @@ def test_a_lost_rank(build, data, tmp_path, rank, saves):
     again = endless | {"steps": newest + 2, "resume": "auto"}
     run(build, *flags(data, tmp_path, **again))
     assert [e["step"] for e in events(tmp_path, "step")] == list(range(1, newest + 3))
+
+
+def test_a_rank_that_is_killed_at_once(build, data, tmp_path):
+    """Before the ranks have met: the flags' limit holds already."""
+    command = [build / "train_llama3", *flags(data, tmp_path / "out", devices=2, collective_timeout=2)]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    deadline = time.monotonic() + 30
+    while not (ranks := children.read_text().split()):
+        assert time.monotonic() < deadline
+    os.kill(int(ranks[0]), signal.SIGKILL)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert said.startswith("train_llama3: rank 0 was ended by signal 9 (Killed)\n")
+
+
+@pytest.fixture(scope="module")
+def fault(tmp_path_factory):
+    """Variables of a process whose k-th call of a kind on files below a folder meets a fault (faults.c)."""
+    library = tmp_path_factory.mktemp("faults") / "faults.so"
+    source = ROOT / "tests/chaos/faults.c"
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+
+    def variables(below: Path, call: str, at: int, action: str) -> dict[str, str]:
+        values = {"FOLDER": below, "CALL": call, "AT": at, "ACTION": action}
+        return {f"CHAOS_{name}": str(value) for name, value in values.items()} | {"LD_PRELOAD": str(library)}
+
+    return variables
+
+
+# A rank, the kind of a call that is slow on it, the files that it concerns, and --checkpoint-async.
+SLOW = [
+    (0, "fsync", "out", "off"),
+    (1, "fsync", "out", "on"),
+    (1, "read", "data", "off"),
+    (0, "write", "out/log", "on"),
+]
+
+
+@pytest.mark.parametrize(("rank", "call", "below", "saves"), SLOW)
+def test_a_slow_rank_is_waited_for(build, data, tmp_path, fault, rank, call, below, saves):
+    """Files that take longer than --collective-timeout, of one rank alone; by shared memory and by TCP."""
+    shutil.copytree(data, tmp_path / "data")
+    more = {"steps": 3, "batch_size": 2, "checkpoint_every": 2, "collective_timeout": 1, "zero": 3}
+    command = [build / "train_llama3"]
+    command += flags(tmp_path / "data", tmp_path / "out", checkpoint_async=saves, **more)
+    own = {each: {"LLAMAC_SHARED_MEMORY": "off"} if saves == "on" else {} for each in range(2)}
+    own[rank] |= fault(tmp_path / below, call, 4, "sleep:3")
+    assert as_ranks(command, 2, own) == [(0, ""), (0, "")]
+    assert [e["step"] for e in events(tmp_path / "out", "step")] == [1, 2, 3]
+
+
+def test_the_watchdog_limits_the_wait(build, data, tmp_path, fault):
+    shutil.copytree(data, tmp_path / "data")
+    more = {"batch_size": 2, "collective_timeout": 1, "watchdog": 2}
+    command = [build / "train_llama3", *flags(tmp_path / "data", tmp_path / "out", **more)]
+    began = time.monotonic()
+    ended = as_ranks(command, 2, {1: fault(tmp_path / "data", "open", 2, "sleep:6")})
+    assert ended[0][0] == 2 and "rank 1 did not answer in time, as rank 0 found" in ended[0][1]
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_own_error_wins(build, data, tmp_path, fault, rank):
+    """One rank cannot read, while the other one still reads, or does not answer any more."""
+    shutil.copytree(data, tmp_path / "data")
+    for slow in ("sleep:3", "kill"):
+        command = [build / "train_llama3"]
+        command += flags(tmp_path / "data", tmp_path / slow, batch_size=2, collective_timeout=1)
+        own = {
+            rank: fault(tmp_path / "data", "read", 2, "5"),
+            1 - rank: fault(tmp_path / "data", "read", 2, slow),
+        }
+        ended = as_ranks(command, 2, own)
+        assert ended[rank][0] == 2 and "cannot read: Input/output error" in one_line_of(ended[rank][1])
+        assert slow == "kill" or ended[1 - rank] == (2, "")
+
+
+def one_line_of(said: str) -> str:
+    assert said.count("\n") == 1 and said.startswith("train_llama3: "), said
+    return said
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_validation_that_one_rank_cannot_read(build, data, tmp_path, zero):
+    """A token beyond the vocabulary in the batch of rank 1: one line, in time, with all finished steps."""
+    shutil.copy(data / "val_000.bin", tmp_path / "val.bin")
+    out = tmp_path / "out"
+    more = ENDLESS | {"val_data": tmp_path / "val.bin", "val_every": 20, "checkpoint_every": 0, "zero": zero}
+    process, ranks = start_ranks(build, data, out, **more, devices=2, collective_timeout=60)
+    with open(tmp_path / "val.bin", "r+b") as file:
+        file.seek(1024 + 2 * (2 * T + 5))
+        file.write(b"\xff\xff")
+    began = time.monotonic()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 2 and time.monotonic() - began < 20
+    last = events(out, "step")[-1]["step"]
+    assert f"rank 1: {tmp_path / 'val.bin'}: " in one_line_of(said) and f"step_{last:06d}" in said
+    assert all(0 < e["loss"] < 10 for e in events(out, "val"))
+    assert events(out, "checkpoint")[-1]["step"] == last and not still_run(ranks)
+
+
+def test_ranks_share_the_reading_of_a_checkpoint(build, data, tmp_path, fault):
+    """Damage that one of them finds, all know. The index is loaded by both, and checked by one."""
+    out, more = tmp_path / "out", {"batch_size": 2, "zero": 3, "resume": "auto"}
+    run(build, *flags(data, out, devices=2, steps=8, **more | {"resume": "none"}))
+    shard = out / "step_000008/model-00002-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"!")
+    run(build, *flags(data, out, devices=2, **more))
+    assert (out / "damaged_step_000008").exists() and (out / "step_000008").exists()
+    files = [tmp_path / f"counts{rank}" for rank in range(2)]
+    index = fault(out / "step_000008/model.safetensors.index.json", "none", 0, "0")
+    command = [build / "train_llama3", *flags(data, out, **more)]
+    own = {rank: index | {"CHAOS_COUNTS": str(file)} for rank, file in enumerate(files)}
+    assert as_ranks(command, 2, own) == [(0, ""), (0, "")]
+    assert sum(int(re.search(r"^read (\d+)$", file.read_text(), re.MULTILINE)[1]) for file in files) == 3
+
+
+@pytest.mark.parametrize("saves", [{}, {"checkpoint_async": "on", "checkpoint_every": 2}])
+def test_a_thread_that_cannot_start(build, data, tmp_path, fault, saves):
+    """One line, and the steps that are finished: 2 of them, where it is the thread that would save them."""
+    number = {"OPENBLAS_NUM_THREADS": "1"} | fault(tmp_path, "thread", 2 if saves else 1, "11")
+    done = run(build, *flags(data, tmp_path / "out", **saves), code=2, **number)
+    line = one_line(done)
+    assert "cannot start a thread: Resource temporarily unavailable" in line
+    assert ("step_000002" in line) == bool(saves)
+    assert (tmp_path / "out/step_000002/manifest.json").exists() == bool(saves)
 
 
 def test_a_rank_that_hangs(build, data, tmp_path):
@@ -421,6 +580,7 @@ BAD = {
     "level": ({"devices": 2, "zero": 4}, "--zero: expected an integer from 0 to 3, found 4"),
     "data": ({"devices": 2, "train_data": "nowhere_*.bin"}, "nowhere_*.bin"),
     "type": ({"devices": 2, "reduce_dtype": "f64"}, "--reduce-dtype: expected"),
+    "a sample": ({"sample_tokens": 1 << 40}, "--sample-tokens: expected an integer from 1 to 16777216"),
     "no devices": ({"devices": 0}, "--devices: expected an integer"),
     "groups": ({"devices": 4, "shard_group": 3}, "--shard-group: expected a divisor of the number of ranks"),
     "a large group": ({"devices": 2, "shard_group": 4}, "ranks, 2, or 0 for all of them, found 4"),
@@ -505,6 +665,16 @@ def test_the_plan_of_many(build, data, tmp_path):
     assert planned(devices=8, zero=3, reduce_dtype="bf16") > found[3]
     assert planned(devices=8, zero=3, reduce_dtype="f32") == found[3]
     assert not (tmp_path / "out").exists()
+
+
+def test_the_plan_reserves_memory_for_communicators(build, data, tmp_path):
+    """One of all ranks, or three with groups: 192 MiB each, beside 512 MiB for the runtime."""
+    for devices, group, communicators in ((1, 0, 0), (2, 0, 1), (4, 4, 1), (4, 2, 3)):
+        more = {"devices": devices, "shard_group": group, "batch_size": 1}
+        plan = [*flags(data, tmp_path / "out", **more), "--dry-run", "--device-memory"]
+        reserved = 512 + 192 * communicators
+        assert f"needs {reserved / 1024:.2f} GiB" in one_line(run(build, *plan, f"{reserved}MiB", code=2))
+        run(build, *plan, f"{reserved + 4}MiB")
 
 
 @pytest.mark.parametrize(("zero", "master", "kept"), [(2, "on", True), (3, "off", True), (3, "on", False)])

@@ -81,7 +81,12 @@ void grouped(const Context& context, Communicator& ranks, const char* name, int6
              const std::function<void()>& calls) {
     run(context, name, moved(ranks, bytes), [&] {
         ranks.begin_group();
-        calls();
+        try {
+            calls();
+        } catch (...) {
+            ranks.drop_group();
+            throw;
+        }
         ranks.end_group();
     });
 }

@@ -31,7 +31,8 @@ struct Descriptor {
 
 void sync_folder(const OpenFolder& folder) {
     // Some network file systems cannot sync a folder and say EINVAL: there is nothing better to do there.
-    if (fsync(folder.fd) != 0 && errno != EINVAL) fail_with_errno(folder.path, "sync");
+    if (uninterrupted([&] { return fsync(folder.fd); }) != 0 && errno != EINVAL)
+        fail_with_errno(folder.path, "sync");
 }
 
 std::string without_slashes_at_its_end(std::string path) {
@@ -49,7 +50,7 @@ void fail_with_errno(const std::string& path, const char* action) {
 InputFile::InputFile(const std::string& file_path) : path(file_path) {
     if (path.find('\0') != path.npos) fail(path, ": expected a path, which has no NUL");
     // O_NONBLOCK: opening a pipe returns, to be refused below. It means nothing for a regular file.
-    Descriptor d{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+    Descriptor d{uninterrupted([&] { return open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); })};
     if (d.fd < 0) fail_with_errno(path, "open");
     struct stat status;
     if (fstat(d.fd, &status) != 0) fail_with_errno(path, "read");
@@ -73,8 +74,8 @@ void InputFile::read(int64_t first, void* to, int64_t bytes) const {
     char* at = static_cast<char*>(to);
     while (bytes > 0) {
         // Linux reads 2 GiB in one call at most.
-        const ssize_t done = pread(descriptor, at, static_cast<size_t>(bytes), first);
-        if (done < 0 && errno == EINTR) continue;
+        const ssize_t done =
+            uninterrupted([&] { return pread(descriptor, at, static_cast<size_t>(bytes), first); });
         if (done < 0) fail_with_errno(path, "read");
         if (done == 0) {
             struct stat now{};
@@ -115,8 +116,10 @@ void FileWriter::create() {
     std::random_device random;
     do {
         temporary = "." + name + "." + hex(uint64_t{random()} << 32 | random()) + ".tmp";
-        descriptor =
-            openat(folder.fd, temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+        descriptor = uninterrupted([&] {
+            return openat(folder.fd, temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+                          0666);
+        });
     } while (descriptor < 0 && errno == EEXIST);
     if (descriptor < 0) fail_with_errno(path, "write");
     hash = XXH3_createState();
@@ -136,8 +139,8 @@ void FileWriter::write(const void* data, int64_t bytes) {
     const char* at = static_cast<const char*>(data);
     while (bytes > 0) {
         // In pieces that the cache holds, for the hash; Linux writes 2 GiB in one call at most.
-        const ssize_t now = ::write(descriptor, at, static_cast<size_t>(std::min(bytes, piece)));
-        if (now < 0 && errno == EINTR) continue;
+        const ssize_t now = uninterrupted(
+            [&] { return ::write(descriptor, at, static_cast<size_t>(std::min(bytes, piece))); });
         if (now == 0) errno = ENOSPC;
         if (now <= 0) fail_with_errno(path, "write");
         XXH3_64bits_update(hash, at, static_cast<size_t>(now));
@@ -146,7 +149,7 @@ void FileWriter::write(const void* data, int64_t bytes) {
         written += now;
         unsynced += now;
         if (unsynced >= most_unsynced) {
-            if (fdatasync(descriptor) != 0) fail_with_errno(path, "write");
+            if (uninterrupted([&] { return fdatasync(descriptor); }) != 0) fail_with_errno(path, "write");
             unsynced = 0;
         }
         if (progress) progress();
@@ -154,9 +157,10 @@ void FileWriter::write(const void* data, int64_t bytes) {
 }
 
 uint64_t FileWriter::finish() {
-    if (fsync(descriptor) != 0) fail_with_errno(path, "write");
+    if (uninterrupted([&] { return fsync(descriptor); }) != 0) fail_with_errno(path, "write");
     if (progress) progress();
-    if (close(std::exchange(descriptor, -1)) != 0) fail_with_errno(path, "write");
+    // Interrupted, it is closed all the same.
+    if (close(std::exchange(descriptor, -1)) != 0 && errno != EINTR) fail_with_errno(path, "write");
     folder.check();
     rename_durably(folder, temporary, folder, name);
     temporary.clear();

@@ -1,6 +1,7 @@
 // Reading of files, and writing of files that are either complete or absent. Every function here throws Error with
 // the file's path and the system's reason.
 #pragma once
+#include <cerrno>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -22,6 +23,14 @@ struct SystemError : Error {
 };
 // "PATH: cannot open: No such file or directory", by errno.
 [[noreturn]] void fail_with_errno(const std::string& path, const char* action);
+
+// What a call of the system returns that no signal has interrupted.
+template <class Call>
+auto uninterrupted(const Call& call) {
+    auto result = call();
+    while (result < 0 && errno == EINTR) result = call();
+    return result;
+}
 
 // A regular file, open. It is not mapped: a mapping of a file that somebody truncates, or whose disk fails, ends the
 // process by SIGBUS, where read() throws. Renaming a new file over it, as FileWriter does, is harmless.

@@ -23,10 +23,10 @@ using Ids = py::array_t<int32_t, py::array::c_style>;
 struct JoinedRanks {
     Ranks joined;
 
-    explicit JoinedRanks(const Options& options) : joined(find_launch(), options.collective_timeout) {
-        joined.together([&] { check_launch(joined, options); });
+    explicit JoinedRanks(const Options& options) : joined(find_launch(), Patience(options)) {
+        joined.together("options", [&] { check_launch(joined, options); });
         joined.compare(options, {});
-        joined.connect_devices(options.collective_timeout);
+        joined.connect_devices();
     }
 };
 // Python's other threads run on while a trainer computes; two that call the same one take turns.
@@ -62,34 +62,41 @@ py::dict as_dict(const StepResult& r) {
     return d;
 }
 
-StepResult run_step(LockedTrainer& t, const Trainer::Batch* batch, int64_t counted = 0) {
-    const TrainerCall call(t);
-    if (batch && counted > 0)
-        t.start_step(*batch, counted);
-    else if (batch)
-        t.start_step(*batch);
-    else
-        t.start_step();
-    return t.finish_step();
-}
-
-// tokens, targets: [tokens_per_step]. counted: the loss is a mean over the targets that are not -100.
+// tokens, targets: [tokens_per_rank], this rank's. counted: the loss is a mean over the targets that are not -100.
 py::dict step(LockedTrainer& t, const Ids& tokens, const Ids& targets, bool counted) {
-    CHECK(tokens.size() == t.tokens_per_step() && targets.size() == t.tokens_per_step());
+    CHECK(tokens.size() == t.tokens_per_rank() && targets.size() == t.tokens_per_rank());
     const int64_t rows = t.options.batch_size * t.options.seq_len;
     const Trainer::Batch batch = [&, from = tokens.data(), to = targets.data()](
                                      int64_t micro, int32_t* micro_tokens, int32_t* micro_targets) {
         std::copy_n(from + micro * rows, rows, micro_tokens);
         std::copy_n(to + micro * rows, rows, micro_targets);
     };
-    double count = 0;
-    if (counted) {
-        const int64_t own = std::count_if(targets.data(), targets.data() + targets.size(),
-                                          [](int32_t id) { return id >= 0; });
-        for (const double each : t.ranks.gather(static_cast<double>(own))) count += each;
-        if (count == 0) fail("step: expected a target that counts, found only -100");
+    const int64_t own =
+        std::count_if(targets.data(), targets.data() + targets.size(), [](int32_t id) { return id >= 0; });
+    StepResult result;
+    {
+        const TrainerCall call(t);
+        if (counted) {
+            double count = 0;
+            for (const double each : t.ranks.gather("targets", static_cast<double>(own))) count += each;
+            if (count == 0) fail("step: expected a target that counts, found only -100");
+            t.start_step(batch, static_cast<int64_t>(count));
+        } else {
+            t.start_step(batch);
+        }
+        result = t.finish_step();
     }
-    return as_dict(run_step(t, &batch, static_cast<int64_t>(count)));
+    return as_dict(result);
+}
+
+py::dict next_step(LockedTrainer& t) {
+    StepResult result;
+    {
+        const TrainerCall call(t);
+        t.start_step();
+        result = t.finish_step();
+    }
+    return as_dict(result);
 }
 
 // tokens, targets: [rows,T].
@@ -97,6 +104,11 @@ double validate(LockedTrainer& t, const Ids& tokens, const Ids& targets) {
     const int64_t rows = tokens.shape(0), T = tokens.shape(1);
     const int32_t *from = tokens.data(), *to = targets.data();
     const TrainerCall call(t);
+    if (t.model.options.sharding.shares_weights())  // which all ranks gather equally often
+        for (const double each : t.ranks.gather("rows", static_cast<double>(rows)))
+            if (each != static_cast<double>(rows))
+                fail("validate: expected as many rows on all ranks, which share the weights, found ", rows,
+                     " and ", each);
     return t.mean_loss_of(rows, T,
                           [&](int64_t first, int64_t count, int32_t* some_tokens, int32_t* some_targets) {
                               std::copy_n(from + first * T, count * T, some_tokens);
@@ -148,7 +160,7 @@ void define_trainer(py::module_& m) {
     py::class_<LockedTrainer>(m, "Trainer")
         .def(py::init(&make_trainer), py::arg("options"))
         .def("step", &step)
-        .def("step", [](LockedTrainer& t) { return as_dict(run_step(t, nullptr)); })
+        .def("step", &next_step)
         .def("validate", &validate)
         .def("validate",
              [](LockedTrainer& t) {

@@ -7,8 +7,8 @@
 
 namespace llamac {
 
-AsyncSaves::AsyncSaves(const Ranks& run, std::unique_ptr<PinnedMemory<char>> memory, double seconds)
-    : copy(std::move(memory)), writers(run.beside("checkpoint", seconds)), ranks(run) {}
+AsyncSaves::AsyncSaves(const Ranks& run, std::unique_ptr<PinnedMemory<char>> memory)
+    : copy(std::move(memory)), writers(run.beside("checkpoint")), ranks(run) {}
 
 AsyncSaves::~AsyncSaves() {
     if (thread.joinable()) thread.join();
@@ -29,7 +29,7 @@ void AsyncSaves::start(const std::function<std::string()>& save) {
 
 bool AsyncSaves::is_done() const {
     const bool own = result.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
-    const std::vector<double> done = ranks.gather(own ? 1 : 0);
+    const std::vector<double> done = ranks.gather("saves", own ? 1 : 0);
     return std::all_of(done.begin(), done.end(), [](double each) { return each == 1; });
 }
 

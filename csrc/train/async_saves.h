@@ -14,8 +14,8 @@
 namespace llamac {
 
 struct AsyncSaves {
-    // copy: for the state that this rank writes. seconds: as of Ranks. Every rank calls it. Throws Error.
-    AsyncSaves(const Ranks& run, std::unique_ptr<PinnedMemory<char>> copy, double seconds);
+    // copy: for the state that this rank writes. Every rank calls it. Throws Error.
+    AsyncSaves(const Ranks& run, std::unique_ptr<PinnedMemory<char>> copy);
     AsyncSaves(const AsyncSaves&) = delete;
     // Waits for the thread.
     ~AsyncSaves();

@@ -106,14 +106,14 @@ void write_checkpoint_to(const OpenFolder& parent, const std::string& name, Mani
                          const Ranks& ranks) {
     std::optional<FolderWriter> made;
     std::optional<OpenFolder> joined;
-    ranks.together([&] {
+    ranks.together("checkpoint", [&] {
         if (ranks.is_first()) made.emplace(parent, name);
     });
-    ranks.together([&] {
+    ranks.together("checkpoint", [&] {
         if (!ranks.is_first()) joined.emplace(parent, "." + name + FolderWriter::temporary_suffix);
     });
     const OpenFolder& folder = made ? made->folder() : *joined;
-    ranks.together([&] {
+    ranks.together("checkpoint", [&] {
         for (const CheckpointFile& each : files) {
             FileWriter file(folder, each.name);
             file.progress = progress;
@@ -122,8 +122,8 @@ void write_checkpoint_to(const OpenFolder& parent, const std::string& name, Mani
             manifest.files.push_back({each.name, file.bytes(), xxh3, each.role, each.rank});
         }
     });
-    const std::vector<std::string> everybodys = ranks.gather(records_text(manifest.files));
-    ranks.together([&] {
+    const std::vector<std::string> everybodys = ranks.gather("files", records_text(manifest.files));
+    ranks.together("checkpoint", [&] {
         if (!made) return;
         for (int64_t rank = 1; rank < ranks.count; rank++)
             for (const FileRecord& record : parse_records(everybodys[static_cast<size_t>(rank)]))
@@ -138,18 +138,20 @@ std::string write_checkpoint(const OpenFolder& out, int64_t keep, Manifest manif
                              const Ranks& ranks) {
     CHECK(keep >= 1);
     // Of checkpoints alone: the run's other thread may be writing another file.
-    ranks.together([&] {
+    ranks.together("checkpoint", [&] {
         if (ranks.is_first()) remove_leftovers(out, {"step_"});
     });
     const std::string name = step_name(manifest.step);
     write_checkpoint_to(out, name, std::move(manifest), files, progress, ranks);
-    ranks.together([&] {
+    ranks.together("checkpoint", [&] {
         if (ranks.is_first()) prune(out, keep);
     });
     return out.path + "/" + name;
 }
 
-Manifest open_checkpoint(const std::string& directory) {
+namespace {
+
+Manifest read_manifest(const std::string& directory) {
     const std::string where = directory + "/manifest.json";
     const std::string text = finding_damage([&] {
         if (!is_folder(directory))
@@ -168,8 +170,39 @@ Manifest open_checkpoint(const std::string& directory) {
         if (named && *named != manifest.step)
             fail(where, ": step: expected ", *named, ", as its folder's name says, found ", manifest.step);
     });
-    for (const FileRecord& record : manifest.files)
-        finding_damage([&] { check_file(directory + "/" + record.name, record); });
+    return manifest;
+}
+
+}  // namespace
+
+Manifest open_checkpoint(const std::string& directory, const Ranks& ranks) {
+    Manifest manifest;
+    std::string damage;
+    const auto check = [&](const auto& call) {
+        ranks.together("checkpoint", [&] {
+            try {
+                call();
+            } catch (const DamagedCheckpoint& error) {
+                damage = error.what();
+            }
+        });
+        return ranks.gather("damage", damage);
+    };
+    const std::vector<std::string> unread = check([&] { manifest = read_manifest(directory); });
+    // Nobody calls damaged what another rank reads, from a file system that this one may not see.
+    for (size_t rank = 1; rank < unread.size(); rank++)
+        if (unread[rank].empty() != unread[0].empty())
+            ranks.together("checkpoint", [&] {
+                fail("rank ", rank, " and rank 0 find different files: ", unread[rank], unread[0]);
+            });
+    if (!unread[0].empty()) throw DamagedCheckpoint(unread[0]);
+    for (const std::string& found : check([&] {
+             for (size_t i = 0; i < manifest.files.size(); i++)
+                 if (static_cast<int64_t>(i) % ranks.count == ranks.own)
+                     finding_damage(
+                         [&] { check_file(directory + "/" + manifest.files[i].name, manifest.files[i]); });
+         }))
+        if (!found.empty()) throw DamagedCheckpoint(found);
     return manifest;
 }
 

@@ -50,8 +50,9 @@ void write_checkpoint_to(const OpenFolder& parent, const std::string& name, Mani
 struct DamagedCheckpoint : Error {
     using Error::Error;
 };
-// Reads the manifest and checks it and every file it names, bytes and checksum. Throws Error naming the file.
-Manifest open_checkpoint(const std::string& directory);
+// Reads the manifest and checks it and every file it names, bytes and checksum. Throws Error naming the file. Ranks share
+// the files: what one finds, all throw.
+Manifest open_checkpoint(const std::string& directory, const Ranks& ranks = one_rank);
 
 // The step of a directory called step_000100; nothing for other names.
 std::optional<int64_t> step_of(const std::string& name);

@@ -116,7 +116,7 @@ std::vector<double> likelihoods(Model& model, const Questions& questions, const 
     if (ranks.count == 1) return own;
     const std::string bytes(reinterpret_cast<const char*>(own.data()), own.size() * sizeof(double));
     std::vector<double> all(own.size(), 0.0);
-    for (const std::string& text : ranks.gather(bytes)) {
+    for (const std::string& text : ranks.gather("likelihoods", bytes)) {
         std::memcpy(own.data(), text.data(), text.size());
         for (size_t i = 0; i < all.size(); i++) all[i] += own[i];
     }

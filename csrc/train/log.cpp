@@ -1,5 +1,7 @@
 #include "train/log.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/file.h"
+#include "core/folder.h"
 #include "platform/error.h"
 #include "train/version.h"
 
@@ -81,21 +84,42 @@ ordered_json known(const Sensors& s) {
 
 Log::Log(const std::string& out, const RunShape& run_shape, std::FILE* to)
     : path(out.empty() ? "/dev/null" : out + "/log.jsonl"),
-      file(std::fopen(path.c_str(), "ae")),
+      file(
+          uninterrupted([&] { return open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666); })),
       console(to),
       run(run_shape) {
-    if (!file) fail(path, ": cannot write: ", std::strerror(errno));
+    if (file < 0) fail_with_errno(path, "write");
+}
+
+Log::~Log() {
+    if (file >= 0) close(file);
+}
+
+bool Log::is_in_place() const {
+    struct stat own, there;
+    return fstat(file, &own) == 0 && stat(path.c_str(), &there) == 0 && own.st_dev == there.st_dev &&
+           own.st_ino == there.st_ino;
+}
+
+void Log::flush() {
+    if (pending.empty()) return;
+    if (before_write) before_write();
+    if (!is_in_place())
+        fail(path, ": expected the log of this run, found ", exists(path) ? "another file" : "none",
+             ": it was removed or replaced while the run was writing it");
+    while (!pending.empty()) {
+        const ssize_t done = uninterrupted([&] { return write(file, pending.data(), pending.size()); });
+        if (done == 0) errno = ENOSPC;
+        if (done <= 0) fail_with_errno(path, "write");
+        pending.erase(0, static_cast<size_t>(done));
+    }
 }
 
 void Log::event(const ordered_json& fields) {
-    if (before_write) before_write();
     ordered_json stamped = {{"event", fields.at("event")}, {"time", utc_time()}};
     stamped.update(fields);
-    const std::string line = json_line(stamped) + "\n";
-    failed = true;  // until it is written
-    if (std::fwrite(line.data(), 1, line.size(), file.get()) != line.size() || std::fflush(file.get()) != 0)
-        fail(path, ": cannot write: ", std::strerror(errno));
-    failed = false;
+    pending += json_line(stamped) + "\n";
+    flush();
 }
 
 void Log::print(const std::string& line) {
@@ -168,6 +192,8 @@ void Log::start(const ordered_json& config) {
 
 void Log::step(const StepResult& r, const Usage& usage) {
     const double speed = run.tokens_per_step / r.ms * 1e3, flops = speed * run.flops_per_token;
+    // What was measured of a CPU, or of one that is busy, may be less than what a step reaches.
+    if (!run.gpu && run.peak_flops > 0) run.peak_flops = std::max(run.peak_flops, flops);
     ordered_json mfu;  // null where the peak is not known
     if (run.peak_flops > 0) mfu = flops / run.peak_flops;
     ordered_json fields = {{"event", "step"},

@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <functional>
 #include <map>
-#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
@@ -67,21 +66,24 @@ struct Log {
     // What the steps took of the machine, in one line: the most memory, the mean of what is a percentage.
     void print_usage();
 
+    // Writes what an event could not. Throws Error again where it still cannot.
+    void flush();
+    ~Log();
+    Log(const Log&) = delete;
+
     std::function<void()> before_write;  // throws where the folder is not the run's any more
-    bool failed = false;                 // an event was not written: the file may end inside its line
 
   private:
+    bool is_in_place() const;
     // Writes the fields behind the time.
     void event(const nlohmann::ordered_json& fields);
     void note(int64_t step, const std::string& text);
     void count_usage(const Usage& usage, double step_ms);
     void count_saturated(const StepResult& result);
 
-    struct Close {
-        void operator()(std::FILE* file) const { std::fclose(file); }
-    };
     std::string path;
-    std::unique_ptr<std::FILE, Close> file;
+    int file;             // its descriptor
+    std::string pending;  // lines to write; of the first one, what is missing
     Console console;
     RunShape run;
     double typical_ms = 0;  // running mean: one slow step does not move the time left

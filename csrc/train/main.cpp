@@ -4,7 +4,7 @@
 
 #include <chrono>
 #include <cmath>
-#include <new>
+#include <exception>
 #include <utility>
 
 #include "platform/cpu_level.h"
@@ -96,7 +96,6 @@ struct Loop {
     std::string saved;                           // the newest checkpoint; "": there is none
     int64_t saved_step;                          // of it, or the first one
     bool sound = true;                           // the weights; and the disk, as far as is known
-    std::optional<StepResult> unlogged;          // a finished step whose event failed
     int ended_by = 0;                            // a signal to any rank
     std::optional<Clock::time_point> agreed_at;  // and what they do since is a micro-batch's work
     Clock::duration longest_work{};
@@ -112,9 +111,8 @@ struct Loop {
           out(folder),
           log(to),
           watchdog(t.options.watchdog),
-          profile(
-              choose_profiled_steps(t.step + 1, t.options.steps, t.ranks.is_first() ? t.options.profile : 0),
-              t.model.context, out.folder(), peak),
+          profile(choose_profiled_steps(t.step + 1, t.options.steps, t.options.profile), t.model.context,
+                  out.folder(), peak, t.ranks.is_first()),
           saved(t.resumed_from),
           saved_step(t.step) {
         t.written = [this] { watchdog.progress(); };
@@ -147,7 +145,7 @@ struct Loop {
     void sample();
     void save(bool goes_on);
     void finish_save();
-    std::string rescue();
+    std::string rescue(bool agreed);
 };
 
 // How long ranks are waited for after a signal: they compute equally long.
@@ -164,7 +162,7 @@ void Loop::agree() {
     }
     if (agreed_at) longest_work = std::max(longest_work, Clock::now() - *agreed_at);
     limit_agreement(agreement_seconds());
-    for (const double signal : t.ranks.gather(static_cast<double>(own)))
+    for (const double signal : t.ranks.gather("signal", static_cast<double>(own)))
         ended_by = std::max(ended_by, static_cast<int>(signal));
     agreed_at = Clock::now();
     if (ended_by != 0) limit_agreement(0);
@@ -174,22 +172,25 @@ void Loop::validate() {
     watchdog.begins("validation at step", t.step);
     if (!t.val) return;
     const double loss = t.validate();
-    t.ranks.together([&] { log.val(t.step, loss); });
+    t.ranks.together("log", [&] { log.val(t.step, loss); });
 }
 
 void Loop::evaluate() {
     if (t.questions.empty()) return;
     watchdog.begins("evaluation at step", t.step);
     const std::vector<Score> scores = t.evaluate();
-    t.ranks.together([&] {
+    t.ranks.together("log", [&] {
         for (const Score& score : scores) log.evaluation(t.step, score);
     });
 }
 
 void Loop::sample() {
     watchdog.begins("sample at step", t.step);
-    const std::string text = t.sample();
-    t.ranks.together([&] { log.sample(t.step, text); });
+    std::string text;
+    const auto make = [&] { text = t.sample(); };
+    // Shared weights are gathered meanwhile: a rank that fails cannot keep the others from waiting for it.
+    t.model.options.sharding.shares_weights() ? make() : t.ranks.together("sample", make);
+    t.ranks.together("log", [&] { log.sample(t.step, text); });
 }
 
 // goes_on: whether training does, so that the checkpoint can be written meanwhile.
@@ -197,18 +198,22 @@ void Loop::save(bool goes_on) {
     const Clock::time_point begin = Clock::now();
     finish_save();
     watchdog.begins("checkpoint of step", t.step);
-    t.ranks.together([&] { log.saturated(); });
+    const OpenFolder* folder = nullptr;
+    t.ranks.together("log", [&] {
+        log.saturated();
+        folder = &out.folder();
+    });
     limit_agreement(0);  // a save takes its time
-    sound = false;       // until it is written
-    saved_step = t.step;
     if (goes_on && t.async) {
-        t.start_save(out.folder());
+        t.start_save(*folder);
+        saved_step = t.step;
         writing = {t.step, ms_since(begin)};
-        sound = true;
     } else {
-        saved = t.save(out.folder());
+        sound = false;  // until it is written
+        saved_step = t.step;
+        saved = t.save(*folder);
         sound = true;
-        t.ranks.together([&] { log.checkpoint(t.step, saved, ms_since(begin)); });
+        t.ranks.together("log", [&] { log.checkpoint(t.step, saved, ms_since(begin)); });
     }
     if (agreed_at) limit_agreement(agreement_seconds());
     agreed_at.reset();
@@ -223,9 +228,7 @@ void Loop::finish_save() {
     const bool weights_are = std::exchange(sound, false);  // until it is written
     saved = t.async->finish();
     sound = weights_are;
-    t.ranks.together([&] {
-        if (!log.failed) log.checkpoint(done.step, saved, done.pause_ms);
-    });
+    t.ranks.together("log", [&] { log.checkpoint(done.step, saved, done.pause_ms); });
 }
 
 void Loop::finish(int64_t in_flight) {
@@ -238,15 +241,16 @@ void Loop::finish(int64_t in_flight) {
         // Else every weight is as bad from here on, and the next checkpoints would replace the good ones.
         skipped = r.skipped ? skipped + 1 : 0;
         sound = r.skipped ? skipped <= t.options.skip_nonfinite : finite;
-        unlogged = r;
-        t.ranks.together([&] { log.step(r, usage.read()); });
-        unlogged.reset();
+        t.ranks.together("log", [&] { log.step(r, usage.read()); });
         if (finite)
             for (const Spike& spike : spikes.add(r.loss, r.grad_norm))
-                t.ranks.together([&] { log.spike(r.step, spike); });
+                t.ranks.together("log", [&] { log.spike(r.step, spike); });
         if (!sound)
-            fail("step ", r.step, ": expected a finite loss and gradient norm, found ", r.loss, " and ",
-                 r.grad_norm, skipped > 0 ? ", after " + std::to_string(skipped - 1) + " steps skipped" : "");
+            t.ranks.together("step", [&] {
+                fail("step ", r.step, ": expected a finite loss and gradient norm, found ", r.loss, " and ",
+                     r.grad_norm,
+                     skipped > 0 ? ", after " + std::to_string(skipped - 1) + " steps skipped" : "");
+            });
     }
 }
 
@@ -287,13 +291,11 @@ void Loop::run_steps() {
         profile.end_step();
         const bool checkpoint =
             o.checkpoint_every >= 0 && (t.step == o.steps || is_due(o.checkpoint_every, t.step));
-        const bool all =
-            val_is_due() || evaluation_is_due() || sample_is_due() || checkpoint || profile.is_complete();
+        const bool profiled = profile.ends_with(t.step);
+        const bool all = val_is_due() || evaluation_is_due() || sample_is_due() || checkpoint || profiled;
         finish(all ? 0 : t.most_in_flight);
         if (writing && t.async->is_done()) finish_save();
-        t.ranks.together([&] {
-            if (profile.is_complete()) profile.finish();
-        });
+        if (profiled) t.ranks.together("profile", [&] { profile.finish(); });
         if (val_is_due()) validate();
         if (evaluation_is_due()) evaluate();
         if (sample_is_due()) sample();
@@ -301,37 +303,36 @@ void Loop::run_steps() {
     }
 }
 
-// After an error: the steps that are done, in a checkpoint and, unless it is what failed, in the log. Returns what to add to
-// the error's line.
-std::string Loop::rescue() {
-    const auto tell = [&](const auto& event) {
+// After an error: the steps that are done, in the log and, unless ranks may be anywhere, in a checkpoint. Returns what to add
+// to the error's line.
+std::string Loop::rescue(bool agreed) {
+    const auto attempt = [](const auto& call) {
         try {
-            if (!log.failed) event();
-        } catch (const Error&) {  // the error that led here is the one that is reported
+            call();
+        } catch (const std::exception&) {  // the error that led here is the one that is reported
         }
     };
-    try {
-        finish_save();
-    } catch (const Error&) {  // as above
-    }
-    try {
-        if (sound && unlogged) tell([&] { log.step(*unlogged, usage.read()); });
-        while (t.in_flight() > 0) {
-            const StepResult r = t.finish_step();
-            sound &= r.skipped || (std::isfinite(r.loss) && std::isfinite(r.grad_norm));
-            if (sound) tell([&] { log.step(r, usage.read()); });
-        }
-        if (sound && t.options.checkpoint_every >= 0 && t.step > saved_step) {
-            const Clock::time_point begin = Clock::now();
-            saved_step = t.step;
-            saved = t.save(out.folder());
-            tell([&] { log.checkpoint(t.step, saved, ms_since(begin)); });
-        }
-    } catch (const Error&) {  // as above
-    }
+    attempt([&] { finish_save(); });
+    attempt([&] { log.flush(); });
+    if (agreed)
+        attempt([&] {
+            while (t.in_flight() > 0) {
+                const StepResult r = t.finish_step();
+                sound &= r.skipped || (std::isfinite(r.loss) && std::isfinite(r.grad_norm));
+                if (sound) attempt([&] { log.step(r, usage.read()); });
+            }
+            if (sound && t.options.checkpoint_every >= 0 && t.step > saved_step) {
+                const Clock::time_point begin = Clock::now();
+                saved_step = t.step;
+                saved = t.save(out.folder());
+                attempt([&] { log.checkpoint(t.step, saved, ms_since(begin)); });
+            }
+        });
     // A rank may be lost after a checkpoint has got its name, while older ones are removed.
-    const std::string last = out.folder().path + "/" + step_name(saved_step);
-    if (exists(last)) saved = last;
+    attempt([&] {
+        const std::string last = out.folder().path + "/" + step_name(saved_step);
+        if (exists(last)) saved = last;
+    });
     return saved.empty() ? "; there is no checkpoint" : "; the last checkpoint is " + saved;
 }
 
@@ -343,25 +344,30 @@ void Loop::run() {
         }
         finish(0);
         finish_save();
-        t.ranks.together([&] {
+        t.ranks.together("profile", [&] {
             profile.finish();
             log.saturated();
         });
         log.print_usage();
         if (t.options.checkpoint_every >= 0 && t.step > saved_step) save(false);
     } catch (const ReportedElsewhere&) {
-        rescue();
+        rescue(true);
         throw;
-    } catch (const Error& error) {
-        fail(error.what(), rescue());
+    } catch (const AgreedError& error) {
+        fail(error.what(), rescue(true));
+    } catch (const std::exception& error) {
+        const bool alone = t.ranks.count == 1;
+        if (!alone) t.ranks.abandon();
+        fail(reason_of(error), rescue(alone));
     }
 }
 
 // The loop's checkpoint of the last step, if there is one, and the signal that ended it, if one did.
 std::pair<std::string, int> train(Trainer& t, const OutputFolder& out, Log& log, double peak) {
-    Loop loop(t, out, log, peak);
-    loop.run();
-    return {t.step == loop.saved_step ? loop.saved : "", loop.ended_by};
+    std::optional<Loop> loop;
+    t.ranks.together("start", [&] { loop.emplace(t, out, log, peak); });
+    loop->run();
+    return {t.step == loop->saved_step ? loop->saved : "", loop->ended_by};
 }
 
 // The first rank tells; the others compute the same and are silent.
@@ -371,20 +377,20 @@ std::FILE* console_of(const Ranks& ranks) {
 
 int run_training(const Options& options, const Ranks& ranks) {
     std::optional<OutputFolder> folder;
-    ranks.together([&] { folder.emplace(options.out, ranks.is_first()); });
+    ranks.together("output folder", [&] { folder.emplace(options.out, ranks.is_first()); });
     std::optional<Trainer> trainer;
-    ranks.together([&] { trainer.emplace(options, std::nullopt, ranks); });
+    ranks.together("loading", [&] { trainer.emplace(options, std::nullopt, ranks); });
     OutputFolder& out = *folder;
     Trainer& t = *trainer;
     t.agree_with_ranks();
     t.prepare_async_saves();
     answer_stop_signals();
     std::vector<std::string> moved;
-    ranks.together([&] {
+    ranks.together("output folder", [&] {
         if (ranks.is_first()) moved = out.prepare(t.resumed_from, t.step, t.damaged);
     });
-    const std::string logged = ranks.gather(out.logged_text())[0];
-    ranks.together([&] {
+    const std::string logged = ranks.gather("logged", out.logged_text())[0];
+    ranks.together("output folder", [&] {
         if (!ranks.is_first()) out.join(logged);
     });
     const RunShape shape{options.steps,
@@ -393,13 +399,16 @@ int run_training(const Options& options, const Ranks& ranks) {
                          peak_flops(t.model.options.precision.weights) * static_cast<double>(ranks.count),
                          t.model.context.backend == Backend::device,
                          options.log_every};
-    Log log(ranks.is_first() ? options.out : "", shape, console_of(ranks));
+    std::optional<Log> opened;
+    ranks.together("log",
+                   [&] { opened.emplace(ranks.is_first() ? options.out : "", shape, console_of(ranks)); });
+    Log& log = *opened;
     log.before_write = [&out] { out.check(); };
     for (const std::string& line : moved) log.print(line);
     describe(log, t);
     if (!t.warnings.empty()) log.print(t.warnings);
     if (!t.resumed_from.empty()) log.print("resuming from " + t.resumed_from);
-    ranks.together([&] {
+    ranks.together("log", [&] {
         log.describe_run(computing_device(), count_parameters(t.config), ranks.count, origin_of(t));
         log.start(to_json(options));
     });
@@ -439,26 +448,41 @@ void end_abandoned(const LostRank& lost) {
 }
 
 int run_program(int argc, char** argv) {
-    Ranks ranks(join_launch(), default_collective_timeout);
+    const Launch launch = join_launch();
+    // Before the ranks meet, because the flags say how long one waits for another; what is wrong with them is said by one.
     Options options;
-    std::optional<int> done;
-    ranks.together([&] {
+    std::string wrong;
+    try {
         options = parse_options(argc, argv);
+    } catch (const Error& error) {
+        wrong = error.what();
+    }
+    Ranks ranks(launch, Patience(options));
+    std::optional<int> done;
+    ranks.together("options", [&] {
+        if (!wrong.empty()) fail(wrong);
         check_launch(ranks, options);
     });
     ranks.compare(options, {{"the program's version", version_text()},
                             {"--checkpoint-async", options.checkpoint_async}});
-    ranks.together([&] {
+    ranks.together("plan", [&] {
         if (ranks.is_first()) done = run_once(options, std::max(ranks.count, options.devices));
     });
-    if (ranks.gather(done ? 1 : 0)[0] != 0) return done.value_or(0);
+    if (ranks.gather("done", done ? 1 : 0)[0] != 0) return done.value_or(0);
     if (ranks.count == 1 && options.devices > 1) {
         check_engine(Launcher::torchrun, options.devices);  // once, before there are ranks
         check_collectives(options.devices);
         return run_ranks(options.devices, argv, options.collective_timeout + 5);
     }
-    ranks.connect_devices(options.collective_timeout, end_abandoned);
-    return run_training(options, ranks);
+    ranks.connect_devices(end_abandoned);
+    try {
+        return run_training(options, ranks);
+    } catch (const AgreedError&) {
+        throw;
+    } catch (...) {
+        ranks.abandon();  // before what unwinding waits for
+        throw;
+    }
 }
 
 }  // namespace
@@ -473,8 +497,8 @@ int main(int argc, char** argv) {
     } catch (const llamac::ReportedElsewhere&) {
     } catch (const llamac::Error& error) {
         std::fprintf(stderr, "train_llama3: %s\n", error.what());
-    } catch (const std::bad_alloc&) {
-        std::fprintf(stderr, "train_llama3: out of memory\n");
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "train_llama3: %s\n", llamac::reason_of(error).c_str());
     }
     return 2;
 }

@@ -162,7 +162,9 @@ Manifest describe_run(const Options& options, int64_t world_size, int64_t step) 
     m.batch_size = options.batch_size;
     m.total_batch_size =
         micro_batches(options, world_size) * options.batch_size * options.seq_len * world_size;
-    m.data_position = step * sequences_per_step(m);
+    if (__builtin_mul_overflow(step, sequences_per_step(m), &m.data_position))
+        fail("step ", step, ": expected steps that draw fewer than 2^63 sequences, found ",
+             sequences_per_step(m), " per step");
     m.dtype = options.dtype;
     m.grad_dtype = options.grad_dtype;
     m.optimizer_state = options.optimizer_state;

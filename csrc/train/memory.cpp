@@ -1,6 +1,7 @@
 #include "train/memory.h"
 
 #include "train/memory_advice.h"
+#include "train/model_options.h"
 
 namespace llamac {
 namespace {
@@ -16,14 +17,17 @@ DeviceMemoryInfo device_memory() {
 
 struct Room {
     DeviceMemoryInfo device;
-    int64_t
-        later;  // what the runtime takes: for kernels that it loads at their first call, graphs, the library
+    int64_t later;  // what the runtime takes
 };
-Room room_for(const Options& options, Backend backend) {
+Room room_for(const Options& options, const Sharding& sharding, Backend backend) {
     const int64_t given =
         parse_device_memory(options.device_memory);  // another machine's device, all of it free
+    if (backend == Backend::host && given == 0) return {device_memory(), 0};
+    // For kernels that it loads at their first call, graphs and the matrix products' library; and of NCCL, which makes a
+    // communicator's buffers at its first collective. On two H100s a run with three communicators took 0.97 GiB in all.
+    constexpr int64_t loaded = int64_t{512} << 20, communicator = int64_t{192} << 20;
     return {given > 0 ? DeviceMemoryInfo{given, given} : device_memory(),
-            backend == Backend::host && given == 0 ? 0 : int64_t{512} << 20};
+            loaded + sharding.communicators() * communicator};
 }
 
 std::string gib(int64_t bytes) {
@@ -67,14 +71,15 @@ Options with_fp8_weights(const Config& config, const Options& options, int64_t r
     chosen.fp8_weights = "stored";
     // Beside the model: a step's tokens, and what --verify-every copies.
     constexpr int64_t beside = int64_t{1} << 30;
-    const Room room = room_for(options, computing_context().backend);
+    const Room room =
+        room_for(options, model_options(options, 0, ranks).sharding, computing_context().backend);
     if (planned_bytes(config, chosen, ranks) + beside > room.device.free - room.later)
         chosen.fp8_weights = "recomputed";
     return chosen;
 }
 
 void check_memory(const Model& model, const Options& options) {
-    const auto [device, later] = room_for(options, model.context.backend);
+    const auto [device, later] = room_for(options, model.options.sharding, model.context.backend);
     const int64_t needed = model.arena.bytes() + later;
     if (needed <= device.free) return;
     // What the trainer planned into the model's arena: a step's tokens, whatever the flags.

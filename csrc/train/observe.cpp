@@ -16,9 +16,10 @@ double Trainer::validate() {
     std::vector<double> losses(static_cast<size_t>(batches)), counted = losses;
     for (int64_t first = 0; first < batches; first += ranks.count) {
         const int64_t own = std::min(first + ranks.own, batches - 1);
-        const double tokens = static_cast<double>(stage_validation(own));
-        const std::vector<double> everybodys = ranks.gather(loss_of_staged(B, options.seq_len)),
-                                  their_tokens = ranks.gather(tokens);
+        int64_t tokens = 0;
+        ranks.together("validation data", [&] { tokens = stage_validation(own); });
+        const std::vector<double> everybodys = ranks.gather("loss", loss_of_staged(B, options.seq_len)),
+                                  their_tokens = ranks.gather("targets", static_cast<double>(tokens));
         for (int64_t rank = 0; rank < std::min(ranks.count, batches - first); rank++) {
             losses[static_cast<size_t>(first + rank)] = everybodys[static_cast<size_t>(rank)];
             counted[static_cast<size_t>(first + rank)] = their_tokens[static_cast<size_t>(rank)];
@@ -27,7 +28,10 @@ double Trainer::validate() {
     double sum = 0, rows = 0;
     for (const double loss : losses) sum += loss * static_cast<double>(B);
     for (const double tokens : counted) rows += tokens / static_cast<double>(options.seq_len);
-    if (rows == 0) fail(options.val_data, ": validation: expected a target that counts, found none");
+    if (rows == 0)
+        ranks.together("validation data", [&] {
+            fail(options.val_data, ": validation: expected a target that counts, found none");
+        });
     return sum / rows;
 }
 

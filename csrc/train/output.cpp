@@ -141,9 +141,10 @@ void FolderLock::write_owner() const {
     gethostname(host, sizeof host - 1);
     const ordered_json owner = {{"host", host}, {"pid", getpid()}, {"started", now()}};
     const std::string text = owner.dump(-1, ' ', true, json::error_handler_t::replace) + "\n";
-    const auto bytes = static_cast<ssize_t>(text.size());
-    if (pwrite(fd, text.data(), text.size(), 0) != bytes || ftruncate(fd, bytes) != 0)
-        fail_with_errno(folder.path + "/" + name, "write");
+    const auto bytes = static_cast<ssize_t>(text.size()),
+               written = uninterrupted([&] { return pwrite(fd, text.data(), text.size(), 0); });
+    if (written >= 0 && written < bytes) errno = ENOSPC;
+    if (written < bytes || ftruncate(fd, bytes) != 0) fail_with_errno(folder.path + "/" + name, "write");
 }
 
 std::string FolderLock::read_owner() const {

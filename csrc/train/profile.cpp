@@ -301,12 +301,13 @@ ProfiledSteps choose_profiled_steps(int64_t first, int64_t last, int64_t count) 
     return {first + (count > 0 && all > count ? 1 : 0), all > 0 ? count : 0};
 }
 
-Profile::Profile(const ProfiledSteps& steps_, Context& context_, const OpenFolder& out_, double peak)
+Profile::Profile(const ProfiledSteps& steps_, Context& context_, const OpenFolder& out_, double peak,
+                 bool records)
     : steps(steps_),
       context(context_),
       out(out_),
       peak_flops(peak),
-      recording(steps_.count > 0 ? std::make_unique<Recording>() : nullptr) {}
+      recording(records && steps_.count > 0 ? std::make_unique<Recording>() : nullptr) {}
 
 Profile::~Profile() {
     if (recording && context.observer == &recording->observer) context.observer = nullptr;
@@ -325,8 +326,8 @@ void Profile::end_step() {
     recording->steps.back().end = recording->record(context.stream);
 }
 
-bool Profile::is_complete() const {
-    return recording && static_cast<int64_t>(recording->steps.size()) == steps.count;
+bool Profile::ends_with(int64_t step) const {
+    return steps.count > 0 && step == steps.first + steps.count - 1;
 }
 
 void Profile::finish() {

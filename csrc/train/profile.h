@@ -21,16 +21,17 @@ ProfiledSteps choose_profiled_steps(int64_t first, int64_t last, int64_t count);
 
 struct Profile {
     // context: the one that the steps run with; observed while they do. out: the run's folder. peak_flops: per second, 0
-    // where unknown.
-    Profile(const ProfiledSteps& steps, Context& context, const OpenFolder& out, double peak_flops);
+    // where unknown. records: false on ranks that only go along with the one that does.
+    Profile(const ProfiledSteps& steps, Context& context, const OpenFolder& out, double peak_flops,
+            bool records = true);
     ~Profile();
     Profile(const Profile&) = delete;
 
     // Around the launches of each step; does nothing where that step is not among those to profile.
     void begin_step(int64_t step);
     void end_step();
-    // All steps to profile are launched, and finish() is due.
-    bool is_complete() const;
+    // Whether this is the last step to profile, after which finish() is due: the same on all ranks.
+    bool ends_with(int64_t step) const;
     // Waits for the steps, prints a table (time a step, share, GFLOP/s and GB/s by the descriptions' least counts),
     // writes OUT/profile.json and OUT/trace.json. Of the steps so far, for a run that ends early; once.
     void finish();

@@ -12,24 +12,25 @@ using nlohmann::json;
 
 // The newest complete checkpoint of a folder, without `except`. Damaged ones that are newer are added to `damaged`.
 std::optional<ResumePoint> newest_complete(const std::string& folder, const std::string& except,
-                                           std::vector<DamagedName>& damaged) {
-    const auto found = checkpoints_in(folder);
-    for (auto each = found.rbegin(); each != found.rend(); ++each) {
-        if (each->second == except) continue;
-        const std::string directory = folder + "/" + each->second;
+                                           std::vector<DamagedName>& damaged, const Ranks& ranks) {
+    json names = json::array();
+    if (ranks.is_first() && is_folder(folder))
+        for (const auto& [step, name] : checkpoints_in(folder))
+            if (name != except) names.insert(names.begin(), name);
+    for (const json& each : json::parse(ranks.gather("checkpoints", names.dump())[0])) {
+        const std::string name = each.get<std::string>(), directory = folder + "/" + name;
         try {
-            return ResumePoint{directory, open_checkpoint(directory), {}};
+            return ResumePoint{directory, open_checkpoint(directory, ranks), {}};
         } catch (const DamagedCheckpoint& error) {
-            damaged.push_back({each->second, error.what()});
+            damaged.push_back({name, error.what()});
         }
     }
     return {};
 }
 
-ResumePoint newest_checkpoint(const std::string& out) {
-    if (!exists(out)) return {};
+ResumePoint newest_checkpoint(const std::string& out, const Ranks& ranks) {
     std::vector<DamagedName> damaged;
-    auto found = newest_complete(out, "", damaged);
+    auto found = newest_complete(out, "", damaged, ranks);
     if (!found && !damaged.empty())
         fail("--resume auto: expected a complete checkpoint in ", out, ", found ", damaged.size(),
              " damaged: ", damaged[0].reason, "; --resume none starts again at step 0");
@@ -39,14 +40,13 @@ ResumePoint newest_checkpoint(const std::string& out) {
 }
 
 // Whoever names a checkpoint gets this one or an error, and no other.
-ResumePoint named_checkpoint(const std::string& directory) {
+ResumePoint named_checkpoint(const std::string& directory, const Ranks& ranks) {
     try {
-        return {directory, open_checkpoint(directory), {}};
+        return {directory, open_checkpoint(directory, ranks), {}};
     } catch (const DamagedCheckpoint& error) {
         std::vector<DamagedName> damaged;
         const std::string parent = parent_of(directory);
-        const auto other =
-            is_folder(parent) ? newest_complete(parent, name_of(directory), damaged) : std::nullopt;
+        const auto other = newest_complete(parent, name_of(directory), damaged, ranks);
         fail(error.what(),
              other ? "; the newest complete checkpoint in its folder is " + other->directory : "");
     }
@@ -54,13 +54,16 @@ ResumePoint named_checkpoint(const std::string& directory) {
 
 }  // namespace
 
-ResumePoint find_checkpoint(const std::string& out, const std::string& resume) {
+ResumePoint find_checkpoint(const std::string& out, const std::string& resume, const Ranks& ranks) {
     if (resume == "none") return {};
-    return resume == "auto" ? newest_checkpoint(out) : named_checkpoint(resume);
+    return resume == "auto" ? newest_checkpoint(out, ranks) : named_checkpoint(resume, ranks);
 }
 
 void check_resume(const Manifest& m, const std::string& directory, const Options& options,
                   int64_t world_size) {
+    if (m.step > options.steps)
+        fail(directory, ": expected at most --steps ", options.steps, ", found a checkpoint of step ",
+             m.step);
     const Manifest asked = describe_run(options, world_size, m.step);
     const auto same = [&](const char* flag, const auto& made, const auto& now) {
         if (made != now)
@@ -72,9 +75,6 @@ void check_resume(const Manifest& m, const std::string& directory, const Options
     same("dtype", m.dtype, asked.dtype);
     same("optimizer-state", m.optimizer_state, asked.optimizer_state);
     same("master-weights", m.master_weights, asked.master_weights);
-    if (m.step > options.steps)
-        fail(directory, ": expected at most --steps ", options.steps, ", found a checkpoint of step ",
-             m.step);
 }
 
 std::string changed_flags(const Manifest& m, const Options& options, int64_t sequences) {

@@ -155,20 +155,22 @@ void Trainer::prepare_async_saves() {
     ranks.barrier();  // nobody takes any before all have looked
     std::unique_ptr<PinnedMemory<char>> copy;
     std::string why;
-    try {
-        // What is left is the system's, and the cache's of what is written.
-        if (constexpr double share = 0.9; available > 0 && needed > share * available)
-            fail("memory: the host has ", available, " GiB available, ", needed, " GiB are needed");
-        copy = std::make_unique<PinnedMemory<char>>(bytes);
-    } catch (const Error& error) {
-        why = error.what();
-    }
-    const std::vector<std::string> reasons = ranks.gather(why);
+    ranks.together("pinned memory", [&] {
+        try {
+            // What is left is the system's, and the cache's of what is written.
+            if (constexpr double share = 0.9; available > 0 && needed > share * available)
+                fail("memory: the host has ", available, " GiB available, ", needed, " GiB are needed");
+            copy = std::make_unique<PinnedMemory<char>>(bytes);
+        } catch (const Error& error) {
+            why = error.what();
+        }
+    });
+    const std::vector<std::string> reasons = ranks.gather("pinned memory", why);
     for (size_t rank = 0; rank < reasons.size(); rank++)
         if (!reasons[rank].empty())
             return warn("--checkpoint-async: no copy of the state on rank " + std::to_string(rank) + ": " +
                         reasons[rank] + "; training pauses while a checkpoint is written");
-    async.emplace(ranks, std::move(copy), options.collective_timeout);
+    ranks.together("connections", [&] { async.emplace(ranks, std::move(copy)); });
 }
 
 void Trainer::start_save(const OpenFolder& out) {
@@ -185,15 +187,18 @@ void Trainer::start_save(const OpenFolder& out) {
     const Event copied;
     copied.record(model.stream.handle);
     copied.wait();
-    async->start([this, &out, manifest = manifest(), files = files(async->copy->data), progress = written] {
-        return write_checkpoint(out, options.keep_checkpoints, manifest, files, progress, async->writers);
+    ranks.together("checkpoint", [&] {
+        async->start([this, &out, manifest = manifest(), files = files(async->copy->data),
+                      progress = written] {
+            return write_checkpoint(out, options.keep_checkpoints, manifest, files, progress, async->writers);
+        });
     });
 }
 
 void Trainer::save_to(const std::string& directory) {
     std::optional<OpenFolder> parent;
     std::unique_ptr<FolderLock> lock;
-    ranks.together([&] {
+    ranks.together("checkpoint", [&] {
         parent.emplace(parent_of(directory));
         if (ranks.is_first()) lock = lock_for_save(*parent, name_of(directory));
     });

@@ -3,12 +3,11 @@
 // Signals that end a run with a checkpoint: SIGHUP, SIGINT, SIGTERM, SIGUSR1 and SIGUSR2, which schedulers send
 // before they kill. Only the program handles them: a Python process that trains keeps its own handlers.
 #pragma once
-#include <exception>
-
 namespace llamac {
 
-// Out of micro-batches, validation and samples to the loop of the run: a signal came. No Error: nothing is wrong.
-struct Stopped : std::exception {};
+// Out of micro-batches, validation and samples to the loop of the run: a signal came. No exception of the library's: nothing
+// is wrong.
+struct Stopped {};
 
 // From now on the first of these signals is noted, the second is answered by a line on stderr, and the third ends the
 // program at once, with a line and without a checkpoint. A signal that is ignored, as nohup does it, stays ignored.

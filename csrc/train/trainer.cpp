@@ -128,7 +128,11 @@ std::vector<std::string> files_of(const Manifest& manifest, const std::string& r
 // Refuses kernels that cannot be verified before it is known whether they take the model's shapes.
 ModelOptions verifiable_model_options(const Config& config, const Options& o, const Ranks& ranks) {
     if (o.verify_every > 0) check_deterministic(KernelChoices(o.kernel));
-    return model_options(with_fp8_weights(config, o, ranks.count), ranks.own, ranks.count);
+    Options chosen = with_fp8_weights(config, o, ranks.count);
+    // The rank with the least free memory decides for all.
+    for (const std::string& each : ranks.gather("fp8 weights", chosen.fp8_weights))
+        if (each == "recomputed") chosen.fp8_weights = each;
+    return model_options(chosen, ranks.own, ranks.count);
 }
 
 void set_initial_weights(Trainer& t) {
@@ -233,7 +237,7 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
                              verifier ? verifier->hash_count() : 0, model.fp8 ? model.fp8->slots : 0);
     while (ends.size() <= staging.size()) ends.emplace_back();
     warn(take_gemm_choices(model.gemms, o));
-    const ResumePoint point = find_checkpoint(o.out, o.resume);
+    const ResumePoint point = find_checkpoint(o.out, o.resume, ranks);
     resumed_from = point.directory;
     for (const DamagedName& each : point.damaged) {
         damaged.push_back(each.name);
@@ -297,14 +301,16 @@ const Event& Trainer::end_of(int64_t steps) const {
 void Trainer::agree_with_ranks() {
     ranks.compare(options, facts());
     if (ranks.count == 1) return;
-    const std::string choices = ranks.gather(to_json(model.gemms.given()).dump())[0];
+    const std::string choices = ranks.gather("GEMM choices", to_json(model.gemms.given()).dump())[0];
     model.gemms.use(parse_gemm_choices(nlohmann::json::parse(choices), "rank 0's matrix products"));
-    model.gemms.agree = [this](const std::string& algorithm) { return ranks.gather(algorithm)[0]; };
+    model.gemms.agree = [this](const std::string& algorithm) {
+        return ranks.gather("GEMM choice", algorithm)[0];
+    };
 }
 
 int64_t Trainer::counted_targets() const {
     int64_t own = 0;
-    ranks.together([&] {
+    ranks.together("training data", [&] {
         std::vector<int32_t> tokens(static_cast<size_t>(options.batch_size * options.seq_len)),
             targets = tokens;
         for (int64_t micro = 0; micro < accumulation; micro++) {
@@ -314,7 +320,7 @@ int64_t Trainer::counted_targets() const {
         }
     });
     double all = 0;
-    for (const double each : ranks.gather(static_cast<double>(own))) all += each;
+    for (const double each : ranks.gather("targets", static_cast<double>(own))) all += each;
     return static_cast<int64_t>(all);
 }
 
@@ -409,7 +415,7 @@ void Trainer::run_step(const Fill& fill) {
     try {
         for (int64_t micro = 0; micro < accumulation; micro++) {
             const Range range("micro-batch", micro);
-            ranks.together([&] { fill(micro, f); });
+            ranks.together("training data", [&] { fill(micro, f); });
             wait_for_device();
             copy_tokens(micro, f, token_slots[slot]);
             queue_micro_batch(micro, f, token_slots[slot]);
@@ -453,11 +459,13 @@ StepResult Trainer::finish_step() {
     end.wait();
     const double ms = end.ms_since(begin);
     finished++;
-    if (const std::string wrong = is_verified(finished) ? verifier->difference(f.hashes.data) : "";
-        !wrong.empty()) {
-        CHECK(hipDeviceSynchronize());  // the memory of later steps goes with the trainer
-        fail("step ", finished, ": ", wrong);
-    }
+    if (is_verified(finished))
+        ranks.together("verification", [&] {
+            const std::string wrong = verifier->difference(f.hashes.data);
+            if (wrong.empty()) return;
+            CHECK(hipDeviceSynchronize());  // the memory of later steps goes with the trainer
+            fail("step ", finished, ": ", wrong);
+        });
     const bool skipped = model.loss_squares.data && is_skipped(f.squares.data[0], f.squares.data + 1);
     return {finished,
             mean_over_ranks(mean(f.losses.data, tokens_per_rank())) * f.loss_scale,
@@ -475,7 +483,7 @@ std::vector<Saturated> Trainer::saturated_tensors(const int32_t* counts) const {
         if (counts[slot] != 0)
             own += std::to_string(slot) + " " + std::to_string(static_cast<uint32_t>(counts[slot])) + " ";
     std::map<int64_t, int64_t> everybodys;
-    for (const std::string& text : ranks.gather(own)) {
+    for (const std::string& text : ranks.gather("saturated", own)) {
         std::istringstream numbers(text);
         for (int64_t slot = 0, count = 0; numbers >> slot >> count;) everybodys[slot] += count;
     }
@@ -487,7 +495,7 @@ std::vector<Saturated> Trainer::saturated_tensors(const int32_t* counts) const {
 }
 
 double Trainer::mean_over_ranks(double number) const {
-    const std::vector<double> numbers = ranks.gather(number);
+    const std::vector<double> numbers = ranks.gather("loss", number);
     return std::accumulate(numbers.begin(), numbers.end(), 0.0) / static_cast<double>(ranks.count);
 }
 

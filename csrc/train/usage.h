@@ -1,6 +1,7 @@
 // The machine's resources that a run uses.
 #pragma once
 #include <chrono>
+#include <string>
 
 #include "platform/sensors.h"
 
@@ -16,8 +17,11 @@ struct Usage {
     Sensors sensors = {};    // of the device
 };
 
-// Of the machine, with what the kernel would give back; 0: not known.
+// Of the machine, with what the kernel would give back, as far as the process's cgroups let it have that; 0: not known.
 double available_memory_gib();
+// What the cgroups that a file such as /proc/self/cgroup lists leave of their limits, by their files below `mounts`; infinity
+// without limits.
+double cgroup_memory_gib(const std::string& list, const std::string& mounts);
 
 struct UsageMeter {
     UsageMeter();

@@ -3,13 +3,14 @@
 //   CHAOS_FOLDER   absolute path; other files, pipes and devices are never touched
 //   CHAOS_CALL     the kind (`kinds` below), or "any"
 //   CHAOS_AT       k, from 1
-//   CHAOS_ACTION   an errno, "short" (half of what was to be written is), or "kill" (SIGKILL instead of the call)
+//   CHAOS_ACTION   an errno, "short" (half of what was to be written is), "kill" (SIGKILL instead of the call), or
+//                  "sleep:SECONDS" before the call, which goes through
 //   CHAOS_ON       "once", or "on": the calls behind the k-th fail as well
 //   CHAOS_COUNTS   file that gets the number of calls of each kind at exit: "open 12" per line
 //
-// Only calls through the dynamic linker are seen: those of the program and of libstdc++, not those inside libc. The log
-// is written by stdio; its fflush counts as a write. Headers that declare the functions below with other names of the
-// same types (stat64, ...) are left out; on 64-bit Linux both names mean the same.
+// Threads ("thread") are counted wherever they are started. Only calls through the dynamic linker are seen: those of the
+// program and of libstdc++, not those inside libc. Headers that declare the functions below with other names of the same
+// types (stat64, ...) are left out; on 64-bit Linux both names mean the same.
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
@@ -26,16 +27,16 @@
 // The function that ours stands before.
 #define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
-enum kind { OPEN, READ, WRITE, FSYNC, CLOSE, RENAME, MKDIR, UNLINK, MMAP, STAT, LIST, LOCK, KINDS };
+enum kind { OPEN, READ, WRITE, FSYNC, CLOSE, RENAME, MKDIR, UNLINK, MMAP, STAT, LIST, LOCK, THREAD, KINDS };
 static const char* const kinds[KINDS] = {"open",  "read",   "write", "fsync", "close", "rename",
-                                         "mkdir", "unlink", "mmap",  "stat",  "list",  "lock"};
+                                         "mkdir", "unlink", "mmap",  "stat",  "list",  "lock", "thread"};
 enum { SHORT = -1, DESCRIPTORS = 1024 };
 
 static atomic_int counts[KINDS], met;
 static atomic_bool ours[DESCRIPTORS];    // descriptors of files below the folder
 static const char *folder, *counts_file;
 static int chosen = -1, at, action;
-static int goes_on, kills, any;
+static int goes_on, kills, any, seconds;
 
 __attribute__((constructor)) static void read_environment(void) {
     folder = getenv("CHAOS_FOLDER");
@@ -48,6 +49,7 @@ __attribute__((constructor)) static void read_environment(void) {
         if (strcmp(call, kinds[i]) == 0) chosen = i;
     at = atoi(k);
     kills = strcmp(what, "kill") == 0;
+    if (strncmp(what, "sleep:", 6) == 0) seconds = atoi(what + 6);
     action = strcmp(what, "short") == 0 ? SHORT : atoi(what);
     goes_on = on && strcmp(on, "on") == 0;
 }
@@ -66,6 +68,7 @@ static int fault(enum kind kind, int is_ours) {
     const int k = ++met;
     if (k != at && !(goes_on && k > at)) return 0;
     if (kills) kill(getpid(), SIGKILL);
+    if (seconds) sleep(seconds);
     return action;
 }
 
@@ -273,6 +276,12 @@ EXPORT int fcntl(int fd, int command, ...) {
     va_end(arguments);
     const int error = fault(LOCK, is_ours(fd));
     return error ? fail(error) : NEXT(fcntl)(fd, command, argument);
+}
+
+int pthread_create(void*, const void*, void* (*)(void*), void*);
+EXPORT int pthread_create(void* thread, const void* attributes, void* (*work)(void*), void* argument) {
+    const int error = fault(THREAD, 1);
+    return error ? error : NEXT(pthread_create)(thread, attributes, work, argument);
 }
 
 // The names that programs with 64-bit offsets are linked to.

@@ -26,6 +26,7 @@ ERRORS = {
     "stat": ["EIO", "EACCES", "ENOMEM"],
     "list": ["EIO"],
     "lock": [*ANY, "ENOLCK"],
+    "thread": ["EAGAIN"],
 }
 START = 25  # calls of a kind: about as many as a start makes
 

@@ -60,6 +60,12 @@ struct Communicator {
     // Calls between the two run as one, which is faster; what they are given must not overlap.
     virtual void begin_group() {}
     virtual void end_group() {}
+    // In place of end_group() after an exception: none of the calls has a result.
+    virtual void drop_group() {}
+
+    // Ends what this rank has enqueued, here and in communicators that were split from this one; the others wait no longer
+    // for its device. Only destruction may follow.
+    virtual void abort() {}
 };
 
 // Between the processes of a CPU build.

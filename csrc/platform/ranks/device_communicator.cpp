@@ -4,6 +4,8 @@
 
 #if defined(LLAMAC_NCCL)
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
 #if __has_include(<rccl/rccl.h>)
 #include <rccl/rccl.h>
@@ -17,22 +19,27 @@ namespace {
 struct DeviceCommunicator : Communicator {
     ncclComm_t ranks = nullptr;
     int* barrier_cell = nullptr;  // on the device
+    DeviceCommunicator* whole = nullptr;
+    std::vector<DeviceCommunicator*> parts;
 
     explicit DeviceCommunicator(Transport& channel) : Communicator(channel.rank, channel.size) {
         ncclUniqueId id{};
         if (rank == 0) check_call(ncclGetUniqueId(&id), "ncclGetUniqueId");
-        channel.broadcast(&id, sizeof id, 0);
+        std::memcpy(&id, channel.gather("NCCL's id", std::string(id.internal, sizeof id))[0].data(),
+                    sizeof id);
         check_call(ncclCommInitRank(&ranks, static_cast<int>(size), id, static_cast<int>(rank)),
                    "ncclCommInitRank");
         make_barrier_cell();
     }
     // members: of the ranks of `whole`.
-    DeviceCommunicator(const DeviceCommunicator& whole, const std::vector<int64_t>& members)
-        : Communicator(std::ranges::find(members, whole.rank) - members.begin(),
-                       static_cast<int64_t>(members.size())) {
-        check_call(ncclCommSplit(whole.ranks, static_cast<int>(members.front()), static_cast<int>(rank),
-                                 &ranks, nullptr),
+    DeviceCommunicator(DeviceCommunicator& of, const std::vector<int64_t>& members)
+        : Communicator(std::ranges::find(members, of.rank) - members.begin(),
+                       static_cast<int64_t>(members.size())),
+          whole(&of) {
+        check_call(ncclCommSplit(of.ranks, static_cast<int>(members.front()), static_cast<int>(rank), &ranks,
+                                 nullptr),
                    "ncclCommSplit");
+        whole->parts.push_back(this);
         make_barrier_cell();
     }
     void make_barrier_cell() {
@@ -40,8 +47,13 @@ struct DeviceCommunicator : Communicator {
         CHECK(hipMemset(barrier_cell, 0, sizeof *barrier_cell));
     }
     ~DeviceCommunicator() override {
+        if (whole) std::erase(whole->parts, this);
         static_cast<void>(hipFree(barrier_cell));
-        ncclCommDestroy(ranks);
+        if (ranks) ncclCommDestroy(ranks);
+    }
+    void abort() override {
+        for (DeviceCommunicator* part : parts) part->abort();
+        if (ranks) ncclCommAbort(std::exchange(ranks, nullptr));
     }
 
     void check_call(ncclResult_t result, const char* call) const {
@@ -97,6 +109,8 @@ struct DeviceCommunicator : Communicator {
     }
     void begin_group() override { check_call(ncclGroupStart(), "ncclGroupStart"); }
     void end_group() override { check_call(ncclGroupEnd(), "ncclGroupEnd"); }
+    // NCCL cannot take calls back: other ranks that make them wait until the communicator is aborted.
+    void drop_group() override { static_cast<void>(ncclGroupEnd()); }
 };
 
 }  // namespace

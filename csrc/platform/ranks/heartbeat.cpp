@@ -46,6 +46,15 @@ LostRank Heartbeat::first_lost(const LostRank& found) {
 void Heartbeat::check() {
     const std::lock_guard<std::mutex> lock(mutex);
     if (known) throw LostRank(*known);
+    if (announced)
+        fail("rank ", transport->rank, ": sends nothing after an error that the ranks did not agree on");
+}
+
+void Heartbeat::announce() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    announced = true;
+    if (own.state == State::there) own = {State::ended, transport->rank};
+    changed.notify_all();
 }
 
 void Heartbeat::keep(const LostRank& lost) {

@@ -23,8 +23,10 @@ struct Heartbeat {
 
     // What all ranks are told, if that comes within two seconds, else what this one has found. The same from then on.
     LostRank first_lost(const LostRank& found);
-    // Throws it, where there is one.
+    // Throws it, where there is one, and Error after announce().
     void check();
+    // Tells the others that this rank has met an error and ends, like one that is lost: before what it still does.
+    void announce();
 
   private:
     enum class State : int64_t { there, leaving, ended, silent };
@@ -47,6 +49,7 @@ struct Heartbeat {
     Word own;                       // said next
     std::optional<LostRank> known;  // the first one
     bool asked = false;             // for it
+    bool announced = false;
     bool over = false;
     std::thread thread;
 };

@@ -113,6 +113,11 @@ struct HostCommunicator : Communicator {
         run_all(group);
         run_all(afterwards);
     }
+    void drop_group() override {
+        grouped = false;
+        group.clear();
+        afterwards.clear();
+    }
 
     void put(const Call& call, std::vector<Call>& calls) {
         if (grouped)

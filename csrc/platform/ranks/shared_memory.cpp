@@ -104,7 +104,7 @@ SharedMemory::SharedMemory(Transport& transport)
 
     std::ostringstream text;
     text << (made ? neighbourhood() : "none") << ' ' << getpid() << ' ' << own->fd << ' ' << token;
-    const std::vector<std::string> texts = transport.gather(text.str());
+    const std::vector<std::string> texts = transport.gather("shared memory", text.str());
     std::string reached(ranks, '0');
     for (size_t peer = 0; peer < ranks; peer++) {
         std::istringstream fields(texts[peer]);
@@ -125,7 +125,7 @@ SharedMemory::SharedMemory(Transport& transport)
         reached[peer] = '1';
     }
     // Both ways, or not at all.
-    const std::vector<std::string> everybodys = transport.gather(reached);
+    const std::vector<std::string> everybodys = transport.gather("shared memory", reached);
     for (size_t peer = 0; peer < ranks; peer++) {
         if (everybodys[peer][static_cast<size_t>(rank)] != '1') theirs[peer].reset();
         if (!theirs[peer]) continue;
@@ -185,7 +185,8 @@ bool SharedMemory::has_ended(int64_t peer) const {
     return true;
 }
 
-void SharedMemory::exchange(std::span<const Message> messages, double seconds) {
+void SharedMemory::exchange(std::span<const Message> messages,
+                            const std::function<void(int64_t, double)>& waits) {
     for (Flow& flow : flows) {
         flow.messages.clear();
         flow.next = 0;
@@ -206,16 +207,15 @@ void SharedMemory::exchange(std::span<const Message> messages, double seconds) {
             moved_at = std::chrono::steady_clock::now();
             continue;
         }
-        const auto idle = std::chrono::steady_clock::now() - moved_at;
+        const std::chrono::duration<double> idle = std::chrono::steady_clock::now() - moved_at;
         for (const Flow& flow : flows) {
             if (!remains(flow)) continue;
             if (ended[static_cast<size_t>(flow.peer)])  // and what it had sent has been taken since
                 throw LostRank(flow.peer, rank, false);
-            if (idle > std::chrono::duration<double>(seconds)) throw LostRank(flow.peer, rank, true);
+            if (idle < nap) continue;
+            ended[static_cast<size_t>(flow.peer)] = has_ended(flow.peer);
+            waits(flow.peer, idle.count());
         }
-        if (idle >= nap)
-            for (const Flow& flow : flows)
-                if (remains(flow)) ended[static_cast<size_t>(flow.peer)] = has_ended(flow.peer);
         wait(doorbell);
     }
 }

@@ -6,6 +6,7 @@
 // process that is killed, and its owner holds its lock, which the kernel releases when the owner ends in any way.
 // LLAMAC_SHARED_MEMORY=off does without.
 #pragma once
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -22,8 +23,9 @@ struct SharedMemory {
 
     // Whether that rank shares memory with this one: it runs on the same kernel and sees the same processes.
     bool reaches(int64_t peer) const { return theirs[static_cast<size_t>(peer)] != nullptr; }
-    // As Transport::exchange, of the messages whose peers it reaches; passes over the others.
-    void exchange(std::span<const Message> messages, double seconds);
+    // As Transport::exchange, of the messages whose peers it reaches; passes over the others. waits: called while it waits for
+    // a peer, with the seconds so far.
+    void exchange(std::span<const Message> messages, const std::function<void(int64_t, double)>& waits);
 
   private:
     struct Ring;

@@ -2,6 +2,7 @@
 
 #include <net/if.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -45,22 +46,61 @@ void Transport::broadcast(void* data, int64_t bytes, int64_t root) {
     exchange(messages);
 }
 
-std::vector<std::string> Transport::gather(const std::string& text) {
-    std::vector<int64_t> lengths(static_cast<size_t>(size));
-    const int64_t length = static_cast<int64_t>(text.size());
-    all_gather(&length, lengths.data(), sizeof length);
+void Transport::wait_for(int64_t peer, double waited) const {
+    if (waiting) return waiting(peer, waited);
+    if (waited > seconds) throw LostRank(peer, rank, true);
+}
+
+namespace {
+
+// What a rank tells of the text that it gathers. The text follows, unless it fits.
+struct Header {
+    char kind[16] = {};
+    int64_t number = 0, bytes = 0, failed = 0;
+    char text[24] = {};
+
+    bool holds_text() const { return bytes <= static_cast<int64_t>(sizeof text); }
+    std::string step() const { return std::to_string(number) + " (" + kind + ")"; }
+};
+
+}  // namespace
+
+std::vector<std::string> Transport::gather(const char* kind, const std::string& text, bool failed) {
+    Header header;
+    CHECK(std::strlen(kind) < sizeof header.kind);
+    std::strcpy(header.kind, kind);
+    header.number = gathered++;
+    header.bytes = static_cast<int64_t>(text.size());
+    header.failed = failed ? 1 : 0;
+    if (header.holds_text()) std::memcpy(header.text, text.data(), text.size());
+    std::vector<Header> headers(static_cast<size_t>(size));
+    all_gather(&header, headers.data(), sizeof header);
+    const auto failure = std::ranges::find(headers, 1, &Header::failed);
+    // In the place of what the others gather, a failed rank is at any kind.
+    for (size_t r = 1; failure == headers.end() && r < headers.size(); r++)
+        if (headers[r].number != headers[0].number || std::strcmp(headers[r].kind, headers[0].kind) != 0)
+            throw OutOfStep("rank " + std::to_string(r) + ": expected message " + headers[0].step() +
+                            ", as rank 0 sends it, found " + headers[r].step() +
+                            ": the ranks are out of step");
     std::string own = text;
     std::vector<std::string> texts(static_cast<size_t>(size));
     std::vector<Message> messages;
     for (int64_t peer = 0; peer < size; peer++) {
+        const Header& its = headers[static_cast<size_t>(peer)];
         std::string& theirs = texts[static_cast<size_t>(peer)];
-        if (peer == rank) continue;
-        theirs.resize(static_cast<size_t>(lengths[static_cast<size_t>(peer)]));
-        messages.push_back({peer, theirs.data(), lengths[static_cast<size_t>(peer)], true});
-        messages.push_back({peer, own.data(), length, false});
+        theirs.resize(static_cast<size_t>(its.bytes));
+        if (its.holds_text())
+            std::memcpy(theirs.data(), its.text, theirs.size());
+        else if (peer != rank)
+            messages.push_back({peer, theirs.data(), its.bytes, true});
+        if (peer != rank && !header.holds_text()) messages.push_back({peer, own.data(), header.bytes, false});
     }
-    exchange(messages);
+    if (!messages.empty()) exchange(messages);
     texts[static_cast<size_t>(rank)] = text;
+    if (failure != headers.end()) {
+        const size_t first = static_cast<size_t>(failure - headers.begin());
+        throw FailedRank(static_cast<int64_t>(first), texts[first]);
+    }
     return texts;
 }
 

@@ -2,6 +2,7 @@
 // of CPU runs and the host channel are made of exchange() alone.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -20,6 +21,16 @@ struct LostRank : Error {
     LostRank(const LostRank& other, const std::string& during);
 };
 
+// Ranks that gather different things: one of them has taken a decision alone. All of them throw it.
+struct OutOfStep : Error {
+    using Error::Error;
+};
+// A rank that sent the error it had met in place of what the others gathered. All of them throw it.
+struct FailedRank : Error {
+    int64_t rank;
+    FailedRank(int64_t failed, const std::string& error) : Error(error), rank(failed) {}
+};
+
 struct Message {
     int64_t peer;  // another rank
     void* data;    // of outgoing ones it is read only
@@ -30,7 +41,10 @@ struct Message {
 // One thread at a time. Ranks that were connected for several purposes have a transport for each.
 struct Transport {
     const int64_t rank, size;
-    double seconds;  // until a rank that does not answer is lost
+    double seconds;  // until a rank that does not answer is lost, unless `waiting` decides
+    // Called several times per second while exchange() waits for a rank, with the seconds so far. What it throws ends the
+    // exchange.
+    std::function<void(int64_t peer, double waited)> waiting;
 
     Transport(int64_t own, int64_t count, double limit) : rank(own), size(count), seconds(limit) {}
     Transport(const Transport&) = delete;
@@ -46,8 +60,15 @@ struct Transport {
     void barrier();
     // Rank root's bytes in place of everybody's.
     void broadcast(void* data, int64_t bytes, int64_t root);
-    // Everybody's text, by rank.
-    std::vector<std::string> gather(const std::string& text);
+    // Everybody's text, by rank. kind: of the text, up to 15 characters. It is sent with the number of the call, and throws
+    // OutOfStep where those of the ranks differ. failed: the text is an error; throws FailedRank with the first one.
+    std::vector<std::string> gather(const char* kind, const std::string& text, bool failed = false);
+
+  protected:
+    void wait_for(int64_t peer, double waited) const;
+
+  private:
+    int64_t gathered = 0;  // calls of gather()
 };
 
 // Connects to all ranks of the launch; every rank calls it with the same purposes in the same order. seconds: until a

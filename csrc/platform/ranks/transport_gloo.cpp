@@ -4,6 +4,7 @@
 #include "platform/ranks/rendezvous.h"
 #include "platform/ranks/shared_memory.h"
 #include "platform/ranks/transport.h"
+#include "platform/threads.h"
 
 #if defined(LLAMAC_GLOO)
 #include <gloo/common/logging.h>
@@ -12,8 +13,11 @@
 #include <gloo/transport/unbound_buffer.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <map>
+#include <mutex>
+#include <thread>
 
 namespace llamac {
 namespace {
@@ -53,12 +57,52 @@ void connect(Context& context, const std::shared_ptr<Store>& store,
     else
         context.connectFullMesh(store, device);
 }
+// Gloo cannot tell whether a message has come, and a wait that it ends itself, after a time, breaks the connections. So a
+// thread ends each wait several times per second.
+struct Turns {
+    std::mutex mutex;
+    std::condition_variable ended;
+    gloo::transport::UnboundBuffer* awaited = nullptr;
+    bool over = false;
+    std::thread thread;
+
+    Turns() : thread(start_thread_without_signals([this] { run(); })) {}
+    Turns(const Turns&) = delete;
+    ~Turns() {
+        {
+            const std::lock_guard<std::mutex> lock(mutex);
+            over = true;
+        }
+        ended.notify_one();
+        thread.join();
+    }
+    void run() {
+        std::unique_lock<std::mutex> lock(mutex);
+        while (!ended.wait_for(lock, std::chrono::milliseconds(200), [this] { return over; })) {
+            if (!awaited) continue;
+            awaited->abortWaitRecv();
+            awaited->abortWaitSend();
+        }
+    }
+    void set(gloo::transport::UnboundBuffer* buffer) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        awaited = buffer;
+    }
+    // Whether the message has come, or was sent, within a turn.
+    bool wait(gloo::transport::UnboundBuffer& buffer, bool incoming) {
+        constexpr std::chrono::hours forever{24 * 365};
+        const std::unique_ptr<Turns, void (*)(Turns*)> last(this, [](Turns* turns) { turns->set(nullptr); });
+        set(&buffer);
+        return incoming ? buffer.waitRecv(nullptr, forever) : buffer.waitSend(nullptr, forever);
+    }
+};
 
 struct GlooTransport : Transport {
     std::shared_ptr<gloo::rendezvous::Context> context;
     // Messages so far with each peer: a number of its own for each, the same at both ends.
     std::vector<uint64_t> sent, received;
     std::unique_ptr<SharedMemory> shared;
+    std::unique_ptr<Turns> turns;  // null until a message by TCP is waited for
 
     GlooTransport(const Launch& launch, const std::string& purpose, double limit)
         : Transport(launch.rank, launch.size, limit),
@@ -102,16 +146,18 @@ struct GlooTransport : Transport {
                 else
                     pending.back().buffer->send(static_cast<int>(m.peer), sent[peer]++);
             }
-            if (shared) shared->exchange(messages, seconds);
-            const std::chrono::milliseconds limit(static_cast<int64_t>(1000 * seconds));
+            const auto waits = [this](int64_t peer, double waited) { wait_for(peer, waited); };
+            if (shared) shared->exchange(messages, waits);
+            const auto begin = std::chrono::steady_clock::now();
             for (const Pending& p : pending) {
                 at = p.message;
-                p.message->incoming ? p.buffer->waitRecv(limit) : p.buffer->waitSend(limit);
+                if (!turns) turns = std::make_unique<Turns>();
+                while (!turns->wait(*p.buffer, at->incoming))
+                    waits(at->peer,
+                          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
             }
-        } catch (const gloo::Exception& error) {
-            // Gloo's own text begins with its source file.
-            const bool late = std::string(error.what()).find("imed out") != std::string::npos;
-            throw LostRank(at->peer, rank, late);
+        } catch (const gloo::Exception&) {  // its text begins with a source file of Gloo's
+            throw LostRank(at->peer, rank, false);
         }
     }
 };
