@@ -1,6 +1,6 @@
 # debian_root.sh, for scripts in this folder that source it: a minimal Debian of debootstrap's in the folder $root, commands in
 # it, as the user of number $as (empty: root) with the home $home, and what steps take. $name is the script's, for messages.
-# shellcheck shell=sh
+# shellcheck shell=sh disable=SC2154    # root is the script's
 set -eu
 cd "$(dirname "$0")/.."
 name=${0##*/} as="" home=/root

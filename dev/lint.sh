@@ -30,7 +30,7 @@ sources() { git ls-files -z -- "$@"; }
 
 check_format() { sources '*.cpp' '*.h' '*.hip' | xargs -0 -n 20 -P "$jobs" "$tools/clang-format" --dry-run --Werror; }
 check_spelling() { sources ':!*.bin' ':!*.safetensors' ':!*.png' | xargs -0 "$tools/codespell"; }
-check_shell() { sources '*.sh' '*.sbatch' .ci/run | xargs -0 "$tools/shellcheck"; }
+check_shell() { sources '*.sh' '*.sbatch' .ci/run | xargs -0 "$tools/shellcheck" -x -P SCRIPTDIR; }
 check_tidy() {
     local base=${1:-} database=${LLAMAC_BUILD:-build/lint}
     if [ -z "$base" ]; then

@@ -28,6 +28,7 @@ install_rocm() {
 }
 
 move_to_opt() {
+    # shellcheck disable=SC2016 # the root's shell expands it
     inside '
         set -eu
         libraries=/usr/lib/$(dpkg-architecture -q DEB_HOST_MULTIARCH 2>/dev/null || echo "$(uname -m)-linux-gnu")

@@ -1,7 +1,5 @@
 #include "core/safetensors.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
