@@ -5,7 +5,7 @@
 # The README's first command with PLATFORM=amd builds the program, for these architectures or those that the build chooses. The
 # program starts with no variable set, built and installed, and has hipBLASLt, Gloo, and RCCL where ROCm has it. llamac._native
 # loads beside a stub of a ROCm PyTorch. Then checks and tests that need no device, and the gate of registers, for gfx942. Each
-# step's seconds of CPU are printed.
+# step's seconds of CPU are printed. Beside what the set-up installs: python3-dev, binutils, libgloo-dev.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=build/amd python=.venv/bin/python
@@ -26,7 +26,7 @@ check_program() {    # starts, finds its libraries, has code for each architectu
     for library in hipblaslt gloo omp amdhip64 $rccl; do
         [[ $needed == *"[lib$library.so"* ]] || stop "$1 is not linked with $library: $needed"
     done
-    [ "$rocm" = /usr ] || [[ $needed =~ RUNPATH[^$'\n']*[:\[]"$rocm/lib"[:\]] ]] || stop "$1: no $rocm/lib in its RUNPATH: $needed"
+    [ "$rocm" = /usr ] || grep -Eq "RUNPATH.*(\[|:)$rocm/lib(:|\])" <<<"$needed" || stop "$1: no $rocm/lib in its RUNPATH: $needed"
     for architecture in $architectures; do
         grep -q "amdgcn-amd-amdhsa--$architecture" "$1" || stop "$1 has no code for $architecture"
     done

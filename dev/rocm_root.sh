@@ -2,7 +2,7 @@
 # rocm_root.sh SUITE LAYOUT [COMMAND]: a Debian with a real ROCm in build/rocm_root/SUITE-LAYOUT, for what compiles and links
 # without a GPU (`make rocm`). COMMAND is run in it, in a fresh clone of the last commit.
 #
-# SUITE: sid, or experimental, which has a newer ROCm, RCCL and sid's other packages. LAYOUT: debian, as it is; amd, which moves
+# SUITE: sid, or experimental, which has a newer ROCm and RCCL, over sid. LAYOUT: debian, as it is; amd, which moves
 # ROCm to where AMD's packages have it (/opt/rocm -> rocm-7.2.4), where no loader searches. About 3 GB. As root, with
 # debootstrap. A root that exists is kept, with its ccache.
 . "$(dirname "$0")/debian_root.sh"
@@ -21,9 +21,9 @@ install_rocm() {
         packages="-t experimental $packages librccl-dev librocm-smi-dev"
     fi
     inside "apt-get update -qq && apt-get install -y -qq --no-install-recommends $packages"
-    # OpenMP of the compiler's version; Gloo, which llamac's set-up installs for several GPUs; the readers of what is linked.
+    # OpenMP of the compiler's version; what llamac's set-up installs for several GPUs and for tests; readers of what is linked.
     # shellcheck disable=SC2016 # the root's shell expands it
-    inside 'apt-get install -y -qq --no-install-recommends libgloo-dev binutils patchelf \
+    inside 'apt-get install -y -qq --no-install-recommends libgloo-dev python3-dev binutils patchelf \
         libomp-$(hipconfig --hipclangpath | sed "s|.*llvm-||; s|/.*||")-dev && apt-get clean'
 }
 
