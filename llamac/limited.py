@@ -83,18 +83,18 @@ def call(where: str, function: Callable, *arguments: Any) -> Any:
 def serve() -> None:
     """What the helper process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the caller, and with it this process
-    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    most = BYTES if hard == resource.RLIM_INFINITY else min(BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     while True:
         try:
             seconds, function, arguments = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
-        value, refusal = None, ""
         signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process in any operation
         try:
-            value = function(*arguments)
-        except InputError as error:
-            refusal = str(error)
-        answer = json.dumps([value, refusal])
+            answer = json.dumps([function(*arguments), ""])
+        except (InputError, MemoryError) as error:
+            answer = json.dumps([None, str(error) or "out of memory"])
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(answer, flush=True)

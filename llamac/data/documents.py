@@ -180,7 +180,9 @@ def _parquet_batches(file: InputFile, name: str, row: int) -> Iterator[tuple[int
                         yield at, batch, source.tell()
                         at += batch.num_rows
                 first += rows
-        except (pyarrow.ArrowException, OSError, MemoryError) as error:
+        except InputError:
+            raise
+        except (pyarrow.ArrowException, OSError, MemoryError, ValueError) as error:
             raise InputError(f"{file.path}: expected Parquet: {_first_line(error)}") from None
 
 
@@ -200,7 +202,9 @@ def _arrow_batches(file: InputFile, name: str, row: int) -> Iterator[tuple[int, 
                 for at in range(0, batch.num_rows, _ROWS):
                     yield first + at, batch.slice(at, _ROWS).select([column]), source.tell()
                 first += batch.num_rows
-        except (pyarrow.ArrowException, OSError, MemoryError) as error:
+        except InputError:
+            raise
+        except (pyarrow.ArrowException, OSError, MemoryError, ValueError) as error:
             raise InputError(f"{file.path}: expected Arrow: {_first_line(error)}") from None
 
 
