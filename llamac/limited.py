@@ -30,12 +30,13 @@ class _Helper:
     def ask(self, request: bytes) -> tuple[bytes, int]:
         """(the answer's line, exit status); the process ends without an answer where it reaches a limit."""
         with self.lock:
-            process = self.process = self.process or subprocess.Popen(
+            process: Any = self.process or subprocess.Popen(
                 [sys.executable, "-c", "from llamac import limited; limited.serve()"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
+            self.process = process
             try:
                 process.stdin.write(request)
                 process.stdin.flush()

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from llamac import counters
 from llamac.counters import Compiled, Counters
@@ -108,8 +109,8 @@ _KIND = {
 
 def _row(values: dict) -> Row:
     def row(part: dict, shape: str = "", shapes: tuple[Row, ...] = ()) -> Row:
-        totals = (part[key] for key in _TOTALS)
-        return Row(values["operation"], values["variant"], *totals, shape, shapes)
+        totals: dict[str, Any] = {key: part[key] for key in _TOTALS}
+        return Row(values["operation"], values["variant"], shape=shape, shapes=shapes, **totals)
 
     return row(values, shapes=tuple(row(part, part["shape"]) for part in values.get("shapes") or ()))
 
