@@ -6,6 +6,8 @@
 #include <limits>
 #include <numeric>
 
+#include "core/dispatch.h"
+#include "core/registry.h"
 #include "device_check.h"
 
 using namespace llamac;
@@ -470,8 +472,30 @@ void orders() {
 }
 #endif
 
+// A grid's first dimension has a limit on AMD that a thread per element can pass.
+void large_grids() {
+    const int64_t limit = device_properties().grid_threads;
+    const Grid grid(static_cast<unsigned>(limit / 1024), 1024, nullptr);
+    check(error_of([&] { launch(grid, tickets_kernel, nullptr, nullptr); }).find("expected fewer than") !=
+              std::string::npos,
+          "a grid of as many threads as the limit");
+    const auto error = [](int64_t elements) {
+        Context dry_run{.backend = Backend::device};
+        dry_run.dry_run = true;
+        float one = 0;
+        const Tensor x = make_tensor(&one, DType::f32, {elements});
+        const Tensor y = make_tensor(&one, DType::bf16, {elements});
+        return error_of([&] {
+            run(find_operation("convert"), std::vector{y, x}, std::vector<Scalar>{false}, dry_run, "naive");
+        });
+    };
+    check(error(limit / 2).empty(), "naive takes half as many elements: " + error(limit / 2));
+    check(error(limit).find("naive does not take") != std::string::npos,
+          "naive takes no more: " + error(limit));
+}
+
 const std::vector<Check> each = checks<indices, shuffles, reductions, lds, vectors, rounding, functions,
-                                       unchanged, atomics, runtime, dependent_launches>();
+                                       unchanged, atomics, runtime, dependent_launches, large_grids>();
 #if defined(LLAMAC_CPU)
 const std::vector<Check> promises = checks<unwritten_memory, leaving_lanes, orders>();
 #else

@@ -70,8 +70,16 @@ bool takes(const Instantiation& e, const Operation& op, const Tensor* tensors) {
     return true;
 }
 
+// Naive kernels have a thread for each element, in one dimension of the grid.
+bool fits_a_grid(const Variant& v, const Call& call) {
+    if (v.backend == Backend::host || std::strcmp(v.name, "naive") != 0) return true;
+    return std::all_of(call.tensor, call.tensor + call.op->operands.size(), [](const Tensor& t) {
+        return !t.data || t.elements() < device_properties().grid_threads - 1024;  // a block's, to round up
+    });
+}
+
 const Instantiation* instantiation_for(const Variant& v, const Call& call) {
-    if (!v.supports(call)) return nullptr;
+    if (!v.supports(call) || !fits_a_grid(v, call)) return nullptr;
     for (const Instantiation& e : v.instantiations)
         if (takes(e, *call.op, call.tensor)) return &e;
     return nullptr;

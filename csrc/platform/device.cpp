@@ -8,6 +8,12 @@ void device_failed(hipError_t error, const char* expression, const char* file, i
                  hipGetErrorString(error));
 }
 
+void grid_too_large(const Grid& grid) {
+    fail(grid.file, ":", grid.line, ": a grid of ", grid.blocks.x, " blocks of ", grid.threads.x,
+         " threads, expected fewer than ", device_properties().grid_threads,
+         " threads in one dimension: use smaller batches");
+}
+
 #if !defined(LLAMAC_CPU)  // the emulated device describes itself
 int current_device() {
     int device = 0;
@@ -39,7 +45,8 @@ const DeviceProperties& device_properties() {
                                 static_cast<int64_t>(p.totalGlobalMem),
                                 false,
                                 has_warpgroups(p),
-                                fp8_units(p)};
+                                fp8_units(p),
+                                grid_threads};
     }();
     return properties;
 }

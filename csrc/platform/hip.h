@@ -55,6 +55,7 @@ struct DeviceProperties {
     bool emulated;
     bool warpgroups;  // Hopper's own instructions (warpgroup.h)
     Fp8Units fp8;
+    int64_t grid_threads;  // a grid has fewer in its first dimension: blocks times threads per block
 };
 // Asked once. Throws Error, in one line, where there is no device.
 const DeviceProperties& device_properties();
@@ -178,8 +179,10 @@ int resident_blocks(void (*kernel)(P...), int threads, size_t shared_bytes) {
 }
 #endif
 
+[[noreturn]] void grid_too_large(const Grid& grid);
 template <class... P, class... A>
 void launch(const Grid& grid, void (*kernel)(P...), A... arguments) {
+    if (int64_t{grid.blocks.x} * grid.threads.x >= device_properties().grid_threads) grid_too_large(grid);
     static_assert(!(is_dependent<P> || ...) || ((is_dependent<P> || std::is_arithmetic_v<P>) && ...),
                   "a kernel with a Dependent operand has no others but numbers");
     start<P...>(grid, kernel, static_cast<P>(arguments)...);

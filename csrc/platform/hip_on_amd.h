@@ -15,14 +15,21 @@ constexpr int warp_size = 64;
 // has more.
 constexpr int registers_in_full_block = 128;
 
+// HIP's limit of blocks times threads per block in a dimension of a grid.
+constexpr int64_t grid_threads = int64_t{1} << 32;
+
 inline size_t largest_shared_memory(const hipDeviceProp_t& properties) {
     return properties.sharedMemPerBlock;
 }
 
-// Behind the L2 of MI300X's and MI325X's chiplets lies one cache of 256 MiB.
+inline bool is_chip(const hipDeviceProp_t& properties, const char* chip) {
+    return std::string(properties.gcnArchName).rfind(chip, 0) == 0;
+}
+
+// Behind the L2 of MI300X's and MI355X's chiplets lies one cache of 256 MiB.
 inline int64_t last_cache_bytes(const hipDeviceProp_t& properties) {
-    const bool mi300 = std::string(properties.gcnArchName).rfind("gfx942", 0) == 0;
-    return mi300 ? int64_t{256} << 20 : properties.l2CacheSize;
+    const bool behind = is_chip(properties, "gfx942") || is_chip(properties, "gfx950");
+    return behind ? int64_t{256} << 20 : properties.l2CacheSize;
 }
 
 inline bool has_warpgroups(const hipDeviceProp_t&) {

@@ -449,8 +449,8 @@ int device_count() {
 }
 void use_device(int) {}  // there is one
 const DeviceProperties& device_properties() {
-    // Few multiprocessors, so that grids sized by them have to loop at the tests' sizes. LDS: what MI300X has,
-    // and H100.
+    // Few multiprocessors, so that grids sized by them have to loop at the tests' sizes. LDS and threads of a grid: what
+    // MI300X has, and H100.
     static const DeviceProperties properties{"emulated block on the CPU",
                                              warp_size,
                                              3,
@@ -459,7 +459,8 @@ const DeviceProperties& device_properties() {
                                              int64_t{1} << 34,
                                              true,
                                              false,
-                                             Fp8Units::both};
+                                             Fp8Units::both,
+                                             int64_t{1} << (warp_size == 64 ? 32 : 41)};
     return properties;
 }
 
