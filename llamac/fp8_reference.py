@@ -47,12 +47,28 @@ def quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return (x.float() * scale).clamp(-limit, limit).to(dtype)
 
 
-def product(a: Tensor, b: Tensor, inverse: Tensor, dtype: torch.dtype, added: Tensor | None = None) -> Tensor:
-    """a [N,C] · b [C,K] of codes, times inverse (1/scale of a times 1/scale of b, one number or [N,K]), +
-    added: rounded once. In double where that is the dtype.
+def scaled(sums: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """sums · a · b of two positive scales, as scaled() in csrc/ops/matmul/scaled_tiled.h: a · b can leave the
+    normal numbers where the result does not.
+    """
+    both, limits = a * b, torch.finfo(sums.dtype)
+    is_normal = (both >= limits.tiny) & (both <= limits.max)
+    return torch.where(is_normal, sums * both, sums * a * b)
+
+
+def product(
+    a: Tensor,
+    a_inverse: Tensor,
+    b: Tensor,
+    b_inverse: Tensor,
+    dtype: torch.dtype,
+    added: Tensor | None = None,
+) -> Tensor:
+    """a [N,C] · transposed b [K,C] of codes, times 1/scale of both (one number, or one per row [N,1], [K,1]),
+    + added: rounded once. In double where that is the dtype.
     """
     exact = torch.promote_types(dtype, torch.float32)
-    out = (a.to(exact) @ b.to(exact)) * inverse
+    out = scaled(a.to(exact) @ b.to(exact).T, a_inverse.to(exact), b_inverse.to(exact).flatten())
     return (out if added is None else out + added.to(exact)).to(dtype)
 
 
@@ -144,14 +160,14 @@ class Linear(torch.autograd.Function):
         a, b = (scales.codes(slot, t, measures) for slot, t in zip(slots, (x, weight)))
         ctx.save_for_backward(*a[2:], *b[2:])
         ctx.scales, ctx.slot, ctx.dtype, ctx.adds = scales, slots[2], x.dtype, residual is not None
-        return product(a.rows, b.rows.T, a.inverse * b.inverse.flatten(), x.dtype, residual)
+        return product(a.rows, a.inverse, b.rows, b.inverse, x.dtype, residual)
 
     @staticmethod
     def backward(ctx, dout):  # type: ignore[override]
         a, a_inverse, b, b_inverse = ctx.saved_tensors  # the transposed
         d = ctx.scales.codes(ctx.slot, dout, True)
-        dx = product(d.rows, b.T, d.inverse * b_inverse.flatten(), ctx.dtype)
-        dweight = product(d.transposed, a.T, d.inverse_transposed * a_inverse.flatten(), ctx.dtype)
+        dx = product(d.rows, d.inverse, b, b_inverse, ctx.dtype)
+        dweight = product(d.transposed, d.inverse_transposed, a, a_inverse, ctx.dtype)
         return dx, dweight, dout if ctx.adds else None, None, None, None
 
 

@@ -25,11 +25,13 @@ SLOTS = ("0.input_norm", "0.qkv.weight", "0.d.qkv")
 SIZES = [((3, 7), 48, 32), ((64,), 16, 80), ((1, 1), 32, 16)]  # rows, C, K
 
 
-def operands(size, dtype: str, device: str, seed: int = 1) -> tuple[torch.Tensor, ...]:
+def operands(
+    size, dtype: str, device: str, seed: int = 1, magnitudes=(30.0, 0.02, 1e-5)
+) -> tuple[torch.Tensor, ...]:
     """x, weight, dout: each of its own magnitude."""
     rows, C, K = size
     generator = torch.Generator().manual_seed(seed)
-    shapes = ((*rows, C), 30.0), ((K, C), 0.02), ((*rows, K), 1e-5)
+    shapes = zip(((*rows, C), (K, C), (*rows, K)), magnitudes, strict=True)
     tensors = (scale * torch.randn(shape, generator=generator) for shape, scale in shapes)
     x, weight, dout = (t.to(device, DTYPES[dtype]) for t in tensors)
     return x.requires_grad_(), weight.requires_grad_(), dout
@@ -83,6 +85,24 @@ def test_agreement(recipe, dtype, size, gradients, device):
     truths, theirs = exact(*given, scales), baseline(*given, scales)
     found = results(lambda x, w: ops.linear(x, w, recipe, gradients), *given)
     assert_within_tolerance(found, theirs, truths, dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("recipe", ["tensor", "row"])
+@pytest.mark.parametrize(
+    "magnitudes",
+    [(1e-20, 1e25, 1e-18), (1e-30, 1e-8, 1e25), (1e30, 1e-30, 1e-7)],
+    ids=str,
+)
+def test_scales_whose_product_is_no_number(magnitudes, recipe, device):
+    """1 / scale of two small operands underflows where the result does not."""
+    given = operands(SIZES[1], "f32", device, magnitudes=magnitudes)
+    scales = own_scales(given[0], recipe=recipe)
+    truths, theirs = exact(*given, scales), baseline(*given, scales)
+    found = results(lambda x, w: ops.linear(x, w, recipe), *given)
+    for t in truths:
+        assert 1e-37 < t.abs().max() < 1e38
+    assert_within_tolerance(found, theirs, truths, "f32")
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -42,7 +42,7 @@ void scaled_matmul_reference(View<T, 2> out, View<const P, 2> a, View<const Q, 2
         for (int64_t k = 0; k < out.shape[1]; k++) {
             double sum = 0;
             for (int64_t c = 0; c < a.shape[1]; c++) sum += double(A(a(n, c)) * A(b(k, c)));
-            const A product = A(sum) * (scale_of(a_scale, n) * scale_of(b_scale, k));
+            const A product = A(sum * double(scale_of(a_scale, n)) * double(scale_of(b_scale, k)));
             out(n, k) =
                 T(product + (residual ? A(residual(n, k)) : A(0)) + (accumulate ? A(out(n, k)) : A(0)));
         }
@@ -67,10 +67,9 @@ void scaled_matmul_cpu(View<T, 2> out, View<const P, 2> a, View<const Q, 2> b, V
     gemm<float>(N, K, C, left, right.transposed(), static_cast<const float*>(nullptr), sums);
 #pragma omp parallel for
     for (int64_t i = 0; i < N * K; i++) {
-        const float scale = scale_of(a_scale, i / K) * scale_of(b_scale, i % K);
         const float added = residual ? float(residual.data[i]) : 0.0f,
                     before = accumulate ? float(out.data[i]) : 0.0f;
-        out.data[i] = T(sums[i] * scale + added + before);
+        out.data[i] = T(scaled(sums[i], scale_of(a_scale, i / K), scale_of(b_scale, i % K)) + added + before);
     }
 }
 
@@ -85,7 +84,7 @@ __global__ void scaled_matmul_naive_kernel(T* out, const P* a, const Q* b, const
     if (n >= N) return;
     double sum = 0;
     for (int64_t c = 0; c < C; c++) sum += double(float(a[n * C + c]) * float(b[k * C + c]));
-    const float product = static_cast<float>(sum) * (a_scale[n * a_step] * b_scale[k * b_step]);
+    const float product = scaled(static_cast<float>(sum), a_scale[n * a_step], b_scale[k * b_step]);
     out[i] = T(product + (residual ? float(residual[i]) : 0.0f) + (accumulate ? float(out[i]) : 0.0f));
 }
 

@@ -10,14 +10,16 @@ namespace {
 using namespace tiled;
 
 struct TensorScale {
-    float scale;
-    __device__ float operator()(int, int) const { return scale; }
+    float a, b;
+    __device__ float operator()(float sum, int, int) const { return scaled(sum, a, b); }
 };
 // Of M rows and N columns; a block's tile may end beyond them.
 struct RowScales {
     const float *a, *b;
     int M, N;
-    __device__ float operator()(int m, int n) const { return a[m < M ? m : M - 1] * b[n < N ? n : N - 1]; }
+    __device__ float operator()(float sum, int m, int n) const {
+        return scaled(sum, a[m < M ? m : M - 1], b[n < N ? n : N - 1]);
+    }
 };
 
 // Chips that do not multiply this form have the kernels' names without their code.
@@ -27,7 +29,7 @@ __global__ void __launch_bounds__(S::threads)
                                const float* b_scale, int M, int N, int K) {
     if constexpr (multiplies_fp8<P> && multiplies_fp8<Q>)
         multiply_block<Product<Layout::along_k, Layout::along_k, P, Q>>(
-            out, initial, a, b, M, N, K, [=] { return TensorScale{*a_scale * *b_scale}; });
+            out, initial, a, b, M, N, K, [=] { return TensorScale{*a_scale, *b_scale}; });
 }
 template <class O, class P, class Q>
 __global__ void __launch_bounds__(S::threads)

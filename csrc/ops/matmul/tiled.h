@@ -257,12 +257,12 @@ __device__ void add_tiles_pipelined(Sums& sums, Copies<P>& copies, int warp_m, i
     }
 }
 
-// What sums are multiplied by: nothing.
+// What becomes of sums: they stay as they are.
 struct NoScale {
-    __device__ float operator()(int, int) const { return 1.0f; }
+    __device__ float operator()(float sum, int, int) const { return sum; }
 };
 
-// out[m][n] = sums[m][n] * scale(m, n) (+ initial[m][n]). A lane holds parts of rows; through LDS, an epilogue tile at a time, neighbouring lanes
+// out[m][n] = scale(sums[m][n], m, n) (+ initial[m][n]). A lane holds parts of rows; through LDS, an epilogue tile at a time, neighbouring lanes
 // get neighbouring 16 bytes of a row. A thread reads `initial` where it writes `out`: they may be the same.
 template <class P, class O, class Scale>
 __device__ void store(O* out, const O* initial, const Scale& scale, const Sums& sums, int first_m,
@@ -304,7 +304,7 @@ __device__ void store(O* out, const O* initial, const Scale& scale, const Sums& 
             for (int i = 0; i < size; i += 4) {
                 float four[4];
                 unpack(load128(row + i), four);
-                for (int j = 0; j < 4; j++) sum[i + j] = x[i + j] + four[j] * scale(m, n + i + j);
+                for (int j = 0; j < 4; j++) sum[i + j] = x[i + j] + scale(four[j], m, n + i + j);
             }
             if (at[v] >= 0) store128(out + at[v], pack(sum));
         }
@@ -326,7 +326,7 @@ inline __device__ BlockTile block_tile_of(int rows, int columns) {
     return {(first + i % height) * S::block_tile_m, i / height * S::block_tile_n};
 }
 
-// The block's part of out = scale()(m, n) * a b' (+ initial); scale() is called once the sums are there.
+// The block's part of out = scale()(a b', m, n) (+ initial); scale() is called once the sums are there.
 template <class P, class O, class Scale>
 __device__ void multiply_block(O* out, const O* initial, const typename P::ElementA* a,
                                const typename P::ElementB* b, int M, int N, int K, Scale scale) {
