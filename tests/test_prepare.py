@@ -94,6 +94,12 @@ def test_every_kind_of_input(tmp_path, ranks, monkeypatch):
     packed["two.json.gz"] = gzip.compress(raw[:500]) + gzip.compress(raw[500:])
     packed["a.jsonl.zst"] = zstandard.compress(raw[:700]) + zstandard.compress(raw[700:])
     packed["no_end.jsonl"] = raw.rstrip(b"\n")
+    objects = [{"id": i, "text": text} for i, text in enumerate(found)]
+    array = json.dumps(objects, indent=1).encode()
+    packed |= {"array.json": b"\n" + array, "marked.json": b"\xef\xbb\xbf" + array, "a.jsonlines": raw}
+    packed |= {"array.jsonl": json.dumps(objects, ensure_ascii=False).encode()}
+    each = [json.dumps(item, indent=1).encode() for item in objects]
+    packed["objects.json.gz"] = gzip.compress(b"\n".join(each))
     packed["blank.jsonl"] = raw.replace(b"\n", b"\r\n\n")
     paths = {name: tmp_path / name for name in packed}
     for name, path in paths.items():
@@ -107,10 +113,10 @@ def test_every_kind_of_input(tmp_path, ranks, monkeypatch):
         assert not (out / "partial").exists()
         first = first or read_bin(out / "train_000.bin").tokenizer_hash
         assert read_bin(out / "train_000.bin").tokenizer_hash == first == tokenizer.load(ranks).hash
-    for kind, data in (("auto", raw), ("jsonl", packed["a.jsonl.gz"])):
+    for kind, data in (("auto", raw), ("jsonl", packed["a.jsonl.gz"]), ("auto", array), ("json", array)):
         stdin = io.TextIOWrapper(io.BufferedReader(io.BytesIO(data)))  # type: ignore[arg-type]
         monkeypatch.setattr(sys, "stdin", stdin)
-        out = tmp_path / f"stdin_{kind}"
+        out = tmp_path / f"stdin_{kind}_{len(data)}"
         make("-", "--tokenizer", ranks, "--out", out, "--val-fraction", 0, "--format", kind)
         assert tokens(out) == expected(found)
 
@@ -125,7 +131,8 @@ def test_folders_and_patterns(tmp_path, ranks, capsys):
     for i in (0, 1):
         (source / f"{i}.txt").write_bytes(found[i].encode())
     (source / "2.jsonl").write_bytes(lines(found[2:4]))
-    (source / "3.json").write_text('{\n "a": 1\n}')  # no JSON lines
+    (source / "3.json").write_text('{\n "a": 1\n}')  # has no text
+    (source / "3.csv").write_text("a,b\n")
     (source / "sub" / "4.txt.gz").write_bytes(gzip.compress(found[4].encode()))
     (source / "sub" / "5.txt").write_bytes(b"\xef\xbb\xbf" + found[5].encode())  # the mark is no text
     for name, bad in {
@@ -139,7 +146,7 @@ def test_folders_and_patterns(tmp_path, ranks, capsys):
     out = source / "out"
     for _ in range(2):  # what the first run left is no input
         make(source, "--tokenizer", ranks, "--out", out, "--val-fraction", 0, "--force")
-        assert tokens(out) == expected([*found[:4], '{\n "a": 1\n}', *found[4:]])
+        assert tokens(out) == expected(found)
     said = capsys.readouterr().out
     for line in (
         f"left out: {source / 'x'}: not UTF-8",
@@ -653,6 +660,13 @@ BAD = {
     "nul.txt": (b"a\0", "expected UTF-8 text, found a file that is not text: contains NUL characters"),
     "cut.jsonl.gz": (None, "expected gzip, found damaged data"),
     "cut.jsonl.zst": (None, "expected Zstandard, found damaged data"),
+    "x.csv": (b"a,b", "expected text, JSON lines, Parquet or Arrow, found CSV: "),
+    "x.tsv.gz": (gzip.compress(b"a"), "expected text, JSON lines, Parquet or Arrow, found TSV: "),
+    "text.json": (b"text", "expected JSON lines or a JSON array, found other text"),
+    "cut.json": (b'[{"text": "a"}, {"te', "item 2: expected JSON, a value, found"),
+    "no_comma.json": (b'[{"text": "a"} {"text": "b"}]', "item 2: expected JSON, a comma or the array's end"),
+    "more.json": (b'[{"text": "a"}] {"text": "b"}', "item 2: expected JSON, nothing behind the array"),
+    "deep.json": (b"[" * 100_000, "item 1: expected JSON, fewer levels of nesting"),
     "broken.jsonl": (
         b"{\n[1]\n{}\n",
         "expected documents, found none: 1 left out: broken JSON, 1 left out: no JSON",
@@ -669,6 +683,69 @@ def test_a_file_that_is_not_what_its_name_says(tmp_path, ranks, name):
         make(tmp_path / name, "--tokenizer", ranks, "--out", tmp_path / "new" / "o")
     assert str(error.value).startswith(f"{tmp_path / name}: {message}") and "\n" not in str(error.value)
     assert not (tmp_path / "new").exists()
+
+
+def arrow(columns: dict) -> bytes:
+    pa = pytest.importorskip("pyarrow")
+    sink, table = io.BytesIO(), pa.table(columns)
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_rows_that_are_not_utf8(tmp_path, ranks, capsys, kind):
+    pa = pytest.importorskip("pyarrow")
+    column = pa.array([b"one", b"\xff", b"three"]).view(pa.string())
+    path = tmp_path / f"x.{kind}"
+    if kind == "parquet":
+        write_parquet(path, text=column)
+    else:
+        path.write_bytes(arrow({"text": column}))
+    make(path, "--tokenizer", ranks, "--out", tmp_path / "o", "--val-fraction", 0)
+    assert tokens(tmp_path / "o") == expected(["one", "three"])
+    assert f"left out: {path}: line 2: not UTF-8" in capsys.readouterr().out
+
+
+def test_damaged_tables_are_refused(tmp_path):
+    """In a process of its own: pyarrow reads past its memory, and raises nearly anything."""
+    found = texts(40)
+    good = arrow({"text": found, "turns": [[{"role": "user", "content": text}] for text in found]})
+    program = """if True:
+        import random, sys
+        from pathlib import Path
+        from llamac.data import documents, inputs
+        from llamac.data.encode import values
+        from llamac.errors import InputError
+        good, path, refused = Path(sys.argv[1]).read_bytes(), sys.argv[1] + ".arrow", 0
+        for seed in range(400):
+            rng, bad = random.Random(seed), bytearray(good)
+            for _ in range(rng.randrange(1, 4)):
+                at = rng.randrange(len(bad) // 8) * 8
+                bad[at + 3] ^= rng.choice([0x7F, 0x80, 0x40])
+            Path(path).write_bytes(bad)
+            for field in ("text", None):
+                try:
+                    for block in documents.blocks([inputs.describe(path)], documents.Reading(field), [0]):
+                        list(values(block, field))
+                except InputError:
+                    refused += 1
+        print(refused)
+    """
+    (tmp_path / "good").write_bytes(good)
+    command = [sys.executable, "-c", program, tmp_path / "good"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and int(done.stdout) > 10, done.stderr[-500:]
+
+
+@pytest.mark.parametrize("name", ["../x.arrow", "/etc/x.arrow", "a/x.arrow", "..", ""])
+def test_a_data_set_that_names_files_elsewhere(tmp_path, ranks, name):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "x.arrow").write_bytes(arrow({"text": ["x"]}))
+    (tmp_path / "set/state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
+    (tmp_path / "set/dataset_info.json").write_text("{}")
+    with pytest.raises(InputError, match=r"state\.json: _data_files\[0\]\.filename: expected the name of a file in its folder"):
+        make(tmp_path / "set", "--tokenizer", ranks, "--out", tmp_path / "o")
 
 
 def test_broken_lines(tmp_path, ranks, capsys):

@@ -5,6 +5,7 @@ blocks of an input do not depend on the number of workers.
 """
 
 import codecs
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ VAL_SEED = 1
 SAFE_CUT = re.compile(r"(?<=\S)\n(?=\S)")
 _HEADING = re.compile(r" = (?!=).* = \n?")  # of an article in WikiText; " = = " begins a section
 _ROWS = 64  # of a table at a time
+_SPACE = re.compile(r"[ \t\r\n]*")
+_parse_json = json.JSONDecoder().raw_decode
 
 
 @dataclass
@@ -47,11 +50,11 @@ class Piece:
 
 @dataclass
 class Block:
-    """Content by kind: pieces: of Piece; jsonl: bytes of whole lines; arrow: bytes in Arrow's stream format,
-    of one column. `first`: the line or row that it begins with, from 1. `read`: bytes of the file so far, as
-    it lies on disk. `skipped`: (path, line, reason) of documents that are left out already. `after`: [index
-    of the file, place in it], where the place is a byte, a row, a number of pieces, or, of a stream, its
-    number of rows and its state.
+    """Content by kind: pieces: of Piece; jsonl: bytes of whole lines, of JSON lines or of the items of an
+    array; arrow: bytes in Arrow's stream format, of one column or of all. `first`: the line, item or row that
+    it begins with, from 1. `read`: bytes of the file so far, as it lies on disk. `skipped`: (path, line,
+    reason) of documents that are left out already. `after`: [index of the file, place in it], where the place
+    is a byte, an item, a row, a number of pieces, or, of a stream, its number of rows and its state.
     """
 
     kind: str
@@ -65,13 +68,13 @@ class Block:
 
 @dataclass(frozen=True)
 class Reading:
-    """How documents are read. split: of all of them, None: by hash, val_fraction of them validation.
-    separator: what stands between those of a text file ("": a file is one). cuttable: whether the tokenizer's
-    ids allow SAFE_CUT. stretches: parts of a text are held out, not the whole. articles: documents are
-    WikiText's, of several rows or lines.
+    """How documents are read. field: of the text; None: rows are wanted whole. split: of all of them, None:
+    by hash, val_fraction of them validation. separator: what stands between those of a text file ("": a file
+    is one). cuttable: whether the tokenizer's ids allow SAFE_CUT. stretches: parts of a text are held out,
+    not the whole. articles: documents are WikiText's, of several rows or lines.
     """
 
-    field: str = "text"
+    field: str | None = "text"
     split: str | None = None
     val_fraction: float = 0
     separator: str = ""
@@ -152,6 +155,96 @@ def _lines(file: InputFile, how: Reading, offset: int = 0) -> Iterator[Block]:
             yield Block("jsonl", file.path, rest, [offset + len(rest)], line, stream.consumed(), skipped)
 
 
+# A JSON array
+
+
+def _items(file: InputFile, how: Reading, row: int = 0) -> Iterator[Block]:
+    """Blocks of the items of a JSON array, or of JSON values one after another, after the first `row`; each
+    as a line."""
+    held: list[bytes] = []
+    size = number = 0
+    with Stream(file) as stream:
+        for number, item in enumerate(_json_items(file.path, stream), 1):
+            if number <= row:
+                continue
+            held.append(item)
+            size += len(item)
+            if size >= BLOCK_BYTES:
+                first = number - len(held) + 1
+                yield Block("jsonl", file.path, b"\n".join(held), [number], first, stream.consumed())
+                held, size = [], 0
+        if held:
+            first = number - len(held) + 1
+            yield Block("jsonl", file.path, b"\n".join(held), [number], first, stream.consumed())
+
+
+class _JsonText:
+    """The text of a JSON file, in memory from the place `at` on."""
+
+    def __init__(self, path: str, stream: Stream):
+        self.path, self.stream, self.number = path, stream, 1
+        self.text, self.at = "", 0
+        # An item that is not UTF-8 keeps its bytes, and is left out later on.
+        self._decoder = codecs.getincrementaldecoder(ENCODING)("surrogateescape")
+
+    def next(self) -> str:
+        """The next character that is no white space; "": the end."""
+        while True:
+            self.at = _SPACE.match(self.text, self.at).end()  # type: ignore[union-attr]
+            if self.at < len(self.text) or not self._more():
+                return self.text[self.at : self.at + 1]
+
+    def item(self) -> bytes:
+        """The next value as a line: in JSON, line ends stand between values only."""
+        while True:
+            try:
+                _, end = _parse_json(self.text, self.at)
+                if end < len(self.text) or not self._more():  # else "12" might be the begin of "123"
+                    break
+            except RecursionError:
+                raise self.refusal("fewer levels of nesting") from None
+            except ValueError:
+                if not self._more():
+                    raise self.refusal("a value") from None
+        item, self.at = self.text[self.at : end], end
+        self.number += 1
+        return item.replace("\n", " ").replace("\r", " ").encode("utf-8", "surrogateescape")
+
+    def refusal(self, expected: str) -> InputError:
+        found = json.dumps(self.text[self.at : self.at + 40])
+        return InputError(f"{self.path}: item {self.number}: expected JSON, {expected}, found {found}")
+
+    def _more(self) -> bool:
+        """Read on, as much as there is: a long item is parsed a few times only."""
+        rest = self.text[self.at :]
+        if len(rest) > MOST_DOCUMENT:
+            raise InputError(f"{self.path}: item {self.number}: expected JSON, found an item {TOO_LONG}")
+        chunk = self.stream.read(max(BLOCK_BYTES, len(rest)))
+        new = self._decoder.decode(chunk, final=not chunk)
+        if chunk or new:
+            self.text, self.at = rest + new, 0
+        return bool(chunk or new)
+
+
+def _json_items(path: str, stream: Stream) -> Iterator[bytes]:
+    """The items of an array, or the values of a text, each as a line."""
+    text = _JsonText(path, stream)
+    in_array = text.next() == "["
+    text.at += in_array
+    while text.next() not in (("]", "") if in_array else ("",)):
+        yield text.item()
+        if in_array and text.next() == ",":
+            text.at += 1
+        elif in_array and text.next() != "]":
+            raise text.refusal("a comma or the array's end")
+    if in_array:
+        if text.next() != "]":
+            raise text.refusal("the array's end")
+        text.at += 1
+        if text.next():
+            raise text.refusal("nothing behind the array")
+
+
 # Parquet and Arrow
 
 
@@ -163,62 +256,79 @@ def _column(file: InputFile, schema: Any, name: str) -> int:
     return at
 
 
-def _parquet_batches(file: InputFile, name: str, row: int) -> Iterator[tuple[int, Any, int]]:
+def _parquet_batches(file: InputFile, table: Any, name: str | None, row: int) -> Iterator[tuple[int, Any]]:
+    if name is not None:
+        _column(file, table.schema_arrow, name)
+    first = 0
+    for group in range(table.num_row_groups):
+        rows = table.metadata.row_group(group).num_rows
+        if first + rows > row:
+            at = first
+            columns = None if name is None else [name]
+            for batch in table.iter_batches(_ROWS, [group], columns=columns, use_threads=False):
+                yield at, batch
+                at += batch.num_rows
+        first += rows
+
+
+def _arrow_batches(file: InputFile, table: Any, name: str | None) -> Iterator[tuple[int, Any]]:
+    columns = None if name is None else [_column(file, table.schema, name)]
+    is_file = hasattr(table, "num_record_batches")
+    found = (table.get_batch(i) for i in range(table.num_record_batches)) if is_file else table
+    first = 0
+    for batch in found:
+        batch = batch if columns is None else batch.select(columns)
+        _check_batch(batch)
+        for at in range(0, batch.num_rows, _ROWS):
+            yield first + at, batch.slice(at, _ROWS)
+        first += batch.num_rows
+
+
+def _batches(file: InputFile, name: str | None, row: int) -> Iterator[tuple[int, Any, int]]:
+    """(its first row, record batch of the column, bytes read) from the batch that holds `row` on, or before
+    it.
+    """
     pyarrow = requires("pyarrow", file.path)
     from pyarrow import parquet
 
     with open_seekable(file) as source:
         try:
-            table = parquet.ParquetFile(source, buffer_size=1 << 20, pre_buffer=False)
-            _column(file, table.schema_arrow, name)
-            first = 0
-            for group in range(table.num_row_groups):
-                rows = table.metadata.row_group(group).num_rows
-                if first + rows > row:
-                    at = first
-                    for batch in table.iter_batches(_ROWS, [group], columns=[name], use_threads=False):
-                        yield at, batch, source.tell()
-                        at += batch.num_rows
-                first += rows
+            if file.kind == "parquet":
+                table = parquet.ParquetFile(source, buffer_size=1 << 20, pre_buffer=False)
+                found = _parquet_batches(file, table, name, row)
+            else:
+                is_file = source.read(6) == b"ARROW1"
+                source.seek(0)
+                table = (pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream)(source)
+                found = _arrow_batches(file, table, name)
+            for at, batch in found:
+                _ = batch.schema.names  # raises where one is not UTF-8
+                yield at, batch, source.tell()
         except InputError:
             raise
-        except (pyarrow.ArrowException, OSError, MemoryError, ValueError) as error:
-            raise InputError(f"{file.path}: expected Parquet: {_first_line(error)}") from None
+        # Damaged files make pyarrow raise nearly anything: KeyError, UnicodeDecodeError, OverflowError ...
+        except Exception as error:
+            kind = file.kind.capitalize()
+            raise InputError(f"{file.path}: expected {kind}: {_first_line(error)}") from None
 
 
-def _arrow_batches(file: InputFile, name: str, row: int) -> Iterator[tuple[int, Any, int]]:
-    pyarrow = requires("pyarrow", file.path)
-    with open_seekable(file) as source:
-        try:
-            magic = source.read(6)
-            source.seek(0)
-            ipc = pyarrow.ipc
-            is_file = magic == b"ARROW1"
-            table = ipc.open_file(source) if is_file else ipc.open_stream(source)
-            column = _column(file, table.schema, name)
-            found = (table.get_batch(i) for i in range(table.num_record_batches)) if is_file else table
-            first = 0
-            for batch in found:
-                for at in range(0, batch.num_rows, _ROWS):
-                    yield first + at, batch.slice(at, _ROWS).select([column]), source.tell()
-                first += batch.num_rows
-        except InputError:
+def _check_batch(batch: Any) -> None:
+    """Whether offsets, types and lengths of a batch are what they should be: pyarrow reads outside of its
+    memory otherwise. Texts that are not UTF-8 are none of its damages, but their rows'."""
+    import pyarrow
+
+    try:
+        batch.validate(full=True)
+    except pyarrow.ArrowInvalid as error:
+        if "UTF8" not in str(error):
             raise
-        except (pyarrow.ArrowException, OSError, MemoryError, ValueError) as error:
-            raise InputError(f"{file.path}: expected Arrow: {_first_line(error)}") from None
-
-
-def _batches(file: InputFile, name: str, row: int) -> Iterator[tuple[int, Any, int]]:
-    """(its first row, record batch of the column, bytes read) from the batch that holds `row` on, or before
-    it.
-    """
-    pyarrow = requires("pyarrow", file.path)
-    for at, batch, read in (_parquet_batches if file.kind == "parquet" else _arrow_batches)(file, name, row):
-        try:
-            batch.validate(full=True)  # its offsets lead to memory
-        except pyarrow.ArrowException as error:
-            raise InputError(f"{file.path}: row {at + 1}: {_first_line(error)}") from None
-        yield at, batch, read
+        # The first text that is not UTF-8 has hidden what follows it.
+        for i in range(batch.num_rows):
+            try:
+                batch.slice(i, 1).validate(full=True)
+            except pyarrow.ArrowInvalid as error:
+                if "UTF8" not in str(error):
+                    raise
 
 
 def _first_line(error: BaseException) -> str:
@@ -278,6 +388,7 @@ def _streamed(
 
 _READERS: dict[str, Callable[..., Iterator[Block]]] = {
     "jsonl": _lines,
+    "json": _items,
     "parquet": _tables,
     "arrow": _tables,
     "hub": _streamed,

@@ -51,18 +51,36 @@ def json_values(block: Block) -> Iterator[tuple[int, Any, str]]:
             yield number, None, "broken JSON"
 
 
-def values(block: Block, name: str) -> Iterator[tuple[int, Any, str]]:
-    """(line or row, value of the field, "" or why there is none) of each document in JSON lines or a
-    table.
+def _table_values(block: Block, name: str | None) -> Iterator[tuple[int, Any, str]]:
+    import pyarrow
+
+    table = pyarrow.ipc.open_stream(block.content).read_all()
+    rows = table.to_struct_array() if name is None else table.column(0)
+    for number, row in enumerate(rows, block.first):
+        try:
+            yield number, row.as_py() if name else _without_nulls(row.as_py()), ""
+        except UnicodeDecodeError:
+            yield number, None, "not UTF-8"
+
+
+def _without_nulls(value: Any) -> Any:
+    """Of a row: where objects of a list have other keys, a table gives all of them the keys of each."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+def values(block: Block, name: str | None) -> Iterator[tuple[int, Any, str]]:
+    """(line or row, value of the field, "" or why there is none) of each document in JSON lines or a table;
+    without a field, the whole row.
     """
     if block.kind == "arrow":
-        import pyarrow
-
-        column = pyarrow.ipc.open_stream(block.content).read_all().column(0)
-        yield from ((block.first + i, value, "") for i, value in enumerate(column.to_pylist()))
+        yield from _table_values(block, name)
         return
     for number, found, broken in json_values(block):
-        if not isinstance(found, dict):
+        if name is None:
+            yield number, found, broken
+        elif not isinstance(found, dict):
             yield number, None, broken or "no JSON object"
         elif name not in found:
             yield number, None, f"no field {name!r}"

@@ -1,15 +1,17 @@
 """Inputs of `python -m llamac.data`: files, folders, patterns and standard input, plain or compressed.
 
-The suffix of a name gives the format: .jsonl, .ndjson (JSON lines), .json (JSON lines if its first line is an
-object), .parquet, .arrow; anything else is text. A further suffix .gz or .zst means compression. A folder
-that `datasets` wrote is read by its own list of files.
+The suffix of a name gives the format: .jsonl, .jsonlines, .ndjson and .json (JSON lines or an array, as they
+begin), .parquet, .arrow, .feather. Tables of other formats are refused; anything else is text. A further
+suffix .gz or .zst means compression. A folder that `datasets` wrote is read by its own list of files.
 """
 
+import codecs
 import glob
 import gzip
 import io
 import json
 import os
+import re
 import sys
 import tempfile
 import zlib
@@ -19,22 +21,31 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 from llamac.errors import InputError
-from llamac.files import open_file, read_json
+from llamac.files import Kind, open_file, read_json
 
-KINDS = ("text", "jsonl", "parquet", "arrow")
+KINDS = ("text", "jsonl", "json", "parquet", "arrow")
 PACKINGS = {".gz": "gz", ".zst": "zst", ".zstd": "zst"}
-_ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".parquet": "parquet", ".arrow": "arrow"}
+_ENDINGS = {
+    **dict.fromkeys((".jsonl", ".jsonlines", ".ndjson"), "jsonl"),
+    **{".json": "json", ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow"},
+}
+_TABLES = {".csv": "CSV", ".tsv": "TSV", ".xls": "Excel", ".xlsx": "Excel", ".ods": "OpenDocument"}
 # What files begin with, whatever their names say.
 _SIGNATURES = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "Zstandard", b"PAR1": "Parquet", b"ARROW1": "Arrow"}
 _NAMES = {
     "gz": "gzip",
     "zst": "Zstandard",
     "jsonl": "JSON lines",
+    "json": "JSON",
     "parquet": "Parquet",
     "arrow": "Arrow",
     "text": "UTF-8 text",
 }
 STDIN = "-"
+_OWN_FILE = Kind(
+    "the name of a file in its folder",
+    lambda name: type(name) is str and Path(name).name == name and name not in ("", ".", ".."),
+)
 # A byte of Zstandard can become 32 KiB: what is fed at once bounds the memory.
 _ZSTD_FEED = 1 << 11
 _CHUNK = 1 << 20
@@ -160,13 +171,23 @@ def open_seekable(file: InputFile) -> BinaryIO:
     return unpacked  # type: ignore[return-value]
 
 
-def _begins_with_an_object(file: InputFile) -> bool:
+def _kind_of_json(file: InputFile) -> str:
+    """json where it begins with an array, or with an object of several lines in a file that is not called
+    lines; "" where it begins with neither; else jsonl.
+    """
+    line = b"\n"
     with Stream(file) as stream:
-        line = stream.readline(_MOST_FIRST_LINE)
+        while line and not line.strip():
+            line = stream.readline(_MOST_FIRST_LINE).removeprefix(codecs.BOM_UTF8)
+    begin = line.lstrip()[:1]
+    if begin == b"[":
+        return "json"
+    if file.kind == "jsonl" or not line or len(line) == _MOST_FIRST_LINE:
+        return "jsonl"
     try:
-        return isinstance(json.loads(line), dict)
+        return "jsonl" if isinstance(json.loads(line), dict) else ""
     except (ValueError, RecursionError):
-        return False
+        return "json" if begin == b"{" else ""
 
 
 def _signature(beginning: bytes) -> str:
@@ -195,7 +216,7 @@ def _check_signature(file: InputFile) -> None:
         refuse(expected, found or "something else")
     if file.kind == "arrow" and found != expected and not beginning.startswith(b"\xff\xff\xff\xff"):
         refuse(expected, found or "something else")
-    if file.kind in ("jsonl", "text") and found:
+    if file.kind in ("jsonl", "json", "text") and found:
         refuse(expected, found)
 
 
@@ -205,17 +226,27 @@ def describe(path: str, kind: str = "auto") -> InputFile:
     packing = PACKINGS.get(name.suffix.lower(), "")
     ending = Path(name.stem).suffix.lower() if packing else name.suffix.lower()
     found = _ENDINGS.get(ending, "text") if kind == "auto" else kind
-    if found == "json":
-        file = InputFile(path, "jsonl", packing)
-        _check_signature(file)
-        return file if _begins_with_an_object(file) else InputFile(path, "text", packing)
+    if kind == "auto" and ending in _TABLES:
+        write = (
+            "`pandas.read_csv(FILE, sep=None, engine='python').to_json(NEW, orient='records', lines=True)`"
+        )
+        help = f"{write} writes JSON lines, and --format text takes the file as one text"
+        raise InputError(
+            f"{path}: expected text, JSON lines, Parquet or Arrow, found {_TABLES[ending]}: {help}"
+        )
     file = InputFile(path, found, packing)
     _check_signature(file)
+    if kind == "auto" and found in ("json", "jsonl"):
+        file = replace(file, kind=_kind_of_json(file))
+    if not file.kind:
+        raise InputError(
+            f"{path}: expected JSON lines or a JSON array, found other text: --format text takes it as text"
+        )
     return file
 
 
 def _describe_stdin(kind: str) -> InputFile:
-    beginning = sys.stdin.buffer.peek(8)[:8]  # type: ignore
+    beginning = sys.stdin.buffer.peek(64)[:64]  # type: ignore
     packing = {"gzip": "gz", "Zstandard": "zst"}.get(_signature(beginning), "")
     if kind == "auto" and packing:
         raise InputError(
@@ -224,6 +255,7 @@ def _describe_stdin(kind: str) -> InputFile:
     if kind == "auto":
         kind = {"Parquet": "parquet", "Arrow": "arrow"}.get(_signature(beginning), "")
         kind = kind or ("jsonl" if beginning.lstrip().startswith(b"{") else "text")
+        kind = "json" if re.match(rb"\s*\[\s*\{", beginning) else kind
     return InputFile(STDIN, kind, packing)
 
 
@@ -236,7 +268,7 @@ def _datasets_folder(folder: Path, split: str) -> list[InputFile] | None:
         folder = folder / split
     if not ((folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()):
         return None
-    state = read_json(folder / "state.json", {"_data_files": [{"filename": str}]})
+    state = read_json(folder / "state.json", {"_data_files": [{"filename": _OWN_FILE}]})
     return [describe(str(folder / entry["filename"]), "arrow") for entry in state["_data_files"]]
 
 
