@@ -84,6 +84,10 @@ class Tokenizer:
         """Bytes of each id."""
         return [self._bytes[id] for id in range(self.vocab_size)]
 
+    def bytes_of(self, id: int) -> bytes:
+        """Of one id."""
+        return self._bytes[id]
+
     def encode(self, text: str) -> list[int]:
         """Token ids of text; the names of special tokens in it are ordinary text."""
         return self._encoding.encode_ordinary(text)

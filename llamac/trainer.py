@@ -179,6 +179,11 @@ class Trainer:
             raise InputError(f"{error.filename}: {error.strerror}") from None
         self._native.save(os.fsencode(directory))
 
+    def carry(self, name: str, text: str) -> None:
+        """Write the file's text into each later checkpoint, in place of the model's own file of this name:
+        generation_config.json, or a file of the tokenizer."""
+        self._native.carry(name, text)
+
     def parameters(self) -> dict[str, np.ndarray]:
         """Copies of all weights by Hugging Face's names, float32, which holds bfloat16 exactly: numpy has no
         bfloat16."""

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 from directories import write_directory
 
-from llamac import Error, Trainer, chat, finetune
+from llamac import Error, Trainer, chat, checkpoint, finetune, tokenizer
+from llamac.carried_files import read_carried_files
+from llamac.conversations import KNOWN
 from llamac.data import documents, read_bin
 from llamac.data.tokens import BEGINS_DOCUMENT, NO_TARGET
 from llamac.finetune import Encoder, Example, batch, batches, packed
+from llamac.inference import TextModel
 from llamac.options import Options
 
 CHAT = [
@@ -61,14 +64,14 @@ def test_answers_count(directory):
             last = counts
         return texts
 
-    whole = encoder.row(ROWS[0], "")
+    whole = encoder.row(ROWS[0])
     answers = counted(whole)
     assert answers[0] == "on the mat<|end|>" and answers[1].startswith("the moon ") and len(answers) == 2
     assert answers[1].endswith("<|end|>")
     assert own.decode(whole.ids).startswith(
         "<|begin|><|system|>be brief<|end|><|user|>the cat?<|end|><|assistant|>"
     )
-    pair = encoder.row(ROWS[1], "")
+    pair = encoder.row(ROWS[1])
     assert own.decode(pair.ids) == "<|begin|>the cat sat on the mat<|end|>"
     assert counted(pair) == [" on the mat<|end|>"]
     tokens, targets = batch([pair, whole], 80)
@@ -104,7 +107,7 @@ def test_a_step_is_that_of_transformers(directory):
     from transformers import AutoModelForCausalLM
 
     encoder = Encoder(directory)
-    rows = [encoder.row(row, "") for row in ROWS]
+    rows = [encoder.row(row) for row in ROWS]
     tokens, targets = batch(rows, 64)
     trainer = Trainer(
         Options(model=str(directory), init="load", train_data="none", val_data="none"),
@@ -182,7 +185,7 @@ def test_packed_conversations_train_as_each_alone(directory, tmp_path, train):
     made = subprocess.run([*words, "--prepare", folder], capture_output=True, text=True, timeout=120)
     assert made.returncode == 0, made.stderr
     encoder = Encoder(directory)
-    rows = [encoder.row(row, "") for row in ROWS]
+    rows = [encoder.row(row) for row in ROWS]
     S = len(read_bin(folder / "train_000.bin").tokens) // 64
     assert f"{folder}: train: {S} sequences of 64 tokens" in made.stdout and len(rows) > S
     wanted, norm = mean_of_transformers(directory, rows)
@@ -207,9 +210,10 @@ def test_packed_conversations_train_as_each_alone(directory, tmp_path, train):
 
 def test_every_row_once_per_epoch():
     rows = [Example([i], [True]) for i in range(7)]
-    found = [row.ids[0] for rows_ in batches(rows, 3, 7, seed=5) for row in rows_]
+    found = [row.ids[0] for rows_ in batches(rows, 3, 21, seed=5) for row in rows_]
     assert sorted(found[:7]) == sorted(found[7:14]) == sorted(found[14:]) == list(range(7))
     assert found[:7] != found[7:14]
+    assert [len(rows_) for rows_ in batches(rows, 3, 7, seed=5)] == [3, 3, 1]
 
 
 def test_the_command(directory, tmp_path):
@@ -277,8 +281,8 @@ def test_broken_lines_of_several_files(directory, tmp_path, monkeypatch, capsys)
     encoder = Encoder(directory)
     inputs = [f"{tmp_path}/*.jsonl*", tmp_path / "c.json.zst"]
     found = finetune.read(inputs, encoder, 96)
-    assert found.rows == [encoder.row(row, "") for row in ROWS]
-    assert found.left_out == {"broken JSON": 2, f"no {finetune.KNOWN}": 1, documents.TOO_LONG: 1}
+    assert found.rows == [encoder.row(row) for row in ROWS]
+    assert found.left_out == {"broken JSON": 2, f"no {KNOWN}": 1, documents.TOO_LONG: 1}
     said = capsys.readouterr().out.splitlines()
     assert said[0] == f"left out: {tmp_path}/a.jsonl: line 2: broken JSON"
     assert said[1] == f"left out: {tmp_path}/a.jsonl: line 4: broken JSON"
@@ -286,7 +290,7 @@ def test_broken_lines_of_several_files(directory, tmp_path, monkeypatch, capsys)
     ended = r"a\.jsonl: line 2: broken JSON: --strict is set; without it"
     with pytest.raises(Error, match=ended):
         finetune.read(inputs, encoder, 96, strict=True)
-    monkeypatch.setattr(finetune, "Encoder", lambda _: encoder)  # another one takes a second
+    monkeypatch.setattr(finetune, "Encoder", lambda *_: encoder)  # another one takes a second
     words = ["finetune", str(directory), "--prepare", str(tmp_path / "sft"), "--strict"]
     whole, broken = f"{tmp_path}/c.json.zst", f"{tmp_path}/a.jsonl"
     for data in ([broken], [whole, "--val-data", broken]):
@@ -299,7 +303,7 @@ def test_broken_lines_of_several_files(directory, tmp_path, monkeypatch, capsys)
 
 def test_a_failed_prepare_leaves_nothing(directory, tmp_path, monkeypatch):
     encoder = Encoder(directory)
-    splits = {"train": [encoder.row(row, "") for row in ROWS]}
+    splits = {"train": [encoder.row(row) for row in ROWS]}
 
     def full(path, *_, **__):
         raise OSError(28, "No space left on device", str(path))
@@ -315,11 +319,218 @@ def test_a_failed_prepare_leaves_nothing(directory, tmp_path, monkeypatch):
     assert (tmp_path / "sft" / "train_000.bin").exists()
 
 
-def test_templates_that_cannot_be_masked(directory, tmp_path):
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_bytes((directory / name).read_bytes())
-    (tmp_path / "chat_template.jinja").write_text("{{ messages | length }} {{ messages[-1].content }}")
-    (tmp_path / "x.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
-    expected = r"x\.jsonl: line 1: .*chat_template\.jinja: chat template: expected each answer behind"
-    with pytest.raises(Error, match=expected):
-        finetune.read([tmp_path / "x.jsonl"], Encoder(tmp_path), 96)
+def with_template(directory: Path, folder: Path, template: str, **settings) -> Path:
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_bytes((directory / name).read_bytes())
+    known = json.loads((directory / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(known | settings))
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def answers(encoder: Encoder, row: dict) -> list[str]:
+    """Texts of the stretches that count."""
+    example = encoder.row(row)
+    edges = np.flatnonzero(np.diff([False, *example.counts, False])).reshape(-1, 2)
+    return [encoder.tokenizer.decode(example.ids[a:b]) for a, b in edges]
+
+
+CALLS = "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}"
+CHATML = (
+    "{% for m in messages %}<|begin|>{{ m.role }}\n{{ m.content }}" + CALLS + "<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|begin|>assistant\n{% endif %}"
+)
+THINKS = CHATML.replace("assistant\n{% e", "assistant\n<think>\n{% e")
+STRIPS = CHATML.replace(
+    "{{ m.content }}",
+    "{{ m.content if loop.last or m.role == 'user' else m.content.split('</think>')[-1].lstrip('\\n') }}",
+)
+SPACED = (
+    "{% for m in messages %}{% if m.role == 'user' %}U: {{ m.content }}\n{% else %}A: {{ m.content | trim }}"
+    "{{ eos_token }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}A: {% endif %}"
+)
+BRACKETS = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %}"
+    " {{ m.content | trim }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+UNMARKED = CHATML.replace("m.content }}", "m.content }}{{ m.content | length }}")  # marks change the text
+TURNS = [
+    {"role": "user", "content": "the cat?"},
+    {"role": "assistant", "content": "\non <think>x</think> the mat"},
+    {"role": "user", "content": "why"},
+    {"role": "assistant", "content": "<think>y</think>the moon "},
+]
+FIRST, SECOND = "\non <think>x</think> the mat<|end|>\n", "<think>y</think>the moon <|end|>\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (CHATML, [FIRST, SECOND]),
+        (THINKS, [FIRST, SECOND.removeprefix("<think>")]),
+        (STRIPS, ["the mat<|end|>\n", SECOND]),
+        (SPACED, ["on <think>x</think> the mat<|end|>\n", "<think>y</think>the moon<|end|>\n"]),
+        (BRACKETS, ["on <think>x</think> the mat<|end|>", "<think>y</think>the moon<|end|>"]),
+        (UNMARKED, [FIRST.replace("mat", "mat28"), SECOND.replace("moon ", "moon 25")]),
+    ],
+)
+def test_answers_by_their_characters(directory, tmp_path, template, expected):
+    """Answers that begin with a line's end, generation prompts that end with a space or begin to think, turns
+    whose thoughts are stripped: of templates that write eos_token, which special_tokens_map.json names."""
+    with_template(directory, tmp_path, template, eos_token="<|user|>")
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": {"content": "<|end|>"}}')
+    encoder = Encoder(tmp_path)
+    assert [text.lstrip(" ") for text in answers(encoder, {"messages": TURNS})] == expected
+    end = encoder.tokenizer.backend.token_to_id("<|end|>")
+    assert encoder.row({"messages": TURNS}).ends == {end}
+
+
+def said(*texts: str) -> list[dict]:
+    return [{"from": who, "value": text} for who, text in zip(("human", "gpt"), texts)]
+
+
+PARTS = {"role": "assistant", "content": [{"type": "text", "text": "a"}, "b"]}
+CALL = {"from": "function_call", "value": '{"name": "f"}'}
+ALPACA = {"instruction": "a", "input": "", "output": "b", "history": [["c", "d"]]}
+FORMS = [
+    ({"messages": [TURNS[0], {**TURNS[1], "weight": 0}, *TURNS[2:]]}, [SECOND]),
+    ({"messages": [TURNS[0], {**TURNS[1], "train": False}, *TURNS[2:]]}, [SECOND]),
+    ({"messages": [TURNS[0], {**TURNS[1], "loss_mask": 0}, TURNS[2], {**TURNS[3], "weight": 1}]}, [SECOND]),
+    ({"prompt": TURNS[:3], "completion": TURNS[3:]}, [SECOND]),
+    ({"system": "x", "conversations": said("a", "b")}, ["b<|end|>\n"]),
+    (ALPACA, ["d<|end|>\n", "b<|end|>\n"]),
+    ({"messages": [TURNS[0], PARTS]}, ["ab<|end|>\n"]),
+    (
+        {"conversations": [*said("a"), CALL]},
+        ['[{"type": "function", "function": {"name": "f"}}]<|end|>\n'],
+    ),
+    ({"messages": TURNS[:1]}, []),
+]
+
+
+def test_forms_and_masks_of_rows(directory, tmp_path):
+    with_template(directory, tmp_path, CHATML)
+    encoder = Encoder(tmp_path)
+    for row, expected in FORMS:
+        assert answers(encoder, row) == expected, row
+    assert answers(Encoder(tmp_path, last_only=True), {"messages": TURNS}) == [SECOND]
+    marked = [TURNS[0], {**TURNS[1], "weight": 0}, *TURNS[2:]]
+    with_template(directory, tmp_path, GENERATION)
+    both = answers(Encoder(tmp_path), {"messages": TURNS})
+    assert len(both) == 2 and answers(Encoder(tmp_path), {"messages": marked}) == both[1:]
+    assert answers(Encoder(tmp_path, last_only=True), {"messages": TURNS}) == both[1:]
+
+
+def test_a_template_gets_what_transformers_gives_it(directory, tmp_path):
+    """Tools, calls without a content, reasoning: the text of apply_chat_template."""
+    from transformers import AutoTokenizer
+
+    source = "{{ tools | tojson(sort_keys=true) if tools else '-' }}" + CHATML.replace(
+        "{{ m.content }}", "{{ m.content }}{{ m.reasoning_content }}"
+    )
+    with_template(directory, tmp_path, source)
+    function = {"name": "f", "arguments": {"a": 1}}
+    messages = [
+        {"role": "user", "content": "w?"},
+        {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": function}]},
+        {"role": "tool", "content": "12", "name": "f"},
+        {"role": "assistant", "content": "it is 12", "thinking": "hm"},
+    ]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    theirs = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(messages, tools=tools)["input_ids"]
+    encoder = Encoder(tmp_path)
+    row = {"messages": messages, "tools": json.dumps(tools)}
+    assert encoder.row(row).ids == theirs == encoder.row({**row, "tools": tools}).ids
+    assert len(answers(encoder, row)) == 2 and "it is 12hm<|end|>" in answers(encoder, row)[1]
+
+
+def test_rows_that_are_left_out(directory, tmp_path, capsys):
+    """Those that the template refuses or cannot mask, and tools that it does not render; another key of a
+    message ends the run."""
+    refusing = "{% if messages[0].content == 'no' %}{{ raise_exception('not this') }}{% endif %}"
+    changing = "{{ messages[-1].content if messages[0].content == 'last' }}"
+    encoder = Encoder(with_template(directory, tmp_path, refusing + changing + CHATML))
+    path = tmp_path / "x.jsonl"
+    rows = [{"messages": [{"role": "user", "content": text}, *TURNS[1:]]} for text in ("no", "last", "a")]
+    rows += [{"messages": TURNS, "tools": [{"name": "f"}]}, {"messages": [{**TURNS[0], "content": [5]}]}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = finetune.read([path], encoder, 999)
+    parts = "content with parts that are no text"
+    assert len(found.rows) == 1 and found.left_out == {"refused by the chat template": 3, parts: 1}
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].endswith("line 1: " + f"{tmp_path}/chat_template.jinja: chat template: not this")
+    assert "found another text for message" in told[1] and "one that renders tools" in told[2]
+    path.write_text(json.dumps({"messages": [{**TURNS[0], "id": 5, "name": None}, *TURNS[1:]]}) + "\n")
+    with pytest.raises(Error, match=r'line 1: message: expected keys .* found "id": --ignore-keys id trains'):
+        finetune.read([path], encoder, 999)
+    assert len(finetune.read([path], Encoder(tmp_path, ignored=["id"]), 999).rows) == 1
+
+
+def test_many_turns_take_a_few_renderings(directory, tmp_path, monkeypatch):
+    encoder = Encoder(with_template(directory, tmp_path, CHATML))
+    counted, render = [], chat.Template.render_answers
+    monkeypatch.setattr(
+        chat.Template, "render_answers", lambda *args, **how: counted.append(1) or render(*args, **how)
+    )
+    assert len(answers(encoder, {"messages": [*TURNS[2:]] * 40})) == 40 and len(counted) < 8
+
+
+def test_a_rank_files_tokens_by_characters():
+    """Tokens of parts of a character have the whole."""
+    own = tokenizer.Tokenizer({bytes([byte]): byte for byte in range(256)}, 0)
+    ids, places = chat.encode_with_places(own, "aé🙂<|endoftext|>b")
+    assert ids[:3] == [97, 0xC3, 0xA9] and ids[-2:] == [256, 98]
+    assert places.tolist() == [[0, 1], [1, 2], [1, 2], *[[2, 3]] * 4, [3, 16], [16, 17]]
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet", "arrow"])
+def test_kinds_of_files(directory, tmp_path, kind):
+    """The same rows as JSON lines have them."""
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]
+    called = {"role": "assistant", "tool_calls": calls}
+    rows = [{"messages": TURNS, "id": 1}, {"messages": [TURNS[0], called]}]
+    encoder = Encoder(with_template(directory, tmp_path, CHATML))
+    path = tmp_path / f"x.{kind}"
+    table = pa.Table.from_pylist(rows)
+    if kind == "json":
+        path.write_text(json.dumps(rows, indent=2))
+    elif kind == "parquet":
+        parquet.write_table(table, path)
+    else:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+    assert finetune.read([path], encoder, 999).rows == [encoder.row(row) for row in rows]
+    (tmp_path / "x.csv").write_text("a,b\n")
+    with pytest.raises(Error, match=r"x\.csv: expected .*, found CSV: .* writes JSON lines"):
+        finetune.read([tmp_path / "x.csv"], encoder, 999)
+
+
+def test_generation_ends_where_answers_do(directory, tmp_path, monkeypatch, capsys):
+    """The template's own end of a turn goes into generation_config.json of the checkpoint and beside packed
+    files; a short epoch draws each row once."""
+    (tmp_path / "model.safetensors").write_bytes((directory / "model.safetensors").read_bytes())
+    with_template(directory, tmp_path, CHATML.replace("<|end|>", "<|system|>"))
+    config = json.loads((tmp_path / "config.json").read_text())
+    end = Encoder(tmp_path).tokenizer.backend.token_to_id("<|system|>")
+    data = tmp_path / "x.jsonl"
+    data.write_text("".join(json.dumps({"messages": TURNS}) + "\n" for _ in range(3)))
+    words = ["finetune", str(tmp_path), str(data)]
+    for way, out in (("--out", tmp_path / "out"), ("--prepare", tmp_path / "sft")):
+        monkeypatch.setattr("sys.argv", [*words, way, str(out), "--batch-size", "8", "--seq-len", "96"])
+        finetune.main()
+        settings = json.loads((out / "generation_config.json").read_text())
+        assert settings["eos_token_id"] == [config["eos_token_id"], end]
+        told = capsys.readouterr().out
+        assert f"generation_config.json: eos_token_id: {end} (<|system|>) added" in told
+    assert TextModel(tmp_path / "out").stops == [config["eos_token_id"], end]
+    assert checkpoint.check(tmp_path / "out").state == "complete"
+    carried = read_carried_files(tmp_path, tmp_path / "sft/tokenizer.vocab")
+    assert json.loads(carried["generation_config.json"]) == settings
+    new = ["--out", str(tmp_path / "no"), "--batch-size", "8"]
+    for flag, value, least in (("--seq-len", "0", "above 0"), ("--warmup-steps", "2", "at most the run's 1")):
+        monkeypatch.setattr("sys.argv", [*words, *new, flag, value])
+        with pytest.raises(Error, match=f"{flag}: expected .*{least}"):
+            finetune.main()

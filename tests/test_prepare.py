@@ -744,7 +744,10 @@ def test_a_data_set_that_names_files_elsewhere(tmp_path, ranks, name):
     (tmp_path / "x.arrow").write_bytes(arrow({"text": ["x"]}))
     (tmp_path / "set/state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
     (tmp_path / "set/dataset_info.json").write_text("{}")
-    with pytest.raises(InputError, match=r"state\.json: _data_files\[0\]\.filename: expected the name of a file in its folder"):
+    with pytest.raises(
+        InputError,
+        match=r"state\.json: _data_files\[0\]\.filename: expected the name of a file in its folder",
+    ):
         make(tmp_path / "set", "--tokenizer", ranks, "--out", tmp_path / "o")
 
 

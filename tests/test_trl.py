@@ -97,7 +97,7 @@ def of_trl(directory: Path, rows: list[dict], out: Path, packing: bool) -> tuple
 def test_a_conversation_per_row(directory, tmp_path, kind):
     loss, norm = of_trl(directory, ROWS[kind], tmp_path, packing=False)
     encoder = Encoder(directory)
-    rows = [encoder.row(row, "") for row in ROWS[kind]]
+    rows = [encoder.row(row) for row in ROWS[kind]]
     trainer = Trainer(
         Options(model=str(directory), init="load", train_data="none", val_data="none"),
         dtype="f32", seq_len=T, batch_size=len(rows), steps=1, sample_every=0,

@@ -154,6 +154,12 @@ void save(LockedTrainer& t, const std::string& directory) {
     t.save_to(directory);
 }
 
+// Into the checkpoints from now on, in place of the model's file of this name.
+void carry(LockedTrainer& t, const std::string& name, const std::string& text) {
+    const TrainerCall call(t);
+    replace_carried_file(t.carried, name, text);
+}
+
 }  // namespace
 
 void define_trainer(py::module_& m) {
@@ -179,6 +185,7 @@ void define_trainer(py::module_& m) {
         .def("first_token", &Trainer::first_token)
         .def("parameters", &parameters)
         .def("save", &save)
+        .def("carry", &carry)
         .def_property_readonly("steps_done", [](const LockedTrainer& t) { return t.step; })
         .def_property_readonly("accumulation", [](const LockedTrainer& t) { return t.accumulation; })
         .def_property_readonly("warnings", [](const LockedTrainer& t) { return t.warnings; })

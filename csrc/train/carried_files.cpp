@@ -2,7 +2,11 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "core/file.h"
+#include "core/json.h"
+#include "platform/error.h"
 
 namespace llamac {
 namespace {
@@ -25,15 +29,28 @@ std::vector<CarriedFile> tokenizer_files_in(const std::string& directory) {
     return files;
 }
 
+constexpr const char* generation_file = "generation_config.json";
+
 }  // namespace
 
 std::vector<CarriedFile> read_carried_files(const std::string& model, const std::string& rank_file) {
     std::vector<CarriedFile> files = tokenizer_files_in(model);
     const size_t slash = rank_file.find_last_of('/');
-    if (files.empty() && !rank_file.empty())
-        files = tokenizer_files_in(slash == rank_file.npos ? "." : rank_file.substr(0, slash));
-    add_file(files, model, "generation_config.json", "generation");
+    const std::string beside = slash == rank_file.npos ? "." : rank_file.substr(0, slash);
+    if (files.empty() && !rank_file.empty()) files = tokenizer_files_in(beside);
+    const size_t before = files.size();
+    if (!rank_file.empty()) add_file(files, beside, generation_file, "generation");
+    if (files.size() == before) add_file(files, model, generation_file, "generation");
     return files;
+}
+
+void replace_carried_file(std::vector<CarriedFile>& files, const std::string& name, const std::string& text) {
+    const bool is_generation = name == generation_file;
+    if (!is_generation &&
+        std::find(std::begin(tokenizer_files), std::end(tokenizer_files), name) == std::end(tokenizer_files))
+        fail("carry: expected ", generation_file, " or a file of the tokenizer, found ", quote(name));
+    std::erase_if(files, [&](const CarriedFile& file) { return file.name == name; });
+    files.push_back({name, is_generation ? "generation" : "tokenizer", text});
 }
 
 }  // namespace llamac

@@ -12,7 +12,11 @@ struct CarriedFile {
 };
 
 // Those of the model's directory; where that has no tokenizer, or is none, the tokenizer's that lies beside the rank
-// file ("": there is none). They are read whole: the directory may be a checkpoint that the run removes.
+// file ("": there is none). A generation_config.json beside the rank file precedes the model's: packed conversations have
+// their own. They are read whole: the directory may be a checkpoint that the run removes.
 std::vector<CarriedFile> read_carried_files(const std::string& model, const std::string& rank_file);
+
+// The file's text, in place of another one's with the name; Error for a name that is none of those.
+void replace_carried_file(std::vector<CarriedFile>& files, const std::string& name, const std::string& text);
 
 }  // namespace llamac
