@@ -72,6 +72,11 @@ class RopeScaling:
         return values
 
 
+def yarn_attention(factor: float, scale: float = 1.0) -> float:
+    """What YaRN multiplies cosines and sines by (Peng et al. 2023, equation 22)."""
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> list[float]:
     """Radians per position of each pair of a head's channels, [HD/2]: theta^(-2j/HD) (Su et al. 2021), slowed
     down as Llama 3.1 does it or YaRN (Peng et al. 2023). Between its two bounds the slowdown is blended:
@@ -221,13 +226,30 @@ def how_to_fetch(model: str) -> str:
     return f"; a model of the Hugging Face hub is fetched with {command}, then --model {name}"
 
 
-def has_weights(directory: str | Path) -> bool:
-    """Whether a Hugging Face directory has weights, in a format that can be read or not."""
-    names = ("model.safetensors", "pytorch_model.bin")
-    # os.path, not Path: what cannot be looked at, as with a name that is too long, is not there.
-    return any(
-        os.path.exists(Path(directory) / f"{name}{end}") for name in names for end in ("", ".index.json")
-    )
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_FORMATS = (".safetensors", ".gguf", ".pth", ".pt", ".ckpt", ".h5", ".msgpack")
+_NO_WEIGHTS = ("optimizer", "scheduler", "scaler", "rng_state", "training_args", "tokenizer")
+
+
+def _is_of_weights(name: str) -> bool:
+    """By its name; core/safetensors.cpp has the same. Files of an optimizer, of tokens and of a tokenizer are
+    no weights."""
+    if name.startswith(_NO_WEIGHTS):
+        return False
+    named = name.endswith(".bin") and ("model" in name or "weights" in name)
+    return named or name.startswith("consolidated.") or name.endswith(_FORMATS)
+
+
+def find_weights(directory: str | Path) -> str:
+    """The name of a file in a directory that has weights, in a format that can be read or not, the readable
+    one first; "" where there is none."""
+    for name in (*WEIGHTS, *PICKLED):
+        # os.path, not Path: what cannot be looked at, as with a name that is too long, is not there.
+        if os.path.exists(Path(directory) / name):
+            return name
+    names = os.listdir(directory) if os.path.isdir(directory) else []
+    return min(filter(_is_of_weights, names), default="")
 
 
 def load_config(model: str | Path) -> Config:
@@ -369,20 +391,17 @@ class _Reader:
             return theta, RopeScaling(factor, low, high, context)
         factor = inner.number("factor", longest / context)
         low, high = inner.option("beta_slow", 1.0), inner.option("beta_fast", 32.0)
-        truncate, attention = inner.flag("truncate", True), inner.yarn_attention(factor)
+        truncate, attention = inner.flag("truncate", True), inner.attention_factor(factor)
         if theta <= 1:
             raise InputError(f"{self.file}: rope_theta: expected more than 1, found {theta!r}")
         return theta, RopeScaling(factor, low, high, context, kind, attention, truncate)
 
-    def yarn_attention(self, factor: float) -> float:
-        """What YaRN multiplies cosines and sines by (Peng et al. 2023, equation 22)."""
-
-        def of(scale: float) -> float:
-            return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
-
+    def attention_factor(self, factor: float) -> float:
+        """YaRN's: that of the file, or by two scales as DeepSeek has them, or the paper's."""
         names = ("attention_factor", "mscale", "mscale_all_dim")
         own, some, every = (self.option(name, 0.0) for name in names)
-        return own or (of(some) / of(every) if some and every else of(1.0))
+        ratio = yarn_attention(factor, some) / yarn_attention(factor, every) if some and every else 0.0
+        return own or ratio or yarn_attention(factor)
 
     def config(self) -> Config:
         architecture = self.architecture()

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,11 +31,13 @@ def printable(text: str, kept: str = "\n\t") -> str:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a script's main(); bad input or a failing file: `script: message` on stderr, exit code 2."""
+    """Run a script's main(); bad input or a failing file: `script: message` on stderr, exit code 2. Warnings
+    are such lines, too."""
+    script = Path(sys.argv[0])
+    name = script.parent.name if script.name == "__main__.py" else script.name  # of a package
+    warnings.formatwarning = lambda message, *_, **__: f"{name}: {printable(str(message), '')}\n"
     try:
         main()
     except (InputError, OSError, MemoryError) as error:
-        script = Path(sys.argv[0])
-        name = script.parent.name if script.name == "__main__.py" else script.name  # of a package
         print(f"{name}: {str(error) or 'out of memory'}", file=sys.stderr)
         sys.exit(2)

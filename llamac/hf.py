@@ -6,13 +6,14 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from llamac.config import Config
+from llamac.config import PICKLED, WEIGHTS, Config, find_weights, load_config
 from llamac.dtypes import TABLE, DType, dtype_row
 from llamac.errors import InputError
 from llamac.files import excerpt, open_file, parse_json, read_json
@@ -21,9 +22,18 @@ from llamac.output import remove
 MAX_HEADER = 100_000_000  # bytes: the limit of the format's own library
 MAX_RANK = 4
 _DTYPES = {row.safetensors: row for row in TABLE.values() if row.in_files}
+# Types of the format that are no weights; core/safetensors.cpp has the same. torch: one of as many bytes.
+_BITS = {8: "BOOL U8 I8 F8_E4M3 F8_E5M2 F8_E8M0", 16: "I16 U16", 32: "U32", 64: "I64 U64 C64"}
+_OTHERS = {
+    name: DType(name.lower(), 0, name, f"int{bits}")
+    for bits, names in _BITS.items()
+    for name in names.split()
+}
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+Header = dict[str, tuple[DType, tuple[int, ...]]]
 
 
-def read_header(path: str | Path) -> dict[str, tuple[DType, tuple[int, ...]]]:
+def read_header(path: str | Path) -> Header:
     """{name: (type, shape)} of the tensors of a safetensors file, which is checked as the C program checks it
     (core/safetensors.cpp); the format's own library takes more. Raises InputError.
     """
@@ -39,7 +49,7 @@ def read_header(path: str | Path) -> dict[str, tuple[DType, tuple[int, ...]]]:
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(item, str) for item in metadata.values()):
         raise InputError(f"{path}: __metadata__: expected an object of strings, found {excerpt(metadata)}")
-    found: dict[str, tuple[DType, tuple[int, ...]]] = {}
+    found: Header = {}
     ranges: list[tuple[int, int, str]] = []
     for name, entry in header.items():
         where = f"{path}: {excerpt(name)}"
@@ -61,7 +71,7 @@ def _read_entry(entry: Any, where: str) -> tuple[DType, tuple[int, ...], int, in
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise InputError(f"{where}: expected {{dtype, shape, data_offsets}}, found {excerpt(entry)}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    row = _DTYPES.get(dtype) if isinstance(dtype, str) else None
+    row = (_DTYPES | _OTHERS).get(dtype) if isinstance(dtype, str) else None
     if row is None:
         raise InputError(f"{where}: dtype: expected one of {', '.join(_DTYPES)}, found {excerpt(dtype)}")
     if not _are_sizes(shape) or len(shape) > MAX_RANK:
@@ -87,15 +97,15 @@ def _is_file_name(name: str) -> bool:
     return "/" not in name and len(name.encode("utf-8", "surrogatepass")) <= 255
 
 
-def weight_files(directory: str | Path) -> dict[Path, dict[str, tuple[DType, tuple[int, ...]]]]:
+def weight_files(directory: str | Path) -> dict[Path, Header]:
     """{file: read_header() of the tensors to take from it}: model.safetensors, or else the shards that
     model.safetensors.index.json names. Raises InputError.
     """
-    single = Path(directory) / "model.safetensors"
-    index = Path(directory) / "model.safetensors.index.json"
-    if not single.exists() and not index.exists():
-        _refuse_pickled(directory)
-    if single.exists() or not index.exists():
+    single, index = (Path(directory) / name for name in WEIGHTS)
+    name = find_weights(directory)
+    if name and name not in WEIGHTS:
+        _refuse_weights(directory, name)
+    if name != index.name:
         return {single: read_header(single)}
     weight_map = read_json(index, {"weight_map": {str: str}})["weight_map"]
     headers: dict[Path, dict] = {}
@@ -113,40 +123,79 @@ def weight_files(directory: str | Path) -> dict[Path, dict[str, tuple[DType, tup
     return chosen
 
 
-def _refuse_pickled(directory: str | Path) -> None:
-    """Raise InputError where the weights are in PyTorch's own format, which is a program more than data."""
-    for name in ("pytorch_model.bin", "pytorch_model.bin.index.json"):
-        if (Path(directory) / name).exists():
-            convert = f"M.from_pretrained('{directory}', dtype='auto').save_pretrained('{directory}')"
-            raise InputError(
-                f"{directory}: expected model.safetensors, found {name} alone; convert it: python -c "
-                f'"from transformers import AutoModelForCausalLM as M; {convert}"'
-            )
+def _refuse_weights(directory: str | Path, name: str) -> None:
+    """Raise InputError where the weights have another format: PyTorch's own is a program more than data."""
+    if name in PICKLED:
+        convert = f"M.from_pretrained('{directory}', dtype='auto').save_pretrained('{directory}')"
+        raise InputError(
+            f"{directory}: expected model.safetensors, found {name} alone; convert it: python -c "
+            f'"from transformers import AutoModelForCausalLM as M; {convert}"'
+        )
+    raise InputError(
+        f"{directory}: expected model.safetensors, or its shards with {WEIGHTS[1]}, found {excerpt(name)}; "
+        "transformers' save_pretrained() writes them"
+    )
+
+
+def _place(places: dict[str, Path], name: str) -> str:
+    """The name of a tensor in the files, "" for none: those of a model that was saved without its head lack
+    "model."."""
+    short = name.removeprefix("model.")
+    return name if name in places else short if short in places else ""
+
+
+def own_head_line(directory: str | Path) -> str:
+    """The warning where load_config_of_weights() has not followed config.json."""
+    return f"{directory}: tie_word_embeddings is true, but {HEAD} is not {EMBEDDING}: the model is not tied"
+
+
+def load_config_of_weights(directory: str | Path) -> Config:
+    """load_config() of a directory whose weights are loaded: as in transformers, the model is not tied where
+    they have an LM head that is not the embedding, whatever config.json says.
+    """
+    config = load_config(directory)
+    if not config.tie_word_embeddings:
+        return config
+    places = {name: file for file, header in weight_files(directory).items() for name in header}
+    if not _place(places, EMBEDDING) or HEAD not in places:
+        return config
+    shape = (config.vocab_size, config.hidden_size)
+    untied = replace(config, tie_word_embeddings=False)
+    pair = dict(read_weights(directory, {EMBEDDING: shape, HEAD: shape}))
+    return config if torch.equal(pair[EMBEDDING].float(), pair[HEAD].float()) else untied
 
 
 def read_weights(
     directory: str | Path, shapes: dict[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, tensor) of every weight in `shapes`, one at a time, file by file; others in the files are left
-    alone. Raises InputError where one is missing or has another shape.
+    alone. The embedding of a tied model may have the head's name. Raises InputError where one is missing or
+    has another shape.
     """
-    missing = dict(shapes)
-    for file, header in weight_files(directory).items():
+    headers = weight_files(directory)
+    places = {name: file for file, header in headers.items() for name in header}
+    own_names = {name: _place(places, name) for name in shapes}
+    if EMBEDDING in shapes and HEAD not in shapes and not own_names[EMBEDDING] and HEAD in places:
+        own_names[EMBEDDING] = HEAD
+    for file, header in headers.items():
         try:
             with safe_open(file, "pt") as tensors:
-                for name in sorted(missing.keys() & header.keys()):
-                    row, found = header[name]
-                    if found != (shape := missing.pop(name)):
-                        raise InputError(f"{file}: {name}: expected shape {list(shape)}, found {list(found)}")
+                for name, own in sorted(own_names.items()):
+                    if not own or places[own] != file:
+                        continue
+                    row, found = header[own]
+                    if found != (shape := shapes[name]):
+                        raise InputError(f"{file}: {own}: expected shape {list(shape)}, found {list(found)}")
                     if row.mantissa_bits == 0:
-                        raise InputError(
-                            f"{file}: {name}: dtype: expected floating point, found {row.safetensors}"
-                        )
-                    yield name, tensors.get_tensor(name)
+                        expected = f"floating point, found {row.safetensors}"
+                        raise InputError(f"{file}: {own}: dtype: expected {expected}")
+                    yield name, tensors.get_tensor(own)
         except (SafetensorError, OSError) as error:
             raise InputError(f"{file}: {error}") from None
-    if missing:
-        raise InputError(f"{directory}: expected a tensor {next(iter(missing))}, found none")
+    if missing := [name for name, own in own_names.items() if not own]:
+        some = "".join(f", {excerpt(name)}" for name in sorted(places)[:3])
+        expected = f"expected a tensor {missing[0]}, found none among {len(places)}"
+        raise InputError(f"{directory}: {expected}" + (f": {some[2:]}, ..." if some else ""))
 
 
 def config_json(config: Config, dtype: torch.dtype) -> bytes:

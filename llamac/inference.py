@@ -6,6 +6,7 @@ The C model computes (llamac._native.Inference). This module finds the files of 
 import json
 import math
 import os
+import warnings
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -127,7 +128,12 @@ class Inference(TextModel):
     ):
         super().__init__(directory)
         self.context = context or self.config.max_position_embeddings
-        self.dtype = _dtype(self.directory) if dtype == "auto" else dtype
+        said = []
+        if dtype == "auto":
+            dtype, stored = _dtype(self.directory)
+            if stored == "float16":
+                said.append(f"{directory}: weights of float16 are rounded to bf16; --dtype f32 keeps them")
+        self.dtype = dtype
         if self.dtype not in ("f32", "bf16"):
             raise InputError(f"dtype: expected auto, f32 or bf16, found {self.dtype}")
         for name, value in (("context", self.context), ("sequences", sequences)):
@@ -140,6 +146,8 @@ class Inference(TextModel):
             part = min(DEVICE_PART if native.computes_on_device() else PART, self.context)
             rows, cache = (math.ceil(sequences / part), part), (sequences, self.context)
         self._native = native.Inference(str(self.directory), self.dtype, *rows, *cache, list(kernels))
+        for line in filter(None, (*said, *self._native.warnings.split("\n"))):
+            warnings.warn(line, stacklevel=2)
 
     def generate(
         self,
@@ -251,8 +259,9 @@ def _without_end(ids: list[int], own: Any) -> list[int]:
     return ids[:-1] if len(ids) > 1 and ids[-1] == end else ids
 
 
-def _dtype(directory: Path) -> str:
-    """What config.json says that the weights are, as Hugging Face writes it: dtype, before torch_dtype."""
+def _dtype(directory: Path) -> tuple[str, str]:
+    """The type to compute in for that of the weights, and config.json's name of the latter, as Hugging Face
+    writes it: dtype, before torch_dtype."""
     root = read_json(directory / "config.json", dict.fromkeys(("dtype", "torch_dtype"), (str, None)))
     found = root.get("dtype") or root.get("torch_dtype") or "float32"
     if found not in DTYPES:
@@ -261,4 +270,4 @@ def _dtype(directory: Path) -> str:
             f"{directory}/config.json: dtype: expected {expected}, found {json.dumps(found)}; "
             "--dtype f32 or bf16 takes it"
         )
-    return DTYPES[found]
+    return DTYPES[found], found

@@ -16,7 +16,7 @@ from dataclasses import Field, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llamac.config import has_weights
+from llamac.config import find_weights
 from llamac.dtypes import TABLE
 from llamac.errors import InputError
 from llamac.files import read_json, read_text
@@ -256,5 +256,5 @@ def parse(argv: list[str], description: str = "Train Llama 3.") -> Options:
     if options.train_data != Options.train_data and options.val_data == Options.val_data:
         meant["val_data"] = ""
     if options.init == "auto":
-        meant["init"] = "load" if has_weights(options.model) else "random"
+        meant["init"] = "load" if find_weights(options.model) else "random"
     return replace(options, **meant)

@@ -4,7 +4,8 @@ tests/test_program.py compares them).
 
 from pathlib import Path
 
-from llamac.config import Config, has_weights
+from llamac import hf
+from llamac.config import Config, find_weights, load_config
 from llamac.data import Loader
 from llamac.options import Options
 
@@ -29,6 +30,8 @@ def run_warnings(o: Options, config: Config, data: Loader, devices: int = 1) -> 
     if passes > 1:
         times = f"{passes:.1f} times ({data.sequences} sequences)"
         lines.append(f"--steps {o.steps}: the run reads its training data {times}")
-    if Path(o.model).is_dir() and not has_weights(o.model):
+    if Path(o.model).is_dir() and not find_weights(o.model):
         lines.append(f"--model {o.model}: the directory has no weights; the initial weights are random")
+    if o.init == "load" and config.tie_word_embeddings != load_config(o.model).tie_word_embeddings:
+        lines.append(hf.own_head_line(o.model))
     return lines

@@ -117,7 +117,7 @@ void open_and_read(const std::string& path) {
     for (const SafetensorsFile::Entry& e : file.entries()) {
         int64_t elements = 1;
         for (int64_t size : e.shape) elements *= size;
-        CHECK(elements * size_of(e.dtype) == e.bytes && file.find(e.name) == &e);
+        CHECK((!e.other.empty() || elements * size_of(e.dtype) == e.bytes) && file.find(e.name) == &e);
         CHECK(e.offset >= 8 && e.bytes >= 0 && e.offset + e.bytes <= static_cast<int64_t>(whole.size()));
         bytes += e.bytes;
     }
@@ -214,7 +214,8 @@ void check_malformed_safetensors() {
         {"no shape", one("\"dtype\":\"F32\",\"data_offsets\":[0,8]"), "expected shape"},
         {"no offsets", one("\"dtype\":\"F32\",\"shape\":[2]"), "expected data_offsets"},
         {"another field", one(good + ",\"strides\":[1]"), "found \"strides\""},
-        {"unknown dtype", with("\"F8_E4M3\"", "[2]", "[0,8]"), "found \"F8_E4M3\""},
+        {"unknown dtype", with("\"F4\"", "[2]", "[0,8]"), "found \"F4\""},
+        {"bytes of another dtype", with("\"I64\"", "[2]", "[0,8]"), "expected 16 bytes for I64 [2]"},
         {"dtype is a number", with("32", "[2]", "[0,8]"), "found 32"},
         {"shape is a number", with(f32, "2", "[0,8]"), "expected a list, found 2"},
         {"five dimensions", with(f32, "[1,1,1,1,2]", "[0,8]"), "at most 4 dimensions, found 5"},
@@ -301,8 +302,9 @@ void check_weight_files() {
     const WeightFiles sharded(directory);
     float value = 0;
     sharded.read("b", make_tensor(&value, DType::f32, {1}));
-    check(value == 3 && sharded.find("a")->shape[0] == 2 && !sharded.find("c"), "sharded weights");
-    refused("missing weight", {directory, "\"c\""}, [&] { sharded.read("c", Tensor{}); });
+    check(value == 3 && sharded.find("model.a")->shape[0] == 2 && !sharded.find("c"), "sharded weights");
+    refused("missing weight", {directory, "\"c\"", "none among 2: \"a\", \"b\""},
+            [&] { sharded.read("c", Tensor{}); });
     const std::pair<const char*, const char*> cases[] = {
         {"{\"weight_map\":{\"b\":\"one.safetensors\"}}", "\"b\": expected it in one.safetensors"},
         {"{\"weight_map\":{\"b\":\"../one.safetensors\"}}", "\"b\": expected the name of a file"},
@@ -318,6 +320,19 @@ void check_weight_files() {
     }
     write_safetensors(directory + "/model.safetensors", {{"b", make_tensor(a.data(), DType::f32, {2})}});
     check(WeightFiles(directory).find("b")->shape[0] == 2, "model.safetensors goes before the index");
+    put("weights/model.safetensors",
+        safetensors(R"({"model.a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
+                    R"("model.mask":{"dtype":"BOOL","shape":[2],"data_offsets":[4,6]},)"
+                    R"("model.rotary_emb.inv_freq":{"dtype":"F32","shape":[1],"data_offsets":[6,10]}})",
+                    std::string(10, '\0')));
+    const WeightFiles others(directory);
+    others.read("model.a", make_tensor(&value, DType::f32, {1}));
+    refused("other type", {"model.safetensors", "model.mask", "expected", "found BOOL"},
+            [&] { others.read("model.mask", make_tensor(a.data(), DType::f32, {2})); });
+    check(others.unused({"model.a"}) ==
+                  directory + ": the model does not use 1 of the files' tensors: \"model.mask\"" &&
+              others.unused({"model.a", "model.mask"}).empty(),
+          "unused tensors");
 }
 
 // ---- choices of matrix products ----

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "check.h"
+#include "core/safetensors.h"
 #include "train/options.h"
 #include "train/toml.h"
 
@@ -224,12 +225,12 @@ void check_toml() {
 // A run must not begin with random weights because the given ones could not be looked at.
 void check_weights_of_a_directory() {
     const std::string model = fresh_folder("model");
-    check(!holds_weights(model) && !holds_weights("tiny"), "no weights");
+    check(find_weights(model).empty() && find_weights("tiny").empty(), "no weights");
     fs::create_symlink("model.safetensors", model + "/model.safetensors");  // stat: too many links
     refused("weights that cannot be looked at", {"model.safetensors"}, [&] { parse({"--model", model}); });
     fs::remove(model + "/model.safetensors");
     overwrite(model + "/pytorch_model.bin", "");
-    check(holds_weights(model), "weights");
+    check(find_weights(model) == "pytorch_model.bin", "weights");
 }
 
 // The file that --print-config writes, read by us and by Python.

@@ -4,21 +4,29 @@ import json
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
+from directories import write_weights
 from run import MODEL, ROOT, T, V, events, flags, losses, one_line
+from safetensors.torch import load_file, save_file
 
-from llamac import tokenizer
+import train_llama3 as ref
+from llamac import hf, tokenizer
+from llamac.config import find_weights
+from llamac.errors import InputError
+from llamac.hf import EMBEDDING, HEAD
+from llamac.inference import Inference
 from llamac.tolerance import FORWARD, violation
+from llamac.training.weights import load_weights
 
 pytestmark = pytest.mark.program
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_transformers_opens_a_checkpoint(build, train, data, tmp_path, dtype):
-    import torch
-    from safetensors.torch import load_file, save_file
     from transformers import AutoModelForCausalLM
 
     train(*flags(data, tmp_path / "out", dtype=dtype))
@@ -105,11 +113,98 @@ def test_pickled_weights_alone(train, data, tmp_path, name):
     train(*flags(data, tmp_path / "out", model=tmp_path / "old", init="random", steps=1))
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["model-00001-of-00002.safetensors", "consolidated.00.pth", "own.gguf", "pytorch_model-00001-of-2.bin"],
+)
+def test_weights_under_other_names(train, data, tmp_path, name):
+    """A run must not begin from random weights where the folder has others."""
+    (tmp_path / "model").mkdir()
+    shutil.copy(MODEL, tmp_path / "model/config.json")
+    for file in (name, "z.safetensors"):
+        (tmp_path / "model" / file).write_bytes(b"")
+    line = one_line(train(*flags(data, tmp_path / "out", model=tmp_path / "model"), code=2))
+    shards = "its shards with model.safetensors.index.json"
+    assert f'{tmp_path}/model: expected model.safetensors, or {shards}, found "{name}"; ' in line
+    with pytest.raises(InputError) as error:
+        hf.weight_files(tmp_path / "model")
+    assert line == f"train_llama3: {error.value}"
+
+
+def test_files_that_are_no_weights(train, data, tmp_path):
+    (tmp_path / "model").mkdir()
+    shutil.copy(MODEL, tmp_path / "model/config.json")
+    for name in ("training_args.bin", "train_000.bin", "optimizer.pt", "tokenizer.model"):
+        (tmp_path / "model" / name).write_bytes(b"")
+    said = train(*flags(data, tmp_path / "out", model=tmp_path / "model", steps=1)).stdout
+    assert "the directory has no weights" in said and find_weights(tmp_path / "model") == ""
+
+
+OWN, UNUSED = "tie_word_embeddings is true", "does not use 2 of the files' tensors"
+FILES = {
+    "tied": (lambda x: x, ""),
+    "own head": (lambda x: x | {HEAD: x[EMBEDDING].flip(0)}, OWN),
+    "the same head": (lambda x: x | {HEAD: x[EMBEDDING].clone()}, ""),
+    "head alone": (lambda x: {HEAD if n == EMBEDDING else n: w for n, w in x.items()}, ""),
+    "base model": (lambda x: {n.removeprefix("model."): w for n, w in x.items()}, ""),
+    "unused": (
+        lambda x: x | {"model.ids": torch.arange(3), "model.layers.0.self_attn.q_proj.bias": torch.ones(64)},
+        UNUSED,
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("files", FILES)
+def test_files_of_a_tied_model(tmp_path, files):
+    """The C model's logits and the reference's are transformers', which takes a head that differs."""
+    from transformers import AutoModelForCausalLM
+
+    change, warning = FILES[files]
+    write_weights(tmp_path, json.loads((ROOT / "tests/models/tied-gqa.json").read_text()))
+    save_file(change(load_file(tmp_path / "model.safetensors")), tmp_path / "model.safetensors")
+    tokens = torch.arange(20)[None] * 3
+    with torch.no_grad():
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path)(tokens).logits[0]
+        reference = ref.empty_model(hf.load_config_of_weights(tmp_path), torch.float32)
+        load_weights(reference, tmp_path)
+        ours = reference(tokens, ref.precompute_cis(reference.config, 20))[0]
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = Inference(tmp_path).next_logits(tokens[0].tolist(), 1)
+    torch.testing.assert_close(torch.from_numpy(found), theirs, rtol=1e-4, atol=1e-5)
+    lines = [str(each.message) for each in said]
+    assert lines == [] if not warning else len(lines) == 1 and warning in lines[0]
+
+
+def test_a_head_of_its_own_is_trained(train, data, tmp_path):
+    """The checkpoint says that the model is not tied, and the run goes on from it; both programs say it."""
+    model = write_weights(
+        tmp_path / "model", json.loads(Path(MODEL).read_text()) | {"tie_word_embeddings": True}
+    )
+    weights = load_file(model / "model.safetensors")
+    save_file(weights | {HEAD: weights[EMBEDDING].flip(0)}, model / "model.safetensors")
+    line = flags(data, tmp_path / "out", model=model, steps=4)
+    assert OWN in train(*line).stdout
+    checkpoint = tmp_path / "out/step_000004"
+    assert json.loads((checkpoint / "config.json").read_text())["tie_word_embeddings"] is False
+    assert HEAD in load_file(checkpoint / "model.safetensors")
+    begin = events(tmp_path / "out", "val")[0]["loss"]
+    train(*flags(data, tmp_path / "out", model=model, steps=8, resume="auto"))
+    python = [
+        sys.executable,
+        "train_llama3.py",
+        "--train",
+        *flags(data, tmp_path / "p", model=model, steps=1),
+    ]
+    done = subprocess.run(python, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert OWN in done.stdout
+    assert events(tmp_path / "p", "val")[0]["loss"] == pytest.approx(begin, rel=1e-5)
+
+
 def test_weights_of_float16_are_read(train, data, tmp_path):
     """The bits of the same values in float32."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
     train(*flags(data, tmp_path / "first"))
     checkpoint = tmp_path / "first/step_000008"
     halves = {n: x.half() for n, x in load_file(checkpoint / "model.safetensors").items()}

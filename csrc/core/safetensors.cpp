@@ -33,11 +33,23 @@ int64_t integer(const json& value, const std::string& where) {
     return value.get<int64_t>();
 }
 
-DType parse_dtype(const json& value, const std::string& where) {
-    if (value.is_string())
-        if (const auto known = find_dtype(value.get_ref<const std::string&>(), type_name);
-            known && in_files(info(*known)))
-            return *known;
+// Types of the format that core/dtype.h lacks or that are no weights, with their bytes.
+constexpr std::pair<std::string_view, int64_t> other_types[] = {
+    {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1},
+    {"I16", 2},  {"U16", 2}, {"U32", 4}, {"I64", 8},     {"U64", 8},     {"C64", 8}};
+
+// Sets the type; returns its bytes.
+int64_t parse_dtype(const json& value, const std::string& where, SafetensorsFile::Entry& entry) {
+    const std::string text = value.is_string() ? value.get<std::string>() : "";
+    if (const auto known = find_dtype(text, type_name); known && in_files(info(*known))) {
+        entry.dtype = *known;
+        return size_of(*known);
+    }
+    for (const auto& [name, bytes] : other_types)
+        if (text == name) {
+            entry.other = text;
+            return bytes;
+        }
     fail(where, ": dtype: expected ", dtype_names(in_files, type_name), ", found ", excerpt(value));
 }
 
@@ -51,8 +63,8 @@ std::vector<int64_t> parse_shape(const json& value, const std::string& where) {
 }
 
 // Bytes of a tensor. A size of 0 counts as 1 in the test for overflow: strides are products without it.
-int64_t bytes_of(const std::vector<int64_t>& shape, DType dtype, const std::string& where) {
-    int64_t product = size_of(dtype);
+int64_t bytes_of(const std::vector<int64_t>& shape, int64_t item, const std::string& where) {
+    int64_t product = item;
     bool empty = false;
     for (int64_t size : shape) {
         if (__builtin_mul_overflow(product, std::max<int64_t>(size, 1), &product))
@@ -63,6 +75,10 @@ int64_t bytes_of(const std::vector<int64_t>& shape, DType dtype, const std::stri
     return empty ? 0 : product;
 }
 
+std::string type_of(const SafetensorsFile::Entry& entry) {
+    return entry.other.empty() ? info(entry.dtype).safetensors : entry.other;
+}
+
 // begin_of_data: in the file, which has data_bytes from there on.
 SafetensorsFile::Entry parse_entry(const std::string& name, const json& value, int64_t begin_of_data,
                                    int64_t data_bytes, const std::string& where) {
@@ -70,9 +86,10 @@ SafetensorsFile::Entry parse_entry(const std::string& name, const json& value, i
     for (const auto& item : value.items())
         if (item.key() != "dtype" && item.key() != "shape" && item.key() != "data_offsets")
             fail(where, ": expected dtype, shape and data_offsets, found ", quote(item.key()));
-    SafetensorsFile::Entry entry{name, parse_dtype(field(value, "dtype", where), where),
-                                 parse_shape(field(value, "shape", where), where), 0, 0};
-    entry.bytes = bytes_of(entry.shape, entry.dtype, where);
+    SafetensorsFile::Entry entry{name, DType::f32, "", {}, 0, 0};
+    const int64_t item = parse_dtype(field(value, "dtype", where), where, entry);
+    entry.shape = parse_shape(field(value, "shape", where), where);
+    entry.bytes = bytes_of(entry.shape, item, where);
     const json& offsets = field(value, "data_offsets", where);
     if (!offsets.is_array() || offsets.size() != 2)
         fail(where, ": data_offsets: expected [begin, end], found ", excerpt(offsets));
@@ -82,9 +99,8 @@ SafetensorsFile::Entry parse_entry(const std::string& name, const json& value, i
         fail(where, ": data_offsets: expected begin <= end <= ", data_bytes,
              " (the bytes after the header), found [", begin, ",", end, "]");
     if (end - begin != entry.bytes)
-        fail(where, ": data_offsets: expected ", entry.bytes, " bytes for ", info(entry.dtype).safetensors,
-             " ", shape_text(entry.shape.data(), static_cast<int>(entry.shape.size())), ", found ",
-             end - begin);
+        fail(where, ": data_offsets: expected ", entry.bytes, " bytes for ", type_of(entry), " ",
+             shape_text(entry.shape.data(), static_cast<int>(entry.shape.size())), ", found ", end - begin);
     entry.offset = begin_of_data + begin;
     return entry;
 }
@@ -161,9 +177,8 @@ void SafetensorsFile::read(const std::string& name, const std::vector<int64_t>& 
     const auto converts = [&](const DTypeInfo& from) {
         return from.is_integer() == info(out.dtype).is_integer();
     };
-    if (!converts(info(entry->dtype)))
-        fail(where, ": dtype: expected ", dtype_names(converts, type_name), ", found ",
-             info(entry->dtype).safetensors);
+    if (!entry->other.empty() || !converts(info(entry->dtype)))
+        fail(where, ": dtype: expected ", dtype_names(converts, type_name), ", found ", type_of(*entry));
     const int64_t from_size = size_of(entry->dtype), to_size = size_of(out.dtype);
     constexpr int64_t piece = 1 << 20;  // elements
     std::vector<char> bytes(static_cast<size_t>(std::min(piece, out.elements()) * from_size));
@@ -226,17 +241,51 @@ uint64_t write_safetensors(const std::string& path, const std::vector<NamedTenso
     return file.finish();
 }
 
+namespace {
+
+constexpr const char *single_file = "model.safetensors", *index_file = "model.safetensors.index.json";
+
+bool begins_with(const std::string& text, const char* begin) {
+    return text.rfind(begin, 0) == 0;
+}
+
+// By its name; llamac/config.py has the same. Files of an optimizer, of tokens and of a tokenizer are no weights.
+bool is_of_weights(const std::string& name) {
+    for (const char* other : {"optimizer", "scheduler", "scaler", "rng_state", "training_args", "tokenizer"})
+        if (begins_with(name, other)) return false;
+    if (begins_with(name, "consolidated.")) return true;
+    const size_t dot = name.rfind('.');
+    const std::string end = dot == name.npos ? "" : name.substr(dot);
+    if (end == ".bin") return name.find("model") != name.npos || name.find("weights") != name.npos;
+    for (const char* format : {".safetensors", ".gguf", ".pth", ".pt", ".ckpt", ".h5", ".msgpack"})
+        if (end == format) return true;
+    return false;
+}
+
+}  // namespace
+
+std::string find_weights(const std::string& directory) {
+    for (const char* name : {single_file, index_file, "pytorch_model.bin", "pytorch_model.bin.index.json"})
+        if (exists(directory + "/" + name)) return name;
+    std::string first;
+    if (exists(directory) && is_folder(directory))
+        for (const std::string& name : names_in(directory))
+            if (is_of_weights(name) && (first.empty() || name < first)) first = name;
+    return first;
+}
+
 WeightFiles::WeightFiles(const std::string& folder) : directory(folder) {
-    const std::string single = directory + "/model.safetensors", listing = single + ".index.json";
-    struct stat status;
-    const bool none = stat(single.c_str(), &status) != 0 && stat(listing.c_str(), &status) != 0;
-    for (const char* pickled : {"pytorch_model.bin", "pytorch_model.bin.index.json"})
-        if (none && stat((directory + "/" + pickled).c_str(), &status) == 0)
-            fail(directory, ": expected model.safetensors, found ", pickled,
-                 " alone; convert it: python -c \"from transformers import AutoModelForCausalLM as M; "
-                 "M.from_pretrained('",
-                 directory, "', dtype='auto').save_pretrained('", directory, "')\"");
-    if (stat(single.c_str(), &status) == 0 || stat(listing.c_str(), &status) != 0) {
+    const std::string single = directory + "/" + single_file, listing = directory + "/" + index_file,
+                      found = find_weights(directory);
+    if (begins_with(found, "pytorch_model.bin"))
+        fail(directory, ": expected model.safetensors, found ", found,
+             " alone; convert it: python -c \"from transformers import AutoModelForCausalLM as M; "
+             "M.from_pretrained('",
+             directory, "', dtype='auto').save_pretrained('", directory, "')\"");
+    if (found != index_file && found != single_file && !found.empty())
+        fail(directory, ": expected model.safetensors, or its shards with ", index_file, ", found ",
+             quote(found), "; transformers' save_pretrained() writes them");
+    if (found != index_file) {
         files.emplace_back(single);
         for (const SafetensorsFile::Entry& entry : files[0].entries()) file_of[entry.name] = 0;
         return;
@@ -258,9 +307,32 @@ WeightFiles::WeightFiles(const std::string& folder) : directory(folder) {
     }
 }
 
-const SafetensorsFile::Entry* WeightFiles::find(const std::string& name) const {
+std::map<std::string, size_t>::const_iterator WeightFiles::place_of(const std::string& name) const {
     const auto found = file_of.find(name);
-    return found == file_of.end() ? nullptr : files[found->second].find(name);
+    return found == file_of.end() && begins_with(name, "model.") ? file_of.find(name.substr(6)) : found;
+}
+
+const SafetensorsFile::Entry* WeightFiles::find(const std::string& name) const {
+    const auto found = place_of(name);
+    return found == file_of.end() ? nullptr : files[found->second].find(found->first);
+}
+
+std::string WeightFiles::unused(const std::set<std::string>& used) const {
+    const std::string computed = ".rotary_emb.inv_freq";  // which old files have
+    std::set<std::string> there;
+    for (const std::string& name : used)
+        if (const auto found = place_of(name); found != file_of.end()) there.insert(found->first);
+    std::string names;
+    int64_t count = 0;
+    for (const auto& [name, file] : file_of) {
+        const bool is_computed =
+            name.size() > computed.size() && name.substr(name.size() - computed.size()) == computed;
+        if (there.count(name) || is_computed) continue;
+        if (++count <= 3) names += (count > 1 ? ", " : "") + quote(name);
+    }
+    if (count == 0) return "";
+    return directory + ": the model does not use " + std::to_string(count) +
+           " of the files' tensors: " + names + (count > 3 ? ", ..." : "");
 }
 
 void WeightFiles::read(const std::string& name, const Tensor& out) const {
@@ -269,10 +341,13 @@ void WeightFiles::read(const std::string& name, const Tensor& out) const {
 
 void WeightFiles::read(const std::string& name, const std::vector<int64_t>& shape, int64_t first,
                        const Tensor& out) const {
-    const auto found = file_of.find(name);
-    if (found == file_of.end())
-        fail(directory, ": ", quote(name), ": expected a tensor of this name, found none");
-    files[found->second].read(name, shape, first, out);
+    const auto found = place_of(name);
+    if (found != file_of.end()) return files[found->second].read(found->first, shape, first, out);
+    std::string names;
+    for (auto place = file_of.begin(); place != file_of.end() && names.size() < 100; place++)
+        names += (names.empty() ? ": " : ", ") + quote(place->first);
+    fail(directory, ": ", quote(name), ": expected a tensor of this name, found none among ", file_of.size(),
+         names.empty() ? "" : names + ", ...");
 }
 
 }  // namespace llamac

@@ -2,6 +2,7 @@
 // data. Format: https://huggingface.co/docs/safetensors
 #pragma once
 #include <map>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -11,11 +12,12 @@
 namespace llamac {
 
 // A file's tensors, checked when it is opened (Error): sizes, overflow, offsets without gap, overlap or rest;
-// the types of core/dtype.h, of up to 4 dimensions.
+// the types of the format, of up to 4 dimensions. Those that core/dtype.h lacks cannot be read.
 struct SafetensorsFile {
     struct Entry {
         std::string name;
         DType dtype;
+        std::string other;  // the type's name where core/dtype.h has none for it; dtype is then meaningless
         std::vector<int64_t> shape;
         int64_t offset;  // of its data in the file
         int64_t bytes;
@@ -69,13 +71,20 @@ void write_safetensors(FileWriter& file, const std::vector<NamedTensor>& tensors
 uint64_t write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                            const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 
+// The name of a file in a directory that has weights, in a format that can be read or not, the readable one first; ""
+// where there is none.
+std::string find_weights(const std::string& directory);
+
 // The weights of a Hugging Face directory: model.safetensors, else the shards that
-// model.safetensors.index.json lists.
+// model.safetensors.index.json lists. In those of a model that was saved without its head, names lack "model.": they are
+// found with it, too. Throws Error, also where other files have the weights.
 struct WeightFiles {
     explicit WeightFiles(const std::string& directory);
 
     // Null where there is none of that name.
     const SafetensorsFile::Entry* find(const std::string& name) const;
+    // A line that names the others; "" where there are none.
+    std::string unused(const std::set<std::string>& used) const;
     // As SafetensorsFile::read.
     void read(const std::string& name, const Tensor& out) const;
     void read(const std::string& name, const std::vector<int64_t>& shape, int64_t first,
@@ -85,7 +94,9 @@ struct WeightFiles {
     std::vector<SafetensorsFile> files;
 
   private:
-    std::unordered_map<std::string, size_t> file_of;  // tensor name -> index into files
+    std::map<std::string, size_t>::const_iterator place_of(const std::string& name) const;
+
+    std::map<std::string, size_t> file_of;  // tensor name there -> index into files
 };
 
 }  // namespace llamac

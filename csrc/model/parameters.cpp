@@ -4,6 +4,7 @@
 #include <array>
 #include <functional>
 #include <numeric>
+#include <set>
 
 #include "core/json.h"
 #include "core/random.h"
@@ -288,15 +289,55 @@ void initialize(Parameters& p, const Config& config, uint64_t seed) {
     }
 }
 
-void load_weights(Parameters& p, const std::string& directory) {
+namespace {
+
+constexpr const char *embedding_name = "model.embed_tokens.weight", *head_name = "lm_head.weight";
+
+bool has_own_head(const std::string& directory) {
     const WeightFiles files(directory);
+    const SafetensorsFile::Entry *const embedding = files.find(embedding_name), *const head =
+                                                                                    files.find(head_name);
+    if (!embedding || !head) return false;
+    if (embedding->shape != head->shape) return true;
+    const int64_t elements = Placement{0, head->shape}.elements(), piece = int64_t{1} << 20;
+    std::vector<float> a(static_cast<size_t>(std::min(piece, elements))), b(a.size());
+    for (int64_t first = 0; first < elements; first += piece) {
+        const int64_t count = std::min(piece, elements - first);
+        files.read(embedding_name, head->shape, first, make_tensor(a.data(), DType::f32, {count}));
+        files.read(head_name, head->shape, first, make_tensor(b.data(), DType::f32, {count}));
+        if (!std::equal(a.begin(), a.begin() + count, b.begin())) return true;
+    }
+    return false;
+}
+
+}  // namespace
+
+Config load_config_of_weights(const std::string& directory, std::string& warning) {
+    Config config = load_config(directory);
+    if (!config.tied || !has_own_head(directory)) return config;
+    config.tied = false;
+    warning = directory + ": tie_word_embeddings is true, but " + head_name + " is not " + embedding_name +
+              ": the model is not tied";
+    return config;
+}
+
+std::string load_weights(Parameters& p, const std::string& directory) {
+    const WeightFiles files(directory);
+    const bool tied = p.head.segment == p.embedding.segment;
+    std::set<std::string> used;
+    if (tied) used.insert(head_name);
     zero_all(p);
-    for (const Parameter& parameter : p.table)
+    for (const Parameter& parameter : p.table) {
+        used.insert(parameter.name);
+        // Either name is the one matrix's.
+        const bool is_head = tied && parameter.name == embedding_name && !files.find(embedding_name);
         for (const Tensor& buffer : {p.weights, p.master}) {
             if (!buffer.data) continue;
-            files.read(parameter.name, parameter.shape, p.held(buffer, parameter).first,
-                       held_part(p, buffer, parameter));
+            files.read(is_head && files.find(head_name) ? head_name : parameter.name, parameter.shape,
+                       p.held(buffer, parameter).first, held_part(p, buffer, parameter));
         }
+    }
+    return files.unused(used);
 }
 
 std::vector<NamedTensor> optimizer_tensors(const Parameters& p) {

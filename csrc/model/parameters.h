@@ -157,9 +157,12 @@ void plan_parameters(Parameters& p, const Config& config, const Precision& preci
                      const Sharding& sharding, bool training, Arena& arena);
 // As transformers initializes a Llama. Moments and gradients are zeroed.
 void initialize(Parameters& p, const Config& config, uint64_t seed);
+// load_config() of a directory whose weights are loaded: as in transformers, the model is not tied where they have an LM head
+// that is not the embedding, whatever config.json says. `warning` is then a line that says so, else "".
+Config load_config_of_weights(const std::string& directory, std::string& warning);
 // Weights from Hugging Face's files, converted to the weights' type. Throws Error naming the tensor and the
-// file.
-void load_weights(Parameters& p, const std::string& directory);
+// file. Returns a line that names tensors of the files that the model has not; "" where it has all.
+std::string load_weights(Parameters& p, const std::string& directory);
 
 // What this rank writes of the optimizer into a checkpoint. Each group writes some of the tensors; of these, each rank its
 // shard: whole rows, which begin where those of the rank before end. Everything, with one rank.

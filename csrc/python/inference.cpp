@@ -92,6 +92,7 @@ void define_inference(py::module_& m) {
     py::class_<LockedInference>(m, "Inference")
         .def(py::init(&make_inference), py::arg("model"), py::arg("dtype"), py::arg("batch_size"),
              py::arg("seq_len"), py::arg("sequences"), py::arg("positions"), py::arg("kernels"))
+        .def_property_readonly("warnings", [](const LockedInference& of) { return of.warnings; })
         .def("generate", &generate_for_python)
         .def("next_logits", &next_logits_of)
         .def("score", &score);

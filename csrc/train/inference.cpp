@@ -8,8 +8,8 @@
 namespace llamac {
 namespace {
 
-Config checked_config(const InferenceOptions& o) {
-    const Config config = load_config(o.model);
+Config checked_config(const InferenceOptions& o, std::string& warning) {
+    const Config config = load_config_of_weights(o.model, warning);
     const int64_t longest = std::max(o.seq_len, o.cache.positions);
     if (longest > config.max_context)
         fail(o.model, ": expected sequences of at most ", config.max_context,
@@ -35,9 +35,10 @@ ModelOptions model_options_of(const InferenceOptions& o) {
 }  // namespace
 
 Inference::Inference(const InferenceOptions& o)
-    : model(checked_config(o), model_options_of(o)), found(o.batch_size * o.seq_len * 4) {
+    : model(checked_config(o, warnings), model_options_of(o)), found(o.batch_size * o.seq_len * 4) {
     model.allocate();
-    load_weights(model.parameters, o.model);
+    const std::string unused = load_weights(model.parameters, o.model);
+    warnings += (warnings.empty() || unused.empty() ? "" : "\n") + unused;
 }
 
 std::vector<float> Inference::next_logits(std::span<const int32_t> tokens, size_t prompt) {

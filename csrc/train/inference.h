@@ -21,6 +21,7 @@ struct Inference {
     // Reads the weights. Throws Error naming the file and the tensor, and where a sequence would be longer than the model's.
     explicit Inference(const InferenceOptions& options);
 
+    std::string warnings;  // a line for each thing about the files that looks wrong
     Model model;
 
     // Logits [count,V], count = tokens - prompt + 1: of the token behind the first `prompt` tokens, and behind each after

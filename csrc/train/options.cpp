@@ -14,6 +14,7 @@
 
 #include "core/folder.h"
 #include "core/json.h"
+#include "core/safetensors.h"
 #include "platform/error.h"
 #include "train/toml.h"
 #include "train/version.h"
@@ -290,7 +291,7 @@ void resolve(Options& options) {
         if (equals == choice.npos || equals == 0 || equals + 1 == choice.size())
             fail("--kernel: expected OP=NAME, found ", quote(choice));
     }
-    if (options.init == "auto") options.init = holds_weights(options.model) ? "load" : "random";
+    if (options.init == "auto") options.init = find_weights(options.model).empty() ? "random" : "load";
     std::error_code none;  // what cannot be looked at is no directory
     if (options.init == "load" && !std::filesystem::is_directory(options.model, none))
         fail("--init load: expected --model to be a Hugging Face directory, found ", quote(options.model));
@@ -371,13 +372,6 @@ int64_t parse_device_memory(const std::string& size) {
     if (error != std::errc() || (unit != "GiB" && unit != "MiB") || !(bytes >= 1 && bytes < 1e18))
         fail("--device-memory: expected a size in MiB or GiB, for example 192GiB, found ", quote(size));
     return static_cast<int64_t>(bytes);
-}
-
-bool holds_weights(const std::string& directory) {
-    for (const char* file : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
-                             "pytorch_model.bin.index.json"})
-        if (exists(directory + "/" + file)) return true;
-    return false;
 }
 
 int64_t micro_batches(const Options& o, int64_t devices) {

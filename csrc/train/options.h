@@ -28,9 +28,6 @@ Options parse_options(const nlohmann::json& values);
 // A --sample-prompt-ids list: ids separated by commas; "": none.
 std::vector<int32_t> parse_prompt_ids(const std::string& list);
 
-// Whether a Hugging Face directory has weights, in a format that can be read or not.
-bool holds_weights(const std::string& directory);
-
 // Micro-batches of a step: total-batch-size / (batch-size * seq-len * devices). Throws Error where they do
 // not divide it.
 int64_t micro_batches(const Options& options, int64_t devices);

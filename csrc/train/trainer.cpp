@@ -19,8 +19,8 @@
 namespace llamac {
 namespace {
 
-Config model_config(const Options& o) {
-    const Config config = load_config(o.model);
+Config model_config(const Options& o, std::string& warning) {
+    const Config config = o.init == "load" ? load_config_of_weights(o.model, warning) : load_config(o.model);
     if (o.seq_len > config.max_context)
         fail("--seq-len ", o.seq_len, ": the model's longest sequence (max_position_embeddings) is ",
              config.max_context);
@@ -138,9 +138,9 @@ ModelOptions verifiable_model_options(const Config& config, const Options& o, co
 void set_initial_weights(Trainer& t) {
     const Options& o = t.options;
     if (o.resume == "auto") t.warn("--resume auto: no checkpoint in " + o.out + ": the run begins at step 0");
-    if (o.init == "load") return load_weights(t.model.parameters, o.model);
+    if (o.init == "load") return t.warn(load_weights(t.model.parameters, o.model));
     std::error_code none;  // what cannot be looked at is no directory
-    if (std::filesystem::is_directory(o.model, none) && !holds_weights(o.model))
+    if (std::filesystem::is_directory(o.model, none) && find_weights(o.model).empty())
         t.warn("--model " + o.model + ": the directory has no weights; the initial weights are random");
     initialize(t.model.parameters, t.config, static_cast<uint64_t>(o.seed));
 }
@@ -196,7 +196,7 @@ Trainer::StagingBuffers::StagingBuffers(int64_t count, bool document_mask, int64
 
 Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& among)
     : options(o),
-      config(model_config(o)),
+      config(model_config(o, warnings)),
       ranks(among),
       accumulation(micro_batches(o, ranks.count)),
       data_skip(o.data_skip),

@@ -30,6 +30,8 @@ struct Trainer {
                      const Ranks& ranks = one_rank);
 
     const Options options;
+    std::string warnings;                // a line for each thing that was not taken over or looks wrong
+    void warn(const std::string& line);  // adds the line to them; "" adds none
     const Config config;
     const Ranks& ranks;
     const int64_t accumulation;   // micro-batches per step and rank
@@ -45,8 +47,6 @@ struct Trainer {
     Model model;
     int64_t step = 0;  // steps started
     bool replays;  // launches are recorded in graphs, which later steps replay, but where runs are observed
-    std::string warnings;                // a line for each thing that was not taken over or looks wrong
-    void warn(const std::string& line);  // adds the line to them; "" adds none
 
     // Between micro-batches, batches of validation and evaluation, and tokens of samples, each of them done. What it throws ends the
     // call: an optimizer step is abandoned then, and the trainer is as after the step before, once that is finished.

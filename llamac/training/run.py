@@ -27,6 +27,7 @@ import llamac.plot
 import llamac.profile
 import llamac.random
 import llamac.tokenizer
+from llamac import hf
 from llamac.carried_files import read_carried_files
 from llamac.config import Config, load_config
 from llamac.data import Loader, check_same_tokenizer, find_documents
@@ -138,7 +139,8 @@ def prepare(o: Options) -> Run:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # every token file stays open
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    config, T, B, micro_batches = load_config(o.model), o.seq_len, o.batch_size, o.micro_batches(world())
+    load = hf.load_config_of_weights if o.init == "load" and Path(o.model).is_dir() else load_config
+    config, T, B, micro_batches = load(o.model), o.seq_len, o.batch_size, o.micro_batches(world())
     ranks = rank(), world()
     data = Loader(o.train_data, T, config.vocab_size, B, micro_batches, *ranks, o.seed, o.data_skip)
     val_data = Loader(o.val_data, T, config.vocab_size, B, 1, rank(), world()) if o.val_data else None

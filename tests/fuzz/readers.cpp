@@ -66,6 +66,7 @@ void read_safetensors(std::string_view bytes) {
     for (const SafetensorsFile::Entry& e : file.entries()) {
         CHECK(file.find(e.name) == &e);
         size += e.bytes;
+        if (!e.other.empty()) continue;
         Tensor out;
         out.rank = static_cast<int>(e.shape.size());
         std::copy(e.shape.begin(), e.shape.end(), out.shape);
