@@ -7,6 +7,7 @@ sentencepiece's BPE, as Llama 2 has it. Needs the packages gguf and torch.
 import argparse
 import os
 import re
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from llamac import chat, tokenizer
-from llamac.config import Config, RopeScaling, load_config
+from llamac.config import Config, RopeScaling, rope_frequencies, yarn_attention
 from llamac.errors import InputError, run
 from llamac.tokenizer import GPT2_SPLIT, LLAMA3_SPLIT
 from llamac.tokenizer_json import QWEN2_SPLIT, JsonTokenizer, split_pattern
@@ -56,17 +57,13 @@ def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
 
 def rope_factors(config: Config, scaling: RopeScaling) -> np.ndarray:
     """f32 [HD/2]: what Llama 3.1 divides each frequency by."""
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    channels = np.arange(0, config.head_dim, 2, dtype=np.float64)
-    wavelength = 2 * np.pi * config.rope_theta ** (channels / config.head_dim)
-    turns = scaling.original_max_position_embeddings / wavelength
-    smooth = np.clip((turns - low) / (high - low), 0, 1)
-    return (1 / ((1 - smooth) / scaling.factor + smooth)).astype(np.float32)
+    plain, scaled = (rope_frequencies(config.head_dim, config.rope_theta, s) for s in (None, scaling))
+    return (np.array(plain) / np.array(scaled)).astype(np.float32)
 
 
 def write_gguf(directory: str | Path, path: str | Path, dtype: str = "auto") -> None:
-    """Write the model of a directory, renamed into place when whole. dtype: of matrices, f32 or bf16; auto:
-    the files'. Vectors are f32, as llama.cpp wants them. Raises InputError."""
+    """Write the model of a directory, renamed into place when whole. dtype: of matrices, f32, f16 or bf16;
+    auto: the files'. Vectors are f32, as llama.cpp wants them. Raises InputError."""
     try:
         import gguf
     except ImportError:
@@ -74,7 +71,12 @@ def write_gguf(directory: str | Path, path: str | Path, dtype: str = "auto") -> 
     folder, path = Path(directory), Path(path)
     if not folder.is_dir():
         raise InputError(f"{directory}: expected a directory with config.json and weights")
-    config = load_config(str(directory))
+    from llamac import hf  # which needs torch
+
+    config = hf.load_config_of_weights(directory)
+    if config.sliding_window and config.sliding_window < config.max_position_embeddings:
+        window = f"the window of {config.sliding_window} tokens: longer contexts are computed without it"
+        warnings.warn(f"{directory}: llama.cpp's architecture llama does not read {window}", stacklevel=2)
     own = tokenizer.load(folder)
     temporary = path.with_name(path.name + ".tmp")
     writer = gguf.GGUFWriter(temporary, "llama")
@@ -82,8 +84,8 @@ def write_gguf(directory: str | Path, path: str | Path, dtype: str = "auto") -> 
     _add_tokenizer(writer, config, own, folder)
     try:
         kinds = _add_tensors(writer, gguf.GGMLQuantizationType, config, folder, dtype)
-        narrow = gguf.GGMLQuantizationType.BF16 in kinds
-        writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16 if narrow else gguf.LlamaFileType.ALL_F32)
+        names = [name for name in ("BF16", "F16") if gguf.GGMLQuantizationType[name] in kinds]
+        writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{names[0]}" if names else "ALL_F32"])
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -106,7 +108,22 @@ def _add_settings(writer: Any, c: Config, folder: Path) -> None:
     writer.add_value_length(c.head_dim)
     writer.add_rope_dimension_count(c.head_dim)
     writer.add_rope_freq_base(c.rope_theta)
+    if (scaling := c.rope_scaling) and scaling.rope_type != "llama3":  # a tensor has Llama 3.1's
+        import gguf
+
+        writer.add_rope_scaling_type(gguf.RopeScalingType(scaling.rope_type))
+        writer.add_rope_scaling_factor(scaling.factor)
+        if scaling.rope_type == "yarn":
+            writer.add_rope_scaling_orig_ctx_len(scaling.original_max_position_embeddings)
+            if scaling.attention_factor != yarn_attention(scaling.factor):
+                writer.add_rope_scaling_yarn_attn_factor(scaling.attention_factor)
+            writer.add_rope_scaling_yarn_beta_fast(scaling.high_freq_factor)
+            writer.add_rope_scaling_yarn_beta_slow(scaling.low_freq_factor)
     writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+    if c.sliding_window:
+        writer.add_sliding_window(c.sliding_window)
+    if c.layer_types:
+        writer.add_sliding_window_pattern([window is not None for window in c.windows()])
 
 
 def _add_tokenizer(writer: Any, c: Config, own: Any, folder: Path) -> None:
@@ -156,7 +173,14 @@ def _add_tokenizer(writer: Any, c: Config, own: Any, folder: Path) -> None:
     ):
         if id is not None:
             add(id)
-    writer.add_add_bos_token(begin is not None)
+    import gguf
+
+    adds = {"bos": begin is not None}  # of a rank file
+    if own.path.parent == folder:  # else as llama.cpp's own converter reads the files
+        adds = gguf.SpecialVocab(folder).add_special_token
+    for role, value in adds.items():
+        if role in ("bos", "eos"):
+            getattr(writer, f"add_add_{role}_token")(value)
     with suppress(InputError):  # it needs none
         writer.add_chat_template(chat.load(folder).source)
 
@@ -192,21 +216,22 @@ def _add_tensors(writer: Any, types: Any, c: Config, folder: Path, dtype: str) -
 
     from llamac import hf
 
-    kinds = set()
+    narrow_types = {torch.bfloat16: types.BF16, torch.float16: types.F16}
+    given, kinds = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}, set()
     heads = {"q_proj": c.num_attention_heads, "k_proj": c.num_key_value_heads}
     for name, weight in hf.read_weights(folder, dict(c.parameters())):
-        wanted = weight.dtype if dtype == "auto" else torch.bfloat16 if dtype == "bf16" else torch.float32
-        narrow = weight.dim() == 2 and wanted == torch.bfloat16
+        wanted = given.get(dtype, weight.dtype)
+        kind = narrow_types.get(wanted, types.F32) if weight.dim() == 2 else types.F32
+        values = weight.to(wanted if kind != types.F32 else torch.float32).contiguous()
         # Numpy has no bf16: its bits pass as they are.
-        values = weight.to(torch.bfloat16).view(torch.int16) if narrow else weight.to(torch.float32)
-        array = values.contiguous().numpy()
+        array = (values.view(torch.int16) if kind == types.BF16 else values).numpy()
         role = name.split(".")[-2]
         if role in heads:
             array = interleaved(array, heads[role])
-        kind = types.BF16 if narrow else types.F32
         kinds.add(kind)
-        writer.add_tensor(gguf_name(name), array.view(np.uint8) if narrow else array, raw_dtype=kind)
-    if c.rope_scaling is not None:
+        array = array.view(np.uint8) if kind == types.BF16 else array
+        writer.add_tensor(gguf_name(name), array, raw_dtype=kind)
+    if c.rope_scaling is not None and c.rope_scaling.rope_type == "llama3":
         writer.add_tensor("rope_freqs.weight", rope_factors(c, c.rope_scaling), raw_dtype=types.F32)
     return kinds
 
@@ -221,7 +246,7 @@ def main() -> None:
     parser.add_argument("directory", metavar="DIR", help="config.json, weights, tokenizer")
     parser.add_argument("file", metavar="FILE", help="file to write")
     parser.add_argument(
-        "--dtype", default="auto", choices=["auto", "f32", "bf16"], help="type of the matrices"
+        "--dtype", default="auto", choices=["auto", "f32", "f16", "bf16"], help="type of the matrices"
     )
     args = parser.parse_args()
     write_gguf(args.directory, args.file, args.dtype)

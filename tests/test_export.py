@@ -1,11 +1,14 @@
 """llamac.export: a GGUF file, read back by the gguf package, has the directory's tensors and tokenizer."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
-from directories import SPECIAL, TEMPLATE, TEXT, sentencepiece, write_directory, write_weights
+import torch
+from directories import SPECIAL, TEMPLATE, TEXT, WINDOWS, sentencepiece, write_directory, write_weights
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from llamac import Error, export, tokenizer
@@ -36,10 +39,16 @@ def tensors(path) -> dict[str, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_every_tensor(tmp_path, dtype):
+@pytest.mark.parametrize("stored, dtype", [("f32", "f32"), ("f32", "bf16"), ("f32", "f16"), ("f16", "auto")])
+def test_every_tensor(tmp_path, stored, dtype):
     directory = write_directory(tmp_path / "model")
+    if stored == "f16":
+        weights = {name: x.half() for name, x in load_file(directory / "model.safetensors").items()}
+        save_file(weights, directory / "model.safetensors")
     export.write_gguf(directory, tmp_path / "model.gguf", dtype)
+    dtype = stored if dtype == "auto" else dtype
+    kind = gguf.GGUFReader(tmp_path / "model.gguf").fields["general.file_type"].contents()
+    assert kind == gguf.LlamaFileType["ALL_F32" if dtype == "f32" else f"MOSTLY_{dtype.upper()}"]
     config, found = load_config(str(directory)), tensors(tmp_path / "model.gguf")
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     with safe_open(directory / "model.safetensors", "pt") as file:
@@ -47,7 +56,8 @@ def test_every_tensor(tmp_path, dtype):
         assert {export.gguf_name(name) for name in names} == found.keys()
         for name in names:
             weight = file.get_tensor(name)
-            wanted = weight if dtype == "f32" or weight.dim() == 1 else weight.bfloat16().float()
+            narrow = weight.to({"f32": torch.float32, "f16": torch.float16}.get(dtype, torch.bfloat16))
+            wanted = (weight if weight.dim() == 1 else narrow).float()
             ours = found[export.gguf_name(name)]
             if (role := name.split(".")[-2]) in heads:
                 ours = half_split(ours, heads[role])
@@ -124,6 +134,63 @@ def test_sentencepiece(tmp_path, prepended):
     for text in [*texts, *(["  two spaces"] if prepended else [])]:
         ids = made.encode(text, add_special_tokens=False).ids
         assert theirs.tokenize(text.encode(), add_bos=False, special=False) == ids
+
+
+YARNS = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 20.0}
+
+
+@pytest.mark.parametrize(
+    "changes, wanted, absent",
+    [
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+            {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+            ["attention.sliding_window"],
+        ),
+        (
+            {"rope_scaling": YARNS},
+            {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 32,
+                "rope.scaling.yarn_beta_fast": 20.0,
+                "rope.scaling.yarn_beta_slow": 1.0,
+            },
+            ["rope.scaling.yarn_attn_factor"],
+        ),
+        ({"rope_scaling": YARNS | {"attention_factor": 1.25}}, {"rope.scaling.yarn_attn_factor": 1.25}, []),
+        (WINDOWS, {"attention.sliding_window": 7}, ["rope.scaling.type"]),
+        (
+            WINDOWS | {"layer_types": ["sliding_attention", "full_attention"]},
+            {"attention.sliding_window": 7, "attention.sliding_window_pattern": [True, False]},
+            [],
+        ),
+    ],
+)
+def test_scaling_and_windows(tmp_path, changes, wanted, absent):
+    """The keys of llama.cpp's converter; of a window, which its architecture llama does not read, a line."""
+    directory = write_directory(tmp_path / "model")
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        export.write_gguf(directory, tmp_path / "model.gguf")
+    assert len(said) == ("sliding_window" in changes)
+    assert all("does not read the window of 7 tokens" in str(each.message) for each in said)
+    fields = gguf.GGUFReader(tmp_path / "model.gguf").fields
+    assert {name: fields[f"llama.{name}"].contents() for name in wanted} == wanted
+    assert not {f"llama.{name}" for name in absent} & fields.keys()
+
+
+@pytest.mark.parametrize("adds, wanted", [({}, True), ({"add_bos_token": False}, False)])
+def test_whether_a_text_begins_with_a_token(tmp_path, adds, wanted):
+    """tokenizer_config.json says it, else the template of tokenizer.json."""
+    directory = write_directory(tmp_path / "model")
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | adds))
+    export.write_gguf(directory, tmp_path / "model.gguf")
+    fields = gguf.GGUFReader(tmp_path / "model.gguf").fields
+    assert fields["tokenizer.ggml.add_bos_token"].contents() == wanted
 
 
 def test_frequencies_of_long_contexts(tmp_path):
