@@ -440,7 +440,6 @@ for _name in ("matmul_forward", "matmul_backward_input", "matmul_backward_weight
 __all__ = [
     "DelayedScaling",
     "attention",
-    "cis_of_frequencies",
     "cross_entropy",
     "linear",
     "linear_cross_entropy",
