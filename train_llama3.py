@@ -70,7 +70,7 @@ def residual_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) ->
     return x, rmsnorm(x, weight, eps)
 
 
-def precompute_cis(config: Config, T: int, device="cpu", dtype=torch.float32, arithmetic=torch.float64):
+def precompute_cis(config: Config, T: int, device="cpu", dtype=torch.float32) -> Cis:
     """cos and sin of RoPE's angles (Su et al. 2021), each [T,1,HD/2]: one per position and pair of channels.
 
     Pair i turns by theta^(-2i/HD) radians per position, or less in a model that was stretched to a longer
@@ -80,8 +80,8 @@ def precompute_cis(config: Config, T: int, device="cpu", dtype=torch.float32, ar
     """
     scaling = config.rope_scaling
     frequencies = rope_frequencies(config.head_dim, config.rope_theta, scaling)
-    frequency = torch.tensor(frequencies, dtype=torch.float64, device=device).to(arithmetic)
-    angle = torch.outer(torch.arange(T, device=device).to(arithmetic), frequency)[:, None, :]
+    frequency = torch.tensor(frequencies, dtype=torch.float64, device=device)
+    angle = torch.outer(torch.arange(T, device=device).double(), frequency)[:, None, :]
     factor = scaling.attention_factor if scaling else 1.0
     return (factor * angle.cos()).to(dtype), (factor * angle.sin()).to(dtype)
 

@@ -14,6 +14,7 @@ for wrong shapes or types and, on the CPU, for targets out of range. On a GPU, s
 memory.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -22,7 +23,6 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from llamac import extension, flops, fp8
-from llamac.config import RopeScaling, rope_frequencies
 from llamac.fp8 import DelayedScaling
 
 extension.load()
@@ -105,22 +105,22 @@ def precompute_cis(
     -> [seq_len, head_dim / 2, 2], float32 (float64 if that is the dtype), on the device (None: torch's
     default).
     """
-    scaling = RopeScaling(factor, low_freq_factor, high_freq_factor, original_context)  # type: ignore
-    return cis_of_frequencies(seq_len, rope_frequencies(head_dim, theta, scaling), 1.0, dtype, device)
+    half = head_dim // 2
+    frequency = theta ** (-torch.arange(half, dtype=torch.float64, device=device) / half)
+    if factor != 1:
+        turns = original_context * frequency / (2 * math.pi)
+        keep = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0, 1)
+        frequency = (1 - keep) * frequency / factor + keep * frequency
+    return cis_of_frequencies(seq_len, frequency, dtype=dtype)
 
 
 def cis_of_frequencies(
-    seq_len: int,
-    frequencies: Sequence[float],
-    attention_factor: float = 1.0,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str | None = None,
+    seq_len: int, frequency: Tensor, attention_factor: float = 1.0, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """precompute_cis() of any frequencies [HD / 2], in radians per position; attention_factor: of cosines and
-    sines, YaRN's (Peng et al., 2023).
+    """precompute_cis() of any frequencies, float64 [HD / 2] in radians per position; attention_factor: of
+    cosines and sines, YaRN's (Peng et al., 2023).
     """
-    frequency = torch.tensor(frequencies, dtype=torch.float64, device=device)
-    cis = torch.empty(seq_len, len(frequencies), 2, dtype=dtype, device=frequency.device)
+    cis = torch.empty(seq_len, len(frequency), 2, dtype=dtype, device=frequency.device)
     _precompute_cis(frequency, attention_factor, cis=cis)
     return cis
 

@@ -48,8 +48,8 @@ class Function:
         return sum(b for b, _ in each), sum(f for _, f in each)
 
 
-def precompute_cis(position: Tensor, pair: Tensor) -> Tensor:
-    return ops.precompute_cis(position.numel(), 2 * pair.numel(), torch_ops.THETA, device=position.device)
+def precompute_cis(position: Tensor, frequency: Tensor) -> Tensor:
+    return ops.cis_of_frequencies(position.numel(), frequency)
 
 
 def repeat_kv(x: Tensor, dout: Tensor) -> Tensor:

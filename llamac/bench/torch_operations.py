@@ -7,7 +7,6 @@ have the names of the operation's description (--list-kernels).
 
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -91,11 +90,11 @@ def rmsnorm_backward_inputs(c: Case) -> Inputs:
 
 
 def precompute_cis_inputs(c: Case) -> Inputs:
-    return {"position": torch.arange(c.size["T"], device=c.device).float(), "pair": pairs(c)}
+    return {"position": torch.arange(c.size["T"], device=c.device).float(), "frequency": frequencies(c)}
 
 
-def pairs(c: Case) -> torch.Tensor:
-    return torch.arange(0, c.size["HD"], 2, device=c.device).float() / c.size["HD"]
+def frequencies(c: Case) -> torch.Tensor:
+    return THETA ** (-torch.arange(0, c.size["HD"], 2, device=c.device).double() / c.size["HD"])
 
 
 def rope_inputs(c: Case) -> Inputs:
@@ -117,7 +116,7 @@ def attention_inputs(c: Case) -> Inputs:
 
 def attention_next_inputs(c: Case) -> Inputs:
     """A cache that is full but for its last position."""
-    cis = precompute_cis(torch.arange(c.size["M"], device=c.device).float(), pairs(c))
+    cis = precompute_cis(torch.arange(c.size["M"], device=c.device).float(), frequencies(c))
     cos, sin = (part.contiguous() for part in cis.unbind(-1))
     inputs = {name: c.randn("B", "M", "NKV", "HD") for name in ("keys", "values")}
     inputs |= {"q": c.randn("B", "NH", "HD"), "k": c.randn("B", "NKV", "HD"), "v": c.randn("B", "NKV", "HD")}
@@ -253,10 +252,9 @@ def rmsnorm_backward(dout, x, weight, rstd, dweight_like, dresidual=None):
     return dx.to(x.dtype), (dout.float() * xhat).sum(0).to(dweight_like.dtype)
 
 
-def precompute_cis(position, pair):
-    config = SimpleNamespace(head_dim=2 * pair.numel(), rope_theta=THETA, rope_scaling=None)
-    how = {"device": position.device, "dtype": position.dtype, "arithmetic": position.dtype}
-    return torch.stack(reference.precompute_cis(config, position.numel(), **how), -1).squeeze(1)
+def precompute_cis(position, frequency):
+    angle = torch.outer(position, frequency.to(position.dtype))
+    return torch.stack((angle.cos(), angle.sin()), -1)
 
 
 def rope(x, cos, sin):

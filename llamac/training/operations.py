@@ -22,7 +22,8 @@ def llamac_operations() -> dict[str, Callable]:
     def precompute_cis(config: Config, T: int, device="cpu", dtype=torch.float32) -> Tensor:
         frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         factor = config.rope_scaling.attention_factor if config.rope_scaling else 1.0
-        return ops.cis_of_frequencies(T, frequencies, factor, dtype, device)
+        table = torch.tensor(frequencies, dtype=torch.float64, device=device)
+        return ops.cis_of_frequencies(T, table, factor, dtype)
 
     names = ("rmsnorm", "residual_rmsnorm", "rope", "attention", "swiglu", "linear_cross_entropy")
     return {"precompute_cis": precompute_cis} | {name: getattr(ops, name) for name in names}
