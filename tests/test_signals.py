@@ -223,6 +223,32 @@ def test_a_log_beyond_the_file_size_limit(start, data, tmp_path):
     assert (newest / "manifest.json").exists()
 
 
+def test_memory_that_runs_out(start, gpu, data, tmp_path):
+    """For a sample, which is no bad input: one line, and the checkpoint of what is finished."""
+    if gpu:
+        pytest.skip("the runtime's address space cannot be limited")
+    more = ENDLESS | {"sample_every": 400, "sample_tokens": 1 << 24}
+    process = start(*flags(data, tmp_path, **more), env=os.environ | {"OMP_NUM_THREADS": "1"})
+    until(step_logged(tmp_path, 1), process)
+    pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + (8 << 20)
+    resource.prlimit(process.pid, resource.RLIMIT_AS, (limit, limit))
+    line = one_line(subprocess.CompletedProcess([], 0, *end(process, 2)))
+    assert (
+        line
+        == f"train_llama3: out of memory; the last checkpoint is {tmp_path}/step_{saved_step(tmp_path):06d}"
+    )
+
+
+def test_the_log_is_removed(start, data, tmp_path):
+    process = start(*flags(data, tmp_path, **ENDLESS))
+    until(step_logged(tmp_path), process)
+    (tmp_path / "log.jsonl").unlink()
+    line = one_line(subprocess.CompletedProcess([], 0, *end(process, 2)))
+    assert f"{tmp_path}/log.jsonl: expected the log of this run, found none: it was removed" in line
+    assert line.endswith(f"; the last checkpoint is {max(tmp_path.glob('step_*'))}")
+
+
 def test_the_watchdog_ends_a_run_without_progress(start, gpu, data, tmp_path):
     """A micro-batch that takes longer than the watchdog waits. The first step is exempt. A GPU computes one
     step while the host starts the next.

@@ -454,8 +454,8 @@ int run_program(int argc, char** argv) {
     std::string wrong;
     try {
         options = parse_options(argc, argv);
-    } catch (const Error& error) {
-        wrong = error.what();
+    } catch (const std::exception& error) {
+        wrong = reason_of(error);
     }
     Ranks ranks(launch, Patience(options));
     std::optional<int> done;

@@ -27,6 +27,14 @@ struct Ranks::Wait {
     const char* work = nullptr;  // in together()
     int minutes = 0;
 
+    struct In {
+        Wait& wait;
+        const char* const outer;
+        In(Wait& of, const char* work) : wait(of), outer(std::exchange(of.work, work)) {}
+        In(const In&) = delete;
+        ~In() { wait.work = outer; }
+    };
+
     void check(int64_t peer, double seconds) {
         if (heartbeat) heartbeat->check();
         const double limit = work ? patience.work : patience.answer;
@@ -138,9 +146,7 @@ std::string reason_of(const std::exception& error) {
 
 void Ranks::together(const char* work, const std::function<void()>& call) const {
     if (!channel) return call();
-    const char* const outer = std::exchange(wait->work, work);
-    const std::unique_ptr<Wait, std::function<void(Wait*)>> back(wait.get(),
-                                                                 [&](Wait* all) { all->work = outer; });
+    const Wait::In in(*wait, work);
     std::optional<std::string> error;
     try {
         call();
