@@ -58,7 +58,7 @@ def _own_scale(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     exact = {"dtype": torch.float32, "device": x.device}
     scale, inverse, amax = torch.ones(1, **exact), torch.ones(1, 4, **exact), torch.zeros(1, **exact)
     _ops.quantize.out(amax, None, x, scale, out=None, transposed=None)
-    _ops.update_scales(scale, inverse, amax, torch.full((1,), torch.finfo(dtype).max, **exact))
+    _ops.update_scales(scale, inverse, amax, None, torch.full((1,), torch.finfo(dtype).max, **exact), None)
     return scale, inverse
 
 
@@ -157,6 +157,7 @@ class DelayedScaling:
         self.scale = torch.ones(layers, 3, **exact)  # of the input, the weight, the gradient of the output
         self.inverse = torch.ones(layers, 3, 4, **exact)
         self.amax = torch.zeros(layers, 3, **exact)
+        self.largest = torch.zeros(layers, 3, **exact)  # of the last update; 0: it had none
         self.limit = torch.tensor(limits, **exact).repeat(layers)
         # A compiled function with dynamic shapes would take these sizes for dynamic, too, although they never
         # change, and in PyTorch 2.11 it would lose what a layer writes to its part of amax.
@@ -176,12 +177,18 @@ class DelayedScaling:
         """After an optimizer step: the next step's scales. All processes of the group call it."""
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(self.amax, dist.ReduceOp.MAX, self.group)
-        _ops.update_scales(self.scale.view(-1), self.inverse.view(-1, 4), self.amax.view(-1), self.limit)
+        self._make_scales()
         self.calibrated = True
 
+    def _make_scales(self) -> None:
+        scale, amax, largest = (t.view(-1) for t in (self.scale, self.amax, self.largest))
+        _ops.update_scales(scale, self.inverse.view(-1, 4), amax, largest, self.limit, None)
+
     def state_dict(self) -> dict[str, Tensor]:
-        """{"scale": float32 [layers, 3]} after an update, else {}: what a resumed run needs."""
-        return {"scale": self.scale.clone()} if self.calibrated else {}
+        """{"scale", "amax": float32 [layers, 3]} after an update, else {}: what a resumed run needs, also one
+        with another type of gradients.
+        """
+        return {"scale": self.scale.clone(), "amax": self.largest.clone()} if self.calibrated else {}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -189,10 +196,13 @@ class DelayedScaling:
         if "scale" not in state:
             self.calibrated = False
             return
-        if state["scale"].shape != self.scale.shape:
-            expected, found = list(self.scale.shape), list(state["scale"].shape)
-            raise ValueError(f"DelayedScaling: scale has shape {found}, expected {expected}")
+        for name, t in state.items():
+            if t.shape != self.scale.shape:
+                expected, found = list(self.scale.shape), list(t.shape)
+                raise ValueError(f"DelayedScaling: {name} has shape {found}, expected {expected}")
         self.scale.copy_(state["scale"])
         self.inverse[..., 0] = 1 / self.scale
         self.amax.zero_()
+        self.largest.copy_(state.get("amax", torch.zeros_like(self.scale)))  # earlier versions have none
+        self._make_scales()
         self.calibrated = True

@@ -114,15 +114,22 @@ class Scales:
     calibrated: bool = False  # delayed: whether an optimizer step, or a checkpoint, has set the scales
     scale: Tensor = field(init=False)
     amax: Tensor = field(init=False)
+    largest: Tensor = field(init=False)  # of the last update, of tensors divided by `unit`; 0: it had none
+    unit: Tensor = field(init=False)  # what tensors are multiples of
 
     def __post_init__(self):
         self.index = {name: k for k, name in enumerate(self.slots)}
         self.scale = torch.ones(len(self.slots), device=self.device)
-        self.amax = torch.zeros(len(self.slots), device=self.device)
+        self.amax, self.largest = (torch.zeros(len(self.slots), device=self.device) for _ in range(2))
+        self.unit = torch.ones(len(self.slots), device=self.device)
         self.inverses: dict[str, tuple[Tensor, Tensor]] = {}
 
+    @staticmethod
+    def is_gradient(slot: str) -> bool:
+        return "d" in slot.split(".")
+
     def dtype(self, slot: str) -> torch.dtype:
-        return self.gradients if "d" in slot.split(".") else self.values
+        return self.gradients if self.is_gradient(slot) else self.values
 
     @torch.no_grad()
     def codes(self, slot: str, x: Tensor, measures: bool) -> Codes:
@@ -141,15 +148,31 @@ class Scales:
         return Codes(rows, inverse, rows.T, inverse)
 
     @torch.no_grad()
+    def follow(self, loss_scale: float) -> None:
+        """Before a step whose loss, and so whose gradients, are multiples of loss_scale: scales of the
+        gradients follow from the largest values of the step before.
+        """
+        for name, k in self.index.items():
+            if self.is_gradient(name):
+                self.unit[k] = loss_scale
+        self._make_scales(torch.zeros_like(self.amax))
+
+    @torch.no_grad()
     def update(self) -> None:
         """The next step's scales, after an optimizer step."""
         if self.recipe != "delayed":
             return
-        for name, k in self.index.items():
-            limit = torch.finfo(self.dtype(name)).max
-            self.scale[k] = power_of_two(self.amax[k], limit, self.scale[k])
+        self._make_scales(self.amax)
         self.amax.zero_()
         self.calibrated = True
+
+    def _make_scales(self, amax: Tensor) -> None:
+        """update_scales of csrc/ops/quantize.hip."""
+        measured = amax.isfinite() & (amax > 0)
+        self.largest = torch.where(measured, amax / self.unit, self.largest)
+        sizes = torch.where(measured, amax, self.largest * self.unit)
+        for name, k in self.index.items():
+            self.scale[k] = power_of_two(sizes[k], torch.finfo(self.dtype(name)).max, self.scale[k])
 
 
 class Linear(torch.autograd.Function):

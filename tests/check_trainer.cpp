@@ -338,6 +338,75 @@ void check_planning_is_quick() {
 
 // ---- steps ----
 
+// Scales of a checkpoint in a run whose types are others: of the largest values where the file has them, else of the
+// most that a scale stands for. What was not in fp8 is measured first.
+void check_scales_of_other_types() {
+    const Config config = load_config(small_run().model);
+    Fp8Options saved;
+    saved.keep_last = 1;
+    std::vector<float> amax(24, -1), scale(24, 1);
+    const auto is_gradient = [](size_t slot) { return slot % 12 >= 8; };
+    for (size_t s = 0; s < 12; s++) {
+        amax[s] = s == 5 ? 0 : 1e-7f * std::pow(7.0f, static_cast<float>(s));
+        if (s != 5) scale[s] = fp8_scale(amax[s], is_gradient(s) ? e5m2::largest : e4m3::largest);
+    }
+    const auto tensor = [](std::vector<float>& values) {
+        return make_tensor(values.data(), DType::f32, {24});
+    };
+    for (const bool has_amax : {false, true}) {
+        const std::string path = in_folder("scales.safetensors");
+        std::vector<NamedTensor> tensors = {{"fp8.scale", tensor(scale)}};
+        if (has_amax) tensors.push_back({"fp8.amax", tensor(amax)});
+        fs::remove(path);
+        write_safetensors(path, tensors, {});
+        for (const auto& [values, gradients] : {std::pair(DType::e4m3, DType::e5m2),
+                                                {DType::e4m3, DType::e4m3},
+                                                {DType::e4m3fnuz, DType::e5m2fnuz}}) {
+            ModelOptions options = model_options(small_run({"--matmul-dtype", "fp8"}));
+            options.fp8->values = values, options.fp8->gradients = gradients;
+            Model m(config, options);
+            m.allocate();
+            load_fp8(m, path, saved);
+            std::vector<float> found(24), inverse(4 * 24);
+            copy_bytes(found.data(), m.fp8->scale.data, m.fp8->scale.bytes());
+            copy_bytes(inverse.data(), m.fp8->inverse.data, m.fp8->inverse.bytes());
+            bool right = true;
+            for (size_t s = 0; s < 24; s++) {
+                const float limit = info(is_gradient(s) ? gradients : values).largest;
+                right &= m.fp8->measured[s] == (s < 12) && inverse[4 * s] == 1 / found[s];
+                if (s >= 12 || s == 5)
+                    right &= found[s] == 1 || (s == 5 && !has_amax);
+                else if (has_amax)
+                    right &= found[s] == fp8_scale(amax[s], limit);
+                else
+                    right &= amax[s] * found[s] <= limit && 4 * amax[s] * found[s] > limit;
+                if (limit == (is_gradient(s) ? e5m2::largest : e4m3::largest)) right &= found[s] == scale[s];
+            }
+            check(right, std::string("scales of ") + name(values) + " and " + name(gradients) +
+                             (has_amax ? "" : ", of version 0.1"));
+        }
+    }
+}
+
+// The same gradients each step, times what the number of targets that count makes of them: no value saturates. Of a
+// factor that is no power of two, they round otherwise.
+void check_scales_follow_targets() {
+    Trainer t(small_run({"--matmul-dtype", "fp8", "--lr", "1e-9"}), 0);
+    const Trainer::Batch batch = [&](int64_t micro, int32_t* tokens, int32_t* targets) {
+        t.train->micro_batch(0, micro, 0, 1, tokens, targets, 0);
+    };
+    for (const int64_t counted : {128, 8, 128, 11, 90, 128}) {
+        t.start_step(batch, counted);
+        const StepResult result = t.finish_step();
+        int64_t values = 0;
+        for (const Saturated& each : result.saturated)
+            if (each.tensor.find(".d.") != each.tensor.npos) values += each.values;
+        check(values <= (128 % counted == 0 ? 0 : 20),
+              "step " + std::to_string(result.step) + ", of " + std::to_string(counted) +
+                  " targets: " + std::to_string(values) + " gradients saturate");
+    }
+}
+
 // However far the host is ahead, each step's numbers are its own.
 void check_updates_ahead() {
     for (const Words& precision : precisions) {
@@ -474,9 +543,9 @@ void check_interrupted() {
 
 int main(int argc, char** argv) {
     limit_spinning(argv);
-    return run_checks(
-        argc, argv,
-        checks<check_arena, check_workspace, check_plans, check_parameters, check_dry_run,
-               check_recomputed_calls, check_refusal, check_sizes, check_planning_is_quick,
-               check_updates_ahead, check_graphs, check_first_token, check_abandoned, check_interrupted>());
+    return run_checks(argc, argv,
+                      checks<check_arena, check_workspace, check_plans, check_parameters, check_dry_run,
+                             check_recomputed_calls, check_refusal, check_sizes, check_planning_is_quick,
+                             check_scales_of_other_types, check_scales_follow_targets, check_updates_ahead,
+                             check_graphs, check_first_token, check_abandoned, check_interrupted>());
 }

@@ -263,7 +263,9 @@ def update_scales(i):
     (m_limit, e_limit), (m_amax, e_amax) = (torch.frexp(i[name]) for name in ("limit", "amax"))
     scale = torch.ldexp(torch.ones_like(i["scale"]), e_limit - e_amax - (m_amax > m_limit).int())
     inverse = torch.cat((1 / scale[:, None], i["inverse"][:, 1:]), 1)
-    return {"scale": scale, "inverse": inverse, "amax": torch.zeros_like(i["amax"])}
+    unit = 1.0 if i["unit"] is None else i["unit"]
+    largest = {} if i["largest"] is None else {"largest": i["amax"] / unit}
+    return {"scale": scale, "inverse": inverse, "amax": torch.zeros_like(i["amax"])} | largest
 
 
 def scaled_matmul(i):

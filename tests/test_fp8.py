@@ -102,6 +102,41 @@ def test_a_resumed_run_has_the_same_bits(run, tmp_path, recipe):
         assert (mantissa == 0.5).all() and len(np.unique(scales)) > 3  # powers of two, measured
 
 
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        ({"fp8_keep_last": 2}, {}),
+        ({"fp8_keep_first": 1, "fp8_keep_last": 1}, {}),
+        ({}, {"fp8_gradients": "e4m3"}),
+        ({"fp8_gradients": "e4m3"}, {"fp8_gradients": "e5m2"}),
+        ({}, {"fp8_head": "on"}),
+        ({"fp8_head": "on"}, {}),
+    ],
+    ids=lambda x: " ".join(f"{k}={v}" for k, v in x.items()) or "default",
+)
+def test_scales_of_changed_flags(run, train, data, tmp_path, before, after):
+    """The step after a resume has the gradients of products in the storage type, as far as fp8 has them, and
+    nothing saturates: tensors that were in the storage type before are measured, those of another type have
+    its scales.
+    """
+    plain = {"schedule": "constant", "warmup_steps": 1, "lr": 1e-4, "checkpoint_every": 1, "log_every": 1}
+    run("part", steps=3, **plain, **before)
+    point = plain | {"steps": 4, "resume": tmp_path / "part/step_000003"}
+    run("fp8", **point, **after)
+    train(*flags(data, tmp_path / "storage", **MODEL, **point))
+
+    def gradients(name: str) -> dict[str, np.ndarray]:
+        then, now = (tensors(tmp_path / n, "optimizer") for n in ("part/step_000003", f"{name}/step_000004"))
+        return {key: now[key] - 0.9 * then[key] for key in now if key.startswith("m.")}
+
+    ours, theirs = gradients("fp8"), gradients("storage")
+    cosines = {
+        k: (x * ours[k]).sum() / np.linalg.norm(x) / np.linalg.norm(ours[k]) for k, x in theirs.items()
+    }
+    assert min(cosines.values()) > 0.95, cosines
+    assert all(e["share"] < 0.01 for e in events(tmp_path / "fp8", "saturated"))
+
+
 def test_runs_change_between_fp8_and_storage(run, train, data, tmp_path):
     train(*flags(data, tmp_path / "storage", steps=4, **MODEL))
     run("to_fp8", resume=tmp_path / "storage/step_000004")

@@ -38,7 +38,8 @@ def test_scales(limit):
     found = fp8.power_of_two(amax, limit, torch.full_like(amax, 3))
     assert found.tolist() == [power_of_two(x, limit) for x in amax.tolist()]
     compiled, inverse = torch.ones_like(amax), torch.ones(len(amax), 4)
-    registry.run("update_scales", [compiled, inverse, amax.clone()], [torch.full_like(amax, limit)])
+    limits = torch.full_like(amax, limit)
+    registry.run("update_scales", [compiled, inverse, amax.clone(), None], [limits, None])
     assert torch.equal(found, compiled) and torch.equal(inverse[:, 0], 1 / found)
     bad = torch.tensor([0, math.inf, math.nan])
     assert fp8.power_of_two(bad, limit, torch.full_like(bad, 3)).tolist() == [3] * 3
@@ -115,6 +116,33 @@ def test_delayed_scales():
     assert not scales.amax.any() and scales.scale[0] == 32
     fp8.linear(torch.full((2, 4), 100.0), weight, scales, SLOTS)
     assert scales.scale[0] == 32 and scales.amax[0] == 100
+
+
+def test_scales_follow_the_losses_scale():
+    """Of gradients alone. Scales and largest values have the bits of update_scales, whatever is measured."""
+    generator = torch.Generator().manual_seed(4)
+    scales = fp8.Scales(fp8.slot_names(3), calibrated=True)
+    gradients = torch.tensor([scales.is_gradient(slot) for slot in scales.slots])
+    assert gradients.sum() == 12
+    limit = torch.tensor([torch.finfo(scales.dtype(slot)).max for slot in scales.slots])
+    tables = [torch.ones(36), torch.ones(36, 4), torch.zeros(36), torch.zeros(36)]
+    sizes = 10.0 ** torch.empty(36).uniform_(-9, 3, generator=generator)
+    for step, loss_scale in enumerate((1.0, 1.0, 37 / 3, 1.25, 900.0, 1.0)):
+        before = scales.scale.clone()
+        scales.follow(loss_scale)
+        unit = torch.where(gradients, loss_scale, 1.0)
+        registry.run("update_scales", tables, [limit, unit])
+        measured = sizes * unit
+        measured[step] = (0.0, torch.inf, torch.nan)[step % 3]
+        if step:
+            now = sizes * unit * scales.scale
+            assert (now <= limit * (1 + 1e-6)).all() and (now > 0.49 * limit)[step:].all()
+            assert torch.equal(scales.scale[~gradients], before[~gradients])
+        scales.amax.copy_(measured), tables[2].copy_(measured)
+        scales.update()
+        registry.run("update_scales", tables, [limit, unit])
+        assert torch.equal(tables[0], scales.scale) and torch.equal(tables[3], scales.largest)
+        assert torch.equal(tables[1][:, 0], 1 / scales.scale) and not tables[2].any()
 
 
 @pytest.mark.parametrize("recipe", ["tensor", "delayed", "row"])

@@ -33,15 +33,21 @@ def packed_data(tmp_path_factory):
     return write(tmp_path_factory.mktemp("packed") / "data", share=0.3)
 
 
-def test_a_resumed_run_has_the_same_bits(train, packed_data, tmp_path):
+FP8 = {"model": "tests/models/sixteens.json", "matmul_dtype": "fp8"}
+
+
+@pytest.mark.parametrize("precision", [{}, FP8], ids=["storage", "fp8"])
+def test_a_resumed_run_has_the_same_bits(train, packed_data, tmp_path, precision):
     """And a verified one, and one in other micro-batches the same losses."""
     out, again = tmp_path / "out", tmp_path / "again"
-    more = {"document_mask": "on", "total_batch_size": 8 * T}
+    more = {"document_mask": "on", "total_batch_size": 8 * T} | precision
     train(*flags(packed_data, out, **more))
     train(*flags(packed_data, again, **more, verify_every=3))
     assert_same_state(out / "step_000008", again / "step_000008")
     train(*flags(packed_data, tmp_path / "resumed", resume=out / "step_000004", **more))
     assert_same_state(out / "step_000008", tmp_path / "resumed/step_000008")
+    if precision:
+        return
     train(*flags(packed_data, tmp_path / "small", **more | {"batch_size": 2, "val_steps": 4}))
     np.testing.assert_allclose(losses(tmp_path / "small"), losses(out), rtol=2e-6)
     val, same = ([e["loss"] for e in events(path, "val")] for path in (out, tmp_path / "small"))

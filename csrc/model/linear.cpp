@@ -53,8 +53,29 @@ Role role_of(const Config& c, int64_t slot) {
     const int64_t place = slot % slots_per_block;
     return place >= 2 * linear_layers ? Role::gradient : place % 2 ? Role::weight : Role::input;
 }
-float largest_code(const Fp8State& f, Role role) {
-    return info(role == Role::gradient ? f.options.gradients : f.options.values).largest;
+float largest_code(const Fp8Options& options, Role role) {
+    return info(role == Role::gradient ? options.gradients : options.values).largest;
+}
+// Whether products of fp8 read the slot's tensor.
+bool is_used(const Fp8Blocks& blocks, const Config& c, int64_t slot) {
+    return slot >= first_of_head(c) || blocks.has(slot / slots_per_block);
+}
+bool all_measured(const Fp8State& f) {
+    return std::find(f.measured.begin(), f.measured.end(), false) == f.measured.end();
+}
+
+// The scales of all slots, from amax [slots] or else from `largest`.
+void make_scales(Model& m, const Tensor& amax) {
+    const Fp8State& f = *m.fp8;
+    update_scales(m.context, {.scale = f.scale,
+                              .inverse = f.inverse,
+                              .amax = amax,
+                              .largest = f.largest,
+                              .limit = f.limit,
+                              .unit = f.unit});
+}
+void fill(const Tensor& table, const std::vector<float>& values) {
+    copy_bytes(table.data, values.data(), table.bytes());
 }
 
 // Of a slot's tensor in a batch of N rows.
@@ -108,9 +129,9 @@ void quantize_slot(Model& m, int64_t slot, const Tensor& rows, const Tensor& tra
                                          .inverse_transposed = first_of(inverses.transposed, x.shape[1]),
                                          .saturated = to.saturated,
                                          .x = x,
-                                         .limit = largest_code(f, role_of(m.config, slot))});
+                                         .limit = largest_code(f.options, role_of(m.config, slot))});
     }
-    if (!again && !(delayed && f.calibrated)) take_current_scale(m, slot, x);
+    if (!again && !(delayed && f.measured[static_cast<size_t>(slot)])) take_current_scale(m, slot, x);
     quantize(m.context, {.out = to.out,
                          .transposed = to.transposed,
                          .amax = to.amax,
@@ -203,7 +224,7 @@ void check_shapes(const Config& c, int64_t N, bool head) {
 void plan_inverses(Fp8State& f, const Config& c, int64_t N, Arena& arena) {
     f.inverses.resize(static_cast<size_t>(f.slots));
     for (int64_t slot = 0; slot < f.slots; slot++) {
-        if (slot < first_of_head(c) && !f.blocks.has(slot / slots_per_block)) continue;
+        if (!is_used(f.blocks, c, slot)) continue;
         RowInverses& inverses = f.inverses[static_cast<size_t>(slot)];
         const SlotShape shape = slot_shape(c, slot, N);
         arena.plan("fp8 scales", &inverses.rows, shaped(DType::f32, {shape.rows}));
@@ -240,8 +261,10 @@ void plan_fp8(Fp8State& f, const Fp8Options& options, const Config& c, const Sha
         fail("--fp8-keep-first ", options.keep_first, " --fp8-keep-last ", options.keep_last,
              ": the model has ", c.L, " blocks, expected at least one with products in fp8");
     f.slots = first_of_head(c) + (options.head ? slots_of_head : 0);
+    f.measured.assign(static_cast<size_t>(f.slots), false);
     arena.plan("fp8 scales", &f.inverse, shaped(DType::f32, {f.slots, 4}));
-    for (Tensor* table : {&f.scale, &f.limit}) arena.plan("fp8 scales", table, shaped(DType::f32, {f.slots}));
+    for (Tensor* table : {&f.scale, &f.limit, &f.largest, &f.unit, &f.nothing})
+        arena.plan("fp8 scales", table, shaped(DType::f32, {f.slots}));
     arena.plan("fp8 scales", &f.amax, shaped(DType::f32, {f.slots + 1}));
     arena.plan("fp8 scales", &f.saturated, shaped(DType::i32, {f.slots}));
     if (options.scaling == Fp8Scaling::row) plan_inverses(f, c, N, arena);
@@ -276,18 +299,23 @@ void plan_fp8_head(Fp8State& f, const Config& c, int64_t chunk, Arena& arena) {
 }
 
 void reset_fp8(Fp8State& f, const Config& c) {
-    const auto fill = [](const Tensor& table, const std::vector<float>& values) {
-        copy_bytes(table.data, values.data(), table.bytes());
-    };
     const size_t slots = static_cast<size_t>(f.slots);
     fill(f.scale, std::vector<float>(slots, 1.0f));
     fill(f.inverse, std::vector<float>(4 * slots, 1.0f));
     fill(f.amax, std::vector<float>(slots + 1, 0.0f));
-    std::vector<float> limits(slots);
-    for (size_t s = 0; s < slots; s++) limits[s] = largest_code(f, role_of(c, static_cast<int64_t>(s)));
+    fill(f.unit, std::vector<float>(slots, 1.0f));
+    fill(f.nothing, std::vector<float>(slots, 0.0f));
+    std::vector<float> limits(slots), largest(slots);
+    for (int64_t slot = 0; slot < f.slots; slot++) {
+        limits[static_cast<size_t>(slot)] = largest_code(f.options, role_of(c, slot));
+        largest[static_cast<size_t>(slot)] = is_used(f.blocks, c, slot) ? 0 : -1;
+    }
     fill(f.limit, limits);
+    fill(f.largest, largest);
     CHECK(hipMemset(f.saturated.data, 0, static_cast<size_t>(f.saturated.bytes())));
-    f.calibrated = f.current = false;
+    f.measured.assign(slots, false);
+    f.loss_scale = 1;
+    f.current = false;
 }
 
 void begin_fp8_pass(Model& m, bool measures, bool first) {
@@ -305,7 +333,9 @@ void pause_fp8(Model& m, bool on) {
 
 bool makes_codes(const Model& m, int64_t block) {
     if (!m.fp8 || !m.fp8->blocks.has(block) || m.hook) return false;  // a hook sees the values
-    return m.fp8->options.scaling == Fp8Scaling::delayed && m.fp8->calibrated;
+    const auto first = m.fp8->measured.begin() + block * slots_per_block;
+    return m.fp8->options.scaling == Fp8Scaling::delayed &&
+           std::find(first, first + slots_per_block, false) == first + slots_per_block;
 }
 
 void clear_saturated(Model& m) {
@@ -320,26 +350,64 @@ void copy_saturated(Model& m, int32_t* counts) {
 
 std::vector<NamedTensor> fp8_tensors(const Model& m) {
     if (!m.fp8 || m.fp8->options.scaling != Fp8Scaling::delayed) return {};
-    return {{"fp8.scale", m.fp8->scale}};
+    return {{"fp8.scale", m.fp8->scale}, {"fp8.amax", m.fp8->largest}};
 }
 
-void load_fp8(Model& m, const std::string& path) {
+void load_fp8(Model& m, const std::string& path, const Fp8Options& saved) {
     if (fp8_tensors(m).empty()) return;
     Fp8State& f = *m.fp8;
     const SafetensorsFile file(path);
-    if (!file.find("fp8.scale")) return;
-    file.read("fp8.scale", {f.slots}, 0, f.scale);
-    std::vector<float> scales(static_cast<size_t>(f.slots)), inverses(4 * scales.size(), 1.0f);
-    copy_bytes(scales.data(), f.scale.data, f.scale.bytes());
-    for (size_t s = 0; s < scales.size(); s++) inverses[4 * s] = 1.0f / scales[s];
-    copy_bytes(f.inverse.data, inverses.data(), f.inverse.bytes());
-    f.calibrated = true;
+    const SafetensorsFile::Entry* entry = file.find("fp8.scale");
+    if (!entry) return;
+    // With another --fp8-head, the blocks' slots are the same.
+    const int64_t of_blocks = first_of_head(m.config), with_head = of_blocks + slots_of_head;
+    int64_t count = f.slots;
+    for (const int64_t each : {of_blocks, with_head})
+        if (entry->shape == std::vector<int64_t>{each}) count = each;
+    std::vector<float> scales(static_cast<size_t>(std::max(count, f.slots)), 1.0f), sizes = scales;
+    const auto read = [&](const char* name, std::vector<float>& to) {
+        file.read(name, {count}, 0, make_tensor(to.data(), DType::f32, {count}));
+    };
+    read("fp8.scale", scales);
+    const bool has_sizes = file.find("fp8.amax");
+    if (has_sizes) read("fp8.amax", sizes);
+    const Fp8Blocks saved_blocks{saved.keep_first, m.config.L - saved.keep_last, saved.values};
+    std::vector<float> inverses(4 * static_cast<size_t>(f.slots), 1.0f);
+    for (int64_t slot = 0; slot < f.slots; slot++) {
+        const size_t s = static_cast<size_t>(slot);
+        if (!has_sizes)  // the most that the scale stands for, which has this scale again
+            sizes[s] = is_used(saved_blocks, m.config, slot)
+                           ? largest_code(saved, role_of(m.config, slot)) / scales[s]
+                           : -1;
+        const bool known = slot < count && sizes[s] >= 0, used = is_used(f.blocks, m.config, slot);
+        sizes[s] = !used ? -1 : known ? sizes[s] : 0;
+        if (!known) scales[s] = 1;
+        inverses[4 * s] = 1.0f / scales[s];
+        f.measured[s] = known || !used;
+    }
+    scales.resize(static_cast<size_t>(f.slots)), sizes.resize(scales.size());
+    fill(f.scale, scales);
+    fill(f.inverse, inverses);
+    fill(f.largest, sizes);
+    make_scales(m, f.nothing);
     f.current = false;
+}
+
+void follow_loss_scale(Model& m, double scale) {
+    if (!m.fp8 || m.fp8->options.scaling != Fp8Scaling::delayed) return;
+    Fp8State& f = *m.fp8;
+    if (scale == 1 && f.loss_scale == 1) return;
+    f.loss_scale = static_cast<float>(scale);
+    std::vector<float> units(static_cast<size_t>(f.slots), 1.0f);
+    for (int64_t slot = 0; slot < f.slots; slot++)
+        if (role_of(m.config, slot) == Role::gradient) units[static_cast<size_t>(slot)] = f.loss_scale;
+    copy_bytes_async(m.context, f.unit.data, units.data(), f.unit.bytes());
+    make_scales(m, f.nothing);  // AdamW has measured the step's weights already
 }
 
 bool is_settled(const Model& m) {
     if (!m.fp8 || m.fp8->options.scaling != Fp8Scaling::delayed) return true;
-    return m.fp8->calibrated && m.fp8->current == m.fp8->by_optimizer;
+    return all_measured(*m.fp8) && m.fp8->current == m.fp8->by_optimizer;
 }
 
 void update_fp8_scales(Model& m) {
@@ -347,8 +415,8 @@ void update_fp8_scales(Model& m) {
     Fp8State& f = *m.fp8;
     const Tensor amax = make_tensor(f.amax.data, f.amax.dtype, {f.slots});
     largest_over_ranks(m, amax);
-    update_scales(m.context, {.scale = f.scale, .inverse = f.inverse, .amax = amax, .limit = f.limit});
-    if (!m.context.dry_run) f.calibrated = true;
+    make_scales(m, amax);
+    if (!m.context.dry_run) f.measured.assign(f.measured.size(), true);
 }
 
 std::optional<UpdatedCodes> updated_codes(const Model& m, const Parameter& parameter) {

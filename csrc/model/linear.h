@@ -61,8 +61,10 @@ struct Fp8State {
     Fp8Options options;
     Fp8Blocks blocks;
     int64_t slots = 0;
-    // Of each slot. amax: since the last update; one more behind the last is of the tensor at hand.
-    Tensor scale, inverse, amax, limit;
+    // Of each slot. amax: since the last update; one more behind the last is of the tensor at hand. largest: of the last
+    // update, of tensors divided by `unit`, the loss's scale for gradients; 0: nothing was measured; -1: not in fp8. nothing:
+    // an amax of 0, with which scales are made of `largest` alone.
+    Tensor scale, inverse, amax, limit, largest, unit, nothing;
     std::vector<RowInverses> inverses;  // of each slot in fp8 blocks, where scales are per row
     Tensor saturated;                   // values beyond the largest, since clear_saturated()
     Tensor rows, transposed, weight;    // of the tensor at hand; the transposed of an output's gradient
@@ -71,7 +73,8 @@ struct Fp8State {
     // gradients, and, transposed, of the chunk's inputs.
     StoredCodes head, dlogits;
     Tensor head_inputs;
-    bool calibrated = false;     // delayed: whether an optimizer step has set the scales
+    std::vector<bool> measured;  // delayed: of each slot in fp8, whether an optimizer step has set its scale
+    float loss_scale = 1;        // of the step, as `unit` has it
     bool measures = false;       // whether quantisation takes part in the next update and in the count
     bool makes_weights = false;  // stored: whether a forward pass quantises them
     bool makes_head = false;     // whether the next chunk of the head quantises its weight
@@ -103,10 +106,15 @@ void clear_saturated(Model& model);
 void copy_saturated(Model& model, int32_t* counts);
 // Whether passes will go on to launch what the next one launches, so that it can be captured.
 bool is_settled(const Model& model);
-// What a checkpoint of the optimizer holds beside AdamW's state: with delayed scaling, the scales, the same on all ranks.
+// What a checkpoint of the optimizer holds beside AdamW's state: with delayed scaling, the scales and the largest values
+// that they are of, the same on all ranks.
 std::vector<NamedTensor> fp8_tensors(const Model& model);
-// Takes them from a checkpoint that an optimizer step has written, if it has them. Throws Error where it is of another model.
-void load_fp8(Model& model, const std::string& path);
+// Takes them from a checkpoint that an optimizer step has written, if it has them. The next step's scales are of the types of
+// this run; a tensor that was not in fp8 is measured first. saved: of the run that wrote it, for files of version 0.1, which lack
+// the largest values. Throws Error where it is of another model.
+void load_fp8(Model& model, const std::string& path, const Fp8Options& saved);
+// A step begins whose gradients are those of the mean loss times this number: their scales follow it.
+void follow_loss_scale(Model& model, double scale);
 // Delayed: the scales of the next step, from what all ranks have measured. Part of the optimizer step, before the weights
 // change: their codes are of the next step.
 void update_fp8_scales(Model& model);

@@ -513,14 +513,14 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     forward(*this);
     first = activations.first;  // samples are computed without
     if (cache) try_cache(*this);
-    for (const bool calibrated : {false, true}) {
+    for (const bool measured : {false, true}) {
         if (!options.training) break;
-        if (fp8) fp8->calibrated = calibrated;
+        if (fp8) fp8->measured.assign(static_cast<size_t>(fp8->slots), measured);
         forward_backward(*this, true, 1);
         forward_backward(*this, false, 1);
     }
     if (options.training) llamac::optimizer_step(*this, {}, 0);
-    if (fp8) fp8->calibrated = false;
+    if (fp8) fp8->measured.assign(static_cast<size_t>(fp8->slots), false);
     context.dry_run = false;
     if (workspace.asked)
         arena.plan("work space of operations", &workspace_bytes,

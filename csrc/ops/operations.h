@@ -535,11 +535,13 @@ struct UpdateScalesCall {
     Required scale;  // f32[P]
     Required inverse;  // f32[P,4]
     Required amax;  // f32[P]
+    Tensor largest = {};  // f32[P]
     Required limit;  // f32[P]
+    Tensor unit = {};  // f32[P]
 };
 inline void update_scales(const Context& context, const UpdateScalesCall& call) {
     static const Operation& operation = find_operation("update_scales");
-    const Tensor tensors[] = {call.scale, call.inverse, call.amax, call.limit};
+    const Tensor tensors[] = {call.scale, call.inverse, call.amax, call.largest, call.limit, call.unit};
     run(operation, tensors, {}, context);
 }
 

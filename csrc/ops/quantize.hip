@@ -3,9 +3,11 @@
 //   quantize:       out[n,c] = transposed[c,n] = round(x[n,c] * scale), saturating
 //                   amax = max(amax, max |x|);  saturated += the number of elements beyond the largest value
 //   update_scales:  scale[p] = the largest power of two with amax[p] * scale[p] <= limit[p];  inverse[p,0] = 1 / scale[p];
-//                   amax[p] = 0
-//                   scale and inverse stay as they are where amax is 0, infinite or NaN. Products read inverse, and the
-//                   vendors' libraries want its address to be a multiple of 16 bytes.
+//                   largest[p] = amax[p] / unit[p];  amax[p] = 0
+//                   Where amax is 0, infinite or NaN, largest[p] stays, and largest[p] * unit[p] takes the place of amax[p];
+//                   where that is not positive either, or largest is null, scale and inverse stay. unit: what the tensors
+//                   are multiples of now, 1 where it is null. Products read inverse, and the vendors' libraries want its
+//                   address to be a multiple of 16 bytes.
 //
 // A product sums along neighbours in memory of both operands. So the gradient of a weight needs both of its operands
 // transposed, and the gradient of an input needs the weight transposed.
@@ -86,33 +88,43 @@ constexpr Constraints whole_vectors{
 
 constexpr int64_t inverse_row = 4;
 
-__host__ __device__ inline void update_scale(float* scale, float* inverse, float* amax, const float* limit,
-                                             int64_t p) {
-    const float largest = amax[p];
-    if (largest > 0 && largest <= FLT_MAX) {
-        scale[p] = fp8_scale(largest, limit[p]);
-        inverse[p * inverse_row] = 1.0f / scale[p];
+struct ScaleTables {
+    float *scale, *inverse, *amax, *largest;
+    const float *limit, *unit;
+
+    __host__ __device__ static bool is_size(float x) { return x > 0 && x <= FLT_MAX; }
+    __host__ __device__ void update(int64_t p) const {
+        float size = amax[p];
+        const float of_unit = unit ? unit[p] : 1.0f;
+        if (largest && is_size(size))
+            largest[p] = size / of_unit;
+        else if (largest)
+            size = largest[p] * of_unit;
+        if (is_size(size)) {
+            scale[p] = fp8_scale(size, limit[p]);
+            inverse[p * inverse_row] = 1.0f / scale[p];
+        }
+        amax[p] = 0;
     }
-    amax[p] = 0;
-}
+};
 
 void update_scales_reference(View<float, 1> scale, View<float, 2> inverse, View<float, 1> amax,
-                             View<const float, 1> limit) {
-    for (int64_t p = 0; p < scale.shape[0]; p++)
-        update_scale(scale.data, inverse.data, amax.data, limit.data, p);
+                             View<float, 1> largest, View<const float, 1> limit, View<const float, 1> unit) {
+    const ScaleTables tables{scale.data, inverse.data, amax.data, largest.data, limit.data, unit.data};
+    for (int64_t p = 0; p < scale.shape[0]; p++) tables.update(p);
 }
 
-__global__ void update_scales_naive_kernel(float* scale, float* inverse, float* amax, const float* limit,
-                                           int64_t P) {
+__global__ void update_scales_naive_kernel(ScaleTables tables, int64_t P) {
     const int64_t p = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-    if (p < P) update_scale(scale, inverse, amax, limit, p);
+    if (p < P) tables.update(p);
 }
 
 void update_scales_naive(View<float, 1> scale, View<float, 2> inverse, View<float, 1> amax,
-                         View<const float, 1> limit, LaunchContext context) {
+                         View<float, 1> largest, View<const float, 1> limit, View<const float, 1> unit,
+                         LaunchContext context) {
     const int64_t P = scale.shape[0];
     launch(Grid(blocks_for(P, context.threads), context.threads, context.stream), update_scales_naive_kernel,
-           scale.data, inverse.data, amax.data, limit.data, P);
+           ScaleTables{scale.data, inverse.data, amax.data, largest.data, limit.data, unit.data}, P);
 }
 
 Operation quantize(
@@ -134,7 +146,8 @@ Operation quantize(
     [](const Call& c) { return 1.0 * c["N"] * c["C"]; });
 
 Operation update_scales(
-    "update_scales(scale~: f32[P] >0, inverse~: f32[P,4] >0, amax~: f32[P] >0; limit: f32[P] >0)",
+    "update_scales(scale~: f32[P] >0, inverse~: f32[P,4] >0, amax~: f32[P] >0, largest?~: f32[P] >0;"
+    " limit: f32[P] >0, unit?: f32[P] >0)",
     "scales of fp8 from the largest values, which begin anew",
     {{"naive", "one thread per element", Backend::device, instantiations<update_scales_naive>()},
      {"reference", "plain loops", Backend::host, instantiations<update_scales_reference>()}});

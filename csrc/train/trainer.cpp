@@ -161,6 +161,20 @@ void resume_data(Trainer& t, const Manifest& manifest) {
     t.data_skip = std::max(t.data_skip, before);
 }
 
+// How a run of version 0.1 had its products in fp8; nobody had run it where the types are others (fnuz).
+Fp8Options saved_fp8(const Manifest& manifest) {
+    const auto value = [&](const char* flag) {
+        return manifest.config.contains(flag) ? manifest.config[flag] : nlohmann::json();
+    };
+    const auto blocks = [&](const char* flag) {
+        return value(flag).is_number_integer() ? value(flag).get<int64_t>() : 0;
+    };
+    Fp8Options saved;
+    if (value("fp8-gradients") == "e4m3") saved.gradients = saved.values;
+    saved.keep_first = blocks("fp8-keep-first"), saved.keep_last = blocks("fp8-keep-last");
+    return saved;
+}
+
 void resume(Trainer& t, const Manifest& manifest) {
     check_resume(manifest, t.resumed_from, t.options, t.ranks.count);
     const DType dtype = t.model.options.precision.weights;
@@ -177,7 +191,7 @@ void resume(Trainer& t, const Manifest& manifest) {
     load_weights(t.model.parameters, t.resumed_from);
     const std::vector<std::string> states = files_of(manifest, "optimizer", t.resumed_from);
     load_optimizer(t.model.parameters, states);
-    if (manifest.step > 0) load_fp8(t.model, states[0]);
+    if (manifest.step > 0) load_fp8(t.model, states[0], saved_fp8(manifest));
     t.step = manifest.step;
 }
 
@@ -412,6 +426,7 @@ void Trainer::run_step(const Fill& fill) {
     const bool verified = is_verified(step + 1);
     if (verified) verifier->begin();
     clear_saturated(model);
+    follow_loss_scale(model, loss_scale);
     try {
         for (int64_t micro = 0; micro < accumulation; micro++) {
             const Range range("micro-batch", micro);
