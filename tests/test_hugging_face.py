@@ -219,7 +219,8 @@ def test_weights_of_float16_are_read(train, data, tmp_path):
 
 
 def test_checkpoints_carry_the_tokenizer(train, data, tmp_path):
-    """The files of the model's directory, else those beside the rank file; the same from both programs."""
+    """The files of the model's directory, else those beside the rank file; the same from both programs. Links
+    to known names are followed, as in Hugging Face's cache; packed conversations bring their settings."""
     tokens = shutil.copytree(data, tmp_path / "tokens")
     ranks = {bytes([byte]): byte for byte in range(256)}
     tokenizer.save(tokens / "tokenizer.tiktoken", ranks)
@@ -229,13 +230,19 @@ def test_checkpoints_carry_the_tokenizer(train, data, tmp_path):
     (model / "config.json").write_text(json.dumps(json.loads(Path(MODEL).read_text()) | {"pad_token_id": -1}))
     for name in ("generation_config.json", "tokenizer.json", "tokenizer.model", "chat_template.jinja"):
         (model / name).write_text(f"{name} of the model")
+    (tmp_path / "blob").write_text("tokenizer.json of the model")
+    (model / "tokenizer.json").unlink()
+    (model / "tokenizer.json").symlink_to("../blob")
+    (tokens / "generation_config.json").write_text("of the tokens")
     base = {"config.json", "model.safetensors", "optimizer.safetensors", "manifest.json"}
     exported = {"tokenizer.json", "tokenizer_config.json"}
     for name, extra, expected, source in (
-        ("preset", {"tokenizer": "auto"}, exported, tokens),
+        ("preset", {"tokenizer": "auto"}, exported | {"generation_config.json"}, tokens),
         ("without", {"tokenizer": "none"}, set(), tokens),
         ("loaded", {"tokenizer": "auto", "model": model}, {p.name for p in model.iterdir()} - base, model),
     ):
+        if name == "loaded":
+            (model / "other.json").symlink_to("/etc/passwd")
         # Tokens of another tokenizer than the model's are refused; the shards of `data` name none.
         line = flags(data if name == "loaded" else tokens, tmp_path / name, steps=4, **extra)
         train(*line)
@@ -244,6 +251,7 @@ def test_checkpoints_carry_the_tokenizer(train, data, tmp_path):
         ours, theirs = tmp_path / name / "step_000004", tmp_path / f"p-{name}" / "step_000004"
         for path in (ours, theirs):
             assert {p.name for p in path.iterdir()} == base | expected
+            assert not any(p.is_symlink() for p in path.iterdir())
         for file in expected:
             assert (ours / file).read_bytes() == (theirs / file).read_bytes() == (source / file).read_bytes()
         configs = [json.loads((path / "config.json").read_text()) for path in (ours, theirs)]
