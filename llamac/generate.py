@@ -247,6 +247,7 @@ def main() -> None:
     if prompts:
         answer_file(session, prompts, sys.stdout)
     elif single is None:
+        sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]  # encode() refuses it
         talk(session, sys.stdin, sys.stdout)
     else:
         answer(session, "--prompt" if isinstance(single, str) else "--prompt-ids", single, sys.stdout)

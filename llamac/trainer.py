@@ -13,7 +13,7 @@ import numpy as np
 from llamac import tokenizer
 from llamac.data import read_bin
 from llamac.data.tokens import IGNORED
-from llamac.errors import InputError
+from llamac.errors import InputError, printable
 from llamac.native import native
 from llamac.options import Options, from_keys, override, prompt_ids, read_checkpoint, read_toml
 
@@ -64,7 +64,7 @@ class Trainer:
         self._last: dict[str, float] = {}
         self._tokenizer: Any = None  # once encode() has found it
         for line in self._native.warnings.splitlines():
-            warnings.warn(line, stacklevel=2)
+            warnings.warn(printable(line), stacklevel=2)
 
     @property
     def steps_done(self) -> int:

@@ -242,6 +242,13 @@ def test_what_the_command_refuses(directory, monkeypatch, arguments, words):
     assert all(word in str(refused.value) for word in words), refused.value
 
 
+def test_a_conversation_in_another_encoding(directory, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["generate", str(directory), "--chat"])
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("é\n".encode("latin-1")), "utf-8"))
+    with pytest.raises(Error, match="conversation: expected text in UTF-8"):
+        generate.main()
+
+
 def test_a_refusal_is_a_line_and_an_exit_code(directory):
     lines = command(directory, code=2).strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("generate.py: "), lines

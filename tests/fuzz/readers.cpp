@@ -252,10 +252,7 @@ std::string refusal(const Reader& reader, std::string_view bytes) {
         return "";
     } catch (const Error& error) {
         const std::string message = error.what();
-        const bool one_line = std::none_of(message.begin(), message.end(), [](char c) {
-            return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
-        });
-        CHECK(!message.empty() && one_line && message.size() < 5100);
+        CHECK(!message.empty() && one_line(message) == message && message.size() < 5100);
         return message;
     }
 }
