@@ -105,6 +105,14 @@ def parse_json(content: bytes | str, where: str, kind: Any = object) -> Any:
         raise InputError(f"{where}: expected JSON: {error}") from None
     except RecursionError:
         raise deep from None
+    if _is_deep(value):
+        raise deep
+    if "\\ud" in text or "\\uD" in text:  # perhaps of half a pair
+        check_text(json.dumps(value, ensure_ascii=False), where)
+    return expect(value, kind, where)
+
+
+def _is_deep(value: Any) -> bool:
     level, depth = [value], 0
     while level := [
         item for each in level if isinstance(each, (dict, list))
@@ -112,10 +120,15 @@ def parse_json(content: bytes | str, where: str, kind: Any = object) -> Any:
     ]:  # fmt: skip
         depth += 1
         if depth > MOST_NESTING:
-            raise deep
-    if "\\ud" in text or "\\uD" in text:  # perhaps of half a pair
-        check_text(json.dumps(value, ensure_ascii=False), where)
-    return expect(value, kind, where)
+            return True
+    return False
+
+
+def flaw(row: Any) -> str:
+    """Why a row of data, which json.loads() takes, can be neither shown nor encoded; "": it can."""
+    if _is_deep(row):
+        return f"more than {MOST_NESTING} levels of nesting"
+    return "no Unicode" if _HALF.search(json.dumps(row, ensure_ascii=False, default=str)) else ""
 
 
 @dataclass(frozen=True)

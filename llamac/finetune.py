@@ -30,7 +30,7 @@ from llamac.data.encode import MOST_NAMED, values
 from llamac.data.inputs import find
 from llamac.data.tokens import BEGINS_DOCUMENT, IGNORED, NO_TARGET, write_bin
 from llamac.errors import InputError, printable, run
-from llamac.files import read_json
+from llamac.files import flaw, read_json
 
 GENERATION = "generation_config.json"
 
@@ -171,7 +171,7 @@ def read(inputs: Sequence[str | Path], encoder: Encoder, longest: int, strict: b
             leave_out(f"{path}: line {line}", reason)
         for line, value, reason in values(block, None):
             where = f"{block.path}: line {line}"
-            if reason:
+            if reason := reason or flaw(value):
                 leave_out(where, reason)
                 continue
             try:

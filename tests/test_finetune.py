@@ -444,6 +444,20 @@ def test_a_template_gets_what_transformers_gives_it(directory, tmp_path):
     assert len(answers(encoder, row)) == 2 and "it is 12hm<|end|>" in answers(encoder, row)[1]
 
 
+@pytest.mark.parametrize(
+    "row, reason",
+    [
+        (r'{"prompt": "\ud800", "completion": "x"}', "no Unicode"),
+        (r'{"messages": [{"role": "user", "content": "\udc00"}]}', "no Unicode"),
+        ('{"messages": ' + "[" * 600 + "]" * 600 + "}", "more than 32 levels of nesting"),
+    ],
+)
+def test_rows_that_json_takes_and_no_tokenizer(directory, tmp_path, row, reason):
+    (tmp_path / "a.jsonl").write_text(json.dumps(ROWS[0]) + "\n" + row)
+    found = finetune.read([tmp_path / "a.jsonl"], Encoder(directory), 96)
+    assert len(found.rows) == 1 and found.left_out == {reason: 1}
+
+
 def test_rows_that_are_left_out(directory, tmp_path, capsys):
     """Those that the template refuses or cannot mask, and tools that it does not render; another key of a
     message ends the run."""
