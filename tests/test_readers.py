@@ -13,7 +13,9 @@ from llamac import carried_files, files, hf, plot, profile, tokenizer
 from llamac.config import load_config
 from llamac.data import read_bin, write_bin
 from llamac.errors import InputError, printable
+from llamac.eval import tasks
 from llamac.options import parse
+from llamac.report import log
 
 C_READERS = sorted(set(inputs.SEEDS) - {"profile"})
 
@@ -88,8 +90,15 @@ def test_a_file_that_would_fill_the_memory_is_refused(tmp_path):
     path = tmp_path / "config.json"
     path.touch()
     os.truncate(path, 60 << 30)  # a hole: it takes no space on a disk
-    for read in (files.read_json, files.read_bytes, load_config, plot.read_log, files.read_text):
-        with pytest.raises(InputError, match=r"config.json: expected at most \d+ bytes, found 64424509440"):
+    (tmp_path / "piqa.jsonl").symlink_to(path)
+    piqa = tasks.TASKS["piqa"]
+    for read in (
+        *(files.read_json, files.read_bytes, files.read_text, load_config, plot.read_log, log.read),
+        lambda path: list(tasks.read(piqa, tmp_path)),
+    ):
+        with pytest.raises(
+            InputError, match=r"(config|piqa).jsonl?: expected at most \d+ bytes, found 64424"
+        ):
             read(path)
 
 

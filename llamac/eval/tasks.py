@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamac.errors import InputError
-from llamac.files import excerpt, open_file, parse_json
+from llamac.files import excerpt, parse_json, read_bytes
 
 
 @dataclass(frozen=True)
@@ -179,10 +179,9 @@ def _rows(path: Path) -> Iterator[dict]:
     if path.suffix == ".parquet":
         yield from _parquet_rows(path)
         return
-    with open_file(path) as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                yield parse_json(line, f"{path}: line {number}", {})
+    for number, line in enumerate(read_bytes(path).split(b"\n"), 1):
+        if line.strip():
+            yield parse_json(line, f"{path}: line {number}", {})
 
 
 def _parquet_rows(path: Path) -> Iterator[dict]:

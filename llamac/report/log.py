@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from llamac.errors import InputError
-from llamac.files import excerpt, open_file, parse_json
+from llamac.files import MOST_LOG, excerpt, open_file, parse_json
 
 STEP_FIELDS = (
     "loss",
@@ -81,6 +81,8 @@ class RunLog:
         left for the next call. A log that another one replaced, or that a resumed run cut, is read anew."""
         with open_file(self.path) as file:
             end = file.seek(0, 2)
+            if end > MOST_LOG:
+                raise InputError(f"{self.path}: expected at most {MOST_LOG} bytes, found {end}")
             file.seek(0)
             head = file.read(256)
             inode = self.path.stat().st_ino
