@@ -143,9 +143,10 @@ def _message(given: Any, reads: Callable[[str], bool], ignored: Collection[str])
 
 def _joined(parts: list[Any]) -> str:
     texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
-    if not all(isinstance(text, str) for text in texts):
+    found = [text for text in texts if isinstance(text, str)]
+    if len(found) < len(texts):
         raise NoConversation("content with parts that are no text")
-    return "".join(texts)
+    return "".join(found)
 
 
 def _calls(content: Any) -> list[dict[str, Any]]:

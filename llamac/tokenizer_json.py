@@ -309,8 +309,12 @@ def _converter(path: Path, steps: list[dict[str, Any]]):
         names = ", ".join(str(kind) for kind in kinds)
         raise InputError(f"{path}: decoder: expected a byte-level or sentencepiece-style one, found {names}")
     if "ByteLevel" in kinds:
-        letters = byte_letters()  # a word with another character, of an added token, is its own text
-        return lambda word: bytes(map(letters.get, word)) if letters.keys() >= set(word) else word.encode(), 0
+        letters = byte_letters()
+
+        def spelled(word: str) -> bytes:  # an added token with another character is its own text
+            return bytes(letters[c] for c in word) if letters.keys() >= set(word) else word.encode()
+
+        return spelled, 0
     space = next((s.get("replacement", "▁") for s in steps if s["type"] == "Metaspace"), None)
     replaced = [
         ((s.get("pattern") or {}).get("String", ""), s.get("content", ""))

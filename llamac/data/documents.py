@@ -374,7 +374,7 @@ def _streamed(
     held: list[Piece] = []
     size = 0
     state = start
-    rows = hub.rows(file.path, how.field, start)
+    rows = hub.rows(file.path, str(how.field), start)
     for text, state in islice(rows, 0 if start else row, None):  # earlier versions wrote the row alone
         row += 1
         held.append(Piece(text, file.path, row, split=how.split))
@@ -526,7 +526,7 @@ def _rows(file: InputFile, how: Reading) -> Iterator[str]:
     from llamac.data.encode import values
 
     if file.kind == "hub":
-        yield from (text for text, _ in hub.rows(file.path, how.field))
+        yield from (text for text, _ in hub.rows(file.path, str(how.field)))
         return
     for block in _READERS[file.kind](file, how):
         for _, value, reason in values(block, how.field):
