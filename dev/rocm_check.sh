@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 build=build/amd python=.venv/bin/python
 export PATH=$PWD/.venv/cmake:$PATH CMAKE_GENERATOR=Ninja
-TIMEFORMAT='  %0U + %0S s of CPU'
+TIMEFORMAT='  %1U + %1S s of CPU'
 
 stop() { echo "rocm_check.sh: $*" >&2; exit 1; }
 step() {    # step WHAT COMMAND...
