@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -12,8 +11,9 @@ from conftest import ROOT
 sys.path.insert(0, str(ROOT / "dev/hip"))
 import loops
 import resources
+from compiler import Compiler
 
-CHIPS = ["gfx942", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gfx90a", "gfx1100"))]
+CHIPS = ["gfx942", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gfx90a", "gfx950", "gfx1100"))]
 LISTING = """\
   variant     runs on       deterministic  idea; limits
 injected: kernels with faults
@@ -136,15 +136,23 @@ __global__ void __launch_bounds__(256) injected_naive_kernel(v4* out, const v4* 
 
 
 @pytest.fixture(scope="module")
-def rocm() -> Path:
+def any_compiler() -> Compiler:
     try:
-        return resources.rocm_folder()
+        return Compiler()
     except resources.Error as error:
         pytest.skip(str(error))
 
 
 @pytest.fixture
-def judge(rocm, tmp_path):
+def compiler(any_compiler, request) -> Compiler:
+    arch = request.node.callspec.params.get("arch") if hasattr(request.node, "callspec") else None
+    if arch and not any_compiler.knows(arch):
+        pytest.skip(f"{any_compiler.path} does not know {arch}")
+    return any_compiler
+
+
+@pytest.fixture
+def judge(compiler, tmp_path):
     """Runs the script on a source; returns its exit code, its lines on stderr, and what it prints."""
     program = tmp_path / "program"
     program.write_text(f"#!/bin/sh\ncat <<'END'\n{LISTING}END\n")
@@ -297,15 +305,15 @@ def occupancy_source(arch: str) -> str:
 
 
 @pytest.mark.parametrize("arch", CHIPS)
-def test_waves_are_the_compilers(rocm, tmp_path, arch):
+def test_waves_are_the_compilers(compiler, tmp_path, arch):
     source = tmp_path / "injected.hip"
     source.write_text(occupancy_source(arch))
-    command = [rocm / "llvm/bin/clang++", *resources.FLAGS, f"--rocm-path={rocm}", f"--offload-arch={arch}"]
+    command = [compiler.path, *resources.FLAGS, *compiler.flags, f"--offload-arch={arch}"]
     command += ["-Rpass-analysis=kernel-resource-usage", source, "-o", tmp_path / "code"]
     remarks = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     remark = r"Function Name: (\S+).*?Occupancy \[waves/SIMD\]: (\d+)"
     said = {name: int(waves) for name, waves in re.findall(remark, remarks, re.DOTALL)}
-    kernels = resources.compile_kernels(rocm, source, arch, tmp_path, {})
+    kernels = resources.compile_kernels(compiler, source, arch, tmp_path, {})
     ours = {kernel.name: kernel.waves for kernel in kernels}
     assert ours == {re.search(r"injected_kernel\d+", name)[0]: waves for name, waves in said.items()}
     assert len(ours) > 40 and len(set(ours.values())) > 5

@@ -17,14 +17,13 @@ several operations share is named after the start of their names: matmul_tiled_k
 launch gives is not in the code, so waves do not count it. build/resources keeps the code objects and their
 disassembly.
 
-The compiler is that of ROCm ($ROCM_PATH, else /opt/rocm), else Debian's by way of dev/hip/rocm_folder.sh.
+The compiler is that of dev/hip/compiler.py.
 """
 
 import argparse
 import json
 import os
 import re
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -33,17 +32,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import loops
+from compiler import ROOT, Compiler, Error, run
 
-ROOT = Path(__file__).resolve().parents[2]
 OPERATIONS = ROOT / "csrc/ops"
 FLAGS = [
     *("-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-O3", "-std=c++20", "-fopenmp"),
     *("-Wall", "-Wextra", "-Werror", "-DLLAMAC_AMD", f"-I{ROOT / 'csrc'}"),
 ]
-
-
-class Error(Exception):
-    """Nothing could be measured; its text is the one line to print."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +59,14 @@ CDNA = Chip(vgprs=512, granule=8, waves=8, lds=65536, simds=4, sgprs=100)
 CHIPS = {
     "gfx90a": CDNA,
     "gfx942": CDNA,
+    "gfx950": replace(CDNA, lds=163840),
     "gfx1100": Chip(vgprs=1536, granule=24, waves=16, lds=131072, simds=4, sgprs=None),
 }
 
-FP8_FORMS = {"gfx942": "true"}  # whether the fp8 of its matrix instructions is fnuz; other chips have none
+FP8_FORMS = {
+    "gfx942": "true",
+    "gfx950": "false",
+}  # whether the fp8 of its matrix instructions is fnuz; other chips have none
 MATRIX_WAVES = 2  # that a kernel with matrix instructions needs at least, a SIMD
 
 # Global memory: flat instructions count too; there the compiler could not tell which memory a pointer is to.
@@ -151,49 +150,22 @@ def short_name(demangled: str) -> str:
     return re.sub(r"\b\w+::", "", text.removeprefix("void "))
 
 
-def rocm_folder() -> Path:
-    """The ROCm installation to compile with."""
-    if named := os.environ.get("ROCM_PATH"):
-        folder = Path(named).absolute()
-    elif (folder := Path("/opt/rocm")).is_dir():
-        pass
-    else:
-        folder = ROOT / "build/rocm"
-        made = subprocess.run([ROOT / "dev/hip/rocm_folder.sh", folder], capture_output=True, text=True)
-        if made.returncode:
-            raise Error(made.stderr.strip())
-    if not (folder / "llvm/bin/clang++").exists():
-        raise Error(f"{folder}: expected a ROCm installation, found no llvm/bin/clang++ in it")
-    return folder
-
-
-def run(*command: str | Path) -> str:
-    """The command's output. Raises Error with what it printed where it fails."""
-    words = " ".join(map(str, command))
-    try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except OSError as error:
-        raise Error(f"{words}: {error.strerror}") from error
-    if done.returncode:
-        raise Error(f"{words}: exit code {done.returncode}\n{done.stderr.strip()}")
-    return done.stdout
-
-
-def compile_kernels(rocm: Path, source: Path, arch: str, folder: Path, variants: Variants) -> list[Kernel]:
+def compile_kernels(
+    compiler: Compiler, source: Path, arch: str, folder: Path, variants: Variants
+) -> list[Kernel]:
     """The kernels of one file; folder/<arch>/ keeps its code object and disassembly."""
-    tools = rocm / "llvm/bin"
     inside = source.absolute().is_relative_to(OPERATIONS)
     name = source.absolute().relative_to(OPERATIONS) if inside else Path(source.name)
     code = (folder / arch / name).with_suffix(".hsaco")
     code.parent.mkdir(parents=True, exist_ok=True)
-    run(tools / "clang++", *FLAGS, f"--rocm-path={rocm}", f"--offload-arch={arch}", source, "-o", code)
-    notes = parse_notes(run(tools / "llvm-readelf", "--notes", code))
+    run(compiler.path, *FLAGS, *compiler.flags, f"--offload-arch={arch}", source, "-o", code)
+    notes = parse_notes(run(compiler.tool("llvm-readelf"), "--notes", code))
     if not notes:
         return []
-    disassembly = run(tools / "llvm-objdump", "-d", "--no-show-raw-insn", code)
+    disassembly = run(compiler.tool("llvm-objdump"), "-d", "--no-show-raw-insn", code)
     code.with_suffix(".s").write_text(disassembly)
     bodies = loops.symbols(disassembly)
-    names = run(tools / "llvm-cxxfilt", *(note["name"] for note in notes)).splitlines()
+    names = run(compiler.tool("llvm-cxxfilt"), *(note["name"] for note in notes)).splitlines()
     kernels = []
     for note, demangled in zip(notes, names):
         body = bodies[note["name"]]
@@ -353,7 +325,12 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("sources", nargs="*", type=Path, help="files to compile, instead of all of csrc/ops")
-    parser.add_argument("--arch", action="append", choices=CHIPS, help="may be repeated (default: gfx942)")
+    parser.add_argument(
+        "--arch",
+        action="append",
+        choices=[*CHIPS, "all"],
+        help="may be repeated (default: gfx942); all: those that the compiler knows",
+    )
     parser.add_argument("--min-waves", type=int, default=4, help="fewest waves a SIMD (default: %(default)s)")
     parser.add_argument("--program", type=Path, help="lists the variants (default: the newest train_llama3)")
     parser.add_argument("--out", type=Path, default=ROOT / "build/resources", help="where code objects go")
@@ -363,13 +340,15 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     options = parse_arguments()
+    compiler = Compiler()
     archs = list(dict.fromkeys(options.arch or ["gfx942"]))
+    if "all" in archs:
+        archs = [arch for arch in CHIPS if compiler.knows(arch)]
     sources = options.sources or sorted(OPERATIONS.glob("**/*.hip"))
     variants = parse_variants(run((options.program or find_program()).absolute(), "--list-kernels"))
-    rocm = rocm_folder()
     jobs = [(source, arch) for arch in archs for source in sources]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = pool.map(lambda job: compile_kernels(rocm, *job, options.out, variants), jobs)
+        results = pool.map(lambda job: compile_kernels(compiler, *job, options.out, variants), jobs)
         kernels = [kernel for result in results for kernel in result]
     kernels.sort(key=lambda k: (archs.index(k.arch), k.operation, k.variant, not k.main, k.name))
     wrong = list(faults(kernels, variants, options.min_waves))

@@ -2,12 +2,22 @@
 
 import os
 import subprocess
+import sys
+from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[2]
+sys.path.insert(0, str(HERE.parent))
+from compiler import ROOT, Compiler  # noqa: E402
+
 LIBRARIES = ROOT / "build/isa_libraries"
 OPENBLAS = "openblas-openmp"  # Debian's folder of the OpenMP build
+
+
+@cache
+def tool(name: str) -> str:
+    """A program of the compiler's LLVM."""
+    return Compiler().tool(name)
 
 
 def objects_of(folder: Path) -> list[Path]:
@@ -15,33 +25,39 @@ def objects_of(folder: Path) -> list[Path]:
 
 
 def build(folder: Path, program: bool = False) -> None:
-    """libamdhip64.so.5 is fake_hip.cpp; libllamac.so has the operations, bridge.cpp and the check programs.
+    """libamdhip64.so is fake_hip.cpp; libllamac.so has the operations, bridge.cpp and the check programs.
 
     program: train_llama3 too. CMake keeps its objects in build/isa.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    rocm, objects = ROOT / "build/rocm", ROOT / "build/isa"
-    clang = rocm / "llvm/bin/clang++"
+    compiler, objects = Compiler(), ROOT / "build/isa"
+    clang = compiler.path
+    # Debian's folder has links, ROCm's compiler may be one.
+    below = [*clang.parents, *clang.resolve().parents]
+    headers = next(p / "include" for p in below if (p / "include/hip/hip_runtime.h").exists())
 
     def run(*command: str | Path, **keywords) -> None:
         subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, **keywords)
 
-    run("dev/hip/rocm_folder.sh", rocm)
-    environment = os.environ | {"ROCM_PATH": str(rocm), "HIPCXX": str(clang)}
+    environment = os.environ | {"HIPCXX": str(clang)}
+    if compiler.folder:
+        environment["ROCM_PATH"] = str(compiler.folder)
     configure = (
         "-DLLAMAC_PLATFORM=amd",
         "-DCMAKE_HIP_ARCHITECTURES=gfx942",
         "-DLLAMAC_GLOO=OFF",
         "-DLLAMAC_MPI=OFF",
+        "-DLLAMAC_NCCL=OFF",
+        "-DCMAKE_DISABLE_FIND_PACKAGE_hipblaslt=ON",
     )
     run("cmake", "-S", ROOT, "-B", objects, *configure, env=environment)
     targets = ["llamac_operations", *(["llamac"] if program else [])]
     run("cmake", "--build", objects, "--parallel", "2", "--target", *targets, env=environment)
 
     common = ["-std=c++20", "-fPIC", "-fopenmp", "-DLLAMAC_AMD", f"-I{ROOT / 'csrc'}", f"-I{ROOT}"]
-    host = [*common, "-D__HIP_PLATFORM_AMD__=1", "-isystem", f"{rocm}/include", f"-I{objects}/generated"]
-    device = [*common, "-x", "hip", "--offload-arch=gfx942", f"--rocm-path={rocm}"]
-    runtime = folder / "libamdhip64.so.5"
+    host = [*common, "-D__HIP_PLATFORM_AMD__=1", "-idirafter", str(headers), f"-I{objects}/generated"]
+    device = [*common, "-x", "hip", "--offload-arch=gfx942", *compiler.flags]
+    runtime = folder / "libamdhip64.so"
     run(clang, "-shared", *host, "-O1", HERE / "fake_hip.cpp", f"-Wl,-soname,{runtime.name}", "-o", runtime)
     sources: list[tuple[list[str], Path, str]] = [
         (host, HERE / "bridge.cpp", ""),

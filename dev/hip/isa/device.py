@@ -12,7 +12,7 @@ from code_object import Module
 from fp8 import FORMS
 from machine import Launch, Machine
 
-from build import LIBRARIES
+from build import LIBRARIES, tool
 
 # core/dtype.h; numpy has no types for those with names.
 NUMBERS = {
@@ -42,7 +42,7 @@ def storage_of(dtype) -> np.dtype:
 
 
 def demangle(name: str) -> str:
-    return subprocess.run(["llvm-cxxfilt-19", name], capture_output=True, text=True).stdout.strip()
+    return subprocess.run([tool("llvm-cxxfilt"), name], capture_output=True, text=True).stdout.strip()
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Device:
     """The two libraries of build.py, with the launches of one going to the machine."""
 
     def __init__(self, build: Path, compute_units: int = 304):
-        self.hip = ctypes.CDLL(f"{build}/libamdhip64.so.5", mode=ctypes.RTLD_GLOBAL)
+        self.hip = ctypes.CDLL(f"{build}/libamdhip64.so", mode=ctypes.RTLD_GLOBAL)
         self.lib = ctypes.CDLL(f"{build}/libllamac.so", mode=ctypes.RTLD_GLOBAL)
         self.machine = Machine()
         self.hip.fake_code.restype = ctypes.c_void_p

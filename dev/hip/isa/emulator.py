@@ -2,6 +2,9 @@
 
 import os
 import sys
+from pathlib import Path
+
+from build import tool
 
 if not os.path.isfile(os.path.join(os.environ.get("TINYGRAD", ""), "test/mockgpu/amd/emu.py")):
     found = os.environ.get("TINYGRAD", "nothing")
@@ -9,7 +12,7 @@ if not os.path.isfile(os.path.join(os.environ.get("TINYGRAD", ""), "test/mockgpu
     print(f"TINYGRAD: expected {expected}, found {found}", file=sys.stderr)
     sys.exit(2)
 if not any(os.access(os.path.join(folder, "clang"), os.X_OK) for folder in os.get_exec_path()):
-    os.environ["PATH"] += ":/usr/lib/llvm-19/bin"  # the emulator calls `clang`
+    os.environ["PATH"] += f":{Path(tool('clang')).parent}"  # the emulator calls it
 os.environ.setdefault("DEV", "CPU")
 sys.path.insert(0, os.environ["TINYGRAD"])
 

@@ -1,5 +1,5 @@
 // A HIP runtime without a GPU: memory is the host's, launches go to a callback (device.py) and run at once, in order.
-// Built as libamdhip64.so.5, so that the AMD build's host code, launchers and registry, runs unchanged.
+// Built as libamdhip64.so, so that the AMD build's host code, launchers and registry, runs unchanged.
 #include <hip/hip_runtime_api.h>
 #include <sys/mman.h>
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
+from build import tool
+
 REGISTER = re.compile(r"\b([vas])(?:(\d+)|\[(\d+):(\d+)\])")
 LOADS = ("global_load", "buffer_load", "scratch_load")
 STORES = ("global_store", "global_atomic", "buffer_store", "scratch_store")
@@ -186,7 +188,7 @@ def main() -> int:
     faults: list[str] = []
     kernels = 0
     for path in paths:
-        command = ["llvm-objdump-19", "-d", "--no-show-raw-insn", path]
+        command = [tool("llvm-objdump"), "-d", "--no-show-raw-insn", path]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         for name, code in parse(text):
             if name.endswith(".kd") or not code:
