@@ -1,4 +1,4 @@
-"""Written twice on purpose: dev/hip/tolerance.h has the same rule; test_tolerance.py::test_both_languages.
+"""Written twice on purpose: csrc/core/tolerance.h has the same rule; test_tolerance.py::test_both_languages.
 
 The largest accepted difference of a result from float64's: a factor of the error of PyTorch's own operation
 in the same type on the same input, by relative L2 norm and by largest element. The floor is two units in the

@@ -379,7 +379,7 @@ void check_gemm_cache() {
             "tn 8x6x4 f32/bf16 bf16 +c/f32 a*1 b*row",
         "a product's name with a type for each operand, and scales");
     GemmAlgorithms gemms;
-    if (!gemm_supports({16, 16, 16, false, true, f32, f32, f32, f32, false})) {
+    if (!gemm_supports({16, 16, 16, false, true, f32, f32, f32, f32, false}, nullptr)) {
         check(gemms.choices().choices.empty() && gemms.use(some_choices).empty(), "without the library");
         return;
     }

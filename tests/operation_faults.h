@@ -1,8 +1,8 @@
 // Deliberate faults for check_operations --fault: each runs the reference and spoils the call or its result,
 // and says whether that has made a difference (no accumulation: nothing to forget).
 #pragma once
+#include "core/tolerance.h"
 #include "dev/hip/operation_case.h"
-#include "dev/hip/tolerance.h"
 
 namespace llamac {
 

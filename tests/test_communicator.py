@@ -11,10 +11,12 @@ from launch import free_port, has, needs, torchrun_environment
 pytestmark = pytest.mark.program
 
 
-def start(build, environments: list[dict[str, str]], **more: str) -> list[subprocess.Popen]:
+def start(
+    build, environments: list[dict[str, str]], program: str = "check_communicator", **more: str
+) -> list[subprocess.Popen]:
     return [
         subprocess.Popen(
-            [build / "check_communicator"],
+            [build / program],
             env=os.environ | {"OMP_NUM_THREADS": "1"} | environment | more,
             stdout=subprocess.PIPE,
             text=True,
@@ -48,6 +50,17 @@ def test_gloo(build, ranks, by_tcp):
     for process, text in zip(processes, outputs(processes)):
         assert process.returncode == 0 and " 0 failed" in text, text
         assert int(text.split()[-4]) > 80
+
+
+def test_ranks_choose_the_same_algorithms(build):
+    """Of the vendor's library, whatever their own caches keep: check_gemm.cpp."""
+    needs(build, "GLOO")
+    if not (build / "check_gemm").exists():
+        pytest.skip("this build has no stand-in for the vendor's library")
+    port = free_port()
+    processes = start(build, [torchrun_environment(rank, 2, port) for rank in range(2)], "check_gemm")
+    for process, text in zip(processes, outputs(processes)):
+        assert process.returncode == 0 and " 0 failed" in text, text
 
 
 def test_a_rank_that_ends_is_named(build):

@@ -1,6 +1,6 @@
-// tolerance DTYPE FACTOR < three lines of numbers: results, a baseline's, the truth. Prints what dev/hip/tolerance.h makes
+// tolerance DTYPE FACTOR < three lines of numbers: results, a baseline's, the truth. Prints what core/tolerance.h makes
 // of them, for tests/test_tolerance.py: two numbers each for error, floor and allowed, ulp of each result, 1 if within.
-#include "dev/hip/tolerance.h"
+#include "core/tolerance.h"
 
 #include <cstdio>
 #include <iostream>

@@ -1,11 +1,13 @@
 #include "core/library_gemm.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <mutex>
-#include <vector>
+#include <optional>
 
 #include "core/device_memory.h"
+#include "core/product_check.h"
 #include "platform/blaslt.h"
 #include "platform/stream.h"
 
@@ -38,7 +40,6 @@ const char* without_gemm_library() {
 #if defined(LLAMAC_BLASLT)
 namespace {
 
-constexpr int most_candidates = 32;
 using Candidate = hipblasLtMatmulHeuristicResult_t;
 
 void check_blas(hipblasStatus_t status, const char* what) {
@@ -58,30 +59,41 @@ struct Plan {
 struct Library {
     std::mutex lock;  // for all that follows, and while a product is timed: PyTorch's backward has threads
     hipblasLtHandle_t handle = nullptr;
-    std::map<hipStream_t, hipblasLtHandle_t> handles;  // of streams, where each wants its own
+    // Of streams, where each wants its own; and one for a stream whose first product is recorded for a graph.
+    std::map<hipStream_t, hipblasLtHandle_t> handles;
+    hipblasLtHandle_t spare = nullptr;
     std::map<Gemm, Plan> plans;
-    std::string device, version;
+    std::string device = device_name(), version;
 
-    Library() {
-        check_blas(hipblasLtCreate(&handle), "hipblasLtCreate");
-        hipDeviceProp_t properties;
-        CHECK(hipGetDeviceProperties(&properties, current_device()));
-        device = properties.name;
+    explicit Library(hipStream_t stream) : handle(make_handle(stream)) {
         version = std::string(blaslt_name) + " " + std::to_string(blaslt_version(handle));
     }
+    static hipblasLtHandle_t make_handle(hipStream_t stream) {
+        if (handle_owns_memory && is_capturing(stream))
+            fail(blaslt_name,
+                 ": the first matrix products of a device and a stream take memory, which is not possible "
+                 "while "
+                 "a graph is recorded; compute one before the capture");
+        hipblasLtHandle_t made = nullptr;
+        check_blas(hipblasLtCreate(&made), "hipblasLtCreate");
+        return made;
+    }
     hipblasLtHandle_t handle_for(hipStream_t stream) {
-        if (!handle_for_each_stream) return handle;
+        if (!handle_owns_memory) return handle;
         hipblasLtHandle_t& own = handles[stream];
-        if (!own) check_blas(hipblasLtCreate(&own), "hipblasLtCreate");
+        if (!own) own = spare ? std::exchange(spare, nullptr) : make_handle(stream);
+        if (!spare && !is_capturing(stream)) spare = make_handle(stream);
         return own;
     }
 };
-// The current device's.
-Library& library() {
+// The current device's; the stream is that of its first product, if it is made.
+Library& library(hipStream_t stream = nullptr) {
     static std::mutex lock;
     static std::map<int, Library> libraries;
     const std::lock_guard<std::mutex> held(lock);
-    return libraries[current_device()];
+    const int device = current_device();
+    const auto found = libraries.find(device);
+    return found != libraries.end() ? found->second : libraries.try_emplace(device, stream).first->second;
 }
 
 }  // namespace
@@ -91,7 +103,8 @@ struct GemmAlgorithms::State {
     struct Decision {
         GemmChoices::Choice choice;
         hipblasLtMatmulAlgo_t chosen;
-        enum { open, guessed, settled } state = open;
+        // kept: as a file has it, until all ranks have said that they take it.
+        enum { open, guessed, kept, settled } state = open;
     };
     std::map<Gemm, Decision> decisions;
     std::map<std::string, GemmChoices::Choice> known;  // from files
@@ -231,10 +244,16 @@ double median(std::vector<double> values) {
     return values[values.size() / 2];
 }
 
+struct Timed {
+    size_t candidate;
+    double ms;  // 0: there is no other one to compare with
+};
+
 // Times the candidates in turns, each for so long that it finds the clock that it keeps: in a step the card is at its
 // power limit, where the clock follows what a product draws. Medians of turns in changing order: a cool card is fast
-// for 50 ms, and a card at its limit is slow for a tenth of a second every now and then.
-void tune(const Gemm& g, const Plan& plan, Decision& decision, const Operands& o) {
+// for 50 ms, and a card at its limit is slow for a tenth of a second every now and then. Those that compute, the fastest
+// first; behind those that were timed in all rounds come the others.
+std::vector<Timed> tune(const Gemm& g, const Plan& plan, const Operands& o) {
     constexpr double stretch_ms = 25, near = 1.05;
     constexpr int most_calls = 200, rounds = 5, rounds_of_all = 2;
     const size_t count = plan.candidates.size();
@@ -253,53 +272,133 @@ void tune(const Gemm& g, const Plan& plan, Decision& decision, const Operands& o
             least[k] = round == 0 ? ms[k][0] : std::min(least[k], ms[k].back());
         }
     }
-    const auto time = [&](size_t k) { return ms[k].size() == rounds ? median(ms[k]) : INFINITY; };
-    size_t best = 0;
-    for (size_t k = 1; k < count; k++)
-        if (time(k) < time(best)) best = k;
-    decision.chosen = plan.candidates[best].algo;
-    decision.choice = {text_of(decision.chosen), time(best), static_cast<int>(count)};
+    std::vector<Timed> order;
+    for (size_t k = 0; k < count; k++)
+        if (!ms[k].empty()) order.push_back({k, median(ms[k])});
+    std::stable_sort(order.begin(), order.end(), [&](const Timed& x, const Timed& y) {
+        const size_t x_rounds = ms[x.candidate].size(), y_rounds = ms[y.candidate].size();
+        return x_rounds != y_rounds ? x_rounds > y_rounds : x.ms < y.ms;
+    });
+    return order;
 }
 
-// tune, with what stands in `out` kept where the product adds to it. Without memory for that, the library's guess
-// stays.
-void tune_in_place(const Gemm& g, const Plan& plan, Decision& decision, const Operands& o) {
-    if (!g.adds || o.c != o.out) return tune(g, plan, decision, o);
-    DeviceMemory kept;
-    try {
+// What stands in `out` where the product adds to it.
+struct KeptOutput {
+    explicit KeptOutput(const Gemm& g, const Operands& operands) : o(operands) {
+        if (!g.adds || o.c != o.out) return;
         kept = DeviceMemory(g.rows * g.columns * size_of(g.out));
+        copy(kept.data, o.out);
+    }
+    void restore() const {
+        if (kept.data) copy(o.out, kept.data);
+    }
+
+  private:
+    const Operands& o;
+    DeviceMemory kept;
+
+    void copy(void* to, const void* from) const {
+        CHECK(hipMemcpyAsync(to, from, static_cast<size_t>(kept.bytes), hipMemcpyDefault, o.stream));
+        CHECK(hipStreamSynchronize(o.stream));
+    }
+};
+
+template <class T = char>
+std::vector<T> from_device(const void* data, int64_t bytes, hipStream_t stream) {
+    std::vector<T> values(static_cast<size_t>(bytes) / sizeof(T));
+    CHECK(hipStreamSynchronize(stream));
+    copy_bytes(values.data(), data, bytes);
+    return values;
+}
+
+// The product as our own kernels compute it, for the comparison. `out` is as it was.
+ProductCheck compute_own(const Gemm& g, const Operands& o, OwnGemm own, const KeptOutput& before) {
+    const auto values = [&](const void* data, DType type, int64_t count) {
+        return from_device(data, count * size_of(type), o.stream);
+    };
+    const auto scales = [&](const float* data, GemmScale scale, int64_t count) {
+        if (scale == GemmScale::none) return std::vector<float>();
+        return from_device<float>(data, (scale == GemmScale::row ? count : 1) * int64_t{sizeof(float)},
+                                  o.stream);
+    };
+    ProductValues v;
+    v.a = values(o.a, g.a, g.rows * g.inner), v.b = values(o.b, g.b, g.inner * g.columns);
+    if (g.adds) v.c = values(o.c, g.c, g.rows * g.columns);
+    v.a_scale = scales(o.a_scale, g.a_scale, g.rows), v.b_scale = scales(o.b_scale, g.b_scale, g.columns);
+    own(g, o, o.stream);
+    v.own = values(o.out, g.out, g.rows * g.columns);
+    before.restore();
+    return ProductCheck(g, std::move(v));
+}
+
+// The fastest candidate whose result is right. Without memory for what stands in `out`, the library's guess stays.
+void choose(const Library& lib, const Gemm& g, const Plan& plan, Decision& decision, const Operands& o,
+            OwnGemm own) {
+    std::optional<KeptOutput> before;
+    try {
+        before.emplace(g, o);
     } catch (const Error&) {
         return;
     }
-    const size_t bytes = static_cast<size_t>(kept.bytes);
-    CHECK(hipMemcpyAsync(kept.data, o.out, bytes, hipMemcpyDefault, o.stream));
-    tune(g, plan, decision, o);
-    CHECK(hipMemcpyAsync(o.out, kept.data, bytes, hipMemcpyDefault, o.stream));
-    CHECK(hipStreamSynchronize(o.stream));
+    const size_t count = plan.candidates.size();
+    const std::vector<Timed> order = count > 1 ? tune(g, plan, o) : std::vector<Timed>{{0, 0}};
+    before->restore();
+    const ProductCheck check = compute_own(g, o, own, *before);
+    for (const Timed& timed : order) {
+        const hipblasLtMatmulAlgo_t& algorithm = plan.candidates[timed.candidate].algo;
+        const bool computes = compute(g, plan, algorithm, o) == HIPBLAS_STATUS_SUCCESS;
+        const std::string wrong =
+            computes ? check.difference(from_device(o.out, g.rows * g.columns * size_of(g.out), o.stream))
+                     : "it is refused";
+        before->restore();
+        if (wrong.empty()) {
+            decision.chosen = algorithm;
+            decision.choice = {text_of(algorithm), timed.ms, count > 1 ? static_cast<int>(count) : 0};
+            return;
+        }
+        std::fprintf(stderr, "llamac: matrix product %s: algorithm %zu of %zu of %s is left out: %s\n",
+                     g.name().c_str(), timed.candidate + 1, count, lib.version.c_str(), wrong.c_str());
+    }
+    fail(
+        "matrix product ", g.name(), ": expected an algorithm of ", lib.version,
+        " whose result is that of our own kernel, found none among ", count,
+        "; --tune off takes the library's first one without this comparison, and --kernel, a kernel of ours");
+}
+
+// Without a timing: what a file has kept, or the library's guess.
+void decide_untimed(Library& lib, const Gemm& g, const Plan& plan, const GemmAlgorithms& algorithms,
+                    Decision& decision) {
+    const auto kept = algorithms.state->known.find(g.name());
+    if (kept != algorithms.state->known.end()) {
+        if (read_algorithm(lib, plan, kept->second.algorithm, &decision.chosen)) {
+            decision.choice = kept->second;
+            decision.state = algorithms.gather ? Decision::kept : Decision::settled;
+            return;
+        }
+        std::fprintf(stderr, "llamac: matrix product %s: %s does not take the algorithm that was kept\n",
+                     g.name().c_str(), lib.version.c_str());
+    }
+    decision.chosen = plan.candidates[0].algo;
+    decision.choice = {text_of(decision.chosen), 0, 0};
+    decision.state = Decision::guessed;
 }
 
 void decide(Library& lib, const Gemm& g, const Plan& plan, const GemmAlgorithms& algorithms,
-            Decision& decision, const Operands& o) {
-    if (decision.state == Decision::open) {
-        const auto kept = algorithms.state->known.find(g.name());
-        if (kept != algorithms.state->known.end()) {
-            if (read_algorithm(lib, plan, kept->second.algorithm, &decision.chosen)) {
-                decision.choice = kept->second;
-                decision.state = Decision::settled;
-                return;
-            }
-            std::fprintf(stderr, "llamac: matrix product %s: %s does not take the algorithm that was kept\n",
-                         g.name().c_str(), lib.version.c_str());
+            Decision& decision, const Operands& o, OwnGemm own) {
+    if (decision.state == Decision::open) decide_untimed(lib, g, plan, algorithms, decision);
+    if (decision.state == Decision::settled || !algorithms.tuning) return;
+    if (algorithms.gather) {
+        const std::vector<std::string> kept =
+            algorithms.gather(decision.state == Decision::kept ? "kept" : "");
+        if (std::find(kept.begin(), kept.end(), "") == kept.end()) {
+            decision.state = Decision::settled;
+            return;
         }
-        decision.chosen = plan.candidates[0].algo;
-        decision.choice = {text_of(decision.chosen), 0, 0};
-        decision.state = Decision::guessed;
     }
-    if (!algorithms.tuning) return;
     decision.state = Decision::settled;
-    if (plan.candidates.size() > 1) tune_in_place(g, plan, decision, o);
-    if (!algorithms.agree) return;
-    const std::string common = algorithms.agree(decision.choice.algorithm);
+    choose(lib, g, plan, decision, o, own);
+    if (!algorithms.gather) return;
+    const std::string common = algorithms.gather(decision.choice.algorithm)[0];
     if (common == decision.choice.algorithm) return;
     if (!read_algorithm(lib, plan, common, &decision.chosen))
         fail("matrix product ", g.name(),
@@ -310,22 +409,23 @@ void decide(Library& lib, const Gemm& g, const Plan& plan, const GemmAlgorithms&
 
 }  // namespace
 
-bool gemm_supports(const Gemm& gemm) {
-    Library& lib = library();
+bool gemm_supports(const Gemm& gemm, hipStream_t stream) {
+    Library& lib = library(stream);
     const std::lock_guard<std::mutex> held(lib.lock);
     return !plan_of(lib, gemm).candidates.empty();
 }
 
-void run_gemm(const Gemm& gemm, const GemmOperands& given, void* workspace, GemmAlgorithms* algorithms,
-              hipStream_t stream) {
-    Library& lib = library();
+void run_gemm(const Gemm& gemm, const GemmOperands& given, OwnGemm own, void* workspace,
+              GemmAlgorithms* algorithms, hipStream_t stream) {
+    Library& lib = library(stream);
     const std::lock_guard<std::mutex> held(lib.lock);
     const Plan& plan = plan_of(lib, gemm);
     const Operands operands{given, workspace, stream, lib.handle_for(stream)};
     const hipblasLtMatmulAlgo_t* algorithm = &plan.candidates[0].algo;
     if (algorithms) {
         Decision& decision = algorithms->state->decisions[gemm];
-        if (decision.state != Decision::settled) decide(lib, gemm, plan, *algorithms, decision, operands);
+        if (decision.state != Decision::settled)
+            decide(lib, gemm, plan, *algorithms, decision, operands, own);
         algorithm = &decision.chosen;
     }
     const hipblasStatus_t status = compute(gemm, plan, *algorithm, operands);
@@ -341,7 +441,8 @@ GemmChoices GemmAlgorithms::choices() const {
     const std::lock_guard<std::mutex> held(lib.lock);
     GemmChoices used{lib.device, lib.version, {}};
     for (const auto& [gemm, decision] : state->decisions)
-        if (decision.state == Decision::settled) used.choices[gemm.name()] = decision.choice;
+        if (decision.state == Decision::settled || decision.state == Decision::kept)
+            used.choices[gemm.name()] = decision.choice;
     return used;
 }
 
@@ -362,14 +463,19 @@ GemmChoices GemmAlgorithms::given() const {
     return {lib.device, lib.version, state->known};
 }
 
+void GemmAlgorithms::forget() {
+    const std::lock_guard<std::mutex> held(library().lock);
+    state->known.clear();
+}
+
 #else
 
 struct GemmAlgorithms::State {};
 
-bool gemm_supports(const Gemm&) {
+bool gemm_supports(const Gemm&, hipStream_t) {
     return false;
 }
-void run_gemm(const Gemm& gemm, const GemmOperands&, void*, GemmAlgorithms*, hipStream_t) {
+void run_gemm(const Gemm& gemm, const GemmOperands&, OwnGemm, void*, GemmAlgorithms*, hipStream_t) {
     fail(gemm.name(), ": this build has no vendor's library");
 }
 GemmAlgorithms::GemmAlgorithms() = default;
@@ -383,6 +489,7 @@ std::string GemmAlgorithms::use(const GemmChoices&) {
 GemmChoices GemmAlgorithms::given() const {
     return {};
 }
+void GemmAlgorithms::forget() {}
 
 #endif
 

@@ -9,6 +9,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/tensor.h"
 
@@ -40,8 +41,9 @@ constexpr int64_t gemm_workspace_bytes = int64_t{64} << 20;
 
 // Of a build for GPUs without the vendor's library: "no hipBLASLt: ...", what that costs. Otherwise "".
 const char* without_gemm_library();
-// Whether this build and the device's library can compute it.
-bool gemm_supports(const Gemm& gemm);
+// Whether this build and the device's library can compute it. stream: where it would. Throws Error while a graph is
+// recorded there, if the library has to take memory first.
+bool gemm_supports(const Gemm& gemm, hipStream_t stream);
 struct GemmAlgorithms;
 struct GemmOperands {
     void* out;
@@ -49,9 +51,12 @@ struct GemmOperands {
     const void* c = nullptr;                             // where the product adds
     const float *a_scale = nullptr, *b_scale = nullptr;  // device memory, where the product scales
 };
-// workspace: gemm_workspace_bytes. algorithms: null for the library's guess.
-void run_gemm(const Gemm& gemm, const GemmOperands& operands, void* workspace, GemmAlgorithms* algorithms,
-              hipStream_t stream);
+// Computes a product by our own kernels: on what stands in `out` where c is out.
+using OwnGemm = void (*)(const Gemm& gemm, const GemmOperands& operands, hipStream_t stream);
+// workspace: gemm_workspace_bytes. algorithms: null for the library's guess. own: what an algorithm is compared with
+// before it is kept.
+void run_gemm(const Gemm& gemm, const GemmOperands& operands, OwnGemm own, void* workspace,
+              GemmAlgorithms* algorithms, hipStream_t stream);
 
 // The candidates that compute products, by the products' names.
 struct GemmChoices {
@@ -70,18 +75,21 @@ struct GemmAlgorithms {
     GemmAlgorithms(const GemmAlgorithms&) = delete;
 
     // A product that has no timing yet is timed at its next call, which waits for the device and takes device memory
-    // for a moment. One product is timed at a time on a device.
+    // for a moment. One product is timed at a time on a device. The fastest candidate whose result is right (ProductCheck)
+    // is kept; a wrong one is named on stderr. Candidates of files are kept as they are: they were compared when
+    // they were timed, and a resumed run has to have the same bits.
     bool tuning = false;
-    // The ranks of a run compute alike, for the same bits after a resume: given the candidate that a timing has found,
-    // returns that of rank 0. Null: there is one rank.
-    std::function<std::string(const std::string& algorithm)> agree;
+    // Everybody's text, by rank: the ranks of a run compute alike, for the same bits after a resume. While it tunes, each
+    // of them calls it for the same products in the same order. Null: there is one rank.
+    std::function<std::vector<std::string>(const std::string& own)> gather;
     // What has been timed or taken, and used. Without the library: empty.
     GemmChoices choices() const;
     // Products that have not been used yet take these candidates. Returns "", or why they are not taken: "another
     // device's ...". One that the library refuses is said on stderr, and not taken.
     std::string use(const GemmChoices& choices);
-    // What use() has been given.
+    // What use() has been given; and what takes it back.
     GemmChoices given() const;
+    void forget();
 
     struct State;  // the library's
     std::unique_ptr<State> state;
@@ -97,6 +105,10 @@ struct GemmTuning {
     GemmAlgorithms& algorithms;
     const bool before;
 };
+
+// Ranks take what rank 0 has been given, and nothing else, so that they time the same products. Returns "", or the line that
+// says why none is taken: a rank's device or library is another.
+std::string take_first_ranks_choices(GemmAlgorithms& algorithms);
 
 nlohmann::ordered_json to_json(const GemmChoices& choices);
 // where: begins the message of an Error, where the object is not what to_json made.

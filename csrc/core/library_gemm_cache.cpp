@@ -10,6 +10,21 @@ namespace llamac {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
+std::string take_first_ranks_choices(GemmAlgorithms& algorithms) {
+    const std::string first = algorithms.gather(to_json(algorithms.given()).dump())[0];
+    algorithms.forget();
+    const std::string own =
+        algorithms.use(parse_gemm_choices(json::parse(first), "rank 0's matrix products"));
+    const std::vector<std::string> refusals = algorithms.gather(own);
+    for (size_t rank = 0; rank < refusals.size(); rank++) {
+        if (refusals[rank].empty()) continue;
+        algorithms.forget();
+        return "rank " + std::to_string(rank) + ": the matrix products' choices of rank 0 are " +
+               refusals[rank] + "; tuning them again";
+    }
+    return "";
+}
+
 ordered_json to_json(const GemmChoices& from) {
     ordered_json choices = ordered_json::object();
     for (const auto& [name, c] : from.choices)

@@ -1,12 +1,13 @@
 // The vendor's matrix products with hipBLASLt's names; on NVIDIA, these are names for cuBLASLt. Only if the build
-// found the library (LLAMAC_BLASLT).
+// found the library (LLAMAC_BLASLT). In a CPU build, tests/check_gemm.cpp alone has it, a stand-in for hipBLASLt.
 #pragma once
+#include <string>
 #include <vector>
 
 #include "platform/hip.h"
 
 #if defined(LLAMAC_BLASLT)
-#if defined(LLAMAC_AMD)
+#if defined(LLAMAC_AMD) || defined(LLAMAC_CPU)
 #include <hipblaslt/hipblaslt.h>
 #include <hipblaslt/hipblaslt-ext.hpp>
 #else
@@ -54,15 +55,18 @@ constexpr auto first_scale_mode = static_cast<hipblasLtMatmulDescAttributes_t>(3
                second_scale_mode = static_cast<hipblasLtMatmulDescAttributes_t>(32);
 constexpr int32_t scale_by_row = 3;
 
-#if defined(LLAMAC_AMD)
+#if defined(LLAMAC_AMD) || defined(LLAMAC_CPU)
 constexpr const char* blaslt_name = "hipBLASLt";
 inline int blaslt_version(hipblasLtHandle_t handle) {
     int version = 0;
     static_cast<void>(hipblasLtGetVersion(handle, &version));
     return version;
 }
-// A handle owns memory by which the blocks of one product wait for each other: two streams' would meet there.
-constexpr bool handle_for_each_stream = true;
+// A handle owns memory by which the blocks of one product wait for each other: two streams' would meet there, and none can be
+// made while a graph is recorded.
+constexpr bool handle_owns_memory = true;
+// If fewer are tuned for a product, the library looks at all of its solutions for the rest, for 0.6 s.
+constexpr int most_candidates = 8;
 // Whether the library takes the algorithm, which an earlier run wrote down, for out = a * b (+ c); and the workspace
 // that it wants then. hipBLASLt crashes on one that it does not know: it is looked for among those that it offers.
 inline bool takes_algorithm(hipblasLtHandle_t, hipblasLtMatmulDesc_t, hipblasLtMatrixLayout_t,
@@ -87,7 +91,8 @@ constexpr const char* blaslt_name = "cuBLASLt";
 inline int blaslt_version(hipblasLtHandle_t) {
     return static_cast<int>(cublasLtGetVersion());
 }
-constexpr bool handle_for_each_stream = false;
+constexpr bool handle_owns_memory = false;
+constexpr int most_candidates = 32;
 // What cuBLASLt offers may be other algorithms in another process (in f32, beside PyTorch); it takes those as well.
 inline bool takes_algorithm(hipblasLtHandle_t handle, hipblasLtMatmulDesc_t product,
                             hipblasLtMatrixLayout_t a, hipblasLtMatrixLayout_t b, hipblasLtMatrixLayout_t c,
@@ -112,6 +117,17 @@ inline void promise_alignment(hipblasLtMatmulPreference_t preference, int bytes)
         static_cast<void>(cublasLtMatmulPreferenceSetAttribute(preference, operand, &value, sizeof value));
 }
 #endif
+
+// Of the current device; a process may use devices of several kinds.
+inline std::string device_name() {
+#if defined(LLAMAC_CPU)
+    return device_properties().name;
+#else
+    hipDeviceProp_t properties;
+    CHECK(hipGetDeviceProperties(&properties, current_device()));
+    return properties.name;
+#endif
+}
 
 }  // namespace llamac
 #endif

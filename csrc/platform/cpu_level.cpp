@@ -19,10 +19,10 @@ extern const Constructor llamac_v4_begin[], llamac_v4_end[];
 namespace llamac {
 namespace {
 
-constexpr const char* variable = "LLAMAC_CPU_LEVEL";
+constexpr const char* level_variable = "LLAMAC_CPU_LEVEL";
 // Null where the variable is not set, or empty.
 const char* wanted_level() {
-    const char* level = std::getenv(variable);
+    const char* level = std::getenv(level_variable);
     return level && *level ? level : nullptr;
 }
 
@@ -63,8 +63,8 @@ const Level& choose() {
         known += std::string(known.empty() ? "" : ", ") + level.name;
     }
     if (!wanted) return *best;
-    if (!chosen) fail(variable, ": expected one of ", known, ", found ", wanted);
-    if (chosen > best) fail(variable, ": this processor has at most ", best->name, ", found ", wanted);
+    if (!chosen) fail(level_variable, ": expected one of ", known, ", found ", wanted);
+    if (chosen > best) fail(level_variable, ": this processor has at most ", best->name, ", found ", wanted);
     return *chosen;
 }
 
@@ -88,7 +88,7 @@ void start_cpu_level() {
 #else
 const char* cpu_level() {
     if (const char* wanted = wanted_level())
-        fail(variable, ": this program is for one instruction set only, found ", wanted);
+        fail(level_variable, ": this program is for one instruction set only, found ", wanted);
     return "";
 }
 

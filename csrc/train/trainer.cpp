@@ -315,11 +315,8 @@ const Event& Trainer::end_of(int64_t steps) const {
 void Trainer::agree_with_ranks() {
     ranks.compare(options, facts());
     if (ranks.count == 1) return;
-    const std::string choices = ranks.gather("GEMM choices", to_json(model.gemms.given()).dump())[0];
-    model.gemms.use(parse_gemm_choices(nlohmann::json::parse(choices), "rank 0's matrix products"));
-    model.gemms.agree = [this](const std::string& algorithm) {
-        return ranks.gather("GEMM choice", algorithm)[0];
-    };
+    model.gemms.gather = [this](const std::string& own) { return ranks.gather("GEMM choice", own); };
+    warn(take_first_ranks_choices(model.gemms));
 }
 
 int64_t Trainer::counted_targets() const {

@@ -15,8 +15,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "core/tolerance.h"
 #include "operation_case.h"
-#include "tolerance.h"
 
 namespace llamac {
 

@@ -2,6 +2,7 @@
 // gradient that is there, is added by the product itself.
 #include "core/library_gemm.h"
 #include "ops/matmul/matmul.h"
+#include "ops/operations.h"
 
 namespace llamac {
 namespace {
@@ -26,26 +27,50 @@ bool aligned(const Call& c) {
     return bits % gemm_alignment == 0;
 }
 
+#if defined(LLAMAC_BLASLT)
+// The same product by our own kernels.
+void own_product(const Gemm& g, const GemmOperands& o, hipStream_t stream) {
+    static const KernelChoices own({"matmul_forward=tiled,naive", "matmul_backward_input=tiled,naive",
+                                    "matmul_backward_weight=tiled,naive"});
+    Context context = {Backend::device, stream};
+    context.kernels = &own;
+    const auto tensor = [](const void* data, DType type, int64_t rows, int64_t columns) {
+        return data ? make_tensor(const_cast<void*>(data), type, {rows, columns}) : Tensor{};
+    };
+    const Tensor out = tensor(o.out, g.out, g.rows, g.columns);
+    const Tensor a = g.a_transposed ? tensor(o.a, g.a, g.inner, g.rows) : tensor(o.a, g.a, g.rows, g.inner);
+    const Tensor b =
+        g.b_transposed ? tensor(o.b, g.b, g.columns, g.inner) : tensor(o.b, g.b, g.inner, g.columns);
+    if (g.a_transposed)
+        matmul_backward_weight(context, {.dweight = out, .dout = a, .x = b, .accumulate = g.adds});
+    else if (g.b_transposed)
+        matmul_forward(context,
+                       {.out = out, .x = a, .weight = b, .residual = tensor(o.c, g.c, g.rows, g.columns)});
+    else
+        matmul_backward_input(context, {.dx = out, .dout = a, .weight = b});
+}
+
 template <class T>
 void matmul_forward_library(View<T, 2> out, View<const T, 2> x, View<const T, 2> weight,
                             View<const T, 2> residual, LaunchContext context) {
     run_gemm(forward_product(dtype_of<T>(), x, weight, bool(residual)),
-             {out.data, x.data, weight.data, residual.data}, context.workspace, context.caller.gemms,
-             context.stream);
+             {out.data, x.data, weight.data, residual.data}, own_product, context.workspace,
+             context.caller.gemms, context.stream);
 }
 template <class T>
 void matmul_backward_input_library(View<T, 2> dx, View<const T, 2> dout, View<const T, 2> weight,
                                    LaunchContext context) {
-    run_gemm(input_product(dtype_of<T>(), dout, weight), {dx.data, dout.data, weight.data}, context.workspace,
-             context.caller.gemms, context.stream);
+    run_gemm(input_product(dtype_of<T>(), dout, weight), {dx.data, dout.data, weight.data}, own_product,
+             context.workspace, context.caller.gemms, context.stream);
 }
 template <class T, class G>
 void matmul_backward_weight_library(View<G, 2> dweight, View<const T, 2> dout, View<const T, 2> x,
                                     bool accumulate, LaunchContext context) {
     run_gemm(weight_product(dtype_of<T>(), dtype_of<G>(), dout, x, accumulate),
-             {dweight.data, dout.data, x.data, dweight.data}, context.workspace, context.caller.gemms,
-             context.stream);
+             {dweight.data, dout.data, x.data, dweight.data}, own_product, context.workspace,
+             context.caller.gemms, context.stream);
 }
+#endif
 
 }  // namespace
 
@@ -53,16 +78,18 @@ bool library_supports_forward(const Call& c) {
     const Tensor &x = c.operand("x"), &residual = c.operand("residual");
     // In the residual's memory, cuBLASLt gives other bits.
     return aligned(c) && residual.data != c.operand("out").data &&
-           gemm_supports(forward_product(x.dtype, x, c.operand("weight"), residual.data != nullptr));
+           gemm_supports(forward_product(x.dtype, x, c.operand("weight"), residual.data != nullptr),
+                         c.launch.stream);
 }
 bool library_supports_backward_input(const Call& c) {
     const Tensor& dout = c.operand("dout");
-    return aligned(c) && gemm_supports(input_product(dout.dtype, dout, c.operand("weight")));
+    return aligned(c) && gemm_supports(input_product(dout.dtype, dout, c.operand("weight")), c.launch.stream);
 }
 bool library_supports_backward_weight(const Call& c) {
     const Tensor &dweight = c.operand("dweight"), &x = c.operand("x");
     const bool adds = c.adds(c.op->operands.front());
-    return aligned(c) && gemm_supports(weight_product(x.dtype, dweight.dtype, c.operand("dout"), x, adds));
+    return aligned(c) &&
+           gemm_supports(weight_product(x.dtype, dweight.dtype, c.operand("dout"), x, adds), c.launch.stream);
 }
 int64_t library_workspace(const Call&) {
     return gemm_workspace_bytes;

@@ -23,6 +23,7 @@
 #include "core/library_gemm.h"
 #include "core/operation.h"
 #include "ops/matmul/scaled_tiled.h"
+#include "ops/operations.h"
 
 namespace llamac {
 namespace {
@@ -110,6 +111,39 @@ Gemm scaled_product(DType type, DType a_type, DType b_type, const A& a, int64_t 
             type,       type,    adds,       scale, scale, fast};
 }
 
+// The same product by our own kernels.
+void own_product(const Gemm& g, const GemmOperands& o, hipStream_t stream) {
+    static const KernelChoices own({"scaled_matmul=tiled,naive", "scaled_matmul_rows=tiled,naive"});
+    Context context = {Backend::device, stream};
+    context.kernels = &own;
+    const auto tensor = [](const void* data, DType type, auto... shape) {
+        return data ? make_tensor(const_cast<void*>(data), type, {shape...}) : Tensor{};
+    };
+    const bool by_row = g.a_scale == GemmScale::row, accumulate = o.c == o.out;
+    const Tensor out = tensor(o.out, g.out, g.rows, g.columns), a = tensor(o.a, g.a, g.rows, g.inner),
+                 b = tensor(o.b, g.b, g.columns, g.inner),
+                 a_scale = tensor(o.a_scale, DType::f32, by_row ? g.rows : 1),
+                 b_scale = tensor(o.b_scale, DType::f32, by_row ? g.columns : 1),
+                 residual = accumulate ? Tensor{} : tensor(o.c, g.c, g.rows, g.columns);
+    if (by_row)
+        return scaled_matmul_rows(context, {.out = out,
+                                            .a = a,
+                                            .b = b,
+                                            .a_scale = a_scale,
+                                            .b_scale = b_scale,
+                                            .residual = residual,
+                                            .accumulate = accumulate,
+                                            .fast_accum = int64_t{g.fast_accumulation}});
+    scaled_matmul(context, {.out = out,
+                            .a = a,
+                            .b = b,
+                            .a_scale = a_scale,
+                            .b_scale = b_scale,
+                            .residual = residual,
+                            .accumulate = accumulate,
+                            .fast_accum = int64_t{g.fast_accumulation}});
+}
+
 template <class T, class P, class Q>
 void scaled_matmul_library(View<T, 2> out, View<const P, 2> a, View<const Q, 2> b,
                            View<const float, 1> a_scale, View<const float, 1> b_scale,
@@ -117,7 +151,7 @@ void scaled_matmul_library(View<T, 2> out, View<const P, 2> a, View<const Q, 2> 
     const void* const added = accumulate ? out.data : residual.data;
     run_gemm(scaled_product(dtype_of<T>(), dtype_of<P>(), dtype_of<Q>(), a, b.shape[0], b_scale.shape[0],
                             added != nullptr, fast != 0),
-             {out.data, a.data, b.data, added, a_scale.data, b_scale.data}, context.workspace,
+             {out.data, a.data, b.data, added, a_scale.data, b_scale.data}, own_product, context.workspace,
              context.caller.gemms, context.stream);
 }
 
@@ -131,7 +165,8 @@ bool library_supports(const Call& c) {
     return bits % gemm_alignment == 0 && c["C"] % 16 == 0 && c["K"] % 16 == 0 &&
            !(residual.data && accumulates) &&
            gemm_supports(scaled_product(out.dtype, a.dtype, b.dtype, a, b.shape[0],
-                                        c.operand("b_scale").shape[0], residual.data || accumulates, fast));
+                                        c.operand("b_scale").shape[0], residual.data || accumulates, fast),
+                         c.launch.stream);
 }
 int64_t library_workspace_bytes(const Call&) {
     return gemm_workspace_bytes;

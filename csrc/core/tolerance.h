@@ -24,16 +24,19 @@ inline double ulp(double x, DType dtype) {
     return std::ldexp(1.0, std::max(std::ilogb(x), smallest_exponent) - info(dtype).mantissa_bits);
 }
 
-// NaN is right where the truth is NaN (a mean of nothing); any other NaN or infinity is infinitely far.
-inline Deviation error_of(const std::vector<double>& found, const std::vector<double>& truth) {
+// Of `count` elements, each by its number. NaN is right where the truth is NaN (a mean of nothing); any other NaN or
+// infinity is infinitely far.
+template <class Found, class Truth>
+Deviation error_of(size_t count, const Found& found, const Truth& truth) {
     double norm = 0;
     Deviation error;
-    for (size_t i = 0; i < truth.size(); i++) {
-        if (std::isnan(found[i]) && std::isnan(truth[i])) continue;
-        const double difference = std::fabs(found[i] - truth[i]);
+    for (size_t i = 0; i < count; i++) {
+        const double x = found(i), right = truth(i);
+        if (std::isnan(x) && std::isnan(right)) continue;
+        const double difference = std::fabs(x - right);
         if (!std::isfinite(difference))
             return {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity()};
-        norm += truth[i] * truth[i];
+        norm += right * right;
         error.relative_l2 += difference * difference;
         error.largest = std::max(error.largest, difference);
     }
@@ -42,12 +45,20 @@ inline Deviation error_of(const std::vector<double>& found, const std::vector<do
     return error;
 }
 
+inline Deviation error_of(const std::vector<double>& found, const std::vector<double>& truth) {
+    return error_of(truth.size(), [&](size_t i) { return found[i]; }, [&](size_t i) { return truth[i]; });
+}
+
+// largest: of the truth's sizes.
+inline Deviation floor_of(double largest, DType dtype) {
+    if (largest == 0) return {};
+    return {std::ldexp(floor_ulp, -info(dtype).mantissa_bits), floor_ulp * ulp(largest, dtype)};
+}
 inline Deviation floor_of(const std::vector<double>& truth, DType dtype) {
     double largest = 0;
     for (const double x : truth)
         if (!std::isnan(x)) largest = std::max(largest, std::fabs(x));
-    if (largest == 0) return {};
-    return {std::ldexp(floor_ulp, -info(dtype).mantissa_bits), floor_ulp * ulp(largest, dtype)};
+    return floor_of(largest, dtype);
 }
 
 // The largest error that is accepted beside a baseline's.
