@@ -40,6 +40,7 @@ def read(directory: str | Path, own: Mapping[str, Any] | None = None) -> Special
     found: dict[str, Token] = {}  # by role
     own_roles: dict[str, Token] = {}
     extra: list[Token] = []
+    plain: set[str] = set()
     padding = own.get("padding")
     if padding and "pad_token" not in settings:
         found["pad_token"] = {"content": padding["pad_token"], "special": True}
@@ -51,6 +52,7 @@ def read(directory: str | Path, own: Mapping[str, Any] | None = None) -> Special
         else:
             tokens = [_token(path, "extra_special_tokens", value) for value in _checked(path, more, list)]
             extra += [token for token in tokens if token not in extra]
+            plain |= {token["content"] for value, token in zip(more, tokens) if not _is_typed(value)}
         for role, value in values.items():
             if value is None or value == "":
                 found.pop(role, None)
@@ -58,9 +60,11 @@ def read(directory: str | Path, own: Mapping[str, Any] | None = None) -> Special
                 found[role] = _token(path, role, value)
     listed: dict[int, Token] = {}
     if legacy:
-        special = {token["content"] for token in (*found.values(), *extra)}
+        # Here transformers knows neither objects with a __type nor tokenizer.json's padding.
+        given = {role: value for role, value in (settings | overrides).items() if role in ROLES and value}
+        plain |= {found[role]["content"] for role, value in given.items() if not _is_typed(value)}
         for name, id in _object(added).items():
-            is_special = name in special
+            is_special = name in plain
             listed[_id(added, id)] = {"content": name, "normalized": not is_special, "special": is_special}
         listed |= {token["id"]: _token(added, "", token) for token in own.get("added_tokens") or []}
     else:
@@ -75,6 +79,10 @@ def read(directory: str | Path, own: Mapping[str, Any] | None = None) -> Special
         [_with_special(token, special) for token in (*roles.values(), *extra)],
         settings.get("split_special_tokens") is True,
     )
+
+
+def _is_typed(value: Any) -> bool:
+    return isinstance(value, dict) and "__type" in value
 
 
 def _with_special(token: Token, names: set[str]) -> Token:

@@ -237,7 +237,7 @@ MAP = {"eos_token": {"content": "<|end|>", "lstrip": True}, "mask_token": "<mask
     "files",
     [
         ({**LISTED, **NAMED}, MAP, {"<a>": 1507}),
-        ({**NAMED, **MORE}, None, {"<a>": 1506, "<unk>": 1505, "<|end|>": 1501}),
+        ({**NAMED, **MORE}, None, {"<a>": 1506, "<unk>": 1505, "<end>": 1507}),
         (NAMED, {**MAP, "additional_special_tokens": ["<a>", "<b>"]}, None),
         (MORE, {**MAP, "extra_special_tokens": [{"content": "<b>", "lstrip": True}]}, {"<mask>": 1505}),
         ({**NAMED, "extra_special_tokens": {"image_token": "<image>"}, "sep_token": None}, None, None),
