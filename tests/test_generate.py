@@ -254,6 +254,20 @@ def test_a_refusal_is_a_line_and_an_exit_code(directory):
     assert len(lines) == 1 and lines[0].startswith("generate.py: "), lines
 
 
+def test_float16_is_said_in_a_line(directory, tmp_path):
+    """Nothing computes in it."""
+    for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((directory / name).read_bytes())
+    config = json.loads((directory / "config.json").read_text()) | {"dtype": "float16"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    run = [sys.executable, "-m", "llamac.generate", tmp_path, "--prompt", "the cat", "--tokens", "2"]
+    said = [
+        subprocess.run([*run, *flags], capture_output=True, text=True) for flags in ([], ["--dtype", "f32"])
+    ]
+    line = f"generate.py: {tmp_path}: weights of float16 are rounded to bf16; --dtype f32 keeps them\n"
+    assert [each.stderr for each in said] == [line, ""]
+
+
 def test_files_of_prompts(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text('{"prompt": "a"}\n\n{"messages": [{"role": "user", "content": "b"}]}\r\n')
