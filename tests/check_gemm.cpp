@@ -4,6 +4,7 @@
 #include <hipblaslt/hipblaslt.h>
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "check.h"
 #include "core/library_gemm.h"
@@ -195,16 +196,18 @@ void check_ranks() {
                          std::vector<int> expected) {
         GemmAlgorithms algorithms;
         algorithms.use(kept);
-        algorithms.gather = [&](const std::string& text) { return channel->gather(text); };
+        algorithms.gather = [&](const std::string& text) { return channel->gather("check", text); };
         const std::string line = take_first_ranks_choices(algorithms);
         check(line.empty(), std::string(what) + ": " + line);
+        const std::string given = to_json(algorithms.given()).dump();
+        check(given == channel->gather("check", given)[0], std::string(what) + ": not what rank 0 has");
         for (const bool tunes : {false, true, true}) {
             const GemmTuning tuning(algorithms, tunes);
             for (Product& p : products) p.compute(&algorithms);
         }
         for (size_t i = 0; i < products.size(); i++) {
             const int found = chosen(algorithms, products[i].g);
-            for (const std::string& each : channel->gather(std::to_string(found)))
+            for (const std::string& each : channel->gather("check", std::to_string(found)))
                 check(each == std::to_string(found), std::string(what) + ": others choose " + each);
             check(expected[i] < 0 ? found >= 0 : found == expected[i], what);
             check(products[i].is_right(), what);
@@ -226,7 +229,7 @@ void check_ranks() {
     GemmChoices choices = choice_of(first, 1);
     other.use(choices);
     other.gather = [&](const std::string& text) {
-        std::vector<std::string> all = channel->gather(text);
+        std::vector<std::string> all = channel->gather("check", text);
         if (text.starts_with("{"))
             all[0].replace(all[0].find("hipBLASLt 1"), 11, own == 0 ? "hipBLASLt 1" : "hipBLASLt 2");
         return all;
