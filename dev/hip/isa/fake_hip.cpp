@@ -253,6 +253,7 @@ ALWAYS(hipSuccess, hipStreamWaitEvent, hipStream_t, hipEvent_t, unsigned)
 
 ALWAYS(hipErrorNotSupported, hipStreamBeginCapture, hipStream_t, hipStreamCaptureMode)
 ALWAYS(hipErrorNotSupported, hipStreamEndCapture, hipStream_t, hipGraph_t*)
+ALWAYS(hipErrorNotSupported, hipStreamIsCapturing, hipStream_t, hipStreamCaptureStatus*)
 ALWAYS(hipErrorNotSupported, hipGraphInstantiate, hipGraphExec_t*, hipGraph_t, hipGraphNode_t*, char*, size_t)
 ALWAYS(hipErrorNotSupported, hipGraphLaunch, hipGraphExec_t, hipStream_t)
 ALWAYS(hipSuccess, hipGraphExecDestroy, hipGraphExec_t)
