@@ -481,6 +481,17 @@ def one_line_of(said: str) -> str:
     return said
 
 
+@pytest.mark.parametrize(("rank", "call", "number"), [(0, "rename", 1), (1, "open", 5)])
+def test_a_checkpoint_that_one_rank_cannot_write(build, data, tmp_path, fault, rank, call, number):
+    """Shared weights: the others gather them at that time, and do not wait for the one that fails."""
+    command = [build / "train_llama3"]
+    command += flags(data, tmp_path / "out", batch_size=2, checkpoint_every=2, zero=3, checkpoint_async="off")
+    began = time.monotonic()
+    ended = as_ranks(command, 2, {rank: fault(tmp_path / "out", call, number, "28")})
+    assert ended[rank][0] == 2 and "No space left" in one_line_of(ended[rank][1])
+    assert ended[1 - rank] == (2, "") and time.monotonic() - began < 20
+
+
 @pytest.mark.parametrize("zero", [0, 3])
 def test_validation_that_one_rank_cannot_read(build, data, tmp_path, zero):
     """A token beyond the vocabulary in the batch of rank 1: one line, in time, with all finished steps."""

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
+#include <exception>
 
 #include "core/file.h"
 #include "core/json.h"
@@ -114,13 +115,26 @@ void write_checkpoint_to(const OpenFolder& parent, const std::string& name, Mani
     });
     const OpenFolder& folder = made ? made->folder() : *joined;
     ranks.together("checkpoint", [&] {
+        std::exception_ptr error;
         for (const CheckpointFile& each : files) {
-            FileWriter file(folder, each.name);
-            file.progress = progress;
-            each.write(file);
-            const uint64_t xxh3 = file.finish();
-            manifest.files.push_back({each.name, file.bytes(), xxh3, each.role, each.rank});
+            bool begun = false;
+            try {
+                if (!error) {
+                    FileWriter file(folder, each.name);
+                    file.progress = progress;
+                    begun = true;
+                    each.write(file);
+                    const uint64_t xxh3 = file.finish();
+                    manifest.files.push_back({each.name, file.bytes(), xxh3, each.role, each.rank});
+                }
+            } catch (const LostRank&) {
+                throw;
+            } catch (...) {
+                error = std::current_exception();
+            }
+            if (error && !begun && each.only_take_part) each.only_take_part();
         }
+        if (error) std::rethrow_exception(error);
     });
     const std::vector<std::string> everybodys = ranks.gather("files", records_text(manifest.files));
     ranks.together("checkpoint", [&] {

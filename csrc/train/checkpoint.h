@@ -23,6 +23,8 @@ struct CheckpointFile {
     std::string name, role;
     std::optional<int64_t> rank;
     std::function<void(FileWriter& file)> write;
+    // Where write() is not called because of an error before: takes part in what the other ranks do together for theirs.
+    std::function<void()> only_take_part = {};
 };
 CheckpointFile text_file(const std::string& name, const std::string& role, const std::string& text);
 

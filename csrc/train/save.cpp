@@ -75,7 +75,7 @@ void Trainer::write_weights(FileWriter& file) {
     const auto attempt = [&](const auto& write) {
         try {
             if (!error) write();
-        } catch (const Error&) {
+        } catch (const std::exception&) {
             error = std::current_exception();
         }
     };
@@ -119,7 +119,8 @@ std::vector<CheckpointFile> Trainer::files(const char* copy) {
         files.push_back({optimizer_name, "optimizer", rank,
                          writing_copy(optimizer_state, copy + copy_row(weights).bytes)});
     } else {
-        files.push_back({weights_name, "weights", rank, [this](FileWriter& file) { write_weights(file); }});
+        files.push_back({weights_name, "weights", rank, [this](FileWriter& file) { write_weights(file); },
+                         [this] { visit_weights([](const Parameter&, const Tensor&) {}); }});
         files.push_back({optimizer_name, "optimizer", rank,
                          [optimizer_state](FileWriter& file) { write_safetensors(file, optimizer_state); }});
     }

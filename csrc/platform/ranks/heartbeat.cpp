@@ -123,7 +123,12 @@ void Heartbeat::answer_first() {
 }
 
 void Heartbeat::run() {
-    transport->rank == 0 ? ask_others() : answer_first();
+    try {
+        transport->rank == 0 ? ask_others() : answer_first();
+    } catch (
+        const std::exception&) {  // out of memory: this rank is as good as lost, and its main thread ends it
+        learn(LostRank(transport->rank, transport->rank, false));
+    }
     std::unique_lock<std::mutex> lock(mutex);
     if (!known || !abandoned) return;
     if (changed.wait_for(lock, grace, [this] { return over; })) return;

@@ -6,15 +6,18 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <thread>
 #include <utility>
 
 #include "platform/error.h"
+#include "platform/ranks/transport.h"
 
 namespace llamac {
 namespace {
@@ -124,6 +127,11 @@ std::string missing_ranks(const std::vector<Socket>& ranks) {
     return text;
 }
 
+int64_t first_missing(const std::vector<Socket>& ranks) {
+    return std::find_if(ranks.begin() + 1, ranks.end(), [](const Socket& rank) { return rank.fd < 0; }) -
+           ranks.begin();
+}
+
 std::vector<std::string> meet_as_first(const Launch& launch, const std::string& purpose,
                                        const std::string& text, Clock::time_point end) {
     const size_t size = static_cast<size_t>(launch.size);
@@ -134,7 +142,9 @@ std::vector<std::string> meet_as_first(const Launch& launch, const std::string& 
     for (size_t met = 1; met < size;) {
         const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()).count();
         if (left <= 0 || !listening.is_ready(POLLIN, static_cast<int>(left)))
-            fail("rank 0: expected ", launch.size, " ranks, not found in time: rank ", missing_ranks(ranks));
+            throw LostRank(first_missing(ranks), "rank 0: expected " + std::to_string(launch.size) +
+                                                     " ranks, not found in time: rank " +
+                                                     missing_ranks(ranks));
         Socket peer(accept4(listening.fd, nullptr, nullptr, SOCK_CLOEXEC));
         const auto hello = peer.receive_message(patience_ms), theirs = peer.receive_message(patience_ms);
         // Another program, or a rank that goes on to the next purpose: it will try again.
@@ -202,8 +212,10 @@ std::vector<std::string> meet(const Launch& launch, const std::string& purpose, 
         if (auto texts = ask_first(launch, purpose, text, end)) return *texts;
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
-    fail("rank ", launch.rank, ": expected rank 0 at ", launch.address, ", port ", launch.port,
-         ", found none in ", seconds, " s: has it ended, or is MASTER_ADDR another host's?");
+    std::ostringstream line;
+    line << "rank " << launch.rank << ": expected rank 0 at " << launch.address << ", port " << launch.port
+         << ", found none in " << seconds << " s: has it ended, or is MASTER_ADDR another host's?";
+    throw LostRank(0, line.str());
 }
 
 }  // namespace llamac

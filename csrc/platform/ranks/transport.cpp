@@ -15,6 +15,8 @@ LostRank::LostRank(int64_t lost, int64_t by, bool is_late)
       rank(lost),
       late(is_late) {}
 
+LostRank::LostRank(int64_t lost, const std::string& line) : Error(one_line(line)), rank(lost), late(true) {}
+
 LostRank::LostRank(const LostRank& other, const std::string& during)
     : Error(other.what() + (" in " + during)), rank(other.rank), late(other.late) {}
 

@@ -18,6 +18,8 @@ struct LostRank : Error {
     int64_t rank;
     bool late;
     LostRank(int64_t lost, int64_t by, bool is_late);
+    // Of ranks that have not come, in words of the caller's.
+    LostRank(int64_t lost, const std::string& line);
     LostRank(const LostRank& other, const std::string& during);
 };
 

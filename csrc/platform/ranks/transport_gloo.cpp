@@ -17,6 +17,7 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 namespace llamac {
@@ -123,6 +124,8 @@ struct GlooTransport : Transport {
             fail("rank ", rank, ": Gloo: ", error.what());
         } catch (const gloo::EnforceNotMet& error) {  // an interface without an address
             fail("rank ", rank, ": Gloo: ", error.what());
+        } catch (const std::system_error& error) {
+            fail("rank ", rank, ": Gloo: cannot start a thread: ", error.code().message());
         }
         shared = std::make_unique<SharedMemory>(*this);
     }
