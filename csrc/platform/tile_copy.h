@@ -67,7 +67,11 @@ struct TileCopy {
     }
 
   private:
-    SharedTile<columns> shared{};
+#if defined(LLAMAC_CPU)
+    SharedTile<columns> shared{};  // gcc warns where it cannot see that begin() comes before end()
+#else
+    SharedTile<columns> shared;  // with a null, AMD's compiler no longer knows that it is LDS
+#endif
 #if !defined(LLAMAC_NVIDIA)
     uint4 staged[each];
 #endif
