@@ -37,8 +37,9 @@ inline bool has_warpgroups(const hipDeviceProp_t&) {
 }
 
 inline Fp8Units fp8_units(const hipDeviceProp_t& properties) {
-    const auto is = [&](const char* chip) { return std::string(properties.gcnArchName).rfind(chip, 0) == 0; };
-    return is("gfx942") ? Fp8Units::fnuz : is("gfx950") ? Fp8Units::ocp : Fp8Units::none;
+    return is_chip(properties, "gfx942")   ? Fp8Units::fnuz
+           : is_chip(properties, "gfx950") ? Fp8Units::ocp
+                                           : Fp8Units::none;
 }
 
 // Signatures differ.

@@ -1,4 +1,4 @@
-// The matrix instructions of AMD: MFMA on gfx90a and gfx942, WMMA on gfx11.
+// The matrix instructions of AMD: MFMA on gfx90a, gfx942 and gfx950, WMMA on gfx11.
 #pragma once
 
 namespace llamac {

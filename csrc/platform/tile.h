@@ -31,9 +31,9 @@
 
 namespace llamac {
 
-// XCDs that a grid's blocks are distributed to in turn, each with a cache of its own: those of MI300X, and of the
-// emulated device that stands for it.
-#if defined(__gfx942__) || (defined(LLAMAC_CPU) && LLAMAC_WARP == 64)
+// XCDs that a grid's blocks are distributed to in turn, each with a cache of its own: those of MI300X and MI355X, and of
+// the emulated device that stands for them.
+#if defined(__gfx942__) || defined(__gfx950__) || (defined(LLAMAC_CPU) && LLAMAC_WARP == 64)
 constexpr int xcds = 8;
 #else
 constexpr int xcds = 1;
