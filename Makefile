@@ -14,7 +14,8 @@
 #   make fuzz           every reader of files under libFuzzer, FUZZ_SECONDS (1800) each, then compares C with Python
 #   make memcheck       on an NVIDIA GPU: every kernel under compute-sanitizer's four tools
 #   make targets        compiles every kernel for AMD's GPUs and, if CUDA's compiler is installed, for sm_80 and sm_90a
-#   make targets-amd    the same for gfx942, gfx90a, gfx1100 (ARCHS); checks registers, scratch, spills, wide accesses
+#   make targets-amd    the same for gfx90a, gfx942, gfx950, gfx1100, as far as the compiler knows them (ARCHS), of all kernels
+#                       (SOURCES); checks registers, scratch, spills, wide accesses
 #   make rocm           makes a Debian with a real ROCm (as root, 3 GB) and tries a user's commands there, without a GPU; ARCHS, ROCM
 #   make isa            runs the gfx942 code of every optimized kernel on an emulated MI300X (TINYGRAD: dev/hip/isa/README.md)
 #   make validate       checks llamac's claims on this machine and packs the results into one file; QUICK=1: only what `make test` omits
@@ -149,11 +150,12 @@ memcheck: train_llama3
 	    compute-sanitizer --tool $$tool --error-exitcode 1 $(BUILD)/check_operations --where device --once || exit 1; \
 	done
 
-ARCHS = gfx942 gfx90a gfx1100
+ARCHS = all
+SOURCES =
 targets-amd: train_llama3 setup-test
 	@$(SETUP) targets
 	dev/hip/rccl_header.sh
-	$(VENV) dev/hip/resources.py $(ARCHS:%=--arch %) --program $(BUILD)/train_llama3
+	$(VENV) dev/hip/resources.py $(SOURCES) $(ARCHS:%=--arch %) --program $(BUILD)/train_llama3
 
 # ROCM: a suite and a layout of dev/rocm_root.sh.
 ROCM = experimental amd
