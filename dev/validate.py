@@ -150,12 +150,20 @@ def losses_stage(m: Machine) -> Stage:
 
 
 def devices_stage(m: Machine) -> Stage:
-    """The same steps on one device and on two."""
+    """The same steps on one device, on two, and on two with a profile; then tests of ranks out of step."""
     flags = ["--steps", 10, "--total-batch-size", 4096, "--batch-size", 4, "--seq-len", 256, "--val-data", ""]
-    runs = {m.out / "devices" / f"on-{count}": count for count in (1, 2)}
-    commands = [[m.program, *flags, "--devices", count, "--out", out] for out, count in runs.items()]
+    runs = {"on-1": ["--devices", 1], "on-2": ["--devices", 2], "profiled": ["--devices", 2, "--profile", 3]}
+    folders = [m.out / "devices" / name for name in runs]
+    commands = [[m.program, *flags, *more, "--out", out] for more, out in zip(runs.values(), folders)]
+    ranks = "lost_rank or other_caches or profile"
+    commands += [[PYTHON, "-m", "pytest", "-q", "-rs", "tests/test_several_devices.py", "-k", ranks]]
+
+    def check() -> tuple[bool, str]:
+        found = [compare(folders[0], other) for other in folders[1:]]
+        return min(found, key=lambda each: each[0])  # the first that failed, if one did
+
     without = "needs two GPUs" if m.platform != "cpu" and len(m.gpus) < 2 else lacking_engine(version(m))
-    return Stage(commands, partial(compare, *runs), without=without)
+    return Stage(commands, check, without=without)
 
 
 def lacking_engine(said: list[str]) -> str:
