@@ -165,7 +165,7 @@ bool is_device_variant(const Operation& op, const std::string& variant) {
 
 // Not what lies in the gaps of the strides: it may be another operand's.
 void copy_elements(const Tensor& t, char* to, const char* from, int d = 0) {
-    if (d == t.rank) {
+    if (d == t.rank || d == Tensor::max_rank) {  // the second: g++ 16 does not know that rank is at most that
         std::memcpy(to, from, static_cast<size_t>(size_of(t.dtype)));
         return;
     }
