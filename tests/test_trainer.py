@@ -359,7 +359,7 @@ def test_bad_batches():
         refused(pattern, trainer.step, *batch)
     refused("rows, up to", trainer.validate, *wide)
     refused("or val_data", trainer.validate)
-    refused("sample_tokens: expected an integer of at least 1", trainer.sample, 0)
+    refused("sample_tokens: expected an integer from 1 to 16777216", trainer.sample, 0)
     refused("prompt: expected ids", trainer.sample, 1, prompt=[V])
     assert trainer.steps_done == 0 and trainer.last == {}
     trainer.step(tokens, targets)
