@@ -175,6 +175,7 @@ MAYBE_LOADS = [
         ([LOAD, USE, END], "v_add_f32 v4, v1, v1 uses [('v', 1)] before it arrives"),
         ([LOAD, "global_load_dword v5, v[2:3], off", "s_waitcnt vmcnt(1)", USE, END], None),
         ([LOAD, "s_waitcnt lgkmcnt(0)", USE, END], "before it arrives"),
+        (["scratch_load_dword v1, off, off", "scratch_load_dword v1, off, off offset:4", END], None),
         (["ds_read_b128 v[4:7], v0", "v_mov_b32 v8, v6", END], "uses [('v', 6)]"),
         (["ds_read_b128 v[4:7], v0", "s_waitcnt lgkmcnt(0)", "v_mov_b32 v8, v6", END], None),
         (["ds_write_b32 v0, v1", "s_barrier", END], "LDS write in flight at a barrier"),

@@ -72,7 +72,7 @@ class InFlight:
         used = registers(operands)
         early = {register for register in used if register in self.vm or register in lgkm}
         # Loads from memory arrive in order: a later one may overwrite the result of one in flight.
-        if opcode.startswith("global_load") and early.isdisjoint(registers(operands.split(",", 1)[1])):
+        if opcode.startswith(LOADS) and early.isdisjoint(registers(operands.split(",", 1)[1])):
             early &= lgkm
         if early:
             self.vm = {register: age for register, age in self.vm.items() if register not in early}
