@@ -213,7 +213,7 @@ def test_bad_weights(train, data, checkpoint, tmp_path):
     begin, end = entry["data_offsets"]
     for change, word in (
         ({"dtype": "I32"}, "dtype"),
-        ({"dtype": "I64"}, "dtype"),
+        ({"dtype": "I64"}, "data_offsets"),
         ({"dtype": "F16"}, "data_offsets"),
         ({"shape": [1 << 62, 4]}, "shape"),
         ({"shape": [-1, 4]}, "shape"),

@@ -331,7 +331,7 @@ def test_bad_values():
 
 def test_bad_folders(tmp_path):
     (tmp_path / "manifest.json").write_text("{}")
-    refused("manifest.json: expected a checkpoint's manifest", llamac.Trainer, tmp_path)
+    refused("manifest.json: config: expected an object", llamac.Trainer, tmp_path)
     (tmp_path / "manifest.json").write_text('{"config": {"seed": "x"}}')
     refused("manifest.json: seed: expected an integer", llamac.Trainer, tmp_path)
     (tmp_path / "manifest.json").unlink()

@@ -28,10 +28,8 @@ std::string Gemm::name() const {
 }
 
 const char* without_gemm_library() {
-#if defined(LLAMAC_AMD) && !defined(LLAMAC_BLASLT)
-    return "no hipBLASLt: matrix products are llamac's own, at about half of its speed";
-#elif defined(LLAMAC_NVIDIA) && !defined(LLAMAC_BLASLT)
-    return "no cuBLASLt: matrix products are llamac's own, at about half of its speed";
+#if defined(LLAMAC_LACKS)
+    return "no " LLAMAC_LACKS ": matrix products are llamac's own, at about half of its speed";
 #else
     return "";
 #endif

@@ -39,5 +39,7 @@ target_link_libraries(llamac_platform INTERFACE ${CMAKE_DL_LIBS})    # device_us
 function(llamac_warn_without_library library installed_with)
   message(WARNING "llamac: no ${library}. Matrix products, most of a step, are llamac's own, at about half of the library's "
     "speed. Install it with: ${installed_with}")
+  string(REGEX REPLACE " .*" "" name "${library}")
+  target_compile_definitions(llamac_platform INTERFACE LLAMAC_LACKS="${name}")    # library_gemm.cpp
 endfunction()
 include(${CMAKE_CURRENT_LIST_DIR}/${LLAMAC_PLATFORM}.cmake)
