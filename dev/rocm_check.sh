@@ -71,7 +71,7 @@ check_program build/installed/bin/train_llama3
 
 stub_of_torch
 PYTHONPATH=$PWD/build/stub step "llamac._native beside a ROCm PyTorch" native_beside_torch
-checks=(check_data check_descriptions check_dtypes check_files check_options)
+checks=(check_data check_dtypes check_options)
 step "checks without a device" cmake --build $build --target "${checks[@]}"
 for check in "${checks[@]}"; do step "$check" "$build/$check"; done
 LLAMAC_BUILD=$build step "tests" $python -m pytest -q tests/test_version.py tests/test_rocm.py
