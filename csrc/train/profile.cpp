@@ -327,7 +327,7 @@ void Profile::end_step() {
 }
 
 bool Profile::ends_with(int64_t step) const {
-    return steps.count > 0 && step == steps.first + steps.count - 1;
+    return steps.count > 0 && step - steps.first == steps.count - 1;
 }
 
 void Profile::finish() {
