@@ -28,6 +28,7 @@ from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from llamac.doctor import ENGINES
 from llamac.plot import read_log
 from llamac.report.validation import FORMAT
 from llamac.version import provenance
@@ -169,11 +170,9 @@ def devices_stage(m: Machine) -> Stage:
 def lacking_engine(said: list[str]) -> str:
     """What the program of this --version needs for --devices; empty: it has all."""
     engines = next((line for line in said if line.startswith("engines ")), "")
-    packages = {"no Gloo": "libgloo-dev", "no RCCL": "rccl-dev", "no NCCL": "libnccl-dev"}
-    for name, package in packages.items():
-        if name in engines:
-            wanted = name.removeprefix("no ")
-            return f"needs {wanted}: apt-get install {package}, then make validate STAGES=devices"
+    for name, package in ENGINES.items():
+        if f"no {name}" in engines:
+            return f"needs {name}: apt-get install {package}, then make validate STAGES=devices"
     return ""
 
 

@@ -259,22 +259,23 @@ def count_gpus(platform: str, root: Path = Path("/")) -> int:
     return len(list((root / "proc/driver/nvidia/gpus").glob("*"))) if platform == "nvidia" else 0
 
 
+# By what several processes of a run communicate, and the package of each. MPI replaces Gloo, under mpirun.
+ENGINES = {"Gloo": "libgloo-dev", "RCCL": "rccl-dev", "NCCL": "libnccl-dev"}
+
+
 def check_engines(gpus: int) -> Iterator[Line]:
     """What the processes of a run, one per GPU, communicate by; nothing where no module is built."""
     try:
         found = import_registry().engines()
     except Exception:
         return  # check_registry() says why
-    lacking, package = "", ""
-    if "no Gloo, no MPI" in found:
-        lacking, package = "Gloo or MPI", "libgloo-dev"
-    elif "no RCCL" in found:
-        lacking, package = "RCCL", "rccl-dev"
-    elif "no NCCL" in found:
-        lacking, package = "NCCL", "libnccl-dev"
+    lacking = [name for name in ENGINES if f"no {name}" in found and (name != "Gloo" or "no MPI" in found)]
     if lacking and gpus > 1:
-        advice = f"sudo apt-get install {package}, and build again: make train_llama3; {REINSTALL}"
-        yield failed("several devices", found, f"{lacking}, for {gpus} GPUs", advice)
+        wanted = "Gloo or MPI" if lacking[0] == "Gloo" else lacking[0]
+        advice = (
+            f"sudo apt-get install {ENGINES[lacking[0]]}, and build again: make train_llama3; {REINSTALL}"
+        )
+        yield failed("several devices", found, f"{wanted}, for {gpus} GPUs", advice)
     else:
         yield Line("several devices", found)
 
