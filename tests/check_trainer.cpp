@@ -423,12 +423,10 @@ void check_updates_ahead() {
 }
 
 void check_graphs() {
-    for (const bool hold_collectives : {false, true})
-        for (const int64_t ranks : {1, 2})
-            check(replays_graphs("on", ranks, hold_collectives) &&
-                      !replays_graphs("off", ranks, hold_collectives) &&
-                      replays_graphs("auto", ranks, hold_collectives) == (hold_collectives || ranks == 1),
-                  "graphs of " + std::to_string(ranks) + " ranks");
+    for (const bool by_default : {false, true})
+        check(replays_graphs("on", by_default) && !replays_graphs("off", by_default) &&
+                  replays_graphs("auto", by_default) == by_default,
+              "--graphs " + std::string(by_default ? "on" : "off") + " by default");
     for (const bool kernels : {false, true}) {
         for (const Words& precision : precisions) {
             Options o = small_run(precision);

@@ -49,12 +49,12 @@ bool is_capturing(hipStream_t stream);
 inline bool emulated_capture = false;  // what it returns, for tests
 #endif
 
-// Whether a graph may hold collectives on a second stream. On AMD nobody has run one, and HIP has ended programs in such
-// captures (hipStreamEndCapture with RCCL, ROCm/rocm-systems#11369; several streams before 7.1).
+// Whether --graphs auto replays graphs. On AMD nobody has run them with llamac, HIP has ended programs in captures over several
+// streams (ROCm/rocm-systems#11369), and replays on one MI300X had wrong results without an error (ROCm/clr#279).
 #if defined(LLAMAC_AMD)
-constexpr bool graphs_hold_collectives = false;
+constexpr bool graphs_by_default = false;
 #else
-constexpr bool graphs_hold_collectives = true;
+constexpr bool graphs_by_default = true;
 #endif
 
 }  // namespace llamac

@@ -4,8 +4,8 @@
 
 namespace llamac {
 
-bool replays_graphs(const std::string& graphs, int64_t ranks, bool hold_collectives) {
-    return graphs == "on" || (graphs == "auto" && (ranks == 1 || hold_collectives));
+bool replays_graphs(const std::string& graphs, bool by_default) {
+    return graphs == "on" || (graphs == "auto" && by_default);
 }
 
 ModelOptions model_options(const Options& o, int64_t rank, int64_t ranks) {
@@ -21,7 +21,7 @@ ModelOptions model_options(const Options& o, int64_t rank, int64_t ranks) {
         const auto prompt = std::max<int64_t>(1, std::ssize(parse_prompt_ids(o.sample_prompt_ids)));
         m.cache = {1, std::min(o.seq_len, prompt + o.sample_tokens - 1)};
     }
-    m.graphs = replays_graphs(o.graphs, ranks);
+    m.graphs = replays_graphs(o.graphs);
     m.skip_nonfinite = o.skip_nonfinite > 0;
     m.document_mask = o.document_mask == "on";
     m.sharding = {rank, ranks, o.zero, shard_group(o, ranks)};

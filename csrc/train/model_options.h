@@ -9,7 +9,6 @@ namespace llamac {
 ModelOptions model_options(const Options& options, int64_t rank = 0, int64_t ranks = 1);
 
 // Whether the launches of a step are recorded as graphs and replayed, by --graphs.
-bool replays_graphs(const std::string& graphs, int64_t ranks,
-                    bool hold_collectives = graphs_hold_collectives);
+bool replays_graphs(const std::string& graphs, bool by_default = graphs_by_default);
 
 }  // namespace llamac

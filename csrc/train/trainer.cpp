@@ -240,8 +240,9 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
     warn(without_gemm_library());
     if (o.graphs == "auto" && !replays)
         warn(
-            "--graphs auto: several ranks on AMD launch every kernel directly, as nobody has run their "
-            "collectives in graphs; --graphs on records them");
+            "--graphs auto: on AMD every kernel is launched directly, as nobody has run llamac's graphs "
+            "there; "
+            "--graphs on replays them (docs/rocm.md lists the known problems)");
     if (o.verify_every > 0) verifier.emplace(model, accumulation, adamw(), static_cast<uint64_t>(o.seed));
     if (o.dry_run) return;
     check_memory(model, o);  // before the host's is taken, too
