@@ -3,7 +3,7 @@
 It checks the host's settings, environment variables that slow a run down, each device's state (partitions,
 power limit, temperature, memory errors, links) and the versions of driver, ROCm and PyTorch, and compares
 measured with published rates (configs/tables/devices.toml). Without PyTorch, it checks everything but rates.
-docs/mi300x.md names the sources of the expected values.
+docs/rocm.md names the sources of the expected values.
 """
 
 import os

@@ -1,5 +1,5 @@
 // HIP's names on every platform; every kernel and every caller of the runtime includes this file. AMD: HIP itself.
-// NVIDIA: a name map (hip_on_nvidia.h). CPU: an emulated device (emulation/). docs/porting.md describes how to write
+// NVIDIA: a name map (hip_on_nvidia.h). CPU: an emulated device (emulation/). docs/rocm.md describes how to write
 // a kernel that runs on all three.
 #pragma once
 #include <cstddef>
