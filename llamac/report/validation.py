@@ -109,10 +109,8 @@ def device_of(results: dict) -> str:
     return results["devices"][0] if results["devices"] else results["platform"]
 
 
-def page_name(results: dict) -> str:
-    """Of the machine's page: "validation-nvidia-h200.md"."""
-    words = re.findall(r"[a-z0-9]+", device_of(results).split(",")[0].lower())
-    return f"validation-{'-'.join(words)}.md"
+def machine_of(results: dict) -> str:
+    return device_of(results).split(",")[0].replace("|", "/")
 
 
 def row(results: dict) -> str:
@@ -122,8 +120,9 @@ def row(results: dict) -> str:
         found = {r["status"] for r in results["stages"] if re.fullmatch(pattern, r["stage"])}
         cells.append(next((status for status in WORST_FIRST if status in found), "not run"))
     quick = ", quick" if any(record.get("quick") for record in results["stages"]) else ""
-    machine = f"[{device_of(results).split(',')[0].replace('|', '/')}]({page_name(results)})"
-    return f"| {machine} | {results['commit']}, {results['date']}{quick} | {' | '.join(cells)} |\n"
+    return (
+        f"| {machine_of(results)} | {results['commit']}, {results['date']}{quick} | {' | '.join(cells)} |\n"
+    )
 
 
 def with_row(text: str, results: dict) -> str:
@@ -132,22 +131,22 @@ def with_row(text: str, results: dict) -> str:
     table, end, after = rest.partition(END)
     if not (begin and end):
         raise ValueError(f"expected {BEGIN.strip()} and {END.strip()}, found none")
-    rows = [line for line in table.splitlines(keepends=True)[2:] if f"]({page_name(results)})" not in line]
+    rows = [
+        line
+        for line in table.splitlines(keepends=True)[2:]
+        if not line.startswith(f"| {machine_of(results)} |")
+    ]
     return before + begin + HEADING + "".join(sorted([*rows, row(results)])) + end + after
 
 
-def write_pages(validation: Validation, folder: Path) -> list[Path]:
-    """Writes the machine's page, and its row in the table of README.md in that folder."""
-    page, index = folder / page_name(validation.results), folder / "README.md"
+def write_row(validation: Validation, page: Path) -> None:
+    """Writes the machine's row into the table of validated machines in a page."""
     try:
-        indexed = with_row(index.read_text("utf-8"), validation.results)
-        page.write_text(render(validation), encoding="utf-8")
-        index.write_text(indexed, encoding="utf-8")
+        page.write_text(with_row(page.read_text("utf-8"), validation.results), encoding="utf-8")
     except ValueError as error:
-        raise InputError(f"{index}: {error}") from None
+        raise InputError(f"{page}: {error}") from None
     except OSError as error:
-        raise InputError(f"{error.filename}: cannot write: {error.strerror}") from None
-    return [page, index]
+        raise InputError(f"{page}: cannot write: {error.strerror}") from None
 
 
 def main(arguments: list[str]) -> None:
@@ -159,15 +158,14 @@ def main(arguments: list[str]) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--to", type=Path, metavar="FILE", help="file to write [standard output]")
     where.add_argument(
-        "--pages",
+        "--row",
         type=Path,
-        metavar="DIR",
-        help="writes the machine's page into DIR, and its row in DIR/README.md",
+        metavar="PAGE",
+        help="writes the machine's row into the table of PAGE, docs/benchmarks/README.md",
     )
     args = parser.parse_args(arguments)
-    if args.pages:
-        for path in write_pages(read(args.archive), args.pages):
-            print(path)
+    if args.row:
+        write_row(read(args.archive), args.row)
         return
     text = render(read(args.archive))
     if not args.to:
