@@ -25,7 +25,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 (a checkout has not asked pip)
     )
 
 __all__ = ["Error", "Trainer", "kernels", "ops", "patch", "run", "unpatch"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "Trainer": "trainer",

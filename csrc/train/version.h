@@ -10,7 +10,7 @@ std::string version_text();
 // What several processes of a run communicate by, with "no" before what this build lacks: "Gloo, no MPI, RCCL 2.27.7".
 std::string engines_text();
 
-const char* version_number();  // "0.1.0"
+const char* version_number();  // "0.2.0"
 const char* version_commit();  // "0123456789ab (modified)", or "unknown"
 
 }  // namespace llamac
