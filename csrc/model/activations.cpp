@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "model/block.h"
+
 namespace llamac {
 namespace {
 
@@ -55,13 +57,6 @@ void set_shape(Tensor& t, const Tensor& like) {
 
 }  // namespace
 
-unsigned recomputed_parts(const Recompute& r, int64_t layer, bool in_fp8) {
-    if (r.block_every && layer % r.block_every == 0) return all_parts & ~residual_out_part;
-    const bool input_norm = r.norm || (r.qkv && in_fp8);
-    return (input_norm ? input_norm_part : 0u) | (r.norm ? post_norm_part : 0u) | (r.qkv ? qkv_part : 0u) |
-           (r.attention ? attention_part : 0u) | (r.swiglu ? swiglu_part : 0u);
-}
-
 void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T, DType dtype,
                       const Recompute& recompute, const Fp8Blocks& fp8, int64_t logits_bytes,
                       int64_t logits_multiple, bool document_mask, bool training, Arena& arena) {
@@ -72,6 +67,7 @@ void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T
     a.blocks.resize(static_cast<size_t>(config.L));
     for (const auto& row : block_activations(config, B, T, dtype)) {
         if (!row.present) continue;
+        const LinearRow* const reader = reader_of(row.member);
         // Of those that share one memory, the first.
         Tensor *first = row.shares && training ? &(a.*row.shares) : nullptr, *first_codes = nullptr;
         const auto plan = [&](Tensor* tensor, const Tensor& like, bool shares, Tensor*& of) {
@@ -83,10 +79,12 @@ void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T
         };
         for (int64_t layer = 0; layer < config.L; layer++) {
             BlockActivations& block = a.blocks[static_cast<size_t>(layer)];
-            const bool in_fp8 = fp8.has(layer), again = recomputed_parts(recompute, layer, in_fp8) & row.part;
-            plan(&(block.*row.member), row.like, !training || again || (in_fp8 && row.passing), first);
-            if (in_fp8 && row.codes)
-                plan(&(block.*row.codes), codes_of(row.like, fp8.codes), again, first_codes);
+            const bool in_fp8 = fp8.has(layer), again = is_recomputed(recompute, row.member, layer, in_fp8);
+            // In fp8 the backward pass reads the codes alone, except attention's values.
+            const bool transient = in_fp8 && reader && rewritten_by_backward(reader->input);
+            plan(&(block.*row.member), row.like, !training || again || transient, first);
+            if (in_fp8 && reader)
+                plan(&(block.*reader->x_codes), codes_of(row.like, fp8.codes), again, first_codes);
         }
     }
 }
@@ -95,13 +93,15 @@ void reshape_activations(Activations& a, const Config& config, int64_t B, int64_
     const DType dtype = a.embedding.dtype;
     for (const auto& row : model_activations(config, B, T, dtype, a.first.rank > 0))
         if (row.present) set_shape(a.*row.member, row.like);
-    for (const auto& row : block_activations(config, B, T, dtype))
+    for (const auto& row : block_activations(config, B, T, dtype)) {
+        if (!row.present) continue;
+        const LinearRow* const reader = reader_of(row.member);
         for (BlockActivations& block : a.blocks) {
-            if (!row.present) continue;
             set_shape(block.*row.member, row.like);
-            if (row.codes && (block.*row.codes).data)
-                set_shape(block.*row.codes, codes_of(row.like, (block.*row.codes).dtype));
+            if (reader && (block.*reader->x_codes).data)
+                set_shape(block.*reader->x_codes, codes_of(row.like, (block.*reader->x_codes).dtype));
         }
+    }
 }
 
 }  // namespace llamac

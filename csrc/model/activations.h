@@ -1,28 +1,15 @@
-// The table of activations: names, shapes, types, lifetimes, and the part of a block that computes each. It drives
-// allocation, recomputation, the debug state and the memory report.
+// The table of activations: names, shapes, types and lifetimes. It drives allocation, the debug state and the memory report.
+// model/block.h says what computes and what reads those of a block.
 #pragma once
 #include <string>
 #include <vector>
 
 #include "core/arena.h"
 #include "model/config.h"
-#include "model/linear.h"
+#include "model/fp8.h"
 #include "model/recompute.h"
 
 namespace llamac {
-
-// The parts of a block in the order of computation; a set of them says what to run, keep or compute again.
-enum Part : unsigned {
-    input_norm_part = 1,
-    qkv_part = 2,
-    attention_part = 4,
-    residual_mid_part = 8,
-    post_norm_part = 16,
-    gate_up_part = 32,
-    swiglu_part = 64,
-    residual_out_part = 128,
-    all_parts = 255,
-};
 
 struct BlockActivations {
     Tensor input_norm, input_rstd;
@@ -58,12 +45,7 @@ struct ActivationRow {
     Tensor Owner::* member;
     Tensor like;  // type and shape
     Needed until = Needed::backward;
-    unsigned part = 0;                       // of a block, that makes it; 0: never computed again
     Tensor Activations::* shares = nullptr;  // a gradient in whose memory it is computed again
-    // The input of a product: its codes, where the product is in fp8. passing: then the backward pass reads nothing else, and
-    // all layers use one memory for the values.
-    Tensor Owner::* codes = nullptr;
-    bool passing = false;
     bool present = true;
 };
 
@@ -71,23 +53,20 @@ struct ActivationRow {
 inline std::vector<ActivationRow<BlockActivations>> block_activations(const Config& c, int64_t B, int64_t T,
                                                                       DType t) {
     using A = BlockActivations;
-    constexpr Needed until = Needed::backward;
     const int64_t N = B * T;
     const Tensor rows = shaped(t, {N, c.C}), one_per_row = shaped(DType::f32, {N});
-    return {{"input_norm", &A::input_norm, rows, until, input_norm_part, nullptr, &A::input_norm_codes, true},
-            {"input_rstd", &A::input_rstd, one_per_row},  // a norm's backward writes the norm again by it
-            {"qkv", &A::qkv, shaped(t, {N, c.qkv_size()}), until, qkv_part},
-            {"attention", &A::attention, shaped(t, {N, c.q_size()}), until, attention_part, nullptr,
-             &A::attention_codes},
-            {"attention_lse", &A::lse, shaped(DType::f32, {B, c.NH, T}), until, attention_part},
-            {"residual_mid", &A::residual_mid, rows, until, residual_mid_part},
-            {"post_norm", &A::post_norm, rows, until, post_norm_part, nullptr, &A::post_norm_codes, true},
+    return {{"input_norm", &A::input_norm, rows},
+            {"input_rstd", &A::input_rstd, one_per_row},
+            {"qkv", &A::qkv, shaped(t, {N, c.qkv_size()})},
+            {"attention", &A::attention, shaped(t, {N, c.q_size()})},
+            {"attention_lse", &A::lse, shaped(DType::f32, {B, c.NH, T})},
+            {"residual_mid", &A::residual_mid, rows},
+            {"post_norm", &A::post_norm, rows},
             {"post_rstd", &A::post_rstd, one_per_row},
-            {"gate_up", &A::gate_up, shaped(t, {N, 2 * c.F}), until, gate_up_part},
+            {"gate_up", &A::gate_up, shaped(t, {N, 2 * c.F})},
             // swiglu's backward writes it where it has read dswiglu.
-            {"swiglu", &A::swiglu, shaped(t, {N, c.F}), until, swiglu_part, &Activations::dswiglu,
-             &A::swiglu_codes, true},
-            {"residual_out", &A::residual_out, rows, until, residual_out_part}};
+            {"swiglu", &A::swiglu, shaped(t, {N, c.F}), Needed::backward, &Activations::dswiglu},
+            {"residual_out", &A::residual_out, rows}};
 }
 
 inline std::vector<ActivationRow<Activations>> model_activations(const Config& c, int64_t B, int64_t T,
@@ -128,9 +107,6 @@ inline std::vector<HeadRange> rotated_ranges(const Config& c) {
     if (c.qk_norm) return {{"q", 0, c.NH}, {"k", c.NH, c.NKV}};
     return {{"qk", 0, c.NH + c.NKV}};
 }
-
-// The parts of block `layer` that the backward pass computes again. in_fp8: where qkv is, so is its input.
-unsigned recomputed_parts(const Recompute& recompute, int64_t layer, bool in_fp8);
 
 // Plans memory for B sequences of T tokens. What is computed again shares one memory over the layers. logits_bytes: of a
 // chunk of logits, which use the memory of the blocks' gradients first; 0: the largest of that memory, an eighth of the

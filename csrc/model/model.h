@@ -11,7 +11,7 @@
 #include "model/activations.h"
 #include "model/cache.h"
 #include "model/config.h"
-#include "model/linear.h"
+#include "model/fp8.h"
 #include "model/parameters.h"
 #include "platform/stream.h"
 

@@ -8,7 +8,7 @@ namespace llamac {
 
 // Values of a tensor that lay beyond the largest of its fp8 type and became that, in an optimizer step on all ranks.
 struct Saturated {
-    std::string tensor;  // slot_name() of model/linear.h
+    std::string tensor;  // slot_name() of model/fp8.h
     int64_t values = 0, of = 0;
 };
 

@@ -503,7 +503,7 @@ std::vector<Saturated> Trainer::saturated_tensors(const int32_t* counts) const {
     const int64_t rows = options.batch_size * options.seq_len, passes = accumulation * ranks.count;
     std::vector<Saturated> tensors;
     for (const auto& [slot, count] : everybodys)
-        tensors.push_back({slot_name(config, slot), count, passes * slot_elements(config, slot, rows)});
+        tensors.push_back({slot_name(config, slot), count, passes * slot_elements(model.parameters, slot, rows)});
     return tensors;
 }
 

@@ -1,0 +1,347 @@
+#include "model/block.h"
+
+#include <cmath>
+#include <ranges>
+
+#include "model/linear.h"
+#include "model/model.h"
+#include "ops/operations.h"
+
+namespace llamac {
+namespace {
+
+// heads [B,T,count,HD] out of joined rows [N,QKV], the first of them at head `first`.
+Tensor heads(const Model& m, const Tensor& rows, int64_t first, int64_t count) {
+    const int64_t B = m.activations.tokens.shape[0], T = m.activations.tokens.shape[1], HD = m.config.HD;
+    const int64_t row = rows.shape[1];
+    Tensor t = make_tensor(static_cast<char*>(rows.data) + first * HD * size_of(rows.dtype), rows.dtype,
+                           {B, T, count, HD});
+    t.stride[0] = T * row;
+    t.stride[1] = row;
+    return t;
+}
+struct Heads {
+    Tensor q, k, v;
+};
+Heads split_heads(const Model& m, const Tensor& qkv) {
+    const int64_t NH = m.config.NH, NKV = m.config.NKV;
+    return {heads(m, qkv, 0, NH), heads(m, qkv, NH, NKV), heads(m, qkv, NH + NKV, NKV)};
+}
+// The value or the gradient of a block's activation; queries, keys and values one by one.
+void show_value(const Model& m, const char* kind, int64_t layer, Tensor BlockActivations::* of,
+                const Tensor& value) {
+    const std::string prefix = kind + std::to_string(layer) + ".";
+    if (of != &BlockActivations::qkv) return m.hook(prefix + name_of(m.config, of), value);
+    for (const HeadRange& range : head_ranges(m.config))
+        m.hook(prefix + range.name, heads(m, value, range.first, range.count));
+}
+
+Tensor attention_heads(const Model& m, const Tensor& attention) {
+    return heads(m, attention, 0, m.config.NH);
+}
+double attention_scale(const Model& m) {
+    return 1.0 / std::sqrt(static_cast<double>(m.config.HD));
+}
+
+// Queries and keys, each turned by its position's angle. cached: the rows' angles are its own.
+void rotate(Model& m, const Tensor& qkv, const CachedRows* cached) {
+    for (const HeadRange& range : rotated_ranges(m.config)) {
+        const Tensor x = heads(m, qkv, range.first, range.count);
+        rope_forward(
+            m.context,
+            {.out = x, .x = x, .cis = cached ? cached->cis : m.activations.cis, .interleaved = false});
+    }
+}
+
+// Keys of the cache [B,positions,NKV,HD], of B sequences from `sequence` on, from position `begin` on; values.
+Heads cache_heads(const Model& m, int64_t layer, const KvCache& cache, int64_t sequence, int64_t B,
+                  int64_t begin, int64_t end) {
+    const Tensor& all = cache.blocks[static_cast<size_t>(layer)];
+    const int64_t NKV = m.config.NKV, HD = m.config.HD, size = size_of(all.dtype);
+    Heads seen;
+    seen.k =
+        make_tensor(static_cast<char*>(all.data) + (sequence * all.stride[0] + begin * all.stride[1]) * size,
+                    all.dtype, {B, end - begin, NKV, HD});
+    seen.k.stride[0] = all.stride[0], seen.k.stride[1] = all.stride[1];
+    seen.v = seen.k;
+    seen.v.data = static_cast<char*>(seen.k.data) + NKV * HD * size;
+    return seen;
+}
+
+// Keys and values of T tokens of one sequence go to the cache; returns all that these tokens see there.
+Heads cached_heads(Model& m, int64_t layer, const Heads& rows, const CachedRows& cached) {
+    const Heads own = cache_heads(m, layer, *cached.cache, cached.sequence, 1, cached.position, cached.end);
+    const int64_t size = size_of(own.k.dtype), width = own.k.stride[1] * size;
+    if (!m.context.dry_run)
+        copy_rows_async(m.context, own.k.data, width, rows.k.data, rows.k.stride[1] * size, width,
+                        rows.k.shape[1]);
+    Heads seen = cache_heads(m, layer, *cached.cache, cached.sequence, 1, cached.begin, cached.end);
+    seen.q = rows.q;
+    return seen;
+}
+
+// Heads [B,1,heads,HD] as [B,heads,HD].
+Tensor without_time(const Tensor& heads) {
+    Tensor t = make_tensor(heads.data, heads.dtype, {heads.shape[0], heads.shape[2], heads.shape[3]});
+    t.stride[0] = heads.stride[0];
+    return t;
+}
+
+// One token of each sequence: RoPE, its place in the cache, and attention.
+void attend_next(Model& m, int64_t layer, const KvCache& cache) {
+    const BlockActivations& a = m.activations.blocks[layer];
+    const Heads h = split_heads(m, a.qkv);
+    const int64_t B = h.q.shape[0];
+    const Heads all = cache_heads(m, layer, cache, 0, B, 0, cache.size.positions);
+    Tensor begin = cache.first;
+    begin.shape[0] = B;
+    attention_next(m.context, {.out = without_time(attention_heads(m, a.attention)),
+                               .keys = all.k,
+                               .values = all.v,
+                               .q = without_time(h.q),
+                               .k = without_time(h.k),
+                               .v = without_time(h.v),
+                               .cis = cache.cis,
+                               .begin = begin,
+                               .end = cache.last,
+                               .scale = attention_scale(m),
+                               .window = m.config.window_of(layer)});
+}
+
+// Attention of a block's queries, which RoPE has turned, except those of one token per cached sequence.
+void attend(Model& m, int64_t layer, const CachedRows* cached) {
+    if (cached && cached->is_next) return attend_next(m, layer, *cached->cache);
+    const BlockActivations& a = m.activations.blocks[layer];
+    Heads h = split_heads(m, a.qkv);
+    if (cached) h = cached_heads(m, layer, h, *cached);
+    attention_forward(m.context, {.out = attention_heads(m, a.attention),
+                                  .lse = a.lse,
+                                  .q = h.q,
+                                  .k = h.k,
+                                  .v = h.v,
+                                  .first = cached ? Tensor{} : m.first,
+                                  .scale = attention_scale(m),
+                                  .window = m.config.window_of(layer)});
+}
+
+// The input of a norm, or what a linear adds to its product.
+Tensor residual_of(const Model& m, int64_t layer, const LinearRow& row) {
+    return row.residual ? m.activations.blocks[layer].*row.residual : block_input(m, layer);
+}
+
+Quantizable input_of(const Model& m, int64_t layer, const LinearRow& row, bool keeps_codes) {
+    const BlockActivations& a = m.activations.blocks[layer];
+    return linear_input(m, {layer, &row}, a.*row.x, keeps_codes ? a.*row.x_codes : Tensor{});
+}
+
+// The values of a linear's input.
+void compute_input(Model& m, int64_t layer, const LinearRow& row, const CachedRows* cached) {
+    const BlockActivations& a = m.activations.blocks[layer];
+    switch (row.input) {
+    case Producer::norm:
+        return rmsnorm_forward(m.context,
+                               {.out = a.*row.x,
+                                .rstd = a.*row.statistics,
+                                .x = residual_of(m, layer, row),
+                                .weight = m.parameters.weight(m.parameters.blocks[layer].*row.norm),
+                                .eps = m.config.eps});
+    case Producer::attention:
+        return attend(m, layer, cached);
+    case Producer::activation:
+        return swiglu_forward(m.context, {.out = a.*row.x, .gate_up = a.gate_up});
+    }
+}
+
+// The codes of a linear's input: from its values, or by the operation that computes it, which then writes no values.
+bool input_as_codes(const Model& m, int64_t layer, const LinearRow& row) {
+    return row.input == Producer::activation && computes_codes(m, layer);
+}
+void quantize_input(Model& m, int64_t layer, const LinearRow& row, const Quantizable& x, bool again) {
+    if (!input_as_codes(m, layer, row)) return quantize(m, x, again);
+    const Fp8Codes to = codes_of(m, x, again);
+    swiglu_forward_quantize(m.context, {.out = to.out,
+                                        .transposed = to.transposed,
+                                        .amax = to.amax,
+                                        .saturated = to.saturated,
+                                        .gate_up = m.activations.blocks[layer].gate_up,
+                                        .scale = to.scale});
+}
+
+// The codes of the gradient of a linear's output. The backward of RoPE, or of the activation, comes first or writes them.
+void quantize_gradient(Model& m, int64_t layer, const LinearRow& row, const Quantizable& dout) {
+    const Activations& d = m.activations;
+    const Fp8Codes to = computes_codes(m, layer) ? codes_of(m, dout, false) : Fp8Codes{};
+    if (feeds(row, Producer::activation) && to.scale.data)
+        return swiglu_backward_quantize(m.context, {.out = to.out,
+                                                    .transposed = to.transposed,
+                                                    .amax = to.amax,
+                                                    .saturated = to.saturated,
+                                                    .dout = d.dswiglu,
+                                                    .gate_up = d.blocks[layer].gate_up,
+                                                    .scale = to.scale});
+    if (feeds(row, Producer::attention)) {
+        const std::vector<HeadRange> rotated = rotated_ranges(m.config);
+        if (to.scale.data) {
+            const int64_t N = d.dqkv.shape[0], HD = m.config.HD, heads = d.dqkv.shape[1] / HD;
+            return rope_backward_quantize(m.context,
+                                          {.out = reshape(to.out, {N, heads, HD}),
+                                           .transposed = reshape(to.transposed, {heads, HD, N}),
+                                           .amax = to.amax,
+                                           .saturated = to.saturated,
+                                           .dout = reshape(d.dqkv, {N, heads, HD}),
+                                           .cis = d.cis,
+                                           .scale = to.scale,
+                                           .rotated = rotated.back().first + rotated.back().count});
+        }
+        for (const HeadRange& range : rotated) {
+            const Tensor dx = heads(m, d.dqkv, range.first, range.count);
+            rope_backward(m.context, {.dx = dx, .dout = dx, .cis = d.cis, .interleaved = false});
+        }
+        if (m.fp8 && m.hook) m.hook("dact." + std::to_string(layer) + ".qkv", d.dqkv);  // as it is quantised
+    }
+    quantize(m, dout, false);
+}
+
+// From the gradient of a linear's input, row.dx, to that of what the producer has read. rewrites: the producer's output, too.
+void backward_producer(Model& m, int64_t layer, const LinearRow& row, bool rewrites, bool accumulate) {
+    const Parameters& p = m.parameters;
+    const BlockActivations& a = m.activations.blocks[layer];
+    const Activations& d = m.activations;
+    const Tensor written = rewrites ? a.*row.x : Tensor{};
+    switch (row.input) {
+    case Producer::norm: {
+        const Placement& weight = p.blocks[layer].*row.norm;
+        // dresidual takes up the norm's share of it.
+        return rmsnorm_backward(m.context, {.dx = d.dresidual,
+                                            .dweight = p.gradient(weight),
+                                            .out = written,
+                                            .dout = d.*row.dx,
+                                            .x = residual_of(m, layer, row),
+                                            .weight = p.weight(weight),
+                                            .rstd = a.*row.statistics,
+                                            .dresidual = d.dresidual,
+                                            .accumulate = accumulate});
+    }
+    case Producer::attention: {
+        const Heads h = split_heads(m, a.qkv), dh = split_heads(m, d.dqkv);
+        attention_backward(m.context, {.dq = dh.q,
+                                       .dk = dh.k,
+                                       .dv = dh.v,
+                                       .dout = attention_heads(m, d.dattention),
+                                       .out = attention_heads(m, a.attention),
+                                       .lse = a.lse,
+                                       .q = h.q,
+                                       .k = h.k,
+                                       .v = h.v,
+                                       .first = m.first,
+                                       .scale = attention_scale(m),
+                                       .window = m.config.window_of(layer)});
+        return show_gradient(m, layer, &BlockActivations::qkv, d.dqkv);
+    }
+    case Producer::activation:
+        // quantize_gradient() computes the codes alone.
+        if (computes_codes(m, layer)) return;
+        swiglu_backward(m.context,
+                        {.dgate_up = d.dgate_up, .out = written, .dout = d.dswiglu, .gate_up = a.gate_up});
+        return show_gradient(m, layer, &BlockActivations::gate_up, d.dgate_up);
+    }
+}
+
+bool in_fp8(const Model& m, int64_t layer) {
+    return m.fp8 && m.fp8->blocks.has(layer);
+}
+
+}  // namespace
+
+Recomputed recomputed(const Recompute& r, const LinearRow& row, int64_t layer, bool in_fp8) {
+    if (r.block_every && layer % r.block_every == 0) return {true, &row != &block_linears.back()};
+    const bool output = r.qkv && row.out == &BlockActivations::qkv;
+    switch (row.input) {
+    case Producer::norm:
+        return {r.norm || (output && in_fp8), output};
+    case Producer::attention:
+        return {r.attention, output};
+    case Producer::activation:
+        return {r.swiglu, output};
+    }
+    return {};
+}
+
+const LinearRow* reader_of(Tensor BlockActivations::* activation) {
+    for (const LinearRow& row : block_linears)
+        if (row.x == activation) return &row;
+    return nullptr;
+}
+
+const char* name_of(const Config& config, Tensor BlockActivations::* activation) {
+    for (const auto& row : block_activations(config, 1, 1, DType::f32))
+        if (row.member == activation) return row.name;
+    return "";
+}
+
+bool is_recomputed(const Recompute& recompute, Tensor BlockActivations::* activation, int64_t layer,
+                   bool in_fp8) {
+    for (const LinearRow& row : block_linears) {
+        const Recomputed again = recomputed(recompute, row, layer, in_fp8);
+        if (row.out == activation) return again.output;
+        // A norm's backward writes the norm again by its rstd, which is kept.
+        if (row.x == activation || (row.statistics == activation && !rewritten_by_backward(row.input)))
+            return again.input;
+    }
+    return false;
+}
+
+Tensor block_input(const Model& m, int64_t layer) {
+    return layer ? m.activations.blocks[layer - 1].residual_out : m.activations.embedding;
+}
+
+void forward_block(Model& m, int64_t layer, Run run, const CachedRows* cached) {
+    const BlockActivations& a = m.activations.blocks[layer];
+    for (const LinearRow& row : block_linears) {
+        const Recomputed again = recomputed(m.options.recompute, row, layer, in_fp8(m, layer));
+        const bool whole = run != Run::recomputation, multiplies = whole || again.output;
+        const bool makes_input = whole || (again.input && (multiplies || !rewritten_by_backward(row.input)));
+        // The backward pass reads the codes of this run, unless it runs this once more.
+        const bool keeps_codes = run == Run::recomputation || (run == Run::training && !again.input);
+        const Quantizable x = input_of(m, layer, row, keeps_codes);
+        if (makes_input && !input_as_codes(m, layer, row)) compute_input(m, layer, row, cached);
+        if (!multiplies) continue;
+        quantize_input(m, layer, row, x, false);
+        linear_forward(m, a.*row.out, x, linear_weight(m, {layer, &row}),
+                       row.adds_residual ? residual_of(m, layer, row) : Tensor{});
+        if (feeds(row, Producer::attention) && !(cached && cached->is_next)) rotate(m, a.qkv, cached);
+    }
+}
+
+void backward_block(Model& m, int64_t layer, bool accumulate) {
+    const Activations& d = m.activations;
+    for (const LinearRow& row : std::views::reverse(block_linears)) {
+        const Recomputed again = recomputed(m.options.recompute, row, layer, in_fp8(m, layer));
+        const Quantizable dout = output_gradient(m, {layer, &row}, d.*row.dout),
+                          weight = linear_weight(m, {layer, &row});
+        quantize_gradient(m, layer, row, dout);
+        linear_backward_input(m, d.*row.dx, dout, weight);
+        show_gradient(m, layer, row.x, d.*row.dx);
+        const bool rewrites = again.input_alone() && rewritten_by_backward(row.input);
+        backward_producer(m, layer, row, rewrites, accumulate);
+        Quantizable x = input_of(m, layer, row, true);
+        x.rows = {};
+        if (again.input_alone()) quantize_input(m, layer, row, x, true);
+        linear_backward_weight(m, m.parameters.gradient(m.parameters.blocks[layer].*row.weight), dout, x,
+                               accumulate);
+        if (row.norm && row.residual) show_gradient(m, layer, row.residual, d.dresidual);
+    }
+}
+
+void show_block(const Model& m, int64_t layer) {
+    if (!m.hook) return;
+    const BlockActivations& a = m.activations.blocks[layer];
+    for (const auto& row : block_activations(m.config, 1, 1, a.qkv.dtype))
+        if (row.present) show_value(m, "act.", layer, row.member, a.*row.member);
+}
+void show_gradient(const Model& m, int64_t layer, Tensor BlockActivations::* of, const Tensor& value) {
+    if (!m.hook) return;
+    show_value(m, "dact.", layer, of, value);
+}
+
+}  // namespace llamac

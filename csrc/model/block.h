@@ -1,0 +1,96 @@
+// The transformer block as data: its linears in the order of the forward pass. Forward computes the rows in order and
+// backward in reverse order (block.cpp). Recomputation, fp8 scales, memory and the debug state follow from the same rows.
+#pragma once
+#include <array>
+
+#include "model/activations.h"
+#include "model/parameters.h"
+
+namespace llamac {
+
+struct Model;
+struct CachedRows;
+
+// The operation that computes the input of a linear. attention includes RoPE of the linear before it.
+enum class Producer : uint8_t { norm, attention, activation };
+
+// Whether the backward of the operation can write the operation's output again, from what it reads anyway.
+constexpr bool rewritten_by_backward(Producer producer) {
+    return producer != Producer::attention;
+}
+
+// How tensor parallelism divides a weight [out,in] among ranks: by outputs (columns of the product) or by inputs.
+enum class Split : uint8_t { outputs, inputs };
+
+// out = x · weightᵀ (+ residual)
+struct LinearRow {
+    const char* name;  // of the weight and of the output's gradient among the fp8 scales
+    Producer input;    // computes x
+    Placement BlockParameters::* weight;
+    Tensor BlockActivations::*x, BlockActivations::*x_codes, BlockActivations::*out;
+    Tensor Activations::*dx, Activations::*dout;
+    bool adds_residual;
+    Split split;
+    // What the producer keeps for its backward: rstd of a norm, lse of attention.
+    Tensor BlockActivations::* statistics = nullptr;
+    Placement BlockParameters::* norm = nullptr;  // the weight of a norm
+    Tensor BlockActivations::* residual =
+        nullptr;  // the input of a norm, or what is added; null: the block's input
+};
+
+inline constexpr std::array<LinearRow, 4> block_linears = [] {
+    using P = BlockParameters;
+    using A = BlockActivations;
+    using D = Activations;
+    constexpr auto norm = Producer::norm, attention = Producer::attention, activation = Producer::activation;
+    constexpr auto outputs = Split::outputs, inputs = Split::inputs;
+    return std::array<LinearRow, 4>{
+        {{"qkv", norm, &P::qkv, &A::input_norm, &A::input_norm_codes, &A::qkv, &D::dnorm, &D::dqkv, false,
+          outputs, &A::input_rstd, &P::input_norm},
+         {"o", attention, &P::o, &A::attention, &A::attention_codes, &A::residual_mid, &D::dattention,
+          &D::dresidual, true, inputs, &A::lse},
+         {"gate_up", norm, &P::gate_up, &A::post_norm, &A::post_norm_codes, &A::gate_up, &D::dnorm,
+          &D::dgate_up, false, outputs, &A::post_rstd, &P::post_norm, &A::residual_mid},
+         {"down", activation, &P::down, &A::swiglu, &A::swiglu_codes, &A::residual_out, &D::dswiglu,
+          &D::dresidual, true, inputs, nullptr, nullptr, &A::residual_mid}}};
+}();
+
+// Whether the producer of the next row's input reads this row's output.
+constexpr bool feeds(const LinearRow& row, Producer producer) {
+    return &row != &block_linears.back() && !row.adds_residual && (&row + 1)->input == producer;
+}
+
+// What the backward pass computes again of a row.
+struct Recomputed {
+    bool input = false, output = false;
+
+    // The input alone is made again, without the product that reads it.
+    bool input_alone() const { return input && !output; }
+};
+// in_fp8: the layer's products. There the qkv product needs its input's codes.
+Recomputed recomputed(const Recompute& recompute, const LinearRow& row, int64_t layer, bool in_fp8);
+// The row that reads an activation; null: none.
+const LinearRow* reader_of(Tensor BlockActivations::* activation);
+// Its name in the debug state and among the fp8 scales.
+const char* name_of(const Config& config, Tensor BlockActivations::* activation);
+// Whether the backward pass computes an activation again.
+bool is_recomputed(const Recompute& recompute, Tensor BlockActivations::* activation, int64_t layer,
+                   bool in_fp8);
+
+enum class Run : uint8_t {
+    inference,
+    training,
+    recomputation
+};  // of a block's forward: all of it, or what is recomputed
+// cached: the rows continue sequences whose keys and values are kept.
+void forward_block(Model& model, int64_t layer, Run run, const CachedRows* cached = nullptr);
+// dresidual enters as the gradient of the block's output and leaves as that of its input.
+void backward_block(Model& model, int64_t layer, bool accumulate);
+// The input of block `layer`, which is the output of the one before.
+Tensor block_input(const Model& model, int64_t layer);
+
+// Calls the model's hook with a gradient, or with all activations, of a block.
+void show_gradient(const Model& model, int64_t layer, Tensor BlockActivations::* of, const Tensor& value);
+void show_block(const Model& model, int64_t layer);
+
+}  // namespace llamac
