@@ -1,4 +1,4 @@
-"""Matrix products in fp8 in plain PyTorch: the definition that the C program (csrc/model/linear.cpp) is
+"""Matrix products in fp8 in plain PyTorch: the definition that the C program (csrc/model/fp8.cpp) is
 compared with.
 
 A tensor x is quantised with one scale, a power of two: codes fp8(clamp(x · scale)). A product sums codes in

@@ -162,7 +162,7 @@ void check_dry_run() {
         const void* const memory = m.context.workspace->reserve(0);
         const std::vector<int32_t> tokens(64, 3);
         set_batch(m, tokens.data(), tokens.data(), 4, 16);
-        for (const bool first : {true, false}) forward_backward(m, first, 0.5);
+        for (const bool first : {true, false}) forward_backward(m, first);
         const float lr = 0.01f;
         const int32_t step = 1;
         set_step(m, &lr, &step);
@@ -190,7 +190,7 @@ std::map<std::string, int> calls_with(const std::string& recompute) {
                               [&](const Call& call, const Variant&) { calls[call.op->name]++; },
                               [](int64_t, hipStream_t) {}};
     m.context.observer = &counter;
-    forward_backward(m, true, 1);
+    forward_backward(m, true);
     return calls;
 }
 

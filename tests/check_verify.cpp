@@ -169,7 +169,10 @@ std::vector<Fault> faults(bool master) {
     const std::string down = "model.layers.0.mlp.down_proj.weight",
                       o = "model.layers.1.self_attn.o_proj.weight";
     const auto flip_in = [](Tensor Parameters::* buffer, const std::string& name, int bit) {
-        return [=](Model& m) { flip(m.parameters.view(m.parameters.*buffer, parameter(m, name)), 77, bit); };
+        return [=](Model& m) {
+            const Parameter& p = parameter(m, name);
+            flip(m.parameters.part(m.parameters.*buffer, p, 0, p.elements()), 77, bit);
+        };
     };
     const std::string kept = "expected the bits from before the step", twice = "expected the same bits";
     std::vector<Fault> all = {

@@ -59,7 +59,7 @@ std::vector<std::pair<float, float>> train(Model& model, const AdamW& adamw, flo
                                            int32_t count) {
     std::vector<std::pair<float, float>> results;
     for (int32_t step = first; step < first + count; step++) {
-        forward_backward(model, true, 1.0);
+        forward_backward(model, true);
         const float loss = static_cast<float>(mean_loss(model));
         set_step(model, &lr, &step);
         optimizer_step(model, adamw, 42);
@@ -106,7 +106,7 @@ void record(const std::string& reference, const std::string& out, const ModelOpt
     train(model, adamw, lr, 1, steps);
     Recorder recorder;
     model.hook = [&](const std::string& name, const Tensor& value) { recorder.add(name, value); };
-    forward_backward(model, true, 1.0);
+    forward_backward(model, true);
     const double loss = mean_loss(model);
     model.hook = nullptr;
     recorder.add_floats("loss", {static_cast<float>(loss)});

@@ -1,4 +1,4 @@
-"""Training with products in fp8 (csrc/model/linear.h): the same bits whatever is recomputed, resumed,
+"""Training with products in fp8 (csrc/model/fp8.h): the same bits whatever is recomputed, resumed,
 captured or shared by ranks, and losses near those of products in the storage type.
 """
 

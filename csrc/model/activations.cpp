@@ -57,14 +57,27 @@ void set_shape(Tensor& t, const Tensor& like) {
 
 }  // namespace
 
-void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T, DType dtype,
-                      const Recompute& recompute, const Fp8Blocks& fp8, int64_t logits_bytes,
-                      int64_t logits_multiple, bool document_mask, bool training, Arena& arena) {
-    for (const auto& row : model_activations(config, B, T, dtype, document_mask))
-        if (row.present && (training || row.until != Needed::layer))
-            arena.plan(group_of(row.until), &(a.*row.member), row.like);
-    plan_logits(a, config, logits_bytes, logits_multiple, training, arena);
-    a.blocks.resize(static_cast<size_t>(config.L));
+void plan_activations(const std::vector<Activations*>& in_flight, const Config& config, const ModelOptions& o,
+                      LayerRange layers, const Fp8Blocks& fp8, Arena& arena) {
+    const int64_t B = o.batch_size, T = o.seq_len;
+    const DType dtype = o.precision.weights;
+    const bool training = o.training;
+    const bool head = layers.end == config.L;
+    Activations& a = *in_flight.front();
+    for (const auto& row : model_activations(config, B, T, dtype, o.document_mask, head))
+        for (Activations* each : in_flight) {
+            if (!row.present || (!training && row.until == Needed::layer)) continue;
+            if (each != &a && row.until == Needed::layer)
+                arena.share(&(each->*row.member), row.like, &(a.*row.member));
+            else
+                arena.plan(group_of(row.until), &(each->*row.member), row.like);
+        }
+    if (head)
+        plan_logits(a, config, o.logits_bytes, o.fp8 && o.fp8->head ? fp8_multiple : 1, training, arena);
+    for (Activations* each : in_flight) {
+        if (head && each != &a) arena.share(&each->logits, a.logits, training ? &a.dqkv : &a.logits);
+        each->blocks.resize(static_cast<size_t>(config.L));
+    }
     for (const auto& row : block_activations(config, B, T, dtype)) {
         if (!row.present) continue;
         const LinearRow* const reader = reader_of(row.member);
@@ -77,21 +90,23 @@ void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T
                 arena.plan(shares && training ? "recomputed activations" : group_of(row.until), tensor, like);
             if (shares && !of) of = tensor;
         };
-        for (int64_t layer = 0; layer < config.L; layer++) {
-            BlockActivations& block = a.blocks[static_cast<size_t>(layer)];
-            const bool in_fp8 = fp8.has(layer), again = is_recomputed(recompute, row.member, layer, in_fp8);
-            // In fp8 the backward pass reads the codes alone, except attention's values.
-            const bool transient = in_fp8 && reader && rewritten_by_backward(reader->input);
-            plan(&(block.*row.member), row.like, !training || again || transient, first);
-            if (in_fp8 && reader)
-                plan(&(block.*reader->x_codes), codes_of(row.like, fp8.codes), again, first_codes);
-        }
+        for (Activations* each : in_flight)
+            for (int64_t layer = layers.first; layer < layers.end; layer++) {
+                BlockActivations& block = each->blocks[static_cast<size_t>(layer)];
+                const bool in_fp8 = fp8.has(layer),
+                           again = is_recomputed(o.recompute, row.member, layer, in_fp8);
+                // In fp8 the backward pass reads the codes alone, except attention's values.
+                const bool transient = in_fp8 && reader && rewritten_by_backward(reader->input);
+                plan(&(block.*row.member), row.like, !training || again || transient, first);
+                if (in_fp8 && reader)
+                    plan(&(block.*reader->x_codes), codes_of(row.like, fp8.codes), again, first_codes);
+            }
     }
 }
 
 void reshape_activations(Activations& a, const Config& config, int64_t B, int64_t T) {
     const DType dtype = a.embedding.dtype;
-    for (const auto& row : model_activations(config, B, T, dtype, a.first.rank > 0))
+    for (const auto& row : model_activations(config, B, T, dtype, a.first.rank > 0, a.losses.rank > 0))
         if (row.present) set_shape(a.*row.member, row.like);
     for (const auto& row : block_activations(config, B, T, dtype)) {
         if (!row.present) continue;

@@ -6,8 +6,7 @@
 
 #include "core/arena.h"
 #include "model/config.h"
-#include "model/fp8.h"
-#include "model/recompute.h"
+#include "model/options.h"
 
 namespace llamac {
 
@@ -25,9 +24,10 @@ struct BlockActivations {
 
 struct Activations {
     Tensor tokens, targets;
-    Tensor first;  // with document masks: the first position that each token sees
-    Tensor cis;    // cosines and sines of RoPE: of the longest sequence, seen as the batch's T
-    Tensor embedding;
+    Tensor first;      // with document masks: the first position that each token sees
+    Tensor mask;       // `first` where the batch has it, which attention reads; else none
+    Tensor cis;        // cosines and sines of RoPE: of the longest sequence, seen as the batch's T
+    Tensor embedding;  // the input of the model's first block
     std::vector<BlockActivations> blocks;
     Tensor final_norm, final_rstd;
     Tensor logits;       // [rows of a chunk, V]; their gradient takes their place
@@ -70,7 +70,8 @@ inline std::vector<ActivationRow<BlockActivations>> block_activations(const Conf
 }
 
 inline std::vector<ActivationRow<Activations>> model_activations(const Config& c, int64_t B, int64_t T,
-                                                                 DType t, bool document_mask = false) {
+                                                                 DType t, bool document_mask = false,
+                                                                 bool head = true) {
     using A = Activations;
     const int64_t N = B * T;
     const Tensor rows = shaped(t, {N, c.C});
@@ -83,9 +84,9 @@ inline std::vector<ActivationRow<Activations>> model_activations(const Config& c
              .present = document_mask},
             {"", &A::cis, shaped(DType::f32, {T, c.HD / 2, 2})},
             {"embedding", &A::embedding, rows},
-            {"final_norm", &A::final_norm, rows},
-            {"", &A::final_rstd, shaped(DType::f32, {N})},
-            {"", &A::losses, shaped(DType::f32, {N})},
+            {.name = "final_norm", .member = &A::final_norm, .like = rows, .present = head},
+            {.name = "", .member = &A::final_rstd, .like = shaped(DType::f32, {N}), .present = head},
+            {.name = "", .member = &A::losses, .like = shaped(DType::f32, {N}), .present = head},
             {"", &A::dresidual, rows, Needed::layer},
             {"", &A::dnorm, rows, Needed::layer},
             {"", &A::dqkv, shaped(t, {N, c.qkv_size()}), Needed::layer},
@@ -108,13 +109,11 @@ inline std::vector<HeadRange> rotated_ranges(const Config& c) {
     return {{"qk", 0, c.NH + c.NKV}};
 }
 
-// Plans memory for B sequences of T tokens. What is computed again shares one memory over the layers. logits_bytes: of a
-// chunk of logits, which use the memory of the blocks' gradients first; 0: the largest of that memory, an eighth of the
-// logits, 64 MiB, and half of the logits up to 2 GiB. logits_multiple: of a chunk's rows, where the batch has as many.
-// Without training all layers use one memory, logits have some of their own, of 64 MiB by default, and there are no gradients.
-void plan_activations(Activations& a, const Config& config, int64_t B, int64_t T, DType dtype,
-                      const Recompute& recompute, const Fp8Blocks& fp8, int64_t logits_bytes,
-                      int64_t logits_multiple, bool document_mask, bool training, Arena& arena);
+// Plans memory for micro-batches in flight, each of at most the options' sequences. Logits and gradients are of one at a time,
+// and so is what is computed again, of one layer at a time. Without training all layers use one memory, logits have some of
+// their own, and there are no gradients.
+void plan_activations(const std::vector<Activations*>& in_flight, const Config& config,
+                      const ModelOptions& options, LayerRange layers, const Fp8Blocks& fp8, Arena& arena);
 
 // Gives the planned tensors the shapes of a batch that is no larger than planned.
 void reshape_activations(Activations& a, const Config& config, int64_t B, int64_t T);

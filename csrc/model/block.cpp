@@ -119,7 +119,7 @@ void attend(Model& m, int64_t layer, const CachedRows* cached) {
                                   .q = h.q,
                                   .k = h.k,
                                   .v = h.v,
-                                  .first = cached ? Tensor{} : m.first,
+                                  .first = cached ? Tensor{} : m.activations.mask,
                                   .scale = attention_scale(m),
                                   .window = m.config.window_of(layer)});
 }
@@ -134,21 +134,24 @@ Quantizable input_of(const Model& m, int64_t layer, const LinearRow& row, bool k
     return linear_input(m, {layer, &row}, a.*row.x, keeps_codes ? a.*row.x_codes : Tensor{});
 }
 
+Norm norm_of(const Model& m, int64_t layer, const LinearRow& row) {
+    return {residual_of(m, layer, row), m.activations.blocks[layer].*row.statistics,
+            m.parameters.blocks[layer].*row.norm};
+}
+
 // The values of a linear's input.
 void compute_input(Model& m, int64_t layer, const LinearRow& row, const CachedRows* cached) {
     const BlockActivations& a = m.activations.blocks[layer];
     switch (row.input) {
     case Producer::norm:
-        return rmsnorm_forward(m.context,
-                               {.out = a.*row.x,
-                                .rstd = a.*row.statistics,
-                                .x = residual_of(m, layer, row),
-                                .weight = m.parameters.weight(m.parameters.blocks[layer].*row.norm),
-                                .eps = m.config.eps});
+        return norm_forward(m, a.*row.x, norm_of(m, layer, row));
     case Producer::attention:
         return attend(m, layer, cached);
     case Producer::activation:
-        return swiglu_forward(m.context, {.out = a.*row.x, .gate_up = a.gate_up});
+        switch (m.config.activation) {
+        case ActivationKind::silu:
+            return swiglu_forward(m.context, {.out = a.*row.x, .gate_up = a.gate_up});
+        }
     }
 }
 
@@ -204,24 +207,12 @@ void quantize_gradient(Model& m, int64_t layer, const LinearRow& row, const Quan
 
 // From the gradient of a linear's input, row.dx, to that of what the producer has read. rewrites: the producer's output, too.
 void backward_producer(Model& m, int64_t layer, const LinearRow& row, bool rewrites, bool accumulate) {
-    const Parameters& p = m.parameters;
     const BlockActivations& a = m.activations.blocks[layer];
     const Activations& d = m.activations;
     const Tensor written = rewrites ? a.*row.x : Tensor{};
     switch (row.input) {
-    case Producer::norm: {
-        const Placement& weight = p.blocks[layer].*row.norm;
-        // dresidual takes up the norm's share of it.
-        return rmsnorm_backward(m.context, {.dx = d.dresidual,
-                                            .dweight = p.gradient(weight),
-                                            .out = written,
-                                            .dout = d.*row.dx,
-                                            .x = residual_of(m, layer, row),
-                                            .weight = p.weight(weight),
-                                            .rstd = a.*row.statistics,
-                                            .dresidual = d.dresidual,
-                                            .accumulate = accumulate});
-    }
+    case Producer::norm:
+        return norm_backward(m, norm_of(m, layer, row), d.*row.dx, true, written, accumulate);
     case Producer::attention: {
         const Heads h = split_heads(m, a.qkv), dh = split_heads(m, d.dqkv);
         attention_backward(m.context, {.dq = dh.q,
@@ -233,7 +224,7 @@ void backward_producer(Model& m, int64_t layer, const LinearRow& row, bool rewri
                                        .q = h.q,
                                        .k = h.k,
                                        .v = h.v,
-                                       .first = m.first,
+                                       .first = m.activations.mask,
                                        .scale = attention_scale(m),
                                        .window = m.config.window_of(layer)});
         return show_gradient(m, layer, &BlockActivations::qkv, d.dqkv);
@@ -291,8 +282,37 @@ bool is_recomputed(const Recompute& recompute, Tensor BlockActivations::* activa
     return false;
 }
 
+void norm_forward(Model& m, const Tensor& out, const Norm& norm) {
+    switch (m.config.norm) {
+    case NormKind::rms:
+        rmsnorm_forward(m.context, {.out = out,
+                                    .rstd = norm.rstd,
+                                    .x = norm.x,
+                                    .weight = m.parameters.weight(norm.weight),
+                                    .eps = m.config.eps});
+    }
+}
+
+void norm_backward(Model& m, const Norm& norm, const Tensor& dout, bool adds, const Tensor& out,
+                   bool accumulate) {
+    const Tensor& dresidual = m.activations.dresidual;
+    switch (m.config.norm) {
+    case NormKind::rms:
+        rmsnorm_backward(m.context, {.dx = dresidual,
+                                     .dweight = m.parameters.gradient(norm.weight),
+                                     .out = out,
+                                     .dout = dout,
+                                     .x = norm.x,
+                                     .weight = m.parameters.weight(norm.weight),
+                                     .rstd = norm.rstd,
+                                     .dresidual = adds ? dresidual : Tensor{},
+                                     .accumulate = accumulate});
+    }
+}
+
 Tensor block_input(const Model& m, int64_t layer) {
-    return layer ? m.activations.blocks[layer - 1].residual_out : m.activations.embedding;
+    return layer > m.parameters.layers.first ? m.activations.blocks[layer - 1].residual_out
+                                             : m.activations.embedding;
 }
 
 void forward_block(Model& m, int64_t layer, Run run, const CachedRows* cached) {
@@ -327,8 +347,8 @@ void backward_block(Model& m, int64_t layer, bool accumulate) {
         Quantizable x = input_of(m, layer, row, true);
         x.rows = {};
         if (again.input_alone()) quantize_input(m, layer, row, x, true);
-        linear_backward_weight(m, m.parameters.gradient(m.parameters.blocks[layer].*row.weight), dout, x,
-                               accumulate);
+        const Placement& matrix = m.parameters.blocks[layer].*row.weight;
+        if (matrix.trains) linear_backward_weight(m, m.parameters.gradient(matrix), dout, x, accumulate);
         if (row.norm && row.residual) show_gradient(m, layer, row.residual, d.dresidual);
     }
 }

@@ -89,6 +89,17 @@ void backward_block(Model& model, int64_t layer, bool accumulate);
 // The input of block `layer`, which is the output of the one before.
 Tensor block_input(const Model& model, int64_t layer);
 
+// A norm: its input [N,C], what its backward reads of its forward [N], and its weight.
+struct Norm {
+    Tensor x, rstd;
+    const Placement& weight;
+};
+void norm_forward(Model& model, const Tensor& out, const Norm& norm);
+// dresidual becomes the gradient of the norm's input: with `adds`, added to what is there. out: with data, the norm's output is
+// written again.
+void norm_backward(Model& model, const Norm& norm, const Tensor& dout, bool adds, const Tensor& out,
+                   bool accumulate);
+
 // Calls the model's hook with a gradient, or with all activations, of a block.
 void show_gradient(const Model& model, int64_t layer, Tensor BlockActivations::* of, const Tensor& value);
 void show_block(const Model& model, int64_t layer);

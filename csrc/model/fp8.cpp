@@ -6,8 +6,8 @@
 
 #include "core/device_memory.h"
 #include "model/block.h"
-#include "model/exchange.h"
 #include "model/model.h"
+#include "model/zero.h"
 #include "ops/operations.h"
 
 namespace llamac {
@@ -46,7 +46,7 @@ Tensor at(const Tensor& table, int64_t slot) {
     return make_tensor(static_cast<char*>(table.data) + slot * size_of(table.dtype), table.dtype, {1});
 }
 // A row of the table of inverses, whose first element is the slot's.
-Tensor inverse_row(const Fp8State& f, int64_t slot) {
+Tensor inverse_row(const Fp8Scales& f, int64_t slot) {
     const int64_t length = f.inverse.shape[1];
     return make_tensor(f.inverse.as<float>() + slot * length, f.inverse.dtype, {1, length});
 }
@@ -88,14 +88,17 @@ void fill(const Tensor& table, const std::vector<float>& values) {
     copy_bytes(table.data, values.data(), table.bytes());
 }
 
-
+// All blocks have its shapes.
+const BlockParameters& first_block(const Parameters& p) {
+    return p.blocks[static_cast<size_t>(p.layers.first)];
+}
 // Of a slot's tensor in a batch of N rows.
 struct SlotShape {
     int64_t rows, columns;
 };
 SlotShape slot_shape(const Parameters& p, int64_t slot, int64_t N) {
     const auto [role, row] = slot_at(static_cast<int64_t>(p.blocks.size()), slot);
-    const std::vector<int64_t>& weight = row ? (p.blocks[0].*row->weight).shape : p.head.shape;
+    const std::vector<int64_t>& weight = row ? (first_block(p).*row->weight).shape : p.head.shape;
     return {role == Role::weight ? weight[0] : N, role == Role::gradient ? weight[0] : weight[1]};
 }
 
@@ -104,13 +107,22 @@ Tensor first_of(const Tensor& inverses, int64_t count) {
     return make_tensor(inverses.data, inverses.dtype, {count});
 }
 
+// The scales that a slot's tensor of the current micro-batch has.
+const Fp8Scales& scales_of(const Model& m, int64_t slot) {
+    const Fp8State& f = *m.fp8;
+    const bool ahead = f.options.scaling == Fp8Scaling::delayed && f.measured[static_cast<size_t>(slot)];
+    if (m.micro_batch == 0 || ahead || role_of(m.config, slot) != Role::input) return f;
+    return f.waiting[static_cast<size_t>(m.micro_batch - 1)];
+}
+
 // The scale of a tensor from its own largest value.
 void take_current_scale(Model& m, int64_t slot, const Tensor& x) {
     const Fp8State& f = *m.fp8;
     const Tensor amax = at(f.amax, f.slots);
-    quantize(m.context, {.amax = amax, .x = x, .scale = at(f.scale, slot)});
-    update_scales(m.context, {.scale = at(f.scale, slot),
-                              .inverse = inverse_row(f, slot),
+    const Fp8Scales& to = scales_of(m, slot);
+    quantize(m.context, {.amax = amax, .x = x, .scale = at(to.scale, slot)});
+    update_scales(m.context, {.scale = at(to.scale, slot),
+                              .inverse = inverse_row(to, slot),
                               .amax = amax,
                               .limit = at(f.limit, slot)});
 }
@@ -137,11 +149,15 @@ void check_shapes(const Config& c, int64_t N, bool head) {
                  "; --matmul-dtype storage takes it");
 }
 
-void plan_inverses(Fp8State& f, const Config& c, const Parameters& p, int64_t N, Arena& arena) {
-    f.inverses.resize(static_cast<size_t>(f.slots));
+void plan_scales(Fp8Scales& scales, const Fp8State& f, const Config& c, const Parameters& p, int64_t N,
+                 Arena& arena) {
+    arena.plan("fp8 scales", &scales.inverse, shaped(DType::f32, {f.slots, 4}));
+    arena.plan("fp8 scales", &scales.scale, shaped(DType::f32, {f.slots}));
+    if (f.options.scaling != Fp8Scaling::row) return;
+    scales.inverses.resize(static_cast<size_t>(f.slots));
     for (int64_t slot = 0; slot < f.slots; slot++) {
         if (!is_used(f.blocks, c, slot)) continue;
-        RowInverses& inverses = f.inverses[static_cast<size_t>(slot)];
+        RowInverses& inverses = scales.inverses[static_cast<size_t>(slot)];
         const SlotShape shape = slot_shape(p, slot, N);
         arena.plan("fp8 scales", &inverses.rows, shaped(DType::f32, {shape.rows}));
         arena.plan("fp8 scales", &inverses.transposed, shaped(DType::f32, {shape.columns}));
@@ -168,7 +184,7 @@ int64_t slot_elements(const Parameters& p, int64_t slot, int64_t N) {
 }
 
 void plan_fp8(Fp8State& f, const Fp8Options& options, const Config& c, const Parameters& p, int64_t N,
-              Arena& arena) {
+              int64_t micro_batches, Arena& arena) {
     const Sharding& sharding = p.sharding;
     check_shapes(c, N, options.head);
     if (options.weights == Fp8Weights::stored && sharding.shares_weights())
@@ -180,17 +196,21 @@ void plan_fp8(Fp8State& f, const Fp8Options& options, const Config& c, const Par
     if (f.blocks.first >= f.blocks.end)
         fail("--fp8-keep-first ", options.keep_first, " --fp8-keep-last ", options.keep_last,
              ": the model has ", c.L, " blocks, expected at least one with products in fp8");
-    f.slots = first_of_head(c.L) + (options.head ? slots_of_head : 0);
+    f.options.head = options.head && p.holds_head();
+    f.blocks.first = std::max(f.blocks.first, p.layers.first);
+    f.blocks.end = std::min(f.blocks.end, p.layers.end);
+    f.slots = first_of_head(c.L) + (f.options.head ? slots_of_head : 0);
     f.measured.assign(static_cast<size_t>(f.slots), false);
-    arena.plan("fp8 scales", &f.inverse, shaped(DType::f32, {f.slots, 4}));
-    for (Tensor* table : {&f.scale, &f.limit, &f.largest, &f.unit, &f.nothing})
+    f.waiting.resize(static_cast<size_t>(micro_batches - 1));
+    plan_scales(f, f, c, p, N, arena);
+    for (Fp8Scales& scales : f.waiting) plan_scales(scales, f, c, p, N, arena);
+    for (Tensor* table : {&f.limit, &f.largest, &f.unit, &f.nothing})
         arena.plan("fp8 scales", table, shaped(DType::f32, {f.slots}));
     arena.plan("fp8 scales", &f.amax, shaped(DType::f32, {f.slots + 1}));
     arena.plan("fp8 scales", &f.saturated, shaped(DType::i32, {f.slots}));
-    if (options.scaling == Fp8Scaling::row) plan_inverses(f, c, p, N, arena);
     int64_t widest = 0, largest = 0;  // columns of an input or an output; elements of a weight
     for (const LinearRow& row : block_linears) {
-        const Placement& weight = p.blocks[0].*row.weight;
+        const Placement& weight = first_block(p).*row.weight;
         widest = std::max({widest, weight.shape[0], weight.shape[1]});
         largest = std::max(largest, weight.elements());
     }
@@ -202,7 +222,7 @@ void plan_fp8(Fp8State& f, const Fp8Options& options, const Config& c, const Par
     f.stored.resize(static_cast<size_t>(c.L * rows_per_block));
     for (int64_t block = f.blocks.first; block < f.blocks.end; block++)
         for (const LinearRow& row : block_linears) {
-            const std::vector<int64_t>& shape = (p.blocks[0].*row.weight).shape;
+            const std::vector<int64_t>& shape = (first_block(p).*row.weight).shape;
             StoredCodes& kept = f.stored[stored_at({block, &row})];
             arena.plan("fp8 weights", &kept.rows, shaped(options.values, {shape[0], shape[1]}));
             arena.plan("fp8 weights", &kept.transposed, shaped(options.values, {shape[1], shape[0]}));
@@ -223,8 +243,12 @@ void plan_fp8_head(Fp8State& f, const Config& c, int64_t chunk, Arena& arena) {
 
 void reset_fp8(Fp8State& f, const Config& c) {
     const size_t slots = static_cast<size_t>(f.slots);
-    fill(f.scale, std::vector<float>(slots, 1.0f));
-    fill(f.inverse, std::vector<float>(4 * slots, 1.0f));
+    const auto begin = [&](const Fp8Scales& scales) {
+        fill(scales.scale, std::vector<float>(slots, 1.0f));
+        fill(scales.inverse, std::vector<float>(4 * slots, 1.0f));
+    };
+    begin(f);
+    std::for_each(f.waiting.begin(), f.waiting.end(), begin);
     fill(f.amax, std::vector<float>(slots + 1, 0.0f));
     fill(f.unit, std::vector<float>(slots, 1.0f));
     fill(f.nothing, std::vector<float>(slots, 0.0f));
@@ -335,7 +359,7 @@ void update_fp8_scales(Model& m) {
     if (!m.context.dry_run) f.measured.assign(f.measured.size(), true);
 }
 
-std::optional<UpdatedCodes> updated_codes(const Model& m, const Parameter& parameter) {
+std::optional<Fp8Codes> updated_codes(const Model& m, const Parameter& parameter) {
     if (!m.fp8 || !m.fp8->by_optimizer || parameter.shape.size() != 2) return std::nullopt;
     const Fp8State& f = *m.fp8;
     // The parameter's rows and columns of the codes of a fused matrix.
@@ -346,13 +370,14 @@ std::optional<UpdatedCodes> updated_codes(const Model& m, const Parameter& param
         Tensor transposed =
             codes({static_cast<char*>(weight.transposed.data) + first / C}, f.options.values, C, K);
         transposed.stride[0] = matrix.shape[0];
-        return UpdatedCodes{codes({static_cast<char*>(weight.rows.data) + first}, f.options.values, K, C),
-                            transposed, at(f.amax, weight.slot), at(f.saturated, weight.slot),
-                            at(f.scale, weight.slot)};
+        return Fp8Codes{codes({static_cast<char*>(weight.rows.data) + first}, f.options.values, K, C),
+                        transposed, at(f.amax, weight.slot), at(f.saturated, weight.slot),
+                        at(f.scale, weight.slot)};
     };
     if (f.options.head && parameter.offset == m.parameters.head.offset)
         return of({m.config.L}, m.parameters.head);
-    const int64_t block = parameter.segment - 1;  // the embedding has the first segment
+    const int64_t block =
+        m.parameters.layers.first + parameter.segment - 1;  // the embedding has the first segment
     if (!f.blocks.has(block)) return std::nullopt;
     for (const LinearRow& row : block_linears) {
         const Placement& matrix = m.parameters.blocks[static_cast<size_t>(block)].*row.weight;
@@ -409,7 +434,7 @@ Fp8Codes codes_of(const Model& m, const Quantizable& x, bool again) {
     const Fp8State& f = *m.fp8;
     const bool measures = f.measures && !again, delayed = f.options.scaling == Fp8Scaling::delayed;
     return {x.rows, x.transposed, measures && delayed ? at(f.amax, x.slot) : Tensor{},
-            measures ? at(f.saturated, x.slot) : Tensor{}, at(f.scale, x.slot)};
+            measures ? at(f.saturated, x.slot) : Tensor{}, at(scales_of(m, x.slot).scale, x.slot)};
 }
 
 void quantize(Model& m, const Quantizable& x, bool again) {
@@ -417,7 +442,7 @@ void quantize(Model& m, const Quantizable& x, bool again) {
     const Fp8State& f = *m.fp8;
     const Fp8Codes to = codes_of(m, x, again);
     if (f.options.scaling == Fp8Scaling::row) {
-        const RowInverses& inverses = f.inverses[static_cast<size_t>(x.slot)];
+        const RowInverses& inverses = scales_of(m, x.slot).inverses[static_cast<size_t>(x.slot)];
         return quantize_rows(m.context,
                              {.out = to.out,
                               .transposed = to.transposed,
@@ -456,8 +481,8 @@ Tensor weight_codes(Model& m, const Quantizable& weight, bool transposed) {
 
 Tensor inverse_of(const Model& m, const Quantizable& x, const Tensor& codes, bool transposed) {
     if (m.fp8->options.scaling != Fp8Scaling::row)
-        return make_tensor(inverse_row(*m.fp8, x.slot).data, DType::f32, {1});
-    const RowInverses& inverses = m.fp8->inverses[static_cast<size_t>(x.slot)];
+        return make_tensor(inverse_row(scales_of(m, x.slot), x.slot).data, DType::f32, {1});
+    const RowInverses& inverses = scales_of(m, x.slot).inverses[static_cast<size_t>(x.slot)];
     return first_of(transposed ? inverses.transposed : inverses.rows, codes.shape[0]);
 }
 

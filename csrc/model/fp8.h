@@ -52,19 +52,26 @@ struct RowInverses {
     Tensor rows, transposed;
 };
 
+// Of each slot: the scale, 1 / scale, and, in fp8 blocks where scales are per row, the inverses.
+struct Fp8Scales {
+    Tensor scale, inverse;
+    std::vector<RowInverses> inverses;
+};
+
 // The scales of all slots, and what quantisation works in.
-struct Fp8State {
+struct Fp8State : Fp8Scales {
     Fp8Options options;
     Fp8Blocks blocks;
     int64_t slots = 0;
     // Of each slot. amax: since the last update; one more behind the last is of the tensor at hand. largest: of the last
     // update, of tensors divided by `unit`, the loss's scale for gradients; 0: nothing was measured; -1: not in fp8. nothing:
     // an amax of 0, with which scales are made of `largest` alone.
-    Tensor scale, inverse, amax, limit, largest, unit, nothing;
-    std::vector<RowInverses> inverses;  // of each slot in fp8 blocks, where scales are per row
-    Tensor saturated;                   // values beyond the largest, since clear_saturated()
-    Tensor rows, transposed, weight;    // of the tensor at hand; the transposed of an output's gradient
-    std::vector<StoredCodes> stored;    // of all layers, where weights' codes are kept
+    Tensor amax, limit, largest, unit, nothing;
+    // Scales that are not known before a tensor is are of one micro-batch: those of the inputs of the others in flight.
+    std::vector<Fp8Scales> waiting;
+    Tensor saturated;                 // values beyond the largest, since clear_saturated()
+    Tensor rows, transposed, weight;  // of the tensor at hand; the transposed of an output's gradient
+    std::vector<StoredCodes> stored;  // of all layers, where weights' codes are kept
     // Of the head, whose rows come in chunks, each a tensor of its own: the codes of its weight; of a chunk of logits'
     // gradients, and, transposed, of the chunk's inputs.
     StoredCodes head, dlogits;
@@ -87,7 +94,7 @@ int64_t slot_elements(const Parameters& parameters, int64_t slot, int64_t N);
 
 // Plans the state for batches of N rows. Throws Error where the model has no such blocks.
 void plan_fp8(Fp8State& state, const Fp8Options& options, const Config& config, const Parameters& parameters,
-              int64_t N, Arena& arena);
+              int64_t N, int64_t micro_batches, Arena& arena);
 // What the head in fp8 works in, with chunks of so many rows.
 void plan_fp8_head(Fp8State& state, const Config& config, int64_t chunk, Arena& arena);
 // Scales of 1, or those of a checkpoint; limits; nothing measured.
@@ -114,12 +121,6 @@ void follow_loss_scale(Model& model, double scale);
 // change: their codes are of the next step.
 void update_fp8_scales(Model& model);
 
-// Of a parameter that AdamW quantises: codes of its rows, columns of the transposed codes of its matrix, and its slot.
-struct UpdatedCodes {
-    Tensor rows, transposed, amax, saturated, scale;
-};
-// None where AdamW does not quantise this parameter.
-std::optional<UpdatedCodes> updated_codes(const Model& model, const Parameter& parameter);
 // AdamW has updated all weights.
 void finish_fp8_update(Model& model);
 
@@ -150,6 +151,9 @@ Tensor head_input_codes(const Model& model, int64_t rows);
 struct Fp8Codes {
     Tensor out, transposed, amax, saturated, scale;
 };
+// The codes of a parameter that AdamW quantises: those of its rows, and columns of the transposed codes of its matrix. None
+// where AdamW does not quantise it.
+std::optional<Fp8Codes> updated_codes(const Model& model, const Parameter& parameter);
 // Whether the scales of a block are known before its tensors, so that operations that compute these can write codes alone.
 bool computes_codes(const Model& model, int64_t block);
 // What such an operation writes. again: the tensor has been quantised in this pass.

@@ -3,9 +3,9 @@
 #include <numeric>
 
 #include "model/block.h"
-#include "model/exchange.h"
 #include "model/linear.h"
 #include "model/optimizer.h"
+#include "model/zero.h"
 #include "ops/operations.h"
 #include "platform/ranges.h"
 
@@ -22,30 +22,33 @@ void show(const Model& m, const std::string& kind, Tensor Activations::* activat
         if (row.member == activation) m.hook(kind + "." + row.name, value);
 }
 
-// Embedding to final norm.
+Norm final_norm(const Model& m) {
+    return {block_input(m, m.config.L), m.activations.final_rstd, m.parameters.final_norm};
+}
+
+// Embedding to final norm, as far as the model holds them.
 void forward_trunk(Model& m, bool trains, const CachedRows* cached = nullptr) {
+    const Parameters& p = m.parameters;
     const Range range("forward");
     const Activations& a = m.activations;
     fork_exchanges(m);
     m.gathered = {};  // the weights may be others by now
-    gather_weights(m, m.parameters.embedding.segment, m.parameters.embedding.segment + 1);
-    embedding_forward(m.context, {.out = a.embedding,
-                                  .tokens = reshape(a.tokens, {a.tokens.elements()}),
-                                  .weight = m.parameters.weight(m.parameters.embedding)});
-    show(m, "act", &Activations::embedding, a.embedding);
-    for (int64_t layer = 0; layer < m.config.L; layer++) {
-        const int64_t segment = m.parameters.blocks[layer].qkv.segment;
+    if (p.holds_embedding()) {
+        gather_weights(m, 0, 1);
+        embedding_forward(m.context, {.out = a.embedding,
+                                      .tokens = reshape(a.tokens, {a.tokens.elements()}),
+                                      .weight = p.weight(p.embedding)});
+        show(m, "act", &Activations::embedding, a.embedding);
+    }
+    for (int64_t layer = p.layers.first; layer < p.layers.end; layer++) {
+        const int64_t segment = p.segment_of(layer);
         gather_weights(m, segment, segment + 1);
         forward_block(m, layer, trains ? Run::training : Run::inference, cached);
         show_block(m, layer);
     }
-    gather_weights(m, m.parameters.final_norm.segment, -1);
-    const Tensor weight = m.parameters.weight(m.parameters.final_norm);
-    rmsnorm_forward(m.context, {.out = a.final_norm,
-                                .rstd = a.final_rstd,
-                                .x = block_input(m, m.config.L),
-                                .weight = weight,
-                                .eps = m.config.eps});
+    if (!p.holds_head()) return;
+    gather_weights(m, p.segment_of(m.config.L), -1);
+    norm_forward(m, a.final_norm, final_norm(m));
     show(m, "act", &Activations::final_norm, a.final_norm);
 }
 
@@ -74,7 +77,6 @@ void for_logits(Model& m, int64_t first, int64_t count,
 
 struct HeadGradient {  // what the head computes on top of the losses; nothing where wanted is false
     bool wanted = false, accumulate = false;
-    double dloss = 0;
 };
 
 // LM head and cross-entropy, a chunk of rows at a time, so that the logits never exist as a whole; with
@@ -86,6 +88,8 @@ void run_head(Model& m, const HeadGradient& gradient) {
     const Linear head{m.config.L};
     const Quantizable weight = linear_weight(m, head);
     const Tensor all_targets = reshape(a.targets, {N});
+    Tensor dlosses = make_tensor(m.dloss.data, m.dloss.dtype, {N});
+    dlosses.stride[0] = 0;
     const int64_t chunk = a.logits.shape[0];
     for (int64_t first = 0; first < N; first += chunk) {
         const int64_t count = std::min(chunk, N - first);
@@ -102,38 +106,37 @@ void run_head(Model& m, const HeadGradient& gradient) {
                                   .dlogits = dlogits,
                                   .logits = logits,
                                   .targets = chunk_targets,
-                                  .dloss = gradient.dloss,
+                                  .dlosses = slice_rows(dlosses, 0, count),
+                                  .dloss = 1.0,
                                   .ignore_index = int64_t{ignore_index}});
         if (!gradient.wanted) continue;
         show(m, "dact.logits", dlogits);
         const Quantizable dout = output_gradient(m, head, dlogits);
         quantize(m, dout, false);
         linear_backward_input(m, slice_rows(a.dnorm, first, count), dout, weight);
-        linear_backward_weight(m, m.parameters.gradient(m.parameters.head), dout, x,
-                               gradient.accumulate || first > 0);
+        if (m.parameters.head.trains)
+            linear_backward_weight(m, m.parameters.gradient(m.parameters.head), dout, x,
+                                   gradient.accumulate || first > 0);
     }
     show(m, "losses", a.losses);
 }
 
-// From the final norm's gradient, in dnorm, down to the embedding.
+// From the gradient of the final norm, in dnorm, or of the last block's output, in dresidual, down to the first block's input
+// and the embedding.
 void backward_trunk(Model& m, const Pass& pass) {
     const Range range("backward");
     const Activations& a = m.activations;
     const Parameters& p = m.parameters;
     const bool accumulate = kernels_add(m, pass);
-    show(m, "dact", &Activations::final_norm, a.dnorm);
-    rmsnorm_backward(m.context, {.dx = a.dresidual,
-                                 .dweight = p.gradient(p.final_norm),
-                                 .dout = a.dnorm,
-                                 .x = block_input(m, m.config.L),
-                                 .weight = p.weight(p.final_norm),
-                                 .rstd = a.final_rstd,
-                                 .accumulate = accumulate});
-    reduce_gradients(m, p.final_norm.segment, pass);
-    for (int64_t layer = m.config.L - 1; layer >= 0; layer--) {
+    if (p.holds_head()) {
+        show(m, "dact", &Activations::final_norm, a.dnorm);
+        norm_backward(m, final_norm(m), a.dnorm, false, {}, accumulate);
+        reduce_gradients(m, p.segment_of(m.config.L), pass);
+    }
+    for (int64_t layer = p.layers.end - 1; layer >= p.layers.first; layer--) {
         show_gradient(m, layer, &BlockActivations::residual_out, a.dresidual);
-        const int64_t segment = p.blocks[layer].qkv.segment;
-        gather_weights(m, segment, layer > 0 ? segment - 1 : -1);
+        const int64_t segment = p.segment_of(layer);
+        gather_weights(m, segment, layer > p.layers.first ? segment - 1 : -1);
         pause_fp8(m, true);
         forward_block(m, layer, Run::recomputation);
         pause_fp8(m, false);
@@ -141,14 +144,16 @@ void backward_trunk(Model& m, const Pass& pass) {
         backward_block(m, layer, accumulate);
         reduce_gradients(m, segment, pass);
     }
+    if (!p.holds_embedding()) return;
     show(m, "dact", &Activations::embedding, a.dresidual);
-    begin_gradients(m, p.embedding.segment);
+    if (!p.embedding.trains) return;
+    begin_gradients(m, 0);
     embedding_backward(m.context,
                        {.dweight = p.gradient(p.embedding),
                         .dout = a.dresidual,
                         .tokens = reshape(a.tokens, {a.tokens.elements()}),
                         .accumulate = accumulate || m.config.tied});  // tied: the head has written its share
-    reduce_gradients(m, p.embedding.segment, pass);
+    reduce_gradients(m, 0, pass);
 }
 
 // `count` ranks, `distance` apart; null where there is one group, or no ranks.
@@ -185,18 +190,25 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     context.workspace = &workspace;
     context.kernels = &kernels;
     context.gemms = &gemms;
-    plan_parameters(parameters, config, options.precision, options.sharding, options.training, arena);
+    const LayerRange layers = options.layers.end ? options.layers : LayerRange{0, config.L};
+    CHECK(layers.first >= 0 && layers.first < layers.end && layers.end <= config.L);
+    if (config.tied && layers.end - layers.first < config.L)
+        fail("layers ", layers.first, " to ", layers.end, " of ", config.L,
+             ": expected all, since the embedding is also the head");
+    plan_parameters(parameters, config, options.precision, options.sharding, layers, options.frozen,
+                    options.training, arena);
     if (options.fp8)
         plan_fp8(fp8.emplace(), *options.fp8, config, parameters, options.batch_size * options.seq_len,
-                 arena);
-    plan_activations(activations, config, options.batch_size, options.seq_len, options.precision.weights,
-                     options.recompute, fp8 ? fp8->blocks : Fp8Blocks{}, options.logits_bytes,
-                     fp8 && fp8->options.head ? fp8_multiple : 1, options.document_mask, options.training,
-                     arena);
+                 options.micro_batches, arena);
+    waiting.resize(static_cast<size_t>(options.micro_batches));  // that of `activations` stays empty
+    std::vector<Activations*> in_flight = {&activations};
+    for (size_t k = 1; k < waiting.size(); k++) in_flight.push_back(&waiting[k]);
+    plan_activations(in_flight, config, options, layers, fp8 ? fp8->blocks : Fp8Blocks{}, arena);
     if (fp8) plan_fp8_head(*fp8, config, activations.logits.shape[0], arena);
     if (options.cache.positions > 0)
         plan_cache(cache.emplace(), config, options.cache, options.precision.weights, arena);
     arena.plan("scalars", &frequency, shaped(DType::f64, {config.HD / 2}));
+    arena.plan("scalars", &dloss, shaped(DType::f32, {1}));
     arena.plan("scalars", &squares, shaped(DType::f64, {1}));
     arena.plan("scalars", &lr, shaped(DType::f32, {1}));
     arena.plan("scalars", &step, shaped(DType::i32, {1}));
@@ -209,13 +221,13 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     const Range range("dry run");
     make_cis(*this);
     forward(*this);
-    first = activations.first;  // samples are computed without
+    activations.mask = activations.first;  // samples are computed without
     if (cache) try_cache(*this);
     for (const bool measured : {false, true}) {
         if (!options.training) break;
         if (fp8) fp8->measured.assign(static_cast<size_t>(fp8->slots), measured);
-        forward_backward(*this, true, 1);
-        forward_backward(*this, false, 1);
+        forward_backward(*this, true);
+        forward_backward(*this, false);
     }
     if (options.training) llamac::optimizer_step(*this, {}, 0);
     if (fp8) fp8->measured.assign(static_cast<size_t>(fp8->slots), false);
@@ -230,37 +242,64 @@ void Model::allocate() {
     if (workspace_bytes.data) workspace.use(workspace_bytes.data, workspace_bytes.bytes());
     if (fp8) reset_fp8(*fp8, config);
     copy_bytes(frequency.data, rope_frequencies(config).data(), frequency.bytes());
-    make_cis(*this);
+    const float of_mean = static_cast<float>(1.0 / static_cast<double>(options.batch_size * options.seq_len));
+    copy_bytes(dloss.data, &of_mean, sizeof of_mean);
+    for (int64_t k = options.micro_batches - 1; k >= 0; k--) {
+        use_micro_batch(*this, k);
+        make_cis(*this);
+    }
+}
+
+void use_micro_batch(Model& m, int64_t k) {
+    std::swap(m.waiting[static_cast<size_t>(m.micro_batch)], m.activations);
+    std::swap(m.waiting[static_cast<size_t>(k)], m.activations);
+    m.micro_batch = k;
+}
+
+void set_dloss(Model& m, const float* dloss) {
+    copy_bytes_async(m.context, m.dloss.data, dloss, sizeof *dloss);
 }
 
 void set_batch(Model& m, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T,
                const int32_t* first) {
     CHECK(B * T <= m.options.batch_size * m.options.seq_len && T <= m.options.seq_len);
     CHECK(!first || m.options.document_mask);
-    const Activations& a = m.activations;
-    reshape_activations(m.activations, m.config, B, T);
+    Activations& a = m.activations;
+    reshape_activations(a, m.config, B, T);
     copy_bytes_async(m.context, a.tokens.data, tokens, a.tokens.bytes());
     copy_bytes_async(m.context, a.targets.data, targets, a.targets.bytes());
-    m.first = first ? a.first : Tensor{};
+    a.mask = first ? a.first : Tensor{};
     if (first) copy_bytes_async(m.context, a.first.data, first, a.first.bytes());
 }
 
 void forward(Model& m) {
     begin_fp8_pass(m, false, true);
     forward_trunk(m, false);
-    run_head(m, {});
+    if (m.parameters.holds_head()) run_head(m, {});
 }
 
-void forward_backward(Model& m, bool first, double scale, bool last) {
-    const Pass pass{first, last};
+void forward_layers(Model& m, bool first) {
     begin_fp8_pass(m, true, first);
     forward_trunk(m, true);
-    run_head(m, {true, kernels_add(m, pass), scale / static_cast<double>(m.activations.losses.shape[0])});
-    if (m.options.skip_nonfinite)
-        global_norm(m.context, {.squares = m.loss_squares, .x = m.activations.losses, .accumulate = !first});
-    if (m.options.skip_nonfinite && last) sum_over_ranks(m, m.loss_squares);
+}
+
+void backward_layers(Model& m, bool first, bool last) {
+    const Pass pass{first, last};
+    if (m.parameters.holds_head()) {
+        begin_fp8_pass(m, true, first);  // the head's weight has codes of its own
+        run_head(m, {true, kernels_add(m, pass)});
+        if (m.options.skip_nonfinite)
+            global_norm(m.context,
+                        {.squares = m.loss_squares, .x = m.activations.losses, .accumulate = !first});
+        if (m.options.skip_nonfinite && last) sum_over_ranks(m, m.loss_squares);
+    }
     backward_trunk(m, pass);
     join_exchanges(m);
+}
+
+void forward_backward(Model& m, bool first, bool last) {
+    forward_layers(m, first);
+    backward_layers(m, first, last);
 }
 
 double mean(const float* losses, int64_t count) {

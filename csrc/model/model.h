@@ -9,29 +9,9 @@
 #include "core/dispatch.h"
 #include "core/library_gemm.h"
 #include "model/activations.h"
-#include "model/cache.h"
-#include "model/config.h"
-#include "model/fp8.h"
-#include "model/parameters.h"
 #include "platform/stream.h"
 
 namespace llamac {
-
-struct ModelOptions {
-    int64_t batch_size = 1, seq_len = 1;  // the largest batch that a step will see
-    Precision precision;
-    Recompute recompute;
-    int64_t logits_bytes = 0;               // of the logits' chunks, as plan_activations takes it
-    std::vector<std::string> kernels = {};  // as KernelChoices takes them
-    bool skip_nonfinite =
-        false;  // the optimizer writes nothing where a loss or the gradient norm is not finite
-    bool document_mask = false;  // batches may have `first`
-    Sharding sharding = {};
-    std::optional<Fp8Options> fp8 = {};  // none: products in the storage type
-    bool training = true;                // false: weights and forward passes alone
-    CacheSize cache = {};                // of sequences that are gone on with; none where it has no positions
-    bool graphs = true;  // the cache's pass of one token per sequence is recorded and replayed
-};
 
 struct Model {
     // Plans the memory: arena.bytes() of tensors, with what operations work in. Nothing is on the device yet. ranks: of
@@ -52,15 +32,16 @@ struct Model {
     Context context;  // of all its calls
     Arena arena;
     Parameters parameters;
-    Activations activations;
-    Tensor first;  // activations.first where the batch has it, which attention reads; else none
+    Activations activations;           // of the micro-batch that the next calls see
+    std::vector<Activations> waiting;  // of the others in flight; use_micro_batch() exchanges them
+    int64_t micro_batch = 0;           // which one `activations` are of
     std::optional<Fp8State> fp8;
     std::optional<KvCache> cache;
     Tensor frequency;  // f64 [HD/2], of RoPE
-    Tensor squares, lr,
-        step;             // [1] each, read by the optimizer where the weights are: squares of the gradients
-    Tensor loss_squares;  // [1], with skip_nonfinite: of the losses, the optimizer's guard
-    // Of several ranks (model/exchange.h): the stream that collectives run on, and moments of it, by slot of a segment.
+    // [1] each, which kernels read where the weights are. dloss: f32, the factor of the losses' gradients, 1 / N for the mean
+    // of N. squares: of the gradients. loss_squares: with skip_nonfinite, of the losses, the optimizer's guard.
+    Tensor dloss, squares, lr, step, loss_squares;
+    // Of several ranks (model/zero.h): the stream that collectives run on, and moments of it, by slot of a segment.
     struct Exchanges {
         Stream stream;
         Event computed, done;
@@ -86,13 +67,22 @@ struct Model {
 // first position that each token sees (attention.hip), with options.document_mask alone; null: each sees all before it.
 void set_batch(Model& model, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T,
                const int32_t* first = nullptr);
+// The batch and the activations that the next calls see are those of micro-batch k, of ModelOptions::micro_batches.
+void use_micro_batch(Model& model, int64_t k);
+// Sets model.dloss for the passes that follow. allocate() sets it to 1 / N, of the mean loss of the largest batch.
+void set_dloss(Model& model, const float* dloss);
 // The rows of the batch, up to the final norm; their keys and values go to the cache.
 void forward_cached(Model& model, const CachedRows& rows);
 // activations.losses of the batch.
 void forward(Model& model);
-// The same, and the gradients of scale * their mean. first, last: of the micro-batches of an optimizer step. The first
-// writes the gradients, the others add to them; after the last they are sums over the ranks.
-void forward_backward(Model& model, bool first, double scale, bool last = true);
+// The same, and the gradients of dloss * their sum. first, last: of the micro-batches of an optimizer step. The first writes
+// the gradients, the others add to them; after the last they are sums over the ranks.
+void forward_backward(Model& model, bool first, bool last = true);
+// The two halves of it, each of the layers that the model holds. Without the first layer, forward_layers() reads
+// activations.embedding and backward_layers() leaves its gradient in activations.dresidual; without the last, they leave the
+// output of block layers.end - 1, and read its gradient from dresidual.
+void forward_layers(Model& model, bool first);
+void backward_layers(Model& model, bool first, bool last);
 
 // Of losses [count] in host memory. Does not wait.
 double mean(const float* losses, int64_t count);

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "model/exchange.h"
+#include "model/zero.h"
 #include "ops/operations.h"
 
 namespace llamac {
@@ -60,13 +60,13 @@ void update(Model& m, const Parameter& parameter, int64_t first, const Optimizer
 namespace {
 
 // A whole parameter, whose new value the next forward pass reads as codes.
-void update_and_quantize(Model& m, const Parameter& parameter, const UpdatedCodes& codes, const AdamW& adamw,
+void update_and_quantize(Model& m, const Parameter& parameter, const Fp8Codes& codes, const AdamW& adamw,
                          uint64_t seed) {
     const Parameters& p = m.parameters;
     const int64_t K = parameter.shape[0], C = parameter.shape[1];
     const auto matrix = [&](const Tensor& flat) { return flat.data ? reshape(flat, {K, C}) : Tensor{}; };
     const OptimizerState state = optimizer_state(p, parameter, 0, K * C);
-    adamw_quantize(m.context, {.out = codes.rows,
+    adamw_quantize(m.context, {.out = codes.out,
                                .transposed = codes.transposed,
                                .amax = codes.amax,
                                .saturated = codes.saturated,
@@ -98,10 +98,16 @@ void optimizer_step(Model& m, const AdamW& adamw, uint64_t seed) {
     update_fp8_scales(m);
     for (size_t i = 0; i < table.size(); i++) {
         const auto [first, count] = m.parameters.held(m.parameters.m, table[i]);
-        if (const std::optional<UpdatedCodes> codes = updated_codes(m, table[i]))
-            update_and_quantize(m, table[i], *codes, adamw, seed);
-        else if (count > 0)
-            update(m, table[i], first, optimizer_state(m.parameters, table[i], first, count), adamw, seed);
+        switch (table[i].group.update) {
+        case Update::none:
+            break;
+        case Update::adamw:
+            if (const std::optional<Fp8Codes> codes = updated_codes(m, table[i]))
+                update_and_quantize(m, table[i], *codes, adamw, seed);
+            else if (count > 0)
+                update(m, table[i], first, optimizer_state(m.parameters, table[i], first, count), adamw,
+                       seed);
+        }
         if (i + 1 == table.size() || table[i + 1].segment != table[i].segment)
             exchange_updated_weights(m, table[i].segment);
     }

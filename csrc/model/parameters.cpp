@@ -1,10 +1,12 @@
 #include "model/parameters.h"
 
+#include <fnmatch.h>
 #include <algorithm>
-#include <array>
 #include <functional>
 #include <numeric>
+#include <ranges>
 #include <set>
+#include <utility>
 
 #include "core/json.h"
 #include "core/random.h"
@@ -25,18 +27,43 @@ int64_t end_of(const Parameters& p) {
     return last.offset + last.elements;
 }
 
-void add(Parameters& p, const std::string& prefix, const std::vector<ParameterRow>& rows) {
-    const int64_t shards = p.sharding.group, segment = static_cast<int64_t>(p.segments.size());
-    Segment added;
-    added.offset = p.segments.empty() ? 0 : end_of(p);
-    p.segments.push_back(std::move(added));
-    const size_t first = p.table.size();
+// What of the model goes into the table, and how much of it is there already.
+struct Filling {
+    const std::vector<std::string>& frozen;
+    int64_t rows = 0;             // also of layers that this model does not hold
+    int64_t frozen_elements = 0;  // so far
+};
+
+bool is_frozen(const std::string& name, const std::vector<std::string>& patterns) {
+    return std::any_of(patterns.begin(), patterns.end(),
+                       [&](const std::string& each) { return fnmatch(each.c_str(), name.c_str(), 0) == 0; });
+}
+
+// Where the elements of one of a placement's parameters lie, from `offset` on, and which of them are this rank's.
+void place(const Parameters& p, Parameter& parameter, const Placement& placement, int64_t offset) {
+    parameter.offset = offset;
+    if (!placement.trains) return;
+    const int64_t own = placement.offset + p.sharding.place() * placement.shard,
+                  elements = parameter.elements();
+    parameter.first = std::clamp<int64_t>(own - offset, 0, elements);
+    parameter.count = std::clamp<int64_t>(own + placement.shard - offset, 0, elements) - parameter.first;
+    parameter.place = placement.offset / p.sharding.group + std::max<int64_t>(0, offset - own);
+}
+
+// A segment of the rows, or, where the model does not hold them, nothing.
+void add(Parameters& p, Filling& filling, const std::string& prefix, const std::vector<ParameterRow>& rows,
+         bool held) {
     std::vector<const ParameterRow*> present;
     for (const ParameterRow& row : rows)
         if (row.present) present.push_back(&row);
+    const auto first_row = std::exchange(filling.rows, filling.rows + std::ssize(present));
+    if (!held) return;
+    const int64_t shards = p.sharding.group, segment = static_cast<int64_t>(p.segments.size());
+    p.segments.push_back({p.segments.empty() ? 0 : end_of(p)});
     for (size_t i = 0; i < present.size();) {
         Placement& placement = *present[i]->placement;
-        placement = {end_of(p), present[i]->shape, segment};
+        const bool trains = !is_frozen(prefix + present[i]->name, filling.frozen);
+        placement = {trains ? end_of(p) : filling.frozen_elements, present[i]->shape, segment, 0, trains};
         const size_t begin = i;
         for (i++; i < present.size() && present[i]->placement == &placement; i++)
             placement.shape[0] += present[i]->shape[0];
@@ -46,40 +73,50 @@ void add(Parameters& p, const std::string& prefix, const std::vector<ParameterRo
         int64_t offset = placement.offset;
         for (size_t k = begin; k < i; k++) {
             Parameter parameter{};
-            parameter.offset = offset;
             parameter.shape = present[k]->shape;
             parameter.segment = segment;
+            parameter.trains = trains;
             parameter.name = prefix + present[k]->name;
             parameter.group = present[k]->group;
-            parameter.stream = static_cast<uint32_t>(4 * p.table.size());
-            const int64_t own = placement.offset + p.sharding.place() * placement.shard,
-                          elements = parameter.elements();
-            parameter.first = std::clamp<int64_t>(own - offset, 0, elements);
-            parameter.count =
-                std::clamp<int64_t>(own + placement.shard - offset, 0, elements) - parameter.first;
-            parameter.place = placement.offset / shards + std::max<int64_t>(0, offset - own);
-            offset += elements;
+            if (!trains) parameter.group.update = Update::none;
+            parameter.stream = static_cast<uint32_t>(4 * (first_row + static_cast<int64_t>(k)));
+            if (is_frozen(parameter.name, filling.frozen) == trains)
+                fail(prefix, present[begin]->name, " and ", parameter.name,
+                     " are one matrix: expected both or neither of them frozen");
+            place(p, parameter, placement, offset);
+            offset += parameter.elements();
             p.table.push_back(std::move(parameter));
+        }
+        if (!trains) {
+            filling.frozen_elements = round_up(offset, alignment);
+            continue;
         }
         p.segments.back().elements =
             round_up(placement.offset + shards * placement.shard, shards * alignment) -
             p.segments.back().offset;
         p.segments.back().placements.push_back(placement);
     }
-    CHECK(p.table.size() > first);
 }
 
-void fill_table(Parameters& p, const Config& c) {
+void fill_table(Parameters& p, const Config& c, Filling& filling) {
     p.blocks.resize(static_cast<size_t>(c.L));
-    add(p, "", parameters_before_blocks(c, p));
-    for (size_t l = 0; l < p.blocks.size(); l++)
-        add(p, "model.layers." + std::to_string(l) + ".", block_parameters(c, p.blocks[l]));
-    add(p, "", parameters_after_blocks(c, p));
+    add(p, filling, "", parameters_before_blocks(c, p), p.holds_embedding());
+    if (!p.holds_embedding()) p.segments.emplace_back();  // the first segment of a block is the second
+    for (int64_t l = 0; l < c.L; l++)
+        add(p, filling, "model.layers." + std::to_string(l) + ".",
+            block_parameters(c, p.blocks[static_cast<size_t>(l)]), l >= p.layers.first && l < p.layers.end);
+    add(p, filling, "", parameters_after_blocks(c, p), p.holds_head());
+    if (!p.holds_head()) p.segments.push_back({end_of(p)});
     if (c.tied) p.head = p.embedding;
     // Behind the last tensor is no gap.
-    const Placement& last = p.segments.back().placements.back();
-    p.elements = p.sharding.group == 1 ? last.offset + last.elements() : end_of(p);
-    p.segments.back().elements = p.elements - p.segments.back().offset;
+    for (Segment& segment : std::views::reverse(p.segments)) {
+        p.elements = segment.offset + segment.elements;
+        if (segment.placements.empty()) continue;
+        const Placement& last = segment.placements.back();
+        if (p.sharding.group == 1) p.elements = last.offset + last.elements();
+        segment.elements = p.elements - segment.offset;
+        break;
+    }
 }
 
 // Elements of all rows that are chosen, without a table of every layer.
@@ -98,8 +135,8 @@ int64_t count(const Config& c, bool (*chosen)(const ParameterRow&)) {
 
 // Everything that starts from zero: also the gaps between tensors, which the gradient norm runs over.
 void zero_all(const Parameters& p) {
-    for (const Tensor& t :
-         {p.weights, p.gradients, p.master, p.m, p.v, p.weight_slots.memory, p.gradient_slots.memory})
+    for (const Tensor& t : {p.weights, p.gradients, p.master, p.m, p.v, p.frozen, p.weight_slots.memory,
+                            p.gradient_slots.memory})
         if (t.data) CHECK(hipMemset(t.data, 0, static_cast<size_t>(t.bytes())));
 }
 
@@ -120,10 +157,13 @@ Tensor held_part(const Parameters& p, const Tensor& buffer, const Parameter& par
     return p.part(buffer, parameter, first, count);
 }
 
-// The buffers of the optimizer's state and what their tensors' names begin with.
-template <class Parameters>
-auto optimizer_buffers(Parameters& p) {
-    return std::array{std::pair{"m.", &p.m}, std::pair{"v.", &p.v}, std::pair{"master.", &p.master}};
+// The buffers in a checkpoint of the optimizer, by the first part of their tensors' names.
+std::vector<std::pair<std::string, Tensor>> optimizer_buffers(const Parameters& p) {
+    std::vector<std::pair<std::string, Tensor>> buffers;
+    for (const StateRow& state : optimizer_states) buffers.emplace_back(state.prefix, p.*state.buffer);
+    buffers.emplace_back("master.", p.master);
+    std::erase_if(buffers, [](const auto& each) { return !each.second.data; });
+    return buffers;
 }
 
 // Elements first .. first+out.elements() of a tensor whose rows lie in several files.
@@ -157,23 +197,18 @@ int64_t Placement::elements() const {
     return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-Tensor Parameters::view(const Tensor& buffer, const Placement& p) const {
-    CHECK(!is_shared(buffer));
-    return in_segment(
-        make_tensor(static_cast<char*>(buffer.data) + segments[p.segment].offset * size_of(buffer.dtype),
-                    buffer.dtype, {segments[p.segment].elements}),
-        p);
+Tensor Parameters::in_segment(const Tensor& segment, const Placement& p) const {
+    return matrix(segment, p.offset - segments[p.segment].offset, p);
 }
 
-Tensor Parameters::in_segment(const Tensor& segment, const Placement& p) const {
-    char* data =
-        static_cast<char*>(segment.data) + (p.offset - segments[p.segment].offset) * size_of(segment.dtype);
-    if (p.shape.size() == 1) return make_tensor(data, segment.dtype, {p.shape[0]});
-    return make_tensor(data, segment.dtype, {p.shape[0], p.shape[1]});
+Tensor Parameters::matrix(const Tensor& buffer, int64_t offset, const Placement& p) {
+    char* data = static_cast<char*>(buffer.data) + offset * size_of(buffer.dtype);
+    if (p.shape.size() == 1) return make_tensor(data, buffer.dtype, {p.shape[0]});
+    return make_tensor(data, buffer.dtype, {p.shape[0], p.shape[1]});
 }
 
 Tensor Parameters::part(const Tensor& buffer, const Parameter& p, int64_t first, int64_t count) const {
-    const int64_t at = is_shared(buffer) ? p.place + first - p.first : p.offset + first;
+    const int64_t at = p.trains && is_shared(buffer) ? p.place + first - p.first : p.offset + first;
     return make_tensor(static_cast<char*>(buffer.data) + at * size_of(buffer.dtype), buffer.dtype, {count});
 }
 
@@ -204,6 +239,7 @@ int64_t Parameters::writer_of(const Parameter& p, int64_t writers) const {
 }
 
 std::pair<int64_t, int64_t> Parameters::held(const Tensor& buffer, const Parameter& p) const {
+    if (!p.trains) return {0, frozen.data && buffer.data == frozen.data ? p.elements() : 0};
     return is_shared(buffer) ? std::pair{p.first, p.count} : std::pair{int64_t{0}, p.elements()};
 }
 
@@ -227,9 +263,9 @@ namespace {
 // lies outside of it, so that the head comes while the last block is computed with; else beside the first block. A tied
 // embedding is in use throughout.
 void plan_slots(Slots& slots, const Parameters& p, bool apart, const char* group, DType dtype, Arena& arena) {
-    // All blocks have the same shapes.
-    const int64_t first = p.segments.front().elements, last = p.segments.back().elements,
-                  block = p.segments[1].elements;
+    const int64_t first = p.segments.front().elements, last = p.segments.back().elements;
+    int64_t block = 0;
+    for (size_t i = 1; i + 1 < p.segments.size(); i++) block = std::max(block, p.segments[i].elements);
     const bool tied = p.head.segment == p.embedding.segment;
     const int64_t shared = tied ? first : 0, largest = std::max(block, tied ? last : std::max(first, last)),
                   other = shared + (apart ? largest : block);
@@ -241,9 +277,15 @@ void plan_slots(Slots& slots, const Parameters& p, bool apart, const char* group
 }  // namespace
 
 void plan_parameters(Parameters& p, const Config& config, const Precision& precision,
-                     const Sharding& sharding, bool training, Arena& arena) {
-    p.sharding = sharding;
-    fill_table(p, config);
+                     const Sharding& sharding, LayerRange layers, const std::vector<std::string>& frozen,
+                     bool training, Arena& arena) {
+    p.sharding = sharding, p.layers = layers;
+    Filling filling{frozen};
+    fill_table(p, config, filling);
+    if (filling.frozen_elements) {
+        arena.plan("frozen weights", &p.frozen, shaped(precision.weights, {filling.frozen_elements}));
+        if (training) arena.plan("gradients", &p.frozen_dnorms, shaped(precision.gradients, {config.C}));
+    }
     const int64_t shard = p.elements / sharding.group;
     const auto plan = [&](const char* group, Tensor* buffer, DType dtype, bool shared) {
         arena.plan(group, buffer, shaped(dtype, {shared ? shard : p.elements}));
@@ -255,8 +297,8 @@ void plan_parameters(Parameters& p, const Config& config, const Precision& preci
     if (precision.keeps_master())
         plan("master weights", &p.master, info(precision.weights).arithmetic, states);
     plan("gradients", &p.gradients, precision.gradients, sharding.shares_gradients());
-    plan("first moments", &p.m, precision.moments, states);
-    plan("second moments", &p.v, precision.moments, states);
+    for (const StateRow& state : optimizer_states)
+        plan(state.group, &(p.*state.buffer), precision.moments, states);
     if (sharding.shares_weights())
         plan_slots(p.weight_slots, p, true, "gathered weights", precision.weights, arena);
     if (sharding.shares_gradients())
@@ -278,11 +320,11 @@ void initialize(Parameters& p, const Config& config, uint64_t seed) {
         copy.to_device();
     };
     for (const Parameter& parameter : p.table) {
-        const auto [first, held] = p.held(p.weights, parameter);
-        const Tensor weight =
-            p.weights.data ? p.part(p.weights, parameter, first, held) : p.passing_weights(held);
+        const Tensor& kept = p.weights_with(parameter);
+        const auto [first, held] = p.held(kept, parameter);
+        const Tensor weight = kept.data ? p.part(kept, parameter, first, held) : p.passing_weights(held);
         fill(parameter, weight, first, deviation, seed);
-        if (!p.master.data) continue;
+        if (!p.master.data || !parameter.trains) continue;
         const auto [begin, count] = p.held(p.master, parameter);
         convert_to_master(p.weights.data ? p.part(p.weights, parameter, begin, count) : weight,
                           held_part(p, p.master, parameter));
@@ -331,7 +373,7 @@ std::string load_weights(Parameters& p, const std::string& directory) {
         used.insert(parameter.name);
         // Either name is the one matrix's.
         const bool is_head = tied && parameter.name == embedding_name && !files.find(embedding_name);
-        for (const Tensor& buffer : {p.weights, p.master}) {
+        for (const Tensor& buffer : {p.weights_with(parameter), parameter.trains ? p.master : Tensor{}}) {
             if (!buffer.data) continue;
             files.read(is_head && files.find(head_name) ? head_name : parameter.name, parameter.shape,
                        p.held(buffer, parameter).first, held_part(p, buffer, parameter));
@@ -344,10 +386,9 @@ std::vector<NamedTensor> optimizer_tensors(const Parameters& p) {
     const int64_t group = p.sharding.rank / p.sharding.group;
     std::vector<NamedTensor> tensors;
     for (const auto& [prefix, buffer] : optimizer_buffers(p)) {
-        if (!buffer->data) continue;
         for (const Parameter& parameter : p.table) {
             if (parameter.count == 0 || p.writer_of(parameter, p.sharding.groups()) != group) continue;
-            Tensor rows = p.part(*buffer, parameter, parameter.first, parameter.count);
+            Tensor rows = p.part(buffer, parameter, parameter.first, parameter.count);
             if (parameter.shape.size() == 2)
                 rows = reshape(rows, {parameter.count / parameter.shape[1], parameter.shape[1]});
             tensors.push_back({prefix + parameter.name, rows});
@@ -361,10 +402,10 @@ void load_optimizer(Parameters& p, const std::vector<std::string>& paths) {
     files.reserve(paths.size());
     for (const std::string& path : paths) files.emplace_back(path);
     for (const auto& [prefix, buffer] : optimizer_buffers(p)) {
-        if (!buffer->data) continue;
         for (const Parameter& parameter : p.table)
-            read_rows(files, prefix + parameter.name, parameter, p.held(*buffer, parameter).first,
-                      held_part(p, *buffer, parameter));
+            if (parameter.trains)
+                read_rows(files, prefix + parameter.name, parameter, p.held(buffer, parameter).first,
+                          held_part(p, buffer, parameter));
     }
 }
 

@@ -24,12 +24,13 @@ struct Precision {
 };
 
 // Where a parameter lies in every buffer that holds one element per parameter. Fused parameters lie behind one another
-// and have one placement: their rows are those of one matrix.
+// and have one placement: their rows are those of one matrix. One that does not train lies in Parameters::frozen alone.
 struct Placement {
     int64_t offset = 0;               // in elements
     std::vector<int64_t> shape = {};  // [out,in] or [C]
     int64_t segment = 0;              // where it lies: Parameters::segments
     int64_t shard = 0;                // elements of each shard, the last of which may end in padding
+    bool trains = true;
 
     int64_t elements() const;
 };
@@ -53,13 +54,21 @@ struct ModelParameters {
 };
 
 enum class Initial : uint8_t { normal, ones };  // normal: of standard deviation Config::initializer_range
+enum class Update : uint8_t { none, adamw };    // what an optimizer step does to it; none: it does not train
 
 struct ParameterGroup {
     Initial initial;
     bool decays;      // weight decay applies
     bool multiplied;  // takes part in a matrix product, which counts as FLOPs
+    Update update = Update::adamw;
 };
 constexpr ParameterGroup matrices{Initial::normal, true, true}, norms{Initial::ones, false, false};
+
+// The layers that a model holds: those before it are others', and so is the embedding unless `first` is 0; likewise the final
+// norm and the head, which come with the last layer.
+struct LayerRange {
+    int64_t first = 0, end = 0;
+};
 
 // A row of the table. Consecutive rows of one placement are fused.
 struct ParameterRow {
@@ -111,19 +120,26 @@ struct Slots {
 
 struct Parameters : ModelParameters {
     Sharding sharding;
+    LayerRange layers;
     std::vector<Parameter> table;  // what is present, in order
     std::vector<Segment> segments;
-    int64_t elements = 0;  // with the gaps between tensors
+    int64_t elements = 0;  // of those that train, with the gaps between tensors
     // [elements]; what ranks share, [elements / ranks of a group]: this rank's shards of all placements. master has no data
     // where it is not kept; weights has none where they are shared and the master is kept, of which they are the rounded values.
     Tensor weights, gradients, master, m, v;
+    Tensor frozen;         // the weights of those that do not train, on every rank
+    Tensor frozen_dnorms;  // [C]: kernels write the gradients of their norms, which nobody reads
     Slots weight_slots, gradient_slots;
     // A segment's gradients in the type in which they are summed over the ranks; no data where that is their own.
     Tensor sums;
 
+    bool holds_embedding() const { return layers.first == 0; }
+    bool holds_head() const { return layers.end == static_cast<int64_t>(blocks.size()); }
+    // The segment of a layer's parameters, or of the final norm's and the head's.
+    int64_t segment_of(int64_t layer) const { return layer - layers.first + 1; }
     bool is_shared(const Tensor& buffer) const { return buffer.shape[0] < elements; }
-    // A whole tensor, in a buffer that holds all elements.
-    Tensor view(const Tensor& buffer, const Placement& p) const;
+    // The buffer with the weights of a parameter.
+    const Tensor& weights_with(const Placement& p) const { return p.trains ? weights : frozen; }
     // Elements first .. first+count of a parameter, [count]; of a buffer of shards, some of those that lie there.
     Tensor part(const Tensor& buffer, const Parameter& parameter, int64_t first, int64_t count) const;
     // This rank's shard of a placement, [shard].
@@ -135,8 +151,12 @@ struct Parameters : ModelParameters {
     // Memory for so many weights of one placement that are not kept, until the next ones are gathered.
     Tensor passing_weights(int64_t count) const;
     // What kernels read and write.
-    Tensor weight(const Placement& p) const { return in_segment(weights_of(p.segment), p); }
-    Tensor gradient(const Placement& p) const { return in_segment(gradients_of(p.segment), p); }
+    Tensor weight(const Placement& p) const {
+        return p.trains ? in_segment(weights_of(p.segment), p) : matrix(frozen, p.offset, p);
+    }
+    Tensor gradient(const Placement& p) const {
+        return p.trains ? in_segment(gradients_of(p.segment), p) : frozen_dnorms;
+    }
     // Which of so many writes a parameter: each writes consecutive ones, of about the same size in all.
     int64_t writer_of(const Parameter& parameter, int64_t writers) const;
     // The elements of a parameter that lie in a buffer: the first one, and how many.
@@ -145,16 +165,27 @@ struct Parameters : ModelParameters {
   private:
     Tensor in_use(const Tensor& buffer, const Slots& slots, int64_t segment) const;
     Tensor in_segment(const Tensor& segment, const Placement& p) const;
+    static Tensor matrix(const Tensor& buffer, int64_t offset, const Placement& p);
 };
+
+// The buffers of an optimizer's state: the first part of their tensors' names in files, and their group in the memory report.
+struct StateRow {
+    Update update;
+    const char *prefix, *group;
+    Tensor Parameters::* buffer;
+};
+inline constexpr StateRow optimizer_states[] = {{Update::adamw, "m.", "first moments", &Parameters::m},
+                                                {Update::adamw, "v.", "second moments", &Parameters::v}};
 
 // Elements of all separate tensors.
 int64_t count_parameters(const Config& config);
 // Forward and backward, causal attention: 6 * (parameters that are multiplied) + 6*L*NH*HD*T.
 double flops_per_token(const Config& config, int64_t T);
 
-// Fills the table and plans its buffers; those of weights alone where nothing is trained.
+// Fills the table and plans its buffers; those of weights alone where nothing is trained. frozen: as ModelOptions has it.
 void plan_parameters(Parameters& p, const Config& config, const Precision& precision,
-                     const Sharding& sharding, bool training, Arena& arena);
+                     const Sharding& sharding, LayerRange layers, const std::vector<std::string>& frozen,
+                     bool training, Arena& arena);
 // As transformers initializes a Llama. Moments and gradients are zeroed.
 void initialize(Parameters& p, const Config& config, uint64_t seed);
 // load_config() of a directory whose weights are loaded: as in transformers, the model is not tied where they have an LM head

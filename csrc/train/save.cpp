@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "core/registry.h"
-#include "model/exchange.h"
+#include "model/zero.h"
 #include "platform/ranges.h"
 #include "train/memory.h"
 #include "train/output.h"

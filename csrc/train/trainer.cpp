@@ -203,6 +203,7 @@ Trainer::StagingBuffers::StagingBuffers(int64_t count, bool document_mask, int64
       first(document_mask ? count : 0),
       losses(count),
       squares(2),
+      dloss(1),
       lr(1),
       step(1),
       hashes(hash_count),
@@ -265,11 +266,10 @@ Trainer::Trainer(const Options& o, std::optional<int64_t> ahead, const Ranks& am
     finished = step;
     carried = read_carried_files(o.model, tokenizer ? tokenizer->path : "");
 
-    const double scale = 1.0 / static_cast<double>(accumulation * ranks.count);
     for (const bool last : {false, true})
         for (const bool first : {false, true})
-            micro_batches_by_place[last][first].work = [this, scale, first, last] {
-                forward_backward(model, first, scale * loss_scale, last);
+            micro_batches_by_place[last][first].work = [this, first, last] {
+                forward_backward(model, first, last);
             };
     optimizer.work = [this] { optimizer_step(model, adamw(), static_cast<uint64_t>(options.seed)); };
 }
@@ -300,7 +300,7 @@ bool Trainer::is_verified(int64_t number) const {
 
 void Trainer::launch(CapturedGraph& r) {
     const bool settled = is_settled(model);
-    if (replays && r.settled && settled && !model.context.observer && loss_scale == 1) {
+    if (replays && r.settled && settled && !model.context.observer) {
         if (!r.graph) r.graph.emplace(model.stream.handle, r.work);
         return r.graph->replay();
     }
@@ -320,17 +320,9 @@ void Trainer::agree_with_ranks() {
     warn(take_first_ranks_choices(model.gemms));
 }
 
-int64_t Trainer::counted_targets() const {
-    int64_t own = 0;
-    ranks.together("training data", [&] {
-        std::vector<int32_t> tokens(static_cast<size_t>(options.batch_size * options.seq_len)),
-            targets = tokens;
-        for (int64_t micro = 0; micro < accumulation; micro++) {
-            train->micro_batch(step, micro, ranks.own, ranks.count, tokens.data(), targets.data(), data_skip);
-            own += static_cast<int64_t>(targets.size()) -
-                   std::count(targets.begin(), targets.end(), ignore_index);
-        }
-    });
+int64_t Trainer::counted_targets(const StagingBuffers& f) const {
+    const int64_t rows = tokens_per_rank();
+    const int64_t own = rows - std::count(f.targets.data, f.targets.data + rows, ignore_index);
     double all = 0;
     for (const double each : ranks.gather("targets", static_cast<double>(own))) all += each;
     return static_cast<int64_t>(all);
@@ -345,9 +337,9 @@ void Trainer::start_step() {
         if (!train->is_packed)
             find_documents(f, micro * options.batch_size, options.batch_size, options.seq_len);
     };
+    StagingBuffers& f = fill_buffers(fill);
     // Where no target of the step counts, its loss and gradients are 0 whatever the scale.
-    loss_scale = train->is_packed ? scale_of(std::max<int64_t>(counted_targets(), 1)) : 1;
-    run_step(fill);
+    run_step(f, train->is_packed ? scale_of(std::max<int64_t>(counted_targets(f), 1)) : 1);
 }
 
 void Trainer::wait_for_device() {
@@ -403,35 +395,43 @@ Trainer::Fill Trainer::filled_by(const Batch& batch) const {
 }
 
 void Trainer::start_step(const Batch& batch) {
-    loss_scale = 1;
-    run_step(filled_by(batch));
+    run_step(fill_buffers(filled_by(batch)), 1);
 }
 
 void Trainer::start_step(const Batch& batch, int64_t counted) {
-    loss_scale = scale_of(counted);
-    run_step(filled_by(batch));
+    run_step(fill_buffers(filled_by(batch)), scale_of(counted));
 }
 
-void Trainer::run_step(const Fill& fill) {
+Trainer::StagingBuffers& Trainer::fill_buffers(const Fill& fill) {
     CHECK(in_flight() <= most_in_flight);
+    StagingBuffers& f = staging[static_cast<size_t>(step) % staging.size()];
+    ranks.together("training data", [&] {
+        for (int64_t micro = 0; micro < accumulation; micro++) fill(micro, f);
+    });
+    return f;
+}
+
+void Trainer::run_step(StagingBuffers& f, double loss_scale) {
     // The first step meets all products that are worth a timing; samples have others at every length.
     const bool first = !optimizer.launched;
     const GemmTuning tuning(model.gemms, first && options.tune == "on");
     const Range step_range("step", step + 1);
-    const size_t slot = static_cast<size_t>(step) % staging.size();
-    StagingBuffers& f = staging[slot];
+    const TokenSlot& ids = token_slots[static_cast<size_t>(step) % token_slots.size()];
     if (in_flight() == 0) end_of(step).record(model.stream.handle);
     const bool verified = is_verified(step + 1);
     if (verified) verifier->begin();
     clear_saturated(model);
     follow_loss_scale(model, loss_scale);
+    f.loss_scale = loss_scale;
+    const double of_mean = 1.0 / static_cast<double>(accumulation * ranks.count) * loss_scale;
+    f.dloss.data[0] = static_cast<float>(of_mean / static_cast<double>(options.batch_size * options.seq_len));
+    set_dloss(model, f.dloss.data);
     try {
         for (int64_t micro = 0; micro < accumulation; micro++) {
             const Range range("micro-batch", micro);
-            ranks.together("training data", [&] { fill(micro, f); });
             wait_for_device();
-            copy_tokens(micro, f, token_slots[slot]);
-            queue_micro_batch(micro, f, token_slots[slot]);
+            copy_tokens(micro, f, ids);
+            queue_micro_batch(micro, f, ids);
             if (verified) verifier->end_micro_batch(0, micro);
         }
         if (verified) {
@@ -440,7 +440,7 @@ void Trainer::run_step(const Fill& fill) {
         }
         for (int64_t micro = 0; verified && micro < accumulation; micro++) {
             wait_for_device();
-            queue_micro_batch(micro, f, token_slots[slot]);
+            queue_micro_batch(micro, f, ids);
             verifier->end_micro_batch(1, micro);
         }
     } catch (...) {
@@ -449,7 +449,6 @@ void Trainer::run_step(const Fill& fill) {
         throw;
     }
     const Range range("optimizer");
-    f.loss_scale = loss_scale;
     f.lr.data[0] = static_cast<float>(learning_rate(schedule, step + 1));
     f.step.data[0] = static_cast<int32_t>(step + 1);
     set_step(model, f.lr.data, f.step.data);
@@ -503,7 +502,8 @@ std::vector<Saturated> Trainer::saturated_tensors(const int32_t* counts) const {
     const int64_t rows = options.batch_size * options.seq_len, passes = accumulation * ranks.count;
     std::vector<Saturated> tensors;
     for (const auto& [slot, count] : everybodys)
-        tensors.push_back({slot_name(config, slot), count, passes * slot_elements(model.parameters, slot, rows)});
+        tensors.push_back(
+            {slot_name(config, slot), count, passes * slot_elements(model.parameters, slot, rows)});
     return tensors;
 }
 

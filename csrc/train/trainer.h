@@ -66,8 +66,8 @@ struct Trainer {
     // --document-mask, where documents begin is found by the tokenizer's marks.
     using Batch = std::function<void(int64_t micro, int32_t* tokens, int32_t* targets)>;
     void start_step(const Batch& batch);
-    // The same, of the mean over the targets that count: so many of all micro-batches and ranks. Unless all count, nothing is
-    // replayed. Of packed training data, start_step() does this itself.
+    // The same, of the mean over the targets that count: so many of all micro-batches and ranks. Of packed
+    // training data, start_step() does this itself.
     void start_step(const Batch& batch, int64_t counted);
     int64_t in_flight() const { return step - finished; }
     const int64_t most_in_flight;  // unless told: 1 on a GPU, 0 where the host computes
@@ -125,7 +125,7 @@ struct Trainer {
         Event copied;
         PinnedMemory<float> losses;
         PinnedMemory<double> squares;  // of the gradients; of the losses, with --skip-nonfinite
-        PinnedMemory<float> lr;
+        PinnedMemory<float> dloss, lr;
         PinnedMemory<int32_t> step;
         PinnedMemory<double> hashes;      // of a step that is verified
         PinnedMemory<int32_t> saturated;  // of each slot of fp8
@@ -150,10 +150,11 @@ struct Trainer {
     // Fills tokens, targets and, with --document-mask, `first` of micro-batch `micro` in the staging buffers.
     using Fill = std::function<void(int64_t micro, StagingBuffers& buffers)>;
     Fill filled_by(const Batch& batch) const;
-    void run_step(const Fill& fill);
-    // Of the training data's next step, on all ranks: targets that count.
-    int64_t counted_targets() const;
-    double loss_scale = 1;  // of the step that is started: from the mean over all tokens to its loss
+    // The next step's micro-batches, and the step: of the loss that is `loss_scale` times the mean over all tokens.
+    StagingBuffers& fill_buffers(const Fill& fill);
+    void run_step(StagingBuffers& buffers, double loss_scale);
+    // Of a filled step, on all ranks: targets that count.
+    int64_t counted_targets(const StagingBuffers& buffers) const;
     double scale_of(int64_t counted) const;
     double mean_over_ranks(double number) const;
     // Of all ranks, from the counts of this one's slots.

@@ -1,6 +1,6 @@
 """--matmul-dtype fp8 in train_llama3.py: the products of the blocks, and with --fp8-head on also of the head,
 with llamac.fp8_reference or, with --ops llamac, with llamac.ops.linear. The C program uses
-csrc/model/linear.cpp.
+csrc/model/fp8.cpp.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-#include "model/cache.h"
+#include "model/decode.h"
 
 #include <algorithm>
 

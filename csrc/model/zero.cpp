@@ -1,4 +1,4 @@
-#include "model/exchange.h"
+#include "model/zero.h"
 
 #include "ops/operations.h"
 #include "platform/ranges.h"

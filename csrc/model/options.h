@@ -1,0 +1,31 @@
+// What a model is made with, beside its shape (model/config.h).
+#pragma once
+#include "model/decode.h"
+#include "model/fp8.h"
+#include "model/parameters.h"
+#include "model/recompute.h"
+
+namespace llamac {
+
+struct ModelOptions {
+    int64_t batch_size = 1, seq_len = 1;  // the largest batch that a step will see
+    Precision precision;
+    Recompute recompute;
+    // Of a chunk of logits; 0: the largest of the memory of the blocks' gradients, which logits use first, an eighth of the
+    // logits, 64 MiB, and half of the logits up to 2 GiB. Without training: 64 MiB.
+    int64_t logits_bytes = 0;
+    std::vector<std::string> kernels = {};  // as KernelChoices takes them
+    bool skip_nonfinite =
+        false;  // the optimizer writes nothing where a loss or the gradient norm is not finite
+    bool document_mask = false;  // batches may have `first`
+    Sharding sharding = {};
+    std::optional<Fp8Options> fp8 = {};    // none: products in the storage type
+    bool training = true;                  // false: weights and forward passes alone
+    LayerRange layers = {};                // that the model holds
+    std::vector<std::string> frozen = {};  // patterns (fnmatch) of the names of parameters that do not train
+    int64_t micro_batches = 1;             // whose activations are held at the same time
+    CacheSize cache = {};  // of sequences that are continued; no cache where it has no positions
+    bool graphs = true;    // the cache's pass of one token per sequence is recorded and replayed
+};
+
+}  // namespace llamac
