@@ -22,30 +22,6 @@ from llamac.tokenizer_json import QWEN2_SPLIT, JsonTokenizer, split_pattern
 
 # llama.cpp's names of the patterns by which texts are split.
 SPLITS = {LLAMA3_SPLIT: "llama-bpe", QWEN2_SPLIT: "qwen2", GPT2_SPLIT: "gpt-2"}
-NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-OUTSIDE = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-
-
-def gguf_name(name: str) -> str:
-    """The name of a tensor of Hugging Face's in GGUF."""
-    if name in OUTSIDE:
-        return OUTSIDE[name]
-    _, _, layer, rest = name.split(".", 3)
-    return f"blk.{layer}.{NAMES[rest.removesuffix('.weight')]}.weight"
 
 
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -212,10 +188,12 @@ def _exported(own: Any) -> JsonTokenizer:
 
 
 def _add_tensors(writer: Any, types: Any, c: Config, folder: Path, dtype: str) -> set:
+    import gguf
     import torch
 
     from llamac import hf
 
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, c.num_hidden_layers)
     narrow_types = {torch.bfloat16: types.BF16, torch.float16: types.F16}
     given, kinds = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}, set()
     heads = {"q_proj": c.num_attention_heads, "k_proj": c.num_key_value_heads}
@@ -230,7 +208,7 @@ def _add_tensors(writer: Any, types: Any, c: Config, folder: Path, dtype: str) -
             array = interleaved(array, heads[role])
         kinds.add(kind)
         array = array.view(np.uint8) if kind == types.BF16 else array
-        writer.add_tensor(gguf_name(name), array, raw_dtype=kind)
+        writer.add_tensor(names.get_name(name, (".weight", ".bias")), array, raw_dtype=kind)
     if c.rope_scaling is not None and c.rope_scaling.rope_type == "llama3":
         writer.add_tensor("rope_freqs.weight", rope_factors(c, c.rope_scaling), raw_dtype=types.F32)
     return kinds
