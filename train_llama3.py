@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from llamac.block import ACTIVATIONS, BLOCK
 from llamac.config import Config, load_config, rope_frequencies
 from llamac.errors import run
 from llamac.options import Options
@@ -36,7 +37,7 @@ from llamac.training import references
 from llamac.training import run as training
 from llamac.training.ranks import DTYPES, across_ranks, sharded_gradients, world
 from llamac.training.rounding import random_bits, stochastic_round, upload
-from llamac.training.trace import layer_tensors, traced
+from llamac.training.trace import block_tensors, traced
 from llamac.training.weights import Part, parts
 
 Batches = list[tuple[Tensor, ...]]  # of each micro-batch tokens, targets and perhaps `first`, all [B,T]
@@ -186,41 +187,46 @@ class RMSNorm(nn.Module):
         return self.ops.residual_rmsnorm(x, residual, self.weight, self.eps)
 
 
-class SelfAttention(nn.Module):
+class Linears(nn.Module):
+    """The linears of a half of the block, by the table in llamac/block.py."""
+
+    def __init__(self, config: Config, half: str):
+        super().__init__()
+        self.modules_of = {row.name: list(row.weights) for row in BLOCK if row.half == half}
+        for row in BLOCK:
+            for name, (rows, columns) in row.shapes(config).items() if row.half == half else ():
+                self.add_module(name, nn.Linear(columns, rows, getattr(config, row.bias)))
+
+    def products(self, name: str, x: Tensor) -> list[Tensor]:
+        """Of a linear, with x: one per weight, or a single one after fuse_products()."""
+        return [getattr(self, module)(x) for module in self.modules_of[name]]
+
+
+class SelfAttention(Linears):
     """Projections to queries, keys and values, RoPE, attention, projection back to C channels."""
 
     def __init__(self, config: Config, window: int | None, ops: Operations):
-        super().__init__()
+        super().__init__(config, "self_attn")
         self.head_dim, self.window, self.ops = config.head_dim, window, ops
-        self.q_proj = nn.Linear(config.hidden_size, config.q_size, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, config.kv_size, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, config.kv_size, bias=False)
-        self.o_proj = nn.Linear(config.q_size, config.hidden_size, bias=False)
-
-    def products(self, x: Tensor) -> tuple[Tensor, ...]:  # training makes them one, by fuse_products()
-        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        self.heads = config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads
 
     def forward(self, x: Tensor, cis: Cis, first: Tensor | None = None) -> Tensor:
-        q, k, v = (y.unflatten(-1, (-1, self.head_dim)) for y in self.products(x))
+        qkv = self.products("qkv", x)
+        qkv = torch.cat(qkv, -1) if len(qkv) > 1 else qkv[0]
+        q, k, v = qkv.unflatten(-1, (-1, self.head_dim)).split(self.heads, -2)
         q, k = self.ops.rope(q, cis), self.ops.rope(k, cis)
         return self.o_proj(self.ops.attention(q, k, v, first=first, window=self.window).flatten(2))
 
 
-class MLP(nn.Module):
+class MLP(Linears):
     """down(swiglu(gate(x), up(x)))."""
 
     def __init__(self, config: Config, ops: Operations):
-        super().__init__()
-        self.ops = ops
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def products(self, x: Tensor) -> tuple[Tensor, ...]:  # as SelfAttention's
-        return self.gate_proj(x), self.up_proj(x)
+        super().__init__(config, "mlp")
+        self.activation = getattr(ops, ACTIVATIONS[config.hidden_act])
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.ops.swiglu(*self.products(x)))
+        return self.down_proj(self.activation(*self.products("gate_up", x)))
 
 
 class Block(nn.Module):
@@ -450,15 +456,14 @@ def debug_state(directory: Path, dtype: torch.dtype, batch: Batches, o: Options)
     tokens, targets, first, *_ = *batch[0], None
     config, precision = load_config(directory), torch.promote_types(dtype, torch.float32)
     cis = precompute_cis(config, tokens.shape[1], dtype=precision)
-    ops, calls = traced(TORCH, "rmsnorm", "residual_rmsnorm", "attention", "swiglu")
+    ops, calls = traced(TORCH, "rmsnorm", "residual_rmsnorm", "attention", ACTIVATIONS[config.hidden_act])
     model = references.load(empty_model(config, dtype, ops=ops), directory, o)
     logits = model(tokens, cis, first=first)
     logits.retain_grad()
     losses = cross_entropy(logits, targets)
     losses.mean().backward()
 
-    (embedding, _), _ = calls["rmsnorm"][0]
-    _, (final_norm,) = calls["rmsnorm"][-1]
+    embedding, final_norm = calls[0].inputs[0], calls[-1].outputs[0]
     state = {name: x.int() for name, x in zip(("tokens", "targets", "first"), batch[0])}
     state["act.embedding"] = embedding
     norm = partial(rstd, eps=config.rms_norm_eps)
@@ -466,7 +471,7 @@ def debug_state(directory: Path, dtype: torch.dtype, batch: Batches, o: Options)
     grads = {f"grad.{part.name}": part.of(part.parameter.grad).to(precision) for part in parts(model)}
     grads["dact.embedding"] = embedding.grad
     for i, window in enumerate(config.windows()):
-        act, dact = layer_tensors(i, calls, norm, partial(heads, window=window))
+        act, dact = block_tensors(calls[i * len(BLOCK) :], norm, partial(heads, window=window))
         state |= {f"act.{i}.{name}": a for name, a in act.items()}
         grads |= {f"dact.{i}.{name}": d for name, d in dact.items()}
     state |= {"act.final_norm": final_norm, "logits": logits, "losses": losses, "loss": losses.mean().view(1)}

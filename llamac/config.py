@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from llamac.block import ACTIVATIONS, BLOCK
 from llamac.errors import InputError
 from llamac.files import excerpt, read_json
 from llamac.folders import CONFIGS
@@ -23,7 +24,7 @@ WIDEST, DEEPEST, LONGEST, MOST_PARAMETERS = 2**24, 2**16, 2**31 - 1, 2**48
 # Fields that choose an architecture, with the values that are computed, the default first.
 WORDS: dict[str, tuple[str, ...]] = {
     "model_type": ("llama", "mistral"),  # Mistral's is Llama's with a sliding window
-    "hidden_act": ("silu",),
+    "hidden_act": tuple(ACTIVATIONS),
     "normalization_function": ("rmsnorm",),
     "position_embedding_type": ("rope",),
 }
@@ -161,18 +162,8 @@ class Config:
 
     def parameters(self) -> list[tuple[str, tuple[int, ...]]]:
         """(name, shape) of each parameter, in the order of files and random streams; matrices [out,in]."""
-        C, F, V = self.hidden_size, self.intermediate_size, self.vocab_size
-        block = [
-            ("input_layernorm.weight", (C,)),
-            ("self_attn.q_proj.weight", (self.q_size, C)),
-            ("self_attn.k_proj.weight", (self.kv_size, C)),
-            ("self_attn.v_proj.weight", (self.kv_size, C)),
-            ("self_attn.o_proj.weight", (C, self.q_size)),
-            ("post_attention_layernorm.weight", (C,)),
-            ("mlp.gate_proj.weight", (F, C)),
-            ("mlp.up_proj.weight", (F, C)),
-            ("mlp.down_proj.weight", (C, F)),
-        ]
+        C, V = self.hidden_size, self.vocab_size
+        block = [parameter for row in BLOCK for parameter in row.parameters(self)]
         table: list[tuple[str, tuple[int, ...]]] = [("model.embed_tokens.weight", (V, C))]
         for layer in range(self.num_hidden_layers):
             table += [(f"model.layers.{layer}.{name}", shape) for name, shape in block]
@@ -445,7 +436,7 @@ class _Reader:
             pad_token_id=pad if type(pad := self.get("pad_token_id", None)) is int and pad < 2**63 else None,
             **architecture,
         )
-        block = C * (2 * config.q_size + 2 * config.kv_size + 3 * config.intermediate_size)
+        block = sum(math.prod(shape) for row in BLOCK for shape in row.shapes(config).values())
         if config.num_hidden_layers * block + 2 * config.vocab_size * C > MOST_PARAMETERS:
             raise InputError(f"{self.file}: expected fewer than 2^48 parameters")
         return config

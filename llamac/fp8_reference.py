@@ -18,11 +18,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from llamac.block import BLOCK
 from llamac.dtypes import torch_dtypes
 
 FP8 = torch_dtypes("e4m3", "e5m2", "e4m3fnuz", "e5m2fnuz")
-INPUTS = ("input_norm", "attention", "post_norm", "swiglu")
-LAYERS = ("qkv", "o", "gate_up", "down")
+HEAD = "final_norm", "head.weight", "d.head"  # the slots of the head, in the order of Linear.slots()
 
 
 def power_of_two(amax: Tensor, limit: float, before: Tensor) -> Tensor:
@@ -94,10 +94,11 @@ def codes_by_row(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def slot_names(blocks: int, head: bool = False) -> list[str]:
     """The tensors that have a scale, in the order of the state and of checkpoints' fp8.scale."""
-    block = [name for x, layer in zip(INPUTS, LAYERS, strict=True) for name in (x, f"{layer}.weight")]
-    block += [f"d.{layer}" for layer in LAYERS]
-    names = [f"{i}.{name}" for i in range(blocks) for name in block]
-    return names + (["final_norm", "head.weight", "d.head"] if head else [])
+    names: list[str] = []
+    for block in range(blocks):
+        slots = [row.slots(block) for row in BLOCK]
+        names += [name for x, weight, _ in slots for name in (x, weight)] + [out for *_, out in slots]
+    return names + (list(HEAD) if head else [])
 
 
 @dataclass

@@ -16,6 +16,7 @@ from dataclasses import Field, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from llamac.block import RECOMPUTED
 from llamac.config import find_weights
 from llamac.dtypes import TABLE
 from llamac.errors import InputError
@@ -148,9 +149,9 @@ def recompute_parts(text: str) -> dict[str, int]:
     """{part: every k-th block} of a --recompute list like "norm,block:2"; none: {}. Raises InputError."""
     parts: dict[str, int] = {}
     for part in [] if text == "none" else text.split(","):
-        match = re.fullmatch(r"(norm|swiglu|qkv|attention|block)|block:([0-9]{1,19})", part)
+        match = re.fullmatch(rf"({'|'.join(RECOMPUTED)}|block)|block:([0-9]{{1,19}})", part)
         if not match or (match[2] and not 1 <= int(match[2]) < 2**63):
-            expected = "none or a list of norm, swiglu, qkv, attention, block, block:K"
+            expected = f"none or a list of {', '.join(RECOMPUTED)}, block, block:K"
             raise InputError(f"--recompute: expected {expected}, found {part!r}")
         parts[match[1] or "block"] = int(match[2] or 1)
     return parts

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 
 import train_llama3 as ref
 from llamac import fp8_reference
+from llamac.block import BLOCK
 from llamac.config import load_config
 from llamac.fp8_reference import power_of_two
 from llamac.options import Options
@@ -107,8 +108,7 @@ def forced_model(folder: Path, dtype: torch.dtype, ours: dict, found: dict, o: O
     model.model.embed_tokens.register_forward_hook(lambda m, x, out: force(out, "embedding"))
     for i, block in enumerate(model.model.layers):
         block.register_forward_hook(lambda m, x, out, i=i: force(out, f"{i}.residual_out"))
-        linear, attention = block.self_attn.linear, block.self_attn
-        attention.linear = lambda x, w, i=i, f=linear: force(f(x, w), f"{i}.qkv")
+        block.self_attn.qkv.register_forward_hook(lambda m, x, out, i=i: force(out, f"{i}.qkv"))
     return model
 
 
@@ -252,20 +252,17 @@ def test_delayed_scales_are_of_the_step_before(c_states, dtype):
 
 def largest_of(ours: dict, products: fp8.Products) -> list[torch.Tensor]:
     """Of C's tensors, by slot."""
-    folded = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up"), "o": ("o",), "down": ("down",)}
+    names: dict[str, list[str]] = {}
+    for row, i in product(BLOCK, {slot.split(".")[0] for slot in products.scales.slots}):
+        x, weight, gradient = row.slots(i)
+        out = ["qkv"] if row.name == "qkv" else row.out  # before RoPE
+        names[x] = [f"act.{x}"]
+        names[weight] = [f"weight.model.layers.{i}.{row.half}.{module}.weight" for module in row.weights]
+        names[gradient] = [f"dact.{i}.{name}" for name in out]
     found = []
     for slot in products.scales.slots:
-        i, *rest = slot.split(".")
-        if rest[0] == "d":
-            named = {"qkv": "qkv", "o": "residual_mid", "gate_up": "gate_up", "down": "residual_out"}
-            values = [ours[f"dact.{i}.{named[rest[1]]}"]]
-        elif rest[-1] == "weight":
-            where = "self_attn" if rest[0] in ("qkv", "o") else "mlp"
-            names = (f"weight.model.layers.{i}.{where}.{n}_proj.weight" for n in folded[rest[0]])
-            values = [ours[name] for name in names]
-        else:
-            values = [ours[f"act.{i}.{rest[0]}"]]
-        found.append(torch.tensor(max(np.abs(v).max() for v in values), dtype=torch.float32))
+        largest = max(np.abs(ours[name]).max() for name in names[slot])
+        found.append(torch.tensor(largest, dtype=torch.float32))
     return found
 
 

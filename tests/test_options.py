@@ -344,8 +344,8 @@ def test_flops_per_token():
 def test_parameters_are_those_of_transformers():
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
-    for name in ("tiny", "llama3.1-8b"):
-        c = load_config(name)
+    for name, biases in (("tiny", False), ("tiny", True), ("llama3.1-8b", False)):
+        c = replace(load_config(name), attention_bias=biases, mlp_bias=biases)
         with torch.device("meta"):
             model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**c.to_dict("float32")))
         ours = dict(c.parameters())

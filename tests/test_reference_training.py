@@ -5,6 +5,7 @@ import math
 import re
 import signal
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -143,17 +144,20 @@ def test_hashed_words_are_murmurs():
         assert function(torch.tensor(seed, dtype=torch.int32), n).tolist() == expected
 
 
+@pytest.mark.parametrize("biases", [False, True])
 @pytest.mark.parametrize("name", ["tied-gqa", "wide-heads"])
-def test_fused_products_change_nothing(name):
+def test_fused_products_change_nothing(name, biases):
     """Names, weights, logits and the gradients of two backward passes, in double."""
     config = load_config(ROOT / "tests" / "models" / f"{name}.json")
+    config = replace(config, attention_bias=biases, mlp_bias=biases)
     tokens, targets = torch.from_numpy(np.random.default_rng(7).integers(config.vocab_size, size=(2, 2, 17)))
     cis, results = ref.precompute_cis(config, 17, dtype=torch.float64), []
     for fused in (False, True):
         model = ref.empty_model(config, torch.float64)
         if fused:
             fuse_products(model)
-            assert len(list(model.model.layers[1].parameters())) == 6  # qkv, o, gate_up, down and two norms
+            # qkv, o, gate_up, down, perhaps their biases, and two norms
+            assert len(list(model.model.layers[1].parameters())) == 6 + 4 * biases
         init_weights(model, 5)
         found_parts = parts(model)
         assert [(part.name, part.shape) for part in found_parts] == config.parameters()

@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llamac import fp8_reference
+from llamac.block import BLOCK
 from llamac.config import Config
 from llamac.errors import InputError
 from llamac.options import Options
 from llamac.training.ranks import world
 
-PER_BLOCK = len(fp8_reference.LAYERS)
+PER_BLOCK = len(BLOCK)
 
 
 class ReferenceProducts:
@@ -31,14 +32,11 @@ class ReferenceProducts:
         self.scales = fp8_reference.Scales(slots, recipe, gradients=of_gradients, device=device)
 
     def linear(self, block: int, layer: int) -> Callable[[Tensor, Tensor], Tensor]:
-        """x, weight -> x · weightᵀ, of a layer by its number among LAYERS."""
-        x, name = fp8_reference.INPUTS[layer], fp8_reference.LAYERS[layer]
-        slots = f"{block}.{x}", f"{block}.{name}.weight", f"{block}.d.{name}"
-        return partial(fp8_reference.linear, scales=self.scales, slots=slots)
+        """x, weight -> x · weightᵀ, of a layer by its number in BLOCK."""
+        return partial(fp8_reference.linear, scales=self.scales, slots=BLOCK[layer].slots(block))
 
     def head(self) -> Callable[[Tensor, Tensor], Tensor]:
-        slots = "final_norm", "head.weight", "d.head"
-        return partial(fp8_reference.linear, scales=self.scales, slots=slots)
+        return partial(fp8_reference.linear, scales=self.scales, slots=fp8_reference.HEAD)
 
     @staticmethod
     def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -135,8 +133,7 @@ def use_products(model: Any, o: Options, device: str = "cpu") -> None:
     if head:
         model.lm_head.forward = MethodType(_head_forward(products), model.lm_head)
     for i in blocks_in_fp8(o, model.config):
-        attention, mlp = model.model.layers[i].self_attn, model.model.layers[i].mlp
-        attention.linear, mlp.linear = products.linear(i, 0), products.linear(i, 2)
-        for layer, module in ((1, attention.o_proj), (3, mlp.down_proj)):
-            linear = products.linear(i, layer)
+        for layer, row in enumerate(BLOCK):
+            half, linear = getattr(model.model.layers[i], row.half), products.linear(i, layer)
+            (module,) = map(half.get_submodule, half.modules_of[row.name])
             module.forward = MethodType(lambda m, x, linear=linear: linear(x, m.weight), module)

@@ -9,15 +9,14 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import MethodType
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import llamac.random
 from llamac import hf
+from llamac.block import BLOCK
 from llamac.training.ranks import is_sharded, local
 
 
@@ -50,34 +49,29 @@ class Part:
 
 # Fused products =============================================================================================
 
-FUSED = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj")}
-
-
-def _fused_qkv(attention: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
-    sizes = [getattr(attention, name).out_features for name in FUSED["self_attn"]]
-    return attention.linear(x, attention.fused).split(sizes, -1)
-
-
-def _fused_gate_up(mlp: nn.Module, x: Tensor) -> tuple[Tensor]:
-    return (mlp.linear(x, mlp.fused),)
+FUSED = [row for row in BLOCK if len(row.weights) > 1]
 
 
 def fuse_products(model: nn.Module) -> None:
-    """Make q, k, v one product, and gate, up another, each with one parameter, `fused`, that holds the
-    weights one below the other. parts() still tells them apart.
+    """Make q, k, v one product, and gate, up another, each by one module that has the weights one below the
+    other. parts() still tells them apart.
     """
     for block in model.model.layers:
-        for name, products in (("self_attn", _fused_qkv), ("mlp", _fused_gate_up)):
-            module = getattr(block, name)
-            layers = [getattr(module, layer) for layer in FUSED[name]]
-            weights = [layer.weight.detach() for layer in layers]
-            fused = weights[0].new_empty(sum(map(len, weights)), weights[0].shape[1])
-            for rows, weight in zip(fused.split([len(x) for x in weights]), weights, strict=True):
-                rows.copy_(weight)  # torch.cat of meta tensors takes seconds to import torch._dynamo
-            module.fused = nn.Parameter(fused)
-            module.products, module.linear = MethodType(products, module), F.linear
-            for layer in layers:
-                layer.weight = None
+        for row in FUSED:
+            half = getattr(block, row.half)
+            modules = [half.get_submodule(name) for name in row.weights]
+            sizes, columns = [module.out_features for module in modules], modules[0].in_features
+            fused = nn.Linear(columns, sum(sizes), modules[0].bias is not None, "meta")
+            for name, first in modules[0].named_parameters():
+                whole = first.detach().new_empty(sum(sizes), *first.shape[1:])
+                for rows, module in zip(whole.split(sizes), modules, strict=True):
+                    # torch.cat of meta tensors takes seconds to import torch._dynamo.
+                    rows.copy_(module.get_parameter(name).detach())
+                fused.register_parameter(name, nn.Parameter(whole))
+            half.add_module(row.name, fused)
+            half.modules_of[row.name] = [row.name]
+            for name in row.weights:
+                delattr(half, name)
 
 
 # Parts ======================================================================================================
@@ -87,10 +81,13 @@ def weight_names(model: nn.Module) -> list[tuple[list[str], nn.Parameter]]:
     """Every parameter, with Hugging Face's names of the weights that it holds."""
     found = []
     for path, parameter in model.named_parameters():
-        owner, _, name = path.rpartition(".")
-        layers = FUSED[owner.rpartition(".")[2]] if name == "fused" else ()
-        found.append(([f"{owner}.{layer}.weight" for layer in layers] or [path], parameter))
-    return found
+        names = [path]
+        for row in FUSED:
+            if f".{row.half}.{row.name}." in path:
+                names = [path.replace(f".{row.name}.", f".{name}.") for name in row.weights]
+        found.append((names, parameter))
+    order = {name: k for k, (name, _) in enumerate(model.config.parameters())}
+    return sorted(found, key=lambda entry: order[entry[0][0]])
 
 
 def parts(model: nn.Module) -> list[Part]:
@@ -116,13 +113,14 @@ def parts(model: nn.Module) -> list[Part]:
 
 @torch.no_grad()
 def init_weights(model: nn.Module, seed: int) -> None:
-    """Matrices and the embedding: normal with standard deviation initializer_range; norms: 1. Weight k draws
-    from the random stream 4k: the C program, and any number of devices, start from the same weights.
+    """Matrices and the embedding: normal with standard deviation initializer_range; norms: 1; biases: 0.
+    Weight k draws from the random stream 4k: the C program, and any number of devices, start from the same
+    weights.
     """
     for part in parts(model):
         weight = part.weight()
         if weight.dim() == 1:
-            weight.fill_(1.0)
+            weight.fill_(0.0 if part.name.endswith(".bias") else 1.0)
             continue
         where = seed, 0, 4 * part.index, weight.numel(), part.start()
         if weight.is_cuda:

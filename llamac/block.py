@@ -1,0 +1,86 @@
+"""The transformer block as data: its linears in the order of the forward pass, as in csrc/model/block.h.
+
+The reference model, the names and shapes of weights, fp8's scales, --recompute's words and the debug state
+follow from this table.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+
+class Input(NamedTuple):
+    """The input x of a linear."""
+
+    producer: str  # what computes it, by --recompute's word
+    name: str  # in the debug state, and among fp8's scales
+    size: str  # Config's field
+    statistics: str = ""  # in the debug state: what the producer keeps for its backward
+    norm: str = ""  # the module that is the producer
+
+
+class Linear(NamedTuple):
+    """out = x · weightᵀ (+ bias). Modules have Hugging Face's names; sizes and flags are fields of Config."""
+
+    name: str  # among fp8's scales, and of the module where its weights are fused
+    x: Input
+    half: str  # the module of the block with those of the weights
+    weights: dict[str, str]  # {module: number of outputs}
+    bias: str  # flag
+    out: tuple[str, ...]  # in the debug state; before a norm, it is the sum with the residual
+
+    def shapes(self, config: Any) -> dict[str, tuple[int, int]]:
+        """{module: shape of its weight, [out,in]}."""
+        columns = getattr(config, self.x.size)
+        return {name: (getattr(config, rows), columns) for name, rows in self.weights.items()}
+
+    def parameters(self, config: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, shape) of its norm's and its own, in the order of files."""
+        if self.x.norm:
+            yield f"{self.x.norm}.weight", (getattr(config, self.x.size),)
+        shapes = self.shapes(config)
+        yield from ((f"{self.half}.{name}.weight", shape) for name, shape in shapes.items())
+        if getattr(config, self.bias):
+            yield from ((f"{self.half}.{name}.bias", shape[:1]) for name, shape in shapes.items())
+
+    def slots(self, block: object) -> tuple[str, str, str]:
+        """fp8's scales in a block: of x, of the weight, of the gradient of out."""
+        return f"{block}.{self.x.name}", f"{block}.{self.name}.weight", f"{block}.d.{self.name}"
+
+
+BLOCK = (
+    Linear(
+        "qkv",
+        Input("norm", "input_norm", "hidden_size", "input_rstd", "input_layernorm"),
+        "self_attn",
+        {"q_proj": "q_size", "k_proj": "kv_size", "v_proj": "kv_size"},
+        "attention_bias",
+        ("q", "k", "v"),
+    ),
+    Linear(
+        "o",
+        Input("attention", "attention", "q_size", "attention_lse"),
+        "self_attn",
+        {"o_proj": "hidden_size"},
+        "attention_bias",
+        ("residual_mid",),
+    ),
+    Linear(
+        "gate_up",
+        Input("norm", "post_norm", "hidden_size", "post_rstd", "post_attention_layernorm"),
+        "mlp",
+        {"gate_proj": "intermediate_size", "up_proj": "intermediate_size"},
+        "mlp_bias",
+        ("gate_up",),
+    ),
+    Linear(
+        "down",
+        Input("swiglu", "swiglu", "intermediate_size"),
+        "mlp",
+        {"down_proj": "hidden_size"},
+        "mlp_bias",
+        ("residual_out",),
+    ),
+)
+ACTIVATIONS = {"silu": "swiglu"}  # the operation, by config.json's hidden_act
+# What --recompute can name, besides whole blocks: inputs, and the output of qkv.
+RECOMPUTED = (*dict.fromkeys(row.x.producer for row in BLOCK), "qkv")
