@@ -92,10 +92,14 @@ struct Product {
     int64_t count() const { return g.rows * g.columns; }
 };
 
+// Instead of an algorithm's index.
+constexpr int none_chosen = -1, own_kernel = -2, any = -3;
 int chosen(const GemmAlgorithms& algorithms, const Gemm& g) {
     const auto choices = algorithms.choices().choices;
     const auto found = choices.find(g.name());
-    return found == choices.end() ? -1 : std::stoi(found->second.algorithm.substr(0, 2), nullptr, 16);
+    if (found == choices.end()) return none_chosen;
+    const std::string& text = found->second.algorithm;
+    return text == "own" ? own_kernel : std::stoi(text.substr(0, 2), nullptr, 16);
 }
 GemmChoices choice_of(const Gemm& g, int index) {
     GemmAlgorithms none;
@@ -164,10 +168,14 @@ void check_wrong_algorithms() {
         Product p({7, 8, static_cast<int64_t>(count), true, false, f32, f32, f32, f32, true}, true);
         GemmAlgorithms algorithms;
         const GemmTuning tuning(algorithms, true);
-        refused("algorithms that are all wrong",
-                {p.g.name(), "our own kernel", std::to_string(count), "--tune off"},
-                [&] { p.compute(&algorithms); });
-        check(p.out == p.before, "what stood there is there again");
+        p.compute(&algorithms);
+        check(chosen(algorithms, p.g) == own_kernel && p.is_right(), "our own kernel, where all are wrong");
+        check(algorithms.choices().choices[p.g.name()].tried == 0, "which the cache does not keep");
+        GemmAlgorithms resumed;
+        check(resumed.use(algorithms.choices()).empty(), "our own kernel is kept");
+        stand_in::algorithms.assign(count, {1});
+        p.compute(&resumed);
+        check(chosen(resumed, p.g) == own_kernel && p.is_right(), "our own kernel computes after a resume");
     }
 }
 
@@ -209,22 +217,24 @@ void check_ranks() {
             const int found = chosen(algorithms, products[i].g);
             for (const std::string& each : channel->gather("check", std::to_string(found)))
                 check(each == std::to_string(found), std::string(what) + ": others choose " + each);
-            check(expected[i] < 0 ? found >= 0 : found == expected[i], what);
+            check(expected[i] == any ? found >= 0 : found == expected[i], what);
             check(products[i].is_right(), what);
         }
     };
     const GemmChoices none = GemmAlgorithms().given();
-    constexpr int any = -1;
     // This rank's fastest is its own number: without an agreement they would differ.
     stand_in::algorithms.assign(3, {1, 0.3});
     stand_in::algorithms[static_cast<size_t>(own)].ms = 0.02;
-    const Gemm first = next_product(), second = next_product(), third = next_product();
+    const Gemm first = next_product(), second = next_product(), third = next_product(),
+               fourth = next_product();
     run("rank 1 alone has kept a choice", own == 1 ? choice_of(first, 2) : none, {Product(first)}, {any});
     run("each has kept another product's", choice_of(own == 0 ? first : second, 2),
         {Product(first), Product(second)}, {2, any});
     stand_in::algorithms.assign(own == 0 ? 3 : 2, {1, 0.3});
     stand_in::algorithms[0].ms = 0.02;
     run("rank 1 refuses what rank 0 has kept", choice_of(third, 2), {Product(third)}, {any});
+    stand_in::algorithms.assign(3, {own == 1 ? 2.0 : 1.0});
+    run("all are wrong on rank 1", none, {Product(fourth)}, {own_kernel});
     GemmAlgorithms other;
     GemmChoices choices = choice_of(first, 1);
     other.use(choices);

@@ -100,7 +100,7 @@ Library& library(hipStream_t stream = nullptr) {
 struct GemmAlgorithms::State {
     struct Decision {
         GemmChoices::Choice choice;
-        hipblasLtMatmulAlgo_t chosen;
+        std::optional<hipblasLtMatmulAlgo_t> chosen;  // empty: our own kernel
         // kept: as a file has it, until all ranks have said that they take it.
         enum { open, guessed, kept, settled } state = open;
     };
@@ -184,6 +184,9 @@ const Plan& plan_of(Library& lib, const Gemm& gemm) {
                                     : lib.plans.emplace(gemm, make_plan(lib, gemm)).first->second;
 }
 
+// In the place of an algorithm's text.
+constexpr const char* own_kernel = "own";
+
 // An algorithm is the library's own to read; written down, it is valid for the same version.
 std::string text_of(const hipblasLtMatmulAlgo_t& algorithm) {
     const auto* bytes = reinterpret_cast<const unsigned char*>(&algorithm);
@@ -195,18 +198,26 @@ std::string text_of(const hipblasLtMatmulAlgo_t& algorithm) {
     }
     return text;
 }
-// Whether the text is an algorithm that the library takes for the product.
+// Whether the text is our own kernel, or an algorithm that the library takes for the product.
 bool read_algorithm(Library& lib, const Plan& plan, const std::string& text,
-                    hipblasLtMatmulAlgo_t* algorithm) {
-    auto* bytes = reinterpret_cast<unsigned char*>(algorithm);
-    if (text.size() != 2 * sizeof *algorithm || text.find_first_not_of("0123456789abcdef") != text.npos)
+                    std::optional<hipblasLtMatmulAlgo_t>* chosen) {
+    if (text == own_kernel) {
+        chosen->reset();
+        return true;
+    }
+    hipblasLtMatmulAlgo_t algorithm;
+    auto* bytes = reinterpret_cast<unsigned char*>(&algorithm);
+    if (text.size() != 2 * sizeof algorithm || text.find_first_not_of("0123456789abcdef") != text.npos)
         return false;
-    for (size_t i = 0; i < sizeof *algorithm; i++)
+    for (size_t i = 0; i < sizeof algorithm; i++)
         bytes[i] = static_cast<unsigned char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
     size_t workspace = 0;
-    return takes_algorithm(lib.handle, plan.product, plan.a, plan.b, plan.c, plan.out, plan.candidates,
-                           *algorithm, &workspace) &&
-           workspace <= size_t{gemm_workspace_bytes};
+    if (!takes_algorithm(lib.handle, plan.product, plan.a, plan.b, plan.c, plan.out, plan.candidates,
+                         algorithm, &workspace) ||
+        workspace > size_t{gemm_workspace_bytes})
+        return false;
+    *chosen = algorithm;
+    return true;
 }
 
 struct Operands : GemmOperands {
@@ -329,7 +340,7 @@ ProductCheck compute_own(const Gemm& g, const Operands& o, OwnGemm own, const Ke
     return ProductCheck(g, std::move(v));
 }
 
-// The fastest candidate whose result is right. Without memory for what stands in `out`, the library's guess stays.
+// The fastest candidate whose result is right, or our own kernel where none is. Without memory for what stands in `out`, the library's guess stays.
 void choose(const Library& lib, const Gemm& g, const Plan& plan, Decision& decision, const Operands& o,
             OwnGemm own) {
     std::optional<KeptOutput> before;
@@ -357,10 +368,14 @@ void choose(const Library& lib, const Gemm& g, const Plan& plan, Decision& decis
         std::fprintf(stderr, "llamac: matrix product %s: algorithm %zu of %zu of %s is left out: %s\n",
                      g.name().c_str(), timed.candidate + 1, count, lib.version.c_str(), wrong.c_str());
     }
-    fail(
-        "matrix product ", g.name(), ": expected an algorithm of ", lib.version,
-        " whose result is that of our own kernel, found none among ", count,
-        "; --tune off takes the library's first one without this comparison, and --kernel, a kernel of ours");
+    std::fprintf(
+        stderr,
+        "llamac: matrix product %s: no algorithm of %s has the result of our own kernel, which computes "
+        "the product instead, at about half of the library's speed; --tune off takes the library's "
+        "first algorithm without this comparison\n",
+        g.name().c_str(), lib.version.c_str());
+    decision.chosen.reset();
+    decision.choice = {own_kernel, 0, 0};  // not for the cache: the next run looks for an algorithm again
 }
 
 // Without a timing: what a file has kept, or the library's guess.
@@ -377,7 +392,7 @@ void decide_untimed(Library& lib, const Gemm& g, const Plan& plan, const GemmAlg
                      g.name().c_str(), lib.version.c_str());
     }
     decision.chosen = plan.candidates[0].algo;
-    decision.choice = {text_of(decision.chosen), 0, 0};
+    decision.choice = {text_of(*decision.chosen), 0, 0};
     decision.state = Decision::guessed;
 }
 
@@ -396,7 +411,9 @@ void decide(Library& lib, const Gemm& g, const Plan& plan, const GemmAlgorithms&
     decision.state = Decision::settled;
     choose(lib, g, plan, decision, o, own);
     if (!algorithms.gather) return;
-    const std::string common = algorithms.gather(decision.choice.algorithm)[0];
+    const std::vector<std::string> all = algorithms.gather(decision.choice.algorithm);
+    const bool own_somewhere = std::find(all.begin(), all.end(), own_kernel) != all.end();
+    const std::string common = own_somewhere ? own_kernel : all[0];
     if (common == decision.choice.algorithm) return;
     if (!read_algorithm(lib, plan, common, &decision.chosen))
         fail("matrix product ", g.name(),
@@ -419,13 +436,14 @@ void run_gemm(const Gemm& gemm, const GemmOperands& given, OwnGemm own, void* wo
     const std::lock_guard<std::mutex> held(lib.lock);
     const Plan& plan = plan_of(lib, gemm);
     const Operands operands{given, workspace, stream, lib.handle_for(stream)};
-    const hipblasLtMatmulAlgo_t* algorithm = &plan.candidates[0].algo;
+    std::optional<hipblasLtMatmulAlgo_t> algorithm = plan.candidates[0].algo;
     if (algorithms) {
         Decision& decision = algorithms->state->decisions[gemm];
         if (decision.state != Decision::settled)
             decide(lib, gemm, plan, *algorithms, decision, operands, own);
-        algorithm = &decision.chosen;
+        algorithm = decision.chosen;
     }
+    if (!algorithm) return own(gemm, given, stream);
     const hipblasStatus_t status = compute(gemm, plan, *algorithm, operands);
     if (status != HIPBLAS_STATUS_SUCCESS)
         fail(lib.version, " refused ", gemm.name(), " with status ", static_cast<int>(status));

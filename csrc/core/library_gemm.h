@@ -54,7 +54,7 @@ struct GemmOperands {
 // Computes a product by our own kernels: on what stands in `out` where c is out.
 using OwnGemm = void (*)(const Gemm& gemm, const GemmOperands& operands, hipStream_t stream);
 // workspace: gemm_workspace_bytes. algorithms: null for the library's guess. own: what an algorithm is compared with
-// before it is kept.
+// before it is kept, and what computes the product where none is right.
 void run_gemm(const Gemm& gemm, const GemmOperands& operands, OwnGemm own, void* workspace,
               GemmAlgorithms* algorithms, hipStream_t stream);
 
@@ -62,7 +62,7 @@ void run_gemm(const Gemm& gemm, const GemmOperands& operands, OwnGemm own, void*
 struct GemmChoices {
     std::string device, library;  // of which they are candidates
     struct Choice {
-        std::string algorithm;  // the library's own description, in hexadecimal
+        std::string algorithm;  // the library's own description, in hexadecimal; "own": our own kernel
         double ms = 0;          // as timed; 0: not timed, the library's guess
         int tried = 0;
     };
@@ -76,7 +76,7 @@ struct GemmAlgorithms {
 
     // A product that has no timing yet is timed at its next call, which waits for the device and takes device memory
     // for a moment. One product is timed at a time on a device. The fastest candidate whose result is right (ProductCheck)
-    // is kept; a wrong one is named on stderr. Candidates of files are kept as they are: they were compared when
+    // is kept; a wrong one is named on stderr. Where none is right, our own kernel is kept. Candidates of files are kept as they are: they were compared when
     // they were timed, and a resumed run has to have the same bits.
     bool tuning = false;
     // Everybody's text, by rank: the ranks of a run compute alike, for the same bits after a resume. While it tunes, each
