@@ -443,6 +443,32 @@ def test_a_rank_that_is_killed_at_once(build, data, tmp_path):
     assert said.startswith("train_llama3: rank 0 was ended by signal 9 (Killed)\n")
 
 
+NO_SECOND_RANK = """
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+int execv(const char* path, char* const* arguments) {
+    const char* rank = getenv("RANK");
+    if (!rank || *rank != '1') return execve(path, arguments, environ);
+    errno = ENOMEM;
+    return -1;
+}
+"""
+
+
+def test_a_rank_whose_program_cannot_start(build, data, tmp_path):
+    """The process is there, but execve fails: the only line that names the cause is its own."""
+    (tmp_path / "no.c").write_text(NO_SECOND_RANK)
+    subprocess.run(
+        ["cc", "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", tmp_path / "no.so", tmp_path / "no.c"], check=True
+    )
+    options = flags(data, tmp_path / "out", devices=2, collective_timeout=1)
+    done = run(build, *options, code=2, LD_PRELOAD=str(tmp_path / "no.so"))
+    assert done.stderr.startswith(
+        "train_llama3: rank 1: cannot start the program again: Cannot allocate memory\n"
+    )
+
+
 @pytest.fixture(scope="module")
 def fault(tmp_path_factory):
     """Variables of a process whose k-th call of a kind on files below a folder meets a fault (faults.c)."""
