@@ -142,6 +142,11 @@ void check_log() {
         refused("a log that is gone", {limited + "/log.jsonl", replaced ? "another file" : "none", "removed"},
                 [&] { log.val(4, 4.0); });
         put("limited/log.jsonl", "");
+        int looks = 0;
+        log.before_write = [&] {
+            if (looks++) fail("the folder is gone");
+        };
+        refused("a folder that goes after it was looked for", {"the folder is gone"}, [&] { log.flush(); });
     }
     check(duration(0.4) == "0 s" && duration(59.6) == "1:00" && duration(185) == "3:05", "short durations");
     check(duration(25325) == "7:02:05" && duration(NAN) == "-" && duration(INFINITY) == "-",

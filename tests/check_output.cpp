@@ -133,6 +133,11 @@ void check_replaced_folder() {
         if (fs::exists(path))
             check(names_in(path) == Names{".step_000001.tmp"} && names_in(path + "/.step_000001.tmp").empty(),
                   std::string(how) + ": nothing is written into the other folder");
+        // As where the folder goes between a check and what follows it.
+        if (how != std::string("removed")) continue;
+        is_refused("opening", [&] { OpenFolder(out, "step_000001"); });
+        is_refused("renaming", [&] { rename_durably(out, "a", out, "b"); });
+        is_refused("an entry", [&] { out.fail_with_errno("a", "write"); });
     }
 }
 

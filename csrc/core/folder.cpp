@@ -30,9 +30,15 @@ auto with_path(const std::string& path, F f) {
     }
 }
 
-int open_folder(int at, const std::string& name, int flags, const std::string& path) {
-    const int fd = openat(at, name.c_str(), folder_flags | flags);
+int open_folder(int at, const std::string& name, const std::string& path) {
+    const int fd = openat(at, name.c_str(), folder_flags);
     if (fd < 0) fail_with_errno(path, "open");
+    return fd;
+}
+
+int open_in(const OpenFolder& parent, const std::string& name) {
+    const int fd = openat(parent.fd, name.c_str(), folder_flags | O_NOFOLLOW);
+    if (fd < 0) parent.fail_with_errno(name, "open");
     return fd;
 }
 
@@ -70,10 +76,10 @@ void create_folder(const std::string& path) {
 }
 
 OpenFolder::OpenFolder(const std::string& folder)
-    : path(folder), fd(open_folder(AT_FDCWD, folder, 0, folder)), parent(nullptr) {}
+    : path(folder), fd(open_folder(AT_FDCWD, folder, folder)), parent(nullptr) {}
 
 OpenFolder::OpenFolder(const OpenFolder& in, const std::string& name)
-    : path(in.path + "/" + name), fd(open_folder(in.fd, name, O_NOFOLLOW, path)), parent(&in) {}
+    : path(in.path + "/" + name), fd(open_in(in, name)), parent(&in) {}
 
 OpenFolder::~OpenFolder() {
     close(fd);
@@ -90,15 +96,22 @@ void OpenFolder::check() const {
              " at this path: it was moved, removed or replaced; nothing more is written");
 }
 
+void OpenFolder::fail_with_errno(const std::string& name, const char* action) const {
+    const int reason = errno;
+    check();
+    errno = reason;
+    llamac::fail_with_errno(path + "/" + name, action);
+}
+
 bool OpenFolder::has(const std::string& name) const {
     struct stat status;
     if (fstatat(fd, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0) return true;
-    if (errno != ENOENT) fail_with_errno(path + "/" + name, "read");
+    if (errno != ENOENT) fail_with_errno(name, "read");
     return false;
 }
 
 std::vector<std::string> OpenFolder::names() const {
-    const int listed = open_folder(fd, ".", 0, path);
+    const int listed = open_folder(fd, ".", path);
     const std::unique_ptr<DIR, CloseListing> listing(fdopendir(listed));
     if (!listing) {
         close(listed);
@@ -119,13 +132,12 @@ std::vector<std::string> OpenFolder::names() const {
 
 void OpenFolder::remove(const std::string& name) const {
     if (unlinkat(fd, name.c_str(), 0) == 0 || errno == ENOENT) return;
-    if (errno != EISDIR) fail_with_errno(path + "/" + name, "remove");
+    if (errno != EISDIR) fail_with_errno(name, "remove");
     {
         const OpenFolder inner(*this, name);
         for (const std::string& each : inner.names()) inner.remove(each);
     }
-    if (unlinkat(fd, name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT)
-        fail_with_errno(path + "/" + name, "remove");
+    if (unlinkat(fd, name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT) fail_with_errno(name, "remove");
 }
 
 FolderWriter::FolderWriter(const OpenFolder& in, const std::string& called)
@@ -134,7 +146,7 @@ FolderWriter::FolderWriter(const OpenFolder& in, const std::string& called)
     parent.check();
     if (parent.has(name)) fail(path, ": expected no file or directory of this name yet, found one");
     parent.remove(temporary);
-    if (mkdirat(parent.fd, temporary.c_str(), 0777) != 0) fail_with_errno(path, "write");
+    if (mkdirat(parent.fd, temporary.c_str(), 0777) != 0) parent.fail_with_errno(name, "write");
     open = std::make_unique<OpenFolder>(parent, temporary);
 }
 

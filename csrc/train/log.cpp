@@ -104,9 +104,11 @@ bool Log::is_in_place() const {
 void Log::flush() {
     if (pending.empty()) return;
     if (before_write) before_write();
-    if (!is_in_place())
+    if (!is_in_place()) {
+        if (before_write) before_write();  // the folder may have gone meanwhile
         fail(path, ": expected the log of this run, found ", exists(path) ? "another file" : "none",
              ": it was removed or replaced while the run was writing it");
+    }
     while (!pending.empty()) {
         const ssize_t done = uninterrupted([&] { return write(file, pending.data(), pending.size()); });
         if (done == 0) errno = ENOSPC;
