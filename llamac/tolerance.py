@@ -74,9 +74,14 @@ def violation(ours: np.ndarray, torch: np.ndarray, truth: np.ndarray, dtype: str
 
 def violation_of(ours: np.ndarray, baseline: Error, truth: np.ndarray, dtype: str, factor: float) -> str:
     """The same where PyTorch's error is known otherwise."""
-    error, allowed = error_of(ours, truth), allowed_of(baseline, truth, dtype, factor)
+    return beyond(error_of(ours, truth), baseline, floor_of(truth, dtype), factor)
+
+
+def beyond(error: Error, baseline: Error, floor: Error, factor: float) -> str:
+    """The same of errors, where the truth is not at hand."""
     for kind in ("relative_l2", "largest"):
-        mine, theirs, most = (getattr(e, kind) for e in (error, baseline, allowed))
+        mine, theirs, least = (getattr(e, kind) for e in (error, baseline, floor))
+        most = max(factor * theirs, least)
         if not mine <= most or np.isinf(mine):  # an infinite error is outside, whatever PyTorch's
             return (
                 f"{kind.replace('_', ' ')} error {mine:.3g}, allowed {most:.3g} "
