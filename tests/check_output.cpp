@@ -137,8 +137,18 @@ void check_replaced_folder() {
         if (how != std::string("removed")) continue;
         is_refused("opening", [&] { OpenFolder(out, "step_000001"); });
         is_refused("renaming", [&] { rename_durably(out, "a", out, "b"); });
-        is_refused("an entry", [&] { out.fail_with_errno("a", "write"); });
+        is_refused("an entry", [&] { out.fail_on("a", "write"); });
     }
+}
+
+// A folder whose path cannot be looked at: the system's reason, once.
+void check_unreadable_folder() {
+    const std::string path = fresh_folder("unreadable");
+    const OpenFolder out(path);
+    fs::rename(path, path + ".old");
+    fs::create_symlink(path, path);
+    refused("a folder that is a link to itself", {path, "cannot read", "symbolic links"},
+            [&] { out.check(); });
 }
 
 // Links at every name that something is first written to.
@@ -335,8 +345,8 @@ void check_other_versions() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    return run_checks(
-        argc, argv,
-        checks<check_lock, check_bad_locks, check_replaced_folder, check_links, check_prepare,
-               check_linked_checkpoints, check_fallback, check_errors_of_the_system, check_other_versions>());
+    return run_checks(argc, argv,
+                      checks<check_lock, check_bad_locks, check_replaced_folder, check_unreadable_folder,
+                             check_links, check_prepare, check_linked_checkpoints, check_fallback,
+                             check_errors_of_the_system, check_other_versions>());
 }

@@ -121,7 +121,7 @@ void FileWriter::create() {
                           0666);
         });
     } while (descriptor < 0 && errno == EEXIST);
-    if (descriptor < 0) folder.fail_with_errno(name, "write");
+    if (descriptor < 0) folder.fail_on(name, "write");
     hash = XXH3_createState();
     CHECK(hash != nullptr);
     XXH3_64bits_reset(hash);
@@ -201,7 +201,7 @@ std::string hex(uint64_t hash) {
 void rename_durably(const OpenFolder& from_folder, const std::string& from, const OpenFolder& to_folder,
                     const std::string& to) {
     if (renameat(from_folder.fd, from.c_str(), to_folder.fd, to.c_str()) != 0)
-        from_folder.fail_with_errno(from, ("rename to " + to_folder.path + "/" + to).c_str());
+        from_folder.fail_on(from, ("rename to " + to_folder.path + "/" + to).c_str());
     sync_folder(to_folder);
     if (from_folder.fd != to_folder.fd) sync_folder(from_folder);
 }

@@ -38,7 +38,7 @@ int open_folder(int at, const std::string& name, const std::string& path) {
 
 int open_in(const OpenFolder& parent, const std::string& name) {
     const int fd = openat(parent.fd, name.c_str(), folder_flags | O_NOFOLLOW);
-    if (fd < 0) parent.fail_with_errno(name, "open");
+    if (fd < 0) parent.fail_on(name, "open");
     return fd;
 }
 
@@ -96,17 +96,17 @@ void OpenFolder::check() const {
              " at this path: it was moved, removed or replaced; nothing more is written");
 }
 
-void OpenFolder::fail_with_errno(const std::string& name, const char* action) const {
+void OpenFolder::fail_on(const std::string& name, const char* action) const {
     const int reason = errno;
     check();
     errno = reason;
-    llamac::fail_with_errno(path + "/" + name, action);
+    fail_with_errno(path + "/" + name, action);
 }
 
 bool OpenFolder::has(const std::string& name) const {
     struct stat status;
     if (fstatat(fd, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0) return true;
-    if (errno != ENOENT) fail_with_errno(name, "read");
+    if (errno != ENOENT) fail_on(name, "read");
     return false;
 }
 
@@ -132,12 +132,12 @@ std::vector<std::string> OpenFolder::names() const {
 
 void OpenFolder::remove(const std::string& name) const {
     if (unlinkat(fd, name.c_str(), 0) == 0 || errno == ENOENT) return;
-    if (errno != EISDIR) fail_with_errno(name, "remove");
+    if (errno != EISDIR) fail_on(name, "remove");
     {
         const OpenFolder inner(*this, name);
         for (const std::string& each : inner.names()) inner.remove(each);
     }
-    if (unlinkat(fd, name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT) fail_with_errno(name, "remove");
+    if (unlinkat(fd, name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT) fail_on(name, "remove");
 }
 
 FolderWriter::FolderWriter(const OpenFolder& in, const std::string& called)
@@ -146,7 +146,7 @@ FolderWriter::FolderWriter(const OpenFolder& in, const std::string& called)
     parent.check();
     if (parent.has(name)) fail(path, ": expected no file or directory of this name yet, found one");
     parent.remove(temporary);
-    if (mkdirat(parent.fd, temporary.c_str(), 0777) != 0) parent.fail_with_errno(name, "write");
+    if (mkdirat(parent.fd, temporary.c_str(), 0777) != 0) parent.fail_on(name, "write");
     open = std::make_unique<OpenFolder>(parent, temporary);
 }
 

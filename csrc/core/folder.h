@@ -35,7 +35,7 @@ struct OpenFolder {
     // folder gets its inode number, so a removed folder that was made again counts as another one.
     void check() const;
     // Throws what a call on the entry has failed with, by errno; or, where the folder itself is gone, what check() throws.
-    [[noreturn]] void fail_with_errno(const std::string& name, const char* action) const;
+    [[noreturn]] void fail_on(const std::string& name, const char* action) const;
     // Whether there is an entry of this name: a link that leads nowhere is one.
     bool has(const std::string& name) const;
     // All names, sorted.
