@@ -437,8 +437,13 @@ def test_a_template_gets_what_transformers_gives_it(directory, tmp_path):
         {"role": "assistant", "content": "it is 12", "thinking": "hm"},
     ]
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    theirs = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(messages, tools=tools)["input_ids"]
+    template = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template
+    theirs = template(messages, tools=tools)["input_ids"]
     encoder = Encoder(tmp_path)
+    # As `llamac generate` renders messages, which no reader of rows has seen.
+    assert encoder.template.render(messages, None, False, tools) == template(
+        messages, tools=tools, tokenize=False
+    )
     row = {"messages": messages, "tools": json.dumps(tools)}
     assert encoder.row(row).ids == theirs == encoder.row({**row, "tools": tools}).ids
     assert len(answers(encoder, row)) == 2 and "it is 12hm<|end|>" in answers(encoder, row)[1]
@@ -532,6 +537,8 @@ def test_generation_ends_where_answers_do(directory, tmp_path, monkeypatch, caps
     data = tmp_path / "x.jsonl"
     data.write_text("".join(json.dumps({"messages": TURNS}) + "\n" for _ in range(3)))
     words = ["finetune", str(tmp_path), str(data)]
+    drawn, make = [], finetune.batch
+    monkeypatch.setattr(finetune, "batch", lambda rows, *how: drawn.append(len(rows)) or make(rows, *how))
     for way, out in (("--out", tmp_path / "out"), ("--prepare", tmp_path / "sft")):
         monkeypatch.setattr("sys.argv", [*words, way, str(out), "--batch-size", "8", "--seq-len", "96"])
         finetune.main()
@@ -539,6 +546,7 @@ def test_generation_ends_where_answers_do(directory, tmp_path, monkeypatch, caps
         assert settings["eos_token_id"] == [config["eos_token_id"], end]
         told = capsys.readouterr().out
         assert f"generation_config.json: eos_token_id: {end} (<|system|>) added" in told
+    assert drawn == [3]
     assert TextModel(tmp_path / "out").stops == [config["eos_token_id"], end]
     assert checkpoint.check(tmp_path / "out").state == "complete"
     carried = read_carried_files(tmp_path, tmp_path / "sft/tokenizer.vocab")
