@@ -2,12 +2,12 @@
 
     python train_llama3.py              write the reference tensors of the test models to data/reference/
     python train_llama3.py --matmul-dtype fp8     the same with products in fp8 (llamac/fp8_reference.py)
-    python train_llama3.py --train ...  train, with the C program's flags and data order (add --help)
-    torchrun --nproc-per-node N train_llama3.py --train ...     the same on N devices, with FSDP2
+    python train_llama3.py --train ...  train in the C program's data order (--help lists the flags)
+    torchrun --nproc-per-node N -- train_llama3.py --train ...  the same on N devices, with FSDP2
 
 The file reads top to bottom: the operations, the model (Dubey et al., "The Llama 3 Herd of Models", 2024),
 AdamW, training, the reference tensors. The other parts of a run (several devices, llamac's operations, log,
-profile, checkpoints) are in llamac/training. Tests and benchmarks use the operations' formulas of this file;
+profile) are in llamac/training. Tests and benchmarks use the operations' formulas of this file;
 in the package it is llamac.reference.
 
 Shapes: B batch, T time, C channels, NH query heads, NKV key/value heads, HD head size, F feed-forward width,
@@ -33,6 +33,7 @@ from llamac.block import ACTIVATIONS, BLOCK
 from llamac.config import Config, load_config, rope_frequencies
 from llamac.errors import run
 from llamac.options import Options
+from llamac.schedule import learning_rate
 from llamac.training import references
 from llamac.training import run as training
 from llamac.training.ranks import DTYPES, across_ranks, sharded_gradients, world
@@ -415,31 +416,24 @@ def train_step(model, batches: Batches, cis: Cis, optimizer: AdamW, lr: float, g
     return torch.stack([loss, norm])
 
 
-def start(o: Options) -> training.Run:
-    """The run, with its data open, the model and its optimizer made."""
-    r = training.prepare(o)
-    r.model = empty_model(r.config, training.stored_dtype(o), "meta", training.operations(o, TORCH))
-    training.set_up(r)
-    r.forward = torch.compile(r.model, dynamic=False) if o.compile and world() == 1 else r.model
-    r.optimizer = AdamW(parts(r.model), **training.adamw_options(o, r.device))
-    r.cis = r.model.ops.precompute_cis(r.config, o.seq_len, r.device)
-    training.begin(r)
-    return r
-
-
-@training.stop.restored_on_error()
 def train(o: Options) -> None:
-    """The run that the options describe, into OUT: log.jsonl, loss.png and step_NNNNNN/, the model."""
-    r, grad_dtype = start(o), DTYPES[o.grad_dtype]
-    training.before_steps(r)
-    for step in range(r.finished + 1, o.steps + 1):
-        with training.optimizer_step(r, step) as u:
-            u.result = train_step(r.forward, u.batches, r.cis, r.optimizer, u.lr, o.grad_clip, grad_dtype)
-        training.report_profile(r, step)
-        training.observe(r, step)
-        if o.checkpoint_every >= 0 and training.due(o, step, o.checkpoint_every):
-            training.save_checkpoint(r, step)
-    training.end(r)
+    """The run that the options describe: a line per step on the console and in --log, weights to --save."""
+    config, device, batches = training.prepare(o)
+    model = empty_model(config, training.stored_dtype(o), "meta", training.operations(o, TORCH))
+    training.set_up(model, o, device)
+    forward = torch.compile(model, dynamic=False) if o.compile and world() == 1 else model
+    optimizer = AdamW(parts(model), **training.adamw_options(o, device))
+    cis = model.ops.precompute_cis(config, o.seq_len, device)
+    log = training.Log(o, config, device, batches.accumulation * o.batch_size * o.seq_len * world())
+    schedule = {"min_lr_frac": o.min_lr_frac, "warmup_steps": o.warmup_steps, "schedule": o.schedule}
+    for step in range(1, o.steps + 1):
+        lr = learning_rate(step, lr=o.lr, steps=o.steps, **schedule)
+        with log.step(step, lr) as u:
+            micro = batches.of_step(step)
+            u.result = train_step(forward, micro, cis, optimizer, lr, o.grad_clip, DTYPES[o.grad_dtype])
+    log.close()
+    if o.save:
+        training.save(model, o)
 
 
 # Reference tensors: every activation, every gradient and ten updates of the test models =====================

@@ -1,7 +1,8 @@
 """Tokens per second and peak memory of the C program beside PyTorch's (train_llama3.py --train; --compile for
 torch.compile): same model, batch and type, two threads, taking turns on this machine.
 
-Prints one row a round and the ratio of the medians. Other flags go to both programs as they are.
+Prints one row per round and the ratio of the medians. Other flags go to both programs as they are: those that
+both have.
 """
 
 import argparse
@@ -47,11 +48,15 @@ def main() -> None:
         parser.error(f"expected --steps above {WARM_UP} and --rounds of at least 1")
     if not (ROOT / "train_llama3").exists():
         parser.error(f"{ROOT / 'train_llama3'}: not there yet; make train_llama3 builds it")
-    flags += ["--steps", str(options.steps), "--val-data", "", "--sample-every", "0"]
-    torch_flags = ["--ops", "torch", *(["--compile"] if options.compile else [])]
+    flags += ["--steps", str(options.steps)]
+    alone = ["--val-data", "", "--sample-every", "0", "--checkpoint-every", "-1", "--out"]
+    torch_flags = [*(["--compile"] if options.compile else []), "--log"]
     programs = {
-        "llamac": [str(ROOT / "train_llama3"), *flags],
-        "PyTorch": [sys.executable, str(ROOT / "train_llama3.py"), "--train", *torch_flags, *flags],
+        "llamac": ([str(ROOT / "train_llama3"), *flags, *alone], ""),
+        "PyTorch": (
+            [sys.executable, str(ROOT / "train_llama3.py"), "--train", *flags, *torch_flags],
+            "log.jsonl",
+        ),
     }
     results: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
     os.chdir(ROOT)
@@ -59,9 +64,9 @@ def main() -> None:
     if not options.json:
         print(provenance_text(when), flush=True)
     for number in range(options.rounds):
-        for name, command in programs.items():
+        for name, (command, file) in programs.items():
             with tempfile.TemporaryDirectory() as folder:
-                result = run([*command, "--out", folder], Path(folder), options.threads)
+                result = run([*command, str(Path(folder) / file)], Path(folder), options.threads)
             results[name].append(result)
             if not options.json:
                 print(

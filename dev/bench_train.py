@@ -153,12 +153,14 @@ def command(o: argparse.Namespace, w: Workload, program: str, folder: Path) -> l
         return line + (["--ac"] if w.torch_recompute != "none" else [])
     flags = {
         **{"model": w.model, "batch-size": w.B, "seq-len": w.T, "steps": o.warm_up + o.steps},
-        **{"train-data": o.data, "val-data": "", "tokenizer": "none", "out": folder},
+        **{"train-data": o.data, "tokenizer": "none", "recompute": recomputed(w, program)},
         **{"dtype": "bf16", "grad-dtype": "bf16", "lr": 1e-5, "warmup-steps": 0, "schedule": "constant"},
         **{"master-weights": "on" if w.exact else "off", "optimizer-state": "f32" if w.exact else "bf16"},
-        **{"sample-every": 0, "checkpoint-every": -1, "recompute": recomputed(w, program)},
     }
-    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    alone: dict = {"log": folder / "log.jsonl"}
+    if program in ("llamac", "other"):
+        alone = {"val-data": "", "sample-every": 0, "checkpoint-every": -1, "out": folder}
+    words = [word for name, value in (flags | alone).items() for word in (f"--{name}", str(value))]
     several = ["--devices", str(w.devices), "--zero", str(w.zero)] if w.devices > 1 else []
     if program == "llamac":
         return [str((o.build / "train_llama3").resolve()), *words, *several, *shlex.split(o.llamac_flags)]
@@ -167,7 +169,7 @@ def command(o: argparse.Namespace, w: Workload, program: str, folder: Path) -> l
     line = [sys.executable]
     if w.devices > 1:
         line += ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-        line += ["--nproc-per-node", str(w.devices)]
+        line += ["--nproc-per-node", str(w.devices), "--"]  # else --log would be a beginning of its --log-dir
     line += [str(ROOT / "train_llama3.py"), "--train", *words]
     if program == "ops":
         line += ["--ops", "llamac"]
@@ -212,7 +214,7 @@ def read_baseline(run: Run, console: str) -> None:
         )
 
 
-def read_steps(run: Run, folder: Path, warm_up: int, console: str) -> None:
+def read_steps(run: Run, folder: Path, warm_up: int, console: str, flops_per_token: float) -> None:
     """What the log says of the steps after the warm-up."""
     events = [e for e in read_log(folder / "log.jsonl") if e.get("event") == "step"]
     timed = [e for e in events if e["step"] > warm_up]
@@ -220,9 +222,8 @@ def read_steps(run: Run, folder: Path, warm_up: int, console: str) -> None:
         run.failure = f"its log has {len(events)} steps, expected more than {warm_up}"
         return
     run.ms = [e["ms"] for e in timed]
-    run.tokens_per_s, run.tflops = (
-        statistics.median(e[key] for e in timed) for key in ("tokens_per_s", "tflops")
-    )
+    run.tokens_per_s = statistics.median(e["tokens_per_s"] for e in timed)
+    run.tflops = run.tokens_per_s * flops_per_token / 1e12
     run.gpu_mem_gib, run.loss = max(e["gpu_mem_gib"] or 0.0 for e in events), timed[-1]["loss"]
     if run.loss is None:
         run.failure = "its loss is no number"
@@ -240,9 +241,11 @@ def measure(o: argparse.Namespace, name: str, program: str, number: int, seconds
         if not run.failure:
             text = console.read_text(errors="replace")
             try:
-                read_baseline(run, text) if program == "baseline" else read_steps(
-                    run, Path(folder), o.warm_up, text
-                )
+                if program == "baseline":
+                    read_baseline(run, text)
+                else:
+                    work = load_config(w.model).flops_per_token(w.T)
+                    read_steps(run, Path(folder), o.warm_up, text, work)
             except (InputError, KeyError) as error:
                 run.failure = f"its log: {error}"
     return run

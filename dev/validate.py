@@ -136,10 +136,12 @@ def stages(m: Machine) -> dict[str, Stage]:
 def losses_stage(m: Machine) -> Stage:
     """The default run beside the CPU's; on a CPU, beside PyTorch's."""
     folder = m.out / "losses"
-    flags = ["--steps", 20 if m.quick else 300, "--sample-every", 0, "--dtype", "f32", "--out"]
+    both = ["--steps", 20 if m.quick else 300, "--dtype", "f32"]
+    flags = [*both, "--sample-every", 0, "--out"]
     commands = [[m.program, *flags, folder / m.platform]]
     if m.platform == "cpu":
-        commands += [[PYTHON, ROOT / "train_llama3.py", "--train", *flags, folder / "pytorch"]]
+        log = folder / "pytorch/log.jsonl"
+        commands += [[PYTHON, ROOT / "train_llama3.py", "--train", *both, "--log", log]]
         return Stage(commands, partial(compare, folder / "cpu", folder / "pytorch"))
     cpu = ROOT / "build/cpu"
     commands += [

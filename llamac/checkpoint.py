@@ -17,10 +17,15 @@ import xxhash
 from llamac import manifest
 from llamac.errors import InputError, printable, run
 from llamac.files import MOST_JSON, open_file, read_bytes
-from llamac.output import step_of
 
 _PIECE = 1 << 20
 _DAMAGED = re.compile(r"damaged_(step_\d+)(_\d+)?")
+
+
+def step_of(name: str) -> int | None:
+    """The step of a checkpoint's folder, step_000100; None for other names."""
+    found = re.fullmatch(r"step_(\d{6}|[1-9]\d{6,17})", name, re.ASCII)
+    return int(found[1]) if found else None
 
 
 @dataclass(frozen=True)

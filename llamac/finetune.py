@@ -376,11 +376,11 @@ def main() -> None:
         raise InputError(
             f"--warmup-steps: expected at most the run's {steps} steps, found {args.warmup_steps}"
         )
-    from llamac.options import Options
     from llamac.trainer import Trainer
 
     trainer = Trainer(
-        Options(model=args.directory, init="load", train_data="none", val_data="none"),
+        model=args.directory,
+        init="load",
         seq_len=T,
         batch_size=args.batch_size,
         total_batch_size=size * T,

@@ -5,6 +5,7 @@ files.
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,6 @@ from llamac.config import PICKLED, WEIGHTS, Config, find_weights, load_config
 from llamac.dtypes import TABLE, DType, dtype_row
 from llamac.errors import InputError
 from llamac.files import excerpt, open_file, parse_json, read_json
-from llamac.output import remove
 
 MAX_HEADER = 100_000_000  # bytes: the limit of the format's own library
 MAX_RANK = 4
@@ -144,11 +144,6 @@ def _place(places: dict[str, Path], name: str) -> str:
     return name if name in places else short if short in places else ""
 
 
-def own_head_line(directory: str | Path) -> str:
-    """The warning where load_config_of_weights() has not followed config.json."""
-    return f"{directory}: tie_word_embeddings is true, but {HEAD} is not {EMBEDDING}: the model is not tied"
-
-
 def load_config_of_weights(directory: str | Path) -> Config:
     """load_config() of a directory whose weights are loaded: as in transformers, the model is not tied where
     they have an LM head that is not the embedding, whatever config.json says.
@@ -196,6 +191,14 @@ def read_weights(
         some = "".join(f", {excerpt(name)}" for name in sorted(places)[:3])
         expected = f"expected a tensor {missing[0]}, found none among {len(places)}"
         raise InputError(f"{directory}: {expected}" + (f": {some[2:]}, ..." if some else ""))
+
+
+def remove(path: str | Path) -> None:
+    """Remove a file, a link (not what it leads to), or a folder with all that it contains, if it is there."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        Path(path).unlink(missing_ok=True)
 
 
 def config_json(config: Config, dtype: torch.dtype) -> bytes:

@@ -1,9 +1,8 @@
-"""Written twice on purpose: csrc/train/manifest.cpp has the same; tests/test_ranks.py compares them.
+"""Written twice on purpose: csrc/train/manifest.cpp has the same; tests/test_output.py compares them.
 
 manifest.json of a checkpoint: a description of the run, and the size and hash of each file.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +31,6 @@ def is_whole(content: bytes) -> bool:
     """Whether it has a manifest's checksum at its end, and it is right: nothing was changed or cut short."""
     end = content.rfind(b",\n")
     return end >= 0 and content[end:] == _seal(content[:end])
-
-
-def content(fields: dict) -> bytes:
-    """Fields (all but format and xxh3, as parse() returns them) as a manifest of the newest format."""
-    text = json.dumps({"format": FORMATS[0]} | fields, indent=1, ensure_ascii=False)
-    body = text.removesuffix("\n}").encode()
-    return body + _seal(body)
 
 
 def parse(text: bytes, where: str) -> dict[str, Any]:

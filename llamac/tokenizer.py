@@ -256,30 +256,6 @@ def find(setting: str, shards: list[Shard]) -> Any:
     return tokenizer
 
 
-def check_model(model: str | Path, tokenizer: Any) -> None:
-    """Raises InputError where the model's directory has another tokenizer. Files of the same kind are
-    compared by their hashes, a rank file and a tokenizer.json by their ranks. Sentencepiece's tokenizer.model
-    is not compared with a tokenizer.json.
-    """
-    of_ranks = isinstance(tokenizer, Tokenizer)
-    names = ("tokenizer.model", "tokenizer.json") if of_ranks else ("tokenizer.json", "tokenizer.model")
-    file = next((Path(model) / name for name in names if (Path(model) / name).exists()), None)
-    if not file:
-        return
-    wanted, content = tokenizer.hash, read_bytes(file)
-    found: int | None = xxhash.xxh3_64_intdigest(content)
-    if file.name != names[0]:
-        if file.suffix == ".model" and content[:1] == b"\n":  # sentencepiece's
-            return
-        wanted, found = tokenizer.rank_hash, load(file).rank_hash
-    if found != wanted:
-        ours = "no ranks" if wanted is None else f"XXH3_64 {wanted:016x}"
-        theirs = "one without ranks" if found is None else f"{found:016x}"
-        expected = f"the tokenizer of the data, {tokenizer.path} ({ours})"
-        help = "--tokenizer none disables this check"
-        raise InputError(f"{file}: expected {expected}, found {theirs}; {help}")
-
-
 def byte_letters() -> dict[str, int]:
     """The letter that stands for each byte in byte-level BPE: itself where printable, else U+0100 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from glob import glob
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,34 +15,51 @@ from llamac import tokenizer
 from llamac.data import read_bin
 from llamac.data.tokens import IGNORED
 from llamac.errors import InputError, printable
+from llamac.files import check_text, read_json
 from llamac.native import native
-from llamac.options import Options, from_keys, override, prompt_ids, read_checkpoint, read_toml
+
+_NO_DATA = {"train-data": "none", "val-data": "none"}
 
 
-def _configured(config: Options | str | os.PathLike | None) -> Options:
-    """What Trainer's first argument means."""
-    if isinstance(config, Options):
-        return config
-    no_data = {"train_data": "none", "val_data": "none"}
+def _json(values: dict[str, Any]) -> str:
+    """Flags' values, by names with underscores or dashes, for the program's parser."""
+    found = {}
+    for name, value in values.items():
+        try:
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=os.fspath)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InputError(f"{name}: expected text, a number, a truth value or a list: {error}") from None
+        found[name.replace("_", "-")] = json.loads(check_text(text, name))
+    return json.dumps(found)
+
+
+def _layers(config: Any) -> tuple[str, list[tuple[str, str]]]:
+    """The TOML file and the values, with what begins messages, that Trainer's first argument means."""
+    if isinstance(config, SimpleNamespace):
+        return "", [("", _json(vars(config)))]
     if config is None:
-        return Options(**no_data)
+        return "", [("", _json(_NO_DATA))]
     path = Path(config)
     if path.suffix == ".toml":
-        return Options(**read_toml(str(path)))
-    if not os.path.isdir(path):
-        return Options(model=str(config), **no_data)
-    if not (path / "manifest.json").exists():
-        return Options(model=str(path), **no_data)
-    return Options(**read_checkpoint(path) | {"model": str(path), "resume": str(path)})
+        return str(path), []
+    manifest = path / "manifest.json"
+    if not manifest.exists():
+        return "", [("", _json(_NO_DATA | {"model": config}))]
+    values = read_json(manifest, {"config": {}})["config"]
+    return "", [(f"{manifest}: ", _json(values)), ("", _json({"model": path, "resume": path}))]
+
+
+def _options(text: str) -> SimpleNamespace:
+    return SimpleNamespace(**{name.replace("-", "_"): value for name, value in json.loads(text).items()})
 
 
 class Trainer:
     """One training run, with the model on the device (the CPU in a CPU build).
 
-    config: Options; a TOML file that `--config` takes; a preset's name; a Hugging Face directory, with
-    whose weights, where it has any, the run begins (unless `init="random"`); or a checkpoint, Trainer's
-    or the program's, that it goes on from, with the run's options. flags: the program's flags over these,
-    with underscores: `Trainer("tiny", lr=1e-3)`. Options, files and checkpoints name training and
+    config: a TOML file that `--config` takes; a preset's name; a Hugging Face directory, with whose weights,
+    where it has any, the run begins (unless `init="random"`); a checkpoint, Trainer's or the program's, that
+    it goes on from, with the run's options; or another Trainer's options. flags: the program's flags over
+    these, with underscores: `Trainer("tiny", lr=1e-3)`. Options, files and checkpoints name training and
     validation data, which are opened; a model alone names none, nor does `train_data="none"`. A run's
     learning rates follow its schedule, so `steps` says how long it will be.
 
@@ -49,17 +67,13 @@ class Trainer:
     nothing, and nothing is written but by save(). One call computes at a time in a process; other Python
     threads run on. Raises Error (a ValueError) for bad input, in one line: what, where, expected, found.
 
-    options: Options, resolved. config: the model's config.json.
+    options: all flags, resolved, as attributes. config: the model's config.json.
     """
 
-    def __init__(self, config: Options | str | os.PathLike | None = None, **flags: Any):
-        asked = override(_configured(config), flags)
-        try:
-            text = json.dumps(asked.to_dict(), allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"options: {error}") from None
-        self._native = native.Trainer(text)
-        self.options = Options(**from_keys(json.loads(self._native.options), "options"))
+    def __init__(self, config: str | os.PathLike | SimpleNamespace | None = None, **flags: Any):
+        file, layers = _layers(config)
+        self._native = native.Trainer(file, [*layers, ("", _json(flags))])
+        self.options = _options(self._native.options)
         self.config: dict[str, Any] = json.loads(self._native.config)
         self._last: dict[str, float] = {}
         self._tokenizer: Any = None  # once encode() has found it
@@ -133,11 +147,14 @@ class Trainer:
                 raise InputError(f"sample: expected one prompt, found {n!r} and another")
             n, prompt = None, n
         given = {"sample_tokens": n, "sample_temperature": temperature, "sample_top_k": top_k}
-        o = override(self.options, {name: value for name, value in given.items() if value is not None})
+        given = {name: value for name, value in given.items() if value is not None}
+        o = _options(native.options("", [("", _json(vars(self.options) | given))]))
         if isinstance(prompt, str):
             ids: Sequence[int] = [self._native.first_token(), *self.encode(prompt)]
         else:
-            ids = prompt if prompt is not None else prompt_ids(o.sample_prompt_ids)
+            ids = (
+                prompt if prompt is not None else list(map(int, filter(None, o.sample_prompt_ids.split(","))))
+            )
             if prompt is None and not ids:
                 ids = [self._native.first_token()]
         start = self._ids(ids, "prompt", 1).tolist()

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from safetensors import safe_open
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = str(ROOT / "tests/models/tied-gqa.json")
 V, T = 97, 16
-# Of events in log.jsonl, in C and in Python.
+# Of events in log.jsonl.
 RUN_KEYS = ["event", "time", "host", "device", "version", "commit", "origin", "from", "parameters",
             "ranks", "tokens_per_step"]  # fmt: skip
 STEP_KEYS = ["event", "time", "step", "loss", "grad_norm", "lr", "ms", "tokens_per_s", "tflops", "mfu",
@@ -53,6 +54,23 @@ def flags(data: Path, out: Path, **extra) -> list[str]:
     return [word for key, value in values.items() for word in (f"--{key}", str(value))]
 
 
+FLAGS = {row["name"]: row for row in tomllib.loads((ROOT / "configs/tables/flags.toml").read_text())["flag"]}
+
+
+def reference_flags(data: Path, out: Path, **extra) -> list[str]:
+    """The same run by train_llama3.py: without the flags that it lacks, its log and weights in `out`."""
+    words = [*flags(data, out, **extra), "--log", str(out / "log.jsonl"), "--save", str(out / "model")]
+    pairs = zip(words[::2], words[1::2], strict=True)
+    return [word for pair in pairs if FLAGS[pair[0][2:]].get("only") != "c" for word in pair]
+
+
+def trainer_flags(data: Path, out: Path, **extra) -> dict:
+    """The same run by llamac.Trainer."""
+    words, kinds = flags(data, out, **extra), {"integer": int, "number": float, "text": str}
+    pairs = [(name[2:], value) for name, value in zip(words[::2], words[1::2], strict=True)]
+    return {name.replace("-", "_"): kinds[FLAGS[name]["type"]](value) for name, value in pairs}
+
+
 def timeless(event: dict) -> dict:
     """What two runs have in common: the event without its time, which it must have."""
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", event["time"])
@@ -68,7 +86,7 @@ def events(out: Path, kind: str) -> list[dict]:
 
 
 def losses(out: Path) -> list[float]:
-    return [e["loss"] for e in events(out, "step")]
+    return [e["loss"] for e in timed_events(out) if e["event"] == "step"]
 
 
 def bits(out: Path) -> dict[str, list | str]:

@@ -1,5 +1,6 @@
 """dev/bench_train.py on programs that are scripts."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
@@ -28,15 +30,16 @@ turns = [json.loads(line) for line in open(folder + "/calls")]
 first = [turn[0] == {name!r} and ("--compile" in turn) == compiled for turn in turns].count(True) == 1
 words = [word for word in sys.argv[1:] if word not in ("--train", "--compile")]
 flags = dict(zip(words[::2], words[1::2]))
+log_file = flags.get("--log") or flags.get("--out", "") + "/log.jsonl"
 print({greeting!r})
 speed = (2 if compiled else 1) * ({speed} if first else {later})
 def steps(loss=7.5):
-    with open(flags["--out"] + "/log.jsonl", "w") as log:
+    with open(log_file, "w") as log:
         log.write(json.dumps({{"event": "start"}}) + "\\n")
         for step in range(1, int(flags["--steps"]) + 1):
             rate = 1.0 if step <= 3 else speed + (step == 5) * 500
             event = {{"event": "step", "step": step, "loss": loss, "ms": 128e3 / rate, "tokens_per_s": rate}}
-            log.write(json.dumps(event | {{"tflops": rate / 10, "gpu_mem_gib": 80.25}}) + "\\n")
+            log.write(json.dumps(event | {{"gpu_mem_gib": 80.25}}) + "\\n")
 {body}
 """
 
@@ -45,6 +48,8 @@ def steps(loss=7.5):
 def fake(tmp_path, monkeypatch):
     """fake(ours=body, torch=body): both programs -> their folder as a flag. Without a body: a good run."""
     monkeypatch.setattr(bench_train, "ROOT", tmp_path)
+    model = SimpleNamespace(vocab_size=4096, flops_per_token=lambda T: 1e11)
+    monkeypatch.setattr(bench_train, "load_config", lambda name: model)
 
     def make(ours: str = "steps()", torch: str = "steps()", baseline: str = "") -> list[str]:
         texts = {"train_llama3": (ours, "  computes on   Some GPU    tokens  1", 1000, 1100)}
@@ -113,14 +118,20 @@ def test_each_program_gets_the_same_run(fake, tmp_path):
     assert [ours[0], compiled[0], eager[0]] == ["train_llama3", "train_llama3.py", "train_llama3.py"]
     assert ours[-2:] == ["--kernel", "a=b"] and compiled[1] == eager[1] == "--train"
     assert compiled[-1] == "--compile" and "--compile" not in eager
-    options = [parse(words) for words in (ours[1:], compiled[2:], eager[2:])]
-    assert len({o.out for o in options}) == 3
+    flags = dict(zip(ours[1:-2:2], ours[2:-2:2]))
+    assert (flags.pop("--val-data"), flags.pop("--sample-every"), flags.pop("--checkpoint-every")) == (
+        "",
+        "0",
+        "-1",
+    )
+    folders, options = {flags.pop("--out")}, [parse(words) for words in (compiled[2:], eager[2:])]
     for o in options:
-        o.out, o.kernel, o.compile = "", (), False
-    assert options[0] == options[1] == options[2]
+        folders.add(str(Path(o.log).parent))
+        o.log, o.compile = "", False
     o = options[0]
+    assert len(folders) == 3 and o == options[1]
+    assert o == parse([word for pair in flags.items() for word in pair])
     assert (o.model, o.batch_size, o.seq_len, o.steps) == ("tiny", 2, 64, 11)
-    assert (o.val_data, o.sample_every, o.checkpoint_every) == ("", 0, -1)
     assert Loader(str(tmp_path / "tokens.bin"), 64, 4096, 2).sequences >= 22
     assert not Path(o.train_data).exists()
 
@@ -129,19 +140,17 @@ def test_workloads_are_the_issues():
     """Flags of the two that differ: parts computed again, and exact states."""
     o = bench_train.parse_arguments(["--build", "b"])
     o.data, w = "tokens.bin", bench_train.WORKLOADS
-    found = {
-        (name, program): parse(
-            bench_train.command(o, w[name], program, Path("out"))[1 if program == "llamac" else 3 :]
-        )
-        for name in w
-        for program in ("llamac", "eager")
-    }
-    assert [found["8b-b1-t8192", p].recompute for p in ("llamac", "eager")] == ["norm,swiglu", "none"]
-    assert [found["8b-b4-t8192", p].recompute for p in ("llamac", "eager")] == ["block", "block"]
-    exact = {name for name in w if found[name, "llamac"].master_weights == "on"}
+    programs = ("llamac", "eager")
+    found = {}
+    for name, program in itertools.product(w, programs):
+        words = bench_train.command(o, w[name], program, Path("out"))[1 if program == "llamac" else 3 :]
+        found[name, program] = dict(zip(words[::2], words[1::2]))
+    assert [found["8b-b1-t8192", p]["--recompute"] for p in programs] == ["norm,swiglu", "none"]
+    assert [found["8b-b4-t8192", p]["--recompute"] for p in programs] == ["block", "block"]
+    exact = {name for name in w if found[name, "llamac"]["--master-weights"] == "on"}
     assert exact == {"8b-b1-t8192-fp32"} and w["8b-b1-t8192-fp32"].programs == ("llamac",)
-    assert {found[name, "llamac"].optimizer_state for name in exact} == {"f32"}
-    assert all(f.dtype == f.grad_dtype == "bf16" for f in found.values())
+    assert {found[name, "llamac"]["--optimizer-state"] for name in exact} == {"f32"}
+    assert all(f["--dtype"] == f["--grad-dtype"] == "bf16" for f in found.values())
 
 
 def test_sharded_workloads():
@@ -150,9 +159,9 @@ def test_sharded_workloads():
     o.data, w = "tokens.bin", bench_train.SHARDED["8b-b2-t8192-fsdp"]
     lines = [bench_train.command(o, w, program, Path("out")) for program in ("ops", "compile")]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    launcher += ["--nproc-per-node", "8"]
-    assert all(line[1:8] == launcher and line[9] == "--train" for line in lines)
-    ours, theirs = (parse(line[10:]) for line in lines)
+    launcher += ["--nproc-per-node", "8", "--"]
+    assert all(line[1:9] == launcher and line[10] == "--train" for line in lines)
+    ours, theirs = (parse(line[11:]) for line in lines)
     assert (ours.ops, theirs.ops) == ("llamac", "torch") and ours.compile and theirs.compile
     assert (ours.batch_size, ours.seq_len, ours.master_weights, ours.grad_dtype) == (2, 8192, "on", "bf16")
     ours.ops = "torch"
@@ -189,10 +198,10 @@ FAULTS = {
     "memory": ("print('torch.OutOfMemoryError: CUDA out of memory.\\nhint'); sys.exit(1)", "out of memory"),
     "signal": ("os.kill(os.getpid(), 11)", "exit code -11"),
     "key": (
-        "open(flags['--out'] + '/log.jsonl', 'w').write('{\"event\": \"step\", \"step\": 9}\\n')",
+        'open(log_file, \'w\').write(\'{"event": "step", "step": 9}\\n\')',
         "its log: 'ms'",
     ),
-    "empty": ("open(flags['--out'] + '/log.jsonl', 'w')", "its log has 0 steps, expected more than 3"),
+    "empty": ("open(log_file, 'w')", "its log has 0 steps, expected more than 3"),
     "nan": ("steps(None)", "its loss is no number"),
     "log": ("", "its log: "),
 }

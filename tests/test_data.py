@@ -169,7 +169,7 @@ def test_packed(tmp_path):
     words = np.array([1 | both, 2, 3, 4 | both, 5 | both, 6, 0 | both, 0 | none, 0 | none], np.uint32)
     write_bin(tmp_path / "b.bin", words, 10, packed=4)
     assert read_bin(tmp_path / "b.bin").packed == 4
-    (batch,) = Loader(str(tmp_path / "b.bin"), 4, 10, 2).validation(1)
+    batch = Loader(str(tmp_path / "b.bin"), 4, 10, 2)._batch(range(2))
     tokens, targets, first = (x.tolist() for x in batch)
     assert tokens == [[1, 2, 3, 4], [5, 6, 0, 0]]
     assert targets == [[2, 3, -100, -100], [6, -100, -100, -100]]
@@ -185,7 +185,7 @@ def test_packed(tmp_path):
     words[2] |= 11
     write_bin(tmp_path / "d.bin", words, 10, packed=4)
     with pytest.raises(InputError, match=r"d\.bin: token 2: expected an id below 10, found 11"):
-        next(Loader(str(tmp_path / "d.bin"), 4, 10, 2).validation(1))
+        Loader(str(tmp_path / "d.bin"), 4, 10, 2)._batch(range(2))
 
 
 @pytest.mark.parametrize("vocab", [1000, 70000])
@@ -276,23 +276,6 @@ def test_stream_does_not_depend_on_the_devices(tmp_path):
         )
     assert all(rows == seen[8, 1, 1] for rows in seen.values())
     assert seen[8, 1, 1][:4] != seen[8, 1, 1][4:]  # the epochs differ in order
-
-
-def test_validation(tmp_path):
-    T = 4
-    expected = naive_sequences(shards(tmp_path, T * 7 + 1, T * 4 + 3), T)  # 11 sequences
-    pattern = str(tmp_path / "*.bin")
-    loader = Loader(pattern, T, 1000, 3)
-    batches = list(loader.validation(100))
-    assert [row.tolist() for tokens, _ in batches for row in tokens] == [x[:-1] for x in expected[:9]]
-    assert [row.tolist() for _, targets in batches for row in targets] == [x[1:] for x in expected[:9]]
-    assert len(list(loader.validation(2))) == 2
-    ranks = [list(Loader(pattern, T, 1000, 3, 1, rank, 2).validation(100)) for rank in range(2)]
-    assert [len(rank) for rank in ranks] == [2, 1]
-    for i, (tokens, _) in enumerate(batches):
-        assert np.array_equal(ranks[i % 2][i // 2][0], tokens)
-    with pytest.raises(InputError, match="validation: expected at least a batch of 12 sequences, found 11"):
-        next(Loader(pattern, T, 1000, 12).validation(1))
 
 
 def test_write_shards(tmp_path):

@@ -42,7 +42,7 @@ def described() -> set[str]:
 
 
 def test_the_search_finds_each_kind():
-    expected = {"LLAMAC_PYTHON", "SLURM_STEP_ID", "TORCHELASTIC_ERROR_FILE", "TINYGRAD", "SSL_CERT_FILE"}
+    expected = {"LLAMAC_PYTHON", "SLURM_STEP_ID", "TINYGRAD", "SSL_CERT_FILE"}
     assert expected | {"ROCM_PATH", "NCCL_P2P_DISABLE", "NCCL_CROSS_NIC"} <= read_by_the_code()
 
 

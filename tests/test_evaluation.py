@@ -13,13 +13,10 @@ from run import ROOT, events, flags, timed_events
 from task_rows import drawn_row
 
 import llamac
-import train_llama3
 from llamac.data.tokens import write_bin
 from llamac.eval import questions, tasks
 from llamac.eval.__main__ import answers, count, main
 from llamac.eval.likelihood import PairEncoder, Scorer
-from llamac.options import parse
-from llamac.training import evaluation
 
 B, T = 4, 64  # of the runs; some of mmlu's prompts are longer
 NAMES = ["hellaswag", "winogrande", "mmlu"]
@@ -129,33 +126,6 @@ def test_ranks_share_the_questions(train, build, run_flags, tmp_path):
     assert {key: two[key] for key in two if key[0] == 0} == {key: one[key] for key in one if key[0] == 0}
 
 
-@pytest.mark.program
-def test_both_programs(train, run_flags, tmp_path):
-    """Before the first step, where the weights are the same."""
-    train(*run_flags(tmp_path / "c", steps=1))
-    train_llama3.train(parse(run_flags(tmp_path / "python", steps=1)))
-    c, theirs = scores(tmp_path / "c"), scores(tmp_path / "python")
-    assert c.keys() == theirs.keys()
-    assert all(theirs[key] == c[key] for key in c if key[0] == 0)
-
-
-def test_likelihoods_in_torch(directory, folder):
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    asked = questions.read(folder / "prepared/mmlu.questions")
-    pairs = [pair for question in asked.questions for pair in question.pairs]
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    passes = []
-    with torch.no_grad():
-        found = evaluation.likelihoods(
-            lambda tokens: model(tokens).logits, asked, B, T, "cpu", lambda: passes.append(1)
-        )
-    wanted = Scorer(directory, context=T, batch_tokens=B * T).of_ids(pairs)
-    np.testing.assert_allclose(found, [each.log for each in wanted], rtol=1e-5, atol=1e-5)
-    assert len(passes) > len(pairs) // 8
-
-
 def test_the_file_keeps_what_is_asked(directory, folder):
     encoder = PairEncoder(directory)
     for name in NAMES:
@@ -190,8 +160,8 @@ REFUSED = {
 
 @pytest.mark.program
 @pytest.mark.parametrize("kind", list(REFUSED))
-def test_what_is_refused(train, run_flags, directory, folder, tmp_path, kind):
-    """By the program and in Python, in one line, before anything is written."""
+def test_what_is_refused(train, run_flags, folder, tmp_path, kind):
+    """In one line, before anything is written."""
     good = folder / "prepared/mmlu.questions"
     words = np.frombuffer(good.read_bytes(), "<u4").copy()
     for word, value in {"damaged": {40: 7}, "tokenizer": {6: 7}, "vocabulary": {2: 9999}}.get(
@@ -206,12 +176,8 @@ def test_what_is_refused(train, run_flags, directory, folder, tmp_path, kind):
         "empty": f"{good},",
         "rows": str(folder / "mmlu.jsonl"),
     }.get(kind, str(tmp_path / kind))
-    own = PairEncoder(directory).tokenizer
-    with pytest.raises(llamac.Error) as found:
-        questions.load(given, own.vocab_size, own.hash)
     said = train(*run_flags(tmp_path / "out", eval_tasks=given), code=2).stderr.strip()
-    for text in (said, str(found.value)):
-        assert len(text.splitlines()) == 1 and all(part in text for part in REFUSED[kind]), text
+    assert len(said.splitlines()) == 1 and all(part in said for part in REFUSED[kind]), said
     assert not (tmp_path / "out").exists()
 
 

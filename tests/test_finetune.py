@@ -11,13 +11,11 @@ import pytest
 from directories import write_directory
 
 from llamac import Error, Trainer, chat, checkpoint, finetune, tokenizer
-from llamac.carried_files import read_carried_files
 from llamac.conversations import KNOWN
 from llamac.data import documents, read_bin
 from llamac.data.tokens import BEGINS_DOCUMENT, NO_TARGET
 from llamac.finetune import Encoder, Example, batch, batches, packed
 from llamac.inference import TextModel
-from llamac.options import Options
 
 CHAT = [
     {"role": "system", "content": "be brief"},
@@ -110,7 +108,8 @@ def test_a_step_is_that_of_transformers(directory):
     rows = [encoder.row(row) for row in ROWS]
     tokens, targets = batch(rows, 64)
     trainer = Trainer(
-        Options(model=str(directory), init="load", train_data="none", val_data="none"),
+        model=directory,
+        init="load",
         seq_len=64, batch_size=2, total_batch_size=4 * 64, steps=3, sample_every=0,
     )  # fmt: skip
     before = finetune.validation_loss(trainer, rows, 64)
@@ -131,9 +130,9 @@ def test_a_step_is_that_of_transformers(directory):
     again = trainer.step(tokens, targets, counted=True)
     assert plain < loss * counts / targets.size and again < loss
     with pytest.raises(Error, match="expected a target that counts"):
-        Trainer(
-            Options(model=str(directory), train_data="none", val_data="none"), seq_len=64, batch_size=4
-        ).step(tokens, np.full_like(targets, -100), counted=True)
+        Trainer(model=directory, seq_len=64, batch_size=4).step(
+            tokens, np.full_like(targets, -100), counted=True
+        )
 
 
 def mean_of_transformers(directory: Path, rows: list[Example]) -> tuple[float, float]:
@@ -549,8 +548,10 @@ def test_generation_ends_where_answers_do(directory, tmp_path, monkeypatch, caps
     assert drawn == [3]
     assert TextModel(tmp_path / "out").stops == [config["eos_token_id"], end]
     assert checkpoint.check(tmp_path / "out").state == "complete"
-    carried = read_carried_files(tmp_path, tmp_path / "sft/tokenizer.vocab")
-    assert json.loads(carried["generation_config.json"]) == settings
+    packed_data = str(tmp_path / "sft/train_*.bin")
+    trainer = Trainer(tmp_path, train_data=packed_data, seq_len=96, batch_size=1, document_mask="on", steps=1)
+    trainer.save(tmp_path / "again")  # whose settings are those of the data
+    assert json.loads((tmp_path / "again/generation_config.json").read_text()) == settings
     new = ["--out", str(tmp_path / "no"), "--batch-size", "8"]
     for flag, value, least in (("--seq-len", "0", "above 0"), ("--warmup-steps", "2", "at most the run's 1")):
         monkeypatch.setattr("sys.argv", [*words, *new, flag, value])

@@ -3,14 +3,13 @@
 import json
 import shutil
 import subprocess
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from directories import write_weights
-from run import MODEL, ROOT, T, V, events, flags, losses, one_line
+from run import MODEL, ROOT, T, V, events, flags, losses, one_line, reference_flags
 from safetensors.torch import load_file, save_file
 
 import train_llama3 as ref
@@ -19,6 +18,7 @@ from llamac.config import find_weights
 from llamac.errors import InputError
 from llamac.hf import EMBEDDING, HEAD
 from llamac.inference import Inference
+from llamac.options import parse
 from llamac.tolerance import FORWARD, violation
 from llamac.training.weights import load_weights
 
@@ -82,14 +82,10 @@ def test_a_folders_weights_are_the_default(train, data, tmp_path):
     assert (
         bare == loss and f"{tmp_path / 'bare'}: the directory has no weights; the initial weights are" in said
     )
-    python = [sys.executable, "train_llama3.py", "--train"]
-    for name, expected in (("default", trained), ("random", loss), ("new", loss)):
-        model = tmp_path / "bare" if name == "new" else folder
-        extra = {"init": "random"} if name == "random" else {}
-        line = flags(data, tmp_path / f"python-{name}", model=model, steps=1, **extra)
-        done = subprocess.run([*python, *line], cwd=ROOT, check=True, capture_output=True, text=True)
-        assert events(tmp_path / f"python-{name}", "val")[0]["loss"] == pytest.approx(expected, rel=1e-5)
-        assert ("no weights" in done.stdout) == (name == "new")
+    for name, init in (("default", "auto"), ("random", "random")):
+        ref.train(parse(reference_flags(data, tmp_path / f"python-{name}", model=folder, steps=1, init=init)))
+        first = losses(tmp_path / f"python-{name}")
+        assert first == pytest.approx(losses(tmp_path / name), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json"])
@@ -102,14 +98,9 @@ def test_pickled_weights_alone(train, data, tmp_path, name):
     words = f"{tmp_path / 'old'}: expected model.safetensors, found {name} alone; convert it: python -c "
     convert = f"from_pretrained('{tmp_path / 'old'}', dtype='auto').save_pretrained("
     assert words in line and convert in line
-    python = [
-        sys.executable,
-        "train_llama3.py",
-        "--train",
-        *flags(data, tmp_path / "p", model=tmp_path / "old"),
-    ]
-    done = subprocess.run(python, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.replace("train_llama3.py", "train_llama3") == line + "\n"
+    with pytest.raises(InputError) as error:
+        ref.train(parse(reference_flags(data, tmp_path / "p", model=tmp_path / "old")))
+    assert line == f"train_llama3: {error.value}"
     train(*flags(data, tmp_path / "out", model=tmp_path / "old", init="random", steps=1))
 
 
@@ -179,7 +170,7 @@ def test_files_of_a_tied_model(tmp_path, files):
 
 
 def test_a_head_of_its_own_is_trained(train, data, tmp_path):
-    """The checkpoint says that the model is not tied, and the run goes on from it; both programs say it."""
+    """The checkpoint says that the model is not tied, and the run goes on from it."""
     model = write_weights(
         tmp_path / "model", json.loads(Path(MODEL).read_text()) | {"tie_word_embeddings": True}
     )
@@ -190,17 +181,10 @@ def test_a_head_of_its_own_is_trained(train, data, tmp_path):
     checkpoint = tmp_path / "out/step_000004"
     assert json.loads((checkpoint / "config.json").read_text())["tie_word_embeddings"] is False
     assert HEAD in load_file(checkpoint / "model.safetensors")
-    begin = events(tmp_path / "out", "val")[0]["loss"]
+    begin = losses(tmp_path / "out")[0]
     train(*flags(data, tmp_path / "out", model=model, steps=8, resume="auto"))
-    python = [
-        sys.executable,
-        "train_llama3.py",
-        "--train",
-        *flags(data, tmp_path / "p", model=model, steps=1),
-    ]
-    done = subprocess.run(python, cwd=ROOT, check=True, capture_output=True, text=True)
-    assert OWN in done.stdout
-    assert events(tmp_path / "p", "val")[0]["loss"] == pytest.approx(begin, rel=1e-5)
+    ref.train(parse(reference_flags(data, tmp_path / "p", model=model, steps=1)))
+    assert losses(tmp_path / "p")[0] == pytest.approx(begin, rel=1e-5)
 
 
 def test_weights_of_float16_are_read(train, data, tmp_path):
@@ -219,7 +203,7 @@ def test_weights_of_float16_are_read(train, data, tmp_path):
 
 
 def test_checkpoints_carry_the_tokenizer(train, data, tmp_path):
-    """The files of the model's directory, else those beside the rank file; the same from both programs. Links
+    """The files of the model's directory, else those beside the rank file. Links
     to known names are followed, as in Hugging Face's cache; packed conversations bring their settings."""
     tokens = shutil.copytree(data, tmp_path / "tokens")
     ranks = {bytes([byte]): byte for byte in range(256)}
@@ -246,18 +230,13 @@ def test_checkpoints_carry_the_tokenizer(train, data, tmp_path):
         # Tokens of another tokenizer than the model's are refused; the shards of `data` name none.
         line = flags(data if name == "loaded" else tokens, tmp_path / name, steps=4, **extra)
         train(*line)
-        python = [sys.executable, "train_llama3.py", "--train", *line, "--out", str(tmp_path / f"p-{name}")]
-        subprocess.run(python, cwd=ROOT, check=True, capture_output=True)
-        ours, theirs = tmp_path / name / "step_000004", tmp_path / f"p-{name}" / "step_000004"
-        for path in (ours, theirs):
-            assert {p.name for p in path.iterdir()} == base | expected
-            assert not any(p.is_symlink() for p in path.iterdir())
+        path = tmp_path / name / "step_000004"
+        assert {p.name for p in path.iterdir()} == base | expected
+        assert not any(p.is_symlink() for p in path.iterdir())
         for file in expected:
-            assert (ours / file).read_bytes() == (theirs / file).read_bytes() == (source / file).read_bytes()
-        configs = [json.loads((path / "config.json").read_text()) for path in (ours, theirs)]
-        assert configs[0] == configs[1] and configs[0].get("pad_token_id") == (
-            -1 if name == "loaded" else None
-        )
+            assert (path / file).read_bytes() == (source / file).read_bytes()
+        pad = json.loads((path / "config.json").read_text()).get("pad_token_id")
+        assert pad == (-1 if name == "loaded" else None)
     # A checkpoint that the run itself moves away: its files were read before.
     again = flags(tokens, tmp_path / "loaded", model=tmp_path / "loaded/step_000004", tokenizer="none")
     train(*again)

@@ -1,26 +1,23 @@
-"""llamac.options and llamac.config: flags, TOML, presets; llamac.log and llamac.plot, which report a run."""
+"""llamac.options and llamac.config: flags, presets; the command llamac; llamac.plot."""
 
-import io
 import json
 import math
 import os
 import re
 import subprocess
 import sys
-import tomllib
 import zipfile
 from dataclasses import fields, replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from run import RUN_KEYS, STEP_KEYS, timed_events, timeless
 
-from llamac import plot
+import llamac
+from llamac import _native, plot
 from llamac.config import NOT_LLAMAS, Config, load_config, presets
 from llamac.errors import InputError
-from llamac.log import Log, duration
-from llamac.options import Options, parse, prompt_ids, recompute_parts
+from llamac.options import Options, parse
+from llamac.report.content import duration
 
 ROOT = Path(__file__).parent.parent
 
@@ -33,7 +30,7 @@ def refused(function, *arguments) -> str:
     return str(error.value)
 
 
-# flags and TOML
+# flags
 
 
 def test_defaults():
@@ -47,56 +44,28 @@ def test_defaults():
         0.003,
         "cosine",
     )
-    assert (o.beta1, o.beta2, o.weight_decay, o.grad_clip, o.seed, o.kernel) == (0.9, 0.95, 0.1, 1.0, 42, ())
+    assert (o.beta1, o.beta2, o.weight_decay, o.grad_clip, o.seed, o.ops) == (
+        0.9,
+        0.95,
+        0.1,
+        1.0,
+        42,
+        "torch",
+    )
 
 
 def test_flags():
-    arguments = "--batch-size 4 --lr=1e-3 --grad-clip 0 --schedule wsd --kernel a=1 --kernel b=2 --compile"
+    arguments = "--batch-size 4 --lr=1e-3 --grad-clip 0 --schedule wsd --log a --log b --compile"
     o = parse(arguments.split())
-    assert (o.batch_size, o.lr, o.grad_clip, o.schedule, o.kernel, o.compile) == (
+    assert (o.batch_size, o.lr, o.grad_clip, o.schedule, o.log, o.compile) == (
         4,
         1e-3,
         0.0,
         "wsd",
-        ("a=1", "b=2"),
+        "b",
         True,
     )
     assert type(o.grad_clip) is float
-
-
-def test_flags_win_over_the_file(tmp_path):
-    path = tmp_path / "run.toml"
-    path.write_text('lr = 1\nsteps = 7\nkernel = ["a=1"]\nval-data = ""\n')
-    o = parse(["--steps", "9", "--config", str(path)])
-    assert (o.steps, o.lr, o.kernel, o.val_data, o.batch_size) == (9, 1.0, ("a=1",), "", 8)
-    assert parse(["--config", str(path), "--kernel", "b=2"]).kernel == ("b=2",)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["--lr", "1e-5", "--beta2", "0.123456789012345", "--seed", str(2**63 - 1), "--weight-decay", "0"],
-        [
-            "--kernel",
-            "a=1",
-            "--kernel",
-            'quote " and \\',
-            "--out",
-            "tab\tnewline\n\x7f\x01é🙂#",
-            "--recompute",
-            "norm,block:3",
-        ],
-    ],
-)
-def test_toml_round_trip(tmp_path, arguments):
-    o = parse(arguments)
-    path = tmp_path / "run.toml"
-    path.write_text(o.to_toml(), encoding="utf-8")
-    assert parse(["--config", str(path)]) == Options(**{**vars(o), "config": str(path)})
-    assert tomllib.loads(o.to_toml()) == o.to_dict() | {"kernel": list(o.kernel)}
-    flags_only = {"config", "print-config", "ops", "compile"}
-    assert o.to_dict().keys() == {f.name.replace("_", "-") for f in fields(Options)} - flags_only
 
 
 def test_help():
@@ -177,58 +146,19 @@ def test_the_command_train(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--steps", "-1"], "--steps: expected an integer of at least 0, found -1"),
-        (["--steps", "1.5"], "--steps: expected an integer of at least 0, found '1.5'"),
-        (["--steps"], "argument --steps: expected one argument"),
-        (["--step", "3"], "unrecognized arguments: --step 3"),
-        (["extra"], "unrecognized arguments: extra"),
-        (["--lr", "nan"], "--lr: expected a number of at least 0, found nan"),
-        (["--lr", "inf"], "--lr: expected a number of at least 0, found inf"),
-        (["--beta1", "1"], "--beta1: expected a number from 0 to below 1, found 1.0"),
-        (["--min-lr-frac", "1.01"], "--min-lr-frac: expected a number from 0 to 1, found 1.01"),
-        (["--seed", "-1"], "--seed: expected an integer of at least 0, found -1"),
-        (["--checkpoint-every", "-2"], "--checkpoint-every: expected an integer of at least -1, found -2"),
-        (["--schedule", "step"], "--schedule: expected cosine, linear, constant or wsd, found 'step'"),
-        (["--dtype", "fp16"], "--dtype: expected f32 or bf16, found 'fp16'"),
-        (["--recompute", "norm,mlp"], "--recompute: expected none or a list of norm"),
-        (["--recompute", "block:0"], "--recompute: expected none or a list of norm"),
-        (["--recompute", ""], "--recompute: expected none or a list of norm"),
-        (["--seed", str(2**63)], "--seed: expected an integer of at least 0, found 9223372036854775808"),
-        (["--out", "\udcff"], "--out: expected text in UTF-8"),
-        (["--out", "a\0b"], "--out: expected text in UTF-8"),
-        (["--config", "missing.toml"], "missing.toml: cannot open: No such file"),
-    ],
-)
-def test_bad_flags(arguments, message):
-    assert refused(parse, arguments).startswith(message)
-
-
-@pytest.mark.parametrize(
     "text, message",
     [
-        ("batch_size = 3", "unknown key batch_size (did you mean batch-size?)"),
-        ("zzz = 3", "unknown key zzz"),
-        ("[model]\nlr = 3", "model: expected text in UTF-8, found {'lr': 3}"),
-        ("steps = 3.0", "steps: expected an integer of at least 0, found 3.0"),
-        ("steps = true", "steps: expected an integer of at least 0, found True"),
-        (f"lr = {10**400}", "lr: expected a number of at least 0, found 1000"),
-        ('lr = "3"', "lr: expected a number of at least 0, found '3'"),
-        ("model = 3", "model: expected text in UTF-8, found 3"),
-        ('dtype = "fp16"', "dtype: expected f32 or bf16, found 'fp16'"),
-        ("kernel = [1]", "kernel: expected a list of strings, found [1]"),
-        ('kernel = "a=1"', "kernel: expected a list of strings, found 'a=1'"),
-        ('config = "other.toml"', "unknown key config: expected it on the command line, as --config"),
-        ("steps = ", "expected TOML"),
-        ("steps = 1\nsteps = 2", "expected TOML"),
+        ("batch_size = 3", 'line 1: unknown key "batch_size" (did you mean batch-size?)'),
+        ("steps = 3.0", "line 1: steps: expected an integer of at least 0, found 3.0"),
+        ("kernel = [1]", "line 1: kernel: expected a list of strings, found [1]"),
+        ('config = "other.toml"', "line 1: unknown key config: expected it on the command line, as --config"),
     ],
 )
-def test_bad_toml(tmp_path, text, message):
+def test_bad_toml_for_trainer(tmp_path, text, message):
+    """Every refusal of the parser: check_options.cpp."""
     path = tmp_path / "run.toml"
     path.write_text(text)
-    line = refused(parse, ["--config", str(path)])
-    assert line.removeprefix("--config ").startswith(f"{path}: {message}")
+    assert refused(llamac.Trainer, path) == f"{path}: {message}"
 
 
 def test_micro_steps():
@@ -240,39 +170,22 @@ def test_micro_steps():
         line == "--total-batch-size: expected a multiple of batch-size·seq-len·devices = 24 tokens, found 64"
     )
     refused(Options(batch_size=2, seq_len=8, total_batch_size=64).micro_batches, 8)
-    line = refused(Options(batch_size=1 << 23, seq_len=256).micro_batches)
-    assert line == "--batch-size 8388608 --seq-len 256: expected a product below 2^31"
 
 
-def test_prompt_ids():
-    assert prompt_ids("") == [] and prompt_ids("17,4,250") == [17, 4, 250]
-    for bad in ("1,", ",", "x", "-1", "1, 2", str(2**31)):
-        assert "ids separated by commas" in refused(parse, [f"--sample-prompt-ids={bad}"])
-
-
-def test_recompute_parts():
-    assert recompute_parts("none") == {}
-    assert recompute_parts("norm,swiglu,block:4") == {"norm": 1, "swiglu": 1, "block": 4}
-    assert recompute_parts("block") == {"block": 1}
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.stem)
-def test_run_configurations_load(path):
-    o = parse(["--config", str(path)])
-    assert o.seq_len <= load_config(o.model).max_position_embeddings
-    assert o.micro_batches() * o.batch_size * o.seq_len == (o.total_batch_size or o.batch_size * o.seq_len)
-    assert o.warmup_steps < o.steps
-    assert o.model in presets()
+def test_recompute():
+    found = {text: Options(recompute=text).recompute_every() for text in ("none", "block", "block:4")}
+    assert found == {"none": 0, "block": 1, "block:4": 4}
 
 
 def test_run_configurations_by_name(tmp_path, monkeypatch):
     """From any folder, where no file of this name lies."""
     monkeypatch.chdir(tmp_path)
-    assert parse(["--config", "llama3.2-1b.toml"]).model == "llama3.2-1b"
+    no_data = [("", '{"train-data": "none"}')]
+    assert json.loads(_native.options("llama3.2-1b.toml", no_data))["model"] == "llama3.2-1b"
     (tmp_path / "llama3.2-1b.toml").write_text('model = "tiny"\n')
-    assert parse(["--config", "llama3.2-1b.toml"]).model == "tiny"
+    assert json.loads(_native.options("llama3.2-1b.toml", no_data))["model"] == "tiny"
     for missing in ("none.toml", "elsewhere/llama3.2-1b.toml"):
-        assert f"{missing}: cannot open: No such file" in refused(parse, ["--config", missing])
+        assert f"{missing}: cannot open: No such file" in refused(_native.options, missing, [])
 
 
 def test_what_a_wheel_carries(tmp_path):
@@ -300,11 +213,6 @@ def test_an_editable_installation_adds_the_checkout_alone(tmp_path):
     with zipfile.ZipFile(wheel) as files:
         (path,) = (files.read(name).decode() for name in files.namelist() if name.endswith(".pth"))
     assert [line for line in path.splitlines() if line and not line.startswith("import ")] == [str(ROOT)]
-
-
-def test_every_preset_has_a_run_configuration():
-    configurations = {parse(["--config", str(path)]).model for path in (ROOT / "configs").glob("*.toml")}
-    assert set(presets()) <= configurations
 
 
 # configurations
@@ -491,71 +399,19 @@ def test_no_config(tmp_path):
         assert refused(load_config, tmp_path).startswith(f"{tmp_path / 'config.json'}: {message}")
 
 
-# log and plot
+# plot
 
 
-def written_log(out: Path, losses: list[float]) -> str:
-    """A run's log in out; returns what stood on the console."""
-    console = io.StringIO()
-    log = Log(out, steps=len(losses), tokens=2048, flops_per_token=1e9, peak_tflops=10, console=console)
-    log.run("Abacus", 2_400_000, 2, "loaded", "models/mine")
-    log.start(Options().to_dict())
-    log.val(0, 8.3)
+def written_log(out: Path, losses: list[float]) -> None:
+    """A run's log in out."""
+    events: list[dict] = [
+        {"event": "run", "device": "Abacus", "parameters": 2_400_000, "tokens_per_step": 2048}
+    ]
+    events += [{"event": "start", "model": "tiny"}, {"event": "val", "step": 0, "loss": 8.3}]
     for step, loss in enumerate(losses, 1):
-        log.step(step, loss, 1.5, 1e-3, 1000.0)
-    log.evaluation(len(losses), "piqa", accuracy=0.5, accuracy_norm=0.25, questions=1838)
-    log.sample(len(losses), 'a "quoted"\nline é\ufffd\u2028\x1b\x9b')
-    log.checkpoint(len(losses), "out/step_000003", 12.5)
-    log.close()
-    return console.getvalue()
-
-
-def test_log(tmp_path):
-    console = written_log(tmp_path / "new" / "out", [8.0, math.nan, 7.0])
-    logged = timed_events(tmp_path / "new" / "out")
-    run, *events = map(timeless, logged)
-    assert (list(logged[0]), list(logged[3])) == (RUN_KEYS, STEP_KEYS)
-    assert run["host"] and run["commit"] and (run["origin"], run["from"]) == ("loaded", "models/mine")
-    times = [datetime.fromisoformat(e["time"]) for e in logged]
-    assert times == sorted(times) and timedelta() <= datetime.now(UTC) - times[-1] < timedelta(minutes=1)
-    assert [e["event"] for e in events] == [
-        "start",
-        "val",
-        "step",
-        "step",
-        "step",
-        "evaluation",
-        "sample",
-        "checkpoint",
-    ]
-    assert events[0]["batch-size"] == 8 and events[1] == {"event": "val", "step": 0, "loss": 8.3}
-    step = events[2]
-    assert (step["loss"], step["tokens_per_s"], step["mfu"]) == (8.0, 2048, pytest.approx(0.2048))
-    assert step["tflops"] == pytest.approx(2.048) and 0 < step["rss_gib"] < 1000
-    assert step["gpu_mem_gib"] == 0 and step["gpu_percent"] is None
-    assert 0 < step["system_mem_gib"] < 100_000 and 0 <= step["cpu_percent"] < 100_000
-    assert events[3]["loss"] is None
-    scores = {"accuracy": 0.5, "accuracy_norm": 0.25, "questions": 1838}
-    assert events[5] == {"event": "evaluation", "step": 3, "task": "piqa"} | scores
-    assert "3/3    0.5000  accuracy, 0.2500 by length: piqa, 1,838 questions" in console
-    assert events[6] == {"event": "sample", "step": 3, "text": 'a "quoted"\nline é\ufffd\u2028\x1b\x9b'}
-    assert 'a "quoted"\nline é\ufffd\\xe2\\x80\\xa8\\x1b\\xc2\\x9b\n' in console
-    assert events[7] == {"event": "checkpoint", "step": 3, "path": "out/step_000003", "ms": 12.5}
-    first = next(line for line in console.splitlines() if "1/3" in line)
-    assert first.split() == [
-        "1/3",
-        "8.0000",
-        "1.5000",
-        "1.00e-03",
-        "1000.0",
-        "2048",
-        "2.048",
-        "20.5",
-        f"{step['rss_gib']:.2f}",
-        "2",
-        "s",
-    ]
-    assert "mem GiB  time left" in console and max(map(len, console.splitlines())) <= 110
+        found = None if math.isnan(loss) else loss
+        events.append({"event": "step", "step": step, "loss": found, "lr": 1e-3, "tokens_per_s": 2048.0})
+    (out / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
 def test_duration():

@@ -1,9 +1,10 @@
-"""The output folder of C and Python alike: one owner at a time, by real processes; a replaced folder is not
-written to; `--resume auto` falls back to the newest complete checkpoint; llamac.checkpoint finds damage.
+"""The output folder: one owner at a time, by real processes; a replaced folder is not written to;
+`--resume auto` falls back to the newest complete checkpoint; llamac.checkpoint finds damage.
 
 Lock and leftovers one by one: check_output.cpp.
 """
 
+import fcntl
 import json
 import os
 import re
@@ -18,12 +19,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from run import MODEL, bits, events, flags, one_line
+from run import MODEL, bits, events, flags, one_line, trainer_flags
 
+import llamac
+from llamac import manifest
+from llamac.checkpoint import check, step_of
 from llamac.errors import InputError
-from llamac.output import LOCK, OutputFolder, step_of
 
 ROOT = Path(__file__).resolve().parents[1]
+LOCK = ".lock"
 ENDLESS = {"steps": 1000000, "checkpoint_every": 5, "val_every": 0, "schedule": "constant"}
 HELD = r"expected a folder that no other run writes to, found process (\d+) on (\S+), started (\S+); wait"
 
@@ -72,9 +76,6 @@ def test_a_second_run_is_refused(build, train, data, tmp_path):
                 abs(time.time() - time.mktime(time.strptime(started, "%Y-%m-%dT%H:%M:%SZ")) + time.timezone)
                 < 600
             )
-        with pytest.raises(InputError) as error:
-            OutputFolder(out)
-        assert line == f"train_llama3: {error.value}"
         said = train(*flags(data, out), "--dry-run").stdout
         assert said.splitlines()[-1].startswith("dry run: the run fits")
         before = steps_of(out)[-1]
@@ -85,48 +86,31 @@ def test_a_second_run_is_refused(build, train, data, tmp_path):
     assert json.loads((out / LOCK).read_text())["pid"] == first.pid
 
 
-def test_python_excludes_the_program(train, data, tmp_path):
-    """And is told in the same words; it is what train_llama3.py and Trainer.save take."""
-    import llamac
-
+@pytest.mark.program
+def test_a_lock_of_python_and_trainers_save(train, data, tmp_path):
+    """flock on OUT/.lock excludes a run, and a checkpoint that Trainer.save writes there."""
     out = tmp_path / "out"
     out.mkdir()
-    held = OutputFolder(out)
-    assert one_line(train(*flags(data, out), code=2)).startswith(f"train_llama3: {out}: expected a folder")
+    owner = {"host": "here", "pid": os.getpid(), "started": "now"}
     trainer = llamac.Trainer(MODEL, seq_len=16, batch_size=2, gemm_cache="none")
-    for name in ("step_000001", "mine"):
-        with pytest.raises(InputError, match=HELD) as error:
-            trainer.save(out / name)
-        assert int(re.search(HELD, str(error.value))[1]) == os.getpid()
-    held.close()
+    with open(out / LOCK, "w") as held:
+        held.write(json.dumps(owner))
+        held.flush()
+        fcntl.flock(held, fcntl.LOCK_EX)
+        line = one_line(train(*flags(data, out), code=2))
+        assert line.startswith(f"train_llama3: {out}: expected a folder")
+        for name in ("step_000001", "mine"):
+            with pytest.raises(InputError, match=HELD) as error:
+                trainer.save(out / name)
+            assert int(re.search(HELD, str(error.value))[1]) == os.getpid()
     trainer.save(out / "step_000001")
     trainer.save(out / "mine")
     trainer.save(tmp_path / "elsewhere/mine")
     assert sorted(p.name for p in out.iterdir()) == [LOCK, "mine", "step_000001"]
     assert sorted(p.name for p in (tmp_path / "elsewhere").iterdir()) == ["mine"]
-    record = json.loads((out / LOCK).read_text())
-    OutputFolder(out).close()
     text = (out / LOCK).read_text()
-    assert list(json.loads(text)) == list(record) == ["host", "pid", "started"]
+    assert list(json.loads(text)) == ["host", "pid", "started"]
     assert text == json.dumps(json.loads(text), separators=(",", ":")) + "\n"
-
-
-def test_training_in_python_takes_the_lock(data, tmp_path):
-    import train_llama3 as ref
-    from llamac.options import parse
-
-    out = tmp_path / "out"
-    out.mkdir()
-    held, options = OutputFolder(out), parse(flags(data, out, steps=2, checkpoint_every=1, val_data="none"))
-    with pytest.raises(InputError, match=HELD):
-        ref.train(options)
-    held.close()
-    assert [p.name for p in out.iterdir()] == [LOCK]
-    ref.train(options)
-    OutputFolder(out).close()
-    assert sorted(p.name for p in out.iterdir() if p.suffix != ".png") == [
-        *(LOCK, "log.jsonl", "step_000001", "step_000002")
-    ]
 
 
 @pytest.mark.program
@@ -168,100 +152,6 @@ def test_a_folder_that_is_replaced(build, data, tmp_path, how):
     assert list(out.iterdir()) == [] if how == "replaced" else not out.exists()
     if how == "moved":
         assert not [p for p in old.iterdir() if p.name.startswith(".step_")]
-
-
-def test_a_folder_that_is_replaced_in_python(data, tmp_path, monkeypatch):
-    import train_llama3 as ref
-    from llamac.options import parse
-    from llamac.training import checkpoints
-
-    out, write = tmp_path / "out", checkpoints.write
-
-    def write_and_move(*arguments):
-        path = write(*arguments)
-        out.rename(tmp_path / "old")
-        out.mkdir()
-        return path
-
-    monkeypatch.setattr(checkpoints, "write", write_and_move)
-    with pytest.raises(InputError, match="expected the folder that is being written to, found another one"):
-        ref.train(parse(flags(data, out, steps=2, checkpoint_every=1, val_data="none")))
-    assert list(out.iterdir()) == [] and (tmp_path / "old/step_000001").is_dir()
-
-
-def test_what_python_sets_aside(tmp_path):
-    """As the program does (check_output.cpp): all of the earlier run, links with their meaning; no more."""
-    out = tmp_path / "out"
-    assert OutputFolder(out).prepare() == []
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere/file").write_text("mine")
-    for name in ("step_000001", "damaged_step_000003", "step_12", ".step_000004.tmp"):
-        (out / name).mkdir()
-    (out / "step_000002").symlink_to("../elsewhere")
-    (out / ".step_000005.tmp").symlink_to(tmp_path / "elsewhere")
-    for name in ("log.jsonl", "notes.txt", ".log.jsonl.0.tmp"):
-        (out / name).write_text("x")
-    previous = out / "previous_1"
-    output = OutputFolder(out)
-    assert output.prepare() == [f"an earlier run's log and checkpoints are now in {previous}"]
-    assert sorted(os.listdir(out)) == [LOCK, "notes.txt", "previous_1", "step_12"]
-    assert sorted(os.listdir(previous)) == ["damaged_step_000003", "log.jsonl", "step_000001", "step_000002"]
-    assert (previous / "step_000002/file").read_text() == "mine"
-    (out / "step_000006").symlink_to(tmp_path / "elsewhere")
-    output.remove("step_000006")
-    assert (tmp_path / "elsewhere/file").read_text() == "mine" and not (out / "step_000006").is_symlink()
-    (out / LOCK).unlink()
-    with pytest.raises(InputError, match="expected the lock of this run, found none"):
-        output.check()
-
-
-def test_a_folder_that_goes_during_the_check_in_python(tmp_path, monkeypatch):
-    """Its lock is gone, too, but the folder is what is named, as in the program."""
-    out = tmp_path / "out"
-    output = OutputFolder(out)
-    output.prepare()
-    look = output._in_place
-
-    def remove_and_look():
-        shutil.rmtree(out)
-        return look()
-
-    monkeypatch.setattr(output, "_in_place", remove_and_look)
-    with pytest.raises(InputError, match="out: expected the folder that is being written to, found none"):
-        output.check()
-
-
-def test_a_forked_child_and_the_lock(tmp_path):
-    """It neither gives the lock back nor keeps it."""
-    output = OutputFolder(tmp_path)
-    for closes in (True, False):
-        child = os.fork()
-        if child == 0:
-            if closes:
-                output.close()
-            signal.pause()
-        time.sleep(0.1)
-        if closes:
-            with pytest.raises(InputError, match=HELD):
-                OutputFolder(tmp_path)
-        else:
-            output.close()
-            OutputFolder(tmp_path).close()
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
-def test_no_locks(tmp_path, monkeypatch):
-    """A file system without them: a warning, and the run goes on."""
-    import errno
-
-    def refuse(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fcntl.flock", refuse)
-    output = OutputFolder(tmp_path)
-    assert re.search("the file system has no locks .*: nothing keeps a second run out", output.prepare()[0])
-    monkeypatch.undo()
 
 
 def test_names_of_checkpoints():
@@ -332,6 +222,58 @@ def test_a_damaged_checkpoint_is_passed_over(train, data, whole, tmp_path, damag
     assert " is damaged: " not in train(*flags(data, out), "--resume", "auto").stdout
 
 
+MANIFESTS: dict[str, tuple] = {
+    "format": (lambda m: m.update(format="llamac checkpoint 3"), "format: expected"),
+    "unknown": (lambda m: m.update(extra=1), 'unknown field "extra"'),
+    "integer": (lambda m: m.update(seq_len=0), "seq_len: expected an integer from 1"),
+    "type": (lambda m: m.update(step="2"), "step: expected an integer"),
+    "missing": (lambda m: m.pop("dtype"), "dtype: expected a string, found none"),
+    "choice": (lambda m: m.update(master_weights="maybe"), "master_weights: expected on or off"),
+    "path": (
+        lambda m: m["files"][0].update(name="../config.json"),
+        "name: expected a file in the checkpoint",
+    ),
+    "twice": (lambda m: m["files"].append(m["files"][0]), 'name: found "config.json" twice'),
+    "hash": (lambda m: m["files"][0].update(xxh3="0"), "xxh3: expected 16 hexadecimal digits"),
+    "rank": (lambda m: m["files"][0].update(rank=1), "rank: expected less than world_size 1"),
+    "role": (lambda m: m["files"][2].update(role="state"), "expected a file of the role optimizer"),
+    "bytes": (lambda m: m["files"][1].update(bytes=7), "expected 7 bytes"),
+    "sum": (lambda m: m["files"][1].update(xxh3="0123456789abcdef"), "expected the XXH3 checksum"),
+    "another step": (lambda m: m.update(step=7, data_position=28), "step: expected 8, as its folder's name"),
+}
+
+
+@pytest.mark.program
+@pytest.mark.parametrize("change", MANIFESTS)
+def test_both_refuse_in_the_same_words(train, data, whole, tmp_path, change):
+    """The program, and llamac.checkpoint: a manifest that is changed, with the right checksum."""
+    folder, (edit, expected) = tmp_path / "step_000008", MANIFESTS[change]
+    shutil.copytree(whole / "step_000008", folder)
+    fields = json.loads((folder / "manifest.json").read_text())
+    del fields["xxh3"]
+    edit(fields)
+    text = json.dumps(fields, indent=1).removesuffix("\n}").encode()
+    (folder / "manifest.json").write_bytes(text + manifest._seal(text))
+    said = one_line(train(*flags(data, tmp_path / "out"), "--resume", folder, code=2))
+    found = check(folder)
+    assert expected in said and found.problem in said, (said, found.problem)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.program
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({"seed": 7}, "was written with --seed 42, expected the same, found 7"),
+        ({"total_batch_size": 256}, "was written with --total-batch-size 64, expected the same, found 256"),
+        ({"steps": 7}, "expected at most --steps 7, found a checkpoint of step 8"),
+    ],
+)
+def test_what_a_resumed_run_may_not_change(train, data, whole, tmp_path, changes, expected):
+    line = [*flags(data, tmp_path / "out", **changes), "--resume", whole / "step_000008"]
+    assert expected in one_line(train(*line, code=2)) and not (tmp_path / "out").exists()
+
+
 def test_another_run_is_not_damaged(train, data, whole, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(whole, out)
@@ -347,9 +289,6 @@ def test_another_run_is_not_damaged(train, data, whole, tmp_path):
 
 def test_trainer_passes_over_a_damaged_checkpoint(data, whole, tmp_path):
     """As the program, but it does not own the folder: nothing is moved."""
-    import llamac
-    from llamac.options import parse
-
     out = tmp_path / "out"
     shutil.copytree(whole, out)
     flip(out / "step_000008/model.safetensors")
@@ -357,7 +296,7 @@ def test_trainer_passes_over_a_damaged_checkpoint(data, whole, tmp_path):
     with pytest.warns(
         UserWarning, match=r"--resume auto: step_000008 is damaged: .*model.safetensors: expected the"
     ):
-        trainer = llamac.Trainer(parse(flags(data, out)), resume="auto")
+        trainer = llamac.Trainer(**trainer_flags(data, out, resume="auto"))
     assert trainer.steps_done == 4 and tree(out) == before
     with pytest.raises(InputError, match=f"in its folder is {out}/step_000004"):
         llamac.Trainer(out / "step_000008")
@@ -365,8 +304,6 @@ def test_trainer_passes_over_a_damaged_checkpoint(data, whole, tmp_path):
 
 def test_each_file_is_verified_once(data, whole):
     """One pass for its checksum, one for its tensors."""
-    import llamac
-    from llamac.options import parse
 
     def read_so_far() -> int:
         return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])
@@ -375,7 +312,7 @@ def test_each_file_is_verified_once(data, whole):
         before = read_so_far()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            llamac.Trainer(parse(flags(data, whole)), **extra)
+            llamac.Trainer(**trainer_flags(data, whole, **extra))
         return read_so_far() - before
 
     size = sum(p.stat().st_size for p in (whole / "step_000008").iterdir())

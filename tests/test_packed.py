@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 from launch import needs
-from run import ROOT, T, V, assert_same_state, events, flags, losses
+from run import ROOT, T, V, assert_same_state, events, flags, losses, reference_flags
 
 from llamac.data import write_bin
 from llamac.data.tokens import BEGINS_DOCUMENT, NO_TARGET
@@ -74,7 +74,8 @@ def test_targets_none_of_which_count(train, tmp_path):
 
 
 def test_the_reference_refuses_them(packed_data, tmp_path):
-    words = [sys.executable, "train_llama3.py", "--train", *flags(packed_data, tmp_path / "out", **SHORT)]
+    line = reference_flags(packed_data, tmp_path / "out", document_mask="on")
+    words = [sys.executable, "train_llama3.py", "--train", *line]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and "only the C program trains on them" in done.stderr
+    assert done.returncode == 2 and "only ./train_llama3 and llamac.Trainer train on them" in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from fuzz import damage, inputs, twins
 
-from llamac import carried_files, files, hf, plot, profile, tokenizer
+from llamac import files, hf, plot, profile, tokenizer
 from llamac.config import load_config
 from llamac.data import read_bin, write_bin
 from llamac.errors import InputError, printable
 from llamac.eval import tasks
-from llamac.options import parse
 from llamac.report import log
+from llamac.trainer import Trainer
 
 C_READERS = sorted(set(inputs.SEEDS) - {"profile"})
 
@@ -153,9 +153,6 @@ def test_only_regular_files_are_opened(tmp_path, kind):
     shards.mkdir()
     (shards / "model.safetensors.index.json").write_text('{"weight_map": {"a": "one.safetensors"}}')
     make(shards / "one.safetensors")
-    carried = tmp_path / "carried"
-    carried.mkdir()
-    make(carried / "tokenizer.json")
     for read in (
         lambda: load_config(tmp_path),
         lambda: list(hf.read_weights(tmp_path, {"a": (1,)})),
@@ -164,8 +161,7 @@ def test_only_regular_files_are_opened(tmp_path, kind):
         lambda: tokenizer.load(make(tmp_path / "tokenizer.model")),
         lambda: plot.read_log(make(tmp_path / "log.jsonl")),
         lambda: profile.read(make(tmp_path / "profile.json")),
-        lambda: parse(["--config", str(make(tmp_path / "run.toml"))]),
-        lambda: carried_files.read_carried_files(carried, None),
+        lambda: Trainer(make(tmp_path / "run.toml")),
     ):
         with pytest.raises(
             InputError,

@@ -1,33 +1,27 @@
-"""Training with the reference model (train_llama3.py): AdamW against torch's, sampling, whole runs."""
+"""Training with the reference model (train_llama3.py): AdamW against torch's, whole runs."""
 
-import json
 import math
 import re
-import signal
 import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 import train_llama3 as ref
-from llamac import random
 from llamac.config import load_config
-from llamac.data import write_bin
+from llamac.data import Loader, write_bin
 from llamac.errors import InputError
 from llamac.options import Options, parse
 from llamac.plot import read_log
-from llamac.spikes import SpikeDetector
+from llamac.training import run as training
 from llamac.training.rounding import hashed_bits, moment_bits, stochastic_round
-from llamac.training.run import Step, check_supported, finish
-from llamac.training.sampling import sample_token
 from llamac.training.weights import Part, fuse_products, init_weights, parts
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -170,63 +164,42 @@ def test_fused_products_change_nothing(name, biases):
         torch.testing.assert_close(results[1][tensor], expected, rtol=1e-10, atol=1e-14)
 
 
-def test_sample_token():
-    logits = torch.tensor([1.0, 3.0, 2.0, 3.0, -math.inf])
-    assert sample_token(logits, 0.0, 0, 0.99) == 1
-    assert sample_token(logits, 1.0, 1, 0.99) == 1
-    assert [sample_token(logits, 1.0, 2, u) for u in (0.01, 0.49, 0.51, 0.99)] == [1, 1, 3, 3]
-    drawn = [sample_token(logits, 0.7, 0, (i + 0.5) / 20000) for i in range(20000)]
-    shares = torch.bincount(torch.tensor(drawn), minlength=5) / 20000
-    torch.testing.assert_close(shares, (logits / 0.7).softmax(0), rtol=0, atol=1e-4)
-
-
 def run_training(folder: Path, out: str, *flags: str) -> list[dict]:
-    """A short run on random tokens; returns the events of its log."""
+    """A short run on random tokens; returns the events of its log. Its weights are in OUT/model."""
     write_bin(folder / "train.bin", np.random.default_rng(0).integers(97, size=1000), 97)
-    data = folder / "train.bin"
-    base = f"--model {ROOT}/tests/models/tied-gqa.json --train-data {data} --val-data {data}"
-    base += " --seq-len 16 --batch-size 4 --steps 4 --warmup-steps 2 --min-lr-frac 0.1"
-    base += (
-        f" --sample-every 2 --sample-tokens 5 --checkpoint-every 1 --keep-checkpoints 2 --out {folder}/{out}"
-    )
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    base = f"--model {ROOT}/tests/models/tied-gqa.json --train-data {folder}/train.bin --seq-len 16"
+    base += " --batch-size 4 --steps 4 --warmup-steps 2 --min-lr-frac 0.1"
+    base += f" --log {folder}/{out}/log.jsonl --save {folder}/{out}/model"
     ref.train(parse([*base.split(), *flags]))
-    assert [signal.getsignal(number) for number in signal.valid_signals()] == handlers
     return read_log(folder / out / "log.jsonl")
 
 
-def values(events: list[dict], event: str, field: str) -> list:
-    """One field of all events of a kind."""
-    return [e[field] for e in events if e["event"] == event]
+def values(events: list[dict], field: str) -> list:
+    """One field of all steps."""
+    return [e[field] for e in events if e["event"] == "step"]
 
 
-@torch.no_grad()
-def generated(model: LlamaForCausalLM, step: int) -> str:
-    """Five tokens by transformers' model, with the random numbers that the sample at this step has."""
-    tokens = [model.config.bos_token_id]
-    for u in random.uniform(42, step, 0xFFFFFFFF, 5):
-        logits = model(torch.tensor([tokens])).logits[0, -1]
-        tokens.append(sample_token(logits, 0.8, 50, u))
-    return " ".join(map(str, tokens[1:]))
-
-
-def test_training_run(tmp_path):
+def test_training_run(tmp_path, capsys):
+    """The log, the console, and the weights, with which transformers and another run begin."""
     events = run_training(tmp_path, "a")
-    kinds = [e["event"] for e in events]
-    assert (kinds[:3], kinds.count("step"), kinds.count("sample")) == (["run", "start", "val"], 4, 2)
-    assert values(events, "val", "step") == [0, 4]
-    assert values(events, "step", "lr") == pytest.approx([0.0015, 0.003, 0.00165, 0.0003])
-    assert sorted(p.name for p in (tmp_path / "a").glob("step_*")) == ["step_000003", "step_000004"]
-    assert (tmp_path / "a" / "loss.png").exists()
-    again = run_training(tmp_path, "b")
-    assert values(again, "step", "loss") == values(events, "step", "loss")
-    assert values(again, "sample", "text") == values(events, "sample", "text")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "a" / "step_000004")
-    assert generated(model, step=4) == values(events, "sample", "text")[-1]
-    last = load_file(tmp_path / "a" / "step_000004" / "model.safetensors")
-    assert all(torch.equal(last[name], p) for name, p in model.named_parameters())
-    loaded = run_training(tmp_path, "c", "--model", str(tmp_path / "a" / "step_000004"), "--init", "load")
-    assert values(loaded, "val", "loss")[0] == values(events, "val", "loss")[-1]
+    keys = ["event", "step", "loss", "grad_norm", "lr", "ms", "tokens_per_s", "gpu_mem_gib"]
+    assert [list(e) for e in events] == [keys] * 4
+    assert values(events, "lr") == pytest.approx([0.0015, 0.003, 0.00165, 0.0003])
+    assert all(e["tokens_per_s"] * e["ms"] == pytest.approx(1e3 * 4 * 16) for e in events)
+    printed = re.findall(r"^ +(\d)/4 +([\d.]+) ", capsys.readouterr().out, re.MULTILINE)
+    assert printed == [(f"{e['step']}", f"{e['loss']:.4f}") for e in events]
+    assert values(run_training(tmp_path, "b"), "loss") == values(events, "loss")
+    assert sorted(p.name for p in (tmp_path / "b").iterdir()) == ["log.jsonl", "model"]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "a/model")
+    saved = load_file(tmp_path / "a/model/model.safetensors")
+    assert all(torch.equal(saved[name], p) for name, p in model.named_parameters())
+    loaded = run_training(tmp_path, "c", "--model", str(tmp_path / "a/model"))
+    tokens, targets = map(
+        torch.from_numpy, Loader(str(tmp_path / "train.bin"), 16, 97, 4, seed=42).micro_batch(0, 0)
+    )
+    with torch.no_grad():
+        expected = ref.cross_entropy(model(tokens.long()).logits, targets.long()).mean()
+    assert values(loaded, "loss")[0] == pytest.approx(expected.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +208,7 @@ def test_training_run(tmp_path):
 def test_same_training_by_other_means(tmp_path, flags):
     """Micro-batchs and recomputed blocks change rounding at most."""
     expected, found = run_training(tmp_path, "a"), run_training(tmp_path, "b", *flags)
-    assert values(found, "step", "loss") == pytest.approx(values(expected, "step", "loss"), rel=1e-6)
+    assert values(found, "loss") == pytest.approx(values(expected, "loss"), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -255,16 +228,16 @@ def test_compiled_training_has_no_breaks(tmp_path, monkeypatch, flags):
     counters.clear()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     found = run_training(tmp_path, "b", *flags, "--compile")
-    assert values(found, "step", "loss") == pytest.approx(values(expected, "step", "loss"), rel=1e-3)
+    assert values(found, "loss") == pytest.approx(values(expected, "loss"), rel=1e-3)
     config = load_config(ROOT / "tests" / "models" / "tied-gqa.json")
     sizes = {math.prod(shape) for _, shape in config.parameters()}
     assert counters["stats"]["unique_graphs"] == 1 + len(sizes)
     assert not counters["graph_break"]
 
 
-def test_results_are_read_late():
+def test_results_are_read_late(tmp_path, monkeypatch):
     """On a GPU a step is logged when the next one has been queued; its time is the device's, from the end
-    of the one before.
+    of the one before. A loss that is not finite is null.
     """
 
     class Event:
@@ -277,65 +250,20 @@ def test_results_are_read_late():
         def elapsed_time(self, end):
             return end.ms - self.ms
 
-    waited, logged = [], []
-    log = SimpleNamespace(step=lambda step, loss, norm, lr, ms: logged.append((step, loss, norm, lr, ms)))
-    r = SimpleNamespace(running=[], log=log, device="cpu", begun=Event(100), spikes=SpikeDetector())
-    ends = [600, 800, 1100]
-    for step, end in enumerate(ends, 1):
-        u = Step(step, lr=0.1 * step, done=Event(end))
-        u.result = torch.tensor([1.0 * step, 2.0])
-        r.running.append(u)
-        finish(r, late=1)
+    waited, ends = [], [600, 800, 1100]
+    moments = iter([Event(100), *map(Event, ends)])
+    monkeypatch.setattr(training, "moment", lambda device: next(moments))
+    options = Options(model="tiny", steps=3, log=str(tmp_path / "log.jsonl"))
+    log = training.Log(options, load_config("tiny"), "cpu", tokens=1000)
+    log.late = 1
+    for step in (1, 2, 3):
+        with log.step(step, lr=0.1 * step) as u:
+            u.result = torch.tensor([math.nan if step == 2 else 1.0 * step, 2.0])
         assert waited == ends[: step - 1]
-    finish(r)
-    assert waited == ends and r.running == []
-    assert logged == [(s, float(s), 2.0, 0.1 * s, ms) for s, ms in ((1, 500), (2, 200), (3, 300))]
-
-
-def test_no_checkpoints(tmp_path, capsys):
-    """Also what the last lines say of memory and CPU."""
-    events = run_training(tmp_path, "a", "--checkpoint-every", "-1")
-    assert len(values(events, "step", "loss")) == 4
-    assert list((tmp_path / "a").glob("step_*")) == [] and values(events, "checkpoint", "path") == []
-    printed = capsys.readouterr().out
-    assert "done: no model, log" in printed
-    process, busy = (
-        re.search(rf"^used: .*{x}", printed, re.MULTILINE) for x in (r"process ([\d.]+)", r"CPU (\d+)%")
-    )
-    assert float(process[1]) == pytest.approx(max(values(events, "step", "rss_gib")), abs=0.06)
-    shares, ms = (values(events, "step", key) for key in ("cpu_percent", "ms"))
-    assert float(busy[1]) == pytest.approx(np.average(shares, weights=ms), abs=0.6)
-    assert all(x > 0 for x in values(events, "step", "mfu"))
-
-
-def test_a_run_that_diverges_stops(tmp_path):
-    flags = ["--lr", "1e18", "--grad-clip", "0", "--steps", "40", "--checkpoint-every", "1"]
-    with pytest.raises(InputError, match=r"step \d+: expected a finite loss .* checkpoint is .*step_"):
-        run_training(tmp_path, "a", *flags)
-    last = max((tmp_path / "a").glob("step_*"))
-    assert all(w.isfinite().all() for w in load_file(last / "model.safetensors").values())
-
-
-def test_a_second_run_keeps_the_first(tmp_path):
-    first = run_training(tmp_path, "a")
-    weights = next((tmp_path / "a").glob("step_*/model.safetensors"))
-    kept = tmp_path / "a/previous_1" / weights.relative_to(tmp_path / "a")
-    bytes_of_first = weights.read_bytes()
-    second = run_training(tmp_path, "a", "--seed", "7", "--val-data", "none")
-    assert values(second, "val", "loss") == [] and values(first, "val", "loss") != []
-    assert kept.read_bytes() == bytes_of_first != weights.read_bytes()
-    lines = (tmp_path / "a/previous_1/log.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == first
-    run_training(tmp_path, "a")
-    assert (tmp_path / "a/previous_2/log.jsonl").exists()
-
-
-def test_a_first_token_beyond_the_vocabulary(tmp_path):
-    config = json.loads((ROOT / "tests/models/tied-gqa.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"bos_token_id": config["vocab_size"]}))
-    run_training(tmp_path, "a", "--model", str(tmp_path), "--sample-every", "0")
-    with pytest.raises(InputError, match="begins a sample: expected one below the vocabulary's"):
-        run_training(tmp_path, "b", "--model", str(tmp_path), "--sample-every", "1")
+    log.close()
+    events = read_log(tmp_path / "log.jsonl")
+    assert waited == ends and values(events, "ms") == [500, 200, 300]
+    assert values(events, "loss") == [1.0, None, 3.0] and values(events, "tokens_per_s")[0] == 2000
 
 
 @pytest.mark.parametrize(
@@ -343,33 +271,32 @@ def test_a_first_token_beyond_the_vocabulary(tmp_path):
 )
 def test_bf16_training_follows_f32(tmp_path, flags):
     expected, found = run_training(tmp_path, "a"), run_training(tmp_path, "b", "--dtype", "bf16", *flags)
-    assert values(found, "step", "loss") == pytest.approx(values(expected, "step", "loss"), rel=1e-2)
-    assert values(found, "step", "loss") != values(expected, "step", "loss")
+    assert values(found, "loss") == pytest.approx(values(expected, "loss"), rel=1e-2)
+    assert values(found, "loss") != values(expected, "loss")
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--kernel", "swiglu_forward=naive"], "--kernel"),
-        (["--resume", "no/such"], "no/such: expected a checkpoint's directory, found nothing"),
-        (["--recompute", "norm"], "--recompute"),
+        (["--kernel", "swiglu_forward=naive"], "--kernel: only ./train_llama3 and llamac.Trainer have it"),
+        (["--resume=auto"], "--resume: only ./train_llama3 and llamac.Trainer have it"),
+        (["--step", "3"], "--step: no such flag; --help lists them"),
+        (["--recompute", "norm"], "--recompute: expected none, block or block:K, found 'norm'"),
+        (["--recompute", "block:0"], "--recompute: expected none, block or block:K"),
+        (["--steps", "-1"], "--steps: expected a number from 0"),
+        (["--lr", "nan"], "--lr: expected a number from 0"),
+        (["--beta1", "1"], "--beta1: expected a number from 0 to below 1, found 1.0"),
+        (["--dtype", "fp16"], "--dtype: expected f32 or bf16, found fp16"),
+        (["--dtype", "f32", "--grad-dtype", "bf16"], "--grad-dtype bf16: expected f32"),
+        (["--profile", "2", "--log", ""], "--profile: expected --log FILE"),
         (["--init", "load"], "--init load"),
         (["--seq-len", "65"], "--seq-len: .* 64, found 65"),
         (["--total-batch-size", "65"], "--total-batch-size"),
-        (["--train-data", "none"], "--train-data: expected a pattern"),
     ],
 )
 def test_refuses(tmp_path, flags, message):
     with pytest.raises(InputError, match=message):
         run_training(tmp_path, "a", *flags)
-
-
-def test_validation_by_another_tokenizer(tmp_path):
-    for name, made in (("a.bin", 1), ("b.bin", 2)):
-        write_bin(tmp_path / name, np.arange(500, dtype=np.uint32) % 97, 97, made)
-    files = ["--train-data", str(tmp_path / "a.bin"), "--val-data", str(tmp_path / "b.bin")]
-    with pytest.raises(InputError, match=r"b.bin: expected tokens of the tokenizer that made .*a.bin"):
-        run_training(tmp_path, "a", *files)
 
 
 @pytest.mark.parametrize(
@@ -382,11 +309,3 @@ def test_bad_flags_end_with_one_line_and_2(monkeypatch, capsys, arguments):
     stderr = capsys.readouterr().err
     assert stop.value.code == 2
     assert stderr.startswith("train_llama3.py: ") and stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("changed", [{"zero": 0}, {"zero": 2}, {"shard_group": 2}, {"verify_every": 3}])
-def test_flags_of_the_program_alone(changed):
-    flag = next(iter(changed)).replace("_", "-")
-    with pytest.raises(InputError, match=f"^--{flag}: only the C program has it$"):
-        check_supported(Options(train_data="train_*.bin", **changed))
-    check_supported(Options(train_data="train_*.bin", zero=3))

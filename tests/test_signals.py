@@ -293,25 +293,6 @@ def test_the_plot_ends_with_the_program(start, data, tmp_path):
             time.sleep(0.02)
 
 
-def test_the_same_in_python(data, tmp_path):
-    """A signal, after the console was closed."""
-    command = [sys.executable, "train_llama3.py", "--train", *flags(data, tmp_path, **ENDLESS)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, cwd=ROOT, **pipes)
-    try:
-        process.stdout.readline()
-        process.stdout.close()
-        until(step_logged(tmp_path, 3), process)
-        process.send_signal(signal.SIGUSR1)
-        assert process.wait(60) == 138, process.stderr.read()
-        assert not process.stderr.read()
-    finally:
-        process.kill()
-    newest = max(tmp_path.glob("step_*"))
-    assert int(newest.name[5:]) == events(tmp_path, "step")[-1]["step"]
-    assert json.loads((newest / "config.json").read_text())["vocab_size"] == V
-
-
 def test_a_shard_that_shrinks_in_python(data, tmp_path):
     """A line that says so, from the reader that training has."""
     shutil.copy(data / "train_000.bin", tmp_path / "train.bin")

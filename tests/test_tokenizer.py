@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
+from run import ROOT, flags
 from tiktoken.load import load_tiktoken_bpe
 
 from llamac import tokenizer
@@ -276,26 +277,42 @@ def test_an_exported_tokenizer_is_that_of_its_rank_file(trained, tmp_path):
     assert made.ranks == own.ranks and made.hash != own.hash
     assert made.rank_hash == own.rank_hash == own.hash
     assert tokenizer.data_hash(made) == tokenizer.data_hash(own) == own.hash
-    tokenizer.check_model(tmp_path / "model", own)
     content = json.loads((tmp_path / "model/tokenizer.json").read_text())
     content["model"]["merges"].pop()
     (tmp_path / "model/tokenizer.json").write_text(json.dumps(content))
     changed = tokenizer.load(tmp_path / "model")
     assert tokenizer.data_hash(changed) == changed.hash  # no longer what export() writes
 
+
+@pytest.mark.program
+def test_the_tokenizer_of_the_data_and_of_the_model(train, trained, tmp_path):
+    """The program compares rank files by their hashes, a rank file and a tokenizer.json by their ranks."""
+    own = tokenizer.of_ranks(trained[1].ranks)
+    data, model, V = tmp_path / "data", tmp_path / "model", own.vocab_size
+    for folder in (data, model):
+        folder.mkdir()
+    config = json.loads((ROOT / "tests/models/tied-gqa.json").read_text()) | {"vocab_size": V}
+    (model / "config.json").write_text(json.dumps(config))
+
+    def said(**code) -> str:
+        values = {"val_data": "", "model": model, "tokenizer": "auto", "steps": 0, "warmup_steps": 0}
+        return train(*flags(data, tmp_path / "out", **values), "--dry-run", **code).stderr
+
     ranks = dict(own.ranks)
     first, last = list(ranks)[-2:]
     ranks[first], ranks[last] = ranks[last], ranks[first]
-    tokenizer.export(tmp_path / "model", tokenizer.of_ranks(ranks))
-    with pytest.raises(InputError, match=r"tokenizer\.json: expected the tokenizer of the data"):
-        tokenizer.check_model(tmp_path / "model", own)
-    (tmp_path / "other").mkdir()
-    tokenizer.save(tmp_path / "other/tokenizer.model", own.ranks)
-    tokenizer.check_model(tmp_path / "other", made)
-    with pytest.raises(InputError, match=r"tokenizer\.model: expected the tokenizer of the data"):
-        tokenizer.check_model(tmp_path / "other", tokenizer.load(tmp_path / "model"))
-    (tmp_path / "other/tokenizer.model").write_bytes(b"\n\x0e sentencepiece")
-    tokenizer.check_model(tmp_path / "other", made)
+    tokenizer.save(data / tokenizer.RANK_FILE, own.ranks)
+    hash = tokenizer.load(data / tokenizer.RANK_FILE).hash
+    write_bin(data / "train_000.bin", np.arange(500, dtype=np.uint32) % V, V, hash)
+    tokenizer.export(model, own)
+    assert said() == ""
+    tokenizer.export(model, tokenizer.of_ranks(ranks))
+    assert "model/tokenizer.json: expected the tokenizer of the data" in said(code=2)
+    (model / "tokenizer.json").unlink()
+    tokenizer.save(model / "tokenizer.model", ranks)
+    assert "model/tokenizer.model: expected the tokenizer of the data" in said(code=2)
+    tokenizer.save(model / "tokenizer.model", own.ranks)
+    assert said() == ""
 
 
 def test_training_is_repeatable():

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from run import flags
+from run import reference_flags
 
 import train_llama3 as ref
 from llamac import ops, peak, profile
@@ -22,9 +22,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's kernels have no operation's time on the host")
 @pytest.mark.parametrize("ops", ["torch", "llamac"])
 def test_a_run(data, tmp_path, capsys, ops):
-    """Two of four steps, the second and the third, with validation between them."""
-    extra = {"steps": 4, "val_every": 1, "checkpoint_every": -1, "profile": 2, "total_batch_size": 128}
-    ref.train(parse([*flags(data, tmp_path, **extra), "--ops", ops]))
+    """Two of four steps, the second and the third."""
+    extra = {"steps": 4, "profile": 2, "total_batch_size": 128}
+    ref.train(parse([*reference_flags(data, tmp_path, **extra), "--ops", ops]))
     values = json.loads((tmp_path / "profile.json").read_text())
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     steps = [e for e in events if re.fullmatch(r"step \d", e["name"])]

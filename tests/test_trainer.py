@@ -11,34 +11,30 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from run import MODEL, PRECISIONS, T, V, events, flags, losses
+from run import MODEL, PRECISIONS, T, V, events, flags, losses, trainer_flags
 
 import llamac
 from llamac import tokenizer
 from llamac.data import Loader
 from llamac.native import native
-from llamac.options import Options, parse
 
 FILES = ("config.json", "model.safetensors", "optimizer.safetensors")
 ACCUMULATION = 2
 BOS = json.loads(Path(MODEL).read_text())["bos_token_id"]
 
 
-def options(data: Path, out: Path, **extra) -> Options:
-    return parse(flags(data, out, **extra))
-
-
-def batches(o: Options, micro_batches: int = ACCUMULATION) -> Loader:
-    return Loader(o.train_data, o.seq_len, V, o.batch_size, micro_batches, seed=o.seed)
+def trainer_of(data: Path, out: Path, **extra) -> llamac.Trainer:
+    return llamac.Trainer(**trainer_flags(data, out, **extra))
 
 
 def train_by_hand(trainer: llamac.Trainer, steps: int) -> list[float]:
     """Losses of so many steps more, on micro-batches that Python reads."""
-    loader = batches(trainer.options)
-    found = []
+    o, found = trainer.options, []
+    loader = Loader(o.train_data, o.seq_len, V, o.batch_size, ACCUMULATION, seed=o.seed)
     for _ in range(steps):
         parts = [loader.micro_batch(trainer.steps_done, micro) for micro in range(ACCUMULATION)]
         found.append(trainer.step(*(np.concatenate(part) for part in zip(*parts))))
@@ -66,7 +62,7 @@ def ids(rows: int = 2, width: int = T) -> tuple[np.ndarray, np.ndarray]:
 def test_updates(train, data, tmp_path, precision):
     extra = PRECISIONS[precision] | {"total_batch_size": ACCUMULATION * 4 * T}
     train(*flags(data, tmp_path / "program", **extra))
-    trainer = llamac.Trainer(options(data, tmp_path / "unused", **extra))
+    trainer = trainer_of(data, tmp_path / "unused", **extra)
     assert train_by_hand(trainer, 5) + [trainer.step() for _ in range(3)] == losses(tmp_path / "program")
     last = events(tmp_path / "program", "step")[-1]
     assert {key: trainer.last[key] for key in ("step", "loss", "grad_norm", "lr")} == {
@@ -80,7 +76,7 @@ def test_updates(train, data, tmp_path, precision):
 def test_validation_and_samples(train, data, tmp_path):
     extra = {"sample_every": 4, "sample_tokens": 9, "sample_temperature": 1.5}
     train(*flags(data, tmp_path / "out", **extra))
-    trainer = llamac.Trainer(options(data, tmp_path, **extra))
+    trainer = trainer_of(data, tmp_path, **extra)
     found = {0: trainer.validate()}
     texts = []
     for step in range(1, 9):
@@ -91,15 +87,15 @@ def test_validation_and_samples(train, data, tmp_path):
     assert found == {e["step"]: e["loss"] for e in events(tmp_path / "out", "val")}
     assert texts == [e["text"] for e in events(tmp_path / "out", "sample")]
     loader = Loader(trainer.options.val_data, T, V, 4)
-    by_hand = [np.concatenate(part) for part in zip(*loader.validation(2))]
-    assert trainer.validate(*by_hand) == found[8]
+    rows = np.stack([loader.sequence(k) for k in range(2 * 4)]).astype(np.int32)
+    assert trainer.validate(rows[:, :-1], rows[:, 1:]) == found[8]
 
 
 @pytest.mark.parametrize("precision", ["f32", "bf16", "bf16-throughout"])
 def test_the_program_goes_on_from_save(train, data, tmp_path, precision):
     extra = PRECISIONS[precision] | {"total_batch_size": ACCUMULATION * 4 * T}
     train(*flags(data, tmp_path / "whole", **extra))
-    trainer = llamac.Trainer(options(data, tmp_path, **extra))
+    trainer = trainer_of(data, tmp_path, **extra)
     first = train_by_hand(trainer, 3)
     trainer.save(tmp_path / "saved")
     train(*flags(data, tmp_path / "rest", **extra), "--resume", tmp_path / "saved")
@@ -126,6 +122,9 @@ def test_a_run_configuration(train, data, tmp_path):
     (tmp_path / "run.toml").write_text(text)
     trainer = llamac.Trainer(tmp_path / "run.toml", steps=3)
     assert trainer.options.lr == 0.01 and trainer.options.steps == 3
+    assert llamac.Trainer(trainer.options, steps=4).options == SimpleNamespace(
+        **vars(trainer.options) | {"steps": 4}
+    )
     assert trainer.options.train_data == f"{data}/train_*.bin" and trainer.step() > 0
 
 
@@ -304,9 +303,9 @@ def refused(pattern: str, call, *arguments, **keywords) -> None:
     [
         ("llama9", "llama9", {}),
         ("no/such.toml", "no/such.toml", {}),
-        ("unknown key learning_rate", MODEL, {"learning_rate": 1}),
-        (r"batchsize.*did you mean batch_size", MODEL, {"batchsize": 1}),
-        ("lr: expected a number of at least 0, found 'high'", MODEL, {"lr": "high"}),
+        ('unknown key "learning-rate"', MODEL, {"learning_rate": 1}),
+        (r"batchsize.*did you mean batch-size", MODEL, {"batchsize": 1}),
+        ('lr: expected a number of at least 0, found "high"', MODEL, {"lr": "high"}),
         ("steps: expected an integer of at least 0, found -1", MODEL, {"steps": -1}),
         ("total-batch-size.*multiple", MODEL, {"total_batch_size": 100}),
         ("seq-len 256", MODEL, {}),
@@ -321,7 +320,10 @@ def test_bad_configurations(pattern, config, extra):
 
 
 def test_bad_values():
-    refused("options: Out of range float", llamac.Trainer, Options(model=MODEL, seq_len=T, lr=float("nan")))
+    refused("lr: expected text, a number, .*: Out of range", llamac.Trainer, MODEL, lr=float("nan"))
+    refused("steps: expected text, a number", llamac.Trainer, MODEL, steps=np.int64(3))
+    refused("out: expected text in UTF-8", llamac.Trainer, MODEL, out="\udcff")
+    refused("kernel: expected a list of strings", llamac.Trainer, MODEL, kernel=[1])
     trainer = small()
     for bad in ([2**40], [1.5], [[1, 2]]):
         refused("ids: expected a list of integers below", trainer.decode, bad)
@@ -359,7 +361,7 @@ def test_bad_batches():
         refused(pattern, trainer.step, *batch)
     refused("rows, up to", trainer.validate, *wide)
     refused("or val_data", trainer.validate)
-    refused("sample_tokens: expected an integer from 1 to 16777216", trainer.sample, 0)
+    refused("sample-tokens: expected an integer from 1 to 16777216", trainer.sample, 0)
     refused("prompt: expected ids", trainer.sample, 1, prompt=[V])
     assert trainer.steps_done == 0 and trainer.last == {}
     trainer.step(tokens, targets)
@@ -395,7 +397,7 @@ def test_signals_are_left_to_python(data, tmp_path):
         return [line for line in lines if line.startswith(("SigBlk", "SigIgn", "SigCgt"))]
 
     before = handled()
-    trainer = llamac.Trainer(options(data, tmp_path, steps=1000000))
+    trainer = trainer_of(data, tmp_path, steps=1000000)
     trainer.step()
     assert handled() == before
     interrupt = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from run import flags, losses
+from run import losses, reference_flags
 from torch._dynamo.utils import counters
 
 import train_llama3 as ref
@@ -60,8 +60,7 @@ def test_the_model_is_within_the_tolerance(name, dtype):
 
 
 def run_training(data: Path, out: Path, *extra: str) -> list[float]:
-    sizes = {"steps": 4, "total_batch_size": 128, "sample_every": 2, "sample_tokens": 12, "val_steps": 2}
-    ref.train(parse([*flags(data, out, **sizes, checkpoint_every=-1), *extra]))
+    ref.train(parse([*reference_flags(data, out, steps=4, total_batch_size=128), *extra]))
     return losses(out)
 
 
@@ -80,7 +79,7 @@ def test_losses_follow_torchs(data, tmp_path, extra):
 
 @pytest.mark.parametrize("extra", [(), (*BF16, "--recompute", "block:2")])
 def test_compiled_without_breaks(data, tmp_path, monkeypatch, extra):
-    """One graph, also for samples of growing length: those run eagerly. The optimizer is our operation."""
+    """One graph. The optimizer is our operation."""
     expected = run_training(data, tmp_path / "a", "--ops", "llamac", *extra)
     torch.compiler.reset()
     counters.clear()

@@ -11,7 +11,6 @@ from directories import TEXT, write_directory
 
 from llamac import Trainer
 from llamac.finetune import Encoder, batch
-from llamac.options import Options
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install trl")
 
@@ -99,7 +98,8 @@ def test_a_conversation_per_row(directory, tmp_path, kind):
     encoder = Encoder(directory)
     rows = [encoder.row(row) for row in ROWS[kind]]
     trainer = Trainer(
-        Options(model=str(directory), init="load", train_data="none", val_data="none"),
+        model=directory,
+        init="load",
         dtype="f32", seq_len=T, batch_size=len(rows), steps=1, sample_every=0,
     )  # fmt: skip
     assert trainer.step(*batch(rows, T), counted=True) == pytest.approx(loss, rel=1e-5)

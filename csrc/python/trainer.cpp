@@ -10,6 +10,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 
+#include "core/json.h"
 #include "native.h"
 
 namespace py = pybind11;
@@ -46,8 +47,17 @@ struct TrainerCall {
     std::lock_guard<std::mutex> held;
 };
 
-std::unique_ptr<LockedTrainer> make_trainer(const std::string& options_json) {
-    const Options options = parse_options(nlohmann::json::parse(options_json));
+// config: a TOML file, or "". layers: what begins the messages about an object with its keys, and the object as JSON.
+using Layers = std::vector<std::pair<std::string, std::string>>;
+
+Options options_of(const std::string& config, const Layers& layers) {
+    std::vector<OptionValues> values;
+    for (const auto& [where, text] : layers) values.push_back({where, parse_json(text, where + "options")});
+    return parse_options(config, values);
+}
+
+std::unique_ptr<LockedTrainer> make_trainer(const std::string& config, const Layers& layers) {
+    const Options options = options_of(config, layers);
     const py::gil_scoped_release others_run_on;
     return std::make_unique<LockedTrainer>(options);
 }
@@ -163,8 +173,14 @@ void carry(LockedTrainer& t, const std::string& name, const std::string& text) {
 }  // namespace
 
 void define_trainer(py::module_& m) {
+    m.def(
+        "options",
+        [](const std::string& config, const Layers& layers) {
+            return to_json(options_of(config, layers)).dump();
+        },
+        py::arg("config"), py::arg("layers"), "The options of a run, resolved, as JSON.");
     py::class_<LockedTrainer>(m, "Trainer")
-        .def(py::init(&make_trainer), py::arg("options"))
+        .def(py::init(&make_trainer), py::arg("config"), py::arg("layers"))
         .def("step", &step)
         .def("step", &next_step)
         .def("validate", &validate)

@@ -1,6 +1,5 @@
 // Files of a model that training does not change, in addition to its weights: those of a tokenizer, and the settings
 // for generation. Checkpoints contain copies, so that transformers opens them as complete models.
-// llamac/carried_files.py holds the same names (tests/test_program.py compares checkpoints).
 #pragma once
 #include <string>
 #include <vector>

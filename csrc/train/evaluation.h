@@ -1,5 +1,3 @@
-// Written twice on purpose: llamac/training/evaluation.py has the same; test_evaluation.py::test_both_programs.
-//
 // Multiple-choice questions, answered while a run trains: the model takes the choice whose continuation is most
 // likely after its context.
 #pragma once

@@ -34,7 +34,7 @@ std::string format(const char* pattern, ...) {
     return text;
 }
 
-// "2026-11-23T09:05:07.042Z", as llamac/log.py writes it.
+// "2026-11-23T09:05:07.042Z".
 std::string utc_time() {
     using namespace std::chrono;
     const int64_t ms = duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();

@@ -1,4 +1,4 @@
-// As in llamac/manifest.py on purpose; tests/test_ranks.py compares them.
+// As in llamac/manifest.py on purpose; tests/test_output.py compares them.
 #include "train/manifest.h"
 
 #include <xxhash.h>

@@ -340,9 +340,12 @@ Options parse_options(int argc, const char* const* argv) {
     return options;
 }
 
-Options parse_options(const json& values) {
+Options parse_options(const std::string& config, const std::vector<OptionValues>& layers) {
     Options options;
-    for (const auto& [key, value] : values.items()) assign(options, flag_of(key, ""), value, key);
+    if (!config.empty()) read_file(options, config);
+    for (const auto& [where, values] : layers)
+        for (const auto& [key, value] : values.items())
+            assign(options, flag_of(key, where), value, where + key);
     resolve(options);
     return options;
 }

@@ -3,7 +3,7 @@
 // resolve(), micro_batches() and shard_group() check combinations of values.
 #pragma once
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,8 +22,13 @@ struct Options {
 // Reads the command line and the file that --config names, and checks each value and what they are together.
 // Throws Error naming the flag, or the file, line and key. --help prints the flags and ends the program.
 Options parse_options(int argc, const char* const* argv);
-// The same of a JSON object with a file's keys; what it does not name is as it is by default.
-Options parse_options(const nlohmann::json& values);
+// A JSON object with a file's keys; `where` begins the messages about it.
+struct OptionValues {
+    std::string where;
+    nlohmann::json values;
+};
+// The same of a file ("": none) and of objects, each of which overrides the values before it.
+Options parse_options(const std::string& config, const std::vector<OptionValues>& layers);
 
 // A --sample-prompt-ids list: ids separated by commas; "": none.
 std::vector<int32_t> parse_prompt_ids(const std::string& list);

@@ -1,5 +1,3 @@
-// The lock of an output folder, and what an earlier run's files become: as in llamac/output.py on purpose.
-// tests/test_output.py compares them.
 #include "train/output.h"
 
 #include <fcntl.h>

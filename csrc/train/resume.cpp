@@ -1,4 +1,3 @@
-// As in llamac/training/checkpoints.py on purpose; tests/test_ranks.py compares them.
 #include "train/resume.h"
 
 #include "core/file.h"

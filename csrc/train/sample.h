@@ -1,5 +1,3 @@
-// Written twice on purpose: llamac/training/sampling.py has the same; tests/test_program.py::test_the_same_losses.
-//
 // Text from a model, one token after another, with the keys and values of earlier tokens in the model's cache.
 #pragma once
 #include <functional>

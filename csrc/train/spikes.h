@@ -1,5 +1,3 @@
-// Written twice on purpose: llamac/spikes.py has the same; tests/test_agreement.py::test_spikes.
-//
 // A spike is a loss or gradient norm far above its recent values. The expected value is the median of the last 64
 // finite values. The spread is 1.4826 times their median absolute deviation (the standard deviation of a normal
 // distribution), and at least 1% of the median. A value is a spike above median + 8 spreads, once there are 32

@@ -1,5 +1,3 @@
-// Written twice on purpose: llamac/training/stop.py answers the same; tests/test_signals.py.
-//
 // Signals that end a run with a checkpoint: SIGHUP, SIGINT, SIGTERM, SIGUSR1 and SIGUSR2, which schedulers send
 // before they kill. Only the program handles them: a Python process that trains keeps its own handlers.
 #pragma once

@@ -1,5 +1,4 @@
-// Warnings about runs that can be computed but look wrong, one line each. llamac/run_warnings.py holds the same lines
-// (tests/test_program.py compares them).
+// Warnings about runs that can be computed but look wrong, one line each.
 #pragma once
 #include <string>
 #include <vector>

@@ -12,7 +12,6 @@ Header word [4], of uint32 tokens only: the length T of the sequences that whole
 
 import glob
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -195,15 +194,6 @@ def permute(index: np.ndarray | list[int], size: int, seed: int, epoch: int) -> 
     return x
 
 
-def check_same_tokenizer(train: list[Shard], val: list[Shard]) -> None:
-    """A model that validates on other ids than it trains on would only look bad. Raises InputError."""
-    made = train[0].tokenizer_hash
-    for shard in val:
-        if made and shard.tokenizer_hash not in (0, made):
-            expected = f"tokens of the tokenizer that made {train[0].path}"
-            raise InputError(f"{shard.path}: expected {expected}, found another's")
-
-
 def how_to_make(pattern: str) -> str:
     """The command that makes such files: the project's texts have names, and folders of their own."""
     folder = os.path.dirname(pattern) or "."
@@ -228,7 +218,6 @@ class Loader:
         rank: int = 0,
         world: int = 1,
         seed: int = 0,
-        skip: int = 0,
     ):
         paths = sorted(glob.glob(pattern), key=os.fsencode)
         if not paths:
@@ -236,7 +225,6 @@ class Loader:
         self.shards = [read_bin(path) for path in paths]
         self.seq_len, self.vocab_size, self.batch_size, self.accum = seq_len, vocab_size, batch_size, accum
         self.rank, self.world, self.seed = rank, world, seed
-        self.skip = skip  # sequences of the order that are left out before the first step
         for shard in self.shards:
             if shard.vocab_size > vocab_size:
                 expected = f"at most the model's {vocab_size}"
@@ -285,22 +273,6 @@ class Loader:
         """(tokens, targets), int32[B,T] each, of micro-batch `micro` of step `step`, counted from 0; of
         packed files also what find_documents() gives."""
         first = (step * self.accum + micro) * self.batch_size
-        positions = [(first + row) * self.world + self.rank + self.skip for row in range(self.batch_size)]
+        positions = [(first + row) * self.world + self.rank for row in range(self.batch_size)]
         S = self.sequences
         return self._batch(permute([p % S], S, self.seed, p // S)[0] for p in positions)
-
-    def validation_batches(self, batches: int) -> int:
-        """How many of them there are, over all ranks, where `batches` are asked for."""
-        full = self.sequences // self.batch_size
-        if full == 0:
-            expected = f"at least a batch of {self.batch_size} sequences"
-            raise InputError(
-                f"{self.shards[0].path}: validation: expected {expected}, found {self.sequences}"
-            )
-        return min(batches, full)
-
-    def validation(self, batches: int) -> Iterator[tuple[np.ndarray, ...]]:
-        """At most `batches` full batches in file order, as micro_batch() has them; rank r yields batches r,
-        r+W, …"""
-        for batch in range(self.rank, self.validation_batches(batches), self.world):
-            yield self._batch(range(batch * self.batch_size, (batch + 1) * self.batch_size))

@@ -112,27 +112,6 @@ def read(path: str | Path) -> Questions:
     return Questions(questions, vocab_size, header[6] | header[7] << 32)
 
 
-def load(names: str, vocab_size: int, hash: int) -> dict[str, Questions]:
-    """{task: questions} of --eval-tasks, files separated by commas. Also raises InputError for ids of
-    another tokenizer than `hash` (0: not known), or of a larger vocabulary than the model's."""
-    found: dict[str, Questions] = {}
-    for path in names.split(",") if names else []:
-        if not path:
-            raise InputError(f"--eval-tasks: expected files separated by commas, found {names!r}")
-        task = Path(path).stem
-        if task in found:
-            raise InputError(f"--eval-tasks: expected files of different names, found {task} twice")
-        asked = found[task] = read(path)
-        if asked.vocab_size > vocab_size:
-            expected = f"ids of at most the model's vocabulary of {vocab_size}"
-            raise InputError(f"{path}: expected {expected}, found one of {asked.vocab_size}")
-        if hash and asked.hash != hash:
-            again = "`python -m llamac.eval --prepare` makes a new one"
-            expected = f"ids of the training data's tokenizer (XXH3_64 {hash:016x})"
-            raise InputError(f"{path}: expected {expected}, found {asked.hash:016x}; {again}")
-    return found
-
-
 def _header(path: str, content: bytes) -> Sequence[int]:
     """Its words, checked."""
     if len(content) < HEADER_BYTES:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from llamac import __version__
-from llamac.log import duration
 from llamac.plot import short
 from llamac.report.log import RunLog, points, spread
 from llamac.report.profile import picture
@@ -44,6 +43,15 @@ def report(runs: dict[str, RunLog]) -> dict:
         "runs": [_run(label, log) for label, log in runs.items()],
         "configuration": _configuration(runs),
     }
+
+
+def duration(seconds: float) -> str:
+    """12 s, 3:05 or 7:02:05."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes = f"{whole // 60 % 60}:{whole % 60:02d}"
+    return minutes if whole < 3600 else f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
 def labels(outs: list[str]) -> list[str]:

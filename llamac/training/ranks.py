@@ -1,11 +1,8 @@
 """Several devices: the processes that torchrun started, and FSDP2 over them."""
 
-import json
 import os
 import sys
-import time
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,30 +36,16 @@ def join_ranks(device: str) -> None:
         dist.init_process_group("gloo")
 
 
-def everybodys(value: Any) -> list:
-    """The values of all ranks, by rank. They wait for one another."""
-    if world() == 1:
-        return [value]
-    values = [None] * world()
-    dist.all_gather_object(values, value)
-    return values
-
-
-def tell_launcher(error: Exception) -> None:
-    """Put the error into the report with which torchrun ends: a page that ours would be lost before."""
-    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        what = {"message": str(error), "extraInfo": {"timestamp": str(int(time.time()))}}
-        Path(file).write_text(json.dumps({"message": what}), encoding="utf-8")
-
-
-def leave(code: int = 0) -> None:
-    """End this process, if it is one of several, without the libraries' own endings: with gloo (torch 2.13)
-    one in 25 runs was seen to abort in them, all work done, and torchrun to end the other ranks for it.
+def leave() -> None:
+    """Wait for the other processes, if there are any, and end without the libraries' own endings: with gloo
+    (torch 2.13) one in 25 runs was seen to abort in them, all work done, and torchrun to end the other ranks
+    for it.
     """
     if world() > 1:
+        dist.barrier()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+        os._exit(0)
 
 
 def is_sharded(x: Tensor) -> bool:

@@ -26,7 +26,6 @@ import xxhash
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / os.environ.get("LLAMAC_BUILD", "build/auto") / "train_llama3"
-PYTHON_PROGRAM = [sys.executable, ROOT / "train_llama3.py", "--train"]
 # One thread: the bits may depend on their number, and so small a model is no work for two. No plot is drawn.
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "LLAMAC_PYTHON": "false", "PYTHONDONTWRITEBYTECODE": "1"}
 MODEL = {
@@ -140,13 +139,11 @@ class Run:
         )
         self.flags = [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
-    def start(
-        self, *flags: str, program: list | None = None, environment: dict | None = None, label: str = ""
-    ) -> subprocess.Popen:
+    def start(self, *flags: str, environment: dict | None = None, label: str = "") -> subprocess.Popen:
         """Output goes to files beside the run's, for whoever looks at a failed case."""
         output, errors = (self.folder / f"{name}{label}" for name in ("stdout", "stderr"))
         with open(output, "w") as out, open(errors, "w") as err:
-            command = [*(program or [PROGRAM]), *self.flags, *flags]
+            command = [PROGRAM, *self.flags, *flags]
             return subprocess.Popen(
                 command, env=ENVIRONMENT | (environment or {}), stdout=out, stderr=err, cwd=ROOT
             )

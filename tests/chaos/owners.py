@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from common import PYTHON_PROGRAM, Case, Failure, Reference, Run, Totals, expect, history, main, poll
+from common import Case, Failure, Reference, Run, Totals, expect, history, main, poll
 
 SECONDS = 900  # Python's start takes long on a busy machine
 LONG = {"steps": 1000000, "schedule": "constant", "val_every": 0, "checkpoint_every": 50}
@@ -54,30 +54,24 @@ def prepare(folder: Path) -> Case:
         run = Run(own, **LONG)
         if rng.random() < 0.5:  # an earlier run's, which must go on or be moved aside once
             shutil.copytree(first.out, run.out)
-        with_python = rng.random() < 0.05
-        starts: list[tuple[list[str], list | None]] = [([], PYTHON_PROGRAM)] if with_python else []
-        while len(starts) < 2:
-            starts.append((["--resume", rng.choice(["auto", "none"])], None))
-        rng.shuffle(starts)
+        starts = [["--resume", rng.choice(["auto", "none"])] for _ in range(2)]
         offset = rng.choice([0, rng.uniform(0, 0.05), rng.uniform(0, 2 * short.seconds)])
         processes = []
         try:
-            for i, (flags, program) in enumerate(starts):
-                processes.append(run.start(*flags, program=program, label=str(i)))
+            for i, flags in enumerate(starts):
+                processes.append(run.start(*flags, label=str(i)))
                 time.sleep(offset if i == 0 else 0)
             loser = loser_of(processes)
             owner = processes[1 - loser]
             errors = run.errors(str(loser))
             totals.count("starts", 2)
-            totals.count("of them beside a Python program", 2 * with_python)
             expect(processes[loser].returncode == 2, "exit code", processes[loser].returncode, errors[-3:])
             expect(len(errors) == 1 and f"process {owner.pid} on " in errors[0], "expected the owner", errors)
             wait_for_steps(run, owner, 3)
             totals.count("by the second start", loser == 0)
             owner.kill()
             owner.wait()
-            if starts[1 - loser][1] is None:  # Python's losses are not C's bit by bit
-                check_log(run)
+            check_log(run)
             processes.append(run.start("--resume", "none", label="2"))
             for _ in poll(time.monotonic() + SECONDS, pause=5e-3):
                 expect(processes[2].poll() is None, "blocked restart:", run.errors("2"))

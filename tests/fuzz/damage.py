@@ -30,7 +30,7 @@ import task_rows
 from directories import TEXT, sentencepiece, write_tokenizer
 from fuzz import inputs, twins
 
-from llamac import carried_files, chat, checkpoint, counters, finetune, generate, limited, output, tokenizer
+from llamac import chat, checkpoint, counters, finetune, generate, limited, tokenizer
 from llamac.data import documents, encode, prepare
 from llamac.data import inputs as data_inputs
 from llamac.errors import InputError
@@ -109,7 +109,6 @@ def _read_tokenizer(folder: Path) -> None:
     chat.encode_with_places(own, "<|end|>the cat")
     (folder / "out").mkdir()
     own.write_beside_tokens(folder / "out")
-    carried_files.read_carried_files(folder, None)
 
 
 def _read_model(folder: Path) -> None:
@@ -284,13 +283,11 @@ def _counter_files() -> Files:
 
 def _read_checkpoint(folder: Path) -> None:
     checkpoint.check(folder / "step_000006")
-    output.truncate_log(folder / "log.jsonl", 3)
 
 
 def _old_checkpoint() -> Files:
     folder = inputs.ROOT / "tests/data/resume_9252fa4/step_000006"
-    found = {f"step_000006/{path.name}": path.read_bytes() for path in sorted(folder.iterdir())}
-    return found | {"log.jsonl": inputs.SEEDS["log"]["run"]}
+    return {f"step_000006/{path.name}": path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 def _read_twin(read: Callable[[Path, bytes], None], folder: Path) -> None:

@@ -13,12 +13,11 @@ import numpy as np
 import xxhash
 from fuzz.inputs import safetensors, tensor
 
-from llamac import hf, plot, profile, tokenizer, vocabulary
+from llamac import hf, manifest, plot, profile, tokenizer, vocabulary
 from llamac.config import load_config
 from llamac.data import Loader
 from llamac.errors import InputError
 from llamac.eval import questions
-from llamac.options import parse, read_checkpoint
 
 # In C alone, or with another purpose in C: Python's verdict may be another one, but it is a verdict.
 APART = {"manifest", "log", "gemms", "profile"}
@@ -50,18 +49,6 @@ def _index(folder: Path, content: bytes) -> None:
 
 def _config(folder: Path, content: bytes) -> None:
     load_config(_put(folder, "config.json", content))
-
-
-def _toml(folder: Path, content: bytes) -> None:
-    parse(["--config", _put(folder, "run.toml", content)]).micro_batches()
-
-
-def _flags(folder: Path, content: bytes) -> None:
-    lines = content.split(b"\n") if content else []
-    if lines and not lines[-1]:
-        lines.pop()
-    texts = [line.partition(b"\0")[0].decode("utf-8", "surrogateescape") for line in lines]
-    parse([text for text in texts if not text.startswith(("-h", "--h", "--v"))]).micro_batches()
 
 
 def _tokens(folder: Path, content: bytes) -> None:
@@ -97,8 +84,7 @@ def _questions(folder: Path, content: bytes) -> None:
 
 
 def _manifest(folder: Path, content: bytes) -> None:
-    _put(folder, "manifest.json", content)
-    read_checkpoint(folder)
+    manifest.parse(content, "manifest.json")
 
 
 def _log(folder: Path, content: bytes) -> None:
@@ -118,8 +104,6 @@ TWINS: dict[str, Callable[[Path, bytes], None]] = {
     "safetensors": _safetensors,
     "index": _index,
     "config": _config,
-    "toml": _toml,
-    "flags": _flags,
     "tokens": _tokens,
     "tokenizer": _tokenizer,
     "vocabulary": _vocabulary,
@@ -167,23 +151,9 @@ def differences(reader: str, contents: list[bytes], in_c: list[str]) -> list[str
                 raise
             lines.append(f"{reader} {content[:200]!r}: {type(error).__name__}: {str(error)[:200]}")
             continue
-        if reader not in APART and bool(ours) != bool(theirs) and not _is_known(reader, ours, theirs):
+        if reader not in APART and bool(ours) != bool(theirs):
             lines.append(f"{reader} {content[:300]!r}: C: {theirs[:200]!r}, Python: {ours[:200]!r}")
     return lines
-
-
-def _is_known(reader: str, ours: str, theirs: str) -> bool:
-    """Whether it is a flag that one of the two programs has not."""
-    words = (
-        "unknown key",
-        "no such flag",
-        "unrecognized arguments",
-        "--kernel",
-        "--out",
-        "--resume",
-        "--init",
-    )
-    return reader in ("toml", "flags") and any(word in ours + theirs for word in words)
 
 
 def compare(read_inputs: Path, corpus: Path) -> bool:
