@@ -5,8 +5,7 @@
 has the differentiable operations; it needs torch and the compiled extension. `llamac.patch` makes a model of
 the transformers library use them, and `llamac.unpatch` undoes it. `llamac.reference` is train_llama3.py. All
 are imported at their first use. Bad input raises `llamac.Error`. The modules config, random, schedule,
-options, data, tokenizer, log and plot need none of these; import them by name (`from llamac.data import
-Loader`).
+data, tokenizer and plot need none of these; import them by name (`from llamac.data import read_bin`).
 """
 
 import sys

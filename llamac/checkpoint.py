@@ -1,6 +1,6 @@
 """`python -m llamac.checkpoint list OUT` and `... verify OUT|DIR` list checkpoints and verify their files.
 
-They need no GPU, no extension and no PyTorch, and write nothing. The rule is that of the C program
+They need no GPU and no PyTorch, and write nothing. The rule is that of the C program
 (open_checkpoint in csrc/train/checkpoint.cpp); tests/test_output.py compares them.
 """
 
@@ -14,9 +14,9 @@ from pathlib import Path
 
 import xxhash
 
-from llamac import manifest
 from llamac.errors import InputError, printable, run
 from llamac.files import MOST_JSON, open_file, read_bytes
+from llamac.native import native
 
 _PIECE = 1 << 20
 _DAMAGED = re.compile(r"damaged_(step_\d+)(_\d+)?")
@@ -46,7 +46,6 @@ class Checkpoint:
 
     path: Path
     step: int | None = None
-    manifest: dict = field(default_factory=dict)  # manifest.parse()'s
     files: list[File] = field(default_factory=list)
     problem: str = ""
     readable: bool = True
@@ -62,14 +61,18 @@ class _Damage(Exception):
     pass
 
 
-def _manifest(path: Path) -> dict:
-    """The manifest's fields. Raises _Damage; InputError where it is whole, and of another version."""
+MANIFEST = "manifest.json"
+
+
+def _manifest(path: Path) -> tuple[int, list]:
+    """The step, and name, bytes and XXH3_64 of each file. Raises _Damage; InputError where it is whole, and
+    of another version."""
     if (size := _size(path)) > MOST_JSON:
         raise _Damage(f"{path.name}: expected at most {MOST_JSON} bytes, found {size}")
-    text = read_bytes(path, MOST_JSON)
-    if not manifest.is_whole(text):
+    found = native.manifest(read_bytes(path, MOST_JSON), str(path))
+    if found is None:
         raise _Damage(f"{path.name}: its checksum is not that of its text: it was changed or cut short")
-    return manifest.parse(text, str(path))
+    return found
 
 
 def _size(path: Path) -> int:
@@ -102,13 +105,11 @@ def _problem(path: Path, expected: File, sums: bool) -> str:
 
 
 def _compare(found: Checkpoint, sums: bool) -> None:
-    found.manifest = _manifest(found.path / manifest.NAME)
-    found.step = found.manifest["step"]
+    found.step, files = _manifest(found.path / MANIFEST)
     if step_of(found.path.name) not in (None, found.step):  # a copy under another name would hide newer ones
         expected = f"expected {step_of(found.path.name)}, as its folder's name says, found {found.step}"
-        raise _Damage(f"{manifest.NAME}: step: {expected}")
-    for record in found.manifest["files"]:
-        file = File(record["name"], record["bytes"], record["xxh3"])
+        raise _Damage(f"{MANIFEST}: step: {expected}")
+    for file in (File(*record) for record in files):
         problem = _problem(found.path / file.name, file, sums)
         found.files.append(File(file.name, file.bytes, file.xxh3, problem))
         found.problem = found.problem or problem
@@ -146,7 +147,7 @@ def checkpoints_in(out: str | Path) -> list[Path]:
 
 def _chosen(path: Path) -> list[Path]:
     """What a command's argument means: a checkpoint, or all of an output folder."""
-    if (path / "manifest.json").exists() or step_of(path.name) is not None or _DAMAGED.fullmatch(path.name):
+    if (path / MANIFEST).exists() or step_of(path.name) is not None or _DAMAGED.fullmatch(path.name):
         return [path]
     if not path.is_dir():
         raise InputError(f"{path}: expected a folder, found {'a file' if path.exists() else 'none'}")

@@ -227,13 +227,13 @@ def summarise(events: list[dict], device: dict) -> dict:
 
 
 class Profiler:
-    """Profiles `count` of the steps `first` to `steps` into the folder `out`: without the first one, in which
+    """Profiles `count` of the steps 1 to `steps` into the folder `out`: without the first one, in which
     memory is touched and kernels are made, if there are enough. count 0: none.
     """
 
-    def __init__(self, out: str | Path, count: int, steps: int, device: str, dtype: torch.dtype, first=1):
+    def __init__(self, out: str | Path, count: int, steps: int, device: str, dtype: torch.dtype):
         self.out, self.device, self.dtype = Path(out), device, dtype
-        self.first = first + 1 if steps - first >= count > 0 else first
+        self.first = 2 if steps > count > 0 else 1
         self.last = min(steps, self.first + count - 1)
         self.profile: profile | None = None
 

@@ -1,7 +1,32 @@
-"""Rows of the tasks of llamac.eval, in the formats of their own files."""
+"""Rows of the tasks of llamac.eval, in the formats of their own files; a reader of what --prepare makes."""
+
+from pathlib import Path
 
 import numpy as np
 from directories import TEXT
+
+from llamac.eval.questions import Asked, Questions
+
+
+def read_questions(path: Path) -> Questions:
+    """A file NAME.questions, by docs/training.md, "The file of questions"."""
+    words = np.frombuffer(path.read_bytes(), "<u4").tolist()
+    _, _, vocab_size, n, choices, _, low, high, *_ = words
+    every, sizes, ids = (
+        words[16 : 16 + 2 * n],
+        words[16 + 2 * n : 16 + 2 * n + 3 * choices],
+        iter(words[16 + 2 * n + 3 * choices :]),
+    )
+    taken = [
+        [[next(ids) for _ in range(count)] for count in sizes[k : k + 2]] for k in range(0, len(sizes), 3)
+    ]
+    pairs, lengths, found = iter(map(tuple, taken)), iter(sizes[2::3]), []
+    for count, gold in zip(every[::2], every[1::2]):
+        own = [next(pairs) for _ in range(count)]
+        long = [next(lengths) for _ in range(count)]
+        found.append(Asked(own, gold, long if words[10] else None))
+    return Questions(found, vocab_size, low | high << 32)
+
 
 WORDS = TEXT.split()
 ROWS = {

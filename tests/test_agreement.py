@@ -20,7 +20,6 @@ from llamac import _native
 from llamac.config import load_config, presets, rope_frequencies
 from llamac.data import Loader, find_documents, permute, write_bin
 from llamac.data.recipes import RECIPES
-from llamac.data.tokens import BEGINS_DOCUMENT, NO_TARGET
 from llamac.errors import InputError
 from llamac.options import Options
 from llamac.schedule import learning_rate
@@ -32,7 +31,6 @@ WRITTEN_TWICE = [
     "config",
     "files",
     "flops",
-    "questions",
     "random",
     "schedule",
     "tokens",
@@ -207,21 +205,6 @@ def test_micro_batches(tmp_path, vocab, rank, world):
             skip = B * world  # the sequences of a micro-batch are left out
             _native.micro_batch(pattern, T, vocab, B, A, seed, step, micro, rank, world, *ours, skip)
             assert np.array_equal(ours, loader.micro_batch(step + (micro + 1) // A, (micro + 1) % A))
-
-
-def test_packed_micro_batches(tmp_path):
-    """Tokens, targets that count, and documents of packed files."""
-    rng = np.random.default_rng(1)
-    marks = np.array([0, NO_TARGET, NO_TARGET | BEGINS_DOCUMENT], np.uint32)
-    for shard in range(2):
-        words = rng.integers(500, size=16 * 20 + 1).astype(np.uint32) | rng.choice(marks, 16 * 20 + 1)
-        write_bin(tmp_path / f"p_{shard}.bin", words, 500, packed=16)
-    pattern, T, B = str(tmp_path / "p_*.bin"), 16, 3
-    loader = Loader(pattern, T, 500, B, seed=7)
-    for step in range(20):
-        ours = np.full((3, B, T), -1, np.int32)
-        _native.micro_batch(pattern, T, 500, B, 1, 7, step, 0, 0, 1, *ours[:2], 0, ours[2])
-        assert np.array_equal(ours, loader.micro_batch(step, 0))
 
 
 def test_documents():

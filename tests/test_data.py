@@ -13,7 +13,6 @@ from llamac import tokenizer
 from llamac.data import Loader, permute, read_bin, write_bin, write_shards
 from llamac.data import __main__ as tool
 from llamac.data.documents import cut_text
-from llamac.data.tokens import BEGINS_DOCUMENT, NO_TARGET
 from llamac.errors import InputError
 
 ROOT = Path(__file__).parent.parent
@@ -160,32 +159,6 @@ def test_malformed_bin(tmp_path, spoil, message):
     with pytest.raises(InputError) as error:
         Loader(str(path), 8, 1000, 1)
     assert str(error.value).startswith(f"{path}: {message}") and "\n" not in str(error.value)
-
-
-def test_packed(tmp_path):
-    """Tokens, targets that count and documents of two sequences; other lengths and plain files beside them
-    are refused."""
-    both, none = BEGINS_DOCUMENT | NO_TARGET, NO_TARGET
-    words = np.array([1 | both, 2, 3, 4 | both, 5 | both, 6, 0 | both, 0 | none, 0 | none], np.uint32)
-    write_bin(tmp_path / "b.bin", words, 10, packed=4)
-    assert read_bin(tmp_path / "b.bin").packed == 4
-    batch = Loader(str(tmp_path / "b.bin"), 4, 10, 2)._batch(range(2))
-    tokens, targets, first = (x.tolist() for x in batch)
-    assert tokens == [[1, 2, 3, 4], [5, 6, 0, 0]]
-    assert targets == [[2, 3, -100, -100], [6, -100, -100, -100]]
-    assert first == [[0, 0, 0, 3], [0, 0, 2, 2]]
-    with pytest.raises(InputError, match=r"b\.bin: header word 4: expected .*--seq-len 8, found 4"):
-        Loader(str(tmp_path / "b.bin"), 8, 10, 1)
-    write_bin(tmp_path / "c.bin", np.arange(9, dtype=np.uint32), 10)
-    with pytest.raises(InputError, match=r"c\.bin: header word 4: expected .*--seq-len 4, found plain"):
-        Loader(str(tmp_path / "*.bin"), 4, 10, 1)
-    write_bin(tmp_path / "a.bin", np.arange(9, dtype=np.uint32), 10)
-    with pytest.raises(InputError, match=r"b\.bin: header word 4: expected plain tokens as in .*found 4"):
-        Loader(str(tmp_path / "*.bin"), 4, 10, 1)
-    words[2] |= 11
-    write_bin(tmp_path / "d.bin", words, 10, packed=4)
-    with pytest.raises(InputError, match=r"d\.bin: token 2: expected an id below 10, found 11"):
-        Loader(str(tmp_path / "d.bin"), 4, 10, 2)._batch(range(2))
 
 
 @pytest.mark.parametrize("vocab", [1000, 70000])

@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from directories import TEMPLATE, TEXT, write_directory
-from task_rows import ROWS, drawn_row
+from task_rows import ROWS, drawn_row, read_questions
 
 from llamac import Error, tokenizer
 from llamac.data.tokens import write_bin
 from llamac.eval import tasks, text
 from llamac.eval.__main__ import _counter, answers, count, main
 from llamac.eval.likelihood import Scorer
-from llamac.eval.questions import read as read_questions
 
 
 @pytest.fixture(scope="module")

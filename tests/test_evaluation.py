@@ -10,11 +10,11 @@ import pytest
 from directories import TEXT, write_directory
 from launch import free_port, needs, torchrun_environment
 from run import ROOT, events, flags, timed_events
-from task_rows import drawn_row
+from task_rows import drawn_row, read_questions
 
 import llamac
 from llamac.data.tokens import write_bin
-from llamac.eval import questions, tasks
+from llamac.eval import tasks
 from llamac.eval.__main__ import answers, count, main
 from llamac.eval.likelihood import PairEncoder, Scorer
 
@@ -129,22 +129,13 @@ def test_ranks_share_the_questions(train, build, run_flags, tmp_path):
 def test_the_file_keeps_what_is_asked(directory, folder):
     encoder = PairEncoder(directory)
     for name in NAMES:
-        found = questions.read(folder / f"prepared/{name}.questions")
+        found = read_questions(folder / f"prepared/{name}.questions")
         wanted = list(tasks.read(tasks.TASKS[name], folder))
         assert (found.vocab_size, found.hash) == (encoder.tokenizer.vocab_size, encoder.tokenizer.hash)
         assert [(q.gold, q.lengths) for q in found.questions] == [(q.gold, q.lengths) for q in wanted]
         assert [q.pairs for q in found.questions] == [
             [encoder.encode_pair(*pair) for pair in q.pairs] for q in wanted
         ]
-
-
-def changed(path: Path, to: Path, **words: int) -> str:
-    content = np.frombuffer(path.read_bytes(), "<u4").copy()
-    for word, value in words.items():
-        content[int(word[1:])] = value
-    to.parent.mkdir(exist_ok=True)
-    to.write_bytes(content.tobytes())
-    return str(to)
 
 
 REFUSED = {

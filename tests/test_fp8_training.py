@@ -21,13 +21,10 @@ def on_the_cpu(gpu):
 
 def run(data, out, **extra):
     """A run, and the products of its model."""
-    ops = ["--ops", extra["ops"]] if "ops" in extra else []
     models, empty_model = [], ref.empty_model
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ref, "empty_model", lambda *each: models.append(empty_model(*each)) or models[0])
-        ref.train(
-            parse([*reference_flags(data, out, **RUN | {k: v for k, v in extra.items() if k != "ops"}), *ops])
-        )
+        ref.train(parse(reference_flags(data, out, **RUN | extra)))
     return models[0].fp8
 
 

@@ -18,6 +18,7 @@
 #include "model/parameters.h"
 #include "native.h"
 #include "platform/cpu_level.h"
+#include "train/manifest.h"
 #include "train/options.h"
 #include "train/schedule.h"
 #include "train/spikes.h"
@@ -338,6 +339,16 @@ void find_documents_of(const Ids& tokens, int32_t begin, int32_t end, Ids first)
     find_documents(tokens.data(), tokens.shape(0), tokens.shape(1), {begin, end}, first.mutable_data());
 }
 
+// The step, and name, bytes and hash of each file; nothing where the text is not what was written.
+std::optional<py::tuple> read_manifest(const std::string& text, const std::string& where) {
+    if (!is_whole_manifest(text)) return {};
+    const Manifest manifest = parse_manifest(text, where);
+    py::list files;
+    for (const FileRecord& file : manifest.files)
+        files.append(py::make_tuple(file.name, file.bytes, hex(file.xxh3)));
+    return py::make_tuple(manifest.step, files);
+}
+
 // (step, quantity, found, expected, allowed) of every spike in the losses and norms of a run.
 py::list find_spikes(const std::vector<double>& losses, const std::vector<double>& grad_norms) {
     SpikeDetector detector;
@@ -408,6 +419,8 @@ PYBIND11_MODULE(_native, m) {
     m.def("default_options", [] { return to_json(Options{}).dump(); }, "Every flag's default, as JSON.");
     m.def("model", &describe_model, py::arg("model"), py::arg("seq_len"),
           "Parameters, FLOPs a token and the config.json of a preset, file or folder.");
+    m.def("manifest", &read_manifest, py::arg("text"), py::arg("where"),
+          "(step, [(name, bytes, XXH3_64)]) of a checkpoint's manifest; None where it is damaged.");
     m.def("find_documents", &find_documents_of);
     m.def("micro_batch", &read_micro_batch, py::arg("train_data"), py::arg("seq_len"), py::arg("vocab_size"),
           py::arg("batch_size"), py::arg("accumulation"), py::arg("seed"), py::arg("step"), py::arg("micro"),

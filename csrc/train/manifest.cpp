@@ -1,4 +1,3 @@
-// As in llamac/manifest.py on purpose; tests/test_output.py compares them.
 #include "train/manifest.h"
 
 #include <xxhash.h>

@@ -1,5 +1,3 @@
-// Written twice on purpose: llamac/eval/questions.py has the same; tests/test_readers.py::test_c_and_python_agree.
-//
 // A file of multiple-choice questions in token ids, NAME.questions, as `python -m llamac.eval --prepare` writes it.
 // docs/training.md, "The file of questions", has the format.
 #pragma once

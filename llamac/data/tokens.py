@@ -24,7 +24,6 @@ from llamac.files import open_file
 HEADER_BYTES = 1024
 # Marks of a token in a packed file: it does not count as a target; a document begins with it.
 NO_TARGET, BEGINS_DOCUMENT = 1 << 31, 1 << 30
-_ID_BITS = BEGINS_DOCUMENT - 1
 IGNORED = -100  # a target that does not count: PyTorch's ignore_index
 # (magic, version) -> token
 _FORMATS: dict[tuple[int, int], np.dtype] = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
@@ -155,11 +154,6 @@ def find_documents(tokens: np.ndarray, marks: tuple[int | None, int | None]) -> 
     begins = np.zeros(tokens.shape, bool) if begin is None else tokens == begin
     if end is not None:
         begins[:, 1:] |= tokens[:, :-1] == end
-    return _first(begins)
-
-
-def _first(begins: np.ndarray) -> np.ndarray:
-    """Of each position the last one up to it, in its row, at which a document begins, or 0."""
     return np.maximum.accumulate(np.where(begins, np.arange(begins.shape[1], dtype=np.int32), 0), axis=1)
 
 
@@ -231,9 +225,9 @@ class Loader:
                 raise InputError(
                     f"{shard.path}: vocabulary size: expected {expected}, found {shard.vocab_size}"
                 )
-        self.is_packed = self.shards[0].packed != 0
-        for shard in self.shards:
-            self._check_packed(shard)
+            if shard.packed:
+                only = "only ./train_llama3 and llamac.Trainer train on them"
+                raise InputError(f"{shard.path}: packed documents: {only}")
         counts = [max(0, len(shard.tokens) - 1) // seq_len for shard in self.shards]
         self.ends = np.cumsum(counts)  # [shards]: sequences up to and including each shard
         self.sequences = int(self.ends[-1])
@@ -242,37 +236,19 @@ class Loader:
             expected = f"at least seq-len + 1 = {seq_len + 1} tokens in a file"
             raise InputError(f"{pattern}: expected {expected}, found {self.tokens} in {len(paths)}")
 
-    def _check_packed(self, shard: Shard) -> None:
-        if shard.packed != (self.seq_len if self.is_packed else 0):
-            plain = f"plain tokens as in {self.shards[0].path}"
-            expected = f"sequences packed for --seq-len {self.seq_len}" if self.is_packed else plain
-            found = shard.packed or "plain tokens"
-            raise InputError(f"{shard.path}: header word 4: expected {expected}, found {found}")
-
     def sequence(self, index: int) -> np.ndarray:
-        """Sequence `index` of 0 .. sequences-1, with marks if it is packed: [T+1], the inputs and, one later,
-        the targets."""
+        """Sequence `index` of 0 .. sequences-1: [T+1], the inputs and, one later, the targets."""
         which = int(np.searchsorted(self.ends, index, side="right"))
         shard = self.shards[which]
         start = (index - (int(self.ends[which - 1]) if which else 0)) * self.seq_len
         tokens = shard.read(start, self.seq_len + 1)
-        check_tokens(shard, tokens & _ID_BITS if self.is_packed else tokens, start, self.vocab_size)
+        check_tokens(shard, tokens, start, self.vocab_size)
         return tokens
 
-    def _batch(self, indices) -> tuple[np.ndarray, ...]:
-        rows = np.stack([self.sequence(int(index)) for index in indices])
-        if not self.is_packed:
-            rows = rows.astype(np.int32)
-            return rows[:, :-1].copy(), rows[:, 1:].copy()
-        ids = (rows & _ID_BITS).astype(np.int32)
-        targets = np.where(rows[:, 1:] & NO_TARGET, IGNORED, ids[:, 1:]).astype(np.int32)
-        begins = (rows[:, :-1] & BEGINS_DOCUMENT) != 0
-        return ids[:, :-1].copy(), targets, _first(begins)
-
-    def micro_batch(self, step: int, micro: int) -> tuple[np.ndarray, ...]:
-        """(tokens, targets), int32[B,T] each, of micro-batch `micro` of step `step`, counted from 0; of
-        packed files also what find_documents() gives."""
-        first = (step * self.accum + micro) * self.batch_size
+    def micro_batch(self, step: int, micro: int) -> tuple[np.ndarray, np.ndarray]:
+        """(tokens, targets), int32[B,T] each, of micro-batch `micro` of step `step`, counted from 0."""
+        first, S = (step * self.accum + micro) * self.batch_size, self.sequences
         positions = [(first + row) * self.world + self.rank for row in range(self.batch_size)]
-        S = self.sequences
-        return self._batch(permute([p % S], S, self.seed, p // S)[0] for p in positions)
+        indices = [int(permute([p % S], S, self.seed, p // S)[0]) for p in positions]
+        rows = np.stack([self.sequence(index) for index in indices]).astype(np.int32)
+        return rows[:, :-1].copy(), rows[:, 1:].copy()

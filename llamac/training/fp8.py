@@ -53,10 +53,6 @@ class ReferenceProducts:
         """fp8.scale of checkpoints, in the order of slot_names; None where the next step needs none."""
         return self.scales.scale if self.scales.recipe == "delayed" else None
 
-    def load(self, scale: Tensor) -> None:
-        self.scales.scale.copy_(scale)
-        self.scales.calibrated = True
-
 
 class LlamacProducts:
     """Products by llamac's kernels."""
@@ -88,14 +84,6 @@ class LlamacProducts:
         of_layers = of_blocks.view(-1, PER_BLOCK, 3)  # input, weight, gradient of each
         blocks = torch.cat((of_layers[..., :2].flatten(1), of_layers[..., 2]), 1).flatten()
         return torch.cat((blocks, of_head.flatten()))
-
-    def load(self, scale: Tensor) -> None:
-        assert self.scaling
-        of_blocks, of_head = scale.tensor_split((self.blocks * 3 * PER_BLOCK,))
-        inputs, gradients = of_blocks.view(-1, 3 * PER_BLOCK).split((2 * PER_BLOCK, PER_BLOCK), 1)
-        of_layers = torch.cat((inputs.unflatten(1, (PER_BLOCK, 2)), gradients[..., None]), 2)
-        of_layers = torch.cat((of_layers.flatten(0, 1), of_head.view(-1, 3)))
-        self.scaling.load_state_dict({"scale": of_layers.to(self.scaling.scale.device)})
 
 
 Products = ReferenceProducts | LlamacProducts

@@ -75,9 +75,6 @@ class Batches:
         self.data = Loader(
             o.train_data, o.seq_len, config.vocab_size, o.batch_size, self.accumulation, *ranks, o.seed
         )
-        if self.data.is_packed:
-            only = "only ./train_llama3 and llamac.Trainer train on them"
-            raise InputError(f"{self.data.shards[0].path}: packed documents: {only}")
         self.marks = self._marks(o, config) if o.document_mask == "on" else None
         self.device = device
 
