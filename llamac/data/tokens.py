@@ -154,7 +154,7 @@ def find_documents(tokens: np.ndarray, marks: tuple[int | None, int | None]) -> 
     begins = np.zeros(tokens.shape, bool) if begin is None else tokens == begin
     if end is not None:
         begins[:, 1:] |= tokens[:, :-1] == end
-    return np.maximum.accumulate(np.where(begins, np.arange(begins.shape[1], dtype=np.int32), 0), axis=1)
+    return np.maximum.accumulate(np.where(begins, np.arange(tokens.shape[1], dtype=np.int32), 0), axis=1)
 
 
 def splitmix64(x: np.ndarray | np.uint64) -> Any:
