@@ -323,14 +323,13 @@ using Ids = py::array_t<int32_t, py::array::c_style>;
 
 void read_micro_batch(const std::string& pattern, int64_t seq_len, int64_t vocab_size, int64_t batch_size,
                       int64_t accumulation, uint64_t seed, int64_t step, int64_t micro, int64_t rank,
-                      int64_t world, Ids tokens, Ids targets, int64_t skip, std::optional<Ids> first) {
-    for (const Ids& ids : {tokens, targets, first.value_or(tokens)})
+                      int64_t world, Ids tokens, Ids targets, int64_t skip) {
+    for (const Ids& ids : {tokens, targets})
         if (ids.size() != batch_size * seq_len)
             fail("an array of token ids: expected ", batch_size, " x ", seq_len, " elements, found ",
                  ids.size());
     const Loader loader(pattern, seq_len, vocab_size, batch_size, accumulation, seed);
-    loader.micro_batch(step, micro, rank, world, tokens.mutable_data(), targets.mutable_data(), skip,
-                       first ? first->mutable_data() : nullptr);
+    loader.micro_batch(step, micro, rank, world, tokens.mutable_data(), targets.mutable_data(), skip);
 }
 
 // tokens, first: [rows,T].
@@ -425,8 +424,7 @@ PYBIND11_MODULE(_native, m) {
     m.def("micro_batch", &read_micro_batch, py::arg("train_data"), py::arg("seq_len"), py::arg("vocab_size"),
           py::arg("batch_size"), py::arg("accumulation"), py::arg("seed"), py::arg("step"), py::arg("micro"),
           py::arg("rank"), py::arg("world"), py::arg("tokens"), py::arg("targets"), py::arg("skip") = 0,
-          py::arg("first") = py::none(),
-          "Fills tokens, targets and, of packed files, first [B,T], as the program draws them.");
+          "Fills tokens and targets [B,T], as the program draws them.");
     m.def("spikes", &find_spikes, py::arg("losses"), py::arg("grad_norms"),
           "(step, quantity, found, expected, allowed) of every spike.");
 }
