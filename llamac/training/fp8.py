@@ -49,10 +49,6 @@ class ReferenceProducts:
             dist.all_reduce(self.scales.amax, dist.ReduceOp.MAX)
         self.scales.update()
 
-    def state(self) -> Tensor | None:
-        """fp8.scale of checkpoints, in the order of slot_names; None where the next step needs none."""
-        return self.scales.scale if self.scales.recipe == "delayed" else None
-
 
 class LlamacProducts:
     """Products by llamac's kernels."""
@@ -76,14 +72,6 @@ class LlamacProducts:
     def update(self) -> None:
         if self.scaling:
             self.scaling.update()
-
-    def state(self) -> Tensor | None:
-        if not self.scaling:
-            return None
-        of_blocks, of_head = self.scaling.scale.tensor_split((self.blocks * PER_BLOCK,))
-        of_layers = of_blocks.view(-1, PER_BLOCK, 3)  # input, weight, gradient of each
-        blocks = torch.cat((of_layers[..., :2].flatten(1), of_layers[..., 2]), 1).flatten()
-        return torch.cat((blocks, of_head.flatten()))
 
 
 Products = ReferenceProducts | LlamacProducts
