@@ -104,7 +104,8 @@ def forced_model(folder: Path, dtype: torch.dtype, ours: dict, found: dict, o: O
     fuse_products(model)
     fp8.use_products(model, o)
     if "weight.model.norm.weight" in ours and o.fp8_recipe == "delayed":
-        model.fp8.load(torch.from_numpy(ours["fp8.scale"]).float())
+        model.fp8.scales.scale.copy_(torch.from_numpy(ours["fp8.scale"]).float())
+        model.fp8.scales.calibrated = True
     model.model.embed_tokens.register_forward_hook(lambda m, x, out: force(out, "embedding"))
     for i, block in enumerate(model.model.layers):
         block.register_forward_hook(lambda m, x, out, i=i: force(out, f"{i}.residual_out"))
