@@ -1,7 +1,6 @@
 """The transformer block as data: its linears in the order of the forward pass, as in csrc/model/block.h.
 
-The reference model, the names and shapes of weights, fp8's scales, --recompute's words and the debug state
-follow from this table.
+The reference model, the names and shapes of weights, fp8's scales and the debug state follow from this table.
 """
 
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 class Input(NamedTuple):
     """The input x of a linear."""
 
-    producer: str  # what computes it, by --recompute's word
+    producer: str  # what computes it: norm, attention or activation
     name: str  # in the debug state, and among fp8's scales
     size: str  # Config's field
     statistics: str = ""  # in the debug state: what the producer keeps for its backward
@@ -74,7 +73,7 @@ BLOCK = (
     ),
     Linear(
         "down",
-        Input("swiglu", "swiglu", "intermediate_size"),
+        Input("activation", "swiglu", "intermediate_size"),
         "mlp",
         {"down_proj": "hidden_size"},
         "mlp_bias",
@@ -82,5 +81,3 @@ BLOCK = (
     ),
 )
 ACTIVATIONS = {"silu": "swiglu"}  # the operation, by config.json's hidden_act
-# What --recompute can name, besides whole blocks: inputs, and the output of qkv.
-RECOMPUTED = (*dict.fromkeys(row.x.producer for row in BLOCK), "qkv")
