@@ -17,7 +17,7 @@ def check_log(build):
 
 
 def passed(result) -> int:
-    found = re.fullmatch(r"(\d+) passed, 0 failed\n", result.stdout)
+    found = re.search(r"^(\d+) passed, 0 failed\n\Z", result.stdout, re.MULTILINE)  # behind lines of a log
     assert found and result.returncode == 0, result.stdout
     return int(found[1])
 
