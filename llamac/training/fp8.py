@@ -98,6 +98,16 @@ def _head_forward(products: Products) -> Callable:
     return forward
 
 
+def _linear_forward(product: Callable[[Tensor, Tensor], Tensor]) -> Callable:
+    """nn.Linear's forward, by that product of x and the weight."""
+
+    def forward(module: Any, x: Tensor) -> Tensor:
+        out = product(x, module.weight)
+        return out if module.bias is None else out + module.bias
+
+    return forward
+
+
 def use_products(model: Any, o: Options, device: str = "cpu") -> None:
     """Let the blocks' products be in fp8, after fuse_products(): what is fused has one scale. Raises
     InputError.
@@ -112,4 +122,4 @@ def use_products(model: Any, o: Options, device: str = "cpu") -> None:
         for layer, row in enumerate(BLOCK):
             half, linear = getattr(model.model.layers[i], row.half), products.linear(i, layer)
             (module,) = map(half.get_submodule, half.modules_of[row.name])
-            module.forward = MethodType(lambda m, x, linear=linear: linear(x, m.weight), module)
+            module.forward = MethodType(_linear_forward(linear), module)
