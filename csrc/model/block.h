@@ -34,8 +34,8 @@ struct LinearRow {
     // What the producer keeps for its backward: rstd of a norm, lse of attention.
     Tensor BlockActivations::* statistics = nullptr;
     Placement BlockParameters::* norm = nullptr;  // the weight of a norm
-    Tensor BlockActivations::* residual =
-        nullptr;  // the input of a norm, or what is added; null: the block's input
+    // The input of a norm, or what is added; null: the block's input.
+    Tensor BlockActivations::* residual = nullptr;
 };
 
 inline constexpr std::array<LinearRow, 4> block_linears = [] {
@@ -77,11 +77,8 @@ const char* name_of(const Config& config, Tensor BlockActivations::* activation)
 bool is_recomputed(const Recompute& recompute, Tensor BlockActivations::* activation, int64_t layer,
                    bool in_fp8);
 
-enum class Run : uint8_t {
-    inference,
-    training,
-    recomputation
-};  // of a block's forward: all of it, or what is recomputed
+// What runs of a block's forward: all of it, or what is recomputed.
+enum class Run : uint8_t { inference, training, recomputation };
 // cached: the rows continue sequences whose keys and values are kept.
 void forward_block(Model& model, int64_t layer, Run run, const CachedRows* cached = nullptr);
 // dresidual enters as the gradient of the block's output and leaves as that of its input.

@@ -133,9 +133,8 @@ struct Linear {
 struct Quantizable {
     Tensor values;
     int64_t slot = -1;  // of its scale; -1: its products are in the storage type
-    Tensor rows = {},
-           transposed =
-               {};  // without data: no product reads these codes, or, of a weight, each product makes them
+    // Without data: no product reads these codes, or, of a weight, each product makes them.
+    Tensor rows = {}, transposed = {};
 
     bool in_fp8() const { return slot >= 0; }
 };
