@@ -1,4 +1,4 @@
-"""Written twice on purpose: csrc/model/config.cpp reads the same; test_agreement.py::test_models.
+"""Written twice on purpose: csrc/checkpoint/config_json.cpp reads the same; test_agreement.py::test_models.
 
 The model's configuration, read from and written to Hugging Face's config.json.
 
@@ -19,18 +19,22 @@ from llamac.errors import InputError
 from llamac.files import excerpt, read_json
 from llamac.folders import CONFIGS
 
-# The largest sizes; csrc/model/config.cpp has the same.
+# The largest sizes; csrc/checkpoint/config_json.cpp has the same.
 WIDEST, DEEPEST, LONGEST, MOST_PARAMETERS = 2**24, 2**16, 2**31 - 1, 2**48
+# Per model_type, the values that transformers takes for absent fields, where they are not Llama's. A model_type with a row
+# for sliding_window may have a window.
+MODEL_TYPES: dict[str, dict[str, int]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072},
+}
 # Fields that choose an architecture, with the values that are computed, the default first.
 WORDS: dict[str, tuple[str, ...]] = {
-    "model_type": ("llama", "mistral"),  # Mistral's is Llama's with a sliding window
+    "model_type": tuple(MODEL_TYPES),
     "hidden_act": tuple(ACTIVATIONS),
     "normalization_function": ("rmsnorm",),
     "position_embedding_type": ("rope",),
 }
 FLAGS = ("attention_bias", "mlp_bias", "use_qk_norm")  # false alone
-# What transformers takes where Mistral's config.json lacks it.
-MISTRALS = {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072}
 # Those that other architectures' config.json has and Llama's has not.
 NOT_LLAMAS = (
     "use_qk_norm",
@@ -197,7 +201,7 @@ class Config:
         if self.pad_token_id is None:
             del values["pad_token_id"]
         for name in NOT_LLAMAS:
-            kept = name == "sliding_window" and self.model_type != "llama"
+            kept = name == "sliding_window" and name in MODEL_TYPES[self.model_type]
             if not kept and (name != "layer_types" or self.layer_types is None):
                 del values[name]
         return values | {"torch_dtype": torch_dtype}
@@ -307,14 +311,15 @@ class _Reader:
         for key, value in values.items():
             if value not in accepted[key]:
                 raise self.fail(key, " or ".join(map(json.dumps, accepted[key])))
-        if window is not None and values["model_type"] == "llama":
+        if window is not None and "sliding_window" not in MODEL_TYPES[values["model_type"]]:
             raise self.fail("sliding_window", "null")
         return values | {"sliding_window": window}
 
     def missing(self, key: str, default: Any) -> Any:
-        """What stands in for a missing key; null is Llama's default, but for the context."""
+        """The value for an absent key; null is Llama's default, except for the context."""
         absent = key not in self.values or key == "max_position_embeddings"
-        return MISTRALS[key] if absent and self.values.get("model_type") == "mistral" else default
+        of_type = MODEL_TYPES.get(str(self.values.get("model_type")), {})
+        return of_type.get(key, default) if absent else default
 
     def window(self) -> int | None:
         window = self.get("sliding_window", self.missing("sliding_window", None))

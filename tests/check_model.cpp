@@ -3,6 +3,7 @@
 #include <map>
 
 #include "check.h"
+#include "checkpoint/config_json.h"
 #include "model/optimizer.h"
 
 using namespace llamac;

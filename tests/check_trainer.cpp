@@ -7,6 +7,7 @@
 #include <map>
 #include <sstream>
 
+#include "checkpoint/config_json.h"
 #include "platform/threads.h"
 #include "small_run.h"
 #include "train/memory.h"
@@ -143,7 +144,7 @@ void check_parameters() {
     check(b.o.offset % 64 == 0 && b.o.offset == row("model.layers.1.self_attn.o_proj.weight").offset,
           "what is not fused begins at a border");
     check(c.tied && p.head.offset == p.embedding.offset, "a tied head is the embedding");
-    check(row("model.norm.weight").group.initial == Initial::ones && q.group.decays, "groups");
+    check(row("model.norm.weight").group.initial == 1.0f && q.group.decays, "groups");
 }
 
 // What operations work in is asked for in the dry run, whatever a run does later.

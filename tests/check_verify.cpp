@@ -2,6 +2,7 @@
 // it with the tensor's name. The flips are made by an observer of the model's calls, as a profile's is.
 #include <map>
 
+#include "checkpoint/config_json.h"
 #include "ops/operations.h"
 #include "platform/threads.h"
 #include "small_run.h"

@@ -6,6 +6,8 @@
 // gradient of qkv as it enters a product. steps: shows what follows so many optimizer steps, weights included.
 #include <deque>
 
+#include "checkpoint/config_json.h"
+#include "checkpoint/weights.h"
 #include "model/optimizer.h"
 #include "train/model_options.h"
 

@@ -155,10 +155,16 @@ void compute_input(Model& m, int64_t layer, const LinearRow& row, const CachedRo
     }
 }
 
-// The codes of a linear's input: from its values, or by the operation that computes it, which then writes no values.
+// Whether the operation that computes a linear's input, or the gradient of its output, writes codes and no values: the
+// activation and its backward, and RoPE's backward.
 bool input_as_codes(const Model& m, int64_t layer, const LinearRow& row) {
     return row.input == Producer::activation && computes_codes(m, layer);
 }
+bool gradient_as_codes(const Model& m, int64_t layer, const LinearRow& row) {
+    return !row.adds_residual && computes_codes(m, layer);
+}
+
+// The codes of a linear's input, from its values or by the operation that computes it.
 void quantize_input(Model& m, int64_t layer, const LinearRow& row, const Quantizable& x, bool again) {
     if (!input_as_codes(m, layer, row)) return quantize(m, x, again);
     const Fp8Codes to = codes_of(m, x, again);
@@ -170,11 +176,22 @@ void quantize_input(Model& m, int64_t layer, const LinearRow& row, const Quantiz
                                         .scale = to.scale});
 }
 
-// The codes of the gradient of a linear's output. The backward of RoPE, or of the activation, comes first or writes them.
+// From the gradients of rotated queries and keys to those of queries and keys.
+void rotate_backward(Model& m, int64_t layer) {
+    const Tensor& dqkv = m.activations.dqkv;
+    for (const HeadRange& range : rotated_ranges(m.config)) {
+        const Tensor dx = heads(m, dqkv, range.first, range.count);
+        rope_backward(m.context, {.dx = dx, .dout = dx, .cis = m.activations.cis, .interleaved = false});
+    }
+    if (m.fp8 && m.hook) m.hook("dact." + std::to_string(layer) + ".qkv", dqkv);  // as it is quantised
+}
+
+// The codes of the gradient of a linear's output, from its values or by the backward of RoPE or of the activation.
 void quantize_gradient(Model& m, int64_t layer, const LinearRow& row, const Quantizable& dout) {
+    if (!gradient_as_codes(m, layer, row)) return quantize(m, dout, false);
     const Activations& d = m.activations;
-    const Fp8Codes to = computes_codes(m, layer) ? codes_of(m, dout, false) : Fp8Codes{};
-    if (feeds(row, Producer::activation) && to.scale.data)
+    const Fp8Codes to = codes_of(m, dout, false);
+    if (feeds(row, Producer::activation))
         return swiglu_backward_quantize(m.context, {.out = to.out,
                                                     .transposed = to.transposed,
                                                     .amax = to.amax,
@@ -182,27 +199,16 @@ void quantize_gradient(Model& m, int64_t layer, const LinearRow& row, const Quan
                                                     .dout = d.dswiglu,
                                                     .gate_up = d.blocks[layer].gate_up,
                                                     .scale = to.scale});
-    if (feeds(row, Producer::attention)) {
-        const std::vector<HeadRange> rotated = rotated_ranges(m.config);
-        if (to.scale.data) {
-            const int64_t N = d.dqkv.shape[0], HD = m.config.HD, heads = d.dqkv.shape[1] / HD;
-            return rope_backward_quantize(m.context,
-                                          {.out = reshape(to.out, {N, heads, HD}),
-                                           .transposed = reshape(to.transposed, {heads, HD, N}),
-                                           .amax = to.amax,
-                                           .saturated = to.saturated,
-                                           .dout = reshape(d.dqkv, {N, heads, HD}),
-                                           .cis = d.cis,
-                                           .scale = to.scale,
-                                           .rotated = rotated.back().first + rotated.back().count});
-        }
-        for (const HeadRange& range : rotated) {
-            const Tensor dx = heads(m, d.dqkv, range.first, range.count);
-            rope_backward(m.context, {.dx = dx, .dout = dx, .cis = d.cis, .interleaved = false});
-        }
-        if (m.fp8 && m.hook) m.hook("dact." + std::to_string(layer) + ".qkv", d.dqkv);  // as it is quantised
-    }
-    quantize(m, dout, false);
+    const int64_t N = d.dqkv.shape[0], HD = m.config.HD, heads = d.dqkv.shape[1] / HD;
+    const HeadRange last = rotated_ranges(m.config).back();
+    rope_backward_quantize(m.context, {.out = reshape(to.out, {N, heads, HD}),
+                                       .transposed = reshape(to.transposed, {heads, HD, N}),
+                                       .amax = to.amax,
+                                       .saturated = to.saturated,
+                                       .dout = reshape(d.dqkv, {N, heads, HD}),
+                                       .cis = d.cis,
+                                       .scale = to.scale,
+                                       .rotated = last.first + last.count});
 }
 
 // From the gradient of a linear's input, row.dx, to that of what the producer has read. rewrites: the producer's output, too.
@@ -230,10 +236,12 @@ void backward_producer(Model& m, int64_t layer, const LinearRow& row, bool rewri
         return show_gradient(m, layer, &BlockActivations::qkv, d.dqkv);
     }
     case Producer::activation:
-        // quantize_gradient() computes the codes alone.
-        if (computes_codes(m, layer)) return;
-        swiglu_backward(m.context,
-                        {.dgate_up = d.dgate_up, .out = written, .dout = d.dswiglu, .gate_up = a.gate_up});
+        if (input_as_codes(m, layer, row)) return;  // quantize_gradient() computes the codes of the gradient
+        switch (m.config.activation) {
+        case ActivationKind::silu:
+            swiglu_backward(
+                m.context, {.dgate_up = d.dgate_up, .out = written, .dout = d.dswiglu, .gate_up = a.gate_up});
+        }
         return show_gradient(m, layer, &BlockActivations::gate_up, d.dgate_up);
     }
 }
@@ -339,6 +347,7 @@ void backward_block(Model& m, int64_t layer, bool accumulate) {
         const Recomputed again = recomputed(m.options.recompute, row, layer, in_fp8(m, layer));
         const Quantizable dout = output_gradient(m, {layer, &row}, d.*row.dout),
                           weight = linear_weight(m, {layer, &row});
+        if (feeds(row, Producer::attention) && !gradient_as_codes(m, layer, row)) rotate_backward(m, layer);
         quantize_gradient(m, layer, row, dout);
         linear_backward_input(m, d.*row.dx, dout, weight);
         show_gradient(m, layer, row.x, d.*row.dx);

@@ -1,5 +1,4 @@
-// The shape of a Llama or Mistral model, from Hugging Face's config.json. All derived sizes are computed here and
-// nowhere else.
+// The shape of a Llama or Mistral model, as Hugging Face's config.json describes it. All derived sizes are computed here.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -26,7 +25,6 @@ struct RopeScaling {
     bool truncate = true;          // YaRN's bounds are whole pairs
 };
 
-enum class ModelKind : uint8_t { llama, mistral };  // Mistral's is Llama's with a sliding window
 enum class NormKind : uint8_t { rms };
 enum class ActivationKind : uint8_t { silu };
 enum class PositionKind : uint8_t { rope };
@@ -37,8 +35,8 @@ struct Config {
     double eps = 1e-6;
     double rope_theta = 10000;
     RopeScaling rope_scaling;
-    // What the architecture is made of. load_config accepts what is computed: Llama's and Mistral's.
-    ModelKind kind = ModelKind::llama;
+    std::string model_type = "llama";  // of config.json (checkpoint/config_json.cpp has the table)
+    // The architecture. load_config accepts the values that the model computes: Llama's and Mistral's.
     NormKind norm = NormKind::rms;
     ActivationKind activation = ActivationKind::silu;  // of the gate
     PositionKind positions = PositionKind::rope;
@@ -63,11 +61,5 @@ struct Config {
 
 // Radians per position of each pair of a head's channels, [HD/2].
 std::vector<double> rope_frequencies(const Config& config);
-
-// model: a preset's NAME (configs/models/NAME.json), a folder with a config.json, or a .json file.
-// Throws Error naming the file, the field, what was expected and what was found.
-Config load_config(const std::string& model);
-// The text of a config.json that transformers reads back to the same model.
-std::string config_json(const Config& config, DType dtype);
 
 }  // namespace llamac

@@ -8,7 +8,6 @@
 #include <set>
 #include <utility>
 
-#include "core/json.h"
 #include "core/random.h"
 
 namespace llamac {
@@ -133,62 +132,16 @@ int64_t count(const Config& c, bool (*chosen)(const ParameterRow&)) {
            sum(parameters_after_blocks(c, model));
 }
 
-// Everything that starts from zero: also the gaps between tensors, which the gradient norm runs over.
-void zero_all(const Parameters& p) {
-    for (const Tensor& t : {p.weights, p.gradients, p.master, p.m, p.v, p.frozen, p.weight_slots.memory,
-                            p.gradient_slots.memory})
-        if (t.data) CHECK(hipMemset(t.data, 0, static_cast<size_t>(t.bytes())));
-}
-
 // weight: the parameter's elements from `first` on.
 void fill(const Parameter& parameter, const Tensor& weight, int64_t first, float deviation, uint64_t seed) {
     const HostCopy copy(weight.data, weight.bytes());
     const int64_t elements = weight.elements();
-    if (parameter.group.initial == Initial::normal)
-        fill_normal(copy.data, weight.dtype, elements, deviation, seed, parameter.stream, first);
+    if (const std::optional<float> value = parameter.group.initial)
+        visit_dtype<is_float>(
+            weight.dtype, [&]<class T>() { std::fill_n(static_cast<T*>(copy.data), elements, T(*value)); });
     else
-        visit_dtype<is_float>(weight.dtype,
-                              [&]<class T>() { std::fill_n(static_cast<T*>(copy.data), elements, T(1.0f)); });
+        fill_normal(copy.data, weight.dtype, elements, deviation, seed, parameter.stream, first);
     copy.to_device();
-}
-
-Tensor held_part(const Parameters& p, const Tensor& buffer, const Parameter& parameter) {
-    const auto [first, count] = p.held(buffer, parameter);
-    return p.part(buffer, parameter, first, count);
-}
-
-// The buffers in a checkpoint of the optimizer, by the first part of their tensors' names.
-std::vector<std::pair<std::string, Tensor>> optimizer_buffers(const Parameters& p) {
-    std::vector<std::pair<std::string, Tensor>> buffers;
-    for (const StateRow& state : optimizer_states) buffers.emplace_back(state.prefix, p.*state.buffer);
-    buffers.emplace_back("master.", p.master);
-    std::erase_if(buffers, [](const auto& each) { return !each.second.data; });
-    return buffers;
-}
-
-// Elements first .. first+out.elements() of a tensor whose rows lie in several files.
-void read_rows(const std::vector<SafetensorsFile>& files, const std::string& name, const Parameter& parameter,
-               int64_t first, const Tensor& out) {
-    int64_t begin = 0;  // of a file's piece
-    for (const SafetensorsFile& file : files) {
-        const SafetensorsFile::Entry* const entry = file.find(name);
-        if (!entry) continue;
-        if (entry->dtype != out.dtype)
-            fail(file.path(), ": ", name, " is ", llamac::name(entry->dtype), ", expected ",
-                 llamac::name(out.dtype));
-        std::vector<int64_t> shape = parameter.shape;
-        if (!entry->shape.empty()) shape[0] = entry->shape[0];
-        const int64_t elements = Placement{0, shape}.elements();
-        const int64_t from = std::max(first, begin), to = std::min(first + out.elements(), begin + elements);
-        Tensor piece = out;
-        piece.shape[0] = std::max<int64_t>(0, to - from);
-        piece.data = static_cast<char*>(out.data) + (from - first) * size_of(out.dtype);
-        file.read(name, shape, piece.shape[0] ? from - begin : 0, piece);
-        begin += elements;
-    }
-    if (begin != parameter.elements())
-        fail(files[0].path(), files.size() > 1 ? " and the other ranks' files" : "", ": ", quote(name),
-             ": expected ", parameter.elements(), " elements, found ", begin);
 }
 
 }  // namespace
@@ -243,6 +196,11 @@ std::pair<int64_t, int64_t> Parameters::held(const Tensor& buffer, const Paramet
     return is_shared(buffer) ? std::pair{p.first, p.count} : std::pair{int64_t{0}, p.elements()};
 }
 
+Tensor Parameters::held_part(const Tensor& buffer, const Parameter& parameter) const {
+    const auto [first, count_] = held(buffer, parameter);
+    return part(buffer, parameter, first, count_);
+}
+
 int64_t count_parameters(const Config& config) {
     return count(config, [](const ParameterRow&) { return true; });
 }
@@ -284,7 +242,11 @@ void plan_parameters(Parameters& p, const Config& config, const Precision& preci
     fill_table(p, config, filling);
     if (filling.frozen_elements) {
         arena.plan("frozen weights", &p.frozen, shaped(precision.weights, {filling.frozen_elements}));
-        if (training) arena.plan("gradients", &p.frozen_dnorms, shaped(precision.gradients, {config.C}));
+        int64_t largest = 0;
+        for (const Parameter& each : p.table)
+            if (!each.trains && each.shape.size() == 1) largest = std::max(largest, each.elements());
+        if (training && largest)
+            arena.plan("gradients", &p.frozen_vector, shaped(precision.gradients, {largest}));
     }
     const int64_t shard = p.elements / sharding.group;
     const auto plan = [&](const char* group, Tensor* buffer, DType dtype, bool shared) {
@@ -309,8 +271,14 @@ void plan_parameters(Parameters& p, const Config& config, const Precision& preci
         arena.plan("gradients being summed", &p.sums, shaped(*sharding.sums, {largest}));
 }
 
+void zero(const Parameters& p) {
+    for (const Tensor& t : {p.weights, p.gradients, p.master, p.m, p.v, p.frozen, p.weight_slots.memory,
+                            p.gradient_slots.memory})
+        if (t.data) CHECK(hipMemset(t.data, 0, static_cast<size_t>(t.bytes())));
+}
+
 void initialize(Parameters& p, const Config& config, uint64_t seed) {
-    zero_all(p);
+    zero(p);
     const float deviation = static_cast<float>(config.initializer_range);
     // The master weights take the rounded values.
     const auto convert_to_master = [&](const Tensor& weight, const Tensor& master) {
@@ -327,85 +295,7 @@ void initialize(Parameters& p, const Config& config, uint64_t seed) {
         if (!p.master.data || !parameter.trains) continue;
         const auto [begin, count] = p.held(p.master, parameter);
         convert_to_master(p.weights.data ? p.part(p.weights, parameter, begin, count) : weight,
-                          held_part(p, p.master, parameter));
-    }
-}
-
-namespace {
-
-constexpr const char *embedding_name = "model.embed_tokens.weight", *head_name = "lm_head.weight";
-
-bool has_own_head(const std::string& directory) {
-    const WeightFiles files(directory);
-    const SafetensorsFile::Entry *const embedding = files.find(embedding_name), *const head =
-                                                                                    files.find(head_name);
-    if (!embedding || !head) return false;
-    if (embedding->shape != head->shape) return true;
-    const int64_t elements = Placement{0, head->shape}.elements(), piece = int64_t{1} << 20;
-    std::vector<float> a(static_cast<size_t>(std::min(piece, elements))), b(a.size());
-    for (int64_t first = 0; first < elements; first += piece) {
-        const int64_t count = std::min(piece, elements - first);
-        files.read(embedding_name, head->shape, first, make_tensor(a.data(), DType::f32, {count}));
-        files.read(head_name, head->shape, first, make_tensor(b.data(), DType::f32, {count}));
-        if (!std::equal(a.begin(), a.begin() + count, b.begin())) return true;
-    }
-    return false;
-}
-
-}  // namespace
-
-Config load_config_of_weights(const std::string& directory, std::string& warning) {
-    Config config = load_config(directory);
-    if (!config.tied || !has_own_head(directory)) return config;
-    config.tied = false;
-    warning = directory + ": tie_word_embeddings is true, but " + head_name + " is not " + embedding_name +
-              ": the model is not tied";
-    return config;
-}
-
-std::string load_weights(Parameters& p, const std::string& directory) {
-    const WeightFiles files(directory);
-    const bool tied = p.head.segment == p.embedding.segment;
-    std::set<std::string> used;
-    if (tied) used.insert(head_name);
-    zero_all(p);
-    for (const Parameter& parameter : p.table) {
-        used.insert(parameter.name);
-        // Either name is the one matrix's.
-        const bool is_head = tied && parameter.name == embedding_name && !files.find(embedding_name);
-        for (const Tensor& buffer : {p.weights_with(parameter), parameter.trains ? p.master : Tensor{}}) {
-            if (!buffer.data) continue;
-            files.read(is_head && files.find(head_name) ? head_name : parameter.name, parameter.shape,
-                       p.held(buffer, parameter).first, held_part(p, buffer, parameter));
-        }
-    }
-    return files.unused(used);
-}
-
-std::vector<NamedTensor> optimizer_tensors(const Parameters& p) {
-    const int64_t group = p.sharding.rank / p.sharding.group;
-    std::vector<NamedTensor> tensors;
-    for (const auto& [prefix, buffer] : optimizer_buffers(p)) {
-        for (const Parameter& parameter : p.table) {
-            if (parameter.count == 0 || p.writer_of(parameter, p.sharding.groups()) != group) continue;
-            Tensor rows = p.part(buffer, parameter, parameter.first, parameter.count);
-            if (parameter.shape.size() == 2)
-                rows = reshape(rows, {parameter.count / parameter.shape[1], parameter.shape[1]});
-            tensors.push_back({prefix + parameter.name, rows});
-        }
-    }
-    return tensors;
-}
-
-void load_optimizer(Parameters& p, const std::vector<std::string>& paths) {
-    std::vector<SafetensorsFile> files;
-    files.reserve(paths.size());
-    for (const std::string& path : paths) files.emplace_back(path);
-    for (const auto& [prefix, buffer] : optimizer_buffers(p)) {
-        for (const Parameter& parameter : p.table)
-            if (parameter.trains)
-                read_rows(files, prefix + parameter.name, parameter, p.held(buffer, parameter).first,
-                          held_part(p, buffer, parameter));
+                          p.held_part(p.master, parameter));
     }
 }
 

@@ -2,11 +2,12 @@
 // FLOPs, and the memory report.
 #pragma once
 #include <array>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/arena.h"
-#include "core/safetensors.h"
+#include "core/tensor.h"
 #include "model/config.h"
 #include "model/sharding.h"
 
@@ -53,16 +54,15 @@ struct ModelParameters {
     Placement head;  // makes the logits; the embedding where they are tied
 };
 
-enum class Initial : uint8_t { normal, ones };  // normal: of standard deviation Config::initializer_range
-enum class Update : uint8_t { none, adamw };    // what an optimizer step does to it; none: it does not train
+enum class Update : uint8_t { none, adamw };  // by an optimizer step; none: the parameter does not train
 
 struct ParameterGroup {
-    Initial initial;
-    bool decays;      // weight decay applies
-    bool multiplied;  // takes part in a matrix product, which counts as FLOPs
+    std::optional<float> initial;  // the value of all elements; none: normal, with Config::initializer_range
+    bool decays;                   // weight decay applies
+    bool multiplied;               // takes part in a matrix product, which counts as FLOPs
     Update update = Update::adamw;
 };
-constexpr ParameterGroup matrices{Initial::normal, true, true}, norms{Initial::ones, false, false};
+constexpr ParameterGroup matrices{{}, true, true}, norms{1.0f, false, false};
 
 // The layers that a model holds: those before it are others', and so is the embedding unless `first` is 0; likewise the final
 // norm and the head, which come with the last layer.
@@ -92,7 +92,7 @@ inline std::vector<ParameterRow> block_parameters(const Config& c, BlockParamete
             {"mlp.down_proj.weight", &p.down, {c.C, c.F}, matrices}};
 }
 inline std::vector<ParameterRow> parameters_before_blocks(const Config& c, ModelParameters& p) {
-    return {{"model.embed_tokens.weight", &p.embedding, {c.V, c.C}, {Initial::normal, true, c.tied}}};
+    return {{"model.embed_tokens.weight", &p.embedding, {c.V, c.C}, {{}, true, c.tied}}};
 }
 inline std::vector<ParameterRow> parameters_after_blocks(const Config& c, ModelParameters& p) {
     return {{"model.norm.weight", &p.final_norm, {c.C}, norms},
@@ -128,7 +128,7 @@ struct Parameters : ModelParameters {
     // where it is not kept; weights has none where they are shared and the master is kept, of which they are the rounded values.
     Tensor weights, gradients, master, m, v;
     Tensor frozen;         // the weights of those that do not train, on every rank
-    Tensor frozen_dnorms;  // [C]: kernels write the gradients of their norms, which nobody reads
+    Tensor frozen_vector;  // of the largest frozen vector: norms write gradients that nothing reads
     Slots weight_slots, gradient_slots;
     // A segment's gradients in the type in which they are summed over the ranks; no data where that is their own.
     Tensor sums;
@@ -155,12 +155,13 @@ struct Parameters : ModelParameters {
         return p.trains ? in_segment(weights_of(p.segment), p) : matrix(frozen, p.offset, p);
     }
     Tensor gradient(const Placement& p) const {
-        return p.trains ? in_segment(gradients_of(p.segment), p) : frozen_dnorms;
+        return p.trains ? in_segment(gradients_of(p.segment), p) : matrix(frozen_vector, 0, p);
     }
     // Which of so many writes a parameter: each writes consecutive ones, of about the same size in all.
     int64_t writer_of(const Parameter& parameter, int64_t writers) const;
-    // The elements of a parameter that lie in a buffer: the first one, and how many.
+    // The elements of a parameter that lie in a buffer: the first one, and how many; as a tensor.
     std::pair<int64_t, int64_t> held(const Tensor& buffer, const Parameter& parameter) const;
+    Tensor held_part(const Tensor& buffer, const Parameter& parameter) const;
 
   private:
     Tensor in_use(const Tensor& buffer, const Slots& slots, int64_t segment) const;
@@ -186,20 +187,9 @@ double flops_per_token(const Config& config, int64_t T);
 void plan_parameters(Parameters& p, const Config& config, const Precision& precision,
                      const Sharding& sharding, LayerRange layers, const std::vector<std::string>& frozen,
                      bool training, Arena& arena);
+// Zeros all buffers, gaps between tensors included: the gradient norm reads them.
+void zero(const Parameters& p);
 // As transformers initializes a Llama. Moments and gradients are zeroed.
 void initialize(Parameters& p, const Config& config, uint64_t seed);
-// load_config() of a directory whose weights are loaded: as in transformers, the model is not tied where they have an LM head
-// that is not the embedding, whatever config.json says. `warning` is then a line that says so, else "".
-Config load_config_of_weights(const std::string& directory, std::string& warning);
-// Weights from Hugging Face's files, converted to the weights' type. Throws Error naming the tensor and the
-// file. Returns a line that names tensors of the files that the model has not; "" where it has all.
-std::string load_weights(Parameters& p, const std::string& directory);
-
-// What this rank writes of the optimizer into a checkpoint. Each group writes some of the tensors; of these, each rank its
-// shard: whole rows, which begin where those of the rank before end. Everything, with one rank.
-std::vector<NamedTensor> optimizer_tensors(const Parameters& p);
-// Reads the optimizer's state from the files of all ranks that wrote it, in their order; they may have been others than
-// there are now. Throws Error naming the tensor and the file.
-void load_optimizer(Parameters& p, const std::vector<std::string>& paths);
 
 }  // namespace llamac

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "arrays.h"
+#include "checkpoint/config_json.h"
 #include "core/call_checks.h"
 #include "core/device_memory.h"
 #include "core/dispatch.h"

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/config_json.h"
 #include "core/json.h"
 #include "native.h"
 

@@ -1,4 +1,6 @@
 #include "train/inference.h"
+#include "checkpoint/config_json.h"
+#include "checkpoint/weights.h"
 
 #include <algorithm>
 #include <functional>

@@ -3,6 +3,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "checkpoint/config_json.h"
+#include "checkpoint/weights.h"
 #include "core/registry.h"
 #include "model/zero.h"
 #include "platform/ranges.h"

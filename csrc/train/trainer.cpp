@@ -8,6 +8,8 @@
 #include <numeric>
 #include <sstream>
 
+#include "checkpoint/config_json.h"
+#include "checkpoint/weights.h"
 #include "core/library_gemm.h"
 #include "ops/adamw.h"
 #include "platform/ranges.h"

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "checkpoint/config_json.h"
 #include "core/file.h"
 #include "core/json.h"
 #include "core/library_gemm.h"

@@ -1,0 +1,346 @@
+#include "checkpoint/config_json.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <span>
+
+#include "core/embedded.h"
+#include "core/json.h"
+
+namespace llamac {
+namespace {
+
+using json = nlohmann::json;
+namespace fs = std::filesystem;
+
+// So that bytes of tensors are numbers of 64 bits: no model is near.
+constexpr int64_t widest = int64_t{1} << 24, deepest = int64_t{1} << 16, most_parameters = int64_t{1} << 48;
+
+// Of an integer, which JSON's reader also takes up to 2^64.
+bool is_int64(const json& integer) {
+    return !integer.is_number_unsigned() || integer.get<uint64_t>() <= INT64_MAX;
+}
+
+// The fields of one config.json, with the file's name for the messages.
+struct ConfigFields {
+    const std::string& file;
+    const json& values;
+
+    const json* find(const char* key) const {
+        const auto it = values.find(key);
+        return it == values.end() || it->is_null() ? nullptr : &*it;
+    }
+    [[noreturn]] void wrong(const char* key, const char* expected, const std::string& found) const {
+        fail(file, ": ", key, ": expected ", expected, ", found ", found);
+    }
+    int64_t size(const char* key, int64_t most) const {
+        const json* v = find(key);
+        const std::string expected = "an integer from 1 to " + std::to_string(most);
+        if (!v) wrong(key, expected.c_str(), "nothing");
+        if (!v->is_number_integer() || *v < 1 || *v > most) wrong(key, expected.c_str(), excerpt(*v));
+        return v->get<int64_t>();
+    }
+    int64_t size_or(const char* key, int64_t most, int64_t missing) const {
+        return find(key) ? size(key, most) : missing;
+    }
+    // What stands for an absent field or null: the value for absent fields, where there is one, or that for null.
+    int64_t missing(const char* key, int64_t absent, int64_t null) const {
+        return absent && !values.contains(key) ? absent : null;
+    }
+    double positive_or(const char* key, double missing) const {
+        const json* v = find(key);
+        if (!v) return missing;
+        if (!v->is_number() || !(v->get<double>() > 0)) wrong(key, "a positive number", excerpt(*v));
+        return v->get<double>();
+    }
+    double positive(const char* key) const {
+        if (!find(key)) wrong(key, "a positive number", "nothing");
+        return positive_or(key, 0);
+    }
+    // Of YaRN's options, where 0 is none.
+    double option_or(const char* key, double missing) const {
+        const json* v = find(key);
+        if (!v || (v->is_number() && *v == 0)) return missing;
+        if (!v->is_number() || *v < 1e-9 || *v > 1e9) wrong(key, "a number from 1e-9 to 1e9", excerpt(*v));
+        return v->get<double>();
+    }
+    bool flag_or(const char* key, bool missing) const {
+        const json* v = find(key);
+        if (v && !v->is_boolean()) wrong(key, "true or false", excerpt(*v));
+        return v ? v->get<bool>() : missing;
+    }
+    std::string text_or(const char* key, const char* missing) const {
+        const json* v = find(key);
+        if (v && !v->is_string()) wrong(key, "a string", excerpt(*v));
+        return v ? v->get<std::string>() : missing;
+    }
+    // The index of the word; 0 where there is none.
+    size_t choice(const char* key, std::span<const char* const> words) const {
+        const std::string found = text_or(key, words[0]);
+        std::string expected;
+        for (size_t i = 0; i < words.size(); i++) {
+            if (found == words[i]) return i;
+            expected += std::string(i ? " or " : "") + '"' + words[i] + '"';
+        }
+        wrong(key, expected.c_str(), quote(found));
+    }
+    // Empty where it is null.
+    std::vector<int64_t> tokens_or(const char* key, const std::vector<int64_t>& missing) const {
+        const auto found = values.find(key);
+        if (found == values.end()) return missing;
+        if (found->is_null()) return {};
+        const json ids = found->is_array() && !found->empty() ? *found : json::array({*found});
+        for (const json& id : ids)
+            if (!id.is_number_integer() || id < 0 || id > INT32_MAX)
+                wrong(key, "a token id", excerpt(*found));
+        return ids.get<std::vector<int64_t>>();
+    }
+    int64_t token_or(const char* key, int64_t missing) const {
+        const auto found = values.find(key);
+        if (found != values.end() && found->is_array()) wrong(key, "a token id", excerpt(*found));
+        const std::vector<int64_t> ids = tokens_or(key, {missing});
+        return ids.empty() ? -1 : ids[0];
+    }
+};
+
+// A model_type of config.json: the class in transformers, and the values that transformers takes for absent fields.
+struct ModelType {
+    const char *name, *architecture;
+    int64_t max_context;
+    int64_t NKV;     // 0: num_attention_heads
+    int64_t window;  // 0: none
+    bool can_slide;  // whether layers may have a sliding window
+};
+constexpr ModelType model_types[] = {{"llama", "LlamaForCausalLM", 2048, 0, 0, false},
+                                     {"mistral", "MistralForCausalLM", 131072, 8, 4096, true}};
+
+const ModelType& model_type(const Config& c) {
+    return *std::ranges::find_if(model_types,
+                                 [&](const ModelType& type) { return c.model_type == type.name; });
+}
+
+// Words of config.json, in the order of the enumeration.
+constexpr const char *norm_names[] = {"rmsnorm"}, *activations[] = {"silu"}, *positions[] = {"rope"},
+                     *rope_types[] = {"default", "linear", "llama3", "yarn"},
+                     *layer_types[] = {"full_attention", "sliding_attention"};
+
+// What YaRN multiplies cosines and sines by (Peng et al., 2023, equation 22).
+double yarn_attention(const ConfigFields& s, double factor) {
+    const auto of = [&](double scale) { return factor <= 1 ? 1.0 : 0.1 * scale * std::log(factor) + 1.0; };
+    const double own = s.option_or("attention_factor", 0), some = s.option_or("mscale", 0),
+                 all = s.option_or("mscale_all_dim", 0);
+    return own > 0 ? own : some > 0 && all > 0 ? of(some) / of(all) : of(1);
+}
+
+// transformers 4 has rope_theta and rope_scaling, transformers 5 one object, rope_parameters. Where a file has both, both
+// versions take rope_scaling.
+void read_rope(const ConfigFields& f, Config& c) {
+    const json* const older = f.find("rope_scaling");
+    const char* const key = older && !older->empty() ? "rope_scaling" : "rope_parameters";
+    const json* const scaling = f.find(key);
+    c.rope_theta = f.positive_or("rope_theta", c.rope_theta);
+    if (!scaling) return;
+    if (!scaling->is_object()) f.wrong(key, "an object or null", excerpt(*scaling));
+    const std::string where = f.file + ": " + key;
+    const ConfigFields s{where, *scaling};
+    for (const char* const type : layer_types)
+        if (s.find(type)) s.wrong(type, "none, as all layers have the same rotary positions", "an object");
+    c.rope_theta = s.positive_or("rope_theta", c.rope_theta);
+    RopeScaling& r = c.rope_scaling;
+    r.kind = static_cast<RopeKind>(s.choice(s.find("rope_type") ? "rope_type" : "type", rope_types));
+    if (r.kind == RopeKind::plain) return;
+    if (r.kind != RopeKind::linear)  // the order and the default are transformers'
+        r.original_context = f.find("original_max_position_embeddings")
+                                 ? f.size("original_max_position_embeddings", INT32_MAX)
+                                 : s.size_or("original_max_position_embeddings", INT32_MAX, c.max_context);
+    const bool is_yarn = r.kind == RopeKind::yarn;
+    r.factor = is_yarn && !s.find("factor")
+                   ? static_cast<double>(c.max_context) / static_cast<double>(r.original_context)
+                   : s.positive("factor");
+    if (r.kind == RopeKind::llama3) {
+        r.low = s.positive("low_freq_factor");
+        r.high = s.positive("high_freq_factor");
+        if (r.low >= r.high)
+            s.wrong("low_freq_factor",
+                    ("less than high_freq_factor " + excerpt((*scaling)["high_freq_factor"])).c_str(),
+                    excerpt((*scaling)["low_freq_factor"]));
+    }
+    if (!is_yarn) return;
+    r.low = s.option_or("beta_slow", 1);
+    r.high = s.option_or("beta_fast", 32);
+    r.truncate = s.flag_or("truncate", true);
+    r.attention_factor = yarn_attention(s, r.factor);
+    if (c.rope_theta <= 1) f.wrong("rope_theta", "more than 1", json(c.rope_theta).dump());
+}
+
+// As read_rope() takes it.
+nlohmann::ordered_json scaling_json(const RopeScaling& r) {
+    if (r.kind == RopeKind::plain) return nullptr;
+    nlohmann::ordered_json scaling = {{"rope_type", rope_types[static_cast<int>(r.kind)]},
+                                      {"factor", r.factor}};
+    if (r.kind == RopeKind::linear) return scaling;
+    const bool is_yarn = r.kind == RopeKind::yarn;
+    scaling[is_yarn ? "beta_slow" : "low_freq_factor"] = r.low;
+    scaling[is_yarn ? "beta_fast" : "high_freq_factor"] = r.high;
+    scaling["original_max_position_embeddings"] = r.original_context;
+    if (is_yarn) scaling.update({{"attention_factor", r.attention_factor}, {"truncate", r.truncate}});
+    return scaling;
+}
+
+void read_architecture(const ConfigFields& f, Config& c) {
+    std::vector<const char*> names;
+    for (const ModelType& type : model_types) names.push_back(type.name);
+    c.model_type = names[f.choice("model_type", names)];
+    c.activation = static_cast<ActivationKind>(f.choice("hidden_act", activations));
+    c.norm = static_cast<NormKind>(f.choice("normalization_function", norm_names));
+    c.positions = static_cast<PositionKind>(f.choice("position_embedding_type", positions));
+    c.qkv_bias = c.output_bias = f.flag_or("attention_bias", false);
+    c.mlp_bias = f.flag_or("mlp_bias", false);
+    c.qk_norm = f.flag_or("use_qk_norm", false);
+    c.window = f.size_or("sliding_window", INT32_MAX, f.missing("sliding_window", model_type(c).window, 0));
+    c.tied = f.flag_or("tie_word_embeddings", c.tied);
+}
+
+// With layer_types, transformers computes Mistral as Ministral: a window for the layers that slide.
+void read_layer_types(const ConfigFields& f, Config& c) {
+    const json* const types = f.find("layer_types");
+    if (!types) return;
+    const std::string expected = "a list of num_hidden_layers = " + std::to_string(c.L) + " types";
+    if (!types->is_array() || static_cast<int64_t>(types->size()) != c.L)
+        f.wrong("layer_types", expected.c_str(), excerpt(*types));
+    for (const json& type : *types) {
+        if (type != layer_types[0] && type != layer_types[1])
+            f.wrong("layer_types", "\"full_attention\" or \"sliding_attention\"", excerpt(type));
+        c.slides.push_back(type == layer_types[1]);
+        if (c.slides.back() && !c.window)
+            f.wrong("layer_types", "\"full_attention\" without sliding_window", excerpt(type));
+    }
+}
+
+void refuse_other_models(const ConfigFields& f, const Config& c) {
+    if (const json* method = f.find("quantization_config"))
+        f.wrong("quantization_config", "none, as quantized weights cannot be trained; use the original model",
+                excerpt(*method));
+    if (c.qkv_bias || c.output_bias) f.wrong("attention_bias", "false", "true");
+    if (c.mlp_bias) f.wrong("mlp_bias", "false", "true");
+    if (c.qk_norm) f.wrong("use_qk_norm", "false", "true");
+    if (c.window && !model_type(c).can_slide) f.wrong("sliding_window", "null", std::to_string(c.window));
+}
+
+// " (...)" with how to get it, where the name may be a model's on the Hugging Face hub: "owner/name".
+std::string how_to_fetch(const std::string& model) {
+    const size_t slash = model.find('/');
+    const bool is_id = slash != model.npos && slash > 0 && slash + 1 < model.size() && model[0] != '.' &&
+                       model[0] != '~' && model.find('/', slash + 1) == model.npos;
+    if (!is_id) return "";
+    const std::string name = model.substr(slash + 1);
+    return "; a model of the Hugging Face hub is fetched with `hf download " + model + " --local-dir " +
+           name + "` (pip install huggingface_hub), then --model " + name;
+}
+
+std::string preset_names() {
+    const std::string_view folder = "models/", end = ".json";
+    std::string names;
+    for (const EmbeddedFile& file : embedded_files()) {
+        if (file.name.substr(0, folder.size()) != folder) continue;
+        const std::string_view name = file.name.substr(folder.size());
+        names += (names.empty() ? "" : ", ") + std::string(name.substr(0, name.size() - end.size()));
+    }
+    return names;
+}
+
+// The values of a model's config.json, and what messages call it.
+std::pair<std::string, json> read_config(const std::string& model) {
+    std::error_code none;  // what cannot be looked at is not there
+    std::string file = model;
+    if (fs::is_directory(model, none))
+        file = fs::path(model) / "config.json";
+    else if (fs::path(model).extension() != ".json") {
+        const EmbeddedFile* const preset = find_embedded("models/" + model + ".json");
+        if (!preset)
+            fail("--model ", model, ": expected a directory with config.json or a preset (", preset_names(),
+                 "), found neither", how_to_fetch(model));
+        file = "preset " + model;
+        return {file, parse_json(preset->text, file)};
+    }
+    return {file, read_json(file)};
+}
+
+}  // namespace
+
+Config load_config(const std::string& model) {
+    const auto [file, values] = read_config(model);
+    if (!values.is_object()) fail(file, ": expected a JSON object, found ", values.type_name());
+    const ConfigFields f{file, values};
+    Config c{};
+    read_architecture(f, c);
+    refuse_other_models(f, c);
+    c.V = f.size("vocab_size", widest);
+    c.C = f.size("hidden_size", widest);
+    c.F = f.size("intermediate_size", widest);
+    c.L = f.size("num_hidden_layers", deepest);
+    read_layer_types(f, c);
+    c.NH = f.size("num_attention_heads", widest);
+    c.NKV =
+        f.size_or("num_key_value_heads", widest, f.missing("num_key_value_heads", model_type(c).NKV, c.NH));
+    if (c.NH % c.NKV)
+        f.wrong("num_attention_heads", "a multiple of num_key_value_heads",
+                std::to_string(c.NH) + " and " + std::to_string(c.NKV));
+    if (!f.find("head_dim") && c.C % c.NH)
+        f.wrong("hidden_size", "a multiple of num_attention_heads",
+                std::to_string(c.C) + " and " + std::to_string(c.NH));
+    c.HD = f.size_or("head_dim", widest, c.C / c.NH);
+    if (c.HD % 2) f.wrong("head_dim", "even", std::to_string(c.HD));
+    if (c.qkv_size() > widest)
+        f.wrong("head_dim",
+                ("queries, keys and values of together at most " + std::to_string(widest)).c_str(),
+                std::to_string(c.qkv_size()));
+    c.max_context = f.size_or("max_position_embeddings", INT32_MAX, model_type(c).max_context);
+    c.eps = f.positive_or("rms_norm_eps", c.eps);
+    c.initializer_range = f.positive_or("initializer_range", c.initializer_range);
+    c.bos = f.token_or("bos_token_id", c.bos);
+    c.eos = f.tokens_or("eos_token_id", c.eos);
+    if (const json* pad = f.find("pad_token_id"); pad && pad->is_number_integer() && is_int64(*pad))
+        c.pad = pad->get<int64_t>();
+    read_rope(f, c);
+    const double layer = static_cast<double>(c.C) * static_cast<double>(c.qkv_size() + c.q_size() + 3 * c.F);
+    if (static_cast<double>(c.L) * layer + 2.0 * static_cast<double>(c.V * c.C) > most_parameters)
+        fail(file, ": expected fewer than 2^48 parameters");
+    return c;
+}
+
+std::string config_json(const Config& c, DType dtype) {
+    using ordered = nlohmann::ordered_json;
+    const ModelType& type = model_type(c);
+    ordered values = {{"architectures", {type.architecture}},
+                      {"model_type", type.name},
+                      {"vocab_size", c.V},
+                      {"hidden_size", c.C},
+                      {"intermediate_size", c.F},
+                      {"num_hidden_layers", c.L},
+                      {"num_attention_heads", c.NH},
+                      {"num_key_value_heads", c.NKV},
+                      {"head_dim", c.HD},
+                      {"max_position_embeddings", c.max_context},
+                      {"rms_norm_eps", c.eps},
+                      {"rope_theta", c.rope_theta},
+                      {"rope_scaling", scaling_json(c.rope_scaling)},
+                      {"tie_word_embeddings", c.tied},
+                      {"initializer_range", c.initializer_range},
+                      {"hidden_act", activations[static_cast<int>(c.activation)]},
+                      {"attention_bias", c.qkv_bias},
+                      {"mlp_bias", c.mlp_bias},
+                      {"bos_token_id", c.bos < 0 ? ordered(nullptr) : ordered(c.bos)},
+                      {"eos_token_id", c.eos.empty()       ? ordered(nullptr)
+                                       : c.eos.size() == 1 ? ordered(c.eos[0])
+                                                           : ordered(c.eos)},
+                      {"torch_dtype", info(dtype).python}};
+    if (type.can_slide) values["sliding_window"] = c.window ? ordered(c.window) : ordered(nullptr);
+    for (const bool slides : c.slides) values["layer_types"].push_back(layer_types[slides]);
+    if (c.pad) values["pad_token_id"] = *c.pad;
+    return values.dump(2) + "\n";
+}
+
+}  // namespace llamac

@@ -1,0 +1,123 @@
+#include "checkpoint/weights.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "checkpoint/config_json.h"
+#include "core/json.h"
+
+namespace llamac {
+namespace {
+
+// The buffers in a checkpoint of the optimizer, by the first part of their tensors' names.
+std::vector<std::pair<std::string, Tensor>> optimizer_buffers(const Parameters& p) {
+    std::vector<std::pair<std::string, Tensor>> buffers;
+    for (const StateRow& state : optimizer_states) buffers.emplace_back(state.prefix, p.*state.buffer);
+    buffers.emplace_back("master.", p.master);
+    std::erase_if(buffers, [](const auto& each) { return !each.second.data; });
+    return buffers;
+}
+
+// Elements first .. first+out.elements() of a tensor whose rows lie in several files.
+void read_rows(const std::vector<SafetensorsFile>& files, const std::string& name, const Parameter& parameter,
+               int64_t first, const Tensor& out) {
+    int64_t begin = 0;  // of a file's piece
+    for (const SafetensorsFile& file : files) {
+        const SafetensorsFile::Entry* const entry = file.find(name);
+        if (!entry) continue;
+        if (entry->dtype != out.dtype)
+            fail(file.path(), ": ", name, " is ", llamac::name(entry->dtype), ", expected ",
+                 llamac::name(out.dtype));
+        std::vector<int64_t> shape = parameter.shape;
+        if (!entry->shape.empty()) shape[0] = entry->shape[0];
+        const int64_t elements = Placement{0, shape}.elements();
+        const int64_t from = std::max(first, begin), to = std::min(first + out.elements(), begin + elements);
+        Tensor piece = out;
+        piece.shape[0] = std::max<int64_t>(0, to - from);
+        piece.data = static_cast<char*>(out.data) + (from - first) * size_of(out.dtype);
+        file.read(name, shape, piece.shape[0] ? from - begin : 0, piece);
+        begin += elements;
+    }
+    if (begin != parameter.elements())
+        fail(files[0].path(), files.size() > 1 ? " and the other ranks' files" : "", ": ", quote(name),
+             ": expected ", parameter.elements(), " elements, found ", begin);
+}
+
+constexpr const char *embedding_name = "model.embed_tokens.weight", *head_name = "lm_head.weight";
+
+bool has_own_head(const std::string& directory) {
+    const WeightFiles files(directory);
+    const SafetensorsFile::Entry *const embedding = files.find(embedding_name), *const head =
+                                                                                    files.find(head_name);
+    if (!embedding || !head) return false;
+    if (embedding->shape != head->shape) return true;
+    const int64_t elements = Placement{0, head->shape}.elements(), piece = int64_t{1} << 20;
+    std::vector<float> a(static_cast<size_t>(std::min(piece, elements))), b(a.size());
+    for (int64_t first = 0; first < elements; first += piece) {
+        const int64_t count = std::min(piece, elements - first);
+        files.read(embedding_name, head->shape, first, make_tensor(a.data(), DType::f32, {count}));
+        files.read(head_name, head->shape, first, make_tensor(b.data(), DType::f32, {count}));
+        if (!std::equal(a.begin(), a.begin() + count, b.begin())) return true;
+    }
+    return false;
+}
+
+}  // namespace
+
+Config load_config_of_weights(const std::string& directory, std::string& warning) {
+    Config config = load_config(directory);
+    if (!config.tied || !has_own_head(directory)) return config;
+    config.tied = false;
+    warning = directory + ": tie_word_embeddings is true, but " + head_name + " is not " + embedding_name +
+              ": the model is not tied";
+    return config;
+}
+
+std::string load_weights(Parameters& p, const std::string& directory) {
+    const WeightFiles files(directory);
+    const bool tied = p.head.segment == p.embedding.segment;
+    std::set<std::string> used;
+    if (tied) used.insert(head_name);
+    zero(p);
+    for (const Parameter& parameter : p.table) {
+        used.insert(parameter.name);
+        // Either name is the one matrix's.
+        const bool is_head = tied && parameter.name == embedding_name && !files.find(embedding_name);
+        for (const Tensor& buffer : {p.weights_with(parameter), parameter.trains ? p.master : Tensor{}}) {
+            if (!buffer.data) continue;
+            files.read(is_head && files.find(head_name) ? head_name : parameter.name, parameter.shape,
+                       p.held(buffer, parameter).first, p.held_part(buffer, parameter));
+        }
+    }
+    return files.unused(used);
+}
+
+std::vector<NamedTensor> optimizer_tensors(const Parameters& p) {
+    const int64_t group = p.sharding.rank / p.sharding.group;
+    std::vector<NamedTensor> tensors;
+    for (const auto& [prefix, buffer] : optimizer_buffers(p)) {
+        for (const Parameter& parameter : p.table) {
+            if (parameter.count == 0 || p.writer_of(parameter, p.sharding.groups()) != group) continue;
+            Tensor rows = p.part(buffer, parameter, parameter.first, parameter.count);
+            if (parameter.shape.size() == 2)
+                rows = reshape(rows, {parameter.count / parameter.shape[1], parameter.shape[1]});
+            tensors.push_back({prefix + parameter.name, rows});
+        }
+    }
+    return tensors;
+}
+
+void load_optimizer(Parameters& p, const std::vector<std::string>& paths) {
+    std::vector<SafetensorsFile> files;
+    files.reserve(paths.size());
+    for (const std::string& path : paths) files.emplace_back(path);
+    for (const auto& [prefix, buffer] : optimizer_buffers(p)) {
+        for (const Parameter& parameter : p.table)
+            if (parameter.trains)
+                read_rows(files, prefix + parameter.name, parameter, p.held(buffer, parameter).first,
+                          p.held_part(buffer, parameter));
+    }
+}
+
+}  // namespace llamac
