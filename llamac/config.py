@@ -21,8 +21,8 @@ from llamac.folders import CONFIGS
 
 # The largest sizes; csrc/checkpoint/config_json.cpp has the same.
 WIDEST, DEEPEST, LONGEST, MOST_PARAMETERS = 2**24, 2**16, 2**31 - 1, 2**48
-# Per model_type, the values that transformers takes for absent fields, where they are not Llama's. A model_type with a row
-# for sliding_window may have a window.
+# Per model_type, the values that transformers takes for absent fields, where they are not Llama's. One with a
+# value for sliding_window may have a window.
 MODEL_TYPES: dict[str, dict[str, int]] = {
     "llama": {},
     "mistral": {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072},
