@@ -52,7 +52,7 @@ BLOCK = (
         Input("norm", "input_norm", "hidden_size", "input_rstd", "input_layernorm"),
         "self_attn",
         {"q_proj": "q_size", "k_proj": "kv_size", "v_proj": "kv_size"},
-        "attention_bias",
+        "qkv_bias",
         ("q", "k", "v"),
     ),
     Linear(
@@ -60,7 +60,7 @@ BLOCK = (
         Input("attention", "attention", "q_size", "attention_lse"),
         "self_attn",
         {"o_proj": "hidden_size"},
-        "attention_bias",
+        "output_bias",
         ("residual_mid",),
     ),
     Linear(

@@ -159,6 +159,16 @@ class Config:
         """NKV·HD: width of the keys, and of the values."""
         return self.num_key_value_heads * self.head_dim
 
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether the product that makes queries, keys and values has a bias."""
+        return self.attention_bias
+
+    @property
+    def output_bias(self) -> bool:
+        """Whether the output projection of attention has a bias."""
+        return self.attention_bias
+
     def windows(self) -> list[int | None]:
         """By layer, how many tokens its attention sees, its own among them. None: all."""
         types = self.layer_types or ["sliding_attention"] * self.num_hidden_layers
