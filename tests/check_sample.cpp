@@ -132,7 +132,7 @@ void check_likeliest() {
     std::vector<float> logits;
     std::vector<int32_t> first(1), second(1);
     begin_sequences(m, {&length, 1});
-    read_prompt(m, 0, prompts[0], logits);
+    prefill(m, 0, prompts[0], logits);
     queue_likeliest(m, {found[0].data(), 1});
     queue_likeliest(m);
     finish_likeliest(m, first);

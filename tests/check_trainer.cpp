@@ -128,7 +128,7 @@ void check_parameters() {
     };
     const Config& c = m.config;
     for (size_t k = 0; k < p.table.size(); k++) {
-        check(p.table[k].stream == 4 * k, p.table[k].name + ": its stream");
+        check(p.table[k].rng_stream == 4 * k, p.table[k].name + ": its stream");
         const int64_t end = p.table[k].offset + p.table[k].elements();
         check(k + 1 == p.table.size() || (end <= p.table[k + 1].offset && p.table[k + 1].offset < end + 64),
               p.table[k].name + ": behind it the next one");

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 // So that bytes of tensors are numbers of 64 bits: no model is near.
 constexpr int64_t widest = int64_t{1} << 24, deepest = int64_t{1} << 16, most_parameters = int64_t{1} << 48;
 
-// Of an integer, which JSON's reader also takes up to 2^64.
+// Whether an integer fits; JSON's reader takes them up to 2^64.
 bool is_int64(const json& integer) {
     return !integer.is_number_unsigned() || integer.get<uint64_t>() <= INT64_MAX;
 }
@@ -45,7 +45,7 @@ struct ConfigFields {
     int64_t size_or(const char* key, int64_t most, int64_t missing) const {
         return find(key) ? size(key, most) : missing;
     }
-    // What stands for an absent field or null: the value for absent fields, where there is one, or that for null.
+    // The value for an absent field, or for null. absent: 0 if it is that for null.
     int64_t missing(const char* key, int64_t absent, int64_t null) const {
         return absent && !values.contains(key) ? absent : null;
     }
@@ -59,7 +59,7 @@ struct ConfigFields {
         if (!find(key)) wrong(key, "a positive number", "nothing");
         return positive_or(key, 0);
     }
-    // Of YaRN's options, where 0 is none.
+    // An option of YaRN; 0: not given.
     double option_or(const char* key, double missing) const {
         const json* v = find(key);
         if (!v || (v->is_number() && *v == 0)) return missing;
@@ -251,9 +251,9 @@ std::string preset_names() {
     return names;
 }
 
-// The values of a model's config.json, and what messages call it.
+// The values of a model's config.json, and its name in messages.
 std::pair<std::string, json> read_config(const std::string& model) {
-    std::error_code none;  // what cannot be looked at is not there
+    std::error_code none;  // a path without access is treated as absent
     std::string file = model;
     if (fs::is_directory(model, none))
         file = fs::path(model) / "config.json";

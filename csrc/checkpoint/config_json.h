@@ -7,7 +7,7 @@
 namespace llamac {
 
 // model: a preset's NAME (configs/models/NAME.json), a folder with a config.json, or a .json file.
-// Throws Error naming the file, the field, what was expected and what was found.
+// Throws Error with the file, the field, the expected and the found value.
 Config load_config(const std::string& model);
 // The text of a config.json that transformers reads back to the same model.
 std::string config_json(const Config& config, DType dtype);

@@ -15,11 +15,11 @@ Config load_config_of_weights(const std::string& directory, std::string& warning
 // file. Returns a line that names tensors of the files that the model has not; "" where it has all.
 std::string load_weights(Parameters& p, const std::string& directory);
 
-// What this rank writes of the optimizer into a checkpoint. Each group writes some of the tensors; of these, each rank its
-// shard: whole rows, which begin where those of the rank before end. Everything, with one rank.
+// The optimizer tensors that this rank writes into a checkpoint. Each group writes some of the tensors; each of its ranks writes its
+// shard of them: whole rows that follow those of the rank before. One rank writes everything.
 std::vector<NamedTensor> optimizer_tensors(const Parameters& p);
-// Reads the optimizer's state from the files of all ranks that wrote it, in their order; they may have been others than
-// there are now. Throws Error naming the tensor and the file.
+// Reads the optimizer's state from the files of all ranks that wrote it, in their order; their number may differ from the
+// current one. Throws Error naming the tensor and the file.
 void load_optimizer(Parameters& p, const std::vector<std::string>& paths);
 
 }  // namespace llamac

@@ -7,7 +7,7 @@
 namespace llamac {
 namespace {
 
-const char* group_of(Needed until) {
+const char* group_of(Lifetime until) {
     const char* groups[] = {"tokens", "activations", "activation gradients"};
     return groups[static_cast<int>(until)];
 }
@@ -23,7 +23,7 @@ int64_t chunk_rows(int64_t row_bytes, int64_t rows, int64_t bytes, int64_t multi
 
 // The logits are used before the blocks' gradients are made: they begin in their memory, and end in some of their own
 // where that is small. The head's gradient is a sum over chunks. Each after the first reads and writes the whole of it
-// once more: two are what is aimed at. Each also rounds it to its type: eight such errors come to about twice that of
+// once more, so the target is two. Each also rounds it to its type: eight such errors come to about twice that of
 // one.
 void plan_logits(Activations& a, const Config& config, int64_t bytes, int64_t multiple, bool training,
                  Arena& arena) {
@@ -66,8 +66,8 @@ void plan_activations(const std::vector<Activations*>& in_flight, const Config& 
     Activations& a = *in_flight.front();
     for (const auto& row : model_activations(config, B, T, dtype, o.document_mask, head))
         for (Activations* each : in_flight) {
-            if (!row.present || (!training && row.until == Needed::layer)) continue;
-            if (each != &a && row.until == Needed::layer)
+            if (!row.present || (!training && row.until == Lifetime::layer)) continue;
+            if (each != &a && row.until == Lifetime::layer)
                 arena.share(&(each->*row.member), row.like, &(a.*row.member));
             else
                 arena.plan(group_of(row.until), &(each->*row.member), row.like);
@@ -81,7 +81,7 @@ void plan_activations(const std::vector<Activations*>& in_flight, const Config& 
     for (const auto& row : block_activations(config, B, T, dtype)) {
         if (!row.present) continue;
         const LinearRow* const reader = reader_of(row.member);
-        // Of those that share one memory, the first.
+        // The first of the tensors that share one memory.
         Tensor *first = row.shares && training ? &(a.*row.shares) : nullptr, *first_codes = nullptr;
         const auto plan = [&](Tensor* tensor, const Tensor& like, bool shares, Tensor*& of) {
             if (shares && of)

@@ -1,5 +1,5 @@
 // The table of activations: names, shapes, types and lifetimes. It drives allocation, the debug state and the memory report.
-// model/block.h says what computes and what reads those of a block.
+// model/block.h names the operations that compute and read the activations of a block.
 #pragma once
 #include <string>
 #include <vector>
@@ -31,20 +31,20 @@ struct Activations {
     std::vector<BlockActivations> blocks;
     Tensor final_norm, final_rstd;
     Tensor logits;       // [rows of a chunk, V]; their gradient takes their place
-    Tensor more_logits;  // what they need beyond dqkv to dswiglu, right behind
+    Tensor more_logits;  // the rest of their memory, directly behind dqkv to dswiglu
     Tensor losses;
     Tensor dresidual, dnorm, dqkv, dattention, dgate_up, dswiglu;  // gradients: one layer's at a time
 };
 
 // Until when a tensor holds its value, which is its group in the memory report.
-enum class Needed : uint8_t { batch, backward, layer };  // layer: the end of one layer's backward pass
+enum class Lifetime : uint8_t { batch, backward, layer };  // layer: the end of one layer's backward pass
 
 template <class Owner>
 struct ActivationRow {
     const char* name;  // in the debug state, behind "act." or "dact."; "": not shown
     Tensor Owner::* member;
     Tensor like;  // type and shape
-    Needed until = Needed::backward;
+    Lifetime until = Lifetime::backward;
     Tensor Activations::* shares = nullptr;  // a gradient in whose memory it is computed again
     bool present = true;
 };
@@ -65,7 +65,7 @@ inline std::vector<ActivationRow<BlockActivations>> block_activations(const Conf
             {"post_rstd", &A::post_rstd, one_per_row},
             {"gate_up", &A::gate_up, shaped(t, {N, 2 * c.F})},
             // swiglu's backward writes it where it has read dswiglu.
-            {"swiglu", &A::swiglu, shaped(t, {N, c.F}), Needed::backward, &Activations::dswiglu},
+            {"swiglu", &A::swiglu, shaped(t, {N, c.F}), Lifetime::backward, &Activations::dswiglu},
             {"residual_out", &A::residual_out, rows}};
 }
 
@@ -75,24 +75,24 @@ inline std::vector<ActivationRow<Activations>> model_activations(const Config& c
     using A = Activations;
     const int64_t N = B * T;
     const Tensor rows = shaped(t, {N, c.C});
-    return {{"", &A::tokens, shaped(DType::i32, {B, T}), Needed::batch},
-            {"", &A::targets, shaped(DType::i32, {B, T}), Needed::batch},
+    return {{"", &A::tokens, shaped(DType::i32, {B, T}), Lifetime::batch},
+            {"", &A::targets, shaped(DType::i32, {B, T}), Lifetime::batch},
             {.name = "",
              .member = &A::first,
              .like = shaped(DType::i32, {B, T}),
-             .until = Needed::batch,
+             .until = Lifetime::batch,
              .present = document_mask},
             {"", &A::cis, shaped(DType::f32, {T, c.HD / 2, 2})},
             {"embedding", &A::embedding, rows},
             {.name = "final_norm", .member = &A::final_norm, .like = rows, .present = head},
             {.name = "", .member = &A::final_rstd, .like = shaped(DType::f32, {N}), .present = head},
             {.name = "", .member = &A::losses, .like = shaped(DType::f32, {N}), .present = head},
-            {"", &A::dresidual, rows, Needed::layer},
-            {"", &A::dnorm, rows, Needed::layer},
-            {"", &A::dqkv, shaped(t, {N, c.qkv_size()}), Needed::layer},
-            {"", &A::dattention, shaped(t, {N, c.q_size()}), Needed::layer},
-            {"", &A::dgate_up, shaped(t, {N, 2 * c.F}), Needed::layer},
-            {"", &A::dswiglu, shaped(t, {N, c.F}), Needed::layer}};
+            {"", &A::dresidual, rows, Lifetime::layer},
+            {"", &A::dnorm, rows, Lifetime::layer},
+            {"", &A::dqkv, shaped(t, {N, c.qkv_size()}), Lifetime::layer},
+            {"", &A::dattention, shaped(t, {N, c.q_size()}), Lifetime::layer},
+            {"", &A::dgate_up, shaped(t, {N, 2 * c.F}), Lifetime::layer},
+            {"", &A::dswiglu, shaped(t, {N, c.F}), Lifetime::layer}};
 }
 
 // Heads in a row of qkv.
@@ -109,9 +109,9 @@ inline std::vector<HeadRange> rotated_ranges(const Config& c) {
     return {{"qk", 0, c.NH + c.NKV}};
 }
 
-// Plans memory for micro-batches in flight, each of at most the options' sequences. Logits and gradients are of one at a time,
-// and so is what is computed again, of one layer at a time. Without training all layers use one memory, logits have some of
-// their own, and there are no gradients.
+// Plans memory for micro-batches in flight, each of at most the options' sequences. They share the memory of logits, gradients and
+// recomputed activations; all layers share the last two. Without training, all layers share one memory, logits have their own, and
+// there are no gradients.
 void plan_activations(const std::vector<Activations*>& in_flight, const Config& config,
                       const ModelOptions& options, LayerRange layers, const Fp8Blocks& fp8, Arena& arena);
 

@@ -108,7 +108,7 @@ void attend_next(Model& m, int64_t layer, const KvCache& cache) {
                                .window = m.config.window_of(layer)});
 }
 
-// Attention of a block's queries, which RoPE has turned, except those of one token per cached sequence.
+// Attention. RoPE has rotated the queries, except in a pass of one token per cached sequence.
 void attend(Model& m, int64_t layer, const CachedRows* cached) {
     if (cached && cached->is_next) return attend_next(m, layer, *cached->cache);
     const BlockActivations& a = m.activations.blocks[layer];
@@ -176,7 +176,7 @@ void quantize_input(Model& m, int64_t layer, const LinearRow& row, const Quantiz
                                         .scale = to.scale});
 }
 
-// From the gradients of rotated queries and keys to those of queries and keys.
+// The gradients of queries and keys, from those of rotated queries and keys, in place.
 void rotate_backward(Model& m, int64_t layer) {
     const Tensor& dqkv = m.activations.dqkv;
     for (const HeadRange& range : rotated_ranges(m.config)) {
@@ -211,7 +211,7 @@ void quantize_gradient(Model& m, int64_t layer, const LinearRow& row, const Quan
                                        .rotated = last.first + last.count});
 }
 
-// From the gradient of a linear's input, row.dx, to that of what the producer has read. rewrites: the producer's output, too.
+// The backward of the operation that computes a linear's input, from its gradient row.dx. rewrites: also rewrites the input.
 void backward_producer(Model& m, int64_t layer, const LinearRow& row, bool rewrites, bool accumulate) {
     const BlockActivations& a = m.activations.blocks[layer];
     const Activations& d = m.activations;

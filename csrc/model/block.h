@@ -14,7 +14,7 @@ struct CachedRows;
 // The operation that computes the input of a linear. attention includes RoPE of the linear before it.
 enum class Producer : uint8_t { norm, attention, activation };
 
-// Whether the backward of the operation can write the operation's output again, from what it reads anyway.
+// Whether the backward of the operation can rewrite the operation's output from its own operands.
 constexpr bool rewritten_by_backward(Producer producer) {
     return producer != Producer::attention;
 }
@@ -34,7 +34,7 @@ struct LinearRow {
     // What the producer keeps for its backward: rstd of a norm, lse of attention.
     Tensor BlockActivations::* statistics = nullptr;
     Placement BlockParameters::* norm = nullptr;  // the weight of a norm
-    // The input of a norm, or what is added; null: the block's input.
+    // The input of a norm, or the residual that is added; null: the block's input.
     Tensor BlockActivations::* residual = nullptr;
 };
 
@@ -77,7 +77,7 @@ const char* name_of(const Config& config, Tensor BlockActivations::* activation)
 bool is_recomputed(const Recompute& recompute, Tensor BlockActivations::* activation, int64_t layer,
                    bool in_fp8);
 
-// What runs of a block's forward: all of it, or what is recomputed.
+// A run of a block's forward: all of it, or the recomputed part.
 enum class Run : uint8_t { inference, training, recomputation };
 // cached: the rows continue sequences whose keys and values are kept.
 void forward_block(Model& model, int64_t layer, Run run, const CachedRows* cached = nullptr);
@@ -86,14 +86,14 @@ void backward_block(Model& model, int64_t layer, bool accumulate);
 // The input of block `layer`, which is the output of the one before.
 Tensor block_input(const Model& model, int64_t layer);
 
-// A norm: its input [N,C], what its backward reads of its forward [N], and its weight.
+// A norm: its input [N,C], the statistics that its backward reads [N], and its weight.
 struct Norm {
     Tensor x, rstd;
     const Placement& weight;
 };
 void norm_forward(Model& model, const Tensor& out, const Norm& norm);
-// dresidual becomes the gradient of the norm's input: with `adds`, added to what is there. out: with data, the norm's output is
-// written again.
+// dresidual becomes the gradient of the norm's input; with `adds`, this gradient is added to it. out: with data, receives the
+// norm's output again.
 void norm_backward(Model& model, const Norm& norm, const Tensor& dout, bool adds, const Tensor& out,
                    bool accumulate);
 

@@ -9,7 +9,7 @@ std::vector<double> rope_frequencies(const Config& c) {
     const RopeScaling& r = c.rope_scaling;
     constexpr double pi = 3.14159265358979323846;
     const auto context = static_cast<double>(r.original_context), half = static_cast<double>(c.HD / 2);
-    // YaRN's bounds are pairs: those that turn so often within the original context.
+    // YaRN's bounds are the pairs that make a number of turns within the original context.
     const auto pair_of = [&](double turns) {
         return 2 * half * std::log(context / (turns * 2 * pi)) / (2 * std::log(c.rope_theta));
     };

@@ -13,7 +13,7 @@ constexpr int32_t ignore_index = -100;  // a target that does not count, as in P
 
 enum class RopeKind : uint8_t { plain, linear, llama3, yarn };
 
-// What makes rotary frequencies of longer contexts of those of the first training.
+// Scaling of rotary frequencies for contexts that are longer than those of the first training.
 struct RopeScaling {
     RopeKind kind = RopeKind::plain;
     double factor = 1;

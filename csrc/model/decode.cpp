@@ -16,7 +16,7 @@ Tensor positions_of(const Tensor& cis, int64_t first, int64_t count) {
 }
 
 // `count` tokens of one sequence, from its token `first` on.
-void read_part(Model& m, int64_t sequence, const int32_t* tokens, int64_t first, int64_t count) {
+void prefill_part(Model& m, int64_t sequence, const int32_t* tokens, int64_t first, int64_t count) {
     KvCache& c = *m.cache;
     const int64_t begin = c.begins[static_cast<size_t>(sequence)], position = begin + first;
     set_batch(m, tokens, tokens, 1, count);
@@ -47,7 +47,7 @@ void launch_next(Model& m) {
     if (!m.options.graphs || m.hook || m.context.observer || m.ranks) return work();
     if (c.replay.sequences != B) {
         c.replay.graph.reset();
-        work();  // makes what is made once
+        work();  // allocates on its first call
         c.replay.sequences = B;
         return;
     }
@@ -100,7 +100,7 @@ void begin_sequences(Model& m, std::span<const int64_t> lengths) {
     KvCache& c = *m.cache;
     const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
     CHECK(static_cast<int64_t>(lengths.size()) <= c.size.sequences && longest <= c.size.positions);
-    // Passes whose end nobody has waited for: their slots are free again.
+    // Frees the slots of pending passes.
     for (KvCache::Slots* slots = c.slots.get(); slots && slots->finished < slots->queued; slots->finished++)
         slots->done[slots->finished % slots->count].wait();
     c.begins.clear();
@@ -109,18 +109,18 @@ void begin_sequences(Model& m, std::span<const int64_t> lengths) {
     copy_bytes_async(m.context, c.first.data, c.begins.data(), static_cast<int64_t>(4 * lengths.size()));
 }
 
-void read_prompt(Model& m, int64_t sequence, std::span<const int32_t> tokens, std::vector<float>& logits) {
+void prefill(Model& m, int64_t sequence, std::span<const int32_t> tokens, std::vector<float>& logits) {
     const auto length = static_cast<int64_t>(tokens.size());
     CHECK(length > 0 && length == m.cache->end - m.cache->begins[static_cast<size_t>(sequence)]);
     int64_t count = 0;
     for (int64_t first = 0; first < length; first += count) {
         count = std::min(m.options.seq_len, length - first);
-        read_part(m, sequence, tokens.data() + first, first, count);
+        prefill_part(m, sequence, tokens.data() + first, first, count);
     }
     logits_of_rows(m, count - 1, 1, logits);
 }
 
-void read_tokens(Model& m, std::span<const int32_t> tokens, std::vector<float>& logits) {
+void decode(Model& m, std::span<const int32_t> tokens, std::vector<float>& logits) {
     CHECK(!m.cache->slots || m.cache->slots->finished == m.cache->slots->queued);
     set_tokens(m, tokens);
     launch_next(m);

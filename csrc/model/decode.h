@@ -14,7 +14,7 @@ namespace llamac {
 
 struct Model;
 
-// Of at most so many sequences and positions.
+// The largest number of sequences, and of positions per sequence.
 struct CacheSize {
     int64_t sequences = 0, positions = 0;
 };
@@ -48,11 +48,11 @@ struct KvCache {
 
 void plan_cache(KvCache& cache, const Config& config, CacheSize size, DType dtype, Arena& arena);
 
-// Where the rows of a pass stand: one token of each sequence, behind what is there of it; or T tokens of one.
+// The place of a pass's rows: the next token of each sequence, or T tokens of one sequence.
 struct CachedRows {
     KvCache* cache;
     bool is_next = false;
-    // Of T tokens of a sequence: its keys go from `begin` to `end`, the rows' own begin at `position`.
+    // For T tokens of one sequence: its keys are at positions [begin, end), the rows' own keys at [position, end).
     int64_t sequence = 0, begin = 0, position = 0, end = 0;
     Tensor cis = {};  // of these rows
 };
@@ -60,16 +60,16 @@ struct CachedRows {
 // In a dry run: the largest passes, which ask for the most memory to work in.
 void try_cache(Model& model);
 
-// Begins anew: sequences of these lengths, of which nothing is there yet.
+// Empties the cache and announces prompts of these lengths.
 void begin_sequences(Model& model, std::span<const int64_t> lengths);
-// The tokens of one sequence, which are as many as were said; logits: of the token that follows, [V].
-void read_prompt(Model& model, int64_t sequence, std::span<const int32_t> tokens, std::vector<float>& logits);
-// One token more of each sequence, after all prompts; logits [sequences, V].
-void read_tokens(Model& model, std::span<const int32_t> tokens, std::vector<float>& logits);
+// Prefills one sequence with the length announced in begin_sequences(). logits [V]: of the next token.
+void prefill(Model& model, int64_t sequence, std::span<const int32_t> tokens, std::vector<float>& logits);
+// The next token of each sequence, after all prompts; logits [sequences, V].
+void decode(Model& model, std::span<const int32_t> tokens, std::vector<float>& logits);
 
-// The same for the likeliest token that follows each sequence, which stays on the device. Puts the pass into the model's
-// stream and does not wait; tokens: of each sequence; empty: those that the last pass has found, known to the host or
-// not. At most Slots::count passes are under way, each to be followed by one finish_likeliest(), which waits for it.
+// The same for the argmax of each sequence's logits, which stays on the device. Enqueues the pass and does not wait. tokens: one per
+// sequence; empty: the argmax of the last pass, also before the host has read it. At most Slots::count passes may be pending; each
+// needs one call of the function below, which waits for it.
 void queue_likeliest(Model& model, std::span<const int32_t> tokens = {});
 void finish_likeliest(Model& model, std::span<int32_t> likeliest);
 

@@ -92,7 +92,7 @@ void fill(const Tensor& table, const std::vector<float>& values) {
 const BlockParameters& first_block(const Parameters& p) {
     return p.blocks[static_cast<size_t>(p.layers.first)];
 }
-// Of a slot's tensor in a batch of N rows.
+// The shape of a slot's tensor in a batch of N rows.
 struct SlotShape {
     int64_t rows, columns;
 };
@@ -315,7 +315,7 @@ void load_fp8(Model& m, const std::string& path, const Fp8Options& saved) {
     std::vector<float> inverses(4 * static_cast<size_t>(f.slots), 1.0f);
     for (int64_t slot = 0; slot < f.slots; slot++) {
         const size_t s = static_cast<size_t>(slot);
-        if (!has_sizes)  // the most that the scale stands for, which has this scale again
+        if (!has_sizes)  // the largest amax with this scale
             sizes[s] = is_used(saved_blocks, m.config, slot)
                            ? largest_code(saved, role_of(m.config, slot)) / scales[s]
                            : -1;

@@ -52,28 +52,28 @@ struct RowInverses {
     Tensor rows, transposed;
 };
 
-// Of each slot: the scale, 1 / scale, and, in fp8 blocks where scales are per row, the inverses.
+// Per slot: the scale, 1 / scale, and, in fp8 blocks with scales per row, the inverses.
 struct Fp8Scales {
     Tensor scale, inverse;
     std::vector<RowInverses> inverses;
 };
 
-// The scales of all slots, and what quantisation works in.
+// The scales of all slots, and the memory of quantisation.
 struct Fp8State : Fp8Scales {
     Fp8Options options;
     Fp8Blocks blocks;
     int64_t slots = 0;
-    // Of each slot. amax: since the last update; one more behind the last is of the tensor at hand. largest: of the last
-    // update, of tensors divided by `unit`, the loss's scale for gradients; 0: nothing was measured; -1: not in fp8. nothing:
-    // an amax of 0, with which scales are made of `largest` alone.
+    // One element per slot. amax: since the last update; the last element is the current tensor's. largest: amax at the last update,
+    // divided by `unit`, which is the loss's scale for gradients; 0: not measured; -1: not in fp8. nothing: zeros, an amax that
+    // leaves scales to `largest`.
     Tensor amax, limit, largest, unit, nothing;
-    // Scales that are not known before a tensor is are of one micro-batch: those of the inputs of the others in flight.
+    // The scales of inputs of the other micro-batches in flight, where a scale is known only after its tensor.
     std::vector<Fp8Scales> waiting;
     Tensor saturated;                 // values beyond the largest, since clear_saturated()
     Tensor rows, transposed, weight;  // of the tensor at hand; the transposed of an output's gradient
     std::vector<StoredCodes> stored;  // of all layers, where weights' codes are kept
-    // Of the head, whose rows come in chunks, each a tensor of its own: the codes of its weight; of a chunk of logits'
-    // gradients, and, transposed, of the chunk's inputs.
+    // The head processes its rows in chunks: the codes of its weight, of a chunk of logits' gradients, and, transposed, of the
+    // chunk's inputs.
     StoredCodes head, dlogits;
     Tensor head_inputs;
     std::vector<bool> measured;  // delayed: of each slot in fp8, whether an optimizer step has set its scale
@@ -81,8 +81,8 @@ struct Fp8State : Fp8Scales {
     bool measures = false;       // whether quantisation takes part in the next update and in the count
     bool makes_weights = false;  // stored: whether a forward pass quantises them
     bool makes_head = false;     // whether the next chunk of the head quantises its weight
-    // Stored, delayed, and all weights updated by this rank: AdamW writes their codes. current: it has written those of the
-    // weights as they are.
+    // by_optimizer: AdamW writes the codes of weights (stored, delayed, and all weights updated by this rank). current: these codes
+    // are of the current weights.
     bool by_optimizer = false, current = false;
 };
 
@@ -95,30 +95,31 @@ int64_t slot_elements(const Parameters& parameters, int64_t slot, int64_t N);
 // Plans the state for batches of N rows. Throws Error where the model has no such blocks.
 void plan_fp8(Fp8State& state, const Fp8Options& options, const Config& config, const Parameters& parameters,
               int64_t N, int64_t micro_batches, Arena& arena);
-// What the head in fp8 works in, with chunks of so many rows.
+// Plans the memory of a head in fp8 with chunks of `chunk` rows.
 void plan_fp8_head(Fp8State& state, const Config& config, int64_t chunk, Arena& arena);
-// Scales of 1, or those of a checkpoint; limits; nothing measured.
+// Sets all scales to 1, the limits, and no measurement.
 void reset_fp8(Fp8State& state, const Config& config);
-// A pass begins. Whether what is quantised counts: in training. Whether it is the first since the weights have changed.
+// Begins a pass. measures: whether quantisation updates amax and the counters (training). first: the first pass since the weights
+// changed.
 void begin_fp8_pass(Model& model, bool measures, bool first);
-// While parts of a block are computed again: nothing counts, and weights are as they are.
+// During recomputation: quantisation measures nothing, and the codes of weights are valid.
 void pause_fp8(Model& model, bool on);
-// Counts of saturated values begin anew; and, as they are then, go to host memory, [slots]. In the model's stream.
+// Clears the counts of saturated values, or copies them to host memory [slots], in the model's stream.
 void clear_saturated(Model& model);
 void copy_saturated(Model& model, int32_t* counts);
-// Whether passes will go on to launch what the next one launches, so that it can be captured.
+// Whether all further passes launch the same kernels, so that a pass can be captured.
 bool is_settled(const Model& model);
-// What a checkpoint of the optimizer holds beside AdamW's state: with delayed scaling, the scales and the largest values
-// that they are of, the same on all ranks.
+// The fp8 part of the optimizer's checkpoint: with delayed scaling, the scales and the amax that they were computed from. The
+// same on all ranks.
 std::vector<NamedTensor> fp8_tensors(const Model& model);
-// Takes them from a checkpoint that an optimizer step has written, if it has them. The next step's scales are of the types of
-// this run; a tensor that was not in fp8 is measured first. saved: of the run that wrote it, for files of version 0.1, which lack
-// the largest values. Throws Error where it is of another model.
+// Loads fp8 scales if the checkpoint has them; the file must be written after an optimizer step. The next step's scales fit the
+// types of this run; a tensor that was not in fp8 is measured first. saved: the options of the run that wrote the file, for files of
+// version 0.1, which lack amax. Throws Error if the file is another model's.
 void load_fp8(Model& model, const std::string& path, const Fp8Options& saved);
-// A step begins whose gradients are those of the mean loss times this number: their scales follow it.
+// Begins a step whose gradients are multiplied by `scale`; the scales of gradients follow it.
 void follow_loss_scale(Model& model, double scale);
-// Delayed: the scales of the next step, from what all ranks have measured. Part of the optimizer step, before the weights
-// change: their codes are of the next step.
+// Delayed scaling: computes the scales of the next step from the amax of all ranks. Part of the optimizer step, before the weights
+// change, because their codes belong to the next step.
 void update_fp8_scales(Model& model);
 
 // AdamW has updated all weights.
@@ -141,17 +142,17 @@ struct Quantizable {
 // x [N,in]. transposed: memory for the transposed codes, which the weight's gradient reads, or none.
 Quantizable linear_input(const Model& model, const Linear& linear, const Tensor& x, const Tensor& transposed);
 Quantizable linear_weight(const Model& model, const Linear& linear);
-// dout [N,out]. Its codes stay until those of the next gradient.
+// dout [N,out]. Its codes are valid until the next gradient is quantised.
 Quantizable output_gradient(const Model& model, const Linear& linear, const Tensor& dout);
-// Memory for the transposed codes of so many rows of the head's input; no data where its products are not in fp8.
+// Memory for the transposed codes of `rows` rows of the head's input; no data if its products are not in fp8.
 Tensor head_input_codes(const Model& model, int64_t rows);
 
 // What quantisation writes, as operations take it, and the scale. Outputs without data are not wanted.
 struct Fp8Codes {
     Tensor out, transposed, amax, saturated, scale;
 };
-// The codes of a parameter that AdamW quantises: those of its rows, and columns of the transposed codes of its matrix. None
-// where AdamW does not quantise it.
+// Where AdamW writes the codes of a parameter: rows, and columns of the transposed codes of its matrix. None if AdamW does not
+// quantise it.
 std::optional<Fp8Codes> updated_codes(const Model& model, const Parameter& parameter);
 // Whether the scales of a block are known before its tensors, so that operations that compute these can write codes alone.
 bool computes_codes(const Model& model, int64_t block);

@@ -60,7 +60,7 @@ Tensor slice_rows(const Tensor& t, int64_t first, int64_t count) {
     return s;
 }
 
-// Calls it with the logits of `count` rows of the last pass from `first` on, a chunk at a time, and how many came before.
+// Calls it with chunks of the logits of rows first .. first+count of the last pass, and the number of rows before the chunk.
 void for_logits(Model& m, int64_t first, int64_t count,
                 const std::function<void(int64_t done, const Tensor& logits)>& use) {
     const int64_t chunk = m.activations.logits.shape[0];
@@ -75,7 +75,7 @@ void for_logits(Model& m, int64_t first, int64_t count,
     }
 }
 
-struct HeadGradient {  // what the head computes on top of the losses; nothing where wanted is false
+struct HeadGradient {  // wanted: the head also computes the gradients
     bool wanted = false, accumulate = false;
 };
 
@@ -123,15 +123,15 @@ void run_head(Model& m, const HeadGradient& gradient) {
 
 // From the gradient of the final norm, in dnorm, or of the last block's output, in dresidual, down to the first block's input
 // and the embedding.
-void backward_trunk(Model& m, const Pass& pass) {
+void backward_trunk(Model& m, const MicroBatch& micro_batch) {
     const Range range("backward");
     const Activations& a = m.activations;
     const Parameters& p = m.parameters;
-    const bool accumulate = kernels_add(m, pass);
+    const bool accumulate = kernels_add(m, micro_batch);
     if (p.holds_head()) {
         show(m, "dact", &Activations::final_norm, a.dnorm);
         norm_backward(m, final_norm(m), a.dnorm, false, {}, accumulate);
-        reduce_gradients(m, p.segment_of(m.config.L), pass);
+        reduce_gradients(m, p.segment_of(m.config.L), micro_batch);
     }
     for (int64_t layer = p.layers.end - 1; layer >= p.layers.first; layer--) {
         show_gradient(m, layer, &BlockActivations::residual_out, a.dresidual);
@@ -142,7 +142,7 @@ void backward_trunk(Model& m, const Pass& pass) {
         pause_fp8(m, false);
         begin_gradients(m, segment);
         backward_block(m, layer, accumulate);
-        reduce_gradients(m, segment, pass);
+        reduce_gradients(m, segment, micro_batch);
     }
     if (!p.holds_embedding()) return;
     show(m, "dact", &Activations::embedding, a.dresidual);
@@ -153,7 +153,7 @@ void backward_trunk(Model& m, const Pass& pass) {
                         .dout = a.dresidual,
                         .tokens = reshape(a.tokens, {a.tokens.elements()}),
                         .accumulate = accumulate || m.config.tied});  // tied: the head has written its share
-    reduce_gradients(m, 0, pass);
+    reduce_gradients(m, 0, micro_batch);
 }
 
 // `count` ranks, `distance` apart; null where there is one group, or no ranks.
@@ -214,7 +214,7 @@ Model::Model(const Config& config_, const ModelOptions& options_, Communicator* 
     arena.plan("scalars", &step, shaped(DType::i32, {1}));
     if (options.skip_nonfinite) arena.plan("scalars", &loss_squares, shaped(DType::f64, {1}));
 
-    // A step that only asks its operations what they work in, on addresses that nobody reads.
+    // A dry run of a step: operations report their workspaces. The addresses are dummies.
     arena.place(reinterpret_cast<void*>(uintptr_t{1} << 20));
     reshape_activations(activations, config, options.batch_size, options.seq_len);
     context.dry_run = true;
@@ -284,16 +284,16 @@ void forward_layers(Model& m, bool first) {
 }
 
 void backward_layers(Model& m, bool first, bool last) {
-    const Pass pass{first, last};
+    const MicroBatch micro_batch{first, last};
     if (m.parameters.holds_head()) {
         begin_fp8_pass(m, true, first);  // the head's weight has codes of its own
-        run_head(m, {true, kernels_add(m, pass)});
+        run_head(m, {true, kernels_add(m, micro_batch)});
         if (m.options.skip_nonfinite)
             global_norm(m.context,
                         {.squares = m.loss_squares, .x = m.activations.losses, .accumulate = !first});
         if (m.options.skip_nonfinite && last) sum_over_ranks(m, m.loss_squares);
     }
-    backward_trunk(m, pass);
+    backward_trunk(m, micro_batch);
     join_exchanges(m);
 }
 

@@ -14,7 +14,7 @@
 namespace llamac {
 
 struct Model {
-    // Plans the memory: arena.bytes() of tensors, with what operations work in. Nothing is on the device yet. ranks: of
+    // Plans the memory: arena.bytes() for tensors and workspaces. Nothing is on the device yet. ranks: those of
     // options.sharding; null for one rank, or for a plan alone.
     Model(const Config& config, const ModelOptions& options, Communicator* ranks = nullptr);
     Model(const Model&) = delete;
@@ -24,7 +24,7 @@ struct Model {
     const Config config;
     const ModelOptions options;
     Communicator* const ranks;
-    // Where there are several groups: the ranks of the own one, and those of all groups that hold the same shards.
+    // With several groups: the ranks of this rank's group, and the ranks of all groups that hold the same shards.
     const std::unique_ptr<Communicator> group, replicas;
     const Stream stream;
     const KernelChoices kernels;
@@ -41,7 +41,7 @@ struct Model {
     // [1] each, which kernels read where the weights are. dloss: f32, the factor of the losses' gradients, 1 / N for the mean
     // of N. squares: of the gradients. loss_squares: with skip_nonfinite, of the losses, the optimizer's guard.
     Tensor dloss, squares, lr, step, loss_squares;
-    // Of several ranks (model/zero.h): the stream that collectives run on, and moments of it, by slot of a segment.
+    // With several ranks (model/zero.h): the stream of the collectives and its events, by slot of a segment.
     struct Exchanges {
         Stream stream;
         Event computed, done;
@@ -60,14 +60,14 @@ struct Model {
     Workspace workspace;
 };
 
-// What follows puts work into the model's stream and does not wait for it. Host memory that it names must stay as it
-// is until the stream has passed; only with pinned memory is the host free at once.
+// These functions enqueue work on the model's stream and return before it is done. Host memory that they read must not change
+// until then. Copies from memory that is not pinned wait.
 
 // The batch that the next calls see. tokens, targets: [B,T], ids in [0,V), on the host or the device. first: [B,T], the
 // first position that each token sees (attention.hip), with options.document_mask alone; null: each sees all before it.
 void set_batch(Model& model, const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T,
                const int32_t* first = nullptr);
-// The batch and the activations that the next calls see are those of micro-batch k, of ModelOptions::micro_batches.
+// The next calls use the batch and the activations of micro-batch k of ModelOptions::micro_batches.
 void use_micro_batch(Model& model, int64_t k);
 // Sets model.dloss for the passes that follow. allocate() sets it to 1 / N, of the mean loss of the largest batch.
 void set_dloss(Model& model, const float* dloss);
@@ -84,7 +84,7 @@ void forward_backward(Model& model, bool first, bool last = true);
 void forward_layers(Model& model, bool first);
 void backward_layers(Model& model, bool first, bool last);
 
-// Of losses [count] in host memory. Does not wait.
+// The mean of losses [count] in host memory. Does not wait.
 double mean(const float* losses, int64_t count);
 // These wait.
 
@@ -92,8 +92,8 @@ double mean(const float* losses, int64_t count);
 double mean_loss(const Model& model);
 // Logits [count,V] of rows of the last pass.
 void logits_of_rows(Model& model, int64_t first, int64_t count, std::vector<float>& logits);
-// Does not wait: for each of the first rows of the last pass, as many as `likeliest` [count] or [count,1], the likeliest
-// token, on the device. The rows' own tokens may lie there.
+// Writes the argmax of each of the first `count` rows of the last pass to device memory [count] or [count,1], which may be
+// the rows' own tokens; asynchronous.
 void likeliest_of_rows(Model& model, const Tensor& likeliest);
 // Logits [V] of the token that follows tokens [T], by a pass over all of them.
 void next_logits(Model& model, const int32_t* tokens, int64_t T, std::vector<float>& logits);

@@ -38,7 +38,7 @@ void update(Model& m, const Parameter& parameter, int64_t first, const Optimizer
             const AdamW& adamw, uint64_t seed) {
     const Parameters& p = m.parameters;
     const int64_t count = state.m.shape[0];
-    llamac::adamw(m.context, {.weight = state.weight.data ? state.weight : p.passing_weights(count),
+    llamac::adamw(m.context, {.weight = state.weight.data ? state.weight : p.transient_weights(count),
                               .master = state.master,
                               .m = state.m,
                               .v = state.v,
@@ -53,7 +53,7 @@ void update(Model& m, const Parameter& parameter, int64_t first, const Optimizer
                               .weight_decay = parameter.group.decays ? adamw.weight_decay : 0.0,
                               .grad_clip = adamw.grad_clip,
                               .seed = seed,
-                              .stream = parameter.stream,
+                              .stream = parameter.rng_stream,
                               .offset = first});
 }
 
@@ -86,7 +86,7 @@ void update_and_quantize(Model& m, const Parameter& parameter, const Fp8Codes& c
                                .weight_decay = parameter.group.decays ? adamw.weight_decay : 0.0,
                                .grad_clip = adamw.grad_clip,
                                .seed = seed,
-                               .stream = parameter.stream});
+                               .stream = parameter.rng_stream});
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ void optimizer_step(Model& model, const AdamW& adamw, uint64_t seed);
 struct OptimizerState {
     Tensor weight, master, m, v;
 };
-// Elements first .. first+count of a parameter, of those whose moments this rank holds.
+// Elements first .. first+count of a parameter, whose moments this rank must hold.
 OptimizerState optimizer_state(const Parameters& p, const Parameter& parameter, int64_t first, int64_t count);
 // model.squares as above.
 void sum_squares(Model& model);

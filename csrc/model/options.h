@@ -11,8 +11,8 @@ struct ModelOptions {
     int64_t batch_size = 1, seq_len = 1;  // the largest batch that a step will see
     Precision precision;
     Recompute recompute;
-    // Of a chunk of logits; 0: the largest of the memory of the blocks' gradients, which logits use first, an eighth of the
-    // logits, 64 MiB, and half of the logits up to 2 GiB. Without training: 64 MiB.
+    // The size of a chunk of logits; 0: the largest of the memory of the blocks' gradients, which logits use first, an eighth of
+    // the logits, 64 MiB, and half of the logits up to 2 GiB. Without training: 64 MiB.
     int64_t logits_bytes = 0;
     std::vector<std::string> kernels = {};  // as KernelChoices takes them
     bool skip_nonfinite =

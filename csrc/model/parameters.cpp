@@ -78,7 +78,7 @@ void add(Parameters& p, Filling& filling, const std::string& prefix, const std::
             parameter.name = prefix + present[k]->name;
             parameter.group = present[k]->group;
             if (!trains) parameter.group.update = Update::none;
-            parameter.stream = static_cast<uint32_t>(4 * (first_row + static_cast<int64_t>(k)));
+            parameter.rng_stream = static_cast<uint32_t>(4 * (first_row + static_cast<int64_t>(k)));
             if (is_frozen(parameter.name, filling.frozen) == trains)
                 fail(prefix, present[begin]->name, " and ", parameter.name,
                      " are one matrix: expected both or neither of them frozen");
@@ -140,7 +140,7 @@ void fill(const Parameter& parameter, const Tensor& weight, int64_t first, float
         visit_dtype<is_float>(
             weight.dtype, [&]<class T>() { std::fill_n(static_cast<T*>(copy.data), elements, T(*value)); });
     else
-        fill_normal(copy.data, weight.dtype, elements, deviation, seed, parameter.stream, first);
+        fill_normal(copy.data, weight.dtype, elements, deviation, seed, parameter.rng_stream, first);
     copy.to_device();
 }
 
@@ -176,7 +176,7 @@ size_t Parameters::slot_of(int64_t segment) const {
     return segment == 0 ? 0 : segment == last ? 1 : static_cast<size_t>(2 + (last - 1 - segment) % 2);
 }
 
-Tensor Parameters::passing_weights(int64_t elements_) const {
+Tensor Parameters::transient_weights(int64_t elements_) const {
     return make_tensor(weight_slots.memory.data, weight_slots.memory.dtype, {elements_});
 }
 
@@ -290,7 +290,7 @@ void initialize(Parameters& p, const Config& config, uint64_t seed) {
     for (const Parameter& parameter : p.table) {
         const Tensor& kept = p.weights_with(parameter);
         const auto [first, held] = p.held(kept, parameter);
-        const Tensor weight = kept.data ? p.part(kept, parameter, first, held) : p.passing_weights(held);
+        const Tensor weight = kept.data ? p.part(kept, parameter, first, held) : p.transient_weights(held);
         fill(parameter, weight, first, deviation, seed);
         if (!p.master.data || !parameter.trains) continue;
         const auto [begin, count] = p.held(p.master, parameter);

@@ -25,7 +25,7 @@ struct Precision {
 };
 
 // Where a parameter lies in every buffer that holds one element per parameter. Fused parameters lie behind one another
-// and have one placement: their rows are those of one matrix. One that does not train lies in Parameters::frozen alone.
+// and have one placement, a matrix with the rows of all. One that does not train lies in Parameters::frozen only.
 struct Placement {
     int64_t offset = 0;               // in elements
     std::vector<int64_t> shape = {};  // [out,in] or [C]
@@ -64,8 +64,7 @@ struct ParameterGroup {
 };
 constexpr ParameterGroup matrices{{}, true, true}, norms{1.0f, false, false};
 
-// The layers that a model holds: those before it are others', and so is the embedding unless `first` is 0; likewise the final
-// norm and the head, which come with the last layer.
+// The layers [first, end) that a model holds. The embedding belongs to layer 0, the final norm and the head to the last layer.
 struct LayerRange {
     int64_t first = 0, end = 0;
 };
@@ -103,13 +102,13 @@ inline std::vector<ParameterRow> parameters_after_blocks(const Config& c, ModelP
 struct Parameter : Placement {
     std::string name;
     ParameterGroup group;
-    uint32_t stream;  // of random numbers
+    uint32_t rng_stream;  // of random numbers
     // Elements first .. first+count lie in this rank's shard, from `place` on in a buffer of shards.
     int64_t first = 0, count = 0, place = 0;
 };
 
-// Where the segments in use of shared weights or gradients lie: the first, the last, and blocks by turns. Slots overlap: what
-// comes into one waits until all that overlap it are done with.
+// Memory for the segments in use of sharded weights or gradients: the first, the last, and the blocks in turn. Slots overlap; a
+// gather waits until overlapping slots are released.
 struct Slots {
     static constexpr size_t count = 4;
     Tensor memory;
@@ -121,13 +120,13 @@ struct Slots {
 struct Parameters : ModelParameters {
     Sharding sharding;
     LayerRange layers;
-    std::vector<Parameter> table;  // what is present, in order
+    std::vector<Parameter> table;  // parameters that are present, in order
     std::vector<Segment> segments;
-    int64_t elements = 0;  // of those that train, with the gaps between tensors
-    // [elements]; what ranks share, [elements / ranks of a group]: this rank's shards of all placements. master has no data
-    // where it is not kept; weights has none where they are shared and the master is kept, of which they are the rounded values.
+    int64_t elements = 0;  // of parameters that train, with the gaps between tensors
+    // [elements]; if ranks shard the buffer, [elements / ranks of a group]: this rank's shards of all placements. master has no data
+    // if it is not kept. weights has none if they are sharded and the master is kept, because each gather rounds the master.
     Tensor weights, gradients, master, m, v;
-    Tensor frozen;         // the weights of those that do not train, on every rank
+    Tensor frozen;         // weights of parameters that do not train, on every rank
     Tensor frozen_vector;  // of the largest frozen vector: norms write gradients that nothing reads
     Slots weight_slots, gradient_slots;
     // A segment's gradients in the type in which they are summed over the ranks; no data where that is their own.
@@ -140,7 +139,7 @@ struct Parameters : ModelParameters {
     bool is_shared(const Tensor& buffer) const { return buffer.shape[0] < elements; }
     // The buffer with the weights of a parameter.
     const Tensor& weights_with(const Placement& p) const { return p.trains ? weights : frozen; }
-    // Elements first .. first+count of a parameter, [count]; of a buffer of shards, some of those that lie there.
+    // Elements first .. first+count of a parameter, [count]; a buffer of shards must hold them.
     Tensor part(const Tensor& buffer, const Parameter& parameter, int64_t first, int64_t count) const;
     // This rank's shard of a placement, [shard].
     Tensor own(const Tensor& buffer, const Placement& p) const;
@@ -148,8 +147,8 @@ struct Parameters : ModelParameters {
     Tensor weights_of(int64_t segment) const { return in_use(weights, weight_slots, segment); }
     Tensor gradients_of(int64_t segment) const { return in_use(gradients, gradient_slots, segment); }
     size_t slot_of(int64_t segment) const;
-    // Memory for so many weights of one placement that are not kept, until the next ones are gathered.
-    Tensor passing_weights(int64_t count) const;
+    // Memory for weights of one placement that are not kept, valid until the next gather.
+    Tensor transient_weights(int64_t count) const;
     // What kernels read and write.
     Tensor weight(const Placement& p) const {
         return p.trains ? in_segment(weights_of(p.segment), p) : matrix(frozen, p.offset, p);
@@ -157,9 +156,9 @@ struct Parameters : ModelParameters {
     Tensor gradient(const Placement& p) const {
         return p.trains ? in_segment(gradients_of(p.segment), p) : matrix(frozen_vector, 0, p);
     }
-    // Which of so many writes a parameter: each writes consecutive ones, of about the same size in all.
+    // The writer, of `writers`, of a parameter. Each writes consecutive parameters of about the same total size.
     int64_t writer_of(const Parameter& parameter, int64_t writers) const;
-    // The elements of a parameter that lie in a buffer: the first one, and how many; as a tensor.
+    // The elements of a parameter that lie in a buffer: (first, count); as a tensor.
     std::pair<int64_t, int64_t> held(const Tensor& buffer, const Parameter& parameter) const;
     Tensor held_part(const Tensor& buffer, const Parameter& parameter) const;
 
@@ -183,7 +182,7 @@ int64_t count_parameters(const Config& config);
 // Forward and backward, causal attention: 6 * (parameters that are multiplied) + 6*L*NH*HD*T.
 double flops_per_token(const Config& config, int64_t T);
 
-// Fills the table and plans its buffers; those of weights alone where nothing is trained. frozen: as ModelOptions has it.
+// Fills the table and plans its buffers; without training, those of the weights only. frozen: see ModelOptions.
 void plan_parameters(Parameters& p, const Config& config, const Precision& precision,
                      const Sharding& sharding, LayerRange layers, const std::vector<std::string>& frozen,
                      bool training, Arena& arena);

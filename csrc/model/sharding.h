@@ -24,7 +24,7 @@ struct Sharding {
 
     int64_t groups() const { return ranks / group; }
     int64_t place() const { return rank % group; }
-    // Of all ranks and, where there are several groups, of a group and of its replicas.
+    // All ranks; with several groups, also the group and its replicas.
     int64_t communicators() const { return ranks == 1 ? 0 : groups() == 1 ? 1 : 3; }
     bool shares(int64_t from) const { return group > 1 && level >= from; }
     bool shares_states() const { return shares(1); }

@@ -95,7 +95,7 @@ void begin_to_gather(Model& m, int64_t segment) {
     m.gathered[slot] = segment;
 }
 
-// Behind the gradients of a placement, its shards end in what other segments left in the memory.
+// The padding of a placement's shards holds values of other segments.
 void zero_padding(Model& m, int64_t segment) {
     const Parameters& p = m.parameters;
     for (const Placement& placement : p.segments[static_cast<size_t>(segment)].placements) {
@@ -137,8 +137,8 @@ void gather_weights(Model& m, int64_t segment, int64_t next) {
     if (!p.weight_slots.overlap(p.slot_of(segment), p.slot_of(next))) begin_to_gather(m, next);
 }
 
-bool kernels_add(const Model& m, const Pass& pass) {
-    return !pass.first && !m.options.sharding.shares_gradients();
+bool kernels_add(const Model& m, const MicroBatch& micro_batch) {
+    return !micro_batch.first && !m.options.sharding.shares_gradients();
 }
 
 void begin_gradients(Model& m, int64_t segment) {
@@ -151,9 +151,9 @@ void begin_gradients(Model& m, int64_t segment) {
     }
 }
 
-void reduce_gradients(Model& m, int64_t segment, const Pass& pass) {
+void reduce_gradients(Model& m, int64_t segment, const MicroBatch& micro_batch) {
     const Parameters& p = m.parameters;
-    if (is_alone(m) || (!p.sharding.shares_gradients() && !pass.last)) return;
+    if (is_alone(m) || (!p.sharding.shares_gradients() && !micro_batch.last)) return;
     follow_model(m);
     if (p.sharding.shares_gradients()) zero_padding(m, segment);
     const Context context = exchange_context(m);
@@ -163,8 +163,8 @@ void reduce_gradients(Model& m, int64_t segment, const Pass& pass) {
         summed = make_tensor(p.sums.data, p.sums.dtype, {in_use.elements()});
         convert(context, {.out = summed, .x = in_use, .accumulate = false});
     }
-    // Where they are not what is wanted yet, sums take the place of their own term.
-    const bool adds = p.sharding.shares_gradients() && !pass.first, in_place = adds || p.sums.data;
+    // Sums that are still converted or added replace this rank's term.
+    const bool adds = p.sharding.shares_gradients() && !micro_batch.first, in_place = adds || p.sums.data;
     const auto own = [&](const Placement& placement) {
         return in_place ? own_shard(p, summed, placement) : p.own(p.gradients, placement);
     };

@@ -13,7 +13,7 @@
 namespace llamac {
 
 // A micro-batch of an optimizer step.
-struct Pass {
+struct MicroBatch {
     bool first, last;
 };
 
@@ -25,12 +25,12 @@ void join_exchanges(Model& model);
 void gather_weights(Model& model, int64_t segment, int64_t next);
 // Whether kernels add to the gradients of earlier micro-batches, and do not write them anew: shared ones are added once they
 // are sums over the ranks.
-bool kernels_add(const Model& model, const Pass& pass);
-// Before kernels write the segment's gradients: waits until what lay in their memory is reduced.
+bool kernels_add(const Model& model, const MicroBatch& micro_batch);
+// Before kernels write the segment's gradients: waits for the reduction that still reads their memory.
 void begin_gradients(Model& model, int64_t segment);
 // When the segment's gradients are complete. Shared gradients are summed over the ranks after each micro-batch, others after
 // the last one.
-void reduce_gradients(Model& model, int64_t segment, const Pass& pass);
+void reduce_gradients(Model& model, int64_t segment, const MicroBatch& micro_batch);
 // x = its sum over all ranks, or over those of the group, which hold all shards between them.
 void sum_over_ranks(Model& model, const Tensor& x);
 void sum_over_shards(Model& model, const Tensor& x);

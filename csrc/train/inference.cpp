@@ -50,10 +50,10 @@ std::vector<float> Inference::next_logits(std::span<const int32_t> tokens, size_
              model.options.cache.positions, " tokens, found ", first, " and ", length);
     std::vector<float> all, logits;
     begin_sequences(model, {&first, 1});
-    read_prompt(model, 0, tokens.first(prompt), logits);
+    prefill(model, 0, tokens.first(prompt), logits);
     all.insert(all.end(), logits.begin(), logits.end());
     for (size_t i = prompt; i < tokens.size(); i++) {
-        read_tokens(model, tokens.subspan(i, 1), logits);
+        decode(model, tokens.subspan(i, 1), logits);
         all.insert(all.end(), logits.begin(), logits.end());
     }
     return all;

@@ -54,13 +54,13 @@ struct Batch {
         std::vector<float> logits;
         for (size_t b = 0; b < count; b++) {
             results[first + b].reserve(static_cast<size_t>(ending.count));
-            read_prompt(model, static_cast<int64_t>(b), prompts[first + b], logits);
+            prefill(model, static_cast<int64_t>(b), prompts[first + b], logits);
             add(b, logits);
         }
         if (sampling.temperature == 0) return take_likeliest();
         const auto V = static_cast<size_t>(model.config.V);
         while (goes_on()) {
-            read_tokens(model, last, logits);
+            decode(model, last, logits);
             for (size_t b = 0; b < count; b++) add(b, std::span(logits).subspan(b * V, V));
         }
     }
@@ -146,9 +146,9 @@ std::vector<int32_t> generate(Model& model, std::vector<int32_t> prompt, int64_t
         if (model.cache && length <= model.cache->size.positions) {
             if (i == 0) {
                 begin_sequences(model, {&length, 1});
-                read_prompt(model, 0, prompt, logits);
+                prefill(model, 0, prompt, logits);
             } else {
-                read_tokens(model, {&prompt.back(), 1}, logits);
+                decode(model, {&prompt.back(), 1}, logits);
             }
         } else {
             const int64_t T = std::min(length, model.options.seq_len);
